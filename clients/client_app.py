@@ -1,0 +1,239 @@
+"""The Flower ClientApp: turns a Message into a call of a NumPyClient and back."""
+
+import hashlib
+from pathlib import Path
+from typing import cast
+
+import torch
+from flwr.app import (
+    Array,
+    ArrayRecord,
+    ConfigRecord,
+    Context,
+    Message,
+    MetricRecord,
+    RecordDict,
+    UserConfig,
+)
+from flwr.clientapp import ClientApp
+from flwr.common import NDArray, NDArrays, Scalar
+
+from clients import CLIENTS, LINEAR_CLIENTS
+from clients.base import Client
+from clients.state import PersonalState
+from task.settings import Settings, SettingsError, resolve, unknown
+from task.tasks import build_task
+
+# A device may say where its own data are.
+NODE_SETTINGS = ("data-dir", "cache-dir")
+
+
+def client_class(settings: Settings) -> type[Client]:
+    """Return the client of the algorithm that the settings name.
+
+    Parameters
+    ----------
+    settings : mapping
+        All settings.
+
+    Returns
+    -------
+    type of Client
+        The class.
+
+    Raises
+    ------
+    SettingsError
+        If there is no such algorithm.
+    """
+    algorithm = str(settings["algorithm"])
+    if algorithm not in CLIENTS:
+        raise unknown("algorithm", algorithm, CLIENTS)
+    if settings["task"] == "linear" and algorithm in LINEAR_CLIENTS:
+        return LINEAR_CLIENTS[algorithm]
+    return CLIENTS[algorithm]
+
+
+def client_name(context: Context) -> str:
+    """Return who this client is, the same in every run.
+
+    Parameters
+    ----------
+    context : flwr.app.Context
+        Its node config has ``client-name`` (a device) or ``partition-id`` (simulation).
+
+    Returns
+    -------
+    str
+        The name; partition ids are padded so that they sort as numbers.
+    """
+    config = context.node_config
+    if "client-name" in config:
+        return str(config["client-name"])
+    if "partition-id" in config:
+        return f"{int(config['partition-id']):06d}"
+    raise SettingsError(
+        "the node config has neither client-name nor partition-id; start the SuperNode "
+        "with --node-config 'client-name=\"NAME\"'"
+    )
+
+
+def build_client(context: Context, settings: Settings, config: ConfigRecord) -> Client:
+    """Return the client that a message is for.
+
+    Parameters
+    ----------
+    context : flwr.app.Context
+        The node's config and state.
+    settings : mapping
+        All settings.
+    config : ConfigRecord
+        Of the message: ``acknowledged-round`` and ``checkpoint-round``, where the
+        server keeps count of them.
+
+    Returns
+    -------
+    Client
+        The client.
+    """
+    node = context.node_config
+    num_clients, index = 0, 0
+    if "partition-id" in node:
+        num_clients = int(node.get("num-partitions", settings["num-clients"]))
+        index = int(node["partition-id"])
+    task = build_task(settings, num_clients)
+    acknowledged = config.get("acknowledged-round")
+    state = PersonalState(
+        context,
+        _state_directory(context, settings),
+        None if acknowledged is None else int(cast(int, acknowledged)),
+        int(cast(int, config.get("checkpoint-round", 0))),
+    )
+    return client_class(settings)(task, index, state, settings)
+
+
+def _state_directory(context: Context, settings: Settings) -> Path | None:
+    node = context.node_config
+    if "state-dir" in node:
+        return Path(str(node["state-dir"])).expanduser() / client_name(context)
+    if int(settings["checkpoint-every"]) > 0 and "partition-id" in node:
+        run = Path(str(settings["output"])) / str(settings["algorithm"])
+        return run / "clients" / client_name(context)
+    return None
+
+
+def _settings(context: Context, run_config: UserConfig | None) -> Settings:
+    given = context.run_config if run_config is None else run_config
+    node = context.node_config
+    return resolve({**given, **{n: node[n] for n in NODE_SETTINGS if n in node}})
+
+
+def _seed(context: Context, settings: Settings, config: ConfigRecord) -> None:
+    """Seed torch from seed, client and round, never from the worker that runs it."""
+    server_round = config.get("server-round", 0)
+    text = f"{settings['seed']}/{client_name(context)}/{server_round!r}"
+    torch.manual_seed(int.from_bytes(hashlib.sha256(text.encode()).digest()[:8]))
+
+
+def make_app(run_config: UserConfig | None = None) -> ClientApp:
+    """Return the ClientApp.
+
+    Parameters
+    ----------
+    run_config : UserConfig, optional
+        Settings; by default those of the context, as ``flwr run`` gives them.
+
+    Returns
+    -------
+    ClientApp
+        Answers train, evaluate and query messages, and ``query.arrays``: the initial
+        arrays.
+    """
+    app = ClientApp()
+
+    def open_message(
+        message: Message, context: Context
+    ) -> tuple[Client, dict[str, Scalar]]:
+        settings = _settings(context, run_config)
+        torch.set_num_threads(int(settings["torch-threads"]))
+        record = message.content.config_records.get("config", ConfigRecord())
+        _seed(context, settings, record)
+        client = build_client(context, settings, record)
+        return client, cast(dict[str, Scalar], dict(record))
+
+    @app.train()
+    def train(message: Message, context: Context) -> Message:
+        client, config = open_message(message, context)
+        names, parameters = _unpack(message, client)
+        arrays, num_examples, metrics = client.fit(parameters, config)
+        records = _pack(message, dict(zip(names, arrays, strict=True)))
+        records["metrics"] = _metrics(num_examples, metrics)
+        return Message(records, reply_to=message)
+
+    @app.evaluate()
+    def evaluate(message: Message, context: Context) -> Message:
+        client, config = open_message(message, context)
+        _, parameters = _unpack(message, client)
+        loss, num_examples, metrics = client.evaluate(parameters, config)
+        record = _metrics(num_examples, {"loss": loss, **metrics})
+        return Message(RecordDict({"metrics": record}), reply_to=message)
+
+    @app.query()
+    def query(message: Message, context: Context) -> Message:
+        client, config = open_message(message, context)
+        properties = {
+            "client": client_name(context),
+            **client.get_properties(config),
+        }
+        return Message(
+            RecordDict({"properties": ConfigRecord(dict(properties))}),
+            reply_to=message,
+        )
+
+    @app.query("arrays")
+    def query_arrays(message: Message, context: Context) -> Message:
+        client, config = open_message(message, context)
+        arrays = client.get_parameters(config)
+        names = client.names(client.shared)
+        record = ArrayRecord({n: Array(a) for n, a in zip(names, arrays, strict=True)})
+        return Message(RecordDict({"arrays": record}), reply_to=message)
+
+    return app
+
+
+def _unpack(message: Message, client: Client) -> tuple[list[str], NDArrays]:
+    """Return names and values of all arrays of a message, checked against the client.
+
+    What is not shared can be neither received nor asked for.
+    """
+    received = {
+        name: array
+        for record in message.content.array_records.values()
+        for name, array in record.items()
+    }
+    expected = client.names(client.shared)
+    if sorted(received) != sorted(expected):
+        wrong = sorted(set(received) ^ set(expected))
+        raise SettingsError(
+            f"the message's arrays do not fit this client's model: {', '.join(wrong)} "
+            "on one side only"
+        )
+    return expected, [received[name].numpy() for name in expected]
+
+
+def _pack(message: Message, arrays: dict[str, NDArray]) -> RecordDict:
+    """Return arrays in the records in which the message had them."""
+    return RecordDict(
+        {
+            key: ArrayRecord({name: Array(arrays[name]) for name in record})
+            for key, record in message.content.array_records.items()
+        }
+    )
+
+
+def _metrics(num_examples: int, metrics: dict[str, Scalar]) -> MetricRecord:
+    values = {name: float(cast(float, value)) for name, value in metrics.items()}
+    return MetricRecord({"num-examples": num_examples, **values})
+
+
+app = make_app()

@@ -1,0 +1,420 @@
+"""Run algorithms on a task, compare them, write results.
+
+``python simulation.py`` compares FedAvg with FedRep on the bundled digits.
+"""
+
+import argparse
+import logging
+import os
+import sys
+import warnings
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any, NoReturn
+from uuid import uuid4
+
+from flwr.app import Context, Error, Message, RecordDict, UserConfig
+from flwr.clientapp import ClientApp
+from flwr.common.config import parse_config_args
+from flwr.serverapp import Grid, ServerApp
+from flwr.supercore.run import Run
+from flwr.supercore.task_identity import TaskIdentity
+from rich.console import Console
+from rich.table import Table
+
+from strategies import STRATEGIES, build_strategy, server_app
+from strategies.checkpoint import Checkpoint
+from task.settings import Setting, SettingsError, defaults, require, resolve, unknown
+
+DEFAULT_ALGORITHMS = ("fedavg", "fedrep")
+BACKENDS = ("ray", "inline")
+CLIENT_APP_ERROR = 2
+
+
+class InlineGrid(Grid):
+    """Flower's Grid in one process: messages are calls of the ClientApp.
+
+    Parameters
+    ----------
+    client_app : ClientApp
+        Answers the messages.
+    num_clients : int
+        Number of virtual nodes; node i + 1 has the partition id i.
+    run_config : UserConfig, optional
+        The clients' run config.
+    """
+
+    def __init__(
+        self,
+        client_app: ClientApp,
+        num_clients: int,
+        run_config: UserConfig | None = None,
+    ) -> None:
+        self._app = client_app
+        self._run = Run.create_empty(run_id=1)
+        # Flower refuses to build a Message outside of a run.
+        TaskIdentity.run_id, TaskIdentity.task_id, TaskIdentity.node_id = 1, 1, 0
+        self.contexts = {
+            i + 1: Context(
+                run_id=1,
+                node_id=i + 1,
+                node_config={"partition-id": i, "num-partitions": num_clients},
+                state=RecordDict(),
+                run_config=run_config or {},
+            )
+            for i in range(num_clients)
+        }
+        self._pending: dict[str, Message] = {}
+
+    def set_run(self, run: Run) -> None:
+        """Set the run.
+
+        Parameters
+        ----------
+        run : Run
+            The run.
+        """
+        self._run = run
+
+    @property
+    def run(self) -> Run:
+        """The run."""
+        return self._run
+
+    def create_message(  # noqa: D102
+        self,
+        content: RecordDict,
+        message_type: str,
+        dst_node_id: int,
+        group_id: str,
+        ttl: float | None = None,
+    ) -> Message:
+        return Message(content, dst_node_id, message_type, ttl=ttl, group_id=group_id)
+
+    def get_node_ids(self) -> Iterable[int]:
+        """Return the ids of all nodes.
+
+        Returns
+        -------
+        iterable of int
+            From 1.
+        """
+        return list(self.contexts)
+
+    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
+        """Take messages; they are answered when they are pulled.
+
+        Parameters
+        ----------
+        messages : iterable of Message
+            The messages.
+
+        Returns
+        -------
+        list of str
+            Their ids.
+        """
+        ids = []
+        for message in messages:
+            message.metadata.__dict__["_message_id"] = str(uuid4())
+            self._pending[message.metadata.message_id] = message
+            ids.append(message.metadata.message_id)
+        return ids
+
+    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
+        """Answer messages, one after the other.
+
+        Parameters
+        ----------
+        message_ids : iterable of str
+            Ids that `push_messages` returned.
+
+        Returns
+        -------
+        list of Message
+            The replies.
+        """
+        taken = [self._pending.pop(i) for i in message_ids if i in self._pending]
+        return [self._answer(message) for message in taken]
+
+    def _answer(self, message: Message) -> Message:
+        try:
+            return self._app(message, self.contexts[message.metadata.dst_node_id])
+        except Exception as error:  # what a real node would report as an error reply
+            reason = f"{type(error).__name__}: {error}"
+            return Message(Error(CLIENT_APP_ERROR, reason), reply_to=message)
+
+    def send_and_receive(
+        self, messages: Iterable[Message], *, timeout: float | None = None
+    ) -> Iterable[Message]:
+        """Answer messages, one after the other.
+
+        Parameters
+        ----------
+        messages : iterable of Message
+            The messages.
+        timeout : float, optional
+            Ignored.
+
+        Returns
+        -------
+        list of Message
+            The replies.
+        """
+        return self.pull_messages(self.push_messages(messages))
+
+
+def run_on_ray(server: ServerApp, client: ClientApp, num_clients: int) -> None:
+    """Run the two apps in Flower's Ray simulation, one actor a core.
+
+    Parameters
+    ----------
+    server, client
+        The apps.
+    num_clients : int
+        Number of virtual nodes.
+    """
+    # Deprecated, yet the only way in from Python in Flower 1.41: keep it here.
+    from flwr.simulation import run_simulation
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        run_simulation(
+            server_app=server,
+            client_app=client,
+            num_supernodes=num_clients,
+            backend_config={"client_resources": {"num_cpus": 1, "num_gpus": 0.0}},
+        )
+
+
+def simulate(settings: dict[str, Setting], backend: str = "ray") -> dict[str, Any]:
+    """Run one algorithm in simulation.
+
+    Parameters
+    ----------
+    settings : dict
+        All settings.
+    backend : {"ray", "inline"}, default "ray"
+        ``ray`` uses all cores, ``inline`` this process alone; the numbers are the same.
+
+    Returns
+    -------
+    dict
+        The run's summary, as in ``summary.json``.
+    """
+    from clients.client_app import make_app
+
+    num_clients = int(settings["num-clients"])
+    # The workers run elsewhere.
+    settings = {**settings, "output": str(Path(str(settings["output"])).resolve())}
+    client = make_app(settings)
+    if backend == "inline":
+        return server_app.run(InlineGrid(client, num_clients), settings)
+    summaries: list[dict[str, Any]] = []
+    run_on_ray(server_app.make_app(settings, summaries.append), client, num_clients)
+    return summaries[0]
+
+
+def check(algorithms: Sequence[str], settings: dict[str, Setting]) -> None:
+    """Check everything that can be checked before a run, and decode the data.
+
+    Parameters
+    ----------
+    algorithms : sequence of str
+        What will run.
+    settings : dict
+        All settings.
+
+    Raises
+    ------
+    SettingsError
+        If something is unknown, missing or out of its range.
+    """
+    from clients.base import Client
+    from clients.state import PersonalState
+    from task.tasks import TASKS, build_task
+
+    for algorithm in algorithms:
+        if algorithm not in STRATEGIES:
+            raise unknown("algorithm", algorithm, STRATEGIES)
+    if settings["task"] not in TASKS:
+        raise unknown("task", settings["task"], TASKS)
+    server_app.check(settings)
+    num_clients = int(settings["num-clients"])
+    require(num_clients >= 1, "num-clients", num_clients, "at least 1")
+    for algorithm in algorithms:
+        strategy = build_strategy({**settings, "algorithm": algorithm})
+        strategy.sample(1, list(range(num_clients)))
+        if settings["resume"]:
+            directory = Path(str(settings["resume"])) / algorithm
+            Checkpoint.read(directory, {**settings, "algorithm": algorithm})
+    task = build_task(settings, num_clients)
+    nobody = Context(0, 0, {}, RecordDict(), {})
+    Client(task, 0, PersonalState(nobody), settings)
+
+
+def parse(arguments: Sequence[str] | None) -> tuple[argparse.Namespace, dict[str, Any]]:
+    """Parse the command line.
+
+    Parameters
+    ----------
+    arguments : sequence of str, optional
+        Without the program's name; ``sys.argv`` by default.
+
+    Returns
+    -------
+    namespace, settings
+        The arguments and all settings.
+    """
+    parser = Parser(description=__doc__, allow_abbrev=False)
+    parser.add_argument("algorithms", nargs="*", metavar="ALGORITHM")
+    parser.add_argument("--backend", default="ray", help="ray (default) or inline")
+    parser.add_argument("--run-config", nargs="*", default=[], metavar="'k=v …'")
+    parser.add_argument("--list", action="store_true", help="what there is to run")
+    parser.add_argument("--verbose", action="store_true", help="show Flower's own log")
+    flags = {
+        "task": "task",
+        "data-dir": "data-dir",
+        "clients": "num-clients",
+        "classes-per-client": "classes-per-client",
+        "rounds": "num-server-rounds",
+        "fraction": "fraction-train",
+        "seed": "seed",
+        "output": "output",
+    }
+    for flag, name in flags.items():
+        default = defaults()[name]
+        parser.add_argument(
+            f"--{flag}", type=type(default), help=f"default {default!r}"
+        )
+    namespace = parser.parse_args(arguments)
+    given = {
+        name: value
+        for flag, name in flags.items()
+        if (value := getattr(namespace, flag.replace("-", "_"))) is not None
+    }
+    try:
+        config = parse_config_args(namespace.run_config)
+    except Exception as error:
+        raise SettingsError(
+            f"--run-config {' '.join(namespace.run_config)!r} cannot be read: it must "
+            f"be 'name=value …' or a TOML file ({error})"
+        ) from None
+    settings = resolve({**config, **given})
+    if settings["resume"] and "output" not in {**config, **given}:
+        settings["output"] = settings["resume"]
+    return namespace, settings
+
+
+class Parser(argparse.ArgumentParser):
+    """An argument parser whose errors are one line, like all others here."""
+
+    def error(self, message: str) -> NoReturn:
+        """Raise the error.
+
+        Parameters
+        ----------
+        message : str
+            What is wrong.
+
+        Raises
+        ------
+        SettingsError
+            Always.
+        """
+        raise SettingsError(f"{message}; --help shows what is allowed")
+
+
+def list_all() -> str:
+    """Return the names of all algorithms, tasks and models, one a line.
+
+    Returns
+    -------
+    str
+        The lines.
+    """
+    from task.models import MODELS
+    from task.tasks import TASKS
+
+    lines = []
+    for name, strategy in sorted(STRATEGIES.items()):
+        about = (strategy.__doc__ or "").splitlines()[0]
+        lines.append(f"algorithm  {name:<14} {about}")
+    lines += [f"task       {name}" for name in TASKS]
+    lines += [f"model      {name:<14} {about}" for name, (_, about) in MODELS.items()]
+    return "\n".join([*lines, "model      any classification model of torchvision"])
+
+
+def show(
+    summaries: dict[str, dict[str, Any]], output: object, console: Console
+) -> None:
+    """Print the final table.
+
+    Parameters
+    ----------
+    summaries : dict
+        By algorithm.
+    output : object
+        Where the files are.
+    console : Console
+        Where to print.
+    """
+    columns = {
+        "accuracy": "{:.2%}",
+        "accuracy-std-clients": "{:.2%}",
+        "accuracy-global": "{:.2%}",
+        "distance": "{:.4f}",
+        "error": "{:.4f}",
+        "rounds": "{}",
+        "seconds": "{:.1f}",
+        "bytes": "{:,}",
+    }
+    present = [c for c in columns if any(c in s for s in summaries.values())]
+    table = Table("algorithm", *present)
+    for name, summary in summaries.items():
+        cells = [columns[c].format(summary[c]) if c in summary else "" for c in present]
+        table.add_row(name, *cells)
+    console.print(table)
+    console.print(f"metrics, clients, summary and plot: {output}", soft_wrap=True)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line.
+
+    Parameters
+    ----------
+    arguments : sequence of str, optional
+        Without the program's name; ``sys.argv`` by default.
+
+    Returns
+    -------
+    int
+        0, or 2 for bad input, after one line that says what is wrong.
+    """
+    console = Console()
+    try:
+        namespace, settings = parse(arguments)
+        if namespace.list:
+            print(list_all())
+            return 0
+        require(
+            namespace.backend in BACKENDS, "backend", namespace.backend, "ray or inline"
+        )
+        if not namespace.verbose:
+            logging.getLogger("flwr").setLevel(logging.WARNING)
+            os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+        algorithms = list(dict.fromkeys(namespace.algorithms)) or DEFAULT_ALGORITHMS
+        check(algorithms, settings)
+        summaries = {
+            algorithm: simulate({**settings, "algorithm": algorithm}, namespace.backend)
+            for algorithm in algorithms
+        }
+    except SettingsError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    show(summaries, settings["output"], console)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,648 @@
+"""What all strategies have in common.
+
+Clients are known by name and not by node id, sampling is seeded, replies are checked,
+means have a fixed order, bytes are counted, and the state can be saved.
+"""
+
+import inspect
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from logging import INFO, WARNING
+from typing import Any, ClassVar, Self, cast
+
+import numpy as np
+from flwr.app import (
+    ArrayRecord,
+    ConfigRecord,
+    Message,
+    MessageType,
+    MetricRecord,
+    RecordDict,
+)
+from flwr.common import log
+from flwr.serverapp import Grid
+from flwr.serverapp.strategy import FedAvg as FlowerFedAvg
+
+from strategies.replies import (
+    Arrays,
+    InvalidReplyError,
+    check_arrays,
+    check_metrics,
+    count_bytes,
+    mean,
+    single_metrics,
+    to_record,
+)
+from task.settings import Settings, SettingsError, require
+
+WEIGHTINGS = ("uniform", "examples")
+QUERY_TIMEOUT = 600.0
+
+
+@dataclass(frozen=True)
+class Participant:
+    """A client that has told who it is.
+
+    Parameters
+    ----------
+    name : str
+        The same in every run.
+    structure : str
+        Digest of its shared arrays' names, shapes and dtypes.
+    properties : mapping
+        All that it told.
+    """
+
+    name: str
+    structure: str
+    properties: Mapping[str, Any]
+
+
+class BaseStrategy(FlowerFedAvg):
+    """The base of all strategies: sample clients, average what they share.
+
+    Parameters
+    ----------
+    fraction_train : float, default 1.0
+        Share of the known clients that train in a round, in (0, 1]; rounded down.
+    min_train_nodes : int, default 1
+        The least number of clients that train in a round.
+    min_available_nodes : int, default 1
+        Wait until so many clients are there.
+    weighting : {"uniform", "examples"}, default "uniform"
+        Weights of the mean: all equal, or the number of training examples.
+    seed : int, default 0
+        Who is sampled follows from the seed, the round and the clients' names alone.
+    checkpoint_every : int, default 0
+        Rounds between two checkpoints (the caller writes them); 0 means none.
+
+    Raises
+    ------
+    SettingsError
+        If a value is out of its range.
+    """
+
+    # Whether only the last round is evaluated, whatever the settings say.
+    evaluated_once: ClassVar[bool] = False
+
+    def __init__(
+        self,
+        *,
+        fraction_train: float = 1.0,
+        min_train_nodes: int = 1,
+        min_available_nodes: int = 1,
+        weighting: str = "uniform",
+        seed: int = 0,
+        checkpoint_every: int = 0,
+    ) -> None:
+        require(0 < fraction_train <= 1, "fraction-train", fraction_train, "in (0, 1]")
+        require(min_train_nodes >= 1, "min-train-nodes", min_train_nodes, "at least 1")
+        require(
+            min_available_nodes >= 1,
+            "min-available-nodes",
+            min_available_nodes,
+            "at least 1",
+        )
+        require(weighting in WEIGHTINGS, "weighting", weighting, "uniform or examples")
+        require(seed >= 0, "seed", seed, "at least 0")
+        super().__init__(
+            fraction_train=fraction_train,
+            min_train_nodes=min_train_nodes,
+            min_available_nodes=min_available_nodes,
+        )
+        self.weighting = weighting
+        self.seed = seed
+        self.checkpoint_every = checkpoint_every
+        self.participants: dict[int, Participant] = {}
+        self.client_metrics: dict[str, dict[str, float]] = {}
+        self.acknowledged: dict[str, int] = {}
+        self.rejections: list[tuple[str, str]] = []
+        self._asked: set[int] = set()
+        self._expected: dict[str, ArrayRecord] = {}
+        self._bytes_down = 0
+
+    @classmethod
+    def from_settings(cls, settings: Settings) -> Self:
+        """Return the strategy with its arguments taken from settings.
+
+        Parameters
+        ----------
+        settings : mapping
+            All settings; an argument ``fraction_train`` is the setting
+            ``fraction-train``.
+
+        Returns
+        -------
+        BaseStrategy
+            The strategy.
+        """
+        names = {
+            parameter.name
+            for base in cls.__mro__
+            if issubclass(base, BaseStrategy)
+            for parameter in inspect.signature(base.__init__).parameters.values()
+            if parameter.kind is parameter.KEYWORD_ONLY
+        }
+        given = {name: name.replace("_", "-") for name in names}
+        arguments: dict[str, Any] = {
+            name: settings[key] for name, key in given.items() if key in settings
+        }
+        return cls(**arguments)
+
+    # Who is there
+
+    def identify(self, grid: Grid) -> list[int]:
+        """Ask every node that is not known yet who it is; each is asked once.
+
+        A node that does not answer is asked again the next time. A client whose shared
+        arrays have another structure than most clients' cannot take part.
+
+        Parameters
+        ----------
+        grid : Grid
+            The grid.
+
+        Returns
+        -------
+        list of int
+            The nodes that can take part, in the order of their clients' names.
+        """
+        while len(nodes := sorted(grid.get_node_ids())) < self.min_available_nodes:
+            log(INFO, "%d of %d nodes are here", len(nodes), self.min_available_nodes)
+            time.sleep(1)
+        unknown = [node for node in nodes if node not in self.participants]
+        if unknown:
+            self._query(unknown, grid)
+        known = {n: self.participants[n] for n in nodes if n in self.participants}
+        if not known:
+            return []
+        structures = Counter(p.structure for p in known.values())
+        # Ties go to the smaller digest, so that a restart decides alike.
+        usual = min(structures, key=lambda s: (-structures[s], s))
+        fits = [n for n, p in known.items() if p.structure == usual]
+        return sorted(fits, key=lambda node: (known[node].name, node))
+
+    def _query(self, nodes: list[int], grid: Grid) -> None:
+        messages = [Message(RecordDict(), n, MessageType.QUERY) for n in nodes]
+        taken = {p.name: node for node, p in self.participants.items()}
+        replies = grid.send_and_receive(messages, timeout=QUERY_TIMEOUT)
+        for reply in sorted(replies, key=lambda r: r.metadata.src_node_id):
+            node = reply.metadata.src_node_id
+            if reply.has_error():
+                log(WARNING, "node %d told nothing: %s", node, reply.error.reason)
+                continue
+            properties = dict(reply.content.config_records.get("properties", {}))
+            name = str(properties.get("client", node))
+            if taken.setdefault(name, node) != node:
+                # The client has come back as another node, or two share a name.
+                if taken[name] in set(grid.get_node_ids()):
+                    log(WARNING, "node %d calls itself %r, as another does", node, name)
+                    continue
+                self.participants.pop(taken[name], None)
+                taken[name] = node
+            structure = str(properties.get("structure", ""))
+            self.participants[node] = Participant(name, structure, properties)
+
+    def name_of(self, node: int) -> str:
+        """Return the name of a node's client.
+
+        Parameters
+        ----------
+        node : int
+            Node id.
+
+        Returns
+        -------
+        str
+            The name; the node id as text for one that never told.
+        """
+        known = self.participants.get(node)
+        return known.name if known else str(node)
+
+    def initialize(self, grid: Grid) -> ArrayRecord:
+        """Return the arrays to start from: those of the first client.
+
+        Parameters
+        ----------
+        grid : Grid
+            The grid.
+
+        Returns
+        -------
+        ArrayRecord
+            The shared part of the common initial model.
+
+        Raises
+        ------
+        SettingsError
+            If no client answers.
+        """
+        for node in self.identify(grid):
+            replies = self.query_arrays(grid, [node], {})
+            if replies:
+                return replies[0][1]
+        raise SettingsError(
+            "no client has told its initial arrays; the clients' logs say why"
+        )
+
+    def query_arrays(
+        self, grid: Grid, nodes: list[int], config: dict[str, bool]
+    ) -> list[tuple[str, ArrayRecord]]:
+        """Ask clients for arrays before the first round.
+
+        Parameters
+        ----------
+        grid : Grid
+            The grid.
+        nodes : list of int
+            Whom to ask.
+        config : dict
+            What is asked for.
+
+        Returns
+        -------
+        list of (str, ArrayRecord)
+            Clients' names and answers, in the order of the names.
+        """
+        content = RecordDict({"config": ConfigRecord(dict(config))})
+        messages = [Message(content, n, f"{MessageType.QUERY}.arrays") for n in nodes]
+        answers = []
+        for reply in grid.send_and_receive(messages, timeout=QUERY_TIMEOUT):
+            name = self.name_of(reply.metadata.src_node_id)
+            if reply.has_error():
+                log(WARNING, "client %s sent no arrays: %s", name, reply.error.reason)
+            else:
+                answers.append((name, reply.content.array_records["arrays"]))
+        return sorted(answers, key=lambda answer: answer[0])
+
+    def sample(self, server_round: int, nodes: list[int]) -> list[int]:
+        """Sample the nodes that train in a round.
+
+        Parameters
+        ----------
+        server_round : int
+            The round, from 1.
+        nodes : list of int
+            Nodes to choose from, in a fixed order.
+
+        Returns
+        -------
+        list of int
+            The sampled nodes, in the same order.
+
+        Raises
+        ------
+        SettingsError
+            If the fraction samples nobody.
+        """
+        count = int(self.fraction_train * len(nodes) + 1e-9)
+        if count == 0 and self.min_train_nodes <= 1 and nodes:
+            raise SettingsError(
+                f"fraction-train is {self.fraction_train}: of {len(nodes)} clients it "
+                f"samples nobody; it must be at least {1 / len(nodes):.4g}"
+            )
+        count = min(max(count, self.min_train_nodes), len(nodes))
+        rng = np.random.default_rng([self.seed, 0x5A3B, server_round])
+        chosen = sorted(rng.choice(len(nodes), count, replace=False))
+        return [nodes[i] for i in chosen]
+
+    # Training
+
+    def content(
+        self, node: int, arrays: ArrayRecord, config: ConfigRecord
+    ) -> RecordDict:
+        """Return what one client is sent.
+
+        Parameters
+        ----------
+        node : int
+            The client's node.
+        arrays : ArrayRecord
+            The shared arrays.
+        config : ConfigRecord
+            The config, with ``server-round``.
+
+        Returns
+        -------
+        RecordDict
+            ``arrays`` and ``config``, which tells the client its last round that
+            counted and the round that a resume would go back to.
+        """
+        own = config.copy()
+        server_round = int(cast(int, config["server-round"]))
+        own["acknowledged-round"] = self.acknowledged.get(self.name_of(node), 0)
+        every = self.checkpoint_every
+        own["checkpoint-round"] = (
+            (server_round - 1) // every * every if every else server_round - 1
+        )
+        return RecordDict({self.arrayrecord_key: arrays, self.configrecord_key: own})
+
+    def _messages(
+        self,
+        nodes: list[int],
+        arrays: ArrayRecord,
+        config: ConfigRecord,
+        server_round: int,
+        kind: str,
+    ) -> list[Message]:
+        config["server-round"] = server_round
+        group = str(server_round)
+        messages = [
+            Message(self.content(n, arrays, config), n, kind, group_id=group)
+            for n in nodes
+        ]
+        self._asked = set(nodes)
+        self._bytes_down = sum(count_bytes(message) for message in messages)
+        return messages
+
+    def configure_train(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
+        """Sample clients and send them the shared arrays.
+
+        Parameters
+        ----------
+        server_round : int
+            The round, from 1.
+        arrays : ArrayRecord
+            The shared arrays.
+        config : ConfigRecord
+            Passed on; gets ``server-round``.
+        grid : Grid
+            The grid.
+
+        Returns
+        -------
+        list of Message
+            One for each sampled client, in the order of the clients' names.
+        """
+        nodes = self.sample(server_round, self.identify(grid))
+        self._expected = {self.arrayrecord_key: arrays}
+        return self._messages(nodes, arrays, config, server_round, MessageType.TRAIN)
+
+    def valid_replies(
+        self, replies: Iterable[Message], check: Callable[[Message], object]
+    ) -> list[Message]:
+        """Return the replies that count, in the order of the clients' names.
+
+        What fails is logged with the client's name and the reason, and remembered in
+        ``rejections``.
+
+        Parameters
+        ----------
+        replies : iterable of Message
+            What came back.
+        check : callable
+            Raises `InvalidReplyError` for a reply that must not count.
+
+        Returns
+        -------
+        list of Message
+            At most one a client that was asked.
+        """
+        self.rejections = []
+        valid: dict[int, Message] = {}
+        for reply in replies:
+            node = reply.metadata.src_node_id
+            try:
+                if node not in self._asked:
+                    raise InvalidReplyError("comes from a node that was not asked")
+                if node in valid:
+                    raise InvalidReplyError("comes twice")
+                if reply.has_error():
+                    raise InvalidReplyError(f"is an error: {reply.error.reason}")
+                check(reply)
+                valid[node] = reply
+            except InvalidReplyError as error:
+                reason = " ".join(str(error).split())
+                log(WARNING, "reply of client %s %s", self.name_of(node), reason)
+                self.rejections.append((self.name_of(node), reason))
+        return [valid[n] for n in sorted(valid, key=lambda n: (self.name_of(n), n))]
+
+    def aggregate_train(
+        self, server_round: int, replies: Iterable[Message]
+    ) -> tuple[ArrayRecord | None, MetricRecord | None]:
+        """Average the shared arrays of the valid replies.
+
+        Parameters
+        ----------
+        server_round : int
+            The round.
+        replies : iterable of Message
+            What came back.
+
+        Returns
+        -------
+        arrays : ArrayRecord or None
+            The mean; None (the old arrays stay) if no reply is valid.
+        metrics : MetricRecord
+            ``train-loss`` (mean over examples), ``clients``, ``rejected``,
+            ``unanswered``, ``bytes-down`` and ``bytes-up``.
+        """
+        replies = list(replies)
+        unanswered = len(self._asked - {r.metadata.src_node_id for r in replies})
+        bytes_up = sum(count_bytes(reply) for reply in replies)
+        valid = self.valid_replies(replies, self.check_train_reply)
+        metrics: dict[str, float] = {
+            "clients": len(valid),
+            "rejected": len(self.rejections),
+            "unanswered": unanswered,
+            "bytes-down": self._bytes_down,
+            "bytes-up": bytes_up,
+        }
+        arrays = self.aggregate(server_round, valid) if valid else None
+        if arrays is not None:
+            metrics |= self.train_metrics(valid)
+            for reply in valid:
+                name = self.name_of(reply.metadata.src_node_id)
+                self.acknowledged[name] = server_round
+        return arrays, single_metrics(metrics)
+
+    def check_train_reply(self, reply: Message) -> None:
+        """Raise `InvalidReplyError` unless a training reply can be averaged.
+
+        Parameters
+        ----------
+        reply : Message
+            A reply with content.
+        """
+        for key, expected in self._expected.items():
+            check_arrays(reply, key, expected)
+        check_metrics(reply, ("num-examples", "train-loss"))
+
+    def train_metrics(self, replies: list[Message]) -> dict[str, float]:
+        """Return a round's metrics from the valid replies.
+
+        Parameters
+        ----------
+        replies : list of Message
+            At least one.
+
+        Returns
+        -------
+        dict of str to float
+            ``train-loss``, the mean over examples.
+        """
+        metrics = [check_metrics(reply, ()) for reply in replies]
+        weights = np.array([m["num-examples"] for m in metrics])
+        losses = np.array([m["train-loss"] for m in metrics])
+        total = weights.sum()
+        return {"train-loss": float(losses @ weights / total) if total else 0.0}
+
+    def aggregate(
+        self, server_round: int, replies: list[Message]
+    ) -> ArrayRecord | None:
+        """Return the new shared arrays from checked replies; the mean by default.
+
+        Parameters
+        ----------
+        server_round : int
+            The round.
+        replies : list of Message
+            At least one, in the order of the clients' names.
+
+        Returns
+        -------
+        ArrayRecord or None
+            The new arrays; None keeps the old ones.
+        """
+        arrays = mean(self.weighted(replies, self.arrayrecord_key))
+        return None if arrays is None else to_record(arrays)
+
+    def weighted(
+        self, replies: list[Message], key: str
+    ) -> Iterable[tuple[float, Arrays]]:
+        """Yield the weight and the arrays of one reply after the other.
+
+        Parameters
+        ----------
+        replies : list of Message
+            Checked replies.
+        key : str
+            Key of the ArrayRecord.
+
+        Yields
+        ------
+        float, dict of str to ndarray
+            1, or the number of examples; the arrays.
+        """
+        for reply in replies:
+            metrics = check_metrics(reply, ())
+            weight = 1.0 if self.weighting == "uniform" else metrics["num-examples"]
+            yield weight, check_arrays(reply, key, self._expected[key])
+
+    # Evaluation
+
+    def configure_evaluate(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
+        """Send the shared arrays to all clients, sampled or not.
+
+        Parameters
+        ----------
+        server_round : int
+            The round.
+        arrays : ArrayRecord
+            The shared arrays.
+        config : ConfigRecord
+            Passed on; gets ``server-round``.
+        grid : Grid
+            The grid.
+
+        Returns
+        -------
+        list of Message
+            One for each client, in the order of the clients' names.
+        """
+        nodes = self.identify(grid)
+        return self._messages(nodes, arrays, config, server_round, MessageType.EVALUATE)
+
+    def aggregate_evaluate(
+        self, server_round: int, replies: Iterable[Message]
+    ) -> MetricRecord | None:
+        """Return the plain mean of every metric over the clients.
+
+        Parameters
+        ----------
+        server_round : int
+            The round.
+        replies : iterable of Message
+            What came back; clients without test examples do not count.
+
+        Returns
+        -------
+        MetricRecord or None
+            The means, ``evaluated`` (how many clients), ``bytes-down`` and
+            ``bytes-up``; None if no reply is valid. ``client_metrics`` keeps each
+            client's own.
+        """
+        replies = list(replies)
+        bytes_up = sum(count_bytes(reply) for reply in replies)
+        valid = self.valid_replies(
+            [r for r in replies if not _has_no_examples(r)],
+            lambda reply: check_metrics(reply, ("num-examples", "loss")),
+        )
+        if not valid:
+            return None
+        collected: dict[str, list[float]] = {}
+        for reply in valid:
+            metrics = check_metrics(reply, ())
+            name = self.name_of(reply.metadata.src_node_id)
+            self.client_metrics[name] = metrics
+            for metric, value in metrics.items():
+                collected.setdefault(metric, []).append(value)
+        del collected["num-examples"]
+        means = {metric: float(np.mean(v)) for metric, v in collected.items()}
+        means |= {
+            "evaluated": len(valid),
+            "bytes-down": self._bytes_down,
+            "bytes-up": bytes_up,
+        }
+        return single_metrics(means)
+
+    # State
+
+    def state_dict(self) -> tuple[Arrays, dict[str, Any]]:
+        """Return all that a resumed run needs besides the shared arrays.
+
+        Who is sampled follows from seed and round, so there is no random state.
+
+        Returns
+        -------
+        arrays : dict of str to ndarray
+            None here; subclasses add theirs.
+        values : dict
+            What JSON can hold.
+        """
+        return {}, {"acknowledged": self.acknowledged}
+
+    def load_state_dict(self, arrays: Arrays, values: dict[str, Any]) -> None:
+        """Go back to a saved state.
+
+        Parameters
+        ----------
+        arrays, values
+            As `state_dict` returned them.
+        """
+        self.acknowledged = {n: int(r) for n, r in values["acknowledged"].items()}
+
+    def summary(self) -> None:
+        """Log what will run."""
+        log(INFO, "\t├──> %s", type(self).__name__)
+        log(
+            INFO,
+            "\t├──> Sampling: fraction %.3g, at least %d nodes, seed %d",
+            self.fraction_train,
+            self.min_train_nodes,
+            self.seed,
+        )
+        log(INFO, "\t└──> Mean: %s", self.weighting)
+
+
+def _has_no_examples(reply: Message) -> bool:
+    if reply.has_error():
+        return False
+    records = reply.content.metric_records.values()
+    return any(record.get("num-examples") == 0 for record in records)

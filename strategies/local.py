@@ -1,0 +1,28 @@
+"""Local training only: nothing is shared, so there is nothing to average."""
+
+from flwr.app import ArrayRecord, Message
+
+from strategies.base import BaseStrategy
+
+
+class Local(BaseStrategy):
+    """Let the sampled clients train on their own; messages carry no arrays."""
+
+    def aggregate(
+        self, server_round: int, replies: list[Message]
+    ) -> ArrayRecord | None:
+        """Return no arrays.
+
+        Parameters
+        ----------
+        server_round : int
+            The round.
+        replies : list of Message
+            Checked replies.
+
+        Returns
+        -------
+        ArrayRecord
+            Empty.
+        """
+        return ArrayRecord()

@@ -1,0 +1,236 @@
+"""Replies of clients: checked before they count, averaged in a fixed order."""
+
+import io
+from collections.abc import Iterable, Mapping
+
+import numpy as np
+import numpy.typing as npt
+from flwr.app import Array, ArrayRecord, Message, MetricRecord
+
+NDArray = npt.NDArray[np.generic]
+Arrays = dict[str, NDArray]
+
+# An .npy header is far below this.
+MAX_HEADER = 4096
+
+
+class InvalidReplyError(ValueError):
+    """A reply that must not count; the message says why."""
+
+
+def decode(array: Array, like: Array) -> NDArray:
+    """Return an array's values without trusting a byte of it.
+
+    Parameters
+    ----------
+    array : flwr.app.Array
+        What a client sent.
+    like : flwr.app.Array
+        What the server sent: the shape and dtype that are expected.
+
+    Returns
+    -------
+    ndarray
+        A read-only view of the received bytes.
+
+    Raises
+    ------
+    InvalidReplyError
+        If kind, shape, dtype or length differ, in the declared fields or in the bytes
+        themselves, or a value is not finite. Nothing is unpickled, and nothing is
+        allocated in the size that a reply claims.
+    """
+    shape, dtype = tuple(like.shape), np.dtype(like.dtype)
+    if array.stype != like.stype:
+        raise InvalidReplyError(f"serialised as {array.stype!r}, not {like.stype!r}")
+    if tuple(array.shape) != shape or array.dtype != like.dtype:
+        raise InvalidReplyError(
+            f"is {array.dtype}{list(array.shape)}, not {like.dtype}{list(shape)}"
+        )
+    size = int(np.prod(shape)) * dtype.itemsize
+    if len(array.data) > size + MAX_HEADER:
+        raise InvalidReplyError(f"has {len(array.data):,} bytes, not about {size:,}")
+    stream = io.BytesIO(array.data)
+    try:
+        version = np.lib.format.read_magic(stream)
+        read_header = {
+            (1, 0): np.lib.format.read_array_header_1_0,
+            (2, 0): np.lib.format.read_array_header_2_0,
+        }[version]
+        header = read_header(stream)
+    except (ValueError, KeyError, EOFError) as error:
+        raise InvalidReplyError(f"has no valid .npy header: {error}") from None
+    if header[0] != shape or header[2] != dtype:
+        raise InvalidReplyError(f"holds {header[2]}{list(header[0])}")
+    if len(array.data) - stream.tell() != size:
+        raise InvalidReplyError(f"has {len(array.data) - stream.tell()} bytes of data")
+    values = np.frombuffer(array.data, dtype, offset=stream.tell())
+    values = values.reshape(shape, order="F" if header[1] else "C")
+    if not np.all(np.isfinite(values)):
+        raise InvalidReplyError("has values that are not finite")
+    return values
+
+
+def check_arrays(reply: Message, key: str, expected: ArrayRecord) -> Arrays:
+    """Return the arrays of a reply that has exactly the expected ones.
+
+    Parameters
+    ----------
+    reply : flwr.app.Message
+        A reply with content.
+    key : str
+        Key of the ArrayRecord.
+    expected : ArrayRecord
+        What the server sent: names, shapes and dtypes.
+
+    Returns
+    -------
+    dict of str to ndarray
+        In the order of ``expected``.
+
+    Raises
+    ------
+    InvalidReplyError
+        If the record is missing, has missing or extra names, or an array that `decode`
+        refuses.
+    """
+    record = reply.content.array_records.get(key)
+    if record is None:
+        raise InvalidReplyError(f"has no arrays under {key!r}")
+    if set(record) != set(expected):
+        missing, extra = set(expected) - set(record), set(record) - set(expected)
+        raise InvalidReplyError(
+            f"lacks arrays {sorted(missing)} and has unknown arrays {sorted(extra)}"
+        )
+    arrays = {}
+    for name, like in expected.items():
+        try:
+            arrays[name] = decode(record[name], like)
+        except InvalidReplyError as error:
+            raise InvalidReplyError(f"array {name!r} {error}") from None
+    return arrays
+
+
+def check_metrics(reply: Message, names: Iterable[str]) -> dict[str, float]:
+    """Return the metrics of a reply.
+
+    Parameters
+    ----------
+    reply : flwr.app.Message
+        A reply with content.
+    names : iterable of str
+        Metrics that it must have.
+
+    Returns
+    -------
+    dict of str to float
+        All its single-valued metrics.
+
+    Raises
+    ------
+    InvalidReplyError
+        If there is not exactly one MetricRecord, a name is missing, a value is not
+        finite, or ``num-examples`` is negative.
+    """
+    records = list(reply.content.metric_records.values())
+    if len(records) != 1:
+        raise InvalidReplyError(f"has {len(records)} metric records, not 1")
+    metrics = {n: v for n, v in records[0].items() if isinstance(v, (int, float))}
+    for name in names:
+        if name not in metrics:
+            raise InvalidReplyError(f"lacks the metric {name!r}")
+    for name, value in metrics.items():
+        if not np.isfinite(value):
+            raise InvalidReplyError(f"metric {name!r} is {value}")
+    if metrics.get("num-examples", 0) < 0:
+        raise InvalidReplyError(f"num-examples is {metrics['num-examples']}")
+    return metrics
+
+
+def mean(replies: Iterable[tuple[float, Mapping[str, NDArray]]]) -> Arrays | None:
+    """Return the weighted mean of arrays, summed in the given order.
+
+    Parameters
+    ----------
+    replies : iterable of (float, mapping of str to ndarray)
+        Weight, >= 0, and arrays; consumed one at a time, so that one running sum (in
+        float64) is all that is held.
+
+    Returns
+    -------
+    dict of str to ndarray, or None
+        In the dtypes of the first; integers are rounded. None if the weights sum to 0.
+    """
+    total = 0.0
+    sums: dict[str, npt.NDArray[np.float64]] = {}
+    dtypes: dict[str, np.dtype[np.generic]] = {}
+    for weight, arrays in replies:
+        total += weight
+        for name, value in arrays.items():
+            scaled = np.multiply(value, weight, dtype=np.float64)
+            if name in sums:
+                sums[name] += scaled
+            else:
+                sums[name], dtypes[name] = scaled, value.dtype
+    if total == 0:
+        return None
+    means: Arrays = {}
+    for name, value in sums.items():
+        value /= total
+        whole = np.issubdtype(dtypes[name], np.integer)
+        means[name] = (np.rint(value) if whole else value).astype(dtypes[name])
+    return means
+
+
+def to_record(arrays: Mapping[str, NDArray]) -> ArrayRecord:
+    """Return arrays as an ArrayRecord.
+
+    Parameters
+    ----------
+    arrays : mapping of str to ndarray
+        By name.
+
+    Returns
+    -------
+    ArrayRecord
+        The record.
+    """
+    return ArrayRecord({n: Array(np.asarray(v, order="C")) for n, v in arrays.items()})
+
+
+def count_bytes(message: Message) -> int:
+    """Return the size of a message's content: serialised arrays, values and names.
+
+    Parameters
+    ----------
+    message : flwr.app.Message
+        A message; one without content counts 0.
+
+    Returns
+    -------
+    int
+        Bytes. The few of Flower's own envelope are not counted.
+    """
+    if not message.has_content():
+        return 0
+    return sum(
+        len(key) + record.count_bytes() for key, record in message.content.items()
+    )
+
+
+def single_metrics(metrics: Mapping[str, float]) -> MetricRecord:
+    """Return metrics as a MetricRecord of plain ints and floats.
+
+    Parameters
+    ----------
+    metrics : mapping of str to float
+        By name.
+
+    Returns
+    -------
+    MetricRecord
+        The record.
+    """
+    return MetricRecord(
+        {n: v if isinstance(v, int) else float(v) for n, v in metrics.items()}
+    )

@@ -1,0 +1,28 @@
+"""What is learned: data, split models, local training, metrics. Never imports flwr."""
+
+from importlib import import_module
+from typing import Any
+
+# Imported on first use, so that a server can use `task.settings` without torch.
+_HOMES = {
+    "ExampleSet": "task.examples",
+    "ImageTask": "task.tasks",
+    "LinearTask": "task.linear",
+    "SGD": "task.training",
+    "SettingsError": "task.settings",
+    "SplitModel": "task.models",
+    "Task": "task.tasks",
+    "build_model": "task.models",
+    "build_task": "task.tasks",
+    "evaluate": "task.training",
+    "principal_angle_distance": "task.linear",
+    "train": "task.training",
+}
+
+__all__ = list(_HOMES)
+
+
+def __getattr__(name: str) -> Any:
+    if name in _HOMES:
+        return getattr(import_module(_HOMES[name]), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,0 +1,38 @@
+"""Files that are wholly there or not at all. Needs neither torch nor flwr."""
+
+import os
+from pathlib import Path
+
+
+def write_atomically(path: Path, data: bytes) -> None:
+    """Replace a file so that a crash leaves the old or the new content, never a part.
+
+    Parameters
+    ----------
+    path : Path
+        The file; its directory is made if needed.
+    data : bytes
+        The new content.
+
+    Raises
+    ------
+    OSError
+        If it cannot be written (a full disk, say); nothing half-written stays behind.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        with partial.open("wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(partial, path)
+    except BaseException:
+        partial.unlink(missing_ok=True)
+        raise
+    # The rename itself is durable only once the directory is.
+    directory = os.open(path.parent, os.O_RDONLY)
+    try:
+        os.fsync(directory)
+    finally:
+        os.close(directory)

@@ -1,0 +1,289 @@
+"""Synthetic linear tasks: each client has its own linear model φ_i = B* w*_i.
+
+FedRep, section 5.1 (``low-rank``); FLUTE, section 5 (``gaussian``, ``decaying``).
+"""
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor, nn
+
+from task.examples import ExampleSet
+from task.models import SplitModel
+from task.settings import Settings, require, unknown
+
+Matrix = npt.NDArray[np.float64]
+
+SPECTRA = ("low-rank", "gaussian", "decaying")
+TEST_EXAMPLES = 200
+
+
+def orthonormal(b: Matrix) -> Matrix:
+    """Return an orthonormal basis of a matrix's column space.
+
+    Parameters
+    ----------
+    b : ndarray, shape (d, k)
+        A matrix of full column rank.
+
+    Returns
+    -------
+    ndarray, shape (d, k)
+        The Q of its QR decomposition.
+    """
+    q: Matrix = np.linalg.qr(b).Q
+    return q
+
+
+def principal_angle_distance(b1: Matrix, b2: Matrix) -> float:
+    """Return ‖B̂₁,⊥ᵀ B̂₂‖₂, how far one column space is from another.
+
+    FedRep, definition 1 (equation 9).
+
+    Parameters
+    ----------
+    b1, b2 : ndarray, shapes (d, k) and (d, k')
+        Two matrices of full column rank.
+
+    Returns
+    -------
+    float
+        From 0 (the second space lies in the first) to 1.
+    """
+    q1, q2 = orthonormal(b1), orthonormal(b2)
+    return float(np.linalg.norm(q2 - q1 @ (q1.T @ q2), 2))
+
+
+@dataclass(frozen=True)
+class LinearTask:
+    """Linear regression tasks whose true models share a representation, or nearly.
+
+    Inputs are x ~ N(0, I_d) and outputs y = φ_iᵀ x + N(0, noise variance).
+
+    Parameters
+    ----------
+    dimension : int, default 10
+        Input dimension d.
+    rank : int, default 2
+        Width k of the learned representation, and of the true one for ``low-rank``.
+    samples : int, default 5
+        Examples of each client: m a round for FedRep, N in all for FLUTE.
+    noise_variance : float, default 1e-3
+        Variance of the noise on y.
+    spectrum : {"low-rank", "gaussian", "decaying"}, default "low-rank"
+        ``low-rank``: Φ = B* W* with orthonormal B* (d × k) and standard normal W*
+        whose columns are scaled to the norm √k (FedRep, assumption 3). ``gaussian``:
+        φ_i ~ N(0, I_d) (FLUTE, figure 1). ``decaying``: Φ = U Λ Vᵀ with the i-th
+        singular value 2 min(d, M) / (i + 1) (FLUTE, figure 3).
+    num_clients : int, default 20
+        Number of clients M.
+    seed : int, default 0
+        Fixes Φ and every example.
+
+    Raises
+    ------
+    SettingsError
+        If a value is out of its range.
+    """
+
+    dimension: int = 10
+    rank: int = 2
+    samples: int = 5
+    noise_variance: float = 1e-3
+    spectrum: str = "low-rank"
+    num_clients: int = 20
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        require(self.dimension >= 1, "dimension", self.dimension, "at least 1")
+        require(
+            1 <= self.rank <= self.dimension,
+            "rank",
+            self.rank,
+            f"from 1 to {self.dimension}, the dimension",
+        )
+        require(self.samples >= 1, "samples", self.samples, "at least 1")
+        require(
+            self.noise_variance >= 0,
+            "noise-variance",
+            self.noise_variance,
+            "at least 0",
+        )
+        require(self.num_clients >= 1, "num-clients", self.num_clients, "at least 1")
+        if self.spectrum not in SPECTRA:
+            raise unknown("spectrum", self.spectrum, SPECTRA)
+
+    @classmethod
+    def from_settings(cls, settings: Settings, num_clients: int) -> "LinearTask":
+        """Return the task of ``dimension``, ``rank`` and so on.
+
+        Parameters
+        ----------
+        settings : mapping
+            All settings.
+        num_clients : int
+            Number of clients.
+
+        Returns
+        -------
+        LinearTask
+            The task.
+        """
+        return cls(
+            dimension=int(settings["dimension"]),
+            rank=int(settings["rank"]),
+            samples=int(settings["samples"]),
+            noise_variance=float(settings["noise-variance"]),
+            spectrum=str(settings["spectrum"]),
+            num_clients=num_clients,
+            seed=int(settings["seed"]),
+        )
+
+    @cached_property
+    def _truth(self) -> tuple[Matrix, Matrix]:
+        rng = np.random.default_rng([self.seed, 0x7123])
+        d, m, k = self.dimension, self.num_clients, self.rank
+        if self.spectrum == "low-rank":
+            basis = orthonormal(rng.standard_normal((d, k)))
+            heads = rng.standard_normal((k, m))
+            heads *= np.sqrt(k) / np.linalg.norm(heads, axis=0)
+            return basis, basis @ heads
+        models = rng.standard_normal((d, m))
+        u, singular_values, vt = np.linalg.svd(models, full_matrices=False)
+        if self.spectrum == "decaying":
+            r = min(d, m)
+            singular_values = 2 * r / (np.arange(1, r + 1) + 1)
+            models = (u * singular_values) @ vt
+        return u[:, :k], models
+
+    @property
+    def representation(self) -> Matrix:
+        """The true representation B*, orthonormal, shape (dimension, rank).
+
+        For spectra that are not of low rank: the best one, the leading left singular
+        vectors of Φ.
+        """
+        return self._truth[0]
+
+    @property
+    def models(self) -> Matrix:
+        """The true models Φ = [φ_1 … φ_M], shape (dimension, clients)."""
+        return self._truth[1]
+
+    @cached_property
+    def best_errors(self) -> Matrix:
+        """‖φ̂_i - φ_i‖ of each client for the best rank-k approximation Φ̂."""
+        u = np.linalg.svd(self.models, full_matrices=False)[0][:, : self.rank]
+        residual: Matrix = self.models - u @ (u.T @ self.models)
+        return np.asarray(np.linalg.norm(residual, axis=0))
+
+    def draw(
+        self, client: int, draw: int = 0, samples: int | None = None
+    ) -> tuple[Matrix, Matrix]:
+        """Draw examples of a client.
+
+        Parameters
+        ----------
+        client : int
+            The client, from 0.
+        draw : int, default 0
+            Which batch: the same number gives the same examples.
+        samples : int, optional
+            How many; the task's ``samples`` by default.
+
+        Returns
+        -------
+        x : ndarray, shape (samples, dimension)
+            Inputs.
+        y : ndarray, shape (samples,)
+            Outputs.
+        """
+        rng = np.random.default_rng([self.seed, 0xD4A3, client, draw])
+        n = samples or self.samples
+        x = rng.standard_normal((n, self.dimension))
+        noise = rng.standard_normal(n) * np.sqrt(self.noise_variance)
+        return x, x @ self.models[:, client] + noise
+
+    # What follows lets the general algorithms train the same task by SGD.
+
+    @staticmethod
+    def loss(outputs: Tensor, targets: Tensor) -> Tensor:
+        """Return the mean squared error.
+
+        Parameters
+        ----------
+        outputs, targets : Tensor, shape (n, 1)
+            Predictions and values.
+
+        Returns
+        -------
+        Tensor
+            A scalar.
+        """
+        return nn.functional.mse_loss(outputs, targets)
+
+    @cached_property
+    def scratch_model(self) -> SplitModel:
+        """One model for all clients of a process, whatever its content."""
+        return self.initial_model()
+
+    @cached_property
+    def initial_state(self) -> dict[str, Tensor]:
+        """State dict of the common initial model; not to be changed."""
+        return self.initial_model().state_dict()
+
+    def initial_model(self) -> SplitModel:
+        """Return Bᵀ and wᵀ as two bias-free linear layers.
+
+        Returns
+        -------
+        SplitModel
+            ``representation.weight`` of shape (rank, dimension), ``head.weight`` of
+            shape (1, rank).
+        """
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(self.seed)
+            return SplitModel(
+                nn.Linear(self.dimension, self.rank, bias=False),
+                nn.Linear(self.rank, 1, bias=False),
+            )
+
+    def train_examples(self, client: int) -> ExampleSet:
+        """Return the client's first batch as its training set.
+
+        Parameters
+        ----------
+        client : int
+            The client.
+
+        Returns
+        -------
+        ExampleSet
+            ``samples`` examples.
+        """
+        return self._examples(*self.draw(client))
+
+    def test_examples(self, client: int) -> ExampleSet:
+        """Return 200 more examples of the client.
+
+        Parameters
+        ----------
+        client : int
+            The client.
+
+        Returns
+        -------
+        ExampleSet
+            The test set.
+        """
+        # Rounds count from 1 and draws from 0: no training batch has this number.
+        return self._examples(*self.draw(client, 2**31, TEST_EXAMPLES))
+
+    @staticmethod
+    def _examples(x: Matrix, y: Matrix) -> ExampleSet:
+        return ExampleSet(
+            torch.from_numpy(x).float(), torch.from_numpy(y[:, None]).float()
+        )

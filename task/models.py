@@ -1,0 +1,266 @@
+"""Split models: a shared representation and a personal head."""
+
+from collections import OrderedDict
+from collections.abc import Callable
+from itertools import pairwise
+from typing import Literal, Self
+
+import torch
+from torch import Tensor, nn
+
+from task.settings import SettingsError, require, unknown
+
+Part = Literal["representation", "head", "all"]
+
+
+class SplitModel(nn.Module):
+    """A model that is ``head(representation(x))``.
+
+    Parameter names start with ``representation.`` or ``head.``.
+
+    Parameters
+    ----------
+    representation : nn.Module
+        Maps inputs to features.
+    head : nn.Module
+        Maps features to outputs.
+    """
+
+    def __init__(self, representation: nn.Module, head: nn.Module) -> None:
+        super().__init__()
+        self.representation = representation
+        self.head = head
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return ``head(representation(x))``.
+
+        Parameters
+        ----------
+        x : Tensor
+            A batch of inputs.
+
+        Returns
+        -------
+        Tensor
+            A batch of outputs.
+        """
+        output: Tensor = self.head(self.representation(x))
+        return output
+
+    def part(self, name: Part) -> nn.Module:
+        """Return a part by name.
+
+        Parameters
+        ----------
+        name : {"representation", "head", "all"}
+            The part.
+
+        Returns
+        -------
+        nn.Module
+            The part; the whole model for ``"all"``.
+        """
+        return self if name == "all" else self.get_submodule(name)
+
+    @classmethod
+    def wrap(cls, module: nn.Module, head: str = "fc") -> Self:
+        """Split any module at its named head.
+
+        The head must be the last thing that the module applies; it is taken out and
+        replaced by the identity.
+
+        Parameters
+        ----------
+        module : nn.Module
+            The module. It becomes the representation and is changed in place.
+        head : str, default "fc"
+            Dotted name of the submodule that is the head.
+
+        Returns
+        -------
+        SplitModel
+            The split model.
+
+        Raises
+        ------
+        SettingsError
+            If the module has no submodule of that name.
+        """
+        modules = dict(module.named_modules())
+        if not head or head not in modules:
+            linear = [n for n, m in modules.items() if isinstance(m, nn.Linear)]
+            raise SettingsError(
+                f"the model {type(module).__name__} has no head named {head!r}; "
+                f"its linear layers: {', '.join(linear) or 'none'}"
+            )
+        parent, _, name = head.rpartition(".")
+        setattr(module.get_submodule(parent), name, nn.Identity())
+        return cls(module, modules[head])
+
+
+Blocks = list[list[tuple[str, nn.Module]]]
+
+
+def _dense(widths: list[int]) -> Blocks:
+    """Return fully connected blocks with a ReLU behind all but the last."""
+    blocks: Blocks = []
+    for i, (fan_in, fan_out) in enumerate(pairwise(widths), 1):
+        block: list[tuple[str, nn.Module]] = [(f"fc{i}", nn.Linear(fan_in, fan_out))]
+        if i < len(widths) - 1:
+            block.append((f"relu{i}", nn.ReLU()))
+        blocks.append(block)
+    return blocks
+
+
+def _convolution(
+    number: int, channels_in: int, channels_out: int, size: int, padding: int = 0
+) -> list[tuple[str, nn.Module]]:
+    # ReLU after the pooling equals ReLU before it (both are monotone) on a quarter of
+    # the values.
+    return [
+        (f"conv{number}", nn.Conv2d(channels_in, channels_out, size, padding=padding)),
+        (f"pool{number}", nn.MaxPool2d(2)),
+        (f"convrelu{number}", nn.ReLU()),
+    ]
+
+
+def _cifar10_cnn(shape: tuple[int, ...], num_classes: int) -> Blocks:
+    side = ((shape[1] - 4) // 2 - 4) // 2
+    return [
+        _convolution(1, shape[0], 64, 5),
+        [*_convolution(2, 64, 64, 5), ("flatten", nn.Flatten())],
+        *_dense([64 * side * side, 120, 64, num_classes]),
+    ]
+
+
+def _cifar100_cnn(shape: tuple[int, ...], num_classes: int) -> Blocks:
+    side = ((shape[1] - 4) // 2 - 4) // 2
+    return [
+        [*_convolution(1, shape[0], 64, 5), ("dropout", nn.Dropout(0.6))],
+        [*_convolution(2, 64, 128, 5), ("flatten", nn.Flatten())],
+        *_dense([128 * side * side, 256, 128, num_classes]),
+    ]
+
+
+def _digits_cnn(shape: tuple[int, ...], num_classes: int) -> Blocks:
+    side = shape[1] // 2 // 2
+    return [
+        _convolution(1, shape[0], 16, 3, padding=1),
+        [*_convolution(2, 16, 32, 3, padding=1), ("flatten", nn.Flatten())],
+        *_dense([32 * side * side, 32, num_classes]),
+    ]
+
+
+def _mlp(*hidden: int) -> Callable[[tuple[int, ...], int], Blocks]:
+    def build(shape: tuple[int, ...], num_classes: int) -> Blocks:
+        size = int(torch.Size(shape).numel())
+        first, *rest = _dense([size, *hidden, num_classes])
+        return [[("flatten", nn.Flatten()), *first], *rest]
+
+    return build
+
+
+MODELS: dict[str, tuple[Callable[[tuple[int, ...], int], Blocks], str]] = {
+    "cifar10-cnn": (_cifar10_cnn, "FedRep's and FLUTE's CNN for CIFAR-10"),
+    "cifar100-cnn": (_cifar100_cnn, "FedRep's and FLUTE's CNN for CIFAR-100"),
+    "digits-cnn": (_digits_cnn, "a small CNN for 8 x 8 to 28 x 28 images"),
+    "mlp": (_mlp(512, 256, 64), "SRPFL's MLP for EMNIST and FEMNIST"),
+    "mlp-2": (_mlp(256), "FedRep's two-layer MLP for FEMNIST (width 256)"),
+}
+
+
+def build_model(
+    name: str,
+    shape: tuple[int, ...],
+    num_classes: int,
+    head_layers: int = 1,
+    head: str = "",
+) -> SplitModel:
+    """Build a model by name, in the memory format that is fastest on a CPU.
+
+    Parameters
+    ----------
+    name : str
+        A key of ``MODELS``, or any classification model of torchvision.
+    shape : tuple of int
+        Shape of one input: channels, height, width.
+    num_classes : int
+        Number of outputs.
+    head_layers : int, default 1
+        How many of the last layers are the head. Built-in models only.
+    head : str, default ""
+        Dotted name of the head of a torchvision model; "" means its last linear
+        layer.
+
+    Returns
+    -------
+    SplitModel
+        The model, with PyTorch's default initialisation and channels last.
+
+    Raises
+    ------
+    SettingsError
+        If the name is unknown, the inputs are too small, or there is no such head.
+    """
+    if name in MODELS:
+        try:
+            blocks = MODELS[name][0](shape, num_classes)
+        except (RuntimeError, ZeroDivisionError) as error:
+            raise SettingsError(
+                f"model {name!r} does not fit inputs of shape {shape}: {error}"
+            ) from None
+        require(
+            1 <= head_layers < len(blocks),
+            "head-layers",
+            head_layers,
+            f"from 1 to {len(blocks) - 1} for model {name!r}",
+        )
+        model = SplitModel(
+            _sequential(blocks[:-head_layers]), _sequential(blocks[-head_layers:])
+        )
+    else:
+        model = _torchvision_model(name, num_classes, head)
+    _check_fit(model, name, shape)
+    return model.to(memory_format=torch.channels_last)
+
+
+def _sequential(blocks: Blocks) -> nn.Module:
+    layers = [layer for block in blocks for layer in block]
+    if len(layers) == 1:
+        return layers[0][1]
+    return nn.Sequential(OrderedDict(layers))
+
+
+def _torchvision_model(name: str, num_classes: int, head: str) -> SplitModel:
+    try:
+        from torchvision.models import __name__ as zoo
+        from torchvision.models import get_model, list_models
+    except (ImportError, RuntimeError) as error:
+        raise SettingsError(
+            f"model {name!r} needs torchvision, which cannot be imported ({error}); "
+            "install torch and torchvision of the same kind of build"
+        ) from None
+    import sys
+
+    names = list_models(module=sys.modules[zoo])
+    if name not in names:
+        raise unknown("model", name, [*MODELS, *names])
+    module = get_model(name, weights=None, num_classes=num_classes)
+    if not head:
+        linear = [n for n, m in module.named_modules() if isinstance(m, nn.Linear)]
+        head = linear[-1] if linear else ""
+    return SplitModel.wrap(module, head)
+
+
+def _check_fit(model: SplitModel, name: str, shape: tuple[int, ...]) -> None:
+    training = model.training
+    try:
+        with torch.no_grad():
+            model.eval()(torch.zeros(1, *shape))
+    except RuntimeError as error:
+        raise SettingsError(
+            f"model {name!r} does not fit inputs of shape {shape}: "
+            f"{str(error).splitlines()[0]}"
+        ) from None
+    finally:
+        model.train(training)

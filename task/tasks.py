@@ -1,0 +1,248 @@
+"""Tasks: the model, the data of each client and the loss, made from settings."""
+
+from functools import cached_property, lru_cache
+from typing import Protocol
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from task.datasets import SOURCES, ImageSet, load_dataset
+from task.examples import ExampleSet
+from task.linear import LinearTask
+from task.models import SplitModel, build_model
+from task.partitions import Indices, partition
+from task.settings import Setting, Settings, SettingsError, unknown
+from task.training import Loss
+
+TASKS = (*SOURCES, "linear")
+
+DEFAULT_MODELS = {
+    "digits": "digits-cnn",
+    "mnist": "digits-cnn",
+    "emnist": "mlp",
+    "femnist": "mlp",
+    "cifar10": "cifar10-cnn",
+    "cifar100": "cifar100-cnn",
+    "image-folder": "cifar10-cnn",
+}
+
+# Means and standard deviations for values of 0 to 1; the CIFAR ones are those of the
+# authors' code.
+RGB = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
+GREY = ((0.1307,), (0.3081,))
+NORMALIZATION = {"cifar100": ((0.507, 0.487, 0.441), (0.267, 0.256, 0.276))}
+
+# Digits and letters must not be mirrored.
+AUGMENTED = ("cifar10", "cifar100", "image-folder")
+
+
+class Task(Protocol):
+    """What is learned: what every client needs to know."""
+
+    @property
+    def loss(self) -> Loss:
+        """Of a batch's outputs and targets; the mean over the batch."""
+
+    @property
+    def initial_state(self) -> dict[str, Tensor]:
+        """State dict of the common initial model; not to be changed."""
+
+    @property
+    def scratch_model(self) -> SplitModel:
+        """One model for all clients of a process, whatever its content."""
+
+    def initial_model(self) -> SplitModel:
+        """Return a new model, the same for every client and every call.
+
+        Returns
+        -------
+        SplitModel
+            The common initial model.
+        """
+
+    def train_examples(self, client: int) -> ExampleSet:
+        """Return a client's training examples.
+
+        Parameters
+        ----------
+        client : int
+            The client, from 0.
+
+        Returns
+        -------
+        ExampleSet
+            The examples.
+        """
+
+    def test_examples(self, client: int) -> ExampleSet:
+        """Return a client's test examples.
+
+        Parameters
+        ----------
+        client : int
+            The client, from 0.
+
+        Returns
+        -------
+        ExampleSet
+            The examples.
+        """
+
+
+class ImageTask:
+    """Image classification with one data set that is split over clients.
+
+    Parameters
+    ----------
+    settings : mapping
+        All settings.
+    num_clients : int
+        Number of clients; 0 gives client 0 the whole data set (a device with its own
+        folder).
+
+    Raises
+    ------
+    SettingsError
+        If the data, the partition or the model is not to be had.
+    """
+
+    def __init__(self, settings: Settings, num_clients: int) -> None:
+        name = str(settings["task"])
+        self.dataset = load_dataset(settings)
+        self.num_classes = len(self.dataset.classes)
+        self.augment = bool(settings["augment"]) and name in AUGMENTED
+        self.seed = int(settings["seed"])
+        self.train, self.test = self._partition(settings, num_clients)
+        height, width, channels = self.dataset.train.images.shape[1:]
+        mean, std = NORMALIZATION.get(name, RGB if channels == 3 else GREY)
+        self.mean, self.std = torch.tensor(mean) * 255, torch.tensor(std) * 255
+        self.shape = (channels, height, width)
+        self.model_name = str(settings["model"]) or DEFAULT_MODELS[name]
+        self.head_layers = int(settings["head-layers"])
+        self.model_head = str(settings["model-head"])
+        self.loss: Loss = nn.functional.cross_entropy
+
+    def _partition(
+        self, settings: Settings, num_clients: int
+    ) -> tuple[Indices, Indices]:
+        train, test = self.dataset.train, self.dataset.test
+        if num_clients == 0:
+            return [np.arange(len(train))], [np.arange(len(test))]
+        natural = self.dataset.clients
+        if not natural:
+            return partition(
+                train.labels, test.labels, self.num_classes, num_clients, settings
+            )
+        if num_clients > len(natural):
+            raise SettingsError(
+                f"num-clients is {num_clients}; the data is split over {len(natural)} "
+                f"clients, {natural[0]} to {natural[-1]}"
+            )
+        return tuple(  # type: ignore[return-value]
+            [np.flatnonzero(part.owners == i) for i in range(num_clients)]
+            for part in (train, test)
+        )
+
+    @cached_property
+    def scratch_model(self) -> SplitModel:
+        """One model for all clients of a process, whatever its content."""
+        return self.initial_model()
+
+    @cached_property
+    def initial_state(self) -> dict[str, Tensor]:
+        """State dict of the common initial model; not to be changed."""
+        return self.initial_model().state_dict()
+
+    def initial_model(self) -> SplitModel:
+        """Return the common initial model, fixed by the seed.
+
+        Returns
+        -------
+        SplitModel
+            A new model.
+        """
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(self.seed)
+            return build_model(
+                self.model_name,
+                self.shape,
+                self.num_classes,
+                self.head_layers,
+                self.model_head,
+            )
+
+    def train_examples(self, client: int) -> ExampleSet:
+        """Return a client's training images.
+
+        Parameters
+        ----------
+        client : int
+            The client, from 0.
+
+        Returns
+        -------
+        ExampleSet
+            The images, read from the cache.
+        """
+        return self._examples(self.dataset.train, self.train, client, self.augment)
+
+    def test_examples(self, client: int) -> ExampleSet:
+        """Return a client's test images.
+
+        Parameters
+        ----------
+        client : int
+            The client, from 0.
+
+        Returns
+        -------
+        ExampleSet
+            The images, never augmented.
+        """
+        return self._examples(self.dataset.test, self.test, client, False)
+
+    def _examples(
+        self, images: ImageSet, indices: Indices, client: int, augment: bool
+    ) -> ExampleSet:
+        chosen = indices[client]
+        return ExampleSet(
+            torch.from_numpy(images.images[chosen]),
+            torch.from_numpy(images.labels[chosen]),
+            self.mean,
+            self.std,
+            augment,
+        )
+
+
+@lru_cache(maxsize=2)
+def _build(settings: tuple[tuple[str, Setting], ...], num_clients: int) -> Task:
+    values = dict(settings)
+    if values["task"] == "linear":
+        return LinearTask.from_settings(values, max(num_clients, 1))
+    return ImageTask(values, num_clients)
+
+
+def build_task(settings: Settings, num_clients: int) -> Task:
+    """Return the task that the settings name, the same object for the same settings.
+
+    Parameters
+    ----------
+    settings : mapping
+        All settings, as `task.settings.resolve` returns them.
+    num_clients : int
+        Number of clients that share the data; 0 gives all of it to client 0.
+
+    Returns
+    -------
+    Task
+        The task.
+
+    Raises
+    ------
+    SettingsError
+        If a setting is unknown or impossible.
+    """
+    if settings["task"] not in TASKS:
+        raise unknown("task", settings["task"], TASKS)
+    return _build(tuple(sorted(settings.items())), num_clients)
