@@ -39,6 +39,7 @@ from task.settings import Settings, SettingsError, require
 
 WEIGHTINGS = ("uniform", "examples")
 QUERY_TIMEOUT = 600.0
+POLL_INTERVAL = 0.5
 
 
 @dataclass(frozen=True)
@@ -171,7 +172,7 @@ class BaseStrategy(FlowerFedAvg):
         """
         while len(nodes := sorted(grid.get_node_ids())) < self.min_available_nodes:
             log(INFO, "%d of %d nodes are here", len(nodes), self.min_available_nodes)
-            time.sleep(1)
+            time.sleep(POLL_INTERVAL)
         unknown = [node for node in nodes if node not in self.participants]
         if unknown:
             self._query(unknown, grid)

@@ -169,7 +169,7 @@ def check(settings: Settings) -> None:
     for name, least in (
         ("num-server-rounds", 1),
         ("evaluate-every", 0),
-        ("evaluate-last", 1),
+        ("evaluate-last", 0),
         ("checkpoint-every", 0),
         ("torch-threads", 1),
     ):

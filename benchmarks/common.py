@@ -1,0 +1,99 @@
+"""What the benchmarks share: how a result is written down."""
+
+import json
+import platform
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+RESULTS = Path(__file__).resolve().parent / "results"
+
+
+def provenance() -> dict[str, Any]:
+    """Return command, commit and machine, to stand next to a result.
+
+    Returns
+    -------
+    dict
+        ``command``, ``commit``, ``machine``, ``python``, ``torch``.
+    """
+    import torch
+
+    here = Path(__file__).resolve().parent
+    commit = subprocess.run(
+        ["git", "describe", "--always", "--dirty", "--abbrev=10"],
+        cwd=here,
+        capture_output=True,
+        text=True,
+        check=False,
+    ).stdout.strip()
+    arguments = [
+        a if i else f"benchmarks/{Path(a).name}" for i, a in enumerate(sys.argv)
+    ]
+    # Where the data lies on this machine is nobody's business.
+    for i, argument in enumerate(arguments[:-1]):
+        if argument == "--data-dir":
+            arguments[i + 1] = "DATA"
+    return {
+        "command": "python " + " ".join(arguments),
+        "commit": commit,
+        "machine": f"{platform.machine()}, {_cores()} cores",
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+    }
+
+
+def _cores() -> int:
+    import os
+
+    return len(os.sched_getaffinity(0))
+
+
+def markdown(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
+    """Return a Markdown table.
+
+    Parameters
+    ----------
+    columns : sequence of str
+        Headings.
+    rows : sequence of sequences
+        Cells.
+
+    Returns
+    -------
+    str
+        The table.
+    """
+    lines = ["| " + " | ".join(columns) + " |", "|" + " --- |" * len(columns)]
+    lines += ["| " + " | ".join(str(cell) for cell in row) + " |" for row in rows]
+    return "\n".join(lines) + "\n"
+
+
+def write(name: str, title: str, body: str, data: dict[str, Any]) -> None:
+    """Write ``results/<name>.md`` and ``results/<name>.json`` and print the former.
+
+    Parameters
+    ----------
+    name : str
+        File name without suffix.
+    title : str
+        Heading.
+    body : str
+        Markdown below the provenance.
+    data : dict
+        The numbers.
+    """
+    RESULTS.mkdir(parents=True, exist_ok=True)
+    about = provenance()
+    text = (
+        f"# {title}\n\n`{about['command']}` at commit {about['commit']}; "
+        f"{about['machine']}, Python {about['python']}, torch {about['torch']}\n\n{body}"
+    )
+    (RESULTS / f"{name}.md").write_text(text, encoding="utf-8")
+    whole = {"about": about, **data}
+    (RESULTS / f"{name}.json").write_text(
+        json.dumps(whole, indent=1) + "\n", encoding="utf-8"
+    )
+    print(text)

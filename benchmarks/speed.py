@@ -1,0 +1,317 @@
+"""Speed: bare PyTorch against inline and Ray, on the same minibatches in one run.
+
+The bare loop is what one would write without any framework: for each round and each
+sampled client load the representation, train the head, train the representation, add it
+up. Its minibatches are prepared before its clock starts. Inline must end with the same
+representation as the bare loop, which is checked.
+"""
+
+import argparse
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from common import RESULTS, markdown, write
+from torch import Tensor
+
+from clients import FedRepClient
+from clients.client_app import make_app
+from simulation import InlineGrid, simulate
+from strategies import build_strategy
+from strategies.server_app import run_rounds
+from task.models import SplitModel, build_model
+from task.settings import Setting, resolve
+from task.tasks import build_task
+from task.training import SGD, train
+
+Batches = list[tuple[Tensor, Tensor]]
+
+
+def settings_for(arguments: argparse.Namespace, **more: Setting) -> dict[str, Setting]:
+    """Return FedRep's CIFAR-10 settings (100 clients, 5 classes, 10 % a round)."""
+    return resolve(
+        {
+            "algorithm": "fedrep",
+            "task": "image-folder",
+            "data-dir": arguments.data_dir,
+            "num-clients": 100,
+            "classes-per-client": 5,
+            "fraction-train": 0.1,
+            "num-server-rounds": arguments.rounds,
+            "head-epochs": 1,
+            "evaluate-every": 0,
+            "evaluate-last": 0,
+            **{name.replace("_", "-"): value for name, value in more.items()},
+        }
+    )
+
+
+class Recorder(FedRepClient):
+    """Notes who trains on which minibatches, for the bare loop to use."""
+
+    seen: list[tuple[int, list[Batches]]] = []  # noqa: RUF012
+
+    def fit(self, parameters: Any, config: Any) -> Any:
+        """Draw the minibatches that `FedRepClient.fit` would draw; train nothing."""
+        examples = self.task.train_examples(self.index)
+        epochs = [list(examples.batches(10, shuffle=True)) for _ in range(2)]
+        Recorder.seen.append((self.index, epochs))
+        self.receive(parameters)
+        return self.send(0.0)
+
+
+def record(settings: dict[str, Setting]) -> list[list[tuple[int, list[Batches]]]]:
+    """Return client and minibatches of every fit, by round."""
+    import clients.client_app as client_app
+
+    Recorder.seen = []
+    original = client_app.CLIENTS["fedrep"]
+    client_app.CLIENTS["fedrep"] = Recorder
+    try:
+        inline(settings)
+    finally:
+        client_app.CLIENTS["fedrep"] = original
+    per_round = int(int(settings["num-clients"]) * float(settings["fraction-train"]))
+    seen = Recorder.seen
+    return [seen[i : i + per_round] for i in range(0, len(seen), per_round)]
+
+
+def inline(settings: dict[str, Setting]) -> tuple[float, dict[str, Tensor]]:
+    """Return seconds of the rounds and the final representation, in one process."""
+    grid = InlineGrid(make_app(settings), int(settings["num-clients"]))
+    strategy = build_strategy(settings)
+    arrays = strategy.initialize(grid)
+    began = time.perf_counter()
+    rounds = range(1, int(settings["num-server-rounds"]) + 1)
+    arrays = run_rounds(strategy, grid, arrays, rounds, evaluated=lambda _: False)
+    seconds = time.perf_counter() - began
+    return seconds, {n: torch.from_numpy(a.numpy()) for n, a in arrays.items()}
+
+
+def bare(
+    model: SplitModel, rounds: list[list[tuple[int, list[Batches]]]]
+) -> tuple[float, dict[str, Tensor]]:
+    """Return seconds and the final representation of the plain PyTorch loop."""
+
+    def sgd(module: torch.nn.Module) -> torch.optim.SGD:
+        named = list(module.named_parameters())
+        weights = [p for n, p in named if not n.endswith("bias")]
+        biases = [p for n, p in named if n.endswith("bias")]
+        groups = [{"params": weights, "weight_decay": 1e-4}, {"params": biases}]
+        return torch.optim.SGD(groups, lr=0.01, momentum=0.5, fused=True)
+
+    def epoch(part: torch.nn.Module, other: torch.nn.Module, batches: Batches) -> None:
+        other.requires_grad_(False)
+        part.requires_grad_(True)
+        optimizer = sgd(part)
+        for inputs, targets in batches:
+            optimizer.zero_grad()
+            loss = torch.nn.functional.cross_entropy(model(inputs), targets)
+            loss.backward()
+            optimizer.step()
+
+    began = time.perf_counter()
+    state = {n: v.clone() for n, v in model.representation.state_dict().items()}
+    initial_head = {n: v.clone() for n, v in model.head.state_dict().items()}
+    heads: dict[int, dict[str, Tensor]] = {}
+    for sampled in rounds:
+        total = {n: torch.zeros_like(v) for n, v in state.items()}
+        for client, (head_batches, representation_batches) in sampled:
+            model.representation.load_state_dict(state)
+            model.head.load_state_dict(heads.get(client, initial_head))
+            epoch(model.head, model.representation, head_batches)
+            epoch(model.representation, model.head, representation_batches)
+            heads[client] = {n: v.clone() for n, v in model.head.state_dict().items()}
+            for name, value in model.representation.state_dict().items():
+                total[name] += value
+        state = {n: v / len(sampled) for n, v in total.items()}
+    return time.perf_counter() - began, state
+
+
+def ray(settings: dict[str, Setting]) -> tuple[float, float]:
+    """Return seconds of the rounds on Ray, and of its start."""
+    import json
+
+    with tempfile.TemporaryDirectory() as output:
+        began = time.perf_counter()
+        simulate({**settings, "output": output}, "ray")
+        whole = time.perf_counter() - began
+        lines = (Path(output) / "fedrep" / "metrics.jsonl").read_text().splitlines()
+    seconds = [json.loads(line)["seconds"] for line in lines]
+    # The first round's worker processes still import torch; it is taken as the others.
+    rounds = (seconds[-1] - seconds[0]) * len(seconds) / (len(seconds) - 1)
+    return rounds, whole - rounds
+
+
+def head_epochs(settings: dict[str, Setting], epochs: int) -> dict[str, float]:
+    """Return seconds for head epochs with features computed each time, and once."""
+    task = build_task(settings, int(settings["num-clients"]))
+    model = task.initial_model()
+    sgd = SGD.from_settings(settings)
+    augmented = task.train_examples(0)
+
+    def seconds(action: Callable[[], object]) -> float:
+        action()
+        began = time.perf_counter()
+        action()
+        return time.perf_counter() - began
+
+    plain = augmented.without_augmentation()
+    each = seconds(lambda: train(model, "head", augmented, task.loss, epochs, sgd))
+    once = seconds(lambda: train(model, "head", plain, task.loss, epochs, sgd))
+    representation = seconds(
+        lambda: train(model, "representation", augmented, task.loss, 1, sgd)
+    )
+    return {"each": each, "once": once, "representation": representation}
+
+
+def formats(shape: tuple[int, ...]) -> dict[str, float]:
+    """Return milliseconds of a training step of 10 images by memory format and type."""
+    results = {}
+    for name, memory, bfloat16 in (
+        ("contiguous", torch.contiguous_format, False),
+        ("channels last", torch.channels_last, False),
+        ("channels last, bfloat16", torch.channels_last, True),
+    ):
+        model = build_model("cifar10-cnn", shape, 10).to(memory_format=memory)
+        images = torch.randn(10, *shape).to(memory_format=memory)
+        targets = torch.randint(0, 10, (10,))
+        optimizer = SGD().optimizer(model)
+
+        def step(
+            model: SplitModel = model,
+            images: Tensor = images,
+            optimizer: torch.optim.Optimizer = optimizer,
+            bfloat16: bool = bfloat16,
+            targets: Tensor = targets,
+        ) -> None:
+            optimizer.zero_grad()
+            with torch.autocast("cpu", torch.bfloat16, enabled=bfloat16):
+                loss = torch.nn.functional.cross_entropy(model(images), targets)
+            loss.backward()
+            optimizer.step()
+
+        for _ in range(20):
+            step()
+        began = time.perf_counter()
+        for _ in range(200):
+            step()
+        results[name] = (time.perf_counter() - began) / 200 * 1000
+    return results
+
+
+def main() -> None:
+    """Measure and write ``results/speed``."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--data-dir", required=True, help="CIFAR-10 as image folder")
+    parser.add_argument("--rounds", type=int, default=6)
+    arguments = parser.parse_args()
+    torch.set_num_threads(1)
+    settings = settings_for(arguments)
+    task = build_task(settings, 100)
+    rounds = record(settings)
+    bare(task.initial_model(), rounds[:1])
+    # In turn, so that a drift of the machine's speed touches both alike.
+    times: dict[str, list[float]] = {"bare": [], "inline": []}
+    for _ in range(3):
+        seconds, expected = bare(task.initial_model(), rounds)
+        times["bare"].append(seconds)
+        seconds, found = inline(settings)
+        times["inline"].append(seconds)
+    difference = max(
+        (found[f"representation.{n}"] - v).abs().max().item()
+        for n, v in expected.items()
+    )
+    ray_seconds, ray_start = ray(settings)
+    median = {name: sorted(values)[1] for name, values in times.items()}
+    steps = 10 * 2 * 50 * arguments.rounds
+    base = median["bare"]
+    rows = [
+        ("bare PyTorch loop, 1 thread", f"{base:.2f}", "1.00", ""),
+        (
+            "inline",
+            f"{median['inline']:.2f}",
+            f"{median['inline'] / base:.2f}",
+            f"largest difference to the bare loop's representation {difference:.1e}",
+        ),
+        (
+            "Ray, 2 actors",
+            f"{ray_seconds:.2f}",
+            f"{ray_seconds / base:.2f}",
+            f"start and end {ray_start:.1f} s more",
+        ),
+    ]
+    head = head_epochs(settings, 10)
+    step = formats((3, 32, 32))
+    body = (
+        f"FedRep on CIFAR-10, 100 clients, 10 a round, {arguments.rounds} rounds, one "
+        f"head and one representation epoch: {steps} steps of 10 images. Median of 3 "
+        "runs in turn (Ray: one run).\n\n"
+        + markdown(("", "seconds", "ratio", ""), rows)
+        + "\nTen head epochs of one client (500 images), and one representation epoch "
+        "beside them:\n\n"
+        + markdown(
+            ("", "head epochs (s)", "round (s)"),
+            [
+                (
+                    "features computed in each epoch (default on augmented data)",
+                    f"{head['each']:.3f}",
+                    f"{head['each'] + head['representation']:.3f}",
+                ),
+                (
+                    "features computed once (`augment-head=false`, or no augmentation)",
+                    f"{head['once']:.3f}",
+                    f"{head['once'] + head['representation']:.3f}",
+                ),
+                (
+                    "gain",
+                    f"{head['each'] / head['once']:.1f}",
+                    f"{_gain(head):.1f}",
+                ),
+            ],
+        )
+        + "\nOne training step of 10 images, ms:\n\n"
+        + markdown(tuple(step), [[f"{ms:.2f}" for ms in step.values()]])
+    )
+    write(
+        "speed",
+        "Speed",
+        body + "\n![speed](speed.png)\n",
+        {
+            "times": times,
+            "ray": ray_seconds,
+            "ray-start": ray_start,
+            "difference": difference,
+            "head-epochs": head,
+            "step-ms": step,
+        },
+    )
+    _plot(median | {"Ray, 2 actors": ray_seconds}, step)
+
+
+def _gain(head: dict[str, float]) -> float:
+    rest = head["representation"]
+    return (head["each"] + rest) / (head["once"] + rest)
+
+
+def _plot(times: dict[str, float], step: dict[str, float]) -> None:
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(9, 2.6), layout="constrained")
+    left, right = figure.subplots(1, 2)
+    ratios = [t / times["bare"] for t in times.values()]
+    left.barh(list(times), ratios, color="tab:blue")
+    left.axvline(1, color="black", lw=0.8)
+    left.set_xlabel("time / bare PyTorch loop")
+    right.barh(list(step), list(step.values()), color="tab:orange")
+    right.set_xlabel("ms a training step of 10 images")
+    for axes in (left, right):
+        axes.invert_yaxis()
+    figure.savefig(RESULTS / "speed.png", dpi=150)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,481 @@
+"""Graphs, mixing weights, their spectrum and the consensus step.
+
+Nodes 0, ..., n-1 exchange messages along the edges of a connected undirected graph and
+average with a mixing matrix W: symmetric, doubly stochastic, w_ij = 0 where i and j are
+neither equal nor neighbours. With its eigenvalues ordered by magnitude,
+1 = |lambda_1| > |lambda_2| >= ... >= |lambda_n|, the spectral gap is
+delta = 1 - |lambda_2| (Singh, UCLA 2024, section 3.2).
+"""
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from task.settings import SettingsError, require
+
+Weights = NDArray[np.float64]
+
+# How often erdos_renyi draws before it gives up, and how far a matrix given by a user
+# may be from symmetric and stochastic: weights are often written with few digits.
+_DRAWS = 1000
+_TOLERANCE = 1e-6
+
+
+@dataclass(frozen=True)
+class Graph:
+    """A connected undirected graph without loops.
+
+    Parameters
+    ----------
+    n : int
+        Number of nodes, at least 2; they are 0, ..., n-1.
+    edges : tuple of (int, int)
+        The edges in any order and direction. They are stored once each, as (i, j) with
+        i < j, sorted.
+
+    Raises
+    ------
+    SettingsError
+        If there are fewer than 2 nodes, an edge is a loop or names a node that does
+        not exist, or the graph is disconnected.
+    """
+
+    n: int
+    edges: tuple[tuple[int, int], ...]
+
+    def __post_init__(self) -> None:
+        """Put the edges in order and check the graph."""
+        require(self.n >= 2, "the number of nodes", self.n, "at least 2")
+        edges = tuple(sorted({(min(edge), max(edge)) for edge in self.edges}))
+        for i, j in edges:
+            if i == j or i < 0 or j >= self.n:
+                allowed = f"between two different nodes of 0 to {self.n - 1}"
+                require(False, "an edge", (i, j), allowed)
+        object.__setattr__(self, "edges", edges)
+        reached = self._reached()
+        if len(reached) < self.n:
+            apart = next(i for i in range(self.n) if i not in reached)
+            raise SettingsError(
+                f"the graph is disconnected: from its component {_listed(reached)} "
+                f"there is no path to node {apart}"
+            )
+
+    @cached_property
+    def _neighbours(self) -> dict[int, list[int]]:
+        # A dict, as a file may name a node of any number; nodes without an edge are
+        # refused before anybody can miss them. Edges are sorted, so a node's smaller
+        # neighbours come first, in order, and then its larger ones.
+        neighbours: dict[int, list[int]] = {}
+        for i, j in self.edges:
+            neighbours.setdefault(i, []).append(j)
+            neighbours.setdefault(j, []).append(i)
+        return neighbours
+
+    def _reached(self) -> set[int]:
+        """Give the nodes with a path to node 0, itself included."""
+        reached, waiting = {0}, [0]
+        while waiting:
+            for node in self._neighbours.get(waiting.pop(), []):
+                if node not in reached:
+                    reached.add(node)
+                    waiting.append(node)
+        return reached
+
+    def neighbours(self, i: int) -> tuple[int, ...]:
+        """Give the neighbours of a node.
+
+        Parameters
+        ----------
+        i : int
+            The node.
+
+        Returns
+        -------
+        tuple of int
+            Its neighbours in increasing order, without the node itself.
+        """
+        return tuple(self._neighbours[i])
+
+    def degrees(self) -> NDArray[np.int64]:
+        """Give the number of neighbours of each node.
+
+        Returns
+        -------
+        ndarray of int, shape (n,)
+            The degrees.
+        """
+        return np.array([len(self._neighbours[i]) for i in range(self.n)], np.int64)
+
+
+def ring(n: int) -> Graph:
+    """Connect each node with the next, and the last with the first.
+
+    Parameters
+    ----------
+    n : int
+        Number of nodes, at least 2 (where the ring is a single edge).
+
+    Returns
+    -------
+    Graph
+        The ring.
+
+    Raises
+    ------
+    SettingsError
+        If there are fewer than 2 nodes.
+    """
+    return Graph(n, tuple((i, (i + 1) % n) for i in range(n)))
+
+
+def torus(n: int) -> Graph:
+    """Connect a grid's nodes with the next in their row and column, wrapping around.
+
+    The grid is the one of n nodes nearest to a square; node i is in row i // columns.
+    With 2 rows the two edges between the nodes of a column are one.
+
+    Parameters
+    ----------
+    n : int
+        Number of nodes.
+
+    Returns
+    -------
+    Graph
+        The torus.
+
+    Raises
+    ------
+    SettingsError
+        If n is no product of two numbers of at least 2.
+    """
+    rows = next((r for r in range(math.isqrt(max(n, 0)), 1, -1) if n % r == 0), 0)
+    require(rows > 0, "the number of nodes of a torus", n, "a product of two above 1")
+    columns = n // rows
+    right = [(i, i - i % columns + (i + 1) % columns) for i in range(n)]
+    down = [(i, (i + columns) % n) for i in range(n)]
+    return Graph(n, tuple(right + down))
+
+
+def complete(n: int) -> Graph:
+    """Connect every node with every other.
+
+    Parameters
+    ----------
+    n : int
+        Number of nodes, at least 2.
+
+    Returns
+    -------
+    Graph
+        The complete graph.
+
+    Raises
+    ------
+    SettingsError
+        If there are fewer than 2 nodes.
+    """
+    return Graph(n, tuple((i, j) for i in range(n) for j in range(i + 1, n)))
+
+
+def star(n: int) -> Graph:
+    """Connect node 0 with every other.
+
+    Parameters
+    ----------
+    n : int
+        Number of nodes, at least 2.
+
+    Returns
+    -------
+    Graph
+        The star.
+
+    Raises
+    ------
+    SettingsError
+        If there are fewer than 2 nodes.
+    """
+    return Graph(n, tuple((0, i) for i in range(1, n)))
+
+
+def erdos_renyi(n: int, probability: float, seed: int) -> Graph:
+    """Connect each pair of nodes with a given probability, drawing until connected.
+
+    Attempt a = 0, 1, ... takes one word of ``PCG64([seed, a])`` for each pair (i, j),
+    i < j, in lexicographic order; the pair is an edge if the word's upper 53 bits, as
+    a fraction in [0, 1), are below the probability. The first connected graph is the
+    result. NumPy promises these words to be the same in every version.
+
+    Parameters
+    ----------
+    n : int
+        Number of nodes, at least 2.
+    probability : float
+        Of an edge, in (0, 1].
+    seed : int
+        At least 0.
+
+    Returns
+    -------
+    Graph
+        The graph.
+
+    Raises
+    ------
+    SettingsError
+        If an argument is out of range, or none of 1,000 draws is connected.
+    """
+    require(n >= 2, "the number of nodes", n, "at least 2")
+    require(0 < probability <= 1, "the edge probability", probability, "in (0, 1]")
+    require(seed >= 0, "the graph's seed", seed, "at least 0")
+    i, j = np.triu_indices(n, 1)
+    for attempt in range(_DRAWS):
+        words = np.random.PCG64([seed, attempt]).random_raw(len(i))
+        drawn = (words >> np.uint64(11)) * 2.0**-53 < probability
+        edges = tuple(zip(i[drawn].tolist(), j[drawn].tolist(), strict=True))
+        try:
+            return Graph(n, edges)
+        except SettingsError:  # Disconnected: nothing else can be wrong here.
+            continue
+    raise SettingsError(
+        f"the edge probability is {probability!r}; none of {_DRAWS} graphs drawn with "
+        f"{n} nodes is connected, it must be larger (about ln(n)/n is enough)"
+    )
+
+
+def from_edges(edges: Iterable[Sequence[int]], n: int | None = None) -> Graph:
+    """Build a graph from its edges.
+
+    Parameters
+    ----------
+    edges : iterable of pairs of int
+        The edges, in any order and direction.
+    n : int, optional
+        Number of nodes; by default the largest node named, plus 1.
+
+    Returns
+    -------
+    Graph
+        The graph.
+
+    Raises
+    ------
+    SettingsError
+        As for ``Graph``.
+    """
+    pairs = tuple((int(i), int(j)) for i, j in edges)
+    return Graph(max(map(max, pairs), default=-1) + 1 if n is None else n, pairs)
+
+
+def from_file(path: str | Path, n: int | None = None) -> Graph:
+    """Build a graph from a text file.
+
+    Parameters
+    ----------
+    path : str or pathlib.Path
+        A file with one edge a line: two node numbers, counted from 0, separated by
+        spaces. Text after ``#`` and empty lines are skipped.
+    n : int, optional
+        Number of nodes; by default the largest node named, plus 1.
+
+    Returns
+    -------
+    Graph
+        The graph.
+
+    Raises
+    ------
+    SettingsError
+        If the file can not be read, a line is not an edge, or as for ``Graph``.
+    """
+    try:
+        lines = Path(path).read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        message = f"the graph file {str(path)!r} can not be read: {error}"
+        raise SettingsError(message) from error
+    edges = []
+    for number, line in enumerate(lines, 1):
+        words = line.partition("#")[0].split()
+        if words:
+            valid = len(words) == 2 and all(word.isdecimal() for word in words)
+            require(valid, f"line {number} of {path}", line, "two node numbers")
+            edges.append((int(words[0]), int(words[1])))
+    return from_edges(edges, n)
+
+
+def metropolis_weights(graph: Graph) -> Weights:
+    """Weigh an edge by the larger degree at its ends (Metropolis-Hastings).
+
+    w_ij = 1 / (1 + max(deg_i, deg_j)) for neighbours, and w_ii is what is left of 1.
+
+    Parameters
+    ----------
+    graph : Graph
+        The graph.
+
+    Returns
+    -------
+    ndarray of float, shape (n, n)
+        Mixing matrix W; every w_ii is positive, so delta > 0.
+    """
+    degrees = graph.degrees()
+    i, j = np.array(graph.edges).T
+    return _weights(graph.n, i, j, 1 / (1 + np.maximum(degrees[i], degrees[j])))
+
+
+def uniform_weights(graph: Graph) -> Weights:
+    """Give every edge the same weight (maximum degree).
+
+    w_ij = 1 / (1 + max_k deg_k) for neighbours, and w_ii is what is left of 1: W =
+    I - L / (1 + max_k deg_k) with the graph's Laplacian L. The added 1 keeps every w_ii
+    positive and so delta > 0 where the graph is bipartite too, as an even ring is.
+
+    Parameters
+    ----------
+    graph : Graph
+        The graph.
+
+    Returns
+    -------
+    ndarray of float, shape (n, n)
+        Mixing matrix W.
+    """
+    i, j = np.array(graph.edges).T
+    weight = 1 / (1 + graph.degrees().max())
+    return _weights(graph.n, i, j, np.full(len(i), weight))
+
+
+class Spectrum(NamedTuple):
+    """What theory needs of a mixing matrix.
+
+    Parameters
+    ----------
+    delta : float
+        Spectral gap 1 - |lambda_2(W)|, in (0, 1].
+    lambda_max : float
+        max_i (1 - lambda_i(W)), at least delta and below 2: the lambda of Theorem 2.
+    """
+
+    delta: float
+    lambda_max: float
+
+
+def spectrum(weights: Weights) -> Spectrum:
+    """Compute the spectral gap and lambda (Singh 2024, sections 3.2 and 3.3).
+
+    All eigenvalues are computed, in O(n^3): less than a second for n = 1,000.
+
+    Parameters
+    ----------
+    weights : ndarray of float, shape (n, n)
+        Mixing matrix W.
+
+    Returns
+    -------
+    Spectrum
+        delta and lambda_max.
+
+    Raises
+    ------
+    SettingsError
+        As for ``check_weights``, or if |lambda_2| = 1 so that nothing converges: the
+        graph is bipartite and every w_ii is zero.
+    """
+    check_weights(weights)
+    eigenvalues = np.linalg.eigvalsh(weights)  # Increasing; the last one is 1.
+    delta = 1 - float(np.abs(eigenvalues[:-1]).max())
+    require(delta > 1e-12, "the spectral gap", delta, "> 0: give each w_ii some weight")
+    return Spectrum(delta, 1 - float(eigenvalues[0]))
+
+
+def check_weights(weights: Weights) -> None:
+    """Check that a matrix is a mixing matrix of a connected graph.
+
+    Parameters
+    ----------
+    weights : ndarray of float, shape (n, n)
+        The matrix.
+
+    Raises
+    ------
+    SettingsError
+        If it is not square, has a negative entry or one that is not finite, is not
+        symmetric, has rows that do not sum to 1, or connects only some of the nodes.
+    """
+    shape = weights.shape
+    square = len(shape) == 2 and shape[0] == shape[1] >= 2
+    require(square, "the mixing matrix's shape", shape, "(n, n), n >= 2")
+    valid = np.isfinite(weights) & (weights >= 0)
+    i, j = np.unravel_index(np.argmin(valid), shape)
+    require(bool(valid[i, j]), f"w_{i},{j}", float(weights[i, j]), "a number >= 0")
+    difference = np.abs(weights - weights.T)
+    i, j = np.unravel_index(np.argmax(difference), shape)
+    mirrored = f"w_{j},{i} = {weights[j, i]}, as it is to be symmetric"
+    symmetric = bool(difference[i, j] <= _TOLERANCE)
+    require(symmetric, f"w_{i},{j}", float(weights[i, j]), mirrored)
+    sums = weights.sum(axis=1)
+    row = int(np.argmax(np.abs(sums - 1)))
+    stochastic = bool(abs(sums[row] - 1) <= _TOLERANCE)
+    require(stochastic, f"the sum of row {row} of W", float(sums[row]), "1")
+    from_edges(np.argwhere(np.triu(weights, 1)).tolist(), shape[0])
+
+
+def consensus_step(weights: Weights, omega: float) -> float:
+    """Compute the consensus step gamma with which SQuARM-SGD provably converges.
+
+    gamma = 2 delta omega
+            / (64 delta + delta^2 + 16 lambda^2 + 8 delta lambda^2 - 16 delta omega)
+
+    with lambda = max_i (1 - lambda_i(W)): Singh 2024, section 3.3.2, Theorem 2, to
+    which section 3.2.1 refers for gamma. It is a worst case, far below the best step
+    found by trying. Theorem 1 has another one, smaller, for weaker assumptions and
+    without event triggering.
+
+    Parameters
+    ----------
+    weights : ndarray of float, shape (n, n)
+        Mixing matrix W.
+    omega : float
+        The compression operator's parameter, in (0, 1].
+
+    Returns
+    -------
+    float
+        gamma in (0, 1).
+
+    Raises
+    ------
+    SettingsError
+        If omega is out of range, or as for ``spectrum``.
+    """
+    require(0 < omega <= 1, "omega", omega, "in (0, 1]")
+    delta, lambda_max = spectrum(weights)
+    return (2 * delta * omega) / (
+        64 * delta
+        + delta**2
+        + 16 * lambda_max**2
+        + 8 * delta * lambda_max**2
+        - 16 * delta * omega
+    )
+
+
+def _weights(
+    n: int, i: NDArray[np.int64], j: NDArray[np.int64], edge_weights: Weights
+) -> Weights:
+    weights = np.zeros((n, n))
+    weights[i, j] = weights[j, i] = edge_weights
+    np.fill_diagonal(weights, 1 - weights.sum(axis=1))
+    return weights
+
+
+def _listed(nodes: set[int]) -> str:
+    """Name the nodes of a component, the first ten if there are more."""
+    names = ", ".join(map(str, sorted(nodes)[:10]))
+    return f"{{{names}, ...}}" if len(nodes) > 10 else f"{{{names}}}"
