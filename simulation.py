@@ -26,7 +26,7 @@ from strategies import STRATEGIES, build_strategy, server_app
 from strategies.checkpoint import Checkpoint
 from task.settings import Setting, SettingsError, defaults, require, resolve, unknown
 
-DEFAULT_ALGORITHMS = ("fedavg", "fedrep")
+DEFAULT_ALGORITHMS = ("fedavg", "fedrep", "flute")
 BACKENDS = ("ray", "inline")
 CLIENT_APP_ERROR = 2
 

@@ -89,7 +89,8 @@ def write(name: str, title: str, body: str, data: dict[str, Any]) -> None:
     about = provenance()
     text = (
         f"# {title}\n\n`{about['command']}` at commit {about['commit']}; "
-        f"{about['machine']}, Python {about['python']}, torch {about['torch']}\n\n{body}"
+        f"{about['machine']}, Python {about['python']}, torch {about['torch']}\n\n"
+        + body
     )
     (RESULTS / f"{name}.md").write_text(text, encoding="utf-8")
     whole = {"about": about, **data}

@@ -5,6 +5,7 @@ from clients.fedavg import FedAvgClient
 from clients.fedavg_ft import FedAvgFTClient
 from clients.fedper import FedPerClient
 from clients.fedrep import FedRepClient, FedRepLinearClient
+from clients.flute import FLUTEClient, FLUTELinearClient, FLUTEStarClient
 from clients.local import LocalClient
 
 CLIENTS: dict[str, type[Client]] = {
@@ -12,16 +13,22 @@ CLIENTS: dict[str, type[Client]] = {
     "fedavg-ft": FedAvgFTClient,
     "fedper": FedPerClient,
     "fedrep": FedRepClient,
+    "flute": FLUTEClient,
+    "flute-star": FLUTEStarClient,
     "local": LocalClient,
 }
 LINEAR_CLIENTS: dict[str, type[Client]] = {
     "fedrep": FedRepLinearClient,
+    "flute": FLUTELinearClient,
 }
 
 __all__ = [
     "CLIENTS",
     "LINEAR_CLIENTS",
     "Client",
+    "FLUTEClient",
+    "FLUTELinearClient",
+    "FLUTEStarClient",
     "FedAvgClient",
     "FedAvgFTClient",
     "FedPerClient",

@@ -9,9 +9,11 @@ import numpy.typing as npt
 import torch
 from flwr.client import NumPyClient
 from flwr.common import NDArrays, Scalar
+from torch import nn
 
 from clients.state import PersonalState
 from task.models import Part
+from task.neural_collapse import neural_collapse
 from task.settings import Settings, require
 from task.tasks import Task
 from task.training import SGD, Regularizer, evaluate, train
@@ -212,7 +214,8 @@ class Client(NumPyClient):
         num_examples : int
             Number of test examples.
         metrics : dict
-            ``accuracy``, 0 to 1, where targets are classes.
+            ``accuracy``, 0 to 1, where targets are classes; ``global-nc2`` and
+            ``local-nc2`` (`task.neural_collapse`) where the head is linear besides.
         """
         self.receive(parameters)
         return self.test()
@@ -230,7 +233,42 @@ class Client(NumPyClient):
         metrics: dict[str, Scalar] = {}
         if not examples.targets.is_floating_point():
             metrics["accuracy"] = accuracy
+            metrics |= self._collapse()
         return loss, len(examples), metrics
+
+    def _collapse(self) -> dict[str, Scalar]:
+        """Return this client's terms of Global NC2 and Averaged Local NC2."""
+        head = self.model.head
+        if not isinstance(head, nn.Linear):
+            return {}
+        classes = class_mask(self.task, self.index, head)
+        weight = head.weight.detach()[None]
+        return {
+            "global-nc2": neural_collapse(weight, classes).item(),
+            "local-nc2": neural_collapse(weight, classes, local=True).item(),
+        }
+
+
+def class_mask(task: Task, index: int, head: nn.Linear) -> torch.Tensor:
+    """Return which classes a client has in its training examples.
+
+    Parameters
+    ----------
+    task : Task
+        The task.
+    index : int
+        The client.
+    head : nn.Linear
+        A head with m outputs.
+
+    Returns
+    -------
+    Tensor of bool, shape (1, m)
+        The mask u_i.
+    """
+    mask = torch.zeros(1, head.out_features, dtype=torch.bool)
+    mask[0, task.train_examples(index).targets] = True
+    return mask
 
 
 def _tensors(

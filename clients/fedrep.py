@@ -3,14 +3,11 @@
 from typing import cast
 
 import numpy as np
-import numpy.typing as npt
 from flwr.common import NDArrays, Scalar
 
 from clients.base import Client, Evaluation, Reply
-from task.linear import LinearTask, principal_angle_distance
+from task.linear import LinearTask, Matrix
 from task.settings import require
-
-Matrix = npt.NDArray[np.float64]
 
 
 class FedRepClient(Client):
@@ -45,8 +42,8 @@ class FedRepLinearClient(Client):
     """Algorithm 2: linear representation B (d × k), head w, squared loss.
 
     f_i(w, B) = 1/(2m) Σ_j (y_j − wᵀ Bᵀ x_j)². Every round has a fresh batch of m
-    examples. ``head-steps`` 0 solves for the head exactly; 1 and 10 gradient steps are
-    the paper's GD-GD and 10GD-GD.
+    examples, or with ``fresh-samples`` false the same one. ``head-steps`` 0 solves for
+    the head exactly; 1 and 10 gradient steps are the paper's GD-GD and 10GD-GD.
     """
 
     shared = ("representation.",)
@@ -86,7 +83,7 @@ class FedRepLinearClient(Client):
         parameters : list of ndarray
             Bᵀ, of shape (k, d).
         config : dict
-            ``server-round``: which fresh batch.
+            ``server-round``: which fresh batch, from 1.
 
         Returns
         -------
@@ -94,7 +91,8 @@ class FedRepLinearClient(Client):
             B_iᵀ, m and the loss at (w_i, B).
         """
         b = parameters[0].T
-        x, y = self.linear.draw(self.index, int(config["server-round"]))
+        fresh = int(config["server-round"]) if self.settings["fresh-samples"] else 0
+        x, y = self.linear.draw(self.index, fresh)
         w = self._head(b, x, y)
         residual = x @ (b @ w) - y
         gradient = np.outer(x.T @ residual, w) / len(y)
@@ -132,27 +130,10 @@ class FedRepLinearClient(Client):
 
         Returns
         -------
-        loss : float
-            ½ ‖B w_i − φ_i‖², the expected loss without the noise.
-        num_examples : int
-            m.
-        metrics : dict
-            ``distance``, the principal angle distance from B to B*; ``error``,
-            ‖B w_i − φ_i‖; ``error-best``, that of the best rank-k approximation.
+        tuple
+            As `LinearTask.judge`.
         """
-        b = parameters[0].T
-        error = float(
-            np.linalg.norm(b @ self._own_head() - self.linear.models[:, self.index])
-        )
-        return (
-            error**2 / 2,
-            self.linear.samples,
-            {
-                "distance": principal_angle_distance(b, self.linear.representation),
-                "error": error,
-                "error-best": float(self.linear.best_errors[self.index]),
-            },
-        )
+        return self.linear.judge(self.index, parameters[0].T, self._own_head())
 
 
 def solve_head(b: Matrix, x: Matrix, y: Matrix) -> Matrix:

@@ -100,11 +100,13 @@ class PersonalState:
         round_ : int
             The round, from 1.
         """
+        # safetensors takes the memory as it lies, and convolutions are channels last.
+        kept = {name: np.asarray(value, order="C") for name, value in arrays.items()}
         path = self._path(round_)
         if path is not None:
-            write_atomically(path, save(dict(arrays)))
+            write_atomically(path, save(kept))
         self._records[f"{PREFIX}{round_}"] = ArrayRecord(
-            {name: Array(np.ascontiguousarray(value)) for name, value in arrays.items()}
+            {name: Array(value) for name, value in kept.items()}
         )
         # In memory the acknowledged version and the new one are enough.
         for name in [n for n in self._records if n.startswith(PREFIX)]:

@@ -5,6 +5,7 @@ from strategies.fedavg import FedAvg
 from strategies.fedavg_ft import FedAvgFT
 from strategies.fedper import FedPer
 from strategies.fedrep import FedRep, FedRepLinear
+from strategies.flute import FLUTE, FLUTELinear, FLUTEStar
 from strategies.local import Local
 from task.settings import Settings, unknown
 
@@ -13,10 +14,13 @@ STRATEGIES: dict[str, type[BaseStrategy]] = {
     "fedavg-ft": FedAvgFT,
     "fedper": FedPer,
     "fedrep": FedRep,
+    "flute": FLUTE,
+    "flute-star": FLUTEStar,
     "local": Local,
 }
 LINEAR_STRATEGIES: dict[str, type[BaseStrategy]] = {
     "fedrep": FedRepLinear,
+    "flute": FLUTELinear,
 }
 
 
@@ -48,9 +52,12 @@ def build_strategy(settings: Settings) -> BaseStrategy:
 
 
 __all__ = [
+    "FLUTE",
     "LINEAR_STRATEGIES",
     "STRATEGIES",
     "BaseStrategy",
+    "FLUTELinear",
+    "FLUTEStar",
     "FedAvg",
     "FedAvgFT",
     "FedPer",

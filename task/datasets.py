@@ -131,8 +131,8 @@ def _store(dataset: Dataset, directory: Path) -> None:
         # Another process may have stored the same data first: that is as good.
         if not directory.exists():
             raise SettingsError(
-                f"the data cache {str(directory.parent)!r} cannot be written ({error}); "
-                "set cache-dir to a directory with enough space"
+                f"the data cache {str(directory.parent)!r} cannot be written "
+                f"({error}); set cache-dir to a directory with enough space"
             ) from None
     finally:
         if partial is not None:

@@ -207,6 +207,41 @@ class LinearTask:
         noise = rng.standard_normal(n) * np.sqrt(self.noise_variance)
         return x, x @ self.models[:, client] + noise
 
+    def judge(
+        self, client: int, b: Matrix, w: Matrix
+    ) -> tuple[float, int, dict[str, bool | bytes | float | int | str]]:
+        """Compare a learned model B w with a client's true one.
+
+        Parameters
+        ----------
+        client : int
+            The client.
+        b : ndarray, shape (d, k)
+            The representation.
+        w : ndarray, shape (k,)
+            The client's head.
+
+        Returns
+        -------
+        loss : float
+            ½ ‖B w − φ_i‖², the expected loss without the noise.
+        num_examples : int
+            The task's ``samples``.
+        metrics : dict
+            ``distance``, the principal angle distance from B to B*; ``error``,
+            ‖B w − φ_i‖; ``error-best``, that of the best rank-k approximation.
+        """
+        error = float(np.linalg.norm(b @ w - self.models[:, client]))
+        return (
+            error**2 / 2,
+            self.samples,
+            {
+                "distance": principal_angle_distance(b, self.representation),
+                "error": error,
+                "error-best": float(self.best_errors[client]),
+            },
+        )
+
     # What follows lets the general algorithms train the same task by SGD.
 
     @staticmethod

@@ -1,0 +1,94 @@
+"""The head regularizer of FLUTE: how far heads are from neural collapse."""
+
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+
+class HeadRegularizer(Protocol):
+    """A function of heads that client and server both lower.
+
+    To bring another one, give FLUTE's client and strategy an object like this.
+    """
+
+    def __call__(self, heads: Tensor, classes: Tensor) -> Tensor:
+        """Return the regularizer of each head.
+
+        Parameters
+        ----------
+        heads : Tensor, shape (n, m, k)
+            Weights of n linear heads: m classes, k features.
+        classes : Tensor of bool, shape (n, m)
+            Which classes each client has.
+
+        Returns
+        -------
+        Tensor, shape (n,)
+            The values; differentiable in ``heads``.
+        """
+
+
+def neural_collapse(heads: Tensor, classes: Tensor, local: bool = False) -> Tensor:
+    """Return NC_i of each head: its distance from a simplex of the client's classes.
+
+    NC_i(H) = ‖ HᵀH / ‖HᵀH‖_F − 1/√(m−1) u_i u_iᵀ ⊙ (I_m − 1/m 11ᵀ) ‖_F, with
+    H ∈ R^{k×m} the transpose of the weights (FLUTE, section 7.2). Its mean over the
+    clients is the paper's Global NC2.
+
+    Parameters
+    ----------
+    heads : Tensor, shape (n, m, k)
+        Weights of n linear heads.
+    classes : Tensor of bool, shape (n, m)
+        u_i: which classes each client has.
+    local : bool, default False
+        Whether each client's own number of classes replaces m in the simplex, which
+        gives the paper's Averaged Local NC2 (appendix C.2). The simplex of a single
+        class is 0.
+
+    Returns
+    -------
+    Tensor, shape (n,)
+        The values.
+    """
+    m = heads.shape[-2]
+    gram = heads @ heads.mT
+    gram = gram / torch.linalg.matrix_norm(gram)[:, None, None]
+    u = classes.to(heads.dtype)
+    sides = u.sum(1) if local else u.new_full((len(u),), m)
+    identity = torch.eye(m, dtype=heads.dtype)
+    simplex = identity - 1 / sides[:, None, None]
+    scale = (sides - 1).clamp(min=1).rsqrt()[:, None, None]
+    target = scale * (u[:, :, None] * u[:, None, :]) * simplex
+    distance: Tensor = torch.linalg.matrix_norm(gram - target)
+    return distance
+
+
+def step(
+    heads: Tensor, classes: Tensor, regularizer: HeadRegularizer, step_size: float
+) -> Tensor:
+    """Return heads after one gradient step on the mean of the regularizer.
+
+    FLUTE, algorithm 2: the server's step on R = Σ_i NC_i(H_i) over the sampled clients;
+    the authors' code divides R by their number.
+
+    Parameters
+    ----------
+    heads : Tensor, shape (n, m, k)
+        Weights of the n sampled clients' heads.
+    classes : Tensor of bool, shape (n, m)
+        Which classes each client has.
+    regularizer : HeadRegularizer
+        The regularizer.
+    step_size : float
+        Step size.
+
+    Returns
+    -------
+    Tensor, shape (n, m, k)
+        The new heads.
+    """
+    heads = heads.detach().requires_grad_(True)
+    (gradient,) = torch.autograd.grad(regularizer(heads, classes).mean(), heads)
+    return heads.detach() - step_size * gradient
