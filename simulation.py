@@ -22,7 +22,13 @@ from flwr.supercore.task_identity import TaskIdentity
 from rich.console import Console
 from rich.table import Table
 
-from strategies import STRATEGIES, build_strategy, server_app
+from strategies import (
+    ALGORITHMS,
+    SRPFL_BASES,
+    STRATEGIES,
+    build_strategy,
+    server_app,
+)
 from strategies.checkpoint import Checkpoint
 from task.settings import Setting, SettingsError, defaults, require, resolve, unknown
 
@@ -207,6 +213,9 @@ def simulate(settings: dict[str, Setting], backend: str = "ray") -> dict[str, An
     num_clients = int(settings["num-clients"])
     # The workers run elsewhere.
     settings = {**settings, "output": str(Path(str(settings["output"])).resolve())}
+    if settings["algorithm"] in SRPFL_BASES and settings["speed-model"] == "none":
+        # Here nobody is slow by itself.
+        settings["speed-model"] = "fixed"
     client = make_app(settings)
     if backend == "inline":
         return server_app.run(InlineGrid(client, num_clients), settings)
@@ -230,13 +239,13 @@ def check(algorithms: Sequence[str], settings: dict[str, Setting]) -> None:
     SettingsError
         If something is unknown, missing or out of its range.
     """
-    from clients.base import Client
+    from clients.client_app import client_class, complete
     from clients.state import PersonalState
     from task.tasks import TASKS, build_task
 
     for algorithm in algorithms:
-        if algorithm not in STRATEGIES:
-            raise unknown("algorithm", algorithm, STRATEGIES)
+        if algorithm not in ALGORITHMS:
+            raise unknown("algorithm", algorithm, ALGORITHMS)
     if settings["task"] not in TASKS:
         raise unknown("task", settings["task"], TASKS)
     server_app.check(settings)
@@ -248,9 +257,9 @@ def check(algorithms: Sequence[str], settings: dict[str, Setting]) -> None:
         if settings["resume"]:
             directory = Path(str(settings["resume"])) / algorithm
             Checkpoint.read(directory, {**settings, "algorithm": algorithm})
-    task = build_task(settings, num_clients)
-    nobody = Context(0, 0, {}, RecordDict(), {})
-    Client(task, 0, PersonalState(nobody), settings)
+        own = complete({**settings, "algorithm": algorithm})
+        nobody = PersonalState(Context(0, 0, {}, RecordDict(), {}))
+        client_class(own)(build_task(own, num_clients), 0, nobody, own)
 
 
 def parse(arguments: Sequence[str] | None) -> tuple[argparse.Namespace, dict[str, Any]]:
@@ -337,8 +346,12 @@ def list_all() -> str:
     from task.tasks import TASKS
 
     lines = []
-    for name, strategy in sorted(STRATEGIES.items()):
-        about = (strategy.__doc__ or "").splitlines()[0]
+    for name in ALGORITHMS:
+        if name in SRPFL_BASES:
+            about = f"SRPFL (Tziotis et al., TMLR 2023) over {SRPFL_BASES[name]}."
+        else:
+            module = sys.modules[STRATEGIES[name].__module__]
+            about = (module.__doc__ or "").splitlines()[0]
         lines.append(f"algorithm  {name:<14} {about}")
     lines += [f"task       {name}" for name in TASKS]
     lines += [f"model      {name:<14} {about}" for name, (_, about) in MODELS.items()]
@@ -360,20 +373,31 @@ def show(
         Where to print.
     """
     columns = {
-        "accuracy": "{:.2%}",
-        "accuracy-std-clients": "{:.2%}",
-        "accuracy-global": "{:.2%}",
-        "distance": "{:.4f}",
-        "error": "{:.4f}",
-        "rounds": "{}",
-        "seconds": "{:.1f}",
-        "bytes": "{:,}",
+        "accuracy": ("accuracy", "{:.2%}"),
+        "accuracy-std-clients": ("std over clients", "{:.2%}"),
+        "accuracy-global": ("not fine-tuned", "{:.2%}"),
+        "distance": ("distance", "{:.4f}"),
+        "error": ("error", "{:.4f}"),
+        "rounds": ("rounds", "{}"),
+        "seconds": ("seconds", "{:.1f}"),
+        "seconds-simulated": ("simulated", "{:.1f}"),
+        "bytes": ("MB", "{:,.1f}"),
     }
-    present = [c for c in columns if any(c in s for s in summaries.values())]
-    table = Table("algorithm", *present)
-    for name, summary in summaries.items():
-        cells = [columns[c].format(summary[c]) if c in summary else "" for c in present]
-        table.add_row(name, *cells)
+    present = {
+        name: column
+        for name, column in columns.items()
+        if any(name in summary for summary in summaries.values())
+    }
+    table = Table("algorithm", *(heading for heading, _ in present.values()))
+    for algorithm, summary in summaries.items():
+        summary = {**summary, "bytes": summary["bytes"] / 1e6}
+        table.add_row(
+            algorithm,
+            *(
+                form.format(summary[name]) if name in summary else ""
+                for name, (_, form) in present.items()
+            ),
+        )
     console.print(table)
     console.print(f"metrics, clients, summary and plot: {output}", soft_wrap=True)
 

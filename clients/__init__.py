@@ -6,6 +6,7 @@ from clients.fedavg_ft import FedAvgFTClient
 from clients.fedper import FedPerClient
 from clients.fedrep import FedRepClient, FedRepLinearClient
 from clients.flute import FLUTEClient, FLUTELinearClient, FLUTEStarClient
+from clients.lg_fedavg import LGFedAvgClient
 from clients.local import LocalClient
 
 CLIENTS: dict[str, type[Client]] = {
@@ -15,11 +16,20 @@ CLIENTS: dict[str, type[Client]] = {
     "fedrep": FedRepClient,
     "flute": FLUTEClient,
     "flute-star": FLUTEStarClient,
+    "lg-fedavg": LGFedAvgClient,
     "local": LocalClient,
+    # SRPFL is the server's affair: its clients are those of the wrapped algorithm.
+    "srpfl": FedRepClient,
+    "lg-srpfl": LGFedAvgClient,
+    "flanp": FedAvgClient,
+    "flanp-ft": FedAvgFTClient,
+    "srpfl-flute": FLUTEClient,
 }
 LINEAR_CLIENTS: dict[str, type[Client]] = {
     "fedrep": FedRepLinearClient,
     "flute": FLUTELinearClient,
+    "srpfl": FedRepLinearClient,
+    "srpfl-flute": FLUTELinearClient,
 }
 
 __all__ = [
@@ -34,5 +44,6 @@ __all__ = [
     "FedPerClient",
     "FedRepClient",
     "FedRepLinearClient",
+    "LGFedAvgClient",
     "LocalClient",
 ]

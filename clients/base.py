@@ -41,6 +41,8 @@ class Client(NumPyClient):
 
     shared: ClassVar[tuple[str, ...]] = ("representation.", "head.")
     personal: ClassVar[tuple[str, ...]] = ()
+    # How many of a built-in model's layers are the head, where the settings say 0.
+    head_layers: ClassVar[int] = 1
 
     def __init__(
         self,

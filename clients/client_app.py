@@ -54,6 +54,24 @@ def client_class(settings: Settings) -> type[Client]:
     return CLIENTS[algorithm]
 
 
+def complete(settings: Settings) -> Settings:
+    """Fill in what the algorithm decides where a setting leaves it open.
+
+    Parameters
+    ----------
+    settings : mapping
+        All settings.
+
+    Returns
+    -------
+    mapping
+        The same with ``head-layers`` above 0.
+    """
+    if settings["head-layers"] != 0:
+        return settings
+    return {**settings, "head-layers": client_class(settings).head_layers}
+
+
 def client_name(context: Context) -> str:
     """Return who this client is, the same in every run.
 
@@ -125,14 +143,17 @@ def _state_directory(context: Context, settings: Settings) -> Path | None:
 def _settings(context: Context, run_config: UserConfig | None) -> Settings:
     given = context.run_config if run_config is None else run_config
     node = context.node_config
-    return resolve({**given, **{n: node[n] for n in NODE_SETTINGS if n in node}})
+    own = {name: node[name] for name in NODE_SETTINGS if name in node}
+    return complete(resolve({**given, **own}))
 
 
 def _seed(context: Context, settings: Settings, config: ConfigRecord) -> None:
     """Seed torch from seed, client and round, never from the worker that runs it."""
     server_round = config.get("server-round", 0)
     text = f"{settings['seed']}/{client_name(context)}/{server_round!r}"
-    torch.manual_seed(int.from_bytes(hashlib.sha256(text.encode()).digest()[:8]))
+    seed = int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "little")
+    # Not torch.manual_seed: before CUDA starts, that keeps a stack trace of every call.
+    torch.default_generator.manual_seed(seed)
 
 
 def make_app(run_config: UserConfig | None = None) -> ClientApp:

@@ -2,6 +2,7 @@
 
 import io
 from collections.abc import Iterable, Mapping
+from functools import lru_cache
 
 import numpy as np
 import numpy.typing as npt
@@ -50,25 +51,44 @@ def decode(array: Array, like: Array) -> NDArray:
     size = int(np.prod(shape)) * dtype.itemsize
     if len(array.data) > size + MAX_HEADER:
         raise InvalidReplyError(f"has {len(array.data):,} bytes, not about {size:,}")
-    stream = io.BytesIO(array.data)
-    try:
-        version = np.lib.format.read_magic(stream)
-        read_header = {
-            (1, 0): np.lib.format.read_array_header_1_0,
-            (2, 0): np.lib.format.read_array_header_2_0,
-        }[version]
-        header = read_header(stream)
-    except (ValueError, KeyError, EOFError) as error:
-        raise InvalidReplyError(f"has no valid .npy header: {error}") from None
-    if header[0] != shape or header[2] != dtype:
-        raise InvalidReplyError(f"holds {header[2]}{list(header[0])}")
-    if len(array.data) - stream.tell() != size:
-        raise InvalidReplyError(f"has {len(array.data) - stream.tell()} bytes of data")
-    values = np.frombuffer(array.data, dtype, offset=stream.tell())
-    values = values.reshape(shape, order="F" if header[1] else "C")
+    start, fortran = _read_header(array.data, shape, dtype)
+    if len(array.data) - start != size:
+        raise InvalidReplyError(f"has {len(array.data) - start} bytes of data")
+    values = np.frombuffer(array.data, dtype, offset=start)
+    values = values.reshape(shape, order="F" if fortran else "C")
     if not np.all(np.isfinite(values)):
         raise InvalidReplyError("has values that are not finite")
     return values
+
+
+def _read_header(
+    data: bytes, shape: tuple[int, ...], dtype: np.dtype[np.generic]
+) -> tuple[int, bool]:
+    """Return where the values of an .npy file begin and whether they go by column."""
+    usual = _usual_header(shape, dtype)
+    if data.startswith(usual):
+        return len(usual), False
+    stream = io.BytesIO(data)
+    try:
+        version = np.lib.format.read_magic(stream)
+        read = {
+            (1, 0): np.lib.format.read_array_header_1_0,
+            (2, 0): np.lib.format.read_array_header_2_0,
+        }[version]
+        held_shape, fortran, held_dtype = read(stream)
+    except Exception as error:  # TokenError, RecursionError and what else it finds
+        raise InvalidReplyError(f"has no valid .npy header: {error}") from None
+    if held_shape != shape or held_dtype != dtype:
+        raise InvalidReplyError(f"holds {held_dtype}{list(held_shape)}")
+    return stream.tell(), fortran
+
+
+@lru_cache(maxsize=1024)
+def _usual_header(shape: tuple[int, ...], dtype: np.dtype[np.generic]) -> bytes:
+    stream = io.BytesIO()
+    header = np.lib.format.header_data_from_array_1_0(np.empty((0,), dtype))
+    np.lib.format.write_array_header_1_0(stream, {**header, "shape": shape})
+    return stream.getvalue()
 
 
 def check_arrays(reply: Message, key: str, expected: ArrayRecord) -> Arrays:

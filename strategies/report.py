@@ -186,6 +186,7 @@ def summarize(
     return summary | {
         "rounds": rows[-1]["round"],
         "seconds": rows[-1]["seconds"],
+        **{n: rows[-1][n] for n in ("seconds-simulated",) if n in rows[-1]},
         "bytes": sum(row["bytes-down"] + row["bytes-up"] for row in rows),
     }
 

@@ -11,7 +11,8 @@ from flwr.common import log
 from flwr.serverapp import Grid, ServerApp
 from flwr.serverapp.strategy import Strategy
 
-from strategies import BaseStrategy, build_strategy
+from strategies import SRPFL, BaseStrategy, build_strategy, speed_model
+from strategies.arrivals import RealArrivals, SimulatedArrivals
 from strategies.checkpoint import Checkpoint
 from strategies.report import Report
 from task.settings import Settings, require, resolve
@@ -117,7 +118,30 @@ def run(grid: Grid, settings: Settings) -> dict[str, Any]:
         log(INFO, "going on after round %d", start)
     else:
         arrays = strategy.initialize(grid)
+    nodes = strategy.identify(grid)
+    if isinstance(strategy, SRPFL):
+        sampled = len(strategy.sample(1, nodes))
+        require(
+            strategy.initial_nodes <= sampled,
+            "initial-nodes",
+            strategy.initial_nodes,
+            f"at most {sampled}, the number of sampled clients",
+        )
     report = Report(settings, after=start)
+    speeds = speed_model(settings, len(nodes))
+    clock = None
+    if speeds is not None:
+        position = {node: i for i, node in enumerate(nodes)}
+        clock = SimulatedArrivals(
+            grid,
+            speeds,
+            float(settings["communication-time"]),
+            position.__getitem__,
+            report.latest("seconds-simulated") or 0.0,
+        )
+        grid = clock
+    elif isinstance(strategy, SRPFL):
+        grid = RealArrivals(grid)
     every, last = int(settings["evaluate-every"]), int(settings["evaluate-last"])
     if strategy.evaluated_once:
         every, last = 0, 1
@@ -130,7 +154,10 @@ def run(grid: Grid, settings: Settings) -> dict[str, Any]:
         server_round: int, arrays: ArrayRecord, metrics: dict[str, Any]
     ) -> None:
         seconds = seconds_before + time.monotonic() - began
-        report.add({"round": server_round, **metrics, "seconds": round(seconds, 3)})
+        row = {"round": server_round, **metrics, "seconds": round(seconds, 3)}
+        if clock is not None:
+            row["seconds-simulated"] = clock.seconds
+        report.add(row)
         interval = strategy.checkpoint_every
         if interval and (server_round % interval == 0 or server_round == num_rounds):
             state = strategy.state_dict()

@@ -1,0 +1,184 @@
+"""Speed models: how long each simulated client takes for its part of a round.
+
+SRPFL, section 5 and appendix C.
+"""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from task.settings import SettingsError, require, unknown
+
+Times = npt.NDArray[np.float64]
+
+FAST_MEAN, STRAGGLER_MEAN = 0.1, 10.0
+# Draws from which expected arrival times are estimated.
+DRAWS = 1000
+
+
+class SpeedModel:
+    """Computation times of M clients, by the order of their names.
+
+    Parameters
+    ----------
+    name : str
+        ``fixed``: T_i ~ Exp(1), drawn once. ``dynamic``: λ_i ~ U[1/M, 1] drawn once,
+        T_i ~ Exp(λ_i) in every round. ``groups``: in every round T_i ~ Exp with mean
+        0.1, or mean 10 for the last ``straggler_fraction`` of the clients.
+        ``correlated``: as ``fixed``, but sorted, so that with the partition
+        ``class-groups`` speed and labels go together. Anything else is the path of a
+        file with a time for each client, one a line.
+    num_clients : int
+        Number of clients M.
+    seed : int, default 0
+        Fixes all times.
+    straggler_fraction : float, default 0.1
+        Share of stragglers, in [0, 1].
+
+    Raises
+    ------
+    SettingsError
+        If there is no such model or file, a time is negative, or there are too few.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        num_clients: int,
+        seed: int = 0,
+        straggler_fraction: float = 0.1,
+    ) -> None:
+        require(
+            0 <= straggler_fraction <= 1,
+            "straggler-fraction",
+            straggler_fraction,
+            "in [0, 1]",
+        )
+        self.num_clients = num_clients
+        self.seed = seed
+        self.num_stragglers = round(straggler_fraction * num_clients)
+        self._listed: Times | None = None
+        if name in MODELS:
+            self._draw = MODELS[name]
+        elif Path(name).is_file():
+            self._listed = read_times(Path(name), num_clients)
+        else:
+            raise unknown("speed-model (or file)", name, ("none", *MODELS))
+
+    def times(self, server_round: int) -> Times:
+        """Return each client's computation time in a round.
+
+        Parameters
+        ----------
+        server_round : int
+            The round, from 1.
+
+        Returns
+        -------
+        ndarray, shape (num_clients,)
+            Times in units of the model's mean.
+        """
+        if self._listed is not None:
+            return self._listed
+        once = np.random.default_rng([self.seed, 0x59EED])
+        each = np.random.default_rng([self.seed, 0x59EED, server_round])
+        return self._draw(self, once, each)
+
+    def expected_arrivals(self, sampled: int) -> Times:
+        """Return E[T_(n)], when the n-th of the sampled clients is done on average.
+
+        Parameters
+        ----------
+        sampled : int
+            Number N of clients sampled a round.
+
+        Returns
+        -------
+        ndarray, shape (sampled,)
+            For n = 1 … N; the mean over 1,000 rounds.
+        """
+        rng = np.random.default_rng([self.seed, 0xA221])
+        total = np.zeros(sampled)
+        for server_round in range(1, DRAWS + 1):
+            chosen = rng.choice(self.num_clients, sampled, replace=False)
+            total += np.sort(self.times(server_round)[chosen])
+        return total / DRAWS
+
+
+def _fixed(
+    model: SpeedModel, once: np.random.Generator, each: np.random.Generator
+) -> Times:
+    return once.exponential(1.0, model.num_clients)
+
+
+def _dynamic(
+    model: SpeedModel, once: np.random.Generator, each: np.random.Generator
+) -> Times:
+    rates = once.uniform(1 / model.num_clients, 1.0, model.num_clients)
+    return each.exponential(1 / rates)
+
+
+def _groups(
+    model: SpeedModel, once: np.random.Generator, each: np.random.Generator
+) -> Times:
+    means = np.full(model.num_clients, FAST_MEAN)
+    means[model.num_clients - model.num_stragglers :] = STRAGGLER_MEAN
+    return each.exponential(means)
+
+
+def _correlated(
+    model: SpeedModel, once: np.random.Generator, each: np.random.Generator
+) -> Times:
+    return np.sort(_fixed(model, once, each))
+
+
+MODELS: dict[
+    str, Callable[[SpeedModel, np.random.Generator, np.random.Generator], Times]
+] = {
+    "fixed": _fixed,
+    "dynamic": _dynamic,
+    "groups": _groups,
+    "correlated": _correlated,
+}
+
+
+def read_times(path: Path, num_clients: int) -> Times:
+    """Read a time for each client.
+
+    Parameters
+    ----------
+    path : Path
+        A text file with a number a line; more lines than clients are ignored.
+    num_clients : int
+        Number of clients.
+
+    Returns
+    -------
+    ndarray, shape (num_clients,)
+        The times.
+
+    Raises
+    ------
+    SettingsError
+        If a line is no number, a time is negative or not finite, or there are too few.
+    """
+    lines = path.read_text(encoding="utf-8").split()
+    try:
+        times = np.array([float(line) for line in lines])
+    except ValueError as error:
+        raise SettingsError(f"speed-model {str(path)!r}: {error}") from None
+    require(
+        len(times) >= num_clients,
+        f"the number of lines of speed-model {str(path)!r}",
+        len(times),
+        f"at least {num_clients}, the number of clients",
+    )
+    wrong = times[~(np.isfinite(times) & (times >= 0))]
+    if wrong.size:
+        raise SettingsError(
+            f"speed-model {str(path)!r} has the time {wrong[0]}; times must be finite "
+            "and at least 0"
+        )
+    return times[:num_clients]
