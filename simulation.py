@@ -5,20 +5,13 @@
 
 import argparse
 import logging
-import os
 import sys
-import warnings
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NoReturn
-from uuid import uuid4
 
-from flwr.app import Context, Error, Message, RecordDict, UserConfig
-from flwr.clientapp import ClientApp
+from flwr.app import Context, RecordDict
 from flwr.common.config import parse_config_args
-from flwr.serverapp import Grid, ServerApp
-from flwr.supercore.run import Run
-from flwr.supercore.task_identity import TaskIdentity
 from rich.console import Console
 from rich.table import Table
 
@@ -30,167 +23,11 @@ from strategies import (
     server_app,
 )
 from strategies.checkpoint import Checkpoint
+from strategies.grids import InlineGrid, RayGrid
 from task.settings import Setting, SettingsError, defaults, require, resolve, unknown
 
 DEFAULT_ALGORITHMS = ("fedavg", "fedrep", "flute")
 BACKENDS = ("ray", "inline")
-CLIENT_APP_ERROR = 2
-
-
-class InlineGrid(Grid):
-    """Flower's Grid in one process: messages are calls of the ClientApp.
-
-    Parameters
-    ----------
-    client_app : ClientApp
-        Answers the messages.
-    num_clients : int
-        Number of virtual nodes; node i + 1 has the partition id i.
-    run_config : UserConfig, optional
-        The clients' run config.
-    """
-
-    def __init__(
-        self,
-        client_app: ClientApp,
-        num_clients: int,
-        run_config: UserConfig | None = None,
-    ) -> None:
-        self._app = client_app
-        self._run = Run.create_empty(run_id=1)
-        # Flower refuses to build a Message outside of a run.
-        TaskIdentity.run_id, TaskIdentity.task_id, TaskIdentity.node_id = 1, 1, 0
-        self.contexts = {
-            i + 1: Context(
-                run_id=1,
-                node_id=i + 1,
-                node_config={"partition-id": i, "num-partitions": num_clients},
-                state=RecordDict(),
-                run_config=run_config or {},
-            )
-            for i in range(num_clients)
-        }
-        self._pending: dict[str, Message] = {}
-
-    def set_run(self, run: Run) -> None:
-        """Set the run.
-
-        Parameters
-        ----------
-        run : Run
-            The run.
-        """
-        self._run = run
-
-    @property
-    def run(self) -> Run:
-        """The run."""
-        return self._run
-
-    def create_message(  # noqa: D102
-        self,
-        content: RecordDict,
-        message_type: str,
-        dst_node_id: int,
-        group_id: str,
-        ttl: float | None = None,
-    ) -> Message:
-        return Message(content, dst_node_id, message_type, ttl=ttl, group_id=group_id)
-
-    def get_node_ids(self) -> Iterable[int]:
-        """Return the ids of all nodes.
-
-        Returns
-        -------
-        iterable of int
-            From 1.
-        """
-        return list(self.contexts)
-
-    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
-        """Take messages; they are answered when they are pulled.
-
-        Parameters
-        ----------
-        messages : iterable of Message
-            The messages.
-
-        Returns
-        -------
-        list of str
-            Their ids.
-        """
-        ids = []
-        for message in messages:
-            message.metadata.__dict__["_message_id"] = str(uuid4())
-            self._pending[message.metadata.message_id] = message
-            ids.append(message.metadata.message_id)
-        return ids
-
-    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
-        """Answer messages, one after the other.
-
-        Parameters
-        ----------
-        message_ids : iterable of str
-            Ids that `push_messages` returned.
-
-        Returns
-        -------
-        list of Message
-            The replies.
-        """
-        taken = [self._pending.pop(i) for i in message_ids if i in self._pending]
-        return [self._answer(message) for message in taken]
-
-    def _answer(self, message: Message) -> Message:
-        try:
-            return self._app(message, self.contexts[message.metadata.dst_node_id])
-        except Exception as error:  # what a real node would report as an error reply
-            reason = f"{type(error).__name__}: {error}"
-            return Message(Error(CLIENT_APP_ERROR, reason), reply_to=message)
-
-    def send_and_receive(
-        self, messages: Iterable[Message], *, timeout: float | None = None
-    ) -> Iterable[Message]:
-        """Answer messages, one after the other.
-
-        Parameters
-        ----------
-        messages : iterable of Message
-            The messages.
-        timeout : float, optional
-            Ignored.
-
-        Returns
-        -------
-        list of Message
-            The replies.
-        """
-        return self.pull_messages(self.push_messages(messages))
-
-
-def run_on_ray(server: ServerApp, client: ClientApp, num_clients: int) -> None:
-    """Run the two apps in Flower's Ray simulation, one actor a core.
-
-    Parameters
-    ----------
-    server, client
-        The apps.
-    num_clients : int
-        Number of virtual nodes.
-    """
-    # Deprecated, yet the only way in from Python in Flower 1.41: keep it here.
-    from flwr.simulation import run_simulation
-
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        run_simulation(
-            server_app=server,
-            client_app=client,
-            num_supernodes=num_clients,
-            backend_config={"client_resources": {"num_cpus": 1, "num_gpus": 0.0}},
-        )
 
 
 def simulate(settings: dict[str, Setting], backend: str = "ray") -> dict[str, Any]:
@@ -216,12 +53,8 @@ def simulate(settings: dict[str, Setting], backend: str = "ray") -> dict[str, An
     if settings["algorithm"] in SRPFL_BASES and settings["speed-model"] == "none":
         # Here nobody is slow by itself.
         settings["speed-model"] = "fixed"
-    client = make_app(settings)
-    if backend == "inline":
-        return server_app.run(InlineGrid(client, num_clients), settings)
-    summaries: list[dict[str, Any]] = []
-    run_on_ray(server_app.make_app(settings, summaries.append), client, num_clients)
-    return summaries[0]
+    kind = RayGrid if backend == "ray" else InlineGrid
+    return server_app.run(kind(make_app(settings), num_clients), settings)
 
 
 def check(algorithms: Sequence[str], settings: dict[str, Setting]) -> None:
@@ -426,7 +259,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         )
         if not namespace.verbose:
             logging.getLogger("flwr").setLevel(logging.WARNING)
-            os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
         algorithms = list(dict.fromkeys(namespace.algorithms)) or DEFAULT_ALGORITHMS
         check(algorithms, settings)
         summaries = {

@@ -1,0 +1,334 @@
+"""Grids for simulation: Flower's Grid in one process, or over all cores with Ray.
+
+Flower's own simulation engine (``flwr run .``) looks through all nodes for messages ten
+times a second and ships the app with each message; with 1,000 clients that is most of
+the time. These call the ClientApp directly: one message costs well under a millisecond.
+"""
+
+import os
+import sys
+import time
+from collections import deque
+from collections.abc import Iterable, Sequence
+from functools import cache
+from logging import ERROR, WARNING
+from typing import Any
+from uuid import uuid4
+
+from flwr.app import Context, Error, Message, RecordDict, UserConfig
+from flwr.clientapp import ClientApp
+from flwr.common import log
+from flwr.serverapp import Grid
+from flwr.supercore.run import Run
+from flwr.supercore.task_identity import TaskIdentity
+
+CLIENT_APP_ERROR = 2
+# Chunks that each Ray worker gets of a large batch: enough to even out the load.
+CHUNKS_A_WORKER = 4
+
+
+def answer(
+    app: ClientApp, messages: Sequence[Message], contexts: Sequence[Context]
+) -> list[Message]:
+    """Answer messages as a node would: an exception becomes an error reply.
+
+    Parameters
+    ----------
+    app : ClientApp
+        The app.
+    messages : sequence of Message
+        The messages.
+    contexts : sequence of Context
+        The context of each message's node; changed in place.
+
+    Returns
+    -------
+    list of Message
+        The replies.
+    """
+    replies = []
+    for message, context in zip(messages, contexts, strict=True):
+        try:
+            reply = app(message, context)
+        except Exception as error:
+            reason = f"{type(error).__name__}: {error}"
+            reply = Message(Error(CLIENT_APP_ERROR, reason), reply_to=message)
+        replies.append(reply)
+    return replies
+
+
+class InlineGrid(Grid):
+    """Flower's Grid in one process: messages are calls of the ClientApp.
+
+    Parameters
+    ----------
+    client_app : ClientApp
+        Answers the messages.
+    num_clients : int
+        Number of virtual nodes; node i + 1 has the partition id i.
+    run_config : UserConfig, optional
+        The clients' run config.
+    """
+
+    def __init__(
+        self,
+        client_app: ClientApp,
+        num_clients: int,
+        run_config: UserConfig | None = None,
+    ) -> None:
+        self._app = client_app
+        self._run = Run.create_empty(run_id=1)
+        # Flower refuses to build a Message outside of a run.
+        TaskIdentity.run_id, TaskIdentity.task_id, TaskIdentity.node_id = 1, 1, 0
+        self.contexts = {
+            i + 1: Context(
+                run_id=1,
+                node_id=i + 1,
+                node_config={"partition-id": i, "num-partitions": num_clients},
+                state=RecordDict(),
+                run_config=run_config or {},
+            )
+            for i in range(num_clients)
+        }
+        self._pending: dict[str, Message] = {}
+
+    def set_run(self, run: Run) -> None:
+        """Set the run.
+
+        Parameters
+        ----------
+        run : Run
+            The run.
+        """
+        self._run = run
+
+    @property
+    def run(self) -> Run:
+        """The run."""
+        return self._run
+
+    def create_message(  # noqa: D102
+        self,
+        content: RecordDict,
+        message_type: str,
+        dst_node_id: int,
+        group_id: str,
+        ttl: float | None = None,
+    ) -> Message:
+        return Message(content, dst_node_id, message_type, ttl=ttl, group_id=group_id)
+
+    def get_node_ids(self) -> Iterable[int]:
+        """Return the ids of all nodes.
+
+        Returns
+        -------
+        iterable of int
+            From 1.
+        """
+        return list(self.contexts)
+
+    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
+        """Take messages; they are answered when they are pulled.
+
+        Parameters
+        ----------
+        messages : iterable of Message
+            The messages.
+
+        Returns
+        -------
+        list of str
+            Their ids.
+        """
+        ids = []
+        for message in messages:
+            message.metadata.__dict__["_message_id"] = str(uuid4())
+            self._pending[message.metadata.message_id] = message
+            ids.append(message.metadata.message_id)
+        return ids
+
+    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
+        """Answer messages, one after the other.
+
+        Parameters
+        ----------
+        message_ids : iterable of str
+            Ids that `push_messages` returned.
+
+        Returns
+        -------
+        list of Message
+            The replies.
+        """
+        taken = [self._pending.pop(i) for i in message_ids if i in self._pending]
+        contexts = [self.contexts[m.metadata.dst_node_id] for m in taken]
+        return answer(self._app, taken, contexts)
+
+    def send_and_receive(
+        self, messages: Iterable[Message], *, timeout: float | None = None
+    ) -> Iterable[Message]:
+        """Answer messages, one after the other.
+
+        Parameters
+        ----------
+        messages : iterable of Message
+            The messages.
+        timeout : float, optional
+            Ignored.
+
+        Returns
+        -------
+        list of Message
+            The replies.
+        """
+        return self.pull_messages(self.push_messages(messages))
+
+
+class RayGrid(InlineGrid):
+    """Flower's Grid over Ray workers, one a core; the numbers are those of InlineGrid.
+
+    Nodes' contexts stay in this process and travel with the messages. Messages travel
+    in chunks, in which what they share is serialised once.
+
+    Parameters
+    ----------
+    client_app, num_clients, run_config
+        As for `InlineGrid`.
+    """
+
+    def __init__(
+        self,
+        client_app: ClientApp,
+        num_clients: int,
+        run_config: UserConfig | None = None,
+    ) -> None:
+        super().__init__(client_app, num_clients, run_config)
+        import ray
+
+        self._ray: Any = ray
+        self._idle = list(range(len(_ray_workers())))
+        self._shared_app = ray.put(client_app)
+        self._queue: deque[list[Message]] = deque()
+        # Ray's handle of a running chunk to the worker and the chunk.
+        self._running: dict[Any, tuple[int, list[Message]]] = {}
+        self._replies: dict[str, Message] = {}
+
+    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
+        """Hand messages to the workers.
+
+        Parameters
+        ----------
+        messages : iterable of Message
+            The messages.
+
+        Returns
+        -------
+        list of str
+            Their ids.
+        """
+        ids = list(super().push_messages(messages))
+        waiting = [self._pending.pop(i) for i in ids]
+        size = max(1, len(waiting) // (CHUNKS_A_WORKER * len(_ray_workers())))
+        self._queue.extend(waiting[i : i + size] for i in range(0, len(waiting), size))
+        self._collect(0.0)
+        return ids
+
+    def _collect(self, timeout: float | None) -> None:
+        """Take what is finished, waiting for the first, and keep the workers busy."""
+        if self._running:
+            done, _ = self._ray.wait(list(self._running), timeout=timeout)
+            for handle in done:
+                worker, messages = self._running.pop(handle)
+                self._idle.append(worker)
+                self._take(handle, worker, messages)
+        while self._queue and self._idle:
+            messages, worker = self._queue.popleft(), self._idle.pop()
+            contexts = [self.contexts[m.metadata.dst_node_id] for m in messages]
+            call = _ray_workers()[worker].answer
+            handle = call.remote(self._shared_app, messages, contexts)
+            self._running[handle] = worker, messages
+
+    def _take(self, handle: Any, worker: int, messages: list[Message]) -> None:
+        try:
+            replies, contexts = self._ray.get(handle)
+        except self._ray.exceptions.RayError as error:
+            reason = f"Ray worker failed: {str(error).splitlines()[0]}"
+            log(WARNING, reason)
+            _ray_workers()[worker] = _ray_worker()
+            failure = Error(CLIENT_APP_ERROR, reason)
+            replies, contexts = [Message(failure, reply_to=m) for m in messages], []
+        for context in contexts:
+            self.contexts[context.node_id] = context
+        for reply in replies:
+            self._replies[reply.metadata.reply_to_message_id] = reply
+
+    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
+        """Return the replies that are there.
+
+        Parameters
+        ----------
+        message_ids : iterable of str
+            Ids that `push_messages` returned.
+
+        Returns
+        -------
+        list of Message
+            The replies.
+        """
+        self._collect(0.0)
+        return [self._replies.pop(i) for i in message_ids if i in self._replies]
+
+    def send_and_receive(
+        self, messages: Iterable[Message], *, timeout: float | None = None
+    ) -> Iterable[Message]:
+        """Hand messages to the workers and wait for the replies.
+
+        Parameters
+        ----------
+        messages : iterable of Message
+            The messages.
+        timeout : float, optional
+            Seconds to wait; forever by default.
+
+        Returns
+        -------
+        list of Message
+            The replies that came in time.
+        """
+        deadline = None if timeout is None else time.monotonic() + timeout
+        ids = list(self.push_messages(messages))
+        while any(i not in self._replies for i in ids):
+            left = None if deadline is None else deadline - time.monotonic()
+            if left is not None and left <= 0:
+                break
+            self._collect(left)
+        return self.pull_messages(ids)
+
+
+class _Worker:
+    """Answers messages in a Ray worker process."""
+
+    def answer(
+        self, app: ClientApp, messages: list[Message], contexts: list[Context]
+    ) -> tuple[list[Message], list[Context]]:
+        return answer(app, messages, contexts), contexts
+
+
+def _ray_worker() -> Any:
+    import ray
+
+    return ray.remote(num_cpus=1)(_Worker).remote()
+
+
+@cache
+def _ray_workers() -> list[Any]:
+    """Return one worker a core; they stay for the next run in this process."""
+    import ray
+
+    if not ray.is_initialized():
+        # Workers inherit the environment, but not this process's sys.path.
+        os.environ["PYTHONPATH"] = os.pathsep.join(p for p in sys.path if p)
+        os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+        ray.init(include_dashboard=False, log_to_driver=False, logging_level=ERROR)
+    cores = int(ray.cluster_resources()["CPU"])  # type: ignore[no-untyped-call]
+    return [_ray_worker() for _ in range(cores)]
