@@ -142,7 +142,8 @@ def parse(arguments: Sequence[str] | None) -> tuple[argparse.Namespace, dict[str
             f"--run-config {' '.join(namespace.run_config)!r} cannot be read: it must "
             f"be 'name=value …' or a TOML file ({error})"
         ) from None
-    settings = resolve({**config, **given})
+    # Simulated clients do not come back: when none answers, none will.
+    settings = resolve({"max-empty-rounds": 3, **config, **given})
     if settings["resume"] and "output" not in {**config, **given}:
         settings["output"] = settings["resume"]
     return namespace, settings

@@ -110,8 +110,8 @@ def main() -> None:
         curves[row] = runs[0][1]
     body = (
         f"{arguments.clients} clients, {arguments.classes_per_client} shards each, 10 "
-        f"% a round, {arguments.rounds} rounds, seeds {arguments.seeds}. Accuracy in %, "
-        "mean over clients and the last 10 rounds (fedavg-ft: the last round), each "
+        f"% a round, {arguments.rounds} rounds, seeds {arguments.seeds}. Accuracy in "
+        "%, mean over clients and the last 10 rounds (fedavg-ft: the last round), each "
         "seed in brackets.\n\n"
         + markdown(("run", "accuracy", "paper", "seconds"), table)
         + f"\n![accuracy](fedrep_table-{cell}.png)\n"

@@ -385,11 +385,10 @@ class BaseStrategy(FlowerFedAvg):
 
     def valid_replies(
         self, replies: Iterable[Message], check: Callable[[Message], object]
-    ) -> list[Message]:
+    ) -> tuple[list[Message], list[tuple[str, str]]]:
         """Return the replies that count, in the order of the clients' names.
 
-        What fails is logged with the client's name and the reason, and remembered in
-        ``rejections``.
+        What fails is logged with the client's name and the reason.
 
         Parameters
         ----------
@@ -400,10 +399,12 @@ class BaseStrategy(FlowerFedAvg):
 
         Returns
         -------
-        list of Message
+        valid : list of Message
             At most one a client that was asked.
+        rejections : list of (str, str)
+            Names of clients whose replies do not count, and why.
         """
-        self.rejections = []
+        rejections: list[tuple[str, str]] = []
         valid: dict[int, Message] = {}
         for reply in replies:
             node = reply.metadata.src_node_id
@@ -418,9 +419,20 @@ class BaseStrategy(FlowerFedAvg):
                 valid[node] = reply
             except InvalidReplyError as error:
                 reason = " ".join(str(error).split())
-                log(WARNING, "reply of client %s %s", self.name_of(node), reason)
-                self.rejections.append((self.name_of(node), reason))
-        return [valid[n] for n in sorted(valid, key=lambda n: (self.name_of(n), n))]
+                log(INFO, "reply of client %s %s", self.name_of(node), reason)
+                rejections.append((self.name_of(node), reason))
+        if rejections:
+            name, reason = rejections[0]
+            count = len(rejections)
+            log(
+                WARNING,
+                "%d replies rejected; that of client %s %s",
+                count,
+                name,
+                reason,
+            )
+        order = sorted(valid, key=lambda node: (self.name_of(node), node))
+        return [valid[node] for node in order], rejections
 
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
@@ -445,7 +457,7 @@ class BaseStrategy(FlowerFedAvg):
         replies = list(replies)
         unanswered = len(self._asked - {r.metadata.src_node_id for r in replies})
         bytes_up = sum(count_bytes(reply) for reply in replies)
-        valid = self.valid_replies(replies, self.check_train_reply)
+        valid, self.rejections = self.valid_replies(replies, self.check_train_reply)
         metrics: dict[str, float] = {
             "clients": len(valid),
             "rejected": len(self.rejections),
@@ -581,7 +593,7 @@ class BaseStrategy(FlowerFedAvg):
         """
         replies = list(replies)
         bytes_up = sum(count_bytes(reply) for reply in replies)
-        valid = self.valid_replies(
+        valid, _ = self.valid_replies(
             [r for r in replies if not _has_no_examples(r)],
             lambda reply: check_metrics(reply, ("num-examples", "loss")),
         )

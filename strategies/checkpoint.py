@@ -22,6 +22,7 @@ MAY_DIFFER = frozenset(
         "data-dir",
         "evaluate-every",
         "evaluate-last",
+        "max-empty-rounds",
         "min-available-nodes",
         "num-server-rounds",
         "output",

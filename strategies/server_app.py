@@ -15,7 +15,7 @@ from strategies import SRPFL, BaseStrategy, build_strategy, speed_model
 from strategies.arrivals import RealArrivals, SimulatedArrivals
 from strategies.checkpoint import Checkpoint
 from strategies.report import Report
-from task.settings import Settings, require, resolve
+from task.settings import Settings, SettingsError, require, resolve
 
 
 def run_rounds(
@@ -101,7 +101,8 @@ def run(grid: Grid, settings: Settings) -> dict[str, Any]:
     Raises
     ------
     SettingsError
-        If a setting is out of its range, or there is nothing to resume.
+        If a setting is out of its range, there is nothing to resume, or
+        ``max-empty-rounds`` rounds in a row had no valid reply.
     """
     check(settings)
     strategy = build_strategy(settings)
@@ -146,6 +147,8 @@ def run(grid: Grid, settings: Settings) -> dict[str, Any]:
     if strategy.evaluated_once:
         every, last = 0, 1
 
+    empty, limit = 0, int(settings["max-empty-rounds"])
+
     def evaluated(server_round: int) -> bool:
         due = every > 0 and server_round % every == 0
         return due or server_round > num_rounds - last
@@ -153,11 +156,20 @@ def run(grid: Grid, settings: Settings) -> dict[str, Any]:
     def after_round(
         server_round: int, arrays: ArrayRecord, metrics: dict[str, Any]
     ) -> None:
+        nonlocal empty
         seconds = seconds_before + time.monotonic() - began
         row = {"round": server_round, **metrics, "seconds": round(seconds, 3)}
         if clock is not None:
             row["seconds-simulated"] = clock.seconds
+        if strategy.rejections:
+            row["rejected-clients"] = [name for name, _ in strategy.rejections]
         report.add(row)
+        empty = 0 if metrics.get("clients") else empty + 1
+        if limit and empty >= limit:
+            name, reason = (strategy.rejections or [("", "no client answered")])[0]
+            raise SettingsError(
+                f"no valid reply in {empty} rounds in a row; client {name}: {reason}"
+            )
         interval = strategy.checkpoint_every
         if interval and (server_round % interval == 0 or server_round == num_rounds):
             state = strategy.state_dict()
@@ -198,6 +210,7 @@ def check(settings: Settings) -> None:
         ("evaluate-every", 0),
         ("evaluate-last", 0),
         ("checkpoint-every", 0),
+        ("max-empty-rounds", 0),
         ("torch-threads", 1),
     ):
         require(int(settings[name]) >= least, name, settings[name], f"at least {least}")

@@ -1,0 +1,183 @@
+"""SRPFL's Figures 3 to 6: accuracy against simulated time.
+
+Who trains does not depend on the communication time C.T., so one run gives the curves
+of all C.T.: its clock plus C.T. for each round. With ``--fraction 0.2`` it is the
+paper's partial participation.
+"""
+
+import argparse
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from common import RESULTS, markdown, write
+
+from simulation import simulate
+from strategies.report import read_rows
+from task.settings import resolve
+
+PAIRS = {
+    "srpfl": "fedrep",
+    "lg-srpfl": "lg-fedavg",
+    "flanp": "fedavg",
+    "flanp-ft": "fedavg-ft",
+}
+COMMUNICATION = (0, 10, 100)
+Rows = list[dict[str, Any]]
+
+
+def run(arguments: argparse.Namespace, algorithm: str) -> tuple[dict[str, Any], Rows]:
+    """Return summary and rows of one run, from an earlier call if it is there."""
+    output = Path(arguments.output) / (
+        f"{arguments.speed_model}-{arguments.fraction}-{arguments.rounds}"
+        f"-{arguments.stage}-{arguments.initial_nodes}-{arguments.seed}"
+    )
+    settings = resolve(
+        {
+            "algorithm": algorithm,
+            "task": "image-folder",
+            "data-dir": arguments.data_dir,
+            "num-clients": 100,
+            "classes-per-client": 5,
+            "fraction-train": arguments.fraction,
+            "num-server-rounds": arguments.rounds,
+            "evaluate-every": arguments.evaluate_every,
+            "evaluate-last": 1,
+            "head-epochs": 1,
+            "seed": arguments.seed,
+            "speed-model": arguments.speed_model,
+            "initial-nodes": arguments.initial_nodes,
+            "rounds-per-stage": str(arguments.stage),
+            "output": str(output),
+        }
+    )
+    if not (output / algorithm / "clients.json").is_file():
+        simulate(settings, arguments.backend)
+    rows = read_rows(output / algorithm / "metrics.jsonl")
+    return json.loads((output / "summary.json").read_text())["algorithms"][
+        algorithm
+    ], rows
+
+
+def curve(rows: Rows, communication: float) -> tuple[list[float], list[float]]:
+    """Return simulated times and accuracies of the evaluated rounds."""
+    points = [
+        (row["seconds-simulated"] + communication * row["round"], row["accuracy"])
+        for row in rows
+        if "accuracy" in row
+    ]
+    return [time for time, _ in points], [accuracy for _, accuracy in points]
+
+
+def time_to(rows: Rows, level: float, communication: float) -> float:
+    """Return when a level of accuracy is first reached; NaN for never."""
+    times, accuracies = curve(rows, communication)
+    return next(
+        (t for t, a in zip(times, accuracies, strict=True) if a >= level), np.nan
+    )
+
+
+def main() -> None:
+    """Run what has not run yet and write ``results/srpfl_time-<speeds>-<fraction>``."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("algorithms", nargs="*", default=[*PAIRS, *PAIRS.values()])
+    parser.add_argument("--data-dir", required=True, help="CIFAR-10 as image folder")
+    parser.add_argument("--speed-model", default="fixed")
+    parser.add_argument("--fraction", type=float, default=1.0)
+    parser.add_argument("--rounds", type=int, default=150)
+    parser.add_argument("--stage", type=int, default=10, help="rounds of a stage")
+    parser.add_argument("--initial-nodes", type=int, default=10)
+    parser.add_argument("--evaluate-every", type=int, default=2)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--backend", default="ray")
+    parser.add_argument("--output", default="results/srpfl")
+    arguments = parser.parse_args()
+    runs = {name: run(arguments, name) for name in arguments.algorithms}
+    overview = [
+        (
+            f"`{name}`",
+            f"{100 * summary['accuracy']:.2f}",
+            f"{summary['seconds-simulated']:.1f}",
+            f"{summary['seconds']:.0f}",
+        )
+        for name, (summary, _) in runs.items()
+    ]
+    ratios, data = [], {}
+    for fast, base in PAIRS.items():
+        if fast not in runs or base not in runs:
+            continue
+        final = runs[base][0]["accuracy"]
+        level = 0.95 * final
+        entry: dict[str, Any] = {
+            "final": {fast: runs[fast][0]["accuracy"], base: final},
+            "level": level,
+        }
+        for communication in COMMUNICATION:
+            times = [time_to(runs[n][1], level, communication) for n in (fast, base)]
+            entry[f"C.T. {communication}"] = times
+        data[fast] = entry
+        ratios.append(
+            (
+                f"`{fast}` / `{base}`",
+                f"{100 * level:.2f}",
+                *(
+                    f"{a:.1f} / {b:.1f} = {a / b:.2f}"
+                    for a, b in (entry[f"C.T. {c}"] for c in COMMUNICATION)
+                ),
+                f"{100 * (entry['final'][fast] - final):+.2f}",
+            )
+        )
+    name = f"srpfl_time-{arguments.speed_model}-{arguments.fraction:g}"
+    body = (
+        f"CIFAR-10, 100 clients, 5 shards each, {arguments.fraction:.0%} a round, "
+        f"{arguments.rounds} rounds, one head and one representation epoch, speeds "
+        f"`{arguments.speed_model}`, n0 = {arguments.initial_nodes}, doubled every "
+        f"{arguments.stage} rounds, seed {arguments.seed}. Times are simulated, in "
+        "mean client times.\n\n"
+        + markdown(
+            ("run", "final accuracy (%)", "time, C.T. = 0", "real seconds"), overview
+        )
+        + "\nTime to 95 % of the base algorithm's final accuracy, and the difference "
+        "of the final accuracies in points:\n\n"
+        + markdown(
+            (
+                "",
+                "level (%)",
+                *(f"C.T. = {c}" for c in COMMUNICATION),
+                "final",
+            ),
+            ratios,
+        )
+        + f"\n![accuracy against time]({name}.png)\n"
+    )
+    write(name, "SRPFL, accuracy against simulated time", body, data)
+    plot({n: rows for n, (_, rows) in runs.items()}, f"{name}.png")
+
+
+def plot(runs: dict[str, Rows], name: str) -> None:
+    """Draw accuracy against time for each C.T."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(12, 3.6), layout="constrained")
+    panels = figure.subplots(1, len(COMMUNICATION), sharey=True)
+    colours = {base: f"C{i}" for i, base in enumerate(PAIRS.values())}
+    for axes, communication in zip(panels, COMMUNICATION, strict=True):
+        for algorithm, rows in runs.items():
+            base = PAIRS.get(algorithm, algorithm)
+            axes.plot(
+                *curve(rows, communication),
+                label=algorithm,
+                color=colours[base],
+                ls="-" if algorithm in PAIRS else "--",
+            )
+        axes.set(xlabel="simulated time", title=f"C.T. = {communication}")
+        axes.grid(alpha=0.3)
+    panels[0].set_ylabel("accuracy, mean over clients")
+    panels[0].yaxis.set_major_formatter("{x:.0%}")
+    panels[-1].legend(fontsize=8)
+    figure.savefig(RESULTS / name, dpi=150)
+
+
+if __name__ == "__main__":
+    main()

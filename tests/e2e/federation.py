@@ -1,0 +1,135 @@
+"""Real SuperLink and SuperNode processes on loopback, always cleaned up."""
+
+import contextlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+BIN = Path(sys.executable).parent
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def free_port() -> int:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return int(listener.getsockname()[1])
+
+
+def wait_until(condition: Callable[[], bool], seconds: float, what: str) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"waited {seconds} s for {what}")
+        time.sleep(0.1)
+
+
+class Federation:
+    """A SuperLink and SuperNodes, each a process group of its own."""
+
+    def __init__(self, home: Path) -> None:
+        self.home = home
+        self.port = free_port()
+        self.processes: dict[str, subprocess.Popen[bytes]] = {}
+        self.environment = {
+            **os.environ,
+            "FLWR_HOME": str(home / "flwr"),
+            "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
+            "FLWR_DISABLE_UPDATE_CHECK": "1",
+            "FLWR_TELEMETRY_ENABLED": "0",
+            # SuperLink and SuperNode start their apps by name.
+            "PATH": f"{BIN}{os.pathsep}{os.environ['PATH']}",
+            "OMP_NUM_THREADS": "1",
+        }
+        (home / "flwr").mkdir(parents=True)
+        (home / "flwr" / "config.toml").write_text(
+            f'[superlink]\ndefault = "test"\n\n[superlink.test]\n'
+            f'address = "127.0.0.1:{self.port}"\ninsecure = true\n'
+        )
+
+    def start(self, name: str, *command: str) -> subprocess.Popen[bytes]:
+        with (self.home / f"{name}.log").open("wb") as log:
+            process = subprocess.Popen(
+                [str(BIN / command[0]), *command[1:]],
+                env=self.environment,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+        self.processes[name] = process
+        return process
+
+    def start_superlink(self, *options: str) -> None:
+        self.start(
+            "superlink",
+            "flower-superlink",
+            "--insecure",
+            "--port",
+            str(self.port),
+            *options,
+        )
+        wait_until(self.listens, 60, "the SuperLink")
+
+    def listens(self) -> bool:
+        with (
+            contextlib.suppress(OSError),
+            socket.create_connection(("127.0.0.1", self.port), timeout=1),
+        ):
+            return True
+        return False
+
+    def start_supernode(self, name: str, node_config: str, *options: str) -> None:
+        self.start(
+            name,
+            "flower-supernode",
+            "--insecure",
+            "--superlink",
+            f"127.0.0.1:{self.port}",
+            "--port",
+            str(free_port()),
+            "--node-config",
+            node_config,
+            *options,
+        )
+
+    def run(self, app: Path, run_config: str, seconds: float) -> str:
+        """Run an app, wait for its end, and return the log."""
+        command = [str(BIN / "flwr"), "run", str(app), "test", "--stream"]
+        if run_config:
+            command += ["--run-config", run_config]
+        result = subprocess.run(
+            command,
+            env=self.environment,
+            capture_output=True,
+            text=True,
+            timeout=seconds,
+            check=False,
+        )
+        return result.stdout + result.stderr
+
+    def kill(self, name: str) -> None:
+        """End a process and all that it started, as kill -9 does."""
+        process = self.processes.pop(name)
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+        # Flower starts apps in sessions of their own.
+        subprocess.run(["pkill", "-9", "-f", str(self.home / name)], check=False)
+
+    def close(self) -> None:
+        for name in list(self.processes):
+            self.kill(name)
+        # Apps that have outlived their parents carry the port on the command line.
+        subprocess.run(["pkill", "-9", "-f", f"127.0.0.1:{self.port}"], check=False)
+        subprocess.run(["pkill", "-9", "-f", str(self.home)], check=False)
+
+
+def read_lines(path: Path) -> list[dict[str, object]]:
+    if not path.is_file():
+        return []
+    return [json.loads(line) for line in path.read_text().splitlines()]

@@ -1,0 +1,82 @@
+"""The same command on Ray and inline, in processes of their own."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+
+def run(output: Path, backend: str, *arguments: str) -> None:
+    command = [sys.executable, ROOT / "simulation.py", *arguments]
+    result = subprocess.run(
+        [*command, "--backend", backend, "--output", output],
+        cwd=output.parent,
+        env=os.environ | {"RAY_DISABLE_DOCKER_CPU_WARNING": "1"},
+        capture_output=True,
+        text=True,
+        timeout=600,
+        check=False,
+    )
+    assert result.returncode == 0, result.stderr
+
+
+def numbers_of(output: Path, algorithm: str) -> list[dict]:
+    lines = (output / algorithm / "metrics.jsonl").read_text().splitlines()
+    rows = [json.loads(line) for line in lines]
+    return [{name: row[name] for name in row.keys() - {"seconds"}} for row in rows]
+
+
+def assert_same(found: list[dict], expected: list[dict]) -> None:
+    assert len(found) == len(expected) > 0
+    for row, other in zip(found, expected, strict=True):
+        assert row == pytest.approx(other, rel=1e-6, abs=1e-6)
+
+
+@pytest.mark.e2e
+def test_ray_and_inline_give_the_same_numbers(tmp_path):
+    algorithms = ("fedavg", "fedrep", "fedper", "local", "fedavg-ft")
+    arguments = ("--rounds", "4", "--seed", "3", "--run-config", "evaluate-every=2")
+    for backend in ("ray", "inline"):
+        run(tmp_path / backend, backend, *algorithms, *arguments)
+    for algorithm in algorithms:
+        found = numbers_of(tmp_path / "ray", algorithm)
+        assert [row["round"] for row in found] == [1, 2, 3, 4]
+        assert all(row["clients"] == 10 for row in found)
+        assert_same(found, numbers_of(tmp_path / "inline", algorithm))
+    first, second = (
+        json.loads((tmp_path / backend / "fedrep" / "clients.json").read_text())
+        for backend in ("ray", "inline")
+    )
+    assert first.keys() == second.keys()
+    for name, client in first.items():
+        assert client == pytest.approx(second[name], rel=1e-6, abs=1e-6)
+
+
+@pytest.mark.e2e
+def test_linear_fedrep_on_ray(tmp_path):
+    arguments = ("fedrep", "--task", "linear", "--rounds", "4", "--clients", "30")
+    for backend in ("ray", "inline"):
+        run(tmp_path / backend, backend, *arguments)
+    assert_same(
+        numbers_of(tmp_path / "ray", "fedrep"),
+        numbers_of(tmp_path / "inline", "fedrep"),
+    )
+
+
+@pytest.mark.e2e
+def test_a_run_on_ray_is_resumed_inline(tmp_path):
+    common = ("fedrep", "--seed", "1", "--run-config")
+    config = "checkpoint-every=2 evaluate-every=1"
+    run(tmp_path / "whole", "inline", *common, config, "--rounds", "4")
+    run(tmp_path / "parts", "ray", *common, config, "--rounds", "2")
+    config += f" resume='{tmp_path / 'parts'}'"
+    run(tmp_path / "parts", "inline", *common, config, "--rounds", "4")
+    assert_same(
+        numbers_of(tmp_path / "parts", "fedrep"),
+        numbers_of(tmp_path / "whole", "fedrep"),
+    )
