@@ -14,7 +14,7 @@ import numpy as np
 from common import RESULTS, markdown, write
 
 from simulation import simulate
-from strategies.report import read_rows
+from strategies.report import read_rows, summarize
 from task.settings import resolve
 
 PAIRS = {
@@ -55,9 +55,8 @@ def run(arguments: argparse.Namespace, algorithm: str) -> tuple[dict[str, Any], 
     if not (output / algorithm / "clients.json").is_file():
         simulate(settings, arguments.backend)
     rows = read_rows(output / algorithm / "metrics.jsonl")
-    return json.loads((output / "summary.json").read_text())["algorithms"][
-        algorithm
-    ], rows
+    clients = json.loads((output / algorithm / "clients.json").read_text())
+    return summarize(rows, clients, 1), rows
 
 
 def curve(rows: Rows, communication: float) -> tuple[list[float], list[float]]:

@@ -1,0 +1,313 @@
+"""FedRep, FedPer, FedAvg, local and fine-tuning against a few lines of NumPy.
+
+The task is linear with two bias-free layers and a batch as large as the data, so that
+shuffling does not matter and an epoch is one step.
+"""
+
+import numpy as np
+import pytest
+import torch
+from flwr.app import Context, RecordDict
+
+from clients.base import Client
+from clients.fedavg import FedAvgClient
+from clients.fedavg_ft import FedAvgFTClient
+from clients.fedper import FedPerClient
+from clients.fedrep import FedRepClient
+from clients.local import LocalClient
+from clients.state import PersonalState
+from task.linear import LinearTask
+from task.settings import SettingsError, resolve
+from task.tasks import build_task
+
+HEAD_EPOCHS, REPRESENTATION_EPOCHS = 4, 3
+RATE, MOMENTUM, DECAY = 0.05, 0.6, 0.03
+SETTINGS = resolve(
+    {
+        "task": "linear",
+        "head-epochs": HEAD_EPOCHS,
+        "representation-epochs": REPRESENTATION_EPOCHS,
+        "finetune-epochs": 5,
+        "batch-size": 100,
+        "learning-rate": RATE,
+        "momentum": MOMENTUM,
+        "weight-decay": DECAY,
+    }
+)
+TASK = LinearTask(dimension=4, rank=2, samples=9, num_clients=3)
+
+
+def new_context() -> Context:
+    return Context(1, 1, {}, RecordDict(), {})
+
+
+def client_of(
+    kind: type[Client],
+    context: Context,
+    index: int = 1,
+    acknowledged: int | None = None,
+) -> Client:
+    state = PersonalState(context, None, acknowledged)
+    return kind(TASK, index, state, SETTINGS)
+
+
+def initial() -> tuple[np.ndarray, np.ndarray]:
+    state = TASK.initial_state
+    return (
+        state["representation.weight"].double().numpy(),
+        state["head.weight"].double().numpy(),
+    )
+
+
+def numpy_train(
+    b: np.ndarray, w: np.ndarray, index: int, epochs: int, parts: str
+) -> tuple[np.ndarray, np.ndarray, float]:
+    """Momentum SGD on mean (y - w b x)²; new velocities, as in every local training."""
+    x, y = TASK.draw(index)
+    y = y[:, None]
+    velocity_b, velocity_w, loss = np.zeros_like(b), np.zeros_like(w), 0.0
+    for _ in range(epochs):
+        residual = x @ b.T @ w.T - y
+        loss = float(np.mean(residual**2))
+        slope = 2 * residual / len(y)
+        gradient_w = slope.T @ (x @ b.T) + DECAY * w
+        gradient_b = (slope @ w).T @ x + DECAY * b
+        if "w" in parts:
+            velocity_w = MOMENTUM * velocity_w + gradient_w
+            w = w - RATE * velocity_w
+        if "b" in parts:
+            velocity_b = MOMENTUM * velocity_b + gradient_b
+            b = b - RATE * velocity_b
+    return b, w, loss
+
+
+def assert_near(found: np.ndarray, expected: np.ndarray) -> None:
+    np.testing.assert_allclose(found, expected, rtol=2e-5, atol=1e-6)
+
+
+def test_fedrep_trains_its_own_head_and_then_the_representation():
+    context = new_context()
+    b, w = initial()
+    sent = b
+    for server_round in (1, 2, 3):
+        reply = client_of(FedRepClient, context, acknowledged=server_round - 1).fit(
+            [sent.astype(np.float32)], {"server-round": server_round}
+        )
+        _, w, _ = numpy_train(sent, w, 1, HEAD_EPOCHS, "w")
+        b, _, loss = numpy_train(sent, w, 1, REPRESENTATION_EPOCHS, "b")
+        arrays, num_examples, metrics = reply
+        # The representation only; the head stays, and is there in the next round.
+        assert len(arrays) == 1
+        assert_near(arrays[0], b)
+        assert num_examples == 9
+        assert metrics == {"train-loss": pytest.approx(loss, rel=1e-5)}
+        kept = PersonalState(context).load()
+        assert list(kept) == ["head.weight"]
+        assert_near(kept["head.weight"], w)
+        # The server's mean is something else.
+        sent = b + 0.1
+
+
+def test_fedper_trains_both_together_and_keeps_the_head():
+    context = new_context()
+    b, w = initial()
+    for server_round in (1, 2):
+        arrays, _, metrics = client_of(FedPerClient, context).fit(
+            [b.astype(np.float32)], {"server-round": server_round}
+        )
+        b, w, loss = numpy_train(b, w, 1, REPRESENTATION_EPOCHS, "bw")
+        assert len(arrays) == 1
+        assert_near(arrays[0], b)
+        assert metrics["train-loss"] == pytest.approx(loss, rel=1e-5)
+        kept = PersonalState(context).load()
+        assert list(kept) == ["head.weight"]
+        assert_near(kept["head.weight"], w)
+
+
+def test_fedavg_trains_and_sends_everything():
+    context = new_context()
+    b, w = initial()
+    b, w = b + 0.2, w - 0.1
+    arrays, num_examples, metrics = client_of(FedAvgClient, context).fit(
+        [b.astype(np.float32), w.astype(np.float32)], {"server-round": 1}
+    )
+    b, w, loss = numpy_train(b, w, 1, REPRESENTATION_EPOCHS, "bw")
+    assert len(arrays) == 2
+    assert_near(arrays[0], b)
+    assert_near(arrays[1], w)
+    assert num_examples == 9
+    assert metrics["train-loss"] == pytest.approx(loss, rel=1e-5)
+    assert len(context.state) == 0
+
+
+def test_local_goes_on_with_its_own_model_and_sends_nothing():
+    context = new_context()
+    b, w = initial()
+    for server_round in (1, 2, 5):
+        arrays, num_examples, metrics = client_of(LocalClient, context).fit(
+            [], {"server-round": server_round}
+        )
+        b, w, loss = numpy_train(b, w, 1, REPRESENTATION_EPOCHS, "bw")
+        assert arrays == []
+        assert num_examples == 9
+        assert metrics["train-loss"] == pytest.approx(loss, rel=1e-5)
+    kept = PersonalState(context).load()
+    assert_near(kept["representation.weight"], b)
+    assert_near(kept["head.weight"], w)
+
+
+def expected_loss(b: np.ndarray, w: np.ndarray, index: int) -> float:
+    x, y = TASK.draw(index, 2**31, 200)
+    return float(np.mean((x @ b.T @ w.T - y[:, None]) ** 2))
+
+
+def test_evaluation_uses_the_received_representation_and_the_own_head():
+    context = new_context()
+    b, w = initial()
+    client_of(FedRepClient, context).fit([b.astype(np.float32)], {"server-round": 1})
+    _, w, _ = numpy_train(b, w, 1, HEAD_EPOCHS, "w")
+    other = np.full_like(b, 0.3)
+    loss, num_examples, metrics = client_of(FedRepClient, context).evaluate(
+        [other.astype(np.float32)], {"server-round": 1}
+    )
+    assert num_examples == 200
+    assert loss == pytest.approx(expected_loss(other, w, 1), rel=1e-4)
+    # Targets are no classes.
+    assert metrics == {}
+
+
+def test_a_client_that_never_trained_tests_the_initial_head():
+    b, w = initial()
+    context = new_context()
+    loss, _, _ = client_of(FedRepClient, context, index=2).evaluate(
+        [b.astype(np.float32)], {"server-round": 7}
+    )
+    assert loss == pytest.approx(expected_loss(b, w, 2), rel=1e-4)
+    assert len(context.state) == 0
+
+
+def test_fine_tuning_trains_the_head_for_the_test_only():
+    context = new_context()
+    b, w = initial()
+    sent = [b.astype(np.float32), w.astype(np.float32)]
+    _, tuned, _ = numpy_train(b, w, 1, 5, "w")
+    for _ in range(2):
+        loss, _, metrics = client_of(FedAvgFTClient, context).evaluate(
+            sent, {"server-round": 3}
+        )
+        # Twice the same: nothing is kept, and what was sent is not changed.
+        assert loss == pytest.approx(expected_loss(b, tuned, 1), rel=1e-4)
+        assert metrics == {}
+    assert len(context.state) == 0
+    assert_near(sent[1], w)
+
+
+def test_fine_tuning_reports_the_global_model_s_accuracy_too():
+    settings = resolve({"finetune-epochs": 20, "learning-rate": 0.05, "head-layers": 1})
+    task = build_task(settings, 20)
+    client = FedAvgFTClient(task, 0, PersonalState(new_context()), settings)
+    parameters = client.get_parameters({})
+    torch.manual_seed(0)
+    _, _, metrics = client.evaluate(parameters, {"server-round": 1})
+    plain = FedAvgClient(task, 0, PersonalState(new_context()), settings)
+    _, _, before = plain.evaluate(parameters, {"server-round": 1})
+    assert metrics["accuracy-global"] == before["accuracy"]
+    assert metrics["accuracy"] > before["accuracy"]
+
+
+def test_clients_do_not_see_each_other_s_personal_part():
+    # All clients of a process share one scratch model.
+    first, second = new_context(), new_context()
+    b, w = initial()
+    sent = [b.astype(np.float32)]
+    client_of(FedRepClient, first, index=0).fit(sent, {"server-round": 1})
+    arrays, _, _ = client_of(FedRepClient, second, index=1).fit(
+        sent, {"server-round": 1}
+    )
+    _, head, _ = numpy_train(b, w, 1, HEAD_EPOCHS, "w")
+    expected, _, _ = numpy_train(b, head, 1, REPRESENTATION_EPOCHS, "b")
+    assert_near(arrays[0], expected)
+    assert_near(PersonalState(second).load()["head.weight"], head)
+    _, other, _ = numpy_train(b, w, 0, HEAD_EPOCHS, "w")
+    assert_near(PersonalState(first).load()["head.weight"], other)
+
+
+def test_what_a_client_keeps_and_sends_is_its_own_memory():
+    # The next client trains in the same model: views of it would change.
+    b, _ = initial()
+    sent = [b.astype(np.float32)]
+    context = new_context()
+    client_of(LocalClient, context, index=0).fit([], {"server-round": 1})
+    kept = PersonalState(context).load()
+    before = {name: value.copy() for name, value in kept.items()}
+    client_of(FedRepClient, new_context(), index=1).fit(sent, {"server-round": 1})
+    after = PersonalState(context).load()
+    for name in before:
+        np.testing.assert_array_equal(kept[name], before[name])
+        np.testing.assert_array_equal(after[name], before[name])
+
+
+@pytest.mark.parametrize(
+    ("kind", "shared", "personal"),
+    [
+        (FedAvgClient, ["representation.weight", "head.weight"], []),
+        (FedAvgFTClient, ["representation.weight", "head.weight"], []),
+        (FedPerClient, ["representation.weight"], ["head.weight"]),
+        (FedRepClient, ["representation.weight"], ["head.weight"]),
+        (LocalClient, [], ["representation.weight", "head.weight"]),
+    ],
+)
+def test_shared_and_personal(kind, shared, personal):
+    client = client_of(kind, new_context())
+    assert client.names(client.shared) == shared
+    assert client.names(client.personal) == personal
+    assert [a.shape for a in client.get_parameters({})] == [
+        {"representation.weight": (2, 4), "head.weight": (1, 2)}[n] for n in shared
+    ]
+
+
+def test_properties():
+    client = client_of(FedRepClient, new_context())
+    properties = client.get_properties({})
+    assert properties["num-examples"] == 9
+    assert properties["num-test-examples"] == 200
+    # Other heads make no other structure of what is shared; another rank does.
+    wider = LinearTask(dimension=4, rank=3, samples=9, num_clients=3)
+    other = FedRepClient(wider, 1, PersonalState(new_context()), SETTINGS)
+    same = FedRepClient(TASK, 0, PersonalState(new_context()), SETTINGS)
+    assert same.get_properties({})["structure"] == properties["structure"]
+    assert other.get_properties({})["structure"] != properties["structure"]
+
+
+def test_no_epochs_send_back_what_came():
+    settings = {**SETTINGS, "head-epochs": 0, "representation-epochs": 0}
+    client = FedRepClient(TASK, 0, PersonalState(new_context()), settings)
+    sent = np.arange(8, dtype=np.float32).reshape(2, 4)
+    arrays, _, metrics = client.fit([sent], {"server-round": 1})
+    np.testing.assert_array_equal(arrays[0], sent)
+    assert metrics == {"train-loss": 0.0}
+
+
+@pytest.mark.parametrize(
+    "name", ["head-epochs", "representation-epochs", "finetune-epochs"]
+)
+def test_negative_epochs(name):
+    with pytest.raises(SettingsError, match=f"{name} is -1; it must be at least 0"):
+        FedRepClient(TASK, 0, PersonalState(new_context()), {**SETTINGS, name: -1})
+
+
+def test_head_epochs_without_augmentation(monkeypatch):
+    seen = []
+    monkeypatch.setattr(
+        "clients.base.train", lambda model, part, examples, *_: seen.append(examples)
+    )
+    for augment_head in (True, False):
+        settings = resolve({"augment-head": augment_head, "head-layers": 1})
+        client = FedRepClient(
+            build_task(settings, 20), 0, PersonalState(new_context()), settings
+        )
+        object.__setattr__(client.task, "augment", True)
+        client.train("head", 1)
+        client.train("representation", 1)
+        object.__setattr__(client.task, "augment", False)
+    assert [examples.augment for examples in seen] == [True, True, False, True]

@@ -1,0 +1,350 @@
+"""The ClientApp: messages in and out, names, seeds, and what must never be sent."""
+
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+from flwr.app import (
+    Array,
+    ArrayRecord,
+    ConfigRecord,
+    Context,
+    Message,
+    MessageType,
+    RecordDict,
+)
+from flwr.clientapp import ClientApp
+
+from clients import Client
+from clients.client_app import client_class, client_name, make_app
+from strategies import ALGORITHMS, SRPFL_BASES, server_app
+from strategies.grids import InlineGrid
+from task.settings import SettingsError, resolve
+from task.tasks import build_task
+
+FAST = {
+    "head-layers": 1,
+    "head-epochs": 1,
+    "representation-epochs": 1,
+    "learning-rate": 0.05,
+}
+
+
+def context_of(partition: int = 0, partitions: int = 20, **node) -> Context:
+    config = {"partition-id": partition, "num-partitions": partitions}
+    config |= {name.replace("_", "-"): value for name, value in node.items()}
+    return Context(1, partition + 1, config, RecordDict(), {})
+
+
+def message_of(kind: str, arrays: ArrayRecord | None = None, **config) -> Message:
+    records = {
+        "config": ConfigRecord({n.replace("_", "-"): v for n, v in config.items()})
+    }
+    if arrays is not None:
+        records["arrays"] = arrays
+    return Message(RecordDict(records), 1, kind)
+
+
+def app_of(**overrides):
+    names = {name.replace("_", "-"): value for name, value in overrides.items()}
+    return make_app(resolve({**FAST, **names}))
+
+
+def initial_arrays(app, context: Context) -> ArrayRecord:
+    reply = app(message_of(f"{MessageType.QUERY}.arrays"), context)
+    return reply.content.array_records["arrays"]
+
+
+def values_of(record: ArrayRecord) -> dict[str, np.ndarray]:
+    return {name: array.numpy() for name, array in record.items()}
+
+
+def equal(a: ArrayRecord, b: ArrayRecord) -> bool:
+    one, other = values_of(a), values_of(b)
+    return one.keys() == other.keys() and all(
+        np.array_equal(one[name], other[name]) for name in one
+    )
+
+
+# Messages
+
+
+def test_a_training_message_and_its_reply():
+    app, context = app_of(algorithm="fedrep"), context_of(3)
+    arrays = initial_arrays(app, context)
+    message = message_of(MessageType.TRAIN, arrays, server_round=1)
+    reply = app(message, context)
+    assert list(reply.content) == ["arrays", "metrics"]
+    trained = reply.content.array_records["arrays"]
+    assert list(trained) == list(arrays)
+    for name, value in values_of(trained).items():
+        sent = arrays[name].numpy()
+        assert value.shape == sent.shape
+        assert value.dtype == sent.dtype
+        assert not np.array_equal(value, sent)
+    metrics = reply.content.metric_records["metrics"]
+    assert metrics["num-examples"] == len(build_task(resolve(FAST), 20).train[3])
+    assert metrics["train-loss"] > 0
+    assert reply.metadata.src_node_id == message.metadata.dst_node_id
+
+
+def test_an_evaluation_message_and_its_reply():
+    app, context = app_of(algorithm="fedrep"), context_of(3)
+    arrays = initial_arrays(app, context)
+    reply = app(message_of(MessageType.EVALUATE, arrays, server_round=1), context)
+    assert list(reply.content) == ["metrics"]
+    metrics = reply.content.metric_records["metrics"]
+    assert 0 <= metrics["accuracy"] <= 1
+    assert metrics["num-examples"] > 0
+    assert np.isfinite(metrics["loss"])
+
+
+def test_a_query_tells_who_it_is():
+    reply = app_of()(message_of(MessageType.QUERY), context_of(7))
+    properties = reply.content.config_records["properties"]
+    assert properties["client"] == "000007"
+    task = build_task(resolve(FAST), 20)
+    assert properties["num-examples"] == len(task.train[7])
+    assert properties["num-test-examples"] == len(task.test[7])
+
+
+def test_arrays_are_matched_by_name_and_not_by_position():
+    app = app_of(algorithm="fedrep")
+    arrays = initial_arrays(app, context_of())
+    turned = ArrayRecord(dict(reversed(arrays.items())))
+    first = app(message_of(MessageType.TRAIN, arrays, server_round=1), context_of())
+    second = app(message_of(MessageType.TRAIN, turned, server_round=1), context_of())
+    trained = second.content.array_records["arrays"]
+    assert list(trained) == list(turned)
+    assert equal(first.content.array_records["arrays"], trained)
+
+
+@pytest.mark.parametrize("change", ["missing", "head", "unknown"])
+def test_arrays_that_do_not_fit(change):
+    app = app_of(algorithm="fedrep")
+    arrays = initial_arrays(app, context_of())
+    if change == "missing":
+        del arrays[next(iter(arrays))]
+    else:
+        name = {"head": "head.weight", "unknown": "body.weight"}[change]
+        arrays[name] = Array(np.zeros((10, 32), np.float32))
+    with pytest.raises(Exception, match="do not fit this client's model"):
+        app(message_of(MessageType.TRAIN, arrays, server_round=1), context_of())
+
+
+# Names and settings
+
+
+def test_client_names():
+    assert client_name(context_of(12)) == "000012"
+    assert client_name(context_of(12, client_name="kitchen")) == "kitchen"
+    names = [client_name(context_of(i)) for i in (2, 10, 100)]
+    assert sorted(names) == names
+    with pytest.raises(SettingsError, match="neither client-name nor partition-id"):
+        client_name(Context(1, 1, {}, RecordDict(), {}))
+
+
+def test_there_is_a_client_for_every_algorithm():
+    for algorithm in ALGORITHMS:
+        for task in ("digits", "linear"):
+            kind = client_class(resolve({"algorithm": algorithm, "task": task}))
+            assert issubclass(kind, Client)
+            if algorithm in SRPFL_BASES:
+                base = {"algorithm": SRPFL_BASES[algorithm], "task": task}
+                assert kind is client_class(resolve(base))
+
+
+def test_an_unknown_algorithm():
+    with pytest.raises(SettingsError, match="unknown algorithm 'fedrap'; did you mean"):
+        client_class(resolve({"algorithm": "fedrap"}))
+
+
+def test_a_device_has_all_of_its_own_data_and_its_own_state(tmp_path):
+    app = app_of(algorithm="fedrep")
+    node = {"client-name": "kitchen", "state-dir": str(tmp_path)}
+    device = Context(1, 5, node, RecordDict(), {})
+    reply = app(message_of(MessageType.QUERY), device)
+    properties = reply.content.config_records["properties"]
+    assert properties["client"] == "kitchen"
+    assert properties["num-examples"] == 1438
+    arrays = initial_arrays(app, device)
+    app(message_of(MessageType.TRAIN, arrays, server_round=1), device)
+    files = [p.relative_to(tmp_path) for p in tmp_path.rglob("*") if p.is_file()]
+    assert [str(path) for path in files] == ["kitchen/00000001.safetensors"]
+
+
+def test_a_node_may_say_where_its_data_are(tmp_path):
+    app = app_of(task="image-folder", data_dir="/nowhere")
+    context = context_of(data_dir=str(tmp_path))
+    with pytest.raises(Exception, match=f"{tmp_path}.* has no class folders"):
+        app(message_of(MessageType.QUERY), context)
+
+
+def test_settings_come_from_the_run_where_none_are_given():
+    context = context_of()
+    context.run_config = {"algorithm": "local"}
+    assert len(initial_arrays(make_app(), context)) == 0
+    context.run_config = {"algorithm": "fedrep"}
+    assert len(initial_arrays(make_app(), context)) > 0
+
+
+# The same seed, the same numbers
+
+
+def test_a_reply_does_not_depend_on_who_trained_before():
+    app = app_of(algorithm="fedrep")
+    arrays = initial_arrays(app, context_of())
+    message = message_of(MessageType.TRAIN, arrays, server_round=4)
+    alone = app(message, context_of(5)).content.array_records["arrays"]
+    for other in (1, 2):
+        app(message, context_of(other))
+    again = app(message, context_of(5)).content.array_records["arrays"]
+    assert equal(alone, again)
+
+
+def test_clients_rounds_and_seeds_shuffle_differently():
+    # On one client's data throughout, as a device's own folder would be.
+    replies = []
+    for seed, name, server_round in (
+        (0, "a", 1),
+        (0, "a", 2),
+        (0, "b", 1),
+        (1, "a", 1),
+        (0, "a", 1),
+    ):
+        app = app_of(algorithm="local", seed=0)
+        context = Context(1, 1, {"client-name": name}, RecordDict(), {})
+        arrays = initial_arrays(app, context)
+        app = app_of(algorithm="fedavg", seed=seed)
+        arrays = initial_arrays(app_of(algorithm="fedavg", seed=0), context)
+        message = message_of(MessageType.TRAIN, arrays, server_round=server_round)
+        replies.append(app(message, context).content.array_records["arrays"])
+    same = [[equal(a, b) for b in replies] for a in replies]
+    expected = np.eye(5, dtype=bool)
+    expected[0, 4] = expected[4, 0] = True
+    assert np.array_equal(same, expected)
+
+
+# Personal parts
+
+
+def head_bytes(context: Context) -> Iterator[tuple[str, bytes]]:
+    for record in context.state.values():
+        if isinstance(record, ArrayRecord):
+            for name, array in record.items():
+                yield name, array.numpy().tobytes()
+
+
+class Recorder:
+    """A ClientApp that keeps all that goes in and out, and all that clients keep."""
+
+    def __init__(self, app: ClientApp) -> None:
+        self.app = app
+        self.messages: list[Message] = []
+        self.personal: dict[str, set[bytes]] = {}
+
+    def __call__(self, message: Message, context: Context) -> Message:
+        self.messages.append(message)
+        reply = self.app(message, context)
+        self.messages.append(reply)
+        for name, value in head_bytes(context):
+            self.personal.setdefault(name, set()).add(value)
+        return reply
+
+
+def run_recorded(tmp_path, **overrides) -> tuple[Recorder, InlineGrid]:
+    names = {name.replace("_", "-"): value for name, value in overrides.items()}
+    settings = resolve(
+        {
+            **FAST,
+            "num-clients": 10,
+            "num-server-rounds": 3,
+            "output": str(tmp_path),
+            **names,
+        }
+    )
+    recorder = Recorder(make_app(settings))
+    grid = InlineGrid(recorder, 10)
+    server_app.run(grid, settings)
+    return recorder, grid
+
+
+def sent_names(recorder: Recorder) -> set[str]:
+    return {
+        name
+        for message in recorder.messages
+        for record in message.content.array_records.values()
+        for name in record
+    }
+
+
+@pytest.mark.parametrize("task", ["digits", "linear"])
+@pytest.mark.parametrize("algorithm", ["fedrep", "fedper", "local"])
+def test_heads_are_in_no_message(tmp_path, algorithm, task):
+    recorder, _ = run_recorded(tmp_path, algorithm=algorithm, task=task)
+    # 10 clients asked who they are, at least one for arrays; 5 train in each of three
+    # rounds and 10 test, each with a reply.
+    assert len(recorder.messages) >= 2 * (10 + 1 + 3 * (5 + 10))
+    assert not any(message.has_error() for message in recorder.messages)
+    # Not by name ...
+    allowed = set() if algorithm == "local" else {"representation"}
+    assert {name.split(".")[0] for name in sent_names(recorder)} <= allowed
+    # ... nor by value: every personal array that ever was, in any record.
+    personal = {v for values in recorder.personal.values() for v in values}
+    assert any(name.startswith("head.") for name in recorder.personal)
+    assert len(personal) >= 5
+    for message in recorder.messages:
+        for record in message.content.array_records.values():
+            for array in record.values():
+                values = array.numpy().tobytes()
+                assert not any(head in array.data for head in personal)
+                assert values not in personal
+        # Nor hidden in what is not an array: single numbers and short texts only.
+        for record in message.content.metric_records.values():
+            assert len(record) < 12
+            assert all(isinstance(value, (int, float)) for value in record.values())
+        for record in message.content.config_records.values():
+            assert len(record) < 12
+            for value in record.values():
+                assert isinstance(value, (bool, int, float, str))
+                assert len(str(value)) < 100
+
+
+def test_fedavg_sends_heads_and_keeps_nothing(tmp_path):
+    # The check above would see them.
+    recorder, _ = run_recorded(tmp_path, algorithm="fedavg")
+    assert any(name.startswith("head.") for name in sent_names(recorder))
+    assert recorder.personal == {}
+
+
+@pytest.mark.parametrize("algorithm", ["fedrep", "fedper", "local"])
+def test_every_client_keeps_its_own_head(tmp_path, algorithm):
+    _, grid = run_recorded(tmp_path, algorithm=algorithm, fraction_train=1.0)
+    heads = [dict(head_bytes(context)) for context in grid.contexts.values()]
+    last = [value for head in heads for n, value in head.items() if "weight" in n]
+    assert len(set(last)) == len(last)
+
+
+def test_a_personal_part_never_reaches_another_client():
+    # Client 1 trains in its first round on the same arrays, once after client 0 and
+    # once alone: the replies and what it keeps must be the same.
+    for algorithm in ("fedrep", "fedper", "local"):
+        app = app_of(algorithm=algorithm)
+        arrays = initial_arrays(app, context_of())
+        message = message_of(MessageType.TRAIN, arrays, server_round=1)
+        test = message_of(MessageType.EVALUATE, arrays, server_round=1)
+        results = []
+        for others in ((0, 2), ()):
+            for other in others:
+                app(message, context_of(other))
+            context = context_of(1)
+            before = app(test, context).content.metric_records["metrics"]
+            reply = app(message, context)
+            results.append((dict(before), reply, dict(head_bytes(context))))
+        (tested, reply, kept), (tested_alone, reply_alone, kept_alone) = results
+        assert tested == tested_alone
+        assert kept == kept_alone
+        assert equal(
+            reply.content.array_records["arrays"],
+            reply_alone.content.array_records["arrays"],
+        )

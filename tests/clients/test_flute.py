@@ -1,0 +1,106 @@
+import numpy as np
+import pytest
+import torch
+from flwr.app import Context, RecordDict
+
+from clients import FLUTEClient, FLUTEStarClient
+from clients.state import PersonalState
+from task.settings import SettingsError, resolve
+from task.tasks import build_task
+
+WEIGHTS = {"nc-weight": 0.25, "head-weight": 0.0025, "feature-weight": 0.0005}
+
+
+def client(kind=FLUTEClient, **more):
+    settings = resolve(
+        {
+            "num-clients": 20,
+            "batch-size": 1000,
+            "momentum": 0.0,
+            "weight-decay": 0.0,
+            "head-layers": 1,
+            **{name.replace("_", "-"): value for name, value in more.items()},
+        }
+    )
+    state = PersonalState(Context(0, 0, {}, RecordDict(), {}))
+    return kind(build_task(settings, 20), 0, state, settings)
+
+
+def written_out_loss(model, inputs, targets, classes, feature_weight):
+    """Equation 10, written out."""
+    features = model.representation(inputs)
+    logits = features @ model.head.weight.T + model.head.bias
+    entropy = -torch.log_softmax(logits, 1)[torch.arange(len(targets)), targets].mean()
+    h, m = model.head.weight.T, 10
+    gram = h.T @ h
+    simplex = torch.eye(m) - torch.ones(m, m) / m
+    target = torch.outer(classes, classes) * simplex / (m - 1) ** 0.5
+    collapse = ((gram / (gram**2).sum().sqrt() - target) ** 2).sum().sqrt()
+    return (
+        entropy
+        + feature_weight * (features**2).sum()
+        + 0.0025 * (h**2).sum()
+        + 0.25 * collapse
+    )
+
+
+def one_step(kind, part, feature_weight, **settings):
+    """Return a client's arrays after one step, and those of plain autograd."""
+    own = client(kind, **settings)
+    start = own.get_parameters({})
+    found, _, _ = own.fit(start, {"server-round": 1})
+    names = own.names(own.shared)
+    other = own.task.initial_model()
+    (batch,) = own.task.train_examples(0).batches(1000)
+    classes = torch.zeros(10)
+    classes[batch[1]] = 1
+    loss = written_out_loss(other, *batch, classes, feature_weight)
+    parameters = dict(other.named_parameters())
+    trained = [n for n in names if n.startswith(part)]
+    gradients = torch.autograd.grad(loss, [parameters[n] for n in trained])
+    moved = dict(zip(trained, gradients, strict=True))
+    expected = [
+        (parameters[n] - 0.01 * moved[n] if n in moved else parameters[n])
+        .detach()
+        .numpy()
+        for n in names
+    ]
+    return found, expected
+
+
+def test_joint_step_follows_equation_10() -> None:
+    found, expected = one_step(FLUTEClient, ("representation.", "head."), 0.0005)
+    for a, b in zip(found, expected, strict=True):
+        np.testing.assert_allclose(a, b, atol=1e-6)
+
+
+def test_head_epochs_have_no_feature_term() -> None:
+    found, expected = one_step(
+        FLUTEStarClient, ("head.",), 0.0, head_epochs=1, representation_epochs=0
+    )
+    for a, b in zip(found, expected, strict=True):
+        np.testing.assert_allclose(a, b, atol=1e-6)
+
+
+def test_order_of_the_head_epochs_matters() -> None:
+    results = []
+    for order in ("before", "after"):
+        own = client(FLUTEStarClient, head_epochs_order=order, head_epochs=2)
+        results.append(own.fit(own.get_parameters({}), {"server-round": 1})[0])
+    assert any(not np.array_equal(a, b) for a, b in zip(*results, strict=True))
+    own = client(FLUTEStarClient, head_epochs_order="sideways")
+    with pytest.raises(SettingsError, match="before or after"):
+        own.fit(own.get_parameters({}), {"server-round": 1})
+
+
+def test_classes_are_those_of_the_training_data() -> None:
+    own = client()
+    present = set(own.task.train_examples(0).targets.tolist())
+    mask = own.get_properties({})["classes"]
+    assert {i for i, has in enumerate(mask) if has == "1"} == present
+    assert len(mask) == 10
+
+
+def test_head_of_two_layers_is_refused() -> None:
+    with pytest.raises(SettingsError, match="one linear layer"):
+        client(head_layers=2).get_properties({})

@@ -1,0 +1,27 @@
+"""Shared by all tests: one thread, a cache of their own, and Flower outside a run."""
+
+import os
+from collections.abc import Iterator
+
+import pytest
+import torch
+from flwr.supercore.task_identity import TaskIdentity
+from hypothesis import settings as hypothesis_settings
+
+# Time limits of single examples only measure how busy the machine is.
+hypothesis_settings.register_profile("tests", deadline=None)
+hypothesis_settings.load_profile("tests")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _surroundings(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    torch.set_num_threads(1)
+    # Flower refuses to build a Message outside of a run.
+    TaskIdentity.run_id, TaskIdentity.task_id, TaskIdentity.node_id = 1, 1, 0
+    former = os.environ.get("XDG_CACHE_HOME")
+    os.environ["XDG_CACHE_HOME"] = str(tmp_path_factory.mktemp("cache"))
+    yield
+    if former is None:
+        del os.environ["XDG_CACHE_HOME"]
+    else:
+        os.environ["XDG_CACHE_HOME"] = former

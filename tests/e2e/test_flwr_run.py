@@ -1,0 +1,74 @@
+"""``flwr run .`` in Flower's simulation gives the numbers of ``simulation.py``."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from federation import BIN, ROOT, free_port, read_lines
+
+SETTINGS = 'algorithm="flute" num-server-rounds=2 evaluate-last=1 num-clients=4 '
+SETTINGS += "classes-per-client=5"
+
+
+@pytest.mark.e2e
+def test_flwr_run_equals_inline(tmp_path: Path) -> None:
+    home = tmp_path / "flwr"
+    environment = {
+        **os.environ,
+        "FLWR_HOME": str(home),
+        "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
+        "FLWR_DISABLE_UPDATE_CHECK": "1",
+        "FLWR_TELEMETRY_ENABLED": "0",
+        "FLWR_LOCAL_SUPERLINK_HTTP_API_PORT": str(free_port()),
+        "FLWR_LOCAL_CONTROL_API_PORT": str(free_port()),
+        "PATH": f"{BIN}{os.pathsep}{os.environ['PATH']}",
+    }
+    inline, simulated = tmp_path / "inline", tmp_path / "simulated"
+    try:
+        result = subprocess.run(
+            [
+                str(BIN / "flwr"),
+                "run",
+                str(ROOT),
+                "local",
+                "--stream",
+                "--federation-config",
+                "num-supernodes=4 client-resources-num-cpus=1",
+                "--run-config",
+                f'{SETTINGS} output="{simulated}"',
+            ],
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=400,
+            check=False,
+        )
+    finally:
+        # The local SuperLink is a daemon; its command line has the log's path.
+        subprocess.run(["pkill", "-9", "-f", str(home)], check=False)
+    rows = read_lines(simulated / "flute" / "metrics.jsonl")
+    assert len(rows) == 2, result.stdout + result.stderr
+    subprocess.run(
+        [
+            sys.executable,
+            str(ROOT / "simulation.py"),
+            "flute",
+            "--backend",
+            "inline",
+            "--output",
+            str(inline),
+            "--run-config",
+            SETTINGS,
+        ],
+        check=True,
+        cwd=tmp_path,
+    )
+    for found, expected in zip(
+        rows, read_lines(inline / "flute" / "metrics.jsonl"), strict=True
+    ):
+        del found["seconds"], expected["seconds"]
+        assert found == pytest.approx(expected, abs=1e-6)
+    assert json.loads((simulated / "summary.json").read_text())["algorithms"]

@@ -1,0 +1,132 @@
+"""Linear FedRep's server: the start from moments and the optional QR step."""
+
+import numpy as np
+import pytest
+from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, RecordDict
+
+from clients.client_app import make_app
+from strategies import STRATEGIES, FedRep, FedRepLinear, build_strategy
+from strategies.grids import InlineGrid
+from strategies.replies import to_record
+from task.linear import LinearTask, principal_angle_distance
+from task.settings import SettingsError, resolve
+
+WEIGHT = "representation.weight"
+
+
+def settings_of(**overrides):
+    names = {name.replace("_", "-"): value for name, value in overrides.items()}
+    return resolve({"task": "linear", "algorithm": "fedrep", **names})
+
+
+def test_the_task_decides_which_fedrep():
+    assert type(build_strategy(resolve({"algorithm": "fedrep"}))) is FedRep
+    assert type(build_strategy(settings_of())) is FedRepLinear
+
+
+def test_the_start_is_the_leading_eigenvectors_of_the_mean_moment():
+    settings = settings_of(dimension=7, rank=3, samples=20, seed=2)
+    n = 9
+    grid = InlineGrid(make_app(settings), n)
+    start = build_strategy(settings).initialize(grid)[WEIGHT].numpy()
+    # mean_i 1/m Σ_j y_j² x_j x_jᵀ, and its eigenvectors by the SVD, as it is symmetric
+    # and positive.
+    task = LinearTask.from_settings(settings, n)
+    moments = np.zeros((7, 7))
+    for i in range(n):
+        x, y = task.draw(i)
+        for x_j, y_j in zip(x, y, strict=True):
+            moments += y_j**2 * np.outer(x_j, x_j) / 20 / n
+    leading = np.linalg.svd(moments)[0][:, :3]
+    assert start.shape == (3, 7)
+    np.testing.assert_allclose(start @ start.T, np.eye(3), atol=1e-9)
+    assert principal_angle_distance(start.T, leading) < 1e-9
+
+
+def test_many_examples_start_near_the_true_representation():
+    # E[y² x xᵀ] = (‖φ‖² + σ²) I + 2 φ φᵀ: the leading eigenvectors span the φ_i.
+    settings = settings_of(samples=20_000)
+    grid = InlineGrid(make_app(settings), 20)
+    start = build_strategy(settings).initialize(grid)[WEIGHT].numpy()
+    truth = LinearTask.from_settings(settings, 20).representation
+    assert principal_angle_distance(start.T, truth) < 0.03
+
+
+def test_the_random_start():
+    settings = settings_of(initialization="random")
+    start = build_strategy(settings).initialize(InlineGrid(make_app(settings), 5))
+    b = start[WEIGHT].numpy()
+    assert b.shape == (2, 10)
+    np.testing.assert_allclose(b @ b.T, np.eye(2), atol=1e-9)
+    truth = LinearTask.from_settings(settings, 5).representation
+    assert principal_angle_distance(b.T, truth) > 0.2
+
+
+def reply_of(b: np.ndarray) -> Message:
+    content = RecordDict({"arrays": to_record({WEIGHT: b})})
+    return Message(content, 1, "train")
+
+
+@pytest.mark.parametrize("orthonormalize", [False, True])
+def test_the_mean_may_be_orthonormalised(orthonormalize, monkeypatch):
+    strategy = FedRepLinear(orthonormalize=orthonormalize)
+    rng = np.random.default_rng(0)
+    first, second = rng.standard_normal((2, 2, 6))
+    weighted = [(1.0, {WEIGHT: first}), (1.0, {WEIGHT: second})]
+    monkeypatch.setattr(strategy, "weighted", lambda *_: weighted)
+    b = strategy.aggregate(1, [])[WEIGHT].numpy()
+    mean = (first + second) / 2
+    if not orthonormalize:
+        np.testing.assert_allclose(b, mean)
+        return
+    np.testing.assert_allclose(b @ b.T, np.eye(2), atol=1e-12)
+    assert principal_angle_distance(b.T, mean.T) < 1e-9
+
+
+@pytest.mark.xfail(strict=True, reason="bug: moments are not checked")
+@pytest.mark.parametrize("bad", ["nan", "shape", "name", "nothing"])
+def test_malformed_moments_of_one_client_are_left_out(bad):
+    settings = settings_of(samples=500)
+    honest = make_app(settings)
+
+    def client(message: Message, context: Context) -> Message:
+        reply = honest(message, context)
+        asked = message.metadata.message_type == "query.arrays"
+        if asked and context.node_id == 2:
+            moments = {
+                "nan": {WEIGHT: np.full((10, 10), np.nan)},
+                "shape": {WEIGHT: np.eye(3)},
+                "name": {"moments": np.eye(10)},
+                "nothing": {},
+            }[bad]
+            record = ArrayRecord({n: Array(v) for n, v in moments.items()})
+            reply.content["arrays"] = record
+        return reply
+
+    start = build_strategy(settings).initialize(InlineGrid(client, 10))[WEIGHT].numpy()
+    truth = LinearTask.from_settings(settings, 10).representation
+    assert principal_angle_distance(start.T, truth) < 0.3
+
+
+def test_no_moments():
+    def broken(message: Message, context: Context) -> Message:
+        if message.metadata.message_type == "query.arrays":
+            raise RuntimeError("broken")
+        properties = ConfigRecord({"client": str(context.node_id)})
+        return Message(RecordDict({"properties": properties}), reply_to=message)
+
+    with pytest.raises(SettingsError, match="no client has sent its moments"):
+        FedRepLinear().initialize(InlineGrid(broken, 3))
+
+
+def test_an_unknown_initialization():
+    line = "initialization is 'moment'; it must be moments or random"
+    with pytest.raises(SettingsError, match=line):
+        build_strategy(settings_of(initialization="moment"))
+
+
+def test_every_strategy_can_be_built_from_the_defaults():
+    for algorithm in STRATEGIES:
+        for task in ("digits", "linear"):
+            settings = resolve({"algorithm": algorithm, "task": task, "seed": 3})
+            assert build_strategy(settings).seed == 3

@@ -1,0 +1,236 @@
+from logging import WARNING
+
+import numpy as np
+import pytest
+import torch
+from flwr.app import ConfigRecord, Message, MetricRecord, RecordDict
+
+from clients.client_app import make_app
+from strategies import FLUTE, FLUTELinear, build_strategy
+from strategies.grids import InlineGrid
+from strategies.replies import to_record
+from strategies.server_app import run_rounds
+from task.linear import LinearTask
+from task.neural_collapse import neural_collapse
+from task.settings import SettingsError, resolve
+from task.tasks import build_task
+
+WEIGHT, REPRESENTATION = "head.weight", "representation.weight"
+
+
+def linear_settings(**more):
+    return resolve(
+        {
+            "algorithm": "flute",
+            "task": "linear",
+            "dimension": 4,
+            "rank": 2,
+            "samples": 6,
+            "spectrum": "gaussian",
+            "num-clients": 3,
+            "fraction-train": 1.0,
+            "learning-rate": 0.03,
+            "noise-variance": 0.3,
+            **{name.replace("_", "-"): value for name, value in more.items()},
+        }
+    )
+
+
+class Answers:
+    """A grid with clients that know their classes and nothing else."""
+
+    def __init__(self, masks, heads=None):
+        self.masks = masks
+        self.heads = heads or {}
+        self.messages: list[Message] = []
+
+    def get_node_ids(self):
+        return list(self.masks)
+
+    def send_and_receive(self, messages, timeout=None):
+        return [self.answer(message) for message in messages]
+
+    def answer(self, message):
+        node = message.metadata.dst_node_id
+        if message.metadata.message_type == "query":
+            record = ConfigRecord({"client": f"c{node}", "structure": "s"})
+            if self.masks[node] is not None:
+                record["classes"] = self.masks[node]
+            return Message(RecordDict({"properties": record}), reply_to=message)
+        if message.metadata.message_type == "query.arrays":
+            arrays = {
+                REPRESENTATION: np.zeros((2, 2), np.float32),
+                WEIGHT: np.eye(3, 2, dtype=np.float32),
+                "head.bias": np.zeros(3, np.float32),
+            }
+            return Message(RecordDict({"arrays": to_record(arrays)}), reply_to=message)
+        self.messages.append(message)
+        head = {WEIGHT: self.heads[node], "head.bias": np.full(3, node, np.float32)}
+        content = RecordDict(
+            {
+                "arrays": message.content["arrays"],
+                "head": to_record(head),
+                "metrics": MetricRecord({"num-examples": 1, "train-loss": 0.0}),
+            }
+        )
+        return Message(content, reply_to=message)
+
+
+@pytest.fixture(autouse=True)
+def inside_a_run():
+    InlineGrid(make_app({}), 1)
+
+
+def test_linear_step_by_hand() -> None:
+    # B = I, w_1 = (1, 0), w_2 = (0, 2): BᵀB = I and WWᵀ = diag(1, 4). With γ1 = 1/4 and
+    # γ2 = 1/8 the regularizer's gradients are 2 B (I/4 - WWᵀ/4) = diag(0, -3/2) in B
+    # and 2 (WWᵀ/4 - I/4) W = (0, 3) in w_2, nothing in w_1. The clients' gradients are
+    # summed: diag(1, 2). With η = 0.1: B = diag(1 - 0.1, 1 - 0.1 (2 - 1.5)),
+    # w_1 = (1, 0) - 0.1 (1, 1), w_2 = (0, 2) - 0.1 ((0, 1) + (0, 3)).
+    strategy = FLUTELinear(dimension=2, rank=2, learning_rate=0.1)
+    strategy.heads = {
+        "1": {WEIGHT: np.array([[1.0, 0.0]])},
+        "2": {WEIGHT: np.array([[0.0, 2.0]])},
+    }
+    b = to_record({REPRESENTATION: np.eye(2)})
+    strategy._expected = {"arrays": b, "head": to_record(strategy.heads["1"])}
+    gradients = {
+        1: (np.diag([1.0, 0.0]), np.array([[1.0, 1.0]])),
+        2: (np.diag([0.0, 2.0]), np.array([[0.0, 1.0]])),
+    }
+    replies = []
+    for node, (in_b, in_w) in gradients.items():
+        sent = Message(RecordDict(), node, "train")
+        sent.metadata.__dict__["_message_id"] = str(node)
+        content = RecordDict(
+            {
+                "arrays": to_record({REPRESENTATION: in_b.T.copy()}),
+                "head": to_record({WEIGHT: in_w}),
+            }
+        )
+        replies.append(Message(content, reply_to=sent))
+    new = strategy.aggregate(1, replies)
+    assert new is not None
+    np.testing.assert_allclose(new[REPRESENTATION].numpy(), np.diag([0.9, 0.95]))
+    np.testing.assert_allclose(strategy.heads["1"][WEIGHT], [[0.9, -0.1]])
+    np.testing.assert_allclose(strategy.heads["2"][WEIGHT], [[0.0, 1.6]])
+
+
+def test_linear_run_equals_plain_numpy() -> None:
+    settings = linear_settings()
+    grid, strategy = InlineGrid(make_app(settings), 3), build_strategy(settings)
+    arrays = strategy.initialize(grid)
+    b = arrays[REPRESENTATION].numpy().T
+    w = np.stack([strategy.head(f"{i:06d}")[WEIGHT][0] for i in range(3)], axis=1)
+    arrays = run_rounds(strategy, grid, arrays, range(1, 21))
+
+    task = build_task(settings, 3)
+    assert isinstance(task, LinearTask)
+    data = [task.draw(i) for i in range(3)]
+    for _ in range(20):
+        grad_b, grad_w = np.zeros_like(b), np.zeros_like(w)
+        for i, (x, y) in enumerate(data):
+            residual = x @ b @ w[:, i] - y
+            grad_b += x.T @ np.outer(residual, w[:, i]) / len(y)
+            grad_w[:, i] = b.T @ x.T @ residual / len(y)
+        # The paper's form for γ1 = 1/4, γ2 = 1/8: ½ B (BᵀB - WWᵀ) and its opposite.
+        balance = b.T @ b - w @ w.T
+        b, w = (
+            b - 0.03 * (grad_b + b @ balance / 2),
+            w - 0.03 * (grad_w - balance @ w / 2),
+        )
+    np.testing.assert_allclose(arrays[REPRESENTATION].numpy().T, b, atol=1e-10)
+    for i in range(3):
+        head = strategy.head(f"{i:06d}")[WEIGHT][0]
+        np.testing.assert_allclose(head, w[:, i], atol=1e-10)
+
+
+@pytest.mark.parametrize("gamma1", [0.2501, 1.0, -0.1])
+def test_diverging_weights_are_refused(gamma1: float) -> None:
+    with pytest.raises(SettingsError, match="no lower bound"):
+        FLUTELinear(gamma1=gamma1, gamma2=0.125)
+
+
+def test_heads_belong_to_clients_whatever_the_order_of_replies() -> None:
+    rng = np.random.default_rng(0)
+    heads = {n: rng.standard_normal((3, 2)).astype(np.float32) for n in (1, 2, 3)}
+    masks = {1: "110", 2: "011", 3: "111"}
+
+    def run(order):
+        grid, strategy = Answers(masks, heads), FLUTE(server_learning_rate=0.5)
+        arrays = strategy.initialize(grid)
+        messages = list(strategy.configure_train(1, arrays, ConfigRecord(), grid))
+        replies = [grid.answer(messages[i]) for i in order]
+        strategy.aggregate_train(1, replies)
+        return strategy
+
+    strategy, shuffled = run([0, 1, 2]), run([2, 0, 1])
+    for node, head in heads.items():
+        name = f"c{node}"
+        # One step on the mean over three clients, each gradient its own.
+        weight = torch.from_numpy(head).requires_grad_(True)
+        mask = torch.tensor([[c == "1" for c in masks[node]]])
+        neural_collapse(weight[None], mask).backward()
+        expected = head - 0.5 / 3 * weight.grad.numpy()
+        np.testing.assert_allclose(strategy.heads[name][WEIGHT], expected, atol=1e-6)
+        np.testing.assert_array_equal(strategy.heads[name]["head.bias"], [node] * 3)
+        np.testing.assert_array_equal(
+            strategy.heads[name][WEIGHT], shuffled.heads[name][WEIGHT]
+        )
+
+
+def test_only_the_own_head_travels_and_unknown_clients_get_the_initial_one() -> None:
+    heads = {n: np.full((3, 2), n, np.float32) for n in (1, 2, 3, 4)}
+    grid = Answers(dict.fromkeys(heads, "111"), heads)
+    strategy = FLUTE(fraction_train=0.5, server_learning_rate=0.0)
+    arrays = strategy.initialize(grid)
+    first = list(strategy.configure_train(1, arrays, ConfigRecord(), grid))
+    assert len(first) == 2
+    strategy.aggregate_train(1, [grid.answer(m) for m in first])
+    trained = {m.metadata.dst_node_id for m in first}
+    assert set(strategy.heads) == {f"c{n}" for n in trained}
+    for message in strategy.configure_evaluate(1, arrays, ConfigRecord(), grid):
+        node = message.metadata.dst_node_id
+        sent = message.content["head"][WEIGHT].numpy()
+        expected = heads[node] if node in trained else np.eye(3, 2)
+        np.testing.assert_array_equal(sent, expected)
+        assert set(message.content["arrays"]) == {REPRESENTATION}
+
+
+def test_state_survives() -> None:
+    heads = {n: np.full((3, 2), n, np.float32) for n in (1, 2)}
+    grid, strategy = Answers(dict.fromkeys(heads, "111"), heads), FLUTE()
+    arrays = strategy.initialize(grid)
+    messages = list(strategy.configure_train(1, arrays, ConfigRecord(), grid))
+    strategy.aggregate_train(1, [grid.answer(m) for m in messages])
+    other = FLUTE()
+    other.load_state_dict(*strategy.state_dict())
+    assert set(other.heads) == {"c1", "c2"}
+    for name in ("c1", "c2", "nobody"):
+        for key in (WEIGHT, "head.bias"):
+            np.testing.assert_array_equal(
+                other.head(name)[key], strategy.head(name)[key]
+            )
+
+
+@pytest.mark.parametrize("mask", [None, "", "11", "1111", "12x", "000"])
+def test_wrong_masks_are_refused(mask, caplog: pytest.LogCaptureFixture) -> None:
+    grid, strategy = Answers({1: "111", 2: mask}), FLUTE()
+    with caplog.at_level(WARNING, "flwr"):
+        strategy.initialize(grid)
+        assert strategy.identify(grid) == [1]
+
+
+def test_a_head_that_is_not_linear_is_refused() -> None:
+    settings = resolve({"algorithm": "flute", "head-layers": 2, "num-clients": 5})
+    strategy = build_strategy(settings)
+    with pytest.raises(SettingsError):
+        strategy.initialize(InlineGrid(make_app(settings), 5))
+
+
+def test_a_regularizer_of_ones_own() -> None:
+    strategy = FLUTE(regularizer=lambda heads, _: heads.square().sum((1, 2)))
+    heads = np.ones((2, 3, 2), np.float32)
+    improved = strategy.improve(heads, np.ones((2, 3), bool))
+    # d/dH of the mean of two squared norms is H, and the step size 0.5.
+    np.testing.assert_allclose(improved, 0.5 * heads)

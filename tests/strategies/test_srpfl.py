@@ -1,0 +1,165 @@
+import math
+
+import numpy as np
+import pytest
+from flwr.app import ConfigRecord, RecordDict
+from flwr.serverapp.strategy import DifferentialPrivacyServerSideFixedClipping
+from flwr.serverapp.strategy import FedAvg as FlowerFedAvg
+
+from clients.client_app import make_app
+from strategies import SRPFL, BaseStrategy, build_strategy
+from strategies.arrivals import SimulatedArrivals
+from strategies.grids import InlineGrid
+from strategies.server_app import run, run_rounds
+from strategies.speeds import SpeedModel
+from strategies.srpfl import stage_lengths
+from task.settings import SettingsError, resolve
+
+
+def schedule(strategy: SRPFL, sampled: int, rounds: int) -> list[int]:
+    return [strategy.nodes(r, sampled) for r in range(1, rounds + 1)]
+
+
+def test_doubling_by_hand() -> None:
+    # n0 = 2, N = 12, three rounds a stage: 2, 4, 8, then min(16, 12).
+    strategy = SRPFL(BaseStrategy(), initial_nodes=2, rounds_per_stage=3)
+    assert schedule(strategy, 12, 12) == [2] * 3 + [4] * 3 + [8] * 3 + [12] * 3
+
+
+def test_listed_stages_by_hand() -> None:
+    # One round of 2, two of 4, and the last length again for 8.
+    strategy = SRPFL(BaseStrategy(), initial_nodes=2, rounds_per_stage=[1, 2])
+    assert schedule(strategy, 12, 7) == [2, 4, 4, 8, 8, 12, 12]
+
+
+def test_everybody_at_once() -> None:
+    assert schedule(SRPFL(BaseStrategy(), initial_nodes=12), 12, 3) == [12] * 3
+    assert schedule(SRPFL(BaseStrategy(), initial_nodes=20), 12, 3) == [12] * 3
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"initial_nodes": 0},
+        {"initial_nodes": -3},
+        {"rounds_per_stage": []},
+        {"rounds_per_stage": 0},
+        {"rounds_per_stage": [3, 0]},
+    ],
+)
+def test_wrong_values_are_refused_in_one_line(wrong) -> None:
+    with pytest.raises(SettingsError) as caught:
+        SRPFL(BaseStrategy(), **wrong)
+    assert "\n" not in str(caught.value)
+    assert "at least 1" in str(caught.value)
+
+
+@pytest.mark.parametrize("setting", ["", "0", "a", "3,,x", "3,0", "-1"])
+def test_wrong_stage_settings_are_refused(setting: str) -> None:
+    with pytest.raises(SettingsError, match="rounds-per-stage"):
+        stage_lengths(setting, 2, None)
+
+
+def test_stages_of_the_theory_by_hand() -> None:
+    # E[T_(n)] = n: later/earlier is 2n - n to n - n/2, so 2, and each stage has
+    # 2 log(4) / log(1 / 0.9) = 26.3 rounds, rounded up.
+    arrivals = np.arange(1.0, 17.0)
+    expected = math.ceil(2 * math.log(4) / math.log(1 / 0.9))
+    assert stage_lengths("theory", 4, arrivals) == [expected] * 2
+    with pytest.raises(SettingsError, match="speed-model"):
+        stage_lengths("theory", 4, None)
+
+
+def settings_of(algorithm: str, **more):
+    return resolve(
+        {
+            "algorithm": algorithm,
+            "num-clients": 20,
+            "fraction-train": 1.0,
+            "num-server-rounds": 4,
+            "speed-model": "fixed",
+            "initial-nodes": 5,
+            "rounds-per-stage": "2",
+            "head-epochs": 1,
+            "evaluate-last": 1,
+            "evaluate-every": 0,
+            **{name.replace("_", "-"): value for name, value in more.items()},
+        }
+    )
+
+
+def simulated(settings, strategy, clients: int = 20):
+    inner = InlineGrid(make_app(settings), clients)
+    grid = SimulatedArrivals(inner, SpeedModel("fixed", clients), 1.0, lambda n: n - 1)
+    return inner, grid
+
+
+@pytest.mark.parametrize("algorithm", ["srpfl", "lg-srpfl", "flanp", "srpfl-flute"])
+def test_only_the_fastest_train(algorithm: str, tmp_path) -> None:
+    settings = settings_of(algorithm, output=str(tmp_path))
+    inner = InlineGrid(make_app(settings), 20)
+    trained: list[list[int]] = []
+    send = inner.send_and_receive
+
+    def spy(messages, *, timeout=None):
+        messages = list(messages)
+        if messages and messages[0].metadata.message_type == "train":
+            trained.append([m.metadata.dst_node_id - 1 for m in messages])
+        return send(messages, timeout=timeout)
+
+    inner.send_and_receive = spy
+    summary = run(inner, settings)
+    times = SpeedModel("fixed", 20).times(1)
+    fastest = np.argsort(times)
+    assert [sorted(t) for t in trained] == [sorted(fastest[:n]) for n in (5, 5, 10, 10)]
+    # The clock: twice the fifth fastest, twice the tenth.
+    expected = 2 * times[fastest[4]] + 2 * times[fastest[9]]
+    assert summary["seconds-simulated"] == pytest.approx(expected)
+
+
+def test_more_initial_nodes_than_clients_are_refused(tmp_path) -> None:
+    settings = settings_of("srpfl", output=str(tmp_path), initial_nodes=21)
+    with pytest.raises(SettingsError, match="at most 20"):
+        run(InlineGrid(make_app(settings), 20), settings)
+
+
+def test_inside_differential_privacy() -> None:
+    settings = settings_of("fedavg")
+    base = build_strategy(settings)
+    private = DifferentialPrivacyServerSideFixedClipping(
+        SRPFL(base, initial_nodes=5, rounds_per_stage=2),
+        noise_multiplier=0.0,
+        clipping_norm=1e-3,
+        num_sampled_clients=5,
+    )
+    inner, grid = simulated(settings, base)
+    start = base.initialize(inner)
+    counts = []
+    end = run_rounds(
+        private,
+        grid,
+        start,
+        range(1, 3),
+        evaluated=lambda _: False,
+        after_round=lambda r, a, metrics: counts.append(metrics["clients"]),
+    )
+    assert counts == [5, 5]
+    moved = sum(np.sum((end[n].numpy() - start[n].numpy()) ** 2) for n in start) ** 0.5
+    # Two rounds, each clipped to a norm of 1e-3.
+    assert 0 < moved <= 2.01e-3
+
+
+def test_over_flowers_own_fedavg() -> None:
+    settings = settings_of("fedavg")
+    strategy = SRPFL(FlowerFedAvg(), initial_nodes=5, rounds_per_stage=1)
+    inner, grid = simulated(settings, strategy)
+    start = build_strategy(settings).initialize(inner)
+    messages = strategy.configure_train(1, start, ConfigRecord(), grid)
+    replies = grid.send_and_receive(messages)
+    assert len(replies) == 5
+    arrays, _ = strategy.aggregate_train(1, replies)
+    assert set(arrays) == set(start)
+    # Evaluation is not cut short.
+    messages = strategy.configure_evaluate(1, arrays, ConfigRecord(), grid)
+    assert len(grid.send_and_receive(messages)) == 20
+    assert isinstance(messages[0].content, RecordDict)

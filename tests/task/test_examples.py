@@ -1,0 +1,148 @@
+"""Batches by hand, and random crops against every crop that there can be."""
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from task import examples
+from task.examples import ExampleSet, random_crop_and_flip
+
+
+def numbered(n: int) -> ExampleSet:
+    """Vectors whose first entry is their number, and so is their target."""
+    values = torch.arange(n)
+    return ExampleSet(torch.stack([values, values * 2], 1).float(), values)
+
+
+@given(st.integers(0, 70), st.integers(1, 80), st.booleans())
+def test_batches_cover_everything_once(n, batch_size, shuffle):
+    batches = list(numbered(n).batches(batch_size, shuffle))
+    sizes = [len(targets) for _, targets in batches]
+    assert sizes == [batch_size] * (n // batch_size) + [n % batch_size] * (
+        n % batch_size > 0
+    )
+    seen = [int(t) for _, targets in batches for t in targets]
+    assert sorted(seen) == list(range(n))
+    if not shuffle:
+        assert seen == sorted(seen)
+    for inputs, targets in batches:
+        assert torch.equal(inputs[:, 0], targets.float())
+
+
+@pytest.mark.parametrize("batch_size", [1, 3, 8, 11, 100])
+def test_chunks_do_not_show(monkeypatch, batch_size):
+    # 30 examples in chunks of 8: no batch may end early at a chunk's border.
+    monkeypatch.setattr(examples, "CHUNK", 8)
+    sizes = [len(t) for _, t in numbered(30).batches(batch_size, shuffle=True)]
+    assert sizes == [batch_size] * (30 // batch_size) + [30 % batch_size] * (
+        30 % batch_size > 0
+    )
+
+
+def test_shuffling_follows_torch_and_differs_between_epochs():
+    torch.manual_seed(3)
+    first = [t.tolist() for _, t in numbered(50).batches(10, shuffle=True)]
+    second = [t.tolist() for _, t in numbered(50).batches(10, shuffle=True)]
+    torch.manual_seed(3)
+    again = [t.tolist() for _, t in numbered(50).batches(10, shuffle=True)]
+    assert first == again
+    assert first != second
+
+
+def test_normalisation_by_hand():
+    # Two pixels of two channels; mean (10, 100), std (2, 50).
+    image = torch.tensor([[[[10, 200], [14, 0]]]], dtype=torch.uint8)
+    mean, std = torch.tensor([10.0, 100.0]), torch.tensor([2.0, 50.0])
+    ((inputs, targets),) = ExampleSet(image, torch.tensor([7]), mean, std).batches(5)
+    # (10 - 10)/2 = 0, (14 - 10)/2 = 2; (200 - 100)/50 = 2, (0 - 100)/50 = -2.
+    assert inputs.shape == (1, 2, 1, 2)
+    assert inputs[0, 0].tolist() == [[0.0, 2.0]]
+    assert inputs[0, 1].tolist() == [[2.0, -2.0]]
+    assert inputs.dtype == torch.float32
+    assert targets.tolist() == [7]
+
+
+def test_images_are_channels_last_in_memory():
+    images = torch.zeros(4, 6, 5, 3, dtype=torch.uint8)
+    whole = ExampleSet(images, torch.zeros(4), torch.ones(3), torch.ones(3))
+    ((inputs, _),) = whole.batches(4)
+    assert inputs.shape == (4, 3, 6, 5)
+    assert inputs.is_contiguous(memory_format=torch.channels_last)
+
+
+def crops_of(image: np.ndarray, padding: int) -> list[np.ndarray]:
+    """Every crop of the zero-padded image, and its mirror image."""
+    height, width, _ = image.shape
+    padded = np.pad(image, ((padding, padding), (padding, padding), (0, 0)))
+    crops = [
+        padded[top : top + height, left : left + width]
+        for top in range(2 * padding + 1)
+        for left in range(2 * padding + 1)
+    ]
+    return crops + [crop[:, ::-1] for crop in crops]
+
+
+@pytest.mark.parametrize(("height", "width", "channels"), [(8, 6, 3), (5, 9, 1)])
+def test_every_image_is_one_of_its_crops(height, width, channels):
+    torch.manual_seed(0)
+    rng = np.random.default_rng(0)
+    images = rng.integers(1, 256, (60, height, width, channels), dtype=np.uint8)
+    cropped = random_crop_and_flip(torch.from_numpy(images)).numpy()
+    assert cropped.shape == images.shape
+    assert cropped.dtype == np.uint8
+    for image, crop in zip(images, cropped, strict=True):
+        assert any(np.array_equal(crop, c) for c in crops_of(image, 4))
+
+
+def test_all_offsets_and_both_directions_occur_equally_often():
+    # An image whose pixels are all different and not 0 tells where its crop was taken.
+    image = np.arange(1, 91, dtype=np.uint8).reshape(9, 10, 1)
+    n = 162 * 40
+    torch.manual_seed(1)
+    images = torch.from_numpy(image).expand(n, -1, -1, -1)
+    cropped = random_crop_and_flip(images).numpy().reshape(n, -1)
+    place = {crop.tobytes(): i for i, crop in enumerate(crops_of(image, 4))}
+    assert len(place) == 2 * 9 * 9
+    counts = np.bincount([place[crop.tobytes()] for crop in cropped], minlength=162)
+    # Chi-squared with 161 degrees of freedom: mean 161, standard deviation 18.
+    chi_squared = ((counts - 40) ** 2 / 40).sum()
+    assert abs(chi_squared - 161) < 5 * np.sqrt(2 * 161)
+
+
+def augmented(n: int = 40) -> ExampleSet:
+    images = torch.randint(0, 256, (n, 8, 8, 3), dtype=torch.uint8)
+    zero, one = torch.zeros(3), torch.ones(3)
+    return ExampleSet(images, torch.arange(n), zero, one, augment=True)
+
+
+def test_augmentation_only_where_batches_are_shuffled():
+    whole = augmented()
+    plain = whole.inputs.permute(0, 3, 1, 2).float()
+    for inputs, targets in whole.batches(7):
+        assert torch.equal(inputs, plain[targets])
+    changed = [
+        not torch.equal(image, plain[target])
+        for inputs, targets in whole.batches(7, shuffle=True)
+        for image, target in zip(inputs, targets, strict=True)
+    ]
+    # An image stays as it is once in 162 times.
+    assert sum(changed) > 30
+
+
+def test_augmentation_keeps_image_and_target_together():
+    whole = augmented(20)
+    for inputs, targets in whole.batches(6, shuffle=True):
+        for image, target in zip(inputs, targets, strict=True):
+            crops = crops_of(whole.inputs[int(target)].numpy(), 4)
+            pixels = image.permute(1, 2, 0).numpy()
+            assert any(np.array_equal(pixels, crop) for crop in crops)
+
+
+def test_without_augmentation():
+    whole = augmented()
+    plain = whole.inputs.permute(0, 3, 1, 2).float()
+    for inputs, targets in whole.without_augmentation().batches(7, shuffle=True):
+        assert torch.equal(inputs, plain[targets])
+    assert whole.augment

@@ -1,0 +1,222 @@
+"""Models: the papers' layers counted by hand, and wrapped models against unwrapped."""
+
+import copy
+import re
+from collections import OrderedDict
+
+import pytest
+import torch
+from torch import nn
+
+from task.models import MODELS, SplitModel, build_model
+from task.settings import SettingsError
+
+# Shapes of weights (outputs, inputs, ...) in the order of the layers, each with a bias.
+# CIFAR: 32 - 4 = 28, pooled 14, - 4 = 10, pooled 5, so 5 x 5 x channels features.
+# Digits: 8 x 8, padded, pooled twice: 2 x 2 x 32 = 128.
+LAYERS = {
+    "cifar10-cnn": (
+        (3, 32, 32),
+        10,
+        [(64, 3, 5, 5), (64, 64, 5, 5), (120, 1600), (64, 120), (10, 64)],
+    ),
+    "cifar100-cnn": (
+        (3, 32, 32),
+        100,
+        [(64, 3, 5, 5), (128, 64, 5, 5), (256, 3200), (128, 256), (100, 128)],
+    ),
+    "digits-cnn": (
+        (1, 8, 8),
+        10,
+        [(16, 1, 3, 3), (32, 16, 3, 3), (32, 128), (10, 32)],
+    ),
+    "mlp": ((1, 28, 28), 26, [(512, 784), (256, 512), (64, 256), (26, 64)]),
+    "mlp-2": ((1, 28, 28), 62, [(256, 784), (62, 256)]),
+}
+
+
+def test_every_built_in_model_is_tested():
+    assert set(LAYERS) == set(MODELS)
+
+
+@pytest.mark.parametrize("name", sorted(LAYERS))
+def test_layers_of_the_papers(name):
+    shape, num_classes, layers = LAYERS[name]
+    model = build_model(name, shape, num_classes)
+    parameters = dict(model.named_parameters())
+    weights = [tuple(p.shape) for n, p in parameters.items() if n.endswith("weight")]
+    biases = [tuple(p.shape) for n, p in parameters.items() if n.endswith("bias")]
+    assert weights == layers
+    assert biases == [layer[:1] for layer in layers]
+    assert len(parameters) == 2 * len(layers)
+    assert model(torch.zeros(3, *shape)).shape == (3, num_classes)
+
+
+@pytest.mark.parametrize("name", sorted(LAYERS))
+def test_names_say_which_part_an_array_belongs_to(name):
+    shape, num_classes, layers = LAYERS[name]
+    for head_layers in range(1, len(layers)):
+        model = build_model(name, shape, num_classes, head_layers)
+        parts = [n.split(".")[0] for n in model.state_dict()]
+        number = len(layers) - head_layers
+        assert parts == ["representation"] * 2 * number + ["head"] * 2 * head_layers
+        assert model(torch.zeros(2, *shape)).shape == (2, num_classes)
+
+
+@pytest.mark.parametrize("head_layers", [0, -1, 5])
+def test_a_head_of_no_or_all_layers(head_layers):
+    line = f"head-layers is {head_layers}; it must be from 1 to 4"
+    with pytest.raises(SettingsError, match=line):
+        build_model("cifar10-cnn", (3, 32, 32), 10, head_layers)
+
+
+def slow_cifar_cnn(channels: tuple[int, int], widths: tuple[int, int], classes: int):
+    """The CNN as the paper's appendix has it, with each ReLU before the pooling."""
+    return nn.Sequential(
+        nn.Conv2d(3, channels[0], 5),
+        nn.ReLU(),
+        nn.MaxPool2d(2, 2),
+        nn.Conv2d(channels[0], channels[1], 5),
+        nn.ReLU(),
+        nn.MaxPool2d(2, 2),
+        nn.Flatten(),
+        nn.Linear(channels[1] * 25, widths[0]),
+        nn.ReLU(),
+        nn.Linear(widths[0], widths[1]),
+        nn.ReLU(),
+        nn.Linear(widths[1], classes),
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "channels", "widths", "classes"),
+    [
+        ("cifar10-cnn", (64, 64), (120, 64), 10),
+        ("cifar100-cnn", (64, 128), (256, 128), 100),
+    ],
+)
+def test_relu_after_pooling_equals_relu_before_it(name, channels, widths, classes):
+    torch.manual_seed(0)
+    model = build_model(name, (3, 32, 32), classes).eval()
+    slow = slow_cifar_cnn(channels, widths, classes)
+    slow.load_state_dict(
+        OrderedDict(zip(slow.state_dict(), model.state_dict().values(), strict=True))
+    )
+    x = torch.randn(4, 3, 32, 32)
+    torch.testing.assert_close(model(x), slow(x), rtol=1e-4, atol=1e-5)
+    # And so do their gradients.
+    for net in (model, slow):
+        net.zero_grad()
+        net(x).square().sum().backward()
+    for ours, theirs in zip(model.parameters(), slow.parameters(), strict=True):
+        torch.testing.assert_close(ours.grad, theirs.grad, rtol=1e-3, atol=1e-4)
+
+
+def test_dropout_of_the_cifar100_model():
+    model = build_model("cifar100-cnn", (3, 32, 32), 100)
+    dropouts = [m for m in model.modules() if isinstance(m, nn.Dropout)]
+    assert [m.p for m in dropouts] == [0.6]
+    assert not any(isinstance(m, nn.Dropout) for m in model.head.modules())
+
+
+def test_convolutions_are_channels_last():
+    model = build_model("cifar10-cnn", (3, 32, 32), 10)
+    weight = model.get_parameter("representation.conv2.weight")
+    assert weight.is_contiguous(memory_format=torch.channels_last)
+
+
+def test_head_of_representation():
+    model = build_model("digits-cnn", (1, 8, 8), 10)
+    x = torch.randn(3, 1, 8, 8)
+    torch.testing.assert_close(model(x), model.head(model.representation(x)))
+    assert model.part("head") is model.head
+    assert model.part("representation") is model.representation
+    assert model.part("all") is model
+
+
+# Any other module
+
+
+def test_wrap_by_hand():
+    # 2 x + 1, then 3 y - 2: at x = 5 the feature is 11 and the output 31.
+    module = nn.Sequential(OrderedDict(body=nn.Linear(1, 1), fc=nn.Linear(1, 1)))
+    with torch.no_grad():
+        for parameter, value in zip(module.parameters(), (2, 1, 3, -2), strict=True):
+            parameter.fill_(value)
+    model = SplitModel.wrap(module, head="fc")
+    x = torch.tensor([[5.0]])
+    assert model.representation(x).item() == 11
+    assert model(x).item() == 31
+    assert list(model.state_dict()) == [
+        "representation.body.weight",
+        "representation.body.bias",
+        "head.weight",
+        "head.bias",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("name", "head", "size"),
+    [
+        ("resnet18", "fc", 32),
+        ("mobilenet_v3_small", "classifier.3", 32),
+        ("shufflenet_v2_x0_5", "fc", 32),
+        ("efficientnet_b0", "classifier", 32),
+        ("vgg11", "classifier.6", 32),
+    ],
+)
+def test_a_wrapped_torchvision_model_computes_the_same(name, head, size):
+    from torchvision.models import get_model
+
+    torch.manual_seed(0)
+    module = get_model(name, weights=None, num_classes=7).eval()
+    whole = copy.deepcopy(module)
+    model = SplitModel.wrap(module, head)
+    x = torch.randn(2, 3, size, size)
+    with torch.no_grad():
+        torch.testing.assert_close(model(x), whole(x))
+    assert {n.split(".")[0] for n in model.state_dict()} == {"representation", "head"}
+    assert len(model.state_dict()) == len(whole.state_dict())
+
+
+@pytest.mark.parametrize("head", ["", "fc"])
+def test_a_torchvision_model_by_name(head):
+    model = build_model("resnet18", (3, 32, 32), 7, head=head)
+    assert model(torch.zeros(2, 3, 32, 32)).shape == (2, 7)
+    assert model.head.weight.shape == (7, 512)
+    assert model.training
+
+
+@pytest.mark.parametrize("head", ["classifier", ""])
+def test_a_model_without_the_named_head(head):
+    module = nn.Sequential(OrderedDict(body=nn.Linear(2, 3), out=nn.Linear(3, 1)))
+    line = f"Sequential has no head named {head!r}; its linear layers: body, out"
+    with pytest.raises(SettingsError, match=re.escape(line)):
+        SplitModel.wrap(module, head)
+
+
+def test_a_torchvision_model_without_the_named_head():
+    with pytest.raises(SettingsError, match=r"no head named 'classifier'.*layers: fc"):
+        build_model("resnet18", (3, 32, 32), 7, head="classifier")
+
+
+def test_an_unknown_model():
+    with pytest.raises(SettingsError, match="unknown model 'resnet81'; did you mean"):
+        build_model("resnet81", (3, 32, 32), 7)
+
+
+@pytest.mark.filterwarnings("ignore:Initializing zero-element tensors")
+@pytest.mark.parametrize(
+    ("name", "shape"),
+    [
+        ("cifar10-cnn", (1, 8, 8)),
+        ("cifar100-cnn", (3, 12, 12)),
+        ("resnet18", (1, 8, 8)),
+    ],
+)
+def test_images_that_a_model_cannot_take(name, shape):
+    with pytest.raises(SettingsError) as caught:
+        build_model(name, shape, 10)
+    message = str(caught.value)
+    assert message.startswith(f"model {name!r} does not fit inputs of shape {shape}")
+    assert "\n" not in message

@@ -1,0 +1,75 @@
+import numpy as np
+import pytest
+import torch
+
+from task.neural_collapse import neural_collapse, step
+
+
+def reference(head, classes, m=None):
+    """FLUTE, section 7.2, with H = headᵀ, in plain NumPy."""
+    m = m or len(head)
+    gram = head @ head.T
+    u = classes.astype(float)
+    simplex = np.eye(len(head)) - np.ones((len(head), len(head))) / m
+    target = np.outer(u, u) * simplex / np.sqrt(m - 1)
+    return np.linalg.norm(gram / np.linalg.norm(gram) - target)
+
+
+def test_masked_value_by_hand() -> None:
+    # Three classes, the client has the first two, HᵀH = diag(1, 1, 0) with norm √2.
+    # Target: 1/√2 [[2/3, -1/3], [-1/3, 2/3]]; so the difference is 1/√2 · 1/3 in four
+    # places, and its norm 2 / (3√2) = √2/3.
+    head = torch.tensor([[[1.0, 0.0], [0.0, 1.0], [0.0, 0.0]]])
+    classes = torch.tensor([[True, True, False]])
+    assert neural_collapse(head, classes).item() == pytest.approx(2**0.5 / 3)
+    # Among its own two classes: target [[1/2, -1/2], [-1/2, 1/2]], so the differences
+    # are 1/√2 - 1/2 on the diagonal and 1/2 beside it.
+    expected = (2 * (0.5**0.5 - 0.5) ** 2 + 2 * 0.25) ** 0.5
+    assert neural_collapse(head, classes, local=True).item() == pytest.approx(expected)
+
+
+def test_a_simplex_has_collapsed() -> None:
+    # I - 11ᵀ/3 is a projection, so it is its own Gram matrix, with norm √2.
+    head = torch.eye(3)[None] - 1 / 3
+    everything = torch.ones(1, 3, dtype=torch.bool)
+    assert neural_collapse(head, everything).item() == pytest.approx(0, abs=1e-6)
+    assert neural_collapse(5 * head, everything).item() == pytest.approx(0, abs=1e-6)
+
+
+def test_batch_equals_one_by_one() -> None:
+    rng = np.random.default_rng(1)
+    heads, classes = rng.standard_normal((4, 6, 3)), rng.random((4, 6)) < 0.5
+    classes[:, :2] = True
+    args = torch.from_numpy(heads), torch.from_numpy(classes)
+    expected = [reference(h, c) for h, c in zip(heads, classes, strict=True)]
+    np.testing.assert_allclose(neural_collapse(*args).numpy(), expected)
+    expected = [reference(h, c, c.sum()) for h, c in zip(heads, classes, strict=True)]
+    np.testing.assert_allclose(neural_collapse(*args, local=True).numpy(), expected)
+
+
+def test_one_class_is_no_division_by_zero() -> None:
+    head = torch.ones(1, 3, 2)
+    value = neural_collapse(head, torch.tensor([[True, False, False]]), local=True)
+    # The target is 0 and the Gram matrix has norm 1.
+    assert value.item() == pytest.approx(1)
+
+
+def test_step_follows_finite_differences() -> None:
+    rng = np.random.default_rng(2)
+    heads, classes = rng.standard_normal((2, 4, 3)), np.array([[1, 1, 0, 1]] * 2) > 0
+    moved = step(
+        torch.from_numpy(heads), torch.from_numpy(classes), neural_collapse, 0.5
+    )
+    gradient, width = np.zeros_like(heads), 1e-6
+    for i in np.ndindex(heads.shape):
+        values = []
+        for sign in (1, -1):
+            shifted = heads.copy()
+            shifted[i] += sign * width
+            values.append(
+                np.mean(
+                    [reference(h, c) for h, c in zip(shifted, classes, strict=True)]
+                )
+            )
+        gradient[i] = (values[0] - values[1]) / (2 * width)
+    np.testing.assert_allclose(moved.numpy(), heads - 0.5 * gradient, atol=1e-8)

@@ -1,0 +1,439 @@
+"""Local training against a NumPy loop, and what must not move."""
+
+import copy
+import math
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from task import training
+from task.examples import ExampleSet
+from task.models import SplitModel, build_model
+from task.settings import SettingsError
+from task.training import SGD, TrainingDivergedError, evaluate, train
+
+
+def linear_model(inputs: int, features: int, outputs: int, seed: int = 0) -> SplitModel:
+    torch.manual_seed(seed)
+    return SplitModel(nn.Linear(inputs, features), nn.Linear(features, outputs))
+
+
+def regression(n: int, inputs: int, outputs: int, seed: int = 0) -> ExampleSet:
+    rng = np.random.default_rng(seed)
+    x = torch.from_numpy(rng.standard_normal((n, inputs))).float()
+    y = torch.from_numpy(rng.standard_normal((n, outputs))).float()
+    return ExampleSet(x, y)
+
+
+def images(n: int, classes: int, augment: bool = False) -> ExampleSet:
+    rng = np.random.default_rng(1)
+    pixels = rng.integers(0, 256, (n, 8, 8, 1), dtype=np.uint8)
+    targets = torch.from_numpy(rng.integers(0, classes, n))
+    mean, std = torch.tensor([128.0]), torch.tensor([64.0])
+    return ExampleSet(torch.from_numpy(pixels), targets, mean, std, augment)
+
+
+def state_of(module: nn.Module) -> dict[str, torch.Tensor]:
+    return {name: value.clone() for name, value in module.state_dict().items()}
+
+
+def same_bits(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> bool:
+    return a.keys() == b.keys() and all(torch.equal(a[n], b[n]) for n in a)
+
+
+# Steps worked by hand
+
+
+def test_two_steps_by_hand():
+    # f(x) = w (b x), one example x = 2, y = 10, b = 1, w = 3; loss (w b x - y)².
+    # Only w trains, with rate 0.1, momentum 0.5, weight decay 0.1.
+    # Step 1: output 6, slope 2 (6 - 10) 2 = -16, with decay -16 + 0.1 * 3 = -15.7;
+    #         w = 3 + 1.57 = 4.57.
+    # Step 2: output 9.14, slope 2 (9.14 - 10) 2 = -3.44, with decay -2.983;
+    #         velocity 0.5 * -15.7 - 2.983 = -10.833; w = 4.57 + 1.0833 = 5.6533.
+    model = SplitModel(nn.Linear(1, 1, bias=False), nn.Linear(1, 1, bias=False))
+    with torch.no_grad():
+        model.representation.weight.fill_(1.0)
+        model.head.weight.fill_(3.0)
+    example = ExampleSet(torch.tensor([[2.0]]), torch.tensor([[10.0]]))
+    sgd = SGD(learning_rate=0.1, momentum=0.5, weight_decay=0.1)
+    loss = train(model, "head", example, nn.functional.mse_loss, 2, sgd)
+    assert model.head.weight.item() == pytest.approx(5.6533, abs=1e-5)
+    assert model.representation.weight.item() == 1.0
+    # The loss of the last epoch is measured before its step: (9.14 - 10)².
+    assert loss == pytest.approx(0.86**2, abs=1e-5)
+
+
+def test_weights_decay_and_biases_do_not():
+    # x = 0 and y = bias: no gradient at all, so only the decay moves anything.
+    # Weights: 2 - 0.1 * 0.5 * 2 = 1.9.
+    model = SplitModel(nn.Linear(1, 1), nn.Linear(1, 1))
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            parameter.fill_(0.0 if name == "representation.bias" else 2.0)
+    example = ExampleSet(torch.tensor([[0.0]]), torch.tensor([[2.0]]))
+    sgd = SGD(learning_rate=0.1, momentum=0.0, weight_decay=0.5)
+    train(model, "all", example, nn.functional.mse_loss, 1, sgd)
+    assert model.representation.weight.item() == pytest.approx(1.9)
+    assert model.head.weight.item() == pytest.approx(1.9)
+    assert model.representation.bias.item() == 0.0
+    assert model.head.bias.item() == 2.0
+
+
+def numpy_training(
+    state: dict[str, np.ndarray],
+    trained: tuple[str, ...],
+    x: np.ndarray,
+    y: np.ndarray,
+    epochs: int,
+    sgd: SGD,
+) -> dict[str, np.ndarray]:
+    """Full-batch SGD on the mean squared error of a two-layer linear model."""
+    v = {name: np.zeros_like(value) for name, value in state.items()}
+    for _ in range(epochs):
+        z = x @ state["representation.weight"].T + state["representation.bias"]
+        residual = z @ state["head.weight"].T + state["head.bias"] - y
+        slope = 2 * residual / residual.size
+        back = slope @ state["head.weight"]
+        gradients = {
+            "representation.weight": back.T @ x,
+            "representation.bias": back.sum(0),
+            "head.weight": slope.T @ z,
+            "head.bias": slope.sum(0),
+        }
+        for name in state:
+            if name.startswith(trained):
+                decay = sgd.weight_decay if name.endswith("weight") else 0.0
+                v[name] = sgd.momentum * v[name] + gradients[name] + decay * state[name]
+                state = state | {name: state[name] - sgd.learning_rate * v[name]}
+    return state
+
+
+@pytest.mark.parametrize(
+    ("part", "trained"),
+    [
+        ("head", ("head.",)),
+        ("representation", ("representation.",)),
+        ("all", ("representation.", "head.")),
+    ],
+)
+def test_training_against_numpy(part, trained):
+    model, examples = linear_model(4, 3, 2), regression(12, 4, 2)
+    sgd = SGD(learning_rate=0.05, momentum=0.7, weight_decay=0.02, batch_size=12)
+    start = {n: v.double().numpy() for n, v in state_of(model).items()}
+    x, y = examples.inputs.double().numpy(), examples.targets.double().numpy()
+    expected = numpy_training(start, trained, x, y, 6, sgd)
+    train(model, part, examples, nn.functional.mse_loss, 6, sgd)
+    for name, value in model.state_dict().items():
+        np.testing.assert_allclose(value.numpy(), expected[name], rtol=1e-4, atol=1e-5)
+
+
+def test_the_loss_is_the_mean_over_examples_and_not_over_batches():
+    # Nothing moves at a rate of 1e-30. Losses of 3 examples: 0, 0 and 9 (targets 0, 0
+    # and 3, output 0), in batches of 2 and 1: the mean over examples is 3.
+    model = linear_model(1, 1, 1)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.zero_()
+    targets = torch.tensor([[0.0], [0.0], [3.0]])
+    examples = ExampleSet(torch.zeros(3, 1), targets)
+    sgd = SGD(learning_rate=1e-30, batch_size=2)
+    for part in ("head", "representation", "all"):
+        loss = train(model, part, examples, nn.functional.mse_loss, 1, sgd)
+        assert loss == pytest.approx(3.0)
+
+
+def test_the_regulariser_moves_the_weights_and_is_not_in_the_loss():
+    # The loss is 0 (targets equal the outputs 0); the regulariser 5 h has slope 5:
+    # h = 0 - 0.1 * 5 = -0.5, then -1. Its -2.5 in the last epoch is no loss.
+    model = SplitModel(nn.Linear(1, 1, bias=False), nn.Linear(1, 1, bias=False))
+    with torch.no_grad():
+        model.representation.weight.fill_(0.0)
+        model.head.weight.fill_(0.0)
+    seen = []
+
+    def regularizer(features: torch.Tensor, split: SplitModel) -> torch.Tensor:
+        seen.append(features.detach().clone())
+        return 5 * split.head.weight.sum()
+
+    example = ExampleSet(torch.tensor([[2.0]]), torch.tensor([[0.0]]))
+    sgd = SGD(learning_rate=0.1, momentum=0.0, weight_decay=0.0)
+    loss = train(model, "head", example, nn.functional.mse_loss, 2, sgd, regularizer)
+    assert model.head.weight.item() == pytest.approx(-1.0)
+    assert loss == 0.0
+    assert [features.tolist() for features in seen] == [[[0.0]]] * 2
+
+
+# The frozen part
+
+
+def with_batch_norm_and_dropout() -> SplitModel:
+    torch.manual_seed(0)
+    # Biases before a batch norm have no gradient, so there are none.
+    representation = nn.Sequential(
+        nn.Conv2d(1, 4, 3, bias=False),
+        nn.BatchNorm2d(4),
+        nn.ReLU(),
+        nn.Dropout(0.3),
+        nn.Flatten(),
+        nn.Linear(4 * 36, 8, bias=False),
+        nn.BatchNorm1d(8),
+    )
+    head = nn.Sequential(
+        nn.Dropout(0.3),
+        nn.Linear(8, 6, bias=False),
+        nn.BatchNorm1d(6),
+        nn.Linear(6, 3),
+    )
+    return SplitModel(representation, head)
+
+
+@pytest.mark.parametrize("part", ["head", "representation"])
+@pytest.mark.parametrize("augment", [True, False])
+def test_a_frozen_part_keeps_every_bit(part, augment):
+    model, examples = with_batch_norm_and_dropout(), images(40, 3, augment)
+    sgd = SGD(learning_rate=0.1, momentum=0.9, weight_decay=0.1, batch_size=8)
+    # Both parts have been trained before, as in every round of FedRep.
+    train(model, "all", examples, nn.functional.cross_entropy, 1, sgd)
+    other = {"head": "representation", "representation": "head"}[part]
+    frozen, trained = state_of(model.part(other)), state_of(model.part(part))
+    train(model, part, examples, nn.functional.cross_entropy, 2, sgd)
+    assert same_bits(state_of(model.part(other)), frozen)
+    moved = state_of(model.part(part))
+    # Everything else has moved, running statistics included.
+    assert not any(torch.equal(moved[name], trained[name]) for name in trained)
+
+
+@pytest.mark.parametrize("part", ["head", "representation"])
+def test_a_frozen_part_costs_no_gradients(part):
+    model, other = with_batch_norm_and_dropout(), {"head": "representation"}
+    train(model, part, images(20, 3, True), nn.functional.cross_entropy, 1, SGD())
+    frozen = model.part(other.get(part, "head"))
+    assert all(parameter.grad is None for parameter in frozen.parameters())
+    assert all(
+        parameter.grad is not None for parameter in model.part(part).parameters()
+    )
+
+
+def test_everything_moves_when_all_is_trained():
+    model, examples = with_batch_norm_and_dropout(), images(40, 3)
+    before = state_of(model)
+    train(model, "head", examples, nn.functional.cross_entropy, 1, SGD(batch_size=8))
+    train(model, "all", examples, nn.functional.cross_entropy, 1, SGD(batch_size=8))
+    assert not any(torch.equal(v, before[n]) for n, v in state_of(model).items())
+
+
+@pytest.mark.parametrize("part", ["head", "representation", "all"])
+def test_no_epochs_change_nothing(part):
+    model = with_batch_norm_and_dropout()
+    before = state_of(model)
+    loss = train(model, part, images(9, 3), nn.functional.cross_entropy, 0, SGD())
+    assert loss == 0.0
+    assert same_bits(state_of(model), before)
+
+
+# Features computed once
+
+
+def count_calls(module: nn.Module) -> Callable[[], int]:
+    calls = []
+    module.register_forward_hook(lambda *_: calls.append(1))
+    return lambda: len(calls)
+
+
+@pytest.mark.parametrize("regularized", [False, True])
+def test_features_computed_once_train_the_same_head(monkeypatch, regularized):
+    regularizer = (lambda f, m: f.square().mean()) if regularized else None
+    sgd = SGD(learning_rate=0.1, momentum=0.5, weight_decay=0.01, batch_size=7)
+    examples = images(60, 10)
+    trained, calls = [], []
+    for cached in (True, False):
+        torch.manual_seed(0)
+        model = build_model("digits-cnn", (1, 8, 8), 10)
+        calls.append(count_calls(model.representation))
+        if not cached:
+            monkeypatch.setattr(training, "_is_random", lambda module: True)
+        torch.manual_seed(1)
+        loss = train(
+            model, "head", examples, nn.functional.cross_entropy, 4, sgd, regularizer
+        )
+        trained.append((loss, state_of(model)))
+    (loss, cached_state), (other_loss, other_state) = trained
+    assert loss == pytest.approx(other_loss, rel=1e-5)
+    for name in cached_state:
+        torch.testing.assert_close(
+            cached_state[name], other_state[name], rtol=1e-4, atol=1e-6
+        )
+    # 60 examples: 2 batches of at most 50 against 4 epochs of 9 batches.
+    assert [call() for call in calls] == [2, 36]
+
+
+@pytest.mark.parametrize(
+    "head_layers",
+    [
+        2,
+        pytest.param(
+            3,
+            marks=pytest.mark.xfail(
+                strict=True,
+                reason="bug: ExampleSet.batches permutes features of four dimensions",
+            ),
+        ),
+    ],
+)
+def test_deeper_heads_train_on_the_same_features(monkeypatch, head_layers):
+    # With three layers in the head the features are images themselves.
+    trained = []
+    for cached in (True, False):
+        torch.manual_seed(0)
+        model = build_model("digits-cnn", (1, 8, 8), 10, head_layers)
+        if not cached:
+            monkeypatch.setattr(training, "_is_random", lambda module: True)
+        torch.manual_seed(1)
+        train(model, "head", images(30, 10), nn.functional.cross_entropy, 2, SGD())
+        trained.append(state_of(model))
+    for name in trained[0]:
+        torch.testing.assert_close(
+            trained[0][name], trained[1][name], rtol=1e-4, atol=1e-6
+        )
+
+
+def test_nothing_is_computed_once_behind_dropout_or_augmentation():
+    sgd = SGD(batch_size=20)
+    model = with_batch_norm_and_dropout()
+    calls = count_calls(model.representation)
+    train(model, "head", images(40, 3), nn.functional.cross_entropy, 3, sgd)
+    assert calls() == 3 * 2
+    model = build_model("digits-cnn", (1, 8, 8), 10)
+    calls = count_calls(model.representation)
+    train(model, "head", images(40, 3, True), nn.functional.cross_entropy, 3, sgd)
+    assert calls() == 3 * 2
+
+
+@pytest.mark.xfail(strict=True, reason="bug: _is_random knows dropout only")
+def test_nothing_is_computed_once_behind_stochastic_depth():
+    from torchvision.ops import StochasticDepth
+
+    torch.manual_seed(0)
+    model = SplitModel(StochasticDepth(0.5, "row"), nn.Linear(4, 1))
+    calls = count_calls(model.representation)
+    train(model, "head", regression(40, 4, 1), nn.functional.mse_loss, 3, SGD(0.01))
+    assert calls() == 3 * 4
+
+
+def test_dropout_is_active_before_a_trained_head():
+    # As in the authors' code: the whole model is in training mode.
+    torch.manual_seed(0)
+    model = SplitModel(nn.Dropout(0.5), nn.Linear(50, 1, bias=False))
+    zeros = []
+    model.head.register_forward_hook(
+        lambda module, inputs, output: zeros.append((inputs[0] == 0).float().mean())
+    )
+    examples = ExampleSet(torch.ones(200, 50), torch.zeros(200, 1))
+    train(model, "head", examples, nn.functional.mse_loss, 1, SGD(batch_size=200))
+    assert 0.45 < float(zeros[0]) < 0.55
+
+
+# Numbers
+
+
+@pytest.mark.parametrize("part", ["head", "representation", "all"])
+def test_divergence_is_an_error_that_names_the_rate(part):
+    model, examples = linear_model(4, 3, 2), regression(20, 4, 2)
+    sgd = SGD(learning_rate=1e20, batch_size=5)
+    with pytest.raises(TrainingDivergedError, match=r"learning-rate 1e\+20"):
+        train(model, part, examples, nn.functional.mse_loss, 30, sgd)
+
+
+def test_bfloat16_is_near_float32():
+    losses, states = [], []
+    for bfloat16 in (False, True):
+        torch.manual_seed(0)
+        model = build_model("digits-cnn", (1, 8, 8), 10)
+        sgd = SGD(learning_rate=0.05, bfloat16=bfloat16)
+        torch.manual_seed(1)
+        data = images(60, 10)
+        train(model, "head", data, nn.functional.cross_entropy, 1, sgd)
+        losses.append(train(model, "all", data, nn.functional.cross_entropy, 2, sgd))
+        states.append(state_of(model))
+    assert losses[0] == pytest.approx(losses[1], rel=0.02)
+    assert losses[0] != losses[1]
+    for name, value in states[1].items():
+        assert value.dtype == torch.float32
+        torch.testing.assert_close(value, states[0][name], rtol=0.1, atol=0.02)
+
+
+def test_training_learns():
+    torch.manual_seed(0)
+    model, examples = build_model("digits-cnn", (1, 8, 8), 10), images(30, 10)
+    sgd = SGD(learning_rate=0.1)
+    first = train(model, "all", examples, nn.functional.cross_entropy, 1, sgd)
+    last = train(model, "all", examples, nn.functional.cross_entropy, 60, sgd)
+    assert last < 0.1 < first
+
+
+@pytest.mark.parametrize(
+    ("values", "line"),
+    [
+        ({"learning_rate": 0.0}, "learning-rate is 0.0; it must be above 0"),
+        ({"learning_rate": math.nan}, "learning-rate is nan"),
+        ({"momentum": 1.0}, r"momentum is 1.0; it must be in \[0, 1\)"),
+        ({"momentum": -0.1}, "momentum is -0.1"),
+        ({"weight_decay": -1e-4}, "weight-decay is -0.0001; it must be at least 0"),
+        ({"batch_size": 0}, "batch-size is 0; it must be at least 1"),
+    ],
+)
+def test_hyper_parameters_out_of_range(values, line):
+    with pytest.raises(SettingsError, match=line):
+        SGD(**values)
+
+
+# Evaluation
+
+
+def test_evaluation_by_hand():
+    # The outputs are the inputs. Rows: right, wrong, right, wrong; cross-entropy of two
+    # outputs that differ by d: log(1 + e^-d) where the larger is right.
+    model = SplitModel(nn.Identity(), nn.Identity())
+    inputs = torch.tensor([[2.0, 0.0], [2.0, 0.0], [0.0, 1.0], [0.0, 3.0]])
+    examples = ExampleSet(inputs, torch.tensor([0, 1, 1, 0]))
+    loss, accuracy = evaluate(model, examples, nn.functional.cross_entropy)
+    losses = [math.log(1 + math.exp(d)) for d in (-2, 2, -1, 3)]
+    assert loss == pytest.approx(sum(losses) / 4)
+    assert accuracy == 0.5
+
+
+def test_evaluation_over_several_batches_is_a_mean_over_examples():
+    # 120 examples are batches of 50, 50 and 20; the last 20 have loss 9, others 0.
+    model = SplitModel(nn.Identity(), nn.Identity())
+    targets = torch.zeros(120, 1)
+    targets[100:] = 3
+    examples = ExampleSet(torch.zeros(120, 1), targets)
+    loss, accuracy = evaluate(model, examples, nn.functional.mse_loss)
+    assert loss == pytest.approx(9 * 20 / 120)
+    assert math.isnan(accuracy)
+
+
+def test_evaluation_changes_nothing_and_uses_no_randomness():
+    model = with_batch_norm_and_dropout()
+    before = state_of(model)
+    examples = images(70, 3, augment=True)
+    results = {evaluate(model, examples, nn.functional.cross_entropy) for _ in range(3)}
+    assert len(results) == 1
+    assert same_bits(state_of(model), before)
+    whole = copy.deepcopy(model).eval()
+    with torch.no_grad():
+        ((x, y),) = examples.batches(70)
+        right = (whole(x).argmax(1) == y).float().mean()
+    assert results.pop()[1] == pytest.approx(right.item())
+
+
+def test_evaluation_without_examples():
+    model = SplitModel(nn.Identity(), nn.Identity())
+    examples = ExampleSet(torch.zeros(0, 2), torch.zeros(0, dtype=torch.int64))
+    loss, accuracy = evaluate(model, examples, nn.functional.cross_entropy)
+    assert math.isnan(loss)
+    assert math.isnan(accuracy)
