@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from common import RESULTS, markdown, write
+from common import RESULTS, markdown, provenance, write
 
 from simulation import simulate
 from strategies.report import read_rows
@@ -26,6 +26,8 @@ PAPER = {
     "fedavg-ft": {"100x2": 87.65, "100x5": 73.68, "1000x2": 82.04},
     "fedper": {"100x2": 87.13, "100x5": 73.84, "1000x2": 81.73},
     "fedrep": {"100x2": 87.70, "100x5": 75.68, "1000x2": 83.27},
+    # Liu et al., ICML 2024, Table 1, has one head epoch.
+    "fedrep:head-epochs=1": {"100x2": 86.69, "100x5": 73.81},
 }
 
 
@@ -64,9 +66,24 @@ def run(
     if not summary.is_file():
         began = time.monotonic()
         simulate(settings, arguments.backend)
+        (output / "commit").write_text(provenance()["commit"] + "\n")
         print(f"{row} seed {seed}: {time.monotonic() - began:.0f} s", flush=True)
     result = json.loads(summary.read_text())["algorithms"][algorithm]
+    result["commit"] = (output / "commit").read_text().strip()
     return result, read_rows(output / algorithm / "metrics.jsonl")
+
+
+def describe(runs: list[tuple[dict[str, Any], list[dict[str, Any]]]]) -> str:
+    """Return the mean accuracy in %, and each seed's where there are several."""
+    accuracies = [100 * summary["accuracy"] for summary, _ in runs]
+    if len(runs) == 1:
+        return f"{accuracies[0]:.2f}"
+    return f"{np.mean(accuracies):.2f} ({', '.join(f'{a:.2f}' for a in accuracies)})"
+
+
+def commits(runs: list[tuple[dict[str, Any], list[dict[str, Any]]]]) -> str:
+    """Return the commits that the runs were made at."""
+    return ", ".join(sorted({summary["commit"] for summary, _ in runs}))
 
 
 def parser(description: str | None, rows: list[str]) -> argparse.ArgumentParser:
@@ -81,6 +98,7 @@ def parser(description: str | None, rows: list[str]) -> argparse.ArgumentParser:
     parser.add_argument("--evaluate-every", type=int, default=10)
     parser.add_argument("--backend", default="ray")
     parser.add_argument("--output", default="results/tables")
+    parser.add_argument("--suffix", default="", help="of the result's name")
     return parser
 
 
@@ -94,30 +112,38 @@ def main() -> None:
     for row in arguments.rows:
         runs = [run(arguments, row, seed) for seed in arguments.seeds]
         algorithm, _ = parse_row(row)
-        accuracies = [100 * summary["accuracy"] for summary, _ in runs]
         seconds = [summary["seconds"] for summary, _ in runs]
-        text = f"{np.mean(accuracies):.2f}"
-        if len(runs) > 1:
-            text += f" ({', '.join(f'{a:.2f}' for a in accuracies)})"
-        paper = PAPER.get(algorithm, {}).get(cell, "")
-        table.append((f"`{row}`", text, paper, f"{np.mean(seconds):.0f}"))
+        paper = PAPER.get(row, PAPER.get(algorithm, {})).get(cell, "")
+        table.append(
+            (
+                f"`{row}`",
+                describe(runs),
+                paper,
+                f"{np.mean(seconds):.0f}",
+                commits(runs),
+            )
+        )
         if algorithm == "fedavg-ft":
             # The same runs before the fine-tuning.
             overall = [100 * summary["accuracy-global"] for summary, _ in runs]
             paper = PAPER["fedavg"].get(cell, "")
-            table.append(("the same, not fine-tuned", f"{np.mean(overall):.2f}", paper))
-        data[row] = {"accuracy": accuracies, "seconds": seconds}
+            table.append(
+                ("the same, not fine-tuned", f"{np.mean(overall):.2f}", paper, "", "")
+            )
+        data[row] = {"runs": [summary for summary, _ in runs]}
         curves[row] = runs[0][1]
+    name = f"fedrep_table-{cell}{arguments.suffix}"
     body = (
         f"{arguments.clients} clients, {arguments.classes_per_client} shards each, 10 "
         f"% a round, {arguments.rounds} rounds, seeds {arguments.seeds}. Accuracy in "
         "%, mean over clients and the last 10 rounds (fedavg-ft: the last round), each "
-        "seed in brackets.\n\n"
-        + markdown(("run", "accuracy", "paper", "seconds"), table)
-        + f"\n![accuracy](fedrep_table-{cell}.png)\n"
+        "seed in brackets. Seconds were measured on a machine that did other things "
+        "at the same time.\n\n"
+        + markdown(("run", "accuracy", "paper", "seconds", "commit"), table)
+        + f"\n![accuracy]({name}.png)\n"
     )
-    write(f"fedrep_table-{cell}", "FedRep, Table 1, CIFAR-10", body, data)
-    plot(curves, f"fedrep_table-{cell}.png")
+    write(name, "FedRep, Table 1, CIFAR-10", body, data)
+    plot(curves, f"{name}.png")
 
 
 def plot(curves: dict[str, list[dict[str, Any]]], name: str) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 from common import RESULTS, markdown, write
-from fedrep_table import parse_row, parser, run
+from fedrep_table import commits, describe, parse_row, parser, run
 
 # Liu et al., ICML 2024, Table 1, CIFAR-10; by clients and classes per client.
 PAPER = {
@@ -46,41 +46,47 @@ def main() -> None:
     table, data, curves = [], {}, {}
     for row in arguments.rows:
         runs = [run(arguments, row, seed) for seed in arguments.seeds]
-        accuracies = [100 * summary["accuracy"] for summary, _ in runs]
         last = [rows[-1] for _, rows in runs]
         seconds = float(np.mean([summary["seconds"] for summary, _ in runs]))
-        text = f"{np.mean(accuracies):.2f}"
-        if len(runs) > 1:
-            text += f" ({', '.join(f'{a:.2f}' for a in accuracies)})"
         collapse = [np.mean([r[f"{k}-nc2"] for r in last]) for k in ("global", "local")]
         table.append(
             (
                 f"`{row}`",
-                text,
+                describe(runs),
                 paper_value(row, cell),
                 *(f"{value:.3f}" for value in collapse),
                 f"{seconds:.0f}",
+                commits(runs),
             )
         )
         data[row] = {
-            "accuracy": accuracies,
+            "runs": [summary for summary, _ in runs],
             "global-nc2": collapse[0],
             "local-nc2": collapse[1],
             "seconds": seconds,
         }
         curves[row] = runs[0][1]
+    name = f"flute_table-{cell}{arguments.suffix}"
+    columns = (
+        "run",
+        "accuracy",
+        "paper",
+        "Global NC2",
+        "Local NC2",
+        "seconds",
+        "commit",
+    )
     body = (
         f"{arguments.clients} clients, {arguments.classes_per_client} shards each, 10 "
         f"% a round, {arguments.rounds} rounds, seeds {arguments.seeds}. Accuracy in "
         "%, mean over clients and the last 10 rounds, each seed in brackets; NC2 after "
-        "the last round.\n\n"
-        + markdown(
-            ("run", "accuracy", "paper", "Global NC2", "Local NC2", "seconds"), table
-        )
-        + f"\n![accuracy and NC2](flute_table-{cell}.png)\n"
+        "the last round. Seconds were measured on a machine that did other things at "
+        "the same time.\n\n"
+        + markdown(columns, table)
+        + f"\n![accuracy and NC2]({name}.png)\n"
     )
-    write(f"flute_table-{cell}", "FLUTE, Table 1, CIFAR-10", body, data)
-    plot(curves, f"flute_table-{cell}.png")
+    write(name, "FLUTE, Table 1, CIFAR-10", body, data)
+    plot(curves, f"{name}.png")
 
 
 def plot(curves: dict[str, list[dict[str, Any]]], name: str) -> None:

@@ -205,7 +205,7 @@ def formats(shape: tuple[int, ...]) -> dict[str, float]:
 
 
 def flute_server(clients: int, classes: int, features: int) -> dict[str, float]:
-    """Return FLUTE's server: ms of a step on 100 heads, and MB of all clients' heads."""
+    """Return ms of FLUTE's step on 100 heads, and MB of all clients' heads."""
     import tracemalloc
 
     import numpy as np
