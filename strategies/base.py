@@ -5,10 +5,7 @@ means have a fixed order, bytes are counted, and the state can be saved.
 """
 
 import inspect
-import time
-from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable
 from logging import INFO, WARNING
 from typing import Any, ClassVar, Self, cast
 
@@ -25,6 +22,7 @@ from flwr.common import log
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import FedAvg as FlowerFedAvg
 
+from strategies.participants import Participants
 from strategies.replies import (
     Arrays,
     InvalidReplyError,
@@ -38,30 +36,9 @@ from strategies.replies import (
 from task.settings import Settings, SettingsError, require
 
 WEIGHTINGS = ("uniform", "examples")
-QUERY_TIMEOUT = 600.0
-POLL_INTERVAL = 0.5
 
 
-@dataclass(frozen=True)
-class Participant:
-    """A client that has told who it is.
-
-    Parameters
-    ----------
-    name : str
-        The same in every run.
-    structure : str
-        Digest of its shared arrays' names, shapes and dtypes.
-    properties : mapping
-        All that it told.
-    """
-
-    name: str
-    structure: str
-    properties: Mapping[str, Any]
-
-
-class BaseStrategy(FlowerFedAvg):
+class BaseStrategy(Participants, FlowerFedAvg):
     """The base of all strategies: sample clients, average what they share.
 
     Parameters
@@ -116,10 +93,12 @@ class BaseStrategy(FlowerFedAvg):
         self.weighting = weighting
         self.seed = seed
         self.checkpoint_every = checkpoint_every
-        self.participants: dict[int, Participant] = {}
+        self.participants = {}
         self.client_metrics: dict[str, dict[str, float]] = {}
         self.acknowledged: dict[str, int] = {}
+        # Of the last round: clients' names, and why their replies did not count.
         self.rejections: list[tuple[str, str]] = []
+        self.evaluation_rejections: list[tuple[str, str]] = []
         self._asked: set[int] = set()
         self._expected: dict[str, ArrayRecord] = {}
         self._bytes_down = 0
@@ -152,76 +131,6 @@ class BaseStrategy(FlowerFedAvg):
         }
         return cls(**arguments)
 
-    # Who is there
-
-    def identify(self, grid: Grid) -> list[int]:
-        """Ask every node that is not known yet who it is; each is asked once.
-
-        A node that does not answer is asked again the next time. A client whose shared
-        arrays have another structure than most clients' cannot take part.
-
-        Parameters
-        ----------
-        grid : Grid
-            The grid.
-
-        Returns
-        -------
-        list of int
-            The nodes that can take part, in the order of their clients' names.
-        """
-        while len(nodes := sorted(grid.get_node_ids())) < self.min_available_nodes:
-            log(INFO, "%d of %d nodes are here", len(nodes), self.min_available_nodes)
-            time.sleep(POLL_INTERVAL)
-        unknown = [node for node in nodes if node not in self.participants]
-        if unknown:
-            self._query(unknown, grid)
-        known = {n: self.participants[n] for n in nodes if n in self.participants}
-        if not known:
-            return []
-        structures = Counter(p.structure for p in known.values())
-        # Ties go to the smaller digest, so that a restart decides alike.
-        usual = min(structures, key=lambda s: (-structures[s], s))
-        fits = [n for n, p in known.items() if p.structure == usual]
-        return sorted(fits, key=lambda node: (known[node].name, node))
-
-    def _query(self, nodes: list[int], grid: Grid) -> None:
-        messages = [Message(RecordDict(), n, MessageType.QUERY) for n in nodes]
-        taken = {p.name: node for node, p in self.participants.items()}
-        replies = grid.send_and_receive(messages, timeout=QUERY_TIMEOUT)
-        for reply in sorted(replies, key=lambda r: r.metadata.src_node_id):
-            node = reply.metadata.src_node_id
-            if reply.has_error():
-                log(WARNING, "node %d told nothing: %s", node, reply.error.reason)
-                continue
-            properties = dict(reply.content.config_records.get("properties", {}))
-            name = str(properties.get("client", node))
-            if taken.setdefault(name, node) != node:
-                # The client has come back as another node, or two share a name.
-                if taken[name] in set(grid.get_node_ids()):
-                    log(WARNING, "node %d calls itself %r, as another does", node, name)
-                    continue
-                self.participants.pop(taken[name], None)
-                taken[name] = node
-            structure = str(properties.get("structure", ""))
-            self.participants[node] = Participant(name, structure, properties)
-
-    def name_of(self, node: int) -> str:
-        """Return the name of a node's client.
-
-        Parameters
-        ----------
-        node : int
-            Node id.
-
-        Returns
-        -------
-        str
-            The name; the node id as text for one that never told.
-        """
-        known = self.participants.get(node)
-        return known.name if known else str(node)
-
     def initialize(self, grid: Grid) -> ArrayRecord:
         """Return the arrays to start from: those of the first client.
 
@@ -247,36 +156,6 @@ class BaseStrategy(FlowerFedAvg):
         raise SettingsError(
             "no client has told its initial arrays; the clients' logs say why"
         )
-
-    def query_arrays(
-        self, grid: Grid, nodes: list[int], config: dict[str, bool]
-    ) -> list[tuple[str, ArrayRecord]]:
-        """Ask clients for arrays before the first round.
-
-        Parameters
-        ----------
-        grid : Grid
-            The grid.
-        nodes : list of int
-            Whom to ask.
-        config : dict
-            What is asked for.
-
-        Returns
-        -------
-        list of (str, ArrayRecord)
-            Clients' names and answers, in the order of the names.
-        """
-        content = RecordDict({"config": ConfigRecord(dict(config))})
-        messages = [Message(content, n, f"{MessageType.QUERY}.arrays") for n in nodes]
-        answers = []
-        for reply in grid.send_and_receive(messages, timeout=QUERY_TIMEOUT):
-            name = self.name_of(reply.metadata.src_node_id)
-            if reply.has_error():
-                log(WARNING, "client %s sent no arrays: %s", name, reply.error.reason)
-            else:
-                answers.append((name, reply.content.array_records["arrays"]))
-        return sorted(answers, key=lambda answer: answer[0])
 
     def sample(self, server_round: int, nodes: list[int]) -> list[int]:
         """Sample the nodes that train in a round.
@@ -593,7 +472,7 @@ class BaseStrategy(FlowerFedAvg):
         """
         replies = list(replies)
         bytes_up = sum(count_bytes(reply) for reply in replies)
-        valid, _ = self.valid_replies(
+        valid, self.evaluation_rejections = self.valid_replies(
             [r for r in replies if not _has_no_examples(r)],
             lambda reply: check_metrics(reply, ("num-examples", "loss")),
         )

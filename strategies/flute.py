@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
-from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict
+from flwr.app import ArrayRecord, Message
 from flwr.common import log
 from flwr.serverapp import Grid
 
-from strategies.base import BaseStrategy
+from strategies.heads import HEAD, HeadsOnServer
 from strategies.replies import Arrays, check_arrays, mean, to_record
 from task.settings import SettingsError, require
 
@@ -22,95 +22,7 @@ if TYPE_CHECKING:
     from task.neural_collapse import HeadRegularizer
 
 Matrix = npt.NDArray[np.float64]
-HEAD = "head"
 WEIGHT = "head.weight"
-
-
-class HeadsOnServer(BaseStrategy):
-    """Each client is sent, and returns, its own head beside the shared arrays.
-
-    Heads belong to clients by name. Those of sampled clients travel; a client that has
-    not trained yet has the initial head, which is stored once. So memory is one head
-    for each client that has trained: 4 k m + 4 m bytes of float32 for k features and m
-    classes.
-
-    Parameters
-    ----------
-    **base
-        As for `BaseStrategy`.
-    """
-
-    def __init__(self, **base: Any) -> None:
-        super().__init__(**base)
-        self.heads: dict[str, Arrays] = {}
-
-    def head(self, name: str) -> Arrays:
-        """Return a client's current head.
-
-        Parameters
-        ----------
-        name : str
-            The client.
-
-        Returns
-        -------
-        dict of str to ndarray
-            By parameter name.
-        """
-        raise NotImplementedError
-
-    def content(
-        self, node: int, arrays: ArrayRecord, config: ConfigRecord
-    ) -> RecordDict:
-        """Return what one client is sent: the shared arrays and its own head.
-
-        Parameters
-        ----------
-        node : int
-            The client's node.
-        arrays : ArrayRecord
-            The shared arrays.
-        config : ConfigRecord
-            The config.
-
-        Returns
-        -------
-        RecordDict
-            As `BaseStrategy.content`, and ``head``.
-        """
-        content = super().content(node, arrays, config)
-        content[HEAD] = to_record(self.head(self.name_of(node)))
-        self._expected[HEAD] = content.array_records[HEAD]
-        return content
-
-    def state_dict(self) -> tuple[Arrays, dict[str, Any]]:
-        """Return the state, with all heads.
-
-        Returns
-        -------
-        arrays, values
-            As `BaseStrategy.state_dict`; heads are ``heads/<client>/<name>``.
-        """
-        arrays, values = super().state_dict()
-        for client, head in self.heads.items():
-            arrays |= {f"heads/{client}/{name}": a for name, a in head.items()}
-        return arrays, values
-
-    def load_state_dict(self, arrays: Arrays, values: dict[str, Any]) -> None:
-        """Go back to a saved state.
-
-        Parameters
-        ----------
-        arrays, values
-            As `state_dict` returned them.
-        """
-        super().load_state_dict(arrays, values)
-        self.heads = {}
-        for key, array in arrays.items():
-            kind, _, rest = key.partition("/")
-            if kind == "heads":
-                client, _, name = rest.rpartition("/")
-                self.heads.setdefault(client, {})[name] = array
 
 
 class FLUTE(HeadsOnServer):

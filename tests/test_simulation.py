@@ -632,7 +632,7 @@ def test_bad_input_that_is_not_refused_yet(
     def stop(_: float) -> None:
         raise TimeoutError
 
-    monkeypatch.setattr("strategies.base.time.sleep", stop)
+    monkeypatch.setattr("strategies.participants.time.sleep", stop)
     assert_refused(arguments, line, surroundings, capfd)
 
 
@@ -690,7 +690,7 @@ def test_bad_input_to_the_real_command(tmp_path, arguments, line):
 
 def test_flags_and_settings():
     namespace, settings = simulation.parse([])
-    assert settings == resolve({})
+    assert settings == resolve({"max-empty-rounds": 3})
     assert namespace.backend == "ray"
     line = (
         "--clients 30 --fraction 1 --seed 4 --rounds 9 --classes-per-client 3 "
@@ -699,6 +699,7 @@ def test_flags_and_settings():
     _, settings = simulation.parse(line.split())
     assert settings == resolve(
         {
+            "max-empty-rounds": 3,
             "num-clients": 30,
             "fraction-train": 1.0,
             "seed": 4,

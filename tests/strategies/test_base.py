@@ -487,7 +487,7 @@ def test_malformed_evaluations_are_left_out():
     metrics = evaluate_once(strategy, grid_of(6, client))
     assert metrics["accuracy"] == pytest.approx(0.45)
     assert metrics["evaluated"] == 2
-    assert sorted(name for name, _ in strategy.rejections) == [
+    assert sorted(name for name, _ in strategy.evaluation_rejections) == [
         "000000",
         "000001",
         "000002",
@@ -718,7 +718,7 @@ def test_enough_nodes_are_waited_for(monkeypatch):
         waited.append(seconds)
         grid.contexts[3] = late
 
-    monkeypatch.setattr("strategies.base.time.sleep", arrive)
+    monkeypatch.setattr("strategies.participants.time.sleep", arrive)
     assert FedAvg(min_available_nodes=3).identify(grid) == [1, 2, 3]
     assert len(waited) == 1
 
