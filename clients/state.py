@@ -19,8 +19,8 @@ class PersonalState:
     """Versions of a client's personal arrays, one a round, over Flower's client state.
 
     The server says which round of this client it has acknowledged. A version from a
-    later round belongs to a reply that never counted, so it is dropped; a version from
-    an earlier round is no longer needed, unless a checkpoint may go back to it.
+    later round belongs to a reply that never counted, so it is dropped; one from an
+    earlier round is no longer needed, unless a checkpoint may go back to it.
 
     Parameters
     ----------
@@ -46,10 +46,13 @@ class PersonalState:
         rounds = self._rounds()
         usable = [r for r in rounds if acknowledged is None or r <= acknowledged]
         self.round = max(usable, default=0)
+        # A resumed run goes back to this one.
         fallback = max((r for r in usable if r <= checkpointed), default=0)
-        for r in rounds:
-            if r not in (self.round, fallback):
-                self._drop(r)
+        # A server that only asks who is there has not said what it may go back to.
+        if acknowledged is not None:
+            for r in rounds:
+                if r not in (self.round, fallback):
+                    self._drop(r)
 
     def _rounds(self) -> list[int]:
         memory = {

@@ -93,6 +93,8 @@ class BaseStrategy(Participants, FlowerFedAvg):
         self.weighting = weighting
         self.seed = seed
         self.checkpoint_every = checkpoint_every
+        # Last round of a checkpoint that was really written; set by the caller.
+        self.checkpointed = 0
         self.participants = {}
         self.client_metrics: dict[str, dict[str, float]] = {}
         self.acknowledged: dict[str, int] = {}
@@ -213,9 +215,8 @@ class BaseStrategy(Participants, FlowerFedAvg):
         own = config.copy()
         server_round = int(cast(int, config["server-round"]))
         own["acknowledged-round"] = self.acknowledged.get(self.name_of(node), 0)
-        every = self.checkpoint_every
         own["checkpoint-round"] = (
-            (server_round - 1) // every * every if every else server_round - 1
+            self.checkpointed if self.checkpoint_every else server_round - 1
         )
         return RecordDict({self.arrayrecord_key: arrays, self.configrecord_key: own})
 
@@ -489,6 +490,7 @@ class BaseStrategy(Participants, FlowerFedAvg):
         means = {metric: float(np.mean(v)) for metric, v in collected.items()}
         means |= {
             "evaluated": len(valid),
+            "evaluation-rejected": len(self.evaluation_rejections),
             "bytes-down": self._bytes_down,
             "bytes-up": bytes_up,
         }

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from flwr.app import ArrayRecord
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
@@ -73,6 +74,8 @@ class Checkpoint:
         own, values = self.state
         tensors = {f"arrays/{n}": a.numpy() for n, a in self.arrays.items()}
         tensors |= {f"state/{n}": a for n, a in own.items()}
+        # safetensors writes memory as it lies.
+        tensors = {n: np.asarray(a, order="C") for n, a in tensors.items()}
         about = {
             "round": self.server_round,
             "seconds": self.seconds,
@@ -115,9 +118,12 @@ class Checkpoint:
             with safe_open(path, framework="np") as file:
                 about = json.loads(file.metadata()["run"])
                 tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-        except (SafetensorError, OSError, KeyError, ValueError, TypeError) as error:
+            former = dict(about["settings"])
+            arrays = {name: tensors[f"arrays/{name}"] for name in about["names"]}
+            server_round, seconds = int(about["round"]), float(about["seconds"])
+            values = dict(about["values"])
+        except (SafetensorError, OSError, LookupError, ValueError, TypeError) as error:
             raise SettingsError(f"resume: {str(path)!r} is damaged: {error}") from None
-        former = about["settings"]
         differ = [
             f"{name} was {former.get(name)!r} and is {value!r}"
             for name, value in settings.items()
@@ -128,16 +134,9 @@ class Checkpoint:
                 f"resume: {str(directory)!r} was made with other settings: "
                 + ", ".join(differ)
             )
-        arrays = {name: tensors[f"arrays/{name}"] for name in about["names"]}
         own = {
             name.removeprefix("state/"): value
             for name, value in tensors.items()
             if name.startswith("state/")
         }
-        return cls(
-            about["round"],
-            to_record(arrays),
-            (own, about["values"]),
-            about["seconds"],
-            former,
-        )
+        return cls(server_round, to_record(arrays), (own, values), seconds, former)

@@ -1,5 +1,6 @@
 """FedRep (Collins et al., ICML 2021)."""
 
+from collections import Counter
 from typing import Any
 
 import numpy as np
@@ -74,11 +75,22 @@ class FedRepLinear(FedRep):
         if self.initialization == "random":
             return super().initialize(grid)
         answers = self.query_arrays(grid, self.identify(grid), {"moments": True})
-        if not answers:
+        shapes = Counter(
+            tuple(record[WEIGHT].shape) for _, record in answers if WEIGHT in record
+        )
+        # What most clients sent; the others' cannot be added to it.
+        usual = max(shapes, key=lambda s: (shapes[s], s), default=None)
+        moments = [
+            record[WEIGHT].numpy()
+            for _, record in answers
+            if WEIGHT in record and tuple(record[WEIGHT].shape) == usual
+        ]
+        if not moments:
             raise SettingsError("no client has sent its moments; their logs say why")
-        moments = sum(record[WEIGHT].numpy() for _, record in answers) / len(answers)
         # eigh sorts the eigenvalues upwards.
-        leading = np.linalg.eigh(moments).eigenvectors[:, ::-1][:, : self.rank]
+        leading = np.linalg.eigh(np.mean(moments, axis=0)).eigenvectors[:, ::-1][
+            :, : self.rank
+        ]
         return to_record({WEIGHT: leading.T})
 
     def aggregate(

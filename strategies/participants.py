@@ -11,6 +11,8 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, RecordDict
 from flwr.common import log
 from flwr.serverapp import Grid
 
+from strategies.replies import InvalidReplyError, own_arrays
+
 QUERY_TIMEOUT = 600.0
 POLL_INTERVAL = 0.5
 
@@ -132,8 +134,10 @@ class Participants:
         answers = []
         for reply in grid.send_and_receive(messages, timeout=QUERY_TIMEOUT):
             name = self.name_of(reply.metadata.src_node_id)
-            if reply.has_error():
-                log(WARNING, "client %s sent no arrays: %s", name, reply.error.reason)
-            else:
-                answers.append((name, reply.content.array_records["arrays"]))
+            try:
+                if reply.has_error():
+                    raise InvalidReplyError(f"is an error: {reply.error.reason}")
+                answers.append((name, own_arrays(reply, "arrays")))
+            except InvalidReplyError as error:
+                log(WARNING, "client %s sent no arrays: its reply %s", name, error)
         return sorted(answers, key=lambda answer: answer[0])

@@ -131,6 +131,37 @@ def check_arrays(reply: Message, key: str, expected: ArrayRecord) -> Arrays:
     return arrays
 
 
+def own_arrays(reply: Message, key: str) -> ArrayRecord:
+    """Return the arrays of a reply to which nothing can be compared.
+
+    Parameters
+    ----------
+    reply : flwr.app.Message
+        A reply with content.
+    key : str
+        Key of the ArrayRecord.
+
+    Returns
+    -------
+    ArrayRecord
+        The arrays, as they were sent.
+
+    Raises
+    ------
+    InvalidReplyError
+        If the record is missing, or an array is not what it says it is.
+    """
+    record = reply.content.array_records.get(key)
+    if record is None:
+        raise InvalidReplyError(f"has no arrays under {key!r}")
+    for name, array in record.items():
+        try:
+            decode(array, array)
+        except (InvalidReplyError, TypeError) as error:
+            raise InvalidReplyError(f"array {name!r} {error}") from None
+    return record
+
+
 def check_metrics(reply: Message, names: Iterable[str]) -> dict[str, float]:
     """Return the metrics of a reply.
 

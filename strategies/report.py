@@ -1,5 +1,6 @@
 """What a run shows and writes: progress, metrics of each round, summary and plot."""
 
+import contextlib
 import json
 import os
 from collections.abc import Mapping
@@ -121,9 +122,9 @@ class Report:
         config = {n: v for n, v in self.settings.items() if n not in OWN}
         path = self.output / SUMMARY
         whole: dict[str, Any] = {"algorithms": {}, "config": config}
-        if path.is_file():
+        with contextlib.suppress(OSError, ValueError, AttributeError):
             former = json.loads(path.read_text(encoding="utf-8"))
-            if former.get("config") == config:
+            if former.get("config") == config and "algorithms" in former:
                 whole = former
         whole["algorithms"][self.algorithm] = summary
         _write_json(path, whole)

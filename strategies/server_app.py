@@ -77,7 +77,9 @@ def run_rounds(
             tested["bytes-evaluate"] = tested.pop("bytes-down", 0) + tested.pop(
                 "bytes-up", 0
             )
-            metrics |= tested
+            # What a client says in an evaluation cannot replace what is known here.
+            tested.pop("round", None)
+            metrics = {**tested, **metrics}
         if after_round is not None:
             after_round(server_round, arrays, metrics)
     return arrays
@@ -116,6 +118,7 @@ def run(grid: Grid, settings: Settings) -> dict[str, Any]:
         strategy.load_state_dict(*former.state)
         arrays, start = former.arrays, former.server_round
         seconds_before = former.seconds
+        mark_checkpoint(strategy, start)
         log(INFO, "going on after round %d", start)
     else:
         arrays = strategy.initialize(grid)
@@ -158,7 +161,8 @@ def run(grid: Grid, settings: Settings) -> dict[str, Any]:
     ) -> None:
         nonlocal empty
         seconds = seconds_before + time.monotonic() - began
-        row = {"round": server_round, **metrics, "seconds": round(seconds, 3)}
+        about = {"round": server_round, "seconds": round(seconds, 3)}
+        row = {**about, **metrics, **about}
         if clock is not None:
             row["seconds-simulated"] = clock.seconds
         if strategy.rejections:
@@ -176,6 +180,7 @@ def run(grid: Grid, settings: Settings) -> dict[str, Any]:
             checkpoint = Checkpoint(server_round, arrays, state, seconds, settings)
             try:
                 checkpoint.write(report.directory)
+                mark_checkpoint(strategy, server_round)
             except OSError as error:
                 log(ERROR, "checkpoint of round %d not kept: %s", server_round, error)
 
@@ -190,6 +195,20 @@ def run(grid: Grid, settings: Settings) -> dict[str, Any]:
             after_round=after_round,
         )
     return report.finish(_final_clients(strategy))
+
+
+def mark_checkpoint(strategy: BaseStrategy, server_round: int) -> None:
+    """Tell a strategy, or the one that it wraps, of a checkpoint that was written.
+
+    Parameters
+    ----------
+    strategy : BaseStrategy
+        The strategy.
+    server_round : int
+        The checkpoint's round.
+    """
+    base: Any = strategy.strategy if isinstance(strategy, SRPFL) else strategy
+    base.checkpointed = server_round
 
 
 def check(settings: Settings) -> None:

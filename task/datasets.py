@@ -226,25 +226,32 @@ def _torchvision(name: str, **options: str) -> Callable[[Settings], tuple[str, B
                     load(str(root), train=train, download=True, **options)
                     for train in (True, False)
                 )
-            except (OSError, RuntimeError) as error:
+            # Damaged files raise nearly anything.
+            except Exception as error:
+                reason = (str(error).splitlines() or [type(error).__name__])[0]
                 raise SettingsError(
                     f"{name} is not in {str(root)!r} and could not be downloaded: "
-                    f"{str(error).splitlines()[0]}"
+                    f"{reason}"
                 ) from None
-            return Dataset(_from_torch(train), _from_torch(test), tuple(train.classes))
+            # EMNIST's letters are numbered from 1, behind a class that does not exist.
+            first = int(np.min(np.asarray(train.targets)))
+            return Dataset(
+                _from_torch(train, first),
+                _from_torch(test, first),
+                tuple(train.classes[first:]),
+            )
 
         return f"{name}/{options}/{root.resolve()}", build
 
     return source
 
 
-def _from_torch(dataset: Any) -> ImageSet:
+def _from_torch(dataset: Any, first: int) -> ImageSet:
     images = np.asarray(dataset.data)
     labels = np.asarray(dataset.targets)
     if images.ndim == 3:
         images = images[..., None]
-    # EMNIST's letters are numbered from 1.
-    return _unowned(images, labels - labels.min())
+    return _unowned(images, labels - first)
 
 
 def _image_folder(settings: Settings) -> tuple[str, Build]:
@@ -315,7 +322,7 @@ def _decode(
     clients: tuple[str, ...],
     size: int,
 ) -> Dataset:
-    from PIL import Image, UnidentifiedImageError
+    from PIL import Image
     from rich.progress import track
 
     unreadable: list[str] = []
@@ -328,7 +335,8 @@ def _decode(
                 if pixels.size != shape:
                     pixels = pixels.resize(shape)
                 return np.asarray(pixels).reshape(shape[1], shape[0], -1)
-        except (OSError, ValueError, UnidentifiedImageError) as error:
+        # A damaged file can raise nearly anything in a decoder.
+        except Exception as error:
             unreadable.append(f"{path} ({error})")
             return None
 
@@ -340,7 +348,7 @@ def _decode(
                 mode = "L" if image.mode in ("1", "L", "I", "I;16") else "RGB"
                 shape = (size, size) if size else image.size
                 break
-        except (OSError, ValueError, UnidentifiedImageError):
+        except Exception:
             continue
     if not mode:
         raise SettingsError(

@@ -76,7 +76,6 @@ class ExampleSet:
             if self.mean is not None and self.std is not None:
                 # In place: new tensors would cost five times as much.
                 inputs = inputs.float().sub_(self.mean).div_(self.std)
-            if inputs.ndim == 4:
                 inputs = inputs.permute(0, 3, 1, 2)
             for i in range(0, len(chosen), batch_size):
                 yield inputs[i : i + batch_size], targets[i : i + batch_size]

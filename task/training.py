@@ -182,7 +182,12 @@ def train(
 
 
 def _is_random(module: nn.Module) -> bool:
-    return any(isinstance(m, _DropoutNd) and m.p > 0 for m in module.modules())
+    return any(
+        # torchvision's StochasticDepth is no dropout, and torchvision may be missing.
+        (isinstance(m, _DropoutNd) or type(m).__name__ == "StochasticDepth")
+        and float(getattr(m, "p", 0)) > 0
+        for m in module.modules()
+    )
 
 
 @torch.no_grad()

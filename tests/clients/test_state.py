@@ -171,7 +171,6 @@ def test_other_state_of_the_node_is_left_alone():
     assert list(context.state) == ["other"]
 
 
-@pytest.mark.xfail(strict=True, reason="bug: a query drops all but the newest version")
 def test_asking_who_is_there_drops_no_version(tmp_path):
     # After a crash the server first asks the clients who they are, without any count
     # of rounds, and only then says that it goes back to round 3.

@@ -51,7 +51,6 @@ def test_what_is_written_is_read(tmp_path):
     assert values == {"acknowledged": {"000001": 12}}
 
 
-@pytest.mark.xfail(strict=True, reason="bug: safetensors takes the memory as it lies")
 @pytest.mark.parametrize("where", ["arrays", "state"])
 def test_the_order_in_memory_does_not_matter(tmp_path, where):
     from flwr.app import Array, ArrayRecord
@@ -115,11 +114,6 @@ def about(**changes) -> bytes:
     return save(tensors, metadata={"run": json.dumps(values)})
 
 
-incomplete = pytest.mark.xfail(
-    strict=True, reason="bug: only the reading itself is guarded"
-)
-
-
 @pytest.mark.parametrize(
     "damage",
     [
@@ -133,15 +127,12 @@ incomplete = pytest.mark.xfail(
         pytest.param(
             lambda data: save({"w": np.zeros(1)}, metadata={"run": "{"}), id="no JSON"
         ),
-        pytest.param(lambda data: about(names=["v"]), id="no array", marks=incomplete),
+        pytest.param(lambda data: about(names=["v"]), id="no array"),
         pytest.param(
             lambda data: save({}, metadata={"run": "{}"}),
             id="nothing",
-            marks=incomplete,
         ),
-        pytest.param(
-            lambda data: save({}, metadata={"run": "[]"}), id="a list", marks=incomplete
-        ),
+        pytest.param(lambda data: save({}, metadata={"run": "[]"}), id="a list"),
     ],
 )
 def test_a_damaged_checkpoint(tmp_path, damage):

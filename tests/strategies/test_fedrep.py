@@ -83,7 +83,6 @@ def test_the_mean_may_be_orthonormalised(orthonormalize, monkeypatch):
     assert principal_angle_distance(b.T, mean.T) < 1e-9
 
 
-@pytest.mark.xfail(strict=True, reason="bug: moments are not checked")
 @pytest.mark.parametrize("bad", ["nan", "shape", "name", "nothing"])
 def test_malformed_moments_of_one_client_are_left_out(bad):
     settings = settings_of(samples=500)

@@ -156,7 +156,6 @@ def test_the_bar_shows_the_newest_values(tmp_path):
     assert bar.fields["state"] == "loss 0.500  accuracy 0.500"
 
 
-@pytest.mark.xfail(strict=True, reason="bug: a damaged summary.json ends the run")
 def test_a_damaged_summary_is_replaced(tmp_path):
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "summary.json").write_text('{"algorithms": {"fedav')

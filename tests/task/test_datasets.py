@@ -310,15 +310,12 @@ def truncated_png() -> bytes:
     return buffer.getvalue()[:60]
 
 
-leaks = pytest.mark.xfail(
-    strict=True, reason="bug: Pillow raises more than OSError and ValueError"
-)
 UNREADABLE = [
     pytest.param(b"", id="empty"),
     pytest.param(b"not an image", id="text"),
     pytest.param(truncated_png(), id="truncated"),
-    pytest.param(broken_png(), id="broken-chunk", marks=leaks),
-    pytest.param(huge_bmp(), id="huge", marks=leaks),
+    pytest.param(broken_png(), id="broken-chunk"),
+    pytest.param(huge_bmp(), id="huge"),
 ]
 
 
@@ -379,7 +376,6 @@ def test_mnist(tmp_path):
         assert half.images.shape[1:] == (28, 28, 1)
 
 
-@pytest.mark.xfail(strict=True, reason="bug: torchvision's letters begin with 'N/A'")
 def test_the_letters_of_emnist_have_26_classes(tmp_path):
     for part in ("train", "test"):
         prefix = tmp_path / "data" / "EMNIST" / "raw" / f"emnist-letters-{part}"
@@ -411,14 +407,9 @@ def test_no_network(tmp_path, monkeypatch):
     )
 
 
-damaged = pytest.mark.xfail(
-    strict=True, reason="bug: torchvision raises more than OSError and RuntimeError"
-)
-
-
 @pytest.mark.parametrize(
     "kept",
-    [pytest.param(0, marks=damaged), pytest.param(2, marks=damaged), 17, 1000],
+    [0, 2, 17, 1000],
 )
 def test_a_truncated_file_of_torchvision(tmp_path, kept):
     write_mnist(tmp_path / "data")

@@ -277,10 +277,6 @@ def test_features_computed_once_train_the_same_head(monkeypatch, regularized):
         2,
         pytest.param(
             3,
-            marks=pytest.mark.xfail(
-                strict=True,
-                reason="bug: ExampleSet.batches permutes features of four dimensions",
-            ),
         ),
     ],
 )
@@ -313,7 +309,6 @@ def test_nothing_is_computed_once_behind_dropout_or_augmentation():
     assert calls() == 3 * 2
 
 
-@pytest.mark.xfail(strict=True, reason="bug: _is_random knows dropout only")
 def test_nothing_is_computed_once_behind_stochastic_depth():
     from torchvision.ops import StochasticDepth
 
