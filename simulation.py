@@ -5,6 +5,7 @@
 
 import argparse
 import logging
+import shutil
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -53,8 +54,20 @@ def simulate(settings: dict[str, Setting], backend: str = "ray") -> dict[str, An
     if settings["algorithm"] in SRPFL_BASES and settings["speed-model"] == "none":
         # Here nobody is slow by itself.
         settings["speed-model"] = "fixed"
+    if settings["resume"]:
+        _take_over_clients(settings)
     kind = RayGrid if backend == "ray" else InlineGrid
     return server_app.run(kind(make_app(settings), num_clients), settings)
+
+
+def _take_over_clients(settings: dict[str, Setting]) -> None:
+    """Copy the clients' personal states where a run goes on in another directory."""
+    algorithm = str(settings["algorithm"])
+    former = Path(str(settings["resume"])).resolve() / algorithm / "clients"
+    own = Path(str(settings["output"])) / algorithm / "clients"
+    if former.is_dir() and former != own:
+        shutil.rmtree(own, ignore_errors=True)
+        shutil.copytree(former, own)
 
 
 def check(algorithms: Sequence[str], settings: dict[str, Setting]) -> None:

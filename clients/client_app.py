@@ -134,7 +134,8 @@ def _state_directory(context: Context, settings: Settings) -> Path | None:
     node = context.node_config
     if "state-dir" in node:
         return Path(str(node["state-dir"])).expanduser() / client_name(context)
-    if int(settings["checkpoint-every"]) > 0 and "partition-id" in node:
+    resumable = int(settings["checkpoint-every"]) > 0 or settings["resume"]
+    if resumable and "partition-id" in node:
         run = Path(str(settings["output"])) / str(settings["algorithm"])
         return run / "clients" / client_name(context)
     return None
