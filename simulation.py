@@ -5,6 +5,8 @@
 
 import argparse
 import logging
+import os
+import re
 import shutil
 import sys
 from collections.abc import Sequence
@@ -29,6 +31,8 @@ from task.settings import Setting, SettingsError, defaults, require, resolve, un
 
 DEFAULT_ALGORITHMS = ("fedavg", "fedrep", "flute")
 BACKENDS = ("ray", "inline")
+# As in flwr.common.config.parse_config_args.
+PAIR = re.compile(r"""\S+?=('[^']*'|"[^"]*"|\S+)""")
 
 
 def simulate(settings: dict[str, Setting], backend: str = "ray") -> dict[str, Any]:
@@ -97,6 +101,13 @@ def check(algorithms: Sequence[str], settings: dict[str, Setting]) -> None:
     server_app.check(settings)
     num_clients = int(settings["num-clients"])
     require(num_clients >= 1, "num-clients", num_clients, "at least 1")
+    awaited = int(settings["min-available-nodes"])
+    allowed = f"at most {num_clients}, the number of clients"
+    require(awaited <= num_clients, "min-available-nodes", awaited, allowed)
+    output = Path(str(settings["output"])).absolute()
+    existing = next(path for path in (output, *output.parents) if path.exists())
+    usable = existing.is_dir() and os.access(existing, os.W_OK)
+    require(usable, "output", settings["output"], f"writable; {str(existing)!r} is not")
     for algorithm in algorithms:
         strategy = build_strategy({**settings, "algorithm": algorithm})
         strategy.sample(1, list(range(num_clients)))
@@ -150,6 +161,11 @@ def parse(arguments: Sequence[str] | None) -> tuple[argparse.Namespace, dict[str
     }
     try:
         config = parse_config_args(namespace.run_config)
+        # Flower passes over what it cannot read.
+        lines = [line for line in namespace.run_config if not line.endswith(".toml")]
+        rest = " ".join(PAIR.sub("", line) for line in lines).strip()
+        if rest:
+            raise ValueError(f"what is {rest!r}?")
     except Exception as error:
         raise SettingsError(
             f"--run-config {' '.join(namespace.run_config)!r} cannot be read: it must "

@@ -6,8 +6,10 @@ import numpy as np
 from flwr.common import NDArrays, Scalar
 
 from clients.base import Client, Evaluation, Reply
+from clients.state import PersonalState
 from task.linear import LinearTask, Matrix
-from task.settings import require
+from task.settings import Settings, require
+from task.tasks import Task
 
 
 class FedRepClient(Client):
@@ -48,6 +50,13 @@ class FedRepLinearClient(Client):
 
     shared = ("representation.",)
     personal = ("head.",)
+
+    def __init__(
+        self, task: Task, index: int, state: PersonalState, settings: Settings
+    ) -> None:
+        super().__init__(task, index, state, settings)
+        steps = int(settings["head-steps"])
+        require(steps >= 0, "head-steps", steps, "at least 0")
 
     @property
     def linear(self) -> LinearTask:
@@ -103,7 +112,6 @@ class FedRepLinearClient(Client):
 
     def _head(self, b: Matrix, x: Matrix, y: Matrix) -> Matrix:
         steps = int(self.settings["head-steps"])
-        require(steps >= 0, "head-steps", steps, "at least 0")
         if steps == 0:
             return solve_head(b, x, y)
         w = self._own_head()

@@ -108,5 +108,8 @@ def resolve(overrides: Settings) -> dict[str, Setting]:
         if kind is float and type(value) is int:
             value = float(value)
         require(type(value) is kind, name, value, f"of type {kind.__name__}")
+        # What Flower can send.
+        fits = not isinstance(value, int) or abs(value) < 2**63
+        require(fits, name, value, "an integer of 64 bits")
         settings[name] = value
     return settings

@@ -48,9 +48,11 @@ class SGD:
     bfloat16: bool = False
 
     def __post_init__(self) -> None:
-        require(self.learning_rate > 0, "learning-rate", self.learning_rate, "above 0")
+        finite = 0 < self.learning_rate < float("inf")
+        require(finite, "learning-rate", self.learning_rate, "above 0 and finite")
         require(0 <= self.momentum < 1, "momentum", self.momentum, "in [0, 1)")
-        require(self.weight_decay >= 0, "weight-decay", self.weight_decay, "at least 0")
+        finite = 0 <= self.weight_decay < float("inf")
+        require(finite, "weight-decay", self.weight_decay, "at least 0 and finite")
         require(self.batch_size >= 1, "batch-size", self.batch_size, "at least 1")
 
     @classmethod

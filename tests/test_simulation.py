@@ -395,10 +395,6 @@ def test_a_full_disk_costs_a_checkpoint_and_not_the_run(tmp_path, monkeypatch):
 # Bad input
 
 
-def missing(reason: str):
-    return pytest.mark.xfail(strict=True, reason=f"bug: {reason}")
-
-
 def config(text: str) -> tuple[str, str]:
     return ("--run-config", text)
 
@@ -516,24 +512,17 @@ BAD = [
     ),
     (config("cache-dir='file'"), "the data cache 'file' cannot be written"),
     (("--output", ""), "output is ''; it must be a directory"),
-]
-BUGS = [
-    (config("nonsense"), "nonsense", "what has no = is ignored"),
-    (config("seed = 3"), "seed = 3", "what has blanks around its = is ignored"),
-    (config("seed="), "seed=", "a setting without a value is ignored"),
-    (("--output", "file"), "file", "output is not tried before the run"),
-    (("--output", "file/below"), "file", "output is not tried before the run"),
-    (("--seed", str(10**30)), "seed is 1000", "Flower cannot send such a number"),
-    (
-        config("min-available-nodes=100"),
-        "min-available-nodes is 100",
-        "it waits for ever",
-    ),
-    (config("learning-rate=inf"), "learning-rate is inf", "infinity passes"),
+    (config("nonsense"), "nonsense"),
+    (config("seed = 3"), "seed = 3"),
+    (config("seed="), "seed="),
+    (("--output", "file"), "file"),
+    (("--output", "file/below"), "file"),
+    (("--seed", str(10**30)), "seed is 1000"),
+    (config("min-available-nodes=100"), "min-available-nodes is 100"),
+    (config("learning-rate=inf"), "learning-rate is inf"),
     (
         ("fedrep", "--task", "linear", *config("head-steps=-1")),
         "head-steps is -1; it must be at least 0",
-        "head-steps is only looked at by the clients",
     ),
 ]
 
@@ -585,23 +574,6 @@ def assert_refused(arguments: tuple[str, ...], line: str, root: Path, capfd) -> 
 
 @pytest.mark.parametrize(("arguments", "line"), BAD, ids=[" ".join(a) for a, _ in BAD])
 def test_bad_input(surroundings, capfd, arguments, line):
-    assert_refused(arguments, line, surroundings, capfd)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "line"),
-    [
-        pytest.param(*case, marks=missing(reason), id=" ".join(case[0]))
-        for *case, reason in BUGS
-    ],
-)
-def test_bad_input_that_is_not_refused_yet(
-    surroundings, capfd, monkeypatch, arguments, line
-):
-    def stop(_: float) -> None:
-        raise TimeoutError
-
-    monkeypatch.setattr("strategies.participants.time.sleep", stop)
     assert_refused(arguments, line, surroundings, capfd)
 
 
