@@ -55,22 +55,20 @@ def simulate(settings: dict[str, Setting], backend: str = "ray") -> dict[str, An
     num_clients = int(settings["num-clients"])
     # The workers run elsewhere.
     settings = {**settings, "output": str(Path(str(settings["output"])).resolve())}
-    if settings["algorithm"] in SRPFL_BASES and settings["speed-model"] == "none":
-        # Here nobody is slow by itself.
-        settings["speed-model"] = "fixed"
-    if settings["resume"]:
-        _take_over_clients(settings)
+    _take_over_clients(settings)
     kind = RayGrid if backend == "ray" else InlineGrid
     return server_app.run(kind(make_app(settings), num_clients), settings)
 
 
 def _take_over_clients(settings: dict[str, Setting]) -> None:
-    """Copy the clients' personal states where a run goes on in another directory."""
+    """Begin with the clients' personal states of the resumed run, or with none."""
     algorithm = str(settings["algorithm"])
-    former = Path(str(settings["resume"])).resolve() / algorithm / "clients"
     own = Path(str(settings["output"])) / algorithm / "clients"
-    if former.is_dir() and former != own:
-        shutil.rmtree(own, ignore_errors=True)
+    former = Path(str(settings["resume"])).resolve() / algorithm / "clients"
+    if settings["resume"] and former == own:
+        return
+    shutil.rmtree(own, ignore_errors=True)
+    if settings["resume"] and former.is_dir():
         shutil.copytree(former, own)
 
 
@@ -116,7 +114,8 @@ def check(algorithms: Sequence[str], settings: dict[str, Setting]) -> None:
             Checkpoint.read(directory, {**settings, "algorithm": algorithm})
         own = complete({**settings, "algorithm": algorithm})
         nobody = PersonalState(Context(0, 0, {}, RecordDict(), {}))
-        client_class(own)(build_task(own, num_clients), 0, nobody, own)
+        client = client_class(own)(build_task(own, num_clients), 0, nobody, own)
+        client.get_properties({})
 
 
 def parse(arguments: Sequence[str] | None) -> tuple[argparse.Namespace, dict[str, Any]]:
@@ -173,6 +172,10 @@ def parse(arguments: Sequence[str] | None) -> tuple[argparse.Namespace, dict[str
         ) from None
     # Simulated clients do not come back: when none answers, none will.
     settings = resolve({"max-empty-rounds": 3, **config, **given})
+    srpfl = any(name in SRPFL_BASES for name in namespace.algorithms)
+    if srpfl and settings["speed-model"] == "none":
+        # Here nobody is slow by itself; all are compared by the same clock.
+        settings["speed-model"] = "fixed"
     if settings["resume"] and "output" not in {**config, **given}:
         settings["output"] = settings["resume"]
     return namespace, settings

@@ -94,10 +94,13 @@ class Client(NumPyClient):
             digest of the shared arrays' names, shapes and dtypes.
         """
         state = self.model.state_dict()
-        structure = [
+        structure: list[object] = [
             (name, tuple(state[name].shape), str(state[name].dtype))
             for name in self.names(self.shared)
         ]
+        if "head." in self.shared:
+            # A shared head's outputs must mean the same to all.
+            structure.append(self.task.classes)
         return {
             "num-examples": len(self.task.train_examples(self.index)),
             "num-test-examples": len(self.task.test_examples(self.index)),

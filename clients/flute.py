@@ -9,10 +9,12 @@ from flwr.common import NDArrays, Scalar
 from torch import Tensor, nn
 
 from clients.base import Client, Evaluation, Reply, class_mask
+from clients.state import PersonalState
 from task.linear import LinearTask, Matrix
 from task.models import SplitModel
 from task.neural_collapse import HeadRegularizer, neural_collapse
-from task.settings import SettingsError, require
+from task.settings import Settings, SettingsError, require
+from task.tasks import Task
 from task.training import TrainingDivergedError
 
 
@@ -143,6 +145,17 @@ class FLUTEStarClient(FLUTEClient):
     (``head-epochs-order``), which is better: see ``benchmarks/flute_table.py``.
     """
 
+    def __init__(
+        self, task: Task, index: int, state: PersonalState, settings: Settings
+    ) -> None:
+        super().__init__(task, index, state, settings)
+        if isinstance(task, LinearTask):
+            raise SettingsError("flute-star has no linear case; task linear has flute")
+        order = settings["head-epochs-order"]
+        require(
+            order in ("before", "after"), "head-epochs-order", order, "before or after"
+        )
+
     def fit(self, parameters: NDArrays, config: dict[str, Scalar]) -> Reply:
         """Train head and representation together, and the head alone.
 
@@ -159,9 +172,6 @@ class FLUTEStarClient(FLUTEClient):
             As `Client.send`: representation and head.
         """
         order = self.settings["head-epochs-order"]
-        require(
-            order in ("before", "after"), "head-epochs-order", order, "before or after"
-        )
         self.receive(parameters)
         if order == "before":
             self._train_head()

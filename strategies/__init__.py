@@ -66,6 +66,9 @@ def build_strategy(settings: Settings) -> BaseStrategy:
     strategy = STRATEGIES[name]
     if settings["task"] == "linear":
         strategy = LINEAR_STRATEGIES.get(name, strategy)
+    if algorithm in SRPFL_BASES:
+        # SRPFL's linear FedRep always has the QR step (its algorithm 2).
+        settings = {**settings, "orthonormalize": True}
     base = strategy.from_settings(settings)
     if algorithm not in SRPFL_BASES:
         return base

@@ -191,7 +191,20 @@ class RealArrivals(ArrivalGrid):
         messages = [m for m in messages if m.metadata.dst_node_id not in busy]
         wanted = len(messages) if wanted is None else min(wanted, len(messages))
         deadline = None if timeout is None else time.monotonic() + timeout
-        current = dict(zip(self.grid.push_messages(messages), messages, strict=True))
+        ids = list(self.grid.push_messages(messages))
+        if len(ids) != len(messages) or not all(ids):
+            log(
+                WARNING,
+                "%d messages were not sent",
+                len(messages) - sum(map(bool, ids)),
+            )
+        # Flower gives no id for a message that it could not send.
+        current = {
+            message_id: message
+            for message_id, message in zip(ids, messages, strict=False)
+            if message_id
+        }
+        wanted = min(wanted, len(current))
         replies: list[Message] = []
         valid = 0
         while current and valid < wanted:

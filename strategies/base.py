@@ -180,7 +180,8 @@ class BaseStrategy(Participants, FlowerFedAvg):
             If the fraction samples nobody.
         """
         count = int(self.fraction_train * len(nodes) + 1e-9)
-        if count == 0 and self.min_train_nodes <= 1 and nodes:
+        # Later, when nodes have left, one goes on alone.
+        if server_round == 1 and count == 0 and self.min_train_nodes <= 1 and nodes:
             raise SettingsError(
                 f"fraction-train is {self.fraction_train}: of {len(nodes)} clients it "
                 f"samples nobody; it must be at least {1 / len(nodes):.4g}"
@@ -216,7 +217,9 @@ class BaseStrategy(Participants, FlowerFedAvg):
         server_round = int(cast(int, config["server-round"]))
         own["acknowledged-round"] = self.acknowledged.get(self.name_of(node), 0)
         own["checkpoint-round"] = (
-            self.checkpointed if self.checkpoint_every else server_round - 1
+            self.checkpointed
+            if self.checkpoint_every or self.checkpointed
+            else server_round - 1
         )
         return RecordDict({self.arrayrecord_key: arrays, self.configrecord_key: own})
 

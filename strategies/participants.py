@@ -58,8 +58,10 @@ class Participants:
         list of int
             The nodes that can take part, in the order of their clients' names.
         """
-        while len(nodes := sorted(grid.get_node_ids())) < self.min_available_nodes:
-            log(INFO, "%d of %d nodes are here", len(nodes), self.min_available_nodes)
+        # Once the run has begun, nodes that leave for good must not hold it up.
+        awaited = 1 if self.participants else self.min_available_nodes
+        while len(nodes := sorted(grid.get_node_ids())) < awaited:
+            log(INFO, "%d of %d nodes are here", len(nodes), awaited)
             time.sleep(POLL_INTERVAL)
         unknown = [node for node in nodes if node not in self.participants]
         if unknown:

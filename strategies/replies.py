@@ -7,6 +7,7 @@ from functools import lru_cache
 import numpy as np
 import numpy.typing as npt
 from flwr.app import Array, ArrayRecord, Message, MetricRecord
+from flwr.common.constant import SType
 
 NDArray = npt.NDArray[np.generic]
 Arrays = dict[str, NDArray]
@@ -156,8 +157,8 @@ def own_arrays(reply: Message, key: str) -> ArrayRecord:
         raise InvalidReplyError(f"has no arrays under {key!r}")
     for name, array in record.items():
         try:
-            decode(array, array)
-        except (InvalidReplyError, TypeError) as error:
+            decode(array, Array(array.dtype, array.shape, SType.NUMPY, b""))
+        except (ValueError, TypeError) as error:  # numpy's own as well
             raise InvalidReplyError(f"array {name!r} {error}") from None
     return record
 

@@ -17,7 +17,7 @@ from rich.progress import (
 )
 
 from task.files import write_atomically
-from task.settings import Settings
+from task.settings import Settings, SettingsError
 
 Row = dict[str, Any]
 
@@ -130,6 +130,36 @@ class Report:
         _write_json(path, whole)
         plot(self.output, list(whole["algorithms"]))
         return summary
+
+
+def read_summary(settings: Settings) -> dict[str, Any]:
+    """Return what a run that has ended has written into ``summary.json``.
+
+    Parameters
+    ----------
+    settings : mapping
+        All settings.
+
+    Returns
+    -------
+    dict
+        The algorithm's part of the summary.
+
+    Raises
+    ------
+    SettingsError
+        If it is not there.
+    """
+    path = Path(str(settings["output"])) / SUMMARY
+    try:
+        whole = json.loads(path.read_text(encoding="utf-8"))
+        summary: dict[str, Any] = whole["algorithms"][str(settings["algorithm"])]
+    except (OSError, ValueError, LookupError, TypeError):
+        raise SettingsError(
+            f"resume: the run has ended, and {str(path)!r} has no summary of it; "
+            "num-server-rounds must be more to go on"
+        ) from None
+    return summary
 
 
 def read_rows(path: Path) -> list[Row]:

@@ -13,8 +13,9 @@ from flwr.serverapp.strategy import Strategy
 
 from strategies import SRPFL, BaseStrategy, build_strategy, speed_model
 from strategies.arrivals import RealArrivals, SimulatedArrivals
+from strategies.checkpoint import FILE as CHECKPOINT
 from strategies.checkpoint import Checkpoint
-from strategies.report import Report
+from strategies.report import Report, read_summary
 from task.settings import Settings, SettingsError, require, resolve
 
 
@@ -120,6 +121,8 @@ def run(grid: Grid, settings: Settings) -> dict[str, Any]:
         seconds_before = former.seconds
         mark_checkpoint(strategy, start)
         log(INFO, "going on after round %d", start)
+        if start >= num_rounds:
+            return read_summary(settings)
     else:
         arrays = strategy.initialize(grid)
     nodes = strategy.identify(grid)
@@ -132,15 +135,23 @@ def run(grid: Grid, settings: Settings) -> dict[str, Any]:
             f"at most {sampled}, the number of sampled clients",
         )
     report = Report(settings, after=start)
+    if not settings["resume"]:
+        # Nobody shall go on from another run's checkpoint.
+        (report.directory / CHECKPOINT).unlink(missing_ok=True)
     speeds = speed_model(settings, len(nodes))
     clock = None
     if speeds is not None:
         position = {node: i for i, node in enumerate(nodes)}
+
+        def position_of(node: int) -> int:
+            # One that has come later is as fast as one of the first.
+            return position.setdefault(node, len(position)) % len(nodes)
+
         clock = SimulatedArrivals(
             grid,
             speeds,
             float(settings["communication-time"]),
-            position.__getitem__,
+            position_of,
             report.latest("seconds-simulated") or 0.0,
         )
         grid = clock
@@ -194,6 +205,8 @@ def run(grid: Grid, settings: Settings) -> dict[str, Any]:
             timeout=float(settings["round-timeout"]),
             after_round=after_round,
         )
+    if limit and not any(row.get("clients") for row in report.rows):
+        raise SettingsError("no round had a valid reply; the log says why")
     return report.finish(_final_clients(strategy))
 
 

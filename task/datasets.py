@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from task.settings import Settings, SettingsError, unknown
+from task.settings import Settings, SettingsError, require, unknown
 
 Images = npt.NDArray[np.uint8]
 Integers = npt.NDArray[np.int64]
@@ -270,6 +270,7 @@ def _image_folder(settings: Settings) -> tuple[str, Build]:
         for entry in _images_in(folder)
     ]
     size = int(settings["image-size"])
+    require(size >= 0, "image-size", size, "at least 0 (0: that of the images)")
     key = hashlib.sha256(f"{root.resolve()}/{size}/{clients}".encode())
     for _, _, _, path, stat in files:
         key.update(f"{path}/{stat.st_size}/{stat.st_mtime_ns}\n".encode())

@@ -244,6 +244,11 @@ class LinearTask:
 
     # What follows lets the general algorithms train the same task by SGD.
 
+    @property
+    def classes(self) -> tuple[str, ...]:
+        """None: the outputs are numbers."""
+        return ()
+
     @staticmethod
     def loss(outputs: Tensor, targets: Tensor) -> Tensor:
         """Return the mean squared error.

@@ -203,6 +203,10 @@ def build_model(
         If the name is unknown, the inputs are too small, or there is no such head.
     """
     if name in MODELS:
+        if head:
+            raise SettingsError(
+                f"model-head is {head!r}; the built-in model {name!r} has head-layers"
+            )
         try:
             blocks = MODELS[name][0](shape, num_classes)
         except (RuntimeError, ZeroDivisionError) as error:
@@ -219,6 +223,7 @@ def build_model(
             _sequential(blocks[:-head_layers]), _sequential(blocks[-head_layers:])
         )
     else:
+        require(head_layers == 1, "head-layers", head_layers, f"1 for model {name!r}")
         model = _torchvision_model(name, num_classes, head)
     _check_fit(model, name, shape)
     return model.to(memory_format=torch.channels_last)

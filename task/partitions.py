@@ -219,6 +219,29 @@ def iid(num_classes: int, num_clients: int) -> Proportions:
     return np.full((num_classes, num_clients), 1 / num_clients)
 
 
+def class_groups(num_classes: int, num_clients: int) -> Proportions:
+    """Return three groups of clients, each with its own third of the classes.
+
+    Within a group all is even (SRPFL, appendix C, "correlated heterogeneity").
+
+    Parameters
+    ----------
+    num_classes, num_clients : int
+        How many there are; at least 3 each.
+
+    Returns
+    -------
+    ndarray of float, shape (num_classes, num_clients)
+        The proportions.
+    """
+    require(num_clients >= 3, "num-clients", num_clients, "at least 3")
+    require(num_classes >= 3, "num-classes", num_classes, "at least 3")
+    group_of_class = np.arange(num_classes) * 3 // num_classes
+    group_of_client = np.arange(num_clients) * 3 // num_clients
+    together = group_of_class[:, None] == group_of_client
+    return np.asarray(together / together.sum(axis=1, keepdims=True))
+
+
 PARTITIONS: dict[
     str, Callable[[int, int, Settings, np.random.Generator], Proportions]
 ] = {
@@ -230,6 +253,7 @@ PARTITIONS: dict[
     "log-normal": lambda c, n, s, rng: log_normal(
         c, n, int(s["classes-per-client"]), float(s["size-sigma"]), rng
     ),
+    "class-groups": lambda c, n, s, rng: class_groups(c, n),
     "iid": lambda c, n, s, rng: iid(c, n),
 }
 

@@ -45,6 +45,10 @@ class Task(Protocol):
         """Of a batch's outputs and targets; the mean over the batch."""
 
     @property
+    def classes(self) -> tuple[str, ...]:
+        """Names of the classes, in the order of the outputs."""
+
+    @property
     def initial_state(self) -> dict[str, Tensor]:
         """State dict of the common initial model; not to be changed."""
 
@@ -110,7 +114,8 @@ class ImageTask:
     def __init__(self, settings: Settings, num_clients: int) -> None:
         name = str(settings["task"])
         self.dataset = load_dataset(settings)
-        self.num_classes = len(self.dataset.classes)
+        self.classes = self.dataset.classes
+        self.num_classes = len(self.classes)
         self.augment = bool(settings["augment"]) and name in AUGMENTED
         self.seed = int(settings["seed"])
         self.train, self.test = self._partition(settings, num_clients)

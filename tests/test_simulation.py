@@ -477,7 +477,7 @@ BAD = [
     (config("torch-threads=0"), "torch-threads is 0; it must be at least 1"),
     (config("round-timeout=0"), "round-timeout is 0.0; it must be above 0 seconds"),
     (config("weighting='even'"), "weighting is 'even'; it must be uniform or examples"),
-    (config("partition='even'"), "unknown partition 'even'; known: dirichlet"),
+    (config("partition='even'"), "unknown partition 'even'; known: class-groups"),
     (
         config("partition='dirichlet' dirichlet-alpha=0"),
         "dirichlet-alpha is 0.0; it must be greater than 0",

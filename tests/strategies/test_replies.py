@@ -21,6 +21,7 @@ from strategies.replies import (
     count_bytes,
     decode,
     mean,
+    own_arrays,
     single_metrics,
     to_record,
 )
@@ -403,3 +404,48 @@ def test_records_are_c_ordered():
     record = to_record({"w": np.asfortranarray(VALUES)})
     assert b"'fortran_order': False" in record["w"].data
     np.testing.assert_array_equal(record["w"].numpy(), VALUES)
+
+
+# Arrays to which nothing can be compared
+
+
+def test_own_arrays_are_what_they_say_they_are():
+    reply = reply_of(EXPECTED)
+    assert list(own_arrays(reply, "arrays")) == ["a", "b"]
+    with pytest.raises(InvalidReplyError, match="has no arrays under 'other'"):
+        own_arrays(reply, "other")
+
+
+LIES = {
+    name: array
+    for name, array in BAD_ARRAYS.items()
+    # These are consistent in themselves.
+    if name
+    not in {
+        "wrong shape",
+        "another number of dimensions",
+        "wrong dtype",
+        "integers",
+        "half as wide",
+    }
+} | {
+    "objects": claimed(b"\0" * 48, dtype="object"),
+    "objects with a header": claimed(
+        npy_with_header(HEADER.replace("<f4", "|O"), bytes(48)), dtype="object"
+    ),
+    "text": Array(np.array([["ab"] * 3] * 2)),
+    "records": claimed(npy(VALUES), dtype="f4,f4"),
+    "unreadable dtype": claimed(npy(VALUES), dtype="((("),
+    "empty dtype": claimed(npy(VALUES), dtype=""),
+    "negative": claimed(
+        npy_with_header(HEADER.replace("2, 3", "-2, -3")), shape=(-2, -3)
+    ),
+    "overflowing": claimed(npy(VALUES), shape=(2**62, 2**62)),
+}
+
+
+@pytest.mark.parametrize("name", sorted(LIES))
+def test_own_arrays_that_are_not(name):
+    record = ArrayRecord({"a": LIES[name]})
+    with pytest.raises(InvalidReplyError, match="array 'a'"):
+        own_arrays(reply_of(record), "arrays")

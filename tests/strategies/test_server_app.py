@@ -1,0 +1,222 @@
+"""Rounds: what is evaluated when, what is reported, and other people's strategies."""
+
+import json
+import math
+
+import numpy as np
+import pytest
+from flwr.app import (
+    ArrayRecord,
+    ConfigRecord,
+    Context,
+    Message,
+    MessageType,
+    MetricRecord,
+    RecordDict,
+)
+from flwr.serverapp.strategy import DifferentialPrivacyServerSideFixedClipping
+from flwr.serverapp.strategy import FedAvg as FlowerFedAvg
+
+from strategies import FedAvg
+from strategies.grids import InlineGrid
+from strategies.replies import to_record
+from strategies.server_app import check, run, run_rounds
+from task.settings import SettingsError, resolve
+
+START = {"w": np.zeros(3)}
+
+
+def client(message: Message, context: Context) -> Message:
+    """Add the partition id to what was sent; client 3 has another loss."""
+    i = int(context.node_config["partition-id"])
+    kind = message.metadata.message_type
+    if kind == MessageType.QUERY:
+        own = {"client": f"{i:06d}", "structure": "", "num-examples": 5}
+        content = {"properties": ConfigRecord({**own, "num-test-examples": 2})}
+    elif kind == MessageType.TRAIN:
+        sent = message.content.array_records["arrays"]
+        arrays = {name: array.numpy() + i for name, array in sent.items()}
+        metrics = {"num-examples": 5, "train-loss": 1.0}
+        content = {"arrays": to_record(arrays), "metrics": MetricRecord(metrics)}
+    elif kind == MessageType.EVALUATE:
+        metrics = {"num-examples": 2, "loss": 0.5, "accuracy": i / 4}
+        content = {"metrics": MetricRecord(metrics)}
+    else:
+        content = {"arrays": to_record(START)}
+    return Message(RecordDict(content), reply_to=message)
+
+
+def rounds_of(strategy, rounds: range = range(1, 4), **options):
+    rows: list[dict] = []
+    final = run_rounds(
+        strategy,
+        InlineGrid(client, 4),
+        to_record(START),
+        rounds,
+        after_round=lambda r, arrays, metrics: rows.append(
+            {"round": r, "w": arrays["w"].numpy().tolist(), **metrics}
+        ),
+        **options,
+    )
+    return final, rows
+
+
+def test_rounds_by_hand():
+    # The mean of 0, 1, 2 and 3 is added three times.
+    final, rows = rounds_of(FedAvg())
+    assert final["w"].numpy().tolist() == [4.5] * 3
+    assert [row["w"][0] for row in rows] == [1.5, 3.0, 4.5]
+    assert [row["round"] for row in rows] == [1, 2, 3]
+    assert all(row["accuracy"] == 1.5 / 4 for row in rows)
+    assert all(row["loss"] == 0.5 for row in rows)
+    assert all(row["train-loss"] == 1.0 for row in rows)
+
+
+def test_only_some_rounds_are_evaluated():
+    _, rows = rounds_of(FedAvg(), evaluated=lambda server_round: server_round == 2)
+    assert ["accuracy" in row for row in rows] == [False, True, False]
+
+
+def test_what_evaluation_costs_is_counted_apart():
+    _, evaluated = rounds_of(FedAvg())
+    _, plain = rounds_of(FedAvg(), evaluated=lambda _: False)
+    for row, other in zip(evaluated, plain, strict=True):
+        for name in ("bytes-down", "bytes-up"):
+            assert row[name] == other[name] > 0
+        assert row["bytes-evaluate"] > 0
+
+
+def test_rounds_may_begin_later():
+    final, rows = rounds_of(FedAvg(), range(7, 9))
+    assert [row["round"] for row in rows] == [7, 8]
+    assert final["w"].numpy().tolist() == [3.0] * 3
+
+
+def test_no_rounds():
+    final, rows = rounds_of(FedAvg(), range(5, 5))
+    assert final["w"].numpy().tolist() == [0.0] * 3
+    assert rows == []
+
+
+def test_flower_s_own_fedavg_runs_as_well():
+    strategy = FlowerFedAvg(min_train_nodes=4, min_evaluate_nodes=4)
+    final, rows = rounds_of(strategy)
+    np.testing.assert_allclose(final["w"].numpy(), 4.5)
+    assert rows[0]["accuracy"] == pytest.approx(1.5 / 4)
+
+
+def test_flower_s_differential_privacy_wraps_ours():
+    # Flower divides by the norm of a change, so nobody may send none: add 1.
+    def never_still(message: Message, context: Context) -> Message:
+        reply = client(message, context)
+        if message.metadata.message_type == MessageType.TRAIN:
+            record = reply.content.array_records["arrays"]
+            arrays = {name: array.numpy() + 1 for name, array in record.items()}
+            reply.content["arrays"] = to_record(arrays)
+        return reply
+
+    for norm, expected in (
+        # A norm that is never reached: the mean of 1, 2, 3 and 4.
+        (1e6, 2.5),
+        # Clipped to 1 everybody's change is (1, 1, 1)/√3.
+        (1.0, 1 / math.sqrt(3)),
+    ):
+        strategy = DifferentialPrivacyServerSideFixedClipping(FedAvg(), 0.0, norm, 4)
+        arrays, grid = to_record(START), InlineGrid(never_still, 4)
+        final = run_rounds(strategy, grid, arrays, range(1, 4))
+        np.testing.assert_allclose(final["w"].numpy(), 3 * expected, rtol=1e-6)
+
+
+# A whole run
+
+
+def settings_of(tmp_path, **overrides):
+    names = {name.replace("_", "-"): value for name, value in overrides.items()}
+    own = {"output": str(tmp_path), "algorithm": "fedavg", "fraction-train": 1.0}
+    return resolve({**own, "num-clients": 4, **names})
+
+
+def rows_in(tmp_path) -> list[dict]:
+    lines = (tmp_path / "fedavg" / "metrics.jsonl").read_text().splitlines()
+    return [json.loads(line) for line in lines]
+
+
+@pytest.mark.parametrize(
+    ("rounds", "every", "last", "expected"),
+    [
+        (8, 3, 2, [3, 6, 7, 8]),
+        (8, 0, 1, [8]),
+        (5, 1, 1, [1, 2, 3, 4, 5]),
+        (3, 0, 10, [1, 2, 3]),
+        (12, 5, 3, [5, 10, 11, 12]),
+    ],
+)
+def test_when_a_run_evaluates(tmp_path, rounds, every, last, expected):
+    settings = settings_of(
+        tmp_path, num_server_rounds=rounds, evaluate_every=every, evaluate_last=last
+    )
+    summary = run(InlineGrid(client, 4), settings)
+    rows = rows_in(tmp_path)
+    assert [row["round"] for row in rows] == list(range(1, rounds + 1))
+    assert [row["round"] for row in rows if "accuracy" in row] == expected
+    assert summary["rounds"] == rounds
+
+
+def test_the_clients_file_says_what_is_known_of_each(tmp_path):
+    run(InlineGrid(client, 4), settings_of(tmp_path, num_server_rounds=2))
+    clients = json.loads((tmp_path / "fedavg" / "clients.json").read_text())
+    assert list(clients) == ["000000", "000001", "000002", "000003"]
+    assert clients["000003"] == {
+        "loss": 0.5,
+        "accuracy": 0.75,
+        "num-examples": 5,
+        "num-test-examples": 2,
+        "last-round": 2,
+    }
+
+
+def test_clients_that_never_answer_end_a_run_that_says_so(tmp_path):
+    def broken(message: Message, context: Context) -> Message:
+        if message.metadata.message_type == MessageType.TRAIN:
+            raise RuntimeError("out of memory")
+        return client(message, context)
+
+    settings = settings_of(tmp_path, num_server_rounds=9, max_empty_rounds=3)
+    with pytest.raises(SettingsError, match="no valid reply in 3 rounds in a row"):
+        run(InlineGrid(broken, 4), settings)
+    assert [row["clients"] for row in rows_in(tmp_path)] == [0, 0, 0]
+    # Without a limit it goes on to its end.
+    settings = settings_of(tmp_path, num_server_rounds=5, max_empty_rounds=0)
+    run(InlineGrid(broken, 4), settings)
+    assert [row["rejected"] for row in rows_in(tmp_path)] == [4] * 5
+
+
+def test_a_bad_round_among_good_ones_ends_nothing(tmp_path):
+    def sometimes(message: Message, context: Context) -> Message:
+        training = message.metadata.message_type == MessageType.TRAIN
+        if training and message.metadata.group_id in ("2", "3", "5"):
+            return Message(RecordDict({"arrays": ArrayRecord()}), reply_to=message)
+        return client(message, context)
+
+    settings = settings_of(tmp_path, num_server_rounds=6, max_empty_rounds=3)
+    run(InlineGrid(sometimes, 4), settings)
+    assert [row["clients"] for row in rows_in(tmp_path)] == [4, 0, 0, 4, 0, 4]
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("num-server-rounds", 0),
+        ("evaluate-every", -1),
+        ("evaluate-last", -1),
+        ("checkpoint-every", -1),
+        ("max-empty-rounds", -1),
+        ("torch-threads", 0),
+        ("round-timeout", 0.0),
+        ("round-timeout", float("nan")),
+        ("output", ""),
+    ],
+)
+def test_settings_of_the_run_itself(name, value):
+    with pytest.raises(SettingsError, match=f"{name} is {value!r}; it must be "):
+        check(resolve({name: value}))
