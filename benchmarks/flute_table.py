@@ -93,7 +93,7 @@ def plot(curves: dict[str, list[dict[str, Any]]], name: str) -> None:
     """Draw accuracy and both NC2 by round."""
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(11, 3.4), layout="constrained")
+    figure = Figure(figsize=(11, 3.8), layout="constrained")
     for axes, metric in zip(
         figure.subplots(1, 3), ("accuracy", "global-nc2", "local-nc2"), strict=True
     ):
@@ -104,7 +104,8 @@ def plot(curves: dict[str, list[dict[str, Any]]], name: str) -> None:
         axes.grid(alpha=0.3)
         if metric == "accuracy":
             axes.yaxis.set_major_formatter("{x:.0%}")
-            axes.legend(fontsize=8)
+            handles = axes.get_legend_handles_labels()
+    figure.legend(*handles, loc="outside lower center", ncols=2, fontsize=8)
     figure.savefig(RESULTS / name, dpi=150)
 
 
