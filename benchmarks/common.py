@@ -51,6 +51,17 @@ def _cores() -> int:
     return len(os.sched_getaffinity(0))
 
 
+def _rounded(value: Any) -> Any:
+    """Return data with its floats to 6 significant digits, which keeps files small."""
+    if isinstance(value, float):
+        return float(f"{value:.6g}")
+    if isinstance(value, dict):
+        return {key: _rounded(inner) for key, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [_rounded(inner) for inner in value]
+    return value
+
+
 def markdown(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
     """Return a Markdown table.
 
@@ -95,6 +106,6 @@ def write(name: str, title: str, body: str, data: dict[str, Any]) -> None:
     (RESULTS / f"{name}.md").write_text(text, encoding="utf-8")
     whole = {"about": about, **data}
     (RESULTS / f"{name}.json").write_text(
-        json.dumps(whole, indent=1) + "\n", encoding="utf-8"
+        json.dumps(_rounded(whole), separators=(",", ":")) + "\n", encoding="utf-8"
     )
     print(text)
