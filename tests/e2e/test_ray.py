@@ -39,14 +39,15 @@ def assert_same(found: list[dict], expected: list[dict]) -> None:
 
 @pytest.mark.e2e
 def test_ray_and_inline_give_the_same_numbers(tmp_path):
-    algorithms = ("fedavg", "fedrep", "fedper", "local", "fedavg-ft")
+    algorithms = ("fedavg", "fedrep", "fedper", "local", "fedavg-ft", "flute", "srpfl")
     arguments = ("--rounds", "4", "--seed", "3", "--run-config", "evaluate-every=2")
     for backend in ("ray", "inline"):
         run(tmp_path / backend, backend, *algorithms, *arguments)
     for algorithm in algorithms:
         found = numbers_of(tmp_path / "ray", algorithm)
         assert [row["round"] for row in found] == [1, 2, 3, 4]
-        assert all(row["clients"] == 10 for row in found)
+        expected = 2 if algorithm == "srpfl" else 10
+        assert all(row["clients"] == expected for row in found)
         assert_same(found, numbers_of(tmp_path / "inline", algorithm))
     first, second = (
         json.loads((tmp_path / backend / "fedrep" / "clients.json").read_text())

@@ -125,6 +125,17 @@ def test_clients_of_a_split_folder_keep_their_own_images(tmp_path):
         build_task(resolve(names), 4)
 
 
+@pytest.mark.xfail(
+    strict=True, reason="bug: such a client is found only when it is to train"
+)
+def test_a_client_of_a_split_folder_without_training_images(tmp_path):
+    write_images(tmp_path, "x")
+    (tmp_path / "y" / "train").mkdir(parents=True)
+    names = {"task": "image-folder", "data-dir": str(tmp_path), "model": "mlp"}
+    with pytest.raises(SettingsError, match="'y'"):
+        build_task(resolve(names), 2)
+
+
 def test_the_same_settings_give_the_same_object():
     settings = resolve({"seed": 11})
     assert build_task(settings, 10) is build_task(dict(reversed(settings.items())), 10)
