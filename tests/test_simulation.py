@@ -606,7 +606,7 @@ def test_a_run_that_is_over_cannot_be_resumed_elsewhere(surroundings, capfd):
     assert run(surroundings / "out", "fedper", "--rounds", "2", checkpoint_every=1) == 0
     arguments = ("fedper", "--rounds", "2", "--output", "new")
     arguments += config("checkpoint-every=1 resume='out'")
-    assert_refused(arguments, "the run has ended after round 2", surroundings, capfd)
+    assert_refused(arguments, "resume: the run has ended", surroundings, capfd)
 
 
 @pytest.mark.xfail(

@@ -1,8 +1,21 @@
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from federation import Federation
+from federation import BIN, Federation
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _compiled() -> None:
+    """Start Flower's programs once: the first start in a new environment is slow.
+
+    ``flwr run`` gives its local SuperLink 15 seconds.
+    """
+    for program in ("flower-superlink", "flower-supernode", "flwr"):
+        subprocess.run(
+            [str(BIN / program), "--version"], capture_output=True, check=False
+        )
 
 
 @pytest.fixture

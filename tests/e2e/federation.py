@@ -73,7 +73,8 @@ class Federation:
             str(self.port),
             *options,
         )
-        wait_until(self.listens, 60, "the SuperLink")
+        # The first start in a new virtual environment compiles everything.
+        wait_until(self.listens, 240, "the SuperLink")
 
     def listens(self) -> bool:
         with (
