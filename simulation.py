@@ -55,9 +55,9 @@ def simulate(settings: dict[str, Setting], backend: str = "ray") -> dict[str, An
     num_clients = int(settings["num-clients"])
     # The workers run elsewhere.
     settings = {**settings, "output": str(Path(str(settings["output"])).resolve())}
-    _take_over_clients(settings)
     kind = RayGrid if backend == "ray" else InlineGrid
-    return server_app.run(kind(make_app(settings), num_clients), settings)
+    grid = kind(make_app(settings), num_clients)
+    return server_app.run(grid, settings, lambda: _take_over_clients(settings))
 
 
 def _take_over_clients(settings: dict[str, Setting]) -> None:

@@ -86,7 +86,11 @@ def run_rounds(
     return arrays
 
 
-def run(grid: Grid, settings: Settings) -> dict[str, Any]:
+def run(
+    grid: Grid,
+    settings: Settings,
+    prepare: Callable[[], None] = lambda: None,
+) -> dict[str, Any]:
     """Run the algorithm that the settings name, from its start or a checkpoint.
 
     Parameters
@@ -95,6 +99,8 @@ def run(grid: Grid, settings: Settings) -> dict[str, Any]:
         The grid.
     settings : mapping
         All settings.
+    prepare : callable, optional
+        Called when all has been checked, before anything is written or trained.
 
     Returns
     -------
@@ -134,6 +140,7 @@ def run(grid: Grid, settings: Settings) -> dict[str, Any]:
             strategy.initial_nodes,
             f"at most {sampled}, the number of sampled clients",
         )
+    prepare()
     report = Report(settings, after=start)
     if not settings["resume"]:
         # Nobody shall go on from another run's checkpoint.

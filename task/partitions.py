@@ -44,7 +44,12 @@ def split(
         examples = rng.permutation(order[bounds[c] : bounds[c + 1]])
         holders = np.flatnonzero(shares)
         # Rounding the cumulative sum keeps equal shares within one example.
-        cuts = np.rint(np.cumsum(shares[holders]) * len(examples)).astype(np.int64)
+        exact = np.cumsum(shares[holders]) * len(examples)
+        if not np.allclose(exact, np.rint(exact)):
+            # What is left over shall not go to the same clients in every class.
+            holders = np.roll(holders, c)
+            exact = np.cumsum(shares[holders]) * len(examples)
+        cuts = np.rint(exact).astype(np.int64)
         for i, part in zip(holders, np.split(examples, cuts[:-1]), strict=False):
             parts[i].append(part)
     empty = np.zeros(0, dtype=np.int64)

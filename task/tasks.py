@@ -144,10 +144,14 @@ class ImageTask:
                 f"num-clients is {num_clients}; the data is split over {len(natural)} "
                 f"clients, {natural[0]} to {natural[-1]}"
             )
-        return tuple(  # type: ignore[return-value]
+        parts = [
             [np.flatnonzero(part.owners == i) for i in range(num_clients)]
             for part in (train, test)
-        )
+        ]
+        for name, own in zip(natural, parts[0], strict=False):
+            if len(own) == 0:
+                raise SettingsError(f"client {name!r} has no training images")
+        return parts[0], parts[1]
 
     @cached_property
     def scratch_model(self) -> SplitModel:

@@ -283,9 +283,6 @@ def test_iid_gives_everyone_the_same_mix():
     assert_disjoint_and_complete(parts, 600)
 
 
-@pytest.mark.xfail(
-    strict=True, reason="bug: every class leaves its rest to the same clients"
-)
 def test_iid_sizes_are_even_over_all_classes():
     # 100 classes of 10 over 30 clients: 33.3 examples each. With the rest of every
     # class at random a size varies by a few, but not by 100.

@@ -125,9 +125,6 @@ def test_clients_of_a_split_folder_keep_their_own_images(tmp_path):
         build_task(resolve(names), 4)
 
 
-@pytest.mark.xfail(
-    strict=True, reason="bug: such a client is found only when it is to train"
-)
 def test_a_client_of_a_split_folder_without_training_images(tmp_path):
     write_images(tmp_path, "x")
     (tmp_path / "y" / "train").mkdir(parents=True)
