@@ -124,7 +124,8 @@ class ImageTask:
         self.mean, self.std = torch.tensor(mean) * 255, torch.tensor(std) * 255
         self.shape = (channels, height, width)
         self.model_name = str(settings["model"]) or DEFAULT_MODELS[name]
-        self.head_layers = int(settings["head-layers"])
+        # 0 leaves it to the algorithm; without one, the last layer is the head.
+        self.head_layers = int(settings["head-layers"]) or 1
         self.model_head = str(settings["model-head"])
         self.loss: Loss = nn.functional.cross_entropy
 
