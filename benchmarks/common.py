@@ -34,8 +34,8 @@ def provenance() -> dict[str, Any]:
     ]
     # Where the data lies on this machine is nobody's business.
     for i, argument in enumerate(arguments[:-1]):
-        if argument == "--data-dir":
-            arguments[i + 1] = "DATA"
+        if argument in ("--data-dir", "--output"):
+            arguments[i + 1] = argument.removeprefix("--").partition("-")[0].upper()
     return {
         "command": "python " + " ".join(arguments),
         "commit": commit,
