@@ -1,15 +1,21 @@
 """What a device does: one file per algorithm, named like its strategy."""
 
 from clients.base import Client
+from clients.choco_sgd import ChocoSGDClient
+from clients.dpsgd import DPSGDClient
 from clients.fedavg import FedAvgClient
 from clients.fedavg_ft import FedAvgFTClient
 from clients.fedper import FedPerClient
 from clients.fedrep import FedRepClient, FedRepLinearClient
 from clients.flute import FLUTEClient, FLUTELinearClient, FLUTEStarClient
+from clients.gossip import GossipClient
 from clients.lg_fedavg import LGFedAvgClient
 from clients.local import LocalClient
+from clients.squarm_sgd import SQuARMSGDClient
 
 CLIENTS: dict[str, type[Client]] = {
+    "choco-sgd": ChocoSGDClient,
+    "dpsgd": DPSGDClient,
     "fedavg": FedAvgClient,
     "fedavg-ft": FedAvgFTClient,
     "fedper": FedPerClient,
@@ -18,6 +24,7 @@ CLIENTS: dict[str, type[Client]] = {
     "flute-star": FLUTEStarClient,
     "lg-fedavg": LGFedAvgClient,
     "local": LocalClient,
+    "squarm-sgd": SQuARMSGDClient,
     # SRPFL is the server's affair: its clients are those of the wrapped algorithm.
     "srpfl": FedRepClient,
     "lg-srpfl": LGFedAvgClient,
@@ -26,6 +33,8 @@ CLIENTS: dict[str, type[Client]] = {
     "srpfl-flute": FLUTEClient,
 }
 LINEAR_CLIENTS: dict[str, type[Client]] = {
+    "choco-sgd": ChocoSGDClient,
+    "dpsgd": DPSGDClient,
     "fedrep": FedRepLinearClient,
     "flute": FLUTELinearClient,
     "srpfl": FedRepLinearClient,
@@ -35,7 +44,9 @@ LINEAR_CLIENTS: dict[str, type[Client]] = {
 __all__ = [
     "CLIENTS",
     "LINEAR_CLIENTS",
+    "ChocoSGDClient",
     "Client",
+    "DPSGDClient",
     "FLUTEClient",
     "FLUTELinearClient",
     "FLUTEStarClient",
@@ -44,6 +55,8 @@ __all__ = [
     "FedPerClient",
     "FedRepClient",
     "FedRepLinearClient",
+    "GossipClient",
     "LGFedAvgClient",
     "LocalClient",
+    "SQuARMSGDClient",
 ]

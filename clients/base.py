@@ -93,6 +93,21 @@ class Client(NumPyClient):
             ``num-examples`` (training), ``num-test-examples``, and ``structure``: a
             digest of the shared arrays' names, shapes and dtypes.
         """
+        structure = repr(self.structure()).encode()
+        return {
+            "num-examples": len(self.task.train_examples(self.index)),
+            "num-test-examples": len(self.task.test_examples(self.index)),
+            "structure": hashlib.sha256(structure).hexdigest()[:16],
+        }
+
+    def structure(self) -> list[object]:
+        """Return what must be the same for all clients of a run.
+
+        Returns
+        -------
+        list
+            Names, shapes and dtypes of the shared arrays.
+        """
         state = self.model.state_dict()
         structure: list[object] = [
             (name, tuple(state[name].shape), str(state[name].dtype))
@@ -101,11 +116,7 @@ class Client(NumPyClient):
         if "head." in self.shared:
             # A shared head's outputs must mean the same to all.
             structure.append(self.task.classes)
-        return {
-            "num-examples": len(self.task.train_examples(self.index)),
-            "num-test-examples": len(self.task.test_examples(self.index)),
-            "structure": hashlib.sha256(repr(structure).encode()).hexdigest()[:16],
-        }
+        return structure
 
     def get_parameters(self, config: dict[str, Scalar]) -> NDArrays:
         """Return the shared part of the common initial model.
@@ -175,10 +186,20 @@ class Client(NumPyClient):
         config : mapping
             ``server-round``.
         """
-        state = self.model.state_dict()
-        kept = {name: state[name].numpy() for name in self.names(self.personal)}
+        kept = self.personal_arrays()
         if kept:
             self.state.save(kept, int(config["server-round"]))
+
+    def personal_arrays(self) -> dict[str, npt.NDArray[np.generic]]:
+        """Return what `keep` keeps.
+
+        Returns
+        -------
+        dict of str to ndarray
+            The personal part of the model.
+        """
+        state = self.model.state_dict()
+        return {name: state[name].numpy() for name in self.names(self.personal)}
 
     def send(self, loss: float) -> Reply:
         """Return the shared part as the reply of `fit`.

@@ -189,7 +189,7 @@ def make_app(run_config: UserConfig | None = None) -> ClientApp:
         names, parameters = _unpack(message, client)
         arrays, num_examples, metrics = client.fit(parameters, config)
         records = _pack(message, dict(zip(names, arrays, strict=True)))
-        records["metrics"] = _metrics(num_examples, metrics)
+        records.update(_metrics(num_examples, metrics))
         return Message(records, reply_to=message)
 
     @app.evaluate()
@@ -197,8 +197,8 @@ def make_app(run_config: UserConfig | None = None) -> ClientApp:
         client, config = open_message(message, context)
         _, parameters = _unpack(message, client)
         loss, num_examples, metrics = client.evaluate(parameters, config)
-        record = _metrics(num_examples, {"loss": loss, **metrics})
-        return Message(RecordDict({"metrics": record}), reply_to=message)
+        records = _metrics(num_examples, {"loss": loss, **metrics})
+        return Message(records, reply_to=message)
 
     @app.query()
     def query(message: Message, context: Context) -> Message:
@@ -253,9 +253,16 @@ def _pack(message: Message, arrays: dict[str, NDArray]) -> RecordDict:
     )
 
 
-def _metrics(num_examples: int, metrics: dict[str, Scalar]) -> MetricRecord:
-    values = {name: float(cast(float, value)) for name, value in metrics.items()}
-    return MetricRecord({"num-examples": num_examples, **values})
+def _metrics(num_examples: int, metrics: dict[str, Scalar]) -> RecordDict:
+    """Return metrics as records: numbers in ``metrics``, and bytes in ``bytes``."""
+    data = {n: v for n, v in metrics.items() if isinstance(v, bytes)}
+    values = {n: float(cast(float, v)) for n, v in metrics.items() if n not in data}
+    records = RecordDict(
+        {"metrics": MetricRecord({"num-examples": num_examples, **values})}
+    )
+    if data:
+        records["bytes"] = ConfigRecord(dict(data))
+    return records
 
 
 app = make_app()

@@ -3,18 +3,24 @@
 from typing import cast
 
 from strategies.base import BaseStrategy
+from strategies.choco_sgd import ChocoSGD
+from strategies.dpsgd import DPSGD
 from strategies.fedavg import FedAvg
 from strategies.fedavg_ft import FedAvgFT
 from strategies.fedper import FedPer
 from strategies.fedrep import FedRep, FedRepLinear
 from strategies.flute import FLUTE, FLUTELinear, FLUTEStar
+from strategies.gossip import Gossip
 from strategies.lg_fedavg import LGFedAvg
 from strategies.local import Local
 from strategies.speeds import SpeedModel
+from strategies.squarm_sgd import SQuARMSGD
 from strategies.srpfl import SRPFL, stage_lengths
 from task.settings import Settings, require, unknown
 
 STRATEGIES: dict[str, type[BaseStrategy]] = {
+    "choco-sgd": ChocoSGD,
+    "dpsgd": DPSGD,
     "fedavg": FedAvg,
     "fedavg-ft": FedAvgFT,
     "fedper": FedPer,
@@ -23,8 +29,11 @@ STRATEGIES: dict[str, type[BaseStrategy]] = {
     "flute-star": FLUTEStar,
     "lg-fedavg": LGFedAvg,
     "local": Local,
+    "squarm-sgd": SQuARMSGD,
 }
 LINEAR_STRATEGIES: dict[str, type[BaseStrategy]] = {
+    "choco-sgd": ChocoSGD,
+    "dpsgd": DPSGD,
     "fedrep": FedRepLinear,
     "flute": FLUTELinear,
 }
@@ -117,12 +126,14 @@ def speed_model(settings: Settings, num_clients: int) -> SpeedModel | None:
 
 __all__ = [
     "ALGORITHMS",
+    "DPSGD",
     "FLUTE",
     "LINEAR_STRATEGIES",
     "SRPFL",
     "SRPFL_BASES",
     "STRATEGIES",
     "BaseStrategy",
+    "ChocoSGD",
     "FLUTELinear",
     "FLUTEStar",
     "FedAvg",
@@ -130,8 +141,10 @@ __all__ = [
     "FedPer",
     "FedRep",
     "FedRepLinear",
+    "Gossip",
     "LGFedAvg",
     "Local",
+    "SQuARMSGD",
     "build_strategy",
     "speed_model",
 ]

@@ -8,7 +8,7 @@ delta = 1 - |lambda_2| (Singh, UCLA 2024, section 3.2).
 """
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -17,7 +17,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from task.settings import SettingsError, require
+from task.settings import SettingsError, require, unknown
 
 Weights = NDArray[np.float64]
 
@@ -308,6 +308,48 @@ def from_file(path: str | Path, n: int | None = None) -> Graph:
             require(valid, f"line {number} of {path}", line, "two node numbers")
             edges.append((int(words[0]), int(words[1])))
     return from_edges(edges, n)
+
+
+GRAPHS: dict[str, Callable[[int], Graph]] = {
+    "ring": ring,
+    "torus": torus,
+    "complete": complete,
+    "star": star,
+}
+
+
+def build_graph(name: str, n: int, probability: float = 0.5, seed: int = 0) -> Graph:
+    """Build the graph that the setting ``graph`` names.
+
+    Parameters
+    ----------
+    name : str
+        A key of ``GRAPHS``, ``erdos-renyi``, or the path of a file of edges.
+    n : int
+        Number of nodes.
+    probability : float, default 0.5
+        Of an edge of ``erdos-renyi``.
+    seed : int, default 0
+        Of ``erdos-renyi``.
+
+    Returns
+    -------
+    Graph
+        A connected graph.
+
+    Raises
+    ------
+    SettingsError
+        If there is neither such a graph nor such a file, or the graph is not connected.
+    """
+    if name in GRAPHS:
+        return GRAPHS[name](n)
+    if name == "erdos-renyi":
+        return erdos_renyi(n, probability, seed)
+    if not Path(name).is_file():
+        known = [*GRAPHS, "erdos-renyi", "or a file of edges"]
+        raise unknown("graph", name, known)
+    return from_file(name, n)
 
 
 def metropolis_weights(graph: Graph) -> Weights:

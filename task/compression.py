@@ -37,7 +37,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from task.settings import SettingsError, require, unknown
+from task.settings import Settings, SettingsError, require, unknown
 
 Floats = NDArray[np.float32]
 
@@ -666,6 +666,41 @@ def create(name: str, **settings: int | float) -> Compressor:
         if setting not in allowed:
             raise unknown(f"setting of {name}", setting, allowed or ["none"])
     return kind(**settings)
+
+
+def from_settings(settings: Settings, sizes: tuple[int, ...]) -> Compressor:
+    """Build the compressor that the settings name.
+
+    Parameters
+    ----------
+    settings : mapping
+        ``compressor``; ``compressor-k``, below 1 a fraction, else a count;
+        ``compressor-levels`` of QSGD; ``per-tensor``.
+    sizes : tuple of int
+        Number of entries of each tensor of the vector.
+
+    Returns
+    -------
+    Compressor
+        The operator.
+
+    Raises
+    ------
+    SettingsError
+        If the name or a value is not one of those allowed.
+    """
+    name, k = str(settings["compressor"]), float(settings["compressor-k"])
+    require(0 < k < 1 or k == round(k) >= 1, "compressor-k", k, "in (0, 1) or a count")
+    if name not in COMPRESSORS:
+        raise unknown("compressor", name, COMPRESSORS)
+    names = {field.name for field in fields(COMPRESSORS[name])}  # type: ignore[arg-type]
+    own: dict[str, int | float] = {}
+    if "k" in names:
+        own["k"] = k if k < 1 else int(k)
+    if "levels" in names:
+        own["levels"] = int(settings["compressor-levels"])
+    compressor = create(name, **own)
+    return PerTensor(compressor, sizes) if settings["per-tensor"] else compressor
 
 
 def _checked(x: torch.Tensor) -> Floats:

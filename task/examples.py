@@ -70,15 +70,36 @@ class ExampleSet:
         step = max(1, CHUNK // batch_size) * batch_size
         for start in range(0, n, step):
             chosen = order[start : start + step]
-            inputs, targets = self.inputs[chosen], self.targets[chosen]
-            if shuffle and self.augment:
-                inputs = random_crop_and_flip(inputs)
-            if self.mean is not None and self.std is not None:
-                # In place: new tensors would cost five times as much.
-                inputs = inputs.float().sub_(self.mean).div_(self.std)
-                inputs = inputs.permute(0, 3, 1, 2)
+            inputs = self._prepared(chosen, shuffle and self.augment)
+            targets = self.targets[chosen]
             for i in range(0, len(chosen), batch_size):
                 yield inputs[i : i + batch_size], targets[i : i + batch_size]
+
+    def draw(self, batch_size: int) -> tuple[Tensor, Tensor]:
+        """Draw a batch for one training step, with torch's generator.
+
+        Parameters
+        ----------
+        batch_size : int
+            Examples, drawn uniformly and without one twice; all where there are fewer.
+
+        Returns
+        -------
+        inputs, targets : Tensor
+            As `batches` yields them, augmented where asked for.
+        """
+        chosen = torch.randperm(len(self))[:batch_size]
+        return self._prepared(chosen, self.augment), self.targets[chosen]
+
+    def _prepared(self, chosen: Tensor, augment: bool) -> Tensor:
+        inputs = self.inputs[chosen]
+        if augment:
+            inputs = random_crop_and_flip(inputs)
+        if self.mean is not None and self.std is not None:
+            # In place: new tensors would cost five times as much.
+            inputs = inputs.float().sub_(self.mean).div_(self.std)
+            inputs = inputs.permute(0, 3, 1, 2)
+        return inputs
 
 
 def random_crop_and_flip(images: Tensor, padding: int = PADDING) -> Tensor:

@@ -160,12 +160,55 @@ def _mlp(*hidden: int) -> Callable[[tuple[int, ...], int], Blocks]:
     return build
 
 
+class _ResidualBlock(nn.Module):
+    """Two convolutions and a shortcut without parameters (He et al. 2016, option A)."""
+
+    def __init__(self, channels_in: int, channels_out: int) -> None:
+        super().__init__()
+        self.stride = channels_out // channels_in
+        self.conv1 = nn.Conv2d(
+            channels_in, channels_out, 3, self.stride, padding=1, bias=False
+        )
+        self.bn1 = nn.BatchNorm2d(channels_out)
+        self.conv2 = nn.Conv2d(channels_out, channels_out, 3, padding=1, bias=False)
+        self.bn2 = nn.BatchNorm2d(channels_out)
+
+    def forward(self, x: Tensor) -> Tensor:
+        shortcut = x
+        if self.stride > 1:
+            new = self.conv2.out_channels - x.shape[1]
+            every = x[:, :, :: self.stride, :: self.stride]
+            shortcut = nn.functional.pad(every, (0, 0, 0, 0, 0, new))
+        x = nn.functional.relu(self.bn1(self.conv1(x)), inplace=True)
+        return nn.functional.relu(self.bn2(self.conv2(x)) + shortcut, inplace=True)
+
+
+def _resnet20(shape: tuple[int, ...], num_classes: int) -> Blocks:
+    layers: list[tuple[str, nn.Module]] = [
+        ("conv1", nn.Conv2d(shape[0], 16, 3, padding=1, bias=False)),
+        ("bn1", nn.BatchNorm2d(16)),
+        ("relu1", nn.ReLU(inplace=True)),
+    ]
+    widths = [16, *(width for width in (16, 32, 64) for _ in range(3))]
+    for i, (channels_in, channels_out) in enumerate(pairwise(widths), 1):
+        layers.append((f"block{i}", _ResidualBlock(channels_in, channels_out)))
+    layers += [("pool", nn.AdaptiveAvgPool2d(1)), ("flatten", nn.Flatten())]
+    return [layers, *_dense([64, num_classes])]
+
+
+def _logistic(shape: tuple[int, ...], num_classes: int) -> Blocks:
+    size = int(torch.Size(shape).numel())
+    return [[("flatten", nn.Flatten())], *_dense([size, num_classes])]
+
+
 MODELS: dict[str, tuple[Callable[[tuple[int, ...], int], Blocks], str]] = {
     "cifar10-cnn": (_cifar10_cnn, "FedRep's and FLUTE's CNN for CIFAR-10"),
     "cifar100-cnn": (_cifar100_cnn, "FedRep's and FLUTE's CNN for CIFAR-100"),
     "digits-cnn": (_digits_cnn, "a small CNN for 8 x 8 to 28 x 28 images"),
     "mlp": (_mlp(512, 256, 64), "SRPFL's MLP for EMNIST and FEMNIST"),
     "mlp-2": (_mlp(256), "FedRep's two-layer MLP for FEMNIST (width 256)"),
+    "resnet20": (_resnet20, "ResNet-20 for CIFAR-10 (He et al. 2016)"),
+    "logistic": (_logistic, "multinomial logistic regression"),
 }
 
 

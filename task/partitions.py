@@ -263,6 +263,9 @@ PARTITIONS: dict[
 }
 
 
+TEST_PARTITIONS = ("same", "all")
+
+
 def partition(
     train_labels: npt.NDArray[np.int64],
     test_labels: npt.NDArray[np.int64],
@@ -279,7 +282,9 @@ def partition(
     num_classes, num_clients : int
         How many there are.
     settings : mapping
-        ``partition`` and what it needs, and ``seed``.
+        ``partition`` and what it needs, ``seed``, and ``test-partition``: ``same``
+        splits the test examples as the training examples, with ``all`` every client
+        tests on all of them.
 
     Returns
     -------
@@ -299,7 +304,13 @@ def partition(
     rng = np.random.default_rng([int(settings["seed"]), 0x9A27])
     proportions = PARTITIONS[name](num_classes, num_clients, settings, rng)
     train = split(train_labels, proportions, rng)
-    test = split(test_labels, proportions, rng)
+    tested = str(settings["test-partition"])
+    if tested not in TEST_PARTITIONS:
+        raise unknown("test-partition", tested, TEST_PARTITIONS)
+    if tested == "same":
+        test = split(test_labels, proportions, rng)
+    else:
+        test = [np.arange(len(test_labels))] * num_clients
     empty = [i for i, part in enumerate(train) if len(part) == 0]
     if empty:
         raise SettingsError(

@@ -1,0 +1,21 @@
+"""CHOCO-SGD (Koloskova et al., ICML 2019): SQuARM-SGD that talks in each iteration."""
+
+from clients.squarm_sgd import SQuARMSGDClient
+from task.schedules import Schedule, threshold
+
+
+class ChocoSGDClient(SQuARMSGDClient):
+    """Compressed differences, one local step, no trigger.
+
+    The paper has no momentum; with ``momentum`` above 0 it is the variant of its
+    authors' experiments.
+    """
+
+    @property
+    def local_steps(self) -> int:
+        """Iterations between two exchanges: 1, whatever ``local-steps`` says."""
+        return 1
+
+    def make_threshold(self) -> Schedule:
+        """Return 0, whatever ``trigger`` says."""
+        return threshold("0")

@@ -1,0 +1,7 @@
+"""CHOCO-SGD (Koloskova et al., ICML 2019): neighbours exchange compressed changes."""
+
+from strategies.gossip import Gossip
+
+
+class ChocoSGD(Gossip):
+    """Relay compressed differences after each step; all else is in the client."""

@@ -1,0 +1,7 @@
+"""SQuARM-SGD (Singh, UCLA 2024, chapter 3): neighbours exchange changes when due."""
+
+from strategies.gossip import Gossip
+
+
+class SQuARMSGD(Gossip):
+    """Relay compressed differences every H steps; all else is in the client."""

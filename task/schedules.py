@@ -1,0 +1,86 @@
+"""Schedules over iterations, written as a setting: learning rates and thresholds."""
+
+from collections.abc import Callable
+
+from task.settings import SettingsError
+
+Schedule = Callable[[int], float]
+
+
+def learning_rate(text: str, base: float) -> Schedule:
+    """Return a learning rate as a function of the iteration, from 0.
+
+    Parameters
+    ----------
+    text : str
+        ``constant``; ``inverse:A``, base / (t + A), for an A above 0; or
+        ``steps:WARMUP:T1,T2,...:FACTOR``: rises linearly over WARMUP iterations, and
+        is divided by FACTOR at each of the iterations T1, T2, ...
+    base : float
+        The setting ``learning-rate``.
+
+    Returns
+    -------
+    callable
+        Of the iteration.
+
+    Raises
+    ------
+    SettingsError
+        If the text is none of these.
+    """
+    kind, *rest = text.split(":")
+    try:
+        if kind == "constant" and not rest:
+            return lambda t: base
+        if kind == "inverse":
+            (shift,) = map(float, rest)
+            if shift > 0:
+                return lambda t: base / (t + shift)
+        if kind == "steps":
+            warmup, factor = int(rest[0]), float(rest[2])
+            milestones = [int(m) for m in rest[1].split(",")]
+            if warmup >= 0 and factor > 0 and len(rest) == 3:
+                return lambda t: (
+                    base
+                    * min(1.0, (t + 1) / max(warmup, 1))
+                    / factor ** sum(t >= m for m in milestones)
+                )
+    except (ValueError, IndexError):
+        pass
+    raise SettingsError(
+        f"learning-rate-schedule is {text!r}; it must be constant, inverse:A or "
+        "steps:WARMUP:T1,T2,...:FACTOR"
+    )
+
+
+def threshold(text: str) -> Schedule:
+    """Return the trigger's threshold c_t as a function of the iteration, from 0.
+
+    Parameters
+    ----------
+    text : str
+        ``START``, or ``START:INCREMENT:EVERY`` (raised every EVERY iterations), or
+        ``START:INCREMENT:EVERY:UNTIL`` (not raised any more after iteration UNTIL).
+
+    Returns
+    -------
+    callable
+        Of the iteration.
+
+    Raises
+    ------
+    SettingsError
+        If the text is none of these.
+    """
+    try:
+        start, *rest = map(float, text.split(":"))
+        increment, every, until = (*rest, float("inf"))[:3] if rest else (0, 1, 0)
+        if len(rest) in (0, 2, 3) and start >= 0 and increment >= 0 and every >= 1:
+            return lambda t: start + increment * (min(t, until) // every)
+    except ValueError:
+        pass
+    raise SettingsError(
+        f"trigger is {text!r}; it must be START, START:INCREMENT:EVERY or "
+        "START:INCREMENT:EVERY:UNTIL"
+    )
