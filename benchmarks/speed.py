@@ -9,10 +9,12 @@ representation as the bare loop, which is checked.
 import argparse
 import tempfile
 import time
+import timeit
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from common import RESULTS, markdown, write
 from torch import Tensor
@@ -23,6 +25,7 @@ from simulation import simulate
 from strategies import build_strategy
 from strategies.grids import InlineGrid
 from strategies.server_app import run_rounds
+from task.compression import COMPRESSORS, create
 from task.models import SplitModel, build_model
 from task.settings import Setting, resolve
 from task.tasks import build_task
@@ -233,6 +236,43 @@ def flute_server(clients: int, classes: int, features: int) -> dict[str, float]:
     return {"step-ms": milliseconds, "held-mb": held / 1e6, "least-mb": least / 1e6}
 
 
+def compressors(dimension: int) -> list[tuple[str, float, float, float]]:
+    """Measure every operator on one vector beside ``torch.topk`` on the same one.
+
+    Parameters
+    ----------
+    dimension : int
+        Number of entries; 1 % of them are kept.
+
+    Returns
+    -------
+    list of (str, float, float, float)
+        Name, milliseconds to compress and to decompress (medians of 5), bytes; the
+        first is ``torch.topk`` alone.
+    """
+    x = torch.randn(dimension, generator=torch.Generator().manual_seed(0))
+    k = dimension // 100
+    generator = np.random.default_rng(0)
+
+    def median(action: Callable[[], object]) -> float:
+        return sorted(timeit.repeat(action, number=1, repeat=5))[2] * 1000
+
+    rows = [("torch.topk", median(lambda: x.abs().topk(k)), 0.0, 0.0)]
+    for name in COMPRESSORS:
+        own = {"k": k} if "top-k" in name or name == "rand-k" else {}
+        operator = create(name, **own)
+        data = operator.compress(x, generator)
+        rows.append(
+            (
+                name,
+                median(lambda c=operator: c.compress(x, generator)),
+                median(lambda c=operator, d=data: c.decompress(d, dimension)),
+                float(len(data)),
+            )
+        )
+    return rows
+
+
 def main() -> None:
     """Measure and write ``results/speed``."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -278,6 +318,7 @@ def main() -> None:
     head = head_epochs(settings, 10)
     step = formats((3, 32, 32))
     flute = flute_server(10_000, 100, 128)
+    packed = compressors(10_000_000)
     body = (
         f"FedRep on CIFAR-10, 100 clients, 10 a round, {arguments.rounds} rounds, one "
         f"head and one representation epoch: {steps} steps of 10 images. Median of 3 "
@@ -310,6 +351,20 @@ def main() -> None:
         + "\nFLUTE's server, heads of 100 classes and 128 features: one step on 100 "
         f"sampled heads {flute['step-ms']:.1f} ms; the heads of 10,000 clients "
         f"{flute['held-mb']:.0f} MB ({flute['least-mb']:.0f} MB of float32).\n"
+        "\nCompression of 10,000,000 float32 entries, 1 % kept, one thread:\n\n"
+        + markdown(
+            ("", "compress (ms)", "/ torch.topk", "decompress (ms)", "MB"),
+            [
+                (
+                    name,
+                    f"{a:.0f}",
+                    f"{a / packed[0][1]:.2f}",
+                    f"{b:.0f}",
+                    f"{n / 1e6:.2f}",
+                )
+                for name, a, b, n in packed
+            ],
+        )
     )
     write(
         "speed",
@@ -323,6 +378,7 @@ def main() -> None:
             "head-epochs": head,
             "step-ms": step,
             "flute-server": flute,
+            "compression": packed,
         },
     )
     _plot(median | {"Ray, 2 actors": ray_seconds}, step)

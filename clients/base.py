@@ -147,7 +147,10 @@ class Client(NumPyClient):
             The shared arrays, in the order of ``names(shared)``.
         """
         state = dict(self.task.initial_state)
-        state.update(_tensors(self.state.load() or {}))
+        personal = {
+            name: tuple(state[name].shape) for name in self.names(self.personal)
+        }
+        state.update(_tensors(self.state.load(personal) or {}))
         names = self.names(self.shared)
         state.update(_tensors(dict(zip(names, parameters, strict=True))))
         self.model.load_state_dict(state)

@@ -3,7 +3,9 @@
 import hashlib
 from pathlib import Path
 from typing import cast
+from urllib.parse import quote
 
+import numpy as np
 import torch
 from flwr.app import (
     Array,
@@ -106,8 +108,8 @@ def build_client(context: Context, settings: Settings, config: ConfigRecord) -> 
     settings : mapping
         All settings.
     config : ConfigRecord
-        Of the message: ``acknowledged-round`` and ``checkpoint-round``, where the
-        server keeps count of them.
+        Of the message: ``run``, ``acknowledged-round`` and ``checkpoint-round``, where
+        the server keeps count of them.
 
     Returns
     -------
@@ -121,23 +123,47 @@ def build_client(context: Context, settings: Settings, config: ConfigRecord) -> 
         index = int(node["partition-id"])
     task = build_task(settings, num_clients)
     acknowledged = config.get("acknowledged-round")
+    run = str(config.get("run", context.run_id))
     state = PersonalState(
         context,
-        _state_directory(context, settings),
+        _state_directory(context, settings, run),
         None if acknowledged is None else int(cast(int, acknowledged)),
         int(cast(int, config.get("checkpoint-round", 0))),
+        run,
+        client_name(context),
     )
     return client_class(settings)(task, index, state, settings)
 
 
-def _state_directory(context: Context, settings: Settings) -> Path | None:
+def _state_directory(context: Context, settings: Settings, run: str) -> Path | None:
+    """Return where this client's state is kept on disk.
+
+    Parameters
+    ----------
+    context : flwr.app.Context
+        A device's node config has ``state-dir``.
+    settings : mapping
+        Runs of the same ``experiment`` share their state; without a name a run is on
+        its own, with those that resume it.
+    run : str
+        The run.
+
+    Returns
+    -------
+    Path or None
+        The directory.
+    """
     node = context.node_config
+    # No name leads out of the directory.
+    name = quote(client_name(context), safe="").replace(".", "%2E")
     if "state-dir" in node:
-        return Path(str(node["state-dir"])).expanduser() / client_name(context)
+        experiment = quote(str(settings["experiment"]), safe="").replace(".", "%2E")
+        root = Path(str(node["state-dir"])).expanduser()
+        return root / (experiment or f"run-{run}") / name
     resumable = int(settings["checkpoint-every"]) > 0 or settings["resume"]
     if resumable and "partition-id" in node:
-        run = Path(str(settings["output"])) / str(settings["algorithm"])
-        return run / "clients" / client_name(context)
+        output = Path(str(settings["output"])) / str(settings["algorithm"])
+        return output / "clients" / name
     return None
 
 
@@ -247,10 +273,21 @@ def _pack(message: Message, arrays: dict[str, NDArray]) -> RecordDict:
     """Return arrays in the records in which the message had them."""
     return RecordDict(
         {
-            key: ArrayRecord({name: Array(arrays[name]) for name in record})
+            key: ArrayRecord(
+                {n: Array(_as_received(arrays[n], a.dtype)) for n, a in record.items()}
+            )
             for key, record in message.content.array_records.items()
         }
     )
+
+
+def _as_received(array: NDArray, dtype: str) -> NDArray:
+    """Return an array as float16 where it came as float16 (``transport``)."""
+    if dtype == "float16" and array.dtype == np.float32:
+        # What is too large becomes infinite, and the server says so.
+        with np.errstate(over="ignore"):
+            return array.astype(np.float16)
+    return array
 
 
 def _metrics(num_examples: int, metrics: dict[str, Scalar]) -> RecordDict:

@@ -332,12 +332,15 @@ class GossipClient(Client):
         parameters : list of ndarray
             Empty.
         """
-        held = {name: torch.tensor(a) for name, a in (self.state.load() or {}).items()}
+        initial = self.task.initial_state
+        shapes = {name: tuple(a.shape) for name, a in initial.items()}
+        shapes |= {PREFIX + name: (self.dimension,) for name in self.vectors}
+        held = {n: torch.tensor(a) for n, a in (self.state.load(shapes) or {}).items()}
         for name in self.vectors:
             vector = held.pop(PREFIX + name, None)
             self.kept[name] = torch.zeros_like(self.x) if vector is None else vector
         with torch.no_grad():
-            self.model.load_state_dict({**self.task.initial_state, **held})
+            self.model.load_state_dict({**initial, **held})
 
     def personal_arrays(self) -> dict[str, npt.NDArray[np.generic]]:
         """Return the model and the vectors beside it."""

@@ -1,37 +1,57 @@
 """A client's personal state: what it keeps between rounds and never sends."""
 
-from collections.abc import Mapping
+import contextlib
+import hashlib
+import re
+from collections.abc import Iterable, Mapping
+from logging import ERROR, WARNING
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 from flwr.app import Array, ArrayRecord, Context
-from safetensors.numpy import load_file, save
+from flwr.common import log
+from safetensors import SafetensorError, safe_open
+from safetensors.numpy import save
 
 from task.files import write_atomically
 
 Arrays = dict[str, npt.NDArray[np.generic]]
+Shapes = Mapping[str, tuple[int, ...]]
 
 PREFIX = "personal-"
+FILE = re.compile(r"(?:(\w+)-)?(\d{8})\.safetensors")
+SET_ASIDE = ".set-aside"
+
+
+class ForeignStateError(ValueError):
+    """A file that is no state of this client; the message says why."""
 
 
 class PersonalState:
     """Versions of a client's personal arrays, one a round, over Flower's client state.
 
     The server says which round of this client it has acknowledged. A version from a
-    later round belongs to a reply that never counted, so it is dropped; one from an
-    earlier round is no longer needed, unless a checkpoint may go back to it.
+    later round belongs to a reply that never counted, so it is dropped. Flower keeps
+    client state in memory only; a copy on disk outlives the process.
 
     Parameters
     ----------
     context : flwr.app.Context
         The versions live in its ``state``.
     directory : Path, optional
-        Where a copy of each version is kept on disk.
+        Where a copy of each version is kept on disk: that of the last acknowledged
+        round, the one before it, and the one that the server's newest checkpoint would
+        go back to.
     acknowledged : int, optional
         Last round in which this client's reply counted; by default the newest version.
     checkpointed : int, default 0
         Last round of the server's newest checkpoint.
+    run : str, default ""
+        The run whose rounds these are. Until one of its own has counted, a run goes on
+        from the newest version that an earlier run left in the directory.
+    client : str, default ""
+        Whose state it is. Files of other clients are not used.
     """
 
     def __init__(
@@ -40,61 +60,96 @@ class PersonalState:
         directory: Path | None = None,
         acknowledged: int | None = None,
         checkpointed: int = 0,
+        run: str = "",
+        client: str = "",
     ) -> None:
         self._records = context.state
         self._directory = directory
+        self._run, self._client = run, client
         rounds = self._rounds()
-        usable = [r for r in rounds if acknowledged is None or r <= acknowledged]
-        self.round = max(usable, default=0)
+        self._usable = [r for r in rounds if acknowledged is None or r <= acknowledged]
+        self.round = max(self._usable, default=0)
         # A resumed run goes back to this one.
-        fallback = max((r for r in usable if r <= checkpointed), default=0)
+        fallback = max((r for r in self._usable if r <= checkpointed), default=0)
         # A server that only asks who is there has not said what it may go back to.
         if acknowledged is not None:
+            on_disk = {*self._usable[-2:], fallback}
             for r in rounds:
                 if r not in (self.round, fallback):
-                    self._drop(r)
+                    self._records.pop(f"{PREFIX}{r}", None)
+                if r not in on_disk:
+                    _remove([self._path(r)])
+            if self.round:
+                _remove(self._inherited())
+
+    def _files(self) -> list[tuple[Path, str, int]]:
+        if self._directory is None or not self._directory.is_dir():
+            return []
+        found = [(p, FILE.fullmatch(p.name)) for p in self._directory.iterdir()]
+        return [(p, m[1] or "", int(m[2])) for p, m in found if m]
 
     def _rounds(self) -> list[int]:
-        memory = {
-            int(name.removeprefix(PREFIX))
-            for name in self._records
-            if name.startswith(PREFIX)
-        }
-        disk: set[int] = set()
-        if self._directory is not None and self._directory.is_dir():
-            disk = {int(p.stem) for p in self._directory.glob("[0-9]*.safetensors")}
+        names = [name for name in self._records if name.startswith(PREFIX)]
+        memory = {int(name.removeprefix(PREFIX)) for name in names}
+        disk = {r for _, run, r in self._files() if run == self._run}
         return sorted(memory | disk)
+
+    def _inherited(self) -> list[Path]:
+        """Return what earlier runs have left, the newest first."""
+        paths = [path for path, run, _ in self._files() if run != self._run]
+        return sorted(paths, key=lambda p: (p.stat().st_mtime_ns, p.name), reverse=True)
 
     def _path(self, round_: int) -> Path | None:
         if self._directory is None:
             return None
-        return self._directory / f"{round_:08d}.safetensors"
+        prefix = f"{self._run}-" if self._run else ""
+        return self._directory / f"{prefix}{round_:08d}.safetensors"
 
-    def _drop(self, round_: int) -> None:
-        self._records.pop(f"{PREFIX}{round_}", None)
-        path = self._path(round_)
-        if path is not None:
-            path.unlink(missing_ok=True)
-
-    def load(self) -> Arrays | None:
+    def load(self, shapes: Shapes | None = None) -> Arrays | None:
         """Return the arrays of the last acknowledged round.
+
+        A file that is damaged or foreign is set aside, with an error in the log, and
+        the version before it is taken.
+
+        Parameters
+        ----------
+        shapes : mapping of str to tuple of int, optional
+            What a file must hold; another model's state is foreign.
 
         Returns
         -------
         dict of str to ndarray, or None
             By name; None if this client has kept nothing yet.
         """
-        if self.round == 0:
+        for round_ in reversed(self._usable):
+            self.round = round_
+            record = self._records.get(f"{PREFIX}{round_}")
+            if isinstance(record, ArrayRecord):
+                return {name: array.numpy() for name, array in record.items()}
+            arrays = self._read(self._path(round_), shapes)
+            if arrays is not None:
+                return arrays
+        self.round = 0
+        inherited = (self._read(path, shapes) for path in self._inherited())
+        return next((arrays for arrays in inherited if arrays is not None), None)
+
+    def _read(self, path: Path | None, shapes: Shapes | None) -> Arrays | None:
+        if path is None or not path.exists():
             return None
-        record = self._records.get(f"{PREFIX}{self.round}")
-        if isinstance(record, ArrayRecord):
-            return {name: array.numpy() for name, array in record.items()}
-        path = self._path(self.round)
-        assert path is not None
-        return dict(load_file(path))
+        try:
+            return _read_checked(path, self._client, shapes)
+        except (SafetensorError, ForeignStateError, ValueError) as error:
+            log(ERROR, "%s is not used and set aside: %s", path, error)
+            with contextlib.suppress(OSError):
+                path.rename(path.with_name(path.name + SET_ASIDE))
+        except OSError as error:
+            log(ERROR, "%s cannot be read: %s", path, error)
+        return None
 
     def save(self, arrays: Mapping[str, npt.NDArray[np.generic]], round_: int) -> None:
         """Keep arrays as the version of a round.
+
+        Where the disk refuses them, they are kept in memory, and the log says so.
 
         Parameters
         ----------
@@ -107,7 +162,17 @@ class PersonalState:
         kept = {name: np.asarray(value, order="C") for name, value in arrays.items()}
         path = self._path(round_)
         if path is not None:
-            write_atomically(path, save(kept))
+            about = {"client": self._client, "sha256": _digest(kept)}
+            try:
+                write_atomically(path, save(kept, metadata=about))
+            except OSError as error:
+                log(
+                    WARNING,
+                    "state of round %d is kept in memory only, not in %s: %s",
+                    round_,
+                    path,
+                    error,
+                )
         self._records[f"{PREFIX}{round_}"] = ArrayRecord(
             {name: Array(value) for name, value in kept.items()}
         )
@@ -115,3 +180,33 @@ class PersonalState:
         for name in [n for n in self._records if n.startswith(PREFIX)]:
             if int(name.removeprefix(PREFIX)) not in (self.round, round_):
                 del self._records[name]
+
+
+def _read_checked(path: Path, client: str, shapes: Shapes | None) -> Arrays:
+    with safe_open(path, framework="np") as file:
+        about = file.metadata() or {}
+        arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    if about.get("sha256") != _digest(arrays):
+        raise ForeignStateError("its checksum is wrong")
+    if about.get("client", "") != client:
+        raise ForeignStateError(f"it is of client {about.get('client')!r}")
+    if shapes is not None and {n: a.shape for n, a in arrays.items()} != dict(shapes):
+        raise ForeignStateError("it does not fit the model")
+    return arrays
+
+
+def _digest(arrays: Mapping[str, npt.NDArray[np.generic]]) -> str:
+    digest = hashlib.sha256()
+    for name in sorted(arrays):
+        value = arrays[name]
+        digest.update(f"{name}/{value.dtype.str}/{value.shape}/".encode())
+        digest.update(np.asarray(value, order="C").tobytes())
+    return digest.hexdigest()
+
+
+def _remove(paths: Iterable[Path | None]) -> None:
+    for path in paths:
+        if path is not None:
+            # A disk that cannot be written: the file will be dropped another time.
+            with contextlib.suppress(OSError):
+                path.unlink(missing_ok=True)

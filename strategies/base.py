@@ -29,6 +29,7 @@ from strategies.replies import (
     check_arrays,
     check_metrics,
     count_bytes,
+    half,
     mean,
     single_metrics,
     to_record,
@@ -36,6 +37,7 @@ from strategies.replies import (
 from task.settings import Settings, SettingsError, require
 
 WEIGHTINGS = ("uniform", "examples")
+TRANSPORTS = ("float32", "float16")
 
 
 class BaseStrategy(Participants, FlowerFedAvg):
@@ -55,6 +57,9 @@ class BaseStrategy(Participants, FlowerFedAvg):
         Who is sampled follows from the seed, the round and the clients' names alone.
     checkpoint_every : int, default 0
         Rounds between two checkpoints (the caller writes them); 0 means none.
+    transport : {"float32", "float16"}, default "float32"
+        How float32 arrays that are averaged travel, in both directions. The server
+        itself keeps float32.
 
     Raises
     ------
@@ -74,6 +79,7 @@ class BaseStrategy(Participants, FlowerFedAvg):
         weighting: str = "uniform",
         seed: int = 0,
         checkpoint_every: int = 0,
+        transport: str = "float32",
     ) -> None:
         require(0 < fraction_train <= 1, "fraction-train", fraction_train, "in (0, 1]")
         require(min_train_nodes >= 1, "min-train-nodes", min_train_nodes, "at least 1")
@@ -85,6 +91,8 @@ class BaseStrategy(Participants, FlowerFedAvg):
         )
         require(weighting in WEIGHTINGS, "weighting", weighting, "uniform or examples")
         require(seed >= 0, "seed", seed, "at least 0")
+        allowed = " or ".join(TRANSPORTS)
+        require(transport in TRANSPORTS, "transport", transport, allowed)
         super().__init__(
             fraction_train=fraction_train,
             min_train_nodes=min_train_nodes,
@@ -93,6 +101,9 @@ class BaseStrategy(Participants, FlowerFedAvg):
         self.weighting = weighting
         self.seed = seed
         self.checkpoint_every = checkpoint_every
+        self.transport = transport
+        # Tells clients one run from another; set by the caller, kept by checkpoints.
+        self.run_token = ""
         # Last round of a checkpoint that was really written; set by the caller.
         self.checkpointed = 0
         self.participants = {}
@@ -214,6 +225,8 @@ class BaseStrategy(Participants, FlowerFedAvg):
             counted and the round that a resume would go back to.
         """
         own = config.copy()
+        if self.run_token:
+            own["run"] = self.run_token
         server_round = int(cast(int, config["server-round"]))
         own["acknowledged-round"] = self.acknowledged.get(self.name_of(node), 0)
         own["checkpoint-round"] = (
@@ -241,6 +254,9 @@ class BaseStrategy(Participants, FlowerFedAvg):
         self._bytes_down = sum(count_bytes(message) for message in messages)
         return messages
 
+    def _as_sent(self, arrays: ArrayRecord) -> ArrayRecord:
+        return half(arrays) if self.transport == "float16" else arrays
+
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
@@ -263,6 +279,7 @@ class BaseStrategy(Participants, FlowerFedAvg):
             One for each sampled client, in the order of the clients' names.
         """
         nodes = self.sample(server_round, self.identify(grid))
+        arrays = self._as_sent(arrays)
         self._expected = {self.arrayrecord_key: arrays}
         return self._messages(nodes, arrays, config, server_round, MessageType.TRAIN)
 
@@ -427,7 +444,13 @@ class BaseStrategy(Participants, FlowerFedAvg):
         for reply in replies:
             metrics = check_metrics(reply, ())
             weight = 1.0 if self.weighting == "uniform" else metrics["num-examples"]
-            yield weight, check_arrays(reply, key, self._expected[key])
+            arrays = check_arrays(reply, key, self._expected[key])
+            if self.transport == "float16":
+                arrays = {
+                    n: a.astype(np.float32) if a.dtype == np.float16 else a
+                    for n, a in arrays.items()
+                }
+            yield weight, arrays
 
     # Evaluation
 
@@ -453,6 +476,7 @@ class BaseStrategy(Participants, FlowerFedAvg):
             One for each client, in the order of the clients' names.
         """
         nodes = self.identify(grid)
+        arrays = self._as_sent(arrays)
         return self._messages(nodes, arrays, config, server_round, MessageType.EVALUATE)
 
     def aggregate_evaluate(
@@ -513,7 +537,7 @@ class BaseStrategy(Participants, FlowerFedAvg):
         values : dict
             What JSON can hold.
         """
-        return {}, {"acknowledged": self.acknowledged}
+        return {}, {"acknowledged": self.acknowledged, "run": self.run_token}
 
     def load_state_dict(self, arrays: Arrays, values: dict[str, Any]) -> None:
         """Go back to a saved state.
@@ -524,6 +548,7 @@ class BaseStrategy(Participants, FlowerFedAvg):
             As `state_dict` returned them.
         """
         self.acknowledged = {n: int(r) for n, r in values["acknowledged"].items()}
+        self.run_token = str(values["run"])
 
     def summary(self) -> None:
         """Log what will run."""

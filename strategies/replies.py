@@ -250,6 +250,31 @@ def to_record(arrays: Mapping[str, NDArray]) -> ArrayRecord:
     return ArrayRecord({n: Array(np.asarray(v, order="C")) for n, v in arrays.items()})
 
 
+def half(arrays: ArrayRecord) -> ArrayRecord:
+    """Return arrays with float32 as float16, for the way to the clients.
+
+    Parameters
+    ----------
+    arrays : ArrayRecord
+        The shared arrays.
+
+    Returns
+    -------
+    ArrayRecord
+        The same names; what is no float32 as it is.
+    """
+    limit = np.finfo(np.float16)
+    return ArrayRecord(
+        {
+            # Better the largest number than infinity.
+            n: Array(np.clip(a.numpy(), limit.min, limit.max).astype(np.float16))
+            if a.dtype == "float32"
+            else a
+            for n, a in arrays.items()
+        }
+    )
+
+
 def count_bytes(message: Message) -> int:
     """Return the size of a message's content: serialised arrays, values and names.
 

@@ -5,6 +5,7 @@ from collections.abc import Callable
 from logging import ERROR, INFO, WARNING
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 from flwr.app import ArrayRecord, ConfigRecord, Context, UserConfig
 from flwr.common import log
@@ -130,6 +131,7 @@ def run(
         if start >= num_rounds:
             return read_summary(settings)
     else:
+        _base(strategy).run_token = uuid4().hex[:12]
         arrays = strategy.initialize(grid)
     nodes = strategy.identify(grid)
     if isinstance(strategy, SRPFL):
@@ -227,8 +229,14 @@ def mark_checkpoint(strategy: BaseStrategy, server_round: int) -> None:
     server_round : int
         The checkpoint's round.
     """
-    base: Any = strategy.strategy if isinstance(strategy, SRPFL) else strategy
-    base.checkpointed = server_round
+    _base(strategy).checkpointed = server_round
+
+
+def _base(strategy: BaseStrategy) -> BaseStrategy:
+    """Return the strategy that SRPFL wraps, or the strategy itself."""
+    wrapped: Any = strategy.strategy if isinstance(strategy, SRPFL) else strategy
+    base: BaseStrategy = wrapped
+    return base
 
 
 def check(settings: Settings) -> None:

@@ -1,5 +1,6 @@
 """The ClientApp: messages in and out, names, seeds, and what must never be sent."""
 
+import shutil
 from collections.abc import Iterator
 
 import numpy as np
@@ -14,6 +15,7 @@ from flwr.app import (
     RecordDict,
 )
 from flwr.clientapp import ClientApp
+from safetensors.numpy import load_file
 
 from clients import Client
 from clients.client_app import client_class, client_name, make_app
@@ -170,7 +172,49 @@ def test_a_device_has_all_of_its_own_data_and_its_own_state(tmp_path):
     arrays = initial_arrays(app, device)
     app(message_of(MessageType.TRAIN, arrays, server_round=1), device)
     files = [p.relative_to(tmp_path) for p in tmp_path.rglob("*") if p.is_file()]
-    assert [str(path) for path in files] == ["kitchen/00000001.safetensors"]
+    assert [str(path) for path in files] == ["run-1/kitchen/1-00000001.safetensors"]
+
+
+@pytest.mark.parametrize(
+    ("name", "experiment", "place"),
+    [
+        ("kitchen", "", "run-1/kitchen"),
+        ("kitchen", "cats", "cats/kitchen"),
+        ("../../etc", "../x", "%2E%2E%2Fx/%2E%2E%2F%2E%2E%2Fetc"),
+        ("..", ".", "%2E/%2E%2E"),
+    ],
+)
+def test_an_experiment_and_a_name_are_directories_within_the_state_s(
+    tmp_path, name, experiment, place
+):
+    app = app_of(algorithm="fedrep", experiment=experiment)
+    root = tmp_path / "state"
+    node = {"client-name": name, "state-dir": str(root)}
+    device = Context(1, 5, node, RecordDict(), {})
+    arrays = initial_arrays(app, device)
+    app(message_of(MessageType.TRAIN, arrays, server_round=1), device)
+    files = [p for p in tmp_path.rglob("*") if p.is_file()]
+    assert files == [root / place / "1-00000001.safetensors"]
+
+
+def test_consecutive_runs_of_an_experiment_share_the_head(tmp_path):
+    app = app_of(algorithm="fedrep", experiment="cats")
+    node = {"client-name": "kitchen", "state-dir": str(tmp_path)}
+
+    def trained(run, context):
+        arrays = initial_arrays(app, context)
+        message = message_of(MessageType.TRAIN, arrays, server_round=1)
+        message.content.config_records["config"]["run"] = run
+        app(message, context)
+        (path,) = (tmp_path / "cats" / "kitchen").glob(f"{run}-*.safetensors")
+        return load_file(path)["head.weight"]
+
+    alone = trained("b", Context(1, 5, node, RecordDict(), {}))
+    shutil.rmtree(tmp_path)
+    first = trained("a", Context(1, 5, node, RecordDict(), {}))
+    after = trained("b", Context(2, 5, node, RecordDict(), {}))
+    np.testing.assert_array_equal(first, alone)
+    assert np.abs(after - alone).max() > 1e-3
 
 
 def test_a_node_may_say_where_its_data_are(tmp_path):

@@ -1,11 +1,29 @@
 """Personal state: which versions are kept, and where."""
 
+import contextlib
+import errno
+import logging
+import os
+import pickle
+from pathlib import Path
+
 import numpy as np
 import pytest
 from flwr.app import Context, RecordDict
 from safetensors.numpy import load_file
 
 from clients.state import PersonalState
+
+
+@contextlib.contextmanager
+def flower_log(caplog):
+    """Let caplog hear Flower's logger, which does not propagate."""
+    logger = logging.getLogger("flwr")
+    logger.addHandler(caplog.handler)
+    try:
+        yield
+    finally:
+        logger.removeHandler(caplog.handler)
 
 
 def new_context() -> Context:
@@ -83,7 +101,8 @@ def test_an_acknowledged_round_is_kept_and_an_unacknowledged_one_dropped(
     assert value_of(state) == 5
     assert rounds_in(context) == [5]
     if on_disk:
-        assert rounds_on(tmp_path) == [5]
+        # The one before is what is left if the newest file is damaged.
+        assert rounds_on(tmp_path) == [2, 5]
 
 
 def test_the_first_round_was_never_acknowledged():
@@ -132,7 +151,7 @@ def test_the_version_of_the_checkpoint_stays_on_disk(tmp_path):
     for r, acknowledged in run_rounds_after:
         PersonalState(context, tmp_path, acknowledged, 5).save(head(r), r)
     PersonalState(context, tmp_path, 8, 5)
-    assert rounds_on(tmp_path) == [3, 8]
+    assert rounds_on(tmp_path) == [3, 7, 8]
     # The server died and goes back: it has acknowledged round 3, its last before 5.
     state = PersonalState(new_context(), tmp_path, 3, 5)
     assert value_of(state) == 3
@@ -141,9 +160,11 @@ def test_the_version_of_the_checkpoint_stays_on_disk(tmp_path):
 
 def test_a_new_checkpoint_frees_the_old_version(tmp_path):
     context = new_context()
-    run_rounds(context, [3, 7], tmp_path, checkpointed=5)
+    run_rounds(context, [3, 6, 7], tmp_path, checkpointed=5)
+    PersonalState(context, tmp_path, 7, 5)
+    assert rounds_on(tmp_path) == [3, 6, 7]
     PersonalState(context, tmp_path, 7, 10)
-    assert rounds_on(tmp_path) == [7]
+    assert rounds_on(tmp_path) == [6, 7]
 
 
 def test_memory_lost_means_disk(tmp_path):
@@ -179,3 +200,141 @@ def test_asking_who_is_there_drops_no_version(tmp_path):
     PersonalState(context, tmp_path, 3, 5).save(head(6), 6)
     PersonalState(new_context(), tmp_path)
     assert value_of(PersonalState(new_context(), tmp_path, 3, 5)) == 3
+
+
+# What is on a disk is not trusted
+
+
+def files_in(directory):
+    return sorted(path.name for path in directory.iterdir())
+
+
+def damage(path):
+    """Change one byte of the values, so that the file is still a safetensors file."""
+    data = bytearray(path.read_bytes())
+    data[-1] ^= 1
+    path.write_bytes(data)
+
+
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        damage,
+        lambda path: path.write_bytes(path.read_bytes()[:-5]),
+        lambda path: path.write_bytes(b""),
+        lambda path: path.write_bytes(pickle.dumps({"head.weight": 1})),
+    ],
+    ids=["a byte", "cut off", "empty", "a pickle"],
+)
+def test_a_damaged_file_is_set_aside_and_the_version_before_it_used(
+    tmp_path, caplog, spoil
+):
+    run_rounds(new_context(), [1, 2], tmp_path)
+    spoil(tmp_path / "00000002.safetensors")
+    state = PersonalState(new_context(), tmp_path, 2)
+    with flower_log(caplog):
+        assert value_of(state) == 1
+    assert state.round == 1
+    assert "00000002.safetensors is not used and set aside: " in caplog.text
+    names = ["00000001.safetensors", "00000002.safetensors.set-aside"]
+    assert files_in(tmp_path) == names
+    # It stays there: a person may want to look at it.
+    PersonalState(new_context(), tmp_path, 3).save(head(3), 3)
+    assert "00000002.safetensors.set-aside" in files_in(tmp_path)
+
+
+def test_all_files_damaged_means_nothing_kept_yet(tmp_path):
+    run_rounds(new_context(), [1, 2], tmp_path)
+    for path in tmp_path.iterdir():
+        damage(path)
+    state = PersonalState(new_context(), tmp_path, 2)
+    assert state.load() is None
+    assert state.round == 0
+
+
+def test_memory_is_enough_where_the_disk_is_damaged(tmp_path):
+    context = new_context()
+    run_rounds(context, [1], tmp_path)
+    damage(tmp_path / "00000001.safetensors")
+    assert value_of(PersonalState(context, tmp_path, 1)) == 1
+
+
+def test_another_client_s_file_is_foreign(tmp_path, caplog):
+    # A copied SD card, say.
+    PersonalState(new_context(), tmp_path, client="pi-1").save(head(1), 1)
+    with flower_log(caplog):
+        state = PersonalState(new_context(), tmp_path, 1, client="pi-2")
+        assert state.load() is None
+    assert "it is of client 'pi-1'" in caplog.text
+    assert files_in(tmp_path) == ["00000001.safetensors.set-aside"]
+
+
+@pytest.mark.parametrize("shapes", [{}, {"head.weight": (3, 2)}, {"other": (2, 3)}])
+def test_another_model_s_file_is_foreign(tmp_path, shapes):
+    PersonalState(new_context(), tmp_path).save(head(1), 1)
+    assert PersonalState(new_context(), tmp_path).load(shapes) is None
+    assert files_in(tmp_path) == ["00000001.safetensors.set-aside"]
+
+
+def test_the_right_shapes_are_not_foreign(tmp_path):
+    PersonalState(new_context(), tmp_path).save(head(1), 1)
+    loaded = PersonalState(new_context(), tmp_path).load({"head.weight": (2, 3)})
+    assert loaded is not None
+
+
+def test_a_full_disk_leaves_the_state_in_memory(tmp_path, caplog, monkeypatch):
+    def full(path, data):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    context = new_context()
+    run_rounds(context, [1], tmp_path)
+    monkeypatch.setattr("clients.state.write_atomically", full)
+    with flower_log(caplog):
+        PersonalState(context, tmp_path, 1).save(head(2), 2)
+    assert "state of round 2 is kept in memory only" in caplog.text
+    assert "No space left" in caplog.text
+    assert value_of(PersonalState(context, tmp_path, 2)) == 2
+    assert rounds_on(tmp_path) == [1]
+
+
+def test_a_directory_that_cannot_be_made_leaves_the_state_in_memory(caplog):
+    context, nowhere = new_context(), Path("/proc/nowhere")
+    with flower_log(caplog):
+        PersonalState(context, nowhere, 0).save(head(1), 1)
+    assert "/proc/nowhere" in caplog.text
+    assert value_of(PersonalState(context, nowhere, 1)) == 1
+
+
+# Runs
+
+
+def test_a_run_goes_on_from_what_the_last_one_left_until_it_has_its_own(tmp_path):
+    first = {"directory": tmp_path, "run": "first"}
+    PersonalState(new_context(), **first).save(head(7), 30)
+    second = {"directory": tmp_path, "run": "second"}
+    context = new_context()
+    state = PersonalState(context, acknowledged=0, **second)
+    assert state.round == 0
+    assert value_of(state) == 7
+    state.save(head(8), 1)
+    # Round 1 did not count: still the first run's.
+    assert value_of(PersonalState(new_context(), acknowledged=0, **second)) == 7
+    PersonalState(context, acknowledged=0, **second).save(head(9), 2)
+    state = PersonalState(context, acknowledged=2, **second)
+    assert value_of(state) == 9
+    assert files_in(tmp_path) == ["second-00000002.safetensors"]
+
+
+def test_the_newest_of_several_earlier_runs_is_taken(tmp_path):
+    for run, value in (("b", 1), ("a", 2), ("c", 3)):
+        PersonalState(new_context(), tmp_path, run=run).save(head(value), 5)
+        path = tmp_path / f"{run}-00000005.safetensors"
+        os.utime(path, ns=(value * 10**9, value * 10**9))
+    assert value_of(PersonalState(new_context(), tmp_path, 0, run="d")) == 3
+
+
+def test_a_resumed_run_finds_its_own_again(tmp_path):
+    run_rounds(new_context(), [1, 2], tmp_path)
+    PersonalState(new_context(), tmp_path, run="first").save(head(4), 4)
+    again = PersonalState(new_context(), tmp_path, 4, 4, run="first")
+    assert value_of(again) == 4

@@ -1,0 +1,100 @@
+"""float16 transport: half the bytes, float32 at the server."""
+
+import numpy as np
+import pytest
+from flwr.app import Array, ArrayRecord
+
+from clients.client_app import make_app
+from strategies import build_strategy
+from strategies.grids import InlineGrid
+from strategies.replies import half
+from strategies.server_app import run_rounds
+from task.settings import SettingsError, resolve
+
+
+class Recorder(InlineGrid):
+    """Keeps all messages and replies."""
+
+    def pull_messages(self, message_ids):
+        ids = list(message_ids)
+        self.messages = [self._pending[i] for i in ids]
+        self.replies = list(super().pull_messages(ids))
+        return self.replies
+
+
+def arrays_after(rounds, **settings):
+    given = {"num-clients": 5, "head-epochs": 1, "batch-size": 20, **settings}
+    resolved = resolve({n.replace("_", "-"): v for n, v in given.items()})
+    grid = Recorder(make_app(resolved), 5)
+    strategy = build_strategy(resolved)
+    rows = []
+    arrays = run_rounds(
+        strategy,
+        grid,
+        strategy.initialize(grid),
+        range(1, rounds + 1),
+        evaluated=lambda _: False,
+        after_round=lambda r, a, m: rows.append(m),
+    )
+    return {n: a.numpy() for n, a in arrays.items()}, rows, grid
+
+
+@pytest.mark.parametrize("algorithm", ["fedavg", "fedrep", "flute", "lg-fedavg"])
+def test_half_the_bytes_and_nearly_the_same_arrays(algorithm):
+    full, wide, _ = arrays_after(1, algorithm=algorithm)
+    short, narrow, grid = arrays_after(1, algorithm=algorithm, transport="float16")
+    for name, value in full.items():
+        assert short[name].dtype == np.float32
+        # Rounded once on the way down and once on the way up; training carries it on.
+        np.testing.assert_allclose(short[name], value, rtol=0.02, atol=2e-3)
+    sent = sum(value.nbytes for value in full.values()) * narrow[0]["clients"]
+    for way in ("bytes-down", "bytes-up"):
+        assert wide[0][way] - narrow[0][way] == pytest.approx(sent / 2, rel=0.01)
+    for message in (*grid.messages, *grid.replies):
+        record = message.content.array_records["arrays"]
+        assert {array.dtype for array in record.values()} == {"float16"}
+
+
+def test_the_server_keeps_what_float16_cannot_hold():
+    # The mean of three float16 numbers is no float16 number.
+    short, _, grid = arrays_after(
+        1, algorithm="fedrep", transport="float16", fraction_train=0.6
+    )
+    replies = [
+        {n: a.numpy() for n, a in reply.content.array_records["arrays"].items()}
+        for reply in grid.replies
+    ]
+    assert len(replies) == 3
+    for name, value in short.items():
+        mean = np.mean([reply[name].astype(np.float64) for reply in replies], axis=0)
+        np.testing.assert_array_equal(value, mean.astype(np.float32))
+    assert any((v != v.astype(np.float16)).any() for v in short.values())
+
+
+def test_what_is_too_large_or_no_float32():
+    record = ArrayRecord(
+        {
+            "a": Array(np.array([1e6, -1e6, 1.0], np.float32)),
+            "count": Array(np.array(7, np.int64)),
+            "double": Array(np.array([np.pi])),
+        }
+    )
+    sent = {n: a.numpy() for n, a in half(record).items()}
+    assert sent["a"].tolist() == [65504.0, -65504.0, 1.0]
+    assert sent["a"].dtype == np.float16
+    assert sent["count"] == 7
+    assert sent["double"].tolist() == [np.pi]
+
+
+def test_a_reply_in_another_type_does_not_count(monkeypatch):
+    monkeypatch.setattr("clients.client_app._as_received", lambda array, dtype: array)
+    _, rows, _ = arrays_after(1, algorithm="fedrep", transport="float16")
+    assert rows[0]["clients"] == 0
+    assert rows[0]["rejected"] == 2
+
+
+def test_an_unknown_transport():
+    with pytest.raises(
+        SettingsError, match=r"transport is 'float8'; it must be float32"
+    ):
+        build_strategy(resolve({"transport": "float8"}))
