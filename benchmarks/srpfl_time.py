@@ -14,6 +14,7 @@ import numpy as np
 from common import RESULTS, markdown, write
 
 from simulation import simulate
+from strategies import FedAvgFT
 from strategies.report import read_rows, summarize
 from task.settings import resolve
 
@@ -50,8 +51,13 @@ def run(arguments: argparse.Namespace, algorithm: str) -> tuple[dict[str, Any], 
             "initial-nodes": arguments.initial_nodes,
             "rounds-per-stage": str(arguments.stage),
             "output": str(output),
+            # Features computed once, or 10 epochs of fine-tuning for each evaluation
+            # would take most of the time.
+            "augment-head": not algorithm.endswith("-ft"),
         }
     )
+    # Here a curve is wanted, not the last round alone.
+    FedAvgFT.evaluated_once = False
     if not (output / algorithm / "clients.json").is_file():
         simulate(settings, arguments.backend)
     rows = read_rows(output / algorithm / "metrics.jsonl")
