@@ -11,6 +11,7 @@ from clients.flute import FLUTEClient, FLUTELinearClient, FLUTEStarClient
 from clients.gossip import GossipClient
 from clients.lg_fedavg import LGFedAvgClient
 from clients.local import LocalClient
+from clients.representation_transfer import RepresentationTransferClient
 from clients.squarm_sgd import SQuARMSGDClient
 
 CLIENTS: dict[str, type[Client]] = {
@@ -24,6 +25,7 @@ CLIENTS: dict[str, type[Client]] = {
     "flute-star": FLUTEStarClient,
     "lg-fedavg": LGFedAvgClient,
     "local": LocalClient,
+    "representation-transfer": RepresentationTransferClient,
     "squarm-sgd": SQuARMSGDClient,
     # SRPFL is the server's affair: its clients are those of the wrapped algorithm.
     "srpfl": FedRepClient,
@@ -58,5 +60,6 @@ __all__ = [
     "GossipClient",
     "LGFedAvgClient",
     "LocalClient",
+    "RepresentationTransferClient",
     "SQuARMSGDClient",
 ]

@@ -1,6 +1,7 @@
 """The Flower ClientApp: turns a Message into a call of a NumPyClient and back."""
 
 import hashlib
+from collections.abc import Sequence
 from pathlib import Path
 from typing import cast
 from urllib.parse import quote
@@ -18,16 +19,18 @@ from flwr.app import (
     UserConfig,
 )
 from flwr.clientapp import ClientApp
+from flwr.clientapp.typing import Mod
 from flwr.common import NDArray, NDArrays, Scalar
 
 from clients import CLIENTS, LINEAR_CLIENTS
 from clients.base import Client
 from clients.state import PersonalState
+from task.card import ModelCard
 from task.settings import Settings, SettingsError, resolve, unknown
-from task.tasks import build_task
+from task.tasks import ImageTask, build_task
 
-# A device may say where its own data are.
-NODE_SETTINGS = ("data-dir", "cache-dir")
+# A device may say where its own data are, and with 0 sources that it is a target.
+NODE_SETTINGS = ("data-dir", "cache-dir", "num-sources")
 
 
 def client_class(settings: Settings) -> type[Client]:
@@ -126,16 +129,17 @@ def build_client(context: Context, settings: Settings, config: ConfigRecord) -> 
     run = str(config.get("run", context.run_id))
     state = PersonalState(
         context,
-        _state_directory(context, settings, run),
+        state_directory(context, settings, run),
         None if acknowledged is None else int(cast(int, acknowledged)),
         int(cast(int, config.get("checkpoint-round", 0))),
         run,
         client_name(context),
+        ModelCard.of(task).metadata() if isinstance(task, ImageTask) else {},
     )
     return client_class(settings)(task, index, state, settings)
 
 
-def _state_directory(context: Context, settings: Settings, run: str) -> Path | None:
+def state_directory(context: Context, settings: Settings, run: str) -> Path | None:
     """Return where this client's state is kept on disk.
 
     Parameters
@@ -183,13 +187,18 @@ def _seed(context: Context, settings: Settings, config: ConfigRecord) -> None:
     torch.default_generator.manual_seed(seed)
 
 
-def make_app(run_config: UserConfig | None = None) -> ClientApp:
+def make_app(
+    run_config: UserConfig | None = None, mods: Sequence[Mod] = ()
+) -> ClientApp:
     """Return the ClientApp.
 
     Parameters
     ----------
     run_config : UserConfig, optional
         Settings; by default those of the context, as ``flwr run`` gives them.
+    mods : sequence of Mod, optional
+        Flower's mods, the outermost first. They see what is sent, and never what a
+        client keeps.
 
     Returns
     -------
@@ -197,7 +206,7 @@ def make_app(run_config: UserConfig | None = None) -> ClientApp:
         Answers train, evaluate and query messages, and ``query.arrays``: the initial
         arrays.
     """
-    app = ClientApp()
+    app = ClientApp(mods=list(mods))
 
     def open_message(
         message: Message, context: Context

@@ -52,6 +52,9 @@ class PersonalState:
         from the newest version that an earlier run left in the directory.
     client : str, default ""
         Whose state it is. Files of other clients are not used.
+    about : mapping of str to str, optional
+        Written into each file. ``classes`` is what the outputs mean: a file of other
+        classes is not used.
     """
 
     def __init__(
@@ -62,7 +65,9 @@ class PersonalState:
         checkpointed: int = 0,
         run: str = "",
         client: str = "",
+        about: Mapping[str, str] | None = None,
     ) -> None:
+        self._about = dict(about or {})
         self._records = context.state
         self._directory = directory
         self._run, self._client = run, client
@@ -137,7 +142,7 @@ class PersonalState:
         if path is None or not path.exists():
             return None
         try:
-            return _read_checked(path, self._client, shapes)
+            return read_checked(path, self._client, shapes, self._about)[1]
         except (SafetensorError, ForeignStateError, ValueError) as error:
             log(ERROR, "%s is not used and set aside: %s", path, error)
             with contextlib.suppress(OSError):
@@ -162,7 +167,11 @@ class PersonalState:
         kept = {name: np.asarray(value, order="C") for name, value in arrays.items()}
         path = self._path(round_)
         if path is not None:
-            about = {"client": self._client, "sha256": _digest(kept)}
+            about = {
+                **self._about,
+                "client": self._client,
+                "sha256": _digest(kept),
+            }
             try:
                 write_atomically(path, save(kept, metadata=about))
             except OSError as error:
@@ -182,17 +191,52 @@ class PersonalState:
                 del self._records[name]
 
 
-def _read_checked(path: Path, client: str, shapes: Shapes | None) -> Arrays:
+def read_checked(
+    path: Path,
+    client: str,
+    shapes: Shapes | None = None,
+    about: Mapping[str, str] | None = None,
+) -> tuple[dict[str, str], Arrays]:
+    """Read a file that a `PersonalState` has written.
+
+    Parameters
+    ----------
+    path : Path
+        The file.
+    client : str
+        Whose state it must be.
+    shapes : mapping of str to tuple of int, optional
+        What it must hold.
+    about : mapping of str to str, optional
+        Its ``classes`` are those that the file must be for, where both name any.
+
+    Returns
+    -------
+    about : dict of str to str
+        What was written along.
+    arrays : dict of str to ndarray
+        By name.
+
+    Raises
+    ------
+    ForeignStateError
+        If it is not what it must be.
+    OSError, safetensors.SafetensorError, ValueError
+        If it cannot be read.
+    """
     with safe_open(path, framework="np") as file:
-        about = file.metadata() or {}
+        found = file.metadata() or {}
         arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-    if about.get("sha256") != _digest(arrays):
+    if found.get("sha256") != _digest(arrays):
         raise ForeignStateError("its checksum is wrong")
-    if about.get("client", "") != client:
-        raise ForeignStateError(f"it is of client {about.get('client')!r}")
+    if found.get("client", "") != client:
+        raise ForeignStateError(f"it is of client {found.get('client')!r}")
     if shapes is not None and {n: a.shape for n, a in arrays.items()} != dict(shapes):
         raise ForeignStateError("it does not fit the model")
-    return arrays
+    classes = found.get("classes")
+    if classes is not None and (about or {}).get("classes", classes) != classes:
+        raise ForeignStateError(f"it is for the classes {classes}")
+    return found, arrays
 
 
 def _digest(arrays: Mapping[str, npt.NDArray[np.generic]]) -> str:

@@ -13,6 +13,10 @@ from strategies.flute import FLUTE, FLUTELinear, FLUTEStar
 from strategies.gossip import Gossip
 from strategies.lg_fedavg import LGFedAvg
 from strategies.local import Local
+from strategies.representation_transfer import (
+    RepresentationTransfer,
+    RepresentationTransferLinear,
+)
 from strategies.speeds import SpeedModel
 from strategies.squarm_sgd import SQuARMSGD
 from strategies.srpfl import SRPFL, stage_lengths
@@ -29,6 +33,7 @@ STRATEGIES: dict[str, type[BaseStrategy]] = {
     "flute-star": FLUTEStar,
     "lg-fedavg": LGFedAvg,
     "local": Local,
+    "representation-transfer": RepresentationTransfer,
     "squarm-sgd": SQuARMSGD,
 }
 LINEAR_STRATEGIES: dict[str, type[BaseStrategy]] = {
@@ -144,6 +149,8 @@ __all__ = [
     "Gossip",
     "LGFedAvg",
     "Local",
+    "RepresentationTransfer",
+    "RepresentationTransferLinear",
     "SQuARMSGD",
     "build_strategy",
     "speed_model",

@@ -188,7 +188,9 @@ def run(
         if strategy.rejections:
             row["rejected-clients"] = [name for name, _ in strategy.rejections]
         report.add(row)
-        empty = 0 if metrics.get("clients") else empty + 1
+        # A strategy that has nobody left to ask says so.
+        idle = metrics.get("asked") == 0
+        empty = 0 if metrics.get("clients") or idle else empty + 1
         if limit and empty >= limit:
             name, reason = (strategy.rejections or [("", "no client answered")])[0]
             raise SettingsError(

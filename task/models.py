@@ -198,7 +198,11 @@ def _resnet20(shape: tuple[int, ...], num_classes: int) -> Blocks:
 
 def _logistic(shape: tuple[int, ...], num_classes: int) -> Blocks:
     size = int(torch.Size(shape).numel())
-    return [[("flatten", nn.Flatten())], *_dense([size, num_classes])]
+    linear = nn.Linear(size, num_classes)
+    # The problem is convex: there is nothing to break the symmetry of.
+    nn.init.zeros_(linear.weight)
+    nn.init.zeros_(linear.bias)
+    return [[("flatten", nn.Flatten())], [("fc1", linear)]]
 
 
 MODELS: dict[str, tuple[Callable[[tuple[int, ...], int], Blocks], str]] = {
@@ -208,7 +212,7 @@ MODELS: dict[str, tuple[Callable[[tuple[int, ...], int], Blocks], str]] = {
     "mlp": (_mlp(512, 256, 64), "SRPFL's MLP for EMNIST and FEMNIST"),
     "mlp-2": (_mlp(256), "FedRep's two-layer MLP for FEMNIST (width 256)"),
     "resnet20": (_resnet20, "ResNet-20 for CIFAR-10 (He et al. 2016)"),
-    "logistic": (_logistic, "multinomial logistic regression"),
+    "logistic": (_logistic, "multinomial logistic regression, from 0"),
 }
 
 

@@ -14,8 +14,9 @@ from task.models import SplitModel, build_model
 from task.partitions import Indices, partition
 from task.settings import Setting, Settings, SettingsError, unknown
 from task.training import Loss
+from task.transfer_task import TransferTask
 
-TASKS = (*SOURCES, "linear")
+TASKS = (*SOURCES, "linear", "transfer")
 
 DEFAULT_MODELS = {
     "digits": "digits-cnn",
@@ -25,6 +26,7 @@ DEFAULT_MODELS = {
     "cifar10": "cifar10-cnn",
     "cifar100": "cifar100-cnn",
     "image-folder": "cifar10-cnn",
+    "arrays": "cifar10-cnn",
 }
 
 # Means and standard deviations for values of 0 to 1; the CIFAR ones are those of the
@@ -34,7 +36,7 @@ GREY = ((0.1307,), (0.3081,))
 NORMALIZATION = {"cifar100": ((0.507, 0.487, 0.441), (0.267, 0.256, 0.276))}
 
 # Digits and letters must not be mirrored.
-AUGMENTED = ("cifar10", "cifar100", "image-folder")
+AUGMENTED = ("cifar10", "cifar100", "image-folder", "arrays")
 
 
 class Task(Protocol):
@@ -230,6 +232,8 @@ def _build(settings: tuple[tuple[str, Setting], ...], num_clients: int) -> Task:
     values = dict(settings)
     if values["task"] == "linear":
         return LinearTask.from_settings(values, max(num_clients, 1))
+    if values["task"] == "transfer":
+        return TransferTask.from_settings(values)
     return ImageTask(values, num_clients)
 
 

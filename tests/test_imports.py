@@ -12,7 +12,11 @@ ROOT = Path(__file__).parents[1]
 # What a server may know of a task: settings and files, no data and no training.
 SERVER_MAY_USE = {"task.settings", "task.files"}
 # FLUTE's server makes a step on the clients' heads.
-SERVER_COMPUTES = {"flute.py": {"task.neural_collapse"}}
+SERVER_COMPUTES = {
+    "flute.py": {"task.neural_collapse"},
+    # NumPy only.
+    "representation_transfer.py": {"task.transfer"},
+}
 
 
 def files_of(package: str) -> list[Path]:

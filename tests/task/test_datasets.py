@@ -2,6 +2,7 @@
 
 import errno
 import io
+import pickle
 import re
 import shutil
 import struct
@@ -422,3 +423,136 @@ def test_a_truncated_file_of_torchvision(tmp_path, kept):
 def test_an_unknown_task(tmp_path):
     with pytest.raises(SettingsError, match="unknown task 'minst'; did you mean"):
         load("", tmp_path, task="minst")
+
+
+# Arrays
+
+
+def save_arrays(root: Path, part: str, **arrays):
+    root.mkdir(exist_ok=True)
+    np.savez(root / f"{part}.npz", **arrays)
+
+
+@pytest.fixture
+def arrays(tmp_path):
+    """Six training and two test images of 4 x 3, numbered by their first value."""
+    root = tmp_path / "arrays"
+    images = np.arange(8 * 3 * 4 * 3, dtype=np.uint8).reshape(8, 3, 4, 3)
+    images[:, 0, 0, 0] = np.arange(8)
+    labels = np.array([0, 1, 2, 0, 1, 2, 2, 0])
+    names = np.array(["ant", "bee", "cat"])
+    save_arrays(root, "train", images=images[:6], labels=labels[:6], classes=names)
+    save_arrays(root, "test", images=images[6:], labels=labels[6:])
+    return root
+
+
+def test_arrays_of_a_device(arrays, tmp_path):
+    dataset = load(arrays, tmp_path, task="arrays")
+    assert dataset.classes == ("ant", "bee", "cat")
+    assert numbers(dataset.train.images) == [0, 1, 2, 3, 4, 5]
+    assert numbers(dataset.test.images) == [6, 7]
+    assert dataset.train.labels.tolist() == [0, 1, 2, 0, 1, 2]
+    assert dataset.test.labels.tolist() == [2, 0]
+    assert dataset.test.labels.dtype == np.int64
+    assert dataset.train.images.shape == (6, 3, 4, 3)
+
+
+def test_grey_arrays_without_names(tmp_path):
+    root = tmp_path / "arrays"
+    images = np.arange(2 * 5 * 4, dtype=np.uint8).reshape(2, 5, 4)
+    # Class 1 is not there; the head has an output for it all the same.
+    for part in ("train", "test"):
+        save_arrays(root, part, images=images, labels=np.array([2, 0], np.uint8))
+    dataset = load(root, tmp_path, task="arrays")
+    assert dataset.classes == ("0", "1", "2")
+    assert dataset.train.images.shape == (2, 5, 4, 1)
+    assert np.array_equal(dataset.train.images[..., 0], images)
+
+
+def test_other_arrays_are_other_data(arrays, tmp_path):
+    before = load(arrays, tmp_path, task="arrays")
+    images = np.full((3, 3, 4, 3), 77, np.uint8)
+    save_arrays(arrays, "test", images=images, labels=np.zeros(3, int))
+    after = load(arrays, tmp_path, task="arrays")
+    assert len(before.test) == 2
+    assert numbers(after.test.images) == [77] * 3
+
+
+class Harmful:
+    """A pickle of this makes a file."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self):
+        return Path.touch, (self.path,)
+
+
+@pytest.mark.parametrize("name", ["images", "labels", "classes"])
+def test_a_pickle_is_never_loaded(arrays, tmp_path, name):
+    trap = tmp_path / "harm"
+    contents = dict(np.load(arrays / "train.npz"))
+    contents[name] = np.array([Harmful(trap)] * 6, dtype=object)
+    save_arrays(arrays, "train", **contents)
+    # The trap works.
+    np.load(arrays / "train.npz", allow_pickle=True)[name]
+    assert trap.exists()
+    trap.unlink()
+    with pytest.raises(SettingsError, match=r"cannot be read: Object arrays"):
+        load(arrays, tmp_path, task="arrays")
+    assert not trap.exists()
+
+
+def test_a_file_that_is_a_pickle_as_a_whole(arrays, tmp_path):
+    trap = tmp_path / "harm"
+    (arrays / "train.npz").write_bytes(pickle.dumps(Harmful(trap)))
+    with pytest.raises(SettingsError, match=r"train.npz' cannot be read: .*pickle"):
+        load(arrays, tmp_path, task="arrays")
+    assert not trap.exists()
+
+
+WRONG_ARRAYS = [
+    ({"images": np.zeros((6, 3, 4, 3))}, "images of type float64 and shape"),
+    ({"images": np.zeros((6, 12), np.uint8)}, "they must be uint8, n x height x width"),
+    ({"images": np.zeros((0, 3, 4, 3), np.uint8)}, r"shape \(0, 3, 4, 3\)"),
+    ({"images": np.zeros((6, 3, 5, 3), np.uint8)}, r"must be as in train.npz: \(3, 5,"),
+    ({"labels": np.arange(5)}, "they must be 6 integers, one an image"),
+    ({"labels": np.zeros(6)}, "labels of type float64"),
+    ({"labels": np.arange(6)}, "has the label 5; labels must be from 0 to 2"),
+    ({"labels": np.array([0, 1, -1, 0, 0, 0])}, "has the label -1; labels must be"),
+    ({"classes": np.arange(3)}, "they must be a list of texts"),
+    ({"classes": np.array(["a", "b", "a"])}, "has a class twice: a, b, a"),
+    ({"classes": np.array(["a", "b"])}, "labels must be from 0 to 1"),
+]
+
+
+@pytest.mark.parametrize(("change", "message"), WRONG_ARRAYS)
+def test_arrays_that_are_wrong(arrays, tmp_path, change, message):
+    save_arrays(arrays, "train", **{**np.load(arrays / "train.npz"), **change})
+    with pytest.raises(SettingsError, match=message) as error:
+        load(arrays, tmp_path, task="arrays")
+    assert "\n" not in str(error.value)
+    assert str(arrays) in str(error.value)
+
+
+@pytest.mark.parametrize(
+    "wrong", ["missing", "no-images", "text", "array", "cut", "nothing"]
+)
+def test_files_that_hold_no_arrays(arrays, tmp_path, wrong):
+    path = arrays / "train.npz"
+    messages = {"no-images": "has no 'images'; it must hold", "missing": "must hold"}
+    if wrong == "missing":
+        path.unlink()
+    elif wrong == "no-images":
+        np.savez(path, labels=np.arange(3))
+    elif wrong == "text":
+        path.write_text("no archive")
+    elif wrong in ("cut", "nothing"):
+        path.write_bytes(path.read_bytes()[: 300 if wrong == "cut" else 0])
+    else:
+        with path.open("wb") as file:
+            np.save(file, np.arange(3))
+    message = messages.get(wrong, "cannot be read")
+    with pytest.raises(SettingsError, match=message) as error:
+        load(arrays, tmp_path, task="arrays")
+    assert "\n" not in str(error.value)

@@ -1,0 +1,339 @@
+"""Table 5.1 of Singh (UCLA 2024): representation transfer for linear regression.
+
+With the true V*, as in the dissertation, through the functions of ``task.transfer``;
+and with a basis learned from sources, through strategy and clients.
+"""
+
+import argparse
+import logging
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from common import RESULTS, markdown, write
+from rich.progress import track
+
+from clients.client_app import make_app
+from strategies import build_strategy
+from strategies.grids import InlineGrid
+from strategies.server_app import run_rounds
+from task.linear import principal_angle_distance
+from task.settings import Setting, resolve
+from task.transfer import (
+    TransferData,
+    basis,
+    halves,
+    phase_one,
+    phase_two,
+    phase_two_descent,
+)
+
+D, Q = 1000, 50
+RATIOS = (50.0, 20.0, 10.0, 5.0, 1.0)
+# Far below: at most this part of the error from scratch.
+FAR = 1 / 3
+METHODS = {
+    "error-phase-1": "phase 1",
+    "error": "phase 2",
+    "error-descent": "phase 2, descent",
+    "error-scratch": "from scratch",
+}
+Errors = dict[str, float]
+# By samples a phase and by ratio: one entry a run.
+Table = dict[str, dict[str, list[Errors]]]
+
+
+def with_true_basis(
+    ratio: float, n: int, noise: float, steps: int, seed: int
+) -> Errors:
+    """Return one run's errors relative to that of θ*, with V = a basis of V*."""
+    data = TransferData(
+        dimension=D,
+        rank=Q,
+        num_sources=0,
+        target_samples=2 * n,
+        ratio_db=ratio,
+        noise_variance=noise,
+        seed=seed,
+    )
+    x, y = data.draw(0)
+    x1, y1, x2, y2 = halves(x, y)
+    first = phase_one(basis([data.span]), x1, y1)
+    models = (
+        first,
+        phase_two(first, x2, y2),
+        phase_two_descent(first, x2, y2, max_steps=steps),
+        phase_two(np.zeros(D), x, y),
+    )
+    return dict(zip(METHODS, data.errors(0, *models)[1:], strict=True))
+
+
+class LastClient(InlineGrid):
+    """A grid on which a target has joined and the sources cannot be reached."""
+
+    def get_node_ids(self) -> list[int]:
+        """Return the last client's id."""
+        return list(super().get_node_ids())[-1:]
+
+
+def with_sources(arguments: argparse.Namespace, seed: int) -> tuple[Table, Errors]:
+    """Run the package: sources once, then one late target for each cell of the table.
+
+    Also returned: the rank of the learned basis and its distance to V*.
+    """
+    count = arguments.sources
+    settings: dict[str, Setting] = resolve(
+        {
+            "algorithm": "representation-transfer",
+            "task": "transfer",
+            "dimension": D,
+            "rank": Q,
+            "num-sources": count,
+            "source-samples": arguments.source_samples,
+            "num-clients": count + 1,
+            "noise-variance": arguments.noise_variance,
+            "seed": seed,
+        }
+    )
+    teachers = build_strategy(settings)
+    grid = InlineGrid(make_app(settings), count + 1)
+    start = teachers.initialize(grid)
+    shared = run_rounds(
+        teachers, grid, start, range(1, 2), evaluated=lambda server_round: False
+    )
+    learned = shared["representation.weight"].numpy().T
+    truth = TransferData(dimension=D, rank=Q, seed=seed).span
+    distance = principal_angle_distance(learned, truth)
+    about = {"rank": float(learned.shape[1]), "distance": distance}
+
+    def target(**own: Setting) -> Errors:
+        changed = {**settings, **{n.replace("_", "-"): v for n, v in own.items()}}
+        strategy = build_strategy(changed)
+        strategy.load_state_dict(*teachers.state_dict())
+        late = LastClient(make_app(changed), count + 1)
+        found: dict[str, Any] = {}
+        run_rounds(
+            strategy,
+            late,
+            shared,
+            range(2, 3),
+            after_round=lambda _, __, metrics: found.update(metrics),
+        )
+        return found
+
+    table: Table = {}
+    for n in arguments.samples:
+        for ratio in RATIOS:
+            cell: dict[str, Setting] = {"ratio_db": ratio, "target_samples": 2 * n}
+            errors = target(**cell)
+            descent = target(**cell, descent_steps=arguments.steps)
+            errors["error-descent"] = descent["error"]
+            kept = {method: errors[method] for method in METHODS}
+            table.setdefault(str(n), {})[str(ratio)] = [kept]
+    return table, about
+
+
+def values(table: Table, n: object, ratio: object, method: str) -> list[float]:
+    """Return a cell's errors, one a run."""
+    return [run[method] for run in table[str(n)][str(ratio)]]
+
+
+def mean(table: Table, n: object, ratio: object, method: str) -> float:
+    """Return a cell's mean error."""
+    return float(np.mean(values(table, n, ratio, method)))
+
+
+def shown(runs: Sequence[float]) -> str:
+    """Return mean ± standard deviation, and the median where the mean says little."""
+    center, spread = np.mean(runs), np.std(runs, ddof=1)
+    text = f"{number(center)} ± {number(spread)}"
+    return f"{text}, median {number(np.median(runs))}" if spread > center else text
+
+
+def number(value: np.floating[Any]) -> str:
+    """Return a number with at least three digits, never with an exponent."""
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
+
+
+def table_of(table: Table) -> str:
+    """Return Table 5.1."""
+    rows = [
+        (
+            f"{n} + {n}",
+            f"{float(ratio):g} dB",
+            *(shown(values(table, n, ratio, method)) for method in METHODS),
+        )
+        for n in table
+        for ratio in table[n]
+    ]
+    return markdown(("samples", "in/out ratio", *METHODS.values()), rows)
+
+
+def statements(table: Table) -> list[tuple[str, str, bool]]:
+    """Return each statement about the table's shape, what was measured, its truth."""
+    rows = []
+    for n in [n for n in table if int(n) < D]:
+        for ratio in map(str, RATIOS):
+            scratch = mean(table, n, ratio, "error-scratch")
+            for method in ("error-phase-1", "error"):
+                far, useful = (
+                    mean(table, n, ratio, method) / scratch,
+                    float(ratio) >= 10,
+                )
+                claim = "far below" if useful else "not far below"
+                rows.append(
+                    (
+                        f"{n} + {n}, {float(ratio):g} dB: {METHODS[method]} is {claim} "
+                        "training from scratch",
+                        f"{far:.2g} of it",
+                        (far <= FAR) == useful,
+                    )
+                )
+    for n in [n for n in table if int(n) >= D]:
+        for ratio in map(str, RATIOS[-2:]):
+            before = values(table, n, ratio, "error-phase-1")
+            for method in ("error", "error-descent"):
+                after = values(table, n, ratio, method)
+                below = np.mean(after) < np.mean(before)
+                wins = sum(a < b for a, b in zip(after, before, strict=True))
+                rows.append(
+                    (
+                        f"{n} + {n}, {float(ratio):g} dB: {METHODS[method]} is below "
+                        "phase 1",
+                        f"{number(np.mean(after))} and {number(np.mean(before))}, "
+                        f"medians {number(np.median(after))} and "
+                        f"{number(np.median(before))}, below "
+                        f"in {wins} of {len(after)} runs",
+                        bool(below),
+                    )
+                )
+    return rows
+
+
+def plot(table: Table) -> None:
+    """Draw Table 5.1: a panel for each number of samples."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(11, 3.2), layout="constrained")
+    panels = figure.subplots(1, len(table), sharey=True, squeeze=False)[0]
+    for axes, n in zip(panels, table, strict=True):
+        for i, (method, label) in enumerate(METHODS.items()):
+            runs = np.array([values(table, n, r, method) for r in table[n]])
+            # The two phases 2 lie on each other where n < d.
+            style = {"error-scratch": "--", "error-descent": ":"}.get(method, "-")
+            axes.plot(
+                RATIOS, runs.mean(axis=1), f"C{i}{style}", marker=".", label=label
+            )
+            low, high = runs.min(axis=1), runs.max(axis=1)
+            axes.fill_between(RATIOS, low, high, color=f"C{i}", alpha=0.15, lw=0)
+        axes.set(title=f"{n} + {n} samples", xlabel="in/out ratio (dB)", yscale="log")
+        axes.set_xscale("log")
+        axes.set_xticks(RATIOS, [f"{r:g}" for r in RATIOS])
+        axes.minorticks_off()
+        axes.grid(alpha=0.3)
+    panels[0].set_ylabel("error / error of θ*")
+    panels[0].legend(fontsize=7)
+    figure.savefig(RESULTS / "representation_transfer.png", dpi=150)
+
+
+def body(arguments: argparse.Namespace, data: dict[str, Any]) -> str:
+    """Return the page that explains and shows the numbers."""
+    claims = markdown(
+        ("statement", "measured", "true"),
+        [
+            (text, found, "yes" if true else "no")
+            for text, found, true in data["claims"]
+        ],
+    )
+    held = sum(true for _, _, true in data["claims"])
+    learned = data["learned"]
+    ranks = ", ".join(f"{about['rank']:g}" for about in learned["about"])
+    distances = ", ".join(f"{about['distance']:.2g}" for about in learned["about"])
+    return f"""d = {D}, q = {Q}, τ = 1, eigenvalues exp(-j/τ) + 1e-4, noise variance
+{arguments.noise_variance:g}, {arguments.runs} runs (seeds 0 to {arguments.runs - 1}):
+mean squared error on 500 test samples divided by that of θ\\*, mean ± standard
+deviation over the runs, and the median where the deviation exceeds the mean. "Phase 2"
+is the closed form θ1 + X2⁺(y2 - X2 θ1), "descent" at most {arguments.steps:,} steps of
+gradient descent from θ1. V is a basis of the true V\\*, as in the dissertation.
+
+{table_of(data["true"])}
+![Table 5.1](representation_transfer.png)
+
+Lines are means, bands reach from the least to the greatest run.
+
+The dissertation gives neither the noise variance nor the scale of u, on which every
+number above depends; here u = V\\* w with w ~ N(0, I/q), so that its entries have
+variance 1, and the ratio in dB is one of powers. v is Gaussian in all directions.
+
+## Statements
+
+"Far below" is at most {FAR:.2g} of the error from scratch (means). {held} of
+{len(data["claims"])} hold.
+
+{claims}
+With 1000 + 1000 samples the second half has as many samples as there are dimensions:
+X2 is square, and the interpolator, to which gradient descent converges in the end,
+takes up the noise through X2's smallest singular values; its error has no finite mean.
+So there the statement can only be one about gradient descent that stops before. After
+{arguments.steps:,} steps it has learned the directions that matter and not yet the
+noise of the others. The dissertation does not say how long it descends. Training from
+scratch fits all 2000 samples at once, more than there are dimensions, and does well, as
+it says.
+
+## With a learned basis, through strategy and clients
+
+{arguments.sources} sources with {arguments.source_samples} samples each (inputs
+N(0, I)) send the direction of their least-squares model. The server's basis has the
+rank {ranks} (tolerance {resolve({})["rank-tolerance"]:g}; seeds 0 to
+{arguments.learned_runs - 1}) and the principal angle distance {distances} to V\\*. Then
+a target that joins later, for each row.
+
+{table_of(learned["table"])}
+All took {data["seconds"]} s.
+"""
+
+
+def main() -> None:
+    """Run everything and write ``results/representation_transfer``."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--runs", type=int, default=10)
+    parser.add_argument("--learned-runs", type=int, default=3)
+    parser.add_argument("--samples", type=int, nargs="+", default=[100, 200, 300, 1000])
+    parser.add_argument("--noise-variance", type=float, default=1e-3)
+    parser.add_argument("--steps", type=int, default=10_000, help="of gradient descent")
+    parser.add_argument("--sources", type=int, default=100)
+    parser.add_argument("--source-samples", type=int, default=2000)
+    arguments = parser.parse_args()
+    torch.set_num_threads(1)
+    logging.getLogger("flwr").setLevel(logging.ERROR)
+    began = time.monotonic()
+    noise, steps = arguments.noise_variance, arguments.steps
+    learned: Table = {}
+    abouts = []
+    for seed in track(range(arguments.learned_runs), "learned basis"):
+        table, about = with_sources(arguments, seed)
+        abouts.append(about)
+        for n, ratios in table.items():
+            for ratio_name, runs in ratios.items():
+                learned.setdefault(n, {}).setdefault(ratio_name, []).extend(runs)
+    true: Table = {str(n): {str(r): [] for r in RATIOS} for n in arguments.samples}
+    for seed in track(range(arguments.runs), "true basis"):
+        for n in arguments.samples:
+            for ratio in RATIOS:
+                errors = with_true_basis(ratio, n, noise, steps, seed)
+                true[str(n)][str(ratio)].append(errors)
+    data: dict[str, Any] = {
+        "true": true,
+        "learned": {"table": learned, "about": abouts},
+        "claims": statements(true),
+        "seconds": round(time.monotonic() - began),
+    }
+    plot(true)
+    title = "Table 5.1: representation transfer for linear regression"
+    write("representation_transfer", title, body(arguments, data), data)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,226 @@
+"""Sources and targets against a few lines of NumPy and torch."""
+
+import numpy as np
+import pytest
+import torch
+from flwr.app import Context, RecordDict
+
+from clients.representation_transfer import (
+    FeatureTransferClient,
+    RepresentationTransferClient,
+)
+from clients.state import PersonalState
+from task.settings import SettingsError, resolve
+from task.tasks import build_task
+
+
+def new_context() -> Context:
+    return Context(1, 1, {}, RecordDict(), {})
+
+
+def client_of(index: int, context: Context | None = None, **overrides):
+    names = {name.replace("_", "-"): value for name, value in overrides.items()}
+    settings = resolve({"task": "transfer", **names})
+    task = build_task(settings, int(settings["num-clients"]))
+    state = PersonalState(context or new_context())
+    return RepresentationTransferClient(task, index, state, settings)
+
+
+def minimum_norm(x: np.ndarray, y: np.ndarray) -> np.ndarray:
+    """Return X⁺ y from the normal equations."""
+    if len(x) < x.shape[1]:
+        return x.T @ np.linalg.solve(x @ x.T, y)
+    return np.linalg.solve(x.T @ x, x.T @ y)
+
+
+# Linear models
+
+
+def test_roles():
+    assert client_of(9).get_properties({})["role"] == "source"
+    assert client_of(10).get_properties({})["role"] == "target"
+    assert client_of(0, num_sources=0).get_properties({})["role"] == "target"
+    assert client_of(0).get_properties({})["num-examples"] == 100
+    assert client_of(10).get_properties({})["num-examples"] == 8
+
+
+@pytest.mark.parametrize("samples", [30, 4])
+def test_a_source_sends_the_direction_of_its_least_squares_model(samples):
+    context = new_context()
+    client = client_of(3, context, source_samples=samples)
+    x, y = client.linear.draw(3)
+    theta = minimum_norm(x, y)
+    (b,), n, metrics = client.fit(client.get_parameters({}), {"server-round": 1})
+    norm = np.linalg.norm(theta)
+    np.testing.assert_allclose(b, theta[None] / norm, atol=1e-10)
+    assert n == samples
+    loss = np.mean((y - x @ theta) ** 2)
+    assert metrics == {"train-loss": pytest.approx(loss, abs=1e-15)}
+    # B w is the whole model; w stays here.
+    assert PersonalState(context).load()["head.weight"] == pytest.approx(norm)
+
+
+def test_a_source_without_a_signal_sends_zeros(monkeypatch):
+    client = client_of(0)
+    silent = np.ones((5, 10)), np.zeros(5)
+    monkeypatch.setattr(type(client.linear), "draw", lambda *_: silent)
+    (b,), _, _ = client.fit([np.zeros((1, 10))], {"server-round": 1})
+    np.testing.assert_array_equal(b, np.zeros((1, 10)))
+
+
+@pytest.mark.parametrize("samples", [8, 9, 24])
+def test_a_target_s_two_phases(samples):
+    context = new_context()
+    client = client_of(12, context, target_samples=samples)
+    v = np.linalg.qr(np.random.default_rng(0).standard_normal((10, 2))).Q
+    arrays, n, metrics = client.fit([v.T], {"server-round": 2})
+    x, y = client.linear.draw(12)
+    half = samples // 2
+    w = np.linalg.solve((x[:half] @ v).T @ (x[:half] @ v), (x[:half] @ v).T @ y[:half])
+    first = v @ w
+    second = first + minimum_norm(x[half:], y[half:] - x[half:] @ first)
+    kept = PersonalState(context).load()
+    np.testing.assert_allclose(kept["phase-1"], first, atol=1e-8)
+    np.testing.assert_allclose(kept["phase-2"], second, atol=1e-8)
+    loss = np.mean((y - x @ second) ** 2)
+    assert (n, metrics["train-loss"]) == (samples, pytest.approx(loss))
+    # Nothing goes back but an empty array.
+    assert [array.size for array in arrays] == [0]
+    # What is told of the model: errors relative to that of the truth.
+    loss, tested, errors = client_of(12, context, target_samples=samples).evaluate(
+        [v.T], {}
+    )
+    x_test, y_test = client.linear.draw(12, 1, 500)
+
+    def mse(theta: np.ndarray) -> float:
+        return float(np.mean((y_test - x_test @ theta) ** 2))
+
+    best = mse(client.linear.model(12))
+    assert tested == 500
+    assert loss == pytest.approx(mse(second), rel=1e-6)
+    assert errors == {
+        "error": pytest.approx(mse(second) / best, rel=1e-6),
+        "error-phase-1": pytest.approx(mse(first) / best, rel=1e-6),
+        "error-scratch": pytest.approx(mse(minimum_norm(x, y)) / best, rel=1e-6),
+    }
+
+
+def test_descent_instead_of_the_closed_form():
+    v = np.eye(10)[:, :2]
+    models = {}
+    for steps in (0, 1, 200_000):
+        context = new_context()
+        client = client_of(12, context, descent_steps=steps)
+        client.fit([v.T], {"server-round": 2})
+        models[steps] = PersonalState(context).load()["phase-2"]
+    # 4 samples, eigenvalues from 0.37 to 1.5e-4: many steps reach the interpolator.
+    np.testing.assert_allclose(models[200_000], models[0], atol=1e-6)
+    assert np.abs(models[1] - models[0]).max() > 1e-3
+
+
+def test_a_target_without_a_model_does_not_count():
+    assert client_of(12).evaluate([np.eye(10)[:2]], {}) == (0.0, 0, {})
+
+
+@pytest.mark.parametrize("name", ["num-sources", "descent-steps", "source-epochs"])
+def test_values_out_of_range(name):
+    with pytest.raises(SettingsError, match=f"^{name} is -1; it must be at least 0$"):
+        client_of(0, task="digits", **{name: -1})
+
+
+# Image models
+
+
+IMAGES = {
+    "task": "digits",
+    "num_clients": 10,
+    "num_sources": 2,
+    "source_epochs": 3,
+    "head_epochs": 4,
+}
+
+
+def test_the_task_decides_which_client():
+    assert type(client_of(0)) is RepresentationTransferClient
+    assert type(client_of(0, **IMAGES)) is FeatureTransferClient
+
+
+def test_a_source_trains_its_whole_model_and_sends_the_representation():
+    context = new_context()
+    client = client_of(0, context, **IMAGES)
+    start = client.get_parameters({})
+    torch.manual_seed(5)
+    arrays, n, _ = client.fit(start, {"server-round": 1})
+    assert len(arrays) == len(start) == len(client.names(("representation.",)))
+    assert n == len(client.task.train_examples(0))
+    torch.manual_seed(5)
+    client.receive(start)
+    client.train("all", 3)
+    state = client.model.state_dict()
+    for name, array in zip(client.names(("representation.",)), arrays, strict=True):
+        np.testing.assert_array_equal(array, state[name].numpy())
+    assert set(PersonalState(context).load()) == {"head.weight", "head.bias"}
+
+
+def stacked_sources() -> list[np.ndarray]:
+    sources = []
+    for index in (0, 1):
+        client = client_of(index, **IMAGES)
+        arrays, _, _ = client.fit(client.get_parameters({}), {"server-round": 1})
+        sources.append([array.copy() for array in arrays])
+    return [np.stack(arrays) for arrays in zip(*sources, strict=True)]
+
+
+def test_a_target_s_features_are_those_of_all_sources():
+    parameters = stacked_sources()
+    client = client_of(5, **IMAGES)
+    examples = client.task.test_examples(5)
+    found = client.features(parameters, examples)
+    (inputs, _), *_ = examples.batches(len(examples))
+    expected = []
+    for i in (0, 1):
+        model = client.task.initial_model()
+        names = client.names(("representation.",))
+        state = {
+            n: torch.from_numpy(p[i]) for n, p in zip(names, parameters, strict=True)
+        }
+        model.load_state_dict({**model.state_dict(), **state})
+        expected.append(model.representation(inputs).detach())
+    np.testing.assert_allclose(found, torch.cat(expected, 1), atol=1e-5)
+    assert found.shape == (len(examples), 64)
+
+
+def test_a_target_s_head_on_the_projected_features():
+    parameters = stacked_sources()
+    context = new_context()
+    client = client_of(5, context, **IMAGES)
+    arrays, _, metrics = client.fit(parameters, {"server-round": 2})
+    assert [array.size for array in arrays] == [0] * len(parameters)
+    kept = PersonalState(context).load()
+    v = kept["basis"]
+    np.testing.assert_allclose(v.T @ v, np.eye(v.shape[1]), atol=1e-5)
+    # What the basis leaves out of the training features is below the tolerance.
+    features = client.features(parameters, client.task.train_examples(5)).numpy()
+    values = np.linalg.svd(features, compute_uv=False)
+    assert v.shape[1] == np.sum(values > 0.01 * values[0]) < 64
+    rest = np.linalg.norm(features - features @ v @ v.T, 2)
+    assert rest <= 0.01 * values[0] * (1 + 1e-3)
+    # The test is one matrix product.
+    again = client_of(5, context, **IMAGES)
+    loss, n, tested = again.evaluate(parameters, {})
+    examples = client.task.test_examples(5)
+    projected = client.features(parameters, examples).numpy() @ v
+    logits = projected @ kept["head.weight"].T + kept["head.bias"]
+    right = logits.argmax(1) == examples.targets.numpy()
+    assert (n, tested["accuracy"]) == (len(examples), pytest.approx(right.mean()))
+    entropy = torch.nn.functional.cross_entropy(torch.tensor(logits), examples.targets)
+    assert loss == pytest.approx(entropy.item(), rel=1e-4)
+    assert np.isfinite(metrics["train-loss"])
+    assert right.mean() > 0.5
+
+
+def test_features_of_another_shape_are_an_error():
+    client = client_of(5, **IMAGES)
+    parameters = stacked_sources()
+    with pytest.raises(RuntimeError, match="size mismatch"):
+        client.fit([p[:, :1] for p in parameters], {"server-round": 2})

@@ -1,0 +1,399 @@
+"""Sources once, then targets: who is asked, what counts, and nothing but B is sent."""
+
+import json
+
+import numpy as np
+import pytest
+from flwr.app import (
+    Array,
+    ArrayRecord,
+    ConfigRecord,
+    Context,
+    Message,
+    MessageType,
+    MetricRecord,
+    RecordDict,
+)
+
+import simulation
+from clients.client_app import make_app
+from clients.state import PersonalState
+from strategies import build_strategy
+from strategies.grids import InlineGrid
+from strategies.representation_transfer import (
+    RepresentationTransfer,
+    RepresentationTransferLinear,
+)
+from strategies.server_app import run, run_rounds
+from task.settings import SettingsError, resolve
+from task.transfer import TransferData
+
+WEIGHT = "representation.weight"
+SMALL = {"dimension": 12, "rank": 2, "num_sources": 4, "num_clients": 7}
+
+
+class RecordingGrid(InlineGrid):
+    """A grid that keeps all messages and replies; only some nodes may be there."""
+
+    def __init__(self, app, num_clients: int) -> None:
+        super().__init__(app, num_clients)
+        self.messages: list[Message] = []
+        self.replies: list[Message] = []
+        self.absent: set[int] = set()
+
+    def get_node_ids(self):
+        return [n for n in super().get_node_ids() if n not in self.absent]
+
+    def send_and_receive(self, messages, *, timeout=None):
+        messages = list(messages)
+        self.messages += messages
+        replies = list(super().send_and_receive(messages))
+        self.replies += replies
+        return replies
+
+    def asked(self, kind: str) -> list[int]:
+        found = [m.metadata for m in self.messages if m.metadata.message_type == kind]
+        self.messages.clear()
+        return [m.dst_node_id for m in found]
+
+
+def settings_of(**overrides):
+    names = {n.replace("_", "-"): v for n, v in {**SMALL, **overrides}.items()}
+    return resolve(
+        {"task": "transfer", "algorithm": "representation-transfer", **names}
+    )
+
+
+def started(app=None, **overrides):
+    settings = settings_of(**overrides)
+    grid = RecordingGrid(app or make_app(settings), int(settings["num-clients"]))
+    strategy = build_strategy(settings)
+    return strategy, grid, strategy.initialize(grid)
+
+
+def rounds(strategy, grid, arrays, first: int, last: int):
+    """Run rounds, evaluating the last; return the arrays and each round's metrics."""
+    rows = []
+    arrays = run_rounds(
+        strategy,
+        grid,
+        arrays,
+        range(first, last + 1),
+        evaluated=lambda server_round: server_round == last,
+        after_round=lambda r, a, metrics: rows.append(metrics),
+    )
+    return arrays, rows
+
+
+def trained(grid: RecordingGrid) -> list[Message]:
+    """Return the replies to train messages."""
+    replies = [r for r in grid.replies if r.has_content()]
+    return [r for r in replies if {"arrays", "metrics"} <= set(r.content)]
+
+
+def minimum_norm(x: np.ndarray, y: np.ndarray) -> np.ndarray:
+    return np.linalg.pinv(x) @ y
+
+
+def failing(broken: set[int]):
+    """Clients of which the broken nodes' training fails."""
+    honest = make_app(settings_of())
+
+    def app(message: Message, context: Context) -> Message:
+        training = message.metadata.message_type == MessageType.TRAIN
+        if training and context.node_id in broken:
+            raise RuntimeError("no power")
+        return honest(message, context)
+
+    return app
+
+
+# The whole pipeline
+
+
+@pytest.mark.parametrize("samples", [8, 40])
+def test_the_result_is_that_of_plain_numpy(samples):
+    strategy, grid, start = started(target_samples=samples, seed=5)
+    arrays, rows = rounds(strategy, grid, start, 1, 2)
+    data = TransferData(12, 2, 4, 100, samples, 20.0, seed=5)
+    directions = []
+    for i in range(4):
+        theta = minimum_norm(*data.draw(i))
+        directions.append(theta / np.linalg.norm(theta))
+    u, s, _ = np.linalg.svd(np.array(directions).T, full_matrices=False)
+    v = u[:, s > 0.01 * s[0]]
+    np.testing.assert_allclose(arrays[WEIGHT].numpy(), v.T, atol=1e-10)
+    errors = []
+    for i in (4, 5, 6):
+        x, y = data.draw(i)
+        half = samples // 2
+        first = v @ minimum_norm(x[:half] @ v, y[:half])
+        second = first + minimum_norm(x[half:], y[half:] - x[half:] @ first)
+        kept = PersonalState(grid.contexts[i + 1]).load()
+        np.testing.assert_allclose(kept["phase-1"], first, atol=1e-10)
+        np.testing.assert_allclose(kept["phase-2"], second, atol=1e-10)
+        x, y = data.draw(i, 1, 500)
+        best = np.mean((y - x @ data.model(i)) ** 2)
+        errors.append(np.mean((y - x @ second) ** 2) / best)
+        own = strategy.client_metrics[f"{i:06d}"]["error"]
+        assert own == pytest.approx(errors[-1], rel=1e-9)
+    assert rows[1]["error"] == pytest.approx(np.mean(errors), rel=1e-9)
+    assert {"error-phase-1", "error-scratch", "loss"} <= set(rows[1])
+    assert [row["clients"] for row in rows] == [4, 3]
+
+
+def test_a_source_s_head_and_data_are_in_no_message():
+    strategy, grid, start = started(seed=2)
+    rounds(strategy, grid, start, 1, 3)
+    data, secrets, names = TransferData(12, 2, 4, seed=2), [], set()
+    for i in range(4):
+        x, y = data.draw(i)
+        theta = minimum_norm(x, y)
+        head = PersonalState(grid.contexts[i + 1]).load()["head.weight"]
+        assert head == pytest.approx(np.linalg.norm(theta))
+        numbers = [*x.ravel(), *y, head.item()]
+        secrets += [np.float64(n).tobytes() for n in numbers]
+        secrets += [np.float32(n).tobytes() for n in (*x[0], *y)]
+    for message in [*grid.messages, *grid.replies]:
+        content = message.content
+        for record in content.array_records.values():
+            names |= set(record)
+            for array in record.values():
+                assert not any(secret in array.data for secret in secrets)
+        told = {n for r in content.metric_records.values() for n in r}
+        if message.metadata.src_node_id in (1, 2, 3, 4):
+            assert told <= {"num-examples", "train-loss"}
+    assert names == {WEIGHT}
+    from_sources = [r for r in trained(grid) if r.metadata.src_node_id <= 4]
+    shapes = {tuple(r.content["arrays"][WEIGHT].shape) for r in from_sources}
+    assert shapes == {(1, 12)}
+    # A target's model stays as well.
+    from_targets = [r for r in trained(grid) if r.metadata.src_node_id > 4]
+    assert {tuple(r.content["arrays"][WEIGHT].shape) for r in from_targets} == {(0,)}
+
+
+# Who is asked
+
+
+def test_who_is_asked_and_that_nobody_is_asked_twice():
+    strategy, grid, start = started()
+    grid.asked("")
+    arrays, rows = rounds(strategy, grid, start, 1, 1)
+    assert grid.asked(MessageType.TRAIN) == [1, 2, 3, 4]
+    arrays, more = rounds(strategy, grid, arrays, 2, 2)
+    assert grid.asked(MessageType.TRAIN) == [5, 6, 7]
+    after, idle = rounds(strategy, grid, arrays, 3, 3)
+    assert grid.asked(MessageType.TRAIN) == []
+    assert [row["asked"] for row in (*rows, *more, *idle)] == [4, 3, 0]
+    np.testing.assert_array_equal(after[WEIGHT].numpy(), arrays[WEIGHT].numpy())
+
+
+def test_only_targets_with_a_model_are_evaluated():
+    strategy, grid, start = started()
+    arrays, (row,) = rounds(strategy, grid, start, 1, 1)
+    assert "error" not in row
+    grid.absent = {6}
+    rounds(strategy, grid, arrays, 2, 2)
+    assert grid.asked(MessageType.EVALUATE) == [5, 7]
+    assert strategy.evaluated_once
+
+
+def test_a_target_that_joins_later_gets_the_basis_at_once():
+    strategy, grid, start = started()
+    grid.absent = {6}
+    arrays, _ = rounds(strategy, grid, start, 1, 3)
+    grid.absent, grid.messages = set(), []
+    rounds(strategy, grid, arrays, 4, 4)
+    sent = [m for m in grid.messages if m.metadata.message_type == MessageType.TRAIN]
+    assert [m.metadata.dst_node_id for m in sent] == [6]
+    found = sent[0].content["arrays"][WEIGHT].numpy()
+    np.testing.assert_array_equal(found, arrays[WEIGHT].numpy())
+    assert set(strategy.client_metrics) == {"000004", "000005", "000006"}
+
+
+def test_a_target_that_failed_is_asked_again():
+    broken = {5}
+    strategy, grid, start = started(failing(broken))
+    arrays, (_, row) = rounds(strategy, grid, start, 1, 2)
+    assert (row["clients"], row["rejected"]) == (2, 1)
+    broken.clear()
+    grid.asked("")
+    rounds(strategy, grid, arrays, 3, 3)
+    assert grid.asked(MessageType.TRAIN) == [5]
+
+
+# Replies that must not count
+
+
+BAD_SOURCES = {
+    "nan": lambda b: np.full_like(b, np.nan),
+    "dimension": lambda b: np.ones((1, 5)),
+    "rows": lambda b: np.ones((2, 12)),
+    "dtype": lambda b: b.astype(np.float32),
+    "empty": lambda b: np.empty((0, 12)),
+}
+
+
+@pytest.mark.parametrize("bad", [*BAD_SOURCES, "name", "head too", "error"])
+def test_a_bad_source_is_left_out(bad):
+    honest = make_app(settings_of())
+
+    def app(message: Message, context: Context) -> Message:
+        reply = honest(message, context)
+        training = message.metadata.message_type == MessageType.TRAIN
+        if training and context.node_id == 2:
+            if bad == "error":
+                raise RuntimeError("broken")
+            b = reply.content["arrays"][WEIGHT].numpy()
+            arrays = {WEIGHT: BAD_SOURCES.get(bad, lambda b: b)(b)}
+            if bad == "name":
+                arrays = {"weight": b}
+            if bad == "head too":
+                arrays["head.weight"] = np.ones((1, 1))
+            reply.content["arrays"] = ArrayRecord(
+                {name: Array(value) for name, value in arrays.items()}
+            )
+        return reply
+
+    strategy, grid, start = started(app)
+    arrays, (row,) = rounds(strategy, grid, start, 1, 1)
+    assert (row["clients"], row["rejected"]) == (3, 1)
+    assert strategy.rejections[0][0] == "000001"
+    good = [r for r in trained(grid) if r.metadata.src_node_id != 2]
+    others = [r.content["arrays"][WEIGHT].numpy().T for r in good]
+    v = arrays[WEIGHT].numpy().T
+    np.testing.assert_allclose(
+        v @ (v.T @ np.hstack(others)), np.hstack(others), atol=1e-2
+    )
+
+
+def test_a_target_that_sends_something_does_not_count():
+    honest = make_app(settings_of())
+
+    def app(message: Message, context: Context) -> Message:
+        reply = honest(message, context)
+        training = message.metadata.message_type == MessageType.TRAIN
+        if training and context.node_id == 5:
+            reply.content["arrays"] = ArrayRecord({WEIGHT: Array(np.ones((1, 12)))})
+        return reply
+
+    strategy, grid, start = started(app)
+    arrays, _ = rounds(strategy, grid, start, 1, 1)
+    after, (row,) = rounds(strategy, grid, arrays, 2, 2)
+    assert (row["clients"], row["rejected"]) == (2, 1)
+    np.testing.assert_array_equal(after[WEIGHT].numpy(), arrays[WEIGHT].numpy())
+    assert "000004" not in strategy.client_metrics
+
+
+def scripted(representation: np.ndarray):
+    """Clients whose sources all send the same."""
+
+    def app(message: Message, context: Context) -> Message:
+        if message.metadata.message_type == MessageType.QUERY:
+            role = "source" if context.node_id <= 4 else "target"
+            properties = {"client": str(context.node_id), "role": role}
+            content = {"properties": ConfigRecord(properties)}
+        else:
+            arrays = ArrayRecord({WEIGHT: Array(representation)})
+            metrics = MetricRecord({"num-examples": 1, "train-loss": 0.0})
+            content = {"arrays": arrays, "metrics": metrics}
+        return Message(RecordDict(content), reply_to=message)
+
+    return app
+
+
+def test_sources_that_span_nothing():
+    strategy, grid, start = started(scripted(np.zeros((1, 12))))
+    line = "rank of the basis is 0; it must be at least 1: all representations are 0"
+    with pytest.raises(SettingsError, match=f"^{line}$"):
+        rounds(strategy, grid, start, 1, 1)
+
+
+def test_without_a_valid_source_they_are_asked_again():
+    asleep = {1, 2, 3, 4}
+    strategy, grid, start = started(failing(asleep))
+    arrays, (row,) = rounds(strategy, grid, start, 1, 1)
+    assert (row["clients"], row["rejected"], strategy.built) == (0, 4, False)
+    np.testing.assert_array_equal(arrays[WEIGHT].numpy(), np.zeros((1, 12)))
+    asleep.clear()
+    arrays, (row,) = rounds(strategy, grid, arrays, 2, 2)
+    assert (row["clients"], strategy.built) == (4, True)
+
+
+# Settings, resuming, other models
+
+
+@pytest.mark.parametrize(
+    ("values", "line"),
+    [
+        ({"num_sources": 7}, "num-sources is 7; it must be from 1 to 6, so that one"),
+        ({"num_sources": 0}, "num-sources is 0; it must be from 1 to 6"),
+        ({"rank_tolerance": 0.0}, r"rank-tolerance is 0.0; it must be in \(0, 1\)"),
+        ({"rank_tolerance": 1.5}, r"rank-tolerance is 1.5; it must be in \(0, 1\)"),
+    ],
+)
+def test_values_out_of_range(values, line):
+    with pytest.raises(SettingsError, match=line):
+        build_strategy(settings_of(**values))
+
+
+@pytest.mark.parametrize(
+    ("config", "line"),
+    [
+        (
+            "target-samples=1",
+            "target-samples is 1; it must be at least 2, one for each",
+        ),
+        ("num-sources=20", "num-sources is 20; it must be from 1 to 19"),
+        ("noise-variance=0.0", "noise-variance is 0.0; it must be above 0"),
+    ],
+)
+def test_the_command_line_refuses_with_one_line(config, line, capsys, tmp_path):
+    out = tmp_path / "out"
+    arguments = ["representation-transfer", "--task", "transfer", "--output", str(out)]
+    assert simulation.main([*arguments, "--run-config", config]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith(f"error: {line}")
+    assert error.count("\n") == 1
+    assert not out.exists()
+
+
+def test_the_task_decides_which_strategy():
+    assert type(build_strategy(settings_of())) is RepresentationTransferLinear
+    assert type(build_strategy(settings_of(task="digits"))) is RepresentationTransfer
+
+
+def run_in(directory, **overrides):
+    settings = settings_of(output=str(directory), checkpoint_every=1, **overrides)
+    grid = RecordingGrid(make_app(settings), 7)
+    summary = run(grid, settings)
+    lines = (directory / "representation-transfer" / "metrics.jsonl").read_text()
+    return summary, [json.loads(line) for line in lines.splitlines()]
+
+
+def test_a_run_resumes_between_sources_and_targets(tmp_path):
+    whole, _ = run_in(tmp_path / "a", num_server_rounds=2)
+    run_in(tmp_path / "b", num_server_rounds=1)
+    resumed, rows = run_in(
+        tmp_path / "b", num_server_rounds=2, resume=str(tmp_path / "b")
+    )
+    assert resumed["error"] == whole["error"]
+    assert [row["clients"] for row in rows] == [4, 3]
+
+
+def test_image_models_are_stacked_and_their_targets_learn():
+    images = {"task": "digits", "num_sources": 3, "source_epochs": 20}
+    images["num_clients"] = 5
+    strategy, grid, start = started(**images)
+    arrays, rows = rounds(strategy, grid, start, 1, 2)
+    assert set(arrays) == set(start)
+    replies = {r.metadata.src_node_id: r.content["arrays"] for r in trained(grid)}
+    for name in start:
+        sources = [replies[node][name].numpy() for node in (1, 2, 3)]
+        np.testing.assert_array_equal(arrays[name].numpy(), np.stack(sources))
+    assert rows[1]["evaluated"] == 2
+    # Two classes for each target: guessing gives one half.
+    assert rows[1]["accuracy"] > 0.8
+    sent = [m.content for m in (*grid.messages, *grid.replies) if m.has_content()]
+    names = {n for c in sent for r in c.array_records.values() for n in r}
+    assert names == set(start)

@@ -1,0 +1,323 @@
+"""Representation transfer: by hand, against definitions, and the data's moments."""
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import assume, given
+from hypothesis import strategies as st
+
+from task.settings import SettingsError, resolve
+from task.tasks import build_task
+from task.transfer import (
+    TransferData,
+    basis,
+    halves,
+    phase_one,
+    phase_two,
+    phase_two_descent,
+)
+from task.transfer_task import TransferTask
+
+SEEDS = st.integers(0, 2**32 - 1)
+
+
+def gaussian(seed: int, *shape: int) -> np.ndarray:
+    return np.random.default_rng(seed).standard_normal(shape)
+
+
+# The basis
+
+
+def test_the_basis_by_hand():
+    # (1, 0, 0), (2, 0, 0) and (1, 1, 0) span the first two axes.
+    first, second = np.array([[1.0, 2], [0, 0], [0, 0]]), np.array([[1.0], [1], [0]])
+    v = basis([first, second])
+    assert v.shape == (3, 2)
+    np.testing.assert_allclose(v @ v.T, np.diag([1.0, 1, 0]), atol=1e-12)
+
+
+@given(SEEDS, st.lists(st.integers(1, 3), min_size=1, max_size=4), st.integers(0, 4))
+def test_the_basis_is_orthonormal_and_spans_the_columns(seed, widths, extra):
+    rng = np.random.default_rng(seed)
+    d = sum(widths) + extra
+    representations = [rng.standard_normal((d, k)) for k in widths]
+    stacked = np.concatenate(representations, axis=1)
+    assume(np.linalg.cond(stacked) < 1e6)
+    v = basis(representations, 1e-8)
+    assert v.shape == (d, sum(widths))
+    np.testing.assert_allclose(v.T @ v, np.eye(sum(widths)), atol=1e-9)
+    np.testing.assert_allclose(v @ (v.T @ stacked), stacked, atol=1e-9)
+
+
+@given(SEEDS, st.integers(1, 3), st.integers(2, 5))
+def test_what_sources_share_counts_once(seed, q, sources):
+    rng = np.random.default_rng(seed)
+    shared = np.linalg.qr(rng.standard_normal((8, q))).Q
+    mixed = [shared @ (rng.standard_normal((q, q)) + 4 * np.eye(q))] * sources
+    v = basis(mixed, 1e-8)
+    assert v.shape == (8, q)
+    np.testing.assert_allclose(v @ v.T, shared @ shared.T, atol=1e-7)
+
+
+def test_the_tolerance_is_relative_to_the_largest_singular_value():
+    columns = np.diag([100.0, 2.0, 0.5])
+    assert [basis([columns], t).shape[1] for t in (0.001, 0.01, 0.1)] == [3, 2, 1]
+
+
+@pytest.mark.parametrize(
+    ("representations", "tolerance", "line"),
+    [
+        (
+            [np.ones((3, 1)), np.ones((5, 2))],
+            0.01,
+            r"input dimension of the representations is \[3, 5\]; it must be the same",
+        ),
+        ([np.zeros((3, 2))], 0.01, "rank of the basis is 0; it must be at least 1"),
+        ([np.zeros((3, 0))], 0.01, "rank of the basis is 0; it must be at least 1"),
+        ([], 0.01, "number of representations is 0; it must be at least 1"),
+        ([np.full((3, 1), np.nan)], 0.01, "a representation is 'NaN'; it must be fin"),
+        ([np.eye(2)], 0.0, r"rank-tolerance is 0.0; it must be in \(0, 1\)"),
+        ([np.eye(2)], 1.0, r"rank-tolerance is 1.0; it must be in \(0, 1\)"),
+    ],
+)
+def test_representations_without_a_basis(representations, tolerance, line):
+    with pytest.raises(SettingsError, match=line) as caught:
+        basis(representations, tolerance)
+    assert "\n" not in str(caught.value)
+
+
+# The phases
+
+
+def test_the_phases_by_hand():
+    # V = e1. First half: x = (1, 5), (2, 7), features 1 and 2, y = (1, 5):
+    # w = (1*1 + 2*5) / 5 = 2.2, θ1 = (2.2, 0).
+    v = np.array([[1.0], [0.0]])
+    first = phase_one(v, np.array([[1.0, 5.0], [2.0, 7.0]]), np.array([1.0, 5.0]))
+    np.testing.assert_allclose(first, [2.2, 0.0])
+    # Second half: x = (3, 4), y = 16.6; x·θ1 = 6.6, so 10 is missing:
+    # θ2 = θ1 + 10 (3, 4) / 25 = (3.4, 1.6).
+    x, y = np.array([[3.0, 4.0]]), np.array([16.6])
+    np.testing.assert_allclose(phase_two(first, x, y), [3.4, 1.6])
+    # One row: the gradient's step 1/σ² = 1/25 is exact at once.
+    one_step = phase_two_descent(first, x, y, max_steps=1)
+    np.testing.assert_allclose(one_step, [3.4, 1.6])
+
+
+def test_two_steps_of_descent_against_numpy():
+    x, y, theta = gaussian(0, 3, 5), gaussian(1, 3), gaussian(2, 5)
+    expected = theta
+    for _ in range(2):
+        gradient = x.T @ (x @ expected - y)
+        expected = expected - gradient / np.linalg.svd(x)[1][0] ** 2
+    found = phase_two_descent(theta, x, y, max_steps=2)
+    np.testing.assert_allclose(found, expected, atol=1e-12)
+
+
+@given(SEEDS, st.integers(1, 6), st.integers(1, 9), st.integers(1, 4))
+def test_phase_one_is_the_best_model_in_the_span(seed, n, d, q):
+    v = np.linalg.qr(gaussian(seed, d, min(q, d))).Q
+    x, y = gaussian(seed + 1, n, d), gaussian(seed + 2, n)
+    theta = phase_one(v, x, y)
+    np.testing.assert_allclose(v @ (v.T @ theta), theta, atol=1e-9)
+    # No direction within the span makes the residual smaller.
+    features = x @ v
+    assume(np.linalg.cond(features) < 1e6)
+    np.testing.assert_allclose(features.T @ (y - x @ theta), 0, atol=1e-7)
+
+
+@given(SEEDS, st.integers(1, 5), st.integers(0, 6))
+def test_phase_two_is_the_interpolator_nearest_to_the_start(seed, n, extra):
+    d = n + extra
+    theta, x, y = gaussian(seed, d), gaussian(seed + 1, n, d), gaussian(seed + 2, n)
+    assume(np.linalg.cond(x) < 1e4)
+    found = phase_two(theta, x, y)
+    np.testing.assert_allclose(x @ found, y, atol=1e-7)
+    # The normal equations of the projection: θ + Xᵀ (X Xᵀ)⁻¹ (y - X θ).
+    expected = theta + x.T @ np.linalg.solve(x @ x.T, y - x @ theta)
+    np.testing.assert_allclose(found, expected, atol=1e-6)
+    # Every other interpolator is farther away.
+    null = np.linalg.svd(x)[2][n:]
+    other = found + null.T @ gaussian(seed + 3, extra)
+    near, far = np.linalg.norm(found - theta), np.linalg.norm(other - theta)
+    assert near <= far + 1e-9
+
+
+@given(SEEDS, st.integers(1, 9), st.integers(1, 9))
+def test_descent_ends_at_the_closed_form(seed, n, d):
+    theta, x, y = gaussian(seed, d), gaussian(seed + 1, n, d), gaussian(seed + 2, n)
+    # (1 - 1/κ²)^steps: 20² ln(1e12) = 11,000 steps are enough.
+    assume(np.linalg.cond(x) < 20)
+    found = phase_two_descent(theta, x, y)
+    np.testing.assert_allclose(found, phase_two(theta, x, y), atol=1e-8)
+
+
+def test_descent_where_nothing_is_left_to_learn():
+    x, theta = gaussian(0, 2, 4), gaussian(1, 4)
+    np.testing.assert_array_equal(phase_two_descent(theta, x, x @ theta), theta)
+    zeros = np.zeros((2, 4))
+    np.testing.assert_array_equal(phase_two_descent(theta, zeros, np.ones(2)), theta)
+
+
+@pytest.mark.parametrize(("n", "first"), [(2, 1), (5, 2), (6, 3)])
+def test_halves(n, first):
+    x, y = gaussian(0, n, 3), gaussian(1, n)
+    x1, y1, x2, y2 = halves(x, y)
+    assert (len(x1), len(y1)) == (first, first)
+    np.testing.assert_array_equal(np.concatenate([x1, x2]), x)
+    np.testing.assert_array_equal(np.concatenate([y1, y2]), y)
+
+
+@pytest.mark.parametrize("n", [0, 1])
+def test_fewer_than_two_target_samples(n):
+    line = f"target-samples is {n}; it must be at least 2, one for each phase"
+    with pytest.raises(SettingsError, match=f"^{line}$"):
+        halves(np.ones((n, 3)), np.ones(n))
+
+
+# The data
+
+
+def test_sources_lie_in_the_span_and_targets_nearly():
+    data = TransferData(dimension=40, rank=3, num_sources=4, ratio_db=30.0)
+    v = np.linalg.qr(data.span).Q
+    for client in range(4):
+        theta = data.model(client)
+        np.testing.assert_allclose(v @ (v.T @ theta), theta, atol=1e-9)
+    models = [data.model(client) for client in range(4, 304)]
+    outside = [theta - v @ (v.T @ theta) for theta in models]
+    # v ~ N(0, 1e-3 I): its part outside has 37 dimensions. 11,100 squares: the mean's
+    # standard error is sqrt(2 / 11,100) = 1.3 %.
+    assert np.sum(np.square(outside)) / (300 * 37) == pytest.approx(1e-3, rel=0.06)
+
+
+def test_the_ratio_is_one_of_powers():
+    # E‖u‖² = d for heads N(0, I/q): over 2,000 heads, and σ_T² from 3 dB = 10^-0.3.
+    data = TransferData(dimension=30, rank=5, num_sources=2000, ratio_db=3.0)
+    power = np.mean([np.sum(data.model(i) ** 2) for i in range(2000)])
+    # Given V*, E‖V* w‖² = ‖V*‖²/q; its standard error is about 2 %.
+    assert power == pytest.approx(np.sum(data.span**2) / 5, rel=0.08)
+    assert np.sum(data.span**2) / 5 == pytest.approx(30, rel=0.5)
+    targets = [data.model(i) for i in range(2000, 2400)]
+    v = np.linalg.qr(data.span).Q
+    outside = [theta - v @ (v.T @ theta) for theta in targets]
+    # 10,000 squares: standard error 1.4 %.
+    variance = np.sum(np.square(outside)) / (400 * 25)
+    assert variance == pytest.approx(10**-0.3, rel=0.07)
+
+
+def test_eigenvalues_and_noise():
+    data = TransferData(
+        dimension=4, rank=1, num_sources=1, tau=2.0, noise_variance=0.25
+    )
+    expected = [np.exp(-j / 2) + 1e-4 for j in (1, 2, 3, 4)]
+    np.testing.assert_allclose(data.eigenvalues, expected)
+    for client, variances in ((0, np.ones(4)), (1, np.array(expected))):
+        x, y = data.draw(client, samples=20_000)
+        # Standard errors: 1 % of a variance, sqrt(1/20,000) of a correlation.
+        np.testing.assert_allclose(x.var(axis=0), variances, rtol=0.06)
+        assert np.abs(np.corrcoef(x.T) - np.eye(4)).max() < 0.04
+        noise = y - x @ data.model(client)
+        assert noise.var() == pytest.approx(0.25, rel=0.06)
+
+
+def test_every_draw_is_its_own_and_repeatable():
+    data = TransferData(seed=3)
+    draws = [data.draw(c, r, 5)[0] for c in (0, 1, 10, 11) for r in (0, 1)]
+    for i, a in enumerate(draws):
+        assert sum(np.array_equal(a / a[0, 0], b / b[0, 0]) for b in draws) == 1, i
+    again = TransferData(seed=3).draw(11, 1, 5)[0]
+    assert np.array_equal(again, draws[-1])
+    assert not np.array_equal(TransferData(seed=4).draw(11, 1, 5)[0], draws[-1])
+    assert not np.array_equal(data.model(10), data.model(11))
+
+
+def test_the_number_of_samples_follows_the_role():
+    data = TransferData(num_sources=2, source_samples=7, target_samples=5)
+    assert [len(data.draw(c)[1]) for c in range(4)] == [7, 7, 5, 5]
+    assert [data.is_source(c) for c in range(4)] == [True, True, False, False]
+
+
+def test_errors_are_relative_to_that_of_the_truth():
+    data = TransferData(num_sources=0)
+    truth = data.model(2)
+    shifted = truth + 0.3
+    best, same, other = data.errors(2, truth, shifted)
+    x, y = data.draw(2, 1, 500)
+    assert best == pytest.approx(np.sum((y - x @ truth) ** 2) / 500)
+    assert same == 1.0
+    expected = np.sum((y - x @ shifted) ** 2) / np.sum((y - x @ truth) ** 2)
+    assert other == pytest.approx(expected)
+
+
+@pytest.mark.parametrize(
+    ("values", "line"),
+    [
+        ({"dimension": 0}, "dimension is 0; it must be at least 1"),
+        ({"rank": 11}, "rank is 11; it must be from 1 to 10, the dimension"),
+        ({"num_sources": -1}, "num-sources is -1; it must be at least 0"),
+        ({"source_samples": 0}, "source-samples is 0; it must be at least 1"),
+        ({"target_samples": 1}, "target-samples is 1; it must be at least 2, one for"),
+        ({"ratio_db": float("inf")}, "ratio-db is inf; it must be finite"),
+        ({"tau": 0.0}, "tau is 0.0; it must be above 0 and finite"),
+        ({"noise_variance": 0.0}, "noise-variance is 0.0; it must be above 0 and fin"),
+        ({"seed": -1}, "seed is -1; it must be at least 0"),
+    ],
+)
+def test_values_out_of_range(values, line):
+    with pytest.raises(SettingsError, match=line):
+        TransferData(**values)
+
+
+# Table 5.1, small
+
+
+def test_transfer_helps_where_the_target_lies_near_the_span():
+    """d = 200, q = 10, 30 + 30 samples: factors at both ends of the table."""
+
+    def errors(ratio: float, seed: int) -> list[float]:
+        data = TransferData(200, 10, 0, 1, 60, ratio, seed=seed)
+        x1, y1, x2, y2 = halves(*data.draw(0))
+        first = phase_one(basis([data.span]), x1, y1)
+        scratch = phase_two(np.zeros(200), *data.draw(0))
+        return data.errors(0, first, phase_two(first, x2, y2), scratch)[1:]
+
+    near = np.mean([errors(50.0, seed) for seed in range(5)], axis=0)
+    far = np.mean([errors(1.0, seed) for seed in range(5)], axis=0)
+    assert max(near[:2]) < near[2] / 3
+    assert min(far[:2]) > far[2] / 3
+
+
+# The task
+
+
+def test_the_task_from_settings():
+    names = {"dimension": 7, "rank": 3, "num-sources": 4, "source-samples": 9}
+    more = {"target-samples": 6, "ratio-db": 5.0, "tau": 2.0, "noise-variance": 0.5}
+    settings = resolve({"task": "transfer", **names, **more, "seed": 6})
+    task = build_task(settings, 20)
+    assert task == TransferTask(7, 3, 4, 9, 6, 5.0, 2.0, 0.5, 6)
+    assert task.classes == ()
+
+
+def test_the_task_s_model_and_examples():
+    task = TransferTask(dimension=5, rank=2, num_sources=1)
+    model = task.initial_model()
+    assert {n: tuple(p.shape) for n, p in model.state_dict().items()} == {
+        "representation.weight": (2, 5),
+        "head.weight": (1, 2),
+    }
+    assert torch.equal(model.head.weight, task.initial_state["head.weight"])
+    assert task.scratch_model is task.scratch_model
+    assert [len(task.train_examples(c)) for c in (0, 1)] == [100, 8]
+    examples = task.train_examples(1)
+    x, y = task.draw(1)
+    np.testing.assert_allclose(examples.inputs.numpy(), x, rtol=1e-6)
+    np.testing.assert_allclose(examples.targets.numpy(), y[:, None], rtol=1e-6)
+    held_out = task.test_examples(1)
+    assert len(held_out) == 500
+    seen = {tuple(row) for row in examples.inputs.tolist()}
+    assert not seen & {tuple(row) for row in held_out.inputs.tolist()}
+    # Errors 1 and -3: (1 + 9)/2 = 5.
+    outputs, targets = torch.tensor([[1.0], [2.0]]), torch.tensor([[0.0], [5.0]])
+    assert task.loss(outputs, targets).item() == 5.0
