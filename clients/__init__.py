@@ -11,6 +11,7 @@ from clients.flute import FLUTEClient, FLUTELinearClient, FLUTEStarClient
 from clients.gossip import GossipClient
 from clients.lg_fedavg import LGFedAvgClient
 from clients.local import LocalClient
+from clients.multi_task import MultiTaskClient
 from clients.representation_transfer import RepresentationTransferClient
 from clients.squarm_sgd import SQuARMSGDClient
 
@@ -25,6 +26,7 @@ CLIENTS: dict[str, type[Client]] = {
     "flute-star": FLUTEStarClient,
     "lg-fedavg": LGFedAvgClient,
     "local": LocalClient,
+    "multi-task": MultiTaskClient,
     "representation-transfer": RepresentationTransferClient,
     "squarm-sgd": SQuARMSGDClient,
     # SRPFL is the server's affair: its clients are those of the wrapped algorithm.
@@ -60,6 +62,7 @@ __all__ = [
     "GossipClient",
     "LGFedAvgClient",
     "LocalClient",
+    "MultiTaskClient",
     "RepresentationTransferClient",
     "SQuARMSGDClient",
 ]

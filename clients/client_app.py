@@ -26,9 +26,11 @@ from clients import CLIENTS, LINEAR_CLIENTS
 from clients.base import Client
 from clients.state import PersonalState
 from task.card import ModelCard
+from task.multi_task_setup import MULTI_TASKS
 from task.settings import Settings, SettingsError, resolve, unknown
 from task.tasks import ImageTask, build_task
 
+NEED_CLASSES = ("flute", "flute-star", "srpfl-flute")
 # A device may say where its own data are, and with 0 sources that it is a target.
 NODE_SETTINGS = ("data-dir", "cache-dir", "num-sources")
 
@@ -49,12 +51,23 @@ def client_class(settings: Settings) -> type[Client]:
     Raises
     ------
     SettingsError
-        If there is no such algorithm.
+        If there is no such algorithm, or not for this task.
     """
     algorithm = str(settings["algorithm"])
     if algorithm not in CLIENTS:
         raise unknown("algorithm", algorithm, CLIENTS)
-    if settings["task"] == "linear" and algorithm in LINEAR_CLIENTS:
+    task = str(settings["task"])
+    if (task in MULTI_TASKS) != (algorithm == "multi-task"):
+        raise SettingsError(
+            f"the task {task!r} is none for the algorithm {algorithm!r}; "
+            f"multi-task, and nothing else, runs on {', '.join(MULTI_TASKS)}"
+        )
+    if task == "transfer" and algorithm in NEED_CLASSES:
+        raise SettingsError(
+            f"the task 'transfer' is none for the algorithm {algorithm!r}, whose heads "
+            "belong to classes"
+        )
+    if task == "linear" and algorithm in LINEAR_CLIENTS:
         return LINEAR_CLIENTS[algorithm]
     return CLIENTS[algorithm]
 

@@ -31,6 +31,9 @@ Config = dict[str, Scalar]
 # error of a squared length is at most sqrt(2 / SKETCH), 9 %.
 SKETCH = 256
 PREFIX = "gossip."
+# No training that goes well exchanges a larger number; one of 1e30 would be the end of
+# every neighbour's model.
+LARGEST = 1e6
 
 
 @dataclass(frozen=True)
@@ -310,12 +313,13 @@ class GossipClient(Client):
         Returns
         -------
         Tensor of shape (d,), or None
-            The vector; all entries are finite.
+            The vector; no entry is above `LARGEST`.
         """
         try:
             vector = self.compressor.decompress(message.data, self.dimension)
-            if not torch.isfinite(vector).all():
-                raise ValueError("it has an entry that is not finite")
+            largest = vector.abs().max().item()
+            if not largest <= LARGEST:
+                raise ValueError(f"it has an entry of {largest:.3g}, above {LARGEST:g}")
         except ValueError as error:
             log(WARNING, "message of neighbour %s refused: %s", message.sender, error)
             self.refused += 1
@@ -338,7 +342,9 @@ class GossipClient(Client):
         held = {n: torch.tensor(a) for n, a in (self.state.load(shapes) or {}).items()}
         for name in self.vectors:
             vector = held.pop(PREFIX + name, None)
-            self.kept[name] = torch.zeros_like(self.x) if vector is None else vector
+            # Of an earlier run only the model counts: its neighbours start anew too.
+            own = vector is not None and self.state.round > 0
+            self.kept[name] = vector if own else torch.zeros_like(self.x)
         with torch.no_grad():
             self.model.load_state_dict({**initial, **held})
 

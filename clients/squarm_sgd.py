@@ -7,6 +7,10 @@ from task.settings import Settings, require
 from task.tasks import Task
 
 
+class LostStateError(RuntimeError):
+    """A node's estimates are no longer those that its neighbours have of it."""
+
+
 class SQuARMSGDClient(GossipClient):
     """Algorithm 1, in the memory-efficient form.
 
@@ -20,14 +24,13 @@ class SQuARMSGDClient(GossipClient):
         self, task: Task, index: int, state: PersonalState, settings: Settings
     ) -> None:
         super().__init__(task, index, state, settings)
+        require(self.local_steps >= 1, "local-steps", self.local_steps, "at least 1")
         self.threshold = self.make_threshold()
 
     @property
     def local_steps(self) -> int:
         """Iterations between two exchanges, H."""
-        steps = int(self.settings["local-steps"])
-        require(steps >= 1, "local-steps", steps, "at least 1")
-        return steps
+        return int(self.settings["local-steps"])
 
     def make_threshold(self) -> Schedule:
         """Return the trigger's threshold c_t."""
@@ -45,6 +48,12 @@ class SQuARMSGDClient(GossipClient):
         config : dict
             ``consensus-step``, γ, and ``neighbour-weight``, Σ_j w_ij.
         """
+        acknowledged = int(config.get("acknowledged-round", 0))
+        if self.state.round < acknowledged:
+            raise LostStateError(
+                f"this node has its state of round {self.state.round} and not that of "
+                f"round {acknowledged}, on which its neighbours rely"
+            )
         neighbours, estimate = self.kept["neighbours"], self.kept["estimate"]
         for message in messages:
             q = self.received(message)

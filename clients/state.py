@@ -167,11 +167,8 @@ class PersonalState:
         kept = {name: np.asarray(value, order="C") for name, value in arrays.items()}
         path = self._path(round_)
         if path is not None:
-            about = {
-                **self._about,
-                "client": self._client,
-                "sha256": _digest(kept),
-            }
+            about = {**self._about, "client": self._client}
+            about["sha256"] = _digest(kept, about)
             try:
                 write_atomically(path, save(kept, metadata=about))
             except OSError as error:
@@ -227,7 +224,7 @@ def read_checked(
     with safe_open(path, framework="np") as file:
         found = file.metadata() or {}
         arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-    if found.get("sha256") != _digest(arrays):
+    if found.pop("sha256", "") != _digest(arrays, found):
         raise ForeignStateError("its checksum is wrong")
     if found.get("client", "") != client:
         raise ForeignStateError(f"it is of client {found.get('client')!r}")
@@ -239,8 +236,10 @@ def read_checked(
     return found, arrays
 
 
-def _digest(arrays: Mapping[str, npt.NDArray[np.generic]]) -> str:
-    digest = hashlib.sha256()
+def _digest(
+    arrays: Mapping[str, npt.NDArray[np.generic]], about: Mapping[str, str]
+) -> str:
+    digest = hashlib.sha256(repr(sorted(about.items())).encode())
     for name in sorted(arrays):
         value = arrays[name]
         digest.update(f"{name}/{value.dtype.str}/{value.shape}/".encode())

@@ -13,6 +13,7 @@ from strategies.flute import FLUTE, FLUTELinear, FLUTEStar
 from strategies.gossip import Gossip
 from strategies.lg_fedavg import LGFedAvg
 from strategies.local import Local
+from strategies.multi_task import MultiTask
 from strategies.representation_transfer import (
     RepresentationTransfer,
     RepresentationTransferLinear,
@@ -33,6 +34,7 @@ STRATEGIES: dict[str, type[BaseStrategy]] = {
     "flute-star": FLUTEStar,
     "lg-fedavg": LGFedAvg,
     "local": Local,
+    "multi-task": MultiTask,
     "representation-transfer": RepresentationTransfer,
     "squarm-sgd": SQuARMSGD,
 }
@@ -149,6 +151,7 @@ __all__ = [
     "Gossip",
     "LGFedAvg",
     "Local",
+    "MultiTask",
     "RepresentationTransfer",
     "RepresentationTransferLinear",
     "SQuARMSGD",

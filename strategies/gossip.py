@@ -104,7 +104,7 @@ class Gossip(BaseStrategy):
         self.lost: set[str] = set()
         self._strangers: set[str] = set()
         self._exchanged = 0
-        self._message_bytes = 0
+        self._message_bytes: set[int] = set()
 
     # The graph.
 
@@ -156,11 +156,26 @@ class Gossip(BaseStrategy):
                 f"client {self.name_of(node)} exchanges no messages; gossip strategies "
                 "need gossip clients"
             )
-        self._message_bytes = int(properties["message-bytes"])
+        self._message_bytes = self.message_lengths(node)
         if self.consensus_step == 0:
             omega = float(properties["omega"])
             self.consensus_step = consensus_step(self.weights, omega)
             log(INFO, "consensus step of the theory: %.3g", self.consensus_step)
+
+    def message_lengths(self, node: int) -> set[int]:
+        """Return the lengths that a node's message may have, besides none at all.
+
+        Parameters
+        ----------
+        node : int
+            One whose structure is that of the most.
+
+        Returns
+        -------
+        set of int
+            Bytes.
+        """
+        return {int(self.participants[node].properties["message-bytes"])}
 
     def sample(self, server_round: int, nodes: list[int]) -> list[int]:
         """Return all nodes: everybody takes part in each round.
@@ -269,9 +284,10 @@ class Gossip(BaseStrategy):
         data = reply.content.config_records.get(BYTES, ConfigRecord()).get("message")
         if not isinstance(data, bytes):
             raise InvalidReplyError("has no message to the neighbours")
-        if len(data) not in (0, self._message_bytes):
+        if data and len(data) not in self._message_bytes:
+            allowed = " or ".join(f"{n:,}" for n in sorted(self._message_bytes))
             raise InvalidReplyError(
-                f"has a message of {len(data):,} bytes, not {self._message_bytes:,}"
+                f"has a message of {len(data):,} bytes, not {allowed}"
             )
 
     def aggregate(self, server_round: int, replies: list[Message]) -> ArrayRecord:

@@ -6,11 +6,12 @@ from functools import lru_cache
 
 import numpy as np
 import numpy.typing as npt
-from flwr.app import Array, ArrayRecord, Message, MetricRecord
+from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.common.constant import SType
 
 NDArray = npt.NDArray[np.generic]
 Arrays = dict[str, NDArray]
+RecordType = ArrayRecord | MetricRecord | ConfigRecord
 
 # An .npy header is far below this.
 MAX_HEADER = 4096
@@ -290,9 +291,21 @@ def count_bytes(message: Message) -> int:
     """
     if not message.has_content():
         return 0
-    return sum(
-        len(key) + record.count_bytes() for key, record in message.content.items()
-    )
+    return sum(len(key) + _record_bytes(r) for key, r in message.content.items())
+
+
+def _record_bytes(record: RecordType) -> int:
+    # Flower's own count fails on empty strings and lists, which anybody can send.
+    if isinstance(record, ArrayRecord):
+        return sum(len(name) + len(array.data) for name, array in record.items())
+    total = 0
+    for name, value in record.items():
+        values = value if isinstance(value, list) else [value]
+        total += len(name) + sum(
+            len(v) if isinstance(v, str | bytes) else 1 if isinstance(v, bool) else 8
+            for v in values
+        )
+    return total
 
 
 def single_metrics(metrics: Mapping[str, float]) -> MetricRecord:

@@ -13,14 +13,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from task.arrays import find_arrays
+from task.images import images_in, read_image
 from task.settings import Settings, SettingsError, require, unknown
 
 Images = npt.NDArray[np.uint8]
 Integers = npt.NDArray[np.int64]
 
-IMAGE_SUFFIXES = frozenset(
-    (".bmp", ".gif", ".jpeg", ".jpg", ".png", ".ppm", ".tif", ".tiff", ".webp")
-)
 # An unwritable cache costs decoding time, not the run; a full disk is an error.
 SPACE_MARGIN = 1.02
 
@@ -267,7 +266,7 @@ def _image_folder(settings: Settings) -> tuple[str, Build]:
     files = [
         (part, owner, classes.index(folder.name), Path(entry.path), entry.stat())
         for part, owner, folder in folders
-        for entry in _images_in(folder)
+        for entry in images_in(folder, "class folder")
     ]
     size = int(settings["image-size"])
     require(size >= 0, "image-size", size, "at least 0 (0: that of the images)")
@@ -309,14 +308,6 @@ def _class_folders(
     return folders, clients
 
 
-def _images_in(folder: Path) -> list["os.DirEntry[str]"]:
-    with os.scandir(folder) as entries:
-        images = [e for e in entries if Path(e.name).suffix.lower() in IMAGE_SUFFIXES]
-    if not images:
-        raise SettingsError(f"class folder {str(folder)!r} has no images")
-    return sorted(images, key=lambda entry: entry.name)
-
-
 def _decode(
     files: list[tuple[str, int, int, Path, os.stat_result]],
     classes: tuple[str, ...],
@@ -331,11 +322,7 @@ def _decode(
 
     def read(path: Path) -> Images | None:
         try:
-            with Image.open(path) as image:
-                pixels = image.convert(mode)
-                if pixels.size != shape:
-                    pixels = pixels.resize(shape)
-                return np.asarray(pixels).reshape(shape[1], shape[0], -1)
+            return read_image(path, mode, shape)
         # A damaged file can raise nearly anything in a decoder.
         except Exception as error:
             unreadable.append(f"{path} ({error})")
@@ -379,6 +366,17 @@ def _decode(
     )
 
 
+def _arrays(settings: Settings) -> tuple[str, Build]:
+    """Return ``train.npz`` and ``test.npz`` of a directory."""
+    key, read = find_arrays(str(settings["data-dir"]))
+
+    def build() -> Dataset:
+        train, test, classes = read()
+        return Dataset(_unowned(*train), _unowned(*test), classes)
+
+    return key, build
+
+
 SOURCES: dict[str, Callable[[Settings], tuple[str, Build]]] = {
     "digits": _digits,
     "mnist": _torchvision("MNIST"),
@@ -387,4 +385,5 @@ SOURCES: dict[str, Callable[[Settings], tuple[str, Build]]] = {
     "cifar10": _torchvision("CIFAR10"),
     "cifar100": _torchvision("CIFAR100"),
     "image-folder": _image_folder,
+    "arrays": _arrays,
 }

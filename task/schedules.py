@@ -76,7 +76,8 @@ def threshold(text: str) -> Schedule:
     try:
         start, *rest = map(float, text.split(":"))
         increment, every, until = (*rest, float("inf"))[:3] if rest else (0, 1, 0)
-        if len(rest) in (0, 2, 3) and start >= 0 and increment >= 0 and every >= 1:
+        valid = start >= 0 and 0 <= increment < float("inf") and every >= 1
+        if len(rest) in (0, 2, 3) and valid and until >= 0:
             return lambda t: start + increment * (min(t, until) // every)
     except ValueError:
         pass

@@ -11,12 +11,13 @@ from task.datasets import SOURCES, ImageSet, load_dataset
 from task.examples import ExampleSet
 from task.linear import LinearTask
 from task.models import SplitModel, build_model
+from task.multi_task_setup import MULTI_TASKS, MultiTaskSetup
 from task.partitions import Indices, partition
 from task.settings import Setting, Settings, SettingsError, unknown
 from task.training import Loss
 from task.transfer_task import TransferTask
 
-TASKS = (*SOURCES, "linear", "transfer")
+TASKS = (*SOURCES, "linear", "transfer", *MULTI_TASKS)
 
 DEFAULT_MODELS = {
     "digits": "digits-cnn",
@@ -232,6 +233,8 @@ def _build(settings: tuple[tuple[str, Setting], ...], num_clients: int) -> Task:
     values = dict(settings)
     if values["task"] == "linear":
         return LinearTask.from_settings(values, max(num_clients, 1))
+    if values["task"] in MULTI_TASKS:
+        return MultiTaskSetup.from_settings(values)
     if values["task"] == "transfer":
         return TransferTask.from_settings(values)
     return ImageTask(values, num_clients)

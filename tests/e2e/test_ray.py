@@ -81,3 +81,22 @@ def test_a_run_on_ray_is_resumed_inline(tmp_path):
         numbers_of(tmp_path / "parts", "fedrep"),
         numbers_of(tmp_path / "whole", "fedrep"),
     )
+
+
+@pytest.mark.e2e
+def test_squarm_on_ray(tmp_path):
+    # Messages are random (rand-k), some are not sent, and some nodes mix more.
+    config = (
+        "model='logistic' compressor='rand-k' compressor-k=0.2 consensus-step=0.2 "
+        "local-steps=3 momentum=0.9 trigger='5000:3000:3' batch-size=8 "
+        "learning-rate-schedule='inverse:30' learning-rate=1.0 graph='erdos-renyi' "
+        "evaluate-every=1"
+    )
+    arguments = ("squarm-sgd", "--clients", "10", "--rounds", "6", "--seed", "2")
+    for backend in ("ray", "inline"):
+        run(tmp_path / backend, backend, *arguments, "--run-config", config)
+    found = numbers_of(tmp_path / "ray", "squarm-sgd")
+    assert_same(found, numbers_of(tmp_path / "inline", "squarm-sgd"))
+    assert all(row["clients"] == 10 for row in found)
+    assert 0 < sum(row["sent"] for row in found) < 60
+    assert all(row["consensus-distance"] > 0 for row in found)

@@ -11,6 +11,7 @@ from strategies import graphs
 from strategies.graphs import (
     Graph,
     Spectrum,
+    build_graph,
     check_weights,
     complete,
     consensus_step,
@@ -153,6 +154,56 @@ def test_bad_lines_of_a_file_are_named(tmp_path, line):
     file.write_text(f"0 1\n{line}\n")
     with pytest.raises(SettingsError, match=r"line 2 of .*two node numbers"):
         from_file(file)
+
+
+def test_graphs_by_the_name_of_the_setting(tmp_path):
+    for name, build in {
+        "ring": ring,
+        "torus": torus,
+        "complete": complete,
+        "star": star,
+    }.items():
+        assert build_graph(name, 12) == build(12)
+        # Neither the probability nor the seed is theirs.
+        assert build_graph(name, 12, 0.1, 9) == build(12)
+    assert build_graph("erdos-renyi", 9) == erdos_renyi(9, 0.5, 0)
+    assert build_graph("erdos-renyi", 9, 0.7, 4) == erdos_renyi(9, 0.7, 4)
+    file = tmp_path / "tree"
+    file.write_text("0 1\n1 2\n1 3\n3 4\n")
+    assert build_graph(str(file), 5) == TREE
+
+
+@pytest.mark.parametrize(
+    ("name", "n", "message"),
+    [
+        ("rign", 5, "unknown graph 'rign'; did you mean 'ring'"),
+        ("", 5, "unknown graph ''; known: complete, erdos-renyi"),
+        (".", 5, r"unknown graph '\.'"),
+        ("no/such/file", 5, "unknown graph 'no/such/file'.*a file of edges"),
+        ("ring", 1, "the number of nodes is 1; it must be at least 2"),
+        ("erdos-renyi", 1, "the number of nodes is 1; it must be at least 2"),
+        ("torus", 5, "the number of nodes of a torus is 5"),
+        # A file of another number of nodes.
+        ("tree", 4, r"an edge is \(3, 4\); it must be between .* of 0 to 3"),
+        ("tree", 6, "there is no path to node 5"),
+        ("empty", 4, r"\{0\} there is no path to node 1"),
+        ("text", 4, "line 1 of .*two node numbers"),
+    ],
+)
+def test_names_of_no_graph(name, n, message, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "tree").write_text("0 1\n1 2\n1 3\n3 4\n")
+    (tmp_path / "empty").write_text("# nothing\n")
+    (tmp_path / "text").write_text("a tree\n")
+    with pytest.raises(SettingsError, match=message) as refusal:
+        build_graph(name, n)
+    assert "\n" not in str(refusal.value)
+
+
+@pytest.mark.parametrize("probability", [0.0, -0.1, 1.1, math.nan])
+def test_a_bad_edge_probability(probability):
+    with pytest.raises(SettingsError, match=f"probability is {probability}"):
+        build_graph("erdos-renyi", 5, probability)
 
 
 # Weights.

@@ -449,3 +449,15 @@ def test_own_arrays_that_are_not(name):
     record = ArrayRecord({"a": LIES[name]})
     with pytest.raises(InvalidReplyError, match="array 'a'"):
         own_arrays(reply_of(record), "arrays")
+
+
+def test_empty_values_are_counted():
+    # Flower's own count raises for these, and anybody can send them.
+    content = RecordDict(
+        {
+            "c": ConfigRecord({"text": "", "data": b"", "list": [], "flag": True}),
+            "m": MetricRecord({"values": [], "x": 1.5}),
+        }
+    )
+    message = Message(content, 1, "train")
+    assert count_bytes(message) == 1 + (4 + 4 + 4 + 4 + 1) + 1 + (6 + 1 + 8)

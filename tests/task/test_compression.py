@@ -27,8 +27,9 @@ from task.compression import (
     SignTopK,
     TopK,
     create,
+    from_settings,
 )
-from task.settings import SettingsError
+from task.settings import SettingsError, resolve
 
 FALSE_ALARM = 1e-9
 
@@ -562,4 +563,78 @@ def test_create_by_name():
 def test_bad_settings_are_named_in_one_line(call, message):
     with pytest.raises(SettingsError, match=message) as refusal:
         call()
+    assert "\n" not in str(refusal.value)
+
+
+# From the settings of a run
+
+
+def from_names(sizes=(640, 10), **settings):
+    names = {name.replace("_", "-"): value for name, value in settings.items()}
+    return from_settings(resolve(names), sizes)
+
+
+@pytest.mark.parametrize(
+    ("given_settings", "expected"),
+    [
+        ({}, SignTopK(0.01)),
+        ({"compressor": "identity"}, Identity()),
+        ({"compressor": "sign"}, Sign()),
+        ({"compressor": "top-k"}, TopK(0.01)),
+        ({"compressor": "top-k", "compressor_k": 0.5}, TopK(0.5)),
+        # From 1 on it is a count.
+        ({"compressor": "top-k", "compressor_k": 1.0}, TopK(1)),
+        ({"compressor": "top-k", "compressor_k": 10}, TopK(10)),
+        ({"compressor": "rand-k", "compressor_k": 7.0}, RandK(7)),
+        ({"compressor": "qsgd"}, QSGD(16)),
+        ({"compressor": "qsgd", "compressor_levels": 3}, QSGD(3)),
+        (
+            {"compressor": "qsgd-top-k", "compressor_k": 0.2, "compressor_levels": 4},
+            QSGDTopK(0.2, levels=4),
+        ),
+        ({"compressor": "sign", "per_tensor": True}, PerTensor(Sign(), (640, 10))),
+        ({"per_tensor": True}, PerTensor(SignTopK(0.01), (640, 10))),
+    ],
+)
+def test_from_settings(given_settings, expected):
+    operator = from_names(**given_settings)
+    assert operator == expected
+    assert type(getattr(operator, "k", 1)) is type(getattr(expected, "k", 1))
+
+
+def test_every_operator_has_a_name_in_the_settings():
+    for name, kind in COMPRESSORS.items():
+        operator = from_names(compressor=name, compressor_levels=100)
+        assert isinstance(operator, kind)
+        # And works, on the whole vector and on each tensor.
+        x = normal(650)
+        for each in (operator, PerTensor(operator, (640, 10))):
+            data = each.compress(torch.from_numpy(x), generator())
+            assert len(data) == each.num_bytes(650)
+            assert 0 < each.omega(650) <= 1
+
+
+@pytest.mark.parametrize("k", [0.0, -0.5, -3.0, 1.5, math.inf, -math.inf, math.nan])
+@pytest.mark.parametrize("compressor", ["top-k", "sign"])
+def test_a_bad_k_in_the_settings(compressor, k):
+    line = rf"compressor-k is {k}; it must be in \(0, 1\) or a count"
+    with pytest.raises(SettingsError, match=line):
+        from_names(compressor=compressor, compressor_k=k)
+
+
+@pytest.mark.parametrize(
+    ("given_settings", "line"),
+    [
+        ({"compressor": "topk"}, "unknown compressor 'topk'; did you mean 'top-k'?"),
+        ({"compressor": ""}, "unknown compressor ''; known: identity, qsgd"),
+        ({"compressor": "qsgd", "compressor_levels": 0}, "levels is 0; it must be"),
+        (
+            {"compressor": "qsgd-top-k", "compressor_levels": 32768},
+            "levels is 32768; it must be an int from 1 to 32767",
+        ),
+    ],
+)
+def test_bad_operators_in_the_settings(given_settings, line):
+    with pytest.raises(SettingsError, match=line) as refusal:
+        from_names(**given_settings)
     assert "\n" not in str(refusal.value)

@@ -146,3 +146,63 @@ def test_without_augmentation():
     for inputs, targets in whole.without_augmentation().batches(7, shuffle=True):
         assert torch.equal(inputs, plain[targets])
     assert whole.augment
+
+
+# Single batches
+
+
+@given(st.integers(1, 70), st.integers(1, 80), st.integers(0, 1000))
+def test_a_drawn_batch_has_no_example_twice(n, batch_size, seed):
+    torch.manual_seed(seed)
+    inputs, targets = numbered(n).draw(batch_size)
+    assert len(targets) == len(inputs) == min(n, batch_size)
+    assert len(set(targets.tolist())) == len(targets)
+    assert torch.equal(inputs[:, 0], targets.float())
+    assert torch.equal(inputs[:, 1], 2 * targets.float())
+
+
+def test_draws_are_uniform_and_follow_torch():
+    whole = numbered(20)
+    torch.manual_seed(4)
+    first = [whole.draw(5)[1].tolist() for _ in range(2000)]
+    torch.manual_seed(4)
+    assert [whole.draw(5)[1].tolist() for _ in range(2000)] == first
+    assert first[0] != first[1]
+    # Each is in a quarter of the batches. Counts are sums of 2,000 draws of variance
+    # 3/16; 5 standard deviations: one of 20 strays so far once in 10^5 times.
+    counts = np.bincount(np.concatenate(first), minlength=20)
+    assert np.abs(counts - 500).max() < 5 * (2000 * 3 / 16) ** 0.5
+    # And so is each pair, in no order: 5 * 4 of 20 * 19.
+    together = np.zeros((20, 20))
+    for batch in first:
+        together[np.ix_(batch, batch)] += 1
+    pairs = together[~np.eye(20, dtype=bool)]
+    p = 20 / 380
+    assert np.abs(pairs - 2000 * p).max() < 6 * (2000 * p * (1 - p)) ** 0.5
+
+
+def test_a_drawn_batch_is_prepared_as_all_others():
+    images = torch.randint(0, 256, (6, 4, 5, 3), dtype=torch.uint8)
+    mean, std = torch.tensor([1.0, 2.0, 3.0]), torch.tensor([4.0, 5.0, 6.0])
+    whole = ExampleSet(images, torch.arange(6), mean, std)
+    inputs, targets = whole.draw(4)
+    assert inputs.shape == (4, 3, 4, 5)
+    assert inputs.dtype == torch.float32
+    assert inputs.is_contiguous(memory_format=torch.channels_last)
+    ((all_inputs, _),) = whole.batches(6)
+    assert torch.equal(inputs, all_inputs[targets])
+
+
+def test_a_drawn_batch_is_augmented_where_asked_for():
+    whole = augmented(40)
+    plain = whole.inputs.permute(0, 3, 1, 2).float()
+    inputs, targets = whole.draw(40)
+    changed = 0
+    for image, target in zip(inputs, targets, strict=True):
+        crops = crops_of(whole.inputs[int(target)].numpy(), 4)
+        pixels = image.permute(1, 2, 0).numpy()
+        assert any(np.array_equal(pixels, crop) for crop in crops)
+        changed += not torch.equal(image, plain[target])
+    assert changed > 30
+    inputs, targets = whole.without_augmentation().draw(40)
+    assert torch.equal(inputs, plain[targets])

@@ -32,11 +32,12 @@ LAYERS = {
     ),
     "mlp": ((1, 28, 28), 26, [(512, 784), (256, 512), (64, 256), (26, 64)]),
     "mlp-2": ((1, 28, 28), 62, [(256, 784), (62, 256)]),
+    "logistic": ((1, 28, 28), 10, [(10, 784)]),
 }
 
 
 def test_every_built_in_model_is_tested():
-    assert set(LAYERS) == set(MODELS)
+    assert {*LAYERS, "resnet20"} == set(MODELS)
 
 
 @pytest.mark.parametrize("name", sorted(LAYERS))
@@ -117,6 +118,109 @@ def test_dropout_of_the_cifar100_model():
     dropouts = [m for m in model.modules() if isinstance(m, nn.Dropout)]
     assert [m.p for m in dropouts] == [0.6]
     assert not any(isinstance(m, nn.Dropout) for m in model.head.modules())
+
+
+# ResNet-20 and logistic regression
+
+
+def count_of(model: nn.Module) -> int:
+    return sum(parameter.numel() for parameter in model.parameters())
+
+
+def test_parameters_of_resnet20_counted_by_hand():
+    # A convolution of 3 to 16 channels; 3 blocks of 16 channels, of 32 and of 64, each
+    # of two convolutions, the first block of the last two from half the channels; 19
+    # norms with two numbers a channel; a linear layer. He et al.: 0.27 million.
+    convolutions = 9 * (3 * 16 + 6 * 16 * 16)
+    convolutions += 9 * (16 * 32 + 5 * 32 * 32) + 9 * (32 * 64 + 5 * 64 * 64)
+    norms = 2 * (16 + 6 * 16 + 6 * 32 + 6 * 64)
+    model = build_model("resnet20", (3, 32, 32), 10)
+    assert count_of(model) == convolutions + norms + 650 == 269_722
+    kinds = [type(module) for module in model.modules()]
+    assert kinds.count(nn.Conv2d) == kinds.count(nn.BatchNorm2d) == 19
+    assert kinds.count(nn.Linear) == 1
+    assert all(m.bias is None for m in model.modules() if isinstance(m, nn.Conv2d))
+    assert count_of(model.head) == 650
+
+
+def resnet20_by_hand(state: dict, x: torch.Tensor, training: bool) -> torch.Tensor:
+    """He et al. 2016, section 4.2, with shortcuts A: from tensors and nothing else."""
+    arrays = iter([v for n, v in state.items() if "num_batches" not in n])
+
+    def convolved(x: torch.Tensor, stride: int) -> torch.Tensor:
+        weight, scale, shift, mean, variance = (next(arrays) for _ in range(5))
+        x = nn.functional.conv2d(x, weight, stride=stride, padding=1)
+        if training:
+            mean, variance = x.mean((0, 2, 3)), x.var((0, 2, 3), unbiased=False)
+        column = (None, slice(None), None, None)
+        x = (x - mean[column]) / (variance[column] + 1e-5).sqrt()
+        return x * scale[column] + shift[column]
+
+    x = convolved(x, 1).relu()
+    for width in (16, 32, 64):
+        for _ in range(3):
+            stride = 1 if x.shape[1] == width else 2
+            shortcut = x[:, :, ::stride, ::stride]
+            missing = torch.zeros(len(x), width - x.shape[1], *shortcut.shape[2:])
+            shortcut = torch.cat([shortcut, missing], 1)
+            x = (convolved(convolved(x, stride).relu(), 1) + shortcut).relu()
+    weight, bias = arrays
+    return x.mean((2, 3)) @ weight.T + bias
+
+
+@pytest.mark.parametrize("shape", [(3, 32, 32), (3, 16, 16), (1, 8, 8), (1, 28, 28)])
+@pytest.mark.parametrize("training", [False, True])
+def test_resnet20_computes_what_the_paper_says(shape, training):
+    torch.manual_seed(0)
+    model = build_model("resnet20", shape, 10).train(training)
+    with torch.no_grad():
+        for name, value in model.state_dict().items():
+            if "bn" in name and "num_batches" not in name:
+                value.uniform_(0.5, 1.5)
+    state = {name: value.clone() for name, value in model.state_dict().items()}
+    x = torch.randn(5, *shape)
+    with torch.no_grad():
+        expected = resnet20_by_hand(state, x, training)
+        torch.testing.assert_close(model(x), expected, rtol=1e-3, atol=1e-3)
+
+
+def test_feature_maps_of_resnet20():
+    model = build_model("resnet20", (3, 32, 32), 10)
+    shapes = []
+    for name, module in model.representation.named_children():
+        if name.startswith("block"):
+            module.register_forward_hook(
+                lambda *a: shapes.append(tuple(a[2].shape[1:]))
+            )
+    model(torch.ones(2, 3, 32, 32))
+    expected = [(16, 32, 32)] * 3 + [(32, 16, 16)] * 3 + [(64, 8, 8)] * 3
+    assert shapes == expected
+
+
+def test_logistic_regression_has_7850_parameters():
+    model = build_model("logistic", (1, 28, 28), 10)
+    assert count_of(model) == 7850
+    x = torch.randn(3, 1, 28, 28)
+    state = model.state_dict()
+    assert list(state) == ["head.weight", "head.bias"]
+    expected = x.reshape(3, 784) @ state["head.weight"].T + state["head.bias"]
+    torch.testing.assert_close(model(x), expected)
+    # All of it is the head: there is no representation to learn.
+    assert count_of(model.representation) == 0
+    # Pixels are read row by row, however the images lie in memory.
+    last = x.repeat(1, 2, 1, 1).to(memory_format=torch.channels_last)
+    two = build_model("logistic", (2, 28, 28), 10)
+    weight = two.state_dict()["head.weight"]
+    expected = last.reshape(3, -1) @ weight.T + two.state_dict()["head.bias"]
+    torch.testing.assert_close(two(last), expected)
+
+
+@pytest.mark.parametrize("name", ["resnet20", "logistic"])
+@pytest.mark.parametrize("head_layers", [0, 2])
+def test_models_whose_head_is_one_layer(name, head_layers):
+    line = f"head-layers is {head_layers}; it must be from 1 to 1 for model '{name}'"
+    with pytest.raises(SettingsError, match=line):
+        build_model(name, (3, 32, 32), 10, head_layers)
 
 
 def test_convolutions_are_channels_last():

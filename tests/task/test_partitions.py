@@ -345,3 +345,28 @@ def test_impossible_partitions(overrides, line):
 def test_no_clients():
     with pytest.raises(SettingsError, match="num-clients is 0; it must be at least 1"):
         split_of(labels_of(2, 3), labels_of(2, 3), 0)
+
+
+# What the clients test on
+
+
+def test_all_clients_test_on_everything():
+    train, test = labels_of(10, 30), labels_of(10, 7)
+    parts, tests = split_of(train, test, 10, test_partition="all")
+    for held_out in tests:
+        assert held_out.tolist() == list(range(70))
+    # The training examples are those of any other run with this seed.
+    usual, usual_tests = split_of(train, test, 10, test_partition="same")
+    default, default_tests = split_of(train, test, 10)
+    for a, b, c in zip(parts, usual, default, strict=True):
+        assert np.array_equal(a, b)
+        assert np.array_equal(a, c)
+    assert_disjoint_and_complete(usual_tests, 70)
+    for a, b in zip(usual_tests, default_tests, strict=True):
+        assert np.array_equal(a, b)
+
+
+def test_an_unknown_test_partition():
+    line = "unknown test-partition 'non'; known: all, same"
+    with pytest.raises(SettingsError, match=line):
+        split_of(labels_of(2, 3), labels_of(2, 3), 2, test_partition="non")

@@ -1,0 +1,281 @@
+"""Decentralised multi-task optimisation (Singh, UCLA 2024, chapter 4)."""
+
+from collections.abc import Mapping
+from functools import lru_cache
+from logging import WARNING
+from typing import Any, cast
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from flwr.common import NDArrays, Scalar, log
+
+from clients.base import Client, Evaluation, Reply
+from clients.gossip import Config, exchanges
+from clients.state import PersonalState
+from task.compression import Compressor, Identity, from_settings
+from task.multi_task import SaddlePoint, decode
+from task.multi_task_setup import DIMENSION, MultiTaskSetup
+from task.multi_task_state import Noise, State, exchange_stream
+from task.settings import Settings
+from task.tasks import Task
+
+INBOX = "inbox."
+
+
+class MultiTaskClient(Client):
+    """Algorithms 2 and 3: a node with its own model, tied to its neighbours' models.
+
+    The first message is the start, uncompressed; each later round makes one iteration
+    and sends C(x̃ − x̂). An iteration needs one message of every neighbour: a node whose
+    neighbour is away keeps what it has got and waits, since the duals of both ends of
+    an edge must go on alike.
+    """
+
+    shared = ()
+    personal = ()
+
+    def __init__(
+        self, task: Task, index: int, state: PersonalState, settings: Settings
+    ) -> None:
+        super().__init__(task, index, state, settings)
+        self.compressor = self.make_compressor()
+        # An operator that is no contraction is refused here.
+        self.compressor.omega(DIMENSION)
+        self.refused = 0
+
+    @property
+    def setup(self) -> MultiTaskSetup:
+        """The task."""
+        return cast(MultiTaskSetup, self.task)
+
+    def make_compressor(self) -> Compressor:
+        """Return the operator C that the settings name."""
+        return from_settings(self.settings, (DIMENSION,))
+
+    def structure(self) -> list[object]:
+        """Return what must be the same for all nodes: the problem and C."""
+        return [repr(self.setup), repr(self.compressor)]
+
+    def get_properties(self, config: Config) -> Config:
+        """Return what the server needs to know about this node.
+
+        Parameters
+        ----------
+        config : dict
+            Ignored.
+
+        Returns
+        -------
+        dict
+            As `Client.get_properties`, and ``message-bytes``, the length of a message,
+            ``first-message-bytes``, and ``omega``.
+        """
+        return {
+            **super().get_properties(config),
+            "message-bytes": self.compressor.num_bytes(DIMENSION),
+            "first-message-bytes": Identity().num_bytes(DIMENSION),
+            "omega": self.compressor.omega(DIMENSION),
+        }
+
+    def fit(self, parameters: NDArrays, config: Config) -> Reply:
+        """Make one iteration if every neighbour's message is here.
+
+        Parameters
+        ----------
+        parameters : list of ndarray
+            Empty.
+        config : dict
+            What the server relays; ``node`` and ``neighbours``, this node's number in
+            the graph and those of its neighbours, by name.
+
+        Returns
+        -------
+        tuple
+            As `Client.send`; no arrays, but ``message`` (bytes; empty while waiting),
+            ``refused``, ``iterations`` so far, and the sampled cost as the loss.
+        """
+        node, algorithm, noise = self.prepare(config)
+        kept = self.state.load() or {}
+        inbox = self.collect(kept, config)
+        if "raw" not in kept:
+            state, data = algorithm.start(self.setup.seed), b""
+            data = self.post(algorithm, state, node)
+        else:
+            state, data = State.from_arrays(kept), b""
+            if all(inbox.values()):
+                messages = [queue.pop(0) for queue in inbox.values()]
+                self.take(algorithm, state, messages)
+                algorithm.iterate(state, *noise.at(state.iteration + 1))
+                data = self.post(algorithm, state, node)
+        cost = float(algorithm.problem.expected(algorithm.point(state))[0])
+        queues = {INBOX + n: _packed(queue) for n, queue in inbox.items() if queue}
+        self.state.save({**state.arrays(), **queues}, int(config["server-round"]))
+        metrics: dict[str, Scalar] = {
+            "train-loss": cost,
+            "refused": self.refused,
+            "iterations": state.iteration,
+            "message": data,
+        }
+        return [], 1, metrics
+
+    def post(self, algorithm: SaddlePoint, state: State, node: int) -> bytes:
+        """Return this node's next message, lines 2 to 5.
+
+        Parameters
+        ----------
+        algorithm : SaddlePoint
+            The algorithm for this node.
+        state : State
+            Its own copy is updated.
+        node : int
+            The node's number.
+
+        Returns
+        -------
+        bytes
+            The message.
+        """
+        stream = exchange_stream(self.setup.seed, node, state.iteration + 1)
+        return algorithm.send(state, self.compressor, stream)
+
+    def take(
+        self, algorithm: SaddlePoint, state: State, messages: list[tuple[str, bytes]]
+    ) -> None:
+        """Update the neighbours' copies; a malformed message changes nothing.
+
+        Parameters
+        ----------
+        algorithm : SaddlePoint
+            The algorithm for this node.
+        state : State
+            Updated.
+        messages : list of (str, bytes)
+            One of each neighbour.
+        """
+        operator = Identity() if state.iteration == 0 else self.compressor
+        nothing = operator.compress(torch.zeros(DIMENSION), np.random.default_rng(0))
+        usable = []
+        for sender, data in messages:
+            try:
+                decode(operator, data, DIMENSION)
+                usable.append(data)
+            except ValueError as error:
+                log(WARNING, "message of neighbour %s refused: %s", sender, error)
+                self.refused += 1
+                usable.append(nothing)
+        algorithm.receive(state, usable, self.compressor)
+
+    def prepare(self, config: Config) -> tuple[int, SaddlePoint, Noise]:
+        """Return this node's number, and its algorithm and noise.
+
+        Parameters
+        ----------
+        config : dict
+            ``node`` and ``neighbour-nodes``.
+
+        Returns
+        -------
+        node : int
+            The number in the graph.
+        algorithm : SaddlePoint
+            With the node's own costs and edges.
+        noise : Noise
+            What is drawn in each iteration.
+        """
+        node = int(config["node"])
+        neighbours = tuple(sorted(_neighbours(config).values()))
+        return node, *_prepared(self.setup, node, neighbours)
+
+    def collect(
+        self, kept: Mapping[str, npt.NDArray[Any]], config: Config
+    ) -> dict[str, list[tuple[str, bytes]]]:
+        """Return each neighbour's messages that are not used up, oldest first.
+
+        Parameters
+        ----------
+        kept : mapping of str to ndarray
+            This node's state.
+        config : dict
+            What the server relays.
+
+        Returns
+        -------
+        dict of str to list of (str, bytes)
+            By the neighbour's name, in the order of their numbers; name and message.
+        """
+        neighbours = _neighbours(config)
+        inbox: dict[str, list[tuple[str, bytes]]] = {}
+        for name in sorted(neighbours, key=lambda n: neighbours[n]):
+            inbox[name] = [(name, m) for m in _unpacked(kept.get(INBOX + name))]
+        for _, messages in exchanges(config, self.state.round):
+            for message in messages:
+                inbox[message.sender].append((message.sender, message.data))
+        return inbox
+
+    def evaluate(self, parameters: NDArrays, config: Config) -> Evaluation:
+        """Judge the time average of the points, the algorithm's output.
+
+        Parameters
+        ----------
+        parameters : list of ndarray
+            Empty.
+        config : dict
+            As for `fit`.
+
+        Returns
+        -------
+        loss : float
+            Expected cost F_i of the time average.
+        num_examples : int
+            1.
+        metrics : dict
+            ``loss-point``, the cost of the last point; ``constraint``, the largest
+            g_ij of the node's points; ``iterations``; ``duals``, float64 in the order
+            of the neighbours' numbers, for the server's check.
+        """
+        _, algorithm, _ = self.prepare(config)
+        kept = self.state.load()
+        if kept is None:
+            return float("nan"), 0, {}
+        state = State.from_arrays(kept)
+        problem, point = algorithm.problem, algorithm.point(state)
+        others = algorithm.feasible.project(state.known)
+        own = np.repeat(point, len(others), axis=0)
+        metrics: dict[str, Scalar] = {
+            "loss-point": float(problem.expected(point)[0]),
+            "constraint": float(algorithm.constraint.value(own, others).max()),
+            "iterations": state.iteration,
+            "duals": state.duals.astype("<f8").tobytes(),
+        }
+        return float(problem.expected(state.average)[0]), 1, metrics
+
+
+@lru_cache(maxsize=1024)
+def _prepared(
+    setup: MultiTaskSetup, node: int, neighbours: tuple[int, ...]
+) -> tuple[SaddlePoint, Noise]:
+    """Draw a node's costs once a process, not once a message."""
+    algorithm = setup.saddle_point([node], [(node, j) for j in neighbours])
+    return algorithm, Noise(algorithm.problem, setup.seed)
+
+
+def _neighbours(config: Config) -> dict[str, int]:
+    lists = cast(dict[str, list[Any]], config)
+    names, numbers = lists["neighbours"], lists["neighbour-nodes"]
+    return dict(zip(names, numbers, strict=True))
+
+
+def _packed(queue: list[tuple[str, bytes]]) -> npt.NDArray[np.uint8]:
+    """Return messages as one array: each with its length in four bytes before it."""
+    framed = b"".join(len(m).to_bytes(4, "little") + m for _, m in queue)
+    return np.frombuffer(framed, np.uint8)
+
+
+def _unpacked(array: npt.NDArray[Any] | None) -> list[bytes]:
+    data, messages = b"" if array is None else array.tobytes(), []
+    while data:
+        end = 4 + int.from_bytes(data[:4], "little")
+        messages.append(data[4:end])
+        data = data[end:]
+    return messages

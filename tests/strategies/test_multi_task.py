@@ -1,0 +1,253 @@
+"""Multi-task optimisation through messages: the numbers of all nodes as arrays."""
+
+import logging
+
+import numpy as np
+import pytest
+from flwr.app import ConfigRecord, Message, MessageType
+
+from clients.client_app import client_class, complete, make_app
+from clients.state import PREFIX
+from strategies import build_strategy
+from strategies.graphs import build_graph
+from strategies.grids import InlineGrid
+from strategies.server_app import run_rounds
+from task.compression import create
+from task.multi_task_constraints import directed
+from task.multi_task_network import Network
+from task.multi_task_setup import MultiTaskSetup
+from task.settings import SettingsError, resolve
+from task.tasks import build_task
+
+NODES = 6
+
+
+class Tampering(InlineGrid):
+    """Records messages, drops replies and changes what nodes send."""
+
+    def __init__(self, app, num_clients):
+        super().__init__(app, num_clients)
+        self.away: set[tuple[int, int]] = set()
+        self.changes = {}
+        self.messages: list[Message] = []
+        self.round = 0
+
+    def pull_messages(self, message_ids):
+        ids = list(message_ids)
+        sent = [self._pending[i] for i in ids]
+        training = [m for m in sent if m.metadata.message_type == MessageType.TRAIN]
+        if training:
+            self.round = int(
+                training[0].content.config_records["config"]["server-round"]
+            )
+        self.messages += training
+        kept = []
+        for reply in super().pull_messages(ids):
+            node = reply.metadata.src_node_id
+            change = self.changes.get((node, self.round))
+            if training and change is not None:
+                reply.content.config_records["bytes"]["message"] = change
+            if not training or (node, self.round) not in self.away:
+                kept.append(reply)
+        return kept
+
+
+def settings_of(**given):
+    base = {
+        "algorithm": "multi-task",
+        "task": "qcqp",
+        "num-clients": NODES,
+        "graph": "erdos-renyi",
+        "edge-probability": 0.5,
+        "seed": 3,
+        "compressor": "top-k",
+        "compressor-k": 2.0,
+        # So large that constraints bind within a few iterations.
+        "saddle-step": 0.02,
+    }
+    return complete(
+        resolve({**base, **{n.replace("_", "-"): v for n, v in given.items()}})
+    )
+
+
+def run(rounds, *, away=(), changes=None, **given):
+    settings = settings_of(**given)
+    grid = Tampering(make_app(settings), NODES)
+    grid.away, grid.changes = set(away), changes or {}
+    strategy = build_strategy(settings)
+    rows = []
+    run_rounds(
+        strategy,
+        grid,
+        strategy.initialize(grid),
+        range(1, rounds + 1),
+        after_round=lambda r, a, m: rows.append(m),
+    )
+    states = []
+    for context in grid.contexts.values():
+        newest = max(context.state, key=lambda n: int(n.removeprefix(PREFIX)))
+        states.append({n: a.numpy() for n, a in context.state[newest].items()})
+    return states, rows, grid, strategy
+
+
+def network(iterations, problem="qcqp", zeta=0.0, operator=None, step=0.02):
+    graph = build_graph("erdos-renyi", NODES, 0.5, 3)
+    pairs = directed(graph.edges)
+    setup = MultiTaskSetup(problem, seed=3, step=step, zeta=zeta)
+    whole = Network(
+        setup.saddle_point(range(NODES), pairs.tolist()),
+        operator or create("top-k", k=2),
+        3,
+    )
+    for _ in range(iterations):
+        whole.iterate()
+    return whole
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ({}, {}),
+        (
+            {"compressor": "identity"},
+            {"operator": create("identity")},
+        ),
+        (
+            {"compressor": "sign-top-k", "bandit_radius": 1e-4},
+            {"operator": create("sign-top-k", k=2), "zeta": 1e-4},
+        ),
+        (
+            {"compressor": "rand-k", "task": "multi-task-logistic"},
+            {"operator": create("rand-k", k=2), "problem": "logistic"},
+        ),
+    ],
+    ids=["top-k", "identity", "bandit", "logistic"],
+)
+def test_messages_give_the_numbers_of_all_nodes_as_arrays(given, expected):
+    # The first round only sends the start, so there is one iteration less.
+    states, rows, _, _ = run(13, **given)
+    whole = network(12, **expected).state
+    for name in ("raw", "average"):
+        found = np.concatenate([state[name] for state in states])
+        np.testing.assert_allclose(found, getattr(whole, name), rtol=0, atol=1e-10)
+    duals = np.concatenate([state["duals"] for state in states])
+    np.testing.assert_allclose(duals, whole.duals, rtol=0, atol=1e-10)
+    if expected.get("problem") != "logistic":
+        assert duals.max() > 0, "no constraint was ever at work"
+    assert rows[-1]["iterations"] == 12
+    assert rows[-1]["dual-mismatch"] == 0
+    assert np.isfinite(rows[-1]["constraint"])
+
+
+def test_a_node_that_was_away_has_held_up_the_others_and_nothing_is_lost():
+    away = [(2, r) for r in (4, 5, 6)]
+    states, rows, _, _ = run(16, away=away)
+    done = [int(state["iteration"]) for state in states]
+    undisturbed, _, _, _ = run(max(done) + 1)
+    # Whoever has made as many iterations has the same numbers.
+    assert max(done) < 15
+    assert min(done) >= 12
+    for state, other, count in zip(states, undisturbed, done, strict=True):
+        if count == max(done):
+            np.testing.assert_allclose(state["raw"], other["raw"], atol=1e-12)
+    assert rows[-1]["dual-mismatch"] == 0
+    assert any(row["sent"] < NODES - 1 for row in rows[3:7])
+
+
+def test_a_reply_that_did_not_count_is_made_again():
+    # Its message never reached the neighbours, so the client must not go on from it.
+    states, rows, _, _ = run(12, changes={(3, 5): b"of another length"})
+    assert rows[4]["rejected"] == 1
+    assert rows[-1]["dual-mismatch"] == 0
+    done = min(int(state["iteration"]) for state in states)
+    again, _, _, _ = run(done + 1)
+    for state, other in zip(states, again, strict=True):
+        if int(state["iteration"]) == done:
+            np.testing.assert_allclose(state["raw"], other["raw"], atol=1e-12)
+
+
+def test_a_malformed_message_is_refused_and_the_neighbours_go_on(caplog):
+    length = create("top-k", k=2).num_bytes(10)
+    logger = logging.getLogger("flwr")
+    logger.addHandler(caplog.handler)
+    try:
+        states, rows, _, strategy = run(10, changes={(1, 5): b"\xff" * length})
+    finally:
+        logger.removeHandler(caplog.handler)
+    degree = int((strategy.weights[0] > 0).sum()) - 1
+    assert rows[5]["refused"] == degree
+    assert "message of neighbour 000000 refused" in caplog.text
+    assert [int(state["iteration"]) for state in states] == [9] * NODES
+    for state in states:
+        assert np.isfinite(state["raw"]).all()
+    # The sender has moved its own copy, the others have not: the duals tell.
+    assert rows[-1]["dual-mismatch"] > 0
+    assert "dual variables of edge ('000000'," in caplog.text
+
+
+def test_only_neighbours_messages_and_nothing_else_is_sent():
+    _, _, grid, strategy = run(5)
+    for message in grid.messages:
+        i = message.metadata.dst_node_id - 1
+        config = message.content.config_records["config"]
+        neighbours = [strategy.names[j] for j in np.flatnonzero(strategy.weights[i])]
+        assert set(config.get("relayed-senders", [])) <= set(neighbours)
+        assert strategy.names[i] not in config.get("relayed-senders", [])
+        records = message.content.array_records.values()
+        assert all(len(record) == 0 for record in records)
+
+
+def test_bits_are_those_of_the_messages():
+    _, rows, _, _ = run(4)
+    assert rows[0]["bits"] == NODES * 8 * 40
+    later = 8 * create("top-k", k=2).num_bytes(10) * NODES
+    assert [row["bits"] for row in rows[1:]] == [later] * 3
+    whole = network(4)
+    assert sum(row["bits"] for row in rows) == whole.bits
+
+
+def test_duals_of_a_wrong_length_are_no_error():
+    _, _, grid, strategy = run(3)
+    messages = list(strategy.configure_evaluate(3, _empty(), ConfigRecord(), grid))
+    replies = list(grid.send_and_receive(messages))
+    replies[0].content.config_records["bytes"]["duals"] = b"123"
+    del replies[1].content.config_records["bytes"]
+    metrics = strategy.aggregate_evaluate(3, replies)
+    assert metrics["dual-mismatch"] == 0
+
+
+def _empty():
+    from flwr.app import ArrayRecord
+
+    return ArrayRecord()
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"dual-regularizer": 1e7}, "delta times the squared step size is 4000"),
+        ({"radius": -1.0}, "radius is -1.0"),
+        ({"saddle-step": 0.0}, "the step size is 0.0"),
+        ({"bandit-radius": -1.0}, "zeta is -1.0"),
+        ({"bandit-radius": 30.0}, "zeta is 30.0"),
+    ],
+)
+def test_bad_numbers(given, message):
+    with pytest.raises(SettingsError, match=message):
+        build_task(settings_of(**given), NODES)
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "task"),
+    [
+        ("multi-task", "digits"),
+        ("fedrep", "qcqp"),
+        ("dpsgd", "multi-task-logistic"),
+        ("flute", "transfer"),
+        ("representation-transfer", "qcqp"),
+    ],
+)
+def test_algorithms_and_tasks_that_do_not_go_together(algorithm, task):
+    settings = resolve({"algorithm": algorithm, "task": task})
+    with pytest.raises(SettingsError, match=rf"{task!r}.*{algorithm!r}"):
+        client_class(settings)
