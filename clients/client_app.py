@@ -210,8 +210,8 @@ def make_app(
     run_config : UserConfig, optional
         Settings; by default those of the context, as ``flwr run`` gives them.
     mods : sequence of Mod, optional
-        Flower's mods, the outermost first. They see what is sent, and never what a
-        client keeps.
+        Flower's mods around training, the outermost first. They see what is sent, and
+        never what a client keeps.
 
     Returns
     -------
@@ -219,7 +219,7 @@ def make_app(
         Answers train, evaluate and query messages, and ``query.arrays``: the initial
         arrays.
     """
-    app = ClientApp(mods=list(mods))
+    app = ClientApp()
 
     def open_message(
         message: Message, context: Context
@@ -231,7 +231,7 @@ def make_app(
         client = build_client(context, settings, record)
         return client, cast(dict[str, Scalar], dict(record))
 
-    @app.train()
+    @app.train(mods=list(mods))
     def train(message: Message, context: Context) -> Message:
         client, config = open_message(message, context)
         names, parameters = _unpack(message, client)

@@ -343,8 +343,9 @@ class GossipClient(Client):
         for name in self.vectors:
             vector = held.pop(PREFIX + name, None)
             # Of an earlier run only the model counts: its neighbours start anew too.
-            own = vector is not None and self.state.round > 0
-            self.kept[name] = vector if own else torch.zeros_like(self.x)
+            if vector is None or self.state.round == 0:
+                vector = torch.zeros_like(self.x)
+            self.kept[name] = vector
         with torch.no_grad():
             self.model.load_state_dict({**initial, **held})
 
