@@ -22,6 +22,7 @@ from strategies import (
     ALGORITHMS,
     SRPFL_BASES,
     STRATEGIES,
+    Gossip,
     build_strategy,
     server_app,
 )
@@ -109,6 +110,8 @@ def check(algorithms: Sequence[str], settings: dict[str, Setting]) -> None:
     for algorithm in algorithms:
         strategy = build_strategy({**settings, "algorithm": algorithm})
         strategy.sample(1, list(range(num_clients)))
+        if isinstance(strategy, Gossip):
+            strategy.build_graph(num_clients)
         if settings["resume"]:
             directory = Path(str(settings["resume"])) / algorithm
             Checkpoint.read(directory, {**settings, "algorithm": algorithm})

@@ -2,6 +2,7 @@
 
 import hashlib
 from collections.abc import Sequence
+from logging import ERROR
 from pathlib import Path
 from typing import cast
 from urllib.parse import quote
@@ -20,7 +21,7 @@ from flwr.app import (
 )
 from flwr.clientapp import ClientApp
 from flwr.clientapp.typing import Mod
-from flwr.common import NDArray, NDArrays, Scalar
+from flwr.common import NDArray, NDArrays, Scalar, log
 
 from clients import CLIENTS, LINEAR_CLIENTS
 from clients.base import Client
@@ -33,6 +34,9 @@ from task.tasks import ImageTask, build_task
 NEED_CLASSES = ("flute", "flute-star", "srpfl-flute")
 # A device may say where its own data are, and with 0 sources that it is a target.
 NODE_SETTINGS = ("data-dir", "cache-dir", "num-sources")
+
+# Told to the server, which can name them when they are not those of the others.
+INPUTS = ("channels", "height", "width")
 
 
 def client_class(settings: Settings) -> type[Client]:
@@ -250,11 +254,19 @@ def make_app(
 
     @app.query()
     def query(message: Message, context: Context) -> Message:
-        client, config = open_message(message, context)
-        properties = {
-            "client": client_name(context),
-            **client.get_properties(config),
-        }
+        name = client_name(context)
+        properties: dict[str, Scalar] = {"client": name}
+        try:
+            client, config = open_message(message, context)
+            properties |= client.get_properties(config)
+            refusal = config.get("refusal")
+            if isinstance(client.task, ImageTask):
+                properties |= zip(INPUTS, client.task.shape, strict=True)
+        except SettingsError as error:
+            # Not as an exception: Flower would bury the line in a traceback.
+            refusal = properties["refusal"] = str(error)
+        if refusal is not None:
+            log(ERROR, "client %s takes no part: %s", name, refusal)
         return Message(
             RecordDict({"properties": ConfigRecord(dict(properties))}),
             reply_to=message,

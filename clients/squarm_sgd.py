@@ -65,6 +65,9 @@ class SQuARMSGDClient(GossipClient):
     def message(self, server_round: int) -> bytes:
         """Lines 8 to 13: if ‖x − x̂‖² > c_t η_t², send q = C(x − x̂); x̂ ← x̂ + q.
 
+        The first round is no exception, as in the algorithm's box; the section's text
+        has all nodes send in it.
+
         Parameters
         ----------
         server_round : int

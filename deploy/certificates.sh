@@ -46,9 +46,12 @@ for tool in openssl ssh-keygen; do
     command -v "$tool" >/dev/null || fail "$tool is not installed"
 done
 
-# Subject alternative names: a SuperNode checks the name or address that it dials.
-names=""
+# Subject alternative names: a SuperNode checks the name or address that it dials. The
+# SuperLink starts each ServerApp as a process that dials 127.0.0.1: without that name a
+# run would hang in its first second.
+names="DNS:localhost,IP:127.0.0.1,IP:::1"
 for server in ${servers[@]+"${servers[@]}"}; do
+    [[ $server != localhost && $server != 127.0.0.1 ]] || continue
     if [[ $server =~ ^[0-9]+(\.[0-9]+){3}$ || $server == *:* ]]; then
         [[ $server =~ ^[0-9a-fA-F:.]+$ ]] || fail "server '$server' is no IP address"
         names+=",IP:$server"
@@ -58,7 +61,6 @@ for server in ${servers[@]+"${servers[@]}"}; do
         names+=",DNS:$server"
     fi
 done
-names=${names#,}
 for node in ${nodes[@]+"${nodes[@]}"}; do
     [[ $node =~ ^[A-Za-z0-9][A-Za-z0-9._-]*$ && $node != *.pub ]] ||
         fail "node '$node' must be of letters, digits, '.', '_' and '-'"
@@ -96,7 +98,7 @@ fits() {
         openssl x509 -in server.crt -noout -checkend "$renew_before" >/dev/null &&
         openssl verify -CAfile ca.crt server.crt >/dev/null 2>&1
 }
-if [[ -n $names ]]; then
+if ((${#servers[@]})); then
     if fits; then
         echo "server.crt: kept"
     else

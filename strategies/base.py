@@ -107,6 +107,7 @@ class BaseStrategy(Participants, FlowerFedAvg):
         # Last round of a checkpoint that was really written; set by the caller.
         self.checkpointed = 0
         self.participants = {}
+        self.refusals = {}
         self.client_metrics: dict[str, dict[str, float]] = {}
         self.acknowledged: dict[str, int] = {}
         # Of the last round: clients' names, and why their replies did not count.

@@ -1,10 +1,10 @@
 """Gossip over a graph: the server relays messages and holds nobody's model."""
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from logging import INFO, WARNING
-from typing import Any
+from typing import Any, ClassVar, cast
 
 import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
@@ -13,6 +13,7 @@ from flwr.serverapp import Grid
 
 from strategies.base import BaseStrategy
 from strategies.graphs import (
+    Graph,
     Weights,
     build_graph,
     consensus_step,
@@ -75,6 +76,9 @@ class Gossip(BaseStrategy):
         If a value is out of its range.
     """
 
+    # Names of the properties in which a client tells how long its messages may be.
+    lengths: ClassVar[tuple[str, ...]] = ("message-bytes",)
+
     def __init__(
         self,
         *,
@@ -104,7 +108,7 @@ class Gossip(BaseStrategy):
         self.lost: set[str] = set()
         self._strangers: set[str] = set()
         self._exchanged = 0
-        self._message_bytes: set[int] = set()
+        self._message_bytes: frozenset[int] = frozenset()
 
     # The graph.
 
@@ -128,7 +132,7 @@ class Gossip(BaseStrategy):
         if not self.names and nodes:
             self._form([self.name_of(node) for node in nodes])
         if nodes and not self._message_bytes:
-            self._adopt(nodes[0])
+            self._adopt(nodes)
         for name in {self.name_of(node) for node in nodes} - set(self.names):
             if name not in self._strangers:
                 log(WARNING, "client %s came late: it has no place in the graph", name)
@@ -136,46 +140,55 @@ class Gossip(BaseStrategy):
         present = set(self.names) - self.lost
         return [node for node in nodes if self.name_of(node) in present]
 
-    def _form(self, names: list[str]) -> None:
-        graph = build_graph(self.graph, len(names), self.edge_probability, self.seed)
-        self.weights = MIXING[self.mixing](graph)
-        self.names = names
-        self.pending = {name: [] for name in names}
-
-    def _adopt(self, node: int) -> None:
-        """Take over what the nodes agree on: length of a message, and γ of the theory.
+    def build_graph(self, n: int) -> Graph:
+        """Build the graph of so many nodes.
 
         Parameters
         ----------
-        node : int
-            One of those whose structure is that of the most.
-        """
-        properties = self.participants[node].properties
-        if "message-bytes" not in properties:
-            raise SettingsError(
-                f"client {self.name_of(node)} exchanges no messages; gossip strategies "
-                "need gossip clients"
-            )
-        self._message_bytes = self.message_lengths(node)
-        if self.consensus_step == 0:
-            omega = float(properties["omega"])
-            self.consensus_step = consensus_step(self.weights, omega)
-            log(INFO, "consensus step of the theory: %.3g", self.consensus_step)
-
-    def message_lengths(self, node: int) -> set[int]:
-        """Return the lengths that a node's message may have, besides none at all.
-
-        Parameters
-        ----------
-        node : int
-            One whose structure is that of the most.
+        n : int
+            Number of nodes.
 
         Returns
         -------
-        set of int
-            Bytes.
+        Graph
+            The graph.
+
+        Raises
+        ------
+        SettingsError
+            If there is no such graph.
         """
-        return {int(self.participants[node].properties["message-bytes"])}
+        return build_graph(self.graph, n, self.edge_probability, self.seed)
+
+    def _form(self, names: list[str]) -> None:
+        self.weights = MIXING[self.mixing](self.build_graph(len(names)))
+        self.names = names
+        self.pending = {name: [] for name in names}
+
+    def _adopt(self, nodes: list[int]) -> None:
+        """Take over what most nodes say: a message's lengths, and γ of the theory."""
+        told = [self._format(self.participants[node].properties) for node in nodes]
+        usable = Counter(format_ for format_ in told if format_ is not None)
+        if not usable:
+            raise SettingsError(
+                "no client tells the length of its messages; gossip strategies need "
+                "gossip clients"
+            )
+        (self._message_bytes, omega), _ = usable.most_common(1)[0]
+        if self.consensus_step == 0:
+            self.consensus_step = consensus_step(self.weights, omega)
+            log(INFO, "consensus step of the theory: %.3g", self.consensus_step)
+
+    def _format(
+        self, properties: Mapping[str, Any]
+    ) -> tuple[frozenset[int], float] | None:
+        lengths = [properties.get(name) for name in self.lengths]
+        omega = properties.get("omega")
+        if not all(isinstance(n, int) and n >= 1 for n in lengths):
+            return None
+        if not isinstance(omega, float) or not 0 < omega <= 1:
+            return None
+        return frozenset(cast(list[int], lengths)), omega
 
     def sample(self, server_round: int, nodes: list[int]) -> list[int]:
         """Return all nodes: everybody takes part in each round.

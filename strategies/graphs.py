@@ -347,8 +347,8 @@ def build_graph(name: str, n: int, probability: float = 0.5, seed: int = 0) -> G
     if name == "erdos-renyi":
         return erdos_renyi(n, probability, seed)
     if not Path(name).is_file():
-        known = [*GRAPHS, "erdos-renyi", "or a file of edges"]
-        raise unknown("graph", name, known)
+        error = unknown("graph", name, [*GRAPHS, "erdos-renyi"])
+        raise SettingsError(f"{error}, or a file of edges")
     return from_file(name, n)
 
 

@@ -25,6 +25,9 @@ class MultiTask(Gossip):
         As for `Gossip`; of its mixing weights only who is whose neighbour matters.
     """
 
+    # The first exchange is not compressed.
+    lengths = ("message-bytes", "first-message-bytes")
+
     def content(
         self, node: int, arrays: ArrayRecord, config: ConfigRecord
     ) -> RecordDict:
@@ -49,22 +52,6 @@ class MultiTask(Gossip):
         own["neighbours"] = [self.names[j] for j in neighbours]
         own["neighbour-nodes"] = neighbours
         return content
-
-    def message_lengths(self, node: int) -> set[int]:
-        """Return the lengths that a node's message may have.
-
-        Parameters
-        ----------
-        node : int
-            One whose structure is that of the most.
-
-        Returns
-        -------
-        set of int
-            Compressed, and uncompressed for the first exchange.
-        """
-        first = self.participants[node].properties["first-message-bytes"]
-        return {*super().message_lengths(node), int(first)}
 
     def train_metrics(self, replies: list[Message]) -> dict[str, float]:
         """Return a round's metrics from the valid replies.

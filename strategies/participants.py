@@ -15,6 +15,8 @@ from strategies.replies import InvalidReplyError, own_arrays
 
 QUERY_TIMEOUT = 600.0
 POLL_INTERVAL = 0.5
+# What a client with images tells of them.
+INPUTS = ("channels", "height", "width")
 
 
 @dataclass(frozen=True)
@@ -40,6 +42,8 @@ class Participants:
     """The part of a strategy that knows the clients; Flower's node ids are random."""
 
     participants: dict[int, Participant]
+    # Why a node takes no part, as it was last told.
+    refusals: dict[int, str]
     min_available_nodes: int
 
     def identify(self, grid: Grid) -> list[int]:
@@ -73,6 +77,14 @@ class Participants:
         # Ties go to the smaller digest, so that a restart decides alike.
         usual = min(structures, key=lambda s: (-structures[s], s))
         fits = [n for n, p in known.items() if p.structure == usual]
+        for node in sorted(known.keys() - fits):
+            told = known[node].properties
+            inputs = " x ".join(str(told.get(name, "?")) for name in INPUTS)
+            reason = (
+                "its shared arrays are not of the names and shapes that most clients "
+                f"have; its inputs are {inputs} ({', '.join(INPUTS)})"
+            )
+            self._refuse(node, known[node].name, reason, grid)
         return sorted(fits, key=lambda node: (known[node].name, node))
 
     def _query(self, nodes: list[int], grid: Grid) -> None:
@@ -93,8 +105,24 @@ class Participants:
                     continue
                 self.participants.pop(taken[name], None)
                 taken[name] = node
+            if "refusal" in properties:
+                self._refuse(node, name, str(properties["refusal"]))
+                continue
             structure = str(properties.get("structure", ""))
             self.participants[node] = Participant(name, structure, properties)
+
+    def _refuse(
+        self, node: int, name: str, reason: str, grid: Grid | None = None
+    ) -> None:
+        """Say once why a client takes no part, here and with a grid on its node."""
+        if self.refusals.get(node) == reason:
+            return
+        self.refusals[node] = reason
+        log(WARNING, "client %s takes no part: %s", name, reason)
+        if grid is not None:
+            told = RecordDict({"config": ConfigRecord({"refusal": reason})})
+            message = Message(told, node, MessageType.QUERY)
+            grid.send_and_receive([message], timeout=QUERY_TIMEOUT)
 
     def name_of(self, node: int) -> str:
         """Return the name of a node's client.

@@ -15,7 +15,7 @@ def learning_rate(text: str, base: float) -> Schedule:
     text : str
         ``constant``; ``inverse:A``, base / (t + A), for an A above 0; or
         ``steps:WARMUP:T1,T2,...:FACTOR``: rises linearly over WARMUP iterations, and
-        is divided by FACTOR at each of the iterations T1, T2, ...
+        is divided by FACTOR, at least 1, at each of the iterations T1, T2, ...
     base : float
         The setting ``learning-rate``.
 
@@ -40,11 +40,11 @@ def learning_rate(text: str, base: float) -> Schedule:
         if kind == "steps":
             warmup, factor = int(rest[0]), float(rest[2])
             milestones = [int(m) for m in rest[1].split(",")]
-            if warmup >= 0 and factor > 0 and len(rest) == 3:
+            if warmup >= 0 and factor >= 1 and len(rest) == 3:
                 return lambda t: (
                     base
                     * min(1.0, (t + 1) / max(warmup, 1))
-                    / factor ** sum(t >= m for m in milestones)
+                    * factor ** -sum(t >= m for m in milestones)
                 )
     except (ValueError, IndexError):
         pass

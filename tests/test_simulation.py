@@ -400,9 +400,12 @@ def config(text: str) -> tuple[str, str]:
 
 
 BAD = [
-    (("fedrap",), "unknown algorithm 'fedrap'; did you mean 'fedrep'? known: fedavg"),
+    (
+        ("fedrap",),
+        "unknown algorithm 'fedrap'; did you mean 'fedrep'? known: choco-sgd",
+    ),
     (("fedavg", "fedrap"), "unknown algorithm 'fedrap'"),
-    (("--task", "minst"), "unknown task 'minst'; did you mean 'mnist'? known: cifar10"),
+    (("--task", "minst"), "unknown task 'minst'; did you mean 'mnist'? known: arrays"),
     (config("model='resnet81'"), "unknown model 'resnet81'; did you mean 'resnet18'"),
     (
         config("model='resnet18' model-head='top'"),

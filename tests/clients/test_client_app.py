@@ -1,5 +1,6 @@
 """The ClientApp: messages in and out, names, seeds, and what must never be sent."""
 
+import re
 import shutil
 from collections.abc import Iterator
 
@@ -148,7 +149,7 @@ def test_client_names():
 
 def test_there_is_a_client_for_every_algorithm():
     for algorithm in ALGORITHMS:
-        for task in ("digits", "linear"):
+        for task in ("qcqp",) if algorithm == "multi-task" else ("digits", "linear"):
             kind = client_class(resolve({"algorithm": algorithm, "task": task}))
             assert issubclass(kind, Client)
             if algorithm in SRPFL_BASES:
@@ -220,8 +221,10 @@ def test_consecutive_runs_of_an_experiment_share_the_head(tmp_path):
 def test_a_node_may_say_where_its_data_are(tmp_path):
     app = app_of(task="image-folder", data_dir="/nowhere")
     context = context_of(data_dir=str(tmp_path))
-    with pytest.raises(Exception, match=f"{tmp_path}.* has no class folders"):
-        app(message_of(MessageType.QUERY), context)
+    reply = app(message_of(MessageType.QUERY), context)
+    properties = reply.content.config_records["properties"]
+    assert set(properties) == {"client", "refusal"}
+    assert re.search(f"{tmp_path}.* has no class folders", properties["refusal"])
 
 
 def test_settings_come_from_the_run_where_none_are_given():

@@ -187,6 +187,51 @@ def test_devices_with_arrays_of_their_own(tmp_path):
             right = classifier(pixels).argmax(1).numpy() == test["labels"]
         expected = reported(output)[f"pi-{node}"]
         assert right.mean() == pytest.approx(expected)
+        # A photo is made grey, as the model needs it.
+        photo = Image.fromarray(pixels[0, ..., 0].numpy()).convert("RGB")
+        photo.save(tmp_path / "photo.png")
+        ((_, name, _),) = classify(classifier, card, [tmp_path / "photo.png"])
+        assert name == card.classes[int(classifier(pixels[:1]).argmax())]
+
+
+def test_devices_whose_data_do_not_fit_are_refused_in_one_line(
+    folders, tmp_path, caplog
+):
+    settings = settings_of(tmp_path, algorithm="fedrep")
+    grid = InlineGrid(make_app(settings), 5)
+    places = {"anna": folders / "anna", "bob": folders / "bob"}
+    for name, pixels in (
+        ("grey", np.zeros((8, 8), np.uint8)),
+        ("large", np.zeros((16, 16, 3), np.uint8)),
+    ):
+        places[name] = tmp_path / name
+        for part in ("train", "test"):
+            (places[name] / part / "ant").mkdir(parents=True)
+            Image.fromarray(pixels).save(places[name] / part / "ant" / "0.png")
+    places["nobody"] = tmp_path / "nobody"
+    for context, (name, place) in zip(
+        grid.contexts.values(), places.items(), strict=True
+    ):
+        context.node_config = {"client-name": name, "data-dir": str(place)}
+    server_app.run(grid, settings)
+    output = tmp_path / "results" / "fedrep"
+    rows = [json.loads(r) for r in (output / "metrics.jsonl").read_text().splitlines()]
+    assert [row["clients"] for row in rows] == [2, 2, 2]
+    lines = [r.getMessage() for r in caplog.records if "takes no part" in r.message]
+    said = {n: {line for line in lines if f"client {n} " in line} for n in places}
+    assert not said["anna"] | said["bob"]
+    for name, words in (
+        ("grey", "its inputs are 1 x 8 x 8"),
+        ("large", "its inputs are 3 x 16 x 16"),
+        ("nobody", "it must be a directory with train/<class>/*"),
+    ):
+        (line,) = said[name]
+        assert words in line
+        assert "\n" not in line
+        # The server says it once, the node whenever it is asked.
+        levels = [r.levelname for r in caplog.records if r.getMessage() == line]
+        assert levels.count("WARNING") == 1
+        assert levels.count("ERROR") >= 1
 
 
 # Which version of the own part
@@ -215,8 +260,9 @@ def test_the_head_of_an_earlier_run_counts_until_there_is_a_newer_one(
     shutil.copytree(devices, tmp_path / "copy")
     root = tmp_path / "copy"
     own = root / "anna" / "animals" / "anna"
-    for path in own.iterdir():
-        path.rename(path.with_name("earlier" + path.name[12:]))
+    # Its rounds have nothing to do with those of the run.
+    for path in list(own.iterdir()):
+        path.rename(path.with_name("earlier-9" + path.name[14:]))
     newest = max(own.iterdir(), key=lambda path: path.stat().st_mtime_ns)
     classifier, _ = of_device(root, "anna")
     expected = load_file(newest)["head.weight"]

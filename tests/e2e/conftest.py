@@ -25,3 +25,13 @@ def federation(tmp_path: Path) -> Iterator[Federation]:
         yield federation
     finally:
         federation.close()
+
+
+@pytest.fixture
+def secure(tmp_path: Path) -> Iterator[Federation]:
+    """Four devices that are known by their keys, everything encrypted."""
+    federation = Federation(tmp_path, [f"{i:06d}" for i in range(4)])
+    try:
+        yield federation
+    finally:
+        federation.close()

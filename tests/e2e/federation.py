@@ -8,7 +8,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 BIN = Path(sys.executable).parent
@@ -30,11 +30,16 @@ def wait_until(condition: Callable[[], bool], seconds: float, what: str) -> None
 
 
 class Federation:
-    """A SuperLink and SuperNodes, each a process group of its own."""
+    """A SuperLink and SuperNodes, each a process group of its own.
 
-    def __init__(self, home: Path) -> None:
+    With ``nodes`` it is encrypted, and the SuperLink knows these nodes by their keys.
+    """
+
+    def __init__(self, home: Path, nodes: Sequence[str] = ()) -> None:
         self.home = home
         self.port = free_port()
+        self.nodes = nodes
+        self.keys = home / "keys"
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
         self.environment = {
             **os.environ,
@@ -47,10 +52,31 @@ class Federation:
             "OMP_NUM_THREADS": "1",
         }
         (home / "flwr").mkdir(parents=True)
+        trust = "insecure = true"
+        if nodes:
+            self.make_keys(*nodes)
+            trust = f'root-certificates = "{self.keys / "ca.crt"}"'
         (home / "flwr" / "config.toml").write_text(
             f'[superlink]\ndefault = "test"\n\n[superlink.test]\n'
-            f'address = "127.0.0.1:{self.port}"\ninsecure = true\n'
+            f'address = "127.0.0.1:{self.port}"\n{trust}\n'
         )
+
+    def make_keys(self, *nodes: str) -> None:
+        script = ROOT / "deploy" / "certificates.sh"
+        arguments = [self.keys, "--server", "127.0.0.1", "--node", *nodes]
+        subprocess.run([script, *arguments], check=True, capture_output=True)
+
+    def flwr(self, *arguments: str) -> str:
+        """Run a command of Flower's and return what it prints."""
+        result = subprocess.run(
+            [str(BIN / "flwr"), *arguments],
+            env=self.environment,
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=False,
+        )
+        return result.stdout + result.stderr
 
     def start(self, name: str, *command: str) -> subprocess.Popen[bytes]:
         with (self.home / f"{name}.log").open("wb") as log:
@@ -65,16 +91,26 @@ class Federation:
         return process
 
     def start_superlink(self, *options: str) -> None:
-        self.start(
-            "superlink",
-            "flower-superlink",
-            "--insecure",
-            "--port",
-            str(self.port),
-            *options,
-        )
+        trust = ["--insecure"]
+        if self.nodes:
+            trust = [
+                "--ssl-ca-certfile",
+                str(self.keys / "ca.crt"),
+                "--ssl-certfile",
+                str(self.keys / "server.crt"),
+                "--ssl-keyfile",
+                str(self.keys / "server.key"),
+                "--enable-supernode-auth",
+            ]
+        port = str(self.port)
+        self.start("superlink", "flower-superlink", *trust, "--port", port, *options)
         # The first start in a new virtual environment compiles everything.
         wait_until(self.listens, 240, "the SuperLink")
+
+    def register(self) -> None:
+        for name in self.nodes:
+            key = self.keys / "nodes" / f"{name}.pub"
+            self.flwr("supernode", "register", str(key), "test", "--name", name)
 
     def listens(self) -> bool:
         with (
@@ -85,10 +121,11 @@ class Federation:
         return False
 
     def start_supernode(self, name: str, node_config: str, *options: str) -> None:
+        if not options:
+            options = ("--insecure",) if not self.nodes else self.credentials(name)
         self.start(
             name,
             "flower-supernode",
-            "--insecure",
             "--superlink",
             f"127.0.0.1:{self.port}",
             "--port",
@@ -96,6 +133,14 @@ class Federation:
             "--node-config",
             node_config,
             *options,
+        )
+
+    def credentials(self, name: str) -> tuple[str, ...]:
+        return (
+            "--root-certificates",
+            str(self.keys / "ca.crt"),
+            "--auth-supernode-private-key",
+            str(self.keys / "nodes" / name),
         )
 
     def run(self, app: Path, run_config: str, seconds: float) -> str:

@@ -88,7 +88,7 @@ def test_squarm_on_ray(tmp_path):
     # Messages are random (rand-k), some are not sent, and some nodes mix more.
     config = (
         "model='logistic' compressor='rand-k' compressor-k=0.2 consensus-step=0.2 "
-        "local-steps=3 momentum=0.9 trigger='5000:3000:3' batch-size=8 "
+        "local-steps=3 momentum=0.9 trigger='1500:2500:6' batch-size=8 "
         "learning-rate-schedule='inverse:30' learning-rate=1.0 graph='erdos-renyi' "
         "evaluate-every=1"
     )

@@ -14,10 +14,11 @@ import numpy as np
 import pytest
 import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, RecordDict
+from torch import nn
 
 import simulation
 from clients.client_app import build_client, complete, make_app
-from clients.gossip import exchanges
+from clients.gossip import GossipClient, exchanges
 from strategies import ChocoSGD, Gossip, build_strategy
 from strategies.graphs import complete as complete_graph
 from strategies.graphs import spectrum, uniform_weights
@@ -25,6 +26,7 @@ from strategies.grids import InlineGrid
 from strategies.report import Report
 from strategies.server_app import run_rounds
 from task.compression import Identity, PerTensor, SignTopK, create
+from task.models import MODELS
 from task.settings import SettingsError, resolve
 from task.tasks import build_task
 
@@ -34,7 +36,7 @@ RING = np.array(
     [[1 / 3 if abs(i - j) in (0, 1, 4) else 0 for j in range(5)] for i in range(5)]
 )
 FULL_BATCH = {
-    "model": "logistic",
+    "model": "softmax",
     "num-clients": N,
     "batch-size": 10_000,
     "learning-rate": 0.1,
@@ -45,6 +47,21 @@ FULL_BATCH = {
 }
 ALGORITHMS = ("dpsgd", "choco-sgd", "squarm-sgd")
 GOSSIP = pytest.mark.parametrize("algorithm", ALGORITHMS)
+
+
+@pytest.fixture(autouse=True)
+def _softmax(monkeypatch):
+    """The model ``softmax``: logistic regression that does not begin at 0.
+
+    Entries that nothing has moved yet would be equal, and which of them are the
+    largest k would be nobody's business.
+    """
+
+    def build(shape, num_classes):
+        linear = nn.Linear(int(np.prod(shape)), num_classes)
+        return [[("flatten", nn.Flatten())], [("fc1", linear)]]
+
+    monkeypatch.setitem(MODELS, "softmax", (build, ""))
 
 
 def name_of(i: int) -> str:
@@ -517,6 +534,18 @@ def test_a_backlog_is_kept_delivered_once_and_cleared(how):
     assert unanswered == (expected if how in ("down", "lost") else [0] * 8)
 
 
+def test_dpsgd_keeps_no_backlog_of_rounds_that_a_node_missed():
+    network = Network("dpsgd")
+    network.grid.down = lambda i, r: i == 2 and r in (3, 4, 5)
+    network.go(6)
+    for r in (3, 4, 5, 6):
+        (message,) = network.messages("train", r, 2)
+        assert relayed(message) == both_neighbours_of_2(2)
+    # Nor do its neighbours get anything of a round without it.
+    (message,) = network.messages("train", 5, 1)
+    assert relayed(message) == [(4, name_of(0))]
+
+
 @GOSSIP
 @pytest.mark.parametrize("how", ["lost", "too long"])
 def test_a_reply_that_does_not_count_leaves_no_trace(algorithm, how):
@@ -959,8 +988,23 @@ def test_a_bad_sketch_is_left_out(sketch):
 
 def test_clients_that_exchange_nothing_are_refused():
     settings = resolve({**FULL_BATCH, "algorithm": "fedavg"})
-    with pytest.raises(SettingsError, match="client 000000 exchanges no messages"):
+    with pytest.raises(SettingsError, match="no client tells the length of its mess"):
         ChocoSGD().initialize(InlineGrid(make_app(settings), N))
+
+
+@pytest.mark.parametrize(
+    "lie", [{"message-bytes": 7}, {"message-bytes": "abc"}, {"omega": 0.0}]
+)
+def test_one_lying_client_stops_nobody_else(lie, monkeypatch):
+    told = GossipClient.get_properties
+
+    def lies(self, config):
+        return {**told(self, config), **(lie if self.index == 0 else {})}
+
+    monkeypatch.setattr(GossipClient, "get_properties", lies)
+    network = Network("choco-sgd", consensus_step=0.0)
+    assert network.strategy._message_bytes != frozenset({7})
+    assert 0 < network.strategy.consensus_step < 1
 
 
 # What is counted

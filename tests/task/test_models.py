@@ -203,6 +203,10 @@ def test_logistic_regression_has_7850_parameters():
     x = torch.randn(3, 1, 28, 28)
     state = model.state_dict()
     assert list(state) == ["head.weight", "head.bias"]
+    # The problem is convex and begins at 0.
+    for value in state.values():
+        assert not value.any()
+        value.normal_()
     expected = x.reshape(3, 784) @ state["head.weight"].T + state["head.bias"]
     torch.testing.assert_close(model(x), expected)
     # All of it is the head: there is no representation to learn.
@@ -210,7 +214,7 @@ def test_logistic_regression_has_7850_parameters():
     # Pixels are read row by row, however the images lie in memory.
     last = x.repeat(1, 2, 1, 1).to(memory_format=torch.channels_last)
     two = build_model("logistic", (2, 28, 28), 10)
-    weight = two.state_dict()["head.weight"]
+    weight = two.state_dict()["head.weight"].normal_()
     expected = last.reshape(3, -1) @ weight.T + two.state_dict()["head.bias"]
     torch.testing.assert_close(two(last), expected)
 

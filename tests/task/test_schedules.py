@@ -98,6 +98,7 @@ RATES = [
     "steps:5:200",
     "steps:5:200:0",
     "steps:5:200:-5",
+    "steps:5:200:0.5",
     "steps:5:200:nan",
     "steps:-1:200:5",
     "steps:5::5",

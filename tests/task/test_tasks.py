@@ -9,6 +9,7 @@ from PIL import Image
 
 from task import tasks
 from task.linear import LinearTask
+from task.multi_task_setup import MULTI_TASKS
 from task.settings import SettingsError, resolve
 from task.tasks import DEFAULT_MODELS, TASKS, ImageTask, build_task
 
@@ -19,7 +20,7 @@ def digits(num_clients: int = 20, **overrides) -> ImageTask:
 
 
 def test_every_image_task_has_a_model():
-    assert set(DEFAULT_MODELS) == set(TASKS) - {"linear"}
+    assert set(DEFAULT_MODELS) == set(TASKS) - {"linear", "transfer", *MULTI_TASKS}
 
 
 def test_clients_share_no_image_and_test_on_their_own_classes():
