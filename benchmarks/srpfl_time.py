@@ -28,10 +28,12 @@ COMMUNICATION = (0, 10, 100)
 Rows = list[dict[str, Any]]
 
 
-def run(arguments: argparse.Namespace, algorithm: str) -> tuple[dict[str, Any], Rows]:
+def run(
+    arguments: argparse.Namespace, algorithm: str, rounds: int
+) -> tuple[dict[str, Any], Rows]:
     """Return summary and rows of one run, from an earlier call if it is there."""
     output = Path(arguments.output) / (
-        f"{arguments.speed_model}-{arguments.fraction}-{arguments.rounds}"
+        f"{arguments.speed_model}-{arguments.fraction}-{rounds}"
         f"-{arguments.stage}-{arguments.initial_nodes}-{arguments.seed}"
     )
     settings = resolve(
@@ -42,7 +44,7 @@ def run(arguments: argparse.Namespace, algorithm: str) -> tuple[dict[str, Any], 
             "num-clients": 100,
             "classes-per-client": 5,
             "fraction-train": arguments.fraction,
-            "num-server-rounds": arguments.rounds,
+            "num-server-rounds": rounds,
             "evaluate-every": arguments.evaluate_every,
             "evaluate-last": 1,
             "head-epochs": 1,
@@ -83,6 +85,16 @@ def time_to(rows: Rows, level: float, communication: float) -> float:
     )
 
 
+def at_time(rows: Rows, last: dict[str, Any], final: float) -> str:
+    """Return by how much a longer run is ahead when the base's time is over."""
+    limit = last["seconds-simulated"]
+    done = [r for r in rows if "accuracy" in r and r["seconds-simulated"] <= limit]
+    if not done:
+        return ""
+    ahead = 100 * (done[-1]["accuracy"] - final)
+    return f"{ahead:+.2f} (round {done[-1]['round']})"
+
+
 def main() -> None:
     """Run what has not run yet and write ``results/srpfl_time-<speeds>-<fraction>``."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -91,6 +103,12 @@ def main() -> None:
     parser.add_argument("--speed-model", default="fixed")
     parser.add_argument("--fraction", type=float, default=1.0)
     parser.add_argument("--rounds", type=int, default=150)
+    parser.add_argument(
+        "--longer",
+        type=int,
+        default=0,
+        help="rounds of a second run of the SRPFL ones, up to the base's time",
+    )
     parser.add_argument("--stage", type=int, default=10, help="rounds of a stage")
     parser.add_argument("--initial-nodes", type=int, default=10)
     parser.add_argument("--evaluate-every", type=int, default=2)
@@ -98,7 +116,14 @@ def main() -> None:
     parser.add_argument("--backend", default="ray")
     parser.add_argument("--output", default="results/srpfl")
     arguments = parser.parse_args()
-    runs = {name: run(arguments, name) for name in arguments.algorithms}
+    runs = {
+        name: run(arguments, name, arguments.rounds) for name in arguments.algorithms
+    }
+    longer = {
+        name: run(arguments, name, arguments.longer)[1]
+        for name in arguments.algorithms
+        if name in PAIRS and arguments.longer
+    }
     overview = [
         (
             f"`{name}`",
@@ -131,6 +156,7 @@ def main() -> None:
                     for a, b in (entry[f"C.T. {c}"] for c in COMMUNICATION)
                 ),
                 f"{100 * (entry['final'][fast] - final):+.2f}",
+                at_time(longer.get(fast, []), runs[base][1][-1], final),
             )
         )
     name = f"srpfl_time-{arguments.speed_model}-{arguments.fraction:g}"
@@ -144,20 +170,23 @@ def main() -> None:
             ("run", "final accuracy (%)", "time, C.T. = 0", "real seconds"), overview
         )
         + "\nTime to 95 % of the base algorithm's final accuracy, and the difference "
-        "of the final accuracies in points:\n\n"
+        "of the accuracies in points: after the same number of rounds, and (a longer "
+        "run of the same schedule) when the base's simulated time is over:\n\n"
         + markdown(
             (
                 "",
                 "level (%)",
                 *(f"C.T. = {c}" for c in COMMUNICATION),
-                "final",
+                "final, same rounds",
+                "final, same time",
             ),
             ratios,
         )
         + f"\n![accuracy against time]({name}.png)\n"
     )
     write(name, "SRPFL, accuracy against simulated time", body, data)
-    plot({n: rows for n, (_, rows) in runs.items()}, f"{name}.png")
+    curves = {n: longer.get(n, rows) for n, (_, rows) in runs.items()}
+    plot(curves, f"{name}.png")
 
 
 def plot(runs: dict[str, Rows], name: str) -> None:

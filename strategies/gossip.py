@@ -12,10 +12,9 @@ from flwr.common import log
 from flwr.serverapp import Grid
 
 from strategies.base import BaseStrategy
-from strategies.graphs import (
-    Graph,
+from strategies.graphs import Graph, build_graph
+from strategies.mixing import (
     Weights,
-    build_graph,
     consensus_step,
     metropolis_weights,
     uniform_weights,

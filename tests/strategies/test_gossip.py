@@ -21,8 +21,8 @@ from clients.client_app import build_client, complete, make_app
 from clients.gossip import GossipClient, exchanges
 from strategies import ChocoSGD, Gossip, build_strategy
 from strategies.graphs import complete as complete_graph
-from strategies.graphs import spectrum, uniform_weights
 from strategies.grids import InlineGrid
+from strategies.mixing import spectrum, uniform_weights
 from strategies.report import Report
 from strategies.server_app import run_rounds
 from task.compression import Identity, PerTensor, SignTopK, create

@@ -7,22 +7,24 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from strategies import graphs
+from strategies import mixing
 from strategies.graphs import (
     Graph,
-    Spectrum,
     build_graph,
-    check_weights,
     complete,
-    consensus_step,
     erdos_renyi,
     from_edges,
     from_file,
-    metropolis_weights,
     ring,
-    spectrum,
     star,
     torus,
+)
+from strategies.mixing import (
+    Spectrum,
+    check_weights,
+    consensus_step,
+    metropolis_weights,
+    spectrum,
     uniform_weights,
 )
 from task.settings import SettingsError
@@ -369,7 +371,7 @@ def test_consensus_step_keeps_the_recursion_of_the_proof_below_one(delta, at, om
     """The same for any spectrum: lambda lies between delta and 2 - delta."""
     lambda_max = delta + at * (2 - 2 * delta)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(graphs, "spectrum", lambda _: Spectrum(delta, lambda_max))
+        patch.setattr(mixing, "spectrum", lambda _: Spectrum(delta, lambda_max))
         gamma = consensus_step(np.eye(2), omega)
     near, far = gamma * delta / 2, omega / 4
     mean = (1 + near) * (1 - gamma * delta) ** 2
