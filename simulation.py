@@ -247,9 +247,13 @@ def show(
         "accuracy-global": ("not fine-tuned", "{:.2%}"),
         "distance": ("distance", "{:.4f}"),
         "error": ("error", "{:.4f}"),
+        "consensus-distance": ("consensus distance", "{:.3g}"),
+        "loss-point": ("cost", "{:.4g}"),
+        "constraint": ("largest constraint", "{:.3g}"),
         "rounds": ("rounds", "{}"),
         "seconds": ("seconds", "{:.1f}"),
         "seconds-simulated": ("simulated", "{:.1f}"),
+        "bits": ("Mbit of messages", "{:,.3f}"),
         "bytes": ("MB", "{:,.1f}"),
     }
     present = {
@@ -260,6 +264,8 @@ def show(
     table = Table("algorithm", *(heading for heading, _ in present.values()))
     for algorithm, summary in summaries.items():
         summary = {**summary, "bytes": summary["bytes"] / 1e6}
+        if "bits" in summary:
+            summary["bits"] /= 1e6
         table.add_row(
             algorithm,
             *(

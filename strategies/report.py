@@ -27,6 +27,17 @@ METRICS, CLIENTS, SUMMARY, PLOT = (
     "summary.json",
     "accuracy.png",
 )
+# Metrics of which a run's result has the mean.
+SUMMARIZED = (
+    "accuracy",
+    "accuracy-global",
+    "loss",
+    "distance",
+    "error",
+    "consensus-distance",
+    "loss-point",
+    "constraint",
+)
 # Settings in which the algorithms of one summary may differ.
 OWN = ("algorithm", "resume")
 
@@ -84,7 +95,7 @@ class Report:
             file.flush()
             os.fsync(file.fileno())
         state = f"loss {row['train-loss']:.3f}" if "train-loss" in row else ""
-        for name in ("accuracy", "distance", "error"):
+        for name in ("accuracy", "distance", "error", "loss-point"):
             if value := self.latest(name):
                 state += f"  {name} {value:.3f}"
         self.progress.update(self._bar, completed=row["round"], state=state)
@@ -203,17 +214,20 @@ def summarize(
     -------
     dict
         ``accuracy`` (and other metrics of the evaluation), ``accuracy-std-clients``,
-        ``rounds``, ``seconds``, ``bytes``.
+        ``rounds``, ``seconds``, ``bytes``, and ``bits`` of gossip's messages.
     """
     summary: dict[str, Any] = {}
     final = [row for row in rows if row["round"] > rows[-1]["round"] - last]
-    for name in ("accuracy", "accuracy-global", "loss", "distance", "error"):
+    for name in SUMMARIZED:
         values = [row[name] for row in final if name in row]
         if values:
             summary[name] = float(np.mean(values))
     accuracies = [c["accuracy"] for c in clients.values() if "accuracy" in c]
     if accuracies:
         summary["accuracy-std-clients"] = float(np.std(accuracies))
+    bits = [row["bits"] for row in rows if "bits" in row]
+    if bits:
+        summary["bits"] = sum(bits)
     return summary | {
         "rounds": rows[-1]["round"],
         "seconds": rows[-1]["seconds"],
@@ -239,7 +253,7 @@ def plot(output: Path, algorithms: list[str]) -> None:
     quality = next(
         (
             name
-            for name in ("accuracy", "distance", "error")
+            for name in ("accuracy", "distance", "error", "loss-point")
             if any(name in row for rows in runs.values() for row in rows)
         ),
         "accuracy",
@@ -258,7 +272,7 @@ def plot(output: Path, algorithms: list[str]) -> None:
     right.set_ylabel("training loss")
     if quality == "accuracy":
         left.yaxis.set_major_formatter("{x:.0%}")
-    else:
+    elif quality != "loss-point":
         left.set_yscale("log")
     handles, labels = right.get_legend_handles_labels()
     if handles:
