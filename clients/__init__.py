@@ -37,8 +37,6 @@ CLIENTS: dict[str, type[Client]] = {
     "srpfl-flute": FLUTEClient,
 }
 LINEAR_CLIENTS: dict[str, type[Client]] = {
-    "choco-sgd": ChocoSGDClient,
-    "dpsgd": DPSGDClient,
     "fedrep": FedRepLinearClient,
     "flute": FLUTELinearClient,
     "srpfl": FedRepLinearClient,

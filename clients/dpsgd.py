@@ -5,7 +5,10 @@ from task.compression import Compressor, Identity
 
 
 class DPSGDClient(GossipClient):
-    """x_i ← Σ_j w_ij (x_j − η g_j): a step, then the mean with the neighbours."""
+    """x_i ← Σ_j w_ij (x_j − η g_j): a step, then the mean with the neighbours.
+
+    The step has the settings' momentum and weight decay; the paper has neither.
+    """
 
     def make_compressor(self) -> Compressor:
         """Return the identity, whatever ``compressor`` says."""

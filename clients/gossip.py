@@ -8,6 +8,7 @@ there and had neither trained nor sent anything, so the nodes' mean moves as it 
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 from logging import WARNING
 from typing import Any, ClassVar, cast
 
@@ -20,6 +21,7 @@ from torch import Tensor
 from clients.base import Client, Evaluation, Reply
 from clients.state import PersonalState
 from task.compression import Compressor, from_settings
+from task.examples import ExampleSet
 from task.flat import FlatParameters
 from task.schedules import learning_rate
 from task.settings import Settings
@@ -34,6 +36,28 @@ PREFIX = "gossip."
 # No training that goes well exchanges a larger number; one of 1e30 would be the end of
 # every neighbour's model.
 LARGEST = 1e6
+
+
+class LostStateError(RuntimeError):
+    """A node's estimates are no longer those that its neighbours have of it."""
+
+
+def check_state(state: PersonalState, config: Config) -> None:
+    """Raise `LostStateError` unless a loaded state is that of the acknowledged round.
+
+    Parameters
+    ----------
+    state : PersonalState
+        After ``load``.
+    config : dict
+        ``acknowledged-round``.
+    """
+    acknowledged = int(config.get("acknowledged-round", 0))
+    if state.round < acknowledged:
+        raise LostStateError(
+            f"this node has its state of round {state.round} and not that of round "
+            f"{acknowledged}, on which its neighbours rely"
+        )
 
 
 @dataclass(frozen=True)
@@ -172,6 +196,7 @@ class GossipClient(Client):
             there is nothing to send) and ``refused``, how many messages were bad.
         """
         self.receive(parameters)
+        check_state(self.state, config)
         for round_, messages in exchanges(config, self.state.round):
             self.mix(round_, messages, config)
         server_round = int(config["server-round"])
@@ -198,6 +223,7 @@ class GossipClient(Client):
             estimates the distance between the nodes' models.
         """
         self.receive(parameters)
+        check_state(self.state, config)
         for round_, messages in exchanges(config, self.state.round):
             self.mix(round_, messages, config)
         loss, n, metrics = self.test()
@@ -256,8 +282,9 @@ class GossipClient(Client):
         self.model.train()
         v, g, beta = self.kept["momentum"], self.flat.gradient, self.sgd.momentum
         total = torch.zeros(())
+        examples = self.task.train_examples(self.index)
         for t in self.iterations(server_round):
-            total += self.gradient()
+            total += self.gradient(examples)
             v.mul_(beta).add_(g)
             self.x.sub_(g.add_(v, alpha=beta), alpha=self.rate(t))
         if not torch.isfinite(total):
@@ -284,23 +311,28 @@ class GossipClient(Client):
             (server_round - 1) * self.local_steps, server_round * self.local_steps
         )
 
-    def gradient(self) -> Tensor:
+    def gradient(self, examples: ExampleSet) -> Tensor:
         """Compute the stochastic gradient g at x, with weight decay.
+
+        Parameters
+        ----------
+        examples : ExampleSet
+            Of which a batch is drawn.
 
         Returns
         -------
         Tensor
             The batch's loss; the gradient is in ``flat.gradient``.
         """
-        examples = self.task.train_examples(self.index)
         inputs, targets = examples.draw(self.sgd.batch_size)
         self.flat.gradient.zero_()
-        loss = self.task.loss(self.model(inputs), targets)
+        with torch.autocast("cpu", torch.bfloat16, enabled=self.sgd.bfloat16):
+            loss = self.task.loss(self.model(inputs), targets)
         loss.backward()  # type: ignore[no-untyped-call]
         if self.sgd.weight_decay:
             decay = self.sgd.weight_decay
             self.flat.gradient.addcmul_(self.x, self.flat.decayed, value=decay)
-        return loss.detach()
+        return loss.detach().float()
 
     def received(self, message: Relayed) -> Tensor | None:
         """Return a neighbour's vector, or None for a message that is malformed.
@@ -377,8 +409,16 @@ def sketch(vector: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
     ndarray of float32, shape (SKETCH,)
         The sketch.
     """
-    raw = np.random.Philox(key=0x5CE7).random_raw(len(vector))
-    place = (raw >> np.uint64(1)) % np.uint64(SKETCH)
-    signs = np.where(raw & np.uint64(1), 1.0, -1.0)
-    sums = np.bincount(place.astype(np.int64), signs * vector, SKETCH)
+    place, signs = _sketching(len(vector))
+    sums = np.bincount(place, signs * vector, SKETCH)
     return sums.astype(np.float32)
+
+
+@lru_cache(maxsize=2)
+def _sketching(
+    dimension: int,
+) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float64]]:
+    """Return the sum that each entry goes to, and its sign."""
+    raw = np.random.Philox(key=0x5CE7).random_raw(dimension)
+    place = (raw >> np.uint64(1)) % np.uint64(SKETCH)
+    return place.astype(np.int64), np.where(raw & np.uint64(1), 1.0, -1.0)

@@ -11,7 +11,7 @@ import torch
 from flwr.common import NDArrays, Scalar, log
 
 from clients.base import Client, Evaluation, Reply
-from clients.gossip import Config, exchanges
+from clients.gossip import Config, check_state, exchanges
 from clients.state import PersonalState
 from task.compression import Compressor, Identity, from_settings
 from task.multi_task import SaddlePoint, decode
@@ -93,13 +93,17 @@ class MultiTaskClient(Client):
         -------
         tuple
             As `Client.send`; no arrays, but ``message`` (bytes; empty while waiting),
-            ``refused``, ``iterations`` so far, and the sampled cost as the loss.
+            ``refused``, ``iterations`` so far, and the expected cost as the loss.
         """
         node, algorithm, noise = self.prepare(config)
         kept = self.state.load() or {}
+        check_state(self.state, config)
+        if self.state.round == 0:
+            # What an earlier run of the experiment left: its neighbours start anew.
+            kept = {}
         inbox = self.collect(kept, config)
-        if "raw" not in kept:
-            state, data = algorithm.start(self.setup.seed), b""
+        if not kept:
+            state = algorithm.start(self.setup.seed)
             data = self.post(algorithm, state, node)
         else:
             state, data = State.from_arrays(kept), b""
@@ -236,9 +240,12 @@ class MultiTaskClient(Client):
         """
         _, algorithm, _ = self.prepare(config)
         kept = self.state.load()
-        if kept is None:
+        check_state(self.state, config)
+        if kept is None or self.state.round == 0:
             return float("nan"), 0, {}
         state = State.from_arrays(kept)
+        if state.iteration == 0:
+            return float("nan"), 0, {}
         problem, point = algorithm.problem, algorithm.point(state)
         others = algorithm.feasible.project(state.known)
         own = np.repeat(point, len(others), axis=0)

@@ -325,7 +325,8 @@ class FeatureTransferClient(RepresentationTransferClient):
             batches = examples.batches(EVALUATION_BATCH)
             rows = [self.model.representation(x).flatten(1) for x, _ in batches]
             columns.append(torch.cat(rows))
-        return torch.cat(columns, dim=1)
+        # A source whose features are no numbers shall not spoil the others'.
+        return torch.nan_to_num(torch.cat(columns, dim=1), 0.0, 0.0, 0.0)
 
     def test_target(
         self, parameters: NDArrays, kept: Mapping[str, npt.NDArray[Any]]

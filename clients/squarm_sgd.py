@@ -7,10 +7,6 @@ from task.settings import Settings, require
 from task.tasks import Task
 
 
-class LostStateError(RuntimeError):
-    """A node's estimates are no longer those that its neighbours have of it."""
-
-
 class SQuARMSGDClient(GossipClient):
     """Algorithm 1, in the memory-efficient form.
 
@@ -48,12 +44,6 @@ class SQuARMSGDClient(GossipClient):
         config : dict
             ``consensus-step``, γ, and ``neighbour-weight``, Σ_j w_ij.
         """
-        acknowledged = int(config.get("acknowledged-round", 0))
-        if self.state.round < acknowledged:
-            raise LostStateError(
-                f"this node has its state of round {self.state.round} and not that of "
-                f"round {acknowledged}, on which its neighbours rely"
-            )
         neighbours, estimate = self.kept["neighbours"], self.kept["estimate"]
         for message in messages:
             q = self.received(message)

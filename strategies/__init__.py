@@ -39,8 +39,6 @@ STRATEGIES: dict[str, type[BaseStrategy]] = {
     "squarm-sgd": SQuARMSGD,
 }
 LINEAR_STRATEGIES: dict[str, type[BaseStrategy]] = {
-    "choco-sgd": ChocoSGD,
-    "dpsgd": DPSGD,
     "fedrep": FedRepLinear,
     "flute": FLUTELinear,
 }

@@ -113,6 +113,8 @@ class BaseStrategy(Participants, FlowerFedAvg):
         # Of the last round: clients' names, and why their replies did not count.
         self.rejections: list[tuple[str, str]] = []
         self.evaluation_rejections: list[tuple[str, str]] = []
+        # Replies that counted in the last evaluation.
+        self.evaluated: list[Message] = []
         self._asked: set[int] = set()
         self._expected: dict[str, ArrayRecord] = {}
         self._bytes_down = 0
@@ -505,6 +507,7 @@ class BaseStrategy(Participants, FlowerFedAvg):
             [r for r in replies if not _has_no_examples(r)],
             lambda reply: check_metrics(reply, ("num-examples", "loss")),
         )
+        self.evaluated = valid
         if not valid:
             return None
         collected: dict[str, list[float]] = {}

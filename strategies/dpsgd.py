@@ -6,6 +6,8 @@ from strategies.gossip import Gossip
 class DPSGD(Gossip):
     """Relay models, uncompressed, between neighbours that both took part in a round."""
 
+    uses_consensus_step = False
+
     def relays(self, receiver_took_part: bool) -> bool:
         """Return whether a message of this round goes to a neighbour.
 

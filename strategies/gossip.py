@@ -23,6 +23,10 @@ from strategies.replies import Arrays, InvalidReplyError, check_metrics
 from task.settings import SettingsError, require, unknown
 
 MIXING = {"metropolis": metropolis_weights, "uniform": uniform_weights}
+# Of a sketch's entries; also false for what is no number.
+LARGEST = 1e9
+# What a client raises whose state is not the one that its neighbours rely on.
+LOST_STATE = "LostStateError"
 # Where a reply has what is no number.
 BYTES = "bytes"
 
@@ -75,6 +79,7 @@ class Gossip(BaseStrategy):
         If a value is out of its range.
     """
 
+    uses_consensus_step: ClassVar[bool] = True
     # Names of the properties in which a client tells how long its messages may be.
     lengths: ClassVar[tuple[str, ...]] = ("message-bytes",)
 
@@ -103,6 +108,9 @@ class Gossip(BaseStrategy):
         # Names of the graph's nodes, and W.
         self.names: list[str] = []
         self.weights: Weights = np.zeros((0, 0))
+        # Each name's place, and each node's neighbours.
+        self.number: dict[str, int] = {}
+        self.neighbours: list[tuple[int, ...]] = []
         self.pending: dict[str, list[Pending]] = {}
         self.lost: set[str] = set()
         self._strangers: set[str] = set()
@@ -160,8 +168,11 @@ class Gossip(BaseStrategy):
         return build_graph(self.graph, n, self.edge_probability, self.seed)
 
     def _form(self, names: list[str]) -> None:
-        self.weights = MIXING[self.mixing](self.build_graph(len(names)))
+        graph = self.build_graph(len(names))
+        self.weights = MIXING[self.mixing](graph)
         self.names = names
+        self.number = {name: i for i, name in enumerate(names)}
+        self.neighbours = [graph.neighbours(i) for i in range(len(names))]
         self.pending = {name: [] for name in names}
 
     def _adopt(self, nodes: list[int]) -> None:
@@ -174,7 +185,7 @@ class Gossip(BaseStrategy):
                 "gossip clients"
             )
         (self._message_bytes, omega), _ = usable.most_common(1)[0]
-        if self.consensus_step == 0:
+        if self.consensus_step == 0 and self.uses_consensus_step:
             self.consensus_step = consensus_step(self.weights, omega)
             log(INFO, "consensus step of the theory: %.3g", self.consensus_step)
 
@@ -270,13 +281,13 @@ class Gossip(BaseStrategy):
         content = super().content(node, arrays, config)
         own = content.config_records[self.configrecord_key]
         name = self.name_of(node)
-        i = self.names.index(name)
+        i = self.number[name]
         own["exchanged-round"] = self._exchanged
         own["consensus-step"] = self.consensus_step
         own["neighbour-weight"] = float(1 - self.weights[i, i])
         pending = self.pending[name]
         if pending:
-            places = [self.names.index(message.sender) for message in pending]
+            places = [self.number[message.sender] for message in pending]
             own["relayed-rounds"] = [message.round for message in pending]
             own["relayed-senders"] = [message.sender for message in pending]
             own["relayed-weights"] = [float(self.weights[i, j]) for j in places]
@@ -324,10 +335,9 @@ class Gossip(BaseStrategy):
         for name, data in sent.items():
             if not data:
                 continue
-            for j in np.flatnonzero(self.weights[self.names.index(name)]):
+            for j in self.neighbours[self.number[name]]:
                 neighbour = self.names[j]
-                known = neighbour != name and neighbour not in self.lost
-                if known and self.relays(neighbour in sent):
+                if neighbour not in self.lost and self.relays(neighbour in sent):
                     self.pending[neighbour].append(Pending(server_round, name, data))
         return ArrayRecord()
 
@@ -350,15 +360,47 @@ class Gossip(BaseStrategy):
         for name in self.names:
             missed = server_round - 1 - self.acknowledged.get(name, 0)
             if name not in self.lost and missed > self.max_missed_rounds:
-                log(
-                    WARNING,
-                    "client %s is lost after %d rounds away; its neighbours go on with "
-                    "what it sent last",
-                    name,
-                    missed,
-                )
-                self.lost.add(name)
-                self.pending[name] = []
+                self.lose(name, f"it has been away for {missed} rounds")
+
+    def lose(self, name: str, reason: str) -> None:
+        """Go on without a node for good.
+
+        Parameters
+        ----------
+        name : str
+            The node.
+        reason : str
+            Why, for the log.
+        """
+        log(
+            WARNING,
+            "client %s is lost, as %s; its neighbours go on with what it sent last",
+            name,
+            reason,
+        )
+        self.lost.add(name)
+        self.pending[name] = []
+
+    def aggregate_train(
+        self, server_round: int, replies: Iterable[Message]
+    ) -> tuple[ArrayRecord | None, MetricRecord | None]:
+        """Relay the valid replies' messages; who has lost its state is lost.
+
+        Parameters
+        ----------
+        server_round, replies
+            As for `BaseStrategy`.
+
+        Returns
+        -------
+        tuple
+            As for `BaseStrategy`.
+        """
+        result = super().aggregate_train(server_round, replies)
+        for name, reason in self.rejections:
+            if LOST_STATE in reason and name in self.number and name not in self.lost:
+                self.lose(name, "its state is not the one that its neighbours rely on")
+        return result
 
     # Metrics.
 
@@ -406,9 +448,8 @@ class Gossip(BaseStrategy):
             estimated from the nodes' sketches (standard error at most 9 %), since
             nobody's model comes here.
         """
-        replies = list(replies)
         metrics = super().aggregate_evaluate(server_round, replies)
-        sketches = [s for s in map(_sketch, replies) if s is not None]
+        sketches = [s for s in map(_sketch, self.evaluated) if s is not None]
         if metrics is None or not sketches:
             return metrics
         usual = Counter(map(len, sketches)).most_common(1)[0][0]
@@ -465,11 +506,9 @@ def _message(reply: Message) -> bytes:
 
 
 def _sketch(reply: Message) -> "np.typing.NDArray[np.float32] | None":
-    """Return a reply's sketch if it is one of finite numbers."""
-    if reply.has_error():
-        return None
+    """Return a reply's sketch if its numbers can be those of a model."""
     data = reply.content.config_records.get(BYTES, ConfigRecord()).get("sketch")
     if not isinstance(data, bytes) or len(data) % 4 or not data:
         return None
     values = np.frombuffer(data, "<f4")
-    return values if np.isfinite(values).all() else None
+    return values if np.abs(values).max() <= LARGEST else None

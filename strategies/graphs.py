@@ -334,10 +334,17 @@ def build_graph(name: str, n: int, probability: float = 0.5, seed: int = 0) -> G
         return GRAPHS[name](n)
     if name == "erdos-renyi":
         return erdos_renyi(n, probability, seed)
-    if not Path(name).is_file():
+    if not _is_file(name):
         error = unknown("graph", name, [*GRAPHS, "erdos-renyi"])
         raise SettingsError(f"{error}, or a file of edges")
     return from_file(name, n)
+
+
+def _is_file(name: str) -> bool:
+    try:
+        return Path(name).is_file()
+    except (OSError, ValueError):  # Too long, or with a zero byte.
+        return False
 
 
 def _listed(nodes: set[int]) -> str:

@@ -9,9 +9,12 @@ from flwr.common import log
 
 from strategies.gossip import BYTES, Gossip
 from strategies.replies import check_metrics
+from task.settings import SettingsError
 
 # Of dual variables; machines may round differently.
 TOLERANCE = 1e-9
+# In the place of what is no number.
+HUGE = 1e300
 
 
 class MultiTask(Gossip):
@@ -25,6 +28,7 @@ class MultiTask(Gossip):
         As for `Gossip`; of its mixing weights only who is whose neighbour matters.
     """
 
+    uses_consensus_step = False
     # The first exchange is not compressed.
     lengths = ("message-bytes", "first-message-bytes")
 
@@ -46,12 +50,23 @@ class MultiTask(Gossip):
         """
         content = super().content(node, arrays, config)
         own = content.config_records[self.configrecord_key]
-        i = self.names.index(self.name_of(node))
-        neighbours = [int(j) for j in np.flatnonzero(self.weights[i]) if j != i]
+        i = self.number[self.name_of(node)]
+        neighbours = list(self.neighbours[i])
         own["node"] = i
         own["neighbours"] = [self.names[j] for j in neighbours]
         own["neighbour-nodes"] = neighbours
         return content
+
+    def check_train_reply(self, reply: Message) -> None:
+        """Raise `InvalidReplyError` unless a reply has a message and ``iterations``.
+
+        Parameters
+        ----------
+        reply : Message
+            A reply with content.
+        """
+        super().check_train_reply(reply)
+        check_metrics(reply, ("iterations",))
 
     def train_metrics(self, replies: list[Message]) -> dict[str, float]:
         """Return a round's metrics from the valid replies.
@@ -90,41 +105,54 @@ class MultiTask(Gossip):
             two ends of an edge whose nodes have made equally many iterations. The
             algorithms need it to be 0; the log says where it is not.
         """
-        replies = list(replies)
         metrics = super().aggregate_evaluate(server_round, replies)
         if metrics is None:
             return None
-        rejected = {name for name, _ in self.evaluation_rejections}
-        told = {
-            self.name_of(r.metadata.src_node_id): r
-            for r in replies
-            if not r.has_error() and BYTES in r.content.config_records
-        }
-        told = {n: r for n, r in told.items() if n in self.names and n not in rejected}
-        known = [self.client_metrics[name] for name in told]
-        if all({"constraint", "iterations"} <= m.keys() for m in known):
-            metrics["constraint"] = max(m["constraint"] for m in known)
-            metrics["dual-mismatch"] = self._mismatch(told)
+        told = [(r.metadata.src_node_id, check_metrics(r, ())) for r in self.evaluated]
+        constraints = [m["constraint"] for _, m in told if "constraint" in m]
+        if constraints:
+            metrics["constraint"] = max(constraints)
+        metrics["dual-mismatch"] = self._mismatch()
         return metrics
 
-    def _mismatch(self, told: dict[str, Message]) -> float:
+    def _mismatch(self) -> float:
         """Return the largest difference between the two ends' dual variables."""
+        ends: dict[tuple[int, int], tuple[float, float]] = {}
+        for reply in self.evaluated:
+            i = self.number[self.name_of(reply.metadata.src_node_id)]
+            iterations = check_metrics(reply, ()).get("iterations", -1.0)
+            record = reply.content.config_records.get(BYTES, ConfigRecord())
+            data = record.get("duals")
+            if isinstance(data, bytes) and len(data) == 8 * len(self.neighbours[i]):
+                duals = np.nan_to_num(np.frombuffer(data, "<f8"), nan=HUGE).tolist()
+                for j, dual in zip(self.neighbours[i], duals, strict=True):
+                    ends[i, j] = iterations, dual
         largest = 0.0
-        ends: dict[tuple[int, int], float] = {}
-        for name, reply in told.items():
-            i = self.names.index(name)
-            neighbours = [int(j) for j in np.flatnonzero(self.weights[i]) if j != i]
-            data = reply.content.config_records[BYTES].get("duals")
-            if isinstance(data, bytes) and len(data) == 8 * len(neighbours):
-                duals = np.frombuffer(data, "<f8").tolist()
-                ends |= {(i, j): d for j, d in zip(neighbours, duals, strict=True)}
-        for (i, j), mine in ends.items():
-            a, b = (self.client_metrics[self.names[k]]["iterations"] for k in (i, j))
-            difference = abs(mine - ends.get((j, i), mine))
-            if i > j or a != b or difference == 0:
+        for (i, j), (count, mine) in ends.items():
+            other, theirs = ends.get((j, i), (-1.0, 0.0))
+            if i > j or count != other:
                 continue
-            if not difference <= TOLERANCE * (1 + abs(mine)):
+            difference = min(abs(mine - theirs), HUGE)
+            if difference > TOLERANCE * (1 + abs(mine)):
                 names = self.names[i], self.names[j]
                 log(ERROR, "dual variables of edge %s differ by %g", names, difference)
             largest = max(largest, difference)
         return largest
+
+    def lose(self, name: str, reason: str) -> None:
+        """End the run: without one node, its neighbours cannot iterate any more.
+
+        Parameters
+        ----------
+        name, reason : str
+            Who is lost, and why.
+
+        Raises
+        ------
+        SettingsError
+            Always.
+        """
+        raise SettingsError(
+            f"client {name} is lost, as {reason}; multi-task optimisation needs every "
+            "node of the graph"
+        )

@@ -12,7 +12,7 @@ from flwr.serverapp import Grid
 from strategies.base import BaseStrategy
 from strategies.replies import Arrays, check_arrays, to_record
 from task.settings import Settings, require
-from task.transfer import basis
+from task.transfer import basis, unit_columns
 
 WEIGHT = "representation.weight"
 
@@ -41,7 +41,7 @@ class RepresentationTransfer(BaseStrategy):
         In (0, 1); where the rank of a basis ends, relative to the largest singular
         value.
     **base
-        As for `BaseStrategy`.
+        As for `BaseStrategy`; ``transport`` must be float32.
     """
 
     evaluated_once = True
@@ -55,6 +55,8 @@ class RepresentationTransfer(BaseStrategy):
         **base: Any,
     ) -> None:
         super().__init__(**base)
+        allowed = "float32 for representation-transfer"
+        require(self.transport == "float32", "transport", self.transport, allowed)
         allowed = f"from 1 to {num_clients - 1}, so that one of {num_clients} clients "
         allowed += "is a target"
         require(1 <= num_sources < num_clients, "num-sources", num_sources, allowed)
@@ -261,5 +263,5 @@ class RepresentationTransferLinear(RepresentationTransfer):
         dict of str to ndarray
             ``representation.weight``: Vᵀ.
         """
-        columns = [s[WEIGHT].astype(np.float64).T for s in sources]
+        columns = [unit_columns(s[WEIGHT].astype(np.float64).T) for s in sources]
         return {WEIGHT: basis(columns, self.rank_tolerance).T}

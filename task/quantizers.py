@@ -158,7 +158,7 @@ class QSGD(Compressor):
         if beta >= 1:
             raise SettingsError(
                 f"qsgd with levels={self.levels} is no contraction on {dimension} "
-                f"entries: take levels above {math.isqrt(dimension)}, or scaled=True"
+                f"entries: take levels above {math.isqrt(dimension)}"
             )
         return 1 - beta
 

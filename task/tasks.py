@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from task.datasets import SOURCES, ImageSet, load_dataset
+from task.datasets import SOURCES, load_dataset
 from task.examples import ExampleSet
 from task.linear import LinearTask
 from task.models import SplitModel, build_model
@@ -131,6 +131,8 @@ class ImageTask:
         self.head_layers = int(settings["head-layers"]) or 1
         self.model_head = str(settings["model-head"])
         self.loss: Loss = nn.functional.cross_entropy
+        # Of the clients that were here last: cutting a client's images out takes time.
+        self._examples = lru_cache(maxsize=32)(self._cut)
 
     def _partition(
         self, settings: Settings, num_clients: int
@@ -198,7 +200,7 @@ class ImageTask:
         ExampleSet
             The images, read from the cache.
         """
-        return self._examples(self.dataset.train, self.train, client, self.augment)
+        return self._examples(client, True)
 
     def test_examples(self, client: int) -> ExampleSet:
         """Return a client's test images.
@@ -213,18 +215,19 @@ class ImageTask:
         ExampleSet
             The images, never augmented.
         """
-        return self._examples(self.dataset.test, self.test, client, False)
+        # With test-partition "all" there is one set for everybody.
+        shared = self.test[client] is self.test[0]
+        return self._examples(0 if shared else client, False)
 
-    def _examples(
-        self, images: ImageSet, indices: Indices, client: int, augment: bool
-    ) -> ExampleSet:
-        chosen = indices[client]
+    def _cut(self, client: int, training: bool) -> ExampleSet:
+        images = self.dataset.train if training else self.dataset.test
+        chosen = (self.train if training else self.test)[client]
         return ExampleSet(
             torch.from_numpy(images.images[chosen]),
             torch.from_numpy(images.labels[chosen]),
             self.mean,
             self.std,
-            augment,
+            self.augment and training,
         )
 
 

@@ -51,7 +51,31 @@ def basis(representations: Sequence[Matrix], tolerance: float = 0.01) -> Matrix:
         require(False, "rank of the basis", 0, "at least 1: all representations are 0")
     u, singular_values, _ = np.linalg.svd(stacked, full_matrices=False)
     v: Matrix = u[:, singular_values > tolerance * singular_values[0]]
+    require(v.shape[1] > 0, "rank of the basis", 0, "at least 1")
     return v
+
+
+def unit_columns(representation: Matrix) -> Matrix:
+    """Return the columns of a representation, each of length 1; zero ones are left out.
+
+    Only their span counts (section 5.3.1), so no source decides by the size of its
+    numbers what of the others' columns is above a tolerance.
+
+    Parameters
+    ----------
+    representation : ndarray, shape (d, k)
+        B_i, finite.
+
+    Returns
+    -------
+    ndarray, shape (d, at most k)
+        The columns.
+    """
+    # First by the largest entry, whose square may not be a number any more.
+    largest = np.abs(representation).max(axis=0, initial=0.0)
+    columns = representation[:, largest > 0] / largest[largest > 0]
+    unit: Matrix = columns / np.linalg.norm(columns, axis=0)
+    return unit
 
 
 def halves(x: Matrix, y: Matrix) -> tuple[Matrix, Matrix, Matrix, Matrix]:

@@ -85,6 +85,9 @@ def run(rounds, *, away=(), changes=None, **given):
     )
     states = []
     for context in grid.contexts.values():
+        if not context.state:
+            states.append({})
+            continue
         newest = max(context.state, key=lambda n: int(n.removeprefix(PREFIX)))
         states.append({n: a.numpy() for n, a in context.state[newest].items()})
     return states, rows, grid, strategy
@@ -183,6 +186,71 @@ def test_a_malformed_message_is_refused_and_the_neighbours_go_on(caplog):
     # The sender has moved its own copy, the others have not: the duals tell.
     assert rows[-1]["dual-mismatch"] > 0
     assert "dual variables of edge ('000000'," in caplog.text
+
+
+def test_a_node_that_never_answers_is_no_error():
+    _, rows, _, _ = run(3, away=[(2, r) for r in (1, 2, 3)])
+    assert [row["clients"] for row in rows] == [NODES - 1] * 3
+    assert rows[-1]["dual-mismatch"] == 0
+
+
+def test_a_node_that_lost_its_state_ends_the_run():
+    settings = settings_of()
+    grid = Tampering(make_app(settings), NODES)
+    strategy = build_strategy(settings)
+    arrays = strategy.initialize(grid)
+    run_rounds(strategy, grid, arrays, range(1, 6))
+    grid.contexts[2].state.clear()
+    with pytest.raises(SettingsError, match="client 000001 is lost, as its state is"):
+        run_rounds(strategy, grid, arrays, range(6, 9))
+
+
+def test_a_node_that_is_away_for_too_long_ends_the_run():
+    with pytest.raises(SettingsError, match="client 000003 is lost, as it has been aw"):
+        run(9, away=[(4, r) for r in range(3, 9)], max_missed_rounds=3)
+
+
+def test_hostile_metrics_are_no_error():
+    _, _, grid, strategy = run(5)
+    messages = list(strategy.configure_evaluate(5, _empty(), ConfigRecord(), grid))
+    replies = list(grid.send_and_receive(messages))
+    del replies[0].content.metric_records["metrics"]["constraint"]
+    replies[1].content.metric_records["metrics"]["num-examples"] = 0
+    duals = np.frombuffer(replies[2].content.config_records["bytes"]["duals"], "<f8")
+    lies = np.full_like(duals, np.nan).tobytes()
+    replies[2].content.config_records["bytes"]["duals"] = lies
+    metrics = strategy.aggregate_evaluate(5, replies)
+    assert metrics["dual-mismatch"] == 1e300
+    assert np.isfinite(metrics["constraint"])
+    # And in training.
+    messages = list(strategy.configure_train(6, _empty(), ConfigRecord(), grid))
+    replies = list(grid.send_and_receive(messages))
+    del replies[3].content.metric_records["metrics"]["iterations"]
+    _, metrics = strategy.aggregate_train(6, replies)
+    assert metrics["rejected"] == 1
+
+
+def test_a_second_run_of_an_experiment_starts_anew(tmp_path):
+    def rows_of(run_id):
+        settings = settings_of(experiment="x")
+        grid = Tampering(make_app(settings), NODES)
+        for context in grid.contexts.values():
+            context.node_config["state-dir"] = str(tmp_path)
+        strategy = build_strategy(settings)
+        strategy.run_token = run_id
+        rows = []
+        run_rounds(
+            strategy,
+            grid,
+            strategy.initialize(grid),
+            range(1, 7),
+            after_round=lambda r, a, m: rows.append(m),
+        )
+        return rows
+
+    first, second = rows_of("a"), rows_of("b")
+    assert second[-1]["iterations"] == 5
+    assert second[-1]["loss"] == first[-1]["loss"]
 
 
 def test_only_neighbours_messages_and_nothing_else_is_sent():

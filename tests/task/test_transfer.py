@@ -15,6 +15,7 @@ from task.transfer import (
     phase_one,
     phase_two,
     phase_two_descent,
+    unit_columns,
 )
 from task.transfer_task import TransferTask
 
@@ -321,3 +322,15 @@ def test_the_task_s_model_and_examples():
     # Errors 1 and -3: (1 + 9)/2 = 5.
     outputs, targets = torch.tensor([[1.0], [2.0]]), torch.tensor([[0.0], [5.0]])
     assert task.loss(outputs, targets).item() == 5.0
+
+
+def test_no_source_decides_by_the_size_of_its_numbers():
+    rng = np.random.default_rng(0)
+    sources = [rng.standard_normal((8, 1)) for _ in range(3)]
+    sources[1] *= 1.7e307
+    sources.append(np.zeros((8, 2)))
+    columns = [unit_columns(b) for b in sources]
+    assert [c.shape[1] for c in columns] == [1, 1, 1, 0]
+    for column in columns[:3]:
+        np.testing.assert_allclose(np.linalg.norm(column, axis=0), 1)
+    assert basis(columns, 0.01).shape == (8, 3)
