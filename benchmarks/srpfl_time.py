@@ -105,9 +105,10 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=150)
     parser.add_argument(
         "--longer",
-        type=int,
-        default=0,
-        help="rounds of a second run of the SRPFL ones, up to the base's time",
+        nargs="*",
+        default=[],
+        metavar="NAME=ROUNDS",
+        help="a second run of an SRPFL one, up to the base's time",
     )
     parser.add_argument("--stage", type=int, default=10, help="rounds of a stage")
     parser.add_argument("--initial-nodes", type=int, default=10)
@@ -120,9 +121,8 @@ def main() -> None:
         name: run(arguments, name, arguments.rounds) for name in arguments.algorithms
     }
     longer = {
-        name: run(arguments, name, arguments.longer)[1]
-        for name in arguments.algorithms
-        if name in PAIRS and arguments.longer
+        name: run(arguments, name, int(rounds))[1]
+        for name, rounds in (text.split("=") for text in arguments.longer)
     }
     overview = [
         (
