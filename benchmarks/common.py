@@ -2,6 +2,7 @@
 
 import json
 import platform
+import shlex
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -37,7 +38,7 @@ def provenance() -> dict[str, Any]:
         if argument in ("--data-dir", "--output"):
             arguments[i + 1] = argument.removeprefix("--").partition("-")[0].upper()
     return {
-        "command": "python " + " ".join(arguments),
+        "command": shlex.join(["python", *arguments]),
         "commit": commit,
         "machine": f"{platform.machine()}, {_cores()} cores",
         "python": platform.python_version(),

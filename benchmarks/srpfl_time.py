@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 from common import RESULTS, markdown, write
+from flwr.common.config import parse_config_args
 
 from simulation import simulate
 from strategies import FedAvgFT
@@ -35,6 +36,7 @@ def run(
     output = Path(arguments.output) / (
         f"{arguments.speed_model}-{arguments.fraction}-{rounds}"
         f"-{arguments.stage}-{arguments.initial_nodes}-{arguments.seed}"
+        f"{arguments.name and '-' + arguments.name}"
     )
     settings = resolve(
         {
@@ -56,6 +58,7 @@ def run(
             # Features computed once, or 10 epochs of fine-tuning for each evaluation
             # would take most of the time.
             "augment-head": not algorithm.endswith("-ft"),
+            **parse_config_args([arguments.run_config]),
         }
     )
     # Here a curve is wanted, not the last round alone.
@@ -113,6 +116,8 @@ def main() -> None:
     parser.add_argument("--stage", type=int, default=10, help="rounds of a stage")
     parser.add_argument("--initial-nodes", type=int, default=10)
     parser.add_argument("--evaluate-every", type=int, default=2)
+    parser.add_argument("--run-config", default="", help="further settings")
+    parser.add_argument("--name", default="", help="added to the results' names")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--backend", default="ray")
     parser.add_argument("--output", default="results/srpfl")
@@ -160,10 +165,12 @@ def main() -> None:
             )
         )
     name = f"srpfl_time-{arguments.speed_model}-{arguments.fraction:g}"
+    name += f"-{arguments.name}" if arguments.name else ""
+    further = f"{arguments.run_config}, " if arguments.run_config else ""
     body = (
         f"CIFAR-10, 100 clients, 5 shards each, {arguments.fraction:.0%} a round, "
         f"{arguments.rounds} rounds, one head and one representation epoch, speeds "
-        f"`{arguments.speed_model}`, n0 = {arguments.initial_nodes}, doubled every "
+        f"`{arguments.speed_model}`, {further}n0 = {arguments.initial_nodes}, doubled every "
         f"{arguments.stage} rounds, seed {arguments.seed}. Times are simulated, in "
         "mean client times.\n\n"
         + markdown(
@@ -184,8 +191,9 @@ def main() -> None:
         )
         + f"\n![accuracy against time]({name}.png)\n"
     )
-    write(name, "SRPFL, accuracy against simulated time", body, data)
     curves = {n: longer.get(n, rows) for n, (_, rows) in runs.items()}
+    data["curves"] = {n: curve(rows, 0) for n, rows in curves.items()}
+    write(name, "SRPFL, accuracy against simulated time", body, data)
     plot(curves, f"{name}.png")
 
 
