@@ -171,8 +171,8 @@ def main() -> None:
         f"CIFAR-10, 100 clients, 5 shards each, {arguments.fraction:.0%} a round, "
         f"{arguments.rounds} rounds, one head and one representation epoch, speeds "
         f"`{arguments.speed_model}`, {further}n0 = {arguments.initial_nodes}, doubled "
-        f"every {arguments.stage} rounds, seed {arguments.seed}. Times are simulated, in "
-        "mean client times.\n\n"
+        f"every {arguments.stage} rounds, seed {arguments.seed}. Times are simulated, "
+        "in mean client times.\n\n"
         + markdown(
             ("run", "final accuracy (%)", "time, C.T. = 0", "real seconds"), overview
         )
