@@ -20,6 +20,7 @@ def main() -> None:
     parser.add_argument("--learning-rate", type=float, default=0.1)
     parser.add_argument("--gamma", type=float, default=0.3, help="TopK and SignTopK")
     parser.add_argument("--gamma-sign", type=float, default=0.5)
+    parser.add_argument("--keep", type=float, default=0.01, help="of each tensor")
     parser.add_argument("--looks", type=int, default=40, help="evaluations of a run")
     parser.add_argument("--target", type=float, default=0.1, help="test error")
     parser.add_argument("--seed", type=int, default=0)
@@ -49,7 +50,7 @@ def main() -> None:
         "momentum": 0.9,
         "weight-decay": 1e-4,
         "per-tensor": True,
-        "compressor-k": 0.01,
+        "compressor-k": arguments.keep,
         "seed": arguments.seed,
     }
     choco = {"algorithm": "choco-sgd"}
@@ -84,10 +85,11 @@ def main() -> None:
         f"8 nodes on a ring, ResNet-20 (269,722 parameters), {arguments.epochs:g} "
         f"epochs of batch {arguments.batch_size}, i.e. {iterations} iterations; the "
         "paper's schedules (400 epochs) are scaled to that. Learning rate "
-        f"{arguments.learning_rate}, momentum 0.9, 1 % of each tensor, H = 5, trigger "
-        f"`{trigger}`. Consensus steps: Sign {arguments.gamma_sign}, TopK and SQuARM "
-        f"{arguments.gamma}. Seed {arguments.seed}. Errors are those of the mean of "
-        f"the nodes' models (and batch statistics); the target is {arguments.target}."
+        f"{arguments.learning_rate}, momentum 0.9, {arguments.keep:.0%} of each "
+        f"tensor, H = 5, trigger `{trigger}`. Consensus steps: Sign "
+        f"{arguments.gamma_sign}, TopK and SQuARM {arguments.gamma}. Seed "
+        f"{arguments.seed}. Errors are those of the mean of the nodes' models (and "
+        f"batch statistics); the target is {arguments.target}."
         "\n\n"
         + markdown(gossip.HEADER, gossip.table(runs, arguments.target, "SQuARM"))
         + "\n![test error](gossip_cifar.png)\n"
