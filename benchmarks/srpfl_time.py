@@ -81,11 +81,14 @@ def curve(rows: Rows, communication: float) -> tuple[list[float], list[float]]:
 
 
 def time_to(rows: Rows, level: float, communication: float) -> float:
-    """Return when a level of accuracy is first reached; NaN for never."""
+    """Return when a level is first reached, interpolated between tests, or NaN."""
     times, accuracies = curve(rows, communication)
-    return next(
-        (t for t, a in zip(times, accuracies, strict=True) if a >= level), np.nan
-    )
+    for i, accuracy in enumerate(accuracies):
+        if accuracy >= level:
+            first = max(i - 1, 0)
+            window = slice(first, i + 1)
+            return float(np.interp(level, accuracies[window], times[window]))
+    return np.nan
 
 
 def at_time(rows: Rows, last: dict[str, Any], final: float) -> str:
@@ -176,9 +179,10 @@ def main() -> None:
         + markdown(
             ("run", "final accuracy (%)", "time, C.T. = 0", "real seconds"), overview
         )
-        + "\nTime to 95 % of the base algorithm's final accuracy, and the difference "
-        "of the accuracies in points: after the same number of rounds, and (a longer "
-        "run of the same schedule) when the base's simulated time is over:\n\n"
+        + "\nTime to 95 % of the base algorithm's final accuracy (interpolated between "
+        f"the tests, every {arguments.evaluate_every} rounds), and the difference of "
+        "the accuracies in points: after the same number of rounds, and (a longer run "
+        "of the same schedule) when the base's simulated time is over:\n\n"
         + markdown(
             (
                 "",

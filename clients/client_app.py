@@ -241,6 +241,9 @@ def make_app(
         names, parameters = _unpack(message, client)
         arrays, num_examples, metrics = client.fit(parameters, config)
         records = _pack(message, dict(zip(names, arrays, strict=True)))
+        if "server-round" in config:
+            # Content of another round must not pass for this one's.
+            metrics = {**metrics, "server-round": config["server-round"]}
         records.update(_metrics(num_examples, metrics))
         return Message(records, reply_to=message)
 

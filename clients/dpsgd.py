@@ -1,6 +1,7 @@
 """D-PSGD (Lian et al., NeurIPS 2017): decentralised SGD, uncompressed."""
 
-from clients.gossip import Config, GossipClient, Relayed, randomness
+from clients.gossip import GossipClient, randomness
+from clients.relayed import Config, Relayed
 from task.compression import Compressor, Identity
 
 

@@ -7,7 +7,8 @@ from flwr.common import NDArrays, Scalar
 
 from clients.base import Client, Evaluation, Reply
 from clients.state import PersonalState
-from task.linear import LinearTask, Matrix
+from task.base import Matrix
+from task.linear import LinearTask
 from task.settings import Settings, require
 from task.tasks import Task
 

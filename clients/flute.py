@@ -10,7 +10,8 @@ from torch import Tensor, nn
 
 from clients.base import Client, Evaluation, Reply, class_mask
 from clients.state import PersonalState
-from task.linear import LinearTask, Matrix
+from task.base import Matrix
+from task.linear import LinearTask
 from task.models import SplitModel
 from task.neural_collapse import HeadRegularizer, neural_collapse
 from task.settings import Settings, SettingsError, require

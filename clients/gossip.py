@@ -6,104 +6,31 @@ own. Rounds that a node has missed it makes up for in their order, as if it had 
 there and had neither trained nor sent anything, so the nodes' mean moves as it should.
 """
 
-from collections.abc import Iterator
-from dataclasses import dataclass
-from functools import lru_cache
 from logging import WARNING
-from typing import Any, ClassVar, cast
+from typing import ClassVar
 
 import numpy as np
 import numpy.typing as npt
 import torch
-from flwr.common import NDArrays, Scalar, log
+from flwr.common import NDArrays, log
 from torch import Tensor
 
 from clients.base import Client, Evaluation, Reply
+from clients.relayed import Config, Relayed, check_state, exchanges
 from clients.state import PersonalState
 from task.compression import Compressor, from_settings
 from task.examples import ExampleSet
 from task.flat import FlatParameters
 from task.schedules import learning_rate
 from task.settings import Settings
+from task.sketch import sketch
 from task.tasks import Task
 from task.training import TrainingDivergedError
 
-Config = dict[str, Scalar]
-# Of the sketches from which the server estimates the consensus distance: the standard
-# error of a squared length is at most sqrt(2 / SKETCH), 9 %.
-SKETCH = 256
 PREFIX = "gossip."
 # No training that goes well exchanges a larger number; one of 1e30 would be the end of
 # every neighbour's model.
 LARGEST = 1e6
-
-
-class LostStateError(RuntimeError):
-    """A node's estimates are no longer those that its neighbours have of it."""
-
-
-def check_state(state: PersonalState, config: Config) -> None:
-    """Raise `LostStateError` unless a loaded state is that of the acknowledged round.
-
-    Parameters
-    ----------
-    state : PersonalState
-        After ``load``.
-    config : dict
-        ``acknowledged-round``.
-    """
-    acknowledged = int(config.get("acknowledged-round", 0))
-    if state.round < acknowledged:
-        raise LostStateError(
-            f"this node has its state of round {state.round} and not that of round "
-            f"{acknowledged}, on which its neighbours rely"
-        )
-
-
-@dataclass(frozen=True)
-class Relayed:
-    """A neighbour's message as the server hands it on.
-
-    Parameters
-    ----------
-    sender : str
-        The neighbour's name.
-    weight : float
-        Entry w_ij of the mixing matrix.
-    data : bytes
-        What the neighbour sent.
-    """
-
-    sender: str
-    weight: float
-    data: bytes
-
-
-def exchanges(config: Config, last_round: int) -> Iterator[tuple[int, list[Relayed]]]:
-    """Yield what the neighbours sent, one exchange after the other.
-
-    Parameters
-    ----------
-    config : dict
-        As `strategies.gossip.Gossip.content` writes it.
-    last_round : int
-        Round of this node's state.
-
-    Yields
-    ------
-    round : int
-        From ``last_round`` to the last one of which messages are relayed.
-    messages : list of Relayed
-        Of those neighbours that sent any.
-    """
-    lists: dict[str, list[Any]] = cast(dict[str, list[Any]], config)
-    by_round: dict[int, list[Relayed]] = {}
-    names = ("relayed-rounds", "relayed-senders", "relayed-weights", "relayed-data")
-    columns = [lists.get(name, []) for name in names]
-    for round_, *message in zip(*columns, strict=True):
-        by_round.setdefault(round_, []).append(Relayed(*message))
-    for round_ in range(last_round, int(config["exchanged-round"]) + 1):
-        yield round_, by_round.get(round_, [])
 
 
 class GossipClient(Client):
@@ -195,10 +122,7 @@ class GossipClient(Client):
             As `Client.send`; no arrays, but the metric ``message`` (bytes; empty where
             there is nothing to send) and ``refused``, how many messages were bad.
         """
-        self.receive(parameters)
-        check_state(self.state, config)
-        for round_, messages in exchanges(config, self.state.round):
-            self.mix(round_, messages, config)
+        self.catch_up(parameters, config)
         server_round = int(config["server-round"])
         loss = self.iterate(server_round)
         data = self.message(server_round)
@@ -222,12 +146,24 @@ class GossipClient(Client):
             As `Client.evaluate`, and ``sketch``: float32 numbers from which the server
             estimates the distance between the nodes' models.
         """
+        self.catch_up(parameters, config)
+        loss, n, metrics = self.test()
+        return loss, n, {**metrics, "sketch": sketch(self.x.numpy()).tobytes()}
+
+    def catch_up(self, parameters: NDArrays, config: Config) -> None:
+        """Load the own state and make all exchanges since its round.
+
+        Parameters
+        ----------
+        parameters : list of ndarray
+            Empty.
+        config : dict
+            What the server relays.
+        """
         self.receive(parameters)
         check_state(self.state, config)
         for round_, messages in exchanges(config, self.state.round):
             self.mix(round_, messages, config)
-        loss, n, metrics = self.test()
-        return loss, n, {**metrics, "sketch": sketch(self.x.numpy()).tobytes()}
 
     def mix(self, round_: int, messages: list[Relayed], config: Config) -> None:
         """Make one exchange's consensus step.
@@ -390,35 +326,3 @@ class GossipClient(Client):
 def randomness() -> np.random.Generator:
     """Return NumPy's generator for this message: of seed, client and round."""
     return np.random.default_rng([torch.initial_seed(), 0x60551])
-
-
-def sketch(vector: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
-    """Return a short linear image of a vector that keeps lengths on average.
-
-    A count sketch (Charikar, Chen and Farach-Colton 2002): each entry is added with a
-    random sign to one of `SKETCH` sums. The same for all nodes, so that the length of
-    a difference of sketches estimates that of the difference of the vectors.
-
-    Parameters
-    ----------
-    vector : ndarray of float32, shape (d,)
-        The vector.
-
-    Returns
-    -------
-    ndarray of float32, shape (SKETCH,)
-        The sketch.
-    """
-    place, signs = _sketching(len(vector))
-    sums = np.bincount(place, signs * vector, SKETCH)
-    return sums.astype(np.float32)
-
-
-@lru_cache(maxsize=2)
-def _sketching(
-    dimension: int,
-) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float64]]:
-    """Return the sum that each entry goes to, and its sign."""
-    raw = np.random.Philox(key=0x5CE7).random_raw(dimension)
-    place = (raw >> np.uint64(1)) % np.uint64(SKETCH)
-    return place.astype(np.int64), np.where(raw & np.uint64(1), 1.0, -1.0)

@@ -11,7 +11,7 @@ import torch
 from flwr.common import NDArrays, Scalar, log
 
 from clients.base import Client, Evaluation, Reply
-from clients.gossip import Config, check_state, exchanges
+from clients.relayed import Config, check_state, exchanges
 from clients.state import PersonalState
 from task.compression import Compressor, Identity, from_settings
 from task.multi_task import SaddlePoint, decode

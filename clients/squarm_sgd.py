@@ -1,6 +1,7 @@
 """SQuARM-SGD (Singh, UCLA 2024, chapter 3): compressed, lazy, with momentum."""
 
-from clients.gossip import Config, GossipClient, Relayed, randomness
+from clients.gossip import GossipClient, randomness
+from clients.relayed import Config, Relayed
 from clients.state import PersonalState
 from task.schedules import Schedule, threshold
 from task.settings import Settings, require

@@ -21,6 +21,8 @@ Shapes = Mapping[str, tuple[int, ...]]
 
 PREFIX = "personal-"
 FILE = re.compile(r"(?:(\w+)-)?(\d{8})\.safetensors")
+# What `write_atomically` leaves behind when it is killed.
+CUT_OFF = re.compile(rf"\.{FILE.pattern}\.\d+")
 SET_ASIDE = ".set-aside"
 
 
@@ -84,13 +86,16 @@ class PersonalState:
                     self._records.pop(f"{PREFIX}{r}", None)
                 if r not in on_disk:
                     _remove([self._path(r)])
+            cut_off = self._files(CUT_OFF)
+            # Later rounds of this run may be being written right now.
+            _remove(p for p, of, r in cut_off if of != run or r <= acknowledged)
             if self.round:
                 _remove(self._inherited())
 
-    def _files(self) -> list[tuple[Path, str, int]]:
+    def _files(self, kind: re.Pattern[str] = FILE) -> list[tuple[Path, str, int]]:
         if self._directory is None or not self._directory.is_dir():
             return []
-        found = [(p, FILE.fullmatch(p.name)) for p in self._directory.iterdir()]
+        found = [(p, kind.fullmatch(p.name)) for p in self._directory.iterdir()]
         return [(p, m[1] or "", int(m[2])) for p, m in found if m]
 
     def _rounds(self) -> list[int]:

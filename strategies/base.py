@@ -113,9 +113,12 @@ class BaseStrategy(Participants, FlowerFedAvg):
         # Of the last round: clients' names, and why their replies did not count.
         self.rejections: list[tuple[str, str]] = []
         self.evaluation_rejections: list[tuple[str, str]] = []
+        # Names of the clients from which nothing came.
+        self.silent: list[str] = []
         # Replies that counted in the last evaluation.
         self.evaluated: list[Message] = []
         self._asked: set[int] = set()
+        self._server_round = 0
         self._expected: dict[str, ArrayRecord] = {}
         self._bytes_down = 0
 
@@ -253,7 +256,7 @@ class BaseStrategy(Participants, FlowerFedAvg):
             Message(self.content(n, arrays, config), n, kind, group_id=group)
             for n in nodes
         ]
-        self._asked = set(nodes)
+        self._asked, self._server_round = set(nodes), server_round
         self._bytes_down = sum(count_bytes(message) for message in messages)
         return messages
 
@@ -311,6 +314,10 @@ class BaseStrategy(Participants, FlowerFedAvg):
         valid: dict[int, Message] = {}
         for reply in replies:
             node = reply.metadata.src_node_id
+            if reply.has_error() and node not in self._asked:
+                # The SuperLink's word, under its own id, that a node has left: that
+                # client has not answered.
+                continue
             try:
                 if node not in self._asked:
                     raise InvalidReplyError("comes from a node that was not asked")
@@ -358,13 +365,14 @@ class BaseStrategy(Participants, FlowerFedAvg):
             ``unanswered``, ``bytes-down`` and ``bytes-up``.
         """
         replies = list(replies)
-        unanswered = len(self._asked - {r.metadata.src_node_id for r in replies})
+        unanswered = self._asked - {r.metadata.src_node_id for r in replies}
+        self.silent = sorted(map(self.name_of, unanswered))
         bytes_up = sum(count_bytes(reply) for reply in replies)
         valid, self.rejections = self.valid_replies(replies, self.check_train_reply)
         metrics: dict[str, float] = {
             "clients": len(valid),
             "rejected": len(self.rejections),
-            "unanswered": unanswered,
+            "unanswered": len(unanswered),
             "bytes-down": self._bytes_down,
             "bytes-up": bytes_up,
         }
@@ -379,6 +387,8 @@ class BaseStrategy(Participants, FlowerFedAvg):
     def check_train_reply(self, reply: Message) -> None:
         """Raise `InvalidReplyError` unless a training reply can be averaged.
 
+        One that tells its round (``server-round``) must be of this round.
+
         Parameters
         ----------
         reply : Message
@@ -386,7 +396,13 @@ class BaseStrategy(Participants, FlowerFedAvg):
         """
         for key, expected in self._expected.items():
             check_arrays(reply, key, expected)
-        check_metrics(reply, ("num-examples", "train-loss"))
+        metrics = check_metrics(reply, ("num-examples", "train-loss"))
+        # A liar can say what it likes; this is for content that is sent again.
+        told = metrics.get("server-round", self._server_round)
+        if told != self._server_round:
+            raise InvalidReplyError(
+                f"is of round {told:g}, not of round {self._server_round}"
+            )
 
     def train_metrics(self, replies: list[Message]) -> dict[str, float]:
         """Return a round's metrics from the valid replies.

@@ -187,6 +187,10 @@ def run(
             row["seconds-simulated"] = clock.seconds
         if strategy.rejections:
             row["rejected-clients"] = [name for name, _ in strategy.rejections]
+        # SRPFL does not wait for everybody.
+        if strategy.silent and not isinstance(strategy, SRPFL):
+            log(WARNING, "no reply of clients %s", ", ".join(strategy.silent))
+            row["unanswered-clients"] = strategy.silent
         report.add(row)
         # A strategy that has nobody left to ask says so.
         idle = metrics.get("asked") == 0

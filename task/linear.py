@@ -7,18 +7,11 @@ from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
-import numpy.typing as npt
-import torch
-from torch import Tensor, nn
 
-from task.examples import ExampleSet
-from task.models import SplitModel
+from task.base import Matrix, RegressionTask
 from task.settings import Settings, require, unknown
 
-Matrix = npt.NDArray[np.float64]
-
 SPECTRA = ("low-rank", "gaussian", "decaying")
-TEST_EXAMPLES = 200
 
 
 def orthonormal(b: Matrix) -> Matrix:
@@ -58,7 +51,7 @@ def principal_angle_distance(b1: Matrix, b2: Matrix) -> float:
 
 
 @dataclass(frozen=True)
-class LinearTask:
+class LinearTask(RegressionTask):
     """Linear regression tasks whose true models share a representation, or nearly.
 
     Inputs are x ~ N(0, I_d) and outputs y = φ_iᵀ x + N(0, noise variance).
@@ -96,6 +89,10 @@ class LinearTask:
     spectrum: str = "low-rank"
     num_clients: int = 20
     seed: int = 0
+
+    # Rounds count from 1 and draws from 0: no training batch has this number.
+    test_draw = 2**31
+    test_samples = 200
 
     def __post_init__(self) -> None:
         require(self.dimension >= 1, "dimension", self.dimension, "at least 1")
@@ -240,90 +237,4 @@ class LinearTask:
                 "error": error,
                 "error-best": float(self.best_errors[client]),
             },
-        )
-
-    # What follows lets the general algorithms train the same task by SGD.
-
-    @property
-    def classes(self) -> tuple[str, ...]:
-        """None: the outputs are numbers."""
-        return ()
-
-    @staticmethod
-    def loss(outputs: Tensor, targets: Tensor) -> Tensor:
-        """Return the mean squared error.
-
-        Parameters
-        ----------
-        outputs, targets : Tensor, shape (n, 1)
-            Predictions and values.
-
-        Returns
-        -------
-        Tensor
-            A scalar.
-        """
-        return nn.functional.mse_loss(outputs, targets)
-
-    @cached_property
-    def scratch_model(self) -> SplitModel:
-        """One model for all clients of a process, whatever its content."""
-        return self.initial_model()
-
-    @cached_property
-    def initial_state(self) -> dict[str, Tensor]:
-        """State dict of the common initial model; not to be changed."""
-        return self.initial_model().state_dict()
-
-    def initial_model(self) -> SplitModel:
-        """Return Bᵀ and wᵀ as two bias-free linear layers.
-
-        Returns
-        -------
-        SplitModel
-            ``representation.weight`` of shape (rank, dimension), ``head.weight`` of
-            shape (1, rank).
-        """
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(self.seed)
-            return SplitModel(
-                nn.Linear(self.dimension, self.rank, bias=False),
-                nn.Linear(self.rank, 1, bias=False),
-            )
-
-    def train_examples(self, client: int) -> ExampleSet:
-        """Return the client's first batch as its training set.
-
-        Parameters
-        ----------
-        client : int
-            The client.
-
-        Returns
-        -------
-        ExampleSet
-            ``samples`` examples.
-        """
-        return self._examples(*self.draw(client))
-
-    def test_examples(self, client: int) -> ExampleSet:
-        """Return 200 more examples of the client.
-
-        Parameters
-        ----------
-        client : int
-            The client.
-
-        Returns
-        -------
-        ExampleSet
-            The test set.
-        """
-        # Rounds count from 1 and draws from 0: no training batch has this number.
-        return self._examples(*self.draw(client, 2**31, TEST_EXAMPLES))
-
-    @staticmethod
-    def _examples(x: Matrix, y: Matrix) -> ExampleSet:
-        return ExampleSet(
-            torch.from_numpy(x).float(), torch.from_numpy(y[:, None]).float()
         )

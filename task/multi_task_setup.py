@@ -2,12 +2,12 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import nn
 
+from task.base import BaseTask
 from task.examples import ExampleSet
 from task.models import SplitModel
 from task.multi_task import SaddlePoint
@@ -21,7 +21,7 @@ DIMENSION = 10
 
 
 @dataclass(frozen=True)
-class MultiTaskSetup:
+class MultiTaskSetup(BaseTask):
     """A problem of section 4.5; nodes draw their own costs, and samples as they go.
 
     Parameters
@@ -113,18 +113,8 @@ class MultiTaskSetup:
             zeta=self.zeta,
         )
 
-    @cached_property
-    def scratch_model(self) -> SplitModel:
-        """A linear model of the right size; the algorithm does not use it."""
-        return self.initial_model()
-
-    @cached_property
-    def initial_state(self) -> dict[str, Tensor]:
-        """State dict of the model."""
-        return self.initial_model().state_dict()
-
     def initial_model(self) -> SplitModel:
-        """Return a linear model of zeros.
+        """Return a linear model of zeros, which the algorithm does not use.
 
         Returns
         -------

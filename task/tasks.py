@@ -1,12 +1,13 @@
 """Tasks: the model, the data of each client and the loss, made from settings."""
 
-from functools import cached_property, lru_cache
+from functools import lru_cache
 from typing import Protocol
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
+from task.base import BaseTask
 from task.datasets import SOURCES, load_dataset
 from task.examples import ExampleSet
 from task.linear import LinearTask
@@ -97,7 +98,7 @@ class Task(Protocol):
         """
 
 
-class ImageTask:
+class ImageTask(BaseTask):
     """Image classification with one data set that is split over clients.
 
     Parameters
@@ -158,16 +159,6 @@ class ImageTask:
             if len(own) == 0:
                 raise SettingsError(f"client {name!r} has no training images")
         return parts[0], parts[1]
-
-    @cached_property
-    def scratch_model(self) -> SplitModel:
-        """One model for all clients of a process, whatever its content."""
-        return self.initial_model()
-
-    @cached_property
-    def initial_state(self) -> dict[str, Tensor]:
-        """State dict of the common initial model; not to be changed."""
-        return self.initial_model().state_dict()
 
     def initial_model(self) -> SplitModel:
         """Return the common initial model, fixed by the seed.

@@ -3,10 +3,14 @@
 import os
 from collections.abc import Iterator
 
+import numpy as np
 import pytest
 import torch
 from flwr.supercore.task_identity import TaskIdentity
 from hypothesis import settings as hypothesis_settings
+from torch import nn
+
+from task.models import MODELS
 
 # Time limits of single examples only measure how busy the machine is.
 hypothesis_settings.register_profile("tests", deadline=None)
@@ -25,3 +29,24 @@ def _surroundings(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         del os.environ["XDG_CACHE_HOME"]
     else:
         os.environ["XDG_CACHE_HOME"] = former
+
+
+@pytest.fixture
+def no_plot(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A figure takes longer to draw than a few rounds."""
+    monkeypatch.setattr("strategies.report.plot", lambda output, algorithms: None)
+
+
+@pytest.fixture
+def softmax(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The model ``softmax``: logistic regression that does not begin at 0.
+
+    Entries that nothing has moved yet would be equal, and which of them are the
+    largest k would be nobody's business.
+    """
+
+    def build(shape, num_classes):
+        linear = nn.Linear(int(np.prod(shape)), num_classes)
+        return [[("flatten", nn.Flatten())], [("fc1", linear)]]
+
+    monkeypatch.setitem(MODELS, "softmax", (build, ""))

@@ -88,6 +88,7 @@ def test_a_training_message_and_its_reply():
     metrics = reply.content.metric_records["metrics"]
     assert metrics["num-examples"] == len(build_task(resolve(FAST), 20).train[3])
     assert metrics["train-loss"] > 0
+    assert metrics["server-round"] == 1
     assert reply.metadata.src_node_id == message.metadata.dst_node_id
 
 

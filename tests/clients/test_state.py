@@ -282,6 +282,24 @@ def test_the_right_shapes_are_not_foreign(tmp_path):
     assert loaded is not None
 
 
+def test_what_a_killed_writer_has_left_goes_when_its_round_is_over(tmp_path):
+    run_rounds(new_context(), [1, 2], tmp_path)
+    of_this_run = tmp_path / ".00000003.safetensors.4711"
+    of_another = tmp_path / ".abc-00000009.safetensors.4711"
+    for path in (of_this_run, of_another):
+        path.write_bytes(b"half")
+    # The reply of round 3 has not counted: somebody may still be writing.
+    assert value_of(PersonalState(new_context(), tmp_path, 2)) == 2
+    assert of_this_run.exists()
+    assert not of_another.exists()
+    PersonalState(new_context(), tmp_path, 2).save(head(3), 3)
+    assert value_of(PersonalState(new_context(), tmp_path, 3)) == 3
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        "00000002.safetensors",
+        "00000003.safetensors",
+    ]
+
+
 def test_a_full_disk_leaves_the_state_in_memory(tmp_path, caplog, monkeypatch):
     def full(path, data):
         raise OSError(errno.ENOSPC, "No space left on device")

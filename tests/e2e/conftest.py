@@ -3,7 +3,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from chaos import CLIENTS
 from federation import BIN, Federation
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--kills", type=int, default=4, help="kills in test_chaos.py")
+    parser.addoption("--chaos-report", default="", help="its report's directory")
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -31,6 +37,16 @@ def federation(tmp_path: Path) -> Iterator[Federation]:
 def secure(tmp_path: Path) -> Iterator[Federation]:
     """Four devices that are known by their keys, everything encrypted."""
     federation = Federation(tmp_path, [f"{i:06d}" for i in range(4)])
+    try:
+        yield federation
+    finally:
+        federation.close()
+
+
+@pytest.fixture
+def five(tmp_path: Path) -> Iterator[Federation]:
+    """As `secure`, with the devices of the chaos test."""
+    federation = Federation(tmp_path, CLIENTS)
     try:
         yield federation
     finally:

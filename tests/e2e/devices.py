@@ -9,16 +9,28 @@ from sklearn.datasets import load_digits
 CLASSES = 3
 
 
-def write_folders(root: Path, clients: int, train: int = 12, test: int = 6) -> None:
-    """Write ``root/<client>/{train,test}/<class>/*.png``, named as partitions are."""
+def write_folders(
+    root: Path,
+    clients: int,
+    train: int = 12,
+    test: int = 6,
+    classes: int = CLASSES,
+    own_names: bool = False,
+) -> None:
+    """Write ``root/<client>/{train,test}/<class>/*.png``, named as partitions are.
+
+    With ``own_names`` every client calls the digits differently, so that no head but
+    its own is any good to it.
+    """
     digits = load_digits()
-    for label in range(CLASSES):
+    for label in range(classes):
         chosen = np.flatnonzero(digits.target == label)
         for i in range(clients):
             own = chosen[i * (train + test) : (i + 1) * (train + test)]
+            name = str((label + i) % classes if own_names else label)
             for place, index in enumerate(own):
                 part = "train" if place < train else "test"
-                path = root / f"{i:06d}" / part / str(label) / f"{index:04d}.png"
+                path = root / f"{i:06d}" / part / name / f"{index:04d}.png"
                 path.parent.mkdir(parents=True, exist_ok=True)
                 pixels = (digits.images[index] * 15.9).astype(np.uint8)
                 Image.fromarray(pixels).save(path)

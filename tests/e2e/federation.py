@@ -13,6 +13,7 @@ from pathlib import Path
 
 BIN = Path(sys.executable).parent
 ROOT = Path(__file__).resolve().parents[2]
+MARK = "FRL_STARTED_BY"
 
 
 def free_port() -> int:
@@ -27,6 +28,24 @@ def wait_until(condition: Callable[[], bool], seconds: float, what: str) -> None
         if time.monotonic() > deadline:
             raise TimeoutError(f"waited {seconds} s for {what}")
         time.sleep(0.1)
+
+
+def processes_with(setting: str, program: str = "") -> list[int]:
+    """Return the ids of the processes that have a setting in their environment."""
+    found = []
+    for process in Path("/proc").glob("[0-9]*"):
+        # Those of others, and those that have just ended.
+        with contextlib.suppress(OSError):
+            settings = (process / "environ").read_bytes().split(b"\0")
+            command = (process / "cmdline").read_bytes()
+            if setting.encode() in settings and program.encode() in command:
+                found.append(int(process.name))
+    return found
+
+
+def kill_9(pid: int) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGKILL)
 
 
 class Federation:
@@ -79,10 +98,11 @@ class Federation:
         return result.stdout + result.stderr
 
     def start(self, name: str, *command: str) -> subprocess.Popen[bytes]:
-        with (self.home / f"{name}.log").open("wb") as log:
+        with (self.home / f"{name}.log").open("ab") as log:
             process = subprocess.Popen(
                 [str(BIN / command[0]), *command[1:]],
-                env=self.environment,
+                # All that it starts inherits the mark.
+                env={**self.environment, MARK: f"{self.home / name}"},
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
@@ -165,14 +185,18 @@ class Federation:
             os.killpg(process.pid, signal.SIGKILL)
         process.wait()
         # Flower starts apps in sessions of their own.
-        subprocess.run(["pkill", "-9", "-f", str(self.home / name)], check=False)
+        for pid in self.started_by(name):
+            kill_9(pid)
+
+    def started_by(self, name: str, program: str = "") -> list[int]:
+        """Return the ids of a process and of all that it has started."""
+        return processes_with(f"{MARK}={self.home / name}", program)
 
     def close(self) -> None:
         for name in list(self.processes):
             self.kill(name)
-        # Apps that have outlived their parents carry the port on the command line.
-        subprocess.run(["pkill", "-9", "-f", f"127.0.0.1:{self.port}"], check=False)
-        subprocess.run(["pkill", "-9", "-f", str(self.home)], check=False)
+        for pid in processes_with(f"FLWR_HOME={self.home / 'flwr'}"):
+            kill_9(pid)
 
 
 def read_lines(path: Path) -> list[dict[str, object]]:

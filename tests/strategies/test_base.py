@@ -331,6 +331,10 @@ MALFORMED: dict[str, tuple[Client, str]] = {
         with_metrics(num_examples=3, train_loss=[1.0, 2.0]),
         "lacks the metric 'train-loss'",
     ),
+    "of another round": (
+        with_metrics(num_examples=3, train_loss=1.0, server_round=7),
+        "is of round 7, not of round 1",
+    ),
     "error": (error_reply, "is an error: it broke"),
     "crash": (crash, "is an error: ZeroDivisionError: no examples"),
 }
@@ -403,8 +407,28 @@ def test_a_reply_that_never_comes():
     )
     assert arrays["b"].numpy().tolist() == [2.0] * 4
     assert metrics["unanswered"] == 1
+    assert strategy.silent == ["000003"]
     assert metrics["clients"] == 3
     assert "000003" not in strategy.acknowledged
+
+
+def test_a_node_that_has_left_has_not_answered():
+    # The SuperLink says so under its own id, which is nobody's here.
+    def and_a_notice(replies: list) -> list:
+        replies[3].metadata.__dict__["_src_node_id"] = 99
+        return replies
+
+    def client(message: Message, context: Context) -> Message:
+        training = message.metadata.message_type == MessageType.TRAIN
+        gone = training and partition_of(context) == 3
+        return (error_reply if gone else honest)(message, context)
+
+    strategy = FedAvg()
+    arrays, metrics = train_once(strategy, grid_of(4, client), order=and_a_notice)
+    assert arrays["b"].numpy().tolist() == [2.0] * 4
+    assert (metrics["clients"], metrics["rejected"], metrics["unanswered"]) == (3, 0, 1)
+    assert strategy.rejections == []
+    assert strategy.silent == ["000003"]
 
 
 @pytest.mark.parametrize("name", ["nan", "unreadable header", "error", "no metrics"])

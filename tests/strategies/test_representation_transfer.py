@@ -162,7 +162,7 @@ def test_a_source_s_head_and_data_are_in_no_message():
                 assert not any(secret in array.data for secret in secrets)
         told = {n for r in content.metric_records.values() for n in r}
         if message.metadata.src_node_id in (1, 2, 3, 4):
-            assert told <= {"num-examples", "train-loss"}
+            assert told <= {"num-examples", "train-loss", "server-round"}
     assert names == {WEIGHT}
     from_sources = [r for r in trained(grid) if r.metadata.src_node_id <= 4]
     shapes = {tuple(r.content["arrays"][WEIGHT].shape) for r in from_sources}

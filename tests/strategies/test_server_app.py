@@ -203,6 +203,35 @@ def test_a_bad_round_among_good_ones_ends_nothing(tmp_path):
     assert [row["clients"] for row in rows_in(tmp_path)] == [4, 0, 0, 4, 0, 4]
 
 
+def test_who_fails_is_named(tmp_path, caplog):
+    class Lossy(InlineGrid):
+        def pull_messages(self, message_ids):
+            replies = super().pull_messages(message_ids)
+            return [
+                reply
+                for reply in replies
+                if reply.metadata.message_type != MessageType.TRAIN
+                or reply.metadata.src_node_id != 3
+                or reply.metadata.group_id != "2"
+            ]
+
+    def stale(message: Message, context: Context) -> Message:
+        reply = client(message, context)
+        if message.metadata.message_type == MessageType.TRAIN:
+            told = 1 if context.node_id == 2 else int(message.metadata.group_id)
+            reply.content.metric_records["metrics"]["server-round"] = told
+        return reply
+
+    run(Lossy(stale, 4), settings_of(tmp_path, num_server_rounds=3))
+    first, second, third = rows_in(tmp_path)
+    assert "rejected-clients" not in first
+    assert "unanswered-clients" not in {**first, **third}
+    assert second["rejected-clients"] == third["rejected-clients"] == ["000001"]
+    assert second["unanswered-clients"] == ["000002"]
+    assert [row["clients"] for row in (first, second, third)] == [4, 2, 3]
+    assert "no reply of clients 000002" in caplog.text
+
+
 @pytest.mark.parametrize(
     ("name", "value"),
     [

@@ -270,7 +270,7 @@ def test_wrap_by_hand():
         ("mobilenet_v3_small", "classifier.3", 32),
         ("shufflenet_v2_x0_5", "fc", 32),
         ("efficientnet_b0", "classifier", 32),
-        ("vgg11", "classifier.6", 32),
+        ("mnasnet0_5", "classifier.1", 32),
     ],
 )
 def test_a_wrapped_torchvision_model_computes_the_same(name, head, size):

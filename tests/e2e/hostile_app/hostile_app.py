@@ -2,10 +2,11 @@
 
 import io
 import pickle
+import time
 from pathlib import Path
 
 import numpy as np
-from flwr.app import Array, ArrayRecord, Context, Message
+from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message
 from flwr.serverapp import Grid, ServerApp
 
 from clients.client_app import make_app
@@ -60,27 +61,82 @@ def pickled(arrays, planted):
 def a_gigabyte_of_zeros(arrays, planted):
     # As few names as will do: the message itself has to hold them.
     name = next(iter(arrays))
-    return {name: Array(np.zeros(GIGABYTE // 40, np.float32))}
+    return {name: Array(np.zeros(GIGABYTE // 4, np.float32))}
 
 
+def replay(reply: Message, context: Context, server_round: int) -> None:
+    """Today's envelope with what it answered in round 1."""
+    for name in ("arrays", "metrics"):
+        reply.content[name] = context.state[f"kept-{name}"]
+
+
+# Flower sends a reply as the ClientApp has addressed it, but the SuperLink drops what
+# does not answer an open message to that node. So the ServerApp gets nothing of these
+# two, and waits until the round's time is over.
+
+
+def to_another(reply: Message, context: Context, server_round: int) -> None:
+    """A reply to an honest node's message, the id of which it could not guess."""
+    told = ids_of(context, server_round)
+    deadline = time.monotonic() + 60
+    while not told.exists() and time.monotonic() < deadline:
+        time.sleep(0.1)
+    reply.metadata.__dict__["_reply_to_message_id"] = told.read_text()
+
+
+def to_an_earlier_one(reply: Message, context: Context, server_round: int) -> None:
+    """Another reply to its own message of round 1."""
+    earlier = context.state["kept-id"]["id"]
+    reply.metadata.__dict__["_reply_to_message_id"] = earlier
+
+
+WHOLE = (replay, to_another, to_an_earlier_one)
+# One a round. The gigabyte may come too late on a slow machine; after it nothing else
+# is to come.
 ATTACKS = (
     wrong_names,
     wrong_shapes,
     wrong_dtypes,
     not_finite,
     pickled,
+    replay,
     a_gigabyte_of_zeros,
+    to_another,
+    to_an_earlier_one,
 )
 
 
+def ids_of(context: Context, server_round: int) -> Path:
+    return Path(str(context.node_config["ids"])) / str(server_round)
+
+
+def tell_and_wait(message: Message, context: Context, server_round: int) -> None:
+    told = ids_of(context, server_round)
+    partial = told.with_suffix(".partial")
+    partial.write_text(message.metadata.message_id)
+    partial.rename(told)
+    # The hostile reply shall come first.
+    time.sleep(5)
+
+
 def tamper(message: Message, context: Context, call_next) -> Message:
+    server_round = int(message.content.config_records["config"]["server-round"])
+    attack = ATTACKS[server_round - 1]
+    if "planted" not in context.node_config:
+        if attack is to_another and "ids" in context.node_config:
+            tell_and_wait(message, context, server_round)
+        return call_next(message, context)
     reply = call_next(message, context)
-    if "planted" in context.node_config:
-        server_round = int(message.content.config_records["config"]["server-round"])
-        attack = ATTACKS[(server_round - 1) % len(ATTACKS)]
-        record = reply.content.array_records["arrays"]
+    if server_round == 1:
+        for name in ("arrays", "metrics"):
+            context.state[f"kept-{name}"] = reply.content[name]
+        context.state["kept-id"] = ConfigRecord({"id": message.metadata.message_id})
+    if attack in WHOLE:
+        attack(reply, context, server_round)
+    else:
         planted = str(context.node_config["planted"])
-        reply.content["arrays"] = ArrayRecord(attack(arrays_of(record), planted))
+        arrays = arrays_of(reply.content.array_records["arrays"])
+        reply.content["arrays"] = ArrayRecord(attack(arrays, planted))
     return reply
 
 

@@ -1,0 +1,42 @@
+"""Short images of long vectors that keep lengths: count sketches."""
+
+from functools import lru_cache
+
+import numpy as np
+import numpy.typing as npt
+
+# Numbers in a sketch: the standard error of a squared length is at most
+# sqrt(2 / SKETCH), 9 %.
+SKETCH = 256
+
+
+def sketch(vector: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
+    """Return a short linear image of a vector that keeps lengths on average.
+
+    A count sketch (Charikar, Chen and Farach-Colton 2002): each entry is added with a
+    random sign to one of `SKETCH` sums. The same for all nodes, so that the length of
+    a difference of sketches estimates that of the difference of the vectors.
+
+    Parameters
+    ----------
+    vector : ndarray of float32, shape (d,)
+        The vector.
+
+    Returns
+    -------
+    ndarray of float32, shape (SKETCH,)
+        The sketch.
+    """
+    place, signs = _sketching(len(vector))
+    sums = np.bincount(place, signs * vector, SKETCH)
+    return sums.astype(np.float32)
+
+
+@lru_cache(maxsize=2)
+def _sketching(
+    dimension: int,
+) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float64]]:
+    """Return the sum that each entry goes to, and its sign."""
+    raw = np.random.Philox(key=0x5CE7).random_raw(dimension)
+    place = (raw >> np.uint64(1)) % np.uint64(SKETCH)
+    return place.astype(np.int64), np.where(raw & np.uint64(1), 1.0, -1.0)

@@ -1,0 +1,309 @@
+"""Real devices that are killed again and again, and a server that dies once.
+
+Devices are known by keys and started again as a service unit would. They die with
+``kill -9`` in four phases: in training, between a state file's writing and its rename,
+after the rename and before the reply, and between rounds.
+"""
+
+import hashlib
+import json
+import subprocess
+import sys
+import time
+import tomllib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+from devices import write_folders
+from federation import ROOT, Federation, kill_9, read_lines, wait_until
+from safetensors import SafetensorError, safe_open
+from safetensors.numpy import load_file
+
+APP = Path(__file__).parent / "chaos_app"
+CLIENTS = [f"{i:06d}" for i in range(5)]
+IN_A_ROUND = ("training", "saving", "saved")
+PHASES = (*IN_A_ROUND, "between rounds")
+# Seconds between two starts of a SuperNode; service units wait longer.
+RESTART = 5.0
+CLASSES, TRAIN, TEST = 10, 10, 10
+with (APP / "pyproject.toml").open("rb") as file:
+    SETTINGS = tomllib.load(file)["tool"]["flwr"]["app"]["config"]
+ROUND_TIMEOUT = float(SETTINGS["round-timeout"])
+
+
+def plan(kills: int, seed: int) -> list[list[tuple[str, str]]]:
+    """Return waves of (device, phase); each spares a device, phases take turns."""
+    rng = np.random.default_rng(seed)
+    phases = rng.permutation([PHASES[i % len(PHASES)] for i in range(kills)])
+    size = len(CLIENTS) - 1
+    return [
+        [
+            (str(client), str(phase))
+            for client, phase in zip(
+                rng.permutation(CLIENTS), phases[i : i + size], strict=False
+            )
+        ]
+        for i in range(0, kills, size)
+    ]
+
+
+def rounds_for(kills: int) -> int:
+    """Return how many rounds are enough for all waves and the resume.
+
+    Until all devices of a wave are back, one to three more rounds go by.
+    """
+    return 4 * len(plan(kills, 0)) + 2
+
+
+@dataclass
+class Kill:
+    """A kill, and how long it took until a reply of the victim counted again."""
+
+    who: str
+    phase: str
+    server_round: int
+    time: float
+    recovery: float | None = None
+
+
+@dataclass
+class Outcome:
+    kills: list[Kill]
+    server: Kill
+    # Times at which rounds closed, in seconds like those of the kills.
+    closed: dict[int, float]
+    rounds: list[dict[str, object]]
+    states_checked: int
+    losses: list[str]
+    # Files that killed writers have left.
+    cut_off: list[str]
+    accuracy: float
+    undisturbed: float
+
+
+@dataclass
+class Chaos:
+    """The scenario; `run` goes through it."""
+
+    federation: Federation
+    kills: int
+    seed: int = 0
+    began: float = field(default_factory=time.monotonic)
+    started: dict[str, float] = field(default_factory=dict)
+    closed: dict[int, float] = field(default_factory=dict)
+    acknowledged: dict[str, int] = field(default_factory=dict)
+    done: list[Kill] = field(default_factory=list)
+    runs: int = 0
+
+    def __post_init__(self) -> None:
+        home = self.federation.home
+        self.data, self.state = home / "data", home / "state"
+        self.notes, self.output = home / "notes", home / "deployed"
+        self.num_rounds = rounds_for(self.kills)
+
+    def run(self) -> Outcome:
+        write_folders(self.data, len(CLIENTS), TRAIN, TEST, CLASSES, own_names=True)
+        self.notes.mkdir()
+        database = str(self.federation.home / "superlink.db")
+        self.federation.start_superlink("--database", database)
+        self.federation.register()
+        self.start_run()
+        waves = plan(self.kills, self.seed)
+        self.wait(self.round_closes(), "the first round to close")
+        for i, wave in enumerate(waves):
+            # A round has just closed, here and below.
+            self.strike(wave)
+            self.wait(self.all_are_back, f"all devices after wave {i + 1}")
+            if i == len(waves) // 2:
+                server = self.kill_the_server()
+        self.wait(self.run_has_ended, "the end of the run")
+        self.look()
+        rows = read_lines(self.output / "fedrep" / "metrics.jsonl")
+        checked, losses = self.compare_states()
+        return Outcome(
+            self.done,
+            server,
+            self.closed,
+            rows,
+            checked,
+            losses,
+            [path.name for path in self.state.glob("*/*/.*")],
+            float(str(rows[-1]["accuracy"])),
+            self.undisturbed(),
+        )
+
+    def seconds(self) -> float:
+        return time.monotonic() - self.began
+
+    def start_run(self, resume: str = "") -> None:
+        """Start a run with ``flwr run``, from settings alone."""
+        self.runs += 1
+        config = f'num-server-rounds={self.num_rounds} output="{self.output}"'
+        if resume:
+            config += f' resume="{resume}"'
+        self.federation.start(
+            self.run_name, "flwr", "run", str(APP), "test", "--stream", "--run-config",
+            config,
+        )  # fmt: skip
+
+    @property
+    def run_name(self) -> str:
+        return f"flwr-run-{self.runs}"
+
+    def run_has_ended(self) -> bool:
+        return self.federation.processes[self.run_name].poll() is not None
+
+    # What is watched while waiting
+
+    def wait(self, condition: Callable[[], bool], what: str) -> None:
+        def look_and_see() -> bool:
+            self.keep_alive()
+            self.look()
+            if condition():
+                return True
+            if self.run_has_ended():
+                log = self.federation.home / f"{self.run_name}.log"
+                raise RuntimeError(f"ended before {what}: {log.read_text()[-5000:]}")
+            return False
+
+        wait_until(look_and_see, 1200, what)
+
+    def keep_alive(self) -> None:
+        """Start devices that do not run, as ``Restart=always`` does."""
+        for name in CLIENTS:
+            process = self.federation.processes.get(name)
+            runs = process is not None and process.poll() is None
+            if not runs and self.seconds() - self.started.get(name, -RESTART) > RESTART:
+                self.started[name] = self.seconds()
+                self.federation.start_supernode(
+                    name,
+                    f'client-name="{name}" data-dir="{self.data / name}" '
+                    f'state-dir="{self.state}" notes="{self.notes}"',
+                )
+
+    def look(self) -> None:
+        """Note which round has closed, and whose replies have counted."""
+        path = self.output / "fedrep" / "checkpoint.safetensors"
+        try:
+            with safe_open(path, framework="np") as file:
+                about = json.loads(file.metadata()["run"])
+        except (OSError, SafetensorError):
+            return
+        if about["round"] in self.closed:
+            return
+        self.closed[about["round"]] = self.seconds()
+        self.acknowledged = about["values"]["acknowledged"]
+        for kill in self.done:
+            if kill.recovery is None:
+                counted = self.acknowledged.get(kill.who, 0)
+                if counted > kill.server_round:
+                    kill.recovery = self.seconds() - kill.time
+
+    def round_closes(self) -> Callable[[], bool]:
+        before = len(self.closed)
+        return lambda: len(self.closed) > before
+
+    def all_are_back(self) -> bool:
+        return all(kill.recovery is not None for kill in self.done)
+
+    # Deaths
+
+    def strike(self, wave: Sequence[tuple[str, str]]) -> None:
+        """Kill the idle ones now, and each other where it stops in the next round."""
+        for client, phase in wave:
+            if phase in IN_A_ROUND:
+                (self.notes / f"{client}-{phase}").touch()
+        for client, phase in wave:
+            if phase not in IN_A_ROUND:
+                self.kill(client, phase)
+        open_ = [(client, phase) for client, phase in wave if phase in IN_A_ROUND]
+
+        def all_killed() -> bool:
+            for client, phase in list(open_):
+                reached = self.notes / f"{client}-{phase}-reached"
+                if reached.exists():
+                    self.kill(client, phase)
+                    (self.notes / f"{client}-{phase}").unlink()
+                    reached.unlink()
+                    open_.remove((client, phase))
+            return not open_
+
+        self.wait(all_killed, f"{open_} to be reached")
+
+    def kill(self, client: str, phase: str) -> None:
+        self.federation.kill(client)
+        self.started[client] = self.seconds()
+        latest = max(self.closed)
+        self.done.append(Kill(client, phase, latest, self.seconds()))
+
+    def kill_the_server(self) -> Kill:
+        """Kill the ServerApp in the middle of a round, and resume."""
+        latest = max(self.closed)
+
+        def somebody_trains() -> bool:
+            notes = (self.notes_of(client) for client in CLIENTS)
+            return any(
+                note["kind"] == "kept" and note["round"] == latest + 1
+                for lines in notes
+                for note in lines
+            )
+
+        self.wait(somebody_trains, f"training in round {latest + 1}")
+        (server,) = self.federation.started_by("superlink", "flwr-serverapp")
+        kill_9(server)
+        death = Kill("ServerApp", "in a round", max(self.closed), self.seconds())
+        self.start_run(resume=str(self.output))
+        self.wait(self.round_closes(), "the resumed run's first round")
+        death.recovery = self.seconds() - death.time
+        return death
+
+    # What came out
+
+    def notes_of(self, client: str) -> list[dict[str, object]]:
+        return read_lines(self.notes / f"{client}.jsonl")
+
+    def compare_states(self) -> tuple[int, list[str]]:
+        """Compare each state that was loaded, and the last on disk, with what was kept.
+
+        Returns how many, and those that are not of the last acknowledged round.
+        """
+        checked, losses = 0, []
+        for client in CLIENTS:
+            kept: dict[object, object] = {}
+            for note in self.notes_of(client):
+                if note["kind"] == "kept":
+                    kept[note["round"]] = note["digest"]
+                elif note["round"] != 0:
+                    checked += 1
+                    if kept.get(note["round"]) != note["digest"]:
+                        losses.append(f"{client} goes on from round {note['round']}")
+            last = self.acknowledged[client]
+            checked += 1
+            if self.digest_on_disk(client, last) != kept.get(last):
+                losses.append(f"{client} on disk, round {last}")
+        return checked, losses
+
+    def digest_on_disk(self, client: str, server_round: int) -> str:
+        content = hashlib.sha256()
+        for path in self.state.glob(f"*/{client}/*-{server_round:08d}.safetensors"):
+            arrays = load_file(path)
+            for name in sorted(arrays):
+                content.update(name.encode() + arrays[name].tobytes())
+            return content.hexdigest()
+        return "missing"
+
+    def undisturbed(self) -> float:
+        """Return the final accuracy of the same run in one process."""
+        own = ("algorithm", "output", "resume")
+        config = {n: v for n, v in SETTINGS.items() if n not in own}
+        config["num-server-rounds"] = self.num_rounds
+        output = self.federation.home / "undisturbed"
+        command = [sys.executable, str(ROOT / "simulation.py"), "fedrep"]
+        command += ["--backend", "inline", "--data-dir", str(self.data)]
+        command += ["--output", str(output), "--run-config"]
+        command += [" ".join(f"{n}={json.dumps(v)}" for n, v in config.items())]
+        subprocess.run(command, check=True, capture_output=True)
+        last = read_lines(output / "fedrep" / "metrics.jsonl")[-1]
+        return float(str(last["accuracy"]))

@@ -1,0 +1,91 @@
+"""FedRep as it is, on devices that stop where they are to be killed.
+
+A device notes each head that it keeps or goes on from, and waits for its death where a
+file tells it to.
+"""
+
+import hashlib
+import json
+import os
+import time
+from pathlib import Path
+
+import numpy as np
+
+from clients import CLIENTS, client_app
+from clients.fedrep import FedRepClient
+from clients.state import PersonalState
+from strategies import server_app
+
+PAUSE = 3600
+
+
+class Device:
+    """Who this process works for; known once it has a message."""
+
+    def __init__(self, context) -> None:
+        self.name = str(context.node_config["client-name"])
+        self.folder = Path(str(context.node_config["notes"]))
+
+    def note(self, **values) -> None:
+        """Append a line that outlives a power cut."""
+        with (self.folder / f"{self.name}.jsonl").open("a") as file:
+            file.write(json.dumps(values) + "\n")
+            file.flush()
+            os.fsync(file.fileno())
+
+    def stop(self, phase: str) -> None:
+        """Wait to be killed, if that is to happen in this phase."""
+        if (self.folder / f"{self.name}-{phase}").exists():
+            partial = self.folder / f".{self.name}"
+            partial.write_text(str(os.getpid()))
+            partial.rename(self.folder / f"{self.name}-{phase}-reached")
+            time.sleep(PAUSE)
+
+
+def digest(arrays) -> str:
+    """Return a digest that owes nothing to the package's own."""
+    content = hashlib.sha256()
+    for key in sorted(arrays):
+        content.update(key.encode() + np.ascontiguousarray(arrays[key]).tobytes())
+    return content.hexdigest()
+
+
+class WatchedState(PersonalState):
+    def __init__(self, context, directory=None, acknowledged=None, *rest, **more):
+        super().__init__(context, directory, acknowledged, *rest, **more)
+        self.device = Device(context)
+        self.acknowledged = acknowledged
+
+    def load(self, shapes=None):
+        arrays = super().load(shapes)
+        found = digest(arrays) if arrays else ""
+        self.device.note(kind="loaded", round=self.acknowledged, digest=found)
+        return arrays
+
+    def save(self, arrays, round_):
+        self.device.note(kind="kept", round=round_, digest=digest(arrays))
+        rename = os.replace
+
+        def replace(source, target) -> None:
+            self.device.stop("saving")
+            rename(source, target)
+
+        os.replace = replace
+        super().save(arrays, round_)
+        os.replace = rename
+        self.device.stop("saved")
+
+
+class WatchedClient(FedRepClient):
+    def train(self, part, *arguments):
+        loss = super().train(part, *arguments)
+        # The head is trained, the representation is not.
+        self.state.device.stop("training")
+        return loss
+
+
+CLIENTS["fedrep"] = WatchedClient
+client_app.PersonalState = WatchedState
+client = client_app.app
+server = server_app.app

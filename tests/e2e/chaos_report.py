@@ -1,0 +1,141 @@
+"""What a chaos run was, as Markdown, JSON and a picture."""
+
+import json
+import sys
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+from chaos import CLIENTS, PHASES, ROUND_TIMEOUT, Chaos, Kill, Outcome
+from federation import ROOT
+from matplotlib.figure import Figure
+
+sys.path.insert(0, str(ROOT / "benchmarks"))
+
+from common import markdown, provenance
+
+COLOURS = dict(zip(PHASES, ("C0", "C1", "C2", "C3"), strict=True))
+SAID = {
+    "training": "in training",
+    "saving": "while saving, before the rename",
+    "saved": "while saving, before the reply",
+    "between rounds": "between rounds",
+}
+
+
+def write_report(folder: Path, chaos: Chaos, outcome: Outcome, noise: float) -> None:
+    """Write ``chaos.md``, ``chaos.json`` and ``chaos.png``."""
+    folder.mkdir(parents=True, exist_ok=True)
+    about = provenance()
+    about["command"] = (
+        f"python -m pytest tests/e2e/test_chaos.py --kills {chaos.kills} "
+        "--chaos-report benchmarks/results"
+    )
+    text = (
+        "# Devices and a server that are killed\n\n"
+        f"`{about['command']}` at commit {about['commit']}; {about['machine']}, "
+        f"Python {about['python']}, torch {about['torch']}\n\n"
+        + body(chaos, outcome, noise)
+    )
+    (folder / "chaos.md").write_text(text, encoding="utf-8")
+    data = {
+        "about": about,
+        "kills": [as_json(kill) for kill in outcome.kills],
+        "server": as_json(outcome.server),
+        "closed": {n: round(t, 1) for n, t in outcome.closed.items()},
+        "clients": [row["clients"] for row in outcome.rounds],
+        "states-checked": outcome.states_checked,
+        "losses": outcome.losses,
+        "accuracy": outcome.accuracy,
+        "undisturbed": outcome.undisturbed,
+    }
+    (folder / "chaos.json").write_text(
+        json.dumps(data, separators=(",", ":")) + "\n", encoding="utf-8"
+    )
+    draw(folder / "chaos.png", outcome)
+
+
+def as_json(kill: Kill) -> dict[str, object]:
+    recovery = None if kill.recovery is None else round(kill.recovery, 1)
+    return {**vars(kill), "time": round(kill.time, 1), "recovery": recovery}
+
+
+def body(chaos: Chaos, outcome: Outcome, noise: float) -> str:
+    groups = {SAID[p]: [k for k in outcome.kills if k.phase == p] for p in PHASES}
+    groups["all"] = outcome.kills
+    rows = []
+    for name, kills in groups.items():
+        times = [kill.recovery for kill in kills if kill.recovery is not None]
+        spread = [f"{f(times):.0f}" for f in (np.min, np.median, np.max) if times]
+        rows.append((name, len(kills), len(kills) - len(times), *spread))
+    victims = Counter(kill.who for kill in outcome.kills)
+    shares = ", ".join(f"{victims[client]}" for client in CLIENTS)
+    trained = sum(int(str(row["clients"])) for row in outcome.rounds)
+    return (
+        f"One SuperLink with TLS, {len(CLIENTS)} SuperNodes with keys, images and "
+        f"state directories of their own, FedRep, {chaos.num_rounds} rounds, "
+        f"checkpoint-every 1, round-timeout {ROUND_TIMEOUT:.0f} s. "
+        f"{len(outcome.kills)} times `kill -9` of a SuperNode with its ClientApp "
+        f"({shares} per device; in waves of up to {len(CLIENTS) - 1}), and once of the "
+        "ServerApp in the middle of a round, "
+        'followed by `flwr run` with `resume="…"`. A device is started again after '
+        "5 s, until it is let in.\n\n"
+        "Recovery: seconds from the kill to the end of the round in which a reply of "
+        "the device counted again. Its key is refused until the SuperLink has missed "
+        "the old session's heartbeats, 30 to 60 s; then the round in progress has to "
+        "end, for which it may take round-timeout, and the next one, its own. Rounds "
+        f"in which nobody was missing took {quiet(outcome):.0f} s (median).\n\n"
+        + markdown(
+            ("killed", "kills", "never back", "shortest", "median", "longest"), rows
+        )
+        + f"\nThe ServerApp, killed in round {outcome.server.server_round + 1}: "
+        f"{outcome.server.recovery:.0f} s until the resumed run had closed it.\n\n"
+        f"Heads lost: {len(outcome.losses)}. Checked were {outcome.states_checked} "
+        "states: each time that a device went on from a head, and at the end the file "
+        "in its state directory, it was bit by bit the head that it had kept in its "
+        "last acknowledged round.\n\n"
+        f"All {len(outcome.rounds)} rounds are in `metrics.jsonl`; {trained} of "
+        f"{len(CLIENTS) * chaos.num_rounds} replies counted. Final accuracy "
+        f"{100 * outcome.accuracy:.1f} %, and {100 * outcome.undisturbed:.1f} % "
+        f"without disturbance; {100 * noise:.0f} points are two standard errors of the "
+        "difference, on 500 test images. Every device calls the digits by other names, "
+        "so with anybody else's head it would be at 10 %.\n\n"
+        "![kills and recoveries](chaos.png)\n"
+    )
+
+
+def quiet(outcome: Outcome) -> float:
+    """Return the median length of a round in which all replies counted."""
+    closed = outcome.closed
+    resumed = outcome.server.server_round + 1
+    lengths = [
+        closed[n] - closed[n - 1]
+        for n, row in enumerate(outcome.rounds, start=1)
+        if row["clients"] == len(CLIENTS) and n != resumed and n - 1 in closed
+    ]
+    return float(np.median(lengths))
+
+
+def draw(path: Path, outcome: Outcome) -> None:
+    figure = Figure(figsize=(9, 3.2), layout="constrained")
+    axes = figure.subplots()
+    places = {name: i for i, name in enumerate(["ServerApp", *reversed(CLIENTS)])}
+    for kill in (*outcome.kills, outcome.server):
+        place = places[kill.who]
+        colour = COLOURS.get(kill.phase, "black")
+        axes.barh(place, kill.recovery or 0, 0.5, kill.time, color=colour, alpha=0.3)
+        axes.plot(kill.time, place, "x", color=colour)
+    for phase, colour in COLOURS.items():
+        axes.plot([], [], "x", color=colour, label=SAID[phase])
+    for server_round, time in outcome.closed.items():
+        axes.axvline(time, color="grey", lw=0.5, zorder=0)
+        if server_round % 2 == 1:
+            axes.text(
+                time, 1.01, server_round, transform=axes.get_xaxis_transform(),
+                ha="center", va="bottom", fontsize=7, color="grey",
+            )  # fmt: skip
+    names = [n if n == "ServerApp" else f"device {int(n)}" for n in places]
+    axes.set_yticks(list(places.values()), names)
+    axes.set_xlabel("seconds; grey: ends of rounds")
+    figure.legend(loc="outside lower center", ncols=len(COLOURS), frameon=False)
+    figure.savefig(path, dpi=150)

@@ -1,0 +1,36 @@
+"""Devices are killed, and the server, and no head is lost: 4 kills or ``--kills N``.
+
+``python -m pytest tests/e2e/test_chaos.py --kills 20 --chaos-report DIR`` writes down
+what happened.
+"""
+
+from pathlib import Path
+
+import pytest
+from chaos import Chaos, plan
+from chaos_report import write_report
+from federation import Federation
+
+# Two standard errors of the difference of two accuracies of 0.9 on 500 test images.
+NOISE = 0.04
+
+
+@pytest.mark.e2e
+def test_no_head_is_lost_whenever_devices_and_server_die(
+    five: Federation, pytestconfig: pytest.Config
+) -> None:
+    kills = int(pytestconfig.getoption("kills", 4))
+    chaos = Chaos(five, kills)
+    outcome = chaos.run()
+    folder = pytestconfig.getoption("chaos_report", "")
+    if folder:
+        write_report(Path(folder), chaos, outcome, NOISE)
+    planned = [kill for wave in plan(kills, chaos.seed) for kill in wave]
+    assert sorted((kill.who, kill.phase) for kill in outcome.kills) == sorted(planned)
+    assert all(kill.recovery for kill in (*outcome.kills, outcome.server))
+    assert [row["round"] for row in outcome.rounds] == list(
+        range(1, chaos.num_rounds + 1)
+    )
+    assert outcome.losses == []
+    assert outcome.cut_off == []
+    assert outcome.accuracy == pytest.approx(outcome.undisturbed, abs=NOISE)

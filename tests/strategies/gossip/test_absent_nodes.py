@@ -1,0 +1,187 @@
+"""Nodes that miss rounds, come back, get lost, come late or change their id."""
+
+from logging import WARNING
+
+import numpy as np
+import pytest
+from flwr.app import Error, Message, RecordDict
+from gossip_network import GOSSIP, Lines, N, Network, name_of, relayed
+from gossip_numpy import SQUARM
+
+from clients.client_app import make_app
+
+
+def both_neighbours_of_2(*rounds: int) -> list[tuple[int, str]]:
+    return [(r, name_of(j)) for r in rounds for j in (1, 3)]
+
+
+@pytest.mark.parametrize("how", ["down", "gone", "lost", "error"])
+def test_a_backlog_is_kept_delivered_once_and_cleared(how):
+    """Down: no answer. Gone: not even among the nodes. Lost: the reply got lost."""
+    network = Network("choco-sgd", compressor="sign", consensus_step=0.3)
+    missed = (3, 4, 5)
+    if how == "down":
+        network.grid.down = lambda i, r: i == 2 and r in missed
+    if how == "lost":
+        network.grid.change = lambda i, r, reply: (
+            None if i == 2 and r in missed else reply
+        )
+    if how == "error":
+        network.grid.change = lambda i, r, reply: (
+            Message(Error(2, "no"), reply_to=network.messages("train", r, 2)[0])
+            if i == 2 and r in missed
+            else reply
+        )
+    network.go(2, evaluate=True)
+    context = network.grid.contexts[3]
+    if how == "gone":
+        del network.grid.contexts[3]
+    network.go(3, evaluate=True)
+    network.grid.contexts[3] = context
+    rounds = [message.round for message in network.strategy.pending[name_of(2)]]
+    assert rounds == [2, 2, 3, 3, 4, 4, 5, 5]
+    network.go(3, evaluate=True)
+    if how != "gone":
+        for r in (4, 5):
+            (message,) = network.messages("train", r, 2)
+            assert relayed(message) == both_neighbours_of_2(*range(2, r))
+    for kind, r, rounds in (
+        ("train", 3, (2,)),
+        ("train", 6, (2, 3, 4, 5)),
+        ("evaluate", 6, (6,)),
+        ("train", 7, (6,)),
+        ("evaluate", 7, (7,)),
+        ("train", 8, (7,)),
+    ):
+        for message in network.messages(kind, r, 2):
+            assert relayed(message) == both_neighbours_of_2(*rounds)
+    rejected = [row["rejected"] for row in network.rows]
+    unanswered = [row["unanswered"] for row in network.rows]
+    expected = [0, 0, 1, 1, 1, 0, 0, 0]
+    assert rejected == (expected if how == "error" else [0] * 8)
+    assert unanswered == (expected if how in ("down", "lost") else [0] * 8)
+
+
+def test_dpsgd_keeps_no_backlog_of_rounds_that_a_node_missed():
+    network = Network("dpsgd")
+    network.grid.down = lambda i, r: i == 2 and r in (3, 4, 5)
+    network.go(6)
+    for r in (3, 4, 5, 6):
+        (message,) = network.messages("train", r, 2)
+        assert relayed(message) == both_neighbours_of_2(2)
+    # Nor do its neighbours get anything of a round without it.
+    (message,) = network.messages("train", 5, 1)
+    assert relayed(message) == [(4, name_of(0))]
+
+
+@GOSSIP
+@pytest.mark.parametrize("how", ["lost", "too long"])
+def test_a_reply_that_does_not_count_leaves_no_trace(algorithm, how):
+    """The node trains, but goes back to where it was: as if it had been away."""
+
+    def lost(i: int, server_round: int, reply: Message) -> Message | None:
+        if i != 2 or server_round not in (3, 4):
+            return reply
+        if how == "lost":
+            return None
+        reply.content.config_records["bytes"]["message"] += b"\0"
+        return reply
+
+    absent, rejected = (Network(algorithm, **SQUARM) for _ in range(2))
+
+    absent.grid.down = lambda i, r: i == 2 and r in (3, 4)
+    rejected.grid.change = lost
+    for network in (absent, rejected):
+        network.go(7, evaluate=True)
+    if how == "too long":
+        assert [row["rejected"] for row in rejected.rows] == [0, 0, 1, 1, 0, 0, 0]
+    for node, other in zip(absent.nodes(), rejected.nodes(), strict=True):
+        np.testing.assert_array_equal(node.x, other.x)
+        for name, vector in node.kept.items():
+            np.testing.assert_array_equal(vector, other.kept[name])
+
+
+@GOSSIP
+def test_a_node_that_is_away_for_too_long_is_lost(algorithm, caplog):
+    network = Network(
+        algorithm, compressor="sign", consensus_step=0.3, max_missed_rounds=2
+    )
+    network.grid.down = lambda i, r: i == 2 and r >= 3
+    with caplog.at_level(WARNING, "flwr"):
+        network.go(9, evaluate=True)
+    # Its last reply was that of round 2: after rounds 3 and 4 it may still come back.
+    assert [row["lost"] for row in network.rows] == [0] * 5 + [1] * 4
+    assert [row["unanswered"] for row in network.rows] == [0, 0, 1, 1, 1, 0, 0, 0, 0]
+    assert [row["clients"] for row in network.rows] == [5, 5] + [4] * 7
+    warnings = [r for r in caplog.records if "is lost" in r.getMessage()]
+    assert len(warnings) == 1
+    assert name_of(2) in warnings[0].getMessage()
+    assert network.strategy.pending[name_of(2)] == []
+    # It is not even asked.
+    for r in range(6, 10):
+        assert len(network.messages("train", r)) == 4
+        assert len(network.messages("evaluate", r)) == 4
+    # Back too late; the others go on.
+    network.grid.down = lambda i, r: False
+    network.go(2, evaluate=True)
+    assert network.messages("train", 11, 2) == []
+    assert network.rows[-1]["clients"] == 4
+    assert np.isfinite([row["train-loss"] for row in network.rows]).all()
+    assert network.strategy.pending[name_of(2)] == []
+
+
+def test_a_node_that_is_back_in_time_is_not_lost():
+    network = Network("choco-sgd", max_missed_rounds=2)
+    network.grid.down = lambda i, r: i == 2 and r in (3, 4)
+    network.go(6)
+    assert network.rows[-1]["lost"] == 0
+    assert network.rows[-1]["clients"] == N
+
+
+@GOSSIP
+def test_a_node_that_lost_its_state_is_an_error_and_lost(algorithm):
+    # Its estimate is no longer what its neighbours think it is: that cannot be made
+    # up for, and the run has to say so.
+    network = Network(algorithm, consensus_step=0.5)
+    network.go(3)
+    network.grid.contexts[3].state = RecordDict()
+    network.go(6)
+    assert [row["rejected"] for row in network.rows] == [0, 0, 0, 1, 0, 0, 0, 0, 0]
+    assert [row["lost"] for row in network.rows] == [0] * 4 + [1] * 5
+
+
+def test_a_late_stranger_has_no_place_in_the_graph(caplog):
+    network = Network("choco-sgd", clients=4, consensus_step=0.5)
+    assert network.strategy.names == [name_of(i) for i in range(4)]
+    network.go(2)
+    late = Lines(make_app(network.settings), N).contexts[N]
+    network.grid.contexts[N] = late
+    with caplog.at_level(WARNING, "flwr"):
+        network.go(3, evaluate=True)
+    assert [row["clients"] for row in network.rows] == [4] * 5
+    assert network.rows[-1]["evaluated"] == 4
+    warnings = [r for r in caplog.records if "no place in the graph" in r.getMessage()]
+    assert len(warnings) == 1
+    asked = {
+        m.metadata.message_type
+        for m in network.grid.sent
+        if m.metadata.dst_node_id == N
+    }
+    assert asked == {"query"}
+
+
+@pytest.mark.parametrize("pause", [0, 2])
+def test_a_node_under_another_id_keeps_its_place(pause):
+    usual, moved = (Network("squarm-sgd", **SQUARM) for _ in range(2))
+    usual.grid.down = lambda i, r: i == 2 and 3 < r <= 3 + pause
+    usual.go(6 + pause, evaluate=True)
+    moved.go(3, evaluate=True)
+    context = moved.grid.contexts.pop(3)
+    moved.go(pause, evaluate=True)
+    context.node_id = 77
+    moved.grid.contexts[77] = context
+    moved.go(3, evaluate=True)
+    for row, other in zip(usual.rows, moved.rows, strict=True):
+        for name in ("train-loss", "accuracy", "sent", "clients", "consensus-distance"):
+            assert row[name] == other[name]
+    assert moved.strategy.names == [name_of(i) for i in range(N)]

@@ -1,0 +1,255 @@
+"""What a neighbour may send without stopping the others."""
+
+import re
+from collections.abc import Callable
+from logging import WARNING
+
+import numpy as np
+import pytest
+from flwr.app import Array, Message
+from gossip_network import (
+    ALGORITHMS,
+    COMPRESSORS,
+    FULL_BATCH,
+    RING,
+    D,
+    Lines,
+    N,
+    Network,
+    name_of,
+)
+
+from clients.client_app import make_app
+from clients.gossip import GossipClient
+from strategies import ChocoSGD
+from strategies.grids import InlineGrid
+from task.settings import SettingsError, resolve
+
+
+def replaced(data: object) -> Callable:
+    def change(i: int, server_round: int, reply: Message) -> Message:
+        if i == 1 and server_round in (3, 4):
+            record = reply.content.config_records["bytes"]
+            new = data(record["message"]) if callable(data) else data
+            record["message"] = new
+        return reply
+
+    return change
+
+
+def without(*names: str) -> Callable:
+    def change(i: int, server_round: int, reply: Message) -> Message:
+        if i == 1 and server_round in (3, 4):
+            for name in names:
+                if name == "message":
+                    del reply.content.config_records["bytes"]["message"]
+                else:
+                    del reply.content[name]
+        return reply
+
+    return change
+
+
+def refused_metric(value: object) -> Callable:
+    def change(i: int, server_round: int, reply: Message) -> Message:
+        if i == 1 and server_round in (3, 4):
+            if value is None:
+                del reply.content["metrics"]["refused"]
+            else:
+                reply.content["metrics"]["refused"] = value
+        return reply
+
+    return change
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (replaced(lambda d: d + b"\0"), r"has a message of \d+ bytes, not"),
+        (replaced(lambda d: d[:-1]), r"has a message of \d+ bytes, not"),
+        (replaced(lambda d: d[:1]), r"has a message of 1 bytes, not"),
+        (replaced(lambda d: d * 1000), r"has a message of [\d,]+ bytes, not"),
+        (replaced("text"), "has no message to the neighbours"),
+        (replaced(""), "has no message to the neighbours"),
+        (replaced(3), "has no message to the neighbours"),
+        (replaced(lambda d: [d]), "has no message to the neighbours"),
+        (replaced([]), "has no message to the neighbours"),
+        (without("message"), "has no message to the neighbours"),
+        (without("bytes"), "has no message to the neighbours"),
+        (without("metrics"), "has 0 metric records, not 1"),
+        (without("arrays"), "has no arrays under 'arrays'"),
+        (refused_metric(None), "lacks the metric 'refused'"),
+        (refused_metric(float("nan")), "metric 'refused' is nan"),
+        (refused_metric(float("inf")), "metric 'refused' is inf"),
+    ],
+)
+def test_replies_that_do_not_count(change, reason):
+    network = Network("choco-sgd", compressor="sign", consensus_step=0.3)
+    network.grid.change = change
+    for server_round in range(1, 7):
+        network.go(evaluate=True)
+        rejections = network.strategy.rejections
+        if server_round in (3, 4):
+            ((name, why),) = rejections
+            assert name == name_of(1)
+            assert re.match(reason, why)
+        else:
+            assert rejections == []
+    assert [row["rejected"] for row in network.rows] == [0, 0, 1, 1, 0, 0]
+    assert [row["sent"] for row in network.rows] == [5, 5, 4, 4, 5, 5]
+    assert [row["refused"] for row in network.rows] == [0] * 6
+    assert np.isfinite(network.models()).all()
+    # Nothing of it was handed on: the sum of estimates is what the others' own are.
+    nodes = network.nodes()
+    for i, node in enumerate(nodes):
+        known = sum(RING[i, j] * nodes[j].kept["estimate"] for j in range(N) if j != i)
+        np.testing.assert_allclose(node.kept["neighbours"], known, rtol=0, atol=1e-6)
+
+
+def test_arrays_that_nobody_asked_for_do_not_count():
+    def change(i: int, server_round: int, reply: Message) -> Message:
+        if i == 1:
+            reply.content["arrays"]["head.weight"] = Array(
+                np.zeros((10, 64), np.float32)
+            )
+        return reply
+
+    network = Network("choco-sgd")
+    network.grid.change = change
+    network.go(2)
+    assert [row["rejected"] for row in network.rows] == [1, 1]
+
+
+NAN, MINUS, INF = (np.float32(v).tobytes() for v in (np.nan, -1.0, np.inf))
+BAD = {
+    "identity": [NAN + bytes(4 * D - 4), bytes(4 * D - 4) + INF],
+    "sign": [lambda d: NAN + d[4:], lambda d: INF + d[4:], lambda d: MINUS + d[4:]],
+    "sign-top-k": [
+        # Indices that are not increasing, and a norm that is no number.
+        lambda d: bytes(len(d)),
+        lambda d: b"\xff" * len(d),
+    ],
+    "top-k": [lambda d: bytes(len(d)), lambda d: d[:-4] + NAN],
+    "rand-k": [lambda d: d[:-4] + INF],
+    "qsgd-top-k": [lambda d: bytes(len(d)), lambda d: b"\xff" * len(d)],
+}
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "compressor", "data"),
+    [
+        (algorithm, compressor, data)
+        for compressor, all_data in BAD.items()
+        for data in all_data
+        for algorithm in ALGORITHMS
+        # D-PSGD sends models as they are.
+        if algorithm != "dpsgd" or compressor == "identity"
+    ],
+)
+def test_messages_of_the_right_length_are_refused_by_the_neighbours(
+    algorithm, compressor, data, caplog
+):
+    network = Network(
+        algorithm, compressor=compressor, compressor_k=0.1, consensus_step=0.2
+    )
+    network.grid.change = replaced(data)
+    with caplog.at_level(WARNING, "flwr"):
+        network.go(7, evaluate=True)
+    # Nodes 0 and 2 find two such messages, and say so a round later.
+    assert [row["refused"] for row in network.rows] == [0, 0, 0, 2, 2, 0, 0]
+    assert [row["rejected"] for row in network.rows] == [0] * 7
+    assert f"message of neighbour {name_of(1)} refused" in caplog.text
+    assert np.isfinite(network.models()).all()
+    assert network.rows[-1]["evaluated"] == N
+    losses = [row["train-loss"] for row in network.rows]
+    assert np.isfinite(losses).all()
+    assert losses[-1] < losses[0]
+
+
+@pytest.mark.parametrize("compressor", COMPRESSORS)
+@pytest.mark.parametrize("seed", range(3))
+def test_random_bytes_do_not_stop_the_neighbours(compressor, seed):
+    rng = np.random.default_rng(seed)
+    network = Network(
+        "squarm-sgd",
+        compressor=compressor,
+        compressor_k=0.1,
+        consensus_step=0.2,
+        local_steps=2,
+    )
+    network.grid.change = replaced(lambda d: rng.bytes(len(d)))
+    network.go(7, evaluate=True)
+    assert [row["clients"] for row in network.rows] == [N] * 7
+    assert np.isfinite(network.models()).all()
+
+
+@pytest.mark.parametrize("magnitude", [9e5, 1.1e6, 1e30, 3e38])
+def test_finite_but_huge_numbers_do_not_stop_the_neighbours(magnitude):
+    """Beyond any that training could need they are refused, and none can overflow."""
+    network = Network("choco-sgd", compressor="sign", consensus_step=0.2)
+    signs = b"\xff" * (D // 8) + bytes([0xFF << (-D % 8) & 0xFF])
+    data = np.float32(magnitude).tobytes() + signs
+
+    def change(i: int, server_round: int, reply: Message) -> Message:
+        if i == 1 and server_round >= 3:
+            reply.content["bytes"]["message"] = data
+        return reply
+
+    network.grid.change = change
+    network.go(9, evaluate=True)
+    assert [row["clients"] for row in network.rows] == [N] * 9
+    assert [row["evaluated"] for row in network.rows] == [N] * 9
+    refused = 2 if magnitude > 1e6 else 0
+    assert [row["refused"] for row in network.rows] == [0] * 3 + [refused] * 6
+    models = network.models()
+    assert np.isfinite(models).all()
+    if refused:
+        assert np.abs(models).max() < 10
+
+
+@pytest.mark.parametrize(
+    "sketch",
+    [b"", b"123", "text", np.full(256, np.nan, np.float32).tobytes(), bytes(8), None],
+)
+def test_a_bad_sketch_is_left_out(sketch):
+    class Sketchy(Lines):
+        def send_and_receive(self, messages, *, timeout=None):
+            replies = super().send_and_receive(messages, timeout=timeout)
+            for reply in replies:
+                node = reply.metadata.src_node_id
+                if reply.metadata.message_type == "evaluate" and node == 2:
+                    if sketch is None:
+                        del reply.content["bytes"]
+                    else:
+                        reply.content["bytes"]["sketch"] = sketch
+            return replies
+
+    network = Network("dpsgd")
+    network.go(3)
+    network.grid.__class__ = Sketchy
+    network.go(1, evaluate=True)
+    models = network.models()[[0, 2, 3, 4]]
+    exact = np.square(models - models.mean(0)).sum(1).mean()
+    assert network.rows[-1]["consensus-distance"] == pytest.approx(exact, rel=0.45)
+    assert network.rows[-1]["evaluated"] == N
+
+
+def test_clients_that_exchange_nothing_are_refused():
+    settings = resolve({**FULL_BATCH, "algorithm": "fedavg"})
+    with pytest.raises(SettingsError, match="no client tells the length of its mess"):
+        ChocoSGD().initialize(InlineGrid(make_app(settings), N))
+
+
+@pytest.mark.parametrize(
+    "lie", [{"message-bytes": 7}, {"message-bytes": "abc"}, {"omega": 0.0}]
+)
+def test_one_lying_client_stops_nobody_else(lie, monkeypatch):
+    told = GossipClient.get_properties
+
+    def lies(self, config):
+        return {**told(self, config), **(lie if self.index == 0 else {})}
+
+    monkeypatch.setattr(GossipClient, "get_properties", lies)
+    network = Network("choco-sgd", consensus_step=0.0)
+    assert network.strategy._message_bytes != frozenset({7})
+    assert 0 < network.strategy.consensus_step < 1

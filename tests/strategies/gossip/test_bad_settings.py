@@ -1,0 +1,100 @@
+"""Bad settings of gossip: one line, and nothing is run or written."""
+
+import pytest
+
+import simulation
+
+
+def run_config(text: str) -> tuple[str, str]:
+    return ("--run-config", f"model='logistic' {text}")
+
+
+BAD_SETTINGS = [
+    ("graph='rign'", "unknown graph 'rign'; did you mean 'ring'?"),
+    (
+        "graph='nowhere.txt'",
+        "unknown graph 'nowhere.txt'; known: complete, erdos-renyi",
+    ),
+    (
+        "graph='erdos-renyi' edge-probability=0.0",
+        "edge probability is 0.0; it must be in (0, 1]",
+    ),
+    (
+        "graph='torus'",
+        "the number of nodes of a torus is 5; it must be a product of two",
+    ),
+    ("mixing='max-degree'", "unknown mixing 'max-degree'; known: metropolis, uniform"),
+    ("consensus-step=1.5", "consensus-step is 1.5; it must be in [0, 1]"),
+    ("consensus-step=-0.1", "consensus-step is -0.1; it must be in [0, 1]"),
+    ("consensus-step=nan", "consensus-step is nan; it must be in [0, 1]"),
+    ("local-steps=0", "local-steps is 0; it must be at least 1"),
+    ("local-steps=-3", "local-steps is -3; it must be at least 1"),
+    ("local-steps=1.5", "local-steps is 1.5; it must be of type int"),
+    (
+        "compressor='topk'",
+        "unknown compressor 'topk'; did you mean 'top-k'? known: identity",
+    ),
+    ("compressor-k=0.0", "compressor-k is 0.0; it must be in (0, 1) or a count"),
+    ("compressor-k=1.5", "compressor-k is 1.5; it must be in (0, 1) or a count"),
+    ("compressor-k=-2", "compressor-k is -2.0; it must be in (0, 1) or a count"),
+    ("compressor-k=inf", "compressor-k is inf; it must be in (0, 1) or a count"),
+    ("compressor-k=nan", "compressor-k is nan; it must be in (0, 1) or a count"),
+    (
+        "compressor='qsgd' compressor-levels=0",
+        "levels is 0; it must be an int from 1 to 32767",
+    ),
+    (
+        "compressor='qsgd' compressor-levels=2",
+        "qsgd with levels=2 is no contraction on 650",
+    ),
+    (
+        "trigger='often'",
+        "trigger is 'often'; it must be START, START:INCREMENT:EVERY or",
+    ),
+    ("trigger='-1'", "trigger is '-1'; it must be START"),
+    ("trigger='1:2'", "trigger is '1:2'; it must be START"),
+    ("trigger='1:2:0'", "trigger is '1:2:0'; it must be START"),
+    (
+        "learning-rate-schedule='cosine'",
+        "learning-rate-schedule is 'cosine'; it must be constant",
+    ),
+    ("learning-rate-schedule='inverse:0'", "learning-rate-schedule is 'inverse:0'"),
+    ("max-missed-rounds=0", "max-missed-rounds is 0; it must be at least 1"),
+]
+
+
+def assert_refused(arguments: list[str], line: str, tmp_path, capfd) -> None:
+    capfd.readouterr()
+    arguments = [*arguments, "--backend", "inline", "--rounds", "1", "--clients", "5"]
+    assert simulation.main([*arguments, "--output", "out"]) == 2
+    out, err = capfd.readouterr()
+    assert out.strip() == ""
+    assert err.startswith("error: ")
+    assert err.count("\n") == 1
+    assert line in err
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("text", "line"), BAD_SETTINGS, ids=[t for t, _ in BAD_SETTINGS]
+)
+def test_bad_settings(text, line, tmp_path, monkeypatch, capfd):
+    monkeypatch.chdir(tmp_path)
+    assert_refused(["squarm-sgd", *run_config(text)], line, tmp_path, capfd)
+
+
+@pytest.mark.parametrize("text", ["graph='rign'", "graph='torus'", "local-steps=0"])
+def test_nothing_is_run_before_a_bad_setting_of_the_second_algorithm(
+    text, tmp_path, monkeypatch, capfd
+):
+    monkeypatch.chdir(tmp_path)
+    line = text.split("=")[1].strip("'").replace("torus", "a torus is 5")
+    assert_refused(["fedavg", "squarm-sgd", *run_config(text)], line, tmp_path, capfd)
+
+
+def test_one_node_is_no_graph(tmp_path, monkeypatch, capfd):
+    monkeypatch.chdir(tmp_path)
+    arguments = ["dpsgd", *run_config("partition='iid'"), "--backend", "inline"]
+    assert simulation.main([*arguments, "--clients", "1", "--output", "out"]) == 2
+    assert "the number of nodes is 1; it must be at least 2" in capfd.readouterr().err
+    assert list(tmp_path.iterdir()) == []

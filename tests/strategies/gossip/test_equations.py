@@ -1,0 +1,185 @@
+"""Gossip equals its equations in plain NumPy, with all nodes and with some away."""
+
+import numpy as np
+import pytest
+from gossip_network import GOSSIP, RING, D, N, Network, away
+from gossip_numpy import SQUARM, data_of, gradient, plain_dpsgd, plain_squarm
+
+from strategies.graphs import complete as complete_graph
+from strategies.mixing import spectrum, uniform_weights
+
+
+def test_dpsgd_equals_plain_numpy_step_by_step():
+    network = Network("dpsgd")
+    plain = plain_dpsgd(network, RING)
+    for _ in range(10):
+        found = network.go().models()
+        np.testing.assert_allclose(found, next(plain), rtol=0, atol=1e-6)
+    # The models have moved, and apart.
+    assert np.abs(found - network.initial()).max() > 0.05
+    assert np.abs(found - found.mean(0)).max() > 0.01
+
+
+def test_choco_with_identity_and_gamma_1_equals_dpsgd_step_by_step():
+    choco, dpsgd = Network("choco-sgd"), Network("dpsgd")
+    plain = plain_dpsgd(dpsgd, RING)
+    for _ in range(10):
+        found = choco.go().models()
+        np.testing.assert_allclose(found, dpsgd.go().models(), rtol=0, atol=1e-6)
+        np.testing.assert_allclose(found, next(plain), rtol=0, atol=1e-6)
+    assert choco.rows[-1]["bits"] == dpsgd.rows[-1]["bits"] == 32 * D * N
+
+
+@pytest.mark.parametrize("compressor", ["sign-top-k", "qsgd-top-k", "rand-k"])
+def test_squarm_without_momentum_delay_and_trigger_is_choco_to_the_last_bit(compressor):
+    # Small random batches too: the same seeds.
+    more = {
+        "compressor": compressor,
+        "compressor_k": 0.1,
+        "batch_size": 8,
+        "consensus_step": 0.2,
+        "per_tensor": True,
+    }
+    squarm = Network("squarm-sgd", local_steps=1, trigger="0", **more)
+    # CHOCO takes no notice of either.
+    choco = Network("choco-sgd", local_steps=3, trigger="7", **more)
+    squarm.go(6, evaluate=True)
+    choco.go(6, evaluate=True)
+    np.testing.assert_array_equal(squarm.models(), choco.models())
+    for row, other in zip(squarm.rows, choco.rows, strict=True):
+        assert row == other
+
+
+def test_dpsgd_on_the_complete_graph_is_sgd_on_the_mean_gradient():
+    network = Network("dpsgd", graph="complete", mixing="uniform")
+    np.testing.assert_allclose(uniform_weights(complete_graph(N)), np.full((N, N), 0.2))
+    data, x = data_of(network), network.initial()
+    for _ in range(10):
+        x = x - 0.1 * np.mean([gradient(x, *own) for own in data], axis=0)
+        for node in network.go().nodes():
+            np.testing.assert_allclose(node.x, x, rtol=0, atol=1e-6)
+
+
+def test_squarm_equals_algorithm_1_with_everybodys_estimates():
+    network = Network("squarm-sgd", **SQUARM)
+    plain = plain_squarm(network)
+    for _ in range(14):
+        plain.round()
+        nodes = network.go().nodes()
+        for i, node in enumerate(nodes):
+            np.testing.assert_allclose(node.x, plain.x[i], rtol=0, atol=1e-5)
+            own, others = plain.public[i][i], plain.public[i]
+            np.testing.assert_allclose(node.kept["estimate"], own, rtol=0, atol=1e-5)
+            summed = sum(RING[i, j] * others[j] for j in others if j != i)
+            np.testing.assert_allclose(
+                node.kept["neighbours"], summed, rtol=0, atol=1e-5
+            )
+            np.testing.assert_allclose(
+                node.kept["momentum"], plain.v[i], rtol=0, atol=1e-5
+            )
+    assert [row["sent"] for row in network.rows] == plain.sent
+    # It fires sometimes.
+    assert {0, N} < set(plain.sent)
+
+
+@GOSSIP
+def test_the_mean_moves_as_equation_3_9_says(algorithm):
+    """Exchanging leaves the mean where it is, whoever is away."""
+    network = Network(algorithm, **SQUARM)
+    network.grid.down = away
+    former = np.tile(network.initial(), (N, 1))
+    for server_round in range(1, 11):
+        nodes = network.go().nodes()
+        # x^{t+1/2}; who is away does not train.
+        half = [
+            former[i] if away(i, server_round) else node.half
+            for i, node in enumerate(nodes)
+        ]
+        former = np.stack([node.x for node in nodes])
+        np.testing.assert_allclose(former.mean(0), np.mean(half, 0), rtol=0, atol=1e-6)
+    assert [row["unanswered"] for row in network.rows] == [0, 0, 1, 1, 2, 0, 0, 2, 0, 0]
+    # The exchanges did something.
+    assert np.abs(former - half).max() > 1e-3
+
+
+@pytest.mark.parametrize("algorithm", ["choco-sgd", "squarm-sgd"])
+def test_after_it_is_back_everybody_agrees_on_the_estimates(algorithm):
+    network = Network(algorithm, **SQUARM)
+    network.grid.down = away
+    for _ in range(10):
+        nodes = network.go().nodes()
+        estimates = np.stack([node.kept["estimate"] for node in nodes])
+        assert np.abs(estimates).max() > 0
+        for i, node in enumerate(nodes):
+            others = RING[i].copy()
+            others[i] = 0
+            np.testing.assert_allclose(
+                node.kept["neighbours"], others @ estimates, rtol=0, atol=1e-6
+            )
+
+
+def test_squarm_with_absent_nodes_equals_plain_numpy():
+    network = Network("squarm-sgd", **SQUARM)
+    network.grid.down = away
+    plain = plain_squarm(network)
+    for server_round in range(1, 13):
+        plain.round(lambda i, r=server_round: not away(i, r))
+        found = network.go().models()
+        np.testing.assert_allclose(found, plain.x, rtol=0, atol=1e-5)
+    assert [row["sent"] for row in network.rows] == plain.sent
+
+
+def test_dpsgd_with_absent_nodes_uses_an_edge_from_both_ends_or_not_at_all():
+    network = Network("dpsgd")
+    network.grid.down = away
+    data, x = data_of(network), np.tile(network.initial(), (N, 1))
+    for server_round in range(1, 11):
+        present = [i for i in range(N) if not away(i, server_round)]
+        half = x.copy()
+        for i in present:
+            half[i] -= 0.1 * gradient(x[i], *data[i])
+        x = half.copy()
+        for i in present:
+            x[i] += sum(RING[i, j] * (half[j] - half[i]) for j in present)
+        np.testing.assert_allclose(network.go().models(), x, rtol=0, atol=1e-6)
+
+
+def test_the_consensus_step_of_the_theory():
+    network = Network(
+        "choco-sgd", consensus_step=0.0, compressor="top-k", compressor_k=0.1
+    )
+    network.go(1)
+    # Theorem 2 on a ring of five: eigenvalues (1 + 2 cos(2 pi k / 5)) / 3.
+    eigenvalues = [(1 + 2 * np.cos(2 * np.pi * k / 5)) / 3 for k in range(5)]
+    delta = 1 - max(abs(e) for e in eigenvalues[1:])
+    beta, omega = 1 - min(eigenvalues), 0.1
+    gamma = (2 * delta * omega) / (
+        64 * delta + delta**2 + 16 * beta**2 + 8 * delta * beta**2 - 16 * delta * omega
+    )
+    for message in network.messages("train", 1):
+        assert message.content["config"]["consensus-step"] == pytest.approx(gamma)
+
+
+def test_consensus_alone_contracts_at_the_rate_of_the_spectral_gap():
+    # From iteration 3 on the learning rate is nothing. A sketch is linear, so the
+    # estimate shrinks as the distance does: by (1 - delta)^2 a round, or more.
+    schedule = "steps:0:3:1e15"
+    dpsgd = Network("dpsgd", learning_rate_schedule=schedule)
+    choco = Network(
+        "choco-sgd",
+        learning_rate_schedule=schedule,
+        compressor="top-k",
+        compressor_k=0.3,
+        consensus_step=0.2,
+    )
+    dpsgd.go(12, evaluate=True)
+    choco.go(40, evaluate=True)
+    rate = (1 - spectrum(RING).delta) ** 2
+    distances = [row["consensus-distance"] for row in dpsgd.rows]
+    assert distances[2] > 1e-3
+    for now, then in zip(distances[3:], distances[2:], strict=False):
+        assert now <= rate * then * 1.001
+    assert rate == pytest.approx(((1 + 2 * np.cos(2 * np.pi / 5)) / 3) ** 2)
+    assert (
+        choco.rows[-1]["consensus-distance"] < choco.rows[3]["consensus-distance"] / 20
+    )

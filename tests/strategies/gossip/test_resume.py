@@ -1,0 +1,88 @@
+"""Gossip's checkpoints: the backlog is part of them."""
+
+import json
+
+import numpy as np
+import pytest
+from gossip_network import GOSSIP, N, Network, name_of, round_of
+
+import simulation
+from strategies import build_strategy
+from strategies.grids import InlineGrid
+from strategies.report import Report
+
+pytestmark = pytest.mark.usefixtures("no_plot")
+
+
+class Leaky(InlineGrid):
+    """Node 2 is away in rounds 4 to 6."""
+
+    def send_and_receive(self, messages, *, timeout=None):
+        there = [
+            m
+            for m in messages
+            if m.metadata.dst_node_id != 3 or round_of(m) not in (4, 5, 6)
+        ]
+        return super().send_and_receive(there, timeout=timeout)
+
+
+def rows_after(output, algorithm: str, rounds: int, resume: bool = False) -> list[dict]:
+    config = (
+        "model='logistic' consensus-step=0.3 compressor-k=0.2 trigger='300' "
+        "batch-size=20 momentum=0.9 learning-rate=0.05 evaluate-every=1 "
+        "local-steps=2 checkpoint-every=5"
+    )
+    if resume:
+        config += f" resume='{output}'"
+    arguments = [algorithm, "--backend", "inline", "--clients", str(N)]
+    arguments += ["--rounds", str(rounds), "--output", str(output)]
+    assert simulation.main([*arguments, "--run-config", config]) == 0
+    lines = (output / algorithm / "metrics.jsonl").read_text().splitlines()
+    return [json.loads(line) for line in lines]
+
+
+@GOSSIP
+def test_stop_with_a_backlog_and_resume(algorithm, tmp_path, monkeypatch):
+    monkeypatch.setattr(simulation, "InlineGrid", Leaky)
+    whole = rows_after(tmp_path / "a", algorithm, 9)
+    assert [row["unanswered"] for row in whole] == [0, 0, 0, 1, 1, 1, 0, 0, 0]
+    rows_after(tmp_path / "b", algorithm, 5)
+    stopped = rows_after(tmp_path / "b", algorithm, 9, resume=True)
+    # Rounds 6 to 8 are trained a second time, after a crash.
+    add = Report.add
+
+    def crash(report: Report, row: dict) -> None:
+        if row["round"] == 8:
+            raise KeyboardInterrupt
+        add(report, row)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Report, "add", crash)
+        with pytest.raises(KeyboardInterrupt):
+            rows_after(tmp_path / "c", algorithm, 9)
+    crashed = rows_after(tmp_path / "c", algorithm, 9, resume=True)
+    for rows in (stopped, crashed):
+        assert [row["round"] for row in rows] == list(range(1, 10))
+        for row, other in zip(rows, whole, strict=True):
+            assert row.keys() == other.keys()
+            names = "unanswered-clients"
+            assert row.get(names) == other.get(names)
+            for name in row.keys() - {"seconds", "bytes-down", "bytes-evaluate", names}:
+                assert row[name] == pytest.approx(other[name], rel=0, abs=1e-12), name
+
+
+def test_the_backlog_is_part_of_the_state():
+    network = Network(
+        "choco-sgd", compressor="sign", consensus_step=0.3, max_missed_rounds=4
+    )
+    network.grid.down = lambda i, r: (i == 2 and r >= 2) or (i == 0 and r >= 5)
+    network.go(7)
+    arrays, values = network.strategy.state_dict()
+    other = build_strategy(network.settings)
+    other.load_state_dict(arrays, json.loads(json.dumps(values)))
+    assert other.pending == network.strategy.pending
+    # Rounds 4 to 7 of two neighbours: for that of round 4 it has not answered.
+    assert len(other.pending[name_of(0)]) == 8
+    assert other.lost == network.strategy.lost == {name_of(2)}
+    assert other.names == network.strategy.names
+    np.testing.assert_array_equal(other.weights, network.strategy.weights)
