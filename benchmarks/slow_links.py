@@ -213,7 +213,10 @@ def bytes_table(data: dict[str, dict[str, dict[str, tuple[int, int]]]]) -> str:
     for name, by_transport in data.items():
         usual = by_transport["float32"]
         cells = [f"{n:,}" for way in ("down", "up") for n in usual[way]]
-        short = by_transport.get("float16", usual)
+        short = by_transport.get("float16")
+        if short is None:
+            rows.append((f"`{name}`", *cells, "no", "no"))
+            continue
         for way in ("down", "up"):
             saves = short[way][0] < usual[way][0]
             cells.append(f"{short[way][0]:,}" if saves else "=")
@@ -292,7 +295,7 @@ def main() -> None:
         f"every round; there are {NODES // 2} sources. The lines in brackets are the "
         "algorithms on their own tasks, at the default dimensions. "
         "float16 is for arrays in float32 that are averaged: where it changes "
-        "nothing there is a `=`.\n\n"
+        "nothing there is a `=`, and where it is refused a `no`.\n\n"
         + bytes_table(data["bytes"])
         + "\n![bytes in a round](slow_links.png)\n"
     )

@@ -289,6 +289,11 @@ class BaseStrategy(Participants, FlowerFedAvg):
         self._expected = {self.arrayrecord_key: arrays}
         return self._messages(nodes, arrays, config, server_round, MessageType.TRAIN)
 
+    def _unanswered(self, replies: Iterable[Message]) -> list[str]:
+        """Return the names of the asked clients from which nothing came."""
+        came = {reply.metadata.src_node_id for reply in replies}
+        return sorted(map(self.name_of, self._asked - came))
+
     def valid_replies(
         self, replies: Iterable[Message], check: Callable[[Message], object]
     ) -> tuple[list[Message], list[tuple[str, str]]]:
@@ -317,6 +322,7 @@ class BaseStrategy(Participants, FlowerFedAvg):
             if reply.has_error() and node not in self._asked:
                 # The SuperLink's word, under its own id, that a node has left: that
                 # client has not answered.
+                log(INFO, "a client has not answered: %s", reply.error.reason)
                 continue
             try:
                 if node not in self._asked:
@@ -365,14 +371,13 @@ class BaseStrategy(Participants, FlowerFedAvg):
             ``unanswered``, ``bytes-down`` and ``bytes-up``.
         """
         replies = list(replies)
-        unanswered = self._asked - {r.metadata.src_node_id for r in replies}
-        self.silent = sorted(map(self.name_of, unanswered))
+        self.silent = self._unanswered(replies)
         bytes_up = sum(count_bytes(reply) for reply in replies)
         valid, self.rejections = self.valid_replies(replies, self.check_train_reply)
         metrics: dict[str, float] = {
             "clients": len(valid),
             "rejected": len(self.rejections),
-            "unanswered": len(unanswered),
+            "unanswered": len(self.silent),
             "bytes-down": self._bytes_down,
             "bytes-up": bytes_up,
         }
@@ -513,9 +518,9 @@ class BaseStrategy(Participants, FlowerFedAvg):
         Returns
         -------
         MetricRecord or None
-            The means, ``evaluated`` (how many clients), ``bytes-down`` and
-            ``bytes-up``; None if no reply is valid. ``client_metrics`` keeps each
-            client's own.
+            The means, ``evaluated`` (how many clients), ``evaluation-rejected``,
+            ``evaluation-unanswered``, ``bytes-down`` and ``bytes-up``; None if no reply
+            is valid. ``client_metrics`` keeps each client's own.
         """
         replies = list(replies)
         bytes_up = sum(count_bytes(reply) for reply in replies)
@@ -524,6 +529,9 @@ class BaseStrategy(Participants, FlowerFedAvg):
             lambda reply: check_metrics(reply, ("num-examples", "loss")),
         )
         self.evaluated = valid
+        unanswered = self._unanswered(replies)
+        if unanswered:
+            log(WARNING, "not evaluated, no reply of clients %s", ", ".join(unanswered))
         if not valid:
             return None
         collected: dict[str, list[float]] = {}
@@ -538,6 +546,7 @@ class BaseStrategy(Participants, FlowerFedAvg):
         means |= {
             "evaluated": len(valid),
             "evaluation-rejected": len(self.evaluation_rejections),
+            "evaluation-unanswered": len(unanswered),
             "bytes-down": self._bytes_down,
             "bytes-up": bytes_up,
         }

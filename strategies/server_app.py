@@ -196,7 +196,8 @@ def run(
         idle = metrics.get("asked") == 0
         empty = 0 if metrics.get("clients") or idle else empty + 1
         if limit and empty >= limit:
-            name, reason = (strategy.rejections or [("", "no client answered")])[0]
+            nobody = ", ".join(strategy.silent), "no answer"
+            name, reason = (strategy.rejections or [nobody])[0]
             raise SettingsError(
                 f"no valid reply in {empty} rounds in a row; client {name}: {reason}"
             )

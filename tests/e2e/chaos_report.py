@@ -32,7 +32,7 @@ def write_report(folder: Path, chaos: Chaos, outcome: Outcome, noise: float) -> 
         "--chaos-report benchmarks/results"
     )
     text = (
-        "# Devices and a server that are killed\n\n"
+        "# Devices and a ServerApp that are killed\n\n"
         f"`{about['command']}` at commit {about['commit']}; {about['machine']}, "
         f"Python {about['python']}, torch {about['torch']}\n\n"
         + body(chaos, outcome, noise)
@@ -99,7 +99,7 @@ def body(chaos: Chaos, outcome: Outcome, noise: float) -> str:
         f"{100 * outcome.accuracy:.1f} %, and {100 * outcome.undisturbed:.1f} % "
         f"without disturbance; {100 * noise:.0f} points are two standard errors of the "
         "difference, on 500 test images. Every device calls the digits by other names, "
-        "so with anybody else's head it would be at 10 %.\n\n"
+        "so anybody else's head would be wrong nearly always.\n\n"
         "![kills and recoveries](chaos.png)\n"
     )
 

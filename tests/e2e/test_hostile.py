@@ -44,6 +44,7 @@ def test_hostile_replies_change_nothing(federation: Federation, tmp_path: Path) 
     # All but the gigabyte, which may be late, and what Flower drops (see the app).
     assert [row["rejected"] for row in rows[:6]] == [1] * 6
     assert rows[7]["unanswered"] == 1
+    assert (ids / "answered").exists()
     assert "reply of client 000002 is of round 1, not of round 6" in log
     assert "no reply of clients 000002" in log
     assert not planted.exists(), "a pickle was loaded"

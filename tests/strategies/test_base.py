@@ -489,6 +489,22 @@ def test_evaluation_is_the_plain_mean_over_all_clients():
     }
 
 
+def test_who_is_silent_in_an_evaluation_is_named(caplog):
+    strategy = FedAvg()
+    grid = grid_of(4)
+    messages = strategy.configure_evaluate(1, to_record(START), ConfigRecord(), grid)
+    replies = [
+        reply
+        for reply in grid.send_and_receive(messages)
+        if strategy.name_of(reply.metadata.src_node_id) != "000003"
+    ]
+    metrics = strategy.aggregate_evaluate(1, replies)
+    assert metrics["accuracy"] == pytest.approx(0.1)
+    assert (metrics["evaluated"], metrics["evaluation-unanswered"]) == (3, 1)
+    assert metrics["evaluation-rejected"] == 0
+    assert "no reply of clients 000003" in caplog.text
+
+
 def test_malformed_evaluations_are_left_out():
     def client(message: Message, context: Context) -> Message:
         reply = honest(message, context)

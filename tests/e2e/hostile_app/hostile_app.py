@@ -84,6 +84,7 @@ def to_another(reply: Message, context: Context, server_round: int) -> None:
     while not told.exists() and time.monotonic() < deadline:
         time.sleep(0.1)
     reply.metadata.__dict__["_reply_to_message_id"] = told.read_text()
+    told.with_name("answered").touch()
 
 
 WHOLE = (replay, to_another)
