@@ -117,10 +117,7 @@ def main() -> None:
         f"the mean of the nodes' models; the target is {arguments.target}.\n\n"
         + markdown(gossip.HEADER, gossip.table(runs, arguments.target, "SQuARM"))
         + f"\nA SQuARM node sends at most {arguments.iterations // 5} messages of 10 "
-        "entries for its 7,850 parameters, so the estimates of it are about filled "
-        "once, the nodes stay apart (right), and the final error is that of a mean of "
-        "models which have hardly met; D-PSGD is at the target after a few hundred "
-        "iterations, as there are few digits.\n"
+        "entries, for 7,850 parameters.\n"
         + "\n![test error](gossip_convex.png)\n"
     )
     write("gossip_convex", "SQuARM-SGD, logistic regression", body, runs)

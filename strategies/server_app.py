@@ -196,8 +196,8 @@ def run(
         idle = metrics.get("asked") == 0
         empty = 0 if metrics.get("clients") or idle else empty + 1
         if limit and empty >= limit:
-            nobody = ", ".join(strategy.silent), "no answer"
-            name, reason = (strategy.rejections or [nobody])[0]
+            silent = [(name, "no answer") for name in strategy.silent]
+            name, reason = [*strategy.rejections, *silent, ("", "nobody asked")][0]
             raise SettingsError(
                 f"no valid reply in {empty} rounds in a row; client {name}: {reason}"
             )
