@@ -117,8 +117,7 @@ def main() -> None:
         f"the mean of the nodes' models; the target is {arguments.target}.\n\n"
         + markdown(gossip.HEADER, gossip.table(runs, arguments.target, "SQuARM"))
         + f"\nA SQuARM node sends at most {arguments.iterations // 5} messages of 10 "
-        "entries, for 7,850 parameters.\n"
-        + "\n![test error](gossip_convex.png)\n"
+        "entries, for 7,850 parameters.\n" + "\n![test error](gossip_convex.png)\n"
     )
     write("gossip_convex", "SQuARM-SGD, logistic regression", body, runs)
     gossip.plot(runs, arguments.target, "gossip_convex.png")
