@@ -3,6 +3,10 @@
 Who trains does not depend on the communication time C.T., so one run gives the curves
 of all C.T.: its clock plus C.T. for each round. With ``--fraction 0.2`` it is the
 paper's partial participation.
+
+Nor does fine-tuning for a test change what FedAvg trains, so FedAvg-FT's run has both
+curves, and FLANP-FT's likewise. And where all clients take part in every round, speeds
+change nothing but the clock: one run of a base algorithm does for all speed models.
 """
 
 import argparse
@@ -17,6 +21,7 @@ from flwr.common.config import parse_config_args
 from simulation import simulate
 from strategies import FedAvgFT
 from strategies.report import read_rows, summarize
+from strategies.speeds import SpeedModel
 from task.settings import resolve
 
 PAIRS = {
@@ -26,6 +31,7 @@ PAIRS = {
     "flanp-ft": "fedavg-ft",
 }
 COMMUNICATION = (0, 10, 100)
+CLIENTS = 100
 Rows = list[dict[str, Any]]
 
 
@@ -33,8 +39,14 @@ def run(
     arguments: argparse.Namespace, algorithm: str, rounds: int
 ) -> tuple[dict[str, Any], Rows]:
     """Return summary and rows of one run, from an earlier call if it is there."""
+    tuned = f"{algorithm}-ft"
+    if tuned in (*PAIRS, *PAIRS.values()):
+        summary, rows = run(arguments, tuned, rounds)
+        return globally(summary), [globally(row) for row in rows]
+    waits_for_all = algorithm in PAIRS.values() and arguments.fraction == 1
+    speed_model = "fixed" if waits_for_all else arguments.speed_model
     output = Path(arguments.output) / (
-        f"{arguments.speed_model}-{arguments.fraction}-{rounds}"
+        f"{speed_model}-{arguments.fraction}-{rounds}"
         f"-{arguments.stage}-{arguments.initial_nodes}-{arguments.seed}"
         f"{arguments.name and '-' + arguments.name}"
     )
@@ -43,7 +55,7 @@ def run(
             "algorithm": algorithm,
             "task": "image-folder",
             "data-dir": arguments.data_dir,
-            "num-clients": 100,
+            "num-clients": CLIENTS,
             "classes-per-client": 5,
             "fraction-train": arguments.fraction,
             "num-server-rounds": rounds,
@@ -51,7 +63,7 @@ def run(
             "evaluate-last": 1,
             "head-epochs": 1,
             "seed": arguments.seed,
-            "speed-model": arguments.speed_model,
+            "speed-model": speed_model,
             "initial-nodes": arguments.initial_nodes,
             "rounds-per-stage": str(arguments.stage),
             "output": str(output),
@@ -67,7 +79,24 @@ def run(
         simulate(settings, arguments.backend)
     rows = read_rows(output / algorithm / "metrics.jsonl")
     clients = json.loads((output / algorithm / "clients.json").read_text())
+    if waits_for_all:
+        set_clock(rows, SpeedModel(arguments.speed_model, CLIENTS, arguments.seed))
     return summarize(rows, clients, 1), rows
+
+
+def globally(row: dict[str, Any]) -> dict[str, Any]:
+    """Return a row with the accuracy before the fine-tuning."""
+    if "accuracy-global" in row:
+        return row | {"accuracy": row["accuracy-global"]}
+    return row
+
+
+def set_clock(rows: Rows, speeds: SpeedModel) -> None:
+    """Set the simulated clock of rounds that wait for all clients."""
+    seconds = 0.0
+    for row in rows:
+        seconds += float(speeds.times(row["round"]).max())
+        row["seconds-simulated"] = seconds
 
 
 def curve(rows: Rows, communication: float) -> tuple[list[float], list[float]]:
