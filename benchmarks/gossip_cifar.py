@@ -5,6 +5,7 @@ from pathlib import Path
 
 import gossip
 from common import markdown, write
+from flwr.common.config import parse_config_args
 
 NODES, TRAIN = 8, 50_000
 
@@ -21,6 +22,9 @@ def main() -> None:
     parser.add_argument("--gamma", type=float, default=0.3, help="TopK and SignTopK")
     parser.add_argument("--gamma-sign", type=float, default=0.5)
     parser.add_argument("--keep", type=float, default=0.01, help="of each tensor")
+    parser.add_argument("--warm-up", type=float, help="epochs; 5 of 400 by default")
+    parser.add_argument("--trigger", default="", help="the paper's by default")
+    parser.add_argument("--run-config", default="", help="further settings")
     parser.add_argument("--looks", type=int, default=40, help="evaluations of a run")
     parser.add_argument("--target", type=float, default=0.1, help="test error")
     parser.add_argument("--seed", type=int, default=0)
@@ -34,6 +38,9 @@ def main() -> None:
         """Return the iteration at a fraction of the paper's 400 epochs."""
         return round(fraction * iterations)
 
+    warm_up = at(5 / 400)
+    if arguments.warm_up is not None:
+        warm_up = round(arguments.warm_up * epoch)
     shared = {
         "task": "image-folder",
         "model": "resnet20",
@@ -45,13 +52,14 @@ def main() -> None:
         "graph": "ring",
         "batch-size": arguments.batch_size,
         "learning-rate": arguments.learning_rate,
-        # 5 epochs of warm-up, divided by 5 at 200 and 300 of 400 epochs.
-        "learning-rate-schedule": f"steps:{at(5 / 400)}:{at(1 / 2)},{at(3 / 4)}:5",
+        # Divided by 5 at 200 and 300 of 400 epochs.
+        "learning-rate-schedule": f"steps:{warm_up}:{at(1 / 2)},{at(3 / 4)}:5",
         "momentum": 0.9,
         "weight-decay": 1e-4,
         "per-tensor": True,
         "compressor-k": arguments.keep,
         "seed": arguments.seed,
+        **parse_config_args([arguments.run_config]),
     }
     choco = {"algorithm": "choco-sgd"}
     squarm = {
@@ -61,7 +69,7 @@ def main() -> None:
         "consensus-step": arguments.gamma,
     }
     # 2.5, raised by 1.5 every 20 of 400 epochs until epoch 350.
-    trigger = f"2.5:1.5:{max(1, at(20 / 400))}:{at(350 / 400)}"
+    trigger = arguments.trigger or f"2.5:1.5:{max(1, at(20 / 400))}:{at(350 / 400)}"
     settings = {
         "D-PSGD": {"algorithm": "dpsgd"},
         "CHOCO (Sign)": choco
@@ -80,13 +88,15 @@ def main() -> None:
     if len(runs) < len(settings):
         return
     size = f"{arguments.image_size} x {arguments.image_size}"
+    further = f", {arguments.run_config}" if arguments.run_config else ""
     body = (
         f"CIFAR-10{f' at {size}' if arguments.image_size else ''}, spread evenly over "
         f"8 nodes on a ring, ResNet-20 (269,722 parameters), {arguments.epochs:g} "
         f"epochs of batch {arguments.batch_size}, i.e. {iterations} iterations; the "
         "paper's schedules (400 epochs) are scaled to that. Learning rate "
-        f"{arguments.learning_rate}, momentum 0.9, {arguments.keep:.0%} of each "
-        f"tensor, H = 5, trigger `{trigger}`. Consensus steps: Sign "
+        f"{arguments.learning_rate} after a warm-up of {warm_up} iterations, momentum "
+        f"0.9, {arguments.keep:.0%} of each tensor, H = 5, trigger `{trigger}`"
+        f"{further}. Consensus steps: Sign "
         f"{arguments.gamma_sign}, TopK and SQuARM {arguments.gamma}. Seed "
         f"{arguments.seed}. Errors are those of the mean of the nodes' models (and "
         f"batch statistics); the target is {arguments.target}."
