@@ -1,0 +1,76 @@
+"""Clients that are functions: client i answers with what it was sent plus i + 1."""
+
+from collections.abc import Callable
+
+import numpy as np
+from flwr.app import (
+    ArrayRecord,
+    ConfigRecord,
+    Context,
+    Message,
+    MessageType,
+    MetricRecord,
+    RecordDict,
+)
+
+from strategies.base import BaseStrategy
+from strategies.grids import InlineGrid
+from strategies.replies import to_record
+
+Client = Callable[[Message, Context], Message]
+START = {"w": np.zeros((2, 3), np.float32), "b": np.zeros(4, np.float32)}
+
+
+def reply_with(message: Message, arrays: dict | ArrayRecord, **metrics) -> Message:
+    record = arrays if isinstance(arrays, ArrayRecord) else to_record(arrays)
+    values = {name.replace("_", "-"): value for name, value in metrics.items()}
+    content = {"arrays": record, "metrics": MetricRecord(values)}
+    return Message(RecordDict(content), reply_to=message)
+
+
+def partition_of(context: Context) -> int:
+    return int(context.node_config["partition-id"])
+
+
+def honest(message: Message, context: Context) -> Message:
+    """What an honest client answers to every kind of message."""
+    i = partition_of(context)
+    if message.metadata.message_type == MessageType.QUERY:
+        properties = {"client": f"{i:06d}", "structure": "usual", "num-examples": i + 1}
+        content = {"properties": ConfigRecord(properties)}
+        return Message(RecordDict(content), reply_to=message)
+    if message.metadata.message_type == MessageType.EVALUATE:
+        metrics = {"num-examples": i + 1, "loss": float(i), "accuracy": i / 10}
+        content = {"metrics": MetricRecord(metrics)}
+        return Message(RecordDict(content), reply_to=message)
+    if message.metadata.message_type != MessageType.TRAIN:
+        content = {"arrays": to_record(START)}
+        return Message(RecordDict(content), reply_to=message)
+    sent = message.content.array_records["arrays"]
+    arrays = {name: array.numpy() + np.float32(i + 1) for name, array in sent.items()}
+    return reply_with(message, arrays, num_examples=i + 1, train_loss=float(i))
+
+
+def grid_of(
+    n: int, app: Client = honest, partitions: dict[int, int] | None = None
+) -> InlineGrid:
+    """A grid of n nodes; ``partitions`` says which node has which partition."""
+    grid = InlineGrid(app, n)
+    if partitions is not None:
+        contexts = {i + 1: context for i, context in enumerate(grid.contexts.values())}
+        grid.contexts = {node: contexts[i + 1] for node, i in partitions.items()}
+    return grid
+
+
+def train_once(
+    strategy: BaseStrategy, grid: InlineGrid, start: dict | None = None, order=list
+) -> tuple[ArrayRecord | None, MetricRecord]:
+    arrays = to_record(START if start is None else start)
+    messages = strategy.configure_train(1, arrays, ConfigRecord(), grid)
+    replies = grid.send_and_receive(messages)
+    return strategy.aggregate_train(1, order(replies))
+
+
+def evaluate_once(strategy: BaseStrategy, grid: InlineGrid) -> MetricRecord | None:
+    messages = strategy.configure_evaluate(1, to_record(START), ConfigRecord(), grid)
+    return strategy.aggregate_evaluate(1, grid.send_and_receive(messages))

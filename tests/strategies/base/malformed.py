@@ -1,0 +1,198 @@
+"""Clients whose replies must not count, and how the server says so."""
+
+import io
+import pickle
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+from flwr.app import (
+    Array,
+    ArrayRecord,
+    Context,
+    Error,
+    Message,
+    MessageType,
+    MetricRecord,
+    RecordDict,
+)
+from function_clients import START, Client, honest, partition_of, reply_with
+
+from strategies.replies import to_record
+
+
+def honest_arrays(message: Message, context: Context) -> dict[str, np.ndarray]:
+    record = honest(message, context).content.array_records["arrays"]
+    return {name: array.numpy() for name, array in record.items()}
+
+
+def npy(array: np.ndarray) -> bytes:
+    buffer = io.BytesIO()
+    np.save(buffer, array, allow_pickle=True)
+    return buffer.getvalue()
+
+
+class Trap:
+    """Writes a file when it is unpickled."""
+
+    path = Path()
+
+    def __reduce__(self):
+        return (Path.touch, (self.path,))
+
+
+def changed(change: Callable[[dict], dict | ArrayRecord]) -> Client:
+    """Answer honestly but for a change of the arrays."""
+
+    def client(message: Message, context: Context) -> Message:
+        arrays = change(honest_arrays(message, context))
+        return reply_with(message, arrays, num_examples=5, train_loss=1.0)
+
+    return client
+
+
+def with_metrics(**metrics) -> Client:
+    def client(message: Message, context: Context) -> Message:
+        return reply_with(message, honest_arrays(message, context), **metrics)
+
+    return client
+
+
+def with_records(change: Callable[[RecordDict], object]) -> Client:
+    def client(message: Message, context: Context) -> Message:
+        reply = honest(message, context)
+        change(reply.content)
+        return reply
+
+    return client
+
+
+def replaced(array: Callable[[], Array]) -> Client:
+    """Answer with another ``w``."""
+
+    def change(arrays: dict) -> ArrayRecord:
+        record = to_record(arrays)
+        record["w"] = array()
+        return record
+
+    return changed(change)
+
+
+def claimed(data: bytes, shape=(2, 3), dtype="float32") -> Array:
+    return Array(dtype=dtype, shape=shape, stype="numpy.ndarray", data=data)
+
+
+def error_reply(message: Message, _: Context) -> Message:
+    return Message(Error(2, "it\nbroke"), reply_to=message)
+
+
+def crash(*_: object) -> Message:
+    raise ZeroDivisionError("no examples")
+
+
+def set_entry(value: float) -> Callable[[dict], dict]:
+    return lambda arrays: arrays | {"w": np.where(np.eye(2, 3) > 0, value, arrays["w"])}
+
+
+def as_single(change: Callable[[dict], dict]) -> Callable[[dict], dict]:
+    return lambda arrays: {n: v.astype(np.float32) for n, v in change(arrays).items()}
+
+
+MALFORMED: dict[str, tuple[Client, str]] = {
+    "missing name": (changed(lambda a: {"w": a["w"]}), "lacks arrays ['b']"),
+    "extra name": (changed(lambda a: a | {"c": a["b"]}), "unknown arrays ['c']"),
+    "renamed": (changed(lambda a: {"w": a["w"], "B": a["b"]}), "lacks arrays ['b']"),
+    "a head": (
+        changed(lambda a: a | {"head.weight": a["w"]}),
+        "unknown arrays ['head.weight']",
+    ),
+    "wrong shape": (changed(lambda a: a | {"w": a["w"].T}), "is float32[3, 2]"),
+    "wrong dtype": (
+        changed(lambda a: a | {"w": a["w"].astype(np.float64)}),
+        "is float64[2, 3]",
+    ),
+    "nan": (changed(as_single(set_entry(np.nan))), "not finite"),
+    "infinity": (changed(as_single(set_entry(np.inf))), "not finite"),
+    "minus infinity": (changed(as_single(set_entry(-np.inf))), "not finite"),
+    "empty record": (changed(lambda a: {}), "lacks arrays ['b', 'w']"),
+    "no record": (with_records(lambda c: c.pop("arrays")), "has no arrays"),
+    "empty content": (with_records(lambda c: c.clear()), "has no arrays"),
+    "another key": (
+        with_records(lambda c: c.update({"other": c.pop("arrays")})),
+        "has no arrays under 'arrays'",
+    ),
+    "no bytes": (replaced(lambda: claimed(b"")), "no valid .npy header"),
+    "huge": (
+        replaced(lambda: claimed(npy(START["w"]) + bytes(20_000_000))),
+        "has 20,000,152 bytes, not about 24",
+    ),
+    "claims to be huge": (
+        replaced(lambda: claimed(npy(START["w"]), shape=(10**6, 10**6))),
+        "is float32[1000000, 1000000], not float32[2, 3]",
+    ),
+    "header of another shape": (
+        replaced(lambda: claimed(npy(START["w"].reshape(6)))),
+        "holds float32[6]",
+    ),
+    "header of another dtype": (
+        replaced(lambda: claimed(npy(START["w"].astype(np.int32)))),
+        "holds int32[2, 3]",
+    ),
+    "unreadable header": (
+        replaced(lambda: claimed(b"\x93NUMPY\x01\x00\x0b\x00{'descr': (" + bytes(24))),
+        "no valid .npy header",
+    ),
+    "header without end": (
+        replaced(
+            lambda: claimed(b"\x93NUMPY\x01\x00\xb8\x0b" + b"-" * 3000 + bytes(24))
+        ),
+        "no valid .npy header",
+    ),
+    "pickled objects": (
+        replaced(lambda: claimed(npy(np.array([[Trap()] * 3] * 2, dtype=object)))),
+        "holds object[2, 3]",
+    ),
+    "pickle": (replaced(lambda: claimed(pickle.dumps(Trap()))), "no valid .npy header"),
+    "no metrics": (with_records(lambda c: c.pop("metrics")), "has 0 metric records"),
+    "two metrics": (
+        with_records(lambda c: c.update({"more": MetricRecord({"x": 1})})),
+        "has 2 metric records",
+    ),
+    "no examples": (with_metrics(train_loss=1.0), "lacks the metric 'num-examples'"),
+    "no loss": (with_metrics(num_examples=1), "lacks the metric 'train-loss'"),
+    "nan loss": (
+        with_metrics(num_examples=1, train_loss=float("nan")),
+        "metric 'train-loss' is nan",
+    ),
+    "infinite loss": (
+        with_metrics(num_examples=1, train_loss=float("inf")),
+        "metric 'train-loss' is inf",
+    ),
+    "nan examples": (
+        with_metrics(num_examples=float("nan"), train_loss=1.0),
+        "metric 'num-examples' is nan",
+    ),
+    "negative examples": (
+        with_metrics(num_examples=-3, train_loss=1.0),
+        "num-examples is -3",
+    ),
+    "list of losses": (
+        with_metrics(num_examples=3, train_loss=[1.0, 2.0]),
+        "lacks the metric 'train-loss'",
+    ),
+    "of another round": (
+        with_metrics(num_examples=3, train_loss=1.0, server_round=7),
+        "is of round 7, not of round 1",
+    ),
+    "error": (error_reply, "is an error: it broke"),
+    "crash": (crash, "is an error: ZeroDivisionError: no examples"),
+}
+
+
+def with_one_bad(bad: Client, who: int = 1) -> Client:
+    def client(message: Message, context: Context) -> Message:
+        training = message.metadata.message_type == MessageType.TRAIN
+        liar = training and partition_of(context) == who
+        return (bad if liar else honest)(message, context)
+
+    return client

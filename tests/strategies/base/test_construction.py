@@ -1,0 +1,55 @@
+"""Settings and state of a strategy."""
+
+import pytest
+from function_clients import grid_of, train_once
+
+from strategies import FedAvg, FedAvgFT, build_strategy
+from task.settings import SettingsError, resolve
+
+
+@pytest.mark.parametrize(
+    ("values", "line"),
+    [
+        ({"fraction_train": 0.0}, r"fraction-train is 0.0; it must be in \(0, 1\]"),
+        ({"fraction_train": 1.01}, "fraction-train is 1.01"),
+        ({"fraction_train": -0.1}, "fraction-train is -0.1"),
+        ({"fraction_train": float("nan")}, "fraction-train is nan"),
+        ({"min_train_nodes": 0}, "min-train-nodes is 0; it must be at least 1"),
+        ({"min_available_nodes": 0}, "min-available-nodes is 0"),
+        ({"weighting": "even"}, "weighting is 'even'; it must be uniform or examples"),
+        ({"seed": -1}, "seed is -1; it must be at least 0"),
+    ],
+)
+def test_values_out_of_range(values, line):
+    with pytest.raises(SettingsError, match=line):
+        FedAvg(**values)
+
+
+def test_from_settings():
+    settings = resolve(
+        {
+            "algorithm": "fedavg-ft",
+            "fraction-train": 0.25,
+            "min-train-nodes": 3,
+            "weighting": "examples",
+            "seed": 9,
+            "checkpoint-every": 4,
+        }
+    )
+    strategy = build_strategy(settings)
+    assert type(strategy) is FedAvgFT
+    assert strategy.fraction_train == 0.25
+    assert strategy.min_train_nodes == 3
+    assert strategy.weighting == "examples"
+    assert strategy.seed == 9
+    assert strategy.checkpoint_every == 4
+    with pytest.raises(SettingsError, match="unknown algorithm 'fedavgft'; did you"):
+        build_strategy(resolve({"algorithm": "fedavgft"}))
+
+
+def test_the_state_goes_into_another_strategy():
+    strategy = FedAvg()
+    train_once(strategy, grid_of(3))
+    other = FedAvg()
+    other.load_state_dict(*strategy.state_dict())
+    assert other.acknowledged == {"000000": 1, "000001": 1, "000002": 1}

@@ -1,0 +1,117 @@
+"""Evaluation: the plain mean over all clients that answer properly."""
+
+import pytest
+from flwr.app import ConfigRecord, Context, Message, MessageType
+from function_clients import START, evaluate_once, grid_of, honest, partition_of
+from malformed import error_reply
+
+from strategies import FedAvg
+from strategies.replies import to_record
+from strategies.server_app import run_rounds
+
+
+def test_evaluation_is_the_plain_mean_over_all_clients():
+    # Accuracies 0, 0.1, 0.2 and 0.3, losses 0 to 3; sampled or not.
+    strategy = FedAvg(fraction_train=0.25)
+    metrics = evaluate_once(strategy, grid_of(4))
+    assert metrics["accuracy"] == pytest.approx(0.15)
+    assert metrics["loss"] == 1.5
+    assert metrics["evaluated"] == 4
+    assert "num-examples" not in metrics
+    assert strategy.client_metrics["000002"] == {
+        "num-examples": 3,
+        "loss": 2.0,
+        "accuracy": 0.2,
+    }
+
+
+def test_who_is_silent_in_an_evaluation_is_named(caplog):
+    strategy = FedAvg()
+    grid = grid_of(4)
+    messages = strategy.configure_evaluate(1, to_record(START), ConfigRecord(), grid)
+    replies = [
+        reply
+        for reply in grid.send_and_receive(messages)
+        if strategy.name_of(reply.metadata.src_node_id) != "000003"
+    ]
+    metrics = strategy.aggregate_evaluate(1, replies)
+    assert metrics["accuracy"] == pytest.approx(0.1)
+    assert (metrics["evaluated"], metrics["evaluation-unanswered"]) == (3, 1)
+    assert metrics["evaluation-rejected"] == 0
+    assert "no reply of clients 000003" in caplog.text
+
+
+def test_malformed_evaluations_are_left_out():
+    def client(message: Message, context: Context) -> Message:
+        reply = honest(message, context)
+        if message.metadata.message_type == MessageType.EVALUATE:
+            record = reply.content.metric_records["metrics"]
+            match partition_of(context):
+                case 0:
+                    record["accuracy"] = float("nan")
+                case 1:
+                    del record["loss"]
+                case 2:
+                    raise RuntimeError("broken")
+                case 3:
+                    # A client without test examples is no liar, but has no say.
+                    record["num-examples"] = 0
+                    record["loss"] = record["accuracy"] = float("nan")
+        return reply
+
+    strategy = FedAvg()
+    metrics = evaluate_once(strategy, grid_of(6, client))
+    assert metrics["accuracy"] == pytest.approx(0.45)
+    assert metrics["evaluated"] == 2
+    assert sorted(name for name, _ in strategy.evaluation_rejections) == [
+        "000000",
+        "000001",
+        "000002",
+    ]
+
+
+def test_no_valid_evaluation():
+    def client(message: Message, context: Context) -> Message:
+        if message.metadata.message_type == MessageType.EVALUATE:
+            raise RuntimeError("broken")
+        return honest(message, context)
+
+    assert evaluate_once(FedAvg(), grid_of(3, client)) is None
+
+
+@pytest.mark.parametrize("name", ["round", "train-loss", "clients", "rejected"])
+def test_an_evaluation_cannot_overwrite_the_round_s_metrics(name):
+    def client(message: Message, context: Context) -> Message:
+        reply = honest(message, context)
+        if message.metadata.message_type == MessageType.EVALUATE:
+            reply.content.metric_records["metrics"][name] = 99.0
+        return reply
+
+    rows = []
+    run_rounds(
+        FedAvg(),
+        grid_of(4, client),
+        to_record(START),
+        range(1, 2),
+        after_round=lambda r, arrays, metrics: rows.append({"round": r, **metrics}),
+    )
+    assert rows[0][name] != 99.0
+
+
+def test_rejected_evaluations_are_counted_in_the_round_s_metrics():
+    def client(message: Message, context: Context) -> Message:
+        if message.metadata.message_type == MessageType.EVALUATE:
+            error = partition_of(context) == 1
+            return (error_reply if error else honest)(message, context)
+        return honest(message, context)
+
+    rows = []
+    run_rounds(
+        FedAvg(),
+        grid_of(4, client),
+        to_record(START),
+        range(1, 2),
+        after_round=lambda r, arrays, metrics: rows.append(metrics),
+    )
+    rejected = sum(value for name, value in rows[0].items() if "reject" in name)
+    assert rejected == 1

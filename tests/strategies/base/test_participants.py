@@ -1,0 +1,216 @@
+"""Who is there, who is sampled, and whose model the run begins with."""
+
+import numpy as np
+import pytest
+from flwr.app import ConfigRecord, Context, Message, MessageType
+from function_clients import START, Client, grid_of, honest, partition_of, train_once
+from malformed import crash
+
+from strategies import FedAvg
+from strategies.base import BaseStrategy
+from strategies.grids import InlineGrid
+from strategies.replies import to_record
+from task.settings import SettingsError
+
+
+def names_sampled(
+    strategy: BaseStrategy, grid: InlineGrid, rounds: int
+) -> list[list[str]]:
+    nodes = strategy.identify(grid)
+    return [
+        [strategy.name_of(node) for node in strategy.sample(r, nodes)]
+        for r in range(1, rounds + 1)
+    ]
+
+
+def test_sampling_follows_seed_and_names_and_not_node_ids():
+    n, rounds = 12, 20
+    ids = np.random.default_rng(3).integers(1, 2**62, n).tolist()
+    mapping = dict(
+        zip(ids, np.random.default_rng(4).permutation(n).tolist(), strict=True)
+    )
+    plain = names_sampled(FedAvg(fraction_train=0.25, seed=1), grid_of(n), rounds)
+    mixed = names_sampled(
+        FedAvg(fraction_train=0.25, seed=1), grid_of(n, partitions=mapping), rounds
+    )
+    other = names_sampled(FedAvg(fraction_train=0.25, seed=2), grid_of(n), rounds)
+    assert plain == mixed
+    assert plain != other
+    assert {len(names) for names in plain} == {3}
+    assert all(names == sorted(set(names)) for names in plain)
+    # Rounds differ, and with 60 draws everyone gets a turn but for luck of 1e-7.
+    assert len({tuple(names) for names in plain}) > 10
+    assert len({name for names in plain for name in names}) == n
+
+
+def test_sampling_is_even():
+    strategy = FedAvg(fraction_train=0.3)
+    counts = np.zeros(10)
+    for r in range(1, 1001):
+        counts[strategy.sample(r, list(range(10)))] += 1
+    # Binomial(1000, 0.3): standard deviation 14.5.
+    assert np.all(np.abs(counts - 300) < 5 * 14.5)
+
+
+@pytest.mark.parametrize(
+    ("fraction", "least", "nodes", "expected"),
+    [
+        (1.0, 1, 7, 7),
+        (0.5, 1, 7, 3),
+        (0.1, 1, 100, 10),
+        (0.3, 1, 10, 3),
+        (0.07, 1, 100, 7),
+        (0.29, 1, 100, 29),
+        (0.1, 4, 10, 4),
+        (0.01, 2, 10, 2),
+        (0.5, 20, 10, 10),
+        (0.5, 1, 0, 0),
+    ],
+)
+def test_how_many_are_sampled(fraction, least, nodes, expected):
+    strategy = FedAvg(fraction_train=fraction, min_train_nodes=least)
+    assert len(strategy.sample(1, list(range(nodes)))) == expected
+
+
+def test_a_fraction_that_samples_nobody():
+    line = "fraction-train is 0.05: of 10 clients it samples nobody; it must be at"
+    with pytest.raises(SettingsError, match=f"{line} least 0.1"):
+        FedAvg(fraction_train=0.05).sample(1, list(range(10)))
+
+
+# Who is there
+
+
+def test_each_node_is_asked_once():
+    asked = []
+
+    def client(message: Message, context: Context) -> Message:
+        if message.metadata.message_type == MessageType.QUERY:
+            asked.append(context.node_id)
+        return honest(message, context)
+
+    strategy, grid = FedAvg(), grid_of(3, client)
+    for _ in range(3):
+        assert strategy.identify(grid) == [1, 2, 3]
+    assert asked == [1, 2, 3]
+
+
+def test_a_node_that_does_not_answer_is_asked_again():
+    silent = {2}
+
+    def client(message: Message, context: Context) -> Message:
+        if context.node_id in silent:
+            raise RuntimeError("not ready")
+        return honest(message, context)
+
+    strategy, grid = FedAvg(), grid_of(3, client)
+    assert strategy.identify(grid) == [1, 3]
+    silent.clear()
+    assert strategy.identify(grid) == [1, 2, 3]
+
+
+def test_nodes_are_ordered_by_name():
+    grid = grid_of(4, partitions={40: 2, 10: 3, 30: 0, 20: 1})
+    strategy = FedAvg()
+    assert strategy.identify(grid) == [30, 20, 40, 10]
+    assert strategy.name_of(10) == "000003"
+    assert strategy.name_of(77) == "77"
+
+
+def properties_of(**changes: dict[int, object]) -> Client:
+    def client(message: Message, context: Context) -> Message:
+        reply = honest(message, context)
+        if message.metadata.message_type == MessageType.QUERY:
+            record = reply.content.config_records["properties"]
+            for name, values in changes.items():
+                if partition_of(context) in values:
+                    record[name] = values[partition_of(context)]
+        return reply
+
+    return client
+
+
+def test_two_nodes_of_the_same_name():
+    grid = grid_of(4, properties_of(client={1: "same", 3: "same"}))
+    strategy = FedAvg()
+    # The one with the smaller id keeps the name; the other stays out.
+    for _ in range(2):
+        assert strategy.identify(grid) == [1, 3, 2]
+    assert [strategy.name_of(n) for n in (1, 3, 2)] == ["000000", "000002", "same"]
+
+
+def test_a_client_that_comes_back_as_another_node():
+    grid, strategy = grid_of(3), FedAvg()
+    strategy.identify(grid)
+    strategy.acknowledged = {"000001": 4}
+    grid.contexts[99] = grid.contexts.pop(2)
+    assert strategy.identify(grid) == [1, 99, 3]
+    assert strategy.name_of(99) == "000001"
+    content = strategy.content(99, to_record(START), ConfigRecord({"server-round": 5}))
+    assert content.config_records["config"]["acknowledged-round"] == 4
+
+
+def test_a_minority_with_another_model_stays_out():
+    grid = grid_of(5, properties_of(structure={0: "other", 3: "third"}))
+    strategy = FedAvg()
+    assert strategy.identify(grid) == [2, 3, 5]
+    arrays, metrics = train_once(strategy, grid)
+    # Clients 1, 2 and 4 add 2, 3 and 5.
+    assert arrays["b"].numpy().tolist() == [np.float32(10 / 3)] * 4
+    assert metrics["clients"] == 3
+
+
+def test_a_tie_between_structures_is_decided_alike():
+    for who in ({0: "a", 1: "b"}, {0: "b", 1: "a"}):
+        grid = grid_of(2, properties_of(structure=who))
+        (node,) = FedAvg().identify(grid)
+        assert who[node - 1] == "a"
+
+
+def test_nobody_answers():
+    grid = grid_of(3, crash)
+    assert FedAvg().identify(grid) == []
+    with pytest.raises(SettingsError, match="no client has told its initial arrays"):
+        FedAvg().initialize(grid)
+
+
+def test_enough_nodes_are_waited_for(monkeypatch):
+    grid = grid_of(3)
+    late = grid.contexts.pop(3)
+    waited = []
+
+    def arrive(seconds: float) -> None:
+        waited.append(seconds)
+        grid.contexts[3] = late
+
+    monkeypatch.setattr("strategies.participants.time.sleep", arrive)
+    assert FedAvg(min_available_nodes=3).identify(grid) == [1, 2, 3]
+    assert len(waited) == 1
+
+
+def test_the_first_client_that_answers_gives_the_initial_arrays():
+    def client(message: Message, context: Context) -> Message:
+        kind = message.metadata.message_type
+        if kind == f"{MessageType.QUERY}.arrays" and partition_of(context) == 0:
+            raise RuntimeError("broken")
+        return honest(message, context)
+
+    arrays = FedAvg().initialize(grid_of(3, client))
+    assert list(arrays) == ["w", "b"]
+
+
+@pytest.mark.parametrize("bad", ["nothing", "nan"])
+def test_malformed_initial_arrays_of_one_client_do_not_end_the_run(bad):
+    def client(message: Message, context: Context) -> Message:
+        reply = honest(message, context)
+        kind = message.metadata.message_type
+        if kind == f"{MessageType.QUERY}.arrays" and partition_of(context) == 0:
+            if bad == "nothing":
+                reply.content.clear()
+            else:
+                nan = {n: np.full_like(v, np.nan) for n, v in START.items()}
+                reply.content["arrays"] = to_record(nan)
+        return reply
+
+    arrays = FedAvg().initialize(grid_of(3, client))
+    assert arrays["w"].numpy().tolist() == START["w"].tolist()

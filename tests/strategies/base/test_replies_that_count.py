@@ -1,0 +1,128 @@
+"""A malformed reply is left out and named, and so is a missing one."""
+
+import numpy as np
+import pytest
+from flwr.app import ConfigRecord, Context, Message, MessageType
+from function_clients import START, grid_of, honest, partition_of, train_once
+from malformed import MALFORMED, Trap, error_reply, with_one_bad
+
+from strategies import FedAvg
+from strategies.replies import to_record
+from strategies.server_app import run_rounds
+
+
+@pytest.mark.parametrize("weighting", ["uniform", "examples"])
+@pytest.mark.parametrize("name", list(MALFORMED))
+def test_a_malformed_reply_is_left_out(name, weighting, tmp_path, monkeypatch):
+    monkeypatch.setattr(Trap, "path", tmp_path / "sprung")
+    bad, reason = MALFORMED[name]
+    strategy = FedAvg(weighting=weighting)
+    arrays, metrics = train_once(strategy, grid_of(4, with_one_bad(bad)))
+    # Without client 1: (1 + 3 + 4)/3, or by 1, 3 and 4 examples (1 + 9 + 16)/8.
+    expected = np.float32(8 / 3 if weighting == "uniform" else 26 / 8)
+    assert arrays["w"].numpy().tolist() == [[expected] * 3] * 2
+    assert arrays["b"].numpy().tolist() == [expected] * 4
+    # Losses 0, 2 and 3 by 1, 3 and 4 examples: 18/8.
+    assert metrics["train-loss"] == 18 / 8
+    assert metrics["clients"] == 3
+    assert metrics["rejected"] == 1
+    ((who, why),) = strategy.rejections
+    assert who == "000001"
+    assert reason in why
+    assert "\n" not in why
+    assert strategy.acknowledged == {"000000": 1, "000002": 1, "000003": 1}
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_reply_that_comes_twice_counts_once():
+    strategy = FedAvg()
+    arrays, metrics = train_once(
+        strategy, grid_of(4), order=lambda replies: [*replies, replies[2], replies[2]]
+    )
+    assert arrays["b"].numpy().tolist() == [2.5] * 4
+    assert metrics["clients"] == 4
+    assert metrics["rejected"] == 2
+    assert strategy.rejections == [("000002", "comes twice")] * 2
+
+
+def test_a_reply_of_a_node_that_was_not_asked():
+    strategy, grid = FedAvg(), grid_of(4)
+    nodes = strategy.identify(grid)
+    config = ConfigRecord({"server-round": 1})
+    strategy._expected = {"arrays": to_record(START)}
+    messages = strategy._messages(
+        nodes[:2], to_record(START), config, 1, MessageType.TRAIN
+    )
+    others = strategy.content(4, to_record(START), config)
+    stranger = Message(others, 4, MessageType.TRAIN)
+    replies = grid.send_and_receive([*messages, stranger])
+    arrays, metrics = strategy.aggregate_train(1, replies)
+    assert arrays["b"].numpy().tolist() == [1.5] * 4
+    assert metrics["rejected"] == 1
+    assert strategy.rejections == [("000003", "comes from a node that was not asked")]
+
+
+def test_a_reply_that_never_comes():
+    strategy = FedAvg()
+    arrays, metrics = train_once(
+        strategy, grid_of(4), order=lambda replies: replies[:3]
+    )
+    assert arrays["b"].numpy().tolist() == [2.0] * 4
+    assert metrics["unanswered"] == 1
+    assert strategy.silent == ["000003"]
+    assert metrics["clients"] == 3
+    assert "000003" not in strategy.acknowledged
+
+
+def test_a_node_that_has_left_has_not_answered():
+    # The SuperLink says so under its own id, which is nobody's here.
+    def and_a_notice(replies: list) -> list:
+        replies[3].metadata.__dict__["_src_node_id"] = 99
+        return replies
+
+    def client(message: Message, context: Context) -> Message:
+        training = message.metadata.message_type == MessageType.TRAIN
+        gone = training and partition_of(context) == 3
+        return (error_reply if gone else honest)(message, context)
+
+    strategy = FedAvg()
+    arrays, metrics = train_once(strategy, grid_of(4, client), order=and_a_notice)
+    assert arrays["b"].numpy().tolist() == [2.0] * 4
+    assert (metrics["clients"], metrics["rejected"], metrics["unanswered"]) == (3, 0, 1)
+    assert strategy.rejections == []
+    assert strategy.silent == ["000003"]
+
+
+@pytest.mark.parametrize("name", ["nan", "unreadable header", "error", "no metrics"])
+def test_a_round_without_a_valid_reply_keeps_the_arrays_and_the_run_goes_on(name):
+    bad, _ = MALFORMED[name]
+
+    def client(message: Message, context: Context) -> Message:
+        second = message.metadata.group_id == "2"
+        training = message.metadata.message_type == MessageType.TRAIN
+        return (bad if training and second else honest)(message, context)
+
+    seen = []
+    strategy = FedAvg()
+    final = run_rounds(
+        strategy,
+        grid_of(4, client),
+        to_record(START),
+        range(1, 4),
+        evaluated=lambda server_round: False,
+        after_round=lambda r, arrays, metrics: seen.append(
+            (r, float(arrays["b"].numpy()[0]), metrics["clients"], metrics["rejected"])
+        ),
+    )
+    assert seen == [(1, 2.5, 4, 0), (2, 2.5, 0, 4), (3, 5.0, 4, 0)]
+    assert final["b"].numpy().tolist() == [5.0] * 4
+    assert set(strategy.acknowledged.values()) == {3}
+
+
+def test_a_round_without_any_reply():
+    strategy = FedAvg()
+    arrays, metrics = train_once(strategy, grid_of(4), order=lambda replies: [])
+    assert arrays is None
+    assert metrics["unanswered"] == 4
+    assert metrics["clients"] == 0
+    assert "train-loss" not in metrics
