@@ -85,6 +85,9 @@ class Checkpoint:
             "names": list(self.arrays),
         }
         data = save(tensors, metadata={"run": json.dumps(about)})
+        # Of a server that was killed while it wrote.
+        for cut_off in directory.glob(f".{FILE}.*"):
+            cut_off.unlink(missing_ok=True)
         write_atomically(directory / FILE, data)
 
     @classmethod

@@ -96,6 +96,22 @@ def test_a_full_disk_leaves_the_old_one(tmp_path, monkeypatch):
     assert [path.name for path in tmp_path.iterdir()] == [FILE]
 
 
+def test_what_a_killed_server_left_half_written_goes(tmp_path, monkeypatch):
+    def kill(*_):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as killed:
+        killed.setattr(os, "replace", kill)
+        killed.setattr(Path, "unlink", lambda *_, **__: None)
+        with pytest.raises(KeyboardInterrupt):
+            checkpoint_of().write(tmp_path)
+    (left,) = tmp_path.iterdir()
+    assert left.name != FILE
+    (tmp_path / "metrics.jsonl").touch()
+    checkpoint_of().write(tmp_path)
+    assert {path.name for path in tmp_path.iterdir()} == {FILE, "metrics.jsonl"}
+
+
 def test_no_checkpoint(tmp_path):
     name = re.escape(repr(str(tmp_path / FILE)))
     with pytest.raises(SettingsError, match=f"resume: there is no checkpoint {name}"):
