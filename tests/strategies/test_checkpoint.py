@@ -101,6 +101,7 @@ def test_what_a_killed_server_left_half_written_goes(tmp_path, monkeypatch):
         raise KeyboardInterrupt
 
     with monkeypatch.context() as killed:
+        killed.setattr(os, "getpid", lambda: 1)
         killed.setattr(os, "replace", kill)
         killed.setattr(Path, "unlink", lambda *_, **__: None)
         with pytest.raises(KeyboardInterrupt):
