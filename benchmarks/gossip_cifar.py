@@ -19,7 +19,8 @@ def main() -> None:
     parser.add_argument("--batch-size", type=int, default=256)
     parser.add_argument("--image-size", type=int, default=0, help="0: as they are")
     parser.add_argument("--learning-rate", type=float, default=0.1)
-    parser.add_argument("--gamma", type=float, default=0.3, help="TopK and SignTopK")
+    parser.add_argument("--gamma", type=float, default=0.3, help="SQuARM")
+    parser.add_argument("--gamma-top-k", type=float, default=0.3)
     parser.add_argument("--gamma-sign", type=float, default=0.5)
     parser.add_argument("--keep", type=float, default=0.01, help="of each tensor")
     parser.add_argument("--warm-up", type=float, help="epochs; 5 of 400 by default")
@@ -75,7 +76,7 @@ def main() -> None:
         "CHOCO (Sign)": choco
         | {"compressor": "sign", "consensus-step": arguments.gamma_sign},
         "CHOCO (TopK)": choco
-        | {"compressor": "top-k", "consensus-step": arguments.gamma},
+        | {"compressor": "top-k", "consensus-step": arguments.gamma_top_k},
         "SQuARM, no trigger": squarm,
         "SQuARM": squarm | {"trigger": trigger},
     }
@@ -97,8 +98,8 @@ def main() -> None:
         f"{arguments.learning_rate} after a warm-up of {warm_up} iterations, momentum "
         f"0.9, {arguments.keep:.0%} of each tensor, H = 5, trigger `{trigger}`"
         f"{further}. Consensus steps: Sign "
-        f"{arguments.gamma_sign}, TopK and SQuARM {arguments.gamma}. Seed "
-        f"{arguments.seed}. Errors are those of the mean of the nodes' models (and "
+        f"{arguments.gamma_sign}, TopK {arguments.gamma_top_k}, SQuARM "
+        f"{arguments.gamma}. Seed {arguments.seed}. Errors are those of the mean of the nodes' models (and "
         f"batch statistics); the target is {arguments.target}."
         "\n\n"
         + markdown(gossip.HEADER, gossip.table(runs, arguments.target, "SQuARM"))
