@@ -99,8 +99,9 @@ def main() -> None:
         f"0.9, {arguments.keep:.0%} of each tensor, H = 5, trigger `{trigger}`"
         f"{further}. Consensus steps: Sign "
         f"{arguments.gamma_sign}, TopK {arguments.gamma_top_k}, SQuARM "
-        f"{arguments.gamma}. Seed {arguments.seed}. Errors are those of the mean of the nodes' models (and "
-        f"batch statistics); the target is {arguments.target}."
+        f"{arguments.gamma}. Seed {arguments.seed}. Errors are those of the mean of "
+        "the nodes' models (and batch statistics); the target is "
+        f"{arguments.target}."
         "\n\n"
         + markdown(gossip.HEADER, gossip.table(runs, arguments.target, "SQuARM"))
         + "\n![test error](gossip_cifar.png)\n"
