@@ -204,7 +204,9 @@ def main() -> None:
         f"{arguments.rounds} rounds, one head and one representation epoch, speeds "
         f"`{arguments.speed_model}`, {further}n0 = {arguments.initial_nodes}, doubled "
         f"every {arguments.stage} rounds, seed {arguments.seed}. Times are simulated, "
-        "in mean client times.\n\n"
+        "in mean client times. `fedavg` and `flanp` are the runs of their -ft, tested "
+        "before the fine-tuning; a base that waits for all clients is run once for all "
+        "speed models, which change its clock alone.\n\n"
         + markdown(
             ("run", "final accuracy (%)", "time, C.T. = 0", "real seconds"), overview
         )
