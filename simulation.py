@@ -26,8 +26,8 @@ from strategies import (
     build_strategy,
     server_app,
 )
-from strategies.checkpoint import Checkpoint
-from strategies.grids import InlineGrid, RayGrid
+from strategies.grids.simulation import InlineGrid, RayGrid
+from strategies.server.checkpoint import Checkpoint
 from task.settings import Setting, SettingsError, defaults, require, resolve, unknown
 
 DEFAULT_ALGORITHMS = ("fedavg", "fedrep", "flute")
@@ -89,8 +89,8 @@ def check(algorithms: Sequence[str], settings: dict[str, Setting]) -> None:
         If something is unknown, missing or out of its range.
     """
     from clients.client_app import client_class, complete
-    from clients.state import PersonalState
-    from task.tasks import TASKS, build_task
+    from clients.device.state import PersonalState
+    from task.tasks.image import TASKS, build_task
 
     for algorithm in algorithms:
         if algorithm not in ALGORITHMS:
@@ -212,7 +212,7 @@ def list_all() -> str:
         The lines.
     """
     from task.models import MODELS
-    from task.tasks import TASKS
+    from task.tasks.image import TASKS
 
     lines = []
     for name in ALGORITHMS:

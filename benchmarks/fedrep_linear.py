@@ -21,10 +21,10 @@ from rich.progress import track
 from clients.client_app import make_app
 from clients.fedrep import solve_head
 from strategies import BaseStrategy, build_strategy
-from strategies.grids import InlineGrid
+from strategies.grids.simulation import InlineGrid
 from strategies.server_app import run_rounds
-from task.linear import LinearTask, Matrix, principal_angle_distance
 from task.settings import Setting, resolve
+from task.tasks.linear import LinearTask, Matrix, principal_angle_distance
 
 Own = dict[str, Setting]
 WEIGHT = "representation.weight"

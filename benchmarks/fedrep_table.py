@@ -16,7 +16,7 @@ import numpy as np
 from common import RESULTS, markdown, provenance, write
 
 from simulation import simulate
-from strategies.report import read_rows
+from strategies.server.report import read_rows
 from task.settings import Setting, resolve
 
 # Collins et al., ICML 2021, Table 1, CIFAR-10; by clients and classes per client.

@@ -23,8 +23,8 @@ from flwr.clientapp import ClientApp
 from rich.progress import track
 
 from strategies import FLUTELinear
-from strategies.grids import InlineGrid
-from task.linear import LinearTask, Matrix
+from strategies.grids.simulation import InlineGrid
+from task.tasks.linear import LinearTask, Matrix
 
 DIMENSION, STEP, ROUNDS = 10, 0.03, 500
 RANKS = (2, 4, 6, 8)

@@ -17,12 +17,12 @@ from common import RESULTS
 from rich.progress import track
 
 from clients.client_app import complete, make_app
-from clients.state import PREFIX
+from clients.device.state import PREFIX
 from simulation import InlineGrid
 from strategies import build_strategy
 from strategies.server_app import run_rounds
 from task.settings import Settings, resolve
-from task.tasks import build_task
+from task.tasks.image import build_task
 from task.training import evaluate
 
 # Bits a second of a link (dissertation, section 3.5.3).

@@ -6,8 +6,8 @@ from typing import Any
 import numpy as np
 from common import RESULTS, markdown
 
-from task.compression import Compressor, Identity, Sign, SignTopK, TopK
-from task.multi_task_problems import Floats
+from task.compression.per_tensor import Compressor, Identity, Sign, SignTopK, TopK
+from task.saddle_point.problems import Floats
 
 TITLES = {"qcqp": "QCQP (Figure 4.1)", "logistic": "Logistic regression (Figure 4.2)"}
 SCHEMES: dict[str, Compressor] = {

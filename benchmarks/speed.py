@@ -21,11 +21,11 @@ from clients import FedRepClient
 from clients.client_app import make_app
 from simulation import simulate
 from strategies import build_strategy
-from strategies.grids import InlineGrid
+from strategies.grids.simulation import InlineGrid
 from strategies.server_app import run_rounds
 from task.models import SplitModel
 from task.settings import Setting, resolve
-from task.tasks import build_task
+from task.tasks.image import build_task
 
 Batches = list[tuple[Tensor, Tensor]]
 

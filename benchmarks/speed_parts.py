@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 
 from strategies import FLUTE
-from task.compression import COMPRESSORS, create
+from task.compression.per_tensor import COMPRESSORS, create
 from task.models import SplitModel, build_model
 from task.settings import Setting
-from task.tasks import build_task
+from task.tasks.image import build_task
 from task.training import SGD, train
 
 

@@ -18,11 +18,11 @@ from rich.progress import track
 from clients.client_app import make_app
 from simulation import InlineGrid
 from strategies import build_strategy, speed_model
-from strategies.arrivals import SimulatedArrivals
+from strategies.grids.arrivals import SimulatedArrivals
 from strategies.server_app import run_rounds
-from task.linear import principal_angle_distance
 from task.settings import resolve
-from task.tasks import build_task
+from task.tasks.image import build_task
+from task.tasks.linear import principal_angle_distance
 
 Vector = npt.NDArray[np.float64]
 

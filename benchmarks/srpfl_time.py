@@ -20,8 +20,8 @@ from flwr.common.config import parse_config_args
 
 from simulation import simulate
 from strategies import FedAvgFT
-from strategies.report import read_rows, summarize
-from strategies.speeds import SpeedModel
+from strategies.grids.speeds import SpeedModel
+from strategies.server.report import read_rows, summarize
 from task.settings import resolve
 
 PAIRS = {

@@ -8,7 +8,7 @@ from clients.fedavg_ft import FedAvgFTClient
 from clients.fedper import FedPerClient
 from clients.fedrep import FedRepClient, FedRepLinearClient
 from clients.flute import FLUTEClient, FLUTELinearClient, FLUTEStarClient
-from clients.gossip import GossipClient
+from clients.gossip.base import GossipClient
 from clients.lg_fedavg import LGFedAvgClient
 from clients.local import LocalClient
 from clients.multi_task import MultiTaskClient

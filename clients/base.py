@@ -11,11 +11,11 @@ from flwr.client import NumPyClient
 from flwr.common import NDArrays, Scalar
 from torch import nn
 
-from clients.state import PersonalState
+from clients.device.state import PersonalState
 from task.models import Part
 from task.neural_collapse import neural_collapse
 from task.settings import Settings, require
-from task.tasks import Task
+from task.tasks.image import Task
 from task.training import SGD, Regularizer, evaluate, train
 
 Reply = tuple[NDArrays, int, dict[str, Scalar]]

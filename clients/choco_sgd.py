@@ -1,7 +1,7 @@
 """CHOCO-SGD (Koloskova et al., ICML 2019): SQuARM-SGD that talks in each iteration."""
 
+from clients.gossip.schedules import Schedule, threshold
 from clients.squarm_sgd import SQuARMSGDClient
-from task.schedules import Schedule, threshold
 
 
 class ChocoSGDClient(SQuARMSGDClient):

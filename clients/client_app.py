@@ -25,11 +25,11 @@ from flwr.common import NDArray, NDArrays, Scalar, log
 
 from clients import CLIENTS, LINEAR_CLIENTS
 from clients.base import Client
-from clients.state import PersonalState
-from task.card import ModelCard
-from task.multi_task_setup import MULTI_TASKS
+from clients.device.card import ModelCard
+from clients.device.state import PersonalState
 from task.settings import Settings, SettingsError, resolve, unknown
-from task.tasks import ImageTask, build_task
+from task.tasks.image import ImageTask, build_task
+from task.tasks.multi_task import MULTI_TASKS
 
 NEED_CLASSES = ("flute", "flute-star", "srpfl-flute")
 # A device may say where its own data are, and with 0 sources that it is a target.

@@ -1,8 +1,8 @@
 """D-PSGD (Lian et al., NeurIPS 2017): decentralised SGD, uncompressed."""
 
-from clients.gossip import GossipClient, randomness
-from clients.relayed import Config, Relayed
-from task.compression import Compressor, Identity
+from clients.gossip.base import GossipClient, randomness
+from clients.gossip.relayed import Config, Relayed
+from task.compression.per_tensor import Compressor, Identity
 
 
 class DPSGDClient(GossipClient):

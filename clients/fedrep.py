@@ -6,11 +6,11 @@ import numpy as np
 from flwr.common import NDArrays, Scalar
 
 from clients.base import Client, Evaluation, Reply
-from clients.state import PersonalState
+from clients.device.state import PersonalState
 from task.base import Matrix
-from task.linear import LinearTask
 from task.settings import Settings, require
-from task.tasks import Task
+from task.tasks.image import Task
+from task.tasks.linear import LinearTask
 
 
 class FedRepClient(Client):

@@ -9,13 +9,13 @@ from flwr.common import NDArrays, Scalar
 from torch import Tensor, nn
 
 from clients.base import Client, Evaluation, Reply, class_mask
-from clients.state import PersonalState
+from clients.device.state import PersonalState
 from task.base import Matrix
-from task.linear import LinearTask
 from task.models import SplitModel
 from task.neural_collapse import HeadRegularizer, neural_collapse
 from task.settings import Settings, SettingsError, require
-from task.tasks import Task
+from task.tasks.image import Task
+from task.tasks.linear import LinearTask
 from task.training import TrainingDivergedError
 
 

@@ -11,14 +11,14 @@ import torch
 from flwr.common import NDArrays, Scalar, log
 
 from clients.base import Client, Evaluation, Reply
-from clients.relayed import Config, check_state, exchanges
-from clients.state import PersonalState
-from task.compression import Compressor, Identity, from_settings
-from task.multi_task import SaddlePoint, decode
-from task.multi_task_setup import DIMENSION, MultiTaskSetup
-from task.multi_task_state import Noise, State, exchange_stream
+from clients.device.state import PersonalState
+from clients.gossip.relayed import Config, check_state, exchanges
+from task.compression.per_tensor import Compressor, Identity, from_settings
+from task.saddle_point.algorithm import SaddlePoint, decode
+from task.saddle_point.state import Noise, State, exchange_stream
 from task.settings import Settings
-from task.tasks import Task
+from task.tasks.image import Task
+from task.tasks.multi_task import DIMENSION, MultiTaskSetup
 
 INBOX = "inbox."
 

@@ -10,14 +10,14 @@ from flwr.common import NDArrays, Scalar
 from torch import Tensor, nn
 
 from clients.base import Client, Evaluation, Reply
-from clients.state import PersonalState
+from clients.device.state import PersonalState
 from task.examples import ExampleSet
 from task.models import SplitModel
 from task.settings import Settings, require
-from task.tasks import Task
+from task.tasks.image import Task
+from task.tasks.transfer import TransferTask
 from task.training import EVALUATION_BATCH, evaluate, train
 from task.transfer import basis, halves, phase_one, phase_two, phase_two_descent
-from task.transfer_task import TransferTask
 
 
 class RepresentationTransferClient(Client):

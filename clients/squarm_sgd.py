@@ -1,11 +1,11 @@
 """SQuARM-SGD (Singh, UCLA 2024, chapter 3): compressed, lazy, with momentum."""
 
-from clients.gossip import GossipClient, randomness
-from clients.relayed import Config, Relayed
-from clients.state import PersonalState
-from task.schedules import Schedule, threshold
+from clients.device.state import PersonalState
+from clients.gossip.base import GossipClient, randomness
+from clients.gossip.relayed import Config, Relayed
+from clients.gossip.schedules import Schedule, threshold
 from task.settings import Settings, require
-from task.tasks import Task
+from task.tasks.image import Task
 
 
 class SQuARMSGDClient(GossipClient):

@@ -10,7 +10,8 @@ from strategies.fedavg_ft import FedAvgFT
 from strategies.fedper import FedPer
 from strategies.fedrep import FedRep, FedRepLinear
 from strategies.flute import FLUTE, FLUTELinear, FLUTEStar
-from strategies.gossip import Gossip
+from strategies.gossip.base import Gossip
+from strategies.grids.speeds import SpeedModel
 from strategies.lg_fedavg import LGFedAvg
 from strategies.local import Local
 from strategies.multi_task import MultiTask
@@ -18,7 +19,6 @@ from strategies.representation_transfer import (
     RepresentationTransfer,
     RepresentationTransferLinear,
 )
-from strategies.speeds import SpeedModel
 from strategies.squarm_sgd import SQuARMSGD
 from strategies.srpfl import SRPFL, stage_lengths
 from task.settings import Settings, require, unknown

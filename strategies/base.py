@@ -22,8 +22,8 @@ from flwr.common import log
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import FedAvg as FlowerFedAvg
 
-from strategies.participants import Participants
-from strategies.replies import (
+from strategies.server.participants import Participants
+from strategies.server.replies import (
     Arrays,
     InvalidReplyError,
     check_arrays,

@@ -1,6 +1,6 @@
 """CHOCO-SGD (Koloskova et al., ICML 2019): neighbours exchange compressed changes."""
 
-from strategies.gossip import Gossip
+from strategies.gossip.base import Gossip
 
 
 class ChocoSGD(Gossip):

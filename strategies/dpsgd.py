@@ -1,6 +1,6 @@
 """D-PSGD (Lian et al., NeurIPS 2017): neighbours exchange whole models."""
 
-from strategies.gossip import Gossip
+from strategies.gossip.base import Gossip
 
 
 class DPSGD(Gossip):

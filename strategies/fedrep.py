@@ -8,7 +8,7 @@ from flwr.app import ArrayRecord, Message
 from flwr.serverapp import Grid
 
 from strategies.base import BaseStrategy
-from strategies.replies import to_record
+from strategies.server.replies import to_record
 from task.settings import SettingsError, require
 
 INITIALIZATIONS = ("moments", "random")

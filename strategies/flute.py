@@ -15,7 +15,7 @@ from flwr.common import log
 from flwr.serverapp import Grid
 
 from strategies.heads import HEAD, HeadsOnServer
-from strategies.replies import Arrays, check_arrays, mean, to_record
+from strategies.server.replies import Arrays, check_arrays, mean, to_record
 from task.settings import SettingsError, require
 
 if TYPE_CHECKING:

@@ -5,7 +5,7 @@ from typing import Any
 from flwr.app import ArrayRecord, ConfigRecord, RecordDict
 
 from strategies.base import BaseStrategy
-from strategies.replies import Arrays, to_record
+from strategies.server.replies import Arrays, to_record
 
 HEAD = "head"
 

@@ -7,8 +7,8 @@ import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 from flwr.common import log
 
-from strategies.gossip import BYTES, Gossip
-from strategies.replies import check_metrics
+from strategies.gossip.base import BYTES, Gossip
+from strategies.server.replies import check_metrics
 from task.settings import SettingsError
 
 # Of dual variables; machines may round differently.

@@ -10,7 +10,7 @@ from flwr.common import log
 from flwr.serverapp import Grid
 
 from strategies.base import BaseStrategy
-from strategies.replies import Arrays, check_arrays, to_record
+from strategies.server.replies import Arrays, check_arrays, to_record
 from task.settings import Settings, require
 from task.transfer import basis, unit_columns
 

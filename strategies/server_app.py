@@ -13,10 +13,10 @@ from flwr.serverapp import Grid, ServerApp
 from flwr.serverapp.strategy import Strategy
 
 from strategies import SRPFL, BaseStrategy, build_strategy, speed_model
-from strategies.arrivals import RealArrivals, SimulatedArrivals
-from strategies.checkpoint import FILE as CHECKPOINT
-from strategies.checkpoint import Checkpoint
-from strategies.report import Report, read_summary
+from strategies.grids.arrivals import RealArrivals, SimulatedArrivals
+from strategies.server.checkpoint import FILE as CHECKPOINT
+from strategies.server.checkpoint import Checkpoint
+from strategies.server.report import Report, read_summary
 from task.settings import Settings, SettingsError, require, resolve
 
 

@@ -1,6 +1,6 @@
 """SQuARM-SGD (Singh, UCLA 2024, chapter 3): neighbours exchange changes when due."""
 
-from strategies.gossip import Gossip
+from strategies.gossip.base import Gossip
 
 
 class SQuARMSGD(Gossip):

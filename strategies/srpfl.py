@@ -15,9 +15,9 @@ from flwr.common import log
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
 
-from strategies.arrivals import ArrivalGrid, RealArrivals
-from strategies.replies import InvalidReplyError
-from strategies.speeds import Times
+from strategies.grids.arrivals import ArrivalGrid, RealArrivals
+from strategies.grids.speeds import Times
+from strategies.server.replies import InvalidReplyError
 from task.settings import SettingsError, require
 
 # The contraction a of the linear case, with which the theory's stages are computed.

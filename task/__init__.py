@@ -6,16 +6,16 @@ from typing import Any
 # Imported on first use, so that a server can use `task.settings` without torch.
 _HOMES = {
     "ExampleSet": "task.examples",
-    "ImageTask": "task.tasks",
-    "LinearTask": "task.linear",
+    "ImageTask": "task.tasks.image",
+    "LinearTask": "task.tasks.linear",
     "SGD": "task.training",
     "SettingsError": "task.settings",
     "SplitModel": "task.models",
-    "Task": "task.tasks",
+    "Task": "task.tasks.image",
     "build_model": "task.models",
-    "build_task": "task.tasks",
+    "build_task": "task.tasks.image",
     "evaluate": "task.training",
-    "principal_angle_distance": "task.linear",
+    "principal_angle_distance": "task.tasks.linear",
     "train": "task.training",
 }
 

@@ -34,7 +34,9 @@ def _surroundings(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 @pytest.fixture
 def no_plot(monkeypatch: pytest.MonkeyPatch) -> None:
     """A figure takes longer to draw than a few rounds."""
-    monkeypatch.setattr("strategies.report.plot", lambda output, algorithms: None)
+    monkeypatch.setattr(
+        "strategies.server.report.plot", lambda output, algorithms: None
+    )
 
 
 @pytest.fixture

@@ -16,7 +16,7 @@ from torch import nn
 
 from clients.client_app import make_app
 from strategies import FedRep
-from strategies.grids import InlineGrid
+from strategies.grids.simulation import InlineGrid
 from strategies.server_app import run_rounds
 from task.settings import resolve
 

@@ -11,12 +11,12 @@ from PIL import Image
 
 import simulation
 from strategies import ALGORITHMS
-from strategies.checkpoint import FILE, Checkpoint
-from strategies.report import Report
+from strategies.server.checkpoint import FILE, Checkpoint
+from strategies.server.report import Report
 from strategies.server_app import make_app
 from task.models import MODELS
 from task.settings import defaults, resolve
-from task.tasks import TASKS
+from task.tasks.image import TASKS
 
 ROOT = Path(__file__).parents[1]
 # What runs in a fixture of the module draws as usual.
@@ -389,7 +389,7 @@ def test_a_full_disk_costs_a_checkpoint_and_not_the_run(tmp_path, monkeypatch):
     def full(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("strategies.checkpoint.write_atomically", full)
+    monkeypatch.setattr("strategies.server.checkpoint.write_atomically", full)
     assert run(tmp_path, "fedavg", "--rounds", "2", checkpoint_every=1) == 0
     assert len(rows_of(tmp_path, "fedavg")) == 2
 

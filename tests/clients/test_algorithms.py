@@ -10,15 +10,15 @@ import torch
 from flwr.app import Context, RecordDict
 
 from clients.base import Client
+from clients.device.state import PersonalState
 from clients.fedavg import FedAvgClient
 from clients.fedavg_ft import FedAvgFTClient
 from clients.fedper import FedPerClient
 from clients.fedrep import FedRepClient
 from clients.local import LocalClient
-from clients.state import PersonalState
-from task.linear import LinearTask
 from task.settings import SettingsError, resolve
-from task.tasks import build_task
+from task.tasks.image import build_task
+from task.tasks.linear import LinearTask
 
 HEAD_EPOCHS, REPRESENTATION_EPOCHS = 4, 3
 RATE, MOMENTUM, DECAY = 0.05, 0.6, 0.03

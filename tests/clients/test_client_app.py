@@ -21,9 +21,9 @@ from safetensors.numpy import load_file
 from clients import Client
 from clients.client_app import client_class, client_name, make_app
 from strategies import ALGORITHMS, SRPFL_BASES, server_app
-from strategies.grids import InlineGrid
+from strategies.grids.simulation import InlineGrid
 from task.settings import SettingsError, resolve
-from task.tasks import build_task
+from task.tasks.image import build_task
 
 FAST = {
     "head-layers": 1,

@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 from flwr.app import Context, RecordDict
 
+from clients.device.state import PersonalState
 from clients.fedrep import FedRepLinearClient, solve_head
-from clients.state import PersonalState
-from task.linear import LinearTask
 from task.settings import SettingsError, resolve
+from task.tasks.linear import LinearTask
 
 # Two examples in two dimensions, and B = (1, 0)ᵀ.
 X, Y = np.array([[1.0, 2.0], [2.0, 0.0]]), np.array([1.0, 5.0])

@@ -4,9 +4,9 @@ import torch
 from flwr.app import Context, RecordDict
 
 from clients import FLUTEClient, FLUTEStarClient
-from clients.state import PersonalState
+from clients.device.state import PersonalState
 from task.settings import SettingsError, resolve
-from task.tasks import build_task
+from task.tasks.image import build_task
 
 WEIGHTS = {"nc-weight": 0.25, "head-weight": 0.0025, "feature-weight": 0.0005}
 

@@ -5,13 +5,13 @@ import pytest
 import torch
 from flwr.app import Context, RecordDict
 
+from clients.device.state import PersonalState
 from clients.representation_transfer import (
     FeatureTransferClient,
     RepresentationTransferClient,
 )
-from clients.state import PersonalState
 from task.settings import SettingsError, resolve
-from task.tasks import build_task
+from task.tasks.image import build_task
 
 
 def new_context() -> Context:

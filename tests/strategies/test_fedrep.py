@@ -6,10 +6,10 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, RecordD
 
 from clients.client_app import make_app
 from strategies import STRATEGIES, FedRep, FedRepLinear, build_strategy
-from strategies.grids import InlineGrid
-from strategies.replies import to_record
-from task.linear import LinearTask, principal_angle_distance
+from strategies.grids.simulation import InlineGrid
+from strategies.server.replies import to_record
 from task.settings import SettingsError, resolve
+from task.tasks.linear import LinearTask, principal_angle_distance
 
 WEIGHT = "representation.weight"
 

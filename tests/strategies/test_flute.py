@@ -7,13 +7,13 @@ from flwr.app import ConfigRecord, Message, MetricRecord, RecordDict
 
 from clients.client_app import make_app
 from strategies import FLUTE, FLUTELinear, build_strategy
-from strategies.grids import InlineGrid
-from strategies.replies import to_record
+from strategies.grids.simulation import InlineGrid
+from strategies.server.replies import to_record
 from strategies.server_app import run_rounds
-from task.linear import LinearTask
 from task.neural_collapse import neural_collapse
 from task.settings import SettingsError, resolve
-from task.tasks import build_task
+from task.tasks.image import build_task
+from task.tasks.linear import LinearTask
 
 WEIGHT, REPRESENTATION = "head.weight", "representation.weight"
 

@@ -7,17 +7,17 @@ import pytest
 from flwr.app import ConfigRecord, Message, MessageType
 
 from clients.client_app import client_class, complete, make_app
-from clients.state import PREFIX
+from clients.device.state import PREFIX
 from strategies import build_strategy
-from strategies.graphs import build_graph
-from strategies.grids import InlineGrid
+from strategies.gossip.graphs import build_graph
+from strategies.grids.simulation import InlineGrid
 from strategies.server_app import run_rounds
-from task.compression import create
-from task.multi_task_constraints import directed
-from task.multi_task_network import Network
-from task.multi_task_setup import MultiTaskSetup
+from task.compression.per_tensor import create
+from task.saddle_point.constraints import directed
+from task.saddle_point.network import Network
 from task.settings import SettingsError, resolve
-from task.tasks import build_task
+from task.tasks.image import build_task
+from task.tasks.multi_task import MultiTaskSetup
 
 NODES = 6
 

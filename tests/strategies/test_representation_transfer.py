@@ -17,9 +17,9 @@ from flwr.app import (
 
 import simulation
 from clients.client_app import make_app
-from clients.state import PersonalState
+from clients.device.state import PersonalState
 from strategies import build_strategy
-from strategies.grids import InlineGrid
+from strategies.grids.simulation import InlineGrid
 from strategies.representation_transfer import (
     RepresentationTransfer,
     RepresentationTransferLinear,

@@ -18,8 +18,8 @@ from flwr.serverapp.strategy import DifferentialPrivacyServerSideFixedClipping
 from flwr.serverapp.strategy import FedAvg as FlowerFedAvg
 
 from strategies import FedAvg
-from strategies.grids import InlineGrid
-from strategies.replies import to_record
+from strategies.grids.simulation import InlineGrid
+from strategies.server.replies import to_record
 from strategies.server_app import check, run, run_rounds
 from task.settings import SettingsError, resolve
 

@@ -8,10 +8,10 @@ from flwr.serverapp.strategy import FedAvg as FlowerFedAvg
 
 from clients.client_app import make_app
 from strategies import SRPFL, BaseStrategy, build_strategy
-from strategies.arrivals import SimulatedArrivals
-from strategies.grids import InlineGrid
+from strategies.grids.arrivals import SimulatedArrivals
+from strategies.grids.simulation import InlineGrid
+from strategies.grids.speeds import SpeedModel
 from strategies.server_app import run, run_rounds
-from strategies.speeds import SpeedModel
 from strategies.srpfl import stage_lengths
 from task.settings import SettingsError, resolve
 

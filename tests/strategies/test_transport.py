@@ -6,8 +6,8 @@ from flwr.app import Array, ArrayRecord
 
 from clients.client_app import make_app
 from strategies import build_strategy
-from strategies.grids import InlineGrid
-from strategies.replies import half
+from strategies.grids.simulation import InlineGrid
+from strategies.server.replies import half
 from strategies.server_app import run_rounds
 from task.settings import SettingsError, resolve
 

@@ -7,7 +7,8 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from task.settings import SettingsError, resolve
-from task.tasks import build_task
+from task.tasks.image import build_task
+from task.tasks.transfer import TransferTask
 from task.transfer import (
     TransferData,
     basis,
@@ -17,7 +18,6 @@ from task.transfer import (
     phase_two_descent,
     unit_columns,
 )
-from task.transfer_task import TransferTask
 
 SEEDS = st.integers(0, 2**32 - 1)
 

@@ -10,7 +10,7 @@ from flwr.clientapp import ClientApp
 from flwr.serverapp import ServerApp
 
 from strategies import SRPFL, BaseStrategy
-from strategies.arrivals import RealArrivals
+from strategies.grids.arrivals import RealArrivals
 from strategies.server_app import run_rounds
 
 NODES, ROUNDS = 6, 7

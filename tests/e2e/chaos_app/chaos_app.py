@@ -13,8 +13,8 @@ from pathlib import Path
 import numpy as np
 
 from clients import CLIENTS, client_app
+from clients.device.state import PersonalState
 from clients.fedrep import FedRepClient
-from clients.state import PersonalState
 from strategies import server_app
 
 PAUSE = 3600

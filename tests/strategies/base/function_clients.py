@@ -14,8 +14,8 @@ from flwr.app import (
 )
 
 from strategies.base import BaseStrategy
-from strategies.grids import InlineGrid
-from strategies.replies import to_record
+from strategies.grids.simulation import InlineGrid
+from strategies.server.replies import to_record
 
 Client = Callable[[Message, Context], Message]
 START = {"w": np.zeros((2, 3), np.float32), "b": np.zeros(4, np.float32)}

@@ -6,7 +6,7 @@ from function_clients import START, evaluate_once, grid_of, honest, partition_of
 from malformed import error_reply
 
 from strategies import FedAvg
-from strategies.replies import to_record
+from strategies.server.replies import to_record
 from strategies.server_app import run_rounds
 
 

@@ -6,7 +6,7 @@ from function_clients import START, grid_of, train_once
 from malformed import MALFORMED, error_reply, with_one_bad
 
 from strategies import FedAvg
-from strategies.replies import count_bytes, to_record
+from strategies.server.replies import count_bytes, to_record
 
 
 def test_bytes_are_counted_as_serialised():

@@ -8,8 +8,8 @@ from malformed import crash
 
 from strategies import FedAvg
 from strategies.base import BaseStrategy
-from strategies.grids import InlineGrid
-from strategies.replies import to_record
+from strategies.grids.simulation import InlineGrid
+from strategies.server.replies import to_record
 from task.settings import SettingsError
 
 
@@ -183,7 +183,7 @@ def test_enough_nodes_are_waited_for(monkeypatch):
         waited.append(seconds)
         grid.contexts[3] = late
 
-    monkeypatch.setattr("strategies.participants.time.sleep", arrive)
+    monkeypatch.setattr("strategies.server.participants.time.sleep", arrive)
     assert FedAvg(min_available_nodes=3).identify(grid) == [1, 2, 3]
     assert len(waited) == 1
 

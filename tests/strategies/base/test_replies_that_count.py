@@ -7,7 +7,7 @@ from function_clients import START, grid_of, honest, partition_of, train_once
 from malformed import MALFORMED, Trap, error_reply, with_one_bad
 
 from strategies import FedAvg
-from strategies.replies import to_record
+from strategies.server.replies import to_record
 from strategies.server_app import run_rounds
 
 

@@ -12,12 +12,12 @@ import torch
 from flwr.app import ArrayRecord, ConfigRecord, Message
 
 from clients.client_app import build_client, complete, make_app
-from clients.relayed import exchanges
+from clients.gossip.relayed import exchanges
 from strategies import Gossip, build_strategy
-from strategies.grids import InlineGrid
+from strategies.grids.simulation import InlineGrid
 from strategies.server_app import run_rounds
 from task.settings import resolve
-from task.tasks import build_task
+from task.tasks.image import build_task
 
 N = 5
 D = 650

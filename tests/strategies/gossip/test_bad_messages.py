@@ -20,9 +20,9 @@ from gossip_network import (
 )
 
 from clients.client_app import make_app
-from clients.gossip import GossipClient
+from clients.gossip.base import GossipClient
 from strategies import ChocoSGD
-from strategies.grids import InlineGrid
+from strategies.grids.simulation import InlineGrid
 from task.settings import SettingsError, resolve
 
 

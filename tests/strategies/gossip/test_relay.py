@@ -5,7 +5,7 @@ import pytest
 from flwr.app import Array
 from gossip_network import GOSSIP, D, N, Network, away, name_of, relayed
 
-from task.compression import PerTensor, SignTopK, create
+from task.compression.per_tensor import PerTensor, SignTopK, create
 
 CONFIG = {
     "server-round",

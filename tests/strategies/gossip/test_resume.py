@@ -8,8 +8,8 @@ from gossip_network import GOSSIP, N, Network, name_of, round_of
 
 import simulation
 from strategies import build_strategy
-from strategies.grids import InlineGrid
-from strategies.report import Report
+from strategies.grids.simulation import InlineGrid
+from strategies.server.report import Report
 
 pytestmark = pytest.mark.usefixtures("no_plot")
 

@@ -1,0 +1,1 @@
+"""What a device needs besides an algorithm: its state, identity and records."""

@@ -1,0 +1,222 @@
+"""What a trained image classifier needs to be used where its data is not."""
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Self
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from task.data.images import read_image
+from task.models import SplitModel, build_model
+from task.settings import SettingsError
+from task.tasks.image import ImageTask
+
+
+class Classifier(nn.Module):
+    """A model with its normalisation: from pixels to logits, as in training.
+
+    Parameters
+    ----------
+    model : SplitModel
+        The model.
+    mean, std : sequence of float
+        Per channel, in units of 0 to 255.
+    """
+
+    mean: Tensor
+    std: Tensor
+
+    def __init__(
+        self, model: SplitModel, mean: Iterable[float], std: Iterable[float]
+    ) -> None:
+        super().__init__()
+        self.model = model
+        self.register_buffer("mean", torch.tensor(list(mean)))
+        self.register_buffer("std", torch.tensor(list(std)))
+        self.eval()
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Return the logits of images.
+
+        Parameters
+        ----------
+        images : Tensor of uint8, shape (n, height, width, channels)
+            The pixels.
+
+        Returns
+        -------
+        Tensor of float32, shape (n, classes)
+            The logits.
+        """
+        inputs = (images.float() - self.mean) / self.std
+        logits: Tensor = self.model(inputs.permute(0, 3, 1, 2))
+        return logits
+
+
+@dataclass(frozen=True)
+class ModelCard:
+    """How a model is built, what it is fed and what its outputs mean.
+
+    Parameters
+    ----------
+    model : str
+        Name of the model, as for `build_model`.
+    shape : tuple of int
+        Channels, height and width of its inputs.
+    classes : tuple of str
+        Names of its outputs.
+    mean, std : tuple of float
+        Normalisation per channel, in units of 0 to 255.
+    head_layers : int
+        As for `build_model`.
+    model_head : str
+        As for `build_model`.
+    """
+
+    model: str
+    shape: tuple[int, ...]
+    classes: tuple[str, ...]
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+    head_layers: int
+    model_head: str
+
+    @classmethod
+    def of(cls, task: ImageTask) -> Self:
+        """Return the card of a task's model.
+
+        Parameters
+        ----------
+        task : ImageTask
+            The task.
+
+        Returns
+        -------
+        ModelCard
+            The card.
+        """
+        return cls(
+            task.model_name,
+            task.shape,
+            task.classes,
+            tuple(task.mean.tolist()),
+            tuple(task.std.tolist()),
+            task.head_layers,
+            task.model_head,
+        )
+
+    def metadata(self) -> dict[str, str]:
+        """Return the card as a safetensors file keeps it.
+
+        Returns
+        -------
+        dict of str to str
+            ``classes`` and ``model``, as JSON.
+        """
+        rest = {name: value for name, value in vars(self).items() if name != "classes"}
+        return {"classes": json.dumps(self.classes), "model": json.dumps(rest)}
+
+    @classmethod
+    def from_metadata(cls, about: Mapping[str, str]) -> Self:
+        """Return the card that `metadata` made.
+
+        Parameters
+        ----------
+        about : mapping of str to str
+            A file's metadata.
+
+        Returns
+        -------
+        ModelCard
+            The card.
+
+        Raises
+        ------
+        SettingsError
+            If the metadata is no card.
+        """
+        try:
+            rest = json.loads(about["model"])
+            return cls(
+                str(rest["model"]),
+                tuple(int(n) for n in rest["shape"]),
+                tuple(str(name) for name in json.loads(about["classes"])),
+                tuple(float(value) for value in rest["mean"]),
+                tuple(float(value) for value in rest["std"]),
+                int(rest["head_layers"]),
+                str(rest["model_head"]),
+            )
+        except (LookupError, TypeError, ValueError) as error:
+            raise SettingsError(
+                f"the description of the model is damaged: {error!r}"
+            ) from None
+
+    def classifier(self, arrays: Mapping[str, Tensor]) -> Classifier:
+        """Return the trained model.
+
+        Parameters
+        ----------
+        arrays : mapping of str to Tensor
+            The model's state dict; further arrays are passed over.
+
+        Returns
+        -------
+        Classifier
+            In evaluation mode.
+
+        Raises
+        ------
+        SettingsError
+            If an array is missing, or is not of the model's shape.
+        """
+        model = build_model(
+            self.model, self.shape, len(self.classes), self.head_layers, self.model_head
+        )
+        state = model.state_dict()
+        for name, wanted in state.items():
+            if name not in arrays:
+                raise SettingsError(f"there is no array {name!r} for {self.model!r}")
+            if arrays[name].shape != wanted.shape:
+                raise SettingsError(
+                    f"array {name!r} is of shape {tuple(arrays[name].shape)}; model "
+                    f"{self.model!r} with {len(self.classes)} classes and inputs of "
+                    f"shape {self.shape} needs {tuple(wanted.shape)}"
+                )
+        model.load_state_dict({name: arrays[name] for name in state})
+        return Classifier(model, self.mean, self.std)
+
+    def read(self, paths: Iterable[Path]) -> Tensor:
+        """Read images as the training data was read.
+
+        Parameters
+        ----------
+        paths : iterable of Path
+            Image files of any size and colour; at least one.
+
+        Returns
+        -------
+        Tensor of uint8, shape (n, height, width, channels)
+            The pixels.
+
+        Raises
+        ------
+        SettingsError
+            If a file is missing or no image.
+        """
+        channels, height, width = self.shape
+        mode = "L" if channels == 1 else "RGB"
+        images = []
+        for path in paths:
+            try:
+                images.append(read_image(path, mode, (width, height)))
+            # A damaged file can raise nearly anything in a decoder.
+            except Exception as error:
+                reason = (str(error).splitlines() or [type(error).__name__])[0]
+                raise SettingsError(
+                    f"image {str(path)!r} cannot be read: {reason}"
+                ) from None
+        return torch.from_numpy(np.stack(images))

@@ -1,0 +1,1 @@
+"""Nodes of a graph: what they keep and exchange."""

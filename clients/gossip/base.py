@@ -1,0 +1,328 @@
+"""What nodes of a graph have in common: messages to and from their neighbours.
+
+A node keeps its whole model. The server only relays: it sends a node what its
+neighbours sent since the node's last reply that counted, and takes one message of its
+own. Rounds that a node has missed it makes up for in their order, as if it had been
+there and had neither trained nor sent anything, so the nodes' mean moves as it should.
+"""
+
+from logging import WARNING
+from typing import ClassVar
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from flwr.common import NDArrays, log
+from torch import Tensor
+
+from clients.base import Client, Evaluation, Reply
+from clients.device.state import PersonalState
+from clients.gossip.flat import FlatParameters
+from clients.gossip.relayed import Config, Relayed, check_state, exchanges
+from clients.gossip.schedules import learning_rate
+from clients.gossip.sketch import sketch
+from task.compression.per_tensor import Compressor, from_settings
+from task.examples import ExampleSet
+from task.settings import Settings
+from task.tasks.image import Task
+from task.training import TrainingDivergedError
+
+PREFIX = "gossip."
+# No training that goes well exchanges a larger number; one of 1e30 would be the end of
+# every neighbour's model.
+LARGEST = 1e6
+
+
+class GossipClient(Client):
+    """A node: trains the whole model and exchanges vectors with its neighbours.
+
+    Subclasses say which vectors they keep besides the model, and write `mix` and
+    `message`.
+    """
+
+    shared = ()
+    personal = ("representation.", "head.")
+    # Kept besides the model, each of the parameters' size; all start at 0.
+    vectors: ClassVar[tuple[str, ...]] = ("momentum",)
+
+    def __init__(
+        self, task: Task, index: int, state: PersonalState, settings: Settings
+    ) -> None:
+        super().__init__(task, index, state, settings)
+        self.flat = FlatParameters(self.model)
+        self.x = self.flat.vector
+        self.rate = learning_rate(
+            str(settings["learning-rate-schedule"]), self.sgd.learning_rate
+        )
+        self.compressor = self.make_compressor()
+        self.kept: dict[str, Tensor] = {}
+        self.refused = 0
+
+    @property
+    def dimension(self) -> int:
+        """Number of parameters d."""
+        return len(self.x)
+
+    @property
+    def local_steps(self) -> int:
+        """Iterations between two exchanges, H."""
+        return 1
+
+    def make_compressor(self) -> Compressor:
+        """Return the operator C that the settings name.
+
+        Returns
+        -------
+        Compressor
+            ``compressor``, on the whole vector or with ``per-tensor`` on each one.
+        """
+        return from_settings(self.settings, self.flat.sizes)
+
+    def structure(self) -> list[object]:
+        """Return what must be the same for all nodes: parameters, classes and C."""
+        named = self.model.named_parameters()
+        shapes: list[object] = [(name, tuple(p.shape)) for name, p in named]
+        return [*shapes, self.task.classes, repr(self.compressor)]
+
+    def get_properties(self, config: Config) -> Config:
+        """Return what the server needs to know about this node.
+
+        Parameters
+        ----------
+        config : dict
+            Ignored.
+
+        Returns
+        -------
+        dict
+            As `Client.get_properties`, and ``message-bytes``, the length of every
+            message, and ``omega`` of the compressor.
+        """
+        return {
+            **super().get_properties(config),
+            "message-bytes": self.compressor.num_bytes(self.dimension),
+            "omega": self.compressor.omega(self.dimension),
+        }
+
+    # One round.
+
+    def fit(self, parameters: NDArrays, config: Config) -> Reply:
+        """Mix with what the neighbours sent, make H iterations, send one message.
+
+        Parameters
+        ----------
+        parameters : list of ndarray
+            Empty.
+        config : dict
+            What the server relays.
+
+        Returns
+        -------
+        tuple
+            As `Client.send`; no arrays, but the metric ``message`` (bytes; empty where
+            there is nothing to send) and ``refused``, how many messages were bad.
+        """
+        self.catch_up(parameters, config)
+        server_round = int(config["server-round"])
+        loss = self.iterate(server_round)
+        data = self.message(server_round)
+        self.keep(config)
+        arrays, n, metrics = self.send(loss)
+        return arrays, n, {**metrics, "refused": self.refused, "message": data}
+
+    def evaluate(self, parameters: NDArrays, config: Config) -> Evaluation:
+        """Test the own model as it is after the exchange; nothing is kept.
+
+        Parameters
+        ----------
+        parameters : list of ndarray
+            Empty.
+        config : dict
+            What the server relays.
+
+        Returns
+        -------
+        tuple
+            As `Client.evaluate`, and ``sketch``: float32 numbers from which the server
+            estimates the distance between the nodes' models.
+        """
+        self.catch_up(parameters, config)
+        loss, n, metrics = self.test()
+        return loss, n, {**metrics, "sketch": sketch(self.x.numpy()).tobytes()}
+
+    def catch_up(self, parameters: NDArrays, config: Config) -> None:
+        """Load the own state and make all exchanges since its round.
+
+        Parameters
+        ----------
+        parameters : list of ndarray
+            Empty.
+        config : dict
+            What the server relays.
+        """
+        self.receive(parameters)
+        check_state(self.state, config)
+        for round_, messages in exchanges(config, self.state.round):
+            self.mix(round_, messages, config)
+
+    def mix(self, round_: int, messages: list[Relayed], config: Config) -> None:
+        """Make one exchange's consensus step.
+
+        Parameters
+        ----------
+        round_ : int
+            The round in which the messages were sent.
+        messages : list of Relayed
+            The neighbours' messages.
+        config : dict
+            Of the server: ``consensus-step`` and ``neighbour-weight``.
+        """
+        raise NotImplementedError
+
+    def message(self, server_round: int) -> bytes:
+        """Return what the neighbours get, empty for nothing.
+
+        Parameters
+        ----------
+        server_round : int
+            The round, from 1.
+
+        Returns
+        -------
+        bytes
+            The message.
+        """
+        raise NotImplementedError
+
+    def iterate(self, server_round: int) -> float:
+        """Make H iterations with Nesterov's momentum (Algorithm 1, lines 3 to 5).
+
+        v ← β v + g;  x ← x − η_t (β v + g), with one batch an iteration, drawn anew
+        from all of the node's examples.
+
+        Parameters
+        ----------
+        server_round : int
+            The round, from 1: its iterations are (round − 1) H, ..., round H − 1.
+
+        Returns
+        -------
+        float
+            Mean loss over the batches.
+
+        Raises
+        ------
+        TrainingDivergedError
+            If the loss is no longer finite.
+        """
+        self.model.train()
+        v, g, beta = self.kept["momentum"], self.flat.gradient, self.sgd.momentum
+        total = torch.zeros(())
+        examples = self.task.train_examples(self.index)
+        for t in self.iterations(server_round):
+            total += self.gradient(examples)
+            v.mul_(beta).add_(g)
+            self.x.sub_(g.add_(v, alpha=beta), alpha=self.rate(t))
+        if not torch.isfinite(total):
+            raise TrainingDivergedError(
+                f"the loss is {total.item()} in round {server_round} with "
+                f"learning-rate {self.sgd.learning_rate}; a smaller one may help"
+            )
+        return total.item() / self.local_steps
+
+    def iterations(self, server_round: int) -> range:
+        """Return the iterations of a round.
+
+        Parameters
+        ----------
+        server_round : int
+            The round, from 1.
+
+        Returns
+        -------
+        range
+            H of them, the first of the run being 0.
+        """
+        return range(
+            (server_round - 1) * self.local_steps, server_round * self.local_steps
+        )
+
+    def gradient(self, examples: ExampleSet) -> Tensor:
+        """Compute the stochastic gradient g at x, with weight decay.
+
+        Parameters
+        ----------
+        examples : ExampleSet
+            Of which a batch is drawn.
+
+        Returns
+        -------
+        Tensor
+            The batch's loss; the gradient is in ``flat.gradient``.
+        """
+        inputs, targets = examples.draw(self.sgd.batch_size)
+        self.flat.gradient.zero_()
+        with torch.autocast("cpu", torch.bfloat16, enabled=self.sgd.bfloat16):
+            loss = self.task.loss(self.model(inputs), targets)
+        loss.backward()  # type: ignore[no-untyped-call]
+        if self.sgd.weight_decay:
+            decay = self.sgd.weight_decay
+            self.flat.gradient.addcmul_(self.x, self.flat.decayed, value=decay)
+        return loss.detach().float()
+
+    def received(self, message: Relayed) -> Tensor | None:
+        """Return a neighbour's vector, or None for a message that is malformed.
+
+        Parameters
+        ----------
+        message : Relayed
+            What the server relays.
+
+        Returns
+        -------
+        Tensor of shape (d,), or None
+            The vector; no entry is above `LARGEST`.
+        """
+        try:
+            vector = self.compressor.decompress(message.data, self.dimension)
+            largest = vector.abs().max().item()
+            if not largest <= LARGEST:
+                raise ValueError(f"it has an entry of {largest:.3g}, above {LARGEST:g}")
+        except ValueError as error:
+            log(WARNING, "message of neighbour %s refused: %s", message.sender, error)
+            self.refused += 1
+            return None
+        return vector
+
+    # State: the model and the vectors beside it.
+
+    def receive(self, parameters: NDArrays) -> None:
+        """Load the own model and vectors.
+
+        Parameters
+        ----------
+        parameters : list of ndarray
+            Empty.
+        """
+        initial = self.task.initial_state
+        shapes = {name: tuple(a.shape) for name, a in initial.items()}
+        shapes |= {PREFIX + name: (self.dimension,) for name in self.vectors}
+        held = {n: torch.tensor(a) for n, a in (self.state.load(shapes) or {}).items()}
+        for name in self.vectors:
+            vector = held.pop(PREFIX + name, None)
+            # Of an earlier run only the model counts: its neighbours start anew too.
+            if vector is None or self.state.round == 0:
+                vector = torch.zeros_like(self.x)
+            self.kept[name] = vector
+        with torch.no_grad():
+            self.model.load_state_dict({**initial, **held})
+
+    def personal_arrays(self) -> dict[str, npt.NDArray[np.generic]]:
+        """Return the model and the vectors beside it."""
+        vectors = {PREFIX + name: self.kept[name].numpy() for name in self.vectors}
+        return {**super().personal_arrays(), **vectors}
+
+
+def randomness() -> np.random.Generator:
+    """Return NumPy's generator for this message: of seed, client and round."""
+    return np.random.default_rng([torch.initial_seed(), 0x60551])

@@ -1,0 +1,79 @@
+"""What the server hands on from a node's neighbours, one exchange after the other."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, cast
+
+from flwr.common import Scalar
+
+from clients.device.state import PersonalState
+
+Config = dict[str, Scalar]
+
+
+class LostStateError(RuntimeError):
+    """A node's estimates are no longer those that its neighbours have of it."""
+
+
+def check_state(state: PersonalState, config: Config) -> None:
+    """Raise `LostStateError` unless a loaded state is that of the acknowledged round.
+
+    Parameters
+    ----------
+    state : PersonalState
+        After ``load``.
+    config : dict
+        ``acknowledged-round``.
+    """
+    acknowledged = int(config.get("acknowledged-round", 0))
+    if state.round < acknowledged:
+        raise LostStateError(
+            f"this node has its state of round {state.round} and not that of round "
+            f"{acknowledged}, on which its neighbours rely"
+        )
+
+
+@dataclass(frozen=True)
+class Relayed:
+    """A neighbour's message as the server hands it on.
+
+    Parameters
+    ----------
+    sender : str
+        The neighbour's name.
+    weight : float
+        Entry w_ij of the mixing matrix.
+    data : bytes
+        What the neighbour sent.
+    """
+
+    sender: str
+    weight: float
+    data: bytes
+
+
+def exchanges(config: Config, last_round: int) -> Iterator[tuple[int, list[Relayed]]]:
+    """Yield what the neighbours sent, one exchange after the other.
+
+    Parameters
+    ----------
+    config : dict
+        As `strategies.gossip.base.Gossip.content` writes it.
+    last_round : int
+        Round of this node's state.
+
+    Yields
+    ------
+    round : int
+        From ``last_round`` to the last one of which messages are relayed.
+    messages : list of Relayed
+        Of those neighbours that sent any.
+    """
+    lists: dict[str, list[Any]] = cast(dict[str, list[Any]], config)
+    by_round: dict[int, list[Relayed]] = {}
+    names = ("relayed-rounds", "relayed-senders", "relayed-weights", "relayed-data")
+    columns = [lists.get(name, []) for name in names]
+    for round_, *message in zip(*columns, strict=True):
+        by_round.setdefault(round_, []).append(Relayed(*message))
+    for round_ in range(last_round, int(config["exchanged-round"]) + 1):
+        yield round_, by_round.get(round_, [])

@@ -1,0 +1,102 @@
+"""Classify images with the shared representation and a client's own head.
+
+``python -m clients.predict IMAGES --checkpoint results/fedrep --client-name pi-3
+--state-dir /var/lib/flwr-frl`` puts the two together. ``--export model.safetensors``
+writes them to one file, with which ``--model model.safetensors`` needs nothing else;
+``--export model.pt2`` writes a program for ``torch.export.load``, from uint8 pixels
+(n, height, width, channels) to logits. A line of output has the image, its class and
+the probability, with tabs between them.
+"""
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NoReturn
+
+from clients.predict.export import export
+from clients.predict.loading import classify, load_model, load_run
+from task.data.images import images_in
+from task.settings import SettingsError
+
+
+class _Parser(argparse.ArgumentParser):
+    """An argument parser whose errors are one line, like all others here."""
+
+    def error(self, message: str) -> NoReturn:
+        raise SettingsError(f"{message}; --help shows what is allowed")
+
+
+def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = _Parser(
+        prog="python -m clients.predict",
+        description=__doc__,
+        allow_abbrev=False,
+    )
+    parser.add_argument("images", nargs="*", type=Path, help="image files and folders")
+    source = parser.add_mutually_exclusive_group(required=True)
+    source.add_argument("--model", type=Path, help="a file that --export has written")
+    source.add_argument(
+        "--checkpoint", type=Path, help="the server's DIR/ALGORITHM, or the file in it"
+    )
+    parser.add_argument("--client-name", default="", help="as in the node config")
+    parser.add_argument("--state-dir", default="", help="as in the node config")
+    parser.add_argument(
+        "--data-dir", default="", help="the device's data, if it keeps no head (flute)"
+    )
+    parser.add_argument("--export", type=Path, help="write .safetensors or .pt2")
+    options = parser.parse_args(arguments)
+    if not options.images and options.export is None:
+        raise SettingsError("there is nothing to do: give images or --export FILE")
+    return options
+
+
+def _files(paths: Sequence[Path]) -> list[Path]:
+    files: list[Path] = []
+    for path in paths:
+        if path.is_dir():
+            files += [Path(entry.path) for entry in images_in(path)]
+        elif path.is_file():
+            files.append(path)
+        else:
+            raise SettingsError(f"there is no image or folder {str(path)!r}")
+    return files
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line.
+
+    Parameters
+    ----------
+    arguments : sequence of str, optional
+        Without the program's name; ``sys.argv`` by default.
+
+    Returns
+    -------
+    int
+        0, or 2 for bad input, after one line that says what is wrong.
+    """
+    try:
+        options: Any = _parse(arguments)
+        files = _files(options.images)
+        if options.model is not None:
+            loaded = load_model(options.model)
+        else:
+            loaded = load_run(
+                options.checkpoint,
+                options.client_name,
+                options.state_dir,
+                options.data_dir,
+            )
+        if options.export is not None:
+            export(*loaded, options.export)
+        for path, name, probability in classify(*loaded, files):
+            print(f"{path}\t{name}\t{probability:.4f}")
+    except SettingsError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,228 @@
+"""Load a trained model: a client's own part and what it shares."""
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+import torch
+from flwr.app import Context, RecordDict, UserConfig
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from clients.client_app import client_class, complete, state_directory
+from clients.device.card import Classifier, ModelCard
+from clients.device.state import FILE, ForeignStateError, read_checked
+from clients.fedavg_ft import FedAvgFTClient
+from task.settings import Settings, SettingsError, require, resolve, unknown
+from task.tasks.image import ImageTask, build_task
+
+CHECKPOINT = "checkpoint.safetensors"
+FORMAT = "flwr-frl model 1"
+# Images in memory at a time.
+BATCH = 64
+
+Tensors = dict[str, Tensor]
+# A trained model, and what its outputs mean.
+Loaded = tuple[Classifier, ModelCard]
+
+
+def classify(
+    classifier: Classifier, card: ModelCard, images: Sequence[Path]
+) -> Iterator[tuple[Path, str, float]]:
+    """Classify images.
+
+    Parameters
+    ----------
+    classifier : Classifier
+        The model.
+    card : ModelCard
+        What its inputs and outputs are.
+    images : sequence of Path
+        Image files.
+
+    Yields
+    ------
+    path, class name, probability
+        Of one image after the other.
+
+    Raises
+    ------
+    SettingsError
+        If a file is missing or no image.
+    """
+    for start in range(0, len(images), BATCH):
+        paths = images[start : start + BATCH]
+        with torch.no_grad():
+            best = classifier(card.read(paths)).softmax(1).max(1)
+        for path, probability, label in zip(paths, *best, strict=True):
+            yield path, card.classes[int(label)], float(probability)
+
+
+def load_model(path: Path) -> Loaded:
+    """Load what `export` wrote as ``.safetensors``.
+
+    Parameters
+    ----------
+    path : Path
+        The file.
+
+    Returns
+    -------
+    Classifier, ModelCard
+        The model.
+
+    Raises
+    ------
+    SettingsError
+        If it is missing, damaged, or something else.
+    """
+    about, tensors = _read(path, "model")
+    if about.get("format") != FORMAT:
+        raise SettingsError(
+            f"model is {str(path)!r}; it must be a file that --export has written"
+        )
+    return _put_together(path, ModelCard.from_metadata(about), tensors)
+
+
+def load_run(
+    path: Path,
+    client: str = "",
+    state_dir: str = "",
+    data_dir: str = "",
+) -> Loaded:
+    """Put the shared arrays of a run and a client's own part together.
+
+    Parameters
+    ----------
+    path : Path
+        The server's checkpoint, or the directory that it is in.
+    client : str, default ""
+        The client's name; not needed where clients keep nothing of their own.
+    state_dir : str, default ""
+        The ``state-dir`` of a device; by default what a simulation keeps beside the
+        checkpoint.
+    data_dir : str, default ""
+        The device's data, from which the classes are known where the client has no
+        file of its own (FLUTE, FedAvg).
+
+    Returns
+    -------
+    Classifier, ModelCard
+        The model.
+
+    Raises
+    ------
+    SettingsError
+        If a file is missing or damaged, the client is unknown, or nothing fits.
+    """
+    path = path / CHECKPOINT if path.is_dir() else path
+    about, tensors = _read(path, "checkpoint")
+    try:
+        run = json.loads(about["run"])
+        settings = complete(resolve(run["settings"]))
+        acknowledged = {
+            str(n): int(r) for n, r in run["values"]["acknowledged"].items()
+        }
+        token = str(run["values"]["run"])
+    except (LookupError, TypeError, ValueError, AttributeError) as error:
+        if isinstance(error, SettingsError):
+            raise
+        raise SettingsError(
+            f"checkpoint is {str(path)!r}; it must be one that a run has written"
+        ) from None
+    kind = client_class(settings)
+    if issubclass(kind, FedAvgFTClient):
+        raise SettingsError(
+            f"algorithm {settings['algorithm']!r} keeps no head: it fine-tunes a new "
+            "one for each evaluation; fedrep, fedper and flute keep theirs"
+        )
+    arrays = _under("arrays/", tensors)
+    known: list[str] = []
+    if kind.personal:
+        known = sorted(acknowledged)
+    elif heads := _under("state/heads/", tensors):
+        known = sorted({name.rpartition("/")[0] for name in heads})
+        arrays |= _under(f"{client}/", heads)
+    if known or kind.personal:
+        require(bool(client), "client-name", client, f"one of {', '.join(known)}")
+    card = None
+    if kind.personal:
+        node: UserConfig = {"client-name": client, "state-dir": state_dir}
+        own = (
+            state_directory(Context(0, 0, node, RecordDict(), {}), settings, token)
+            if state_dir
+            else path.parent / "clients" / client
+        )
+        about, personal = _own(own, client, token, acknowledged)
+        arrays |= personal
+        card = ModelCard.from_metadata(about) if "model" in about else None
+    elif known and client not in known:
+        raise unknown("client", client, known)
+    return _put_together(path, card or _card_of_data(settings, data_dir), arrays)
+
+
+def _own(
+    directory: Path | None, client: str, token: str, acknowledged: Mapping[str, int]
+) -> tuple[dict[str, str], Tensors]:
+    """Return a client's state of its last round that counts in the checkpoint.
+
+    Unlike `PersonalState`, it leaves all files as they are.
+    """
+    found = []
+    if directory is not None and directory.is_dir():
+        for path in directory.iterdir():
+            match = FILE.fullmatch(path.name)
+            if match is None:
+                continue
+            run, round_ = match[1] or "", int(match[2])
+            if run != token:
+                # What an earlier run has left counts until there is something newer.
+                found.append((0, path.stat().st_mtime_ns, path))
+            elif round_ <= acknowledged.get(client, 0):
+                found.append((1, round_, path))
+    if not found:
+        if client not in acknowledged:
+            raise unknown("client", client, acknowledged)
+        raise SettingsError(
+            f"client {client!r} has nothing of this run in {str(directory)!r}; "
+            "state-dir must be that of its SuperNode"
+        )
+    path = max(found)[2]
+    try:
+        about, arrays = read_checked(path, client)
+    except (SafetensorError, ForeignStateError, OSError, ValueError) as error:
+        raise SettingsError(f"{str(path)!r} cannot be used: {error}") from None
+    return about, {name: torch.from_numpy(array) for name, array in arrays.items()}
+
+
+def _card_of_data(settings: Settings, data_dir: str) -> ModelCard:
+    task = build_task({**settings, **({"data-dir": data_dir} if data_dir else {})}, 0)
+    if not isinstance(task, ImageTask):
+        raise SettingsError(f"task {settings['task']!r} has no images to classify")
+    return ModelCard.of(task)
+
+
+def _put_together(path: Path, card: ModelCard, arrays: Tensors) -> Loaded:
+    try:
+        return card.classifier(arrays), card
+    except SettingsError as error:
+        raise SettingsError(f"{str(path)!r}: {error}") from None
+
+
+def _under(prefix: str, tensors: Tensors) -> Tensors:
+    return {
+        name.removeprefix(prefix): value
+        for name, value in tensors.items()
+        if name.startswith(prefix)
+    }
+
+
+def _read(path: Path, name: str) -> tuple[dict[str, str], Tensors]:
+    """Return metadata and tensors of a safetensors file."""
+    try:
+        with safe_open(path, framework="pt") as file:
+            about = file.metadata() or {}
+            return about, {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
+    except (SafetensorError, OSError) as error:
+        reason = str(error).splitlines()[0]
+        raise SettingsError(f"{name} {str(path)!r} cannot be read: {reason}") from None

@@ -1,0 +1,1 @@
+"""Strategies that relay messages over a graph."""

@@ -1,0 +1,1 @@
+"""What a server needs besides an algorithm: clients, replies, rounds, results."""

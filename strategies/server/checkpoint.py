@@ -1,0 +1,145 @@
+"""Checkpoints of a run: everything the server needs to go on after a round."""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from flwr.app import ArrayRecord
+from safetensors import SafetensorError, safe_open
+from safetensors.numpy import save
+
+from strategies.server.replies import Arrays, to_record
+from task.files import write_atomically
+from task.settings import Settings, SettingsError
+
+FILE = "checkpoint.safetensors"
+# What may differ between a run and its continuation.
+MAY_DIFFER = frozenset(
+    (
+        "cache-dir",
+        "checkpoint-every",
+        "data-dir",
+        "evaluate-every",
+        "evaluate-last",
+        "max-empty-rounds",
+        "min-available-nodes",
+        "num-server-rounds",
+        "output",
+        "resume",
+        "round-timeout",
+        "torch-threads",
+    )
+)
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A run's state after a round.
+
+    Parameters
+    ----------
+    server_round : int
+        The round.
+    arrays : ArrayRecord
+        The shared arrays.
+    state : tuple
+        The strategy's ``state_dict()``.
+    seconds : float
+        Time that the run has taken so far.
+    settings : mapping
+        All settings of the run.
+    """
+
+    server_round: int
+    arrays: ArrayRecord
+    state: tuple[Arrays, dict[str, Any]]
+    seconds: float
+    settings: Settings
+
+    def write(self, directory: Path) -> None:
+        """Replace the checkpoint in a directory, atomically.
+
+        Parameters
+        ----------
+        directory : Path
+            The run's output directory.
+
+        Raises
+        ------
+        OSError
+            If it cannot be written; the former checkpoint stays.
+        """
+        own, values = self.state
+        tensors = {f"arrays/{n}": a.numpy() for n, a in self.arrays.items()}
+        tensors |= {f"state/{n}": a for n, a in own.items()}
+        # safetensors writes memory as it lies.
+        tensors = {n: np.asarray(a, order="C") for n, a in tensors.items()}
+        about = {
+            "round": self.server_round,
+            "seconds": self.seconds,
+            "settings": dict(self.settings),
+            "values": values,
+            # The order of names is lost in the file's sorted header.
+            "names": list(self.arrays),
+        }
+        data = save(tensors, metadata={"run": json.dumps(about)})
+        # Of a server that was killed while it wrote.
+        for cut_off in directory.glob(f".{FILE}.*"):
+            cut_off.unlink(missing_ok=True)
+        write_atomically(directory / FILE, data)
+
+    @classmethod
+    def read(cls, directory: Path, settings: Settings) -> "Checkpoint":
+        """Read the checkpoint of a run that is to go on with the same settings.
+
+        Parameters
+        ----------
+        directory : Path
+            The run's output directory.
+        settings : mapping
+            The settings to go on with.
+
+        Returns
+        -------
+        Checkpoint
+            The checkpoint.
+
+        Raises
+        ------
+        SettingsError
+            If there is none, it is damaged, or it was made with other settings.
+        """
+        path = directory / FILE
+        if not path.is_file():
+            raise SettingsError(
+                f"resume: there is no checkpoint {str(path)!r}; a run writes one every "
+                "checkpoint-every rounds"
+            )
+        try:
+            with safe_open(path, framework="np") as file:
+                about = json.loads(file.metadata()["run"])
+                tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+            former = dict(about["settings"])
+            arrays = {name: tensors[f"arrays/{name}"] for name in about["names"]}
+            server_round, seconds = int(about["round"]), float(about["seconds"])
+            values = dict(about["values"])
+        except (SafetensorError, OSError, LookupError, ValueError, TypeError) as error:
+            raise SettingsError(f"resume: {str(path)!r} is damaged: {error}") from None
+        differ = [
+            f"{name} was {former.get(name)!r} and is {value!r}"
+            for name, value in settings.items()
+            if name not in MAY_DIFFER and former.get(name) != value
+        ]
+        if differ:
+            raise SettingsError(
+                f"resume: {str(directory)!r} was made with other settings: "
+                + ", ".join(differ)
+            )
+        own = {
+            name.removeprefix("state/"): value
+            for name, value in tensors.items()
+            if name.startswith("state/")
+        }
+        return cls(server_round, to_record(arrays), (own, values), seconds, former)

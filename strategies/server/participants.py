@@ -1,0 +1,173 @@
+"""Who takes part: clients are asked once who they are, then known by name."""
+
+import time
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+from logging import INFO, WARNING
+from typing import Any
+
+from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, RecordDict
+from flwr.common import log
+from flwr.serverapp import Grid
+
+from strategies.server.replies import InvalidReplyError, own_arrays
+
+QUERY_TIMEOUT = 600.0
+POLL_INTERVAL = 0.5
+# What a client with images tells of them.
+INPUTS = ("channels", "height", "width")
+
+
+@dataclass(frozen=True)
+class Participant:
+    """A client that has told who it is.
+
+    Parameters
+    ----------
+    name : str
+        The same in every run.
+    structure : str
+        Digest of its shared arrays' names, shapes and dtypes.
+    properties : mapping
+        All that it told.
+    """
+
+    name: str
+    structure: str
+    properties: Mapping[str, Any]
+
+
+class Participants:
+    """The part of a strategy that knows the clients; Flower's node ids are random."""
+
+    participants: dict[int, Participant]
+    # Why a node takes no part, as it was last told.
+    refusals: dict[int, str]
+    min_available_nodes: int
+
+    def identify(self, grid: Grid) -> list[int]:
+        """Ask every node that is not known yet who it is; each is asked once.
+
+        A node that does not answer is asked again the next time. A client whose shared
+        arrays have another structure than most clients' cannot take part.
+
+        Parameters
+        ----------
+        grid : Grid
+            The grid.
+
+        Returns
+        -------
+        list of int
+            The nodes that can take part, in the order of their clients' names.
+        """
+        # Once the run has begun, nodes that leave for good must not hold it up.
+        awaited = 1 if self.participants else self.min_available_nodes
+        while len(nodes := sorted(grid.get_node_ids())) < awaited:
+            log(INFO, "%d of %d nodes are here", len(nodes), awaited)
+            time.sleep(POLL_INTERVAL)
+        unknown = [node for node in nodes if node not in self.participants]
+        if unknown:
+            self._query(unknown, grid)
+        known = {n: self.participants[n] for n in nodes if n in self.participants}
+        if not known:
+            return []
+        structures = Counter(p.structure for p in known.values())
+        # Ties go to the smaller digest, so that a restart decides alike.
+        usual = min(structures, key=lambda s: (-structures[s], s))
+        fits = [n for n, p in known.items() if p.structure == usual]
+        for node in sorted(known.keys() - fits):
+            told = known[node].properties
+            inputs = " x ".join(str(told.get(name, "?")) for name in INPUTS)
+            reason = (
+                "its shared arrays are not of the names and shapes that most clients "
+                f"have; its inputs are {inputs} ({', '.join(INPUTS)})"
+            )
+            self._refuse(node, known[node].name, reason, grid)
+        return sorted(fits, key=lambda node: (known[node].name, node))
+
+    def _query(self, nodes: list[int], grid: Grid) -> None:
+        messages = [Message(RecordDict(), n, MessageType.QUERY) for n in nodes]
+        taken = {p.name: node for node, p in self.participants.items()}
+        replies = grid.send_and_receive(messages, timeout=QUERY_TIMEOUT)
+        for reply in sorted(replies, key=lambda r: r.metadata.src_node_id):
+            node = reply.metadata.src_node_id
+            if reply.has_error():
+                log(WARNING, "node %d told nothing: %s", node, reply.error.reason)
+                continue
+            properties = dict(reply.content.config_records.get("properties", {}))
+            name = str(properties.get("client", node))
+            if taken.setdefault(name, node) != node:
+                # The client has come back as another node, or two share a name.
+                if taken[name] in set(grid.get_node_ids()):
+                    log(WARNING, "node %d calls itself %r, as another does", node, name)
+                    continue
+                self.participants.pop(taken[name], None)
+                taken[name] = node
+            if "refusal" in properties:
+                self._refuse(node, name, str(properties["refusal"]))
+                continue
+            structure = str(properties.get("structure", ""))
+            self.participants[node] = Participant(name, structure, properties)
+
+    def _refuse(
+        self, node: int, name: str, reason: str, grid: Grid | None = None
+    ) -> None:
+        """Say once why a client takes no part, here and with a grid on its node."""
+        if self.refusals.get(node) == reason:
+            return
+        self.refusals[node] = reason
+        log(WARNING, "client %s takes no part: %s", name, reason)
+        if grid is not None:
+            told = RecordDict({"config": ConfigRecord({"refusal": reason})})
+            message = Message(told, node, MessageType.QUERY)
+            grid.send_and_receive([message], timeout=QUERY_TIMEOUT)
+
+    def name_of(self, node: int) -> str:
+        """Return the name of a node's client.
+
+        Parameters
+        ----------
+        node : int
+            Node id.
+
+        Returns
+        -------
+        str
+            The name; the node id as text for one that never told.
+        """
+        known = self.participants.get(node)
+        return known.name if known else str(node)
+
+    def query_arrays(
+        self, grid: Grid, nodes: list[int], config: dict[str, bool]
+    ) -> list[tuple[str, ArrayRecord]]:
+        """Ask clients for arrays before the first round.
+
+        Parameters
+        ----------
+        grid : Grid
+            The grid.
+        nodes : list of int
+            Whom to ask.
+        config : dict
+            What is asked for.
+
+        Returns
+        -------
+        list of (str, ArrayRecord)
+            Clients' names and answers, in the order of the names.
+        """
+        content = RecordDict({"config": ConfigRecord(dict(config))})
+        messages = [Message(content, n, f"{MessageType.QUERY}.arrays") for n in nodes]
+        answers = []
+        for reply in grid.send_and_receive(messages, timeout=QUERY_TIMEOUT):
+            name = self.name_of(reply.metadata.src_node_id)
+            try:
+                if reply.has_error():
+                    raise InvalidReplyError(f"is an error: {reply.error.reason}")
+                answers.append((name, own_arrays(reply, "arrays")))
+            except InvalidReplyError as error:
+                log(WARNING, "client %s sent no arrays: its reply %s", name, error)
+        return sorted(answers, key=lambda answer: answer[0])

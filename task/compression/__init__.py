@@ -1,0 +1,1 @@
+"""Compression operators: what a message is."""

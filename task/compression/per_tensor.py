@@ -1,0 +1,209 @@
+"""Compression operators by name, and for each tensor of a model on its own."""
+
+from dataclasses import dataclass, fields
+
+import numpy as np
+
+from task.compression.compressor import Compressor
+from task.compression.packing import Floats, squared_l2
+from task.compression.quantizers import QSGD, Identity, Sign
+from task.compression.sparsifiers import QSGDTopK, RandK, SignTopK, TopK
+from task.settings import Settings, require, unknown
+
+
+@dataclass(frozen=True)
+class PerTensor(Compressor):
+    """One operator applied to each tensor of a model on its own.
+
+    The vector is the tensors' entries one tensor after another; a fractional k is then
+    a fraction of each tensor, as in the dissertation's deep models (sections 3.5.1 and
+    3.5.2). Messages follow each other. omega is the least one over the tensors.
+
+    Parameters
+    ----------
+    compressor : Compressor
+        The operator.
+    sizes : tuple of int
+        Number of entries of each tensor, each at least 1.
+
+    Raises
+    ------
+    SettingsError
+        If `sizes` is empty or one of them is less than 1.
+    ValueError
+        Later, if a vector does not have sum(sizes) entries.
+    """
+
+    compressor: Compressor
+    sizes: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        """Check the sizes."""
+        valid = bool(self.sizes) and min(self.sizes) >= 1
+        require(valid, "sizes", self.sizes, "one or more numbers >= 1")
+
+    def num_bytes(self, dimension: int) -> int:
+        """Give the sum over the tensors.
+
+        Parameters
+        ----------
+        dimension : int
+            sum(sizes).
+
+        Returns
+        -------
+        int
+            Length of every message in bytes.
+
+        Raises
+        ------
+        ValueError
+            If `dimension` is anything else.
+        """
+        self._check_dimension(dimension)
+        return sum(self.compressor.num_bytes(size) for size in self.sizes)
+
+    def omega(self, dimension: int) -> float:
+        """Give the least omega of a tensor.
+
+        Parameters
+        ----------
+        dimension : int
+            sum(sizes).
+
+        Returns
+        -------
+        float
+            omega in (0, 1].
+
+        Raises
+        ------
+        ValueError
+            If `dimension` is anything else.
+        """
+        self._check_dimension(dimension)
+        return min(self.compressor.omega(size) for size in self.sizes)
+
+    def _check_dimension(self, dimension: int) -> None:
+        if dimension != sum(self.sizes):
+            raise ValueError(
+                f"a vector of {dimension} entries can not be split into tensors of "
+                f"{sum(self.sizes)} in all"
+            )
+
+    def _split(self, x: Floats) -> list[Floats]:
+        self._check_dimension(len(x))
+        return np.split(x, np.cumsum(self.sizes)[:-1])
+
+    def _omega_at(self, x: Floats) -> float:
+        kept = sum(
+            squared_l2(tensor) * self.compressor._omega_at(tensor)
+            for tensor in self._split(x)
+            if tensor.any()
+        )
+        return kept / squared_l2(x)
+
+    def _encode(self, x: Floats, generator: np.random.Generator) -> bytes:
+        encode = self.compressor._encode
+        return b"".join(encode(tensor, generator) for tensor in self._split(x))
+
+    def _decode(self, data: memoryview, dimension: int) -> Floats:
+        tensors, start = [], 0
+        for size in self.sizes:
+            end = start + self.compressor.num_bytes(size)
+            tensors.append(self.compressor._decode(data[start:end], size))
+            start = end
+        return np.concatenate(tensors)
+
+
+COMPRESSORS: dict[str, type[Compressor]] = {
+    "identity": Identity,
+    "top-k": TopK,
+    "rand-k": RandK,
+    "qsgd": QSGD,
+    "sign": Sign,
+    "sign-top-k": SignTopK,
+    "qsgd-top-k": QSGDTopK,
+}
+
+
+def create(name: str, **settings: int | float) -> Compressor:
+    """Build a compressor by name.
+
+    Parameters
+    ----------
+    name : str
+        A key of ``COMPRESSORS``.
+    **settings : int or float
+        The operator's own settings: ``k``, ``levels``, ``scaled``.
+
+    Returns
+    -------
+    Compressor
+        The operator.
+
+    Raises
+    ------
+    SettingsError
+        If the name, a setting's name or its value is not one of those allowed.
+    """
+    if name not in COMPRESSORS:
+        raise unknown("compressor", name, COMPRESSORS)
+    kind = COMPRESSORS[name]
+    allowed = [field.name for field in fields(kind)]  # type: ignore[arg-type]
+    for setting in settings:
+        if setting not in allowed:
+            raise unknown(f"setting of {name}", setting, allowed or ["none"])
+    return kind(**settings)
+
+
+def from_settings(settings: Settings, sizes: tuple[int, ...]) -> Compressor:
+    """Build the compressor that the settings name.
+
+    Parameters
+    ----------
+    settings : mapping
+        ``compressor``; ``compressor-k``, below 1 a fraction, else a count;
+        ``compressor-levels`` of QSGD; ``per-tensor``.
+    sizes : tuple of int
+        Number of entries of each tensor of the vector.
+
+    Returns
+    -------
+    Compressor
+        The operator.
+
+    Raises
+    ------
+    SettingsError
+        If the name or a value is not one of those allowed.
+    """
+    name, k = str(settings["compressor"]), float(settings["compressor-k"])
+    valid = 0 < k < 1 or (k >= 1 and k.is_integer())
+    require(valid, "compressor-k", k, "in (0, 1) or a count")
+    if name not in COMPRESSORS:
+        raise unknown("compressor", name, COMPRESSORS)
+    names = {field.name for field in fields(COMPRESSORS[name])}  # type: ignore[arg-type]
+    own: dict[str, int | float] = {}
+    if "k" in names:
+        own["k"] = k if k < 1 else int(k)
+    if "levels" in names:
+        own["levels"] = int(settings["compressor-levels"])
+    compressor = create(name, **own)
+    return PerTensor(compressor, sizes) if settings["per-tensor"] else compressor
+
+
+__all__ = [
+    "COMPRESSORS",
+    "QSGD",
+    "Compressor",
+    "Identity",
+    "PerTensor",
+    "QSGDTopK",
+    "RandK",
+    "Sign",
+    "SignTopK",
+    "TopK",
+    "create",
+    "from_settings",
+]

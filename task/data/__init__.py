@@ -1,0 +1,1 @@
+"""Data sets as arrays, and how they are split over clients."""

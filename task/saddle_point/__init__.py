@@ -1,0 +1,1 @@
+"""Decentralised multi-task optimisation (Singh, UCLA 2024, chapter 4)."""

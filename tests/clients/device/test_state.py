@@ -1,0 +1,358 @@
+"""Personal state: which versions are kept, and where."""
+
+import contextlib
+import errno
+import logging
+import os
+import pickle
+from pathlib import Path
+
+import numpy as np
+import pytest
+from flwr.app import Context, RecordDict
+from safetensors.numpy import load_file
+
+from clients.device.state import PersonalState
+
+
+@contextlib.contextmanager
+def flower_log(caplog):
+    """Let caplog hear Flower's logger, which does not propagate."""
+    logger = logging.getLogger("flwr")
+    logger.addHandler(caplog.handler)
+    try:
+        yield
+    finally:
+        logger.removeHandler(caplog.handler)
+
+
+def new_context() -> Context:
+    return Context(1, 1, {}, RecordDict(), {})
+
+
+def head(value: float) -> dict[str, np.ndarray]:
+    return {"head.weight": np.full((2, 3), value, np.float32)}
+
+
+def value_of(state: PersonalState) -> float | None:
+    arrays = state.load()
+    return None if arrays is None else float(arrays["head.weight"][0, 0])
+
+
+def rounds_in(context: Context) -> list[int]:
+    return sorted(int(name.split("-")[1]) for name in context.state)
+
+
+def rounds_on(directory) -> list[int]:
+    return sorted(int(path.stem) for path in directory.glob("*.safetensors"))
+
+
+def run_rounds(context, rounds, directory=None, checkpointed=0):
+    """Train in some rounds, each of which counts; the value is the round's number."""
+    acknowledged = 0
+    for r in rounds:
+        state = PersonalState(context, directory, acknowledged, checkpointed)
+        state.save(head(r), r)
+        acknowledged = r
+
+
+def test_nothing_kept_yet(tmp_path):
+    for directory in (None, tmp_path / "none"):
+        state = PersonalState(new_context(), directory)
+        assert state.load() is None
+        assert state.round == 0
+
+
+def test_values_come_back_as_they_were(tmp_path):
+    # As of a convolution with channels last: not contiguous in memory.
+    strided = np.arange(24, dtype=np.float32).reshape(2, 3, 4).transpose(0, 2, 1)
+    arrays = {
+        "a": strided,
+        "fortran": np.asfortranarray(strided),
+        "scalar": np.array(7, np.int64),
+        "double": np.array([1e-300, np.pi]),
+    }
+    context = new_context()
+    PersonalState(context, tmp_path).save(arrays, 1)
+    for where in (context, new_context()):
+        loaded = PersonalState(where, tmp_path).load()
+        assert loaded.keys() == arrays.keys()
+        for name, value in arrays.items():
+            np.testing.assert_array_equal(loaded[name], value)
+            assert loaded[name].dtype == value.dtype
+            assert loaded[name].shape == value.shape
+
+
+@pytest.mark.parametrize("on_disk", [False, True])
+def test_an_acknowledged_round_is_kept_and_an_unacknowledged_one_dropped(
+    tmp_path, on_disk
+):
+    directory = tmp_path if on_disk else None
+    context = new_context()
+    run_rounds(context, [2], directory)
+    # Round 5 was trained, but its reply never counted: the server still says 2.
+    PersonalState(context, directory, 2).save(head(5), 5)
+    state = PersonalState(context, directory, 2)
+    assert value_of(state) == 2
+    assert rounds_in(context) == [2]
+    # And when it did count, 5 it is.
+    state.save(head(5), 5)
+    state = PersonalState(context, directory, 5)
+    assert value_of(state) == 5
+    assert rounds_in(context) == [5]
+    if on_disk:
+        # The one before is what is left if the newest file is damaged.
+        assert rounds_on(tmp_path) == [2, 5]
+
+
+def test_the_first_round_was_never_acknowledged():
+    context = new_context()
+    PersonalState(context, acknowledged=0).save(head(1), 1)
+    assert value_of(PersonalState(context, acknowledged=0)) is None
+    assert rounds_in(context) == []
+
+
+def test_a_round_repeated_replaces_its_version():
+    context = new_context()
+    run_rounds(context, [2])
+    PersonalState(context, acknowledged=2).save(head(3), 3)
+    state = PersonalState(context, acknowledged=2)
+    state.save(head(33), 3)
+    assert value_of(PersonalState(context, acknowledged=3)) == 33
+
+
+def test_without_a_server_s_count_the_newest_version_is_used():
+    context = new_context()
+    run_rounds(context, [2, 4])
+    assert value_of(PersonalState(context)) == 4
+
+
+def test_an_evaluation_sees_what_the_last_training_left():
+    context = new_context()
+    PersonalState(context, acknowledged=0).save(head(1), 1)
+    assert value_of(PersonalState(context, acknowledged=1)) == 1
+
+
+def test_memory_never_holds_more_than_two_versions():
+    context = new_context()
+    for r in range(1, 9):
+        PersonalState(context, None, r - 1, r - 1).save(head(r), r)
+        assert len(rounds_in(context)) <= 2
+
+
+# Going back to a checkpoint
+
+
+def test_the_version_of_the_checkpoint_stays_on_disk(tmp_path):
+    context = new_context()
+    run_rounds(context, [3], tmp_path)
+    # The server has a checkpoint of round 5; the client trains in 6, 7 and 8.
+    run_rounds_after = [(6, 3), (7, 6), (8, 7)]
+    for r, acknowledged in run_rounds_after:
+        PersonalState(context, tmp_path, acknowledged, 5).save(head(r), r)
+    PersonalState(context, tmp_path, 8, 5)
+    assert rounds_on(tmp_path) == [3, 7, 8]
+    # The server died and goes back: it has acknowledged round 3, its last before 5.
+    state = PersonalState(new_context(), tmp_path, 3, 5)
+    assert value_of(state) == 3
+    assert rounds_on(tmp_path) == [3]
+
+
+def test_a_new_checkpoint_frees_the_old_version(tmp_path):
+    context = new_context()
+    run_rounds(context, [3, 6, 7], tmp_path, checkpointed=5)
+    PersonalState(context, tmp_path, 7, 5)
+    assert rounds_on(tmp_path) == [3, 6, 7]
+    PersonalState(context, tmp_path, 7, 10)
+    assert rounds_on(tmp_path) == [6, 7]
+
+
+def test_memory_lost_means_disk(tmp_path):
+    run_rounds(new_context(), [1, 2], tmp_path)
+    state = PersonalState(new_context(), tmp_path, 2)
+    assert value_of(state) == 2
+    state.save(head(3), 3)
+    assert value_of(PersonalState(new_context(), tmp_path, 3)) == 3
+
+
+def test_the_copy_on_disk_is_a_plain_safetensors_file(tmp_path):
+    PersonalState(new_context(), tmp_path / "new").save(head(4), 7)
+    arrays = load_file(tmp_path / "new" / "00000007.safetensors")
+    assert arrays["head.weight"].tolist() == [[4.0] * 3] * 2
+    assert len(list((tmp_path / "new").iterdir())) == 1
+
+
+def test_other_state_of_the_node_is_left_alone():
+    from flwr.app import ConfigRecord
+
+    context = new_context()
+    context.state["other"] = ConfigRecord({"x": 1})
+    run_rounds(context, [1, 2, 3])
+    PersonalState(context, acknowledged=0)
+    assert list(context.state) == ["other"]
+
+
+def test_asking_who_is_there_drops_no_version(tmp_path):
+    # After a crash the server first asks the clients who they are, without any count
+    # of rounds, and only then says that it goes back to round 3.
+    context = new_context()
+    run_rounds(context, [3], tmp_path, checkpointed=5)
+    PersonalState(context, tmp_path, 3, 5).save(head(6), 6)
+    PersonalState(new_context(), tmp_path)
+    assert value_of(PersonalState(new_context(), tmp_path, 3, 5)) == 3
+
+
+# What is on a disk is not trusted
+
+
+def files_in(directory):
+    return sorted(path.name for path in directory.iterdir())
+
+
+def damage(path):
+    """Change one byte of the values, so that the file is still a safetensors file."""
+    data = bytearray(path.read_bytes())
+    data[-1] ^= 1
+    path.write_bytes(data)
+
+
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        damage,
+        lambda path: path.write_bytes(path.read_bytes()[:-5]),
+        lambda path: path.write_bytes(b""),
+        lambda path: path.write_bytes(pickle.dumps({"head.weight": 1})),
+    ],
+    ids=["a byte", "cut off", "empty", "a pickle"],
+)
+def test_a_damaged_file_is_set_aside_and_the_version_before_it_used(
+    tmp_path, caplog, spoil
+):
+    run_rounds(new_context(), [1, 2], tmp_path)
+    spoil(tmp_path / "00000002.safetensors")
+    state = PersonalState(new_context(), tmp_path, 2)
+    with flower_log(caplog):
+        assert value_of(state) == 1
+    assert state.round == 1
+    assert "00000002.safetensors is not used and set aside: " in caplog.text
+    names = ["00000001.safetensors", "00000002.safetensors.set-aside"]
+    assert files_in(tmp_path) == names
+    # It stays there: a person may want to look at it.
+    PersonalState(new_context(), tmp_path, 3).save(head(3), 3)
+    assert "00000002.safetensors.set-aside" in files_in(tmp_path)
+
+
+def test_all_files_damaged_means_nothing_kept_yet(tmp_path):
+    run_rounds(new_context(), [1, 2], tmp_path)
+    for path in tmp_path.iterdir():
+        damage(path)
+    state = PersonalState(new_context(), tmp_path, 2)
+    assert state.load() is None
+    assert state.round == 0
+
+
+def test_memory_is_enough_where_the_disk_is_damaged(tmp_path):
+    context = new_context()
+    run_rounds(context, [1], tmp_path)
+    damage(tmp_path / "00000001.safetensors")
+    assert value_of(PersonalState(context, tmp_path, 1)) == 1
+
+
+def test_another_client_s_file_is_foreign(tmp_path, caplog):
+    # A copied SD card, say.
+    PersonalState(new_context(), tmp_path, client="pi-1").save(head(1), 1)
+    with flower_log(caplog):
+        state = PersonalState(new_context(), tmp_path, 1, client="pi-2")
+        assert state.load() is None
+    assert "it is of client 'pi-1'" in caplog.text
+    assert files_in(tmp_path) == ["00000001.safetensors.set-aside"]
+
+
+@pytest.mark.parametrize("shapes", [{}, {"head.weight": (3, 2)}, {"other": (2, 3)}])
+def test_another_model_s_file_is_foreign(tmp_path, shapes):
+    PersonalState(new_context(), tmp_path).save(head(1), 1)
+    assert PersonalState(new_context(), tmp_path).load(shapes) is None
+    assert files_in(tmp_path) == ["00000001.safetensors.set-aside"]
+
+
+def test_the_right_shapes_are_not_foreign(tmp_path):
+    PersonalState(new_context(), tmp_path).save(head(1), 1)
+    loaded = PersonalState(new_context(), tmp_path).load({"head.weight": (2, 3)})
+    assert loaded is not None
+
+
+def test_what_a_killed_writer_has_left_goes_when_its_round_is_over(tmp_path):
+    run_rounds(new_context(), [1, 2], tmp_path)
+    of_this_run = tmp_path / ".00000003.safetensors.4711"
+    of_another = tmp_path / ".abc-00000009.safetensors.4711"
+    for path in (of_this_run, of_another):
+        path.write_bytes(b"half")
+    # The reply of round 3 has not counted: somebody may still be writing.
+    assert value_of(PersonalState(new_context(), tmp_path, 2)) == 2
+    assert of_this_run.exists()
+    assert not of_another.exists()
+    PersonalState(new_context(), tmp_path, 2).save(head(3), 3)
+    assert value_of(PersonalState(new_context(), tmp_path, 3)) == 3
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        "00000002.safetensors",
+        "00000003.safetensors",
+    ]
+
+
+def test_a_full_disk_leaves_the_state_in_memory(tmp_path, caplog, monkeypatch):
+    def full(path, data):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    context = new_context()
+    run_rounds(context, [1], tmp_path)
+    monkeypatch.setattr("clients.device.state.write_atomically", full)
+    with flower_log(caplog):
+        PersonalState(context, tmp_path, 1).save(head(2), 2)
+    assert "state of round 2 is kept in memory only" in caplog.text
+    assert "No space left" in caplog.text
+    assert value_of(PersonalState(context, tmp_path, 2)) == 2
+    assert rounds_on(tmp_path) == [1]
+
+
+def test_a_directory_that_cannot_be_made_leaves_the_state_in_memory(caplog):
+    context, nowhere = new_context(), Path("/proc/nowhere")
+    with flower_log(caplog):
+        PersonalState(context, nowhere, 0).save(head(1), 1)
+    assert "/proc/nowhere" in caplog.text
+    assert value_of(PersonalState(context, nowhere, 1)) == 1
+
+
+# Runs
+
+
+def test_a_run_goes_on_from_what_the_last_one_left_until_it_has_its_own(tmp_path):
+    first = {"directory": tmp_path, "run": "first"}
+    PersonalState(new_context(), **first).save(head(7), 30)
+    second = {"directory": tmp_path, "run": "second"}
+    context = new_context()
+    state = PersonalState(context, acknowledged=0, **second)
+    assert state.round == 0
+    assert value_of(state) == 7
+    state.save(head(8), 1)
+    # Round 1 did not count: still the first run's.
+    assert value_of(PersonalState(new_context(), acknowledged=0, **second)) == 7
+    PersonalState(context, acknowledged=0, **second).save(head(9), 2)
+    state = PersonalState(context, acknowledged=2, **second)
+    assert value_of(state) == 9
+    assert files_in(tmp_path) == ["second-00000002.safetensors"]
+
+
+def test_the_newest_of_several_earlier_runs_is_taken(tmp_path):
+    for run, value in (("b", 1), ("a", 2), ("c", 3)):
+        PersonalState(new_context(), tmp_path, run=run).save(head(value), 5)
+        path = tmp_path / f"{run}-00000005.safetensors"
+        os.utime(path, ns=(value * 10**9, value * 10**9))
+    assert value_of(PersonalState(new_context(), tmp_path, 0, run="d")) == 3
+
+
+def test_a_resumed_run_finds_its_own_again(tmp_path):
+    run_rounds(new_context(), [1, 2], tmp_path)
+    PersonalState(new_context(), tmp_path, run="first").save(head(4), 4)
+    again = PersonalState(new_context(), tmp_path, 4, 4, run="first")
+    assert value_of(again) == 4

@@ -1,0 +1,381 @@
+"""Graphs and mixing weights: small cases by hand, spectra against closed formulas."""
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from strategies.gossip import mixing
+from strategies.gossip.graphs import (
+    Graph,
+    build_graph,
+    complete,
+    erdos_renyi,
+    from_edges,
+    from_file,
+    ring,
+    star,
+    torus,
+)
+from strategies.gossip.mixing import (
+    Spectrum,
+    check_weights,
+    consensus_step,
+    metropolis_weights,
+    spectrum,
+    uniform_weights,
+)
+from task.settings import SettingsError
+
+# Edges drawn by hand:
+#
+#   0 - 1 - 3 - 4        degrees 1, 3, 1, 2, 1
+#       |
+#       2
+TREE = Graph(5, ((0, 1), (1, 2), (1, 3), (3, 4)))
+
+
+# Graphs.
+
+
+def test_edges_worked_by_hand():
+    assert ring(4).edges == ((0, 1), (0, 3), (1, 2), (2, 3))
+    assert ring(2).edges == ((0, 1),)
+    assert star(4).edges == ((0, 1), (0, 2), (0, 3))
+    assert complete(3).edges == ((0, 1), (0, 2), (1, 2))
+    # Rows 0 1 2 and 3 4 5: two triangles and three rungs.
+    rungs = ((0, 3), (1, 4), (2, 5))
+    triangles = ((0, 1), (0, 2), (1, 2), (3, 4), (3, 5), (4, 5))
+    assert torus(6).edges == tuple(sorted(rungs + triangles))
+    # Three rows of four: 0 1 2 3, 4 5 6 7, 8 9 10 11.
+    assert torus(12).neighbours(0) == (1, 3, 4, 8)
+    assert torus(12).neighbours(6) == (2, 5, 7, 10)
+
+
+def test_neighbours_and_degrees():
+    assert [TREE.neighbours(i) for i in range(5)] == [
+        (1,),
+        (0, 2, 3),
+        (1,),
+        (1, 4),
+        (3,),
+    ]
+    assert TREE.degrees().tolist() == [1, 3, 1, 2, 1]
+
+
+def test_direction_order_and_repetition_of_edges_do_not_matter():
+    assert Graph(3, ((2, 1), (1, 0), (0, 1), (1, 2))) == Graph(3, ((0, 1), (1, 2)))
+
+
+def test_a_thousand_nodes():
+    graph = erdos_renyi(1000, 0.01, seed=0)
+    assert sum(len(graph.neighbours(i)) for i in range(1000)) == 2 * len(graph.edges)
+    # 499,500 pairs: 4,995 edges expected, with standard deviation 70.
+    assert abs(len(graph.edges) - 4995) < 6 * 70.3
+    check_weights(metropolis_weights(graph))
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.integers(2, 9), st.floats(0.2, 1), st.integers(0, 2**64))
+def test_erdos_renyi_follows_the_documented_rule(n, probability, seed):
+    pairs = [(i, j) for i in range(n) for j in range(i + 1, n)]
+    for attempt in range(1000):
+        words = np.random.PCG64([seed, attempt]).random_raw(len(pairs)).tolist()
+        edges = [
+            pair
+            for pair, word in zip(pairs, words, strict=True)
+            if (word >> 11) / 2**53 < probability
+        ]
+        adjacency = np.eye(n)
+        for i, j in edges:
+            adjacency[i, j] = adjacency[j, i] = 1
+        # Connected if every two nodes have a path of n steps.
+        if np.linalg.matrix_power(adjacency, n).all():
+            break
+    assert erdos_renyi(n, probability, seed).edges == tuple(edges)
+
+
+def test_erdos_renyi_is_the_same_everywhere():
+    # Written down once: a change means that old runs can not be repeated.
+    assert erdos_renyi(5, 0.5, seed=7).edges == ((0, 4), (1, 2), (1, 4), (3, 4))
+    assert erdos_renyi(5, 1, seed=7) == complete(5)
+
+
+def test_edge_lists(tmp_path):
+    file = tmp_path / "graph.txt"
+    file.write_text("# a tree\n1 0\n1 2  # the leaf\n\n3\t1\n3 4\n")
+    assert from_file(file) == from_edges([[0, 1], [1, 2], [1, 3], [3, 4]]) == TREE
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: ring(1), "the number of nodes is 1; it must be at least 2"),
+        (lambda: complete(-1), "the number of nodes is -1"),
+        (lambda: star(0), "the number of nodes is 0"),
+        (lambda: torus(7), "torus is 7; it must be a product of two above 1"),
+        (lambda: torus(2), "torus is 2"),
+        (lambda: torus(-4), "torus is -4"),
+        (
+            lambda: Graph(3, ((0, 1), (1, 1), (1, 2))),
+            r"edge is \(1, 1\).*two different",
+        ),
+        (lambda: Graph(3, ((0, 1), (1, 3))), r"edge is \(1, 3\).*nodes of 0 to 2"),
+        (lambda: Graph(3, ((0, 1), (-1, 1))), r"edge is \(-1, 1\)"),
+        (
+            lambda: Graph(5, ((0, 3), (1, 2), (2, 4))),
+            r"disconnected: from its component \{0, 3\} there is no path to node 1",
+        ),
+        (lambda: from_edges([(0, 1)], n=3), r"\{0, 1\} there is no path to node 2"),
+        # Nothing of that size is built.
+        (lambda: from_edges([(0, 1), (2, 10**12)]), r"\{0, 1\} .* no path to node 2"),
+        (lambda: from_edges([]), "the number of nodes is 0"),
+        (
+            lambda: from_edges([(i, i + 1) for i in range(20)], 30),
+            r"7, 8, 9, ...\} there",
+        ),
+        (lambda: erdos_renyi(4, 0, 0), r"probability is 0; it must be in \(0, 1\]"),
+        (lambda: erdos_renyi(4, math.nan, 0), "probability is nan"),
+        (lambda: erdos_renyi(4, 0.5, -1), "seed is -1"),
+        (lambda: erdos_renyi(1, 0.5, 0), "the number of nodes is 1"),
+        (lambda: erdos_renyi(60, 0.01, 0), "none of 1000 graphs drawn with 60 nodes"),
+        (lambda: from_file("no/such/file"), "'no/such/file' can not be read"),
+    ],
+)
+def test_bad_graphs_are_refused_in_one_line(call, message):
+    with pytest.raises(SettingsError, match=message) as refusal:
+        call()
+    assert "\n" not in str(refusal.value)
+
+
+@pytest.mark.parametrize("line", ["1", "1 2 3", "a b", "-1 0", "0,1", "0 1.5"])
+def test_bad_lines_of_a_file_are_named(tmp_path, line):
+    file = tmp_path / "graph.txt"
+    file.write_text(f"0 1\n{line}\n")
+    with pytest.raises(SettingsError, match=r"line 2 of .*two node numbers"):
+        from_file(file)
+
+
+def test_graphs_by_the_name_of_the_setting(tmp_path):
+    for name, build in {
+        "ring": ring,
+        "torus": torus,
+        "complete": complete,
+        "star": star,
+    }.items():
+        assert build_graph(name, 12) == build(12)
+        # Neither the probability nor the seed is theirs.
+        assert build_graph(name, 12, 0.1, 9) == build(12)
+    assert build_graph("erdos-renyi", 9) == erdos_renyi(9, 0.5, 0)
+    assert build_graph("erdos-renyi", 9, 0.7, 4) == erdos_renyi(9, 0.7, 4)
+    file = tmp_path / "tree"
+    file.write_text("0 1\n1 2\n1 3\n3 4\n")
+    assert build_graph(str(file), 5) == TREE
+
+
+@pytest.mark.parametrize(
+    ("name", "n", "message"),
+    [
+        ("rign", 5, "unknown graph 'rign'; did you mean 'ring'"),
+        ("", 5, "unknown graph ''; known: complete, erdos-renyi"),
+        (".", 5, r"unknown graph '\.'"),
+        ("no/such/file", 5, "unknown graph 'no/such/file'.*a file of edges"),
+        ("ring", 1, "the number of nodes is 1; it must be at least 2"),
+        ("erdos-renyi", 1, "the number of nodes is 1; it must be at least 2"),
+        ("torus", 5, "the number of nodes of a torus is 5"),
+        # A file of another number of nodes.
+        ("tree", 4, r"an edge is \(3, 4\); it must be between .* of 0 to 3"),
+        ("tree", 6, "there is no path to node 5"),
+        ("empty", 4, r"\{0\} there is no path to node 1"),
+        ("text", 4, "line 1 of .*two node numbers"),
+    ],
+)
+def test_names_of_no_graph(name, n, message, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "tree").write_text("0 1\n1 2\n1 3\n3 4\n")
+    (tmp_path / "empty").write_text("# nothing\n")
+    (tmp_path / "text").write_text("a tree\n")
+    with pytest.raises(SettingsError, match=message) as refusal:
+        build_graph(name, n)
+    assert "\n" not in str(refusal.value)
+
+
+@pytest.mark.parametrize("probability", [0.0, -0.1, 1.1, math.nan])
+def test_a_bad_edge_probability(probability):
+    with pytest.raises(SettingsError, match=f"probability is {probability}"):
+        build_graph("erdos-renyi", 5, probability)
+
+
+# Weights.
+
+
+def test_metropolis_weights_worked_by_hand():
+    # A star: the centre has degree n-1 = 3, so every edge has 1/4. What is left is 1/4
+    # at the centre and 3/4 at the leaves.
+    expected = np.array([[1, 1, 1, 1], [1, 3, 0, 0], [1, 0, 3, 0], [1, 0, 0, 3]]) / 4
+    assert np.allclose(metropolis_weights(star(4)), expected, atol=1e-15)
+    # The tree: node 1 has degree 3, so its edges have 1/4; edge 3-4 has 1/3. In 12ths:
+    expected = [
+        [9, 3, 0, 0, 0],
+        [3, 3, 3, 3, 0],
+        [0, 3, 9, 0, 0],
+        [0, 3, 0, 5, 4],
+        [0, 0, 0, 4, 8],
+    ]
+    assert np.allclose(metropolis_weights(TREE), np.array(expected) / 12, atol=1e-15)
+
+
+def test_uniform_weights_worked_by_hand():
+    # The largest degree is 3, so every edge has 1/4, edge 3-4 too. In quarters:
+    expected = [
+        [3, 1, 0, 0, 0],
+        [1, 1, 1, 1, 0],
+        [0, 1, 3, 0, 0],
+        [0, 1, 0, 2, 1],
+        [0, 0, 0, 1, 3],
+    ]
+    assert np.allclose(uniform_weights(TREE), np.array(expected) / 4, atol=1e-15)
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.integers(2, 30), st.floats(0.3, 1), st.integers(0, 1000))
+def test_weights_are_mixing_matrices(n, probability, seed):
+    graph = erdos_renyi(n, probability, seed)
+    for weights in (metropolis_weights(graph), uniform_weights(graph)):
+        assert np.array_equal(weights, weights.T)
+        assert np.allclose(weights.sum(axis=1), 1, atol=1e-14)
+        assert (weights >= 0).all()
+        assert (np.diag(weights) > 0).all()
+        pairs = zip(*np.nonzero(np.triu(weights, 1)), strict=True)
+        assert tuple((int(i), int(j)) for i, j in pairs) == graph.edges
+        # Fact 5 of the dissertation: W^k nears the mean at the rate (1 - delta)^k.
+        delta = spectrum(weights).delta
+        for k in (1, 2, 5):
+            distance = np.linalg.matrix_power(weights, k) - 1 / n
+            assert np.linalg.norm(distance, 2) == pytest.approx(
+                (1 - delta) ** k, abs=1e-12
+            )
+
+
+# Spectra.
+
+
+@pytest.mark.parametrize("n", [3, 4, 5, 8, 60, 101])
+def test_spectrum_of_the_ring(n):
+    # Weights 1/3: lambda_k = (1 + 2 cos(2 pi k / n)) / 3.
+    eigenvalues = [(1 + 2 * math.cos(2 * math.pi * k / n)) / 3 for k in range(n)]
+    for weights in (metropolis_weights(ring(n)), uniform_weights(ring(n))):
+        delta, lambda_max = spectrum(weights)
+        assert delta == pytest.approx(1 - max(map(abs, eigenvalues[1:])), abs=1e-12)
+        assert lambda_max == pytest.approx(1 - min(eigenvalues), abs=1e-12)
+
+
+def test_spectrum_of_the_torus():
+    # 3 rows, 5 columns, weights 1/5: lambda = (1 + 2 cos a + 2 cos b) / 5.
+    eigenvalues = sorted(
+        (1 + 2 * math.cos(2 * math.pi * r / 3) + 2 * math.cos(2 * math.pi * c / 5)) / 5
+        for r in range(3)
+        for c in range(5)
+    )
+    delta, lambda_max = spectrum(metropolis_weights(torus(15)))
+    assert delta == pytest.approx(1 - max(eigenvalues[-2], -eigenvalues[0]), abs=1e-12)
+    assert lambda_max == pytest.approx(1 - eigenvalues[0], abs=1e-12)
+
+
+def test_spectrum_worked_by_hand():
+    # Complete: W = 11^T / n, eigenvalues 1 and 0.
+    assert spectrum(uniform_weights(complete(6))) == pytest.approx((1, 1), abs=1e-12)
+    # Star of 4: two differences of leaves give 3/4; (3, -1, -1, -1) gives 0.
+    assert spectrum(metropolis_weights(star(4))) == pytest.approx((0.25, 1), abs=1e-12)
+    # Here the eigenvalue of second largest magnitude is negative: 1 and -0.6.
+    negative = np.array([[0.2, 0.8], [0.8, 0.2]])
+    assert spectrum(negative) == pytest.approx((0.4, 1.6), abs=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("weights", "message"),
+    [
+        ([0.5, 0.5], r"shape is \(2,\); it must be \(n, n\)"),
+        ([[1.0]], r"shape is \(1, 1\)"),
+        ([[0.5, 0.5], [0.4, 0.6]], "w_0,1 is 0.5; it must be w_1,0 = 0.4.*symmetric"),
+        ([[1.5, -0.5], [-0.5, 1.5]], "w_0,1 is -0.5; it must be a number >= 0"),
+        ([[math.nan, 0.5], [0.5, 0.5]], "w_0,0 is nan"),
+        ([[0.5, 0.5], [0.5, 0.4]], r"the sum of row 1 of W is 0.9"),
+        (
+            np.eye(3),
+            r"disconnected: from its component \{0\} there is no path to node 1",
+        ),
+        ([[0, 1], [1, 0]], "the spectral gap is 0.0; it must be > 0"),
+    ],
+)
+def test_bad_weights_are_refused_in_one_line(weights, message):
+    with pytest.raises(SettingsError, match=message) as refusal:
+        spectrum(np.array(weights, float))
+    assert "\n" not in str(refusal.value)
+
+
+# The consensus step, Theorem 2.
+
+
+def test_consensus_step_worked_by_hand():
+    # delta = lambda = omega = 1: 2 / (64 + 1 + 16 + 8 - 16).
+    gamma = consensus_step(uniform_weights(complete(6)), 1)
+    assert gamma == pytest.approx(2 / 73)
+    # delta = 1/4, lambda = 1, omega = 1/2: 1/4 / (16 + 1/16 + 16 + 2 - 2).
+    gamma = consensus_step(metropolis_weights(star(4)), 0.5)
+    assert gamma == pytest.approx(0.25 / 32.0625)
+
+
+@pytest.mark.parametrize("omega", [0, -0.1, 1.1, math.nan])
+def test_omega_out_of_range_is_refused(omega):
+    with pytest.raises(SettingsError, match=r"omega is .*; it must be in \(0, 1\]"):
+        consensus_step(uniform_weights(ring(4)), omega)
+
+
+@pytest.mark.parametrize("graph", [ring(8), star(5), complete(4), torus(9)], ids=str)
+@pytest.mark.parametrize("k", [1, 4, 10])
+def test_consensus_step_contracts_as_the_proof_needs(graph, k):
+    """Exchange Top_k of x_i - xhat_i; no gradients, so only consensus is left.
+
+    With alpha = gamma delta / 2 and omega / 4 in the two inequalities
+    ||a + b||^2 <= (1 + alpha) ||a||^2 + (1 + 1 / alpha) ||b||^2, this gamma shrinks
+    the sum of ||X - mean||^2 and ||X - Xhat||^2 by 1 - gamma delta / 2 a step or more.
+    """
+    d = 10
+    weights = metropolis_weights(graph)
+    gamma = consensus_step(weights, k / d)
+    shrinks = 1 - gamma * spectrum(weights).delta / 2
+    x = np.random.default_rng(0).standard_normal((graph.n, d))
+    start, public = x.mean(axis=0), np.zeros_like(x)
+
+    def energy():
+        return np.square(x - x.mean(axis=0)).sum() + np.square(x - public).sum()
+
+    for _ in range(300):
+        before = energy()
+        difference = x - public
+        dropped = np.argsort(np.abs(difference), axis=1)[:, : d - k]
+        np.put_along_axis(difference, dropped, 0, axis=1)
+        public = public + difference
+        x = x + gamma * (weights @ public - public)
+        assert energy() <= shrinks * before
+    # Equation 3.9: exchanging leaves the mean where it is.
+    assert np.allclose(x.mean(axis=0), start, atol=1e-12)
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.floats(1e-4, 1), st.floats(0, 1), st.floats(1e-4, 1))
+def test_consensus_step_keeps_the_recursion_of_the_proof_below_one(delta, at, omega):
+    """The same for any spectrum: lambda lies between delta and 2 - delta."""
+    lambda_max = delta + at * (2 - 2 * delta)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(mixing, "spectrum", lambda _: Spectrum(delta, lambda_max))
+        gamma = consensus_step(np.eye(2), omega)
+    near, far = gamma * delta / 2, omega / 4
+    mean = (1 + near) * (1 - gamma * delta) ** 2
+    mean += (1 + 1 / far) * (gamma * lambda_max) ** 2
+    estimate = (1 + far) * (1 + gamma * lambda_max) ** 2
+    estimate += (1 + 1 / near) * (gamma * lambda_max) ** 2
+    assert max(mean, (1 - omega) * estimate) <= 1 - gamma * delta / 2

@@ -1,0 +1,185 @@
+import time
+
+import numpy as np
+import pytest
+from flwr.app import Error, Message, RecordDict
+
+from strategies.grids import arrivals
+from strategies.grids.arrivals import RealArrivals
+from strategies.grids.speeds import SpeedModel
+from task.settings import SettingsError
+
+
+class Script:
+    """A grid whose nodes answer at scripted times of a clock that only pulls move."""
+
+    def __init__(self, delays: dict[int, float], errors: frozenset[int] = frozenset()):
+        self.delays, self.errors = delays, errors
+        self.now = 0.0
+        self.pending: dict[str, tuple[float, Message]] = {}
+        self.pushed: list[int] = []
+
+    def get_node_ids(self):
+        return list(self.delays)
+
+    def push_messages(self, messages):
+        ids = []
+        for message in messages:
+            ids.append(str(len(self.pushed)))
+            message.metadata.__dict__["_message_id"] = ids[-1]
+            node = message.metadata.dst_node_id
+            self.pushed.append(node)
+            self.pending[ids[-1]] = self.now + self.delays[node], message
+        return ids
+
+    def pull_messages(self, message_ids):
+        self.now += 1
+        ready = [i for i in message_ids if self.pending[i][0] <= self.now]
+        return [self.answer(self.pending.pop(i)[1]) for i in ready]
+
+    def answer(self, message):
+        if message.metadata.dst_node_id in self.errors:
+            return Message(Error(2, "broken"), reply_to=message)
+        return Message(RecordDict(), reply_to=message)
+
+
+@pytest.fixture(autouse=True)
+def no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(arrivals, "PULL_INTERVAL", 0.0)
+
+
+def send(grid: RealArrivals, wanted: int | None, **options) -> list[int]:
+    messages = [
+        Message(RecordDict(), node, "train", ttl=options.get("ttl"))
+        for node in grid.get_node_ids()
+    ]
+    if wanted is not None:
+        grid.wait_for(wanted, options.get("is_valid"))
+    replies = grid.send_and_receive(messages, timeout=options.get("timeout"))
+    return [r.metadata.src_node_id for r in replies]
+
+
+def test_the_first_close_the_round_and_the_late_are_left_alone() -> None:
+    script = Script({1: 3, 2: 1, 3: 50, 4: 2})
+    grid = RealArrivals(script)
+    assert send(grid, 2) == [2, 4]
+    # 1 and 3 still owe a reply, so they are not there.
+    assert 3 not in grid.get_node_ids()
+    script.now = 10
+    assert list(grid.get_node_ids()) == [1, 2, 4]
+    # The late reply of 1 was pulled and dropped, it is in nobody's mean.
+    assert grid.dropped == 1
+    assert sorted(send(grid, 3)) == [1, 2, 4]
+    assert script.pushed.count(3) == 1
+    script.now = 100
+    grid.drain()
+    assert script.pending == {}
+
+
+def test_without_a_number_everyone_is_waited_for() -> None:
+    script = Script({1: 9, 2: 1, 3: 5})
+    assert sorted(send(RealArrivals(script), None)) == [1, 2, 3]
+
+
+def test_errors_do_not_count() -> None:
+    script = Script({1: 1, 2: 2, 3: 3}, errors=frozenset([1]))
+    # The error comes along for the strategy to log.
+    assert send(RealArrivals(script), 2) == [1, 2, 3]
+
+
+def test_invalid_replies_do_not_count() -> None:
+    script = Script({1: 1, 2: 2, 3: 3})
+    found = send(
+        RealArrivals(script), 1, is_valid=lambda r: r.metadata.src_node_id != 1
+    )
+    assert found == [1, 2]
+
+
+def test_fewer_than_wanted_can_answer() -> None:
+    script = Script({1: 1, 2: 2, 3: 3}, errors=frozenset([1, 3]))
+    assert sorted(send(RealArrivals(script), 3)) == [1, 2, 3]
+
+
+def test_deadline_closes_the_round() -> None:
+    script = Script({1: 1, 2: float("inf")})
+    assert send(RealArrivals(script), 2, timeout=0.05) == [1]
+
+
+def test_an_expired_debt_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    script = Script({1: 1, 2: float("inf")})
+    grid = RealArrivals(script)
+    assert send(grid, 1, ttl=60) == [1]
+    assert list(grid.get_node_ids()) == [1]
+    later = time.time() + 61
+    monkeypatch.setattr(arrivals.time, "time", lambda: later)
+    assert list(grid.get_node_ids()) == [1, 2]
+
+
+def test_ties_are_decided_by_the_node() -> None:
+    script = Script({3: 1, 1: 1, 2: 1})
+    messages = [Message(RecordDict(), node, "train") for node in (3, 1, 2)]
+    created = time.time()
+    grid = RealArrivals(script)
+    answer = script.answer
+
+    def at_once(message):
+        reply = answer(message)
+        reply.metadata.created_at = created
+        return reply
+
+    script.answer = at_once
+    grid.wait_for(2)
+    replies = grid.send_and_receive(messages)
+    assert [r.metadata.src_node_id for r in replies] == [1, 2]
+    assert grid.dropped == 1
+
+
+def test_speeds() -> None:
+    fixed = SpeedModel("fixed", 2000, seed=3)
+    np.testing.assert_array_equal(fixed.times(1), fixed.times(2))
+    # The mean of 2,000 Exp(1) is 1 ± 0.022; a false alarm is rarer than 1e-5.
+    assert abs(fixed.times(1).mean() - 1) < 0.1
+    dynamic = SpeedModel("dynamic", 50, seed=3)
+    assert not np.array_equal(dynamic.times(1), dynamic.times(2))
+    np.testing.assert_array_equal(dynamic.times(2), dynamic.times(2))
+    groups = SpeedModel("groups", 1000, straggler_fraction=0.3)
+    assert groups.times(1)[:700].mean() < 0.2
+    assert groups.times(1)[700:].mean() > 5
+    correlated = SpeedModel("correlated", 50, seed=3)
+    assert np.all(np.diff(correlated.times(1)) >= 0)
+
+
+def test_expected_arrivals_of_exponential_times() -> None:
+    # The first of N with mean 0.1 comes after 0.1 / N, the last after 0.1 H_N.
+    expected = SpeedModel("groups", 10, straggler_fraction=0).expected_arrivals(10)
+    harmonic = sum(1 / i for i in range(1, 11))
+    assert expected[0] == pytest.approx(0.01, rel=0.2)
+    assert expected[-1] == pytest.approx(0.1 * harmonic, rel=0.1)
+
+
+@pytest.mark.parametrize(
+    ("lines", "words"),
+    [
+        ("1\n2\n", "at least 3"),
+        ("1\n-2\n3\n", "at least 0"),
+        ("1\nnan\n3\n", "at least 0"),
+        ("1\nfast\n3\n", "fast"),
+    ],
+)
+def test_wrong_files_are_refused_in_one_line(tmp_path, lines: str, words: str) -> None:
+    path = tmp_path / "times"
+    path.write_text(lines)
+    with pytest.raises(SettingsError, match=words) as caught:
+        SpeedModel(str(path), 3)
+    assert "\n" not in str(caught.value)
+
+
+def test_times_from_a_file(tmp_path) -> None:
+    path = tmp_path / "times"
+    path.write_text("3\n1\n2\n9\n")
+    np.testing.assert_array_equal(SpeedModel(str(path), 3).times(7), [3, 1, 2])
+
+
+def test_unknown_model_is_refused() -> None:
+    with pytest.raises(SettingsError, match="did you mean 'fixed'"):
+        SpeedModel("fixd", 3)

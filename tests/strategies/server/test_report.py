@@ -1,0 +1,164 @@
+"""Reports: rows, and a summary that is the mean of the last rounds, never the best."""
+
+import json
+
+import pytest
+from PIL import Image
+
+from strategies.server.report import Report, read_rows, summarize
+from task.settings import resolve
+
+
+def row(number: int, accuracy: float | None = None, **values) -> dict:
+    record = {"round": number, "train-loss": 1 / number, "seconds": 2.0 * number}
+    record |= {"bytes-down": 100, "bytes-up": 10, "clients": 2, "rejected": 0}
+    record |= {} if accuracy is None else {"accuracy": accuracy}
+    return record | values
+
+
+def settings_of(tmp_path, **overrides):
+    names = {name.replace("_", "-"): value for name, value in overrides.items()}
+    return resolve({"output": str(tmp_path / "out"), "num-server-rounds": 4, **names})
+
+
+def rows_of(path) -> list[dict]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def test_rows_are_written_as_they_come(tmp_path):
+    report = Report(settings_of(tmp_path))
+    path = tmp_path / "out" / "fedrep" / "metrics.jsonl"
+    for number in (1, 2):
+        report.add(row(number))
+        assert rows_of(path) == [row(i) for i in range(1, number + 1)]
+
+
+def test_a_new_run_begins_anew(tmp_path):
+    Report(settings_of(tmp_path)).add(row(1))
+    report = Report(settings_of(tmp_path))
+    assert report.rows == []
+    assert rows_of(tmp_path / "out" / "fedrep" / "metrics.jsonl") == []
+
+
+def test_a_continued_run_keeps_the_rows_up_to_its_checkpoint(tmp_path):
+    former = Report(settings_of(tmp_path))
+    for number in range(1, 8):
+        former.add(row(number))
+    report = Report(settings_of(tmp_path), after=5)
+    report.add(row(6, 0.5))
+    path = tmp_path / "out" / "fedrep" / "metrics.jsonl"
+    assert rows_of(path) == [row(i) for i in range(1, 6)] + [row(6, 0.5)]
+
+
+@pytest.mark.parametrize("rest", ['{"round": 3, "acc', "{", "nonsense"])
+def test_a_last_line_that_was_cut_off_is_left_out(tmp_path, rest):
+    path = tmp_path / "metrics.jsonl"
+    lines = [json.dumps(row(1)), json.dumps(row(2)), rest]
+    path.write_text("\n".join(lines))
+    assert read_rows(path) == [row(1), row(2)]
+
+
+def test_no_file_has_no_rows(tmp_path):
+    assert read_rows(tmp_path / "nothing") == []
+
+
+def test_the_summary_is_the_mean_over_the_last_rounds():
+    # Rounds 1 to 12: the best, 0.99, is round 3. The last ten: 3 to 12.
+    accuracies = [0.2, 0.3, 0.99, 0.4, 0.4, 0.4, 0.4, 0.4, 0.5, 0.5, 0.5, 0.6]
+    rows = [row(i, a) for i, a in enumerate(accuracies, 1)]
+    clients = {"a": {"accuracy": 0.25}, "b": {"accuracy": 0.75}, "c": {"loss": 1.0}}
+    summary = summarize(rows, clients, 10)
+    assert summary["accuracy"] == pytest.approx(sum(accuracies[2:]) / 10)
+    assert summary["rounds"] == 12
+    assert summary["seconds"] == 24.0
+    assert summary["bytes"] == 12 * 110
+    # Of 0.25 and 0.75: 0.25.
+    assert summary["accuracy-std-clients"] == pytest.approx(0.25)
+    assert summarize(rows, clients, 1)["accuracy"] == 0.6
+    assert summarize(rows, clients, 2)["accuracy"] == pytest.approx(0.55)
+    # Fewer rounds than the mean is over: all of them.
+    assert summarize(rows, {}, 50)["accuracy"] == pytest.approx(sum(accuracies) / 12)
+
+
+def test_rounds_that_were_not_evaluated_do_not_count():
+    rows = [row(1, 0.9), row(2), row(3, 0.2), row(4), row(5, 0.4)]
+    assert summarize(rows, {}, 3)["accuracy"] == pytest.approx(0.3)
+    assert "accuracy" not in summarize([row(1), row(2)], {}, 3)
+
+
+def test_other_metrics_are_summarised_alike():
+    rows = [row(i, None, distance=0.1 * i, error=1.0 * i, loss=0.0) for i in (1, 2, 3)]
+    summary = summarize(rows, {}, 2)
+    assert summary["distance"] == pytest.approx(0.25)
+    assert summary["error"] == pytest.approx(2.5)
+
+
+def finished(tmp_path, algorithm: str, accuracy: float, **overrides) -> dict:
+    report = Report(settings_of(tmp_path, algorithm=algorithm, **overrides))
+    for number in range(1, 5):
+        report.add(row(number, accuracy))
+    return report.finish({"000000": {"accuracy": accuracy}})
+
+
+def test_all_files_are_there_at_the_end(tmp_path):
+    summary = finished(tmp_path, "fedrep", 0.75)
+    out = tmp_path / "out"
+    assert {str(p.relative_to(out)) for p in out.rglob("*") if p.is_file()} == {
+        "fedrep/metrics.jsonl",
+        "fedrep/clients.json",
+        "summary.json",
+        "accuracy.png",
+    }
+    assert json.loads((out / "fedrep" / "clients.json").read_text()) == {
+        "000000": {"accuracy": 0.75}
+    }
+    whole = json.loads((out / "summary.json").read_text())
+    assert whole["algorithms"] == {"fedrep": summary}
+    assert summary["accuracy"] == 0.75
+    expected = {**settings_of(tmp_path)}
+    del expected["algorithm"], expected["resume"]
+    assert whole["config"] == expected
+
+
+def test_algorithms_with_the_same_settings_share_a_summary(tmp_path):
+    finished(tmp_path, "fedrep", 0.75)
+    finished(tmp_path, "fedavg", 0.25)
+    whole = json.loads((tmp_path / "out" / "summary.json").read_text())
+    accuracies = {name: s["accuracy"] for name, s in whole["algorithms"].items()}
+    assert accuracies == {"fedrep": 0.75, "fedavg": 0.25}
+    # What was made with other settings is not compared with it.
+    finished(tmp_path, "fedper", 0.5, seed=1)
+    whole = json.loads((tmp_path / "out" / "summary.json").read_text())
+    assert list(whole["algorithms"]) == ["fedper"]
+    assert whole["config"]["seed"] == 1
+
+
+@pytest.mark.parametrize("metric", ["accuracy", "distance", "train-loss"])
+def test_the_plot_is_an_image(tmp_path, metric):
+    report = Report(settings_of(tmp_path))
+    for number in range(1, 5):
+        report.add(row(number, **{metric: 0.1 * number}))
+    report.finish({})
+    with Image.open(tmp_path / "out" / "accuracy.png") as image:
+        image.load()
+        assert image.format == "PNG"
+        assert len(image.convert("RGB").getcolors(1 << 24)) > 10
+
+
+def test_the_bar_shows_the_newest_values(tmp_path):
+    report = Report(settings_of(tmp_path))
+    report.add(row(1, 0.5))
+    report.add(row(2))
+    assert report.latest("accuracy") == 0.5
+    assert report.latest("nothing") is None
+    (bar,) = report.progress.tasks
+    assert bar.completed == 2
+    assert bar.fields["state"] == "loss 0.500  accuracy 0.500"
+
+
+def test_a_damaged_summary_is_replaced(tmp_path):
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "summary.json").write_text('{"algorithms": {"fedav')
+    finished(tmp_path, "fedrep", 0.75)
+    whole = json.loads((tmp_path / "out" / "summary.json").read_text())
+    assert list(whole["algorithms"]) == ["fedrep"]

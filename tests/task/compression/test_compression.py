@@ -1,0 +1,640 @@
+"""Compressors: bytes worked by hand, plain NumPy operators, bounds, bad messages.
+
+Where an expectation is estimated, the tolerance comes from Hoeffding's inequality, so
+that a correct operator fails with probability at most FALSE_ALARM over the seed.
+"""
+
+import math
+import struct
+import tracemalloc
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+
+from task.compression.per_tensor import (
+    COMPRESSORS,
+    QSGD,
+    Compressor,
+    Identity,
+    PerTensor,
+    QSGDTopK,
+    RandK,
+    Sign,
+    SignTopK,
+    TopK,
+    create,
+    from_settings,
+)
+from task.settings import SettingsError, resolve
+
+FALSE_ALARM = 1e-9
+
+OPERATORS: list[Compressor] = [
+    Identity(),
+    TopK(0.01),
+    TopK(7),
+    RandK(0.05),
+    QSGD(1),
+    QSGD(15),
+    QSGD(300, scaled=True),
+    Sign(),
+    SignTopK(0.01),
+    SignTopK(3),
+    QSGDTopK(0.1, levels=4),
+]
+by_operator = pytest.mark.parametrize("operator", OPERATORS, ids=repr)
+short = settings(max_examples=200, deadline=None)
+vectors = hnp.arrays(
+    np.float32,
+    st.integers(1, 60),
+    elements=st.floats(-1e6, 1e6, width=32, allow_subnormal=False),
+)
+
+
+def generator(seed=0):
+    return np.random.default_rng(seed)
+
+
+def apply(operator, x, seed=0):
+    """C(x) as an array, by way of the bytes."""
+    data = operator.compress(torch.from_numpy(x), generator(seed))
+    return operator.decompress(data, len(x)).numpy()
+
+
+def normal(d, seed=0):
+    return generator(seed).standard_normal(d, dtype=np.float32)
+
+
+def kept(x, k):
+    """Indices of the k largest magnitudes; a stable sort lets the first of equals win.
+
+    Independent of the module, which partitions instead of sorting.
+    """
+    return np.sort(np.argsort(-np.abs(x), kind="stable")[:k])
+
+
+def hoeffding(width, draws, events=1):
+    """How far a mean of draws in an interval may stray, over so many events."""
+    return width * math.sqrt(math.log(2 * events / FALSE_ALARM) / (2 * draws))
+
+
+# Bytes worked by hand. Floats are little-endian: 1.0 is 00 00 80 3f, 2.0 is
+# 00 00 00 40, 3.5 is 00 00 60 40, 3.0 is 00 00 40 40, -4.0 is 00 00 80 c0.
+
+
+@pytest.mark.parametrize(
+    ("operator", "x", "message", "result"),
+    [
+        (Identity(), [1, 2], "0000803f 00000040", [1, 2]),
+        # Mean (1 + 2 + 0 + 5) / 4 = 2; bits + - + - and four of padding: 1010 0000.
+        (Sign(), [1, -2, 0, -5], "00000040 a0", [2, -2, 2, -2]),
+        # Nine signs take two bytes: 1111 1111 and 0 with seven of padding.
+        (Sign(), [1] * 8 + [-1], "0000803f ff00", [1] * 8 + [-1]),
+        # d = 4: two bits an index. Indices 0, 1: 00 01, padded: 0001 0000.
+        (TopK(2), [3, -4, 0, 1], "10 00004040 000080c0", [3, -4, 0, 0]),
+        # The same with mean (3 + 4) / 2 = 3.5 and signs + -: 10, padded: 1000 0000.
+        (SignTopK(2), [3, -4, 0, 1], "10 00006040 80", [3.5, -3.5, 0, 0]),
+        # Equals: the first ones are kept. d = 3: two bits; indices 0, 1.
+        (TopK(2), [1, 1, -1], "10 0000803f 0000803f", [1, 1, 0]),
+        # Norm 2, s = 2: all levels are exactly 2 * 1 / 2 = 1, two bits 01 and the sign:
+        # 010 011 010 010, padded: 0100 1101 0010 0000.
+        (QSGD(2), [1, -1, 1, 1], "00000040 4d20", [1, -1, 1, 1]),
+        # beta = min(4/4, 2/2) = 1: half of it.
+        (
+            QSGD(2, scaled=True),
+            [1, -1, 1, 1],
+            "00000040 4d20",
+            [0.5, -0.5, 0.5, 0.5],
+        ),
+        # d = 8: indices 1, 4, 5, 7 in three bits: 001 100 101 111, padded:
+        # 0011 0010 1111 0000; the rest as before.
+        (
+            QSGDTopK(4, levels=2),
+            [0, 1, 0, 0, -1, 1, 0.5, 1],
+            "32f0 00000040 4d20",
+            [0, 0.5, 0, 0, -0.5, 0.5, 0, 0.5],
+        ),
+    ],
+    ids=lambda value: repr(value) if isinstance(value, Compressor) else "",
+)
+def test_messages_worked_by_hand(operator, x, message, result):
+    x = torch.tensor(x, dtype=torch.float32)
+    data = operator.compress(x, generator())
+    assert data == bytes.fromhex(message)
+    assert operator.decompress(data, len(x)).tolist() == result
+
+
+# The same operators in plain NumPy.
+
+
+@short
+@given(vectors, st.integers(1, 70))
+def test_deterministic_operators_equal_plain_numpy(x, k):
+    top = kept(x, min(k, len(x)))
+    wide = np.abs(x).astype(np.float64)
+
+    sparse = np.zeros_like(x)
+    sparse[top] = x[top]
+    signs = np.where(x >= 0, np.float32(1), np.float32(-1))
+    sign = np.float32(wide.sum() / len(x)) * signs
+    sign_top = np.zeros_like(x)
+    sign_top[top] = np.float32(wide[top].sum() / len(top)) * signs[top]
+
+    assert np.array_equal(apply(Identity(), x), x)
+    assert np.array_equal(apply(TopK(k), x), sparse)
+    assert np.array_equal(apply(Sign(), x), sign)
+    assert np.array_equal(apply(SignTopK(k), x), sign_top)
+
+
+@short
+@given(vectors, st.integers(1, 70), st.integers(0, 2**32))
+def test_rand_k_keeps_k_entries_as_they_are(x, k, seed):
+    x = np.where(x == 0, np.float32(1), x)
+    result = apply(RandK(k), x, seed)
+    assert np.count_nonzero(result) == min(k, len(x))
+    assert np.array_equal(result[result != 0], x[result != 0])
+
+
+def test_rand_k_draws_every_entry_equally_often():
+    d, k, draws = 10, 3, 3000
+    x, shared = torch.ones(d), generator()
+    operator = RandK(k)
+    mean = sum(
+        operator.decompress(operator.compress(x, shared), d) for _ in range(draws)
+    )
+    # Each entry is 1 with probability k / d.
+    assert np.abs(mean.numpy() / draws - k / d).max() < hoeffding(1, draws, d)
+
+
+def test_rand_k_draw_is_the_same_in_every_version():
+    # Indices of the 3 smallest of ten raw 64-bit words of Philox with this key, whose
+    # stream NumPy guarantees; the words differ in their upper 60 bits.
+    words = np.random.Philox(key=5).random_raw(10)
+    data = struct.pack("<Q3f", 5, 1, 2, 3)
+    expected = np.zeros(10, np.float32)
+    expected[np.sort(np.argsort(words)[:3])] = [1, 2, 3]
+    assert np.array_equal(RandK(3).decompress(data, 10).numpy(), expected)
+
+
+@short
+@given(vectors, st.integers(1, 1000), st.integers(0, 2**32))
+def test_qsgd_rounds_to_a_neighbouring_level(x, s, seed):
+    norm = np.linalg.norm(x.astype(np.float64))
+    result = apply(QSGD(s), x, seed).astype(np.float64)
+    assert (np.abs(result - x) <= norm / s * (1 + 1e-5)).all()
+    assert (result * x >= 0).all()
+    assert not np.signbit(result[result == 0]).any()
+    if norm:
+        level = np.abs(result) * s / norm
+        assert np.allclose(level, np.rint(level), atol=1e-3)
+        assert level.max() < s + 1e-3
+
+
+def test_qsgd_is_unbiased():
+    x, s, draws = normal(20), 3, 4000
+    shared, operator, total = generator(1), QSGD(s), np.zeros(20)
+    for _ in range(draws):
+        data = operator.compress(torch.from_numpy(x), shared)
+        total += operator.decompress(data, 20).numpy()
+    # Given x, an entry is one of two levels, which are ||x|| / s apart.
+    allowed = hoeffding(np.linalg.norm(x) / s, draws, events=20)
+    assert np.abs(total / draws - x).max() < allowed
+
+
+# Sizes.
+
+
+def expected_bytes(operator, d):
+    """The formulas of the docstrings, written with logarithms."""
+    match operator:
+        case PerTensor():
+            return sum(expected_bytes(operator.compressor, n) for n in operator.sizes)
+        case Identity():
+            return 4 * d
+        case Sign():
+            return 4 + math.ceil(d / 8)
+        case QSGD():
+            bits = math.ceil(math.log2(operator.levels + 1)) + 1
+            return 4 + math.ceil(d * bits / 8)
+    k = operator.k if isinstance(operator.k, int) else max(1, round(operator.k * d))
+    k = min(k, d)
+    indices = math.ceil(k * math.ceil(math.log2(d)) / 8)
+    match operator:
+        case RandK():
+            return 8 + 4 * k
+        case SignTopK():
+            return indices + expected_bytes(Sign(), k)
+        case QSGDTopK():
+            return indices + expected_bytes(QSGD(operator.levels), k)
+    return indices + 4 * k
+
+
+def check_sizes(d, seed):
+    x = torch.from_numpy(normal(d, seed))
+    sizes = (d // 3, d - d // 3) if d >= 3 else (d,)
+    for operator in (*OPERATORS, PerTensor(SignTopK(0.01), sizes)):
+        length = len(operator.compress(x, generator(seed)))
+        assert length == operator.num_bytes(d) == expected_bytes(operator, d)
+
+
+@short
+@given(st.integers(1, 10**4), st.integers(0, 2**32))
+def test_counted_bytes_are_sent_bytes(d, seed):
+    check_sizes(d, seed)
+
+
+@settings(max_examples=12, deadline=None)
+@given(st.integers(10**5, 10**6), st.integers(0, 2**32))
+def test_counted_bytes_are_sent_bytes_of_large_vectors(d, seed):
+    check_sizes(d, seed)
+
+
+@pytest.mark.parametrize("d", [2**16 - 1, 2**16, 2**16 + 1, 10**6])
+def test_round_trip_at_the_limits_of_an_index(d):
+    # A vector of exactly k entries comes back as it is: 16 and 17 bits an index.
+    x = np.zeros(d, np.float32)
+    x[[0, 1, d // 2, d - 2, d - 1]] = [1, -2, 3, -4, 5]
+    assert np.array_equal(apply(TopK(5), x), x)
+
+
+# The contraction property, equation 2.5.
+
+
+@short
+@given(vectors, st.integers(1, 70))
+def test_deterministic_operators_contract(x, k):
+    square = np.square(x.astype(np.float64)).sum()
+    for operator in (Identity(), TopK(k), Sign(), SignTopK(k), SignTopK(0.1)):
+        error = np.square(apply(operator, x).astype(np.float64) - x).sum()
+        at = operator.omega_at(torch.from_numpy(x))
+        assert 0 < operator.omega(len(x)) <= at * (1 + 1e-9) <= 1 + 1e-6
+        assert error <= (1 - at) * square + 1e-6 * square
+        # For these four omega(x) is not only a bound.
+        assert error >= (1 - at) * square - 1e-6 * square or square == 0
+
+
+@pytest.mark.parametrize(
+    "operator",
+    [
+        RandK(0.1),
+        QSGD(15),
+        QSGD(3, scaled=True),
+        QSGDTopK(0.2, levels=2),
+        PerTensor(RandK(0.1), (30, 70)),
+    ],
+    ids=repr,
+)
+def test_random_operators_contract(operator):
+    d, draws = 100, 1500
+    x = generator(2).standard_t(2, d).astype(np.float32)
+    tensor, shared, errors = torch.from_numpy(x), generator(3), []
+    for _ in range(draws):
+        result = operator.decompress(operator.compress(tensor, shared), d)
+        errors.append(torch.sum((result - tensor).double() ** 2).item())
+    square = np.square(x.astype(np.float64)).sum()
+    # An entry strays by ||x|| / s at most, or is dropped: errors are within
+    # [0, (1 + d / s^2) ||x||^2].
+    quantiser = operator if isinstance(operator, QSGD | QSGDTopK) else None
+    width = 1 + (d / quantiser.levels**2 if quantiser else 0)
+    mean = np.mean(errors) / square
+    for omega in (operator.omega(d), operator.omega_at(tensor)):
+        assert mean <= 1 - omega + hoeffding(width, draws)
+
+
+def test_omega_worked_by_hand():
+    assert Identity().omega(10) == 1
+    assert TopK(3).omega(10) == RandK(3).omega(10) == 0.3
+    assert Sign().omega(10) == 0.1
+    # d = 16, s = 8: beta = min(16/64, 4/8) = 1/4. s = 2: min(16/4, 4/2) = 2.
+    assert QSGD(8).omega(16) == 0.75
+    assert QSGD(2, scaled=True).omega(16) == 1 / 3
+    # k = 4, s = 4: beta = min(4/16, 2/4) = 1/4, omega = 4/16 / (5/4).
+    assert QSGDTopK(4, levels=4).omega(16) == pytest.approx(0.2)
+    # min(1/k, k/d): the dissertation's k = 10 of 7,850, and k large.
+    assert SignTopK(10).omega(7850) == 10 / 7850
+    assert SignTopK(5).omega(10) == 0.2
+    # x = (3, -4, 0, 0): Sign 7^2 / (4 * 25), Top_1 16 / 25, SignTop_2 7^2 / (2 * 25).
+    x = torch.tensor([3.0, -4.0, 0.0, 0.0])
+    assert Sign().omega_at(x) == 0.49
+    assert TopK(1).omega_at(x) == 0.64
+    assert SignTopK(2).omega_at(x) == pytest.approx(0.98)
+    # Two tensors (3, -4) and (0, 0): 49/50 of everything.
+    assert PerTensor(Sign(), (2, 2)).omega_at(x) == pytest.approx(0.98)
+    assert PerTensor(TopK(1), (2, 5)).omega(7) == 0.2
+
+
+def test_the_least_omega_of_sign_top_k_is_reached():
+    # Equal entries give k / d, a single one 1 / k.
+    assert SignTopK(2).omega_at(torch.ones(10)) == SignTopK(2).omega(10) == 0.2
+    single = torch.tensor([0.0, 0.0, 5.0, 0.0])
+    assert SignTopK(3).omega_at(single) == SignTopK(3).omega(4) == 1 / 3
+
+
+def test_qsgd_says_when_it_is_no_contraction():
+    with pytest.raises(
+        SettingsError, match="levels=10 is no contraction on 100 entries"
+    ):
+        QSGD(10).omega(100)
+    assert QSGD(11).omega(100) > 0
+
+
+# Edges.
+
+
+@by_operator
+@pytest.mark.parametrize("d", [1, 2, 9, 1000])
+def test_zero_stays_zero(operator, d):
+    result = apply(operator, np.zeros(d, np.float32))
+    assert result.shape == (d,)
+    assert np.array_equal(result, np.zeros(d))
+    assert not np.signbit(result).any()
+
+
+@by_operator
+def test_one_entry(operator):
+    # beta_{1,s} = 1 / s^2 is what is left of a scaled quantiser's error.
+    result = apply(operator, np.array([-2.5], np.float32))[0]
+    scaled = {QSGD(300, scaled=True): 300, QSGDTopK(0.1, levels=4): 4}
+    s = scaled.get(operator, math.inf)
+    assert result == pytest.approx(-2.5 / (1 + 1 / s**2), rel=1e-6)
+
+
+@pytest.mark.parametrize("k", [5, 6, 1000, 1.0])
+def test_k_of_d_or_more_keeps_everything(k):
+    x = normal(5)
+    assert np.array_equal(apply(TopK(k), x), x)
+    assert np.array_equal(apply(RandK(k), x), x)
+    assert np.array_equal(apply(SignTopK(k), x), apply(Sign(), x))
+
+
+def test_a_fraction_is_rounded_and_keeps_one_entry_at_least():
+    # 0.07 * 100 is 7.000000000000001 in floating point and 0.29 * 100 is 28.999...
+    lengths = [TopK(k).num_bytes(100) for k in (0.07, 0.29, 0.001)]
+    assert lengths == [TopK(k).num_bytes(100) for k in (7, 29, 1)]
+
+
+@by_operator
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
+def test_vectors_that_are_not_finite_are_refused(operator, bad):
+    with pytest.raises(ValueError, match="not finite"):
+        operator.compress(torch.tensor([1.0, bad, 2.0]), generator())
+
+
+@by_operator
+@pytest.mark.parametrize(
+    "x",
+    [torch.zeros(2, 2), torch.zeros(2).double(), torch.zeros(0), torch.tensor(1.0)],
+    ids=["matrix", "double", "empty", "scalar"],
+)
+def test_only_float32_vectors_are_accepted(operator, x):
+    with pytest.raises(ValueError, match=r"allowed is float32 of shape \(d,\)"):
+        operator.compress(x, generator())
+
+
+def test_numbers_at_the_ends_of_float32():
+    largest = np.finfo(np.float32).max
+    tiny = np.float32(1e-45)
+    x = np.full(4, largest)
+    assert np.array_equal(apply(Sign(), x), x)
+    with pytest.raises(ValueError, match=r"the norm 6\.81e\+38"):
+        QSGD().compress(torch.from_numpy(x), generator())
+    for operator in (QSGD(), Sign(), TopK(1), SignTopK(1)):
+        assert apply(operator, np.array([tiny, 0], np.float32))[0] >= 0
+
+
+def test_a_tensor_that_needs_a_gradient_is_accepted_and_left_alone():
+    x = torch.tensor([3.0, -4.0, 0.0, 1.0], requires_grad=True)
+    for operator in OPERATORS:
+        operator.compress(x, generator())
+    assert x.tolist() == [3, -4, 0, 1]
+
+
+# Messages that no compressor wrote.
+
+
+@by_operator
+def test_every_other_length_is_refused_without_allocating(operator):
+    data = operator.compress(torch.from_numpy(normal(50)), generator())
+    wrong = [data[:length] for length in range(len(data))] + [data + b"\0", data * 2]
+    for message in wrong:
+        with pytest.raises(ValueError, match=f"has {len(data)} bytes, not"):
+            operator.decompress(message, 50)
+    tracemalloc.start()
+    with pytest.raises(ValueError, match="bytes, not"):
+        operator.decompress(data, 2**32)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 10**5
+
+
+NAN, MINUS_ONE = struct.pack("<f", math.nan), struct.pack("<f", -1)
+INFINITE, ONE = struct.pack("<f", math.inf), struct.pack("<f", 1)
+
+
+@pytest.mark.parametrize(
+    ("operator", "d", "data", "reason"),
+    [
+        (Identity(), 2, ONE + NAN, "an? .*entry is not finite"),
+        (Sign(), 2, NAN + b"\0", "a norm is nan"),
+        (Sign(), 2, INFINITE + b"\0", "a norm is inf"),
+        (Sign(), 2, MINUS_ONE + b"\0", "a norm is -1.0"),
+        (Sign(), 2, ONE + b"\x01", "last byte"),
+        # Two-bit indices: 0 0, 1 0, 0 3, and 0 1 with a padding bit set.
+        (TopK(2), 3, b"\x00" + ONE + ONE, "strictly increasing numbers below 3"),
+        (TopK(2), 3, b"\x40" + ONE + ONE, "strictly increasing numbers below 3"),
+        (TopK(2), 3, b"\x30" + ONE + ONE, "strictly increasing numbers below 3"),
+        (TopK(2), 3, b"\x11" + ONE + ONE, "last byte"),
+        (TopK(2), 3, b"\x10" + ONE + INFINITE, "not finite"),
+        (SignTopK(2), 3, b"\x30" + ONE + b"\x80", "strictly increasing"),
+        (SignTopK(2), 3, b"\x10" + NAN + b"\x80", "a norm is nan"),
+        (RandK(2), 3, bytes(8) + ONE + NAN, "not finite"),
+        # s = 2 in two bits: a level of 3, 110, and padding.
+        (QSGD(2), 1, ONE + b"\xc0", "a level is 3, above 2"),
+        (QSGD(2), 1, ONE + b"\x01", "last byte"),
+        (QSGD(2), 1, INFINITE + b"\0", "a norm is inf"),
+        (QSGDTopK(1, 2), 2, b"\0" + ONE + b"\xc0", "a level is 3, above 2"),
+        (PerTensor(Sign(), (1, 1)), 2, ONE + b"\0" + NAN + b"\0", "a norm is nan"),
+    ],
+)
+def test_malformed_messages_are_refused(operator, d, data, reason):
+    with pytest.raises(ValueError, match=reason) as refusal:
+        operator.decompress(data, d)
+    assert "\n" not in str(refusal.value)
+
+
+@pytest.mark.parametrize("operator", [TopK(10), SignTopK(10), RandK(10), Sign()])
+def test_nothing_of_the_decoded_size_is_built_before_the_checks(operator):
+    d = 10**6
+    data = b"\xff" * operator.num_bytes(d)  # All floats are NaN, all indices equal.
+    tracemalloc.start()
+    with pytest.raises(ValueError, match=r"finite|indices|norm"):
+        operator.decompress(data, d)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < d  # The vector itself takes 4 d bytes.
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.sampled_from(OPERATORS), st.integers(1, 40), st.data())
+def test_random_bytes_give_a_finite_vector_or_a_value_error(operator, d, draw):
+    length = operator.num_bytes(d)
+    size = draw.draw(st.sampled_from([length, length, length, length + 1, length // 2]))
+    data = draw.draw(st.binary(min_size=size, max_size=size))
+    try:
+        result = operator.decompress(data, d)
+    except ValueError:
+        return
+    assert result.shape == (d,)
+    assert result.dtype == torch.float32
+    assert torch.isfinite(result).all()
+
+
+# Per tensor, and by name.
+
+
+@pytest.mark.parametrize("operator", OPERATORS, ids=repr)
+def test_per_tensor_is_the_operator_on_each_tensor(operator):
+    sizes = (300, 1, 50)
+    x = torch.from_numpy(normal(351))
+    whole, one_by_one = generator(4), generator(4)
+    split = PerTensor(operator, sizes)
+    data = split.compress(x, whole)
+    parts = [operator.compress(tensor, one_by_one) for tensor in x.split(sizes)]
+    assert data == b"".join(parts)
+    expected = [
+        operator.decompress(part, size) for part, size in zip(parts, sizes, strict=True)
+    ]
+    assert torch.equal(split.decompress(data, 351), torch.cat(expected))
+
+
+def test_per_tensor_takes_a_fraction_of_each_tensor():
+    x = torch.tensor([9.0, 8.0, 7.0, 6.0, 1.0, 2.0])
+    data = PerTensor(TopK(0.5), (4, 2)).compress(x, generator())
+    result = PerTensor(TopK(0.5), (4, 2)).decompress(data, 6)
+    assert result.tolist() == [9, 8, 0, 0, 0, 2]
+    assert apply(TopK(0.5), x.numpy()).tolist() == [9, 8, 7, 0, 0, 0]
+
+
+def test_per_tensor_refuses_another_dimension():
+    operator = PerTensor(Sign(), (4, 2))
+    for call in (
+        lambda: operator.compress(torch.ones(5), generator()),
+        lambda: operator.decompress(b"", 5),
+        lambda: operator.num_bytes(5),
+        lambda: operator.omega(5),
+    ):
+        with pytest.raises(ValueError, match=r"5 entries .* tensors of 6 in all"):
+            call()
+
+
+def test_create_by_name():
+    assert create("identity") == Identity()
+    assert create("top-k", k=10) == TopK(10)
+    assert create("rand-k", k=0.5) == RandK(0.5)
+    assert create("qsgd", levels=7, scaled=True) == QSGD(7, True)
+    assert create("sign") == Sign()
+    assert create("sign-top-k", k=0.25) == SignTopK(0.25)
+    assert create("qsgd-top-k", k=3, levels=4) == QSGDTopK(3, 4)
+    assert all(isinstance(create(name), kind) for name, kind in COMPRESSORS.items())
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: create("topk"), "unknown compressor 'topk'.*top-k"),
+        (lambda: create("sign", k=3), "unknown setting of sign 'k'.*none"),
+        (lambda: create("qsgd", k=3), "unknown setting of qsgd 'k'.*levels, scaled"),
+        (lambda: create("top-k", k=0), "k is 0; it must be a count"),
+        (lambda: create("top-k", k=1.5), r"k is 1.5; .*\(0, 1\]"),
+        (lambda: create("rand-k", k=math.nan), "k is nan"),
+        (lambda: create("sign-top-k", k=-3), "k is -3"),
+        (lambda: create("sign-top-k", k="3"), "k is '3'"),
+        (lambda: create("qsgd", levels=0), "levels is 0; .* 1 to 32767"),
+        (lambda: create("qsgd-top-k", levels=2**15), "levels is 32768"),
+        (lambda: create("qsgd-top-k", levels=2.0), "levels is 2.0"),
+        (lambda: PerTensor(Sign(), ()), r"sizes is \(\); it must be"),
+        (lambda: PerTensor(Sign(), (3, 0)), r"sizes is \(3, 0\)"),
+    ],
+)
+def test_bad_settings_are_named_in_one_line(call, message):
+    with pytest.raises(SettingsError, match=message) as refusal:
+        call()
+    assert "\n" not in str(refusal.value)
+
+
+# From the settings of a run
+
+
+def from_names(sizes=(640, 10), **settings):
+    names = {name.replace("_", "-"): value for name, value in settings.items()}
+    return from_settings(resolve(names), sizes)
+
+
+@pytest.mark.parametrize(
+    ("given_settings", "expected"),
+    [
+        ({}, SignTopK(0.01)),
+        ({"compressor": "identity"}, Identity()),
+        ({"compressor": "sign"}, Sign()),
+        ({"compressor": "top-k"}, TopK(0.01)),
+        ({"compressor": "top-k", "compressor_k": 0.5}, TopK(0.5)),
+        # From 1 on it is a count.
+        ({"compressor": "top-k", "compressor_k": 1.0}, TopK(1)),
+        ({"compressor": "top-k", "compressor_k": 10}, TopK(10)),
+        ({"compressor": "rand-k", "compressor_k": 7.0}, RandK(7)),
+        ({"compressor": "qsgd"}, QSGD(16)),
+        ({"compressor": "qsgd", "compressor_levels": 3}, QSGD(3)),
+        (
+            {"compressor": "qsgd-top-k", "compressor_k": 0.2, "compressor_levels": 4},
+            QSGDTopK(0.2, levels=4),
+        ),
+        ({"compressor": "sign", "per_tensor": True}, PerTensor(Sign(), (640, 10))),
+        ({"per_tensor": True}, PerTensor(SignTopK(0.01), (640, 10))),
+    ],
+)
+def test_from_settings(given_settings, expected):
+    operator = from_names(**given_settings)
+    assert operator == expected
+    assert type(getattr(operator, "k", 1)) is type(getattr(expected, "k", 1))
+
+
+def test_every_operator_has_a_name_in_the_settings():
+    for name, kind in COMPRESSORS.items():
+        operator = from_names(compressor=name, compressor_levels=100)
+        assert isinstance(operator, kind)
+        # And works, on the whole vector and on each tensor.
+        x = normal(650)
+        for each in (operator, PerTensor(operator, (640, 10))):
+            data = each.compress(torch.from_numpy(x), generator())
+            assert len(data) == each.num_bytes(650)
+            assert 0 < each.omega(650) <= 1
+
+
+@pytest.mark.parametrize("k", [0.0, -0.5, -3.0, 1.5, math.inf, -math.inf, math.nan])
+@pytest.mark.parametrize("compressor", ["top-k", "sign"])
+def test_a_bad_k_in_the_settings(compressor, k):
+    line = rf"compressor-k is {k}; it must be in \(0, 1\) or a count"
+    with pytest.raises(SettingsError, match=line):
+        from_names(compressor=compressor, compressor_k=k)
+
+
+@pytest.mark.parametrize(
+    ("given_settings", "line"),
+    [
+        ({"compressor": "topk"}, "unknown compressor 'topk'; did you mean 'top-k'?"),
+        ({"compressor": ""}, "unknown compressor ''; known: identity, qsgd"),
+        ({"compressor": "qsgd", "compressor_levels": 0}, "levels is 0; it must be"),
+        (
+            {"compressor": "qsgd-top-k", "compressor_levels": 32768},
+            "levels is 32768; it must be an int from 1 to 32767",
+        ),
+    ],
+)
+def test_bad_operators_in_the_settings(given_settings, line):
+    with pytest.raises(SettingsError, match=line) as refusal:
+        from_names(**given_settings)
+    assert "\n" not in str(refusal.value)

@@ -1,0 +1,558 @@
+"""Data sets from tiny files: content, cache, and what is wrong with them."""
+
+import errno
+import io
+import pickle
+import re
+import shutil
+import struct
+import zlib
+from collections import namedtuple
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from task.data import datasets
+from task.data.datasets import load_dataset
+from task.settings import SettingsError, resolve
+
+DiskUsage = namedtuple("DiskUsage", "total used free")
+
+
+def write_image(path: Path, value: int, mode: str = "RGB", size: tuple = (4, 3)):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    width, height = size
+    shape = (height, width, 3) if mode == "RGB" else (height, width)
+    pixels = (np.arange(np.prod(shape)).reshape(shape) + value).astype(np.uint8)
+    Image.fromarray(pixels).save(path)
+    return pixels
+
+
+def write_folder(root: Path, per_class: int = 2, classes: tuple = ("ant", "bee")):
+    """Write images whose first pixel numbers them."""
+    for part in ("train", "test"):
+        for c, name in enumerate(classes):
+            for i in range(per_class):
+                number = 100 * (part == "test") + 10 * c + i
+                write_image(root / part / name / f"{i}.png", number)
+
+
+@pytest.fixture
+def folder(tmp_path):
+    root = tmp_path / "images"
+    write_folder(root)
+    return root
+
+
+def load(root: Path, tmp_path: Path, **overrides):
+    names = {name.replace("_", "-"): value for name, value in overrides.items()}
+    settings = {"task": "image-folder", "data-dir": str(root), **names}
+    return load_dataset(resolve({"cache-dir": str(tmp_path / "cache"), **settings}))
+
+
+def numbers(images: np.ndarray) -> list[int]:
+    return images[:, 0, 0, 0].tolist()
+
+
+# Digits
+
+
+def test_digits(tmp_path):
+    from sklearn.datasets import load_digits
+
+    dataset = load_dataset(resolve({"cache-dir": str(tmp_path)}))
+    # 1,797 images; numbers 4, 9, 14, ... test: 359 of them.
+    assert len(dataset.train) == 1438
+    assert len(dataset.test) == 359
+    assert dataset.classes == tuple("0123456789")
+    assert dataset.train.images.shape == (1438, 8, 8, 1)
+    raw = load_digits()
+    assert dataset.test.labels.tolist() == raw.target[4::5].tolist()
+    # Values 0 to 16 become 0 to 255, and 16 is not an overflown 0.
+    expected = np.minimum(raw.images[4::5] * 16, 255)
+    assert np.array_equal(dataset.test.images[..., 0], expected)
+    assert dataset.test.images.max() == 255
+
+
+# Image folders
+
+
+def test_an_image_folder(folder, tmp_path):
+    dataset = load(folder, tmp_path)
+    assert dataset.classes == ("ant", "bee")
+    assert dataset.clients == ()
+    assert numbers(dataset.train.images) == [0, 1, 10, 11]
+    assert numbers(dataset.test.images) == [100, 101, 110, 111]
+    assert dataset.train.labels.tolist() == [0, 0, 1, 1]
+    assert dataset.train.owners.tolist() == [-1] * 4
+    # Written 4 wide and 3 high; lossless, so every pixel must be the same.
+    assert dataset.train.images.shape == (4, 3, 4, 3)
+    pixels = (np.arange(36).reshape(3, 4, 3) + 11).astype(np.uint8)
+    assert np.array_equal(dataset.train.images[3], pixels)
+
+
+def test_a_folder_that_is_split_over_clients(tmp_path):
+    root = tmp_path / "images"
+    # Anna has ant and bee, Bob only bee; Bob's label must still be bee's.
+    write_image(root / "anna" / "train" / "ant" / "0.png", 1)
+    write_image(root / "anna" / "train" / "bee" / "0.png", 2)
+    write_image(root / "anna" / "test" / "ant" / "0.png", 3)
+    write_image(root / "bob" / "train" / "bee" / "0.png", 4)
+    write_image(root / "bob" / "train" / "bee" / "1.png", 5)
+    write_image(root / "bob" / "test" / "bee" / "0.png", 6)
+    dataset = load(root, tmp_path)
+    assert dataset.clients == ("anna", "bob")
+    assert dataset.classes == ("ant", "bee")
+    assert numbers(dataset.train.images) == [1, 2, 4, 5]
+    assert dataset.train.labels.tolist() == [0, 1, 1, 1]
+    assert dataset.train.owners.tolist() == [0, 0, 1, 1]
+    assert numbers(dataset.test.images) == [3, 6]
+    assert dataset.test.labels.tolist() == [0, 1]
+    assert dataset.test.owners.tolist() == [0, 1]
+
+
+def test_grey_images_have_one_channel(tmp_path):
+    root = tmp_path / "images"
+    for part in ("train", "test"):
+        write_image(root / part / "a" / "0.png", 7, mode="L")
+    dataset = load(root, tmp_path)
+    assert dataset.train.images.shape == (1, 3, 4, 1)
+    assert dataset.train.images.flatten().tolist() == list(range(7, 19))
+
+
+def test_the_first_image_decides_size_and_colour(folder, tmp_path):
+    write_image(folder / "train" / "bee" / "z.png", 9, size=(8, 6))
+    write_image(folder / "test" / "bee" / "z.png", 9, mode="L")
+    dataset = load(folder, tmp_path)
+    assert dataset.train.images.shape == (5, 3, 4, 3)
+    assert dataset.test.images.shape == (5, 3, 4, 3)
+    # Grey as colour: three equal channels.
+    assert len(np.unique(dataset.test.images[4, 1, 2])) == 1
+
+
+def test_image_size(folder, tmp_path):
+    assert load(folder, tmp_path, image_size=6).train.images.shape == (4, 6, 6, 3)
+    assert load(folder, tmp_path).train.images.shape == (4, 3, 4, 3)
+
+
+def test_other_files_are_no_images(folder, tmp_path):
+    (folder / "train" / "ant" / "notes.txt").write_text("hello")
+    (folder / "README").write_text("hello")
+    assert len(load(folder, tmp_path).train) == 4
+
+
+def test_only_the_first_classes(tmp_path):
+    root = tmp_path / "images"
+    write_folder(root, classes=("ant", "bee", "cat"))
+    dataset = load(root, tmp_path, num_classes=2)
+    assert dataset.classes == ("ant", "bee")
+    assert numbers(dataset.train.images) == [0, 1, 10, 11]
+    assert len(load(root, tmp_path, num_classes=3).classes) == 3
+    for wrong in (1, 4, -1):
+        with pytest.raises(SettingsError, match=f"num-classes is {wrong}; .* 2 to 3"):
+            load(root, tmp_path, num_classes=wrong)
+
+
+# The cache
+
+
+def test_images_are_decoded_once(folder, tmp_path, monkeypatch):
+    calls = []
+    decode = datasets._decode
+    monkeypatch.setattr(datasets, "_decode", lambda *a: calls.append(1) or decode(*a))
+    first, second = load(folder, tmp_path), load(folder, tmp_path)
+    assert calls == [1]
+    assert np.array_equal(first.train.images, second.train.images)
+    assert first.classes == second.classes
+    # Both are views of one file.
+    assert isinstance(second.train.images, np.memmap)
+    assert first.train.images.filename == second.train.images.filename
+
+
+def test_a_changed_folder_is_decoded_again(folder, tmp_path):
+    assert len(load(folder, tmp_path).train) == 4
+    write_image(folder / "train" / "ant" / "new.png", 50)
+    assert 50 in numbers(load(folder, tmp_path).train.images)
+    write_image(folder / "train" / "ant" / "new.png", 60, size=(4, 3))
+    assert 60 in numbers(load(folder, tmp_path).train.images)
+
+
+def test_the_cache_is_where_the_environment_says(folder, tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
+    load(folder, tmp_path, cache_dir="")
+    assert len(list((tmp_path / "xdg" / "flwr-frl").iterdir())) == 1
+
+
+def test_another_process_may_store_the_same_data_first(folder, tmp_path, monkeypatch):
+    decode = datasets._decode
+
+    def decode_late(*arguments):
+        monkeypatch.setattr(datasets, "_decode", decode)
+        load(folder, tmp_path)
+        return decode(*arguments)
+
+    monkeypatch.setattr(datasets, "_decode", decode_late)
+    assert len(load(folder, tmp_path).train) == 4
+    assert len(list((tmp_path / "cache").iterdir())) == 1
+
+
+def test_too_little_space(folder, tmp_path, monkeypatch):
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: DiskUsage(1000, 990, 10))
+    with pytest.raises(SettingsError, match=r"cannot be written \(.* 10 are free\)"):
+        load(folder, tmp_path)
+    assert list((tmp_path / "cache").iterdir()) == []
+    monkeypatch.undo()
+    assert len(load(folder, tmp_path).train) == 4
+
+
+@pytest.mark.parametrize("written", [0, 1, 5])
+def test_a_disk_that_becomes_full(folder, tmp_path, monkeypatch, written):
+    save, calls = np.save, []
+
+    def full(file, array, **options):
+        calls.append(1)
+        if len(calls) > written:
+            file.write(b"half")
+            raise OSError(errno.ENOSPC, "No space left on device")
+        save(file, array, **options)
+
+    monkeypatch.setattr(np, "save", full)
+    with pytest.raises(SettingsError, match=r"No space left on device.*set cache-dir"):
+        load(folder, tmp_path)
+    assert list((tmp_path / "cache").iterdir()) == []
+    monkeypatch.undo()
+    assert len(load(folder, tmp_path).train) == 4
+
+
+def test_a_cache_that_cannot_be_made(folder, tmp_path):
+    (tmp_path / "cache").write_text("a file, not a directory")
+    with pytest.raises(SettingsError, match="cannot be written"):
+        load(folder, tmp_path)
+
+
+def test_an_interrupted_decoding_leaves_nothing(folder, tmp_path, monkeypatch):
+    def interrupted(*_, **__):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(np, "save", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        load(folder, tmp_path)
+    assert list((tmp_path / "cache").iterdir()) == []
+
+
+# What can be wrong with a folder
+
+
+def test_no_directory(tmp_path):
+    for root in ("", str(tmp_path / "nowhere")):
+        with pytest.raises(SettingsError) as caught:
+            load(root, tmp_path)
+        assert str(caught.value).startswith(f"data-dir is {root!r}; it must be")
+
+
+def test_a_file_instead_of_a_directory(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(SettingsError, match="it must be a directory with train"):
+        load(tmp_path / "file", tmp_path)
+
+
+def test_an_empty_directory(tmp_path):
+    (tmp_path / "images").mkdir()
+    with pytest.raises(SettingsError, match="has no class folders under 'train'"):
+        load(tmp_path / "images", tmp_path)
+
+
+@pytest.mark.parametrize("part", ["train", "test"])
+def test_a_missing_half(folder, tmp_path, part):
+    shutil.rmtree(folder / part)
+    with pytest.raises(SettingsError, match="has no class folders under") as caught:
+        load(folder, tmp_path)
+    # Without train/ it might be a folder of clients, who have no train/ either.
+    assert "'train'" in str(caught.value) or part == "test"
+
+
+@pytest.mark.parametrize("part", ["train", "test"])
+def test_a_class_without_images(folder, tmp_path, part):
+    (folder / part / "cat").mkdir()
+    (folder / part / "cat" / "notes.txt").write_text("no image")
+    name = re.escape(repr(str(folder / part / "cat")))
+    with pytest.raises(SettingsError, match=f"class folder {name} has no images"):
+        load(folder, tmp_path)
+
+
+def broken_png() -> bytes:
+    """A PNG with a damaged chunk type, over which Pillow stumbles late."""
+
+    def chunk(kind: bytes, data: bytes) -> bytes:
+        crc = struct.pack(">I", zlib.crc32(kind + data))
+        return struct.pack(">I", len(data)) + kind + data + crc
+
+    header = struct.pack(">IIBBBBB", 4, 3, 8, 2, 0, 0, 0)
+    pixels = zlib.compress(b"".join(b"\0" + bytes(12) for _ in range(3)))
+    start = b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header)
+    half = len(pixels) // 2
+    return start + chunk(b"IDAT", pixels[:half]) + b"\0\0\0\4\xec\xac\2\xb1" + bytes(8)
+
+
+def huge_bmp() -> bytes:
+    """A header that claims more pixels than Pillow is willing to decode."""
+    return b"BM" + struct.pack(
+        "<IHHIIiiHHIIiiII", *(54, 0, 0, 54, 40, 30000, 30000, 1, 24), *([0] * 6)
+    )
+
+
+def truncated_png() -> bytes:
+    buffer = io.BytesIO()
+    Image.fromarray(
+        np.random.default_rng(0).integers(0, 255, (3, 4, 3), np.uint8)
+    ).save(buffer, "PNG")
+    return buffer.getvalue()[:60]
+
+
+UNREADABLE = [
+    pytest.param(b"", id="empty"),
+    pytest.param(b"not an image", id="text"),
+    pytest.param(truncated_png(), id="truncated"),
+    pytest.param(broken_png(), id="broken-chunk"),
+    pytest.param(huge_bmp(), id="huge"),
+]
+
+
+@pytest.mark.parametrize("data", UNREADABLE)
+@pytest.mark.parametrize("first", [False, True])
+def test_unreadable_images_are_counted_and_named(folder, tmp_path, data, first):
+    names = ["bee/broken.png", "bee/worse.png"]
+    if first:
+        names[0] = "ant/-broken.png"
+    for name in names:
+        (folder / "train" / name).write_bytes(data)
+    with pytest.raises(SettingsError) as caught:
+        load(folder, tmp_path)
+    line = f"2 images cannot be read, the first is {folder / 'train' / names[0]}"
+    assert str(caught.value).startswith(line)
+    assert "\n" not in str(caught.value)
+    assert not (tmp_path / "cache").exists()
+
+
+def test_only_unreadable_images(tmp_path):
+    root = tmp_path / "images"
+    for part in ("train", "test"):
+        (root / part / "a").mkdir(parents=True)
+        (root / part / "a" / "x.png").write_bytes(b"no")
+    with pytest.raises(SettingsError, match="2 images cannot be read, the first is"):
+        load(root, tmp_path)
+
+
+# Data sets of torchvision, from files as they publish them
+
+
+def write_idx(path: Path, array: np.ndarray) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    magic = struct.pack(">HBB", 0, 8, array.ndim)
+    sizes = struct.pack(f">{array.ndim}I", *array.shape)
+    path.write_bytes(magic + sizes + array.astype(np.uint8).tobytes())
+
+
+def write_mnist(root: Path) -> dict[str, tuple[np.ndarray, np.ndarray]]:
+    rng = np.random.default_rng(0)
+    halves = {}
+    for part, prefix, n in (("train", "train", 30), ("test", "t10k", 20)):
+        images = rng.integers(0, 256, (n, 28, 28))
+        labels = np.arange(n) % 10
+        write_idx(root / "MNIST" / "raw" / f"{prefix}-images-idx3-ubyte", images)
+        write_idx(root / "MNIST" / "raw" / f"{prefix}-labels-idx1-ubyte", labels)
+        halves[part] = (images, labels)
+    return halves
+
+
+def test_mnist(tmp_path):
+    written = write_mnist(tmp_path / "data")
+    dataset = load(tmp_path / "data", tmp_path, task="mnist")
+    assert len(dataset.classes) == 10
+    for part, half in (("train", dataset.train), ("test", dataset.test)):
+        assert np.array_equal(half.images[..., 0], written[part][0])
+        assert half.labels.tolist() == written[part][1].tolist()
+        assert half.images.shape[1:] == (28, 28, 1)
+
+
+def test_the_letters_of_emnist_have_26_classes(tmp_path):
+    for part in ("train", "test"):
+        prefix = tmp_path / "data" / "EMNIST" / "raw" / f"emnist-letters-{part}"
+        write_idx(Path(f"{prefix}-images-idx3-ubyte"), np.zeros((26, 28, 28)))
+        write_idx(Path(f"{prefix}-labels-idx1-ubyte"), np.arange(1, 27))
+    dataset = load(tmp_path / "data", tmp_path, task="emnist")
+    assert dataset.train.labels.tolist() == list(range(26))
+    assert dataset.classes == tuple("abcdefghijklmnopqrstuvwxyz")
+
+
+def test_a_missing_directory_for_torchvision(tmp_path):
+    with pytest.raises(SettingsError, match=r"data-dir is .*; there is no such"):
+        load(tmp_path / "nowhere", tmp_path, task="cifar10")
+
+
+def test_no_network(tmp_path, monkeypatch):
+    from torchvision.datasets import MNIST
+
+    def refuse(self):
+        raise RuntimeError("Error downloading train-images\nwith a second line")
+
+    monkeypatch.setattr(MNIST, "download", refuse)
+    (tmp_path / "data").mkdir()
+    with pytest.raises(SettingsError) as caught:
+        load(tmp_path / "data", tmp_path, task="mnist")
+    assert str(caught.value) == (
+        f"MNIST is not in {str(tmp_path / 'data')!r} and could not be downloaded: "
+        "Error downloading train-images"
+    )
+
+
+@pytest.mark.parametrize(
+    "kept",
+    [0, 2, 17, 1000],
+)
+def test_a_truncated_file_of_torchvision(tmp_path, kept):
+    write_mnist(tmp_path / "data")
+    path = tmp_path / "data" / "MNIST" / "raw" / "t10k-images-idx3-ubyte"
+    path.write_bytes(path.read_bytes()[:kept])
+    with pytest.raises(SettingsError, match=f"^MNIST .*{re.escape(str(tmp_path))}"):
+        load(tmp_path / "data", tmp_path, task="mnist")
+
+
+def test_an_unknown_task(tmp_path):
+    with pytest.raises(SettingsError, match="unknown task 'minst'; did you mean"):
+        load("", tmp_path, task="minst")
+
+
+# Arrays
+
+
+def save_arrays(root: Path, part: str, **arrays):
+    root.mkdir(exist_ok=True)
+    np.savez(root / f"{part}.npz", **arrays)
+
+
+@pytest.fixture
+def arrays(tmp_path):
+    """Six training and two test images of 4 x 3, numbered by their first value."""
+    root = tmp_path / "arrays"
+    images = np.arange(8 * 3 * 4 * 3, dtype=np.uint8).reshape(8, 3, 4, 3)
+    images[:, 0, 0, 0] = np.arange(8)
+    labels = np.array([0, 1, 2, 0, 1, 2, 2, 0])
+    names = np.array(["ant", "bee", "cat"])
+    save_arrays(root, "train", images=images[:6], labels=labels[:6], classes=names)
+    save_arrays(root, "test", images=images[6:], labels=labels[6:])
+    return root
+
+
+def test_arrays_of_a_device(arrays, tmp_path):
+    dataset = load(arrays, tmp_path, task="arrays")
+    assert dataset.classes == ("ant", "bee", "cat")
+    assert numbers(dataset.train.images) == [0, 1, 2, 3, 4, 5]
+    assert numbers(dataset.test.images) == [6, 7]
+    assert dataset.train.labels.tolist() == [0, 1, 2, 0, 1, 2]
+    assert dataset.test.labels.tolist() == [2, 0]
+    assert dataset.test.labels.dtype == np.int64
+    assert dataset.train.images.shape == (6, 3, 4, 3)
+
+
+def test_grey_arrays_without_names(tmp_path):
+    root = tmp_path / "arrays"
+    images = np.arange(2 * 5 * 4, dtype=np.uint8).reshape(2, 5, 4)
+    # Class 1 is not there; the head has an output for it all the same.
+    for part in ("train", "test"):
+        save_arrays(root, part, images=images, labels=np.array([2, 0], np.uint8))
+    dataset = load(root, tmp_path, task="arrays")
+    assert dataset.classes == ("0", "1", "2")
+    assert dataset.train.images.shape == (2, 5, 4, 1)
+    assert np.array_equal(dataset.train.images[..., 0], images)
+
+
+def test_other_arrays_are_other_data(arrays, tmp_path):
+    before = load(arrays, tmp_path, task="arrays")
+    images = np.full((3, 3, 4, 3), 77, np.uint8)
+    save_arrays(arrays, "test", images=images, labels=np.zeros(3, int))
+    after = load(arrays, tmp_path, task="arrays")
+    assert len(before.test) == 2
+    assert numbers(after.test.images) == [77] * 3
+
+
+class Harmful:
+    """A pickle of this makes a file."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self):
+        return Path.touch, (self.path,)
+
+
+@pytest.mark.parametrize("name", ["images", "labels", "classes"])
+def test_a_pickle_is_never_loaded(arrays, tmp_path, name):
+    trap = tmp_path / "harm"
+    contents = dict(np.load(arrays / "train.npz"))
+    contents[name] = np.array([Harmful(trap)] * 6, dtype=object)
+    save_arrays(arrays, "train", **contents)
+    # The trap works.
+    np.load(arrays / "train.npz", allow_pickle=True)[name]
+    assert trap.exists()
+    trap.unlink()
+    with pytest.raises(SettingsError, match=r"cannot be read: Object arrays"):
+        load(arrays, tmp_path, task="arrays")
+    assert not trap.exists()
+
+
+def test_a_file_that_is_a_pickle_as_a_whole(arrays, tmp_path):
+    trap = tmp_path / "harm"
+    (arrays / "train.npz").write_bytes(pickle.dumps(Harmful(trap)))
+    with pytest.raises(SettingsError, match=r"train.npz' cannot be read: .*pickle"):
+        load(arrays, tmp_path, task="arrays")
+    assert not trap.exists()
+
+
+WRONG_ARRAYS = [
+    ({"images": np.zeros((6, 3, 4, 3))}, "images of type float64 and shape"),
+    ({"images": np.zeros((6, 12), np.uint8)}, "they must be uint8, n x height x width"),
+    ({"images": np.zeros((0, 3, 4, 3), np.uint8)}, r"shape \(0, 3, 4, 3\)"),
+    ({"images": np.zeros((6, 3, 5, 3), np.uint8)}, r"must be as in train.npz: \(3, 5,"),
+    ({"labels": np.arange(5)}, "they must be 6 integers, one an image"),
+    ({"labels": np.zeros(6)}, "labels of type float64"),
+    ({"labels": np.arange(6)}, "has the label 5; labels must be from 0 to 2"),
+    ({"labels": np.array([0, 1, -1, 0, 0, 0])}, "has the label -1; labels must be"),
+    ({"classes": np.arange(3)}, "they must be a list of texts"),
+    ({"classes": np.array(["a", "b", "a"])}, "has a class twice: a, b, a"),
+    ({"classes": np.array(["a", "b"])}, "labels must be from 0 to 1"),
+]
+
+
+@pytest.mark.parametrize(("change", "message"), WRONG_ARRAYS)
+def test_arrays_that_are_wrong(arrays, tmp_path, change, message):
+    save_arrays(arrays, "train", **{**np.load(arrays / "train.npz"), **change})
+    with pytest.raises(SettingsError, match=message) as error:
+        load(arrays, tmp_path, task="arrays")
+    assert "\n" not in str(error.value)
+    assert str(arrays) in str(error.value)
+
+
+@pytest.mark.parametrize(
+    "wrong", ["missing", "no-images", "text", "array", "cut", "nothing"]
+)
+def test_files_that_hold_no_arrays(arrays, tmp_path, wrong):
+    path = arrays / "train.npz"
+    messages = {"no-images": "has no 'images'; it must hold", "missing": "must hold"}
+    if wrong == "missing":
+        path.unlink()
+    elif wrong == "no-images":
+        np.savez(path, labels=np.arange(3))
+    elif wrong == "text":
+        path.write_text("no archive")
+    elif wrong in ("cut", "nothing"):
+        path.write_bytes(path.read_bytes()[: 300 if wrong == "cut" else 0])
+    else:
+        with path.open("wb") as file:
+            np.save(file, np.arange(3))
+    message = messages.get(wrong, "cannot be read")
+    with pytest.raises(SettingsError, match=message) as error:
+        load(arrays, tmp_path, task="arrays")
+    assert "\n" not in str(error.value)

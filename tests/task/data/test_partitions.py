@@ -1,0 +1,372 @@
+"""Partitions: sizes and classes counted by hand, and properties of random cases."""
+
+import re
+from math import gcd
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import settings as hypothesis_settings
+from hypothesis import strategies as st
+
+from task.data.partitions import (
+    PARTITIONS,
+    dirichlet,
+    distinct_shards,
+    iid,
+    log_normal,
+    partition,
+    shards,
+    split,
+)
+from task.settings import SettingsError, resolve
+
+
+def labels_of(num_classes: int, per_class: int) -> np.ndarray:
+    """Balanced labels in a random order."""
+    labels = np.repeat(np.arange(num_classes), per_class)
+    return np.random.default_rng(5).permutation(labels)
+
+
+def split_of(
+    train: np.ndarray, test: np.ndarray, num_clients: int, **overrides
+) -> tuple[list[np.ndarray], list[np.ndarray]]:
+    num_classes = int(train.max()) + 1
+    given_settings = {name.replace("_", "-"): v for name, v in overrides.items()}
+    return partition(train, test, num_classes, num_clients, resolve(given_settings))
+
+
+def assert_disjoint_and_complete(parts: list[np.ndarray], total: int) -> None:
+    dealt = np.concatenate(parts)
+    assert len(dealt) == total
+    assert set(dealt.tolist()) == set(range(total))
+
+
+# Split
+
+
+def test_split_deals_a_class_out_in_the_given_proportions():
+    # 8 examples of class 0 (1/4, 3/4, 0) and 4 of class 1 (0, 1/2, 1/2).
+    labels = np.array([0, 1] * 4 + [0] * 4)
+    proportions = np.array([[0.25, 0.75, 0.0], [0.0, 0.5, 0.5]])
+    parts = split(labels, proportions, np.random.default_rng(0))
+    counts = [np.bincount(labels[part], minlength=2).tolist() for part in parts]
+    assert counts == [[2, 0], [6, 2], [0, 2]]
+    assert_disjoint_and_complete(parts, 12)
+
+
+def test_split_leaves_out_only_a_class_that_nobody_has():
+    labels = np.array([0, 0, 1, 1, 2, 2])
+    proportions = np.array([[1.0, 0.0], [0.0, 0.0], [0.0, 1.0]])
+    parts = split(labels, proportions, np.random.default_rng(0))
+    assert [part.tolist() for part in parts] == [[0, 1], [4, 5]]
+
+
+def test_split_gives_a_client_without_shares_an_empty_part():
+    parts = split(np.zeros(4, int), np.array([[1.0, 0.0]]), np.random.default_rng(0))
+    assert [len(part) for part in parts] == [4, 0]
+    assert parts[1].dtype == np.int64
+
+
+def test_equal_shares_differ_by_one_example_at_most():
+    # 100 examples over 7 clients: 14 each and two over.
+    parts = split(np.zeros(100, int), iid(1, 7), np.random.default_rng(0))
+    assert {len(part) for part in parts} == {14, 15}
+
+
+@given(
+    st.integers(1, 6),
+    st.integers(1, 8),
+    st.lists(st.integers(0, 30), min_size=6, max_size=6),
+    st.floats(0.05, 20),
+    st.integers(0, 2**32 - 1),
+)
+def test_split_is_disjoint_complete_and_near_the_shares(
+    num_classes, num_clients, sizes, alpha, seed
+):
+    rng = np.random.default_rng(seed)
+    labels = rng.permutation(np.repeat(np.arange(num_classes), sizes[:num_classes]))
+    proportions = rng.dirichlet(np.full(num_clients, alpha), num_classes)
+    parts = split(labels, proportions, rng)
+    assert_disjoint_and_complete(parts, len(labels))
+    for i, part in enumerate(parts):
+        assert np.all(np.diff(part) > 0)
+        counts = np.bincount(labels[part], minlength=num_classes)
+        # Two roundings, each off by one half at most.
+        expected = proportions[:, i] * sizes[:num_classes]
+        assert np.all(np.abs(counts - expected) <= 1 + 1e-9)
+
+
+# Equal shards
+
+
+def test_two_classes_each_of_ten_clients_and_ten_classes():
+    # 10 classes of 100, 10 clients, S = 2: 20 shards of 50, so 100 examples a client.
+    train, test = labels_of(10, 100), labels_of(10, 20)
+    parts, tests = split_of(
+        train, test, 10, partition="distinct-shards", classes_per_client=2
+    )
+    for part, held_out in zip(parts, tests, strict=True):
+        assert np.bincount(train[part])[np.unique(train[part])].tolist() == [50, 50]
+        assert len(held_out) == 20
+        assert set(test[held_out]) == set(train[part])
+    assert_disjoint_and_complete(parts, 1000)
+    assert_disjoint_and_complete(tests, 200)
+
+
+def test_the_authors_shards_have_equal_sizes_and_may_repeat_a_class():
+    train, test = labels_of(10, 100), labels_of(10, 20)
+    repeated = 0
+    for seed in range(5):
+        parts, tests = split_of(
+            train, test, 50, partition="shards", classes_per_client=2, seed=seed
+        )
+        # 100 shards, 10 of each class, of 10 training and 2 test examples.
+        assert {len(part) for part in parts} == {20}
+        assert {len(part) for part in tests} == {4}
+        for part, held_out in zip(parts, tests, strict=True):
+            assert set(np.bincount(train[part]).tolist()) <= {0, 10, 20}
+            assert set(test[held_out]) == set(train[part])
+            repeated += len(set(train[part])) == 1
+    # Chance of a second shard of the same class: 9/99. Of 250 clients none: 1e-10.
+    assert repeated > 0
+
+
+@given(st.data(), st.integers(2, 12), st.integers(0, 2**32 - 1))
+def test_shards_are_dealt_out_completely(data, num_classes, seed):
+    per_client = data.draw(st.integers(1, num_classes))
+    step = num_classes // gcd(num_classes, per_client)
+    num_clients = step * data.draw(st.integers(1, 5))
+    copies = num_clients * per_client // num_classes
+    for deal in (shards, distinct_shards):
+        rng = np.random.default_rng(seed)
+        counts = deal(num_classes, num_clients, per_client, rng) * copies
+        assert np.allclose(counts, np.rint(counts))
+        assert np.allclose(counts.sum(axis=0), per_client)
+        assert np.allclose(counts.sum(axis=1), copies)
+        if deal is distinct_shards:
+            assert counts.max() <= 1 + 1e-9
+
+
+@pytest.mark.parametrize("deal", [shards, distinct_shards])
+def test_as_many_classes_per_client_as_there_are(deal):
+    proportions = deal(5, 3, 5, np.random.default_rng(0))
+    if deal is distinct_shards:
+        assert np.allclose(proportions, 1 / 3)
+    assert np.allclose(proportions.sum(axis=1), 1)
+
+
+@pytest.mark.parametrize("name", ["shards", "distinct-shards"])
+def test_a_thousand_clients(name):
+    # As CIFAR-10: 50,000 training and 10,000 test images, 1,000 clients, S = 2: 200
+    # shards of 25 and 5 images in each class.
+    train, test = labels_of(10, 5000), labels_of(10, 1000)
+    parts, tests = split_of(train, test, 1000, partition=name, classes_per_client=2)
+    assert {len(part) for part in parts} == {50}
+    assert {len(part) for part in tests} == {10}
+    assert_disjoint_and_complete(parts, 50_000)
+    assert_disjoint_and_complete(tests, 10_000)
+    classes = [len(set(train[part])) for part in parts]
+    if name == "distinct-shards":
+        assert set(classes) == {2}
+    for part, held_out in zip(parts, tests, strict=True):
+        assert set(test[held_out]) == set(train[part])
+
+
+@pytest.mark.parametrize("deal", [shards, distinct_shards])
+@pytest.mark.parametrize("per_client", [0, -1, 11])
+def test_more_classes_than_there_are(deal, per_client):
+    line = f"classes-per-client is {per_client}; it must be from 1 to 10"
+    with pytest.raises(SettingsError, match=line):
+        deal(10, 20, per_client, np.random.default_rng(0))
+
+
+@pytest.mark.parametrize(
+    ("num_classes", "num_clients", "per_client", "nearest"),
+    [
+        # 13 x 2 = 26 is no multiple of 10, 10 x 2 and 15 x 2 are.
+        (10, 13, 2, "10 or 15 clients"),
+        # Fewer shards than classes: 3 x 2 = 6 < 10, 5 x 2 = 10.
+        (10, 3, 2, "5 clients"),
+        # 7 and 10 have no common divisor.
+        (10, 99, 7, "90 or 100 clients"),
+        (62, 150, 10, "124 or 155 clients"),
+    ],
+)
+def test_unequal_shards_name_the_nearest_counts(
+    num_classes, num_clients, per_client, nearest
+):
+    with pytest.raises(SettingsError) as caught:
+        shards(num_classes, num_clients, per_client, np.random.default_rng(0))
+    assert f"num-clients is {num_clients}" in str(caught.value)
+    assert str(caught.value).endswith(f"the nearest that work: {nearest}")
+
+
+@given(st.data(), st.integers(2, 30), st.integers(1, 60))
+def test_the_named_counts_work_and_none_is_nearer(data, num_classes, num_clients):
+    per_client = data.draw(st.integers(1, num_classes))
+    works = [n for n in range(1, num_clients + 31) if n * per_client % num_classes == 0]
+    rng = np.random.default_rng(0)
+    if num_clients in works:
+        shards(num_classes, num_clients, per_client, rng)
+        return
+    with pytest.raises(SettingsError) as caught:
+        shards(num_classes, num_clients, per_client, rng)
+    named = [int(n) for n in re.findall(r"\d+", str(caught.value).split("work:")[1])]
+    below = [n for n in works if n < num_clients]
+    above = [n for n in works if n > num_clients]
+    assert named == below[-1:] + above[:1]
+    for n in named:
+        shards(num_classes, n, per_client, rng)
+        distinct_shards(num_classes, n, per_client, rng)
+
+
+# Other partitions
+
+
+def test_dirichlet_is_even_for_a_large_and_uneven_for_a_small_concentration():
+    # Each proportion has mean 1/n and variance (n - 1) / (n² (n alpha + 1)).
+    n, classes = 10, 400
+    for alpha in (0.1, 100.0):
+        drawn = dirichlet(classes, n, alpha, np.random.default_rng(1))
+        assert np.allclose(drawn.sum(axis=1), 1)
+        variance = (n - 1) / (n**2 * (n * alpha + 1))
+        assert np.isclose(drawn.var(), variance, rtol=0.2)
+
+
+def test_dirichlet_splits_train_and_test_alike():
+    train, test = labels_of(5, 400), labels_of(5, 400)
+    parts, tests = split_of(train, test, 4, partition="dirichlet", dirichlet_alpha=0.3)
+    assert_disjoint_and_complete(parts, 2000)
+    assert_disjoint_and_complete(tests, 2000)
+    for part, held_out in zip(parts, tests, strict=True):
+        # As many examples of each class in both halves, so the counts must agree.
+        assert np.array_equal(
+            np.bincount(train[part], minlength=5),
+            np.bincount(test[held_out], minlength=5),
+        )
+
+
+def test_log_normal_sizes():
+    # One class, so that a client's share is its weight over the sum of weights.
+    sigma, n = 1.5, 4000
+    shares = log_normal(1, n, 1, sigma, np.random.default_rng(2))[0]
+    logs = np.log(shares)
+    # The logarithm of a share is normal up to a constant; 4 standard errors of its
+    # standard deviation are 4 sigma / sqrt(2 n).
+    assert abs(logs.std() - sigma) < 4 * sigma / np.sqrt(2 * n)
+    centred = (logs - logs.mean()) / logs.std()
+    assert abs((centred**3).mean()) < 4 * np.sqrt(6 / n)
+
+
+def test_log_normal_has_exactly_s_classes_and_without_spread_equal_shards():
+    train, test = labels_of(10, 300), labels_of(10, 30)
+    parts, tests = split_of(
+        train, test, 20, partition="log-normal", classes_per_client=3, size_sigma=0.5
+    )
+    assert_disjoint_and_complete(parts, 3000)
+    assert_disjoint_and_complete(tests, 300)
+    assert {len(set(train[part])) for part in parts} == {3}
+    assert len({len(part) for part in parts}) > 5
+    for part, held_out in zip(parts, tests, strict=True):
+        assert set(test[held_out]) <= set(train[part])
+    even = log_normal(10, 20, 3, 0.0, np.random.default_rng(0))
+    assert set(np.unique(even.round(9))) == {0.0, round(1 / 6, 9)}
+
+
+def test_iid_gives_everyone_the_same_mix():
+    train, test = labels_of(10, 60), labels_of(10, 12)
+    parts, tests = split_of(train, test, 6, partition="iid")
+    for part, held_out in zip(parts, tests, strict=True):
+        assert np.bincount(train[part]).tolist() == [10] * 10
+        assert np.bincount(test[held_out]).tolist() == [2] * 10
+    assert_disjoint_and_complete(parts, 600)
+
+
+def test_iid_sizes_are_even_over_all_classes():
+    # 100 classes of 10 over 30 clients: 33.3 examples each. With the rest of every
+    # class at random a size varies by a few, but not by 100.
+    train, test = labels_of(100, 10), labels_of(100, 10)
+    parts, _ = split_of(train, test, 30, partition="iid")
+    sizes = [len(part) for part in parts]
+    assert max(sizes) - min(sizes) < 30
+
+
+# All of them
+
+
+@pytest.mark.parametrize("name", sorted(PARTITIONS))
+@hypothesis_settings(max_examples=20)
+@given(seed=st.integers(0, 2**31))
+def test_every_partition_is_disjoint_and_complete(name, seed):
+    train, test = labels_of(6, 80), labels_of(6, 20)
+    parts, tests = split_of(
+        train, test, 12, partition=name, seed=seed, dirichlet_alpha=5.0, size_sigma=0.5
+    )
+    assert_disjoint_and_complete(parts, 480)
+    assert_disjoint_and_complete(tests, 120)
+
+
+@pytest.mark.parametrize("name", sorted(PARTITIONS))
+def test_the_seed_decides(name):
+    train, test = labels_of(6, 80), labels_of(6, 20)
+    first, again, other = (
+        split_of(train, test, 12, partition=name, seed=seed, dirichlet_alpha=5.0)[0]
+        for seed in (1, 1, 2)
+    )
+    assert all(np.array_equal(a, b) for a, b in zip(first, again, strict=True))
+    assert not all(np.array_equal(a, b) for a, b in zip(first, other, strict=True))
+
+
+@pytest.mark.parametrize(
+    ("overrides", "line"),
+    [
+        ({"partition": "shard"}, "unknown partition 'shard'; did you mean 'shards'"),
+        (
+            {"partition": "dirichlet", "dirichlet_alpha": 0.0},
+            "dirichlet-alpha is 0.0; it must be greater than 0",
+        ),
+        (
+            {"partition": "log-normal", "size_sigma": -1.0},
+            "size-sigma is -1.0; it must be at least 0",
+        ),
+        (
+            {"partition": "iid"},
+            "leaves 47 of 50 clients without training examples",
+        ),
+    ],
+)
+def test_impossible_partitions(overrides, line):
+    # 3 examples for 50 clients.
+    with pytest.raises(SettingsError, match=re.escape(line)):
+        split_of(labels_of(1, 3), labels_of(1, 3), 50, **overrides)
+
+
+def test_no_clients():
+    with pytest.raises(SettingsError, match="num-clients is 0; it must be at least 1"):
+        split_of(labels_of(2, 3), labels_of(2, 3), 0)
+
+
+# What the clients test on
+
+
+def test_all_clients_test_on_everything():
+    train, test = labels_of(10, 30), labels_of(10, 7)
+    parts, tests = split_of(train, test, 10, test_partition="all")
+    for held_out in tests:
+        assert held_out.tolist() == list(range(70))
+    # The training examples are those of any other run with this seed.
+    usual, usual_tests = split_of(train, test, 10, test_partition="same")
+    default, default_tests = split_of(train, test, 10)
+    for a, b, c in zip(parts, usual, default, strict=True):
+        assert np.array_equal(a, b)
+        assert np.array_equal(a, c)
+    assert_disjoint_and_complete(usual_tests, 70)
+    for a, b in zip(usual_tests, default_tests, strict=True):
+        assert np.array_equal(a, b)
+
+
+def test_an_unknown_test_partition():
+    line = "unknown test-partition 'non'; known: all, same"
+    with pytest.raises(SettingsError, match=line):
+        split_of(labels_of(2, 3), labels_of(2, 3), 2, test_partition="non")

@@ -1,0 +1,153 @@
+"""Costs, constraints and sets of the multi-task problems, by hand and by statistics."""
+
+import math
+
+import numpy as np
+import pytest
+from numpy.testing import assert_allclose, assert_array_equal
+
+from task.saddle_point.constraints import (
+    Ball,
+    Projection,
+    Proximity,
+    build_problem,
+    directed,
+)
+from task.saddle_point.problems import QCQP, LogisticRegression
+from task.settings import SettingsError
+
+EDGES = ((0, 1), (0, 3), (1, 2), (1, 3), (1, 4), (3, 4))
+PAIRS = directed(EDGES)
+
+
+# Costs
+
+
+@pytest.mark.parametrize("kind", [QCQP, LogisticRegression])
+def test_gradients_against_finite_differences(kind):
+    problem, rng = kind.create(range(4), 1, 6), np.random.default_rng(0)
+    x, h = rng.standard_normal((4, 6)), 1e-6
+    samples = np.array([problem.draw(row, rng, 1)[0] for row in range(4)])
+    slopes = [
+        (problem.value(x + e, samples) - problem.value(x - e, samples)) / (2 * h)
+        for e in h * np.eye(6)
+    ]
+    assert_allclose(problem.gradient(x, samples), np.transpose(slopes), atol=1e-7)
+
+
+@pytest.mark.parametrize("kind", [QCQP, LogisticRegression])
+def test_expected_costs_are_the_mean_over_samples(kind):
+    # 200,000 samples; 6 standard errors, which a normal mean leaves twice in 1e9.
+    problem, rng = kind.create([3], 1, 6), np.random.default_rng(0)
+    samples = problem.draw(0, rng, 200_000)
+    x = rng.standard_normal((1, 6))
+    if kind is QCQP:
+        values = QCQP((0,), problem.a, *np.zeros((2, 1))).value(x, samples)
+    else:
+        values = problem.value(x, samples)
+    error = values.std() / math.sqrt(len(values))
+    assert abs(values.mean() - problem.expected(x)[0]) < 6 * error
+
+
+def test_the_distributions_of_the_qcqp():
+    # Means of many entries; 6 standard errors, which a normal mean leaves 2 in 1e9.
+    many = QCQP.create(range(4000), 0, 3, freedom=5)
+    # Wishart: E A = 5 I; variances 2 * 5 on the diagonal and 5 off it.
+    diagonal = np.diagonal(many.a, axis1=1, axis2=2)
+    assert abs(diagonal.mean() - 5) < 6 * math.sqrt(10 / diagonal.size)
+    assert abs(many.a[:, 0, 1].mean()) < 6 * math.sqrt(5 / 4000)
+    for uniform in (many.mean, many.variance):
+        assert abs(uniform.mean() - 0.5) < 6 * math.sqrt(1 / 12 / 4000)
+    b = many.draw(7, np.random.default_rng(0), 100_000)
+    mean, variance, count = many.mean[7], many.variance[7], b.size
+    assert abs(b.mean() - mean) < 6 * math.sqrt(variance / count)
+    assert abs(b.var() / variance - 1) < 6 * math.sqrt(2 / count)
+
+
+def test_the_true_models_are_least_and_close():
+    problem = LogisticRegression.create(range(6), 0)
+    here, rng = problem.expected(problem.models), np.random.default_rng(0)
+    for length in (1e-3, 0.1, 3, 20):
+        moves = rng.standard_normal((6, 10))
+        moves *= length / np.linalg.norm(moves, axis=1, keepdims=True)
+        assert (problem.expected(problem.models + moves) > here).all()
+    apart = problem.models[:, None] - problem.models
+    assert np.linalg.norm(apart, axis=-1).max() <= 1
+    # ln 2 at the origin, where every example is a toss of a coin.
+    assert_allclose(problem.expected(np.zeros((6, 10))), math.log(2), atol=1e-12)
+    # E log(1 + e^z) is about E max(z, 0) = r / sqrt(2 pi) for a large r = ||x||; the
+    # difference is pi^2 / 12 times 2 density(0) / r.
+    x = np.zeros((6, 10))
+    x[:, 0] = np.where(problem.models[:, 0] > 0, -20, 20)
+    far = problem.expected(x) - problem.expected(-x)
+    both = problem.expected(x) + problem.expected(-x)
+    exact = 2 * (20 + math.pi**2 / 120) / math.sqrt(2 * math.pi)
+    assert_allclose(both, exact, atol=1e-3)
+    assert (far > 0).all()
+    good, bad = problem.accuracy(problem.models), problem.accuracy(-problem.models)
+    assert_allclose(good + bad, 1)
+    assert good.min() > 0.55
+
+
+# Sets and constraints
+
+
+def test_ball():
+    ball = Ball(2)
+    x = np.array([[3.0, 4.0], [0.6, 0.8], [0.0, 0.0]])
+    assert_allclose(ball.project(x), [[1.2, 1.6], [0.6, 0.8], [0, 0]])
+    assert_array_equal(ball.project(x)[1:], x[1:])
+    assert ball.shrunk(0.5) == Ball(1.5)
+
+
+def test_shrunk_sets():
+    x = np.random.default_rng(0).standard_normal((50, 3)) * 3
+    # A ball given by its projection is shrunk like the built-in one.
+    given = Projection(Ball(2).project, radius=2).shrunk(0.3)
+    assert_allclose(given.project(x), Ball(1.7).project(x), atol=1e-12)
+    # A box [0, 2]^3 with the ball of radius 1 around its centre becomes [z, 2 - z]^3.
+    box = Projection(lambda x: np.clip(x, 0, 2), np.ones(3)).shrunk(0.25)
+    assert_allclose(box.project(x), np.clip(x, 0.25, 1.75), atol=1e-12)
+    # Shrunk again, as in a set of its own.
+    assert_allclose(box.shrunk(0.25).project(x), np.clip(x, 0.5, 1.5), atol=1e-12)
+
+
+def test_proximity_by_hand():
+    constraint = Proximity(np.array([[0, 1], [0, 2]]), np.array([-1.0, -30.0]))
+    own, other = np.array([[1.0, 2], [1, 2]]), np.array([[4.0, -2], [4, -2]])
+    assert_array_equal(constraint.value(own, other), [24, -5])
+    assert_array_equal(constraint.gradient(own, other), [[-6, 8], [-6, 8]])
+
+
+def test_offsets_are_the_same_at_both_ends():
+    whole = Proximity.create(PAIRS, 4, -5, -3).offsets
+    assert_array_equal(Proximity.create(PAIRS[:, ::-1], 4, -5, -3).offsets, whole)
+    assert ((whole >= -5) & (whole <= -3)).all()
+    assert len(set(whole)) == len(EDGES)
+
+
+# Refusals
+
+
+@pytest.mark.parametrize(
+    ("build", "message"),
+    [
+        (lambda: Ball(0), "radius is 0"),
+        (lambda: Ball(math.nan), "radius is nan"),
+        (lambda: Projection(np.copy, radius=-1), "radius is -1"),
+        (lambda: Proximity.create(PAIRS, 0, -1, 0.5), r"c_ij is \(-1, 0.5\)"),
+        (lambda: Proximity(PAIRS[:1], np.array([0.1])), "c_0,1 is 0.1.*at most 0"),
+        (lambda: Proximity(PAIRS[:1], np.array([math.nan])), "c_0,1 is nan"),
+        (lambda: QCQP.create([], 0), "nodes"),
+        (lambda: QCQP.create([-1], 0), "a node is -1"),
+        (lambda: QCQP.create([0], -1), "seed is -1"),
+        (lambda: QCQP.create([0], 0, dimension=0), "dimension is 0"),
+        (lambda: QCQP.create([0], 0, freedom=0), "freedom is 0"),
+        (lambda: LogisticRegression.create([0], 0, spread=-1.0), "spread.* is -1.0"),
+        (lambda: build_problem("qcqq", [0], PAIRS, 0), "did you mean 'qcqp'"),
+    ],
+)
+def test_refusals(build, message):
+    with pytest.raises(SettingsError, match=message) as error:
+        build()
+    assert "\n" not in str(error.value)

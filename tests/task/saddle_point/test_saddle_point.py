@@ -1,0 +1,437 @@
+"""Algorithms 2 and 3 by hand, against plain NumPy, and one by one against batched."""
+
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from numpy.testing import assert_allclose, assert_array_equal
+
+from task.compression.per_tensor import (
+    QSGD,
+    Identity,
+    QSGDTopK,
+    RandK,
+    Sign,
+    SignTopK,
+    TopK,
+)
+from task.saddle_point.algorithm import (
+    DualMismatchError,
+    SaddlePoint,
+    check_duals,
+    decode,
+    two_point_gradient,
+)
+from task.saddle_point.constraints import (
+    PROBLEMS,
+    Ball,
+    PairFunction,
+    Projection,
+    Proximity,
+    build_problem,
+    directed,
+)
+from task.saddle_point.network import Network, compress_rows
+from task.saddle_point.problems import QCQP, LogisticRegression
+from task.saddle_point.state import Noise, State, exchange_stream
+from task.settings import SettingsError
+
+FALSE_ALARM = 1e-9
+EDGES = ((0, 1), (0, 3), (1, 2), (1, 3), (1, 4), (3, 4))
+PAIRS = directed(EDGES)
+OPERATORS = [None, Identity(), TopK(1), Sign(), SignTopK(3)]
+DRAWING = [QSGD(15), RandK(3), QSGDTopK(4)]
+
+
+def algorithm(name="qcqp", nodes=range(5), seed=0, **settings):
+    pairs = np.array([pair for pair in PAIRS if pair[0] in nodes])
+    problem, constraint = build_problem(name, nodes, pairs, seed)
+    return SaddlePoint(problem, constraint, pairs, **settings)
+
+
+def two_nodes(**settings):
+    """Costs x^2 + b x and 2 x^2 + b x, and (x_1 - x_2)^2 - 1 <= 0."""
+    a = np.array([1.0, 2.0])[:, None, None]
+    problem = QCQP((0, 1), a, np.zeros(2), np.ones(2))
+    pairs = directed([(0, 1)])
+    constraint = Proximity(pairs, np.array([-1.0, -1.0]))
+    return SaddlePoint(problem, constraint, pairs, step=0.1, regularizer=10, **settings)
+
+
+def column(*entries):
+    return np.array(entries, float)[:, None]
+
+
+# By hand
+
+
+def test_two_iterations_by_hand():
+    saddle = two_nodes()
+    state = State(
+        column(1, -2), column(1, -2), column(-2, 1), np.zeros(2), column(0, 0)
+    )
+    # Gradients 2 + 0.5 and -8 - 1; duals still 0. g = 3^2 - 1 = 8.
+    saddle.iterate(state, column(0.5, -1), column(1, 1))
+    assert_allclose(state.raw, column(0.75, -1.1))
+    assert_allclose(state.duals, 0.1 * 8)
+    assert_allclose(state.average, column(1, -2))
+    # An exact exchange. Gradients 1.5 and -4.4 + 1; g's are 2 * 1.85 and its negative:
+    # 0.75 - 0.15 - 2 * 0.1 * 0.8 * 3.7 and -1.1 + 0.34 + 0.592. g = 1.85^2 - 1; the
+    # dual variable's decay is delta eta lambda = 10 * 0.1 * 0.8.
+    state.copy, state.known = state.raw.copy(), state.raw[::-1].copy()
+    saddle.iterate(state, column(0, 1), column(1, 1))
+    assert_allclose(state.raw, column(0.008, -0.168))
+    assert_allclose(state.duals, 0.8 + 0.1 * (2.4225 - 0.8))
+    assert_allclose(state.average, column(0.875, -1.55))
+    assert state.iteration == 2
+
+
+@pytest.mark.parametrize(
+    # The ball has radius 1, for bandit feedback shrunk by 0.1: the copies 1.5 and -0.4
+    # have the points 1 (0.9) and -0.4.
+    ("zeta", "point"),
+    [(0.0, 1.0), (0.1, 0.9)],
+)
+def test_gradients_at_points_are_used_on_raw_parameters(zeta, point):
+    saddle = two_nodes(feasible=Ball(1), zeta=zeta)
+    raw, copy, known = column(0.9, -0.5), column(1.5, -0.4), column(-0.4, 1.5)
+    state = State(raw, copy, known, np.full(2, 0.5), column(0.3, 0.3), 3)
+    # In one dimension, with u = 1 or -1, two values of a quadratic give its derivative.
+    saddle.iterate(state, column(0, 0), column(1, -1))
+    apart = point + 0.4
+    first = 0.9 - 0.1 * 2 * point - 2 * 0.1 * 0.5 * 2 * apart
+    second = -0.5 - 0.1 * 4 * -0.4 + 2 * 0.1 * 0.5 * 2 * apart
+    assert_allclose(state.raw, column(first, second))
+    assert_allclose(state.duals, 0.5 + 0.1 * (apart**2 - 1 - 10 * 0.1 * 0.5))
+    assert_allclose(state.average, column((point + 0.9) / 4, (-0.4 + 0.9) / 4))
+    assert_array_equal(state.copy, copy)
+
+
+def test_duals_are_never_negative():
+    saddle = two_nodes()
+    near = State(
+        column(0, 0), column(0, 0), column(0, 0), np.full(2, 0.05), column(0, 0)
+    )
+    saddle.iterate(near, column(0, 0), column(1, 1))
+    assert_array_equal(near.duals, 0)
+
+
+# Against plain NumPy
+
+
+def plain(saddle, raw, seed, iterations, rounded):
+    """Algorithm 2 without compression, node by node: the dissertation's lines."""
+    problem, eta, delta = saddle.problem, saddle.step, saddle.regularizer
+    noise = Noise(problem, seed)
+    c = dict(zip(map(tuple, saddle.pairs), saddle.constraint.offsets, strict=True))
+    lam = dict.fromkeys(c, 0.0)
+    copy, average = np.zeros_like(raw), np.zeros_like(raw)
+
+    def onto_ball(x):
+        return x * min(1, saddle.feasible.radius / np.sqrt(x @ x))
+
+    for t in range(1, iterations + 1):
+        q = raw - copy
+        copy = copy + (q.astype(np.float32) if rounded else q)
+        x = [onto_ball(row) for row in copy]
+        average += (np.array(x) - average) / t
+        b, _ = noise.at(t)
+        new = []
+        for i, x_i in enumerate(x):
+            slope = 2 * problem.a[i] @ x_i + b[i]
+            slope += sum(4 * lam[e] * (x_i - x[e[1]]) for e in lam if e[0] == i)
+            new.append(onto_ball(raw[i] - eta * slope))
+        for i, j in lam:
+            g = np.sum((x[i] - x[j]) ** 2) + c[i, j]
+            lam[i, j] = max(0, lam[i, j] + eta * (g - delta * eta * lam[i, j]))
+        raw = np.array(new)
+    return raw, copy, average, lam
+
+
+@pytest.mark.parametrize("operator", [Identity(), None])
+def test_no_compression_is_plain_numpy(operator):
+    # A small ball and tight constraints: projections and dual variables are at work.
+    near = Proximity.create(PAIRS, 0, -0.1, -0.05)
+    problem = QCQP.create(range(5), 0)
+    saddle = SaddlePoint(problem, near, PAIRS, Ball(2.5), step=0.005)
+    network = Network(saddle, operator, seed=3)
+    start = network.state.raw.copy()
+    for _ in range(100):
+        network.iterate()
+    raw, copy, average, lam = plain(saddle, start, 3, 100, rounded=operator is not None)
+    assert_allclose(network.state.raw, raw, rtol=0, atol=1e-10)
+    assert_allclose(network.state.copy, copy, rtol=0, atol=1e-10)
+    assert_allclose(network.state.average, average, rtol=0, atol=1e-10)
+    assert_allclose(network.state.duals, list(lam.values()), rtol=0, atol=1e-10)
+    assert max(lam.values()) > 0.1
+    assert np.abs(raw - start).max() > 0.5
+
+
+def test_messages_of_float32_hardly_matter():
+    networks = [Network(algorithm(), operator, 1) for operator in (Identity(), None)]
+    for network in networks:
+        for _ in range(200):
+            network.iterate()
+    rounded, exact = (network.state for network in networks)
+    assert_allclose(rounded.raw, exact.raw, rtol=0, atol=1e-7)
+    # Not accumulated: what is left is the rounding of the last difference.
+    assert 0 < np.abs(rounded.copy - exact.copy).max() < 1e-7
+
+
+# One by one
+
+
+class Device:
+    """A node on its own: built from its own number, it talks in bytes only."""
+
+    def __init__(self, node, operator, seed, name, zeta):
+        self.node, self.operator, self.seed = node, operator, seed
+        self.algorithm = algorithm(name, [node], seed, zeta=zeta)
+        self.neighbours = [int(j) for i, j in PAIRS if i == node]
+        self.arrays = self.algorithm.start(seed).arrays()
+
+    def send(self):
+        state = State.from_arrays(self.arrays)
+        stream = exchange_stream(self.seed, self.node, state.iteration + 1)
+        message = self.algorithm.send(state, self.operator, stream)
+        self.arrays = state.arrays()
+        return message
+
+    def iterate(self, messages):
+        state = State.from_arrays(self.arrays)
+        own = [messages[j] for j in self.neighbours]
+        self.algorithm.receive(state, own, self.operator)
+        noise = Noise(self.algorithm.problem, self.seed)
+        self.algorithm.iterate(state, *noise.at(state.iteration + 1))
+        self.arrays = state.arrays()
+
+
+@pytest.mark.parametrize("operator", OPERATORS + DRAWING, ids=repr)
+@pytest.mark.parametrize("name", PROBLEMS)
+@pytest.mark.parametrize("zeta", [0.0, 1e-4])
+def test_batched_is_one_by_one(operator, name, zeta):
+    network = Network(algorithm(name, seed=2, zeta=zeta), operator, seed=2)
+    devices = [Device(i, operator, 2, name, zeta) for i in range(5)]
+    sent = 0
+    for _ in range(70):  # More than one block of noise.
+        network.iterate()
+        messages = [device.send() for device in devices]
+        sent += 8 * sum(map(len, messages))
+        for device in devices:
+            device.iterate(messages)
+    for key, together in network.state.arrays().items():
+        parts = [device.arrays[key] for device in devices]
+        if key == "iteration":
+            assert {int(part) for part in parts} == {70}
+        else:
+            assert_array_equal(np.concatenate(parts), together, strict=True)
+    assert network.bits == sent
+    # Neighbours know exactly what the sender takes them to know.
+    assert_array_equal(network.state.known, network.state.copy[PAIRS[:, 1]])
+
+
+@pytest.mark.parametrize("operator", OPERATORS + DRAWING, ids=repr)
+@pytest.mark.parametrize("d", [1, 2, 7, 10, 33, 200])
+def test_rows_are_what_messages_decode_to(operator, d):
+    x = (
+        np.random.default_rng(d).standard_normal((200, d))
+        * 10.0 ** np.arange(200)[:, None] ** 0.3
+    )
+    x[0], x[1], x[2, ::2], x[3] = 0, 1, 0, -1
+    x[4:8] = np.round(x[4:8] / 4)  # Ties.
+    x = x.astype(np.float32).astype(np.float64)
+    streams = lambda row: np.random.default_rng([7, row])  # noqa: E731
+    rows = compress_rows(operator, x, streams)
+    saddle = two_nodes()
+    for row, entries in enumerate(x):
+        state = State(entries[None], np.zeros((1, d)), *[np.zeros((1, d))] * 3, 1)
+        message = saddle.send(state, operator, streams(row))
+        assert_array_equal(decode(operator, message, d), rows[row])
+        assert_array_equal(state.copy[0], rows[row])
+
+
+def test_the_first_exchange_is_not_compressed():
+    network = Network(algorithm(), SignTopK(1))
+    start = network.state.raw.copy()
+    network.iterate()
+    assert_array_equal(network.state.copy, start)
+    assert network.bits == 5 * 8 * 40
+    network.iterate()
+    assert network.bits == 5 * 8 * (40 + 6)
+    assert Network(algorithm(), None).bits == 0
+
+
+@pytest.mark.parametrize("operator", [Sign(), None])
+def test_bad_messages_change_nothing(operator):
+    saddle = algorithm(nodes=[2])
+    state = saddle.start(0)
+    state.iteration = 1
+    bad = np.full(10, np.nan).tobytes()
+    for messages in ([], [b"12"], [bad], [bytes(6)] * 2):
+        with pytest.raises(ValueError, match=r"message|norm|entry"):
+            saddle.receive(state, messages, operator)
+    assert_array_equal(state.known, 0)
+
+
+# Same seed, same numbers
+
+
+def test_everything_follows_from_the_seed():
+    def end(seed):
+        network = Network(algorithm(seed=seed), Sign(), seed)
+        for _ in range(5):
+            network.iterate()
+        return network.state
+
+    assert_array_equal(end(1).raw, end(1).raw)
+    assert np.abs(end(1).raw - end(2).raw).min() > 0
+    # Both feedbacks see the same samples.
+    assert_array_equal(
+        Noise(algorithm().problem, 0).at(65)[0],
+        Noise(algorithm(zeta=0.1).problem, 0).at(65)[0],
+    )
+
+
+# Feedback
+
+
+@pytest.mark.parametrize("kind", [QCQP, LogisticRegression])
+def test_the_two_point_gradient_is_unbiased(kind):
+    """A correct estimate fails with a probability of at most FALSE_ALARM.
+
+    An entry of d (g^T u) u lies in [-d ||g||, d ||g||] for a quadratic, so Hoeffding's
+    inequality bounds the mean. For log-loss, of slope at most ||y p|| along u, the same
+    holds with ||y p||, and the bias, of third order, is below zeta^2 ||y p||^3.
+    """
+    d, nodes, draws, zeta = 3, 500, 800, 1e-3
+    one, rng = kind.create([0], 1, d), np.random.default_rng(0)
+    sample, x = one.draw(0, rng, 1), rng.standard_normal((1, d))
+    exact = one.gradient(x, sample)[0]
+    if kind is QCQP:
+        whole = (np.repeat(one.a, nodes, 0), np.zeros(nodes), np.ones(nodes))
+        many, length, bias = (
+            QCQP(tuple(range(nodes)), *whole),
+            np.linalg.norm(exact),
+            0.0,
+        )
+    else:
+        many = LogisticRegression(tuple(range(nodes)), np.zeros((nodes, d)), 0)
+        length = np.linalg.norm(sample)
+        bias = zeta**2 * length**3
+    noise, total = Noise(many, 5), np.zeros(d)
+    repeated = np.repeat(x, nodes, 0), np.repeat(sample, nodes, 0)
+    for t in range(1, draws + 1):
+        _, directions = noise.at(t)
+        total += two_point_gradient(many, *repeated, directions, zeta).sum(axis=0)
+    count = nodes * draws
+    radius = 2 * d * length * math.sqrt(math.log(2 * d / FALSE_ALARM) / (2 * count))
+    assert radius < 0.04 * length
+    assert np.abs(total / count - exact).max() < radius + bias
+
+
+# Other sets, other constraints
+
+
+def test_other_sets_and_pair_functions():
+    # Neighbours are to sum to about 1 in every entry.
+    def value(own, other):
+        return ((own + other - 1) ** 2).sum(axis=1) - 0.01
+
+    def gradient(own, other):
+        return 2 * (own + other - 1)
+
+    pair = PairFunction(value, gradient)
+    box = Projection(lambda x: np.clip(x, 0, 2), np.ones(10))
+    problem = QCQP.create(range(5), 0)
+    problem = replace(problem, a=problem.a / 100)
+    # A path: x_i + x_j = 1 is feasible. By 10 * 1e-2 lambda the constraints may fail.
+    pairs = directed([(0, 1), (1, 2), (2, 3), (3, 4)])
+    saddle = SaddlePoint(problem, pair, pairs, box, 1e-2, 10, zeta=1e-3)
+    network = Network(saddle, TopK(5))
+    for _ in range(5000):
+        network.iterate()
+    x = network.state.average
+    assert ((x > 0) & (x < 2)).all()
+    bound = 0.1 * network.state.duals.max() + 0.02
+    assert bound < 0.5
+    assert value(x[pairs[:, 0]], x[pairs[:, 1]]).max() < bound
+    # Without the constraints the costs, least below 0, leave every x near 0.
+    assert value(np.zeros((1, 10)), np.zeros((1, 10)))[0] == 9.99
+
+
+@pytest.mark.parametrize("operator", [Identity(), Sign(), TopK(1), SignTopK(1)])
+def test_constraints_are_met_and_costs_fall(operator):
+    saddle = algorithm()
+    network = Network(saddle, operator)
+    x, problem, i, j = network.state.raw, saddle.problem, *PAIRS.T
+    assert saddle.constraint.value(x[i], x[j]).max() > 5
+    before = problem.expected(x).sum()
+    for _ in range(10000):
+        network.iterate()
+    x = network.state.average
+    assert saddle.constraint.value(x[i], x[j]).max() < 0.01
+    assert problem.expected(x).sum() < 0 < before
+
+
+# The duals of both ends
+
+
+def test_duals_are_compared():
+    check_duals(PAIRS[:2], [0.5, 0], [0.5, 0])
+    message = r"dual variable of edge \(0, 3\) is 0.5 at node 0 and 0.6 at node 3"
+    with pytest.raises(DualMismatchError, match=message):
+        check_duals(PAIRS[:2], [1, 0.5], [1, 0.6])
+    with pytest.raises(DualMismatchError):
+        check_duals(PAIRS[:1], [math.nan], [math.nan])
+
+
+def test_a_constraint_that_is_not_symmetric_is_noticed():
+    def value(own, other):
+        return (own**2 - other).sum(axis=1)
+
+    pair = PairFunction(value, lambda own, other: 2 * own)
+    network = Network(SaddlePoint(QCQP.create(range(5), 0), pair, PAIRS), Sign())
+    with pytest.raises(DualMismatchError, match="is g symmetric"):
+        network.iterate()
+
+
+def test_a_lost_message_is_noticed():
+    network = Network(algorithm(), Sign())
+    network.iterate()
+    network.state.known[3] += 1e-3
+    with pytest.raises(DualMismatchError):
+        network.iterate()
+
+
+# Refusals
+
+
+@pytest.mark.parametrize(
+    ("build", "message"),
+    [
+        (lambda: algorithm(step=0.11), "squared step size is 1.21.*at most 1"),
+        (lambda: algorithm(step=0.0), "step size is 0.0"),
+        (lambda: algorithm(step=math.inf), "step size is inf"),
+        (lambda: algorithm(regularizer=0), "delta is 0"),
+        (lambda: algorithm(zeta=20.0), "zeta is 20.0.*below 20.0"),
+        (lambda: algorithm(zeta=-1e-4), "zeta is -0.0001"),
+        (lambda: algorithm(nodes=[0, 5]), "neighbours of node 5 is"),
+        (lambda: algorithm(nodes=[1, 0]), "the nodes is"),
+        (lambda: Network(algorithm(nodes=[0, 1]), None), r"listed as \(3, 0\) too"),
+        (lambda: Network(algorithm(), QSGD(1)), "no contraction"),
+    ],
+)
+def test_refusals(build, message):
+    with pytest.raises(SettingsError, match=message) as error:
+        build()
+    assert "\n" not in str(error.value)
+
+
+def test_edges_out_of_order_are_refused():
+    problem, constraint = build_problem("qcqp", range(5), PAIRS, 0)
+    for wrong in (PAIRS[::-1], np.concatenate([PAIRS[:1], PAIRS])):
+        with pytest.raises(SettingsError, match="an edge is"):
+            SaddlePoint(problem, constraint, wrong)
+    with pytest.raises(SettingsError, match=r"an edge is \(0, 0\)"):
+        SaddlePoint(problem, constraint, np.array([[0, 0], *PAIRS.tolist()]))

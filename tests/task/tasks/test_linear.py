@@ -1,0 +1,188 @@
+"""Linear tasks: angles by hand, the best approximation against the SVD's theorem."""
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from task.settings import SettingsError, resolve
+from task.tasks.linear import LinearTask, orthonormal, principal_angle_distance
+
+
+def column(*entries: float) -> np.ndarray:
+    return np.array(entries)[:, None]
+
+
+# Principal angle distance
+
+
+@pytest.mark.parametrize("degrees", [0, 17, 30, 45, 60, 90, 120, 180])
+def test_the_distance_of_two_lines_is_the_sine_of_their_angle(degrees):
+    angle = np.deg2rad(degrees)
+    # Lengths and signs must not matter.
+    a, b = column(3, 0), -0.2 * column(np.cos(angle), np.sin(angle))
+    assert principal_angle_distance(a, b) == pytest.approx(abs(np.sin(angle)), abs=1e-9)
+
+
+def test_the_distance_of_planes_is_the_sine_of_the_largest_angle():
+    # Span(e1, e2) and span(cos 20° e1 + sin 20° e3, cos 50° e2 + sin 50° e4).
+    first = np.eye(4)[:, :2]
+    a, b = np.deg2rad(20), np.deg2rad(50)
+    second = np.array([[np.cos(a), 0], [0, np.cos(b)], [np.sin(a), 0], [0, np.sin(b)]])
+    assert principal_angle_distance(first, second) == pytest.approx(np.sin(b))
+    assert principal_angle_distance(second, first) == pytest.approx(np.sin(b))
+    # A line in the plane has distance 0 from it; the plane is not in the line.
+    assert principal_angle_distance(first, column(1, 1, 0, 0)) == pytest.approx(0)
+    assert principal_angle_distance(column(1, 1, 0, 0), first) == pytest.approx(1)
+
+
+@given(st.integers(0, 2**32 - 1), st.integers(1, 6), st.integers(1, 6))
+def test_the_distance_against_its_definition(seed, k, extra):
+    # ‖B̂₁,⊥ᵀ B̂₂‖₂ with a basis of the complement from the full QR decomposition.
+    rng = np.random.default_rng(seed)
+    b1, b2 = rng.standard_normal((2, k + extra, k))
+    complement = np.linalg.qr(b1, mode="complete").Q[:, k:]
+    basis = np.linalg.qr(b2).Q
+    expected = np.linalg.svd(complement.T @ basis, compute_uv=False).max()
+    assert principal_angle_distance(b1, b2) == pytest.approx(expected, abs=1e-9)
+    # Only the column spaces count.
+    mixed = b2 @ (rng.standard_normal((k, k)) + 3 * np.eye(k))
+    assert principal_angle_distance(b1, mixed) == pytest.approx(expected, abs=1e-6)
+
+
+def test_orthonormal():
+    b = np.random.default_rng(0).standard_normal((7, 3))
+    q = orthonormal(b)
+    np.testing.assert_allclose(q.T @ q, np.eye(3), atol=1e-12)
+    np.testing.assert_allclose(q @ q.T @ b, b, atol=1e-12)
+
+
+# The truth
+
+
+def test_low_rank_truth():
+    task = LinearTask(dimension=12, rank=3, num_clients=8, seed=4)
+    b = task.representation
+    np.testing.assert_allclose(b.T @ b, np.eye(3), atol=1e-12)
+    assert task.models.shape == (12, 8)
+    # Φ lies in the span of B*, and every head has the norm √k.
+    np.testing.assert_allclose(b @ b.T @ task.models, task.models, atol=1e-12)
+    np.testing.assert_allclose(np.linalg.norm(task.models, axis=0), np.sqrt(3))
+    assert np.linalg.matrix_rank(task.models) == 3
+    np.testing.assert_allclose(task.best_errors, 0, atol=1e-12)
+
+
+@pytest.mark.parametrize(("dimension", "clients"), [(10, 15), (10, 6)])
+def test_decaying_spectrum(dimension, clients):
+    task = LinearTask(
+        dimension=dimension, rank=4, num_clients=clients, spectrum="decaying"
+    )
+    # min(d, M) = r singular values: 2 r/2, 2 r/3, 2 r/4, ...
+    r = min(dimension, clients)
+    expected = [2 * r / (i + 1) for i in range(1, r + 1)]
+    found = np.linalg.svd(task.models, compute_uv=False)
+    np.testing.assert_allclose(found, expected)
+    # Eckart and Young: the best rank-4 approximation errs by the rest of the spectrum.
+    assert np.sum(task.best_errors**2) == pytest.approx(np.sum(np.square(expected[4:])))
+
+
+def test_the_best_approximation_of_gaussian_models():
+    task = LinearTask(dimension=6, rank=2, num_clients=9, spectrum="gaussian")
+    u, s, vt = np.linalg.svd(task.models, full_matrices=False)
+    best = u[:, :2] * s[:2] @ vt[:2]
+    np.testing.assert_allclose(
+        task.best_errors, np.linalg.norm(task.models - best, axis=0), atol=1e-9
+    )
+    assert principal_angle_distance(u[:, :2], task.representation) < 1e-9
+    # No other rank-2 approximation is better in total.
+    rng = np.random.default_rng(0)
+    for _ in range(50):
+        q = np.linalg.qr(rng.standard_normal((6, 2))).Q
+        other = np.linalg.norm(task.models - q @ q.T @ task.models)
+        assert np.linalg.norm(task.best_errors) <= other
+
+
+def test_gaussian_models_are_standard_normal():
+    task = LinearTask(dimension=50, rank=2, num_clients=200, spectrum="gaussian")
+    # 10,000 entries: standard errors 0.01 of the mean and 0.007 of the deviation.
+    assert abs(task.models.mean()) < 0.05
+    assert abs(task.models.std() - 1) < 0.035
+
+
+# Examples
+
+
+def test_without_noise_outputs_are_the_true_model_s():
+    task = LinearTask(dimension=5, rank=2, noise_variance=0.0, samples=7)
+    for client in (0, 3):
+        x, y = task.draw(client, 2)
+        assert x.shape == (7, 5)
+        np.testing.assert_allclose(y, x @ task.models[:, client])
+
+
+def test_inputs_and_noise_have_the_stated_variances():
+    task = LinearTask(dimension=4, rank=2, noise_variance=0.25)
+    x, y = task.draw(1, 1, samples=20_000)
+    noise = y - x @ task.models[:, 1]
+    assert abs(x.mean()) < 5 / np.sqrt(80_000)
+    assert abs(x.var() - 1) < 5 * np.sqrt(2 / 80_000)
+    assert abs(noise.mean()) < 5 * 0.5 / np.sqrt(20_000)
+    assert abs(noise.var() - 0.25) < 5 * 0.25 * np.sqrt(2 / 20_000)
+
+
+def test_draws_are_fresh_and_repeatable():
+    task = LinearTask()
+    draws = [task.draw(c, r)[0] for c in (0, 1) for r in (0, 1, 2)]
+    for i, a in enumerate(draws):
+        assert sum(np.array_equal(a, b) for b in draws) == 1, i
+    again = LinearTask().draw(1, 2)[0]
+    assert np.array_equal(again, draws[-1])
+    assert not np.array_equal(LinearTask(seed=1).draw(1, 2)[0], draws[-1])
+
+
+def test_test_examples_are_none_of_the_training_batches():
+    task = LinearTask(dimension=3, samples=4)
+    held_out = task.test_examples(0)
+    assert len(held_out) == 200
+    seen = {tuple(row) for row in held_out.inputs.tolist()}
+    for draw in range(50):
+        x, _ = task.draw(0, draw)
+        assert not seen & {tuple(row) for row in x.astype(np.float32).tolist()}
+
+
+def test_the_model_is_linear_and_the_loss_the_mean_squared_error():
+    task = LinearTask(dimension=3, rank=2)
+    model = task.initial_model()
+    assert {n: tuple(p.shape) for n, p in model.state_dict().items()} == {
+        "representation.weight": (2, 3),
+        "head.weight": (1, 2),
+    }
+    assert torch.equal(model.head.weight, task.initial_model().head.weight)
+    # Errors 1 and -3: (1 + 9)/2 = 5.
+    outputs, targets = torch.tensor([[1.0], [2.0]]), torch.tensor([[0.0], [5.0]])
+    assert task.loss(outputs, targets).item() == 5.0
+
+
+def test_from_settings():
+    names = {"dimension": 7, "rank": 3, "samples": 9, "noise-variance": 0.5}
+    settings = resolve({**names, "spectrum": "gaussian", "seed": 6})
+    expected = LinearTask(7, 3, 9, 0.5, "gaussian", 4, 6)
+    assert LinearTask.from_settings(settings, 4) == expected
+
+
+@pytest.mark.parametrize(
+    ("values", "line"),
+    [
+        ({"dimension": 0}, "dimension is 0; it must be at least 1"),
+        ({"rank": 11}, "rank is 11; it must be from 1 to 10, the dimension"),
+        ({"rank": 0}, "rank is 0"),
+        ({"samples": 0}, "samples is 0; it must be at least 1"),
+        ({"noise_variance": -1.0}, "noise-variance is -1.0; it must be at least 0"),
+        ({"num_clients": 0}, "num-clients is 0; it must be at least 1"),
+        ({"spectrum": "flat"}, "unknown spectrum 'flat'; known: decaying, gaussian"),
+    ],
+)
+def test_values_out_of_range(values, line):
+    with pytest.raises(SettingsError, match=line):
+        LinearTask(**values)

@@ -1,0 +1,172 @@
+"""Tasks: what each client gets, and the common initial model."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from task.settings import SettingsError, resolve
+from task.tasks import image as tasks
+from task.tasks.image import DEFAULT_MODELS, TASKS, ImageTask, build_task
+from task.tasks.linear import LinearTask
+from task.tasks.multi_task import MULTI_TASKS
+
+
+def digits(num_clients: int = 20, **overrides) -> ImageTask:
+    names = {name.replace("_", "-"): value for name, value in overrides.items()}
+    return build_task(resolve({"head-layers": 1, **names}), num_clients)
+
+
+def test_every_image_task_has_a_model():
+    assert set(DEFAULT_MODELS) == set(TASKS) - {"linear", "transfer", *MULTI_TASKS}
+
+
+def test_clients_share_no_image_and_test_on_their_own_classes():
+    task = digits()
+    train = np.concatenate(task.train)
+    test = np.concatenate(task.test)
+    assert sorted(train.tolist()) == list(range(1438))
+    assert sorted(test.tolist()) == list(range(359))
+    for client in range(20):
+        trained = set(task.train_examples(client).targets.tolist())
+        tested = set(task.test_examples(client).targets.tolist())
+        assert tested == trained
+        assert len(trained) <= 2
+
+
+def test_examples_are_the_data_set_s_images():
+    task = digits()
+    examples = task.train_examples(3)
+    indices = task.train[3]
+    assert np.array_equal(examples.inputs.numpy(), task.dataset.train.images[indices])
+    assert examples.targets.tolist() == task.dataset.train.labels[indices].tolist()
+    # Grey: (pixel / 255 - 0.1307) / 0.3081.
+    ((inputs, _),) = task.test_examples(3).batches(1000)
+    pixels = task.dataset.test.images[task.test[3], ..., 0] / 255
+    np.testing.assert_allclose(
+        inputs[:, 0].numpy(), (pixels - 0.1307) / 0.3081, rtol=1e-5, atol=1e-5
+    )
+
+
+def test_zero_clients_give_everything_to_client_0():
+    task = digits(0)
+    assert len(task.train_examples(0)) == 1438
+    assert len(task.test_examples(0)) == 359
+
+
+def test_the_seed_fixes_the_initial_model():
+    first, again = digits(seed=3), ImageTask(resolve({"seed": 3, "head-layers": 1}), 20)
+    state, same = first.initial_state, again.initial_state
+    assert all(torch.equal(state[name], same[name]) for name in state)
+    other = digits(seed=4).initial_state
+    assert state.keys() == other.keys()
+    assert not any(torch.equal(state[name], other[name]) for name in state)
+
+
+def test_building_a_model_leaves_torch_s_generator_alone():
+    task = digits(seed=9)
+    torch.manual_seed(0)
+    expected = torch.rand(3)
+    torch.manual_seed(0)
+    task.initial_model()
+    assert torch.equal(torch.rand(3), expected)
+
+
+def test_training_the_scratch_model_changes_no_initial_state():
+    task = digits(seed=5)
+    before = {name: value.clone() for name, value in task.initial_state.items()}
+    with torch.no_grad():
+        for parameter in task.scratch_model.parameters():
+            parameter.add_(1)
+        for parameter in task.initial_model().parameters():
+            parameter.add_(1)
+    assert all(torch.equal(task.initial_state[n], before[n]) for n in before)
+
+
+def test_digits_are_never_mirrored():
+    assert not digits(augment=True).train_examples(0).augment
+
+
+def write_images(root: Path, client: str = "", classes: str = "ab") -> None:
+    rng = np.random.default_rng(0)
+    for part in ("train", "test"):
+        for name in classes:
+            folder = root / client / part / name
+            folder.mkdir(parents=True)
+            for i in range(4):
+                pixels = rng.integers(0, 256, (16, 16, 3), np.uint8)
+                Image.fromarray(pixels).save(folder / f"{i}.png")
+
+
+def test_image_folders_are_augmented_for_training_only(tmp_path):
+    write_images(tmp_path)
+    names = {"task": "image-folder", "data-dir": str(tmp_path), "model": "mlp"}
+    for augment in (True, False):
+        task = build_task(resolve({**names, "augment": augment}), 2)
+        assert task.train_examples(0).augment is augment
+        assert not task.test_examples(0).augment
+        # The mean and deviation of ImageNet, in units of 0 to 255.
+        np.testing.assert_allclose(task.mean / 255, [0.485, 0.456, 0.406], rtol=1e-6)
+
+
+def test_clients_of_a_split_folder_keep_their_own_images(tmp_path):
+    for client, classes in (("x", "ab"), ("y", "b"), ("z", "ab")):
+        write_images(tmp_path, client, classes)
+    names = {"task": "image-folder", "data-dir": str(tmp_path), "model": "mlp"}
+    task = build_task(resolve(names), 3)
+    assert [len(task.train_examples(i)) for i in range(3)] == [8, 4, 8]
+    assert set(task.train_examples(1).targets.tolist()) == {1}
+    assert np.array_equal(np.sort(np.concatenate(task.train)), np.arange(20))
+    # Fewer clients than folders: the first ones.
+    assert len(build_task(resolve(names), 2).train) == 2
+    line = "num-clients is 4; the data is split over 3 clients, x to z"
+    with pytest.raises(SettingsError, match=line):
+        build_task(resolve(names), 4)
+
+
+def test_a_client_of_a_split_folder_without_training_images(tmp_path):
+    write_images(tmp_path, "x")
+    (tmp_path / "y" / "train").mkdir(parents=True)
+    names = {"task": "image-folder", "data-dir": str(tmp_path), "model": "mlp"}
+    with pytest.raises(SettingsError, match="'y'"):
+        build_task(resolve(names), 2)
+
+
+def test_the_same_settings_give_the_same_object():
+    settings = resolve({"seed": 11})
+    assert build_task(settings, 10) is build_task(dict(reversed(settings.items())), 10)
+    assert build_task(settings, 10) is not build_task(settings, 5)
+
+
+def test_linear():
+    task = build_task(resolve({"task": "linear", "dimension": 7}), 4)
+    assert isinstance(task, LinearTask)
+    assert task.num_clients == 4
+    assert task.dimension == 7
+
+
+@pytest.mark.parametrize(
+    ("overrides", "line"),
+    [
+        ({"task": "digit"}, "unknown task 'digit'; did you mean 'digits'"),
+        ({"classes_per_client": 11}, "classes-per-client is 11; .* 1 to 10"),
+        ({"num_classes": 4, "classes_per_client": 5}, "must be from 1 to 4"),
+        ({"num_classes": 11}, "num-classes is 11"),
+    ],
+)
+def test_impossible_tasks(overrides, line):
+    with pytest.raises(SettingsError, match=line):
+        digits(**overrides)
+
+
+def test_an_unknown_model_is_known_with_the_model():
+    with pytest.raises(SettingsError, match="unknown model 'cnn'"):
+        digits(model="cnn").initial_model()
+
+
+def test_normalisation_has_as_many_channels_as_the_images():
+    for mean, std in (tasks.RGB, *tasks.NORMALIZATION.values()):
+        assert len(mean) == len(std) == 3
+    assert len(tasks.GREY[0]) == 1
