@@ -10,60 +10,127 @@ import re
 import shutil
 import sys
 from collections.abc import Sequence
+from logging import WARNING
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
-from flwr.app import Context, RecordDict
+from flwr.app import ConfigRecord, Context, RecordDict
+from flwr.common import log
 from flwr.common.config import parse_config_args
 from rich.console import Console
 from rich.table import Table
 
-from strategies import (
+from strategies import server_app
+from strategies.algorithms import (
     ALGORITHMS,
-    SRPFL_BASES,
-    STRATEGIES,
-    Gossip,
     build_strategy,
-    server_app,
+    check_names,
+    short_name,
+    strategy_class,
 )
 from strategies.grids.simulation import InlineGrid, RayGrid
 from strategies.server.checkpoint import Checkpoint
-from task.settings import Setting, SettingsError, defaults, require, resolve, unknown
+from strategies.server.results import METRICS, Row, read_rows
+from strategies.server.rounds import RunSettings
+from task.settings import (
+    Setting,
+    Settings,
+    SettingsError,
+    build,
+    declared,
+    defaults,
+    require,
+    resolve,
+)
 
 DEFAULT_ALGORITHMS = ("fedavg", "fedrep", "flute")
 BACKENDS = ("ray", "inline")
 # As in flwr.common.config.parse_config_args.
 PAIR = re.compile(r"""\S+?=('[^']*'|"[^"]*"|\S+)""")
+# Flags, and the settings that they are short for.
+FLAGS = {
+    "task": "task",
+    "data-dir": "data-dir",
+    "clients": "num-clients",
+    "classes-per-client": "classes-per-client",
+    "rounds": "num-server-rounds",
+    "fraction": "fraction-train",
+    "seed": "seed",
+    "output": "output",
+}
 
 
-def simulate(settings: dict[str, Setting], backend: str = "ray") -> dict[str, Any]:
+class Run(NamedTuple):
+    """What `simulate` returns.
+
+    Parameters
+    ----------
+    summary : dict
+        The algorithm's part of ``summary.json``.
+    rows : list of dict
+        ``metrics.jsonl``, one a round.
+    """
+
+    summary: dict[str, Any]
+    rows: list[Row]
+
+
+def simulate(algorithm: str | type, backend: str = "ray", **settings: Setting) -> Run:
     """Run one algorithm in simulation.
 
     Parameters
     ----------
-    settings : dict
-        All settings.
+    algorithm : str or type
+        Its name, the import path of its strategy, or the strategy.
     backend : {"ray", "inline"}, default "ray"
         ``ray`` uses all cores, ``inline`` this process alone; the numbers are the same.
+    **settings
+        What is set, with ``_`` for ``-``; ``rounds``, ``clients`` and ``fraction`` as
+        on the command line.
 
     Returns
     -------
-    dict
-        The run's summary, as in ``summary.json``.
+    Run
+        ``summary`` and ``rows``.
+
+    Raises
+    ------
+    SettingsError
+        If something is unknown, missing or out of its range.
+
+    Examples
+    --------
+    >>> run = simulate("fedrep", num_clients=20, rounds=30)
+    >>> run.summary["accuracy"]
     """
+    if isinstance(algorithm, type):
+        algorithm = f"{algorithm.__module__}:{algorithm.__qualname__}"
+    named = {name.replace("_", "-"): value for name, value in settings.items()}
+    given = {FLAGS.get(name, name): value for name, value in named.items()}
+    checked = check([algorithm], given, backend)
+    return run(algorithm, checked, backend)
+
+
+def run(algorithm: str, settings: Settings, backend: str) -> Run:
+    """Run one algorithm with settings that `check` has returned."""
+    from clients.algorithms import owners
     from clients.client_app import make_app
 
-    num_clients = int(settings["num-clients"])
     # The workers run elsewhere.
-    settings = {**settings, "output": str(Path(str(settings["output"])).resolve())}
+    output = Path(str(settings["output"])).resolve()
+    choice = {**settings, "algorithm": algorithm, "output": str(output)}
+    # Without what only the other algorithms of the command declare.
+    known = {name for maker in owners(choice) for name in declared(maker)}
+    settings = {n: v for n, v in choice.items() if n in known or n in defaults()}
     kind = RayGrid if backend == "ray" else InlineGrid
-    grid = kind(make_app(settings), num_clients)
-    return server_app.run(grid, settings, lambda: _take_over_clients(settings))
+    grid = kind(make_app(dict(settings)), int(settings["num-clients"]))
+    summary = server_app.run(grid, settings, lambda: _take_over_clients(settings))
+    return Run(summary, read_rows(output / short_name(algorithm) / METRICS))
 
 
-def _take_over_clients(settings: dict[str, Setting]) -> None:
+def _take_over_clients(settings: Settings) -> None:
     """Begin with the clients' personal states of the resumed run, or with none."""
-    algorithm = str(settings["algorithm"])
+    algorithm = short_name(str(settings["algorithm"]))
     own = Path(str(settings["output"])) / algorithm / "clients"
     former = Path(str(settings["resume"])).resolve() / algorithm / "clients"
     if settings["resume"] and former == own:
@@ -73,14 +140,23 @@ def _take_over_clients(settings: dict[str, Setting]) -> None:
         shutil.copytree(former, own)
 
 
-def check(algorithms: Sequence[str], settings: dict[str, Setting]) -> None:
+def check(
+    algorithms: Sequence[str], given: Settings, backend: str
+) -> dict[str, Setting]:
     """Check everything that can be checked before a run, and decode the data.
 
     Parameters
     ----------
     algorithms : sequence of str
         What will run.
-    settings : dict
+    given : mapping
+        The settings that are given.
+    backend : str
+        Where.
+
+    Returns
+    -------
+    dict
         All settings.
 
     Raises
@@ -88,37 +164,54 @@ def check(algorithms: Sequence[str], settings: dict[str, Setting]) -> None:
     SettingsError
         If something is unknown, missing or out of its range.
     """
-    from clients.client_app import client_class, complete
-    from clients.device.state import PersonalState
-    from task.tasks.image import TASKS, build_task
+    from clients.algorithms import complete, owners
+    from clients.device.identity import DeviceSettings, build_client
+    from strategies.grids.speeds import SpeedSettings
 
+    require(backend in BACKENDS, "backend", backend, " or ".join(BACKENDS))
+    check_names(algorithms)
+    # Simulated clients do not come back: when none answers, none will.
+    given = {"max-empty-rounds": 3, **given}
+    if given.get("resume") and "output" not in given:
+        given = {**given, "output": given["resume"]}
+    named = resolve(given, strict=False)
+    used: dict[str, set[str]] = {}
+    makers = []
     for algorithm in algorithms:
-        if algorithm not in ALGORITHMS:
-            raise unknown("algorithm", algorithm, ALGORITHMS)
-    if settings["task"] not in TASKS:
-        raise unknown("task", settings["task"], TASKS)
-    server_app.check(settings)
-    num_clients = int(settings["num-clients"])
-    require(num_clients >= 1, "num-clients", num_clients, "at least 1")
+        choice = {**named, "algorithm": algorithm}
+        given = {**strategy_class(choice).simulation_defaults, **given}
+        own = [RunSettings, DeviceSettings, SpeedSettings, *owners(choice)]
+        makers += own
+        used[algorithm] = {name for maker in own for name in declared(maker)}
+    settings = resolve(given, makers)
+    own_settings = build(RunSettings, settings)
+    num_clients = own_settings.num_clients
     awaited = int(settings["min-available-nodes"])
     allowed = f"at most {num_clients}, the number of clients"
     require(awaited <= num_clients, "min-available-nodes", awaited, allowed)
-    output = Path(str(settings["output"])).absolute()
+    output = Path(own_settings.output).absolute()
     existing = next(path for path in (output, *output.parents) if path.exists())
     usable = existing.is_dir() and os.access(existing, os.W_OK)
     require(usable, "output", settings["output"], f"writable; {str(existing)!r} is not")
+    idle: dict[str, str] = {}
     for algorithm in algorithms:
-        strategy = build_strategy({**settings, "algorithm": algorithm})
-        strategy.sample(1, list(range(num_clients)))
-        if isinstance(strategy, Gossip):
-            strategy.build_graph(num_clients)
+        choice = {**settings, "algorithm": algorithm}
+        build_strategy(choice).check_clients(num_clients)
         if settings["resume"]:
-            directory = Path(str(settings["resume"])) / algorithm
-            Checkpoint.read(directory, {**settings, "algorithm": algorithm})
-        own = complete({**settings, "algorithm": algorithm})
-        nobody = PersonalState(Context(0, 0, {}, RecordDict(), {}))
-        client = client_class(own)(build_task(own, num_clients), 0, nobody, own)
+            directory = Path(str(settings["resume"])) / short_name(algorithm)
+            Checkpoint.read(directory, choice)
+        node = {"partition-id": 0, "num-partitions": num_clients}
+        nobody = Context(0, 0, {**node}, RecordDict(), {})
+        own_choice = complete({**choice, "checkpoint-every": 0, "resume": ""})
+        client = build_client(nobody, own_choice, ConfigRecord())
         client.get_properties({})
+        idle |= getattr(client.task, "idle_settings", {})
+    for name in given:
+        if not any(name in names for names in used.values()):
+            idle[name] = f"{', '.join(algorithms)} on {settings['task']} do not read it"
+        if name in idle:
+            log(WARNING, "%s=%s does nothing: %s", name, given[name], idle[name])
+    return settings
 
 
 def parse(arguments: Sequence[str] | None) -> tuple[argparse.Namespace, dict[str, Any]]:
@@ -131,8 +224,8 @@ def parse(arguments: Sequence[str] | None) -> tuple[argparse.Namespace, dict[str
 
     Returns
     -------
-    namespace, settings
-        The arguments and all settings.
+    namespace, given
+        The arguments and the settings that are given.
     """
     parser = Parser(description=__doc__, allow_abbrev=False)
     parser.add_argument("algorithms", nargs="*", metavar="ALGORITHM")
@@ -140,17 +233,7 @@ def parse(arguments: Sequence[str] | None) -> tuple[argparse.Namespace, dict[str
     parser.add_argument("--run-config", nargs="*", default=[], metavar="'k=v …'")
     parser.add_argument("--list", action="store_true", help="what there is to run")
     parser.add_argument("--verbose", action="store_true", help="show Flower's own log")
-    flags = {
-        "task": "task",
-        "data-dir": "data-dir",
-        "clients": "num-clients",
-        "classes-per-client": "classes-per-client",
-        "rounds": "num-server-rounds",
-        "fraction": "fraction-train",
-        "seed": "seed",
-        "output": "output",
-    }
-    for flag, name in flags.items():
+    for flag, name in FLAGS.items():
         default = defaults()[name]
         parser.add_argument(
             f"--{flag}", type=type(default), help=f"default {default!r}"
@@ -158,7 +241,7 @@ def parse(arguments: Sequence[str] | None) -> tuple[argparse.Namespace, dict[str
     namespace = parser.parse_args(arguments)
     given = {
         name: value
-        for flag, name in flags.items()
+        for flag, name in FLAGS.items()
         if (value := getattr(namespace, flag.replace("-", "_"))) is not None
     }
     try:
@@ -173,15 +256,7 @@ def parse(arguments: Sequence[str] | None) -> tuple[argparse.Namespace, dict[str
             f"--run-config {' '.join(namespace.run_config)!r} cannot be read: it must "
             f"be 'name=value …' or a TOML file ({error})"
         ) from None
-    # Simulated clients do not come back: when none answers, none will.
-    settings = resolve({"max-empty-rounds": 3, **config, **given})
-    srpfl = any(name in SRPFL_BASES for name in namespace.algorithms)
-    if srpfl and settings["speed-model"] == "none":
-        # Here nobody is slow by itself; all are compared by the same clock.
-        settings["speed-model"] = "fixed"
-    if settings["resume"] and "output" not in {**config, **given}:
-        settings["output"] = settings["resume"]
-    return namespace, settings
+    return namespace, {**config, **given}
 
 
 class Parser(argparse.ArgumentParser):
@@ -212,16 +287,9 @@ def list_all() -> str:
         The lines.
     """
     from task.models import MODELS
-    from task.tasks.image import TASKS
+    from task.tasks import TASKS
 
-    lines = []
-    for name in ALGORITHMS:
-        if name in SRPFL_BASES:
-            about = f"SRPFL (Tziotis et al., TMLR 2023) over {SRPFL_BASES[name]}."
-        else:
-            module = sys.modules[STRATEGIES[name].__module__]
-            about = (module.__doc__ or "").splitlines()[0]
-        lines.append(f"algorithm  {name:<14} {about}")
+    lines = [f"algorithm  {n:<24} {about}" for n, (_, about) in ALGORITHMS.items()]
     lines += [f"task       {name}" for name in TASKS]
     lines += [f"model      {name:<14} {about}" for name, (_, about) in MODELS.items()]
     return "\n".join([*lines, "model      any classification model of torchvision"])
@@ -292,20 +360,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """
     console = Console()
     try:
-        namespace, settings = parse(arguments)
+        namespace, given = parse(arguments)
         if namespace.list:
             print(list_all())
             return 0
-        require(
-            namespace.backend in BACKENDS, "backend", namespace.backend, "ray or inline"
-        )
         if not namespace.verbose:
             logging.getLogger("flwr").setLevel(logging.WARNING)
         algorithms = list(dict.fromkeys(namespace.algorithms)) or DEFAULT_ALGORITHMS
-        check(algorithms, settings)
+        settings = check(algorithms, given, namespace.backend)
         summaries = {
-            algorithm: simulate({**settings, "algorithm": algorithm}, namespace.backend)
-            for algorithm in algorithms
+            short_name(name): run(name, settings, namespace.backend).summary
+            for name in algorithms
         }
     except SettingsError as error:
         print(f"error: {error}", file=sys.stderr)

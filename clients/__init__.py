@@ -12,46 +12,20 @@ from clients.gossip.base import GossipClient
 from clients.lg_fedavg import LGFedAvgClient
 from clients.local import LocalClient
 from clients.multi_task import MultiTaskClient
-from clients.representation_transfer import RepresentationTransferClient
+from clients.representation_transfer import (
+    FeatureTransferClient,
+    RepresentationTransferClient,
+)
 from clients.squarm_sgd import SQuARMSGDClient
 
-CLIENTS: dict[str, type[Client]] = {
-    "choco-sgd": ChocoSGDClient,
-    "dpsgd": DPSGDClient,
-    "fedavg": FedAvgClient,
-    "fedavg-ft": FedAvgFTClient,
-    "fedper": FedPerClient,
-    "fedrep": FedRepClient,
-    "flute": FLUTEClient,
-    "flute-star": FLUTEStarClient,
-    "lg-fedavg": LGFedAvgClient,
-    "local": LocalClient,
-    "multi-task": MultiTaskClient,
-    "representation-transfer": RepresentationTransferClient,
-    "squarm-sgd": SQuARMSGDClient,
-    # SRPFL is the server's affair: its clients are those of the wrapped algorithm.
-    "srpfl": FedRepClient,
-    "lg-srpfl": LGFedAvgClient,
-    "flanp": FedAvgClient,
-    "flanp-ft": FedAvgFTClient,
-    "srpfl-flute": FLUTEClient,
-}
-LINEAR_CLIENTS: dict[str, type[Client]] = {
-    "fedrep": FedRepLinearClient,
-    "flute": FLUTELinearClient,
-    "srpfl": FedRepLinearClient,
-    "srpfl-flute": FLUTELinearClient,
-}
-
 __all__ = [
-    "CLIENTS",
-    "LINEAR_CLIENTS",
     "ChocoSGDClient",
     "Client",
     "DPSGDClient",
     "FLUTEClient",
     "FLUTELinearClient",
     "FLUTEStarClient",
+    "FeatureTransferClient",
     "FedAvgClient",
     "FedAvgFTClient",
     "FedPerClient",

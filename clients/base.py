@@ -2,30 +2,66 @@
 
 import hashlib
 from collections.abc import Mapping
-from typing import ClassVar
+from dataclasses import dataclass
+from typing import Annotated, Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from flwr.client import NumPyClient
 from flwr.common import NDArrays, Scalar
-from torch import nn
+from torch import Tensor, nn
 
 from clients.device.state import PersonalState
-from task.models import Part
+from task.base import Task
+from task.messages import (
+    NUM_EXAMPLES,
+    NUM_TEST_EXAMPLES,
+    PROXIMAL_WEIGHT,
+    SERVER_ROUND,
+    STRUCTURE,
+)
+from task.models import Part, SplitModel
 from task.neural_collapse import neural_collapse
-from task.settings import Settings, require
-from task.tasks.image import Task
-from task.training import SGD, Regularizer, evaluate, train
+from task.settings import Free, Range, SettingsError
+from task.training import SGD, Regularizer, evaluate, proximal, train
 
-Reply = tuple[NDArrays, int, dict[str, Scalar]]
-Evaluation = tuple[float, int, dict[str, Scalar]]
+Config = dict[str, Scalar]
+Reply = tuple[NDArrays, int, Config]
+Evaluation = tuple[float, int, Config]
+Arrays = dict[str, npt.NDArray[np.generic]]
+Tensors = dict[str, Tensor]
+Slots = tuple[str, ...]
+
+# The slots that are parts of the model itself.
+REPRESENTATION, HEAD = "representation.", "head."
+WHOLE = (REPRESENTATION, HEAD)
+
+
+@dataclass(frozen=True)
+class TrainingSettings(SGD):
+    """Local SGD of a split model.
+
+    Parameters
+    ----------
+    representation_epochs : int, default 1
+        Epochs of the representation, or of both parts where they train together.
+    augment_head : bool, default True
+        Whether images are augmented while the head alone trains. Without, its features
+        are computed once, and a round with 10 head epochs takes a third of the time.
+    """
+
+    representation_epochs: Annotated[int, Range("[0, inf)")] = 1
+    augment_head: Annotated[bool, Free()] = True
 
 
 class Client(NumPyClient):
     """A device: trains the shared part on its own data and keeps its personal part.
 
-    Subclasses say what is shared and what is personal, and write `fit`.
+    Subclasses say which slots are shared and which are personal, and write `fit`. A
+    slot is a group of arrays whose names begin alike: ``representation.`` and ``head.``
+    are the model's own; any other, ``control.`` say, lies beside it and begins as
+    `initial_slot` says.
 
     Parameters
     ----------
@@ -34,70 +70,146 @@ class Client(NumPyClient):
     index : int
         Which of the task's clients this is, from 0.
     state : PersonalState
-        Where the personal part is kept.
-    settings : mapping
-        All settings.
+        Where the personal slots are kept.
+    settings : object
+        A ``settings_type``.
+
+    Attributes
+    ----------
+    received : dict of str to Tensor
+        What `receive` got from the server, by name.
+    kept : dict of str to Tensor
+        The personal slots beside the model; `keep` keeps them.
+    attachments : dict of str to bytes
+        What goes along with the reply besides arrays and numbers.
+
+    Raises
+    ------
+    SettingsError
+        If the algorithm cannot be used with the task.
     """
 
-    shared: ClassVar[tuple[str, ...]] = ("representation.", "head.")
-    personal: ClassVar[tuple[str, ...]] = ()
+    settings_type: type = TrainingSettings
+    # Slots that come from the server.
+    shared: Slots = WHOLE
+    # Slots that go to the server; None for the shared ones.
+    sent: Slots | None = None
+    # Slots that never leave the client.
+    personal: Slots = ()
     # How many of a built-in model's layers are the head, where the settings say 0.
     head_layers: ClassVar[int] = 1
+    # Whether targets must be classes.
+    needs_classes: ClassVar[bool] = False
+    # Settings that a device may set for itself.
+    node_settings: ClassVar[tuple[str, ...]] = ("data-dir", "cache-dir")
 
     def __init__(
-        self,
-        task: Task,
-        index: int,
-        state: PersonalState,
-        settings: Settings,
+        self, task: Task, index: int, state: PersonalState, settings: Any
     ) -> None:
+        self.check_task(task)
         self.task = task
         self.index = index
         self.state = state
         self.settings = settings
         # Built once a process: `receive` overwrites all of it.
         self.model = task.scratch_model
-        self.sgd = SGD.from_settings(settings)
-        for name in ("head-epochs", "representation-epochs", "finetune-epochs"):
-            value = settings[name]
-            require(int(value) >= 0, name, value, "at least 0")
+        self.received: Tensors = {}
+        self.kept: Tensors = {}
+        self.attachments: dict[str, bytes] = {}
+        self.proximal_weight = 0.0
 
-    def names(self, prefixes: tuple[str, ...]) -> list[str]:
-        """Return the names of the model's arrays that begin with one of the prefixes.
+    @classmethod
+    def check_task(cls, task: Task) -> None:
+        """Raise unless the algorithm can be used with a task.
 
         Parameters
         ----------
-        prefixes : tuple of str
-            ``shared`` or ``personal``.
+        task : Task
+            The task.
+
+        Raises
+        ------
+        SettingsError
+            If it has nothing to train on, or no classes where they are needed.
+        """
+        if not getattr(task, "trainable", True):
+            raise SettingsError(
+                f"{cls.__name__} has nothing to train on in a {type(task).__name__}; "
+                "the algorithm for it is multi-task"
+            )
+        if cls.needs_classes and not task.classes:
+            raise SettingsError(
+                f"{cls.__name__} needs a task with classes, to which its heads "
+                f"belong; a {type(task).__name__} has none"
+            )
+
+    # Slots.
+
+    def initial_slot(self, slot: str) -> Tensors:
+        """Return what a slot beside the model begins with: the initial model.
+
+        Parameters
+        ----------
+        slot : str
+            The slot, with its dot.
 
         Returns
         -------
-        list of str
-            Names in the model's own order.
+        dict of str to Tensor
+            By name within the slot.
         """
-        return [n for n in self.model.state_dict() if n.startswith(prefixes)]
+        return self.task.initial_state
 
-    # Called by the server once: who is there, and with which model.
+    def initial_arrays(self, slots: Slots) -> Tensors:
+        """Return the common initial values of slots.
 
-    def get_properties(self, config: dict[str, Scalar]) -> dict[str, Scalar]:
+        Parameters
+        ----------
+        slots : tuple of str
+            ``shared``, ``sent`` or ``personal``.
+
+        Returns
+        -------
+        dict of str to Tensor
+            The model's own first, in its order; not to be changed.
+        """
+        own = tuple(slot for slot in slots if slot in WHOLE)
+        arrays = {n: t for n, t in self.task.initial_state.items() if n.startswith(own)}
+        for slot in slots:
+            if slot not in WHOLE:
+                arrays |= {slot + n: t for n, t in self.initial_slot(slot).items()}
+        return arrays
+
+    def names(self, slots: Slots) -> list[str]:
+        """Return the names of the arrays of slots, as `initial_arrays` orders them."""
+        return list(self.initial_arrays(slots))
+
+    @property
+    def sent_names(self) -> list[str]:
+        """Names of the arrays that `fit` returns, in their order."""
+        return self.names(self.shared if self.sent is None else self.sent)
+
+    # Called by the server before the first round.
+
+    def get_properties(self, config: Config) -> Config:
         """Return what the server needs to know about this client.
 
         Parameters
         ----------
         config : dict
-            Ignored.
+            Not used.
 
         Returns
         -------
         dict
             ``num-examples`` (training), ``num-test-examples``, and ``structure``: a
-            digest of the shared arrays' names, shapes and dtypes.
+            digest of what must be the same for all clients.
         """
         structure = repr(self.structure()).encode()
         return {
-            "num-examples": len(self.task.train_examples(self.index)),
-            "num-test-examples": len(self.task.test_examples(self.index)),
-            "structure": hashlib.sha256(structure).hexdigest()[:16],
+            NUM_EXAMPLES: len(self.task.train_examples(self.index)),
+            NUM_TEST_EXAMPLES: len(self.task.test_examples(self.index)),
+            STRUCTURE: hashlib.sha256(structure).hexdigest()[:16],
         }
 
     def structure(self) -> list[object]:
@@ -106,57 +218,77 @@ class Client(NumPyClient):
         Returns
         -------
         list
-            Names, shapes and dtypes of the shared arrays.
+            Names, shapes and dtypes of the shared arrays, and the classes where a head
+            is shared: its outputs must mean the same to all.
         """
-        state = self.model.state_dict()
         structure: list[object] = [
-            (name, tuple(state[name].shape), str(state[name].dtype))
-            for name in self.names(self.shared)
+            (name, tuple(array.shape), str(array.dtype))
+            for name, array in self.initial_arrays(self.shared).items()
         ]
-        if "head." in self.shared:
-            # A shared head's outputs must mean the same to all.
-            structure.append(self.task.classes)
-        return structure
+        return [*structure, self.task.classes] if HEAD in self.shared else structure
 
-    def get_parameters(self, config: dict[str, Scalar]) -> NDArrays:
-        """Return the shared part of the common initial model.
+    def get_parameters(self, config: Config) -> NDArrays:
+        """Return the common initial values of the shared arrays.
 
         Parameters
         ----------
         config : dict
-            Ignored.
+            Not used.
 
         Returns
         -------
         list of ndarray
             In the order of ``names(shared)``.
         """
-        initial = self.task.initial_state
-        return [initial[name].numpy() for name in self.names(self.shared)]
+        return [array.numpy() for array in self.initial_arrays(self.shared).values()]
+
+    def statistics(self, config: Config) -> Arrays:
+        """Return what the server asks for once, before the first round; nothing here.
+
+        Parameters
+        ----------
+        config : dict
+            What the strategy's ``query_statistics`` was given.
+
+        Returns
+        -------
+        dict of str to ndarray
+            By name.
+        """
+        return {}
 
     # The steps of which `fit` and `evaluate` are made.
 
-    def receive(self, parameters: NDArrays) -> None:
-        """Load the shared part from the server and the personal part from the state.
+    def receive(self, parameters: NDArrays, config: Config) -> None:
+        """Load what came from the server and what this client has kept.
 
-        A client that has kept nothing yet starts from the common initial model.
+        A client that has kept nothing yet begins with the common initial values.
 
         Parameters
         ----------
         parameters : list of ndarray
             The shared arrays, in the order of ``names(shared)``.
+        config : dict
+            Of the message; ``proximal-mu`` is Flower's FedProx's μ.
         """
-        state = dict(self.task.initial_state)
-        personal = {
-            name: tuple(state[name].shape) for name in self.names(self.personal)
-        }
-        state.update(_tensors(self.state.load(personal) or {}))
         names = self.names(self.shared)
-        state.update(_tensors(dict(zip(names, parameters, strict=True))))
-        self.model.load_state_dict(state)
+        self.received = _tensors(dict(zip(names, parameters, strict=True)))
+        personal = self.initial_arrays(self.personal)
+        shapes = {name: tuple(array.shape) for name, array in personal.items()}
+        loaded = _tensors(self.state.load(shapes) or {}) if personal else {}
+        self.kept = {**personal, **loaded}
+        state = {**self.task.initial_state, **self.kept, **self.received}
+        self.model.load_state_dict(
+            {name: state[name] for name in self.task.initial_state}
+        )
+        self.proximal_weight = float(config.get(PROXIMAL_WEIGHT, 0.0))
 
     def train(
-        self, part: Part, epochs: int, regularizer: Regularizer | None = None
+        self,
+        part: Part,
+        epochs: int,
+        regularizer: Regularizer | None = None,
+        correction: Mapping[str, Tensor] | None = None,
     ) -> float:
         """Train a part of the model on this client's training examples.
 
@@ -166,8 +298,9 @@ class Client(NumPyClient):
             What is trained; the rest stays as it is to the last bit.
         epochs : int
             Passes over the examples.
-        regularizer : callable, optional
-            Of a batch's features and the model; added to the loss.
+        regularizer, correction
+            As for `task.training.train`. Where a server asks for FedProx, its proximal
+            term comes on top.
 
         Returns
         -------
@@ -175,14 +308,25 @@ class Client(NumPyClient):
             Mean loss over the last epoch.
         """
         examples = self.task.train_examples(self.index)
-        if part == "head" and not self.settings["augment-head"]:
+        if part == "head" and not self.settings.augment_head:
             examples = examples.without_augmentation()
+        if self.proximal_weight:
+            regularizer = _sum(
+                regularizer, proximal(self.proximal_weight, self.received)
+            )
         return train(
-            self.model, part, examples, self.task.loss, epochs, self.sgd, regularizer
+            self.model,
+            part,
+            examples,
+            self.task.loss,
+            epochs,
+            self.settings,
+            regularizer,
+            correction,
         )
 
     def keep(self, config: Mapping[str, Scalar]) -> None:
-        """Keep the personal part as the version of this round.
+        """Keep the personal slots as the version of this round.
 
         Parameters
         ----------
@@ -191,21 +335,16 @@ class Client(NumPyClient):
         """
         kept = self.personal_arrays()
         if kept:
-            self.state.save(kept, int(config["server-round"]))
+            self.state.save(kept, int(config.get(SERVER_ROUND, self.state.round + 1)))
 
-    def personal_arrays(self) -> dict[str, npt.NDArray[np.generic]]:
-        """Return what `keep` keeps.
-
-        Returns
-        -------
-        dict of str to ndarray
-            The personal part of the model.
-        """
-        state = self.model.state_dict()
-        return {name: state[name].numpy() for name in self.names(self.personal)}
+    def personal_arrays(self) -> Arrays:
+        """Return what `keep` keeps: personal parts of the model, and ``kept``."""
+        own = self.model.state_dict()
+        names = self.names(self.personal)
+        return {n: (own[n] if n in own else self.kept[n]).numpy() for n in names}
 
     def send(self, loss: float) -> Reply:
-        """Return the shared part as the reply of `fit`.
+        """Return the shared parts of the model as the reply of `fit`.
 
         Parameters
         ----------
@@ -215,26 +354,42 @@ class Client(NumPyClient):
         Returns
         -------
         parameters : list of ndarray
-            The shared arrays, in the order of ``names(shared)``.
+            Copies, in the order of ``sent_names``.
         num_examples : int
             Number of training examples.
         metrics : dict
             ``train-loss``.
         """
-        state = self.model.state_dict()
-        arrays = [state[name].numpy() for name in self.names(self.shared)]
-        n = len(self.task.train_examples(self.index))
-        return arrays, n, {"train-loss": loss}
+        return self.send_arrays(self.model.state_dict(), loss)
 
-    def evaluate(self, parameters: NDArrays, config: dict[str, Scalar]) -> Evaluation:
-        """Test the received shared part with this client's own personal part.
+    def send_arrays(self, arrays: Mapping[str, Tensor], loss: float) -> Reply:
+        """Return arrays as the reply of `fit`.
+
+        Parameters
+        ----------
+        arrays : mapping of str to Tensor
+            Those of ``sent_names``, and perhaps others.
+        loss : float
+            Training loss.
+
+        Returns
+        -------
+        tuple
+            As `send`.
+        """
+        copies = [arrays[name].numpy().copy(order="C") for name in self.sent_names]
+        n = len(self.task.train_examples(self.index))
+        return copies, n, {"train-loss": loss}
+
+    def evaluate(self, parameters: NDArrays, config: Config) -> Evaluation:
+        """Test the model that this device would use.
 
         Parameters
         ----------
         parameters : list of ndarray
             The shared arrays.
         config : dict
-            Ignored.
+            As for `receive`.
 
         Returns
         -------
@@ -246,11 +401,26 @@ class Client(NumPyClient):
             ``accuracy``, 0 to 1, where targets are classes; ``global-nc2`` and
             ``local-nc2`` (`task.neural_collapse`) where the head is linear besides.
         """
-        self.receive(parameters)
-        return self.test()
+        self.receive(parameters, config)
+        return self.test(self.deployed_model())
 
-    def test(self) -> Evaluation:
-        """Test the model as it is.
+    def deployed_model(self) -> SplitModel:
+        """Return the model that this device uses, after `receive`; `evaluate` tests it.
+
+        Returns
+        -------
+        SplitModel
+            The shared part with the own personal part.
+        """
+        return self.model
+
+    def test(self, model: SplitModel) -> Evaluation:
+        """Test a model on this client's test examples.
+
+        Parameters
+        ----------
+        model : SplitModel
+            The model.
 
         Returns
         -------
@@ -258,16 +428,15 @@ class Client(NumPyClient):
             As `evaluate`.
         """
         examples = self.task.test_examples(self.index)
-        loss, accuracy = evaluate(self.model, examples, self.task.loss)
-        metrics: dict[str, Scalar] = {}
+        loss, accuracy = evaluate(model, examples, self.task.loss)
+        metrics: Config = {}
         if not examples.targets.is_floating_point():
             metrics["accuracy"] = accuracy
-            metrics |= self._collapse()
+            metrics |= self._collapse(model.head)
         return loss, len(examples), metrics
 
-    def _collapse(self) -> dict[str, Scalar]:
+    def _collapse(self, head: nn.Module) -> Config:
         """Return this client's terms of Global NC2 and Averaged Local NC2."""
-        head = self.model.head
         if not isinstance(head, nn.Linear):
             return {}
         classes = class_mask(self.task, self.index, head)
@@ -278,7 +447,7 @@ class Client(NumPyClient):
         }
 
 
-def class_mask(task: Task, index: int, head: nn.Linear) -> torch.Tensor:
+def class_mask(task: Task, index: int, head: nn.Linear) -> Tensor:
     """Return which classes a client has in its training examples.
 
     Parameters
@@ -300,7 +469,34 @@ def class_mask(task: Task, index: int, head: nn.Linear) -> torch.Tensor:
     return mask
 
 
-def _tensors(
-    arrays: Mapping[str, npt.NDArray[np.generic]],
-) -> dict[str, torch.Tensor]:
+def under(slot: str, tensors: Mapping[str, Tensor]) -> Tensors:
+    """Return the arrays of a slot by their names within it.
+
+    Parameters
+    ----------
+    slot : str
+        The slot, with its dot.
+    tensors : mapping of str to Tensor
+        Arrays of several slots.
+
+    Returns
+    -------
+    dict of str to Tensor
+        The same tensors.
+    """
+    return {n[len(slot) :]: t for n, t in tensors.items() if n.startswith(slot)}
+
+
+def within(slot: str, tensors: Mapping[str, Tensor]) -> Tensors:
+    """Return arrays by their names in a slot: what `under` undoes."""
+    return {slot + n: t for n, t in tensors.items()}
+
+
+def _sum(first: Regularizer | None, second: Regularizer) -> Regularizer:
+    if first is None:
+        return second
+    return lambda features, model: first(features, model) + second(features, model)
+
+
+def _tensors(arrays: Mapping[str, npt.NDArray[np.generic]]) -> Tensors:
     return {name: torch.from_numpy(np.array(value)) for name, value in arrays.items()}

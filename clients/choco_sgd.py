@@ -1,5 +1,6 @@
 """CHOCO-SGD (Koloskova et al., ICML 2019): SQuARM-SGD that talks in each iteration."""
 
+from clients.gossip.base import CompressedGossipSettings
 from clients.gossip.schedules import Schedule, threshold
 from clients.squarm_sgd import SQuARMSGDClient
 
@@ -11,11 +12,13 @@ class ChocoSGDClient(SQuARMSGDClient):
     authors' experiments.
     """
 
+    settings_type = CompressedGossipSettings
+
     @property
     def local_steps(self) -> int:
-        """Iterations between two exchanges: 1, whatever ``local-steps`` says."""
+        """Iterations between two exchanges: 1."""
         return 1
 
     def make_threshold(self) -> Schedule:
-        """Return 0, whatever ``trigger`` says."""
+        """Return 0: every message is sent."""
         return threshold("0")

@@ -1,7 +1,8 @@
 """D-PSGD (Lian et al., NeurIPS 2017): decentralised SGD, uncompressed."""
 
-from clients.gossip.base import GossipClient, randomness
-from clients.gossip.relayed import Config, Relayed
+from clients.base import Config
+from clients.gossip.base import GossipClient, GossipSettings, randomness
+from clients.gossip.relayed import Relayed
 from task.compression.per_tensor import Compressor, Identity
 
 
@@ -11,8 +12,10 @@ class DPSGDClient(GossipClient):
     The step has the settings' momentum and weight decay; the paper has neither.
     """
 
+    settings_type = GossipSettings
+
     def make_compressor(self) -> Compressor:
-        """Return the identity, whatever ``compressor`` says."""
+        """Return the identity: models are sent as they are."""
         return Identity()
 
     def mix(self, round_: int, messages: list[Relayed], config: Config) -> None:
@@ -20,35 +23,15 @@ class DPSGDClient(GossipClient):
 
         What a neighbour sent while this node was away mixes with nothing: that
         neighbour has put this node's weight on itself, so the mean is kept.
-
-        Parameters
-        ----------
-        round_ : int
-            The round in which the messages were sent.
-        messages : list of Relayed
-            The neighbours' models x_j.
-        config : dict
-            Ignored.
         """
         if round_ != self.state.round:
             return
         own = self.x.clone()
         for message in messages:
-            model = self.received(message)
+            model = self.decoded(message)
             if model is not None:
                 self.x.add_(model - own, alpha=message.weight)
 
     def message(self, server_round: int) -> bytes:
-        """Return the own model.
-
-        Parameters
-        ----------
-        server_round : int
-            Ignored.
-
-        Returns
-        -------
-        bytes
-            x, d float32 numbers.
-        """
+        """Return the own model x, d float32 numbers."""
         return self.compressor.compress(self.x, randomness())

@@ -1,27 +1,16 @@
 """FedAvg (McMahan et al., AISTATS 2017)."""
 
-from flwr.common import NDArrays, Scalar
+from flwr.common import NDArrays
 
-from clients.base import Client, Reply
+from clients.base import Client, Config, Reply, TrainingSettings
 
 
 class FedAvgClient(Client):
     """Train the whole shared model; nothing is personal."""
 
-    def fit(self, parameters: NDArrays, config: dict[str, Scalar]) -> Reply:
-        """Train the global model for ``representation-epochs``.
+    settings: TrainingSettings
 
-        Parameters
-        ----------
-        parameters : list of ndarray
-            The global model.
-        config : dict
-            ``server-round``.
-
-        Returns
-        -------
-        tuple
-            As `Client.send`.
-        """
-        self.receive(parameters)
-        return self.send(self.train("all", int(self.settings["representation-epochs"])))
+    def fit(self, parameters: NDArrays, config: Config) -> Reply:
+        """Train the global model for ``representation-epochs``."""
+        self.receive(parameters, config)
+        return self.send(self.train("all", self.settings.representation_epochs))

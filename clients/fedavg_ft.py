@@ -1,34 +1,45 @@
 """FedAvg whose head every client fine-tunes in the end (FedRep, section 5.2)."""
 
-from flwr.common import NDArrays, Scalar
+from dataclasses import dataclass
+from typing import Annotated
 
-from clients.base import Evaluation
+from flwr.common import NDArrays
+
+from clients.base import Config, Evaluation, TrainingSettings
 from clients.fedavg import FedAvgClient
+from task.models import SplitModel
+from task.settings import Range
+
+
+@dataclass(frozen=True)
+class FineTuningSettings(TrainingSettings):
+    """FedAvg's settings, and those of the fine-tuning.
+
+    Parameters
+    ----------
+    finetune_epochs : int, default 10
+        Epochs of the head before the final test (FedRep, section 5.2).
+    """
+
+    finetune_epochs: Annotated[int, Range("[0, inf)")] = 10
 
 
 class FedAvgFTClient(FedAvgClient):
-    """Train as in FedAvg; test with the head fine-tuned on the client's own data."""
+    """Train as in FedAvg; use the model with a head fine-tuned on the own data."""
 
-    def evaluate(self, parameters: NDArrays, config: dict[str, Scalar]) -> Evaluation:
-        """Test the global model, fine-tune its head, and test again.
+    settings_type = FineTuningSettings
+    settings: FineTuningSettings
 
-        Parameters
-        ----------
-        parameters : list of ndarray
-            The global model.
-        config : dict
-            Ignored.
-
-        Returns
-        -------
-        tuple
-            As `Client.evaluate` for the fine-tuned model; the metrics have
-            ``accuracy-global`` as well, that of the global model.
-        """
-        self.receive(parameters)
-        _, _, before = self.test()
-        self.train("head", int(self.settings["finetune-epochs"]))
-        loss, num_examples, metrics = self.test()
+    def evaluate(self, parameters: NDArrays, config: Config) -> Evaluation:
+        """Test the fine-tuned model; ``accuracy-global`` is that of the global one."""
+        self.receive(parameters, config)
+        _, _, before = self.test(self.model)
+        loss, num_examples, metrics = self.test(self.deployed_model())
         if "accuracy" in before:
             metrics["accuracy-global"] = before["accuracy"]
         return loss, num_examples, metrics
+
+    def deployed_model(self) -> SplitModel:
+        """Fine-tune the head of the global model for ``finetune-epochs``."""
+        self.train("head", self.settings.finetune_epochs)
+        return self.model

@@ -1,32 +1,28 @@
 """FedPer (Arivazhagan et al., 2019): representation and head train together."""
 
-from flwr.common import NDArrays, Scalar
+from flwr.common import NDArrays
 
-from clients.base import Client, Reply
+from clients.base import (
+    HEAD,
+    REPRESENTATION,
+    Client,
+    Config,
+    Reply,
+    Slots,
+    TrainingSettings,
+)
 
 
 class FedPerClient(Client):
     """Train representation and head together; the head stays here."""
 
-    shared = ("representation.",)
-    personal = ("head.",)
+    shared: Slots = (REPRESENTATION,)
+    personal: Slots = (HEAD,)
+    settings: TrainingSettings
 
-    def fit(self, parameters: NDArrays, config: dict[str, Scalar]) -> Reply:
-        """Train both parts for ``representation-epochs``.
-
-        Parameters
-        ----------
-        parameters : list of ndarray
-            The shared representation.
-        config : dict
-            ``server-round``.
-
-        Returns
-        -------
-        tuple
-            As `Client.send`; the representation only.
-        """
-        self.receive(parameters)
-        loss = self.train("all", int(self.settings["representation-epochs"]))
+    def fit(self, parameters: NDArrays, config: Config) -> Reply:
+        """Train both parts for ``representation-epochs``."""
+        self.receive(parameters, config)
+        loss = self.train("all", self.settings.representation_epochs)
         self.keep(config)
         return self.send(loss)

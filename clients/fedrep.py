@@ -1,91 +1,115 @@
 """FedRep (Collins et al., ICML 2021): head first, then the representation."""
 
-from typing import cast
+from dataclasses import dataclass
+from typing import Annotated, cast
 
 import numpy as np
-from flwr.common import NDArrays, Scalar
+from flwr.common import NDArrays
 
-from clients.base import Client, Evaluation, Reply
-from clients.device.state import PersonalState
-from task.base import Matrix
-from task.settings import Settings, require
-from task.tasks.image import Task
+from clients.base import (
+    HEAD,
+    REPRESENTATION,
+    Arrays,
+    Client,
+    Config,
+    Evaluation,
+    Reply,
+    Slots,
+    TrainingSettings,
+)
+from task.base import Matrix, Task
+from task.messages import SERVER_ROUND
+from task.settings import Checked, Free, Range, SettingsError
 from task.tasks.linear import LinearTask
+from task.training import SGD
+
+
+@dataclass(frozen=True)
+class FedRepSettings(TrainingSettings):
+    """Settings of FedRep's clients.
+
+    Parameters
+    ----------
+    head_epochs : int, default 10
+        Epochs τ_h of the head, with the representation frozen (algorithm 1).
+    """
+
+    head_epochs: Annotated[int, Range("[0, inf)")] = 10
 
 
 class FedRepClient(Client):
     """Algorithm 1: many head updates, then the representation; the head stays here."""
 
-    shared = ("representation.",)
-    personal = ("head.",)
+    shared = (REPRESENTATION,)
+    personal = (HEAD,)
+    settings_type = FedRepSettings
+    settings: FedRepSettings
 
-    def fit(self, parameters: NDArrays, config: dict[str, Scalar]) -> Reply:
-        """Train the own head for ``head-epochs``, then φ for ``representation-epochs``.
-
-        Parameters
-        ----------
-        parameters : list of ndarray
-            The shared representation φ.
-        config : dict
-            ``server-round``.
-
-        Returns
-        -------
-        tuple
-            As `Client.send`; the representation only.
-        """
-        self.receive(parameters)
-        self.train("head", int(self.settings["head-epochs"]))
-        loss = self.train("representation", int(self.settings["representation-epochs"]))
+    def fit(self, parameters: NDArrays, config: Config) -> Reply:
+        """Train the own head for ``head-epochs``, then φ for its own epochs."""
+        self.receive(parameters, config)
+        self.train("head", self.settings.head_epochs)
+        loss = self.train("representation", self.settings.representation_epochs)
         self.keep(config)
         return self.send(loss)
+
+
+@dataclass(frozen=True)
+class FedRepLinearSettings(Checked):
+    """Settings of FedRep's linear case.
+
+    Parameters
+    ----------
+    learning_rate : float, default 0.01
+        Step size η of B, and of w where it makes gradient steps.
+    fresh_samples : bool, default True
+        Whether every round has a fresh batch of m examples.
+    head_steps : int, default 0
+        Gradient steps of the head; 0 solves for it exactly, 1 and 10 are the paper's
+        GD-GD and 10GD-GD (section 5.1).
+    """
+
+    learning_rate: Annotated[float, Range("(0, inf)")] = SGD.learning_rate
+    fresh_samples: Annotated[bool, Free()] = True
+    head_steps: Annotated[int, Range("[0, inf)")] = 0
 
 
 class FedRepLinearClient(Client):
     """Algorithm 2: linear representation B (d × k), head w, squared loss.
 
-    f_i(w, B) = 1/(2m) Σ_j (y_j − wᵀ Bᵀ x_j)². Every round has a fresh batch of m
-    examples, or with ``fresh-samples`` false the same one. ``head-steps`` 0 solves for
-    the head exactly; 1 and 10 gradient steps are the paper's GD-GD and 10GD-GD.
+    f_i(w, B) = 1/(2m) Σ_j (y_j − wᵀ Bᵀ x_j)².
     """
 
-    shared = ("representation.",)
-    personal = ("head.",)
+    shared: Slots = (REPRESENTATION,)
+    personal: Slots = (HEAD,)
+    settings_type: type = FedRepLinearSettings
+    settings: FedRepLinearSettings
 
-    def __init__(
-        self, task: Task, index: int, state: PersonalState, settings: Settings
-    ) -> None:
-        super().__init__(task, index, state, settings)
-        steps = int(settings["head-steps"])
-        require(steps >= 0, "head-steps", steps, "at least 0")
+    @classmethod
+    def check_task(cls, task: Task) -> None:
+        """Raise unless the task has linear models."""
+        if not isinstance(task, LinearTask):
+            raise SettingsError(
+                f"{cls.__name__} needs a LinearTask, not {type(task).__name__}"
+            )
 
     @property
     def linear(self) -> LinearTask:
         """The task, with its true representation."""
         return cast(LinearTask, self.task)
 
-    def get_parameters(self, config: dict[str, Scalar]) -> NDArrays:
-        """Return a random Bᵀ with orthonormal rows, or this client's moments.
-
-        Parameters
-        ----------
-        config : dict
-            ``moments`` (default false): whether the server asks for
-            Z_i = 1/m Σ_j y_j² x_j x_jᵀ.
-
-        Returns
-        -------
-        list of ndarray
-            Bᵀ of shape (k, d), or Z_i of shape (d, d).
-        """
-        if config.get("moments", False):
-            x, y = self.linear.draw(self.index)
-            return [(x * y[:, None] ** 2).T @ x / len(y)]
+    def get_parameters(self, config: Config) -> NDArrays:
+        """Return a random Bᵀ of shape (k, d) with orthonormal rows."""
         rng = np.random.default_rng([self.linear.seed, 0x1417])
         start = rng.standard_normal((self.linear.dimension, self.linear.rank))
         return [np.linalg.qr(start).Q.T]
 
-    def fit(self, parameters: NDArrays, config: dict[str, Scalar]) -> Reply:
+    def statistics(self, config: Config) -> Arrays:
+        """Return ``moments``: Z_i = 1/m Σ_j y_j² x_j x_jᵀ, of shape (d, d)."""
+        x, y = self.linear.draw(self.index)
+        return {"moments": (x * y[:, None] ** 2).T @ x / len(y)}
+
+    def fit(self, parameters: NDArrays, config: Config) -> Reply:
         """Solve for the head, then make one gradient step on B.
 
         Parameters
@@ -101,24 +125,23 @@ class FedRepLinearClient(Client):
             B_iᵀ, m and the loss at (w_i, B).
         """
         b = parameters[0].T
-        fresh = int(config["server-round"]) if self.settings["fresh-samples"] else 0
+        fresh = int(config[SERVER_ROUND]) if self.settings.fresh_samples else 0
         x, y = self.linear.draw(self.index, fresh)
         w = self._head(b, x, y)
         residual = x @ (b @ w) - y
         gradient = np.outer(x.T @ residual, w) / len(y)
-        b = b - self.sgd.learning_rate * gradient
-        self.state.save({"head.weight": w[None]}, int(config["server-round"]))
+        b = b - self.settings.learning_rate * gradient
+        self.state.save({"head.weight": w[None]}, int(config[SERVER_ROUND]))
         loss = float(residual @ residual) / (2 * len(y))
         return [np.ascontiguousarray(b.T)], len(y), {"train-loss": loss}
 
     def _head(self, b: Matrix, x: Matrix, y: Matrix) -> Matrix:
-        steps = int(self.settings["head-steps"])
-        if steps == 0:
+        if self.settings.head_steps == 0:
             return solve_head(b, x, y)
-        w = self._own_head()
-        features = x @ b
-        for _ in range(steps):
-            w = w - self.sgd.learning_rate * features.T @ (features @ w - y) / len(y)
+        w, features = self._own_head(), x @ b
+        for _ in range(self.settings.head_steps):
+            gradient = features.T @ (features @ w - y) / len(y)
+            w = w - self.settings.learning_rate * gradient
         return w
 
     def _own_head(self) -> Matrix:
@@ -127,22 +150,9 @@ class FedRepLinearClient(Client):
             return np.zeros(self.linear.rank)
         return cast(Matrix, kept["head.weight"][0])
 
-    def evaluate(self, parameters: NDArrays, config: dict[str, Scalar]) -> Evaluation:
-        """Compare B and the own head with the truth.
-
-        Parameters
-        ----------
-        parameters : list of ndarray
-            Bᵀ, of shape (k, d).
-        config : dict
-            Ignored.
-
-        Returns
-        -------
-        tuple
-            As `LinearTask.judge`.
-        """
-        return self.linear.judge(self.index, parameters[0].T, self._own_head())
+    def evaluate(self, parameters: NDArrays, config: Config) -> Evaluation:
+        """Compare B and the own head with the truth, as `LinearTask.compare`."""
+        return self.linear.compare(self.index, parameters[0].T, self._own_head())
 
 
 def solve_head(b: Matrix, x: Matrix, y: Matrix) -> Matrix:

@@ -1,31 +1,58 @@
 """FLUTE (Liu et al., ICML 2024): the client trains, the server keeps the heads."""
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import cached_property
-from typing import cast
+from typing import Annotated, cast
 
 import numpy as np
-from flwr.common import NDArrays, Scalar
+from flwr.common import NDArrays
 from torch import Tensor, nn
 
-from clients.base import Client, Evaluation, Reply, class_mask
-from clients.device.state import PersonalState
+from clients.base import (
+    Client,
+    Config,
+    Evaluation,
+    Reply,
+    TrainingSettings,
+    class_mask,
+)
+from clients.fedrep import FedRepLinearClient, FedRepSettings
 from task.base import Matrix
 from task.models import SplitModel
 from task.neural_collapse import HeadRegularizer, neural_collapse
-from task.settings import Settings, SettingsError, require
-from task.tasks.image import Task
-from task.tasks.linear import LinearTask
+from task.settings import Checked, Choice, Range, SettingsError
 from task.training import TrainingDivergedError
+
+
+@dataclass(frozen=True)
+class FLUTESettings(TrainingSettings):
+    """Weights of the regularised loss (equation 10).
+
+    Parameters
+    ----------
+    nc_weight : float, default 0.25
+        λ3, of NC_i(H).
+    head_weight : float, default 0.0025
+        λ2, of ‖H‖_F².
+    feature_weight : float, default 0.0005
+        λ1, of ‖ψ(x)‖² of the whole batch, as in the authors' code.
+    """
+
+    nc_weight: Annotated[float, Range("[0, inf)")] = 0.25
+    head_weight: Annotated[float, Range("[0, inf)")] = 0.0025
+    feature_weight: Annotated[float, Range("[0, inf)")] = 0.0005
 
 
 class FLUTEClient(Client):
     """Algorithm 2, client side: head and representation come from the server.
 
-    The loss is CE + λ1 ‖ψ(x)‖² + λ2 ‖H‖_F² + λ3 NC_i(H) (equation 10), with λ1 on the
-    squared norm of the whole batch's features, as in the authors' code.
+    The loss is CE + λ1 ‖ψ(x)‖² + λ2 ‖H‖_F² + λ3 NC_i(H) (equation 10).
     """
 
+    needs_classes = True
+    settings_type: type = FLUTESettings
+    settings: FLUTESettings
     regularizer: HeadRegularizer = staticmethod(neural_collapse)
 
     @cached_property
@@ -48,44 +75,19 @@ class FLUTEClient(Client):
         """
         if not isinstance(self.model.head, nn.Linear):
             raise SettingsError(
-                f"FLUTE needs a head that is one linear layer; this model's is a "
-                f"{type(self.model.head).__name__} (head-layers is "
-                f"{self.settings['head-layers']})"
+                "FLUTE needs a head that is one linear layer; this model's is a "
+                f"{type(self.model.head).__name__}; head-layers=1 may give one"
             )
         return self.model.head
 
-    def get_properties(self, config: dict[str, Scalar]) -> dict[str, Scalar]:
-        """Return what the server needs to know, with the classes of this client.
-
-        Parameters
-        ----------
-        config : dict
-            Ignored.
-
-        Returns
-        -------
-        dict
-            As `Client.get_properties`, and ``classes``: for each class 1 or 0.
-        """
+    def get_properties(self, config: Config) -> Config:
+        """Return also ``classes``: for each class 1 or 0."""
         mask = "".join(str(int(has)) for has in self.classes[0])
         return {**super().get_properties(config), "classes": mask}
 
-    def fit(self, parameters: NDArrays, config: dict[str, Scalar]) -> Reply:
-        """Train head and representation together for ``representation-epochs``.
-
-        Parameters
-        ----------
-        parameters : list of ndarray
-            The shared representation and this client's head from the server.
-        config : dict
-            ``server-round``.
-
-        Returns
-        -------
-        tuple
-            As `Client.send`: representation and head.
-        """
-        self.receive(parameters)
+    def fit(self, parameters: NDArrays, config: Config) -> Reply:
+        """Train head and representation together for ``representation-epochs``."""
+        self.receive(parameters, config)
         return self.send(self.train_jointly())
 
     def train_jointly(self) -> float:
@@ -96,36 +98,22 @@ class FLUTEClient(Client):
         float
             Mean cross-entropy over the last epoch.
         """
-        feature_weight = float(self.settings["feature-weight"])
 
         def penalty(features: Tensor, model: SplitModel) -> Tensor:
-            return feature_weight * features.square().sum() + self.head_penalty(
-                features, model
+            return self.settings.feature_weight * features.square().sum() + (
+                self.head_penalty(features, model)
             )
 
-        epochs = int(self.settings["representation-epochs"])
+        epochs = self.settings.representation_epochs
         return self._explained(lambda: self.train("all", epochs, penalty))
 
     def head_penalty(self, features: Tensor, model: SplitModel) -> Tensor:
-        """Return λ2 ‖H‖_F² + λ3 NC_i(H).
-
-        Parameters
-        ----------
-        features : Tensor
-            Ignored.
-        model : SplitModel
-            The model.
-
-        Returns
-        -------
-        Tensor
-            A scalar.
-        """
+        """Return λ2 ‖H‖_F² + λ3 NC_i(H), a scalar; features do not matter."""
         head = cast(nn.Linear, model.head).weight
         collapse = self.regularizer(head[None], self.classes)[0]
         return (
-            float(self.settings["head-weight"]) * head.square().sum()
-            + float(self.settings["nc-weight"]) * collapse
+            self.settings.head_weight * head.square().sum()
+            + self.settings.nc_weight * collapse
         )
 
     def _explained(self, training: Callable[[], float]) -> float:
@@ -133,80 +121,69 @@ class FLUTEClient(Client):
             return training()
         except TrainingDivergedError as error:
             weights = ", ".join(
-                f"{name} {self.settings[name]}"
+                f"{name} {getattr(self.settings, name.replace('-', '_'))}"
                 for name in ("feature-weight", "head-weight", "nc-weight")
             )
             raise TrainingDivergedError(f"{error}; so may {weights}") from None
 
 
-class FLUTEStarClient(FLUTEClient):
-    """FLUTE*: ``head-epochs`` more epochs of the head alone.
+@dataclass(frozen=True)
+class FLUTEStarSettings(FLUTESettings, FedRepSettings):
+    """FLUTE's settings and ``head_epochs``.
 
-    The paper has them after the joint epochs, the authors' code before them
-    (``head-epochs-order``), which is better: see ``benchmarks/flute_table.py``.
+    Parameters
+    ----------
+    head_epochs_order : {"before", "after"}, default "before"
+        When the head trains alone: before the joint epochs, as the authors' code has
+        it and which is better (``benchmarks/flute_table.py``), or after them, as the
+        paper has it.
     """
 
-    def __init__(
-        self, task: Task, index: int, state: PersonalState, settings: Settings
-    ) -> None:
-        super().__init__(task, index, state, settings)
-        if isinstance(task, LinearTask):
-            raise SettingsError("flute-star has no linear case; task linear has flute")
-        order = settings["head-epochs-order"]
-        require(
-            order in ("before", "after"), "head-epochs-order", order, "before or after"
-        )
+    head_epochs_order: Annotated[str, Choice("before", "after")] = "before"
 
-    def fit(self, parameters: NDArrays, config: dict[str, Scalar]) -> Reply:
-        """Train head and representation together, and the head alone.
 
-        Parameters
-        ----------
-        parameters : list of ndarray
-            The shared representation and this client's head from the server.
-        config : dict
-            ``server-round``.
+class FLUTEStarClient(FLUTEClient):
+    """FLUTE*: ``head-epochs`` more epochs of the head alone."""
 
-        Returns
-        -------
-        tuple
-            As `Client.send`: representation and head.
-        """
-        order = self.settings["head-epochs-order"]
-        self.receive(parameters)
-        if order == "before":
+    settings_type = FLUTEStarSettings
+    settings: FLUTEStarSettings
+
+    def fit(self, parameters: NDArrays, config: Config) -> Reply:
+        """Train head and representation together, and the head alone."""
+        self.receive(parameters, config)
+        if self.settings.head_epochs_order == "before":
             self._train_head()
         loss = self.train_jointly()
-        if order == "after":
+        if self.settings.head_epochs_order == "after":
             self._train_head()
         return self.send(loss)
 
     def _train_head(self) -> None:
-        epochs = int(self.settings["head-epochs"])
+        epochs = self.settings.head_epochs
         self._explained(lambda: self.train("head", epochs, self.head_penalty))
 
 
-class FLUTELinearClient(Client):
+class FLUTELinearClient(FedRepLinearClient):
     """Algorithm 1, client side: both gradients of the squared loss.
 
     L_i = 1/(2N) Σ (xᵀ B w_i − y)², over the same N examples in every round; the ½ is
     the convention with which γ1 = 1/4 and γ2 = 1/8 balance B and W.
     """
 
-    @property
-    def linear(self) -> LinearTask:
-        """The task."""
-        return cast(LinearTask, self.task)
+    shared = Client.shared
+    personal = ()
+    sent = ("gradient.",)
+    settings_type = Checked
 
-    def fit(self, parameters: NDArrays, config: dict[str, Scalar]) -> Reply:
-        """Return ∇_B L_i and ∇_{w_i} L_i in the places of B and w_i.
+    def fit(self, parameters: NDArrays, config: Config) -> Reply:
+        """Return ∇_B L_i and ∇_{w_i} L_i.
 
         Parameters
         ----------
         parameters : list of ndarray
             Bᵀ of shape (k, d) and w_iᵀ of shape (1, k).
         config : dict
-            Ignored.
+            Not used.
 
         Returns
         -------
@@ -221,19 +198,6 @@ class FLUTELinearClient(Client):
         loss = float(residual @ residual) / (2 * len(y))
         return list(gradients), len(y), {"train-loss": loss}
 
-    def evaluate(self, parameters: NDArrays, config: dict[str, Scalar]) -> Evaluation:
-        """Compare B w_i with the truth.
-
-        Parameters
-        ----------
-        parameters : list of ndarray
-            Bᵀ and w_iᵀ.
-        config : dict
-            Ignored.
-
-        Returns
-        -------
-        tuple
-            As `LinearTask.judge`.
-        """
-        return self.linear.judge(self.index, parameters[0].T, parameters[1][0])
+    def evaluate(self, parameters: NDArrays, config: Config) -> Evaluation:
+        """Compare B w_i with the truth, as `LinearTask.compare`."""
+        return self.linear.compare(self.index, parameters[0].T, parameters[1][0])

@@ -8,16 +8,22 @@ from typing import Any, cast
 import numpy as np
 import numpy.typing as npt
 import torch
-from flwr.common import NDArrays, Scalar, log
+from flwr.common import NDArrays, log
 
-from clients.base import Client, Evaluation, Reply
+from clients.base import Client, Config, Evaluation, Reply
 from clients.device.state import PersonalState
-from clients.gossip.relayed import Config, check_state, exchanges
-from task.compression.per_tensor import Compressor, Identity, from_settings
+from clients.gossip.relayed import check_state, exchanges
+from task.base import Task
+from task.compression.per_tensor import (
+    CompressionSettings,
+    Compressor,
+    Identity,
+    from_settings,
+)
+from task.messages import SERVER_ROUND
 from task.saddle_point.algorithm import SaddlePoint, decode
 from task.saddle_point.state import Noise, State, exchange_stream
-from task.settings import Settings
-from task.tasks.image import Task
+from task.settings import SettingsError
 from task.tasks.multi_task import DIMENSION, MultiTaskSetup
 
 INBOX = "inbox."
@@ -33,10 +39,20 @@ class MultiTaskClient(Client):
     """
 
     shared = ()
-    personal = ()
+    settings_type = CompressionSettings
+    settings: CompressionSettings
+
+    @classmethod
+    def check_task(cls, task: Task) -> None:
+        """Raise unless the task has costs and constraints."""
+        if not isinstance(task, MultiTaskSetup):
+            raise SettingsError(
+                f"{cls.__name__} needs a MultiTaskSetup, not {type(task).__name__}; "
+                "the tasks for it are qcqp and multi-task-logistic"
+            )
 
     def __init__(
-        self, task: Task, index: int, state: PersonalState, settings: Settings
+        self, task: Task, index: int, state: PersonalState, settings: Any
     ) -> None:
         super().__init__(task, index, state, settings)
         self.compressor = self.make_compressor()
@@ -58,19 +74,7 @@ class MultiTaskClient(Client):
         return [repr(self.setup), repr(self.compressor)]
 
     def get_properties(self, config: Config) -> Config:
-        """Return what the server needs to know about this node.
-
-        Parameters
-        ----------
-        config : dict
-            Ignored.
-
-        Returns
-        -------
-        dict
-            As `Client.get_properties`, and ``message-bytes``, the length of a message,
-            ``first-message-bytes``, and ``omega``.
-        """
+        """Return also ``message-bytes``, ``first-message-bytes`` and ``omega``."""
         return {
             **super().get_properties(config),
             "message-bytes": self.compressor.num_bytes(DIMENSION),
@@ -92,7 +96,7 @@ class MultiTaskClient(Client):
         Returns
         -------
         tuple
-            As `Client.send`; no arrays, but ``message`` (bytes; empty while waiting),
+            As `Client.send`; no arrays, but ``message`` attached (empty while waiting),
             ``refused``, ``iterations`` so far, and the expected cost as the loss.
         """
         node, algorithm, noise = self.prepare(config)
@@ -114,13 +118,13 @@ class MultiTaskClient(Client):
                 data = self.post(algorithm, state, node)
         cost = float(algorithm.problem.expected(algorithm.point(state))[0])
         queues = {INBOX + n: _packed(queue) for n, queue in inbox.items() if queue}
-        self.state.save({**state.arrays(), **queues}, int(config["server-round"]))
-        metrics: dict[str, Scalar] = {
+        self.state.save({**state.arrays(), **queues}, int(config[SERVER_ROUND]))
+        metrics: Config = {
             "train-loss": cost,
             "refused": self.refused,
             "iterations": state.iteration,
-            "message": data,
         }
+        self.attachments["message"] = data
         return [], 1, metrics
 
     def post(self, algorithm: SaddlePoint, state: State, node: int) -> bytes:
@@ -235,8 +239,8 @@ class MultiTaskClient(Client):
             1.
         metrics : dict
             ``loss-point``, the cost of the last point; ``constraint``, the largest
-            g_ij of the node's points; ``iterations``; ``duals``, float64 in the order
-            of the neighbours' numbers, for the server's check.
+            g_ij of the node's points; ``iterations``. ``duals`` are attached, float64
+            in the order of the neighbours' numbers, for the server's check.
         """
         _, algorithm, _ = self.prepare(config)
         kept = self.state.load()
@@ -249,12 +253,12 @@ class MultiTaskClient(Client):
         problem, point = algorithm.problem, algorithm.point(state)
         others = algorithm.feasible.project(state.known)
         own = np.repeat(point, len(others), axis=0)
-        metrics: dict[str, Scalar] = {
+        metrics: Config = {
             "loss-point": float(problem.expected(point)[0]),
             "constraint": float(algorithm.constraint.value(own, others).max()),
             "iterations": state.iteration,
-            "duals": state.duals.astype("<f8").tobytes(),
         }
+        self.attachments["duals"] = state.duals.astype("<f8").tobytes()
         return float(problem.expected(state.average)[0]), 1, metrics
 
 

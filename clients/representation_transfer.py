@@ -1,26 +1,147 @@
 """Representation transfer (Singh, UCLA 2024, ch. 5): sources and targets."""
 
-from collections.abc import Mapping
-from typing import Any, Self, cast
+from dataclasses import dataclass
+from typing import Annotated, cast
 
 import numpy as np
-import numpy.typing as npt
 import torch
-from flwr.common import NDArrays, Scalar
+from flwr.common import NDArrays
 from torch import Tensor, nn
 
-from clients.base import Client, Evaluation, Reply
-from clients.device.state import PersonalState
+from clients.base import (
+    HEAD,
+    REPRESENTATION,
+    Arrays,
+    Client,
+    Config,
+    Evaluation,
+    Reply,
+)
+from clients.fedrep import FedRepSettings
+from task.base import Matrix, Task
 from task.examples import ExampleSet
+from task.messages import SERVER_ROUND
 from task.models import SplitModel
-from task.settings import Settings, require
-from task.tasks.image import Task
+from task.settings import Checked, Range, SettingsError
 from task.tasks.transfer import TransferTask
 from task.training import EVALUATION_BATCH, evaluate, train
-from task.transfer import basis, halves, phase_one, phase_two, phase_two_descent
+from task.transfer import (
+    TransferData,
+    basis,
+    halves,
+    phase_one,
+    phase_two,
+    phase_two_descent,
+)
 
 
-class RepresentationTransferClient(Client):
+@dataclass(frozen=True)
+class RoleSettings(Checked):
+    """Who is a source.
+
+    Parameters
+    ----------
+    num_sources : int, default 10
+        The first so many clients are sources; a device that sets 0 for itself is a
+        target.
+    """
+
+    num_sources: Annotated[int, Range("[0, inf)")] = TransferData.num_sources
+
+
+class TransferClient(Client):
+    """A source sends its representation; a target keeps a model that uses them all."""
+
+    shared = (REPRESENTATION,)
+    node_settings = (*Client.node_settings, "num-sources")
+    settings: RoleSettings
+
+    @property
+    def is_source(self) -> bool:
+        """Whether this client is a source."""
+        return self.index < self.settings.num_sources
+
+    @property
+    def sent(self) -> tuple[str, ...]:  # type: ignore[override]
+        """A source's representation; a target sends no arrays."""
+        return self.shared if self.is_source else ()
+
+    def get_properties(self, config: Config) -> Config:
+        """Return also ``role``: ``source`` or ``target``."""
+        role = "source" if self.is_source else "target"
+        return {**super().get_properties(config), "role": role}
+
+    def fit(self, parameters: NDArrays, config: Config) -> Reply:
+        """Fit a source's or a target's model.
+
+        Parameters
+        ----------
+        parameters : list of ndarray
+            What the sources gave; for a source, the common initial representation.
+        config : dict
+            ``server-round``.
+
+        Returns
+        -------
+        parameters : list of ndarray
+            A source's representation; none from a target.
+        num_examples : int
+            Number of training examples.
+        metrics : dict
+            ``train-loss`` on the training examples.
+        """
+        if self.is_source:
+            return self.fit_source(parameters, config)
+        kept, loss = self.fit_target(parameters)
+        self.state.save(kept, int(config[SERVER_ROUND]))
+        return [], len(self.task.train_examples(self.index)), {"train-loss": loss}
+
+    def fit_source(self, parameters: NDArrays, config: Config) -> Reply:
+        """Fit a source's model and keep its head; as `fit`."""
+        raise NotImplementedError
+
+    def fit_target(self, parameters: NDArrays) -> tuple[Arrays, float]:
+        """Learn a target's model.
+
+        Parameters
+        ----------
+        parameters : list of ndarray
+            What the sources gave.
+
+        Returns
+        -------
+        kept : dict of str to ndarray
+            What the target keeps.
+        loss : float
+            Training loss.
+        """
+        raise NotImplementedError
+
+    def evaluate(self, parameters: NDArrays, config: Config) -> Evaluation:
+        """Test the own model; without one there are no examples."""
+        kept = self.state.load()
+        return (0.0, 0, {}) if kept is None else self.test_target(parameters, kept)
+
+    def test_target(self, parameters: NDArrays, kept: Arrays) -> Evaluation:
+        """Test what `fit_target` has returned; as `Client.evaluate`."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True)
+class RepresentationTransferSettings(RoleSettings):
+    """Settings of linear representation transfer.
+
+    Parameters
+    ----------
+    descent_steps : int, default 0
+        0 solves phase 2 in closed form; otherwise gradient descent makes at most so
+        many steps.
+    """
+
+    descent_steps: Annotated[int, Range("[0, inf)")] = 0
+
+
+class RepresentationTransferClient(TransferClient):
     """A source fits y ≈ X B w and sends B; a target learns its model in two phases.
 
     Source, equation 5.3: least squares determine only the product θ = B w, and any B
@@ -33,114 +154,41 @@ class RepresentationTransferClient(Client):
     solves phase 2 in closed form; otherwise gradient descent makes at most so many
     steps.
 
-    For any task but ``transfer`` the client is a `FeatureTransferClient`.
+    For any task but ``transfer`` there is the `FeatureTransferClient`.
     """
 
-    shared = ("representation.",)
-    personal = ("head.",)
+    settings_type = RepresentationTransferSettings
+    settings: RepresentationTransferSettings
 
-    def __new__(cls, task: Task, *_: Any) -> Self:
-        """Return the client for the kind of the task."""
-        kind = cls if isinstance(task, TransferTask) else FeatureTransferClient
-        return super().__new__(cast(type[Self], kind))
-
-    def __init__(
-        self, task: Task, index: int, state: PersonalState, settings: Settings
-    ) -> None:
-        super().__init__(task, index, state, settings)
-        for name in ("num-sources", "descent-steps", "source-epochs"):
-            value = int(settings[name])
-            require(value >= 0, name, value, "at least 0")
-        self.is_source = index < int(settings["num-sources"])
+    @classmethod
+    def check_task(cls, task: Task) -> None:
+        """Raise unless the task has linear models of sources and targets."""
+        if not isinstance(task, TransferTask):
+            raise SettingsError(
+                f"{cls.__name__} needs a TransferTask, not {type(task).__name__}"
+            )
 
     @property
     def linear(self) -> TransferTask:
         """The task, with its true models."""
         return cast(TransferTask, self.task)
 
-    def get_properties(self, config: dict[str, Scalar]) -> dict[str, Scalar]:
-        """Return what the server needs to know about this client.
-
-        Parameters
-        ----------
-        config : dict
-            Ignored.
-
-        Returns
-        -------
-        dict
-            As `Client.get_properties`, and ``role``: ``source`` or ``target``.
-        """
-        role = "source" if self.is_source else "target"
-        return {**super().get_properties(config), "role": role}
-
-    def get_parameters(self, config: dict[str, Scalar]) -> NDArrays:
-        """Return a representation of the shape that sources send.
-
-        Parameters
-        ----------
-        config : dict
-            Ignored.
-
-        Returns
-        -------
-        list of ndarray
-            Zeros of shape (1, d).
-        """
+    def get_parameters(self, config: Config) -> NDArrays:
+        """Return zeros of the shape (1, d) of what sources send."""
         return [np.zeros((1, self.linear.dimension))]
 
-    def fit(self, parameters: NDArrays, config: dict[str, Scalar]) -> Reply:
-        """Fit a source's or a target's model.
-
-        Parameters
-        ----------
-        parameters : list of ndarray
-            For a target Vᵀ of shape (q, d).
-        config : dict
-            ``server-round``.
-
-        Returns
-        -------
-        parameters : list of ndarray
-            A source's Bᵀ of shape (1, d); arrays without values from a target.
-        num_examples : int
-            Number of training examples.
-        metrics : dict
-            ``train-loss``: mean squared error on the training examples.
-        """
-        if self.is_source:
-            return self.fit_source(parameters, config)
-        kept, loss = self.fit_target(parameters)
-        self.state.save(kept, int(config["server-round"]))
-        n = len(self.task.train_examples(self.index))
-        nothing = [np.empty(0, array.dtype) for array in parameters]
-        return nothing, n, {"train-loss": loss}
-
-    def fit_source(self, parameters: NDArrays, config: dict[str, Scalar]) -> Reply:
-        """Fit y ≈ X B w and keep w.
-
-        Parameters
-        ----------
-        parameters, config
-            As for `fit`.
-
-        Returns
-        -------
-        tuple
-            As `fit`.
-        """
+    def fit_source(self, parameters: NDArrays, config: Config) -> Reply:
+        """Fit y ≈ X B w and keep w; send Bᵀ of shape (1, d)."""
         x, y = self.linear.draw(self.index)
         theta = phase_two(np.zeros(x.shape[1]), x, y)
         norm = float(np.linalg.norm(theta))
         head = {"head.weight": np.array([[norm]])}
-        self.state.save(head, int(config["server-round"]))
+        self.state.save(head, int(config[SERVER_ROUND]))
         loss = float(np.mean((y - x @ theta) ** 2))
         # A model of zeros has no direction.
         return [theta[None] / (norm or 1.0)], len(y), {"train-loss": loss}
 
-    def fit_target(
-        self, parameters: NDArrays
-    ) -> tuple[dict[str, npt.NDArray[np.generic]], float]:
+    def fit_target(self, parameters: NDArrays) -> tuple[Arrays, float]:
         """Learn θ₁ from the first half of the samples and θ₂ from the second.
 
         Parameters
@@ -158,7 +206,7 @@ class RepresentationTransferClient(Client):
         x, y = self.linear.draw(self.index)
         x1, y1, x2, y2 = halves(x, y)
         first = phase_one(parameters[0].T, x1, y1)
-        steps = int(self.settings["descent-steps"])
+        steps = self.settings.descent_steps
         if steps == 0:
             second = phase_two(first, x2, y2)
         else:
@@ -166,54 +214,32 @@ class RepresentationTransferClient(Client):
         loss = float(np.mean((y - x @ second) ** 2))
         return {"phase-1": first, "phase-2": second}, loss
 
-    def evaluate(self, parameters: NDArrays, config: dict[str, Scalar]) -> Evaluation:
-        """Test the own model.
+    def test_target(self, parameters: NDArrays, kept: Arrays) -> Evaluation:
+        """Compare the own model with θ*.
 
         Parameters
         ----------
         parameters : list of ndarray
-            What the sources gave.
-        config : dict
-            Ignored.
+            Not used.
+        kept : dict of str to ndarray
+            The own models of both phases.
 
         Returns
         -------
         loss : float
             Mean squared error of θ₂ on the test examples.
         num_examples : int
-            Number of test examples; 0 without a model.
+            Number of test examples.
         metrics : dict
             Errors relative to that of θ* (Table 5.1): ``error`` (phase 2),
             ``error-phase-1``, and ``error-scratch`` of the model of least norm that
             fits all samples without V.
         """
-        kept = self.state.load()
-        if kept is None:
-            return 0.0, 0, {}
-        return self.test_target(parameters, kept)
-
-    def test_target(
-        self, parameters: NDArrays, kept: Mapping[str, npt.NDArray[Any]]
-    ) -> Evaluation:
-        """Test what `fit_target` has returned.
-
-        Parameters
-        ----------
-        parameters : list of ndarray
-            What the sources gave.
-        kept : mapping of str to ndarray
-            The own model.
-
-        Returns
-        -------
-        tuple
-            As `evaluate`.
-        """
         x, y = self.linear.draw(self.index)
         scratch = phase_two(np.zeros(x.shape[1]), x, y)
-        models = (kept["phase-1"], kept["phase-2"], scratch)
+        models = cast(Matrix, kept["phase-1"]), cast(Matrix, kept["phase-2"]), scratch
         best, first, second, alone = self.linear.errors(self.index, *models)
-        errors: dict[str, Scalar] = {
+        errors: Config = {
             "error": second,
             "error-phase-1": first,
             "error-scratch": alone,
@@ -221,7 +247,23 @@ class RepresentationTransferClient(Client):
         return second * best, len(self.task.test_examples(self.index)), errors
 
 
-class FeatureTransferClient(RepresentationTransferClient):
+@dataclass(frozen=True)
+class FeatureTransferSettings(FedRepSettings, RoleSettings):
+    """Settings of representation transfer for models that are not linear.
+
+    Parameters
+    ----------
+    rank_tolerance : float, default 0.01
+        Where the rank of a basis ends, relative to the largest singular value.
+    source_epochs : int, default 50
+        Epochs of a source's whole model.
+    """
+
+    rank_tolerance: Annotated[float, Range("(0, 1)")] = 0.01
+    source_epochs: Annotated[int, Range("[0, inf)")] = 50
+
+
+class FeatureTransferClient(TransferClient):
     """The same for models that are not linear, which the theory does not cover.
 
     A source trains its whole model for ``source-epochs`` and sends the representation
@@ -232,44 +274,18 @@ class FeatureTransferClient(RepresentationTransferClient):
     not trained further: there is no phase 2.
     """
 
-    def get_parameters(self, config: dict[str, Scalar]) -> NDArrays:
-        """Return the representation of the common initial model.
+    personal = (HEAD,)
+    settings_type = FeatureTransferSettings
+    settings: FeatureTransferSettings
 
-        Parameters
-        ----------
-        config : dict
-            Ignored.
-
-        Returns
-        -------
-        list of ndarray
-            In the order of ``names(shared)``.
-        """
-        return Client.get_parameters(self, config)
-
-    def fit_source(self, parameters: NDArrays, config: dict[str, Scalar]) -> Reply:
-        """Train the whole model and keep the head.
-
-        Parameters
-        ----------
-        parameters : list of ndarray
-            The common initial representation.
-        config : dict
-            ``server-round``.
-
-        Returns
-        -------
-        tuple
-            As `Client.send`; the representation only.
-        """
-        self.receive(parameters)
-        loss = self.train("all", int(self.settings["source-epochs"]))
+    def fit_source(self, parameters: NDArrays, config: Config) -> Reply:
+        """Train the whole model and keep the head."""
+        self.receive(parameters, config)
+        loss = self.train("all", self.settings.source_epochs)
         self.keep(config)
         return self.send(loss)
 
-    def fit_target(
-        self, parameters: NDArrays
-    ) -> tuple[dict[str, npt.NDArray[np.generic]], float]:
+    def fit_target(self, parameters: NDArrays) -> tuple[Arrays, float]:
         """Train a head on the features of all sources.
 
         Parameters
@@ -287,13 +303,13 @@ class FeatureTransferClient(RepresentationTransferClient):
         """
         examples = self.task.train_examples(self.index).without_augmentation()
         features = self.features(parameters, examples)
-        tolerance = float(self.settings["rank-tolerance"])
+        tolerance = self.settings.rank_tolerance
         v = torch.from_numpy(basis([features.double().numpy().T], tolerance)).float()
         outputs = len(self.task.classes) or examples.targets.shape[1]
         model = SplitModel(nn.Identity(), nn.Linear(v.shape[1], outputs))
-        epochs = int(self.settings["head-epochs"])
+        epochs = self.settings.head_epochs
         projected = ExampleSet(features @ v, examples.targets)
-        loss = train(model, "head", projected, self.task.loss, epochs, self.sgd)
+        loss = train(model, "head", projected, self.task.loss, epochs, self.settings)
         head = {name: value.numpy() for name, value in model.state_dict().items()}
         return {"basis": v.numpy(), **head}, loss
 
@@ -328,9 +344,7 @@ class FeatureTransferClient(RepresentationTransferClient):
         # A source whose features are no numbers shall not spoil the others'.
         return torch.nan_to_num(torch.cat(columns, dim=1), 0.0, 0.0, 0.0)
 
-    def test_target(
-        self, parameters: NDArrays, kept: Mapping[str, npt.NDArray[Any]]
-    ) -> Evaluation:
+    def test_target(self, parameters: NDArrays, kept: Arrays) -> Evaluation:
         """Test the own head on the features of all sources.
 
         Parameters

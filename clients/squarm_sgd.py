@@ -1,11 +1,31 @@
 """SQuARM-SGD (Singh, UCLA 2024, chapter 3): compressed, lazy, with momentum."""
 
+from dataclasses import dataclass
+from typing import Annotated, Any, cast
+
+from clients.base import Config
 from clients.device.state import PersonalState
-from clients.gossip.base import GossipClient, randomness
-from clients.gossip.relayed import Config, Relayed
+from clients.gossip.base import CompressedGossipSettings, GossipClient, randomness
+from clients.gossip.relayed import Relayed
 from clients.gossip.schedules import Schedule, threshold
-from task.settings import Settings, require
-from task.tasks.image import Task
+from task.base import Task
+from task.settings import Free, Range
+
+
+@dataclass(frozen=True)
+class SQuARMSettings(CompressedGossipSettings):
+    """Settings of SQuARM-SGD's nodes.
+
+    Parameters
+    ----------
+    local_steps : int, default 5
+        H, iterations between two exchanges.
+    trigger : str, default "0"
+        The threshold c_t, as ``START`` or ``START:INCREMENT:EVERY:UNTIL``.
+    """
+
+    local_steps: Annotated[int, Range("[1, inf)")] = 5
+    trigger: Annotated[str, Free("START or START:INCREMENT:EVERY:UNTIL")] = "0"
 
 
 class SQuARMSGDClient(GossipClient):
@@ -17,21 +37,22 @@ class SQuARMSGDClient(GossipClient):
 
     vectors = ("momentum", "estimate", "neighbours")
 
+    settings_type: type = SQuARMSettings
+
     def __init__(
-        self, task: Task, index: int, state: PersonalState, settings: Settings
+        self, task: Task, index: int, state: PersonalState, settings: Any
     ) -> None:
         super().__init__(task, index, state, settings)
-        require(self.local_steps >= 1, "local-steps", self.local_steps, "at least 1")
         self.threshold = self.make_threshold()
 
     @property
     def local_steps(self) -> int:
         """Iterations between two exchanges, H."""
-        return int(self.settings["local-steps"])
+        return cast(SQuARMSettings, self.settings).local_steps
 
     def make_threshold(self) -> Schedule:
         """Return the trigger's threshold c_t."""
-        return threshold(str(self.settings["trigger"]))
+        return threshold(cast(SQuARMSettings, self.settings).trigger)
 
     def mix(self, round_: int, messages: list[Relayed], config: Config) -> None:
         """Line 16: x ← x + γ Σ_j w_ij (x̂_j − x̂_i), after x̂_j ← x̂_j + q_j.
@@ -45,9 +66,9 @@ class SQuARMSGDClient(GossipClient):
         config : dict
             ``consensus-step``, γ, and ``neighbour-weight``, Σ_j w_ij.
         """
-        neighbours, estimate = self.kept["neighbours"], self.kept["estimate"]
+        neighbours, estimate = self.vector("neighbours"), self.vector("estimate")
         for message in messages:
-            q = self.received(message)
+            q = self.decoded(message)
             if q is not None:
                 neighbours.add_(q, alpha=message.weight)
         difference = neighbours.sub(estimate, alpha=float(config["neighbour-weight"]))
@@ -69,10 +90,10 @@ class SQuARMSGDClient(GossipClient):
         bytes
             q, or nothing.
         """
-        difference = self.x - self.kept["estimate"]
+        difference = self.x - self.vector("estimate")
         t = self.iterations(server_round)[-1]
         if difference.square().sum().item() <= self.threshold(t) * self.rate(t) ** 2:
             return b""
         data = self.compressor.compress(difference, randomness())
-        self.kept["estimate"] += self.compressor.decompress(data, self.dimension)
+        self.vector("estimate").add_(self.compressor.decompress(data, self.dimension))
         return data

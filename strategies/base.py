@@ -4,10 +4,9 @@ Clients are known by name and not by node id, sampling is seeded, replies are ch
 means have a fixed order, bytes are counted, and the state can be saved.
 """
 
-import inspect
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from logging import INFO, WARNING
-from typing import Any, ClassVar, Self, cast
+from typing import Annotated, Any, cast
 
 import numpy as np
 from flwr.app import (
@@ -21,32 +20,32 @@ from flwr.app import (
 from flwr.common import log
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import FedAvg as FlowerFedAvg
+from flwr.serverapp.strategy import Result
 
+from strategies.hooks import RunHooks
+from strategies.server.exchange import Exchange, mean_loss, mean_metrics
 from strategies.server.participants import Participants
 from strategies.server.replies import (
     Arrays,
-    InvalidReplyError,
-    check_arrays,
+    as_float16,
     check_metrics,
-    count_bytes,
-    half,
     mean,
     single_metrics,
     to_record,
 )
-from task.settings import Settings, SettingsError, require
+from strategies.server.sampling import Sampler
+from strategies.server.standing import Standing
+from task.messages import INITIAL_ARRAYS, NUM_EXAMPLES, SERVER_ROUND
+from task.settings import Choice, Range, Seed, SettingsError, validate
 
-WEIGHTINGS = ("uniform", "examples")
-TRANSPORTS = ("float32", "float16")
 
-
-class BaseStrategy(Participants, FlowerFedAvg):
+class BaseStrategy(RunHooks, FlowerFedAvg):
     """The base of all strategies: sample clients, average what they share.
 
     Parameters
     ----------
-    fraction_train : float, default 1.0
-        Share of the known clients that train in a round, in (0, 1]; rounded down.
+    fraction_train : float, default 0.5
+        Share of the known clients that train in a round; rounded down.
     min_train_nodes : int, default 1
         The least number of clients that train in a round.
     min_available_nodes : int, default 1
@@ -67,32 +66,17 @@ class BaseStrategy(Participants, FlowerFedAvg):
         If a value is out of its range.
     """
 
-    # Whether only the last round is evaluated, whatever the settings say.
-    evaluated_once: ClassVar[bool] = False
-
     def __init__(
         self,
         *,
-        fraction_train: float = 1.0,
-        min_train_nodes: int = 1,
-        min_available_nodes: int = 1,
-        weighting: str = "uniform",
-        seed: int = 0,
-        checkpoint_every: int = 0,
-        transport: str = "float32",
+        fraction_train: Annotated[float, Range("(0, 1]")] = 0.5,
+        min_train_nodes: Annotated[int, Range("[1, inf)")] = 1,
+        min_available_nodes: Annotated[int, Range("[1, inf)")] = 1,
+        weighting: Annotated[str, Choice("uniform", "examples")] = "uniform",
+        seed: Annotated[int, Seed] = 0,
+        checkpoint_every: Annotated[int, Range("[0, inf)")] = 0,
+        transport: Annotated[str, Choice("float32", "float16")] = "float32",
     ) -> None:
-        require(0 < fraction_train <= 1, "fraction-train", fraction_train, "in (0, 1]")
-        require(min_train_nodes >= 1, "min-train-nodes", min_train_nodes, "at least 1")
-        require(
-            min_available_nodes >= 1,
-            "min-available-nodes",
-            min_available_nodes,
-            "at least 1",
-        )
-        require(weighting in WEIGHTINGS, "weighting", weighting, "uniform or examples")
-        require(seed >= 0, "seed", seed, "at least 0")
-        allowed = " or ".join(TRANSPORTS)
-        require(transport in TRANSPORTS, "transport", transport, allowed)
         super().__init__(
             fraction_train=fraction_train,
             min_train_nodes=min_train_nodes,
@@ -102,113 +86,61 @@ class BaseStrategy(Participants, FlowerFedAvg):
         self.seed = seed
         self.checkpoint_every = checkpoint_every
         self.transport = transport
-        # Tells clients one run from another; set by the caller, kept by checkpoints.
-        self.run_token = ""
-        # Last round of a checkpoint that was really written; set by the caller.
-        self.checkpointed = 0
-        self.participants = {}
-        self.refusals = {}
+        validate(self)
+        self.participants = Participants(min_available_nodes)
+        self.sampler = Sampler(fraction_train, min_train_nodes, seed)
+        self.standing = Standing()
+        # The last one, and that of the last training.
+        self.exchange = self.training = Exchange()
         self.client_metrics: dict[str, dict[str, float]] = {}
-        self.acknowledged: dict[str, int] = {}
-        # Of the last round: clients' names, and why their replies did not count.
-        self.rejections: list[tuple[str, str]] = []
-        self.evaluation_rejections: list[tuple[str, str]] = []
-        # Names of the clients from which nothing came.
-        self.silent: list[str] = []
         # Replies that counted in the last evaluation.
         self.evaluated: list[Message] = []
-        self._asked: set[int] = set()
-        self._server_round = 0
-        self._expected: dict[str, ArrayRecord] = {}
-        self._bytes_down = 0
 
-    @classmethod
-    def from_settings(cls, settings: Settings) -> Self:
-        """Return the strategy with its arguments taken from settings.
+    # Where a run begins.
 
-        Parameters
-        ----------
-        settings : mapping
-            All settings; an argument ``fraction_train`` is the setting
-            ``fraction-train``.
-
-        Returns
-        -------
-        BaseStrategy
-            The strategy.
-        """
-        names = {
-            parameter.name
-            for base in cls.__mro__
-            if issubclass(base, BaseStrategy)
-            for parameter in inspect.signature(base.__init__).parameters.values()
-            if parameter.kind is parameter.KEYWORD_ONLY
-        }
-        given = {name: name.replace("_", "-") for name in names}
-        arguments: dict[str, Any] = {
-            name: settings[key] for name, key in given.items() if key in settings
-        }
-        return cls(**arguments)
+    def check_clients(self, num_clients: int) -> None:
+        """Raise `SettingsError` if of so many clients nobody is sampled."""
+        self.sampler.check(num_clients)
 
     def initialize(self, grid: Grid) -> ArrayRecord:
-        """Return the arrays to start from: those of the first client.
-
-        Parameters
-        ----------
-        grid : Grid
-            The grid.
-
-        Returns
-        -------
-        ArrayRecord
-            The shared part of the common initial model.
-
-        Raises
-        ------
-        SettingsError
-            If no client answers.
-        """
+        """Return the shared part of the common initial model, as the first client's."""
         for node in self.identify(grid):
-            replies = self.query_arrays(grid, [node], {})
-            if replies:
-                return replies[0][1]
+            found = self.participants.query_arrays(grid, [node], INITIAL_ARRAYS)
+            if found:
+                return found[0][1]
         raise SettingsError(
-            "no client has told its initial arrays; the clients' logs say why"
+            "no client has sent its initial arrays; the last to fail was "
+            f"{self.participants.failure or 'none, as there are no clients'}"
         )
 
+    def start(self, *args: Any, **kwargs: Any) -> Result:
+        """Run as Flower's ``Strategy.start``; that nobody ever counted is an error."""
+        before = dict(self.standing.acknowledged)
+        result = super().start(*args, **kwargs)
+        if self.standing.acknowledged == before:
+            why = next((f"client {n}: {r}" for n, r in self.training.rejections), "")
+            why = why or self.participants.failure or "there were none"
+            raise SettingsError(f"in no round did a client's reply count; {why}")
+        return result
+
+    # Who takes part.
+
+    def identify(self, grid: Grid) -> list[int]:
+        """Return the nodes that can take part, in the order of their clients' names."""
+        return self.participants.identify(grid)
+
+    def name_of(self, node: int) -> str:
+        """Return the name of a node's client."""
+        return self.participants.name_of(node)
+
     def sample(self, server_round: int, nodes: list[int]) -> list[int]:
-        """Sample the nodes that train in a round.
+        """Return those of some nodes that train in a round, in the same order."""
+        if server_round == 1:
+            # Later, when nodes have left, one goes on alone.
+            self.check_clients(len(nodes))
+        return self.sampler.sample(server_round, nodes)
 
-        Parameters
-        ----------
-        server_round : int
-            The round, from 1.
-        nodes : list of int
-            Nodes to choose from, in a fixed order.
-
-        Returns
-        -------
-        list of int
-            The sampled nodes, in the same order.
-
-        Raises
-        ------
-        SettingsError
-            If the fraction samples nobody.
-        """
-        count = int(self.fraction_train * len(nodes) + 1e-9)
-        # Later, when nodes have left, one goes on alone.
-        if server_round == 1 and count == 0 and self.min_train_nodes <= 1 and nodes:
-            raise SettingsError(
-                f"fraction-train is {self.fraction_train}: of {len(nodes)} clients it "
-                f"samples nobody; it must be at least {1 / len(nodes):.4g}"
-            )
-        count = min(max(count, self.min_train_nodes), len(nodes))
-        rng = np.random.default_rng([self.seed, 0x5A3B, server_round])
-        chosen = sorted(rng.choice(len(nodes), count, replace=False))
-        return [nodes[i] for i in chosen]
-
-    # Training
+    # Training.
 
     def content(
         self, node: int, arrays: ArrayRecord, config: ConfigRecord
@@ -227,22 +159,17 @@ class BaseStrategy(Participants, FlowerFedAvg):
         Returns
         -------
         RecordDict
-            ``arrays`` and ``config``, which tells the client its last round that
-            counted and the round that a resume would go back to.
+            ``arrays`` and ``config``, which says the client's last round that counted
+            and the round that a resume would go back to.
         """
-        own = config.copy()
-        if self.run_token:
-            own["run"] = self.run_token
-        server_round = int(cast(int, config["server-round"]))
-        own["acknowledged-round"] = self.acknowledged.get(self.name_of(node), 0)
-        own["checkpoint-round"] = (
-            self.checkpointed
-            if self.checkpoint_every or self.checkpointed
-            else server_round - 1
+        server_round = int(cast(int, config[SERVER_ROUND]))
+        own = self.standing.config(
+            self.name_of(node), server_round, self.checkpoint_every > 0
         )
+        own.update(config)
         return RecordDict({self.arrayrecord_key: arrays, self.configrecord_key: own})
 
-    def _messages(
+    def open_exchange(
         self,
         nodes: list[int],
         arrays: ArrayRecord,
@@ -250,105 +177,57 @@ class BaseStrategy(Participants, FlowerFedAvg):
         server_round: int,
         kind: str,
     ) -> list[Message]:
-        config["server-round"] = server_round
-        group = str(server_round)
-        messages = [
-            Message(self.content(n, arrays, config), n, kind, group_id=group)
-            for n in nodes
-        ]
-        self._asked, self._server_round = set(nodes), server_round
-        self._bytes_down = sum(count_bytes(message) for message in messages)
-        return messages
-
-    def _as_sent(self, arrays: ArrayRecord) -> ArrayRecord:
-        return half(arrays) if self.transport == "float16" else arrays
-
-    def configure_train(
-        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
-    ) -> Iterable[Message]:
-        """Sample clients and send them the shared arrays.
+        """Return the messages of a new exchange.
 
         Parameters
         ----------
-        server_round : int
-            The round, from 1.
+        nodes : list of int
+            Who is asked.
         arrays : ArrayRecord
             The shared arrays.
         config : ConfigRecord
             Passed on; gets ``server-round``.
-        grid : Grid
-            The grid.
+        server_round : int
+            The round.
+        kind : str
+            ``train`` or ``evaluate``.
 
         Returns
         -------
         list of Message
-            One for each sampled client, in the order of the clients' names.
+            One for each node.
         """
-        nodes = self.sample(server_round, self.identify(grid))
-        arrays = self._as_sent(arrays)
-        self._expected = {self.arrayrecord_key: arrays}
-        return self._messages(nodes, arrays, config, server_round, MessageType.TRAIN)
+        config[SERVER_ROUND] = server_round
+        if self.transport == "float16":
+            arrays = as_float16(arrays)
+        self.exchange = Exchange(server_round, self.name_of)
+        self.exchange.expect(self.arrayrecord_key, arrays)
+        group = str(server_round)
+        return self.exchange.ask(
+            [
+                Message(self.content(n, arrays, config), n, kind, group_id=group)
+                for n in nodes
+            ]
+        )
 
-    def _unanswered(self, replies: Iterable[Message]) -> list[str]:
-        """Return the names of the asked clients from which nothing came."""
-        came = {reply.metadata.src_node_id for reply in replies}
-        return sorted(map(self.name_of, self._asked - came))
-
-    def valid_replies(
-        self, replies: Iterable[Message], check: Callable[[Message], object]
-    ) -> tuple[list[Message], list[tuple[str, str]]]:
-        """Return the replies that count, in the order of the clients' names.
-
-        What fails is logged with the client's name and the reason.
+    def configure_train(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
+        """Sample clients and send them the shared arrays, in the order of their names.
 
         Parameters
         ----------
-        replies : iterable of Message
-            What came back.
-        check : callable
-            Raises `InvalidReplyError` for a reply that must not count.
+        server_round, arrays, config, grid
+            As in Flower.
 
         Returns
         -------
-        valid : list of Message
-            At most one a client that was asked.
-        rejections : list of (str, str)
-            Names of clients whose replies do not count, and why.
+        list of Message
+            One for each sampled client.
         """
-        rejections: list[tuple[str, str]] = []
-        valid: dict[int, Message] = {}
-        for reply in replies:
-            node = reply.metadata.src_node_id
-            if reply.has_error() and node not in self._asked:
-                # The SuperLink's word, under its own id, that a node has left: that
-                # client has not answered.
-                log(INFO, "a client has not answered: %s", reply.error.reason)
-                continue
-            try:
-                if node not in self._asked:
-                    raise InvalidReplyError("comes from a node that was not asked")
-                if node in valid:
-                    raise InvalidReplyError("comes twice")
-                if reply.has_error():
-                    raise InvalidReplyError(f"is an error: {reply.error.reason}")
-                check(reply)
-                valid[node] = reply
-            except InvalidReplyError as error:
-                reason = " ".join(str(error).split())
-                log(INFO, "reply of client %s %s", self.name_of(node), reason)
-                rejections.append((self.name_of(node), reason))
-        if rejections:
-            name, reason = rejections[0]
-            count = len(rejections)
-            log(
-                WARNING,
-                "%d replies rejected; that of client %s %s",
-                count,
-                name,
-                reason,
-            )
-        order = sorted(valid, key=lambda node: (self.name_of(node), node))
-        return [valid[node] for node in order], rejections
+        nodes = self.sample(server_round, self.identify(grid))
+        kind = MessageType.TRAIN
+        return self.open_exchange(nodes, arrays, config, server_round, kind)
 
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
@@ -357,10 +236,8 @@ class BaseStrategy(Participants, FlowerFedAvg):
 
         Parameters
         ----------
-        server_round : int
-            The round.
-        replies : iterable of Message
-            What came back.
+        server_round, replies
+            As in Flower.
 
         Returns
         -------
@@ -370,63 +247,47 @@ class BaseStrategy(Participants, FlowerFedAvg):
             ``train-loss`` (mean over examples), ``clients``, ``rejected``,
             ``unanswered``, ``bytes-down`` and ``bytes-up``.
         """
-        replies = list(replies)
-        self.silent = self._unanswered(replies)
-        bytes_up = sum(count_bytes(reply) for reply in replies)
-        valid, self.rejections = self.valid_replies(replies, self.check_train_reply)
+        exchange = self.training = self.exchange
+        valid = exchange.close(replies, self.check_train_reply)
         metrics: dict[str, float] = {
             "clients": len(valid),
-            "rejected": len(self.rejections),
-            "unanswered": len(self.silent),
-            "bytes-down": self._bytes_down,
-            "bytes-up": bytes_up,
+            "rejected": len(exchange.rejections),
+            "unanswered": len(exchange.silent),
+            "bytes-down": exchange.bytes_down,
+            "bytes-up": exchange.bytes_up,
         }
         arrays = self.aggregate(server_round, valid) if valid else None
         if arrays is not None:
             metrics |= self.train_metrics(valid)
-            for reply in valid:
-                name = self.name_of(reply.metadata.src_node_id)
-                self.acknowledged[name] = server_round
+            names = exchange.names(valid)
+            self.standing.acknowledged |= dict.fromkeys(names, server_round)
         return arrays, single_metrics(metrics)
 
     def check_train_reply(self, reply: Message) -> None:
         """Raise `InvalidReplyError` unless a training reply can be averaged.
-
-        One that tells its round (``server-round``) must be of this round.
 
         Parameters
         ----------
         reply : Message
             A reply with content.
         """
-        for key, expected in self._expected.items():
-            check_arrays(reply, key, expected)
-        metrics = check_metrics(reply, ("num-examples", "train-loss"))
-        # A liar can say what it likes; this is for content that is sent again.
-        told = metrics.get("server-round", self._server_round)
-        if told != self._server_round:
-            raise InvalidReplyError(
-                f"is of round {told:g}, not of round {self._server_round}"
-            )
+        self.exchange.check(reply)
+        check_metrics(reply, [NUM_EXAMPLES] if self.weighting == "examples" else [])
 
     def train_metrics(self, replies: list[Message]) -> dict[str, float]:
-        """Return a round's metrics from the valid replies.
+        """Return a round's metrics from at least one valid reply.
 
         Parameters
         ----------
         replies : list of Message
-            At least one.
+            The valid replies.
 
         Returns
         -------
         dict of str to float
-            ``train-loss``, the mean over examples.
+            ``train-loss``, the mean over examples, where clients say one.
         """
-        metrics = [check_metrics(reply, ()) for reply in replies]
-        weights = np.array([m["num-examples"] for m in metrics])
-        losses = np.array([m["train-loss"] for m in metrics])
-        total = weights.sum()
-        return {"train-loss": float(losses @ weights / total) if total else 0.0}
+        return mean_loss(map(check_metrics, replies))
 
     def aggregate(
         self, server_round: int, replies: list[Message]
@@ -445,63 +306,49 @@ class BaseStrategy(Participants, FlowerFedAvg):
         ArrayRecord or None
             The new arrays; None keeps the old ones.
         """
-        arrays = mean(self.weighted(replies, self.arrayrecord_key))
+        arrays = self.mean(replies)
         return None if arrays is None else to_record(arrays)
 
-    def weighted(
-        self, replies: list[Message], key: str
-    ) -> Iterable[tuple[float, Arrays]]:
-        """Yield the weight and the arrays of one reply after the other.
+    def mean(self, replies: list[Message]) -> Arrays | None:
+        """Return the mean of the replies' arrays, weighted as ``weighting`` says.
 
         Parameters
         ----------
         replies : list of Message
             Checked replies.
-        key : str
-            Key of the ArrayRecord.
 
-        Yields
-        ------
-        float, dict of str to ndarray
-            1, or the number of examples; the arrays.
+        Returns
+        -------
+        dict of str to ndarray, or None
+            None if all weights are 0.
         """
-        for reply in replies:
-            metrics = check_metrics(reply, ())
-            weight = 1.0 if self.weighting == "uniform" else metrics["num-examples"]
-            arrays = check_arrays(reply, key, self._expected[key])
-            if self.transport == "float16":
-                arrays = {
-                    n: a.astype(np.float32) if a.dtype == np.float16 else a
-                    for n, a in arrays.items()
-                }
-            yield weight, arrays
+        return mean((self.weight(r), self.arrays(r)) for r in replies)
 
-    # Evaluation
+    def weight(self, reply: Message) -> float:
+        """Return a checked reply's weight: 1, or its number of examples."""
+        if self.weighting == "uniform":
+            return 1.0
+        return check_metrics(reply)[NUM_EXAMPLES]
+
+    def arrays(self, reply: Message) -> Arrays:
+        """Return a checked reply's arrays, float16 ones of ``transport`` as float32."""
+        arrays = self.exchange.arrays(reply, self.arrayrecord_key)
+        if self.transport == "float32":
+            return arrays
+        return {
+            n: a.astype(np.float32) if a.dtype == np.float16 else a
+            for n, a in arrays.items()
+        }
+
+    # Evaluation.
 
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        """Send the shared arrays to all clients, sampled or not.
-
-        Parameters
-        ----------
-        server_round : int
-            The round.
-        arrays : ArrayRecord
-            The shared arrays.
-        config : ConfigRecord
-            Passed on; gets ``server-round``.
-        grid : Grid
-            The grid.
-
-        Returns
-        -------
-        list of Message
-            One for each client, in the order of the clients' names.
-        """
+        """Send the shared arrays to all clients, sampled or not; as for training."""
         nodes = self.identify(grid)
-        arrays = self._as_sent(arrays)
-        return self._messages(nodes, arrays, config, server_round, MessageType.EVALUATE)
+        kind = MessageType.EVALUATE
+        return self.open_exchange(nodes, arrays, config, server_round, kind)
 
     def aggregate_evaluate(
         self, server_round: int, replies: Iterable[Message]
@@ -510,10 +357,8 @@ class BaseStrategy(Participants, FlowerFedAvg):
 
         Parameters
         ----------
-        server_round : int
-            The round.
-        replies : iterable of Message
-            What came back; clients without test examples do not count.
+        server_round, replies
+            As in Flower; clients without test examples do not count.
 
         Returns
         -------
@@ -522,62 +367,42 @@ class BaseStrategy(Participants, FlowerFedAvg):
             ``evaluation-unanswered``, ``bytes-down`` and ``bytes-up``; None if no reply
             is valid. ``client_metrics`` keeps each client's own.
         """
-        replies = list(replies)
-        bytes_up = sum(count_bytes(reply) for reply in replies)
-        valid, self.evaluation_rejections = self.valid_replies(
-            [r for r in replies if not _has_no_examples(r)],
-            lambda reply: check_metrics(reply, ("num-examples", "loss")),
-        )
-        self.evaluated = valid
-        unanswered = self._unanswered(replies)
-        if unanswered:
-            log(WARNING, "not evaluated, no reply of clients %s", ", ".join(unanswered))
-        if not valid:
+        exchange = self.exchange
+        valid = exchange.close(replies, check_metrics)
+        if exchange.silent:
+            names = ", ".join(exchange.silent)
+            log(WARNING, "not evaluated, no reply of clients %s", names)
+        tested = [
+            (name, reply, metrics)
+            for name, reply in zip(exchange.names(valid), valid, strict=True)
+            if (metrics := check_metrics(reply)).get(NUM_EXAMPLES) != 0
+        ]
+        self.evaluated = [reply for _, reply, _ in tested]
+        self.client_metrics |= {name: metrics for name, _, metrics in tested}
+        if not tested:
             return None
-        collected: dict[str, list[float]] = {}
-        for reply in valid:
-            metrics = check_metrics(reply, ())
-            name = self.name_of(reply.metadata.src_node_id)
-            self.client_metrics[name] = metrics
-            for metric, value in metrics.items():
-                collected.setdefault(metric, []).append(value)
-        del collected["num-examples"]
-        means = {metric: float(np.mean(v)) for metric, v in collected.items()}
+        means = mean_metrics(metrics for *_, metrics in tested)
         means |= {
-            "evaluated": len(valid),
-            "evaluation-rejected": len(self.evaluation_rejections),
-            "evaluation-unanswered": len(unanswered),
-            "bytes-down": self._bytes_down,
-            "bytes-up": bytes_up,
+            "evaluated": len(tested),
+            "evaluation-rejected": len(exchange.rejections),
+            "evaluation-unanswered": len(exchange.silent),
+            "bytes-down": exchange.bytes_down,
+            "bytes-up": exchange.bytes_up,
         }
         return single_metrics(means)
 
-    # State
+    # State.
 
     def state_dict(self) -> tuple[Arrays, dict[str, Any]]:
-        """Return all that a resumed run needs besides the shared arrays.
+        """Return how far the run has come with each client.
 
         Who is sampled follows from seed and round, so there is no random state.
-
-        Returns
-        -------
-        arrays : dict of str to ndarray
-            None here; subclasses add theirs.
-        values : dict
-            What JSON can hold.
         """
-        return {}, {"acknowledged": self.acknowledged, "run": self.run_token}
+        return {}, self.standing.state_dict()
 
     def load_state_dict(self, arrays: Arrays, values: dict[str, Any]) -> None:
-        """Go back to a saved state.
-
-        Parameters
-        ----------
-        arrays, values
-            As `state_dict` returned them.
-        """
-        self.acknowledged = {n: int(r) for n, r in values["acknowledged"].items()}
-        self.run_token = str(values["run"])
+        """Go back to a saved state, as `state_dict` returned it."""
+        self.standing.load_state_dict(values)
 
     def summary(self) -> None:
         """Log what will run."""
@@ -590,10 +415,3 @@ class BaseStrategy(Participants, FlowerFedAvg):
             self.seed,
         )
         log(INFO, "\t└──> Mean: %s", self.weighting)
-
-
-def _has_no_examples(reply: Message) -> bool:
-    if reply.has_error():
-        return False
-    records = reply.content.metric_records.values()
-    return any(record.get("num-examples") == 0 for record in records)

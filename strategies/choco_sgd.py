@@ -5,3 +5,5 @@ from strategies.gossip.base import Gossip
 
 class ChocoSGD(Gossip):
     """Relay compressed differences after each step; all else is in the client."""
+
+    client = "clients.choco_sgd:ChocoSGDClient"

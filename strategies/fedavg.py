@@ -5,3 +5,5 @@ from strategies.base import BaseStrategy
 
 class FedAvg(BaseStrategy):
     """Average the whole model."""
+
+    client = "clients.fedavg:FedAvgClient"

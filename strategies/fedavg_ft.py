@@ -6,4 +6,5 @@ from strategies.fedavg import FedAvg
 class FedAvgFT(FedAvg):
     """Average the whole model; clients test it with a fine-tuned head."""
 
+    client = "clients.fedavg_ft:FedAvgFTClient"
     evaluated_once = True

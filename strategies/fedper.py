@@ -5,3 +5,5 @@ from strategies.base import BaseStrategy
 
 class FedPer(BaseStrategy):
     """Average the representations; heads stay with the clients."""
+
+    client = "clients.fedper:FedPerClient"

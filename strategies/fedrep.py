@@ -1,7 +1,7 @@
 """FedRep (Collins et al., ICML 2021)."""
 
 from collections import Counter
-from typing import Any
+from typing import Annotated, Any, ClassVar
 
 import numpy as np
 from flwr.app import ArrayRecord, Message
@@ -9,14 +9,17 @@ from flwr.serverapp import Grid
 
 from strategies.base import BaseStrategy
 from strategies.server.replies import to_record
-from task.settings import SettingsError, require
+from task.messages import STATISTICS
+from task.settings import Choice, Free, Range, SettingsError, validate
 
-INITIALIZATIONS = ("moments", "random")
-WEIGHT = "representation.weight"
+REPRESENTATION_WEIGHT = "representation.weight"
 
 
 class FedRep(BaseStrategy):
     """Algorithm 1: average the representations; heads stay with the clients."""
+
+    client = "clients.fedrep:FedRepClient"
+    cases: ClassVar = {"linear": "strategies.fedrep:FedRepLinear"}
 
 
 class FedRepLinear(FedRep):
@@ -35,82 +38,50 @@ class FedRepLinear(FedRep):
         As for `BaseStrategy`.
     """
 
+    client = "clients.fedrep:FedRepLinearClient"
+
     def __init__(
         self,
         *,
-        rank: int = 2,
-        initialization: str = "moments",
-        orthonormalize: bool = False,
+        rank: Annotated[int, Range("[1, inf)")] = 2,
+        initialization: Annotated[str, Choice("moments", "random")] = "moments",
+        orthonormalize: Annotated[bool, Free()] = False,
         **base: Any,
     ) -> None:
         super().__init__(**base)
-        require(
-            initialization in INITIALIZATIONS,
-            "initialization",
-            initialization,
-            "moments or random",
-        )
         self.rank = rank
         self.initialization = initialization
         self.orthonormalize = orthonormalize
+        validate(self)
 
     def initialize(self, grid: Grid) -> ArrayRecord:
-        """Return B⁰ᵀ.
-
-        Parameters
-        ----------
-        grid : Grid
-            The grid.
-
-        Returns
-        -------
-        ArrayRecord
-            ``representation.weight`` of shape (k, d).
-
-        Raises
-        ------
-        SettingsError
-            If no client answers.
-        """
+        """Return B⁰ᵀ of shape (k, d)."""
         if self.initialization == "random":
             return super().initialize(grid)
-        answers = self.query_arrays(grid, self.identify(grid), {"moments": True})
-        shapes = Counter(
-            tuple(record[WEIGHT].shape) for _, record in answers if WEIGHT in record
-        )
+        nodes = self.identify(grid)
+        answers = self.participants.query_arrays(grid, nodes, STATISTICS)
+        sent = [record["moments"] for _, record in answers if "moments" in record]
+        shapes = Counter(tuple(array.shape) for array in sent)
         # What most clients sent; the others' cannot be added to it.
         usual = max(shapes, key=lambda s: (shapes[s], s), default=None)
-        moments = [
-            record[WEIGHT].numpy()
-            for _, record in answers
-            if WEIGHT in record and tuple(record[WEIGHT].shape) == usual
-        ]
+        moments = [array.numpy() for array in sent if tuple(array.shape) == usual]
         if not moments:
-            raise SettingsError("no client has sent its moments; their logs say why")
+            raise SettingsError(
+                "no client has sent its moments; the last to fail was "
+                f"{self.participants.failure or 'none, as there are no clients'}"
+            )
         # eigh sorts the eigenvalues upwards.
         leading = np.linalg.eigh(np.mean(moments, axis=0)).eigenvectors[:, ::-1][
             :, : self.rank
         ]
-        return to_record({WEIGHT: leading.T})
+        return to_record({REPRESENTATION_WEIGHT: leading.T})
 
     def aggregate(
         self, server_round: int, replies: list[Message]
     ) -> ArrayRecord | None:
-        """Return the mean of the B_i, orthonormalised if asked for.
-
-        Parameters
-        ----------
-        server_round : int
-            The round.
-        replies : list of Message
-            Checked replies.
-
-        Returns
-        -------
-        ArrayRecord or None
-            The new Bᵀ.
-        """
+        """Return the mean of the B_i, orthonormalised if asked for."""
         arrays = super().aggregate(server_round, replies)
         if arrays is None or not self.orthonormalize:
             return arrays
-        return to_record({WEIGHT: np.linalg.qr(arrays[WEIGHT].numpy().T).Q.T})
+        b = arrays[REPRESENTATION_WEIGHT].numpy().T
+        return to_record({REPRESENTATION_WEIGHT: np.linalg.qr(b).Q.T})

@@ -5,24 +5,76 @@ the clients' true models, averaging locally optimal representations is not globa
 optimal; so the server improves all heads together.
 """
 
+from collections.abc import Iterable
 from logging import WARNING
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
-from flwr.app import ArrayRecord, Message
+from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict
 from flwr.common import log
 from flwr.serverapp import Grid
 
-from strategies.heads import HEAD, HeadsOnServer
-from strategies.server.replies import Arrays, check_arrays, mean, to_record
-from task.settings import SettingsError, require
+from strategies.base import BaseStrategy
+from strategies.fedrep import REPRESENTATION_WEIGHT
+from strategies.server.replies import Arrays, to_record
+from task.messages import HEAD
+from task.settings import Range, SettingsError, validate
 
 if TYPE_CHECKING:
     from task.neural_collapse import HeadRegularizer
 
 Matrix = npt.NDArray[np.float64]
-WEIGHT = "head.weight"
+HEAD_WEIGHT = "head.weight"
+
+
+class HeadsOnServer(BaseStrategy):
+    """Each client is sent, and returns, its own head beside the shared arrays.
+
+    Heads belong to clients by name. Those of sampled clients travel; a client that has
+    not trained yet has the initial head, which is stored once. So memory is one head
+    for each client that has trained: 4 k m + 4 m bytes of float32 for k features and m
+    classes.
+
+    Parameters
+    ----------
+    **base
+        As for `BaseStrategy`.
+    """
+
+    def __init__(self, **base: Any) -> None:
+        super().__init__(**base)
+        self.heads: dict[str, Arrays] = {}
+
+    def head(self, name: str) -> Arrays:
+        """Return a client's current head, by parameter name."""
+        raise NotImplementedError
+
+    def content(
+        self, node: int, arrays: ArrayRecord, config: ConfigRecord
+    ) -> RecordDict:
+        """Return also ``head``, the client's own."""
+        content = super().content(node, arrays, config)
+        content[HEAD] = to_record(self.head(self.name_of(node)))
+        self.exchange.expect(HEAD, content.array_records[HEAD])
+        return content
+
+    def state_dict(self) -> tuple[Arrays, dict[str, Any]]:
+        """Return the state with all heads, as ``heads/<client>/<name>``."""
+        arrays, values = super().state_dict()
+        for client, head in self.heads.items():
+            arrays |= {f"heads/{client}/{name}": a for name, a in head.items()}
+        return arrays, values
+
+    def load_state_dict(self, arrays: Arrays, values: dict[str, Any]) -> None:
+        """Go back to a saved state."""
+        super().load_state_dict(arrays, values)
+        self.heads = {}
+        for key, array in arrays.items():
+            kind, _, rest = key.partition("/")
+            if kind == "heads":
+                client, _, name = rest.rpartition("/")
+                self.heads.setdefault(client, {})[name] = array
 
 
 class FLUTE(HeadsOnServer):
@@ -45,48 +97,35 @@ class FLUTE(HeadsOnServer):
         If the step size is negative.
     """
 
+    client = "clients.flute:FLUTEClient"
+    cases: ClassVar = {"linear": "strategies.flute:FLUTELinear"}
+
     def __init__(
         self,
         *,
-        server_learning_rate: float = 0.5,
+        server_learning_rate: Annotated[float, Range("[0, inf)")] = 0.5,
         regularizer: "HeadRegularizer | None" = None,
         **base: Any,
     ) -> None:
         super().__init__(**base)
-        require(
-            server_learning_rate >= 0,
-            "server-learning-rate",
-            server_learning_rate,
-            "at least 0",
-        )
         self.server_learning_rate = server_learning_rate
+        validate(self)
         self.regularizer = regularizer
         self.initial_head: Arrays = {}
         self._classes: dict[str, npt.NDArray[np.bool_]] = {}
         self._refused: set[str] = set()
 
     def identify(self, grid: Grid) -> list[int]:
-        """Ask who is there; refuse clients that do not tell their classes.
-
-        Parameters
-        ----------
-        grid : Grid
-            The grid.
-
-        Returns
-        -------
-        list of int
-            As `BaseStrategy.identify`.
-        """
+        """Ask who is there; refuse clients that do not say their classes."""
         return [node for node in super().identify(grid) if self._knows_classes(node)]
 
     def _knows_classes(self, node: int) -> bool:
         name = self.name_of(node)
         if name in self._classes:
             return True
-        told = self.participants[node].properties.get("classes", "")
-        mask = str(told)
-        right_length = len(mask) == len(self.initial_head.get(WEIGHT, mask))
+        said = self.participants.known[node].properties.get("classes", "")
+        mask = str(said)
+        right_length = len(mask) == len(self.initial_head.get(HEAD_WEIGHT, mask))
         if mask and set(mask) <= {"0", "1"} and "1" in mask and right_length:
             self._classes[name] = np.array([c == "1" for c in mask])
             return True
@@ -97,80 +136,41 @@ class FLUTE(HeadsOnServer):
                 "client %s takes no part: its classes are %r; they must be a 0 or 1 "
                 "for each class of the head, with a 1",
                 name,
-                told,
+                said,
             )
         return False
 
     def initialize(self, grid: Grid) -> ArrayRecord:
-        """Return the initial representation, and keep the initial head.
-
-        Parameters
-        ----------
-        grid : Grid
-            The grid.
-
-        Returns
-        -------
-        ArrayRecord
-            The representation.
-
-        Raises
-        ------
-        SettingsError
-            If no client answers, or the model has no linear head.
-        """
+        """Return the initial representation, and keep the initial head."""
         whole = super().initialize(grid)
         names = [name for name in whole if name.startswith("head.")]
-        if WEIGHT not in names or whole[WEIGHT].numpy().ndim != 2:
+        if HEAD_WEIGHT not in names or whole[HEAD_WEIGHT].numpy().ndim != 2:
             raise SettingsError("FLUTE needs a model whose head is one linear layer")
         self.initial_head = {name: whole[name].numpy() for name in names}
         self._classes.clear()
         return ArrayRecord({n: a for n, a in whole.items() if n not in names})
 
     def head(self, name: str) -> Arrays:
-        """Return a client's current head.
-
-        Parameters
-        ----------
-        name : str
-            The client.
-
-        Returns
-        -------
-        dict of str to ndarray
-            The initial head for a client that has not trained yet.
-        """
+        """Return a client's head, the initial one if it has not trained yet."""
         return self.heads.get(name, self.initial_head)
 
     def aggregate(
         self, server_round: int, replies: list[Message]
     ) -> ArrayRecord | None:
-        """Average the representations and make one step on the returned heads.
-
-        Parameters
-        ----------
-        server_round : int
-            The round.
-        replies : list of Message
-            Checked replies.
-
-        Returns
-        -------
-        ArrayRecord or None
-            The new representation.
-        """
-        arrays = mean(self.weighted(replies, self.arrayrecord_key))
+        """Average the representations and make one step on the returned heads."""
+        arrays = self.mean(replies)
         if arrays is None:
             return None
-        names = [self.name_of(reply.metadata.src_node_id) for reply in replies]
-        heads = [check_arrays(reply, HEAD, self._expected[HEAD]) for reply in replies]
+        names = self.exchange.names(replies)
+        heads = [self.exchange.arrays(reply, HEAD) for reply in replies]
         weights = self.improve(
-            np.stack([head[WEIGHT] for head in heads]),
+            np.stack([head[HEAD_WEIGHT] for head in heads]),
             np.stack([self._classes[name] for name in names]),
         )
         for name, head, weight in zip(names, heads, weights, strict=True):
             # Copies: the received arrays are views of whole messages.
-            self.heads[name] = {n: a.copy() for n, a in head.items()} | {WEIGHT: weight}
+            copies = {n: a.copy() for n, a in head.items()}
+            self.heads[name] = {**copies, HEAD_WEIGHT: weight}
         return to_record(arrays)
 
     def improve(
@@ -204,13 +204,7 @@ class FLUTE(HeadsOnServer):
         return improved.numpy()
 
     def state_dict(self) -> tuple[Arrays, dict[str, Any]]:
-        """Return the state, with the initial and all other heads.
-
-        Returns
-        -------
-        arrays, values
-            As `BaseStrategy.state_dict`.
-        """
+        """Return the state with the initial and all other heads."""
         arrays, values = super().state_dict()
         arrays |= {
             f"initial/{name}": array for name, array in self.initial_head.items()
@@ -218,13 +212,7 @@ class FLUTE(HeadsOnServer):
         return arrays, values
 
     def load_state_dict(self, arrays: Arrays, values: dict[str, Any]) -> None:
-        """Go back to a saved state.
-
-        Parameters
-        ----------
-        arrays, values
-            As `state_dict` returned them.
-        """
+        """Go back to a saved state."""
         super().load_state_dict(arrays, values)
         self.initial_head = {
             key.removeprefix("initial/"): array
@@ -234,7 +222,10 @@ class FLUTE(HeadsOnServer):
 
 
 class FLUTEStar(FLUTE):
-    """FLUTE with clients that train their heads for more epochs."""
+    """FLUTE with clients that train their heads for more epochs; no linear case."""
+
+    client = "clients.flute:FLUTEStarClient"
+    cases: ClassVar = {}
 
 
 class FLUTELinear(HeadsOnServer):
@@ -268,20 +259,20 @@ class FLUTELinear(HeadsOnServer):
         If a value is out of its range; γ1 > 2 γ2 makes the loss unbounded below.
     """
 
+    client = "clients.flute:FLUTELinearClient"
+
     def __init__(
         self,
         *,
-        dimension: int = 10,
-        rank: int = 2,
-        learning_rate: float = 0.01,
-        gamma1: float = 0.25,
-        gamma2: float = 0.125,
-        initial_scale: float = 0.0,
+        dimension: Annotated[int, Range("[1, inf)")] = 10,
+        rank: Annotated[int, Range("[1, inf)")] = 2,
+        learning_rate: Annotated[float, Range("(0, inf)")] = 0.01,
+        gamma1: Annotated[float, Range("[0, inf)")] = 0.25,
+        gamma2: Annotated[float, Range("[0, inf)")] = 0.125,
+        initial_scale: Annotated[float, Range("[0, inf)")] = 0.0,
         **base: Any,
     ) -> None:
         super().__init__(**base)
-        require(learning_rate > 0, "learning-rate", learning_rate, "above 0")
-        require(initial_scale >= 0, "initial-scale", initial_scale, "at least 0")
         if not 0 <= gamma1 <= 2 * gamma2:
             raise SettingsError(
                 f"gamma1 is {gamma1} and gamma2 is {gamma2}; gamma1 must be from 0 to "
@@ -290,6 +281,8 @@ class FLUTELinear(HeadsOnServer):
         self.dimension, self.rank = dimension, rank
         self.learning_rate = learning_rate
         self.gamma1, self.gamma2 = gamma1, gamma2
+        self.initial_scale = initial_scale
+        validate(self)
         self.scale = initial_scale or 1 / (10 * dimension)
 
     def _random(self, shape: tuple[int, int], name: str) -> Matrix:
@@ -298,63 +291,40 @@ class FLUTELinear(HeadsOnServer):
         return self.scale * rng.standard_normal(shape)
 
     def initialize(self, grid: Grid) -> ArrayRecord:
-        """Return B⁰ᵀ with entries from N(0, α²).
-
-        Parameters
-        ----------
-        grid : Grid
-            Ignored.
-
-        Returns
-        -------
-        ArrayRecord
-            ``representation.weight`` of shape (k, d).
-        """
+        """Return B⁰ᵀ of shape (k, d) with entries from N(0, α²)."""
         start = self._random((self.rank, self.dimension), "representation")
-        return to_record({"representation.weight": start})
+        return to_record({REPRESENTATION_WEIGHT: start})
 
     def head(self, name: str) -> Arrays:
-        """Return a client's current head w_i.
+        """Return w_i of shape (1, k); from N(0, α²) before the client's first round."""
+        return self.heads.get(name) or {HEAD_WEIGHT: self._random((1, self.rank), name)}
 
-        Parameters
-        ----------
-        name : str
-            The client.
-
-        Returns
-        -------
-        dict of str to ndarray
-            ``head.weight`` of shape (1, k); from N(0, α²) before its first round.
-        """
-        return self.heads.get(name) or {WEIGHT: self._random((1, self.rank), name)}
+    def configure_train(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
+        """Send Bᵀ and the heads; expect both gradients, in float64."""
+        sent = super().configure_train(server_round, arrays, config, grid)
+        self._sent_representation = arrays[REPRESENTATION_WEIGHT].numpy().T
+        head = np.zeros((1, self.rank))
+        like = {REPRESENTATION_WEIGHT: self._sent_representation.T, HEAD_WEIGHT: head}
+        expected = to_record({f"gradient.{name}": a for name, a in like.items()})
+        self.exchange.expected = {self.arrayrecord_key: expected}
+        return sent
 
     def aggregate(
         self, server_round: int, replies: list[Message]
     ) -> ArrayRecord | None:
-        """Make the step of equations 5 and 6, over the clients that replied.
-
-        Parameters
-        ----------
-        server_round : int
-            The round.
-        replies : list of Message
-            Checked replies with the gradients.
-
-        Returns
-        -------
-        ArrayRecord
-            The new Bᵀ.
-        """
-        key = self.arrayrecord_key
-        names = [self.name_of(reply.metadata.src_node_id) for reply in replies]
-        b: Matrix = self._expected[key]["representation.weight"].numpy().T
-        w: Matrix = np.stack([self.head(name)[WEIGHT][0] for name in names], axis=1)
+        """Make the step of equations 5 and 6, over the clients that replied."""
+        names = self.exchange.names(replies)
+        b = self._sent_representation
+        heads = [self.head(name)[HEAD_WEIGHT][0] for name in names]
+        w: Matrix = np.stack(heads, axis=1)
         grad_b, grad_w = np.zeros_like(b), np.zeros_like(w)
         for i, reply in enumerate(replies):
-            arrays = check_arrays(reply, key, self._expected[key])
-            grad_b += np.asarray(arrays["representation.weight"].T, np.float64)
-            own = check_arrays(reply, HEAD, self._expected[HEAD])
-            grad_w[:, i] = own[WEIGHT][0]
+            gradient = self.exchange.arrays(reply, self.arrayrecord_key)
+            own = gradient[f"gradient.{REPRESENTATION_WEIGHT}"]
+            grad_b += np.asarray(own.T, np.float64)
+            grad_w[:, i] = gradient[f"gradient.{HEAD_WEIGHT}"][0]
         bb, ww = b.T @ b, w @ w.T
         new_b = b - self.learning_rate * (
             grad_b + 2 * b @ (2 * self.gamma2 * bb - self.gamma1 * ww)
@@ -363,5 +333,5 @@ class FLUTELinear(HeadsOnServer):
             grad_w + 2 * (2 * self.gamma2 * ww - self.gamma1 * bb) @ w
         )
         for i, name in enumerate(names):
-            self.heads[name] = {WEIGHT: new_w[:, i][None].copy()}
-        return to_record({"representation.weight": new_b.T})
+            self.heads[name] = {HEAD_WEIGHT: new_w[:, i][None].copy()}
+        return to_record({REPRESENTATION_WEIGHT: new_b.T})

@@ -8,21 +8,10 @@ from strategies.base import BaseStrategy
 class Local(BaseStrategy):
     """Let the sampled clients train on their own; messages carry no arrays."""
 
+    client = "clients.local:LocalClient"
+
     def aggregate(
         self, server_round: int, replies: list[Message]
     ) -> ArrayRecord | None:
-        """Return no arrays.
-
-        Parameters
-        ----------
-        server_round : int
-            The round.
-        replies : list of Message
-            Checked replies.
-
-        Returns
-        -------
-        ArrayRecord
-            Empty.
-        """
+        """Return no arrays."""
         return ArrayRecord()

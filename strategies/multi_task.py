@@ -7,13 +7,14 @@ import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 from flwr.common import log
 
-from strategies.gossip.base import BYTES, Gossip
+from strategies.gossip.base import Gossip
 from strategies.server.replies import check_metrics
+from task.messages import BYTES
 from task.settings import SettingsError
 
 # Of dual variables; machines may round differently.
 TOLERANCE = 1e-9
-# In the place of what is no number.
+# In the place of NaN.
 HUGE = 1e300
 
 
@@ -28,59 +29,37 @@ class MultiTask(Gossip):
         As for `Gossip`; of its mixing weights only who is whose neighbour matters.
     """
 
+    client = "clients.multi_task:MultiTaskClient"
     uses_consensus_step = False
     # The first exchange is not compressed.
-    lengths = ("message-bytes", "first-message-bytes")
+    length_properties = ("message-bytes", "first-message-bytes")
 
     def content(
         self, node: int, arrays: ArrayRecord, config: ConfigRecord
     ) -> RecordDict:
         """Return what one node is sent.
 
-        Parameters
-        ----------
-        node, arrays, config
-            As for `Gossip`.
-
-        Returns
-        -------
-        RecordDict
-            As for `Gossip`; the config has ``node``, the node's number in the graph,
-            and the lists ``neighbours`` (names) and ``neighbour-nodes`` (numbers).
+        The config has besides ``node``, the node's number in the graph, and the lists
+        ``neighbours`` (names) and ``neighbour-nodes`` (numbers).
         """
         content = super().content(node, arrays, config)
         own = content.config_records[self.configrecord_key]
-        i = self.number[self.name_of(node)]
-        neighbours = list(self.neighbours[i])
+        i = self.boxes.number[self.name_of(node)]
+        neighbours = list(self.boxes.neighbours[i])
         own["node"] = i
-        own["neighbours"] = [self.names[j] for j in neighbours]
+        own["neighbours"] = [self.boxes.names[j] for j in neighbours]
         own["neighbour-nodes"] = neighbours
         return content
 
     def check_train_reply(self, reply: Message) -> None:
-        """Raise `InvalidReplyError` unless a reply has a message and ``iterations``.
-
-        Parameters
-        ----------
-        reply : Message
-            A reply with content.
-        """
+        """Raise `InvalidReplyError` unless a reply has a message and ``iterations``."""
         super().check_train_reply(reply)
         check_metrics(reply, ("iterations",))
 
     def train_metrics(self, replies: list[Message]) -> dict[str, float]:
-        """Return a round's metrics from the valid replies.
+        """Return also ``iterations``, the least number that a node has made.
 
-        Parameters
-        ----------
-        replies : list of Message
-            At least one.
-
-        Returns
-        -------
-        dict of str to float
-            As for `Gossip`; ``train-loss`` is the mean expected cost of the points;
-            and ``iterations``, the least number that a node has made.
+        ``train-loss`` is the mean expected cost of the points.
         """
         iterations = [check_metrics(r, ("iterations",))["iterations"] for r in replies]
         return {**super().train_metrics(replies), "iterations": min(iterations)}
@@ -90,26 +69,16 @@ class MultiTask(Gossip):
     ) -> MetricRecord | None:
         """Return the nodes' mean metrics, and compare both ends of every edge.
 
-        Parameters
-        ----------
-        server_round : int
-            The round.
-        replies : iterable of Message
-            What came back.
-
-        Returns
-        -------
-        MetricRecord or None
-            As for `BaseStrategy`; ``constraint`` is the largest over all edges, and
-            ``dual-mismatch`` the largest difference between the dual variables of the
-            two ends of an edge whose nodes have made equally many iterations. The
-            algorithms need it to be 0; the log says where it is not.
+        ``constraint`` is the largest over all edges, and ``dual-mismatch`` the largest
+        difference between the dual variables of the two ends of an edge whose nodes
+        have made equally many iterations. The algorithms need it to be 0; the log says
+        where it is not.
         """
         metrics = super().aggregate_evaluate(server_round, replies)
         if metrics is None:
             return None
-        told = [(r.metadata.src_node_id, check_metrics(r, ())) for r in self.evaluated]
-        constraints = [m["constraint"] for _, m in told if "constraint" in m]
+        said = map(check_metrics, self.evaluated)
+        constraints = [m["constraint"] for m in said if "constraint" in m]
         if constraints:
             metrics["constraint"] = max(constraints)
         metrics["dual-mismatch"] = self._mismatch()
@@ -119,13 +88,14 @@ class MultiTask(Gossip):
         """Return the largest difference between the two ends' dual variables."""
         ends: dict[tuple[int, int], tuple[float, float]] = {}
         for reply in self.evaluated:
-            i = self.number[self.name_of(reply.metadata.src_node_id)]
-            iterations = check_metrics(reply, ()).get("iterations", -1.0)
+            i = self.boxes.number[self.name_of(reply.metadata.src_node_id)]
+            iterations = check_metrics(reply).get("iterations", -1.0)
             record = reply.content.config_records.get(BYTES, ConfigRecord())
             data = record.get("duals")
-            if isinstance(data, bytes) and len(data) == 8 * len(self.neighbours[i]):
+            neighbours = self.boxes.neighbours[i]
+            if isinstance(data, bytes) and len(data) == 8 * len(neighbours):
                 duals = np.nan_to_num(np.frombuffer(data, "<f8"), nan=HUGE).tolist()
-                for j, dual in zip(self.neighbours[i], duals, strict=True):
+                for j, dual in zip(neighbours, duals, strict=True):
                     ends[i, j] = iterations, dual
         largest = 0.0
         for (i, j), (count, mine) in ends.items():
@@ -134,24 +104,13 @@ class MultiTask(Gossip):
                 continue
             difference = min(abs(mine - theirs), HUGE)
             if difference > TOLERANCE * (1 + abs(mine)):
-                names = self.names[i], self.names[j]
+                names = self.boxes.names[i], self.boxes.names[j]
                 log(ERROR, "dual variables of edge %s differ by %g", names, difference)
             largest = max(largest, difference)
         return largest
 
     def lose(self, name: str, reason: str) -> None:
-        """End the run: without one node, its neighbours cannot iterate any more.
-
-        Parameters
-        ----------
-        name, reason : str
-            Who is lost, and why.
-
-        Raises
-        ------
-        SettingsError
-            Always.
-        """
+        """End the run: without one node, its neighbours cannot iterate any more."""
         raise SettingsError(
             f"client {name} is lost, as {reason}; multi-task optimisation needs every "
             "node of the graph"

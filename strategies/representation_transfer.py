@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 from logging import WARNING
-from typing import Any
+from typing import Annotated, Any, ClassVar
 
 import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord
@@ -10,11 +10,10 @@ from flwr.common import log
 from flwr.serverapp import Grid
 
 from strategies.base import BaseStrategy
-from strategies.server.replies import Arrays, check_arrays, to_record
-from task.settings import Settings, require
+from strategies.fedrep import REPRESENTATION_WEIGHT
+from strategies.server.replies import Arrays, to_record
+from task.settings import Range, require, validate
 from task.transfer import basis, unit_columns
-
-WEIGHT = "representation.weight"
 
 
 class RepresentationTransfer(BaseStrategy):
@@ -35,8 +34,6 @@ class RepresentationTransfer(BaseStrategy):
     ----------
     num_sources : int, default 10
         The clients 0 to ``num_sources`` − 1 are sources; they say so themselves.
-    num_clients : int, default 20
-        Number of clients.
     rank_tolerance : float, default 0.01
         In (0, 1); where the rank of a basis ends, relative to the largest singular
         value.
@@ -44,125 +41,80 @@ class RepresentationTransfer(BaseStrategy):
         As for `BaseStrategy`; ``transport`` must be float32.
     """
 
+    client = "clients.representation_transfer:FeatureTransferClient"
+    cases: ClassVar = {
+        "transfer": "strategies.representation_transfer:RepresentationTransferLinear"
+    }
     evaluated_once = True
 
     def __init__(
         self,
         *,
-        num_sources: int = 10,
-        num_clients: int = 20,
-        rank_tolerance: float = 0.01,
+        num_sources: Annotated[int, Range("[1, inf)")] = 10,
+        rank_tolerance: Annotated[float, Range("(0, 1)")] = 0.01,
         **base: Any,
     ) -> None:
         super().__init__(**base)
         allowed = "float32 for representation-transfer"
         require(self.transport == "float32", "transport", self.transport, allowed)
-        allowed = f"from 1 to {num_clients - 1}, so that one of {num_clients} clients "
-        allowed += "is a target"
-        require(1 <= num_sources < num_clients, "num-sources", num_sources, allowed)
-        require(0 < rank_tolerance < 1, "rank-tolerance", rank_tolerance, "in (0, 1)")
+        self.num_sources = num_sources
         self.rank_tolerance = rank_tolerance
+        validate(self)
         # Whether the shared arrays are what the sources gave.
         self.built = False
         self._sent = ArrayRecord()
 
-    @classmethod
-    def from_settings(cls, settings: Settings) -> "RepresentationTransfer":
-        """Return the strategy for the task that the settings name.
-
-        Parameters
-        ----------
-        settings : mapping
-            All settings.
-
-        Returns
-        -------
-        RepresentationTransfer
-            A `RepresentationTransferLinear` for the task ``transfer``.
-        """
-        if cls is RepresentationTransfer and settings["task"] == "transfer":
-            return RepresentationTransferLinear.from_settings(settings)
-        return super().from_settings(settings)
+    def check_clients(self, num_clients: int) -> None:
+        """Raise `SettingsError` unless one client is a target."""
+        allowed = f"from 1 to {num_clients - 1}, so that one of {num_clients} clients "
+        allowed += "is a target"
+        valid = self.num_sources < num_clients
+        require(valid, "num-sources", self.num_sources, allowed)
 
     def _with_role(self, nodes: list[int], role: str) -> list[int]:
-        return [n for n in nodes if self.participants[n].properties.get("role") == role]
+        known = self.participants.known
+        return [n for n in nodes if known[n].properties.get("role") == role]
 
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
         """Ask the sources, or else the targets that have no model yet.
 
-        Parameters
-        ----------
-        server_round : int
-            The round, from 1.
-        arrays : ArrayRecord
-            The common initial representation, or what the sources gave.
-        config : ConfigRecord
-            Passed on; gets ``server-round``.
-        grid : Grid
-            The grid.
-
-        Returns
-        -------
-        list of Message
-            None once all targets that are there have a model.
+        Nobody is asked once all targets that are there have a model.
         """
         nodes = self.identify(grid)
-        self._sent, expected = arrays, arrays
+        self._sent = arrays
         if self.built:
             targets = self._with_role(nodes, "target")
-            nodes = [n for n in targets if self.name_of(n) not in self.acknowledged]
-            # A target's reply has the names that it was sent, and no values.
-            expected = to_record(
-                {n: np.empty(0, array.dtype) for n, array in arrays.items()}
-            )
+            acknowledged = self.standing.acknowledged
+            nodes = [n for n in targets if self.name_of(n) not in acknowledged]
         else:
             nodes = self._with_role(nodes, "source")
-        self._expected = {self.arrayrecord_key: expected}
-        return self._messages(nodes, arrays, config, server_round, MessageType.TRAIN)
+        kind = MessageType.TRAIN
+        messages = self.open_exchange(nodes, arrays, config, server_round, kind)
+        if self.built:
+            # A target sends no arrays.
+            self.exchange.expect(self.arrayrecord_key, ArrayRecord())
+        return messages
 
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
         """Build what the targets get, or note which targets have a model now.
 
-        Parameters
-        ----------
-        server_round : int
-            The round.
-        replies : iterable of Message
-            What came back.
-
-        Returns
-        -------
-        arrays : ArrayRecord or None
-            What the sources gave; None if no source's reply is valid.
-        metrics : MetricRecord
-            As `BaseStrategy.aggregate_train`, and ``asked``: how many clients were.
+        The metrics have besides ``asked``: how many clients were.
         """
         arrays, metrics = super().aggregate_train(server_round, replies)
         if metrics is not None:
-            metrics["asked"] = len(self._asked)
+            metrics["asked"] = len(self.exchange.asked)
         # That nobody is left to be asked is no failure.
-        return (arrays if self._asked or not self.built else self._sent), metrics
+        nobody_left = self.built and not self.exchange.asked
+        return (self._sent if nobody_left else arrays), metrics
 
     def aggregate(
         self, server_round: int, replies: list[Message]
     ) -> ArrayRecord | None:
         """Combine the sources' representations; targets' replies change nothing.
-
-        Parameters
-        ----------
-        server_round : int
-            The round.
-        replies : list of Message
-            Checked replies of sources, or of targets.
-
-        Returns
-        -------
-        ArrayRecord
-            What the targets get.
 
         Raises
         ------
@@ -171,9 +123,7 @@ class RepresentationTransfer(BaseStrategy):
         """
         if self.built:
             return self._sent
-        key = self.arrayrecord_key
-        sources = [check_arrays(reply, key, self._expected[key]) for reply in replies]
-        combined = to_record(self.combine(sources))
+        combined = to_record(self.combine([self.arrays(reply) for reply in replies]))
         self.built = True
         return combined
 
@@ -196,47 +146,19 @@ class RepresentationTransfer(BaseStrategy):
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        """Ask the targets that have a model to test it.
-
-        Parameters
-        ----------
-        server_round : int
-            The round.
-        arrays : ArrayRecord
-            What the sources gave.
-        config : ConfigRecord
-            Passed on; gets ``server-round``.
-        grid : Grid
-            The grid.
-
-        Returns
-        -------
-        list of Message
-            One for each such target.
-        """
+        """Ask the targets that have a model to test it."""
         targets = self._with_role(self.identify(grid), "target")
-        nodes = [n for n in targets if self.name_of(n) in self.acknowledged]
-        return self._messages(nodes, arrays, config, server_round, MessageType.EVALUATE)
+        nodes = [n for n in targets if self.name_of(n) in self.standing.acknowledged]
+        kind = MessageType.EVALUATE
+        return self.open_exchange(nodes, arrays, config, server_round, kind)
 
     def state_dict(self) -> tuple[Arrays, dict[str, Any]]:
-        """Return the base's state, and whether the sources have answered.
-
-        Returns
-        -------
-        arrays, values
-            As `BaseStrategy.state_dict`.
-        """
+        """Return also whether the sources have answered."""
         arrays, values = super().state_dict()
         return arrays, {**values, "built": self.built}
 
     def load_state_dict(self, arrays: Arrays, values: dict[str, Any]) -> None:
-        """Go back to a saved state.
-
-        Parameters
-        ----------
-        arrays, values
-            As `state_dict` returned them.
-        """
+        """Go back to a saved state."""
         super().load_state_dict(arrays, values)
         self.built = bool(values["built"])
 
@@ -249,6 +171,8 @@ class RepresentationTransferLinear(RepresentationTransfer):
     **transfer
         As for `RepresentationTransfer`.
     """
+
+    client = "clients.representation_transfer:RepresentationTransferClient"
 
     def combine(self, sources: list[Arrays]) -> Arrays:
         """Return Vᵀ of shape (q, d), a basis of the sources' columns.
@@ -263,5 +187,6 @@ class RepresentationTransferLinear(RepresentationTransfer):
         dict of str to ndarray
             ``representation.weight``: Vᵀ.
         """
-        columns = [unit_columns(s[WEIGHT].astype(np.float64).T) for s in sources]
-        return {WEIGHT: basis(columns, self.rank_tolerance).T}
+        weights = [s[REPRESENTATION_WEIGHT].astype(np.float64) for s in sources]
+        columns = [unit_columns(weight.T) for weight in weights]
+        return {REPRESENTATION_WEIGHT: basis(columns, self.rank_tolerance).T}

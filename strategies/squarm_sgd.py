@@ -5,3 +5,5 @@ from strategies.gossip.base import Gossip
 
 class SQuARMSGD(Gossip):
     """Relay compressed differences every H steps; all else is in the client."""
+
+    client = "clients.squarm_sgd:SQuARMSGDClient"

@@ -8,34 +8,44 @@ outside the n keep their personal parts.
 import math
 from collections.abc import Iterable, Sequence
 from logging import INFO
-from typing import Any
+from typing import Annotated, Any, ClassVar, Self, cast
 
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.common import log
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
 
+from strategies.algorithms import (
+    build_strategy,
+    client_path,
+    settings_owners,
+    strategy_class,
+)
 from strategies.grids.arrivals import ArrivalGrid, RealArrivals
-from strategies.grids.speeds import Times
-from strategies.server.replies import InvalidReplyError
-from task.settings import SettingsError, require
+from strategies.grids.speeds import Times, speed_model
+from strategies.hooks import RunHooks
+from strategies.server.replies import Arrays, InvalidReplyError
+from task.settings import Free, Range, Settings, SettingsError, require, validate
 
 # The contraction a of the linear case, with which the theory's stages are computed.
 CONTRACTION = 0.1
 
 
-class SRPFL(Strategy):
+class SRPFL(RunHooks):
     """Close each round when the first n of the sampled clients have answered.
 
     Parameters
     ----------
     strategy : Strategy
         What is done with the replies: any strategy, Flower's own included.
-    initial_nodes : int, default 10
-        n in the first stage, at least 1.
-    rounds_per_stage : int or sequence of int, default 10
-        Rounds of each stage; a list gives the stages their own lengths, and its last
-        one holds for all that follow.
+    initial_nodes : int, default 2
+        n in the first stage.
+    rounds_per_stage : int, sequence of int or str, default "10"
+        Rounds of each stage; several give the stages their own lengths, and the last
+        one holds for all that follow. In a setting they have commas between them, or
+        are ``theory``: see `stage_lengths`.
+    srpfl_base : str, default "fedrep"
+        Name or import path of the wrapped strategy, where settings choose it.
 
     Raises
     ------
@@ -43,15 +53,28 @@ class SRPFL(Strategy):
         If a value is out of its range.
     """
 
+    # The client is that of the wrapped strategy.
+    client = "the wrapped strategy's"
+    # What is wrapped; the setting srpfl-base says it where this is empty.
+    base: ClassVar[str] = ""
+    waits_for_all = False
+    # Nobody is slow by itself there, and all are compared by the same clock.
+    simulation_defaults: ClassVar = {"speed-model": "fixed"}
+
     def __init__(
         self,
         strategy: Strategy,
-        initial_nodes: int = 10,
-        rounds_per_stage: int | Sequence[int] = 10,
+        initial_nodes: Annotated[int, Range("[1, inf)")] = 2,
+        rounds_per_stage: Annotated[
+            int | str | Sequence[int], Free("numbers with commas between, or theory")
+        ] = "10",
+        srpfl_base: Annotated[str, Free("an algorithm")] = "fedrep",
     ) -> None:
         self.strategy = strategy
         self.initial_nodes = initial_nodes
-        require(initial_nodes >= 1, "initial-nodes", initial_nodes, "at least 1")
+        validate(self)
+        if isinstance(rounds_per_stage, str):
+            rounds_per_stage = stage_lengths(rounds_per_stage, initial_nodes, None)
         if isinstance(rounds_per_stage, int):
             rounds_per_stage = [rounds_per_stage]
         self.rounds_per_stage = tuple(rounds_per_stage)
@@ -61,6 +84,72 @@ class SRPFL(Strategy):
             rounds_per_stage,
             "a list of at least one number, each at least 1",
         )
+
+    @classmethod
+    def _wrapped(cls, settings: Settings) -> Settings:
+        """Return the settings of the strategy that is wrapped."""
+        name = cls.base or str(settings["srpfl-base"])
+        # SRPFL's linear FedRep always has the QR step (its algorithm 2).
+        wrapped = {**settings, "algorithm": name, "orthonormalize": True}
+        if issubclass(strategy_class(wrapped), SRPFL):
+            raise SettingsError(
+                f"srpfl-base is {name!r}; it must be an algorithm that is not SRPFL"
+            )
+        return wrapped
+
+    @classmethod
+    def from_settings(cls, settings: Settings) -> Self:
+        """Return SRPFL around the strategy that the settings name."""
+        wrapped = build_strategy(cls._wrapped(settings))
+        initial_nodes = int(settings["initial-nodes"])
+        stages, arrivals = str(settings["rounds-per-stage"]), None
+        speeds = speed_model(settings, int(settings["num-clients"]))
+        if stages == "theory" and speeds is not None:
+            sampled = len(cast(Any, wrapped).sample(1, range(speeds.num_clients)))
+            arrivals = speeds.expected_arrivals(sampled)
+        return cls(
+            wrapped, initial_nodes, stage_lengths(stages, initial_nodes, arrivals)
+        )
+
+    @classmethod
+    def client_path(cls, settings: Settings) -> str:
+        """Return that of the wrapped strategy."""
+        return client_path(cls._wrapped(settings))
+
+    @classmethod
+    def settings_owners(cls, settings: Settings) -> list[type]:
+        """Return this class and what it wraps."""
+        return [cls, *settings_owners(cls._wrapped(settings))]
+
+    def check_clients(self, num_clients: int) -> None:
+        """Raise `SettingsError` unless so many clients make a first stage."""
+        cast(RunHooks, self.strategy).check_clients(num_clients)
+        sampled = len(cast(Any, self.strategy).sample(1, list(range(num_clients))))
+        allowed = f"at most {sampled}, the number of sampled clients"
+        valid = self.initial_nodes <= sampled
+        require(valid, "initial-nodes", self.initial_nodes, allowed)
+
+    def wrap_grid(self, grid: Grid) -> Grid:
+        """Return a grid that closes rounds by real arrival order."""
+        return grid if isinstance(grid, ArrivalGrid) else RealArrivals(grid)
+
+    # What is not here is the wrapped strategy's.
+
+    def identify(self, grid: Grid) -> list[int]:
+        """As the wrapped strategy."""
+        return cast(RunHooks, self.strategy).identify(grid)
+
+    def initialize(self, grid: Grid) -> ArrayRecord:
+        """As the wrapped strategy."""
+        return cast(RunHooks, self.strategy).initialize(grid)
+
+    def state_dict(self) -> tuple[Arrays, dict[str, Any]]:
+        """As the wrapped strategy; SRPFL's stage follows from the round."""
+        return cast(RunHooks, self.strategy).state_dict()
+
+    def load_state_dict(self, arrays: Arrays, values: dict[str, Any]) -> None:
+        """As the wrapped strategy."""
+        cast(RunHooks, self.strategy).load_state_dict(arrays, values)
 
     def __getattr__(self, name: str) -> Any:
         if name == "strategy":
@@ -106,8 +195,7 @@ class SRPFL(Strategy):
         Result
             Flower's result.
         """
-        able = grid if isinstance(grid, ArrivalGrid) else RealArrivals(grid)
-        return super().start(able, *args, **kwargs)
+        return super().start(self.wrap_grid(grid), *args, **kwargs)
 
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
@@ -145,52 +233,19 @@ class SRPFL(Strategy):
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
-        """Let the strategy aggregate the first replies.
-
-        Parameters
-        ----------
-        server_round, replies
-            As for the strategy.
-
-        Returns
-        -------
-        arrays, metrics
-            The strategy's.
-        """
+        """Let the strategy aggregate the first replies."""
         return self.strategy.aggregate_train(server_round, replies)
 
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        """Let the strategy evaluate.
-
-        Parameters
-        ----------
-        server_round, arrays, config, grid
-            As for the strategy.
-
-        Returns
-        -------
-        list of Message
-            The strategy's messages.
-        """
+        """Let the strategy evaluate."""
         return self.strategy.configure_evaluate(server_round, arrays, config, grid)
 
     def aggregate_evaluate(
         self, server_round: int, replies: Iterable[Message]
     ) -> MetricRecord | None:
-        """Let the strategy aggregate the evaluation.
-
-        Parameters
-        ----------
-        server_round, replies
-            As for the strategy.
-
-        Returns
-        -------
-        MetricRecord or None
-            The strategy's.
-        """
+        """Let the strategy aggregate the evaluation."""
         return self.strategy.aggregate_evaluate(server_round, replies)
 
     def summary(self) -> None:
@@ -202,6 +257,30 @@ class SRPFL(Strategy):
             self.rounds_per_stage,
         )
         self.strategy.summary()
+
+
+class LGSRPFL(SRPFL):
+    """SRPFL over LG-FedAvg."""
+
+    base = "lg-fedavg"
+
+
+class FLANP(SRPFL):
+    """SRPFL over FedAvg: the same doubling (Reisizadeh et al., 2022)."""
+
+    base = "fedavg"
+
+
+class FLANPFT(SRPFL):
+    """SRPFL over FedAvg-FT."""
+
+    base = "fedavg-ft"
+
+
+class SRPFLFLUTE(SRPFL):
+    """SRPFL over FLUTE."""
+
+    base = "flute"
 
 
 def stage_lengths(

@@ -1,8 +1,10 @@
-"""What tasks have in common: one initial model, and linear regression to train."""
+"""What a task is, and what tasks have in common."""
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cached_property
-from typing import ClassVar
+from typing import ClassVar, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -11,12 +13,65 @@ from torch import Tensor, nn
 
 from task.examples import ExampleSet
 from task.models import SplitModel
+from task.training import Loss
 
 Matrix = npt.NDArray[np.float64]
 
 
+class Task(Protocol):
+    """What is learned: what every client needs to know."""
+
+    @property
+    def loss(self) -> Loss:
+        """Of a batch's outputs and targets; the mean over the batch."""
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        """Names of the classes, in the order of the outputs; none for numbers."""
+
+    @property
+    def initial_state(self) -> dict[str, Tensor]:
+        """State dict of the common initial model; not to be changed."""
+
+    @property
+    def scratch_model(self) -> SplitModel:
+        """One model for all clients of a process, whatever its content."""
+
+    @property
+    def idle_settings(self) -> Mapping[str, str]:
+        """Settings that do nothing here, by name, and why."""
+
+    def initial_model(self) -> SplitModel:
+        """Return a new model, the same for every client and every call."""
+
+    def train_examples(self, client: int) -> ExampleSet:
+        """Return a client's training examples.
+
+        Parameters
+        ----------
+        client : int
+            The client, from 0.
+
+        Returns
+        -------
+        ExampleSet
+            The examples.
+        """
+
+    def test_examples(self, client: int) -> ExampleSet:
+        """Return a client's test examples, as `train_examples`."""
+
+
 class BaseTask(ABC):
     """A task whose clients all start from the same model."""
+
+    # Whether local training has examples to train on.
+    trainable: ClassVar[bool] = True
+
+    @property
+    def idle_settings(self) -> Mapping[str, str]:
+        """Settings that do nothing here, by name, and why."""
+        return {}
 
     @abstractmethod
     def initial_model(self) -> SplitModel:
@@ -37,6 +92,46 @@ class BaseTask(ABC):
     def initial_state(self) -> dict[str, Tensor]:
         """State dict of the common initial model; not to be changed."""
         return self.initial_model().state_dict()
+
+
+@dataclass(frozen=True, eq=False)
+class ExampleTask(BaseTask):
+    """A task from examples that are there: a model, data and a loss of one's own.
+
+    Parameters
+    ----------
+    model : callable
+        Returns a new `SplitModel`; what it draws at random is fixed by the seed.
+    train, test : sequence of ExampleSet
+        Examples of each client.
+    loss : callable, default cross-entropy
+        Of a batch's outputs and targets; the mean over the batch.
+    classes : tuple of str, default ()
+        Names of the classes, in the order of the outputs; none for numbers.
+    seed : int, default 0
+        Fixes the initial model.
+    """
+
+    model: Callable[[], SplitModel]
+    train: Sequence[ExampleSet]
+    test: Sequence[ExampleSet]
+    loss: Loss = nn.functional.cross_entropy
+    classes: tuple[str, ...] = ()
+    seed: int = 0
+
+    def initial_model(self) -> SplitModel:
+        """Return a new model with the seed's initial values."""
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(self.seed)
+            return self.model()
+
+    def train_examples(self, client: int) -> ExampleSet:
+        """Return a client's training examples."""
+        return self.train[client]
+
+    def test_examples(self, client: int) -> ExampleSet:
+        """Return a client's test examples."""
+        return self.test[client]
 
 
 class RegressionTask(BaseTask):

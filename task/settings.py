@@ -1,17 +1,31 @@
-"""Settings: names, defaults and the one-line errors of everything that can be set.
+"""Settings: declared beside what reads them, checked in one place, one-line errors.
 
-The defaults in ``[tool.flwr.app.config]`` of ``pyproject.toml`` are the only list of
-settings. This module needs neither torch nor flwr, so that a server can use it.
+A setting is an argument or a dataclass field whose annotation says what is allowed::
+
+    learning_rate: Annotated[float, Range("(0, inf)")] = 0.01
+
+is the setting ``learning-rate``. The flat list in ``[tool.flwr.app.config]`` of
+``pyproject.toml``, which Flower needs, is the union of what the package itself
+declares; an outsider's class brings its own. This module needs neither torch nor flwr,
+so that a server can use it.
 """
 
 import difflib
+import inspect
+import sys
 import tomllib
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, is_dataclass
 from functools import cache
+from importlib import import_module
 from pathlib import Path
+from typing import Any, TypeVar, cast, get_args
 
 Setting = bool | int | float | str
 Settings = Mapping[str, Setting]
+T = TypeVar("T")
+
+MAX_LISTED = 60
 
 
 class SettingsError(ValueError):
@@ -42,7 +56,7 @@ def require(condition: bool, name: str, value: object, allowed: str) -> None:
 
 
 def unknown(kind: str, name: object, known: Iterable[str]) -> SettingsError:
-    """Return the error for a name that is not known, with the nearest ones.
+    """Return the error for a name that is not known, with the nearest one.
 
     Parameters
     ----------
@@ -61,12 +75,253 @@ def unknown(kind: str, name: object, known: Iterable[str]) -> SettingsError:
     names = sorted(known)
     near = difflib.get_close_matches(str(name), names, n=1)
     hint = f"did you mean {near[0]!r}? " if near else ""
-    return SettingsError(f"unknown {kind} {name!r}; {hint}known: {', '.join(names)}")
+    # More than anybody would read.
+    listed = ", ".join(names) if len(names) <= MAX_LISTED else "see docs/settings.md"
+    return SettingsError(f"unknown {kind} {name!r}; {hint}known: {listed}")
+
+
+# What is allowed.
+
+
+class Allowed:
+    """The values that a setting may have; an annotation with one declares a setting."""
+
+    def permits(self, value: Any) -> bool:
+        """Return whether a value is allowed."""
+        raise NotImplementedError
+
+    def __str__(self) -> str:
+        """Return the words that follow "must be"."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True)
+class Range(Allowed):
+    """An interval of finite numbers.
+
+    Parameters
+    ----------
+    interval : str
+        As in mathematics: ``"(0, 1]"``, ``"[1, inf)"``.
+    """
+
+    interval: str
+
+    @property
+    def bounds(self) -> tuple[float, float]:
+        """The lower and the upper bound."""
+        low, high = self.interval[1:-1].split(",")
+        return float(low), float(high)
+
+    def permits(self, value: Any) -> bool:
+        """Return whether a number lies in the interval; NaN and infinity never do."""
+        low, high = self.bounds
+        above = low < value or (low == value and self.interval[0] == "[")
+        below = value < high or (value == high and self.interval[-1] == "]")
+        return above and below and abs(value) != float("inf")
+
+    def __str__(self) -> str:
+        low, high = self.bounds
+        if high != float("inf"):
+            return f"in {self.interval}"
+        return f"{'at least' if self.interval[0] == '[' else 'above'} {low:g}"
+
+
+@dataclass(frozen=True)
+class Choice(Allowed):
+    """One of some names.
+
+    Parameters
+    ----------
+    *names : str
+        The names.
+    """
+
+    names: tuple[str, ...]
+
+    def __init__(self, *names: str) -> None:
+        object.__setattr__(self, "names", names)
+
+    def permits(self, value: Any) -> bool:
+        """Return whether a value is one of the names."""
+        return value in self.names
+
+    def __str__(self) -> str:
+        *first, last = (name or "empty" for name in self.names)
+        return f"{', '.join(first)} or {last}" if first else last
+
+
+@dataclass(frozen=True)
+class Free(Allowed):
+    """Any value; what makes sense is checked where it is used.
+
+    Parameters
+    ----------
+    form : str, default ""
+        What is expected, for the documentation.
+    """
+
+    form: str = ""
+
+    def permits(self, value: Any) -> bool:
+        """Return True."""
+        return True
+
+    def __str__(self) -> str:
+        return self.form
+
+
+Seed = Range("[0, inf)")
+
+
+# What is declared.
+
+
+@dataclass(frozen=True)
+class Declared:
+    """A setting as a class or function declares it.
+
+    Parameters
+    ----------
+    argument : str
+        Name of the argument; the setting's has ``-`` for ``_``.
+    default : bool, int, float or str
+        Its default, which also gives its type.
+    allowed : Allowed
+        Its range.
+    """
+
+    argument: str
+    default: Setting
+    allowed: Allowed
+
+
+Maker = Callable[..., Any]
+
+
+def _signatures(maker: Maker) -> list[inspect.Signature]:
+    if not inspect.isclass(maker) or is_dataclass(maker):
+        return [inspect.signature(maker)]
+    # A class that hands on **arguments has those of its bases as well.
+    inits = {
+        base: base.__dict__["__init__"]
+        for base in reversed(maker.__mro__[:-1])
+        if "__init__" in base.__dict__
+    }
+    return [inspect.signature(init) for init in inits.values()]
+
+
+def _allowed(annotation: Any, module: str) -> Allowed | None:
+    if isinstance(annotation, str):
+        # As under `from __future__ import annotations`.
+        try:
+            annotation = eval(annotation, vars(sys.modules[module]))
+        except Exception:
+            return None
+    found = [extra for extra in get_args(annotation)[1:] if isinstance(extra, Allowed)]
+    return found[0] if found else None
+
+
+@cache
+def declared(maker: Maker) -> dict[str, Declared]:
+    """Return the settings that a class or function declares.
+
+    Parameters
+    ----------
+    maker : callable
+        A class (its bases count, too), dataclass, function or partial. With an
+        attribute ``settings_type`` it takes all of its settings as one such dataclass.
+
+    Returns
+    -------
+    dict of str to Declared
+        By the setting's name.
+
+    Raises
+    ------
+    SettingsError
+        If a setting has no default.
+    """
+    function: Any = getattr(maker, "func", maker)
+    if kind := getattr(function, "settings_type", None):
+        return declared(kind)
+    found: dict[str, Declared] = {}
+    for signature in _signatures(maker):
+        for name, parameter in signature.parameters.items():
+            allowed = _allowed(parameter.annotation, function.__module__)
+            if allowed is None:
+                continue
+            if parameter.default is parameter.empty:
+                raise SettingsError(
+                    f"{function.__qualname__} declares the setting {name!r} without a "
+                    "default; it must have one"
+                )
+            found[name.replace("_", "-")] = Declared(name, parameter.default, allowed)
+    return found
+
+
+def validate(instance: object) -> None:
+    """Check the declared settings of an instance that it has set so far.
+
+    Parameters
+    ----------
+    instance : object
+        Its attributes are named like the arguments.
+
+    Raises
+    ------
+    SettingsError
+        If one is out of its range.
+    """
+    values, kind = vars(instance), cast(Maker, type(instance))
+    for name, setting in declared(kind).items():
+        if setting.argument in values:
+            value = values[setting.argument]
+            require(setting.allowed.permits(value), name, value, str(setting.allowed))
+
+
+class Checked:
+    """A dataclass of settings that checks its ranges when it is made."""
+
+    def __post_init__(self) -> None:
+        """Check the ranges."""
+        validate(self)
+
+
+def build(maker: Callable[..., T], settings: Settings, **given: Any) -> T:
+    """Call a class or function with its settings.
+
+    Parameters
+    ----------
+    maker : callable
+        Whose settings are taken, as `declared` finds them.
+    settings : mapping
+        What is set; the rest keeps its defaults.
+    **given : Any
+        Further arguments.
+
+    Returns
+    -------
+    object
+        What it returns.
+    """
+    function: Any = getattr(maker, "func", maker)
+    if kind := getattr(function, "settings_type", None):
+        return maker(settings=build(kind, settings), **given)
+    arguments = {
+        setting.argument: settings[name]
+        for name, setting in declared(maker).items()
+        if name in settings
+    }
+    return maker(**arguments, **given)
+
+
+# What is given.
 
 
 @cache
 def defaults() -> Settings:
-    """Return every setting with its default.
+    """Return every setting of this package with its default.
 
     Returns
     -------
@@ -82,13 +337,20 @@ def defaults() -> Settings:
     return settings
 
 
-def resolve(overrides: Settings) -> dict[str, Setting]:
+def resolve(
+    overrides: Settings, guests: Iterable[Maker] = (), strict: bool = True
+) -> dict[str, Setting]:
     """Merge given settings with the defaults and check names and types.
 
     Parameters
     ----------
     overrides : mapping of str to bool, int, float or str
         Settings in kebab-case. An int is accepted where the default is a float.
+    guests : iterable of callable
+        Classes and functions from outside, which declare settings of their own.
+    strict : bool, default True
+        Whether unknown names are refused; otherwise they are passed on as they are,
+        for those to judge who know them.
 
     Returns
     -------
@@ -101,15 +363,62 @@ def resolve(overrides: Settings) -> dict[str, Setting]:
         If a name is unknown or a value has another type than its default.
     """
     settings = dict(defaults())
+    for guest in guests:
+        for name, setting in declared(guest).items():
+            settings.setdefault(name, setting.default)
     for name, value in overrides.items():
-        if name not in settings:
+        if name in settings:
+            kind = type(settings[name])
+            if kind is float and type(value) is int:
+                value = float(value)
+            require(type(value) is kind, name, value, f"of type {kind.__name__}")
+        elif strict:
             raise unknown("setting", name, settings)
-        kind = type(settings[name])
-        if kind is float and type(value) is int:
-            value = float(value)
-        require(type(value) is kind, name, value, f"of type {kind.__name__}")
         # What Flower can send.
         fits = not isinstance(value, int) or abs(value) < 2**63
         require(fits, name, value, "an integer of 64 bits")
         settings[name] = value
     return settings
+
+
+def is_path(name: object) -> bool:
+    """Return whether a name is an import path, ``package.module:name``."""
+    return ":" in str(name)
+
+
+def load(path: str, kind: str) -> Any:
+    """Return what an import path names.
+
+    Parameters
+    ----------
+    path : str
+        ``package.module:name``.
+    kind : str
+        What it is meant to be, for the error.
+
+    Returns
+    -------
+    object
+        What stands there.
+
+    Raises
+    ------
+    SettingsError
+        If the module cannot be imported or has no such name.
+    """
+    module, _, name = path.partition(":")
+    try:
+        found: Any = import_module(module)
+    # An outsider's module can raise anything.
+    except Exception as error:
+        reason = " ".join(str(error).split())
+        raise SettingsError(
+            f"{kind} {path!r} cannot be imported: {type(error).__name__}: {reason}"
+        ) from error
+    for part in name.split("."):
+        if not hasattr(found, part):
+            raise SettingsError(
+                f"{kind} {path!r} cannot be imported: module {module!r} has no {name!r}"
+            )
+        found = getattr(found, part)
+    return found

@@ -1,7 +1,12 @@
-"""Local training of a named part of a split model, and its evaluation."""
+"""Local training of a named part of a split model, and its evaluation.
 
-from collections.abc import Callable
+`train` is made of pieces that a client with a step of its own uses by themselves:
+`freeze`, `loop` and the hyper-parameters `SGD`.
+"""
+
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Annotated
 
 import torch
 from torch import Tensor, nn
@@ -10,11 +15,13 @@ from torch.nn.modules.dropout import _DropoutNd
 
 from task.examples import ExampleSet
 from task.models import Part, SplitModel
-from task.settings import Settings, require
+from task.settings import Checked, Free, Range
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 # Called with a batch's features and the model; its value is added to the loss.
 Regularizer = Callable[[Tensor, SplitModel], Tensor]
+# Called with a batch's inputs and targets; learns from them and returns their loss.
+Step = Callable[[Tensor, Tensor], Tensor]
 
 EVALUATION_BATCH = 50
 
@@ -24,15 +31,15 @@ class TrainingDivergedError(ArithmeticError):
 
 
 @dataclass(frozen=True)
-class SGD:
+class SGD(Checked):
     """Stochastic gradient descent as the authors of FedRep and FLUTE run it.
 
     Parameters
     ----------
     learning_rate : float, default 0.01
-        Step size.
+        Step size η.
     momentum : float, default 0.5
-        Momentum, in [0, 1); its buffers start anew in every call of `train`.
+        Momentum β; its buffers start anew in every call of `train`.
     weight_decay : float, default 1e-4
         Weight decay of weights. Biases have none.
     batch_size : int, default 10
@@ -41,41 +48,15 @@ class SGD:
         Whether the forward pass runs in bfloat16 where torch's autocast does so.
     """
 
-    learning_rate: float = 0.01
-    momentum: float = 0.5
-    weight_decay: float = 1e-4
-    batch_size: int = 10
-    bfloat16: bool = False
+    learning_rate: Annotated[float, Range("(0, inf)")] = 0.01
+    momentum: Annotated[float, Range("[0, 1)")] = 0.5
+    weight_decay: Annotated[float, Range("[0, inf)")] = 1e-4
+    batch_size: Annotated[int, Range("[1, inf)")] = 10
+    bfloat16: Annotated[bool, Free()] = False
 
-    def __post_init__(self) -> None:
-        finite = 0 < self.learning_rate < float("inf")
-        require(finite, "learning-rate", self.learning_rate, "above 0 and finite")
-        require(0 <= self.momentum < 1, "momentum", self.momentum, "in [0, 1)")
-        finite = 0 <= self.weight_decay < float("inf")
-        require(finite, "weight-decay", self.weight_decay, "at least 0 and finite")
-        require(self.batch_size >= 1, "batch-size", self.batch_size, "at least 1")
-
-    @classmethod
-    def from_settings(cls, settings: Settings) -> "SGD":
-        """Return the SGD of ``learning-rate``, ``momentum`` and so on.
-
-        Parameters
-        ----------
-        settings : mapping
-            All settings.
-
-        Returns
-        -------
-        SGD
-            The hyper-parameters.
-        """
-        return cls(
-            learning_rate=float(settings["learning-rate"]),
-            momentum=float(settings["momentum"]),
-            weight_decay=float(settings["weight-decay"]),
-            batch_size=int(settings["batch-size"]),
-            bfloat16=bool(settings["bfloat16"]),
-        )
+    def autocast(self) -> torch.autocast:
+        """Return the context in which a forward pass runs."""
+        return torch.autocast("cpu", torch.bfloat16, enabled=self.bfloat16)
 
     def optimizer(self, module: nn.Module) -> torch.optim.Optimizer:
         """Return an optimizer of a module's parameters, and of nothing else.
@@ -104,6 +85,70 @@ class SGD:
         )
 
 
+def freeze(model: SplitModel, part: Part) -> nn.Module:
+    """Let a part of a model learn, and nothing else.
+
+    Parameters
+    ----------
+    model : SplitModel
+        Put into training mode; what is frozen needs no gradients, and its batch norms
+        keep their statistics.
+    part : {"head", "representation", "all"}
+        What learns.
+
+    Returns
+    -------
+    nn.Module
+        The part.
+    """
+    module = model.part(part)
+    model.requires_grad_(False)
+    module.requires_grad_(True)
+    model.train()
+    for frozen in model.modules():
+        if isinstance(frozen, _BatchNorm) and frozen not in set(module.modules()):
+            frozen.eval()
+    return module
+
+
+def loop(step: Step, examples: ExampleSet, epochs: int, sgd: SGD) -> float:
+    """Make a step with every batch of every epoch.
+
+    Parameters
+    ----------
+    step : callable
+        Of a batch's inputs and targets; returns the batch's mean loss.
+    examples : ExampleSet
+        Shuffled, and augmented where asked for, in each epoch.
+    epochs : int
+        Passes over the examples; 0 does nothing.
+    sgd : SGD
+        Its batch size counts.
+
+    Returns
+    -------
+    float
+        Mean loss over the last epoch; 0 without epochs.
+
+    Raises
+    ------
+    TrainingDivergedError
+        If the loss is no longer finite.
+    """
+    mean = 0.0
+    for epoch in range(epochs):
+        total = torch.zeros(())
+        for inputs, targets in examples.batches(sgd.batch_size, shuffle=True):
+            total += step(inputs, targets) * len(targets)
+        mean = total.item() / len(examples)
+        if not torch.isfinite(total):
+            raise TrainingDivergedError(
+                f"the loss is {mean} after epoch {epoch + 1} of local training with "
+                f"learning-rate {sgd.learning_rate}; a smaller one may help"
+            )
+    return mean
+
+
 def train(
     model: SplitModel,
     part: Part,
@@ -112,6 +157,7 @@ def train(
     epochs: int,
     sgd: SGD,
     regularizer: Regularizer | None = None,
+    correction: Mapping[str, Tensor] | None = None,
 ) -> float:
     """Train a part of a model on a client's examples; the other part stays as it is.
 
@@ -134,6 +180,8 @@ def train(
         The hyper-parameters.
     regularizer : callable, optional
         Of a batch's features and the model; added to the loss.
+    correction : mapping of str to Tensor, optional
+        Added to the gradients of the parameters of these names in every step.
 
     Returns
     -------
@@ -145,42 +193,65 @@ def train(
     TrainingDivergedError
         If the loss is no longer finite.
     """
-    module = model.part(part)
-    model.requires_grad_(False)
-    module.requires_grad_(True)
-    model.train()
-    for frozen in model.modules():
-        # A frozen batch norm must not move its running statistics either.
-        if isinstance(frozen, _BatchNorm) and frozen not in set(module.modules()):
-            frozen.eval()
-    if part == "head" and not examples.augment and not _is_random(model.representation):
-        features, targets = _features(model, examples, sgd)
-        examples = ExampleSet(features, targets)
-        forward: nn.Module = nn.Identity()
-    else:
-        forward = model.representation
+    module = freeze(model, part)
+    forward: nn.Module = model.representation
+    if part == "head" and not examples.augment and not _is_random(forward):
+        examples = ExampleSet(*_features(model, examples, sgd))
+        forward = nn.Identity()
     optimizer = sgd.optimizer(module)
-    mean = 0.0
-    for epoch in range(epochs):
-        total = torch.zeros(())
-        for inputs, targets in examples.batches(sgd.batch_size, shuffle=True):
-            optimizer.zero_grad()
-            with torch.autocast("cpu", torch.bfloat16, enabled=sgd.bfloat16):
-                features = forward(inputs)
-                value = loss(model.head(features), targets)
-                objective = value
-                if regularizer is not None:
-                    objective = value + regularizer(features, model)
-            objective.backward()  # type: ignore[no-untyped-call]
-            optimizer.step()
-            total += value.detach() * len(targets)
-        mean = total.item() / len(examples)
-        if not torch.isfinite(total):
-            raise TrainingDivergedError(
-                f"the loss is {mean} after epoch {epoch + 1} of training the {part} "
-                f"with learning-rate {sgd.learning_rate}; a smaller one may help"
-            )
-    return mean
+    added = [
+        (parameter, correction[name])
+        for name, parameter in model.named_parameters()
+        if correction and name in correction and parameter.requires_grad
+    ]
+
+    def step(inputs: Tensor, targets: Tensor) -> Tensor:
+        optimizer.zero_grad()
+        with sgd.autocast():
+            features = forward(inputs)
+            value = loss(model.head(features), targets)
+            objective = value
+            if regularizer is not None:
+                objective = value + regularizer(features, model)
+        objective.backward()  # type: ignore[no-untyped-call]
+        for parameter, term in added:
+            if parameter.grad is not None:
+                parameter.grad += term
+        optimizer.step()
+        return value.detach()
+
+    return loop(step, examples, epochs, sgd)
+
+
+def proximal(weight: float, anchor: Mapping[str, Tensor]) -> Regularizer:
+    """Return the regularizer weight/2 ‖w − anchor‖² of a model's parameters w.
+
+    Parameters
+    ----------
+    weight : float
+        μ of FedProx, λ of Ditto.
+    anchor : mapping of str to Tensor
+        Parameters by name; those that the model alone has are left free.
+
+    Returns
+    -------
+    callable
+        As `train` takes it.
+    """
+
+    def penalty(features: Tensor, model: SplitModel) -> Tensor:
+        distances = [
+            (parameter - anchor[name]).square().sum()
+            for name, parameter in model.named_parameters()
+            if name in anchor and parameter.requires_grad
+        ]
+        return (
+            weight / 2 * torch.stack(distances).sum()
+            if distances
+            else torch.tensor(0.0)
+        )
+
+    return penalty
 
 
 def _is_random(module: nn.Module) -> bool:
@@ -197,7 +268,7 @@ def _features(
     model: SplitModel, examples: ExampleSet, sgd: SGD
 ) -> tuple[Tensor, Tensor]:
     features, targets = [], []
-    with torch.autocast("cpu", torch.bfloat16, enabled=sgd.bfloat16):
+    with sgd.autocast():
         for inputs, target in examples.batches(EVALUATION_BATCH):
             features.append(model.representation(inputs).float())
             targets.append(target)

@@ -6,11 +6,12 @@ The pure mathematics, and the generator of the data of Table 5.1.
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Annotated
 
 import numpy as np
 import numpy.typing as npt
 
-from task.settings import require
+from task.settings import Checked, Range, Seed, require
 
 Matrix = npt.NDArray[np.float64]
 
@@ -198,7 +199,7 @@ def phase_two_descent(
 
 
 @dataclass(frozen=True)
-class TransferData:
+class TransferData(Checked):
     """Source and target tasks that nearly share a representation (section 5.5.1).
 
     V* (d × q) has standard normal entries. Sources have θ*_i = V* w_i with x ~ N(0, I);
@@ -241,45 +242,22 @@ class TransferData:
         If a value is out of its range.
     """
 
-    dimension: int = 10
-    rank: int = 2
-    num_sources: int = 10
-    source_samples: int = 100
-    target_samples: int = 8
-    ratio_db: float = 20.0
-    tau: float = 1.0
-    noise_variance: float = 1e-3
-    seed: int = 0
+    dimension: Annotated[int, Range("[1, inf)")] = 10
+    rank: Annotated[int, Range("[1, inf)")] = 2
+    num_sources: Annotated[int, Range("[0, inf)")] = 10
+    source_samples: Annotated[int, Range("[1, inf)")] = 100
+    # One for each phase.
+    target_samples: Annotated[int, Range("[2, inf)")] = 8
+    ratio_db: Annotated[float, Range("(-inf, inf)")] = 20.0
+    tau: Annotated[float, Range("(0, inf)")] = 1.0
+    noise_variance: Annotated[float, Range("(0, inf)")] = 1e-3
+    seed: Annotated[int, Seed] = 0
 
     def __post_init__(self) -> None:
-        d = self.dimension
-        require(d >= 1, "dimension", d, "at least 1")
-        require(1 <= self.rank <= d, "rank", self.rank, f"from 1 to {d}, the dimension")
-        for name, value, allowed, good in (
-            ("num-sources", self.num_sources, "at least 0", self.num_sources >= 0),
-            (
-                "source-samples",
-                self.source_samples,
-                "at least 1",
-                self.source_samples >= 1,
-            ),
-            (
-                "target-samples",
-                self.target_samples,
-                "at least 2, one for each phase",
-                self.target_samples >= 2,
-            ),
-            ("ratio-db", self.ratio_db, "finite", bool(np.isfinite(self.ratio_db))),
-            ("tau", self.tau, "above 0 and finite", 0 < self.tau < float("inf")),
-            (
-                "noise-variance",
-                self.noise_variance,
-                "above 0 and finite",
-                0 < self.noise_variance < float("inf"),
-            ),
-            ("seed", self.seed, "at least 0", self.seed >= 0),
-        ):
-            require(good, name, value, allowed)
+        """Check the numbers."""
+        super().__post_init__()
+        allowed = f"from 1 to {self.dimension}, the dimension"
+        require(self.rank <= self.dimension, "rank", self.rank, allowed)
 
     @cached_property
     def span(self) -> Matrix:

@@ -173,21 +173,39 @@ class ModelCard:
         SettingsError
             If an array is missing, or is not of the model's shape.
         """
-        model = build_model(
-            self.model, self.shape, len(self.classes), self.head_layers, self.model_head
-        )
+        model = self.build()
         state = model.state_dict()
         for name, wanted in state.items():
-            if name not in arrays:
-                raise SettingsError(f"there is no array {name!r} for {self.model!r}")
-            if arrays[name].shape != wanted.shape:
-                raise SettingsError(
-                    f"array {name!r} is of shape {tuple(arrays[name].shape)}; model "
-                    f"{self.model!r} with {len(self.classes)} classes and inputs of "
-                    f"shape {self.shape} needs {tuple(wanted.shape)}"
-                )
+            self.check(name, wanted, arrays)
         model.load_state_dict({name: arrays[name] for name in state})
         return Classifier(model, self.mean, self.std)
+
+    def build(self) -> SplitModel:
+        """Return a new model, untrained."""
+        return build_model(
+            self.model, self.shape, len(self.classes), self.head_layers, self.model_head
+        )
+
+    def check(self, name: str, wanted: Tensor, arrays: Mapping[str, Tensor]) -> None:
+        """Raise `SettingsError` unless an array is there and of the right shape.
+
+        Parameters
+        ----------
+        name : str
+            Its name.
+        wanted : Tensor
+            Of the right shape.
+        arrays : mapping of str to Tensor
+            What there is.
+        """
+        if name not in arrays:
+            raise SettingsError(f"there is no array {name!r} for {self.model!r}")
+        if arrays[name].shape != wanted.shape:
+            raise SettingsError(
+                f"array {name!r} is of shape {tuple(arrays[name].shape)}; model "
+                f"{self.model!r} with {len(self.classes)} classes and inputs of "
+                f"shape {self.shape} needs {tuple(wanted.shape)}"
+            )
 
     def read(self, paths: Iterable[Path]) -> Tensor:
         """Read images as the training data was read.

@@ -6,10 +6,11 @@ import re
 from collections.abc import Iterable, Mapping
 from logging import ERROR, WARNING
 from pathlib import Path
+from typing import Self
 
 import numpy as np
 import numpy.typing as npt
-from flwr.app import Array, ArrayRecord, Context
+from flwr.app import Array, ArrayRecord, Context, RecordDict
 from flwr.common import log
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
@@ -91,6 +92,13 @@ class PersonalState:
             _remove(p for p, of, r in cut_off if of != run or r <= acknowledged)
             if self.round:
                 _remove(self._inherited())
+
+    @classmethod
+    def holding(cls, arrays: Mapping[str, npt.NDArray[np.generic]]) -> Self:
+        """Return a state in memory that holds these arrays."""
+        context = Context(0, 0, {}, RecordDict(), {})
+        cls(context).save(arrays, 1)
+        return cls(context)
 
     def _files(self, kind: re.Pattern[str] = FILE) -> list[tuple[Path, str, int]]:
         if self._directory is None or not self._directory.is_dir():
@@ -233,8 +241,14 @@ def read_checked(
         raise ForeignStateError("its checksum is wrong")
     if found.get("client", "") != client:
         raise ForeignStateError(f"it is of client {found.get('client')!r}")
-    if shapes is not None and {n: a.shape for n, a in arrays.items()} != dict(shapes):
-        raise ForeignStateError("it does not fit the model")
+    for name in sorted(arrays.keys() | shapes) if shapes is not None else ():
+        wanted = shapes.get(name) if shapes else None
+        shape = arrays[name].shape if name in arrays else None
+        if shape != wanted:
+            raise ForeignStateError(
+                f"it does not fit the model: its {name!r} has the shape {shape}, not "
+                f"{wanted}"
+            )
     classes = found.get("classes")
     if classes is not None and (about or {}).get("classes", classes) != classes:
         raise ForeignStateError(f"it is for the classes {classes}")

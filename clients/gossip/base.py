@@ -6,31 +6,57 @@ own. Rounds that a node has missed it makes up for in their order, as if it had 
 there and had neither trained nor sent anything, so the nodes' mean moves as it should.
 """
 
+from dataclasses import dataclass
 from logging import WARNING
-from typing import ClassVar
+from typing import Annotated, Any, ClassVar, cast
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from flwr.common import NDArrays, log
 from torch import Tensor
 
-from clients.base import Client, Evaluation, Reply
+from clients.base import WHOLE, Client, Config, Evaluation, Reply, Tensors, within
 from clients.device.state import PersonalState
 from clients.gossip.flat import FlatParameters
-from clients.gossip.relayed import Config, Relayed, check_state, exchanges
+from clients.gossip.relayed import Relayed, check_state, exchanges
 from clients.gossip.schedules import learning_rate
 from clients.gossip.sketch import sketch
-from task.compression.per_tensor import Compressor, from_settings
+from task.base import Task
+from task.compression.per_tensor import (
+    CompressionSettings,
+    Compressor,
+    from_settings,
+)
 from task.examples import ExampleSet
-from task.settings import Settings
-from task.tasks.image import Task
-from task.training import TrainingDivergedError
+from task.messages import SERVER_ROUND
+from task.settings import Free
+from task.training import SGD, TrainingDivergedError
 
-PREFIX = "gossip."
+VECTORS = "gossip."
 # No training that goes well exchanges a larger number; one of 1e30 would be the end of
 # every neighbour's model.
-LARGEST = 1e6
+LARGEST_ENTRY = 1e6
+
+
+@dataclass(frozen=True)
+class GossipSettings(SGD):
+    """Local SGD of a node.
+
+    Parameters
+    ----------
+    learning_rate_schedule : str, default "constant"
+        ``constant``, ``inverse:A`` or ``steps:WARMUP:T1,T2,...:FACTOR``, in iterations:
+        see `clients.gossip.schedules.learning_rate`.
+    """
+
+    learning_rate_schedule: Annotated[
+        str, Free("constant, inverse:A or steps:WARMUP:T1,T2,...:FACTOR")
+    ] = "constant"
+
+
+@dataclass(frozen=True)
+class CompressedGossipSettings(GossipSettings, CompressionSettings):
+    """Local SGD of a node, and what its messages are."""
 
 
 class GossipClient(Client):
@@ -41,21 +67,22 @@ class GossipClient(Client):
     """
 
     shared = ()
-    personal = ("representation.", "head.")
+    personal = (*WHOLE, VECTORS)
+    settings_type: type = CompressedGossipSettings
+    settings: GossipSettings
     # Kept besides the model, each of the parameters' size; all start at 0.
     vectors: ClassVar[tuple[str, ...]] = ("momentum",)
 
     def __init__(
-        self, task: Task, index: int, state: PersonalState, settings: Settings
+        self, task: Task, index: int, state: PersonalState, settings: Any
     ) -> None:
         super().__init__(task, index, state, settings)
         self.flat = FlatParameters(self.model)
         self.x = self.flat.vector
         self.rate = learning_rate(
-            str(settings["learning-rate-schedule"]), self.sgd.learning_rate
+            self.settings.learning_rate_schedule, self.settings.learning_rate
         )
         self.compressor = self.make_compressor()
-        self.kept: dict[str, Tensor] = {}
         self.refused = 0
 
     @property
@@ -69,14 +96,9 @@ class GossipClient(Client):
         return 1
 
     def make_compressor(self) -> Compressor:
-        """Return the operator C that the settings name.
-
-        Returns
-        -------
-        Compressor
-            ``compressor``, on the whole vector or with ``per-tensor`` on each one.
-        """
-        return from_settings(self.settings, self.flat.sizes)
+        """Return the operator C that the settings name."""
+        settings = cast(CompressedGossipSettings, self.settings)
+        return from_settings(settings, self.flat.sizes)
 
     def structure(self) -> list[object]:
         """Return what must be the same for all nodes: parameters, classes and C."""
@@ -85,19 +107,7 @@ class GossipClient(Client):
         return [*shapes, self.task.classes, repr(self.compressor)]
 
     def get_properties(self, config: Config) -> Config:
-        """Return what the server needs to know about this node.
-
-        Parameters
-        ----------
-        config : dict
-            Ignored.
-
-        Returns
-        -------
-        dict
-            As `Client.get_properties`, and ``message-bytes``, the length of every
-            message, and ``omega`` of the compressor.
-        """
+        """Return also ``message-bytes``, a message's length, and ``omega`` of C."""
         return {
             **super().get_properties(config),
             "message-bytes": self.compressor.num_bytes(self.dimension),
@@ -119,16 +129,16 @@ class GossipClient(Client):
         Returns
         -------
         tuple
-            As `Client.send`; no arrays, but the metric ``message`` (bytes; empty where
-            there is nothing to send) and ``refused``, how many messages were bad.
+            As `Client.send`; no arrays, but ``message`` attached (empty where there is
+            nothing to send), and ``refused``, how many messages were bad.
         """
         self.catch_up(parameters, config)
-        server_round = int(config["server-round"])
+        server_round = int(config[SERVER_ROUND])
         loss = self.iterate(server_round)
-        data = self.message(server_round)
+        self.attachments["message"] = self.message(server_round)
         self.keep(config)
         arrays, n, metrics = self.send(loss)
-        return arrays, n, {**metrics, "refused": self.refused, "message": data}
+        return arrays, n, {**metrics, "refused": self.refused}
 
     def evaluate(self, parameters: NDArrays, config: Config) -> Evaluation:
         """Test the own model as it is after the exchange; nothing is kept.
@@ -143,24 +153,16 @@ class GossipClient(Client):
         Returns
         -------
         tuple
-            As `Client.evaluate`, and ``sketch``: float32 numbers from which the server
-            estimates the distance between the nodes' models.
+            As `Client.evaluate`; ``sketch`` is attached: float32 numbers from which the
+            server estimates the distance between the nodes' models.
         """
         self.catch_up(parameters, config)
-        loss, n, metrics = self.test()
-        return loss, n, {**metrics, "sketch": sketch(self.x.numpy()).tobytes()}
+        self.attachments["sketch"] = sketch(self.x.numpy()).tobytes()
+        return self.test(self.model)
 
     def catch_up(self, parameters: NDArrays, config: Config) -> None:
-        """Load the own state and make all exchanges since its round.
-
-        Parameters
-        ----------
-        parameters : list of ndarray
-            Empty.
-        config : dict
-            What the server relays.
-        """
-        self.receive(parameters)
+        """Load the own state and make all exchanges since its round."""
+        self.receive(parameters, config)
         check_state(self.state, config)
         for round_, messages in exchanges(config, self.state.round):
             self.mix(round_, messages, config)
@@ -216,7 +218,7 @@ class GossipClient(Client):
             If the loss is no longer finite.
         """
         self.model.train()
-        v, g, beta = self.kept["momentum"], self.flat.gradient, self.sgd.momentum
+        v, g, beta = self.vector("momentum"), self.flat.gradient, self.settings.momentum
         total = torch.zeros(())
         examples = self.task.train_examples(self.index)
         for t in self.iterations(server_round):
@@ -226,7 +228,7 @@ class GossipClient(Client):
         if not torch.isfinite(total):
             raise TrainingDivergedError(
                 f"the loss is {total.item()} in round {server_round} with "
-                f"learning-rate {self.sgd.learning_rate}; a smaller one may help"
+                f"learning-rate {self.settings.learning_rate}; a smaller one may help"
             )
         return total.item() / self.local_steps
 
@@ -260,17 +262,17 @@ class GossipClient(Client):
         Tensor
             The batch's loss; the gradient is in ``flat.gradient``.
         """
-        inputs, targets = examples.draw(self.sgd.batch_size)
+        inputs, targets = examples.draw(self.settings.batch_size)
         self.flat.gradient.zero_()
-        with torch.autocast("cpu", torch.bfloat16, enabled=self.sgd.bfloat16):
+        with self.settings.autocast():
             loss = self.task.loss(self.model(inputs), targets)
         loss.backward()  # type: ignore[no-untyped-call]
-        if self.sgd.weight_decay:
-            decay = self.sgd.weight_decay
+        if self.settings.weight_decay:
+            decay = self.settings.weight_decay
             self.flat.gradient.addcmul_(self.x, self.flat.decayed, value=decay)
         return loss.detach().float()
 
-    def received(self, message: Relayed) -> Tensor | None:
+    def decoded(self, message: Relayed) -> Tensor | None:
         """Return a neighbour's vector, or None for a message that is malformed.
 
         Parameters
@@ -281,13 +283,15 @@ class GossipClient(Client):
         Returns
         -------
         Tensor of shape (d,), or None
-            The vector; no entry is above `LARGEST`.
+            The vector; no entry is above `LARGEST_ENTRY`.
         """
         try:
             vector = self.compressor.decompress(message.data, self.dimension)
             largest = vector.abs().max().item()
-            if not largest <= LARGEST:
-                raise ValueError(f"it has an entry of {largest:.3g}, above {LARGEST:g}")
+            if not largest <= LARGEST_ENTRY:
+                raise ValueError(
+                    f"it has an entry of {largest:.3g}, above {LARGEST_ENTRY:g}"
+                )
         except ValueError as error:
             log(WARNING, "message of neighbour %s refused: %s", message.sender, error)
             self.refused += 1
@@ -296,31 +300,21 @@ class GossipClient(Client):
 
     # State: the model and the vectors beside it.
 
-    def receive(self, parameters: NDArrays) -> None:
-        """Load the own model and vectors.
+    def initial_slot(self, slot: str) -> Tensors:
+        """Return the vectors that are kept besides the model, all 0."""
+        return {name: torch.zeros(self.dimension) for name in self.vectors}
 
-        Parameters
-        ----------
-        parameters : list of ndarray
-            Empty.
-        """
-        initial = self.task.initial_state
-        shapes = {name: tuple(a.shape) for name, a in initial.items()}
-        shapes |= {PREFIX + name: (self.dimension,) for name in self.vectors}
-        held = {n: torch.tensor(a) for n, a in (self.state.load(shapes) or {}).items()}
-        for name in self.vectors:
-            vector = held.pop(PREFIX + name, None)
-            # Of an earlier run only the model counts: its neighbours start anew too.
-            if vector is None or self.state.round == 0:
-                vector = torch.zeros_like(self.x)
-            self.kept[name] = vector
+    def vector(self, name: str) -> Tensor:
+        """Return one of ``vectors``; what changes it is kept."""
+        return self.kept[VECTORS + name]
+
+    def receive(self, parameters: NDArrays, config: Config) -> None:
+        """Load the own model and vectors."""
         with torch.no_grad():
-            self.model.load_state_dict({**initial, **held})
-
-    def personal_arrays(self) -> dict[str, npt.NDArray[np.generic]]:
-        """Return the model and the vectors beside it."""
-        vectors = {PREFIX + name: self.kept[name].numpy() for name in self.vectors}
-        return {**super().personal_arrays(), **vectors}
+            super().receive(parameters, config)
+        if self.state.round == 0:
+            # Of an earlier run only the model counts: its neighbours start anew too.
+            self.kept |= within(VECTORS, self.initial_slot(VECTORS))
 
 
 def randomness() -> np.random.Generator:

@@ -4,11 +4,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, cast
 
-from flwr.common import Scalar
-
+from clients.base import Config
 from clients.device.state import PersonalState
-
-Config = dict[str, Scalar]
+from task.messages import ACKNOWLEDGED_ROUND
 
 
 class LostStateError(RuntimeError):
@@ -25,7 +23,7 @@ def check_state(state: PersonalState, config: Config) -> None:
     config : dict
         ``acknowledged-round``.
     """
-    acknowledged = int(config.get("acknowledged-round", 0))
+    acknowledged = int(config.get(ACKNOWLEDGED_ROUND, 0))
     if state.round < acknowledged:
         raise LostStateError(
             f"this node has its state of round {state.round} and not that of round "

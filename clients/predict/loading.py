@@ -7,14 +7,31 @@ from pathlib import Path
 import torch
 from flwr.app import Context, RecordDict, UserConfig
 from safetensors import SafetensorError, safe_open
-from torch import Tensor
+from torch import Tensor, nn
 
-from clients.client_app import client_class, complete, state_directory
+from clients.algorithms import client_class, complete
+from clients.base import Client
 from clients.device.card import Classifier, ModelCard
-from clients.device.state import FILE, ForeignStateError, read_checked
-from clients.fedavg_ft import FedAvgFTClient
-from task.settings import Settings, SettingsError, require, resolve, unknown
-from task.tasks.image import ImageTask, build_task
+from clients.device.identity import state_directory
+from clients.device.state import (
+    FILE,
+    ForeignStateError,
+    PersonalState,
+    read_checked,
+)
+from task.base import BaseTask
+from task.examples import ExampleSet
+from task.models import SplitModel
+from task.settings import (
+    Settings,
+    SettingsError,
+    build,
+    require,
+    resolve,
+    unknown,
+)
+from task.tasks import build_task
+from task.tasks.image import ImageTask
 
 CHECKPOINT = "checkpoint.safetensors"
 FORMAT = "flwr-frl model 1"
@@ -119,7 +136,7 @@ def load_run(
     about, tensors = _read(path, "checkpoint")
     try:
         run = json.loads(about["run"])
-        settings = complete(resolve(run["settings"]))
+        settings = complete(resolve(run["settings"], strict=False))
         acknowledged = {
             str(n): int(r) for n, r in run["values"]["acknowledged"].items()
         }
@@ -131,11 +148,6 @@ def load_run(
             f"checkpoint is {str(path)!r}; it must be one that a run has written"
         ) from None
     kind = client_class(settings)
-    if issubclass(kind, FedAvgFTClient):
-        raise SettingsError(
-            f"algorithm {settings['algorithm']!r} keeps no head: it fine-tunes a new "
-            "one for each evaluation; fedrep, fedper and flute keep theirs"
-        )
     arrays = _under("arrays/", tensors)
     known: list[str] = []
     if kind.personal:
@@ -145,7 +157,7 @@ def load_run(
         arrays |= _under(f"{client}/", heads)
     if known or kind.personal:
         require(bool(client), "client-name", client, f"one of {', '.join(known)}")
-    card = None
+    card, personal = None, dict[str, Tensor]()
     if kind.personal:
         node: UserConfig = {"client-name": client, "state-dir": state_dir}
         own = (
@@ -154,11 +166,54 @@ def load_run(
             else path.parent / "clients" / client
         )
         about, personal = _own(own, client, token, acknowledged)
-        arrays |= personal
         card = ModelCard.from_metadata(about) if "model" in about else None
     elif known and client not in known:
         raise unknown("client", client, known)
-    return _put_together(path, card or _card_of_data(settings, data_dir), arrays)
+    card = card or _card_of_data(settings, data_dir)
+    try:
+        model = _deployed(kind, settings, card, arrays, personal)
+        return card.classifier(model.state_dict()), card
+    except SettingsError as error:
+        raise SettingsError(f"{str(path)!r}: {error}") from None
+
+
+class _Dataless(BaseTask):
+    """A model's card as a task: a model, and no data."""
+
+    def __init__(self, card: ModelCard, algorithm: str) -> None:
+        self.card, self.algorithm = card, algorithm
+        self.classes = card.classes
+        self.loss = nn.functional.cross_entropy
+
+    def initial_model(self) -> SplitModel:
+        return self.card.build()
+
+    def train_examples(self, client: int) -> ExampleSet:
+        raise SettingsError(
+            f"algorithm {self.algorithm!r} keeps no head: it fine-tunes a new one for "
+            "each evaluation; fedrep, fedper and flute keep theirs"
+        )
+
+    test_examples = train_examples
+
+
+def _deployed(
+    kind: type[Client],
+    settings: Settings,
+    card: ModelCard,
+    arrays: Tensors,
+    personal: Tensors,
+) -> SplitModel:
+    """Return the model that the client itself would use."""
+    task = _Dataless(card, str(settings["algorithm"]))
+    state = PersonalState.holding({n: a.numpy() for n, a in personal.items()})
+    client = kind(task, 0, state, build(kind.settings_type, settings))
+    held = {**arrays, **personal}
+    for name, wanted in client.initial_arrays(kind.shared + kind.personal).items():
+        card.check(name, wanted, held)
+    names = client.names(client.shared)
+    client.receive([arrays[name].numpy() for name in names], {})
+    return client.deployed_model()
 
 
 def _own(

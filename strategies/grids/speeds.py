@@ -4,12 +4,24 @@ SRPFL, section 5 and appendix C.
 """
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
 
 import numpy as np
 import numpy.typing as npt
 
-from task.settings import SettingsError, require, unknown
+from task.settings import (
+    Checked,
+    Free,
+    Range,
+    Seed,
+    Settings,
+    SettingsError,
+    build,
+    require,
+    unknown,
+)
 
 Times = npt.NDArray[np.float64]
 
@@ -182,3 +194,56 @@ def read_times(path: Path, num_clients: int) -> Times:
             "and at least 0"
         )
     return times[:num_clients]
+
+
+@dataclass(frozen=True)
+class SpeedSettings(Checked):
+    """How fast simulated clients are (SRPFL, section 5 and appendix C).
+
+    Parameters
+    ----------
+    speed_model : str, default "none"
+        ``none``: replies come when they come. ``fixed``, ``dynamic``, ``groups``,
+        ``correlated`` or a file with a time for each client: see `SpeedModel`.
+    straggler_fraction : float, default 0.1
+        Share of stragglers in ``groups``.
+    communication_time : float, default 0
+        Time that each round takes besides, in the unit of the speeds.
+    seed : int, default 0
+        Fixes all times.
+    """
+
+    speed_model: Annotated[
+        str, Free("none, fixed, dynamic, groups, correlated or a file")
+    ] = "none"
+    straggler_fraction: Annotated[float, Range("[0, 1]")] = 0.1
+    communication_time: Annotated[float, Range("[0, inf)")] = 0.0
+    seed: Annotated[int, Seed] = 0
+
+
+def speed_model(settings: Settings, num_clients: int) -> SpeedModel | None:
+    """Return the speed model that the settings name.
+
+    Parameters
+    ----------
+    settings : mapping
+        Those of `SpeedSettings`.
+    num_clients : int
+        Number of clients.
+
+    Returns
+    -------
+    SpeedModel or None
+        None for ``none``.
+
+    Raises
+    ------
+    SettingsError
+        If the model is unknown or its file is not good.
+    """
+    speeds = build(SpeedSettings, settings)
+    if speeds.speed_model == "none":
+        return None
+    return SpeedModel(
+        speeds.speed_model, num_clients, speeds.seed, speeds.straggler_fraction
+    )

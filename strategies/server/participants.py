@@ -7,30 +7,39 @@ from dataclasses import dataclass
 from logging import INFO, WARNING
 from typing import Any
 
-from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, RecordDict
+from flwr.app import ArrayRecord, ConfigRecord, Error, Message, MessageType, RecordDict
 from flwr.common import log
 from flwr.serverapp import Grid
 
 from strategies.server.replies import InvalidReplyError, own_arrays
+from task.messages import (
+    ARRAYS,
+    CLIENT,
+    CONFIG,
+    INPUTS,
+    PROPERTIES,
+    REFUSAL,
+    STRUCTURE,
+)
 
 QUERY_TIMEOUT = 600.0
 POLL_INTERVAL = 0.5
-# What a client with images tells of them.
-INPUTS = ("channels", "height", "width")
+# What Flower says for an app that answers no queries, as its templates do not.
+ANSWERS_NO_QUERY = "No query function registered"
 
 
 @dataclass(frozen=True)
 class Participant:
-    """A client that has told who it is.
+    """A client that has said who it is.
 
     Parameters
     ----------
     name : str
-        The same in every run.
+        The same in every run; the node id for a client that answers no queries.
     structure : str
         Digest of its shared arrays' names, shapes and dtypes.
     properties : mapping
-        All that it told.
+        All that it said.
     """
 
     name: str
@@ -39,12 +48,27 @@ class Participant:
 
 
 class Participants:
-    """The part of a strategy that knows the clients; Flower's node ids are random."""
+    """The clients of a run by node; Flower's node ids are random.
 
-    participants: dict[int, Participant]
-    # Why a node takes no part, as it was last told.
-    refusals: dict[int, str]
-    min_available_nodes: int
+    Parameters
+    ----------
+    min_available_nodes : int, default 1
+        Wait until so many are there before the run begins.
+
+    Attributes
+    ----------
+    known : dict of int to Participant
+        By node.
+    refusals : dict of int to str
+        Why a node takes no part, as it was last logged.
+    """
+
+    def __init__(self, min_available_nodes: int = 1) -> None:
+        self.min_available_nodes = min_available_nodes
+        self.known: dict[int, Participant] = {}
+        self.refusals: dict[int, str] = {}
+        # Why a client could not be asked, the last time.
+        self.failure = ""
 
     def identify(self, grid: Grid) -> list[int]:
         """Ask every node that is not known yet who it is; each is asked once.
@@ -63,14 +87,14 @@ class Participants:
             The nodes that can take part, in the order of their clients' names.
         """
         # Once the run has begun, nodes that leave for good must not hold it up.
-        awaited = 1 if self.participants else self.min_available_nodes
+        awaited = 1 if self.known else self.min_available_nodes
         while len(nodes := sorted(grid.get_node_ids())) < awaited:
             log(INFO, "%d of %d nodes are here", len(nodes), awaited)
             time.sleep(POLL_INTERVAL)
-        unknown = [node for node in nodes if node not in self.participants]
+        unknown = [node for node in nodes if node not in self.known]
         if unknown:
-            self._query(unknown, grid)
-        known = {n: self.participants[n] for n in nodes if n in self.participants}
+            self._ask(unknown, grid)
+        known = {n: self.known[n] for n in nodes if n in self.known}
         if not known:
             return []
         structures = Counter(p.structure for p in known.values())
@@ -78,8 +102,8 @@ class Participants:
         usual = min(structures, key=lambda s: (-structures[s], s))
         fits = [n for n, p in known.items() if p.structure == usual]
         for node in sorted(known.keys() - fits):
-            told = known[node].properties
-            inputs = " x ".join(str(told.get(name, "?")) for name in INPUTS)
+            properties = known[node].properties
+            inputs = " x ".join(str(properties.get(name, "?")) for name in INPUTS)
             reason = (
                 "its shared arrays are not of the names and shapes that most clients "
                 f"have; its inputs are {inputs} ({', '.join(INPUTS)})"
@@ -87,29 +111,32 @@ class Participants:
             self._refuse(node, known[node].name, reason, grid)
         return sorted(fits, key=lambda node: (known[node].name, node))
 
-    def _query(self, nodes: list[int], grid: Grid) -> None:
+    def _ask(self, nodes: list[int], grid: Grid) -> None:
         messages = [Message(RecordDict(), n, MessageType.QUERY) for n in nodes]
-        taken = {p.name: node for node, p in self.participants.items()}
+        taken = {p.name: node for node, p in self.known.items()}
         replies = grid.send_and_receive(messages, timeout=QUERY_TIMEOUT)
         for reply in sorted(replies, key=lambda r: r.metadata.src_node_id):
             node = reply.metadata.src_node_id
-            if reply.has_error():
-                log(WARNING, "node %d told nothing: %s", node, reply.error.reason)
+            if reply.has_error() and not _answers_no_query(reply.error):
+                self.failure = f"node {node}: {reply.error.reason}"
+                log(WARNING, "node %d says nothing: %s", node, reply.error.reason)
                 continue
-            properties = dict(reply.content.config_records.get("properties", {}))
-            name = str(properties.get("client", node))
+            properties: dict[str, Any] = {}
+            if reply.has_content():
+                properties = dict(reply.content.config_records.get(PROPERTIES, {}))
+            name = str(properties.get(CLIENT, node))
             if taken.setdefault(name, node) != node:
                 # The client has come back as another node, or two share a name.
                 if taken[name] in set(grid.get_node_ids()):
                     log(WARNING, "node %d calls itself %r, as another does", node, name)
                     continue
-                self.participants.pop(taken[name], None)
+                self.known.pop(taken[name], None)
                 taken[name] = node
-            if "refusal" in properties:
-                self._refuse(node, name, str(properties["refusal"]))
+            if REFUSAL in properties:
+                self._refuse(node, name, str(properties[REFUSAL]))
                 continue
-            structure = str(properties.get("structure", ""))
-            self.participants[node] = Participant(name, structure, properties)
+            structure = str(properties.get(STRUCTURE, ""))
+            self.known[node] = Participant(name, structure, properties)
 
     def _refuse(
         self, node: int, name: str, reason: str, grid: Grid | None = None
@@ -118,14 +145,15 @@ class Participants:
         if self.refusals.get(node) == reason:
             return
         self.refusals[node] = reason
+        self.failure = f"client {name}: {reason}"
         log(WARNING, "client %s takes no part: %s", name, reason)
         if grid is not None:
-            told = RecordDict({"config": ConfigRecord({"refusal": reason})})
-            message = Message(told, node, MessageType.QUERY)
+            content = RecordDict({CONFIG: ConfigRecord({REFUSAL: reason})})
+            message = Message(content, node, MessageType.QUERY)
             grid.send_and_receive([message], timeout=QUERY_TIMEOUT)
 
     def name_of(self, node: int) -> str:
-        """Return the name of a node's client.
+        """Return the name of a node's client; the node id as text for an unknown one.
 
         Parameters
         ----------
@@ -135,13 +163,13 @@ class Participants:
         Returns
         -------
         str
-            The name; the node id as text for one that never told.
+            The name.
         """
-        known = self.participants.get(node)
+        known = self.known.get(node)
         return known.name if known else str(node)
 
     def query_arrays(
-        self, grid: Grid, nodes: list[int], config: dict[str, bool]
+        self, grid: Grid, nodes: list[int], action: str
     ) -> list[tuple[str, ArrayRecord]]:
         """Ask clients for arrays before the first round.
 
@@ -151,23 +179,28 @@ class Participants:
             The grid.
         nodes : list of int
             Whom to ask.
-        config : dict
-            What is asked for.
+        action : str
+            Of the query: ``arrays``, or ``statistics`` of `Client.statistics`.
 
         Returns
         -------
         list of (str, ArrayRecord)
             Clients' names and answers, in the order of the names.
         """
-        content = RecordDict({"config": ConfigRecord(dict(config))})
-        messages = [Message(content, n, f"{MessageType.QUERY}.arrays") for n in nodes]
+        kind = f"{MessageType.QUERY}.{action}"
+        messages = [Message(RecordDict(), n, kind) for n in nodes]
         answers = []
         for reply in grid.send_and_receive(messages, timeout=QUERY_TIMEOUT):
             name = self.name_of(reply.metadata.src_node_id)
             try:
                 if reply.has_error():
                     raise InvalidReplyError(f"is an error: {reply.error.reason}")
-                answers.append((name, own_arrays(reply, "arrays")))
+                answers.append((name, own_arrays(reply, ARRAYS)))
             except InvalidReplyError as error:
+                self.failure = f"client {name}: its reply {error}"
                 log(WARNING, "client %s sent no arrays: its reply %s", name, error)
         return sorted(answers, key=lambda answer: answer[0])
+
+
+def _answers_no_query(error: Error) -> bool:
+    return ANSWERS_NO_QUERY in str(error.reason)

@@ -164,14 +164,14 @@ def own_arrays(reply: Message, key: str) -> ArrayRecord:
     return record
 
 
-def check_metrics(reply: Message, names: Iterable[str]) -> dict[str, float]:
+def check_metrics(reply: Message, names: Iterable[str] = ()) -> dict[str, float]:
     """Return the metrics of a reply.
 
     Parameters
     ----------
     reply : flwr.app.Message
         A reply with content.
-    names : iterable of str
+    names : iterable of str, default ()
         Metrics that it must have.
 
     Returns
@@ -182,13 +182,15 @@ def check_metrics(reply: Message, names: Iterable[str]) -> dict[str, float]:
     Raises
     ------
     InvalidReplyError
-        If there is not exactly one MetricRecord, a name is missing, a value is not
+        If there is more than one MetricRecord, a name is missing, a value is not
         finite, or ``num-examples`` is negative.
     """
     records = list(reply.content.metric_records.values())
-    if len(records) != 1:
+    if len(records) > 1:
         raise InvalidReplyError(f"has {len(records)} metric records, not 1")
-    metrics = {n: v for n, v in records[0].items() if isinstance(v, (int, float))}
+    metrics = {
+        n: v for r in records for n, v in r.items() if isinstance(v, (int, float))
+    }
     for name in names:
         if name not in metrics:
             raise InvalidReplyError(f"lacks the metric {name!r}")
@@ -251,7 +253,7 @@ def to_record(arrays: Mapping[str, NDArray]) -> ArrayRecord:
     return ArrayRecord({n: Array(np.asarray(v, order="C")) for n, v in arrays.items()})
 
 
-def half(arrays: ArrayRecord) -> ArrayRecord:
+def as_float16(arrays: ArrayRecord) -> ArrayRecord:
     """Return arrays with float32 as float16, for the way to the clients.
 
     Parameters

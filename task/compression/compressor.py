@@ -33,7 +33,7 @@ from abc import ABC, abstractmethod
 import numpy as np
 import torch
 
-from task.compression.packing import Floats
+from task.compression.packing import Float32s
 
 
 class Compressor(ABC):
@@ -148,24 +148,24 @@ class Compressor(ABC):
             )
         return torch.from_numpy(self._decode(memoryview(data), dimension))
 
-    def _omega_at(self, x: Floats) -> float:
+    def _omega_at(self, x: Float32s) -> float:
         return self.omega(len(x))
 
     @abstractmethod
-    def _encode(self, x: Floats, generator: np.random.Generator) -> bytes: ...
+    def _encode(self, x: Float32s, generator: np.random.Generator) -> bytes: ...
 
     @abstractmethod
-    def _decode(self, data: memoryview, dimension: int) -> Floats: ...
+    def _decode(self, data: memoryview, dimension: int) -> Float32s: ...
 
 
-def _checked(x: torch.Tensor) -> Floats:
+def _checked(x: torch.Tensor) -> Float32s:
     """Give a 1-D float32 tensor as an array, once it is known to be finite."""
     if x.dtype != torch.float32 or x.dim() != 1 or not 1 <= len(x) <= 2**32:
         raise ValueError(
             f"a vector is {x.dtype} of shape {tuple(x.shape)}: "
             "allowed is float32 of shape (d,), 1 <= d <= 2^32"
         )
-    array: Floats = x.detach().cpu().numpy()
+    array: Float32s = x.detach().cpu().numpy()
     if not np.isfinite(array).all():
         raise ValueError("the vector has an entry that is not finite")
     return array

@@ -6,19 +6,19 @@ import struct
 import numpy as np
 from numpy.typing import NDArray
 
-Floats = NDArray[np.float32]
+Float32s = NDArray[np.float32]
 
 FLOAT = struct.Struct("<f")
 SEED = struct.Struct("<Q")
-LARGEST = float(np.finfo(np.float32).max)
+LARGEST_FLOAT32 = float(np.finfo(np.float32).max)
 
 
-def l1(x: Floats) -> float:
+def l1(x: Float32s) -> float:
     """Return the sum of magnitudes, in float64."""
     return float(np.abs(x).sum(dtype=np.float64))
 
 
-def squared_l2(x: Floats) -> float:
+def squared_l2(x: Float32s) -> float:
     """Return the sum of squares, in float64."""
     return float(np.square(x, dtype=np.float64).sum())
 

@@ -1,14 +1,15 @@
 """Compression operators by name, and for each tensor of a model on its own."""
 
 from dataclasses import dataclass, fields
+from typing import Annotated
 
 import numpy as np
 
 from task.compression.compressor import Compressor
-from task.compression.packing import Floats, squared_l2
+from task.compression.packing import Float32s, squared_l2
 from task.compression.quantizers import QSGD, Identity, Sign
 from task.compression.sparsifiers import QSGDTopK, RandK, SignTopK, TopK
-from task.settings import Settings, require, unknown
+from task.settings import Checked, Choice, Free, Range, require, unknown
 
 
 @dataclass(frozen=True)
@@ -91,11 +92,11 @@ class PerTensor(Compressor):
                 f"{sum(self.sizes)} in all"
             )
 
-    def _split(self, x: Floats) -> list[Floats]:
+    def _split(self, x: Float32s) -> list[Float32s]:
         self._check_dimension(len(x))
         return np.split(x, np.cumsum(self.sizes)[:-1])
 
-    def _omega_at(self, x: Floats) -> float:
+    def _omega_at(self, x: Float32s) -> float:
         kept = sum(
             squared_l2(tensor) * self.compressor._omega_at(tensor)
             for tensor in self._split(x)
@@ -103,11 +104,11 @@ class PerTensor(Compressor):
         )
         return kept / squared_l2(x)
 
-    def _encode(self, x: Floats, generator: np.random.Generator) -> bytes:
+    def _encode(self, x: Float32s, generator: np.random.Generator) -> bytes:
         encode = self.compressor._encode
         return b"".join(encode(tensor, generator) for tensor in self._split(x))
 
-    def _decode(self, data: memoryview, dimension: int) -> Floats:
+    def _decode(self, data: memoryview, dimension: int) -> Float32s:
         tensors, start = [], 0
         for size in self.sizes:
             end = start + self.compressor.num_bytes(size)
@@ -157,14 +158,36 @@ def create(name: str, **settings: int | float) -> Compressor:
     return kind(**settings)
 
 
-def from_settings(settings: Settings, sizes: tuple[int, ...]) -> Compressor:
+@dataclass(frozen=True)
+class CompressionSettings(Checked):
+    """What a message to a neighbour is (Singh, UCLA 2024, section 2.4).
+
+    Parameters
+    ----------
+    compressor : str, default "sign-top-k"
+        The operator C.
+    compressor_k : float, default 0.01
+        k of the TopK kinds and RandK: below 1 a fraction of the entries, from 1 a
+        count.
+    compressor_levels : int, default 15
+        Levels s of the QSGD kinds; 15 take 5 bits an entry with the sign, 16 take 6.
+    per_tensor : bool, default False
+        Whether each parameter tensor is compressed on its own.
+    """
+
+    compressor: Annotated[str, Choice(*COMPRESSORS)] = "sign-top-k"
+    compressor_k: Annotated[float, Range("(0, inf)")] = 0.01
+    compressor_levels: Annotated[int, Range("[1, inf)")] = 15
+    per_tensor: Annotated[bool, Free()] = False
+
+
+def from_settings(settings: CompressionSettings, sizes: tuple[int, ...]) -> Compressor:
     """Build the compressor that the settings name.
 
     Parameters
     ----------
-    settings : mapping
-        ``compressor``; ``compressor-k``, below 1 a fraction, else a count;
-        ``compressor-levels`` of QSGD; ``per-tensor``.
+    settings : CompressionSettings
+        The operator and its parameters.
     sizes : tuple of int
         Number of entries of each tensor of the vector.
 
@@ -178,24 +201,23 @@ def from_settings(settings: Settings, sizes: tuple[int, ...]) -> Compressor:
     SettingsError
         If the name or a value is not one of those allowed.
     """
-    name, k = str(settings["compressor"]), float(settings["compressor-k"])
-    valid = 0 < k < 1 or (k >= 1 and k.is_integer())
+    name, k = settings.compressor, settings.compressor_k
+    valid = k < 1 or k.is_integer()
     require(valid, "compressor-k", k, "in (0, 1) or a count")
-    if name not in COMPRESSORS:
-        raise unknown("compressor", name, COMPRESSORS)
     names = {field.name for field in fields(COMPRESSORS[name])}  # type: ignore[arg-type]
     own: dict[str, int | float] = {}
     if "k" in names:
         own["k"] = k if k < 1 else int(k)
     if "levels" in names:
-        own["levels"] = int(settings["compressor-levels"])
+        own["levels"] = settings.compressor_levels
     compressor = create(name, **own)
-    return PerTensor(compressor, sizes) if settings["per-tensor"] else compressor
+    return PerTensor(compressor, sizes) if settings.per_tensor else compressor
 
 
 __all__ = [
     "COMPRESSORS",
     "QSGD",
+    "CompressionSettings",
     "Compressor",
     "Identity",
     "PerTensor",

@@ -8,8 +8,8 @@ import numpy as np
 from task.compression.compressor import Compressor
 from task.compression.packing import (
     FLOAT,
-    LARGEST,
-    Floats,
+    LARGEST_FLOAT32,
+    Float32s,
     l1,
     pack,
     packed_bytes,
@@ -35,10 +35,10 @@ class Identity(Compressor):
         """Give 1."""
         return 1.0
 
-    def _encode(self, x: Floats, generator: np.random.Generator) -> bytes:
+    def _encode(self, x: Float32s, generator: np.random.Generator) -> bytes:
         return x.astype("<f4", copy=False).tobytes()
 
-    def _decode(self, data: memoryview, dimension: int) -> Floats:
+    def _decode(self, data: memoryview, dimension: int) -> Float32s:
         entries = np.frombuffer(data, "<f4")
         if not np.isfinite(entries).all():
             raise ValueError("a compressed entry is not finite")
@@ -66,13 +66,13 @@ class Sign(Compressor):
         """Give 1 / d, the least omega(x); see ``omega_at`` for omega(x)."""
         return 1 / dimension
 
-    def _omega_at(self, x: Floats) -> float:
+    def _omega_at(self, x: Float32s) -> float:
         return l1(x) ** 2 / (len(x) * squared_l2(x))
 
-    def _encode(self, x: Floats, generator: np.random.Generator) -> bytes:
+    def _encode(self, x: Float32s, generator: np.random.Generator) -> bytes:
         return FLOAT.pack(l1(x) / len(x)) + pack(x >= 0, 1)
 
-    def _decode(self, data: memoryview, dimension: int) -> Floats:
+    def _decode(self, data: memoryview, dimension: int) -> Float32s:
         mean = read_norm(data)
         positive = unpack(data[FLOAT.size :], dimension, 1).view(np.bool_)
         return np.where(positive, mean, -mean)
@@ -166,9 +166,9 @@ class QSGD(Compressor):
     def _bits(self) -> int:
         return self.levels.bit_length() + 1
 
-    def _encode(self, x: Floats, generator: np.random.Generator) -> bytes:
+    def _encode(self, x: Float32s, generator: np.random.Generator) -> bytes:
         exact = math.sqrt(squared_l2(x))
-        if exact > LARGEST:
+        if exact > LARGEST_FLOAT32:
             raise ValueError(f"the norm {exact:.3g} of the vector is no float32 number")
         norm = np.float32(exact)
         # Dividing first keeps the quotient at most 1, and so the level at most s.
@@ -180,7 +180,7 @@ class QSGD(Compressor):
         code |= (x < 0) & (code > 0)
         return FLOAT.pack(norm) + pack(code, self._bits)
 
-    def _decode(self, data: memoryview, dimension: int) -> Floats:
+    def _decode(self, data: memoryview, dimension: int) -> Float32s:
         norm = read_norm(data)
         code = unpack(data[FLOAT.size :], dimension, self._bits)
         level = code >> 1

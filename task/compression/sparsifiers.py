@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 from task.compression.compressor import Compressor
 from task.compression.packing import (
     SEED,
-    Floats,
+    Float32s,
     index_bits,
     pack,
     packed_bytes,
@@ -63,19 +63,19 @@ class TopK(Compressor):
         """The operator that the kept entries, a vector of R^k, go through."""
         return Identity()
 
-    def _omega_at(self, x: Floats) -> float:
+    def _omega_at(self, x: Float32s) -> float:
         # ||x - C(x)||^2 = ||x - Top_k(x)||^2 + ||Top_k(x) - C(x)||^2, as their
         # supports are disjoint; the second is (1 - omega(Top_k(x))) ||Top_k(x)||^2.
         kept = x[_largest(x, _count(self.k, len(x)))]
         share = squared_l2(kept) / squared_l2(x)
         return share * self._entries._omega_at(kept)
 
-    def _encode(self, x: Floats, generator: np.random.Generator) -> bytes:
+    def _encode(self, x: Float32s, generator: np.random.Generator) -> bytes:
         indices = _largest(x, _count(self.k, len(x)))
         packed = pack(indices, index_bits(len(x)))
         return packed + self._entries._encode(x[indices], generator)
 
-    def _decode(self, data: memoryview, dimension: int) -> Floats:
+    def _decode(self, data: memoryview, dimension: int) -> Float32s:
         k, bits = _count(self.k, dimension), index_bits(dimension)
         split = packed_bytes(k, bits)
         indices = unpack(data[:split], k, bits)
@@ -186,12 +186,12 @@ class RandK(Compressor):
         """Give k / d."""
         return _count(self.k, dimension) / dimension
 
-    def _encode(self, x: Floats, generator: np.random.Generator) -> bytes:
+    def _encode(self, x: Float32s, generator: np.random.Generator) -> bytes:
         seed = int(generator.integers(2**64, dtype=np.uint64))
         kept = x[_drawn(seed, _count(self.k, len(x)), len(x))]
         return SEED.pack(seed) + Identity()._encode(kept, generator)
 
-    def _decode(self, data: memoryview, dimension: int) -> Floats:
+    def _decode(self, data: memoryview, dimension: int) -> Float32s:
         k = _count(self.k, dimension)
         (seed,) = SEED.unpack_from(data)
         entries = Identity()._decode(data[SEED.size :], k)
@@ -210,7 +210,7 @@ def _count(k: int | float, dimension: int) -> int:
     return min(k if isinstance(k, int) else max(1, round(k * dimension)), dimension)
 
 
-def _largest(x: Floats, k: int) -> NDArray[np.int64]:
+def _largest(x: Float32s, k: int) -> NDArray[np.int64]:
     """Give the increasing indices of the k largest magnitudes, first come on ties.
 
     A partition finds the k-th largest magnitude; whatever is above it is kept, and of

@@ -8,14 +8,14 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 import numpy.typing as npt
 
 from task.data.images import images_in, read_image
 from task.data.npz import find_arrays
-from task.settings import Settings, SettingsError, require, unknown
+from task.settings import Checked, Free, Range, SettingsError, unknown
 
 Images = npt.NDArray[np.uint8]
 Integers = npt.NDArray[np.int64]
@@ -67,14 +67,39 @@ class Dataset:
     clients: tuple[str, ...] = ()
 
 
-def load_dataset(settings: Settings) -> Dataset:
-    """Load the data set that the settings name.
+@dataclass(frozen=True)
+class DataSettings(Checked):
+    """Where a data set is and what of it is used.
 
     Parameters
     ----------
-    settings : mapping
-        ``task``, ``data-dir``, ``cache-dir``, ``image-size`` and ``num-classes``
-        (only the first classes are kept; 0 keeps all).
+    data_dir : str, default ""
+        Where the data is: the root of torchvision's data sets (default: the cache), an
+        image folder, or a folder with ``train.npz`` and ``test.npz``.
+    cache_dir : str, default ""
+        Where decoded images are kept; ``~/.cache/flwr-frl`` by default.
+    num_classes : int, default 0
+        Keep only the first so many classes; 0 keeps all.
+    image_size : int, default 0
+        Side in pixels to which the images of a folder are brought; 0 takes that of the
+        first image.
+    """
+
+    data_dir: Annotated[str, Free("a directory")] = ""
+    cache_dir: Annotated[str, Free("a directory")] = ""
+    num_classes: Annotated[int, Range("[0, inf)")] = 0
+    image_size: Annotated[int, Range("[0, inf)")] = 0
+
+
+def load_dataset(name: str, settings: DataSettings) -> Dataset:
+    """Load a data set.
+
+    Parameters
+    ----------
+    name : str
+        A key of `SOURCES`.
+    settings : DataSettings
+        Where it is and what of it is used.
 
     Returns
     -------
@@ -87,19 +112,18 @@ def load_dataset(settings: Settings) -> Dataset:
         If the data is missing, empty or unreadable, or the cache does not fit on its
         disk.
     """
-    task = str(settings["task"])
-    if task not in SOURCES:
-        raise unknown("task", task, SOURCES)
-    key, build = SOURCES[task](settings)
+    if name not in SOURCES:
+        raise unknown("task", name, SOURCES)
+    key, build = SOURCES[name](settings)
     directory = _cache_root(settings) / hashlib.sha256(key.encode()).hexdigest()[:24]
     if not directory.exists():
         _store(build(), directory)
-    return _keep_classes(_open(directory), int(settings["num-classes"]))
+    return _keep_classes(_open(directory), settings.num_classes)
 
 
-def _cache_root(settings: Settings) -> Path:
-    if settings["cache-dir"]:
-        return Path(str(settings["cache-dir"])).expanduser()
+def _cache_root(settings: DataSettings) -> Path:
+    if settings.cache_dir:
+        return Path(settings.cache_dir).expanduser()
     base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     return Path(base) / "flwr-frl"
 
@@ -180,7 +204,7 @@ def _unowned(images: Images, labels: npt.NDArray[Any]) -> ImageSet:
     )
 
 
-def _digits(_: Settings) -> tuple[str, Build]:
+def _digits(_: DataSettings) -> tuple[str, Build]:
     """Return the 1,797 digits of 8 x 8 that scikit-learn brings; every fifth tests."""
 
     def build() -> Dataset:
@@ -199,10 +223,12 @@ def _digits(_: Settings) -> tuple[str, Build]:
     return "digits/1", build
 
 
-def _torchvision(name: str, **options: str) -> Callable[[Settings], tuple[str, Build]]:
-    def source(settings: Settings) -> tuple[str, Build]:
-        if settings["data-dir"]:
-            root = Path(str(settings["data-dir"])).expanduser()
+def _torchvision(
+    name: str, **options: str
+) -> Callable[[DataSettings], tuple[str, Build]]:
+    def source(settings: DataSettings) -> tuple[str, Build]:
+        if settings.data_dir:
+            root = Path(settings.data_dir).expanduser()
             if not root.is_dir():
                 raise SettingsError(
                     f"data-dir is {str(root)!r}; there is no such directory"
@@ -215,9 +241,9 @@ def _torchvision(name: str, **options: str) -> Callable[[Settings], tuple[str, B
                 from torchvision import datasets
             except (ImportError, RuntimeError) as error:
                 raise SettingsError(
-                    f"task {settings['task']!r} needs torchvision, which cannot be "
-                    f"imported ({error}); install torch and torchvision of the same "
-                    "kind of build"
+                    f"the data set {name} needs torchvision, which cannot be imported "
+                    f"({error}); install torch and torchvision of the same kind of "
+                    "build"
                 ) from None
             load = getattr(datasets, name)
             try:
@@ -253,12 +279,12 @@ def _from_torch(dataset: Any, first: int) -> ImageSet:
     return _unowned(images, labels - first)
 
 
-def _image_folder(settings: Settings) -> tuple[str, Build]:
+def _image_folder(settings: DataSettings) -> tuple[str, Build]:
     """Return ``train/<class>/*`` or ``<client>/train/<class>/*`` of a directory."""
-    root = Path(str(settings["data-dir"])).expanduser()
-    if not settings["data-dir"] or not root.is_dir():
+    root = Path(settings.data_dir).expanduser()
+    if not settings.data_dir or not root.is_dir():
         raise SettingsError(
-            f"data-dir is {str(settings['data-dir'])!r}; it must be a directory with "
+            f"data-dir is {settings.data_dir!r}; it must be a directory with "
             "train/<class>/* and test/<class>/*, or <client>/train/<class>/*"
         )
     folders, clients = _class_folders(root)
@@ -268,8 +294,7 @@ def _image_folder(settings: Settings) -> tuple[str, Build]:
         for part, owner, folder in folders
         for entry in images_in(folder, "class folder")
     ]
-    size = int(settings["image-size"])
-    require(size >= 0, "image-size", size, "at least 0 (0: that of the images)")
+    size = settings.image_size
     key = hashlib.sha256(f"{root.resolve()}/{size}/{clients}".encode())
     for _, _, _, path, stat in files:
         key.update(f"{path}/{stat.st_size}/{stat.st_mtime_ns}\n".encode())
@@ -366,9 +391,9 @@ def _decode(
     )
 
 
-def _arrays(settings: Settings) -> tuple[str, Build]:
+def _arrays(settings: DataSettings) -> tuple[str, Build]:
     """Return ``train.npz`` and ``test.npz`` of a directory."""
-    key, read = find_arrays(str(settings["data-dir"]))
+    key, read = find_arrays(settings.data_dir)
 
     def build() -> Dataset:
         train, test, classes = read()
@@ -377,7 +402,7 @@ def _arrays(settings: Settings) -> tuple[str, Build]:
     return key, build
 
 
-SOURCES: dict[str, Callable[[Settings], tuple[str, Build]]] = {
+SOURCES: dict[str, Callable[[DataSettings], tuple[str, Build]]] = {
     "digits": _digits,
     "mnist": _torchvision("MNIST"),
     "emnist": _torchvision("EMNIST", split="letters"),

@@ -7,11 +7,20 @@ set has the classes and the mix of its training set.
 """
 
 from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Annotated
 
 import numpy as np
 import numpy.typing as npt
 
-from task.settings import Settings, SettingsError, require, unknown
+from task.settings import (
+    Checked,
+    Choice,
+    Range,
+    Seed,
+    SettingsError,
+    require,
+)
 
 Proportions = npt.NDArray[np.float64]
 Indices = list[npt.NDArray[np.int64]]
@@ -172,7 +181,6 @@ def dirichlet(
     ndarray of float, shape (num_classes, num_clients)
         The proportions.
     """
-    require(alpha > 0, "dirichlet-alpha", alpha, "greater than 0")
     return rng.dirichlet(np.full(num_clients, alpha), num_classes)
 
 
@@ -202,7 +210,6 @@ def log_normal(
     ndarray of float, shape (num_classes, num_clients)
         The proportions.
     """
-    require(sigma >= 0, "size-sigma", sigma, "at least 0")
     held = distinct_shards(num_classes, num_clients, per_client, rng) > 0
     weights = held * rng.lognormal(0.0, sigma, num_clients)
     return np.asarray(weights / weights.sum(axis=1, keepdims=True))
@@ -247,23 +254,62 @@ def class_groups(num_classes: int, num_clients: int) -> Proportions:
     return np.asarray(together / together.sum(axis=1, keepdims=True))
 
 
-PARTITIONS: dict[
-    str, Callable[[int, int, Settings, np.random.Generator], Proportions]
-] = {
-    "shards": lambda c, n, s, rng: shards(c, n, int(s["classes-per-client"]), rng),
-    "distinct-shards": lambda c, n, s, rng: distinct_shards(
-        c, n, int(s["classes-per-client"]), rng
-    ),
-    "dirichlet": lambda c, n, s, rng: dirichlet(c, n, float(s["dirichlet-alpha"]), rng),
-    "log-normal": lambda c, n, s, rng: log_normal(
-        c, n, int(s["classes-per-client"]), float(s["size-sigma"]), rng
-    ),
-    "class-groups": lambda c, n, s, rng: class_groups(c, n),
-    "iid": lambda c, n, s, rng: iid(c, n),
+# Each with the names of the settings that it takes as arguments.
+PARTITIONS: dict[str, tuple[Callable[..., Proportions], tuple[str, ...]]] = {
+    "shards": (shards, ("classes_per_client",)),
+    "distinct-shards": (distinct_shards, ("classes_per_client",)),
+    "dirichlet": (dirichlet, ("dirichlet_alpha",)),
+    "log-normal": (log_normal, ("classes_per_client", "size_sigma")),
+    "class-groups": (class_groups, ()),
+    "iid": (iid, ()),
 }
+# Those that draw nothing at random.
+FIXED = ("class-groups", "iid")
 
 
-TEST_PARTITIONS = ("same", "all")
+@dataclass(frozen=True)
+class PartitionSettings(Checked):
+    """How a data set is split over the clients.
+
+    Parameters
+    ----------
+    seed : int, default 0
+        Fixes the partition, the initial model and all that is drawn in training.
+    partition : str, default "shards"
+        ``shards``: equal shards as the authors of FedRep and FLUTE deal them out (a
+        client can draw a class twice); ``distinct-shards``: exactly so many classes;
+        ``dirichlet``; ``log-normal`` sizes (FedRep's FEMNIST); ``class-groups``: three
+        groups, each with its own classes (SRPFL, appendix C); ``iid``.
+    classes_per_client : int, default 2
+        S, the shards or classes of each client.
+    dirichlet_alpha : float, default 0.5
+        Concentration α of ``dirichlet``: small is uneven, large is even.
+    size_sigma : float, default 1
+        Standard deviation of the logarithm of a client's weight in ``log-normal``.
+    test_partition : {"same", "all"}, default "same"
+        ``same`` splits the test examples as the training examples; with ``all`` every
+        client tests on all of them.
+    """
+
+    seed: Annotated[int, Seed] = 0
+    partition: Annotated[str, Choice(*PARTITIONS)] = "shards"
+    classes_per_client: Annotated[int, Range("[1, inf)")] = 2
+    dirichlet_alpha: Annotated[float, Range("(0, inf)")] = 0.5
+    size_sigma: Annotated[float, Range("[0, inf)")] = 1.0
+    test_partition: Annotated[str, Choice("same", "all")] = "same"
+
+    def idle(self) -> dict[str, str]:
+        """Return the settings that this partition does not use, and why.
+
+        Returns
+        -------
+        dict of str to str
+            By name.
+        """
+        taken = {name for _, names in PARTITIONS.values() for name in names}
+        taken -= set(PARTITIONS[self.partition][1])
+        reason = f"partition {self.partition!r} does not use it"
+        return {name.replace("_", "-"): reason for name in sorted(taken)}
 
 
 def partition(
@@ -271,7 +317,7 @@ def partition(
     test_labels: npt.NDArray[np.int64],
     num_classes: int,
     num_clients: int,
-    settings: Settings,
+    settings: PartitionSettings,
 ) -> tuple[Indices, Indices]:
     """Split training and test examples over the clients as the settings say.
 
@@ -281,10 +327,8 @@ def partition(
         Class of each example.
     num_classes, num_clients : int
         How many there are.
-    settings : mapping
-        ``partition`` and what it needs, ``seed``, and ``test-partition``: ``same``
-        splits the test examples as the training examples, with ``all`` every client
-        tests on all of them.
+    settings : PartitionSettings
+        How.
 
     Returns
     -------
@@ -294,20 +338,19 @@ def partition(
     Raises
     ------
     SettingsError
-        If the partition is unknown or impossible, or leaves a client without training
+        If the partition is impossible, or leaves a client without training
         examples.
     """
-    name = str(settings["partition"])
-    if name not in PARTITIONS:
-        raise unknown("partition", name, PARTITIONS)
+    name = settings.partition
     require(num_clients >= 1, "num-clients", num_clients, "at least 1")
-    rng = np.random.default_rng([int(settings["seed"]), 0x9A27])
-    proportions = PARTITIONS[name](num_classes, num_clients, settings, rng)
+    rng = np.random.default_rng([settings.seed, 0x9A27])
+    function, names = PARTITIONS[name]
+    arguments = [getattr(settings, argument) for argument in names]
+    if name not in FIXED:
+        arguments.append(rng)
+    proportions = function(num_classes, num_clients, *arguments)
     train = split(train_labels, proportions, rng)
-    tested = str(settings["test-partition"])
-    if tested not in TEST_PARTITIONS:
-        raise unknown("test-partition", tested, TEST_PARTITIONS)
-    if tested == "same":
+    if settings.test_partition == "same":
         test = split(test_labels, proportions, rng)
     else:
         test = [np.arange(len(test_labels))] * num_clients

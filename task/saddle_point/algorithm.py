@@ -29,7 +29,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from task.compression.per_tensor import Compressor, Identity
 from task.saddle_point.constraints import Ball, ConvexSet, PairConstraint, Pairs
-from task.saddle_point.problems import Floats, Problem
+from task.saddle_point.problems import Float64s, Problem
 from task.saddle_point.state import State
 from task.settings import require
 
@@ -42,8 +42,8 @@ class DualMismatchError(ValueError):
 
 
 def two_point_gradient(
-    problem: Problem, x: Floats, samples: Floats, directions: Floats, zeta: float
-) -> Floats:
+    problem: Problem, x: Float64s, samples: Float64s, directions: Float64s, zeta: float
+) -> Float64s:
     """Estimate gradients from two values each (Algorithm 3, lines 10 and 11).
 
     d / (2 zeta) [f(x + zeta u) - f(x - zeta u)] u is an unbiased estimate of the
@@ -173,7 +173,7 @@ class SaddlePoint:
         edges, zero = len(self.pairs), np.zeros_like(raw)
         return State(raw, zero, np.zeros((edges, d)), np.zeros(edges), zero.copy())
 
-    def point(self, state: State) -> Floats:
+    def point(self, state: State) -> Float64s:
         """Give x_i as of the last message sent: the projected copies (line 6).
 
         Parameters
@@ -249,7 +249,7 @@ class SaddlePoint:
         decoded = [decode(compressor, message, d) for message in messages]
         state.known = state.known + np.array(decoded)
 
-    def iterate(self, state: State, samples: Floats, directions: Floats) -> None:
+    def iterate(self, state: State, samples: Float64s, directions: Float64s) -> None:
         """Make what is left of an iteration after the exchange (lines 6 to 13).
 
         Parameters
@@ -273,7 +273,9 @@ class SaddlePoint:
         state.duals = np.maximum(duals + eta * ascent, 0)
         state.iteration = t
 
-    def _cost_gradient(self, x: Floats, samples: Floats, directions: Floats) -> Floats:
+    def _cost_gradient(
+        self, x: Float64s, samples: Float64s, directions: Float64s
+    ) -> Float64s:
         if not self.zeta:
             return self.problem.gradient(x, samples)
         return two_point_gradient(self.problem, x, samples, directions, self.zeta)
@@ -309,7 +311,7 @@ def check_duals(pairs: Pairs, mine: ArrayLike, theirs: ArrayLike) -> None:
         )
 
 
-def decode(compressor: Compressor | None, message: bytes, dimension: int) -> Floats:
+def decode(compressor: Compressor | None, message: bytes, dimension: int) -> Float64s:
     """Read a message.
 
     Parameters

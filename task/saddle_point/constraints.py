@@ -13,7 +13,7 @@ from typing import Protocol, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from task.saddle_point.problems import QCQP, Floats, LogisticRegression, Problem, dot
+from task.saddle_point.problems import QCQP, Float64s, LogisticRegression, Problem, dot
 from task.settings import require, unknown
 
 Pairs = NDArray[np.int64]
@@ -31,7 +31,7 @@ PROBLEMS: dict[str, tuple[type[QCQP] | type[LogisticRegression], float, float]] 
 class PairConstraint(Protocol):
     """g_ij(x_i, x_j), convex in both together and symmetric, on a list of edges."""
 
-    def value(self, own: Floats, other: Floats) -> Floats:
+    def value(self, own: Float64s, other: Float64s) -> Float64s:
         """Evaluate g_ij.
 
         Parameters
@@ -45,7 +45,7 @@ class PairConstraint(Protocol):
             The values; the constraint holds where they are at most 0.
         """
 
-    def gradient(self, own: Floats, other: Floats) -> Floats:
+    def gradient(self, own: Float64s, other: Float64s) -> Float64s:
         """Differentiate g_ij with respect to x_i.
 
         Parameters
@@ -72,8 +72,8 @@ class PairFunction:
         The same arguments to the gradient with respect to x_i, of shape (E, d).
     """
 
-    value: Callable[[Floats, Floats], Floats]
-    gradient: Callable[[Floats, Floats], Floats]
+    value: Callable[[Float64s, Float64s], Float64s]
+    gradient: Callable[[Float64s, Float64s], Float64s]
 
 
 @dataclass(frozen=True)
@@ -94,7 +94,7 @@ class Proximity:
     """
 
     pairs: Pairs
-    offsets: Floats
+    offsets: Float64s
 
     def __post_init__(self) -> None:
         """Check the offsets."""
@@ -132,12 +132,12 @@ class Proximity:
         draws = [np.random.default_rng([_OFFSETS, seed, *end]).random() for end in ends]
         return cls(pairs, low + (high - low) * np.array(draws))
 
-    def value(self, own: Floats, other: Floats) -> Floats:
+    def value(self, own: Float64s, other: Float64s) -> Float64s:
         """Evaluate ||x_i - x_j||^2 + c_ij; see ``PairConstraint.value``."""
         apart = own - other
         return dot(apart, apart) + self.offsets
 
-    def gradient(self, own: Floats, other: Floats) -> Floats:
+    def gradient(self, own: Float64s, other: Float64s) -> Float64s:
         """Evaluate 2 (x_i - x_j); see ``PairConstraint.gradient``."""
         return 2 * (own - other)
 
@@ -145,7 +145,7 @@ class Proximity:
 class ConvexSet(Protocol):
     """X: what projects onto it, and onto its shrunk copy."""
 
-    def project(self, x: Floats) -> Floats:
+    def project(self, x: Float64s) -> Float64s:
         """Give the nearest point of X to every row.
 
         Parameters
@@ -203,7 +203,7 @@ class Ball:
         """Check the radius."""
         require(0 < self.radius < np.inf, "the ball's radius", self.radius, "above 0")
 
-    def project(self, x: Floats) -> Floats:
+    def project(self, x: Float64s) -> Float64s:
         """Scale rows that are too long; see ``ConvexSet.project``."""
         norms = np.sqrt(dot(x, x))
         return x * (self.radius / np.maximum(norms, self.radius))[:, None]
@@ -233,8 +233,8 @@ class Projection:
         If the radius is not a positive number.
     """
 
-    project: Callable[[Floats], Floats]
-    centre: Floats | float = 0.0
+    project: Callable[[Float64s], Float64s]
+    centre: Float64s | float = 0.0
     radius: float = 1.0
 
     def __post_init__(self) -> None:
@@ -246,7 +246,7 @@ class Projection:
         _check_zeta(zeta, self.radius)
         moved, kept = zeta / self.radius * self.centre, 1 - zeta / self.radius
 
-        def project(x: Floats) -> Floats:
+        def project(x: Float64s) -> Float64s:
             return kept * self.project((x - moved) / kept) + moved
 
         return Projection(project, self.centre, self.radius - zeta)

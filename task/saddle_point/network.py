@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from task.compression.per_tensor import Compressor, Identity, Sign, SignTopK, TopK
 from task.saddle_point.algorithm import SaddlePoint, check_duals, decode
-from task.saddle_point.problems import Floats
+from task.saddle_point.problems import Float64s
 from task.saddle_point.state import Noise, exchange_stream
 from task.settings import require
 
@@ -89,9 +89,9 @@ class Network:
 
 def compress_rows(
     compressor: Compressor | None,
-    x: Floats,
+    x: Float64s,
     stream: Callable[[int], np.random.Generator],
-) -> Floats:
+) -> Float64s:
     """Give what every row's message decodes to, without writing the messages.
 
     Parameters
@@ -132,7 +132,7 @@ def compress_rows(
     return np.array([decode(compressor, row, x.shape[1]) for row in rows])
 
 
-def _largest(compressor: TopK, x: NDArray[np.float32]) -> Floats:
+def _largest(compressor: TopK, x: NDArray[np.float32]) -> Float64s:
     """Give TopK or SignTopK of every row."""
     d = x.shape[1]
     keep = round(TopK(compressor.k).omega(d) * d)

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from task.settings import require
 
-Floats = NDArray[np.float64]
+Float64s = NDArray[np.float64]
 
 # First words of the seeds, so that no two of the streams below are the same one.
 _QCQP, _LOGISTIC, _COMMON, _TEST = range(0x4D540, 0x4D544)
@@ -37,7 +37,7 @@ class Problem(Protocol):
     def dimension(self) -> int:
         """Number of entries d of a node's parameters."""
 
-    def draw(self, row: int, generator: np.random.Generator, count: int) -> Floats:
+    def draw(self, row: int, generator: np.random.Generator, count: int) -> Float64s:
         """Draw samples of one node.
 
         Parameters
@@ -55,7 +55,7 @@ class Problem(Protocol):
             The samples.
         """
 
-    def value(self, x: Floats, samples: Floats) -> Floats:
+    def value(self, x: Float64s, samples: Float64s) -> Float64s:
         """Evaluate f_i(x_i, sample_i) of every row.
 
         Parameters
@@ -71,7 +71,7 @@ class Problem(Protocol):
             The costs: what bandit feedback consists of.
         """
 
-    def gradient(self, x: Floats, samples: Floats) -> Floats:
+    def gradient(self, x: Float64s, samples: Float64s) -> Float64s:
         """Differentiate f_i(x_i, sample_i) with respect to x_i for every row.
 
         Parameters
@@ -87,7 +87,7 @@ class Problem(Protocol):
             The gradients: what sample feedback consists of.
         """
 
-    def expected(self, x: Floats) -> Floats:
+    def expected(self, x: Float64s) -> Float64s:
         """Evaluate the expected costs F_i(x_i).
 
         Parameters
@@ -125,9 +125,9 @@ class QCQP:
     """
 
     nodes: tuple[int, ...]
-    a: Floats
-    mean: Floats
-    variance: Floats
+    a: Float64s
+    mean: Float64s
+    variance: Float64s
 
     @classmethod
     def create(
@@ -173,26 +173,26 @@ class QCQP:
         """Number of entries d of a node's parameters."""
         return int(self.a.shape[-1])
 
-    def draw(self, row: int, generator: np.random.Generator, count: int) -> Floats:
+    def draw(self, row: int, generator: np.random.Generator, count: int) -> Float64s:
         """Draw b, shape (count, d); see ``Problem.draw``."""
         noise = generator.standard_normal((count, self.dimension))
-        b: Floats = self.mean[row] + np.sqrt(self.variance[row]) * noise
+        b: Float64s = self.mean[row] + np.sqrt(self.variance[row]) * noise
         return b
 
-    def value(self, x: Floats, samples: Floats) -> Floats:
+    def value(self, x: Float64s, samples: Float64s) -> Float64s:
         """Evaluate x^T A_i x + b^T x; see ``Problem.value``."""
         return dot(x, self._product(x) + samples)
 
-    def gradient(self, x: Floats, samples: Floats) -> Floats:
+    def gradient(self, x: Float64s, samples: Float64s) -> Float64s:
         """Evaluate 2 A_i x + b; see ``Problem.gradient``."""
         return 2 * self._product(x) + samples
 
-    def expected(self, x: Floats) -> Floats:
+    def expected(self, x: Float64s) -> Float64s:
         """Evaluate x^T A_i x + E b^T x; see ``Problem.expected``."""
         return self.value(x, self.mean[:, None])
 
-    def _product(self, x: Floats) -> Floats:
-        product: Floats = (self.a @ x[..., None])[..., 0]
+    def _product(self, x: Float64s) -> Float64s:
+        product: Float64s = (self.a @ x[..., None])[..., 0]
         return product
 
 
@@ -223,7 +223,7 @@ class LogisticRegression:
     """
 
     nodes: tuple[int, ...]
-    models: Floats
+    models: Float64s
     seed: int
 
     @classmethod
@@ -268,30 +268,30 @@ class LogisticRegression:
         """Number of entries d of a node's parameters."""
         return int(self.models.shape[-1])
 
-    def draw(self, row: int, generator: np.random.Generator, count: int) -> Floats:
+    def draw(self, row: int, generator: np.random.Generator, count: int) -> Float64s:
         """Draw y p, shape (count, d); see ``Problem.draw``."""
         p = generator.standard_normal((count, self.dimension))
         likely = generator.random(count) < _sigmoid(dot(p, self.models[row]))
         return np.where(likely[:, None], p, -p)
 
-    def value(self, x: Floats, samples: Floats) -> Floats:
+    def value(self, x: Float64s, samples: Float64s) -> Float64s:
         """Evaluate the loss; see ``Problem.value``."""
-        loss: Floats = np.logaddexp(0, -dot(x, samples))
+        loss: Float64s = np.logaddexp(0, -dot(x, samples))
         return loss
 
-    def gradient(self, x: Floats, samples: Floats) -> Floats:
+    def gradient(self, x: Float64s, samples: Float64s) -> Float64s:
         """Evaluate -sigma(-y x^T p) y p; see ``Problem.gradient``."""
         return -_sigmoid(-dot(x, samples))[:, None] * samples
 
-    def expected(self, x: Floats) -> Floats:
+    def expected(self, x: Float64s) -> Float64s:
         """Evaluate the expected loss to about 1e-12; see ``Problem.expected``."""
         slope = _sigmoid(np.linalg.norm(self.models, axis=1)[:, None] * _ABSCISSAE)
         agreement = dot(x, self.models) * ((slope * (1 - slope)) @ _DENSITY)
         z = np.linalg.norm(x, axis=1)[:, None] * _ABSCISSAE
-        expectation: Floats = np.logaddexp(0, z) @ _DENSITY - agreement
+        expectation: Float64s = np.logaddexp(0, z) @ _DENSITY - agreement
         return expectation
 
-    def accuracy(self, x: Floats, count: int = 500) -> Floats:
+    def accuracy(self, x: Float64s, count: int = 500) -> Float64s:
         """Test the models on examples that no iteration draws.
 
         Parameters
@@ -326,22 +326,22 @@ def _check(nodes: Sequence[int], seed: int, dimension: int) -> None:
     require(dimension >= 1, "dimension", dimension, "at least 1")
 
 
-def _direction(seed: list[int], dimension: int) -> Floats:
+def _direction(seed: list[int], dimension: int) -> Float64s:
     """Draw a point of the unit sphere."""
     point = np.random.default_rng(seed).standard_normal(dimension)
     return point / np.linalg.norm(point)
 
 
-def dot(x: Floats, y: Floats) -> Floats:
+def dot(x: Float64s, y: Float64s) -> Float64s:
     """Give the inner products of rows.
 
     A sum, not a matrix product: it does not depend on how many rows there are.
     """
-    product: Floats = (x * y).sum(axis=-1)
+    product: Float64s = (x * y).sum(axis=-1)
     return product
 
 
-def _sigmoid(z: Floats) -> Floats:
+def _sigmoid(z: Float64s) -> Float64s:
     """Give 1 / (1 + exp(-z)) without overflow."""
-    sigmoid: Floats = np.exp(-np.logaddexp(0, -z))
+    sigmoid: Float64s = np.exp(-np.logaddexp(0, -z))
     return sigmoid

@@ -11,7 +11,7 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from task.saddle_point.problems import Floats, Problem
+from task.saddle_point.problems import Float64s, Problem
 
 # First words of the seeds; see ``task.saddle_point.problems``.
 _NOISE, _EXCHANGE = 0x4D546, 0x4D547
@@ -40,11 +40,11 @@ class State:
         Number of iterations done.
     """
 
-    raw: Floats
-    copy: Floats
-    known: Floats
-    duals: Floats
-    average: Floats
+    raw: Float64s
+    copy: Float64s
+    known: Float64s
+    duals: Float64s
+    average: Float64s
     iteration: int = 0
 
     def arrays(self) -> dict[str, NDArray[Any]]:
@@ -93,9 +93,9 @@ class Noise:
 
     def __init__(self, problem: Problem, seed: int) -> None:
         self.problem, self.seed = problem, seed
-        self._drawn: tuple[int, Floats, Floats] | None = None
+        self._drawn: tuple[int, Float64s, Float64s] | None = None
 
-    def at(self, iteration: int) -> tuple[Floats, Floats]:
+    def at(self, iteration: int) -> tuple[Float64s, Float64s]:
         """Give an iteration's samples and directions.
 
         Parameters
@@ -117,7 +117,7 @@ class Noise:
         _, samples, directions = self._drawn
         return samples[:, row], directions[:, row]
 
-    def _draw(self, block: int) -> tuple[Floats, Floats]:
+    def _draw(self, block: int) -> tuple[Float64s, Float64s]:
         samples, directions = [], []
         for row, node in enumerate(self.problem.nodes):
             stream = np.random.default_rng([_NOISE, self.seed, node, block])

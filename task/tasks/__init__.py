@@ -1,1 +1,112 @@
-"""Tasks by name."""
+"""Tasks by name, or by an import path."""
+
+import inspect
+from collections.abc import Callable
+from functools import lru_cache, partial
+from typing import Any
+
+from task.base import Task
+from task.data.datasets import SOURCES
+from task.settings import (
+    Setting,
+    Settings,
+    SettingsError,
+    build,
+    declared,
+    is_path,
+    load,
+    unknown,
+)
+from task.tasks.image import ImageTask
+from task.tasks.linear import LinearTask
+from task.tasks.multi_task import MultiTaskSetup
+from task.tasks.transfer import TransferTask
+
+TASKS: dict[str, Callable[..., Task]] = {
+    **{name: partial(ImageTask, name) for name in SOURCES},
+    "linear": LinearTask,
+    "transfer": TransferTask,
+    "qcqp": partial(MultiTaskSetup, "qcqp"),
+    "multi-task-logistic": partial(MultiTaskSetup, "logistic"),
+}
+
+
+def task_maker(name: str) -> Callable[..., Task]:
+    """Return what makes a task.
+
+    Parameters
+    ----------
+    name : str
+        A key of `TASKS`, or the import path of a function or class of one's own. It is
+        called with its declared settings and, where it has such an argument, with
+        ``num_clients``: how many clients share the data, 0 on a device that has its
+        own as client 0. It returns a `Task`.
+
+    Returns
+    -------
+    callable
+        To be called by `build_task`.
+
+    Raises
+    ------
+    SettingsError
+        If there is no such task, or it cannot be imported.
+    """
+    if is_path(name):
+        maker = load(name, "task")
+        if callable(maker):
+            made: Callable[..., Task] = maker
+            return made
+        raise SettingsError(
+            f"task {name!r} is a {type(maker).__name__}; it must be a function that "
+            "returns a task"
+        )
+    if name not in TASKS:
+        raise unknown("task", name, TASKS)
+    return TASKS[name]
+
+
+def build_task(settings: Settings, num_clients: int) -> Task:
+    """Return the task that the settings name, the same object for the same settings.
+
+    Parameters
+    ----------
+    settings : mapping
+        ``task`` and the settings that it declares.
+    num_clients : int
+        Number of clients that share the data; 0 gives all of it to client 0.
+
+    Returns
+    -------
+    Task
+        The task.
+
+    Raises
+    ------
+    SettingsError
+        If a setting is unknown or impossible.
+    """
+    name = str(settings["task"])
+    names = declared(task_maker(name)).keys() & settings.keys()
+    return _build(name, tuple((n, settings[n]) for n in sorted(names)), num_clients)
+
+
+@lru_cache(maxsize=2)
+def _build(
+    name: str, settings: tuple[tuple[str, Setting], ...], num_clients: int
+) -> Task:
+    maker, given = task_maker(name), dict[str, Any]()
+    if "num_clients" in inspect.signature(maker).parameters:
+        given["num_clients"] = num_clients
+    task = build(maker, dict(settings), **given)
+    missing = [part for part in TASK_PARTS if not hasattr(task, part)]
+    if missing:
+        raise SettingsError(
+            f"task {name!r} made a {type(task).__name__} without {missing[0]!r}; it "
+            "must be a Task, for example an ExampleTask"
+        )
+    return task
+
+
+# What every algorithm asks a task for.
+TASK_PARTS = ("initial_model", "train_examples", "test_examples", "loss", "classes")

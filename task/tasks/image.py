@@ -1,24 +1,21 @@
-"""Tasks: the model, the data of each client and the loss, made from settings."""
+"""Image classification."""
 
+from collections.abc import Mapping
+from dataclasses import dataclass
 from functools import lru_cache
-from typing import Protocol
+from typing import Annotated, ClassVar
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from task.base import BaseTask
-from task.data.datasets import SOURCES, load_dataset
-from task.data.partitions import Indices, partition
+from task.data.datasets import DataSettings, load_dataset
+from task.data.partitions import Indices, PartitionSettings, partition
 from task.examples import ExampleSet
 from task.models import SplitModel, build_model
-from task.settings import Setting, Settings, SettingsError, unknown
-from task.tasks.linear import LinearTask
-from task.tasks.multi_task import MULTI_TASKS, MultiTaskSetup
-from task.tasks.transfer import TransferTask
+from task.settings import Free, Range, SettingsError
 from task.training import Loss
-
-TASKS = (*SOURCES, "linear", "transfer", *MULTI_TASKS)
 
 DEFAULT_MODELS = {
     "digits": "digits-cnn",
@@ -41,61 +38,28 @@ NORMALIZATION = {"cifar100": ((0.507, 0.487, 0.441), (0.267, 0.256, 0.276))}
 AUGMENTED = ("cifar10", "cifar100", "image-folder", "arrays")
 
 
-class Task(Protocol):
-    """What is learned: what every client needs to know."""
+@dataclass(frozen=True)
+class ImageSettings(DataSettings, PartitionSettings):
+    """Data, partition, model and augmentation.
 
-    @property
-    def loss(self) -> Loss:
-        """Of a batch's outputs and targets; the mean over the batch."""
+    Parameters
+    ----------
+    model : str, default ""
+        A built-in model or any classification model of torchvision; the data set's own
+        by default.
+    model_head : str, default ""
+        Dotted name of a torchvision model's head; its last linear layer by default.
+    head_layers : int, default 0
+        How many of a built-in model's last layers are the head; 0 leaves it to the
+        algorithm (LG-FedAvg has 2, the others 1).
+    augment : bool, default True
+        Whether colour images get a random crop and flip in training.
+    """
 
-    @property
-    def classes(self) -> tuple[str, ...]:
-        """Names of the classes, in the order of the outputs."""
-
-    @property
-    def initial_state(self) -> dict[str, Tensor]:
-        """State dict of the common initial model; not to be changed."""
-
-    @property
-    def scratch_model(self) -> SplitModel:
-        """One model for all clients of a process, whatever its content."""
-
-    def initial_model(self) -> SplitModel:
-        """Return a new model, the same for every client and every call.
-
-        Returns
-        -------
-        SplitModel
-            The common initial model.
-        """
-
-    def train_examples(self, client: int) -> ExampleSet:
-        """Return a client's training examples.
-
-        Parameters
-        ----------
-        client : int
-            The client, from 0.
-
-        Returns
-        -------
-        ExampleSet
-            The examples.
-        """
-
-    def test_examples(self, client: int) -> ExampleSet:
-        """Return a client's test examples.
-
-        Parameters
-        ----------
-        client : int
-            The client, from 0.
-
-        Returns
-        -------
-        ExampleSet
-            The examples.
-        """
+    model: Annotated[str, Free("a model's name")] = ""
+    model_head: Annotated[str, Free("a submodule's name")] = ""
+    head_layers: Annotated[int, Range("[0, inf)")] = 0
+    augment: Annotated[bool, Free()] = True
 
 
 class ImageTask(BaseTask):
@@ -103,8 +67,10 @@ class ImageTask(BaseTask):
 
     Parameters
     ----------
-    settings : mapping
-        All settings.
+    name : str
+        Of the data set.
+    settings : ImageSettings
+        How it is used.
     num_clients : int
         Number of clients; 0 gives client 0 the whole data set (a device with its own
         folder).
@@ -115,28 +81,30 @@ class ImageTask(BaseTask):
         If the data, the partition or the model is not to be had.
     """
 
-    def __init__(self, settings: Settings, num_clients: int) -> None:
-        name = str(settings["task"])
-        self.dataset = load_dataset(settings)
+    settings_type: ClassVar[type] = ImageSettings
+
+    def __init__(self, name: str, settings: ImageSettings, num_clients: int) -> None:
+        self.settings = settings
+        self.dataset = load_dataset(name, settings)
         self.classes = self.dataset.classes
         self.num_classes = len(self.classes)
-        self.augment = bool(settings["augment"]) and name in AUGMENTED
-        self.seed = int(settings["seed"])
+        self.augment = settings.augment and name in AUGMENTED
+        self.seed = settings.seed
         self.train, self.test = self._partition(settings, num_clients)
         height, width, channels = self.dataset.train.images.shape[1:]
         mean, std = NORMALIZATION.get(name, RGB if channels == 3 else GREY)
         self.mean, self.std = torch.tensor(mean) * 255, torch.tensor(std) * 255
         self.shape = (channels, height, width)
-        self.model_name = str(settings["model"]) or DEFAULT_MODELS[name]
+        self.model_name = settings.model or DEFAULT_MODELS[name]
         # 0 leaves it to the algorithm; without one, the last layer is the head.
-        self.head_layers = int(settings["head-layers"]) or 1
-        self.model_head = str(settings["model-head"])
+        self.head_layers = settings.head_layers or 1
+        self.model_head = settings.model_head
         self.loss: Loss = nn.functional.cross_entropy
         # Of the clients that were here last: cutting a client's images out takes time.
         self._examples = lru_cache(maxsize=32)(self._cut)
 
     def _partition(
-        self, settings: Settings, num_clients: int
+        self, settings: ImageSettings, num_clients: int
     ) -> tuple[Indices, Indices]:
         train, test = self.dataset.train, self.dataset.test
         if num_clients == 0:
@@ -159,6 +127,14 @@ class ImageTask(BaseTask):
             if len(own) == 0:
                 raise SettingsError(f"client {name!r} has no training images")
         return parts[0], parts[1]
+
+    @property
+    def idle_settings(self) -> Mapping[str, str]:
+        """What the partition does not use; all of it where data has its clients."""
+        if not self.dataset.clients:
+            return self.settings.idle()
+        names = ("partition", "classes-per-client", "dirichlet-alpha", "size-sigma")
+        return dict.fromkeys(names, "the data is already split over its clients")
 
     def initial_model(self) -> SplitModel:
         """Return the common initial model, fixed by the seed.
@@ -220,40 +196,3 @@ class ImageTask(BaseTask):
             self.std,
             self.augment and training,
         )
-
-
-@lru_cache(maxsize=2)
-def _build(settings: tuple[tuple[str, Setting], ...], num_clients: int) -> Task:
-    values = dict(settings)
-    if values["task"] == "linear":
-        return LinearTask.from_settings(values, max(num_clients, 1))
-    if values["task"] in MULTI_TASKS:
-        return MultiTaskSetup.from_settings(values)
-    if values["task"] == "transfer":
-        return TransferTask.from_settings(values)
-    return ImageTask(values, num_clients)
-
-
-def build_task(settings: Settings, num_clients: int) -> Task:
-    """Return the task that the settings name, the same object for the same settings.
-
-    Parameters
-    ----------
-    settings : mapping
-        All settings, as `task.settings.resolve` returns them.
-    num_clients : int
-        Number of clients that share the data; 0 gives all of it to client 0.
-
-    Returns
-    -------
-    Task
-        The task.
-
-    Raises
-    ------
-    SettingsError
-        If a setting is unknown or impossible.
-    """
-    if settings["task"] not in TASKS:
-        raise unknown("task", settings["task"], TASKS)
-    return _build(tuple(sorted(settings.items())), num_clients)

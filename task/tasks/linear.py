@@ -5,11 +5,12 @@ FedRep, section 5.1 (``low-rank``); FLUTE, section 5 (``gaussian``, ``decaying``
 
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Annotated
 
 import numpy as np
 
 from task.base import Matrix, RegressionTask
-from task.settings import Settings, require, unknown
+from task.settings import Checked, Choice, Range, Seed, require
 
 SPECTRA = ("low-rank", "gaussian", "decaying")
 
@@ -51,7 +52,7 @@ def principal_angle_distance(b1: Matrix, b2: Matrix) -> float:
 
 
 @dataclass(frozen=True)
-class LinearTask(RegressionTask):
+class LinearTask(Checked, RegressionTask):
     """Linear regression tasks whose true models share a representation, or nearly.
 
     Inputs are x ~ N(0, I_d) and outputs y = φ_iᵀ x + N(0, noise variance).
@@ -72,7 +73,7 @@ class LinearTask(RegressionTask):
         φ_i ~ N(0, I_d) (FLUTE, figure 1). ``decaying``: Φ = U Λ Vᵀ with the i-th
         singular value 2 min(d, M) / (i + 1) (FLUTE, figure 3).
     num_clients : int, default 20
-        Number of clients M.
+        Number of clients M; 0, a device on its own, counts as one.
     seed : int, default 0
         Fixes Φ and every example.
 
@@ -82,67 +83,29 @@ class LinearTask(RegressionTask):
         If a value is out of its range.
     """
 
-    dimension: int = 10
-    rank: int = 2
-    samples: int = 5
-    noise_variance: float = 1e-3
-    spectrum: str = "low-rank"
+    dimension: Annotated[int, Range("[1, inf)")] = 10
+    rank: Annotated[int, Range("[1, inf)")] = 2
+    samples: Annotated[int, Range("[1, inf)")] = 5
+    noise_variance: Annotated[float, Range("[0, inf)")] = 1e-3
+    spectrum: Annotated[str, Choice(*SPECTRA)] = "low-rank"
     num_clients: int = 20
-    seed: int = 0
+    seed: Annotated[int, Seed] = 0
 
     # Rounds count from 1 and draws from 0: no training batch has this number.
     test_draw = 2**31
     test_samples = 200
 
     def __post_init__(self) -> None:
-        require(self.dimension >= 1, "dimension", self.dimension, "at least 1")
-        require(
-            1 <= self.rank <= self.dimension,
-            "rank",
-            self.rank,
-            f"from 1 to {self.dimension}, the dimension",
-        )
-        require(self.samples >= 1, "samples", self.samples, "at least 1")
-        require(
-            self.noise_variance >= 0,
-            "noise-variance",
-            self.noise_variance,
-            "at least 0",
-        )
-        require(self.num_clients >= 1, "num-clients", self.num_clients, "at least 1")
-        if self.spectrum not in SPECTRA:
-            raise unknown("spectrum", self.spectrum, SPECTRA)
-
-    @classmethod
-    def from_settings(cls, settings: Settings, num_clients: int) -> "LinearTask":
-        """Return the task of ``dimension``, ``rank`` and so on.
-
-        Parameters
-        ----------
-        settings : mapping
-            All settings.
-        num_clients : int
-            Number of clients.
-
-        Returns
-        -------
-        LinearTask
-            The task.
-        """
-        return cls(
-            dimension=int(settings["dimension"]),
-            rank=int(settings["rank"]),
-            samples=int(settings["samples"]),
-            noise_variance=float(settings["noise-variance"]),
-            spectrum=str(settings["spectrum"]),
-            num_clients=num_clients,
-            seed=int(settings["seed"]),
-        )
+        """Check the numbers."""
+        super().__post_init__()
+        allowed = f"from 1 to {self.dimension}, the dimension"
+        require(self.rank <= self.dimension, "rank", self.rank, allowed)
+        require(self.num_clients >= 0, "num-clients", self.num_clients, "at least 0")
 
     @cached_property
     def _truth(self) -> tuple[Matrix, Matrix]:
         rng = np.random.default_rng([self.seed, 0x7123])
-        d, m, k = self.dimension, self.num_clients, self.rank
+        d, m, k = self.dimension, max(self.num_clients, 1), self.rank
         if self.spectrum == "low-rank":
             basis = orthonormal(rng.standard_normal((d, k)))
             heads = rng.standard_normal((k, m))
@@ -204,7 +167,7 @@ class LinearTask(RegressionTask):
         noise = rng.standard_normal(n) * np.sqrt(self.noise_variance)
         return x, x @ self.models[:, client] + noise
 
-    def judge(
+    def compare(
         self, client: int, b: Matrix, w: Matrix
     ) -> tuple[float, int, dict[str, bool | bytes | float | int | str]]:
         """Compare a learned model B w with a client's true one.

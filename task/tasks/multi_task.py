@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Annotated, ClassVar
 
 import numpy as np
 import torch
@@ -12,16 +13,14 @@ from task.examples import ExampleSet
 from task.models import SplitModel
 from task.saddle_point.algorithm import SaddlePoint
 from task.saddle_point.constraints import Ball, Pairs, build_problem
-from task.settings import Settings
+from task.settings import Checked, Range, Seed
 from task.training import Loss
 
-# Names of the tasks and of the problems they are.
-MULTI_TASKS = {"qcqp": "qcqp", "multi-task-logistic": "logistic"}
 DIMENSION = 10
 
 
 @dataclass(frozen=True)
-class MultiTaskSetup(BaseTask):
+class MultiTaskSetup(Checked, BaseTask):
     """A problem of section 4.5; nodes draw their own costs, and samples as they go.
 
     Parameters
@@ -31,58 +30,34 @@ class MultiTaskSetup(BaseTask):
     seed : int, default 0
         Of costs, constraints, start and samples.
     radius : float, default 20
-        Of the ball X.
-    step : float, default 1e-3
-        η.
-    regularizer : float, default 100
-        δ.
-    zeta : float, default 0
-        ζ of bandit feedback; 0 is sample feedback.
+        Radius of the ball X in which the models stay.
+    saddle_step : float, default 1e-3
+        Step size η.
+    dual_regularizer : float, default 100
+        δ, with δ η² ≤ 1 (appendix B).
+    bandit_radius : float, default 0
+        ζ of bandit feedback (algorithm 3); 0 is sample feedback (algorithm 2).
     """
 
     problem: str
-    seed: int = 0
-    radius: float = 20.0
-    step: float = 1e-3
-    regularizer: float = 100.0
-    zeta: float = 0.0
+    seed: Annotated[int, Seed] = 0
+    radius: Annotated[float, Range("(0, inf)")] = 20.0
+    saddle_step: Annotated[float, Range("(0, inf)")] = 1e-3
+    dual_regularizer: Annotated[float, Range("(0, inf)")] = 100.0
+    bandit_radius: Annotated[float, Range("[0, inf)")] = 0.0
 
-    classes: tuple[str, ...] = ()
+    classes: ClassVar[tuple[str, ...]] = ()
+    trainable: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        """Check that the numbers go together."""
+        super().__post_init__()
+        self.saddle_point([0], [(0, 1)])
 
     @property
     def loss(self) -> Loss:
         """Of nothing: the costs are the problem's."""
         return nn.functional.mse_loss
-
-    @classmethod
-    def from_settings(cls, settings: Settings) -> "MultiTaskSetup":
-        """Return the setup that the settings describe.
-
-        Parameters
-        ----------
-        settings : mapping
-            All settings.
-
-        Returns
-        -------
-        MultiTaskSetup
-            The setup.
-
-        Raises
-        ------
-        SettingsError
-            If a number is out of its range.
-        """
-        setup = cls(
-            problem=MULTI_TASKS[str(settings["task"])],
-            seed=int(settings["seed"]),
-            radius=float(settings["radius"]),
-            step=float(settings["saddle-step"]),
-            regularizer=float(settings["dual-regularizer"]),
-            zeta=float(settings["bandit-radius"]),
-        )
-        setup.saddle_point([0], [(0, 1)])
-        return setup
 
     def saddle_point(
         self, nodes: Sequence[int], pairs: Sequence[tuple[int, int]]
@@ -108,9 +83,9 @@ class MultiTaskSetup(BaseTask):
             constraint,
             edges,
             feasible=Ball(self.radius),
-            step=self.step,
-            regularizer=self.regularizer,
-            zeta=self.zeta,
+            step=self.saddle_step,
+            regularizer=self.dual_regularizer,
+            zeta=self.bandit_radius,
         )
 
     def initial_model(self) -> SplitModel:

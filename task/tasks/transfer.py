@@ -3,7 +3,6 @@
 from dataclasses import dataclass
 
 from task.base import RegressionTask
-from task.settings import Settings
 from task.transfer import TEST_EXAMPLES, TransferData
 
 
@@ -19,29 +18,3 @@ class TransferTask(TransferData, RegressionTask):
 
     test_draw = 1
     test_samples = TEST_EXAMPLES
-
-    @classmethod
-    def from_settings(cls, settings: Settings) -> "TransferTask":
-        """Return the task of ``dimension``, ``num-sources`` and so on.
-
-        Parameters
-        ----------
-        settings : mapping
-            All settings.
-
-        Returns
-        -------
-        TransferTask
-            The task.
-        """
-        return cls(
-            dimension=int(settings["dimension"]),
-            rank=int(settings["rank"]),
-            num_sources=int(settings["num-sources"]),
-            source_samples=int(settings["source-samples"]),
-            target_samples=int(settings["target-samples"]),
-            ratio_db=float(settings["ratio-db"]),
-            tau=float(settings["tau"]),
-            noise_variance=float(settings["noise-variance"]),
-            seed=int(settings["seed"]),
-        )

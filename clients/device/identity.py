@@ -1,0 +1,201 @@
+"""Who a client is, where it keeps its state, and which settings it has."""
+
+import hashlib
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Annotated, cast
+from urllib.parse import quote
+
+import torch
+from flwr.app import ConfigRecord, Context, UserConfig
+
+from clients.algorithms import client_class, complete, owners
+from clients.base import Client
+from clients.device.card import ModelCard
+from clients.device.state import PersonalState
+from task.messages import ACKNOWLEDGED_ROUND, CHECKPOINT_ROUND, RUN, SERVER_ROUND
+from task.settings import (
+    Checked,
+    Free,
+    Range,
+    Setting,
+    Settings,
+    SettingsError,
+    build,
+    resolve,
+)
+from task.tasks import build_task
+from task.tasks.image import ImageTask
+
+
+@dataclass(frozen=True)
+class DeviceSettings(Checked):
+    """What every device needs to know besides its algorithm and its task.
+
+    Parameters
+    ----------
+    experiment : str, default ""
+        Runs of the same experiment go on from each device's personal state of the last
+        one; without a name a run is on its own, with those that resume it.
+    torch_threads : int, default 1
+        Threads of one client's training.
+    """
+
+    experiment: Annotated[str, Free("a name")] = ""
+    torch_threads: Annotated[int, Range("[1, inf)")] = 1
+
+
+def client_name(context: Context) -> str:
+    """Return who this client is, the same in every run.
+
+    Parameters
+    ----------
+    context : flwr.app.Context
+        Its node config has ``client-name`` (a device) or ``partition-id`` (simulation).
+
+    Returns
+    -------
+    str
+        The name; partition ids are padded so that they sort as numbers.
+
+    Raises
+    ------
+    SettingsError
+        If it has neither.
+    """
+    config = context.node_config
+    if "client-name" in config:
+        return str(config["client-name"])
+    if "partition-id" in config:
+        return f"{int(config['partition-id']):06d}"
+    raise SettingsError(
+        "the node config has neither client-name nor partition-id; start the SuperNode "
+        "with --node-config 'client-name=\"NAME\"'"
+    )
+
+
+def client_settings(context: Context, run_config: UserConfig | None) -> Settings:
+    """Return all settings of this client.
+
+    Parameters
+    ----------
+    context : flwr.app.Context
+        Its run config; its node config has what a device may set for itself.
+    run_config : UserConfig, optional
+        In the place of the context's.
+
+    Returns
+    -------
+    mapping
+        All settings.
+
+    Raises
+    ------
+    SettingsError
+        If a name is unknown or a type is wrong.
+    """
+    given = context.run_config if run_config is None else run_config
+    own = context.node_config
+    return _all_settings(tuple(sorted(given.items())), tuple(sorted(own.items())))
+
+
+Pairs = tuple[tuple[str, Setting], ...]
+
+
+# The same for every message of a run.
+@lru_cache(maxsize=64)
+def _all_settings(given: Pairs, node: Pairs) -> Settings:
+    named = resolve(dict(given), strict=False)
+    own = {n: v for n, v in node if n in client_class(named).node_settings}
+    return complete(resolve({**dict(given), **own}, owners(named)))
+
+
+def build_client(context: Context, settings: Settings, config: ConfigRecord) -> Client:
+    """Return the client that a message is for.
+
+    Parameters
+    ----------
+    context : flwr.app.Context
+        The node's config and state.
+    settings : mapping
+        All settings.
+    config : ConfigRecord
+        Of the message: ``run``, ``acknowledged-round`` and ``checkpoint-round``, where
+        the server keeps count of them.
+
+    Returns
+    -------
+    Client
+        The client.
+    """
+    node = context.node_config
+    num_clients, index = 0, 0
+    if "partition-id" in node:
+        num_clients = int(node.get("num-partitions", settings["num-clients"]))
+        index = int(node["partition-id"])
+    task = build_task(settings, num_clients)
+    acknowledged = config.get(ACKNOWLEDGED_ROUND)
+    run = str(config.get(RUN, context.run_id))
+    state = PersonalState(
+        context,
+        state_directory(context, settings, run),
+        None if acknowledged is None else int(cast(int, acknowledged)),
+        int(cast(int, config.get(CHECKPOINT_ROUND, 0))),
+        run,
+        client_name(context),
+        ModelCard.of(task).metadata() if isinstance(task, ImageTask) else {},
+    )
+    kind = client_class(settings)
+    return kind(task, index, state, build(kind.settings_type, settings))
+
+
+def state_directory(context: Context, settings: Settings, run: str) -> Path | None:
+    """Return where this client's state is kept on disk.
+
+    Parameters
+    ----------
+    context : flwr.app.Context
+        A device's node config has ``state-dir``.
+    settings : mapping
+        All settings.
+    run : str
+        The run.
+
+    Returns
+    -------
+    Path or None
+        The directory.
+    """
+    node = context.node_config
+    # No name leads out of the directory.
+    name = _quoted(client_name(context))
+    if "state-dir" in node:
+        experiment = _quoted(str(settings["experiment"]))
+        root = Path(str(node["state-dir"])).expanduser()
+        return root / (experiment or f"run-{run}") / name
+    resumable = int(settings["checkpoint-every"]) > 0 or settings["resume"]
+    if resumable and "partition-id" in node:
+        # A path of one's own, ``package.module:Class``, is called by its class.
+        algorithm = str(settings["algorithm"]).rpartition(":")[2]
+        return Path(str(settings["output"])) / algorithm / "clients" / name
+    return None
+
+
+def _quoted(name: str) -> str:
+    return quote(name, safe="").replace(".", "%2E")
+
+
+def seed_torch(context: Context, settings: Settings, config: ConfigRecord) -> None:
+    """Seed torch from seed, client and round, never from the worker that runs it.
+
+    Parameters
+    ----------
+    context, settings, config
+        As for `build_client`.
+    """
+    server_round = config.get(SERVER_ROUND, 0)
+    text = f"{settings['seed']}/{client_name(context)}/{server_round!r}"
+    seed = int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "little")
+    # Not torch.manual_seed: before CUDA starts, that keeps a stack trace of every call.
+    torch.default_generator.manual_seed(seed)

@@ -1,0 +1,121 @@
+"""Between a message's records and a client's lists of arrays."""
+
+from typing import cast
+
+import numpy as np
+from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
+from flwr.common import NDArray, NDArrays, Scalar
+
+from clients.base import Client, Config, Reply
+from task.messages import ARRAYS, BYTES, METRICS, NUM_EXAMPLES, SERVER_ROUND
+from task.settings import SettingsError
+
+
+def unpack(message: Message, client: Client) -> NDArrays:
+    """Return the arrays of a message, checked against the client.
+
+    What is not shared can be neither received nor asked for.
+
+    Parameters
+    ----------
+    message : flwr.app.Message
+        The message.
+    client : Client
+        For whom it is.
+
+    Returns
+    -------
+    list of ndarray
+        In the order of ``names(shared)``.
+
+    Raises
+    ------
+    SettingsError
+        If the names are not those of the shared slots.
+    """
+    received = {
+        name: array
+        for record in message.content.array_records.values()
+        for name, array in record.items()
+    }
+    expected = client.names(client.shared)
+    if sorted(received) != sorted(expected):
+        wrong = sorted(set(received) ^ set(expected))
+        raise SettingsError(
+            f"the message's arrays do not fit this client's model: {', '.join(wrong)} "
+            "on one side only"
+        )
+    return [received[name].numpy() for name in expected]
+
+
+def pack(message: Message, client: Client, reply: Reply, config: Config) -> RecordDict:
+    """Return what `fit` returned as records.
+
+    Parameters
+    ----------
+    message : flwr.app.Message
+        The message that is answered: arrays go back in the records in which they came,
+        and as float16 where they came so (``transport``); others into ``arrays``.
+    client : Client
+        Whose reply it is; its attachments go along.
+    reply : tuple
+        Arrays in the order of ``sent_names``, number of examples, metrics.
+    config : dict
+        Of the message: the reply tells of which round it is.
+
+    Returns
+    -------
+    RecordDict
+        The records.
+    """
+    values, num_examples, metrics = reply
+    arrays = dict(zip(client.sent_names, values, strict=True))
+    records = RecordDict()
+    for key, record in message.content.array_records.items():
+        names = [n for n in record if n in arrays]
+        packed = {n: Array(_as_received(arrays.pop(n), record[n].dtype)) for n in names}
+        if packed or not record or key == ARRAYS:
+            records[key] = ArrayRecord(packed)
+    if arrays:
+        new = {name: Array(array) for name, array in arrays.items()}
+        records[ARRAYS] = ArrayRecord({**records.get(ARRAYS, {}), **new})
+    if SERVER_ROUND in config:
+        # Content of another round must not pass for this one's.
+        metrics = {**metrics, SERVER_ROUND: config[SERVER_ROUND]}
+    records.update(pack_metrics(client, num_examples, metrics))
+    return records
+
+
+def _as_received(array: NDArray, dtype: str) -> NDArray:
+    if dtype == "float16" and array.dtype == np.float32:
+        # What is too large becomes infinite, and the server says so.
+        with np.errstate(over="ignore"):
+            return array.astype(np.float16)
+    return array
+
+
+def pack_metrics(
+    client: Client, num_examples: int, metrics: dict[str, Scalar]
+) -> RecordDict:
+    """Return metrics, and the client's attachments, as records.
+
+    Parameters
+    ----------
+    client : Client
+        Whose they are.
+    num_examples : int
+        Number of examples.
+    metrics : dict
+        Numbers.
+
+    Returns
+    -------
+    RecordDict
+        ``metrics``, and ``bytes`` where there are attachments.
+    """
+    numbers = {name: float(cast(float, value)) for name, value in metrics.items()}
+    record = MetricRecord({NUM_EXAMPLES: num_examples, **numbers})
+    records = RecordDict({METRICS: record})
+    if client.attachments:
+        records[BYTES] = ConfigRecord(dict(client.attachments))
+    return records

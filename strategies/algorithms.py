@@ -1,0 +1,177 @@
+"""From an algorithm's name, or import path, to its strategy.
+
+An algorithm is a strategy that names its client; a row here is all that one of ours
+needs besides its two files. Anybody else's is ``package.module:Class``.
+"""
+
+from collections.abc import Iterable
+
+from strategies.hooks import RunHooks
+from task.settings import Settings, SettingsError, is_path, load, unknown
+
+# Name: import path, and one line about it.
+ALGORITHMS = {
+    "fedrep": ("strategies.fedrep:FedRep", "FedRep (Collins et al., ICML 2021)"),
+    "fedper": ("strategies.fedper:FedPer", "FedPer (Arivazhagan et al., 2019)"),
+    "lg-fedavg": ("strategies.lg_fedavg:LGFedAvg", "LG-FedAvg (Liang et al., 2020)"),
+    "flute": ("strategies.flute:FLUTE", "FLUTE (Liu et al., ICML 2024)"),
+    "flute-star": ("strategies.flute:FLUTEStar", "FLUTE with more head epochs"),
+    "fedavg": ("strategies.fedavg:FedAvg", "FedAvg (McMahan et al., AISTATS 2017)"),
+    "fedavg-ft": (
+        "strategies.fedavg_ft:FedAvgFT",
+        "FedAvg whose head every client fine-tunes in the end",
+    ),
+    "local": ("strategies.local:Local", "local training only"),
+    "srpfl": (
+        "strategies.srpfl:SRPFL",
+        "SRPFL (Tziotis et al., TMLR 2023) over fedrep, or what srpfl-base names",
+    ),
+    "lg-srpfl": ("strategies.srpfl:LGSRPFL", "SRPFL over lg-fedavg"),
+    "flanp": ("strategies.srpfl:FLANP", "SRPFL over fedavg"),
+    "flanp-ft": ("strategies.srpfl:FLANPFT", "SRPFL over fedavg-ft"),
+    "srpfl-flute": ("strategies.srpfl:SRPFLFLUTE", "SRPFL over flute"),
+    "dpsgd": ("strategies.dpsgd:DPSGD", "D-PSGD (Lian et al., NeurIPS 2017)"),
+    "choco-sgd": (
+        "strategies.choco_sgd:ChocoSGD",
+        "CHOCO-SGD (Koloskova et al., ICML 2019)",
+    ),
+    "squarm-sgd": (
+        "strategies.squarm_sgd:SQuARMSGD",
+        "SQuARM-SGD (Singh, UCLA 2024, chapter 3)",
+    ),
+    "multi-task": (
+        "strategies.multi_task:MultiTask",
+        "decentralised multi-task optimisation (Singh, UCLA 2024, chapter 4)",
+    ),
+    "representation-transfer": (
+        "strategies.representation_transfer:RepresentationTransfer",
+        "representation transfer (Singh, UCLA 2024, chapter 5)",
+    ),
+}
+
+
+def strategy_class(settings: Settings) -> type[RunHooks]:
+    """Return the strategy of the algorithm that the settings name.
+
+    Parameters
+    ----------
+    settings : mapping
+        ``algorithm``, a key of `ALGORITHMS` or an import path, and ``task``: a strategy
+        may name another one for it in ``cases``.
+
+    Returns
+    -------
+    type of Strategy
+        The class.
+
+    Raises
+    ------
+    SettingsError
+        If there is no such algorithm, it cannot be imported, or is no strategy that
+        names its client.
+    """
+    algorithm = str(settings["algorithm"])
+    if not is_path(algorithm) and algorithm not in ALGORITHMS:
+        raise unknown("algorithm", algorithm, ALGORITHMS)
+    path = algorithm if is_path(algorithm) else ALGORITHMS[algorithm][0]
+    strategy = _load(path)
+    case = strategy.cases.get(str(settings["task"]))
+    return strategy if case is None else _load(case)
+
+
+def _load(path: str) -> type[RunHooks]:
+    found = load(path, "algorithm")
+    if not (isinstance(found, type) and issubclass(found, RunHooks)):
+        raise SettingsError(
+            f"algorithm {path!r} is no strategy; it must be a subclass of BaseStrategy"
+        )
+    if not found.client:
+        raise SettingsError(
+            f"algorithm {path!r} has no client; its attribute 'client' must be the "
+            "import path of a subclass of Client"
+        )
+    return found
+
+
+def build_strategy(settings: Settings) -> RunHooks:
+    """Return the strategy of the algorithm that the settings name.
+
+    Parameters
+    ----------
+    settings : mapping
+        All settings.
+
+    Returns
+    -------
+    Strategy
+        The strategy.
+
+    Raises
+    ------
+    SettingsError
+        As `strategy_class`, or if a setting is out of its range.
+    """
+    return strategy_class(settings).from_settings(settings)
+
+
+def client_path(settings: Settings) -> str:
+    """Return the import path of the algorithm's client.
+
+    Parameters
+    ----------
+    settings : mapping
+        As for `strategy_class`.
+
+    Returns
+    -------
+    str
+        ``package.module:Class``.
+    """
+    return strategy_class(settings).client_path(settings)
+
+
+def settings_owners(settings: Settings) -> list[type]:
+    """Return the strategies that read settings: the algorithm's, and one it wraps.
+
+    Parameters
+    ----------
+    settings : mapping
+        As for `strategy_class`.
+
+    Returns
+    -------
+    list of type
+        The classes.
+    """
+    return strategy_class(settings).settings_owners(settings)
+
+
+def short_name(algorithm: str) -> str:
+    """Return how an algorithm is called in files and tables: a path by its class."""
+    return algorithm.rpartition(":")[2]
+
+
+def check_names(algorithms: Iterable[str]) -> None:
+    """Raise unless all algorithms have names of their own.
+
+    Parameters
+    ----------
+    algorithms : iterable of str
+        Names and import paths.
+
+    Raises
+    ------
+    SettingsError
+        If two of them would write to the same place.
+    """
+    seen: dict[str, str] = {}
+    for algorithm in algorithms:
+        name = short_name(algorithm)
+        if seen.setdefault(name, algorithm) != algorithm or (
+            is_path(algorithm) and name in ALGORITHMS
+        ):
+            other = seen[name] if seen[name] != algorithm else name
+            raise SettingsError(
+                f"two algorithms are called {name!r}: {other!r} and {algorithm!r}; "
+                "each must have a name of its own"
+            )

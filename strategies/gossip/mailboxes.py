@@ -1,0 +1,168 @@
+"""Messages of a graph's nodes, until their neighbours have answered for them."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from logging import WARNING
+from typing import Any
+
+import numpy as np
+from flwr.common import log
+
+from strategies.gossip.mixing import Weights
+from strategies.server.replies import Arrays
+from task.settings import SettingsError
+
+
+@dataclass(frozen=True)
+class Pending:
+    """A message that a node has not yet answered for.
+
+    Parameters
+    ----------
+    round : int
+        In which it was sent.
+    sender : str
+        Name of the neighbour that sent it.
+    data : bytes
+        The message itself.
+    """
+
+    round: int
+    sender: str
+    data: bytes
+
+
+class Mailboxes:
+    """One for each node of a graph, with what its neighbours have sent it.
+
+    What a node has not answered for stays until it does, so a node that was away makes
+    up for what it missed.
+
+    Parameters
+    ----------
+    names : sequence of str
+        Names of the nodes 0 to n − 1.
+    weights : ndarray, shape (n, n)
+        The mixing matrix W; w_ij ≠ 0 makes i and j neighbours.
+    neighbours : sequence of sequence of int
+        Of each node, in increasing order.
+
+    Attributes
+    ----------
+    lost : set of str
+        Nodes that the others go on without.
+    """
+
+    def __init__(
+        self,
+        names: Sequence[str],
+        weights: Weights,
+        neighbours: Sequence[Sequence[int]],
+    ) -> None:
+        self.names = list(names)
+        self.number = {name: i for i, name in enumerate(names)}
+        self.weights = weights
+        self.neighbours = neighbours
+        self.pending: dict[str, list[Pending]] = {name: [] for name in names}
+        self.lost: set[str] = set()
+
+    def collect(
+        self,
+        server_round: int,
+        sent: Mapping[str, bytes],
+        relays: Callable[[bool], bool],
+    ) -> None:
+        """Put each node's message where its neighbours will get it.
+
+        Parameters
+        ----------
+        server_round : int
+            The round in which the messages were sent.
+        sent : mapping of str to bytes
+            By the sender's name; each has answered for all that it was sent.
+        relays : callable
+            Whether a neighbour gets a message, of whether it took part itself.
+        """
+        for name in sent:
+            self.pending[name] = []
+        for name, data in sent.items():
+            if not data:
+                continue
+            for j in self.neighbours[self.number[name]]:
+                neighbour = self.names[j]
+                if neighbour not in self.lost and relays(neighbour in sent):
+                    self.pending[neighbour].append(Pending(server_round, name, data))
+
+    def lists_for(self, name: str) -> dict[str, Any]:
+        """Return what a node is sent, as lists of the same length.
+
+        Parameters
+        ----------
+        name : str
+            The node.
+
+        Returns
+        -------
+        dict of str to list
+            ``relayed-rounds``, ``relayed-senders``, ``relayed-weights`` (w_ij) and
+            ``relayed-data``; empty where there is nothing.
+        """
+        i, pending = self.number[name], self.pending[name]
+        if not pending:
+            return {}
+        senders = [message.sender for message in pending]
+        places = [self.number[sender] for sender in senders]
+        return {
+            "relayed-rounds": [message.round for message in pending],
+            "relayed-senders": senders,
+            "relayed-weights": self.weights[i, places].tolist(),
+            "relayed-data": [message.data for message in pending],
+        }
+
+    def lose(self, name: str, reason: str) -> None:
+        """Go on without a node for good.
+
+        Parameters
+        ----------
+        name : str
+            The node.
+        reason : str
+            Why, for the log.
+        """
+        log(
+            WARNING,
+            "client %s is lost, as %s; its neighbours go on with what it sent last",
+            name,
+            reason,
+        )
+        self.lost.add(name)
+        self.pending[name] = []
+
+    def state_dict(self) -> tuple[Arrays, dict[str, Any]]:
+        """Return the names, what is pending, and who is lost.
+
+        Returns
+        -------
+        arrays : dict of str to ndarray
+            The messages, as bytes.
+        values : dict
+            What JSON can hold.
+        """
+        arrays: Arrays = {}
+        entries: list[list[Any]] = []
+        for name, messages in self.pending.items():
+            for message in messages:
+                key = f"pending-{len(entries)}"
+                arrays[key] = np.frombuffer(message.data, np.uint8)
+                entries.append([key, name, message.round, message.sender])
+        lost = sorted(self.lost)
+        return arrays, {"names": self.names, "pending": entries, "lost": lost}
+
+    def load_state_dict(self, arrays: Arrays, values: dict[str, Any]) -> None:
+        """Go back to a saved state, as `state_dict` returned it."""
+        if self.names != [str(name) for name in values["names"]]:
+            raise SettingsError("resume: the checkpoint is of another graph")
+        self.lost = {str(name) for name in values["lost"]}
+        for key, name, server_round, sender in values["pending"]:
+            message = Pending(int(server_round), sender, arrays[key].tobytes())
+            self.pending[name].append(message)

@@ -1,0 +1,121 @@
+"""What a run asks of a strategy besides the hooks of Flower's own."""
+
+from collections.abc import Mapping
+from typing import Any, ClassVar, Self
+
+from flwr.app import ArrayRecord
+from flwr.serverapp import Grid
+from flwr.serverapp.strategy import Strategy
+
+from strategies.server.exchange import Exchange
+from strategies.server.participants import Participants
+from strategies.server.replies import Arrays
+from strategies.server.standing import Standing
+from task.settings import Setting, Settings, build
+
+
+class RunHooks(Strategy):
+    """What is special about an algorithm, said by its class.
+
+    `server_app` and `simulation.py` ask for nothing else, so a strategy from outside
+    is run like ours.
+    """
+
+    # Import path of the client that belongs to this strategy.
+    client: ClassVar[str] = ""
+    # Import paths of the strategies for tasks, by name, that are a case of their own.
+    cases: ClassVar[Mapping[str, str]] = {}
+    # Whether only the last round is evaluated, whatever the settings say.
+    evaluated_once: ClassVar[bool] = False
+    # Whether a round waits for all that are asked.
+    waits_for_all: ClassVar[bool] = True
+    # What settings are in simulation unless they are given.
+    simulation_defaults: ClassVar[Mapping[str, Setting]] = {}
+
+    @classmethod
+    def from_settings(cls, settings: Settings) -> Self:
+        """Return the strategy with its declared arguments taken from settings."""
+        return build(cls, settings)
+
+    @classmethod
+    def client_path(cls, settings: Settings) -> str:
+        """Return the import path of the client for these settings."""
+        return cls.client
+
+    @classmethod
+    def settings_owners(cls, settings: Settings) -> list[type]:
+        """Return the classes whose declared settings this strategy reads."""
+        return [cls]
+
+    def check_clients(self, num_clients: int) -> None:
+        """Raise `SettingsError` unless a run with so many clients is possible.
+
+        Parameters
+        ----------
+        num_clients : int
+            How many there are when the run begins.
+        """
+
+    def wrap_grid(self, grid: Grid) -> Grid:
+        """Return the grid as this strategy needs it, where replies come by themselves.
+
+        Parameters
+        ----------
+        grid : Grid
+            The grid of a run.
+
+        Returns
+        -------
+        Grid
+            The same; a strategy that closes rounds early decorates it.
+        """
+        return grid
+
+    # What a strategy of ours has besides, and one that wraps another hands on.
+
+    client_metrics: dict[str, dict[str, float]]
+    participants: Participants
+    standing: Standing
+    # The exchange of the last training.
+    training: Exchange
+    checkpoint_every: int
+
+    def identify(self, grid: Grid) -> list[int]:
+        """Return the nodes that can take part, in the order of their clients' names."""
+        raise NotImplementedError
+
+    def initialize(self, grid: Grid) -> ArrayRecord:
+        """Return the arrays to start from.
+
+        Parameters
+        ----------
+        grid : Grid
+            The grid.
+
+        Returns
+        -------
+        ArrayRecord
+            The shared arrays.
+
+        Raises
+        ------
+        SettingsError
+            If there is nobody to ask for them.
+        """
+        raise NotImplementedError
+
+    def state_dict(self) -> tuple[Arrays, dict[str, Any]]:
+        """Return all that a resumed run needs besides the shared arrays.
+
+        Returns
+        -------
+        arrays : dict of str to ndarray
+            By name.
+        values : dict
+            What JSON can hold.
+        """
+        raise NotImplementedError
+
+    def load_state_dict(self, arrays: Arrays, values: dict[str, Any]) -> None:
+        """Go back to a saved state, as `state_dict` returned it."""
+        raise NotImplementedError

@@ -1,0 +1,225 @@
+"""One exchange of a round: who was asked, what is expected, and which replies count."""
+
+from collections.abc import Callable, Iterable, Mapping
+from logging import INFO, WARNING
+
+import numpy as np
+from flwr.app import ArrayRecord, Message
+from flwr.common import log
+
+from strategies.server.replies import (
+    Arrays,
+    InvalidReplyError,
+    check_arrays,
+    check_metrics,
+    count_bytes,
+)
+from task.messages import NUM_EXAMPLES, SERVER_ROUND
+
+
+class Exchange:
+    """Messages of one kind in one round, and their replies.
+
+    Parameters
+    ----------
+    server_round : int, default 0
+        The round.
+    name_of : callable, default str
+        A node's name.
+
+    Attributes
+    ----------
+    expected : dict of str to ArrayRecord
+        What the replies' records must be like, by key.
+    rejections : list of (str, str)
+        Clients whose replies do not count, and why.
+    silent : list of str
+        Clients that were asked and from which nothing came.
+    bytes_down, bytes_up : int
+        Size of the messages and of all replies.
+    """
+
+    def __init__(
+        self, server_round: int = 0, name_of: Callable[[int], str] = str
+    ) -> None:
+        self.server_round = server_round
+        self.name_of = name_of
+        self.asked: set[int] = set()
+        self.expected: dict[str, ArrayRecord] = {}
+        self.rejections: list[tuple[str, str]] = []
+        self.silent: list[str] = []
+        self.bytes_down = self.bytes_up = 0
+
+    def expect(self, key: str, like: ArrayRecord) -> None:
+        """Say what the replies' arrays under a key are like.
+
+        Parameters
+        ----------
+        key : str
+            Key of the ArrayRecord.
+        like : ArrayRecord
+            Of the same names, shapes and dtypes.
+        """
+        self.expected[key] = like
+
+    def ask(self, messages: list[Message]) -> list[Message]:
+        """Note who is asked, and count the bytes.
+
+        Parameters
+        ----------
+        messages : list of Message
+            The messages.
+
+        Returns
+        -------
+        list of Message
+            The same.
+        """
+        self.asked = {message.metadata.dst_node_id for message in messages}
+        self.bytes_down = sum(count_bytes(message) for message in messages)
+        return messages
+
+    def check(self, reply: Message) -> None:
+        """Raise `InvalidReplyError` unless a reply is of this round and as expected.
+
+        Parameters
+        ----------
+        reply : Message
+            A reply with content.
+        """
+        for key in self.expected:
+            self.arrays(reply, key)
+        # A liar can say what it likes; this is for content that is sent again.
+        said = check_metrics(reply).get(SERVER_ROUND, self.server_round)
+        if said != self.server_round:
+            raise InvalidReplyError(
+                f"is of round {said:g}, not of round {self.server_round}"
+            )
+
+    def arrays(self, reply: Message, key: str) -> Arrays:
+        """Return a reply's arrays, checked against what is expected.
+
+        Parameters
+        ----------
+        reply : Message
+            The reply.
+        key : str
+            Key of the ArrayRecord.
+
+        Returns
+        -------
+        dict of str to ndarray
+            By name, in the expected order.
+        """
+        return check_arrays(reply, key, self.expected[key])
+
+    def close(
+        self, replies: Iterable[Message], check: Callable[[Message], object]
+    ) -> list[Message]:
+        """Return the replies that count, in the order of the clients' names.
+
+        What fails is logged with the client's name and the reason.
+
+        Parameters
+        ----------
+        replies : iterable of Message
+            What came back.
+        check : callable
+            Raises `InvalidReplyError` for a reply that must not count.
+
+        Returns
+        -------
+        list of Message
+            At most one a client that was asked.
+        """
+        replies = list(replies)
+        came = {reply.metadata.src_node_id for reply in replies}
+        self.silent = sorted(map(self.name_of, self.asked - came))
+        self.bytes_up = sum(count_bytes(reply) for reply in replies)
+        valid: dict[int, Message] = {}
+        for reply in replies:
+            node = reply.metadata.src_node_id
+            if reply.has_error() and node not in self.asked:
+                # The SuperLink's word, under its own id, that a node has left: that
+                # client has not answered.
+                log(INFO, "a client has not answered: %s", reply.error.reason)
+                continue
+            try:
+                if node not in self.asked:
+                    raise InvalidReplyError("comes from a node that was not asked")
+                if node in valid:
+                    raise InvalidReplyError("comes twice")
+                if reply.has_error():
+                    raise InvalidReplyError(f"is an error: {reply.error.reason}")
+                check(reply)
+                valid[node] = reply
+            except InvalidReplyError as error:
+                reason = " ".join(str(error).split())
+                log(INFO, "reply of client %s %s", self.name_of(node), reason)
+                self.rejections.append((self.name_of(node), reason))
+        if self.rejections:
+            log(
+                WARNING,
+                "%d replies rejected; that of client %s %s",
+                len(self.rejections),
+                *self.rejections[0],
+            )
+        order = sorted(valid, key=lambda node: (self.name_of(node), node))
+        return [valid[node] for node in order]
+
+    def names(self, replies: Iterable[Message]) -> list[str]:
+        """Return the names of the clients that have sent replies, in their order."""
+        return [self.name_of(reply.metadata.src_node_id) for reply in replies]
+
+
+def mean_loss(metrics: Iterable[Mapping[str, float]]) -> dict[str, float]:
+    """Return ``train-loss``, the mean over examples, from clients' metrics.
+
+    Parameters
+    ----------
+    metrics : iterable of mapping
+        Of one client each. A loss may be called ``train-loss``, ``train_loss`` or
+        ``loss``.
+
+    Returns
+    -------
+    dict of str to float
+        Empty where no client says a loss.
+    """
+    said = [
+        (m.get(NUM_EXAMPLES, 1.0), m[name])
+        for m in metrics
+        for name in [next((n for n in LOSSES if n in m), "")]
+        if name
+    ]
+    if not said:
+        return {}
+    weights = np.array([weight for weight, _ in said])
+    losses = np.array([loss for _, loss in said])
+    total = weights.sum()
+    return {"train-loss": float(losses @ weights / total) if total else 0.0}
+
+
+# Ours, that of Flower's templates, and the plain one.
+LOSSES = ("train-loss", "train_loss", "loss")
+
+
+def mean_metrics(metrics: Iterable[Mapping[str, float]]) -> dict[str, float]:
+    """Return the plain mean of every metric over the clients that say it.
+
+    Parameters
+    ----------
+    metrics : iterable of mapping
+        Of one client each.
+
+    Returns
+    -------
+    dict of str to float
+        Without ``num-examples``.
+    """
+    collected: dict[str, list[float]] = {}
+    for said in metrics:
+        for name, value in said.items():
+            collected.setdefault(name, []).append(value)
+    collected.pop(NUM_EXAMPLES, None)
+    return {name: float(np.mean(values)) for name, values in collected.items()}

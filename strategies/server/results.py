@@ -1,0 +1,132 @@
+"""What a run has written: rows of rounds, and the summary that follows from them."""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from strategies.algorithms import short_name
+from task.files import write_atomically
+from task.settings import Settings, SettingsError
+
+Row = dict[str, Any]
+
+METRICS, CLIENTS, SUMMARY, PLOT = (
+    "metrics.jsonl",
+    "clients.json",
+    "summary.json",
+    "accuracy.png",
+)
+# Metrics of which a run's result has the mean.
+SUMMARIZED = (
+    "accuracy",
+    "accuracy-global",
+    "loss",
+    "distance",
+    "error",
+    "consensus-distance",
+    "loss-point",
+    "constraint",
+)
+
+
+def read_rows(path: Path) -> list[Row]:
+    """Return the rows of a ``metrics.jsonl``.
+
+    Parameters
+    ----------
+    path : Path
+        The file.
+
+    Returns
+    -------
+    list of dict
+        One a round; a last line that was cut off by a crash is left out.
+    """
+    rows = []
+    if path.is_file():
+        for line in path.read_text(encoding="utf-8").splitlines():
+            try:
+                rows.append(json.loads(line))
+            except ValueError:
+                break
+    return rows
+
+
+def read_summary(settings: Settings) -> dict[str, Any]:
+    """Return what a run that has ended has written into ``summary.json``.
+
+    Parameters
+    ----------
+    settings : mapping
+        All settings.
+
+    Returns
+    -------
+    dict
+        The algorithm's part of the summary.
+
+    Raises
+    ------
+    SettingsError
+        If it is not there.
+    """
+    path = Path(str(settings["output"])) / SUMMARY
+    try:
+        whole = json.loads(path.read_text(encoding="utf-8"))
+        summary: dict[str, Any] = whole["algorithms"][
+            short_name(str(settings["algorithm"]))
+        ]
+    except (OSError, ValueError, LookupError, TypeError):
+        raise SettingsError(
+            f"resume: the run has ended, and {str(path)!r} has no summary of it; "
+            "num-server-rounds must be more to go on"
+        ) from None
+    return summary
+
+
+def summarize(
+    rows: list[Row], clients: Mapping[str, Mapping[str, Any]], last: int
+) -> dict[str, Any]:
+    """Return a run's result: means over its last rounds, never the best round.
+
+    Parameters
+    ----------
+    rows : list of dict
+        The rounds' metrics.
+    clients : mapping
+        Each client's final metrics.
+    last : int
+        How many rounds at the end the result is the mean of.
+
+    Returns
+    -------
+    dict
+        ``accuracy`` (and other metrics of the evaluation), ``accuracy-std-clients``,
+        ``rounds``, ``seconds``, ``bytes``, and ``bits`` of gossip's messages.
+    """
+    summary: dict[str, Any] = {}
+    final = [row for row in rows if row["round"] > rows[-1]["round"] - last]
+    for name in SUMMARIZED:
+        values = [row[name] for row in final if name in row]
+        if values:
+            summary[name] = float(np.mean(values))
+    accuracies = [c["accuracy"] for c in clients.values() if "accuracy" in c]
+    if accuracies:
+        summary["accuracy-std-clients"] = float(np.std(accuracies))
+    bits = [row["bits"] for row in rows if "bits" in row]
+    if bits:
+        summary["bits"] = sum(bits)
+    return summary | {
+        "rounds": rows[-1]["round"],
+        "seconds": rows[-1]["seconds"],
+        **{n: rows[-1][n] for n in ("seconds-simulated",) if n in rows[-1]},
+        "bytes": sum(row["bytes-down"] + row["bytes-up"] for row in rows),
+    }
+
+
+def write_json(path: Path, value: object) -> None:
+    """Write a value as JSON, wholly or not at all."""
+    write_atomically(path, (json.dumps(value, indent=2) + "\n").encode())

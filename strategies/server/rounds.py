@@ -1,0 +1,253 @@
+"""A run, round by round."""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from logging import ERROR, WARNING
+from typing import Annotated, Any
+
+from flwr.app import ArrayRecord, ConfigRecord
+from flwr.common import log
+from flwr.serverapp import Grid
+from flwr.serverapp.strategy import Strategy
+
+from strategies.grids.arrivals import SimulatedArrivals
+from strategies.hooks import RunHooks
+from strategies.server.checkpoint import Checkpoint
+from strategies.server.report import Report
+from task.settings import Checked, Free, Range, SettingsError
+
+
+@dataclass(frozen=True)
+class RunSettings(Checked):
+    """What a run needs to know besides its algorithm and its task.
+
+    Parameters
+    ----------
+    algorithm : str, default "fedrep"
+        A name of ``--list``, or the import path ``package.module:Class`` of a strategy.
+    task : str, default "digits"
+        A name of ``--list``, or the import path ``package.module:function`` of a task.
+    num_clients : int, default 20
+        Clients in simulation.
+    num_server_rounds : int, default 30
+        Rounds.
+    round_timeout : float, default 3600
+        Seconds to wait for the replies of a round.
+    max_empty_rounds : int, default 0
+        End a run after so many rounds in a row without a valid reply; 0 never does. In
+        ``simulation.py`` 3.
+    evaluate_every : int, default 5
+        Which rounds are evaluated; 0 only the last ones.
+    evaluate_last : int, default 10
+        How many rounds at the end are evaluated; the result is their mean.
+    output : str, default "results"
+        Where the results are written.
+    checkpoint_every : int, default 0
+        Rounds between two checkpoints; 0 writes none.
+    resume : str, default ""
+        Go on from the checkpoint in this results folder.
+    """
+
+    algorithm: Annotated[str, Free("a name or import path")] = "fedrep"
+    task: Annotated[str, Free("a name or import path")] = "digits"
+    num_clients: Annotated[int, Range("[1, inf)")] = 20
+    num_server_rounds: Annotated[int, Range("[1, inf)")] = 30
+    round_timeout: Annotated[float, Range("(0, inf)")] = 3600.0
+    max_empty_rounds: Annotated[int, Range("[0, inf)")] = 0
+    evaluate_every: Annotated[int, Range("[0, inf)")] = 5
+    evaluate_last: Annotated[int, Range("[0, inf)")] = 10
+    output: Annotated[str, Free("a directory")] = "results"
+    checkpoint_every: Annotated[int, Range("[0, inf)")] = 0
+    resume: Annotated[str, Free("a directory")] = ""
+
+    def __post_init__(self) -> None:
+        """Check the values."""
+        super().__post_init__()
+        if not self.output:
+            raise SettingsError("output is ''; it must be a directory")
+
+
+def run_rounds(
+    strategy: Strategy,
+    grid: Grid,
+    arrays: ArrayRecord,
+    rounds: range,
+    *,
+    evaluated: Callable[[int], bool] = lambda server_round: True,
+    timeout: float = 3600.0,
+    after_round: Callable[[int, ArrayRecord, dict[str, Any]], None] | None = None,
+) -> ArrayRecord:
+    """Run a strategy's hooks for some rounds.
+
+    As Flower's ``Strategy.start``, but it can begin after a checkpoint, evaluate only
+    some rounds, and report each one. It calls nothing but the hooks, so it runs
+    Flower's own strategies and wrappers as well.
+
+    Parameters
+    ----------
+    strategy : Strategy
+        The strategy.
+    grid : Grid
+        The grid.
+    arrays : ArrayRecord
+        What the first round sends.
+    rounds : range
+        The rounds.
+    evaluated : callable
+        Whether a round is evaluated; all are by default.
+    timeout : float, default 3600
+        Seconds to wait for replies.
+    after_round : callable, optional
+        Called with the round, the shared arrays and the round's metrics.
+
+    Returns
+    -------
+    ArrayRecord
+        The shared arrays after the last round.
+    """
+    for server_round in rounds:
+        messages = strategy.configure_train(server_round, arrays, ConfigRecord(), grid)
+        replies = grid.send_and_receive(messages, timeout=timeout)
+        aggregated, trained = strategy.aggregate_train(server_round, replies)
+        if aggregated is None:
+            log(WARNING, "round %d has no valid reply: arrays stay", server_round)
+        else:
+            arrays = aggregated
+        metrics: dict[str, Any] = dict(trained or {})
+        if evaluated(server_round):
+            messages = strategy.configure_evaluate(
+                server_round, arrays, ConfigRecord(), grid
+            )
+            replies = grid.send_and_receive(messages, timeout=timeout)
+            tested: dict[str, Any] = dict(
+                strategy.aggregate_evaluate(server_round, replies) or {}
+            )
+            # What evaluation costs is no part of the algorithm.
+            tested["bytes-evaluate"] = tested.pop("bytes-down", 0) + tested.pop(
+                "bytes-up", 0
+            )
+            # What a client says in an evaluation cannot replace what is known here.
+            tested.pop("round", None)
+            metrics = {**tested, **metrics}
+        if after_round is not None:
+            after_round(server_round, arrays, metrics)
+    return arrays
+
+
+class Rounds:
+    """The rounds of a run: which are evaluated, what is written after each.
+
+    Parameters
+    ----------
+    strategy : RunHooks
+        The strategy.
+    settings : RunSettings
+        How long the run is, and what is evaluated.
+    report : Report
+        Where the rows go, and the checkpoints.
+    clock : SimulatedArrivals, optional
+        The simulated time.
+    seconds_before : float, default 0
+        What a run that is resumed has taken so far.
+    """
+
+    def __init__(
+        self,
+        strategy: RunHooks,
+        settings: RunSettings,
+        report: Report,
+        clock: SimulatedArrivals | None = None,
+        seconds_before: float = 0.0,
+    ) -> None:
+        self.strategy, self.settings, self.report = strategy, settings, report
+        self.clock = clock
+        self._began = time.monotonic() - seconds_before
+        # Rounds in a row without a valid reply.
+        self._empty = 0
+
+    def run(self, grid: Grid, arrays: ArrayRecord, after: int) -> None:
+        """Run all rounds after a given one.
+
+        Parameters
+        ----------
+        grid : Grid
+            The grid.
+        arrays : ArrayRecord
+            What the first of them sends.
+        after : int
+            The last round that is already there.
+
+        Raises
+        ------
+        SettingsError
+            If ``max-empty-rounds`` rounds in a row had no valid reply, or with such a
+            limit no round had.
+        """
+        with self.report.progress:
+            run_rounds(
+                self.strategy,
+                grid,
+                arrays,
+                range(after + 1, self.settings.num_server_rounds + 1),
+                evaluated=self.is_evaluated,
+                timeout=self.settings.round_timeout,
+                after_round=self._after_round,
+            )
+        counted = any(row.get("clients") for row in self.report.rows)
+        if self.settings.max_empty_rounds and not counted:
+            raise SettingsError(f"no round had a valid reply; {self._failure()}")
+
+    def is_evaluated(self, server_round: int) -> bool:
+        """Return whether a round is evaluated."""
+        every, last = self.settings.evaluate_every, self.settings.evaluate_last
+        if self.strategy.evaluated_once:
+            every, last = 0, 1
+        due = every > 0 and server_round % every == 0
+        return due or server_round > self.settings.num_server_rounds - last
+
+    def _after_round(
+        self, server_round: int, arrays: ArrayRecord, metrics: dict[str, Any]
+    ) -> None:
+        seconds = time.monotonic() - self._began
+        about = {"round": server_round, "seconds": round(seconds, 3)}
+        row = {**about, **metrics, **about}
+        if self.clock is not None:
+            row["seconds-simulated"] = self.clock.seconds
+        exchange = self.strategy.training
+        if exchange.rejections:
+            row["rejected-clients"] = [name for name, _ in exchange.rejections]
+        if exchange.silent and self.strategy.waits_for_all:
+            log(WARNING, "no reply of clients %s", ", ".join(exchange.silent))
+            row["unanswered-clients"] = exchange.silent
+        self.report.add(row)
+        # A strategy that has nobody left to ask says so.
+        idle = metrics.get("asked") == 0
+        self._empty = 0 if metrics.get("clients") or idle else self._empty + 1
+        limit = self.settings.max_empty_rounds
+        if limit and self._empty >= limit:
+            raise SettingsError(
+                f"no valid reply in {self._empty} rounds in a row; {self._failure()}"
+            )
+        self._write_checkpoint(server_round, arrays, seconds)
+
+    def _failure(self) -> str:
+        exchange = self.strategy.training
+        silent = [(name, "no answer") for name in exchange.silent]
+        name, reason = [*exchange.rejections, *silent, ("", "nobody asked")][0]
+        return f"client {name}: {reason}"
+
+    def _write_checkpoint(
+        self, server_round: int, arrays: ArrayRecord, seconds: float
+    ) -> None:
+        interval = self.settings.checkpoint_every
+        last = server_round == self.settings.num_server_rounds
+        if not interval or not (server_round % interval == 0 or last):
+            return
+        state, settings = self.strategy.state_dict(), self.report.settings
+        checkpoint = Checkpoint(server_round, arrays, state, seconds, settings)
+        try:
+            checkpoint.write(self.report.directory)
+            self.strategy.standing.checkpointed = server_round
+        except OSError as error:
+            log(ERROR, "checkpoint of round %d not kept: %s", server_round, error)

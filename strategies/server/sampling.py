@@ -1,0 +1,73 @@
+"""Who trains in a round."""
+
+from dataclasses import dataclass
+from logging import WARNING
+
+import numpy as np
+from flwr.common import log
+
+from task.settings import SettingsError
+
+
+@dataclass(frozen=True)
+class Sampler:
+    """Seeded sampling without replacement.
+
+    Parameters
+    ----------
+    fraction : float
+        Share of the nodes, in (0, 1]; rounded down.
+    least : int
+        The least number of nodes.
+    seed : int
+        Who is sampled follows from the seed, the round and the nodes' order alone.
+    """
+
+    fraction: float
+    least: int
+    seed: int
+
+    def check(self, num_nodes: int) -> None:
+        """Raise unless so many nodes are enough for one to be sampled.
+
+        Parameters
+        ----------
+        num_nodes : int
+            How many there are.
+
+        Raises
+        ------
+        SettingsError
+            If nobody is sampled.
+        """
+        if self._share(num_nodes) == 0 and self.least <= 1 and num_nodes:
+            raise SettingsError(
+                f"fraction-train is {self.fraction}: of {num_nodes} clients it samples "
+                f"nobody; it must be at least {1 / num_nodes:.4g}"
+            )
+        if self.least > num_nodes:
+            told = "min-train-nodes is %d, of which there are only %d: all train"
+            log(WARNING, told, self.least, num_nodes)
+
+    def _share(self, num_nodes: int) -> int:
+        return int(self.fraction * num_nodes + 1e-9)
+
+    def sample(self, server_round: int, nodes: list[int]) -> list[int]:
+        """Sample the nodes that train in a round.
+
+        Parameters
+        ----------
+        server_round : int
+            The round, from 1.
+        nodes : list of int
+            Nodes to choose from, in a fixed order.
+
+        Returns
+        -------
+        list of int
+            The sampled nodes, in the same order.
+        """
+        count = min(max(self._share(len(nodes)), self.least), len(nodes))
+        rng = np.random.default_rng([self.seed, 0x5A3B, server_round])
+        chosen = sorted(rng.choice(len(nodes), count, replace=False))
+        return [nodes[i] for i in chosen]

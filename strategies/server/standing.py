@@ -1,0 +1,65 @@
+"""How far a run has come with each client."""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from flwr.app import ConfigRecord
+
+from task.messages import ACKNOWLEDGED_ROUND, CHECKPOINT_ROUND, RUN
+
+
+@dataclass
+class Standing:
+    """Which replies have counted, so that clients keep what the run would go back to.
+
+    Parameters
+    ----------
+    run_token : str, default ""
+        Tells clients one run from another; kept by checkpoints.
+    checkpointed : int, default 0
+        Last round of a checkpoint that was really written.
+    acknowledged : dict of str to int
+        Last round in which each client's reply counted, by name.
+    """
+
+    run_token: str = ""
+    checkpointed: int = 0
+    acknowledged: dict[str, int] = field(default_factory=dict)
+
+    def config(self, name: str, server_round: int, checkpoints: bool) -> ConfigRecord:
+        """Return what a client is told.
+
+        Parameters
+        ----------
+        name : str
+            The client.
+        server_round : int
+            The round of the message.
+        checkpoints : bool
+            Whether the run writes checkpoints.
+
+        Returns
+        -------
+        ConfigRecord
+            The run, the client's last round that counted, and the round that a resume
+            would go back to.
+        """
+        resumable = checkpoints or self.checkpointed > 0
+        told = ConfigRecord(
+            {
+                ACKNOWLEDGED_ROUND: self.acknowledged.get(name, 0),
+                CHECKPOINT_ROUND: self.checkpointed if resumable else server_round - 1,
+            }
+        )
+        if self.run_token:
+            told[RUN] = self.run_token
+        return told
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what a checkpoint keeps."""
+        return {"acknowledged": self.acknowledged, "run": self.run_token}
+
+    def load_state_dict(self, values: dict[str, Any]) -> None:
+        """Go back to a saved state, as `state_dict` returned it."""
+        self.acknowledged = {n: int(r) for n, r in values["acknowledged"].items()}
+        self.run_token = str(values["run"])

@@ -1,0 +1,30 @@
+"""The keys under which server and clients put things into messages."""
+
+# Records.
+ARRAYS = "arrays"
+HEAD = "head"
+CONFIG = "config"
+METRICS = "metrics"
+PROPERTIES = "properties"
+BYTES = "bytes"
+
+# In the config of a message to a client.
+SERVER_ROUND = "server-round"
+RUN = "run"
+ACKNOWLEDGED_ROUND = "acknowledged-round"
+CHECKPOINT_ROUND = "checkpoint-round"
+# As in Flower's FedProx.
+PROXIMAL_WEIGHT = "proximal-mu"
+
+# Actions of queries.
+INITIAL_ARRAYS = "arrays"
+STATISTICS = "statistics"
+
+# What a client tells of itself.
+CLIENT = "client"
+STRUCTURE = "structure"
+REFUSAL = "refusal"
+NUM_EXAMPLES = "num-examples"
+NUM_TEST_EXAMPLES = "num-test-examples"
+# Of a client with images.
+INPUTS = ("channels", "height", "width")
