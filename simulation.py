@@ -119,12 +119,12 @@ def run(algorithm: str, settings: Settings, backend: str) -> Run:
     # The workers run elsewhere.
     output = Path(str(settings["output"])).resolve()
     choice = {**settings, "algorithm": algorithm, "output": str(output)}
-    # Without what only the other algorithms of the command declare.
+    # Clients refuse what only the other algorithms of the command declare.
     known = {name for maker in owners(choice) for name in declared(maker)}
-    settings = {n: v for n, v in choice.items() if n in known or n in defaults()}
+    own = {n: v for n, v in choice.items() if n in known or n in defaults()}
     kind = RayGrid if backend == "ray" else InlineGrid
-    grid = kind(make_app(dict(settings)), int(settings["num-clients"]))
-    summary = server_app.run(grid, settings, lambda: _take_over_clients(settings))
+    grid = kind(make_app(own), int(settings["num-clients"]))
+    summary = server_app.run(grid, choice, lambda: _take_over_clients(choice))
     return Run(summary, read_rows(output / short_name(algorithm) / METRICS))
 
 
@@ -312,7 +312,7 @@ def show(
     columns = {
         "accuracy": ("accuracy", "{:.2%}"),
         "accuracy-std-clients": ("std over clients", "{:.2%}"),
-        "accuracy-global": ("not fine-tuned", "{:.2%}"),
+        "accuracy-global": ("global model", "{:.2%}"),
         "distance": ("distance", "{:.4f}"),
         "error": ("error", "{:.4f}"),
         "consensus-distance": ("consensus distance", "{:.3g}"),
@@ -324,6 +324,8 @@ def show(
         "bits": ("Mbit of messages", "{:,.3f}"),
         "bytes": ("MB", "{:,.1f}"),
     }
+    if not any("accuracy" in summary for summary in summaries.values()):
+        columns["loss"] = ("test loss", "{:.4g}")
     present = {
         name: column
         for name, column in columns.items()

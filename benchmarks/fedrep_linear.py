@@ -20,11 +20,13 @@ from rich.progress import track
 
 from clients.client_app import make_app
 from clients.fedrep import solve_head
-from strategies import BaseStrategy, build_strategy
+from strategies import build_strategy
 from strategies.grids.simulation import InlineGrid
-from strategies.server_app import run_rounds
+from strategies.hooks import RunHooks
+from strategies.server.rounds import run_rounds
+from task.base import Matrix
 from task.settings import Setting, resolve
-from task.tasks.linear import LinearTask, Matrix, principal_angle_distance
+from task.tasks.linear import LinearTask, principal_angle_distance
 
 Own = dict[str, Setting]
 WEIGHT = "representation.weight"
@@ -60,7 +62,7 @@ def train(
     start: ArrayRecord | None = None,
     trained: int | None = None,
     evaluated: Callable[[int], bool] = lambda server_round: False,
-) -> tuple[BaseStrategy, Matrix]:
+) -> tuple[RunHooks, Matrix]:
     """Run an algorithm inline on the linear task; return the strategy and the last B.
 
     ``after_round`` is called with the round (0 for the start), B (d × k) and metrics;

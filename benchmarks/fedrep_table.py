@@ -16,8 +16,8 @@ import numpy as np
 from common import RESULTS, markdown, provenance, write
 
 from simulation import simulate
-from strategies.server.report import read_rows
-from task.settings import Setting, resolve
+from strategies.server.results import read_rows
+from task.settings import Setting
 
 # Collins et al., ICML 2021, Table 1, CIFAR-10; by clients and classes per client.
 PAPER = {
@@ -47,25 +47,22 @@ def run(
     cell = f"{arguments.clients}x{arguments.classes_per_client}"
     name = row.replace(":", "_").replace(",", "_").replace('"', "")
     output = Path(arguments.output) / f"{cell}-{arguments.rounds}" / f"{name}-{seed}"
-    settings = resolve(
-        {
-            "task": "image-folder",
-            "data-dir": arguments.data_dir,
-            "num-clients": arguments.clients,
-            "classes-per-client": arguments.classes_per_client,
-            "fraction-train": 0.1,
-            "num-server-rounds": arguments.rounds,
-            "evaluate-every": arguments.evaluate_every,
-            "algorithm": algorithm,
-            "seed": seed,
-            "output": str(output),
-            **own,
-        }
-    )
+    settings: dict[str, Setting] = {
+        "task": "image-folder",
+        "data-dir": arguments.data_dir,
+        "num-clients": arguments.clients,
+        "classes-per-client": arguments.classes_per_client,
+        "fraction-train": 0.1,
+        "num-server-rounds": arguments.rounds,
+        "evaluate-every": arguments.evaluate_every,
+        "seed": seed,
+        "output": str(output),
+        **own,
+    }
     summary = output / "summary.json"
     if not summary.is_file():
         began = time.monotonic()
-        simulate(settings, arguments.backend)
+        simulate(algorithm, arguments.backend, **settings)
         (output / "commit").write_text(provenance()["commit"] + "\n")
         print(f"{row} seed {seed}: {time.monotonic() - began:.0f} s", flush=True)
     result = json.loads(summary.read_text())["algorithms"][algorithm]

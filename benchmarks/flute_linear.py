@@ -24,7 +24,8 @@ from rich.progress import track
 
 from strategies import FLUTELinear
 from strategies.grids.simulation import InlineGrid
-from task.tasks.linear import LinearTask, Matrix
+from task.base import Matrix
+from task.tasks.linear import LinearTask
 
 DIMENSION, STEP, ROUNDS = 10, 0.03, 500
 RANKS = (2, 4, 6, 8)

@@ -16,13 +16,14 @@ import torch
 from common import RESULTS
 from rich.progress import track
 
-from clients.client_app import complete, make_app
+from clients.algorithms import complete
+from clients.client_app import make_app
 from clients.device.state import PREFIX
-from simulation import InlineGrid
 from strategies import build_strategy
-from strategies.server_app import run_rounds
+from strategies.grids.simulation import InlineGrid
+from strategies.server.rounds import run_rounds
 from task.settings import Settings, resolve
-from task.tasks.image import build_task
+from task.tasks import build_task
 from task.training import evaluate
 
 # Bits a second of a link (dissertation, section 3.5.3).
@@ -59,7 +60,7 @@ def run(name: str, given: Settings, output: Path, every: int) -> Rows:
     settings = complete(resolve(given))
     nodes = int(settings["num-clients"])
     task = build_task(settings, nodes)
-    grid = InlineGrid(make_app(settings), nodes)
+    grid = InlineGrid(make_app(dict(settings)), nodes)
     strategy = build_strategy(settings)
     arrays = strategy.initialize(grid)
     local = int(settings["local-steps"]) if settings["algorithm"] == "squarm-sgd" else 1
@@ -83,7 +84,9 @@ def run(name: str, given: Settings, output: Path, every: int) -> Rows:
             after_round=note,
         )
         if seen["clients"] < nodes:
-            raise RuntimeError(f"{name}: round {server_round}: {strategy.rejections}")
+            raise RuntimeError(
+                f"{name}: round {server_round}: {strategy.training.rejections}"
+            )
         bits += seen["bits"] / nodes
         link += seen["bits"] / max(seen["sent"], 1) / LINK
         if server_round % every == 0 or server_round == 1:
@@ -131,7 +134,7 @@ def mean_model(grid: InlineGrid) -> tuple[dict[str, torch.Tensor], float]:
             (n for n in context.state if n.startswith(PREFIX)),
             key=lambda n: int(n.removeprefix(PREFIX)),
         )
-        record: Mapping[str, Any] = context.state[newest]  # type: ignore[assignment]
+        record: Mapping[str, Any] = context.state[newest]
         models.append(
             {n: a.numpy() for n, a in record.items() if not n.startswith("gossip.")}
         )

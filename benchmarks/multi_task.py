@@ -23,7 +23,7 @@ from strategies.gossip.graphs import erdos_renyi
 from task.saddle_point.algorithm import SaddlePoint
 from task.saddle_point.constraints import Ball, Proximity, build_problem, directed
 from task.saddle_point.network import Network
-from task.saddle_point.problems import QCQP, Floats, LogisticRegression
+from task.saddle_point.problems import QCQP, Float64s, LogisticRegression
 
 NODES, STEP, DELTA = 30, 1e-3, 100.0
 EDGE_PROBABILITY = {"qcqp": 0.15, "logistic": 0.3}
@@ -57,15 +57,15 @@ class Case:
         )
         return Network(saddle, SCHEMES[scheme], self.seed)
 
-    def gap(self, x: Floats) -> float:
+    def gap(self, x: Float64s) -> float:
         """Return (F(x) - F(x*)) / |F(x*)|: negative where constraints are violated."""
         return float(self.problem.expected(x).sum() - self.least) / abs(self.least)
 
-    def distance(self, x: Floats) -> float:
+    def distance(self, x: Float64s) -> float:
         """Return ||x - x*|| / ||x*||."""
         return float(np.linalg.norm(x - self.optimum) / np.linalg.norm(self.optimum))
 
-    def constraints(self, x: Floats) -> Floats:
+    def constraints(self, x: Float64s) -> Float64s:
         """Return g of every edge, from both of its ends."""
         return self.constraint.value(x[self.pairs[:, 0]], x[self.pairs[:, 1]])
 
@@ -89,7 +89,7 @@ class Case:
         return row
 
 
-def solve(problem: QCQP, constraint: Proximity) -> Floats:
+def solve(problem: QCQP, constraint: Proximity) -> Float64s:
     """Return the optimum of the QCQP, from an interior-point solver."""
     try:
         import cvxpy as cp
@@ -116,7 +116,7 @@ def solve(problem: QCQP, constraint: Proximity) -> Floats:
     return np.asarray(x.value)
 
 
-def true_models(problem: LogisticRegression, constraint: Proximity) -> Floats:
+def true_models(problem: LogisticRegression, constraint: Proximity) -> Float64s:
     """Return the true models: the optimum, once they are known to be feasible."""
     x, (i, j) = problem.models, constraint.pairs.T
     if constraint.value(x[i], x[j]).max() > 0 or np.linalg.norm(x, axis=1).max() > 20:

@@ -7,7 +7,7 @@ import numpy as np
 from common import RESULTS, markdown
 
 from task.compression.per_tensor import Compressor, Identity, Sign, SignTopK, TopK
-from task.saddle_point.problems import Floats
+from task.saddle_point.problems import Float64s
 
 TITLES = {"qcqp": "QCQP (Figure 4.1)", "logistic": "Logistic regression (Figure 4.2)"}
 SCHEMES: dict[str, Compressor] = {
@@ -205,7 +205,7 @@ def plot(name: str, results: Results) -> None:
 def statements(results: Results) -> str:
     """Return what is to be shown, each with its numbers."""
 
-    def ends(label: str, key: str) -> Floats:
+    def ends(label: str, key: str) -> Float64s:
         return np.array([run["end"][key] for run in results[label]])
 
     lines = []

@@ -18,7 +18,7 @@ from rich.progress import track
 from clients.client_app import make_app
 from strategies import build_strategy
 from strategies.grids.simulation import InlineGrid
-from strategies.server_app import run_rounds
+from strategies.server.rounds import run_rounds
 from task.settings import Setting, resolve
 from task.tasks.linear import principal_angle_distance
 from task.transfer import (

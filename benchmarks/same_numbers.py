@@ -173,10 +173,11 @@ def compare(old: Path, new: Path) -> int:
     """Print what differs."""
     before, after = results(old), results(new)
     # NaN differs from itself, so text is compared.
-    differ = [k for k in before if repr(before[k]) != repr(after.get(k))]
-    for key in differ:
-        print(f"{key}: was {before[key]!r}, is {after.get(key)!r}")
-    print(f"{len(before)} numbers, {len(differ)} differ")
+    names = dict.fromkeys([*before, *after])
+    differ = [n for n in names if repr(before.get(n)) != repr(after.get(n))]
+    for name in differ:
+        print(f"{name}: was {before.get(name)!r}, is {after.get(name)!r}")
+    print(f"{len(names)} numbers, {len(differ)} differ")
     return 1 if differ or not before else 0
 
 

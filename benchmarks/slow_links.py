@@ -18,10 +18,11 @@ from fedrep_table import commits, run
 from flwr.app import Message, MessageType
 from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects
 
-from clients.client_app import complete, make_app
-from simulation import InlineGrid
+from clients.algorithms import complete
+from clients.client_app import make_app
 from strategies import ALGORITHMS, build_strategy
-from strategies.server_app import run_rounds
+from strategies.grids.simulation import InlineGrid
+from strategies.server.rounds import run_rounds
 from task.settings import Setting, SettingsError, resolve
 
 TRANSPORTS = ("float32", "float16")
@@ -156,14 +157,14 @@ def measure(
             }
         )
     )
-    grid = ScaleGrid(make_app(settings), NODES)
+    grid = ScaleGrid(make_app(dict(settings)), NODES)
     grid.server_round = server_round
     strategy = build_strategy(settings)
     arrays = strategy.initialize(grid)
     rounds = range(1, server_round + 1)
     run_rounds(strategy, grid, arrays, rounds, evaluated=lambda _: False)
-    if strategy.rejections:
-        raise RuntimeError(f"{algorithm}: {strategy.rejections}")
+    if strategy.training.rejections:
+        raise RuntimeError(f"{algorithm}: {strategy.training.rejections}")
     return {way: size(m) for way, m in zip(("down", "up"), grid.kept, strict=True)}
 
 

@@ -9,7 +9,6 @@ representation as the bare loop, which is checked.
 import argparse
 import tempfile
 import time
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -20,33 +19,29 @@ from torch import Tensor
 from clients import FedRepClient
 from clients.client_app import make_app
 from simulation import simulate
-from strategies import build_strategy
+from strategies import FedRep, build_strategy
 from strategies.grids.simulation import InlineGrid
-from strategies.server_app import run_rounds
+from strategies.server.rounds import run_rounds
 from task.models import SplitModel
-from task.settings import Setting, resolve
-from task.tasks.image import build_task
+from task.settings import Setting, Settings, resolve
+from task.tasks import build_task
 
 Batches = list[tuple[Tensor, Tensor]]
 
 
-def settings_for(arguments: argparse.Namespace, **more: Setting) -> dict[str, Setting]:
+def settings_for(arguments: argparse.Namespace) -> dict[str, Setting]:
     """Return FedRep's CIFAR-10 settings (100 clients, 5 classes, 10 % a round)."""
-    return resolve(
-        {
-            "algorithm": "fedrep",
-            "task": "image-folder",
-            "data-dir": arguments.data_dir,
-            "num-clients": 100,
-            "classes-per-client": 5,
-            "fraction-train": 0.1,
-            "num-server-rounds": arguments.rounds,
-            "head-epochs": 1,
-            "evaluate-every": 0,
-            "evaluate-last": 0,
-            **{name.replace("_", "-"): value for name, value in more.items()},
-        }
-    )
+    return {
+        "task": "image-folder",
+        "data-dir": arguments.data_dir,
+        "num-clients": 100,
+        "classes-per-client": 5,
+        "fraction-train": 0.1,
+        "num-server-rounds": arguments.rounds,
+        "head-epochs": 1,
+        "evaluate-every": 0,
+        "evaluate-last": 0,
+    }
 
 
 class Recorder(FedRepClient):
@@ -59,29 +54,28 @@ class Recorder(FedRepClient):
         examples = self.task.train_examples(self.index)
         epochs = [list(examples.batches(10, shuffle=True)) for _ in range(2)]
         Recorder.seen.append((self.index, epochs))
-        self.receive(parameters)
+        self.receive(parameters, config)
         return self.send(0.0)
 
 
-def record(settings: dict[str, Setting]) -> list[list[tuple[int, list[Batches]]]]:
-    """Return client and minibatches of every fit, by round."""
-    import clients.client_app as client_app
+class Recorded(FedRep):
+    """FedRep whose clients only note their minibatches."""
 
+    client = f"{__name__}:Recorder"
+
+
+def record(settings: Settings) -> list[list[tuple[int, list[Batches]]]]:
+    """Return client and minibatches of every fit, by round."""
     Recorder.seen = []
-    original = client_app.CLIENTS["fedrep"]
-    client_app.CLIENTS["fedrep"] = Recorder
-    try:
-        inline(settings)
-    finally:
-        client_app.CLIENTS["fedrep"] = original
+    inline({**settings, "algorithm": f"{__name__}:Recorded"})
     per_round = int(int(settings["num-clients"]) * float(settings["fraction-train"]))
     seen = Recorder.seen
     return [seen[i : i + per_round] for i in range(0, len(seen), per_round)]
 
 
-def inline(settings: dict[str, Setting]) -> tuple[float, dict[str, Tensor]]:
+def inline(settings: Settings) -> tuple[float, dict[str, Tensor]]:
     """Return seconds of the rounds and the final representation, in one process."""
-    grid = InlineGrid(make_app(settings), int(settings["num-clients"]))
+    grid = InlineGrid(make_app(dict(settings)), int(settings["num-clients"]))
     strategy = build_strategy(settings)
     arrays = strategy.initialize(grid)
     began = time.perf_counter()
@@ -131,16 +125,13 @@ def bare(
     return time.perf_counter() - began, state
 
 
-def ray(settings: dict[str, Setting]) -> tuple[float, float]:
+def ray(given: Settings) -> tuple[float, float]:
     """Return seconds of the rounds on Ray, and of its start."""
-    import json
-
     with tempfile.TemporaryDirectory() as output:
         began = time.perf_counter()
-        simulate({**settings, "output": output}, "ray")
+        rows = simulate("fedrep", "ray", **{**given, "output": output}).rows
         whole = time.perf_counter() - began
-        lines = (Path(output) / "fedrep" / "metrics.jsonl").read_text().splitlines()
-    seconds = [json.loads(line)["seconds"] for line in lines]
+    seconds = [row["seconds"] for row in rows]
     # The first round's worker processes still import torch; it is taken as the others.
     rounds = (seconds[-1] - seconds[0]) * len(seconds) / (len(seconds) - 1)
     return rounds, whole - rounds
@@ -153,7 +144,8 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=6)
     arguments = parser.parse_args()
     torch.set_num_threads(1)
-    settings = settings_for(arguments)
+    given = settings_for(arguments)
+    settings = resolve({**given, "algorithm": "fedrep"})
     task = build_task(settings, 100)
     rounds = record(settings)
     bare(task.initial_model(), rounds[:1])
@@ -169,7 +161,7 @@ def main() -> None:
         (found[f"representation.{n}"] - v).abs().max().item()
         for n, v in expected.items()
     )
-    ray_seconds, ray_start = ray(settings)
+    ray_seconds, ray_start = ray(given)
     median = {name: sorted(values)[1] for name, values in times.items()}
     steps = 10 * 2 * 50 * arguments.rounds
     base = median["bare"]

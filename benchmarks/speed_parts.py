@@ -12,16 +12,16 @@ from torch import Tensor
 from strategies import FLUTE
 from task.compression.per_tensor import COMPRESSORS, create
 from task.models import SplitModel, build_model
-from task.settings import Setting
-from task.tasks.image import build_task
+from task.settings import Settings, build
+from task.tasks import build_task
 from task.training import SGD, train
 
 
-def head_epochs(settings: dict[str, Setting], epochs: int) -> dict[str, float]:
+def head_epochs(settings: Settings, epochs: int) -> dict[str, float]:
     """Return seconds for head epochs with features computed each time, and once."""
     task = build_task(settings, int(settings["num-clients"]))
     model = task.initial_model()
-    sgd = SGD.from_settings(settings)
+    sgd = build(SGD, settings)
     augmented = task.train_examples(0)
 
     def seconds(action: Callable[[], object]) -> float:

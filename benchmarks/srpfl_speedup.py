@@ -16,13 +16,13 @@ from common import RESULTS, markdown, write
 from rich.progress import track
 
 from clients.client_app import make_app
-from simulation import InlineGrid
-from strategies import build_strategy, speed_model
+from strategies import build_strategy
 from strategies.grids.arrivals import SimulatedArrivals
-from strategies.server_app import run_rounds
-from task.settings import resolve
-from task.tasks.image import build_task
-from task.tasks.linear import principal_angle_distance
+from strategies.grids.simulation import InlineGrid
+from strategies.grids.speeds import speed_model
+from strategies.server.rounds import run_rounds
+from task.settings import build, resolve
+from task.tasks.linear import LinearTask, principal_angle_distance
 
 Vector = npt.NDArray[np.float64]
 
@@ -57,7 +57,8 @@ def distances(
     speeds = speed_model(settings, num_clients)
     assert speeds is not None
     clock = SimulatedArrivals(inner, speeds, 0.0, position.__getitem__)
-    truth = build_task(settings, num_clients).representation
+    task = build(LinearTask, settings, num_clients=num_clients)
+    truth = task.representation
     noted: list[tuple[float, float]] = []
 
     def note(server_round: int, arrays: Any, metrics: Any) -> None:

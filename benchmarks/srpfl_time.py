@@ -21,8 +21,8 @@ from flwr.common.config import parse_config_args
 from simulation import simulate
 from strategies import FedAvgFT
 from strategies.grids.speeds import SpeedModel
-from strategies.server.report import read_rows, summarize
-from task.settings import resolve
+from strategies.server.results import read_rows, summarize
+from task.settings import Setting
 
 PAIRS = {
     "srpfl": "fedrep",
@@ -50,33 +50,30 @@ def run(
         f"-{arguments.stage}-{arguments.initial_nodes}-{arguments.seed}"
         f"{arguments.name and '-' + arguments.name}"
     )
-    settings = resolve(
-        {
-            "algorithm": algorithm,
-            "task": "image-folder",
-            "data-dir": arguments.data_dir,
-            "num-clients": CLIENTS,
-            "classes-per-client": 5,
-            "fraction-train": arguments.fraction,
-            "num-server-rounds": rounds,
-            "evaluate-every": arguments.evaluate_every,
-            "evaluate-last": 1,
-            "head-epochs": 1,
-            "seed": arguments.seed,
-            "speed-model": speed_model,
-            "initial-nodes": arguments.initial_nodes,
-            "rounds-per-stage": str(arguments.stage),
-            "output": str(output),
-            # Features computed once, or 10 epochs of fine-tuning for each evaluation
-            # would take most of the time.
-            "augment-head": not algorithm.endswith("-ft"),
-            **parse_config_args([arguments.run_config]),
-        }
-    )
+    settings: dict[str, Setting] = {
+        "task": "image-folder",
+        "data-dir": arguments.data_dir,
+        "num-clients": CLIENTS,
+        "classes-per-client": 5,
+        "fraction-train": arguments.fraction,
+        "num-server-rounds": rounds,
+        "evaluate-every": arguments.evaluate_every,
+        "evaluate-last": 1,
+        "head-epochs": 1,
+        "seed": arguments.seed,
+        "speed-model": speed_model,
+        "initial-nodes": arguments.initial_nodes,
+        "rounds-per-stage": str(arguments.stage),
+        "output": str(output),
+        # Features computed once, or 10 epochs of fine-tuning for each evaluation would
+        # take most of the time.
+        "augment-head": not algorithm.endswith("-ft"),
+        **parse_config_args([arguments.run_config]),
+    }
     # Here a curve is wanted, not the last round alone.
     FedAvgFT.evaluated_once = False
     if not (output / algorithm / "clients.json").is_file():
-        simulate(settings, arguments.backend)
+        simulate(algorithm, arguments.backend, **settings)
     rows = read_rows(output / algorithm / "metrics.jsonl")
     clients = json.loads((output / algorithm / "clients.json").read_text())
     if waits_for_all:

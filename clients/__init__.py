@@ -1,11 +1,15 @@
 """What a device does: one file per algorithm, named like its strategy."""
 
-from clients.base import Client
+from clients.apfl import APFLClient
+from clients.base import Client, TrainingSettings
 from clients.choco_sgd import ChocoSGDClient
+from clients.device.slots import HEAD, REPRESENTATION, WHOLE
+from clients.ditto import DittoClient
 from clients.dpsgd import DPSGDClient
 from clients.fedavg import FedAvgClient
 from clients.fedavg_ft import FedAvgFTClient
 from clients.fedper import FedPerClient
+from clients.fedprox import FedProxClient
 from clients.fedrep import FedRepClient, FedRepLinearClient
 from clients.flute import FLUTEClient, FLUTELinearClient, FLUTEStarClient
 from clients.gossip.base import GossipClient
@@ -16,12 +20,18 @@ from clients.representation_transfer import (
     FeatureTransferClient,
     RepresentationTransferClient,
 )
+from clients.scaffold import SCAFFOLDClient
 from clients.squarm_sgd import SQuARMSGDClient
 
 __all__ = [
+    "HEAD",
+    "REPRESENTATION",
+    "WHOLE",
+    "APFLClient",
     "ChocoSGDClient",
     "Client",
     "DPSGDClient",
+    "DittoClient",
     "FLUTEClient",
     "FLUTELinearClient",
     "FLUTEStarClient",
@@ -29,6 +39,7 @@ __all__ = [
     "FedAvgClient",
     "FedAvgFTClient",
     "FedPerClient",
+    "FedProxClient",
     "FedRepClient",
     "FedRepLinearClient",
     "GossipClient",
@@ -36,5 +47,7 @@ __all__ = [
     "LocalClient",
     "MultiTaskClient",
     "RepresentationTransferClient",
+    "SCAFFOLDClient",
     "SQuARMSGDClient",
+    "TrainingSettings",
 ]

@@ -10,9 +10,11 @@ import numpy.typing as npt
 import torch
 from flwr.client import NumPyClient
 from flwr.common import NDArrays, Scalar
-from torch import Tensor, nn
+from torch import Tensor
 
+from clients.device.slots import Slotted, Tensors
 from clients.device.state import PersonalState
+from clients.device.testing import evaluate_model
 from task.base import Task
 from task.messages import (
     NUM_EXAMPLES,
@@ -22,20 +24,13 @@ from task.messages import (
     STRUCTURE,
 )
 from task.models import Part, SplitModel
-from task.neural_collapse import neural_collapse
 from task.settings import Free, Range, SettingsError
-from task.training import SGD, Regularizer, evaluate, proximal, train
+from task.training import SGD, Regularizer, proximal, train
 
 Config = dict[str, Scalar]
 Reply = tuple[NDArrays, int, Config]
 Evaluation = tuple[float, int, Config]
 Arrays = dict[str, npt.NDArray[np.generic]]
-Tensors = dict[str, Tensor]
-Slots = tuple[str, ...]
-
-# The slots that are parts of the model itself.
-REPRESENTATION, HEAD = "representation.", "head."
-WHOLE = (REPRESENTATION, HEAD)
 
 
 @dataclass(frozen=True)
@@ -55,13 +50,11 @@ class TrainingSettings(SGD):
     augment_head: Annotated[bool, Free()] = True
 
 
-class Client(NumPyClient):
+class Client(Slotted, NumPyClient):
     """A device: trains the shared part on its own data and keeps its personal part.
 
-    Subclasses say which slots are shared and which are personal, and write `fit`. A
-    slot is a group of arrays whose names begin alike: ``representation.`` and ``head.``
-    are the model's own; any other, ``control.`` say, lies beside it and begins as
-    `initial_slot` says.
+    Subclasses say which slots are shared and which are personal (`Slotted`), and write
+    `fit`.
 
     Parameters
     ----------
@@ -90,12 +83,6 @@ class Client(NumPyClient):
     """
 
     settings_type: type = TrainingSettings
-    # Slots that come from the server.
-    shared: Slots = WHOLE
-    # Slots that go to the server; None for the shared ones.
-    sent: Slots | None = None
-    # Slots that never leave the client.
-    personal: Slots = ()
     # How many of a built-in model's layers are the head, where the settings say 0.
     head_layers: ClassVar[int] = 1
     # Whether targets must be classes.
@@ -120,22 +107,11 @@ class Client(NumPyClient):
 
     @classmethod
     def check_task(cls, task: Task) -> None:
-        """Raise unless the algorithm can be used with a task.
-
-        Parameters
-        ----------
-        task : Task
-            The task.
-
-        Raises
-        ------
-        SettingsError
-            If it has nothing to train on, or no classes where they are needed.
-        """
-        if not getattr(task, "trainable", True):
+        """Raise `SettingsError` unless the algorithm can be used with a task."""
+        if reason := getattr(task, "untrainable", ""):
+            kind = type(task).__name__
             raise SettingsError(
-                f"{cls.__name__} has nothing to train on in a {type(task).__name__}; "
-                "the algorithm for it is multi-task"
+                f"{cls.__name__} has nothing to train on in a {kind}: {reason}"
             )
         if cls.needs_classes and not task.classes:
             raise SettingsError(
@@ -143,61 +119,10 @@ class Client(NumPyClient):
                 f"belong; a {type(task).__name__} has none"
             )
 
-    # Slots.
-
-    def initial_slot(self, slot: str) -> Tensors:
-        """Return what a slot beside the model begins with: the initial model.
-
-        Parameters
-        ----------
-        slot : str
-            The slot, with its dot.
-
-        Returns
-        -------
-        dict of str to Tensor
-            By name within the slot.
-        """
-        return self.task.initial_state
-
-    def initial_arrays(self, slots: Slots) -> Tensors:
-        """Return the common initial values of slots.
-
-        Parameters
-        ----------
-        slots : tuple of str
-            ``shared``, ``sent`` or ``personal``.
-
-        Returns
-        -------
-        dict of str to Tensor
-            The model's own first, in its order; not to be changed.
-        """
-        own = tuple(slot for slot in slots if slot in WHOLE)
-        arrays = {n: t for n, t in self.task.initial_state.items() if n.startswith(own)}
-        for slot in slots:
-            if slot not in WHOLE:
-                arrays |= {slot + n: t for n, t in self.initial_slot(slot).items()}
-        return arrays
-
-    def names(self, slots: Slots) -> list[str]:
-        """Return the names of the arrays of slots, as `initial_arrays` orders them."""
-        return list(self.initial_arrays(slots))
-
-    @property
-    def sent_names(self) -> list[str]:
-        """Names of the arrays that `fit` returns, in their order."""
-        return self.names(self.shared if self.sent is None else self.sent)
-
     # Called by the server before the first round.
 
     def get_properties(self, config: Config) -> Config:
         """Return what the server needs to know about this client.
-
-        Parameters
-        ----------
-        config : dict
-            Not used.
 
         Returns
         -------
@@ -212,48 +137,14 @@ class Client(NumPyClient):
             STRUCTURE: hashlib.sha256(structure).hexdigest()[:16],
         }
 
-    def structure(self) -> list[object]:
-        """Return what must be the same for all clients of a run.
-
-        Returns
-        -------
-        list
-            Names, shapes and dtypes of the shared arrays, and the classes where a head
-            is shared: its outputs must mean the same to all.
-        """
-        structure: list[object] = [
-            (name, tuple(array.shape), str(array.dtype))
-            for name, array in self.initial_arrays(self.shared).items()
-        ]
-        return [*structure, self.task.classes] if HEAD in self.shared else structure
-
     def get_parameters(self, config: Config) -> NDArrays:
-        """Return the common initial values of the shared arrays.
-
-        Parameters
-        ----------
-        config : dict
-            Not used.
-
-        Returns
-        -------
-        list of ndarray
-            In the order of ``names(shared)``.
-        """
+        """Return the common initial values of ``names(shared)``, in their order."""
         return [array.numpy() for array in self.initial_arrays(self.shared).values()]
 
     def statistics(self, config: Config) -> Arrays:
-        """Return what the server asks for once, before the first round; nothing here.
+        """Return arrays that the server asks for before the first round; none here.
 
-        Parameters
-        ----------
-        config : dict
-            What the strategy's ``query_statistics`` was given.
-
-        Returns
-        -------
-        dict of str to ndarray
-            By name.
+        A strategy gets them by ``participants.query_arrays(grid, nodes, STATISTICS)``.
         """
         return {}
 
@@ -326,13 +217,7 @@ class Client(NumPyClient):
         )
 
     def keep(self, config: Mapping[str, Scalar]) -> None:
-        """Keep the personal slots as the version of this round.
-
-        Parameters
-        ----------
-        config : mapping
-            ``server-round``.
-        """
+        """Keep the personal slots as the version of ``server-round``."""
         kept = self.personal_arrays()
         if kept:
             self.state.save(kept, int(config.get(SERVER_ROUND, self.state.round + 1)))
@@ -363,20 +248,7 @@ class Client(NumPyClient):
         return self.send_arrays(self.model.state_dict(), loss)
 
     def send_arrays(self, arrays: Mapping[str, Tensor], loss: float) -> Reply:
-        """Return arrays as the reply of `fit`.
-
-        Parameters
-        ----------
-        arrays : mapping of str to Tensor
-            Those of ``sent_names``, and perhaps others.
-        loss : float
-            Training loss.
-
-        Returns
-        -------
-        tuple
-            As `send`.
-        """
+        """Return those of some arrays that ``sent_names`` has, as `send`."""
         copies = [arrays[name].numpy().copy(order="C") for name in self.sent_names]
         n = len(self.task.train_examples(self.index))
         return copies, n, {"train-loss": loss}
@@ -405,91 +277,23 @@ class Client(NumPyClient):
         return self.test(self.deployed_model())
 
     def deployed_model(self) -> SplitModel:
-        """Return the model that this device uses, after `receive`; `evaluate` tests it.
+        """Return the model that this device uses, after `receive`; it is tested.
 
-        Returns
-        -------
-        SplitModel
-            The shared part with the own personal part.
+        Here it is the shared part with the own personal part.
         """
         return self.model
 
     def test(self, model: SplitModel) -> Evaluation:
-        """Test a model on this client's test examples.
+        """Test a model on this client's test examples; as `evaluate`."""
+        return evaluate_model(self.task, self.index, model)
 
-        Parameters
-        ----------
-        model : SplitModel
-            The model.
-
-        Returns
-        -------
-        tuple
-            As `evaluate`.
-        """
-        examples = self.task.test_examples(self.index)
-        loss, accuracy = evaluate(model, examples, self.task.loss)
-        metrics: Config = {}
-        if not examples.targets.is_floating_point():
-            metrics["accuracy"] = accuracy
-            metrics |= self._collapse(model.head)
-        return loss, len(examples), metrics
-
-    def _collapse(self, head: nn.Module) -> Config:
-        """Return this client's terms of Global NC2 and Averaged Local NC2."""
-        if not isinstance(head, nn.Linear):
-            return {}
-        classes = class_mask(self.task, self.index, head)
-        weight = head.weight.detach()[None]
-        return {
-            "global-nc2": neural_collapse(weight, classes).item(),
-            "local-nc2": neural_collapse(weight, classes, local=True).item(),
-        }
-
-
-def class_mask(task: Task, index: int, head: nn.Linear) -> Tensor:
-    """Return which classes a client has in its training examples.
-
-    Parameters
-    ----------
-    task : Task
-        The task.
-    index : int
-        The client.
-    head : nn.Linear
-        A head with m outputs.
-
-    Returns
-    -------
-    Tensor of bool, shape (1, m)
-        The mask u_i.
-    """
-    mask = torch.zeros(1, head.out_features, dtype=torch.bool)
-    mask[0, task.train_examples(index).targets] = True
-    return mask
-
-
-def under(slot: str, tensors: Mapping[str, Tensor]) -> Tensors:
-    """Return the arrays of a slot by their names within it.
-
-    Parameters
-    ----------
-    slot : str
-        The slot, with its dot.
-    tensors : mapping of str to Tensor
-        Arrays of several slots.
-
-    Returns
-    -------
-    dict of str to Tensor
-        The same tensors.
-    """
-    return {n[len(slot) :]: t for n, t in tensors.items() if n.startswith(slot)}
-
-
-def within(slot: str, tensors: Mapping[str, Tensor]) -> Tensors:
-    """Return arrays by their names in a slot: what `under` undoes."""
-    return {slot + n: t for n, t in tensors.items()}
+    def test_beside_global(self) -> Evaluation:
+        """Test the deployed model; ``accuracy-global`` is that of the received one."""
+        _, _, before = self.test(self.model)
+        loss, num_examples, metrics = self.test(self.deployed_model())
+        if "accuracy" in before:
+            metrics["accuracy-global"] = before["accuracy"]
+        return loss, num_examples, metrics
 
 
 def _sum(first: Regularizer | None, second: Regularizer) -> Regularizer:

@@ -33,11 +33,7 @@ class FedAvgFTClient(FedAvgClient):
     def evaluate(self, parameters: NDArrays, config: Config) -> Evaluation:
         """Test the fine-tuned model; ``accuracy-global`` is that of the global one."""
         self.receive(parameters, config)
-        _, _, before = self.test(self.model)
-        loss, num_examples, metrics = self.test(self.deployed_model())
-        if "accuracy" in before:
-            metrics["accuracy-global"] = before["accuracy"]
-        return loss, num_examples, metrics
+        return self.test_beside_global()
 
     def deployed_model(self) -> SplitModel:
         """Fine-tune the head of the global model for ``finetune-epochs``."""

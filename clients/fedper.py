@@ -2,15 +2,8 @@
 
 from flwr.common import NDArrays
 
-from clients.base import (
-    HEAD,
-    REPRESENTATION,
-    Client,
-    Config,
-    Reply,
-    Slots,
-    TrainingSettings,
-)
+from clients.base import Client, Config, Reply, TrainingSettings
+from clients.device.slots import HEAD, REPRESENTATION, Slots
 
 
 class FedPerClient(Client):

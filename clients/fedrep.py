@@ -6,17 +6,8 @@ from typing import Annotated, cast
 import numpy as np
 from flwr.common import NDArrays
 
-from clients.base import (
-    HEAD,
-    REPRESENTATION,
-    Arrays,
-    Client,
-    Config,
-    Evaluation,
-    Reply,
-    Slots,
-    TrainingSettings,
-)
+from clients.base import Arrays, Client, Config, Evaluation, Reply, TrainingSettings
+from clients.device.slots import HEAD, REPRESENTATION, Slots
 from task.base import Matrix, Task
 from task.messages import SERVER_ROUND
 from task.settings import Checked, Free, Range, SettingsError

@@ -9,14 +9,8 @@ import numpy as np
 from flwr.common import NDArrays
 from torch import Tensor, nn
 
-from clients.base import (
-    Client,
-    Config,
-    Evaluation,
-    Reply,
-    TrainingSettings,
-    class_mask,
-)
+from clients.base import Client, Config, Evaluation, Reply, TrainingSettings
+from clients.device.testing import class_mask
 from clients.fedrep import FedRepLinearClient, FedRepSettings
 from task.base import Matrix
 from task.models import SplitModel

@@ -1,6 +1,6 @@
 """LG-FedAvg (Liang et al., 2020): a shared head on personal representations."""
 
-from clients.base import HEAD, REPRESENTATION
+from clients.device.slots import HEAD, REPRESENTATION
 from clients.fedper import FedPerClient
 
 

@@ -1,6 +1,6 @@
 """Local training only: nothing is shared."""
 
-from clients.base import WHOLE
+from clients.device.slots import WHOLE
 from clients.fedper import FedPerClient
 
 

@@ -8,15 +8,8 @@ import torch
 from flwr.common import NDArrays
 from torch import Tensor, nn
 
-from clients.base import (
-    HEAD,
-    REPRESENTATION,
-    Arrays,
-    Client,
-    Config,
-    Evaluation,
-    Reply,
-)
+from clients.base import Arrays, Client, Config, Evaluation, Reply
+from clients.device.slots import HEAD, REPRESENTATION
 from clients.fedrep import FedRepSettings
 from task.base import Matrix, Task
 from task.examples import ExampleSet

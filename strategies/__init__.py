@@ -1,12 +1,15 @@
 """What the server does: one file per algorithm. Needs no torch and no data."""
 
 from strategies.algorithms import ALGORITHMS, build_strategy
+from strategies.apfl import APFL
 from strategies.base import BaseStrategy
 from strategies.choco_sgd import ChocoSGD
+from strategies.ditto import Ditto
 from strategies.dpsgd import DPSGD
 from strategies.fedavg import FedAvg
 from strategies.fedavg_ft import FedAvgFT
 from strategies.fedper import FedPer
+from strategies.fedprox import FedProx
 from strategies.fedrep import FedRep, FedRepLinear
 from strategies.flute import FLUTE, FLUTELinear, FLUTEStar
 from strategies.gossip.base import Gossip
@@ -17,21 +20,26 @@ from strategies.representation_transfer import (
     RepresentationTransfer,
     RepresentationTransferLinear,
 )
+from strategies.scaffold import SCAFFOLD
 from strategies.squarm_sgd import SQuARMSGD
 from strategies.srpfl import SRPFL
 
 __all__ = [
     "ALGORITHMS",
+    "APFL",
     "DPSGD",
     "FLUTE",
+    "SCAFFOLD",
     "SRPFL",
     "BaseStrategy",
     "ChocoSGD",
+    "Ditto",
     "FLUTELinear",
     "FLUTEStar",
     "FedAvg",
     "FedAvgFT",
     "FedPer",
+    "FedProx",
     "FedRep",
     "FedRepLinear",
     "Gossip",

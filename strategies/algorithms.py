@@ -21,6 +21,13 @@ ALGORITHMS = {
         "strategies.fedavg_ft:FedAvgFT",
         "FedAvg whose head every client fine-tunes in the end",
     ),
+    "fedprox": ("strategies.fedprox:FedProx", "FedProx (Li et al., MLSys 2020)"),
+    "scaffold": (
+        "strategies.scaffold:SCAFFOLD",
+        "SCAFFOLD (Karimireddy et al., ICML 2020)",
+    ),
+    "ditto": ("strategies.ditto:Ditto", "Ditto (Li et al., ICML 2021)"),
+    "apfl": ("strategies.apfl:APFL", "APFL (Deng et al., 2020)"),
     "local": ("strategies.local:Local", "local training only"),
     "srpfl": (
         "strategies.srpfl:SRPFL",

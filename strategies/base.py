@@ -8,7 +8,6 @@ from collections.abc import Iterable
 from logging import INFO, WARNING
 from typing import Annotated, Any, cast
 
-import numpy as np
 from flwr.app import (
     ArrayRecord,
     ConfigRecord,
@@ -20,7 +19,6 @@ from flwr.app import (
 from flwr.common import log
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import FedAvg as FlowerFedAvg
-from flwr.serverapp.strategy import Result
 
 from strategies.hooks import RunHooks
 from strategies.server.exchange import Exchange, mean_loss, mean_metrics
@@ -28,6 +26,7 @@ from strategies.server.participants import Participants
 from strategies.server.replies import (
     Arrays,
     as_float16,
+    as_float32,
     check_metrics,
     mean,
     single_metrics,
@@ -36,7 +35,7 @@ from strategies.server.replies import (
 from strategies.server.sampling import Sampler
 from strategies.server.standing import Standing
 from task.messages import INITIAL_ARRAYS, NUM_EXAMPLES, SERVER_ROUND
-from task.settings import Choice, Range, Seed, SettingsError, validate
+from task.settings import Choice, Range, Seed, validate
 
 
 class BaseStrategy(RunHooks, FlowerFedAvg):
@@ -104,24 +103,8 @@ class BaseStrategy(RunHooks, FlowerFedAvg):
 
     def initialize(self, grid: Grid) -> ArrayRecord:
         """Return the shared part of the common initial model, as the first client's."""
-        for node in self.identify(grid):
-            found = self.participants.query_arrays(grid, [node], INITIAL_ARRAYS)
-            if found:
-                return found[0][1]
-        raise SettingsError(
-            "no client has sent its initial arrays; the last to fail was "
-            f"{self.participants.failure or 'none, as there are no clients'}"
-        )
-
-    def start(self, *args: Any, **kwargs: Any) -> Result:
-        """Run as Flower's ``Strategy.start``; that nobody ever counted is an error."""
-        before = dict(self.standing.acknowledged)
-        result = super().start(*args, **kwargs)
-        if self.standing.acknowledged == before:
-            why = next((f"client {n}: {r}" for n, r in self.training.rejections), "")
-            why = why or self.participants.failure or "there were none"
-            raise SettingsError(f"in no round did a client's reply count; {why}")
-        return result
+        nodes = self.identify(grid)
+        return self.participants.first_arrays(grid, nodes, INITIAL_ARRAYS)
 
     # Who takes part.
 
@@ -145,7 +128,7 @@ class BaseStrategy(RunHooks, FlowerFedAvg):
     def content(
         self, node: int, arrays: ArrayRecord, config: ConfigRecord
     ) -> RecordDict:
-        """Return what one client is sent.
+        """Return what one client is sent; subclasses add to it.
 
         Parameters
         ----------
@@ -154,18 +137,16 @@ class BaseStrategy(RunHooks, FlowerFedAvg):
         arrays : ArrayRecord
             The shared arrays.
         config : ConfigRecord
-            The config, with ``server-round``.
+            The config, with ``server-round``; not to be changed.
 
         Returns
         -------
         RecordDict
-            ``arrays`` and ``config``, which says the client's last round that counted
-            and the round that a resume would go back to.
+            ``arrays``, and ``config`` with what `Standing.config` says.
         """
         server_round = int(cast(int, config[SERVER_ROUND]))
-        own = self.standing.config(
-            self.name_of(node), server_round, self.checkpoint_every > 0
-        )
+        saves = self.checkpoint_every > 0
+        own = self.standing.config(self.name_of(node), server_round, saves)
         own.update(config)
         return RecordDict({self.arrayrecord_key: arrays, self.configrecord_key: own})
 
@@ -177,54 +158,20 @@ class BaseStrategy(RunHooks, FlowerFedAvg):
         server_round: int,
         kind: str,
     ) -> list[Message]:
-        """Return the messages of a new exchange.
-
-        Parameters
-        ----------
-        nodes : list of int
-            Who is asked.
-        arrays : ArrayRecord
-            The shared arrays.
-        config : ConfigRecord
-            Passed on; gets ``server-round``.
-        server_round : int
-            The round.
-        kind : str
-            ``train`` or ``evaluate``.
-
-        Returns
-        -------
-        list of Message
-            One for each node.
-        """
+        """Return a message for each of some nodes, and note what to expect."""
         config[SERVER_ROUND] = server_round
         if self.transport == "float16":
             arrays = as_float16(arrays)
         self.exchange = Exchange(server_round, self.name_of)
         self.exchange.expect(self.arrayrecord_key, arrays)
         group = str(server_round)
-        return self.exchange.ask(
-            [
-                Message(self.content(n, arrays, config), n, kind, group_id=group)
-                for n in nodes
-            ]
-        )
+        contents = ((self.content(node, arrays, config), node) for node in nodes)
+        return self.exchange.ask([Message(*c, kind, group_id=group) for c in contents])
 
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        """Sample clients and send them the shared arrays, in the order of their names.
-
-        Parameters
-        ----------
-        server_round, arrays, config, grid
-            As in Flower.
-
-        Returns
-        -------
-        list of Message
-            One for each sampled client.
-        """
+        """Sample clients and send them the shared arrays, in the order of names."""
         nodes = self.sample(server_round, self.identify(grid))
         kind = MessageType.TRAIN
         return self.open_exchange(nodes, arrays, config, server_round, kind)
@@ -232,30 +179,19 @@ class BaseStrategy(RunHooks, FlowerFedAvg):
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
-        """Average the shared arrays of the valid replies.
-
-        Parameters
-        ----------
-        server_round, replies
-            As in Flower.
+        """Combine the valid replies.
 
         Returns
         -------
         arrays : ArrayRecord or None
-            The mean; None (the old arrays stay) if no reply is valid.
+            What `aggregate` makes of them; None (the old arrays stay) if none is valid.
         metrics : MetricRecord
             ``train-loss`` (mean over examples), ``clients``, ``rejected``,
             ``unanswered``, ``bytes-down`` and ``bytes-up``.
         """
         exchange = self.training = self.exchange
         valid = exchange.close(replies, self.check_train_reply)
-        metrics: dict[str, float] = {
-            "clients": len(valid),
-            "rejected": len(exchange.rejections),
-            "unanswered": len(exchange.silent),
-            "bytes-down": exchange.bytes_down,
-            "bytes-up": exchange.bytes_up,
-        }
+        metrics = {"clients": len(valid), **exchange.counts(), **exchange.sizes()}
         arrays = self.aggregate(server_round, valid) if valid else None
         if arrays is not None:
             metrics |= self.train_metrics(valid)
@@ -264,42 +200,25 @@ class BaseStrategy(RunHooks, FlowerFedAvg):
         return arrays, single_metrics(metrics)
 
     def check_train_reply(self, reply: Message) -> None:
-        """Raise `InvalidReplyError` unless a training reply can be averaged.
-
-        Parameters
-        ----------
-        reply : Message
-            A reply with content.
-        """
+        """Raise `InvalidReplyError` unless a training reply with content can count."""
         self.exchange.check(reply)
         check_metrics(reply, [NUM_EXAMPLES] if self.weighting == "examples" else [])
 
     def train_metrics(self, replies: list[Message]) -> dict[str, float]:
-        """Return a round's metrics from at least one valid reply.
-
-        Parameters
-        ----------
-        replies : list of Message
-            The valid replies.
-
-        Returns
-        -------
-        dict of str to float
-            ``train-loss``, the mean over examples, where clients say one.
-        """
+        """Return a round's metrics from at least one valid reply: ``train-loss``."""
         return mean_loss(map(check_metrics, replies))
 
     def aggregate(
         self, server_round: int, replies: list[Message]
     ) -> ArrayRecord | None:
-        """Return the new shared arrays from checked replies; the mean by default.
+        """Return the new shared arrays; the mean by default.
 
         Parameters
         ----------
         server_round : int
             The round.
         replies : list of Message
-            At least one, in the order of the clients' names.
+            Those that count, at least one, in the order of the clients' names.
 
         Returns
         -------
@@ -310,18 +229,7 @@ class BaseStrategy(RunHooks, FlowerFedAvg):
         return None if arrays is None else to_record(arrays)
 
     def mean(self, replies: list[Message]) -> Arrays | None:
-        """Return the mean of the replies' arrays, weighted as ``weighting`` says.
-
-        Parameters
-        ----------
-        replies : list of Message
-            Checked replies.
-
-        Returns
-        -------
-        dict of str to ndarray, or None
-            None if all weights are 0.
-        """
+        """Return the mean as ``weighting`` weighs it; None if all weights are 0."""
         return mean((self.weight(r), self.arrays(r)) for r in replies)
 
     def weight(self, reply: Message) -> float:
@@ -333,19 +241,14 @@ class BaseStrategy(RunHooks, FlowerFedAvg):
     def arrays(self, reply: Message) -> Arrays:
         """Return a checked reply's arrays, float16 ones of ``transport`` as float32."""
         arrays = self.exchange.arrays(reply, self.arrayrecord_key)
-        if self.transport == "float32":
-            return arrays
-        return {
-            n: a.astype(np.float32) if a.dtype == np.float16 else a
-            for n, a in arrays.items()
-        }
+        return arrays if self.transport == "float32" else as_float32(arrays)
 
     # Evaluation.
 
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        """Send the shared arrays to all clients, sampled or not; as for training."""
+        """Send the shared arrays to all clients, sampled or not."""
         nodes = self.identify(grid)
         kind = MessageType.EVALUATE
         return self.open_exchange(nodes, arrays, config, server_round, kind)
@@ -353,12 +256,7 @@ class BaseStrategy(RunHooks, FlowerFedAvg):
     def aggregate_evaluate(
         self, server_round: int, replies: Iterable[Message]
     ) -> MetricRecord | None:
-        """Return the plain mean of every metric over the clients.
-
-        Parameters
-        ----------
-        server_round, replies
-            As in Flower; clients without test examples do not count.
+        """Return the plain mean of every metric over the clients with test examples.
 
         Returns
         -------
@@ -382,14 +280,8 @@ class BaseStrategy(RunHooks, FlowerFedAvg):
         if not tested:
             return None
         means = mean_metrics(metrics for *_, metrics in tested)
-        means |= {
-            "evaluated": len(tested),
-            "evaluation-rejected": len(exchange.rejections),
-            "evaluation-unanswered": len(exchange.silent),
-            "bytes-down": exchange.bytes_down,
-            "bytes-up": exchange.bytes_up,
-        }
-        return single_metrics(means)
+        counts = {"evaluated": len(tested), **exchange.counts("evaluation-")}
+        return single_metrics({**means, **counts, **exchange.sizes()})
 
     # State.
 
@@ -401,17 +293,12 @@ class BaseStrategy(RunHooks, FlowerFedAvg):
         return {}, self.standing.state_dict()
 
     def load_state_dict(self, arrays: Arrays, values: dict[str, Any]) -> None:
-        """Go back to a saved state, as `state_dict` returned it."""
+        """Go back to a saved state."""
         self.standing.load_state_dict(values)
 
     def summary(self) -> None:
         """Log what will run."""
+        sampled = self.fraction_train, self.min_train_nodes, self.seed
         log(INFO, "\t├──> %s", type(self).__name__)
-        log(
-            INFO,
-            "\t├──> Sampling: fraction %.3g, at least %d nodes, seed %d",
-            self.fraction_train,
-            self.min_train_nodes,
-            self.seed,
-        )
+        log(INFO, "\t├──> Sampling: %.3g, at least %d nodes, seed %d", *sampled)
         log(INFO, "\t└──> Mean: %s", self.weighting)

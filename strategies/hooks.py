@@ -5,13 +5,13 @@ from typing import Any, ClassVar, Self
 
 from flwr.app import ArrayRecord
 from flwr.serverapp import Grid
-from flwr.serverapp.strategy import Strategy
+from flwr.serverapp.strategy import Result, Strategy
 
 from strategies.server.exchange import Exchange
 from strategies.server.participants import Participants
 from strategies.server.replies import Arrays
 from strategies.server.standing import Standing
-from task.settings import Setting, Settings, build
+from task.settings import Setting, Settings, SettingsError, build
 
 
 class RunHooks(Strategy):
@@ -70,6 +70,17 @@ class RunHooks(Strategy):
             The same; a strategy that closes rounds early decorates it.
         """
         return grid
+
+    def start(self, *args: Any, **kwargs: Any) -> Result:
+        """Run as Flower's ``Strategy.start``; that nobody ever counted is an error."""
+        # One of Flower's own that SRPFL wraps keeps no account.
+        standing = getattr(self, "standing", None)
+        before = dict(standing.acknowledged) if standing else {}
+        result = super().start(*args, **kwargs)
+        if standing and standing.acknowledged == before:
+            why = self.training.failure or self.participants.failure or "there are none"
+            raise SettingsError(f"in no round did a client's reply count: {why}")
+        return result
 
     # What a strategy of ours has besides, and one that wraps another hands on.
 

@@ -123,7 +123,7 @@ def server_settings(given: Settings) -> dict[str, Setting]:
     -------
     dict
         All settings. Where algorithm or task are somebody else's, names that their
-        strategy does not declare are left for the clients to judge.
+        strategy does not declare are left for the clients to check.
 
     Raises
     ------

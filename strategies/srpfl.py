@@ -181,20 +181,7 @@ class SRPFL(RunHooks):
         return sampled
 
     def start(self, grid: Grid, *args: Any, **kwargs: Any) -> Result:
-        """Run as Flower's ``Strategy.start``, by real arrival order.
-
-        Parameters
-        ----------
-        grid : Grid
-            Any grid; one that cannot wait for the first replies is decorated.
-        *args, **kwargs
-            As for Flower's ``Strategy.start``.
-
-        Returns
-        -------
-        Result
-            Flower's result.
-        """
+        """Run as Flower's ``Strategy.start``, by real arrival order on any grid."""
         return super().start(self.wrap_grid(grid), *args, **kwargs)
 
     def configure_train(

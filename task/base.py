@@ -65,8 +65,8 @@ class Task(Protocol):
 class BaseTask(ABC):
     """A task whose clients all start from the same model."""
 
-    # Whether local training has examples to train on.
-    trainable: ClassVar[bool] = True
+    # Why local training has nothing to train on, where it has not.
+    untrainable: ClassVar[str] = ""
 
     @property
     def idle_settings(self) -> Mapping[str, str]:

@@ -8,6 +8,9 @@ METRICS = "metrics"
 PROPERTIES = "properties"
 BYTES = "bytes"
 
+# Names of SCAFFOLD's control variate begin so.
+CONTROL = "control."
+
 # In the config of a message to a client.
 SERVER_ROUND = "server-round"
 RUN = "run"

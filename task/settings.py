@@ -122,6 +122,8 @@ class Range(Allowed):
 
     def __str__(self) -> str:
         low, high = self.bounds
+        if low == -float("inf") and high == float("inf"):
+            return "finite"
         if high != float("inf"):
             return f"in {self.interval}"
         return f"{'at least' if self.interval[0] == '[' else 'above'} {low:g}"
@@ -304,15 +306,21 @@ def build(maker: Callable[..., T], settings: Settings, **given: Any) -> T:
     -------
     object
         What it returns.
+
+    Raises
+    ------
+    SettingsError
+        If a setting is out of its range.
     """
     function: Any = getattr(maker, "func", maker)
     if kind := getattr(function, "settings_type", None):
         return maker(settings=build(kind, settings), **given)
-    arguments = {
-        setting.argument: settings[name]
-        for name, setting in declared(maker).items()
-        if name in settings
-    }
+    arguments = {}
+    for name, setting in declared(maker).items():
+        if name in settings:
+            value = settings[name]
+            require(setting.allowed.permits(value), name, value, str(setting.allowed))
+            arguments[setting.argument] = value
     return maker(**arguments, **given)
 
 
@@ -350,7 +358,7 @@ def resolve(
         Classes and functions from outside, which declare settings of their own.
     strict : bool, default True
         Whether unknown names are refused; otherwise they are passed on as they are,
-        for those to judge who know them.
+        for those to check who know them.
 
     Returns
     -------

@@ -232,7 +232,7 @@ class TransferData(Checked):
     tau : float, default 1
         Decay τ of the eigenvalues.
     noise_variance : float, default 1e-3
-        σ², above 0: errors are told relative to that of θ*.
+        σ², above 0: errors are relative to that of θ*.
     seed : int, default 0
         Fixes everything.
 

@@ -15,7 +15,8 @@ import torch
 from flwr.common import NDArrays, log
 from torch import Tensor
 
-from clients.base import WHOLE, Client, Config, Evaluation, Reply, Tensors, within
+from clients.base import Client, Config, Evaluation, Reply
+from clients.device.slots import WHOLE, Tensors, within
 from clients.device.state import PersonalState
 from clients.gossip.flat import FlatParameters
 from clients.gossip.relayed import Relayed, check_state, exchanges

@@ -42,7 +42,7 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--client-name", default="", help="as in the node config")
     parser.add_argument("--state-dir", default="", help="as in the node config")
     parser.add_argument(
-        "--data-dir", default="", help="the device's data, if it keeps no head (flute)"
+        "--data-dir", default="", help="the device's data, if it keeps no head"
     )
     parser.add_argument("--export", type=Path, help="write .safetensors or .pt2")
     options = parser.parse_args(arguments)

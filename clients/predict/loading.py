@@ -191,7 +191,7 @@ class _Dataless(BaseTask):
     def train_examples(self, client: int) -> ExampleSet:
         raise SettingsError(
             f"algorithm {self.algorithm!r} keeps no head: it fine-tunes a new one for "
-            "each evaluation; fedrep, fedper and flute keep theirs"
+            "each evaluation; those with a personal head keep theirs"
         )
 
     test_examples = train_examples

@@ -82,19 +82,12 @@ class Gossip(BaseStrategy):
         self.max_missed_rounds = max_missed_rounds
         validate(self)
         # Of the graph's nodes, once it is known who they are.
-        self.mailboxes: Mailboxes | None = None
+        self.boxes = Mailboxes([], np.zeros((0, 0)), [])
         self._strangers: set[str] = set()
         self._exchanged = 0
         self._message_bytes: frozenset[int] = frozenset()
 
     # The graph.
-
-    @property
-    def boxes(self) -> Mailboxes:
-        """The mailboxes; there are none before somebody is there."""
-        if self.mailboxes is None:
-            raise SettingsError("the graph has no nodes yet")
-        return self.mailboxes
 
     def check_clients(self, num_clients: int) -> None:
         """Raise `SettingsError` unless there is such a graph of so many nodes."""
@@ -113,7 +106,7 @@ class Gossip(BaseStrategy):
         nodes = super().identify(grid)
         if not nodes:
             return []
-        if self.mailboxes is None:
+        if not self.boxes.names:
             self._lay([self.name_of(node) for node in nodes])
         if not self._message_bytes:
             self._take_format(nodes)
@@ -127,12 +120,13 @@ class Gossip(BaseStrategy):
     def _lay(self, names: list[str]) -> None:
         graph = self.build_graph(len(names))
         neighbours = [graph.neighbours(i) for i in range(len(names))]
-        self.mailboxes = Mailboxes(names, MIXING[self.mixing](graph), neighbours)
+        self.boxes = Mailboxes(names, MIXING[self.mixing](graph), neighbours)
 
     def _take_format(self, nodes: list[int]) -> None:
         """Take what most nodes say: a message's lengths, and γ of the theory."""
         known = self.participants.known
-        said = [self._format(known[node].properties) for node in nodes]
+        names = self.length_properties
+        said = [_message_format(known[node].properties, names) for node in nodes]
         usable = Counter(format_ for format_ in said if format_ is not None)
         if not usable:
             raise SettingsError(
@@ -143,17 +137,6 @@ class Gossip(BaseStrategy):
         if self.consensus_step == 0 and self.uses_consensus_step:
             self.consensus_step = consensus_step(self.boxes.weights, omega)
             log(INFO, "consensus step of the theory: %.3g", self.consensus_step)
-
-    def _format(
-        self, properties: Mapping[str, Any]
-    ) -> tuple[frozenset[int], float] | None:
-        lengths = [properties.get(name) for name in self.length_properties]
-        omega = properties.get("omega")
-        if not all(isinstance(n, int) and n >= 1 for n in lengths):
-            return None
-        if not isinstance(omega, float) or not 0 < omega <= 1:
-            return None
-        return frozenset(cast(list[int], lengths)), omega
 
     def sample(self, server_round: int, nodes: list[int]) -> list[int]:
         """Return all nodes: everybody takes part in each round."""
@@ -166,8 +149,7 @@ class Gossip(BaseStrategy):
     ) -> Iterable[Message]:
         """Send every node what its neighbours sent up to the round before."""
         self._exchanged = server_round - 1
-        if self.mailboxes is not None:
-            self._give_up(server_round)
+        self._give_up(server_round)
         return super().configure_train(server_round, arrays, config, grid)
 
     def configure_evaluate(
@@ -217,17 +199,9 @@ class Gossip(BaseStrategy):
         return ArrayRecord()
 
     def relays(self, receiver_took_part: bool) -> bool:
-        """Return whether a message of this round goes to a neighbour.
+        """Return whether a neighbour that did, or did not, take part gets a message.
 
-        Parameters
-        ----------
-        receiver_took_part : bool
-            Whether the neighbour's own reply counted in this round.
-
-        Returns
-        -------
-        bool
-            Always: differences to public estimates must all arrive.
+        It always does: differences to public estimates must all arrive.
         """
         return True
 
@@ -306,6 +280,19 @@ class Gossip(BaseStrategy):
         """Log what will run."""
         super().summary()
         log(INFO, "\t└──> Graph: %s, %s weights", self.graph, self.mixing)
+
+
+def _message_format(
+    properties: Mapping[str, Any], length_properties: tuple[str, ...]
+) -> tuple[frozenset[int], float] | None:
+    """Return what a client says of its messages' lengths and ω, if it makes sense."""
+    lengths = [properties.get(name) for name in length_properties]
+    omega = properties.get("omega")
+    if not all(isinstance(n, int) and n >= 1 for n in lengths):
+        return None
+    if not isinstance(omega, float) or not 0 < omega <= 1:
+        return None
+    return frozenset(cast(list[int], lengths)), omega
 
 
 def _message(reply: Message) -> bytes:

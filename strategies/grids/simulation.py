@@ -8,6 +8,7 @@ the time. These call the ClientApp directly: one message costs well under a mill
 import os
 import sys
 import time
+import traceback
 from collections import deque
 from collections.abc import Iterable, Sequence
 from functools import cache
@@ -22,13 +23,18 @@ from flwr.serverapp import Grid
 from flwr.supercore.run import Run
 from flwr.supercore.task_identity import TaskIdentity
 
+from task.settings import SettingsError
+
 CLIENT_APP_ERROR = 2
 # Chunks that each Ray worker gets of a large batch: enough to even out the load.
 CHUNKS_A_WORKER = 4
 
 
 def answer(
-    app: ClientApp, messages: Sequence[Message], contexts: Sequence[Context]
+    app: ClientApp,
+    messages: Sequence[Message],
+    contexts: Sequence[Context],
+    tracebacks: dict[str, str],
 ) -> list[Message]:
     """Answer messages as a node would: an exception becomes an error reply.
 
@@ -40,6 +46,8 @@ def answer(
         The messages.
     contexts : sequence of Context
         The context of each message's node; changed in place.
+    tracebacks : dict of str to str
+        Gets the traceback of each exception, by its reason; bad input has none.
 
     Returns
     -------
@@ -52,6 +60,8 @@ def answer(
             reply = app(message, context)
         except Exception as error:
             reason = f"{type(error).__name__}: {error}"
+            if not isinstance(error, SettingsError):
+                tracebacks[reason] = traceback.format_exc()
             reply = Message(Error(CLIENT_APP_ERROR, reason), reply_to=message)
         replies.append(reply)
     return replies
@@ -91,6 +101,15 @@ class InlineGrid(Grid):
             for i in range(num_clients)
         }
         self._pending: dict[str, Message] = {}
+        # Reasons of exceptions whose tracebacks have been shown.
+        self._shown: set[str] = set()
+
+    def _show(self, tracebacks: dict[str, str]) -> None:
+        """Log each client's exception once: there is no log of theirs to look into."""
+        for reason, text in tracebacks.items():
+            if reason not in self._shown:
+                self._shown.add(reason)
+                log(ERROR, "a client failed: %s\n%s", reason, text.rstrip())
 
     def set_run(self, run: Run) -> None:
         """Set the run.
@@ -162,7 +181,10 @@ class InlineGrid(Grid):
         """
         taken = [self._pending.pop(i) for i in message_ids if i in self._pending]
         contexts = [self.contexts[m.metadata.dst_node_id] for m in taken]
-        return answer(self._app, taken, contexts)
+        tracebacks: dict[str, str] = {}
+        replies = answer(self._app, taken, contexts, tracebacks)
+        self._show(tracebacks)
+        return replies
 
     def send_and_receive(
         self, messages: Iterable[Message], *, timeout: float | None = None
@@ -250,7 +272,8 @@ class RayGrid(InlineGrid):
 
     def _take(self, handle: Any, worker: int, messages: list[Message]) -> None:
         try:
-            replies, contexts = self._ray.get(handle)
+            replies, contexts, tracebacks = self._ray.get(handle)
+            self._show(tracebacks)
         except self._ray.exceptions.RayError as error:
             reason = f"Ray worker failed: {str(error).splitlines()[0]}"
             log(WARNING, reason)
@@ -310,8 +333,10 @@ class _Worker:
 
     def answer(
         self, app: ClientApp, messages: list[Message], contexts: list[Context]
-    ) -> tuple[list[Message], list[Context]]:
-        return answer(app, messages, contexts), contexts
+    ) -> tuple[list[Message], list[Context], dict[str, str]]:
+        tracebacks: dict[str, str] = {}
+        replies = answer(app, messages, contexts, tracebacks)
+        return replies, contexts, tracebacks
 
 
 def _ray_worker() -> Any:

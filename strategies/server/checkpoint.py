@@ -130,7 +130,7 @@ class Checkpoint:
         differ = [
             f"{name} was {former.get(name)!r} and is {value!r}"
             for name, value in settings.items()
-            if name not in MAY_DIFFER and former.get(name) != value
+            if name not in MAY_DIFFER and former.get(name, value) != value
         ]
         if differ:
             raise SettingsError(

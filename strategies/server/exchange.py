@@ -167,6 +167,21 @@ class Exchange:
         order = sorted(valid, key=lambda node: (self.name_of(node), node))
         return [valid[node] for node in order]
 
+    @property
+    def failure(self) -> str:
+        """Why a reply does not count, of the first client; empty where all do."""
+        silent = [(name, "no answer") for name in self.silent]
+        return next((f"client {n}: {r}" for n, r in [*self.rejections, *silent]), "")
+
+    def counts(self, prefix: str = "") -> dict[str, float]:
+        """Return ``rejected`` and ``unanswered``, with a prefix before the names."""
+        rejected, unanswered = len(self.rejections), len(self.silent)
+        return {f"{prefix}rejected": rejected, f"{prefix}unanswered": unanswered}
+
+    def sizes(self) -> dict[str, float]:
+        """Return ``bytes-down`` and ``bytes-up``."""
+        return {"bytes-down": self.bytes_down, "bytes-up": self.bytes_up}
+
     def names(self, replies: Iterable[Message]) -> list[str]:
         """Return the names of the clients that have sent replies, in their order."""
         return [self.name_of(reply.metadata.src_node_id) for reply in replies]

@@ -21,6 +21,7 @@ from task.messages import (
     REFUSAL,
     STRUCTURE,
 )
+from task.settings import SettingsError
 
 QUERY_TIMEOUT = 600.0
 POLL_INTERVAL = 0.5
@@ -200,6 +201,20 @@ class Participants:
                 self.failure = f"client {name}: its reply {error}"
                 log(WARNING, "client %s sent no arrays: its reply %s", name, error)
         return sorted(answers, key=lambda answer: answer[0])
+
+    def first_arrays(self, grid: Grid, nodes: list[int], action: str) -> ArrayRecord:
+        """Return the answer of the first of some clients that gives one.
+
+        Raises `SettingsError` if none does.
+        """
+        for node in nodes:
+            found = self.query_arrays(grid, [node], action)
+            if found:
+                return found[0][1]
+        raise SettingsError(
+            f"no client has sent its {action}; the last to fail was "
+            f"{self.failure or 'none, as there are no clients'}"
+        )
 
 
 def _answers_no_query(error: Error) -> bool:

@@ -22,7 +22,7 @@ def plot(output: Path, algorithms: list[str]) -> None:
     quality = next(
         (
             name
-            for name in ("accuracy", "distance", "error", "loss-point")
+            for name in ("accuracy", "distance", "error", "loss-point", "loss")
             if any(name in row for rows in runs.values() for row in rows)
         ),
         "accuracy",

@@ -278,6 +278,14 @@ def as_float16(arrays: ArrayRecord) -> ArrayRecord:
     )
 
 
+def as_float32(arrays: Arrays) -> Arrays:
+    """Return arrays with float16 as float32: what `as_float16` has made."""
+    return {
+        n: a.astype(np.float32) if a.dtype == np.float16 else a
+        for n, a in arrays.items()
+    }
+
+
 def count_bytes(message: Message) -> int:
     """Return the size of a message's content: serialised arrays, values and names.
 

@@ -196,7 +196,8 @@ class Rounds:
             )
         counted = any(row.get("clients") for row in self.report.rows)
         if self.settings.max_empty_rounds and not counted:
-            raise SettingsError(f"no round had a valid reply; {self._failure()}")
+            why = self.strategy.training.failure or "nobody was asked"
+            raise SettingsError(f"no round had a valid reply; {why}")
 
     def is_evaluated(self, server_round: int) -> bool:
         """Return whether a round is evaluated."""
@@ -226,16 +227,11 @@ class Rounds:
         self._empty = 0 if metrics.get("clients") or idle else self._empty + 1
         limit = self.settings.max_empty_rounds
         if limit and self._empty >= limit:
+            why = exchange.failure or "nobody was asked"
             raise SettingsError(
-                f"no valid reply in {self._empty} rounds in a row; {self._failure()}"
+                f"no valid reply in {self._empty} rounds in a row; {why}"
             )
         self._write_checkpoint(server_round, arrays, seconds)
-
-    def _failure(self) -> str:
-        exchange = self.strategy.training
-        silent = [(name, "no answer") for name in exchange.silent]
-        name, reason = [*exchange.rejections, *silent, ("", "nobody asked")][0]
-        return f"client {name}: {reason}"
 
     def _write_checkpoint(
         self, server_round: int, arrays: ArrayRecord, seconds: float

@@ -46,8 +46,8 @@ class Sampler:
                 f"nobody; it must be at least {1 / num_nodes:.4g}"
             )
         if self.least > num_nodes:
-            told = "min-train-nodes is %d, of which there are only %d: all train"
-            log(WARNING, told, self.least, num_nodes)
+            text = "min-train-nodes is %d, of which there are only %d: all train"
+            log(WARNING, text, self.least, num_nodes)
 
     def _share(self, num_nodes: int) -> int:
         return int(self.fraction * num_nodes + 1e-9)

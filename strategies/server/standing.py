@@ -27,7 +27,7 @@ class Standing:
     acknowledged: dict[str, int] = field(default_factory=dict)
 
     def config(self, name: str, server_round: int, checkpoints: bool) -> ConfigRecord:
-        """Return what a client is told.
+        """Return what a client needs to know of the run.
 
         Parameters
         ----------
@@ -45,15 +45,15 @@ class Standing:
             would go back to.
         """
         resumable = checkpoints or self.checkpointed > 0
-        told = ConfigRecord(
+        config = ConfigRecord(
             {
                 ACKNOWLEDGED_ROUND: self.acknowledged.get(name, 0),
                 CHECKPOINT_ROUND: self.checkpointed if resumable else server_round - 1,
             }
         )
         if self.run_token:
-            told[RUN] = self.run_token
-        return told
+            config[RUN] = self.run_token
+        return config
 
     def state_dict(self) -> dict[str, Any]:
         """Return what a checkpoint keeps."""

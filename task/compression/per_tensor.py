@@ -202,7 +202,7 @@ def from_settings(settings: CompressionSettings, sizes: tuple[int, ...]) -> Comp
         If the name or a value is not one of those allowed.
     """
     name, k = settings.compressor, settings.compressor_k
-    valid = k < 1 or k.is_integer()
+    valid = k < 1 or float(k).is_integer()
     require(valid, "compressor-k", k, "in (0, 1) or a count")
     names = {field.name for field in fields(COMPRESSORS[name])}  # type: ignore[arg-type]
     own: dict[str, int | float] = {}

@@ -47,7 +47,7 @@ class MultiTaskSetup(Checked, BaseTask):
     bandit_radius: Annotated[float, Range("[0, inf)")] = 0.0
 
     classes: ClassVar[tuple[str, ...]] = ()
-    trainable: ClassVar[bool] = False
+    untrainable: ClassVar[str] = "its algorithm is multi-task"
 
     def __post_init__(self) -> None:
         """Check that the numbers go together."""

@@ -12,12 +12,14 @@ from flwr.app import Context, RecordDict
 from clients.base import Client
 from clients.device.state import PersonalState
 from clients.fedavg import FedAvgClient
-from clients.fedavg_ft import FedAvgFTClient
+from clients.fedavg_ft import FedAvgFTClient, FineTuningSettings
 from clients.fedper import FedPerClient
-from clients.fedrep import FedRepClient
+from clients.fedrep import FedRepClient, FedRepSettings
 from clients.local import LocalClient
-from task.settings import SettingsError, resolve
-from task.tasks.image import build_task
+from task.base import ExampleTask
+from task.examples import ExampleSet
+from task.settings import SettingsError, build, resolve
+from task.tasks import build_task
 from task.tasks.linear import LinearTask
 
 HEAD_EPOCHS, REPRESENTATION_EPOCHS = 4, 3
@@ -48,7 +50,7 @@ def client_of(
     acknowledged: int | None = None,
 ) -> Client:
     state = PersonalState(context, None, acknowledged)
-    return kind(TASK, index, state, SETTINGS)
+    return kind(TASK, index, state, build(kind.settings_type, SETTINGS))
 
 
 def initial() -> tuple[np.ndarray, np.ndarray]:
@@ -203,8 +205,8 @@ def test_fine_tuning_trains_the_head_for_the_test_only():
 
 
 def test_fine_tuning_reports_the_global_model_s_accuracy_too():
-    settings = resolve({"finetune-epochs": 20, "learning-rate": 0.05, "head-layers": 1})
-    task = build_task(settings, 20)
+    task = build_task(resolve({"head-layers": 1}), 20)
+    settings = FineTuningSettings(learning_rate=0.05, finetune_epochs=20)
     client = FedAvgFTClient(task, 0, PersonalState(new_context()), settings)
     parameters = client.get_parameters({})
     torch.manual_seed(0)
@@ -273,14 +275,14 @@ def test_properties():
     assert properties["num-test-examples"] == 200
     # Other heads make no other structure of what is shared; another rank does.
     wider = LinearTask(dimension=4, rank=3, samples=9, num_clients=3)
-    other = FedRepClient(wider, 1, PersonalState(new_context()), SETTINGS)
-    same = FedRepClient(TASK, 0, PersonalState(new_context()), SETTINGS)
+    other = FedRepClient(wider, 1, PersonalState(new_context()), FedRepSettings())
+    same = client_of(FedRepClient, new_context(), index=0)
     assert same.get_properties({})["structure"] == properties["structure"]
     assert other.get_properties({})["structure"] != properties["structure"]
 
 
 def test_no_epochs_send_back_what_came():
-    settings = {**SETTINGS, "head-epochs": 0, "representation-epochs": 0}
+    settings = FedRepSettings(head_epochs=0, representation_epochs=0)
     client = FedRepClient(TASK, 0, PersonalState(new_context()), settings)
     sent = np.arange(8, dtype=np.float32).reshape(2, 4)
     arrays, _, metrics = client.fit([sent], {"server-round": 1})
@@ -289,25 +291,29 @@ def test_no_epochs_send_back_what_came():
 
 
 @pytest.mark.parametrize(
-    "name", ["head-epochs", "representation-epochs", "finetune-epochs"]
+    ("kind", "name"),
+    [
+        (FedRepClient, "head-epochs"),
+        (FedRepClient, "representation-epochs"),
+        (FedAvgClient, "representation-epochs"),
+        (FedAvgFTClient, "finetune-epochs"),
+    ],
 )
-def test_negative_epochs(name):
+def test_negative_epochs(kind, name):
     with pytest.raises(SettingsError, match=f"{name} is -1; it must be at least 0"):
-        FedRepClient(TASK, 0, PersonalState(new_context()), {**SETTINGS, name: -1})
+        build(kind.settings_type, {**SETTINGS, name: -1})
 
 
 def test_head_epochs_without_augmentation(monkeypatch):
     seen = []
+    colour = ExampleSet(torch.zeros(3, 4), torch.zeros(3, 1), augment=True)
     monkeypatch.setattr(
         "clients.base.train", lambda model, part, examples, *_: seen.append(examples)
     )
     for augment_head in (True, False):
-        settings = resolve({"augment-head": augment_head, "head-layers": 1})
-        client = FedRepClient(
-            build_task(settings, 20), 0, PersonalState(new_context()), settings
-        )
-        object.__setattr__(client.task, "augment", True)
+        settings = FedRepSettings(augment_head=augment_head)
+        task = ExampleTask(TASK.initial_model, [colour], [colour])
+        client = FedRepClient(task, 0, PersonalState(new_context()), settings)
         client.train("head", 1)
         client.train("representation", 1)
-        object.__setattr__(client.task, "augment", False)
     assert [examples.augment for examples in seen] == [True, True, False, True]

@@ -5,9 +5,10 @@ import pytest
 from flwr.app import Context, RecordDict
 
 from clients.device.state import PersonalState
-from clients.fedrep import FedRepLinearClient, solve_head
-from task.settings import SettingsError, resolve
+from clients.fedrep import FedRepLinearClient, FedRepLinearSettings, solve_head
+from task.settings import SettingsError
 from task.tasks.linear import LinearTask
+from task.tasks.transfer import TransferTask
 
 # Two examples in two dimensions, and B = (1, 0)ᵀ.
 X, Y = np.array([[1.0, 2.0], [2.0, 0.0]]), np.array([1.0, 5.0])
@@ -15,9 +16,8 @@ B = np.array([[1.0], [0.0]])
 
 
 def client_of(task: LinearTask, context: Context | None = None, **overrides):
-    names = {name.replace("_", "-"): value for name, value in overrides.items()}
     context = context or Context(1, 1, {}, RecordDict(), {})
-    settings = resolve({"task": "linear", "learning-rate": 0.1, **names})
+    settings = FedRepLinearSettings(**{"learning_rate": 0.1, **overrides})
     return FedRepLinearClient(task, 0, PersonalState(context), settings)
 
 
@@ -59,8 +59,9 @@ def test_one_gradient_step_on_the_head_by_hand(by_hand):
 
 def test_moments_by_hand(by_hand):
     # ½ (1 [[1, 2], [2, 4]] + 25 [[4, 0], [0, 0]]) = [[50.5, 1], [1, 2]].
-    (moments,) = client_of(by_hand).get_parameters({"moments": True})
-    np.testing.assert_allclose(moments, [[50.5, 1.0], [1.0, 2.0]])
+    statistics = client_of(by_hand).statistics({})
+    assert list(statistics) == ["moments"]
+    np.testing.assert_allclose(statistics["moments"], [[50.5, 1.0], [1.0, 2.0]])
 
 
 def test_evaluation_by_hand(by_hand, monkeypatch):
@@ -157,7 +158,7 @@ def test_the_random_start_is_orthonormal_and_the_same_for_all():
     task = LinearTask(dimension=5, rank=2, num_clients=2)
     (start,) = client_of(task).get_parameters({})
     np.testing.assert_allclose(start @ start.T, np.eye(2), atol=1e-12)
-    settings = resolve({"task": "linear"})
+    settings = FedRepLinearSettings()
     state = PersonalState(Context(1, 1, {}, RecordDict(), {}))
     (other,) = FedRepLinearClient(task, 1, state, settings).get_parameters({})
     np.testing.assert_array_equal(start, other)
@@ -165,4 +166,28 @@ def test_the_random_start_is_orthonormal_and_the_same_for_all():
 
 def test_negative_head_steps(by_hand):
     with pytest.raises(SettingsError, match="head-steps is -1; it must be at least 0"):
-        client_of(by_hand, head_steps=-1).fit([B.T], {"server-round": 1})
+        client_of(by_hand, head_steps=-1)
+
+
+def test_the_same_samples_in_every_round():
+    task = LinearTask(dimension=4, rank=2, samples=6)
+    b = np.random.default_rng(1).standard_normal((4, 2))
+    replies = {}
+    for fresh in (True, False):
+        clients = [client_of(task, fresh_samples=fresh) for _ in range(2)]
+        rounds = zip(clients, (1, 2), strict=True)
+        replies[fresh] = [c.fit([b.T], {"server-round": r})[0][0] for c, r in rounds]
+    assert not np.array_equal(*replies[True])
+    np.testing.assert_array_equal(*replies[False])
+    # Those of draw 0, which no fresh round uses.
+    x, y = task.draw(0)
+    w = solve_head(b, x, y)
+    step = 0.1 / 6 * np.outer(x.T @ (x @ b @ w - y), w)
+    np.testing.assert_allclose(replies[False][0], (b - step).T)
+
+
+def test_a_task_without_linear_models_is_refused():
+    line = "^FedRepLinearClient needs a LinearTask, not TransferTask$"
+    state = PersonalState(Context(1, 1, {}, RecordDict(), {}))
+    with pytest.raises(SettingsError, match=line):
+        FedRepLinearClient(TransferTask(), 0, state, FedRepLinearSettings())

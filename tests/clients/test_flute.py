@@ -1,3 +1,5 @@
+"""FLUTE's clients against the paper's loss written out."""
+
 import numpy as np
 import pytest
 import torch
@@ -5,10 +7,8 @@ from flwr.app import Context, RecordDict
 
 from clients import FLUTEClient, FLUTEStarClient
 from clients.device.state import PersonalState
-from task.settings import SettingsError, resolve
-from task.tasks.image import build_task
-
-WEIGHTS = {"nc-weight": 0.25, "head-weight": 0.0025, "feature-weight": 0.0005}
+from task.settings import SettingsError, build, resolve
+from task.tasks import build_task
 
 
 def client(kind=FLUTEClient, **more):
@@ -23,7 +23,8 @@ def client(kind=FLUTEClient, **more):
         }
     )
     state = PersonalState(Context(0, 0, {}, RecordDict(), {}))
-    return kind(build_task(settings, 20), 0, state, settings)
+    own = build(kind.settings_type, settings)
+    return kind(build_task(settings, 20), 0, state, own)
 
 
 def written_out_loss(model, inputs, targets, classes, feature_weight):

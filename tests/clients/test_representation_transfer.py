@@ -5,13 +5,14 @@ import pytest
 import torch
 from flwr.app import Context, RecordDict
 
+from clients.algorithms import client_class
 from clients.device.state import PersonalState
 from clients.representation_transfer import (
     FeatureTransferClient,
     RepresentationTransferClient,
 )
-from task.settings import SettingsError, resolve
-from task.tasks.image import build_task
+from task.settings import SettingsError, build, resolve
+from task.tasks import build_task
 
 
 def new_context() -> Context:
@@ -20,10 +21,12 @@ def new_context() -> Context:
 
 def client_of(index: int, context: Context | None = None, **overrides):
     names = {name.replace("_", "-"): value for name, value in overrides.items()}
-    settings = resolve({"task": "transfer", **names})
+    given = {"algorithm": "representation-transfer", "task": "transfer", **names}
+    settings = resolve(given)
     task = build_task(settings, int(settings["num-clients"]))
     state = PersonalState(context or new_context())
-    return RepresentationTransferClient(task, index, state, settings)
+    kind = client_class(settings)
+    return kind(task, index, state, build(kind.settings_type, settings))
 
 
 def minimum_norm(x: np.ndarray, y: np.ndarray) -> np.ndarray:
@@ -84,8 +87,9 @@ def test_a_target_s_two_phases(samples):
     np.testing.assert_allclose(kept["phase-2"], second, atol=1e-8)
     loss = np.mean((y - x @ second) ** 2)
     assert (n, metrics["train-loss"]) == (samples, pytest.approx(loss))
-    # Nothing goes back but an empty array.
-    assert [array.size for array in arrays] == [0]
+    # No array goes back.
+    assert arrays == []
+    assert client.sent_names == []
     # What is told of the model: errors relative to that of the truth.
     loss, tested, errors = client_of(12, context, target_samples=samples).evaluate(
         [v.T], {}
@@ -122,10 +126,26 @@ def test_a_target_without_a_model_does_not_count():
     assert client_of(12).evaluate([np.eye(10)[:2]], {}) == (0.0, 0, {})
 
 
-@pytest.mark.parametrize("name", ["num-sources", "descent-steps", "source-epochs"])
-def test_values_out_of_range(name):
+@pytest.mark.parametrize(
+    ("task", "name"),
+    [
+        ("transfer", "num-sources"),
+        ("transfer", "descent-steps"),
+        ("digits", "num-sources"),
+        ("digits", "source-epochs"),
+        ("digits", "head-epochs"),
+    ],
+)
+def test_values_out_of_range(task, name):
     with pytest.raises(SettingsError, match=f"^{name} is -1; it must be at least 0$"):
-        client_of(0, task="digits", **{name: -1})
+        client_of(0, task=task, **{name: -1})
+
+
+@pytest.mark.parametrize("tolerance", [0.0, 1.0, -0.1])
+def test_a_rank_tolerance_out_of_range(tolerance):
+    line = rf"^rank-tolerance is {tolerance}; it must be in \(0, 1\)$"
+    with pytest.raises(SettingsError, match=line):
+        client_of(0, task="digits", rank_tolerance=tolerance)
 
 
 # Image models
@@ -154,7 +174,7 @@ def test_a_source_trains_its_whole_model_and_sends_the_representation():
     assert len(arrays) == len(start) == len(client.names(("representation.",)))
     assert n == len(client.task.train_examples(0))
     torch.manual_seed(5)
-    client.receive(start)
+    client.receive(start, {})
     client.train("all", 3)
     state = client.model.state_dict()
     for name, array in zip(client.names(("representation.",)), arrays, strict=True):
@@ -195,7 +215,8 @@ def test_a_target_s_head_on_the_projected_features():
     context = new_context()
     client = client_of(5, context, **IMAGES)
     arrays, _, metrics = client.fit(parameters, {"server-round": 2})
-    assert [array.size for array in arrays] == [0] * len(parameters)
+    assert arrays == []
+    assert client.sent_names == []
     kept = PersonalState(context).load()
     v = kept["basis"]
     np.testing.assert_allclose(v.T @ v, np.eye(v.shape[1]), atol=1e-5)

@@ -5,10 +5,10 @@ import pytest
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, RecordDict
 
 from clients.client_app import make_app
-from strategies import STRATEGIES, FedRep, FedRepLinear, build_strategy
+from strategies import ALGORITHMS, FedRep, FedRepLinear, build_strategy
 from strategies.grids.simulation import InlineGrid
 from strategies.server.replies import to_record
-from task.settings import SettingsError, resolve
+from task.settings import SettingsError, build, resolve
 from task.tasks.linear import LinearTask, principal_angle_distance
 
 WEIGHT = "representation.weight"
@@ -31,7 +31,7 @@ def test_the_start_is_the_leading_eigenvectors_of_the_mean_moment():
     start = build_strategy(settings).initialize(grid)[WEIGHT].numpy()
     # mean_i 1/m Σ_j y_j² x_j x_jᵀ, and its eigenvectors by the SVD, as it is symmetric
     # and positive.
-    task = LinearTask.from_settings(settings, n)
+    task = build(LinearTask, settings, num_clients=n)
     moments = np.zeros((7, 7))
     for i in range(n):
         x, y = task.draw(i)
@@ -48,7 +48,7 @@ def test_many_examples_start_near_the_true_representation():
     settings = settings_of(samples=20_000)
     grid = InlineGrid(make_app(settings), 20)
     start = build_strategy(settings).initialize(grid)[WEIGHT].numpy()
-    truth = LinearTask.from_settings(settings, 20).representation
+    truth = build(LinearTask, settings, num_clients=20).representation
     assert principal_angle_distance(start.T, truth) < 0.03
 
 
@@ -58,7 +58,7 @@ def test_the_random_start():
     b = start[WEIGHT].numpy()
     assert b.shape == (2, 10)
     np.testing.assert_allclose(b @ b.T, np.eye(2), atol=1e-9)
-    truth = LinearTask.from_settings(settings, 5).representation
+    truth = build(LinearTask, settings, num_clients=5).representation
     assert principal_angle_distance(b.T, truth) > 0.2
 
 
@@ -68,13 +68,12 @@ def reply_of(b: np.ndarray) -> Message:
 
 
 @pytest.mark.parametrize("orthonormalize", [False, True])
-def test_the_mean_may_be_orthonormalised(orthonormalize, monkeypatch):
+def test_the_mean_may_be_orthonormalised(orthonormalize):
     strategy = FedRepLinear(orthonormalize=orthonormalize)
     rng = np.random.default_rng(0)
     first, second = rng.standard_normal((2, 2, 6))
-    weighted = [(1.0, {WEIGHT: first}), (1.0, {WEIGHT: second})]
-    monkeypatch.setattr(strategy, "weighted", lambda *_: weighted)
-    b = strategy.aggregate(1, [])[WEIGHT].numpy()
+    strategy.exchange.expect("arrays", to_record({WEIGHT: first}))
+    b = strategy.aggregate(1, [reply_of(first), reply_of(second)])[WEIGHT].numpy()
     mean = (first + second) / 2
     if not orthonormalize:
         np.testing.assert_allclose(b, mean)
@@ -90,12 +89,12 @@ def test_malformed_moments_of_one_client_are_left_out(bad):
 
     def client(message: Message, context: Context) -> Message:
         reply = honest(message, context)
-        asked = message.metadata.message_type == "query.arrays"
+        asked = message.metadata.message_type == "query.statistics"
         if asked and context.node_id == 2:
             moments = {
-                "nan": {WEIGHT: np.full((10, 10), np.nan)},
-                "shape": {WEIGHT: np.eye(3)},
-                "name": {"moments": np.eye(10)},
+                "nan": {"moments": np.full((10, 10), np.nan)},
+                "shape": {"moments": np.eye(3)},
+                "name": {WEIGHT: np.eye(10)},
                 "nothing": {},
             }[bad]
             record = ArrayRecord({n: Array(v) for n, v in moments.items()})
@@ -103,18 +102,22 @@ def test_malformed_moments_of_one_client_are_left_out(bad):
         return reply
 
     start = build_strategy(settings).initialize(InlineGrid(client, 10))[WEIGHT].numpy()
-    truth = LinearTask.from_settings(settings, 10).representation
+    truth = build(LinearTask, settings, num_clients=10).representation
     assert principal_angle_distance(start.T, truth) < 0.3
 
 
 def test_no_moments():
     def broken(message: Message, context: Context) -> Message:
-        if message.metadata.message_type == "query.arrays":
+        if message.metadata.message_type == "query.statistics":
             raise RuntimeError("broken")
         properties = ConfigRecord({"client": str(context.node_id)})
         return Message(RecordDict({"properties": properties}), reply_to=message)
 
-    with pytest.raises(SettingsError, match="no client has sent its moments"):
+    line = (
+        "^no client has sent its moments; the last to fail was client 3: its reply is "
+        "an error: RuntimeError: broken$"
+    )
+    with pytest.raises(SettingsError, match=line):
         FedRepLinear().initialize(InlineGrid(broken, 3))
 
 
@@ -125,7 +128,7 @@ def test_an_unknown_initialization():
 
 
 def test_every_strategy_can_be_built_from_the_defaults():
-    for algorithm in STRATEGIES:
+    for algorithm in ALGORITHMS:
         for task in ("digits", "linear"):
             settings = resolve({"algorithm": algorithm, "task": task, "seed": 3})
             assert build_strategy(settings).seed == 3

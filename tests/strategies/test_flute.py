@@ -9,10 +9,10 @@ from clients.client_app import make_app
 from strategies import FLUTE, FLUTELinear, build_strategy
 from strategies.grids.simulation import InlineGrid
 from strategies.server.replies import to_record
-from strategies.server_app import run_rounds
+from strategies.server.rounds import run_rounds
 from task.neural_collapse import neural_collapse
 from task.settings import SettingsError, resolve
-from task.tasks.image import build_task
+from task.tasks import build_task
 from task.tasks.linear import LinearTask
 
 WEIGHT, REPRESENTATION = "head.weight", "representation.weight"
@@ -87,33 +87,32 @@ def test_linear_step_by_hand() -> None:
     # and 2 (WWᵀ/4 - I/4) W = (0, 3) in w_2, nothing in w_1. The clients' gradients are
     # summed: diag(1, 2). With η = 0.1: B = diag(1 - 0.1, 1 - 0.1 (2 - 1.5)),
     # w_1 = (1, 0) - 0.1 (1, 1), w_2 = (0, 2) - 0.1 ((0, 1) + (0, 3)).
-    strategy = FLUTELinear(dimension=2, rank=2, learning_rate=0.1)
+    strategy = FLUTELinear(
+        dimension=2, rank=2, learning_rate=0.1, fraction_train=1.0
+    )
     strategy.heads = {
-        "1": {WEIGHT: np.array([[1.0, 0.0]])},
-        "2": {WEIGHT: np.array([[0.0, 2.0]])},
+        "c1": {WEIGHT: np.array([[1.0, 0.0]])},
+        "c2": {WEIGHT: np.array([[0.0, 2.0]])},
     }
-    b = to_record({REPRESENTATION: np.eye(2)})
-    strategy._expected = {"arrays": b, "head": to_record(strategy.heads["1"])}
+    b, grid = to_record({REPRESENTATION: np.eye(2)}), Answers({1: None, 2: None})
     gradients = {
         1: (np.diag([1.0, 0.0]), np.array([[1.0, 1.0]])),
         2: (np.diag([0.0, 2.0]), np.array([[0.0, 1.0]])),
     }
     replies = []
-    for node, (in_b, in_w) in gradients.items():
-        sent = Message(RecordDict(), node, "train")
-        sent.metadata.__dict__["_message_id"] = str(node)
-        content = RecordDict(
-            {
-                "arrays": to_record({REPRESENTATION: in_b.T.copy()}),
-                "head": to_record({WEIGHT: in_w}),
-            }
-        )
-        replies.append(Message(content, reply_to=sent))
-    new = strategy.aggregate(1, replies)
-    assert new is not None
+    for sent in strategy.configure_train(1, b, ConfigRecord(), grid):
+        assert set(sent.content) == {"arrays", "head", "config"}
+        in_b, in_w = gradients[sent.metadata.dst_node_id]
+        own = {
+            f"gradient.{REPRESENTATION}": in_b.T.copy(),
+            f"gradient.{WEIGHT}": in_w,
+        }
+        replies.append(Message(RecordDict({"arrays": to_record(own)}), reply_to=sent))
+    new, metrics = strategy.aggregate_train(1, replies)
+    assert (metrics["clients"], metrics["rejected"]) == (2, 0)
     np.testing.assert_allclose(new[REPRESENTATION].numpy(), np.diag([0.9, 0.95]))
-    np.testing.assert_allclose(strategy.heads["1"][WEIGHT], [[0.9, -0.1]])
-    np.testing.assert_allclose(strategy.heads["2"][WEIGHT], [[0.0, 1.6]])
+    np.testing.assert_allclose(strategy.heads["c1"][WEIGHT], [[0.9, -0.1]])
+    np.testing.assert_allclose(strategy.heads["c2"][WEIGHT], [[0.0, 1.6]])
 
 
 def test_linear_run_equals_plain_numpy() -> None:
@@ -157,7 +156,8 @@ def test_heads_belong_to_clients_whatever_the_order_of_replies() -> None:
     masks = {1: "110", 2: "011", 3: "111"}
 
     def run(order):
-        grid, strategy = Answers(masks, heads), FLUTE(server_learning_rate=0.5)
+        grid = Answers(masks, heads)
+        strategy = FLUTE(server_learning_rate=0.5, fraction_train=1.0)
         arrays = strategy.initialize(grid)
         messages = list(strategy.configure_train(1, arrays, ConfigRecord(), grid))
         replies = [grid.answer(messages[i]) for i in order]
@@ -199,7 +199,8 @@ def test_only_the_own_head_travels_and_unknown_clients_get_the_initial_one() -> 
 
 def test_state_survives() -> None:
     heads = {n: np.full((3, 2), n, np.float32) for n in (1, 2)}
-    grid, strategy = Answers(dict.fromkeys(heads, "111"), heads), FLUTE()
+    grid = Answers(dict.fromkeys(heads, "111"), heads)
+    strategy = FLUTE(fraction_train=1.0)
     arrays = strategy.initialize(grid)
     messages = list(strategy.configure_train(1, arrays, ConfigRecord(), grid))
     strategy.aggregate_train(1, [grid.answer(m) for m in messages])
@@ -224,7 +225,7 @@ def test_wrong_masks_are_refused(mask, caplog: pytest.LogCaptureFixture) -> None
 def test_a_head_that_is_not_linear_is_refused() -> None:
     settings = resolve({"algorithm": "flute", "head-layers": 2, "num-clients": 5})
     strategy = build_strategy(settings)
-    with pytest.raises(SettingsError):
+    with pytest.raises(SettingsError, match="FLUTE needs a head that is one linear"):
         strategy.initialize(InlineGrid(make_app(settings), 5))
 
 

@@ -6,17 +6,19 @@ import numpy as np
 import pytest
 from flwr.app import ConfigRecord, Message, MessageType
 
-from clients.client_app import client_class, complete, make_app
+import simulation
+from clients.algorithms import complete
+from clients.client_app import make_app
 from clients.device.state import PREFIX
 from strategies import build_strategy
 from strategies.gossip.graphs import build_graph
 from strategies.grids.simulation import InlineGrid
-from strategies.server_app import run_rounds
+from strategies.server.rounds import run_rounds
 from task.compression.per_tensor import create
 from task.saddle_point.constraints import directed
 from task.saddle_point.network import Network
 from task.settings import SettingsError, resolve
-from task.tasks.image import build_task
+from task.tasks import build_task
 from task.tasks.multi_task import MultiTaskSetup
 
 NODES = 6
@@ -96,7 +98,7 @@ def run(rounds, *, away=(), changes=None, **given):
 def network(iterations, problem="qcqp", zeta=0.0, operator=None, step=0.02):
     graph = build_graph("erdos-renyi", NODES, 0.5, 3)
     pairs = directed(graph.edges)
-    setup = MultiTaskSetup(problem, seed=3, step=step, zeta=zeta)
+    setup = MultiTaskSetup(problem, 3, saddle_step=step, bandit_radius=zeta)
     whole = Network(
         setup.saddle_point(range(NODES), pairs.tolist()),
         operator or create("top-k", k=2),
@@ -177,7 +179,7 @@ def test_a_malformed_message_is_refused_and_the_neighbours_go_on(caplog):
         states, rows, _, strategy = run(10, changes={(1, 5): b"\xff" * length})
     finally:
         logger.removeHandler(caplog.handler)
-    degree = int((strategy.weights[0] > 0).sum()) - 1
+    degree = int((strategy.boxes.weights[0] > 0).sum()) - 1
     assert rows[5]["refused"] == degree
     assert "message of neighbour 000000 refused" in caplog.text
     assert [int(state["iteration"]) for state in states] == [9] * NODES
@@ -237,7 +239,7 @@ def test_a_second_run_of_an_experiment_starts_anew(tmp_path):
         for context in grid.contexts.values():
             context.node_config["state-dir"] = str(tmp_path)
         strategy = build_strategy(settings)
-        strategy.run_token = run_id
+        strategy.standing.run_token = run_id
         rows = []
         run_rounds(
             strategy,
@@ -258,9 +260,9 @@ def test_only_neighbours_messages_and_nothing_else_is_sent():
     for message in grid.messages:
         i = message.metadata.dst_node_id - 1
         config = message.content.config_records["config"]
-        neighbours = [strategy.names[j] for j in np.flatnonzero(strategy.weights[i])]
+        neighbours = [strategy.boxes.names[j] for j in np.flatnonzero(strategy.boxes.weights[i])]
         assert set(config.get("relayed-senders", [])) <= set(neighbours)
-        assert strategy.names[i] not in config.get("relayed-senders", [])
+        assert strategy.boxes.names[i] not in config.get("relayed-senders", [])
         records = message.content.array_records.values()
         assert all(len(record) == 0 for record in records)
 
@@ -294,9 +296,9 @@ def _empty():
     ("given", "message"),
     [
         ({"dual-regularizer": 1e7}, "delta times the squared step size is 4000"),
-        ({"radius": -1.0}, "radius is -1.0"),
-        ({"saddle-step": 0.0}, "the step size is 0.0"),
-        ({"bandit-radius": -1.0}, "zeta is -1.0"),
+        ({"radius": -1.0}, "radius is -1.0; it must be above 0"),
+        ({"saddle-step": 0.0}, "saddle-step is 0.0; it must be above 0"),
+        ({"bandit-radius": -1.0}, "bandit-radius is -1.0; it must be at least 0"),
         ({"bandit-radius": 30.0}, "zeta is 30.0"),
     ],
 )
@@ -306,16 +308,18 @@ def test_bad_numbers(given, message):
 
 
 @pytest.mark.parametrize(
-    ("algorithm", "task"),
+    ("algorithm", "task", "line"),
     [
-        ("multi-task", "digits"),
-        ("fedrep", "qcqp"),
-        ("dpsgd", "multi-task-logistic"),
-        ("flute", "transfer"),
-        ("representation-transfer", "qcqp"),
+        ("multi-task", "digits", "MultiTaskClient needs a MultiTaskSetup, not ImageTa"),
+        ("multi-task", "linear", "MultiTaskClient needs a MultiTaskSetup, not LinearT"),
+        ("fedrep", "qcqp", "FedRepClient has nothing to train on in a MultiTaskSetup"),
+        ("dpsgd", "multi-task-logistic", "DPSGDClient has nothing to train on in a M"),
+        ("flute", "transfer", "FLUTEClient needs a task with classes"),
+        ("flute-star", "linear", "FLUTEStarClient needs a task with classes"),
+        ("representation-transfer", "qcqp", "FeatureTransferClient has nothing to tr"),
     ],
 )
-def test_algorithms_and_tasks_that_do_not_go_together(algorithm, task):
-    settings = resolve({"algorithm": algorithm, "task": task})
-    with pytest.raises(SettingsError, match=rf"{task!r}.*{algorithm!r}"):
-        client_class(settings)
+def test_algorithms_and_tasks_that_do_not_go_together(algorithm, task, line):
+    with pytest.raises(SettingsError, match=f"^{line}") as caught:
+        simulation.check([algorithm], {"task": task}, "inline")
+    assert "\n" not in str(caught.value)

@@ -17,13 +17,19 @@ from flwr.app import (
 from flwr.serverapp.strategy import DifferentialPrivacyServerSideFixedClipping
 from flwr.serverapp.strategy import FedAvg as FlowerFedAvg
 
+import simulation
 from strategies import FedAvg
 from strategies.grids.simulation import InlineGrid
 from strategies.server.replies import to_record
-from strategies.server_app import check, run, run_rounds
+from strategies.server.rounds import run_rounds
+from strategies.server_app import run
 from task.settings import SettingsError, resolve
 
 START = {"w": np.zeros(3)}
+
+
+def averaging() -> FedAvg:
+    return FedAvg(fraction_train=1.0)
 
 
 def client(message: Message, context: Context) -> Message:
@@ -63,7 +69,7 @@ def rounds_of(strategy, rounds: range = range(1, 4), **options):
 
 def test_rounds_by_hand():
     # The mean of 0, 1, 2 and 3 is added three times.
-    final, rows = rounds_of(FedAvg())
+    final, rows = rounds_of(averaging())
     assert final["w"].numpy().tolist() == [4.5] * 3
     assert [row["w"][0] for row in rows] == [1.5, 3.0, 4.5]
     assert [row["round"] for row in rows] == [1, 2, 3]
@@ -73,13 +79,13 @@ def test_rounds_by_hand():
 
 
 def test_only_some_rounds_are_evaluated():
-    _, rows = rounds_of(FedAvg(), evaluated=lambda server_round: server_round == 2)
+    _, rows = rounds_of(averaging(), evaluated=lambda server_round: server_round == 2)
     assert ["accuracy" in row for row in rows] == [False, True, False]
 
 
 def test_what_evaluation_costs_is_counted_apart():
-    _, evaluated = rounds_of(FedAvg())
-    _, plain = rounds_of(FedAvg(), evaluated=lambda _: False)
+    _, evaluated = rounds_of(averaging())
+    _, plain = rounds_of(averaging(), evaluated=lambda _: False)
     for row, other in zip(evaluated, plain, strict=True):
         for name in ("bytes-down", "bytes-up"):
             assert row[name] == other[name] > 0
@@ -87,13 +93,13 @@ def test_what_evaluation_costs_is_counted_apart():
 
 
 def test_rounds_may_begin_later():
-    final, rows = rounds_of(FedAvg(), range(7, 9))
+    final, rows = rounds_of(averaging(), range(7, 9))
     assert [row["round"] for row in rows] == [7, 8]
     assert final["w"].numpy().tolist() == [3.0] * 3
 
 
 def test_no_rounds():
-    final, rows = rounds_of(FedAvg(), range(5, 5))
+    final, rows = rounds_of(averaging(), range(5, 5))
     assert final["w"].numpy().tolist() == [0.0] * 3
     assert rows == []
 
@@ -121,7 +127,7 @@ def test_flower_s_differential_privacy_wraps_ours():
         # Clipped to 1 everybody's change is (1, 1, 1)/√3.
         (1.0, 1 / math.sqrt(3)),
     ):
-        strategy = DifferentialPrivacyServerSideFixedClipping(FedAvg(), 0.0, norm, 4)
+        strategy = DifferentialPrivacyServerSideFixedClipping(averaging(), 0.0, norm, 4)
         arrays, grid = to_record(START), InlineGrid(never_still, 4)
         final = run_rounds(strategy, grid, arrays, range(1, 4))
         np.testing.assert_allclose(final["w"].numpy(), 3 * expected, rtol=1e-6)
@@ -247,5 +253,5 @@ def test_who_fails_is_named(tmp_path, caplog):
     ],
 )
 def test_settings_of_the_run_itself(name, value):
-    with pytest.raises(SettingsError, match=f"{name} is {value!r}; it must be "):
-        check(resolve({name: value}))
+    with pytest.raises(SettingsError, match=f"^{name} is {value!r}; it must be "):
+        simulation.check(["fedavg"], {name: value}, "inline")

@@ -11,7 +11,8 @@ from strategies import SRPFL, BaseStrategy, build_strategy
 from strategies.grids.arrivals import SimulatedArrivals
 from strategies.grids.simulation import InlineGrid
 from strategies.grids.speeds import SpeedModel
-from strategies.server_app import run, run_rounds
+from strategies.server.rounds import run_rounds
+from strategies.server_app import run
 from strategies.srpfl import stage_lengths
 from task.settings import SettingsError, resolve
 

@@ -7,8 +7,8 @@ from flwr.app import Array, ArrayRecord
 from clients.client_app import make_app
 from strategies import build_strategy
 from strategies.grids.simulation import InlineGrid
-from strategies.server.replies import half
-from strategies.server_app import run_rounds
+from strategies.server.replies import as_float16
+from strategies.server.rounds import run_rounds
 from task.settings import SettingsError, resolve
 
 
@@ -79,7 +79,7 @@ def test_what_is_too_large_or_no_float32():
             "double": Array(np.array([np.pi])),
         }
     )
-    sent = {n: a.numpy() for n, a in half(record).items()}
+    sent = {n: a.numpy() for n, a in as_float16(record).items()}
     assert sent["a"].tolist() == [65504.0, -65504.0, 1.0]
     assert sent["a"].dtype == np.float16
     assert sent["count"] == 7
@@ -87,7 +87,7 @@ def test_what_is_too_large_or_no_float32():
 
 
 def test_a_reply_in_another_type_does_not_count(monkeypatch):
-    monkeypatch.setattr("clients.client_app._as_received", lambda array, dtype: array)
+    monkeypatch.setattr("clients.device.records._as_received", lambda array, dtype: array)
     _, rows, _ = arrays_after(1, algorithm="fedrep", transport="float16")
     assert rows[0]["clients"] == 0
     assert rows[0]["rejected"] == 2

@@ -9,13 +9,14 @@ import torch
 from flwr.app import Context, RecordDict
 from torch import nn
 
-from clients import CLIENTS, DPSGDClient, SQuARMSGDClient
+from clients import DPSGDClient, SQuARMSGDClient
+from clients.algorithms import client_class
 from clients.device.state import PersonalState
 from clients.gossip.relayed import Relayed, exchanges
 from clients.gossip.sketch import SKETCH, sketch
 from task.compression.per_tensor import Identity, PerTensor, SignTopK, TopK
-from task.settings import SettingsError, resolve
-from task.tasks.image import build_task
+from task.settings import SettingsError, build, resolve
+from task.tasks import build_task
 from task.training import TrainingDivergedError
 
 GOSSIP = ("dpsgd", "choco-sgd", "squarm-sgd")
@@ -35,15 +36,17 @@ def nowhere() -> Context:
     return Context(0, 0, {}, RecordDict(), {})
 
 
-def client_of(algorithm: str = "squarm-sgd", state=None, **more):
+def client_of(algorithm: str = "squarm-sgd", state=None, index=0, **more):
     settings = settings_of(algorithm, **more)
     state = PersonalState(nowhere()) if state is None else state
-    return CLIENTS[algorithm](build_task(settings, 5), 0, state, settings)
+    kind = client_class(settings)
+    own = build(kind.settings_type, settings)
+    return kind(build_task(settings, 5), index, state, own)
 
 
 def received(algorithm: str = "squarm-sgd", **more):
     client = client_of(algorithm, **more)
-    client.receive([])
+    client.receive([], {})
     return client
 
 
@@ -100,7 +103,7 @@ def test_iterations_equal_torch_s_nesterov(model, momentum):
     other = copy.deepcopy(client.task.initial_model())
     torch.manual_seed(11)
     loss = client.iterate(1)
-    momentum_vector = client.kept["momentum"]
+    momentum_vector = client.vector("momentum")
 
     named = list(other.named_parameters())
     groups = [
@@ -201,7 +204,8 @@ def test_no_local_steps(steps):
     line = f"local-steps is {steps}; it must be at least 1"
     with pytest.raises(SettingsError, match=line):
         client_of("squarm-sgd", local_steps=steps)
-    client_of("choco-sgd", local_steps=steps)
+    # CHOCO-SGD does not read it.
+    assert client_of("choco-sgd", local_steps=steps).local_steps == 1
 
 
 # Messages
@@ -213,12 +217,12 @@ def test_what_is_sent_is_what_the_estimate_gets():
     data = client.message(1)
     assert data == SignTopK(0.1).compress(before, np.random.default_rng(0))
     expected = SignTopK(0.1).decompress(data, 650)
-    assert torch.equal(client.kept["estimate"], expected)
+    assert torch.equal(client.vector("estimate"), expected)
     assert torch.equal(client.x, before)
     # The next message has what the first one left out.
     second = client.message(2)
     rest = SignTopK(0.1).decompress(second, 650)
-    assert torch.equal(client.kept["estimate"], expected + rest)
+    assert torch.equal(client.vector("estimate"), expected + rest)
     assert second == SignTopK(0.1).compress(before - expected, np.random.default_rng(0))
 
 
@@ -230,7 +234,7 @@ def test_the_trigger_compares_with_c_t_eta_t_squared(factor, sent):
     length = 16 * (2 / 15) ** 2
     client.x.zero_()[7] = (length / factor) ** 0.5
     assert (client.message(2) != b"") is sent
-    assert bool(client.kept["estimate"].any()) is sent
+    assert bool(client.vector("estimate").any()) is sent
     # D-PSGD and CHOCO have no trigger.
     for algorithm in ("dpsgd", "choco-sgd"):
         client = received(algorithm, trigger="inf", **more)
@@ -261,14 +265,14 @@ def test_mixing_by_hand():
     client = received(compressor="identity")
     with torch.no_grad():
         client.x.fill_(1.0)
-    client.kept["estimate"].fill_(2.0)
-    client.kept["neighbours"].fill_(0.5)
+    client.vector("estimate").fill_(2.0)
+    client.vector("neighbours").fill_(0.5)
     q = [np.full(650, value, np.float32).tobytes() for value in (4, 8)]
     config = {"consensus-step": 0.5, "neighbour-weight": 3 / 8}
     client.mix(1, [Relayed("a", 1 / 4, q[0]), Relayed("b", 1 / 8, q[1])], config)
     # Sum 0.5 + 4/4 + 8/8 = 2.5; x = 1 + (2.5 - 3/8 * 2) / 2 = 1.875.
-    assert (client.kept["neighbours"] == 2.5).all()
-    assert (client.kept["estimate"] == 2).all()
+    assert (client.vector("neighbours") == 2.5).all()
+    assert (client.vector("estimate") == 2).all()
     assert (client.x == 1.875).all()
     # And once more without a message: x = 1.875 + (2.5 - 0.75) / 2.
     client.mix(2, [], config)
@@ -378,8 +382,10 @@ def test_a_reply_has_no_arrays(algorithm):
     arrays, n, metrics = client.fit([], config_of(1))
     assert arrays == []
     assert n == len(client.task.train_examples(0))
-    assert set(metrics) == {"train-loss", "refused", "message"}
-    assert isinstance(metrics["message"], bytes)
+    assert set(metrics) == {"train-loss", "refused"}
+    # The message goes beside the numbers.
+    assert list(client.attachments) == ["message"]
+    assert isinstance(client.attachments["message"], bytes)
 
 
 @by_algorithm
@@ -394,9 +400,9 @@ def test_an_evaluation_keeps_nothing(algorithm):
     client = client_of(algorithm, state, compressor="identity")
     loss, n, metrics = client.evaluate([], config)
     assert not np.array_equal(client.x.numpy()[:640], before["head.weight"].ravel())
-    assert set(metrics) >= {"accuracy", "sketch"}
-    assert metrics["sketch"] == sketch(client.x.numpy()).tobytes()
-    assert len(metrics["sketch"]) == 4 * SKETCH == 1024
+    assert metrics.keys() >= {"accuracy"}
+    assert client.attachments == {"sketch": sketch(client.x.numpy()).tobytes()}
+    assert len(client.attachments["sketch"]) == 4 * SKETCH == 1024
     assert (n, np.isfinite(loss)) == (len(client.task.test_examples(0)), True)
     after = state.load()
     for name, value in before.items():
@@ -421,11 +427,11 @@ def test_of_an_earlier_run_only_the_model_is_used(tmp_path):
     kept = state_of("a", 1).load()
     assert np.abs(kept["gossip.estimate"]).max() > 0
     second = client_of(state=state_of("b", 0), trigger="0")
-    second.receive([])
+    second.receive([], {})
     np.testing.assert_array_equal(second.x.numpy()[:640], kept["head.weight"].ravel())
     # The neighbours' estimates of this node begin at 0, and so must its own.
-    for vector in second.kept.values():
-        assert (vector == 0).all()
+    for name in second.vectors:
+        assert (second.vector(name) == 0).all()
 
 
 @by_algorithm
@@ -436,20 +442,21 @@ def test_a_node_begins_with_the_common_model_and_zeros(algorithm):
     expected = {"dpsgd": {"momentum"}}.get(
         algorithm, {"momentum", "estimate", "neighbours"}
     )
-    assert set(client.kept) == expected
-    assert all((v == 0).all() for v in client.kept.values())
+    assert set(client.vectors) == expected
+    assert all((client.vector(name) == 0).all() for name in expected)
+    # What is kept: the model, and the vectors in a slot of their own.
+    kept = {f"gossip.{name}" for name in expected} | client.task.initial_state.keys()
+    assert set(client.personal_arrays()) == kept
     assert issubclass(type(client), DPSGDClient | SQuARMSGDClient)
 
 
 def test_two_nodes_in_a_process_do_not_mix_up():
     # They share one scratch model.
     contexts = [nowhere(), nowhere()]
-    settings = settings_of(compressor="identity")
-    task = build_task(settings, 5)
     for i in (0, 1):
         state = PersonalState(contexts[i])
-        SQuARMSGDClient(task, i, state, settings).fit([], config_of(1))
-    SQuARMSGDClient(task, 0, PersonalState(nowhere()), settings)
+        client_of(state=state, index=i, compressor="identity").fit([], config_of(1))
+    task = client_of(compressor="identity").task
     first, second = (PersonalState(c).load()["head.weight"] for c in contexts)
     assert not np.array_equal(first, second)
     initial = task.initial_state["head.weight"]

@@ -19,7 +19,7 @@ from clients.device.card import ModelCard
 from clients.device.state import PersonalState
 from clients.predict import classify, export, load_model, load_run
 from clients.predict.__main__ import main
-from simulation import simulate
+from simulation import run
 from strategies import server_app
 from strategies.grids.simulation import InlineGrid
 from task.models import build_model
@@ -103,11 +103,23 @@ def of_device(root: Path, name: str):
 
 
 @pytest.mark.parametrize(
-    "algorithm", ["fedrep", "flute", "fedavg", "lg-fedavg", "local", "srpfl-flute"]
+    "algorithm",
+    [
+        "fedrep",
+        "flute",
+        "fedavg",
+        "lg-fedavg",
+        "local",
+        "srpfl-flute",
+        # With slots beside the model.
+        "scaffold",
+        "ditto",
+        "apfl",
+    ],
 )
 def test_predictions_are_those_of_the_evaluation(algorithm, folders, tmp_path):
     settings = settings_of(tmp_path, algorithm=algorithm, data_dir=str(folders))
-    simulate(settings, "inline")
+    run(algorithm, settings, "inline")
     output = tmp_path / "results" / algorithm
     expected = reported(output)
     assert list(expected) == ["000000", "000001"]
@@ -443,10 +455,9 @@ def test_bad_input_is_one_line(arguments, message, broken, folders, capsys):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"algorithm": "fedavg-ft"}, "algorithm 'fedavg-ft' keeps no head"),
         ({"algorithm": "fedavg", "task": "linear"}, "task 'linear' has no images"),
         ({"algorithm": "fedrap"}, "unknown algorithm 'fedrap'"),
-        ({"no-such": 1}, "unknown setting 'no-such'"),
+        ({"momentum": "x"}, "momentum is 'x'; it must be of type float"),
         ({"algorithm": "fedavg"}, "data-dir is ''; it must be a directory"),
     ],
 )
@@ -460,4 +471,13 @@ def test_runs_that_leave_nothing_to_predict_with(devices, change, message, tmp_p
     save_file(load_file(path), copy, metadata={"run": json.dumps(about)})
     with pytest.raises(SettingsError, match=message) as error:
         load_run(tmp_path, "a")
+    assert "\n" not in str(error.value)
+
+
+def test_a_run_whose_clients_keep_no_head(folders, tmp_path):
+    settings = settings_of(tmp_path, algorithm="fedavg-ft", data_dir=str(folders))
+    run("fedavg-ft", settings, "inline")
+    message = "algorithm 'fedavg-ft' keeps no head: it fine-tunes a new one"
+    with pytest.raises(SettingsError, match=message) as error:
+        load_run(tmp_path / "results" / "fedavg-ft", "000000")
     assert "\n" not in str(error.value)

@@ -13,6 +13,7 @@ from flwr.app import (
     RecordDict,
 )
 
+from strategies import FedAvg
 from strategies.base import BaseStrategy
 from strategies.grids.simulation import InlineGrid
 from strategies.server.replies import to_record
@@ -49,6 +50,11 @@ def honest(message: Message, context: Context) -> Message:
     sent = message.content.array_records["arrays"]
     arrays = {name: array.numpy() + np.float32(i + 1) for name, array in sent.items()}
     return reply_with(message, arrays, num_examples=i + 1, train_loss=float(i))
+
+
+def averaging(**settings) -> FedAvg:
+    """FedAvg in which everybody trains."""
+    return FedAvg(fraction_train=1.0, **settings)
 
 
 def grid_of(

@@ -153,13 +153,10 @@ MALFORMED: dict[str, tuple[Client, str]] = {
         "holds object[2, 3]",
     ),
     "pickle": (replaced(lambda: claimed(pickle.dumps(Trap()))), "no valid .npy header"),
-    "no metrics": (with_records(lambda c: c.pop("metrics")), "has 0 metric records"),
     "two metrics": (
         with_records(lambda c: c.update({"more": MetricRecord({"x": 1})})),
         "has 2 metric records",
     ),
-    "no examples": (with_metrics(train_loss=1.0), "lacks the metric 'num-examples'"),
-    "no loss": (with_metrics(num_examples=1), "lacks the metric 'train-loss'"),
     "nan loss": (
         with_metrics(num_examples=1, train_loss=float("nan")),
         "metric 'train-loss' is nan",
@@ -176,16 +173,26 @@ MALFORMED: dict[str, tuple[Client, str]] = {
         with_metrics(num_examples=-3, train_loss=1.0),
         "num-examples is -3",
     ),
-    "list of losses": (
-        with_metrics(num_examples=3, train_loss=[1.0, 2.0]),
-        "lacks the metric 'train-loss'",
-    ),
     "of another round": (
         with_metrics(num_examples=3, train_loss=1.0, server_round=7),
         "is of round 7, not of round 1",
     ),
     "error": (error_reply, "is an error: it broke"),
     "crash": (crash, "is an error: ZeroDivisionError: no examples"),
+}
+
+# What somebody else's client need not say, and the mean loss of the others with its.
+RETICENT: dict[str, tuple[Client, float]] = {
+    "no metrics": (with_records(lambda c: c.pop("metrics")), 18 / 8),
+    "empty metrics": (with_metrics(), 18 / 8),
+    "no examples": (with_metrics(train_loss=1.0), (18 + 1) / (8 + 1)),
+    "a list of examples": (
+        with_metrics(num_examples=[2], train_loss=1.0),
+        (18 + 1) / (8 + 1),
+    ),
+    "no loss": (with_metrics(num_examples=2), 18 / 8),
+    "a list of losses": (with_metrics(num_examples=2, train_loss=[1.0, 2.0]), 18 / 8),
+    "a loss by another name": (with_metrics(num_examples=2, loss=1.0), 20 / 10),
 }
 
 

@@ -1,7 +1,7 @@
 """Settings and state of a strategy."""
 
 import pytest
-from function_clients import grid_of, train_once
+from function_clients import averaging, grid_of, train_once
 
 from strategies import FedAvg, FedAvgFT, build_strategy
 from task.settings import SettingsError, resolve
@@ -48,8 +48,10 @@ def test_from_settings():
 
 
 def test_the_state_goes_into_another_strategy():
-    strategy = FedAvg()
+    strategy = averaging()
+    strategy.standing.run_token = "this one"
     train_once(strategy, grid_of(3))
     other = FedAvg()
     other.load_state_dict(*strategy.state_dict())
-    assert other.acknowledged == {"000000": 1, "000001": 1, "000002": 1}
+    assert other.standing.acknowledged == {"000000": 1, "000001": 1, "000002": 1}
+    assert other.standing.run_token == "this one"

@@ -7,7 +7,7 @@ from malformed import error_reply
 
 from strategies import FedAvg
 from strategies.server.replies import to_record
-from strategies.server_app import run_rounds
+from strategies.server.rounds import run_rounds
 
 
 def test_evaluation_is_the_plain_mean_over_all_clients():
@@ -50,7 +50,7 @@ def test_malformed_evaluations_are_left_out():
                 case 0:
                     record["accuracy"] = float("nan")
                 case 1:
-                    del record["loss"]
+                    record["num-examples"] = -1
                 case 2:
                     raise RuntimeError("broken")
                 case 3:
@@ -63,11 +63,33 @@ def test_malformed_evaluations_are_left_out():
     metrics = evaluate_once(strategy, grid_of(6, client))
     assert metrics["accuracy"] == pytest.approx(0.45)
     assert metrics["evaluated"] == 2
-    assert sorted(name for name, _ in strategy.evaluation_rejections) == [
+    assert sorted(name for name, _ in strategy.exchange.rejections) == [
         "000000",
         "000001",
         "000002",
     ]
+
+
+def test_every_metric_is_a_mean_over_the_clients_that_say_it():
+    def client(message: Message, context: Context) -> Message:
+        reply = honest(message, context)
+        if message.metadata.message_type == MessageType.EVALUATE:
+            record = reply.content.metric_records["metrics"]
+            match partition_of(context):
+                case 0:
+                    reply.content.clear()
+                case 1:
+                    del record["loss"], record["num-examples"]
+                case 2:
+                    record["f1"] = 0.25
+        return reply
+
+    # Losses 2 and 3, accuracies 0.1, 0.2 and 0.3.
+    metrics = evaluate_once(FedAvg(), grid_of(4, client))
+    assert metrics["loss"] == 2.5
+    assert metrics["accuracy"] == pytest.approx(0.2)
+    assert metrics["f1"] == 0.25
+    assert (metrics["evaluated"], metrics["evaluation-rejected"]) == (4, 0)
 
 
 def test_no_valid_evaluation():

@@ -7,6 +7,7 @@ import pytest
 from flwr.app import Context, Message, MessageType
 from function_clients import (
     START,
+    averaging,
     grid_of,
     honest,
     partition_of,
@@ -19,7 +20,7 @@ from strategies import FedAvg
 
 def test_uniform_mean_by_hand():
     # 1, 2, 3 and 4 added to 0: 2.5. Losses 0, 1, 2, 3 by examples 1 to 4: 20/10.
-    arrays, metrics = train_once(FedAvg(), grid_of(4))
+    arrays, metrics = train_once(averaging(), grid_of(4))
     assert list(arrays) == ["w", "b"]
     assert arrays["w"].numpy().tolist() == [[2.5] * 3] * 2
     assert arrays["b"].numpy().dtype == np.float32
@@ -31,7 +32,7 @@ def test_uniform_mean_by_hand():
 
 def test_mean_by_examples_by_hand():
     # (1*1 + 2*2 + 3*3 + 4*4) / 10 = 3.
-    arrays, _ = train_once(FedAvg(weighting="examples"), grid_of(4))
+    arrays, _ = train_once(averaging(weighting="examples"), grid_of(4))
     assert arrays["b"].numpy().tolist() == [3.0] * 4
 
 
@@ -56,7 +57,7 @@ def test_the_order_of_arrival_does_not_change_a_bit(weighting):
 
     start = {"x": np.zeros(500)}
     results = [
-        train_once(FedAvg(weighting=weighting), grid_of(17, noisy), start, order)
+        train_once(averaging(weighting=weighting), grid_of(17, noisy), start, order)
         for order in (list, shuffled(1), shuffled(2))
     ]
     sums = [arrays["x"].data for arrays, _ in results]
@@ -81,7 +82,7 @@ def test_integers_are_rounded():
         return reply_with(message, {"n": steps}, num_examples=1, train_loss=0.0)
 
     # 7/3 = 2.33.
-    arrays, _ = train_once(FedAvg(), grid_of(3, counting), {"n": np.array([0])})
+    arrays, _ = train_once(averaging(), grid_of(3, counting), {"n": np.array([0])})
     assert arrays["n"].numpy().tolist() == [2]
     assert arrays["n"].numpy().dtype == np.int64
 
@@ -92,9 +93,9 @@ def test_no_examples_at_all():
             return honest(message, context)
         return reply_with(message, START, num_examples=0, train_loss=0.0)
 
-    arrays, metrics = train_once(FedAvg(), grid_of(3, without))
+    arrays, metrics = train_once(averaging(), grid_of(3, without))
     assert arrays["w"].numpy().tolist() == [[0.0] * 3] * 2
     assert metrics["train-loss"] == 0.0
     # By examples there is nothing to weigh with: the old arrays stay.
-    arrays, _ = train_once(FedAvg(weighting="examples"), grid_of(3, without))
+    arrays, _ = train_once(averaging(weighting="examples"), grid_of(3, without))
     assert arrays is None

@@ -2,10 +2,9 @@
 
 import numpy as np
 from flwr.app import ConfigRecord
-from function_clients import START, grid_of, train_once
+from function_clients import START, averaging, grid_of, train_once
 from malformed import MALFORMED, error_reply, with_one_bad
 
-from strategies import FedAvg
 from strategies.server.replies import count_bytes, to_record
 
 
@@ -13,7 +12,7 @@ def test_bytes_are_counted_as_serialised():
     sizes = []
     for entries in (10, 35):
         start = {"w": np.zeros(entries, np.float32)}
-        _, metrics = train_once(FedAvg(), grid_of(4), start)
+        _, metrics = train_once(averaging(), grid_of(4), start)
         sizes.append((metrics["bytes-down"], metrics["bytes-up"]))
     # 25 more floats of 4 bytes for each of 4 clients, in both directions.
     (down, up), (more_down, more_up) = sizes
@@ -25,27 +24,27 @@ def test_bytes_are_counted_as_serialised():
 
 
 def test_rejected_and_repeated_replies_have_cost_bytes_too():
-    _, honest_metrics = train_once(FedAvg(), grid_of(4))
+    _, honest_metrics = train_once(averaging(), grid_of(4))
     bad = with_one_bad(MALFORMED["nan"][0])
-    _, metrics = train_once(FedAvg(), grid_of(4, bad))
+    _, metrics = train_once(averaging(), grid_of(4, bad))
     assert metrics["bytes-up"] == honest_metrics["bytes-up"]
-    _, twice = train_once(FedAvg(), grid_of(4), order=lambda replies: replies * 2)
+    _, twice = train_once(averaging(), grid_of(4), order=lambda replies: replies * 2)
     assert twice["bytes-up"] == 2 * honest_metrics["bytes-up"]
 
 
 def test_an_error_costs_nothing_up():
     grid = grid_of(2, with_one_bad(error_reply))
-    _, metrics = train_once(FedAvg(), grid)
-    _, alone = train_once(FedAvg(), grid_of(1))
+    _, metrics = train_once(averaging(), grid)
+    _, alone = train_once(averaging(), grid_of(1))
     assert metrics["bytes-up"] == alone["bytes-up"]
 
 
 def test_what_a_client_is_sent():
-    strategy, grid = FedAvg(checkpoint_every=5), grid_of(3)
+    strategy, grid = averaging(checkpoint_every=5), grid_of(3)
     strategy.identify(grid)
     # The last checkpoint that was really written.
-    strategy.checkpointed = 5
-    strategy.acknowledged = {"000001": 6}
+    strategy.standing.checkpointed = 5
+    strategy.standing.acknowledged = {"000001": 6}
     config = ConfigRecord({"own": 3})
     messages = strategy.configure_train(8, to_record(START), config, grid)
     # Deployment needs a list.
@@ -68,7 +67,7 @@ def test_what_a_client_is_sent():
 
 
 def test_down_is_the_sum_of_the_messages():
-    strategy, grid = FedAvg(), grid_of(3)
+    strategy, grid = averaging(), grid_of(3)
     messages = strategy.configure_train(1, to_record(START), ConfigRecord(), grid)
     _, metrics = strategy.aggregate_train(1, grid.send_and_receive(messages))
     assert metrics["bytes-down"] == sum(count_bytes(message) for message in messages)

@@ -3,7 +3,15 @@
 import numpy as np
 import pytest
 from flwr.app import ConfigRecord, Context, Message, MessageType
-from function_clients import START, Client, grid_of, honest, partition_of, train_once
+from function_clients import (
+    START,
+    Client,
+    averaging,
+    grid_of,
+    honest,
+    partition_of,
+    train_once,
+)
 from malformed import crash
 
 from strategies import FedAvg
@@ -142,7 +150,7 @@ def test_two_nodes_of_the_same_name():
 def test_a_client_that_comes_back_as_another_node():
     grid, strategy = grid_of(3), FedAvg()
     strategy.identify(grid)
-    strategy.acknowledged = {"000001": 4}
+    strategy.standing.acknowledged = {"000001": 4}
     grid.contexts[99] = grid.contexts.pop(2)
     assert strategy.identify(grid) == [1, 99, 3]
     assert strategy.name_of(99) == "000001"
@@ -152,12 +160,13 @@ def test_a_client_that_comes_back_as_another_node():
 
 def test_a_minority_with_another_model_stays_out():
     grid = grid_of(5, properties_of(structure={0: "other", 3: "third"}))
-    strategy = FedAvg()
+    strategy = averaging()
     assert strategy.identify(grid) == [2, 3, 5]
     arrays, metrics = train_once(strategy, grid)
     # Clients 1, 2 and 4 add 2, 3 and 5.
     assert arrays["b"].numpy().tolist() == [np.float32(10 / 3)] * 4
     assert metrics["clients"] == 3
+    assert sorted(strategy.participants.refusals) == [1, 4]
 
 
 def test_a_tie_between_structures_is_decided_alike():
@@ -170,7 +179,11 @@ def test_a_tie_between_structures_is_decided_alike():
 def test_nobody_answers():
     grid = grid_of(3, crash)
     assert FedAvg().identify(grid) == []
-    with pytest.raises(SettingsError, match="no client has told its initial arrays"):
+    line = (
+        "no client has sent its initial arrays; the last to fail was node 3: "
+        "ZeroDivisionError: no examples"
+    )
+    with pytest.raises(SettingsError, match=line):
         FedAvg().initialize(grid)
 
 

@@ -3,12 +3,18 @@
 import numpy as np
 import pytest
 from flwr.app import ConfigRecord, Context, Message, MessageType
-from function_clients import START, grid_of, honest, partition_of, train_once
-from malformed import MALFORMED, Trap, error_reply, with_one_bad
+from function_clients import (
+    START,
+    averaging,
+    grid_of,
+    honest,
+    partition_of,
+    train_once,
+)
+from malformed import MALFORMED, RETICENT, Trap, error_reply, with_one_bad
 
-from strategies import FedAvg
 from strategies.server.replies import to_record
-from strategies.server_app import run_rounds
+from strategies.server.rounds import run_rounds
 
 
 @pytest.mark.parametrize("weighting", ["uniform", "examples"])
@@ -16,7 +22,7 @@ from strategies.server_app import run_rounds
 def test_a_malformed_reply_is_left_out(name, weighting, tmp_path, monkeypatch):
     monkeypatch.setattr(Trap, "path", tmp_path / "sprung")
     bad, reason = MALFORMED[name]
-    strategy = FedAvg(weighting=weighting)
+    strategy = averaging(weighting=weighting)
     arrays, metrics = train_once(strategy, grid_of(4, with_one_bad(bad)))
     # Without client 1: (1 + 3 + 4)/3, or by 1, 3 and 4 examples (1 + 9 + 16)/8.
     expected = np.float32(8 / 3 if weighting == "uniform" else 26 / 8)
@@ -26,31 +32,63 @@ def test_a_malformed_reply_is_left_out(name, weighting, tmp_path, monkeypatch):
     assert metrics["train-loss"] == 18 / 8
     assert metrics["clients"] == 3
     assert metrics["rejected"] == 1
-    ((who, why),) = strategy.rejections
+    ((who, why),) = strategy.training.rejections
     assert who == "000001"
     assert reason in why
     assert "\n" not in why
-    assert strategy.acknowledged == {"000000": 1, "000002": 1, "000003": 1}
+    assert strategy.standing.acknowledged == {"000000": 1, "000002": 1, "000003": 1}
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.parametrize("name", list(RETICENT))
+def test_what_a_client_need_not_say(name):
+    taciturn, loss = RETICENT[name]
+    strategy = averaging()
+    arrays, metrics = train_once(strategy, grid_of(4, with_one_bad(taciturn)))
+    assert arrays["b"].numpy().tolist() == [2.5] * 4
+    assert metrics["train-loss"] == pytest.approx(loss)
+    assert (metrics["clients"], metrics["rejected"]) == (4, 0)
+    # With weights by examples they must be said, and nothing else.
+    strategy = averaging(weighting="examples")
+    arrays, metrics = train_once(strategy, grid_of(4, with_one_bad(taciturn)))
+    if "loss" in name:
+        # By 1, 2, 3 and 4 examples: 30/10.
+        assert arrays["b"].numpy().tolist() == [3.0] * 4
+    else:
+        assert arrays["b"].numpy().tolist() == [26 / 8] * 4
+        assert strategy.training.rejections == [
+            ("000001", "lacks the metric 'num-examples'")
+        ]
+
+
+def test_nobody_says_a_loss():
+    def client(message: Message, context: Context) -> Message:
+        reply = honest(message, context)
+        reply.content.pop("metrics", None)
+        return reply
+
+    arrays, metrics = train_once(averaging(), grid_of(4, client))
+    assert arrays["b"].numpy().tolist() == [2.5] * 4
+    assert metrics["clients"] == 4
+    assert "train-loss" not in metrics
+
+
 def test_a_reply_that_comes_twice_counts_once():
-    strategy = FedAvg()
+    strategy = averaging()
     arrays, metrics = train_once(
         strategy, grid_of(4), order=lambda replies: [*replies, replies[2], replies[2]]
     )
     assert arrays["b"].numpy().tolist() == [2.5] * 4
     assert metrics["clients"] == 4
     assert metrics["rejected"] == 2
-    assert strategy.rejections == [("000002", "comes twice")] * 2
+    assert strategy.training.rejections == [("000002", "comes twice")] * 2
 
 
 def test_a_reply_of_a_node_that_was_not_asked():
-    strategy, grid = FedAvg(), grid_of(4)
+    strategy, grid = averaging(), grid_of(4)
     nodes = strategy.identify(grid)
     config = ConfigRecord({"server-round": 1})
-    strategy._expected = {"arrays": to_record(START)}
-    messages = strategy._messages(
+    messages = strategy.open_exchange(
         nodes[:2], to_record(START), config, 1, MessageType.TRAIN
     )
     others = strategy.content(4, to_record(START), config)
@@ -59,19 +97,19 @@ def test_a_reply_of_a_node_that_was_not_asked():
     arrays, metrics = strategy.aggregate_train(1, replies)
     assert arrays["b"].numpy().tolist() == [1.5] * 4
     assert metrics["rejected"] == 1
-    assert strategy.rejections == [("000003", "comes from a node that was not asked")]
+    assert strategy.training.rejections == [("000003", "comes from a node that was not asked")]
 
 
 def test_a_reply_that_never_comes():
-    strategy = FedAvg()
+    strategy = averaging()
     arrays, metrics = train_once(
         strategy, grid_of(4), order=lambda replies: replies[:3]
     )
     assert arrays["b"].numpy().tolist() == [2.0] * 4
     assert metrics["unanswered"] == 1
-    assert strategy.silent == ["000003"]
+    assert strategy.training.silent == ["000003"]
     assert metrics["clients"] == 3
-    assert "000003" not in strategy.acknowledged
+    assert "000003" not in strategy.standing.acknowledged
 
 
 def test_a_node_that_has_left_has_not_answered():
@@ -85,15 +123,15 @@ def test_a_node_that_has_left_has_not_answered():
         gone = training and partition_of(context) == 3
         return (error_reply if gone else honest)(message, context)
 
-    strategy = FedAvg()
+    strategy = averaging()
     arrays, metrics = train_once(strategy, grid_of(4, client), order=and_a_notice)
     assert arrays["b"].numpy().tolist() == [2.0] * 4
     assert (metrics["clients"], metrics["rejected"], metrics["unanswered"]) == (3, 0, 1)
-    assert strategy.rejections == []
-    assert strategy.silent == ["000003"]
+    assert strategy.training.rejections == []
+    assert strategy.training.silent == ["000003"]
 
 
-@pytest.mark.parametrize("name", ["nan", "unreadable header", "error", "no metrics"])
+@pytest.mark.parametrize("name", ["nan", "unreadable header", "error", "two metrics"])
 def test_a_round_without_a_valid_reply_keeps_the_arrays_and_the_run_goes_on(name):
     bad, _ = MALFORMED[name]
 
@@ -103,7 +141,7 @@ def test_a_round_without_a_valid_reply_keeps_the_arrays_and_the_run_goes_on(name
         return (bad if training and second else honest)(message, context)
 
     seen = []
-    strategy = FedAvg()
+    strategy = averaging()
     final = run_rounds(
         strategy,
         grid_of(4, client),
@@ -116,11 +154,11 @@ def test_a_round_without_a_valid_reply_keeps_the_arrays_and_the_run_goes_on(name
     )
     assert seen == [(1, 2.5, 4, 0), (2, 2.5, 0, 4), (3, 5.0, 4, 0)]
     assert final["b"].numpy().tolist() == [5.0] * 4
-    assert set(strategy.acknowledged.values()) == {3}
+    assert set(strategy.standing.acknowledged.values()) == {3}
 
 
 def test_a_round_without_any_reply():
-    strategy = FedAvg()
+    strategy = averaging()
     arrays, metrics = train_once(strategy, grid_of(4), order=lambda replies: [])
     assert arrays is None
     assert metrics["unanswered"] == 4

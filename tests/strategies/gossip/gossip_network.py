@@ -11,13 +11,16 @@ import pytest
 import torch
 from flwr.app import ArrayRecord, ConfigRecord, Message
 
-from clients.client_app import build_client, complete, make_app
+from clients.algorithms import complete
+from clients.client_app import make_app
+from clients.device.identity import build_client
+from clients.gossip.base import GossipClient
 from clients.gossip.relayed import exchanges
 from strategies import Gossip, build_strategy
 from strategies.grids.simulation import InlineGrid
-from strategies.server_app import run_rounds
+from strategies.server.rounds import run_rounds
 from task.settings import resolve
-from task.tasks.image import build_task
+from task.tasks import build_task
 
 N = 5
 D = 650
@@ -161,11 +164,12 @@ class Network:
         content = self.strategy.content(i + 1, ArrayRecord(), start)
         config = content.config_records["config"]
         client = build_client(self.grid.contexts[i + 1], self.settings, config)
-        client.receive([])
+        assert isinstance(client, GossipClient)
+        client.receive([], {})
         half = client.x.numpy().copy()
         for server_round, messages in exchanges(dict(config), client.state.round):
             client.mix(server_round, messages, dict(config))
-        kept = {n: v.numpy().copy() for n, v in client.kept.items()}
+        kept = {n: client.vector(n).numpy().copy() for n in client.vectors}
         return Node(client.x.numpy().copy(), half, kept)
 
     def models(self) -> np.ndarray:

@@ -38,7 +38,7 @@ def test_a_backlog_is_kept_delivered_once_and_cleared(how):
         del network.grid.contexts[3]
     network.go(3, evaluate=True)
     network.grid.contexts[3] = context
-    rounds = [message.round for message in network.strategy.pending[name_of(2)]]
+    rounds = [message.round for message in network.strategy.boxes.pending[name_of(2)]]
     assert rounds == [2, 2, 3, 3, 4, 4, 5, 5]
     network.go(3, evaluate=True)
     if how != "gone":
@@ -116,7 +116,7 @@ def test_a_node_that_is_away_for_too_long_is_lost(algorithm, caplog):
     warnings = [r for r in caplog.records if "is lost" in r.getMessage()]
     assert len(warnings) == 1
     assert name_of(2) in warnings[0].getMessage()
-    assert network.strategy.pending[name_of(2)] == []
+    assert network.strategy.boxes.pending[name_of(2)] == []
     # It is not even asked.
     for r in range(6, 10):
         assert len(network.messages("train", r)) == 4
@@ -127,7 +127,7 @@ def test_a_node_that_is_away_for_too_long_is_lost(algorithm, caplog):
     assert network.messages("train", 11, 2) == []
     assert network.rows[-1]["clients"] == 4
     assert np.isfinite([row["train-loss"] for row in network.rows]).all()
-    assert network.strategy.pending[name_of(2)] == []
+    assert network.strategy.boxes.pending[name_of(2)] == []
 
 
 def test_a_node_that_is_back_in_time_is_not_lost():
@@ -152,7 +152,7 @@ def test_a_node_that_lost_its_state_is_an_error_and_lost(algorithm):
 
 def test_a_late_stranger_has_no_place_in_the_graph(caplog):
     network = Network("choco-sgd", clients=4, consensus_step=0.5)
-    assert network.strategy.names == [name_of(i) for i in range(4)]
+    assert network.strategy.boxes.names == [name_of(i) for i in range(4)]
     network.go(2)
     late = Lines(make_app(network.settings), N).contexts[N]
     network.grid.contexts[N] = late
@@ -184,4 +184,4 @@ def test_a_node_under_another_id_keeps_its_place(pause):
     for row, other in zip(usual.rows, moved.rows, strict=True):
         for name in ("train-loss", "accuracy", "sent", "clients", "consensus-distance"):
             assert row[name] == other[name]
-    assert moved.strategy.names == [name_of(i) for i in range(N)]
+    assert moved.strategy.boxes.names == [name_of(i) for i in range(N)]

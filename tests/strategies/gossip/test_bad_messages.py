@@ -76,7 +76,7 @@ def refused_metric(value: object) -> Callable:
         (replaced([]), "has no message to the neighbours"),
         (without("message"), "has no message to the neighbours"),
         (without("bytes"), "has no message to the neighbours"),
-        (without("metrics"), "has 0 metric records, not 1"),
+        (without("metrics"), "lacks the metric 'refused'"),
         (without("arrays"), "has no arrays under 'arrays'"),
         (refused_metric(None), "lacks the metric 'refused'"),
         (refused_metric(float("nan")), "metric 'refused' is nan"),
@@ -88,7 +88,7 @@ def test_replies_that_do_not_count(change, reason):
     network.grid.change = change
     for server_round in range(1, 7):
         network.go(evaluate=True)
-        rejections = network.strategy.rejections
+        rejections = network.strategy.training.rejections
         if server_round in (3, 4):
             ((name, why),) = rejections
             assert name == name_of(1)
@@ -236,7 +236,7 @@ def test_a_bad_sketch_is_left_out(sketch):
 
 def test_clients_that_exchange_nothing_are_refused():
     settings = resolve({**FULL_BATCH, "algorithm": "fedavg"})
-    with pytest.raises(SettingsError, match="no client tells the length of its mess"):
+    with pytest.raises(SettingsError, match="no client says how long its messages are"):
         ChocoSGD().initialize(InlineGrid(make_app(settings), N))
 
 

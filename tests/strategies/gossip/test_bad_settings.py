@@ -17,13 +17,13 @@ BAD_SETTINGS = [
     ),
     (
         "graph='erdos-renyi' edge-probability=0.0",
-        "edge probability is 0.0; it must be in (0, 1]",
+        "edge-probability is 0.0; it must be in (0, 1]",
     ),
     (
         "graph='torus'",
         "the number of nodes of a torus is 5; it must be a product of two",
     ),
-    ("mixing='max-degree'", "unknown mixing 'max-degree'; known: metropolis, uniform"),
+    ("mixing='max-degree'", "mixing is 'max-degree'; it must be metropolis or uniform\n"),
     ("consensus-step=1.5", "consensus-step is 1.5; it must be in [0, 1]"),
     ("consensus-step=-0.1", "consensus-step is -0.1; it must be in [0, 1]"),
     ("consensus-step=nan", "consensus-step is nan; it must be in [0, 1]"),
@@ -32,16 +32,21 @@ BAD_SETTINGS = [
     ("local-steps=1.5", "local-steps is 1.5; it must be of type int"),
     (
         "compressor='topk'",
-        "unknown compressor 'topk'; did you mean 'top-k'? known: identity",
+        "compressor is 'topk'; it must be identity, top-k, rand-k, qsgd, sign, "
+        "sign-top-k or qsgd-top-k\n",
     ),
-    ("compressor-k=0.0", "compressor-k is 0.0; it must be in (0, 1) or a count"),
+    ("compressor-k=0.0", "compressor-k is 0.0; it must be above 0\n"),
     ("compressor-k=1.5", "compressor-k is 1.5; it must be in (0, 1) or a count"),
-    ("compressor-k=-2", "compressor-k is -2.0; it must be in (0, 1) or a count"),
-    ("compressor-k=inf", "compressor-k is inf; it must be in (0, 1) or a count"),
-    ("compressor-k=nan", "compressor-k is nan; it must be in (0, 1) or a count"),
+    ("compressor-k=-2", "compressor-k is -2.0; it must be above 0\n"),
+    ("compressor-k=inf", "compressor-k is inf; it must be above 0\n"),
+    ("compressor-k=nan", "compressor-k is nan; it must be above 0\n"),
     (
         "compressor='qsgd' compressor-levels=0",
-        "levels is 0; it must be an int from 1 to 32767",
+        "compressor-levels is 0; it must be at least 1\n",
+    ),
+    (
+        "compressor='qsgd' compressor-levels=32768",
+        "levels is 32768; it must be an int from 1 to 32767",
     ),
     (
         "compressor='qsgd' compressor-levels=2",

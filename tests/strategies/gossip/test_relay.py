@@ -26,7 +26,7 @@ def test_relayed_to_neighbours_only(algorithm, graph):
     )
     network.grid.down = away
     network.go(6, evaluate=True)
-    weights = network.strategy.weights
+    weights = network.strategy.boxes.weights
     sender_of = {}
     for reply in network.grid.replies:
         if reply.metadata.message_type == "train":

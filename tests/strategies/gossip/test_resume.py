@@ -80,9 +80,9 @@ def test_the_backlog_is_part_of_the_state():
     arrays, values = network.strategy.state_dict()
     other = build_strategy(network.settings)
     other.load_state_dict(arrays, json.loads(json.dumps(values)))
-    assert other.pending == network.strategy.pending
+    assert other.boxes.pending == network.strategy.boxes.pending
     # Rounds 4 to 7 of two neighbours: for that of round 4 it has not answered.
-    assert len(other.pending[name_of(0)]) == 8
-    assert other.lost == network.strategy.lost == {name_of(2)}
-    assert other.names == network.strategy.names
-    np.testing.assert_array_equal(other.weights, network.strategy.weights)
+    assert len(other.boxes.pending[name_of(0)]) == 8
+    assert other.boxes.lost == network.strategy.boxes.lost == {name_of(2)}
+    assert other.boxes.names == network.strategy.boxes.names
+    np.testing.assert_array_equal(other.boxes.weights, network.strategy.boxes.weights)

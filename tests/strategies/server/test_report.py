@@ -5,7 +5,8 @@ import json
 import pytest
 from PIL import Image
 
-from strategies.server.report import Report, read_rows, summarize
+from strategies.server.report import Report
+from strategies.server.results import read_rows, summarize
 from task.settings import resolve
 
 

@@ -15,8 +15,8 @@ import pytest
 from PIL import Image
 
 from task.data import datasets
-from task.data.datasets import load_dataset
-from task.settings import SettingsError, resolve
+from task.data.datasets import DataSettings, load_dataset
+from task.settings import SettingsError
 
 DiskUsage = namedtuple("DiskUsage", "total used free")
 
@@ -47,9 +47,9 @@ def folder(tmp_path):
 
 
 def load(root: Path, tmp_path: Path, **overrides):
-    names = {name.replace("_", "-"): value for name, value in overrides.items()}
-    settings = {"task": "image-folder", "data-dir": str(root), **names}
-    return load_dataset(resolve({"cache-dir": str(tmp_path / "cache"), **settings}))
+    name = overrides.pop("task", "image-folder")
+    places = {"data_dir": str(root), "cache_dir": str(tmp_path / "cache")}
+    return load_dataset(name, DataSettings(**{**places, **overrides}))
 
 
 def numbers(images: np.ndarray) -> list[int]:
@@ -62,7 +62,7 @@ def numbers(images: np.ndarray) -> list[int]:
 def test_digits(tmp_path):
     from sklearn.datasets import load_digits
 
-    dataset = load_dataset(resolve({"cache-dir": str(tmp_path)}))
+    dataset = load_dataset("digits", DataSettings(cache_dir=str(tmp_path)))
     # 1,797 images; numbers 4, 9, 14, ... test: 359 of them.
     assert len(dataset.train) == 1438
     assert len(dataset.test) == 359
@@ -150,9 +150,16 @@ def test_only_the_first_classes(tmp_path):
     assert dataset.classes == ("ant", "bee")
     assert numbers(dataset.train.images) == [0, 1, 10, 11]
     assert len(load(root, tmp_path, num_classes=3).classes) == 3
-    for wrong in (1, 4, -1):
+    for wrong in (1, 4):
         with pytest.raises(SettingsError, match=f"num-classes is {wrong}; .* 2 to 3"):
             load(root, tmp_path, num_classes=wrong)
+
+
+@pytest.mark.parametrize("name", ["num_classes", "image_size"])
+def test_negative_numbers(name):
+    line = f"^{name.replace('_', '-')} is -1; it must be at least 0$"
+    with pytest.raises(SettingsError, match=line):
+        DataSettings(**{name: -1})
 
 
 # The cache

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from task.data.partitions import (
     PARTITIONS,
+    PartitionSettings,
     dirichlet,
     distinct_shards,
     iid,
@@ -19,7 +20,7 @@ from task.data.partitions import (
     shards,
     split,
 )
-from task.settings import SettingsError, resolve
+from task.settings import SettingsError
 
 
 def labels_of(num_classes: int, per_class: int) -> np.ndarray:
@@ -32,8 +33,8 @@ def split_of(
     train: np.ndarray, test: np.ndarray, num_clients: int, **overrides
 ) -> tuple[list[np.ndarray], list[np.ndarray]]:
     num_classes = int(train.max()) + 1
-    given_settings = {name.replace("_", "-"): v for name, v in overrides.items()}
-    return partition(train, test, num_classes, num_clients, resolve(given_settings))
+    own = PartitionSettings(**overrides)
+    return partition(train, test, num_classes, num_clients, own)
 
 
 def assert_disjoint_and_complete(parts: list[np.ndarray], total: int) -> None:
@@ -321,10 +322,15 @@ def test_the_seed_decides(name):
 @pytest.mark.parametrize(
     ("overrides", "line"),
     [
-        ({"partition": "shard"}, "unknown partition 'shard'; did you mean 'shards'"),
+        (
+            {"partition": "shard"},
+            "partition is 'shard'; it must be shards, distinct-shards, dirichlet, "
+            "log-normal, class-groups or iid",
+        ),
+        ({"classes_per_client": 0}, "classes-per-client is 0; it must be at least 1"),
         (
             {"partition": "dirichlet", "dirichlet_alpha": 0.0},
-            "dirichlet-alpha is 0.0; it must be greater than 0",
+            "dirichlet-alpha is 0.0; it must be above 0",
         ),
         (
             {"partition": "log-normal", "size_sigma": -1.0},
@@ -347,6 +353,25 @@ def test_no_clients():
         split_of(labels_of(2, 3), labels_of(2, 3), 0)
 
 
+@pytest.mark.parametrize("name", sorted(PARTITIONS))
+def test_settings_that_a_partition_calls_idle_change_nothing(name):
+    train, test = labels_of(6, 80), labels_of(6, 20)
+    usual = {"partition": name, "dirichlet_alpha": 5.0, "size_sigma": 0.5}
+    others = {
+        "classes-per-client": {"classes_per_client": 3},
+        "dirichlet-alpha": {"dirichlet_alpha": 50.0},
+        "size-sigma": {"size_sigma": 0.1},
+    }
+    first, _ = split_of(train, test, 12, **usual)
+    idle = PartitionSettings(**usual).idle()
+    for setting, change in others.items():
+        parts, _ = split_of(train, test, 12, **{**usual, **change})
+        same = all(np.array_equal(a, b) for a, b in zip(first, parts, strict=True))
+        assert same == (setting in idle), setting
+    assert idle.keys() <= others.keys()
+    assert set(idle.values()) <= {f"partition {name!r} does not use it"}
+
+
 # What the clients test on
 
 
@@ -367,6 +392,6 @@ def test_all_clients_test_on_everything():
 
 
 def test_an_unknown_test_partition():
-    line = "unknown test-partition 'non'; known: all, same"
+    line = "^test-partition is 'non'; it must be same or all$"
     with pytest.raises(SettingsError, match=line):
         split_of(labels_of(2, 3), labels_of(2, 3), 2, test_partition="non")

@@ -6,7 +6,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from task.settings import SettingsError, resolve
+from task.settings import SettingsError, build, resolve
 from task.tasks.linear import LinearTask, orthonormal, principal_angle_distance
 
 
@@ -168,7 +168,13 @@ def test_from_settings():
     names = {"dimension": 7, "rank": 3, "samples": 9, "noise-variance": 0.5}
     settings = resolve({**names, "spectrum": "gaussian", "seed": 6})
     expected = LinearTask(7, 3, 9, 0.5, "gaussian", 4, 6)
-    assert LinearTask.from_settings(settings, 4) == expected
+    assert build(LinearTask, settings, num_clients=4) == expected
+
+
+def test_a_device_on_its_own_is_one_client():
+    alone, one = LinearTask(num_clients=0), LinearTask(num_clients=1)
+    assert alone.models.shape == (10, 1)
+    np.testing.assert_array_equal(alone.draw(0, 3)[1], one.draw(0, 3)[1])
 
 
 @pytest.mark.parametrize(
@@ -179,8 +185,11 @@ def test_from_settings():
         ({"rank": 0}, "rank is 0"),
         ({"samples": 0}, "samples is 0; it must be at least 1"),
         ({"noise_variance": -1.0}, "noise-variance is -1.0; it must be at least 0"),
-        ({"num_clients": 0}, "num-clients is 0; it must be at least 1"),
-        ({"spectrum": "flat"}, "unknown spectrum 'flat'; known: decaying, gaussian"),
+        ({"num_clients": -1}, "num-clients is -1; it must be at least 0"),
+        (
+            {"spectrum": "flat"},
+            "spectrum is 'flat'; it must be low-rank, gaussian or decaying",
+        ),
     ],
 )
 def test_values_out_of_range(values, line):

@@ -1,5 +1,6 @@
 """Tasks: what each client gets, and the common initial model."""
 
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -7,11 +8,12 @@ import pytest
 import torch
 from PIL import Image
 
-from task.settings import SettingsError, resolve
+from task.data.datasets import SOURCES
+from task.settings import SettingsError, build, resolve
+from task.tasks import TASKS, build_task
 from task.tasks import image as tasks
-from task.tasks.image import DEFAULT_MODELS, TASKS, ImageTask, build_task
+from task.tasks.image import DEFAULT_MODELS, ImageTask
 from task.tasks.linear import LinearTask
-from task.tasks.multi_task import MULTI_TASKS
 
 
 def digits(num_clients: int = 20, **overrides) -> ImageTask:
@@ -20,7 +22,8 @@ def digits(num_clients: int = 20, **overrides) -> ImageTask:
 
 
 def test_every_image_task_has_a_model():
-    assert set(DEFAULT_MODELS) == set(TASKS) - {"linear", "transfer", *MULTI_TASKS}
+    others = {"linear", "transfer", "qcqp", "multi-task-logistic"}
+    assert set(DEFAULT_MODELS) == set(SOURCES) == set(TASKS) - others
 
 
 def test_clients_share_no_image_and_test_on_their_own_classes():
@@ -57,7 +60,10 @@ def test_zero_clients_give_everything_to_client_0():
 
 
 def test_the_seed_fixes_the_initial_model():
-    first, again = digits(seed=3), ImageTask(resolve({"seed": 3, "head-layers": 1}), 20)
+    settings = resolve({"seed": 3, "head-layers": 1})
+    first = digits(seed=3)
+    again = build(partial(ImageTask, "digits"), settings, num_clients=20)
+    assert again is not first
     state, same = first.initial_state, again.initial_state
     assert all(torch.equal(state[name], same[name]) for name in state)
     other = digits(seed=4).initial_state

@@ -1,0 +1,129 @@
+"""APFL (Deng et al., 2020): a mixture of a personal and the global model."""
+
+import copy
+from dataclasses import dataclass
+from typing import Annotated
+
+import torch
+from flwr.common import NDArrays
+from torch import Tensor
+from torch.func import functional_call
+
+from clients.base import Client, Config, Evaluation, Reply, TrainingSettings
+from clients.device.slots import Tensors, under, within
+from task.models import SplitModel
+from task.settings import Free, Range
+from task.training import freeze, loop
+
+PERSONAL_MODEL, ALPHA = "model.", "alpha."
+
+
+@dataclass(frozen=True)
+class APFLSettings(TrainingSettings):
+    """Settings of APFL's clients.
+
+    Parameters
+    ----------
+    apfl_alpha : float, default 0.5
+        α_i, the personal model's share, at the start: 0 is the global model, 1 a model
+        of one's own.
+    apfl_adaptive : bool, default True
+        Whether each client moves its α_i once a round; otherwise it stays.
+    """
+
+    apfl_alpha: Annotated[float, Range("[0, 1]")] = 0.5
+    apfl_adaptive: Annotated[bool, Free()] = True
+
+
+class APFLClient(Client):
+    """Algorithm 1, client side: w_i goes back to the server, v_i and α_i stay here.
+
+    Each step has one batch for both models:
+    w ← w − η ∇f(w) and v ← v − η ∇_v f(v̄), where v̄ = α v + (1 − α) w is the model that
+    the client uses. In a round's first step α ← α − η ⟨v − w, ∇f(v̄)⟩, within [0, 1].
+    """
+
+    personal = (PERSONAL_MODEL, ALPHA)
+    settings_type = APFLSettings
+    settings: APFLSettings
+
+    def initial_slot(self, slot: str) -> Tensors:
+        """Return the initial model for v_i, and the settings' α_i."""
+        if slot == ALPHA:
+            return {"value": torch.tensor([self.settings.apfl_alpha])}
+        return super().initial_slot(slot)
+
+    def fit(self, parameters: NDArrays, config: Config) -> Reply:
+        """Train w_i and v_i for ``representation-epochs``."""
+        self.receive(parameters, config)
+        w, v = self.model, self.personal_model()
+        optimizers = [self.settings.optimizer(freeze(m, "all")) for m in (w, v)]
+        alpha = self.kept[ALPHA + "value"].clone()
+        alpha.requires_grad_(self.settings.apfl_adaptive)
+
+        def step(inputs: Tensor, targets: Tensor) -> Tensor:
+            for optimizer in optimizers:
+                optimizer.zero_grad()
+            with self.settings.autocast():
+                loss = self.task.loss(w(inputs), targets)
+                outputs = functional_call(v, mixture(alpha, v, w), (inputs,))
+                mixed_loss = self.task.loss(outputs, targets)
+            (loss + mixed_loss).backward()  # type: ignore[no-untyped-call]
+            for optimizer in optimizers:
+                optimizer.step()
+            if alpha.grad is not None:
+                # Once a round.
+                alpha.requires_grad_(False)
+                alpha.sub_(alpha.grad, alpha=self.settings.learning_rate).clamp_(0, 1)
+                alpha.grad = None
+            return mixed_loss.detach()
+
+        examples = self.task.train_examples(self.index)
+        epochs = self.settings.representation_epochs
+        loss = loop(step, examples, epochs, self.settings)
+        self.kept = within(PERSONAL_MODEL, v.state_dict())
+        self.kept[ALPHA + "value"] = alpha.detach()
+        self.keep(config)
+        return self.send(loss)
+
+    def personal_model(self) -> SplitModel:
+        """Return v_i as a model of its own; the initial one for a client without."""
+        model = copy.deepcopy(self.model)
+        model.load_state_dict(under(PERSONAL_MODEL, self.kept))
+        return model
+
+    def evaluate(self, parameters: NDArrays, config: Config) -> Evaluation:
+        """Test v̄_i; ``accuracy-global`` is the global model's, ``alpha`` is α_i."""
+        self.receive(parameters, config)
+        loss, num_examples, metrics = self.test_beside_global()
+        metrics["alpha"] = self.kept[ALPHA + "value"].item()
+        return loss, num_examples, metrics
+
+    def deployed_model(self) -> SplitModel:
+        """Return v̄_i = α_i v_i + (1 − α_i) w."""
+        v = self.personal_model()
+        mixed = mixture(self.kept[ALPHA + "value"], v, self.model)
+        v.load_state_dict({**v.state_dict(), **mixed})
+        return v
+
+
+def mixture(alpha: Tensor, v: SplitModel, w: SplitModel) -> Tensors:
+    """Return the parameters α v + (1 − α) w, where w is a constant.
+
+    Parameters
+    ----------
+    alpha : Tensor, shape (1,)
+        α.
+    v, w : SplitModel
+        The models.
+
+    Returns
+    -------
+    dict of str to Tensor
+        By parameter name.
+    """
+    others = dict(w.named_parameters())
+    return {
+        name: alpha * parameter + (1 - alpha) * others[name].detach()
+        for name, parameter in v.named_parameters()
+    }

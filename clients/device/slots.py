@@ -1,0 +1,109 @@
+"""Slots: the groups of arrays that a client receives, sends and keeps."""
+
+from collections.abc import Mapping
+
+from torch import Tensor
+
+from task.base import Task
+
+Tensors = dict[str, Tensor]
+Slots = tuple[str, ...]
+
+# The slots that are parts of the model itself.
+REPRESENTATION, HEAD = "representation.", "head."
+WHOLE = (REPRESENTATION, HEAD)
+
+
+class Slotted:
+    """What has slots: groups of arrays whose names begin alike.
+
+    ``representation.`` and ``head.`` are the model's own; any other, ``control.`` say,
+    lies beside it and begins as `initial_slot` says.
+    """
+
+    task: Task
+    # Slots that come from the server.
+    shared: Slots = WHOLE
+    # Slots that go to the server; None for the shared ones.
+    sent: Slots | None = None
+    # Slots that never leave the client.
+    personal: Slots = ()
+
+    def initial_slot(self, slot: str) -> Tensors:
+        """Return what a slot beside the model begins with: the initial model.
+
+        Parameters
+        ----------
+        slot : str
+            The slot, with its dot.
+
+        Returns
+        -------
+        dict of str to Tensor
+            By name within the slot.
+        """
+        return self.task.initial_state
+
+    def initial_arrays(self, slots: Slots) -> Tensors:
+        """Return the common initial values of slots.
+
+        Parameters
+        ----------
+        slots : tuple of str
+            ``shared``, ``sent`` or ``personal``.
+
+        Returns
+        -------
+        dict of str to Tensor
+            The model's own first, in its order; not to be changed.
+        """
+        own = tuple(slot for slot in slots if slot in WHOLE)
+        arrays = {n: t for n, t in self.task.initial_state.items() if n.startswith(own)}
+        for slot in slots:
+            if slot not in WHOLE:
+                arrays |= {slot + n: t for n, t in self.initial_slot(slot).items()}
+        return arrays
+
+    def names(self, slots: Slots) -> list[str]:
+        """Return the names of the arrays of slots, as `initial_arrays` orders them."""
+        return list(self.initial_arrays(slots))
+
+    @property
+    def sent_names(self) -> list[str]:
+        """Names of the arrays that `fit` returns, in their order."""
+        return self.names(self.shared if self.sent is None else self.sent)
+
+    def structure(self) -> list[object]:
+        """Return what must be the same for all clients of a run.
+
+        That is the shared arrays' names, shapes and dtypes, and the classes where a
+        head is shared: its outputs must mean the same to all.
+        """
+        structure: list[object] = [
+            (name, tuple(array.shape), str(array.dtype))
+            for name, array in self.initial_arrays(self.shared).items()
+        ]
+        return [*structure, self.task.classes] if HEAD in self.shared else structure
+
+
+def under(slot: str, tensors: Mapping[str, Tensor]) -> Tensors:
+    """Return the arrays of a slot by their names within it.
+
+    Parameters
+    ----------
+    slot : str
+        The slot, with its dot.
+    tensors : mapping of str to Tensor
+        Arrays of several slots.
+
+    Returns
+    -------
+    dict of str to Tensor
+        The same tensors.
+    """
+    return {n[len(slot) :]: t for n, t in tensors.items() if n.startswith(slot)}
+
+
+def within(slot: str, tensors: Mapping[str, Tensor]) -> Tensors:
+    """Return arrays by their names in a slot: what `under` undoes."""
+    return {slot + n: t for n, t in tensors.items()}

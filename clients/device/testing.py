@@ -1,0 +1,70 @@
+"""Tests of a model on a client's own examples."""
+
+import torch
+from flwr.common import Scalar
+from torch import Tensor, nn
+
+from task.base import Task
+from task.models import SplitModel
+from task.neural_collapse import neural_collapse
+from task.training import evaluate
+
+
+def evaluate_model(
+    task: Task, index: int, model: SplitModel
+) -> tuple[float, int, dict[str, Scalar]]:
+    """Test a model on a client's test examples.
+
+    Parameters
+    ----------
+    task : Task
+        The task.
+    index : int
+        The client.
+    model : SplitModel
+        The model.
+
+    Returns
+    -------
+    loss : float
+        Mean loss.
+    num_examples : int
+        Number of test examples.
+    metrics : dict
+        ``accuracy``, 0 to 1, where targets are classes; ``global-nc2`` and
+        ``local-nc2`` (`task.neural_collapse`) where the head is linear besides.
+    """
+    examples = task.test_examples(index)
+    loss, accuracy = evaluate(model, examples, task.loss)
+    metrics: dict[str, Scalar] = {}
+    if not examples.targets.is_floating_point():
+        metrics["accuracy"] = accuracy
+        if isinstance(model.head, nn.Linear):
+            classes = class_mask(task, index, model.head)
+            weight = model.head.weight.detach()[None]
+            local = neural_collapse(weight, classes, local=True)
+            metrics["global-nc2"] = neural_collapse(weight, classes).item()
+            metrics["local-nc2"] = local.item()
+    return loss, len(examples), metrics
+
+
+def class_mask(task: Task, index: int, head: nn.Linear) -> Tensor:
+    """Return which classes a client has in its training examples.
+
+    Parameters
+    ----------
+    task : Task
+        The task.
+    index : int
+        The client.
+    head : nn.Linear
+        A head with m outputs.
+
+    Returns
+    -------
+    Tensor of bool, shape (1, m)
+        The mask u_i.
+    """
+    mask = torch.zeros(1, head.out_features, dtype=torch.bool)
+    mask[0, task.train_examples(index).targets] = True
+    return mask

@@ -1,0 +1,19 @@
+"""FedProx (Li et al., MLSys 2020)."""
+
+from flwr.common import NDArrays
+
+from clients.base import Client, Config, Reply, TrainingSettings
+
+
+class FedProxClient(Client):
+    """Algorithm 2: minimise F_i(w) + μ/2 ‖w − wᵗ‖², inexactly, from wᵗ."""
+
+    settings: TrainingSettings
+
+    def fit(self, parameters: NDArrays, config: Config) -> Reply:
+        """Train the model for ``representation-epochs``, held near the received one.
+
+        `Client.train` adds the proximal term of any server that sends a μ.
+        """
+        self.receive(parameters, config)
+        return self.send(self.train("all", self.settings.representation_epochs))

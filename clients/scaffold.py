@@ -1,0 +1,84 @@
+"""SCAFFOLD (Karimireddy et al., ICML 2020): corrected local steps."""
+
+import math
+
+import torch
+from flwr.common import NDArrays
+
+from clients.base import Client, Config, Reply, TrainingSettings
+from clients.device.slots import WHOLE, Tensors, under, within
+from task.messages import CONTROL
+
+OWN_CONTROL = "own-control."
+
+
+class SCAFFOLDClient(Client):
+    """Algorithm 1, client side, with option II; c_i stays here.
+
+    y_i ← y_i − η_l (g_i(y_i) − c_i + c), K times from y_i = x; then
+    c_i⁺ = c_i − c + (x − y_i) / (K η_l).
+
+    The paper has no momentum. With ``momentum`` β a gradient moves y_i more than once,
+    so K becomes the sum Σ_t (1 − βᵗ)/(1 − β) of all the gradients' weights: c_i⁺ stays
+    their mean.
+    """
+
+    shared = (*WHOLE, CONTROL)
+    personal = (OWN_CONTROL,)
+    settings: TrainingSettings
+
+    def initial_slot(self, slot: str) -> Tensors:
+        """Return control variates of 0, one for each parameter."""
+        named = self.model.named_parameters()
+        return {name: torch.zeros(parameter.shape) for name, parameter in named}
+
+    def fit(self, parameters: NDArrays, config: Config) -> Reply:
+        """Make K corrected steps, and move c_i.
+
+        Parameters
+        ----------
+        parameters : list of ndarray
+            The model x and the server's control variate c.
+        config : dict
+            As for `Client.receive`.
+
+        Returns
+        -------
+        tuple
+            As `Client.send`: the changes Δy_i and Δc_i.
+        """
+        self.receive(parameters, config)
+        c, own = under(CONTROL, self.received), under(OWN_CONTROL, self.kept)
+        epochs = self.settings.representation_epochs
+        correction = {name: c[name] - own[name] for name in c}
+        loss = self.train("all", epochs, correction=correction)
+        y = self.model.state_dict()
+        changes = {name: y[name] - self.received[name] for name in y}
+        moved = own
+        if step := self.total_step(epochs):
+            moved = {n: own[n] - c[n] - changes[n] / step for n in own}
+        changes |= within(CONTROL, {n: moved[n] - own[n] for n in own})
+        self.kept = within(OWN_CONTROL, moved)
+        self.keep(config)
+        return self.send_arrays(changes, loss)
+
+    def total_step(self, epochs: int) -> float:
+        """Return K η_l, the total weight of the gradients in x − y_i.
+
+        Parameters
+        ----------
+        epochs : int
+            Local epochs.
+
+        Returns
+        -------
+        float
+            0 without steps.
+        """
+        n = len(self.task.train_examples(self.index))
+        steps, beta = (
+            epochs * math.ceil(n / self.settings.batch_size),
+            self.settings.momentum,
+        )
+        weights = ((1 - beta**t) / (1 - beta) for t in range(1, steps + 1))
+        return self.settings.learning_rate * sum(weights)

@@ -1,0 +1,124 @@
+"""Write ``docs/settings.md`` from the declarations: ``python -m docs.settings``."""
+
+import inspect
+import re
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from clients.algorithms import load_client
+from clients.base import TrainingSettings
+from clients.device.identity import DeviceSettings
+from strategies.algorithms import ALGORITHMS, settings_owners
+from strategies.base import BaseStrategy
+from strategies.grids.speeds import SpeedSettings
+from strategies.server.rounds import RunSettings
+from strategies.srpfl import SRPFL
+from task.compression.per_tensor import CompressionSettings
+from task.data.datasets import DataSettings
+from task.data.partitions import PartitionSettings
+from task.settings import declared, defaults, load
+from task.tasks import TASKS
+from task.tasks.image import ImageSettings
+from task.training import SGD
+
+PAGE = Path(__file__).with_suffix(".md")
+HEAD = """# Settings
+
+Every setting with its default, what is allowed, and what it means. `--run-config
+'NAME=VALUE …'`, a TOML file in its place, `flwr run . --run-config` and keyword
+arguments of `simulate` set the same ones. A setting belongs to what reads it: one that
+nothing in a run reads is named in a warning.
+
+This page is made by `python -m docs.settings` from the declarations in the code.
+
+"""
+COMMON: list[tuple[str, Any]] = [
+    ("The run", RunSettings),
+    ("Every strategy", BaseStrategy),
+    ("Simulated speeds", SpeedSettings),
+    ("Every device", DeviceSettings),
+    ("Data", DataSettings),
+    ("Partition", PartitionSettings),
+    ("Images and their model", ImageSettings),
+    ("Local SGD", SGD),
+    ("Local training of a split model", TrainingSettings),
+    ("Messages to neighbours", CompressionSettings),
+]
+
+
+def page() -> str:
+    """Return the whole page."""
+    seen: dict[str, str] = {}
+    sections = [section(title, maker, seen) for title, maker in COMMON]
+    for algorithm in ALGORITHMS:
+        names = {**defaults(), "algorithm": algorithm}
+        for maker in makers_of(names):
+            sections.append(section(f"`{algorithm}`", maker, seen))
+    for task, maker in TASKS.items():
+        sections.append(section(f"Task `{task}`", maker, seen))
+    return HEAD + "\n".join(text for text in sections if text)
+
+
+def makers_of(settings: dict[str, Any]) -> list[Any]:
+    """Return the classes of an algorithm, those of its other cases included."""
+    found = [m for m in settings_owners(settings) if m is SRPFL or not is_srpfl(m)]
+    cases = [load(path, "case") for m in found for path in m.cases.values()]
+    strategies = [*found, *cases]
+    clients = [load_client(m.client) for m in strategies if not is_srpfl(m)]
+    return [*strategies, *clients]
+
+
+def is_srpfl(maker: Any) -> bool:
+    """Return whether a class has its client from what it wraps."""
+    return issubclass(maker, SRPFL)
+
+
+def section(title: str, maker: Callable[..., Any], seen: dict[str, str]) -> str:
+    """Return a table of the settings that no section before has, or nothing."""
+    rows = []
+    about = descriptions(maker)
+    for name, setting in declared(maker).items():
+        if name in seen:
+            continue
+        seen[name] = title
+        default = (
+            f'"{setting.default}"'
+            if isinstance(setting.default, str)
+            else (
+                str(setting.default).lower()
+                if isinstance(setting.default, bool)
+                else f"{setting.default:g}"
+            )
+        )
+        allowed = str(setting.allowed) or ("true or false")
+        cells = (f"`{name}`", f"`{default}`", allowed, about[setting.argument])
+        rows.append(
+            "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
+        )
+    if not rows:
+        return ""
+    head = "| setting | default | allowed | meaning |\n| --- | --- | --- | --- |\n"
+    return f"## {title}\n\n{head}" + "\n".join(rows) + "\n"
+
+
+def descriptions(maker: Any) -> dict[str, str]:
+    """Return what the docstrings say of each parameter."""
+    function = maker.func if isinstance(maker, partial) else maker
+    function = getattr(function, "settings_type", function)
+    found: dict[str, str] = {}
+    for base in reversed(getattr(function, "__mro__", [function])):
+        text = inspect.cleandoc(base.__doc__ or "")
+        _, _, parameters = text.partition("Parameters\n----------\n")
+        parameters = re.split(r"\n\n\w+\n-+\n", parameters)[0]
+        for entry in re.split(r"\n(?=\S)", parameters):
+            name, _, body = entry.partition(" : ")
+            _, _, meaning = body.partition("\n")
+            for single in name.split(", "):
+                found[single.strip()] = " ".join(meaning.split())
+    return found
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page(), encoding="utf-8")

@@ -1,0 +1,105 @@
+"""An outsider's algorithm and task, which no file of flwr-frl names, on everything."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from federation import ROOT, Federation, read_lines
+
+GUEST = ROOT / "tests" / "guest"
+NAMES = ("000000", "000001")
+OWN = "roll=0.3 warm-up=3 gradient-bound=2.0 learning-rate=0.05"
+
+
+def simulate(output: Path, algorithm: str, *arguments: str) -> list[dict]:
+    """Run the command line as somebody with a package of their own would."""
+    subprocess.run(
+        [
+            sys.executable,
+            str(ROOT / "simulation.py"),
+            algorithm,
+            "--task",
+            "guest.task:sensors",
+            "--clients",
+            "2",
+            "--fraction",
+            "1",
+            "--output",
+            str(output),
+            *arguments,
+        ],
+        check=True,
+        capture_output=True,
+        env={**os.environ, "PYTHONPATH": str(GUEST)},
+    )
+    return read_lines(output / algorithm.rpartition(":")[2] / "metrics.jsonl")
+
+
+def without_times(rows: list[dict]) -> list[dict]:
+    times = ("seconds", "seconds-simulated")
+    return [{n: v for n, v in row.items() if n not in times} for row in rows]
+
+
+@pytest.fixture
+def pair(tmp_path: Path) -> Iterator[Federation]:
+    """Two devices with keys, each with its own file of readings."""
+    sys.path.insert(0, str(GUEST))
+    from guest.task import draw
+
+    federation = Federation(tmp_path, NAMES)
+    try:
+        federation.start_superlink()
+        federation.register()
+        for i, name in enumerate(NAMES):
+            home = tmp_path / "devices" / name
+            home.mkdir(parents=True)
+            table = draw(i, seed=0, readings=60, noise=0.05)
+            np.savetxt(home / "readings.csv", table, delimiter=",", fmt="%.18g")
+            federation.start_supernode(
+                name,
+                f'client-name="{name}" data-dir="{home}" state-dir="{home / "state"}"',
+            )
+        yield federation
+    finally:
+        federation.close()
+        sys.path.remove(str(GUEST))
+
+
+@pytest.mark.e2e
+def test_a_guest_gives_the_same_numbers_on_ray(tmp_path):
+    config = ("--run-config", f"{OWN} evaluate-every=1", "--rounds", "3")
+    guest = "guest.algorithm:Guest"
+    inline = simulate(tmp_path / "a", guest, "--backend", "inline", *config)
+    ray = simulate(tmp_path / "b", guest, "--backend", "ray", *config)
+    assert len(inline) == 3
+    assert without_times(inline) == without_times(ray)
+
+
+@pytest.mark.e2e
+def test_a_guest_on_two_devices_resumes_runs_under_srpfl_and_is_refused_in_a_line(
+    pair: Federation, tmp_path: Path
+):
+    output = tmp_path / "deployed"
+    saved = f'output="{output}" checkpoint-every=1'
+    log = pair.run(GUEST, f"{saved} num-server-rounds=2", 300)
+    assert len(read_lines(output / "Guest" / "metrics.jsonl")) == 2, log
+    log = pair.run(GUEST, f'{saved} num-server-rounds=4 resume="{output}"', 300)
+    found = read_lines(output / "Guest" / "metrics.jsonl")
+    config = ("--run-config", f"{OWN} evaluate-every=1 checkpoint-every=1")
+    rest = ("--rounds", "4", "--backend", "inline", *config)
+    expected = simulate(tmp_path / "inline", "guest.algorithm:Guest", *rest)
+    assert len(found) == 4, log
+    for ours, theirs in zip(without_times(found), without_times(expected), strict=True):
+        assert ours == pytest.approx(theirs, abs=1e-5)
+
+    log = pair.run(GUEST, f'output="{output}" algorithm="srpfl"', 300)
+    rows = read_lines(output / "srpfl" / "metrics.jsonl")
+    assert [row["clients"] for row in rows] == [2, 2, 2], log
+
+    log = pair.run(GUEST, "roll=1.5", 120)
+    assert "roll is 1.5; it must be in [0, 1)" in log
+    assert "Traceback" not in log

@@ -1,0 +1,57 @@
+"""FedRep with momentum on the server: the representation keeps rolling."""
+
+from typing import Annotated
+
+import numpy as np
+
+from strategies import BaseStrategy
+from strategies.server.replies import to_record
+from task.settings import Range, validate
+
+
+class Guest(BaseStrategy):
+    """m ← β m + (mean φ_i − φ);  φ ← φ + m.
+
+    Parameters
+    ----------
+    roll : float, default 0.5
+        β, the server's momentum.
+    **base
+        As for `BaseStrategy`.
+    """
+
+    client = "guest.client:GuestClient"
+
+    def __init__(self, *, roll: Annotated[float, Range("[0, 1)")] = 0.5, **base):
+        super().__init__(**base)
+        self.roll = roll
+        validate(self)
+        self.velocity = {}
+        self.sent = None
+
+    def configure_train(self, server_round, arrays, config, grid):
+        """Remember φ."""
+        self.sent = arrays
+        return super().configure_train(server_round, arrays, config, grid)
+
+    def aggregate(self, server_round, replies):
+        """Roll on."""
+        mean = self.mean(replies)
+        old = {name: array.numpy() for name, array in self.sent.items()}
+        for name, array in mean.items():
+            velocity = self.velocity.get(name, np.zeros_like(array))
+            self.velocity[name] = self.roll * velocity + (array - old[name])
+        return to_record({n: old[n] + self.velocity[n].astype("f4") for n in mean})
+
+    def state_dict(self):
+        """Return also the velocity."""
+        arrays, values = super().state_dict()
+        return {
+            **arrays,
+            **{f"velocity/{n}": v for n, v in self.velocity.items()},
+        }, values
+
+    def load_state_dict(self, arrays, values):
+        """Go back to a saved state."""
+        super().load_state_dict(arrays, values)
+        self.velocity = {n.removeprefix("velocity/"): v for n, v in arrays.items()}

@@ -1,0 +1,54 @@
+"""The device's side: head first, then both parts, with a step of its own."""
+
+from dataclasses import dataclass
+from typing import Annotated
+
+from clients import HEAD, REPRESENTATION, Client, TrainingSettings
+from task.settings import Range
+from task.training import freeze, loop
+
+
+@dataclass(frozen=True)
+class GuestSettings(TrainingSettings):
+    """Settings of the guest's clients.
+
+    Parameters
+    ----------
+    warm_up : int, default 2
+        Epochs of the head before both parts train.
+    gradient_bound : float, default 1
+        Largest norm of a step's gradient.
+    """
+
+    warm_up: Annotated[int, Range("[0, inf)")] = 2
+    gradient_bound: Annotated[float, Range("(0, inf)")] = 1.0
+
+
+class GuestClient(Client):
+    """The head stays here."""
+
+    shared = (REPRESENTATION,)
+    personal = (HEAD,)
+    settings_type = GuestSettings
+
+    def fit(self, parameters, config):
+        """Warm the head up, then train all with bounded gradients."""
+        self.receive(parameters, config)
+        self.train("head", self.settings.warm_up)
+        parameters = list(freeze(self.model, "all").parameters())
+        optimizer = self.settings.optimizer(self.model)
+
+        def step(inputs, targets):
+            optimizer.zero_grad()
+            loss = self.task.loss(self.model(inputs), targets)
+            loss.backward()
+            norm = sum(p.grad.square().sum() for p in parameters).sqrt()
+            for p in parameters:
+                p.grad *= (self.settings.gradient_bound / norm).clamp(max=1)
+            optimizer.step()
+            return loss.detach()
+
+        examples = self.task.train_examples(self.index)
+        loss = loop(step, examples, self.settings.representation_epochs, self.settings)
+        self.keep(config)
+        return self.send(loss)

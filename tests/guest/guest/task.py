@@ -1,0 +1,70 @@
+"""A table of sensor values: what a device measures follows from a law of its own."""
+
+from pathlib import Path
+from typing import Annotated
+
+import numpy as np
+import torch
+from torch import nn
+
+from task import ExampleSet, ExampleTask, SplitModel
+from task.settings import Free, Range
+
+SENSORS = 6
+
+
+def sensors(
+    num_clients: int,
+    *,
+    seed: Annotated[int, Range("[0, inf)")] = 0,
+    readings: Annotated[int, Range("[2, inf)")] = 60,
+    noise: Annotated[float, Range("[0, inf)")] = 0.05,
+    data_dir: Annotated[str, Free("a directory with readings.csv")] = "",
+) -> ExampleTask:
+    """Return the task: six sensors, one value to predict, squared error.
+
+    Parameters
+    ----------
+    num_clients : int
+        How many devices share the task; 0 on a device with a file of its own.
+    seed : int, default 0
+        Fixes the readings and the initial model.
+    readings : int, default 60
+        Of each device.
+    noise : float, default 0.05
+        Standard deviation of what the sensors do not explain.
+    data_dir : str, default ""
+        Where a device's own ``readings.csv`` is: six sensors and the value a line.
+    """
+    if num_clients == 0:
+        tables = [np.loadtxt(Path(data_dir) / "readings.csv", delimiter=",", ndmin=2)]
+    else:
+        tables = [draw(i, seed, readings, noise) for i in range(num_clients)]
+    sets = [as_examples(table) for table in tables]
+    return ExampleTask(
+        model=lambda: SplitModel(
+            nn.Sequential(nn.Linear(SENSORS, 16), nn.Tanh()), nn.Linear(16, 1)
+        ),
+        train=[train for train, _ in sets],
+        test=[test for _, test in sets],
+        loss=nn.functional.mse_loss,
+        seed=seed,
+    )
+
+
+def draw(client: int, seed: int, readings: int, noise: float) -> np.ndarray:
+    """Return a device's table: the same two mixtures, each device's own weights."""
+    shared = np.random.default_rng([seed, 1]).standard_normal((SENSORS, 2))
+    rng = np.random.default_rng([seed, 2, client])
+    own = rng.standard_normal(2)
+    x = rng.standard_normal((readings, SENSORS))
+    y = np.tanh(x @ shared) @ own + noise * rng.standard_normal(readings)
+    return np.column_stack([x, y])
+
+
+def as_examples(table: np.ndarray) -> tuple[ExampleSet, ExampleSet]:
+    """Split a table: every fourth reading tests."""
+    x = torch.from_numpy(table[:, :-1]).float()
+    y = torch.from_numpy(table[:, -1:]).float()
+    test = torch.arange(len(x)) % 4 == 3
+    return ExampleSet(x[~test], y[~test]), ExampleSet(x[test], y[test])

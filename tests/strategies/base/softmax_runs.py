@@ -1,0 +1,278 @@
+"""Whole runs of softmax regression, and its gradient in NumPy.
+
+A model is a matrix θ = [W | b]; batches hold all of a client's examples, so that
+shuffling does not matter and an epoch is one step. Clients differ in their number of
+examples and in what they have learned from nature.
+"""
+
+from collections.abc import Collection
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import torch
+from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MessageType, RecordDict
+from torch import nn
+
+from clients.algorithms import complete
+from clients.base import Client
+from clients.client_app import make_app
+from clients.device.identity import build_client
+from strategies import build_strategy
+from strategies.grids.arrivals import SimulatedArrivals
+from strategies.grids.simulation import InlineGrid
+from strategies.grids.speeds import SpeedModel
+from strategies.hooks import RunHooks
+from strategies.server.rounds import run_rounds
+from task import ExampleSet, ExampleTask, SplitModel
+from task.settings import resolve
+
+N, DIMENSION, CLASSES = 6, 4, 3
+RATE, STEPS = 0.3, 3
+FULL_BATCH = {
+    "task": "softmax_runs:softmax",
+    "num-clients": N,
+    "fraction-train": 0.5,
+    "batch-size": 100,
+    "representation-epochs": STEPS,
+    "learning-rate": RATE,
+    "momentum": 0.0,
+    "weight-decay": 0.0,
+    "initial-nodes": 1,
+    "rounds-per-stage": "2",
+}
+Matrix = np.ndarray
+Arrays = dict[str, np.ndarray]
+
+
+# The tasks
+
+
+def draw(i: int, test: bool = False) -> tuple[Matrix, np.ndarray]:
+    rng = np.random.default_rng([i, test])
+    x = rng.standard_normal((20 if test else 6 + 3 * i, DIMENSION))
+    common, own = (np.random.default_rng(s).standard_normal((4, 3)) for s in (99, i))
+    noise = rng.standard_normal((len(x), CLASSES))
+    return x, np.argmax(x @ (common + own) + noise, axis=1)
+
+
+def example_sets(test: bool, owner=lambda i: i) -> list[ExampleSet]:
+    drawn = (draw(owner(i), test) for i in range(N))
+    return [ExampleSet(torch.from_numpy(x).float(), torch.tensor(y)) for x, y in drawn]
+
+
+def linear() -> SplitModel:
+    return SplitModel(nn.Identity(), nn.Linear(DIMENSION, CLASSES))
+
+
+def normed_layers() -> SplitModel:
+    layers = nn.Sequential(nn.Linear(DIMENSION, 5), nn.BatchNorm1d(5), nn.ReLU())
+    return SplitModel(layers, nn.Linear(5, CLASSES))
+
+
+def softmax(num_clients: int) -> ExampleTask:
+    """The task of which `gradient` knows the gradients."""
+    return ExampleTask(linear, example_sets(False), example_sets(True))
+
+
+def twins(num_clients: int) -> ExampleTask:
+    """The same, but all clients have the data of client 2."""
+    sets = [example_sets(test, lambda i: 2) for test in (False, True)]
+    return ExampleTask(linear, *sets)
+
+
+def normed(num_clients: int) -> ExampleTask:
+    """A model with a batch norm."""
+    return ExampleTask(normed_layers, example_sets(False), example_sets(True))
+
+
+def doubles(num_clients: int) -> ExampleTask:
+    """The same as `softmax` in float64."""
+    sets = [
+        [ExampleSet(s.inputs.double(), s.targets) for s in example_sets(test)]
+        for test in (False, True)
+    ]
+    return ExampleTask(lambda: linear().double(), *sets)
+
+
+# In NumPy
+
+
+def gradient(theta: Matrix, i: int, decay: float = 0.0) -> Matrix:
+    """∇f_i(θ): mean cross-entropy, and the decay of weights but not of biases."""
+    x, y = draw(i)
+    x = np.column_stack([x, np.ones(len(x))])
+    scores = np.exp(x @ theta.T)
+    slope = scores / scores.sum(1, keepdims=True) - np.eye(CLASSES)[y]
+    return slope.T @ x / len(y) + decay * theta * ([1.0] * DIMENSION + [0.0])
+
+
+def loss_of(theta: Matrix, i: int) -> float:
+    """Mean cross-entropy on the test examples."""
+    x, y = draw(i, test=True)
+    scores = np.column_stack([x, np.ones(len(x))]) @ theta.T
+    return float(np.mean(np.log(np.exp(scores).sum(1)) - scores[np.arange(len(y)), y]))
+
+
+def weights(clients: list[int], weighting: str) -> np.ndarray:
+    """Weights of a mean over clients; they sum to 1."""
+    counts = [6.0 + 3 * i if weighting == "examples" else 1.0 for i in clients]
+    return np.array(counts) / sum(counts)
+
+
+def mean(matrices: list[Matrix], shares: np.ndarray) -> Matrix:
+    return np.tensordot(shares, np.array(matrices), axes=1)
+
+
+def matrix(arrays: Arrays, prefix: str = "") -> Matrix:
+    """θ from arrays by name."""
+    weight, bias = (arrays[f"{prefix}head.{name}"] for name in ("weight", "bias"))
+    return np.column_stack([weight, bias]).astype(float)
+
+
+def start() -> Matrix:
+    state = softmax(N).initial_state
+    return matrix({name: value.numpy() for name, value in state.items()})
+
+
+# The runs
+
+
+class WatchedGrid(InlineGrid):
+    """Writes down what passes; spoils replies and kills clients' processes.
+
+    Parameters
+    ----------
+    spoilt : collection of (int, int)
+        Clients, from 0, and rounds in which their replies arrive with a NaN.
+    state_dir : Path, optional
+        Where clients keep their state; each message meets a new process.
+    """
+
+    def __init__(
+        self,
+        app,
+        spoilt: Collection[tuple[int, int]] = (),
+        state_dir: Path | None = None,
+    ) -> None:
+        super().__init__(app, N)
+        self.spoilt, self.mortal = spoilt, state_dir is not None
+        self.sent: list[Message] = []
+        self.replies: list[Message] = []
+        if state_dir is not None:
+            for context in self.contexts.values():
+                context.node_config["state-dir"] = str(state_dir)
+
+    def send_and_receive(self, messages, *, timeout=None):
+        messages = list(messages)
+        self.sent += messages
+        replies = list(super().send_and_receive(messages))
+        assert not [reply.error for reply in replies if reply.has_error()]
+        self.replies += replies
+        for message, reply in zip(messages, replies, strict=True):
+            trains = message.metadata.message_type == MessageType.TRAIN
+            i = message.metadata.dst_node_id - 1
+            if trains and (i, round_of(message)) in self.spoilt:
+                record = reply.content["arrays"]
+                name, array = next(iter(record.items()))
+                record[name] = Array(np.full_like(array.numpy(), np.nan))
+        if self.mortal:
+            for context in self.contexts.values():
+                context.state = RecordDict()
+        return replies
+
+
+def round_of(message: Message) -> int:
+    return int(message.content["config"]["server-round"])
+
+
+@dataclass
+class Run:
+    """What a run has done, round by round.
+
+    Parameters
+    ----------
+    trained : list of list of int
+        Clients whose replies have counted.
+    arrays : list of dict
+        What is shared after a round.
+    kept : list of list of dict
+        What each client would go on from.
+    metrics : list of dict
+        Each client's metrics, by name.
+    rows : list of dict
+        The round's metrics.
+    """
+
+    grid: WatchedGrid
+    strategy: RunHooks
+    settings: dict
+    trained: list[list[int]] = field(default_factory=list)
+    arrays: list[Arrays] = field(default_factory=list)
+    kept: list[list[Arrays]] = field(default_factory=list)
+    metrics: list[list[dict]] = field(default_factory=list)
+    rows: list[dict] = field(default_factory=list)
+
+    def client(self, i: int, server_round: int) -> Client:
+        """A client as the next message would find it."""
+        about = ConfigRecord({"server-round": server_round + 1})
+        content = self.strategy.content(i + 1, ArrayRecord(), about)
+        context = self.grid.contexts[i + 1]
+        return build_client(context, self.settings, content["config"])
+
+    def add(self, server_round: int, arrays: ArrayRecord, row: dict) -> None:
+        self.rows.append(row)
+        self.arrays.append({name: array.numpy() for name, array in arrays.items()})
+        counted = self.strategy.standing.acknowledged
+        self.trained.append([int(n) for n in sorted(counted) if counted[n] == len(self.rows)])
+        clients = [self.client(i, server_round) for i in range(N)]
+        self.kept.append([client.state.load() or {} for client in clients])
+        known = self.strategy.client_metrics
+        self.metrics.append([known.get(f"{i:06d}", {}) for i in range(N)])
+
+    def between(self, kind: str) -> list[tuple[Message, Message]]:
+        """Messages of a kind with their replies."""
+        pairs = zip(self.grid.sent, self.grid.replies, strict=True)
+        return [(m, r) for m, r in pairs if m.metadata.message_type == kind]
+
+
+def run(
+    algorithm: str,
+    rounds: int = 4,
+    *,
+    spoilt: Collection[tuple[int, int]] = (),
+    state_dir: Path | None = None,
+    evaluate: bool = False,
+    srpfl: bool = False,
+    **more,
+) -> Run:
+    """Run the real strategy with the real ClientApp; ``more`` are settings."""
+    named = {name.replace("_", "-"): value for name, value in more.items()}
+    own = {"algorithm": "srpfl" if srpfl else algorithm, "srpfl-base": algorithm}
+    settings = complete(resolve({**FULL_BATCH, **own, **named}))
+    strategy = build_strategy(settings)
+    inner = WatchedGrid(make_app(settings), spoilt, state_dir)
+    speeds = SpeedModel("fixed", N)
+    grid = SimulatedArrivals(inner, speeds, 1.0, lambda n: n - 1) if srpfl else inner
+    found = Run(inner, strategy, settings)
+    run_rounds(
+        strategy,
+        grid,
+        strategy.initialize(grid),
+        range(1, rounds + 1),
+        evaluated=lambda _: evaluate,
+        after_round=found.add,
+    )
+    return found
+
+
+def assert_near(found: Matrix, expected: Matrix, within: float = 1e-5) -> None:
+    np.testing.assert_allclose(found, expected, rtol=0, atol=within)
+
+
+def assert_same(found: Arrays, expected: Arrays) -> None:
+    """Equal to the last bit."""
+    assert list(found) == list(expected)
+    for name, value in found.items():
+        assert value.dtype == expected[name].dtype
+        assert value.tobytes() == expected[name].tobytes(), name
