@@ -113,19 +113,23 @@ def simulate(algorithm: str | type, backend: str = "ray", **settings: Setting) -
 
 def run(algorithm: str, settings: Settings, backend: str) -> Run:
     """Run one algorithm with settings that `check` has returned."""
-    from clients.algorithms import owners
     from clients.client_app import make_app
 
     # The workers run elsewhere.
     output = Path(str(settings["output"])).resolve()
     choice = {**settings, "algorithm": algorithm, "output": str(output)}
-    # Clients refuse what only the other algorithms of the command declare.
-    known = {name for maker in owners(choice) for name in declared(maker)}
-    own = {n: v for n, v in choice.items() if n in known or n in defaults()}
     kind = RayGrid if backend == "ray" else InlineGrid
-    grid = kind(make_app(own), int(settings["num-clients"]))
+    grid = kind(make_app(_without_others(choice)), int(settings["num-clients"]))
     summary = server_app.run(grid, choice, lambda: _take_over_clients(choice))
     return Run(summary, read_rows(output / short_name(algorithm) / METRICS))
+
+
+def _without_others(settings: Settings) -> dict[str, Setting]:
+    """Leave out what only the other algorithms of the command declare."""
+    from clients.algorithms import owners
+
+    known = {name for maker in owners(settings) for name in declared(maker)}
+    return {n: v for n, v in settings.items() if n in known or n in defaults()}
 
 
 def _take_over_clients(settings: Settings) -> None:
@@ -164,8 +168,8 @@ def check(
     SettingsError
         If something is unknown, missing or out of its range.
     """
-    from clients.algorithms import complete, owners
-    from clients.device.identity import DeviceSettings, build_client
+    from clients.algorithms import owners
+    from clients.device.identity import DeviceSettings, build_client, client_setup
     from strategies.grids.speeds import SpeedSettings
 
     require(backend in BACKENDS, "backend", backend, " or ".join(BACKENDS))
@@ -185,6 +189,7 @@ def check(
         used[algorithm] = {name for maker in own for name in declared(maker)}
     settings = resolve(given, makers)
     own_settings = build(RunSettings, settings)
+    build(DeviceSettings, settings)
     num_clients = own_settings.num_clients
     awaited = int(settings["min-available-nodes"])
     allowed = f"at most {num_clients}, the number of clients"
@@ -202,8 +207,9 @@ def check(
             Checkpoint.read(directory, choice)
         node = {"partition-id": 0, "num-partitions": num_clients}
         nobody = Context(0, 0, {**node}, RecordDict(), {})
-        own_choice = complete({**choice, "checkpoint-every": 0, "resume": ""})
-        client = build_client(nobody, own_choice, ConfigRecord())
+        own_choice = {**_without_others(choice), "checkpoint-every": 0, "resume": ""}
+        setup = client_setup(nobody, own_choice)
+        client = build_client(nobody, setup, ConfigRecord())
         client.get_properties({})
         idle |= getattr(client.task, "idle_settings", {})
     for name in given:

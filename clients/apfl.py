@@ -13,7 +13,7 @@ from clients.base import Client, Config, Evaluation, Reply, TrainingSettings
 from clients.device.slots import Tensors, under, within
 from task.models import SplitModel
 from task.settings import Free, Range
-from task.training import freeze, loop
+from task.training import freeze, loop, proximal
 
 PERSONAL_MODEL, ALPHA = "model.", "alpha."
 
@@ -36,7 +36,7 @@ class APFLSettings(TrainingSettings):
 
 
 class APFLClient(Client):
-    """Algorithm 1, client side: w_i goes back to the server, v_i and α_i stay here.
+    """Algorithm 1, client side: w_i goes back to the server, v_i stays here.
 
     Each step has one batch for both models:
     w ← w − η ∇f(w) and v ← v − η ∇_v f(v̄), where v̄ = α v + (1 − α) w is the model that
@@ -66,6 +66,9 @@ class APFLClient(Client):
                 optimizer.zero_grad()
             with self.settings.autocast():
                 loss = self.task.loss(w(inputs), targets)
+                if self.proximal_weight:
+                    near = proximal(self.proximal_weight, self.received)
+                    loss = loss + near(inputs, w)
                 outputs = functional_call(v, mixture(alpha, v, w), (inputs,))
                 mixed_loss = self.task.loss(outputs, targets)
             (loss + mixed_loss).backward()  # type: ignore[no-untyped-call]
@@ -108,20 +111,7 @@ class APFLClient(Client):
 
 
 def mixture(alpha: Tensor, v: SplitModel, w: SplitModel) -> Tensors:
-    """Return the parameters α v + (1 − α) w, where w is a constant.
-
-    Parameters
-    ----------
-    alpha : Tensor, shape (1,)
-        α.
-    v, w : SplitModel
-        The models.
-
-    Returns
-    -------
-    dict of str to Tensor
-        By parameter name.
-    """
+    """Return the parameters α v + (1 − α) w; w is a constant, α of shape (1,)."""
     others = dict(w.named_parameters())
     return {
         name: alpha * parameter + (1 - alpha) * others[name].detach()

@@ -25,6 +25,7 @@ from task.messages import (
 )
 from task.models import Part, SplitModel
 from task.settings import Free, Range, SettingsError
+from task.tasks import TASKS, made_by
 from task.training import SGD, Regularizer, proximal, train
 
 Config = dict[str, Scalar]
@@ -72,7 +73,7 @@ class Client(Slotted, NumPyClient):
     received : dict of str to Tensor
         What `receive` got from the server, by name.
     kept : dict of str to Tensor
-        The personal slots beside the model; `keep` keeps them.
+        The personal slots: those beside the model are what `keep` keeps.
     attachments : dict of str to bytes
         What goes along with the reply besides arrays and numbers.
 
@@ -85,6 +86,8 @@ class Client(Slotted, NumPyClient):
     settings_type: type = TrainingSettings
     # How many of a built-in model's layers are the head, where the settings say 0.
     head_layers: ClassVar[int] = 1
+    # What the task must be.
+    task_type: ClassVar[type] = object
     # Whether targets must be classes.
     needs_classes: ClassVar[bool] = False
     # Settings that a device may set for itself.
@@ -108,16 +111,15 @@ class Client(Slotted, NumPyClient):
     @classmethod
     def check_task(cls, task: Task) -> None:
         """Raise `SettingsError` unless the algorithm can be used with a task."""
-        if reason := getattr(task, "untrainable", ""):
-            kind = type(task).__name__
-            raise SettingsError(
-                f"{cls.__name__} has nothing to train on in a {kind}: {reason}"
-            )
+        if not isinstance(task, cls.task_type):
+            names = [n for n, m in TASKS.items() if made_by(m) is cls.task_type]
+            example = f", as of {' or '.join(names)}" if names else ""
+            raise SettingsError(f"it needs a {cls.task_type.__name__}{example}")
+        reason = getattr(task, "untrainable", "")
+        if reason and cls.task_type is object:
+            raise SettingsError(f"there is nothing to train on; {reason}")
         if cls.needs_classes and not task.classes:
-            raise SettingsError(
-                f"{cls.__name__} needs a task with classes, to which its heads "
-                f"belong; a {type(task).__name__} has none"
-            )
+            raise SettingsError("it needs classes, to which its heads belong")
 
     # Called by the server before the first round.
 
@@ -167,7 +169,9 @@ class Client(Slotted, NumPyClient):
         personal = self.initial_arrays(self.personal)
         shapes = {name: tuple(array.shape) for name, array in personal.items()}
         loaded = _tensors(self.state.load(shapes) or {}) if personal else {}
-        self.kept = {**personal, **loaded}
+        # Not the initial values themselves: all clients of a process share those.
+        self.kept = {n: t.clone() for n, t in personal.items() if n not in loaded}
+        self.kept |= loaded
         state = {**self.task.initial_state, **self.kept, **self.received}
         self.model.load_state_dict(
             {name: state[name] for name in self.task.initial_state}

@@ -22,7 +22,7 @@ from clients.base import Client, Config
 from clients.device.identity import (
     build_client,
     client_name,
-    client_settings,
+    client_setup,
     seed_torch,
 )
 from clients.device.records import pack, pack_metrics, unpack
@@ -62,11 +62,11 @@ def make_app(
     app = ClientApp()
 
     def open_message(message: Message, context: Context) -> tuple[Client, Config]:
-        settings = client_settings(context, run_config)
-        torch.set_num_threads(int(settings["torch-threads"]))
+        setup = client_setup(context, run_config)
+        torch.set_num_threads(int(setup.settings["torch-threads"]))
         record = message.content.config_records.get(CONFIG, ConfigRecord())
-        seed_torch(context, settings, record)
-        client = build_client(context, settings, record)
+        seed_torch(context, setup.settings, record)
+        client = build_client(context, setup, record)
         return client, cast(Config, dict(record))
 
     @app.train(mods=list(mods))

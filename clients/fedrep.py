@@ -8,9 +8,9 @@ from flwr.common import NDArrays
 
 from clients.base import Arrays, Client, Config, Evaluation, Reply, TrainingSettings
 from clients.device.slots import HEAD, REPRESENTATION, Slots
-from task.base import Matrix, Task
+from task.base import Matrix
 from task.messages import SERVER_ROUND
-from task.settings import Checked, Free, Range, SettingsError
+from task.settings import Checked, Free, Range
 from task.tasks.linear import LinearTask
 from task.training import SGD
 
@@ -73,51 +73,30 @@ class FedRepLinearClient(Client):
 
     shared: Slots = (REPRESENTATION,)
     personal: Slots = (HEAD,)
+    task: LinearTask
+    task_type = LinearTask
     settings_type: type = FedRepLinearSettings
     settings: FedRepLinearSettings
 
-    @classmethod
-    def check_task(cls, task: Task) -> None:
-        """Raise unless the task has linear models."""
-        if not isinstance(task, LinearTask):
-            raise SettingsError(
-                f"{cls.__name__} needs a LinearTask, not {type(task).__name__}"
-            )
-
-    @property
-    def linear(self) -> LinearTask:
-        """The task, with its true representation."""
-        return cast(LinearTask, self.task)
-
     def get_parameters(self, config: Config) -> NDArrays:
         """Return a random Bᵀ of shape (k, d) with orthonormal rows."""
-        rng = np.random.default_rng([self.linear.seed, 0x1417])
-        start = rng.standard_normal((self.linear.dimension, self.linear.rank))
+        rng = np.random.default_rng([self.task.seed, 0x1417])
+        start = rng.standard_normal((self.task.dimension, self.task.rank))
         return [np.linalg.qr(start).Q.T]
 
     def statistics(self, config: Config) -> Arrays:
         """Return ``moments``: Z_i = 1/m Σ_j y_j² x_j x_jᵀ, of shape (d, d)."""
-        x, y = self.linear.draw(self.index)
+        x, y = self.task.draw(self.index)
         return {"moments": (x * y[:, None] ** 2).T @ x / len(y)}
 
     def fit(self, parameters: NDArrays, config: Config) -> Reply:
-        """Solve for the head, then make one gradient step on B.
+        """Solve for the head, make one gradient step on B, and send Bᵀ, (k, d).
 
-        Parameters
-        ----------
-        parameters : list of ndarray
-            Bᵀ, of shape (k, d).
-        config : dict
-            ``server-round``: which fresh batch, from 1.
-
-        Returns
-        -------
-        tuple
-            B_iᵀ, m and the loss at (w_i, B).
+        ``server-round`` says which fresh batch of m examples; the loss is at (w_i, B).
         """
         b = parameters[0].T
         fresh = int(config[SERVER_ROUND]) if self.settings.fresh_samples else 0
-        x, y = self.linear.draw(self.index, fresh)
+        x, y = self.task.draw(self.index, fresh)
         w = self._head(b, x, y)
         residual = x @ (b @ w) - y
         gradient = np.outer(x.T @ residual, w) / len(y)
@@ -138,29 +117,18 @@ class FedRepLinearClient(Client):
     def _own_head(self) -> Matrix:
         kept = self.state.load()
         if kept is None:
-            return np.zeros(self.linear.rank)
+            return np.zeros(self.task.rank)
         return cast(Matrix, kept["head.weight"][0])
 
     def evaluate(self, parameters: NDArrays, config: Config) -> Evaluation:
         """Compare B and the own head with the truth, as `LinearTask.compare`."""
-        return self.linear.compare(self.index, parameters[0].T, self._own_head())
+        return self.task.compare(self.index, parameters[0].T, self._own_head())
 
 
 def solve_head(b: Matrix, x: Matrix, y: Matrix) -> Matrix:
     """Return argmin_w ‖y − X B w‖, what a new client fits on a learned B.
 
-    Parameters
-    ----------
-    b : ndarray, shape (d, k)
-        The representation.
-    x : ndarray, shape (m, d)
-        Inputs.
-    y : ndarray, shape (m,)
-        Outputs.
-
-    Returns
-    -------
-    ndarray, shape (k,)
-        The head; the one of least norm where m < k.
+    It is of shape (k,), and of least norm where m < k; b is of shape (d, k), x of
+    shape (m, d) and y of shape (m,).
     """
     return np.asarray(np.linalg.lstsq(x @ b, y, rcond=None)[0])

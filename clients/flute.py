@@ -55,18 +55,7 @@ class FLUTEClient(Client):
         return class_mask(self.task, self.index, self.linear_head())
 
     def linear_head(self) -> nn.Linear:
-        """Return the head.
-
-        Returns
-        -------
-        nn.Linear
-            The head.
-
-        Raises
-        ------
-        SettingsError
-            If the model's head is not one linear layer.
-        """
+        """Return the head; `SettingsError` if it is not one linear layer."""
         if not isinstance(self.model.head, nn.Linear):
             raise SettingsError(
                 "FLUTE needs a head that is one linear layer; this model's is a "
@@ -87,10 +76,7 @@ class FLUTEClient(Client):
     def train_jointly(self) -> float:
         """Train all with the regularised loss.
 
-        Returns
-        -------
-        float
-            Mean cross-entropy over the last epoch.
+        Returns the mean cross-entropy over the last epoch.
         """
 
         def penalty(features: Tensor, model: SplitModel) -> Tensor:
@@ -168,24 +154,12 @@ class FLUTELinearClient(FedRepLinearClient):
     personal = ()
     sent = ("gradient.",)
     settings_type = Checked
+    get_parameters = Client.get_parameters
 
     def fit(self, parameters: NDArrays, config: Config) -> Reply:
-        """Return ∇_B L_i and ∇_{w_i} L_i.
-
-        Parameters
-        ----------
-        parameters : list of ndarray
-            Bᵀ of shape (k, d) and w_iᵀ of shape (1, k).
-        config : dict
-            Not used.
-
-        Returns
-        -------
-        tuple
-            Gradients in the same shapes, N and the loss.
-        """
+        """Send ∇_B L_i, of shape (k, d) as Bᵀ is, and ∇_{w_i} L_i, of shape (1, k)."""
         b, w = parameters[0].T, parameters[1][0]
-        x, y = self.linear.draw(self.index)
+        x, y = self.task.draw(self.index)
         residual = x @ (b @ w) - y
         towards = x.T @ residual / len(y)
         gradients: list[Matrix] = [np.outer(w, towards), (b.T @ towards)[None]]
@@ -194,4 +168,4 @@ class FLUTELinearClient(FedRepLinearClient):
 
     def evaluate(self, parameters: NDArrays, config: Config) -> Evaluation:
         """Compare B w_i with the truth, as `LinearTask.compare`."""
-        return self.linear.compare(self.index, parameters[0].T, parameters[1][0])
+        return self.task.compare(self.index, parameters[0].T, parameters[1][0])

@@ -23,7 +23,6 @@ from task.compression.per_tensor import (
 from task.messages import SERVER_ROUND
 from task.saddle_point.algorithm import SaddlePoint, decode
 from task.saddle_point.state import Noise, State, exchange_stream
-from task.settings import SettingsError
 from task.tasks.multi_task import DIMENSION, MultiTaskSetup
 
 INBOX = "inbox."
@@ -39,17 +38,10 @@ class MultiTaskClient(Client):
     """
 
     shared = ()
+    task: MultiTaskSetup
+    task_type = MultiTaskSetup
     settings_type = CompressionSettings
     settings: CompressionSettings
-
-    @classmethod
-    def check_task(cls, task: Task) -> None:
-        """Raise unless the task has costs and constraints."""
-        if not isinstance(task, MultiTaskSetup):
-            raise SettingsError(
-                f"{cls.__name__} needs a MultiTaskSetup, not {type(task).__name__}; "
-                "the tasks for it are qcqp and multi-task-logistic"
-            )
 
     def __init__(
         self, task: Task, index: int, state: PersonalState, settings: Any
@@ -60,18 +52,13 @@ class MultiTaskClient(Client):
         self.compressor.omega(DIMENSION)
         self.refused = 0
 
-    @property
-    def setup(self) -> MultiTaskSetup:
-        """The task."""
-        return cast(MultiTaskSetup, self.task)
-
     def make_compressor(self) -> Compressor:
         """Return the operator C that the settings name."""
         return from_settings(self.settings, (DIMENSION,))
 
     def structure(self) -> list[object]:
         """Return what must be the same for all nodes: the problem and C."""
-        return [repr(self.setup), repr(self.compressor)]
+        return [repr(self.task), repr(self.compressor)]
 
     def get_properties(self, config: Config) -> Config:
         """Return also ``message-bytes``, ``first-message-bytes`` and ``omega``."""
@@ -85,19 +72,8 @@ class MultiTaskClient(Client):
     def fit(self, parameters: NDArrays, config: Config) -> Reply:
         """Make one iteration if every neighbour's message is here.
 
-        Parameters
-        ----------
-        parameters : list of ndarray
-            Empty.
-        config : dict
-            What the server relays; ``node`` and ``neighbours``, this node's number in
-            the graph and those of its neighbours, by name.
-
-        Returns
-        -------
-        tuple
-            As `Client.send`; no arrays, but ``message`` attached (empty while waiting),
-            ``refused``, ``iterations`` so far, and the expected cost as the loss.
+        ``message`` is attached, empty while waiting. The metrics are the expected cost
+        as ``train-loss``, ``refused``, and ``iterations`` so far.
         """
         node, algorithm, noise = self.prepare(config)
         kept = self.state.load() or {}
@@ -107,7 +83,7 @@ class MultiTaskClient(Client):
             kept = {}
         inbox = self.collect(kept, config)
         if not kept:
-            state = algorithm.start(self.setup.seed)
+            state = algorithm.start(self.task.seed)
             data = self.post(algorithm, state, node)
         else:
             state, data = State.from_arrays(kept), b""
@@ -128,23 +104,8 @@ class MultiTaskClient(Client):
         return [], 1, metrics
 
     def post(self, algorithm: SaddlePoint, state: State, node: int) -> bytes:
-        """Return this node's next message, lines 2 to 5.
-
-        Parameters
-        ----------
-        algorithm : SaddlePoint
-            The algorithm for this node.
-        state : State
-            Its own copy is updated.
-        node : int
-            The node's number.
-
-        Returns
-        -------
-        bytes
-            The message.
-        """
-        stream = exchange_stream(self.setup.seed, node, state.iteration + 1)
+        """Return this node's next message (lines 2 to 5), and update its own copy."""
+        stream = exchange_stream(self.task.seed, node, state.iteration + 1)
         return algorithm.send(state, self.compressor, stream)
 
     def take(
@@ -152,14 +113,7 @@ class MultiTaskClient(Client):
     ) -> None:
         """Update the neighbours' copies; a malformed message changes nothing.
 
-        Parameters
-        ----------
-        algorithm : SaddlePoint
-            The algorithm for this node.
-        state : State
-            Updated.
-        messages : list of (str, bytes)
-            One of each neighbour.
+        ``messages`` are one of each neighbour, as (name, message).
         """
         operator = Identity() if state.iteration == 0 else self.compressor
         nothing = operator.compress(torch.zeros(DIMENSION), np.random.default_rng(0))
@@ -175,42 +129,17 @@ class MultiTaskClient(Client):
         algorithm.receive(state, usable, self.compressor)
 
     def prepare(self, config: Config) -> tuple[int, SaddlePoint, Noise]:
-        """Return this node's number, and its algorithm and noise.
-
-        Parameters
-        ----------
-        config : dict
-            ``node`` and ``neighbour-nodes``.
-
-        Returns
-        -------
-        node : int
-            The number in the graph.
-        algorithm : SaddlePoint
-            With the node's own costs and edges.
-        noise : Noise
-            What is drawn in each iteration.
-        """
+        """Return this node's number in the graph, its algorithm and its noise."""
         node = int(config["node"])
         neighbours = tuple(sorted(_neighbours(config).values()))
-        return node, *_prepared(self.setup, node, neighbours)
+        return node, *_prepared(self.task, node, neighbours)
 
     def collect(
         self, kept: Mapping[str, npt.NDArray[Any]], config: Config
     ) -> dict[str, list[tuple[str, bytes]]]:
-        """Return each neighbour's messages that are not used up, oldest first.
+        """Return each neighbour's unused messages, oldest first, by its name.
 
-        Parameters
-        ----------
-        kept : mapping of str to ndarray
-            This node's state.
-        config : dict
-            What the server relays.
-
-        Returns
-        -------
-        dict of str to list of (str, bytes)
-            By the neighbour's name, in the order of their numbers; name and message.
+        Each is (name, message); the neighbours are in the order of their numbers.
         """
         neighbours = _neighbours(config)
         inbox: dict[str, list[tuple[str, bytes]]] = {}
@@ -222,25 +151,12 @@ class MultiTaskClient(Client):
         return inbox
 
     def evaluate(self, parameters: NDArrays, config: Config) -> Evaluation:
-        """Judge the time average of the points, the algorithm's output.
+        """Test the time average of the points, the algorithm's output.
 
-        Parameters
-        ----------
-        parameters : list of ndarray
-            Empty.
-        config : dict
-            As for `fit`.
-
-        Returns
-        -------
-        loss : float
-            Expected cost F_i of the time average.
-        num_examples : int
-            1.
-        metrics : dict
-            ``loss-point``, the cost of the last point; ``constraint``, the largest
-            g_ij of the node's points; ``iterations``. ``duals`` are attached, float64
-            in the order of the neighbours' numbers, for the server's check.
+        The loss is its expected cost F_i. The metrics are ``loss-point``, the cost of
+        the last point; ``constraint``, the largest g_ij of the node's points; and
+        ``iterations``. ``duals`` are attached, float64 in the order of the neighbours'
+        numbers, for the server's check.
         """
         _, algorithm, _ = self.prepare(config)
         kept = self.state.load()

@@ -11,11 +11,11 @@ from torch import Tensor, nn
 from clients.base import Arrays, Client, Config, Evaluation, Reply
 from clients.device.slots import HEAD, REPRESENTATION
 from clients.fedrep import FedRepSettings
-from task.base import Matrix, Task
+from task.base import Matrix
 from task.examples import ExampleSet
 from task.messages import SERVER_ROUND
 from task.models import SplitModel
-from task.settings import Checked, Range, SettingsError
+from task.settings import Checked, Range
 from task.tasks.transfer import TransferTask
 from task.training import EVALUATION_BATCH, evaluate, train
 from task.transfer import (
@@ -65,23 +65,9 @@ class TransferClient(Client):
         return {**super().get_properties(config), "role": role}
 
     def fit(self, parameters: NDArrays, config: Config) -> Reply:
-        """Fit a source's or a target's model.
+        """Fit a source's model and send its representation, or a target's and keep it.
 
-        Parameters
-        ----------
-        parameters : list of ndarray
-            What the sources gave; for a source, the common initial representation.
-        config : dict
-            ``server-round``.
-
-        Returns
-        -------
-        parameters : list of ndarray
-            A source's representation; none from a target.
-        num_examples : int
-            Number of training examples.
-        metrics : dict
-            ``train-loss`` on the training examples.
+        A target gets what the sources gave; a source the initial representation.
         """
         if self.is_source:
             return self.fit_source(parameters, config)
@@ -94,20 +80,7 @@ class TransferClient(Client):
         raise NotImplementedError
 
     def fit_target(self, parameters: NDArrays) -> tuple[Arrays, float]:
-        """Learn a target's model.
-
-        Parameters
-        ----------
-        parameters : list of ndarray
-            What the sources gave.
-
-        Returns
-        -------
-        kept : dict of str to ndarray
-            What the target keeps.
-        loss : float
-            Training loss.
-        """
+        """Return what a target keeps, from what the sources gave, and its loss."""
         raise NotImplementedError
 
     def evaluate(self, parameters: NDArrays, config: Config) -> Evaluation:
@@ -143,36 +116,23 @@ class RepresentationTransferClient(TransferClient):
     the solution of least norm.
 
     Target, section 5.3: a head on V from the first half of the samples (phase 1), all
-    parameters from the second half (phase 2). The model stays. ``descent-steps`` 0
-    solves phase 2 in closed form; otherwise gradient descent makes at most so many
-    steps.
+    parameters from the second half (phase 2, see ``descent_steps``). The model stays.
 
     For any task but ``transfer`` there is the `FeatureTransferClient`.
     """
 
+    task: TransferTask
+    task_type = TransferTask
     settings_type = RepresentationTransferSettings
     settings: RepresentationTransferSettings
 
-    @classmethod
-    def check_task(cls, task: Task) -> None:
-        """Raise unless the task has linear models of sources and targets."""
-        if not isinstance(task, TransferTask):
-            raise SettingsError(
-                f"{cls.__name__} needs a TransferTask, not {type(task).__name__}"
-            )
-
-    @property
-    def linear(self) -> TransferTask:
-        """The task, with its true models."""
-        return cast(TransferTask, self.task)
-
     def get_parameters(self, config: Config) -> NDArrays:
         """Return zeros of the shape (1, d) of what sources send."""
-        return [np.zeros((1, self.linear.dimension))]
+        return [np.zeros((1, self.task.dimension))]
 
     def fit_source(self, parameters: NDArrays, config: Config) -> Reply:
         """Fit y ≈ X B w and keep w; send Bᵀ of shape (1, d)."""
-        x, y = self.linear.draw(self.index)
+        x, y = self.task.draw(self.index)
         theta = phase_two(np.zeros(x.shape[1]), x, y)
         norm = float(np.linalg.norm(theta))
         head = {"head.weight": np.array([[norm]])}
@@ -182,21 +142,12 @@ class RepresentationTransferClient(TransferClient):
         return [theta[None] / (norm or 1.0)], len(y), {"train-loss": loss}
 
     def fit_target(self, parameters: NDArrays) -> tuple[Arrays, float]:
-        """Learn θ₁ from the first half of the samples and θ₂ from the second.
+        """Return θ₁ and θ₂, from the first and second half of the samples.
 
-        Parameters
-        ----------
-        parameters : list of ndarray
-            Vᵀ of shape (q, d).
-
-        Returns
-        -------
-        kept : dict of str to ndarray
-            ``phase-1`` and ``phase-2``, of shape (d,).
-        loss : float
-            Mean squared error of θ₂ on all samples.
+        They are ``phase-1`` and ``phase-2``, of shape (d,), from Vᵀ of shape (q, d).
+        The loss is the mean squared error of θ₂ on all samples.
         """
-        x, y = self.linear.draw(self.index)
+        x, y = self.task.draw(self.index)
         x1, y1, x2, y2 = halves(x, y)
         first = phase_one(parameters[0].T, x1, y1)
         steps = self.settings.descent_steps
@@ -210,28 +161,15 @@ class RepresentationTransferClient(TransferClient):
     def test_target(self, parameters: NDArrays, kept: Arrays) -> Evaluation:
         """Compare the own model with θ*.
 
-        Parameters
-        ----------
-        parameters : list of ndarray
-            Not used.
-        kept : dict of str to ndarray
-            The own models of both phases.
-
-        Returns
-        -------
-        loss : float
-            Mean squared error of θ₂ on the test examples.
-        num_examples : int
-            Number of test examples.
-        metrics : dict
-            Errors relative to that of θ* (Table 5.1): ``error`` (phase 2),
-            ``error-phase-1``, and ``error-scratch`` of the model of least norm that
-            fits all samples without V.
+        The loss is the mean squared error of θ₂ on the test examples. The metrics are
+        errors relative to that of θ* (Table 5.1): ``error`` (phase 2),
+        ``error-phase-1``, and ``error-scratch`` of the model of least norm that fits
+        all samples without V.
         """
-        x, y = self.linear.draw(self.index)
+        x, y = self.task.draw(self.index)
         scratch = phase_two(np.zeros(x.shape[1]), x, y)
         models = cast(Matrix, kept["phase-1"]), cast(Matrix, kept["phase-2"]), scratch
-        best, first, second, alone = self.linear.errors(self.index, *models)
+        best, first, second, alone = self.task.errors(self.index, *models)
         errors: Config = {
             "error": second,
             "error-phase-1": first,
@@ -279,20 +217,10 @@ class FeatureTransferClient(TransferClient):
         return self.send(loss)
 
     def fit_target(self, parameters: NDArrays) -> tuple[Arrays, float]:
-        """Train a head on the features of all sources.
+        """Return a linear head on the features of all m sources, from arrays (m, …).
 
-        Parameters
-        ----------
-        parameters : list of ndarray
-            The m sources' arrays, each of shape (m, …).
-
-        Returns
-        -------
-        kept : dict of str to ndarray
-            ``basis`` of shape (features of all sources, q), ``head.weight`` and
-            ``head.bias``.
-        loss : float
-            Mean loss over the last epoch.
+        ``basis`` is of shape (features of all sources, q), beside ``head.weight`` and
+        ``head.bias``. The loss is the mean over the last epoch.
         """
         examples = self.task.train_examples(self.index).without_augmentation()
         features = self.features(parameters, examples)
@@ -308,20 +236,7 @@ class FeatureTransferClient(TransferClient):
 
     @torch.no_grad()
     def features(self, parameters: NDArrays, examples: ExampleSet) -> Tensor:
-        """Return [φ_1(x) … φ_m(x)] of examples.
-
-        Parameters
-        ----------
-        parameters : list of ndarray
-            The m sources' arrays, each of shape (m, …).
-        examples : ExampleSet
-            The examples.
-
-        Returns
-        -------
-        Tensor, shape (n, m k)
-            A row for each example.
-        """
+        """Return [φ_1(x) … φ_m(x)], of shape (n, m k), from arrays of shape (m, …)."""
         names = self.names(self.shared)
         columns = []
         for source in zip(*parameters, strict=True):
@@ -334,28 +249,11 @@ class FeatureTransferClient(TransferClient):
             batches = examples.batches(EVALUATION_BATCH)
             rows = [self.model.representation(x).flatten(1) for x, _ in batches]
             columns.append(torch.cat(rows))
-        # A source whose features are no numbers shall not spoil the others'.
+        # NaN features of one source must not spoil the others'.
         return torch.nan_to_num(torch.cat(columns, dim=1), 0.0, 0.0, 0.0)
 
     def test_target(self, parameters: NDArrays, kept: Arrays) -> Evaluation:
-        """Test the own head on the features of all sources.
-
-        Parameters
-        ----------
-        parameters : list of ndarray
-            The m sources' arrays, each of shape (m, …).
-        kept : mapping of str to ndarray
-            As `fit_target` returned it.
-
-        Returns
-        -------
-        loss : float
-            Mean loss on the test examples.
-        num_examples : int
-            Number of test examples.
-        metrics : dict
-            ``accuracy``, 0 to 1, where targets are classes.
-        """
+        """Test the own head on the features of all sources."""
         examples = self.task.test_examples(self.index)
         if len(examples) == 0:
             return 0.0, 0, {}

@@ -30,23 +30,10 @@ class SCAFFOLDClient(Client):
     def initial_slot(self, slot: str) -> Tensors:
         """Return control variates of 0, one for each parameter."""
         named = self.model.named_parameters()
-        return {name: torch.zeros(parameter.shape) for name, parameter in named}
+        return {n: torch.zeros(p.shape, dtype=p.dtype) for n, p in named}
 
     def fit(self, parameters: NDArrays, config: Config) -> Reply:
-        """Make K corrected steps, and move c_i.
-
-        Parameters
-        ----------
-        parameters : list of ndarray
-            The model x and the server's control variate c.
-        config : dict
-            As for `Client.receive`.
-
-        Returns
-        -------
-        tuple
-            As `Client.send`: the changes Δy_i and Δc_i.
-        """
+        """Make K corrected steps from x, move c_i, and send Δy_i and Δc_i."""
         self.receive(parameters, config)
         c, own = under(CONTROL, self.received), under(OWN_CONTROL, self.kept)
         epochs = self.settings.representation_epochs
@@ -63,22 +50,9 @@ class SCAFFOLDClient(Client):
         return self.send_arrays(changes, loss)
 
     def total_step(self, epochs: int) -> float:
-        """Return K η_l, the total weight of the gradients in x − y_i.
-
-        Parameters
-        ----------
-        epochs : int
-            Local epochs.
-
-        Returns
-        -------
-        float
-            0 without steps.
-        """
+        """Return K η_l, the gradients' total weight in x − y_i; 0 without steps."""
         n = len(self.task.train_examples(self.index))
-        steps, beta = (
-            epochs * math.ceil(n / self.settings.batch_size),
-            self.settings.momentum,
-        )
+        steps = epochs * math.ceil(n / self.settings.batch_size)
+        beta = self.settings.momentum
         weights = ((1 - beta**t) / (1 - beta) for t in range(1, steps + 1))
         return self.settings.learning_rate * sum(weights)

@@ -57,14 +57,7 @@ class SQuARMSGDClient(GossipClient):
     def mix(self, round_: int, messages: list[Relayed], config: Config) -> None:
         """Line 16: x ← x + γ Σ_j w_ij (x̂_j − x̂_i), after x̂_j ← x̂_j + q_j.
 
-        Parameters
-        ----------
-        round_ : int
-            Ignored.
-        messages : list of Relayed
-            The neighbours' q_j; whoever sent none keeps its estimate.
-        config : dict
-            ``consensus-step``, γ, and ``neighbour-weight``, Σ_j w_ij.
+        A neighbour that sent no q_j keeps its estimate.
         """
         neighbours, estimate = self.vector("neighbours"), self.vector("estimate")
         for message in messages:
@@ -79,16 +72,6 @@ class SQuARMSGDClient(GossipClient):
 
         The first round is no exception, as in the algorithm's box; the section's text
         has all nodes send in it.
-
-        Parameters
-        ----------
-        server_round : int
-            The round, from 1.
-
-        Returns
-        -------
-        bytes
-            q, or nothing.
         """
         difference = self.x - self.vector("estimate")
         t = self.iterations(server_round)[-1]

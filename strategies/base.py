@@ -27,6 +27,7 @@ from strategies.server.replies import (
     Arrays,
     as_float16,
     as_float32,
+    check_evaluation,
     check_metrics,
     mean,
     single_metrics,
@@ -266,14 +267,14 @@ class BaseStrategy(RunHooks, FlowerFedAvg):
             is valid. ``client_metrics`` keeps each client's own.
         """
         exchange = self.exchange
-        valid = exchange.close(replies, check_metrics)
+        valid = exchange.close(replies, check_evaluation)
         if exchange.silent:
             names = ", ".join(exchange.silent)
             log(WARNING, "not evaluated, no reply of clients %s", names)
         tested = [
             (name, reply, metrics)
             for name, reply in zip(exchange.names(valid), valid, strict=True)
-            if (metrics := check_metrics(reply)).get(NUM_EXAMPLES) != 0
+            if (metrics := check_evaluation(reply))
         ]
         self.evaluated = [reply for _, reply, _ in tested]
         self.client_metrics |= {name: metrics for name, _, metrics in tested}

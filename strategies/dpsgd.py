@@ -10,8 +10,5 @@ class DPSGD(Gossip):
     uses_consensus_step = False
 
     def relays(self, receiver_took_part: bool) -> bool:
-        """Return whether it did: an edge is used from both ends or not at all.
-
-        So the nodes' mean is kept.
-        """
+        """Return whether the neighbour took part: so the nodes' mean is kept."""
         return receiver_took_part

@@ -1,8 +1,10 @@
 """FedProx (Li et al., MLSys 2020)."""
 
+from collections.abc import Iterable
 from typing import Annotated, Any
 
-from flwr.app import ArrayRecord, ConfigRecord, RecordDict
+from flwr.app import ArrayRecord, ConfigRecord, Message
+from flwr.serverapp import Grid
 
 from strategies.base import BaseStrategy
 from task.messages import PROXIMAL_WEIGHT
@@ -18,7 +20,7 @@ class FedProx(BaseStrategy):
         μ of the proximal term μ/2 ‖w − wᵗ‖² (algorithm 2); 0 is FedAvg. The clients get
         it with each message, under the key that Flower's FedProx uses.
     **base
-        As for `BaseStrategy`.
+        Those of `BaseStrategy`.
     """
 
     client = "clients.fedprox:FedProxClient"
@@ -30,12 +32,9 @@ class FedProx(BaseStrategy):
         self.proximal_mu = proximal_mu
         validate(self)
 
-    def content(
-        self, node: int, arrays: ArrayRecord, config: ConfigRecord
-    ) -> RecordDict:
-        """Return also μ, in the config."""
-        content = super().content(node, arrays, config)
-        content.config_records[self.configrecord_key][PROXIMAL_WEIGHT] = (
-            self.proximal_mu
-        )
-        return content
+    def configure_train(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
+        """Send also μ, in the config."""
+        config[PROXIMAL_WEIGHT] = self.proximal_mu
+        return super().configure_train(server_round, arrays, config, grid)

@@ -10,7 +10,7 @@ from flwr.serverapp import Grid
 from strategies.base import BaseStrategy
 from strategies.server.replies import to_record
 from task.messages import STATISTICS
-from task.settings import Choice, Free, Range, SettingsError, validate
+from task.settings import Choice, Free, Range, validate
 
 REPRESENTATION_WEIGHT = "representation.weight"
 
@@ -35,7 +35,7 @@ class FedRepLinear(FedRep):
     orthonormalize : bool, default False
         Whether the mean is replaced by the Q of its QR decomposition (SRPFL's version).
     **base
-        As for `BaseStrategy`.
+        Those of `BaseStrategy`.
     """
 
     client = "clients.fedrep:FedRepLinearClient"
@@ -66,15 +66,10 @@ class FedRepLinear(FedRep):
         usual = max(shapes, key=lambda s: (shapes[s], s), default=None)
         moments = [array.numpy() for array in sent if tuple(array.shape) == usual]
         if not moments:
-            raise SettingsError(
-                "no client has sent its moments; the last to fail was "
-                f"{self.participants.failure or 'none, as there are no clients'}"
-            )
+            raise self.participants.nothing_sent("moments")
         # eigh sorts the eigenvalues upwards.
-        leading = np.linalg.eigh(np.mean(moments, axis=0)).eigenvectors[:, ::-1][
-            :, : self.rank
-        ]
-        return to_record({REPRESENTATION_WEIGHT: leading.T})
+        vectors = np.linalg.eigh(np.mean(moments, axis=0)).eigenvectors[:, ::-1]
+        return to_record({REPRESENTATION_WEIGHT: vectors[:, : self.rank].T})
 
     def aggregate(
         self, server_round: int, replies: list[Message]

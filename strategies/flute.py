@@ -35,11 +35,6 @@ class HeadsOnServer(BaseStrategy):
     not trained yet has the initial head, which is stored once. So memory is one head
     for each client that has trained: 4 k m + 4 m bytes of float32 for k features and m
     classes.
-
-    Parameters
-    ----------
-    **base
-        As for `BaseStrategy`.
     """
 
     def __init__(self, **base: Any) -> None:
@@ -89,12 +84,7 @@ class FLUTE(HeadsOnServer):
         What the server lowers; `task.neural_collapse.neural_collapse` by default. The
         clients' is `FLUTEClient.regularizer`.
     **base
-        As for `BaseStrategy`.
-
-    Raises
-    ------
-    SettingsError
-        If the step size is negative.
+        Those of `BaseStrategy`.
     """
 
     client = "clients.flute:FLUTEClient"
@@ -176,19 +166,9 @@ class FLUTE(HeadsOnServer):
     def improve(
         self, heads: npt.NDArray[Any], classes: npt.NDArray[np.bool_]
     ) -> npt.NDArray[Any]:
-        """Return heads after one step on the regularizer, all at once.
+        """Return the heads, of shape (n, m, k), after one step on the regularizer.
 
-        Parameters
-        ----------
-        heads : ndarray, shape (n, m, k)
-            Weights of the sampled clients' heads.
-        classes : ndarray of bool, shape (n, m)
-            Which classes each client has.
-
-        Returns
-        -------
-        ndarray, shape (n, m, k)
-            The new weights.
+        ``classes``, bool of shape (n, m), says which classes each client has.
         """
         # Here alone the server computes with a model, so here alone it needs torch.
         import torch
@@ -233,7 +213,8 @@ class FLUTELinear(HeadsOnServer):
 
     B ← B − η [Σ_i ∇_B L_i + 2 B (2 γ2 BᵀB − γ1 WWᵀ)],
     w_i ← w_i − η [∇_{w_i} L_i + 2 (2 γ2 WWᵀ − γ1 BᵀB) w_i]  (equations 5 and 6),
-    all gradients at the old (B, W), and sums over the clients, not means.
+    all gradients at the old (B, W), and sums over the clients, not means. γ1 > 2 γ2 is
+    a `SettingsError`: it makes the loss unbounded below.
 
     Parameters
     ----------
@@ -251,12 +232,7 @@ class FLUTELinear(HeadsOnServer):
         Standard deviation α of all entries of B⁰ and W⁰; 0 means 1/(10 d), the largest
         of theorem 5.1.
     **base
-        As for `BaseStrategy`.
-
-    Raises
-    ------
-    SettingsError
-        If a value is out of its range; γ1 > 2 γ2 makes the loss unbounded below.
+        Those of `BaseStrategy`.
     """
 
     client = "clients.flute:FLUTELinearClient"

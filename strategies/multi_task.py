@@ -21,12 +21,8 @@ HUGE = 1e300
 class MultiTask(Gossip):
     """Relay compressed copies between neighbours; every node has its own model.
 
-    Nodes iterate in step, so one that is away holds up the others until it is back.
-
-    Parameters
-    ----------
-    **gossip
-        As for `Gossip`; of its mixing weights only who is whose neighbour matters.
+    Nodes iterate in step, so one that is away holds up the others until it is back. Of
+    the mixing weights only who is whose neighbour matters.
     """
 
     client = "clients.multi_task:MultiTaskClient"
@@ -37,10 +33,9 @@ class MultiTask(Gossip):
     def content(
         self, node: int, arrays: ArrayRecord, config: ConfigRecord
     ) -> RecordDict:
-        """Return what one node is sent.
+        """Return also, in the config, this node's number and who its neighbours are.
 
-        The config has besides ``node``, the node's number in the graph, and the lists
-        ``neighbours`` (names) and ``neighbour-nodes`` (numbers).
+        They are ``node``, ``neighbours`` (names) and ``neighbour-nodes`` (numbers).
         """
         content = super().content(node, arrays, config)
         own = content.config_records[self.configrecord_key]
@@ -57,7 +52,7 @@ class MultiTask(Gossip):
         check_metrics(reply, ("iterations",))
 
     def train_metrics(self, replies: list[Message]) -> dict[str, float]:
-        """Return also ``iterations``, the least number that a node has made.
+        """Return also ``iterations``, the least that a node has made.
 
         ``train-loss`` is the mean expected cost of the points.
         """
@@ -67,12 +62,11 @@ class MultiTask(Gossip):
     def aggregate_evaluate(
         self, server_round: int, replies: Iterable[Message]
     ) -> MetricRecord | None:
-        """Return the nodes' mean metrics, and compare both ends of every edge.
+        """Return also the largest ``constraint`` of all edges, and ``dual-mismatch``.
 
-        ``constraint`` is the largest over all edges, and ``dual-mismatch`` the largest
-        difference between the dual variables of the two ends of an edge whose nodes
-        have made equally many iterations. The algorithms need it to be 0; the log says
-        where it is not.
+        That is the largest difference between the dual variables of an edge's two ends,
+        of nodes with equally many iterations. The algorithms need it to be 0; the log
+        says where it is not.
         """
         metrics = super().aggregate_evaluate(server_round, replies)
         if metrics is None:
@@ -85,7 +79,7 @@ class MultiTask(Gossip):
         return metrics
 
     def _mismatch(self) -> float:
-        """Return the largest difference between the two ends' dual variables."""
+        """Return ``dual-mismatch``, and log each edge that has one."""
         ends: dict[tuple[int, int], tuple[float, float]] = {}
         for reply in self.evaluated:
             i = self.boxes.number[self.name_of(reply.metadata.src_node_id)]
@@ -110,7 +104,7 @@ class MultiTask(Gossip):
         return largest
 
     def lose(self, name: str, reason: str) -> None:
-        """End the run: without one node, its neighbours cannot iterate any more."""
+        """End the run: without a node, its neighbours cannot iterate any more."""
         raise SettingsError(
             f"client {name} is lost, as {reason}; multi-task optimisation needs every "
             "node of the graph"

@@ -38,7 +38,7 @@ class RepresentationTransfer(BaseStrategy):
         In (0, 1); where the rank of a basis ends, relative to the largest singular
         value.
     **base
-        As for `BaseStrategy`; ``transport`` must be float32.
+        Those of `BaseStrategy`; ``transport`` must be float32.
     """
 
     client = "clients.representation_transfer:FeatureTransferClient"
@@ -78,10 +78,7 @@ class RepresentationTransfer(BaseStrategy):
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        """Ask the sources, or else the targets that have no model yet.
-
-        Nobody is asked once all targets that are there have a model.
-        """
+        """Ask the sources; once they have answered, the targets without a model."""
         nodes = self.identify(grid)
         self._sent = arrays
         if self.built:
@@ -100,10 +97,7 @@ class RepresentationTransfer(BaseStrategy):
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
-        """Build what the targets get, or note which targets have a model now.
-
-        The metrics have besides ``asked``: how many clients were.
-        """
+        """Return also the metric ``asked``: how many clients were."""
         arrays, metrics = super().aggregate_train(server_round, replies)
         if metrics is not None:
             metrics["asked"] = len(self.exchange.asked)
@@ -114,13 +108,7 @@ class RepresentationTransfer(BaseStrategy):
     def aggregate(
         self, server_round: int, replies: list[Message]
     ) -> ArrayRecord | None:
-        """Combine the sources' representations; targets' replies change nothing.
-
-        Raises
-        ------
-        SettingsError
-            If the sources' representations span nothing.
-        """
+        """Return `combine` of the sources' arrays; targets' replies change nothing."""
         if self.built:
             return self._sent
         combined = to_record(self.combine([self.arrays(reply) for reply in replies]))
@@ -130,15 +118,7 @@ class RepresentationTransfer(BaseStrategy):
     def combine(self, sources: list[Arrays]) -> Arrays:
         """Return the sources' arrays, stacked.
 
-        Parameters
-        ----------
-        sources : list of dict of str to ndarray
-            The representations of m sources, in the order of their names.
-
-        Returns
-        -------
-        dict of str to ndarray
-            Each of shape (m, …).
+        There are m sources, in the order of their names; the arrays are (m, …).
         """
         log(WARNING, "the theory of representation transfer covers linear models only")
         return {name: np.stack([s[name] for s in sources]) for name in sources[0]}
@@ -164,28 +144,15 @@ class RepresentationTransfer(BaseStrategy):
 
 
 class RepresentationTransferLinear(RepresentationTransfer):
-    """Linear regression, section 5.3: the targets get the orthonormal basis Vᵀ.
-
-    Parameters
-    ----------
-    **transfer
-        As for `RepresentationTransfer`.
-    """
+    """Linear regression, section 5.3: the targets get the orthonormal basis Vᵀ."""
 
     client = "clients.representation_transfer:RepresentationTransferClient"
 
     def combine(self, sources: list[Arrays]) -> Arrays:
-        """Return Vᵀ of shape (q, d), a basis of the sources' columns.
+        """Return Vᵀ of shape (q, d), an orthonormal basis of the columns of all B_i.
 
-        Parameters
-        ----------
-        sources : list of dict of str to ndarray
-            ``representation.weight``: B_iᵀ of shape (k, d).
-
-        Returns
-        -------
-        dict of str to ndarray
-            ``representation.weight``: Vᵀ.
+        They come as ``representation.weight``, B_iᵀ of shape (k, d). Raises
+        `SettingsError` if they span nothing.
         """
         weights = [s[REPRESENTATION_WEIGHT].astype(np.float64) for s in sources]
         columns = [unit_columns(weight.T) for weight in weights]

@@ -8,23 +8,25 @@ from flwr.app import ArrayRecord, ConfigRecord, Message
 from flwr.serverapp import Grid
 
 from strategies.base import BaseStrategy
-from strategies.server.replies import to_record
-from task.messages import CONTROL
+from strategies.server.replies import Arrays, to_record
+from task.messages import CONTROL, NUM_EXAMPLES
 from task.settings import Range, validate
 
 
 class SCAFFOLD(BaseStrategy):
     """Algorithm 1: x ← x + η_g mean Δy_i and c ← c + |S|/N mean Δc_i.
 
-    The server's control variate c travels with the model x, under ``control.``. N is
-    the number of clients that have been seen so far.
+    The server's control variate c travels with the model x, under ``control.``, and
+    stays the mean of the c_i of all clients that have been seen so far, N of them. With
+    weights it is the weighted mean, and |S|/N the share that S has of all weights.
+    Statistics of batch norms are averaged: they are no parameters, and have no η_g.
 
     Parameters
     ----------
     global_learning_rate : float, default 1
         The server's step size η_g.
     **base
-        As for `BaseStrategy`.
+        Those of `BaseStrategy`.
     """
 
     client = "clients.scaffold:SCAFFOLDClient"
@@ -39,6 +41,19 @@ class SCAFFOLD(BaseStrategy):
         self.global_learning_rate = global_learning_rate
         validate(self)
         self._sent = ArrayRecord()
+        # Weights of all clients that have been seen, by name, and their last sum.
+        self.client_weights: dict[str, float] = {}
+        self._total = 0.0
+
+    def identify(self, grid: Grid) -> list[int]:
+        """Return the nodes that can take part; their clients count from now on."""
+        nodes = super().identify(grid)
+        for node in nodes:
+            client = self.participants.known[node]
+            examples = client.properties.get(NUM_EXAMPLES, 1)
+            weight = 1.0 if self.weighting == "uniform" else float(examples)
+            self.client_weights.setdefault(client.name, weight)
+        return nodes
 
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
@@ -54,14 +69,36 @@ class SCAFFOLD(BaseStrategy):
         changes = self.mean(replies)
         if changes is None:
             return None
-        known = {participant.name for participant in self.participants.known.values()}
-        total = len(known | self.standing.acknowledged.keys())
+        weights = map(self.weight, replies)
+        counted = dict(zip(self.exchange.names(replies), weights, strict=True))
+        self.client_weights |= counted
+        total = sum(self.client_weights.values())
+        # c is 0 for newcomers.
+        before, self._total = self._total or total, total
         new = {}
         for name, change in changes.items():
-            old = self._sent[name].numpy()
-            control = name.startswith(CONTROL)
-            step = len(replies) / total if control else self.global_learning_rate
-            moved = old + np.multiply(change, step, dtype=np.float64)
+            old, kept, step = self._sent[name].numpy(), 1.0, 1.0
+            if name.startswith(CONTROL):
+                kept, step = before / total, sum(counted.values()) / total
+            elif CONTROL + name in changes:
+                step = self.global_learning_rate
+            moved = np.multiply(old, kept, dtype=np.float64)
+            moved += np.multiply(change, step, dtype=np.float64)
             whole = np.issubdtype(old.dtype, np.integer)
             new[name] = (np.rint(moved) if whole else moved).astype(old.dtype)
         return to_record(new)
+
+    def state_dict(self) -> tuple[Arrays, dict[str, Any]]:
+        """Return the state with all clients' weights."""
+        arrays, values = super().state_dict()
+        return arrays, {
+            **values,
+            "client_weights": self.client_weights,
+            "total": self._total,
+        }
+
+    def load_state_dict(self, arrays: Arrays, values: dict[str, Any]) -> None:
+        """Go back to a saved state."""
+        super().load_state_dict(arrays, values)
+        self.client_weights = {n: float(w) for n, w in values["client_weights"].items()}
+        self._total = float(values["total"])

@@ -131,8 +131,12 @@ def server_settings(given: Settings) -> dict[str, Setting]:
         If a name is unknown or a type is wrong.
     """
     named = resolve(given, strict=False)
-    foreign = is_path(named["algorithm"]) or is_path(named["task"])
-    return resolve(given, settings_owners(named), strict=not foreign)
+    owners = settings_owners(named)
+    package = __name__.partition(".")[0]
+    # Also what one of ours wraps.
+    strange = any(owner.__module__.partition(".")[0] != package for owner in owners)
+    foreign = strange or is_path(named["task"])
+    return resolve(given, owners, strict=not foreign)
 
 
 class OneLineErrors(logging.Filter):

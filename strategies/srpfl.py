@@ -34,6 +34,8 @@ CONTRACTION = 0.1
 class SRPFL(RunHooks):
     """Close each round when the first n of the sampled clients have answered.
 
+    A value out of its range is a `SettingsError`.
+
     Parameters
     ----------
     strategy : Strategy
@@ -46,11 +48,6 @@ class SRPFL(RunHooks):
         are ``theory``: see `stage_lengths`.
     srpfl_base : str, default "fedrep"
         Name or import path of the wrapped strategy, where settings choose it.
-
-    Raises
-    ------
-    SettingsError
-        If a value is out of its range.
     """
 
     # The client is that of the wrapped strategy.
@@ -121,9 +118,14 @@ class SRPFL(RunHooks):
         """Return this class and what it wraps."""
         return [cls, *settings_owners(cls._wrapped(settings))]
 
+    @property
+    def wrapped(self) -> RunHooks:
+        """The wrapped strategy as one of ours, which has more than Flower's hooks."""
+        return cast(RunHooks, self.strategy)
+
     def check_clients(self, num_clients: int) -> None:
         """Raise `SettingsError` unless so many clients make a first stage."""
-        cast(RunHooks, self.strategy).check_clients(num_clients)
+        self.wrapped.check_clients(num_clients)
         sampled = len(cast(Any, self.strategy).sample(1, list(range(num_clients))))
         allowed = f"at most {sampled}, the number of sampled clients"
         valid = self.initial_nodes <= sampled
@@ -135,21 +137,26 @@ class SRPFL(RunHooks):
 
     # What is not here is the wrapped strategy's.
 
+    @property
+    def evaluated_once(self) -> bool:  # type: ignore[override]
+        """As the wrapped strategy."""
+        return self.wrapped.evaluated_once
+
     def identify(self, grid: Grid) -> list[int]:
         """As the wrapped strategy."""
-        return cast(RunHooks, self.strategy).identify(grid)
+        return self.wrapped.identify(grid)
 
     def initialize(self, grid: Grid) -> ArrayRecord:
         """As the wrapped strategy."""
-        return cast(RunHooks, self.strategy).initialize(grid)
+        return self.wrapped.initialize(grid)
 
     def state_dict(self) -> tuple[Arrays, dict[str, Any]]:
         """As the wrapped strategy; SRPFL's stage follows from the round."""
-        return cast(RunHooks, self.strategy).state_dict()
+        return self.wrapped.state_dict()
 
     def load_state_dict(self, arrays: Arrays, values: dict[str, Any]) -> None:
         """As the wrapped strategy."""
-        cast(RunHooks, self.strategy).load_state_dict(arrays, values)
+        self.wrapped.load_state_dict(arrays, values)
 
     def __getattr__(self, name: str) -> Any:
         if name == "strategy":
@@ -157,19 +164,9 @@ class SRPFL(RunHooks):
         return getattr(self.strategy, name)
 
     def nodes(self, server_round: int, sampled: int) -> int:
-        """Return n, the number of clients that a round waits for.
+        """Return n, how many replies a round (from 1) waits for.
 
-        Parameters
-        ----------
-        server_round : int
-            The round, from 1.
-        sampled : int
-            Number N of sampled clients.
-
-        Returns
-        -------
-        int
-            min(N, 2^r n0) in stage r.
+        It is min(N, 2^r n0) in stage r, with N sampled clients.
         """
         last = len(self.rounds_per_stage) - 1
         count, begins, stage = self.initial_nodes, 1, 0
@@ -187,18 +184,7 @@ class SRPFL(RunHooks):
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        """Let the strategy sample, and tell the grid how many replies to wait for.
-
-        Parameters
-        ----------
-        server_round, arrays, config, grid
-            As for the strategy. The grid must be an `ArrivalGrid`; others wait for all.
-
-        Returns
-        -------
-        list of Message
-            The strategy's messages.
-        """
+        """Let the strategy sample; an `ArrivalGrid` then waits for n replies only."""
         messages = list(
             self.strategy.configure_train(server_round, arrays, config, grid)
         )
@@ -275,26 +261,11 @@ def stage_lengths(
 ) -> list[int]:
     """Return the stages' lengths that the setting ``rounds-per-stage`` means.
 
-    Parameters
-    ----------
-    setting : str
-        A number, numbers with commas between them, or ``theory``: τ_r is 2 log(2
-        (E[T_(2n)] − E[T_(n)]) / (E[T_(n)] − E[T_(n/2)])) / log(1/(1 − a)), rounded up
-        and at least 1 (SRPFL, section 4), with a = 0.1.
-    initial_nodes : int
-        n0.
-    expected_arrivals : ndarray, optional
-        E[T_(n)] for n = 1 … N, in the order of n.
-
-    Returns
-    -------
-    list of int
-        The lengths.
-
-    Raises
-    ------
-    SettingsError
-        If it is neither, or the theory has no speeds to go by.
+    It is a number, numbers with commas between them, or ``theory``: τ_r is 2 log(2
+    (E[T_(2n)] − E[T_(n)]) / (E[T_(n)] − E[T_(n/2)])) / log(1/(1 − a)), rounded up and
+    at least 1 (SRPFL, section 4), for n = 2^r n0 and a = 0.1. ``expected_arrivals`` are
+    E[T_(n)] for n = 1 … N. Raises `SettingsError` for anything else, and for ``theory``
+    without them.
     """
     if setting != "theory":
         parts = [part.strip() for part in setting.split(",") if part.strip()]

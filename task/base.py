@@ -75,13 +75,7 @@ class BaseTask(ABC):
 
     @abstractmethod
     def initial_model(self) -> SplitModel:
-        """Return a new model, the same for every client and every call.
-
-        Returns
-        -------
-        SplitModel
-            The common initial model.
-        """
+        """Return a new model, the same for every client and every call."""
 
     @cached_property
     def scratch_model(self) -> SplitModel:
@@ -177,29 +171,11 @@ class RegressionTask(BaseTask):
 
     @staticmethod
     def loss(outputs: Tensor, targets: Tensor) -> Tensor:
-        """Return the mean squared error.
-
-        Parameters
-        ----------
-        outputs, targets : Tensor, shape (n, 1)
-            Predictions and values.
-
-        Returns
-        -------
-        Tensor
-            A scalar.
-        """
+        """Return the mean squared error of (n, 1) outputs and targets."""
         return nn.functional.mse_loss(outputs, targets)
 
     def initial_model(self) -> SplitModel:
-        """Return Bᵀ and wᵀ as two bias-free linear layers.
-
-        Returns
-        -------
-        SplitModel
-            ``representation.weight`` of shape (rank, dimension), ``head.weight`` of
-            shape (1, rank).
-        """
+        """Return Bᵀ (rank × dimension) and wᵀ as linear layers without biases."""
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(self.seed)
             return SplitModel(
@@ -208,33 +184,11 @@ class RegressionTask(BaseTask):
             )
 
     def train_examples(self, client: int) -> ExampleSet:
-        """Return a client's first draw as its training set.
-
-        Parameters
-        ----------
-        client : int
-            The client, from 0.
-
-        Returns
-        -------
-        ExampleSet
-            The examples.
-        """
+        """Return a client's draw 0."""
         return _examples(*self.draw(client))
 
     def test_examples(self, client: int) -> ExampleSet:
-        """Return a client's test examples.
-
-        Parameters
-        ----------
-        client : int
-            The client, from 0.
-
-        Returns
-        -------
-        ExampleSet
-            ``test_samples`` examples.
-        """
+        """Return ``test_samples`` examples of a client's draw ``test_draw``."""
         return _examples(*self.draw(client, self.test_draw, self.test_samples))
 
 

@@ -76,17 +76,18 @@ class ExampleSet:
                 yield inputs[i : i + batch_size], targets[i : i + batch_size]
 
     def draw(self, batch_size: int) -> tuple[Tensor, Tensor]:
-        """Draw a batch for one training step, with torch's generator.
+        """Draw a batch for one training step, augmented where asked for.
 
         Parameters
         ----------
         batch_size : int
-            Examples, drawn uniformly and without one twice; all where there are fewer.
+            Examples, drawn uniformly and without one twice, with torch's generator; all
+            where there are fewer.
 
         Returns
         -------
         inputs, targets : Tensor
-            As `batches` yields them, augmented where asked for.
+            In the form of `batches`.
         """
         chosen = torch.randperm(len(self))[:batch_size]
         return self._prepared(chosen, self.augment), self.targets[chosen]
@@ -106,19 +107,8 @@ def random_crop_and_flip(images: Tensor, padding: int = PADDING) -> Tensor:
     """Crop each image at a random place of its zero-padded self, and flip every second.
 
     What ``RandomCrop(size, padding=4)`` and ``RandomHorizontalFlip()`` do to one image
-    (FedRep, appendix A), for a whole batch in one gather.
-
-    Parameters
-    ----------
-    images : Tensor, shape (n, height, width, channels)
-        The images.
-    padding : int, default 4
-        Black pixels on each side, and so the largest shift.
-
-    Returns
-    -------
-    Tensor
-        New images of the same shape and dtype.
+    (FedRep, appendix A), for a whole batch in one gather. The images have the shape
+    (n, height, width, channels); the new ones have that and the dtype, too.
     """
     n, height, width, _ = images.shape
     padded = torch.nn.functional.pad(images, (0, 0, *(padding,) * 4))

@@ -7,12 +7,7 @@ from pathlib import Path
 def write_atomically(path: Path, data: bytes) -> None:
     """Replace a file so that a crash leaves the old or the new content, never a part.
 
-    Parameters
-    ----------
-    path : Path
-        The file; its directory is made if needed.
-    data : bytes
-        The new content.
+    Its directory is made if needed.
 
     Raises
     ------

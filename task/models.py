@@ -32,34 +32,12 @@ class SplitModel(nn.Module):
         self.head = head
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return ``head(representation(x))``.
-
-        Parameters
-        ----------
-        x : Tensor
-            A batch of inputs.
-
-        Returns
-        -------
-        Tensor
-            A batch of outputs.
-        """
+        """Return ``head(representation(x))``."""
         output: Tensor = self.head(self.representation(x))
         return output
 
     def part(self, name: Part) -> nn.Module:
-        """Return a part by name.
-
-        Parameters
-        ----------
-        name : {"representation", "head", "all"}
-            The part.
-
-        Returns
-        -------
-        nn.Module
-            The part; the whole model for ``"all"``.
-        """
+        """Return a part by name; ``"all"`` is the whole model."""
         return self if name == "all" else self.get_submodule(name)
 
     @classmethod

@@ -33,24 +33,15 @@ def neural_collapse(heads: Tensor, classes: Tensor, local: bool = False) -> Tens
     """Return NC_i of each head: its distance from a simplex of the client's classes.
 
     NC_i(H) = ‖ HᵀH / ‖HᵀH‖_F − 1/√(m−1) u_i u_iᵀ ⊙ (I_m − 1/m 11ᵀ) ‖_F, with
-    H ∈ R^{k×m} the transpose of the weights (FLUTE, section 7.2). Its mean over the
-    clients is the paper's Global NC2.
+    H ∈ R^{k×m} the transpose of the weights and u_i the classes (FLUTE, section 7.2).
+    Its mean over the clients is the paper's Global NC2. A `HeadRegularizer`.
 
     Parameters
     ----------
-    heads : Tensor, shape (n, m, k)
-        Weights of n linear heads.
-    classes : Tensor of bool, shape (n, m)
-        u_i: which classes each client has.
     local : bool, default False
         Whether each client's own number of classes replaces m in the simplex, which
         gives the paper's Averaged Local NC2 (appendix C.2). The simplex of a single
         class is 0.
-
-    Returns
-    -------
-    Tensor, shape (n,)
-        The values.
     """
     m = heads.shape[-2]
     gram = heads @ heads.mT
@@ -71,23 +62,8 @@ def step(
     """Return heads after one gradient step on the mean of the regularizer.
 
     FLUTE, algorithm 2: the server's step on R = Σ_i NC_i(H_i) over the sampled clients;
-    the authors' code divides R by their number.
-
-    Parameters
-    ----------
-    heads : Tensor, shape (n, m, k)
-        Weights of the n sampled clients' heads.
-    classes : Tensor of bool, shape (n, m)
-        Which classes each client has.
-    regularizer : HeadRegularizer
-        The regularizer.
-    step_size : float
-        Step size.
-
-    Returns
-    -------
-    Tensor, shape (n, m, k)
-        The new heads.
+    the authors' code divides R by their number. Their heads (n, m, k) and classes
+    (n, m) are what `HeadRegularizer` takes.
     """
     heads = heads.detach().requires_grad_(True)
     (gradient,) = torch.autograd.grad(regularizer(heads, classes).mean(), heads)

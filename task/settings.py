@@ -12,6 +12,7 @@ so that a server can use it.
 
 import difflib
 import inspect
+import math
 import sys
 import tomllib
 from collections.abc import Callable, Iterable, Mapping
@@ -35,16 +36,7 @@ class SettingsError(ValueError):
 def require(condition: bool, name: str, value: object, allowed: str) -> None:
     """Raise a one-line error about a value unless a condition holds.
 
-    Parameters
-    ----------
-    condition : bool
-        What must hold.
-    name : str
-        The setting, as a user spells it.
-    value : object
-        The value given.
-    allowed : str
-        What is allowed, to follow the words "must be".
+    ``name`` is the setting as a user spells it; ``allowed`` follows "must be".
 
     Raises
     ------
@@ -56,21 +48,9 @@ def require(condition: bool, name: str, value: object, allowed: str) -> None:
 
 
 def unknown(kind: str, name: object, known: Iterable[str]) -> SettingsError:
-    """Return the error for a name that is not known, with the nearest one.
+    """Return the error for a name that is not one of ``known``, with the nearest one.
 
-    Parameters
-    ----------
-    kind : str
-        What the name was meant to be, e.g. ``"algorithm"``.
-    name : object
-        The name given.
-    known : iterable of str
-        All names that are allowed.
-
-    Returns
-    -------
-    SettingsError
-        To be raised by the caller.
+    ``kind`` is what the name was meant to be, e.g. ``"algorithm"``.
     """
     names = sorted(known)
     near = difflib.get_close_matches(str(name), names, n=1)
@@ -197,29 +177,53 @@ class Declared:
     default: Setting
     allowed: Allowed
 
+    def check(self, name: str, value: Any) -> None:
+        """Raise `SettingsError` unless a value is allowed."""
+        allowed = str(self.allowed)
+        if isinstance(value, float) and not math.isfinite(value):
+            # NaN and infinity are in no range.
+            allowed = allowed if "in" in allowed else f"{allowed} and finite"
+        require(self.allowed.permits(value), name, value, allowed)
+
 
 Maker = Callable[..., Any]
 
 
-def _signatures(maker: Maker) -> list[inspect.Signature]:
+def _parameters(maker: Maker) -> dict[str, tuple[inspect.Parameter, str]]:
+    """Return a maker's parameters by name, with the modules that annotate them."""
+    function: Any = getattr(maker, "func", maker)
+    found: dict[str, tuple[inspect.Parameter, str]] = {}
     if not inspect.isclass(maker) or is_dataclass(maker):
-        return [inspect.signature(maker)]
-    # A class that hands on **arguments has those of its bases as well.
-    inits = {
-        base: base.__dict__["__init__"]
-        for base in reversed(maker.__mro__[:-1])
-        if "__init__" in base.__dict__
-    }
-    return [inspect.signature(init) for init in inits.values()]
+        # A field may be inherited from another module's dataclass.
+        homes: dict[str, str] = {}
+        for base in reversed(getattr(function, "__mro__", ())):
+            homes |= dict.fromkeys(inspect.get_annotations(base), base.__module__)
+        for name, parameter in inspect.signature(maker).parameters.items():
+            found[name] = parameter, homes.get(name, function.__module__)
+        return found
+    for base in maker.__mro__[:-1]:
+        if "__init__" not in base.__dict__:
+            continue
+        parameters = inspect.signature(base.__dict__["__init__"]).parameters
+        own = {name: (p, base.__module__) for name, p in parameters.items()}
+        # What a class says itself counts, and it comes after what its bases say.
+        found = {**own, **found}
+        # A class that hands on **arguments has those of its bases as well.
+        if all(p.kind is not p.VAR_KEYWORD for p in parameters.values()):
+            break
+    return found
 
 
 def _allowed(annotation: Any, module: str) -> Allowed | None:
     if isinstance(annotation, str):
-        # As under `from __future__ import annotations`.
+        # As under `from __future__ import annotations`; some names are for type
+        # checkers only.
         try:
             annotation = eval(annotation, vars(sys.modules[module]))
-        except Exception:
-            return None
+        except NameError as error:
+            if not annotation.startswith("Annotated"):
+                return None
+            raise SettingsError(f"{annotation} in {module}: {error}") from None
     found = [extra for extra in get_args(annotation)[1:] if isinstance(extra, Allowed)]
     return found[0] if found else None
 
@@ -248,27 +252,23 @@ def declared(maker: Maker) -> dict[str, Declared]:
     if kind := getattr(function, "settings_type", None):
         return declared(kind)
     found: dict[str, Declared] = {}
-    for signature in _signatures(maker):
-        for name, parameter in signature.parameters.items():
-            allowed = _allowed(parameter.annotation, function.__module__)
-            if allowed is None:
-                continue
-            if parameter.default is parameter.empty:
-                raise SettingsError(
-                    f"{function.__qualname__} declares the setting {name!r} without a "
-                    "default; it must have one"
-                )
-            found[name.replace("_", "-")] = Declared(name, parameter.default, allowed)
+    for name, (parameter, module) in _parameters(maker).items():
+        allowed = _allowed(parameter.annotation, module)
+        if allowed is None:
+            continue
+        if parameter.default is parameter.empty:
+            raise SettingsError(
+                f"{function.__qualname__} declares the setting {name!r} without a "
+                "default; it must have one"
+            )
+        found[name.replace("_", "-")] = Declared(name, parameter.default, allowed)
     return found
 
 
 def validate(instance: object) -> None:
-    """Check the declared settings of an instance that it has set so far.
+    """Check the declared settings that an instance has set so far.
 
-    Parameters
-    ----------
-    instance : object
-        Its attributes are named like the arguments.
+    Its attributes are named like the arguments.
 
     Raises
     ------
@@ -278,8 +278,7 @@ def validate(instance: object) -> None:
     values, kind = vars(instance), cast(Maker, type(instance))
     for name, setting in declared(kind).items():
         if setting.argument in values:
-            value = values[setting.argument]
-            require(setting.allowed.permits(value), name, value, str(setting.allowed))
+            setting.check(name, values[setting.argument])
 
 
 class Checked:
@@ -291,7 +290,7 @@ class Checked:
 
 
 def build(maker: Callable[..., T], settings: Settings, **given: Any) -> T:
-    """Call a class or function with its settings.
+    """Return what a class or function makes of its settings.
 
     Parameters
     ----------
@@ -301,11 +300,6 @@ def build(maker: Callable[..., T], settings: Settings, **given: Any) -> T:
         What is set; the rest keeps its defaults.
     **given : Any
         Further arguments.
-
-    Returns
-    -------
-    object
-        What it returns.
 
     Raises
     ------
@@ -318,9 +312,8 @@ def build(maker: Callable[..., T], settings: Settings, **given: Any) -> T:
     arguments = {}
     for name, setting in declared(maker).items():
         if name in settings:
-            value = settings[name]
-            require(setting.allowed.permits(value), name, value, str(setting.allowed))
-            arguments[setting.argument] = value
+            setting.check(name, settings[name])
+            arguments[setting.argument] = settings[name]
     return maker(**arguments, **given)
 
 
@@ -331,11 +324,8 @@ def build(maker: Callable[..., T], settings: Settings, **given: Any) -> T:
 def defaults() -> Settings:
     """Return every setting of this package with its default.
 
-    Returns
-    -------
-    mapping of str to bool, int, float or str
-        ``[tool.flwr.app.config]`` of ``pyproject.toml``: the one beside this package
-        in a checkout, the copy inside this package in an installed wheel.
+    They are ``[tool.flwr.app.config]`` of ``pyproject.toml``: the one beside this
+    package in a checkout, the copy inside this package in an installed wheel.
     """
     here = Path(__file__).resolve().parent
     installed = here / "pyproject.toml"
@@ -395,19 +385,9 @@ def is_path(name: object) -> bool:
 
 
 def load(path: str, kind: str) -> Any:
-    """Return what an import path names.
+    """Return what an import path, ``package.module:name``, stands for.
 
-    Parameters
-    ----------
-    path : str
-        ``package.module:name``.
-    kind : str
-        What it is meant to be, for the error.
-
-    Returns
-    -------
-    object
-        What stands there.
+    ``kind`` is what it is meant to be, for the error.
 
     Raises
     ------
@@ -418,7 +398,7 @@ def load(path: str, kind: str) -> Any:
     try:
         found: Any = import_module(module)
     # An outsider's module can raise anything.
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         reason = " ".join(str(error).split())
         raise SettingsError(
             f"{kind} {path!r} cannot be imported: {type(error).__name__}: {reason}"

@@ -59,18 +59,7 @@ class SGD(Checked):
         return torch.autocast("cpu", torch.bfloat16, enabled=self.bfloat16)
 
     def optimizer(self, module: nn.Module) -> torch.optim.Optimizer:
-        """Return an optimizer of a module's parameters, and of nothing else.
-
-        Parameters
-        ----------
-        module : nn.Module
-            The part to train.
-
-        Returns
-        -------
-        torch.optim.Optimizer
-            SGD with weight decay on weights only.
-        """
+        """Return SGD of a module's parameters alone, with decay of weights only."""
         named = list(module.named_parameters())
         weights = [p for name, p in named if not name.endswith("bias")]
         biases = [p for name, p in named if name.endswith("bias")]
@@ -86,20 +75,16 @@ class SGD(Checked):
 
 
 def freeze(model: SplitModel, part: Part) -> nn.Module:
-    """Let a part of a model learn, and nothing else.
+    """Let a part of a model learn, and nothing else; return the part.
+
+    What is frozen needs no gradients, and its batch norms keep their statistics.
 
     Parameters
     ----------
     model : SplitModel
-        Put into training mode; what is frozen needs no gradients, and its batch norms
-        keep their statistics.
+        Put into training mode.
     part : {"head", "representation", "all"}
         What learns.
-
-    Returns
-    -------
-    nn.Module
-        The part.
     """
     module = model.part(part)
     model.requires_grad_(False)
@@ -213,7 +198,8 @@ def train(
             objective = value
             if regularizer is not None:
                 objective = value + regularizer(features, model)
-        objective.backward()  # type: ignore[no-untyped-call]
+        if objective.requires_grad:  # A representation may have no parameters.
+            objective.backward()  # type: ignore[no-untyped-call]
         for parameter, term in added:
             if parameter.grad is not None:
                 parameter.grad += term
@@ -232,11 +218,6 @@ def proximal(weight: float, anchor: Mapping[str, Tensor]) -> Regularizer:
         μ of FedProx, λ of Ditto.
     anchor : mapping of str to Tensor
         Parameters by name; those that the model alone has are left free.
-
-    Returns
-    -------
-    callable
-        As `train` takes it.
     """
 
     def penalty(features: Tensor, model: SplitModel) -> Tensor:
@@ -279,7 +260,7 @@ def _features(
 def evaluate(
     model: SplitModel, examples: ExampleSet, loss: Loss
 ) -> tuple[float, float]:
-    """Evaluate a model on a client's examples.
+    """Return a model's mean loss and accuracy on a client's examples.
 
     Parameters
     ----------
@@ -293,10 +274,10 @@ def evaluate(
     Returns
     -------
     loss : float
-        Mean loss over the examples.
+        Mean over the examples; NaN without examples.
     accuracy : float
-        Share of examples whose largest output is the target, 0 to 1; for targets that
-        are no classes, NaN. Both are NaN without examples.
+        Share of examples whose largest output is the target, 0 to 1; NaN where targets
+        are not classes, and without examples.
     """
     model.eval()
     total, right = 0.0, 0

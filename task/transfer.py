@@ -57,20 +57,10 @@ def basis(representations: Sequence[Matrix], tolerance: float = 0.01) -> Matrix:
 
 
 def unit_columns(representation: Matrix) -> Matrix:
-    """Return the columns of a representation, each of length 1; zero ones are left out.
+    """Return the columns of B_i (d × k), each of length 1; zero ones are left out.
 
     Only their span counts (section 5.3.1), so no source decides by the size of its
     numbers what of the others' columns is above a tolerance.
-
-    Parameters
-    ----------
-    representation : ndarray, shape (d, k)
-        B_i, finite.
-
-    Returns
-    -------
-    ndarray, shape (d, at most k)
-        The columns.
     """
     # First by the largest entry, whose square may not be a number any more.
     largest = np.abs(representation).max(axis=0, initial=0.0)
@@ -80,19 +70,12 @@ def unit_columns(representation: Matrix) -> Matrix:
 
 
 def halves(x: Matrix, y: Matrix) -> tuple[Matrix, Matrix, Matrix, Matrix]:
-    """Split a target's samples over the two phases.
-
-    Parameters
-    ----------
-    x : ndarray, shape (n, d)
-        Inputs.
-    y : ndarray, shape (n,)
-        Outputs.
+    """Split a target's samples over the two phases: the first n // 2, and the others.
 
     Returns
     -------
     x1, y1, x2, y2 : ndarray
-        The first n // 2 samples, and the others.
+        Inputs and outputs.
 
     Raises
     ------
@@ -107,43 +90,18 @@ def halves(x: Matrix, y: Matrix) -> tuple[Matrix, Matrix, Matrix, Matrix]:
 def phase_one(v: Matrix, x: Matrix, y: Matrix) -> Matrix:
     """Return θ₁ = V argmin_w ‖y − X V w‖ (equation 5.5).
 
-    Parameters
-    ----------
-    v : ndarray, shape (d, q)
-        The basis.
-    x : ndarray, shape (n, d)
-        Inputs.
-    y : ndarray, shape (n,)
-        Outputs.
-
-    Returns
-    -------
-    ndarray, shape (d,)
-        θ₁; of the heads w that are equally good, the one of least norm.
+    V is the basis (d × q), X (n × d) and y are the samples. Of the heads w that are
+    equally good it takes the one of least norm.
     """
     theta: Matrix = v @ np.linalg.lstsq(x @ v, y, rcond=None)[0]
     return theta
 
 
 def phase_two(theta: Matrix, x: Matrix, y: Matrix) -> Matrix:
-    """Return θ + X⁺(y − X θ), the least-squares solution nearest to θ (equation 5.7).
+    """Return θ₂ = θ + X⁺(y − X θ), the least-squares solution nearest to θ.
 
-    With fewer samples than dimensions it interpolates them. From θ = 0 it is the model
-    of least norm, which the tables call "from scratch".
-
-    Parameters
-    ----------
-    theta : ndarray, shape (d,)
-        Where to start: θ₁.
-    x : ndarray, shape (n, d)
-        Inputs.
-    y : ndarray, shape (n,)
-        Outputs.
-
-    Returns
-    -------
-    ndarray, shape (d,)
-        θ₂.
+    Equation 5.7, where θ is θ₁. With fewer samples than dimensions it interpolates
+    them. From θ = 0 it is the model of least norm, the tables' "from scratch".
     """
     return theta + np.linalg.lstsq(x, y - x @ theta, rcond=None)[0]
 
@@ -169,7 +127,7 @@ def phase_two_descent(
     y : ndarray, shape (n,)
         Outputs.
     max_steps : int, default 100,000
-        At most so many steps; the result is then the last iterate.
+        At most so many steps.
     tolerance : float, default 1e-12
         Stop when the gradient's norm has fallen to this part of its first value.
 
@@ -272,33 +230,11 @@ class TransferData(Checked):
         return decay + 1e-4
 
     def is_source(self, client: int) -> bool:
-        """Return whether a client is a source.
-
-        Parameters
-        ----------
-        client : int
-            The client, from 0.
-
-        Returns
-        -------
-        bool
-            False for a target.
-        """
+        """Return whether a client is a source."""
         return client < self.num_sources
 
     def model(self, client: int) -> Matrix:
-        """Return a client's true model θ*.
-
-        Parameters
-        ----------
-        client : int
-            The client, from 0.
-
-        Returns
-        -------
-        ndarray, shape (dimension,)
-            V* w for a source, V* w + v for a target.
-        """
+        """Return a client's true model θ*, shape (dimension,)."""
         rng = np.random.default_rng([self.seed, 0x7A52, client])
         u: Matrix = self.span @ (rng.standard_normal(self.rank) / np.sqrt(self.rank))
         if self.is_source(client):
@@ -308,24 +244,7 @@ class TransferData(Checked):
     def draw(
         self, client: int, draw: int = 0, samples: int | None = None
     ) -> tuple[Matrix, Matrix]:
-        """Draw samples of a client.
-
-        Parameters
-        ----------
-        client : int
-            The client, from 0.
-        draw : int, default 0
-            0 for the training samples, 1 for test samples.
-        samples : int, optional
-            How many; by default ``source_samples`` or ``target_samples``.
-
-        Returns
-        -------
-        x : ndarray, shape (samples, dimension)
-            Inputs.
-        y : ndarray, shape (samples,)
-            Outputs.
-        """
+        """Draw samples of a source or target; draw 0 trains, draw 1 tests."""
         source = self.is_source(client)
         n = samples or (self.source_samples if source else self.target_samples)
         rng = np.random.default_rng([self.seed, 0x7A53, client, draw])
@@ -336,7 +255,7 @@ class TransferData(Checked):
         return x, x @ self.model(client) + noise
 
     def errors(self, client: int, *models: Matrix) -> list[float]:
-        """Return the mean squared error of θ* and of models on 500 test samples.
+        """Return the entries of Table 5.1: errors of models relative to that of θ*.
 
         Parameters
         ----------
@@ -348,8 +267,8 @@ class TransferData(Checked):
         Returns
         -------
         list of float
-            The error of θ*, then for each model its error divided by that: the entries
-            of Table 5.1.
+            The mean squared error of θ* on 500 test samples, then that of each model
+            divided by it.
         """
         x, y = self.draw(client, 1, TEST_EXAMPLES)
         mse = [float(np.mean((y - x @ m) ** 2)) for m in (self.model(client), *models)]

@@ -1,7 +1,9 @@
 """Shared by all tests: one thread, a cache of their own, and Flower outside a run."""
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from itertools import count
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -16,6 +18,9 @@ from task.models import MODELS
 hypothesis_settings.register_profile("tests", deadline=None)
 hypothesis_settings.load_profile("tests")
 
+# Of the modules that tests have written.
+NUMBERS = count()
+
 
 @pytest.fixture(scope="session", autouse=True)
 def _surroundings(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
@@ -29,6 +34,24 @@ def _surroundings(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         del os.environ["XDG_CACHE_HOME"]
     else:
         os.environ["XDG_CACHE_HOME"] = former
+
+
+@pytest.fixture
+def write_module(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Callable[[str, str], str]:
+    """Write an outsider's module; the name to import it by is returned."""
+    folder = tmp_path / "modules"
+    folder.mkdir()
+    monkeypatch.syspath_prepend(folder)
+
+    def write(name: str, text: str) -> str:
+        # Nothing that is remembered by name shall be another test's.
+        name = f"{name}_{next(NUMBERS)}"
+        (folder / f"{name}.py").write_text(text)
+        return name
+
+    return write
 
 
 @pytest.fixture

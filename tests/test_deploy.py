@@ -17,7 +17,7 @@ from torch import nn
 from clients.client_app import make_app
 from strategies import FedRep
 from strategies.grids.simulation import InlineGrid
-from strategies.server_app import run_rounds
+from strategies.server.rounds import run_rounds
 from task.settings import resolve
 
 ROOT = Path(__file__).parents[1]
@@ -330,7 +330,7 @@ def test_the_guide_s_mod_adds_noise_on_the_device(example):
 
     def trained(app):
         grid = Spy(app, 5, settings)
-        strategy = FedRep(seed=1)
+        strategy = FedRep(seed=1, fraction_train=1.0)
         initial = strategy.initialize(grid)
         run_rounds(strategy, grid, initial, range(1, 2))
         errors = [reply.error for _, reply in grid.seen if reply.has_error()]

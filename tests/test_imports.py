@@ -1,6 +1,7 @@
-"""Who may import whom, so that a reader finds things and a server needs no torch."""
+"""Who may know whom, so that a reader finds things and a server needs no torch."""
 
 import ast
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -8,15 +9,25 @@ from pathlib import Path
 
 import pytest
 
+from strategies.algorithms import ALGORITHMS, client_path, strategy_class
+from task.settings import resolve
+from task.tasks import TASKS
+
 ROOT = Path(__file__).parents[1]
-# What a server may know of a task: settings and files, no data and no training.
-SERVER_MAY_USE = {"task.settings", "task.files"}
-# FLUTE's server makes a step on the clients' heads.
+# What a server may know of a task: no data, no models and no training.
+SERVER_MAY_USE = {"task.settings", "task.files", "task.messages"}
 SERVER_COMPUTES = {
-    "flute.py": {"task.neural_collapse"},
+    # FLUTE's server makes a step on the clients' heads.
+    "strategies/flute.py": {"task.neural_collapse"},
     # NumPy only.
-    "representation_transfer.py": {"task.transfer"},
+    "strategies/representation_transfer.py": {"task.transfer"},
 }
+# A client asks its strategy's class which client belongs to it.
+CLIENT_ASKS = {"clients/algorithms.py": {"strategies.algorithms"}}
+
+
+def place(path: Path) -> str:
+    return path.relative_to(ROOT).as_posix()
 
 
 def files_of(package: str) -> list[Path]:
@@ -54,66 +65,103 @@ def names_in(path: Path, package: str) -> set[str]:
     return found
 
 
+# Imports
+
+
 def test_the_rules_are_about_something():
     for package in ("task", "clients", "strategies"):
-        assert len(files_of(package)) > 3
+        files = files_of(package)
+        assert len(files) > 3
+        # At all depths.
+        assert {len(path.relative_to(ROOT).parts) for path in files} == {2, 3}
     # Imports of all forms are seen, also those within functions.
     assert "flwr" in {n.split(".")[0] for n in imports_of(ROOT / "clients" / "base.py")}
     assert names_in(ROOT / "clients" / "base.py", "task") >= {"task.training"}
     assert names_in(ROOT / "simulation.py", "clients") == {
+        "clients.algorithms",
         "clients.client_app",
-        "clients.device.state",
+        "clients.device.identity",
     }
+    for where in SERVER_COMPUTES.keys() | CLIENT_ASKS:
+        assert (ROOT / where).is_file()
 
 
-@pytest.mark.parametrize("path", files_of("task"), ids=lambda path: path.name)
+@pytest.mark.parametrize("path", files_of("task"), ids=place)
 def test_task_knows_neither_flower_nor_its_siblings(path):
     for package in ("flwr", "clients", "strategies", "simulation"):
         assert names_in(path, package) == set()
 
 
-@pytest.mark.parametrize("path", files_of("clients"), ids=lambda path: path.name)
+@pytest.mark.parametrize("path", files_of("clients"), ids=place)
 def test_clients_know_no_strategies(path):
-    for package in ("strategies", "simulation"):
-        assert names_in(path, package) == set()
+    assert names_in(path, "simulation") == set()
+    assert names_in(path, "strategies") <= CLIENT_ASKS.get(place(path), set())
 
 
-@pytest.mark.parametrize("path", files_of("strategies"), ids=lambda path: path.name)
+@pytest.mark.parametrize("path", files_of("strategies"), ids=place)
 def test_strategies_know_no_clients_and_little_of_the_task(path):
     for package in ("clients", "simulation"):
         assert names_in(path, package) == set()
-    computes = SERVER_COMPUTES.get(path.name, set())
+    computes = SERVER_COMPUTES.get(place(path), set())
     assert names_in(path, "task") <= SERVER_MAY_USE | computes
 
 
+def printed_by(code: str) -> list[str]:
+    result = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=True,
+    )
+    return result.stdout.split()
+
+
+HEAVY = "{'torch', 'torchvision', 'sklearn', 'ray', 'clients'}"
+
+
 @pytest.mark.parametrize(
-    "module", ["strategies.server_app", "strategies", "task.settings", "task.files"]
+    "module",
+    [
+        "strategies.server_app",
+        "strategies",
+        "task.settings",
+        "task.files",
+        "task.messages",
+    ],
 )
 def test_a_server_loads_no_torch(module):
-    heavy = "{'torch', 'torchvision', 'sklearn', 'ray', 'clients'}"
-    code = f"import sys, {module}; print(*sorted({heavy} & set(sys.modules)))"
-    result = subprocess.run(
-        [sys.executable, "-c", code],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=True,
-    )
-    assert result.stdout.split() == []
+    code = f"import sys, {module}; print(*sorted({HEAVY} & set(sys.modules)))"
+    assert printed_by(code) == []
 
 
-def test_task_settings_load_no_flower():
-    code = "import sys, task.settings, task.files; print('flwr' in sys.modules)"
-    result = subprocess.run(
-        [sys.executable, "-c", code],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=True,
+def test_what_a_server_does_before_a_run_loads_no_torch_with_any_algorithm():
+    code = f"""if True:
+        import sys
+        from strategies.algorithms import ALGORITHMS, build_strategy, client_path
+        from strategies.server_app import server_settings
+        for task in ("digits", "linear", "transfer", "qcqp"):
+            for name in ALGORITHMS:
+                settings = server_settings({{"algorithm": name, "task": task}})
+                strategy = build_strategy(settings)
+                assert client_path(settings).startswith("clients.")
+        print(len(ALGORITHMS), *sorted({HEAVY} & set(sys.modules)))
+    """
+    assert printed_by(code) == [str(len(ALGORITHMS))]
+
+
+def test_what_is_called_heavy_is_found_where_it_is():
+    code = f"import sys, clients; print(*sorted({HEAVY} & set(sys.modules)))"
+    assert {"clients", "torch"} <= set(printed_by(code))
+
+
+def test_the_task_s_settings_load_no_flower():
+    code = (
+        "import sys, task.settings, task.files, task.messages; "
+        "print('flwr' in sys.modules)"
     )
-    assert result.stdout.strip() == "False"
+    assert printed_by(code) == ["False"]
 
 
 def test_what_the_packages_promise_is_there():
@@ -126,3 +174,106 @@ def test_what_the_packages_promise_is_there():
             assert getattr(package, name) is not None
     with pytest.raises(AttributeError, match="has no attribute 'nothing'"):
         _ = task.nothing
+
+
+# What is special about an algorithm is said by its class
+
+
+# Import paths of all strategies and clients, with those for tasks of their own.
+PATHS = {
+    path
+    for algorithm in ALGORITHMS
+    for task in TASKS
+    for settings in [resolve({"algorithm": algorithm, "task": task})]
+    for kind in [strategy_class(settings)]
+    for path in (f"{kind.__module__}:{kind.__qualname__}", client_path(settings))
+}
+MODULES = {path.split(":")[0] for path in PATHS}
+CLASSES = {path.split(":")[1] for path in PATHS}
+# Everything but the table and the algorithms' own files.
+CENTRAL = [
+    ROOT / "simulation.py",
+    *(
+        path
+        for package in ("strategies", "clients")
+        for path in files_of(package)
+        if ".".join(path.relative_to(ROOT).with_suffix("").parts) not in MODULES
+        and place(path) not in ("strategies/algorithms.py", f"{package}/__init__.py")
+    ),
+]
+# Nothing but defaults.
+DEFAULTS = {
+    "simulation.py": {"fedavg", "fedrep", "flute"},
+    "strategies/server/rounds.py": {"fedrep"},
+}
+KINDS = CLASSES | {"BaseStrategy", "Gossip", "GossipClient", "RunHooks", "Strategy"}
+
+
+def texts_in(tree: ast.Module) -> list[str]:
+    """Return all texts but the docstrings."""
+    documented = ast.Module | ast.ClassDef | ast.FunctionDef
+    documentation = {
+        id(node.body[0].value)
+        for node in ast.walk(tree)
+        if isinstance(node, documented) and isinstance(node.body[0], ast.Expr)
+    }
+    return [
+        node.value
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Constant)
+        and isinstance(node.value, str)
+        and id(node) not in documentation
+    ]
+
+
+def algorithms_named_in(path: Path) -> set[str]:
+    """Return the algorithms whose names, classes or modules a file has."""
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    words = {w for text in texts_in(tree) for w in re.findall(r"[\w.-]+", text)}
+    identifiers = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
+    imported = names_in(path, "strategies") | names_in(path, "clients")
+    return words & ALGORITHMS.keys() | identifiers & CLASSES | imported & MODULES
+
+
+def kinds_asked_for_in(path: Path) -> set[str]:
+    """Return the classes of algorithms that a file asks an object or class for."""
+    return {
+        name.id
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.Call)
+        and isinstance(node.func, ast.Name)
+        and node.func.id in ("isinstance", "issubclass")
+        for name in ast.walk(node.args[1])
+        if isinstance(name, ast.Name) and name.id in KINDS
+    }
+
+
+def test_these_rules_are_about_something_too():
+    assert {"strategies.srpfl", "clients.fedrep", "clients.flute"} <= MODULES
+    assert {"SRPFL", "FedRepLinear", "FedRepClient", "FLUTEStarClient"} <= CLASSES
+    places = set(map(place, CENTRAL))
+    assert places >= {
+        "strategies/base.py",
+        "strategies/hooks.py",
+        "strategies/server_app.py",
+        "strategies/server/rounds.py",
+        "strategies/grids/arrivals.py",
+        "strategies/gossip/base.py",
+        "clients/base.py",
+        "clients/client_app.py",
+        "clients/algorithms.py",
+        "clients/device/identity.py",
+        "clients/predict/loading.py",
+    }
+    assert not places & {"strategies/srpfl.py", "clients/fedrep.py"}
+    # Where there is something to find, it is found.
+    srpfl = ROOT / "strategies" / "srpfl.py"
+    assert {"fedrep", "lg-fedavg", "SRPFL"} <= algorithms_named_in(srpfl)
+    assert kinds_asked_for_in(srpfl) == {"SRPFL"}
+    assert "strategies.fedrep" in algorithms_named_in(ROOT / "strategies" / "flute.py")
+
+
+@pytest.mark.parametrize("path", CENTRAL, ids=place)
+def test_what_all_algorithms_share_names_none_of_them(path):
+    assert algorithms_named_in(path) == DEFAULTS.get(place(path), set())
+    assert kinds_asked_for_in(path) == set()

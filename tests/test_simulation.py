@@ -1,22 +1,24 @@
 """The command line: whole runs in one process, resuming, and every bad input."""
 
 import json
+import logging
 import subprocess
 import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
+from outsiders import Homeless
 from PIL import Image
 
 import simulation
-from strategies import ALGORITHMS
+from strategies import ALGORITHMS, FedRep
 from strategies.server.checkpoint import FILE, Checkpoint
 from strategies.server.report import Report
 from strategies.server_app import make_app
 from task.models import MODELS
-from task.settings import defaults, resolve
-from task.tasks.image import TASKS
+from task.settings import SettingsError, defaults
+from task.tasks import TASKS
 
 ROOT = Path(__file__).parents[1]
 # What runs in a fixture of the module draws as usual.
@@ -404,7 +406,7 @@ def config(text: str) -> tuple[str, str]:
 BAD = [
     (
         ("fedrap",),
-        "unknown algorithm 'fedrap'; did you mean 'fedrep'? known: choco-sgd",
+        "unknown algorithm 'fedrap'; did you mean 'fedrep'? known: apfl, choco",
     ),
     (("fedavg", "fedrap"), "unknown algorithm 'fedrap'"),
     (("--task", "minst"), "unknown task 'minst'; did you mean 'mnist'? known: arrays"),
@@ -437,7 +439,7 @@ BAD = [
         ("--classes-per-client", "11"),
         "classes-per-client is 11; it must be from 1 to 10",
     ),
-    (("--classes-per-client", "0"), "classes-per-client is 0; it must be from 1 to 10"),
+    (("--classes-per-client", "0"), "classes-per-client is 0; it must be at least 1\n"),
     (("--fraction", "0"), "fraction-train is 0.0; it must be in (0, 1]"),
     (("--fraction", "1.5"), "fraction-train is 1.5; it must be in (0, 1]"),
     (("--fraction", "-1"), "fraction-train is -1.0; it must be in (0, 1]"),
@@ -476,16 +478,22 @@ BAD = [
     (config("batch-size=0"), "batch-size is 0; it must be at least 1"),
     (config("head-epochs=-1"), "head-epochs is -1; it must be at least 0"),
     (config("representation-epochs=-1"), "representation-epochs is -1; it must be at"),
-    (config("finetune-epochs=-1"), "finetune-epochs is -1; it must be at least 0"),
+    (
+        ("fedavg-ft", *config("finetune-epochs=-1")),
+        "finetune-epochs is -1; it must be at least 0",
+    ),
     (config("evaluate-every=-1"), "evaluate-every is -1; it must be at least 0"),
     (config("checkpoint-every=-1"), "checkpoint-every is -1; it must be at least 0"),
     (config("torch-threads=0"), "torch-threads is 0; it must be at least 1"),
-    (config("round-timeout=0"), "round-timeout is 0.0; it must be above 0 seconds"),
+    (config("round-timeout=0"), "round-timeout is 0.0; it must be above 0\n"),
     (config("weighting='even'"), "weighting is 'even'; it must be uniform or examples"),
-    (config("partition='even'"), "unknown partition 'even'; known: class-groups"),
+    (
+        config("partition='even'"),
+        "partition is 'even'; it must be shards, distinct-shards, dirichlet, log-norm",
+    ),
     (
         config("partition='dirichlet' dirichlet-alpha=0"),
-        "dirichlet-alpha is 0.0; it must be greater than 0",
+        "dirichlet-alpha is 0.0; it must be above 0\n",
     ),
     (
         config("partition='log-normal' size-sigma=-1"),
@@ -509,7 +517,7 @@ BAD = [
     ),
     (
         ("--task", "linear", *config("spectrum='flat'")),
-        "unknown spectrum 'flat'; known: decaying, gaussian, low-rank",
+        "spectrum is 'flat'; it must be low-rank, gaussian or decaying\n",
     ),
     (
         ("--task", "linear", *config("initialization='zero'")),
@@ -528,6 +536,53 @@ BAD = [
     (
         ("fedrep", "--task", "linear", *config("head-steps=-1")),
         "head-steps is -1; it must be at least 0",
+    ),
+    # Somebody else's.
+    (
+        ("nowhere.at_all:Strategy",),
+        "algorithm 'nowhere.at_all:Strategy' cannot be imported: ModuleNotFoundError: ",
+    ),
+    (
+        ("outsiders:Nobody",),
+        "algorithm 'outsiders:Nobody' cannot be imported: module 'outsiders' has no",
+    ),
+    (
+        ("fedavg", "outsiders:Homeless"),
+        "algorithm 'outsiders:Homeless' is no strategy; it must be a subclass of Base",
+    ),
+    (
+        ("outsiders:WithoutClient",),
+        "algorithm 'outsiders:WithoutClient' has no client; its attribute 'client' mu",
+    ),
+    (
+        ("outsiders:LostClient",),
+        "client 'outsiders:NobodyIsHere' cannot be imported: module 'outsiders' has n",
+    ),
+    (
+        ("outsiders:StrangeClient",),
+        "client 'outsiders:Plain' is no client; it must be a subclass of Client",
+    ),
+    (
+        ("outsiders:Plain", "outsiders:Elsewhere.Plain", "fedrep", "outsiders:fedrep"),
+        "two algorithms are called 'fedrep': 'fedrep' and 'outsiders:fedrep'; each mu",
+    ),
+    (("fedavg", *config("fewest=3")), "unknown setting 'fewest'; known: see docs/"),
+    (
+        ("outsiders:Hooked", *config("fewest=0")),
+        "fewest is 0; it must be in [1, 99]",
+    ),
+    (("--task", "nowhere:task"), "task 'nowhere:task' cannot be imported: ModuleNot"),
+    (
+        ("srpfl", *config("srpfl-base='srpfl'")),
+        "srpfl-base is 'srpfl'; it must be an algorithm that is not SRPFL\n",
+    ),
+    (
+        ("srpfl", *config("srpfl-base='flanp-ft'")),
+        "srpfl-base is 'flanp-ft'; it must be an algorithm that is not SRPFL\n",
+    ),
+    (
+        ("srpfl", *config("srpfl-base='outsiders:Homeless'")),
+        "algorithm 'outsiders:Homeless' is no strategy; it must be",
     ),
 ]
 
@@ -649,27 +704,253 @@ def test_bad_input_to_the_real_command(tmp_path, arguments, line):
     assert list(tmp_path.iterdir()) == []
 
 
+# Settings that do nothing
+
+
+def folder_of_clients(root: Path, num_clients: int = 2) -> None:
+    """Write images that are already split over clients."""
+    rng = np.random.default_rng(0)
+    for client in range(num_clients):
+        for part, name in (("train", "a"), ("train", "b"), ("test", "a")):
+            folder = root / f"client-{client}" / part / name
+            folder.mkdir(parents=True)
+            pixels = rng.integers(0, 255, (16, 16, 3), dtype=np.uint8)
+            Image.fromarray(pixels).save(folder / "0.png")
+
+
+def warnings_of(arguments: list[str], caplog) -> list[str]:
+    """Check what a command line gives, and return what is warned of."""
+    caplog.clear()
+    namespace, given = simulation.parse(arguments)
+    simulation.check(namespace.algorithms, given, "inline")
+    return [r.getMessage() for r in caplog.records if r.levelno >= logging.WARNING]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "lines"),
+    [
+        (
+            ["fedrep", "--classes-per-client", "3", *config("partition='dirichlet'")],
+            [
+                "classes-per-client=3 does nothing: partition 'dirichlet' does not "
+                "use it"
+            ],
+        ),
+        (
+            ["fedrep", *config("dirichlet-alpha=0.5 size-sigma=2")],
+            [
+                "dirichlet-alpha=0.5 does nothing: partition 'shards' does not use it",
+                "size-sigma=2 does nothing: partition 'shards' does not use it",
+            ],
+        ),
+        (
+            ["fedavg", *config("nc-weight=0.5")],
+            ["nc-weight=0.5 does nothing: fedavg on digits do not read it"],
+        ),
+        (
+            ["fedavg", "fedrep", *config("nc-weight=0.5 head-epochs=3")],
+            ["nc-weight=0.5 does nothing: fedavg, fedrep on digits do not read it"],
+        ),
+        (
+            ["fedrep", "--task", "linear", *config("partition='iid' batch-size=5")],
+            [
+                "partition=iid does nothing: fedrep on linear do not read it",
+                "batch-size=5 does nothing: fedrep on linear do not read it",
+            ],
+        ),
+        # All that is read.
+        (["fedavg", "flute", *config("nc-weight=0.5 seed=3 resume=''")], []),
+        (["fedrep", "--classes-per-client", "4", "--clients", "10"], []),
+        (["fedrep", *config("partition='dirichlet' dirichlet-alpha=5")], []),
+        (["srpfl", *config("srpfl-base='flute' nc-weight=0.5 initial-nodes=3")], []),
+        (["outsiders:Hooked", *config("fewest=3 round-timeout=60")], []),
+        (["fedrep", *config("torch-threads=2 communication-time=0.5")], []),
+        # What is not given is not warned of.
+        (["fedavg"], []),
+    ],
+)
+def test_settings_that_do_nothing_are_warned_of(arguments, lines, caplog):
+    assert warnings_of(arguments, caplog) == lines
+
+
+def test_clients_with_folders_of_their_own_are_not_partitioned(tmp_path, caplog):
+    folder_of_clients(tmp_path / "images")
+    task = ["--task", "image-folder", "--data-dir", str(tmp_path / "images")]
+    task += ["--clients", "2", "--fraction", "1"]
+    text = f"cache-dir='{tmp_path / 'cache'}' image-size=16"
+    assert warnings_of(["fedavg", *task, *config(text)], caplog) == []
+    lines = warnings_of(
+        ["fedavg", *task, *config(f"{text} partition='iid' test-partition='all'")],
+        caplog,
+    )
+    assert [line.split(":")[0] for line in lines] == [
+        "partition=iid does nothing",
+        "test-partition=all does nothing",
+    ]
+
+
+def test_more_training_nodes_than_clients_are_warned_of(caplog):
+    lines = warnings_of(["fedavg", *config("min-train-nodes=30")], caplog)
+    assert set(lines) == {
+        "min-train-nodes is 30, of which there are only 20: all train"
+    }
+    assert warnings_of(["fedavg", *config("min-train-nodes=20")], caplog) == []
+
+
+def test_a_run_warns_once(tmp_path, caplog):
+    assert run(tmp_path, "fedavg", "fedper", "--rounds", "1", nc_weight=0.5) == 0
+    line = "nc-weight=0.5 does nothing: fedavg, fedper on digits do not read it"
+    warned = [r.getMessage() for r in caplog.records if r.levelno == logging.WARNING]
+    assert warned == [line]
+
+
+# From Python
+
+
+def test_a_simulation_from_python_is_that_of_the_command_line(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    found = simulation.simulate("fedrep", num_clients=20, rounds=2, backend="inline")
+    assert run(tmp_path / "other", "fedrep", "--rounds", "2") == 0
+    assert_same_rows(found.rows, rows_of(tmp_path / "other"), 0)
+    assert found.rows == rows_of(tmp_path / "results")
+    assert (
+        found.summary
+        == json_of(tmp_path / "results" / "summary.json")["algorithms"]["fedrep"]
+    )
+    assert found.summary["rounds"] == 2
+    # As a pair, too.
+    summary, rows = found
+    assert (summary, rows) == (found.summary, found.rows)
+
+
+def test_a_simulation_from_python_takes_names_as_on_the_command_line(tmp_path):
+    found = [
+        simulation.simulate(
+            algorithm,
+            backend="inline",
+            output=str(tmp_path / str(i)),
+            head_epochs=1,
+            evaluate_every=1,
+            **named,
+        )
+        for i, (algorithm, named) in enumerate(
+            [
+                ("fedrep", {"rounds": 2, "clients": 5, "fraction": 0.6}),
+                (FedRep, {"rounds": 2, "num_clients": 5, "fraction_train": 0.6}),
+                (
+                    "outsiders:Plain",
+                    {"num_server_rounds": 2, "clients": 5, "fraction": 0.6},
+                ),
+            ]
+        )
+    ]
+    first, *others = found
+    assert [row["clients"] for row in first.rows] == [3, 3]
+    for other in others:
+        assert_same_rows(other.rows, first.rows, 0)
+    places = [tmp_path / "1" / "FedRep", tmp_path / "2" / "Plain"]
+    assert all((place / "metrics.jsonl").is_file() for place in places)
+
+
+class Local(FedRep):
+    """Where no import path leads to."""
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "settings", "line"),
+    [
+        ("fedrap", {}, "unknown algorithm 'fedrap'"),
+        ("fedrep", {"sede": 3}, "unknown setting 'sede'; did you mean 'seed'"),
+        ("fedrep", {"fraction": 2.0}, "fraction-train is 2.0; it must be in"),
+        ("fedrep", {"backend": "dask"}, "backend is 'dask'; it must be ray or inline"),
+        (Homeless, {}, "algorithm 'outsiders:Homeless' is no strategy; it must be"),
+        (
+            type("Nowhere", (FedRep,), {"__module__": "outsiders"}),
+            {},
+            "algorithm 'outsiders:Nowhere' cannot be imported: module 'outsiders' has",
+        ),
+    ],
+)
+def test_bad_input_from_python(tmp_path, monkeypatch, algorithm, settings, line):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SettingsError, match=f"^{line}") as caught:
+        simulation.simulate(algorithm, **{"backend": "inline", **settings})
+    assert "\n" not in str(caught.value)
+    assert list(tmp_path.iterdir()) == []
+
+
+# Somebody else's package
+
+
+@pytest.fixture
+def guest(monkeypatch):
+    monkeypatch.syspath_prepend(ROOT / "tests" / "guest")
+
+
+GUEST = ("guest.algorithm:Guest", "--task", "guest.task:sensors", "--clients", "6")
+
+
+def test_a_guest_s_algorithm_and_task_stop_and_resume(tmp_path, guest):
+    own = {"roll": 0.8, "warm_up": 3, "readings": 40, "evaluate_every": 1}
+    assert run(tmp_path / "a", *GUEST, "--rounds", "5", **own) == 0
+    saved = {**own, "checkpoint_every": 2}
+    assert run(tmp_path / "b", *GUEST, "--rounds", "3", **saved) == 0
+    again = {**saved, "resume": str(tmp_path / "b")}
+    assert run(tmp_path / "b", *GUEST, "--rounds", "5", **again) == 0
+    whole, resumed = (rows_of(tmp_path / name, "Guest") for name in "ab")
+    assert_same_rows(resumed, whole, 1e-12)
+    assert whole[-1]["loss"] < whole[0]["loss"]
+    summary = json_of(tmp_path / "a" / "summary.json")
+    assert list(summary["algorithms"]) == ["Guest"]
+    assert (summary["config"]["roll"], summary["config"]["readings"]) == (0.8, 40)
+    # Its settings do something.
+    assert run(tmp_path / "c", *GUEST, "--rounds", "5", **{**own, "roll": 0.0}) == 0
+    other = rows_of(tmp_path / "c", "Guest")
+    assert other[0]["train-loss"] == whole[0]["train-loss"]
+    assert other[-1]["train-loss"] != whole[-1]["train-loss"]
+
+
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        ("roll=1.0", "roll is 1.0; it must be in [0, 1)"),
+        ("warm-up=-1", "warm-up is -1; it must be at least 0"),
+        ("readings=1", "readings is 1; it must be at least 2"),
+        ("warm-upp=1", "unknown setting 'warm-upp'; did you mean 'warm-up'?"),
+    ],
+)
+def test_a_guest_s_settings_are_checked(surroundings, guest, capfd, text, line):
+    assert_refused((*GUEST, *config(text)), line, surroundings, capfd)
+
+
 def test_flags_and_settings():
-    namespace, settings = simulation.parse([])
-    assert settings == resolve({"max-empty-rounds": 3})
+    namespace, given = simulation.parse([])
+    assert given == {}
     assert namespace.backend == "ray"
     line = (
         "--clients 30 --fraction 1 --seed 4 --rounds 9 --classes-per-client 3 "
         "--task mnist --data-dir d --output o --run-config momentum=0.9 model='mlp'"
     )
-    _, settings = simulation.parse(line.split())
-    assert settings == resolve(
-        {
-            "max-empty-rounds": 3,
-            "num-clients": 30,
-            "fraction-train": 1.0,
-            "seed": 4,
-            "num-server-rounds": 9,
-            "classes-per-client": 3,
-            "task": "mnist",
-            "data-dir": "d",
-            "output": "o",
-            "momentum": 0.9,
-            "model": "mlp",
-        }
-    )
+    _, given = simulation.parse(line.split())
+    assert given == {
+        "num-clients": 30,
+        "fraction-train": 1.0,
+        "seed": 4,
+        "num-server-rounds": 9,
+        "classes-per-client": 3,
+        "task": "mnist",
+        "data-dir": "d",
+        "output": "o",
+        "momentum": 0.9,
+        "model": "mlp",
+    }
+
+
+def test_what_is_not_given_has_its_default(tmp_path):
+    given = {"seed": 4, "learning-rate": 1}
+    settings = simulation.check(["fedavg"], given, "inline")
+    # Simulated clients that do not answer never will.
+    expected = {**defaults(), "seed": 4, "learning-rate": 1.0, "max-empty-rounds": 3}
+    assert settings == expected
+    settings = simulation.check(["fedavg"], {"max-empty-rounds": 7}, "inline")
+    assert settings["max-empty-rounds"] == 7

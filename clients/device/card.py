@@ -40,18 +40,7 @@ class Classifier(nn.Module):
         self.eval()
 
     def forward(self, images: Tensor) -> Tensor:
-        """Return the logits of images.
-
-        Parameters
-        ----------
-        images : Tensor of uint8, shape (n, height, width, channels)
-            The pixels.
-
-        Returns
-        -------
-        Tensor of float32, shape (n, classes)
-            The logits.
-        """
+        """Return logits (n, classes) of uint8 images (n, height, width, channels)."""
         inputs = (images.float() - self.mean) / self.std
         logits: Tensor = self.model(inputs.permute(0, 3, 1, 2))
         return logits
@@ -64,7 +53,7 @@ class ModelCard:
     Parameters
     ----------
     model : str
-        Name of the model, as for `build_model`.
+        Its name, for `build_model`.
     shape : tuple of int
         Channels, height and width of its inputs.
     classes : tuple of str
@@ -72,9 +61,9 @@ class ModelCard:
     mean, std : tuple of float
         Normalisation per channel, in units of 0 to 255.
     head_layers : int
-        As for `build_model`.
+        How many of the last layers are the head; built-in models only.
     model_head : str
-        As for `build_model`.
+        Dotted name of the head of a torchvision model.
     """
 
     model: str
@@ -87,18 +76,7 @@ class ModelCard:
 
     @classmethod
     def of(cls, task: ImageTask) -> Self:
-        """Return the card of a task's model.
-
-        Parameters
-        ----------
-        task : ImageTask
-            The task.
-
-        Returns
-        -------
-        ModelCard
-            The card.
-        """
+        """Return the card of a task's model."""
         return cls(
             task.model_name,
             task.shape,
@@ -110,35 +88,13 @@ class ModelCard:
         )
 
     def metadata(self) -> dict[str, str]:
-        """Return the card as a safetensors file keeps it.
-
-        Returns
-        -------
-        dict of str to str
-            ``classes`` and ``model``, as JSON.
-        """
+        """Return the card as a file keeps it: ``classes`` and ``model``, as JSON."""
         rest = {name: value for name, value in vars(self).items() if name != "classes"}
         return {"classes": json.dumps(self.classes), "model": json.dumps(rest)}
 
     @classmethod
     def from_metadata(cls, about: Mapping[str, str]) -> Self:
-        """Return the card that `metadata` made.
-
-        Parameters
-        ----------
-        about : mapping of str to str
-            A file's metadata.
-
-        Returns
-        -------
-        ModelCard
-            The card.
-
-        Raises
-        ------
-        SettingsError
-            If the metadata is no card.
-        """
+        """Return the card that `metadata` made; `SettingsError` for anything else."""
         try:
             rest = json.loads(about["model"])
             return cls(
@@ -156,22 +112,9 @@ class ModelCard:
             ) from None
 
     def classifier(self, arrays: Mapping[str, Tensor]) -> Classifier:
-        """Return the trained model.
+        """Return the trained model in evaluation mode; further arrays are passed over.
 
-        Parameters
-        ----------
-        arrays : mapping of str to Tensor
-            The model's state dict; further arrays are passed over.
-
-        Returns
-        -------
-        Classifier
-            In evaluation mode.
-
-        Raises
-        ------
-        SettingsError
-            If an array is missing, or is not of the model's shape.
+        Raises `SettingsError` if one is missing, or is not of the model's shape.
         """
         model = self.build()
         state = model.state_dict()
@@ -187,17 +130,7 @@ class ModelCard:
         )
 
     def check(self, name: str, wanted: Tensor, arrays: Mapping[str, Tensor]) -> None:
-        """Raise `SettingsError` unless an array is there and of the right shape.
-
-        Parameters
-        ----------
-        name : str
-            Its name.
-        wanted : Tensor
-            Of the right shape.
-        arrays : mapping of str to Tensor
-            What there is.
-        """
+        """Raise `SettingsError` unless an array is there and of the wanted shape."""
         if name not in arrays:
             raise SettingsError(f"there is no array {name!r} for {self.model!r}")
         if arrays[name].shape != wanted.shape:
@@ -208,22 +141,10 @@ class ModelCard:
             )
 
     def read(self, paths: Iterable[Path]) -> Tensor:
-        """Read images as the training data was read.
+        """Read images, of any size and colour, as the training data was read.
 
-        Parameters
-        ----------
-        paths : iterable of Path
-            Image files of any size and colour; at least one.
-
-        Returns
-        -------
-        Tensor of uint8, shape (n, height, width, channels)
-            The pixels.
-
-        Raises
-        ------
-        SettingsError
-            If a file is missing or no image.
+        Returns uint8 pixels of shape (n, height, width, channels), n >= 1. A file that
+        is missing or not an image is a `SettingsError`.
         """
         channels, height, width = self.shape
         mode = "L" if channels == 1 else "RGB"

@@ -4,7 +4,7 @@ import hashlib
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Annotated, cast
+from typing import Annotated, Any, NamedTuple, cast
 from urllib.parse import quote
 
 import torch
@@ -47,22 +47,10 @@ class DeviceSettings(Checked):
 
 
 def client_name(context: Context) -> str:
-    """Return who this client is, the same in every run.
+    """Return who this client is, the same in every run, from its node config.
 
-    Parameters
-    ----------
-    context : flwr.app.Context
-        Its node config has ``client-name`` (a device) or ``partition-id`` (simulation).
-
-    Returns
-    -------
-    str
-        The name; partition ids are padded so that they sort as numbers.
-
-    Raises
-    ------
-    SettingsError
-        If it has neither.
+    It has ``client-name`` (a device) or ``partition-id`` (simulation; padded, so that
+    names sort as numbers); neither is a `SettingsError`.
     """
     config = context.node_config
     if "client-name" in config:
@@ -75,60 +63,63 @@ def client_name(context: Context) -> str:
     )
 
 
-def client_settings(context: Context, run_config: UserConfig | None) -> Settings:
-    """Return all settings of this client.
+class Setup(NamedTuple):
+    """What is the same for every message of a run.
 
     Parameters
     ----------
-    context : flwr.app.Context
-        Its run config; its node config has what a device may set for itself.
-    run_config : UserConfig, optional
-        In the place of the context's.
+    settings : mapping
+        All settings of this client.
+    kind : type of Client
+        Its algorithm.
+    own : object
+        The algorithm's ``settings_type``.
+    """
 
-    Returns
-    -------
-    mapping
-        All settings.
+    settings: Settings
+    kind: type[Client]
+    own: Any
 
-    Raises
-    ------
-    SettingsError
-        If a name is unknown or a type is wrong.
+
+def client_setup(context: Context, run_config: UserConfig | None) -> Setup:
+    """Return the settings and the algorithm of this client.
+
+    The settings are those of the run config, or the context's where there is none, and
+    what the node config may set for itself. An unknown name or a wrong type is an error
+    (`SettingsError`).
     """
     given = context.run_config if run_config is None else run_config
-    own = context.node_config
-    return _all_settings(tuple(sorted(given.items())), tuple(sorted(own.items())))
+    pairs, node = tuple(sorted(given.items())), context.node_config
+    return _setup(
+        pairs, tuple((n, node[n]) for n in _node_settings(pairs) if n in node)
+    )
 
 
 Pairs = tuple[tuple[str, Setting], ...]
 
 
-# The same for every message of a run.
-@lru_cache(maxsize=64)
-def _all_settings(given: Pairs, node: Pairs) -> Settings:
+@lru_cache(maxsize=16)
+def _node_settings(given: Pairs) -> tuple[str, ...]:
+    return client_class(resolve(dict(given), strict=False)).node_settings
+
+
+@lru_cache(maxsize=16)
+def _setup(given: Pairs, own: Pairs) -> Setup:
     named = resolve(dict(given), strict=False)
-    own = {n: v for n, v in node if n in client_class(named).node_settings}
-    return complete(resolve({**dict(given), **own}, owners(named)))
+    settings = complete(resolve({**dict(given), **dict(own)}, owners(named)))
+    # For its checks.
+    build(DeviceSettings, settings)
+    kind = client_class(settings)
+    return Setup(settings, kind, build(kind.settings_type, settings))
 
 
-def build_client(context: Context, settings: Settings, config: ConfigRecord) -> Client:
+def build_client(context: Context, setup: Setup, config: ConfigRecord) -> Client:
     """Return the client that a message is for.
 
-    Parameters
-    ----------
-    context : flwr.app.Context
-        The node's config and state.
-    settings : mapping
-        All settings.
-    config : ConfigRecord
-        Of the message: ``run``, ``acknowledged-round`` and ``checkpoint-round``, where
-        the server keeps count of them.
-
-    Returns
-    -------
-    Client
-        The client.
+    ``config``, the message's, has ``run``, ``acknowledged-round`` and
+    ``checkpoint-round`` where the server keeps count of them.
     """
+    settings, kind, own = setup
     node = context.node_config
     num_clients, index = 0, 0
     if "partition-id" in node:
@@ -146,27 +137,16 @@ def build_client(context: Context, settings: Settings, config: ConfigRecord) -> 
         client_name(context),
         ModelCard.of(task).metadata() if isinstance(task, ImageTask) else {},
     )
-    kind = client_class(settings)
-    return kind(task, index, state, build(kind.settings_type, settings))
+    try:
+        kind.check_task(task)
+    except SettingsError as error:
+        names = f"algorithm {settings['algorithm']!r}", f"task {settings['task']!r}"
+        raise SettingsError(f"{names[0]} and {names[1]}: {error}") from None
+    return kind(task, index, state, own)
 
 
 def state_directory(context: Context, settings: Settings, run: str) -> Path | None:
-    """Return where this client's state is kept on disk.
-
-    Parameters
-    ----------
-    context : flwr.app.Context
-        A device's node config has ``state-dir``.
-    settings : mapping
-        All settings.
-    run : str
-        The run.
-
-    Returns
-    -------
-    Path or None
-        The directory.
-    """
+    """Return where this client keeps its state of a run; None means in memory only."""
     node = context.node_config
     # No name leads out of the directory.
     name = _quoted(client_name(context))
@@ -187,13 +167,7 @@ def _quoted(name: str) -> str:
 
 
 def seed_torch(context: Context, settings: Settings, config: ConfigRecord) -> None:
-    """Seed torch from seed, client and round, never from the worker that runs it.
-
-    Parameters
-    ----------
-    context, settings, config
-        As for `build_client`.
-    """
+    """Seed torch from seed, client and round, never from the worker that runs it."""
     server_round = config.get(SERVER_ROUND, 0)
     text = f"{settings['seed']}/{client_name(context)}/{server_round!r}"
     seed = int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "little")

@@ -12,26 +12,10 @@ from task.settings import SettingsError
 
 
 def unpack(message: Message, client: Client) -> NDArrays:
-    """Return the arrays of a message, checked against the client.
+    """Return a message's arrays in the order of ``names(shared)``.
 
-    What is not shared can be neither received nor asked for.
-
-    Parameters
-    ----------
-    message : flwr.app.Message
-        The message.
-    client : Client
-        For whom it is.
-
-    Returns
-    -------
-    list of ndarray
-        In the order of ``names(shared)``.
-
-    Raises
-    ------
-    SettingsError
-        If the names are not those of the shared slots.
+    What is not shared can be neither received nor asked for: `SettingsError` if the
+    names are not those of the shared slots.
     """
     received = {
         name: array
@@ -49,24 +33,11 @@ def unpack(message: Message, client: Client) -> NDArrays:
 
 
 def pack(message: Message, client: Client, reply: Reply, config: Config) -> RecordDict:
-    """Return what `fit` returned as records.
+    """Return what `fit` returned, and the client's attachments, as records.
 
-    Parameters
-    ----------
-    message : flwr.app.Message
-        The message that is answered: arrays go back in the records in which they came,
-        and as float16 where they came so (``transport``); others into ``arrays``.
-    client : Client
-        Whose reply it is; its attachments go along.
-    reply : tuple
-        Arrays in the order of ``sent_names``, number of examples, metrics.
-    config : dict
-        Of the message: the reply tells of which round it is.
-
-    Returns
-    -------
-    RecordDict
-        The records.
+    Arrays go back in the records of the message in which they came, and as float16
+    where they came so (``transport``); others into ``arrays``. The metrics say of which
+    round the reply is.
     """
     values, num_examples, metrics = reply
     arrays = dict(zip(client.sent_names, values, strict=True))
@@ -97,22 +68,7 @@ def _as_received(array: NDArray, dtype: str) -> NDArray:
 def pack_metrics(
     client: Client, num_examples: int, metrics: dict[str, Scalar]
 ) -> RecordDict:
-    """Return metrics, and the client's attachments, as records.
-
-    Parameters
-    ----------
-    client : Client
-        Whose they are.
-    num_examples : int
-        Number of examples.
-    metrics : dict
-        Numbers.
-
-    Returns
-    -------
-    RecordDict
-        ``metrics``, and ``bytes`` where there are attachments.
-    """
+    """Return ``metrics``, and ``bytes`` where the client has attachments."""
     numbers = {name: float(cast(float, value)) for name, value in metrics.items()}
     record = MetricRecord({NUM_EXAMPLES: num_examples, **numbers})
     records = RecordDict({METRICS: record})

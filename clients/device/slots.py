@@ -32,30 +32,14 @@ class Slotted:
     def initial_slot(self, slot: str) -> Tensors:
         """Return what a slot beside the model begins with: the initial model.
 
-        Parameters
-        ----------
-        slot : str
-            The slot, with its dot.
-
-        Returns
-        -------
-        dict of str to Tensor
-            By name within the slot.
+        The names are those within the slot.
         """
         return self.task.initial_state
 
     def initial_arrays(self, slots: Slots) -> Tensors:
-        """Return the common initial values of slots.
+        """Return the common initial values of slots, the model's own first.
 
-        Parameters
-        ----------
-        slots : tuple of str
-            ``shared``, ``sent`` or ``personal``.
-
-        Returns
-        -------
-        dict of str to Tensor
-            The model's own first, in its order; not to be changed.
+        They are not to be changed.
         """
         own = tuple(slot for slot in slots if slot in WHOLE)
         arrays = {n: t for n, t in self.task.initial_state.items() if n.startswith(own)}
@@ -87,20 +71,7 @@ class Slotted:
 
 
 def under(slot: str, tensors: Mapping[str, Tensor]) -> Tensors:
-    """Return the arrays of a slot by their names within it.
-
-    Parameters
-    ----------
-    slot : str
-        The slot, with its dot.
-    tensors : mapping of str to Tensor
-        Arrays of several slots.
-
-    Returns
-    -------
-    dict of str to Tensor
-        The same tensors.
-    """
+    """Return the arrays of a slot by their names within it."""
     return {n[len(slot) :]: t for n, t in tensors.items() if n.startswith(slot)}
 
 

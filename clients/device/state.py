@@ -124,20 +124,11 @@ class PersonalState:
         return self._directory / f"{prefix}{round_:08d}.safetensors"
 
     def load(self, shapes: Shapes | None = None) -> Arrays | None:
-        """Return the arrays of the last acknowledged round.
+        """Return the arrays of the last acknowledged round; None if there are none yet.
 
         A file that is damaged or foreign is set aside, with an error in the log, and
-        the version before it is taken.
-
-        Parameters
-        ----------
-        shapes : mapping of str to tuple of int, optional
-            What a file must hold; another model's state is foreign.
-
-        Returns
-        -------
-        dict of str to ndarray, or None
-            By name; None if this client has kept nothing yet.
+        the version before it is taken. ``shapes`` is what a file must hold; another
+        model's state is foreign.
         """
         for round_ in reversed(self._usable):
             self.round = round_
@@ -165,16 +156,9 @@ class PersonalState:
         return None
 
     def save(self, arrays: Mapping[str, npt.NDArray[np.generic]], round_: int) -> None:
-        """Keep arrays as the version of a round.
+        """Keep arrays as the version of a round, from 1.
 
         Where the disk refuses them, they are kept in memory, and the log says so.
-
-        Parameters
-        ----------
-        arrays : mapping of str to ndarray
-            What is kept, by name.
-        round_ : int
-            The round, from 1.
         """
         # safetensors takes the memory as it lies, and convolutions are channels last.
         kept = {name: np.asarray(value, order="C") for name, value in arrays.items()}
@@ -207,32 +191,11 @@ def read_checked(
     shapes: Shapes | None = None,
     about: Mapping[str, str] | None = None,
 ) -> tuple[dict[str, str], Arrays]:
-    """Read a file that a `PersonalState` has written.
+    """Return what was written along, and the arrays, of a `PersonalState`'s file.
 
-    Parameters
-    ----------
-    path : Path
-        The file.
-    client : str
-        Whose state it must be.
-    shapes : mapping of str to tuple of int, optional
-        What it must hold.
-    about : mapping of str to str, optional
-        Its ``classes`` are those that the file must be for, where both name any.
-
-    Returns
-    -------
-    about : dict of str to str
-        What was written along.
-    arrays : dict of str to ndarray
-        By name.
-
-    Raises
-    ------
-    ForeignStateError
-        If it is not what it must be.
-    OSError, safetensors.SafetensorError, ValueError
-        If it cannot be read.
+    Raises `ForeignStateError` if it is damaged, or not of this client, these shapes, or
+    the ``classes`` of ``about`` (where both name any); `OSError`, `SafetensorError` or
+    `ValueError` if it cannot be read.
     """
     with safe_open(path, framework="np") as file:
         found = file.metadata() or {}

@@ -49,22 +49,7 @@ def evaluate_model(
 
 
 def class_mask(task: Task, index: int, head: nn.Linear) -> Tensor:
-    """Return which classes a client has in its training examples.
-
-    Parameters
-    ----------
-    task : Task
-        The task.
-    index : int
-        The client.
-    head : nn.Linear
-        A head with m outputs.
-
-    Returns
-    -------
-    Tensor of bool, shape (1, m)
-        The mask u_i.
-    """
+    """Return which of the head's m classes a client trains on: u_i, bool (1, m)."""
     mask = torch.zeros(1, head.out_features, dtype=torch.bool)
     mask[0, task.train_examples(index).targets] = True
     return mask

@@ -14,15 +14,7 @@ class LostStateError(RuntimeError):
 
 
 def check_state(state: PersonalState, config: Config) -> None:
-    """Raise `LostStateError` unless a loaded state is that of the acknowledged round.
-
-    Parameters
-    ----------
-    state : PersonalState
-        After ``load``.
-    config : dict
-        ``acknowledged-round``.
-    """
+    """Raise `LostStateError` unless a loaded state is of the ``acknowledged-round``."""
     acknowledged = int(config.get(ACKNOWLEDGED_ROUND, 0))
     if state.round < acknowledged:
         raise LostStateError(
@@ -53,19 +45,8 @@ class Relayed:
 def exchanges(config: Config, last_round: int) -> Iterator[tuple[int, list[Relayed]]]:
     """Yield what the neighbours sent, one exchange after the other.
 
-    Parameters
-    ----------
-    config : dict
-        As `strategies.gossip.base.Gossip.content` writes it.
-    last_round : int
-        Round of this node's state.
-
-    Yields
-    ------
-    round : int
-        From ``last_round`` to the last one of which messages are relayed.
-    messages : list of Relayed
-        Of those neighbours that sent any.
+    Each is a round and its messages; the first round is ``last_round``, that of this
+    node's state. `strategies.gossip.base.Gossip.content` writes the config.
     """
     lists: dict[str, list[Any]] = cast(dict[str, list[Any]], config)
     by_round: dict[int, list[Relayed]] = {}

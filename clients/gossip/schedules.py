@@ -10,24 +10,10 @@ Schedule = Callable[[int], float]
 def learning_rate(text: str, base: float) -> Schedule:
     """Return a learning rate as a function of the iteration, from 0.
 
-    Parameters
-    ----------
-    text : str
-        ``constant``; ``inverse:A``, base / (t + A), for an A above 0; or
-        ``steps:WARMUP:T1,T2,...:FACTOR``: rises linearly over WARMUP iterations, and
-        is divided by FACTOR, at least 1, at each of the iterations T1, T2, ...
-    base : float
-        The setting ``learning-rate``.
-
-    Returns
-    -------
-    callable
-        Of the iteration.
-
-    Raises
-    ------
-    SettingsError
-        If the text is none of these.
+    ``text`` is ``constant``; ``inverse:A``, base / (t + A), for an A above 0; or
+    ``steps:WARMUP:T1,T2,...:FACTOR``: rises linearly over WARMUP iterations, and is
+    divided by FACTOR, at least 1, at each of the iterations T1, T2, ... ``base`` is the
+    setting ``learning-rate``. Another text is a `SettingsError`.
     """
     kind, *rest = text.split(":")
     try:
@@ -57,21 +43,9 @@ def learning_rate(text: str, base: float) -> Schedule:
 def threshold(text: str) -> Schedule:
     """Return the trigger's threshold c_t as a function of the iteration, from 0.
 
-    Parameters
-    ----------
-    text : str
-        ``START``, or ``START:INCREMENT:EVERY`` (raised every EVERY iterations), or
-        ``START:INCREMENT:EVERY:UNTIL`` (not raised any more after iteration UNTIL).
-
-    Returns
-    -------
-    callable
-        Of the iteration.
-
-    Raises
-    ------
-    SettingsError
-        If the text is none of these.
+    ``text`` is ``START``, or ``START:INCREMENT:EVERY`` (raised every EVERY iterations),
+    or ``START:INCREMENT:EVERY:UNTIL`` (not raised any more after iteration UNTIL).
+    Another text is a `SettingsError`.
     """
     try:
         start, *rest = map(float, text.split(":"))

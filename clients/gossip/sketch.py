@@ -11,21 +11,11 @@ SKETCH = 256
 
 
 def sketch(vector: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
-    """Return a short linear image of a vector that keeps lengths on average.
+    """Return a short linear image, of shape (SKETCH,), that keeps lengths on average.
 
     A count sketch (Charikar, Chen and Farach-Colton 2002): each entry is added with a
     random sign to one of `SKETCH` sums. The same for all nodes, so that the length of
     a difference of sketches estimates that of the difference of the vectors.
-
-    Parameters
-    ----------
-    vector : ndarray of float32, shape (d,)
-        The vector.
-
-    Returns
-    -------
-    ndarray of float32, shape (SKETCH,)
-        The sketch.
     """
     place, signs = _sketching(len(vector))
     sums = np.bincount(place, signs * vector, SKETCH)

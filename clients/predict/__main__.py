@@ -64,18 +64,7 @@ def _files(paths: Sequence[Path]) -> list[Path]:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command line.
-
-    Parameters
-    ----------
-    arguments : sequence of str, optional
-        Without the program's name; ``sys.argv`` by default.
-
-    Returns
-    -------
-    int
-        0, or 2 for bad input, after one line that says what is wrong.
-    """
+    """Run the command line; return 0, or 2 after one line that says what is wrong."""
     try:
         options: Any = _parse(arguments)
         files = _files(options.images)

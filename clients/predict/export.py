@@ -17,6 +17,8 @@ from task.settings import SettingsError
 def export(classifier: Classifier, card: ModelCard, path: Path) -> None:
     """Write a model to one file, wholly or not at all.
 
+    Another suffix, or a file that cannot be written, is a `SettingsError`.
+
     Parameters
     ----------
     classifier : Classifier
@@ -26,11 +28,6 @@ def export(classifier: Classifier, card: ModelCard, path: Path) -> None:
     path : Path
         ``.safetensors``, for `load_model`, or ``.pt2``, for ``torch.export.load``: a
         program from uint8 pixels to logits, with ``card.json`` as an extra file.
-
-    Raises
-    ------
-    SettingsError
-        If the suffix is another one, or the file cannot be written.
     """
     about = {"format": FORMAT, **card.metadata()}
     if path.suffix == ".safetensors":

@@ -7,12 +7,13 @@ from pathlib import Path
 import torch
 from flwr.app import Context, RecordDict, UserConfig
 from safetensors import SafetensorError, safe_open
-from torch import Tensor, nn
+from torch import nn
 
 from clients.algorithms import client_class, complete
 from clients.base import Client
 from clients.device.card import Classifier, ModelCard
 from clients.device.identity import state_directory
+from clients.device.slots import Tensors, under
 from clients.device.state import (
     FILE,
     ForeignStateError,
@@ -38,7 +39,6 @@ FORMAT = "flwr-frl model 1"
 # Images in memory at a time.
 BATCH = 64
 
-Tensors = dict[str, Tensor]
 # A trained model, and what its outputs mean.
 Loaded = tuple[Classifier, ModelCard]
 
@@ -55,17 +55,12 @@ def classify(
     card : ModelCard
         What its inputs and outputs are.
     images : sequence of Path
-        Image files.
+        Image files; a missing one, or one without an image, is a `SettingsError`.
 
     Yields
     ------
     path, class name, probability
         Of one image after the other.
-
-    Raises
-    ------
-    SettingsError
-        If a file is missing or no image.
     """
     for start in range(0, len(images), BATCH):
         paths = images[start : start + BATCH]
@@ -81,24 +76,23 @@ def load_model(path: Path) -> Loaded:
     Parameters
     ----------
     path : Path
-        The file.
+        The file; a missing, damaged or other one is a `SettingsError`.
 
     Returns
     -------
     Classifier, ModelCard
         The model.
-
-    Raises
-    ------
-    SettingsError
-        If it is missing, damaged, or something else.
     """
     about, tensors = _read(path, "model")
     if about.get("format") != FORMAT:
         raise SettingsError(
             f"model is {str(path)!r}; it must be a file that --export has written"
         )
-    return _put_together(path, ModelCard.from_metadata(about), tensors)
+    card = ModelCard.from_metadata(about)
+    try:
+        return card.classifier(tensors), card
+    except SettingsError as error:
+        raise SettingsError(f"{str(path)!r}: {error}") from None
 
 
 def load_run(
@@ -108,6 +102,9 @@ def load_run(
     data_dir: str = "",
 ) -> Loaded:
     """Put the shared arrays of a run and a client's own part together.
+
+    Raises `SettingsError` if a file is missing or damaged, the client is unknown, or
+    nothing fits.
 
     Parameters
     ----------
@@ -121,16 +118,6 @@ def load_run(
     data_dir : str, default ""
         The device's data, from which the classes are known where the client has no
         file of its own (FLUTE, FedAvg).
-
-    Returns
-    -------
-    Classifier, ModelCard
-        The model.
-
-    Raises
-    ------
-    SettingsError
-        If a file is missing or damaged, the client is unknown, or nothing fits.
     """
     path = path / CHECKPOINT if path.is_dir() else path
     about, tensors = _read(path, "checkpoint")
@@ -148,16 +135,16 @@ def load_run(
             f"checkpoint is {str(path)!r}; it must be one that a run has written"
         ) from None
     kind = client_class(settings)
-    arrays = _under("arrays/", tensors)
+    arrays = under("arrays/", tensors)
     known: list[str] = []
     if kind.personal:
         known = sorted(acknowledged)
-    elif heads := _under("state/heads/", tensors):
+    elif heads := under("state/heads/", tensors):
         known = sorted({name.rpartition("/")[0] for name in heads})
-        arrays |= _under(f"{client}/", heads)
+        arrays |= under(f"{client}/", heads)
     if known or kind.personal:
         require(bool(client), "client-name", client, f"one of {', '.join(known)}")
-    card, personal = None, dict[str, Tensor]()
+    card, personal = None, Tensors()
     if kind.personal:
         node: UserConfig = {"client-name": client, "state-dir": state_dir}
         own = (
@@ -255,21 +242,6 @@ def _card_of_data(settings: Settings, data_dir: str) -> ModelCard:
     if not isinstance(task, ImageTask):
         raise SettingsError(f"task {settings['task']!r} has no images to classify")
     return ModelCard.of(task)
-
-
-def _put_together(path: Path, card: ModelCard, arrays: Tensors) -> Loaded:
-    try:
-        return card.classifier(arrays), card
-    except SettingsError as error:
-        raise SettingsError(f"{str(path)!r}: {error}") from None
-
-
-def _under(prefix: str, tensors: Tensors) -> Tensors:
-    return {
-        name.removeprefix(prefix): value
-        for name, value in tensors.items()
-        if name.startswith(prefix)
-    }
 
 
 def _read(path: Path, name: str) -> tuple[dict[str, str], Tensors]:

@@ -19,6 +19,9 @@ _DRAWS = 1000
 class Graph:
     """A connected undirected graph without loops.
 
+    Fewer than 2 nodes, a loop, an edge to a node that does not exist and a disconnected
+    graph are a `SettingsError`.
+
     Parameters
     ----------
     n : int
@@ -26,12 +29,6 @@ class Graph:
     edges : tuple of (int, int)
         The edges in any order and direction. They are stored once each, as (i, j) with
         i < j, sorted.
-
-    Raises
-    ------
-    SettingsError
-        If there are fewer than 2 nodes, an edge is a loop or names a node that does
-        not exist, or the graph is disconnected.
     """
 
     n: int
@@ -66,7 +63,7 @@ class Graph:
         return neighbours
 
     def _reached(self) -> set[int]:
-        """Give the nodes with a path to node 0, itself included."""
+        """Return the nodes with a path to node 0, itself included."""
         reached, waiting = {0}, [0]
         while waiting:
             for node in self._neighbours.get(waiting.pop(), []):
@@ -76,49 +73,16 @@ class Graph:
         return reached
 
     def neighbours(self, i: int) -> tuple[int, ...]:
-        """Give the neighbours of a node.
-
-        Parameters
-        ----------
-        i : int
-            The node.
-
-        Returns
-        -------
-        tuple of int
-            Its neighbours in increasing order, without the node itself.
-        """
+        """Return the neighbours of a node, in increasing order."""
         return tuple(self._neighbours[i])
 
     def degrees(self) -> NDArray[np.int64]:
-        """Give the number of neighbours of each node.
-
-        Returns
-        -------
-        ndarray of int, shape (n,)
-            The degrees.
-        """
+        """Return the number of neighbours of each node, of shape (n,)."""
         return np.array([len(self._neighbours[i]) for i in range(self.n)], np.int64)
 
 
 def ring(n: int) -> Graph:
-    """Connect each node with the next, and the last with the first.
-
-    Parameters
-    ----------
-    n : int
-        Number of nodes, at least 2 (where the ring is a single edge).
-
-    Returns
-    -------
-    Graph
-        The ring.
-
-    Raises
-    ------
-    SettingsError
-        If there are fewer than 2 nodes.
-    """
+    """Connect each node with the next, and the last with the first; 2 make one edge."""
     return Graph(n, tuple((i, (i + 1) % n) for i in range(n)))
 
 
@@ -126,22 +90,8 @@ def torus(n: int) -> Graph:
     """Connect a grid's nodes with the next in their row and column, wrapping around.
 
     The grid is the one of n nodes nearest to a square; node i is in row i // columns.
-    With 2 rows the two edges between the nodes of a column are one.
-
-    Parameters
-    ----------
-    n : int
-        Number of nodes.
-
-    Returns
-    -------
-    Graph
-        The torus.
-
-    Raises
-    ------
-    SettingsError
-        If n is no product of two numbers of at least 2.
+    With 2 rows the two edges between the nodes of a column are one. Raises
+    `SettingsError` if n is no product of two numbers of at least 2.
     """
     rows = next((r for r in range(math.isqrt(max(n, 0)), 1, -1) if n % r == 0), 0)
     require(rows > 0, "the number of nodes of a torus", n, "a product of two above 1")
@@ -152,44 +102,12 @@ def torus(n: int) -> Graph:
 
 
 def complete(n: int) -> Graph:
-    """Connect every node with every other.
-
-    Parameters
-    ----------
-    n : int
-        Number of nodes, at least 2.
-
-    Returns
-    -------
-    Graph
-        The complete graph.
-
-    Raises
-    ------
-    SettingsError
-        If there are fewer than 2 nodes.
-    """
+    """Connect every node with every other."""
     return Graph(n, tuple((i, j) for i in range(n) for j in range(i + 1, n)))
 
 
 def star(n: int) -> Graph:
-    """Connect node 0 with every other.
-
-    Parameters
-    ----------
-    n : int
-        Number of nodes, at least 2.
-
-    Returns
-    -------
-    Graph
-        The star.
-
-    Raises
-    ------
-    SettingsError
-        If there are fewer than 2 nodes.
-    """
+    """Connect node 0 with every other."""
     return Graph(n, tuple((0, i) for i in range(1, n)))
 
 
@@ -201,24 +119,8 @@ def erdos_renyi(n: int, probability: float, seed: int) -> Graph:
     a fraction in [0, 1), are below the probability. The first connected graph is the
     result. NumPy promises these words to be the same in every version.
 
-    Parameters
-    ----------
-    n : int
-        Number of nodes, at least 2.
-    probability : float
-        Of an edge, in (0, 1].
-    seed : int
-        At least 0.
-
-    Returns
-    -------
-    Graph
-        The graph.
-
-    Raises
-    ------
-    SettingsError
-        If an argument is out of range, or none of 1,000 draws is connected.
+    Raises `SettingsError` if the probability is not in (0, 1], the seed is negative, or
+    none of 1,000 draws is connected.
     """
     require(n >= 2, "the number of nodes", n, "at least 2")
     require(0 < probability <= 1, "the edge probability", probability, "in (0, 1]")
@@ -239,49 +141,16 @@ def erdos_renyi(n: int, probability: float, seed: int) -> Graph:
 
 
 def from_edges(edges: Iterable[Sequence[int]], n: int | None = None) -> Graph:
-    """Build a graph from its edges.
-
-    Parameters
-    ----------
-    edges : iterable of pairs of int
-        The edges, in any order and direction.
-    n : int, optional
-        Number of nodes; by default the largest node named, plus 1.
-
-    Returns
-    -------
-    Graph
-        The graph.
-
-    Raises
-    ------
-    SettingsError
-        As for ``Graph``.
-    """
+    """Return the graph of these edges; n is the largest node plus 1 by default."""
     pairs = tuple((int(i), int(j)) for i, j in edges)
     return Graph(max(map(max, pairs), default=-1) + 1 if n is None else n, pairs)
 
 
 def from_file(path: str | Path, n: int | None = None) -> Graph:
-    """Build a graph from a text file.
+    """Read a graph from a text file with one edge a line: two node numbers, from 0.
 
-    Parameters
-    ----------
-    path : str or pathlib.Path
-        A file with one edge a line: two node numbers, counted from 0, separated by
-        spaces. Text after ``#`` and empty lines are skipped.
-    n : int, optional
-        Number of nodes; by default the largest node named, plus 1.
-
-    Returns
-    -------
-    Graph
-        The graph.
-
-    Raises
-    ------
-    SettingsError
-        If the file can not be read, a line is not an edge, or as for ``Graph``.
+    Text after ``#`` and empty lines are skipped; n is the largest node plus 1 by
+    default. Raises `SettingsError` if the file cannot be read or a line is not an edge.
     """
     try:
         lines = Path(path).read_text(encoding="utf-8").splitlines()
@@ -307,28 +176,19 @@ GRAPHS: dict[str, Callable[[int], Graph]] = {
 
 
 def build_graph(name: str, n: int, probability: float = 0.5, seed: int = 0) -> Graph:
-    """Build the graph that the setting ``graph`` names.
+    """Return the connected graph that the setting ``graph`` names.
 
     Parameters
     ----------
     name : str
-        A key of ``GRAPHS``, ``erdos-renyi``, or the path of a file of edges.
+        A key of ``GRAPHS``, ``erdos-renyi``, or the path of a file of edges; anything
+        else is a `SettingsError`.
     n : int
         Number of nodes.
     probability : float, default 0.5
         Of an edge of ``erdos-renyi``.
     seed : int, default 0
         Of ``erdos-renyi``.
-
-    Returns
-    -------
-    Graph
-        A connected graph.
-
-    Raises
-    ------
-    SettingsError
-        If there is neither such a graph nor such a file, or the graph is not connected.
     """
     if name in GRAPHS:
         return GRAPHS[name](n)
@@ -348,6 +208,6 @@ def _is_file(name: str) -> bool:
 
 
 def _listed(nodes: set[int]) -> str:
-    """Name the nodes of a component, the first ten if there are more."""
+    """Return the nodes of a component as text, the first ten if there are more."""
     names = ", ".join(map(str, sorted(nodes)[:10]))
     return f"{{{names}, ...}}" if len(nodes) > 10 else f"{{{names}}}"

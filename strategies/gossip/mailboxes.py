@@ -74,14 +74,8 @@ class Mailboxes:
     ) -> None:
         """Put each node's message where its neighbours will get it.
 
-        Parameters
-        ----------
-        server_round : int
-            The round in which the messages were sent.
-        sent : mapping of str to bytes
-            By the sender's name; each has answered for all that it was sent.
-        relays : callable
-            Whether a neighbour gets a message, of whether it took part itself.
+        ``sent`` is by the sender's name; a sender has answered for all it was sent.
+        ``relays`` says whether a neighbour gets a message, given whether it took part.
         """
         for name in sent:
             self.pending[name] = []
@@ -94,18 +88,10 @@ class Mailboxes:
                     self.pending[neighbour].append(Pending(server_round, name, data))
 
     def lists_for(self, name: str) -> dict[str, Any]:
-        """Return what a node is sent, as lists of the same length.
+        """Return what a node is sent, as lists of the same length; {} for nothing.
 
-        Parameters
-        ----------
-        name : str
-            The node.
-
-        Returns
-        -------
-        dict of str to list
-            ``relayed-rounds``, ``relayed-senders``, ``relayed-weights`` (w_ij) and
-            ``relayed-data``; empty where there is nothing.
+        They are ``relayed-rounds``, ``relayed-senders``, ``relayed-weights`` (w_ij) and
+        ``relayed-data``.
         """
         i, pending = self.number[name], self.pending[name]
         if not pending:
@@ -120,15 +106,7 @@ class Mailboxes:
         }
 
     def lose(self, name: str, reason: str) -> None:
-        """Go on without a node for good.
-
-        Parameters
-        ----------
-        name : str
-            The node.
-        reason : str
-            Why, for the log.
-        """
+        """Go on without a node for good; the log says why."""
         log(
             WARNING,
             "client %s is lost, as %s; its neighbours go on with what it sent last",
@@ -139,15 +117,7 @@ class Mailboxes:
         self.pending[name] = []
 
     def state_dict(self) -> tuple[Arrays, dict[str, Any]]:
-        """Return the names, what is pending, and who is lost.
-
-        Returns
-        -------
-        arrays : dict of str to ndarray
-            The messages, as bytes.
-        values : dict
-            What JSON can hold.
-        """
+        """Return the messages as arrays of bytes, and the rest as JSON can hold it."""
         arrays: Arrays = {}
         entries: list[list[Any]] = []
         for name, messages in self.pending.items():
@@ -159,7 +129,7 @@ class Mailboxes:
         return arrays, {"names": self.names, "pending": entries, "lost": lost}
 
     def load_state_dict(self, arrays: Arrays, values: dict[str, Any]) -> None:
-        """Go back to a saved state, as `state_dict` returned it."""
+        """Go back to a saved state; `SettingsError` if it is of another graph."""
         if self.names != [str(name) for name in values["names"]]:
             raise SettingsError("resume: the checkpoint is of another graph")
         self.lost = {str(name) for name in values["lost"]}

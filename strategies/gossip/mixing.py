@@ -23,19 +23,10 @@ _TOLERANCE = 1e-6
 
 
 def metropolis_weights(graph: Graph) -> Weights:
-    """Weigh an edge by the larger degree at its ends (Metropolis-Hastings).
+    """Return the mixing matrix W, of shape (n, n), of Metropolis-Hastings weights.
 
-    w_ij = 1 / (1 + max(deg_i, deg_j)) for neighbours, and w_ii is what is left of 1.
-
-    Parameters
-    ----------
-    graph : Graph
-        The graph.
-
-    Returns
-    -------
-    ndarray of float, shape (n, n)
-        Mixing matrix W; every w_ii is positive, so delta > 0.
+    w_ij = 1 / (1 + max(deg_i, deg_j)) for neighbours, and w_ii is what is left of 1. It
+    is positive, so delta > 0.
     """
     degrees = graph.degrees()
     i, j = np.array(graph.edges).T
@@ -43,21 +34,11 @@ def metropolis_weights(graph: Graph) -> Weights:
 
 
 def uniform_weights(graph: Graph) -> Weights:
-    """Give every edge the same weight (maximum degree).
+    """Return the mixing matrix W in which all edges weigh the same (maximum degree).
 
     w_ij = 1 / (1 + max_k deg_k) for neighbours, and w_ii is what is left of 1: W =
     I - L / (1 + max_k deg_k) with the graph's Laplacian L. The added 1 keeps every w_ii
     positive and so delta > 0 where the graph is bipartite too, as an even ring is.
-
-    Parameters
-    ----------
-    graph : Graph
-        The graph.
-
-    Returns
-    -------
-    ndarray of float, shape (n, n)
-        Mixing matrix W.
     """
     i, j = np.array(graph.edges).T
     weight = 1 / (1 + graph.degrees().max())
@@ -80,25 +61,11 @@ class Spectrum(NamedTuple):
 
 
 def spectrum(weights: Weights) -> Spectrum:
-    """Compute the spectral gap and lambda (Singh 2024, sections 3.2 and 3.3).
+    """Return the spectral gap and lambda of W (Singh 2024, sections 3.2 and 3.3).
 
-    All eigenvalues are computed, in O(n^3): less than a second for n = 1,000.
-
-    Parameters
-    ----------
-    weights : ndarray of float, shape (n, n)
-        Mixing matrix W.
-
-    Returns
-    -------
-    Spectrum
-        delta and lambda_max.
-
-    Raises
-    ------
-    SettingsError
-        As for ``check_weights``, or if |lambda_2| = 1 so that nothing converges: the
-        graph is bipartite and every w_ii is zero.
+    All eigenvalues are computed, in O(n^3): less than a second for n = 1,000. Raises
+    `SettingsError` as `check_weights` does, or if |lambda_2| = 1 so that nothing
+    converges: the graph is bipartite and every w_ii is zero.
     """
     check_weights(weights)
     eigenvalues = np.linalg.eigvalsh(weights)  # Increasing; the last one is 1.
@@ -108,18 +75,9 @@ def spectrum(weights: Weights) -> Spectrum:
 
 
 def check_weights(weights: Weights) -> None:
-    """Check that a matrix is a mixing matrix of a connected graph.
+    """Raise `SettingsError` unless W is a mixing matrix of a connected graph.
 
-    Parameters
-    ----------
-    weights : ndarray of float, shape (n, n)
-        The matrix.
-
-    Raises
-    ------
-    SettingsError
-        If it is not square, has a negative entry or one that is not finite, is not
-        symmetric, has rows that do not sum to 1, or connects only some of the nodes.
+    It must be square, finite, nowhere negative, symmetric, with rows that sum to 1.
     """
     shape = weights.shape
     square = len(shape) == 2 and shape[0] == shape[1] >= 2
@@ -140,32 +98,16 @@ def check_weights(weights: Weights) -> None:
 
 
 def consensus_step(weights: Weights, omega: float) -> float:
-    """Compute the consensus step gamma with which SQuARM-SGD provably converges.
+    """Return the consensus step gamma with which SQuARM-SGD provably converges.
 
     gamma = 2 delta omega
             / (64 delta + delta^2 + 16 lambda^2 + 8 delta lambda^2 - 16 delta omega)
 
-    with lambda = max_i (1 - lambda_i(W)): Singh 2024, section 3.3.2, Theorem 2, to
-    which section 3.2.1 refers for gamma. It is a worst case, far below the best step
-    found by trying. Theorem 1 has another one, smaller, for weaker assumptions and
-    without event triggering.
-
-    Parameters
-    ----------
-    weights : ndarray of float, shape (n, n)
-        Mixing matrix W.
-    omega : float
-        The compression operator's parameter, in (0, 1].
-
-    Returns
-    -------
-    float
-        gamma in (0, 1).
-
-    Raises
-    ------
-    SettingsError
-        If omega is out of range, or as for ``spectrum``.
+    with lambda = max_i (1 - lambda_i(W)) and the compression operator's omega: Singh
+    2024, section 3.3.2, Theorem 2, to which section 3.2.1 refers for gamma. It is a
+    worst case, far below the best step found by trying. Theorem 1 has another one,
+    smaller, for weaker assumptions and without event triggering. Raises `SettingsError`
+    unless omega is in (0, 1], and as `spectrum` does.
     """
     require(0 < omega <= 1, "omega", omega, "in (0, 1]")
     delta, lambda_max = spectrum(weights)

@@ -21,7 +21,7 @@ PULL_INTERVAL = 0.1
 
 
 class ArrivalGrid(Grid):
-    """A grid that forwards everything, and can be told to wait for n replies only.
+    """A grid that forwards everything, and can wait for n replies only.
 
     Parameters
     ----------
@@ -37,37 +37,17 @@ class ArrivalGrid(Grid):
     def wait_for(
         self, count: int, is_valid: Callable[[Message], bool] | None = None
     ) -> None:
-        """Close the next `send_and_receive` after so many valid replies.
+        """Close the next `send_and_receive` after so many valid replies, or all.
 
-        Parameters
-        ----------
-        count : int
-            How many; more than there are messages means all.
-        is_valid : callable, optional
-            Whether a reply without error counts; all do by default.
+        ``is_valid`` says whether a reply without error counts; all do by default.
         """
         self._wanted = count
-        if is_valid is not None:
-            self._is_valid = is_valid
+        self._is_valid = is_valid or (lambda reply: True)
 
     def send_and_receive(
         self, messages: Iterable[Message], *, timeout: float | None = None
     ) -> Iterable[Message]:
-        """Send messages; return the replies that make the round.
-
-        Parameters
-        ----------
-        messages : iterable of Message
-            The messages.
-        timeout : float, optional
-            Seconds after which the round closes with what has come.
-
-        Returns
-        -------
-        list of Message
-            All replies, or after `wait_for` the first valid ones and the error replies
-            before them.
-        """
+        """Return all replies; after `wait_for` only the `first_replies`."""
         wanted, self._wanted = self._wanted, None
         return self.first_replies(list(messages), wanted, timeout)
 
@@ -75,21 +55,9 @@ class ArrivalGrid(Grid):
     def first_replies(
         self, messages: list[Message], wanted: int | None, timeout: float | None
     ) -> list[Message]:
-        """Send messages and return the first replies.
+        """Return the first ``wanted`` valid replies (None: all) and the errors before.
 
-        Parameters
-        ----------
-        messages : list of Message
-            The messages.
-        wanted : int or None
-            How many valid replies close the round; None waits for all.
-        timeout : float or None
-            Seconds.
-
-        Returns
-        -------
-        list of Message
-            The replies.
+        ``timeout``, in seconds, closes the round with what has come.
         """
 
     # The rest of Flower's interface goes to the inner grid.
@@ -148,13 +116,7 @@ class RealArrivals(ArrivalGrid):
         self.dropped = 0
 
     def get_node_ids(self) -> Iterable[int]:
-        """Return the nodes that owe no reply.
-
-        Returns
-        -------
-        list of int
-            Node ids.
-        """
+        """Return the nodes that owe no reply."""
         self.drain()
         busy = {node for node, _ in self._owed.values()}
         return [node for node in self.grid.get_node_ids() if node not in busy]
@@ -175,20 +137,14 @@ class RealArrivals(ArrivalGrid):
     ) -> list[Message]:
         """Push the messages and pull until enough valid replies are in.
 
-        Parameters
-        ----------
-        messages, wanted, timeout
-            As `ArrivalGrid.first_replies`.
-
-        Returns
-        -------
-        list of Message
-            Error replies do not count towards ``wanted``. If fewer can still come, the
-            round closes with those, and the log says so.
+        If fewer than ``wanted`` can still come, the round closes with those, which the
+        log says.
         """
         self.drain()
         busy = {node for node, _ in self._owed.values()}
         messages = [m for m in messages if m.metadata.dst_node_id not in busy]
+        # What must be in a reply to training need not be in one to anything else.
+        everybody = wanted is None
         wanted = len(messages) if wanted is None else min(wanted, len(messages))
         deadline = None if timeout is None else time.monotonic() + timeout
         ids = list(self.grid.push_messages(messages))
@@ -215,7 +171,8 @@ class RealArrivals(ArrivalGrid):
             )
             for reply in arrived:
                 del current[reply.metadata.reply_to_message_id]
-                counts = not reply.has_error() and self._is_valid(reply)
+                fine = not reply.has_error() and self._is_valid(reply)
+                counts = everybody or fine
                 if valid < wanted or not counts:
                     replies.append(reply)
                     valid += counts
@@ -271,18 +228,9 @@ class SimulatedArrivals(ArrivalGrid):
     def first_replies(
         self, messages: list[Message], wanted: int | None, timeout: float | None
     ) -> list[Message]:
-        """Send only the messages to the fastest clients, and move the clock.
+        """Send training messages only to the fastest clients, and move the clock.
 
-        Parameters
-        ----------
-        messages, wanted, timeout
-            As `ArrivalGrid.first_replies`. Messages that are not for training cost no
-            time.
-
-        Returns
-        -------
-        list of Message
-            Their replies.
+        Other messages go to all and cost no time.
         """
         if messages and messages[0].metadata.message_type == MessageType.TRAIN:
             times = self.speeds.times(_round_of(messages[0]))

@@ -23,6 +23,7 @@ from flwr.serverapp import Grid
 from flwr.supercore.run import Run
 from flwr.supercore.task_identity import TaskIdentity
 
+from strategies.server.participants import ANSWERS_NO_QUERY
 from task.settings import SettingsError
 
 CLIENT_APP_ERROR = 2
@@ -38,21 +39,9 @@ def answer(
 ) -> list[Message]:
     """Answer messages as a node would: an exception becomes an error reply.
 
-    Parameters
-    ----------
-    app : ClientApp
-        The app.
-    messages : sequence of Message
-        The messages.
-    contexts : sequence of Context
-        The context of each message's node; changed in place.
-    tracebacks : dict of str to str
-        Gets the traceback of each exception, by its reason; bad input has none.
-
-    Returns
-    -------
-    list of Message
-        The replies.
+    ``contexts``, one for each message's node, are changed in place. ``tracebacks`` gets
+    the traceback of each exception by its reason; bad input (`SettingsError`) and an
+    app that answers no queries have none.
     """
     replies = []
     for message, context in zip(messages, contexts, strict=True):
@@ -60,7 +49,7 @@ def answer(
             reply = app(message, context)
         except Exception as error:
             reason = f"{type(error).__name__}: {error}"
-            if not isinstance(error, SettingsError):
+            if not isinstance(error, SettingsError) and ANSWERS_NO_QUERY not in reason:
                 tracebacks[reason] = traceback.format_exc()
             reply = Message(Error(CLIENT_APP_ERROR, reason), reply_to=message)
         replies.append(reply)
@@ -112,13 +101,7 @@ class InlineGrid(Grid):
                 log(ERROR, "a client failed: %s\n%s", reason, text.rstrip())
 
     def set_run(self, run: Run) -> None:
-        """Set the run.
-
-        Parameters
-        ----------
-        run : Run
-            The run.
-        """
+        """Set the run."""
         self._run = run
 
     @property
@@ -137,28 +120,11 @@ class InlineGrid(Grid):
         return Message(content, dst_node_id, message_type, ttl=ttl, group_id=group_id)
 
     def get_node_ids(self) -> Iterable[int]:
-        """Return the ids of all nodes.
-
-        Returns
-        -------
-        iterable of int
-            From 1.
-        """
+        """Return the ids of all nodes, from 1."""
         return list(self.contexts)
 
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
-        """Take messages; they are answered when they are pulled.
-
-        Parameters
-        ----------
-        messages : iterable of Message
-            The messages.
-
-        Returns
-        -------
-        list of str
-            Their ids.
-        """
+        """Take messages and return their ids; pulling answers them."""
         ids = []
         for message in messages:
             message.metadata.__dict__["_message_id"] = str(uuid4())
@@ -167,18 +133,7 @@ class InlineGrid(Grid):
         return ids
 
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
-        """Answer messages, one after the other.
-
-        Parameters
-        ----------
-        message_ids : iterable of str
-            Ids that `push_messages` returned.
-
-        Returns
-        -------
-        list of Message
-            The replies.
-        """
+        """Answer messages, one after the other."""
         taken = [self._pending.pop(i) for i in message_ids if i in self._pending]
         contexts = [self.contexts[m.metadata.dst_node_id] for m in taken]
         tracebacks: dict[str, str] = {}
@@ -189,33 +144,15 @@ class InlineGrid(Grid):
     def send_and_receive(
         self, messages: Iterable[Message], *, timeout: float | None = None
     ) -> Iterable[Message]:
-        """Answer messages, one after the other.
-
-        Parameters
-        ----------
-        messages : iterable of Message
-            The messages.
-        timeout : float, optional
-            Ignored.
-
-        Returns
-        -------
-        list of Message
-            The replies.
-        """
+        """Answer messages, one after the other, whatever the timeout."""
         return self.pull_messages(self.push_messages(messages))
 
 
 class RayGrid(InlineGrid):
-    """Flower's Grid over Ray workers, one a core; the numbers are those of InlineGrid.
+    """Flower's Grid over Ray workers, one a core; the same numbers as `InlineGrid`.
 
     Nodes' contexts stay in this process and travel with the messages. Messages travel
     in chunks, in which what they share is serialised once.
-
-    Parameters
-    ----------
-    client_app, num_clients, run_config
-        As for `InlineGrid`.
     """
 
     def __init__(
@@ -236,18 +173,7 @@ class RayGrid(InlineGrid):
         self._replies: dict[str, Message] = {}
 
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
-        """Hand messages to the workers.
-
-        Parameters
-        ----------
-        messages : iterable of Message
-            The messages.
-
-        Returns
-        -------
-        list of str
-            Their ids.
-        """
+        """Hand messages to the workers and return their ids."""
         ids = list(super().push_messages(messages))
         waiting = [self._pending.pop(i) for i in ids]
         size = max(1, len(waiting) // (CHUNKS_A_WORKER * len(_ray_workers())))
@@ -286,38 +212,14 @@ class RayGrid(InlineGrid):
             self._replies[reply.metadata.reply_to_message_id] = reply
 
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
-        """Return the replies that are there.
-
-        Parameters
-        ----------
-        message_ids : iterable of str
-            Ids that `push_messages` returned.
-
-        Returns
-        -------
-        list of Message
-            The replies.
-        """
+        """Return the replies that are there."""
         self._collect(0.0)
         return [self._replies.pop(i) for i in message_ids if i in self._replies]
 
     def send_and_receive(
         self, messages: Iterable[Message], *, timeout: float | None = None
     ) -> Iterable[Message]:
-        """Hand messages to the workers and wait for the replies.
-
-        Parameters
-        ----------
-        messages : iterable of Message
-            The messages.
-        timeout : float, optional
-            Seconds to wait; forever by default.
-
-        Returns
-        -------
-        list of Message
-            The replies that came in time.
-        """
+        """Hand messages to the workers; return the replies that come in time."""
         deadline = None if timeout is None else time.monotonic() + timeout
         ids = list(self.push_messages(messages))
         while any(i not in self._replies for i in ids):

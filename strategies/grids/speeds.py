@@ -10,6 +10,7 @@ from typing import Annotated
 
 import numpy as np
 import numpy.typing as npt
+from numpy.random import Generator
 
 from task.settings import (
     Checked,
@@ -33,6 +34,8 @@ DRAWS = 1000
 class SpeedModel:
     """Computation times of M clients, by the order of their names.
 
+    An unknown model or file, a negative time or too few of them are a `SettingsError`.
+
     Parameters
     ----------
     name : str
@@ -48,11 +51,6 @@ class SpeedModel:
         Fixes all times.
     straggler_fraction : float, default 0.1
         Share of stragglers, in [0, 1].
-
-    Raises
-    ------
-    SettingsError
-        If there is no such model or file, a time is negative, or there are too few.
     """
 
     def __init__(
@@ -80,18 +78,7 @@ class SpeedModel:
             raise unknown("speed-model (or file)", name, ("none", *MODELS))
 
     def times(self, server_round: int) -> Times:
-        """Return each client's computation time in a round.
-
-        Parameters
-        ----------
-        server_round : int
-            The round, from 1.
-
-        Returns
-        -------
-        ndarray, shape (num_clients,)
-            Times in units of the model's mean.
-        """
+        """Return each client's time in a round (from 1), in units of the mean."""
         if self._listed is not None:
             return self._listed
         once = np.random.default_rng([self.seed, 0x59EED])
@@ -99,17 +86,9 @@ class SpeedModel:
         return self._draw(self, once, each)
 
     def expected_arrivals(self, sampled: int) -> Times:
-        """Return E[T_(n)], when the n-th of the sampled clients is done on average.
+        """Return E[T_(n)], when the n-th of N sampled clients is done, for n = 1 … N.
 
-        Parameters
-        ----------
-        sampled : int
-            Number N of clients sampled a round.
-
-        Returns
-        -------
-        ndarray, shape (sampled,)
-            For n = 1 … N; the mean over 1,000 rounds.
+        It is the mean over 1,000 rounds.
         """
         rng = np.random.default_rng([self.seed, 0xA221])
         total = np.zeros(sampled)
@@ -119,62 +98,33 @@ class SpeedModel:
         return total / DRAWS
 
 
-def _fixed(
-    model: SpeedModel, once: np.random.Generator, each: np.random.Generator
-) -> Times:
-    return once.exponential(1.0, model.num_clients)
-
-
-def _dynamic(
-    model: SpeedModel, once: np.random.Generator, each: np.random.Generator
-) -> Times:
-    rates = once.uniform(1 / model.num_clients, 1.0, model.num_clients)
-    return each.exponential(1 / rates)
-
-
-def _groups(
-    model: SpeedModel, once: np.random.Generator, each: np.random.Generator
-) -> Times:
+def _groups(model: SpeedModel, once: Generator, each: Generator) -> Times:
     means = np.full(model.num_clients, FAST_MEAN)
     means[model.num_clients - model.num_stragglers :] = STRAGGLER_MEAN
     return each.exponential(means)
 
 
-def _correlated(
-    model: SpeedModel, once: np.random.Generator, each: np.random.Generator
-) -> Times:
-    return np.sort(_fixed(model, once, each))
+def _dynamic(model: SpeedModel, once: Generator, each: Generator) -> Times:
+    rates = once.uniform(1 / model.num_clients, 1.0, model.num_clients)
+    return each.exponential(1 / rates)
 
 
-MODELS: dict[
-    str, Callable[[SpeedModel, np.random.Generator, np.random.Generator], Times]
-] = {
-    "fixed": _fixed,
+# Of a model, a generator that is the same in each round, and one that is not.
+MODELS: dict[str, Callable[[SpeedModel, Generator, Generator], Times]] = {
+    "fixed": lambda model, once, each: once.exponential(1.0, model.num_clients),
     "dynamic": _dynamic,
     "groups": _groups,
-    "correlated": _correlated,
+    "correlated": lambda model, once, each: np.sort(
+        once.exponential(1.0, model.num_clients)
+    ),
 }
 
 
 def read_times(path: Path, num_clients: int) -> Times:
-    """Read a time for each client.
+    """Read a time for each client: a number a line, further lines passed over.
 
-    Parameters
-    ----------
-    path : Path
-        A text file with a number a line; more lines than clients are ignored.
-    num_clients : int
-        Number of clients.
-
-    Returns
-    -------
-    ndarray, shape (num_clients,)
-        The times.
-
-    Raises
-    ------
-    SettingsError
-        If a line is no number, a time is negative or not finite, or there are too few.
+    Raises `SettingsError` if a line is not a number, a time is negative or not finite,
+    or there are too few.
     """
     lines = path.read_text(encoding="utf-8").split()
     try:
@@ -222,25 +172,7 @@ class SpeedSettings(Checked):
 
 
 def speed_model(settings: Settings, num_clients: int) -> SpeedModel | None:
-    """Return the speed model that the settings name.
-
-    Parameters
-    ----------
-    settings : mapping
-        Those of `SpeedSettings`.
-    num_clients : int
-        Number of clients.
-
-    Returns
-    -------
-    SpeedModel or None
-        None for ``none``.
-
-    Raises
-    ------
-    SettingsError
-        If the model is unknown or its file is not good.
-    """
+    """Return the speed model of the settings (`SpeedSettings`); None for ``none``."""
     speeds = build(SpeedSettings, settings)
     if speeds.speed_model == "none":
         return None

@@ -59,17 +59,9 @@ class Checkpoint:
     settings: Settings
 
     def write(self, directory: Path) -> None:
-        """Replace the checkpoint in a directory, atomically.
+        """Replace the checkpoint in a run's output directory, atomically.
 
-        Parameters
-        ----------
-        directory : Path
-            The run's output directory.
-
-        Raises
-        ------
-        OSError
-            If it cannot be written; the former checkpoint stays.
+        After an `OSError` the former checkpoint is still there.
         """
         own, values = self.state
         tensors = {f"arrays/{n}": a.numpy() for n, a in self.arrays.items()}
@@ -94,22 +86,8 @@ class Checkpoint:
     def read(cls, directory: Path, settings: Settings) -> "Checkpoint":
         """Read the checkpoint of a run that is to go on with the same settings.
 
-        Parameters
-        ----------
-        directory : Path
-            The run's output directory.
-        settings : mapping
-            The settings to go on with.
-
-        Returns
-        -------
-        Checkpoint
-            The checkpoint.
-
-        Raises
-        ------
-        SettingsError
-            If there is none, it is damaged, or it was made with other settings.
+        Raises `SettingsError` if there is none in the run's output directory, it is
+        damaged, or it was made with other settings (`MAY_DIFFER`).
         """
         path = directory / FILE
         if not path.is_file():

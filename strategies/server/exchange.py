@@ -51,42 +51,17 @@ class Exchange:
         self.bytes_down = self.bytes_up = 0
 
     def expect(self, key: str, like: ArrayRecord) -> None:
-        """Say what the replies' arrays under a key are like.
-
-        Parameters
-        ----------
-        key : str
-            Key of the ArrayRecord.
-        like : ArrayRecord
-            Of the same names, shapes and dtypes.
-        """
+        """Expect arrays of these names, shapes and dtypes under a key."""
         self.expected[key] = like
 
     def ask(self, messages: list[Message]) -> list[Message]:
-        """Note who is asked, and count the bytes.
-
-        Parameters
-        ----------
-        messages : list of Message
-            The messages.
-
-        Returns
-        -------
-        list of Message
-            The same.
-        """
+        """Note who is asked, count the bytes, and return the same messages."""
         self.asked = {message.metadata.dst_node_id for message in messages}
         self.bytes_down = sum(count_bytes(message) for message in messages)
         return messages
 
     def check(self, reply: Message) -> None:
-        """Raise `InvalidReplyError` unless a reply is of this round and as expected.
-
-        Parameters
-        ----------
-        reply : Message
-            A reply with content.
-        """
+        """Raise `InvalidReplyError` unless a reply is of this round and as expected."""
         for key in self.expected:
             self.arrays(reply, key)
         # A liar can say what it likes; this is for content that is sent again.
@@ -97,40 +72,16 @@ class Exchange:
             )
 
     def arrays(self, reply: Message, key: str) -> Arrays:
-        """Return a reply's arrays, checked against what is expected.
-
-        Parameters
-        ----------
-        reply : Message
-            The reply.
-        key : str
-            Key of the ArrayRecord.
-
-        Returns
-        -------
-        dict of str to ndarray
-            By name, in the expected order.
-        """
+        """Return a reply's arrays under a key, checked, in the expected order."""
         return check_arrays(reply, key, self.expected[key])
 
     def close(
         self, replies: Iterable[Message], check: Callable[[Message], object]
     ) -> list[Message]:
-        """Return the replies that count, in the order of the clients' names.
+        """Return the replies that count, at most one a client, in the order of names.
 
-        What fails is logged with the client's name and the reason.
-
-        Parameters
-        ----------
-        replies : iterable of Message
-            What came back.
-        check : callable
-            Raises `InvalidReplyError` for a reply that must not count.
-
-        Returns
-        -------
-        list of Message
-            At most one a client that was asked.
+        ``check`` raises `InvalidReplyError` for a reply that must not count. What fails
+        is logged with the client's name and the reason.
         """
         replies = list(replies)
         came = {reply.metadata.src_node_id for reply in replies}
@@ -188,18 +139,10 @@ class Exchange:
 
 
 def mean_loss(metrics: Iterable[Mapping[str, float]]) -> dict[str, float]:
-    """Return ``train-loss``, the mean over examples, from clients' metrics.
+    """Return ``train-loss``, the mean over examples; nothing where nobody reports one.
 
-    Parameters
-    ----------
-    metrics : iterable of mapping
-        Of one client each. A loss may be called ``train-loss``, ``train_loss`` or
-        ``loss``.
-
-    Returns
-    -------
-    dict of str to float
-        Empty where no client says a loss.
+    ``metrics`` are of one client each. A loss may be called ``train-loss``,
+    ``train_loss`` or ``loss``.
     """
     said = [
         (m.get(NUM_EXAMPLES, 1.0), m[name])
@@ -220,17 +163,9 @@ LOSSES = ("train-loss", "train_loss", "loss")
 
 
 def mean_metrics(metrics: Iterable[Mapping[str, float]]) -> dict[str, float]:
-    """Return the plain mean of every metric over the clients that say it.
+    """Return the plain mean of every metric over the clients that report it.
 
-    Parameters
-    ----------
-    metrics : iterable of mapping
-        Of one client each.
-
-    Returns
-    -------
-    dict of str to float
-        Without ``num-examples``.
+    ``num-examples`` is left out.
     """
     collected: dict[str, list[float]] = {}
     for said in metrics:

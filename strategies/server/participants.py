@@ -75,17 +75,8 @@ class Participants:
         """Ask every node that is not known yet who it is; each is asked once.
 
         A node that does not answer is asked again the next time. A client whose shared
-        arrays have another structure than most clients' cannot take part.
-
-        Parameters
-        ----------
-        grid : Grid
-            The grid.
-
-        Returns
-        -------
-        list of int
-            The nodes that can take part, in the order of their clients' names.
+        arrays have another structure than most clients' cannot take part. Returns the
+        nodes that can, in the order of their clients' names.
         """
         # Once the run has begun, nodes that leave for good must not hold it up.
         awaited = 1 if self.known else self.min_available_nodes
@@ -142,7 +133,7 @@ class Participants:
     def _refuse(
         self, node: int, name: str, reason: str, grid: Grid | None = None
     ) -> None:
-        """Say once why a client takes no part, here and with a grid on its node."""
+        """Log once why a client takes no part, and with a grid let its node know."""
         if self.refusals.get(node) == reason:
             return
         self.refusals[node] = reason
@@ -154,39 +145,16 @@ class Participants:
             grid.send_and_receive([message], timeout=QUERY_TIMEOUT)
 
     def name_of(self, node: int) -> str:
-        """Return the name of a node's client; the node id as text for an unknown one.
-
-        Parameters
-        ----------
-        node : int
-            Node id.
-
-        Returns
-        -------
-        str
-            The name.
-        """
+        """Return the name of a node's client; its id as text for an unknown node."""
         known = self.known.get(node)
         return known.name if known else str(node)
 
     def query_arrays(
         self, grid: Grid, nodes: list[int], action: str
     ) -> list[tuple[str, ArrayRecord]]:
-        """Ask clients for arrays before the first round.
+        """Ask clients for arrays; return names and answers, in the order of the names.
 
-        Parameters
-        ----------
-        grid : Grid
-            The grid.
-        nodes : list of int
-            Whom to ask.
-        action : str
-            Of the query: ``arrays``, or ``statistics`` of `Client.statistics`.
-
-        Returns
-        -------
-        list of (str, ArrayRecord)
-            Clients' names and answers, in the order of the names.
+        ``action`` of the query is ``arrays``, or ``statistics`` of `Client.statistics`.
         """
         kind = f"{MessageType.QUERY}.{action}"
         messages = [Message(RecordDict(), n, kind) for n in nodes]
@@ -211,9 +179,13 @@ class Participants:
             found = self.query_arrays(grid, [node], action)
             if found:
                 return found[0][1]
-        raise SettingsError(
-            f"no client has sent its {action}; the last to fail was "
-            f"{self.failure or 'none, as there are no clients'}"
+        raise self.nothing_sent(action)
+
+    def nothing_sent(self, what: str) -> SettingsError:
+        """Return the error that no client has sent something, with the last reason."""
+        reason = self.failure or "none, as there are no clients"
+        return SettingsError(
+            f"no client has sent its {what}; the last to fail was {reason}"
         )
 
 

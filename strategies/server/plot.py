@@ -6,15 +6,7 @@ from strategies.server.results import METRICS, PLOT, read_rows
 
 
 def plot(output: Path, algorithms: list[str]) -> None:
-    """Draw ``accuracy.png``: quality and training loss of each algorithm by round.
-
-    Parameters
-    ----------
-    output : Path
-        Directory of the runs.
-    algorithms : list of str
-        Which runs.
-    """
+    """Draw ``accuracy.png``: quality and training loss of each algorithm by round."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 

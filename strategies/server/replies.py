@@ -22,26 +22,12 @@ class InvalidReplyError(ValueError):
 
 
 def decode(array: Array, like: Array) -> NDArray:
-    """Return an array's values without trusting a byte of it.
+    """Return an array's values, a read-only view, without trusting a byte of it.
 
-    Parameters
-    ----------
-    array : flwr.app.Array
-        What a client sent.
-    like : flwr.app.Array
-        What the server sent: the shape and dtype that are expected.
-
-    Returns
-    -------
-    ndarray
-        A read-only view of the received bytes.
-
-    Raises
-    ------
-    InvalidReplyError
-        If kind, shape, dtype or length differ, in the declared fields or in the bytes
-        themselves, or a value is not finite. Nothing is unpickled, and nothing is
-        allocated in the size that a reply claims.
+    ``like`` is what the server sent. Raises `InvalidReplyError` if kind, shape, dtype
+    or length differ, in the declared fields or in the bytes themselves, or a value is
+    not finite. Nothing is unpickled, and nothing is allocated in the size that a reply
+    claims.
     """
     shape, dtype = tuple(like.shape), np.dtype(like.dtype)
     if array.stype != like.stype:
@@ -94,27 +80,10 @@ def _usual_header(shape: tuple[int, ...], dtype: np.dtype[np.generic]) -> bytes:
 
 
 def check_arrays(reply: Message, key: str, expected: ArrayRecord) -> Arrays:
-    """Return the arrays of a reply that has exactly the expected ones.
+    """Return the arrays of a reply, in the order of ``expected``: what the server sent.
 
-    Parameters
-    ----------
-    reply : flwr.app.Message
-        A reply with content.
-    key : str
-        Key of the ArrayRecord.
-    expected : ArrayRecord
-        What the server sent: names, shapes and dtypes.
-
-    Returns
-    -------
-    dict of str to ndarray
-        In the order of ``expected``.
-
-    Raises
-    ------
-    InvalidReplyError
-        If the record is missing, has missing or extra names, or an array that `decode`
-        refuses.
+    Raises `InvalidReplyError` if there is no record of this key, it has missing or
+    extra names, or an array that `decode` refuses.
     """
     record = reply.content.array_records.get(key)
     if record is None:
@@ -134,24 +103,10 @@ def check_arrays(reply: Message, key: str, expected: ArrayRecord) -> Arrays:
 
 
 def own_arrays(reply: Message, key: str) -> ArrayRecord:
-    """Return the arrays of a reply to which nothing can be compared.
+    """Return the arrays of a reply to which nothing can be compared, as they were sent.
 
-    Parameters
-    ----------
-    reply : flwr.app.Message
-        A reply with content.
-    key : str
-        Key of the ArrayRecord.
-
-    Returns
-    -------
-    ArrayRecord
-        The arrays, as they were sent.
-
-    Raises
-    ------
-    InvalidReplyError
-        If the record is missing, or an array is not what it says it is.
+    Raises `InvalidReplyError` if there is no record of this key, or an array is not
+    what its declared fields say.
     """
     record = reply.content.array_records.get(key)
     if record is None:
@@ -165,25 +120,10 @@ def own_arrays(reply: Message, key: str) -> ArrayRecord:
 
 
 def check_metrics(reply: Message, names: Iterable[str] = ()) -> dict[str, float]:
-    """Return the metrics of a reply.
+    """Return all single-valued metrics of a reply.
 
-    Parameters
-    ----------
-    reply : flwr.app.Message
-        A reply with content.
-    names : iterable of str, default ()
-        Metrics that it must have.
-
-    Returns
-    -------
-    dict of str to float
-        All its single-valued metrics.
-
-    Raises
-    ------
-    InvalidReplyError
-        If there is more than one MetricRecord, a name is missing, a value is not
-        finite, or ``num-examples`` is negative.
+    Raises `InvalidReplyError` if there is more than one MetricRecord, one of ``names``
+    is missing, a value is not finite, or ``num-examples`` is negative.
     """
     records = list(reply.content.metric_records.values())
     if len(records) > 1:
@@ -202,19 +142,23 @@ def check_metrics(reply: Message, names: Iterable[str] = ()) -> dict[str, float]
     return metrics
 
 
+def check_evaluation(reply: Message) -> dict[str, float]:
+    """Return an evaluation's metrics, as `check_metrics`; none of no test examples.
+
+    Without them there is no loss, and NaN in its place is no lie.
+    """
+    records = reply.content.metric_records.values()
+    if any(record.get("num-examples") == 0 for record in records):
+        return {}
+    return check_metrics(reply)
+
+
 def mean(replies: Iterable[tuple[float, Mapping[str, NDArray]]]) -> Arrays | None:
     """Return the weighted mean of arrays, summed in the given order.
 
-    Parameters
-    ----------
-    replies : iterable of (float, mapping of str to ndarray)
-        Weight, >= 0, and arrays; consumed one at a time, so that one running sum (in
-        float64) is all that is held.
-
-    Returns
-    -------
-    dict of str to ndarray, or None
-        In the dtypes of the first; integers are rounded. None if the weights sum to 0.
+    Pairs of weight, >= 0, and arrays are consumed one at a time, so that one running
+    sum (in float64) is all that is held. The mean has the dtypes of the first; integers
+    are rounded. None if the weights sum to 0.
     """
     total = 0.0
     sums: dict[str, npt.NDArray[np.float64]] = {}
@@ -238,34 +182,12 @@ def mean(replies: Iterable[tuple[float, Mapping[str, NDArray]]]) -> Arrays | Non
 
 
 def to_record(arrays: Mapping[str, NDArray]) -> ArrayRecord:
-    """Return arrays as an ArrayRecord.
-
-    Parameters
-    ----------
-    arrays : mapping of str to ndarray
-        By name.
-
-    Returns
-    -------
-    ArrayRecord
-        The record.
-    """
+    """Return arrays as an ArrayRecord."""
     return ArrayRecord({n: Array(np.asarray(v, order="C")) for n, v in arrays.items()})
 
 
 def as_float16(arrays: ArrayRecord) -> ArrayRecord:
-    """Return arrays with float32 as float16, for the way to the clients.
-
-    Parameters
-    ----------
-    arrays : ArrayRecord
-        The shared arrays.
-
-    Returns
-    -------
-    ArrayRecord
-        The same names; what is no float32 as it is.
-    """
+    """Return float32 arrays as float16, for the way to clients; others as they are."""
     limit = np.finfo(np.float16)
     return ArrayRecord(
         {
@@ -279,7 +201,7 @@ def as_float16(arrays: ArrayRecord) -> ArrayRecord:
 
 
 def as_float32(arrays: Arrays) -> Arrays:
-    """Return arrays with float16 as float32: what `as_float16` has made."""
+    """Return float16 arrays as float32: the way back from `as_float16`."""
     return {
         n: a.astype(np.float32) if a.dtype == np.float16 else a
         for n, a in arrays.items()
@@ -287,17 +209,9 @@ def as_float32(arrays: Arrays) -> Arrays:
 
 
 def count_bytes(message: Message) -> int:
-    """Return the size of a message's content: serialised arrays, values and names.
+    """Return the bytes of a message's content: serialised arrays, values and names.
 
-    Parameters
-    ----------
-    message : flwr.app.Message
-        A message; one without content counts 0.
-
-    Returns
-    -------
-    int
-        Bytes. The few of Flower's own envelope are not counted.
+    Without content they are 0. The few of Flower's own envelope are not counted.
     """
     if not message.has_content():
         return 0
@@ -319,18 +233,7 @@ def _record_bytes(record: RecordType) -> int:
 
 
 def single_metrics(metrics: Mapping[str, float]) -> MetricRecord:
-    """Return metrics as a MetricRecord of plain ints and floats.
-
-    Parameters
-    ----------
-    metrics : mapping of str to float
-        By name.
-
-    Returns
-    -------
-    MetricRecord
-        The record.
-    """
+    """Return metrics as a MetricRecord of plain ints and floats."""
     return MetricRecord(
         {n: v if isinstance(v, int) else float(v) for n, v in metrics.items()}
     )

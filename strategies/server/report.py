@@ -73,13 +73,7 @@ class Report:
         write_atomically(self.directory / METRICS, text.encode())
 
     def add(self, row: Row) -> None:
-        """Append one round's metrics, durably, and move the progress bar.
-
-        Parameters
-        ----------
-        row : dict
-            ``round`` and the round's metrics.
-        """
+        """Append one round's metrics, durably, and move the progress bar."""
         self.rows.append(row)
         with (self.directory / METRICS).open("a", encoding="utf-8") as file:
             file.write(json.dumps(row) + "\n")
@@ -92,32 +86,13 @@ class Report:
         self.progress.update(self._bar, completed=row["round"], state=state)
 
     def latest(self, name: str) -> float | None:
-        """Return the newest value of a metric.
-
-        Parameters
-        ----------
-        name : str
-            The metric.
-
-        Returns
-        -------
-        float or None
-            None if it was never measured.
-        """
+        """Return the newest value of a metric; None if it was never measured."""
         return next((row[name] for row in reversed(self.rows) if name in row), None)
 
     def finish(self, clients: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
-        """Write ``clients.json``, this part of ``summary.json``, and the plot.
+        """Write ``clients.json``, ``summary.json`` and the plot; return the summary.
 
-        Parameters
-        ----------
-        clients : mapping
-            Each client's final metrics.
-
-        Returns
-        -------
-        dict
-            The algorithm's part of the summary.
+        ``clients`` are each client's final metrics.
         """
         write_json(self.directory / CLIENTS, clients)
         summary = summarize(self.rows, clients, int(self.settings["evaluate-last"]))

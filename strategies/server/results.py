@@ -33,17 +33,9 @@ SUMMARIZED = (
 
 
 def read_rows(path: Path) -> list[Row]:
-    """Return the rows of a ``metrics.jsonl``.
+    """Return the rows of a ``metrics.jsonl``; none where there is no file.
 
-    Parameters
-    ----------
-    path : Path
-        The file.
-
-    Returns
-    -------
-    list of dict
-        One a round; a last line that was cut off by a crash is left out.
+    A last line that was cut off by a crash is left out.
     """
     rows = []
     if path.is_file():
@@ -56,22 +48,9 @@ def read_rows(path: Path) -> list[Row]:
 
 
 def read_summary(settings: Settings) -> dict[str, Any]:
-    """Return what a run that has ended has written into ``summary.json``.
+    """Return the algorithm's part of the ``summary.json`` of a run that has ended.
 
-    Parameters
-    ----------
-    settings : mapping
-        All settings.
-
-    Returns
-    -------
-    dict
-        The algorithm's part of the summary.
-
-    Raises
-    ------
-    SettingsError
-        If it is not there.
+    Raises `SettingsError` if it is not there.
     """
     path = Path(str(settings["output"])) / SUMMARY
     try:
@@ -90,22 +69,11 @@ def read_summary(settings: Settings) -> dict[str, Any]:
 def summarize(
     rows: list[Row], clients: Mapping[str, Mapping[str, Any]], last: int
 ) -> dict[str, Any]:
-    """Return a run's result: means over its last rounds, never the best round.
+    """Return a run's result: means over its ``last`` rounds, never the best round.
 
-    Parameters
-    ----------
-    rows : list of dict
-        The rounds' metrics.
-    clients : mapping
-        Each client's final metrics.
-    last : int
-        How many rounds at the end the result is the mean of.
-
-    Returns
-    -------
-    dict
-        ``accuracy`` (and other metrics of the evaluation), ``accuracy-std-clients``,
-        ``rounds``, ``seconds``, ``bytes``, and ``bits`` of gossip's messages.
+    It has ``accuracy`` (and other metrics of the evaluation), ``accuracy-std-clients``
+    from ``clients``, each one's final metrics, ``rounds``, ``seconds``, ``bytes``, and
+    ``bits`` of gossip's messages.
     """
     summary: dict[str, Any] = {}
     final = [row for row in rows if row["round"] > rows[-1]["round"] - last]

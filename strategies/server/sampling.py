@@ -28,18 +28,7 @@ class Sampler:
     seed: int
 
     def check(self, num_nodes: int) -> None:
-        """Raise unless so many nodes are enough for one to be sampled.
-
-        Parameters
-        ----------
-        num_nodes : int
-            How many there are.
-
-        Raises
-        ------
-        SettingsError
-            If nobody is sampled.
-        """
+        """Raise `SettingsError` if of so many nodes nobody is sampled."""
         if self._share(num_nodes) == 0 and self.least <= 1 and num_nodes:
             raise SettingsError(
                 f"fraction-train is {self.fraction}: of {num_nodes} clients it samples "
@@ -53,20 +42,7 @@ class Sampler:
         return int(self.fraction * num_nodes + 1e-9)
 
     def sample(self, server_round: int, nodes: list[int]) -> list[int]:
-        """Sample the nodes that train in a round.
-
-        Parameters
-        ----------
-        server_round : int
-            The round, from 1.
-        nodes : list of int
-            Nodes to choose from, in a fixed order.
-
-        Returns
-        -------
-        list of int
-            The sampled nodes, in the same order.
-        """
+        """Return the nodes that train in a round (from 1), in their given order."""
         count = min(max(self._share(len(nodes)), self.least), len(nodes))
         rng = np.random.default_rng([self.seed, 0x5A3B, server_round])
         chosen = sorted(rng.choice(len(nodes), count, replace=False))

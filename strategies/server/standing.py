@@ -15,7 +15,7 @@ class Standing:
     Parameters
     ----------
     run_token : str, default ""
-        Tells clients one run from another; kept by checkpoints.
+        Names the run to the clients; kept by checkpoints.
     checkpointed : int, default 0
         Last round of a checkpoint that was really written.
     acknowledged : dict of str to int
@@ -29,20 +29,8 @@ class Standing:
     def config(self, name: str, server_round: int, checkpoints: bool) -> ConfigRecord:
         """Return what a client needs to know of the run.
 
-        Parameters
-        ----------
-        name : str
-            The client.
-        server_round : int
-            The round of the message.
-        checkpoints : bool
-            Whether the run writes checkpoints.
-
-        Returns
-        -------
-        ConfigRecord
-            The run, the client's last round that counted, and the round that a resume
-            would go back to.
+        That is the run, the client's last round that counted, and the round that a
+        resume would go back to. ``checkpoints`` says whether the run writes any.
         """
         resumable = checkpoints or self.checkpointed > 0
         config = ConfigRecord(
@@ -60,6 +48,6 @@ class Standing:
         return {"acknowledged": self.acknowledged, "run": self.run_token}
 
     def load_state_dict(self, values: dict[str, Any]) -> None:
-        """Go back to a saved state, as `state_dict` returned it."""
+        """Go back to a saved state."""
         self.acknowledged = {n: int(r) for n, r in values["acknowledged"].items()}
         self.run_token = str(values["run"])

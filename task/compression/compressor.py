@@ -82,7 +82,7 @@ class Compressor(ABC):
         Parameters
         ----------
         x : torch.Tensor
-            Shape (d,), float32, finite. At x = 0 the answer is ``omega(d)``.
+            As for ``compress``. At x = 0 the answer is ``omega(d)``.
 
         Returns
         -------

@@ -44,44 +44,12 @@ class PerTensor(Compressor):
         require(valid, "sizes", self.sizes, "one or more numbers >= 1")
 
     def num_bytes(self, dimension: int) -> int:
-        """Give the sum over the tensors.
-
-        Parameters
-        ----------
-        dimension : int
-            sum(sizes).
-
-        Returns
-        -------
-        int
-            Length of every message in bytes.
-
-        Raises
-        ------
-        ValueError
-            If `dimension` is anything else.
-        """
+        """Give the sum over the tensors."""
         self._check_dimension(dimension)
         return sum(self.compressor.num_bytes(size) for size in self.sizes)
 
     def omega(self, dimension: int) -> float:
-        """Give the least omega of a tensor.
-
-        Parameters
-        ----------
-        dimension : int
-            sum(sizes).
-
-        Returns
-        -------
-        float
-            omega in (0, 1].
-
-        Raises
-        ------
-        ValueError
-            If `dimension` is anything else.
-        """
+        """Give the least omega of a tensor."""
         self._check_dimension(dimension)
         return min(self.compressor.omega(size) for size in self.sizes)
 
@@ -129,19 +97,7 @@ COMPRESSORS: dict[str, type[Compressor]] = {
 
 
 def create(name: str, **settings: int | float) -> Compressor:
-    """Build a compressor by name.
-
-    Parameters
-    ----------
-    name : str
-        A key of ``COMPRESSORS``.
-    **settings : int or float
-        The operator's own settings: ``k``, ``levels``, ``scaled``.
-
-    Returns
-    -------
-    Compressor
-        The operator.
+    """Build a compressor by name (a key of ``COMPRESSORS``) with its own settings.
 
     Raises
     ------
@@ -184,22 +140,12 @@ class CompressionSettings(Checked):
 def from_settings(settings: CompressionSettings, sizes: tuple[int, ...]) -> Compressor:
     """Build the compressor that the settings name.
 
-    Parameters
-    ----------
-    settings : CompressionSettings
-        The operator and its parameters.
-    sizes : tuple of int
-        Number of entries of each tensor of the vector.
-
-    Returns
-    -------
-    Compressor
-        The operator.
+    ``sizes`` are the numbers of entries of the vector's tensors.
 
     Raises
     ------
     SettingsError
-        If the name or a value is not one of those allowed.
+        If a value is not one of those allowed.
     """
     name, k = settings.compressor, settings.compressor_k
     valid = k < 1 or float(k).is_integer()

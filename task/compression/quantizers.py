@@ -22,10 +22,7 @@ from task.settings import SettingsError, require
 
 @dataclass(frozen=True)
 class Identity(Compressor):
-    """No compression: the entries as floats.
-
-    omega = 1; 4 d bytes.
-    """
+    """No compression: the entries as floats. omega = 1; 4 d bytes."""
 
     def num_bytes(self, dimension: int) -> int:
         """Give 4 d."""
@@ -115,18 +112,7 @@ class QSGD(Compressor):
         check_levels(self.levels)
 
     def beta(self, dimension: int) -> float:
-        """Give beta_{d,s} = min(d / s^2, sqrt(d) / s), the relative variance's bound.
-
-        Parameters
-        ----------
-        dimension : int
-            Number of entries d of the vector.
-
-        Returns
-        -------
-        float
-            beta > 0.
-        """
+        """Give beta_{d,s} = min(d / s^2, sqrt(d) / s), as the class explains it."""
         ratio = math.sqrt(dimension) / self.levels
         return min(ratio**2, ratio)
 
@@ -136,16 +122,6 @@ class QSGD(Compressor):
 
     def omega(self, dimension: int) -> float:
         """Give 1 - beta, or 1 / (1 + beta) if scaled.
-
-        Parameters
-        ----------
-        dimension : int
-            Number of entries d of the vector.
-
-        Returns
-        -------
-        float
-            omega in (0, 1].
 
         Raises
         ------

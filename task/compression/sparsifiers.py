@@ -124,19 +124,7 @@ class QSGDTopK(TopK):
     E ||T - Q_s(T) / (1 + beta)||^2 <= (1 - 1 / (1 + beta)) ||T||^2.
 
     ceil(k ceil(log2 d) / 8) + 4 + ceil(k (ceil(log2(s + 1)) + 1) / 8) bytes: the
-    indices, the norm, the levels.
-
-    Parameters
-    ----------
-    k : int or float, default 0.01
-        As for ``TopK``.
-    levels : int, default 15
-        As for ``QSGD``.
-
-    Raises
-    ------
-    SettingsError
-        If one of them is out of range.
+    indices, the norm, the levels. Parameters: see ``TopK`` and ``QSGD``.
     """
 
     levels: int = 15
@@ -159,17 +147,7 @@ class RandK(Compressor):
     draw follows from a seed, which is sent in place of the indices.
 
     8 + 4 k bytes: the seed as a little-endian integer, then the entries in the order
-    of their indices.
-
-    Parameters
-    ----------
-    k : int or float, default 0.01
-        As for ``TopK``.
-
-    Raises
-    ------
-    SettingsError
-        If `k` is out of range.
+    of their indices. Parameters: see ``TopK``.
     """
 
     k: int | float = 0.01

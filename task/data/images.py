@@ -14,19 +14,9 @@ IMAGE_SUFFIXES = frozenset(
 
 
 def images_in(folder: Path, kind: str = "folder") -> list["os.DirEntry[str]"]:
-    """Return the image files of a folder, by name.
+    """Return a folder's own image files, by name.
 
-    Parameters
-    ----------
-    folder : Path
-        The folder; those below it are not looked into.
-    kind : str, default "folder"
-        What the error calls it.
-
-    Returns
-    -------
-    list of os.DirEntry
-        At least one.
+    ``kind`` is what the error calls the folder.
 
     Raises
     ------
@@ -41,26 +31,10 @@ def images_in(folder: Path, kind: str = "folder") -> list["os.DirEntry[str]"]:
 
 
 def read_image(path: Path, mode: str, size: tuple[int, int]) -> npt.NDArray[np.uint8]:
-    """Decode an image, converted and resized to what a model takes.
+    """Return an image, converted to a mode, "L" or "RGB", and a (width, height).
 
-    Parameters
-    ----------
-    path : Path
-        The image.
-    mode : {"L", "RGB"}
-        Grey or colour.
-    size : (int, int)
-        Width and height in pixels.
-
-    Returns
-    -------
-    ndarray of uint8, shape (height, width, channels)
-        The pixels.
-
-    Raises
-    ------
-    Exception
-        Nearly any, for a damaged file.
+    The array has the shape (height, width, channels). A damaged file can raise nearly
+    any exception.
     """
     from PIL import Image
 

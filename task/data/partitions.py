@@ -4,6 +4,11 @@ A partition is a matrix of proportions, classes by clients: entry (c, i) is the 
 class c's examples that client i gets, and each row sums to 1 (or to 0 for a class that
 nobody has). Training and test examples are split by the same matrix, so a client's test
 set has the classes and the mix of its training set.
+
+The functions of `PARTITIONS` return such a matrix, a float array of shape (num_classes,
+num_clients). They take these two numbers, then their own settings (as
+`PartitionSettings` explains them) and last, where something is drawn, a generator. They
+raise `SettingsError` where the partition is impossible.
 """
 
 from collections.abc import Callable
@@ -70,28 +75,10 @@ def shards(
 ) -> Proportions:
     """Return equal shards as the authors of FedRep and FLUTE deal them out.
 
-    Every class is cut into ``num_clients * per_client / num_classes`` shards of equal
-    size, and each client draws ``per_client`` shards. A client may draw two of the same
-    class, so some have fewer classes than ``per_client``; see `classes`.
-
-    Parameters
-    ----------
-    num_classes, num_clients : int
-        How many there are.
-    per_client : int
-        Shards per client, S.
-    rng : numpy.random.Generator
-        Shuffles the shards.
-
-    Returns
-    -------
-    ndarray of float, shape (num_classes, num_clients)
-        The proportions.
-
-    Raises
-    ------
-    SettingsError
-        If S is larger than the number of classes or the shards cannot be equal.
+    Every class is cut into ``num_clients * S / num_classes`` shards of equal size, and
+    each client draws S of them (``per_client``). It may draw two of the same class, so
+    some have fewer classes than S. S is at most the number of classes, of which
+    ``num_clients * S`` must be a multiple.
     """
     copies = _shards_per_class(num_classes, num_clients, per_client)
     drawn = rng.permutation(np.repeat(np.arange(num_classes), copies))
@@ -105,25 +92,6 @@ def distinct_shards(
 
     As `shards`, but each client's shards are of different classes: the clients choose
     in turn, at random among the classes of which most shards are left.
-
-    Parameters
-    ----------
-    num_classes, num_clients : int
-        How many there are.
-    per_client : int
-        Classes per client, S.
-    rng : numpy.random.Generator
-        Breaks the ties.
-
-    Returns
-    -------
-    ndarray of float, shape (num_classes, num_clients)
-        The proportions.
-
-    Raises
-    ------
-    SettingsError
-        As `shards`.
     """
     copies = _shards_per_class(num_classes, num_clients, per_client)
     left = np.full(num_classes, copies)
@@ -167,19 +135,7 @@ def dirichlet(
 ) -> Proportions:
     """Return each class's proportions drawn from a symmetric Dirichlet distribution.
 
-    Parameters
-    ----------
-    num_classes, num_clients : int
-        How many there are.
-    alpha : float
-        Concentration, > 0: small is uneven, large is even.
-    rng : numpy.random.Generator
-        Draws the proportions.
-
-    Returns
-    -------
-    ndarray of float, shape (num_classes, num_clients)
-        The proportions.
+    Its concentration alpha, above 0, is small for uneven proportions.
     """
     return rng.dirichlet(np.full(num_clients, alpha), num_classes)
 
@@ -193,22 +149,8 @@ def log_normal(
 ) -> Proportions:
     """Return S different classes per client and log-normal sizes (FedRep's FEMNIST).
 
-    Parameters
-    ----------
-    num_classes, num_clients : int
-        How many there are.
-    per_client : int
-        Classes per client, S.
-    sigma : float
-        Standard deviation of the logarithm of a client's weight, >= 0. The clients of a
-        class share its examples in proportion to their weights.
-    rng : numpy.random.Generator
-        Draws weights and classes.
-
-    Returns
-    -------
-    ndarray of float, shape (num_classes, num_clients)
-        The proportions.
+    The clients of a class share its examples in proportion to their weights; sigma is
+    the standard deviation of the logarithm of a client's weight, at least 0.
     """
     held = distinct_shards(num_classes, num_clients, per_client, rng) > 0
     weights = held * rng.lognormal(0.0, sigma, num_clients)
@@ -216,35 +158,15 @@ def log_normal(
 
 
 def iid(num_classes: int, num_clients: int) -> Proportions:
-    """Return equal proportions of every class.
-
-    Parameters
-    ----------
-    num_classes, num_clients : int
-        How many there are.
-
-    Returns
-    -------
-    ndarray of float, shape (num_classes, num_clients)
-        The proportions.
-    """
+    """Return equal proportions of every class."""
     return np.full((num_classes, num_clients), 1 / num_clients)
 
 
 def class_groups(num_classes: int, num_clients: int) -> Proportions:
     """Return three groups of clients, each with its own third of the classes.
 
-    Within a group all is even (SRPFL, appendix C, "correlated heterogeneity").
-
-    Parameters
-    ----------
-    num_classes, num_clients : int
-        How many there are; at least 3 each.
-
-    Returns
-    -------
-    ndarray of float, shape (num_classes, num_clients)
-        The proportions.
+    Within a group all is even (SRPFL, appendix C, "correlated heterogeneity"). There
+    must be at least 3 classes and 3 clients.
     """
     require(num_clients >= 3, "num-clients", num_clients, "at least 3")
     require(num_classes >= 3, "num-classes", num_classes, "at least 3")
@@ -299,13 +221,7 @@ class PartitionSettings(Checked):
     test_partition: Annotated[str, Choice("same", "all")] = "same"
 
     def idle(self) -> dict[str, str]:
-        """Return the settings that this partition does not use, and why.
-
-        Returns
-        -------
-        dict of str to str
-            By name.
-        """
+        """Return by name the settings that this partition does not use, and why."""
         taken = {name for _, names in PARTITIONS.values() for name in names}
         taken -= set(PARTITIONS[self.partition][1])
         reason = f"partition {self.partition!r} does not use it"

@@ -50,23 +50,8 @@ def two_point_gradient(
     gradient of E f(x + zeta v), v uniform on the unit ball (section 4.4, Fact 1). For a
     quadratic f that is the gradient of f itself.
 
-    Parameters
-    ----------
-    problem : Problem
-        Gives the values.
-    x : ndarray, shape (n, d)
-        Parameters.
-    samples : ndarray, shape (n, s)
-        One for each node, the same for both values.
-    directions : ndarray, shape (n, d)
-        u, of length 1.
-    zeta : float
-        The perturbation, above 0.
-
-    Returns
-    -------
-    ndarray, shape (n, d)
-        The estimates.
+    x, the directions u of length 1 and the estimates have the shape (n, d). A node's
+    row of ``samples``, of shape (n, s), is the same for both values. zeta is above 0.
     """
     ahead = problem.value(x + zeta * directions, samples)
     behind = problem.value(x - zeta * directions, samples)
@@ -150,21 +135,11 @@ class SaddlePoint:
         return np.searchsorted(self._owner, np.arange(len(self.problem.nodes)))
 
     def start(self, seed: int) -> State:
-        """Initialise: random raw parameters in X, everything else zero.
+        """Return the state before the first iteration: random x~ in X, all else zero.
 
         The chapter gives no distribution: here N(0, I_d), projected. The points are
         rounded to float32, so that the first, uncompressed exchange, which carries
         float32, leaves x^ = x~ exactly, as the algorithms require.
-
-        Parameters
-        ----------
-        seed : int
-            At least 0.
-
-        Returns
-        -------
-        State
-            The state before the first iteration.
         """
         nodes, d = self.problem.nodes, self.problem.dimension
         streams = [np.random.default_rng([_START, seed, node]) for node in nodes]
@@ -174,18 +149,7 @@ class SaddlePoint:
         return State(raw, zero, np.zeros((edges, d)), np.zeros(edges), zero.copy())
 
     def point(self, state: State) -> Float64s:
-        """Give x_i as of the last message sent: the projected copies (line 6).
-
-        Parameters
-        ----------
-        state : State
-            The state.
-
-        Returns
-        -------
-        ndarray, shape (n, d)
-            The points.
-        """
+        """Give x_i as of the last message sent: the projected copies (line 6)."""
         return self._set.project(state.copy)
 
     def send(
@@ -285,14 +249,8 @@ def check_duals(pairs: Pairs, mine: ArrayLike, theirs: ArrayLike) -> None:
     """Check that the dual variables of both ends of some edges are equal.
 
     The algorithms use lambda_ij for lambda_ji (section 4.3.1, "Symmetry of dual
-    updates"), which needs a symmetric g and the same copies at both ends.
-
-    Parameters
-    ----------
-    pairs : ndarray of int, shape (E, 2)
-        The edges (i, j).
-    mine, theirs : array-like of float, shape (E,)
-        lambda_ij as node i has it, and lambda_ji as node j has it.
+    updates"), which needs a symmetric g and the same copies at both ends. For the edges
+    (i, j) of ``pairs``, ``mine`` has lambda_ij of node i, ``theirs`` lambda_ji of j.
 
     Raises
     ------
@@ -312,21 +270,9 @@ def check_duals(pairs: Pairs, mine: ArrayLike, theirs: ArrayLike) -> None:
 
 
 def decode(compressor: Compressor | None, message: bytes, dimension: int) -> Float64s:
-    """Read a message.
+    """Return what a message adds to the sender's copy, an array of shape (d,).
 
-    Parameters
-    ----------
-    compressor : Compressor, optional
-        The operator; None stands for float64.
-    message : bytes
-        The message.
-    dimension : int
-        d.
-
-    Returns
-    -------
-    ndarray, shape (d,)
-        What to add to the sender's copy.
+    Without a compressor the message is float64.
 
     Raises
     ------

@@ -62,15 +62,7 @@ class PairConstraint(Protocol):
 
 @dataclass(frozen=True)
 class PairFunction:
-    """Any convex, symmetric pair function, given with its gradient.
-
-    Parameters
-    ----------
-    value : callable
-        (x_i, x_j), both of shape (E, d), to g_ij of shape (E,).
-    gradient : callable
-        The same arguments to the gradient with respect to x_i, of shape (E, d).
-    """
+    """Any convex, symmetric pair function, given as `PairConstraint` describes it."""
 
     value: Callable[[Float64s, Float64s], Float64s]
     gradient: Callable[[Float64s, Float64s], Float64s]
@@ -90,7 +82,7 @@ class Proximity:
     Raises
     ------
     SettingsError
-        If an offset is above 0 or no number.
+        If an offset is above 0 or NaN.
     """
 
     pairs: Pairs
@@ -106,19 +98,7 @@ class Proximity:
     def create(cls, pairs: Pairs, seed: int, low: float, high: float) -> Self:
         """Draw c_ij from U[low, high], the same at both ends of an edge.
 
-        Parameters
-        ----------
-        pairs : ndarray of int, shape (E, 2)
-            The edges (i, j), in any direction.
-        seed : int
-            At least 0.
-        low, high : float
-            The interval: [-5, -3] for the QCQP, [-10, -7] for logistic regression.
-
-        Returns
-        -------
-        Proximity
-            The constraints.
+        The edges can have any direction; the seed is at least 0.
 
         Raises
         ------
@@ -133,12 +113,12 @@ class Proximity:
         return cls(pairs, low + (high - low) * np.array(draws))
 
     def value(self, own: Float64s, other: Float64s) -> Float64s:
-        """Evaluate ||x_i - x_j||^2 + c_ij; see ``PairConstraint.value``."""
+        """Evaluate ||x_i - x_j||^2 + c_ij."""
         apart = own - other
         return dot(apart, apart) + self.offsets
 
     def gradient(self, own: Float64s, other: Float64s) -> Float64s:
-        """Evaluate 2 (x_i - x_j); see ``PairConstraint.gradient``."""
+        """Evaluate 2 (x_i - x_j)."""
         return 2 * (own - other)
 
 
@@ -204,12 +184,12 @@ class Ball:
         require(0 < self.radius < np.inf, "the ball's radius", self.radius, "above 0")
 
     def project(self, x: Float64s) -> Float64s:
-        """Scale rows that are too long; see ``ConvexSet.project``."""
+        """Scale rows that are too long."""
         norms = np.sqrt(dot(x, x))
         return x * (self.radius / np.maximum(norms, self.radius))[:, None]
 
     def shrunk(self, zeta: float) -> "Ball":
-        """Give the ball whose radius is less by zeta; see ``ConvexSet.shrunk``."""
+        """Give the ball whose radius is less by zeta."""
         _check_zeta(zeta, self.radius)
         return Ball(self.radius - zeta)
 
@@ -242,7 +222,7 @@ class Projection:
         require(0 < self.radius < np.inf, "the inner radius", self.radius, "above 0")
 
     def shrunk(self, zeta: float) -> "Projection":
-        """Project onto a scaled and moved copy of X; see ``ConvexSet.shrunk``."""
+        """Project onto a scaled and moved copy of X."""
         _check_zeta(zeta, self.radius)
         moved, kept = zeta / self.radius * self.centre, 1 - zeta / self.radius
 
@@ -253,43 +233,25 @@ class Projection:
 
 
 def directed(edges: Sequence[tuple[int, int]]) -> Pairs:
-    """List every edge from both of its ends.
-
-    Parameters
-    ----------
-    edges : sequence of (int, int)
-        Each edge once.
-
-    Returns
-    -------
-    ndarray of int, shape (2 m, 2)
-        (i, j) and (j, i) of each, in lexicographic order.
-    """
+    """Return (i, j) and (j, i) of every edge as rows, in lexicographic order."""
     return np.array(sorted([*edges, *((j, i) for i, j in edges)]), np.int64)
 
 
 def build_problem(
     name: str, nodes: Sequence[int], pairs: Pairs, seed: int
 ) -> tuple[Problem, Proximity]:
-    """Draw one of the chapter's problems, with its proximity constraints.
+    """Draw one of the chapter's problems (section 4.5) with proximity constraints.
 
     Parameters
     ----------
     name : {"qcqp", "logistic"}
-        The problem (section 4.5).
+        The problem, with c_ij from U[-5, -3] or U[-10, -7].
     nodes : sequence of int
         The nodes wanted.
     pairs : ndarray of int, shape (E, 2)
         Their edges, each node's own number first.
     seed : int
         At least 0.
-
-    Returns
-    -------
-    Problem
-        The costs.
-    Proximity
-        The constraints, with c_ij from U[-5, -3] and U[-10, -7].
 
     Raises
     ------

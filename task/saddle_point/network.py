@@ -67,13 +67,7 @@ class Network:
         return 8 * sent * len(self.nodes)
 
     def iterate(self) -> None:
-        """Make one iteration of every node.
-
-        Raises
-        ------
-        DualMismatchError
-            If the dual variables of the two ends of an edge differ.
-        """
+        """Make one iteration of every node; raise as `check_duals`."""
         state, t = self.state, self.state.iteration + 1
         operator = Identity() if self.compressor and t == 1 else self.compressor
         decoded = compress_rows(
@@ -92,21 +86,10 @@ def compress_rows(
     x: Float64s,
     stream: Callable[[int], np.random.Generator],
 ) -> Float64s:
-    """Give what every row's message decodes to, without writing the messages.
+    """Give ``decompress(compress(row))`` of every row, without writing the messages.
 
-    Parameters
-    ----------
-    compressor : Compressor, optional
-        The operator; None changes nothing.
-    x : ndarray, shape (n, d)
-        Differences.
-    stream : callable
-        Gives a row's generator; asked only for operators that have no form for arrays.
-
-    Returns
-    -------
-    ndarray, shape (n, d)
-        C of every row, exactly ``decompress(compress(row))``.
+    Without a compressor that is x itself. ``stream`` gives a row's generator; it is
+    asked only for operators that have no form for arrays.
 
     Raises
     ------

@@ -135,27 +135,12 @@ class QCQP:
     ) -> Self:
         """Draw the costs of some nodes.
 
-        Parameters
-        ----------
-        nodes : sequence of int
-            The nodes.
-        seed : int
-            At least 0.
-        dimension : int, default 10
-            d, at least 1.
-        freedom : int, default 10
-            Degrees of freedom of the Wishart distribution, at least 1. Below d the
-            costs are not strictly convex.
-
-        Returns
-        -------
-        QCQP
-            The costs.
+        They are not strictly convex where ``freedom`` (Wishart's) is below d.
 
         Raises
         ------
         SettingsError
-            If an argument is out of range.
+            If the seed is below 0, or d or ``freedom`` below 1.
         """
         _check(nodes, seed, dimension)
         require(freedom >= 1, "the degrees of freedom", freedom, "at least 1")
@@ -174,21 +159,21 @@ class QCQP:
         return int(self.a.shape[-1])
 
     def draw(self, row: int, generator: np.random.Generator, count: int) -> Float64s:
-        """Draw b, shape (count, d); see ``Problem.draw``."""
+        """Draw b, shape (count, d)."""
         noise = generator.standard_normal((count, self.dimension))
         b: Float64s = self.mean[row] + np.sqrt(self.variance[row]) * noise
         return b
 
     def value(self, x: Float64s, samples: Float64s) -> Float64s:
-        """Evaluate x^T A_i x + b^T x; see ``Problem.value``."""
+        """Evaluate x^T A_i x + b^T x."""
         return dot(x, self._product(x) + samples)
 
     def gradient(self, x: Float64s, samples: Float64s) -> Float64s:
-        """Evaluate 2 A_i x + b; see ``Problem.gradient``."""
+        """Evaluate 2 A_i x + b."""
         return 2 * self._product(x) + samples
 
     def expected(self, x: Float64s) -> Float64s:
-        """Evaluate x^T A_i x + E b^T x; see ``Problem.expected``."""
+        """Evaluate x^T A_i x + E b^T x."""
         return self.value(x, self.mean[:, None])
 
     def _product(self, x: Float64s) -> Float64s:
@@ -234,28 +219,12 @@ class LogisticRegression:
         dimension: int = 10,
         spread: float = 0.5,
     ) -> Self:
-        """Draw the true models of some nodes.
-
-        Parameters
-        ----------
-        nodes : sequence of int
-            The nodes.
-        seed : int
-            At least 0.
-        dimension : int, default 10
-            d, at least 1.
-        spread : float, default 0.5
-            s, the distance of every theta_i from their common centre, at least 0.
-
-        Returns
-        -------
-        LogisticRegression
-            The costs.
+        """Draw the true models of some nodes, at distance s (``spread``) from c.
 
         Raises
         ------
         SettingsError
-            If an argument is out of range.
+            If the seed or ``spread`` is below 0, or d below 1.
         """
         _check(nodes, seed, dimension)
         require(spread >= 0, "the spread of the models", spread, "at least 0")
@@ -269,22 +238,22 @@ class LogisticRegression:
         return int(self.models.shape[-1])
 
     def draw(self, row: int, generator: np.random.Generator, count: int) -> Float64s:
-        """Draw y p, shape (count, d); see ``Problem.draw``."""
+        """Draw y p, shape (count, d)."""
         p = generator.standard_normal((count, self.dimension))
         likely = generator.random(count) < _sigmoid(dot(p, self.models[row]))
         return np.where(likely[:, None], p, -p)
 
     def value(self, x: Float64s, samples: Float64s) -> Float64s:
-        """Evaluate the loss; see ``Problem.value``."""
+        """Evaluate the loss."""
         loss: Float64s = np.logaddexp(0, -dot(x, samples))
         return loss
 
     def gradient(self, x: Float64s, samples: Float64s) -> Float64s:
-        """Evaluate -sigma(-y x^T p) y p; see ``Problem.gradient``."""
+        """Evaluate -sigma(-y x^T p) y p."""
         return -_sigmoid(-dot(x, samples))[:, None] * samples
 
     def expected(self, x: Float64s) -> Float64s:
-        """Evaluate the expected loss to about 1e-12; see ``Problem.expected``."""
+        """Evaluate the expected loss to about 1e-12."""
         slope = _sigmoid(np.linalg.norm(self.models, axis=1)[:, None] * _ABSCISSAE)
         agreement = dot(x, self.models) * ((slope * (1 - slope)) @ _DENSITY)
         z = np.linalg.norm(x, axis=1)[:, None] * _ABSCISSAE
@@ -292,19 +261,9 @@ class LogisticRegression:
         return expectation
 
     def accuracy(self, x: Float64s, count: int = 500) -> Float64s:
-        """Test the models on examples that no iteration draws.
+        """Return the fraction of examples whose sign is right, shape (n,).
 
-        Parameters
-        ----------
-        x : ndarray, shape (n, d)
-            Models.
-        count : int, default 500
-            Test examples of each node (section 4.5.2.1).
-
-        Returns
-        -------
-        ndarray, shape (n,)
-            Fraction of examples whose sign is right.
+        The examples, 500 for each node (section 4.5.2.1), are drawn by no iteration.
         """
         streams = [np.random.default_rng([_TEST, self.seed, i]) for i in self.nodes]
         tests = [self.draw(row, stream, count) for row, stream in enumerate(streams)]

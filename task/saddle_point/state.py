@@ -48,29 +48,12 @@ class State:
     iteration: int = 0
 
     def arrays(self) -> dict[str, NDArray[Any]]:
-        """Give everything as arrays, for what stores or sends only arrays.
-
-        Returns
-        -------
-        dict of str to ndarray
-            By the names above.
-        """
+        """Give everything as arrays by the names above."""
         return {f.name: np.asarray(getattr(self, f.name)) for f in fields(self)}
 
     @classmethod
     def from_arrays(cls, arrays: Mapping[str, NDArray[Any]]) -> Self:
-        """Read back what ``arrays`` gave.
-
-        Parameters
-        ----------
-        arrays : mapping of str to ndarray
-            The arrays.
-
-        Returns
-        -------
-        State
-            Their copy.
-        """
+        """Return a copy of what ``arrays`` gave."""
         names = [f.name for f in fields(cls) if f.name != "iteration"]
         values = {name: np.array(arrays[name], np.float64) for name in names}
         return cls(**values, iteration=int(arrays["iteration"]))
@@ -96,12 +79,7 @@ class Noise:
         self._drawn: tuple[int, Float64s, Float64s] | None = None
 
     def at(self, iteration: int) -> tuple[Float64s, Float64s]:
-        """Give an iteration's samples and directions.
-
-        Parameters
-        ----------
-        iteration : int
-            t, from 1.
+        """Give the samples and directions of an iteration; iterations count from 1.
 
         Returns
         -------
@@ -128,16 +106,5 @@ class Noise:
 
 
 def exchange_stream(seed: int, node: int, iteration: int) -> np.random.Generator:
-    """Give the generator of a message, for compressors that draw.
-
-    Parameters
-    ----------
-    seed, node, iteration : int
-        The run, the sender and t, from 1.
-
-    Returns
-    -------
-    numpy.random.Generator
-        A new generator.
-    """
+    """Give the generator of the message that a node sends in an iteration, from 1."""
     return np.random.default_rng([_EXCHANGE, seed, node, iteration])

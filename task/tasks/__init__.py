@@ -31,8 +31,13 @@ TASKS: dict[str, Callable[..., Task]] = {
 }
 
 
+def made_by(maker: Callable[..., Task]) -> object:
+    """Return the class or function behind what makes a task."""
+    return maker.func if isinstance(maker, partial) else maker
+
+
 def task_maker(name: str) -> Callable[..., Task]:
-    """Return what makes a task.
+    """Return what `build_task` calls to make a task.
 
     Parameters
     ----------
@@ -41,11 +46,6 @@ def task_maker(name: str) -> Callable[..., Task]:
         called with its declared settings and, where it has such an argument, with
         ``num_clients``: how many clients share the data, 0 on a device that has its
         own as client 0. It returns a `Task`.
-
-    Returns
-    -------
-    callable
-        To be called by `build_task`.
 
     Raises
     ------
@@ -58,8 +58,7 @@ def task_maker(name: str) -> Callable[..., Task]:
             made: Callable[..., Task] = maker
             return made
         raise SettingsError(
-            f"task {name!r} is a {type(maker).__name__}; it must be a function that "
-            "returns a task"
+            f"task {name!r} names {maker!r}; it must be a function that returns a task"
         )
     if name not in TASKS:
         raise unknown("task", name, TASKS)
@@ -109,4 +108,12 @@ def _build(
 
 
 # What every algorithm asks a task for.
-TASK_PARTS = ("initial_model", "train_examples", "test_examples", "loss", "classes")
+TASK_PARTS = (
+    "initial_model",
+    "initial_state",
+    "scratch_model",
+    "train_examples",
+    "test_examples",
+    "loss",
+    "classes",
+)

@@ -133,17 +133,12 @@ class ImageTask(BaseTask):
         """What the partition does not use; all of it where data has its clients."""
         if not self.dataset.clients:
             return self.settings.idle()
-        names = ("partition", "classes-per-client", "dirichlet-alpha", "size-sigma")
+        names = ["partition", "classes-per-client", "dirichlet-alpha", "size-sigma"]
+        names.append("test-partition")
         return dict.fromkeys(names, "the data is already split over its clients")
 
     def initial_model(self) -> SplitModel:
-        """Return the common initial model, fixed by the seed.
-
-        Returns
-        -------
-        SplitModel
-            A new model.
-        """
+        """Return a new model with the seed's initial values."""
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(self.seed)
             return build_model(
@@ -155,33 +150,11 @@ class ImageTask(BaseTask):
             )
 
     def train_examples(self, client: int) -> ExampleSet:
-        """Return a client's training images.
-
-        Parameters
-        ----------
-        client : int
-            The client, from 0.
-
-        Returns
-        -------
-        ExampleSet
-            The images, read from the cache.
-        """
+        """Return a client's training images, read from the cache."""
         return self._examples(client, True)
 
     def test_examples(self, client: int) -> ExampleSet:
-        """Return a client's test images.
-
-        Parameters
-        ----------
-        client : int
-            The client, from 0.
-
-        Returns
-        -------
-        ExampleSet
-            The images, never augmented.
-        """
+        """Return a client's test images, never augmented."""
         # With test-partition "all" there is one set for everybody.
         shared = self.test[client] is self.test[0]
         return self._examples(0 if shared else client, False)

@@ -16,18 +16,7 @@ SPECTRA = ("low-rank", "gaussian", "decaying")
 
 
 def orthonormal(b: Matrix) -> Matrix:
-    """Return an orthonormal basis of a matrix's column space.
-
-    Parameters
-    ----------
-    b : ndarray, shape (d, k)
-        A matrix of full column rank.
-
-    Returns
-    -------
-    ndarray, shape (d, k)
-        The Q of its QR decomposition.
-    """
+    """Return an orthonormal basis of b's columns, the Q of its QR decomposition."""
     q: Matrix = np.linalg.qr(b).Q
     return q
 
@@ -143,24 +132,7 @@ class LinearTask(Checked, RegressionTask):
     def draw(
         self, client: int, draw: int = 0, samples: int | None = None
     ) -> tuple[Matrix, Matrix]:
-        """Draw examples of a client.
-
-        Parameters
-        ----------
-        client : int
-            The client, from 0.
-        draw : int, default 0
-            Which batch: the same number gives the same examples.
-        samples : int, optional
-            How many; the task's ``samples`` by default.
-
-        Returns
-        -------
-        x : ndarray, shape (samples, dimension)
-            Inputs.
-        y : ndarray, shape (samples,)
-            Outputs.
-        """
+        """Draw x ~ N(0, I_d) and y = φ_iᵀ x + noise of a client."""
         rng = np.random.default_rng([self.seed, 0xD4A3, client, draw])
         n = samples or self.samples
         x = rng.standard_normal((n, self.dimension))

@@ -47,7 +47,7 @@ class MultiTaskSetup(Checked, BaseTask):
     bandit_radius: Annotated[float, Range("[0, inf)")] = 0.0
 
     classes: ClassVar[tuple[str, ...]] = ()
-    untrainable: ClassVar[str] = "its algorithm is multi-task"
+    untrainable: ClassVar[str] = "the algorithm for it is multi-task"
 
     def __post_init__(self) -> None:
         """Check that the numbers go together."""
@@ -62,19 +62,9 @@ class MultiTaskSetup(Checked, BaseTask):
     def saddle_point(
         self, nodes: Sequence[int], pairs: Sequence[tuple[int, int]]
     ) -> SaddlePoint:
-        """Return the algorithm for some nodes.
+        """Return the algorithm with some nodes' costs and their edges' constraints.
 
-        Parameters
-        ----------
-        nodes : sequence of int
-            Numbers of the nodes.
-        pairs : sequence of (int, int)
-            Their edges, in lexicographic order.
-
-        Returns
-        -------
-        SaddlePoint
-            With these nodes' costs and these edges' constraints.
+        The edges (i, j) are in lexicographic order.
         """
         edges: Pairs = np.array(pairs, np.int64)
         problem, constraint = build_problem(self.problem, nodes, edges, self.seed)
@@ -89,43 +79,15 @@ class MultiTaskSetup(Checked, BaseTask):
         )
 
     def initial_model(self) -> SplitModel:
-        """Return a linear model of zeros, which the algorithm does not use.
-
-        Returns
-        -------
-        SplitModel
-            ``head.weight`` of shape (1, d).
-        """
+        """Return an unused ``head.weight`` of zeros, of shape (1, d)."""
         head = nn.Linear(DIMENSION, 1, bias=False)
         nn.init.zeros_(head.weight)
         return SplitModel(nn.Identity(), head)
 
     def train_examples(self, client: int) -> ExampleSet:
-        """Return no examples: samples are drawn as the algorithm goes.
-
-        Parameters
-        ----------
-        client : int
-            Ignored.
-
-        Returns
-        -------
-        ExampleSet
-            Empty.
-        """
+        """Return no examples: samples are drawn as the algorithm goes."""
         return ExampleSet(torch.empty(0, DIMENSION), torch.empty(0, 1))
 
     def test_examples(self, client: int) -> ExampleSet:
-        """Return no examples.
-
-        Parameters
-        ----------
-        client : int
-            Ignored.
-
-        Returns
-        -------
-        ExampleSet
-            Empty.
-        """
+        """Return no examples."""
         return self.train_examples(client)

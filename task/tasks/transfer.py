@@ -8,13 +8,7 @@ from task.transfer import TEST_EXAMPLES, TransferData
 
 @dataclass(frozen=True)
 class TransferTask(TransferData, RegressionTask):
-    """Table 5.1's sources and targets, with a linear split model.
-
-    Parameters
-    ----------
-    **data
-        As for `TransferData`.
-    """
+    """Table 5.1's sources and targets (`TransferData`) with a linear split model."""
 
     test_draw = 1
     test_samples = TEST_EXAMPLES

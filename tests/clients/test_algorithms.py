@@ -62,9 +62,13 @@ def initial() -> tuple[np.ndarray, np.ndarray]:
 
 
 def numpy_train(
-    b: np.ndarray, w: np.ndarray, index: int, epochs: int, parts: str
+    b: np.ndarray, w: np.ndarray, index: int, epochs: int, parts: str, mu: float = 0.0
 ) -> tuple[np.ndarray, np.ndarray, float]:
-    """Momentum SGD on mean (y - w b x)²; new velocities, as in every local training."""
+    """Momentum SGD on mean (y - w b x)²; new velocities, as in every local training.
+
+    With ``mu`` there is mu/2 ‖· − start‖² besides, which the loss leaves out.
+    """
+    start_b, start_w = b, w
     x, y = TASK.draw(index)
     y = y[:, None]
     velocity_b, velocity_w, loss = np.zeros_like(b), np.zeros_like(w), 0.0
@@ -72,8 +76,8 @@ def numpy_train(
         residual = x @ b.T @ w.T - y
         loss = float(np.mean(residual**2))
         slope = 2 * residual / len(y)
-        gradient_w = slope.T @ (x @ b.T) + DECAY * w
-        gradient_b = (slope @ w).T @ x + DECAY * b
+        gradient_w = slope.T @ (x @ b.T) + DECAY * w + mu * (w - start_w)
+        gradient_b = (slope @ w).T @ x + DECAY * b + mu * (b - start_b)
         if "w" in parts:
             velocity_w = MOMENTUM * velocity_w + gradient_w
             w = w - RATE * velocity_w
@@ -140,6 +144,54 @@ def test_fedavg_trains_and_sends_everything():
     assert num_examples == 9
     assert metrics["train-loss"] == pytest.approx(loss, rel=1e-5)
     assert len(context.state) == 0
+
+
+@pytest.mark.parametrize("mu", [0.8, 0.0])
+def test_fedavg_is_fedprox_where_the_server_says_so(mu):
+    b, w = initial()
+    b, w = b + 0.2, w - 0.1
+    client = client_of(FedAvgClient, new_context())
+    sent = [b.astype(np.float32), w.astype(np.float32)]
+    arrays, _, metrics = client.fit(sent, {"server-round": 1, "proximal-mu": mu})
+    near_b, near_w, loss = numpy_train(b, w, 1, REPRESENTATION_EPOCHS, "bw", mu)
+    assert_near(arrays[0], near_b)
+    assert_near(arrays[1], near_w)
+    assert metrics["train-loss"] == pytest.approx(loss, rel=1e-5)
+    # The term is not too small to be seen, and holds for this message only.
+    free_b, _, _ = numpy_train(b, w, 1, REPRESENTATION_EPOCHS, "bw")
+    assert (np.abs(free_b - near_b).max() > 1e-3) == (mu > 0)
+    (again, _), _, _ = client.fit(sent, {"server-round": 2})
+    assert_near(again, free_b)
+
+
+def test_what_stays_here_is_not_held_near_anything():
+    # FedRep's head has nothing that the server has sent, its representation has.
+    b, w = initial()
+    context = new_context()
+    config = {"server-round": 1, "proximal-mu": 0.8}
+    arrays, _, _ = client_of(FedRepClient, context).fit([b.astype(np.float32)], config)
+    _, w, _ = numpy_train(b, w, 1, HEAD_EPOCHS, "w")
+    near, _, _ = numpy_train(b, w, 1, REPRESENTATION_EPOCHS, "b", 0.8)
+    assert_near(PersonalState(context).load()["head.weight"], w)
+    assert_near(arrays[0], near)
+
+
+def test_a_server_s_anchor_comes_on_top_of_a_client_s_own_terms():
+    # As FLUTE's: here 0.3 Σ b, whose slope is 0.3 everywhere.
+    b, w = initial()
+    client = client_of(FedAvgClient, new_context())
+    config = {"server-round": 1, "proximal-mu": 0.8}
+    client.receive([b.astype(np.float32), w.astype(np.float32)], config)
+    term = 0.3 * torch.ones(2, 4)
+    client.train("all", 2, lambda _, m: (term * m.representation.weight).sum())
+    found = client.model.representation.weight.detach().clone()
+    client.receive([b.astype(np.float32), w.astype(np.float32)], config)
+    client.train("all", 2, correction={"representation.weight": term})
+    # A correction is the same as a term of that slope.
+    assert_near(client.model.representation.weight.detach().numpy(), found.numpy())
+    without, _, _ = numpy_train(b, w, 1, 2, "bw", 0.8)
+    # Two steps of 0.3: 0.05 (0.3 + (0.6 + 1) 0.3), nearly.
+    assert (found.numpy() - without).mean() == pytest.approx(-0.039, rel=0.05)
 
 
 def test_local_goes_on_with_its_own_model_and_sends_nothing():

@@ -138,6 +138,81 @@ def test_arrays_that_do_not_fit(change):
         app(message_of(MessageType.TRAIN, arrays, server_round=1), context_of())
 
 
+def test_gradients_go_back_under_names_of_their_own():
+    app, context = app_of(algorithm="flute", task="linear"), context_of(2)
+    arrays = initial_arrays(app, context)
+    message = message_of(MessageType.TRAIN, server_round=1)
+    # As FLUTE's server sends them: the client's own head beside what all share.
+    for key, name in (("arrays", "representation.weight"), ("head", "head.weight")):
+        message.content[key] = ArrayRecord({name: arrays[name]})
+    reply = app(message, context)
+    assert set(reply.content) == {"arrays", "metrics"}
+    found = values_of(reply.content.array_records["arrays"])
+    assert {name: array.shape for name, array in found.items()} == {
+        "gradient.representation.weight": (2, 10),
+        "gradient.head.weight": (1, 2),
+    }
+
+
+def test_arrays_go_back_in_the_records_and_the_precision_in_which_they_came():
+    app, context = app_of(algorithm="fedavg"), context_of(2)
+    arrays = values_of(initial_arrays(app, context))
+    message = message_of(MessageType.TRAIN, server_round=1)
+    for key, part, kind in (
+        ("arrays", "representation.", np.float16),
+        ("head", "head.", np.float32),
+    ):
+        own = {
+            n: Array(a.astype(kind)) for n, a in arrays.items() if n.startswith(part)
+        }
+        message.content[key] = ArrayRecord(own)
+    reply = app(message, context)
+    for key, kind in (("arrays", "float16"), ("head", "float32")):
+        record = reply.content.array_records[key]
+        assert list(record) == list(message.content.array_records[key])
+        assert {array.dtype for array in record.values()} == {kind}
+
+
+def test_bytes_go_beside_the_numbers():
+    app, context = app_of(algorithm="dpsgd", num_clients=20), context_of(2)
+    config = {"exchanged_round": 0, "consensus_step": 0.5, "neighbour_weight": 0.5}
+    message = message_of(MessageType.TRAIN, server_round=1, **config)
+    reply = app(message, context)
+    assert set(reply.content) == {"metrics", "bytes"}
+    (name,) = reply.content.config_records["bytes"]
+    assert name == "message"
+    numbers = reply.content.metric_records["metrics"]
+    assert set(numbers) == {"num-examples", "train-loss", "refused", "server-round"}
+    # The model as it is after the round: d float32 numbers.
+    model = build_task(resolve(FAST), 20).initial_model()
+    d = sum(p.numel() for p in model.parameters())
+    assert len(reply.content.config_records["bytes"]["message"]) == 4 * d
+
+
+def test_a_target_sends_no_arrays():
+    app = app_of(algorithm="representation-transfer", task="transfer")
+    context = context_of(12)
+    arrays = initial_arrays(app, context)
+    basis = ArrayRecord({name: Array(np.eye(10)[:2]) for name in arrays})
+    reply = app(message_of(MessageType.TRAIN, basis, server_round=2), context)
+    assert not any(reply.content.array_records.values())
+    assert reply.content.metric_records["metrics"]["num-examples"] == 8
+
+
+def statistics_of(app, context: Context) -> dict[str, np.ndarray]:
+    reply = app(message_of(f"{MessageType.QUERY}.statistics"), context)
+    return values_of(reply.content.array_records["arrays"])
+
+
+def test_statistics_are_asked_for_by_a_query_of_their_own():
+    assert statistics_of(app_of(algorithm="fedrep"), context_of()) == {}
+    found = statistics_of(app_of(algorithm="fedrep", task="linear"), context_of(3))
+    x, y = build_task(resolve({"task": "linear"}), 20).draw(3)
+    expected = sum(v**2 * np.outer(row, row) for row, v in zip(x, y, strict=True)) / 5
+    assert list(found) == ["moments"]
+    np.testing.assert_allclose(found["moments"], expected)
+
+
 # Names and settings
 
 
@@ -238,6 +313,150 @@ def test_a_node_may_say_where_its_data_are(tmp_path):
     properties = reply.content.config_records["properties"]
     assert set(properties) == {"client", "refusal"}
     assert re.search(f"{tmp_path}.* has no class folders", properties["refusal"])
+
+
+def test_a_node_says_nothing_else():
+    # An algorithm says which settings a device may set for itself.
+    app = app_of(algorithm="fedrep")
+    arrays = initial_arrays(app, context_of())
+    replies = [
+        app(message_of(MessageType.TRAIN, arrays, server_round=1), context)
+        for context in (context_of(), context_of(learning_rate=9.0, num_sources="x"))
+    ]
+    assert equal(*(reply.content.array_records["arrays"] for reply in replies))
+    for algorithm, role in (("representation-transfer", "target"), ("fedrep", None)):
+        app = app_of(algorithm=algorithm)
+        reply = app(message_of(MessageType.QUERY), context_of(num_sources=0))
+        assert reply.content.config_records["properties"].get("role") == role
+    app = app_of(algorithm="representation-transfer")
+    reply = app(message_of(MessageType.QUERY), context_of(num_sources="none"))
+    refusal = reply.content.config_records["properties"]["refusal"]
+    assert refusal == "num-sources is 'none'; it must be of type int"
+
+
+@pytest.mark.parametrize(
+    ("overrides", "line"),
+    [
+        ({"learning_rate": -1.0}, "learning-rate is -1.0; it must be above 0"),
+        ({"torch_threads": 0}, "torch-threads is 0; it must be at least 1"),
+        ({"classes_per_client": 0}, "classes-per-client is 0; it must be at least 1"),
+    ],
+)
+def test_settings_out_of_range_are_a_refusal_in_one_line(overrides, line):
+    reply = app_of(**overrides)(message_of(MessageType.QUERY), context_of())
+    assert reply.content.config_records["properties"]["refusal"] == line
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "task"),
+    [("fedavg", "qcqp"), ("flute", "transfer"), ("multi-task", "digits")],
+)
+def test_an_algorithm_and_a_task_that_do_not_go_together(algorithm, task):
+    app = app_of(algorithm=algorithm, task=task)
+    reply = app(message_of(MessageType.QUERY), context_of())
+    refusal = reply.content.config_records["properties"]["refusal"]
+    assert refusal.startswith(f"algorithm '{algorithm}' and task '{task}': ")
+    assert "\n" not in refusal
+
+
+OWN = """
+from dataclasses import dataclass
+from typing import Annotated
+import numpy as np
+from clients.base import Client, TrainingSettings
+from strategies.base import BaseStrategy
+from task.settings import Range
+
+@dataclass(frozen=True)
+class OwnSettings(TrainingSettings):
+    shift: Annotated[float, Range("[0, inf)")] = 2.0
+
+class OwnClient(Client):
+    settings_type = OwnSettings
+    personal = ("count.",)
+    head_layers = 2
+
+    def initial_slot(self, slot):
+        import torch
+        return {"rounds": torch.zeros(1)}
+
+    def fit(self, parameters, config):
+        self.receive(parameters, config)
+        self.kept["count.rounds"] += 1
+        self.keep(config)
+        arrays, n, metrics = self.send(0.5)
+        moved = [array + self.settings.shift for array in arrays]
+        return moved, n, {**metrics, "rounds": float(self.kept["count.rounds"])}
+
+class Own(BaseStrategy):
+    client = f"{__name__}:OwnClient"
+
+class Nobody(BaseStrategy):
+    pass
+
+class Wrong(BaseStrategy):
+    client = f"{__name__}:Own"
+
+class Lost(BaseStrategy):
+    client = f"{__name__}:Nowhere"
+"""
+
+
+@pytest.fixture
+def own(write_module):
+    """The module of an algorithm that is none of ours."""
+    return write_module("own_algorithm", OWN)
+
+
+@pytest.mark.parametrize(("shift", "expected"), [(None, 2.0), (0.25, 0.25)])
+def test_a_client_of_one_s_own(own, shift, expected):
+    given = {} if shift is None else {"shift": shift}
+    app = make_app({"algorithm": f"{own}:Own", **given})
+    context = context_of(3)
+    arrays = initial_arrays(app, context)
+    # Its head has two layers, as nobody said otherwise.
+    assert {n.split(".")[1] for n in arrays if n.startswith("head.")} == {"fc1", "fc2"}
+    for server_round in (1, 2):
+        reply = app(
+            message_of(MessageType.TRAIN, arrays, server_round=server_round), context
+        )
+        assert reply.content.metric_records["metrics"]["rounds"] == server_round
+        for name, value in values_of(reply.content.array_records["arrays"]).items():
+            np.testing.assert_allclose(
+                value, arrays[name].numpy() + expected, rtol=1e-6
+            )
+
+
+@pytest.mark.parametrize(
+    ("given", "line"),
+    [
+        ({"shift": -1.0}, "shift is -1.0; it must be at least 0"),
+        ({"shift": "far"}, "shift is 'far'; it must be of type float"),
+        ({"shif": 1.0}, "unknown setting 'shif'; did you mean 'shift'? known: "),
+        (
+            {"algorithm": "{own}:Nobody"},
+            "has no client; its attribute 'client'",
+        ),
+        ({"algorithm": "{own}:Wrong"}, "'{own}:Own' is no client; it"),
+        (
+            {"algorithm": "{own}:Lost"},
+            "module '{own}' has no 'Nowhere'",
+        ),
+        (
+            {"algorithm": "{own}:OwnClient"},
+            "is no strategy; it must be a subcl",
+        ),
+        ({"algorithm": "no_algorithm:Own"}, "cannot be imported: ModuleNotFoundError"),
+    ],
+)
+def test_what_is_wrong_with_an_algorithm_of_one_s_own_is_a_line(own, given, line):
+    named = {"algorithm": "{own}:Own", **given}
+    named["algorithm"] = named["algorithm"].format(own=own)
+    reply = make_app(named)(message_of(MessageType.QUERY), context_of())
+    properties = reply.content.config_records["properties"]
+    assert set(properties) == {"client", "refusal"}
+    assert line.format(own=own) in properties["refusal"]
+    assert "\n" not in properties["refusal"]
 
 
 def test_settings_come_from_the_run_where_none_are_given():
@@ -371,6 +590,23 @@ def test_heads_are_in_no_message(tmp_path, algorithm, task):
             for value in record.values():
                 assert isinstance(value, (bool, int, float, str))
                 assert len(str(value)) < 100
+
+
+@pytest.mark.parametrize(("algorithm", "slots"), [("ditto", 1), ("apfl", 2)])
+def test_personal_models_are_in_no_message(tmp_path, algorithm, slots):
+    recorder, _ = run_recorded(tmp_path, algorithm=algorithm)
+    assert {name.split(".")[0] for name in sent_names(recorder)} == {
+        "representation",
+        "head",
+    }
+    assert len({name.split(".")[0] for name in recorder.personal}) == slots
+    # Arrays of a few bytes would be found by chance.
+    personal = {v for vs in recorder.personal.values() for v in vs if len(v) > 40}
+    assert len(personal) >= 3 * 5
+    for message in recorder.messages:
+        for record in message.content.array_records.values():
+            for array in record.values():
+                assert not any(value in array.data for value in personal)
 
 
 def test_fedavg_sends_heads_and_keeps_nothing(tmp_path):

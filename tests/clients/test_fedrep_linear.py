@@ -8,7 +8,6 @@ from clients.device.state import PersonalState
 from clients.fedrep import FedRepLinearClient, FedRepLinearSettings, solve_head
 from task.settings import SettingsError
 from task.tasks.linear import LinearTask
-from task.tasks.transfer import TransferTask
 
 # Two examples in two dimensions, and B = (1, 0)ᵀ.
 X, Y = np.array([[1.0, 2.0], [2.0, 0.0]]), np.array([1.0, 5.0])
@@ -184,10 +183,3 @@ def test_the_same_samples_in_every_round():
     w = solve_head(b, x, y)
     step = 0.1 / 6 * np.outer(x.T @ (x @ b @ w - y), w)
     np.testing.assert_allclose(replies[False][0], (b - step).T)
-
-
-def test_a_task_without_linear_models_is_refused():
-    line = "^FedRepLinearClient needs a LinearTask, not TransferTask$"
-    state = PersonalState(Context(1, 1, {}, RecordDict(), {}))
-    with pytest.raises(SettingsError, match=line):
-        FedRepLinearClient(TransferTask(), 0, state, FedRepLinearSettings())

@@ -5,10 +5,11 @@ import pytest
 import torch
 from flwr.app import Context, RecordDict
 
-from clients import FLUTEClient, FLUTEStarClient
+from clients import FLUTEClient, FLUTELinearClient, FLUTEStarClient
 from clients.device.state import PersonalState
 from task.settings import SettingsError, build, resolve
 from task.tasks import build_task
+from task.tasks.linear import LinearTask
 
 
 def client(kind=FLUTEClient, **more):
@@ -99,6 +100,46 @@ def test_classes_are_those_of_the_training_data() -> None:
     mask = own.get_properties({})["classes"]
     assert {i for i, has in enumerate(mask) if has == "1"} == present
     assert len(mask) == 10
+
+
+def linear_client(index: int = 1) -> FLUTELinearClient:
+    task = LinearTask(dimension=4, rank=2, samples=6, num_clients=3)
+    state = PersonalState(Context(0, 0, {}, RecordDict(), {}))
+    return FLUTELinearClient(task, index, state, FLUTELinearClient.settings_type())
+
+
+def test_linear_gradients_are_those_of_the_stated_loss() -> None:
+    # L(B, w) = 1/(2N) Σ (xᵀ B w − y)², differentiated by torch, in every round alike.
+    own = linear_client()
+    x, y = map(torch.from_numpy, own.task.draw(1))
+    rng = np.random.default_rng(0)
+    b, w = rng.standard_normal((2, 4)), rng.standard_normal((1, 2))
+    parameters = [torch.from_numpy(a).requires_grad_() for a in (b, w)]
+    loss = ((x @ parameters[0].T @ parameters[1][0] - y) ** 2).sum() / (2 * 6)
+    loss.backward()
+    for server_round in (1, 2):
+        arrays, n, metrics = own.fit([b, w], {"server-round": server_round})
+        for array, parameter in zip(arrays, parameters, strict=True):
+            np.testing.assert_allclose(array, parameter.grad.numpy(), rtol=1e-10)
+        assert n == 6
+        assert metrics == {"train-loss": pytest.approx(loss.item())}
+    names = ["gradient.representation.weight", "gradient.head.weight"]
+    assert own.sent_names == names
+    # Nothing is kept here, and what comes begins as the task's model.
+    assert own.state.load() is None
+    initial = own.task.initial_state.values()
+    for array, tensor in zip(own.get_parameters({}), initial, strict=True):
+        np.testing.assert_array_equal(array, tensor.numpy())
+
+
+def test_linear_models_are_compared_with_the_truth() -> None:
+    own = linear_client()
+    b, w = own.task.representation.T, np.array([[1.0, -2.0]])
+    loss, n, metrics = own.evaluate([b, w], {})
+    error = np.linalg.norm(b.T @ w[0] - own.task.models[:, 1])
+    assert (loss, n) == (pytest.approx(error**2 / 2), 6)
+    assert metrics["error"] == pytest.approx(error)
+    assert metrics["distance"] == pytest.approx(0, abs=1e-9)
 
 
 def test_head_of_two_layers_is_refused() -> None:

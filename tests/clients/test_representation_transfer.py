@@ -51,7 +51,7 @@ def test_roles():
 def test_a_source_sends_the_direction_of_its_least_squares_model(samples):
     context = new_context()
     client = client_of(3, context, source_samples=samples)
-    x, y = client.linear.draw(3)
+    x, y = client.task.draw(3)
     theta = minimum_norm(x, y)
     (b,), n, metrics = client.fit(client.get_parameters({}), {"server-round": 1})
     norm = np.linalg.norm(theta)
@@ -66,7 +66,7 @@ def test_a_source_sends_the_direction_of_its_least_squares_model(samples):
 def test_a_source_without_a_signal_sends_zeros(monkeypatch):
     client = client_of(0)
     silent = np.ones((5, 10)), np.zeros(5)
-    monkeypatch.setattr(type(client.linear), "draw", lambda *_: silent)
+    monkeypatch.setattr(type(client.task), "draw", lambda *_: silent)
     (b,), _, _ = client.fit([np.zeros((1, 10))], {"server-round": 1})
     np.testing.assert_array_equal(b, np.zeros((1, 10)))
 
@@ -77,7 +77,7 @@ def test_a_target_s_two_phases(samples):
     client = client_of(12, context, target_samples=samples)
     v = np.linalg.qr(np.random.default_rng(0).standard_normal((10, 2))).Q
     arrays, n, metrics = client.fit([v.T], {"server-round": 2})
-    x, y = client.linear.draw(12)
+    x, y = client.task.draw(12)
     half = samples // 2
     w = np.linalg.solve((x[:half] @ v).T @ (x[:half] @ v), (x[:half] @ v).T @ y[:half])
     first = v @ w
@@ -94,12 +94,12 @@ def test_a_target_s_two_phases(samples):
     loss, tested, errors = client_of(12, context, target_samples=samples).evaluate(
         [v.T], {}
     )
-    x_test, y_test = client.linear.draw(12, 1, 500)
+    x_test, y_test = client.task.draw(12, 1, 500)
 
     def mse(theta: np.ndarray) -> float:
         return float(np.mean((y_test - x_test @ theta) ** 2))
 
-    best = mse(client.linear.model(12))
+    best = mse(client.task.model(12))
     assert tested == 500
     assert loss == pytest.approx(mse(second), rel=1e-6)
     assert errors == {

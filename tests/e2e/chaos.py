@@ -102,6 +102,8 @@ class Chaos:
         home = self.federation.home
         self.data, self.state = home / "data", home / "state"
         self.notes, self.output = home / "notes", home / "deployed"
+        # FedRep as the app has it.
+        self.results = self.output / "Watched"
         self.num_rounds = rounds_for(self.kills)
 
     def run(self) -> Outcome:
@@ -121,7 +123,7 @@ class Chaos:
                 server = self.kill_the_server()
         self.wait(self.run_has_ended, "the end of the run")
         self.look()
-        rows = read_lines(self.output / "fedrep" / "metrics.jsonl")
+        rows = read_lines(self.results / "metrics.jsonl")
         checked, losses = self.compare_states()
         return Outcome(
             self.done,
@@ -186,7 +188,7 @@ class Chaos:
 
     def look(self) -> None:
         """Note which round has closed, and whose replies have counted."""
-        path = self.output / "fedrep" / "checkpoint.safetensors"
+        path = self.results / "checkpoint.safetensors"
         try:
             with safe_open(path, framework="np") as file:
                 about = json.loads(file.metadata()["run"])

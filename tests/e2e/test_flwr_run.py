@@ -7,7 +7,14 @@ import sys
 from pathlib import Path
 
 import pytest
-from federation import BIN, ROOT, free_port, read_lines
+from federation import (
+    BIN,
+    ROOT,
+    free_port,
+    kill_9,
+    processes_with,
+    read_lines,
+)
 
 SETTINGS = 'algorithm="flute" num-server-rounds=2 evaluate-last=1 num-clients=4 '
 SETTINGS += "classes-per-client=5"
@@ -52,8 +59,9 @@ def test_flwr_run_equals_inline(tmp_path: Path) -> None:
             if "Failed to start local SuperLink" not in result.stdout + result.stderr:
                 break
     finally:
-        # The local SuperLink is a daemon; its command line has the log's path.
-        subprocess.run(["pkill", "-9", "-f", str(home)], check=False)
+        # The local SuperLink is a daemon.
+        for pid in processes_with(f"FLWR_HOME={home}"):
+            kill_9(pid)
     rows = read_lines(simulated / "flute" / "metrics.jsonl")
     assert len(rows) == 2, result.stdout + result.stderr
     subprocess.run(

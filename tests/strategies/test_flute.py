@@ -87,9 +87,7 @@ def test_linear_step_by_hand() -> None:
     # and 2 (WWᵀ/4 - I/4) W = (0, 3) in w_2, nothing in w_1. The clients' gradients are
     # summed: diag(1, 2). With η = 0.1: B = diag(1 - 0.1, 1 - 0.1 (2 - 1.5)),
     # w_1 = (1, 0) - 0.1 (1, 1), w_2 = (0, 2) - 0.1 ((0, 1) + (0, 3)).
-    strategy = FLUTELinear(
-        dimension=2, rank=2, learning_rate=0.1, fraction_train=1.0
-    )
+    strategy = FLUTELinear(dimension=2, rank=2, learning_rate=0.1, fraction_train=1.0)
     strategy.heads = {
         "c1": {WEIGHT: np.array([[1.0, 0.0]])},
         "c2": {WEIGHT: np.array([[0.0, 2.0]])},

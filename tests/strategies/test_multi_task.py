@@ -260,7 +260,9 @@ def test_only_neighbours_messages_and_nothing_else_is_sent():
     for message in grid.messages:
         i = message.metadata.dst_node_id - 1
         config = message.content.config_records["config"]
-        neighbours = [strategy.boxes.names[j] for j in np.flatnonzero(strategy.boxes.weights[i])]
+        neighbours = [
+            strategy.boxes.names[j] for j in np.flatnonzero(strategy.boxes.weights[i])
+        ]
         assert set(config.get("relayed-senders", [])) <= set(neighbours)
         assert strategy.boxes.names[i] not in config.get("relayed-senders", [])
         records = message.content.array_records.values()
@@ -310,16 +312,17 @@ def test_bad_numbers(given, message):
 @pytest.mark.parametrize(
     ("algorithm", "task", "line"),
     [
-        ("multi-task", "digits", "MultiTaskClient needs a MultiTaskSetup, not ImageTa"),
-        ("multi-task", "linear", "MultiTaskClient needs a MultiTaskSetup, not LinearT"),
-        ("fedrep", "qcqp", "FedRepClient has nothing to train on in a MultiTaskSetup"),
-        ("dpsgd", "multi-task-logistic", "DPSGDClient has nothing to train on in a M"),
-        ("flute", "transfer", "FLUTEClient needs a task with classes"),
-        ("flute-star", "linear", "FLUTEStarClient needs a task with classes"),
-        ("representation-transfer", "qcqp", "FeatureTransferClient has nothing to tr"),
+        ("multi-task", "digits", "it needs a MultiTaskSetup, as of qcqp or multi-tas"),
+        ("multi-task", "linear", "it needs a MultiTaskSetup, as of qcqp or multi-tas"),
+        ("fedrep", "qcqp", "there is nothing to train on; the algorithm for it is mu"),
+        ("dpsgd", "multi-task-logistic", "there is nothing to train on; the algorit"),
+        ("flute", "transfer", "it needs classes, to which its heads belong"),
+        ("flute-star", "linear", "it needs classes, to which its heads belong"),
+        ("representation-transfer", "qcqp", "there is nothing to train on; the algo"),
     ],
 )
 def test_algorithms_and_tasks_that_do_not_go_together(algorithm, task, line):
+    line = f"algorithm {algorithm!r} and task {task!r}: {line}"
     with pytest.raises(SettingsError, match=f"^{line}") as caught:
         simulation.check([algorithm], {"task": task}, "inline")
     assert "\n" not in str(caught.value)

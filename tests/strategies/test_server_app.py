@@ -1,6 +1,7 @@
 """Rounds: what is evaluated when, what is reported, and other people's strategies."""
 
 import json
+import logging
 import math
 
 import numpy as np
@@ -14,6 +15,7 @@ from flwr.app import (
     MetricRecord,
     RecordDict,
 )
+from flwr.common import log
 from flwr.serverapp.strategy import DifferentialPrivacyServerSideFixedClipping
 from flwr.serverapp.strategy import FedAvg as FlowerFedAvg
 
@@ -22,8 +24,8 @@ from strategies import FedAvg
 from strategies.grids.simulation import InlineGrid
 from strategies.server.replies import to_record
 from strategies.server.rounds import run_rounds
-from strategies.server_app import run
-from task.settings import SettingsError, resolve
+from strategies.server_app import make_app, run, server_settings
+from task.settings import SettingsError, defaults, resolve
 
 START = {"w": np.zeros(3)}
 
@@ -255,3 +257,112 @@ def test_who_fails_is_named(tmp_path, caplog):
 def test_settings_of_the_run_itself(name, value):
     with pytest.raises(SettingsError, match=f"^{name} is {value!r}; it must be "):
         simulation.check(["fedavg"], {name: value}, "inline")
+
+
+# What a server makes of its settings
+
+
+def test_a_server_knows_all_settings_of_ours():
+    assert server_settings({}) == defaults()
+    given = {"algorithm": "flute", "seed": 3, "momentum": 0}
+    assert server_settings(given) == {**defaults(), **given, "momentum": 0.0}
+    for wrong, line in (
+        ({"sede": 3}, "unknown setting 'sede'; did you mean 'seed'"),
+        ({"seed": "3"}, "seed is '3'; it must be of type int"),
+        ({"fewest": 3}, "unknown setting 'fewest'"),
+        ({"algorithm": "fedrap"}, "unknown algorithm 'fedrap'"),
+        ({"algorithm": "srpfl", "srpfl-base": "flanp"}, "srpfl-base is 'flanp'; it"),
+    ):
+        with pytest.raises(SettingsError, match=f"^{line}"):
+            server_settings(wrong)
+
+
+@pytest.mark.parametrize(
+    "named",
+    [
+        {"algorithm": "outsiders:Hooked"},
+        {"algorithm": "srpfl", "srpfl-base": "outsiders:Hooked"},
+    ],
+)
+def test_a_server_knows_the_settings_of_somebody_elses_strategy(named):
+    assert server_settings(named) == {**defaults(), **named, "fewest": 2}
+    assert server_settings({**named, "fewest": 4})["fewest"] == 4
+    with pytest.raises(SettingsError, match=r"^fewest is 4.5; it must be of type int$"):
+        server_settings({**named, "fewest": 4.5})
+
+
+@pytest.mark.parametrize(
+    "named",
+    [
+        {"algorithm": "outsiders:Hooked"},
+        {"algorithm": "srpfl", "srpfl-base": "outsiders:Hooked"},
+        {"task": "nowhere.at_all:task"},
+    ],
+)
+def test_what_only_clients_can_know_is_left_to_them(named):
+    # Neither client nor task is loaded by a server.
+    settings = server_settings({**named, "warm-up": 3, "hearing": "good"})
+    assert (settings["warm-up"], settings["hearing"]) == (3, "good")
+    # What it does know is checked.
+    with pytest.raises(SettingsError, match=r"^seed is 0.5; it must be of type int$"):
+        server_settings({**named, "seed": 0.5})
+
+
+# Errors in the log of a ServerApp
+
+
+@pytest.mark.parametrize(
+    ("error", "line"),
+    [
+        (
+            SettingsError("seed is 0.5; it must be 1"),
+            "error: seed is 0.5; it must be 1",
+        ),
+        (SettingsError("100 % are %d"), "error: 100 % are %d"),
+        (ValueError("what is that?"), None),
+        (KeyError("seed"), None),
+    ],
+)
+@pytest.mark.parametrize("apps", [1, 3])
+def test_bad_input_has_one_line_in_the_log_and_all_else_its_traceback(
+    error, line, apps, caplog
+):
+    # Whoever loads the app more often changes nothing.
+    for _ in range(apps):
+        make_app()
+    try:
+        raise error
+    except Exception as caught:
+        # As Flower does it.
+        log(logging.ERROR, "ServerApp of run %d raised", 7, exc_info=caught)
+    (record,) = caplog.records
+    text = logging.Formatter().format(record)
+    if line is not None:
+        assert text == line
+        return
+    first, second, *_, last = text.splitlines()
+    assert first == "ServerApp of run 7 raised"
+    assert second == "Traceback (most recent call last):"
+    assert last == f"{type(error).__name__}: {error}"
+
+
+def test_what_is_no_error_is_logged_as_it_is(caplog):
+    make_app()
+    with caplog.at_level(logging.INFO, "flwr"):
+        log(logging.INFO, "%d of %d nodes are here", 2, 3)
+    assert caplog.messages == ["2 of 3 nodes are here"]
+
+
+def test_an_app_without_settings_of_its_own_takes_the_contexts(tmp_path, no_plot):
+    finished: list[dict] = []
+    app = make_app(finished=finished.append)
+    config = {
+        "algorithm": "fedavg",
+        "num-server-rounds": 2,
+        "fraction-train": 1.0,
+        "output": str(tmp_path),
+    }
+    app(InlineGrid(client, 4), Context(1, 0, {}, RecordDict(), config))
+    (summary,) = finished
+    assert summary["rounds"] == 2
+    assert len(rows_in(tmp_path)) == 2

@@ -1,3 +1,4 @@
+import json
 import math
 
 import numpy as np
@@ -6,8 +7,10 @@ from flwr.app import ConfigRecord, RecordDict
 from flwr.serverapp.strategy import DifferentialPrivacyServerSideFixedClipping
 from flwr.serverapp.strategy import FedAvg as FlowerFedAvg
 
+from clients.algorithms import client_class
 from clients.client_app import make_app
-from strategies import SRPFL, BaseStrategy, build_strategy
+from strategies import SRPFL, BaseStrategy, LGFedAvg, build_strategy
+from strategies.algorithms import settings_owners
 from strategies.grids.arrivals import SimulatedArrivals
 from strategies.grids.simulation import InlineGrid
 from strategies.grids.speeds import SpeedModel
@@ -15,6 +18,8 @@ from strategies.server.rounds import run_rounds
 from strategies.server_app import run
 from strategies.srpfl import stage_lengths
 from task.settings import SettingsError, resolve
+
+pytestmark = pytest.mark.usefixtures("no_plot")
 
 
 def schedule(strategy: SRPFL, sampled: int, rounds: int) -> list[int]:
@@ -122,6 +127,70 @@ def test_more_initial_nodes_than_clients_are_refused(tmp_path) -> None:
     settings = settings_of("srpfl", output=str(tmp_path), initial_nodes=21)
     with pytest.raises(SettingsError, match="at most 20"):
         run(InlineGrid(make_app(settings), 20), settings)
+
+
+@pytest.mark.parametrize("base", ["fedavg", "strategies.fedavg:FedAvg", "flute"])
+def test_the_setting_says_what_is_wrapped(base: str, tmp_path) -> None:
+    options = {"output": str(tmp_path), "num_server_rounds": 3}
+    settings = settings_of("srpfl", srpfl_base=base, **options)
+    strategy = build_strategy(settings)
+    assert isinstance(strategy, SRPFL)
+    wrapped = {**settings, "algorithm": base}
+    assert type(strategy.strategy) is type(build_strategy(wrapped))
+    assert client_class(settings) is client_class(wrapped)
+    # The same as under its own name.
+    named = {"flute": "srpfl-flute"}.get(base, "flanp")
+    rows = []
+    for algorithm in ("srpfl", named):
+        chosen = {**settings, "algorithm": algorithm}
+        run(InlineGrid(make_app(chosen), 20), chosen)
+        lines = (tmp_path / algorithm / "metrics.jsonl").read_text().splitlines()
+        rows.append([{**json.loads(line), "seconds": 0} for line in lines])
+    assert rows[0] == rows[1]
+    assert [row["clients"] for row in rows[0]] == [5, 5, 10]
+
+
+def test_somebody_elses_strategy_is_wrapped_like_ours(tmp_path) -> None:
+    options = {"output": str(tmp_path), "num_server_rounds": 3}
+    settings = settings_of("srpfl", srpfl_base="outsiders:Plain", **options)
+    chosen = {**settings, "srpfl-base": "fedrep"}
+    rows = []
+    for each in (settings, chosen):
+        run(InlineGrid(make_app(each), 20), each)
+        lines = (tmp_path / "srpfl" / "metrics.jsonl").read_text().splitlines()
+        rows.append([{**json.loads(line), "seconds": 0} for line in lines])
+    # It is FedRep under another name.
+    assert rows[0] == rows[1]
+    assert rows[0][-1]["clients"] == 10
+
+
+def test_the_setting_is_nothing_to_those_that_say_what_they_wrap() -> None:
+    strategy = build_strategy(settings_of("lg-srpfl", srpfl_base="flute"))
+    assert type(strategy.strategy) is LGFedAvg
+
+
+@pytest.mark.parametrize("base", ["srpfl", "flanp", "strategies.srpfl:LGSRPFL"])
+def test_srpfl_over_srpfl_is_refused_in_one_line(base: str) -> None:
+    line = f"^srpfl-base is {base!r}; it must be an algorithm that is not SRPFL$"
+    settings = settings_of("srpfl", srpfl_base=base)
+    for ask in (build_strategy, client_class, settings_owners):
+        with pytest.raises(SettingsError, match=line):
+            ask(settings)
+
+
+@pytest.mark.parametrize(
+    ("base", "line"),
+    [
+        ("fedrap", "unknown algorithm 'fedrap'; did you mean 'fedrep'"),
+        ("", "unknown algorithm ''; known: "),
+        ("nowhere:Strategy", "algorithm 'nowhere:Strategy' cannot be imported: "),
+        ("outsiders:Homeless", "algorithm 'outsiders:Homeless' is no strategy; "),
+    ],
+)
+def test_a_base_that_is_none(base: str, line: str) -> None:
+    with pytest.raises(SettingsError, match=f"^{line}") as caught:
+        build_strategy(settings_of("srpfl", srpfl_base=base))
+    assert "\n" not in str(caught.value)
 
 
 def test_inside_differential_privacy() -> None:

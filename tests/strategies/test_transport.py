@@ -87,7 +87,9 @@ def test_what_is_too_large_or_no_float32():
 
 
 def test_a_reply_in_another_type_does_not_count(monkeypatch):
-    monkeypatch.setattr("clients.device.records._as_received", lambda array, dtype: array)
+    monkeypatch.setattr(
+        "clients.device.records._as_received", lambda array, dtype: array
+    )
     _, rows, _ = arrays_after(1, algorithm="fedrep", transport="float16")
     assert rows[0]["clients"] == 0
     assert rows[0]["rejected"] == 2

@@ -1,20 +1,395 @@
-"""Settings: names, types and one-line errors."""
+"""Settings: declarations, ranges, names, types and one-line errors."""
 
+import math
 import re
 import tomllib
+from dataclasses import dataclass
+from functools import partial
+from itertools import product
 from pathlib import Path
+from typing import Annotated, Any, ClassVar
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from task.settings import SettingsError, defaults, require, resolve, unknown
+from clients.algorithms import owners
+from clients.device.identity import DeviceSettings
+from strategies.algorithms import ALGORITHMS
+from strategies.grids.speeds import SpeedSettings
+from strategies.server.rounds import RunSettings
+from task.settings import (
+    Checked,
+    Choice,
+    Declared,
+    Free,
+    Range,
+    SettingsError,
+    build,
+    declared,
+    defaults,
+    is_path,
+    load,
+    require,
+    resolve,
+    unknown,
+    validate,
+)
+from task.tasks import TASKS
 
 PYPROJECT = Path(__file__).parents[2] / "pyproject.toml"
+INFINITY = math.inf
+RATE, COUNT = Range("(0, 1]"), Range("[1, inf)")
+
+
+# What is allowed
+
+
+@pytest.mark.parametrize(
+    ("interval", "allowed", "refused"),
+    [
+        ("(0, 1)", [1e-300, 0.5, 1 - 1e-16], [0, 0.0, -0.0, 1, 1.0, -1, 2]),
+        ("(0, 1]", [1e-300, 0.5, 1, 1.0], [0.0, -1e-300, 1 + 1e-15, 2]),
+        ("[0, 1)", [0, -0.0, 0.5], [-1e-300, 1, 1.0]),
+        ("[0, 1]", [0, 0.5, 1], [-1e-300, 1 + 1e-15]),
+        ("[1, inf)", [1, 2, 10**30, 1e308], [0, 0.999, -5]),
+        ("(0, inf)", [5e-324, 1e308], [0, -1]),
+        ("[-2, 3]", [-2, 0, 3], [-3, 4]),
+        ("(-inf, 0)", [-1e308, -1], [0, 1]),
+        ("(-inf, inf)", [-1e308, 0, 1e308], []),
+        # Even where the interval is closed.
+        ("[0, inf]", [0, 1e308], [-1]),
+        ("[-inf, inf]", [0], []),
+    ],
+)
+def test_a_range_is_an_interval_of_finite_numbers(interval, allowed, refused):
+    within = Range(interval)
+    assert [x for x in allowed if not within.permits(x)] == []
+    no_number = [math.nan, INFINITY, -INFINITY]
+    assert [x for x in [*refused, *no_number] if within.permits(x)] == []
+
+
+@given(st.floats(), st.floats(-10, 10), st.floats(0, 10), st.booleans(), st.booleans())
+def test_a_range_against_comparisons(value, low, width, low_open, high_open):
+    high = low + width
+    interval = f"{'(' if low_open else '['}{low!r}, {high!r}{')' if high_open else ']'}"
+    inside = low <= value <= high
+    inside &= not (low_open and value == low) and not (high_open and value == high)
+    assert Range(interval).permits(value) == inside
+
+
+@pytest.mark.parametrize(
+    ("allowed", "words"),
+    [
+        (Range("(0, 1]"), "in (0, 1]"),
+        (Range("[0, 1)"), "in [0, 1)"),
+        (Range("[1, inf)"), "at least 1"),
+        (Range("(0, inf)"), "above 0"),
+        (Range("[0.5, inf)"), "at least 0.5"),
+        (Range("(-inf, 0)"), "in (-inf, 0)"),
+        (Range("(-inf, inf)"), "finite"),
+        (Choice("a"), "a"),
+        (Choice("a", "b"), "a or b"),
+        (Choice("a", "b", "c"), "a, b or c"),
+        (Choice("", "b"), "empty or b"),
+        (Free("a directory"), "a directory"),
+        (Free(), ""),
+    ],
+)
+def test_what_is_allowed_in_words(allowed, words):
+    assert str(allowed) == words
+
+
+def test_a_choice_is_one_of_its_names():
+    choice = Choice("uniform", "examples", "")
+    assert all(choice.permits(name) for name in ("uniform", "examples", ""))
+    assert not any(choice.permits(x) for x in ("Uniform", "uniform ", "u", 0, None))
+
+
+def test_anything_is_free():
+    assert all(Free("a name").permits(value) for value in ("", 0, math.nan, None))
+
+
+# What is declared
+
+
+@dataclass(frozen=True)
+class Steps(Checked):
+    step_size: Annotated[float, RATE] = 0.5
+    # No settings: neither has a range.
+    plain: int = 3
+    described: Annotated[int, "an integer"] = 4
+
+
+@dataclass(frozen=True)
+class MoreSteps(Steps):
+    step_size: Annotated[float, RATE] = 0.25
+    num_steps: Annotated[int, COUNT] = 7
+
+
+class Parent:
+    name: ClassVar[str] = "parent"
+
+    def __init__(
+        self,
+        position: int = 0,
+        *,
+        rate: Annotated[float, RATE] = 0.5,
+        kind: Annotated[str, Choice("a", "b")] = "a",
+    ) -> None:
+        self.position = position
+        self.rate = rate
+        self.kind = kind
+        validate(self)
+
+
+class Child(Parent):
+    def __init__(
+        self,
+        *,
+        rate: Annotated[float, RATE] = 0.75,
+        more: Annotated[bool, Free()] = True,
+        **parent: Any,
+    ) -> None:
+        super().__init__(rate=rate, **parent)
+        self.more = more
+
+
+class Alike(Child):
+    """Nothing of its own."""
+
+
+class Closed(Parent):
+    """Decides itself what its parent leaves open."""
+
+    def __init__(self, *, more: Annotated[bool, Free()] = True) -> None:
+        super().__init__(rate=1.0)
+        self.more = more
+
+
+class Fixed(Parent):
+    """Its rate is an argument, but no setting."""
+
+    def __init__(self, *, rate: float = 1.0, **parent: Any) -> None:
+        super().__init__(rate=rate, **parent)
+
+
+class Whole:
+    """Takes all of its settings as one object."""
+
+    settings_type = MoreSteps
+
+    def __init__(self, name: str, settings: MoreSteps, size: int = 0) -> None:
+        self.name, self.settings, self.size = name, settings, size
+
+
+def function(
+    num_clients: int,
+    *,
+    rate: Annotated[float, RATE] = 0.5,
+    max_size: Annotated[int, COUNT] = 8,
+) -> tuple[int, float, int]:
+    return num_clients, rate, max_size
+
+
+def values_of(maker: Any) -> dict[str, Any]:
+    return {name: setting.default for name, setting in declared(maker).items()}
+
+
+def test_a_dataclass_declares_its_fields_and_those_of_its_bases():
+    assert declared(Steps) == {"step-size": Declared("step_size", 0.5, RATE)}
+    assert declared(MoreSteps) == {
+        "step-size": Declared("step_size", 0.25, RATE),
+        "num-steps": Declared("num_steps", 7, COUNT),
+    }
+
+
+def test_a_class_that_hands_on_arguments_declares_those_of_its_bases():
+    assert values_of(Parent) == {"rate": 0.5, "kind": "a"}
+    # Its own default counts.
+    assert values_of(Child) == {"rate": 0.75, "kind": "a", "more": True}
+    assert values_of(Alike) == values_of(Child)
+
+
+def test_a_class_that_hands_on_nothing_declares_what_it_takes():
+    assert values_of(Closed) == {"more": True}
+    assert values_of(Fixed) == {"kind": "a"}
+    settings = {"rate": 0.1, "kind": "b", "more": False}
+    closed, fixed = build(Closed, settings), build(Fixed, settings)
+    assert (closed.rate, closed.kind, closed.more) == (1.0, "a", False)
+    assert (fixed.rate, fixed.kind) == (1.0, "b")
+
+
+def test_a_class_with_a_type_of_settings_declares_that():
+    assert declared(Whole) == declared(MoreSteps)
+    assert declared(partial(Whole, "name")) == declared(MoreSteps)
+
+
+def test_functions_and_partials():
+    assert values_of(function) == {"rate": 0.5, "max-size": 8}
+    assert values_of(partial(function, 3)) == values_of(function)
+    # What a partial has fixed keeps its range.
+    assert values_of(partial(function, max_size=9)) == {"rate": 0.5, "max-size": 9}
+    assert values_of(partial(MoreSteps, 0.5)) == {"num-steps": 7}
+
+
+def test_what_declares_nothing():
+    for maker in (object, dict.fromkeys, lambda x, *y, **z: None):
+        assert declared(maker) == {}
+
+
+def test_a_setting_without_a_default_is_an_error():
+    def maker(rate: Annotated[float, RATE]) -> None:
+        pass
+
+    line = "maker declares the setting 'rate' without a default; it must have one"
+    with pytest.raises(SettingsError, match=f"{line}$"):
+        declared(maker)
+
+
+POSTPONED = """
+from __future__ import annotations
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated
+from task.settings import Checked, Range as Interval
+
+if TYPE_CHECKING:
+    from nowhere import Thing
+
+def function(thing: Thing | None = None, rate: Annotated[int, Interval("(0, 1]")] = 1):
+    return rate
+
+@dataclass
+class Data(Checked):
+    rate: Annotated[float, Interval("(0, 1]")] = 0.5
+
+class Parent:
+    def __init__(self, *, rate: Annotated[float, Interval("(0, 1]")] = 0.5):
+        self.rate = rate
+"""
+HEIRS = """
+from dataclasses import dataclass
+from postponed import Data, Parent
+
+@dataclass
+class MoreData(Data):
+    other: int = 1
+
+class Child(Parent):
+    def __init__(self, **parent):
+        super().__init__(**parent)
+"""
+
+
+def test_postponed_annotations_are_read_where_they_are_written(write_module):
+    postponed = write_module("postponed", POSTPONED)
+    heirs = write_module("heirs", HEIRS.replace("postponed", postponed))
+    paths = [f"{postponed}:{name}" for name in ("function", "Data", "Parent")]
+    # In modules that have none of the annotations' names.
+    paths += [f"{heirs}:{name}" for name in ("MoreData", "Child")]
+    for path in paths:
+        found = declared(load(path, "maker"))
+        assert list(found) == ["rate"], path
+        assert found["rate"].allowed == RATE
+
+
+# Building
+
+
+def test_build_takes_declared_settings_and_nothing_else():
+    settings = {"rate": 0.25, "position": 9, "plain": 9, "num-clients": 9, "x": 1}
+    assert build(function, settings, num_clients=2) == (2, 0.25, 8)
+    assert build(partial(function, 5), {"max-size": 3}) == (5, 0.5, 3)
+    assert build(partial(function, max_size=3), {}, num_clients=1) == (1, 0.5, 3)
+    child = build(Child, settings, position=4)
+    assert (child.position, child.rate, child.kind, child.more) == (4, 0.25, "a", True)
+    assert build(Steps, settings) == Steps()
+    assert build(MoreSteps, {"num-steps": 3, "step-size": 1.0}) == MoreSteps(
+        1.0, 3, 4, 3
+    )
+
+
+def test_build_makes_the_settings_of_a_class_that_takes_them_whole():
+    whole = build(partial(Whole, "me"), {"num-steps": 2, "size": 5}, size=6)
+    assert (whole.name, whole.size) == ("me", 6)
+    assert whole.settings == MoreSteps(num_steps=2)
+
+
+@pytest.mark.parametrize(
+    ("maker", "name", "value", "allowed"),
+    [
+        (Steps, "step-size", 0.0, "in (0, 1]"),
+        (Steps, "step-size", math.nan, "in (0, 1]"),
+        (MoreSteps, "num-steps", 0, "at least 1"),
+        (Child, "rate", 1.5, "in (0, 1]"),
+        (Child, "kind", "c", "a or b"),
+        (partial(function, 1), "max-size", 0, "at least 1"),
+        (partial(Whole, "me"), "step-size", -1.0, "in (0, 1]"),
+    ],
+)
+def test_build_refuses_what_is_out_of_range(maker, name, value, allowed):
+    line = f"{name} is {value!r}; it must be {allowed}"
+    with pytest.raises(SettingsError, match=f"^{re.escape(line)}$"):
+        build(maker, {name: value})
+
+
+def test_ranges_hold_without_build_too():
+    with pytest.raises(
+        SettingsError, match=r"^step-size is 2.0; it must be in \(0, 1\]"
+    ):
+        MoreSteps(step_size=2.0)
+    with pytest.raises(SettingsError, match=r"^kind is 'c'; it must be a or b$"):
+        Child(kind="c")
+
+
+def test_validate_checks_what_is_set_so_far():
+    instance = object.__new__(Child)
+    validate(instance)
+    instance.rate = 0.5
+    validate(instance)
+    # No range of its own is broken by an attribute that is no setting.
+    instance.position = "anything"
+    validate(instance)
+    instance.kind = "c"
+    with pytest.raises(SettingsError, match="kind is 'c'"):
+        validate(instance)
+
+
+# The flat list of the package
 
 
 def test_defaults_are_those_of_pyproject():
     config = tomllib.loads(PYPROJECT.read_text())["tool"]["flwr"]["app"]["config"]
     assert dict(defaults()) == config
     assert resolve({}) == config
+
+
+def everything_declared() -> list[tuple[Any, str, Declared]]:
+    makers: dict[Any, None] = dict.fromkeys(
+        (RunSettings, DeviceSettings, SpeedSettings)
+    )
+    makers |= dict.fromkeys(TASKS.values())
+    tasks = ("digits", "linear", "transfer", "qcqp")
+    for algorithm, task in product(ALGORITHMS, tasks):
+        choice = {**defaults(), "algorithm": algorithm, "task": task}
+        makers |= dict.fromkeys(owners(choice))
+    return [(m, n, setting) for m in makers for n, setting in declared(m).items()]
+
+
+def test_pyproject_lists_what_the_code_declares_with_the_same_defaults():
+    found: dict[str, Any] = {}
+    for maker, name, setting in everything_declared():
+        value = setting.default
+        # Whoever declares a name again, declares the same.
+        known = found.setdefault(name, value)
+        assert (type(value), value) == (type(known), known), (maker, name)
+        assert setting.allowed.permits(value), (maker, name)
+    typed = {name: (type(value), value) for name, value in found.items()}
+    listed = {name: (type(value), value) for name, value in defaults().items()}
+    assert typed == listed
+
+
+# What is given
 
 
 def test_overrides_change_only_what_they_name():
@@ -30,22 +405,117 @@ def test_an_int_will_do_for_a_float():
     assert type(value) is float
 
 
+BAD_NAMES = [
+    ({"sede": 1}, "unknown setting 'sede'; did you mean 'seed'? known: "),
+    ({"batch_size": 1}, "unknown setting 'batch_size'; did you mean 'batch-size'?"),
+]
+BAD_VALUES = [
+    ({"seed": 1.5}, "seed is 1.5; it must be of type int"),
+    ({"seed": True}, "seed is True; it must be of type int"),
+    ({"augment": 1}, "augment is 1; it must be of type bool"),
+    ({"task": 3}, "task is 3; it must be of type str"),
+    ({"momentum": "0.5"}, "momentum is '0.5'; it must be of type float"),
+    ({"momentum": True}, "momentum is True; it must be of type float"),
+    ({"seed": 2**63}, f"seed is {2**63}; it must be an integer of 64 bits"),
+]
+
+
+@pytest.mark.parametrize(("overrides", "line"), [*BAD_NAMES, *BAD_VALUES])
+def test_wrong_names_and_types(overrides, line):
+    with pytest.raises(SettingsError, match=re.escape(line)) as error:
+        resolve(overrides)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(("overrides", "line"), BAD_VALUES)
+def test_values_are_checked_where_names_are_not(overrides, line):
+    with pytest.raises(SettingsError, match=re.escape(line)):
+        resolve(overrides, strict=False)
+
+
+def test_unknown_names_pass_where_others_may_know_them():
+    settings = resolve({"sede": 1, "seed": 3}, strict=False)
+    assert settings == {**defaults(), "seed": 3, "sede": 1}
+    with pytest.raises(SettingsError, match=r"sede is .*; it must be an integer of 64"):
+        resolve({"sede": -(2**63)}, strict=False)
+
+
+def test_guests_bring_settings_of_their_own():
+    guests = (MoreSteps, function)
+    own = {"step-size": 0.25, "num-steps": 7, "rate": 0.5, "max-size": 8}
+    assert resolve({}, guests) == {**defaults(), **own}
+    settings = resolve({"num-steps": 9, "rate": 1}, guests)
+    assert (settings["num-steps"], settings["rate"]) == (9, 1.0)
+    assert type(settings["rate"]) is float
+    for overrides, line in (
+        ({"num-steps": 1.0}, "num-steps is 1.0; it must be of type int"),
+        ({"num-step": 1}, "unknown setting 'num-step'; did you mean 'num-steps'?"),
+    ):
+        with pytest.raises(SettingsError, match=re.escape(line)):
+            resolve(overrides, guests)
+    # Nobody else's settings have become known by that.
+    with pytest.raises(SettingsError, match="unknown setting 'num-steps'"):
+        resolve({"num-steps": 9})
+
+
+def test_what_the_package_has_already_stays_as_it_is():
+    @dataclass
+    class Guest:
+        seed: Annotated[int, COUNT] = 77
+
+    assert resolve({}, [Guest]) == defaults()
+
+
+# Import paths
+
+
+def test_what_an_import_path_is():
+    assert is_path("package.module:name")
+    assert not is_path("fedrep")
+
+
+def test_an_import_path_is_loaded():
+    assert load("task.settings:Range", "task") is Range
+    assert load("task.settings:Range.permits", "task") is Range.permits
+
+
 @pytest.mark.parametrize(
-    ("overrides", "line"),
+    ("path", "reason"),
     [
-        ({"sede": 1}, "unknown setting 'sede'; did you mean 'seed'? known: "),
-        ({"batch_size": 1}, "unknown setting 'batch_size'; did you mean 'batch-size'?"),
-        ({"seed": 1.5}, "seed is 1.5; it must be of type int"),
-        ({"seed": True}, "seed is True; it must be of type int"),
-        ({"augment": 1}, "augment is 1; it must be of type bool"),
-        ({"task": 3}, "task is 3; it must be of type str"),
-        ({"momentum": "0.5"}, "momentum is '0.5'; it must be of type float"),
-        ({"momentum": True}, "momentum is True; it must be of type float"),
+        ("no_such_module:f", "ModuleNotFoundError: No module named 'no_such_module'"),
+        ("task.no_such:f", "ModuleNotFoundError: No module named 'task.no_such'"),
+        ("task.settings:Rang", "module 'task.settings' has no 'Rang'"),
+        ("task.settings:Range.x", "module 'task.settings' has no 'Range.x'"),
+        ("task.settings:", "module 'task.settings' has no ''"),
+        (":f", "ValueError: Empty module name"),
     ],
 )
-def test_wrong_names_and_types(overrides, line):
-    with pytest.raises(SettingsError, match=re.escape(line)):
-        resolve(overrides)
+def test_a_path_that_cannot_be_imported(path, reason):
+    line = f"task {path!r} cannot be imported: {reason}"
+    with pytest.raises(SettingsError, match=f"^{re.escape(line)}$"):
+        load(path, "task")
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("import no_such_module", "ModuleNotFoundError: No module named 'no_such_mod"),
+        ("raise RuntimeError('first line\\n  second line')", "first line second line"),
+        ("def f(:", "SyntaxError: invalid syntax"),
+        ("1 / 0", "ZeroDivisionError: division by zero"),
+    ],
+)
+def test_a_module_s_own_error_is_told_in_one_line(write_module, text, reason):
+    name = write_module("broken_module", text)
+    with pytest.raises(SettingsError, match=re.escape(reason)) as error:
+        load(f"{name}:f", "algorithm")
+    assert str(error.value).startswith(f"algorithm '{name}:f' cannot be imported: ")
+    assert "\n" not in str(error.value)
+    # For whoever looks into it.
+    assert error.value.__cause__ is not None
+
+
+# One line
 
 
 def test_require_and_unknown():
@@ -56,3 +526,12 @@ def test_require_and_unknown():
         "unknown fruit 'aple'; did you mean 'apple'? known: apple, pear"
     )
     assert str(unknown("fruit", "xyz", ["pear"])) == "unknown fruit 'xyz'; known: pear"
+
+
+def test_a_long_list_is_on_a_page():
+    names = [f"name-{i}" for i in range(61)]
+    assert str(unknown("setting", "zzz", names)).endswith(
+        "; known: see docs/settings.md"
+    )
+    assert str(unknown("setting", "zzz", names[1:])).endswith(", name-9")
+    assert (PYPROJECT.parent / "docs" / "settings.md").is_file()

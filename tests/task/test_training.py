@@ -12,8 +12,16 @@ from torch import nn
 from task import training
 from task.examples import ExampleSet
 from task.models import SplitModel, build_model
-from task.settings import SettingsError
-from task.training import SGD, TrainingDivergedError, evaluate, train
+from task.settings import SettingsError, build
+from task.training import (
+    SGD,
+    TrainingDivergedError,
+    evaluate,
+    freeze,
+    loop,
+    proximal,
+    train,
+)
 
 
 def linear_model(inputs: int, features: int, outputs: int, seed: int = 0) -> SplitModel:
@@ -90,8 +98,13 @@ def numpy_training(
     y: np.ndarray,
     epochs: int,
     sgd: SGD,
+    terms: dict | None = None,
 ) -> dict[str, np.ndarray]:
-    """Full-batch SGD on the mean squared error of a two-layer linear model."""
+    """Full-batch SGD on the mean squared error of a two-layer linear model.
+
+    ``terms``: ``extra`` of the gradients, and an ``anchor`` with its ``weight``.
+    """
+    terms = terms or {"extra": {}, "anchor": {}, "weight": 0.0}
     v = {name: np.zeros_like(value) for name, value in state.items()}
     for _ in range(epochs):
         z = x @ state["representation.weight"].T + state["representation.bias"]
@@ -107,7 +120,10 @@ def numpy_training(
         for name in state:
             if name.startswith(trained):
                 decay = sgd.weight_decay if name.endswith("weight") else 0.0
-                v[name] = sgd.momentum * v[name] + gradients[name] + decay * state[name]
+                gradient = gradients[name] + terms["extra"].get(name, 0.0)
+                anchor = terms["anchor"].get(name, state[name])
+                gradient += terms["weight"] * (state[name] - anchor)
+                v[name] = sgd.momentum * v[name] + gradient + decay * state[name]
                 state = state | {name: state[name] - sgd.learning_rate * v[name]}
     return state
 
@@ -165,6 +181,217 @@ def test_the_regulariser_moves_the_weights_and_is_not_in_the_loss():
     assert model.head.weight.item() == pytest.approx(-1.0)
     assert loss == 0.0
     assert [features.tolist() for features in seen] == [[[0.0]]] * 2
+
+
+# FedProx's and SCAFFOLD's terms
+
+
+def scalar_model(b: float, w: float) -> SplitModel:
+    """Return x ↦ w (b x)."""
+    model = SplitModel(nn.Linear(1, 1, bias=False), nn.Linear(1, 1, bias=False))
+    with torch.no_grad():
+        model.representation.weight.fill_(b)
+        model.head.weight.fill_(w)
+    return model
+
+
+NOTHING = torch.zeros(1, 1)
+
+
+def test_the_proximal_term_by_hand():
+    # 0.5/2 ((2 - 5)² + (3 - 1)²) = 13/4; slopes 0.5 (2 - 5) and 0.5 (3 - 1).
+    model = scalar_model(2.0, 3.0)
+    anchor = {"representation.weight": torch.tensor([[5.0]])}
+    anchor |= {"head.weight": torch.tensor([[1.0]]), "other": torch.tensor(7.0)}
+    value = proximal(0.5, anchor)(NOTHING, model)
+    assert value.item() == pytest.approx(3.25)
+    value.backward()
+    assert model.representation.weight.grad.item() == pytest.approx(-1.5)
+    assert model.head.weight.grad.item() == pytest.approx(1.0)
+
+
+def test_the_proximal_term_leaves_free_what_has_no_anchor_or_does_not_learn():
+    model = scalar_model(2.0, 3.0)
+    head = {"head.weight": torch.tensor([[1.0]])}
+    assert proximal(0.5, head)(NOTHING, model).item() == pytest.approx(1.0)
+    freeze(model, "representation")
+    assert proximal(0.5, head)(NOTHING, model).item() == 0.0
+    both = head | {"representation.weight": torch.tensor([[5.0]])}
+    assert proximal(0.5, both)(NOTHING, model).item() == pytest.approx(2.25)
+
+
+def test_the_proximal_norm_is_squared():
+    # Over all entries of all tensors: 2/2 (4 · 3² + 2 · 3²) = 54.
+    model = SplitModel(nn.Linear(2, 2, bias=False), nn.Linear(2, 1, bias=False))
+    anchor = {n: p.detach() - 3 for n, p in model.named_parameters()}
+    assert proximal(2.0, anchor)(NOTHING, model).item() == pytest.approx(54, rel=1e-5)
+
+
+def test_training_near_an_anchor_by_hand():
+    # x = 2, y = 10, b = 1 is frozen: loss (2 w - 10)², slope 4 (2 w - 10).
+    # From w = 3 with μ = 5 around 4, rate 0.01:
+    # slope -16 + 5 (3 - 4) = -21, w = 3.21;
+    # slope 4 (6.42 - 10) = -14.32, and 5 (3.21 - 4) = -3.95: w = 3.21 + 0.1827.
+    model = scalar_model(1.0, 3.0)
+    example = ExampleSet(torch.tensor([[2.0]]), torch.tensor([[10.0]]))
+    sgd = SGD(learning_rate=0.01, momentum=0.0, weight_decay=0.0)
+    near = proximal(5.0, {"head.weight": torch.tensor([[4.0]])})
+    loss = train(model, "head", example, nn.functional.mse_loss, 2, sgd, near)
+    assert model.head.weight.item() == pytest.approx(3.3927, abs=1e-6)
+    # Without the term: (6.42 - 10)².
+    assert loss == pytest.approx(3.58**2, rel=1e-5)
+
+
+def test_a_correction_is_added_to_the_gradient_in_every_step():
+    # The same without the anchor, and -3 and 7 added: slopes -16 - 3 and then, at
+    # w = 3.19, 4 (6.38 - 10) - 3 = -17.48: w = 3.3648. The frozen b stays.
+    model = scalar_model(1.0, 3.0)
+    example = ExampleSet(torch.tensor([[2.0]]), torch.tensor([[10.0]]))
+    sgd = SGD(learning_rate=0.01, momentum=0.0, weight_decay=0.0)
+    correction = {"head.weight": torch.tensor([[-3.0]])}
+    correction |= {"representation.weight": torch.tensor([[7.0]])}
+    correction |= {"other": torch.tensor(1.0)}
+    before = {name: value.clone() for name, value in correction.items()}
+    loss = train(
+        model,
+        "head",
+        example,
+        nn.functional.mse_loss,
+        2,
+        sgd,
+        correction=correction,
+    )
+    assert model.head.weight.item() == pytest.approx(3.3648, abs=1e-6)
+    assert model.representation.weight.item() == 1.0
+    assert loss == pytest.approx(3.62**2, rel=1e-5)
+    assert same_bits(correction, before)
+
+
+def test_corrections_and_anchors_against_numpy():
+    # Both are part of the gradient: momentum and decay come on top.
+    model, examples = linear_model(4, 3, 2), regression(12, 4, 2)
+    sgd = SGD(learning_rate=0.05, momentum=0.7, weight_decay=0.02, batch_size=12)
+    start = {n: v.double().numpy() for n, v in state_of(model).items()}
+    rng = np.random.default_rng(3)
+    extra = {n: rng.standard_normal(v.shape) / 5 for n, v in start.items()}
+    del extra["head.bias"]
+    anchor = {n: rng.standard_normal(v.shape) for n, v in start.items()}
+    del anchor["representation.bias"]
+    x, y = examples.inputs.double().numpy(), examples.targets.double().numpy()
+    expected = numpy_training(
+        start, ("",), x, y, 6, sgd, {"extra": extra, "anchor": anchor, "weight": 0.3}
+    )
+    train(
+        model,
+        "all",
+        examples,
+        nn.functional.mse_loss,
+        6,
+        sgd,
+        proximal(0.3, {n: torch.from_numpy(a) for n, a in anchor.items()}),
+        {n: torch.from_numpy(a).float() for n, a in extra.items()},
+    )
+    for name, value in model.state_dict().items():
+        np.testing.assert_allclose(value.numpy(), expected[name], rtol=1e-4, atol=1e-5)
+
+
+# A loop with a step of one's own
+
+
+def test_a_step_of_one_s_own_sees_every_example_once_an_epoch():
+    inputs = torch.arange(7.0)[:, None]
+    examples = ExampleSet(inputs, -inputs)
+    seen: list[list[float]] = []
+
+    def step(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        assert torch.equal(y, -x)
+        seen.append(x[:, 0].tolist())
+        return torch.tensor(0.0)
+
+    torch.manual_seed(0)
+    assert loop(step, examples, 3, SGD(batch_size=3)) == 0.0
+    assert [len(batch) for batch in seen] == [3, 3, 1] * 3
+    epochs = [[*seen[i], *seen[i + 1], *seen[i + 2]] for i in (0, 3, 6)]
+    assert all(sorted(epoch) == list(range(7)) for epoch in epochs)
+    # Shuffled anew in each, by torch's generator.
+    assert len({tuple(epoch) for epoch in epochs}) == 3
+    first, seen = seen, []
+    torch.manual_seed(0)
+    loop(step, examples, 3, SGD(batch_size=3))
+    assert seen == first
+
+
+def test_a_loop_returns_the_last_epoch_s_mean_over_examples():
+    # Batches of 2 and 1 examples; losses 1, 2 in the first epoch and 3, 4 in the
+    # second: (2 · 3 + 1 · 4) / 3.
+    losses = iter([1.0, 2.0, 3.0, 4.0])
+    examples = ExampleSet(torch.zeros(3, 1), torch.zeros(3, 1))
+    sgd = SGD(batch_size=2)
+    mean = loop(lambda x, y: torch.tensor(next(losses)), examples, 2, sgd)
+    assert mean == pytest.approx(10 / 3)
+    assert next(losses, None) is None
+
+
+def test_a_loop_without_epochs_makes_no_step():
+    def step(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        raise AssertionError
+
+    assert loop(step, regression(5, 2, 1), 0, SGD()) == 0.0
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+def test_a_loop_ends_with_an_epoch_whose_loss_is_no_number(value):
+    losses = iter([1.0, 1.0, 1.0, value, 1.0, 1.0])
+    examples = ExampleSet(torch.zeros(4, 1), torch.zeros(4, 1))
+    sgd = SGD(learning_rate=0.25, batch_size=2)
+    line = "after epoch 2 of local training with learning-rate 0.25; a smaller one"
+    with pytest.raises(TrainingDivergedError, match=line) as error:
+        loop(lambda x, y: torch.tensor(next(losses)), examples, 3, sgd)
+    assert "\n" not in str(error.value)
+    # The third epoch was not begun.
+    assert list(losses) == [1.0, 1.0]
+
+
+def test_a_step_of_one_s_own_trains_what_is_not_frozen():
+    # Sign SGD on the head: w = 3, target above every output, so + 0.1 a batch.
+    model = scalar_model(1.0, 3.0)
+    head = freeze(model, "head")
+
+    def step(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        loss = nn.functional.mse_loss(model(x), y)
+        model.zero_grad()
+        loss.backward()
+        with torch.no_grad():
+            for parameter in head.parameters():
+                parameter -= 0.1 * parameter.grad.sign()
+        return loss.detach()
+
+    examples = ExampleSet(torch.ones(6, 1), torch.full((6, 1), 50.0))
+    loss = loop(step, examples, 2, SGD(batch_size=3))
+    assert model.head.weight.item() == pytest.approx(3.4)
+    assert model.representation.weight.item() == 1.0
+    assert model.representation.weight.grad is None
+    # Of the steps at 3.2 and 3.3.
+    assert loss == pytest.approx((46.8**2 + 46.7**2) / 2, rel=1e-5)
+
+
+@pytest.mark.parametrize("part", ["head", "representation", "all"])
+def test_freezing_lets_a_part_learn_and_nothing_else(part):
+    model = with_batch_norm_and_dropout()
+    freeze(model, {"head": "representation"}.get(part, "head"))
+    # Whatever could learn before.
+    model.eval()
+    module = freeze(model, part)
+    assert module is model.part(part)
+    learning = {id(p) for p in module.parameters()}
+    for parameter in model.parameters():
+        assert parameter.requires_grad == (id(parameter) in learning)
+    # Dropout is active everywhere, batch norms only where something learns.
+    inside = set(module.modules())
+    for child in model.modules():
+        frozen_norm = isinstance(child, nn.modules.batchnorm._BatchNorm)
+        frozen_norm &= child not in inside
+        assert child.training != frozen_norm
 
 
 # The frozen part
@@ -375,6 +602,7 @@ def test_training_learns():
     [
         ({"learning_rate": 0.0}, "learning-rate is 0.0; it must be above 0"),
         ({"learning_rate": math.nan}, "learning-rate is nan"),
+        ({"learning_rate": math.inf}, "learning-rate is inf"),
         ({"momentum": 1.0}, r"momentum is 1.0; it must be in \[0, 1\)"),
         ({"momentum": -0.1}, "momentum is -0.1"),
         ({"weight_decay": -1e-4}, "weight-decay is -0.0001; it must be at least 0"),
@@ -384,6 +612,11 @@ def test_training_learns():
 def test_hyper_parameters_out_of_range(values, line):
     with pytest.raises(SettingsError, match=line):
         SGD(**values)
+
+
+def test_hyper_parameters_from_settings():
+    settings = {"learning-rate": 0.2, "batch-size": 7, "bfloat16": True, "seed": 1}
+    assert build(SGD, settings) == SGD(0.2, 0.5, 1e-4, 7, True)
 
 
 # Evaluation

@@ -11,7 +11,7 @@ from flwr.serverapp import ServerApp
 
 from strategies import SRPFL, BaseStrategy
 from strategies.grids.arrivals import RealArrivals
-from strategies.server_app import run_rounds
+from strategies.server.rounds import run_rounds
 
 NODES, ROUNDS = 6, 7
 
@@ -56,11 +56,10 @@ def train(message, context):
 
 @server.main()
 def main(grid, context):
-    base = BaseStrategy(min_available_nodes=NODES)
+    base = BaseStrategy(min_available_nodes=NODES, fraction_train=1.0)
     strategy = SRPFL(base, initial_nodes=2, rounds_per_stage=2)
     grid = RealArrivals(grid)
     initial = strategy.initialize(grid)
-    base.min_available_nodes = 1
 
     def after_round(server_round, arrays, metrics):
         note(

@@ -12,10 +12,11 @@ from pathlib import Path
 
 import numpy as np
 
-from clients import CLIENTS, client_app
+from clients import client_app
+from clients.device import identity
 from clients.device.state import PersonalState
 from clients.fedrep import FedRepClient
-from strategies import server_app
+from strategies import FedRep, server_app
 
 PAUSE = 3600
 
@@ -85,7 +86,12 @@ class WatchedClient(FedRepClient):
         return loss
 
 
-CLIENTS["fedrep"] = WatchedClient
-client_app.PersonalState = WatchedState
+class Watched(FedRep):
+    """FedRep under a name of its own, as anybody's algorithm has one."""
+
+    client = "chaos_app:WatchedClient"
+
+
+identity.PersonalState = WatchedState
 client = client_app.app
 server = server_app.app

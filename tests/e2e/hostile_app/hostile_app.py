@@ -10,8 +10,7 @@ from flwr.app import Array, ArrayRecord, Context, Message
 from flwr.serverapp import Grid, ServerApp
 
 from clients.client_app import make_app
-from strategies.server_app import run
-from task.settings import resolve
+from strategies.server_app import run, server_settings
 
 GIGABYTE = 10**9
 
@@ -141,4 +140,4 @@ client = make_app(mods=[tamper])
 
 @server.main()
 def main(grid: Grid, context: Context) -> None:
-    run(grid, resolve(context.run_config))
+    run(grid, server_settings(context.run_config))

@@ -6,6 +6,7 @@ examples and in what they have learned from nature.
 """
 
 from collections.abc import Collection
+from copy import copy
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -17,7 +18,7 @@ from torch import nn
 from clients.algorithms import complete
 from clients.base import Client
 from clients.client_app import make_app
-from clients.device.identity import build_client
+from clients.device.identity import build_client, client_setup
 from strategies import build_strategy
 from strategies.grids.arrivals import SimulatedArrivals
 from strategies.grids.simulation import InlineGrid
@@ -147,6 +148,8 @@ class WatchedGrid(InlineGrid):
         Clients, from 0, and rounds in which their replies arrive with a NaN.
     state_dir : Path, optional
         Where clients keep their state; each message meets a new process.
+    late : collection of int
+        Clients that are there from round 3 on.
     """
 
     def __init__(
@@ -154,14 +157,19 @@ class WatchedGrid(InlineGrid):
         app,
         spoilt: Collection[tuple[int, int]] = (),
         state_dir: Path | None = None,
+        late: Collection[int] = (),
     ) -> None:
         super().__init__(app, N)
-        self.spoilt, self.mortal = spoilt, state_dir is not None
+        self.spoilt, self.mortal, self.late = spoilt, state_dir is not None, late
         self.sent: list[Message] = []
         self.replies: list[Message] = []
         if state_dir is not None:
             for context in self.contexts.values():
                 context.node_config["state-dir"] = str(state_dir)
+
+    def get_node_ids(self):
+        early = all(round_of(message) < 2 for message in self.sent)
+        return [n for n in self.contexts if not (early and n - 1 in self.late)]
 
     def send_and_receive(self, messages, *, timeout=None):
         messages = list(messages)
@@ -183,7 +191,9 @@ class WatchedGrid(InlineGrid):
 
 
 def round_of(message: Message) -> int:
-    return int(message.content["config"]["server-round"])
+    """The round of a message; 0 for a query."""
+    config = message.content.config_records.get("config", {})
+    return int(config.get("server-round", 0))
 
 
 @dataclass
@@ -197,7 +207,7 @@ class Run:
     arrays : list of dict
         What is shared after a round.
     kept : list of list of dict
-        What each client would go on from.
+        What each client would go on from; nothing where that is on disk.
     metrics : list of dict
         Each client's metrics, by name.
     rows : list of dict
@@ -217,15 +227,20 @@ class Run:
         """A client as the next message would find it."""
         about = ConfigRecord({"server-round": server_round + 1})
         content = self.strategy.content(i + 1, ArrayRecord(), about)
-        context = self.grid.contexts[i + 1]
-        return build_client(context, self.settings, content["config"])
+        context = copy(self.grid.contexts[i + 1])
+        context.state = RecordDict(dict(context.state))
+        setup = client_setup(context, self.settings)
+        return build_client(context, setup, content["config"])
 
     def add(self, server_round: int, arrays: ArrayRecord, row: dict) -> None:
         self.rows.append(row)
         self.arrays.append({name: array.numpy() for name, array in arrays.items()})
         counted = self.strategy.standing.acknowledged
-        self.trained.append([int(n) for n in sorted(counted) if counted[n] == len(self.rows)])
-        clients = [self.client(i, server_round) for i in range(N)]
+        now = [int(n) for n in sorted(counted) if counted[n] == server_round]
+        self.trained.append(now)
+        # To look at files is to tell a client what has counted.
+        seen = () if self.grid.mortal else range(N)
+        clients = [self.client(i, server_round) for i in seen]
         self.kept.append([client.state.load() or {} for client in clients])
         known = self.strategy.client_metrics
         self.metrics.append([known.get(f"{i:06d}", {}) for i in range(N)])
@@ -242,6 +257,7 @@ def run(
     *,
     spoilt: Collection[tuple[int, int]] = (),
     state_dir: Path | None = None,
+    late: Collection[int] = (),
     evaluate: bool = False,
     srpfl: bool = False,
     **more,
@@ -251,7 +267,7 @@ def run(
     own = {"algorithm": "srpfl" if srpfl else algorithm, "srpfl-base": algorithm}
     settings = complete(resolve({**FULL_BATCH, **own, **named}))
     strategy = build_strategy(settings)
-    inner = WatchedGrid(make_app(settings), spoilt, state_dir)
+    inner = WatchedGrid(make_app(settings), spoilt, state_dir, late)
     speeds = SpeedModel("fixed", N)
     grid = SimulatedArrivals(inner, speeds, 1.0, lambda n: n - 1) if srpfl else inner
     found = Run(inner, strategy, settings)

@@ -89,7 +89,8 @@ def test_every_metric_is_a_mean_over_the_clients_that_say_it():
     assert metrics["loss"] == 2.5
     assert metrics["accuracy"] == pytest.approx(0.2)
     assert metrics["f1"] == 0.25
-    assert (metrics["evaluated"], metrics["evaluation-rejected"]) == (4, 0)
+    # Who says nothing at all has not been evaluated.
+    assert (metrics["evaluated"], metrics["evaluation-rejected"]) == (3, 0)
 
 
 def test_no_valid_evaluation():

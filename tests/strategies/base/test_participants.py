@@ -180,7 +180,7 @@ def test_nobody_answers():
     grid = grid_of(3, crash)
     assert FedAvg().identify(grid) == []
     line = (
-        "no client has sent its initial arrays; the last to fail was node 3: "
+        "no client has sent its arrays; the last to fail was node 3: "
         "ZeroDivisionError: no examples"
     )
     with pytest.raises(SettingsError, match=line):

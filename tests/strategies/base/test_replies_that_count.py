@@ -97,7 +97,9 @@ def test_a_reply_of_a_node_that_was_not_asked():
     arrays, metrics = strategy.aggregate_train(1, replies)
     assert arrays["b"].numpy().tolist() == [1.5] * 4
     assert metrics["rejected"] == 1
-    assert strategy.training.rejections == [("000003", "comes from a node that was not asked")]
+    assert strategy.training.rejections == [
+        ("000003", "comes from a node that was not asked")
+    ]
 
 
 def test_a_reply_that_never_comes():

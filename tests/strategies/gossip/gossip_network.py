@@ -13,7 +13,7 @@ from flwr.app import ArrayRecord, ConfigRecord, Message
 
 from clients.algorithms import complete
 from clients.client_app import make_app
-from clients.device.identity import build_client
+from clients.device.identity import build_client, client_setup
 from clients.gossip.base import GossipClient
 from clients.gossip.relayed import exchanges
 from strategies import Gossip, build_strategy
@@ -163,7 +163,8 @@ class Network:
         start = ConfigRecord({"server-round": self.round})
         content = self.strategy.content(i + 1, ArrayRecord(), start)
         config = content.config_records["config"]
-        client = build_client(self.grid.contexts[i + 1], self.settings, config)
+        context = self.grid.contexts[i + 1]
+        client = build_client(context, client_setup(context, self.settings), config)
         assert isinstance(client, GossipClient)
         client.receive([], {})
         half = client.x.numpy().copy()

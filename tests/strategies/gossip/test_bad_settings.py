@@ -23,7 +23,10 @@ BAD_SETTINGS = [
         "graph='torus'",
         "the number of nodes of a torus is 5; it must be a product of two",
     ),
-    ("mixing='max-degree'", "mixing is 'max-degree'; it must be metropolis or uniform\n"),
+    (
+        "mixing='max-degree'",
+        "mixing is 'max-degree'; it must be metropolis or uniform\n",
+    ),
     ("consensus-step=1.5", "consensus-step is 1.5; it must be in [0, 1]"),
     ("consensus-step=-0.1", "consensus-step is -0.1; it must be in [0, 1]"),
     ("consensus-step=nan", "consensus-step is nan; it must be in [0, 1]"),

@@ -76,6 +76,22 @@ def test_the_first_close_the_round_and_the_late_are_left_alone() -> None:
     assert script.pending == {}
 
 
+def test_what_counts_in_training_counts_there_alone(caplog) -> None:
+    grid = RealArrivals(Script({1: 1, 2: 2, 3: 3}))
+    assert send(grid, 1, is_valid=lambda reply: reply.metadata.src_node_id != 1) == [
+        1,
+        2,
+    ]
+    grid = RealArrivals(Script({1: 1, 2: 2, 3: 3}))
+    assert send(grid, 3, is_valid=lambda reply: False) == [1, 2, 3]
+    assert caplog.messages == ["the round closes with 0 of 3 replies"]
+    caplog.clear()
+    # Replies to anything else are whole without what is expected of these.
+    assert send(grid, None) == [1, 2, 3]
+    assert send(grid, 3) == [1, 2, 3]
+    assert caplog.messages == []
+
+
 def test_without_a_number_everyone_is_waited_for() -> None:
     script = Script({1: 9, 2: 1, 3: 5})
     assert sorted(send(RealArrivals(script), None)) == [1, 2, 3]

@@ -144,6 +144,9 @@ def test_the_same_settings_give_the_same_object():
     settings = resolve({"seed": 11})
     assert build_task(settings, 10) is build_task(dict(reversed(settings.items())), 10)
     assert build_task(settings, 10) is not build_task(settings, 5)
+    # Settings that the task does not declare make no other task.
+    assert build_task({**settings, "momentum": 0.9}, 10) is build_task(settings, 10)
+    assert build_task({**settings, "seed": 12}, 10) is not build_task(settings, 10)
 
 
 def test_linear():

@@ -1,0 +1,436 @@
+"""What all clients have in common: slots, what is sent, what is kept, what is used."""
+
+import logging
+
+import numpy as np
+import pytest
+import torch
+from flwr.app import Context, RecordDict
+from torch import nn
+
+from clients import (
+    FedAvgClient,
+    FedRepClient,
+    FedRepLinearClient,
+    FLUTEClient,
+    LocalClient,
+    MultiTaskClient,
+    RepresentationTransferClient,
+)
+from clients.algorithms import client_class
+from clients.base import Client, TrainingSettings
+from clients.device.slots import HEAD, REPRESENTATION, under, within
+from clients.device.state import PersonalState
+from clients.fedrep import FedRepSettings
+from strategies.algorithms import ALGORITHMS
+from task.base import ExampleTask
+from task.examples import ExampleSet
+from task.models import SplitModel
+from task.settings import SettingsError, build, resolve
+from task.tasks import build_task
+from task.tasks.linear import LinearTask
+from task.tasks.multi_task import MultiTaskSetup
+
+MEMORY, CONTROL, CHANGE = "memory.", "control.", "change."
+BODY = ["representation.weight", "representation.bias"]
+TOP = ["head.weight", "head.bias"]
+
+
+def task_of(features: int = 4, classes: tuple[str, ...] = ()) -> ExampleTask:
+    generator = torch.Generator().manual_seed(1)
+    inputs = torch.randn(10, 3, generator=generator)
+    examples = ExampleSet(inputs, torch.arange(10) % 2)
+    return ExampleTask(
+        lambda: SplitModel(nn.Linear(3, features), nn.Linear(features, 2)),
+        [examples, examples],
+        [examples, examples],
+        classes=classes,
+    )
+
+
+class Remembering(Client):
+    """Has slots of all kinds: what it is sent, what it sends and what it remembers."""
+
+    shared = (CONTROL, REPRESENTATION)
+    sent = (CHANGE, REPRESENTATION)
+    personal = (MEMORY, HEAD)
+
+    def initial_slot(self, slot):
+        if slot == MEMORY:
+            return {"rounds": torch.zeros(1), "sum": torch.full((2, 3), 5.0)}
+        if slot == CONTROL:
+            return {"weight": torch.full((2,), 7.0)}
+        if slot == CHANGE:
+            return {"weight": torch.zeros(2)}
+        return super().initial_slot(slot)
+
+    def fit(self, parameters, config):
+        self.receive(parameters, config)
+        loss = self.train("all", 1)
+        self.kept[MEMORY + "rounds"] += 1
+        self.kept[MEMORY + "sum"] += 0.5
+        self.keep(config)
+        change = {CHANGE + "weight": self.received[CONTROL + "weight"] * 2}
+        return self.send_arrays({**self.model.state_dict(), **change}, loss)
+
+
+def new_context() -> Context:
+    return Context(1, 1, {}, RecordDict(), {})
+
+
+def client_of(kind, task=None, context=None, index=0, settings=None) -> Client:
+    state = PersonalState(context or new_context())
+    settings = settings or kind.settings_type()
+    return kind(task or task_of(), index, state, settings)
+
+
+def rounds_of(arrays) -> float:
+    return float(arrays["memory.rounds"][0])
+
+
+# Names
+
+
+def test_the_model_s_own_arrays_come_first_and_in_its_order():
+    client = client_of(Remembering)
+    assert client.names(client.shared) == [*BODY, "control.weight"]
+    assert client.names(client.personal) == [*TOP, "memory.rounds", "memory.sum"]
+    assert client.sent_names == [*BODY, "change.weight"]
+    assert client.names((HEAD, REPRESENTATION)) == [*BODY, *TOP]
+    assert client.names((CONTROL, MEMORY))[0] == "control.weight"
+    assert client.names(()) == []
+
+
+def test_what_is_shared_is_sent_unless_a_class_says_otherwise():
+    assert client_of(FedRepClient).sent_names == BODY
+    assert client_of(FedAvgClient).sent_names == [*BODY, *TOP]
+    assert client_of(LocalClient).sent_names == []
+
+
+def test_initial_values_are_the_model_s_and_the_slots_own():
+    client = client_of(Remembering)
+    arrays = client.get_parameters({})
+    state = client.task.initial_state
+    for name, array in zip(BODY, arrays, strict=False):
+        np.testing.assert_array_equal(array, state[name].numpy())
+    assert len(arrays) == 3
+    assert arrays[2].tolist() == [7.0, 7.0]
+
+
+def test_a_slot_beside_the_model_begins_as_the_model():
+    class Double(Client):
+        personal = ("model.",)
+
+    client = client_of(Double)
+    assert client.names(client.personal) == [f"model.{n}" for n in [*BODY, *TOP]]
+    found = under("model.", client.initial_arrays(client.personal))
+    assert all(torch.equal(found[n], v) for n, v in client.task.initial_state.items())
+
+
+def test_under_and_within_undo_each_other():
+    tensors = {"a": torch.ones(1), "b.c": torch.zeros(2)}
+    named = within("model.", tensors)
+    assert list(named) == ["model.a", "model.b.c"]
+    assert under("model.", {**named, "mode.a": torch.ones(1), "a": torch.ones(1)}) == (
+        tensors
+    )
+
+
+def test_the_structure_is_that_of_what_is_shared():
+    def structure(kind, **task) -> str:
+        return client_of(kind, task_of(**task)).get_properties({})["structure"]
+
+    class Wider(Remembering):
+        def initial_slot(self, slot):
+            slots = super().initial_slot(slot)
+            return {"weight": torch.zeros(3)} if slot == CONTROL else slots
+
+    class Elsewhere(Remembering):
+        personal = (HEAD,)
+
+    assert structure(Remembering) == structure(Elsewhere)
+    assert structure(Remembering) != structure(Wider)
+    assert structure(Remembering) != structure(Remembering, features=5)
+    # Classes must mean the same where a head is shared.
+    assert structure(FedRepClient) == structure(FedRepClient, classes=("a", "b"))
+    assert structure(FedAvgClient) != structure(FedAvgClient, classes=("a", "b"))
+
+
+# Received, kept and sent
+
+
+def test_a_client_receives_its_shared_slots_and_what_it_has_kept():
+    context = new_context()
+    client = client_of(Remembering, context=context)
+    body = [np.full((4, 3), 2, np.float32), np.full(4, 3, np.float32)]
+    control = np.array([1, 2], np.float32)
+    client.receive([*body, control], {})
+    assert list(client.received) == [*BODY, "control.weight"]
+    assert client.received["control.weight"].tolist() == [1, 2]
+    assert (client.model.representation.weight == 2).all()
+    assert (client.model.representation.bias == 3).all()
+    # It has kept nothing yet.
+    initial = client.task.initial_state["head.weight"]
+    assert torch.equal(client.model.head.weight, initial)
+    assert client.kept["memory.sum"].tolist() == [[5.0] * 3] * 2
+    # Arrays of the server are no memory of the client.
+    control[:] = 9
+    assert client.received["control.weight"].tolist() == [1, 2]
+    with pytest.raises(ValueError, match="zip"):
+        client.receive(body, {})
+
+
+def test_what_is_kept_comes_back_round_after_round():
+    context = new_context()
+    heads = []
+    for server_round in (1, 2, 3):
+        client = client_of(Remembering, context=context)
+        client.fit(client.get_parameters({}), {"server-round": server_round})
+        kept = PersonalState(context).load()
+        assert list(kept) == client.names(client.personal)
+        assert rounds_of(kept) == server_round
+        assert (kept["memory.sum"] == 5 + 0.5 * server_round).all()
+        np.testing.assert_array_equal(
+            kept["head.weight"], client.model.head.weight.detach().numpy()
+        )
+        heads.append(kept["head.weight"].copy())
+    assert not np.array_equal(heads[0], heads[1])
+    client = client_of(Remembering, context=context)
+    client.receive(client.get_parameters({}), {})
+    np.testing.assert_array_equal(client.model.head.weight.detach().numpy(), heads[2])
+
+
+def test_what_never_counted_is_forgotten():
+    context = new_context()
+    for server_round in (1, 2):
+        client = client_of(Remembering, context=context)
+        client.fit(client.get_parameters({}), {"server-round": server_round})
+    # The server has only seen the reply of round 1.
+    state = PersonalState(context, acknowledged=1)
+    client = Remembering(task_of(), 0, state, TrainingSettings())
+    client.receive(client.get_parameters({}), {})
+    assert client.kept["memory.rounds"].item() == 1
+
+
+def test_no_client_changes_what_others_begin_with():
+    # `fit` above changes what it keeps in place; all share one task.
+    class Collecting(Remembering):
+        personal = ("model.",)
+
+        def fit(self, parameters, config):
+            self.receive(parameters, config)
+            for tensor in self.kept.values():
+                tensor += 1
+            self.keep(config)
+            return self.send_arrays(self.initial_arrays(self.sent), 0.0)
+
+    task = task_of()
+    before = {name: value.clone() for name, value in task.initial_state.items()}
+    for index in (0, 1):
+        context = new_context()
+        client = client_of(Collecting, task, context, index)
+        client.fit(client.get_parameters({}), {"server-round": 1})
+        kept = PersonalState(context).load()
+        np.testing.assert_allclose(
+            kept["model.head.weight"], before["head.weight"].numpy() + 1
+        )
+    assert all(torch.equal(task.initial_state[n], before[n]) for n in before)
+
+
+def test_what_is_sent_is_a_copy():
+    client = client_of(Remembering)
+    arrays, num_examples, metrics = client.fit(
+        client.get_parameters({}), {"server-round": 1}
+    )
+    assert num_examples == 10
+    assert list(metrics) == ["train-loss"]
+    names = dict(zip(client.sent_names, arrays, strict=True))
+    assert names["change.weight"].tolist() == [14.0, 14.0]
+    before = [array.copy() for array in arrays]
+    # The next client trains in the same model, and this one may go on.
+    with torch.no_grad():
+        for tensor in (*client.model.parameters(), *client.received.values()):
+            tensor += 1
+    for array, value in zip(arrays, before, strict=True):
+        np.testing.assert_array_equal(array, value)
+    # Nor does the server's arithmetic reach the client.
+    weight = client.model.representation.weight.clone()
+    for array in arrays:
+        array += 100
+    assert torch.equal(client.model.representation.weight, weight)
+
+
+def test_a_tensor_that_is_sent_as_it_is_kept_is_copied():
+    client = client_of(FedAvgClient)
+    tensors = {n: torch.zeros_like(t) for n, t in client.task.initial_state.items()}
+    arrays, _, _ = client.send_arrays({**tensors, "more": torch.ones(1)}, 0.0)
+    for tensor in tensors.values():
+        tensor += 1
+    assert [array.shape for array in arrays] == [(4, 3), (4,), (2, 4), (2,)]
+    assert all((array == 0).all() for array in arrays)
+
+
+def test_images_are_sent_as_they_are_counted_and_not_as_they_lie_in_memory():
+    class Strided(Client):
+        shared = ("a.",)
+
+        def initial_slot(self, slot):
+            return {"x": torch.zeros(3, 2)}
+
+    client = client_of(Strided)
+    tensor = torch.arange(6.0).reshape(2, 3).T
+    ((array,), _, _) = client.send_arrays({"a.x": tensor}, 0.0)
+    assert array.flags.c_contiguous
+    np.testing.assert_array_equal(array, tensor.numpy())
+
+
+@pytest.mark.parametrize("algorithm", [n for n in ALGORITHMS if n != "multi-task"])
+def test_no_personal_array_is_sent_by_any_algorithm(algorithm):
+    settings = resolve({"algorithm": algorithm, "num-clients": 10, "head-layers": 1})
+    kind = client_class(settings)
+    state = PersonalState(new_context())
+    own = build(kind.settings_type, settings)
+    client = kind(build_task(settings, 10), 0, state, own)
+    going = set(client.sent_names) | set(client.names(client.shared))
+    staying = set(client.names(client.personal))
+    assert not going & staying
+    # Of each array that there is, it is known where it belongs.
+    assert going | staying >= set(client.task.initial_state)
+
+
+# Stored slots that do not fit
+
+
+class Kept(FedRepClient):
+    personal = (HEAD, MEMORY)
+    size = 3
+
+    def initial_slot(self, slot):
+        return {"sum": torch.zeros(self.size)}
+
+
+class Larger(Kept):
+    size = 4
+
+
+class Fewer(Kept):
+    personal = (HEAD,)
+
+
+@pytest.mark.parametrize(
+    ("kind", "features", "line"),
+    [
+        (Larger, 4, "its 'memory.sum' has the shape (3,), not (4,)"),
+        (Fewer, 4, "its 'memory.sum' has the shape (3,), not None"),
+        (Kept, 5, "its 'head.weight' has the shape (2, 4), not (2, 5)"),
+    ],
+)
+def test_a_stored_slot_of_other_shapes_is_set_aside(
+    kind, features, line, tmp_path, caplog
+):
+    def trained(kind, features, run):
+        task = task_of(features)
+        state = PersonalState(new_context(), tmp_path, 0, 0, run, "me")
+        client = kind(task, 0, state, FedRepSettings())
+        client.fit(client.get_parameters({}), {"server-round": 1})
+        return client
+
+    trained(Kept, 4, "first")
+    (stored,) = tmp_path.iterdir()
+    data = stored.read_bytes()
+    with caplog.at_level(logging.ERROR, "flwr"):
+        client = trained(kind, features, "second")
+    (message,) = [r.getMessage() for r in caplog.records if "set aside" in r.msg]
+    assert message == (
+        f"{stored} is not used and set aside: it does not fit the model: {line}"
+    )
+    # It is still there, and the client has begun anew.
+    assert (tmp_path / f"{stored.name}.set-aside").read_bytes() == data
+    assert not stored.exists()
+    fresh = kind(task_of(features), 0, PersonalState(new_context()), client.settings)
+    assert client.names(client.personal) == fresh.names(fresh.personal)
+    kept = PersonalState(new_context(), tmp_path, 1, 0, "second", "me").load()
+    assert {n: a.shape for n, a in kept.items()} == {
+        n: tuple(a.shape) for n, a in fresh.initial_arrays(fresh.personal).items()
+    }
+
+
+def test_a_stored_slot_that_fits_is_taken_up_by_the_next_run(tmp_path, caplog):
+    sums = []
+    for run in ("first", "second"):
+        state = PersonalState(new_context(), tmp_path, 0, 0, run, "me")
+        client = Kept(task_of(), 0, state, FedRepSettings())
+        client.receive(client.get_parameters({}), {})
+        client.kept[MEMORY + "sum"] += 3
+        client.keep({"server-round": 1})
+        sums.append(client.kept[MEMORY + "sum"].tolist())
+    assert sums == [[3.0] * 3, [6.0] * 3]
+    assert "set aside" not in caplog.text
+
+
+# The model in use
+
+
+def test_the_deployed_model_is_the_one_that_is_tested():
+    class Certain(FedAvgClient):
+        """Its deployed model always says class 1, however the shared one is."""
+
+        def deployed_model(self):
+            model = self.task.initial_model()
+            with torch.no_grad():
+                model.head.weight.zero_()
+                model.head.bias.copy_(torch.tensor([0.0, 3.0]))
+            return model
+
+    plain, certain = client_of(FedAvgClient), client_of(Certain)
+    parameters = plain.get_parameters({})
+    loss, n, metrics = certain.evaluate(parameters, {})
+    assert n == 10
+    # Five of ten examples are of class 1; cross-entropy log(1 + e^∓3).
+    assert metrics["accuracy"] == 0.5
+    assert loss == pytest.approx(np.mean(np.log1p(np.exp([-3.0, 3.0]))), rel=1e-5)
+    plain.receive(parameters, {})
+    assert plain.deployed_model() is plain.model
+    # Beside it, what the received model is worth.
+    certain.receive(parameters, {})
+    _, _, both = certain.test_beside_global()
+    assert both["accuracy"] == 0.5
+    assert both["accuracy-global"] == plain.evaluate(parameters, {})[2]["accuracy"]
+
+
+def test_a_deployed_model_has_the_own_head_on_the_received_representation():
+    context = new_context()
+    client = client_of(FedRepClient, context=context)
+    client.fit(client.get_parameters({}), {"server-round": 1})
+    kept = PersonalState(context).load()
+    again = client_of(FedRepClient, context=context)
+    body = [np.full((4, 3), 0.5, np.float32), np.zeros(4, np.float32)]
+    again.receive(body, {})
+    model = again.deployed_model()
+    assert (model.representation.weight == 0.5).all()
+    np.testing.assert_array_equal(model.head.weight.detach(), kept["head.weight"])
+
+
+# What an algorithm needs
+
+
+@pytest.mark.parametrize(
+    ("kind", "task", "words"),
+    [
+        (FedAvgClient, MultiTaskSetup("qcqp"), "nothing to train on.* multi-task"),
+        (FLUTEClient, task_of(), "needs .*classes, to which its heads belong"),
+        (FedRepLinearClient, task_of(), "needs a LinearTask"),
+        (RepresentationTransferClient, LinearTask(), "needs a TransferTask"),
+        (MultiTaskClient, LinearTask(), "needs a MultiTaskSetup"),
+    ],
+)
+def test_a_task_that_an_algorithm_cannot_be_used_with(kind, task, words):
+    with pytest.raises(SettingsError, match=words) as error:
+        client_of(kind, task)
+    assert "\n" not in str(error.value)
+
+
+def test_flute_takes_any_task_with_classes():
+    client = client_of(FLUTEClient, task_of(classes=("even", "odd")))
+    assert client.get_properties({})["classes"] == "11"
+    client.fit(client.get_parameters({}), {"server-round": 1})

@@ -1,0 +1,108 @@
+"""Strategies of somebody else, to be named ``outsiders:Class``."""
+
+from typing import Annotated, ClassVar
+
+from flwr.app import Message
+from flwr.serverapp import Grid
+from flwr.serverapp.strategy import FedAvg as FlowerFedAvg
+
+from strategies import BaseStrategy
+from strategies.grids.arrivals import ArrivalGrid
+from task.settings import Range, SettingsError, validate
+
+ASYNCHRONOUS = 3
+
+
+class Plain(BaseStrategy):
+    """The mean of the representations, as FedRep's."""
+
+    client = "clients.fedrep:FedRepClient"
+    cases: ClassVar = {"linear": "outsiders:PlainLinear"}
+
+
+class PlainLinear(Plain):
+    client = "clients.fedrep:FedRepLinearClient"
+
+
+class Passing(ArrivalGrid):
+    """A grid that notes what passes through it."""
+
+    def __init__(self, grid: Grid) -> None:
+        super().__init__(grid)
+        self.passed: list[Message] = []
+
+    def first_replies(self, messages, wanted, timeout):
+        self.passed += messages
+        return list(self.grid.send_and_receive(messages, timeout=timeout))
+
+
+class Hooked(BaseStrategy):
+    """Says for itself all that can be said.
+
+    Parameters
+    ----------
+    fewest : int, default 2
+        How many clients there must be.
+    """
+
+    client = "clients.fedavg:FedAvgClient"
+    evaluated_once = True
+    waits_for_all = False
+    simulation_defaults: ClassVar = {"evaluate-last": 4, "fewest": 3}
+    grids: ClassVar[list[Passing]] = []
+
+    def __init__(self, *, fewest: Annotated[int, Range("[1, 99]")] = 2, **base):
+        super().__init__(**base)
+        self.fewest = fewest
+        validate(self)
+
+    def check_clients(self, num_clients):
+        super().check_clients(num_clients)
+        if num_clients < self.fewest:
+            raise SettingsError(f"fewest is {self.fewest}; {num_clients} are too few")
+
+    def wrap_grid(self, grid):
+        self.grids.append(Passing(grid))
+        return self.grids[-1]
+
+
+class Unhooked(Hooked):
+    """Says the opposite."""
+
+    evaluated_once = False
+    waits_for_all = True
+    simulation_defaults: ClassVar = {}
+
+    def wrap_grid(self, grid):
+        return grid
+
+
+class WithoutClient(BaseStrategy):
+    """Forgot its client."""
+
+
+class LostClient(BaseStrategy):
+    client = "outsiders:NobodyIsHere"
+
+
+class StrangeClient(BaseStrategy):
+    client = "outsiders:Plain"
+
+
+class WithoutHooks(FlowerFedAvg):
+    """One of Flower's own."""
+
+    client = "clients.fedavg:FedAvgClient"
+
+
+class Homeless:
+    """No strategy at all."""
+
+
+class fedrep(Plain):  # noqa: N801
+    """Calls itself as a built-in is called."""
+
+
+class Elsewhere:
+    class Plain(Plain):
+        """Has a namesake."""

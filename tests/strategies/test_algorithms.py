@@ -1,0 +1,201 @@
+"""From names and import paths to strategies and their clients."""
+
+import pytest
+
+from clients.algorithms import load_client
+from strategies.algorithms import (
+    ALGORITHMS,
+    build_strategy,
+    check_names,
+    client_path,
+    settings_owners,
+    short_name,
+    strategy_class,
+)
+from strategies.fedrep import FedRep, FedRepLinear
+from strategies.flute import FLUTEStar
+from strategies.srpfl import FLANP, SRPFL
+from task.settings import SettingsError, resolve
+
+
+def settings_of(algorithm: str, task: str = "digits", **more):
+    named = {name.replace("_", "-"): value for name, value in more.items()}
+    return resolve({"algorithm": algorithm, "task": task, **named})
+
+
+def path_of(kind: type) -> str:
+    return f"{kind.__module__}:{kind.__qualname__}"
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_a_name_and_the_path_behind_it_are_the_same(name):
+    path, about = ALGORITHMS[name]
+    found = strategy_class(settings_of(name))
+    assert path_of(found) == path
+    assert strategy_class(settings_of(path)) is found
+    client = load_client(client_path(settings_of(name)))
+    assert client is load_client(client_path(settings_of(path)))
+    assert about
+    assert "\n" not in about
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "task", "expected"),
+    [
+        ("fedrep", "digits", "strategies.fedrep:FedRep"),
+        ("fedrep", "linear", "strategies.fedrep:FedRepLinear"),
+        ("flute", "linear", "strategies.flute:FLUTELinear"),
+        # It has no linear case, though FLUTE has.
+        ("flute-star", "linear", "strategies.flute:FLUTEStar"),
+        ("fedavg", "linear", "strategies.fedavg:FedAvg"),
+        ("srpfl", "linear", "strategies.srpfl:SRPFL"),
+        ("outsiders:Plain", "digits", "outsiders:Plain"),
+        ("outsiders:Plain", "linear", "outsiders:PlainLinear"),
+        ("outsiders:Elsewhere.Plain", "digits", "outsiders:Elsewhere.Plain"),
+    ],
+)
+def test_a_task_may_be_a_case_of_its_own(algorithm, task, expected):
+    assert path_of(strategy_class(settings_of(algorithm, task))) == expected
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "task", "expected"),
+    [
+        ("fedrep", "digits", "clients.fedrep:FedRepClient"),
+        ("fedrep", "linear", "clients.fedrep:FedRepLinearClient"),
+        ("srpfl", "digits", "clients.fedrep:FedRepClient"),
+        ("srpfl", "linear", "clients.fedrep:FedRepLinearClient"),
+        ("lg-srpfl", "digits", "clients.lg_fedavg:LGFedAvgClient"),
+        ("flanp", "digits", "clients.fedavg:FedAvgClient"),
+        ("flanp-ft", "digits", "clients.fedavg_ft:FedAvgFTClient"),
+        ("srpfl-flute", "linear", "clients.flute:FLUTELinearClient"),
+        ("outsiders:Hooked", "digits", "clients.fedavg:FedAvgClient"),
+    ],
+)
+def test_a_strategy_names_its_client(algorithm, task, expected):
+    assert client_path(settings_of(algorithm, task)) == expected
+
+
+def test_who_reads_settings():
+    assert settings_owners(settings_of("fedrep")) == [FedRep]
+    assert settings_owners(settings_of("fedrep", "linear")) == [FedRepLinear]
+    assert settings_owners(settings_of("srpfl")) == [SRPFL, FedRep]
+    assert settings_owners(settings_of("srpfl", "linear")) == [SRPFL, FedRepLinear]
+    star = settings_of("srpfl", srpfl_base="flute-star")
+    assert settings_owners(star) == [SRPFL, FLUTEStar]
+    # What it wraps is no question there.
+    owners = settings_owners(settings_of("flanp", srpfl_base="flute-star"))
+    assert owners[0] is FLANP
+    assert path_of(owners[1]) == "strategies.fedavg:FedAvg"
+
+
+WRONG = {
+    "fedrap": "unknown algorithm 'fedrap'; did you mean 'fedrep'? known: apfl, ",
+    "nowhere.at_all:Strategy": (
+        "algorithm 'nowhere.at_all:Strategy' cannot be imported: "
+        "ModuleNotFoundError: No module named 'nowhere'"
+    ),
+    "outsiders:Nobody": (
+        "algorithm 'outsiders:Nobody' cannot be imported: module 'outsiders' has no "
+        "'Nobody'"
+    ),
+    "outsiders:Plain.more": (
+        "algorithm 'outsiders:Plain.more' cannot be imported: module 'outsiders' has "
+        "no 'Plain.more'"
+    ),
+    "outsiders:": "algorithm 'outsiders:' cannot be imported: ",
+    ":Plain": "algorithm ':Plain' cannot be imported: ",
+    "outsiders:Homeless": (
+        "algorithm 'outsiders:Homeless' is no strategy; it must be a subclass of "
+        "BaseStrategy"
+    ),
+    "outsiders:ASYNCHRONOUS": "algorithm 'outsiders:ASYNCHRONOUS' is no strategy; ",
+    "outsiders:WithoutHooks": "algorithm 'outsiders:WithoutHooks' is no strategy; ",
+    "outsiders:WithoutClient": (
+        "algorithm 'outsiders:WithoutClient' has no client; its attribute 'client' "
+        "must be the import path of a subclass of Client"
+    ),
+}
+
+
+@pytest.mark.parametrize("algorithm", WRONG)
+def test_what_is_no_algorithm_is_refused_in_one_line(algorithm):
+    with pytest.raises(SettingsError) as caught:
+        build_strategy(settings_of(algorithm))
+    assert str(caught.value).startswith(WRONG[algorithm])
+    assert "\n" not in str(caught.value)
+
+
+def test_a_module_that_breaks_says_why_in_one_line(tmp_path, monkeypatch):
+    (tmp_path / "breaks_at_once.py").write_text("raise OSError('no\\nbattery')")
+    monkeypatch.syspath_prepend(tmp_path)
+    line = "^algorithm 'breaks_at_once:Any' cannot be imported: OSError: no battery$"
+    with pytest.raises(SettingsError, match=line):
+        strategy_class(settings_of("breaks_at_once:Any"))
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "line"),
+    [
+        (
+            "outsiders:LostClient",
+            "client 'outsiders:NobodyIsHere' cannot be imported: module 'outsiders' "
+            "has no 'NobodyIsHere'",
+        ),
+        (
+            "outsiders:StrangeClient",
+            "client 'outsiders:Plain' is no client; it must be a subclass of Client",
+        ),
+    ],
+)
+def test_what_is_no_client_is_refused_where_it_is_loaded(algorithm, line):
+    # A server does not load it.
+    path = client_path(settings_of(algorithm))
+    with pytest.raises(SettingsError, match=f"^{line}$"):
+        load_client(path)
+
+
+def test_names_in_files_and_tables():
+    assert short_name("lg-fedavg") == "lg-fedavg"
+    assert short_name("guest.algorithm:Guest") == "Guest"
+    assert short_name("outsiders:Elsewhere.Plain") == "Elsewhere.Plain"
+
+
+@pytest.mark.parametrize(
+    "algorithms",
+    [
+        [],
+        ["fedavg", "fedrep", "outsiders:Plain"],
+        # The same twice is one.
+        ["fedavg", "fedavg"],
+        ["outsiders:Plain", "outsiders:Plain"],
+    ],
+)
+def test_all_names_differ(algorithms):
+    check_names(algorithms)
+
+
+@pytest.mark.parametrize(
+    ("algorithms", "line"),
+    [
+        (
+            ["fedavg", "here:Plain", "there:Plain"],
+            "two algorithms are called 'Plain': 'here:Plain' and 'there:Plain'; each "
+            "must have a name of its own",
+        ),
+        (
+            ["outsiders:fedrep", "fedrep"],
+            "two algorithms are called 'fedrep': 'fedrep' and 'outsiders:fedrep'; each "
+            "must have a name of its own",
+        ),
+        # Its results would pass for the built-in's.
+        (
+            ["outsiders:fedrep"],
+            "two algorithms are called 'fedrep': 'fedrep' and 'outsiders:fedrep'; each "
+            "must have a name of its own",
+        ),
+    ],
+)
+def test_two_of_one_name_would_write_to_one_place(algorithms, line):
+    with pytest.raises(SettingsError, match=f"^{line}$"):
+        check_names(algorithms)

@@ -1,0 +1,145 @@
+"""What a run asks an outsider's strategy for, and does as it says."""
+
+import json
+
+import pytest
+from flwr.app import ArrayRecord, Context, Message, MessageType
+from function_clients import grid_of, honest, partition_of
+from outsiders import Hooked
+
+import simulation
+from strategies import build_strategy
+from strategies.grids.simulation import InlineGrid
+from strategies.hooks import RunHooks
+from strategies.server_app import run, server_settings
+from task.settings import SettingsError
+
+pytestmark = pytest.mark.usefixtures("no_plot")
+
+
+def rows_after(tmp_path, name: str, grid: InlineGrid, **more) -> list[dict]:
+    settings = {
+        "algorithm": f"outsiders:{name}",
+        "output": str(tmp_path),
+        "num-clients": 4,
+        "num-server-rounds": 4,
+        "fraction-train": 1.0,
+        "evaluate-every": 1,
+        **{key.replace("_", "-"): value for key, value in more.items()},
+    }
+    run(grid, server_settings(settings))
+    lines = (tmp_path / name / "metrics.jsonl").read_text().splitlines()
+    return [json.loads(line) for line in lines]
+
+
+@pytest.mark.parametrize(
+    ("name", "evaluated"), [("Hooked", [4]), ("Unhooked", [1, 2, 3, 4])]
+)
+def test_only_the_last_round_is_evaluated(tmp_path, name, evaluated):
+    rows = rows_after(tmp_path, name, grid_of(4))
+    assert [row["round"] for row in rows if "accuracy" in row] == evaluated
+
+
+class Lossy(InlineGrid):
+    """Nothing comes back from node 3 in round 2."""
+
+    def send_and_receive(self, messages, *, timeout=None):
+        replies = super().send_and_receive(messages, timeout=timeout)
+        return [
+            reply
+            for reply in replies
+            if reply.metadata.message_type != MessageType.TRAIN
+            or (reply.metadata.src_node_id, reply.metadata.group_id) != (3, "2")
+        ]
+
+
+@pytest.mark.parametrize(("name", "said"), [("Hooked", None), ("Unhooked", ["000002"])])
+def test_who_is_not_waited_for_is_not_missed(tmp_path, name, said, caplog):
+    rows = rows_after(tmp_path, name, Lossy(honest, 4))
+    # In both cases it is counted.
+    assert [row["unanswered"] for row in rows] == [0, 1, 0, 0]
+    assert [row.get("unanswered-clients") for row in rows] == [None, said, None, None]
+    assert ("no reply of clients 000002" in caplog.text) is (said is not None)
+
+
+def test_a_strategy_may_wrap_the_grid(tmp_path):
+    Hooked.grids.clear()
+    grid = grid_of(4)
+    rows_after(tmp_path, "Hooked", grid)
+    (wrapped,) = Hooked.grids
+    assert wrapped.grid is grid
+    kinds = [message.metadata.message_type for message in wrapped.passed]
+    # Four rounds of four, and one evaluation; it was asked for before the first.
+    assert kinds == ["train"] * 16 + ["evaluate"] * 4
+
+
+def test_too_few_clients_end_a_run_before_it_begins(tmp_path):
+    trained = []
+
+    def client(message: Message, context: Context) -> Message:
+        if message.metadata.message_type == MessageType.TRAIN:
+            trained.append(partition_of(context))
+        return honest(message, context)
+
+    with pytest.raises(SettingsError, match=r"^fewest is 5; 4 are too few$"):
+        rows_after(tmp_path, "Hooked", grid_of(4, client), fewest=5)
+    assert trained == []
+    assert list(tmp_path.iterdir()) == []
+    rows_after(tmp_path, "Hooked", grid_of(5, client), fewest=5)
+    assert trained == [0, 1, 2, 3, 4] * 4
+
+
+def test_what_simulation_begins_with():
+    outsider = "outsiders:Hooked"
+    settings = simulation.check([outsider], {"num-clients": 5}, "inline")
+    assert (settings["evaluate-last"], settings["fewest"]) == (4, 3)
+    settings = simulation.check([outsider], {"evaluate-last": 7}, "inline")
+    assert (settings["evaluate-last"], settings["fewest"]) == (7, 3)
+    settings = simulation.check(["outsiders:Unhooked"], {}, "inline")
+    assert (settings["evaluate-last"], settings["fewest"]) == (10, 2)
+    # And nowhere else.
+    assert server_settings({"algorithm": outsider})["fewest"] == 2
+
+
+@pytest.mark.parametrize(
+    ("given", "line"),
+    [
+        ({"fewest": 100}, "fewest is 100; it must be in [1, 99]"),
+        ({"fewest": 2.5}, "fewest is 2.5; it must be of type int"),
+        ({"fewer": 3}, "unknown setting 'fewer'; did you mean 'fewest'?"),
+        ({"fewest": 21}, "fewest is 21; 20 are too few"),
+    ],
+)
+def test_an_outsiders_settings_are_checked_like_ours(given, line):
+    with pytest.raises(SettingsError) as caught:
+        simulation.check(["outsiders:Hooked"], given, "inline")
+    assert str(caught.value).startswith(line)
+
+
+def test_the_settings_of_others_are_unknown_without_it():
+    with pytest.raises(SettingsError, match=r"^unknown setting 'fewest'"):
+        simulation.check(["fedavg"], {"fewest": 3}, "inline")
+
+
+@pytest.mark.parametrize("name", ["fedrep", "srpfl", "outsiders:Hooked"])
+def test_every_strategy_has_the_hooks(name):
+    strategy = build_strategy(server_settings({"algorithm": name}))
+    assert isinstance(strategy, RunHooks)
+    grid = grid_of(20)
+    strategy.check_clients(20)
+    assert len(strategy.identify(grid)) == 20
+    assert isinstance(strategy.initialize(grid), ArrayRecord)
+    arrays, values = strategy.state_dict()
+    strategy.load_state_dict(arrays, values)
+    assert set(strategy.participants.known) == set(range(1, 21))
+    assert strategy.standing.acknowledged == {}
+    assert strategy.client_metrics == {}
+    assert strategy.training.failure == ""
+    assert strategy.checkpoint_every == 0
+
+
+def test_what_is_wrapped_says_when_it_is_evaluated():
+    for name, once in (("flanp", False), ("flanp-ft", True)):
+        strategy = build_strategy(server_settings({"algorithm": name}))
+        assert strategy.evaluated_once is once
+        assert not strategy.waits_for_all

@@ -1,0 +1,261 @@
+"""SCAFFOLD against a few lines of NumPy, server and clients."""
+
+import numpy as np
+import pytest
+import torch
+from function_clients import grid_of, honest
+from softmax_runs import (
+    RATE,
+    STEPS,
+    N,
+    assert_near,
+    draw,
+    gradient,
+    linear,
+    matrix,
+    mean,
+    normed,
+    run,
+    start,
+    weights,
+)
+
+from strategies import SCAFFOLD, build_strategy
+from task import ExampleSet, ExampleTask
+from task.settings import resolve
+
+EVERYBODY = list(range(N))
+
+
+def numpy_scaffold(
+    trained, global_rate=1.0, momentum=0.0, decay=0.0, weighting="uniform"
+):
+    """Algorithm 1 over the clients that counted; x, c and all c_i after each round.
+
+    c_i⁺ is the mean of the round's gradients, which is what option II comes to. With
+    momentum the gradient of step t moves y in all later steps as well, by β, β², ….
+    """
+    x = start()
+    c, own, found = np.zeros_like(x), [np.zeros_like(x)] * N, []
+    for clients in trained:
+        moves, changes = [], []
+        for i in clients:
+            y, velocity, gradients, heed = x, 0.0, [], []
+            for t in range(STEPS):
+                gradients.append(gradient(y, i, decay))
+                heed.append(sum(momentum**later for later in range(STEPS - t)))
+                velocity = momentum * velocity + gradients[-1] - own[i] + c
+                y = y - RATE * velocity
+            new = np.average(gradients, axis=0, weights=heed)
+            moves.append(y - x)
+            changes.append(new - own[i])
+            own = [new if j == i else own[j] for j in EVERYBODY]
+        shares = weights(clients, weighting)
+        x = x + global_rate * mean(moves, shares)
+        # |S|/N, or the share of all examples.
+        c = c + weights(EVERYBODY, weighting)[clients].sum() * mean(changes, shares)
+        found.append((x, c, own))
+    return found
+
+
+def assert_all_near(found, expected):
+    rounds = zip(found.arrays, found.kept, expected, strict=True)
+    for arrays, kept, (x, c, own) in rounds:
+        assert_near(matrix(arrays), x)
+        assert_near(matrix(arrays, "control."), c)
+        for state, c_i in zip(kept, own, strict=True):
+            if state:
+                assert_near(matrix(state, "own-control."), c_i)
+            else:
+                assert not c_i.any()
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {},
+        {"global_learning_rate": 0.4},
+        {"global_learning_rate": 1.7, "momentum": 0.6, "weight_decay": 0.05},
+        {"weighting": "examples"},
+    ],
+    ids=["plain", "global rate", "momentum", "examples"],
+)
+@pytest.mark.parametrize("srpfl", [False, True])
+def test_every_round_is_that_of_the_paper(more, srpfl):
+    found = run("scaffold", srpfl=srpfl, **more)
+    assert [len(c) for c in found.trained] == ([1, 1, 2, 2] if srpfl else [3] * 4)
+    expected = numpy_scaffold(
+        found.trained,
+        more.get("global_learning_rate", 1.0),
+        more.get("momentum", 0.0),
+        more.get("weight_decay", 0.0),
+        more.get("weighting", "uniform"),
+    )
+    assert_all_near(found, expected)
+    # The corrections are felt.
+    plain = run("fedavg", srpfl=srpfl, **more)
+    assert np.abs(matrix(found.arrays[-1]) - matrix(plain.arrays[-1])).max() > 1e-2
+
+
+def test_a_reply_that_does_not_count_moves_neither_x_nor_c_nor_c_i():
+    # A client of round 2 that trains in round 3 as well.
+    first = run("scaffold", 3)
+    lost = next(i for i in first.trained[1] if i in first.trained[2])
+    found = run("scaffold", 5, spoilt={(lost, 2)})
+    assert lost not in found.trained[1]
+    assert len(found.trained[1]) == 2
+    assert_all_near(found, numpy_scaffold(found.trained))
+
+
+@pytest.mark.parametrize("weighting", ["uniform", "examples"])
+@pytest.mark.parametrize("late", [(), (0, 4)])
+def test_c_stays_the_mean_of_all_c_i(weighting, late):
+    # Those of latecomers are 0 until they train.
+    found = run("scaffold", 6, weighting=weighting, late=late, spoilt={(1, 2), (3, 5)})
+    assert not set(late) & {i for clients in found.trained[:2] for i in clients}
+    for server_round, (arrays, kept) in enumerate(
+        zip(found.arrays, found.kept, strict=True), 1
+    ):
+        here = [i for i in EVERYBODY if server_round > 2 or i not in late]
+        shares = dict(zip(here, weights(here, weighting), strict=True))
+        parts = [shares[i] * matrix(kept[i], "own-control.") for i in here if kept[i]]
+        assert_near(matrix(arrays, "control."), np.sum(parts, axis=0), 1e-6)
+    assert found.trained[-1]
+
+
+@pytest.mark.parametrize("weighting", ["uniform", "examples"])
+def test_it_ends_where_fedavg_does_not_at_the_best_model(weighting):
+    # Many local steps pull FedAvg to a mean of the clients' own best models.
+    usual = {"weight_decay": 0.3, "representation_epochs": 5, "weighting": weighting}
+    slopes = {}
+    for algorithm in ("scaffold", "fedavg"):
+        theta = matrix(run(algorithm, 60, **usual).arrays[-1])
+        gradients = [gradient(theta, i, 0.3) for i in EVERYBODY]
+        slopes[algorithm] = np.abs(mean(gradients, weights(EVERYBODY, weighting))).max()
+    assert slopes["scaffold"] < 1e-4
+    assert slopes["fedavg"] > 1e-2
+
+
+def test_client_weights_with_equal_data_is_fedavg():
+    # All c_i are c, so nothing is corrected.
+    usual = {"task": "softmax_runs:twins", "fraction_train": 1.0}
+    found, plain = run("scaffold", **usual), run("fedavg", **usual)
+    for arrays, others in zip(found.arrays, plain.arrays, strict=True):
+        assert_near(matrix(arrays), matrix(others), 1e-6)
+        assert np.abs(matrix(arrays, "control.")).max() > 0.01
+
+
+def test_the_first_round_is_fedavg_with_a_server_step():
+    # All control variates are 0.
+    plain = matrix(run("fedavg", 1).arrays[0])
+    found = matrix(run("scaffold", 1, global_learning_rate=0.5).arrays[0])
+    assert_near(found, (start() + plain) / 2)
+
+
+def test_two_steps_with_momentum_by_hand():
+    # y₁ = x − η g₀ and y₂ = y₁ − η (g₁ + β g₀): together 1 + β = 3/2 of g₀ and one g₁.
+    found = run("scaffold", 1, representation_epochs=2, momentum=0.5)
+    for i in found.trained[0]:
+        g_0 = gradient(start(), i)
+        g_1 = gradient(start() - RATE * g_0, i)
+        own = matrix(found.kept[0][i], "own-control.")
+        assert_near(own, (1.5 * g_0 + g_1) / 2.5)
+
+
+def slope(num_clients):
+    """Losses that are linear in θ: whatever the batch, client i's gradient is g_i."""
+
+    def examples(i):
+        x = torch.tensor([1.0, 2.0, -1.0, 0.5]) + i
+        return ExampleSet(x.repeat(10, 1), torch.tensor([0.1, -0.2, 0.3]).repeat(10, 1))
+
+    sets = [examples(i) for i in range(num_clients)]
+    return ExampleTask(linear, sets, sets, lambda out, y: (out * y).sum(1).mean())
+
+
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+@pytest.mark.parametrize(("batch_size", "epochs"), [(4, 2), (3, 1), (10, 3), (64, 1)])
+def test_a_constant_gradient_becomes_c_i(momentum, batch_size, epochs):
+    # The number of steps and the momentum must cancel, the smaller last batch included.
+    found = run(
+        "scaffold",
+        3,
+        task=f"{__name__}:slope",
+        momentum=momentum,
+        batch_size=batch_size,
+        representation_epochs=epochs,
+        learning_rate=0.05,
+    )
+    inputs = np.array([1.0, 2.0, -1.0, 0.5, 1.0])
+    for kept in found.kept:
+        for i, state in enumerate(kept):
+            if state:
+                x = inputs + i * np.array([1, 1, 1, 1, 0])
+                expected = np.outer([0.1, -0.2, 0.3], x)
+                assert_near(matrix(state, "own-control."), expected)
+    assert sum(map(bool, found.kept[-1])) >= 4
+
+
+def test_without_steps_nothing_moves():
+    found = run("scaffold", 2, representation_epochs=0)
+    for arrays in found.arrays:
+        assert_near(matrix(arrays), start(), 1e-7)
+        assert not matrix(arrays, "control.").any()
+
+
+def test_a_batch_norm_s_statistics_are_averaged_whatever_the_global_rate():
+    # A step of 3 along the change of a variance could end below 0.
+    usual = {"task": "softmax_runs:normed", "learning_rate": 0.01}
+    found = run("scaffold", 1, global_learning_rate=3.0, **usual)
+    plain = run("fedavg", 1, **usual)
+    arrays, others = found.arrays[0], plain.arrays[0]
+    for statistic in ("running_mean", "running_var", "num_batches_tracked"):
+        name = f"representation.1.{statistic}"
+        assert f"control.{name}" not in arrays
+        np.testing.assert_allclose(arrays[name], others[name], atol=1e-6)
+    # Not so its parameters.
+    initial = {n: t.numpy() for n, t in normed(N).initial_state.items()}
+    for name in ("head.weight", "representation.0.weight"):
+        moved = arrays[name] - initial[name]
+        assert_near(moved, 3 * (others[name] - initial[name]), 1e-6)
+        assert np.abs(moved).max() > 1e-3
+
+
+def test_doubles_count():
+    found = run("scaffold", 2, task="softmax_runs:doubles")
+    assert [row["rejected"] for row in found.rows] == [0, 0]
+    assert {array.dtype for array in found.arrays[-1].values()} == {np.dtype("f8")}
+    assert_all_near(found, numpy_scaffold(found.trained))
+
+
+def test_c_travels_with_x_and_c_i_does_not():
+    found = run("scaffold", 3)
+    shared = ["head.weight", "head.bias", "control.head.weight", "control.head.bias"]
+    for message, reply in found.between("train"):
+        assert list(message.content["arrays"]) == shared
+        assert list(reply.content["arrays"]) == shared
+        assert set(reply.content) == {"arrays", "metrics"}
+
+
+def test_client_weights_is_counted_after_a_resume_as_before():
+    strategy = run("scaffold", 2, weighting="examples").strategy
+    settings = resolve({"algorithm": "scaffold", "weighting": "examples"})
+    other = build_strategy(settings)
+    assert isinstance(other, SCAFFOLD)
+    other.load_state_dict(*strategy.state_dict())
+    assert other.state_dict() == strategy.state_dict()
+    # 6 + 3 i examples each.
+    assert other.client_weights == {f"{i:06d}": len(draw(i)[1]) for i in EVERYBODY}
+    assert sum(other.client_weights.values()) == other.state_dict()[1]["total"] == 81
+
+
+def test_a_client_with_another_model_is_not_counted():
+    def client(message, context):
+        reply = honest(message, context)
+        if context.node_id == 3 and message.metadata.message_type == "query":
+            reply.content["properties"]["structure"] = "unusual"
+        return reply
+
+    strategy = SCAFFOLD(fraction_train=1.0)
+    assert strategy.identify(grid_of(4, client)) == [1, 2, 4]
+    assert list(strategy.client_weights) == ["000000", "000001", "000003"]

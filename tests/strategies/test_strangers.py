@@ -1,0 +1,249 @@
+"""Our strategies in somebody else's app: clients like those of Flower's templates.
+
+Such a ClientApp answers no queries. It loads the whole state dict that it is sent,
+trains, and answers with the whole state dict and metrics of its own names.
+"""
+
+import logging
+
+import numpy as np
+import pytest
+import torch
+from flwr.app import (
+    ArrayRecord,
+    ConfigRecord,
+    Context,
+    Message,
+    MessageType,
+    MetricRecord,
+    RecordDict,
+)
+from flwr.clientapp import ClientApp
+from torch import nn
+
+from strategies import SRPFL, FedAvg, FedPer, FedRep
+from strategies.base import BaseStrategy
+from strategies.grids.simulation import InlineGrid
+from task.settings import SettingsError
+
+N = 4
+RATE = 0.25
+
+
+class Net(nn.Module):
+    """A number w for the input x = 1, and what it has seen so far."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc = nn.Linear(1, 1, bias=False)
+        self.register_buffer("seen", torch.tensor(0))
+
+
+def start_at(w: float) -> ArrayRecord:
+    net = Net()
+    nn.init.constant_(net.fc.weight, w)
+    return ArrayRecord(net.state_dict())
+
+
+class Template:
+    """A template's ClientApp: client i has i + 1 examples, all of which say i."""
+
+    def __init__(self, **names: str | None) -> None:
+        self.loss = names.get("loss", "train_loss")
+        self.trained: list[list[int]] = []
+        self.rates: list[float] = []
+        self.app = ClientApp()
+        self.app.train()(self.train)
+        self.app.evaluate()(self.evaluate)
+
+    def load(self, message: Message, context: Context):
+        net = Net()
+        net.load_state_dict(message.content["arrays"].to_torch_state_dict())
+        i = int(context.node_config["partition-id"])
+        targets = torch.full((i + 1, 1), float(i))
+        return net, torch.ones(i + 1, 1), targets
+
+    def train(self, message: Message, context: Context) -> Message:
+        net, inputs, targets = self.load(message, context)
+        rate = message.content["config"]["lr"]
+        optimizer = torch.optim.SGD(net.parameters(), lr=rate)
+        # 1/2 (w - i)^2: the gradient is w - i.
+        loss = nn.functional.mse_loss(net.fc(inputs), targets) / 2
+        loss.backward()
+        optimizer.step()
+        net.seen += len(targets)
+        self.trained.append([message.metadata.dst_node_id, len(targets)])
+        metrics = MetricRecord({"num-examples": len(targets)})
+        if self.loss is not None:
+            metrics[self.loss] = loss.item()
+        content = {"arrays": ArrayRecord(net.state_dict()), "metrics": metrics}
+        return Message(content=RecordDict(content), reply_to=message)
+
+    def evaluate(self, message: Message, context: Context) -> Message:
+        net, inputs, targets = self.load(message, context)
+        error = (net.fc(inputs) - targets).abs().mean().item()
+        metrics = {
+            "eval_loss": error,
+            "eval_acc": float(error < 1),
+            "num-examples": len(targets),
+        }
+        content = {"metrics": MetricRecord(metrics)}
+        return Message(content=RecordDict(content), reply_to=message)
+
+
+def run(strategy: BaseStrategy | SRPFL, template: Template, rounds: int = 2):
+    return strategy.start(
+        InlineGrid(template.app, N),
+        start_at(3.0),
+        num_rounds=rounds,
+        train_config=ConfigRecord({"lr": RATE}),
+    )
+
+
+def test_fedrep_trains_a_template_s_clients():
+    strategy, template = FedRep(), Template()
+    result = run(strategy, template)
+    # Half of four clients a round.
+    assert len(template.trained) == 4
+    first, second = template.trained[:2], template.trained[2:]
+    w, errors = 3.0, []
+    for server_round, trained in enumerate((first, second), 1):
+        losses = {node: (w - (node - 1)) ** 2 / 2 for node, _ in trained}
+        # Each goes a quarter of the way to its own number, and w is their mean.
+        w = np.mean([w + RATE * (node - 1 - w) for node, _ in trained])
+        said = result.train_metrics_clientapp[server_round]
+        weighted = sum(losses[node] * n for node, n in trained)
+        assert said["train-loss"] == pytest.approx(
+            weighted / sum(n for _, n in trained)
+        )
+        assert (said["clients"], said["rejected"]) == (2, 0)
+        errors = [abs(w - i) for i in range(N)]
+        tested = result.evaluate_metrics_clientapp[server_round]
+        assert tested["eval_loss"] == pytest.approx(np.mean(errors))
+        assert tested["eval_acc"] == np.mean(np.less(errors, 1))
+        assert tested["evaluated"] == N
+    assert result.arrays["fc.weight"].numpy() == pytest.approx(w)
+    # Integers of a state dict come along.
+    seen = result.arrays["seen"].numpy()
+    assert seen.dtype == np.int64
+    means = [np.rint(np.mean([n for _, n in trained])) for trained in (first, second)]
+    assert seen == sum(means)
+
+
+def test_who_answers_no_queries_is_known_by_its_node(caplog):
+    strategy, template = FedRep(fraction_train=1.0), Template()
+    run(strategy, template, 1)
+    # Nothing is wrong with that.
+    assert [r for r in caplog.records if r.levelno >= logging.WARNING] == []
+    known = strategy.participants.known
+    assert {node: known[node].name for node in known} == {
+        node: str(node) for node in range(1, N + 1)
+    }
+    assert strategy.standing.acknowledged == {str(n): 1 for n in range(1, N + 1)}
+    assert strategy.participants.refusals == {}
+    assert strategy.client_metrics["4"]["num-examples"] == 4
+
+
+@pytest.mark.parametrize("weighting", ["uniform", "examples"])
+def test_the_mean_is_weighted_as_one_says(weighting):
+    strategy = FedAvg(fraction_train=1.0, weighting=weighting)
+    result = run(strategy, Template(), 1)
+    # 3 + (0 + 1 + 2 + 3 - 12)/16, or by 1, 2, 3 and 4 examples 3 + (20/10 - 3)/4.
+    expected = {"uniform": 3 - 6 / 16, "examples": 3 - 1 / 4}[weighting]
+    assert result.arrays["fc.weight"].numpy() == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("name", ["train-loss", "train_loss", "loss", "nll", None])
+def test_a_loss_under_another_name_or_none_is_fine(name):
+    result = run(FedPer(fraction_train=1.0), Template(loss=name), 1)
+    said = result.train_metrics_clientapp[1]
+    assert said["clients"] == N
+    # (3 - i)^2 / 2 by i + 1 examples: (4.5 + 2 * 2 + 3 * 0.5 + 0) / 10.
+    if name in ("train-loss", "train_loss", "loss"):
+        assert said["train-loss"] == pytest.approx(1.0)
+    else:
+        assert "train-loss" not in said
+
+
+def test_the_first_of_a_template_s_clients_will_do_for_srpfl(caplog):
+    template = Template()
+    strategy = SRPFL(FedRep(fraction_train=1.0), initial_nodes=2, rounds_per_stage=1)
+    result = run(strategy, template)
+    counts = [result.train_metrics_clientapp[r]["clients"] for r in (1, 2)]
+    assert counts == [2, 4]
+    assert [m for m in caplog.messages if "the round closes" in m] == []
+
+
+# Runs in which nobody counts
+
+
+def test_a_run_in_which_nobody_counts_is_an_error_that_says_why():
+    def broken(message: Message, context: Context) -> Message:
+        raise RuntimeError("out\nof memory")
+
+    template = Template()
+    template.app = ClientApp()
+    template.app.train()(broken)
+    template.app.evaluate()(template.evaluate)
+    line = "in no round did a client's reply count: client [1-4]: is an error: .*"
+    with pytest.raises(SettingsError, match=f"^{line}out of memory") as caught:
+        run(FedRep(), template)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (lambda reply: reply.content.clear(), "has no arrays under 'arrays'"),
+        (
+            lambda reply: reply.content["arrays"].pop("seen"),
+            r"lacks arrays \['seen'\] and has unknown arrays \[\]",
+        ),
+        (
+            lambda reply: reply.content["metrics"].update(train_loss=float("nan")),
+            "metric 'train_loss' is nan",
+        ),
+    ],
+)
+def test_nobody_s_reply_is_as_expected(change, reason):
+    template = Template()
+
+    def changed(message: Message, context: Context) -> Message:
+        reply = template.app(message, context)
+        if message.metadata.message_type == MessageType.TRAIN:
+            change(reply)
+        return reply
+
+    with pytest.raises(SettingsError) as caught:
+        FedRep(fraction_train=1.0).start(
+            InlineGrid(changed, N),
+            start_at(3.0),
+            num_rounds=2,
+            train_config=ConfigRecord({"lr": RATE}),
+        )
+    line = f"in no round did a client's reply count: client 1: {reason}"
+    assert str(caught.value) == line.replace("\\", "")
+
+
+def test_one_round_that_counts_is_enough():
+    template = Template()
+
+    def sometimes(message: Message, context: Context) -> Message:
+        training = message.metadata.message_type == MessageType.TRAIN
+        if training and message.metadata.group_id != "2":
+            raise RuntimeError("not now")
+        return template.app(message, context)
+
+    strategy = FedRep(fraction_train=1.0)
+    grid, config = InlineGrid(sometimes, N), ConfigRecord({"lr": RATE})
+    result = strategy.start(grid, start_at(3.0), num_rounds=3, train_config=config)
+    assert result.arrays["fc.weight"].numpy() == pytest.approx(3 - 6 / 16)
+    assert strategy.standing.acknowledged == {str(n): 2 for n in range(1, N + 1)}
+
+
+def test_a_second_run_in_which_nobody_counts_is_an_error_as_well():
+    template, strategy = Template(), FedRep(fraction_train=1.0)
+    run(strategy, template)
+    template.app = ClientApp()
+    with pytest.raises(SettingsError, match=r"^in no round did a client's reply count"):
+        run(strategy, template)

@@ -1,0 +1,166 @@
+"""FedProx, SCAFFOLD, Ditto and APFL: what stays with the clients, and how it lasts."""
+
+import json
+from pathlib import Path
+
+import pytest
+from flwr.app import MessageType
+from safetensors.numpy import load_file
+from softmax_runs import N, assert_same, round_of, run
+
+import simulation
+from strategies.server.checkpoint import FILE
+from strategies.server.report import Report
+
+ALGORITHMS = ("fedprox", "scaffold", "ditto", "apfl")
+# What each client keeps, by the beginning of its names.
+KEPT = {
+    "fedprox": set(),
+    "scaffold": {"own-control"},
+    "ditto": {"model"},
+    "apfl": {"model", "alpha"},
+}
+# Small batches in random order, momentum and decay.
+USUAL = {"batch_size": 4, "momentum": 0.5, "weight_decay": 1e-3, "learning_rate": 0.1}
+pytestmark = pytest.mark.usefixtures("no_plot")
+EACH = pytest.mark.parametrize("algorithm", ALGORITHMS)
+
+
+def bytes_of(message) -> bytes:
+    arrays = message.content.array_records.values()
+    configs = message.content.config_records.values()
+    parts = [array.data for record in arrays for array in record.values()]
+    parts += [v for c in configs for v in c.values() if isinstance(v, bytes)]
+    return b"".join(parts)
+
+
+@EACH
+def test_what_a_client_keeps_is_in_no_reply(algorithm):
+    found = run(algorithm, 5, evaluate=True, **USUAL)
+    kinds = {m.metadata.message_type for m in found.grid.replies}
+    assert {MessageType.TRAIN, MessageType.EVALUATE, MessageType.QUERY} <= kinds
+    names = set()
+    for i in range(N):
+        secrets = [kept[i] for kept in found.kept if kept[i]]
+        names |= {name.partition(".")[0] for state in secrets for name in state}
+        replies = [r for r in found.grid.replies if r.metadata.src_node_id == i + 1]
+        if algorithm == "scaffold":
+            # At first c_i is 0, and Δc_i is all of it: the paper has it so.
+            first = next((r for r, c in enumerate(found.trained, 1) if i in c), 0)
+            secrets = [kept[i] for kept in found.kept[first:] if kept[i]]
+            told = found.between("train")
+            late = [r for m, r in told if round_of(m) > first]
+            replies = [r for r in late if r.metadata.src_node_id == i + 1]
+        sent = b"".join(map(bytes_of, replies))
+        for state in secrets:
+            for name, array in state.items():
+                if array.size > 1:
+                    assert array.tobytes() not in sent, name
+        for reply in replies:
+            for record in reply.content.array_records.values():
+                assert not {n.partition(".")[0] for n in record} & KEPT[algorithm]
+    assert names == KEPT[algorithm]
+
+
+@EACH
+def test_a_client_whose_process_was_killed_goes_on(algorithm, tmp_path):
+    # After each message, one whose reply did not count included.
+    spoilt = {(i, 2) for i in range(N)} | {(0, 4), (5, 4)}
+    alive = run(algorithm, 5, spoilt=spoilt, **USUAL)
+    killed = run(algorithm, 5, spoilt=spoilt, state_dir=tmp_path, **USUAL)
+    assert killed.trained == alive.trained
+    assert alive.trained[1] == []
+    for arrays, others in zip(killed.arrays, alive.arrays, strict=True):
+        assert_same(arrays, others)
+    for i in range(N):
+        state = killed.client(i, 5).state.load() or {}
+        others = alive.kept[-1][i]
+        assert_same(dict(sorted(state.items())), dict(sorted(others.items())))
+
+
+@EACH
+def test_a_client_goes_back_to_what_counted(algorithm):
+    # All replies of round 2 are lost: what follows is as if nobody had trained.
+    lost = run(algorithm, 2, spoilt={(i, 2) for i in range(N)}, **USUAL)
+    assert [row["rejected"] for row in lost.rows] == [0, 3]
+    assert_same(lost.arrays[1], lost.arrays[0])
+    for state, before in zip(lost.kept[1], lost.kept[0], strict=True):
+        assert_same(state, before)
+    # Otherwise they would have gone on.
+    usual = run(algorithm, 2, **USUAL)
+    assert any(
+        kept[name].tobytes() != before[name].tobytes()
+        for kept, before in zip(usual.kept[1], usual.kept[0], strict=True)
+        for name in before
+    ) is bool(KEPT[algorithm])
+
+
+# On the command line
+
+
+def main(output: Path, algorithm: str, rounds: int, **more) -> int:
+    given = {
+        "task": "softmax_runs:softmax",
+        "num_clients": N,
+        "evaluate_last": 0,
+        **USUAL,
+        **more,
+    }
+    settings = {name.replace("_", "-"): value for name, value in given.items()}
+    config = " ".join(f"{name}={json.dumps(value)}" for name, value in settings.items())
+    options = ["--backend", "inline", "--output", str(output), "--rounds", str(rounds)]
+    return simulation.main([algorithm, *options, "--run-config", config])
+
+
+def result(output: Path, algorithm: str) -> tuple[list[dict], dict, dict]:
+    """Rows without their times, the server's arrays and all clients' states."""
+    lines = (output / algorithm / "metrics.jsonl").read_text().splitlines()
+    rows = [{**json.loads(line), "seconds": 0} for line in lines]
+    clients = {}
+    for path in (output / algorithm / "clients").glob("*/*.safetensors"):
+        key = path.parent.name, int(path.stem.rpartition("-")[2])
+        clients[key] = load_file(path)
+    return rows, load_file(output / algorithm / FILE), clients
+
+
+def assert_same_result(output: Path, other: Path, algorithm: str) -> None:
+    rows, arrays, clients = result(output, algorithm)
+    whole_rows, whole_arrays, whole_clients = result(other, algorithm)
+    assert rows == whole_rows
+    assert_same(arrays, whole_arrays)
+    newest = dict(sorted(clients))
+    assert newest == dict(sorted(whole_clients))
+    assert len(newest) == (0 if algorithm == "fedprox" else N)
+    for key in newest.items():
+        assert_same(clients[key], whole_clients[key])
+
+
+@EACH
+def test_a_run_that_is_stopped_and_resumed(algorithm, tmp_path):
+    more = {"checkpoint_every": 1, "evaluate_every": 2}
+    assert main(tmp_path / "whole", algorithm, 4, **more) == 0
+    assert main(tmp_path / "parts", algorithm, 2, **more) == 0
+    resume = {"resume": str(tmp_path / "parts")}
+    assert main(tmp_path / "parts", algorithm, 4, **more, **resume) == 0
+    assert_same_result(tmp_path / "parts", tmp_path / "whole", algorithm)
+
+
+@EACH
+def test_a_server_that_dies_between_checkpoints(algorithm, tmp_path, monkeypatch):
+    # Round 3 has counted, round 4 has been trained; all go back to round 2.
+    more = {"checkpoint_every": 2, "evaluate_every": 2}
+    assert main(tmp_path / "whole", algorithm, 5, **more) == 0
+    add = Report.add
+
+    def crash(report: Report, row: dict) -> None:
+        if row["round"] == 4:
+            raise KeyboardInterrupt
+        add(report, row)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Report, "add", crash)
+        with pytest.raises(KeyboardInterrupt):
+            main(tmp_path / "parts", algorithm, 5, **more)
+    resume = {"resume": str(tmp_path / "parts")}
+    assert main(tmp_path / "parts", algorithm, 5, **more, **resume) == 0
+    assert_same_result(tmp_path / "parts", tmp_path / "whole", algorithm)
