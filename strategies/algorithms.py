@@ -74,8 +74,7 @@ def strategy_class(settings: Settings) -> type[RunHooks]:
     Raises
     ------
     SettingsError
-        If there is no such algorithm, it cannot be imported, or is no strategy that
-        names its client.
+        If there is no such algorithm, it cannot be imported, or is no strategy.
     """
     algorithm = str(settings["algorithm"])
     if not is_path(algorithm) and algorithm not in ALGORITHMS:
@@ -92,64 +91,36 @@ def _load(path: str) -> type[RunHooks]:
         raise SettingsError(
             f"algorithm {path!r} is no strategy; it must be a subclass of BaseStrategy"
         )
-    if not found.client:
-        raise SettingsError(
-            f"algorithm {path!r} has no client; its attribute 'client' must be the "
-            "import path of a subclass of Client"
-        )
     return found
 
 
 def build_strategy(settings: Settings) -> RunHooks:
     """Return the strategy of the algorithm that the settings name.
 
-    Parameters
-    ----------
-    settings : mapping
-        All settings.
-
-    Returns
-    -------
-    Strategy
-        The strategy.
-
-    Raises
-    ------
-    SettingsError
-        As `strategy_class`, or if a setting is out of its range.
+    Raises `SettingsError` as `strategy_class` and `client_path` do, or if a setting is
+    out of its range.
     """
+    client_path(settings)
     return strategy_class(settings).from_settings(settings)
 
 
 def client_path(settings: Settings) -> str:
     """Return the import path of the algorithm's client.
 
-    Parameters
-    ----------
-    settings : mapping
-        As for `strategy_class`.
-
-    Returns
-    -------
-    str
-        ``package.module:Class``.
+    Raises `SettingsError` if its strategy names none.
     """
-    return strategy_class(settings).client_path(settings)
+    strategy = strategy_class(settings)
+    path = strategy.client_path(settings)
+    if not path:
+        raise SettingsError(
+            f"algorithm {settings['algorithm']!r} has no client; its attribute "
+            "'client' must be the import path of a subclass of Client"
+        )
+    return path
 
 
 def settings_owners(settings: Settings) -> list[type]:
-    """Return the strategies that read settings: the algorithm's, and one it wraps.
-
-    Parameters
-    ----------
-    settings : mapping
-        As for `strategy_class`.
-
-    Returns
-    -------
-    list of type
-        The classes.
-    """
+    """Return the strategies that read settings: the algorithm's, and one it wraps."""
     return strategy_class(settings).settings_owners(settings)
 
 

@@ -121,13 +121,12 @@ class FLUTE(HeadsOnServer):
             return True
         if name not in self._refused:
             self._refused.add(name)
-            log(
-                WARNING,
-                "client %s takes no part: its classes are %r; they must be a 0 or 1 "
-                "for each class of the head, with a 1",
-                name,
-                said,
+            reason = (
+                f"its classes are {said!r}; they must be a 0 or 1 for each class of "
+                "the head, with a 1"
             )
+            self.participants.failure = f"client {name}: {reason}"
+            log(WARNING, "client %s takes no part: %s", name, reason)
         return False
 
     def initialize(self, grid: Grid) -> ArrayRecord:

@@ -50,8 +50,6 @@ class SRPFL(RunHooks):
         Name or import path of the wrapped strategy, where settings choose it.
     """
 
-    # The client is that of the wrapped strategy.
-    client = "the wrapped strategy's"
     # What is wrapped; the setting srpfl-base says it where this is empty.
     base: ClassVar[str] = ""
     waits_for_all = False

@@ -8,7 +8,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 BIN = Path(sys.executable).parent
@@ -196,6 +196,26 @@ class Federation:
         for name in list(self.processes):
             self.kill(name)
         for pid in processes_with(f"FLWR_HOME={self.home / 'flwr'}"):
+            kill_9(pid)
+
+
+@contextlib.contextmanager
+def local_flower(home: Path) -> Iterator[dict[str, str]]:
+    """Yield an environment in which ``flwr run . local`` has a SuperLink of its own."""
+    try:
+        yield {
+            **os.environ,
+            "FLWR_HOME": str(home),
+            "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
+            "FLWR_DISABLE_UPDATE_CHECK": "1",
+            "FLWR_TELEMETRY_ENABLED": "0",
+            "FLWR_LOCAL_SUPERLINK_HTTP_API_PORT": str(free_port()),
+            "FLWR_LOCAL_CONTROL_API_PORT": str(free_port()),
+            "PATH": f"{BIN}{os.pathsep}{os.environ['PATH']}",
+        }
+    finally:
+        # The local SuperLink is a daemon.
+        for pid in processes_with(f"FLWR_HOME={home}"):
             kill_9(pid)
 
 

@@ -1,20 +1,12 @@
 """``flwr run .`` in Flower's simulation gives the numbers of ``simulation.py``."""
 
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-from federation import (
-    BIN,
-    ROOT,
-    free_port,
-    kill_9,
-    processes_with,
-    read_lines,
-)
+from federation import BIN, ROOT, local_flower, read_lines
 
 SETTINGS = 'algorithm="flute" num-server-rounds=2 evaluate-last=1 num-clients=4 '
 SETTINGS += "classes-per-client=5"
@@ -22,17 +14,6 @@ SETTINGS += "classes-per-client=5"
 
 @pytest.mark.e2e
 def test_flwr_run_equals_inline(tmp_path: Path) -> None:
-    home = tmp_path / "flwr"
-    environment = {
-        **os.environ,
-        "FLWR_HOME": str(home),
-        "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
-        "FLWR_DISABLE_UPDATE_CHECK": "1",
-        "FLWR_TELEMETRY_ENABLED": "0",
-        "FLWR_LOCAL_SUPERLINK_HTTP_API_PORT": str(free_port()),
-        "FLWR_LOCAL_CONTROL_API_PORT": str(free_port()),
-        "PATH": f"{BIN}{os.pathsep}{os.environ['PATH']}",
-    }
     inline, simulated = tmp_path / "inline", tmp_path / "simulated"
     command = [
         str(BIN / "flwr"),
@@ -45,7 +26,7 @@ def test_flwr_run_equals_inline(tmp_path: Path) -> None:
         "--run-config",
         f'{SETTINGS} output="{simulated}"',
     ]
-    try:
+    with local_flower(tmp_path / "flwr") as environment:
         # On a busy machine Flower's own 15 seconds for the SuperLink may be too few.
         for _ in range(3):
             result = subprocess.run(
@@ -58,10 +39,6 @@ def test_flwr_run_equals_inline(tmp_path: Path) -> None:
             )
             if "Failed to start local SuperLink" not in result.stdout + result.stderr:
                 break
-    finally:
-        # The local SuperLink is a daemon.
-        for pid in processes_with(f"FLWR_HOME={home}"):
-            kill_9(pid)
     rows = read_lines(simulated / "flute" / "metrics.jsonl")
     assert len(rows) == 2, result.stdout + result.stderr
     subprocess.run(

@@ -20,7 +20,7 @@ EACH = pytest.mark.parametrize("algorithm", ALGORITHMS)
     ("algorithm", "name", "value", "allowed"),
     [
         ("fedprox", "proximal-mu", -1.0, "at least 0"),
-        ("fedprox", "proximal-mu", float("inf"), "at least 0"),
+        ("fedprox", "proximal-mu", float("inf"), "at least 0 and finite"),
         ("scaffold", "global-learning-rate", 0.0, "above 0"),
         ("scaffold", "global-learning-rate", -0.5, "above 0"),
         ("ditto", "ditto-lambda", -1.0, "at least 0"),

@@ -218,6 +218,9 @@ def test_wrong_masks_are_refused(mask, caplog: pytest.LogCaptureFixture) -> None
     with caplog.at_level(WARNING, "flwr"):
         strategy.initialize(grid)
         assert strategy.identify(grid) == [1]
+    told = "" if mask is None else mask
+    (line,) = [m for m in caplog.messages if "takes no part" in m]
+    assert f"client c2 takes no part: its classes are {told!r}; they must be" in line
 
 
 def test_a_head_that_is_not_linear_is_refused() -> None:

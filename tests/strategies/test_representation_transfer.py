@@ -392,7 +392,7 @@ def test_a_run_resumes_between_sources_and_targets(tmp_path):
 
 def test_image_models_are_stacked_and_their_targets_learn():
     images = {"task": "digits", "num_sources": 3, "source_epochs": 20}
-    images["num_clients"] = 5
+    images |= {"num_clients": 5, "batch_size": 50, "learning_rate": 0.1}
     strategy, grid, start = started(**images)
     arrays, rows = rounds(strategy, grid, start, 1, 2)
     assert set(arrays) == set(start)

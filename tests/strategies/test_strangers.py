@@ -21,7 +21,7 @@ from flwr.app import (
 from flwr.clientapp import ClientApp
 from torch import nn
 
-from strategies import SRPFL, FedAvg, FedPer, FedRep
+from strategies import DPSGD, FLUTE, SRPFL, ChocoSGD, FedAvg, FedPer, FedRep
 from strategies.base import BaseStrategy
 from strategies.grids.simulation import InlineGrid
 from task.settings import SettingsError
@@ -223,6 +223,20 @@ def test_nobody_s_reply_is_as_expected(change, reason):
         )
     line = f"in no round did a client's reply count: client 1: {reason}"
     assert str(caught.value) == line.replace("\\", "")
+
+
+def test_flute_cannot_do_without_the_clients_classes():
+    line = "in no round did a client's reply count: client 4: its classes are ''; they"
+    with pytest.raises(SettingsError, match=f"^{line}") as caught:
+        run(FLUTE(), Template())
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("strategy", [DPSGD, ChocoSGD])
+def test_gossip_cannot_do_without_gossips_clients(strategy):
+    line = "no client says how long its messages are; gossip strategies need gossip"
+    with pytest.raises(SettingsError, match=f"^{line}"):
+        run(strategy(), Template())
 
 
 def test_one_round_that_counts_is_enough():

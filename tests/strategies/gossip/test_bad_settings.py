@@ -41,8 +41,8 @@ BAD_SETTINGS = [
     ("compressor-k=0.0", "compressor-k is 0.0; it must be above 0\n"),
     ("compressor-k=1.5", "compressor-k is 1.5; it must be in (0, 1) or a count"),
     ("compressor-k=-2", "compressor-k is -2.0; it must be above 0\n"),
-    ("compressor-k=inf", "compressor-k is inf; it must be above 0\n"),
-    ("compressor-k=nan", "compressor-k is nan; it must be above 0\n"),
+    ("compressor-k=inf", "compressor-k is inf; it must be above 0 and finite\n"),
+    ("compressor-k=nan", "compressor-k is nan; it must be above 0 and finite\n"),
     (
         "compressor='qsgd' compressor-levels=0",
         "compressor-levels is 0; it must be at least 1\n",

@@ -1,0 +1,77 @@
+"""The guides, followed as they stand: files written, commands run."""
+
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from federation import ROOT, local_flower, read_lines
+
+BLOCK = re.compile(r"<!-- (.*?) -->\n```\w+\n(.*?)```\n<!-- end -->", flags=re.DOTALL)
+
+
+def blocks(name: str) -> list[tuple[str, str]]:
+    """Return the marked blocks of a guide: what each is, and its text."""
+    return BLOCK.findall((ROOT / "docs" / name).read_text(encoding="utf-8"))
+
+
+@pytest.fixture(scope="module")
+def followed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A folder in which somebody has done what the guide says."""
+    home = tmp_path_factory.mktemp("cautious")
+    with local_flower(home / ".flwr") as environment:
+        for kind, text in blocks("your-algorithm.md"):
+            if kind.startswith("file: "):
+                path = home / kind.removeprefix("file: ")
+                path.parent.mkdir(exist_ok=True)
+                path.write_text(text, encoding="utf-8")
+                continue
+            shell = ["bash", "-euo", "pipefail", "-c", text]
+            command = [sys.executable, "-c", text] if kind == "python" else shell
+            result = subprocess.run(
+                command,
+                cwd=home,
+                env={**environment, "PYTHONPATH": str(home)},
+                capture_output=True,
+                text=True,
+                timeout=400,
+                check=False,
+            )
+            printed = result.stdout + result.stderr
+            assert result.returncode == 0, printed
+            (home / f"{kind}.out").write_text(printed, encoding="utf-8")
+        yield home
+
+
+@pytest.mark.e2e
+def test_the_guide_has_blocks_of_all_kinds():
+    kinds = [kind.split(":")[0] for kind, _ in blocks("your-algorithm.md")]
+    assert kinds == ["file", "file", "file", "run", "python", "file", "flwr"]
+
+
+@pytest.mark.e2e
+def test_the_algorithm_of_the_guide_runs_and_beats_fedavg(followed):
+    summary = json.loads((followed / "results" / "summary.json").read_text())
+    algorithms = summary["algorithms"]
+    assert list(algorithms) == ["fedavg", "Cautious"]
+    assert algorithms["Cautious"]["accuracy"] > algorithms["fedavg"]["accuracy"] + 0.2
+    assert summary["config"]["caution"] == 0.7
+    assert len(read_lines(followed / "results" / "Cautious" / "metrics.jsonl")) == 20
+
+
+@pytest.mark.e2e
+def test_from_python_it_gives_summary_and_rows(followed):
+    # Above it is the progress bar.
+    printed = (followed / "python.out").read_text().splitlines()[-1]
+    accuracy, losses = printed.split(" ", 1)
+    assert 0 < float(accuracy) <= 1
+    assert len(losses.split(",")) == 5
+
+
+@pytest.mark.e2e
+def test_with_flwr_run_all_five_clients_train(followed):
+    rows = read_lines(followed / "flwr-results" / "Cautious" / "metrics.jsonl")
+    assert [row["clients"] for row in rows] == [5, 5, 5]
