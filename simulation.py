@@ -183,7 +183,7 @@ def check(
     makers = []
     for algorithm in algorithms:
         choice = {**named, "algorithm": algorithm}
-        given = {**strategy_class(choice).simulation_defaults, **given}
+        given = {**strategy_class(choice).in_simulation(choice), **given}
         own = [RunSettings, DeviceSettings, SpeedSettings, *owners(choice)]
         makers += own
         used[algorithm] = {name for maker in own for name in declared(maker)}
@@ -214,7 +214,8 @@ def check(
         idle |= getattr(client.task, "idle_settings", {})
     for name in given:
         if not any(name in names for names in used.values()):
-            idle[name] = f"{', '.join(algorithms)} on {settings['task']} do not read it"
+            names = ", ".join(algorithms)
+            idle[name] = f"it is not read by {names} on {settings['task']}"
         if name in idle:
             log(WARNING, "%s=%s does nothing: %s", name, given[name], idle[name])
     return settings

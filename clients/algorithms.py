@@ -3,7 +3,7 @@
 from functools import cache
 
 from clients.base import Client
-from strategies.algorithms import client_path, settings_owners
+from strategies.algorithms import client_path, settings_owners, short_name
 from task.settings import Maker, Settings, SettingsError, load
 from task.tasks import task_maker
 
@@ -89,3 +89,6 @@ def complete(settings: Settings) -> Settings:
     if settings["head-layers"] != 0:
         return settings
     return {**settings, "head-layers": client_class(settings).head_layers}
+
+
+__all__ = ["client_class", "complete", "load_client", "owners", "short_name"]

@@ -24,8 +24,8 @@ from task.messages import (
     STRUCTURE,
 )
 from task.models import Part, SplitModel
-from task.settings import Free, Range, SettingsError
-from task.tasks import TASKS, made_by
+from task.settings import Free, Range, SettingsError, made_by
+from task.tasks import TASKS
 from task.training import SGD, Regularizer, proximal, train
 
 Config = dict[str, Scalar]
@@ -84,6 +84,8 @@ class Client(Slotted, NumPyClient):
     """
 
     settings_type: type = TrainingSettings
+    # Whether the deployed model has to do with the personal slots.
+    deploys_personal: ClassVar[bool] = True
     # How many of a built-in model's layers are the head, where the settings say 0.
     head_layers: ClassVar[int] = 1
     # What the task must be.

@@ -84,9 +84,10 @@ def make_app(
 
     @app.query()
     def query(message: Message, context: Context) -> Message:
-        name = client_name(context)
+        name = str(context.node_id)
         properties: Config = {CLIENT: name}
         try:
+            properties[CLIENT] = name = client_name(context)
             client, config = open_message(message, context)
             properties |= client.get_properties(config)
             refusal = config.get(REFUSAL)

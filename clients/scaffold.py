@@ -25,6 +25,7 @@ class SCAFFOLDClient(Client):
 
     shared = (*WHOLE, CONTROL)
     personal = (OWN_CONTROL,)
+    deploys_personal = False
     settings: TrainingSettings
 
     def initial_slot(self, slot: str) -> Tensors:

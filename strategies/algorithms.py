@@ -81,7 +81,8 @@ def strategy_class(settings: Settings) -> type[RunHooks]:
         raise unknown("algorithm", algorithm, ALGORITHMS)
     path = algorithm if is_path(algorithm) else ALGORITHMS[algorithm][0]
     strategy = _load(path)
-    case = strategy.cases.get(str(settings["task"]))
+    # A subclass is another algorithm: its bases' cases are not its own.
+    case = vars(strategy).get("cases", {}).get(str(settings["task"]))
     return strategy if case is None else _load(case)
 
 
@@ -89,7 +90,8 @@ def _load(path: str) -> type[RunHooks]:
     found = load(path, "algorithm")
     if not (isinstance(found, type) and issubclass(found, RunHooks)):
         raise SettingsError(
-            f"algorithm {path!r} is no strategy; it must be a subclass of BaseStrategy"
+            f"algorithm {path!r} is no strategy; it must be a subclass of BaseStrategy "
+            "or SRPFL"
         )
     return found
 

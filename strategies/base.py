@@ -196,8 +196,7 @@ class BaseStrategy(RunHooks, FlowerFedAvg):
         arrays = self.aggregate(server_round, valid) if valid else None
         if arrays is not None:
             metrics |= self.train_metrics(valid)
-            names = exchange.names(valid)
-            self.standing.acknowledged |= dict.fromkeys(names, server_round)
+            self.standing.acknowledge(exchange.names(valid), server_round)
         return arrays, single_metrics(metrics)
 
     def check_train_reply(self, reply: Message) -> None:

@@ -39,6 +39,8 @@ class FedRepLinear(FedRep):
     """
 
     client = "clients.fedrep:FedRepLinearClient"
+    # SRPFL's own linear case always has the QR step (its algorithm 2).
+    under_srpfl: ClassVar = {"orthonormalize": True}
 
     def __init__(
         self,

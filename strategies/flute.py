@@ -204,7 +204,6 @@ class FLUTEStar(FLUTE):
     """FLUTE with clients that train their heads for more epochs; no linear case."""
 
     client = "clients.flute:FLUTEStarClient"
-    cases: ClassVar = {}
 
 
 class FLUTELinear(HeadsOnServer):

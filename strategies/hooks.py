@@ -17,13 +17,13 @@ from task.settings import Setting, Settings, SettingsError, build
 class RunHooks(Strategy):
     """What is special about an algorithm, said by its class.
 
-    `server_app` and `simulation.py` ask for nothing else, so a strategy from outside
-    is run like ours.
+    A run asks for nothing else, so a strategy from outside is run like ours.
     """
 
     # Import path of the client that belongs to this strategy.
     client: ClassVar[str] = ""
     # Import paths of the strategies for tasks, by name, that are a case of their own.
+    # Subclasses do not inherit them.
     cases: ClassVar[Mapping[str, str]] = {}
     # Whether only the last round is evaluated, whatever the settings say.
     evaluated_once: ClassVar[bool] = False
@@ -31,6 +31,14 @@ class RunHooks(Strategy):
     waits_for_all: ClassVar[bool] = True
     # What settings are in simulation unless they are given.
     simulation_defaults: ClassVar[Mapping[str, Setting]] = {}
+
+    # Settings that this strategy has under SRPFL.
+    under_srpfl: ClassVar[Mapping[str, Setting]] = {}
+
+    @classmethod
+    def in_simulation(cls, settings: Settings) -> Mapping[str, Setting]:
+        """Return what settings are in simulation unless they are given."""
+        return cls.simulation_defaults
 
     @classmethod
     def from_settings(cls, settings: Settings) -> Self:
@@ -67,7 +75,8 @@ class RunHooks(Strategy):
         Returns
         -------
         Grid
-            The same; a strategy that closes rounds early decorates it.
+            The same; a strategy that closes rounds early decorates it. What is given
+            as an `ArrivalGrid` must stay one.
         """
         return grid
 
@@ -75,9 +84,9 @@ class RunHooks(Strategy):
         """Run as Flower's ``Strategy.start``; that nobody ever counted is an error."""
         # One of Flower's own that SRPFL wraps keeps no account.
         standing = getattr(self, "standing", None)
-        before = dict(standing.acknowledged) if standing else {}
+        before = standing.counted if standing else 0
         result = super().start(*args, **kwargs)
-        if standing and standing.acknowledged == before:
+        if standing and standing.counted == before and result.train_metrics_clientapp:
             why = self.training.failure or self.participants.failure or "there are none"
             raise SettingsError(f"in no round did a client's reply count: {why}")
         return result
@@ -93,6 +102,10 @@ class RunHooks(Strategy):
 
     def identify(self, grid: Grid) -> list[int]:
         """Return the nodes that can take part, in the order of their clients' names."""
+        raise NotImplementedError
+
+    def sample(self, server_round: int, nodes: list[int]) -> list[int]:
+        """Return those of some nodes that train in a round, in the same order."""
         raise NotImplementedError
 
     def initialize(self, grid: Grid) -> ArrayRecord:

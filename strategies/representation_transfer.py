@@ -65,7 +65,12 @@ class RepresentationTransfer(BaseStrategy):
         self._sent = ArrayRecord()
 
     def check_clients(self, num_clients: int) -> None:
-        """Raise `SettingsError` unless one client is a target."""
+        """Raise `SettingsError` unless one client is a target.
+
+        Once the clients are known, they have said themselves what they are.
+        """
+        if self.participants.known:
+            return
         allowed = f"from 1 to {num_clients - 1}, so that one of {num_clients} clients "
         allowed += "is a target"
         valid = self.num_sources < num_clients

@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Callable
-from logging import INFO
+from logging import INFO, WARNING
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -66,8 +66,12 @@ def run(
         strategy.standing.run_token = uuid4().hex[:12]
         arrays = strategy.initialize(grid)
     nodes = strategy.identify(grid)
-    if nodes:
+    if nodes and not own.resume:
+        # Later, when some are still away, those that are there go on.
         strategy.check_clients(len(nodes))
+    if len(nodes) < (least := int(settings["min-train-nodes"])):
+        text = "min-train-nodes is %d, but there are only %d clients: all train"
+        log(WARNING, text, least, len(nodes))
     prepare()
     report = Report(settings, after=start)
     if not own.resume:
@@ -75,7 +79,7 @@ def run(
         (report.directory / CHECKPOINT).unlink(missing_ok=True)
     clock = _clock(grid, settings, nodes, report.latest("seconds-simulated") or 0.0)
     rounds = Rounds(strategy, own, report, clock, seconds_before)
-    rounds.run(clock or strategy.wrap_grid(grid), arrays, after=start)
+    rounds.run(strategy.wrap_grid(clock or grid), arrays, after=start)
     return report.finish(_final_clients(strategy))
 
 
@@ -170,7 +174,9 @@ def make_app(
         The app.
     """
     app = ServerApp()
-    logging.getLogger("flwr").addFilter(OneLineErrors())
+    logger = logging.getLogger("flwr")
+    if not any(isinstance(known, OneLineErrors) for known in logger.filters):
+        logger.addFilter(OneLineErrors())
 
     @app.main()
     def main(grid: Grid, context: Context) -> None:

@@ -6,7 +6,7 @@ outside the n keep their personal parts.
 """
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from logging import INFO
 from typing import Annotated, Any, ClassVar, Self, cast
 
@@ -25,7 +25,15 @@ from strategies.grids.arrivals import ArrivalGrid, RealArrivals
 from strategies.grids.speeds import Times, speed_model
 from strategies.hooks import RunHooks
 from strategies.server.replies import Arrays, InvalidReplyError
-from task.settings import Free, Range, Settings, SettingsError, require, validate
+from task.settings import (
+    Free,
+    Range,
+    Setting,
+    Settings,
+    SettingsError,
+    require,
+    validate,
+)
 
 # The contraction a of the linear case, with which the theory's stages are computed.
 CONTRACTION = 0.1
@@ -84,13 +92,20 @@ class SRPFL(RunHooks):
     def _wrapped(cls, settings: Settings) -> Settings:
         """Return the settings of the strategy that is wrapped."""
         name = cls.base or str(settings["srpfl-base"])
-        # SRPFL's linear FedRep always has the QR step (its algorithm 2).
-        wrapped = {**settings, "algorithm": name, "orthonormalize": True}
-        if issubclass(strategy_class(wrapped), SRPFL):
+        wrapped = {**settings, "algorithm": name}
+        strategy = strategy_class(wrapped)
+        if issubclass(strategy, SRPFL):
             raise SettingsError(
                 f"srpfl-base is {name!r}; it must be an algorithm that is not SRPFL"
             )
-        return wrapped
+        return {**wrapped, **strategy.under_srpfl}
+
+    @classmethod
+    def in_simulation(cls, settings: Settings) -> Mapping[str, Setting]:
+        """Return fixed speeds, and what the wrapped strategy wants."""
+        wrapped = cls._wrapped(settings)
+        own = strategy_class(wrapped).in_simulation(wrapped)
+        return {**cls.simulation_defaults, **own}
 
     @classmethod
     def from_settings(cls, settings: Settings) -> Self:
@@ -100,7 +115,7 @@ class SRPFL(RunHooks):
         stages, arrivals = str(settings["rounds-per-stage"]), None
         speeds = speed_model(settings, int(settings["num-clients"]))
         if stages == "theory" and speeds is not None:
-            sampled = len(cast(Any, wrapped).sample(1, range(speeds.num_clients)))
+            sampled = len(wrapped.sample(1, list(range(speeds.num_clients))))
             arrivals = speeds.expected_arrivals(sampled)
         return cls(
             wrapped, initial_nodes, stage_lengths(stages, initial_nodes, arrivals)
@@ -124,13 +139,16 @@ class SRPFL(RunHooks):
     def check_clients(self, num_clients: int) -> None:
         """Raise `SettingsError` unless so many clients make a first stage."""
         self.wrapped.check_clients(num_clients)
-        sampled = len(cast(Any, self.strategy).sample(1, list(range(num_clients))))
+        sampled = len(self.wrapped.sample(1, list(range(num_clients))))
         allowed = f"at most {sampled}, the number of sampled clients"
         valid = self.initial_nodes <= sampled
         require(valid, "initial-nodes", self.initial_nodes, allowed)
 
     def wrap_grid(self, grid: Grid) -> Grid:
         """Return a grid that closes rounds by real arrival order."""
+        # Flower's own strategies wrap none.
+        wrap = getattr(self.strategy, "wrap_grid", None)
+        grid = wrap(grid) if wrap else grid
         return grid if isinstance(grid, ArrivalGrid) else RealArrivals(grid)
 
     # What is not here is the wrapped strategy's.
@@ -143,6 +161,10 @@ class SRPFL(RunHooks):
     def identify(self, grid: Grid) -> list[int]:
         """As the wrapped strategy."""
         return self.wrapped.identify(grid)
+
+    def sample(self, server_round: int, nodes: list[int]) -> list[int]:
+        """As the wrapped strategy."""
+        return self.wrapped.sample(server_round, nodes)
 
     def initialize(self, grid: Grid) -> ArrayRecord:
         """As the wrapped strategy."""

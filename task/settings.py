@@ -87,6 +87,15 @@ class Range(Allowed):
 
     interval: str
 
+    def __post_init__(self) -> None:
+        """Refuse what is no interval."""
+        try:
+            valid = self.interval[0] in "[(" and self.interval[-1] in ")]"
+            valid = valid and self.bounds[0] <= self.bounds[1]
+        except (ValueError, IndexError):
+            valid = False
+        require(valid, "an interval", self.interval, "like '(0, 1]' or '[1, inf)'")
+
     @property
     def bounds(self) -> tuple[float, float]:
         """The lower and the upper bound."""
@@ -189,9 +198,14 @@ class Declared:
 Maker = Callable[..., Any]
 
 
+def made_by(maker: Maker) -> Any:
+    """Return the class or function behind a partial."""
+    return getattr(maker, "func", maker)
+
+
 def _parameters(maker: Maker) -> dict[str, tuple[inspect.Parameter, str]]:
     """Return a maker's parameters by name, with the modules that annotate them."""
-    function: Any = getattr(maker, "func", maker)
+    function = made_by(maker)
     found: dict[str, tuple[inspect.Parameter, str]] = {}
     if not inspect.isclass(maker) or is_dataclass(maker):
         # A field may be inherited from another module's dataclass.
@@ -248,7 +262,7 @@ def declared(maker: Maker) -> dict[str, Declared]:
     SettingsError
         If a setting has no default.
     """
-    function: Any = getattr(maker, "func", maker)
+    function = made_by(maker)
     if kind := getattr(function, "settings_type", None):
         return declared(kind)
     found: dict[str, Declared] = {}
@@ -306,7 +320,7 @@ def build(maker: Callable[..., T], settings: Settings, **given: Any) -> T:
     SettingsError
         If a setting is out of its range.
     """
-    function: Any = getattr(maker, "func", maker)
+    function = made_by(maker)
     if kind := getattr(function, "settings_type", None):
         return maker(settings=build(kind, settings), **given)
     arguments = {}
@@ -363,7 +377,13 @@ def resolve(
     settings = dict(defaults())
     for guest in guests:
         for name, setting in declared(guest).items():
-            settings.setdefault(name, setting.default)
+            own, known = setting.default, settings.setdefault(name, setting.default)
+            if (type(own), own) != (type(known), known):
+                raise SettingsError(
+                    f"{made_by(guest).__qualname__} declares {name} with the default "
+                    f"{own!r}, but elsewhere it is {known!r}; it must have another "
+                    "name, or the same default and be set in the run config"
+                )
     for name, value in overrides.items():
         if name in settings:
             kind = type(settings[name])

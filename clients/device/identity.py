@@ -10,7 +10,7 @@ from urllib.parse import quote
 import torch
 from flwr.app import ConfigRecord, Context, UserConfig
 
-from clients.algorithms import client_class, complete, owners
+from clients.algorithms import client_class, complete, owners, short_name
 from clients.base import Client
 from clients.device.card import ModelCard
 from clients.device.state import PersonalState
@@ -156,8 +156,7 @@ def state_directory(context: Context, settings: Settings, run: str) -> Path | No
         return root / (experiment or f"run-{run}") / name
     resumable = int(settings["checkpoint-every"]) > 0 or settings["resume"]
     if resumable and "partition-id" in node:
-        # A path of one's own, ``package.module:Class``, is called by its class.
-        algorithm = str(settings["algorithm"]).rpartition(":")[2]
+        algorithm = short_name(str(settings["algorithm"]))
         return Path(str(settings["output"])) / algorithm / "clients" / name
     return None
 

@@ -136,16 +136,17 @@ def load_run(
         ) from None
     kind = client_class(settings)
     arrays = under("arrays/", tensors)
+    slots = kind.personal if kind.deploys_personal else ()
     known: list[str] = []
-    if kind.personal:
+    if slots:
         known = sorted(acknowledged)
     elif heads := under("state/heads/", tensors):
         known = sorted({name.rpartition("/")[0] for name in heads})
         arrays |= under(f"{client}/", heads)
-    if known or kind.personal:
+    if known or slots:
         require(bool(client), "client-name", client, f"one of {', '.join(known)}")
     card, personal = None, Tensors()
-    if kind.personal:
+    if slots:
         node: UserConfig = {"client-name": client, "state-dir": state_dir}
         own = (
             state_directory(Context(0, 0, node, RecordDict(), {}), settings, token)
@@ -192,11 +193,12 @@ def _deployed(
     personal: Tensors,
 ) -> SplitModel:
     """Return the model that the client itself would use."""
+    slots = kind.personal if kind.deploys_personal else ()
     task = _Dataless(card, str(settings["algorithm"]))
     state = PersonalState.holding({n: a.numpy() for n, a in personal.items()})
     client = kind(task, 0, state, build(kind.settings_type, settings))
     held = {**arrays, **personal}
-    for name, wanted in client.initial_arrays(kind.shared + kind.personal).items():
+    for name, wanted in client.initial_arrays(kind.shared + slots).items():
         card.check(name, wanted, held)
     names = client.names(client.shared)
     client.receive([arrays[name].numpy() for name in names], {})

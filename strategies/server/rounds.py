@@ -195,7 +195,7 @@ class Rounds:
                 after_round=self._after_round,
             )
         counted = any(row.get("clients") for row in self.report.rows)
-        if self.settings.max_empty_rounds and not counted:
+        if not counted:
             why = self.strategy.training.failure or "nobody was asked"
             raise SettingsError(f"no round had a valid reply; {why}")
 

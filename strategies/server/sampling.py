@@ -1,10 +1,8 @@
 """Who trains in a round."""
 
 from dataclasses import dataclass
-from logging import WARNING
 
 import numpy as np
-from flwr.common import log
 
 from task.settings import SettingsError
 
@@ -34,9 +32,6 @@ class Sampler:
                 f"fraction-train is {self.fraction}: of {num_nodes} clients it samples "
                 f"nobody; it must be at least {1 / num_nodes:.4g}"
             )
-        if self.least > num_nodes:
-            text = "min-train-nodes is %d, of which there are only %d: all train"
-            log(WARNING, text, self.least, num_nodes)
 
     def _share(self, num_nodes: int) -> int:
         return int(self.fraction * num_nodes + 1e-9)

@@ -1,5 +1,6 @@
 """How far a run has come with each client."""
 
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -25,6 +26,13 @@ class Standing:
     run_token: str = ""
     checkpointed: int = 0
     acknowledged: dict[str, int] = field(default_factory=dict)
+    # Replies that have counted so far.
+    counted: int = 0
+
+    def acknowledge(self, names: Collection[str], server_round: int) -> None:
+        """Note that the replies of these clients count in a round."""
+        self.acknowledged |= dict.fromkeys(names, server_round)
+        self.counted += len(names)
 
     def config(self, name: str, server_round: int, checkpoints: bool) -> ConfigRecord:
         """Return what a client needs to know of the run.

@@ -31,11 +31,6 @@ TASKS: dict[str, Callable[..., Task]] = {
 }
 
 
-def made_by(maker: Callable[..., Task]) -> object:
-    """Return the class or function behind what makes a task."""
-    return maker.func if isinstance(maker, partial) else maker
-
-
 def task_maker(name: str) -> Callable[..., Task]:
     """Return what `build_task` calls to make a task.
 
@@ -97,6 +92,18 @@ def _build(
     maker, given = task_maker(name), dict[str, Any]()
     if "num_clients" in inspect.signature(maker).parameters:
         given["num_clients"] = num_clients
+    taken = {setting.argument for setting in declared(maker).values()}
+    for argument in inspect.signature(maker).parameters.values():
+        known = argument.name in (*taken, *given, "settings")
+        if (
+            argument.default is argument.empty
+            and not known
+            and (argument.kind not in (argument.VAR_POSITIONAL, argument.VAR_KEYWORD))
+        ):
+            raise SettingsError(
+                f"task {name!r} needs the argument {argument.name!r}, which it does "
+                "not declare as a setting"
+            )
     task = build(maker, dict(settings), **given)
     missing = [part for part in TASK_PARTS if not hasattr(task, part)]
     if missing:

@@ -193,9 +193,10 @@ def test_clients_that_never_answer_end_a_run_that_says_so(tmp_path):
     with pytest.raises(SettingsError, match="no valid reply in 3 rounds in a row"):
         run(InlineGrid(broken, 4), settings)
     assert [row["clients"] for row in rows_in(tmp_path)] == [0, 0, 0]
-    # Without a limit it goes on to its end.
+    # Without a limit it goes on to its end, which is an error as well.
     settings = settings_of(tmp_path, num_server_rounds=5, max_empty_rounds=0)
-    run(InlineGrid(broken, 4), settings)
+    with pytest.raises(SettingsError, match="no round had a valid reply; client"):
+        run(InlineGrid(broken, 4), settings)
     assert [row["rejected"] for row in rows_in(tmp_path)] == [4] * 5
 
 

@@ -458,12 +458,33 @@ def test_guests_bring_settings_of_their_own():
         resolve({"num-steps": 9})
 
 
-def test_what_the_package_has_already_stays_as_it_is():
+def test_a_setting_has_one_default():
     @dataclass
     class Guest:
         seed: Annotated[int, COUNT] = 77
 
-    assert resolve({}, [Guest]) == defaults()
+    line = "Guest declares seed with the default 77, but elsewhere it is 0; it must"
+    with pytest.raises(SettingsError, match=line):
+        resolve({}, [Guest])
+
+    @dataclass
+    class Text:
+        seed: Annotated[str, Free()] = "0"
+
+    with pytest.raises(SettingsError, match="declares seed with the default '0', but"):
+        resolve({}, [Text])
+
+    @dataclass
+    class Same:
+        seed: Annotated[int, COUNT] = 0
+
+    assert resolve({}, [Same]) == defaults()
+
+
+@pytest.mark.parametrize("interval", ["", "0", "[0 1]", "(1, 0]", "[a, 1]", "[0, 1"])
+def test_what_is_no_interval(interval):
+    with pytest.raises(SettingsError, match="it must be like '\\(0, 1\\]'"):
+        Range(interval)
 
 
 # Import paths

@@ -131,6 +131,17 @@ def test_predictions_are_those_of_the_evaluation(algorithm, folders, tmp_path):
     assert 0.2 < np.mean(list(expected.values())) < 1
 
 
+@pytest.mark.parametrize("algorithm", ["fedavg", "scaffold"])
+def test_a_global_model_asks_for_no_client(algorithm, folders, tmp_path):
+    settings = settings_of(tmp_path, algorithm=algorithm, data_dir=str(folders))
+    run(algorithm, settings, "inline")
+    output = tmp_path / "results" / algorithm
+    nobody, _ = load_run(output)
+    somebody, _ = load_run(output, "000001")
+    for name, value in nobody.state_dict().items():
+        assert torch.equal(value, somebody.state_dict()[name])
+
+
 def test_devices_have_their_own_classes(devices, folders):
     output = devices / "results" / "fedrep"
     expected = reported(output)

@@ -1,0 +1,76 @@
+"""The command line in this process, and what it must and must not write."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+import simulation
+
+ROOT = Path(__file__).parents[2]
+# Algorithms with personal parts, and settings for quick rounds.
+PERSONAL = ("fedrep", "fedper", "local", "flute", "srpfl")
+STEADY = {
+    "evaluate_every": 1,
+    "head_epochs": 1,
+    "learning_rate": 0.1,
+    "batch_size": 50,
+    "num_clients": 10,
+}
+
+
+def run(output: Path, *arguments: str, **overrides) -> int:
+    """Run the command line in this process; keyword arguments are settings."""
+    names = {name.replace("_", "-"): value for name, value in overrides.items()}
+    config = " ".join(f"{name}={json.dumps(value)}" for name, value in names.items())
+    return simulation.main(
+        [*arguments, "--backend", "inline", "--output", str(output)]
+        + (["--run-config", config] if config else [])
+    )
+
+
+def rows_of(output: Path, algorithm: str = "fedrep") -> list[dict]:
+    lines = (output / algorithm / "metrics.jsonl").read_text().splitlines()
+    return [json.loads(line) for line in lines]
+
+
+def json_of(path: Path) -> dict:
+    return json.loads(path.read_text())
+
+
+def assert_same_rows(found: list[dict], expected: list[dict], within: float) -> None:
+    assert [row["round"] for row in found] == [row["round"] for row in expected]
+    for row, other in zip(found, expected, strict=True):
+        assert row.keys() == other.keys()
+        for name in row.keys() - {"seconds"}:
+            assert row[name] == pytest.approx(other[name], rel=0, abs=within), name
+
+
+def config(text: str) -> tuple[str, str]:
+    return ("--run-config", text)
+
+
+def tree(root: Path) -> set[str]:
+    return {str(path.relative_to(root)) for path in root.rglob("*")}
+
+
+def assert_refused(arguments: tuple[str, ...], line: str, root: Path, capfd) -> None:
+    before = tree(root)
+    given = list(arguments)
+    if "--output" not in given:
+        given += ["--output", "out"]
+    if "--backend" not in given:
+        given += ["--backend", "inline"]
+    if "--rounds" not in given:
+        given += ["--rounds", "1"]
+    capfd.readouterr()
+    assert simulation.main(given) == 2
+    out, err = capfd.readouterr()
+    # A progress bar may have left an empty line.
+    assert out.strip() == ""
+    assert err.startswith("error: ")
+    assert err.count("\n") == 1
+    assert err.endswith("\n")
+    assert line in err
+    # Nothing is written, not even a directory.
+    assert tree(root) == before

@@ -1,0 +1,272 @@
+"""Bad input: exit code 2, one line, nothing written."""
+
+import subprocess
+import sys
+
+import pytest
+from command_line import (
+    ROOT,
+    assert_refused,
+    config,
+    run,
+)
+
+from strategies.server.checkpoint import FILE
+
+# What runs in a fixture of the module draws as usual.
+pytestmark = pytest.mark.usefixtures("no_plot")
+
+BAD = [
+    (
+        ("fedrap",),
+        "unknown algorithm 'fedrap'; did you mean 'fedrep'? known: apfl, choco",
+    ),
+    (("fedavg", "fedrap"), "unknown algorithm 'fedrap'"),
+    (("--task", "minst"), "unknown task 'minst'; did you mean 'mnist'? known: arrays"),
+    (config("model='resnet81'"), "unknown model 'resnet81'; did you mean 'resnet18'"),
+    (
+        config("model='resnet18' model-head='top'"),
+        "the model ResNet has no head named 'top'; its linear layers: fc",
+    ),
+    (config("model='resnet18'"), "model 'resnet18' does not fit inputs of shape (1, 8"),
+    (config("sede=1"), "unknown setting 'sede'; did you mean 'seed'? known: "),
+    (config("seed=true"), "seed is True; it must be of type int"),
+    (config("momentum='high'"), "momentum is 'high'; it must be of type float"),
+    (config("augment=1"), "augment is 1; it must be of type bool"),
+    (config("seed=1e"), "--run-config 'seed=1e' cannot be read: it must be"),
+    (config("nowhere.toml"), "--run-config 'nowhere.toml' cannot be read"),
+    (("--colour",), "unrecognized arguments: --colour; --help shows"),
+    (("--rounds",), "argument --rounds: expected one argument; --help shows"),
+    (("--rounds", "ten"), "argument --rounds: invalid int value: 'ten'; --help shows"),
+    (("--rounds", "1.5"), "argument --rounds: invalid int value: '1.5'"),
+    (("--rounds", "0"), "num-server-rounds is 0; it must be at least 1"),
+    (("--clients", "0"), "num-clients is 0; it must be at least 1"),
+    (("--clients", "-5"), "num-clients is -5; it must be at least 1"),
+    (
+        ("--clients", "13"),
+        "num-clients is 13: 13 x 2 classes per client are no multiple",
+    ),
+    (("--clients", "13"), "the nearest that work: 10 or 15 clients"),
+    (("--clients", "2000"), "leaves 798 of 2000 clients without training examples"),
+    (
+        ("--classes-per-client", "11"),
+        "classes-per-client is 11; it must be from 1 to 10",
+    ),
+    (("--classes-per-client", "0"), "classes-per-client is 0; it must be at least 1\n"),
+    (("--fraction", "0"), "fraction-train is 0.0; it must be in (0, 1]"),
+    (("--fraction", "1.5"), "fraction-train is 1.5; it must be in (0, 1]"),
+    (("--fraction", "-1"), "fraction-train is -1.0; it must be in (0, 1]"),
+    (("--fraction", "nan"), "fraction-train is nan; it must be in (0, 1]"),
+    (
+        ("--fraction", "0.01"),
+        "fraction-train is 0.01: of 20 clients it samples nobody; it must be at least",
+    ),
+    (("--seed", "-1"), "seed is -1; it must be at least 0"),
+    (("--backend", "dask"), "backend is 'dask'; it must be ray or inline"),
+    (("--task", "image-folder"), "data-dir is ''; it must be a directory with train/"),
+    (
+        ("--task", "image-folder", "--data-dir", "nowhere"),
+        "data-dir is 'nowhere'; it must be a directory with train/<class>/*",
+    ),
+    (
+        ("--task", "image-folder", "--data-dir", "empty"),
+        "data-dir 'empty' has no class folders under 'train'; it must hold train/",
+    ),
+    (
+        ("--task", "image-folder", "--data-dir", "hollow"),
+        "class folder 'hollow/train/b' has no images",
+    ),
+    (
+        ("--task", "image-folder", "--data-dir", "broken"),
+        "2 images cannot be read, the first is broken/train/a/0.png",
+    ),
+    (
+        ("--task", "cifar10", "--data-dir", "nowhere"),
+        "data-dir is 'nowhere'; there is no",
+    ),
+    (config("resume='nowhere'"), "there is no checkpoint 'nowhere/fedavg/checkpoint"),
+    (config("momentum=1.5"), "momentum is 1.5; it must be in [0, 1)"),
+    (config("learning-rate=0"), "learning-rate is 0.0; it must be above 0"),
+    (config("weight-decay=-1.0"), "weight-decay is -1.0; it must be at least 0"),
+    (config("batch-size=0"), "batch-size is 0; it must be at least 1"),
+    (config("head-epochs=-1"), "head-epochs is -1; it must be at least 0"),
+    (config("representation-epochs=-1"), "representation-epochs is -1; it must be at"),
+    (
+        ("fedavg-ft", *config("finetune-epochs=-1")),
+        "finetune-epochs is -1; it must be at least 0",
+    ),
+    (config("evaluate-every=-1"), "evaluate-every is -1; it must be at least 0"),
+    (config("checkpoint-every=-1"), "checkpoint-every is -1; it must be at least 0"),
+    (config("torch-threads=0"), "torch-threads is 0; it must be at least 1"),
+    (config("round-timeout=0"), "round-timeout is 0.0; it must be above 0\n"),
+    (config("weighting='even'"), "weighting is 'even'; it must be uniform or examples"),
+    (
+        config("partition='even'"),
+        "partition is 'even'; it must be shards, distinct-shards, dirichlet, log-norm",
+    ),
+    (
+        config("partition='dirichlet' dirichlet-alpha=0"),
+        "dirichlet-alpha is 0.0; it must be above 0\n",
+    ),
+    (
+        config("partition='log-normal' size-sigma=-1"),
+        "size-sigma is -1.0; it must be at least 0",
+    ),
+    (config("num-classes=1"), "num-classes is 1; it must be 0 (all) or from 2 to 10"),
+    (config("head-layers=7"), "head-layers is 7; it must be from 1 to 3"),
+    (config("min-train-nodes=0"), "min-train-nodes is 0; it must be at least 1"),
+    (
+        config("min-available-nodes=0"),
+        "min-available-nodes is 0; it must be at least 1",
+    ),
+    (
+        ("--task", "linear", *config("rank=11")),
+        "rank is 11; it must be from 1 to 10, the dimension",
+    ),
+    (("--task", "linear", *config("samples=0")), "samples is 0; it must be at least 1"),
+    (
+        ("--task", "linear", *config("noise-variance=-1.0")),
+        "noise-variance is -1.0; it must be at least 0",
+    ),
+    (
+        ("--task", "linear", *config("spectrum='flat'")),
+        "spectrum is 'flat'; it must be low-rank, gaussian or decaying\n",
+    ),
+    (
+        ("--task", "linear", *config("initialization='zero'")),
+        "initialization is 'zero'; it must be moments or random",
+    ),
+    (config("cache-dir='file'"), "the data cache 'file' cannot be written"),
+    (("--output", ""), "output is ''; it must be a directory"),
+    (config("nonsense"), "nonsense"),
+    (config("seed = 3"), "seed = 3"),
+    (config("seed="), "seed="),
+    (("--output", "file"), "file"),
+    (("--output", "file/below"), "file"),
+    (("--seed", str(10**30)), "seed is 1000"),
+    (config("min-available-nodes=100"), "min-available-nodes is 100"),
+    (config("learning-rate=inf"), "learning-rate is inf"),
+    (
+        ("fedrep", "--task", "linear", *config("head-steps=-1")),
+        "head-steps is -1; it must be at least 0",
+    ),
+    # Somebody else's.
+    (
+        ("nowhere.at_all:Strategy",),
+        "algorithm 'nowhere.at_all:Strategy' cannot be imported: ModuleNotFoundError: ",
+    ),
+    (
+        ("outsiders:Nobody",),
+        "algorithm 'outsiders:Nobody' cannot be imported: module 'outsiders' has no",
+    ),
+    (
+        ("fedavg", "outsiders:Homeless"),
+        "algorithm 'outsiders:Homeless' is no strategy; it must be a subclass of Base",
+    ),
+    (
+        ("outsiders:WithoutClient",),
+        "algorithm 'outsiders:WithoutClient' has no client; its attribute 'client' mu",
+    ),
+    (
+        ("outsiders:LostClient",),
+        "client 'outsiders:NobodyIsHere' cannot be imported: module 'outsiders' has n",
+    ),
+    (
+        ("outsiders:StrangeClient",),
+        "client 'outsiders:Plain' is no client; it must be a subclass of Client",
+    ),
+    (
+        ("outsiders:Plain", "outsiders:Elsewhere.Plain", "fedrep", "outsiders:fedrep"),
+        "two algorithms are called 'fedrep': 'fedrep' and 'outsiders:fedrep'; each mu",
+    ),
+    (("fedavg", *config("fewest=3")), "unknown setting 'fewest'; known: see docs/"),
+    (
+        ("outsiders:Hooked", *config("fewest=0")),
+        "fewest is 0; it must be in [1, 99]",
+    ),
+    (("--task", "nowhere:task"), "task 'nowhere:task' cannot be imported: ModuleNot"),
+    (
+        ("srpfl", *config("srpfl-base='srpfl'")),
+        "srpfl-base is 'srpfl'; it must be an algorithm that is not SRPFL\n",
+    ),
+    (
+        ("srpfl", *config("srpfl-base='flanp-ft'")),
+        "srpfl-base is 'flanp-ft'; it must be an algorithm that is not SRPFL\n",
+    ),
+    (
+        ("srpfl", *config("srpfl-base='outsiders:Homeless'")),
+        "algorithm 'outsiders:Homeless' is no strategy; it must be",
+    ),
+]
+
+
+@pytest.mark.parametrize(("arguments", "line"), BAD, ids=[" ".join(a) for a, _ in BAD])
+def test_bad_input(surroundings, capfd, arguments, line):
+    assert_refused(arguments, line, surroundings, capfd)
+
+
+def test_resume_with_other_settings(surroundings, capfd):
+    assert run(surroundings / "out", "fedper", "--rounds", "1", checkpoint_every=1) == 0
+    for overrides, line in (
+        ("seed=3", "'out/fedper' was made with other settings: seed was 0 and is 3\n"),
+        (
+            "learning-rate=0.5 momentum=0.1",
+            "learning-rate was 0.01 and is 0.5, momentum was 0.5 and is 0.1\n",
+        ),
+    ):
+        arguments = ("fedper", "--rounds", "2")
+        arguments += config(f"checkpoint-every=1 resume='out' {overrides}")
+        assert_refused(arguments, line, surroundings, capfd)
+
+
+def test_resume_from_a_damaged_checkpoint(surroundings, capfd):
+    (surroundings / "out" / "fedper").mkdir(parents=True)
+    (surroundings / "out" / "fedper" / FILE).write_bytes(b"\0" * 100)
+    arguments = ("fedper", *config("resume='out'"))
+    line = f"resume: 'out/fedper/{FILE}' is damaged"
+    assert_refused(arguments, line, surroundings, capfd)
+
+
+def test_a_run_that_is_over_cannot_be_resumed_elsewhere(surroundings, capfd):
+    assert run(surroundings / "out", "fedper", "--rounds", "2", checkpoint_every=1) == 0
+    arguments = ("fedper", "--rounds", "2", "--output", "new")
+    arguments += config("checkpoint-every=1 resume='out'")
+    assert_refused(arguments, "resume: the run has ended", surroundings, capfd)
+
+
+def test_a_refused_run_deletes_nothing(surroundings, capfd):
+    kept = {"checkpoint_every": 1, "initial_nodes": 2}
+    assert run(surroundings / "out", "srpfl", "--rounds", "2", **kept) == 0
+    arguments = ("srpfl", *config("checkpoint-every=1 initial-nodes=11"))
+    line = "initial-nodes is 11; it must be at most 10"
+    assert_refused(arguments, line, surroundings, capfd)
+
+
+def test_one_algorithm_of_two_cannot_be_resumed(surroundings, capfd):
+    assert run(surroundings / "out", "fedper", "--rounds", "1", checkpoint_every=1) == 0
+    arguments = ("fedper", "fedrep", *config("checkpoint-every=1 resume='out'"))
+    line = f"there is no checkpoint 'out/fedrep/{FILE}'"
+    assert_refused(arguments, line, surroundings, capfd)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "line"),
+    [
+        (["fedrap"], "error: unknown algorithm 'fedrap'"),
+        (["--clients", "13"], "error: num-clients is 13"),
+    ],
+)
+def test_bad_input_to_the_real_command(tmp_path, arguments, line):
+    result = subprocess.run(
+        [sys.executable, ROOT / "simulation.py", *arguments],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert result.returncode == 2
+    assert result.stdout == ""
+    assert result.stderr.startswith(line)
+    assert result.stderr.count("\n") == 1
+    assert list(tmp_path.iterdir()) == []

@@ -1,0 +1,133 @@
+"""``simulate`` from Python, and somebody else's package."""
+
+import pytest
+from command_line import (
+    ROOT,
+    assert_refused,
+    assert_same_rows,
+    config,
+    json_of,
+    rows_of,
+    run,
+)
+from outsiders import Homeless
+
+import simulation
+from strategies import FedRep
+from task.settings import SettingsError
+
+# What runs in a fixture of the module draws as usual.
+pytestmark = pytest.mark.usefixtures("no_plot")
+
+
+def test_a_simulation_from_python_is_that_of_the_command_line(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    found = simulation.simulate("fedrep", num_clients=20, rounds=2, backend="inline")
+    assert run(tmp_path / "other", "fedrep", "--rounds", "2") == 0
+    assert_same_rows(found.rows, rows_of(tmp_path / "other"), 0)
+    assert found.rows == rows_of(tmp_path / "results")
+    assert (
+        found.summary
+        == json_of(tmp_path / "results" / "summary.json")["algorithms"]["fedrep"]
+    )
+    assert found.summary["rounds"] == 2
+    # As a pair, too.
+    summary, rows = found
+    assert (summary, rows) == (found.summary, found.rows)
+
+
+def test_a_simulation_from_python_takes_names_as_on_the_command_line(tmp_path):
+    found = [
+        simulation.simulate(
+            algorithm,
+            backend="inline",
+            output=str(tmp_path / str(i)),
+            head_epochs=1,
+            evaluate_every=1,
+            **named,
+        )
+        for i, (algorithm, named) in enumerate(
+            [
+                ("fedrep", {"rounds": 2, "clients": 5, "fraction": 0.6}),
+                (FedRep, {"rounds": 2, "num_clients": 5, "fraction_train": 0.6}),
+                (
+                    "outsiders:Plain",
+                    {"num_server_rounds": 2, "clients": 5, "fraction": 0.6},
+                ),
+            ]
+        )
+    ]
+    first, *others = found
+    assert [row["clients"] for row in first.rows] == [3, 3]
+    for other in others:
+        assert_same_rows(other.rows, first.rows, 0)
+    places = [tmp_path / "1" / "FedRep", tmp_path / "2" / "Plain"]
+    assert all((place / "metrics.jsonl").is_file() for place in places)
+
+
+class Local(FedRep):
+    """Where no import path leads to."""
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "settings", "line"),
+    [
+        ("fedrap", {}, "unknown algorithm 'fedrap'"),
+        ("fedrep", {"sede": 3}, "unknown setting 'sede'; did you mean 'seed'"),
+        ("fedrep", {"fraction": 2.0}, "fraction-train is 2.0; it must be in"),
+        ("fedrep", {"backend": "dask"}, "backend is 'dask'; it must be ray or inline"),
+        (Homeless, {}, "algorithm 'outsiders:Homeless' is no strategy; it must be"),
+        (
+            type("Nowhere", (FedRep,), {"__module__": "outsiders"}),
+            {},
+            "algorithm 'outsiders:Nowhere' cannot be imported: module 'outsiders' has",
+        ),
+    ],
+)
+def test_bad_input_from_python(tmp_path, monkeypatch, algorithm, settings, line):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SettingsError, match=f"^{line}") as caught:
+        simulation.simulate(algorithm, **{"backend": "inline", **settings})
+    assert "\n" not in str(caught.value)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.fixture
+def guest(monkeypatch):
+    monkeypatch.syspath_prepend(ROOT / "tests" / "guest")
+
+
+GUEST = ("guest.algorithm:Guest", "--task", "guest.task:sensors", "--clients", "6")
+
+
+def test_a_guest_s_algorithm_and_task_stop_and_resume(tmp_path, guest):
+    own = {"roll": 0.8, "warm_up": 3, "readings": 40, "evaluate_every": 1}
+    assert run(tmp_path / "a", *GUEST, "--rounds", "5", **own) == 0
+    saved = {**own, "checkpoint_every": 2}
+    assert run(tmp_path / "b", *GUEST, "--rounds", "3", **saved) == 0
+    again = {**saved, "resume": str(tmp_path / "b")}
+    assert run(tmp_path / "b", *GUEST, "--rounds", "5", **again) == 0
+    whole, resumed = (rows_of(tmp_path / name, "Guest") for name in "ab")
+    assert_same_rows(resumed, whole, 1e-12)
+    assert whole[-1]["loss"] < whole[0]["loss"]
+    summary = json_of(tmp_path / "a" / "summary.json")
+    assert list(summary["algorithms"]) == ["Guest"]
+    assert (summary["config"]["roll"], summary["config"]["readings"]) == (0.8, 40)
+    # Its settings do something.
+    assert run(tmp_path / "c", *GUEST, "--rounds", "5", **{**own, "roll": 0.0}) == 0
+    other = rows_of(tmp_path / "c", "Guest")
+    assert other[0]["train-loss"] == whole[0]["train-loss"]
+    assert other[-1]["train-loss"] != whole[-1]["train-loss"]
+
+
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        ("roll=1.0", "roll is 1.0; it must be in [0, 1)"),
+        ("warm-up=-1", "warm-up is -1; it must be at least 0"),
+        ("readings=1", "readings is 1; it must be at least 2"),
+        ("warm-upp=1", "unknown setting 'warm-upp'; did you mean 'warm-up'?"),
+    ],
+)
+def test_a_guest_s_settings_are_checked(surroundings, guest, capfd, text, line):
+    assert_refused((*GUEST, *config(text)), line, surroundings, capfd)

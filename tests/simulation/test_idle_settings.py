@@ -1,0 +1,116 @@
+"""Settings that do nothing in a run are named."""
+
+import logging
+from pathlib import Path
+
+import numpy as np
+import pytest
+from command_line import (
+    config,
+    run,
+)
+from PIL import Image
+
+import simulation
+
+# What runs in a fixture of the module draws as usual.
+pytestmark = pytest.mark.usefixtures("no_plot")
+
+
+def folder_of_clients(root: Path, num_clients: int = 2) -> None:
+    """Write images that are already split over clients."""
+    rng = np.random.default_rng(0)
+    for client in range(num_clients):
+        for part, name in (("train", "a"), ("train", "b"), ("test", "a")):
+            folder = root / f"client-{client}" / part / name
+            folder.mkdir(parents=True)
+            pixels = rng.integers(0, 255, (16, 16, 3), dtype=np.uint8)
+            Image.fromarray(pixels).save(folder / "0.png")
+
+
+def warnings_of(arguments: list[str], caplog) -> list[str]:
+    """Check what a command line gives, and return what is warned of."""
+    caplog.clear()
+    namespace, given = simulation.parse(arguments)
+    simulation.check(namespace.algorithms, given, "inline")
+    return [r.getMessage() for r in caplog.records if r.levelno >= logging.WARNING]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "lines"),
+    [
+        (
+            ["fedrep", "--classes-per-client", "3", *config("partition='dirichlet'")],
+            [
+                "classes-per-client=3 does nothing: partition 'dirichlet' does not "
+                "use it"
+            ],
+        ),
+        (
+            ["fedrep", *config("dirichlet-alpha=0.5 size-sigma=2")],
+            [
+                "dirichlet-alpha=0.5 does nothing: partition 'shards' does not use it",
+                "size-sigma=2 does nothing: partition 'shards' does not use it",
+            ],
+        ),
+        (
+            ["fedavg", *config("nc-weight=0.5")],
+            ["nc-weight=0.5 does nothing: it is not read by fedavg on digits"],
+        ),
+        (
+            ["fedavg", "fedrep", *config("nc-weight=0.5 head-epochs=3")],
+            ["nc-weight=0.5 does nothing: it is not read by fedavg, fedrep on digits"],
+        ),
+        (
+            ["fedrep", "--task", "linear", *config("partition='iid' batch-size=5")],
+            [
+                "partition=iid does nothing: it is not read by fedrep on linear",
+                "batch-size=5 does nothing: it is not read by fedrep on linear",
+            ],
+        ),
+        # All that is read.
+        (["fedavg", "flute", *config("nc-weight=0.5 seed=3 resume=''")], []),
+        (["fedrep", "--classes-per-client", "4", "--clients", "10"], []),
+        (["fedrep", *config("partition='dirichlet' dirichlet-alpha=5")], []),
+        (["srpfl", *config("srpfl-base='flute' nc-weight=0.5 initial-nodes=3")], []),
+        (["outsiders:Hooked", *config("fewest=3 round-timeout=60")], []),
+        (["fedrep", *config("torch-threads=2 communication-time=0.5")], []),
+        # What is not given is not warned of.
+        (["fedavg"], []),
+    ],
+)
+def test_settings_that_do_nothing_are_warned_of(arguments, lines, caplog):
+    assert warnings_of(arguments, caplog) == lines
+
+
+def test_clients_with_folders_of_their_own_are_not_partitioned(tmp_path, caplog):
+    folder_of_clients(tmp_path / "images")
+    task = ["--task", "image-folder", "--data-dir", str(tmp_path / "images")]
+    task += ["--clients", "2", "--fraction", "1"]
+    text = f"cache-dir='{tmp_path / 'cache'}' image-size=16"
+    assert warnings_of(["fedavg", *task, *config(text)], caplog) == []
+    lines = warnings_of(
+        ["fedavg", *task, *config(f"{text} partition='iid' test-partition='all'")],
+        caplog,
+    )
+    assert [line.split(":")[0] for line in lines] == [
+        "partition=iid does nothing",
+        "test-partition=all does nothing",
+    ]
+
+
+def test_more_training_nodes_than_clients_are_warned_of(tmp_path, caplog):
+    short = ("fedavg", "--rounds", "1")
+    assert run(tmp_path / "a", *short, min_train_nodes=30) == 0
+    warned = [r.getMessage() for r in caplog.records if r.levelno == logging.WARNING]
+    assert warned == ["min-train-nodes is 30, but there are only 20 clients: all train"]
+    caplog.clear()
+    assert run(tmp_path / "b", *short, min_train_nodes=20) == 0
+    assert not [r for r in caplog.records if r.levelno == logging.WARNING]
+
+
+def test_a_run_warns_once(tmp_path, caplog):
+    assert run(tmp_path, "fedavg", "fedper", "--rounds", "1", nc_weight=0.5) == 0
+    line = "nc-weight=0.5 does nothing: it is not read by fedavg, fedper on digits"
+    warned = [r.getMessage() for r in caplog.records if r.levelno == logging.WARNING]
+    assert warned == [line]

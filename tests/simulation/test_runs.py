@@ -1,0 +1,238 @@
+"""Whole runs of the command line in one process."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from command_line import (
+    STEADY,
+    assert_same_rows,
+    json_of,
+    rows_of,
+    run,
+)
+from PIL import Image
+
+import simulation
+from strategies import ALGORITHMS
+from strategies.server_app import make_app
+from task.models import MODELS
+from task.settings import defaults
+from task.tasks import TASKS
+
+# What runs in a fixture of the module draws as usual.
+pytestmark = pytest.mark.usefixtures("no_plot")
+
+
+@pytest.fixture(scope="module")
+def compared(tmp_path_factory) -> Path:
+    """Output of FedAvg and FedRep on digits."""
+    output = tmp_path_factory.mktemp("compared") / "out"
+    assert run(output, "fedavg", "fedrep", "--rounds", "15") == 0
+    return output
+
+
+def test_the_files_of_a_run(compared):
+    files = {str(p.relative_to(compared)) for p in compared.rglob("*") if p.is_file()}
+    assert files == {
+        "accuracy.png",
+        "summary.json",
+        *(
+            f"{a}/{f}"
+            for a in ("fedavg", "fedrep")
+            for f in ("metrics.jsonl", "clients.json")
+        ),
+    }
+    with Image.open(compared / "accuracy.png") as image:
+        assert image.format == "PNG"
+
+
+@pytest.mark.parametrize("algorithm", ["fedavg", "fedrep"])
+def test_rows_have_the_documented_names(compared, algorithm):
+    rows = rows_of(compared, algorithm)
+    assert [row["round"] for row in rows] == list(range(1, 16))
+    for row in rows:
+        # Every fifth round is evaluated, and the last ten.
+        evaluated = row["round"] >= 5
+        assert ("accuracy" in row) is evaluated
+        if evaluated:
+            assert 0 <= row["accuracy"] <= 1
+            assert row["evaluated"] == 20
+        assert row["train-loss"] > 0
+        # Half of 20 clients.
+        assert row["clients"] == 10
+        assert row["rejected"] == 0
+        assert row["bytes-down"] > 0
+        assert row["bytes-up"] > 0
+    seconds = [row["seconds"] for row in rows]
+    assert seconds == sorted(seconds)
+
+
+@pytest.mark.parametrize("algorithm", ["fedavg", "fedrep"])
+def test_clients_and_summary_say_the_same_as_the_rows(compared, algorithm):
+    rows = rows_of(compared, algorithm)
+    clients = json_of(compared / algorithm / "clients.json")
+    assert list(clients) == [f"{i:06d}" for i in range(20)]
+    accuracies = [client["accuracy"] for client in clients.values()]
+    assert np.mean(accuracies) == pytest.approx(rows[-1]["accuracy"])
+    # The whole data set: 1,438 and 359 digits.
+    assert sum(client["num-examples"] for client in clients.values()) == 1438
+    assert sum(client["num-test-examples"] for client in clients.values()) == 359
+    summary = json_of(compared / "summary.json")["algorithms"][algorithm]
+    last = [row["accuracy"] for row in rows[-10:]]
+    assert summary["accuracy"] == pytest.approx(np.mean(last))
+    assert summary["accuracy"] != max(last)
+    assert summary["accuracy-std-clients"] == pytest.approx(np.std(accuracies))
+    assert summary["rounds"] == 15
+    assert summary["seconds"] == rows[-1]["seconds"]
+    assert summary["bytes"] == sum(row["bytes-down"] + row["bytes-up"] for row in rows)
+
+
+def test_the_summary_has_the_settings(compared):
+    config = json_of(compared / "summary.json")["config"]
+    assert config["num-server-rounds"] == 15
+    assert config["task"] == "digits"
+    assert set(config) == set(defaults()) - {"algorithm", "resume"}
+
+
+def test_fedrep_is_clearly_above_fedavg(compared):
+    algorithms = json_of(compared / "summary.json")["algorithms"]
+    assert algorithms["fedrep"]["accuracy"] > algorithms["fedavg"]["accuracy"] + 0.2
+    assert algorithms["fedrep"]["accuracy"] > 0.7
+
+
+def test_fedrep_sends_less_than_fedavg(compared):
+    fedrep, fedavg = rows_of(compared)[0], rows_of(compared, "fedavg")[0]
+    # The head: a weight of 10 x 32 and a bias of 10, with a header of 128 and a name of
+    # at least 9 each, to and from 10 clients.
+    head = 10 * (4 * (320 + 10) + 2 * (128 + 9))
+    assert fedavg["bytes-up"] - fedrep["bytes-up"] >= head
+    assert fedavg["bytes-down"] - fedrep["bytes-down"] >= head
+
+
+def test_the_table_and_the_bar(tmp_path, capsys):
+    assert run(tmp_path / "out", "local", "--rounds", "1") == 0
+    shown = capsys.readouterr().out
+    assert "local" in shown
+    assert "accuracy" in shown
+    assert str(tmp_path / "out") in shown.replace("\n", "")
+
+
+def test_fine_tuning_beats_the_global_model(tmp_path):
+    assert run(tmp_path, "fedavg-ft", "--rounds", "3") == 0
+    rows = rows_of(tmp_path, "fedavg-ft")
+    # Evaluation, with ten epochs on each client, in the last round only.
+    assert ["accuracy" in row for row in rows] == [False, False, True]
+    assert rows[-1]["accuracy"] > rows[-1]["accuracy-global"] + 0.1
+    summary = json_of(tmp_path / "summary.json")["algorithms"]["fedavg-ft"]
+    assert summary["accuracy"] == rows[-1]["accuracy"]
+    assert summary["accuracy-global"] == rows[-1]["accuracy-global"]
+
+
+def test_the_global_model_before_fine_tuning_is_fedavg_s(tmp_path):
+    for algorithm in ("fedavg-ft", "fedavg"):
+        run(tmp_path, algorithm, "--rounds", "3", representation_epochs=2)
+    tuned, plain = rows_of(tmp_path, "fedavg-ft"), rows_of(tmp_path, "fedavg")
+    assert tuned[-1]["accuracy-global"] == plain[-1]["accuracy"]
+    assert [r["train-loss"] for r in tuned] == [r["train-loss"] for r in plain]
+
+
+def test_the_seed_decides_everything(tmp_path):
+    for name, seed in (("a", "7"), ("b", "7"), ("c", "8")):
+        options = ("fedrep", "--rounds", "2", "--seed", seed)
+        assert run(tmp_path / name, *options, **STEADY) == 0
+    assert_same_rows(rows_of(tmp_path / "a"), rows_of(tmp_path / "b"), 0)
+    a, c = rows_of(tmp_path / "a"), rows_of(tmp_path / "c")
+    assert all(r["train-loss"] != s["train-loss"] for r, s in zip(a, c, strict=True))
+
+
+def test_settings_on_the_command_line_and_in_a_file_are_the_same(tmp_path):
+    file = tmp_path / "settings.toml"
+    file.write_text("num-server-rounds = 2\nbatch-size = 32\n")
+    common = ["fedper", "--backend", "inline", "--run-config", str(file)]
+    simulation.main([*common, "--output", str(tmp_path / "a")])
+    run(tmp_path / "b", "fedper", "--rounds", "2", batch_size=32)
+    found = rows_of(tmp_path / "a", "fedper")
+    assert_same_rows(found, rows_of(tmp_path / "b", "fedper"), 0)
+    # A flag is nearer than the file.
+    simulation.main([*common, "--output", str(tmp_path / "c"), "--rounds", "1"])
+    assert len(rows_of(tmp_path / "c", "fedper")) == 1
+
+
+def test_all_algorithms_have_the_same_data(tmp_path):
+    for algorithm in ("fedrep", "local"):
+        run(tmp_path, algorithm, "--rounds", "1", "--clients", "10", partition="iid")
+    first, second = (
+        json_of(tmp_path / a / "clients.json") for a in ("fedrep", "local")
+    )
+    assert [c["num-examples"] for c in first.values()] == [
+        c["num-examples"] for c in second.values()
+    ]
+
+
+def test_a_thousand_clients(tmp_path):
+    arguments = ("fedrep", "--task", "linear", "--clients", "1000", "--rounds", "2")
+    assert run(tmp_path, *arguments, "--fraction", "0.1") == 0
+    rows = rows_of(tmp_path)
+    assert [row["clients"] for row in rows] == [100, 100]
+    assert rows[-1]["evaluated"] == 1000
+    assert len(json_of(tmp_path / "fedrep" / "clients.json")) == 1000
+
+
+def test_linear_fedrep_finds_the_representation(tmp_path):
+    arguments = ("fedrep", "--task", "linear", "--clients", "50", "--fraction", "0.2")
+    steps = {"learning_rate": 0.3, "evaluate_last": 5}
+    assert run(tmp_path, *arguments, "--rounds", "50", **steps) == 0
+    rows = rows_of(tmp_path)
+    assert rows[-1]["distance"] < 1e-2
+    assert rows[-1]["distance"] < rows[4]["distance"] / 3
+    assert rows[-1]["error-best"] == pytest.approx(0, abs=1e-9)
+    summary = json_of(tmp_path / "summary.json")["algorithms"]["fedrep"]
+    last = [row["distance"] for row in rows[-5:]]
+    assert summary["distance"] == pytest.approx(np.mean(last))
+
+
+def test_a_server_app_of_its_own():
+    assert make_app() is not None
+
+
+def test_list(capsys):
+    assert simulation.main(["--list"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    listed = {tuple(line.split()[:2]) for line in lines}
+    assert {("algorithm", name) for name in ALGORITHMS} <= listed
+    assert {("task", name) for name in TASKS} <= listed
+    assert {("model", name) for name in MODELS} <= listed
+
+
+def test_flags_and_settings():
+    namespace, given = simulation.parse([])
+    assert given == {}
+    assert namespace.backend == "ray"
+    line = (
+        "--clients 30 --fraction 1 --seed 4 --rounds 9 --classes-per-client 3 "
+        "--task mnist --data-dir d --output o --run-config momentum=0.9 model='mlp'"
+    )
+    _, given = simulation.parse(line.split())
+    assert given == {
+        "num-clients": 30,
+        "fraction-train": 1.0,
+        "seed": 4,
+        "num-server-rounds": 9,
+        "classes-per-client": 3,
+        "task": "mnist",
+        "data-dir": "d",
+        "output": "o",
+        "momentum": 0.9,
+        "model": "mlp",
+    }
+
+
+def test_what_is_not_given_has_its_default(tmp_path):
+    given = {"seed": 4, "learning-rate": 1}
+    settings = simulation.check(["fedavg"], given, "inline")
+    # Simulated clients that do not answer never will.
+    expected = {**defaults(), "seed": 4, "learning-rate": 1.0, "max-empty-rounds": 3}
+    assert settings == expected
+    settings = simulation.check(["fedavg"], {"max-empty-rounds": 7}, "inline")
+    assert settings["max-empty-rounds"] == 7

@@ -1,0 +1,124 @@
+"""Runs that go on while some devices are still away, and strategies started twice."""
+
+import pytest
+from function_clients import START, grid_of
+
+from clients.client_app import make_app
+from strategies import SRPFL, FedAvg, build_strategy
+from strategies.algorithms import strategy_class
+from strategies.grids.simulation import InlineGrid
+from strategies.hooks import RunHooks
+from strategies.server.replies import to_record
+from strategies.server_app import run
+from task.settings import SettingsError, resolve
+from task.tasks import build_task
+
+pytestmark = pytest.mark.usefixtures("no_plot")
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "own", "back"),
+    [
+        ("fedrep", {"fraction-train": 0.2}, 4),
+        ("srpfl", {"fraction-train": 1.0, "initial-nodes": 4}, 3),
+        ("dpsgd", {"model": "logistic"}, 1),
+        ("representation-transfer", {"num-sources": 4, "source-epochs": 1}, 4),
+    ],
+)
+def test_a_resumed_run_goes_on_with_those_who_are_back(tmp_path, algorithm, own, back):
+    given = {
+        "algorithm": algorithm,
+        "num-clients": 10,
+        "num-server-rounds": 2,
+        "checkpoint-every": 1,
+        "output": str(tmp_path),
+        "head-epochs": 1,
+        "batch-size": 50,
+        **own,
+    }
+    settings = resolve(given)
+    run(InlineGrid(make_app(settings), 10), settings)
+    again = resolve({**given, "num-server-rounds": 4, "resume": str(tmp_path)})
+    grid = InlineGrid(make_app(again), 10)
+    grid.contexts = dict(list(grid.contexts.items())[:back])
+    assert run(grid, again)["rounds"] == 4
+
+
+def test_devices_say_themselves_what_they_are(tmp_path):
+    # Ten sources by the server's settings, but two sources and a target are there.
+    settings = resolve(
+        {
+            "algorithm": "representation-transfer",
+            "output": str(tmp_path),
+            "num-server-rounds": 2,
+            "source-epochs": 1,
+            "batch-size": 50,
+        }
+    )
+    grid = InlineGrid(make_app(settings), 3)
+    for name, context in zip(("a", "b", "c"), grid.contexts.values(), strict=True):
+        target = {"num-sources": 0} if name == "c" else {}
+        context.node_config = {"client-name": name, **target}
+    summary = run(grid, settings)
+    assert summary["rounds"] == 2
+    assert 0 <= summary["accuracy"] <= 1
+
+
+def test_a_strategy_can_be_started_twice():
+    strategy, arrays = FedAvg(fraction_train=1.0), to_record(START)
+    for _ in range(2):
+        result = strategy.start(grid_of(3), arrays, num_rounds=2)
+        assert result.arrays["b"].numpy().tolist() == [4.0] * 4
+
+
+def test_no_rounds_are_no_failure():
+    strategy = FedAvg(fraction_train=1.0)
+    assert strategy.start(grid_of(3), to_record(START), num_rounds=0) is not None
+
+
+# SRPFL around somebody else's
+
+
+class Rapid(FedAvg):
+    """Has its own speeds in simulation, and a setting's value under SRPFL."""
+
+    simulation_defaults = {"speed-model": "dynamic"}  # noqa: RUF012
+    under_srpfl = {"weighting": "examples"}  # noqa: RUF012
+
+
+def test_what_a_strategy_is_in_simulation_and_under_srpfl_holds_around_it():
+    path = f"{__name__}:Rapid"
+    settings = resolve({"algorithm": "srpfl", "srpfl-base": path, "initial-nodes": 1})
+    found = strategy_class(settings).in_simulation(settings)
+    assert dict(found) == {"speed-model": "dynamic"}
+    assert build_strategy(settings).weighting == "examples"
+    plain = {**settings, "srpfl-base": "fedavg"}
+    assert dict(strategy_class(plain).in_simulation(plain)) == {"speed-model": "fixed"}
+
+
+def test_srpfl_hands_on_every_hook_that_it_does_not_have():
+    # What RunHooks has, `__getattr__` never sees.
+    by_itself = {
+        "cases",
+        "client",
+        "from_settings",
+        "simulation_defaults",
+        "under_srpfl",
+    }
+    hooks = {n for n in vars(RunHooks) if not n.startswith("_")}
+    assert hooks - vars(SRPFL).keys() <= by_itself
+
+
+def test_an_outsider_s_subclass_is_not_taken_for_its_base_s_linear_case():
+    path = "outsiders:Plain"
+    linear = {"algorithm": path, "task": "linear"}
+    assert strategy_class(linear).__name__ == "PlainLinear"
+    # PlainLinear is a Plain, but the cases are Plain's.
+    own = {"algorithm": "outsiders:PlainLinear", "task": "linear"}
+    assert strategy_class(own).__name__ == "PlainLinear"
+    assert "cases" not in vars(strategy_class(own))
+
+
+def test_a_task_that_needs_what_is_no_setting_is_refused_in_a_line():
+    with pytest.raises(SettingsError, match="needs the argument 'a', which it does"):
+        build_task(resolve({"task": "os.path:join"}), 3)
