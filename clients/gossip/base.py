@@ -120,18 +120,8 @@ class GossipClient(Client):
     def fit(self, parameters: NDArrays, config: Config) -> Reply:
         """Mix with what the neighbours sent, make H iterations, send one message.
 
-        Parameters
-        ----------
-        parameters : list of ndarray
-            Empty.
-        config : dict
-            What the server relays.
-
-        Returns
-        -------
-        tuple
-            As `Client.send`; no arrays, but ``message`` attached (empty where there is
-            nothing to send), and ``refused``, how many messages were bad.
+        ``message`` is attached, empty where there is nothing to send; the metric
+        ``refused`` is how many of the neighbours' messages were malformed.
         """
         self.catch_up(parameters, config)
         server_round = int(config[SERVER_ROUND])
@@ -144,18 +134,8 @@ class GossipClient(Client):
     def evaluate(self, parameters: NDArrays, config: Config) -> Evaluation:
         """Test the own model as it is after the exchange; nothing is kept.
 
-        Parameters
-        ----------
-        parameters : list of ndarray
-            Empty.
-        config : dict
-            What the server relays.
-
-        Returns
-        -------
-        tuple
-            As `Client.evaluate`; ``sketch`` is attached: float32 numbers from which the
-            server estimates the distance between the nodes' models.
+        ``sketch`` is attached: float32 numbers from which the server estimates the
+        distance between the nodes' models.
         """
         self.catch_up(parameters, config)
         self.attachments["sketch"] = sketch(self.x.numpy()).tobytes()
