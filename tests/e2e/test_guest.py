@@ -50,7 +50,8 @@ def pair(tmp_path: Path) -> Iterator[Federation]:
     sys.path.insert(0, str(GUEST))
     from guest.task import draw
 
-    federation = Federation(tmp_path, NAMES)
+    # Without the warm SuperExec: as Flower starts its apps by itself.
+    federation = Federation(tmp_path, NAMES, warm=False)
     try:
         federation.start_superlink()
         federation.register()

@@ -1,0 +1,68 @@
+"""A fork for each message is what a new process would be."""
+
+import os
+import random
+import signal
+import sys
+
+import numpy as np
+import pytest
+import torch
+
+from clients.device.warm import ForkingExecutor, in_child
+
+
+def said_in_a_child(work) -> tuple[str, int]:
+    """Return what a child writes, and its exit status."""
+    reading, writing = os.pipe()
+    child = os.fork()
+    if child == 0:
+        in_child(lambda: os.write(writing, str(work()).encode()))
+    os.close(writing)
+    with os.fdopen(reading) as stream:
+        text = stream.read()
+    return text, os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+
+def drawn() -> list[float]:
+    return [random.random(), np.random.random(), torch.rand(1).item()]
+
+
+def test_the_runs_own_code_is_loaded_anew_and_torch_is_not():
+    assert "clients.base" in sys.modules
+
+    def left() -> list[str]:
+        tops = {name.partition(".")[0] for name in sys.modules}
+        return sorted(tops & {"clients", "strategies", "task", "torch"})
+
+    assert said_in_a_child(left) == ("['torch']", 0)
+    assert "clients.base" in sys.modules
+
+
+def test_no_two_forks_draw_the_same_numbers():
+    (first, _), (second, _) = said_in_a_child(drawn), said_in_a_child(drawn)
+    for one, other in zip(eval(first), eval(second), strict=True):
+        assert one != other
+
+
+def test_signals_end_a_fork_as_they_end_any_process():
+    reading = said_in_a_child(lambda: signal.getsignal(signal.SIGTERM).name)
+    assert reading == ("SIG_DFL", 0)
+
+
+def test_the_exit_status_is_the_works_own():
+    assert said_in_a_child(lambda: sys.exit(3)) == ("", 3)
+    assert said_in_a_child(lambda: 1 / 0)[1] == 1
+
+
+def test_forks_that_have_ended_are_collected():
+    child = os.fork()
+    if child == 0:
+        os._exit(0)
+    os.waitid(os.P_PID, child, os.WEXITED | os.WNOWAIT)
+    executor = ForkingExecutor()
+    executor.forks.add(child)
+    executor.reconcile()
+    assert not executor.forks
+    with pytest.raises(ChildProcessError):
+        os.waitpid(child, 0)
