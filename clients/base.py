@@ -174,10 +174,7 @@ class Client(Slotted, NumPyClient):
         # Not the initial values themselves: all clients of a process share those.
         self.kept = {n: t.clone() for n, t in personal.items() if n not in loaded}
         self.kept |= loaded
-        state = {**self.task.initial_state, **self.kept, **self.received}
-        self.model.load_state_dict(
-            {name: state[name] for name in self.task.initial_state}
-        )
+        self.model.load({**self.task.initial_state, **self.kept, **self.received})
         self.proximal_weight = float(config.get(PROXIMAL_WEIGHT, 0.0))
 
     def train(
@@ -230,9 +227,8 @@ class Client(Slotted, NumPyClient):
 
     def personal_arrays(self) -> Arrays:
         """Return what `keep` keeps: personal parts of the model, and ``kept``."""
-        own = self.model.state_dict()
-        names = self.names(self.personal)
-        return {n: (own[n] if n in own else self.kept[n]).numpy() for n in names}
+        own = {**self.kept, **self.model.tensors}
+        return {n: own[n].detach().numpy() for n in self.names(self.personal)}
 
     def send(self, loss: float) -> Reply:
         """Return the shared parts of the model as the reply of `fit`.
@@ -251,11 +247,12 @@ class Client(Slotted, NumPyClient):
         metrics : dict
             ``train-loss``.
         """
-        return self.send_arrays(self.model.state_dict(), loss)
+        return self.send_arrays(self.model.tensors, loss)
 
     def send_arrays(self, arrays: Mapping[str, Tensor], loss: float) -> Reply:
         """Return those of some arrays that ``sent_names`` has, as `send`."""
-        copies = [arrays[name].numpy().copy(order="C") for name in self.sent_names]
+        sent = (arrays[name].detach().numpy() for name in self.sent_names)
+        copies = [array.copy(order="C") for array in sent]
         n = len(self.task.train_examples(self.index))
         return copies, n, {"train-loss": loss}
 

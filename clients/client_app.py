@@ -64,7 +64,8 @@ def make_app(
     def open_message(message: Message, context: Context) -> tuple[Client, Config]:
         setup = client_setup(context, run_config)
         torch.set_num_threads(int(setup.settings["torch-threads"]))
-        record = message.content.config_records.get(CONFIG, ConfigRecord())
+        found = message.content.get(CONFIG)
+        record = found if isinstance(found, ConfigRecord) else ConfigRecord()
         seed_torch(context, setup.settings, record)
         client = build_client(context, setup, record)
         return client, cast(Config, dict(record))

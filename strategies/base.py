@@ -148,8 +148,8 @@ class BaseStrategy(RunHooks, FlowerFedAvg):
         server_round = int(cast(int, config[SERVER_ROUND]))
         saves = self.checkpoint_every > 0
         own = self.standing.config(self.name_of(node), server_round, saves)
-        own.update(config)
-        return RecordDict({self.arrayrecord_key: arrays, self.configrecord_key: own})
+        record = ConfigRecord({**own, **config})
+        return RecordDict({self.arrayrecord_key: arrays, self.configrecord_key: record})
 
     def open_exchange(
         self,

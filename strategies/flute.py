@@ -7,7 +7,7 @@ optimal; so the server improves all heads together.
 
 from collections.abc import Iterable
 from logging import WARNING
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -51,7 +51,7 @@ class HeadsOnServer(BaseStrategy):
         """Return also ``head``, the client's own."""
         content = super().content(node, arrays, config)
         content[HEAD] = to_record(self.head(self.name_of(node)))
-        self.exchange.expect(HEAD, content.array_records[HEAD])
+        self.exchange.expect(HEAD, cast(ArrayRecord, content[HEAD]))
         return content
 
     def state_dict(self) -> tuple[Arrays, dict[str, Any]]:

@@ -2,14 +2,14 @@
 
 from collections.abc import Iterable
 from logging import ERROR
+from typing import cast
 
 import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 from flwr.common import log
 
 from strategies.gossip.base import Gossip
-from strategies.server.replies import check_metrics
-from task.messages import BYTES
+from strategies.server.replies import attached, check_metrics
 from task.settings import SettingsError
 
 # Of dual variables; machines may round differently.
@@ -38,7 +38,7 @@ class MultiTask(Gossip):
         They are ``node``, ``neighbours`` (names) and ``neighbour-nodes`` (numbers).
         """
         content = super().content(node, arrays, config)
-        own = content.config_records[self.configrecord_key]
+        own = cast(ConfigRecord, content[self.configrecord_key])
         i = self.boxes.number[self.name_of(node)]
         neighbours = list(self.boxes.neighbours[i])
         own["node"] = i
@@ -84,8 +84,7 @@ class MultiTask(Gossip):
         for reply in self.evaluated:
             i = self.boxes.number[self.name_of(reply.metadata.src_node_id)]
             iterations = check_metrics(reply).get("iterations", -1.0)
-            record = reply.content.config_records.get(BYTES, ConfigRecord())
-            data = record.get("duals")
+            data = attached(reply, "duals")
             neighbours = self.boxes.neighbours[i]
             if isinstance(data, bytes) and len(data) == 8 * len(neighbours):
                 duals = np.nan_to_num(np.frombuffer(data, "<f8"), nan=HUGE).tolist()

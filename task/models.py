@@ -1,7 +1,8 @@
 """Split models: a shared representation and a personal head."""
 
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from functools import cached_property
 from itertools import pairwise
 from typing import Literal, Self
 
@@ -35,6 +36,34 @@ class SplitModel(nn.Module):
         """Return ``head(representation(x))``."""
         output: Tensor = self.head(self.representation(x))
         return output
+
+    @cached_property
+    def tensors(self) -> dict[str, Tensor]:
+        """The model's own parameters and buffers, as ``state_dict`` names them."""
+        named = [
+            *self.named_parameters(remove_duplicate=False),
+            *self.named_buffers(remove_duplicate=False),
+        ]
+        found = dict(named)
+        return {name: found[name] for name in self.state_dict()}
+
+    @torch.no_grad()
+    def load(self, state: Mapping[str, Tensor]) -> None:
+        """Overwrite all parameters and buffers, as ``load_state_dict`` does.
+
+        Raises
+        ------
+        SettingsError
+            If a name is missing, or a shape is another one.
+        """
+        for name, own in self.tensors.items():
+            value = state.get(name)
+            if value is None or value.shape != own.shape:
+                found = "missing" if value is None else f"of shape {list(value.shape)}"
+                raise SettingsError(
+                    f"{name!r} is {found}; the model's is of shape {list(own.shape)}"
+                )
+            own.copy_(value)
 
     def part(self, name: Part) -> nn.Module:
         """Return a part by name; ``"all"`` is the whole model."""

@@ -3,10 +3,11 @@
 from typing import cast
 
 import numpy as np
-from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
+from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 from flwr.common import NDArray, NDArrays, Scalar
 
 from clients.base import Client, Config, Reply
+from clients.device.arrays import from_array, to_array
 from task.messages import ARRAYS, BYTES, METRICS, NUM_EXAMPLES, SERVER_ROUND
 from task.settings import SettingsError
 
@@ -19,7 +20,8 @@ def unpack(message: Message, client: Client) -> NDArrays:
     """
     received = {
         name: array
-        for record in message.content.array_records.values()
+        for record in message.content.values()
+        if isinstance(record, ArrayRecord)
         for name, array in record.items()
     }
     expected = client.names(client.shared)
@@ -29,7 +31,7 @@ def unpack(message: Message, client: Client) -> NDArrays:
             f"the message's arrays do not fit this client's model: {', '.join(wrong)} "
             "on one side only"
         )
-    return [received[name].numpy() for name in expected]
+    return [from_array(received[name]) for name in expected]
 
 
 def pack(message: Message, client: Client, reply: Reply, config: Config) -> RecordDict:
@@ -42,13 +44,18 @@ def pack(message: Message, client: Client, reply: Reply, config: Config) -> Reco
     values, num_examples, metrics = reply
     arrays = dict(zip(client.sent_names, values, strict=True))
     records = RecordDict()
-    for key, record in message.content.array_records.items():
-        names = [n for n in record if n in arrays]
-        packed = {n: Array(_as_received(arrays.pop(n), record[n].dtype)) for n in names}
+    for key, record in message.content.items():
+        if not isinstance(record, ArrayRecord):
+            continue
+        packed = {
+            n: to_array(_as_received(arrays.pop(n), like.dtype))
+            for n, like in record.items()
+            if n in arrays
+        }
         if packed or not record or key == ARRAYS:
             records[key] = ArrayRecord(packed)
     if arrays:
-        new = {name: Array(array) for name, array in arrays.items()}
+        new = {name: to_array(array) for name, array in arrays.items()}
         records[ARRAYS] = ArrayRecord({**records.get(ARRAYS, {}), **new})
     if SERVER_ROUND in config:
         # Content of another round must not pass for this one's.

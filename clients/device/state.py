@@ -10,11 +10,12 @@ from typing import Self
 
 import numpy as np
 import numpy.typing as npt
-from flwr.app import Array, ArrayRecord, Context, RecordDict
+from flwr.app import ArrayRecord, Context, RecordDict
 from flwr.common import log
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
 
+from clients.device.arrays import from_array, to_record
 from task.files import write_atomically
 
 Arrays = dict[str, npt.NDArray[np.generic]]
@@ -134,7 +135,7 @@ class PersonalState:
             self.round = round_
             record = self._records.get(f"{PREFIX}{round_}")
             if isinstance(record, ArrayRecord):
-                return {name: array.numpy() for name, array in record.items()}
+                return {name: from_array(array) for name, array in record.items()}
             arrays = self._read(self._path(round_), shapes)
             if arrays is not None:
                 return arrays
@@ -176,9 +177,7 @@ class PersonalState:
                     path,
                     error,
                 )
-        self._records[f"{PREFIX}{round_}"] = ArrayRecord(
-            {name: Array(value) for name, value in kept.items()}
-        )
+        self._records[f"{PREFIX}{round_}"] = to_record(kept)
         # In memory the acknowledged version and the new one are enough.
         for name in [n for n in self._records if n.startswith(PREFIX)]:
             if int(name.removeprefix(PREFIX)) not in (self.round, round_):

@@ -78,7 +78,7 @@ class GossipClient(Client):
         self, task: Task, index: int, state: PersonalState, settings: Any
     ) -> None:
         super().__init__(task, index, state, settings)
-        self.flat = FlatParameters(self.model)
+        self.flat = FlatParameters.of(self.model)
         self.x = self.flat.vector
         self.rate = learning_rate(
             self.settings.learning_rate_schedule, self.settings.learning_rate

@@ -1,5 +1,8 @@
 """A model's parameters as one vector, for algorithms that exchange vectors."""
 
+from typing import Self, cast
+from weakref import WeakKeyDictionary
+
 import torch
 from torch import Tensor, nn
 
@@ -27,22 +30,41 @@ class FlatParameters:
     """
 
     def __init__(self, model: nn.Module) -> None:
-        model.requires_grad_(True)
         named = list(model.named_parameters())
         self.sizes = tuple(p.numel() for _, p in named)
         self.vector = torch.empty(sum(self.sizes))
         self.gradient = torch.zeros(sum(self.sizes))
         self.decayed = torch.ones(sum(self.sizes))
+        self._gradients: list[tuple[nn.Parameter, Tensor]] = []
         start = 0
         for (name, parameter), size in zip(named, self.sizes, strict=True):
             piece = slice(start, start + size)
             view = _shaped(self.vector[piece], parameter)
             view.copy_(parameter.data)
             parameter.data = view
-            parameter.grad = _shaped(self.gradient[piece], parameter)
+            self._gradients.append((parameter, _shaped(self.gradient[piece], view)))
             if name.endswith("bias"):
                 self.decayed[piece] = 0
             start += size
+        self.attach()
+
+    @classmethod
+    def of(cls, model: nn.Module) -> Self:
+        """Return a model's, made only once; other training may have gone on since."""
+        found = _MADE.get(model)
+        if found is None:
+            found = _MADE[model] = cls(model)
+        found.attach()
+        return cast(Self, found)
+
+    def attach(self) -> None:
+        """Let the model's gradients be computed, into ``gradient``."""
+        for parameter, gradient in self._gradients:
+            parameter.requires_grad_(True)
+            parameter.grad = gradient
+
+
+_MADE: WeakKeyDictionary[nn.Module, FlatParameters] = WeakKeyDictionary()
 
 
 def _shaped(piece: Tensor, like: Tensor) -> Tensor:

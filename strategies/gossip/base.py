@@ -18,8 +18,12 @@ from strategies.gossip.mixing import (
     metropolis_weights,
     uniform_weights,
 )
-from strategies.server.replies import Arrays, InvalidReplyError, check_metrics
-from task.messages import BYTES
+from strategies.server.replies import (
+    Arrays,
+    InvalidReplyError,
+    attached,
+    check_metrics,
+)
 from task.settings import Choice, Free, Range, SettingsError, validate
 
 MIXING = {"metropolis": metropolis_weights, "uniform": uniform_weights}
@@ -169,7 +173,7 @@ class Gossip(BaseStrategy):
         lists of `Mailboxes.lists_for`.
         """
         content = super().content(node, arrays, config)
-        own = content.config_records[self.configrecord_key]
+        own = cast(ConfigRecord, content[self.configrecord_key])
         name = self.name_of(node)
         i = self.boxes.number[name]
         own["exchanged-round"] = self._exchanged
@@ -182,7 +186,7 @@ class Gossip(BaseStrategy):
         """Raise `InvalidReplyError` unless a message of the right length came."""
         super().check_train_reply(reply)
         check_metrics(reply, ("refused",))
-        data = reply.content.config_records.get(BYTES, ConfigRecord()).get("message")
+        data = attached(reply, "message")
         if not isinstance(data, bytes):
             raise InvalidReplyError("has no message to the neighbours")
         if data and len(data) not in self._message_bytes:
@@ -296,14 +300,14 @@ def _message_format(
 
 
 def _message(reply: Message) -> bytes:
-    data = reply.content.config_records[BYTES]["message"]
+    data = attached(reply, "message")
     assert isinstance(data, bytes)
     return data
 
 
 def _sketch(reply: Message) -> "np.typing.NDArray[np.float32] | None":
     """Return a reply's sketch if its numbers can be those of a model."""
-    data = reply.content.config_records.get(BYTES, ConfigRecord()).get("sketch")
+    data = attached(reply, "sketch")
     if not isinstance(data, bytes) or len(data) % 4 or not data:
         return None
     values = np.frombuffer(data, "<f4")

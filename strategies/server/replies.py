@@ -2,12 +2,14 @@
 
 import io
 from collections.abc import Iterable, Mapping
-from functools import lru_cache
 
 import numpy as np
 import numpy.typing as npt
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.common.constant import SType
+
+from task.messages import BYTES
+from task.npy import encode, header
 
 NDArray = npt.NDArray[np.generic]
 Arrays = dict[str, NDArray]
@@ -53,7 +55,7 @@ def _read_header(
     data: bytes, shape: tuple[int, ...], dtype: np.dtype[np.generic]
 ) -> tuple[int, bool]:
     """Return where the values of an .npy file begin and whether they go by column."""
-    usual = _usual_header(shape, dtype)
+    usual = header(shape, dtype)
     if data.startswith(usual):
         return len(usual), False
     stream = io.BytesIO(data)
@@ -71,24 +73,16 @@ def _read_header(
     return stream.tell(), fortran
 
 
-@lru_cache(maxsize=1024)
-def _usual_header(shape: tuple[int, ...], dtype: np.dtype[np.generic]) -> bytes:
-    stream = io.BytesIO()
-    header = np.lib.format.header_data_from_array_1_0(np.empty((0,), dtype))
-    np.lib.format.write_array_header_1_0(stream, {**header, "shape": shape})
-    return stream.getvalue()
-
-
 def check_arrays(reply: Message, key: str, expected: ArrayRecord) -> Arrays:
     """Return the arrays of a reply, in the order of ``expected``: what the server sent.
 
     Raises `InvalidReplyError` if there is no record of this key, it has missing or
     extra names, or an array that `decode` refuses.
     """
-    record = reply.content.array_records.get(key)
-    if record is None:
+    record = reply.content.get(key)
+    if not isinstance(record, ArrayRecord):
         raise InvalidReplyError(f"has no arrays under {key!r}")
-    if set(record) != set(expected):
+    if record.keys() != expected.keys():
         missing, extra = set(expected) - set(record), set(record) - set(expected)
         raise InvalidReplyError(
             f"lacks arrays {sorted(missing)} and has unknown arrays {sorted(extra)}"
@@ -108,8 +102,8 @@ def own_arrays(reply: Message, key: str) -> ArrayRecord:
     Raises `InvalidReplyError` if there is no record of this key, or an array is not
     what its declared fields say.
     """
-    record = reply.content.array_records.get(key)
-    if record is None:
+    record = reply.content.get(key)
+    if not isinstance(record, ArrayRecord):
         raise InvalidReplyError(f"has no arrays under {key!r}")
     for name, array in record.items():
         try:
@@ -125,7 +119,7 @@ def check_metrics(reply: Message, names: Iterable[str] = ()) -> dict[str, float]
     Raises `InvalidReplyError` if there is more than one MetricRecord, one of ``names``
     is missing, a value is not finite, or ``num-examples`` is negative.
     """
-    records = list(reply.content.metric_records.values())
+    records = _metric_records(reply)
     if len(records) > 1:
         raise InvalidReplyError(f"has {len(records)} metric records, not 1")
     metrics = {
@@ -147,10 +141,20 @@ def check_evaluation(reply: Message) -> dict[str, float]:
 
     Without them there is no loss, and NaN in its place is no lie.
     """
-    records = reply.content.metric_records.values()
-    if any(record.get("num-examples") == 0 for record in records):
+    if any(record.get("num-examples") == 0 for record in _metric_records(reply)):
         return {}
     return check_metrics(reply)
+
+
+def _metric_records(reply: Message) -> list[MetricRecord]:
+    # Flower's `metric_records` copies the dictionary.
+    return [r for r in reply.content.values() if isinstance(r, MetricRecord)]
+
+
+def attached(reply: Message, name: str) -> object:
+    """Return what a client has attached under a name; None where there is nothing."""
+    record = reply.content.get(BYTES)
+    return record.get(name) if isinstance(record, ConfigRecord) else None
 
 
 def mean(replies: Iterable[tuple[float, Mapping[str, NDArray]]]) -> Arrays | None:
@@ -182,8 +186,13 @@ def mean(replies: Iterable[tuple[float, Mapping[str, NDArray]]]) -> Arrays | Non
 
 
 def to_record(arrays: Mapping[str, NDArray]) -> ArrayRecord:
-    """Return arrays as an ArrayRecord."""
-    return ArrayRecord({n: Array(np.asarray(v, order="C")) for n, v in arrays.items()})
+    """Return arrays as an ArrayRecord, as ``Array(value)`` makes them."""
+    return ArrayRecord(
+        {
+            n: Array(str(v.dtype), v.shape, SType.NUMPY, encode(v))
+            for n, v in arrays.items()
+        }
+    )
 
 
 def as_float16(arrays: ArrayRecord) -> ArrayRecord:

@@ -4,8 +4,6 @@ from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import Any
 
-from flwr.app import ConfigRecord
-
 from task.messages import ACKNOWLEDGED_ROUND, CHECKPOINT_ROUND, RUN
 
 
@@ -34,22 +32,20 @@ class Standing:
         self.acknowledged |= dict.fromkeys(names, server_round)
         self.counted += len(names)
 
-    def config(self, name: str, server_round: int, checkpoints: bool) -> ConfigRecord:
+    def config(
+        self, name: str, server_round: int, checkpoints: bool
+    ) -> dict[str, int | str]:
         """Return what a client needs to know of the run.
 
         That is the run, the client's last round that counted, and the round that a
         resume would go back to. ``checkpoints`` says whether the run writes any.
         """
         resumable = checkpoints or self.checkpointed > 0
-        config = ConfigRecord(
-            {
-                ACKNOWLEDGED_ROUND: self.acknowledged.get(name, 0),
-                CHECKPOINT_ROUND: self.checkpointed if resumable else server_round - 1,
-            }
-        )
-        if self.run_token:
-            config[RUN] = self.run_token
-        return config
+        return {
+            ACKNOWLEDGED_ROUND: self.acknowledged.get(name, 0),
+            CHECKPOINT_ROUND: self.checkpointed if resumable else server_round - 1,
+            **({RUN: self.run_token} if self.run_token else {}),
+        }
 
     def state_dict(self) -> dict[str, Any]:
         """Return what a checkpoint keeps."""

@@ -81,8 +81,13 @@ def build_task(settings: Settings, num_clients: int) -> Task:
         If a setting is unknown or impossible.
     """
     name = str(settings["task"])
-    names = declared(task_maker(name)).keys() & settings.keys()
-    return _build(name, tuple((n, settings[n]) for n in sorted(names)), num_clients)
+    given = tuple((n, settings[n]) for n in _setting_names(name) if n in settings)
+    return _build(name, given, num_clients)
+
+
+@lru_cache(maxsize=16)
+def _setting_names(name: str) -> list[str]:
+    return sorted(declared(task_maker(name)))
 
 
 @lru_cache(maxsize=2)

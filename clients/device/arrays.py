@@ -1,0 +1,32 @@
+"""Between arrays and Flower's: the same bytes as Flower's own, in a tenth of a time."""
+
+from collections.abc import Mapping
+
+import numpy as np
+import numpy.typing as npt
+from flwr.app import Array, ArrayRecord
+from flwr.common.constant import SType
+
+from task.npy import decode, encode
+
+NDArray = npt.NDArray[np.generic]
+
+
+def from_array(array: Array) -> NDArray:
+    """Return what ``array.numpy()`` does; it may be a view that cannot be written to.
+
+    Raises `ValueError` if the bytes are no array that can be read without unpickling.
+    """
+    if array.stype != SType.NUMPY:
+        raise ValueError(f"it is serialised as {array.stype!r}, not {SType.NUMPY!r}")
+    return decode(array.data)
+
+
+def to_array(value: NDArray) -> Array:
+    """Return what ``Array(value)`` does, by row however it lies in memory."""
+    return Array(str(value.dtype), value.shape, SType.NUMPY, encode(value))
+
+
+def to_record(arrays: Mapping[str, NDArray]) -> ArrayRecord:
+    """Return arrays as an ArrayRecord."""
+    return ArrayRecord({name: to_array(value) for name, value in arrays.items()})
