@@ -149,7 +149,9 @@ class SRPFL(RunHooks):
         # Flower's own strategies wrap none.
         wrap = getattr(self.strategy, "wrap_grid", None)
         grid = wrap(grid) if wrap else grid
-        return grid if isinstance(grid, ArrivalGrid) else RealArrivals(grid)
+        return (
+            grid if isinstance(grid, ArrivalGrid) else RealArrivals(grid, self.name_of)
+        )
 
     # What is not here is the wrapped strategy's.
 
@@ -157,6 +159,10 @@ class SRPFL(RunHooks):
     def evaluated_once(self) -> bool:  # type: ignore[override]
         """As the wrapped strategy."""
         return self.wrapped.evaluated_once
+
+    def name_of(self, node: int) -> str:
+        """As the wrapped strategy; Flower's own know no names."""
+        return getattr(self.strategy, "name_of", super().name_of)(node)
 
     def identify(self, grid: Grid) -> list[int]:
         """As the wrapped strategy."""
