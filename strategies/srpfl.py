@@ -24,7 +24,8 @@ from strategies.algorithms import (
 from strategies.grids.arrivals import ArrivalGrid, RealArrivals
 from strategies.grids.speeds import Times, speed_model
 from strategies.hooks import RunHooks
-from strategies.server.replies import Arrays, InvalidReplyError
+from strategies.server.replies import Arrays
+from strategies.server.said import InvalidReplyError
 from task.settings import (
     Free,
     Range,

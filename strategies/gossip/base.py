@@ -18,7 +18,8 @@ from strategies.gossip.mixing import (
     metropolis_weights,
     uniform_weights,
 )
-from strategies.server.replies import Arrays, InvalidReplyError, check_metrics
+from strategies.server.replies import Arrays, check_metrics
+from strategies.server.said import InvalidReplyError
 from task.messages import BYTES
 from task.settings import Choice, Free, Range, SettingsError, validate
 

@@ -11,7 +11,7 @@ from federation import ROOT, Federation, read_lines
 from safetensors.numpy import load_file
 
 APP = Path(__file__).parent / "hostile_app"
-ROUNDS = 9
+ROUNDS = 8
 ALONE = (
     'task="image-folder" model="digits-cnn" num-clients=2 fraction-train=1.0 '
     f"num-server-rounds={ROUNDS} evaluate-every=0 evaluate-last=1 checkpoint-every=1 "
@@ -42,11 +42,10 @@ def test_hostile_replies_change_nothing(federation: Federation, tmp_path: Path) 
         kind = "rejected" if row["rejected"] else "unanswered"
         assert row[f"{kind}-clients"] == ["000002"]
     # All but the gigabyte, which may be late, and what Flower drops (see the app).
-    assert [row["rejected"] for row in rows[:7]] == [1] * 7
-    assert rows[8]["unanswered"] == 1
+    assert [row["rejected"] for row in rows[:6]] == [1] * 6
+    assert rows[7]["unanswered"] == 1
     assert (ids / "answered").exists()
-    assert "reply of client 000002 is of round 1, not of round 7" in log
-    assert "is an error: the reply cannot be read: " in log
+    assert "reply of client 000002 is of round 1, not of round 6" in log
     assert "no reply of clients 000002" in log
     assert not planted.exists(), "a pickle was loaded"
 

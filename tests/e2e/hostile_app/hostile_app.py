@@ -57,13 +57,6 @@ def pickled(arrays, planted):
     return result
 
 
-def impossible_shape(arrays, planted):
-    # Flower itself cannot take this apart, in the midst of pulling replies.
-    made = {name: Array(value) for name, value in arrays.items()}
-    next(iter(made.values())).shape = (1.5, 2.5)
-    return made
-
-
 def a_gigabyte_of_zeros(arrays, planted):
     # As few names as will do: the message itself has to hold them.
     name = next(iter(arrays))
@@ -102,7 +95,6 @@ ATTACKS = (
     wrong_dtypes,
     not_finite,
     pickled,
-    impossible_shape,
     replay,
     a_gigabyte_of_zeros,
     to_another,
