@@ -20,7 +20,7 @@ from strategies.gossip.mixing import (
 )
 from strategies.server.replies import Arrays, check_metrics
 from strategies.server.said import InvalidReplyError
-from task.messages import BYTES
+from task.messages import BYTES, EXCHANGED_ROUND
 from task.settings import Choice, Free, Range, SettingsError, validate
 
 MIXING = {"metropolis": metropolis_weights, "uniform": uniform_weights}
@@ -173,7 +173,7 @@ class Gossip(BaseStrategy):
         own = content.config_records[self.configrecord_key]
         name = self.name_of(node)
         i = self.boxes.number[name]
-        own["exchanged-round"] = self._exchanged
+        own[EXCHANGED_ROUND] = self._exchanged
         own["consensus-step"] = self.consensus_step
         own["neighbour-weight"] = float(1 - self.boxes.weights[i, i])
         own.update(self.boxes.lists_for(name))
