@@ -88,6 +88,8 @@ class Client(Slotted, NumPyClient):
     deploys_personal: ClassVar[bool] = True
     # How many of a built-in model's layers are the head, where the settings say 0.
     head_layers: ClassVar[int] = 1
+    # Whether the shared arrays come in the shapes that they have in this model.
+    fixed_shapes: ClassVar[bool] = True
     # What the task must be.
     task_type: ClassVar[type] = object
     # Whether targets must be classes.

@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from logging import ERROR
-from typing import cast
 
 import torch
 from flwr.app import (
@@ -25,6 +24,7 @@ from clients.device.identity import (
     client_setup,
     seed_torch,
 )
+from clients.device.received import check_config
 from clients.device.records import pack, pack_metrics, unpack
 from task.messages import (
     ARRAYS,
@@ -66,9 +66,10 @@ def make_app(
         torch.set_num_threads(int(setup.settings["torch-threads"]))
         found = message.content.get(CONFIG)
         record = found if isinstance(found, ConfigRecord) else ConfigRecord()
+        config = check_config(record)
         seed_torch(context, setup.settings, record)
         client = build_client(context, setup, record)
-        return client, cast(Config, dict(record))
+        return client, config
 
     @app.train(mods=list(mods))
     def train(message: Message, context: Context) -> Message:

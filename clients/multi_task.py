@@ -147,7 +147,11 @@ class MultiTaskClient(Client):
             inbox[name] = [(name, m) for m in _unpacked(kept.get(INBOX + name))]
         for _, messages in exchanges(config, self.state.round):
             for message in messages:
-                inbox[message.sender].append((message.sender, message.data))
+                if message.sender in inbox:
+                    inbox[message.sender].append((message.sender, message.data))
+                else:
+                    log(WARNING, "%r is no neighbour: message refused", message.sender)
+                    self.refused += 1
         return inbox
 
     def evaluate(self, parameters: NDArrays, config: Config) -> Evaluation:

@@ -46,6 +46,8 @@ class TransferClient(Client):
     """A source sends its representation; a target keeps a model that uses them all."""
 
     shared = (REPRESENTATION,)
+    # Targets get what all sources sent, stacked or as a basis.
+    fixed_shapes = False
     node_settings = (*Client.node_settings, "num-sources")
     settings: RoleSettings
 

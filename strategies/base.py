@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from logging import INFO, WARNING
 from typing import Annotated, Any, cast
 
+import numpy as np
 from flwr.app import (
     ArrayRecord,
     ConfigRecord,
@@ -29,6 +30,7 @@ from strategies.server.replies import (
     as_float32,
     check_evaluation,
     check_metrics,
+    is_finite,
     mean,
     single_metrics,
     to_record,
@@ -193,11 +195,26 @@ class BaseStrategy(RunHooks, FlowerFedAvg):
         exchange = self.training = self.exchange
         valid = exchange.close(replies, self.check_train_reply)
         metrics = {"clients": len(valid), **exchange.counts(), **exchange.sizes()}
-        arrays = self.aggregate(server_round, valid) if valid else None
+        arrays = self._finite(server_round, valid) if valid else None
         if arrays is not None:
             metrics |= self.train_metrics(valid)
             self.standing.acknowledge(exchange.names(valid), server_round)
         return arrays, single_metrics(metrics)
+
+    def _finite(self, server_round: int, valid: list[Message]) -> ArrayRecord | None:
+        """Return what `aggregate` makes of replies, unless it is no model."""
+        try:
+            with np.errstate(over="ignore", invalid="ignore"):
+                arrays = self.aggregate(server_round, valid)
+        except np.linalg.LinAlgError as error:
+            log(WARNING, "round %d: %s; the old arrays stay", server_round, error)
+            return None
+        if arrays is not None and not is_finite(
+            {name: array.numpy() for name, array in arrays.items()}
+        ):
+            log(WARNING, "round %d is not finite; the old arrays stay", server_round)
+            return None
+        return arrays
 
     def check_train_reply(self, reply: Message) -> None:
         """Raise `InvalidReplyError` unless a training reply with content can count."""

@@ -17,7 +17,8 @@ from flwr.serverapp import Grid
 
 from strategies.base import BaseStrategy
 from strategies.fedrep import REPRESENTATION_WEIGHT
-from strategies.server.replies import Arrays, to_record
+from strategies.server.replies import Arrays, is_finite, to_record
+from strategies.server.said import one_line
 from task.messages import HEAD
 from task.settings import Range, SettingsError, validate
 
@@ -53,6 +54,14 @@ class HeadsOnServer(BaseStrategy):
         content[HEAD] = to_record(self.head(self.name_of(node)))
         self.exchange.expect(HEAD, cast(ArrayRecord, content[HEAD]))
         return content
+
+    def keep_heads(self, names: list[str], heads: list[Arrays]) -> None:
+        """Keep these clients' new heads; where one is not finite, its old one stays."""
+        for name, head in zip(names, heads, strict=True):
+            if is_finite(head):
+                self.heads[name] = head
+            else:
+                log(WARNING, "the step on client %s's head is not finite", name)
 
     def state_dict(self) -> tuple[Arrays, dict[str, Any]]:
         """Return the state with all heads, as ``heads/<client>/<name>``."""
@@ -122,8 +131,8 @@ class FLUTE(HeadsOnServer):
         if name not in self._refused:
             self._refused.add(name)
             reason = (
-                f"its classes are {said!r}; they must be a 0 or 1 for each class of "
-                "the head, with a 1"
+                f"its classes are {one_line(repr(said))}; they must be a 0 or 1 for "
+                "each class of the head, with a 1"
             )
             self.participants.failure = f"client {name}: {reason}"
             log(WARNING, "client %s takes no part: %s", name, reason)
@@ -156,10 +165,13 @@ class FLUTE(HeadsOnServer):
             np.stack([head[HEAD_WEIGHT] for head in heads]),
             np.stack([self._classes[name] for name in names]),
         )
-        for name, head, weight in zip(names, heads, weights, strict=True):
-            # Copies: the received arrays are views of whole messages.
-            copies = {n: a.copy() for n, a in head.items()}
-            self.heads[name] = {**copies, HEAD_WEIGHT: weight}
+        # Copies: the received arrays are views of whole messages.
+        copies = [{n: a.copy() for n, a in head.items()} for head in heads]
+        improved = [
+            {**head, HEAD_WEIGHT: weight}
+            for head, weight in zip(copies, weights, strict=True)
+        ]
+        self.keep_heads(names, improved)
         return to_record(arrays)
 
     def improve(
@@ -306,6 +318,7 @@ class FLUTELinear(HeadsOnServer):
         new_w = w - self.learning_rate * (
             grad_w + 2 * (2 * self.gamma2 * ww - self.gamma1 * bb) @ w
         )
-        for i, name in enumerate(names):
-            self.heads[name] = {HEAD_WEIGHT: new_w[:, i][None].copy()}
+        if not is_finite({REPRESENTATION_WEIGHT: new_b}):
+            return None
+        self.keep_heads(names, [{HEAD_WEIGHT: w[None].copy()} for w in new_w.T])
         return to_record({REPRESENTATION_WEIGHT: new_b.T})

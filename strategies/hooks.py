@@ -1,5 +1,6 @@
 """What a run asks of a strategy besides the hooks of Flower's own."""
 
+import math
 from collections.abc import Mapping
 from typing import Any, ClassVar, Self
 
@@ -7,6 +8,7 @@ from flwr.app import ArrayRecord
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
 
+from strategies.grids.arrivals import patient
 from strategies.server.exchange import Exchange
 from strategies.server.participants import Participants
 from strategies.server.replies import Arrays
@@ -80,12 +82,14 @@ class RunHooks(Strategy):
         """
         return grid
 
-    def start(self, *args: Any, **kwargs: Any) -> Result:
+    def start(self, grid: Grid, *args: Any, **kwargs: Any) -> Result:
         """Run as Flower's ``Strategy.start``; that nobody ever counted is an error."""
+        longest = float(kwargs.get("timeout", math.inf))
+        grid = patient(grid, self.name_of, longest)
         # One of Flower's own that SRPFL wraps keeps no account.
         standing = getattr(self, "standing", None)
         before = standing.counted if standing else 0
-        result = super().start(*args, **kwargs)
+        result = super().start(grid, *args, **kwargs)
         if standing and standing.counted == before and result.train_metrics_clientapp:
             why = self.training.failure or self.participants.failure or "there are none"
             raise SettingsError(f"in no round did a client's reply count: {why}")
@@ -99,6 +103,10 @@ class RunHooks(Strategy):
     # The exchange of the last training.
     training: Exchange
     checkpoint_every: int
+
+    def name_of(self, node: int) -> str:
+        """Return the name of a node's client; its id where it has said none."""
+        return str(node)
 
     def identify(self, grid: Grid) -> list[int]:
         """Return the nodes that can take part, in the order of their clients' names."""

@@ -8,7 +8,7 @@ from flwr.app import ArrayRecord, ConfigRecord, Message
 from flwr.serverapp import Grid
 
 from strategies.base import BaseStrategy
-from strategies.server.replies import Arrays, to_record
+from strategies.server.replies import Arrays, is_finite, to_record
 from task.messages import CONTROL, NUM_EXAMPLES
 from task.settings import Range, validate
 
@@ -71,10 +71,10 @@ class SCAFFOLD(BaseStrategy):
             return None
         weights = map(self.weight, replies)
         counted = dict(zip(self.exchange.names(replies), weights, strict=True))
-        self.client_weights |= counted
-        total = sum(self.client_weights.values())
+        known = self.client_weights | counted
+        total = sum(known.values())
         # c is 0 for newcomers.
-        before, self._total = self._total or total, total
+        before = self._total or total
         new = {}
         for name, change in changes.items():
             old, kept, step = self._sent[name].numpy(), 1.0, 1.0
@@ -86,6 +86,9 @@ class SCAFFOLD(BaseStrategy):
             moved += np.multiply(change, step, dtype=np.float64)
             whole = np.issubdtype(old.dtype, np.integer)
             new[name] = (np.rint(moved) if whole else moved).astype(old.dtype)
+        if not is_finite(new):
+            return None
+        self.client_weights, self._total = known, total
         return to_record(new)
 
     def state_dict(self) -> tuple[Arrays, dict[str, Any]]:

@@ -12,7 +12,7 @@ from flwr.common import log
 from flwr.serverapp import Grid, ServerApp
 
 from strategies.algorithms import build_strategy, settings_owners, short_name
-from strategies.grids.arrivals import SimulatedArrivals
+from strategies.grids.arrivals import SimulatedArrivals, patient
 from strategies.grids.speeds import speed_model
 from strategies.hooks import RunHooks
 from strategies.server.checkpoint import FILE as CHECKPOINT
@@ -52,6 +52,7 @@ def run(
     """
     own = build(RunSettings, settings)
     strategy = build_strategy(settings)
+    grid = patient(grid, strategy.name_of, own.round_timeout)
     start, seconds_before = 0, 0.0
     if own.resume:
         former = Checkpoint.read(Path(own.resume) / short_name(own.algorithm), settings)

@@ -24,7 +24,8 @@ from strategies.algorithms import (
 from strategies.grids.arrivals import ArrivalGrid, RealArrivals
 from strategies.grids.speeds import Times, speed_model
 from strategies.hooks import RunHooks
-from strategies.server.replies import Arrays, InvalidReplyError
+from strategies.server.replies import Arrays
+from strategies.server.said import InvalidReplyError
 from task.settings import (
     Free,
     Range,
@@ -149,7 +150,9 @@ class SRPFL(RunHooks):
         # Flower's own strategies wrap none.
         wrap = getattr(self.strategy, "wrap_grid", None)
         grid = wrap(grid) if wrap else grid
-        return grid if isinstance(grid, ArrivalGrid) else RealArrivals(grid)
+        return (
+            grid if isinstance(grid, ArrivalGrid) else RealArrivals(grid, self.name_of)
+        )
 
     # What is not here is the wrapped strategy's.
 
@@ -157,6 +160,10 @@ class SRPFL(RunHooks):
     def evaluated_once(self) -> bool:  # type: ignore[override]
         """As the wrapped strategy."""
         return self.wrapped.evaluated_once
+
+    def name_of(self, node: int) -> str:
+        """As the wrapped strategy; Flower's own know no names."""
+        return getattr(self.strategy, "name_of", super().name_of)(node)
 
     def identify(self, grid: Grid) -> list[int]:
         """As the wrapped strategy."""

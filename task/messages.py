@@ -16,6 +16,8 @@ SERVER_ROUND = "server-round"
 RUN = "run"
 ACKNOWLEDGED_ROUND = "acknowledged-round"
 CHECKPOINT_ROUND = "checkpoint-round"
+# Of gossip: up to which round messages are relayed.
+EXCHANGED_ROUND = "exchanged-round"
 # As in Flower's FedProx.
 PROXIMAL_WEIGHT = "proximal-mu"
 

@@ -28,6 +28,9 @@ from task.settings import (
 from task.tasks import build_task
 from task.tasks.image import ImageTask
 
+# Of a directory for a client or an experiment.
+LONGEST_NAME = 200
+
 
 @dataclass(frozen=True)
 class DeviceSettings(Checked):
@@ -162,7 +165,12 @@ def state_directory(context: Context, settings: Settings, run: str) -> Path | No
 
 
 def _quoted(name: str) -> str:
-    return quote(name, safe="").replace(".", "%2E")
+    quoted = quote(name, safe="").replace(".", "%2E")
+    if len(quoted) <= LONGEST_NAME:
+        return quoted
+    # No file system takes more than 255 bytes.
+    digest = hashlib.sha256(name.encode(errors="surrogatepass")).hexdigest()
+    return f"{quoted[:LONGEST_NAME]}-{digest[:16]}"
 
 
 def seed_torch(context: Context, settings: Settings, config: ConfigRecord) -> None:

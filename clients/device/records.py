@@ -7,7 +7,8 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDic
 from flwr.common import NDArray, NDArrays, Scalar
 
 from clients.base import Client, Config, Reply
-from clients.device.arrays import from_array, to_array
+from clients.device.arrays import to_array
+from clients.device.received import read_array
 from task.messages import ARRAYS, BYTES, METRICS, NUM_EXAMPLES, SERVER_ROUND
 from task.settings import SettingsError
 
@@ -16,7 +17,8 @@ def unpack(message: Message, client: Client) -> NDArrays:
     """Return a message's arrays in the order of ``names(shared)``.
 
     What is not shared can be neither received nor asked for: `SettingsError` if the
-    names are not those of the shared slots.
+    names are not those of the shared slots, or an array is none that `read_array` lets
+    pass.
     """
     received = {
         name: array
@@ -24,14 +26,15 @@ def unpack(message: Message, client: Client) -> NDArrays:
         if isinstance(record, ArrayRecord)
         for name, array in record.items()
     }
-    expected = client.names(client.shared)
+    expected = client.initial_arrays(client.shared)
     if sorted(received) != sorted(expected):
         wrong = sorted(set(received) ^ set(expected))
         raise SettingsError(
             f"the message's arrays do not fit this client's model: {', '.join(wrong)} "
             "on one side only"
         )
-    return [from_array(received[name]) for name in expected]
+    fixed = client.fixed_shapes
+    return [read_array(n, received[n], like, fixed) for n, like in expected.items()]
 
 
 def pack(message: Message, client: Client, reply: Reply, config: Config) -> RecordDict:

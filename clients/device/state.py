@@ -17,6 +17,7 @@ from safetensors.numpy import save
 
 from clients.device.arrays import from_array, to_record
 from task.files import write_atomically
+from task.training import TrainingDivergedError
 
 Arrays = dict[str, npt.NDArray[np.generic]]
 Shapes = Mapping[str, tuple[int, ...]]
@@ -159,10 +160,16 @@ class PersonalState:
     def save(self, arrays: Mapping[str, npt.NDArray[np.generic]], round_: int) -> None:
         """Keep arrays as the version of a round, from 1.
 
-        Where the disk refuses them, they are kept in memory, and the log says so.
+        Where the disk refuses them, they are kept in memory, and the log says so. What
+        is not finite is no state: `TrainingDivergedError`.
         """
         # safetensors takes the memory as it lies, and convolutions are channels last.
         kept = {name: np.asarray(value, order="C") for name, value in arrays.items()}
+        if not all(np.all(np.isfinite(value)) for value in kept.values()):
+            raise TrainingDivergedError(
+                f"the state of round {round_} is not finite; that of round "
+                f"{self.round} stays"
+            )
         path = self._path(round_)
         if path is not None:
             about = {**self._about, "client": self._client}

@@ -6,7 +6,11 @@ from typing import Any, cast
 
 from clients.base import Config
 from clients.device.state import PersonalState
-from task.messages import ACKNOWLEDGED_ROUND
+from task.messages import ACKNOWLEDGED_ROUND, EXCHANGED_ROUND
+from task.settings import SettingsError
+
+# Rounds that a node makes up for: far more than any server lets it miss.
+LONGEST_ABSENCE = 100_000
 
 
 class LostStateError(RuntimeError):
@@ -54,5 +58,11 @@ def exchanges(config: Config, last_round: int) -> Iterator[tuple[int, list[Relay
     columns = [lists.get(name, []) for name in names]
     for round_, *message in zip(*columns, strict=True):
         by_round.setdefault(round_, []).append(Relayed(*message))
-    for round_ in range(last_round, int(config["exchanged-round"]) + 1):
+    newest = int(config[EXCHANGED_ROUND])
+    if newest - last_round > LONGEST_ABSENCE:
+        raise SettingsError(
+            f"the server's {EXCHANGED_ROUND} is {newest}, and this node's state is of "
+            f"round {last_round}; that must be at most {LONGEST_ABSENCE:,} rounds"
+        )
+    for round_ in range(last_round, newest + 1):
         yield round_, by_round.get(round_, [])

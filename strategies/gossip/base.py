@@ -18,12 +18,9 @@ from strategies.gossip.mixing import (
     metropolis_weights,
     uniform_weights,
 )
-from strategies.server.replies import (
-    Arrays,
-    InvalidReplyError,
-    attached,
-    check_metrics,
-)
+from strategies.server.replies import Arrays, attached, check_metrics
+from strategies.server.said import InvalidReplyError
+from task.messages import EXCHANGED_ROUND
 from task.settings import Choice, Free, Range, SettingsError, validate
 
 MIXING = {"metropolis": metropolis_weights, "uniform": uniform_weights}
@@ -176,7 +173,7 @@ class Gossip(BaseStrategy):
         own = cast(ConfigRecord, content[self.configrecord_key])
         name = self.name_of(node)
         i = self.boxes.number[name]
-        own["exchanged-round"] = self._exchanged
+        own[EXCHANGED_ROUND] = self._exchanged
         own["consensus-step"] = self.consensus_step
         own["neighbour-weight"] = float(1 - self.boxes.weights[i, i])
         own.update(self.boxes.lists_for(name))

@@ -4,23 +4,41 @@ Decorators of Flower's Grid: whatever strategy sends the messages, differential-
 wrappers and Flower's own FedAvg included, gets the first n replies.
 """
 
+import math
 import time
 from abc import abstractmethod
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from logging import INFO, WARNING
 from typing import cast
 
-from flwr.app import Message, MessageType, RecordDict
+from flwr.app import Message, MessageType
 from flwr.common import log
 from flwr.serverapp import Grid
-from flwr.supercore.run import Run
 
+from strategies.grids.patient import GridDecorator, PatientGrid
 from strategies.grids.speeds import SpeedModel
 
-PULL_INTERVAL = 0.1
+# Seconds between two looks for replies: the least, the share of the time waited so far
+# by which one is seen too late, and the most.
+PULL_INTERVAL, LATENESS, LONGEST_INTERVAL = 0.1, 0.05, 3.0
+# After so many seconds the log says who is waited for, and again after twice as many.
+FIRST_WORD = 60.0
 
 
-class ArrivalGrid(Grid):
+def patient(
+    grid: Grid, name_of: Callable[[int], str] = str, longest: float = math.inf
+) -> Grid:
+    """Return a grid that nothing ends and nobody holds up; a simulation's as it is.
+
+    ``name_of`` and ``longest`` are those of `RealArrivals`.
+    """
+    if isinstance(grid, ArrivalGrid) or getattr(grid, "in_process", False):
+        return grid
+    return RealArrivals(PatientGrid(grid), name_of, longest)
+
+
+class ArrivalGrid(GridDecorator):
     """A grid that forwards everything, and can wait for n replies only.
 
     Parameters
@@ -30,7 +48,7 @@ class ArrivalGrid(Grid):
     """
 
     def __init__(self, grid: Grid) -> None:
-        self.grid = grid
+        super().__init__(grid)
         self._wanted: int | None = None
         self._is_valid: Callable[[Message], bool] = lambda reply: True
 
@@ -60,77 +78,134 @@ class ArrivalGrid(Grid):
         ``timeout``, in seconds, closes the round with what has come.
         """
 
-    # The rest of Flower's interface goes to the inner grid.
-
-    def set_run(self, run: Run) -> None:  # noqa: D102
-        self.grid.set_run(run)
-
-    @property
-    def run(self) -> Run:  # noqa: D102
-        return self.grid.run
-
-    def create_message(  # noqa: D102
-        self,
-        content: RecordDict,
-        message_type: str,
-        dst_node_id: int,
-        group_id: str,
-        ttl: float | None = None,
-    ) -> Message:
-        return self.grid.create_message(
-            content, message_type, dst_node_id, group_id, ttl
-        )
-
-    def get_node_ids(self) -> Iterable[int]:  # noqa: D102
-        return self.grid.get_node_ids()
-
-    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:  # noqa: D102
-        return self.grid.push_messages(messages)
-
-    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:  # noqa: D102
-        return self.grid.pull_messages(message_ids)
-
 
 def _round_of(message: Message) -> int:
     config = next(iter(message.content.config_records.values()))
     return int(cast(int, config["server-round"]))
 
 
-class RealArrivals(ArrivalGrid):
-    """The first replies are those that arrive first.
+@dataclass
+class _Debt:
+    """A message whose reply has not come.
 
-    A node that still owes a reply is not there (`get_node_ids`) until it has answered
-    or its message's time to live has run out. Late replies are pulled and dropped, so
-    that nothing piles up in the SuperLink.
+    Parameters
+    ----------
+    node : int
+        Who owes it.
+    expires : float
+        When its time to live is over, by `time.time`.
+    until : float
+        How long it keeps its node from being asked again, by `time.monotonic`.
+    """
+
+    node: int
+    expires: float
+    until: float
+
+
+@dataclass
+class _Silence:
+    """How often in a row a node has not answered, and since when it is left alone."""
+
+    times: int
+    since: float
+
+
+class RealArrivals(ArrivalGrid):
+    """The first replies are those that arrive first; nobody holds up the others.
+
+    A node that was not waited for is not there (`get_node_ids`) until it has answered;
+    it is silent if it takes longer than a round may. Of a silent node nobody waits for
+    twice in a round: after the k-th time in a row it is not asked to train for another
+    2^(k−1) − 1 rounds' time, or anything else for 2^k − 1. It is back as soon as its
+    reply comes. Late replies are pulled and dropped, so that nothing piles up in the
+    SuperLink.
 
     Parameters
     ----------
     grid : Grid
         Flower's grid.
+    name_of : callable, default str
+        What a node is called in the log.
+    longest : float, default inf
+        Seconds that no wait takes longer than: ``round-timeout``.
     """
 
-    def __init__(self, grid: Grid) -> None:
+    def __init__(
+        self,
+        grid: Grid,
+        name_of: Callable[[int], str] = str,
+        longest: float = math.inf,
+    ) -> None:
         super().__init__(grid)
-        # Message id to node and time at which the message expires.
-        self._owed: dict[str, tuple[int, float]] = {}
+        self.name_of = name_of
+        self.longest = longest
+        # By message id.
+        self._owed: dict[str, _Debt] = {}
+        self._silent: dict[int, _Silence] = {}
+        # How long the last wait could take.
+        self._wait = longest
         self.dropped = 0
 
+    @property
+    def silent(self) -> list[str]:
+        """Names of the nodes that have not answered when they were waited for."""
+        return sorted(map(self.name_of, self._silent))
+
     def get_node_ids(self) -> Iterable[int]:
-        """Return the nodes that owe no reply."""
+        """Return the nodes that are not left alone; all, where that is nobody."""
         self.drain()
-        busy = {node for node, _ in self._owed.values()}
-        return [node for node in self.grid.get_node_ids() if node not in busy]
+        nodes = list(self.grid.get_node_ids())
+        free = [n for n in nodes if not self._is_left_alone(n, MessageType.TRAIN)]
+        busy = self._busy()
+        return free or [node for node in nodes if node not in busy]
+
+    def _busy(self) -> set[int]:
+        now = time.monotonic()
+        return {debt.node for debt in self._owed.values() if debt.until > now}
+
+    def _is_left_alone(self, node: int, kind: str) -> bool:
+        if node in self._busy():
+            return True
+        silence = self._silent.get(node)
+        if silence is None:
+            return False
+        doublings = silence.times - (1 if kind == MessageType.TRAIN else 0)
+        pause: float = (2.0**doublings - 1) * self._wait
+        return time.monotonic() < silence.since + pause
 
     def drain(self) -> None:
         """Drop the late replies that have come, and forget what has expired."""
         if not self._owed:
             return
         for reply in self.grid.pull_messages(list(self._owed)):
-            self._owed.pop(reply.metadata.reply_to_message_id, None)
+            debt = self._owed.pop(reply.metadata.reply_to_message_id, None)
+            if debt is None:
+                continue
             self.dropped += 1
-            log(INFO, "late reply of node %d dropped", reply.metadata.src_node_id)
+            log(INFO, "late reply of node %s dropped", self.name_of(debt.node))
+            # An error can be the SuperLink's word that it is gone.
+            if not reply.has_error():
+                self._silent.pop(debt.node, None)
+        now = time.monotonic()
+        for debt in self._owed.values():
+            if debt.until != 0 and debt.until <= now:
+                debt.until = 0
+                self._note_silence([debt.node])
         now = time.time()
-        self._owed = {i: owed for i, owed in self._owed.items() if owed[1] > now}
+        self._owed = {i: debt for i, debt in self._owed.items() if debt.expires > now}
+
+    def _note_silence(self, nodes: Iterable[int]) -> None:
+        for node in nodes:
+            times = self._silent[node].times + 1 if node in self._silent else 1
+            self._silent[node] = _Silence(times, time.monotonic())
+            log(
+                WARNING,
+                "client %s has not answered within %g s, %d times in a row",
+                self.name_of(node),
+                self._wait,
+                times,
+            )
 
     def first_replies(
         self, messages: list[Message], wanted: int | None, timeout: float | None
@@ -141,28 +216,16 @@ class RealArrivals(ArrivalGrid):
         log says.
         """
         self.drain()
-        busy = {node for node, _ in self._owed.values()}
-        messages = [m for m in messages if m.metadata.dst_node_id not in busy]
+        messages = self._without_silent(messages)
         # What must be in a reply to training need not be in one to anything else.
         everybody = wanted is None
         wanted = len(messages) if wanted is None else min(wanted, len(messages))
-        deadline = None if timeout is None else time.monotonic() + timeout
-        ids = list(self.grid.push_messages(messages))
-        if len(ids) != len(messages) or not all(ids):
-            log(
-                WARNING,
-                "%d messages were not sent",
-                len(messages) - sum(map(bool, ids)),
-            )
-        # Flower gives no id for a message that it could not send.
-        current = {
-            message_id: message
-            for message_id, message in zip(ids, messages, strict=False)
-            if message_id
-        }
+        self._wait = self.longest if timeout is None else min(timeout, self.longest)
+        current = self._push(messages) if messages else {}
         wanted = min(wanted, len(current))
         replies: list[Message] = []
         valid = 0
+        patience = _Patience(self._wait)
         while current and valid < wanted:
             # In one pull, what was created first is taken to have arrived first.
             arrived = sorted(
@@ -170,7 +233,11 @@ class RealArrivals(ArrivalGrid):
                 key=lambda r: (r.metadata.created_at, r.metadata.src_node_id),
             )
             for reply in arrived:
-                del current[reply.metadata.reply_to_message_id]
+                # Not what answers nothing, or comes twice.
+                message = current.pop(reply.metadata.reply_to_message_id, None)
+                if message is None:
+                    continue
+                self._silent.pop(message.metadata.dst_node_id, None)
                 fine = not reply.has_error() and self._is_valid(reply)
                 counts = everybody or fine
                 if valid < wanted or not counts:
@@ -178,17 +245,78 @@ class RealArrivals(ArrivalGrid):
                     valid += counts
                 else:
                     self.dropped += 1
-            if deadline is not None and time.monotonic() >= deadline:
+            if patience.is_over():
                 break
             if current and valid < wanted:
                 self.drain()
-                time.sleep(PULL_INTERVAL)
-        for message_id, message in current.items():
-            expires = message.metadata.created_at + message.metadata.ttl
-            self._owed[message_id] = (message.metadata.dst_node_id, expires)
-        if valid < wanted:
+                patience.wait(
+                    self.name_of(m.metadata.dst_node_id) for m in current.values()
+                )
+        waited_for = valid < wanted
+        if waited_for:
             log(WARNING, "the round closes with %d of %d replies", valid, wanted)
+            self._note_silence(m.metadata.dst_node_id for m in current.values())
+        busy_until = 0.0 if waited_for else time.monotonic() + self._wait
+        for message_id, message in current.items():
+            about = message.metadata
+            expires = about.created_at + about.ttl
+            self._owed[message_id] = _Debt(about.dst_node_id, expires, busy_until)
         return replies
+
+    def _without_silent(self, messages: list[Message]) -> list[Message]:
+        """Return the messages to the nodes that are not left alone."""
+        kept: list[Message] = []
+        left: list[Message] = []
+        for message in messages:
+            about = message.metadata
+            alone = self._is_left_alone(about.dst_node_id, about.message_type)
+            (left if alone else kept).append(message)
+        if not kept:
+            # There is nobody else to train with.
+            busy = self._busy()
+            kept = [
+                m
+                for m in left
+                if m.metadata.message_type == MessageType.TRAIN
+                and m.metadata.dst_node_id not in busy
+            ]
+        chosen = {m.metadata.dst_node_id for m in kept}
+        nodes = {m.metadata.dst_node_id for m in left} - chosen
+        if nodes:
+            names = ", ".join(sorted(map(self.name_of, nodes)))
+            log(INFO, "not asked, as answers are still to come: %s", names)
+        return kept
+
+    def _push(self, messages: list[Message]) -> dict[str, Message]:
+        """Return the messages that could be sent, by their ids."""
+        ids = list(self.grid.push_messages(messages))
+        # Flower gives no id for a message that it could not send.
+        current = {i: m for i, m in zip(ids, messages, strict=False) if i}
+        if len(current) != len(messages):
+            missing = len(messages) - len(current)
+            log(WARNING, "%d messages were not sent", missing)
+        return current
+
+
+class _Patience:
+    """How long replies are waited for, how often they are looked for, what is said."""
+
+    def __init__(self, timeout: float) -> None:
+        self._began = time.monotonic()
+        self._timeout = timeout
+        self._next_word = FIRST_WORD
+
+    def is_over(self) -> bool:
+        return time.monotonic() >= self._began + self._timeout
+
+    def wait(self, missing: Iterable[str]) -> None:
+        """Wait until it is time to look again; say now and then who is missing."""
+        waited = time.monotonic() - self._began
+        if waited >= self._next_word:
+            self._next_word *= 2
+            log(INFO, "for %.0f s waiting for %s", waited, ", ".join(sorted(missing)))
+        pause = min(max(PULL_INTERVAL, waited * LATENESS), LONGEST_INTERVAL)
+        time.sleep(max(0.0, min(pause, self._timeout - waited)))
 
 
 class SimulatedArrivals(ArrivalGrid):

@@ -69,6 +69,9 @@ class InlineGrid(Grid):
         The clients' run config.
     """
 
+    # Nothing lies between it and the clients, so there is nothing to be patient with.
+    in_process = True
+
     def __init__(
         self,
         client_app: ClientApp,

@@ -9,11 +9,11 @@ from flwr.common import log
 
 from strategies.server.replies import (
     Arrays,
-    InvalidReplyError,
     check_arrays,
     check_metrics,
     count_bytes,
 )
+from strategies.server.said import InvalidReplyError, one_line
 from task.messages import NUM_EXAMPLES, SERVER_ROUND
 
 
@@ -93,7 +93,8 @@ class Exchange:
             if reply.has_error() and node not in self.asked:
                 # The SuperLink's word, under its own id, that a node has left: that
                 # client has not answered.
-                log(INFO, "a client has not answered: %s", reply.error.reason)
+                reason = one_line(reply.error.reason)
+                log(INFO, "a client has not answered: %s", reason)
                 continue
             try:
                 if node not in self.asked:
@@ -105,7 +106,7 @@ class Exchange:
                 check(reply)
                 valid[node] = reply
             except InvalidReplyError as error:
-                reason = " ".join(str(error).split())
+                reason = one_line(error)
                 log(INFO, "reply of client %s %s", self.name_of(node), reason)
                 self.rejections.append((self.name_of(node), reason))
         if self.rejections:
@@ -165,11 +166,17 @@ LOSSES = ("train-loss", "train_loss", "loss")
 def mean_metrics(metrics: Iterable[Mapping[str, float]]) -> dict[str, float]:
     """Return the plain mean of every metric over the clients that report it.
 
-    ``num-examples`` is left out.
+    ``num-examples`` is left out, and what fewer than half of them report: nobody's
+    invention gets into the rows.
     """
+    metrics = list(metrics)
     collected: dict[str, list[float]] = {}
     for said in metrics:
         for name, value in said.items():
             collected.setdefault(name, []).append(value)
     collected.pop(NUM_EXAMPLES, None)
-    return {name: float(np.mean(values)) for name, values in collected.items()}
+    return {
+        name: float(np.mean(values))
+        for name, values in collected.items()
+        if 2 * len(values) >= len(metrics)
+    }

@@ -11,7 +11,8 @@ from flwr.app import ArrayRecord, ConfigRecord, Error, Message, MessageType, Rec
 from flwr.common import log
 from flwr.serverapp import Grid
 
-from strategies.server.replies import InvalidReplyError, own_arrays
+from strategies.server.replies import own_arrays
+from strategies.server.said import InvalidReplyError, check_properties, one_line
 from task.messages import (
     ARRAYS,
     CLIENT,
@@ -110,13 +111,19 @@ class Participants:
         for reply in sorted(replies, key=lambda r: r.metadata.src_node_id):
             node = reply.metadata.src_node_id
             if reply.has_error() and not _answers_no_query(reply.error):
-                self.failure = f"node {node}: {reply.error.reason}"
-                log(WARNING, "node %d says nothing: %s", node, reply.error.reason)
+                reason = one_line(reply.error.reason)
+                self.failure = f"node {node}: {reason}"
+                log(WARNING, "node %d says nothing: %s", node, reason)
                 continue
-            properties: dict[str, Any] = {}
+            said: Mapping[str, Any] = {}
             if reply.has_content():
-                properties = dict(reply.content.config_records.get(PROPERTIES, {}))
-            name = str(properties.get(CLIENT, node))
+                said = reply.content.config_records.get(PROPERTIES, {})
+            try:
+                properties = check_properties(said)
+            except InvalidReplyError as error:
+                self._refuse(node, str(node), f"it {error}")
+                continue
+            name = properties.get(CLIENT, str(node))
             if taken.setdefault(name, node) != node:
                 # The client has come back as another node, or two share a name.
                 if taken[name] in set(grid.get_node_ids()):
@@ -125,9 +132,9 @@ class Participants:
                 self.known.pop(taken[name], None)
                 taken[name] = node
             if REFUSAL in properties:
-                self._refuse(node, name, str(properties[REFUSAL]))
+                self._refuse(node, name, one_line(properties[REFUSAL], 1000))
                 continue
-            structure = str(properties.get(STRUCTURE, ""))
+            structure = properties.get(STRUCTURE, "")
             self.known[node] = Participant(name, structure, properties)
 
     def _refuse(
@@ -166,8 +173,9 @@ class Participants:
                     raise InvalidReplyError(f"is an error: {reply.error.reason}")
                 answers.append((name, own_arrays(reply, ARRAYS)))
             except InvalidReplyError as error:
-                self.failure = f"client {name}: its reply {error}"
-                log(WARNING, "client %s sent no arrays: its reply %s", name, error)
+                reason = one_line(error)
+                self.failure = f"client {name}: its reply {reason}"
+                log(WARNING, "client %s sent no arrays: its reply %s", name, reason)
         return sorted(answers, key=lambda answer: answer[0])
 
     def first_arrays(self, grid: Grid, nodes: list[int], action: str) -> ArrayRecord:

@@ -8,6 +8,7 @@ import numpy.typing as npt
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.common.constant import SType
 
+from strategies.server.said import LARGEST, InvalidReplyError, check_values
 from task.messages import BYTES
 from task.npy import encode, header
 
@@ -17,10 +18,6 @@ RecordType = ArrayRecord | MetricRecord | ConfigRecord
 
 # An .npy header is far below this.
 MAX_HEADER = 4096
-
-
-class InvalidReplyError(ValueError):
-    """A reply that must not count; the message says why."""
 
 
 def decode(array: Array, like: Array) -> NDArray:
@@ -48,6 +45,8 @@ def decode(array: Array, like: Array) -> NDArray:
     values = values.reshape(shape, order="F" if fortran else "C")
     if not np.all(np.isfinite(values)):
         raise InvalidReplyError("has values that are not finite")
+    if dtype == np.float64 and values.size and np.abs(values).max() > LARGEST:
+        raise InvalidReplyError(f"has values above {LARGEST:.2g}")
     return values
 
 
@@ -107,6 +106,8 @@ def own_arrays(reply: Message, key: str) -> ArrayRecord:
         raise InvalidReplyError(f"has no arrays under {key!r}")
     for name, array in record.items():
         try:
+            if np.dtype(array.dtype).kind not in "biuf":
+                raise InvalidReplyError(f"is of {array.dtype}, which are no numbers")
             decode(array, Array(array.dtype, array.shape, SType.NUMPY, b""))
         except (ValueError, TypeError) as error:  # numpy's own as well
             raise InvalidReplyError(f"array {name!r} {error}") from None
@@ -117,23 +118,12 @@ def check_metrics(reply: Message, names: Iterable[str] = ()) -> dict[str, float]
     """Return all single-valued metrics of a reply.
 
     Raises `InvalidReplyError` if there is more than one MetricRecord, one of ``names``
-    is missing, a value is not finite, or ``num-examples`` is negative.
+    is missing, or one is none that `check_values` lets pass.
     """
     records = _metric_records(reply)
     if len(records) > 1:
         raise InvalidReplyError(f"has {len(records)} metric records, not 1")
-    metrics = {
-        n: v for r in records for n, v in r.items() if isinstance(v, (int, float))
-    }
-    for name in names:
-        if name not in metrics:
-            raise InvalidReplyError(f"lacks the metric {name!r}")
-    for name, value in metrics.items():
-        if not np.isfinite(value):
-            raise InvalidReplyError(f"metric {name!r} is {value}")
-    if metrics.get("num-examples", 0) < 0:
-        raise InvalidReplyError(f"num-examples is {metrics['num-examples']}")
-    return metrics
+    return check_values(records[0] if records else {}, names)
 
 
 def check_evaluation(reply: Message) -> dict[str, float]:
@@ -183,6 +173,15 @@ def mean(replies: Iterable[tuple[float, Mapping[str, NDArray]]]) -> Arrays | Non
         whole = np.issubdtype(dtypes[name], np.integer)
         means[name] = (np.rint(value) if whole else value).astype(dtypes[name])
     return means
+
+
+def is_finite(arrays: Mapping[str, NDArray]) -> bool:
+    """Return whether all values can be a model's: finite, and none beyond float32."""
+    return all(
+        # NaN is not below it either.
+        value.size == 0 or bool(np.abs(value).max() <= LARGEST)
+        for value in arrays.values()
+    )
 
 
 def to_record(arrays: Mapping[str, NDArray]) -> ArrayRecord:

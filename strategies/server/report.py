@@ -23,6 +23,7 @@ from strategies.server.results import (
     SUMMARY,
     Row,
     read_rows,
+    strict_json,
     summarize,
     write_json,
 )
@@ -69,14 +70,14 @@ class Report:
         )
 
     def _write_rows(self) -> None:
-        text = "".join(json.dumps(row) + "\n" for row in self.rows)
+        text = "".join(strict_json(row) + "\n" for row in self.rows)
         write_atomically(self.directory / METRICS, text.encode())
 
     def add(self, row: Row) -> None:
         """Append one round's metrics, durably, and move the progress bar."""
         self.rows.append(row)
         with (self.directory / METRICS).open("a", encoding="utf-8") as file:
-            file.write(json.dumps(row) + "\n")
+            file.write(strict_json(row) + "\n")
             file.flush()
             os.fsync(file.fileno())
         state = f"loss {row['train-loss']:.3f}" if "train-loss" in row else ""

@@ -1,6 +1,7 @@
 """What a run has written: rows of rounds, and the summary that follows from them."""
 
 import json
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -78,7 +79,7 @@ def summarize(
     summary: dict[str, Any] = {}
     final = [row for row in rows if row["round"] > rows[-1]["round"] - last]
     for name in SUMMARIZED:
-        values = [row[name] for row in final if name in row]
+        values = [row[name] for row in final if row.get(name) is not None]
         if values:
             summary[name] = float(np.mean(values))
     accuracies = [c["accuracy"] for c in clients.values() if "accuracy" in c]
@@ -97,4 +98,18 @@ def summarize(
 
 def write_json(path: Path, value: object) -> None:
     """Write a value as JSON, wholly or not at all."""
-    write_atomically(path, (json.dumps(value, indent=2) + "\n").encode())
+    write_atomically(path, (strict_json(value, indent=2) + "\n").encode())
+
+
+def strict_json(value: object, indent: int | None = None) -> str:
+    """Return a value as JSON that every reader understands: no NaN, no infinity."""
+    return json.dumps(_finite(value), indent=indent, allow_nan=False)
+
+
+def _finite(value: Any) -> Any:
+    """Return a value with null for every number that is not finite."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {name: _finite(entry) for name, entry in value.items()}
+    return [_finite(v) for v in value] if isinstance(value, list | tuple) else value

@@ -163,6 +163,7 @@ class Rounds:
         self.strategy, self.settings, self.report = strategy, settings, report
         self.clock = clock
         self._began = time.monotonic() - seconds_before
+        self._grid: Grid | None = None
         # Rounds in a row without a valid reply.
         self._empty = 0
 
@@ -184,6 +185,7 @@ class Rounds:
             If ``max-empty-rounds`` rounds in a row had no valid reply, or with such a
             limit no round had.
         """
+        self._grid = grid
         with self.report.progress:
             run_rounds(
                 self.strategy,
@@ -221,6 +223,8 @@ class Rounds:
         if exchange.silent and self.strategy.waits_for_all:
             log(WARNING, "no reply of clients %s", ", ".join(exchange.silent))
             row["unanswered-clients"] = exchange.silent
+        if silent := getattr(self._grid, "silent", []):
+            row["silent-clients"] = silent
         self.report.add(row)
         # A strategy that has nobody left to ask says so.
         idle = metrics.get("asked") == 0

@@ -82,13 +82,18 @@ def test_every_metric_is_a_mean_over_the_clients_that_say_it():
                     del record["loss"], record["num-examples"]
                 case 2:
                     record["f1"] = 0.25
+                    record["invented"] = 1.0
+                case 3:
+                    record["f1"] = 0.75
         return reply
 
     # Losses 2 and 3, accuracies 0.1, 0.2 and 0.3.
     metrics = evaluate_once(FedAvg(), grid_of(4, client))
     assert metrics["loss"] == 2.5
     assert metrics["accuracy"] == pytest.approx(0.2)
-    assert metrics["f1"] == 0.25
+    assert metrics["f1"] == 0.5
+    # One of three is not half of them.
+    assert "invented" not in metrics
     # Who says nothing at all has not been evaluated.
     assert (metrics["evaluated"], metrics["evaluation-rejected"]) == (3, 0)
 

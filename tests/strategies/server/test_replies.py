@@ -15,7 +15,6 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from strategies.server.replies import (
-    InvalidReplyError,
     check_arrays,
     check_metrics,
     count_bytes,
@@ -25,6 +24,7 @@ from strategies.server.replies import (
     single_metrics,
     to_record,
 )
+from strategies.server.said import InvalidReplyError
 
 LIKE = Array(np.zeros((2, 3), np.float32))
 VALUES = np.arange(6, dtype=np.float32).reshape(2, 3)

@@ -1,0 +1,138 @@
+"""What the server sends, checked before a client relies on it."""
+
+import math
+import re
+from collections.abc import Callable
+from typing import Any, cast
+
+import numpy as np
+import numpy.typing as npt
+from flwr.app import Array, ConfigRecord
+from torch import Tensor
+
+from clients.base import Config
+from clients.device.arrays import from_array
+from task.messages import (
+    ACKNOWLEDGED_ROUND,
+    CHECKPOINT_ROUND,
+    EXCHANGED_ROUND,
+    PROXIMAL_WEIGHT,
+    REFUSAL,
+    RUN,
+    SERVER_ROUND,
+)
+from task.settings import SettingsError
+
+# Rounds are part of file names, with eight digits.
+LAST_ROUND = 99_999_999
+# A run's name is part of a file's and a directory's name.
+TOKEN = re.compile(r"[0-9A-Za-z_]{1,64}")
+
+
+def _is_round(value: Any) -> bool:
+    return type(value) is int and 0 <= value <= LAST_ROUND
+
+
+def _is_share(value: Any) -> bool:
+    return type(value) in (int, float) and 0 <= value <= 1
+
+
+def _is_weight(value: Any) -> bool:
+    return type(value) in (int, float) and value >= 0 and math.isfinite(value)
+
+
+def _is_token(value: Any) -> bool:
+    return isinstance(value, str) and TOKEN.fullmatch(value) is not None
+
+
+def _is_text(value: Any) -> bool:
+    return isinstance(value, str)
+
+
+def _list_of(is_entry: Callable[[Any], bool]) -> Callable[[Any], bool]:
+    return lambda value: isinstance(value, list) and all(map(is_entry, value))
+
+
+Rule = tuple[Callable[[Any], bool], str]
+ROUND: Rule = _is_round, f"an integer from 0 to {LAST_ROUND:,}"
+SHARE: Rule = _is_share, "a number in [0, 1]"
+TEXTS: Rule = _list_of(_is_text), "a list of texts"
+ROUNDS: Rule = _list_of(_is_round), "a list of integers, at least 0"
+# Of what our servers send; an outsider's server may send more.
+RULES: dict[str, Rule] = {
+    SERVER_ROUND: ROUND,
+    ACKNOWLEDGED_ROUND: ROUND,
+    CHECKPOINT_ROUND: ROUND,
+    RUN: (_is_token, "1 to 64 letters, digits and _"),
+    REFUSAL: (_is_text, "a text"),
+    PROXIMAL_WEIGHT: (_is_weight, "a finite number, at least 0"),
+    EXCHANGED_ROUND: ROUND,
+    "consensus-step": SHARE,
+    "neighbour-weight": SHARE,
+    "node": ROUND,
+    "neighbours": TEXTS,
+    "neighbour-nodes": ROUNDS,
+    "relayed-rounds": ROUNDS,
+    "relayed-senders": TEXTS,
+    "relayed-weights": (_list_of(_is_share), "a list of numbers in [0, 1]"),
+    "relayed-data": (_list_of(lambda v: isinstance(v, bytes)), "a list of bytes"),
+}
+SAME_LENGTH = (
+    ("neighbours", "neighbour-nodes"),
+    ("relayed-rounds", "relayed-senders", "relayed-weights", "relayed-data"),
+)
+
+
+def check_config(record: ConfigRecord) -> Config:
+    """Return a message's config.
+
+    Raises `SettingsError` if a value is not what a client can do anything with.
+    """
+    for name, (permits, allowed) in RULES.items():
+        if name in record and not permits(record[name]):
+            said = repr(record[name])[:100]
+            raise SettingsError(f"the server's {name} is {said}; it must be {allowed}")
+    for names in SAME_LENGTH:
+        lengths = {len(cast(list[Any], record[n])) for n in names if n in record}
+        if len(lengths) > 1 or 0 < sum(n in record for n in names) < len(names):
+            raise SettingsError(
+                f"the server's {', '.join(names)} are not of the same length"
+            )
+    exchanged, now = record.get(EXCHANGED_ROUND, 0), record.get(SERVER_ROUND)
+    if now is not None and cast(int, exchanged) > cast(int, now):
+        raise SettingsError(
+            f"the server's {EXCHANGED_ROUND} is {exchanged!r}; it must be at most its "
+            f"{SERVER_ROUND}, {now!r}"
+        )
+    return cast(Config, dict(record))
+
+
+def read_array(
+    name: str, array: Array, like: Tensor, same_shape: bool
+) -> npt.NDArray[Any]:
+    """Return an array of the server's.
+
+    Raises `SettingsError` if it cannot be read, is not finite, or is of another kind,
+    or shape where it must be the same, than ``like``.
+    """
+    try:
+        values = from_array(array)
+    # Anything can be in there.
+    except Exception as error:
+        reason = " ".join(str(error).split())[:100]
+        raise SettingsError(
+            f"array {name!r} of the message cannot be read: {reason}"
+        ) from None
+    wanted = str(like.dtype).removeprefix("torch.")
+    if values.dtype.kind != np.dtype(wanted).kind:
+        raise SettingsError(
+            f"array {name!r} of the message is of {values.dtype}, not {wanted}"
+        )
+    if same_shape and values.shape != tuple(like.shape):
+        raise SettingsError(
+            f"array {name!r} of the message is of shape {values.shape}; this client's "
+            f"model has {tuple(like.shape)}"
+        )
+    if not np.all(np.isfinite(values)):
+        raise SettingsError(f"array {name!r} of the message is not finite")
+    return values

@@ -1,0 +1,173 @@
+"""A grid that no reply and no outage of the SuperLink brings down."""
+
+import time
+from collections.abc import Callable, Iterable
+from logging import WARNING
+from typing import TypeVar
+
+import httpx
+from flwr.app import Error, Message, RecordDict
+from flwr.common import log
+from flwr.common.constant import SUPERLINK_NODE_ID
+from flwr.serverapp import Grid
+from flwr.supercore.run import Run
+
+from task.settings import SettingsError
+
+# Seconds for which a SuperLink that cannot serve a request is asked again, and the
+# pauses between: they double from the first to the longest.
+OUTAGE_LIMIT = 600.0
+FIRST_PAUSE, LONGEST_PAUSE = 1.0, 60.0
+# Code of an error reply in the place of one that Flower cannot read.
+UNREADABLE = 2
+
+T = TypeVar("T")
+
+
+class GridDecorator(Grid):
+    """A grid around another, to which it hands everything on.
+
+    Parameters
+    ----------
+    grid : Grid
+        The grid that does the work.
+    """
+
+    def __init__(self, grid: Grid) -> None:
+        self.grid = grid
+
+    def set_run(self, run: Run) -> None:  # noqa: D102
+        self.grid.set_run(run)
+
+    @property
+    def run(self) -> Run:  # noqa: D102
+        return self.grid.run
+
+    def create_message(  # noqa: D102
+        self,
+        content: RecordDict,
+        message_type: str,
+        dst_node_id: int,
+        group_id: str,
+        ttl: float | None = None,
+    ) -> Message:
+        return self.grid.create_message(
+            content, message_type, dst_node_id, group_id, ttl
+        )
+
+    def get_node_ids(self) -> Iterable[int]:  # noqa: D102
+        return self.grid.get_node_ids()
+
+    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:  # noqa: D102
+        return self.grid.push_messages(messages)
+
+    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:  # noqa: D102
+        return self.grid.pull_messages(message_ids)
+
+    def send_and_receive(  # noqa: D102
+        self, messages: Iterable[Message], *, timeout: float | None = None
+    ) -> Iterable[Message]:
+        return self.grid.send_and_receive(messages, timeout=timeout)
+
+
+class PatientGrid(GridDecorator):
+    """Waits out a SuperLink that cannot serve, and gets every reply by itself.
+
+    Flower takes replies apart while it pulls them, without a guard: what one client
+    sends can raise anything, and the replies that came in the same pull are lost with
+    it. So replies are pulled one by one, and what cannot be read becomes an error reply
+    of that node. An answer of 500, as while its database is locked, is no end: a pull
+    counts as one in which nothing came; all else is asked again for `OUTAGE_LIMIT`.
+    A message that is pushed again is delivered once: its id is its content's digest,
+    and the SuperLink keeps one of each.
+    """
+
+    def __init__(self, grid: Grid) -> None:
+        super().__init__(grid)
+        # Of the messages whose replies have not come yet, without their contents.
+        self._open: dict[str, Message] = {}
+
+    def get_node_ids(self) -> Iterable[int]:
+        """Return the nodes, once the SuperLink says them."""
+        return self._insist(lambda: list(self.grid.get_node_ids()))
+
+    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
+        """Push messages, once the SuperLink takes them; no id: it refused one."""
+        messages = list(messages)
+        # Flower refuses a request without messages.
+        ids = self._insist(lambda: list(self.grid.push_messages(messages)))
+        for message_id, message in zip(ids, messages, strict=False):
+            if message_id:
+                about = message.metadata
+                stub = Message(RecordDict(), about.dst_node_id, about.message_type)
+                stub.metadata.__dict__["_message_id"] = message_id
+                self._open[message_id] = stub
+        return ids
+
+    def _insist(self, call: Callable[[], T]) -> T:
+        deadline, pause = time.monotonic() + OUTAGE_LIMIT, FIRST_PAUSE
+        while True:
+            try:
+                return call()
+            except httpx.HTTPError as error:
+                if not _is_outage(error):
+                    raise
+                if time.monotonic() + pause > deadline:
+                    raise SettingsError(
+                        f"the SuperLink could not be used for {OUTAGE_LIMIT:g} s: "
+                        f"{_one_line(error)}"
+                    ) from None
+                text = "the SuperLink cannot serve; asked again in %g s: %s"
+                log(WARNING, text, pause, _one_line(error))
+            time.sleep(pause)
+            pause = min(2 * pause, LONGEST_PAUSE)
+
+    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
+        """Return the replies that have come, each message's once."""
+        replies = []
+        for message_id in message_ids:
+            # What is not open has been answered: nothing counts twice.
+            if message_id in self._open and (reply := self._pull(message_id)):
+                replies.append(reply)
+                del self._open[message_id]
+        return replies
+
+    def _pull(self, message_id: str) -> Message | None:
+        """Return the reply to a message; one that cannot be used as an error."""
+        message = self._open[message_id]
+        try:
+            for reply in self.grid.pull_messages([message_id]):
+                self._check(reply, message)
+                return reply
+        except Exception as error:
+            if isinstance(error, httpx.HTTPError):
+                if not _is_outage(error):
+                    raise
+                log(WARNING, "the SuperLink gives no replies: %s", _one_line(error))
+                return None
+            reason = f"the reply cannot be read: {_one_line(error)}"
+            return Message(Error(UNREADABLE, reason), reply_to=message)
+        return None
+
+    def _check(self, reply: Message, message: Message) -> None:
+        """Raise unless a reply is to a message, by its node or the SuperLink's error.
+
+        Flower takes the envelope from what the client has sent.
+        """
+        about, asked = reply.metadata, message.metadata
+        if about.reply_to_message_id != asked.message_id:
+            raise ValueError("it says that it answers another message")
+        of_superlink = about.src_node_id == SUPERLINK_NODE_ID and reply.has_error()
+        if about.src_node_id != asked.dst_node_id and not of_superlink:
+            raise ValueError(f"it says that it is of node {about.src_node_id}")
+
+
+def _is_outage(error: httpx.HTTPError) -> bool:
+    """Return whether it is not the request that is wrong."""
+    if isinstance(error, httpx.HTTPStatusError):
+        return error.response.status_code >= 500
+    return isinstance(error, httpx.TransportError)
+
+
+def _one_line(error: Exception) -> str:
+    return " ".join(f"{type(error).__name__}: {error}".split())[:200]

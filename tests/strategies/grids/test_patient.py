@@ -1,0 +1,296 @@
+"""What one client sends, and what the SuperLink cannot do, ends nothing."""
+
+import hashlib
+import time
+from collections import defaultdict
+
+import httpx
+import numpy as np
+import pytest
+from flwr.app import Array, ArrayRecord, Error, Message, RecordDict
+from flwr.common.constant import SUPERLINK_NODE_ID
+from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects
+from flwr.supercore.inflatable.inflatable_utils import inflate_object_from_contents
+
+from strategies.grids import arrivals, patient
+from strategies.grids.arrivals import RealArrivals
+from strategies.grids.patient import PatientGrid
+from task.settings import SettingsError
+
+
+class Clock:
+    """In the place of the module ``time``: it moves by sleeping alone."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def sleep(self, seconds: float) -> None:
+        self.now += seconds
+
+    def monotonic(self) -> float:
+        return self.now
+
+    time = monotonic
+
+
+@pytest.fixture(autouse=True)
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    clock = Clock()
+    monkeypatch.setattr(patient, "time", clock)
+    monkeypatch.setattr(arrivals, "time", clock)
+    return clock
+
+
+def response(status: int) -> httpx.HTTPStatusError:
+    request = httpx.Request("POST", "http://superlink")
+    return httpx.HTTPStatusError(
+        "database is locked", request=request, response=httpx.Response(status)
+    )
+
+
+class Link:
+    """As Flower's grid and SuperLink: ids are digests, a pull hands over once.
+
+    ``answers`` says what each node does with a message: return a reply, raise what
+    Flower raises when it takes the reply apart, or None for silence. The replies of a
+    pull that raises are lost.
+    """
+
+    def __init__(self, answers: dict) -> None:
+        self.answers = answers
+        self.stored: dict[str, Message] = {}
+        self.delivered: list[int] = []
+        self.failures: dict[str, list[Exception]] = defaultdict(list)
+
+    def _fail(self, at: str) -> None:
+        if self.failures[at]:
+            raise self.failures[at].pop(0)
+
+    def get_node_ids(self):
+        self._fail("nodes")
+        return list(self.answers)
+
+    def push_messages(self, messages):
+        ids = []
+        for message in messages:
+            about = message.metadata
+            text = f"{about.dst_node_id}/{about.message_type}/{about.created_at}"
+            ids.append(hashlib.sha256(text.encode()).hexdigest())
+            message.metadata.__dict__["_message_id"] = ids[-1]
+            if ids[-1] not in self.stored:
+                self.stored[ids[-1]] = message
+                self.delivered.append(about.dst_node_id)
+        # It has stored them, and yet it says no.
+        self._fail("push")
+        return ids
+
+    def pull_messages(self, message_ids):
+        self._fail("pull")
+        found = []
+        for message_id in message_ids:
+            message = self.stored.get(message_id)
+            if message is None:
+                continue
+            reply = self.answers[message.metadata.dst_node_id](message)
+            if reply is not None:
+                del self.stored[message_id]
+                found.append(reply)
+        return [reply() if callable(reply) else reply for reply in found]
+
+
+def honest(message: Message) -> Message:
+    return Message(RecordDict(), reply_to=message)
+
+
+def silent(message: Message) -> None:
+    return None
+
+
+def impossible_shape(message: Message):
+    """Flower's own failure at the array that ended a real federation."""
+    array = Array(np.zeros((1, 2)))
+    array.shape = (1.5, 2.5)
+    reply = honest(message)
+    reply.content["arrays"] = ArrayRecord({"w": array})
+    contents = {i: o.deflate() for i, o in get_all_nested_objects(reply).items()}
+    return lambda: inflate_object_from_contents(reply.object_id, contents)
+
+
+def send(grid, timeout: float | None = None, kind: str = "train") -> list[Message]:
+    messages = [Message(RecordDict(), node, kind) for node in grid.get_node_ids()]
+    return list(grid.send_and_receive(messages, timeout=timeout))
+
+
+def nodes(replies: list[Message]) -> list[int]:
+    return sorted(reply.metadata.src_node_id for reply in replies)
+
+
+def test_a_reply_that_flower_cannot_read_is_an_error_of_its_node_alone() -> None:
+    answers = {1: honest, 2: impossible_shape, 3: honest}
+    # The premise: Flower's own way of pulling fails, for everybody.
+    link = Link(answers)
+    ids = link.push_messages([Message(RecordDict(), node, "train") for node in answers])
+    with pytest.raises(TypeError, match="Invalid arguments for Array"):
+        link.pull_messages(ids)
+    replies = send(RealArrivals(PatientGrid(Link(answers))))
+    assert nodes(replies) == [1, 2, 3]
+    assert [r.metadata.src_node_id for r in replies if r.has_error()] == [2]
+    (failed,) = [r for r in replies if r.has_error()]
+    assert failed.error.reason.startswith("the reply cannot be read: ")
+
+
+@pytest.mark.parametrize(
+    "failure", [RecursionError("deep"), MemoryError(), KeyError(0)]
+)
+def test_whatever_is_raised(failure: Exception) -> None:
+    def client(message):
+        def reply():
+            raise failure
+
+        return reply
+
+    replies = send(RealArrivals(PatientGrid(Link({1: client, 2: honest}))))
+    assert [r.has_error() for r in sorted(replies, key=lambda r: nodes([r]))] == [
+        True,
+        False,
+    ]
+
+
+def test_a_forged_envelope_is_an_error_of_who_was_asked() -> None:
+    def as_node_3(message):
+        reply = honest(message)
+        reply.metadata.__dict__["_src_node_id"] = 3
+        return reply
+
+    def to_another(message):
+        reply = honest(message)
+        reply.metadata.__dict__["_reply_to_message_id"] = "0" * 64
+        return reply
+
+    def gone(message):
+        # The SuperLink's own word has its own id.
+        reply = Message(Error(5, "not available"), reply_to=message)
+        reply.metadata.__dict__["_src_node_id"] = SUPERLINK_NODE_ID
+        return reply
+
+    answers = {7: as_node_3, 8: to_another, 3: honest, 9: gone}
+    replies = send(RealArrivals(PatientGrid(Link(answers))))
+    assert nodes(replies) == [SUPERLINK_NODE_ID, 3, 7, 8]
+    reasons = {r.metadata.src_node_id: r.error.reason for r in replies if r.has_error()}
+    assert "it says that it is of node 3" in reasons[7]
+    assert "it says that it answers another message" in reasons[8]
+    assert reasons[SUPERLINK_NODE_ID] == "not available"
+
+
+def test_an_outage_is_waited_out_and_nothing_is_delivered_twice(clock: Clock) -> None:
+    link = Link({1: honest, 2: honest})
+    grid = RealArrivals(PatientGrid(link))
+    messages = [Message(RecordDict(), node, "train") for node in grid.get_node_ids()]
+    # Three pushes, then two pulls fail: 1 + 2 + 4 seconds, and a look.
+    link.failures["push"] = [response(500) for _ in range(3)]
+    link.failures["pull"] = [response(500), httpx.ReadTimeout("slow")]
+    replies = list(grid.send_and_receive(messages))
+    assert nodes(replies) == [1, 2]
+    assert sorted(link.delivered) == [1, 2]
+    assert clock.now == pytest.approx(1007.1)
+
+
+def test_an_outage_without_end_is_one_line(clock: Clock) -> None:
+    link = Link({1: honest})
+    link.failures["nodes"] = [response(503) for _ in range(1000)]
+    with pytest.raises(SettingsError, match="could not be used for 600 s") as caught:
+        send(PatientGrid(link))
+    assert "\n" not in str(caught.value)
+    # 1 + 2 + 4 + … + 32 + 60 + 60 + …
+    assert 1500 <= clock.now <= 1600
+
+
+def test_a_request_that_is_refused_is_no_outage() -> None:
+    link = Link({1: honest})
+    link.failures["nodes"] = [response(404)]
+    with pytest.raises(httpx.HTTPStatusError):
+        send(PatientGrid(link))
+
+
+class Stutter(Link):
+    """Gives every reply twice, and one to a message that nobody sent."""
+
+    def pull_messages(self, message_ids):
+        found = super().pull_messages(message_ids)
+        strange = [honest(Message(RecordDict(), 5, "train"))] if found else []
+        return [*found, *found, *strange]
+
+
+@pytest.mark.parametrize("wrap", [lambda link: link, PatientGrid])
+def test_unknown_and_repeated_replies_count_for_nothing(wrap) -> None:
+    grid = RealArrivals(wrap(Stutter({1: honest, 2: honest, 3: honest})))
+    assert nodes(send(grid)) == [1, 2, 3]
+    grid.wait_for(2)
+    assert len(send(grid)) == 2
+    grid.drain()
+    assert nodes(send(grid)) == [1, 2, 3]
+
+
+def test_of_a_silent_node_nobody_waits_for_twice_in_a_round(
+    clock: Clock, caplog: pytest.LogCaptureFixture
+) -> None:
+    link = Link({1: honest, 2: silent, 3: honest})
+    grid = RealArrivals(PatientGrid(link), lambda node: f"pi-{node}", longest=100)
+    waits, asked = [], []
+    # A round is a training and an evaluation; the work of the others takes 10 seconds.
+    for _ in range(30):
+        began = clock.now
+        before = link.delivered.count(2)
+        assert nodes(send(grid)) == [1, 3]
+        assert nodes(send(grid, kind="evaluate")) == [1, 3]
+        waits.append(clock.now - began)
+        asked.append(link.delivered.count(2) - before)
+        clock.now += 10
+    assert max(waits) == pytest.approx(100, abs=4)
+    # At once, after 100 s, after 300 s: that is after 0, 10 and 30 rounds of 10 s.
+    assert [r for r, times in enumerate(asked) if times] == [0, 1, 11]
+    assert max(asked) == 1
+    assert "client pi-2 has not answered within 100 s, 1 times in a row" in caplog.text
+    assert grid.silent == ["pi-2"]
+    # It is back as soon as its late reply comes.
+    link.answers[2] = honest
+    assert nodes(send(grid)) == [1, 2, 3]
+    assert grid.silent == []
+
+
+def test_who_is_alone_is_asked_again(clock: Clock) -> None:
+    link = Link({1: silent})
+    grid = RealArrivals(PatientGrid(link), longest=10)
+    for _ in range(4):
+        assert list(grid.get_node_ids()) == [1]
+        assert send(grid) == []
+    assert clock.now == pytest.approx(1040, abs=1)
+    assert len(link.delivered) == 4
+
+
+def test_a_debt_that_is_never_paid_is_silence(clock: Clock) -> None:
+    link = Link({1: honest, 2: silent})
+    grid = RealArrivals(PatientGrid(link), longest=50)
+    grid.wait_for(1)
+    assert nodes(send(grid)) == [1]
+    assert list(grid.get_node_ids()) == [1]
+    clock.now += 51
+    # Asked again, as it owes for longer than a round may take.
+    assert list(grid.get_node_ids()) == [1, 2]
+    assert grid.silent == ["2"]
+
+
+def test_the_log_says_who_is_waited_for(
+    clock: Clock, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", logger="flwr")
+    grid = RealArrivals(
+        PatientGrid(Link({1: honest, 2: silent, 3: silent})), lambda node: f"pi-{node}"
+    )
+    send(grid, timeout=600)
+    lines = [m for m in caplog.messages if "waiting for" in m]
+    assert all(line.endswith("waiting for pi-2, pi-3") for line in lines)
+    # After 1, 2, 4 and 8 minutes.
+    seconds = [float(line.split()[1]) for line in lines]
+    assert seconds == pytest.approx([60, 120, 240, 480], abs=4)
+    assert time.time() > 1e9, "the clock of the others is the real one"

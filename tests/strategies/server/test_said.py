@@ -1,0 +1,247 @@
+"""What clients say: words, numbers and lengths that can be believed."""
+
+import json
+import math
+
+import numpy as np
+import pytest
+from flwr.app import ConfigRecord, Context, Message, MessageType
+from function_clients import (
+    START,
+    Client,
+    averaging,
+    evaluate_once,
+    grid_of,
+    honest,
+    partition_of,
+    train_once,
+)
+from malformed import with_metrics, with_one_bad
+
+from strategies import FLUTE, FedAvg
+from strategies.flute import FLUTELinear
+from strategies.scaffold import SCAFFOLD
+from strategies.server.replies import to_record
+from strategies.server.results import strict_json
+from strategies.server.said import (
+    InvalidReplyError,
+    check_name,
+    check_properties,
+    check_values,
+    one_line,
+)
+
+
+def test_words_become_one_line() -> None:
+    assert one_line("a\n  b\tc") == "a b c"
+    assert one_line("\x1b[31mred\x00\u202e") == r"\x1b[31mred\x00\u202e"
+    assert one_line("x" * 1000) == "x" * 299 + "…"
+    assert one_line("x" * 10**7, 5) == "xxxx…"
+    assert one_line("Grüße 你好") == "Grüße 你好"
+    # A lone surrogate is no text, and yet Python can hold one.
+    assert one_line("\ud800").isprintable()
+
+
+@pytest.mark.parametrize("name", ["pi-3", "x" * 100, "küche", "../../etc", "a b"])
+def test_names(name: str) -> None:
+    assert check_name(name) == name
+
+
+@pytest.mark.parametrize("name", ["", "x" * 101, "a\nb", "\x1b[2J", "\u202e", 7, b"x"])
+def test_no_names(name: object) -> None:
+    with pytest.raises(InvalidReplyError, match="name") as caught:
+        check_name(name)
+    assert "\n" not in str(caught.value)
+
+
+BAD_PROPERTIES = {
+    "examples as bytes": {"num-examples": b"5"},
+    "examples as text": {"num-examples": "5"},
+    "examples as a list": {"num-examples": [5]},
+    "a truth": {"num-examples": True},
+    "negative": {"num-examples": -1},
+    "half": {"num-test-examples": 0.5},
+    "nan": {"num-examples": math.nan},
+    "more than there are": {"num-examples": 2**60},
+    "structure as a number": {"structure": 5},
+    "refusal as a list": {"refusal": ["no"]},
+    "many": {f"p{i}": i for i in range(101)},
+    "a long value": {"classes": "1" * 100_001},
+    "a long list": {"classes": [1] * 12_501},
+    "a long name": {"p" * 101: 1},
+    "infinite": {"omega": math.inf},
+}
+
+
+@pytest.mark.parametrize("name", list(BAD_PROPERTIES))
+def test_properties_that_nobody_can_rely_on(name: str) -> None:
+    with pytest.raises(InvalidReplyError):
+        check_properties({"client": "a", **BAD_PROPERTIES[name]})
+
+
+def test_a_client_that_says_nonsense_takes_no_part_and_the_others_do(caplog) -> None:
+    def client(message: Message, context: Context) -> Message:
+        reply = honest(message, context)
+        if message.metadata.message_type == MessageType.QUERY:
+            record = reply.content.config_records["properties"]
+            lies = [{}, {"num-examples": b"5"}, {"client": "a\x1b[2J\nb"}, {}]
+            record.update(lies[partition_of(context)])
+        return reply
+
+    strategy, grid = FedAvg(), grid_of(4, client)
+    assert strategy.identify(grid) == [1, 4]
+    assert strategy.identify(grid) == [1, 4]
+    said = [m for m in caplog.messages if "takes no part" in m]
+    assert said == [
+        "client 2 takes no part: it num-examples is b'5'",
+        "client 3 takes no part: it has a name that cannot be printed: 'a\\x1b[2J\\nb'",
+    ]
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        {f"invented-{i}": 0.5 for i in range(5000)},
+        {"loss": 1.7e308},
+        {"loss": -1e39},
+        {"loss": math.nan},
+        {"accuracy": 1.5},
+        {"accuracy-global": -0.1},
+        {"num-examples": 1e300},
+        {"a\nb": 1.0},
+    ],
+)
+def test_metrics_that_mean_nothing(said: dict) -> None:
+    with pytest.raises(InvalidReplyError):
+        check_values(said, ())
+    # In a whole evaluation its reply does not count, and is counted.
+
+    def client(message: Message, context: Context) -> Message:
+        reply = honest(message, context)
+        evaluates = message.metadata.message_type == MessageType.EVALUATE
+        if evaluates and partition_of(context) == 1:
+            for name, value in said.items():
+                reply.content.metric_records["metrics"][name] = value
+        return reply
+
+    metrics = evaluate_once(FedAvg(), grid_of(4, client))
+    assert metrics["evaluated"] == 3
+    assert metrics["evaluation-rejected"] == 1
+    # Accuracies 0, 0.2 and 0.3.
+    assert metrics["accuracy"] == pytest.approx(0.5 / 3)
+    assert len(metrics) < 10
+
+
+def test_weights_cannot_be_invented_beyond_what_anybody_has() -> None:
+    bad = with_metrics(num_examples=1e300, train_loss=1.0)
+    strategy = averaging(weighting="examples")
+    arrays, metrics = train_once(strategy, grid_of(4, with_one_bad(bad)))
+    # By 1, 3 and 4 examples: (1 + 9 + 16) / 8.
+    assert arrays["b"].numpy().tolist() == [26 / 8] * 4
+    assert metrics["rejected"] == 1
+
+
+def test_an_error_of_a_client_is_one_short_line_in_the_log(caplog) -> None:
+    def crash(message: Message, context: Context) -> Message:
+        raise RuntimeError("\x1b[2J\n" + "x" * 10_000)
+
+    caplog.set_level("INFO", logger="flwr")
+    strategy = averaging()
+    train_once(strategy, grid_of(3, with_one_bad(crash)))
+    ((_, why),) = strategy.training.rejections
+    assert why.startswith(r"is an error: RuntimeError: \x1b[2J xxx")
+    assert len(why) == 300
+    # The grid in this process shows a client's traceback, which is no client's word.
+    lines = [m for m in caplog.messages if "a client failed" not in m]
+    assert all(m.isprintable() and len(m) < 400 for m in lines)
+
+
+def test_json_is_strict() -> None:
+    text = strict_json({"a": math.nan, "b": [math.inf, 1.5], "c": {"d": -math.inf}})
+
+    def refuse(name: str) -> None:
+        raise AssertionError(name)
+
+    assert json.loads(text, parse_constant=refuse) == {
+        "a": None,
+        "b": [None, 1.5],
+        "c": {"d": None},
+    }
+
+
+# What a step makes of values that are still finite.
+
+
+def doubles(value: float) -> Client:
+    def client(message: Message, context: Context) -> Message:
+        reply = honest(message, context)
+        if message.metadata.message_type == MessageType.TRAIN:
+            sent = message.content.array_records["arrays"]
+            arrays = {n: np.full(a.shape, value, a.dtype) for n, a in sent.items()}
+            reply.content["arrays"] = to_record(arrays)
+        return reply
+
+    return client
+
+
+def test_float64_beyond_float32_is_no_model() -> None:
+    start = {"w": np.zeros(3)}
+    strategy = averaging()
+    grid = grid_of(3, with_one_bad(doubles(1e308)))
+    arrays, metrics = train_once(strategy, grid, start)
+    # Clients 0 and 2 add 1 and 3.
+    assert arrays["w"].numpy().tolist() == [2.0] * 3
+    assert metrics["rejected"] == 1
+
+
+def test_a_result_that_is_not_finite_never_becomes_the_model(caplog) -> None:
+    class Exploding(FedAvg):
+        def aggregate(self, server_round, replies):
+            return to_record(
+                {n: a * np.float32(1e38) for n, a in START.items()}
+                | {"w": np.full((2, 3), np.inf, np.float32)}
+            )
+
+    strategy = Exploding(fraction_train=1.0)
+    arrays, _ = train_once(strategy, grid_of(3))
+    assert arrays is None
+    assert strategy.standing.acknowledged == {}
+    assert "round 1 is not finite; the old arrays stay" in caplog.text
+
+
+def test_flutes_heads_stay_where_the_step_is_not_finite(caplog) -> None:
+    strategy = FLUTE()
+    strategy.heads["a"] = {"head.weight": np.ones((2, 2), np.float32)}
+    good = {"head.weight": np.full((2, 2), 3, np.float32)}
+    bad = {"head.weight": np.full((2, 2), np.nan, np.float32)}
+    strategy.keep_heads(["a", "b"], [bad, good])
+    assert strategy.heads["a"]["head.weight"].tolist() == [[1, 1], [1, 1]]
+    assert strategy.heads["b"] is good
+    assert "the step on client a's head is not finite" in caplog.text
+
+
+def test_flute_linear_and_scaffold_keep_their_state() -> None:
+    linear = FLUTELinear(dimension=3, rank=2, learning_rate=1e38, fraction_train=1.0)
+
+    def client(message: Message, context: Context) -> Message:
+        if message.metadata.message_type != MessageType.TRAIN:
+            return honest(message, context)
+        reply = honest(message, context)
+        names = {"representation.weight": (2, 3), "head.weight": (1, 2)}
+        arrays = {f"gradient.{n}": np.full(s, 1e38) for n, s in names.items()}
+        reply.content["arrays"] = to_record(arrays)
+        return reply
+
+    arrays, _ = train_once(
+        linear, grid_of(2, client), {"representation.weight": np.ones((2, 3))}
+    )
+    assert arrays is None
+    assert linear.heads == {}
+
+    scaffold = SCAFFOLD(global_learning_rate=1e10, fraction_train=1.0)
+    start = {"w": np.zeros(2), "control.w": np.zeros(2)}
+    messages = scaffold.configure_train(1, to_record(start), ConfigRecord(), grid_of(2))
+    assert len(list(messages)) == 2
+    arrays, _ = train_once(scaffold, grid_of(2, doubles(3e38)), start)
+    assert arrays is None
+    assert scaffold.state_dict()[1]["total"] == 0.0
