@@ -123,4 +123,7 @@ TASK_PARTS = (
     "test_examples",
     "loss",
     "classes",
+    "metrics",
+    "check",
+    "read",
 )
