@@ -13,6 +13,8 @@ from task.settings import SettingsError
 # Examples are prepared this many at a time: large enough that the preparation is a few
 # tensor operations, small enough that a big client does not hold its data as floats.
 CHUNK = 2048
+# Of large examples fewer, so that they have not more bytes than this as floats.
+CHUNK_BYTES = 64 * 2**20
 PADDING = 4
 
 
@@ -133,7 +135,8 @@ class ExampleSet:
         """
         n = len(self)
         order = torch.randperm(n) if shuffle else torch.arange(n)
-        step = max(1, CHUNK // batch_size) * batch_size
+        width = 4 * max(1, self.inputs[:1].numel())
+        step = max(1, min(CHUNK, CHUNK_BYTES // width) // batch_size) * batch_size
         for start in range(0, n, step):
             chosen = order[start : start + step]
             inputs = self._prepared(chosen, shuffle and self.augment)
