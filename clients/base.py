@@ -95,7 +95,7 @@ class Client(Slotted, NumPyClient):
     # Whether targets must be classes.
     needs_classes: ClassVar[bool] = False
     # Settings that a device may set for itself.
-    node_settings: ClassVar[tuple[str, ...]] = ("data-dir", "cache-dir")
+    node_settings: ClassVar[tuple[str, ...]] = ("data-dir", "cache-dir", "weights")
 
     def __init__(
         self, task: Task, index: int, state: PersonalState, settings: Any
@@ -135,7 +135,13 @@ class Client(Slotted, NumPyClient):
         dict
             ``num-examples`` (training), ``num-test-examples``, and ``structure``: a
             digest of what must be the same for all clients.
+
+        Raises
+        ------
+        SettingsError
+            If the client's examples do not fit the task's model and loss.
         """
+        self.task.check(self.index)
         structure = repr(self.structure()).encode()
         return {
             NUM_EXAMPLES: len(self.task.train_examples(self.index)),
@@ -293,11 +299,15 @@ class Client(Slotted, NumPyClient):
         return evaluate_model(self.task, self.index, model)
 
     def test_beside_global(self) -> Evaluation:
-        """Test the deployed model; ``accuracy-global`` is that of the received one."""
+        """Test the deployed model; ``accuracy-global`` is that of the received one.
+
+        So is ``-global`` of the task's own metrics.
+        """
         _, _, before = self.test(self.model)
         loss, num_examples, metrics = self.test(self.deployed_model())
-        if "accuracy" in before:
-            metrics["accuracy-global"] = before["accuracy"]
+        for name in ("accuracy", *self.task.metrics):
+            if name in before:
+                metrics[f"{name}-global"] = before[name]
         return loss, num_examples, metrics
 
 

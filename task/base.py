@@ -2,9 +2,10 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
-from typing import ClassVar, Protocol
+from types import MappingProxyType
+from typing import Any, ClassVar, Protocol, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -13,9 +14,13 @@ from torch import Tensor, nn
 
 from task.examples import ExampleSet
 from task.models import SplitModel
-from task.training import Loss
+from task.settings import SettingsError
+from task.training import EVALUATION_BATCH, Loss
+from task.weights import load_weights
 
 Matrix = npt.NDArray[np.float64]
+# Of all outputs and targets of a client's test examples.
+Metric = Callable[[Tensor, Tensor], Tensor | float]
 
 
 class Task(Protocol):
@@ -28,6 +33,10 @@ class Task(Protocol):
     @property
     def classes(self) -> tuple[str, ...]:
         """Names of the classes, in the order of the outputs; none for numbers."""
+
+    @property
+    def metrics(self) -> Mapping[str, Metric]:
+        """What is measured besides loss and accuracy, by name."""
 
     @property
     def initial_state(self) -> dict[str, Tensor]:
@@ -61,12 +70,22 @@ class Task(Protocol):
     def test_examples(self, client: int) -> ExampleSet:
         """Return a client's test examples, as `train_examples`."""
 
+    def check(self, client: int) -> None:
+        """Raise `SettingsError` unless a client's examples fit model, loss and metrics.
+
+        Called once for every client, before the first round.
+        """
+
+    def read(self, line: str) -> Tensor:
+        """Return one example's inputs from a line of a file, for predictions."""
+
 
 class BaseTask(ABC):
     """A task whose clients all start from the same model."""
 
     # Why local training has nothing to train on, where it has not.
     untrainable: ClassVar[str] = ""
+    metrics: Mapping[str, Metric] = MappingProxyType({})
 
     @property
     def idle_settings(self) -> Mapping[str, str]:
@@ -87,6 +106,71 @@ class BaseTask(ABC):
         """State dict of the common initial model; not to be changed."""
         return self.initial_model().state_dict()
 
+    def check(self, client: int) -> None:
+        """Try the model, the loss and the metrics on a client's first examples."""
+        for part in ("train", "test"):
+            examples = getattr(self, f"{part}_examples")(client)
+            if not isinstance(examples, ExampleSet):
+                raise SettingsError(
+                    f"the {part} examples are a {type(examples).__name__}; they must "
+                    "be an ExampleSet"
+                )
+            if len(examples) > 0:
+                _try(cast(Task, self), next(examples.batches(EVALUATION_BATCH)))
+
+    def read(self, line: str) -> Tensor:
+        """Return the numbers of a line, with commas between them, as float32."""
+        try:
+            return torch.tensor([float(cell) for cell in line.split(",")])
+        except ValueError as error:
+            raise SettingsError(f"{error}; it must be numbers and commas") from None
+
+
+@torch.no_grad()
+def _try(task: Task, batch: tuple[Tensor, Tensor]) -> None:
+    """Raise `SettingsError` unless model, loss and metrics take a batch."""
+
+    def call(who: str, function: Callable[..., Any], **given: Tensor) -> Any:
+        try:
+            return function(*given.values())
+        # An outsider's model or loss can raise anything.
+        except Exception as error:
+            reason = (str(error).splitlines() or [type(error).__name__])[0]
+            forms = (
+                f"{name} of type {str(value.dtype).removeprefix('torch.')} and shape "
+                f"{tuple(value.shape)}"
+                for name, value in given.items()
+            )
+            raise SettingsError(f"{who} refuses {' and '.join(forms)}: {reason}") from (
+                error
+            )
+
+    inputs, targets = batch
+    outputs = call("the model", task.scratch_model.eval(), inputs=inputs)
+    if not isinstance(outputs, Tensor):
+        raise SettingsError(
+            f"the model returns a {type(outputs).__name__}; it must be a tensor"
+        )
+    value = call("the loss", task.loss, outputs=outputs, targets=targets)
+    if not isinstance(value, Tensor) or value.ndim > 0:
+        shown = f"shape {tuple(value.shape)}" if isinstance(value, Tensor) else value
+        raise SettingsError(
+            f"the loss of a batch is {shown!s}; it must be a tensor of one number, the "
+            "mean over the batch"
+        )
+    if not value.isfinite():
+        raise SettingsError(
+            f"the loss of the first batch is {value.item()}; it must be finite"
+        )
+    for name, metric in task.metrics.items():
+        found = call(f"metric {name!r}", metric, outputs=outputs, targets=targets)
+        try:
+            float(found)
+        except (TypeError, ValueError, RuntimeError):
+            raise SettingsError(
+                f"metric {name!r} is {found!r}; it must be one number"
+            ) from None
+
 
 @dataclass(frozen=True, eq=False)
 class ExampleTask(BaseTask):
@@ -95,37 +179,74 @@ class ExampleTask(BaseTask):
     Parameters
     ----------
     model : callable
-        Returns a new `SplitModel`; what it draws at random is fixed by the seed.
+        Returns a new `SplitModel`, or any other module together with ``head``; what it
+        draws at random is fixed by the seed.
     train, test : sequence of ExampleSet
-        Examples of each client.
+        Examples of each client. A sequence of one's own may read them when asked.
     loss : callable, default cross-entropy
         Of a batch's outputs and targets; the mean over the batch.
     classes : tuple of str, default ()
         Names of the classes, in the order of the outputs; none for numbers.
     seed : int, default 0
         Fixes the initial model.
+    head : str, default ""
+        Dotted name of the submodule that is the head, where the model is not split.
+    weights : str, default ""
+        A ``.pth`` or ``.safetensors`` file with the arrays to begin with; the head is
+        left out where its shape differs.
+    metrics : mapping of str to callable, default {}
+        Each of all outputs and targets of a client's test examples; one number.
+    reader : callable, optional
+        Of a line of text; one example's inputs, for predictions. By default the line
+        has numbers with commas between them.
     """
 
-    model: Callable[[], SplitModel]
+    model: Callable[[], nn.Module]
     train: Sequence[ExampleSet]
     test: Sequence[ExampleSet]
     loss: Loss = nn.functional.cross_entropy
     classes: tuple[str, ...] = ()
     seed: int = 0
+    head: str = ""
+    weights: str = ""
+    metrics: Mapping[str, Metric] = field(default_factory=dict)
+    reader: Callable[[str], Tensor] | None = None
 
     def initial_model(self) -> SplitModel:
-        """Return a new model with the seed's initial values."""
+        """Return a new model with the seed's initial values, or those of the file."""
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(self.seed)
-            return self.model()
+            module = self.model()
+        if not isinstance(module, nn.Module):
+            raise SettingsError(
+                f"model() returns a {type(module).__name__}; it must be an nn.Module"
+            )
+        name = type(module).__name__
+        if not isinstance(module, SplitModel):
+            module = SplitModel.wrap(module, self.head)
+        if self.weights:
+            load_weights(module, self.weights, name)
+        return module
 
     def train_examples(self, client: int) -> ExampleSet:
         """Return a client's training examples."""
-        return self.train[client]
+        return self._of(self.train, client)
 
     def test_examples(self, client: int) -> ExampleSet:
         """Return a client's test examples."""
-        return self.test[client]
+        return self._of(self.test, client)
+
+    def _of(self, sets: Sequence[ExampleSet], client: int) -> ExampleSet:
+        if client >= len(sets):
+            raise SettingsError(
+                f"the task has examples of {len(sets)} clients; client {client}, from "
+                "0, is one too many"
+            )
+        return sets[client]
+
+    def read(self, line: str) -> Tensor:
+        """Return what the own reader makes of a line."""
+        return super().read(line) if self.reader is None else self.reader(line)
 
 
 class RegressionTask(BaseTask):

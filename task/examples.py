@@ -1,15 +1,20 @@
 """A client's examples as tensors, and the batches that are cut from them."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
-from typing import Self
+from typing import Any, Self
 
+import numpy as np
 import torch
 from torch import Tensor
+
+from task.settings import SettingsError
 
 # Examples are prepared this many at a time: large enough that the preparation is a few
 # tensor operations, small enough that a big client does not hold its data as floats.
 CHUNK = 2048
+# Of large examples fewer, so that they have not more bytes than this as floats.
+CHUNK_BYTES = 64 * 2**20
 PADDING = 4
 
 
@@ -20,15 +25,27 @@ class ExampleSet:
     Parameters
     ----------
     inputs : Tensor
-        Images as uint8 of shape (n, height, width, channels), or float vectors of shape
-        (n, dimension).
+        Whatever the model takes, an example a row: float vectors (n, dimension), series
+        (n, time, channels), tokens as int64 (n, time), images (n, height, width,
+        channels), as uint8 with mean and std.
     targets : Tensor
-        int64 classes of shape (n,), or float values of shape (n, 1).
+        Whatever the loss takes: int64 classes of shape (n,), float values of shape
+        (n, 1), ...
     mean, std : Tensor, optional
-        Per channel, in units of 0 to 255; images are normalised with them.
+        Per channel, in the images' units; images are normalised with them, and come to
+        the model as float32 of shape (batch, channels, height, width).
     augment : bool, default False
         Whether batches for training get a random crop (zero padding of 4) and a random
         horizontal flip, drawn for each image in each epoch.
+    rows : Tensor, optional
+        Which rows of the inputs are the examples, int64 of shape (n,), where they are
+        not all in order. Inputs may then be mapped from a file that is larger than the
+        memory: rows are read when their batch is made.
+
+    Raises
+    ------
+    SettingsError
+        If there are not as many inputs as targets.
     """
 
     inputs: Tensor
@@ -36,6 +53,57 @@ class ExampleSet:
     mean: Tensor | None = None
     std: Tensor | None = None
     augment: bool = False
+    rows: Tensor | None = None
+
+    def __post_init__(self) -> None:
+        """Check the lengths."""
+        n = len(self.inputs if self.rows is None else self.rows)
+        if n != len(self.targets):
+            raise SettingsError(
+                f"there are {n} inputs and {len(self.targets)} targets; there must be "
+                "one target an input"
+            )
+
+    @classmethod
+    def from_dataset(
+        cls,
+        dataset: Iterable[Any],
+        inputs: int | str = 0,
+        targets: int | str = 1,
+        **more: Any,
+    ) -> Self:
+        """Return the examples of a data set of torch or of Hugging Face.
+
+        Parameters
+        ----------
+        dataset : iterable
+            Its examples are tuples, as torch's are, or mappings, as Hugging Face's are,
+            of arrays, numbers, lists of numbers or Pillow images.
+        inputs, targets : int or str, default 0 and 1
+            Where in an example they stand: a position, or the name of a column.
+        **more : Any
+            ``mean``, ``std`` and ``augment``.
+
+        Returns
+        -------
+        ExampleSet
+            All examples, in memory. float64 becomes float32, and integers among the
+            targets int64; targets that are single floats get the shape (n, 1), as a
+            model's outputs have.
+
+        Raises
+        ------
+        SettingsError
+            If examples are not of equal shape, or are not numbers.
+        """
+        drawn = [(example[inputs], example[targets]) for example in dataset]
+        x = _stacked([x for x, _ in drawn], "inputs")
+        y = _stacked([y for _, y in drawn], "targets")
+        if not y.is_floating_point():
+            y = y.long()
+        elif y.ndim == 1:
+            y = y[:, None]
+        return cls(x, y, **more)
 
     def __len__(self) -> int:
         """Return the number of examples."""
@@ -59,15 +127,16 @@ class ExampleSet:
 
         Yields
         ------
-        inputs : Tensor of float32
-            Images are normalised, of shape (batch, channels, height, width), channels
-            last in memory.
+        inputs : Tensor
+            Images with mean and std are normalised, float32 of shape (batch, channels,
+            height, width), channels last in memory; the rest is as in `inputs`.
         targets : Tensor
             As in `targets`.
         """
         n = len(self)
         order = torch.randperm(n) if shuffle else torch.arange(n)
-        step = max(1, CHUNK // batch_size) * batch_size
+        width = 4 * max(1, self.inputs[:1].numel())
+        step = max(1, min(CHUNK, CHUNK_BYTES // width) // batch_size) * batch_size
         for start in range(0, n, step):
             chosen = order[start : start + step]
             inputs = self._prepared(chosen, shuffle and self.augment)
@@ -93,7 +162,7 @@ class ExampleSet:
         return self._prepared(chosen, self.augment), self.targets[chosen]
 
     def _prepared(self, chosen: Tensor, augment: bool) -> Tensor:
-        inputs = self.inputs[chosen]
+        inputs = self.inputs[chosen if self.rows is None else self.rows[chosen]]
         if augment:
             inputs = random_crop_and_flip(inputs)
         if self.mean is not None and self.std is not None:
@@ -119,3 +188,25 @@ def random_crop_and_flip(images: Tensor, padding: int = PADDING) -> Tensor:
     across = torch.arange(width)
     columns = left + torch.where(flip, across.flip(0), across)
     return padded[torch.arange(n)[:, None, None], rows[:, :, None], columns[:, None, :]]
+
+
+def _stacked(values: list[Any], what: str) -> Tensor:
+    """Return values of equal shape as one tensor."""
+    try:
+        arrays = [np.asarray(value) for value in values]
+        shapes = [array.shape for array in arrays]
+        odd = next((i for i, shape in enumerate(shapes) if shape != shapes[0]), None)
+        if odd is not None:
+            raise SettingsError(
+                f"{what} of example {odd} have the shape {shapes[odd]}, those of "
+                f"example 0 {shapes[0]}; they must be equal"
+            )
+        stacked = torch.from_numpy(np.stack(arrays))
+    # Ragged lists, texts, other objects, and no examples at all.
+    except (TypeError, ValueError) as error:
+        if isinstance(error, SettingsError):
+            raise
+        raise SettingsError(
+            f"{what} cannot be put into a tensor: {' '.join(str(error).split())}"
+        ) from None
+    return stacked.float() if stacked.dtype == torch.float64 else stacked

@@ -1,10 +1,12 @@
 """Split models: a shared representation and a personal head."""
 
+import copy
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from functools import cached_property
 from itertools import pairwise
-from typing import Literal, Self
+from typing import Any, Literal, Self
 
 import torch
 from torch import Tensor, nn
@@ -25,7 +27,14 @@ class SplitModel(nn.Module):
         Maps inputs to features.
     head : nn.Module
         Maps features to outputs.
+
+    Attributes
+    ----------
+    head_name : str
+        What the head was called in the module that was split; empty without one.
     """
+
+    head_name = ""
 
     def __init__(self, representation: nn.Module, head: nn.Module) -> None:
         super().__init__()
@@ -102,7 +111,9 @@ class SplitModel(nn.Module):
             )
         parent, _, name = head.rpartition(".")
         setattr(module.get_submodule(parent), name, nn.Identity())
-        return cls(module, modules[head])
+        model = cls(module, modules[head])
+        model.head_name = head
+        return model
 
 
 Blocks = list[list[tuple[str, nn.Module]]]
@@ -276,10 +287,10 @@ def build_model(
         model = SplitModel(
             _sequential(blocks[:-head_layers]), _sequential(blocks[-head_layers:])
         )
+        _check_fit(model, name, shape)
     else:
         require(head_layers == 1, "head-layers", head_layers, f"1 for model {name!r}")
-        model = _torchvision_model(name, num_classes, head)
-    _check_fit(model, name, shape)
+        model = _torchvision_model(name, shape, num_classes, head)
     return model.to(memory_format=torch.channels_last)
 
 
@@ -290,7 +301,9 @@ def _sequential(blocks: Blocks) -> nn.Module:
     return nn.Sequential(OrderedDict(layers))
 
 
-def _torchvision_model(name: str, num_classes: int, head: str) -> SplitModel:
+def _torchvision_model(
+    name: str, shape: tuple[int, ...], num_classes: int, head: str
+) -> SplitModel:
     try:
         from torchvision.models import __name__ as zoo
         from torchvision.models import get_model, list_models
@@ -304,22 +317,60 @@ def _torchvision_model(name: str, num_classes: int, head: str) -> SplitModel:
     names = list_models(module=sys.modules[zoo])
     if name not in names:
         raise unknown("model", name, [*MODELS, *names])
-    module = get_model(name, weights=None, num_classes=num_classes)
+    options: dict[str, Any] = {"weights": None, "num_classes": num_classes}
+    if name in ("googlenet", "inception_v3"):
+        # One output, not three; their own initialisation takes minutes.
+        options |= {"aux_logits": False, "init_weights": False}
+    if name.startswith("vit_"):
+        options["image_size"] = shape[1]
+    if name == "maxvit_t":
+        options["input_size"] = shape[1:]
+    with _fitting(name, shape):
+        module = get_model(name, **options)
+        whole = _output(module, shape)
     if not head:
         linear = [n for n, m in module.named_modules() if isinstance(m, nn.Linear)]
-        head = linear[-1] if linear else ""
-    return SplitModel.wrap(module, head)
+        if not linear:
+            raise SettingsError(
+                f"model {name!r} does not end with a linear layer and cannot be split; "
+                "choose another one"
+            )
+        head = linear[-1]
+    model = SplitModel.wrap(module, head)
+    with _fitting(name, shape):
+        split = _output(model, shape)
+        # Batch norms, for instance, want more than one number a channel in training.
+        _output(copy.deepcopy(model), shape, training=True)
+    if not torch.equal(split, whole):
+        raise SettingsError(
+            f"model-head is {head!r}; it must be the last thing that {name!r} applies"
+        )
+    return model
 
 
 def _check_fit(model: SplitModel, name: str, shape: tuple[int, ...]) -> None:
-    training = model.training
+    with _fitting(name, shape):
+        _output(model, shape)
+
+
+@contextmanager
+def _fitting(name: str, shape: tuple[int, ...]) -> Iterator[None]:
+    """Turn whatever a model raises into one line about its inputs."""
     try:
-        with torch.no_grad():
-            model.eval()(torch.zeros(1, *shape))
-    except RuntimeError as error:
+        yield
+    # torchvision's models raise nearly anything.
+    except Exception as error:
         raise SettingsError(
             f"model {name!r} does not fit inputs of shape {shape}: "
-            f"{str(error).splitlines()[0]}"
+            f"{(str(error).splitlines() or [type(error).__name__])[0]}"
         ) from None
-    finally:
-        model.train(training)
+
+
+def _output(model: nn.Module, shape: tuple[int, ...], training: bool = False) -> Tensor:
+    """Return the output for an image of zeros; the model's mode is left as it is."""
+    former = model.training
+    with torch.no_grad(), torch.random.fork_rng(devices=[], enabled=training):
+        # In training a batch has more than one.
+        output: Tensor = model.train(training)(torch.zeros(1 + training, *shape))
+    model.train(former)
+    return output

@@ -15,7 +15,7 @@ from torch.nn.modules.dropout import _DropoutNd
 
 from task.examples import ExampleSet
 from task.models import Part, SplitModel
-from task.settings import Checked, Free, Range
+from task.settings import Checked, Free, Range, SettingsError
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 # Called with a batch's features and the model; its value is added to the loss.
@@ -61,8 +61,10 @@ class SGD(Checked):
     def optimizer(self, module: nn.Module) -> torch.optim.Optimizer:
         """Return SGD of a module's parameters alone, with decay of weights only."""
         named = list(module.named_parameters())
-        weights = [p for name, p in named if not name.endswith("bias")]
-        biases = [p for name, p in named if name.endswith("bias")]
+        # Recurrent layers have names like bias_ih_l0.
+        is_bias = [name.rpartition(".")[2].startswith("bias") for name, _ in named]
+        weights = [p for (_, p), bias in zip(named, is_bias, strict=True) if not bias]
+        biases = [p for (_, p), bias in zip(named, is_bias, strict=True) if bias]
         return torch.optim.SGD(
             [
                 {"params": weights, "weight_decay": self.weight_decay},
@@ -119,12 +121,23 @@ def loop(step: Step, examples: ExampleSet, epochs: int, sgd: SGD) -> float:
     ------
     TrainingDivergedError
         If the loss is no longer finite.
+    SettingsError
+        If the last batch is one example, and the model cannot train on that.
     """
     mean = 0.0
     for epoch in range(epochs):
         total = torch.zeros(())
         for inputs, targets in examples.batches(sgd.batch_size, shuffle=True):
-            total += step(inputs, targets) * len(targets)
+            try:
+                total += step(inputs, targets) * len(targets)
+            except ValueError as error:
+                if "more than 1 value per channel" not in str(error):
+                    raise
+                raise SettingsError(
+                    f"batch-size {sgd.batch_size} leaves one of {len(examples)} "
+                    "examples alone, which this model's batch norms cannot train on; "
+                    "another batch-size does not, or larger images"
+                ) from None
         mean = total.item() / len(examples)
         if not torch.isfinite(total):
             raise TrainingDivergedError(
@@ -236,10 +249,14 @@ def proximal(weight: float, anchor: Mapping[str, Tensor]) -> Regularizer:
 
 
 def _is_random(module: nn.Module) -> bool:
+    # torchvision's StochasticDepth is no dropout, and torchvision may be missing.
+    # Recurrent and attention layers have a dropout of their own.
     return any(
-        # torchvision's StochasticDepth is no dropout, and torchvision may be missing.
         (isinstance(m, _DropoutNd) or type(m).__name__ == "StochasticDepth")
         and float(getattr(m, "p", 0)) > 0
+        for m in module.modules()
+    ) or any(
+        isinstance(m, nn.RNNBase | nn.MultiheadAttention) and m.dropout > 0
         for m in module.modules()
     )
 
@@ -276,8 +293,8 @@ def evaluate(
     loss : float
         Mean over the examples; NaN without examples.
     accuracy : float
-        Share of examples whose largest output is the target, 0 to 1; NaN where targets
-        are not classes, and without examples.
+        Share of targets that are the largest output, 0 to 1; NaN where targets are not
+        classes, and without examples.
     """
     model.eval()
     total, right = 0.0, 0
@@ -289,5 +306,7 @@ def evaluate(
     n = len(examples)
     if n == 0:
         return float("nan"), float("nan")
-    accuracy = float("nan") if examples.targets.is_floating_point() else right / n
-    return total / n, accuracy
+    # A sequence has a target at every place.
+    targets = examples.targets
+    share = float("nan") if targets.is_floating_point() else right / targets.numel()
+    return total / n, share

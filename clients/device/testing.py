@@ -1,5 +1,7 @@
 """Tests of a model on a client's own examples."""
 
+from math import isfinite
+
 import torch
 from flwr.common import Scalar
 from torch import Tensor, nn
@@ -32,11 +34,24 @@ def evaluate_model(
         Number of test examples.
     metrics : dict
         ``accuracy``, 0 to 1, where targets are classes; ``global-nc2`` and
-        ``local-nc2`` (`task.neural_collapse`) where the head is linear besides.
+        ``local-nc2`` (`task.neural_collapse`) where the head is linear besides; the
+        task's own.
     """
     examples = task.test_examples(index)
-    loss, accuracy = evaluate(model, examples, task.loss)
+    seen: list[tuple[Tensor, Tensor]] = []
+
+    def loss_of(outputs: Tensor, targets: Tensor) -> Tensor:
+        if task.metrics:
+            seen.append((outputs, targets))
+        return task.loss(outputs, targets)
+
+    loss, accuracy = evaluate(model, examples, loss_of)
     metrics: dict[str, Scalar] = {}
+    if seen:
+        whole = [torch.cat(parts) for parts in zip(*seen, strict=True)]
+        own = {name: float(of(*whole)) for name, of in task.metrics.items()}
+        # What has no value here, R² of one example say, counts where it has one.
+        metrics |= {name: value for name, value in own.items() if isfinite(value)}
     if not examples.targets.is_floating_point():
         metrics["accuracy"] = accuracy
         if isinstance(model.head, nn.Linear):

@@ -4,8 +4,8 @@ import hashlib
 import os
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -13,12 +13,16 @@ from typing import Annotated, Any
 import numpy as np
 import numpy.typing as npt
 
-from task.data.images import images_in, read_image
+from task.data.folders import PARTS, ImageFolder
 from task.data.npz import find_arrays
 from task.settings import Checked, Free, Range, SettingsError, unknown
 
 Images = npt.NDArray[np.uint8]
 Integers = npt.NDArray[np.int64]
+
+Arrays = dict[str, npt.NDArray[Any]]
+# Writes the files of a data set into an empty directory.
+Build = Callable[[Path], None]
 
 # An unwritable cache costs decoding time, not the run; a full disk is an error.
 SPACE_MARGIN = 1.02
@@ -117,7 +121,7 @@ def load_dataset(name: str, settings: DataSettings) -> Dataset:
     key, build = SOURCES[name](settings)
     directory = _cache_root(settings) / hashlib.sha256(key.encode()).hexdigest()[:24]
     if not directory.exists():
-        _store(build(), directory)
+        _store(build, directory)
     return _keep_classes(_open(directory), settings.num_classes)
 
 
@@ -128,27 +132,15 @@ def _cache_root(settings: DataSettings) -> Path:
     return Path(base) / "flwr-frl"
 
 
-def _store(dataset: Dataset, directory: Path) -> None:
-    """Write a data set as ``.npy`` files: wholly, or nothing stays behind."""
-    arrays: dict[str, npt.NDArray[Any]] = {
-        "classes": np.array(dataset.classes, dtype=np.str_),
-        "clients": np.array(dataset.clients, dtype=np.str_),
-    }
-    for name, part in (("train", dataset.train), ("test", dataset.test)):
-        arrays[f"{name}-images"] = part.images
-        arrays[f"{name}-labels"] = part.labels
-        arrays[f"{name}-owners"] = part.owners
-    needed = int(sum(array.nbytes for array in arrays.values()) * SPACE_MARGIN)
+def _store(build: Build, directory: Path) -> None:
+    """Have a data set written as ``.npy`` files: wholly, or nothing stays behind."""
     partial: Path | None = None
+    cache = directory.parent
+    made = [path for path in (cache, *cache.parents) if not path.exists()]
     try:
         directory.parent.mkdir(parents=True, exist_ok=True)
-        free = shutil.disk_usage(directory.parent).free
-        if free < needed:
-            raise OSError(f"{needed:,} bytes are needed, {free:,} are free")
         partial = Path(tempfile.mkdtemp(prefix=".partial-", dir=directory.parent))
-        for name, array in arrays.items():
-            with (partial / f"{name}.npy").open("wb") as file:
-                np.save(file, array, allow_pickle=False)
+        build(partial)
         partial.rename(directory)
     except OSError as error:
         # Another process may have stored the same data first: that is as good.
@@ -160,6 +152,48 @@ def _store(dataset: Dataset, directory: Path) -> None:
     finally:
         if partial is not None:
             shutil.rmtree(partial, ignore_errors=True)
+        if not directory.exists():
+            for path in made:
+                with suppress(OSError):
+                    path.rmdir()
+
+
+def _need_space(directory: Path, num_bytes: int) -> None:
+    """Raise `OSError` unless so many bytes, and a margin, are free."""
+    needed, free = int(num_bytes * SPACE_MARGIN), shutil.disk_usage(directory).free
+    if free < needed:
+        raise OSError(f"{needed:,} bytes are needed, {free:,} are free")
+
+
+def _save(
+    directory: Path,
+    arrays: Arrays,
+    classes: tuple[str, ...],
+    clients: tuple[str, ...] = (),
+) -> None:
+    names = {
+        "classes": np.array(classes, np.str_),
+        "clients": np.array(clients, np.str_),
+    }
+    for name, array in {**names, **arrays}.items():
+        with (directory / f"{name}.npy").open("wb") as file:
+            np.save(file, array, allow_pickle=False)
+
+
+def _in_memory(load: Callable[[], Dataset]) -> Build:
+    """Return what writes a data set that fits into memory."""
+
+    def build(directory: Path) -> None:
+        dataset = load()
+        arrays: Arrays = {}
+        for name, part in (("train", dataset.train), ("test", dataset.test)):
+            arrays[f"{name}-images"] = part.images
+            arrays[f"{name}-labels"] = part.labels
+            arrays[f"{name}-owners"] = part.owners
+        _need_space(directory, sum(array.nbytes for array in arrays.values()))
+        _save(directory, arrays, dataset.classes, dataset.clients)
+
+    return build
 
 
 def _open(directory: Path) -> Dataset:
@@ -184,7 +218,10 @@ def _keep_classes(dataset: Dataset, num_classes: int) -> Dataset:
         )
 
     def keep(part: ImageSet) -> ImageSet:
-        kept = np.flatnonzero(part.labels < num_classes)
+        chosen = part.labels < num_classes
+        # Sorted by class, the images stay where they are.
+        first = bool((np.diff(chosen.astype(np.int8)) <= 0).all())
+        kept = slice(int(chosen.sum())) if first else np.flatnonzero(chosen)
         return ImageSet(part.images[kept], part.labels[kept], part.owners[kept])
 
     return Dataset(
@@ -193,9 +230,6 @@ def _keep_classes(dataset: Dataset, num_classes: int) -> Dataset:
         dataset.classes[:num_classes],
         dataset.clients,
     )
-
-
-Build = Callable[[], Dataset]
 
 
 def _unowned(images: Images, labels: npt.NDArray[Any]) -> ImageSet:
@@ -207,7 +241,7 @@ def _unowned(images: Images, labels: npt.NDArray[Any]) -> ImageSet:
 def _digits(_: DataSettings) -> tuple[str, Build]:
     """Return the 1,797 digits of 8 x 8 that scikit-learn brings; every fifth tests."""
 
-    def build() -> Dataset:
+    def load() -> Dataset:
         from sklearn.datasets import load_digits
 
         digits = load_digits()
@@ -220,7 +254,7 @@ def _digits(_: DataSettings) -> tuple[str, Build]:
             tuple(str(digit) for digit in range(10)),
         )
 
-    return "digits/1", build
+    return "digits/1", _in_memory(load)
 
 
 def _torchvision(
@@ -236,7 +270,7 @@ def _torchvision(
         else:
             root = _cache_root(settings) / "torchvision"
 
-        def build() -> Dataset:
+        def load() -> Dataset:
             try:
                 from torchvision import datasets
             except (ImportError, RuntimeError) as error:
@@ -245,10 +279,10 @@ def _torchvision(
                     f"({error}); install torch and torchvision of the same kind of "
                     "build"
                 ) from None
-            load = getattr(datasets, name)
+            source = getattr(datasets, name)
             try:
                 train, test = (
-                    load(str(root), train=train, download=True, **options)
+                    source(str(root), train=train, download=True, **options)
                     for train in (True, False)
                 )
             # Damaged files raise nearly anything.
@@ -266,7 +300,7 @@ def _torchvision(
                 tuple(train.classes[first:]),
             )
 
-        return f"{name}/{options}/{root.resolve()}", build
+        return f"{name}/{options}/{root.resolve()}", _in_memory(load)
 
     return source
 
@@ -281,125 +315,43 @@ def _from_torch(dataset: Any, first: int) -> ImageSet:
 
 def _image_folder(settings: DataSettings) -> tuple[str, Build]:
     """Return ``train/<class>/*`` or ``<client>/train/<class>/*`` of a directory."""
-    root = Path(settings.data_dir).expanduser()
-    if not settings.data_dir or not root.is_dir():
-        raise SettingsError(
-            f"data-dir is {settings.data_dir!r}; it must be a directory with "
-            "train/<class>/* and test/<class>/*, or <client>/train/<class>/*"
-        )
-    folders, clients = _class_folders(root)
-    classes = tuple(sorted({folder.name for _, _, folder in folders}))
-    files = [
-        (part, owner, classes.index(folder.name), Path(entry.path), entry.stat())
-        for part, owner, folder in folders
-        for entry in images_in(folder, "class folder")
-    ]
-    size = settings.image_size
-    key = hashlib.sha256(f"{root.resolve()}/{size}/{clients}".encode())
-    for _, _, _, path, stat in files:
-        key.update(f"{path}/{stat.st_size}/{stat.st_mtime_ns}\n".encode())
-    return key.hexdigest(), lambda: _decode(files, classes, clients, size)
+    folder = ImageFolder(settings.data_dir, settings.image_size)
 
-
-def _class_folders(
-    root: Path,
-) -> tuple[list[tuple[str, int, Path]], tuple[str, ...]]:
-    """Return (part, client, folder) of every class folder, and the clients' names."""
-    if (root / "train").is_dir():
-        clients: tuple[str, ...] = ()
-        parts = [(part, -1, root / part) for part in ("train", "test")]
-    else:
-        clients = tuple(
-            sorted(path.name for path in root.iterdir() if (path / "train").is_dir())
-        )
-        parts = [
-            (part, owner, root / client / part)
-            for owner, client in enumerate(clients)
-            for part in ("train", "test")
-        ]
-    folders = [
-        (part, owner, folder)
-        for part, owner, parent in parts
-        if parent.is_dir()
-        for folder in sorted(parent.iterdir())
-        if folder.is_dir()
-    ]
-    for part in ("train", "test"):
-        if not any(found == part for found, _, _ in folders):
-            raise SettingsError(
-                f"data-dir {str(root)!r} has no class folders under {part!r}; it must "
-                "hold train/<class>/* and test/<class>/*, or <client>/train/<class>/*"
+    def build(directory: Path) -> None:
+        shape = folder.shape()
+        rows = {part: len(folder.labels(part)) for part in PARTS}
+        pixels = sum(rows.values()) * int(np.prod(shape))
+        labels = {
+            f"{part}-{name}": array
+            for part in PARTS
+            for name, array in (
+                ("labels", folder.labels(part)),
+                ("owners", folder.owners(part)),
             )
-    return folders, clients
+        }
+        _need_space(directory, pixels + sum(a.nbytes for a in labels.values()))
+        with ExitStack() as opened:
+            files = {}
+            for part, n in rows.items():
+                path = directory / f"{part}-images.npy"
+                files[part] = opened.enter_context(path.open("wb"))
+                header = {"descr": "|u1", "fortran_order": False, "shape": (n, *shape)}
+                np.lib.format.write_array_header_1_0(files[part], header)
+            folder.decode(shape, files)
+        _save(directory, labels, folder.classes, folder.clients)
 
-
-def _decode(
-    files: list[tuple[str, int, int, Path, os.stat_result]],
-    classes: tuple[str, ...],
-    clients: tuple[str, ...],
-    size: int,
-) -> Dataset:
-    from PIL import Image
-    from rich.progress import track
-
-    unreadable: list[str] = []
-    mode, shape = "", (size, size)
-
-    def read(path: Path) -> Images | None:
-        try:
-            return read_image(path, mode, shape)
-        # A damaged file can raise nearly anything in a decoder.
-        except Exception as error:
-            unreadable.append(f"{path} ({error})")
-            return None
-
-    # The first readable image decides colour and size for all.
-    for *_, path, _ in files:
-        try:
-            with Image.open(path) as image:
-                image.load()
-                mode = "L" if image.mode in ("1", "L", "I", "I;16") else "RGB"
-                shape = (size, size) if size else image.size
-                break
-        except Exception:
-            continue
-    if not mode:
-        raise SettingsError(
-            f"{len(files)} images cannot be read, the first is {files[0][3]}"
-        )
-    images: Images = np.empty(
-        (len(files), shape[1], shape[0], 1 if mode == "L" else 3), np.uint8
-    )
-    with ThreadPoolExecutor(os.cpu_count()) as pool:
-        decoded: Iterator[Images | None] = pool.map(read, (f[3] for f in files))
-        progress = track(decoded, "Decoding images (once)", len(files), transient=True)
-        for i, pixels in enumerate(progress):
-            if pixels is not None:
-                images[i] = pixels
-    if unreadable:
-        raise SettingsError(
-            f"{len(unreadable)} images cannot be read, the first is {min(unreadable)}"
-        )
-    labels = np.array([label for _, _, label, _, _ in files], dtype=np.int64)
-    owners = np.array([owner for _, owner, _, _, _ in files], dtype=np.int64)
-    train = np.array([part == "train" for part, *_ in files])
-    return Dataset(
-        ImageSet(images[train], labels[train], owners[train]),
-        ImageSet(images[~train], labels[~train], owners[~train]),
-        classes,
-        clients,
-    )
+    return folder.key, build
 
 
 def _arrays(settings: DataSettings) -> tuple[str, Build]:
     """Return ``train.npz`` and ``test.npz`` of a directory."""
     key, read = find_arrays(settings.data_dir)
 
-    def build() -> Dataset:
+    def load() -> Dataset:
         train, test, classes = read()
         return Dataset(_unowned(*train), _unowned(*test), classes)
 
-    return key, build
+    return key, _in_memory(load)
 
 
 SOURCES: dict[str, Callable[[DataSettings], tuple[str, Build]]] = {

@@ -128,4 +128,7 @@ TASK_PARTS = (
     "test_examples",
     "loss",
     "classes",
+    "metrics",
+    "check",
+    "read",
 )

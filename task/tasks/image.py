@@ -1,11 +1,14 @@
 """Image classification."""
 
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
+from logging import getLogger
 from typing import Annotated, ClassVar
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import nn
 
@@ -13,9 +16,10 @@ from task.base import BaseTask
 from task.data.datasets import DataSettings, load_dataset
 from task.data.partitions import Indices, PartitionSettings, partition
 from task.examples import ExampleSet
-from task.models import SplitModel, build_model
+from task.models import MODELS, SplitModel, build_model
 from task.settings import Free, Range, SettingsError
 from task.training import Loss
+from task.weights import load_weights
 
 DEFAULT_MODELS = {
     "digits": "digits-cnn",
@@ -34,8 +38,18 @@ RGB = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 GREY = ((0.1307,), (0.3081,))
 NORMALIZATION = {"cifar100": ((0.507, 0.487, 0.441), (0.267, 0.256, 0.276))}
 
-# Digits and letters must not be mirrored.
-AUGMENTED = ("cifar10", "cifar100", "image-folder", "arrays")
+# Digits and letters must not be mirrored, and a crop can make another one of them.
+HANDWRITTEN = ("digits", "mnist", "emnist", "femnist")
+# Images of which it is seen whether all are grey.
+SEEN = 64
+# The CNNs for CIFAR take from 16 to 40 pixels well.
+SMALL, LARGE = 16, 64
+# Bytes of a client's images that are copied into memory; more are read as they are
+# needed. 32 clients are remembered.
+COPIED = 8 * 2**20
+REMEMBERED = 32
+
+log = getLogger("task")
 
 
 @dataclass(frozen=True)
@@ -52,14 +66,26 @@ class ImageSettings(DataSettings, PartitionSettings):
     head_layers : int, default 0
         How many of a built-in model's last layers are the head; 0 leaves it to the
         algorithm (LG-FedAvg has 2, the others 1).
+    weights : str, default ""
+        What the model begins with: a ``.pth`` or ``.safetensors`` file, or the name of
+        torchvision's weights for it (``DEFAULT``); the head stays new where its shape
+        differs.
+    grey_to_rgb : bool, default True
+        Whether grey images become RGB where the model takes nothing else, as all of
+        torchvision's.
     augment : bool, default True
-        Whether colour images get a random crop and flip in training.
+        Whether natural colour images get a random crop and flip in training.
+    augment_all : bool, default False
+        Whether grey images and handwriting are augmented as well.
     """
 
     model: Annotated[str, Free("a model's name")] = ""
     model_head: Annotated[str, Free("a submodule's name")] = ""
     head_layers: Annotated[int, Range("[0, inf)")] = 0
+    weights: Annotated[str, Free("a file or a name")] = ""
+    grey_to_rgb: Annotated[bool, Free()] = True
     augment: Annotated[bool, Free()] = True
+    augment_all: Annotated[bool, Free()] = False
 
 
 class ImageTask(BaseTask):
@@ -88,20 +114,26 @@ class ImageTask(BaseTask):
         self.dataset = load_dataset(name, settings)
         self.classes = self.dataset.classes
         self.num_classes = len(self.classes)
-        self.augment = settings.augment and name in AUGMENTED
+        self.natural = name not in HANDWRITTEN and _coloured(self.dataset.train.images)
+        self.augment = settings.augment and (self.natural or settings.augment_all)
         self.seed = settings.seed
         self.train, self.test = self._partition(settings, num_clients)
         height, width, channels = self.dataset.train.images.shape[1:]
+        self.model_name = settings.model or _default_model(name, height, width)
+        if channels == 1 and settings.grey_to_rgb and self.model_name not in MODELS:
+            log.warning(
+                "%s takes RGB: grey images become that (grey-to-rgb)", self.model_name
+            )
+            channels = 3
         mean, std = NORMALIZATION.get(name, RGB if channels == 3 else GREY)
         self.mean, self.std = torch.tensor(mean) * 255, torch.tensor(std) * 255
         self.shape = (channels, height, width)
-        self.model_name = settings.model or DEFAULT_MODELS[name]
         # 0 leaves it to the algorithm; without one, the last layer is the head.
         self.head_layers = settings.head_layers or 1
         self.model_head = settings.model_head
         self.loss: Loss = nn.functional.cross_entropy
         # Of the clients that were here last: cutting a client's images out takes time.
-        self._examples = lru_cache(maxsize=32)(self._cut)
+        self._examples = lru_cache(maxsize=REMEMBERED)(self._cut)
 
     def _partition(
         self, settings: ImageSettings, num_clients: int
@@ -130,24 +162,33 @@ class ImageTask(BaseTask):
 
     @property
     def idle_settings(self) -> Mapping[str, str]:
-        """What the partition does not use; all of it where data has its clients."""
-        if not self.dataset.clients:
-            return self.settings.idle()
-        names = ["partition", "classes-per-client", "dirichlet-alpha", "size-sigma"]
-        names.append("test-partition")
-        return dict.fromkeys(names, "the data is already split over its clients")
+        """What the partition and the images do not use."""
+        idle = self.settings.idle()
+        if self.dataset.clients:
+            names = ["partition", "classes-per-client", "dirichlet-alpha", "size-sigma"]
+            names.append("test-partition")
+            idle = dict.fromkeys(names, "the data is already split over its clients")
+        if self.settings.augment and not self.augment:
+            idle["augment"] = "grey images and handwriting need augment-all=true"
+        return idle
 
     def initial_model(self) -> SplitModel:
-        """Return a new model with the seed's initial values."""
+        """Return a new model with the seed's initial values, or those of `weights`."""
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(self.seed)
-            return build_model(
+            model = build_model(
                 self.model_name,
                 self.shape,
                 self.num_classes,
                 self.head_layers,
                 self.model_head,
             )
+        if self.settings.weights:
+            load_weights(model, self.settings.weights, self.model_name)
+        return model
+
+    def check(self, client: int) -> None:
+        """Nothing: `build_model` has tried the one shape that all images have."""
 
     def train_examples(self, client: int) -> ExampleSet:
         """Return a client's training images, read from the cache."""
@@ -162,10 +203,45 @@ class ImageTask(BaseTask):
     def _cut(self, client: int, training: bool) -> ExampleSet:
         images = self.dataset.train if training else self.dataset.test
         chosen = (self.train if training else self.test)[client]
+        few = len(chosen) * images.images[:1].nbytes <= COPIED
+        pixels = _tensor(images.images[chosen] if few else images.images)
+        if self.shape[0] > pixels.shape[-1]:
+            pixels = pixels.expand(-1, -1, -1, self.shape[0])
         return ExampleSet(
-            torch.from_numpy(images.images[chosen]),
+            pixels,
             torch.from_numpy(images.labels[chosen]),
             self.mean,
             self.std,
             self.augment and training,
+            None if few else torch.from_numpy(chosen),
         )
+
+
+def _tensor(pixels: npt.NDArray[np.uint8]) -> torch.Tensor:
+    """Return an array as a tensor on the same memory, which nobody writes to."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "The given NumPy array is not writable")
+        return torch.from_numpy(pixels)
+
+
+def _coloured(images: npt.NDArray[np.uint8]) -> bool:
+    """Return whether the first images are not all grey; as RGB they may be, too."""
+    first = images[:SEEN]
+    return images.shape[-1] == 3 and bool((first != first[..., :1]).any())
+
+
+def _default_model(name: str, height: int, width: int) -> str:
+    """Return a data set's default model; the log says what is better to set."""
+    if name not in ("image-folder", "arrays"):
+        return DEFAULT_MODELS[name]
+    if min(height, width) < SMALL:
+        return "digits-cnn"
+    if max(height, width) > LARGE:
+        log.warning(
+            "images of %d x %d are large for the default model, and rounds are slow: "
+            "%s, or choose a model that makes them smaller itself, like resnet18",
+            width,
+            height,
+            "set image-size=32" if name == "image-folder" else "bring them to 32 x 32",
+        )
+    return DEFAULT_MODELS[name]

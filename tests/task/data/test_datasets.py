@@ -6,6 +6,7 @@ import pickle
 import re
 import shutil
 import struct
+import tracemalloc
 import zlib
 from collections import namedtuple
 from pathlib import Path
@@ -14,8 +15,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from task.data import datasets
+from task.data import folders
 from task.data.datasets import DataSettings, load_dataset
+from task.data.folders import ImageFolder
 from task.settings import SettingsError
 
 DiskUsage = namedtuple("DiskUsage", "total used free")
@@ -167,8 +169,9 @@ def test_negative_numbers(name):
 
 def test_images_are_decoded_once(folder, tmp_path, monkeypatch):
     calls = []
-    decode = datasets._decode
-    monkeypatch.setattr(datasets, "_decode", lambda *a: calls.append(1) or decode(*a))
+    decode = ImageFolder.decode
+    counted = lambda *a: calls.append(1) or decode(*a)  # noqa: E731
+    monkeypatch.setattr(ImageFolder, "decode", counted)
     first, second = load(folder, tmp_path), load(folder, tmp_path)
     assert calls == [1]
     assert np.array_equal(first.train.images, second.train.images)
@@ -193,14 +196,14 @@ def test_the_cache_is_where_the_environment_says(folder, tmp_path, monkeypatch):
 
 
 def test_another_process_may_store_the_same_data_first(folder, tmp_path, monkeypatch):
-    decode = datasets._decode
+    decode = ImageFolder.decode
 
     def decode_late(*arguments):
-        monkeypatch.setattr(datasets, "_decode", decode)
+        monkeypatch.setattr(ImageFolder, "decode", decode)
         load(folder, tmp_path)
         return decode(*arguments)
 
-    monkeypatch.setattr(datasets, "_decode", decode_late)
+    monkeypatch.setattr(ImageFolder, "decode", decode_late)
     assert len(load(folder, tmp_path).train) == 4
     assert len(list((tmp_path / "cache").iterdir())) == 1
 
@@ -209,7 +212,7 @@ def test_too_little_space(folder, tmp_path, monkeypatch):
     monkeypatch.setattr(shutil, "disk_usage", lambda path: DiskUsage(1000, 990, 10))
     with pytest.raises(SettingsError, match=r"cannot be written \(.* 10 are free\)"):
         load(folder, tmp_path)
-    assert list((tmp_path / "cache").iterdir()) == []
+    assert list((tmp_path / "cache").glob("*")) == []
     monkeypatch.undo()
     assert len(load(folder, tmp_path).train) == 4
 
@@ -228,9 +231,61 @@ def test_a_disk_that_becomes_full(folder, tmp_path, monkeypatch, written):
     monkeypatch.setattr(np, "save", full)
     with pytest.raises(SettingsError, match=r"No space left on device.*set cache-dir"):
         load(folder, tmp_path)
-    assert list((tmp_path / "cache").iterdir()) == []
+    assert list((tmp_path / "cache").glob("*")) == []
     monkeypatch.undo()
     assert len(load(folder, tmp_path).train) == 4
+
+
+def test_a_disk_that_becomes_full_while_images_are_decoded(
+    folder, tmp_path, monkeypatch
+):
+    class Full(io.BytesIO):
+        def write(self, data):
+            if memoryview(data).nbytes == 3 * 4 * 3:
+                raise OSError(errno.ENOSPC, "No space left on device")
+            return super().write(data)
+
+    usual = Path.open
+    full = lambda p, m="r", **o: Full() if m == "wb" else usual(p, m, **o)  # noqa: E731
+    monkeypatch.setattr(Path, "open", full)
+    with pytest.raises(SettingsError, match=r"No space left on device.*set cache-dir"):
+        load(folder, tmp_path)
+    assert not (tmp_path / "cache").exists()
+    monkeypatch.undo()
+    assert len(load(folder, tmp_path).train) == 4
+
+
+def test_memory_does_not_grow_with_the_folder(tmp_path, monkeypatch):
+    # Two images of 128 x 128 x 3 bytes at a time, where all of them have 1.6 or 6.3 MB.
+    monkeypatch.setattr(folders, "BLOCK", 2 * 128 * 128 * 3)
+    peaks = []
+    for per_class in (8, 32):
+        root = tmp_path / str(per_class)
+        write_folder(root, per_class)
+        tracemalloc.start()
+        dataset = load(root, tmp_path, image_size=128)
+        peaks.append(tracemalloc.get_traced_memory()[1])
+        tracemalloc.stop()
+        assert dataset.train.images.shape == (2 * per_class, 128, 128, 3)
+        first = Image.open(root / "train" / "bee" / "7.png").resize((128, 128))
+        place = per_class + sorted(map(str, range(per_class))).index("7")
+        assert np.array_equal(dataset.train.images[place], np.asarray(first))
+    # Pillow's own memory is not counted: what is seen is what Python and NumPy hold.
+    assert peaks[1] < peaks[0] + 200_000
+    assert peaks[1] < 1_000_000
+
+
+def test_a_folder_that_changes_while_it_is_decoded(folder, tmp_path, monkeypatch):
+    shape = ImageFolder.shape
+
+    def late(found):
+        write_image(folder / "train" / "ant" / "new.png", 5)
+        return shape(found)
+
+    monkeypatch.setattr(ImageFolder, "shape", late)
+    with pytest.raises(SettingsError, match="has 3 images, and had 2 a moment ago"):
+        load(folder, tmp_path)
+    assert not (tmp_path / "cache").exists()
 
 
 def test_a_cache_that_cannot_be_made(folder, tmp_path):
@@ -246,7 +301,7 @@ def test_an_interrupted_decoding_leaves_nothing(folder, tmp_path, monkeypatch):
     monkeypatch.setattr(np, "save", interrupted)
     with pytest.raises(KeyboardInterrupt):
         load(folder, tmp_path)
-    assert list((tmp_path / "cache").iterdir()) == []
+    assert list((tmp_path / "cache").glob("*")) == []
 
 
 # What can be wrong with a folder

@@ -179,3 +179,99 @@ def test_normalisation_has_as_many_channels_as_the_images():
     for mean, std in (tasks.RGB, *tasks.NORMALIZATION.values()):
         assert len(mean) == len(std) == 3
     assert len(tasks.GREY[0]) == 1
+
+
+# Images and the model that they meet
+
+
+def write_grey(root: Path, size: int = 16, mode: str = "L") -> None:
+    for part in ("train", "test"):
+        for i, name in enumerate("ab"):
+            folder = root / part / name
+            folder.mkdir(parents=True)
+            for k in range(4):
+                pixels = np.full((size, size), 30 * (4 * i + k), np.uint8)
+                pixels[0, 0] = 250
+                Image.fromarray(pixels).convert(mode).save(folder / f"{k}.png")
+
+
+def folder_task(root: Path, **more):
+    names = {name.replace("_", "-"): value for name, value in more.items()}
+    settings = {"task": "image-folder", "data-dir": str(root), "classes-per-client": 1}
+    return build_task(resolve({**settings, "head-layers": 1, **names}), 2)
+
+
+@pytest.mark.parametrize("mode", ["L", "RGB"])
+def test_grey_images_are_augmented_only_when_asked_for(tmp_path, mode):
+    write_grey(tmp_path, mode=mode)
+    task = folder_task(tmp_path, model="mlp")
+    assert not task.train_examples(0).augment
+    assert task.idle_settings["augment"] == (
+        "grey images and handwriting need augment-all=true"
+    )
+    asked = folder_task(tmp_path, model="mlp", augment_all=True)
+    assert asked.train_examples(0).augment
+    assert "augment" not in asked.idle_settings
+    never = folder_task(tmp_path, model="mlp", augment_all=True, augment=False)
+    assert not never.train_examples(0).augment
+
+
+def test_grey_images_become_rgb_for_a_model_of_torchvision(tmp_path, caplog):
+    write_grey(tmp_path)
+    task = folder_task(tmp_path, model="resnet18")
+    assert task.shape == (3, 16, 16)
+    assert "resnet18 takes RGB: grey images become that (grey-to-rgb)" in caplog.text
+    ((inputs, _),) = task.test_examples(0).batches(10)
+    grey = task.dataset.test.images[task.test[0], ..., 0] / 255
+    means, deviations = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+    expected = [(grey - m) / d for m, d in zip(means, deviations, strict=True)]
+    np.testing.assert_allclose(inputs, np.stack(expected, 1), rtol=1e-4, atol=1e-5)
+    assert task.initial_model()(inputs).shape == (len(inputs), 2)
+    assert folder_task(tmp_path, model="mlp").shape == (1, 16, 16)
+    line = r"model 'resnet18' does not fit inputs of shape \(1, 16, 16\)"
+    with pytest.raises(SettingsError, match=line):
+        folder_task(tmp_path, model="resnet18", grey_to_rgb=False)
+
+
+@pytest.mark.parametrize(
+    ("size", "model", "said"),
+    [(8, "digits-cnn", False), (16, "cifar10-cnn", False), (105, "cifar10-cnn", True)],
+)
+def test_the_default_model_fits_or_the_log_says_what_to_set(
+    tmp_path, caplog, size, model, said
+):
+    write_grey(tmp_path, size)
+    task = folder_task(tmp_path)
+    assert task.model_name == model
+    assert task.initial_model()(torch.zeros(2, *task.shape)).shape == (2, 2)
+    line = f"images of {size} x {size} are large for the default model"
+    assert (line in caplog.text) == said
+    assert ("set image-size=32" in caplog.text) == said
+
+
+def test_images_of_a_large_client_are_read_when_their_batch_is_made(
+    tmp_path, monkeypatch
+):
+    write_grey(tmp_path)
+    mapped = folder_task(tmp_path, model="mlp", seed=1)
+    usual = [mapped.train_examples(client) for client in (0, 1)]
+    monkeypatch.setattr(tasks, "COPIED", 0)
+    mapped = ImageTask("image-folder", mapped.settings, 2)
+    for client, some in enumerate(usual):
+        others = mapped.train_examples(client)
+        assert some.rows is None
+        assert len(some.inputs) == 4
+        # The inputs are the file's, of both clients.
+        assert len(others.inputs) == 8
+        assert others.rows.tolist() == mapped.train[client].tolist()
+        for (x, y), (u, v) in zip(some.batches(3), others.batches(3), strict=True):
+            assert torch.equal(x, u)
+            assert torch.equal(y, v)
+
+
+def test_weights_of_the_initial_model(tmp_path):
+    first = digits(seed=21).initial_model()
+    torch.save(first.state_dict(), tmp_path / "first.pth")
+    again = digits(seed=22, weights=str(tmp_path / "first.pth"))
+    for name, value in again.initial_state.items():
+        assert torch.equal(value, first.state_dict()[name])
