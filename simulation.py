@@ -14,7 +14,7 @@ from logging import WARNING
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
-from flwr.app import ConfigRecord, Context, RecordDict
+from flwr.app import Context, RecordDict
 from flwr.common import log
 from flwr.common.config import parse_config_args
 from rich.console import Console
@@ -209,7 +209,7 @@ def check(
         nobody = Context(0, 0, {**node}, RecordDict(), {})
         own_choice = {**_without_others(choice), "checkpoint-every": 0, "resume": ""}
         setup = client_setup(nobody, own_choice)
-        client = build_client(nobody, setup, ConfigRecord())
+        client = build_client(nobody, setup, {})
         client.get_properties({})
         idle |= getattr(client.task, "idle_settings", {})
     for name in given:

@@ -16,6 +16,7 @@ from clients.device.slots import Slotted, Tensors
 from clients.device.state import PersonalState
 from clients.device.testing import evaluate_model
 from task.base import Task
+from task.cohort import scratch_model
 from task.messages import (
     NUM_EXAMPLES,
     NUM_TEST_EXAMPLES,
@@ -26,7 +27,7 @@ from task.messages import (
 from task.models import Part, SplitModel
 from task.settings import Free, Range, SettingsError, made_by
 from task.tasks import TASKS
-from task.training import SGD, Regularizer, proximal, train
+from task.training import SGD, Proximal, Regularizer, train
 
 Config = dict[str, Scalar]
 Reply = tuple[NDArrays, int, Config]
@@ -106,7 +107,7 @@ class Client(Slotted, NumPyClient):
         self.state = state
         self.settings = settings
         # Built once a process: `receive` overwrites all of it.
-        self.model = task.scratch_model
+        self.model = scratch_model(task)
         self.received: Tensors = {}
         self.kept: Tensors = {}
         self.attachments: dict[str, bytes] = {}
@@ -213,9 +214,8 @@ class Client(Slotted, NumPyClient):
         if part == "head" and not self.settings.augment_head:
             examples = examples.without_augmentation()
         if self.proximal_weight:
-            regularizer = _sum(
-                regularizer, proximal(self.proximal_weight, self.received)
-            )
+            near = Proximal(self.proximal_weight, self.received)
+            regularizer = near if regularizer is None else _Sum(regularizer, near)
         return train(
             self.model,
             part,
@@ -311,10 +311,16 @@ class Client(Slotted, NumPyClient):
         return loss, num_examples, metrics
 
 
-def _sum(first: Regularizer | None, second: Regularizer) -> Regularizer:
-    if first is None:
-        return second
-    return lambda features, model: first(features, model) + second(features, model)
+@dataclass(frozen=True)
+class _Sum:
+    """The sum of two regularizers."""
+
+    first: Regularizer
+    second: Regularizer
+
+    def __call__(self, features: Tensor, model: SplitModel) -> Tensor:
+        """Return the sum's value."""
+        return self.first(features, model) + self.second(features, model)
 
 
 def _tensors(arrays: Mapping[str, npt.NDArray[np.generic]]) -> Tensors:

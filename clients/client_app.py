@@ -1,6 +1,6 @@
 """The Flower ClientApp: turns a Message into a call of a NumPyClient and back."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from logging import ERROR
 
 import torch
@@ -22,10 +22,12 @@ from clients.device.identity import (
     build_client,
     client_name,
     client_setup,
+    cohort_size,
     seed_torch,
 )
 from clients.device.received import check_config
 from clients.device.records import pack, pack_metrics, unpack
+from task.cohort import together
 from task.messages import (
     ARRAYS,
     CLIENT,
@@ -38,6 +40,27 @@ from task.messages import (
 )
 from task.settings import SettingsError
 from task.tasks.image import ImageTask
+
+
+class App(ClientApp):
+    """Flower's ClientApp, in which several clients of one process train together.
+
+    Parameters
+    ----------
+    run_config : UserConfig, optional
+        ``cohort`` is how many; without it they train one by one.
+    """
+
+    def __init__(self, run_config: UserConfig | None) -> None:
+        super().__init__()
+        self.cohort = str((run_config or {}).get("cohort", "off"))
+        self.size = cohort_size(self.cohort)
+
+    def together(self, works: Sequence[Callable[[], Message]]) -> list[Message]:
+        """Return the results of some clients' works, as `task.cohort.together`."""
+        if self.size <= 1:
+            return [work() for work in works]
+        return together(works, self.size, where_it_pays=self.cohort == "auto")
 
 
 def make_app(
@@ -59,7 +82,7 @@ def make_app(
         Answers train, evaluate and query messages; ``query.arrays`` with the initial
         arrays and ``query.statistics`` with `Client.statistics`.
     """
-    app = ClientApp()
+    app = App(run_config)
 
     def open_message(message: Message, context: Context) -> tuple[Client, Config]:
         setup = client_setup(context, run_config)
@@ -67,8 +90,8 @@ def make_app(
         found = message.content.get(CONFIG)
         record = found if isinstance(found, ConfigRecord) else ConfigRecord()
         config = check_config(record)
-        seed_torch(context, setup.settings, record)
-        client = build_client(context, setup, record)
+        seed_torch(context, setup.settings, config)
+        client = build_client(context, setup, config)
         return client, config
 
     @app.train(mods=list(mods))

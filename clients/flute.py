@@ -38,6 +38,36 @@ class FLUTESettings(TrainingSettings):
     feature_weight: Annotated[float, Range("[0, inf)")] = 0.0005
 
 
+@dataclass(frozen=True)
+class Penalty:
+    """λ1 ‖ψ(x)‖² + λ2 ‖H‖_F² + λ3 NC_i(H) (equation 10), of a linear head H.
+
+    Parameters
+    ----------
+    feature_weight, head_weight, nc_weight : float
+        λ1, λ2 and λ3.
+    classes : Tensor of bool, shape (1, m)
+        Which classes the client has.
+    regularizer : HeadRegularizer
+        NC_i, or what takes its place.
+    """
+
+    feature_weight: float
+    head_weight: float
+    nc_weight: float
+    classes: Tensor
+    regularizer: HeadRegularizer
+
+    def __call__(self, features: Tensor, model: SplitModel) -> Tensor:
+        """Return the penalty, a scalar."""
+        head = cast(nn.Linear, model.head).weight
+        collapse = self.regularizer(head[None], self.classes)[0]
+        penalty = self.head_weight * head.square().sum() + self.nc_weight * collapse
+        if self.feature_weight:
+            penalty = self.feature_weight * features.square().sum() + penalty
+        return penalty
+
+
 class FLUTEClient(Client):
     """Algorithm 2, client side: head and representation come from the server.
 
@@ -78,23 +108,15 @@ class FLUTEClient(Client):
 
         Returns the mean cross-entropy over the last epoch.
         """
-
-        def penalty(features: Tensor, model: SplitModel) -> Tensor:
-            return self.settings.feature_weight * features.square().sum() + (
-                self.head_penalty(features, model)
-            )
-
         epochs = self.settings.representation_epochs
+        penalty = self.penalty(self.settings.feature_weight)
         return self._explained(lambda: self.train("all", epochs, penalty))
 
-    def head_penalty(self, features: Tensor, model: SplitModel) -> Tensor:
-        """Return λ2 ‖H‖_F² + λ3 NC_i(H), a scalar; features do not matter."""
-        head = cast(nn.Linear, model.head).weight
-        collapse = self.regularizer(head[None], self.classes)[0]
-        return (
-            self.settings.head_weight * head.square().sum()
-            + self.settings.nc_weight * collapse
-        )
+    def penalty(self, feature_weight: float) -> "Penalty":
+        """Return what the settings add to the loss, with this λ1."""
+        own = self.settings
+        weights = feature_weight, own.head_weight, own.nc_weight
+        return Penalty(*weights, self.classes, self.regularizer)
 
     def _explained(self, training: Callable[[], float]) -> float:
         try:
@@ -140,7 +162,8 @@ class FLUTEStarClient(FLUTEClient):
 
     def _train_head(self) -> None:
         epochs = self.settings.head_epochs
-        self._explained(lambda: self.train("head", epochs, self.head_penalty))
+        penalty = self.penalty(0.0)
+        self._explained(lambda: self.train("head", epochs, penalty))
 
 
 class FLUTELinearClient(FedRepLinearClient):

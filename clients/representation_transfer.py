@@ -12,12 +12,13 @@ from clients.base import Arrays, Client, Config, Evaluation, Reply
 from clients.device.slots import HEAD, REPRESENTATION
 from clients.fedrep import FedRepSettings
 from task.base import Matrix
+from task.calls import EVALUATION_BATCH
 from task.examples import ExampleSet
 from task.messages import SERVER_ROUND
 from task.models import SplitModel
 from task.settings import Checked, Range
 from task.tasks.transfer import TransferTask
-from task.training import EVALUATION_BATCH, evaluate, train
+from task.training import evaluate, train
 from task.transfer import (
     TransferData,
     basis,

@@ -12,10 +12,11 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
+from task.calls import EVALUATION_BATCH
 from task.examples import ExampleSet
 from task.models import SplitModel
 from task.settings import SettingsError
-from task.training import EVALUATION_BATCH, Loss
+from task.training import Loss
 from task.weights import load_weights
 
 Matrix = npt.NDArray[np.float64]

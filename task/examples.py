@@ -133,6 +133,14 @@ class ExampleSet:
         targets : Tensor
             As in `targets`.
         """
+        for inputs, targets in self.chunks(batch_size, shuffle):
+            for i in range(0, len(targets), batch_size):
+                yield inputs[i : i + batch_size], targets[i : i + batch_size]
+
+    def chunks(
+        self, batch_size: int, shuffle: bool = False
+    ) -> Iterator[tuple[Tensor, Tensor]]:
+        """Yield all examples once, as `batches`, many batches at a time."""
         n = len(self)
         order = torch.randperm(n) if shuffle else torch.arange(n)
         width = 4 * max(1, self.inputs[:1].numel())
@@ -140,9 +148,7 @@ class ExampleSet:
         for start in range(0, n, step):
             chosen = order[start : start + step]
             inputs = self._prepared(chosen, shuffle and self.augment)
-            targets = self.targets[chosen]
-            for i in range(0, len(chosen), batch_size):
-                yield inputs[i : i + batch_size], targets[i : i + batch_size]
+            yield inputs, self.targets[chosen]
 
     def draw(self, batch_size: int) -> tuple[Tensor, Tensor]:
         """Draw a batch for one training step, augmented where asked for.

@@ -2,7 +2,7 @@
 
 import copy
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import cached_property
 from itertools import pairwise
@@ -10,10 +10,14 @@ from typing import Any, Literal, Self
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.dropout import _DropoutNd
 
 from task.settings import SettingsError, require, unknown
 
 Part = Literal["representation", "head", "all"]
+
+
+_KINDS: dict[Hashable, int] = {}
 
 
 class SplitModel(nn.Module):
@@ -55,6 +59,20 @@ class SplitModel(nn.Module):
         ]
         found = dict(named)
         return {name: found[name] for name in self.state_dict()}
+
+    @cached_property
+    def kind(self) -> Hashable:
+        """Equal for models that compute the same with the same tensors."""
+        shapes = tuple((n, t.shape, t.dtype) for n, t in self.tensors.items())
+        # A number is hashed faster than all that.
+        return _KINDS.setdefault((repr(self), shapes), len(_KINDS))
+
+    @cached_property
+    def is_random(self) -> dict[Part, bool]:
+        """Whether the parts draw random numbers while they train."""
+        parts: list[Part] = ["representation", "head"]
+        found: dict[Part, bool] = {name: is_random(self.part(name)) for name in parts}
+        return {**found, "all": any(found.values())}
 
     @torch.no_grad()
     def load(self, state: Mapping[str, Tensor]) -> None:
@@ -114,6 +132,20 @@ class SplitModel(nn.Module):
         model = cls(module, modules[head])
         model.head_name = head
         return model
+
+
+def is_random(module: nn.Module) -> bool:
+    """Return whether a module draws random numbers while it trains."""
+    # torchvision's StochasticDepth is no dropout, and torchvision may be missing.
+    # Recurrent and attention layers have a dropout of their own.
+    return any(
+        (isinstance(m, _DropoutNd) or type(m).__name__ == "StochasticDepth")
+        and float(getattr(m, "p", 0)) > 0
+        for m in module.modules()
+    ) or any(
+        isinstance(m, nn.RNNBase | nn.MultiheadAttention) and m.dropout > 0
+        for m in module.modules()
+    )
 
 
 Blocks = list[list[tuple[str, nn.Module]]]

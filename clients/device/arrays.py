@@ -29,4 +29,8 @@ def to_array(value: NDArray) -> Array:
 
 def to_record(arrays: Mapping[str, NDArray]) -> ArrayRecord:
     """Return arrays as an ArrayRecord."""
-    return ArrayRecord({name: to_array(value) for name, value in arrays.items()})
+    record = ArrayRecord()
+    # Given a dictionary, Flower makes each Array once more.
+    for name, value in arrays.items():
+        record[name] = to_array(value)
+    return record

@@ -1,14 +1,15 @@
 """Who a client is, where it keeps its state, and which settings it has."""
 
 import hashlib
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple, cast
+from typing import Annotated, Any, NamedTuple
 from urllib.parse import quote
 
 import torch
-from flwr.app import ConfigRecord, Context, UserConfig
+from flwr.app import Context, UserConfig
 
 from clients.algorithms import client_class, complete, owners, short_name
 from clients.base import Client
@@ -23,6 +24,7 @@ from task.settings import (
     Settings,
     SettingsError,
     build,
+    require,
     resolve,
 )
 from task.tasks import build_task
@@ -43,10 +45,26 @@ class DeviceSettings(Checked):
         one; without a name a run is on its own, with those that resume it.
     torch_threads : int, default 1
         Threads of one client's training.
+    cohort : str, default "off"
+        How many clients of one process train together, with their models stacked;
+        ``off`` for one by one, ``auto`` for up to 32 where that is faster.
     """
 
     experiment: Annotated[str, Free("a name")] = ""
     torch_threads: Annotated[int, Range("[1, inf)")] = 1
+    cohort: Annotated[str, Free("off, auto or a number")] = "off"
+
+
+# Clients that train together where `auto` says how many.
+AUTO = 32
+
+
+def cohort_size(text: str) -> int:
+    """Return how many clients train together: the setting ``cohort``."""
+    if text in ("off", "auto"):
+        return 1 if text == "off" else AUTO
+    require(text.isdecimal() and int(text) >= 1, "cohort", text, "off, auto or >= 1")
+    return int(text)
 
 
 def client_name(context: Context) -> str:
@@ -92,7 +110,7 @@ def client_setup(context: Context, run_config: UserConfig | None) -> Setup:
     (`SettingsError`).
     """
     given = context.run_config if run_config is None else run_config
-    pairs, node = tuple(sorted(given.items())), context.node_config
+    pairs, node = tuple(given.items()), context.node_config
     return _setup(
         pairs, tuple((n, node[n]) for n in _node_settings(pairs) if n in node)
     )
@@ -111,12 +129,12 @@ def _setup(given: Pairs, own: Pairs) -> Setup:
     named = resolve(dict(given), strict=False)
     settings = complete(resolve({**dict(given), **dict(own)}, owners(named)))
     # For its checks.
-    build(DeviceSettings, settings)
+    cohort_size(build(DeviceSettings, settings).cohort)
     kind = client_class(settings)
     return Setup(settings, kind, build(kind.settings_type, settings))
 
 
-def build_client(context: Context, setup: Setup, config: ConfigRecord) -> Client:
+def build_client(context: Context, setup: Setup, config: Mapping[str, Any]) -> Client:
     """Return the client that a message is for.
 
     ``config``, the message's, has ``run``, ``acknowledged-round`` and
@@ -134,8 +152,8 @@ def build_client(context: Context, setup: Setup, config: ConfigRecord) -> Client
     state = PersonalState(
         context,
         state_directory(context, settings, run),
-        None if acknowledged is None else int(cast(int, acknowledged)),
-        int(cast(int, config.get(CHECKPOINT_ROUND, 0))),
+        None if acknowledged is None else int(acknowledged),
+        int(config.get(CHECKPOINT_ROUND, 0)),
         run,
         client_name(context),
         ModelCard.of(task).metadata() if isinstance(task, ImageTask) else {},
@@ -151,15 +169,16 @@ def build_client(context: Context, setup: Setup, config: ConfigRecord) -> Client
 def state_directory(context: Context, settings: Settings, run: str) -> Path | None:
     """Return where this client keeps its state of a run; None means in memory only."""
     node = context.node_config
-    # No name leads out of the directory.
-    name = _quoted(client_name(context))
     if "state-dir" in node:
+        # No name leads out of the directory.
+        name = _quoted(client_name(context))
         experiment = _quoted(str(settings["experiment"]))
         root = Path(str(node["state-dir"])).expanduser()
         return root / (experiment or f"run-{run}") / name
     resumable = int(settings["checkpoint-every"]) > 0 or settings["resume"]
     if resumable and "partition-id" in node:
         algorithm = short_name(str(settings["algorithm"]))
+        name = _quoted(client_name(context))
         return Path(str(settings["output"])) / algorithm / "clients" / name
     return None
 
@@ -173,7 +192,7 @@ def _quoted(name: str) -> str:
     return f"{quoted[:LONGEST_NAME]}-{digest[:16]}"
 
 
-def seed_torch(context: Context, settings: Settings, config: ConfigRecord) -> None:
+def seed_torch(context: Context, settings: Settings, config: Mapping[str, Any]) -> None:
     """Seed torch from seed, client and round, never from the worker that runs it."""
     server_round = config.get(SERVER_ROUND, 0)
     text = f"{settings['seed']}/{client_name(context)}/{server_round!r}"

@@ -77,6 +77,7 @@ RULES: dict[str, Rule] = {
     "relayed-weights": (_list_of(_is_share), "a list of numbers in [0, 1]"),
     "relayed-data": (_list_of(lambda v: isinstance(v, bytes)), "a list of bytes"),
 }
+ANYTHING: Rule = (lambda value: True), "anything"
 SAME_LENGTH = (
     ("neighbours", "neighbour-nodes"),
     ("relayed-rounds", "relayed-senders", "relayed-weights", "relayed-data"),
@@ -88,23 +89,25 @@ def check_config(record: ConfigRecord) -> Config:
 
     Raises `SettingsError` if a value is not what a client can do anything with.
     """
-    for name, (permits, allowed) in RULES.items():
-        if name in record and not permits(record[name]):
-            said = repr(record[name])[:100]
+    config = dict(record)
+    for name, value in config.items():
+        permits, allowed = RULES.get(name, ANYTHING)
+        if not permits(value):
+            said = repr(value)[:100]
             raise SettingsError(f"the server's {name} is {said}; it must be {allowed}")
     for names in SAME_LENGTH:
-        lengths = {len(cast(list[Any], record[n])) for n in names if n in record}
-        if len(lengths) > 1 or 0 < sum(n in record for n in names) < len(names):
+        lengths = [len(cast(list[Any], config[n])) for n in names if n in config]
+        if lengths and (len(set(lengths)) > 1 or len(lengths) < len(names)):
             raise SettingsError(
                 f"the server's {', '.join(names)} are not of the same length"
             )
-    exchanged, now = record.get(EXCHANGED_ROUND, 0), record.get(SERVER_ROUND)
+    exchanged, now = config.get(EXCHANGED_ROUND, 0), config.get(SERVER_ROUND)
     if now is not None and cast(int, exchanged) > cast(int, now):
         raise SettingsError(
             f"the server's {EXCHANGED_ROUND} is {exchanged!r}; it must be at most its "
             f"{SERVER_ROUND}, {now!r}"
         )
-    return cast(Config, dict(record))
+    return cast(Config, config)
 
 
 def read_array(

@@ -7,7 +7,7 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDic
 from flwr.common import NDArray, NDArrays, Scalar
 
 from clients.base import Client, Config, Reply
-from clients.device.arrays import to_array
+from clients.device.arrays import to_record
 from clients.device.received import read_array
 from task.messages import ARRAYS, BYTES, METRICS, NUM_EXAMPLES, SERVER_ROUND
 from task.settings import SettingsError
@@ -51,20 +51,19 @@ def pack(message: Message, client: Client, reply: Reply, config: Config) -> Reco
         if not isinstance(record, ArrayRecord):
             continue
         packed = {
-            n: to_array(_as_received(arrays.pop(n), like.dtype))
+            n: _as_received(arrays.pop(n), like.dtype)
             for n, like in record.items()
             if n in arrays
         }
         if packed or not record or key == ARRAYS:
-            records[key] = ArrayRecord(packed)
+            records[key] = to_record(packed)
     if arrays:
-        new = {name: to_array(array) for name, array in arrays.items()}
-        records[ARRAYS] = ArrayRecord({**records.get(ARRAYS, {}), **new})
+        rest = records.setdefault(ARRAYS, ArrayRecord())
+        cast(ArrayRecord, rest).update(to_record(arrays))
     if SERVER_ROUND in config:
         # Content of another round must not pass for this one's.
         metrics = {**metrics, SERVER_ROUND: config[SERVER_ROUND]}
-    records.update(pack_metrics(client, num_examples, metrics))
-    return records
+    return pack_metrics(client, num_examples, metrics, records)
 
 
 def _as_received(array: NDArray, dtype: str) -> NDArray:
@@ -76,12 +75,15 @@ def _as_received(array: NDArray, dtype: str) -> NDArray:
 
 
 def pack_metrics(
-    client: Client, num_examples: int, metrics: dict[str, Scalar]
+    client: Client,
+    num_examples: int,
+    metrics: dict[str, Scalar],
+    records: RecordDict | None = None,
 ) -> RecordDict:
-    """Return ``metrics``, and ``bytes`` where the client has attachments."""
+    """Return records with ``metrics``, and ``bytes`` where there are attachments."""
     numbers = {name: float(cast(float, value)) for name, value in metrics.items()}
-    record = MetricRecord({NUM_EXAMPLES: num_examples, **numbers})
-    records = RecordDict({METRICS: record})
+    records = RecordDict() if records is None else records
+    records[METRICS] = MetricRecord({NUM_EXAMPLES: num_examples, **numbers})
     if client.attachments:
         records[BYTES] = ConfigRecord(dict(client.attachments))
     return records

@@ -50,7 +50,10 @@ class Slotted:
 
     def names(self, slots: Slots) -> list[str]:
         """Return the names of the arrays of slots, as `initial_arrays` orders them."""
-        return list(self.initial_arrays(slots))
+        known: dict[Slots, list[str]] = self.__dict__.setdefault("_names", {})
+        if slots not in known:
+            known[slots] = list(self.initial_arrays(slots))
+        return known[slots]
 
     @property
     def sent_names(self) -> list[str]:

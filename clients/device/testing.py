@@ -40,12 +40,12 @@ def evaluate_model(
     examples = task.test_examples(index)
     seen: list[tuple[Tensor, Tensor]] = []
 
-    def loss_of(outputs: Tensor, targets: Tensor) -> Tensor:
-        if task.metrics:
-            seen.append((outputs, targets))
+    def seen_loss(outputs: Tensor, targets: Tensor) -> Tensor:
+        seen.append((outputs, targets))
         return task.loss(outputs, targets)
 
-    loss, accuracy = evaluate(model, examples, loss_of)
+    measure = seen_loss if task.metrics else task.loss
+    loss, accuracy = evaluate(model, examples, measure)
     metrics: dict[str, Scalar] = {}
     if seen:
         whole = [torch.cat(parts) for parts in zip(*seen, strict=True)]

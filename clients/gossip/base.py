@@ -7,6 +7,7 @@ there and had neither trained nor sent anything, so the nodes' mean moves as it 
 """
 
 from dataclasses import dataclass
+from functools import lru_cache
 from logging import WARNING
 from typing import Annotated, Any, ClassVar, cast
 
@@ -31,7 +32,7 @@ from task.compression.per_tensor import (
 from task.examples import ExampleSet
 from task.messages import SERVER_ROUND
 from task.settings import Free
-from task.training import SGD, TrainingDivergedError
+from task.training import SGD, TrainingDivergedError, gradient
 
 VECTORS = "gossip."
 # No training that goes well exchanges a larger number; one of 1e30 would be the end of
@@ -245,13 +246,11 @@ class GossipClient(Client):
         """
         inputs, targets = examples.draw(self.settings.batch_size)
         self.flat.gradient.zero_()
-        with self.settings.autocast():
-            loss = self.task.loss(self.model(inputs), targets)
-        loss.backward()  # type: ignore[no-untyped-call]
+        loss = gradient(self.model, inputs, targets, self.task.loss, self.settings)
         if self.settings.weight_decay:
             decay = self.settings.weight_decay
             self.flat.gradient.addcmul_(self.x, self.flat.decayed, value=decay)
-        return loss.detach().float()
+        return loss
 
     def decoded(self, message: Relayed) -> Tensor | None:
         """Return a neighbour's vector, or None for a message that is malformed.
@@ -283,7 +282,7 @@ class GossipClient(Client):
 
     def initial_slot(self, slot: str) -> Tensors:
         """Return the vectors that are kept besides the model, all 0."""
-        return {name: torch.zeros(self.dimension) for name in self.vectors}
+        return dict.fromkeys(self.vectors, _zeros(self.dimension))
 
     def vector(self, name: str) -> Tensor:
         """Return one of ``vectors``; what changes it is kept."""
@@ -295,7 +294,13 @@ class GossipClient(Client):
             super().receive(parameters, config)
         if self.state.round == 0:
             # Of an earlier run only the model counts: its neighbours start anew too.
-            self.kept |= within(VECTORS, self.initial_slot(VECTORS))
+            zeros = {n: t.clone() for n, t in self.initial_slot(VECTORS).items()}
+            self.kept |= within(VECTORS, zeros)
+
+
+@lru_cache(maxsize=4)
+def _zeros(dimension: int) -> Tensor:
+    return torch.zeros(dimension)
 
 
 def randomness() -> np.random.Generator:

@@ -11,7 +11,7 @@ import time
 import traceback
 from collections import deque
 from collections.abc import Iterable, Sequence
-from functools import cache
+from functools import cache, partial
 from logging import ERROR, WARNING
 from typing import Any
 from uuid import uuid4
@@ -43,17 +43,20 @@ def answer(
     the traceback of each exception by its reason; bad input (`SettingsError`) and an
     app that answers no queries have none.
     """
-    replies = []
-    for message, context in zip(messages, contexts, strict=True):
+
+    def reply(message: Message, context: Context) -> Message:
         try:
-            reply = app(message, context)
+            return app(message, context)
         except Exception as error:
             reason = f"{type(error).__name__}: {error}"
             if not isinstance(error, SettingsError) and ANSWERS_NO_QUERY not in reason:
                 tracebacks[reason] = traceback.format_exc()
-            reply = Message(Error(CLIENT_APP_ERROR, reason), reply_to=message)
-        replies.append(reply)
-    return replies
+            return Message(Error(CLIENT_APP_ERROR, reason), reply_to=message)
+
+    works = [partial(reply, *pair) for pair in zip(messages, contexts, strict=True)]
+    # Ours may let clients train together.
+    together = getattr(app, "together", None)
+    return together(works) if together else [work() for work in works]
 
 
 class InlineGrid(Grid):
@@ -170,6 +173,7 @@ class RayGrid(InlineGrid):
         self._ray: Any = ray
         self._idle = list(range(len(_ray_workers())))
         self._shared_app = ray.put(client_app)
+        self._together = int(getattr(client_app, "size", 1))
         self._queue: deque[list[Message]] = deque()
         # Ray's handle of a running chunk to the worker and the chunk.
         self._running: dict[Any, tuple[int, list[Message]]] = {}
@@ -179,7 +183,10 @@ class RayGrid(InlineGrid):
         """Hand messages to the workers and return their ids."""
         ids = list(super().push_messages(messages))
         waiting = [self._pending.pop(i) for i in ids]
-        size = max(1, len(waiting) // (CHUNKS_A_WORKER * len(_ray_workers())))
+        workers = len(_ray_workers())
+        size = max(1, len(waiting) // (CHUNKS_A_WORKER * workers))
+        # Clients can train together only where they are.
+        size = max(size, min(self._together, -(-len(waiting) // workers)))
         self._queue.extend(waiting[i : i + size] for i in range(0, len(waiting), size))
         self._collect(0.0)
         return ids

@@ -2,6 +2,7 @@
 
 import io
 from collections.abc import Iterable, Mapping
+from weakref import WeakKeyDictionary
 
 import numpy as np
 import numpy.typing as npt
@@ -114,16 +115,26 @@ def own_arrays(reply: Message, key: str) -> ArrayRecord:
     return record
 
 
+# Metrics are asked for several times a round.
+_CHECKED: WeakKeyDictionary[Message, dict[str, float]] = WeakKeyDictionary()
+
+
 def check_metrics(reply: Message, names: Iterable[str] = ()) -> dict[str, float]:
     """Return all single-valued metrics of a reply.
 
     Raises `InvalidReplyError` if there is more than one MetricRecord, one of ``names``
     is missing, or one is none that `check_values` lets pass.
     """
-    records = _metric_records(reply)
-    if len(records) > 1:
-        raise InvalidReplyError(f"has {len(records)} metric records, not 1")
-    return check_values(records[0] if records else {}, names)
+    metrics = _CHECKED.get(reply)
+    if metrics is None:
+        records = _metric_records(reply)
+        if len(records) > 1:
+            raise InvalidReplyError(f"has {len(records)} metric records, not 1")
+        metrics = _CHECKED[reply] = check_values(records[0] if records else {})
+    for name in names:
+        if name not in metrics:
+            raise InvalidReplyError(f"lacks the metric {name!r}")
+    return metrics
 
 
 def check_evaluation(reply: Message) -> dict[str, float]:
@@ -186,12 +197,11 @@ def is_finite(arrays: Mapping[str, NDArray]) -> bool:
 
 def to_record(arrays: Mapping[str, NDArray]) -> ArrayRecord:
     """Return arrays as an ArrayRecord, as ``Array(value)`` makes them."""
-    return ArrayRecord(
-        {
-            n: Array(str(v.dtype), v.shape, SType.NUMPY, encode(v))
-            for n, v in arrays.items()
-        }
-    )
+    record = ArrayRecord()
+    # Given a dictionary, Flower makes each Array once more.
+    for name, v in arrays.items():
+        record[name] = Array(str(v.dtype), v.shape, SType.NUMPY, encode(v))
+    return record
 
 
 def as_float16(arrays: ArrayRecord) -> ArrayRecord:

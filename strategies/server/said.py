@@ -1,7 +1,7 @@
 """What clients say of themselves and of a round, checked before it counts."""
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from task.messages import (
@@ -78,18 +78,14 @@ def check_properties(said: Mapping[str, Any]) -> dict[str, Any]:
     return dict(said)
 
 
-def check_values(said: Mapping[str, Any], needed: Iterable[str]) -> dict[str, float]:
+def check_values(said: Mapping[str, Any]) -> dict[str, float]:
     """Return the single numbers among a reply's metrics.
 
-    Raises `InvalidReplyError` if there are more than 100, one of ``needed`` is missing,
-    one is not finite or too large, an accuracy is not in [0, 1], or ``num-examples`` is
-    no number of examples.
+    Raises `InvalidReplyError` if there are more than 100, one is not finite or too
+    large, an accuracy is not in [0, 1], or ``num-examples`` is no number of examples.
     """
     _check_names(said)
     metrics = {n: v for n, v in said.items() if isinstance(v, (int, float))}
-    for name in needed:
-        if name not in metrics:
-            raise InvalidReplyError(f"lacks the metric {name!r}")
     for name, value in metrics.items():
         if not abs(value) <= LARGEST:
             raise InvalidReplyError(f"metric {name!r} is {value}")

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from task import training
+from task.calls import TrainCall
 from task.examples import ExampleSet
 from task.models import SplitModel, build_model
 from task.settings import SettingsError, build
@@ -215,9 +215,13 @@ def test_the_proximal_term_leaves_free_what_has_no_anchor_or_does_not_learn():
     head = {"head.weight": torch.tensor([[1.0]])}
     assert proximal(0.5, head)(NOTHING, model).item() == pytest.approx(1.0)
     freeze(model, "representation")
-    assert proximal(0.5, head)(NOTHING, model).item() == 0.0
     both = head | {"representation.weight": torch.tensor([[5.0]])}
-    assert proximal(0.5, both)(NOTHING, model).item() == pytest.approx(2.25)
+    # 0.5/2 ((3 - 1)² + (2 - 5)²), and the slope 0.5 (2 - 5) of what learns.
+    value = proximal(0.5, both)(NOTHING, model)
+    assert value.item() == pytest.approx(3.25)
+    value.backward()
+    assert model.representation.weight.grad.item() == pytest.approx(-1.5)
+    assert model.head.weight.grad is None
 
 
 def test_the_proximal_norm_is_squared():
@@ -482,7 +486,7 @@ def test_features_computed_once_train_the_same_head(monkeypatch, regularized):
         model = build_model("digits-cnn", (1, 8, 8), 10)
         calls.append(count_calls(model.representation))
         if not cached:
-            monkeypatch.setattr(training, "_is_random", lambda module: True)
+            monkeypatch.setattr(TrainCall, "has_features", False)
         torch.manual_seed(1)
         loss = train(
             model, "head", examples, nn.functional.cross_entropy, 4, sgd, regularizer
@@ -514,7 +518,7 @@ def test_deeper_heads_train_on_the_same_features(monkeypatch, head_layers):
         torch.manual_seed(0)
         model = build_model("digits-cnn", (1, 8, 8), 10, head_layers)
         if not cached:
-            monkeypatch.setattr(training, "_is_random", lambda module: True)
+            monkeypatch.setattr(TrainCall, "has_features", False)
         torch.manual_seed(1)
         train(model, "head", images(30, 10), nn.functional.cross_entropy, 2, SGD())
         trained.append(state_of(model))

@@ -113,7 +113,7 @@ def test_a_client_that_says_nonsense_takes_no_part_and_the_others_do(caplog) -> 
 )
 def test_metrics_that_mean_nothing(said: dict) -> None:
     with pytest.raises(InvalidReplyError):
-        check_values(said, ())
+        check_values(said)
     # In a whole evaluation its reply does not count, and is counted.
 
     def client(message: Message, context: Context) -> Message:

@@ -1,0 +1,406 @@
+"""What clients can do together: train, compute a gradient, test; alone as well."""
+
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.conv import _ConvNd
+
+from task.cohort import Stream
+from task.examples import ExampleSet
+from task.models import Part, SplitModel
+from task.sgd import (
+    SGD,
+    Loss,
+    Regularizer,
+    TrainingDivergedError,
+    diverged,
+    freeze,
+    loop,
+)
+from task.stacked import (
+    Objective,
+    Tensors,
+    batches,
+    stacked,
+    structure,
+    tensors_of,
+)
+
+EVALUATION_BATCH = 50
+# Above these, on a CPU, each model alone stays in the cache and all of them do not
+# (``benchmarks/cohort.py``).
+MOST_PARAMETERS = 50_000
+MOST_PIXELS = 256
+
+
+def _same(loss: Loss) -> Hashable:
+    """Return what is equal for the same function, or method of the same object."""
+    return getattr(loss, "__func__", loss), id(getattr(loss, "__self__", None))
+
+
+def _form(examples: ExampleSet) -> Hashable:
+    """Return what is equal for examples that fit into one tensor."""
+    x, y = examples.inputs, examples.targets
+    return x.shape[1:], x.dtype, y.shape[1:], y.dtype, examples.augment
+
+
+def pays(model: SplitModel, input_size: int) -> bool:
+    """Return whether several such models are faster together than one by one.
+
+    They are if they are small: at most `MOST_PARAMETERS` numbers, and where there are
+    convolutions, inputs of at most `MOST_PIXELS` numbers.
+    """
+    if sum(tensor.numel() for tensor in model.tensors.values()) > MOST_PARAMETERS:
+        return False
+    return input_size <= MOST_PIXELS or not any(
+        isinstance(module, _ConvNd) for module in model.modules()
+    )
+
+
+@dataclass(frozen=True)
+class TrainCall:
+    """A call of `task.training.train`, whose parameters it has."""
+
+    model: SplitModel
+    part: Part
+    examples: ExampleSet
+    loss: Loss
+    epochs: int
+    sgd: SGD
+    regularizer: Regularizer | None
+    correction: Mapping[str, Tensor] | None
+
+    @cached_property
+    def key(self) -> Hashable:
+        """Equal for the same model, part, epochs, hyper-parameters and form of data."""
+        # Dropout would draw other numbers for a client than it does alone.
+        if len(self.examples) == 0 or self.model.is_random["all"]:
+            return None
+        try:
+            return (
+                type(self),
+                self.model.kind,
+                self.part,
+                self.epochs,
+                self.sgd,
+                _same(self.loss),
+                structure(self.regularizer),
+                structure(self.correction),
+                _form(self.examples),
+            )
+        except TypeError:  # A regularizer that is no dataclass of tensors.
+            return None
+
+    @property
+    def pays(self) -> bool:
+        """As `pays`; features are short whatever the inputs are."""
+        size = 0 if self.has_features else self.examples.inputs[:1].numel()
+        return pays(self.model, size)
+
+    @property
+    def has_features(self) -> bool:
+        """Whether the representation's features are computed once for all epochs."""
+        frozen = self.part == "head" and not self.examples.augment
+        return frozen and not self.model.is_random["representation"]
+
+    def alone(self) -> float:
+        """Train one client."""
+        model, examples, sgd = self.model, self.examples, self.sgd
+        module = freeze(model, self.part)
+        forward: nn.Module = model.representation
+        if self.has_features:
+            examples = ExampleSet(*_features(model, examples, sgd))
+            forward = nn.Identity()
+        optimizer = sgd.optimizer(module)
+        added = [
+            (parameter, self.correction[name])
+            for name, parameter in (model.named_parameters() if self.correction else ())
+            if self.correction and name in self.correction and parameter.requires_grad
+        ]
+
+        def step(inputs: Tensor, targets: Tensor) -> Tensor:
+            optimizer.zero_grad()
+            with sgd.autocast():
+                features = forward(inputs)
+                value = self.loss(model.head(features), targets)
+                objective = value
+                if self.regularizer is not None:
+                    objective = value + self.regularizer(features, model)
+            if objective.requires_grad:  # A representation may have no parameters.
+                objective.backward()  # type: ignore[no-untyped-call]
+            for parameter, term in added:
+                if parameter.grad is not None:
+                    parameter.grad += term
+            optimizer.step()
+            return value.detach()
+
+        return loop(step, examples, self.epochs, sgd)
+
+    @staticmethod
+    def together(
+        calls: Sequence["TrainCall"], streams: Sequence[Stream]
+    ) -> list[float | TrainingDivergedError]:
+        """Train several clients."""
+        first = calls[0]
+        names = [
+            name
+            for call in calls
+            for name, parameter in _frozen(call).named_parameters()
+            if call is first and parameter.requires_grad
+        ]
+        examples = [call.examples for call in calls]
+        if first.has_features:
+            examples = [
+                ExampleSet(*_features(c.model, c.examples, c.sgd)) for c in calls
+            ]
+        training = _Training(calls, names, first.has_features)
+        lengths = torch.tensor([float(len(e)) for e in examples])
+        means = torch.zeros(len(calls))
+        errors: dict[int, TrainingDivergedError] = {}
+        for epoch in range(first.epochs):
+            total = torch.zeros(len(calls))
+            for inputs, targets, members in batches(
+                examples, first.sgd.batch_size, streams
+            ):
+                losses = training.step(inputs, targets, members) * targets.shape[1]
+                if members is None:
+                    total += losses
+                else:
+                    total[members] += losses
+            means = total / lengths
+            for i in (~torch.isfinite(total)).nonzero().flatten().tolist():
+                errors.setdefault(i, diverged(means[i].item(), epoch, first.sgd))
+        training.write_back()
+        return [errors.get(i, mean) for i, mean in enumerate(means.tolist())]
+
+
+def _frozen(call: TrainCall) -> SplitModel:
+    freeze(call.model, call.part)
+    return call.model
+
+
+class _Training:
+    """SGD of several models that are stacked, with the mathematics of torch's own.
+
+    Parameters
+    ----------
+    calls : sequence of TrainCall
+        Of the same key.
+    names : list of str
+        The parameters that learn.
+    features : bool
+        Whether the inputs are features.
+    """
+
+    def __init__(
+        self, calls: Sequence[TrainCall], names: list[str], features: bool
+    ) -> None:
+        first = calls[0]
+        self.calls = calls
+        self.key = first.key
+        self.sgd = first.sgd
+        self.objective = Objective(first.model, first.loss, first.regularizer, features)
+        self.state = stacked([call.model.tensors for call in calls])
+        self.learning = {name: self.state[name] for name in names}
+        self.momentum = {n: torch.zeros_like(t) for n, t in self.learning.items()}
+        each = [tensors_of(call.regularizer) for call in calls]
+        self.constants = [torch.stack(own) for own in zip(*each, strict=True)]
+        self.correction: Tensors = {}
+        if first.correction:
+            corrections = [dict(call.correction or {}) for call in calls]
+            self.correction = stacked(corrections)
+
+    def step(
+        self, inputs: Tensor, targets: Tensor, members: list[int] | None
+    ) -> Tensor:
+        """Make a step of some of the models (None: all); return their losses."""
+
+        def chosen(tensor: Tensor) -> Tensor:
+            return tensor if members is None else tensor[members]
+
+        state = {name: chosen(tensor) for name, tensor in self.state.items()}
+        with self.sgd.autocast():
+            gradients, losses = self.objective.gradients(
+                state,
+                list(self.learning),
+                (inputs, targets),
+                [chosen(constant) for constant in self.constants],
+                self.key,
+            )
+        for name, gradient in zip(self.learning, gradients, strict=True):
+            if gradient is not None:
+                if name in self.correction:
+                    gradient = gradient + chosen(self.correction[name])
+                self._move(name, state[name], gradient, members)
+        if members is not None:
+            # Statistics of batch norms.
+            for name in self.state.keys() - self.learning.keys():
+                self.state[name][members] = state[name]
+        return losses
+
+    def _move(
+        self, name: str, value: Tensor, gradient: Tensor, members: list[int] | None
+    ) -> None:
+        sgd = self.sgd
+        if sgd.weight_decay and not sgd.is_bias(name):
+            gradient = gradient.add(value, alpha=sgd.weight_decay)
+        if sgd.momentum:
+            old = self.momentum[name]
+            moved = (old if members is None else old[members]).mul(sgd.momentum)
+            gradient = moved.add_(gradient)
+            if members is None:
+                self.momentum[name] = gradient
+            else:
+                old[members] = gradient
+        if members is None:
+            self.learning[name].sub_(gradient, alpha=sgd.learning_rate)
+        else:
+            new = value.sub(gradient, alpha=sgd.learning_rate)
+            self.learning[name][members] = new
+
+    @torch.no_grad()
+    def write_back(self) -> None:
+        """Give each client's model what it has learned."""
+        for i, call in enumerate(self.calls):
+            for name, own in call.model.tensors.items():
+                own.copy_(self.state[name][i])
+
+
+@torch.no_grad()
+def _features(
+    model: SplitModel, examples: ExampleSet, sgd: SGD
+) -> tuple[Tensor, Tensor]:
+    features, targets = [], []
+    with sgd.autocast():
+        for inputs, target in examples.batches(EVALUATION_BATCH):
+            features.append(model.representation(inputs).float())
+            targets.append(target)
+    return torch.cat(features), torch.cat(targets)
+
+
+@dataclass(frozen=True)
+class GradientCall:
+    """A call of `task.training.gradient`, whose parameters it has."""
+
+    model: SplitModel
+    inputs: Tensor
+    targets: Tensor
+    loss: Loss
+    sgd: SGD
+
+    @cached_property
+    def key(self) -> Hashable:
+        """Equal for the same model, loss and form of a batch."""
+        if self.model.is_random["all"]:
+            return None
+        x, y = self.inputs, self.targets
+        form = x.shape, x.dtype, y.shape, y.dtype
+        return type(self), self.model.kind, _same(self.loss), form, self.sgd.bfloat16
+
+    @property
+    def pays(self) -> bool:
+        """As `pays`."""
+        return pays(self.model, self.inputs[:1].numel())
+
+    def alone(self) -> Tensor:
+        """Compute one client's."""
+        with self.sgd.autocast():
+            loss = self.loss(self.model(self.inputs), self.targets)
+        loss.backward()  # type: ignore[no-untyped-call]
+        return loss.detach().float()
+
+    @staticmethod
+    def together(
+        calls: Sequence["GradientCall"], streams: Sequence[Stream]
+    ) -> list[Tensor]:
+        """Compute several clients'."""
+        first = calls[0]
+        state = stacked([call.model.tensors for call in calls])
+        own = [name for name, _ in first.model.named_parameters()]
+        batch = (
+            torch.stack([call.inputs for call in calls]),
+            torch.stack([call.targets for call in calls]),
+        )
+        with first.sgd.autocast():
+            found, losses = Objective(first.model, first.loss).gradients(
+                state, own, batch, [], first.key
+            )
+        for i, call in enumerate(calls):
+            for name, gradient in zip(own, found, strict=True):
+                kept = call.model.tensors[name].grad
+                if gradient is not None and kept is not None:
+                    kept.add_(gradient[i])
+            for name in state.keys() - set(own):
+                call.model.tensors[name].copy_(state[name][i])
+        return list(losses.float().unbind())
+
+
+@dataclass(frozen=True)
+class EvaluateCall:
+    """A call of `task.training.evaluate`, whose parameters it has."""
+
+    model: SplitModel
+    examples: ExampleSet
+    loss: Callable[[Tensor, Tensor], Tensor]
+
+    @cached_property
+    def key(self) -> Hashable:
+        """Equal for the same model, loss and form of data."""
+        if len(self.examples) == 0:
+            return None
+        return type(self), self.model.kind, _same(self.loss), _form(self.examples)
+
+    @property
+    def pays(self) -> bool:
+        """As `pays`."""
+        return pays(self.model, self.examples.inputs[:1].numel())
+
+    @torch.no_grad()
+    def alone(self) -> tuple[float, float]:
+        """Test one client's model."""
+        self.model.eval()
+        total, right = 0.0, 0
+        for inputs, targets in self.examples.batches(EVALUATION_BATCH):
+            outputs = self.model(inputs)
+            total += self.loss(outputs, targets).item() * len(targets)
+            if not targets.is_floating_point():
+                right += int((outputs.argmax(1) == targets).sum())
+        n = len(self.examples)
+        if n == 0:
+            return float("nan"), float("nan")
+        # A sequence has a target at every place.
+        targets = self.examples.targets
+        share = float("nan") if targets.is_floating_point() else right / targets.numel()
+        return total / n, share
+
+    @staticmethod
+    @torch.no_grad()
+    def together(
+        calls: Sequence["EvaluateCall"], streams: Sequence[Stream]
+    ) -> list[tuple[float, float]]:
+        """Test several clients' models."""
+        first = calls[0]
+        for call in calls:
+            call.model.eval()
+        state = stacked([call.model.tensors for call in calls])
+        objective = Objective(first.model, first.loss)
+        examples = [call.examples for call in calls]
+        total, right = torch.zeros(2, len(calls), dtype=torch.float64)
+        for inputs, targets, members in batches(examples, EVALUATION_BATCH):
+            place = slice(None) if members is None else members
+            own = {name: tensor[place] for name, tensor in state.items()}
+            _, losses, outputs = objective.together(own, inputs, targets, [])
+            total[place] += losses.double() * targets.shape[1]
+            if not targets.is_floating_point():
+                hits = outputs.argmax(2) == targets
+                right[place] += hits.flatten(1).sum(1)
+        results = []
+        for i, own_examples in enumerate(examples):
+            targets = own_examples.targets
+            share = right[i].item() / targets.numel()
+            share = float("nan") if targets.is_floating_point() else share
+            results.append((total[i].item() / len(own_examples), share))
+        return results

@@ -1,0 +1,182 @@
+"""Clients of one process that train together: equal calls of theirs made as one.
+
+Each client's work runs unchanged in a greenlet of its own, up to its next call of
+`task.training.train`, `gradient` or `evaluate`. When all have come so far, calls of the
+same shape are made together, with their models stacked, and every client goes on with
+its own result. A call without companions is made alone. One client runs at a time, and
+torch's generator is that client's own whenever something is drawn for it, so the
+numbers are those of one by one, to rounding.
+"""
+
+from collections.abc import Callable, Hashable, Sequence
+from logging import getLogger
+from typing import TYPE_CHECKING, Any, Protocol, Self, TypeVar
+
+import torch
+from greenlet import getcurrent, greenlet
+
+if TYPE_CHECKING:
+    from task.base import Task
+    from task.models import SplitModel
+
+Result = TypeVar("Result")
+log = getLogger("task")
+
+
+class Call(Protocol):
+    """A call that several clients may make together."""
+
+    @property
+    def key(self) -> Hashable:
+        """Equal for calls that can be made together; None for one that cannot."""
+
+    @property
+    def pays(self) -> bool:
+        """Whether it is faster together."""
+
+    def alone(self) -> Any:
+        """Make the call for one client."""
+
+    @staticmethod
+    def together(calls: Sequence[Any], streams: Sequence["Stream"]) -> list[Any]:
+        """Make calls with the same key; the results, or exceptions in their place.
+
+        What is drawn at random for a client is drawn within its stream. Nothing of the
+        clients is changed if it raises an exception.
+        """
+
+
+class Stream:
+    """A client's random numbers: torch's generator while in this context."""
+
+    def __init__(self) -> None:
+        self.state: torch.Tensor | None = None
+
+    def __enter__(self) -> Self:
+        """Go on where this client's numbers stopped."""
+        if self.state is not None:
+            torch.default_generator.set_state(self.state)
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        """Remember where they stop."""
+        self.state = torch.default_generator.get_state()
+
+
+class _Seat(greenlet):
+    """One client's work, as far as it has come."""
+
+    def __init__(
+        self, work: Callable[[], Any], number: int, where_it_pays: bool
+    ) -> None:
+        super().__init__(work)
+        self.number = number
+        self.where_it_pays = where_it_pays
+        self.stream = Stream()
+
+    def go_on(self, answer: Any = None) -> Any:
+        """Return the next call, or what the work returns."""
+        with self.stream:
+            return self.switch(*([] if answer is None else [answer]))
+
+
+def make(call: Call) -> Any:
+    """Make a call, with companions where there are any."""
+    here = getcurrent()
+    if not isinstance(here, _Seat) or call.key is None:
+        return call.alone()
+    if here.where_it_pays and not call.pays:
+        return call.alone()
+    assert here.parent is not None
+    (answer,) = here.parent.switch(call)
+    if isinstance(answer, Exception):
+        raise answer
+    return answer
+
+
+def together(
+    works: Sequence[Callable[[], Result]], size: int, where_it_pays: bool = False
+) -> list[Result]:
+    """Return the results of some clients' works, so many of them at a time.
+
+    Parameters
+    ----------
+    works : sequence of callable
+        Each seeds torch's generator before it draws.
+    size : int
+        How many clients train together at most; each has a model of its own meanwhile.
+    where_it_pays : bool, default False
+        Whether calls that are faster one by one (`task.calls.pays`) are made so.
+
+    Returns
+    -------
+    list
+        In the order of ``works``.
+    """
+    results: list[Result] = []
+    for start in range(0, len(works), size):
+        results += _cohort(works[start : start + size], where_it_pays)
+    return results
+
+
+def _cohort(works: Sequence[Callable[[], Any]], where_it_pays: bool) -> list[Any]:
+    seats = [_Seat(work, number, where_it_pays) for number, work in enumerate(works)]
+    results: dict[_Seat, Any] = {}
+    open_: dict[_Seat, Any] = {seat: seat.go_on() for seat in seats}
+    while open_:
+        for seat in [seat for seat in open_ if seat.dead]:
+            results[seat] = open_.pop(seat)
+        answers: dict[_Seat, Any] = {}
+        groups: dict[Hashable, list[_Seat]] = {}
+        for seat, call in open_.items():
+            groups.setdefault(call.key, []).append(seat)
+        for key, members in groups.items():
+            calls = [open_[seat] for seat in members]
+            answers |= zip(members, _made(key, calls, members), strict=True)
+        open_ = {seat: seat.go_on((answer,)) for seat, answer in answers.items()}
+    return [results[seat] for seat in seats]
+
+
+# Keys of calls that turned out not to be possible together.
+_REFUSED: set[Hashable] = set()
+
+
+def _made(key: Hashable, calls: Sequence[Call], seats: Sequence[_Seat]) -> list[Any]:
+    streams = [seat.stream for seat in seats]
+    if len(calls) > 1 and key not in _REFUSED:
+        before = [stream.state for stream in streams]
+        try:
+            return calls[0].together(calls, streams)
+        # Whatever torch cannot do for several models at once.
+        except Exception as error:
+            _REFUSED.add(key)
+            reason = " ".join(str(error).split())[:200]
+            log.warning("clients are trained one by one, not together: %s", reason)
+            for stream, state in zip(streams, before, strict=True):
+                stream.state = state
+    return [_alone(call, seat.stream) for call, seat in zip(calls, seats, strict=True)]
+
+
+def _alone(call: Call, stream: Stream) -> Any:
+    with stream:
+        try:
+            return call.alone()
+        except Exception as error:
+            return error
+
+
+# Of the task that was asked for last, by number of the seat.
+_MODELS: "list[SplitModel]" = []
+_OWNER: "list[Task]" = []
+
+
+def scratch_model(task: "Task") -> "SplitModel":
+    """Return a model to work with, whatever its content; for now no other client's."""
+    here = getcurrent()
+    if not isinstance(here, _Seat):
+        return task.scratch_model
+    if not _OWNER or _OWNER[0] is not task:
+        _OWNER[:], _MODELS[:] = [task], []
+    while len(_MODELS) <= here.number:
+        _MODELS.append(task.initial_model())
+    return _MODELS[here.number]

@@ -1,0 +1,149 @@
+"""The pieces of local training: hyper-parameters, freezing, the loop over batches."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Annotated
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from task.examples import ExampleSet
+from task.models import Part, SplitModel
+from task.settings import Checked, Free, Range, SettingsError
+
+Loss = Callable[[Tensor, Tensor], Tensor]
+# Called with a batch's features and the model; its value is added to the loss.
+Regularizer = Callable[[Tensor, SplitModel], Tensor]
+# Called with a batch's inputs and targets; learns from them and returns their loss.
+Step = Callable[[Tensor, Tensor], Tensor]
+
+
+class TrainingDivergedError(ArithmeticError):
+    """The loss is no longer a finite number."""
+
+
+@dataclass(frozen=True)
+class SGD(Checked):
+    """Stochastic gradient descent as the authors of FedRep and FLUTE run it.
+
+    Parameters
+    ----------
+    learning_rate : float, default 0.01
+        Step size η.
+    momentum : float, default 0.5
+        Momentum β; its buffers start anew in every call of `train`.
+    weight_decay : float, default 1e-4
+        Weight decay of weights. Biases have none.
+    batch_size : int, default 10
+        Examples a step.
+    bfloat16 : bool, default False
+        Whether the forward pass runs in bfloat16 where torch's autocast does so.
+    """
+
+    learning_rate: Annotated[float, Range("(0, inf)")] = 0.01
+    momentum: Annotated[float, Range("[0, 1)")] = 0.5
+    weight_decay: Annotated[float, Range("[0, inf)")] = 1e-4
+    batch_size: Annotated[int, Range("[1, inf)")] = 10
+    bfloat16: Annotated[bool, Free()] = False
+
+    def autocast(self) -> torch.autocast:
+        """Return the context in which a forward pass runs."""
+        return torch.autocast("cpu", torch.bfloat16, enabled=self.bfloat16)
+
+    @staticmethod
+    def is_bias(name: str) -> bool:
+        """Return whether a parameter of this name has no weight decay."""
+        # Recurrent layers have names like bias_ih_l0.
+        return name.rpartition(".")[2].startswith("bias")
+
+    def optimizer(self, module: nn.Module) -> torch.optim.Optimizer:
+        """Return SGD of a module's parameters alone, with decay of weights only."""
+        named = list(module.named_parameters())
+        weights = [p for name, p in named if not self.is_bias(name)]
+        biases = [p for name, p in named if self.is_bias(name)]
+        return torch.optim.SGD(
+            [
+                {"params": weights, "weight_decay": self.weight_decay},
+                {"params": biases, "weight_decay": 0.0},
+            ],
+            lr=self.learning_rate,
+            momentum=self.momentum,
+            fused=True,
+        )
+
+
+def freeze(model: SplitModel, part: Part) -> nn.Module:
+    """Let a part of a model learn, and nothing else; return the part.
+
+    What is frozen needs no gradients, and its batch norms keep their statistics.
+
+    Parameters
+    ----------
+    model : SplitModel
+        Put into training mode.
+    part : {"head", "representation", "all"}
+        What learns.
+    """
+    module = model.part(part)
+    model.requires_grad_(False)
+    module.requires_grad_(True)
+    model.train()
+    for frozen in model.modules():
+        if isinstance(frozen, _BatchNorm) and frozen not in set(module.modules()):
+            frozen.eval()
+    return module
+
+
+def loop(step: Step, examples: ExampleSet, epochs: int, sgd: SGD) -> float:
+    """Make a step with every batch of every epoch.
+
+    Parameters
+    ----------
+    step : callable
+        Of a batch's inputs and targets; returns the batch's mean loss.
+    examples : ExampleSet
+        Shuffled, and augmented where asked for, in each epoch.
+    epochs : int
+        Passes over the examples; 0 does nothing.
+    sgd : SGD
+        Its batch size counts.
+
+    Returns
+    -------
+    float
+        Mean loss over the last epoch; 0 without epochs.
+
+    Raises
+    ------
+    TrainingDivergedError
+        If the loss is no longer finite.
+    SettingsError
+        If the last batch is one example, and the model cannot train on that.
+    """
+    mean = 0.0
+    for epoch in range(epochs):
+        total = torch.zeros(())
+        for inputs, targets in examples.batches(sgd.batch_size, shuffle=True):
+            try:
+                total += step(inputs, targets) * len(targets)
+            except ValueError as error:
+                if "more than 1 value per channel" not in str(error):
+                    raise
+                raise SettingsError(
+                    f"batch-size {sgd.batch_size} leaves one of {len(examples)} "
+                    "examples alone, which this model's batch norms cannot train on; "
+                    "another batch-size does not, or larger images"
+                ) from None
+        mean = total.item() / len(examples)
+        if not torch.isfinite(total):
+            raise diverged(mean, epoch, sgd)
+    return mean
+
+
+def diverged(mean: float, epoch: int, sgd: SGD) -> TrainingDivergedError:
+    """Return the error of a mean loss that is not finite after an epoch, from 0."""
+    return TrainingDivergedError(
+        f"the loss is {mean} after epoch {epoch + 1} of local training with "
+        f"learning-rate {sgd.learning_rate}; a smaller one may help"
+    )

@@ -1,0 +1,263 @@
+"""Several models as one: their tensors stacked, their examples side by side."""
+
+from collections import OrderedDict
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import fields, is_dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call, vmap
+from torch.fx.experimental.proxy_tensor import make_fx
+
+from task.examples import ExampleSet
+from task.models import SplitModel
+
+Tensors = dict[str, Tensor]
+Batch = tuple[Tensor, Tensor, list[int] | None]
+
+
+def structure(value: Any) -> Hashable:
+    """Return what must be equal for objects whose tensors are to be stacked.
+
+    Objects are tensors, mappings of names to tensors, frozen dataclasses of these, and
+    what can be compared by itself.
+
+    Raises
+    ------
+    TypeError
+        If something in it can be neither stacked nor compared.
+    """
+    if isinstance(value, Tensor):
+        return value.shape, value.dtype
+    if isinstance(value, Mapping):
+        return tuple((name, structure(inner)) for name, inner in value.items())
+    if is_dataclass(value):
+        own = [structure(getattr(value, field.name)) for field in fields(value)]
+        return type(value), tuple(own)
+    hash(value)
+    same: Hashable = value
+    return same
+
+
+def tensors_of(value: Any) -> list[Tensor]:
+    """Return the tensors in an object, as `structure` finds them."""
+    if isinstance(value, Tensor):
+        return [value]
+    if isinstance(value, Mapping):
+        return [tensor for inner in value.values() for tensor in tensors_of(inner)]
+    if is_dataclass(value):
+        own = [getattr(value, field.name) for field in fields(value)]
+        return [tensor for inner in own for tensor in tensors_of(inner)]
+    return []
+
+
+def with_tensors(value: Any, tensors: Iterator[Tensor]) -> Any:
+    """Return an object with others in the places of its tensors."""
+    if isinstance(value, Tensor):
+        return next(tensors)
+    if isinstance(value, Mapping):
+        return {name: with_tensors(inner, tensors) for name, inner in value.items()}
+    if is_dataclass(value) and not isinstance(value, type):
+        own = {field.name: getattr(value, field.name) for field in fields(value)}
+        return replace(value, **with_tensors(own, tensors))
+    return value
+
+
+class Objective(nn.Module):
+    """What is lowered: a loss of a model's outputs, and a regularizer.
+
+    Parameters
+    ----------
+    model : SplitModel
+        The model.
+    loss : callable
+        Of outputs and targets.
+    regularizer : object, optional
+        Of features and the model; its tensors come with each call.
+    features : bool, default False
+        Whether the inputs are already the representation's features.
+    """
+
+    def __init__(
+        self,
+        model: SplitModel,
+        loss: Callable[[Tensor, Tensor], Tensor],
+        regularizer: Any = None,
+        features: bool = False,
+    ) -> None:
+        super().__init__()
+        self.model = model
+        self.loss = loss
+        self.regularizer = regularizer
+        self.features = features
+
+    def forward(
+        self, inputs: Tensor, targets: Tensor, constants: list[Tensor]
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Return what is lowered, the loss alone, and the outputs."""
+        features = inputs if self.features else self.model.representation(inputs)
+        outputs = self.model.head(features)
+        value = self.loss(outputs, targets)
+        if self.regularizer is None:
+            return value, value, outputs
+        own = with_tensors(self.regularizer, iter(constants))
+        return value + own(features, self.model), value, outputs
+
+    def together(
+        self, state: Tensors, inputs: Tensor, targets: Tensor, constants: list[Tensor]
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Return the same for several models, whose tensors are stacked, at once."""
+
+        def single(
+            tensors: Tensors, inputs: Tensor, targets: Tensor, constants: list[Tensor]
+        ) -> Any:
+            named = {f"model.{name}": tensor for name, tensor in tensors.items()}
+            return functional_call(self, named, (inputs, targets, constants))
+
+        found: tuple[Tensor, Tensor, Tensor] = vmap(single)(
+            state, inputs, targets, constants
+        )
+        return found
+
+    def gradients(
+        self,
+        state: Tensors,
+        names: Sequence[str],
+        batch: tuple[Tensor, Tensor],
+        constants: list[Tensor],
+        key: Hashable,
+    ) -> tuple[list[Tensor | None], Tensor]:
+        """Return the gradients of the stacked models, and their losses.
+
+        Parameters
+        ----------
+        state : dict of str to Tensor
+            All of the models' tensors; statistics of batch norms are moved in place.
+        names : sequence of str
+            Whose gradients; None for what the objective does not depend on.
+        batch : tuple of Tensor
+            Inputs and targets.
+        constants : list of Tensor
+            The regularizers' tensors.
+        key : hashable
+            Equal only for objectives that compute the same.
+        """
+
+        def compute(
+            tensors: list[Tensor],
+            constants: list[Tensor],
+            inputs: Tensor,
+            targets: Tensor,
+        ) -> tuple[list[Tensor | None], Tensor]:
+            own = dict(zip(state, (tensor.detach() for tensor in tensors), strict=True))
+            learning = [own[name].requires_grad_() for name in names]
+            objective, losses, _ = self.together(own, inputs, targets, constants)
+            if not objective.requires_grad:  # A representation may have no parameters.
+                return [None for _ in names], losses
+            found = torch.autograd.grad(objective.sum(), learning, allow_unused=True)
+            return list(found), losses.detach()
+
+        found: tuple[list[Tensor | None], Tensor] = _recorded(
+            key, compute, [*state.values()], constants, *batch
+        )
+        return found
+
+
+# A call is recorded when it has been made so often, which takes some tenths of a second
+# and makes small models several times as fast.
+RECORD_AFTER = 10
+_CALLS: OrderedDict[Hashable, Any] = OrderedDict()
+MOST_CALLS = 64
+
+
+def _recorded(key: Hashable, function: Callable[..., Any], *arguments: Any) -> Any:
+    """Call a function of tensors, or make the tensor operations of an earlier call."""
+    shapes = tuple((tensor.shape, tensor.dtype) for tensor in _flat(arguments))
+    place = key, shapes
+    known = _CALLS.pop(place, 0)
+    if isinstance(known, int):
+        known += 1
+        if known > RECORD_AFTER:
+            # What moves statistics in place must not move them twice.
+            copies = [_copied(argument) for argument in arguments]
+            known = make_fx(function)(*copies)
+    _CALLS[place] = known
+    if len(_CALLS) > MOST_CALLS:
+        _CALLS.popitem(last=False)
+    return function(*arguments) if isinstance(known, int) else known(*arguments)
+
+
+def _copied(value: Any) -> Any:
+    return value.clone() if isinstance(value, Tensor) else [v.clone() for v in value]
+
+
+def _flat(values: Sequence[Any]) -> Iterator[Tensor]:
+    for value in values:
+        if isinstance(value, Tensor):
+            yield value
+        else:
+            yield from value
+
+
+def stacked(each: Sequence[Mapping[str, Tensor]]) -> Tensors:
+    """Return tensors by name, with a first dimension for the models."""
+    return {
+        name: torch.stack([tensors[name].detach() for tensors in each])
+        for name in each[0]
+    }
+
+
+def batches(
+    examples: Sequence[ExampleSet],
+    batch_size: int,
+    streams: Sequence[Any] = (),
+) -> Iterator[Batch]:
+    """Yield batches of several clients side by side, each client's in its own order.
+
+    ``streams`` are the clients' contexts for what is drawn at random; without them
+    nothing is shuffled. A batch is inputs (clients, batch, ...), targets, and which
+    clients these are, None for all: clients whose last batch is a smaller one make
+    batches of their own.
+    """
+    contexts = streams or [ExitStack() for _ in examples]
+    parts = [e.chunks(batch_size, shuffle=bool(streams)) for e in examples]
+    # Next to each other while every client has some left.
+    left = dict(enumerate(parts))
+    while left:
+        chunks: dict[int, tuple[Tensor, Tensor]] = {}
+        for i, part in list(left.items()):
+            with contexts[i]:
+                chunk = next(part, None)
+            if chunk is None:
+                del left[i]
+            else:
+                chunks[i] = chunk
+        if chunks:
+            yield from _side_by_side(chunks, batch_size, len(examples))
+
+
+def _side_by_side(
+    chunks: dict[int, tuple[Tensor, Tensor]], batch_size: int, count: int
+) -> Iterator[Batch]:
+    lengths = {i: len(targets) for i, (_, targets) in chunks.items()}
+    if len(chunks) == count and len(set(lengths.values())) == 1:
+        inputs = torch.stack([x for x, _ in chunks.values()])
+        targets = torch.stack([y for _, y in chunks.values()])
+        for start in range(0, inputs.shape[1], batch_size):
+            place = slice(start, start + batch_size)
+            yield inputs[:, place], targets[:, place], None
+        return
+    for start in range(0, max(lengths.values()), batch_size):
+        sizes: dict[int, list[int]] = {}
+        for i, length in lengths.items():
+            if length > start:
+                sizes.setdefault(min(batch_size, length - start), []).append(i)
+        for size, members in sizes.items():
+            place = slice(start, start + size)
+            yield (
+                torch.stack([chunks[i][0][place] for i in members]),
+                torch.stack([chunks[i][1][place] for i in members]),
+                None if len(members) == count else members,
+            )

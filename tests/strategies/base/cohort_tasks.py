@@ -1,0 +1,61 @@
+"""Tasks for clients that train together: unequal sizes, several kinds of models."""
+
+import numpy as np
+import torch
+from torch import nn
+
+from task import ExampleSet, ExampleTask, SplitModel
+
+N, CLASSES = 5, 3
+
+
+def draw(i: int, test: bool, shape: tuple[int, ...]) -> ExampleSet:
+    rng = np.random.default_rng([i, test])
+    n = 7 if test else (9, 9, 4, 13, 9)[i]
+    x = torch.from_numpy(rng.standard_normal((n, *shape))).float()
+    scores = x.flatten(1)[:, :CLASSES] + torch.from_numpy(rng.standard_normal(CLASSES))
+    return ExampleSet(x, scores.argmax(1))
+
+
+def task_of(model, shape: tuple[int, ...]) -> ExampleTask:
+    train, test = ([draw(i, t, shape) for i in range(N)] for t in (False, True))
+    return ExampleTask(model, train, test, classes=("a", "b", "c"))
+
+
+def dense(num_clients: int = N) -> ExampleTask:
+    def model() -> SplitModel:
+        return SplitModel(nn.Sequential(nn.Linear(6, 5), nn.Tanh()), nn.Linear(5, 3))
+
+    return task_of(model, (6,))
+
+
+def normalised(num_clients: int = N) -> ExampleTask:
+    """With batch norm before and behind a convolution."""
+
+    def model() -> SplitModel:
+        layers = nn.BatchNorm2d(2), nn.Conv2d(2, 4, 3), nn.BatchNorm2d(4), nn.ReLU()
+        return SplitModel(nn.Sequential(*layers, nn.Flatten()), nn.Linear(16, 3))
+
+    return task_of(model, (2, 4, 4))
+
+
+class Sorting(nn.Module):
+    """Does what cannot be done for several models at once."""
+
+    def forward(self, x):
+        return x * float(x.sum().item() > 0)
+
+
+def unusual(num_clients: int = N) -> ExampleTask:
+    def model() -> SplitModel:
+        return SplitModel(nn.Sequential(nn.Linear(6, 5), Sorting()), nn.Linear(5, 3))
+
+    return task_of(model, (6,))
+
+
+def dropping(num_clients: int = N) -> ExampleTask:
+    def model() -> SplitModel:
+        layers = nn.Linear(6, 5), nn.Dropout(0.5)
+        return SplitModel(nn.Sequential(*layers), nn.Linear(5, 3))
+
+    return task_of(model, (6,))

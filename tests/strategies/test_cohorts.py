@@ -1,0 +1,195 @@
+"""Clients that train together end where they do one by one, with every algorithm."""
+
+import logging
+
+import numpy as np
+import pytest
+import torch
+from cohort_tasks import N, dense
+
+import task.calls
+from clients.client_app import make_app
+from strategies import build_strategy
+from strategies.grids.simulation import InlineGrid
+from strategies.server.rounds import run_rounds
+from task import cohort
+from task.settings import SettingsError, resolve
+from task.training import SGD, gradient
+
+SETTINGS = {
+    "num-clients": N,
+    "fraction-train": 0.8,
+    "batch-size": 4,
+    "learning-rate": 0.1,
+    "head-epochs": 3,
+    "representation-epochs": 2,
+    "consensus-step": 0.2,
+    "initial-nodes": 4,
+}
+OWN = {
+    "fedprox": {"proximal-mu": 0.5},
+    "scaffold": {"momentum": 0.0},
+    "ditto": {"ditto-lambda": 0.5},
+    "choco-sgd": {"compressor": "top-k", "compressor-k": 0.5},
+    "squarm-sgd": {"local-steps": 3, "momentum": 0.9},
+}
+ALGORITHMS = [
+    "fedavg",
+    "fedavg-ft",
+    "fedrep",
+    "fedper",
+    "lg-fedavg",
+    "local",
+    "flute",
+    "flute-star",
+    "fedprox",
+    "scaffold",
+    "ditto",
+    "apfl",
+    "srpfl",
+    "dpsgd",
+    "choco-sgd",
+    "squarm-sgd",
+]
+
+
+def outcome(algorithm: str, size: object, rounds: int = 2, **more: object) -> dict:
+    """Return all that the clients and the server have after some rounds, by name."""
+    own = {"algorithm": algorithm, "task": "cohort_tasks:dense", "cohort": str(size)}
+    settings = resolve({**SETTINGS, **OWN.get(algorithm, {}), **own, **more})
+    grid = InlineGrid(make_app(dict(settings)), N)
+    strategy = build_strategy(settings)
+    arrays = run_rounds(
+        strategy,
+        grid,
+        strategy.initialize(grid),
+        range(1, rounds + 1),
+        evaluated=lambda t: t == rounds,
+    )
+    found = {f"server/{name}": array.numpy() for name, array in arrays.items()}
+    for node, context in grid.contexts.items():
+        for key, record in context.state.items():
+            found |= {f"{node}/{key}/{n}": a.numpy() for n, a in record.items()}
+    said = strategy.client_metrics
+    found |= {f"{c}/{n}": v for c, metrics in said.items() for n, v in metrics.items()}
+    assert len(said) == N
+    return found
+
+
+def assert_same(found: dict, expected: dict, tolerance: float = 1e-5) -> None:
+    assert found.keys() == expected.keys()
+    for name, value in expected.items():
+        np.testing.assert_allclose(found[name], value, atol=tolerance, err_msg=name)
+
+
+@pytest.fixture
+def made(monkeypatch):
+    """How many calls of each kind were made together, one entry a time."""
+    counts: dict[str, list[int]] = {}
+    for name in ("TrainCall", "EvaluateCall", "GradientCall"):
+        kind = getattr(task.calls, name)
+        original = kind.together
+        sizes = counts.setdefault(name, [])
+
+        def counted(calls, streams, original=original, sizes=sizes):
+            sizes.append(len(calls))
+            return original(calls, streams)
+
+        monkeypatch.setattr(kind, "together", staticmethod(counted))
+    return counts
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_together_is_one_by_one(algorithm, made):
+    together = outcome(algorithm, 3)
+    assert max(made["EvaluateCall"], default=0) == 3
+    sizes = made["GradientCall" if "sgd" in algorithm else "TrainCall"]
+    # APFL's step is its own, so its clients train alone.
+    assert max(sizes, default=0) == (0 if algorithm == "apfl" else 3)
+    assert_same(together, outcome(algorithm, "off"))
+
+
+@pytest.mark.parametrize("part", ["fedrep", "fedavg", "dpsgd"])
+def test_batch_norms_keep_each_client_s_own_statistics(part, made):
+    own = {"task": "cohort_tasks:normalised", "batch-size": 3}
+    together = outcome(part, N, **own)
+    assert made["EvaluateCall"]
+    assert_same(together, outcome(part, "off", **own), 2e-5)
+
+
+def test_recorded_calls_give_the_same_numbers(monkeypatch):
+    expected = outcome("fedrep", "off", rounds=4)
+    monkeypatch.setattr("task.stacked.RECORD_AFTER", 0)
+    assert_same(outcome("fedrep", N, rounds=4), expected)
+
+
+@pytest.mark.parametrize("name", ["unusual", "dropping"])
+def test_what_cannot_be_made_together_is_made_alone(name, made, caplog):
+    own = {"task": f"cohort_tasks:{name}"}
+    with caplog.at_level(logging.WARNING, "task"):
+        together = outcome("fedrep", N, **own)
+    lines = [r.getMessage() for r in caplog.records if "one by one" in r.getMessage()]
+    # Dropout is known beforehand; the rest is found out, and said once a kind of call:
+    # training the representation and testing. Heads train on features.
+    assert len(lines) == (2 if name == "unusual" else 0)
+    assert_same(together, outcome("fedrep", "off", **own))
+
+
+def test_a_client_that_diverges_fails_alone(made):
+    # The third client's examples are broken.
+    tasks = dense()
+    tasks.train[2].inputs.fill_(float("nan"))
+    calls = [
+        task.calls.TrainCall(
+            tasks.initial_model(),
+            "all",
+            tasks.train[i],
+            tasks.loss,
+            1,
+            SGD(learning_rate=0.1, batch_size=4),
+            None,
+            None,
+        )
+        for i in range(4)
+    ]
+    results = cohort.together([lambda c=c: tried(c) for c in calls], 4)
+    assert [type(r).__name__ for r in results] == [
+        "float",
+        "float",
+        "TrainingDivergedError",
+        "float",
+    ]
+    assert made["TrainCall"] == [4]
+
+
+def tried(call):
+    torch.manual_seed(0)
+    try:
+        return cohort.make(call)
+    except ArithmeticError as error:
+        return error
+
+
+def test_each_client_has_random_numbers_of_its_own():
+    def work(seed: int) -> list[float]:
+        torch.manual_seed(seed)
+        first = torch.rand(1).item()
+        model = dense().initial_model()
+        batch = torch.zeros(2, 6), torch.zeros(2, dtype=torch.int64)
+        gradient(model, *batch, torch.nn.functional.cross_entropy, SGD())
+        return [first, torch.rand(1).item(), torch.initial_seed()]
+
+    works = [lambda seed=seed: work(seed) for seed in range(3)]
+    assert cohort.together(works, 3) == [work() for work in works]
+
+
+def test_where_it_does_not_pay_clients_train_alone(made, monkeypatch):
+    monkeypatch.setattr(task.calls, "MOST_PARAMETERS", 10)
+    assert_same(outcome("fedrep", "auto"), outcome("fedrep", "off"), 0)
+    assert not any(made.values())
+
+
+@pytest.mark.parametrize("size", ["0", "-1", "many", "1.5"])
+def test_a_cohort_is_off_auto_or_a_number(size):
+    with pytest.raises(SettingsError, match=f"cohort is '{size}'; it must be off, "):
+        outcome("fedrep", size)
