@@ -113,7 +113,19 @@ class BaseStrategy(RunHooks, FlowerFedAvg):
 
     def identify(self, grid: Grid) -> list[int]:
         """Return the nodes that can take part, in the order of their clients' names."""
-        return self.participants.identify(grid)
+        nodes = self.participants.identify(grid, self.standing.run_token)
+        for node in nodes:
+            client = self.participants.known[node]
+            if self.standing.is_set_back(client.name, client.properties):
+                self.set_back(client.name)
+        return nodes
+
+    def set_back(self, name: str) -> None:
+        """Go on with a client that has seen a later checkpoint than the run's.
+
+        Here it goes on from the newest round that both know, or else from its newest.
+        """
+        self.standing.go_on_from(name)
 
     def name_of(self, node: int) -> str:
         """Return the name of a node's client."""

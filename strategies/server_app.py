@@ -59,7 +59,7 @@ def run(
         strategy.load_state_dict(*former.state)
         arrays, start = former.arrays, former.server_round
         seconds_before = former.seconds
-        strategy.standing.checkpointed = start
+        strategy.standing.checkpointed = strategy.standing.resumed = start
         log(INFO, "going on after round %d", start)
         if start >= own.num_server_rounds:
             return read_summary(settings)

@@ -28,6 +28,9 @@ STATISTICS = "statistics"
 # What a client tells of itself.
 CLIENT = "client"
 STRUCTURE = "structure"
+# Which rounds of a run it has kept, and the newest checkpoint it has heard of.
+KEPT_ROUNDS = "kept-rounds"
+KEPT_CHECKPOINT = "kept-checkpoint"
 REFUSAL = "refusal"
 NUM_EXAMPLES = "num-examples"
 NUM_TEST_EXAMPLES = "num-test-examples"

@@ -118,6 +118,14 @@ class Gossip(BaseStrategy):
         present = self.boxes.number.keys() - self.boxes.lost
         return [node for node in nodes if self.name_of(node) in present]
 
+    def set_back(self, name: str) -> None:
+        """Raise `SettingsError`: its neighbours' estimates are of its newest round."""
+        raise SettingsError(
+            f"resume: client {name} has seen a checkpoint of round "
+            f"{self.standing.seen[name]}, later than this one of round "
+            f"{self.standing.resumed}; gossip goes on from its newest checkpoint only"
+        )
+
     def _lay(self, names: list[str]) -> None:
         graph = self.build_graph(len(names))
         neighbours = [graph.neighbours(i) for i in range(len(names))]

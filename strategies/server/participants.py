@@ -20,6 +20,7 @@ from task.messages import (
     INPUTS,
     PROPERTIES,
     REFUSAL,
+    RUN,
     STRUCTURE,
 )
 from task.settings import SettingsError
@@ -72,8 +73,10 @@ class Participants:
         # Why a client could not be asked, the last time.
         self.failure = ""
 
-    def identify(self, grid: Grid) -> list[int]:
+    def identify(self, grid: Grid, run_token: str = "") -> list[int]:
         """Ask every node that is not known yet who it is; each is asked once.
+
+        With the run's name, it also says what it has kept of the run.
 
         A node that does not answer is asked again the next time. A client whose shared
         arrays have another structure than most clients' cannot take part. Returns the
@@ -86,7 +89,7 @@ class Participants:
             time.sleep(POLL_INTERVAL)
         unknown = [node for node in nodes if node not in self.known]
         if unknown:
-            self._ask(unknown, grid)
+            self._ask(unknown, grid, run_token)
         known = {n: self.known[n] for n in nodes if n in self.known}
         if not known:
             return []
@@ -104,8 +107,9 @@ class Participants:
             self._refuse(node, known[node].name, reason, grid)
         return sorted(fits, key=lambda node: (known[node].name, node))
 
-    def _ask(self, nodes: list[int], grid: Grid) -> None:
-        messages = [Message(RecordDict(), n, MessageType.QUERY) for n in nodes]
+    def _ask(self, nodes: list[int], grid: Grid, run_token: str) -> None:
+        about = {CONFIG: ConfigRecord({RUN: run_token})} if run_token else {}
+        messages = [Message(RecordDict({**about}), n, MessageType.QUERY) for n in nodes]
         taken = {p.name: node for node, p in self.known.items()}
         replies = grid.send_and_receive(messages, timeout=QUERY_TIMEOUT)
         for reply in sorted(replies, key=lambda r: r.metadata.src_node_id):
