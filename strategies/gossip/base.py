@@ -59,6 +59,7 @@ class Gossip(BaseStrategy):
         If a value is out of its range.
     """
 
+    averages = False
     uses_consensus_step: ClassVar[bool] = True
     # Names of the properties in which a client tells how long its messages may be.
     length_properties: ClassVar[tuple[str, ...]] = ("message-bytes",)
