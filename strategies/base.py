@@ -140,9 +140,9 @@ class BaseStrategy(RunHooks, FlowerFedAvg):
         self.sampler.check(num_clients)
 
     def initialize(self, grid: Grid) -> ArrayRecord:
-        """Return the shared part of the common initial model, as the first client's."""
+        """Return the shared part of the initial model, on which most clients agree."""
         nodes = self.identify(grid)
-        return self.participants.first_arrays(grid, nodes, INITIAL_ARRAYS)
+        return self.participants.agreed_arrays(grid, nodes, INITIAL_ARRAYS)
 
     # Who takes part.
 

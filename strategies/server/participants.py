@@ -1,5 +1,6 @@
 """Who takes part: clients are asked once who they are, then known by name."""
 
+import hashlib
 import time
 from collections import Counter
 from collections.abc import Mapping
@@ -15,9 +16,11 @@ from strategies.server.replies import own_arrays
 from strategies.server.said import InvalidReplyError, check_properties, one_line
 from task.messages import (
     ARRAYS,
+    CLASSES_DIGEST,
     CLIENT,
     CONFIG,
     INPUTS,
+    NUM_CLASSES,
     PROPERTIES,
     REFUSAL,
     RUN,
@@ -27,6 +30,8 @@ from task.settings import SettingsError
 
 QUERY_TIMEOUT = 600.0
 POLL_INTERVAL = 0.5
+# How many clients are asked for the initial model.
+ASKED = 5
 # What Flower says for an app that answers no queries, as its templates do not.
 ANSWERS_NO_QUERY = "No query function registered"
 
@@ -98,12 +103,7 @@ class Participants:
         usual = min(structures, key=lambda s: (-structures[s], s))
         fits = [n for n, p in known.items() if p.structure == usual]
         for node in sorted(known.keys() - fits):
-            properties = known[node].properties
-            inputs = " x ".join(str(properties.get(name, "?")) for name in INPUTS)
-            reason = (
-                "its shared arrays are not of the names and shapes that most clients "
-                f"have; its inputs are {inputs} ({', '.join(INPUTS)})"
-            )
+            reason = _difference(known[node].properties, known[fits[0]].properties)
             self._refuse(node, known[node].name, reason, grid)
         return sorted(fits, key=lambda node: (known[node].name, node))
 
@@ -182,16 +182,31 @@ class Participants:
                 log(WARNING, "client %s sent no arrays: its reply %s", name, reason)
         return sorted(answers, key=lambda answer: answer[0])
 
-    def first_arrays(self, grid: Grid, nodes: list[int], action: str) -> ArrayRecord:
-        """Return the answer of the first of some clients that gives one.
+    def agreed_arrays(self, grid: Grid, nodes: list[int], action: str) -> ArrayRecord:
+        """Return the arrays on which most of some clients agree to the last bit.
 
-        Raises `SettingsError` if none does.
+        A few are asked, from all over the list of names; where more than half of them
+        do not agree, the others as well. If nobody agrees, the first name's are taken.
+        Raises `SettingsError` if there are none.
         """
-        for node in nodes:
-            found = self.query_arrays(grid, [node], action)
-            if found:
-                return found[0][1]
-        raise self.nothing_sent(action)
+        few = nodes[:: max(1, len(nodes) // ASKED)][:ASKED]
+        answers = self.query_arrays(grid, few, action)
+        votes = Counter(_digest(record) for _, record in answers)
+        if not votes or 2 * max(votes.values()) <= len(answers):
+            others = [node for node in nodes if node not in few]
+            answers = sorted(
+                [*answers, *self.query_arrays(grid, others, action)], key=lambda a: a[0]
+            )
+            votes = Counter(_digest(record) for _, record in answers)
+        if not votes:
+            raise self.nothing_sent(action)
+        # The first of equals is that of the first name.
+        agreed = max(votes, key=lambda digest: votes[digest])
+        for name, record in answers:
+            if _digest(record) != agreed:
+                text = "client %s begins with other arrays than most: they are not used"
+                log(WARNING, text, name)
+        return next(record for _, record in answers if _digest(record) == agreed)
 
     def nothing_sent(self, what: str) -> SettingsError:
         """Return the error that no client has sent something, with the last reason."""
@@ -199,6 +214,35 @@ class Participants:
         return SettingsError(
             f"no client has sent its {what}; the last to fail was {reason}"
         )
+
+
+def _digest(record: ArrayRecord) -> str:
+    """Return what arrays that are equal to the last bit have in common."""
+    digest = hashlib.sha256()
+    for name, array in record.items():
+        digest.update(repr((name, array.dtype, tuple(array.shape))).encode())
+        digest.update(array.data)
+    return digest.hexdigest()
+
+
+def _difference(its: Mapping[str, Any], usual: Mapping[str, Any]) -> str:
+    """Return why a client whose structure is not the usual one takes no part."""
+
+    def inputs(said: Mapping[str, Any]) -> str:
+        return " x ".join(str(said.get(name, "?")) for name in INPUTS)
+
+    if its.get(CLASSES_DIGEST) != usual.get(CLASSES_DIGEST):
+        return (
+            f"its {its.get(NUM_CLASSES, '?')} classes are not those of most clients, "
+            f"who have {usual.get(NUM_CLASSES, '?')}: names and their order must be "
+            "the same"
+        )
+    if inputs(its) != inputs(usual):
+        return (
+            f"its inputs are {inputs(its)} and those of most clients are "
+            f"{inputs(usual)} ({', '.join(INPUTS)})"
+        )
+    return "its shared arrays are not of the names and shapes that most clients have"
 
 
 def _answers_no_query(error: Error) -> bool:
