@@ -94,7 +94,7 @@ def make_app(
             properties[CLIENT] = name = client_name(context)
             client, config = open_message(message, context)
             properties |= client.get_properties(config)
-            if RUN in config:
+            if RUN in config and client.personal:
                 properties |= cast(Config, client.state.kept())
             refusal = config.get(REFUSAL)
             if isinstance(client.task, ImageTask):

@@ -73,7 +73,7 @@ class BaseStrategy(RunHooks, FlowerFedAvg):
     seed : int, default 0
         Who is sampled follows from the seed, the round and the clients' names alone.
     checkpoint_every : int, default 0
-        Rounds between two checkpoints (the caller writes them); 0 means none.
+        Rounds between two checkpoints (the caller writes them); 0 means none between.
     transport : {"float32", "float16"}, default "float32"
         How float32 arrays that are averaged travel, in both directions. The server
         itself keeps float32.

@@ -105,11 +105,9 @@ class PersonalState:
         """Return what a server that has been set back needs to know.
 
         ``kept-rounds`` are this run's versions, ``kept-checkpoint`` the newest
-        checkpoint of which a server has told; nothing where there is no version.
+        checkpoint of which a server has told.
         """
-        if not self.rounds:
-            return {}
-        told = self._written(self.rounds[-1], "checkpoint")
+        told = self._written(self.rounds[-1], "checkpoint") if self.rounds else 0
         return {KEPT_ROUNDS: self.rounds, KEPT_CHECKPOINT: told}
 
     def _written(self, round_: int, name: str) -> int:

@@ -231,16 +231,16 @@ def _difference(its: Mapping[str, Any], usual: Mapping[str, Any]) -> str:
     def inputs(said: Mapping[str, Any]) -> str:
         return " x ".join(str(said.get(name, "?")) for name in INPUTS)
 
+    if inputs(its) != inputs(usual):
+        return (
+            f"its inputs are {inputs(its)} and those of most clients are "
+            f"{inputs(usual)} ({', '.join(INPUTS)})"
+        )
     if its.get(CLASSES_DIGEST) != usual.get(CLASSES_DIGEST):
         return (
             f"its {its.get(NUM_CLASSES, '?')} classes are not those of most clients, "
             f"who have {usual.get(NUM_CLASSES, '?')}: names and their order must be "
             "the same"
-        )
-    if inputs(its) != inputs(usual):
-        return (
-            f"its inputs are {inputs(its)} and those of most clients are "
-            f"{inputs(usual)} ({', '.join(INPUTS)})"
         )
     return "its shared arrays are not of the names and shapes that most clients have"
 

@@ -49,7 +49,11 @@ class Standing:
         if self.resumed is None or name in self._kept:
             return False
         rounds, seen = properties.get(KEPT_ROUNDS), properties.get(KEPT_CHECKPOINT)
-        self._kept[name] = rounds = rounds if isinstance(rounds, list) else []
+        self._kept[name] = rounds if isinstance(rounds, list) else []
+        if rounds == [] and self.acknowledged.get(name, 0):
+            text = "client %s has lost what it kept; that of round %d was its last"
+            log(WARNING, text, name, self.acknowledged[name])
+        rounds = self._kept[name]
         if not isinstance(seen, int) or seen <= self.resumed:
             return False
         if not rounds or not all(isinstance(r, int) and r > 0 for r in rounds):

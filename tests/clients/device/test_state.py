@@ -401,11 +401,12 @@ def test_whatever_round_a_server_says_the_newest_stay(tmp_path, on_disk):
 
 
 def test_a_client_tells_what_it_has_kept(tmp_path):
-    assert PersonalState(new_context(), tmp_path, run="r").kept() == {}
+    nothing = {"kept-rounds": [], "kept-checkpoint": 0}
+    assert PersonalState(new_context(), tmp_path, run="r").kept() == nothing
     run_rounds(new_context(), range(1, 13), tmp_path, checkpointed=11)
     state = PersonalState(new_context(), tmp_path)
     assert state.kept() == {"kept-rounds": [10, 11, 12], "kept-checkpoint": 11}
-    assert PersonalState(new_context(), tmp_path, run="other").kept() == {}
+    assert PersonalState(new_context(), tmp_path, run="other").kept() == nothing
 
 
 def test_the_newest_of_several_earlier_runs_is_taken(tmp_path):
