@@ -376,11 +376,12 @@ class BaseStrategy(RunHooks, FlowerFedAvg):
 
         Who is sampled follows from seed and round, so there is no random state.
         """
-        return {}, self.standing.state_dict()
+        return {}, {**self.standing.state_dict(), "keys": self.participants.keys}
 
     def load_state_dict(self, arrays: Arrays, values: dict[str, Any]) -> None:
         """Go back to a saved state."""
         self.standing.load_state_dict(values)
+        self.participants.keys = {n: str(k) for n, k in values.get("keys", {}).items()}
 
     def summary(self) -> None:
         """Log what will run."""

@@ -52,6 +52,7 @@ def run(
     """
     own = build(RunSettings, settings)
     strategy = build_strategy(settings)
+    strategy.participants.keyed = own.names_by_key
     grid = patient(grid, strategy.name_of, own.round_timeout)
     output, name = Path(own.output), short_name(own.algorithm)
     start, seconds_before = 0, 0.0

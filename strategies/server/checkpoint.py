@@ -26,6 +26,7 @@ MAY_DIFFER = frozenset(
         "evaluate-last",
         "max-empty-rounds",
         "min-available-nodes",
+        "names-by-key",
         "num-server-rounds",
         "output",
         "resume",

@@ -75,6 +75,9 @@ class Participants:
         self.min_available_nodes = min_available_nodes
         self.known: dict[int, Participant] = {}
         self.refusals: dict[int, str] = {}
+        # Whether a name belongs to the key that first used it, and to which.
+        self.keyed = False
+        self.keys: dict[str, str] = {}
         # Why a client could not be asked, the last time.
         self.failure = ""
 
@@ -111,6 +114,7 @@ class Participants:
         about = {CONFIG: ConfigRecord({RUN: run_token})} if run_token else {}
         messages = [Message(RecordDict({**about}), n, MessageType.QUERY) for n in nodes]
         taken = {p.name: node for node, p in self.known.items()}
+        keys = _keys_of(grid) if self.keyed else {}
         replies = grid.send_and_receive(messages, timeout=QUERY_TIMEOUT)
         for reply in sorted(replies, key=lambda r: r.metadata.src_node_id):
             node = reply.metadata.src_node_id
@@ -128,6 +132,10 @@ class Participants:
                 self._refuse(node, str(node), f"it {error}")
                 continue
             name = properties.get(CLIENT, str(node))
+            if node in keys and self.keys.setdefault(name, keys[node]) != keys[node]:
+                reason = f"it calls itself {name!r}, which is the name of another key"
+                self._refuse(node, str(node), reason)
+                continue
             if taken.setdefault(name, node) != node:
                 # The client has come back as another node, or two share a name.
                 if taken[name] in set(grid.get_node_ids()):
@@ -214,6 +222,16 @@ class Participants:
         return SettingsError(
             f"no client has sent its {what}; the last to fail was {reason}"
         )
+
+
+def _keys_of(grid: Grid) -> dict[int, str]:
+    """Return digests of the nodes' public keys, as far as the grid knows them."""
+    known = getattr(grid, "get_nodes", None)
+    return {
+        node.node_id: hashlib.sha256(node.public_key).hexdigest()
+        for node in (known() if known else [])
+        if node.public_key
+    }
 
 
 def _digest(record: ArrayRecord) -> str:

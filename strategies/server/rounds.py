@@ -43,6 +43,10 @@ class RunSettings(Checked):
         Which rounds are evaluated; 0 only the last ones.
     evaluate_last : int, default 10
         How many rounds at the end are evaluated; the result is their mean.
+    names_by_key : bool, default False
+        Whether a client's name belongs to the key of the SuperNode that first used it
+        in a run and in those that resume it. For a SuperLink with
+        ``--enable-supernode-auth``: without, every start of a SuperNode has a new key.
     output : str, default "results"
         Where the results are written.
     checkpoint_every : int, default 0
@@ -59,6 +63,7 @@ class RunSettings(Checked):
     max_empty_rounds: Annotated[int, Range("[0, inf)")] = 0
     evaluate_every: Annotated[int, Range("[0, inf)")] = 5
     evaluate_last: Annotated[int, Range("[0, inf)")] = 10
+    names_by_key: Annotated[bool, Free()] = False
     output: Annotated[str, Free("a directory")] = "results"
     checkpoint_every: Annotated[int, Range("[0, inf)")] = 0
     resume: Annotated[str, Free("a directory")] = ""
