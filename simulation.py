@@ -4,12 +4,12 @@
 """
 
 import argparse
+import contextlib
 import logging
 import os
 import re
-import shutil
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from logging import WARNING
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
@@ -29,6 +29,7 @@ from strategies.algorithms import (
     strategy_class,
 )
 from strategies.grids.simulation import InlineGrid, RayGrid
+from strategies.server.checkpoint import FILE as CHECKPOINT
 from strategies.server.checkpoint import Checkpoint
 from strategies.server.results import METRICS, Row, read_rows
 from strategies.server.rounds import RunSettings
@@ -114,14 +115,36 @@ def simulate(algorithm: str | type, backend: str = "ray", **settings: Setting) -
 def run(algorithm: str, settings: Settings, backend: str) -> Run:
     """Run one algorithm with settings that `check` has returned."""
     from clients.client_app import make_app
+    from clients.device.simulated import take_over
 
     # The workers run elsewhere.
     output = Path(str(settings["output"])).resolve()
     choice = {**settings, "algorithm": algorithm, "output": str(output)}
+    directory = Path(str(settings["resume"])) / short_name(algorithm)
+    if settings["resume"] and not (directory / CHECKPOINT).is_file():
+        log(WARNING, "%s had not begun: it starts now", algorithm)
+        choice["resume"] = ""
     kind = RayGrid if backend == "ray" else InlineGrid
     grid = kind(make_app(_without_others(choice)), int(settings["num-clients"]))
-    summary = server_app.run(grid, choice, lambda: _take_over_clients(choice))
+    try:
+        summary = server_app.run(grid, choice, lambda: take_over(choice))
+    finally:
+        _keep_clients(grid.contexts.values(), choice)
     return Run(summary, read_rows(output / short_name(algorithm) / METRICS))
+
+
+def _keep_clients(contexts: Iterable[Context], settings: Settings) -> None:
+    """Write what the clients have in memory only, beside the checkpoint of the run."""
+    from clients.device.simulated import keep
+
+    if int(settings["checkpoint-every"]) > 0 or settings["resume"]:
+        # There it is already.
+        return
+    directory = Path(str(settings["output"])) / short_name(str(settings["algorithm"]))
+    with contextlib.suppress(SettingsError):
+        _, values = Checkpoint.read(directory, settings).state
+        own = _without_others(settings)
+        keep(contexts, own, str(values["run"]), values["acknowledged"])
 
 
 def _without_others(settings: Settings) -> dict[str, Setting]:
@@ -130,18 +153,6 @@ def _without_others(settings: Settings) -> dict[str, Setting]:
 
     known = {name for maker in owners(settings) for name in declared(maker)}
     return {n: v for n, v in settings.items() if n in known or n in defaults()}
-
-
-def _take_over_clients(settings: Settings) -> None:
-    """Begin with the clients' personal states of the resumed run, or with none."""
-    algorithm = short_name(str(settings["algorithm"]))
-    own = Path(str(settings["output"])) / algorithm / "clients"
-    former = Path(str(settings["resume"])).resolve() / algorithm / "clients"
-    if settings["resume"] and former == own:
-        return
-    shutil.rmtree(own, ignore_errors=True)
-    if settings["resume"] and former.is_dir():
-        shutil.copytree(former, own)
 
 
 def check(
@@ -203,8 +214,13 @@ def check(
         choice = {**settings, "algorithm": algorithm}
         build_strategy(choice).check_clients(num_clients)
         if settings["resume"]:
-            directory = Path(str(settings["resume"])) / short_name(algorithm)
-            Checkpoint.read(directory, choice)
+            resume = Path(str(settings["resume"]))
+            begun = [
+                n for n in algorithms if (resume / short_name(n) / CHECKPOINT).is_file()
+            ]
+            # Where others had begun, one that had not starts.
+            if algorithm in begun or not begun:
+                Checkpoint.read(resume / short_name(algorithm), choice)
         node = {"partition-id": 0, "num-partitions": num_clients}
         nobody = Context(0, 0, {**node}, RecordDict(), {})
         own_choice = {**_without_others(choice), "checkpoint-every": 0, "resume": ""}
@@ -286,13 +302,7 @@ class Parser(argparse.ArgumentParser):
 
 
 def list_all() -> str:
-    """Return the names of all algorithms, tasks and models, one a line.
-
-    Returns
-    -------
-    str
-        The lines.
-    """
+    """Return the names of all algorithms, tasks and models, one a line."""
     from task.models import MODELS
     from task.tasks import TASKS
 
@@ -305,17 +315,7 @@ def list_all() -> str:
 def show(
     summaries: dict[str, dict[str, Any]], output: object, console: Console
 ) -> None:
-    """Print the final table.
-
-    Parameters
-    ----------
-    summaries : dict
-        By algorithm.
-    output : object
-        Where the files are.
-    console : Console
-        Where to print.
-    """
+    """Print the final table, and where the files are."""
     columns = {
         "accuracy": ("accuracy", "{:.2%}"),
         "accuracy-std-clients": ("std over clients", "{:.2%}"),
@@ -377,10 +377,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
             logging.getLogger("flwr").setLevel(logging.WARNING)
         algorithms = list(dict.fromkeys(namespace.algorithms)) or DEFAULT_ALGORITHMS
         settings = check(algorithms, given, namespace.backend)
-        summaries = {
-            short_name(name): run(name, settings, namespace.backend).summary
-            for name in algorithms
-        }
+        summaries = {}
+        for name in algorithms:
+            result = run(name, settings, namespace.backend)
+            summaries[short_name(name)] = result.summary
+    except KeyboardInterrupt:
+        hint = f"go on with --run-config 'resume=\"{settings['output']}\"'"
+        print(f"interrupted; {hint}", file=sys.stderr)
+        return 130
     except SettingsError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2

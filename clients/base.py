@@ -18,6 +18,8 @@ from clients.device.testing import evaluate_model
 from task.base import Task
 from task.cohort import scratch_model
 from task.messages import (
+    CLASSES_DIGEST,
+    NUM_CLASSES,
     NUM_EXAMPLES,
     NUM_TEST_EXAMPLES,
     PROXIMAL_WEIGHT,
@@ -135,7 +137,8 @@ class Client(Slotted, NumPyClient):
         -------
         dict
             ``num-examples`` (training), ``num-test-examples``, and ``structure``: a
-            digest of what must be the same for all clients.
+            digest of what must be the same for all clients. ``num-classes`` and a
+            digest of the classes' names tell whether they are why it is not.
 
         Raises
         ------
@@ -144,7 +147,10 @@ class Client(Slotted, NumPyClient):
         """
         self.task.check(self.index)
         structure = repr(self.structure()).encode()
+        classes = tuple(map(str, self.task.classes or ()))
         return {
+            NUM_CLASSES: len(classes),
+            CLASSES_DIGEST: hashlib.sha256(repr(classes).encode()).hexdigest()[:16],
             NUM_EXAMPLES: len(self.task.train_examples(self.index)),
             NUM_TEST_EXAMPLES: len(self.task.test_examples(self.index)),
             STRUCTURE: hashlib.sha256(structure).hexdigest()[:16],

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from logging import ERROR
+from typing import cast
 
 import torch
 from flwr.app import (
@@ -36,6 +37,7 @@ from task.messages import (
     INPUTS,
     PROPERTIES,
     REFUSAL,
+    RUN,
     STATISTICS,
 )
 from task.settings import SettingsError
@@ -115,6 +117,8 @@ def make_app(
             properties[CLIENT] = name = client_name(context)
             client, config = open_message(message, context)
             properties |= client.get_properties(config)
+            if RUN in config and client.personal:
+                properties |= cast(Config, client.state.kept())
             refusal = config.get(REFUSAL)
             if isinstance(client.task, ImageTask):
                 properties |= zip(INPUTS, client.task.shape, strict=True)

@@ -5,8 +5,9 @@ means have a fixed order, bytes are counted, and the state can be saved.
 """
 
 from collections.abc import Iterable
+from functools import partial
 from logging import INFO, WARNING
-from typing import Annotated, Any, cast
+from typing import Annotated, Any, ClassVar, cast
 
 import numpy as np
 from flwr.app import (
@@ -22,6 +23,7 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import FedAvg as FlowerFedAvg
 
 from strategies.hooks import RunHooks
+from strategies.server.aggregation import RULES, WEIGHED, capped, make_rule
 from strategies.server.exchange import Exchange, mean_loss, mean_metrics
 from strategies.server.participants import Participants
 from strategies.server.replies import (
@@ -31,14 +33,13 @@ from strategies.server.replies import (
     check_evaluation,
     check_metrics,
     is_finite,
-    mean,
     single_metrics,
     to_record,
 )
 from strategies.server.sampling import Sampler
 from strategies.server.standing import Standing
 from task.messages import INITIAL_ARRAYS, NUM_EXAMPLES, SERVER_ROUND
-from task.settings import Choice, Range, Seed, validate
+from task.settings import Choice, Range, Seed, require, validate
 
 
 class BaseStrategy(RunHooks, FlowerFedAvg):
@@ -53,11 +54,26 @@ class BaseStrategy(RunHooks, FlowerFedAvg):
     min_available_nodes : int, default 1
         Wait until so many clients are there.
     weighting : {"uniform", "examples"}, default "uniform"
-        Weights of the mean: all equal, or the number of training examples.
+        Weights of the mean: all equal, or the number of training examples, but no more
+        than a client said in the beginning.
+    largest_share : float, default 1
+        With ``weighting="examples"``, the largest share of all weights of a round that
+        one of three or more clients can have; 1 sets no limit.
+    aggregation : {"mean", "median", "trimmed-mean", "clip", "multi-krum"}
+        How replies become one model (`strategies.server.aggregation`); by default
+        ``mean``, which a single liar can ruin. ``median``, ``trimmed-mean`` and
+        ``multi-krum`` give every client one vote, and hold an array of all clients at
+        a time.
+    liar_share : float, default 0.2
+        Share of a round's replies that ``trimmed-mean`` (at either end of each entry)
+        and ``multi-krum`` take for lies.
+    clip_norm : float, default 0
+        Longest change of the model that ``clip`` lets one client make; 0: the median of
+        the round's.
     seed : int, default 0
         Who is sampled follows from the seed, the round and the clients' names alone.
     checkpoint_every : int, default 0
-        Rounds between two checkpoints (the caller writes them); 0 means none.
+        Rounds between two checkpoints (the caller writes them); 0 means none between.
     transport : {"float32", "float16"}, default "float32"
         How float32 arrays that are averaged travel, in both directions. The server
         itself keeps float32.
@@ -68,6 +84,9 @@ class BaseStrategy(RunHooks, FlowerFedAvg):
         If a value is out of its range.
     """
 
+    # Whether anything is averaged, so that a rule for it can be chosen.
+    averages: ClassVar[bool] = True
+
     def __init__(
         self,
         *,
@@ -75,6 +94,10 @@ class BaseStrategy(RunHooks, FlowerFedAvg):
         min_train_nodes: Annotated[int, Range("[1, inf)")] = 1,
         min_available_nodes: Annotated[int, Range("[1, inf)")] = 1,
         weighting: Annotated[str, Choice("uniform", "examples")] = "uniform",
+        largest_share: Annotated[float, Range("(0, 1]")] = 1.0,
+        aggregation: Annotated[str, Choice(*RULES)] = "mean",
+        liar_share: Annotated[float, Range("[0, 0.5)")] = 0.2,
+        clip_norm: Annotated[float, Range("[0, inf)")] = 0.0,
         seed: Annotated[int, Seed] = 0,
         checkpoint_every: Annotated[int, Range("[0, inf)")] = 0,
         transport: Annotated[str, Choice("float32", "float16")] = "float32",
@@ -85,10 +108,22 @@ class BaseStrategy(RunHooks, FlowerFedAvg):
             min_available_nodes=min_available_nodes,
         )
         self.weighting = weighting
+        self.largest_share = largest_share
+        self.aggregation = aggregation
+        self.liar_share = liar_share
+        self.clip_norm = clip_norm
         self.seed = seed
         self.checkpoint_every = checkpoint_every
         self.transport = transport
         validate(self)
+        allowed = "mean: this algorithm averages nothing"
+        require(
+            self.averages or aggregation == "mean", "aggregation", aggregation, allowed
+        )
+        allowed = f"uniform with aggregation={aggregation!r}, which gives each one vote"
+        valid = weighting == "uniform" or aggregation in WEIGHED
+        require(valid, "weighting", weighting, allowed)
+        self.rule = make_rule(aggregation, liar_share, clip_norm)
         self.participants = Participants(min_available_nodes)
         self.sampler = Sampler(fraction_train, min_train_nodes, seed)
         self.standing = Standing()
@@ -105,15 +140,27 @@ class BaseStrategy(RunHooks, FlowerFedAvg):
         self.sampler.check(num_clients)
 
     def initialize(self, grid: Grid) -> ArrayRecord:
-        """Return the shared part of the common initial model, as the first client's."""
+        """Return the shared part of the initial model, on which most clients agree."""
         nodes = self.identify(grid)
-        return self.participants.first_arrays(grid, nodes, INITIAL_ARRAYS)
+        return self.participants.agreed_arrays(grid, nodes, INITIAL_ARRAYS)
 
     # Who takes part.
 
     def identify(self, grid: Grid) -> list[int]:
         """Return the nodes that can take part, in the order of their clients' names."""
-        return self.participants.identify(grid)
+        nodes = self.participants.identify(grid, self.standing.run_token)
+        for node in nodes:
+            client = self.participants.known[node]
+            if self.standing.is_set_back(client.name, client.properties):
+                self.set_back(client.name)
+        return nodes
+
+    def set_back(self, name: str) -> None:
+        """Go on with a client that has seen a later checkpoint than the run's.
+
+        Here it goes on from the newest round that both know, or else from its newest.
+        """
+        self.standing.go_on_from(name)
 
     def name_of(self, node: int) -> str:
         """Return the name of a node's client."""
@@ -246,14 +293,36 @@ class BaseStrategy(RunHooks, FlowerFedAvg):
         return None if arrays is None else to_record(arrays)
 
     def mean(self, replies: list[Message]) -> Arrays | None:
-        """Return the mean as ``weighting`` weighs it; None if all weights are 0."""
-        return mean((self.weight(r), self.arrays(r)) for r in replies)
+        """Return what ``aggregation`` makes of replies; None if all weights are 0.
 
-    def weight(self, reply: Message) -> float:
-        """Return a checked reply's weight: 1, or its number of examples."""
+        It is their mean, as ``weighting`` weighs it, unless another rule is chosen.
+        """
+        decoded = [partial(self.arrays, reply) for reply in replies]
+        return self.rule(self.weights(replies), decoded, self.centre())
+
+    def centre(self) -> Arrays:
+        """Return that from which the replies differ by the clients' changes.
+
+        Here it is what was sent.
+        """
+        sent = self.exchange.expected[self.arrayrecord_key]
+        arrays = {name: array.numpy() for name, array in sent.items()}
+        return arrays if self.transport == "float32" else as_float32(arrays)
+
+    def weights(self, replies: list[Message]) -> list[float]:
+        """Return checked replies' weights: 1, or numbers of examples.
+
+        Nobody has more examples than it said in the beginning, or ``largest-share``.
+        """
         if self.weighting == "uniform":
-            return 1.0
-        return check_metrics(reply)[NUM_EXAMPLES]
+            return [1.0] * len(replies)
+        said = []
+        for reply in replies:
+            now = check_metrics(reply)[NUM_EXAMPLES]
+            known = self.participants.known.get(reply.metadata.src_node_id)
+            declared = known.properties.get(NUM_EXAMPLES, now) if known else now
+            said.append(min(now, float(declared)))
+        return capped(said, self.largest_share)
 
     def arrays(self, reply: Message) -> Arrays:
         """Return a checked reply's arrays, float16 ones of ``transport`` as float32."""
@@ -307,11 +376,12 @@ class BaseStrategy(RunHooks, FlowerFedAvg):
 
         Who is sampled follows from seed and round, so there is no random state.
         """
-        return {}, self.standing.state_dict()
+        return {}, {**self.standing.state_dict(), "keys": self.participants.keys}
 
     def load_state_dict(self, arrays: Arrays, values: dict[str, Any]) -> None:
         """Go back to a saved state."""
         self.standing.load_state_dict(values)
+        self.participants.keys = {n: str(k) for n, k in values.get("keys", {}).items()}
 
     def summary(self) -> None:
         """Log what will run."""

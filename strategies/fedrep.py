@@ -1,6 +1,7 @@
 """FedRep (Collins et al., ICML 2021)."""
 
 from collections import Counter
+from functools import partial
 from typing import Annotated, Any, ClassVar
 
 import numpy as np
@@ -70,7 +71,11 @@ class FedRepLinear(FedRep):
         if not moments:
             raise self.participants.nothing_sent("moments")
         # eigh sorts the eigenvalues upwards.
-        vectors = np.linalg.eigh(np.mean(moments, axis=0)).eigenvectors[:, ::-1]
+        single = [partial(dict[str, Any], moments=m) for m in moments]
+        votes, centre = [1.0] * len(moments), {"moments": np.zeros_like(moments[0])}
+        combined = self.rule(votes, single, centre) or centre
+        whole = combined["moments"].astype(np.float64)
+        vectors = np.linalg.eigh(whole).eigenvectors[:, ::-1]
         return to_record({REPRESENTATION_WEIGHT: vectors[:, : self.rank].T})
 
     def aggregate(

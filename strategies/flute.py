@@ -297,6 +297,10 @@ class FLUTELinear(HeadsOnServer):
         self.exchange.expected = {self.arrayrecord_key: expected}
         return sent
 
+    def centre(self) -> Arrays:
+        """Return zeros: replies are gradients."""
+        return {name: np.zeros_like(a) for name, a in super().centre().items()}
+
     def aggregate(
         self, server_round: int, replies: list[Message]
     ) -> ArrayRecord | None:
@@ -306,11 +310,14 @@ class FLUTELinear(HeadsOnServer):
         heads = [self.head(name)[HEAD_WEIGHT][0] for name in names]
         w: Matrix = np.stack(heads, axis=1)
         grad_b, grad_w = np.zeros_like(b), np.zeros_like(w)
+        name_b = f"gradient.{REPRESENTATION_WEIGHT}"
         for i, reply in enumerate(replies):
             gradient = self.exchange.arrays(reply, self.arrayrecord_key)
-            own = gradient[f"gradient.{REPRESENTATION_WEIGHT}"]
-            grad_b += np.asarray(own.T, np.float64)
+            grad_b += np.asarray(gradient[name_b].T, np.float64)
             grad_w[:, i] = gradient[f"gradient.{HEAD_WEIGHT}"][0]
+        if self.aggregation != "mean" and (combined := self.mean(replies)) is not None:
+            # The sum is n times the mean, or what is in its place.
+            grad_b = len(replies) * np.asarray(combined[name_b].T, np.float64)
         bb, ww = b.T @ b, w @ w.T
         new_b = b - self.learning_rate * (
             grad_b + 2 * b @ (2 * self.gamma2 * bb - self.gamma1 * ww)

@@ -9,6 +9,7 @@ class Local(BaseStrategy):
     """Let the sampled clients train on their own; messages carry no arrays."""
 
     client = "clients.local:LocalClient"
+    averages = False
 
     def aggregate(
         self, server_round: int, replies: list[Message]

@@ -46,6 +46,7 @@ class RepresentationTransfer(BaseStrategy):
         "transfer": "strategies.representation_transfer:RepresentationTransferLinear"
     }
     evaluated_once = True
+    averages = False
 
     def __init__(
         self,

@@ -55,6 +55,10 @@ class SCAFFOLD(BaseStrategy):
             self.client_weights.setdefault(client.name, weight)
         return nodes
 
+    def centre(self) -> Arrays:
+        """Return zeros: replies are changes themselves."""
+        return {name: np.zeros_like(a) for name, a in super().centre().items()}
+
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
@@ -69,7 +73,7 @@ class SCAFFOLD(BaseStrategy):
         changes = self.mean(replies)
         if changes is None:
             return None
-        weights = map(self.weight, replies)
+        weights = self.weights(replies)
         counted = dict(zip(self.exchange.names(replies), weights, strict=True))
         known = self.client_weights | counted
         total = sum(known.values())

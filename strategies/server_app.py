@@ -15,10 +15,10 @@ from strategies.algorithms import build_strategy, settings_owners, short_name
 from strategies.grids.arrivals import SimulatedArrivals, patient
 from strategies.grids.speeds import speed_model
 from strategies.hooks import RunHooks
-from strategies.server.checkpoint import FILE as CHECKPOINT
 from strategies.server.checkpoint import Checkpoint
+from strategies.server.output import locked, put_aside
 from strategies.server.report import Report
-from strategies.server.results import read_summary
+from strategies.server.results import METRICS, read_rows, read_summary
 from strategies.server.rounds import Rounds, RunSettings
 from task.settings import Setting, Settings, SettingsError, build, is_path, resolve
 
@@ -52,36 +52,44 @@ def run(
     """
     own = build(RunSettings, settings)
     strategy = build_strategy(settings)
+    strategy.participants.keyed = own.names_by_key
     grid = patient(grid, strategy.name_of, own.round_timeout)
+    output, name = Path(own.output), short_name(own.algorithm)
     start, seconds_before = 0, 0.0
     if own.resume:
-        former = Checkpoint.read(Path(own.resume) / short_name(own.algorithm), settings)
+        former = Checkpoint.read(Path(own.resume) / name, settings)
         strategy.load_state_dict(*former.state)
         arrays, start = former.arrays, former.server_round
         seconds_before = former.seconds
-        strategy.standing.checkpointed = start
+        strategy.standing.checkpointed = strategy.standing.resumed = start
         log(INFO, "going on after round %d", start)
         if start >= own.num_server_rounds:
-            return read_summary(settings)
+            if known := read_summary(settings, start):
+                return known
+            if not read_rows(output / name / METRICS):
+                raise SettingsError(
+                    f"resume: the run has ended, and {own.output!r} has nothing of it; "
+                    "num-server-rounds must be more to go on"
+                )
     else:
         strategy.standing.run_token = uuid4().hex[:12]
         arrays = strategy.initialize(grid)
-    nodes = strategy.identify(grid)
-    if nodes and not own.resume:
-        # Later, when some are still away, those that are there go on.
-        strategy.check_clients(len(nodes))
-    if len(nodes) < (least := int(settings["min-train-nodes"])):
-        text = "min-train-nodes is %d, but there are only %d clients: all train"
-        log(WARNING, text, least, len(nodes))
-    prepare()
-    report = Report(settings, after=start)
-    if not own.resume:
-        # Nobody shall go on from another run's checkpoint.
-        (report.directory / CHECKPOINT).unlink(missing_ok=True)
-    clock = _clock(grid, settings, nodes, report.latest("seconds-simulated") or 0.0)
-    rounds = Rounds(strategy, own, report, clock, seconds_before)
-    rounds.run(strategy.wrap_grid(clock or grid), arrays, after=start)
-    return report.finish(_final_clients(strategy))
+        if nodes := strategy.identify(grid):
+            # Later, when some are still away, those that are there go on.
+            strategy.check_clients(len(nodes))
+    with locked(output / name):
+        if not own.resume or Path(own.resume).resolve() != output.resolve():
+            put_aside(output, name)
+        prepare()
+        nodes = strategy.identify(grid)
+        if len(nodes) < (least := int(settings["min-train-nodes"])):
+            text = "min-train-nodes is %d, but there are only %d clients: all train"
+            log(WARNING, text, least, len(nodes))
+        report = Report(settings, after=start)
+        clock = _clock(grid, settings, nodes, report.latest("seconds-simulated") or 0.0)
+        rounds = Rounds(strategy, own, report, clock, seconds_before)
+        rounds.run(strategy.wrap_grid(clock or grid), arrays, after=start)
+        return report.finish(_final_clients(strategy))
 
 
 def _clock(

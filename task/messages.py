@@ -28,6 +28,12 @@ STATISTICS = "statistics"
 # What a client tells of itself.
 CLIENT = "client"
 STRUCTURE = "structure"
+# How many classes it has, and a digest of their names.
+NUM_CLASSES = "num-classes"
+CLASSES_DIGEST = "classes-digest"
+# Which rounds of a run it has kept, and the newest checkpoint it has heard of.
+KEPT_ROUNDS = "kept-rounds"
+KEPT_CHECKPOINT = "kept-checkpoint"
 REFUSAL = "refusal"
 NUM_EXAMPLES = "num-examples"
 NUM_TEST_EXAMPLES = "num-test-examples"

@@ -81,6 +81,7 @@ def test_the_rules_are_about_something():
         "clients.algorithms",
         "clients.client_app",
         "clients.device.identity",
+        "clients.device.simulated",
     }
     for where in SERVER_COMPUTES.keys() | CLIENT_ASKS:
         assert (ROOT / where).is_file()

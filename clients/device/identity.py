@@ -149,6 +149,7 @@ def build_client(context: Context, setup: Setup, config: Mapping[str, Any]) -> C
     task = build_task(settings, num_clients)
     acknowledged = config.get(ACKNOWLEDGED_ROUND)
     run = str(config.get(RUN, context.run_id))
+    card = ModelCard.of(task).metadata() if isinstance(task, ImageTask) else {}
     state = PersonalState(
         context,
         state_directory(context, settings, run),
@@ -156,7 +157,7 @@ def build_client(context: Context, setup: Setup, config: Mapping[str, Any]) -> C
         int(config.get(CHECKPOINT_ROUND, 0)),
         run,
         client_name(context),
-        ModelCard.of(task).metadata() if isinstance(task, ImageTask) else {},
+        {**card, "algorithm": f"{kind.__module__}:{kind.__qualname__}"},
     )
     try:
         kind.check_task(task)

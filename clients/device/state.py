@@ -3,6 +3,7 @@
 import contextlib
 import hashlib
 import re
+import time
 from collections.abc import Iterable, Mapping
 from logging import ERROR, WARNING
 from pathlib import Path
@@ -17,6 +18,7 @@ from safetensors.numpy import save
 
 from clients.device.arrays import from_array, to_record
 from task.files import write_atomically
+from task.messages import KEPT_CHECKPOINT, KEPT_ROUNDS
 from task.training import TrainingDivergedError
 
 Arrays = dict[str, npt.NDArray[np.generic]]
@@ -29,37 +31,51 @@ CUT_OFF = re.compile(rf"\.{FILE.pattern}\.\d+")
 SET_ASIDE = ".set-aside"
 
 
+# Runs whose files a run that shares their directory leaves alone: the newest.
+KEPT_RUNS = 8
+# Seconds after which nobody is still writing a file.
+CUT_OFF_AGE = 3600.0
+
+
 class ForeignStateError(ValueError):
     """A file that is no state of this client; the message says why."""
+
+
+class DamagedStateError(ValueError):
+    """A file that is no longer what was written."""
 
 
 class PersonalState:
     """Versions of a client's personal arrays, one a round, over Flower's client state.
 
     The server says which round of this client it has acknowledged. A version from a
-    later round belongs to a reply that never counted, so it is dropped. Flower keeps
+    later round belongs to a reply that never counted, so it is not used. Flower keeps
     client state in memory only; a copy on disk outlives the process.
+
+    What the server says decides what is used, never what is lost: versions go only
+    when a newer one has been written, and the newest stay.
 
     Parameters
     ----------
     context : flwr.app.Context
         The versions live in its ``state``.
     directory : Path, optional
-        Where a copy of each version is kept on disk: that of the last acknowledged
-        round, the one before it, and the one that the server's newest checkpoint would
-        go back to.
+        Where a copy of each version is kept on disk: the two newest, that of the last
+        acknowledged round, the one before it, and the one that the server's newest
+        checkpoint would go back to.
     acknowledged : int, optional
         Last round in which this client's reply counted; by default the newest version.
     checkpointed : int, default 0
         Last round of the server's newest checkpoint.
     run : str, default ""
         The run whose rounds these are. Until one of its own has counted, a run goes on
-        from the newest version that an earlier run left in the directory.
+        from the newest version that an earlier run left in the directory. It touches
+        no other run's files, but for those of runs before the eight newest.
     client : str, default ""
         Whose state it is. Files of other clients are not used.
     about : mapping of str to str, optional
-        Written into each file. ``classes`` is what the outputs mean: a file of other
-        classes is not used.
+        Written into each file. ``classes`` is what the outputs mean, ``algorithm`` who
+        keeps it: files in which they differ are not used.
     """
 
     def __init__(
@@ -76,24 +92,34 @@ class PersonalState:
         self._records = context.state
         self._directory = directory
         self._run, self._client = run, client
-        rounds = self._rounds()
-        self._usable = [r for r in rounds if acknowledged is None or r <= acknowledged]
+        self._checkpointed, self._acknowledged = checkpointed, acknowledged
+        self.rounds = self._rounds()
+        self._usable = [
+            r for r in self.rounds if acknowledged is None or r <= acknowledged
+        ]
         self.round = max(self._usable, default=0)
         # A resumed run goes back to this one.
-        fallback = max((r for r in self._usable if r <= checkpointed), default=0)
-        # A server that only asks who is there has not said what it may go back to.
-        if acknowledged is not None:
-            on_disk = {*self._usable[-2:], fallback}
-            for r in rounds:
-                if r not in (self.round, fallback):
-                    self._records.pop(f"{PREFIX}{r}", None)
-                if r not in on_disk:
-                    _remove([self._path(r)])
-            cut_off = self._files(CUT_OFF)
-            # Later rounds of this run may be being written right now.
-            _remove(p for p, of, r in cut_off if of != run or r <= acknowledged)
-            if self.round:
-                _remove(self._inherited())
+        self._fallback = max((r for r in self._usable if r <= checkpointed), default=0)
+
+    def kept(self) -> dict[str, list[int] | int]:
+        """Return what a server that has been set back needs to know.
+
+        ``kept-rounds`` are this run's versions, ``kept-checkpoint`` the newest
+        checkpoint of which a server has told.
+        """
+        told = self._written(self.rounds[-1], "checkpoint") if self.rounds else 0
+        return {KEPT_ROUNDS: self.rounds, KEPT_CHECKPOINT: told}
+
+    def _written(self, round_: int, name: str) -> int:
+        """Return a round that was written along with a version on the disk."""
+        path = self._path(round_)
+        if path is not None and path.exists():
+            with (
+                contextlib.suppress(SafetensorError, OSError, ValueError),
+                safe_open(path, framework="np") as file,
+            ):
+                return int((file.metadata() or {}).get(name, 0))
+        return 0
 
     @classmethod
     def holding(cls, arrays: Mapping[str, npt.NDArray[np.generic]]) -> Self:
@@ -128,9 +154,9 @@ class PersonalState:
     def load(self, shapes: Shapes | None = None) -> Arrays | None:
         """Return the arrays of the last acknowledged round; None if there are none yet.
 
-        A file that is damaged or foreign is set aside, with an error in the log, and
-        the version before it is taken. ``shapes`` is what a file must hold; another
-        model's state is foreign.
+        A file that is damaged is set aside, with an error in the log, and the version
+        before it is taken; one that is foreign stays as it is. ``shapes`` is what a
+        file must hold; another model's state is foreign.
         """
         for round_ in reversed(self._usable):
             self.round = round_
@@ -149,7 +175,11 @@ class PersonalState:
             return None
         try:
             return read_checked(path, self._client, shapes, self._about)[1]
-        except (SafetensorError, ForeignStateError, ValueError) as error:
+        except ForeignStateError as error:
+            if (path, str(error)) not in _said:
+                _said.add((path, str(error)))
+                log(WARNING, "%s is not used: %s", path, error)
+        except (SafetensorError, DamagedStateError, ValueError) as error:
             log(ERROR, "%s is not used and set aside: %s", path, error)
             with contextlib.suppress(OSError):
                 path.rename(path.with_name(path.name + SET_ASIDE))
@@ -172,10 +202,15 @@ class PersonalState:
             )
         path = self._path(round_)
         if path is not None:
-            about = {**self._about, "client": self._client}
+            about = {
+                **self._about,
+                "client": self._client,
+                "checkpoint": str(self._checkpointed),
+            }
             about["sha256"] = _digest(kept, about)
             try:
                 write_atomically(path, save(kept, metadata=about))
+                self._tidy(round_)
             except OSError as error:
                 log(
                     WARNING,
@@ -185,10 +220,42 @@ class PersonalState:
                     error,
                 )
         self._records[f"{PREFIX}{round_}"] = to_record(kept)
-        # In memory the acknowledged version and the new one are enough.
+        # In memory the acknowledged version and the new one are enough, and the newest
+        # where it is nowhere else.
+        in_memory = {self.round, round_}
+        if self._directory is None:
+            in_memory.add(max(self.rounds, default=0))
         for name in [n for n in self._records if n.startswith(PREFIX)]:
-            if int(name.removeprefix(PREFIX)) not in (self.round, round_):
+            if int(name.removeprefix(PREFIX)) not in in_memory:
                 del self._records[name]
+
+    def _tidy(self, round_: int) -> None:
+        """Drop what nobody can go back to, now that a new version is on the disk."""
+        known = self.round if self._acknowledged is None else self._acknowledged
+        # Those never counted, and never will, unless the server has been set back.
+        between = [r for r in self.rounds if known < r < round_]
+        if between and self._written(between[-1], "checkpoint") <= self._checkpointed:
+            _remove(self._path(r) for r in between)
+            self.rounds = [r for r in self.rounds if r not in between]
+        rounds = sorted({*self.rounds, round_})
+        needed = {round_, *rounds[-2:], *self._usable[-2:], self._fallback}
+        _remove(self._path(r) for r in rounds if r not in needed)
+        now = time.time()
+        for path, run, r in self._files(CUT_OFF):
+            # Another process of this run may be writing a later one right now.
+            if (run == self._run and r <= self.round) or (
+                now - path.stat().st_mtime > CUT_OFF_AGE
+            ):
+                _remove([path])
+        newest: dict[str, int] = {}
+        for path in self._inherited():
+            run = FILE.fullmatch(path.name)[1] or ""  # type: ignore[index]
+            if newest.setdefault(run, len(newest)) >= KEPT_RUNS:
+                _remove([path])
+
+
+# Files of which the log has said why they are not used.
+_said: set[tuple[Path, str]] = set()
 
 
 def read_checked(
@@ -199,15 +266,16 @@ def read_checked(
 ) -> tuple[dict[str, str], Arrays]:
     """Return what was written along, and the arrays, of a `PersonalState`'s file.
 
-    Raises `ForeignStateError` if it is damaged, or not of this client, these shapes, or
-    the ``classes`` of ``about`` (where both name any); `OSError`, `SafetensorError` or
-    `ValueError` if it cannot be read.
+    Raises `ForeignStateError` if it is not of this client, these shapes, or the
+    ``classes`` and ``algorithm`` of ``about`` (where both name any);
+    `DamagedStateError`, `OSError`, `SafetensorError` or `ValueError` if it cannot be
+    read.
     """
     with safe_open(path, framework="np") as file:
         found = file.metadata() or {}
         arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     if found.pop("sha256", "") != _digest(arrays, found):
-        raise ForeignStateError("its checksum is wrong")
+        raise DamagedStateError("its checksum is wrong")
     if found.get("client", "") != client:
         raise ForeignStateError(f"it is of client {found.get('client')!r}")
     for name in sorted(arrays.keys() | shapes) if shapes is not None else ():
@@ -218,9 +286,10 @@ def read_checked(
                 f"it does not fit the model: its {name!r} has the shape {shape}, not "
                 f"{wanted}"
             )
-    classes = found.get("classes")
-    if classes is not None and (about or {}).get("classes", classes) != classes:
-        raise ForeignStateError(f"it is for the classes {classes}")
+    for name, what in (("classes", "for the classes"), ("algorithm", "of")):
+        said = found.get(name)
+        if said is not None and (about or {}).get(name, said) != said:
+            raise ForeignStateError(f"it is {what} {said}")
     return found, arrays
 
 

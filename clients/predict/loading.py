@@ -16,7 +16,6 @@ from clients.device.identity import state_directory
 from clients.device.slots import Tensors, under
 from clients.device.state import (
     FILE,
-    ForeignStateError,
     PersonalState,
     read_checked,
 )
@@ -234,7 +233,7 @@ def _own(
     path = max(found)[2]
     try:
         about, arrays = read_checked(path, client)
-    except (SafetensorError, ForeignStateError, OSError, ValueError) as error:
+    except (SafetensorError, OSError, ValueError) as error:
         raise SettingsError(f"{str(path)!r} cannot be used: {error}") from None
     return about, {name: torch.from_numpy(array) for name, array in arrays.items()}
 

@@ -59,6 +59,7 @@ class Gossip(BaseStrategy):
         If a value is out of its range.
     """
 
+    averages = False
     uses_consensus_step: ClassVar[bool] = True
     # Names of the properties in which a client tells how long its messages may be.
     length_properties: ClassVar[tuple[str, ...]] = ("message-bytes",)
@@ -117,6 +118,14 @@ class Gossip(BaseStrategy):
                 self._strangers.add(name)
         present = self.boxes.number.keys() - self.boxes.lost
         return [node for node in nodes if self.name_of(node) in present]
+
+    def set_back(self, name: str) -> None:
+        """Raise `SettingsError`: its neighbours' estimates are of its newest round."""
+        raise SettingsError(
+            f"resume: client {name} has seen a checkpoint of round "
+            f"{self.standing.seen[name]}, later than this one of round "
+            f"{self.standing.resumed}; gossip goes on from its newest checkpoint only"
+        )
 
     def _lay(self, names: list[str]) -> None:
         graph = self.build_graph(len(names))

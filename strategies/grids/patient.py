@@ -3,7 +3,7 @@
 import time
 from collections.abc import Callable, Iterable
 from logging import WARNING
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import httpx
 from flwr.app import Error, Message, RecordDict
@@ -58,6 +58,11 @@ class GridDecorator(Grid):
     def get_node_ids(self) -> Iterable[int]:  # noqa: D102
         return self.grid.get_node_ids()
 
+    def get_nodes(self) -> Iterable[Any]:
+        """Return what the SuperLink knows of the nodes; nothing in simulation."""
+        known = getattr(self.grid, "get_nodes", None)
+        return known() if known else []
+
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:  # noqa: D102
         return self.grid.push_messages(messages)
 
@@ -90,6 +95,10 @@ class PatientGrid(GridDecorator):
     def get_node_ids(self) -> Iterable[int]:
         """Return the nodes, once the SuperLink says them."""
         return self._insist(lambda: list(self.grid.get_node_ids()))
+
+    def get_nodes(self) -> Iterable[Any]:
+        """Return what is known of the nodes, once the SuperLink says it."""
+        return self._insist(lambda: list(super(PatientGrid, self).get_nodes()))
 
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
         """Push messages, once the SuperLink takes them; no id: it refused one."""

@@ -178,6 +178,8 @@ class RayGrid(InlineGrid):
         # Ray's handle of a running chunk to the worker and the chunk.
         self._running: dict[Any, tuple[int, list[Message]]] = {}
         self._replies: dict[str, Message] = {}
+        # Messages whose worker has died.
+        self._retried: set[str] = set()
 
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
         """Hand messages to the workers and return their ids."""
@@ -214,12 +216,26 @@ class RayGrid(InlineGrid):
             reason = f"Ray worker failed: {str(error).splitlines()[0]}"
             log(WARNING, reason)
             _ray_workers()[worker] = _ray_worker()
+            if self._again(messages):
+                return
             failure = Error(CLIENT_APP_ERROR, reason)
             replies, contexts = [Message(failure, reply_to=m) for m in messages], []
         for context in contexts:
             self.contexts[context.node_id] = context
         for reply in replies:
             self._replies[reply.metadata.reply_to_message_id] = reply
+
+    def _again(self, messages: list[Message]) -> bool:
+        """Queue the messages of a worker that has died, each by itself, but only once.
+
+        One of them may be what it died of; the others' clients shall not pay for it.
+        """
+        ids = {message.metadata.message_id for message in messages}
+        if ids & self._retried:
+            return False
+        self._retried |= ids
+        self._queue.extendleft([message] for message in reversed(messages))
+        return True
 
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
         """Return the replies that are there."""

@@ -1,5 +1,6 @@
 """Checkpoints of a run: everything the server needs to go on after a round."""
 
+import hashlib
 import json
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,6 +26,7 @@ MAY_DIFFER = frozenset(
         "evaluate-last",
         "max-empty-rounds",
         "min-available-nodes",
+        "names-by-key",
         "num-server-rounds",
         "output",
         "resume",
@@ -32,6 +34,25 @@ MAY_DIFFER = frozenset(
         "torch-threads",
     )
 )
+
+
+def token_in(path: Path) -> str:
+    """Return the name of the run that wrote a checkpoint; ``unknown`` if damaged."""
+    try:
+        with safe_open(path, framework="np") as file:
+            token = json.loads(file.metadata()["run"])["values"]["run"]
+    except (SafetensorError, OSError, LookupError, ValueError, TypeError):
+        token = ""
+    return token if isinstance(token, str) and token.isalnum() else "unknown"
+
+
+def _digest(about: str, tensors: Arrays) -> str:
+    digest = hashlib.sha256(about.encode())
+    for name in sorted(tensors):
+        value = tensors[name]
+        digest.update(f"{name}/{value.dtype.str}/{value.shape}/".encode())
+        digest.update(np.ascontiguousarray(value).data)
+    return digest.hexdigest()
 
 
 @dataclass(frozen=True)
@@ -76,7 +97,9 @@ class Checkpoint:
             # The order of names is lost in the file's sorted header.
             "names": list(self.arrays),
         }
-        data = save(tensors, metadata={"run": json.dumps(about)})
+        text = json.dumps(about)
+        metadata = {"run": text, "sha256": _digest(text, tensors)}
+        data = save(tensors, metadata=metadata)
         # Of a server that was killed while it wrote.
         for cut_off in directory.glob(f".{FILE}.*"):
             cut_off.unlink(missing_ok=True)
@@ -92,13 +115,19 @@ class Checkpoint:
         path = directory / FILE
         if not path.is_file():
             raise SettingsError(
-                f"resume: there is no checkpoint {str(path)!r}; a run writes one every "
-                "checkpoint-every rounds"
+                f"resume: there is no checkpoint {str(path)!r}; a run writes one at "
+                "its end, on Ctrl-C and every checkpoint-every rounds"
             )
         try:
             with safe_open(path, framework="np") as file:
-                about = json.loads(file.metadata()["run"])
+                metadata = file.metadata()
+                about = json.loads(metadata["run"])
                 tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+            # Those of older versions have none.
+            if metadata.get("sha256", digest := _digest(metadata["run"], tensors)) != (
+                digest
+            ):
+                raise ValueError("its checksum is wrong")
             former = dict(about["settings"])
             arrays = {name: tensors[f"arrays/{name}"] for name in about["names"]}
             server_round, seconds = int(about["round"]), float(about["seconds"])

@@ -1,5 +1,6 @@
 """Who takes part: clients are asked once who they are, then known by name."""
 
+import hashlib
 import time
 from collections import Counter
 from collections.abc import Mapping
@@ -15,17 +16,22 @@ from strategies.server.replies import own_arrays
 from strategies.server.said import InvalidReplyError, check_properties, one_line
 from task.messages import (
     ARRAYS,
+    CLASSES_DIGEST,
     CLIENT,
     CONFIG,
     INPUTS,
+    NUM_CLASSES,
     PROPERTIES,
     REFUSAL,
+    RUN,
     STRUCTURE,
 )
 from task.settings import SettingsError
 
 QUERY_TIMEOUT = 600.0
 POLL_INTERVAL = 0.5
+# How many clients are asked for the initial model.
+ASKED = 5
 # What Flower says for an app that answers no queries, as its templates do not.
 ANSWERS_NO_QUERY = "No query function registered"
 
@@ -69,11 +75,16 @@ class Participants:
         self.min_available_nodes = min_available_nodes
         self.known: dict[int, Participant] = {}
         self.refusals: dict[int, str] = {}
+        # Whether a name belongs to the key that first used it, and to which.
+        self.keyed = False
+        self.keys: dict[str, str] = {}
         # Why a client could not be asked, the last time.
         self.failure = ""
 
-    def identify(self, grid: Grid) -> list[int]:
+    def identify(self, grid: Grid, run_token: str = "") -> list[int]:
         """Ask every node that is not known yet who it is; each is asked once.
+
+        With the run's name, it also says what it has kept of the run.
 
         A node that does not answer is asked again the next time. A client whose shared
         arrays have another structure than most clients' cannot take part. Returns the
@@ -86,7 +97,7 @@ class Participants:
             time.sleep(POLL_INTERVAL)
         unknown = [node for node in nodes if node not in self.known]
         if unknown:
-            self._ask(unknown, grid)
+            self._ask(unknown, grid, run_token)
         known = {n: self.known[n] for n in nodes if n in self.known}
         if not known:
             return []
@@ -95,18 +106,15 @@ class Participants:
         usual = min(structures, key=lambda s: (-structures[s], s))
         fits = [n for n, p in known.items() if p.structure == usual]
         for node in sorted(known.keys() - fits):
-            properties = known[node].properties
-            inputs = " x ".join(str(properties.get(name, "?")) for name in INPUTS)
-            reason = (
-                "its shared arrays are not of the names and shapes that most clients "
-                f"have; its inputs are {inputs} ({', '.join(INPUTS)})"
-            )
+            reason = _difference(known[node].properties, known[fits[0]].properties)
             self._refuse(node, known[node].name, reason, grid)
         return sorted(fits, key=lambda node: (known[node].name, node))
 
-    def _ask(self, nodes: list[int], grid: Grid) -> None:
-        messages = [Message(RecordDict(), n, MessageType.QUERY) for n in nodes]
+    def _ask(self, nodes: list[int], grid: Grid, run_token: str) -> None:
+        about = {CONFIG: ConfigRecord({RUN: run_token})} if run_token else {}
+        messages = [Message(RecordDict({**about}), n, MessageType.QUERY) for n in nodes]
         taken = {p.name: node for node, p in self.known.items()}
+        keys = _keys_of(grid) if self.keyed else {}
         replies = grid.send_and_receive(messages, timeout=QUERY_TIMEOUT)
         for reply in sorted(replies, key=lambda r: r.metadata.src_node_id):
             node = reply.metadata.src_node_id
@@ -124,6 +132,10 @@ class Participants:
                 self._refuse(node, str(node), f"it {error}")
                 continue
             name = properties.get(CLIENT, str(node))
+            if node in keys and self.keys.setdefault(name, keys[node]) != keys[node]:
+                reason = f"it calls itself {name!r}, which is the name of another key"
+                self._refuse(node, str(node), reason)
+                continue
             if taken.setdefault(name, node) != node:
                 # The client has come back as another node, or two share a name.
                 if taken[name] in set(grid.get_node_ids()):
@@ -178,16 +190,31 @@ class Participants:
                 log(WARNING, "client %s sent no arrays: its reply %s", name, reason)
         return sorted(answers, key=lambda answer: answer[0])
 
-    def first_arrays(self, grid: Grid, nodes: list[int], action: str) -> ArrayRecord:
-        """Return the answer of the first of some clients that gives one.
+    def agreed_arrays(self, grid: Grid, nodes: list[int], action: str) -> ArrayRecord:
+        """Return the arrays on which most of some clients agree to the last bit.
 
-        Raises `SettingsError` if none does.
+        A few are asked, from all over the list of names; where more than half of them
+        do not agree, the others as well. If nobody agrees, the first name's are taken.
+        Raises `SettingsError` if there are none.
         """
-        for node in nodes:
-            found = self.query_arrays(grid, [node], action)
-            if found:
-                return found[0][1]
-        raise self.nothing_sent(action)
+        few = nodes[:: max(1, len(nodes) // ASKED)][:ASKED]
+        answers = self.query_arrays(grid, few, action)
+        votes = Counter(_digest(record) for _, record in answers)
+        if not votes or 2 * max(votes.values()) <= len(answers):
+            others = [node for node in nodes if node not in few]
+            answers = sorted(
+                [*answers, *self.query_arrays(grid, others, action)], key=lambda a: a[0]
+            )
+            votes = Counter(_digest(record) for _, record in answers)
+        if not votes:
+            raise self.nothing_sent(action)
+        # The first of equals is that of the first name.
+        agreed = max(votes, key=lambda digest: votes[digest])
+        for name, record in answers:
+            if _digest(record) != agreed:
+                text = "client %s begins with other arrays than most: they are not used"
+                log(WARNING, text, name)
+        return next(record for _, record in answers if _digest(record) == agreed)
 
     def nothing_sent(self, what: str) -> SettingsError:
         """Return the error that no client has sent something, with the last reason."""
@@ -195,6 +222,45 @@ class Participants:
         return SettingsError(
             f"no client has sent its {what}; the last to fail was {reason}"
         )
+
+
+def _keys_of(grid: Grid) -> dict[int, str]:
+    """Return digests of the nodes' public keys, as far as the grid knows them."""
+    known = getattr(grid, "get_nodes", None)
+    return {
+        node.node_id: hashlib.sha256(node.public_key).hexdigest()
+        for node in (known() if known else [])
+        if node.public_key
+    }
+
+
+def _digest(record: ArrayRecord) -> str:
+    """Return what arrays that are equal to the last bit have in common."""
+    digest = hashlib.sha256()
+    for name, array in record.items():
+        digest.update(repr((name, array.dtype, tuple(array.shape))).encode())
+        digest.update(array.data)
+    return digest.hexdigest()
+
+
+def _difference(its: Mapping[str, Any], usual: Mapping[str, Any]) -> str:
+    """Return why a client whose structure is not the usual one takes no part."""
+
+    def inputs(said: Mapping[str, Any]) -> str:
+        return " x ".join(str(said.get(name, "?")) for name in INPUTS)
+
+    if inputs(its) != inputs(usual):
+        return (
+            f"its inputs are {inputs(its)} and those of most clients are "
+            f"{inputs(usual)} ({', '.join(INPUTS)})"
+        )
+    if its.get(CLASSES_DIGEST) != usual.get(CLASSES_DIGEST):
+        return (
+            f"its {its.get(NUM_CLASSES, '?')} classes are not those of most clients, "
+            f"who have {usual.get(NUM_CLASSES, '?')}: names and their order must be "
+            "the same"
+        )
+    return "its shared arrays are not of the names and shapes that most clients have"
 
 
 def _answers_no_query(error: Error) -> bool:

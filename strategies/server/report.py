@@ -3,10 +3,12 @@
 import contextlib
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from logging import ERROR
 from pathlib import Path
 from typing import Any
 
+from flwr.common import log
 from rich.progress import (
     BarColumn,
     MofNCompleteColumn,
@@ -16,6 +18,7 @@ from rich.progress import (
 )
 
 from strategies.algorithms import short_name
+from strategies.server.output import locked
 from strategies.server.plot import plot
 from strategies.server.results import (
     CLIENTS,
@@ -54,7 +57,10 @@ class Report:
         self.rows = [
             row for row in read_rows(self.directory / METRICS) if row["round"] <= after
         ]
-        self._write_rows()
+        # Whether the file lacks rows that the disk did not take.
+        self._behind = False
+        with self._said("rows of the rounds before"):
+            self._write_rows()
         self.progress = Progress(
             TextColumn("{task.description}"),
             BarColumn(),
@@ -74,17 +80,38 @@ class Report:
         write_atomically(self.directory / METRICS, text.encode())
 
     def add(self, row: Row) -> None:
-        """Append one round's metrics, durably, and move the progress bar."""
+        """Append one round's metrics, durably, and move the progress bar.
+
+        Where the disk does not take them, they are written with those of a later round.
+        """
         self.rows.append(row)
-        with (self.directory / METRICS).open("a", encoding="utf-8") as file:
-            file.write(strict_json(row) + "\n")
-            file.flush()
-            os.fsync(file.fileno())
+        with self._said(f"metrics of round {row['round']}"):
+            self._append(row)
         state = f"loss {row['train-loss']:.3f}" if "train-loss" in row else ""
         for name in ("accuracy", "distance", "error", "loss-point"):
             if value := self.latest(name):
                 state += f"  {name} {value:.3f}"
         self.progress.update(self._bar, completed=row["round"], state=state)
+
+    def _append(self, row: Row) -> None:
+        if self._behind:
+            # The last line may be a part of one.
+            self._write_rows()
+        else:
+            with (self.directory / METRICS).open("a", encoding="utf-8") as file:
+                file.write(strict_json(row) + "\n")
+                file.flush()
+                os.fsync(file.fileno())
+
+    @contextlib.contextmanager
+    def _said(self, what: str) -> Iterator[None]:
+        """Log in one line that something could not be written, and go on."""
+        try:
+            yield
+            self._behind = False
+        except OSError as error:
+            self._behind = True
+            log(ERROR, "%s not written: %s", what, error)
 
     def latest(self, name: str) -> float | None:
         """Return the newest value of a metric; None if it was never measured."""
@@ -95,9 +122,18 @@ class Report:
 
         ``clients`` are each client's final metrics.
         """
-        write_json(self.directory / CLIENTS, clients)
+        if self._behind:
+            with self._said("metrics"):
+                self._write_rows()
+        with self._said(CLIENTS):
+            write_json(self.directory / CLIENTS, clients)
         summary = summarize(self.rows, clients, int(self.settings["evaluate-last"]))
         config = {n: v for n, v in self.settings.items() if n not in OWN}
+        with self._said(SUMMARY), locked(self.output, wait=True):
+            self._write_summary(summary, config)
+        return summary
+
+    def _write_summary(self, summary: dict[str, Any], config: dict[str, Any]) -> None:
         path = self.output / SUMMARY
         whole: dict[str, Any] = {"algorithms": {}, "config": config}
         with contextlib.suppress(OSError, ValueError, AttributeError):
@@ -107,4 +143,3 @@ class Report:
         whole["algorithms"][self.algorithm] = summary
         write_json(path, whole)
         plot(self.output, list(whole["algorithms"]))
-        return summary

@@ -10,7 +10,7 @@ import numpy as np
 
 from strategies.algorithms import short_name
 from task.files import write_atomically
-from task.settings import Settings, SettingsError
+from task.settings import Settings
 
 Row = dict[str, Any]
 
@@ -36,22 +36,26 @@ SUMMARIZED = (
 def read_rows(path: Path) -> list[Row]:
     """Return the rows of a ``metrics.jsonl``; none where there is no file.
 
-    A last line that was cut off by a crash is left out.
+    What follows a line that is damaged, as one that was cut off by a crash, is left
+    out.
     """
-    rows = []
+    rows: list[Row] = []
     if path.is_file():
-        for line in path.read_text(encoding="utf-8").splitlines():
+        for line in path.read_bytes().splitlines():
             try:
-                rows.append(json.loads(line))
+                row = json.loads(line)
             except ValueError:
                 break
+            if not isinstance(row, dict) or not isinstance(row.get("round"), int):
+                break
+            rows.append(row)
     return rows
 
 
-def read_summary(settings: Settings) -> dict[str, Any]:
-    """Return the algorithm's part of the ``summary.json`` of a run that has ended.
+def read_summary(settings: Settings, rounds: int) -> dict[str, Any] | None:
+    """Return the algorithm's part of the ``summary.json`` of a run of so many rounds.
 
-    Raises `SettingsError` if it is not there.
+    None if it is not there.
     """
     path = Path(str(settings["output"])) / SUMMARY
     try:
@@ -59,12 +63,9 @@ def read_summary(settings: Settings) -> dict[str, Any]:
         summary: dict[str, Any] = whole["algorithms"][
             short_name(str(settings["algorithm"]))
         ]
+        return summary if summary["rounds"] == rounds else None
     except (OSError, ValueError, LookupError, TypeError):
-        raise SettingsError(
-            f"resume: the run has ended, and {str(path)!r} has no summary of it; "
-            "num-server-rounds must be more to go on"
-        ) from None
-    return summary
+        return None
 
 
 def summarize(

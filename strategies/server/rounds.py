@@ -1,5 +1,6 @@
 """A run, round by round."""
 
+import copy
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -10,6 +11,7 @@ from flwr.app import ArrayRecord, ConfigRecord
 from flwr.common import log
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Strategy
+from flwr.supercore.run import RunNotRunningException
 
 from strategies.grids.arrivals import SimulatedArrivals
 from strategies.hooks import RunHooks
@@ -41,10 +43,14 @@ class RunSettings(Checked):
         Which rounds are evaluated; 0 only the last ones.
     evaluate_last : int, default 10
         How many rounds at the end are evaluated; the result is their mean.
+    names_by_key : bool, default False
+        Whether a client's name belongs to the key of the SuperNode that first used it
+        in a run and in those that resume it. For a SuperLink with
+        ``--enable-supernode-auth``: without, every start of a SuperNode has a new key.
     output : str, default "results"
         Where the results are written.
     checkpoint_every : int, default 0
-        Rounds between two checkpoints; 0 writes none.
+        Rounds between two checkpoints; 0 writes one at the end and on Ctrl-C alone.
     resume : str, default ""
         Go on from the checkpoint in this results folder.
     """
@@ -57,6 +63,7 @@ class RunSettings(Checked):
     max_empty_rounds: Annotated[int, Range("[0, inf)")] = 0
     evaluate_every: Annotated[int, Range("[0, inf)")] = 5
     evaluate_last: Annotated[int, Range("[0, inf)")] = 10
+    names_by_key: Annotated[bool, Free()] = False
     output: Annotated[str, Free("a directory")] = "results"
     checkpoint_every: Annotated[int, Range("[0, inf)")] = 0
     resume: Annotated[str, Free("a directory")] = ""
@@ -164,6 +171,8 @@ class Rounds:
         self.clock = clock
         self._began = time.monotonic() - seconds_before
         self._grid: Grid | None = None
+        # That of the last round, where none was due.
+        self._unwritten: Checkpoint | None = None
         # Rounds in a row without a valid reply.
         self._empty = 0
 
@@ -186,16 +195,25 @@ class Rounds:
             limit no round had.
         """
         self._grid = grid
-        with self.report.progress:
-            run_rounds(
-                self.strategy,
-                grid,
-                arrays,
-                range(after + 1, self.settings.num_server_rounds + 1),
-                evaluated=self.is_evaluated,
-                timeout=self.settings.round_timeout,
-                after_round=self._after_round,
-            )
+        try:
+            with self.report.progress:
+                run_rounds(
+                    self.strategy,
+                    grid,
+                    arrays,
+                    range(after + 1, self.settings.num_server_rounds + 1),
+                    evaluated=self.is_evaluated,
+                    timeout=self.settings.round_timeout,
+                    after_round=self._after_round,
+                )
+        except (KeyboardInterrupt, SystemExit, RunNotRunningException):
+            # Somebody has ended it, who may want to go on.
+            if self._unwritten is not None:
+                self._write(self._unwritten)
+            raise
+        if after >= self.settings.num_server_rounds:
+            # It had ended, but for its report.
+            self._evaluate_again(grid, arrays, after)
         counted = any(row.get("clients") for row in self.report.rows)
         if not counted:
             why = self.strategy.training.failure or "nobody was asked"
@@ -208,6 +226,14 @@ class Rounds:
             every, last = 0, 1
         due = every > 0 and server_round % every == 0
         return due or server_round > self.settings.num_server_rounds - last
+
+    def _evaluate_again(self, grid: Grid, arrays: ArrayRecord, last: int) -> None:
+        """Ask the clients once more how good the last round is, each for itself."""
+        strategy, config = self.strategy, ConfigRecord()
+        messages = strategy.configure_evaluate(last, arrays, config, grid)
+        timeout = self.settings.round_timeout
+        replies = grid.send_and_receive(messages, timeout=timeout)
+        strategy.aggregate_evaluate(last, replies)
 
     def _after_round(
         self, server_round: int, arrays: ArrayRecord, metrics: dict[str, Any]
@@ -242,10 +268,17 @@ class Rounds:
     ) -> None:
         interval = self.settings.checkpoint_every
         last = server_round == self.settings.num_server_rounds
-        if not interval or not (server_round % interval == 0 or last):
-            return
-        state, settings = self.strategy.state_dict(), self.report.settings
+        own, values = self.strategy.state_dict()
+        # The next round changes what is not a copy.
+        state, settings = (own, copy.deepcopy(values)), self.report.settings
         checkpoint = Checkpoint(server_round, arrays, state, seconds, settings)
+        if last or (interval and server_round % interval == 0):
+            self._write(checkpoint)
+        else:
+            self._unwritten = checkpoint
+
+    def _write(self, checkpoint: Checkpoint) -> None:
+        server_round, self._unwritten = checkpoint.server_round, None
         try:
             checkpoint.write(self.report.directory)
             self.strategy.standing.checkpointed = server_round

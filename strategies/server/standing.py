@@ -1,10 +1,19 @@
 """How far a run has come with each client."""
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
+from logging import WARNING
 from typing import Any
 
-from task.messages import ACKNOWLEDGED_ROUND, CHECKPOINT_ROUND, RUN
+from flwr.common import log
+
+from task.messages import (
+    ACKNOWLEDGED_ROUND,
+    CHECKPOINT_ROUND,
+    KEPT_CHECKPOINT,
+    KEPT_ROUNDS,
+    RUN,
+)
 
 
 @dataclass
@@ -26,6 +35,49 @@ class Standing:
     acknowledged: dict[str, int] = field(default_factory=dict)
     # Replies that have counted so far.
     counted: int = 0
+    # The round of the checkpoint from which the run goes on.
+    resumed: int | None = None
+    # Of clients that have seen a later one: its round, and what they have kept.
+    seen: dict[str, int] = field(default_factory=dict)
+    _kept: dict[str, list[int]] = field(default_factory=dict)
+
+    def is_set_back(self, name: str, properties: Mapping[str, Any]) -> bool:
+        """Return whether a client, asked for the first time, is ahead of the server.
+
+        So it is after the server has been restored from a backup.
+        """
+        if self.resumed is None or name in self._kept:
+            return False
+        rounds, seen = properties.get(KEPT_ROUNDS), properties.get(KEPT_CHECKPOINT)
+        self._kept[name] = rounds if isinstance(rounds, list) else []
+        if rounds == [] and self.acknowledged.get(name, 0):
+            text = "client %s has lost what it kept; that of round %d was its last"
+            log(WARNING, text, name, self.acknowledged[name])
+        rounds = self._kept[name]
+        if not isinstance(seen, int) or seen <= self.resumed:
+            return False
+        if not rounds or not all(isinstance(r, int) and r > 0 for r in rounds):
+            return False
+        self.seen[name] = seen
+        return True
+
+    def go_on_from(self, name: str) -> None:
+        """Go on from the newest round that a client and the server both know.
+
+        Where the client has it no more, that is its newest: nothing learned is lost.
+        """
+        known, rounds = self.acknowledged.get(name, 0), self._kept[name]
+        if known not in rounds:
+            self.acknowledged[name] = max(rounds)
+        log(
+            WARNING,
+            "client %s has seen the checkpoint of round %d, later than this one of "
+            "round %s; it goes on with what it had after round %d",
+            name,
+            self.seen[name],
+            self.resumed,
+            self.acknowledged[name],
+        )
 
     def acknowledge(self, names: Collection[str], server_round: int) -> None:
         """Note that the replies of these clients count in a round."""

@@ -13,6 +13,7 @@ from typing import Annotated, Any
 import numpy as np
 import numpy.typing as npt
 
+from task.data.cache import PARTIAL, is_whole, remove_partial, seal, sync
 from task.data.folders import PARTS, ImageFolder
 from task.data.npz import find_arrays
 from task.settings import Checked, Free, Range, SettingsError, unknown
@@ -120,6 +121,9 @@ def load_dataset(name: str, settings: DataSettings) -> Dataset:
         raise unknown("task", name, SOURCES)
     key, build = SOURCES[name](settings)
     directory = _cache_root(settings) / hashlib.sha256(key.encode()).hexdigest()[:24]
+    if directory.exists() and not is_whole(directory):
+        # Damaged, or of a version that wrote no checksums.
+        _remove(directory)
     if not directory.exists():
         _store(build, directory)
     return _keep_classes(_open(directory), settings.num_classes)
@@ -139,9 +143,12 @@ def _store(build: Build, directory: Path) -> None:
     made = [path for path in (cache, *cache.parents) if not path.exists()]
     try:
         directory.parent.mkdir(parents=True, exist_ok=True)
-        partial = Path(tempfile.mkdtemp(prefix=".partial-", dir=directory.parent))
+        remove_partial(cache)
+        partial = Path(tempfile.mkdtemp(prefix=PARTIAL, dir=cache))
         build(partial)
+        seal(partial)
         partial.rename(directory)
+        sync(cache)
     except OSError as error:
         # Another process may have stored the same data first: that is as good.
         if not directory.exists():
@@ -156,6 +163,15 @@ def _store(build: Build, directory: Path) -> None:
             for path in made:
                 with suppress(OSError):
                     path.rmdir()
+
+
+def _remove(directory: Path) -> None:
+    """Remove a folder of the cache at once, whoever else may be reading it."""
+    aside = Path(tempfile.mkdtemp(prefix=PARTIAL, dir=directory.parent))
+    # Another process may have removed it first.
+    with suppress(OSError):
+        directory.rename(aside / directory.name)
+    shutil.rmtree(aside, ignore_errors=True)
 
 
 def _need_space(directory: Path, num_bytes: int) -> None:

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from federation import kill_9, processes_with, wait_until
 
 ROOT = Path(__file__).parents[2]
 
@@ -100,3 +101,65 @@ def test_squarm_on_ray(tmp_path):
     assert all(row["clients"] == 10 for row in found)
     assert 0 < sum(row["sent"] for row in found) < 60
     assert all(row["consensus-distance"] > 0 for row in found)
+
+
+DYING = """
+import os, sys
+from pathlib import Path
+from flwr.app import Message, RecordDict
+from strategies.grids.simulation import RayGrid
+
+always, marker = int(sys.argv[1]), Path(sys.argv[2])
+
+def client(message, context):
+    if context.node_id == 7 and (always or not marker.exists()):
+        marker.touch()
+        os.kill(os.getpid(), 9)
+    return Message(RecordDict(), reply_to=message)
+
+grid = RayGrid(client, 40)
+for _ in range(2):
+    messages = [Message(RecordDict(), n, "train") for n in grid.get_node_ids()]
+    replies = grid.send_and_receive(messages)
+    failed = sorted(r.metadata.src_node_id for r in replies if r.has_error())
+    print(len(replies), failed)
+"""
+
+
+@pytest.mark.e2e
+@pytest.mark.parametrize(("always", "failed"), [(0, "[]"), (1, "[7]")])
+def test_a_worker_that_dies_costs_its_chunk_a_retry(tmp_path, always, failed):
+    (tmp_path / "dying.py").write_text(DYING)
+    result = subprocess.run(
+        [sys.executable, "dying.py", str(always), str(tmp_path / "marker")],
+        cwd=tmp_path,
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert result.stdout.splitlines()[-2:] == [f"40 {failed}"] * 2, result.stderr
+
+
+@pytest.mark.e2e
+def test_after_kill_9_no_process_of_ray_stays(tmp_path):
+    mark = f"FRL_RAY_TEST={tmp_path}"
+    process = subprocess.Popen(
+        [sys.executable, ROOT / "simulation.py", "fedrep", "--rounds", "1000"],
+        cwd=tmp_path,
+        env=os.environ | {"FRL_RAY_TEST": str(tmp_path)},
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    )
+    metrics = tmp_path / "results" / "fedrep" / "metrics.jsonl"
+    try:
+        wait_until(lambda: metrics.is_file() and metrics.stat().st_size > 0, 200, "Ray")
+        assert len(processes_with(mark)) > 3
+        process.kill()
+        process.wait()
+        wait_until(lambda: not processes_with(mark), 60, "Ray's processes to end")
+    finally:
+        for pid in processes_with(mark):
+            kill_9(pid)

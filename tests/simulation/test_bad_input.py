@@ -242,13 +242,6 @@ def test_a_refused_run_deletes_nothing(surroundings, capfd):
     assert_refused(arguments, line, surroundings, capfd)
 
 
-def test_one_algorithm_of_two_cannot_be_resumed(surroundings, capfd):
-    assert run(surroundings / "out", "fedper", "--rounds", "1", checkpoint_every=1) == 0
-    arguments = ("fedper", "fedrep", *config("checkpoint-every=1 resume='out'"))
-    line = f"there is no checkpoint 'out/fedrep/{FILE}'"
-    assert_refused(arguments, line, surroundings, capfd)
-
-
 @pytest.mark.parametrize(
     ("arguments", "line"),
     [

@@ -19,6 +19,10 @@ from strategies.server.report import Report
 pytestmark = pytest.mark.usefixtures("no_plot")
 
 
+class Killed(BaseException):
+    """As by kill -9: nobody writes anything more."""
+
+
 def finished_at(rounds: int, output: Path, algorithm: str, **overrides) -> list[dict]:
     code = run(output, algorithm, "--rounds", str(rounds), **STEADY, **overrides)
     assert code == 0
@@ -37,7 +41,7 @@ def crash_in(monkeypatch, server_round: int) -> None:
 
     def crash(report: Report, row: dict) -> None:
         if row["round"] == server_round:
-            raise KeyboardInterrupt
+            raise Killed
         add(report, row)
 
     monkeypatch.setattr(Report, "add", crash)
@@ -65,7 +69,7 @@ def test_a_crash_between_checkpoints(tmp_path, monkeypatch, undisturbed, algorit
     # round 5, and the clients with it.
     with monkeypatch.context() as patched:
         crash_in(patched, 8)
-        with pytest.raises(KeyboardInterrupt):
+        with pytest.raises(Killed):
             finished_at(9, tmp_path, algorithm, checkpoint_every=5)
     rows = finished_at(9, tmp_path, algorithm, checkpoint_every=5, resume=str(tmp_path))
     assert_same_rows(rows, undisturbed[algorithm], 1e-12)
@@ -77,7 +81,7 @@ def test_a_crash_after_an_end_between_checkpoints(tmp_path, monkeypatch, undistu
     resume = {"checkpoint_every": 5, "resume": str(tmp_path)}
     with monkeypatch.context() as patched:
         crash_in(patched, 8)
-        with pytest.raises(KeyboardInterrupt):
+        with pytest.raises(Killed):
             finished_at(9, tmp_path, "fedper", **resume)
     rows = finished_at(9, tmp_path, "fedper", **resume)
     assert_same_rows(rows, undisturbed["fedper"], 1e-12)
@@ -95,7 +99,7 @@ def test_a_crash_after_a_checkpoint_that_failed(tmp_path, monkeypatch, undisturb
     with monkeypatch.context() as patched:
         patched.setattr(Checkpoint, "write", fail_later)
         crash_in(patched, 8)
-        with pytest.raises(KeyboardInterrupt):
+        with pytest.raises(Killed):
             finished_at(9, tmp_path, "fedper", checkpoint_every=3)
     rows = finished_at(9, tmp_path, "fedper", checkpoint_every=3, resume=str(tmp_path))
     assert_same_rows(rows, undisturbed["fedper"], 1e-12)

@@ -5,6 +5,7 @@ import errno
 import logging
 import os
 import pickle
+import time
 from pathlib import Path
 
 import numpy as np
@@ -94,22 +95,25 @@ def test_an_acknowledged_round_is_kept_and_an_unacknowledged_one_dropped(
     PersonalState(context, directory, 2).save(head(5), 5)
     state = PersonalState(context, directory, 2)
     assert value_of(state) == 2
-    assert rounds_in(context) == [2]
-    # And when it did count, 5 it is.
-    state.save(head(5), 5)
-    state = PersonalState(context, directory, 5)
-    assert value_of(state) == 5
-    assert rounds_in(context) == [5]
+    # It goes when there is a newer one.
+    state.save(head(7), 7)
+    if on_disk:
+        assert rounds_in(context) == [2, 7]
+        assert rounds_on(tmp_path) == [2, 7]
+    # And when that did count, 7 it is.
+    state = PersonalState(context, directory, 7)
+    assert value_of(state) == 7
+    state.save(head(8), 8)
+    assert rounds_in(context) == [7, 8]
     if on_disk:
         # The one before is what is left if the newest file is damaged.
-        assert rounds_on(tmp_path) == [2, 5]
+        assert rounds_on(tmp_path) == [2, 7, 8]
 
 
 def test_the_first_round_was_never_acknowledged():
     context = new_context()
     PersonalState(context, acknowledged=0).save(head(1), 1)
     assert value_of(PersonalState(context, acknowledged=0)) is None
-    assert rounds_in(context) == []
 
 
 def test_a_round_repeated_replaces_its_version():
@@ -150,21 +154,27 @@ def test_the_version_of_the_checkpoint_stays_on_disk(tmp_path):
     run_rounds_after = [(6, 3), (7, 6), (8, 7)]
     for r, acknowledged in run_rounds_after:
         PersonalState(context, tmp_path, acknowledged, 5).save(head(r), r)
-    PersonalState(context, tmp_path, 8, 5)
-    assert rounds_on(tmp_path) == [3, 7, 8]
+    PersonalState(context, tmp_path, 8, 5).save(head(9), 9)
+    assert rounds_on(tmp_path) == [3, 7, 8, 9]
     # The server died and goes back: it has acknowledged round 3, its last before 5.
     state = PersonalState(new_context(), tmp_path, 3, 5)
     assert value_of(state) == 3
-    assert rounds_on(tmp_path) == [3]
+    # In 6 it trains again; what it has of later rounds is in nobody's way.
+    state.save(head(66), 6)
+    assert value_of(PersonalState(new_context(), tmp_path, 6, 5)) == 66
+    assert rounds_on(tmp_path) == [3, 6, 8, 9]
+    # The run has passed them by.
+    PersonalState(new_context(), tmp_path, 6, 5).save(head(10), 10)
+    assert rounds_on(tmp_path) == [3, 6, 10]
 
 
 def test_a_new_checkpoint_frees_the_old_version(tmp_path):
     context = new_context()
     run_rounds(context, [3, 6, 7], tmp_path, checkpointed=5)
-    PersonalState(context, tmp_path, 7, 5)
-    assert rounds_on(tmp_path) == [3, 6, 7]
-    PersonalState(context, tmp_path, 7, 10)
-    assert rounds_on(tmp_path) == [6, 7]
+    PersonalState(context, tmp_path, 7, 5).save(head(11), 11)
+    assert rounds_on(tmp_path) == [3, 6, 7, 11]
+    PersonalState(context, tmp_path, 11, 11).save(head(12), 12)
+    assert rounds_on(tmp_path) == [7, 11, 12]
 
 
 def test_memory_lost_means_disk(tmp_path):
@@ -188,8 +198,7 @@ def test_other_state_of_the_node_is_left_alone():
     context = new_context()
     context.state["other"] = ConfigRecord({"x": 1})
     run_rounds(context, [1, 2, 3])
-    PersonalState(context, acknowledged=0)
-    assert list(context.state) == ["other"]
+    assert sorted(context.state) == ["other", "personal-2", "personal-3"]
 
 
 def test_asking_who_is_there_drops_no_version(tmp_path):
@@ -266,14 +275,24 @@ def test_another_client_s_file_is_foreign(tmp_path, caplog):
         state = PersonalState(new_context(), tmp_path, 1, client="pi-2")
         assert state.load() is None
     assert "it is of client 'pi-1'" in caplog.text
-    assert files_in(tmp_path) == ["00000001.safetensors.set-aside"]
+    assert files_in(tmp_path) == ["00000001.safetensors"]
 
 
 @pytest.mark.parametrize("shapes", [{}, {"head.weight": (3, 2)}, {"other": (2, 3)}])
 def test_another_model_s_file_is_foreign(tmp_path, shapes):
     PersonalState(new_context(), tmp_path).save(head(1), 1)
     assert PersonalState(new_context(), tmp_path).load(shapes) is None
-    assert files_in(tmp_path) == ["00000001.safetensors.set-aside"]
+    # It stays as it is, for the model whose it is.
+    again = PersonalState(new_context(), tmp_path).load({"head.weight": (2, 3)})
+    assert again is not None
+
+
+def test_states_are_kept_apart_by_algorithm(tmp_path):
+    fedrep, fedper = {"algorithm": "a:FedRep"}, {"algorithm": "a:FedPer"}
+    PersonalState(new_context(), tmp_path, run="r", about=fedrep).save(head(1), 1)
+    for about, expected in ((fedper, None), (fedrep, 1)):
+        state = PersonalState(new_context(), tmp_path, run="s", about=about)
+        assert value_of(state) == expected
 
 
 def test_the_right_shapes_are_not_foreign(tmp_path):
@@ -288,16 +307,17 @@ def test_what_a_killed_writer_has_left_goes_when_its_round_is_over(tmp_path):
     of_another = tmp_path / ".abc-00000009.safetensors.4711"
     for path in (of_this_run, of_another):
         path.write_bytes(b"half")
-    # The reply of round 3 has not counted: somebody may still be writing.
-    assert value_of(PersonalState(new_context(), tmp_path, 2)) == 2
-    assert of_this_run.exists()
-    assert not of_another.exists()
+    # Somebody may still be writing them.
     PersonalState(new_context(), tmp_path, 2).save(head(3), 3)
-    assert value_of(PersonalState(new_context(), tmp_path, 3)) == 3
-    assert sorted(path.name for path in tmp_path.iterdir()) == [
-        "00000002.safetensors",
-        "00000003.safetensors",
-    ]
+    assert of_this_run.exists()
+    PersonalState(new_context(), tmp_path, 3).save(head(4), 4)
+    assert not of_this_run.exists()
+    assert of_another.exists()
+    long_ago = time.time() - 3700
+    os.utime(of_another, (long_ago, long_ago))
+    PersonalState(new_context(), tmp_path, 4).save(head(5), 5)
+    assert rounds_on(tmp_path) == [3, 4, 5]
+    assert len(list(tmp_path.iterdir())) == 3
 
 
 def test_a_full_disk_leaves_the_state_in_memory(tmp_path, caplog, monkeypatch):
@@ -340,7 +360,53 @@ def test_a_run_goes_on_from_what_the_last_one_left_until_it_has_its_own(tmp_path
     PersonalState(context, acknowledged=0, **second).save(head(9), 2)
     state = PersonalState(context, acknowledged=2, **second)
     assert value_of(state) == 9
-    assert files_in(tmp_path) == ["second-00000002.safetensors"]
+    # Both runs may be going on: nobody touches the other's.
+    assert "first-00000030.safetensors" in files_in(tmp_path)
+    assert value_of(PersonalState(new_context(), acknowledged=30, **first)) == 7
+
+
+def test_of_many_earlier_runs_the_newest_eight_stay(tmp_path):
+    for i in range(12):
+        PersonalState(new_context(), tmp_path, run=f"r{i}").save(head(i), 5)
+        path = tmp_path / f"r{i}-00000005.safetensors"
+        os.utime(path, ns=(i * 10**9, i * 10**9))
+    PersonalState(new_context(), tmp_path, run="now").save(head(1), 1)
+    stay = [f"r{i}-00000005.safetensors" for i in range(4, 12)]
+    assert files_in(tmp_path) == sorted([*stay, "now-00000001.safetensors"])
+
+
+# Nothing is lost on a server's word
+
+
+@pytest.mark.parametrize("on_disk", [False, True])
+def test_whatever_round_a_server_says_the_newest_stay(tmp_path, on_disk):
+    directory = tmp_path if on_disk else None
+    context = new_context()
+    run_rounds(context, range(1, 13), directory, checkpointed=11)
+
+    def newest():
+        return value_of(PersonalState(context, directory, 12, 11))
+
+    assert newest() == 12
+    for acknowledged in (0, 5, 11, 10**6):
+        for checkpointed in (0, 5, 10**6):
+            state = PersonalState(context, directory, acknowledged, checkpointed)
+            state.load({"head.weight": (9, 9)})
+            assert newest() == 12
+    # Nor if it trains, as from a backup.
+    for acknowledged, round_ in ((0, 6), (5, 7), (0, 13)):
+        state = PersonalState(context, directory, acknowledged, 0)
+        state.save(head(-1), round_)
+        assert newest() == 12
+
+
+def test_a_client_tells_what_it_has_kept(tmp_path):
+    nothing = {"kept-rounds": [], "kept-checkpoint": 0}
+    assert PersonalState(new_context(), tmp_path, run="r").kept() == nothing
+    run_rounds(new_context(), range(1, 13), tmp_path, checkpointed=11)
+    state = PersonalState(new_context(), tmp_path)
+    assert state.kept() == {"kept-rounds": [10, 11, 12], "kept-checkpoint": 11}
+    assert PersonalState(new_context(), tmp_path, run="other").kept() == nothing
 
 
 def test_the_newest_of_several_earlier_runs_is_taken(tmp_path):

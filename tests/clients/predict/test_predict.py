@@ -293,7 +293,7 @@ def test_the_head_of_an_earlier_run_counts_until_there_is_a_newer_one(
     np.testing.assert_array_equal(classifier.model.head.weight.detach(), expected)
 
 
-def test_a_head_for_other_classes_is_set_aside(tmp_path, caplog):
+def test_a_head_for_other_classes_is_not_used(tmp_path, caplog):
     def state(classes):
         context = Context(1, 1, {}, RecordDict(), {})
         about = {"classes": json.dumps(classes)}
@@ -305,7 +305,7 @@ def test_a_head_for_other_classes_is_set_aside(tmp_path, caplog):
     # As many classes, but the second output would now mean something else.
     assert state(["ant", "cat"]).load() is None
     assert 'it is for the classes ["ant", "bee"]' in caplog.text
-    assert [path.suffix for path in tmp_path.iterdir()] == [".set-aside"]
+    assert [path.suffix for path in tmp_path.iterdir()] == [".safetensors"]
 
 
 # Export

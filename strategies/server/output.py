@@ -1,0 +1,85 @@
+"""The folder that a run writes to: its own for as long as it goes on."""
+
+import contextlib
+import fcntl
+import json
+import os
+from collections.abc import Iterator
+from logging import WARNING
+from pathlib import Path
+
+from flwr.common import log
+
+from strategies.server.checkpoint import FILE as CHECKPOINT
+from strategies.server.checkpoint import token_in
+from strategies.server.results import CLIENTS, METRICS, SUMMARY, write_json
+from task.settings import SettingsError
+
+# What a run of an algorithm has written, and what its simulated clients keep.
+OF_A_RUN = (METRICS, CLIENTS, CHECKPOINT, "clients")
+
+
+@contextlib.contextmanager
+def locked(directory: Path, wait: bool = False) -> Iterator[None]:
+    """Have a directory, which is made if needed, for this process alone.
+
+    Raises `SettingsError` if another one has it, unless it is waited for. Nothing stays
+    behind, and what a process that is killed had locked is free.
+    """
+    directory.mkdir(parents=True, exist_ok=True)
+    opened = os.open(directory, os.O_RDONLY)
+    try:
+        try:
+            fcntl.flock(opened, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+        except BlockingIOError:
+            raise SettingsError(
+                f"output: another run is writing to {str(directory)!r}; wait for its "
+                "end, or set another output"
+            ) from None
+        except OSError as error:
+            # Some network file systems know no locks.
+            log(WARNING, "%s cannot be locked: %s", directory, error)
+        yield
+    finally:
+        os.close(opened)
+
+
+def put_aside(output: Path, algorithm: str) -> None:
+    """Keep what an earlier run of an algorithm has left, if it has a checkpoint.
+
+    It moves to ``earlier-<run>/<algorithm>``, from where it can be resumed; the log
+    says so.
+    """
+    directory = output / algorithm
+    checkpoint = directory / CHECKPOINT
+    if not checkpoint.is_file():
+        return
+    name = f"earlier-{token_in(checkpoint)}"
+    aside, number = output / name, 1
+    while (aside / algorithm).exists():
+        number += 1
+        aside = output / f"{name}-{number}"
+    (aside / algorithm).mkdir(parents=True)
+    # The checkpoint last: where it is, the rest is as well.
+    for part in sorted(OF_A_RUN, key=lambda part: part == CHECKPOINT):
+        with contextlib.suppress(FileNotFoundError):
+            (directory / part).rename(aside / algorithm / part)
+    _move_summary(output, aside, algorithm)
+    text = "what an earlier run left is kept in %s; resume=%r goes on from there"
+    log(WARNING, text, aside, str(aside))
+
+
+def _move_summary(output: Path, aside: Path, algorithm: str) -> None:
+    """Take an earlier run out of the summary: it is no longer here."""
+    path = output / SUMMARY
+    with (
+        locked(output, wait=True),
+        contextlib.suppress(OSError, ValueError, LookupError, TypeError),
+    ):
+        whole = json.loads(path.read_text(encoding="utf-8"))
+        own = whole["algorithms"].pop(algorithm)
+        write_json(aside / SUMMARY, {**whole, "algorithms": {algorithm: own}})
+        if whole["algorithms"]:
+            write_json(path, whole)
+        else:
+            path.unlink()

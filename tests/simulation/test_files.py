@@ -1,0 +1,236 @@
+"""What a run leaves: nothing of another's is lost, and one can always go on."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+from command_line import STEADY as USUAL
+from command_line import assert_same_rows, rows_of, run
+
+import simulation
+from strategies.server.checkpoint import FILE, Checkpoint
+from strategies.server.output import locked
+from strategies.server.report import Report
+from strategies.server.results import read_rows
+
+STEADY = {**USUAL, "num_clients": 5, "fraction_train": 1.0}
+pytestmark = pytest.mark.usefixtures("no_plot")
+
+
+def go(output: Path, *algorithms: str, rounds: int, code: int = 0, **more) -> None:
+    assert run(output, *algorithms, "--rounds", str(rounds), **STEADY, **more) == code
+
+
+def interrupt_in(monkeypatch, server_round: int) -> None:
+    add = Report.add
+
+    def stop(report: Report, row: dict) -> None:
+        if row["round"] == server_round:
+            raise KeyboardInterrupt
+        add(report, row)
+
+    monkeypatch.setattr(Report, "add", stop)
+
+
+@pytest.mark.parametrize("algorithm", ["fedrep", "flute", "scaffold"])
+def test_ctrl_c_leaves_a_checkpoint_and_a_hint(
+    tmp_path, monkeypatch, capsys, algorithm
+) -> None:
+    whole, parts = tmp_path / "whole", tmp_path / "parts"
+    go(whole, algorithm, rounds=4)
+    with monkeypatch.context() as patched:
+        interrupt_in(patched, 3)
+        go(parts, algorithm, rounds=4, code=130)
+    said = capsys.readouterr().err.strip().splitlines()[-1]
+    hint = f"""interrupted; go on with --run-config 'resume="{parts}"'"""
+    assert said == hint
+    assert (parts / algorithm / FILE).is_file()
+    assert len(rows_of(parts, algorithm)) == 2
+    go(parts, algorithm, rounds=4, resume=str(parts))
+    assert_same_rows(rows_of(parts, algorithm), rows_of(whole, algorithm), 1e-12)
+
+
+def test_every_run_can_be_gone_on_from(tmp_path) -> None:
+    whole, parts = tmp_path / "whole", tmp_path / "parts"
+    go(whole, "fedrep", rounds=4)
+    go(parts, "fedrep", rounds=3)
+    go(parts, "fedrep", rounds=4, resume=str(parts))
+    assert_same_rows(rows_of(parts, "fedrep"), rows_of(whole, "fedrep"), 1e-12)
+
+
+def test_a_second_run_keeps_what_the_first_left(tmp_path, caplog) -> None:
+    go(tmp_path, "fedrep", "fedavg", rounds=2)
+    first = rows_of(tmp_path, "fedrep")
+    checkpoint = (tmp_path / "fedrep" / FILE).read_bytes()
+    go(tmp_path, "fedrep", rounds=1, seed=7)
+    (aside,) = tmp_path.glob("earlier-*")
+    line = f"what an earlier run left is kept in {aside}; resume='{aside}' goes on"
+    assert line in caplog.text
+    assert (aside / "fedrep" / FILE).read_bytes() == checkpoint
+    assert rows_of(aside, "fedrep") == first
+    # What is no longer here is no longer in the summary.
+    summary = json.loads((tmp_path / "summary.json").read_text())["algorithms"]
+    assert summary["fedrep"]["rounds"] == 1
+    earlier = json.loads((aside / "summary.json").read_text())["algorithms"]
+    assert earlier.keys() == {"fedrep"}
+    assert earlier["fedrep"]["rounds"] == 2
+    # It can be gone on from, its clients' heads included.
+    go(aside, "fedrep", rounds=4, resume=str(aside))
+    whole = tmp_path / "whole"
+    go(whole, "fedrep", rounds=4)
+    assert_same_rows(rows_of(aside, "fedrep"), rows_of(whole, "fedrep"), 1e-12)
+
+
+def test_resuming_several_starts_those_that_had_not_begun(tmp_path) -> None:
+    go(tmp_path, "fedavg", rounds=2)
+    go(tmp_path, "fedavg", "fedper", rounds=3, resume=str(tmp_path))
+    assert [len(rows_of(tmp_path, name)) for name in ("fedavg", "fedper")] == [3, 3]
+    # Where none had begun there is nothing to resume.
+    go(tmp_path, "fedrep", rounds=3, resume=str(tmp_path), code=2)
+
+
+def test_two_runs_in_one_folder(tmp_path, capsys) -> None:
+    with locked(tmp_path / "fedavg"):
+        go(tmp_path, "fedavg", rounds=1, code=2)
+        error = capsys.readouterr().err
+        assert error.startswith("error: output: another run is writing to ")
+        assert error.count("\n") == 1
+        # Another algorithm may.
+        go(tmp_path, "fedper", rounds=1)
+    go(tmp_path, "fedavg", rounds=1)
+    assert not list(tmp_path.rglob("*lock*"))
+
+
+class Disk:
+    """Full from one round on, until another."""
+
+    def __init__(self, monkeypatch, full: range) -> None:
+        self.now, self.full = 0, full
+        add = Report.add
+
+        def noted(report: Report, row: dict) -> None:
+            self.now = row["round"]
+            add(report, row)
+
+        def may(function):
+            def write(*arguments, **options):
+                if self.now in self.full:
+                    raise OSError(28, "No space left on device")
+                return function(*arguments, **options)
+
+            return write
+
+        monkeypatch.setattr(Report, "add", noted)
+        for place in (
+            "strategies.server.report.write_atomically",
+            "strategies.server.results.write_atomically",
+            "strategies.server.checkpoint.write_atomically",
+            "strategies.server.report.os.fsync",
+        ):
+            module, _, name = place.rpartition(".")
+            owner = (
+                __import__("os")
+                if module.endswith(".os")
+                else (__import__(module, fromlist=[name]))
+            )
+            monkeypatch.setattr(owner, name, may(getattr(owner, name)))
+
+
+def test_a_full_disk_delays_metrics(tmp_path, monkeypatch) -> None:
+    go(tmp_path / "whole", "fedavg", rounds=5)
+    with monkeypatch.context() as patched:
+        Disk(patched, range(2, 4))
+        go(tmp_path / "full", "fedavg", rounds=5)
+    rows = rows_of(tmp_path / "full", "fedavg")
+    assert_same_rows(rows, rows_of(tmp_path / "whole", "fedavg"), 0)
+
+
+def test_a_disk_that_stays_full_ends_no_run_with_a_traceback(
+    tmp_path, monkeypatch, capsys, caplog
+) -> None:
+    Disk(monkeypatch, range(2, 100))
+    go(tmp_path, "fedavg", rounds=4)
+    assert "Traceback" not in "".join(capsys.readouterr())
+    assert "metrics of round 2 not written: [Errno 28] No space left" in caplog.text
+    # What could be written is whole.
+    assert [row["round"] for row in read_rows(tmp_path / "fedavg" / "metrics.jsonl")][
+        :1
+    ] == [1]
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda data: data[:-20],
+        lambda data: data.replace(b'{"round": 3', b'{"sound": 3'),
+        lambda data: data.replace(b'{"round": 3', b'\xff\x00"round": 3'),
+        lambda data: data + b"[1, 2]\n",
+    ],
+)
+def test_of_damaged_metrics_what_is_whole_stays(tmp_path, damage) -> None:
+    go(tmp_path, "fedavg", rounds=3)
+    path = tmp_path / "fedavg" / "metrics.jsonl"
+    path.write_bytes(damage(path.read_bytes()))
+    rows = read_rows(path)
+    assert [row["round"] for row in rows] in ([1, 2], [1, 2, 3])
+    go(tmp_path, "fedavg", rounds=4, resume=str(tmp_path))
+    assert rows_of(tmp_path, "fedavg")[-1]["round"] == 4
+
+
+def test_a_run_killed_after_its_last_round_is_reported_again(tmp_path) -> None:
+    go(tmp_path, "fedrep", rounds=3)
+    clients = json.loads((tmp_path / "fedrep" / "clients.json").read_text())
+    summary = json.loads((tmp_path / "summary.json").read_text())
+    rows = rows_of(tmp_path, "fedrep")
+    (tmp_path / "fedrep" / "clients.json").unlink()
+    (tmp_path / "summary.json").unlink()
+    go(tmp_path, "fedrep", rounds=3, resume=str(tmp_path))
+    assert json.loads((tmp_path / "fedrep" / "clients.json").read_text()) == clients
+    again = json.loads((tmp_path / "summary.json").read_text())
+    assert again["algorithms"] == summary["algorithms"]
+    assert rows_of(tmp_path, "fedrep") == rows
+
+
+def test_a_checkpoint_with_one_bit_changed(tmp_path, capsys) -> None:
+    go(tmp_path, "fedavg", rounds=1)
+    path = tmp_path / "fedavg" / FILE
+    data = bytearray(path.read_bytes())
+    data[-5] ^= 1
+    path.write_bytes(data)
+    capsys.readouterr()
+    go(tmp_path, "fedavg", rounds=2, resume=str(tmp_path), code=2)
+    error = capsys.readouterr().err
+    assert "is damaged: its checksum is wrong" in error
+    assert error.count("\n") == 1
+
+
+def test_a_setting_that_is_new_blocks_no_resume(tmp_path, monkeypatch) -> None:
+    write = Checkpoint.write
+
+    def older(checkpoint: Checkpoint, directory: Path) -> None:
+        del checkpoint.settings["aggregation"]
+        write(checkpoint, directory)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Checkpoint, "write", older)
+        go(tmp_path, "fedavg", rounds=1)
+    go(tmp_path, "fedavg", rounds=2, resume=str(tmp_path), aggregation="median")
+    assert len(rows_of(tmp_path, "fedavg")) == 2
+
+
+def test_lost_heads_are_named_at_a_resume(tmp_path, caplog) -> None:
+    go(tmp_path, "fedrep", rounds=2, checkpoint_every=1)
+    shutil.rmtree(tmp_path / "fedrep" / "clients" / "000003")
+    go(tmp_path, "fedrep", rounds=3, checkpoint_every=1, resume=str(tmp_path))
+    said = [m for m in caplog.messages if "has lost what it kept" in m]
+    assert said == ["client 000003 has lost what it kept; that of round 2 was its last"]
+
+
+def test_interrupted_from_python(tmp_path, monkeypatch) -> None:
+    interrupt_in(monkeypatch, 2)
+    with pytest.raises(KeyboardInterrupt):
+        simulation.simulate(
+            "fedavg", backend="inline", rounds=3, clients=5, output=str(tmp_path)
+        )
+    assert (tmp_path / "fedavg" / FILE).is_file()

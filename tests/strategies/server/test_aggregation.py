@@ -1,0 +1,281 @@
+"""Rules that liars cannot win, against numbers worked by hand and plain NumPy."""
+
+import numpy as np
+import pytest
+from flwr.app import Context, Message
+from flwr.serverapp.strategy import DifferentialPrivacyServerSideFixedClipping
+from function_clients import (
+    START,
+    averaging,
+    grid_of,
+    honest,
+    partition_of,
+    reply_with,
+    train_once,
+)
+from malformed import with_one_bad
+
+from strategies import DPSGD, SCAFFOLD, SRPFL, FedAvg, Local
+from strategies.grids.arrivals import RealArrivals
+from strategies.server.aggregation import (
+    RULES,
+    assumed_liars,
+    capped,
+    clip,
+    make_rule,
+    median,
+    multi_krum,
+    trimmed_mean,
+)
+from strategies.server.replies import to_record
+from task.settings import SettingsError
+
+ZERO = {"w": np.zeros(2, np.float32)}
+
+
+def replies_of(*values) -> list:
+    return [lambda v=v: {"w": np.array(v, np.float32)} for v in values]
+
+
+def applied(name: str, *values, share: float = 0.2, bound: float = 0.0, weights=None):
+    rule = make_rule(name, share, bound)
+    found = rule(weights or [1.0] * len(values), replies_of(*values), ZERO)
+    assert found["w"].dtype == np.float32
+    return found["w"].tolist()
+
+
+def test_the_rules_by_hand() -> None:
+    values = [1, 8], [2, 6], [3, 7], [4, 9], [1e30, -1e30]
+    assert applied("median", *values) == [3, 7]
+    # Without the largest and the smallest of each entry.
+    assert applied("trimmed-mean", *values) == [3, 7]
+    assert applied("trimmed-mean", *values, share=0.0)[0] == np.float32(2e29)
+    # Without the fifth.
+    assert applied("multi-krum", *values) == [2.5, 7.5]
+
+
+def test_an_even_number_has_two_in_the_middle() -> None:
+    assert applied("median", [1, 0], [2, 0], [4, 0], [100, 0]) == [3, 0]
+
+
+def test_clipping_by_hand() -> None:
+    # Norms 5, 10 and 50: the median is 10, so the third is cut down to (6, 8).
+    assert applied("clip", [3, 4], [6, 8], [30, 40]) == [5, np.float32(20 / 3)]
+    # All to the norm 5, weighted 1, 1 and 2.
+    found = applied("clip", [3, 4], [-6, 8], [0, 40], bound=5, weights=[1, 1, 2])
+    assert found == [0, 4.5]
+    # Nobody has moved.
+    assert applied("clip", [0, 0], [0, 0]) == [0, 0]
+
+
+def test_clipping_is_about_what_was_sent() -> None:
+    sent = {"w": np.array([10, 10], np.float32)}
+    found = clip([1, 1], replies_of([13, 14], [10, 110]), sent, 5.0)
+    assert found["w"].tolist() == [11.5, 14.5]
+
+
+def test_krum_against_a_few_lines_of_numpy() -> None:
+    rng = np.random.default_rng(0)
+    values = rng.normal(size=(9, 2)).astype(np.float32)
+    values[[2, 5]] *= 50
+    f, n = 2, 9
+    scores = [
+        sorted(np.sum((values[i] - values[j]) ** 2) for j in range(n) if j != i)
+        for i in range(n)
+    ]
+    best = sorted(np.argsort([sum(s[: n - f - 2]) for s in scores])[: n - f])
+    assert best == [0, 1, 3, 4, 6, 7, 8]
+    found = multi_krum([1.0] * n, replies_of(*values), ZERO, 0.2)
+    np.testing.assert_allclose(found["w"], values[best].mean(axis=0), rtol=1e-6)
+
+
+def test_krum_sees_small_distances_far_from_zero() -> None:
+    far = {"w": np.full(2, 1e8)}
+    values = [[1e8 + 1, 1e8], [1e8, 1e8 + 1], [1e8 + 1, 1e8 + 1], [1e8 + 9, 1e8]]
+    replies = [lambda v=v: {"w": np.array(v)} for v in values]
+    found = multi_krum([1.0] * 4, replies, far, 0.25)
+    np.testing.assert_allclose(found["w"] - 1e8, [2 / 3, 2 / 3], rtol=1e-6)
+
+
+@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("n", range(1, 5))
+def test_few_clients_and_integers(rule: str, n: int) -> None:
+    same = make_rule(rule, 0.4, 0.0)
+    replies = [lambda: {"n": np.array([3, 4]), "s": np.array(2.0)}] * n
+    sent = {"n": np.array([1, 1]), "s": np.array(0.0)}
+    found = same([1.0] * n, replies, sent)
+    assert found["n"].tolist() == [3, 4]
+    assert found["n"].dtype == np.int64
+    assert found["s"].shape == ()
+    assert float(found["s"]) == pytest.approx(2)
+
+
+def test_how_many_may_lie() -> None:
+    numbers = [assumed_liars(n, 0.2) for n in (1, 2, 3, 5, 6, 10)]
+    assert numbers == [0, 0, 1, 1, 2, 2]
+    assert assumed_liars(10, 0.4) == 4
+    # Never half of them.
+    assert assumed_liars(4, 0.49) == 1
+    assert assumed_liars(10, 0.0) == 0
+
+
+@pytest.mark.parametrize("liars", [1, 2, 3, 4])
+@pytest.mark.parametrize("lie", [1e30, -1e30, 100.0])
+def test_no_rule_but_the_mean_follows_liars(liars: int, lie: float) -> None:
+    rng = np.random.default_rng(1)
+    honest_ = rng.normal(1, 0.1, (10 - liars, 2))
+    values = [*honest_, *[[lie, lie]] * liars]
+    for rule in ("median", "trimmed-mean", "multi-krum"):
+        found = applied(rule, *values, share=0.4)
+        assert np.all(np.abs(np.array(found) - 1) < 0.3), rule
+    # As long as an honest change, and no longer.
+    assert np.all(np.abs(applied("clip", *values)) < 1.5)
+    # One of ten at 100 moves the mean by ten.
+    assert np.abs(applied("mean", *values)[0]) > 10
+
+
+def test_order_and_memory_of_the_streaming_rules() -> None:
+    # What has been added is not held: each reply is decoded twice, and one at a time.
+    decoded = []
+
+    def reply(i):
+        def decode():
+            decoded.append(i)
+            return {"w": np.ones(2, np.float32)}
+
+        return decode
+
+    clip([1.0] * 3, [reply(i) for i in range(3)], ZERO, 1.0)
+    assert decoded == [0, 1, 2, 0, 1, 2, 0]
+
+
+# Weights
+
+
+@pytest.mark.parametrize(
+    ("weights", "share", "expected"),
+    [
+        ([1, 1, 1], 0.5, [1, 1, 1]),
+        ([100, 1, 1], 0.5, [2, 1, 1]),
+        # 1.5 is 30 % of 5.
+        ([100, 100, 1, 1], 0.3, [1.5, 1.5, 1, 1]),
+        ([2**53, 3, 5, 0], 0.5, [8, 3, 5, 0]),
+        ([5, 5, 9], 0.1, [1, 1, 1]),
+        ([9, 0, 0], 0.5, [1, 0, 0]),
+        ([0, 0, 0], 0.5, [0, 0, 0]),
+        ([9, 1], 0.5, [9, 1]),
+        ([9, 1, 1], 1.0, [9, 1, 1]),
+    ],
+)
+def test_no_weight_is_more_than_a_share(weights, share, expected) -> None:
+    assert capped(weights, share) == pytest.approx(expected)
+
+
+def boasting(message: Message, context: Context) -> Message:
+    reply = honest(message, context)
+    reply.content.metric_records["metrics"]["num-examples"] = 10**6
+    return reply
+
+
+def test_nobody_has_more_examples_than_in_the_beginning() -> None:
+    # Client 1 has said 2, as ever.
+    strategy = averaging(weighting="examples")
+    arrays, metrics = train_once(strategy, grid_of(4, with_one_bad(boasting)))
+    assert arrays["b"].numpy().tolist() == [30 / 10] * 4
+    assert metrics["clients"] == 4
+
+
+# Strategies
+
+
+def lying(message: Message, context: Context) -> Message:
+    sent = message.content.array_records["arrays"]
+    arrays = {n: np.full(a.shape, 1e30, np.float32) for n, a in sent.items()}
+    return reply_with(message, arrays, num_examples=2, train_loss=1.0)
+
+
+@pytest.mark.parametrize(
+    ("rule", "expected"),
+    [
+        # Of 1, 1e30, 3, 4 and 5.
+        ("median", 4.0),
+        ("trimmed-mean", 4.0),
+        ("multi-krum", 13 / 4),
+        # Changes of the norms 1, 3, 4, 5 and the liar's, times √10: none above 4 √10.
+        ("clip", (1 + 4 + 3 + 4 + 4) / 5),
+    ],
+)
+def test_in_a_strategy_and_inside_srpfl_and_privacy(rule: str, expected: float) -> None:
+    grid = grid_of(5, with_one_bad(lying))
+
+    def check(arrays) -> None:
+        np.testing.assert_allclose(arrays["b"].numpy(), [expected] * 4, rtol=1e-6)
+        np.testing.assert_allclose(arrays["w"].numpy(), [[expected] * 3] * 2, rtol=1e-6)
+
+    arrays, _ = train_once(averaging(aggregation=rule), grid)
+    check(arrays)
+    wrapped = SRPFL(averaging(aggregation=rule), initial_nodes=5)
+    arrays, _ = train_once(wrapped, RealArrivals(grid))
+    check(arrays)
+    # A wrapper with a bound beyond all honest changes, and no noise.
+    private = DifferentialPrivacyServerSideFixedClipping(
+        averaging(aggregation=rule), 0.0, 1e3, 5
+    )
+    arrays, _ = train_once(private, grid)
+    if rule == "median":
+        # To Flower, whose norm is in float32, 1e30 is infinite: it makes the change 0.
+        np.testing.assert_allclose(arrays["b"].numpy(), [3] * 4, rtol=1e-6)
+    assert np.all(np.abs(arrays["w"].numpy()) < 100)
+
+
+def test_changes_are_clipped_about_zero() -> None:
+    start = {"w": np.full(2, 5.0), "control.w": np.zeros(2)}
+
+    def client(message: Message, context: Context) -> Message:
+        if message.metadata.message_type != "train":
+            return honest(message, context)
+        value = [3.0, 3.0, 4e20][partition_of(context)]
+        arrays = {"w": np.full(2, value), "control.w": np.zeros(2)}
+        return reply_with(message, arrays, num_examples=1, train_loss=0.0)
+
+    arrays, _ = train_once(
+        SCAFFOLD(aggregation="clip", fraction_train=1.0), grid_of(3, client), start
+    )
+    np.testing.assert_allclose(arrays["w"].numpy(), [8, 8])
+
+
+@pytest.mark.parametrize(
+    ("make", "line"),
+    [
+        (
+            lambda: Local(aggregation="median"),
+            "aggregation is 'median'; it must be mean",
+        ),
+        (lambda: DPSGD(aggregation="clip"), "this algorithm averages nothing"),
+        (
+            lambda: FedAvg(aggregation="median", weighting="examples"),
+            "weighting is 'examples'; it must be uniform with aggregation='median'",
+        ),
+        (
+            lambda: FedAvg(aggregation="krum"),
+            "aggregation is 'krum'; it must be mean, ",
+        ),
+        (lambda: FedAvg(liar_share=0.5), r"in \[0, 0.5\)"),
+        (lambda: FedAvg(largest_share=0.0), r"in \(0, 1\]"),
+        (lambda: FedAvg(clip_norm=-1.0), "at least 0"),
+    ],
+)
+def test_what_does_not_go_together_is_one_line(make, line: str) -> None:
+    with pytest.raises(SettingsError, match=line) as caught:
+        make()
+    assert "\n" not in str(caught.value)
+
+
+def test_plain_numpy_agrees() -> None:
+    rng = np.random.default_rng(2)
+    values = rng.normal(size=(11, 3, 4))
+    np.testing.assert_allclose(median(values.copy()), np.median(values, axis=0))
+    ordered = np.sort(values, axis=0)
+    expected = ordered[3:-3].mean(axis=0)
+    np.testing.assert_allclose(trimmed_mean(values.copy(), 0.25), expected)
+    assert to_record(START)["w"].numpy().shape == (2, 3)

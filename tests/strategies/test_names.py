@@ -1,0 +1,112 @@
+"""With keys, a name belongs to the key that first used it."""
+
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+from flwr.app import ArrayRecord, Context, Message, MessageType
+from function_clients import averaging, grid_of, honest
+
+from strategies import DPSGD, FLUTE, FedAvg
+from strategies.base import BaseStrategy
+from strategies.grids.arrivals import RealArrivals
+from strategies.grids.patient import PatientGrid
+from strategies.grids.simulation import InlineGrid
+
+
+@dataclass
+class Info:
+    node_id: int
+    public_key: bytes
+
+
+class Keyed(InlineGrid):
+    """Nodes with the keys that `keys` says, and the names that `names` says."""
+
+    def __init__(self, keys: dict[int, bytes], names: dict[int, str]) -> None:
+        def client(message: Message, context: Context) -> Message:
+            reply = honest(message, context)
+            if message.metadata.message_type == MessageType.QUERY:
+                record = reply.content.config_records["properties"]
+                record["client"] = names[context.node_id]
+                record["classes"] = "11"
+                record["message-bytes"], record["omega"] = 8, 1.0
+            return reply
+
+        super().__init__(client, len(keys))
+        contexts = list(self.contexts.values())
+        self.contexts = dict(zip(keys, contexts, strict=True))
+        for node, context in self.contexts.items():
+            context.node_id = node
+        self.keys = keys
+
+    def get_nodes(self):
+        return [Info(node, key) for node, key in self.keys.items()]
+
+
+def keyed(strategy: BaseStrategy) -> BaseStrategy:
+    strategy.participants.keyed = True
+    return strategy
+
+
+FIRST = {1: b"key of a", 2: b"key of b", 3: b"key of c"}
+NAMES = {1: "a", 2: "b", 3: "c"}
+# Device b is away, and somebody else is there.
+WITHOUT_B = {1: b"key of a", 4: b"of a thief", 3: b"key of c"}
+THIEF = {1: "a", 4: "b", 3: "c"}
+
+
+@pytest.mark.parametrize("wrap", [lambda g: g, lambda g: RealArrivals(PatientGrid(g))])
+def test_nobody_takes_an_absent_device_s_name(wrap, caplog) -> None:
+    strategy = keyed(averaging())
+    assert strategy.identify(wrap(Keyed(FIRST, NAMES))) == [1, 2, 3]
+    assert strategy.identify(wrap(Keyed(WITHOUT_B, THIEF))) == [1, 3]
+    assert "it calls itself 'b', which is the name of another key" in caplog.text
+    # It comes back as another node, with its key.
+    back = {1: b"key of a", 4: b"of a thief", 9: b"key of b"}
+    assert strategy.identify(wrap(Keyed(back, {**THIEF, 9: "b"}))) == [1, 9]
+    assert strategy.name_of(9) == "b"
+    # A key may have several names; one that nobody has is free.
+    assert strategy.identify(wrap(Keyed(back, {1: "a", 4: "d", 9: "b"}))) == [1, 9, 4]
+
+
+def test_names_belong_to_keys_after_a_resume_as_well() -> None:
+    strategy = keyed(averaging())
+    strategy.identify(Keyed(FIRST, NAMES))
+    again = keyed(averaging())
+    again.load_state_dict(*strategy.state_dict())
+    assert again.identify(Keyed(WITHOUT_B, THIEF)) == [1, 3]
+
+
+def test_neither_head_nor_messages_go_to_a_thief() -> None:
+    flute = keyed(FLUTE(fraction_train=1.0))
+    start = {
+        "representation.weight": np.zeros((2, 2), np.float32),
+        "head.weight": np.zeros((2, 2), np.float32),
+    }
+    flute.initial_head = {"head.weight": start["head.weight"]}
+    flute.identify(Keyed(FIRST, NAMES))
+    flute.heads["b"] = {"head.weight": np.ones((2, 2), np.float32)}
+    messages = flute.configure_train(
+        1,
+        ArrayRecord(),
+        {},
+        Keyed(WITHOUT_B, THIEF),  # type: ignore[arg-type]
+    )
+    assert {m.metadata.dst_node_id for m in messages} == {1, 3}
+    gossip = keyed(DPSGD(graph="complete"))
+    assert gossip.identify(Keyed(FIRST, NAMES)) == [1, 2, 3]
+    gossip.boxes.collect(1, {"a": b"from a to b"}, lambda took_part: True)
+    assert gossip.identify(Keyed(WITHOUT_B, THIEF)) == [1, 3]
+    assert len(gossip.boxes.pending["b"]) == 1
+
+
+def test_without_keys_names_are_anybody_s() -> None:
+    strategy = FedAvg()
+    strategy.identify(Keyed(FIRST, NAMES))
+    assert strategy.identify(Keyed(WITHOUT_B, THIEF)) == [1, 4, 3]
+    assert strategy.participants.keys == {}
+    # A grid that knows no keys binds nothing.
+    plain = keyed(FedAvg())
+    assert plain.identify(grid_of(2)) == [1, 2]
+    assert plain.participants.keys == {}

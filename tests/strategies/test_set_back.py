@@ -1,0 +1,170 @@
+"""A server that is restored from a backup costs nobody its head."""
+
+import shutil
+
+import pytest
+from flwr.app import ConfigRecord, Message, MessageType, RecordDict
+
+from clients.client_app import make_app
+from strategies.grids.simulation import InlineGrid
+from strategies.server.standing import Standing
+from strategies.server_app import run
+from task.messages import ACKNOWLEDGED_ROUND, KEPT_CHECKPOINT, KEPT_ROUNDS
+from task.settings import SettingsError, resolve
+
+pytestmark = pytest.mark.usefixtures("no_plot")
+CHECKPOINT = "checkpoint.safetensors"
+
+
+def settings_of(path, rounds: int, **more):
+    given = {
+        "algorithm": "fedrep",
+        "num-clients": 5,
+        "num-server-rounds": rounds,
+        "fraction-train": 1.0,
+        "checkpoint-every": 1,
+        "evaluate-every": 1,
+        "output": str(path),
+        "head-epochs": 2,
+        "learning-rate": 0.05,
+        "batch-size": 50,
+        **more,
+    }
+    return resolve(given)
+
+
+def go(settings):
+    grid = InlineGrid(make_app(settings), int(settings["num-clients"]))
+    run(grid, settings)
+    return grid
+
+
+def rows_of(path, algorithm="fedrep"):
+    from strategies.server.results import read_rows
+
+    return {r["round"]: r for r in read_rows(path / algorithm / "metrics.jsonl")}
+
+
+def heads_of(path, algorithm="fedrep"):
+    folder = path / algorithm / "clients"
+    return {p.relative_to(folder): p.read_bytes() for p in folder.rglob("*-*")}
+
+
+def test_restored_to_round_5_at_round_12(tmp_path, caplog) -> None:
+    # Far enough that a round more or less of the representation is no matter.
+    own = {"head-epochs": 5, "representation-epochs": 2, "batch-size": 20}
+    own |= {"evaluate-every": 6, "evaluate-last": 1}
+    go(settings_of(tmp_path, 5, **own))
+    backup = tmp_path / "backup"
+    shutil.copy(tmp_path / "fedrep" / CHECKPOINT, backup)
+    go(settings_of(tmp_path, 12, resume=str(tmp_path), **own))
+    heads, twelfth = heads_of(tmp_path), rows_of(tmp_path)[12]
+    assert len(heads) >= 2 * 5
+    shutil.copy(backup, tmp_path / "fedrep" / CHECKPOINT)
+    go(settings_of(tmp_path, 6, resume=str(tmp_path), **own))
+    # Every head of round 12 is still there, and what was learned as well.
+    now = heads_of(tmp_path)
+    newest = {p: data for p, data in heads.items() if p.name.endswith("12.safetensors")}
+    assert len(newest) == 5
+    assert newest.items() <= now.items()
+    rows = rows_of(tmp_path)
+    assert max(rows) == 6
+    assert rows[6]["accuracy"] >= twelfth["accuracy"] - 0.01
+    assert rows[6]["clients"] == 5
+    line = "client 000003 has seen the checkpoint of round 11, later than this one of "
+    assert f"{line}round 5; it goes on with what it had after round 12" in caplog.text
+
+
+def test_an_ordinary_resume_goes_back_exactly(tmp_path, caplog) -> None:
+    # Killed in round 8, with its checkpoint of round 6: it is no backup.
+    together, apart = tmp_path / "together", tmp_path / "apart"
+    go(settings_of(together, 8, **{"checkpoint-every": 3}))
+    go(settings_of(apart, 6, **{"checkpoint-every": 3}))
+    backup = apart / "backup"
+    shutil.copy(apart / "fedrep" / CHECKPOINT, backup)
+    # Without a checkpoint in 8: a run that stops at 9 is cut back to 8.
+    go(settings_of(apart, 9, resume=str(apart), **{"checkpoint-every": 100}))
+    shutil.copy(backup, apart / "fedrep" / CHECKPOINT)
+    rows = rows_of(together)
+    # A checkpoint of round 9 was written at the end, and told to nobody.
+    go(settings_of(apart, 8, resume=str(apart), **{"checkpoint-every": 3}))
+    again = rows_of(apart)
+    assert "has seen the checkpoint" not in caplog.text
+    for r in (7, 8):
+        for name in ("train-loss", "accuracy", "clients"):
+            assert again[r][name] == rows[r][name]
+
+
+def test_one_evaluation_from_nowhere_costs_nothing(tmp_path) -> None:
+    settings = settings_of(tmp_path, 4)
+    grid = go(settings)
+    heads = heads_of(tmp_path)
+    app = make_app(settings)
+    query = Message(RecordDict(), 1, f"{MessageType.QUERY}.arrays")
+    arrays = app(query, grid.contexts[1]).content["arrays"]
+    for acknowledged in (0, 1, 10**6):
+        config = {ACKNOWLEDGED_ROUND: acknowledged, "server-round": 5}
+        content = {"arrays": arrays, "config": ConfigRecord(config)}
+        message = Message(RecordDict(content), 1, MessageType.EVALUATE)
+        app(message, grid.contexts[1])
+    assert heads_of(tmp_path) == heads
+
+
+def test_two_runs_of_one_experiment_go_on_side_by_side(tmp_path) -> None:
+    def device_run(output, rounds, **more):
+        settings = settings_of(tmp_path / output, rounds, experiment="lab", **more)
+        grid = InlineGrid(make_app(settings), 5)
+        for i, context in enumerate(grid.contexts.values()):
+            context.node_config["state-dir"] = str(tmp_path / "state")
+            context.node_config["client-name"] = f"pi-{i}"
+        run(grid, settings)
+        return rows_of(tmp_path / output)
+
+    device_run("a", 3)
+    alone = {p: p.read_bytes() for p in (tmp_path / "state").rglob("*.safetensors")}
+    # Another run of the same experiment, and one with another model.
+    device_run("b", 3)
+    device_run("c", 2, model="logistic", **{"head-layers": 1})
+    for path, data in alone.items():
+        assert path.read_bytes() == data
+    assert not list((tmp_path / "state").rglob("*set-aside*"))
+    # The first one goes on as if nothing had been.
+    rows = device_run("a", 4, resume=str(tmp_path / "a"))
+    assert rows[4]["clients"] == 5
+
+
+def test_gossip_is_not_set_back(tmp_path) -> None:
+    own = {"algorithm": "dpsgd", "model": "logistic", "num-clients": 5}
+    go(settings_of(tmp_path, 2, **own))
+    backup = tmp_path / "backup"
+    shutil.copy(tmp_path / "dpsgd" / CHECKPOINT, backup)
+    go(settings_of(tmp_path, 6, resume=str(tmp_path), **own))
+    shutil.copy(backup, tmp_path / "dpsgd" / CHECKPOINT)
+    heads = heads_of(tmp_path, "dpsgd")
+    with pytest.raises(SettingsError, match="has seen a checkpoint of round 5, later"):
+        go(settings_of(tmp_path, 7, resume=str(tmp_path), **own))
+    assert heads_of(tmp_path, "dpsgd") == heads
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        {},
+        {KEPT_ROUNDS: "all", KEPT_CHECKPOINT: 9},
+        {KEPT_ROUNDS: [], KEPT_CHECKPOINT: 9},
+        {KEPT_ROUNDS: [-1], KEPT_CHECKPOINT: 9},
+        {KEPT_ROUNDS: [9.5], KEPT_CHECKPOINT: 9},
+        {KEPT_ROUNDS: [9], KEPT_CHECKPOINT: "9"},
+        {KEPT_ROUNDS: [9], KEPT_CHECKPOINT: 5},
+    ],
+)
+def test_nonsense_sets_nobody_back(said: dict) -> None:
+    assert not Standing(resumed=5).is_set_back("a", said)
+
+
+def test_where_both_know_a_round_it_is_that() -> None:
+    standing = Standing(resumed=5, acknowledged={"a": 4, "b": 4})
+    for name, rounds in (("a", [4, 11]), ("b", [10, 11])):
+        assert standing.is_set_back(name, {KEPT_ROUNDS: rounds, KEPT_CHECKPOINT: 10})
+        standing.go_on_from(name)
+    assert standing.acknowledged == {"a": 4, "b": 11}

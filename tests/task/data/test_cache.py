@@ -1,0 +1,82 @@
+"""A cache that was cut off, changed or half written is made again."""
+
+import os
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from task.data.cache import BLOCK, BLOCKS, CHECKSUMS, checksum, is_whole, seal
+from task.data.datasets import DataSettings, load_dataset
+
+
+def digits(cache: Path):
+    return load_dataset("digits", DataSettings(cache_dir=str(cache)))
+
+
+def cut(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-3])
+
+
+def change(path: Path) -> None:
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
+
+
+@pytest.mark.parametrize(
+    "spoil", [cut, change, Path.unlink, lambda p: p.write_bytes(b"")]
+)
+@pytest.mark.parametrize("name", ["train-images.npy", "classes.npy", CHECKSUMS])
+def test_what_is_damaged_is_made_again(tmp_path, spoil, name) -> None:
+    before = digits(tmp_path)
+    images, classes = np.array(before.train.images), before.classes
+    (folder,) = tmp_path.iterdir()
+    del before
+    spoil(folder / name)
+    assert not is_whole(folder)
+    again = digits(tmp_path)
+    assert list(tmp_path.iterdir()) == [folder]
+    assert is_whole(folder)
+    np.testing.assert_array_equal(again.train.images, images)
+    assert again.classes == classes
+
+
+def test_what_is_whole_stays(tmp_path) -> None:
+    digits(tmp_path)
+    (folder,) = tmp_path.iterdir()
+    inode = folder.stat().st_ino
+    digits(tmp_path)
+    assert folder.stat().st_ino == inode
+
+
+def test_what_killed_writers_left_goes_when_it_is_old(tmp_path) -> None:
+    old, new = tmp_path / ".partial-old", tmp_path / ".partial-new"
+    for folder in (old, new):
+        folder.mkdir()
+        (folder / "train-images.npy").write_bytes(b"half")
+    long_ago = time.time() - 3700
+    for path in (old / "train-images.npy", old):
+        os.utime(path, (long_ago, long_ago))
+    digits(tmp_path)
+    assert not old.exists()
+    # Somebody may still be writing it.
+    assert new.exists()
+
+
+def test_large_files_are_checked_in_blocks_and_at_their_end(tmp_path) -> None:
+    path = tmp_path / "large.npy"
+    size = 3 * BLOCK * BLOCKS
+    with path.open("wb") as file:
+        file.truncate(size)
+    before = checksum(path)
+    with path.open("r+b") as file:
+        file.seek(size - 1)
+        file.write(b"1")
+    assert checksum(path) != before
+    with path.open("r+b") as file:
+        file.truncate(size - 1)
+    assert checksum(path)[0] == size - 1
+    seal(tmp_path)
+    assert is_whole(tmp_path)
