@@ -333,6 +333,10 @@ def show(
     }
     if not any("accuracy" in summary for summary in summaries.values()):
         columns["loss"] = ("test loss", "{:.4g}")
+    # Metrics of the task's own.
+    for summary in summaries.values():
+        for name in summary.keys() - columns.keys() - {"loss"}:
+            columns[name] = (name, "{:.4g}")
     present = {
         name: column
         for name, column in columns.items()
