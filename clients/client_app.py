@@ -1,7 +1,7 @@
 """The Flower ClientApp: turns a Message into a call of a NumPyClient and back."""
 
 from collections.abc import Sequence
-from logging import ERROR
+from logging import ERROR, WARNING
 
 import torch
 from flwr.app import (
@@ -93,6 +93,9 @@ def make_app(
             client, config = open_message(message, context)
             properties |= client.get_properties(config)
             refusal = config.get(REFUSAL)
+            if "partition-id" not in context.node_config:
+                for note in getattr(client.task, "notes", ()):
+                    log(WARNING, "%s", note)
             if isinstance(client.task, ImageTask):
                 properties |= zip(INPUTS, client.task.shape, strict=True)
         except SettingsError as error:
