@@ -23,6 +23,7 @@ from task.settings import (
     Settings,
     SettingsError,
     build,
+    is_path,
     resolve,
 )
 from task.tasks import build_task
@@ -109,7 +110,9 @@ def _node_settings(given: Pairs) -> tuple[str, ...]:
 @lru_cache(maxsize=16)
 def _setup(given: Pairs, own: Pairs) -> Setup:
     named = resolve(dict(given), strict=False)
-    settings = complete(resolve({**dict(given), **dict(own)}, owners(named)))
+    # The app that brings a task of its own may list settings of its algorithms, too.
+    strict = not is_path(named["task"])
+    settings = complete(resolve({**dict(given), **dict(own)}, owners(named), strict))
     # For its checks.
     build(DeviceSettings, settings)
     kind = client_class(settings)
