@@ -210,6 +210,7 @@ def check(
     usable = existing.is_dir() and os.access(existing, os.W_OK)
     require(usable, "output", settings["output"], f"writable; {str(existing)!r} is not")
     idle: dict[str, str] = {}
+    notes: dict[str, None] = {}
     for algorithm in algorithms:
         choice = {**settings, "algorithm": algorithm}
         build_strategy(choice).check_clients(num_clients)
@@ -228,6 +229,9 @@ def check(
         client = build_client(nobody, setup, {})
         client.get_properties({})
         idle |= getattr(client.task, "idle_settings", {})
+        notes |= dict.fromkeys(getattr(client.task, "notes", ()))
+    for note in notes:
+        log(WARNING, "%s", note)
     for name in given:
         if not any(name in names for names in used.values()):
             names = ", ".join(algorithms)
@@ -333,6 +337,10 @@ def show(
     }
     if not any("accuracy" in summary for summary in summaries.values()):
         columns["loss"] = ("test loss", "{:.4g}")
+    # Metrics of the task's own.
+    for summary in summaries.values():
+        for name in summary.keys() - columns.keys() - {"loss"}:
+            columns[name] = (name, "{:.4g}")
     present = {
         name: column
         for name, column in columns.items()

@@ -1,7 +1,7 @@
 """The Flower ClientApp: turns a Message into a call of a NumPyClient and back."""
 
 from collections.abc import Callable, Sequence
-from logging import ERROR
+from logging import ERROR, WARNING
 from typing import cast
 
 import torch
@@ -120,6 +120,9 @@ def make_app(
             if RUN in config and client.personal:
                 properties |= cast(Config, client.state.kept())
             refusal = config.get(REFUSAL)
+            if "partition-id" not in context.node_config:
+                for note in getattr(client.task, "notes", ()):
+                    log(WARNING, "%s", note)
             if isinstance(client.task, ImageTask):
                 properties |= zip(INPUTS, client.task.shape, strict=True)
         except SettingsError as error:

@@ -86,6 +86,8 @@ class BaseTask(ABC):
 
     # Why local training has nothing to train on, where it has not.
     untrainable: ClassVar[str] = ""
+    # What a user should know of how the task was set up.
+    notes: tuple[str, ...] = ()
     metrics: Mapping[str, Metric] = MappingProxyType({})
 
     @property

@@ -24,6 +24,7 @@ from task.settings import (
     Settings,
     SettingsError,
     build,
+    is_path,
     require,
     resolve,
 )
@@ -127,7 +128,9 @@ def _node_settings(given: Pairs) -> tuple[str, ...]:
 @lru_cache(maxsize=16)
 def _setup(given: Pairs, own: Pairs) -> Setup:
     named = resolve(dict(given), strict=False)
-    settings = complete(resolve({**dict(given), **dict(own)}, owners(named)))
+    # The app that brings a task of its own may list settings of its algorithms, too.
+    strict = not is_path(named["task"])
+    settings = complete(resolve({**dict(given), **dict(own)}, owners(named), strict))
     # For its checks.
     cohort_size(build(DeviceSettings, settings).cohort)
     kind = client_class(settings)

@@ -1,11 +1,14 @@
-"""Classify images with the shared representation and a client's own head.
+"""Predict with the shared representation and a client's own head.
 
-``python -m clients.predict IMAGES --checkpoint results/fedrep --client-name pi-3
---state-dir /var/lib/flwr-frl`` puts the two together. ``--export model.safetensors``
-writes them to one file, with which ``--model model.safetensors`` needs nothing else;
-``--export model.pt2`` writes a program for ``torch.export.load``, from uint8 pixels
-(n, height, width, channels) to logits. A line of output has the image, its class and
-the probability, with tabs between them.
+``python -m clients.predict FILES --checkpoint results/fedrep --client-name pi-3
+--state-dir /var/lib/flwr-frl`` puts the two together. FILES are images, or have a row
+of a table or a text in each line, as the task reads them. ``--export
+model.safetensors`` writes the model to one file, with which ``--model
+model.safetensors`` needs nothing else (but the task's package, where it is somebody's
+own); ``--export model.pt2`` writes a program for ``torch.export.load``, for images from
+uint8 pixels (n, height, width, channels) to logits. A line of output has the image or
+the line, its class and the probability, or the outputs where there are no classes, with
+tabs between them.
 """
 
 import argparse
@@ -14,7 +17,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
+from clients.device.task_card import TaskCard
 from clients.predict.export import export
+from clients.predict.lines import predict
 from clients.predict.loading import classify, load_model, load_run
 from task.data.images import images_in
 from task.settings import SettingsError
@@ -33,7 +38,9 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
         description=__doc__,
         allow_abbrev=False,
     )
-    parser.add_argument("images", nargs="*", type=Path, help="image files and folders")
+    parser.add_argument(
+        "files", nargs="*", type=Path, help="images, folders of them, and other files"
+    )
     source = parser.add_mutually_exclusive_group(required=True)
     source.add_argument("--model", type=Path, help="a file that --export has written")
     source.add_argument(
@@ -46,8 +53,8 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     )
     parser.add_argument("--export", type=Path, help="write .safetensors or .pt2")
     options = parser.parse_args(arguments)
-    if not options.images and options.export is None:
-        raise SettingsError("there is nothing to do: give images or --export FILE")
+    if not options.files and options.export is None:
+        raise SettingsError("there is nothing to do: give files or --export FILE")
     return options
 
 
@@ -59,7 +66,7 @@ def _files(paths: Sequence[Path]) -> list[Path]:
         elif path.is_file():
             files.append(path)
         else:
-            raise SettingsError(f"there is no image or folder {str(path)!r}")
+            raise SettingsError(f"there is no file or folder {str(path)!r}")
     return files
 
 
@@ -67,7 +74,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; return 0, or 2 after one line that says what is wrong."""
     try:
         options: Any = _parse(arguments)
-        files = _files(options.images)
+        files = _files(options.files)
         if options.model is not None:
             loaded = load_model(options.model)
         else:
@@ -78,9 +85,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 options.data_dir,
             )
         if options.export is not None:
-            export(*loaded, options.export)
-        for path, name, probability in classify(*loaded, files):
-            print(f"{path}\t{name}\t{probability:.4f}")
+            model, card = loaded
+            export(model, card, options.export)
+        if isinstance(loaded[1], TaskCard):
+            for cells in predict(*loaded, files):
+                print("\t".join(cells))
+        else:
+            for path, name, probability in classify(*loaded, files):
+                print(f"{path}\t{name}\t{probability:.4f}")
     except SettingsError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2

@@ -9,29 +9,36 @@ import torch
 from safetensors.torch import save
 
 from clients.device.card import Classifier, ModelCard
+from clients.device.task_card import TaskCard
 from clients.predict.loading import FORMAT
+from task.examples import ExampleSet
 from task.files import write_atomically
+from task.models import SplitModel
 from task.settings import SettingsError
 
 
-def export(classifier: Classifier, card: ModelCard, path: Path) -> None:
+def export(
+    classifier: Classifier | SplitModel, card: ModelCard | TaskCard, path: Path
+) -> None:
     """Write a model to one file, wholly or not at all.
 
     Another suffix, or a file that cannot be written, is a `SettingsError`.
 
     Parameters
     ----------
-    classifier : Classifier
+    classifier : Classifier or SplitModel
         The model.
-    card : ModelCard
+    card : ModelCard or TaskCard
         Written along.
     path : Path
         ``.safetensors``, for `load_model`, or ``.pt2``, for ``torch.export.load``: a
-        program from uint8 pixels to logits, with ``card.json`` as an extra file.
+        program from uint8 pixels, or the task's inputs, to the outputs, with
+        ``card.json`` as an extra file.
     """
     about = {"format": FORMAT, **card.metadata()}
     if path.suffix == ".safetensors":
-        tensors = {n: t.contiguous() for n, t in classifier.model.state_dict().items()}
+        model = classifier.model if isinstance(classifier, Classifier) else classifier
+        tensors = {n: t.contiguous() for n, t in model.state_dict().items()}
         data = save(tensors, metadata=about)
     elif path.suffix == ".pt2":
         data = _program(classifier, card, about)
@@ -45,14 +52,29 @@ def export(classifier: Classifier, card: ModelCard, path: Path) -> None:
         raise SettingsError(f"export {str(path)!r}: {error}") from None
 
 
-def _program(classifier: Classifier, card: ModelCard, about: dict[str, str]) -> bytes:
-    channels, height, width = card.shape
-    example = torch.zeros(2, height, width, channels, dtype=torch.uint8)
+def _program(
+    classifier: Classifier | SplitModel,
+    card: ModelCard | TaskCard,
+    about: dict[str, str],
+) -> bytes:
+    if isinstance(card, ModelCard):
+        channels, height, width = card.shape
+        example = torch.zeros(2, height, width, channels, dtype=torch.uint8)
+    else:
+        examples: ExampleSet = card.task.train_examples(0)
+        example, _ = next(examples.batches(2))
     # A file keeps memory as it lies, and here convolutions are channels last.
     plain = copy.deepcopy(classifier).to(memory_format=torch.contiguous_format)
-    program = torch.export.export(
-        plain, (example,), dynamic_shapes=({0: torch.export.Dim("n", min=1)},)
-    )
+    try:
+        program = torch.export.export(
+            plain, (example,), dynamic_shapes=({0: torch.export.Dim("n", min=1)},)
+        )
+    # An outsider's model can do what a program cannot.
+    except Exception as error:
+        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        raise SettingsError(
+            f"the model cannot be exported as .pt2, but as .safetensors: {reason}"
+        ) from None
     buffer = io.BytesIO()
     torch.export.save(program, buffer, extra_files={"card.json": json.dumps(about)})
     return buffer.getvalue()

@@ -1,5 +1,6 @@
 """Load a trained model: a client's own part and what it shares."""
 
+import copy
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -7,7 +8,6 @@ from pathlib import Path
 import torch
 from flwr.app import Context, RecordDict, UserConfig
 from safetensors import SafetensorError, safe_open
-from torch import nn
 
 from clients.algorithms import client_class, complete
 from clients.base import Client
@@ -19,18 +19,20 @@ from clients.device.state import (
     PersonalState,
     read_checked,
 )
-from task.base import BaseTask
+from clients.device.task_card import TaskCard
+from task.base import BaseTask, Task
 from task.examples import ExampleSet
 from task.models import SplitModel
 from task.settings import (
     Settings,
     SettingsError,
     build,
+    made_by,
     require,
     resolve,
     unknown,
 )
-from task.tasks import build_task
+from task.tasks import build_task, task_maker
 from task.tasks.image import ImageTask
 
 CHECKPOINT = "checkpoint.safetensors"
@@ -38,8 +40,8 @@ FORMAT = "flwr-frl model 1"
 # Images in memory at a time.
 BATCH = 64
 
-# A trained model, and what its outputs mean.
-Loaded = tuple[Classifier, ModelCard]
+# A trained model, and what its inputs and outputs mean.
+Loaded = tuple[Classifier, ModelCard] | tuple[SplitModel, TaskCard]
 
 
 def classify(
@@ -80,16 +82,19 @@ def load_model(path: Path) -> Loaded:
     Returns
     -------
     Classifier, ModelCard
-        The model.
+        The model; for a task without image files, the `SplitModel` and a `TaskCard`.
     """
     about, tensors = _read(path, "model")
     if about.get("format") != FORMAT:
         raise SettingsError(
             f"model is {str(path)!r}; it must be a file that --export has written"
         )
-    card = ModelCard.from_metadata(about)
     try:
-        return card.classifier(tensors), card
+        if "task" in about:
+            card = TaskCard.from_metadata(about)
+            return card.classifier(tensors), card
+        image_card = ModelCard.from_metadata(about)
+        return image_card.classifier(tensors), image_card
     except SettingsError as error:
         raise SettingsError(f"{str(path)!r}: {error}") from None
 
@@ -116,7 +121,8 @@ def load_run(
         checkpoint.
     data_dir : str, default ""
         The device's data, from which the classes are known where the client has no
-        file of its own (FLUTE, FedAvg).
+        file of its own (FLUTE, FedAvg); without it and ``state_dir`` the run was a
+        simulation.
     """
     path = path / CHECKPOINT if path.is_dir() else path
     about, tensors = _read(path, "checkpoint")
@@ -156,44 +162,59 @@ def load_run(
         card = ModelCard.from_metadata(about) if "model" in about else None
     elif known and client not in known:
         raise unknown("client", client, known)
-    card = card or _card_of_data(settings, data_dir)
+    about_model = card or _card_of_data(settings, data_dir, bool(state_dir))
     try:
-        model = _deployed(kind, settings, card, arrays, personal)
-        return card.classifier(model.state_dict()), card
+        model = _deployed(kind, settings, about_model, arrays, personal)
+        if isinstance(about_model, TaskCard):
+            return about_model.classifier(model.state_dict()), about_model
+        return about_model.classifier(model.state_dict()), about_model
     except SettingsError as error:
         raise SettingsError(f"{str(path)!r}: {error}") from None
 
 
-class _Dataless(BaseTask):
+class _ImageModel(BaseTask):
     """A model's card as a task: a model, and no data."""
 
-    def __init__(self, card: ModelCard, algorithm: str) -> None:
-        self.card, self.algorithm = card, algorithm
+    def __init__(self, card: ModelCard) -> None:
+        self.card = card
         self.classes = card.classes
-        self.loss = nn.functional.cross_entropy
+        self.loss = torch.nn.functional.cross_entropy
 
     def initial_model(self) -> SplitModel:
         return self.card.build()
 
     def train_examples(self, client: int) -> ExampleSet:
+        raise NotImplementedError
+
+    test_examples = train_examples
+
+
+def _dataless(card: ModelCard | TaskCard, algorithm: str) -> Task:
+    """Return the card's task, whose data are nobody's here."""
+
+    def refuse(client: int) -> ExampleSet:
         raise SettingsError(
-            f"algorithm {self.algorithm!r} keeps no head: it fine-tunes a new one for "
+            f"algorithm {algorithm!r} keeps no head: it fine-tunes a new one for "
             "each evaluation; those with a personal head keep theirs"
         )
 
-    test_examples = train_examples
+    task: Task = (
+        _ImageModel(card) if isinstance(card, ModelCard) else copy.copy(card.task)
+    )
+    vars(task).update(train_examples=refuse, test_examples=refuse)
+    return task
 
 
 def _deployed(
     kind: type[Client],
     settings: Settings,
-    card: ModelCard,
+    card: ModelCard | TaskCard,
     arrays: Tensors,
     personal: Tensors,
 ) -> SplitModel:
     """Return the model that the client itself would use."""
     slots = kind.personal if kind.deploys_personal else ()
-    task = _Dataless(card, str(settings["algorithm"]))
+    task = _dataless(card, str(settings["algorithm"]))
     state = PersonalState.holding({n: a.numpy() for n, a in personal.items()})
     client = kind(task, 0, state, build(kind.settings_type, settings))
     held = {**arrays, **personal}
@@ -238,10 +259,15 @@ def _own(
     return about, {name: torch.from_numpy(array) for name, array in arrays.items()}
 
 
-def _card_of_data(settings: Settings, data_dir: str) -> ModelCard:
-    task = build_task({**settings, **({"data-dir": data_dir} if data_dir else {})}, 0)
-    if not isinstance(task, ImageTask):
-        raise SettingsError(f"task {settings['task']!r} has no images to classify")
+def _card_of_data(
+    settings: Settings, data_dir: str, on_device: bool
+) -> ModelCard | TaskCard:
+    given = {**settings, **({"data-dir": data_dir} if data_dir else {})}
+    if made_by(task_maker(str(settings["task"]))) is not ImageTask:
+        alone = on_device or bool(data_dir)
+        return TaskCard(given, 0 if alone else int(settings["num-clients"]))
+    task = build_task(given, 0)
+    assert isinstance(task, ImageTask)
     return ModelCard.of(task)
 
 

@@ -20,6 +20,11 @@ METRICS, CLIENTS, SUMMARY, PLOT = (
     "summary.json",
     "accuracy.png",
 )
+# What clients' final metrics have besides; all else is a metric of the task's own.
+BESIDE = (
+    *("num-examples", "num-test-examples", "last-round", "global-nc2", "local-nc2"),
+    *("error-best", "error-phase-1", "error-scratch", "iterations"),
+)
 # Metrics of which a run's result has the mean.
 SUMMARIZED = (
     "accuracy",
@@ -73,13 +78,14 @@ def summarize(
 ) -> dict[str, Any]:
     """Return a run's result: means over its ``last`` rounds, never the best round.
 
-    It has ``accuracy`` (and other metrics of the evaluation), ``accuracy-std-clients``
-    from ``clients``, each one's final metrics, ``rounds``, ``seconds``, ``bytes``, and
-    ``bits`` of gossip's messages.
+    It has ``accuracy`` and other metrics of the evaluation, the task's own as well,
+    ``accuracy-std-clients`` from ``clients``, each one's final metrics, ``rounds``,
+    ``seconds``, ``bytes``, and ``bits`` of gossip's messages.
     """
     summary: dict[str, Any] = {}
     final = [row for row in rows if row["round"] > rows[-1]["round"] - last]
-    for name in SUMMARIZED:
+    own = {name for metrics in clients.values() for name in metrics}
+    for name in (*SUMMARIZED, *sorted(own.difference(SUMMARIZED, BESIDE))):
         values = [row[name] for row in final if row.get(name) is not None]
         if values:
             summary[name] = float(np.mean(values))

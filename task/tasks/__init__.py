@@ -20,10 +20,12 @@ from task.settings import (
 from task.tasks.image import ImageTask
 from task.tasks.linear import LinearTask
 from task.tasks.multi_task import MultiTaskSetup
+from task.tasks.text import TextTask
 from task.tasks.transfer import TransferTask
 
 TASKS: dict[str, Callable[..., Task]] = {
     **{name: partial(ImageTask, name) for name in SOURCES},
+    "text-folder": TextTask,
     "linear": LinearTask,
     "transfer": TransferTask,
     "qcqp": partial(MultiTaskSetup, "qcqp"),

@@ -4,7 +4,6 @@ import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
-from logging import getLogger
 from typing import Annotated, ClassVar
 
 import numpy as np
@@ -42,14 +41,12 @@ NORMALIZATION = {"cifar100": ((0.507, 0.487, 0.441), (0.267, 0.256, 0.276))}
 HANDWRITTEN = ("digits", "mnist", "emnist", "femnist")
 # Images of which it is seen whether all are grey.
 SEEN = 64
-# The CNNs for CIFAR take from 16 to 40 pixels well.
+# The CNNs for CIFAR take no smaller images, and are slow with larger ones.
 SMALL, LARGE = 16, 64
 # Bytes of a client's images that are copied into memory; more are read as they are
 # needed. 32 clients are remembered.
 COPIED = 8 * 2**20
 REMEMBERED = 32
-
-log = getLogger("task")
 
 
 @dataclass(frozen=True)
@@ -120,11 +117,21 @@ class ImageTask(BaseTask):
         self.train, self.test = self._partition(settings, num_clients)
         height, width, channels = self.dataset.train.images.shape[1:]
         self.model_name = settings.model or _default_model(name, height, width)
+        notes = []
+        if not settings.model and max(height, width) > LARGE:
+            size = (
+                "image-size=32" if name == "image-folder" else "a model, resnet18 say"
+            )
+            notes.append(
+                f"images of {width} x {height} are large for the default model "
+                f"{self.model_name}, and rounds take long: set {size}"
+            )
         if channels == 1 and settings.grey_to_rgb and self.model_name not in MODELS:
-            log.warning(
-                "%s takes RGB: grey images become that (grey-to-rgb)", self.model_name
+            notes.append(
+                f"grey images become RGB, as {self.model_name} takes no others"
             )
             channels = 3
+        self.notes = tuple(notes)
         mean, std = NORMALIZATION.get(name, RGB if channels == 3 else GREY)
         self.mean, self.std = torch.tensor(mean) * 255, torch.tensor(std) * 255
         self.shape = (channels, height, width)
@@ -231,17 +238,7 @@ def _coloured(images: npt.NDArray[np.uint8]) -> bool:
 
 
 def _default_model(name: str, height: int, width: int) -> str:
-    """Return a data set's default model; the log says what is better to set."""
-    if name not in ("image-folder", "arrays"):
-        return DEFAULT_MODELS[name]
-    if min(height, width) < SMALL:
+    """Return a data set's default model, a smaller one for small images."""
+    if name in ("image-folder", "arrays") and min(height, width) < SMALL:
         return "digits-cnn"
-    if max(height, width) > LARGE:
-        log.warning(
-            "images of %d x %d are large for the default model, and rounds are slow: "
-            "%s, or choose a model that makes them smaller itself, like resnet18",
-            width,
-            height,
-            "set image-size=32" if name == "image-folder" else "bring them to 32 x 32",
-        )
     return DEFAULT_MODELS[name]

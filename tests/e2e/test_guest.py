@@ -1,5 +1,6 @@
 """An outsider's algorithm and task, which no file of flwr-frl names, on everything."""
 
+import json
 import os
 import subprocess
 import sys
@@ -10,17 +11,23 @@ import numpy as np
 import pytest
 from federation import ROOT, Federation, read_lines
 
+from clients.predict import load_run, predict
+
 GUEST = ROOT / "tests" / "guest"
 NAMES = ("000000", "000001")
 OWN = "roll=0.3 warm-up=3 gradient-bound=2.0 learning-rate=0.05"
 
 
 def simulate(output: Path, algorithm: str, *arguments: str) -> list[dict]:
-    """Run the command line as somebody with a package of their own would."""
+    """Run the command line as somebody with a package of their own would.
+
+    Beside the algorithm it runs FedRep.
+    """
     subprocess.run(
         [
             sys.executable,
             str(ROOT / "simulation.py"),
+            "fedrep",
             algorithm,
             "--task",
             "guest.task:sensors",
@@ -36,7 +43,10 @@ def simulate(output: Path, algorithm: str, *arguments: str) -> list[dict]:
         capture_output=True,
         env={**os.environ, "PYTHONPATH": str(GUEST)},
     )
-    return read_lines(output / algorithm.rpartition(":")[2] / "metrics.jsonl")
+    names = ("fedrep", algorithm.rpartition(":")[2])
+    return [
+        row for name in names for row in read_lines(output / name / "metrics.jsonl")
+    ]
 
 
 def without_times(rows: list[dict]) -> list[dict]:
@@ -76,7 +86,8 @@ def test_a_guest_gives_the_same_numbers_on_ray(tmp_path):
     guest = "guest.algorithm:Guest"
     inline = simulate(tmp_path / "a", guest, "--backend", "inline", *config)
     ray = simulate(tmp_path / "b", guest, "--backend", "ray", *config)
-    assert len(inline) == 3
+    assert len(inline) == 6
+    assert all("r2" in row for row in inline)
     assert without_times(inline) == without_times(ray)
 
 
@@ -94,8 +105,27 @@ def test_a_guest_on_two_devices_resumes_runs_under_srpfl_and_is_refused_in_a_lin
     rest = ("--rounds", "2", "--backend", "inline", *config)
     expected = simulate(tmp_path / "inline", "guest.algorithm:Guest", *rest)
     assert len(found) == 2, log
-    for ours, theirs in zip(without_times(found), without_times(expected), strict=True):
+    expected, rest = without_times(expected[2:]), without_times(expected[:2])
+    for ours, theirs in zip(without_times(found), expected, strict=True):
         assert ours == pytest.approx(theirs, abs=1e-5)
+
+    # Our algorithm with the guest's task, and its model used where it lives.
+    more = 'algorithm="fedrep" num-server-rounds=1'
+    log = pair.run(GUEST, f"{saved} {more}", 300)
+    (row,) = without_times(read_lines(output / "fedrep" / "metrics.jsonl"))
+    assert row == pytest.approx(rest[0], abs=1e-5), log
+    for name in NAMES:
+        home = tmp_path / "devices" / name
+        files = {"state_dir": str(home / "state"), "data_dir": str(home)}
+        model, card = load_run(output / "fedrep", name, **files)
+        table = np.loadtxt(home / "readings.csv", delimiter=",")[3::4]
+        np.savetxt(home / "tested.csv", table[:, :-1], delimiter=",", fmt="%.9g")
+        said = [
+            float(value) for _, value in predict(model, card, [home / "tested.csv"])
+        ]
+        clients = json.loads((output / "fedrep" / "clients.json").read_text())
+        squares = np.square(said - table[:, -1]).mean()
+        assert squares == pytest.approx(clients[name]["loss"], rel=1e-4)
 
     one = "num-server-rounds=1"
     log = pair.run(GUEST, f'output="{output}" algorithm="srpfl" {one}', 300)

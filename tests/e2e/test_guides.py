@@ -1,6 +1,7 @@
 """The guides, followed as they stand: files written, commands run."""
 
 import json
+import os
 import re
 import subprocess
 import sys
@@ -8,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from federation import ROOT, local_flower, read_lines
+from federation import BIN, ROOT, local_flower, read_lines
 
 BLOCK = re.compile(r"<!-- (.*?) -->\n```\w+\n(.*?)```\n<!-- end -->", flags=re.DOTALL)
 
@@ -18,32 +19,48 @@ def blocks(name: str) -> list[tuple[str, str]]:
     return BLOCK.findall((ROOT / "docs" / name).read_text(encoding="utf-8"))
 
 
+def follow(name: str, home: Path, environment: dict[str, str]) -> None:
+    """Do in a folder what a guide says; what its blocks print is in ``KIND.out``."""
+    for kind, text in blocks(name):
+        if kind.startswith("file: "):
+            path = home / kind.removeprefix("file: ")
+            path.parent.mkdir(exist_ok=True)
+            path.write_text(text, encoding="utf-8")
+            continue
+        shell = ["bash", "-euo", "pipefail", "-c", text]
+        command = [sys.executable, "-c", text] if kind == "python" else shell
+        result = subprocess.run(
+            command,
+            cwd=home,
+            env={**environment, "PYTHONPATH": os.pathsep.join([str(home), str(ROOT)])},
+            capture_output=True,
+            text=True,
+            timeout=400,
+            check=False,
+        )
+        printed = result.stdout + result.stderr
+        assert result.returncode == 0, printed
+        (home / f"{kind}.out").write_text(printed, encoding="utf-8")
+
+
 @pytest.fixture(scope="module")
 def followed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """A folder in which somebody has done what the guide says."""
+    """A folder in which somebody has done what the guide to algorithms says."""
     home = tmp_path_factory.mktemp("cautious")
     with local_flower(home / ".flwr") as environment:
-        for kind, text in blocks("your-algorithm.md"):
-            if kind.startswith("file: "):
-                path = home / kind.removeprefix("file: ")
-                path.parent.mkdir(exist_ok=True)
-                path.write_text(text, encoding="utf-8")
-                continue
-            shell = ["bash", "-euo", "pipefail", "-c", text]
-            command = [sys.executable, "-c", text] if kind == "python" else shell
-            result = subprocess.run(
-                command,
-                cwd=home,
-                env={**environment, "PYTHONPATH": str(home)},
-                capture_output=True,
-                text=True,
-                timeout=400,
-                check=False,
-            )
-            printed = result.stdout + result.stderr
-            assert result.returncode == 0, printed
-            (home / f"{kind}.out").write_text(printed, encoding="utf-8")
+        follow("your-algorithm.md", home, environment)
         yield home
+
+
+@pytest.fixture(scope="module")
+def own_tasks(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder in which somebody has done what the guide to tasks says."""
+    home = tmp_path_factory.mktemp("tasks")
+    environment = {**os.environ, "PATH": f"{BIN}{os.pathsep}{os.environ['PATH']}"}
+    follow(
+        "your-task.md", home, {**environment, "XDG_CACHE_HOME": str(home / ".cache")}
+    )
+    return home
 
 
 @pytest.mark.e2e
@@ -75,3 +92,45 @@ def test_from_python_it_gives_summary_and_rows(followed):
 def test_with_flwr_run_all_five_clients_train(followed):
     rows = read_lines(followed / "flwr-results" / "Cautious" / "metrics.jsonl")
     assert [row["clients"] for row in rows] == [5, 5, 5]
+
+
+def final(home: Path) -> dict[str, dict]:
+    return json.loads((home / "summary.json").read_text())["algorithms"]
+
+
+@pytest.mark.e2e
+def test_the_guide_to_tasks_has_its_blocks():
+    kinds = [kind.split(":")[0] for kind, _ in blocks("your-task.md")]
+    assert kinds == ["file", "file", "run", "run", "file", "python", "file", "run"]
+
+
+@pytest.mark.e2e
+def test_own_heads_beat_one_model_for_all_greenhouses(own_tasks):
+    algorithms = final(own_tasks / "results")
+    assert algorithms["fedrep"]["near"] > 2 * algorithms["fedavg"]["near"]
+    assert algorithms["fedrep"]["loss"] < algorithms["fedavg"]["loss"] / 3
+    assert "near" in (own_tasks / "run: tables.out").read_text()
+
+
+@pytest.mark.e2e
+def test_the_table_s_model_predicts_from_a_row(own_tasks):
+    line = (own_tasks / "run: predict.out").read_text().splitlines()[-1]
+    place, value = line.split("\t")
+    assert place == "now.csv:1"
+    assert abs(float(value)) < 5
+
+
+@pytest.mark.e2e
+def test_own_heads_know_what_follows_a_word(own_tasks):
+    algorithms = final(own_tasks / "texts")
+    assert algorithms["fedrep"]["accuracy"] > algorithms["fedavg"]["accuracy"] + 0.03
+    # The most frequent of 27 letters is right at one in six.
+    assert algorithms["fedavg"]["accuracy"] > 0.5
+
+
+@pytest.mark.e2e
+def test_twenty_photos_are_enough_with_a_backbone(own_tasks):
+    algorithms = final(own_tasks / "photos-results")
+    # Five places of each client: chance is 20 %.
+    assert algorithms["fedrep"]["accuracy"] > 0.4
+    assert algorithms["fedrep"]["accuracy"] > algorithms["fedavg"]["accuracy"] + 0.2

@@ -28,7 +28,12 @@ BAD = [
         config("model='resnet18' model-head='top'"),
         "the model ResNet has no head named 'top'; its linear layers: fc",
     ),
-    (config("model='resnet18'"), "model 'resnet18' does not fit inputs of shape (1, 8"),
+    (
+        config("model='resnet18' grey-to-rgb=false"),
+        "model 'resnet18' does not fit inputs of shape (1, 8, 8): Given groups=1",
+    ),
+    (config("model='vit_b_16'"), "model 'vit_b_16' does not fit inputs of shape (3, 8"),
+    (config("model='mlp' weights='no.pth'"), "weights is 'no.pth'; there is no such"),
     (config("sede=1"), "unknown setting 'sede'; did you mean 'seed'? known: "),
     (config("seed=true"), "seed is True; it must be of type int"),
     (config("momentum='high'"), "momentum is 'high'; it must be of type float"),

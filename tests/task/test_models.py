@@ -313,6 +313,47 @@ def test_an_unknown_model():
         build_model("resnet81", (3, 32, 32), 7)
 
 
+def test_a_vision_transformer_gets_the_images_size(monkeypatch):
+    from torchvision.models import VisionTransformer
+
+    def small(name, image_size, num_classes, weights):
+        sizes = {"num_layers": 1, "num_heads": 2, "hidden_dim": 8, "mlp_dim": 8}
+        return VisionTransformer(image_size, 16, num_classes=num_classes, **sizes)
+
+    monkeypatch.setattr("torchvision.models.get_model", small)
+    model = build_model("vit_b_16", (3, 32, 32), 3)
+    # Four patches and the class token.
+    assert model.representation.encoder.pos_embedding.shape == (1, 5, 8)
+
+
+def test_googlenet_has_one_output_in_training_as_well():
+    model = build_model("googlenet", (3, 32, 32), 3)
+    assert model.train()(torch.randn(2, 3, 32, 32)).shape == (2, 3)
+    assert not any(name.startswith("representation.aux") for name in model.state_dict())
+
+
+REFUSED = [
+    ("squeezenet1_1", 32, "", "does not end with a linear layer and cannot be split"),
+    ("vit_b_32", 33, "", "does not fit inputs of shape (3, 33, 33): Input shape indiv"),
+    ("maxvit_t", 32, "", "does not fit inputs of shape (3, 32, 32): Input size (8, 8)"),
+    # In evaluation it would do: a batch norm has one number a channel of each image.
+    (
+        "resnet18",
+        32,
+        "layer4",
+        "does not fit inputs of shape (3, 32, 32): addmm: mat1",
+    ),
+    ("resnet18", 32, "relu", "model-head is 'relu'; it must be the last thing that"),
+]
+
+
+@pytest.mark.parametrize(("name", "size", "head", "line"), REFUSED)
+def test_models_of_torchvision_that_cannot_be_used(name, size, head, line):
+    with pytest.raises(SettingsError, match=re.escape(line)) as caught:
+        build_model(name, (3, size, size), 4, head=head)
+    assert "\n" not in str(caught.value)
+
+
 @pytest.mark.filterwarnings("ignore:Initializing zero-element tensors")
 @pytest.mark.parametrize(
     ("name", "shape"),

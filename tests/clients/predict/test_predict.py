@@ -424,8 +424,8 @@ ANNA = [*RUN, "--client-name", "anna", "--state-dir", "{root}/anna"]
 IMAGE = "{folders}/anna/test/ant/0.png"
 BAD_INPUT = [
     ([IMAGE], "one of the arguments --model --checkpoint is required"),
-    (ANNA, "there is nothing to do: give images or --export FILE"),
-    (["{root}/nothing.png", *ANNA], "there is no image or folder '{root}/nothing.png'"),
+    (ANNA, "there is nothing to do: give files or --export FILE"),
+    (["{root}/nothing.png", *ANNA], "there is no file or folder '{root}/nothing.png'"),
     (["{root}/bob", *ANNA], "folder '{root}/bob' has no images"),
     (["{root}/text.png", *ANNA], "image '{root}/text.png' cannot be read"),
     ([IMAGE, "--model", "{root}/no"], "model '{root}/no' cannot be read"),
@@ -466,7 +466,7 @@ def test_bad_input_is_one_line(arguments, message, broken, folders, capsys):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"algorithm": "fedavg", "task": "linear"}, "task 'linear' has no images"),
+        ({"algorithm": "fedavg", "task": "qcqp"}, "task 'qcqp' has nothing to predict"),
         ({"algorithm": "fedrap"}, "unknown algorithm 'fedrap'"),
         ({"momentum": "x"}, "momentum is 'x'; it must be of type float"),
         ({"algorithm": "fedavg"}, "data-dir is ''; it must be a directory"),

@@ -21,7 +21,7 @@ def sensors(
     noise: Annotated[float, Range("[0, inf)")] = 0.05,
     data_dir: Annotated[str, Free("a directory with readings.csv")] = "",
 ) -> ExampleTask:
-    """Return the task: six sensors, one value to predict, squared error.
+    """Return the task: six sensors, one value to predict, squared error and R².
 
     Parameters
     ----------
@@ -49,7 +49,13 @@ def sensors(
         test=[test for _, test in sets],
         loss=nn.functional.mse_loss,
         seed=seed,
+        metrics={"r2": r2},
     )
+
+
+def r2(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    """Return the share of the targets' variance that the outputs explain."""
+    return 1 - (outputs - targets).square().mean() / targets.var(unbiased=False)
 
 
 def draw(client: int, seed: int, readings: int, noise: float) -> np.ndarray:

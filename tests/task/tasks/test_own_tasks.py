@@ -1,10 +1,14 @@
 """A task of one's own: from examples that are there, or by an import path."""
 
 import re
+from collections import OrderedDict
 
+import numpy as np
 import pytest
 import torch
+from PIL import Image
 from torch import nn
+from torch.utils.data import TensorDataset
 
 from task import ExampleTask, SplitModel
 from task.examples import ExampleSet
@@ -230,3 +234,181 @@ def test_settings_of_an_own_task_are_checked_like_ours(own):
         SettingsError, match="unknown setting 'nois'; did you mean 'noi"
     ):
         own("sensors", nois=1.0)
+
+
+# Model, weights, metrics
+
+
+def whole() -> nn.Module:
+    return nn.Sequential(
+        OrderedDict(body=nn.Linear(3, 4), relu=nn.ReLU(), out=nn.Linear(4, 2))
+    )
+
+
+def test_any_module_with_its_head_named():
+    sets = [examples(8, 0)]
+    task = ExampleTask(whole, sets, sets, head="out")
+    names = ["representation.body.weight", "representation.body.bias"]
+    assert list(task.initial_state) == [*names, "head.weight", "head.bias"]
+    line = "Sequential has no head named 'fc'; its linear layers: body, out"
+    with pytest.raises(SettingsError, match=line):
+        ExampleTask(whole, sets, sets, head="fc").initial_model()
+    with pytest.raises(SettingsError, match="has no head named ''"):
+        ExampleTask(whole, sets, sets).initial_model()
+    with pytest.raises(SettingsError, match=r"model\(\) returns a dict; it must be an"):
+        ExampleTask(dict, sets, sets).initial_model()
+
+
+def test_weights_of_an_own_model(tmp_path):
+    torch.manual_seed(3)
+    state = whole().state_dict()
+    torch.save(state, tmp_path / "w.pth")
+    sets = [examples(8, 0)]
+    task = ExampleTask(whole, sets, sets, head="out", weights=str(tmp_path / "w.pth"))
+    for ours, theirs in (("representation.body", "body"), ("head", "out")):
+        value = task.initial_state[f"{ours}.weight"]
+        assert torch.equal(value, state[f"{theirs}.weight"])
+
+
+def test_a_sequence_has_a_target_at_every_place():
+    # Classes along the second dimension, as cross-entropy wants them: of the 2 x 3
+    # targets, the largest output is right at 5.
+    outputs = torch.zeros(2, 4, 3)
+    targets = torch.tensor([[0, 1, 2], [3, 3, 0]])
+    outputs.scatter_(1, targets[:, None], 1.0)
+    outputs[1, :, 2] = torch.tensor([0.0, 1, 0, 0])
+    task = ExampleTask(
+        lambda: SplitModel(nn.Identity(), nn.Identity()),
+        [ExampleSet(outputs, targets)],
+        [ExampleSet(outputs, targets)],
+    )
+    _, accuracy = evaluate(task.initial_model(), task.test_examples(0), task.loss)
+    assert accuracy == pytest.approx(5 / 6)
+
+
+def test_what_a_line_is_read_as():
+    task = task_of()
+    assert task.read("1, 2.5,-3").tolist() == [1.0, 2.5, -3.0]
+    with pytest.raises(SettingsError, match="'x'; it must be numbers and commas"):
+        task.read("1,x")
+    lengths = task_of(reader=lambda line: torch.tensor([float(len(line))]))
+    assert lengths.read("abc").tolist() == [3.0]
+
+
+# What does not fit is said before the first round
+
+
+CHECKED = [
+    (
+        {"train": [ExampleSet(torch.ones(2, 3).double(), torch.tensor([0, 1]))]},
+        "the model refuses inputs of type float64 and shape (2, 3): ",
+    ),
+    (
+        {"train": [ExampleSet(torch.ones(2, 5), torch.tensor([0, 1]))]},
+        "the model refuses inputs of type float32 and shape (2, 5): ",
+    ),
+    (
+        {"train": [ExampleSet(torch.ones(2, 3), torch.tensor([0, 7]))]},
+        "the loss refuses outputs of type float32 and shape (2, 2) and targets of type "
+        "int64 and shape (2,): Target 7 is out of bounds.",
+    ),
+    (
+        {"test": [ExampleSet(torch.ones(2, 3), torch.tensor([0, 7]))]},
+        "the loss refuses outputs",
+    ),
+    ({"train": [[1, 2]]}, "the train examples are a list; they must be an ExampleSet"),
+    ({"train": []}, "the task has examples of 0 clients; client 0, from 0, is one too"),
+    (
+        {"loss": lambda x, y: (x.sum(1) - y).square()},
+        "the loss of a batch is shape (8,); it must be a tensor of one number, the",
+    ),
+    ({"loss": lambda x, y: 0.5}, "the loss of a batch is 0.5; it must be a tensor of"),
+    (
+        {"loss": lambda x, y: (x - 9).log().mean()},
+        "the loss of the first batch is nan; it must be finite",
+    ),
+    (
+        {"metrics": {"f1": lambda x, y: x}},
+        "metric 'f1' is tensor(",
+    ),
+    (
+        {"metrics": {"f1": lambda x, y: x.foo}},
+        "metric 'f1' refuses outputs of type float32 and shape (8, 2) and targets",
+    ),
+    ({"model": lambda: SplitModel(nn.Identity(), nn.LSTM(3, 2))}, "returns a tuple; "),
+]
+
+
+@pytest.mark.parametrize(("change", "line"), CHECKED)
+def test_what_does_not_fit_together(change, line):
+    given = {"model": model, "train": [examples(8, 0)], "test": [examples(4, 2)]}
+    task = ExampleTask(**{**given, **change})
+    with pytest.raises(SettingsError, match=re.escape(line)) as caught:
+        task.check(0)
+    assert "\n" not in str(caught.value).replace("\n ", "")
+
+
+def test_what_fits_is_left_as_it_is():
+    task = task_of(metrics={"largest": lambda x, y: x.max()})
+    before = {name: value.clone() for name, value in task.initial_state.items()}
+    for client in (0, 1):
+        task.check(client)
+    assert all(torch.equal(task.initial_state[n], v) for n, v in before.items())
+
+
+def test_as_many_targets_as_inputs():
+    with pytest.raises(SettingsError, match="there are 3 inputs and 2 targets; there"):
+        ExampleSet(torch.ones(3, 1), torch.ones(2, 1))
+
+
+# Data sets of torch and of Hugging Face
+
+
+def test_a_data_set_of_torch():
+    dataset = TensorDataset(
+        torch.arange(6).view(3, 2).double(), torch.tensor([0, 2, 1])
+    )
+    found = ExampleSet.from_dataset(dataset)
+    assert found.inputs.dtype == torch.float32
+    assert found.inputs.tolist() == [[0, 1], [2, 3], [4, 5]]
+    assert found.targets.dtype == torch.int64
+    assert found.targets.tolist() == [0, 2, 1]
+
+
+def test_a_data_set_of_hugging_face():
+    # Its examples are mappings, of lists, numbers and Pillow images.
+    rows = [{"tokens": [1, 2], "score": 0.5}, {"tokens": [3, 4], "score": 1.5}]
+    found = ExampleSet.from_dataset(rows, "tokens", "score")
+    assert found.inputs.dtype == torch.int64
+    assert found.targets.tolist() == [[0.5], [1.5]]
+    pixels = np.arange(12, dtype=np.uint8).reshape(2, 2, 3)
+    rows = [{"image": Image.fromarray(pixels), "label": 1}]
+    std = torch.tensor([2.0, 2.0, 2.0])
+    found = ExampleSet.from_dataset(
+        rows, "image", "label", mean=torch.zeros(3), std=std
+    )
+    ((inputs, targets),) = found.batches(5)
+    assert torch.equal(inputs[0], torch.from_numpy(pixels).permute(2, 0, 1) / 2)
+    assert targets.tolist() == [1]
+
+
+@pytest.mark.parametrize(
+    ("rows", "line"),
+    [
+        ([([1, 2], 0), ([1], 1)], "inputs of example 1 have the shape (1,), those of"),
+        (
+            [([1], [0]), ([1], [1, 1])],
+            "targets of example 1 have the shape (2,), those",
+        ),
+        (
+            [("a text", 0)],
+            "inputs cannot be put into a tensor: can't convert np.ndarray",
+        ),
+        ([([[1], [1, 2]], 0)], "inputs cannot be put into a tensor: "),
+        ([], "inputs cannot be put into a tensor: need at least one array"),
+    ],
+)
+def test_data_sets_that_are_no_tensors(rows, line):
+    with pytest.raises(SettingsError, match=re.escape(line)) as caught:
+        ExampleSet.from_dataset(rows)
+    assert "\n" not in str(caught.value)

@@ -22,7 +22,7 @@ def digits(num_clients: int = 20, **overrides) -> ImageTask:
 
 
 def test_every_image_task_has_a_model():
-    others = {"linear", "transfer", "qcqp", "multi-task-logistic"}
+    others = {"text-folder", "linear", "transfer", "qcqp", "multi-task-logistic"}
     assert set(DEFAULT_MODELS) == set(SOURCES) == set(TASKS) - others
 
 
@@ -216,11 +216,11 @@ def test_grey_images_are_augmented_only_when_asked_for(tmp_path, mode):
     assert not never.train_examples(0).augment
 
 
-def test_grey_images_become_rgb_for_a_model_of_torchvision(tmp_path, caplog):
+def test_grey_images_become_rgb_for_a_model_of_torchvision(tmp_path):
     write_grey(tmp_path)
     task = folder_task(tmp_path, model="resnet18")
     assert task.shape == (3, 16, 16)
-    assert "resnet18 takes RGB: grey images become that (grey-to-rgb)" in caplog.text
+    assert task.notes == ("grey images become RGB, as resnet18 takes no others",)
     ((inputs, _),) = task.test_examples(0).batches(10)
     grey = task.dataset.test.images[task.test[0], ..., 0] / 255
     means, deviations = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
@@ -237,16 +237,16 @@ def test_grey_images_become_rgb_for_a_model_of_torchvision(tmp_path, caplog):
     ("size", "model", "said"),
     [(8, "digits-cnn", False), (16, "cifar10-cnn", False), (105, "cifar10-cnn", True)],
 )
-def test_the_default_model_fits_or_the_log_says_what_to_set(
-    tmp_path, caplog, size, model, said
-):
+def test_the_default_model_fits_or_it_is_said_what_to_set(tmp_path, size, model, said):
     write_grey(tmp_path, size)
     task = folder_task(tmp_path)
     assert task.model_name == model
     assert task.initial_model()(torch.zeros(2, *task.shape)).shape == (2, 2)
-    line = f"images of {size} x {size} are large for the default model"
-    assert (line in caplog.text) == said
-    assert ("set image-size=32" in caplog.text) == said
+    line = (
+        "images of 105 x 105 are large for the default model cifar10-cnn, and rounds "
+        "take long: set image-size=32"
+    )
+    assert task.notes == ((line,) if said else ())
 
 
 def test_images_of_a_large_client_are_read_when_their_batch_is_made(

@@ -1,0 +1,83 @@
+"""What a trained model of any task needs to be used: the task itself, made again."""
+
+import json
+from collections.abc import Mapping
+from typing import Self
+
+from torch import Tensor
+
+from task.base import Task
+from task.models import SplitModel
+from task.settings import Settings, SettingsError, declared
+from task.tasks import build_task, task_maker
+
+
+class TaskCard:
+    """A task by its name and settings.
+
+    Unlike images, other inputs do not say how they become tensors; the task does
+    (`Task.read`). So the package that it comes from must be there.
+
+    Parameters
+    ----------
+    settings : mapping
+        ``task`` and the settings that it declares; further ones are passed over.
+    num_clients : int
+        For how many clients the task is made; 0 on a device with data of its own.
+    """
+
+    def __init__(self, settings: Settings, num_clients: int) -> None:
+        name = str(settings["task"])
+        # All arrays come from the training: there is nothing to begin with.
+        own = declared(task_maker(name)).keys() & settings.keys() - {"weights"}
+        self.settings = {"task": name, **{n: settings[n] for n in sorted(own)}}
+        self.num_clients = num_clients
+        self.task: Task = build_task(self.settings, num_clients)
+        self.classes = self.task.classes
+        if reason := getattr(self.task, "untrainable", ""):
+            raise SettingsError(f"task {name!r} has nothing to predict; {reason}")
+
+    def metadata(self) -> dict[str, str]:
+        """Return the card as a file keeps it."""
+        about = {"settings": self.settings, "clients": self.num_clients}
+        return {"task": json.dumps(about)}
+
+    @classmethod
+    def from_metadata(cls, about: Mapping[str, str]) -> Self:
+        """Return the card that `metadata` made; `SettingsError` for anything else."""
+        try:
+            found = json.loads(about["task"])
+            settings, num_clients = dict(found["settings"]), int(found["clients"])
+            settings["task"] = str(settings["task"])
+        except (LookupError, TypeError, ValueError) as error:
+            raise SettingsError(
+                f"the description of the model is damaged: {error!r}"
+            ) from None
+        return cls(settings, num_clients)
+
+    def build(self) -> SplitModel:
+        """Return a new model, untrained."""
+        return self.task.initial_model()
+
+    def classifier(self, arrays: Mapping[str, Tensor]) -> SplitModel:
+        """Return the trained model in evaluation mode; further arrays are passed over.
+
+        Raises `SettingsError` if one is missing, or is not of the model's shape.
+        """
+        model = self.build()
+        state = model.state_dict()
+        for name, wanted in state.items():
+            self.check(name, wanted, arrays)
+        model.load_state_dict({name: arrays[name] for name in state})
+        return model.eval()
+
+    def check(self, name: str, wanted: Tensor, arrays: Mapping[str, Tensor]) -> None:
+        """Raise `SettingsError` unless an array is there and of the wanted shape."""
+        task = self.settings["task"]
+        if name not in arrays:
+            raise SettingsError(f"there is no array {name!r} for task {task!r}")
+        if arrays[name].shape != wanted.shape:
+            raise SettingsError(
+                f"array {name!r} is of shape {tuple(arrays[name].shape)}; task "
+                f"{task!r} needs {tuple(wanted.shape)}"
+            )

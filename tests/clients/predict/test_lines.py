@@ -1,0 +1,158 @@
+"""Predictions from rows of a table and lines of text, against the model by hand."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from clients.predict import export, load_model, load_run, predict
+from clients.predict.__main__ import main
+from simulation import simulate
+from task.settings import SettingsError
+
+TABLE = """
+import torch
+from typing import Annotated
+from torch import nn
+from task import ExampleSet, ExampleTask, Free, SplitModel
+
+def table(num_clients, data_dir: Annotated[str, Free()] = ""):
+    torch.manual_seed(1)
+    x = torch.randn(12, 2)
+    sets = [ExampleSet(x, x @ torch.tensor([[1.0], [i]])) for i in range(3)]
+    sets = [sets[int(open(data_dir + "/mine").read())]] if num_clients == 0 else sets
+    build = lambda: SplitModel(nn.Linear(2, 2, bias=False), nn.Linear(2, 1))
+    return ExampleTask(build, sets, sets, nn.functional.mse_loss)
+"""
+
+
+@pytest.fixture
+def table(write_module, tmp_path, no_plot):
+    """A run of FedRep on an outsider's table, and the rows of a file by hand."""
+    name = write_module("tables", TABLE)
+    (tmp_path / "rows.csv").write_text("1.0,2.0\n\n-3.0, 0.5\n")
+    more = {"backend": "inline", "output": str(tmp_path / "results"), "fraction": 1.0}
+    simulate(
+        "fedrep", task=f"{name}:table", clients=3, rounds=2, checkpoint_every=1, **more
+    )
+    return tmp_path
+
+
+def by_hand(folder: Path, client: str) -> list[float]:
+    """Return a client's outputs for the two rows, from the files of the run."""
+    shared = load_file(folder / "results" / "fedrep" / "checkpoint.safetensors")
+    b = shared["arrays/representation.weight"].numpy()
+    own = folder / "results" / "fedrep" / "clients" / client
+    head = load_file(max(own.iterdir()))
+    rows = np.array([[1.0, 2.0], [-3.0, 0.5]])
+    return (rows @ b.T @ head["head.weight"].numpy().T + head["head.bias"].numpy())[
+        :, 0
+    ].tolist()
+
+
+def test_a_row_of_a_table_with_each_client_s_own_head(table, capsys):
+    capsys.readouterr()
+    checkpoint = ["--checkpoint", str(table / "results" / "fedrep")]
+    rows = str(table / "rows.csv")
+    found = {}
+    for client in ("000000", "000002"):
+        assert main([rows, *checkpoint, "--client-name", client]) == 0
+        lines = [line.split("\t") for line in capsys.readouterr().out.splitlines()]
+        assert [place for place, _ in lines] == [f"{rows}:1", f"{rows}:3"]
+        found[client] = [float(value) for _, value in lines]
+        assert found[client] == pytest.approx(by_hand(table, client), rel=1e-4)
+    assert found["000000"] != found["000002"]
+
+
+def test_an_exported_model_predicts_the_same(table, capsys):
+    model, card = load_run(table / "results" / "fedrep", "000001")
+    for suffix in ("safetensors", "pt2"):
+        export(model, card, table / f"model.{suffix}")
+    again = load_model(table / "model.safetensors")
+    files = [table / "rows.csv"]
+    assert list(predict(*again, files)) == list(predict(model, card, files))
+    program = torch.export.load(table / "model.pt2").module()
+    rows = torch.tensor([[1.0, 2.0], [-3.0, 0.5], [0.0, 1.0]])
+    torch.testing.assert_close(program(rows), model(rows))
+
+
+def test_a_device_s_own_data_are_named(table):
+    (table / "mine").write_text("2")
+    model, card = load_run(table / "results" / "fedrep", "000002", data_dir=str(table))
+    assert card.num_clients == 0
+    ((_, one), (_, two)) = predict(model, card, [table / "rows.csv"])
+    assert [float(one), float(two)] == pytest.approx(by_hand(table, "000002"), rel=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        ("1,2\n1,2,3\n", "x.csv:2 cannot be predicted from: "),
+        ("a,b\n", "x.csv:1 cannot be predicted from: could not convert string to"),
+        (b"\xff\xfe", "x.csv' cannot be read: 'utf-8' codec"),
+    ],
+)
+def test_lines_that_are_none(table, capsys, text, line):
+    path = table / "x.csv"
+    path.write_bytes(text if isinstance(text, bytes) else text.encode())
+    checkpoint = ["--checkpoint", str(table / "results" / "fedrep")]
+    assert main([str(path), *checkpoint, "--client-name", "000000"]) == 2
+    error = capsys.readouterr().err
+    assert line in error
+    assert error.count("\n") == 1
+
+
+def test_a_damaged_description(table):
+    model, card = load_run(table / "results" / "fedrep", "000001")
+    card.metadata = lambda: {"task": "{"}
+    export(model, card, table / "model.safetensors")
+    with pytest.raises(SettingsError, match="the description of the model is damaged"):
+        load_model(table / "model.safetensors")
+
+
+@pytest.mark.parametrize("suffix", ["txt", "tsv"])
+def test_a_line_of_text(tmp_path, capsys, suffix, no_plot):
+    lines = {"txt": "abcabcabcabc" * 4, "tsv": "up\tit rises\ndown\tit falls\n" * 10}
+    for client in ("anna", "bob"):
+        (tmp_path / f"{client}.{suffix}").write_text(lines[suffix])
+    more = {"backend": "inline", "output": str(tmp_path / "results")}
+    simulate(
+        "fedavg",
+        **{"task": "text-folder", "data_dir": str(tmp_path), "clients": 2, "rounds": 6},
+        **{
+            "sequence_length": 3,
+            "lstm_width": 8,
+            "learning_rate": 0.5,
+            "momentum": 0.9,
+        },
+        **{"representation_epochs": 5, "checkpoint_every": 6, "fraction": 1.0, **more},
+    )
+    asked = {"txt": "xxab\nbc\n", "tsv": "it rises\nit falls\n"}
+    expected = {"txt": ["c", "a"], "tsv": ["up", "down"]}
+    (tmp_path / "asked").write_text(asked[suffix])
+    checkpoint = ["--checkpoint", str(tmp_path / "results" / "fedavg")]
+    capsys.readouterr()
+    assert main([str(tmp_path / "asked"), *checkpoint]) == 0
+    found = [line.split("\t") for line in capsys.readouterr().out.splitlines()]
+    assert [name for _, name, _ in found] == expected[suffix]
+    assert all(0.5 < float(probability) <= 1 for *_, probability in found)
+
+
+def test_other_tasks_of_the_package(tmp_path, no_plot):
+    # FedRep's linear case: B and w from the files, y = wᵀ Bᵀ x.
+    more = {"backend": "inline", "output": str(tmp_path)}
+    simulate(
+        "fedrep",
+        **{"task": "linear", "dimension": 2, "rank": 1, "clients": 3, "rounds": 2},
+        **{"initial_nodes": 2, "checkpoint_every": 1, "fraction": 1.0, **more},
+    )
+    (tmp_path / "row.csv").write_text("3,-1\n")
+    model, card = load_run(tmp_path / "fedrep", "000001")
+    ((_, value),) = predict(model, card, [tmp_path / "row.csv"])
+    shared = load_file(tmp_path / "fedrep" / "checkpoint.safetensors")
+    head = load_file(max((tmp_path / "fedrep" / "clients" / "000001").iterdir()))
+    b, w = shared["arrays/representation.weight"], head["head.weight"]
+    expected = (w @ b @ torch.tensor([3.0, -1.0], dtype=b.dtype)).item()
+    assert float(value) == pytest.approx(expected, rel=1e-4)

@@ -1,0 +1,89 @@
+"""A task of one's own on the command line: its metrics, and what is wrong with it."""
+
+import pytest
+from command_line import ROOT, assert_refused, json_of, rows_of, run
+
+pytestmark = pytest.mark.usefixtures("no_plot")
+
+TASK = """
+import torch
+from torch import nn
+from task import ExampleSet, ExampleTask, SplitModel
+
+def table(num_clients, **change):
+    x = torch.arange(8.0)[:, None]
+    sets = [ExampleSet(x, x * (1 + i)) for i in range(num_clients)]
+    build = lambda: SplitModel(nn.Linear(1, 2), nn.Linear(2, 1))
+    own = {"worst": lambda outputs, targets: (outputs - targets).abs().max()}
+    more = {"loss": nn.functional.l1_loss, "metrics": own, **change}
+    return ExampleTask(**{"model": build, "train": sets, "test": sets, **more})
+
+def headless(num_clients):
+    return table(num_clients, model=lambda: nn.Sequential(nn.Linear(1, 1)), head="fc")
+
+def unequal(num_clients):
+    return table(num_clients, train=[ExampleSet(torch.ones(3, 1), torch.ones(2, 1))])
+
+def doubles(num_clients):
+    x = torch.ones(3, 1).double()
+    return table(num_clients, train=[ExampleSet(x, x)])
+
+def many(num_clients):
+    return table(num_clients, loss=lambda x, y: (x - y).square())
+
+def endless(num_clients):
+    return table(num_clients, loss=lambda x, y: (x - y).sum() / 0)
+
+def strange(num_clients):
+    return table(num_clients, weights="strange.pth")
+
+def nothing(num_clients):
+    pass
+"""
+
+
+def test_own_metrics_are_in_the_files_and_the_table(tmp_path, write_module, capsys):
+    path = f"{write_module('tables', TASK)}:table"
+    flags = ("--task", path, "--clients", "3", "--rounds", "2")
+    assert run(tmp_path, "fedrep", "fedavg", *flags, evaluate_every=1) == 0
+    table = capsys.readouterr().out
+    for name in ("fedrep", "fedavg"):
+        values = [row["worst"] for row in rows_of(tmp_path, name)]
+        summary = json_of(tmp_path / "summary.json")["algorithms"][name]
+        assert summary["worst"] == pytest.approx(sum(values) / 2)
+        of_clients = json_of(tmp_path / name / "clients.json").values()
+        mean = sum(client["worst"] for client in of_clients) / 3
+        assert values[-1] == pytest.approx(mean)
+        # The largest distance is not below the mean one.
+        assert values[-1] >= rows_of(tmp_path, name)[-1]["loss"]
+        assert f"{summary['worst']:.4g}" in table
+    assert "worst" in table
+    assert "test loss" in table
+
+
+BAD = {
+    "nothing": "made a NoneType without 'initial_model'; it must be a Task",
+    "headless": "the model Sequential has no head named 'fc'; its linear layers: 0",
+    "unequal": "there are 3 inputs and 2 targets; there must be one target an input",
+    "doubles": "the model refuses inputs of type float64 and shape (3, 1): ",
+    "many": "the loss of a batch is shape (8, 1); it must be a tensor of one number",
+    "endless": "the loss of the first batch is ",
+    "strange": "weights is 'strange.pth'; there is no such file",
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_own_tasks_that_are_refused(name, write_module, tmp_path, monkeypatch, capfd):
+    monkeypatch.chdir(tmp_path)
+    path = f"{write_module('tables', TASK)}:{name}"
+    arguments = ("fedrep", "--task", path, "--clients", "2")
+    assert_refused(arguments, BAD[name], tmp_path, capfd)
+
+
+def test_the_guest_s_sensors_with_our_algorithm(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(ROOT / "tests" / "guest")
+    flags = ("--task", "guest.task:sensors", "--clients", "4", "--fraction", "1")
+    assert run(tmp_path, "fedrep", "fedavg", *flags, "--rounds", "15") == 0
+    summary = json_of(tmp_path / "summary.json")["algorithms"]
+    # Each device has a law of its own: one model for all explains less.
+    assert summary["fedrep"]["r2"] > summary["fedavg"]["r2"] + 0.1

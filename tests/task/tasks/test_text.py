@@ -1,0 +1,150 @@
+"""Text, one file a client: windows of characters, and lines with a class."""
+
+import re
+from zlib import crc32
+
+import pytest
+import torch
+from torch import nn
+
+from task.settings import SettingsError, resolve
+from task.tasks import build_task
+from task.tasks.text import CHARACTERS, RecurrentText
+from task.training import SGD, train
+
+
+def task_of(root, clients: int, **more):
+    names = {name.replace("_", "-"): value for name, value in more.items()}
+    given = {"task": "text-folder", "data-dir": str(root), "lstm-width": 4, **names}
+    return build_task(resolve(given), clients)
+
+
+def spelled(codes) -> str:
+    return "".join(CHARACTERS[int(code)] for code in codes)
+
+
+def test_leaf_s_80_characters():
+    assert len(set(CHARACTERS)) == len(CHARACTERS) == 80
+
+
+def test_windows_and_their_next_characters(tmp_path):
+    (tmp_path / "anna.txt").write_text("abcdefghijklmnopqrst")
+    (tmp_path / "bob.txt").write_text("ABCDEFGHIJKLMNOPQRST" * 2)
+    task = task_of(tmp_path, 2, sequence_length=3)
+    # 20 characters: the first 16 train, in windows of 3 and the one that follows.
+    anna = task.train_examples(0)
+    assert [spelled(window) for window in anna.inputs[:2]] == ["abc", "bcd"]
+    assert spelled(anna.targets) == "defghijklmnop"
+    # The last 4 test: nothing of them is in training, nor the other way round.
+    test = task.test_examples(0)
+    assert [spelled(window) for window in test.inputs] == ["qrs"]
+    assert spelled(test.targets) == "t"
+    assert len(task.train_examples(1)) == 32 - 3
+    assert task.classes[int(test.targets[0])] == "t"
+    # A device's own folder is all its own.
+    assert len(task_of(tmp_path, 0, sequence_length=3).train_examples(0)) == 13 + 29
+
+
+def test_the_model_of_leaf_reads_characters(tmp_path):
+    (tmp_path / "a.txt").write_text("to be or not to be, é " * 60)
+    task = task_of(tmp_path, 1, lstm_width=256)
+    shapes = {name: tuple(t.shape) for name, t in task.initial_state.items()}
+    # Two layers with four gates each, of inputs of 8 and of 256.
+    assert shapes["representation.embedding.weight"] == (80, 8)
+    assert shapes["representation.lstm.weight_ih_l0"] == (1024, 8)
+    assert shapes["representation.lstm.weight_ih_l1"] == (1024, 256)
+    assert shapes["head.weight"] == (80, 256)
+    inputs, _ = next(task.train_examples(0).batches(5))
+    assert inputs.shape == (5, 80)
+    assert task.initial_model()(inputs).shape == (5, 80)
+    task.check(0)
+
+
+def test_the_features_are_the_last_states_of_torch_s_own_cells():
+    torch.manual_seed(0)
+    model = RecurrentText(7, 3, 5).eval()
+    cells = [nn.LSTMCell(3, 5), nn.LSTMCell(5, 5)]
+    for layer, cell in enumerate(cells):
+        own = {n: getattr(model.lstm, f"{n}_l{layer}") for n in cell.state_dict()}
+        cell.load_state_dict(own)
+    tokens = torch.tensor([[1, 4, 2], [6, 0, 3]])
+    states = [(torch.zeros(2, 5), torch.zeros(2, 5)) for _ in cells]
+    for step in range(3):
+        x = model.embedding.weight[tokens[:, step]]
+        for i, cell in enumerate(cells):
+            states[i] = cell(x, states[i])
+            x = states[i][0]
+    torch.testing.assert_close(model(tokens), states[1][0])
+    both = RecurrentText(7, 3, 5, both=True)
+    assert both(tokens).shape == (2, 10)
+
+
+def test_lines_with_a_class(tmp_path):
+    good, bad = "Good\tWhat a day\n", "bad\tno no\n"
+    (tmp_path / "a.tsv").write_text((good + bad) * 5)
+    (tmp_path / "b.tsv").write_text(bad * 5)
+    task = task_of(tmp_path, 2, sequence_length=4)
+    assert task.classes == ("Good", "bad")
+    train, test = task.train_examples(0), task.test_examples(0)
+    assert (len(train), len(test)) == (8, 2)
+    assert train.targets.tolist() == [0, 1] * 4
+    # Filled up before the words, whose case does not matter.
+    numbers = [crc32(word) % 9_999 + 1 for word in (b"what", b"a", b"day")]
+    assert train.inputs[0].tolist() == [0, *numbers]
+    assert task.read("WHAT a day").tolist() == [0, *numbers]
+    assert task.read("Good\twhat a day").tolist() == [0, *numbers]
+    # Of a long line the last words.
+    assert task.read("so so what a day")[1:].tolist() == numbers
+    shapes = {name: tuple(t.shape) for name, t in task.initial_state.items()}
+    # SRPFL: 10,000 words, vectors of 100, both directions, a layer of 5, the head.
+    assert shapes["representation.0.embedding.weight"] == (10_000, 100)
+    assert shapes["representation.0.lstm.weight_ih_l0_reverse"] == (16, 100)
+    assert shapes["representation.1.weight"] == (5, 8)
+    assert shapes["head.weight"] == (2, 5)
+
+
+def test_what_a_line_predicts_from(tmp_path):
+    (tmp_path / "a.txt").write_text("abcdefghij" * 4)
+    task = task_of(tmp_path, 1, sequence_length=5)
+    assert spelled(task.read("xyzabcde")) == "abcde"
+    assert spelled(task.read("ab")) == "   ab"
+
+
+@pytest.mark.parametrize(
+    ("files", "line"),
+    [
+        ({}, "data-dir is '{root}'; it must hold <client>.txt"),
+        ({"a.txt": "abc", "b.tsv": "x\ty"}, "holds a.txt and b.tsv; it must hold"),
+        ({"a.txt": "abc" * 20}, "num-clients is 2; it must be at most 1, the number"),
+        ({"a.txt": "abcde", "b.txt": "b"}, "a.txt' has 5 characters; with sequence-l"),
+        ({"a.tsv": "x\ty\nno tab", "b.tsv": "z\ty"}, "line 2 is 'no tab'; it must be"),
+        ({"a.tsv": "x\ty", "b.tsv": "x\tz"}, "it must be of more than one class"),
+        ({"a.tsv": "", "b.tsv": "x\tz"}, "a.tsv' has no lines"),
+    ],
+)
+def test_folders_that_are_none(tmp_path, files, line):
+    for name, text in files.items():
+        (tmp_path / name).write_text(text)
+    with pytest.raises(SettingsError, match=re.escape(line.format(root=tmp_path))) as e:
+        task_of(tmp_path, 2, sequence_length=3).train_examples(0)
+    assert "\n" not in str(e.value)
+
+
+def test_bytes_that_are_no_text(tmp_path):
+    (tmp_path / "a.txt").write_bytes(b"\xff\xfe" * 50)
+    with pytest.raises(SettingsError, match=r"a.txt' cannot be read: 'utf-8' codec"):
+        task_of(tmp_path, 1, sequence_length=3).train_examples(0)
+
+
+def test_the_next_character_can_be_learned(tmp_path):
+    (tmp_path / "a.txt").write_text("abc" * 40)
+    task = task_of(tmp_path, 1, sequence_length=3, lstm_width=8)
+    model = task.initial_model()
+    torch.manual_seed(0)
+    sgd = SGD(learning_rate=0.5, momentum=0.9)
+    losses = [
+        train(model, "all", task.train_examples(0), task.loss, epochs, sgd)
+        for epochs in (1, 10)
+    ]
+    # One of three letters: log 3 = 1.1 without looking at them.
+    assert losses[1] < 0.2 < losses[0]

@@ -1,0 +1,163 @@
+"""Weights to begin with: which arrays are taken, and whose are refused."""
+
+import pickle
+from collections import OrderedDict
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from torch import nn
+
+from task.models import SplitModel, build_model
+from task.settings import SettingsError
+from task.weights import load_weights
+
+
+def small(outputs: int = 2, width: int = 3) -> nn.Module:
+    layers = [("body", nn.Linear(4, width)), ("norm", nn.BatchNorm1d(width))]
+    return nn.Sequential(OrderedDict([*layers, ("fc", nn.Linear(width, outputs))]))
+
+
+@pytest.fixture
+def saved(tmp_path):
+    """A whole module's state dict in both formats."""
+    state = small().state_dict()
+    torch.save(state, tmp_path / "small.pth")
+    save_file(state, tmp_path / "small.safetensors")
+    return tmp_path, state
+
+
+@pytest.mark.parametrize("suffix", ["pth", "safetensors"])
+def test_a_module_s_arrays_find_their_part(saved, suffix):
+    folder, state = saved
+    model = SplitModel.wrap(small())
+    load_weights(model, str(folder / f"small.{suffix}"), "small")
+    assert torch.equal(model.representation.body.weight, state["body.weight"])
+    assert torch.equal(model.head.weight, state["fc.weight"])
+    assert torch.equal(model.head.bias, state["fc.bias"])
+
+
+def test_a_head_of_another_shape_stays_new_as_a_whole(saved):
+    folder, state = saved
+    model = SplitModel.wrap(small(outputs=5))
+    before = {name: value.clone() for name, value in model.head.state_dict().items()}
+    load_weights(model, str(folder / "small.pth"), "small")
+    assert torch.equal(model.representation.body.weight, state["body.weight"])
+    for name, value in model.head.state_dict().items():
+        assert torch.equal(value, before[name])
+
+
+def test_a_split_model_s_arrays_and_a_representation_alone(tmp_path):
+    first = SplitModel.wrap(small())
+    torch.save(first.state_dict(), tmp_path / "both.pth")
+    body = first.representation.state_dict()
+    body = {f"representation.{name}": value for name, value in body.items()}
+    torch.save(body, tmp_path / "representation.pth")
+    for name, same_head in (("both", True), ("representation", False)):
+        model = SplitModel.wrap(small())
+        load_weights(model, str(tmp_path / f"{name}.pth"), "small")
+        own, theirs = model.representation.body.weight, first.representation.body.weight
+        assert torch.equal(own, theirs)
+        assert torch.equal(model.head.weight, first.head.weight) is same_head
+
+
+def test_counters_of_batch_norms_may_be_missing(saved):
+    folder, state = saved
+    del state["norm.num_batches_tracked"]
+    torch.save(state, folder / "old.pth")
+    model = SplitModel.wrap(small())
+    load_weights(model, str(folder / "old.pth"), "small")
+    assert torch.equal(model.representation.norm.weight, state["norm.weight"])
+
+
+def changed(state, **arrays):
+    return {**state, **{name.replace("__", "."): v for name, v in arrays.items()}}
+
+
+WRONG = [
+    (lambda s: {}, "hold a dict; they must be a state dict"),
+    (lambda s: [1, 2], "hold a list; they must be a state dict"),
+    (lambda s: {"epoch": 3, **s}, "hold 'epoch', which is no tensor"),
+    (
+        lambda s: {n: v for n, v in s.items() if n != "body.bias"},
+        "do not fit model 'small': they have no 'body.bias'",
+    ),
+    (
+        lambda s: changed(s, body__weight=torch.zeros(7, 4)),
+        r"their 'body.weight' is of shape \(7, 4\), the model's of \(3, 4\)",
+    ),
+    (lambda s: changed(s, more__weight=torch.ones(1)), "it has no 'more.weight'"),
+]
+
+
+@pytest.mark.parametrize(("change", "line"), WRONG)
+def test_weights_of_another_model_are_refused_and_nothing_is_changed(
+    saved, change, line
+):
+    folder, state = saved
+    torch.save(change(state), folder / "wrong.pth")
+    model = SplitModel.wrap(small())
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    with pytest.raises(SettingsError, match=line) as caught:
+        load_weights(model, str(folder / "wrong.pth"), "small")
+    assert "\n" not in str(caught.value)
+    assert all(torch.equal(v, before[n]) for n, v in model.state_dict().items())
+
+
+def test_files_that_are_none(tmp_path):
+    class Evil:
+        def __reduce__(self):
+            return (open, (str(tmp_path / "ran"), "w"))
+
+    (tmp_path / "evil.pth").write_bytes(pickle.dumps(Evil()))
+    (tmp_path / "cut.safetensors").write_bytes(b"\x10")
+    model = SplitModel.wrap(small())
+    for name, line in (
+        ("nowhere.pth", "there is no such file"),
+        ("evil.pth", "cannot be read"),
+        ("cut.safetensors", "cannot be read"),
+    ):
+        with pytest.raises(SettingsError, match=line) as caught:
+            load_weights(model, str(tmp_path / name), "small")
+        assert "\n" not in str(caught.value)
+    assert not (tmp_path / "ran").exists()
+
+
+def test_weights_of_torchvision_by_name(monkeypatch):
+    from torchvision.models import get_model, shufflenet_v2_x0_5
+
+    state = shufflenet_v2_x0_5(weights=None).state_dict()
+    downloads = []
+
+    def download(url, **options):
+        downloads.append(url)
+        return state
+
+    # What torchvision calls, and all that needs a network.
+    monkeypatch.setattr("torchvision.models._api.load_state_dict_from_url", download)
+    name = "shufflenet_v2_x0_5"
+    model = build_model(name, (3, 32, 32), 4)
+    load_weights(model, "DEFAULT", name)
+    (url,) = downloads
+    assert "shufflenetv2_x0.5" in url
+    first = get_model(name, num_classes=4).conv1[0].weight.shape
+    assert model.representation.conv1[0].weight.shape == first
+    assert torch.equal(model.representation.conv1[0].weight, state["conv1.0.weight"])
+
+    line = "unknown weights of shufflenet_v2_x0_5 'DEFAULTS'; did you mean 'DEFAULT'"
+    with pytest.raises(SettingsError, match=line):
+        load_weights(model, "DEFAULTS", name)
+
+    def offline(url, **options):
+        raise OSError("no network\nhere")
+
+    monkeypatch.setattr("torchvision.models._api.load_state_dict_from_url", offline)
+    with pytest.raises(SettingsError, match=r"cannot be downloaded \(no network\);"):
+        load_weights(model, "DEFAULT", name)
+
+
+def test_a_built_in_model_has_no_weights_by_name():
+    model = build_model("mlp", (1, 8, 8), 4)
+    line = "weights is 'DEFAULT'; for model 'mlp' it must be a file that ends with .pth"
+    with pytest.raises(SettingsError, match=line):
+        load_weights(model, "DEFAULT", "mlp")
