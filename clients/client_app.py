@@ -55,7 +55,7 @@ class App(ClientApp):
 
     def __init__(self, run_config: UserConfig | None) -> None:
         super().__init__()
-        self.cohort = str((run_config or {}).get("cohort", "off"))
+        self.cohort = str((run_config or {}).get("cohort", "auto"))
         self.size = cohort_size(self.cohort)
 
     def together(self, works: Sequence[Callable[[], Message]]) -> list[Message]:

@@ -46,14 +46,16 @@ class DeviceSettings(Checked):
         one; without a name a run is on its own, with those that resume it.
     torch_threads : int, default 1
         Threads of one client's training.
-    cohort : str, default "off"
+    cohort : str, default "auto"
         How many clients of one process train together, with their models stacked;
-        ``off`` for one by one, ``auto`` for up to 32 where that is faster.
+        ``auto`` for up to 32 where that is faster. ``off`` trains one by one: the
+        reference, with numbers that are the same to the last bit on every backend and
+        not only to rounding.
     """
 
     experiment: Annotated[str, Free("a name")] = ""
     torch_threads: Annotated[int, Range("[1, inf)")] = 1
-    cohort: Annotated[str, Free("off, auto or a number")] = "off"
+    cohort: Annotated[str, Free("off, auto or a number")] = "auto"
 
 
 # Clients that train together where `auto` says how many.
