@@ -339,8 +339,8 @@ def show(
         columns["loss"] = ("test loss", "{:.4g}")
     # Metrics of the task's own.
     for summary in summaries.values():
-        for name in summary.keys() - columns.keys() - {"loss"}:
-            columns[name] = (name, "{:.4g}")
+        own = [name for name in summary if name not in columns and name != "loss"]
+        columns |= {name: (name, "{:.4g}") for name in own}
     present = {
         name: column
         for name, column in columns.items()

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from clients.base import Arrays, Client, Config, Evaluation, Reply
 from clients.device.slots import HEAD, REPRESENTATION
+from clients.device.testing import measure
 from clients.fedrep import FedRepSettings
 from task.base import Matrix
 from task.calls import EVALUATION_BATCH
@@ -18,7 +19,7 @@ from task.messages import SERVER_ROUND
 from task.models import SplitModel
 from task.settings import Checked, Range
 from task.tasks.transfer import TransferTask
-from task.training import evaluate, train
+from task.training import train
 from task.transfer import (
     TransferData,
     basis,
@@ -267,6 +268,5 @@ class FeatureTransferClient(TransferClient):
         projected = ExampleSet(
             self.features(parameters, examples) @ v, examples.targets
         )
-        loss, accuracy = evaluate(model, projected, self.task.loss)
-        classes = not examples.targets.is_floating_point()
-        return loss, len(examples), {"accuracy": accuracy} if classes else {}
+        loss, metrics = measure(self.task, model, projected)
+        return loss, len(examples), metrics

@@ -362,19 +362,19 @@ class EvaluateCall:
     def alone(self) -> tuple[float, float]:
         """Test one client's model."""
         self.model.eval()
-        total, right = 0.0, 0
+        total, right, classes = 0.0, 0, False
         for inputs, targets in self.examples.batches(EVALUATION_BATCH):
             outputs = self.model(inputs)
             total += self.loss(outputs, targets).item() * len(targets)
-            if not targets.is_floating_point():
+            classes = _are_classes(targets, outputs.shape[1:2])
+            if classes:
                 right += int((outputs.argmax(1) == targets).sum())
         n = len(self.examples)
         if n == 0:
             return float("nan"), float("nan")
         # A sequence has a target at every place.
-        targets = self.examples.targets
-        share = float("nan") if targets.is_floating_point() else right / targets.numel()
-        return total / n, share
+        share = right / self.examples.targets.numel()
+        return total / n, share if classes else float("nan")
 
     @staticmethod
     @torch.no_grad()
@@ -389,18 +389,24 @@ class EvaluateCall:
         objective = Objective(first.model, first.loss)
         examples = [call.examples for call in calls]
         total, right = torch.zeros(2, len(calls), dtype=torch.float64)
+        classes = False
         for inputs, targets, members in batches(examples, EVALUATION_BATCH):
             place = slice(None) if members is None else members
             own = {name: tensor[place] for name, tensor in state.items()}
             _, losses, outputs = objective.together(own, inputs, targets, [])
             total[place] += losses.double() * targets.shape[1]
-            if not targets.is_floating_point():
+            classes = _are_classes(targets, outputs.shape[2:3])
+            if classes:
                 hits = outputs.argmax(2) == targets
                 right[place] += hits.flatten(1).sum(1)
         results = []
         for i, own_examples in enumerate(examples):
-            targets = own_examples.targets
-            share = right[i].item() / targets.numel()
-            share = float("nan") if targets.is_floating_point() else share
+            share = right[i].item() / own_examples.targets.numel()
+            share = share if classes else float("nan")
             results.append((total[i].item() / len(own_examples), share))
         return results
+
+
+def _are_classes(targets: Tensor, width: torch.Size) -> bool:
+    """Return whether targets are classes: integers, of more than one output."""
+    return not targets.is_floating_point() and width.numel() > 1

@@ -169,6 +169,6 @@ def evaluate(
         Mean over the examples; NaN without examples.
     accuracy : float
         Share of targets that are the largest output, 0 to 1; NaN where targets are not
-        classes, and without examples.
+        integers or the model has one output, and without examples.
     """
     return cast(tuple[float, float], make(EvaluateCall(model, examples, loss)))

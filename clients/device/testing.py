@@ -7,6 +7,7 @@ from flwr.common import Scalar
 from torch import Tensor, nn
 
 from task.base import Task
+from task.examples import ExampleSet
 from task.models import SplitModel
 from task.neural_collapse import neural_collapse
 from task.training import evaluate
@@ -38,29 +39,38 @@ def evaluate_model(
         task's own.
     """
     examples = task.test_examples(index)
+    loss, metrics = measure(task, model, examples)
+    if "accuracy" in metrics and isinstance(model.head, nn.Linear):
+        classes = class_mask(task, index, model.head)
+        weight = model.head.weight.detach()[None]
+        local = neural_collapse(weight, classes, local=True)
+        metrics["global-nc2"] = neural_collapse(weight, classes).item()
+        metrics["local-nc2"] = local.item()
+    return loss, len(examples), metrics
+
+
+def measure(
+    task: Task, model: SplitModel, examples: ExampleSet
+) -> tuple[float, dict[str, Scalar]]:
+    """Return a model's loss, and its accuracy and the task's own metrics, if any."""
     seen: list[tuple[Tensor, Tensor]] = []
 
     def seen_loss(outputs: Tensor, targets: Tensor) -> Tensor:
         seen.append((outputs, targets))
         return task.loss(outputs, targets)
 
-    measure = seen_loss if task.metrics else task.loss
-    loss, accuracy = evaluate(model, examples, measure)
+    # Tests with a loss that is the same object can be made together.
+    loss, accuracy = evaluate(model, examples, seen_loss if task.metrics else task.loss)
     metrics: dict[str, Scalar] = {}
     if seen:
         whole = [torch.cat(parts) for parts in zip(*seen, strict=True)]
         own = {name: float(of(*whole)) for name, of in task.metrics.items()}
         # What has no value here, R² of one example say, counts where it has one.
         metrics |= {name: value for name, value in own.items() if isfinite(value)}
-    if not examples.targets.is_floating_point():
+    # Counts and yes or no are integers, too, with one output and no classes.
+    if isfinite(accuracy) or (len(examples) == 0 and task.classes):
         metrics["accuracy"] = accuracy
-        if isinstance(model.head, nn.Linear):
-            classes = class_mask(task, index, model.head)
-            weight = model.head.weight.detach()[None]
-            local = neural_collapse(weight, classes, local=True)
-            metrics["global-nc2"] = neural_collapse(weight, classes).item()
-            metrics["local-nc2"] = local.item()
-    return loss, len(examples), metrics
+    return loss, metrics
 
 
 def class_mask(task: Task, index: int, head: nn.Linear) -> Tensor:

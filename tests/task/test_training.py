@@ -550,6 +550,46 @@ def test_nothing_is_computed_once_behind_stochastic_depth():
     assert calls() == 3 * 4
 
 
+class LastState(nn.Module):
+    """A two-layer LSTM, of which only the last state is used."""
+
+    def __init__(self, dropout: float) -> None:
+        super().__init__()
+        self.lstm = nn.LSTM(4, 3, 2, batch_first=True, dropout=dropout)
+
+    def forward(self, x):
+        return self.lstm(x[:, None])[1][0][-1]
+
+
+@pytest.mark.parametrize(("dropout", "times"), [(0.5, 3 * 4), (0.0, 1)])
+def test_nothing_is_computed_once_behind_an_lstm_s_own_dropout(dropout, times):
+    torch.manual_seed(0)
+    model = SplitModel(LastState(dropout), nn.Linear(3, 1))
+    calls = count_calls(model.representation)
+    train(model, "head", regression(40, 4, 1), nn.functional.mse_loss, 3, SGD(0.01))
+    assert calls() == times
+
+
+def test_biases_of_recurrent_layers_do_not_decay():
+    model = SplitModel(nn.GRU(2, 3), nn.Linear(3, 1))
+    groups = SGD(weight_decay=0.1).optimizer(model).param_groups
+    decays = {id(p): group["weight_decay"] for group in groups for p in group["params"]}
+    for name, parameter in model.named_parameters():
+        assert decays[id(parameter)] == (0.0 if "bias" in name else 0.1)
+
+
+def test_one_example_alone_before_a_batch_norm():
+    torch.manual_seed(0)
+    model = SplitModel(nn.BatchNorm1d(4), nn.Linear(4, 1))
+    args = ("all", regression(11, 4, 1), nn.functional.mse_loss, 1)
+    line = (
+        "batch-size 5 leaves one of 11 examples alone, which this model's batch norms"
+    )
+    with pytest.raises(SettingsError, match=line):
+        train(model, *args, SGD(0.01, batch_size=5))
+    assert train(model, *args, SGD(0.01, batch_size=6)) > 0
+
+
 def test_dropout_is_active_before_a_trained_head():
     # As in the authors' code: the whole model is in training mode.
     torch.manual_seed(0)
@@ -668,4 +708,17 @@ def test_evaluation_without_examples():
     examples = ExampleSet(torch.zeros(0, 2), torch.zeros(0, dtype=torch.int64))
     loss, accuracy = evaluate(model, examples, nn.functional.cross_entropy)
     assert math.isnan(loss)
+    assert math.isnan(accuracy)
+
+
+def test_integers_that_are_no_classes():
+    # Counts, with one output: nothing is the largest.
+    examples = ExampleSet(torch.ones(4, 2), torch.tensor([0, 3, 1, 2]))
+    model = SplitModel(nn.Identity(), nn.Linear(2, 1))
+
+    def poisson(outputs, targets):
+        return nn.functional.poisson_nll_loss(outputs[:, 0], targets)
+
+    loss, accuracy = evaluate(model, examples, poisson)
+    assert math.isfinite(loss)
     assert math.isnan(accuracy)

@@ -32,3 +32,16 @@ def test_own_metrics_are_of_all_test_examples_at_once():
     assert n == 120
     # What has no value here is left out.
     assert metrics == {"median": 59.0}
+
+
+def test_integers_that_are_no_classes_have_no_accuracy():
+    examples = [ExampleSet(torch.ones(4, 2), torch.tensor([0, 3, 1, 2]))]
+
+    def poisson(outputs, targets):
+        return nn.functional.poisson_nll_loss(outputs[:, 0], targets)
+
+    task = ExampleTask(
+        lambda: SplitModel(nn.Identity(), nn.Linear(2, 1)), examples, examples, poisson
+    )
+    task.check(0)
+    assert evaluate_model(task, 0, task.initial_model())[2] == {}
