@@ -106,7 +106,7 @@ def prepare(model: str, clients: int, cohort: str) -> Callable[[], float]:
         return time.process_time() - began
 
     # Until calls are recorded.
-    for _ in range(1 if large else 4):
+    for _ in range(1 if large else 9):
         once()
     return once
 
