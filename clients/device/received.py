@@ -84,6 +84,14 @@ SAME_LENGTH = (
 )
 
 
+class ServerConfig(dict[str, Any]):
+    """A message's config, of which what is missing is one line."""
+
+    def __missing__(self, name: str) -> Any:
+        """Raise `SettingsError`."""
+        raise SettingsError(f"the server's config has no {name!r}")
+
+
 def check_config(record: ConfigRecord) -> Config:
     """Return a message's config.
 
@@ -107,7 +115,7 @@ def check_config(record: ConfigRecord) -> Config:
             f"the server's {EXCHANGED_ROUND} is {exchanged!r}; it must be at most its "
             f"{SERVER_ROUND}, {now!r}"
         )
-    return cast(Config, config)
+    return ServerConfig(config)
 
 
 def read_array(

@@ -139,7 +139,9 @@ def test_a_worker_that_dies_costs_its_chunk_a_retry(tmp_path, always, failed):
         timeout=300,
         check=False,
     )
-    assert result.stdout.splitlines()[-2:] == [f"40 {failed}"] * 2, result.stderr
+    # Ray says something, too.
+    said = [line for line in result.stdout.splitlines() if line.startswith("40 ")]
+    assert said == [f"40 {failed}"] * 2, result.stderr
 
 
 @pytest.mark.e2e
