@@ -70,12 +70,13 @@ def main() -> int:
     body = (
         "Replies are one client's of five to each strategy, in training, evaluation "
         "and to the question who is there; messages are to each algorithm's client, "
-        "which has kept its state of two rounds; kills are `kill -9` of a simulation, which "
-        "is then resumed to its end. A reply fell that raised, ended the run, made a "
-        "state or a metric that is not finite, was not one line in the log, or changed "
-        "what the honest ones make although it was refused; a message that raised "
-        "anything but one line, took more than 20 s, cost or spoiled a head, or wrote "
-        "a file outside; a killed run whose numbers are not the undisturbed run's.\n\n"
+        "which has kept its state of two rounds; kills are `kill -9` of a "
+        "simulation, which is then resumed to its end. A reply fell that raised, "
+        "ended the run, made a state or a metric that is not finite, was not one "
+        "line in the log, or changed what the honest ones make although it was "
+        "refused; a message that raised anything but one line, took more than 20 s, "
+        "cost or spoiled a head, or wrote a file outside; a killed run whose "
+        "numbers are not the undisturbed run's.\n\n"
     ) + markdown(["", "tried", "refused", "fell", "CPU s"], rows)
     write("hostile", "Hostile replies, messages and kills", body, data)
     return 1 if fell else 0

@@ -55,5 +55,5 @@ def test_it_sees_what_falls(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> 
     )
     monkeypatch.setattr("clients.client_app.check_config", dict)
     assert len(replies.run(100, 0, FEW[:1]).fell) > 0
-    assert len(messages.run(60, 0, tmp_path, FEW[3:]).fell) > 3
+    assert len(messages.run(60, 0, tmp_path, FEW[3:]).fell) > 0
     assert check_values({"x": 1.0}, ()) == {"x": 1.0}
