@@ -51,9 +51,9 @@ def test_it_sees_what_falls(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> 
     # The checks of what clients say, and of what servers send, are gone.
     monkeypatch.setattr(
         "strategies.server.replies.check_values",
-        lambda said, needed: {n: v for n, v in said.items() if isinstance(v, float)},
+        lambda said: {n: v for n, v in said.items() if isinstance(v, float)},
     )
     monkeypatch.setattr("clients.client_app.check_config", dict)
     assert len(replies.run(100, 0, FEW[:1]).fell) > 0
     assert len(messages.run(60, 0, tmp_path, FEW[3:]).fell) > 0
-    assert check_values({"x": 1.0}, ()) == {"x": 1.0}
+    assert check_values({"x": 1.0}) == {"x": 1.0}
