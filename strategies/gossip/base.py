@@ -1,4 +1,4 @@
-"""Gossip over a graph: the server relays messages and holds nobody's model."""
+"""Gossip over a graph: the server relays messages and averages no models."""
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
