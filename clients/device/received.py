@@ -135,7 +135,7 @@ def read_array(
             f"array {name!r} of the message cannot be read: {reason}"
         ) from None
     wanted = str(like.dtype).removeprefix("torch.")
-    if values.dtype.kind != np.dtype(wanted).kind:
+    if values.dtype.kind != np.dtype(wanted).kind or not values.dtype.isnative:
         raise SettingsError(
             f"array {name!r} of the message is of {values.dtype}, not {wanted}"
         )
