@@ -5,11 +5,9 @@ means have a fixed order, bytes are counted, and the state can be saved.
 """
 
 from collections.abc import Iterable
-from functools import partial
 from logging import INFO, WARNING
-from typing import Annotated, Any, ClassVar, cast
+from typing import Annotated, Any, cast
 
-import numpy as np
 from flwr.app import (
     ArrayRecord,
     ConfigRecord,
@@ -23,18 +21,16 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import FedAvg as FlowerFedAvg
 
 from strategies.hooks import RunHooks
-from strategies.server.aggregation import RULES, WEIGHED, capped, make_rule
+from strategies.server.aggregation import RULES, WEIGHED, make_rule
+from strategies.server.averaging import Averaging
 from strategies.server.exchange import Exchange, mean_loss, mean_metrics
 from strategies.server.participants import Participants
 from strategies.server.replies import (
     Arrays,
     as_float16,
-    as_float32,
     check_evaluation,
     check_metrics,
-    is_finite,
     single_metrics,
-    to_record,
 )
 from strategies.server.sampling import Sampler
 from strategies.server.standing import Standing
@@ -42,7 +38,7 @@ from task.messages import INITIAL_ARRAYS, NUM_EXAMPLES, SERVER_ROUND
 from task.settings import Choice, Range, Seed, require, validate
 
 
-class BaseStrategy(RunHooks, FlowerFedAvg):
+class BaseStrategy(Averaging, RunHooks, FlowerFedAvg):
     """The base of all strategies: sample clients, average what they share.
 
     Parameters
@@ -83,9 +79,6 @@ class BaseStrategy(RunHooks, FlowerFedAvg):
     SettingsError
         If a value is out of its range.
     """
-
-    # Whether anything is averaged, so that a rule for it can be chosen.
-    averages: ClassVar[bool] = True
 
     def __init__(
         self,
@@ -242,26 +235,11 @@ class BaseStrategy(RunHooks, FlowerFedAvg):
         exchange = self.training = self.exchange
         valid = exchange.close(replies, self.check_train_reply)
         metrics = {"clients": len(valid), **exchange.counts(), **exchange.sizes()}
-        arrays = self._finite(server_round, valid) if valid else None
+        arrays = self.aggregate_finite(server_round, valid) if valid else None
         if arrays is not None:
             metrics |= self.train_metrics(valid)
             self.standing.acknowledge(exchange.names(valid), server_round)
         return arrays, single_metrics(metrics)
-
-    def _finite(self, server_round: int, valid: list[Message]) -> ArrayRecord | None:
-        """Return what `aggregate` makes of replies, unless it is no model."""
-        try:
-            with np.errstate(over="ignore", invalid="ignore"):
-                arrays = self.aggregate(server_round, valid)
-        except np.linalg.LinAlgError as error:
-            log(WARNING, "round %d: %s; the old arrays stay", server_round, error)
-            return None
-        if arrays is not None and not is_finite(
-            {name: array.numpy() for name, array in arrays.items()}
-        ):
-            log(WARNING, "round %d is not finite; the old arrays stay", server_round)
-            return None
-        return arrays
 
     def check_train_reply(self, reply: Message) -> None:
         """Raise `InvalidReplyError` unless a training reply with content can count."""
@@ -271,63 +249,6 @@ class BaseStrategy(RunHooks, FlowerFedAvg):
     def train_metrics(self, replies: list[Message]) -> dict[str, float]:
         """Return a round's metrics from at least one valid reply: ``train-loss``."""
         return mean_loss(map(check_metrics, replies))
-
-    def aggregate(
-        self, server_round: int, replies: list[Message]
-    ) -> ArrayRecord | None:
-        """Return the new shared arrays; the mean by default.
-
-        Parameters
-        ----------
-        server_round : int
-            The round.
-        replies : list of Message
-            Those that count, at least one, in the order of the clients' names.
-
-        Returns
-        -------
-        ArrayRecord or None
-            The new arrays; None keeps the old ones.
-        """
-        arrays = self.mean(replies)
-        return None if arrays is None else to_record(arrays)
-
-    def mean(self, replies: list[Message]) -> Arrays | None:
-        """Return what ``aggregation`` makes of replies; None if all weights are 0.
-
-        It is their mean, as ``weighting`` weighs it, unless another rule is chosen.
-        """
-        decoded = [partial(self.arrays, reply) for reply in replies]
-        return self.rule(self.weights(replies), decoded, self.centre())
-
-    def centre(self) -> Arrays:
-        """Return that from which the replies differ by the clients' changes.
-
-        Here it is what was sent.
-        """
-        sent = self.exchange.expected[self.arrayrecord_key]
-        arrays = {name: array.numpy() for name, array in sent.items()}
-        return arrays if self.transport == "float32" else as_float32(arrays)
-
-    def weights(self, replies: list[Message]) -> list[float]:
-        """Return checked replies' weights: 1, or numbers of examples.
-
-        Nobody has more examples than it said in the beginning, or ``largest-share``.
-        """
-        if self.weighting == "uniform":
-            return [1.0] * len(replies)
-        said = []
-        for reply in replies:
-            now = check_metrics(reply)[NUM_EXAMPLES]
-            known = self.participants.known.get(reply.metadata.src_node_id)
-            declared = known.properties.get(NUM_EXAMPLES, now) if known else now
-            said.append(min(now, float(declared)))
-        return capped(said, self.largest_share)
-
-    def arrays(self, reply: Message) -> Arrays:
-        """Return a checked reply's arrays, float16 ones of ``transport`` as float32."""
-        arrays = self.exchange.arrays(reply, self.arrayrecord_key)
-        return arrays if self.transport == "float32" else as_float32(arrays)
 
     # Evaluation.
 

@@ -84,6 +84,14 @@ SAME_LENGTH = (
 )
 
 
+class ServerConfig(dict[str, Any]):
+    """A message's config, of which what is missing is one line."""
+
+    def __missing__(self, name: str) -> Any:
+        """Raise `SettingsError`."""
+        raise SettingsError(f"the server's config has no {name!r}")
+
+
 def check_config(record: ConfigRecord) -> Config:
     """Return a message's config.
 
@@ -107,7 +115,7 @@ def check_config(record: ConfigRecord) -> Config:
             f"the server's {EXCHANGED_ROUND} is {exchanged!r}; it must be at most its "
             f"{SERVER_ROUND}, {now!r}"
         )
-    return cast(Config, config)
+    return ServerConfig(config)
 
 
 def read_array(
@@ -127,7 +135,7 @@ def read_array(
             f"array {name!r} of the message cannot be read: {reason}"
         ) from None
     wanted = str(like.dtype).removeprefix("torch.")
-    if values.dtype.kind != np.dtype(wanted).kind:
+    if values.dtype.kind != np.dtype(wanted).kind or not values.dtype.isnative:
         raise SettingsError(
             f"array {name!r} of the message is of {values.dtype}, not {wanted}"
         )

@@ -30,11 +30,16 @@ def unpack(message: Message, client: Client) -> NDArrays:
     if sorted(received) != sorted(expected):
         wrong = sorted(set(received) ^ set(expected))
         raise SettingsError(
-            f"the message's arrays do not fit this client's model: {', '.join(wrong)} "
-            "on one side only"
+            "the message's arrays do not fit this client's model: "
+            f"{', '.join(map(_quoted, wrong))} on one side only"
         )
     fixed = client.fixed_shapes
     return [read_array(n, received[n], like, fixed) for n, like in expected.items()]
+
+
+def _quoted(name: str) -> str:
+    """Return a name as it is; escaped and cut where nobody would call anything so."""
+    return name if name.isprintable() and len(name) < 100 else repr(name[:100])
 
 
 def pack(message: Message, client: Client, reply: Reply, config: Config) -> RecordDict:

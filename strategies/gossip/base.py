@@ -1,4 +1,4 @@
-"""Gossip over a graph: the server relays messages and holds nobody's model."""
+"""Gossip over a graph: the server relays messages and averages no models."""
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
@@ -260,7 +260,7 @@ class Gossip(BaseStrategy):
         """Return also ``consensus-distance``: 1/n Σ_i ‖x_i − x̄‖².
 
         It is estimated from the nodes' sketches (standard error at most 9 %), since
-        nobody's model comes here.
+        no whole model is averaged here.
         """
         metrics = super().aggregate_evaluate(server_round, replies)
         sketches = [s for s in map(_sketch, self.evaluated) if s is not None]

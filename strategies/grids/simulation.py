@@ -5,6 +5,7 @@ times a second and ships the app with each message; with 1,000 clients that is m
 the time. These call the ClientApp directly: one message costs well under a millisecond.
 """
 
+import contextlib
 import os
 import sys
 import time
@@ -13,6 +14,7 @@ from collections import deque
 from collections.abc import Iterable, Sequence
 from functools import cache, partial
 from logging import ERROR, WARNING
+from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
@@ -273,12 +275,32 @@ def _ray_worker() -> Any:
     return ray.remote(num_cpus=1)(_Worker).remote()
 
 
+def _orphans() -> list[int]:
+    """Return the processes of Ray's that outlived the one that had started them."""
+    found = []
+    for process in Path("/proc").glob("[0-9]*"):
+        # Those of others, and those that have just ended.
+        with contextlib.suppress(OSError):
+            command = (process / "cmdline").read_bytes()
+            # After the name, which may hold anything: the state, then the parent.
+            parent = (process / "stat").read_text().rpartition(")")[2].split()[1]
+            own = process.stat().st_uid == os.getuid()
+            if own and command.startswith(b"ray::") and parent == "1":
+                found.append(int(process.name))
+    return sorted(found)
+
+
 @cache
 def _ray_workers() -> list[Any]:
     """Return one worker a core; they stay for the next run in this process."""
     import ray
 
     if not ray.is_initialized():
+        if orphans := _orphans():
+            text = (
+                "processes of a Ray that was killed are still there; to end them: kill"
+            )
+            log(WARNING, "%s %s", text, " ".join(map(str, orphans)))
         # Workers inherit the environment, but not this process's sys.path.
         os.environ["PYTHONPATH"] = os.pathsep.join(p for p in sys.path if p)
         os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")

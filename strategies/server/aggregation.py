@@ -23,6 +23,8 @@ Rule = Callable[[Sequence[float], Sequence[Reply], Sent], Arrays | None]
 RULES = ("mean", "median", "trimmed-mean", "clip", "multi-krum")
 # Those that can weigh clients; in the others each has one vote.
 WEIGHED = ("mean", "clip")
+# Those that need to know what was sent.
+CENTRED = ("clip", "multi-krum")
 
 
 def make_rule(name: str, liar_share: float, clip_norm: float) -> Rule:

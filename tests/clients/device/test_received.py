@@ -151,6 +151,7 @@ BAD_ARRAYS = {
     "shape": lambda v: Array(v[None]),
     "one number": lambda v: Array(np.float32(1)[None]),
     "complex": lambda v: Array(v.astype(np.complex64)),
+    "the other byte order": lambda v: Array(v.astype(">f4")),
     "integers": lambda v: Array(v.astype(np.int32)),
     "no bytes": lambda v: npy_of_objects(),
 }

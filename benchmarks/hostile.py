@@ -1,0 +1,86 @@
+"""Nobody ends a run, nothing learned is lost: hostile replies, messages and kills.
+
+``python benchmarks/hostile.py --replies N --messages N --kills N --seed S`` tries so
+many of each, writes ``results/hostile`` and ends with 1 if anything fell. The harness
+is in ``tests/hostile``, of which the tests run a small part.
+"""
+
+import argparse
+import logging
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from common import markdown, write
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests" / "hostile"))
+
+SHOWN = 20
+
+
+def main() -> int:
+    """Try all and write what fell; return 1 if anything did."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--replies", type=int, default=80_000)
+    parser.add_argument("--messages", type=int, default=6_000)
+    parser.add_argument("--kills", type=int, default=200)
+    parser.add_argument("--seed", type=int, default=0)
+    arguments = parser.parse_args()
+    import kills
+    import messages
+    import replies
+
+    logging.getLogger("flwr").setLevel(logging.CRITICAL + 1)
+    seed = arguments.seed
+    rows, data, fell = [], {}, 0
+    with tempfile.TemporaryDirectory() as folder:
+        parts: dict[str, tuple[int, Callable[[int, Path], replies.Outcome]]] = {
+            "replies": (arguments.replies, lambda n, _: replies.run(n, seed)),
+            "messages": (
+                arguments.messages,
+                lambda n, root: messages.run(n, seed, root),
+            ),
+            "kills": (arguments.kills, lambda n, root: kills.run(n, seed, root)),
+        }
+        for name, (number, run) in parts.items():
+            root = Path(folder) / name
+            root.mkdir()
+            began = time.process_time()
+            outcome = run(number, root) if number else replies.Outcome()
+            seconds = time.process_time() - began
+            print(f"{name}: {outcome.tried:,} tried, {len(outcome.fell)} fell")
+            print("\n".join(outcome.fell[:SHOWN]))
+            rows.append(
+                [
+                    name,
+                    f"{outcome.tried:,}",
+                    f"{outcome.refused:,}",
+                    len(outcome.fell),
+                    f"{seconds:.0f}",
+                ]
+            )
+            data[name] = {
+                "tried": outcome.tried,
+                "refused": outcome.refused,
+                "fell": outcome.fell[:SHOWN],
+            }
+            fell += len(outcome.fell)
+    body = (
+        "Replies are one client's of five to each strategy, in training, evaluation "
+        "and to the question who is there; messages are to each algorithm's client, "
+        "which has kept its state of two rounds; kills are `kill -9` of a "
+        "simulation, which is then resumed to its end. A reply fell that raised, "
+        "ended the run, made a state or a metric that is not finite, was not one "
+        "line in the log, or changed what the honest ones make although it was "
+        "refused; a message that raised anything but one line, took more than 20 s, "
+        "cost or spoiled a head, or wrote a file outside; a killed run whose "
+        "numbers are not the undisturbed run's.\n\n"
+    ) + markdown(["", "tried", "refused", "fell", "CPU s"], rows)
+    write("hostile", "Hostile replies, messages and kills", body, data)
+    return 1 if fell else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,102 @@
+"""What a server that only relays can learn of the nodes' models from what it relays.
+
+For each node it adds up what it hands on: D-PSGD's messages are the models, the others'
+are differences to a public estimate, which every neighbour, and the server, can keep.
+The cosine is that between what it has after the last round and the node's real model.
+"""
+
+import argparse
+
+import numpy as np
+import torch
+from common import markdown, write
+from flwr.app import ConfigRecord
+
+from clients.client_app import make_app
+from clients.gossip.flat import FlatParameters
+from strategies import build_strategy
+from strategies.grids.simulation import InlineGrid
+from task.compression.per_tensor import CompressionSettings, Identity, from_settings
+from task.settings import build, resolve
+from task.tasks import build_task
+
+ALGORITHMS = ("dpsgd", "choco-sgd", "squarm-sgd")
+
+
+def cosines(algorithm: str, model: str, rounds: int, seed: int) -> list[float]:
+    """Return the cosine for each of eight nodes."""
+    settings = resolve(
+        {
+            "algorithm": algorithm,
+            "model": model,
+            "num-clients": 8,
+            "partition": "iid",
+            "compressor-k": 0.01,
+            "learning-rate": 0.05,
+            "consensus-step": 0.2,
+            "seed": seed,
+        }
+    )
+    grid = InlineGrid(make_app(settings), 8)
+    strategy = build_strategy(settings)
+    arrays = strategy.initialize(grid)
+    task = build_task(settings, 8)
+    scratch = task.scratch_model
+    flat = FlatParameters(scratch)
+
+    def vector(state: dict[str, torch.Tensor]) -> np.ndarray:
+        scratch.load_state_dict(state)
+        return np.array(flat.vector.detach().numpy(), np.float64)
+
+    start = vector(task.initial_state)
+    compressor = (
+        Identity()
+        if algorithm == "dpsgd"
+        else from_settings(build(CompressionSettings, settings), flat.sizes)
+    )
+    relayed = [np.zeros_like(start) for _ in range(8)]
+    for server_round in range(1, rounds + 1):
+        messages = strategy.configure_train(server_round, arrays, ConfigRecord(), grid)
+        replies = list(grid.send_and_receive(list(messages)))
+        for reply in replies:
+            data = reply.content.config_records["bytes"]["message"]
+            node = reply.metadata.src_node_id - 1
+            if data:
+                found = compressor.decompress(data, len(start)).numpy()
+                # A model, or what is added to the estimate.
+                relayed[node] = found if algorithm == "dpsgd" else relayed[node] + found
+        strategy.aggregate_train(server_round, replies)
+    result = []
+    for node, learned in enumerate(relayed):
+        state = grid.contexts[node + 1].state[f"personal-{rounds}"]
+        names = task.initial_state
+        own = vector({n: torch.from_numpy(state[n].numpy().copy()) for n in names})
+        scale = np.linalg.norm(own) * np.linalg.norm(learned)
+        result.append(float(own @ learned / scale))
+    return result
+
+
+def main() -> None:
+    """Measure all and write ``results/privacy``."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rounds", type=int, default=100)
+    parser.add_argument("--models", nargs="+", default=["logistic", "mlp"])
+    parser.add_argument("--seed", type=int, default=0)
+    arguments = parser.parse_args()
+    rows, data = [], {}
+    for model in arguments.models:
+        for algorithm in ALGORITHMS:
+            found = cosines(algorithm, model, arguments.rounds, arguments.seed)
+            data[f"{algorithm}/{model}"] = found
+            row = [f"`{algorithm}`", f"`{model}`", f"{min(found):.4f}"]
+            rows.append([*row, f"{np.mean(found):.4f}"])
+    body = (
+        f"Cosine, after {arguments.rounds} rounds, between a node's model and what the "
+        "server can add up from the node's messages; eight nodes on a ring, digits, "
+        "1 % of the entries and their signs in a message of the compressed ones.\n\n"
+    ) + markdown(["algorithm", "model", "worst node", "mean"], rows)
+    write("privacy", "What can be learned from relaying", body, {"cosines": data})
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,112 @@
+"""From the replies that count to one model: weights, the rule, what is no model."""
+
+from functools import partial
+from logging import WARNING
+from typing import ClassVar
+
+import numpy as np
+from flwr.app import ArrayRecord, Message
+from flwr.common import log
+
+from strategies.server.aggregation import CENTRED, Rule, capped
+from strategies.server.exchange import Exchange
+from strategies.server.participants import Participants
+from strategies.server.replies import (
+    Arrays,
+    as_float32,
+    check_metrics,
+    is_finite,
+    to_record,
+)
+from task.messages import NUM_EXAMPLES
+
+
+class Averaging:
+    """The part of a strategy that makes one model of many."""
+
+    # Whether anything is averaged, so that a rule for it can be chosen.
+    averages: ClassVar[bool] = True
+
+    arrayrecord_key: str
+    aggregation: str
+    exchange: Exchange
+    largest_share: float
+    participants: Participants
+    rule: Rule
+    transport: str
+    weighting: str
+
+    def aggregate(
+        self, server_round: int, replies: list[Message]
+    ) -> ArrayRecord | None:
+        """Return the new shared arrays; the mean by default.
+
+        Parameters
+        ----------
+        server_round : int
+            The round.
+        replies : list of Message
+            Those that count, at least one, in the order of the clients' names.
+
+        Returns
+        -------
+        ArrayRecord or None
+            The new arrays; None keeps the old ones.
+        """
+        arrays = self.mean(replies)
+        return None if arrays is None else to_record(arrays)
+
+    def mean(self, replies: list[Message]) -> Arrays | None:
+        """Return what ``aggregation`` makes of replies; None if all weights are 0.
+
+        It is their mean, as ``weighting`` weighs it, unless another rule is chosen.
+        """
+        decoded = [partial(self.arrays, reply) for reply in replies]
+        centre = self.centre() if self.aggregation in CENTRED else {}
+        return self.rule(self.weights(replies), decoded, centre)
+
+    def centre(self) -> Arrays:
+        """Return that from which the replies differ by the clients' changes.
+
+        Here it is what was sent.
+        """
+        sent = self.exchange.expected[self.arrayrecord_key]
+        arrays = {name: array.numpy() for name, array in sent.items()}
+        return arrays if self.transport == "float32" else as_float32(arrays)
+
+    def weights(self, replies: list[Message]) -> list[float]:
+        """Return checked replies' weights: 1, or numbers of examples.
+
+        Nobody has more examples than it said in the beginning, or ``largest-share``.
+        """
+        if self.weighting == "uniform":
+            return [1.0] * len(replies)
+        said = []
+        for reply in replies:
+            now = check_metrics(reply)[NUM_EXAMPLES]
+            known = self.participants.known.get(reply.metadata.src_node_id)
+            declared = known.properties.get(NUM_EXAMPLES, now) if known else now
+            said.append(min(now, float(declared)))
+        return capped(said, self.largest_share)
+
+    def arrays(self, reply: Message) -> Arrays:
+        """Return a checked reply's arrays, float16 ones of ``transport`` as float32."""
+        arrays = self.exchange.arrays(reply, self.arrayrecord_key)
+        return arrays if self.transport == "float32" else as_float32(arrays)
+
+    def aggregate_finite(
+        self, server_round: int, replies: list[Message]
+    ) -> ArrayRecord | None:
+        """Return what `aggregate` makes of replies, unless it is no model."""
+        try:
+            with np.errstate(over="ignore", invalid="ignore"):
+                arrays = self.aggregate(server_round, replies)
+        except np.linalg.LinAlgError as error:
+            log(WARNING, "round %d: %s; the old arrays stay", server_round, error)
+            return None
+        if arrays is not None and not is_finite(
+            {name: array.numpy() for name, array in arrays.items()}
+        ):
+            log(WARNING, "round %d is not finite; the old arrays stay", server_round)
+            return None
+        return arrays

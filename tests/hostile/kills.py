@@ -1,0 +1,86 @@
+"""Runs that are killed again and again, and end as if nothing had been."""
+
+import json
+import multiprocessing
+import os
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from replies import Outcome
+
+import simulation
+from strategies.server.checkpoint import FILE
+
+ROUNDS = 6
+# What changes nothing on the server, or much; what clients keep, or do not.
+ALGORITHMS = ("fedrep", "flute", "scaffold", "apfl", "local", "dpsgd", "srpfl")
+LIMIT = 120.0
+
+
+def arguments_of(algorithm: str, output: Path, every: int) -> list[str]:
+    config = (
+        f"checkpoint-every={every} evaluate-every=2 evaluate-last=1 head-epochs=1 "
+        "batch-size=50 model='mlp' compressor-k=0.2 initial-nodes=2"
+    )
+    if (output / algorithm / FILE).exists():
+        config += f" resume='{output}'"
+    arguments = [algorithm, "--backend", "inline", "--clients", "5", "--rounds"]
+    return [*arguments, str(ROUNDS), "--output", str(output), "--run-config", config]
+
+
+def child(arguments: list[str]) -> None:
+    """Run in a process of its own; what it prints is nobody's business."""
+    sys.stdout = sys.stderr = Path(os.devnull).open("w")  # noqa: SIM115
+    os._exit(simulation.main(arguments))
+
+
+def start(arguments: list[str]) -> Any:
+    # Forked: what has been imported need not be again.
+    process = multiprocessing.get_context("fork").Process(
+        target=child, args=[arguments]
+    )
+    process.start()
+    return process
+
+
+def numbers(output: Path, algorithm: str) -> list[dict[str, Any]]:
+    lines = (output / algorithm / "metrics.jsonl").read_text().splitlines()
+    rows = [json.loads(line) for line in lines]
+    return [{n: v for n, v in row.items() if n != "seconds"} for row in rows]
+
+
+def run(kills: int, seed: int, root: Path) -> Outcome:
+    """Kill so many times, each run a few times, and compare what comes out."""
+    outcome, rng = Outcome(), np.random.default_rng([seed, 3])
+    undisturbed: dict[str, tuple[list[dict[str, Any]], float]] = {}
+    while outcome.tried < kills:
+        algorithm = ALGORITHMS[len(undisturbed) % len(ALGORITHMS)]
+        if len(undisturbed) == len(ALGORITHMS):
+            algorithm = str(rng.choice(ALGORITHMS))
+        else:
+            began = time.monotonic()
+            alone = root / "alone"
+            start(arguments_of(algorithm, alone, 1)).join()
+            undisturbed[algorithm] = numbers(alone, algorithm), time.monotonic() - began
+        expected, seconds = undisturbed[algorithm]
+        output = root / f"{outcome.tried}"
+        every = int(rng.integers(1, 4))
+        for _ in range(min(kills - outcome.tried, int(rng.integers(1, 5)))):
+            process = start(arguments_of(algorithm, output, every))
+            process.join(rng.uniform(0, seconds))
+            # As kill -9; it may have ended by itself.
+            process.kill()
+            process.join()
+            outcome.tried += 1
+        process = start(arguments_of(algorithm, output, every))
+        process.join(LIMIT)
+        what = f"{algorithm}, checkpoints every {every} rounds, to {output.name}"
+        if process.exitcode != 0:
+            outcome.fell.append(f"{what}: it ended with {process.exitcode}")
+            process.kill()
+        elif numbers(output, algorithm) != expected:
+            outcome.fell.append(f"{what}: other numbers than undisturbed")
+    return outcome

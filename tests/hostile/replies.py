@@ -1,0 +1,217 @@
+"""Hostile replies to every strategy: whatever one client says, the others go on."""
+
+import copy
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from flwr.app import ConfigRecord, Error, Message, RecordDict
+from mutations import WORDS, Rng, content_of, pick, scalar
+
+from clients.client_app import make_app
+from strategies import ALGORITHMS, build_strategy
+from strategies.grids.simulation import InlineGrid
+from strategies.server.exchange import Exchange
+from strategies.server.replies import is_finite
+from strategies.server.results import strict_json
+from task.settings import Settings, SettingsError, resolve
+
+CLIENTS = 5
+LIAR = 2
+OWN: dict[str, dict[str, Any]] = {
+    "multi-task": {"task": "qcqp", "model": ""},
+    "representation-transfer": {"num-sources": 3, "source-epochs": 1},
+}
+
+
+def settings_of(algorithm: str, **more: Any) -> Settings:
+    """Return settings with which a round takes no time."""
+    given = {
+        "algorithm": algorithm,
+        "model": "mlp",
+        "num-clients": CLIENTS,
+        "fraction-train": 1.0,
+        "head-epochs": 1,
+        "finetune-epochs": 1,
+        "batch-size": 50,
+        "initial-nodes": CLIENTS,
+        "compressor-k": 0.2,
+        **OWN.get(algorithm, {}),
+        **more,
+    }
+    return resolve(given)
+
+
+@dataclass
+class Outcome:
+    """What came of hostile replies.
+
+    ``fell`` are those that did what no reply may do, and what that was.
+    """
+
+    tried: int = 0
+    refused: int = 0
+    fell: list[str] = field(default_factory=list)
+
+
+class Target:
+    """A strategy after an honest round of which one reply will be another."""
+
+    def __init__(self, algorithm: str, kind: str) -> None:
+        settings = settings_of(algorithm)
+        self.grid = InlineGrid(make_app(settings), CLIENTS)
+        self.strategy = build_strategy(settings)
+        self.inner = getattr(self.strategy, "strategy", self.strategy)
+        self.kind = kind
+        arrays = self.strategy.initialize(self.grid)
+        configure = getattr(self.strategy, f"configure_{kind}")
+        if kind == "evaluate":
+            # Some have nothing to evaluate before a round.
+            messages = self.strategy.configure_train(
+                1, arrays, ConfigRecord(), self.grid
+            )
+            replies = self.grid.send_and_receive(list(messages))
+            trained, _ = self.strategy.aggregate_train(1, replies)
+            arrays = arrays if trained is None else trained
+        messages = list(configure(1, arrays, ConfigRecord(), self.grid))
+        self.replies = list(self.grid.send_and_receive(messages))
+        self.asked = self.inner.exchange
+        self.before = copy.deepcopy(self.inner.state_dict())
+        liars = [i for i, r in enumerate(self.replies) if self.is_liar(r)]
+        self.place = liars[0] if liars else 0
+        others = [r for i, r in enumerate(self.replies) if i != self.place]
+        self.without, self.heads_without = self.result(others)
+
+    def is_liar(self, reply: Message) -> bool:
+        return reply.metadata.src_node_id == LIAR
+
+    def result(self, replies: list[Message]) -> tuple[Any, Any]:
+        """Aggregate replies from the state before; return arrays and metrics."""
+        self.inner.load_state_dict(*copy.deepcopy(self.before))
+        exchange = Exchange(self.asked.server_round, self.inner.name_of)
+        exchange.asked = set(self.asked.asked)
+        exchange.expected = dict(self.asked.expected)
+        self.inner.exchange = exchange
+        if self.kind == "train":
+            arrays, metrics = self.strategy.aggregate_train(1, replies)
+            own, _ = self.inner.state_dict()
+            found = {} if arrays is None else {n: a.numpy() for n, a in arrays.items()}
+            return {**found, **own}, metrics
+        return {}, self.strategy.aggregate_evaluate(1, replies)
+
+    def hostile(self, rng: Rng) -> list[Message]:
+        """Return all replies, that of one client changed."""
+        reply = self.replies[self.place]
+        kind = rng.integers(12)
+        others = [r for i, r in enumerate(self.replies) if i != self.place]
+        if not reply.has_content() or kind == 0:
+            reason = pick(rng, WORDS)
+            return [*others, Message(Error(2, reason), reply_to=to(reply))]
+        changed = Message(content_of(rng, reply.content), reply_to=to(reply))
+        about = changed.metadata
+        if kind == 1:
+            # Beside the honest one, which came first.
+            return [*others, reply, changed]
+        if kind == 2:
+            about.__dict__["_src_node_id"] = int(pick(rng, (1, 3, 10**6, 0, 2**63)))
+            return [*others, changed]
+        return [*others, changed]
+
+    def attack(self, rng: Rng, outcome: Outcome) -> None:
+        """Try one, and note what it did."""
+        outcome.tried += 1
+        state = rng.bit_generator.state["state"]["state"]
+        try:
+            replies = self.hostile(rng)
+        except Exception:
+            # Flower's own records refuse it on the way.
+            outcome.refused += 1
+            return
+        what = f"{type(self.inner).__name__}/{self.kind} at {state}"
+        try:
+            with np.errstate(all="ignore"):
+                arrays, metrics = self.result(replies)
+        except SettingsError as error:
+            outcome.fell.append(f"{what} ended the run: {error}")
+            return
+        except Exception as error:
+            outcome.fell.append(f"{what} raised {error!r}"[:300])
+            return
+        if not is_finite(arrays):
+            outcome.fell.append(f"{what} made a state that is not finite")
+        rows = dict(metrics or {})
+        if len(rows) > 60 or not all(map(math.isfinite, rows.values())):
+            outcome.fell.append(f"{what} put nonsense into the metrics")
+        json.loads(strict_json(rows), parse_constant=refuse)
+        exchange = self.inner.exchange
+        for name, reason in exchange.rejections:
+            if not f"{name}{reason}".isprintable() or len(reason) > 400:
+                outcome.fell.append(f"{what} is not one line: {reason!r}"[:300])
+        if exchange.rejections:
+            outcome.refused += 1
+            counted = len(replies) - len(exchange.rejections)
+            if self.kind == "train" and counted == len(self.replies) - 1:
+                same = arrays.keys() == self.without.keys() and all(
+                    np.array_equal(arrays[n], v) for n, v in self.without.items()
+                )
+                if not same:
+                    outcome.fell.append(f"{what} changed an honest aggregate")
+
+
+def to(reply: Message) -> Message:
+    """Return a message to which a copy of a reply can be a reply."""
+    about = reply.metadata
+    message = Message(RecordDict(), about.src_node_id, about.message_type)
+    message.metadata.__dict__["_message_id"] = about.reply_to_message_id
+    return message
+
+
+def refuse(name: str) -> None:
+    raise AssertionError(f"{name} in JSON")
+
+
+def attack_properties(algorithm: str, rng: Rng, outcome: Outcome) -> None:
+    """Let a client say nonsense of itself, and the others go on."""
+    settings = settings_of(algorithm)
+    app = make_app(settings)
+
+    def answer(message: Message, context: Any) -> Message:
+        reply = app(message, context)
+        if context.node_id == LIAR and message.metadata.message_type == "query":
+            record = reply.content.config_records["properties"]
+            for _ in range(int(rng.integers(1, 4))):
+                name = pick(rng, (*record, *WORDS[1:]))
+                record[name] = scalar(rng)
+        return reply
+
+    outcome.tried += 1
+    grid = InlineGrid(answer, CLIENTS)
+    strategy = build_strategy(settings)
+    try:
+        nodes = strategy.identify(grid)
+    except Exception as error:
+        outcome.fell.append(f"{algorithm}/properties raised {error!r}"[:300])
+        return
+    if not {1, 3, 4, 5} <= set(nodes):
+        outcome.fell.append(f"{algorithm}/properties shut out {nodes}")
+    outcome.refused += LIAR not in nodes
+
+
+def run(
+    replies: int, seed: int, algorithms: Sequence[str] = tuple(ALGORITHMS)
+) -> Outcome:
+    """Try so many hostile replies, spread over strategies."""
+    outcome, rng = Outcome(), np.random.default_rng([seed, 1])
+    both = [Target(a, kind) for a in algorithms for kind in ("train", "evaluate")]
+    # Transfer evaluates nobody before the targets have a model.
+    targets = [target for target in both if target.replies]
+    # Those to the question who is there take a new strategy each.
+    queries = max(1, replies // 50)
+    for i in range(queries):
+        attack_properties(algorithms[i % len(algorithms)], rng, outcome)
+    for i in range(replies - queries):
+        targets[i % len(targets)].attack(rng, outcome)
+    return outcome

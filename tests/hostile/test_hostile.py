@@ -1,0 +1,59 @@
+"""A small part of ``benchmarks/hostile.py``, and that it would see what falls."""
+
+import logging
+from pathlib import Path
+
+import kills
+import messages
+import pytest
+import replies
+
+from strategies.server.said import check_values
+
+pytestmark = pytest.mark.usefixtures("no_plot")
+
+
+@pytest.fixture(autouse=True)
+def quiet():
+    logger = logging.getLogger("flwr")
+    level = logger.level
+    logger.setLevel(logging.CRITICAL + 1)
+    yield
+    logger.setLevel(level)
+
+
+# The whole harness takes all; starting them takes most of the time.
+FEW = ("fedrep", "flute", "scaffold", "dpsgd")
+
+
+def test_hostile_replies() -> None:
+    outcome = replies.run(200, 0, FEW)
+    assert outcome.fell == []
+    assert outcome.tried == 200
+    assert outcome.refused > 100
+
+
+def test_hostile_messages(tmp_path: Path) -> None:
+    outcome = messages.run(60, 0, tmp_path, FEW)
+    assert outcome.fell == []
+    assert outcome.tried == 60
+    assert outcome.refused > 10
+
+
+@pytest.mark.e2e
+def test_kills(tmp_path: Path) -> None:
+    outcome = kills.run(8, 0, tmp_path)
+    assert outcome.fell == []
+    assert outcome.tried == 8
+
+
+def test_it_sees_what_falls(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    # The checks of what clients say, and of what servers send, are gone.
+    monkeypatch.setattr(
+        "strategies.server.replies.check_values",
+        lambda said: {n: v for n, v in said.items() if isinstance(v, float)},
+    )
+    monkeypatch.setattr("clients.client_app.check_config", dict)
+    assert len(replies.run(100, 0, FEW[:1]).fell) > 0
+    assert len(messages.run(60, 0, tmp_path, FEW[3:]).fell) > 0
+    assert check_values({"x": 1.0}) == {"x": 1.0}
