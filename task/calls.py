@@ -22,12 +22,12 @@ from task.sgd import (
 )
 from task.stacked import (
     Objective,
-    Tensors,
     batches,
     stacked,
     structure,
     tensors_of,
 )
+from task.stacked_sgd import StackedSGD
 
 EVALUATION_BATCH = 50
 # Above these, on a CPU, each model alone stays in the cache and all of them do not
@@ -145,18 +145,22 @@ class TrainCall:
     ) -> list[float | TrainingDivergedError]:
         """Train several clients."""
         first = calls[0]
-        names = [
-            name
-            for call in calls
-            for name, parameter in _frozen(call).named_parameters()
-            if call is first and parameter.requires_grad
-        ]
+        for call in calls:
+            freeze(call.model, call.part)
         examples = [call.examples for call in calls]
         if first.has_features:
             examples = [
                 ExampleSet(*_features(c.model, c.examples, c.sgd)) for c in calls
             ]
-        training = _Training(calls, names, first.has_features)
+        each = [tensors_of(call.regularizer) for call in calls]
+        training = StackedSGD(
+            [call.model for call in calls],
+            Objective(first.model, first.loss, first.regularizer, first.has_features),
+            [torch.stack(own) for own in zip(*each, strict=True)],
+            stacked([call.correction or {} for call in calls]),
+            first.sgd,
+            first.key,
+        )
         lengths = torch.tensor([float(len(e)) for e in examples])
         means = torch.zeros(len(calls))
         errors: dict[int, TrainingDivergedError] = {}
@@ -175,98 +179,6 @@ class TrainCall:
                 errors.setdefault(i, diverged(means[i].item(), epoch, first.sgd))
         training.write_back()
         return [errors.get(i, mean) for i, mean in enumerate(means.tolist())]
-
-
-def _frozen(call: TrainCall) -> SplitModel:
-    freeze(call.model, call.part)
-    return call.model
-
-
-class _Training:
-    """SGD of several models that are stacked, with the mathematics of torch's own.
-
-    Parameters
-    ----------
-    calls : sequence of TrainCall
-        Of the same key.
-    names : list of str
-        The parameters that learn.
-    features : bool
-        Whether the inputs are features.
-    """
-
-    def __init__(
-        self, calls: Sequence[TrainCall], names: list[str], features: bool
-    ) -> None:
-        first = calls[0]
-        self.calls = calls
-        self.key = first.key
-        self.sgd = first.sgd
-        self.objective = Objective(first.model, first.loss, first.regularizer, features)
-        self.state = stacked([call.model.tensors for call in calls])
-        self.learning = {name: self.state[name] for name in names}
-        self.momentum = {n: torch.zeros_like(t) for n, t in self.learning.items()}
-        each = [tensors_of(call.regularizer) for call in calls]
-        self.constants = [torch.stack(own) for own in zip(*each, strict=True)]
-        self.correction: Tensors = {}
-        if first.correction:
-            corrections = [dict(call.correction or {}) for call in calls]
-            self.correction = stacked(corrections)
-
-    def step(
-        self, inputs: Tensor, targets: Tensor, members: list[int] | None
-    ) -> Tensor:
-        """Make a step of some of the models (None: all); return their losses."""
-
-        def chosen(tensor: Tensor) -> Tensor:
-            return tensor if members is None else tensor[members]
-
-        state = {name: chosen(tensor) for name, tensor in self.state.items()}
-        with self.sgd.autocast():
-            gradients, losses = self.objective.gradients(
-                state,
-                list(self.learning),
-                (inputs, targets),
-                [chosen(constant) for constant in self.constants],
-                self.key,
-            )
-        for name, gradient in zip(self.learning, gradients, strict=True):
-            if gradient is not None:
-                if name in self.correction:
-                    gradient = gradient + chosen(self.correction[name])
-                self._move(name, state[name], gradient, members)
-        if members is not None:
-            # Statistics of batch norms.
-            for name in self.state.keys() - self.learning.keys():
-                self.state[name][members] = state[name]
-        return losses
-
-    def _move(
-        self, name: str, value: Tensor, gradient: Tensor, members: list[int] | None
-    ) -> None:
-        sgd = self.sgd
-        if sgd.weight_decay and not sgd.is_bias(name):
-            gradient = gradient.add(value, alpha=sgd.weight_decay)
-        if sgd.momentum:
-            old = self.momentum[name]
-            moved = (old if members is None else old[members]).mul(sgd.momentum)
-            gradient = moved.add_(gradient)
-            if members is None:
-                self.momentum[name] = gradient
-            else:
-                old[members] = gradient
-        if members is None:
-            self.learning[name].sub_(gradient, alpha=sgd.learning_rate)
-        else:
-            new = value.sub(gradient, alpha=sgd.learning_rate)
-            self.learning[name][members] = new
-
-    @torch.no_grad()
-    def write_back(self) -> None:
-        """Give each client's model what it has learned."""
-        for i, call in enumerate(self.calls):
-            for name, own in call.model.tensors.items():
-                own.copy_(self.state[name][i])
 
 
 @torch.no_grad()

@@ -1,151 +1,19 @@
-"""Split models: a shared representation and a personal head."""
+"""The models that have names: built-in ones and those of torchvision."""
 
 import copy
 from collections import OrderedDict
-from collections.abc import Callable, Hashable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import cached_property
 from itertools import pairwise
-from typing import Any, Literal, Self
+from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.dropout import _DropoutNd
 
 from task.settings import SettingsError, require, unknown
+from task.split_model import Part, SplitModel
 
-Part = Literal["representation", "head", "all"]
-
-
-_KINDS: dict[Hashable, int] = {}
-
-
-class SplitModel(nn.Module):
-    """A model that is ``head(representation(x))``.
-
-    Parameter names start with ``representation.`` or ``head.``.
-
-    Parameters
-    ----------
-    representation : nn.Module
-        Maps inputs to features.
-    head : nn.Module
-        Maps features to outputs.
-
-    Attributes
-    ----------
-    head_name : str
-        What the head was called in the module that was split; empty without one.
-    """
-
-    head_name = ""
-
-    def __init__(self, representation: nn.Module, head: nn.Module) -> None:
-        super().__init__()
-        self.representation = representation
-        self.head = head
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Return ``head(representation(x))``."""
-        output: Tensor = self.head(self.representation(x))
-        return output
-
-    @cached_property
-    def tensors(self) -> dict[str, Tensor]:
-        """The model's own parameters and buffers, as ``state_dict`` names them."""
-        named = [
-            *self.named_parameters(remove_duplicate=False),
-            *self.named_buffers(remove_duplicate=False),
-        ]
-        found = dict(named)
-        return {name: found[name] for name in self.state_dict()}
-
-    @cached_property
-    def kind(self) -> Hashable:
-        """Equal for models that compute the same with the same tensors."""
-        shapes = tuple((n, t.shape, t.dtype) for n, t in self.tensors.items())
-        # A number is hashed faster than all that.
-        return _KINDS.setdefault((repr(self), shapes), len(_KINDS))
-
-    @cached_property
-    def is_random(self) -> dict[Part, bool]:
-        """Whether the parts draw random numbers while they train."""
-        parts: list[Part] = ["representation", "head"]
-        found: dict[Part, bool] = {name: is_random(self.part(name)) for name in parts}
-        return {**found, "all": any(found.values())}
-
-    @torch.no_grad()
-    def load(self, state: Mapping[str, Tensor]) -> None:
-        """Overwrite all parameters and buffers, as ``load_state_dict`` does.
-
-        Raises
-        ------
-        SettingsError
-            If a name is missing, or a shape is another one.
-        """
-        for name, own in self.tensors.items():
-            value = state.get(name)
-            if value is None or value.shape != own.shape:
-                found = "missing" if value is None else f"of shape {list(value.shape)}"
-                raise SettingsError(
-                    f"{name!r} is {found}; the model's is of shape {list(own.shape)}"
-                )
-            own.copy_(value)
-
-    def part(self, name: Part) -> nn.Module:
-        """Return a part by name; ``"all"`` is the whole model."""
-        return self if name == "all" else self.get_submodule(name)
-
-    @classmethod
-    def wrap(cls, module: nn.Module, head: str = "fc") -> Self:
-        """Split any module at its named head.
-
-        The head must be the last thing that the module applies; it is taken out and
-        replaced by the identity.
-
-        Parameters
-        ----------
-        module : nn.Module
-            The module. It becomes the representation and is changed in place.
-        head : str, default "fc"
-            Dotted name of the submodule that is the head.
-
-        Returns
-        -------
-        SplitModel
-            The split model.
-
-        Raises
-        ------
-        SettingsError
-            If the module has no submodule of that name.
-        """
-        modules = dict(module.named_modules())
-        if not head or head not in modules:
-            linear = [n for n, m in modules.items() if isinstance(m, nn.Linear)]
-            raise SettingsError(
-                f"the model {type(module).__name__} has no head named {head!r}; "
-                f"its linear layers: {', '.join(linear) or 'none'}"
-            )
-        parent, _, name = head.rpartition(".")
-        setattr(module.get_submodule(parent), name, nn.Identity())
-        model = cls(module, modules[head])
-        model.head_name = head
-        return model
-
-
-def is_random(module: nn.Module) -> bool:
-    """Return whether a module draws random numbers while it trains."""
-    # torchvision's StochasticDepth is no dropout, and torchvision may be missing.
-    # Recurrent and attention layers have a dropout of their own.
-    return any(
-        (isinstance(m, _DropoutNd) or type(m).__name__ == "StochasticDepth")
-        and float(getattr(m, "p", 0)) > 0
-        for m in module.modules()
-    ) or any(
-        isinstance(m, nn.RNNBase | nn.MultiheadAttention) and m.dropout > 0
-        for m in module.modules()
-    )
+__all__ = ["MODELS", "Part", "SplitModel", "build_model"]
 
 
 Blocks = list[list[tuple[str, nn.Module]]]

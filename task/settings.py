@@ -10,159 +10,55 @@ declares; an outsider's class brings its own. This module needs neither torch no
 so that a server can use it.
 """
 
-import difflib
 import inspect
 import math
 import sys
 import tomllib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, is_dataclass
 from functools import cache
 from importlib import import_module
 from pathlib import Path
 from typing import Any, TypeVar, cast, get_args
 
-Setting = bool | int | float | str
-Settings = Mapping[str, Setting]
+from task.allowed import (
+    Allowed,
+    Choice,
+    Free,
+    Range,
+    Seed,
+    Setting,
+    Settings,
+    SettingsError,
+    require,
+    unknown,
+)
+
 T = TypeVar("T")
 
-MAX_LISTED = 60
-
-
-class SettingsError(ValueError):
-    """Bad input: the message is one line with the value and what is allowed."""
-
-
-def require(condition: bool, name: str, value: object, allowed: str) -> None:
-    """Raise a one-line error about a value unless a condition holds.
-
-    ``name`` is the setting as a user spells it; ``allowed`` follows "must be".
-
-    Raises
-    ------
-    SettingsError
-        If ``condition`` is false.
-    """
-    if not condition:
-        raise SettingsError(f"{name} is {value!r}; it must be {allowed}")
-
-
-def unknown(kind: str, name: object, known: Iterable[str]) -> SettingsError:
-    """Return the error for a name that is not one of ``known``, with the nearest one.
-
-    ``kind`` is what the name was meant to be, e.g. ``"algorithm"``.
-    """
-    names = sorted(known)
-    near = difflib.get_close_matches(str(name), names, n=1)
-    hint = f"did you mean {near[0]!r}? " if near else ""
-    # More than anybody would read.
-    listed = ", ".join(names) if len(names) <= MAX_LISTED else "see docs/settings.md"
-    return SettingsError(f"unknown {kind} {name!r}; {hint}known: {listed}")
-
-
-# What is allowed.
-
-
-class Allowed:
-    """The values that a setting may have; an annotation with one declares a setting."""
-
-    def permits(self, value: Any) -> bool:
-        """Return whether a value is allowed."""
-        raise NotImplementedError
-
-    def __str__(self) -> str:
-        """Return the words that follow "must be"."""
-        raise NotImplementedError
-
-
-@dataclass(frozen=True)
-class Range(Allowed):
-    """An interval of finite numbers.
-
-    Parameters
-    ----------
-    interval : str
-        As in mathematics: ``"(0, 1]"``, ``"[1, inf)"``.
-    """
-
-    interval: str
-
-    def __post_init__(self) -> None:
-        """Refuse what is no interval."""
-        try:
-            valid = self.interval[0] in "[(" and self.interval[-1] in ")]"
-            valid = valid and self.bounds[0] <= self.bounds[1]
-        except (ValueError, IndexError):
-            valid = False
-        require(valid, "an interval", self.interval, "like '(0, 1]' or '[1, inf)'")
-
-    @property
-    def bounds(self) -> tuple[float, float]:
-        """The lower and the upper bound."""
-        low, high = self.interval[1:-1].split(",")
-        return float(low), float(high)
-
-    def permits(self, value: Any) -> bool:
-        """Return whether a number lies in the interval; NaN and infinity never do."""
-        low, high = self.bounds
-        above = low < value or (low == value and self.interval[0] == "[")
-        below = value < high or (value == high and self.interval[-1] == "]")
-        return above and below and abs(value) != float("inf")
-
-    def __str__(self) -> str:
-        low, high = self.bounds
-        if low == -float("inf") and high == float("inf"):
-            return "finite"
-        if high != float("inf"):
-            return f"in {self.interval}"
-        return f"{'at least' if self.interval[0] == '[' else 'above'} {low:g}"
-
-
-@dataclass(frozen=True)
-class Choice(Allowed):
-    """One of some names.
-
-    Parameters
-    ----------
-    *names : str
-        The names.
-    """
-
-    names: tuple[str, ...]
-
-    def __init__(self, *names: str) -> None:
-        object.__setattr__(self, "names", names)
-
-    def permits(self, value: Any) -> bool:
-        """Return whether a value is one of the names."""
-        return value in self.names
-
-    def __str__(self) -> str:
-        *first, last = (name or "empty" for name in self.names)
-        return f"{', '.join(first)} or {last}" if first else last
-
-
-@dataclass(frozen=True)
-class Free(Allowed):
-    """Any value; what makes sense is checked where it is used.
-
-    Parameters
-    ----------
-    form : str, default ""
-        What is expected, for the documentation.
-    """
-
-    form: str = ""
-
-    def permits(self, value: Any) -> bool:
-        """Return True."""
-        return True
-
-    def __str__(self) -> str:
-        return self.form
-
-
-Seed = Range("[0, inf)")
+__all__ = [
+    "Allowed",
+    "Checked",
+    "Choice",
+    "Declared",
+    "Free",
+    "Maker",
+    "Range",
+    "Seed",
+    "Setting",
+    "Settings",
+    "SettingsError",
+    "build",
+    "declared",
+    "defaults",
+    "is_path",
+    "load",
+    "made_by",
+    "require",
+    "resolve",
+    "unknown",
+    "validate",
+]
 
 
 # What is declared.
