@@ -1,4 +1,8 @@
-"""Write ``docs/settings.md`` from the declarations: ``python -m docs.settings``."""
+"""Write the settings' lists from their declarations: ``python -m docs.settings``.
+
+They are ``docs/settings.md`` and the one in ``pyproject.toml`` that Flower needs: what
+is new is added at its end, and what is gone is taken out.
+"""
 
 import inspect
 import re
@@ -24,6 +28,7 @@ from task.tasks.image import ImageSettings
 from task.training import SGD
 
 PAGE = Path(__file__).with_suffix(".md")
+PYPROJECT = Path(__file__).parents[1] / "pyproject.toml"
 HEAD = """# Settings
 
 Every setting with its default, what is allowed, and what it means. `--run-config
@@ -85,16 +90,8 @@ def section(title: str, maker: Callable[..., Any], seen: dict[str, str]) -> str:
         if name in seen:
             continue
         seen[name] = title
-        default = (
-            f'"{setting.default}"'
-            if isinstance(setting.default, str)
-            else (
-                str(setting.default).lower()
-                if isinstance(setting.default, bool)
-                else f"{setting.default:g}"
-            )
-        )
         allowed = str(setting.allowed) or ("true or false")
+        default = spelled(setting.default)
         cells = (f"`{name}`", f"`{default}`", allowed, about[setting.argument])
         rows.append(
             "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
@@ -103,6 +100,39 @@ def section(title: str, maker: Callable[..., Any], seen: dict[str, str]) -> str:
         return ""
     head = "| setting | default | allowed | meaning |\n| --- | --- | --- | --- |\n"
     return f"## {title}\n\n{head}" + "\n".join(rows) + "\n"
+
+
+def spelled(value: object) -> str:
+    """Return a value as TOML spells it."""
+    if isinstance(value, str):
+        return f'"{value}"'
+    return str(value).lower() if isinstance(value, bool) else f"{value:g}"
+
+
+def listed(text: str) -> str:
+    """Return the text of ``pyproject.toml`` with all settings and no others."""
+    before, mark, rest = text.partition("[tool.flwr.app.config]\n")
+    own, end, after = rest.partition("\n[")
+    found = all_settings()
+    lines = []
+    for line in own.splitlines():
+        name, equals, _ = line.partition(" = ")
+        if not equals or name in found:
+            lines.append(line)
+            found.pop(name, None)
+    lines += [f"{name} = {spelled(value)}" for name, value in found.items()]
+    return before + mark + "\n".join(lines).rstrip() + "\n" + end + after
+
+
+def all_settings() -> dict[str, object]:
+    """Return every setting's default; ``algorithm`` and ``task`` are the command's."""
+    makers = [maker for _, maker in COMMON]
+    for algorithm in ALGORITHMS:
+        makers += makers_of({**defaults(), "algorithm": algorithm})
+    makers += list(TASKS.values())
+    own = {"algorithm": defaults()["algorithm"], "task": defaults()["task"]}
+    declared_ = {n: s.default for m in makers for n, s in declared(m).items()}
+    return {**own, **declared_}
 
 
 def descriptions(maker: Any) -> dict[str, str]:
@@ -123,4 +153,7 @@ def descriptions(maker: Any) -> dict[str, str]:
 
 
 if __name__ == "__main__":
+    PYPROJECT.write_text(
+        listed(PYPROJECT.read_text(encoding="utf-8")), encoding="utf-8"
+    )
     PAGE.write_text(page(), encoding="utf-8")
