@@ -293,10 +293,8 @@ class RegressionTask(BaseTask):
         """None: the outputs are numbers."""
         return ()
 
-    @staticmethod
-    def loss(outputs: Tensor, targets: Tensor) -> Tensor:
-        """Return the mean squared error of (n, 1) outputs and targets."""
-        return nn.functional.mse_loss(outputs, targets)
+    # Of (n, 1) outputs and targets.
+    loss: Loss = staticmethod(nn.functional.mse_loss)
 
     def initial_model(self) -> SplitModel:
         """Return Bᵀ (rank × dimension) and wᵀ as linear layers without biases."""

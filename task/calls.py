@@ -14,6 +14,7 @@ from task.models import Part, SplitModel
 from task.sgd import (
     SGD,
     Loss,
+    Proximal,
     Regularizer,
     TrainingDivergedError,
     diverged,
@@ -23,6 +24,7 @@ from task.sgd import (
 from task.stacked import (
     Objective,
     batches,
+    filled_batches,
     stacked,
     structure,
     tensors_of,
@@ -30,6 +32,8 @@ from task.stacked import (
 from task.stacked_sgd import StackedSGD
 
 EVALUATION_BATCH = 50
+# Losses that are means over the examples.
+MEANS = (nn.functional.cross_entropy, nn.functional.mse_loss)
 # Above these, on a CPU, each model alone stays in the cache and all of them do not
 # (``benchmarks/cohort.py``).
 MOST_PARAMETERS = 50_000
@@ -106,6 +110,12 @@ class TrainCall:
         frozen = self.part == "head" and not self.examples.augment
         return frozen and not self.model.is_random["representation"]
 
+    @property
+    def can_be_filled(self) -> bool:
+        """Whether examples that do not count may fill a batch up: all see only one."""
+        free = self.regularizer is None or isinstance(self.regularizer, Proximal)
+        return free and self.loss in MEANS and not self.model.has_batch_norm
+
     def alone(self) -> float:
         """Train one client."""
         model, examples, sgd = self.model, self.examples, self.sgd
@@ -166,14 +176,16 @@ class TrainCall:
         errors: dict[int, TrainingDivergedError] = {}
         for epoch in range(first.epochs):
             total = torch.zeros(len(calls))
-            for inputs, targets, members in batches(
-                examples, first.sgd.batch_size, streams
-            ):
-                losses = training.step(inputs, targets, members) * targets.shape[1]
-                if members is None:
-                    total += losses
-                else:
-                    total[members] += losses
+            if first.can_be_filled:
+                for batch in filled_batches(examples, first.sgd.batch_size, streams):
+                    total += training.filled_step(*batch)
+            else:
+                for inputs, targets, members in batches(
+                    examples, first.sgd.batch_size, streams
+                ):
+                    losses = training.step(inputs, targets, members)
+                    place = slice(None) if members is None else members
+                    total[place] += losses * targets.shape[1]
             means = total / lengths
             for i in (~torch.isfinite(total)).nonzero().flatten().tolist():
                 errors.setdefault(i, diverged(means[i].item(), epoch, first.sgd))
@@ -305,7 +317,7 @@ class EvaluateCall:
         for inputs, targets, members in batches(examples, EVALUATION_BATCH):
             place = slice(None) if members is None else members
             own = {name: tensor[place] for name, tensor in state.items()}
-            _, losses, outputs = objective.together(own, inputs, targets, [])
+            _, losses, outputs = objective.together(own, (inputs, targets), [])
             total[place] += losses.double() * targets.shape[1]
             classes = _are_classes(targets, outputs.shape[2:3])
             if classes:

@@ -1,6 +1,6 @@
 """The pieces of local training: hyper-parameters, freezing, the loop over batches."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Annotated
 
@@ -147,3 +147,33 @@ def diverged(mean: float, epoch: int, sgd: SGD) -> TrainingDivergedError:
         f"the loss is {mean} after epoch {epoch + 1} of local training with "
         f"learning-rate {sgd.learning_rate}; a smaller one may help"
     )
+
+
+@dataclass(frozen=True)
+class Proximal:
+    """The regularizer weight/2 ‖w − anchor‖² of a model's parameters w.
+
+    Parameters
+    ----------
+    weight : float
+        μ of FedProx, λ of Ditto.
+    anchor : mapping of str to Tensor
+        Parameters by name; those that the model alone has are left free, and those that
+        are frozen add a constant.
+    """
+
+    weight: float
+    anchor: Mapping[str, Tensor]
+
+    def __call__(self, features: Tensor, model: SplitModel) -> Tensor:
+        """Return the regularizer's value."""
+        distances = [
+            (parameter - self.anchor[name]).square().sum()
+            for name, parameter in model.named_parameters()
+            if name in self.anchor
+        ]
+        return (
+            self.weight / 2 * torch.stack(distances).sum()
+            if distances
+            else torch.tensor(0.0)
+        )

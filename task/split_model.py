@@ -6,6 +6,7 @@ from typing import Literal, Self
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.dropout import _DropoutNd
 
 from task.settings import SettingsError
@@ -67,6 +68,11 @@ class SplitModel(nn.Module):
         parts: list[Part] = ["representation", "head"]
         found: dict[Part, bool] = {name: is_random(self.part(name)) for name in parts}
         return {**found, "all": any(found.values())}
+
+    @cached_property
+    def has_batch_norm(self) -> bool:
+        """Whether the examples of a batch see each other."""
+        return any(isinstance(module, _BatchNorm) for module in self.modules())
 
     @torch.no_grad()
     def load(self, state: Mapping[str, Tensor]) -> None:

@@ -94,38 +94,49 @@ class Objective(nn.Module):
         self.features = features
 
     def forward(
-        self, inputs: Tensor, targets: Tensor, constants: list[Tensor]
+        self,
+        constants: list[Tensor],
+        inputs: Tensor,
+        targets: Tensor,
+        weights: Tensor | None = None,
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Return what is lowered, the loss alone, and the outputs."""
+        """Return what is lowered, the loss alone, and the outputs.
+
+        ``weights``, of shape (batch,), are 0 where an example only fills the batch up.
+        The loss is then taken to be a mean over the examples.
+        """
         features = inputs if self.features else self.model.representation(inputs)
         outputs = self.model.head(features)
-        value = self.loss(outputs, targets)
+        if weights is None:
+            value = self.loss(outputs, targets)
+        else:
+            each = vmap(lambda o, t: self.loss(o[None], t[None]))(outputs, targets)
+            value = (each * weights).sum() / weights.sum().clamp(min=1)
         if self.regularizer is None:
             return value, value, outputs
         own = with_tensors(self.regularizer, iter(constants))
         return value + own(features, self.model), value, outputs
 
     def together(
-        self, state: Tensors, inputs: Tensor, targets: Tensor, constants: list[Tensor]
+        self, state: Tensors, batch: Sequence[Tensor], constants: list[Tensor]
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Return the same for several models, whose tensors are stacked, at once."""
+        """Return the same for several models, whose tensors are stacked, at once.
 
-        def single(
-            tensors: Tensors, inputs: Tensor, targets: Tensor, constants: list[Tensor]
-        ) -> Any:
+        ``batch`` is inputs, targets and, where there are any, weights.
+        """
+
+        def single(tensors: Tensors, constants: list[Tensor], *batch: Tensor) -> Any:
             named = {f"model.{name}": tensor for name, tensor in tensors.items()}
-            return functional_call(self, named, (inputs, targets, constants))
+            return functional_call(self, named, (constants, *batch))
 
-        found: tuple[Tensor, Tensor, Tensor] = vmap(single)(
-            state, inputs, targets, constants
-        )
+        found: tuple[Tensor, Tensor, Tensor] = vmap(single)(state, constants, *batch)
         return found
 
     def gradients(
         self,
         state: Tensors,
         names: Sequence[str],
-        batch: tuple[Tensor, Tensor],
+        batch: Sequence[Tensor],
         constants: list[Tensor],
         key: Hashable,
     ) -> tuple[list[Tensor | None], Tensor]:
@@ -137,8 +148,8 @@ class Objective(nn.Module):
             All of the models' tensors; statistics of batch norms are moved in place.
         names : sequence of str
             Whose gradients; None for what the objective does not depend on.
-        batch : tuple of Tensor
-            Inputs and targets.
+        batch : sequence of Tensor
+            As for `together`.
         constants : list of Tensor
             The regularizers' tensors.
         key : hashable
@@ -148,12 +159,11 @@ class Objective(nn.Module):
         def compute(
             tensors: list[Tensor],
             constants: list[Tensor],
-            inputs: Tensor,
-            targets: Tensor,
+            *batch: Tensor,
         ) -> tuple[list[Tensor | None], Tensor]:
             own = dict(zip(state, (tensor.detach() for tensor in tensors), strict=True))
             learning = [own[name].requires_grad_() for name in names]
-            objective, losses, _ = self.together(own, inputs, targets, constants)
+            objective, losses, _ = self.together(own, batch, constants)
             if not objective.requires_grad:  # A representation may have no parameters.
                 return [None for _ in names], losses
             found = torch.autograd.grad(objective.sum(), learning, allow_unused=True)
@@ -167,7 +177,7 @@ class Objective(nn.Module):
 
 # A call is recorded when it has been made so often: that takes some tenths of a second,
 # and saves half a millisecond a call.
-RECORD_AFTER = 300
+RECORD_AFTER = 100
 _CALLS: OrderedDict[Hashable, Any] = OrderedDict()
 MOST_CALLS = 64
 
@@ -236,6 +246,36 @@ def batches(
                 chunks[i] = chunk
         if chunks:
             yield from _side_by_side(chunks, batch_size, len(examples))
+
+
+def filled_batches(
+    examples: Sequence[ExampleSet], batch_size: int, streams: Sequence[Any]
+) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+    """Yield shuffled batches of all clients side by side, filled up to the same size.
+
+    A batch is inputs (clients, batch_size, ...), targets, and weights (clients,
+    batch_size): 1 for a client's own examples, 0 for what fills its batch up.
+    """
+    parts = [e.chunks(batch_size, shuffle=True) for e in examples]
+    while True:
+        chunks: list[tuple[Tensor, Tensor] | None] = []
+        for part, stream in zip(parts, streams, strict=True):
+            with stream:
+                chunks.append(next(part, None))
+        drawn = [chunk for chunk in chunks if chunk is not None]
+        if not drawn:
+            return
+        lengths = torch.tensor([len(c[1]) if c else 0 for c in chunks])
+        size = -(-int(lengths.max()) // batch_size) * batch_size
+        inputs = drawn[0][0].new_zeros((len(chunks), size, *drawn[0][0].shape[1:]))
+        targets = drawn[0][1].new_zeros((len(chunks), size, *drawn[0][1].shape[1:]))
+        for i, chunk in enumerate(chunks):
+            if chunk:
+                inputs[i, : lengths[i]], targets[i, : lengths[i]] = chunk
+        weights = (torch.arange(size) < lengths[:, None]).float()
+        for start in range(0, size, batch_size):
+            place = slice(start, start + batch_size)
+            yield inputs[:, place], targets[:, place], weights[:, place]
 
 
 def _side_by_side(

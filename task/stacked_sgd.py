@@ -52,6 +52,33 @@ class StackedSGD:
         }
         self.momentum = {n: torch.zeros_like(t) for n, t in self.learning.items()}
 
+    def filled_step(self, inputs: Tensor, targets: Tensor, weights: Tensor) -> Tensor:
+        """Make a step of the models that have weights; return the sums of losses."""
+        counts = weights.sum(1)
+        with self.sgd.autocast():
+            gradients, losses = self.objective.gradients(
+                self.state,
+                list(self.learning),
+                (inputs, targets, weights),
+                self.constants,
+                self.key,
+            )
+        active = None if bool((counts > 0).all()) else counts > 0
+        for name, gradient in zip(self.learning, gradients, strict=True):
+            if gradient is not None:
+                if name in self.correction:
+                    gradient = gradient + self.correction[name]
+                value = self.learning[name]
+                before = value if active is None else value.clone()
+                momentum = self.momentum[name]
+                self._move(name, value, gradient, None)
+                if active is not None:
+                    mask = active.view(-1, *[1] * (value.dim() - 1))
+                    value.copy_(torch.where(mask, value, before))
+                    new = self.momentum[name]
+                    self.momentum[name] = torch.where(mask, new, momentum)
+        return losses * counts
+
     def step(
         self, inputs: Tensor, targets: Tensor, members: list[int] | None
     ) -> Tensor:

@@ -6,10 +6,8 @@
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import cast
 
-import torch
 from torch import Tensor
 
 from task.calls import EvaluateCall, GradientCall, TrainCall
@@ -19,6 +17,7 @@ from task.models import Part, SplitModel
 from task.sgd import (
     SGD,
     Loss,
+    Proximal,
     Regularizer,
     Step,
     TrainingDivergedError,
@@ -114,36 +113,6 @@ def gradient(
         The loss, without a gradient.
     """
     return cast(Tensor, make(GradientCall(model, inputs, targets, loss, sgd)))
-
-
-@dataclass(frozen=True)
-class Proximal:
-    """The regularizer weight/2 ‖w − anchor‖² of a model's parameters w.
-
-    Parameters
-    ----------
-    weight : float
-        μ of FedProx, λ of Ditto.
-    anchor : mapping of str to Tensor
-        Parameters by name; those that the model alone has are left free, and those that
-        are frozen add a constant.
-    """
-
-    weight: float
-    anchor: Mapping[str, Tensor]
-
-    def __call__(self, features: Tensor, model: SplitModel) -> Tensor:
-        """Return the regularizer's value."""
-        distances = [
-            (parameter - self.anchor[name]).square().sum()
-            for name, parameter in model.named_parameters()
-            if name in self.anchor
-        ]
-        return (
-            self.weight / 2 * torch.stack(distances).sum()
-            if distances
-            else torch.tensor(0.0)
-        )
 
 
 proximal = Proximal
