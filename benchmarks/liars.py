@@ -141,7 +141,12 @@ def main() -> None:
         f"{' / '.join(map(str, counts))} liars of ten; 0.0 is a run after which nobody "
         "could be evaluated any more. Beside it, with honest clients, what a rule "
         f"costs where clients have {', '.join(map(str, CLASSES[1:]))} of the classes "
-        "each.\n\n"
+        "each. "
+        "`trimmed-mean` is given four liars of ten to leave out at either end, "
+        "which leaves the two in the middle: the `median`. The mean is over all "
+        "ten, liars included; what FLUTE's liars say of their own heads, which "
+        "the server keeps for them, costs them their own tenth under every "
+        "rule.\n\n"
     )
     for algorithm in algorithms:
         rows = [
