@@ -50,7 +50,7 @@ class App(ClientApp):
     Parameters
     ----------
     run_config : UserConfig, optional
-        ``cohort`` is how many; without it they train one by one.
+        ``cohort`` is how many; ``auto`` without it.
     """
 
     def __init__(self, run_config: UserConfig | None) -> None:

@@ -34,15 +34,32 @@ from task.stacked_sgd import StackedSGD
 EVALUATION_BATCH = 50
 # Losses that are means over the examples.
 MEANS = (nn.functional.cross_entropy, nn.functional.mse_loss)
+# Modules in which the examples of a batch do not see each other, and 0 is no harm.
+EXAMPLE_BY_EXAMPLE = {
+    SplitModel,
+    nn.Sequential,
+    nn.Identity,
+    nn.Flatten,
+    nn.Linear,
+    nn.Conv1d,
+    nn.Conv2d,
+    nn.MaxPool2d,
+    nn.AvgPool2d,
+    nn.AdaptiveAvgPool2d,
+    nn.Dropout,
+    nn.ReLU,
+    nn.LeakyReLU,
+    nn.ELU,
+    nn.GELU,
+    nn.SiLU,
+    nn.Tanh,
+    nn.Sigmoid,
+    nn.LayerNorm,
+}
 # Above these, on a CPU, each model alone stays in the cache and all of them do not
 # (``benchmarks/cohort.py``).
 MOST_PARAMETERS = 50_000
 MOST_PIXELS = 256
-
-
-def _same(loss: Loss) -> Hashable:
-    """Return what is equal for the same function, or method of the same object."""
-    return getattr(loss, "__func__", loss), id(getattr(loss, "__self__", None))
 
 
 def _form(examples: ExampleSet) -> Hashable:
@@ -83,6 +100,8 @@ class TrainCall:
         # Dropout would draw other numbers for a client than it does alone.
         if len(self.examples) == 0 or self.model.is_random["all"]:
             return None
+        if not self.model.is_plain:
+            return None
         try:
             return (
                 type(self),
@@ -90,7 +109,7 @@ class TrainCall:
                 self.part,
                 self.epochs,
                 self.sgd,
-                _same(self.loss),
+                self.loss,
                 structure(self.regularizer),
                 structure(self.correction),
                 _form(self.examples),
@@ -112,9 +131,17 @@ class TrainCall:
 
     @property
     def can_be_filled(self) -> bool:
-        """Whether examples that do not count may fill a batch up: all see only one."""
+        """Whether examples that do not count may fill a batch up.
+
+        So it is where an example has nothing to do with the others of its batch.
+        """
         free = self.regularizer is None or isinstance(self.regularizer, Proximal)
-        return free and self.loss in MEANS and not self.model.has_batch_norm
+        own = self.model.head if self.has_features else self.model
+        modules = all(type(m) in EXAMPLE_BY_EXAMPLE for m in own.modules())
+        # What cross-entropy ignores is no part of its mean.
+        targets = self.examples.targets
+        ignored = not targets.is_floating_point() and int(targets.min()) < 0
+        return free and self.loss in MEANS and modules and not ignored
 
     def alone(self) -> float:
         """Train one client."""
@@ -171,12 +198,13 @@ class TrainCall:
             first.sgd,
             first.key,
         )
+        filled = all(call.can_be_filled for call in calls)
         lengths = torch.tensor([float(len(e)) for e in examples])
         means = torch.zeros(len(calls))
         errors: dict[int, TrainingDivergedError] = {}
         for epoch in range(first.epochs):
             total = torch.zeros(len(calls))
-            if first.can_be_filled:
+            if filled:
                 for batch in filled_batches(examples, first.sgd.batch_size, streams):
                     total += training.filled_step(*batch)
             else:
@@ -218,11 +246,14 @@ class GradientCall:
     @cached_property
     def key(self) -> Hashable:
         """Equal for the same model, loss and form of a batch."""
-        if self.model.is_random["all"]:
+        if self.model.is_random["all"] or not self.model.is_plain:
             return None
         x, y = self.inputs, self.targets
         form = x.shape, x.dtype, y.shape, y.dtype
-        return type(self), self.model.kind, _same(self.loss), form, self.sgd.bfloat16
+        modes = tuple(module.training for module in self.model.modules())
+        learns = tuple(p.requires_grad for p in self.model.parameters())
+        bfloat16 = self.sgd.bfloat16
+        return type(self), self.model.kind, self.loss, form, bfloat16, modes, learns
 
     @property
     def pays(self) -> bool:
@@ -243,7 +274,8 @@ class GradientCall:
         """Compute several clients'."""
         first = calls[0]
         state = stacked([call.model.tensors for call in calls])
-        own = [name for name, _ in first.model.named_parameters()]
+        named = first.model.named_parameters()
+        own = [name for name, parameter in named if parameter.requires_grad]
         batch = (
             torch.stack([call.inputs for call in calls]),
             torch.stack([call.targets for call in calls]),
@@ -254,10 +286,14 @@ class GradientCall:
             )
         for i, call in enumerate(calls):
             for name, gradient in zip(own, found, strict=True):
-                kept = call.model.tensors[name].grad
-                if gradient is not None and kept is not None:
-                    kept.add_(gradient[i])
-            for name in state.keys() - set(own):
+                parameter = call.model.tensors[name]
+                if gradient is None:
+                    continue
+                if parameter.grad is None:
+                    parameter.grad = gradient[i].clone()
+                else:
+                    parameter.grad.add_(gradient[i])
+            for name in state.keys() - {n for n, _ in first.model.named_parameters()}:
                 call.model.tensors[name].copy_(state[name][i])
         return list(losses.float().unbind())
 
@@ -273,9 +309,9 @@ class EvaluateCall:
     @cached_property
     def key(self) -> Hashable:
         """Equal for the same model, loss and form of data."""
-        if len(self.examples) == 0:
+        if len(self.examples) == 0 or not self.model.is_plain:
             return None
-        return type(self), self.model.kind, _same(self.loss), _form(self.examples)
+        return type(self), self.model.kind, self.loss, _form(self.examples)
 
     @property
     def pays(self) -> bool:

@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING, Any, Protocol, Self, TypeVar
 import torch
 from greenlet import getcurrent, greenlet
 
+from task.stacked import forget_calls
+
 if TYPE_CHECKING:
     from task.base import Task
     from task.models import SplitModel
@@ -85,6 +87,9 @@ def make(call: Call) -> Any:
     here = getcurrent()
     if not isinstance(here, _Seat) or call.key is None:
         return call.alone()
+    # These modes are the thread's: the next client's as well.
+    if not torch.is_grad_enabled() or torch.is_autocast_enabled("cpu"):
+        return call.alone()
     if here.where_it_pays and not call.pays:
         return call.alone()
     assert here.parent is not None
@@ -149,12 +154,16 @@ def _made(key: Hashable, calls: Sequence[Call], seats: Sequence[_Seat]) -> list[
             return calls[0].together(calls, streams)
         # Whatever torch cannot do for several models at once.
         except Exception as error:
-            _REFUSED.add(key)
-            reason = " ".join(str(error).split())[:200]
-            log.warning("clients are trained one by one, not together: %s", reason)
             for stream, state in zip(streams, before, strict=True):
                 stream.state = state
-    return [_alone(call, seat.stream) for call, seat in zip(calls, seats, strict=True)]
+            answers = [_alone(*pair) for pair in zip(calls, streams, strict=True)]
+            # Otherwise it was one client's data.
+            if not any(isinstance(answer, Exception) for answer in answers):
+                _REFUSED.add(key)
+                reason = " ".join(str(error).split())[:200]
+                log.warning("clients are trained one by one, not together: %s", reason)
+            return answers
+    return [_alone(*pair) for pair in zip(calls, streams, strict=True)]
 
 
 def _alone(call: Call, stream: Stream) -> Any:
@@ -177,6 +186,9 @@ def scratch_model(task: "Task") -> "SplitModel":
         return task.scratch_model
     if not _OWNER or _OWNER[0] is not task:
         _OWNER[:], _MODELS[:] = [task], []
+        # They are about models and losses of another task.
+        _REFUSED.clear()
+        forget_calls()
     while len(_MODELS) <= here.number:
         _MODELS.append(task.initial_model())
     return _MODELS[here.number]

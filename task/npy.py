@@ -15,7 +15,12 @@ NDArray = npt.NDArray[np.generic]
 
 @lru_cache(maxsize=1024)
 def header(shape: tuple[int, ...], dtype: np.dtype[np.generic]) -> bytes:
-    """Return all that comes before the values of an array that goes by row."""
+    """Return all that comes before the values of an array that goes by row.
+
+    Raises `ValueError` for objects, which would have to be pickled.
+    """
+    if dtype.hasobject:
+        raise ValueError("arrays of objects are not written")
     stream = io.BytesIO()
     like = np.lib.format.header_data_from_array_1_0(np.empty((0,), dtype))
     np.lib.format.write_array_header_1_0(stream, {**like, "shape": shape})
@@ -31,7 +36,7 @@ def decode(data: bytes) -> NDArray:
     """Return the values of an .npy file's bytes; nothing is unpickled.
 
     It is a view that cannot be written to where the header is a usual one; `ValueError`
-    and what else NumPy raises where the bytes are no .npy file.
+    and what else NumPy raises where the bytes are no .npy file, or more than one.
     """
     found = _parse(data[: _header_length(data)])
     if found is None:
@@ -58,5 +63,7 @@ def _parse(
         shape, _, dtype = np.lib.format.read_array_header_1_0(stream)
     except ValueError:
         return None
-    usual = not dtype.hasobject and header(shape, dtype) == head
+    # True is 1 to a cache, and -1 is any length to `reshape`.
+    sizes = all(type(n) is int and n >= 0 for n in shape)
+    usual = sizes and not dtype.hasobject and header(shape, dtype) == head
     return (shape, dtype, len(head)) if usual else None

@@ -6,7 +6,6 @@ from typing import Literal, Self
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.dropout import _DropoutNd
 
 from task.settings import SettingsError
@@ -53,11 +52,14 @@ class SplitModel(nn.Module):
             *self.named_buffers(remove_duplicate=False),
         ]
         found = dict(named)
-        return {name: found[name] for name in self.state_dict()}
+        return {name: found[name] for name in self.state_dict() if name in found}
 
     @cached_property
     def kind(self) -> Hashable:
-        """Equal for models that compute the same with the same tensors."""
+        """Equal for models that compute the same with the same tensors.
+
+        What their modules have besides must be equal where their texts are.
+        """
         shapes = tuple((n, t.shape, t.dtype) for n, t in self.tensors.items())
         # A number is hashed faster than all that.
         return _KINDS.setdefault((repr(self), shapes), len(_KINDS))
@@ -70,9 +72,19 @@ class SplitModel(nn.Module):
         return {**found, "all": any(found.values())}
 
     @cached_property
-    def has_batch_norm(self) -> bool:
-        """Whether the examples of a batch see each other."""
-        return any(isinstance(module, _BatchNorm) for module in self.modules())
+    def is_plain(self) -> bool:
+        """Whether models of this kind differ in nothing but `tensors`.
+
+        They do not with hooks and with buffers outside of the state dict; and torch
+        computes a wrong gradient of an embedding's padding for several models at once.
+        """
+        modules = list(self.modules())
+        hooked = any(m._forward_hooks or m._forward_pre_hooks for m in modules)
+        padded = any(
+            isinstance(m, nn.Embedding) and m.padding_idx is not None for m in modules
+        )
+        hidden = {name for name, _ in self.named_buffers()} - self.tensors.keys()
+        return not (hooked or padded or hidden)
 
     @torch.no_grad()
     def load(self, state: Mapping[str, Tensor]) -> None:

@@ -111,7 +111,8 @@ class Objective(nn.Module):
             value = self.loss(outputs, targets)
         else:
             each = vmap(lambda o, t: self.loss(o[None], t[None]))(outputs, targets)
-            value = (each * weights).sum() / weights.sum().clamp(min=1)
+            counted = torch.where(weights > 0, each, 0.0)
+            value = counted.sum() / weights.sum().clamp(min=1)
         if self.regularizer is None:
             return value, value, outputs
         own = with_tensors(self.regularizer, iter(constants))
@@ -197,6 +198,11 @@ def _recorded(key: Hashable, function: Callable[..., Any], *arguments: Any) -> A
     if len(_CALLS) > MOST_CALLS:
         _CALLS.popitem(last=False)
     return function(*arguments) if isinstance(known, int) else known(*arguments)
+
+
+def forget_calls() -> None:
+    """Drop what is recorded."""
+    _CALLS.clear()
 
 
 def _copied(value: Any) -> Any:

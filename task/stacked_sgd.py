@@ -77,7 +77,7 @@ class StackedSGD:
                     value.copy_(torch.where(mask, value, before))
                     new = self.momentum[name]
                     self.momentum[name] = torch.where(mask, new, momentum)
-        return losses * counts
+        return torch.where(counts > 0, losses * counts, 0.0)
 
     def step(
         self, inputs: Tensor, targets: Tensor, members: list[int] | None

@@ -77,13 +77,16 @@ def in_child(work: Callable[[], None]) -> None:
         work()
         status = 0
     except SystemExit as end:
-        status = end.code if isinstance(end.code, int) else 1
+        status = end.code if isinstance(end.code, int) else int(end.code is not None)
     except BaseException:
         traceback.print_exc()
     finally:
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(status)
+        try:
+            sys.stdout.flush()
+            sys.stderr.flush()
+        finally:
+            # Whatever happens: this must not become a second SuperExec.
+            os._exit(status)
 
 
 def forget_the_parent() -> None:

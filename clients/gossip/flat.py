@@ -6,6 +6,8 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor, nn
 
+from task.sgd import SGD
+
 
 class FlatParameters:
     """All parameters of a model as one vector, and their gradients as another.
@@ -43,7 +45,7 @@ class FlatParameters:
             view.copy_(parameter.data)
             parameter.data = view
             self._gradients.append((parameter, _shaped(self.gradient[piece], view)))
-            if name.endswith("bias"):
+            if SGD.is_bias(name):
                 self.decayed[piece] = 0
             start += size
         self.attach()
