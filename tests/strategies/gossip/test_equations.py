@@ -30,7 +30,7 @@ def test_choco_with_identity_and_gamma_1_equals_dpsgd_step_by_step():
     assert choco.rows[-1]["bits"] == dpsgd.rows[-1]["bits"] == 32 * D * N
 
 
-@pytest.mark.parametrize("compressor", ["sign-top-k", "qsgd-top-k", "rand-k"])
+@pytest.mark.parametrize("compressor", ["sign-top-k", "qsgd-top-k", "rand-k", "qsgd"])
 def test_squarm_without_momentum_delay_and_trigger_is_choco_to_the_last_bit(compressor):
     # Small random batches too: the same seeds.
     more = {
