@@ -33,7 +33,7 @@ RUNS = {
     "speed-model=dynamic communication-time=1.0 initial-nodes=1 evaluate-every=1 "
     'rounds-per-stage="1"',
     "digits-theory": "srpfl --run-config rounds-per-stage=theory initial-nodes=1 "
-    "speed-model=groups evaluate-every=1 fraction-train=1.0",
+    "speed-model=groups redraw-speeds=true evaluate-every=1 fraction-train=1.0",
     "digits-resnet": "fedrep fedper --rounds 2 --run-config model=resnet20 "
     "bfloat16=true evaluate-every=1 head-epochs=2",
     "digits-logistic": "dpsgd choco-sgd squarm-sgd --run-config model=logistic "
