@@ -52,7 +52,8 @@ RUNS = {
     "linear": "fedrep flute srpfl srpfl-flute fedavg fedper lg-fedavg local fedavg-ft "
     f"dpsgd squarm-sgd --task linear --run-config {SMALL} head-layers=1",
     "linear-random": "fedrep srpfl --task linear --run-config initialization=random "
-    "head-steps=3 fresh-samples=false evaluate-every=1 initial-nodes=1",
+    "head-steps=3 fresh-samples=false evaluate-every=1 initial-nodes=1 "
+    'rounds-per-stage="10"',
     "linear-gaussian": "flute --task linear --run-config spectrum=gaussian "
     "evaluate-every=1 fraction-train=1.0",
     "transfer": "representation-transfer fedavg fedrep local dpsgd --task transfer "

@@ -7,7 +7,7 @@ outside the n keep their personal parts.
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from logging import INFO
+from logging import INFO, WARNING
 from typing import Annotated, Any, ClassVar, Self, cast
 
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
@@ -51,12 +51,16 @@ class SRPFL(RunHooks):
         What is done with the replies: any strategy, Flower's own included.
     initial_nodes : int, default 2
         n in the first stage.
-    rounds_per_stage : int, sequence of int or str, default "10"
+    rounds_per_stage : int, sequence of int or str, default "auto"
         Rounds of each stage; several give the stages their own lengths, and the last
         one holds for all that follow. In a setting they have commas between them, or
-        are ``theory``: see `stage_lengths`.
+        are ``theory`` (see `stage_lengths`) or ``auto``: stages of equal lengths in the
+        first half of the rounds, and all sampled clients in the second (see
+        `automatic_stages`).
     srpfl_base : str, default "fedrep"
         Name or import path of the wrapped strategy, where settings choose it.
+    num_rounds : int, optional
+        How many rounds there are, for ``auto``; settings and ``start`` say it, too.
     """
 
     # What is wrapped; the setting srpfl-base says it where this is empty.
@@ -70,13 +74,21 @@ class SRPFL(RunHooks):
         strategy: Strategy,
         initial_nodes: Annotated[int, Range("[1, inf)")] = 2,
         rounds_per_stage: Annotated[
-            int | str | Sequence[int], Free("numbers with commas between, or theory")
-        ] = "10",
+            int | str | Sequence[int],
+            Free("numbers with commas between, theory or auto"),
+        ] = "auto",
         srpfl_base: Annotated[str, Free("an algorithm")] = "fedrep",
+        num_rounds: int | None = None,
     ) -> None:
         self.strategy = strategy
         self.initial_nodes = initial_nodes
+        self.num_rounds = num_rounds
+        self._end_checked = False
         validate(self)
+        # None where they follow from the number of rounds.
+        self.rounds_per_stage: tuple[int, ...] | None = None
+        if rounds_per_stage == "auto":
+            return
         if isinstance(rounds_per_stage, str):
             rounds_per_stage = stage_lengths(rounds_per_stage, initial_nodes, None)
         if isinstance(rounds_per_stage, int):
@@ -113,14 +125,14 @@ class SRPFL(RunHooks):
         """Return SRPFL around the strategy that the settings name."""
         wrapped = build_strategy(cls._wrapped(settings))
         initial_nodes = int(settings["initial-nodes"])
-        stages, arrivals = str(settings["rounds-per-stage"]), None
+        stages: str | list[int] = str(settings["rounds-per-stage"])
         speeds = speed_model(settings, int(settings["num-clients"]))
         if stages == "theory" and speeds is not None:
             sampled = len(wrapped.sample(1, list(range(speeds.num_clients))))
             arrivals = speeds.expected_arrivals(sampled)
-        return cls(
-            wrapped, initial_nodes, stage_lengths(stages, initial_nodes, arrivals)
-        )
+            stages = stage_lengths("theory", initial_nodes, arrivals)
+        rounds = int(settings["num-server-rounds"])
+        return cls(wrapped, initial_nodes, stages, num_rounds=rounds)
 
     @classmethod
     def client_path(cls, settings: Settings) -> str:
@@ -195,18 +207,37 @@ class SRPFL(RunHooks):
 
         It is min(N, 2^r n0) in stage r, with N sampled clients.
         """
-        last = len(self.rounds_per_stage) - 1
+        if sampled <= self.initial_nodes:
+            return sampled
+        lengths: Sequence[int] | None = self.rounds_per_stage
+        if lengths is None:
+            if self.num_rounds is None:
+                raise SettingsError(
+                    "rounds-per-stage is 'auto'; that needs num_rounds, the number of "
+                    "rounds"
+                )
+            lengths = automatic_stages(self.initial_nodes, sampled, self.num_rounds)
+        last = len(lengths) - 1
         count, begins, stage = self.initial_nodes, 1, 0
         while count < sampled:
-            begins += self.rounds_per_stage[min(stage, last)]
+            begins += lengths[min(stage, last)]
             if server_round < begins:
                 return count
             count, stage = 2 * count, stage + 1
         return sampled
 
-    def start(self, grid: Grid, *args: Any, **kwargs: Any) -> Result:
+    def start(
+        self,
+        grid: Grid,
+        initial_arrays: ArrayRecord,
+        num_rounds: int = 3,
+        *args: Any,
+        **kwargs: Any,
+    ) -> Result:
         """Run as Flower's ``Strategy.start``, by real arrival order on any grid."""
-        return super().start(self.wrap_grid(grid), *args, **kwargs)
+        self.num_rounds = num_rounds
+        grid = self.wrap_grid(grid)
+        return super().start(grid, initial_arrays, num_rounds, *args, **kwargs)
 
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
@@ -217,8 +248,26 @@ class SRPFL(RunHooks):
         )
         if isinstance(grid, ArrivalGrid):
             count = self.nodes(server_round, len(messages))
+            self._check_end(len(messages))
             grid.wait_for(count, self._is_valid)
         return messages
+
+    def _check_end(self, sampled: int) -> None:
+        """Say once, in the beginning, if the last stage will not be reached."""
+        if self._end_checked or self.num_rounds is None:
+            return
+        self._end_checked = True
+        count = self.nodes(self.num_rounds, sampled)
+        if count < sampled:
+            log(
+                WARNING,
+                "SRPFL ends before its last stage: round %d, the last one, waits for "
+                "%d of %d sampled clients; rounds-per-stage='auto' comes to all of "
+                "them",
+                self.num_rounds,
+                count,
+                sampled,
+            )
 
     def _is_valid(self, reply: Message) -> bool:
         check = getattr(self.strategy, "check_train_reply", None)
@@ -254,7 +303,7 @@ class SRPFL(RunHooks):
             INFO,
             "\t├──> SRPFL: the first %d clients, doubled after %s rounds",
             self.initial_nodes,
-            self.rounds_per_stage,
+            self.rounds_per_stage or "auto",
         )
         self.strategy.summary()
 
@@ -283,6 +332,19 @@ class SRPFLFLUTE(SRPFL):
     base = "flute"
 
 
+def automatic_stages(initial_nodes: int, sampled: int, rounds: int) -> list[int]:
+    """Return the lengths of all stages but the last, with all N sampled clients.
+
+    They share the first half of the rounds, rounded down; what is left over goes to
+    the first ones. With fewer rounds than stages there the later ones are left out.
+    """
+    stages = 0
+    while initial_nodes * 2**stages < sampled:
+        stages += 1
+    each, left = divmod(rounds // 2, stages) if stages else (0, 0)
+    return [each + (stage < left) for stage in range(stages)]
+
+
 def stage_lengths(
     setting: str, initial_nodes: int, expected_arrivals: Times | None
 ) -> list[int]:
@@ -299,7 +361,7 @@ def stage_lengths(
         if not parts or not all(part.isdigit() and int(part) >= 1 for part in parts):
             raise SettingsError(
                 f"rounds-per-stage is {setting!r}; it must be a number of rounds, "
-                "several with commas between them, each at least 1, or 'theory'"
+                "several with commas between them, each at least 1, 'theory' or 'auto'"
             )
         return [int(part) for part in parts]
     if expected_arrivals is None:

@@ -38,6 +38,29 @@ def test_listed_stages_by_hand() -> None:
     assert schedule(strategy, 12, 7) == [2, 4, 4, 8, 8, 12, 12]
 
 
+@pytest.mark.parametrize(
+    ("sampled", "rounds", "expected"),
+    [
+        # 2, 4, 8, 16 and 32 share 20 rounds.
+        (64, 40, [2] * 4 + [4] * 4 + [8] * 4 + [16] * 4 + [32] * 4 + [64] * 20),
+        # 2, 4 and 8 share seven of 15: one more for the first.
+        (12, 15, [2] * 3 + [4] * 2 + [8] * 2 + [12] * 8),
+        # Two rounds for four stages: the later ones are left out.
+        (20, 4, [2, 4, 20, 20]),
+        (20, 1, [20]),
+        (2, 3, [2, 2, 2]),
+    ],
+)
+def test_automatic_stages_by_hand(sampled, rounds, expected) -> None:
+    strategy = SRPFL(BaseStrategy(), num_rounds=rounds)
+    assert schedule(strategy, sampled, rounds) == expected
+
+
+def test_automatic_stages_need_the_number_of_rounds() -> None:
+    with pytest.raises(SettingsError, match=r"^rounds-per-stage is 'auto'; .*rounds$"):
+        SRPFL(BaseStrategy()).nodes(1, 3)
+
+
 def test_everybody_at_once() -> None:
     assert schedule(SRPFL(BaseStrategy(), initial_nodes=12), 12, 3) == [12] * 3
     assert schedule(SRPFL(BaseStrategy(), initial_nodes=20), 12, 3) == [12] * 3
@@ -60,7 +83,7 @@ def test_wrong_values_are_refused_in_one_line(wrong) -> None:
     assert "at least 1" in str(caught.value)
 
 
-@pytest.mark.parametrize("setting", ["", "0", "a", "3,,x", "3,0", "-1"])
+@pytest.mark.parametrize("setting", ["", "0", "a", "3,,x", "3,0", "-1", "Auto"])
 def test_wrong_stage_settings_are_refused(setting: str) -> None:
     with pytest.raises(SettingsError, match="rounds-per-stage"):
         stage_lengths(setting, 2, None)
@@ -85,7 +108,6 @@ def settings_of(algorithm: str, **more):
             "num-server-rounds": 4,
             "speed-model": "fixed",
             "initial-nodes": 5,
-            "rounds-per-stage": "2",
             "head-epochs": 1,
             "evaluate-last": 1,
             "evaluate-every": 0,
@@ -102,7 +124,7 @@ def simulated(settings, strategy, clients: int = 20):
 
 @pytest.mark.parametrize("algorithm", ["srpfl", "lg-srpfl", "flanp", "srpfl-flute"])
 def test_only_the_fastest_train(algorithm: str, tmp_path) -> None:
-    settings = settings_of(algorithm, output=str(tmp_path))
+    settings = settings_of(algorithm, output=str(tmp_path), rounds_per_stage="2")
     inner = InlineGrid(make_app(settings), 20)
     trained: list[list[int]] = []
     send = inner.send_and_receive
@@ -123,6 +145,27 @@ def test_only_the_fastest_train(algorithm: str, tmp_path) -> None:
     assert summary["seconds-simulated"] == pytest.approx(expected)
 
 
+@pytest.mark.parametrize(
+    ("stages", "counts", "said"),
+    [
+        ("auto", [5, 10, 20, 20], []),
+        ("1,2", [5, 10, 10, 20], []),
+        ("2", [5, 5, 10, 10], ["round 4, the last one, waits for 10 of 20"]),
+    ],
+)
+def test_a_run_that_ends_before_its_last_stage_says_so(
+    stages: str, counts: list[int], said: list[str], tmp_path, caplog
+) -> None:
+    more = {} if stages == "auto" else {"rounds_per_stage": stages}
+    settings = settings_of("flanp", output=str(tmp_path), **more)
+    run(InlineGrid(make_app(settings), 20), settings)
+    lines = (tmp_path / "flanp" / "metrics.jsonl").read_text().splitlines()
+    assert [json.loads(line)["clients"] for line in lines] == counts
+    found = [m for m in caplog.messages if "before its last stage" in m]
+    assert len(found) == len(said)
+    assert all(words in line for line, words in zip(found, said, strict=True))
+
+
 def test_more_initial_nodes_than_clients_are_refused(tmp_path) -> None:
     settings = settings_of("srpfl", output=str(tmp_path), initial_nodes=21)
     with pytest.raises(SettingsError, match="at most 20"):
@@ -131,7 +174,11 @@ def test_more_initial_nodes_than_clients_are_refused(tmp_path) -> None:
 
 @pytest.mark.parametrize("base", ["fedavg", "strategies.fedavg:FedAvg", "flute"])
 def test_the_setting_says_what_is_wrapped(base: str, tmp_path) -> None:
-    options = {"output": str(tmp_path), "num_server_rounds": 3}
+    options = {
+        "output": str(tmp_path),
+        "num_server_rounds": 3,
+        "rounds_per_stage": "2",
+    }
     settings = settings_of("srpfl", srpfl_base=base, **options)
     strategy = build_strategy(settings)
     assert isinstance(strategy, SRPFL)
@@ -151,7 +198,11 @@ def test_the_setting_says_what_is_wrapped(base: str, tmp_path) -> None:
 
 
 def test_somebody_elses_strategy_is_wrapped_like_ours(tmp_path) -> None:
-    options = {"output": str(tmp_path), "num_server_rounds": 3}
+    options = {
+        "output": str(tmp_path),
+        "num_server_rounds": 3,
+        "rounds_per_stage": "2",
+    }
     settings = settings_of("srpfl", srpfl_base="outsiders:Plain", **options)
     chosen = {**settings, "srpfl-base": "fedrep"}
     rows = []
