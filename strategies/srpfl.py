@@ -5,7 +5,6 @@ uses only the first n clients that answer, and n doubles from stage to stage. Cl
 outside the n keep their personal parts.
 """
 
-import math
 from collections.abc import Iterable, Mapping, Sequence
 from logging import INFO, WARNING
 from typing import Annotated, Any, ClassVar, Self, cast
@@ -22,10 +21,16 @@ from strategies.algorithms import (
     strategy_class,
 )
 from strategies.grids.arrivals import ArrivalGrid, RealArrivals
-from strategies.grids.speeds import Times, speed_model
+from strategies.grids.speeds import speed_model
 from strategies.hooks import RunHooks
 from strategies.server.replies import Arrays
 from strategies.server.said import InvalidReplyError
+from strategies.server.stages import (
+    automatic_stages,
+    listed_stages,
+    nodes_of,
+    theory_stages,
+)
 from task.settings import (
     Free,
     Range,
@@ -35,9 +40,6 @@ from task.settings import (
     require,
     validate,
 )
-
-# The contraction a of the linear case, with which the theory's stages are computed.
-CONTRACTION = 0.1
 
 
 class SRPFL(RunHooks):
@@ -54,11 +56,13 @@ class SRPFL(RunHooks):
     rounds_per_stage : int, sequence of int or str, default "auto"
         Rounds of each stage; several give the stages their own lengths, and the last
         one holds for all that follow. In a setting they have commas between them, or
-        are ``theory`` (see `stage_lengths`) or ``auto``: stages of equal lengths in the
-        first half of the rounds, and all sampled clients in the second (see
-        `automatic_stages`).
+        are ``theory`` (see `strategies.server.stages`) or ``auto``: stages of equal
+        lengths in the first half of the rounds, all sampled clients in the second.
     srpfl_base : str, default "fedrep"
         Name or import path of the wrapped strategy, where settings choose it.
+    contraction : float, default 0.1
+        a in (0, 1), by which a round brings linear FedRep nearer, for ``theory`` in
+        settings; the smaller, the longer the stages.
     num_rounds : int, optional
         How many rounds there are, for ``auto``; settings and ``start`` say it, too.
     """
@@ -78,28 +82,21 @@ class SRPFL(RunHooks):
             Free("numbers with commas between, theory or auto"),
         ] = "auto",
         srpfl_base: Annotated[str, Free("an algorithm")] = "fedrep",
+        contraction: Annotated[float, Range("(0, 1)")] = 0.1,
         num_rounds: int | None = None,
     ) -> None:
         self.strategy = strategy
         self.initial_nodes = initial_nodes
+        self.contraction = contraction
         self.num_rounds = num_rounds
         self._end_checked = False
         validate(self)
+        allowed = "used with a speed-model other than 'none'"
+        theory = rounds_per_stage == "theory"
+        require(not theory, "rounds-per-stage", rounds_per_stage, allowed)
         # None where they follow from the number of rounds.
-        self.rounds_per_stage: tuple[int, ...] | None = None
-        if rounds_per_stage == "auto":
-            return
-        if isinstance(rounds_per_stage, str):
-            rounds_per_stage = stage_lengths(rounds_per_stage, initial_nodes, None)
-        if isinstance(rounds_per_stage, int):
-            rounds_per_stage = [rounds_per_stage]
-        self.rounds_per_stage = tuple(rounds_per_stage)
-        require(
-            bool(self.rounds_per_stage) and min(self.rounds_per_stage) >= 1,
-            "rounds-per-stage",
-            rounds_per_stage,
-            "a list of at least one number, each at least 1",
-        )
+        automatic = rounds_per_stage == "auto"
+        self.lengths = None if automatic else listed_stages(rounds_per_stage)
 
     @classmethod
     def _wrapped(cls, settings: Settings) -> Settings:
@@ -125,12 +122,13 @@ class SRPFL(RunHooks):
         """Return SRPFL around the strategy that the settings name."""
         wrapped = build_strategy(cls._wrapped(settings))
         initial_nodes = int(settings["initial-nodes"])
-        stages: str | list[int] = str(settings["rounds-per-stage"])
+        stages: str | Sequence[int] = str(settings["rounds-per-stage"])
         speeds = speed_model(settings, int(settings["num-clients"]))
         if stages == "theory" and speeds is not None:
             sampled = len(wrapped.sample(1, list(range(speeds.num_clients))))
             arrivals = speeds.expected_arrivals(sampled)
-            stages = stage_lengths("theory", initial_nodes, arrivals)
+            contraction = float(settings["contraction"])
+            stages = theory_stages(initial_nodes, arrivals, contraction)
         rounds = int(settings["num-server-rounds"])
         return cls(wrapped, initial_nodes, stages, num_rounds=rounds)
 
@@ -209,22 +207,12 @@ class SRPFL(RunHooks):
         """
         if sampled <= self.initial_nodes:
             return sampled
-        lengths: Sequence[int] | None = self.rounds_per_stage
+        lengths: Sequence[int] | None = self.lengths
         if lengths is None:
-            if self.num_rounds is None:
-                raise SettingsError(
-                    "rounds-per-stage is 'auto'; that needs num_rounds, the number of "
-                    "rounds"
-                )
-            lengths = automatic_stages(self.initial_nodes, sampled, self.num_rounds)
-        last = len(lengths) - 1
-        count, begins, stage = self.initial_nodes, 1, 0
-        while count < sampled:
-            begins += lengths[min(stage, last)]
-            if server_round < begins:
-                return count
-            count, stage = 2 * count, stage + 1
-        return sampled
+            rounds, allowed = self.num_rounds or 0, "given for rounds-per-stage='auto'"
+            require(rounds > 0, "num_rounds", self.num_rounds, allowed)
+            lengths = automatic_stages(self.initial_nodes, sampled, rounds)
+        return nodes_of(server_round, sampled, self.initial_nodes, lengths)
 
     def start(
         self,
@@ -247,9 +235,8 @@ class SRPFL(RunHooks):
             self.strategy.configure_train(server_round, arrays, config, grid)
         )
         if isinstance(grid, ArrivalGrid):
-            count = self.nodes(server_round, len(messages))
             self._check_end(len(messages))
-            grid.wait_for(count, self._is_valid)
+            grid.wait_for(self.nodes(server_round, len(messages)), self._is_valid)
         return messages
 
     def _check_end(self, sampled: int) -> None:
@@ -262,8 +249,7 @@ class SRPFL(RunHooks):
             log(
                 WARNING,
                 "SRPFL ends before its last stage: round %d, the last one, waits for "
-                "%d of %d sampled clients; rounds-per-stage='auto' comes to all of "
-                "them",
+                "%d of %d sampled clients; rounds-per-stage='auto' comes to all",
                 self.num_rounds,
                 count,
                 sampled,
@@ -303,7 +289,7 @@ class SRPFL(RunHooks):
             INFO,
             "\t├──> SRPFL: the first %d clients, doubled after %s rounds",
             self.initial_nodes,
-            self.rounds_per_stage or "auto",
+            self.lengths or "auto",
         )
         self.strategy.summary()
 
@@ -330,54 +316,3 @@ class SRPFLFLUTE(SRPFL):
     """SRPFL over FLUTE."""
 
     base = "flute"
-
-
-def automatic_stages(initial_nodes: int, sampled: int, rounds: int) -> list[int]:
-    """Return the lengths of all stages but the last, with all N sampled clients.
-
-    They share the first half of the rounds, rounded down; what is left over goes to
-    the first ones. With fewer rounds than stages there the later ones are left out.
-    """
-    stages = 0
-    while initial_nodes * 2**stages < sampled:
-        stages += 1
-    each, left = divmod(rounds // 2, stages) if stages else (0, 0)
-    return [each + (stage < left) for stage in range(stages)]
-
-
-def stage_lengths(
-    setting: str, initial_nodes: int, expected_arrivals: Times | None
-) -> list[int]:
-    """Return the stages' lengths that the setting ``rounds-per-stage`` means.
-
-    It is a number, numbers with commas between them, or ``theory``: τ_r is 2 log(2
-    (E[T_(2n)] − E[T_(n)]) / (E[T_(n)] − E[T_(n/2)])) / log(1/(1 − a)), rounded up and
-    at least 1 (SRPFL, section 4), for n = 2^r n0 and a = 0.1. ``expected_arrivals`` are
-    E[T_(n)] for n = 1 … N. Raises `SettingsError` for anything else, and for ``theory``
-    without them.
-    """
-    if setting != "theory":
-        parts = [part.strip() for part in setting.split(",") if part.strip()]
-        if not parts or not all(part.isdigit() and int(part) >= 1 for part in parts):
-            raise SettingsError(
-                f"rounds-per-stage is {setting!r}; it must be a number of rounds, "
-                "several with commas between them, each at least 1, 'theory' or 'auto'"
-            )
-        return [int(part) for part in parts]
-    if expected_arrivals is None:
-        raise SettingsError(
-            "rounds-per-stage is 'theory'; that needs a speed-model other than 'none'"
-        )
-    total = len(expected_arrivals)
-
-    def arrival(n: int) -> float:
-        return float(expected_arrivals[min(n, total) - 1]) if n else 0.0
-
-    lengths, n = [], initial_nodes
-    while n < total:
-        later, earlier = arrival(2 * n) - arrival(n), arrival(n) - arrival(n // 2)
-        ratio = 2 * later / earlier if earlier > 0 else 1.0
-        rounds = 2 * math.log(max(ratio, 1.0)) / -math.log(1 - CONTRACTION)
-        lengths.append(max(1, math.ceil(rounds)))
-        n *= 2
-    return lengths or [1]

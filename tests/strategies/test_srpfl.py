@@ -15,8 +15,8 @@ from strategies.grids.arrivals import SimulatedArrivals
 from strategies.grids.simulation import InlineGrid
 from strategies.grids.speeds import SpeedModel
 from strategies.server.rounds import run_rounds
+from strategies.server.stages import theory_stages
 from strategies.server_app import run
-from strategies.srpfl import stage_lengths
 from task.settings import SettingsError, resolve
 
 pytestmark = pytest.mark.usefixtures("no_plot")
@@ -57,7 +57,7 @@ def test_automatic_stages_by_hand(sampled, rounds, expected) -> None:
 
 
 def test_automatic_stages_need_the_number_of_rounds() -> None:
-    with pytest.raises(SettingsError, match=r"^rounds-per-stage is 'auto'; .*rounds$"):
+    with pytest.raises(SettingsError, match=r"^num_rounds is None; .*'auto'$"):
         SRPFL(BaseStrategy()).nodes(1, 3)
 
 
@@ -86,17 +86,40 @@ def test_wrong_values_are_refused_in_one_line(wrong) -> None:
 @pytest.mark.parametrize("setting", ["", "0", "a", "3,,x", "3,0", "-1", "Auto"])
 def test_wrong_stage_settings_are_refused(setting: str) -> None:
     with pytest.raises(SettingsError, match="rounds-per-stage"):
-        stage_lengths(setting, 2, None)
+        SRPFL(BaseStrategy(), rounds_per_stage=setting)
 
 
 def test_stages_of_the_theory_by_hand() -> None:
     # E[T_(n)] = n: later/earlier is 2n - n to n - n/2, so 2, and each stage has
-    # 2 log(4) / log(1 / 0.9) = 26.3 rounds, rounded up.
+    # 2 log(4) / log(1 / 0.9) = 26.3 rounds, rounded up; with a = 3/4 it is two.
     arrivals = np.arange(1.0, 17.0)
-    expected = math.ceil(2 * math.log(4) / math.log(1 / 0.9))
-    assert stage_lengths("theory", 4, arrivals) == [expected] * 2
+    assert theory_stages(4, arrivals, 0.1) == [27] * 2
+    assert theory_stages(4, arrivals, 0.74) == [3] * 2
+    assert theory_stages(4, arrivals, 0.76) == [2] * 2
     with pytest.raises(SettingsError, match="speed-model"):
-        stage_lengths("theory", 4, None)
+        SRPFL(BaseStrategy(), rounds_per_stage="theory")
+
+
+def test_the_contraction_is_a_setting() -> None:
+    theory = {"rounds_per_stage": "theory", "speed_model": "fixed"}
+    by_default = build_strategy(settings_of("srpfl", **theory))
+    given = build_strategy(settings_of("srpfl", contraction=0.5, **theory))
+    times = SpeedModel("fixed", 20).expected_arrivals(20)
+    for strategy, a in ((by_default, 0.1), (given, 0.5)):
+        # Stages of 5 and 10, before all 20; the first ratio has E[T_(2)] in it.
+        ratios = [
+            2 * (times[2 * n - 1] - times[n - 1]) / (times[n - 1] - times[n // 2 - 1])
+            for n in (5, 10)
+        ]
+        expected = [math.ceil(2 * math.log(r) / math.log(1 / (1 - a))) for r in ratios]
+        assert strategy.lengths == tuple(expected)
+    assert given.lengths != by_default.lengths
+
+
+@pytest.mark.parametrize("wrong", [0.0, 1.0, -0.1, math.nan])
+def test_a_wrong_contraction_is_refused_in_one_line(wrong: float) -> None:
+    with pytest.raises(SettingsError, match=r"^contraction is .* in \(0, 1\)$"):
+        SRPFL(BaseStrategy(), contraction=wrong)
 
 
 def settings_of(algorithm: str, **more):
