@@ -33,7 +33,7 @@ RUNS = {
     "speed-model=dynamic communication-time=1.0 initial-nodes=1 evaluate-every=1 "
     'rounds-per-stage="1"',
     "digits-theory": "srpfl --run-config rounds-per-stage=theory initial-nodes=1 "
-    "speed-model=groups evaluate-every=1 fraction-train=1.0",
+    "speed-model=groups redraw-speeds=true evaluate-every=1 fraction-train=1.0",
     "digits-resnet": "fedrep fedper --rounds 2 --run-config model=resnet20 "
     "bfloat16=true evaluate-every=1 head-epochs=2",
     "digits-logistic": "dpsgd choco-sgd squarm-sgd --run-config model=logistic "
@@ -52,7 +52,8 @@ RUNS = {
     "linear": "fedrep flute srpfl srpfl-flute fedavg fedper lg-fedavg local fedavg-ft "
     f"dpsgd squarm-sgd --task linear --run-config {SMALL} head-layers=1",
     "linear-random": "fedrep srpfl --task linear --run-config initialization=random "
-    "head-steps=3 fresh-samples=false evaluate-every=1 initial-nodes=1",
+    "head-steps=3 fresh-samples=false evaluate-every=1 initial-nodes=1 "
+    'rounds-per-stage="10"',
     "linear-gaussian": "flute --task linear --run-config spectrum=gaussian "
     "evaluate-every=1 fraction-train=1.0",
     "transfer": "representation-transfer fedavg fedrep local dpsgd --task transfer "

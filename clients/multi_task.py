@@ -48,8 +48,6 @@ class MultiTaskClient(Client):
     ) -> None:
         super().__init__(task, index, state, settings)
         self.compressor = self.make_compressor()
-        # An operator that is no contraction is refused here.
-        self.compressor.omega(DIMENSION)
         self.refused = 0
 
     def make_compressor(self) -> Compressor:

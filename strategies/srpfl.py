@@ -5,9 +5,8 @@ uses only the first n clients that answer, and n doubles from stage to stage. Cl
 outside the n keep their personal parts.
 """
 
-import math
 from collections.abc import Iterable, Mapping, Sequence
-from logging import INFO
+from logging import INFO, WARNING
 from typing import Annotated, Any, ClassVar, Self, cast
 
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
@@ -22,10 +21,16 @@ from strategies.algorithms import (
     strategy_class,
 )
 from strategies.grids.arrivals import ArrivalGrid, RealArrivals
-from strategies.grids.speeds import Times, speed_model
+from strategies.grids.speeds import speed_model
 from strategies.hooks import RunHooks
 from strategies.server.replies import Arrays
 from strategies.server.said import InvalidReplyError
+from strategies.server.stages import (
+    automatic_stages,
+    listed_stages,
+    nodes_of,
+    theory_stages,
+)
 from task.settings import (
     Free,
     Range,
@@ -35,9 +40,6 @@ from task.settings import (
     require,
     validate,
 )
-
-# The contraction a of the linear case, with which the theory's stages are computed.
-CONTRACTION = 0.1
 
 
 class SRPFL(RunHooks):
@@ -51,12 +53,18 @@ class SRPFL(RunHooks):
         What is done with the replies: any strategy, Flower's own included.
     initial_nodes : int, default 2
         n in the first stage.
-    rounds_per_stage : int, sequence of int or str, default "10"
+    rounds_per_stage : int, sequence of int or str, default "auto"
         Rounds of each stage; several give the stages their own lengths, and the last
         one holds for all that follow. In a setting they have commas between them, or
-        are ``theory``: see `stage_lengths`.
+        are ``theory`` (see `strategies.server.stages`) or ``auto``: stages of equal
+        lengths in the first half of the rounds, all sampled clients in the second.
     srpfl_base : str, default "fedrep"
         Name or import path of the wrapped strategy, where settings choose it.
+    contraction : float, default 0.1
+        a in (0, 1), by which a round brings linear FedRep nearer, for ``theory`` in
+        settings; the smaller, the longer the stages.
+    num_rounds : int, optional
+        How many rounds there are, for ``auto``; settings and ``start`` say it, too.
     """
 
     # What is wrapped; the setting srpfl-base says it where this is empty.
@@ -70,24 +78,25 @@ class SRPFL(RunHooks):
         strategy: Strategy,
         initial_nodes: Annotated[int, Range("[1, inf)")] = 2,
         rounds_per_stage: Annotated[
-            int | str | Sequence[int], Free("numbers with commas between, or theory")
-        ] = "10",
+            int | str | Sequence[int],
+            Free("numbers with commas between, theory or auto"),
+        ] = "auto",
         srpfl_base: Annotated[str, Free("an algorithm")] = "fedrep",
+        contraction: Annotated[float, Range("(0, 1)")] = 0.1,
+        num_rounds: int | None = None,
     ) -> None:
         self.strategy = strategy
         self.initial_nodes = initial_nodes
+        self.contraction = contraction
+        self.num_rounds = num_rounds
+        self._end_checked = False
         validate(self)
-        if isinstance(rounds_per_stage, str):
-            rounds_per_stage = stage_lengths(rounds_per_stage, initial_nodes, None)
-        if isinstance(rounds_per_stage, int):
-            rounds_per_stage = [rounds_per_stage]
-        self.rounds_per_stage = tuple(rounds_per_stage)
-        require(
-            bool(self.rounds_per_stage) and min(self.rounds_per_stage) >= 1,
-            "rounds-per-stage",
-            rounds_per_stage,
-            "a list of at least one number, each at least 1",
-        )
+        allowed = "used with a speed-model other than 'none'"
+        theory = rounds_per_stage == "theory"
+        require(not theory, "rounds-per-stage", rounds_per_stage, allowed)
+        # None where they follow from the number of rounds.
+        automatic = rounds_per_stage == "auto"
+        self.lengths = None if automatic else listed_stages(rounds_per_stage)
 
     @classmethod
     def _wrapped(cls, settings: Settings) -> Settings:
@@ -113,14 +122,15 @@ class SRPFL(RunHooks):
         """Return SRPFL around the strategy that the settings name."""
         wrapped = build_strategy(cls._wrapped(settings))
         initial_nodes = int(settings["initial-nodes"])
-        stages, arrivals = str(settings["rounds-per-stage"]), None
+        stages: str | Sequence[int] = str(settings["rounds-per-stage"])
         speeds = speed_model(settings, int(settings["num-clients"]))
         if stages == "theory" and speeds is not None:
             sampled = len(wrapped.sample(1, list(range(speeds.num_clients))))
             arrivals = speeds.expected_arrivals(sampled)
-        return cls(
-            wrapped, initial_nodes, stage_lengths(stages, initial_nodes, arrivals)
-        )
+            contraction = float(settings["contraction"])
+            stages = theory_stages(initial_nodes, arrivals, contraction)
+        rounds = int(settings["num-server-rounds"])
+        return cls(wrapped, initial_nodes, stages, num_rounds=rounds)
 
     @classmethod
     def client_path(cls, settings: Settings) -> str:
@@ -195,18 +205,27 @@ class SRPFL(RunHooks):
 
         It is min(N, 2^r n0) in stage r, with N sampled clients.
         """
-        last = len(self.rounds_per_stage) - 1
-        count, begins, stage = self.initial_nodes, 1, 0
-        while count < sampled:
-            begins += self.rounds_per_stage[min(stage, last)]
-            if server_round < begins:
-                return count
-            count, stage = 2 * count, stage + 1
-        return sampled
+        if sampled <= self.initial_nodes:
+            return sampled
+        lengths: Sequence[int] | None = self.lengths
+        if lengths is None:
+            rounds, allowed = self.num_rounds or 0, "given for rounds-per-stage='auto'"
+            require(rounds > 0, "num_rounds", self.num_rounds, allowed)
+            lengths = automatic_stages(self.initial_nodes, sampled, rounds)
+        return nodes_of(server_round, sampled, self.initial_nodes, lengths)
 
-    def start(self, grid: Grid, *args: Any, **kwargs: Any) -> Result:
+    def start(
+        self,
+        grid: Grid,
+        initial_arrays: ArrayRecord,
+        num_rounds: int = 3,
+        *args: Any,
+        **kwargs: Any,
+    ) -> Result:
         """Run as Flower's ``Strategy.start``, by real arrival order on any grid."""
-        return super().start(self.wrap_grid(grid), *args, **kwargs)
+        self.num_rounds = num_rounds
+        grid = self.wrap_grid(grid)
+        return super().start(grid, initial_arrays, num_rounds, *args, **kwargs)
 
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
@@ -216,9 +235,25 @@ class SRPFL(RunHooks):
             self.strategy.configure_train(server_round, arrays, config, grid)
         )
         if isinstance(grid, ArrivalGrid):
-            count = self.nodes(server_round, len(messages))
-            grid.wait_for(count, self._is_valid)
+            self._check_end(len(messages))
+            grid.wait_for(self.nodes(server_round, len(messages)), self._is_valid)
         return messages
+
+    def _check_end(self, sampled: int) -> None:
+        """Say once, in the beginning, if the last stage will not be reached."""
+        if self._end_checked or self.num_rounds is None:
+            return
+        self._end_checked = True
+        count = self.nodes(self.num_rounds, sampled)
+        if count < sampled:
+            log(
+                WARNING,
+                "SRPFL ends before its last stage: round %d, the last one, waits for "
+                "%d of %d sampled clients; rounds-per-stage='auto' comes to all",
+                self.num_rounds,
+                count,
+                sampled,
+            )
 
     def _is_valid(self, reply: Message) -> bool:
         check = getattr(self.strategy, "check_train_reply", None)
@@ -254,7 +289,7 @@ class SRPFL(RunHooks):
             INFO,
             "\t├──> SRPFL: the first %d clients, doubled after %s rounds",
             self.initial_nodes,
-            self.rounds_per_stage,
+            self.lengths or "auto",
         )
         self.strategy.summary()
 
@@ -281,41 +316,3 @@ class SRPFLFLUTE(SRPFL):
     """SRPFL over FLUTE."""
 
     base = "flute"
-
-
-def stage_lengths(
-    setting: str, initial_nodes: int, expected_arrivals: Times | None
-) -> list[int]:
-    """Return the stages' lengths that the setting ``rounds-per-stage`` means.
-
-    It is a number, numbers with commas between them, or ``theory``: τ_r is 2 log(2
-    (E[T_(2n)] − E[T_(n)]) / (E[T_(n)] − E[T_(n/2)])) / log(1/(1 − a)), rounded up and
-    at least 1 (SRPFL, section 4), for n = 2^r n0 and a = 0.1. ``expected_arrivals`` are
-    E[T_(n)] for n = 1 … N. Raises `SettingsError` for anything else, and for ``theory``
-    without them.
-    """
-    if setting != "theory":
-        parts = [part.strip() for part in setting.split(",") if part.strip()]
-        if not parts or not all(part.isdigit() and int(part) >= 1 for part in parts):
-            raise SettingsError(
-                f"rounds-per-stage is {setting!r}; it must be a number of rounds, "
-                "several with commas between them, each at least 1, or 'theory'"
-            )
-        return [int(part) for part in parts]
-    if expected_arrivals is None:
-        raise SettingsError(
-            "rounds-per-stage is 'theory'; that needs a speed-model other than 'none'"
-        )
-    total = len(expected_arrivals)
-
-    def arrival(n: int) -> float:
-        return float(expected_arrivals[min(n, total) - 1]) if n else 0.0
-
-    lengths, n = [], initial_nodes
-    while n < total:
-        later, earlier = arrival(2 * n) - arrival(n), arrival(n) - arrival(n // 2)
-        ratio = 2 * later / earlier if earlier > 0 else 1.0
-        rounds = 2 * math.log(max(ratio, 1.0)) / -math.log(1 - CONTRACTION)
-        lengths.append(max(1, math.ceil(rounds)))
-        n *= 2
-    return lengths or [1]

@@ -24,6 +24,8 @@ from task.messages import EXCHANGED_ROUND
 from task.settings import Choice, Free, Range, SettingsError, validate
 
 MIXING = {"metropolis": metropolis_weights, "uniform": uniform_weights}
+# A consensus step below this brings nodes together over thousands of rounds only.
+SMALL_STEP = 1e-3
 # Of a sketch's entries; NaN is not below it either.
 LARGEST_SKETCHED = 1e9
 # What a client raises whose state is not the one that its neighbours rely on.
@@ -147,6 +149,15 @@ class Gossip(BaseStrategy):
         if self.consensus_step == 0 and self.uses_consensus_step:
             self.consensus_step = consensus_step(self.boxes.weights, omega)
             log(INFO, "consensus step of the theory: %.3g", self.consensus_step)
+            if self.consensus_step < SMALL_STEP:
+                log(
+                    WARNING,
+                    "the theory's consensus step is %.3g: messages cost as ever and "
+                    "change next to nothing; consensus-step=0.02 is practical with "
+                    "top-k and sign-top-k, 0.2 with sign and qsgd, and less if "
+                    "consensus-distance grows",
+                    self.consensus_step,
+                )
 
     def sample(self, server_round: int, nodes: list[int]) -> list[int]:
         """Return all nodes: everybody takes part in each round."""

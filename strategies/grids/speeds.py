@@ -40,8 +40,8 @@ class SpeedModel:
     ----------
     name : str
         ``fixed``: T_i ~ Exp(1), drawn once. ``dynamic``: λ_i ~ U[1/M, 1] drawn once,
-        T_i ~ Exp(λ_i) in every round. ``groups``: in every round T_i ~ Exp with mean
-        0.1, or mean 10 for the last ``straggler_fraction`` of the clients.
+        T_i ~ Exp(λ_i) in every round. ``groups``: T_i ~ Exp with mean 0.1, or mean 10
+        for the last ``straggler_fraction`` of the clients, drawn once.
         ``correlated``: as ``fixed``, but sorted, so that with the partition
         ``class-groups`` speed and labels go together. Anything else is the path of a
         file with a time for each client, one a line.
@@ -51,6 +51,8 @@ class SpeedModel:
         Fixes all times.
     straggler_fraction : float, default 0.1
         Share of stragglers, in [0, 1].
+    redraw : bool, default False
+        Whether ``groups`` draws all times anew in every round.
     """
 
     def __init__(
@@ -59,6 +61,7 @@ class SpeedModel:
         num_clients: int,
         seed: int = 0,
         straggler_fraction: float = 0.1,
+        redraw: bool = False,
     ) -> None:
         require(
             0 <= straggler_fraction <= 1,
@@ -68,6 +71,7 @@ class SpeedModel:
         )
         self.num_clients = num_clients
         self.seed = seed
+        self.redraw = redraw
         self.num_stragglers = round(straggler_fraction * num_clients)
         self._listed: Times | None = None
         if name in MODELS:
@@ -101,7 +105,7 @@ class SpeedModel:
 def _groups(model: SpeedModel, once: Generator, each: Generator) -> Times:
     means = np.full(model.num_clients, FAST_MEAN)
     means[model.num_clients - model.num_stragglers :] = STRAGGLER_MEAN
-    return each.exponential(means)
+    return (each if model.redraw else once).exponential(means)
 
 
 def _dynamic(model: SpeedModel, once: Generator, each: Generator) -> Times:
@@ -157,6 +161,8 @@ class SpeedSettings(Checked):
         ``correlated`` or a file with a time for each client: see `SpeedModel`.
     straggler_fraction : float, default 0.1
         Share of stragglers in ``groups``.
+    redraw_speeds : bool, default False
+        Whether ``groups`` draws all times anew in every round, instead of once.
     communication_time : float, default 0
         Time that each round takes besides, in the unit of the speeds.
     seed : int, default 0
@@ -167,6 +173,7 @@ class SpeedSettings(Checked):
         str, Free("none, fixed, dynamic, groups, correlated or a file")
     ] = "none"
     straggler_fraction: Annotated[float, Range("[0, 1]")] = 0.1
+    redraw_speeds: Annotated[bool, Free()] = False
     communication_time: Annotated[float, Range("[0, inf)")] = 0.0
     seed: Annotated[int, Seed] = 0
 
@@ -177,5 +184,9 @@ def speed_model(settings: Settings, num_clients: int) -> SpeedModel | None:
     if speeds.speed_model == "none":
         return None
     return SpeedModel(
-        speeds.speed_model, num_clients, speeds.seed, speeds.straggler_fraction
+        speeds.speed_model,
+        num_clients,
+        speeds.seed,
+        speeds.straggler_fraction,
+        speeds.redraw_speeds,
     )

@@ -17,7 +17,7 @@ from task.compression.packing import (
     squared_l2,
     unpack,
 )
-from task.settings import SettingsError, require
+from task.settings import require
 
 
 @dataclass(frozen=True)
@@ -83,7 +83,8 @@ class QSGD(Compressor):
     or down at random so that E Q_s(x) = x. Its variance is at most beta ||x||^2 with
     beta_{d,s} = min(d / s^2, sqrt(d) / s) (Singh 2024, section 2.4, footnote 2).
     Q_s itself contracts, with omega = 1 - beta, only where beta < 1; Q_s / (1 + beta)
-    does for every s, with omega = 1 / (1 + beta).
+    does for every s, with omega = 1 / (1 + beta), and takes its place where beta >= 1
+    (with 15 levels that is from 225 entries on). The message is the same.
 
     The norm is sent as a float. Rounding it does not bias Q_s, since the levels are
     taken relative to the rounded norm, nor make a level exceed s: no entry, itself a
@@ -96,7 +97,7 @@ class QSGD(Compressor):
     levels : int, default 15
         s, from 1 to 32,767. The default is the largest s of 4 bits (5 with the sign).
     scaled : bool, default False
-        Whether to divide by 1 + beta: a contraction, but no longer unbiased.
+        Whether to divide by 1 + beta where beta < 1 too: no longer unbiased.
 
     Raises
     ------
@@ -121,22 +122,13 @@ class QSGD(Compressor):
         return FLOAT.size + packed_bytes(dimension, self._bits)
 
     def omega(self, dimension: int) -> float:
-        """Give 1 - beta, or 1 / (1 + beta) if scaled.
-
-        Raises
-        ------
-        SettingsError
-            If not scaled and beta >= 1: Q_s is then no compression operator.
-        """
+        """Give 1 - beta, or 1 / (1 + beta) where Q_s is divided by that."""
         beta = self.beta(dimension)
-        if self.scaled:
-            return 1 / (1 + beta)
-        if beta >= 1:
-            raise SettingsError(
-                f"qsgd with levels={self.levels} is no contraction on {dimension} "
-                f"entries: take levels above {math.isqrt(dimension)}"
-            )
-        return 1 - beta
+        return 1 / (1 + beta) if self._divides(beta) else 1 - beta
+
+    def _divides(self, beta: float) -> bool:
+        """Return whether Q_s is divided by 1 + beta."""
+        return self.scaled or beta >= 1
 
     @property
     def _bits(self) -> int:
@@ -164,8 +156,9 @@ class QSGD(Compressor):
             raise ValueError(f"a level is {level.max()}, above {self.levels}")
         entries = level.astype(np.float32) / np.float32(self.levels) * norm
         np.negative(entries, out=entries, where=(code & 1).astype(np.bool_))
-        if self.scaled:
-            entries /= np.float32(1 + self.beta(dimension))
+        beta = self.beta(dimension)
+        if self._divides(beta):
+            entries /= np.float32(1 + beta)
         return entries
 
 

@@ -35,7 +35,7 @@ class Network:
     Raises
     ------
     SettingsError
-        If an edge is given from one end only, or the compressor is no contraction.
+        If an edge is given from one end only.
     """
 
     def __init__(
@@ -52,8 +52,6 @@ class Network:
             require((j, i) in place, "an edge", (i, j), f"listed as {(j, i)} too")
         self._reverse = np.array([place[j, i] for i, j in pairs])
         self._sender = np.searchsorted(self.nodes, algorithm.pairs[:, 1])
-        if compressor:
-            compressor.omega(self.dimension)
 
     @property
     def bits(self) -> int:

@@ -15,8 +15,8 @@ from strategies.grids.arrivals import SimulatedArrivals
 from strategies.grids.simulation import InlineGrid
 from strategies.grids.speeds import SpeedModel
 from strategies.server.rounds import run_rounds
+from strategies.server.stages import theory_stages
 from strategies.server_app import run
-from strategies.srpfl import stage_lengths
 from task.settings import SettingsError, resolve
 
 pytestmark = pytest.mark.usefixtures("no_plot")
@@ -36,6 +36,29 @@ def test_listed_stages_by_hand() -> None:
     # One round of 2, two of 4, and the last length again for 8.
     strategy = SRPFL(BaseStrategy(), initial_nodes=2, rounds_per_stage=[1, 2])
     assert schedule(strategy, 12, 7) == [2, 4, 4, 8, 8, 12, 12]
+
+
+@pytest.mark.parametrize(
+    ("sampled", "rounds", "expected"),
+    [
+        # 2, 4, 8, 16 and 32 share 20 rounds.
+        (64, 40, [2] * 4 + [4] * 4 + [8] * 4 + [16] * 4 + [32] * 4 + [64] * 20),
+        # 2, 4 and 8 share seven of 15: one more for the first.
+        (12, 15, [2] * 3 + [4] * 2 + [8] * 2 + [12] * 8),
+        # Two rounds for four stages: the later ones are left out.
+        (20, 4, [2, 4, 20, 20]),
+        (20, 1, [20]),
+        (2, 3, [2, 2, 2]),
+    ],
+)
+def test_automatic_stages_by_hand(sampled, rounds, expected) -> None:
+    strategy = SRPFL(BaseStrategy(), num_rounds=rounds)
+    assert schedule(strategy, sampled, rounds) == expected
+
+
+def test_automatic_stages_need_the_number_of_rounds() -> None:
+    with pytest.raises(SettingsError, match=r"^num_rounds is None; .*'auto'$"):
+        SRPFL(BaseStrategy()).nodes(1, 3)
 
 
 def test_everybody_at_once() -> None:
@@ -60,20 +83,43 @@ def test_wrong_values_are_refused_in_one_line(wrong) -> None:
     assert "at least 1" in str(caught.value)
 
 
-@pytest.mark.parametrize("setting", ["", "0", "a", "3,,x", "3,0", "-1"])
+@pytest.mark.parametrize("setting", ["", "0", "a", "3,,x", "3,0", "-1", "Auto"])
 def test_wrong_stage_settings_are_refused(setting: str) -> None:
     with pytest.raises(SettingsError, match="rounds-per-stage"):
-        stage_lengths(setting, 2, None)
+        SRPFL(BaseStrategy(), rounds_per_stage=setting)
 
 
 def test_stages_of_the_theory_by_hand() -> None:
     # E[T_(n)] = n: later/earlier is 2n - n to n - n/2, so 2, and each stage has
-    # 2 log(4) / log(1 / 0.9) = 26.3 rounds, rounded up.
+    # 2 log(4) / log(1 / 0.9) = 26.3 rounds, rounded up; with a = 3/4 it is two.
     arrivals = np.arange(1.0, 17.0)
-    expected = math.ceil(2 * math.log(4) / math.log(1 / 0.9))
-    assert stage_lengths("theory", 4, arrivals) == [expected] * 2
+    assert theory_stages(4, arrivals, 0.1) == [27] * 2
+    assert theory_stages(4, arrivals, 0.74) == [3] * 2
+    assert theory_stages(4, arrivals, 0.76) == [2] * 2
     with pytest.raises(SettingsError, match="speed-model"):
-        stage_lengths("theory", 4, None)
+        SRPFL(BaseStrategy(), rounds_per_stage="theory")
+
+
+def test_the_contraction_is_a_setting() -> None:
+    theory = {"rounds_per_stage": "theory", "speed_model": "fixed"}
+    by_default = build_strategy(settings_of("srpfl", **theory))
+    given = build_strategy(settings_of("srpfl", contraction=0.5, **theory))
+    times = SpeedModel("fixed", 20).expected_arrivals(20)
+    for strategy, a in ((by_default, 0.1), (given, 0.5)):
+        # Stages of 5 and 10, before all 20; the first ratio has E[T_(2)] in it.
+        ratios = [
+            2 * (times[2 * n - 1] - times[n - 1]) / (times[n - 1] - times[n // 2 - 1])
+            for n in (5, 10)
+        ]
+        expected = [math.ceil(2 * math.log(r) / math.log(1 / (1 - a))) for r in ratios]
+        assert strategy.lengths == tuple(expected)
+    assert given.lengths != by_default.lengths
+
+
+@pytest.mark.parametrize("wrong", [0.0, 1.0, -0.1, math.nan])
+def test_a_wrong_contraction_is_refused_in_one_line(wrong: float) -> None:
+    with pytest.raises(SettingsError, match=r"^contraction is .* in \(0, 1\)$"):
+        SRPFL(BaseStrategy(), contraction=wrong)
 
 
 def settings_of(algorithm: str, **more):
@@ -85,7 +131,6 @@ def settings_of(algorithm: str, **more):
             "num-server-rounds": 4,
             "speed-model": "fixed",
             "initial-nodes": 5,
-            "rounds-per-stage": "2",
             "head-epochs": 1,
             "evaluate-last": 1,
             "evaluate-every": 0,
@@ -102,7 +147,7 @@ def simulated(settings, strategy, clients: int = 20):
 
 @pytest.mark.parametrize("algorithm", ["srpfl", "lg-srpfl", "flanp", "srpfl-flute"])
 def test_only_the_fastest_train(algorithm: str, tmp_path) -> None:
-    settings = settings_of(algorithm, output=str(tmp_path))
+    settings = settings_of(algorithm, output=str(tmp_path), rounds_per_stage="2")
     inner = InlineGrid(make_app(settings), 20)
     trained: list[list[int]] = []
     send = inner.send_and_receive
@@ -123,6 +168,27 @@ def test_only_the_fastest_train(algorithm: str, tmp_path) -> None:
     assert summary["seconds-simulated"] == pytest.approx(expected)
 
 
+@pytest.mark.parametrize(
+    ("stages", "counts", "said"),
+    [
+        ("auto", [5, 10, 20, 20], []),
+        ("1,2", [5, 10, 10, 20], []),
+        ("2", [5, 5, 10, 10], ["round 4, the last one, waits for 10 of 20"]),
+    ],
+)
+def test_a_run_that_ends_before_its_last_stage_says_so(
+    stages: str, counts: list[int], said: list[str], tmp_path, caplog
+) -> None:
+    more = {} if stages == "auto" else {"rounds_per_stage": stages}
+    settings = settings_of("flanp", output=str(tmp_path), **more)
+    run(InlineGrid(make_app(settings), 20), settings)
+    lines = (tmp_path / "flanp" / "metrics.jsonl").read_text().splitlines()
+    assert [json.loads(line)["clients"] for line in lines] == counts
+    found = [m for m in caplog.messages if "before its last stage" in m]
+    assert len(found) == len(said)
+    assert all(words in line for line, words in zip(found, said, strict=True))
+
+
 def test_more_initial_nodes_than_clients_are_refused(tmp_path) -> None:
     settings = settings_of("srpfl", output=str(tmp_path), initial_nodes=21)
     with pytest.raises(SettingsError, match="at most 20"):
@@ -131,7 +197,11 @@ def test_more_initial_nodes_than_clients_are_refused(tmp_path) -> None:
 
 @pytest.mark.parametrize("base", ["fedavg", "strategies.fedavg:FedAvg", "flute"])
 def test_the_setting_says_what_is_wrapped(base: str, tmp_path) -> None:
-    options = {"output": str(tmp_path), "num_server_rounds": 3}
+    options = {
+        "output": str(tmp_path),
+        "num_server_rounds": 3,
+        "rounds_per_stage": "2",
+    }
     settings = settings_of("srpfl", srpfl_base=base, **options)
     strategy = build_strategy(settings)
     assert isinstance(strategy, SRPFL)
@@ -151,7 +221,11 @@ def test_the_setting_says_what_is_wrapped(base: str, tmp_path) -> None:
 
 
 def test_somebody_elses_strategy_is_wrapped_like_ours(tmp_path) -> None:
-    options = {"output": str(tmp_path), "num_server_rounds": 3}
+    options = {
+        "output": str(tmp_path),
+        "num_server_rounds": 3,
+        "rounds_per_stage": "2",
+    }
     settings = settings_of("srpfl", srpfl_base="outsiders:Plain", **options)
     chosen = {**settings, "srpfl-base": "fedrep"}
     rows = []

@@ -167,7 +167,7 @@ def test_a_loss_under_another_name_or_none_is_fine(name):
 
 def test_the_first_of_a_template_s_clients_will_do_for_srpfl(caplog):
     template = Template()
-    strategy = SRPFL(FedRep(fraction_train=1.0), initial_nodes=2, rounds_per_stage=1)
+    strategy = SRPFL(FedRep(fraction_train=1.0), initial_nodes=2)
     result = run(strategy, template)
     counts = [result.train_metrics_clientapp[r]["clients"] for r in (1, 2)]
     assert counts == [2, 4]

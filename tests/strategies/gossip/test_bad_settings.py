@@ -52,10 +52,6 @@ BAD_SETTINGS = [
         "levels is 32768; it must be an int from 1 to 32767",
     ),
     (
-        "compressor='qsgd' compressor-levels=2",
-        "qsgd with levels=2 is no contraction on 650",
-    ),
-    (
         "trigger='often'",
         "trigger is 'often'; it must be START, START:INCREMENT:EVERY or",
     ),

@@ -1,5 +1,7 @@
 """Gossip equals its equations in plain NumPy, with all nodes and with some away."""
 
+import re
+
 import numpy as np
 import pytest
 from gossip_network import GOSSIP, RING, D, N, Network, away
@@ -30,7 +32,7 @@ def test_choco_with_identity_and_gamma_1_equals_dpsgd_step_by_step():
     assert choco.rows[-1]["bits"] == dpsgd.rows[-1]["bits"] == 32 * D * N
 
 
-@pytest.mark.parametrize("compressor", ["sign-top-k", "qsgd-top-k", "rand-k"])
+@pytest.mark.parametrize("compressor", ["sign-top-k", "qsgd-top-k", "rand-k", "qsgd"])
 def test_squarm_without_momentum_delay_and_trigger_is_choco_to_the_last_bit(compressor):
     # Small random batches too: the same seeds.
     more = {
@@ -158,6 +160,25 @@ def test_the_consensus_step_of_the_theory():
     )
     for message in network.messages("train", 1):
         assert message.content["config"]["consensus-step"] == pytest.approx(gamma)
+
+
+@pytest.mark.parametrize(
+    ("given", "warned"),
+    [
+        # k / d = 6 / 650 and 325 / 650 on this ring, delta = 0.461 and lambda = 1.206:
+        # γ is 0.00851 / 58.3 and 0.461 / 54.6.
+        ({"compressor_k": 0.01}, True),
+        ({"compressor_k": 0.5}, False),
+        ({"compressor_k": 0.01, "consensus_step": 1e-4}, False),
+    ],
+)
+def test_a_small_consensus_step_of_the_theory_is_warned_of(given, warned, caplog):
+    settings = {"consensus_step": 0.0, "compressor": "top-k", **given}
+    Network("choco-sgd", **settings).go(2)
+    found = [r for r in caplog.records if r.levelname == "WARNING"]
+    assert len(found) == warned
+    said = "consensus step is 0.000146: .*; consensus-step=0.02 is practical with top-k"
+    assert all(re.search(said, r.message) for r in found)
 
 
 def test_consensus_alone_contracts_at_the_rate_of_the_spectral_gap():

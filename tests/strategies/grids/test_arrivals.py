@@ -6,8 +6,8 @@ from flwr.app import Error, Message, RecordDict
 
 from strategies.grids import arrivals
 from strategies.grids.arrivals import RealArrivals
-from strategies.grids.speeds import SpeedModel
-from task.settings import SettingsError
+from strategies.grids.speeds import SpeedModel, speed_model
+from task.settings import SettingsError, resolve
 
 
 class Script:
@@ -161,13 +161,31 @@ def test_speeds() -> None:
     groups = SpeedModel("groups", 1000, straggler_fraction=0.3)
     assert groups.times(1)[:700].mean() < 0.2
     assert groups.times(1)[700:].mean() > 5
+    # Who is fast stays fast, unless times are drawn anew.
+    np.testing.assert_array_equal(groups.times(1), groups.times(2))
+    redrawn = SpeedModel("groups", 1000, straggler_fraction=0.3, redraw=True)
+    # Two rounds' ratios of the same client: of two exponentials, 2/3 are beyond
+    # [1/2, 2] (±0.015); a false alarm is rarer than 1e-9.
+    ratio = redrawn.times(1) / redrawn.times(2)
+    assert 0.57 < np.mean(np.maximum(ratio, 1 / ratio) > 2) < 0.77
+    assert redrawn.times(2)[700:].mean() > 5
+    np.testing.assert_array_equal(redrawn.times(2), redrawn.times(2))
     correlated = SpeedModel("correlated", 50, seed=3)
     assert np.all(np.diff(correlated.times(1)) >= 0)
 
 
+def test_the_settings_say_whether_speeds_are_drawn_anew() -> None:
+    for redraw in (False, True):
+        settings = resolve({"speed-model": "groups", "redraw-speeds": redraw})
+        model = speed_model(settings, 100)
+        assert model is not None
+        assert np.array_equal(model.times(1), model.times(2)) != redraw
+
+
 def test_expected_arrivals_of_exponential_times() -> None:
     # The first of N with mean 0.1 comes after 0.1 / N, the last after 0.1 H_N.
-    expected = SpeedModel("groups", 10, straggler_fraction=0).expected_arrivals(10)
+    speeds = SpeedModel("groups", 10, straggler_fraction=0, redraw=True)
+    expected = speeds.expected_arrivals(10)
     harmonic = sum(1 / i for i in range(1, 11))
     assert expected[0] == pytest.approx(0.01, rel=0.2)
     assert expected[-1] == pytest.approx(0.1 * harmonic, rel=0.1)

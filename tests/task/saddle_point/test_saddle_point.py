@@ -419,7 +419,6 @@ def test_a_lost_message_is_noticed():
         (lambda: algorithm(nodes=[0, 5]), "neighbours of node 5 is"),
         (lambda: algorithm(nodes=[1, 0]), "the nodes is"),
         (lambda: Network(algorithm(nodes=[0, 1]), None), r"listed as \(3, 0\) too"),
-        (lambda: Network(algorithm(), QSGD(1)), "no contraction"),
     ],
 )
 def test_refusals(build, message):
