@@ -76,5 +76,7 @@ def measure(
 def class_mask(task: Task, index: int, head: nn.Linear) -> Tensor:
     """Return which of the head's m classes a client trains on: u_i, bool (1, m)."""
     mask = torch.zeros(1, head.out_features, dtype=torch.bool)
-    mask[0, task.train_examples(index).targets] = True
+    targets = task.train_examples(index).targets
+    # What cross-entropy ignores is of no class.
+    mask[0, targets[targets >= 0]] = True
     return mask

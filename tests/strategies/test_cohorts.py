@@ -14,7 +14,7 @@ from strategies.grids.simulation import InlineGrid
 from strategies.server.rounds import run_rounds
 from task import cohort
 from task.settings import SettingsError, resolve
-from task.training import SGD, gradient
+from task.training import SGD, evaluate, gradient, train
 
 SETTINGS = {
     "num-clients": N,
@@ -117,15 +117,72 @@ def test_batch_norms_keep_each_client_s_own_statistics(part, made):
     assert_same(together, outcome(part, "off", **own), 2e-5)
 
 
-def test_recorded_calls_give_the_same_numbers(monkeypatch):
-    expected = outcome("fedrep", "off", rounds=4)
+@pytest.mark.parametrize("algorithm", ["fedrep", "fedprox", "scaffold", "flute"])
+@pytest.mark.parametrize("name", ["dense", "normalised"])
+def test_recorded_calls_give_the_same_numbers(algorithm, name, monkeypatch):
+    own = {"task": f"cohort_tasks:{name}", "batch-size": 3, "head-epochs": 2}
+    expected = outcome(algorithm, "off", **own)
     monkeypatch.setattr("task.stacked.RECORD_AFTER", 0)
-    assert_same(outcome("fedrep", N, rounds=4), expected)
+    assert_same(outcome(algorithm, N, **own), expected, 3e-5)
+
+
+@pytest.mark.parametrize("algorithm", ["fedavg", "fedrep", "dpsgd"])
+@pytest.mark.parametrize("name", ["padded", "centred"])
+def test_models_of_all_kinds_end_where_they_do_alone(algorithm, name):
+    own = {"task": f"cohort_tasks:{name}"}
+    assert_same(outcome(algorithm, N, **own), outcome(algorithm, "off", **own))
+
+
+def test_targets_that_do_not_count_and_batches_that_are_filled_up():
+    # The mean is over those that count, so no batch may be without any.
+    own = {"task": "cohort_tasks:ignoring", "batch-size": 100}
+    assert_same(outcome("fedavg", N, **own), outcome("fedavg", "off", **own))
+
+
+def test_what_a_model_has_besides_its_state_is_its_own(made):
+    outcome("fedavg", N, task="cohort_tasks:hooked")
+    assert not any(made.values())
+
+
+def test_no_gradient_mode_reaches_the_next_client():
+    def work(silent: bool) -> tuple[bool, float]:
+        model = dense().initial_model()
+        examples, loss = dense().test[0], torch.nn.functional.cross_entropy
+        if silent:
+            with torch.no_grad():
+                evaluate(model, examples, loss)
+        torch.manual_seed(0)
+        return torch.is_grad_enabled(), train(model, "all", examples, loss, 2, SGD())
+
+    silent = [True, False, False]
+    found = cohort.together([lambda s=s: work(s) for s in silent], 3)
+    assert [enabled for enabled, _ in found] == [True] * 3
+    assert [loss for _, loss in found] == pytest.approx([work(False)[1]] * 3)
+    assert torch.is_grad_enabled()
+
+
+@pytest.mark.parametrize("begins", [None, 2.0])
+def test_gradients_are_added_to_those_that_are_there(begins):
+    def work(seed: int) -> torch.Tensor:
+        torch.manual_seed(seed)
+        model, batch = dense().initial_model(), torch.randn(4, 6)
+        model.representation.requires_grad_(False)
+        weight = model.head.weight
+        weight.grad = None if begins is None else torch.full_like(weight, begins)
+        targets = torch.zeros(4, dtype=torch.int64)
+        gradient(model, batch, targets, torch.nn.functional.cross_entropy, SGD())
+        assert model.representation[0].weight.grad is None
+        return weight.grad
+
+    found = cohort.together([lambda s=s: work(s) for s in range(3)], 3)
+    for seed, value in enumerate(found):
+        torch.testing.assert_close(value, work(seed))
 
 
 @pytest.mark.parametrize("name", ["unusual", "dropping"])
 def test_what_cannot_be_made_together_is_made_alone(name, made, caplog):
     own = {"task": f"cohort_tasks:{name}"}
+    cohort._REFUSED.clear()
     with caplog.at_level(logging.WARNING, "task"):
         together = outcome("fedrep", N, **own)
     lines = [r.getMessage() for r in caplog.records if "one by one" in r.getMessage()]

@@ -59,3 +59,56 @@ def dropping(num_clients: int = N) -> ExampleTask:
         return SplitModel(nn.Sequential(*layers), nn.Linear(5, 3))
 
     return task_of(model, (6,))
+
+
+def padded(num_clients: int = N) -> ExampleTask:
+    """Words, of which 0 is no word: torch's gradient for it is wrong in a stack."""
+
+    def model() -> SplitModel:
+        words = nn.Embedding(8, 4, padding_idx=0)
+        return SplitModel(nn.Sequential(words, nn.Flatten()), nn.Linear(12, 3))
+
+    def tokens(i: int, test: bool) -> ExampleSet:
+        rng = np.random.default_rng([i, test])
+        n = 7 if test else (9, 9, 4, 13, 9)[i]
+        x = torch.from_numpy(rng.integers(0, 8, size=(n, 3)))
+        return ExampleSet(x, x.sum(1) % CLASSES)
+
+    train, test = ([tokens(i, t) for i in range(N)] for t in (False, True))
+    return ExampleTask(model, train, test, classes=("a", "b", "c"))
+
+
+def ignoring(num_clients: int = N) -> ExampleTask:
+    """Some targets do not count, as cross-entropy has it."""
+    task = dense()
+    for examples in task.train:
+        examples.targets[::4] = -100
+    return task
+
+
+class Centred(nn.Module):
+    """Lets the examples of a batch see each other."""
+
+    def forward(self, x):
+        return x - x.mean(0)
+
+
+def centred(num_clients: int = N) -> ExampleTask:
+    def model() -> SplitModel:
+        return SplitModel(nn.Sequential(nn.Linear(6, 5), Centred()), nn.Linear(5, 3))
+
+    return task_of(model, (6,))
+
+
+def hooked(num_clients: int = N) -> ExampleTask:
+    """Each model counts its own steps, outside of its state."""
+
+    def model() -> SplitModel:
+        split = SplitModel(nn.Sequential(nn.Linear(6, 5), nn.Tanh()), nn.Linear(5, 3))
+        seen = []
+        split.head.register_forward_hook(
+            lambda module, x, y: y * (seen.append(0) or 1 + 0.1 * (len(seen) % 2))
+        )
+        return split
+
+    return task_of(model, (6,))
