@@ -23,7 +23,7 @@ from clients.client_app import make_app
 from strategies import build_strategy
 from strategies.grids.simulation import InlineGrid
 from strategies.server.rounds import run_rounds
-from task.settings import Settings, resolve
+from task.settings import Settings, defaults, resolve
 
 ALGORITHMS = {
     "fedavg": {"representation-epochs": 1},
@@ -61,8 +61,11 @@ class Clock:
 
 def settings_for(algorithm: str, clients: int) -> Settings:
     """Return the settings of a run."""
+    # One by one; earlier commits know nothing else.
+    together = {"cohort": "off"} if "cohort" in defaults() else {}
     return resolve(
         {
+            **together,
             "algorithm": algorithm,
             "task": "digits",
             "model": "logistic",
