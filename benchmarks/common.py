@@ -35,7 +35,7 @@ def provenance() -> dict[str, Any]:
     ]
     # Where the data lies on this machine is nobody's business.
     for i, argument in enumerate(arguments[:-1]):
-        if argument in ("--data-dir", "--output"):
+        if argument in ("--data-dir", "--output", "--before"):
             arguments[i + 1] = argument.removeprefix("--").partition("-")[0].upper()
     return {
         "command": shlex.join(["python", *arguments]),
