@@ -24,7 +24,10 @@ class Killed(BaseException):
 
 
 def finished_at(rounds: int, output: Path, algorithm: str, **overrides) -> list[dict]:
-    code = run(output, algorithm, "--rounds", str(rounds), **STEADY, **overrides)
+    # By default the stages follow from the number of rounds, which differs here.
+    stages = {"rounds_per_stage": "3"} if algorithm == "srpfl" else {}
+    settings = {**STEADY, **stages, **overrides}
+    code = run(output, algorithm, "--rounds", str(rounds), **settings)
     assert code == 0
     return rows_of(output, algorithm)
 
