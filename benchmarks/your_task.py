@@ -162,8 +162,8 @@ def main() -> None:
         + markdown(["", *ALGORITHMS], rows)
         + f"\n![personal against global]({NAME}.png)\n"
     )
-    panels(runs)
     write(NAME, "Tasks of one's own: personal against global", body, {"runs": runs})
+    panels(runs)
 
 
 if __name__ == "__main__":

@@ -96,26 +96,26 @@ class TrainCall:
 
     @cached_property
     def key(self) -> Hashable:
-        """Equal for the same model, part, epochs, hyper-parameters and form of data."""
+        """Equal for the same model, part, epochs, hyper-parameters and form of data.
+
+        Raises `TypeError` for a regularizer that is no dataclass of tensors.
+        """
         # Dropout would draw other numbers for a client than it does alone.
         if len(self.examples) == 0 or self.model.is_random["all"]:
             return None
         if not self.model.is_plain:
             return None
-        try:
-            return (
-                type(self),
-                self.model.kind,
-                self.part,
-                self.epochs,
-                self.sgd,
-                self.loss,
-                structure(self.regularizer),
-                structure(self.correction),
-                _form(self.examples),
-            )
-        except TypeError:  # A regularizer that is no dataclass of tensors.
-            return None
+        return (
+            type(self),
+            self.model.kind,
+            self.part,
+            self.epochs,
+            self.sgd,
+            self.loss,
+            structure(self.regularizer),
+            structure(self.correction),
+            _form(self.examples),
+        )
 
     @property
     def pays(self) -> bool:

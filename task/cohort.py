@@ -85,7 +85,7 @@ class _Seat(greenlet):
 def make(call: Call) -> Any:
     """Make a call, with companions where there are any."""
     here = getcurrent()
-    if not isinstance(here, _Seat) or call.key is None:
+    if not isinstance(here, _Seat) or not _has_key(call):
         return call.alone()
     # These modes are the thread's: the next client's as well.
     if not torch.is_grad_enabled() or torch.is_autocast_enabled("cpu"):
@@ -97,6 +97,15 @@ def make(call: Call) -> Any:
     if isinstance(answer, Exception):
         raise answer
     return answer
+
+
+def _has_key(call: Call) -> bool:
+    """Return whether a call can be compared; a loss or a regularizer may not be."""
+    try:
+        hash(call.key)
+    except TypeError:
+        return False
+    return call.key is not None
 
 
 def together(

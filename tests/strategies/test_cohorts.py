@@ -127,7 +127,7 @@ def test_recorded_calls_give_the_same_numbers(algorithm, name, monkeypatch):
 
 
 @pytest.mark.parametrize("algorithm", ["fedavg", "fedrep", "dpsgd"])
-@pytest.mark.parametrize("name", ["padded", "centred"])
+@pytest.mark.parametrize("name", ["padded", "centred", "unhashable"])
 def test_models_of_all_kinds_end_where_they_do_alone(algorithm, name):
     own = {"task": f"cohort_tasks:{name}"}
     assert_same(outcome(algorithm, N, **own), outcome(algorithm, "off", **own))
