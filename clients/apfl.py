@@ -13,7 +13,7 @@ from clients.base import Client, Config, Evaluation, Reply, TrainingSettings
 from clients.device.slots import Tensors, under, within
 from task.models import SplitModel
 from task.settings import Free, Range
-from task.training import freeze, loop, proximal
+from task.training import Proximal, freeze, loop
 
 PERSONAL_MODEL, ALPHA = "model.", "alpha."
 
@@ -67,7 +67,7 @@ class APFLClient(Client):
             with self.settings.autocast():
                 loss = self.task.loss(w(inputs), targets)
                 if self.proximal_weight:
-                    near = proximal(self.proximal_weight, self.received)
+                    near = Proximal(self.proximal_weight, self.received)
                     loss = loss + near(inputs, w)
                 outputs = functional_call(v, mixture(alpha, v, w), (inputs,))
                 mixed_loss = self.task.loss(outputs, targets)

@@ -9,7 +9,7 @@ from clients.base import Client, Config, Evaluation, Reply, TrainingSettings
 from clients.device.slots import under, within
 from task.models import SplitModel
 from task.settings import Range
-from task.training import proximal
+from task.training import Proximal
 
 PERSONAL_MODEL = "model."
 
@@ -42,7 +42,7 @@ class DittoClient(Client):
         self.receive(parameters, config)
         reply = self.send(self.train("all", self.settings.representation_epochs))
         self.load_personal_model()
-        near = proximal(self.settings.ditto_lambda, self.received)
+        near = Proximal(self.settings.ditto_lambda, self.received)
         self.train("all", self.settings.personal_epochs, near)
         self.kept = within(PERSONAL_MODEL, self.model.state_dict())
         self.keep(config)

@@ -36,7 +36,6 @@ __all__ = [
     "freeze",
     "gradient",
     "loop",
-    "proximal",
     "train",
 ]
 
@@ -113,9 +112,6 @@ def gradient(
         The loss, without a gradient.
     """
     return cast(Tensor, make(GradientCall(model, inputs, targets, loss, sgd)))
-
-
-proximal = Proximal
 
 
 def evaluate(

@@ -15,11 +15,11 @@ from task.models import SplitModel, build_model
 from task.settings import SettingsError, build
 from task.training import (
     SGD,
+    Proximal,
     TrainingDivergedError,
     evaluate,
     freeze,
     loop,
-    proximal,
     train,
 )
 
@@ -203,7 +203,7 @@ def test_the_proximal_term_by_hand():
     model = scalar_model(2.0, 3.0)
     anchor = {"representation.weight": torch.tensor([[5.0]])}
     anchor |= {"head.weight": torch.tensor([[1.0]]), "other": torch.tensor(7.0)}
-    value = proximal(0.5, anchor)(NOTHING, model)
+    value = Proximal(0.5, anchor)(NOTHING, model)
     assert value.item() == pytest.approx(3.25)
     value.backward()
     assert model.representation.weight.grad.item() == pytest.approx(-1.5)
@@ -213,11 +213,11 @@ def test_the_proximal_term_by_hand():
 def test_the_proximal_term_leaves_free_what_has_no_anchor_or_does_not_learn():
     model = scalar_model(2.0, 3.0)
     head = {"head.weight": torch.tensor([[1.0]])}
-    assert proximal(0.5, head)(NOTHING, model).item() == pytest.approx(1.0)
+    assert Proximal(0.5, head)(NOTHING, model).item() == pytest.approx(1.0)
     freeze(model, "representation")
     both = head | {"representation.weight": torch.tensor([[5.0]])}
     # 0.5/2 ((3 - 1)² + (2 - 5)²), and the slope 0.5 (2 - 5) of what learns.
-    value = proximal(0.5, both)(NOTHING, model)
+    value = Proximal(0.5, both)(NOTHING, model)
     assert value.item() == pytest.approx(3.25)
     value.backward()
     assert model.representation.weight.grad.item() == pytest.approx(-1.5)
@@ -228,7 +228,7 @@ def test_the_proximal_norm_is_squared():
     # Over all entries of all tensors: 2/2 (4 · 3² + 2 · 3²) = 54.
     model = SplitModel(nn.Linear(2, 2, bias=False), nn.Linear(2, 1, bias=False))
     anchor = {n: p.detach() - 3 for n, p in model.named_parameters()}
-    assert proximal(2.0, anchor)(NOTHING, model).item() == pytest.approx(54, rel=1e-5)
+    assert Proximal(2.0, anchor)(NOTHING, model).item() == pytest.approx(54, rel=1e-5)
 
 
 def test_training_near_an_anchor_by_hand():
@@ -239,7 +239,7 @@ def test_training_near_an_anchor_by_hand():
     model = scalar_model(1.0, 3.0)
     example = ExampleSet(torch.tensor([[2.0]]), torch.tensor([[10.0]]))
     sgd = SGD(learning_rate=0.01, momentum=0.0, weight_decay=0.0)
-    near = proximal(5.0, {"head.weight": torch.tensor([[4.0]])})
+    near = Proximal(5.0, {"head.weight": torch.tensor([[4.0]])})
     loss = train(model, "head", example, nn.functional.mse_loss, 2, sgd, near)
     assert model.head.weight.item() == pytest.approx(3.3927, abs=1e-6)
     # Without the term: (6.42 - 10)².
@@ -292,7 +292,7 @@ def test_corrections_and_anchors_against_numpy():
         nn.functional.mse_loss,
         6,
         sgd,
-        proximal(0.3, {n: torch.from_numpy(a) for n, a in anchor.items()}),
+        Proximal(0.3, {n: torch.from_numpy(a) for n, a in anchor.items()}),
         {n: torch.from_numpy(a).float() for n, a in extra.items()},
     )
     for name, value in model.state_dict().items():
