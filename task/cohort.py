@@ -121,7 +121,8 @@ def together(
     size : int
         How many clients train together at most; each has a model of its own meanwhile.
     where_it_pays : bool, default False
-        Whether calls that are faster one by one (`task.calls.pays`) are made so.
+        Whether calls that are faster one by one (`task.calls.pays`) are made so, and
+        on a CPU those of fewer than `FEWEST` clients.
 
     Returns
     -------
@@ -134,8 +135,13 @@ def together(
     return results
 
 
+# Fewer are faster one by one on a CPU, until their call is recorded at least.
+FEWEST = 6
+
+
 def _cohort(works: Sequence[Callable[[], Any]], where_it_pays: bool) -> list[Any]:
     seats = [_Seat(work, number, where_it_pays) for number, work in enumerate(works)]
+    fewest = FEWEST if where_it_pays and current() == CPU else 2
     results: dict[_Seat, Any] = {}
     open_: dict[_Seat, Any] = {seat: seat.go_on() for seat in seats}
     while open_:
@@ -147,7 +153,8 @@ def _cohort(works: Sequence[Callable[[], Any]], where_it_pays: bool) -> list[Any
             groups.setdefault(call.key, []).append(seat)
         for key, members in groups.items():
             calls = [open_[seat] for seat in members]
-            answers |= zip(members, _made(key, calls, members), strict=True)
+            made = _made(key, calls, members, fewest)
+            answers |= zip(members, made, strict=True)
         open_ = {seat: seat.go_on((answer,)) for seat, answer in answers.items()}
     return [results[seat] for seat in seats]
 
@@ -156,9 +163,11 @@ def _cohort(works: Sequence[Callable[[], Any]], where_it_pays: bool) -> list[Any
 _REFUSED: set[Hashable] = set()
 
 
-def _made(key: Hashable, calls: Sequence[Call], seats: Sequence[_Seat]) -> list[Any]:
+def _made(
+    key: Hashable, calls: Sequence[Call], seats: Sequence[_Seat], fewest: int
+) -> list[Any]:
     streams = [seat.stream for seat in seats]
-    if len(calls) > 1 and key not in _REFUSED:
+    if len(calls) >= fewest and key not in _REFUSED:
         before = [stream.state for stream in streams]
         try:
             return calls[0].together(calls, streams)

@@ -12,6 +12,8 @@ from flwr.supercore.task_identity import TaskIdentity
 from hypothesis import settings as hypothesis_settings
 from torch import nn
 
+from strategies.server import newcomers
+from strategies.server.plot import plot
 from task.models import MODELS
 
 # Time limits of single examples only measure how busy the machine is.
@@ -20,6 +22,12 @@ hypothesis_settings.load_profile("tests")
 
 # Of the modules that tests have written.
 NUMBERS = count()
+# What draws: a figure takes longer than a few rounds.
+FIGURES = {
+    "strategies.server.report.plot": plot,
+    "strategies.server.seeds.plot": plot,
+    "strategies.server.newcomers.plot": newcomers.plot,
+}
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -27,13 +35,13 @@ def _surroundings(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     torch.set_num_threads(1)
     # Flower refuses to build a Message outside of a run.
     TaskIdentity.run_id, TaskIdentity.task_id, TaskIdentity.node_id = 1, 1, 0
-    former = os.environ.get("XDG_CACHE_HOME")
-    os.environ["XDG_CACHE_HOME"] = str(tmp_path_factory.mktemp("cache"))
-    yield
-    if former is None:
-        del os.environ["XDG_CACHE_HOME"]
-    else:
-        os.environ["XDG_CACHE_HOME"] = former
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
+        # Nobody pulls this process's plug: what is written need not be on the disk.
+        patch.setattr(os, "fsync", lambda descriptor: None)
+        for place in FIGURES:
+            patch.setattr(place, lambda *given, **named: None)
+        yield
 
 
 @pytest.fixture
@@ -55,9 +63,10 @@ def write_module(
 
 
 @pytest.fixture
-def no_plot(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A figure takes longer to draw than a few rounds."""
-    monkeypatch.setattr("strategies.server.report.plot", lambda *given, **named: None)
+def figures(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Runs draw their figures, as they do outside of the tests."""
+    for place, function in FIGURES.items():
+        monkeypatch.setattr(place, function)
 
 
 @pytest.fixture

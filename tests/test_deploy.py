@@ -190,6 +190,7 @@ def options_in(text: str, program: str) -> set[str]:
     return {option for line in lines for option in re.findall(r" (--[a-z-]+)", line)}
 
 
+@pytest.mark.e2e
 @pytest.mark.parametrize("name", ["superlink", "supernode"])
 def test_units_use_options_that_exist(name):
     unit = (DEPLOY / f"{name}.service").read_text()
@@ -464,6 +465,7 @@ def test_the_guide_s_mod_adds_noise_on_the_device(example):
 # Flower's own file
 
 
+@pytest.mark.e2e
 @pytest.mark.parametrize("times", [1, 2])
 def test_the_federation_is_added_to_the_file_that_flower_makes(
     tmp_path, monkeypatch, times

@@ -4,7 +4,7 @@ import ast
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -34,19 +34,28 @@ def files_of(package: str) -> list[Path]:
     return sorted((ROOT / package).glob("**/*.py"))
 
 
-def imports_of(path: Path) -> Iterator[str]:
-    """Yield the full names of all that a file imports, inside functions as well."""
+@cache
+def tree_of(path: Path) -> ast.Module:
+    return ast.parse(path.read_text(encoding="utf-8"))
+
+
+@cache
+def imports_of(path: Path) -> set[str]:
+    """Return the full names of all that a file imports, inside functions as well."""
     package = path.relative_to(ROOT).parent.parts
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+    names = set()
+    for node in ast.walk(tree_of(path)):
         if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
+            names |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
             # One dot is this package, two its parent.
             base = package[: len(package) - node.level + 1] if node.level else ()
             module = ".".join([*base, *([node.module] if node.module else [])])
-            yield from (f"{module}.{alias.name}" for alias in node.names)
+            names |= {f"{module}.{alias.name}" for alias in node.names}
+    return names
 
 
+@cache
 def is_module(name: str) -> bool:
     path = ROOT.joinpath(*name.split("."))
     return path.with_suffix(".py").exists() or (path / "__init__.py").exists()
@@ -122,6 +131,7 @@ def printed_by(code: str) -> list[str]:
 HEAVY = "{'torch', 'torchvision', 'sklearn', 'ray', 'clients'}"
 
 
+@pytest.mark.e2e
 @pytest.mark.parametrize(
     "module",
     [
@@ -137,6 +147,7 @@ def test_a_server_loads_no_torch(module):
     assert printed_by(code) == []
 
 
+@pytest.mark.e2e
 def test_what_a_server_does_before_a_run_loads_no_torch_with_any_algorithm():
     code = f"""if True:
         import sys
@@ -152,6 +163,7 @@ def test_what_a_server_does_before_a_run_loads_no_torch_with_any_algorithm():
     assert printed_by(code) == [str(len(ALGORITHMS))]
 
 
+@pytest.mark.e2e
 def test_what_is_called_heavy_is_found_and_training_alone_loads_no_compiler():
     # torch's takes seconds, and a device handles each message in a new process.
     code = f"""if True:
@@ -168,6 +180,7 @@ def test_what_is_called_heavy_is_found_and_training_alone_loads_no_compiler():
     assert {"clients", "torch"} <= set(heavy)
 
 
+@pytest.mark.e2e
 def test_the_task_s_settings_load_no_flower():
     code = (
         "import sys, task.settings, task.files, task.messages; "
@@ -243,7 +256,7 @@ def texts_in(tree: ast.Module) -> list[str]:
 
 def algorithms_named_in(path: Path) -> set[str]:
     """Return the algorithms whose names, classes or modules a file has."""
-    tree = ast.parse(path.read_text(encoding="utf-8"))
+    tree = tree_of(path)
     words = {w for text in texts_in(tree) for w in re.findall(r"[\w.-]+", text)}
     identifiers = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
     imported = names_in(path, "strategies") | names_in(path, "clients")
@@ -254,7 +267,7 @@ def kinds_asked_for_in(path: Path) -> set[str]:
     """Return the classes of algorithms that a file asks an object or class for."""
     return {
         name.id
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        for node in ast.walk(tree_of(path))
         if isinstance(node, ast.Call)
         and isinstance(node.func, ast.Name)
         and node.func.id in ("isinstance", "issubclass")

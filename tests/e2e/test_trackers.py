@@ -72,6 +72,7 @@ def wandb_records(path: Path) -> list:
 
 
 @pytest.mark.e2e
+@pytest.mark.usefixtures("figures")
 def test_all_trackers_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from mlflow import MlflowClient
     from tensorboardX.proto.event_pb2 import Event

@@ -13,7 +13,6 @@ import replies
 from strategies.server.said import check_values
 
 ROOT = Path(__file__).parents[2]
-pytestmark = pytest.mark.usefixtures("no_plot")
 
 
 @pytest.fixture(autouse=True)

@@ -74,7 +74,12 @@ def config(text: str) -> tuple[str, str]:
 
 
 def tree(root: Path) -> set[str]:
-    return {str(path.relative_to(root)) for path in root.rglob("*")}
+    # Python may compile a user's module that it imports.
+    return {
+        str(path.relative_to(root))
+        for path in root.rglob("*")
+        if "__pycache__" not in path.parts
+    }
 
 
 def assert_refused(arguments: tuple[str, ...], line: str, root: Path, capfd) -> None:

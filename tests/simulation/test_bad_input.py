@@ -13,9 +13,6 @@ from command_line import (
 
 from strategies.server.checkpoint import FILE
 
-# What runs in a fixture of the module draws as usual.
-pytestmark = pytest.mark.usefixtures("no_plot")
-
 BAD = [
     (
         ("fedrap",),
@@ -288,6 +285,7 @@ def test_a_refused_run_deletes_nothing(surroundings, capfd):
     assert_refused(arguments, line, surroundings, capfd)
 
 
+@pytest.mark.e2e
 @pytest.mark.parametrize(
     ("arguments", "line"),
     [

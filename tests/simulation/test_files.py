@@ -21,7 +21,6 @@ from strategies.server.results import read_rows
 from strategies.server.terminal import console
 
 STEADY = {**USUAL, "fraction_train": 1.0}
-pytestmark = pytest.mark.usefixtures("no_plot")
 
 
 def go(output: Path, *algorithms: str, rounds: int, code: int = 0, **more) -> None:

@@ -16,9 +16,6 @@ import simulation
 from strategies import FedRep
 from task.settings import SettingsError
 
-# What runs in a fixture of the module draws as usual.
-pytestmark = pytest.mark.usefixtures("no_plot")
-
 
 def test_a_simulation_from_python_is_that_of_the_command_line(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)

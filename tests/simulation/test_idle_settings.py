@@ -13,9 +13,6 @@ from PIL import Image
 
 import simulation
 
-# What runs in a fixture of the module draws as usual.
-pytestmark = pytest.mark.usefixtures("no_plot")
-
 
 def folder_of_clients(root: Path, num_clients: int = 2) -> None:
     """Write images that are already split over clients."""

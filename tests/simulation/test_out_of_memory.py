@@ -3,8 +3,6 @@
 import pytest
 from command_line import assert_same_rows, config, rows_of, run
 
-pytestmark = pytest.mark.usefixtures("no_plot")
-
 TASK = """
 from pathlib import Path
 

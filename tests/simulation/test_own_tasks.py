@@ -3,8 +3,6 @@
 import pytest
 from command_line import ROOT, assert_refused, json_of, rows_of, run
 
-pytestmark = pytest.mark.usefixtures("no_plot")
-
 TASK = """
 import torch
 from torch import nn

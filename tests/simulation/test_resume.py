@@ -16,9 +16,6 @@ from command_line import (
 import simulation
 from strategies.server.checkpoint import FILE, Checkpoint
 
-# What runs in a fixture of the module draws as usual.
-pytestmark = pytest.mark.usefixtures("no_plot")
-
 
 def finished_at(rounds: int, output: Path, algorithm: str, **overrides) -> list[dict]:
     # By default the stages follow from the number of rounds, which differs here.

@@ -15,21 +15,22 @@ from PIL import Image
 
 import simulation
 from strategies import ALGORITHMS
+from strategies.server.plot import plot
 from strategies.server.report import OWN
 from strategies.server_app import make_app
 from task.models import MODELS
 from task.settings import defaults
 from task.tasks import TASKS
 
-# What runs in a fixture of the module draws as usual.
-pytestmark = pytest.mark.usefixtures("no_plot")
-
 
 @pytest.fixture(scope="module")
 def compared(tmp_path_factory) -> Path:
     """Output of FedAvg and FedRep on digits."""
     output = tmp_path_factory.mktemp("compared") / "out"
-    assert run(output, "fedavg", "fedrep", "--rounds", "15") == 0
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("strategies.server.report.plot", plot)
+        words = ("fedavg", "fedrep", "--rounds", "15")
+        assert run(output, *words, model="mlp-2") == 0
     return output
 
 

@@ -19,16 +19,6 @@ QUICK = {
     "batch_size": 100,
     "newcomer_epochs": 1,
 }
-pytestmark = pytest.mark.usefixtures("no_plot", "no_other_plots")
-
-
-@pytest.fixture
-def no_other_plots(monkeypatch):
-    def nothing(*given, **named):
-        pass
-
-    monkeypatch.setattr("strategies.server.seeds.plot", nothing)
-    monkeypatch.setattr("strategies.server.newcomers.plot", nothing)
 
 
 def go(output: Path, *arguments: str, code: int = 0, rounds: int = 3, **more) -> None:

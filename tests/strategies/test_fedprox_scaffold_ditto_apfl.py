@@ -12,7 +12,6 @@ from simulation import simulate
 ALGORITHMS = ("fedprox", "scaffold", "ditto", "apfl")
 USUAL = {"momentum": 0.5, "weight_decay": 1e-3, "learning_rate": 0.1}
 NORM = "representation.1"
-pytestmark = pytest.mark.usefixtures("no_plot")
 EACH = pytest.mark.parametrize("algorithm", ALGORITHMS)
 
 

@@ -14,8 +14,6 @@ from strategies.hooks import RunHooks
 from strategies.server_app import run, server_settings
 from task.settings import SettingsError
 
-pytestmark = pytest.mark.usefixtures("no_plot")
-
 
 def rows_after(tmp_path, name: str, grid: InlineGrid, **more) -> list[dict]:
     settings = {

@@ -173,7 +173,6 @@ def test_linear_heads_are_solved_for(tmp_path, algorithm):
     assert_near(solve_head(b, x, y), w)
 
 
-@pytest.mark.usefixtures("no_plot")
 @pytest.mark.parametrize(
     ("algorithm", "more", "line"),
     [

@@ -13,8 +13,6 @@ from strategies.server_app import run
 from task.settings import SettingsError, resolve
 from task.tasks import build_task
 
-pytestmark = pytest.mark.usefixtures("no_plot")
-
 
 @pytest.mark.parametrize(
     ("algorithm", "own", "back"),

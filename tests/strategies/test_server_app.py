@@ -371,7 +371,7 @@ def test_what_is_no_error_is_logged_as_it_is(caplog):
     assert caplog.messages == ["2 of 3 nodes are here"]
 
 
-def test_an_app_without_settings_of_its_own_takes_the_contexts(tmp_path, no_plot):
+def test_an_app_without_settings_of_its_own_takes_the_contexts(tmp_path):
     finished: list[dict] = []
     app = make_app(finished=finished.append)
     config = {

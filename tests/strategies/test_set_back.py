@@ -12,13 +12,13 @@ from strategies.server_app import run
 from task.messages import ACKNOWLEDGED_ROUND, KEPT_CHECKPOINT, KEPT_ROUNDS
 from task.settings import SettingsError, resolve
 
-pytestmark = pytest.mark.usefixtures("no_plot")
 CHECKPOINT = "checkpoint.safetensors"
 
 
 def settings_of(path, rounds: int, **more):
     given = {
         "algorithm": "fedrep",
+        "model": "mlp-2",
         "num-clients": 5,
         "num-server-rounds": rounds,
         "fraction-train": 1.0,

@@ -19,8 +19,6 @@ from strategies.server.stages import theory_stages
 from strategies.server_app import run
 from task.settings import SettingsError, resolve
 
-pytestmark = pytest.mark.usefixtures("no_plot")
-
 
 def schedule(strategy: SRPFL, sampled: int, rounds: int) -> list[int]:
     return [strategy.nodes(r, sampled) for r in range(1, rounds + 1)]

@@ -51,7 +51,6 @@ OWN = {
 }
 # Small batches in random order, momentum and decay.
 USUAL = {"batch_size": 4, "momentum": 0.5, "weight_decay": 1e-3, "learning_rate": 0.1}
-pytestmark = pytest.mark.usefixtures("no_plot")
 # Of each way of keeping something one.
 FEW = pytest.mark.parametrize("algorithm", ALGORITHMS[:5])
 ALL = pytest.mark.parametrize("algorithm", ALGORITHMS + OTHERS)

@@ -43,7 +43,7 @@ def test_the_digits_are_asked_for(lean, tmp_path):
     )
 
 
-def test_a_run_without_them_lacks_the_plot_alone(lean, tmp_path, caplog):
+def test_a_run_without_them_lacks_the_plot_alone(lean, tmp_path, caplog, figures):
     caplog.set_level(logging.INFO, "flwr")
     run = simulation.simulate(
         *("fedrep", "inline"),

@@ -29,7 +29,7 @@ def table(num_clients, data_dir: Annotated[str, Free()] = ""):
 
 
 @pytest.fixture
-def table(write_module, tmp_path, no_plot):
+def table(write_module, tmp_path):
     """A run of FedRep on an outsider's table, and the rows of a file by hand."""
     name = write_module("tables", TABLE)
     (tmp_path / "rows.csv").write_text("1.0,2.0\n\n-3.0, 0.5\n")
@@ -113,7 +113,7 @@ def test_a_damaged_description(table):
 
 
 @pytest.mark.parametrize("suffix", ["txt", "tsv"])
-def test_a_line_of_text(tmp_path, capsys, suffix, no_plot):
+def test_a_line_of_text(tmp_path, capsys, suffix):
     lines = {"txt": "abcabcabcabc" * 4, "tsv": "up\tit rises\ndown\tit falls\n" * 10}
     for client in ("anna", "bob"):
         (tmp_path / f"{client}.{suffix}").write_text(lines[suffix])
@@ -140,7 +140,7 @@ def test_a_line_of_text(tmp_path, capsys, suffix, no_plot):
     assert all(0.5 < float(probability) <= 1 for *_, probability in found)
 
 
-def test_other_tasks_of_the_package(tmp_path, no_plot):
+def test_other_tasks_of_the_package(tmp_path):
     # FedRep's linear case: B and w from the files, y = wᵀ Bᵀ x.
     more = {"backend": "inline", "output": str(tmp_path)}
     simulate(

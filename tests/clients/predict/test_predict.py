@@ -318,6 +318,7 @@ def test_a_head_for_other_classes_is_not_used(tmp_path, caplog):
 # Export
 
 
+@pytest.mark.e2e
 def test_an_exported_model_needs_nothing_else(devices, folders, tmp_path, capsys):
     path = tmp_path / "model.safetensors"
     run = ["--checkpoint", str(devices / "results" / "fedrep"), "--client-name", "bob"]

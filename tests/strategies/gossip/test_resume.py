@@ -11,8 +11,6 @@ from strategies import build_strategy
 from strategies.grids.simulation import InlineGrid
 from strategies.server.report import Report
 
-pytestmark = pytest.mark.usefixtures("no_plot")
-
 
 class Killed(BaseException):
     """As by kill -9: nobody writes anything more."""

@@ -111,7 +111,7 @@ def test_a_row_s_list_is_no_metric_whatever_a_client_calls_its_own():
     assert not {"rejected-clients", "f1"} & summary.keys()
 
 
-def test_all_files_are_there_at_the_end(tmp_path):
+def test_all_files_are_there_at_the_end(tmp_path, figures):
     summary = finished(tmp_path, "fedrep", 0.75)
     out = tmp_path / "out"
     assert {str(p.relative_to(out)) for p in out.rglob("*") if p.is_file()} == {
@@ -151,7 +151,7 @@ def test_algorithms_with_the_same_settings_share_a_summary(tmp_path):
 
 
 @pytest.mark.parametrize("metric", ["accuracy", "distance", "train-loss"])
-def test_the_plot_is_an_image(tmp_path, metric):
+def test_the_plot_is_an_image(tmp_path, figures, metric):
     report = Report(settings_of(tmp_path))
     for number in range(1, 5):
         report.add(row(number, **{metric: 0.1 * number}))

@@ -78,7 +78,7 @@ def test_a_curve_is_of_the_rounds_that_all_seeds_have():
     assert curve(runs, "accuracy") == ([], [], [])
 
 
-def test_files_of_several_seeds(tmp_path):
+def test_files_of_several_seeds(tmp_path, figures):
     runs, of_seeds = [], []
     for seed, accuracy in ((0, 0.25), (1, 0.75)):
         place = tmp_path / f"seed-{seed}"

@@ -113,7 +113,6 @@ def test_the_worst_and_the_best_tenth(count, worst, best):
     assert summary["accuracy-best-decile"] == pytest.approx(best)
 
 
-@pytest.mark.usefixtures("no_plot")
 def test_a_report_writes_what_is_known_of_clients(tmp_path):
     report = Report(resolve({"output": str(tmp_path / "out")}))
     report.tidy.add(4, "anna", {"accuracy": 0.25})

@@ -13,8 +13,6 @@ from strategies.server.said import several
 from strategies.server.watch import duration, seconds_left
 from strategies.server_app import run, server_settings
 
-pytestmark = pytest.mark.usefixtures("no_plot")
-
 
 @pytest.mark.parametrize(
     ("seconds", "text"),

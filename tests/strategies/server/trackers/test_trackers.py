@@ -12,8 +12,6 @@ from strategies.server.trackers.base import Tracker, Trackers, numbers
 from strategies.server_app import run, server_settings
 from task.settings import SettingsError
 
-pytestmark = pytest.mark.usefixtures("no_plot")
-
 
 @pytest.fixture(autouse=True)
 def _nothing_told():
