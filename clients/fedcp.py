@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from clients.base import Client, Config, Evaluation, Reply, TrainingSettings
 from clients.device.slots import HEAD, WHOLE, Tensors, under, within
 from task.base import Task
+from task.devices import seeded
 from task.models import SplitModel
 from task.settings import Range
 from task.training import Proximal, freeze, loop
@@ -95,9 +96,7 @@ class FedCPClient(Client):
         """Return the initial head, or a policy network of the task's seed."""
         if slot == PERSONAL_HEAD:
             return under(HEAD, self.task.initial_state)
-        with torch.random.fork_rng(devices=[]):
-            # The CPU's generator alone: a GPU's belongs to the training.
-            torch.default_generator.manual_seed(getattr(self.task, "seed", 0))
+        with seeded(getattr(self.task, "seed", 0)):
             return self.policy().state_dict()
 
     def policy(self) -> nn.Module:

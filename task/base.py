@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from task.calls import EVALUATION_BATCH
+from task.devices import seeded
 from task.examples import ExampleSet
 from task.models import SplitModel
 from task.settings import SettingsError
@@ -226,8 +227,7 @@ class ExampleTask(BaseTask):
 
     def initial_model(self) -> SplitModel:
         """Return a new model with the seed's initial values, or those of the file."""
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(self.seed)
+        with seeded(self.seed):
             module = self.model()
         if not isinstance(module, nn.Module):
             raise SettingsError(
@@ -307,8 +307,7 @@ class RegressionTask(BaseTask):
 
     def initial_model(self) -> SplitModel:
         """Return Bᵀ (rank × dimension) and wᵀ as linear layers without biases."""
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(self.seed)
+        with seeded(self.seed):
             return SplitModel(
                 nn.Linear(self.dimension, self.rank, bias=False),
                 nn.Linear(self.rank, 1, bias=False),

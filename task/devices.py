@@ -2,6 +2,8 @@
 
 import os
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import torch
 
@@ -74,6 +76,14 @@ def seed(number: int) -> None:
     torch.default_generator.manual_seed(number)
     if current() != CPU:
         torch.get_device_module(current()).manual_seed(number)
+
+
+@contextmanager
+def seeded(number: int) -> Iterator[None]:
+    """Draw as after this seed on the CPU, and afterwards as if nothing had been."""
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(number)
+        yield
 
 
 def random_state() -> tuple[torch.Tensor, ...]:

@@ -15,7 +15,13 @@ from task.tasks import TASKS
 
 ROOT = Path(__file__).parents[1]
 # What a server may know of a task: no data, no models and no training.
-SERVER_MAY_USE = {"task.settings", "task.files", "task.messages", "task.npy"}
+SERVER_MAY_USE = {
+    "task.command_line",
+    "task.files",
+    "task.messages",
+    "task.npy",
+    "task.settings",
+}
 SERVER_COMPUTES = {
     # FLUTE's server makes a step on the clients' heads.
     "strategies/flute.py": {"task.neural_collapse"},

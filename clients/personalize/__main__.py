@@ -7,26 +7,18 @@ algorithm leaves to a device) to the trained representation, which stays as it i
 uses it, and a later run in which the device takes part goes on from it.
 """
 
-import argparse
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NoReturn
 
 from clients.personalize.fitting import Fitted, personalize
+from task.command_line import Parser
 from task.settings import SettingsError
-
-
-class _Parser(argparse.ArgumentParser):
-    """An argument parser whose errors are one line, like all others here."""
-
-    def error(self, message: str) -> NoReturn:
-        raise SettingsError(f"{message}; --help shows what is allowed")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; return 0, or 2 after one line that says what is wrong."""
-    parser = _Parser(
+    parser = Parser(
         prog="python -m clients.personalize", description=__doc__, allow_abbrev=False
     )
     add = parser.add_argument
@@ -34,11 +26,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     add("--data-dir", required=True, help="the device's data")
     add("--client-name", default="", help="its name; by default that of --data-dir")
     add("--state-dir", default="", help="as in the node config; by default beside it")
+    add("--device", default="auto", help="auto, cpu, cuda, cuda:N or mps")
     try:
         options = parser.parse_args(arguments)
         name = options.client_name or Path(options.data_dir).resolve().name
         fitted = personalize(
-            options.checkpoint, options.data_dir, name, options.state_dir
+            *(options.checkpoint, options.data_dir, name),
+            *(options.state_dir, options.device),
         )
     except SettingsError as error:
         print(f"error: {error}", file=sys.stderr)

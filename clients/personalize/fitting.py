@@ -14,6 +14,7 @@ from clients.device.slots import HEAD, under
 from clients.device.state import PersonalState
 from clients.device.task_card import TaskCard
 from clients.predict.trained import read_run
+from task.devices import use
 from task.messages import SERVER_ROUND
 from task.settings import Setting, SettingsError, build
 from task.tasks import build_task
@@ -46,7 +47,11 @@ class Fitted(NamedTuple):
 
 
 def personalize(
-    checkpoint: Path, data_dir: str, client_name: str, state_dir: str = ""
+    checkpoint: Path,
+    data_dir: str,
+    client_name: str,
+    state_dir: str = "",
+    device: str = "auto",
 ) -> Fitted:
     """Fit a device's own part, keep it where `clients.predict` finds it, and test it.
 
@@ -62,6 +67,8 @@ def personalize(
         What the device is called.
     state_dir : str, default ""
         The device's; beside the checkpoint by default, as in simulation.
+    device : str, default "auto"
+        What to train on: the setting ``device``.
 
     Raises
     ------
@@ -77,6 +84,7 @@ def personalize(
             "only one that comes after the training is fitted"
         )
     settings: dict[str, Setting] = {**run.settings, "data-dir": data_dir}
+    settings["device"] = device
     # It trains on all that it has.
     settings |= {"validation-fraction": 0.0, "evaluate-on": "test"}
     kind = client_class(settings)
@@ -105,6 +113,7 @@ def personalize(
     card = ModelCard.of(task) if isinstance(task, ImageTask) else TaskCard(settings, 0)
     for name, like in wanted.items():
         check_array(card, name, like, shared)
+    use(device)
     torch.set_num_threads(int(settings["torch-threads"]))
     seed_torch(context, settings, {SERVER_ROUND: run.server_round})
     client.receive([shared[name].numpy() for name in wanted], {})

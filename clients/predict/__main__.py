@@ -18,26 +18,20 @@ import io
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 from clients.device.task_card import TaskCard
 from clients.predict.export import export
 from clients.predict.lines import predict
 from clients.predict.loading import Loaded, classify, load_model, load_run
 from clients.predict.predictor import files_in
+from task.command_line import Parser
 from task.files import write_atomically
 from task.settings import SettingsError
 
 
-class _Parser(argparse.ArgumentParser):
-    """An argument parser whose errors are one line, like all others here."""
-
-    def error(self, message: str) -> NoReturn:
-        raise SettingsError(f"{message}; --help shows what is allowed")
-
-
 def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
-    parser = _Parser(
+    parser = Parser(
         prog="python -m clients.predict",
         description=__doc__,
         allow_abbrev=False,

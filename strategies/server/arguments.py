@@ -1,10 +1,6 @@
 """What ``python simulation.py --help`` says: flags, algorithms, and three commands."""
 
-import argparse
-from typing import NoReturn
-
 from strategies.algorithms import ALGORITHMS
-from task.settings import SettingsError
 
 # What a flag means, besides its default.
 MEANING = {
@@ -33,14 +29,6 @@ COMMANDS = """three commands to begin with:
       --run-config 'image-size=32 head-epochs=5'
       images of one's own, and settings that have no flag (docs/settings.md)
 """
-
-
-class Parser(argparse.ArgumentParser):
-    """An argument parser whose errors are one line, like all others here."""
-
-    def error(self, message: str) -> NoReturn:
-        """Raise a `SettingsError`."""
-        raise SettingsError(f"{message}; --help shows what is allowed")
 
 
 def epilog() -> str:

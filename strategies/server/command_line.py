@@ -8,6 +8,7 @@ from typing import Any
 from flwr.common.config import parse_config_args
 
 from strategies.server import arguments as said
+from task.command_line import Parser
 from task.settings import SettingsError, defaults
 
 # As in flwr.common.config.parse_config_args.
@@ -44,7 +45,7 @@ def parse(
     namespace, given
         The arguments and the settings that are given.
     """
-    parser = said.Parser(
+    parser = Parser(
         description=about,
         epilog=said.epilog(),
         formatter_class=argparse.RawDescriptionHelpFormatter,

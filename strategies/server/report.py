@@ -30,6 +30,7 @@ from strategies.server.results import (
     SUMMARY,
     TIDY,
     Row,
+    quality,
     read_json,
     read_rows,
     strict_json,
@@ -71,6 +72,9 @@ class Report:
         self.rows = [
             row for row in read_rows(self.directory / METRICS) if row["round"] <= after
         ]
+        self._newest: Row = {}
+        for row in self.rows:
+            self._newest |= row
         # Whether the file lacks rows that the disk did not take.
         self._behind = True
         with self._said("rows of the rounds before"):
@@ -105,6 +109,7 @@ class Report:
         Where the disk does not take them, they are written with those of a later round.
         """
         self.rows.append(row)
+        self._newest |= row
         self.tidy.add(row["round"], "", row)
         if self.trackers:
             self.trackers.add(row)
@@ -113,9 +118,9 @@ class Report:
         with self._said(f"lines of round {row['round']}"):
             self.tidy.flush()
         state = f"loss {row['train-loss']:.3f}" if "train-loss" in row else ""
-        for name in ("accuracy", "distance", "error", "loss-point"):
-            if value := self.latest(name):
-                state += f"  {name} {value:.3f}"
+        shown = quality(self._newest)
+        if (value := self.latest(shown)) is not None:
+            state += f"  {shown} {value:.3f}"
         self.progress.update(self._bar, completed=row["round"], state=state)
 
     def _append(self, row: Row) -> None:
@@ -140,7 +145,7 @@ class Report:
 
     def latest(self, name: str) -> float | None:
         """Return the newest value of a metric; None if it was never measured."""
-        return next((row[name] for row in reversed(self.rows) if name in row), None)
+        return self._newest.get(name)
 
     def finish(
         self,
@@ -190,7 +195,10 @@ class Report:
     def _write_summary(self, summary: dict[str, Any], config: dict[str, Any]) -> None:
         path = self.output / SUMMARY
         whole: dict[str, Any] = {"algorithms": {}, "config": config}
-        with contextlib.suppress(OSError, ValueError, AttributeError):
+        # What stands there may be damaged, or somebody else's.
+        with contextlib.suppress(
+            OSError, ValueError, LookupError, TypeError, AttributeError
+        ):
             former = read_json(path)
             if "algorithms" in former and comparable(former["config"]) == comparable(
                 config
@@ -209,7 +217,10 @@ class Report:
 
 def comparable(config: Settings) -> dict[str, Any]:
     """Return the settings in which what stands in one table must agree."""
-    beside = MAY_DIFFER - {"num-server-rounds", "evaluate-every", "evaluate-last"}
+    beside = MAY_DIFFER - {
+        *("num-server-rounds", "evaluate-every", "evaluate-last"),
+        *("data-dir", "metrics"),
+    }
     return {name: value for name, value in config.items() if name not in beside}
 
 

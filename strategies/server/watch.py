@@ -7,6 +7,7 @@ import os
 import platform
 import time
 from collections.abc import Sequence
+from itertools import islice
 from logging import INFO, WARNING
 from pathlib import Path
 from typing import Any
@@ -174,7 +175,8 @@ def seconds_left(rows: Sequence[Row], rounds: int) -> float | None:
 
     None before the second round, and where none is left.
     """
-    recent = [row for row in rows if row.get("seconds") is not None][-11:]
+    timed = (row for row in reversed(rows) if row.get("seconds") is not None)
+    recent = list(islice(timed, 11))[::-1]
     if len(recent) < 2 or (left := rounds - recent[-1]["round"]) <= 0:
         return None
     done = recent[-1]["round"] - recent[0]["round"]

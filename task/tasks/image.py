@@ -14,6 +14,7 @@ from torch import nn
 from task.base import BaseTask
 from task.data.datasets import DataSettings, load_dataset
 from task.data.partitions import Indices, PartitionSettings, partition
+from task.devices import seeded
 from task.examples import ExampleSet
 from task.models import MODELS, SplitModel, build_model
 from task.settings import Free, Range, SettingsError
@@ -181,8 +182,7 @@ class ImageTask(BaseTask):
 
     def initial_model(self) -> SplitModel:
         """Return a new model with the seed's initial values, or those of `weights`."""
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(self.seed)
+        with seeded(self.seed):
             model = build_model(
                 self.model_name,
                 self.shape,

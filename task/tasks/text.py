@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from task.base import BaseTask
+from task.devices import seeded
 from task.examples import ExampleSet
 from task.models import SplitModel
 from task.settings import Checked, Free, Range, Seed, SettingsError, require
@@ -147,8 +148,7 @@ class TextTask(BaseTask):
         directions with dropout 0.5, vectors of 100 and a layer of 5 before the head.
         """
         width = self.settings.lstm_width
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(self.settings.seed)
+        with seeded(self.settings.seed):
             if not self.labelled:
                 lstm = RecurrentText(len(CHARACTERS), 8, width)
                 return SplitModel(lstm, nn.Linear(width, len(CHARACTERS)))

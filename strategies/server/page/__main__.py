@@ -10,8 +10,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from strategies.server.arguments import Parser
 from strategies.server.page.serving import LOOPBACK, PageServer
+from task.command_line import Parser
 from task.settings import SettingsError
 
 PORT = 8765
