@@ -59,12 +59,13 @@ class MultiTaskClient(Client):
         return [repr(self.task), repr(self.compressor)]
 
     def get_properties(self, config: Config) -> Config:
-        """Return also ``message-bytes``, ``first-message-bytes`` and ``omega``."""
+        """Return also ``message-bytes``, ``first-message-bytes`` and C's omegas."""
         return {
             **super().get_properties(config),
             "message-bytes": self.compressor.num_bytes(DIMENSION),
             "first-message-bytes": Identity().num_bytes(DIMENSION),
             "omega": self.compressor.omega(DIMENSION),
+            "typical-omega": self.compressor.typical_omega(DIMENSION),
         }
 
     def fit(self, parameters: NDArrays, config: Config) -> Reply:

@@ -257,7 +257,8 @@ def resolve(
     Parameters
     ----------
     overrides : mapping of str to bool, int, float or str
-        Settings in kebab-case. An int is accepted where the default is a float.
+        Settings in kebab-case. An int is accepted where the default is a float, and a
+        number where it is ``"auto"``.
     guests : iterable of callable
         Classes and functions from outside, which declare settings of their own.
     strict : bool, default True
@@ -289,6 +290,8 @@ def resolve(
             kind = type(settings[name])
             if kind is float and type(value) is int:
                 value = float(value)
+            if settings[name] == "auto" and type(value) in (int, float):
+                value = str(value)
             require(type(value) is kind, name, value, f"of type {kind.__name__}")
         elif strict:
             raise unknown("setting", name, settings)

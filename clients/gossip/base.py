@@ -109,11 +109,12 @@ class GossipClient(Client):
         return [*shapes, self.task.classes, repr(self.compressor)]
 
     def get_properties(self, config: Config) -> Config:
-        """Return also ``message-bytes``, a message's length, and ``omega`` of C."""
+        """Return also ``message-bytes``, a message's length, and C's omegas."""
         return {
             **super().get_properties(config),
             "message-bytes": self.compressor.num_bytes(self.dimension),
             "omega": self.compressor.omega(self.dimension),
+            "typical-omega": self.compressor.typical_omega(self.dimension),
         }
 
     # One round.

@@ -1,7 +1,9 @@
 """Gossip over a graph: the server relays messages and averages no models."""
 
+from bisect import bisect_right
 from collections import Counter
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from logging import INFO, WARNING
 from typing import Annotated, Any, ClassVar, cast
 
@@ -24,8 +26,12 @@ from task.messages import EXCHANGED_ROUND
 from task.settings import Choice, Free, Range, SettingsError, validate
 
 MIXING = {"metropolis": metropolis_weights, "uniform": uniform_weights}
+# What γ follows from, where it is no number.
+STEP_RULES = ("auto", "theory")
 # A consensus step below this brings nodes together over thousands of rounds only.
 SMALL_STEP = 1e-3
+# By so much no training lets the nodes' distance grow in twice the rounds.
+GROWTH = 100.0
 # Of a sketch's entries; NaN is not below it either.
 LARGEST_SKETCHED = 1e9
 # What a client raises whose state is not the one that its neighbours rely on.
@@ -48,8 +54,10 @@ class Gossip(BaseStrategy):
         Of ``erdos-renyi``.
     mixing : {"metropolis", "uniform"}, default "metropolis"
         The weights w_ij.
-    consensus_step : float, default 0
-        γ, in (0, 1]; 0 takes that of the theory, which is small.
+    consensus_step : float or str, default "auto"
+        γ, in (0, 1]. ``auto`` is C's ω at a Gaussian vector, the share of it that one
+        message brings across (``benchmarks/consensus_step.py``); ``theory`` that of the
+        worst case, which is small.
     max_missed_rounds : int, default 1000
         A node that has been away for longer is lost: what it missed is given up.
     **base
@@ -75,7 +83,9 @@ class Gossip(BaseStrategy):
         ] = "ring",
         edge_probability: Annotated[float, Range("(0, 1]")] = 0.5,
         mixing: Annotated[str, Choice(*MIXING)] = "metropolis",
-        consensus_step: Annotated[float, Range("[0, 1]")] = 0.0,
+        consensus_step: Annotated[
+            float | str, Free("auto, theory or a number in (0, 1]")
+        ] = "auto",
         max_missed_rounds: Annotated[int, Range("[1, inf)")] = 1000,
         **base: Any,
     ) -> None:
@@ -83,7 +93,9 @@ class Gossip(BaseStrategy):
         self.graph = graph
         self.edge_probability = edge_probability
         self.mixing = mixing
-        self.consensus_step = consensus_step
+        # 0 until the clients have said what it follows from.
+        self.step_rule = str(consensus_step)
+        self.consensus_step = _step(self.step_rule)
         self.max_missed_rounds = max_missed_rounds
         validate(self)
         # Of the graph's nodes, once it is known who they are.
@@ -91,6 +103,9 @@ class Gossip(BaseStrategy):
         self._strangers: set[str] = set()
         self._exchanged = 0
         self._message_bytes: frozenset[int] = frozenset()
+        # Rounds and consensus distances of the evaluations so far; whether they grew.
+        self._distances: tuple[list[int], list[float]] = ([], [])
+        self._grown = False
 
     # The graph.
 
@@ -136,7 +151,7 @@ class Gossip(BaseStrategy):
         self.boxes = Mailboxes(names, MIXING[self.mixing](graph), neighbours)
 
     def _take_format(self, nodes: list[int]) -> None:
-        """Take what most nodes say: a message's lengths, and γ of the theory."""
+        """Take what most nodes say: a message's lengths, and what γ follows from."""
         known = self.participants.known
         names = self.length_properties
         said = [_message_format(known[node].properties, names) for node in nodes]
@@ -146,19 +161,18 @@ class Gossip(BaseStrategy):
                 "no client says how long its messages are; gossip strategies need "
                 "gossip clients"
             )
-        (self._message_bytes, omega), _ = usable.most_common(1)[0]
-        if self.consensus_step == 0 and self.uses_consensus_step:
-            self.consensus_step = consensus_step(self.boxes.weights, omega)
-            log(INFO, "consensus step of the theory: %.3g", self.consensus_step)
-            if self.consensus_step < SMALL_STEP:
-                log(
-                    WARNING,
-                    "the theory's consensus step is %.3g: messages cost as ever and "
-                    "change next to nothing; consensus-step=0.02 is practical with "
-                    "top-k and sign-top-k, 0.2 with sign and qsgd, and less if "
-                    "consensus-distance grows",
-                    self.consensus_step,
-                )
+        (self._message_bytes, omega, typical), _ = usable.most_common(1)[0]
+        if not self.uses_consensus_step:
+            return
+        if self.consensus_step == 0:
+            theory = self.step_rule == "theory"
+            step = consensus_step(self.boxes.weights, omega) if theory else typical
+            self.consensus_step = step
+            log(INFO, "consensus step: %.3g (%s)", step, self.step_rule)
+        if self.consensus_step < SMALL_STEP:
+            text = "the consensus step is %.3g: messages cost as ever and change next "
+            text += "to nothing; consensus-step='auto' is %.3g"
+            log(WARNING, text, self.consensus_step, typical)
 
     def sample(self, server_round: int, nodes: list[int]) -> list[int]:
         """Return all nodes: everybody takes part in each round."""
@@ -281,8 +295,28 @@ class Gossip(BaseStrategy):
         usual = Counter(map(len, sketches)).most_common(1)[0][0]
         stacked = np.stack([s for s in sketches if len(s) == usual])
         deviations = stacked - stacked.mean(axis=0, dtype=np.float64)
-        metrics["consensus-distance"] = float(np.square(deviations).sum(1).mean())
+        distance = float(np.square(deviations).sum(1).mean())
+        metrics["consensus-distance"] = distance
+        if self.uses_consensus_step and not self._grown:
+            self._watch(server_round, distance)
         return metrics
+
+    def _watch(self, server_round: int, distance: float) -> None:
+        """Warn once of a distance that grows as by a consensus step that is too large.
+
+        That is exponential; by training alone it grows fourfold in twice the rounds.
+        """
+        rounds, distances = self._distances
+        half = bisect_right(rounds, server_round // 2) - 1
+        before = distances[half] if half >= 0 else distance
+        rounds.append(server_round)
+        distances.append(distance)
+        if 0 < before * GROWTH < distance:
+            self._grown = True
+            text = "the consensus distance has grown from %.3g in round %d to %.3g in "
+            text += "round %d: a consensus-step below %.3g brings the nodes together"
+            seen = (before, rounds[half], distance, server_round)
+            log(WARNING, text, *seen, self.consensus_step)
 
     # State.
 
@@ -304,17 +338,32 @@ class Gossip(BaseStrategy):
         log(INFO, "\t└──> Graph: %s, %s weights", self.graph, self.mixing)
 
 
+def _step(given: str) -> float:
+    """Return γ, 0 where it follows from what the clients say."""
+    if given in STEP_RULES:
+        return 0.0
+    with suppress(ValueError):
+        if 0 < (step := float(given)) <= 1:
+            return step
+    allowed = "auto, theory or a number in (0, 1]"
+    raise SettingsError(f"consensus-step is {given}; it must be {allowed}")
+
+
 def _message_format(
     properties: Mapping[str, Any], length_properties: tuple[str, ...]
-) -> tuple[frozenset[int], float] | None:
-    """Return what a client says of its messages' lengths and ω, if it makes sense."""
+) -> tuple[frozenset[int], float, float] | None:
+    """Return what a client says of its messages: lengths, ω and typical ω.
+
+    None if it makes no sense.
+    """
     lengths = [properties.get(name) for name in length_properties]
-    omega = properties.get("omega")
     if not all(isinstance(n, int) and n >= 1 for n in lengths):
         return None
-    if not isinstance(omega, float) or not 0 < omega <= 1:
+    omegas = [properties.get(name) for name in ("omega", "typical-omega")]
+    if not all(isinstance(omega, float) and 0 < omega <= 1 for omega in omegas):
         return None
-    return frozenset(cast(list[int], lengths)), omega
+    omega, typical = cast(list[float], omegas)
+    return frozenset(cast(list[int], lengths)), omega, typical
 
 
 def _message(reply: Message) -> bytes:

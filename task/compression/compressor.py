@@ -29,6 +29,7 @@ BLAS they do not depend on the number of threads, so a message does not either.
 """
 
 from abc import ABC, abstractmethod
+from functools import lru_cache
 
 import numpy as np
 import torch
@@ -97,6 +98,24 @@ class Compressor(ABC):
         array = _checked(x)
         return self._omega_at(array) if array.any() else self.omega(len(array))
 
+    def typical_omega(self, dimension: int) -> float:
+        """Give omega at a vector of independent Gaussian entries, always the same one.
+
+        The worst case, ``omega(d)``, is a vector of one entry for many operators, far
+        from any difference between models.
+
+        Parameters
+        ----------
+        dimension : int
+            Number of entries d of the vector.
+
+        Returns
+        -------
+        float
+            omega in (0, 1].
+        """
+        return _typical_omega(self, dimension)
+
     def compress(self, x: torch.Tensor, generator: np.random.Generator) -> bytes:
         """Write C(x).
 
@@ -156,6 +175,12 @@ class Compressor(ABC):
 
     @abstractmethod
     def _decode(self, data: memoryview, dimension: int) -> Float32s: ...
+
+
+@lru_cache(maxsize=4)
+def _typical_omega(compressor: Compressor, dimension: int) -> float:
+    generator = np.random.default_rng(0)
+    return compressor._omega_at(generator.standard_normal(dimension, np.float32))
 
 
 def _checked(x: torch.Tensor) -> Float32s:

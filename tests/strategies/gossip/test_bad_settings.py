@@ -27,9 +27,13 @@ BAD_SETTINGS = [
         "mixing='max-degree'",
         "mixing is 'max-degree'; it must be metropolis or uniform\n",
     ),
-    ("consensus-step=1.5", "consensus-step is 1.5; it must be in [0, 1]"),
-    ("consensus-step=-0.1", "consensus-step is -0.1; it must be in [0, 1]"),
-    ("consensus-step=nan", "consensus-step is nan; it must be in [0, 1]"),
+    *(
+        (
+            f"consensus-step={value}",
+            f"consensus-step is {value}; it must be auto, theory or a number in (0, 1]",
+        )
+        for value in (1.5, -0.1, 0.0, "nan")
+    ),
     ("local-steps=0", "local-steps is 0; it must be at least 1"),
     ("local-steps=-3", "local-steps is -3; it must be at least 1"),
     ("local-steps=1.5", "local-steps is 1.5; it must be of type int"),

@@ -148,7 +148,7 @@ def test_dpsgd_with_absent_nodes_uses_an_edge_from_both_ends_or_not_at_all():
 
 def test_the_consensus_step_of_the_theory():
     network = Network(
-        "choco-sgd", consensus_step=0.0, compressor="top-k", compressor_k=0.1
+        "choco-sgd", consensus_step="theory", compressor="top-k", compressor_k=0.1
     )
     network.go(1)
     # Theorem 2 on a ring of five: eigenvalues (1 + 2 cos(2 pi k / 5)) / 3.
@@ -169,16 +169,46 @@ def test_the_consensus_step_of_the_theory():
         # γ is 0.00851 / 58.3 and 0.461 / 54.6.
         ({"compressor_k": 0.01}, True),
         ({"compressor_k": 0.5}, False),
-        ({"compressor_k": 0.01, "consensus_step": 1e-4}, False),
+        ({"compressor_k": 0.01, "consensus_step": 0.000146}, True),
+        ({"compressor_k": 0.01, "consensus_step": "auto"}, False),
     ],
 )
-def test_a_small_consensus_step_of_the_theory_is_warned_of(given, warned, caplog):
-    settings = {"consensus_step": 0.0, "compressor": "top-k", **given}
+def test_a_small_consensus_step_is_warned_of(given, warned, caplog):
+    settings = {"consensus_step": "theory", "compressor": "top-k", **given}
     Network("choco-sgd", **settings).go(2)
     found = [r for r in caplog.records if r.levelname == "WARNING"]
     assert len(found) == warned
-    said = "consensus step is 0.000146: .*; consensus-step=0.02 is practical with top-k"
+    said = r"consensus step is 0.000146: .*; consensus-step='auto' is 0\.\d+$"
     assert all(re.search(said, r.message) for r in found)
+
+
+@pytest.mark.parametrize(
+    ("compressor", "share"),
+    [
+        # Of the energy of Gaussian entries, what the signs' mean magnitude has: 2/π,
+        # and what the tenth that is largest has: 0.1 + 2 z φ(z), z = 1.645.
+        ({"compressor": "sign"}, 0.637),
+        ({"compressor": "top-k", "compressor_k": 0.1}, 0.439),
+        ({"compressor": "rand-k", "compressor_k": 0.1}, 0.1),
+        ({"compressor": "identity"}, 1.0),
+    ],
+)
+def test_the_consensus_step_by_default(compressor, share):
+    network = Network("choco-sgd", consensus_step="auto", **compressor)
+    network.go(1)
+    assert network.strategy.consensus_step == pytest.approx(share, rel=0.1)
+
+
+def test_a_distance_that_grows_by_orders_of_magnitude_is_warned_of_once(caplog):
+    # Of 650 entries 7 cannot carry the whole difference.
+    own = {"compressor": "rand-k", "compressor_k": 0.01, "learning_rate": 0.01}
+    Network("choco-sgd", **own, consensus_step="auto").go(24, evaluate=True)
+    assert "has grown" not in caplog.text
+    network = Network("choco-sgd", **own, consensus_step=1.0)
+    network.go(24, evaluate=True)
+    (warning,) = [r.message for r in caplog.records if "has grown" in r.message]
+    assert "a consensus-step below 1 brings the nodes together" in warning
+    assert network.rows[-1]["consensus-distance"] > 100
 
 
 def test_consensus_alone_contracts_at_the_rate_of_the_spectral_gap():
