@@ -4,6 +4,7 @@ Clients are known by name and not by node id, sampling is seeded, replies are ch
 means have a fixed order, bytes are counted, and the state can be saved.
 """
 
+import math
 from collections.abc import Iterable
 from logging import INFO, WARNING
 from typing import Annotated, Any, cast
@@ -128,6 +129,8 @@ class BaseStrategy(Averaging, RunHooks, FlowerFedAvg):
         # The last one, and that of the last training.
         self.exchange = self.training = Exchange()
         self.client_metrics: dict[str, dict[str, float]] = {}
+        # The round of each client's.
+        self.evaluated_in: dict[str, int] = {}
         # Replies that counted in the last evaluation.
         self.evaluated: list[Message] = []
 
@@ -169,7 +172,8 @@ class BaseStrategy(Averaging, RunHooks, FlowerFedAvg):
         if server_round == 1:
             # Later, when nodes have left, one goes on alone.
             self.check_clients(len(nodes))
-        return self.sampler.sample(server_round, nodes)
+        others = len(self.participants.busy_ones())
+        return self.sampler.sample(server_round, nodes, others)
 
     # Training.
 
@@ -271,11 +275,14 @@ class BaseStrategy(Averaging, RunHooks, FlowerFedAvg):
     ) -> MetricRecord | None:
         """Return the plain mean of every metric over the clients with test examples.
 
+        A client that is busy with an earlier round counts as it was last evaluated.
+
         Returns
         -------
         MetricRecord or None
             The means, accuracy and loss also over all examples (``accuracy-weighted``
-            and ``loss-weighted``), ``evaluated`` (how many clients),
+            and ``loss-weighted``), ``evaluated`` (how many clients), where any is busy
+            ``evaluated-before`` (how many of these count as of an earlier round),
             ``evaluation-rejected``, ``evaluation-unanswered``, ``bytes-down`` and
             ``bytes-up``; None if no reply is valid. ``client_metrics`` keeps each
             client's own.
@@ -293,12 +300,20 @@ class BaseStrategy(Averaging, RunHooks, FlowerFedAvg):
         ]
         self.evaluated = [reply for _, reply, _ in tested]
         self.client_metrics |= {name: metrics for name, _, metrics in tested}
+        self.evaluated_in |= dict.fromkeys((name for name, *_ in tested), server_round)
         if not tested:
             return None
-        means = mean_metrics(metrics for *_, metrics in tested)
+        metrics = [own for *_, own in tested]
         most = [self.declared(reply, NUM_TEST_EXAMPLES) for _, reply, _ in tested]
-        means |= weighted_means([metrics for *_, metrics in tested], most)
-        counts = {"evaluated": len(tested), **exchange.counts("evaluation-")}
+        before = [
+            p for p in self.participants.busy_ones() if p.name in self.client_metrics
+        ]
+        metrics += [self.client_metrics[p.name] for p in before]
+        most += [p.properties.get(NUM_TEST_EXAMPLES, math.inf) for p in before]
+        means = mean_metrics(metrics) | weighted_means(metrics, most)
+        counts = {"evaluated": len(metrics), **exchange.counts("evaluation-")}
+        if before:
+            counts["evaluated-before"] = len(before)
         return single_metrics({**means, **counts, **exchange.sizes()})
 
     # State.

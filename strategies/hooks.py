@@ -100,6 +100,7 @@ class RunHooks(Strategy):
     # What a strategy of ours has besides, and one that wraps another hands on.
 
     client_metrics: dict[str, dict[str, float]]
+    evaluated_in: dict[str, int]
     # Replies that counted in the last evaluation.
     evaluated: list[Message]
     participants: Participants

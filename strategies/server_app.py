@@ -129,9 +129,11 @@ def _final_clients(
 ) -> tuple[dict[str, dict[str, Any]], dict[str, dict[str, Any]]]:
     """Return each client's final metrics with its numbers of examples.
 
-    Those that have ``joined`` after the training come second.
+    Those that have ``joined`` after the training come second. ``evaluated-in`` is the
+    round of one that was busy in the last evaluation.
     """
     clients, newcomers = dict[str, dict[str, Any]](), dict[str, dict[str, Any]]()
+    newest = max(strategy.evaluated_in.values(), default=0)
     for participant in strategy.participants.known.values():
         metrics = dict(strategy.client_metrics.get(participant.name, {}))
         for own in ("num-examples", CLASS_COUNTS):
@@ -146,8 +148,10 @@ def _final_clients(
         if name in joined:
             newcomers[label] = {**known, "by-examples": joined[name]}
         elif not participant.is_newcomer:
-            last = strategy.standing.acknowledged.get(name, 0)
-            clients[label] = {**metrics, **known, "last-round": last}
+            known["last-round"] = strategy.standing.acknowledged.get(name, 0)
+            if strategy.evaluated_in.get(name, newest) < newest:
+                known["evaluated-in"] = strategy.evaluated_in[name]
+            clients[label] = {**metrics, **known}
     return dict(sorted(clients.items())), dict(sorted(newcomers.items()))
 
 

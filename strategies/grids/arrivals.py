@@ -146,6 +146,8 @@ class RealArrivals(ArrivalGrid):
         # How long the last wait could take.
         self._wait = longest
         self.dropped = 0
+        # Those of `get_node_ids` and the others that were connected then.
+        self.connected: frozenset[int] = frozenset()
 
     @property
     def silent(self) -> list[str]:
@@ -156,6 +158,7 @@ class RealArrivals(ArrivalGrid):
         """Return the nodes that are not left alone; all, where that is nobody."""
         self.drain()
         nodes = list(self.grid.get_node_ids())
+        self.connected = frozenset(nodes)
         free = [n for n in nodes if not self._is_left_alone(n, MessageType.TRAIN)]
         busy = self._busy()
         return free or [node for node in nodes if node not in busy]

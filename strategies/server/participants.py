@@ -85,6 +85,9 @@ class Participants:
         By node.
     here : frozenset of int
         The nodes that were there the last time.
+    busy : frozenset of int
+        The nodes that were connected then and left alone, as an answer of theirs is
+        still to come.
     refusals : dict of int to str
         Why a node takes no part, as it was last logged.
     labels : dict of str to str
@@ -95,6 +98,7 @@ class Participants:
         self.min_available_nodes = min_available_nodes
         self.known: dict[int, Participant] = {}
         self.here: frozenset[int] = frozenset()
+        self.busy: frozenset[int] = frozenset()
         self.refusals: dict[int, str] = {}
         self.labels: dict[str, str] = {}
         self._taken: set[str] = set()
@@ -119,6 +123,7 @@ class Participants:
         # Once the run has begun, nodes that leave for good must not hold it up.
         nodes = self._wait(grid, 1 if self.known else self.min_available_nodes)
         self.here = frozenset(nodes)
+        self.busy = getattr(grid, "connected", self.here) - self.here
         unknown = [node for node in nodes if node not in self.known]
         if unknown:
             self._ask(unknown, grid, run_token)
@@ -135,6 +140,12 @@ class Participants:
         for node in fits:
             self.refusals.pop(node, None)
         return self._sorted([n for n in fits if not known[n].is_newcomer])
+
+    def busy_ones(self) -> list[Participant]:
+        """Return who takes part, but is left alone now, in the order of their names."""
+        nodes = (self.busy & self.known.keys()) - self.refusals.keys()
+        found = [self.known[node] for node in nodes]
+        return sorted((p for p in found if not p.is_newcomer), key=lambda p: p.name)
 
     def newcomers(self) -> list[int]:
         """Return the nodes that come after the training, ordered by their names."""

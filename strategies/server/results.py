@@ -27,7 +27,8 @@ METRICS, TIDY, CLIENTS, SUMMARY, PLOT, STATUS, PAGE = (
 QUALITY = ("accuracy", "distance", "error", "loss-point", "loss")
 # What clients' final metrics have besides; all else is a metric of the task's own.
 BESIDE = (
-    *("num-examples", "num-test-examples", "last-round", "global-nc2", "local-nc2"),
+    *("num-examples", "num-test-examples", "last-round", "evaluated-in"),
+    *("global-nc2", "local-nc2"),
     *("error-best", "error-phase-1", "error-scratch", "iterations"),
     "class-counts",
 )

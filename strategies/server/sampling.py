@@ -36,9 +36,13 @@ class Sampler:
     def _share(self, num_nodes: int) -> int:
         return int(self.fraction * num_nodes + 1e-9)
 
-    def sample(self, server_round: int, nodes: list[int]) -> list[int]:
-        """Return the nodes that train in a round (from 1), in their given order."""
-        count = min(max(self._share(len(nodes)), self.least), len(nodes))
+    def sample(self, server_round: int, nodes: list[int], others: int = 0) -> list[int]:
+        """Return the nodes that train in a round (from 1), in their given order.
+
+        ``others`` take part, but can not be asked now: they count for the share.
+        """
+        share = self._share(len(nodes) + others)
+        count = min(max(share, self.least), len(nodes))
         rng = np.random.default_rng([self.seed, 0x5A3B, server_round])
         chosen = sorted(rng.choice(len(nodes), count, replace=False))
         return [nodes[i] for i in chosen]

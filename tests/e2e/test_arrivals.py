@@ -48,6 +48,9 @@ def test_rounds_close_with_the_first_replies(
         assert rounds[0]["closed"] < ended[0]["time"], f"waited for {name}"
     # In the last round everyone is waited for: all but the victim.
     assert rounds[-1]["clients"] == len(DELAYS) - 1
+    # They are busy in the first evaluation and tested in the last one.
+    assert not {"slow-1", "slow-2"} & set(rounds[0]["evaluated"])
+    assert {"slow-1", "slow-2"} <= set(rounds[-1]["evaluated"])
     # What came late was pulled and dropped: no node is asked while it owes a reply.
     assert rounds[-1]["dropped"] > 0
     for name in DELAYS:

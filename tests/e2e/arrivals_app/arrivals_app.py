@@ -28,7 +28,7 @@ def note(context, kind, **values):
 @client.query()
 def query(message, context):
     properties = {"client": str(context.node_config["client-name"]), "structure": "x"}
-    record = ConfigRecord({**properties, "num-examples": 1, "num-test-examples": 0})
+    record = ConfigRecord({**properties, "num-examples": 1, "num-test-examples": 1})
     return Message(RecordDict({"properties": record}), reply_to=message)
 
 
@@ -54,6 +54,12 @@ def train(message, context):
     return reply
 
 
+@client.evaluate()
+def evaluate(message, context):
+    metrics = MetricRecord({"num-examples": 1, "accuracy": 1.0})
+    return Message(RecordDict({"metrics": metrics}), reply_to=message)
+
+
 @server.main()
 def main(grid, context):
     base = BaseStrategy(min_available_nodes=NODES, fraction_train=1.0)
@@ -70,6 +76,7 @@ def main(grid, context):
             clients=metrics["clients"],
             closed=time.time(),
             dropped=grid.dropped,
+            evaluated=sorted(strategy.client_metrics),
         )
 
     run_rounds(
@@ -77,7 +84,7 @@ def main(grid, context):
         grid,
         initial,
         range(1, ROUNDS + 1),
-        evaluated=lambda _: False,
+        evaluated=lambda server_round: server_round in (1, ROUNDS),
         timeout=120,
         after_round=after_round,
     )

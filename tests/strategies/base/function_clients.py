@@ -77,6 +77,9 @@ def train_once(
     return strategy.aggregate_train(1, order(replies))
 
 
-def evaluate_once(strategy: BaseStrategy, grid: InlineGrid) -> MetricRecord | None:
-    messages = strategy.configure_evaluate(1, to_record(START), ConfigRecord(), grid)
-    return strategy.aggregate_evaluate(1, grid.send_and_receive(messages))
+def evaluate_once(
+    strategy: BaseStrategy, grid: InlineGrid, server_round: int = 1
+) -> MetricRecord | None:
+    arrays, config = to_record(START), ConfigRecord()
+    messages = strategy.configure_evaluate(server_round, arrays, config, grid)
+    return strategy.aggregate_evaluate(server_round, grid.send_and_receive(messages))

@@ -6,6 +6,7 @@ from function_clients import START, evaluate_once, grid_of, honest, partition_of
 from malformed import error_reply
 
 from strategies import FedAvg
+from strategies.grids.simulation import InlineGrid
 from strategies.server.replies import to_record
 from strategies.server.rounds import run_rounds
 
@@ -143,3 +144,39 @@ def test_rejected_evaluations_are_counted_in_the_round_s_metrics():
     )
     rejected = sum(value for name, value in rows[0].items() if "reject" in name)
     assert rejected == 1
+
+
+class Busy(InlineGrid):
+    """A grid that leaves nodes alone, as `RealArrivals` does with those at work."""
+
+    left_alone: frozenset[int] = frozenset()
+
+    def get_node_ids(self):
+        self.connected = frozenset(super().get_node_ids())
+        return sorted(self.connected - self.left_alone)
+
+
+def test_a_busy_client_counts_as_it_was_last_evaluated_and_in_the_number_of_all():
+    strategy, grid = FedAvg(fraction_train=0.5), Busy(honest, 6)
+    assert evaluate_once(strategy, grid)["accuracy"] == pytest.approx(0.25)
+    busy = "000004", "000005"
+    grid.left_alone = frozenset(
+        n for n in grid.get_node_ids() if strategy.name_of(n) in busy
+    )
+    # Who is busy said something else then: it counts as it was.
+    strategy.client_metrics["000005"]["accuracy"] = 0.9
+    metrics = evaluate_once(strategy, grid, 2)
+    # 0, 0.1, 0.2, 0.3 now; 0.4 and 0.9 of round 1.
+    assert metrics["accuracy"] == pytest.approx(1.9 / 6)
+    assert (metrics["evaluated"], metrics["evaluated-before"]) == (6, 2)
+    assert strategy.evaluated_in["000005"] == 1
+    assert strategy.evaluated_in["000003"] == 2
+    # Half of six, and not of four, of the four that can be asked.
+    arrays = to_record(START)
+    sent = strategy.configure_train(3, arrays, ConfigRecord(), grid)
+    nodes = {message.metadata.dst_node_id for message in sent}
+    assert len(nodes) == 3
+    assert not nodes & grid.left_alone
+    # One that has left is nobody's.
+    grid.left_alone = frozenset()
+    assert "evaluated-before" not in evaluate_once(strategy, grid, 4)
