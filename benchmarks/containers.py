@@ -228,8 +228,11 @@ class Trial:
         found: Counter[str] = Counter()
         for path in self.home.glob("*.strace.*"):
             for line in path.read_text(errors="replace").splitlines():
-                if re.search(r" = -1 E(ROFS|ACCES|PERM) ", line):
-                    call_, place = re.search(r"(\w+)\(.*?\"(.*?)\"", line).groups()
+                if not re.search(r" = -1 E(ROFS|ACCES|PERM) ", line):
+                    continue
+                call_, place = re.search(r"(\w+)\(.*?\"(.*?)\"", line).groups()
+                # That is bubblewrap, before it has made the root.
+                if not place.startswith("/newroot/"):
                     found[f"{path.name.split('.strace')[0]}: {call_} {place}"] += 1
         return dict(found)
 
@@ -319,7 +322,8 @@ def main() -> None:
         + markdown(("command", "says"), [(f"`{c}`", t) for c, t in said.items()])
         + "\nThe image's layers; torch with CUDA here:\n\n"
         + markdown(("line", "MB", "s"), layers)
-        + "\nWrites that were refused, by strace, outside of volumes and /tmp:\n\n"
+        + "\nWhat was refused because a file system is read-only, or not allowed, by "
+        "strace (`flwr/source` is Flower's telemetry, which does without):\n\n"
         + markdown(("container: call and path", "times"), sorted(refused.items()))
     )
     write("containers", "The containers, without Docker", body,
