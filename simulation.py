@@ -34,7 +34,7 @@ from strategies.server.page.serving import served_for
 from strategies.server.results import METRICS, Row, read_rows
 from strategies.server.rounds import RunSettings
 from strategies.server.tables import show
-from strategies.server.terminal import ended_as_by_ctrl_c
+from strategies.server.terminal import console, ended_as_by_ctrl_c
 from task.settings import (
     Setting,
     Settings,
@@ -325,7 +325,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         namespace, given = parse(arguments, __doc__)
         if namespace.list:
-            print(list_all())
+            console().out(list_all(), highlight=False)
             return 0
         if not namespace.verbose:
             logging.getLogger("flwr").setLevel(logging.WARNING)

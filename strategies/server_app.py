@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Callable
+from functools import partial
 from logging import INFO, WARNING
 from pathlib import Path
 from typing import Any
@@ -99,12 +100,15 @@ def run(
             before = report.latest("seconds-simulated") or 0.0
             clock = _clock(grid, settings, nodes, before)
             rounds = Rounds(strategy, own, report, clock, seconds_before)
-            arrays = rounds.run(strategy.wrap_grid(clock or grid), arrays, after=start)
-            joined: ByExamples = {}
-            if own.new_clients:
-                last, timeout = own.num_server_rounds, own.round_timeout
-                joined = let_join(strategy, grid, arrays, last, timeout)
-            return report.finish(*_final_clients(strategy, joined))
+            with rounds.watch.over(report.rows):
+                wrapped = strategy.wrap_grid(clock or grid)
+                arrays = rounds.run(wrapped, arrays, after=start)
+                joined: ByExamples = {}
+                if own.new_clients:
+                    last, timeout = own.num_server_rounds, own.round_timeout
+                    joined = let_join(strategy, grid, arrays, last, timeout)
+                ended = partial(rounds.watch.end, "finished", report.rows)
+                return report.finish(*_final_clients(strategy, joined), ended)
 
 
 def _clock(

@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, redirect_stdout
 from itertools import count
 from pathlib import Path
 
@@ -67,6 +68,21 @@ def figures(monkeypatch: pytest.MonkeyPatch) -> None:
     """Runs draw their figures, as they do outside of the tests."""
     for place, function in FIGURES.items():
         monkeypatch.setattr(place, function)
+
+
+@pytest.fixture
+def nobody_reads() -> Callable[[], AbstractContextManager[object]]:
+    """Have standard output be a pipe whose reader has had enough, as `head` has."""
+
+    @contextmanager
+    def replaced() -> Iterator[None]:
+        read, write = os.pipe()
+        os.close(read)
+        # It is closed in the end, which writes what is left.
+        with os.fdopen(write, "w") as output, redirect_stdout(output):
+            yield
+
+    return replaced
 
 
 @pytest.fixture

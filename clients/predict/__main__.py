@@ -15,6 +15,7 @@ FILE`` writes them to a table.
 import argparse
 import csv
 import io
+import os
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -103,9 +104,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         else:
             for cells in rows:
                 print("\t".join(cells))
+            sys.stdout.flush()
     except SettingsError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
+    except BrokenPipeError:
+        # Whoever reads has enough, as `head` does; what is still in the buffer would
+        # fail again when the process ends.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return 0
 
 

@@ -2,7 +2,7 @@
 
 import contextlib
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from logging import ERROR
 from pathlib import Path
 from typing import Any
@@ -151,12 +151,14 @@ class Report:
         self,
         clients: Mapping[str, Mapping[str, Any]],
         joined: Mapping[str, Mapping[str, Any]] | None = None,
+        ended: Callable[[], None] | None = None,
     ) -> dict[str, Any]:
         """Write what is left, when a run has ended; return its summary.
 
         That is ``clients.json``, ``summary.json``, the tidy files, the tables and the
         plot. ``clients`` are each client's final metrics, ``joined`` the entries of
-        those that came after the training.
+        those that came after the training. ``ended`` is called when all of it is
+        there but the page, which shows that the run has ended.
         """
         if self._behind:
             with self._said("metrics"):
@@ -176,6 +178,10 @@ class Report:
         config = {n: v for n, v in self.settings.items() if n not in OWN}
         with self._said(SUMMARY), locked(self.output, wait=True):
             self._write_summary(summary, config)
+        if ended:
+            ended()
+        with self._said(PAGE), locked(self.output, wait=True):
+            write_page(self.output)
         if self.trackers:
             files = [self.output / name for name in (PLOT, PAGE)]
             there = [path for path in files if path.is_file()]
@@ -212,7 +218,6 @@ class Report:
         write_tables(self.output, whole["algorithms"], evaluated_on)
         plot(self.output, names, evaluated_on=evaluated_on)
         newcomers.plot(self.output, names)
-        write_page(self.output)
 
 
 def comparable(config: Settings) -> dict[str, Any]:

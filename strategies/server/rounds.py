@@ -215,8 +215,6 @@ class Rounds:
             limit no round had.
         """
         self._grid = grid
-        self.watch.begin(self.report.rows)
-        state = "stopped"
         try:
             with self.report.progress:
                 arrays = run_rounds(
@@ -228,14 +226,11 @@ class Rounds:
                     timeout=self.settings.round_timeout,
                     after_round=self._after_round,
                 )
-            state = "finished"
         except (Exception, KeyboardInterrupt, SystemExit):
             # Whatever has ended it, somebody may want to go on.
             if self._unwritten is not None:
                 self._write(self._unwritten)
             raise
-        finally:
-            self.watch.end(state, self.report.rows)
         if after >= self.settings.num_server_rounds:
             # It had ended, but for its report.
             self._evaluate_again(grid, arrays, after)

@@ -3,10 +3,11 @@
 ``status.json`` beside ``metrics.jsonl`` is what the page shows of a run that goes on.
 """
 
+import contextlib
 import os
 import platform
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import islice
 from logging import INFO, WARNING
 from pathlib import Path
@@ -46,6 +47,16 @@ class Watch:
         self._gone: dict[str, float] = {}
         self._wrong: dict[str, str] = {}
         self._written = 0.0
+
+    @contextlib.contextmanager
+    def over(self, rows: list[Row]) -> Iterator[None]:
+        """Watch a run: one that is left by an error has ``stopped``."""
+        self.begin(rows)
+        try:
+            yield
+        except BaseException:
+            self.end("stopped", rows)
+            raise
 
     def begin(self, rows: list[Row]) -> None:
         """Say who is there before the first round."""

@@ -215,6 +215,11 @@ def test_list(capsys):
     assert {("model", name) for name in MODELS} <= listed
 
 
+def test_whoever_reads_the_list_may_stop(nobody_reads):
+    with nobody_reads():
+        assert simulation.main(["--list"]) == 0
+
+
 def test_flags_and_settings():
     namespace, given = simulation.parse([])
     assert given == {}

@@ -47,7 +47,8 @@ def page(results: Results, live: bool = False) -> str:
     str
         HTML that loads nothing from anywhere else.
     """
-    folder = shown(results.folder.absolute())
+    # Its name alone: the page is sent to others, who need not know where it lies.
+    folder = escape(shown(results.folder.absolute().name))
     body = _body(results.runs())
     digest = hashlib.sha256(body.encode()).hexdigest()[:16]
     policy = (
@@ -62,11 +63,11 @@ def page(results: Results, live: bool = False) -> str:
 <meta http-equiv="Content-Security-Policy" content="{policy}">
 <meta name="viewport" content="width=device-width, initial-scale=1">
 <link rel="icon" href="data:,">
-<title>{escape(results.folder.absolute().name)}: federated runs</title>
+<title>{folder}: federated runs</title>
 <style>{STYLE}</style>
 </head>
 <body{' data-live="1"' if live else ""}>
-<h1>{escape(folder)}</h1>
+<h1>{folder}</h1>
 <p class="bad" id="connection" role="status"></p>
 <main data-digest="{digest}">
 {body}

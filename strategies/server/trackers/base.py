@@ -1,7 +1,7 @@
 """Trackers: TensorBoard, MLflow, W&B, or anybody's, told of each round as it ends.
 
 Each one works in a thread of its own: a server that is slow, or gone, holds up no
-round. What one raises is a warning, and it is told no more.
+round. What one raises is a warning, and it is told no more than to end.
 """
 
 import contextlib
@@ -193,14 +193,19 @@ class _Thread(threading.Thread):
             self._fail(f"it has not ended within {PATIENCE:g} s")
 
     def run(self) -> None:
+        made, method = None, "make"
+        # Somebody else's code, and a network between.
         try:
             made = self._make()
             while (call := self._calls.get()) is not None:
                 method, arguments = call
                 getattr(made, method)(*arguments)
-        # Somebody else's code, and a network between.
         except (Exception, SystemExit) as error:
             self._fail(f"{type(error).__name__}: {error}")
+            # What it has opened would go on as a run for ever.
+            if made is not None and method == "add":
+                with contextlib.suppress(Exception, SystemExit):
+                    made.end(False, {}, [])
 
     def _fail(self, reason: str) -> None:
         self._failed = True

@@ -315,6 +315,13 @@ def test_a_head_for_other_classes_is_not_used(tmp_path, caplog):
     assert [path.suffix for path in tmp_path.iterdir()] == [".safetensors"]
 
 
+def test_whoever_reads_the_predictions_may_stop(devices, folders, nobody_reads):
+    run = ["--checkpoint", str(devices / "results" / "fedrep"), "--client-name", "bob"]
+    run += ["--state-dir", str(devices / "bob")]
+    with nobody_reads():
+        assert main([str(folders / "bob" / "test" / "cat"), *run]) == 0
+
+
 # Export
 
 

@@ -21,6 +21,8 @@ class Recorder(Tracker):
 class Failing(Recorder):
     """Fails in the method that is its address."""
 
+    ended: list = []  # noqa: RUF012
+
     def __init__(self, uri):
         super().__init__(uri)
         self.fail("init")
@@ -37,6 +39,7 @@ class Failing(Recorder):
             self.fail("add")
 
     def end(self, finished, metrics, files):
+        self.ended.append((self.uri, finished, metrics, files))
         self.fail("end")
 
 

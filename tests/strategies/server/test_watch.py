@@ -134,6 +134,40 @@ def test_a_run_that_is_ended_is_said_to_have_stopped(tmp_path, monkeypatch):
     assert status["state"] == "stopped"
 
 
+def test_a_run_has_finished_when_all_but_its_page_is_written(tmp_path, monkeypatch):
+    seen = []
+
+    def state():
+        return json.loads((tmp_path / "fedavg" / "status.json").read_text())["state"]
+
+    def newcomers(*given):
+        seen.append(("newcomers", state()))
+        return {}
+
+    def page(folder):
+        seen.append((sorted(p.name for p in folder.glob("*.json")), state()))
+
+    monkeypatch.setattr("strategies.server_app.let_join", newcomers)
+    monkeypatch.setattr("strategies.server.report.write_page", page)
+    settings = {"output": str(tmp_path), "algorithm": "fedavg", "new-clients": 1}
+    run(grid_of(3), server_settings(settings))
+    assert seen == [("newcomers", "running"), (["summary.json"], "finished")]
+
+
+def test_a_run_that_is_ended_after_its_rounds_has_stopped_as_well(
+    tmp_path, monkeypatch
+):
+    def stop(*given):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("strategies.server_app.let_join", stop)
+    settings = {"output": str(tmp_path), "algorithm": "fedavg", "new-clients": 1}
+    with pytest.raises(KeyboardInterrupt):
+        run(grid_of(3), server_settings(settings))
+    status = json.loads((tmp_path / "fedavg" / "status.json").read_text())
+    assert status["state"] == "stopped"
+
+
 def test_who_takes_no_part_is_in_the_file(tmp_path):
     def app(message, context):
         reply = honest(message, context)

@@ -84,6 +84,14 @@ def read(folder) -> Reader:
     return Reader(page(Results(folder)))
 
 
+def test_a_page_that_is_sent_to_others_does_not_say_where_it_lay(tmp_path):
+    write(tmp_path / "results")
+    write_page(tmp_path / "results")
+    text = (tmp_path / "results" / "report.html").read_text()
+    assert "<h1>results</h1>" in text
+    assert str(tmp_path) not in text
+
+
 def test_the_runs_by_hand(tmp_path):
     write(tmp_path)
     head, row = read(tmp_path).tables["runs"]

@@ -5,7 +5,7 @@ import threading
 
 import pytest
 from function_clients import grid_of
-from recorders import Recorder
+from recorders import Failing, Recorder
 
 from strategies.server.trackers import base
 from strategies.server.trackers.base import Tracker, Trackers, numbers
@@ -85,6 +85,13 @@ def test_each_fails_in_turn_and_the_run_is_the_same(tmp_path, caplog):
             f"OSError: no {where} for anybody"
         ]
         assert len(Recorder.told) == 5
+
+
+def test_one_that_fails_in_a_round_is_ended_as_a_run_that_is_stopped(tmp_path):
+    Failing.ended.clear()
+    for where in ("start", "add"):
+        go(tmp_path / where, tracker="recorders:Failing", tracker_uri=where)
+    assert Failing.ended == [("add", False, {}, [])]
 
 
 def test_one_that_exits_ends_itself_alone(tmp_path, caplog):
