@@ -13,7 +13,7 @@ from flwr.common import log
 from flwr.serverapp import Grid
 
 from strategies.base import BaseStrategy
-from strategies.gossip.graphs import Graph, build_graph
+from strategies.gossip.graphs import DRAWN, GRAPHS, Graph, build_graph
 from strategies.gossip.mailboxes import Mailboxes
 from strategies.gossip.mixing import (
     consensus_step,
@@ -47,11 +47,17 @@ class Gossip(BaseStrategy):
     Parameters
     ----------
     graph : str, default "ring"
-        A key of `strategies.gossip.graphs.GRAPHS`, ``erdos-renyi``, or a file of edges.
-        Its node i is the i-th of the clients' names, of those that are there in the
-        beginning.
+        ``ring``, ``torus``, ``complete``, ``star``, one that the seed draws
+        (``erdos-renyi``, ``k-regular``, ``small-world``), or a file with an edge a
+        line: two numbers of nodes. Its node i is the i-th of the clients' names, of
+        those that are there in the beginning.
     edge_probability : float, default 0.5
         Of ``erdos-renyi``.
+    graph_degree : int, default 4
+        Neighbours of each node of ``k-regular``, and on average of ``small-world``
+        (Watts and Strogatz 1998), where it is even.
+    rewiring_probability : float, default 0.1
+        With which an edge of ``small-world``'s ring gets another end.
     mixing : {"metropolis", "uniform"}, default "metropolis"
         The weights w_ij.
     consensus_step : float or str, default "auto"
@@ -79,9 +85,11 @@ class Gossip(BaseStrategy):
         self,
         *,
         graph: Annotated[
-            str, Free("ring, torus, complete, star, erdos-renyi or a file of edges")
+            str, Free(f"{', '.join([*GRAPHS, *DRAWN])} or a file of edges")
         ] = "ring",
         edge_probability: Annotated[float, Range("(0, 1]")] = 0.5,
+        graph_degree: Annotated[int, Range("[2, inf)")] = 4,
+        rewiring_probability: Annotated[float, Range("[0, 1]")] = 0.1,
         mixing: Annotated[str, Choice(*MIXING)] = "metropolis",
         consensus_step: Annotated[
             float | str, Free("auto, theory or a number in (0, 1]")
@@ -92,6 +100,8 @@ class Gossip(BaseStrategy):
         super().__init__(**base)
         self.graph = graph
         self.edge_probability = edge_probability
+        self.graph_degree = graph_degree
+        self.rewiring_probability = rewiring_probability
         self.mixing = mixing
         # 0 until the clients have said what it follows from.
         self.step_rule = str(consensus_step)
@@ -115,7 +125,14 @@ class Gossip(BaseStrategy):
 
     def build_graph(self, n: int) -> Graph:
         """Return the graph of n nodes."""
-        return build_graph(self.graph, n, self.edge_probability, self.seed)
+        return build_graph(
+            self.graph,
+            n,
+            self.edge_probability,
+            self.seed,
+            self.graph_degree,
+            self.rewiring_probability,
+        )
 
     def identify(self, grid: Grid) -> list[int]:
         """Return the nodes of the graph that are there.

@@ -2,16 +2,19 @@
 
 import math
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from random import Random
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from task.settings import SettingsError, require, unknown
 
-# How often erdos_renyi draws before it gives up.
+# How often a graph is drawn before giving up.
 _DRAWS = 1000
 
 
@@ -83,7 +86,7 @@ class Graph:
 
 def ring(n: int) -> Graph:
     """Connect each node with the next, and the last with the first; 2 make one edge."""
-    return Graph(n, tuple((i, (i + 1) % n) for i in range(n)))
+    return _made(n, lambda nx: nx.cycle_graph(n))
 
 
 def torus(n: int) -> Graph:
@@ -96,19 +99,79 @@ def torus(n: int) -> Graph:
     rows = next((r for r in range(math.isqrt(max(n, 0)), 1, -1) if n % r == 0), 0)
     require(rows > 0, "the number of nodes of a torus", n, "a product of two above 1")
     columns = n // rows
-    right = [(i, i - i % columns + (i + 1) % columns) for i in range(n)]
-    down = [(i, (i + columns) % n) for i in range(n)]
-    return Graph(n, tuple(right + down))
+
+    def grid(nx: Any) -> Any:
+        return nx.convert_node_labels_to_integers(
+            nx.grid_2d_graph(rows, columns, periodic=True)
+        )
+
+    return _made(n, grid)
 
 
 def complete(n: int) -> Graph:
     """Connect every node with every other."""
-    return Graph(n, tuple((i, j) for i in range(n) for j in range(i + 1, n)))
+    return _made(n, lambda nx: nx.complete_graph(n))
 
 
 def star(n: int) -> Graph:
     """Connect node 0 with every other."""
-    return Graph(n, tuple((0, i) for i in range(1, n)))
+    return _made(n, lambda nx: nx.star_graph(n - 1))
+
+
+def _made(n: int, make: Callable[[Any], Any]) -> Graph:
+    """Return what networkx makes of at least 2 nodes."""
+    require(n >= 2, "the number of nodes", n, "at least 2")
+    # Most servers need no graph.
+    import networkx
+
+    return Graph(n, tuple(make(networkx).edges))
+
+
+def k_regular(n: int, degree: int, seed: int) -> Graph:
+    """Draw among all graphs whose nodes have the same degree, until connected.
+
+    Uniformly for large n (Steger and Wormald 1999). Raises `SettingsError` unless
+    2 <= degree < n, and n or the degree is even.
+    """
+    require(n >= 3, "the number of nodes of a k-regular graph", n, "at least 3")
+    require(
+        2 <= degree < n, "graph-degree", degree, f"from 2 to {n - 1}, for {n} nodes"
+    )
+    require(n * degree % 2 == 0, "graph-degree", degree, f"even, for {n} nodes")
+    rng = Random(seed)
+    for _ in range(_DRAWS):
+        with suppress(SettingsError):  # Disconnected, as with a degree of 2 most are.
+            return _made(n, lambda nx: nx.random_regular_graph(degree, n, seed=rng))
+    raise SettingsError(
+        f"graph-degree is {degree}; none of {_DRAWS} graphs drawn with {n} nodes is "
+        "connected, it must be larger"
+    )
+
+
+def small_world(n: int, degree: int, rewiring: float, seed: int) -> Graph:
+    """Rewire a ring on which each node knows its nearest ones, until connected.
+
+    Watts and Strogatz 1998: each edge gets another end with a given probability.
+    Raises `SettingsError` unless the degree is even and 2 <= degree < n, or if the
+    probability is not in [0, 1].
+    """
+    require(n >= 3, "the number of nodes of a small world", n, "at least 3")
+    require(
+        2 <= degree < n, "graph-degree", degree, f"from 2 to {n - 1}, for {n} nodes"
+    )
+    require(degree % 2 == 0, "graph-degree", degree, "even, for a small world")
+    require(0 <= rewiring <= 1, "rewiring-probability", rewiring, "in [0, 1]")
+
+    def connected(nx: Any) -> Any:
+        try:
+            return nx.connected_watts_strogatz_graph(n, degree, rewiring, _DRAWS, seed)
+        except nx.NetworkXError:
+            raise SettingsError(
+                f"rewiring-probability is {rewiring!r}; none of {_DRAWS} graphs drawn "
+                f"with {n} nodes of degree {degree} is connected, it must be smaller"
+            ) from None
+
+    return _made(n, connected)
 
 
 def erdos_renyi(n: int, probability: float, seed: int) -> Graph:
@@ -175,27 +238,45 @@ GRAPHS: dict[str, Callable[[int], Graph]] = {
 }
 
 
-def build_graph(name: str, n: int, probability: float = 0.5, seed: int = 0) -> Graph:
+DRAWN = ("erdos-renyi", "k-regular", "small-world")
+
+
+def build_graph(
+    name: str,
+    n: int,
+    probability: float = 0.5,
+    seed: int = 0,
+    degree: int = 4,
+    rewiring: float = 0.1,
+) -> Graph:
     """Return the connected graph that the setting ``graph`` names.
 
     Parameters
     ----------
     name : str
-        A key of ``GRAPHS``, ``erdos-renyi``, or the path of a file of edges; anything
+        A key of ``GRAPHS``, one of ``DRAWN``, or the path of a file of edges; anything
         else is a `SettingsError`.
     n : int
         Number of nodes.
     probability : float, default 0.5
         Of an edge of ``erdos-renyi``.
     seed : int, default 0
-        Of ``erdos-renyi``.
+        Of what is drawn.
+    degree : int, default 4
+        Of a node of ``k-regular``, and of ``small-world`` on average.
+    rewiring : float, default 0.1
+        Probability with which an edge of ``small-world`` gets another end.
     """
     if name in GRAPHS:
         return GRAPHS[name](n)
     if name == "erdos-renyi":
         return erdos_renyi(n, probability, seed)
+    if name == "k-regular":
+        return k_regular(n, degree, seed)
+    if name == "small-world":
+        return small_world(n, degree, rewiring, seed)
     if not _is_file(name):
-        error = unknown("graph", name, [*GRAPHS, "erdos-renyi"])
+        error = unknown("graph", name, [*GRAPHS, *DRAWN])
         raise SettingsError(f"{error}, or a file of edges")
     return from_file(name, n)
 

@@ -23,6 +23,12 @@ BAD_SETTINGS = [
         "graph='torus'",
         "the number of nodes of a torus is 5; it must be a product of two",
     ),
+    ("graph='k-regular' graph-degree=1", "graph-degree is 1; it must be at least 2"),
+    ("graph='k-regular' graph-degree=3", "graph-degree is 3; it must be even, for 5"),
+    (
+        "graph='small-world' rewiring-probability=2.0",
+        "rewiring-probability is 2.0; it must be in [0, 1]",
+    ),
     (
         "mixing='max-degree'",
         "mixing is 'max-degree'; it must be metropolis or uniform\n",

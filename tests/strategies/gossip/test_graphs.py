@@ -15,7 +15,9 @@ from strategies.gossip.graphs import (
     erdos_renyi,
     from_edges,
     from_file,
+    k_regular,
     ring,
+    small_world,
     star,
     torus,
 )
@@ -75,6 +77,70 @@ def test_a_thousand_nodes():
     # 499,500 pairs: 4,995 edges expected, with standard deviation 70.
     assert abs(len(graph.edges) - 4995) < 6 * 70.3
     check_weights(metropolis_weights(graph))
+
+
+def sorted_pairs(pairs):
+    return tuple(sorted({(min(pair), max(pair)) for pair in pairs}))
+
+
+@pytest.mark.parametrize("n", [2, 3, 4, 6, 7, 8, 12, 15, 36])
+def test_what_networkx_makes_is_what_the_formulas_say(n):
+    assert ring(n).edges == sorted_pairs((i, (i + 1) % n) for i in range(n))
+    assert complete(n).edges == tuple((i, j) for i in range(n) for j in range(i + 1, n))
+    assert star(n).edges == tuple((0, i) for i in range(1, n))
+    rows = max((r for r in range(2, n) if n % r == 0 and r * r <= n), default=None)
+    if rows is not None:
+        columns = n // rows
+        cells = [divmod(i, columns) for i in range(n)]
+        right = [(r * columns + c, r * columns + (c + 1) % columns) for r, c in cells]
+        down = [(r * columns + c, (r + 1) % rows * columns + c) for r, c in cells]
+        assert torus(n).edges == sorted_pairs(right + down)
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.integers(3, 14), st.integers(2, 6), st.integers(0, 2**64))
+def test_k_regular_gives_every_node_as_many_neighbours(n, degree, seed):
+    if degree >= n or n * degree % 2:
+        degree = 2
+    graph = k_regular(n, degree, seed)
+    assert graph.degrees().tolist() == [degree] * n
+    assert graph == k_regular(n, degree, seed)
+
+
+def test_small_world_is_a_rewired_ring():
+    # Six nodes on a ring, each with the two next on either side.
+    next_one = [(0, 1), (1, 2), (2, 3), (3, 4), (4, 5), (0, 5)]
+    next_but_one = [(0, 2), (1, 3), (2, 4), (3, 5), (0, 4), (1, 5)]
+    assert small_world(6, 4, 0.0, 7).edges == sorted_pairs(next_one + next_but_one)
+    lattice = set(small_world(200, 4, 0.0, 7).edges)
+    rewired = small_world(200, 4, 0.25, 7)
+    assert len(rewired.edges) == 400
+    # A quarter of the 400 edges, with standard deviation 8.7.
+    assert abs(len(lattice - set(rewired.edges)) - 100) < 6 * 8.7
+    assert rewired == small_world(200, 4, 0.25, 7) != small_world(200, 4, 0.25, 8)
+
+
+def test_drawn_graphs_are_the_same_everywhere():
+    # Written down once, with networkx 3.6, as those of erdos_renyi below.
+    assert k_regular(6, 3, seed=7).edges == (
+        (0, 1),
+        (0, 2),
+        (0, 5),
+        (1, 4),
+        (1, 5),
+        (2, 3),
+        (2, 4),
+        (3, 4),
+        (3, 5),
+    )
+    assert small_world(6, 2, 0.5, seed=7).edges == (
+        (0, 3),
+        (1, 2),
+        (1, 3),
+        (1, 5),
+        (2, 4),
+        (3, 4),
+    )
 
 
 @settings(max_examples=30, deadline=None)
@@ -141,6 +207,21 @@ def test_edge_lists(tmp_path):
         (lambda: erdos_renyi(4, 0.5, -1), "seed is -1"),
         (lambda: erdos_renyi(1, 0.5, 0), "the number of nodes is 1"),
         (lambda: erdos_renyi(60, 0.01, 0), "none of 1000 graphs drawn with 60 nodes"),
+        (
+            lambda: k_regular(5, 3, 0),
+            "graph-degree is 3; it must be even, for 5 nodes",
+        ),
+        (
+            lambda: k_regular(5, 5, 0),
+            "graph-degree is 5; it must be from 2 to 4, for 5",
+        ),
+        (lambda: k_regular(2, 2, 0), "nodes of a k-regular graph is 2"),
+        (lambda: small_world(9, 3, 0.1, 0), "graph-degree is 3; it must be even"),
+        (
+            lambda: small_world(4, 4, 0.1, 0),
+            "graph-degree is 4; it must be from 2 to 3",
+        ),
+        (lambda: small_world(9, 4, 1.5, 0), r"rewiring-probability is 1.5; .*\[0, 1\]"),
         (lambda: from_file("no/such/file"), "'no/such/file' can not be read"),
     ],
 )
@@ -148,6 +229,18 @@ def test_bad_graphs_are_refused_in_one_line(call, message):
     with pytest.raises(SettingsError, match=message) as refusal:
         call()
     assert "\n" not in str(refusal.value)
+
+
+def test_what_is_hardly_ever_connected_is_given_up(monkeypatch):
+    monkeypatch.setattr("strategies.gossip.graphs._DRAWS", 1)
+    line = "graph-degree is 2; none of 1 graphs drawn with 1000 nodes is connected"
+    with pytest.raises(SettingsError, match=line):
+        k_regular(1000, 2, 1)
+    line = (
+        "rewiring-probability is 1.0; none of 1 graphs drawn with 300 nodes of degree 2"
+    )
+    with pytest.raises(SettingsError, match=line):
+        small_world(300, 2, 1.0, 0)
 
 
 @pytest.mark.parametrize("line", ["1", "1 2 3", "a b", "-1 0", "0,1", "0 1.5"])
@@ -170,6 +263,11 @@ def test_graphs_by_the_name_of_the_setting(tmp_path):
         assert build_graph(name, 12, 0.1, 9) == build(12)
     assert build_graph("erdos-renyi", 9) == erdos_renyi(9, 0.5, 0)
     assert build_graph("erdos-renyi", 9, 0.7, 4) == erdos_renyi(9, 0.7, 4)
+    assert build_graph("k-regular", 9, seed=4) == k_regular(9, 4, 4)
+    assert build_graph("k-regular", 9, seed=4, degree=2) == k_regular(9, 2, 4)
+    assert build_graph("small-world", 9, seed=4) == small_world(9, 4, 0.1, 4)
+    world = build_graph("small-world", 9, seed=4, degree=2, rewiring=0.5)
+    assert world == small_world(9, 2, 0.5, 4)
     file = tmp_path / "tree"
     file.write_text("0 1\n1 2\n1 3\n3 4\n")
     assert build_graph(str(file), 5) == TREE

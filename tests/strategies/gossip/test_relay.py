@@ -19,7 +19,7 @@ RELAYED = {"relayed-rounds", "relayed-senders", "relayed-weights", "relayed-data
 
 
 @GOSSIP
-@pytest.mark.parametrize("graph", ["ring", "star", "erdos-renyi"])
+@pytest.mark.parametrize("graph", ["ring", "star", "erdos-renyi", "small-world"])
 def test_relayed_to_neighbours_only(algorithm, graph):
     network = Network(
         algorithm, graph=graph, compressor="sign-top-k", compressor_k=0.1, seed=3
