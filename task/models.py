@@ -174,7 +174,7 @@ def build_model(
             )
         try:
             blocks = MODELS[name][0](shape, num_classes)
-        except (RuntimeError, ZeroDivisionError) as error:
+        except (RuntimeError, ZeroDivisionError, IndexError) as error:
             raise SettingsError(
                 f"model {name!r} does not fit inputs of shape {shape}: {error}"
             ) from None

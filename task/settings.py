@@ -303,8 +303,11 @@ def resolve(
 
 
 def is_path(name: object) -> bool:
-    """Return whether a name is an import path, ``package.module:name``."""
-    return ":" in str(name)
+    """Return whether a name is an import path, ``package.module:name``.
+
+    ``hf:NAME``, a task, is none.
+    """
+    return ":" in str(name) and not str(name).startswith("hf:")
 
 
 def load(path: str, kind: str) -> Any:

@@ -30,6 +30,7 @@ from task.settings import (
     unknown,
 )
 from task.tasks import build_task, task_maker
+from task.tasks.hub import FromHub
 from task.tasks.image import ImageTask
 
 FORMAT = "flwr-frl model 1"
@@ -246,9 +247,10 @@ def _card_of_data(
     settings: Settings, data_dir: str, on_device: bool
 ) -> ModelCard | TaskCard:
     given = {**settings, **({"data-dir": data_dir} if data_dir else {})}
-    if made_by(task_maker(str(settings["task"]))) is not ImageTask:
-        alone = on_device or bool(data_dir)
-        return TaskCard(given, 0 if alone else int(settings["num-clients"]))
-    task = build_task(given, 0)
-    assert isinstance(task, ImageTask)
-    return ModelCard.of(task)
+    maker = made_by(task_maker(str(settings["task"])))
+    if maker is ImageTask or isinstance(maker, FromHub):
+        task = build_task(given, 0)
+        if isinstance(task, ImageTask):
+            return ModelCard.of(task)
+    alone = on_device or bool(data_dir)
+    return TaskCard(given, 0 if alone else int(settings["num-clients"]))

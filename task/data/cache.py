@@ -7,6 +7,9 @@ import time
 import zlib
 from contextlib import suppress
 from pathlib import Path
+from typing import BinaryIO
+
+import numpy as np
 
 CHECKSUMS = "checksums.json"
 PARTIAL = ".partial-"
@@ -66,3 +69,13 @@ def remove_partial(cache: Path) -> None:
             newest = max(p.stat().st_mtime for p in (path, *path.iterdir()))
             if time.time() - newest > PARTIAL_AGE:
                 shutil.rmtree(path)
+
+
+def pixel_file(
+    directory: Path, part: str, count: int, shape: tuple[int, ...]
+) -> BinaryIO:
+    """Return a part's file of images, open for their pixels."""
+    file = (directory / f"{part}-images.npy").open("wb")
+    header = {"descr": "|u1", "fortran_order": False, "shape": (count, *shape)}
+    np.lib.format.write_array_header_1_0(file, header)
+    return file

@@ -13,7 +13,7 @@ from typing import Annotated, Any
 import numpy as np
 import numpy.typing as npt
 
-from task.data.cache import PARTIAL, is_whole, remove_partial, seal, sync
+from task.data.cache import PARTIAL, is_whole, pixel_file, remove_partial, seal, sync
 from task.data.folders import PARTS, ImageFolder
 from task.data.npz import find_arrays
 from task.settings import Checked, Free, Range, SettingsError, need, unknown
@@ -64,12 +64,15 @@ class Dataset:
         Names of the classes, by label.
     clients : tuple of str
         Names of the clients, where the data is already split over clients.
+    notes : tuple of str
+        What a user should know of how it was read.
     """
 
     train: ImageSet
     test: ImageSet
     classes: tuple[str, ...]
     clients: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -80,7 +83,8 @@ class DataSettings(Checked):
     ----------
     data_dir : str, default ""
         Where the data is: the root of torchvision's data sets (default: the cache), an
-        image folder, or a folder with ``train.npz`` and ``test.npz``.
+        image folder, a folder with ``train.npz`` and ``test.npz``, or for ``hf`` what
+        is read in place of the data set's name.
     cache_dir : str, default ""
         Where decoded images are kept; ``~/.cache/flwr-frl`` by default.
     num_classes : int, default 0
@@ -119,7 +123,14 @@ def load_dataset(name: str, settings: DataSettings) -> Dataset:
     """
     if name not in SOURCES:
         raise unknown("task", name, SOURCES)
-    key, build = SOURCES[name](settings)
+    return stored(*SOURCES[name](settings), settings)
+
+
+def stored(key: str, build: Build, settings: DataSettings) -> Dataset:
+    """Return the data set of a key from the cache, which is built where it is not.
+
+    Raises `SettingsError` as `load_dataset`.
+    """
     directory = _cache_root(settings) / hashlib.sha256(key.encode()).hexdigest()[:24]
     if directory.exists() and not is_whole(directory):
         # Damaged, or of a version that wrote no checksums.
@@ -174,19 +185,20 @@ def _remove(directory: Path) -> None:
     shutil.rmtree(aside, ignore_errors=True)
 
 
-def _need_space(directory: Path, num_bytes: int) -> None:
+def need_space(directory: Path, num_bytes: int) -> None:
     """Raise `OSError` unless so many bytes, and a margin, are free."""
     needed, free = int(num_bytes * SPACE_MARGIN), shutil.disk_usage(directory).free
     if free < needed:
         raise OSError(f"{needed:,} bytes are needed, {free:,} are free")
 
 
-def _save(
+def save(
     directory: Path,
     arrays: Arrays,
     classes: tuple[str, ...],
     clients: tuple[str, ...] = (),
 ) -> None:
+    """Write the files of a data set besides those of its images."""
     names = {
         "classes": np.array(classes, np.str_),
         "clients": np.array(clients, np.str_),
@@ -206,8 +218,8 @@ def _in_memory(load: Callable[[], Dataset]) -> Build:
             arrays[f"{name}-images"] = part.images
             arrays[f"{name}-labels"] = part.labels
             arrays[f"{name}-owners"] = part.owners
-        _need_space(directory, sum(array.nbytes for array in arrays.values()))
-        _save(directory, arrays, dataset.classes, dataset.clients)
+        need_space(directory, sum(array.nbytes for array in arrays.values()))
+        save(directory, arrays, dataset.classes, dataset.clients)
 
     return build
 
@@ -220,8 +232,10 @@ def _open(directory: Path) -> Dataset:
         ImageSet(*(array(f"{part}-{name}") for name in ("images", "labels", "owners")))
         for part in ("train", "test")
     )
-    names = (tuple(str(n) for n in array(kind)) for kind in ("classes", "clients"))
-    return Dataset(train, test, *names)
+    kinds = ["classes", "clients"]
+    if (directory / "notes.npy").exists():
+        kinds.append("notes")
+    return Dataset(train, test, *(tuple(map(str, array(kind))) for kind in kinds))
 
 
 def _keep_classes(dataset: Dataset, num_classes: int) -> Dataset:
@@ -245,6 +259,7 @@ def _keep_classes(dataset: Dataset, num_classes: int) -> Dataset:
         keep(dataset.test),
         dataset.classes[:num_classes],
         dataset.clients,
+        dataset.notes,
     )
 
 
@@ -346,16 +361,15 @@ def _image_folder(settings: DataSettings) -> tuple[str, Build]:
                 ("owners", folder.owners(part)),
             )
         }
-        _need_space(directory, pixels + sum(a.nbytes for a in labels.values()))
+        need_space(directory, pixels + sum(a.nbytes for a in labels.values()))
         with ExitStack() as opened:
             files = {}
             for part, n in rows.items():
-                path = directory / f"{part}-images.npy"
-                files[part] = opened.enter_context(path.open("wb"))
-                header = {"descr": "|u1", "fortran_order": False, "shape": (n, *shape)}
-                np.lib.format.write_array_header_1_0(files[part], header)
+                files[part] = opened.enter_context(
+                    pixel_file(directory, part, n, shape)
+                )
             folder.decode(shape, files)
-        _save(directory, labels, folder.classes, folder.clients)
+        save(directory, labels, folder.classes, folder.clients)
 
     return folder.key, build
 

@@ -13,22 +13,29 @@ raise `SettingsError` where the partition is impossible.
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, Any
 
 import numpy as np
 import numpy.typing as npt
 
+from task.data.partitioners import dealt
 from task.settings import (
     Checked,
     Choice,
+    Free,
     Range,
     Seed,
     SettingsError,
+    is_path,
+    need,
     require,
 )
 
 Proportions = npt.NDArray[np.float64]
 Indices = list[npt.NDArray[np.int64]]
+# Returns a `datasets.Dataset` with what is known of each example, those for training
+# first; its size is theirs together.
+Columns = Callable[[], Any]
 
 
 def split(
@@ -189,6 +196,17 @@ PARTITIONS: dict[str, tuple[Callable[..., Proportions], tuple[str, ...]]] = {
 FIXED = ("class-groups", "iid")
 
 
+class NameOrPath(Choice):
+    """One of some names, or the import path of somebody's own."""
+
+    def permits(self, value: Any) -> bool:
+        """Return whether a value is one of them, or has the form of a path."""
+        return super().permits(value) or is_path(value)
+
+    def __str__(self) -> str:
+        return str(Choice(*self.names, "package.module:Class"))
+
+
 @dataclass(frozen=True)
 class PartitionSettings(Checked):
     """How a data set is split over the clients.
@@ -201,7 +219,13 @@ class PartitionSettings(Checked):
         ``shards``: equal shards as the authors of FedRep and FLUTE deal them out (a
         client can draw a class twice); ``distinct-shards``: exactly so many classes;
         ``dirichlet``; ``log-normal`` sizes (FedRep's FEMNIST); ``class-groups``: three
-        groups, each with its own classes (SRPFL, appendix C); ``iid``.
+        groups, each with its own classes (SRPFL, appendix C); ``iid``; or the import
+        path of a partitioner of ``flwr-datasets``
+        (``flwr_datasets.partitioner:NaturalIdPartitioner``) or of one like them.
+    partitioner_arguments : str, default ""
+        Its arguments, ``partition_by=writer_id alpha=0.3``, besides ``num_partitions``
+        and ``seed``, which are ours unless they stand here. Tasks that are no ``hf:``
+        have the one column ``label``.
     classes_per_client : int, default 2
         S, the shards or classes of each client.
     dirichlet_alpha : float, default 0.5
@@ -214,7 +238,8 @@ class PartitionSettings(Checked):
     """
 
     seed: Annotated[int, Seed] = 0
-    partition: Annotated[str, Choice(*PARTITIONS)] = "shards"
+    partition: Annotated[str, NameOrPath(*PARTITIONS)] = "shards"
+    partitioner_arguments: Annotated[str, Free("name=value ...")] = ""
     classes_per_client: Annotated[int, Range("[1, inf)")] = 2
     dirichlet_alpha: Annotated[float, Range("(0, inf)")] = 0.5
     size_sigma: Annotated[float, Range("[0, inf)")] = 1.0
@@ -223,7 +248,9 @@ class PartitionSettings(Checked):
     def idle(self) -> dict[str, str]:
         """Return by name the settings that this partition does not use, and why."""
         taken = {name for _, names in PARTITIONS.values() for name in names}
-        taken -= set(PARTITIONS[self.partition][1])
+        taken |= {"partitioner_arguments"}
+        path = ((), ("partitioner_arguments",))
+        taken -= set(PARTITIONS.get(self.partition, path)[1])
         reason = f"partition {self.partition!r} does not use it"
         return {name.replace("_", "-"): reason for name in sorted(taken)}
 
@@ -234,6 +261,7 @@ def partition(
     num_classes: int,
     num_clients: int,
     settings: PartitionSettings,
+    columns: Columns | None = None,
 ) -> tuple[Indices, Indices]:
     """Split training and test examples over the clients as the settings say.
 
@@ -245,6 +273,8 @@ def partition(
         How many there are.
     settings : PartitionSettings
         How.
+    columns : callable, optional
+        For somebody's own partitioner; by default it sees the labels alone.
 
     Returns
     -------
@@ -262,15 +292,24 @@ def partition(
     allowed = f"at most {len(train_labels):,}, the number of training examples"
     require(num_clients <= len(train_labels), "num-clients", num_clients, allowed)
     rng = np.random.default_rng([settings.seed, 0x9A27])
-    function, names = PARTITIONS[name]
-    arguments = [getattr(settings, argument) for argument in names]
-    if name not in FIXED:
-        arguments.append(rng)
-    proportions = function(num_classes, num_clients, *arguments)
-    train = split(train_labels, proportions, rng)
-    if settings.test_partition == "same":
-        test = split(test_labels, proportions, rng)
+    if is_path(name):
+        labels = np.concatenate([train_labels, test_labels])
+        known = columns() if columns else _labels_alone(labels)
+        arguments = settings.partitioner_arguments
+        parts = dealt(name, arguments, known, num_clients, settings.seed)
+        # A client is tested on what it would have trained on, were it not for testing.
+        n = len(train_labels)
+        train = [part[part < n] for part in parts]
+        test = [part[part >= n] - n for part in parts]
     else:
+        function, names = PARTITIONS[name]
+        values = [getattr(settings, argument) for argument in names]
+        if name not in FIXED:
+            values.append(rng)
+        proportions = function(num_classes, num_clients, *values)
+        train = split(train_labels, proportions, rng)
+        test = split(test_labels, proportions, rng)
+    if settings.test_partition == "all":
         test = [np.arange(len(test_labels))] * num_clients
     empty = [i for i, part in enumerate(train) if len(part) == 0]
     if empty:
@@ -279,3 +318,10 @@ def partition(
             f"training examples (the first: client {empty[0]}); use fewer clients"
         )
     return train, test
+
+
+def _labels_alone(labels: npt.NDArray[np.int64]) -> Any:
+    need("datasets", "hf", "a partitioner by its import path")
+    from datasets import Dataset
+
+    return Dataset.from_dict({"label": labels})

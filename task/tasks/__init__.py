@@ -19,6 +19,7 @@ from task.settings import (
     load,
     unknown,
 )
+from task.tasks.hub import FromHub
 from task.tasks.image import ImageTask
 from task.tasks.linear import LinearTask
 from task.tasks.multi_task import MultiTaskSetup
@@ -27,6 +28,7 @@ from task.tasks.transfer import TransferTask
 
 TASKS: dict[str, Callable[..., Task]] = {
     **{name: partial(ImageTask, name) for name in SOURCES},
+    "hf": FromHub(),
     "text-folder": TextTask,
     "linear": LinearTask,
     "transfer": TransferTask,
@@ -41,7 +43,8 @@ def task_maker(name: str) -> Callable[..., Task]:
     Parameters
     ----------
     name : str
-        A key of `TASKS`, or the import path of a function or class of one's own. It is
+        A key of `TASKS`, ``hf:`` with the name or folder of a data set of Hugging
+        Face, or the import path of a function or class of one's own. It is
         called with its declared settings and, where it has such an argument, with
         ``num_clients``: how many clients share the data, 0 on a device that has its
         own as client 0. It returns a `Task`.
@@ -59,6 +62,8 @@ def task_maker(name: str) -> Callable[..., Task]:
         raise SettingsError(
             f"task {name!r} names {maker!r}; it must be a function that returns a task"
         )
+    if name.startswith("hf:"):
+        return FromHub(name.removeprefix("hf:"))
     if name not in TASKS:
         raise unknown("task", name, TASKS)
     return TASKS[name]

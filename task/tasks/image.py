@@ -12,8 +12,8 @@ import torch
 from torch import nn
 
 from task.base import BaseTask
-from task.data.datasets import DataSettings, load_dataset
-from task.data.partitions import Indices, PartitionSettings, partition
+from task.data.datasets import Dataset, DataSettings, load_dataset
+from task.data.partitions import Columns, Indices, PartitionSettings, partition
 from task.devices import seeded
 from task.examples import ExampleSet
 from task.models import MODELS, SplitModel, build_model
@@ -98,6 +98,10 @@ class ImageTask(BaseTask):
     num_clients : int
         Number of clients; 0 gives client 0 the whole data set (a device with its own
         folder).
+    dataset : Dataset, optional
+        The data set, where it is at hand.
+    columns : callable, optional
+        Returns what else is known of its examples, for `partition`.
 
     Raises
     ------
@@ -107,9 +111,17 @@ class ImageTask(BaseTask):
 
     settings_type: ClassVar[type] = ImageSettings
 
-    def __init__(self, name: str, settings: ImageSettings, num_clients: int) -> None:
+    def __init__(
+        self,
+        name: str,
+        settings: ImageSettings,
+        num_clients: int,
+        dataset: Dataset | None = None,
+        columns: Columns | None = None,
+    ) -> None:
         self.settings = settings
-        self.dataset = load_dataset(name, settings)
+        self.dataset = dataset or load_dataset(name, settings)
+        self._columns = columns
         self.classes = self.dataset.classes
         self.num_classes = len(self.classes)
         self.natural = name not in HANDWRITTEN and _coloured(self.dataset.train.images)
@@ -118,7 +130,7 @@ class ImageTask(BaseTask):
         self.train, self.test = self._partition(settings, num_clients)
         height, width, channels = self.dataset.train.images.shape[1:]
         self.model_name = settings.model or _default_model(name, height, width)
-        notes = []
+        notes = list(self.dataset.notes)
         if not settings.model and max(height, width) > LARGE:
             size = (
                 "image-size=32" if name == "image-folder" else "a model, resnet18 say"
@@ -151,9 +163,9 @@ class ImageTask(BaseTask):
             return [np.arange(len(train))], [np.arange(len(test))]
         natural = self.client_names = self.dataset.clients
         if not natural:
-            return partition(
-                train.labels, test.labels, self.num_classes, num_clients, settings
-            )
+            numbers = self.num_classes, num_clients
+            labels = train.labels, test.labels
+            return partition(*labels, *numbers, settings, self._columns)
         if num_clients > len(natural):
             raise SettingsError(
                 f"num-clients is {num_clients}; the data is split over {len(natural)} "
@@ -174,7 +186,7 @@ class ImageTask(BaseTask):
         idle = self.settings.idle()
         if self.dataset.clients:
             names = ["partition", "classes-per-client", "dirichlet-alpha", "size-sigma"]
-            names.append("test-partition")
+            names += ["test-partition", "partitioner-arguments"]
             idle = dict.fromkeys(names, "the data is already split over its clients")
         if self.settings.augment and not self.augment:
             idle["augment"] = "grey images and handwriting need augment-all=true"
@@ -211,7 +223,7 @@ class ImageTask(BaseTask):
         images = self.dataset.train if training else self.dataset.test
         chosen = (self.train if training else self.test)[client]
         few = len(chosen) * images.images[:1].nbytes <= COPIED
-        pixels = _tensor(images.images[chosen] if few else images.images)
+        pixels = as_tensor(images.images[chosen] if few else images.images)
         if self.shape[0] > pixels.shape[-1]:
             pixels = pixels.expand(-1, -1, -1, self.shape[0])
         return ExampleSet(
@@ -224,7 +236,7 @@ class ImageTask(BaseTask):
         )
 
 
-def _tensor(pixels: npt.NDArray[np.uint8]) -> torch.Tensor:
+def as_tensor(pixels: npt.NDArray[np.uint8]) -> torch.Tensor:
     """Return an array as a tensor on the same memory, which nobody writes to."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "The given NumPy array is not writable")

@@ -325,7 +325,7 @@ def test_the_seed_decides(name):
         (
             {"partition": "shard"},
             "partition is 'shard'; it must be shards, distinct-shards, dirichlet, "
-            "log-normal, class-groups or iid",
+            "log-normal, class-groups, iid or package.module:Class",
         ),
         ({"classes_per_client": 0}, "classes-per-client is 0; it must be at least 1"),
         (
@@ -368,6 +368,7 @@ def test_settings_that_a_partition_calls_idle_change_nothing(name):
         "classes-per-client": {"classes_per_client": 3},
         "dirichlet-alpha": {"dirichlet_alpha": 50.0},
         "size-sigma": {"size_sigma": 0.1},
+        "partitioner-arguments": {"partitioner_arguments": "alpha=1"},
     }
     first, _ = split_of(train, test, 12, **usual)
     idle = PartitionSettings(**usual).idle()

@@ -22,7 +22,7 @@ def digits(num_clients: int = 20, **overrides) -> ImageTask:
 
 
 def test_every_image_task_has_a_model():
-    others = {"text-folder", "linear", "transfer", "qcqp", "multi-task-logistic"}
+    others = {"hf", "text-folder", "linear", "transfer", "qcqp", "multi-task-logistic"}
     assert set(DEFAULT_MODELS) == set(SOURCES) == set(TASKS) - others
 
 

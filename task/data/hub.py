@@ -1,0 +1,335 @@
+"""Data sets of Hugging Face's ``datasets``: of its hub, or of a folder or file.
+
+They are read once, into the cache, from which `Dataset` is mapped; ``datasets`` itself,
+which takes a second to import, is then needed no more.
+"""
+
+import hashlib
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Annotated, Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from task.data.cache import pixel_file
+from task.data.datasets import DataSettings, need_space, save
+from task.settings import Free, Range, SettingsError, need, require
+
+# Label columns by their names, where no column has names of classes.
+USUAL = ("label", "labels", "target", "class")
+# More are hardly classes.
+MAX_CLASSES = 100_000
+# Fixes who tests where nobody else has said it.
+HELD_OUT = 0x4E1D
+
+# What `save_to_disk` writes.
+SAVED = ("dataset_dict.json", "state.json")
+
+Values = npt.NDArray[Any]
+
+
+@dataclass(frozen=True)
+class ColumnSettings(DataSettings):
+    """Which columns and splits of a data set are used.
+
+    Parameters
+    ----------
+    input_columns : str, default ""
+        The column with the images, or those with numbers, with commas between (``*``:
+        all of them but the label); by default the only one of images or lists.
+    label_column : str, default ""
+        The column with the classes; by default the only one that names its classes, or
+        one called ``label``, ``labels``, ``target`` or ``class``.
+    train_split : str, default "train"
+        The split that trains.
+    test_split : str, default ""
+        The split that tests; by default ``test`` or ``validation``. Where there is
+        none, a part of the training split is held out.
+    test_fraction : float, default 0.2
+        The share that is held out; for all seeds the same examples.
+    data_subset : str, default ""
+        Name of the data set's configuration, where it has several.
+    """
+
+    input_columns: Annotated[str, Free("columns, with commas between")] = ""
+    label_column: Annotated[str, Free("a column")] = ""
+    train_split: Annotated[str, Free("a split")] = "train"
+    test_split: Annotated[str, Free("a split")] = ""
+    test_fraction: Annotated[float, Range("(0, 1)")] = 0.2
+    data_subset: Annotated[str, Free("a configuration")] = ""
+
+
+class Read(NamedTuple):
+    """What of a data set is used.
+
+    Parameters
+    ----------
+    parts : dict of str to datasets.Dataset
+        The examples for ``train`` and ``test``.
+    inputs : list of str
+        Columns.
+    labels : dict of str to ndarray of int64
+        Class of each example.
+    classes, notes : tuple of str
+        As in `Dataset`.
+    """
+
+    parts: dict[str, Any]
+    inputs: list[str]
+    labels: dict[str, Values]
+    classes: tuple[str, ...]
+    notes: tuple[str, ...]
+
+
+class HubData:
+    """A data set and the columns of it that are used.
+
+    Parameters
+    ----------
+    name : str
+        Its name on the hub, or a folder: one that ``save_to_disk`` made, one of images
+        (``train/<class>/*``), or one of Parquet, CSV or JSON files; or such a file.
+    settings : ColumnSettings
+        What of it is used; ``data_dir`` stands in for the name.
+    """
+
+    def __init__(self, name: str, settings: ColumnSettings) -> None:
+        self.settings = settings
+        self.name = settings.data_dir or name
+        require(bool(self.name), "task", "hf", "hf:NAME, or have a data-dir")
+        self.path = Path(self.name).expanduser()
+        if self.name.startswith((".", "/", "~")) and not self.path.exists():
+            raise SettingsError(f"{self.name!r} is no data set: there is no such path")
+
+    @property
+    def key(self) -> str:
+        """What changes with the data and the choice of columns.
+
+        Of a data set of the hub it is the name alone.
+        """
+        own = self.settings
+        chosen = own.input_columns, own.label_column, own.train_split, own.test_split
+        more = own.test_fraction, own.data_subset, own.image_size
+        found = [self.name]
+        if self.path.exists():
+            files = sorted(p for p in self.path.rglob("*") if p.is_file())
+            found = [str(self.path.resolve())]
+            for path in files or [self.path]:
+                stat = path.stat()
+                found.append(f"{path}/{stat.st_size}/{stat.st_mtime_ns}")
+        digest = hashlib.sha256("\n".join(found).encode(errors="surrogateescape"))
+        return f"hf/1/{digest.hexdigest()}/{chosen}/{more}"
+
+    def write(self, directory: Path) -> None:
+        """Write the files of the data set, as `Dataset` has them."""
+        import datasets
+
+        found = self._read
+        first = found.inputs[0]
+        images = isinstance(found.parts["train"].features[first], datasets.Image)
+        arrays: dict[str, Values] = {"notes": np.array(found.notes, np.str_)}
+        for part, codes in found.labels.items():
+            arrays[f"{part}-labels"] = codes
+            arrays[f"{part}-owners"] = np.full_like(codes, -1)
+            if not images:
+                numbers = [self._numbers(part, name) for name in found.inputs]
+                arrays[f"{part}-images"] = np.concatenate(numbers, axis=1)
+        need_space(directory, sum(array.nbytes for array in arrays.values()))
+        save(directory, arrays, found.classes)
+        if images:
+            self._write_images(directory, first)
+
+    def columns(self) -> Any:
+        """Return all but the inputs of the examples, those for training first."""
+        import datasets
+
+        below = self.settings.num_classes or MAX_CLASSES
+        return datasets.concatenate_datasets(
+            [
+                self._read.parts[part]
+                .remove_columns(self._read.inputs)
+                .select(np.flatnonzero(codes < below))
+                for part, codes in self._read.labels.items()
+            ]
+        )
+
+    # What is read.
+
+    @cached_property
+    def _read(self) -> Read:
+        need("datasets", "hf", f"the data set {self.name!r}")
+        import datasets
+
+        datasets.disable_progress_bars()
+        try:
+            parts, notes = self._split(self._load())
+        except SettingsError:
+            raise
+        # Somebody's data, or the network: it can be anything.
+        except Exception as error:
+            raise SettingsError(
+                f"the data set {self.name!r} cannot be loaded: {type(error).__name__}: "
+                f"{' '.join(str(error).split())}"
+            ) from error
+        inputs, label = self._choose(parts["train"].features)
+        labels, classes = self._classes(parts, label)
+        return Read(parts, inputs, labels, classes, notes)
+
+    def _load(self) -> dict[str, Any]:
+        """Return the splits by name."""
+        import datasets
+
+        own = self.settings
+        where, options = self.name, dict[str, Any]()
+        if own.cache_dir:
+            cache = Path(own.cache_dir).expanduser() / "huggingface"
+            options["cache_dir"] = str(cache)
+        if self.path.is_file():
+            where, options["data_files"] = str(self.path.parent), self.path.name
+        elif self.path.exists():
+            where = str(self.path)
+        if any((self.path / name).exists() for name in SAVED):
+            found = datasets.load_from_disk(where)
+        else:
+            found = datasets.load_dataset(where, own.data_subset or None, **options)
+        single = isinstance(found, datasets.Dataset)
+        return {own.train_split: found} if single else dict(found)
+
+    def _split(self, splits: dict[str, Any]) -> tuple[dict[str, Any], tuple[str, ...]]:
+        """Return the examples that train and those that test, and what to say."""
+        own = self.settings
+        known = f"one of {', '.join(splits)}"
+        require(own.train_split in splits, "train-split", own.train_split, known)
+        require(own.test_split in ("", *splits), "test-split", own.test_split, known)
+        train = splits[own.train_split]
+        usual = [name for name in ("test", "validation") if name in splits]
+        others = [name for name in usual if name != own.train_split]
+        if name := own.test_split or next(iter(others), ""):
+            test = splits[name]
+            if test.features != train.features:
+                test = test.cast(train.features)
+            return {"train": train, "test": test}, ()
+        n = len(train)
+        count = max(1, round(n * own.test_fraction))
+        few = f"such that of {n} examples some train"
+        require(count < n, "test-fraction", own.test_fraction, few)
+        order = np.random.default_rng(HELD_OUT).permutation(n)
+        parts = {"train": order[count:], "test": order[:count]}
+        note = (
+            f"{self.name!r} has no test split: {count} of the {n} examples of "
+            f"{own.train_split!r} are held out for testing"
+        )
+        return {part: train.select(np.sort(at)) for part, at in parts.items()}, (note,)
+
+    def _choose(self, features: Any) -> tuple[list[str], str]:
+        """Return the columns of inputs and of labels."""
+        import datasets
+
+        own = self.settings
+        listed = ", ".join(f"{n} ({_kind(feature)})" for n, feature in features.items())
+        known = f"of the columns of {self.name!r}: {listed}"
+        named = [n for n, f in features.items() if isinstance(f, datasets.ClassLabel)]
+        usual = [name for name in USUAL if name in features]
+        label = own.label_column
+        if not label and (len(named) == 1 or (not named and usual)):
+            label = (named or usual)[0]
+        require(label in features, "label-column", label, f"one {known}")
+        rest = {name: f for name, f in features.items() if name != label}
+        images = [n for n, f in rest.items() if isinstance(f, datasets.Image)]
+        numbers = [name for name, f in rest.items() if _is_numeric(f)]
+        lists = [n for n in numbers if not isinstance(rest[n], datasets.Value)]
+        inputs = [name.strip() for name in own.input_columns.split(",")]
+        if own.input_columns == "*":
+            inputs = numbers
+        elif not own.input_columns and len(images or lists) == 1:
+            inputs = images or lists
+        usable = set(inputs) <= set(numbers) or inputs in [[name] for name in images]
+        allowed = f"one with images or those with numbers, {known}"
+        require(bool(inputs) and usable, "input-columns", own.input_columns, allowed)
+        return inputs, label
+
+    def _classes(
+        self, parts: dict[str, Any], label: str
+    ) -> tuple[dict[str, Values], tuple[str, ...]]:
+        """Return the class of each example, and the names of the classes."""
+        values = {part: _column(rows, label) for part, rows in parts.items()}
+        together = np.concatenate(list(values.values()))
+        kind, what = together.dtype.kind, f"column {label!r} of {self.name!r}"
+        if kind in "OUS" and all(isinstance(value, str) for value in together):
+            names, codes = np.unique(together.astype(np.str_), return_inverse=True)
+            n = len(values["train"])
+            labels = {"train": codes[:n], "test": codes[n:]}
+            return labels, tuple(map(str, names))
+        if kind not in "biu":
+            held = _kind(parts["train"].features[label])
+            raise SettingsError(
+                f"{what} holds {held}, or lacks values; it must hold classes, as "
+                "integers or texts"
+            )
+        low, high = int(together.min()), int(together.max())
+        if low < 0 or high >= MAX_CLASSES:
+            wrong = low if low < 0 else high
+            require(False, what, wrong, f"a class, from 0 to {MAX_CLASSES - 1}")
+        feature = parts["train"].features[label]
+        known = getattr(feature, "names", None) or range(high + 1)
+        labels = {part: own.astype(np.int64) for part, own in values.items()}
+        return labels, tuple(map(str, known))
+
+    def _numbers(self, part: str, name: str) -> Values:
+        """Return a column of numbers, or of lists of equal length, as (n, width)."""
+        values = _column(self._read.parts[part], name)
+        what = f"column {name!r} of {self.name!r}"
+        try:
+            x = np.stack(list(values)).astype(np.float32).reshape(len(values), -1)
+        except (TypeError, ValueError):
+            raise SettingsError(f"{what} holds rows of unequal length") from None
+        missing = np.flatnonzero(~np.isfinite(x).all(axis=1))
+        if len(missing):
+            raise SettingsError(f"{what} has no number in row {missing[0]} of {part!r}")
+        return x
+
+    def _write_images(self, directory: Path, name: str) -> None:
+        """Write the pixels of each part, one image after the other."""
+        from rich.progress import Progress
+
+        parts, size = self._read.parts, self.settings.image_size
+        first = parts["train"][0][name]
+        mode = "L" if first.mode in ("1", "L", "I", "I;16") else "RGB"
+        width, height = (size, size) if size else first.size
+        shape = (height, width, len(mode))
+        total = sum(map(len, parts.values()))
+        need_space(directory, total * int(np.prod(shape)))
+        with Progress(transient=True) as bar:
+            task = bar.add_task("Decoding images (once)", total=total)
+            for part, rows in parts.items():
+                with pixel_file(directory, part, len(rows), shape) as file:
+                    for image in rows.select_columns([name]):
+                        pixels = image[name].convert(mode)
+                        if pixels.size != (width, height):
+                            pixels = pixels.resize((width, height))
+                        file.write(np.ascontiguousarray(pixels).data)
+                        bar.advance(task)
+
+
+def _column(rows: Any, name: str) -> Values:
+    return np.asarray(rows.select_columns([name]).with_format("numpy")[:][name])
+
+
+def _kind(feature: Any) -> str:
+    """Return a column's type in a word or two."""
+    inner = getattr(feature, "feature", None)
+    if inner is not None:
+        return f"list of {_kind(inner)}"
+    value = type(feature).__name__ == "Value"
+    return str(feature.dtype) if value else type(feature).__name__
+
+
+def _is_numeric(feature: Any) -> bool:
+    inner = getattr(feature, "feature", None)
+    if inner is not None:
+        return _is_numeric(inner)
+    return str(getattr(feature, "dtype", "")).rstrip("0123456789") in (
+        *("int", "uint", "float", "bool"),
+    )

@@ -1,0 +1,111 @@
+"""Images or tables of Hugging Face's ``datasets``, split over the clients."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from task.base import ExampleTask, Task
+from task.data.datasets import Dataset, ImageSet, stored
+from task.data.hub import ColumnSettings, HubData
+from task.data.partitions import Columns, partition
+from task.examples import ExampleSet
+from task.models import build_model
+from task.tasks.image import ImageSettings, ImageTask, as_tensor
+
+# Of columns of numbers, which come to it as they are.
+TABLE_MODEL = "mlp-2"
+
+
+@dataclass(frozen=True)
+class HubSettings(ImageSettings, ColumnSettings):
+    """Data, columns, partition, model and augmentation."""
+
+
+@dataclass(frozen=True, eq=False)
+class TableTask(ExampleTask):
+    """Classes from columns of numbers."""
+
+    notes: tuple[str, ...] = ()
+    idle: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def idle_settings(self) -> Mapping[str, str]:
+        """What neither the partition nor a table uses."""
+        return self.idle
+
+
+@dataclass(frozen=True)
+class FromHub:
+    """Makes the task of a data set: an `ImageTask`, or of numbers a `TableTask`.
+
+    Parameters
+    ----------
+    name : str, default ""
+        Of the data set, as `HubData` has it; a ``data-dir`` takes its place.
+    """
+
+    name: str = ""
+
+    settings_type: ClassVar[type] = HubSettings
+
+    def __call__(self, settings: HubSettings, num_clients: int) -> Task:
+        """Return the task.
+
+        Parameters
+        ----------
+        settings : HubSettings
+            How it is used.
+        num_clients : int
+            Number of clients; 0 gives client 0 the whole data set.
+
+        Raises
+        ------
+        SettingsError
+            If the data, its columns, the partition or the model are not to be had.
+        """
+        data = HubData(self.name, settings)
+        dataset = stored(data.key, data.write, settings)
+        if dataset.train.images.ndim == 4:
+            # Of somebody's own, as in a folder.
+            name = "image-folder"
+            return ImageTask(name, settings, num_clients, dataset, data.columns)
+        return _table(dataset, settings, num_clients, data.columns)
+
+
+def _table(
+    dataset: Dataset, settings: HubSettings, num_clients: int, columns: Columns
+) -> TableTask:
+    train, test = dataset.train, dataset.test
+    classes, width = dataset.classes, train.images.shape[1]
+    parts = [np.arange(len(train))], [np.arange(len(test))]
+    if num_clients:
+        labels, numbers = (train.labels, test.labels), (len(classes), num_clients)
+        parts = partition(*labels, *numbers, settings, columns)
+    model, head = settings.model or TABLE_MODEL, settings.head_layers or 1
+    return TableTask(
+        model=lambda: build_model(
+            model, (width,), len(classes), head, settings.model_head
+        ),
+        train=[_rows(train, own) for own in parts[0]],
+        test=[_rows(test, own) for own in parts[1]],
+        classes=classes,
+        seed=settings.seed,
+        weights=settings.weights,
+        notes=dataset.notes,
+        idle=settings.idle()
+        | dict.fromkeys(
+            ("augment", "augment-all", "grey-to-rgb", "image-size"),
+            "there are no images",
+        ),
+    )
+
+
+def _rows(part: ImageSet, rows: npt.NDArray[np.int64]) -> ExampleSet:
+    """Return some rows of a table, which are read when they are needed."""
+    inputs = as_tensor(part.images)
+    labels = torch.from_numpy(part.labels[rows])
+    return ExampleSet(inputs, labels, rows=torch.from_numpy(rows))

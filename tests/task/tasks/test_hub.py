@@ -1,0 +1,338 @@
+"""Data sets of Hugging Face, and partitioners of flwr-datasets: the real libraries.
+
+Importing them takes seconds, which is why all that needs them is here.
+"""
+
+import re
+import sys
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pytest
+from command_line import assert_refused, rows_of, run
+from flwr.app import Context, RecordDict
+from PIL import Image
+
+from clients.device.identity import build_client, client_setup
+from task.settings import SettingsError, resolve
+from task.tasks import build_task
+from task.tasks.hub import TableTask
+from task.tasks.image import ImageTask
+
+pytestmark = [pytest.mark.e2e, pytest.mark.usefixtures("no_plot")]
+
+FLOWER = "flwr_datasets.partitioner:"
+WRITERS, EACH = 4, 10
+BY_WRITER = {
+    "partition": f"{FLOWER}NaturalIdPartitioner",
+    "partitioner-arguments": "partition_by=writer_id",
+}
+
+
+def letter(writer: int, number: int) -> np.ndarray:
+    """Return an image that says whose it is, and which."""
+    pixels = np.zeros((16, 16), np.uint8)
+    pixels[0, :2] = writer, number
+    return pixels
+
+
+def letters():
+    """Return a data set as FEMNIST's: no test split, a column of writers."""
+    import datasets
+
+    pairs = [(w, i) for i in range(EACH) for w in range(WRITERS)]
+    columns = {
+        "image": [Image.fromarray(letter(*pair)) for pair in pairs],
+        "writer_id": [f"f{w:02d}" for w, _ in pairs],
+        "character": [i % 3 for _, i in pairs],
+    }
+    features = datasets.Features(
+        {
+            "image": datasets.Image(),
+            "writer_id": datasets.Value("string"),
+            "character": datasets.ClassLabel(names=["a", "b", "c"]),
+        }
+    )
+    return datasets.Dataset.from_dict(columns, features=features)
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory) -> Path:
+    """A folder with data in all forms."""
+    root = tmp_path_factory.mktemp("hub")
+    letters().save_to_disk(root / "saved")
+    for part, count in (("train", 4), ("test", 2)):
+        for c, name in enumerate(("ant", "bee")):
+            for i in range(count):
+                path = root / "folder" / part / name / f"{i}.png"
+                path.parent.mkdir(parents=True, exist_ok=True)
+                Image.fromarray(letter(10 * c + (part == "test"), i)).save(path)
+    rng = np.random.default_rng(0)
+    lines = ["width,height,place,kind"]
+    for i in range(120):
+        kind = i % 2
+        x, y = rng.normal(3 * kind, 0.5, 2).round(3)
+        lines.append(f"{x},{y},p{i % 3},{('low', 'high')[kind]}")
+    (root / "table").mkdir()
+    (root / "table" / "rows.csv").write_text("\n".join(lines))
+    return root
+
+
+def task_of(home: Path, name: str, num_clients: int, cache: Path | None = None, **own):
+    given = {name.replace("_", "-"): value for name, value in own.items()}
+    cache = cache or home / "cache"
+    own = {"task": f"hf:{home / name}", "cache-dir": str(cache), **given}
+    return build_task(resolve({"partition": "iid", **own}), num_clients)
+
+
+def pairs_in(examples) -> list[tuple[int, int]]:
+    return [tuple(map(int, image[0, :2, 0])) for image in examples.inputs]
+
+
+def test_the_examples_of_a_client_are_its_writer_s(home):
+    task = task_of(home, "saved", WRITERS, **BY_WRITER)
+    assert isinstance(task, ImageTask)
+    assert task.classes == ("a", "b", "c")
+    tested = 0
+    for writer in range(WRITERS):
+        train, test = task.train_examples(writer), task.test_examples(writer)
+        found = pairs_in(train) + pairs_in(test)
+        assert sorted(found) == [(writer, i) for i in range(EACH)]
+        for examples in (train, test):
+            numbers = [number for _, number in pairs_in(examples)]
+            assert examples.targets.tolist() == [number % 3 for number in numbers]
+        tested += len(test)
+    assert tested == 0.2 * WRITERS * EACH
+    assert task.notes == (
+        f"'{home / 'saved'}' has no test split: 8 of the 40 examples of 'train' are "
+        "held out for testing",
+    )
+
+
+def test_what_has_been_read_is_mapped_and_datasets_is_not_needed(home, monkeypatch):
+    first = task_of(home, "saved", 2)
+    monkeypatch.setitem(sys.modules, "datasets", None)
+    again = task_of(home, "saved", 2, seed=1)
+    assert again is not first
+    assert np.array_equal(again.dataset.train.images, first.dataset.train.images)
+    assert again.notes == first.notes
+    # Other columns, or a larger part held out, are other data.
+    with pytest.raises(ImportError):
+        task_of(home, "saved", 2, test_fraction=0.5)
+
+
+def test_a_folder_of_images_is_what_image_folder_reads(home, tmp_path):
+    task = task_of(home, "folder", 0)
+    own = {"task": "image-folder", "data-dir": str(home / "folder")}
+    folder = build_task(resolve({**own, "cache-dir": str(tmp_path)}), 0)
+    assert task.classes == folder.classes == ("ant", "bee")
+    assert task.notes == ()
+    assert task.model_name == folder.model_name
+    for part in ("train", "test"):
+        counts = [
+            Counter(zip(pairs_in(examples), examples.targets.tolist(), strict=True))
+            for examples in (getattr(t, f"{part}_examples")(0) for t in (task, folder))
+        ]
+        assert counts[0] == counts[1]
+
+
+def test_a_data_set_of_the_hub_is_asked_for_by_its_name(tmp_path, monkeypatch):
+    import datasets
+
+    asked = []
+
+    def load_dataset(*given, **named):
+        asked.append((given, named))
+        return datasets.DatasetDict({"train": letters()})
+
+    monkeypatch.setattr(datasets, "load_dataset", load_dataset)
+    cache = str(tmp_path / "cache")
+    own = {"task": "hf:flwrlabs/femnist", "cache-dir": cache, **BY_WRITER}
+    config = " ".join(f"{name}={value!r}" for name, value in own.items())
+    flags = ("--clients", str(WRITERS), "--rounds", "2", "--run-config", config)
+    assert run(tmp_path / "out", "fedavg", *flags) == 0
+    assert len(rows_of(tmp_path / "out", "fedavg")) == 2
+    # Once for the images, and once for the writers.
+    where = {"cache_dir": str(tmp_path / "cache" / "huggingface")}
+    assert asked == [(("flwrlabs/femnist", None), where)] * len(asked)
+    assert 1 <= len(asked) <= 2
+
+
+def test_a_table_is_learned(home, tmp_path):
+    task = task_of(home, "table", 3, input_columns="width,height", label_column="kind")
+    assert isinstance(task, TableTask)
+    # As numpy sorts them.
+    assert task.classes == ("high", "low")
+    lines = (home / "table" / "rows.csv").read_text().splitlines()[1:]
+    known = {
+        (*map(np.float32, cells[:2]), task.classes.index(cells[3]))
+        for cells in (line.split(",") for line in lines)
+    }
+    found = [
+        (*row, int(label))
+        for i in range(3)
+        for part in (task.train_examples(i), task.test_examples(i))
+        for inputs, targets in part.batches(50)
+        for row, label in zip(inputs.numpy(), targets, strict=True)
+    ]
+    assert len(found) == 120
+    assert set(found) == known
+    config = f"input-columns='*' label-column='kind' cache-dir='{home / 'cache'}'"
+    config += " partition='iid' learning-rate=0.1 augment=true"
+    flags = ("--task", f"hf:{home / 'table'}", "--clients", "3", "--rounds", "5")
+    flags += ("--fraction", "1")
+    assert run(tmp_path, "fedrep", *flags, "--run-config", config) == 0
+    # Six standard deviations apart.
+    assert rows_of(tmp_path)[-1]["accuracy"] > 0.95
+    assert task.idle_settings["augment"] == "there are no images"
+    assert task.idle_settings["dirichlet-alpha"] == "partition 'iid' does not use it"
+
+
+def test_a_device_reads_its_own_data_dir(home):
+    node = {"client-name": "pi", "data-dir": str(home / "saved")}
+    config = {"task": "hf:flwrlabs/femnist", "cache-dir": str(home / "cache")}
+    context = Context(0, 0, node, RecordDict(), {**config, "algorithm": "fedrep"})
+    client = build_client(context, client_setup(context, None), {})
+    assert len(client.task.train_examples(0)) == 32
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments"),
+    [
+        ("IidPartitioner", ""),
+        ("DirichletPartitioner", "partition_by=label alpha=0.5"),
+        ("PathologicalPartitioner", "partition_by=label num_classes_per_partition=2"),
+        ("SizePartitioner", "partition_sizes=[500,500,500,297]"),
+    ],
+)
+def test_partitions_of_the_digits(name, arguments):
+    given = {"partition": FLOWER + name, "partitioner-arguments": arguments}
+    task, again, other = (
+        build_task(resolve({**given, "model": model, "seed": seed}), 4)
+        for seed, model in ((0, "mlp-2"), (0, "logistic"), (1, "mlp-2"))
+    )
+    for parts, total in ((task.train, 1438), (task.test, 359)):
+        held = np.concatenate(parts)
+        assert len(set(held.tolist())) == len(held)
+        # Four clients with two classes each have not all ten.
+        assert len(held) == total or name == "PathologicalPartitioner"
+    for a, b in zip(task.train, again.train, strict=True):
+        assert np.array_equal(a, b)
+    assert any(map(lambda a, b: not np.array_equal(a, b), task.train, other.train))
+    if name == "SizePartitioner":
+        sizes = [len(a) + len(b) for a, b in zip(task.train, task.test, strict=True)]
+        assert sizes == [500, 500, 500, 297]
+    if name == "PathologicalPartitioner":
+        for i in range(4):
+            trained = set(task.train_examples(i).targets.tolist())
+            assert trained == set(task.test_examples(i).targets.tolist())
+            assert len(trained) == 2
+
+
+def test_columns_that_are_not_named_end_a_run_in_one_line(home, tmp_path, capfd):
+    cache = f"cache-dir='{home / 'cache'}'"
+    flags = ("--task", f"hf:{home / 'table'}", "--run-config", cache)
+    known = (
+        f"one of the columns of '{home / 'table'}': width (float64), height (float64), "
+        "place (large_string), kind (large_string)"
+    )
+    line = f"error: label-column is ''; it must be {known}\n"
+    assert_refused(flags, line, tmp_path, capfd)
+    flags = (*flags[:-1], f"{cache} label-column='kind'")
+    line = (
+        "error: input-columns is ''; it must be one with images or those with numbers"
+    )
+    assert_refused(flags, line, tmp_path, capfd)
+
+
+TABLE = {"input_columns": "*", "label_column": "kind"}
+PLACES = {"partition": f"{FLOWER}NaturalIdPartitioner"}
+BAD = [
+    ("nowhere", {}, "nowhere' is no data set: there is no such path"),
+    (
+        "table",
+        {**TABLE, "input_columns": "width,depth"},
+        "input-columns is 'width,de",
+    ),
+    ("table", {**TABLE, "input_columns": "place"}, "input-columns is 'place'; it must"),
+    (
+        "table",
+        {**TABLE, "label_column": "sort"},
+        "label-column is 'sort'; it must",
+    ),
+    ("table", {**TABLE, "label_column": "width"}, "holds float64, or lacks values; it"),
+    ("table", {**TABLE, "train_split": "trian"}, "train-split is 'trian'; it must be"),
+    ("table", {**TABLE, "test_split": "dev"}, "test-split is 'dev'; it must be one of"),
+    ("table", {**TABLE, "test_fraction": 0.999}, "test-fraction is 0.999; it must be"),
+    (
+        "table",
+        {**TABLE, "data_subset": "x"},
+        "cannot be loaded: ValueError: Build",
+    ),
+    ("table", {**TABLE, "model": "cifar10-cnn"}, "does not fit inputs of shape (2,)"),
+    (
+        "folder",
+        {"input_columns": "*"},
+        "input-columns is '*'; it must be one with",
+    ),
+    (
+        "table",
+        {**TABLE, **PLACES, "partitioner_arguments": "partition_by=place"},
+        "num-clients is 2; it must be 3, as many as partition",
+    ),
+    (
+        "table",
+        {**TABLE, **PLACES, "partitioner_arguments": "partition_by=town"},
+        "raises ValueError: Column (town) not in table columns",
+    ),
+    ("table", {**TABLE, **PLACES}, "raises TypeError: NaturalIdPartitioner.__init__()"),
+    (
+        "table",
+        {**TABLE, "partition": f"{FLOWER}NaturallyPartitioner"},
+        "has no 'NaturallyPartitioner'",
+    ),
+    (
+        "table",
+        {**TABLE, "partition": f"{FLOWER}VerticalEvenPartitioner"},
+        "raises ValueError: Column name ['flwr-frl-row'] not in the dataset",
+    ),
+    (
+        "saved",
+        # The 20 smallest parts are of one example, which may be held out.
+        {
+            "partition": f"{FLOWER}SizePartitioner",
+            "partitioner_arguments": f"partition_sizes={[1] * 20}".replace(", ", ","),
+        },
+        "of 20 clients without training examples (the first: client",
+    ),
+]
+
+
+@pytest.mark.parametrize(("name", "own", "line"), BAD)
+def test_what_cannot_be_is_said_in_one_line(home, name, own, line):
+    clients = 20 if name == "saved" else 2
+    with pytest.raises(SettingsError, match=re.escape(line)) as raised:
+        _ = task_of(home, name, clients, **own).initial_state
+    assert "\n" not in str(raised.value)
+
+
+def test_no_name_and_no_folder():
+    with pytest.raises(SettingsError, match="task is 'hf'; it must be hf:NAME, or"):
+        build_task(resolve({"task": "hf"}), 2)
+
+
+def test_missing_numbers_and_odd_rows_are_named(tmp_path):
+    import datasets
+
+    def refused(columns, line):
+        datasets.Dataset.from_dict(columns).save_to_disk(tmp_path / line[:8])
+        with pytest.raises(SettingsError, match=re.escape(line)):
+            task_of(tmp_path, line[:8], 0, input_columns="x")
+
+    label = [0, 1, 0, 1, 0]
+    refused({"x": [1.0, None, 2.0, 3.0, 4.0], "label": label}, "has no number in row")
+    refused(
+        {"x": [[1.0], [1.0, 2.0]] * 2 + [[1.0]], "label": label}, "holds rows of un"
+    )
+    refused({"x": [1.0] * 5, "label": [0, 1, 0, -1, 0]}, "is -1; it must be a class")
