@@ -5,29 +5,23 @@ which takes a second to import, is then needed no more.
 """
 
 import hashlib
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from task.data.cache import pixel_file
+from task.data.columns import MAX_CLASSES, Values, choose, classes_of, numbers_of
 from task.data.datasets import DataSettings, need_space, save
 from task.settings import Free, Range, SettingsError, need, require
 
-# Label columns by their names, where no column has names of classes.
-USUAL = ("label", "labels", "target", "class")
-# More are hardly classes.
-MAX_CLASSES = 100_000
 # Fixes who tests where nobody else has said it.
 HELD_OUT = 0x4E1D
-
 # What `save_to_disk` writes.
 SAVED = ("dataset_dict.json", "state.json")
-
-Values = npt.NDArray[Any]
 
 
 @dataclass(frozen=True)
@@ -134,7 +128,8 @@ class HubData:
             arrays[f"{part}-labels"] = codes
             arrays[f"{part}-owners"] = np.full_like(codes, -1)
             if not images:
-                numbers = [self._numbers(part, name) for name in found.inputs]
+                rows = found.parts[part]
+                numbers = [numbers_of(rows, own, self.name) for own in found.inputs]
                 arrays[f"{part}-images"] = np.concatenate(numbers, axis=1)
         need_space(directory, sum(array.nbytes for array in arrays.values()))
         save(directory, arrays, found.classes)
@@ -173,8 +168,11 @@ class HubData:
                 f"the data set {self.name!r} cannot be loaded: {type(error).__name__}: "
                 f"{' '.join(str(error).split())}"
             ) from error
-        inputs, label = self._choose(parts["train"].features)
-        labels, classes = self._classes(parts, label)
+        for part, rows in parts.items():
+            if len(rows) == 0:
+                raise SettingsError(f"{self.name!r} has no examples to {part}")
+        inputs, label = choose(parts["train"].features, self.settings, self.name)
+        labels, classes = classes_of(parts, label, self.name)
         return Read(parts, inputs, labels, classes, notes)
 
     def _load(self) -> dict[str, Any]:
@@ -223,79 +221,12 @@ class HubData:
         )
         return {part: train.select(np.sort(at)) for part, at in parts.items()}, (note,)
 
-    def _choose(self, features: Any) -> tuple[list[str], str]:
-        """Return the columns of inputs and of labels."""
-        import datasets
-
-        own = self.settings
-        listed = ", ".join(f"{n} ({_kind(feature)})" for n, feature in features.items())
-        known = f"of the columns of {self.name!r}: {listed}"
-        named = [n for n, f in features.items() if isinstance(f, datasets.ClassLabel)]
-        usual = [name for name in USUAL if name in features]
-        label = own.label_column
-        if not label and (len(named) == 1 or (not named and usual)):
-            label = (named or usual)[0]
-        require(label in features, "label-column", label, f"one {known}")
-        rest = {name: f for name, f in features.items() if name != label}
-        images = [n for n, f in rest.items() if isinstance(f, datasets.Image)]
-        numbers = [name for name, f in rest.items() if _is_numeric(f)]
-        lists = [n for n in numbers if not isinstance(rest[n], datasets.Value)]
-        inputs = [name.strip() for name in own.input_columns.split(",")]
-        if own.input_columns == "*":
-            inputs = numbers
-        elif not own.input_columns and len(images or lists) == 1:
-            inputs = images or lists
-        usable = set(inputs) <= set(numbers) or inputs in [[name] for name in images]
-        allowed = f"one with images or those with numbers, {known}"
-        require(bool(inputs) and usable, "input-columns", own.input_columns, allowed)
-        return inputs, label
-
-    def _classes(
-        self, parts: dict[str, Any], label: str
-    ) -> tuple[dict[str, Values], tuple[str, ...]]:
-        """Return the class of each example, and the names of the classes."""
-        values = {part: _column(rows, label) for part, rows in parts.items()}
-        together = np.concatenate(list(values.values()))
-        kind, what = together.dtype.kind, f"column {label!r} of {self.name!r}"
-        if kind in "OUS" and all(isinstance(value, str) for value in together):
-            names, codes = np.unique(together.astype(np.str_), return_inverse=True)
-            n = len(values["train"])
-            labels = {"train": codes[:n], "test": codes[n:]}
-            return labels, tuple(map(str, names))
-        if kind not in "biu":
-            held = _kind(parts["train"].features[label])
-            raise SettingsError(
-                f"{what} holds {held}, or lacks values; it must hold classes, as "
-                "integers or texts"
-            )
-        low, high = int(together.min()), int(together.max())
-        if low < 0 or high >= MAX_CLASSES:
-            wrong = low if low < 0 else high
-            require(False, what, wrong, f"a class, from 0 to {MAX_CLASSES - 1}")
-        feature = parts["train"].features[label]
-        known = getattr(feature, "names", None) or range(high + 1)
-        labels = {part: own.astype(np.int64) for part, own in values.items()}
-        return labels, tuple(map(str, known))
-
-    def _numbers(self, part: str, name: str) -> Values:
-        """Return a column of numbers, or of lists of equal length, as (n, width)."""
-        values = _column(self._read.parts[part], name)
-        what = f"column {name!r} of {self.name!r}"
-        try:
-            x = np.stack(list(values)).astype(np.float32).reshape(len(values), -1)
-        except (TypeError, ValueError):
-            raise SettingsError(f"{what} holds rows of unequal length") from None
-        missing = np.flatnonzero(~np.isfinite(x).all(axis=1))
-        if len(missing):
-            raise SettingsError(f"{what} has no number in row {missing[0]} of {part!r}")
-        return x
-
     def _write_images(self, directory: Path, name: str) -> None:
         """Write the pixels of each part, one image after the other."""
         from rich.progress import Progress
 
         parts, size = self._read.parts, self.settings.image_size
-        first = parts["train"][0][name]
+        first = next(self._images("train", name))
         mode = "L" if first.mode in ("1", "L", "I", "I;16") else "RGB"
         width, height = (size, size) if size else first.size
         shape = (height, width, len(mode))
@@ -305,31 +236,24 @@ class HubData:
             task = bar.add_task("Decoding images (once)", total=total)
             for part, rows in parts.items():
                 with pixel_file(directory, part, len(rows), shape) as file:
-                    for image in rows.select_columns([name]):
-                        pixels = image[name].convert(mode)
+                    for image in self._images(part, name):
+                        pixels = image.convert(mode)
                         if pixels.size != (width, height):
                             pixels = pixels.resize((width, height))
                         file.write(np.ascontiguousarray(pixels).data)
                         bar.advance(task)
 
-
-def _column(rows: Any, name: str) -> Values:
-    return np.asarray(rows.select_columns([name]).with_format("numpy")[:][name])
-
-
-def _kind(feature: Any) -> str:
-    """Return a column's type in a word or two."""
-    inner = getattr(feature, "feature", None)
-    if inner is not None:
-        return f"list of {_kind(inner)}"
-    value = type(feature).__name__ == "Value"
-    return str(feature.dtype) if value else type(feature).__name__
-
-
-def _is_numeric(feature: Any) -> bool:
-    inner = getattr(feature, "feature", None)
-    if inner is not None:
-        return _is_numeric(inner)
-    return str(getattr(feature, "dtype", "")).rstrip("0123456789") in (
-        *("int", "uint", "float", "bool"),
-    )
+    def _images(self, part: str, name: str) -> Iterator[Any]:
+        """Yield the images of a part, decoded."""
+        rows = iter(self._read.parts[part].select_columns([name]))
+        for i in range(len(self._read.parts[part])):
+            try:
+                image = next(rows)[name]
+                image.load()
+            # A damaged file can raise nearly anything in a decoder.
+            except Exception as error:
+                raise SettingsError(
+                    f"image {i} of {part!r} of {self.name!r} cannot be read: "
+                    f"{type(error).__name__}: {' '.join(str(error).split())}"
+                ) from None
+            yield image

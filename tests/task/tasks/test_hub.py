@@ -20,7 +20,7 @@ from task.tasks import build_task
 from task.tasks.hub import TableTask
 from task.tasks.image import ImageTask
 
-pytestmark = [pytest.mark.e2e, pytest.mark.usefixtures("no_plot")]
+pytestmark = pytest.mark.e2e
 
 FLOWER = "flwr_datasets.partitioner:"
 WRITERS, EACH = 4, 10
@@ -336,3 +336,16 @@ def test_missing_numbers_and_odd_rows_are_named(tmp_path):
         {"x": [[1.0], [1.0, 2.0]] * 2 + [[1.0]], "label": label}, "holds rows of un"
     )
     refused({"x": [1.0] * 5, "label": [0, 1, 0, -1, 0]}, "is -1; it must be a class")
+
+
+def test_a_damaged_image_is_named(tmp_path):
+    for i in range(3):
+        path = tmp_path / "photos" / "train" / "ab"[i % 2] / f"{i}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(letter(0, i)).save(path)
+    path.write_bytes(b"no image")
+    with pytest.raises(
+        SettingsError, match=r"^image 0 of .test. of .* cannot be read: Unid.*2\.png"
+    ):
+        task_of(tmp_path, "photos", 0, test_fraction=0.1)
+    assert not list((tmp_path / "cache").glob("*/*.npy"))
