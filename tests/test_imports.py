@@ -134,7 +134,10 @@ def printed_by(code: str) -> list[str]:
     return result.stdout.split()
 
 
-HEAVY = "{'torch', 'torchvision', 'sklearn', 'ray', 'clients'}"
+HEAVY = (
+    "{'torch', 'torchvision', 'sklearn', 'ray', 'clients', 'networkx', 'datasets', "
+    "'flwr_datasets'}"
+)
 
 
 @pytest.mark.e2e

@@ -83,8 +83,8 @@ class DataSettings(Checked):
     ----------
     data_dir : str, default ""
         Where the data is: the root of torchvision's data sets (default: the cache), an
-        image folder, a folder with ``train.npz`` and ``test.npz``, or for ``hf`` what
-        is read in place of the data set's name.
+        image folder, a folder with ``train.npz`` and ``test.npz``, or for ``hf`` the
+        folder that is read in place of the data set's name.
     cache_dir : str, default ""
         Where decoded images are kept; ``~/.cache/flwr-frl`` by default.
     num_classes : int, default 0

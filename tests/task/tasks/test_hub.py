@@ -230,6 +230,40 @@ def test_partitions_of_the_digits(name, arguments):
             assert len(trained) == 2
 
 
+OWN = """
+class ByParity:
+    num_partitions = 2
+
+    def __init__(self, seed, first=0):
+        self.first = seed + first
+
+    def load_partition(self, i):
+        own = [j for j, c in enumerate(self.dataset["label"]) if c % 2 == i]
+        return self.dataset.select(own[self.first:])
+
+class Nobody(ByParity):
+    def load_partition(self, i):
+        return self.dataset.select([] if i else range(9))
+"""
+
+
+def test_a_partitioner_of_one_s_own(write_module):
+    module = write_module("parity", OWN)
+    own = {"partition": f"{module}:ByParity", "seed": 3}
+    task = build_task(resolve(own), 2)
+    for i in range(2):
+        targets = (task.train_examples(i).targets, task.test_examples(i).targets)
+        assert {int(c) % 2 for part in targets for c in part} == {i}
+    # The run's seed came to it, and all but the first three rows of each went back.
+    assert sum(map(len, [*task.train, *task.test])) == 1797 - 2 * 3
+    given = {"partitioner-arguments": "first=4"}
+    fewer = build_task(resolve({**own, **given}), 2)
+    assert sum(map(len, [*fewer.train, *fewer.test])) == 1797 - 2 * 7
+    line = "leaves 1 of 2 clients without training examples (the first: client 1)"
+    with pytest.raises(SettingsError, match=re.escape(line)):
+        build_task(resolve({"partition": f"{module}:Nobody"}), 2)
+
+
 def test_columns_that_are_not_named_end_a_run_in_one_line(home, tmp_path, capfd):
     cache = f"cache-dir='{home / 'cache'}'"
     flags = ("--task", f"hf:{home / 'table'}", "--run-config", cache)
