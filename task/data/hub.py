@@ -118,9 +118,9 @@ class HubData:
 
     def write(self, directory: Path) -> None:
         """Write the files of the data set, as `Dataset` has them."""
+        found = self._read
         import datasets
 
-        found = self._read
         first = found.inputs[0]
         images = isinstance(found.parts["train"].features[first], datasets.Image)
         arrays: dict[str, Values] = {"notes": np.array(found.notes, np.str_)}
@@ -138,17 +138,14 @@ class HubData:
 
     def columns(self) -> Any:
         """Return all but the inputs of the examples, those for training first."""
+        found, below = self._read, self.settings.num_classes or MAX_CLASSES
         import datasets
 
-        below = self.settings.num_classes or MAX_CLASSES
-        return datasets.concatenate_datasets(
-            [
-                self._read.parts[part]
-                .remove_columns(self._read.inputs)
-                .select(np.flatnonzero(codes < below))
-                for part, codes in self._read.labels.items()
-            ]
-        )
+        kept = []
+        for part, codes in found.labels.items():
+            others = found.parts[part].remove_columns(found.inputs)
+            kept.append(others.select(np.flatnonzero(codes < below)))
+        return datasets.concatenate_datasets(kept)
 
     # What is read.
 

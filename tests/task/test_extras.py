@@ -15,7 +15,7 @@ from task.tasks import build_task
 @pytest.fixture
 def lean(monkeypatch):
     """As if none of the extras were installed."""
-    extras = {"ray", "sklearn", "matplotlib"}
+    extras = {"ray", "sklearn", "matplotlib", "datasets"}
     lacking = lambda name: None if name in extras else find_spec(name)  # noqa: E731
     monkeypatch.setattr("task.allowed.find_spec", lacking)
     monkeypatch.setattr("strategies.server.plot.find_spec", lacking)
@@ -40,6 +40,15 @@ def test_the_digits_are_asked_for(lean, tmp_path):
     assert str(raised.value) == (
         "the task 'digits' needs the package 'sklearn', which is missing: "
         "pip install 'flwr-frl[simulation]'"
+    )
+
+
+def test_data_sets_of_hugging_face_are_asked_for(lean, tmp_path):
+    with pytest.raises(SettingsError) as raised:
+        build_task(resolve({"task": "hf:some/set", "cache-dir": str(tmp_path)}), 5)
+    assert str(raised.value) == (
+        "the data set 'some/set' needs the package 'datasets', which is missing: "
+        "pip install 'flwr-frl[hf]'"
     )
 
 
