@@ -303,15 +303,14 @@ class BaseStrategy(Averaging, RunHooks, FlowerFedAvg):
         self.evaluated_in |= dict.fromkeys((name for name, *_ in tested), server_round)
         if not tested:
             return None
-        metrics = [own for *_, own in tested]
+        every = [metrics for *_, metrics in tested]
         most = [self.declared(reply, NUM_TEST_EXAMPLES) for _, reply, _ in tested]
-        before = [
-            p for p in self.participants.busy_ones() if p.name in self.client_metrics
-        ]
-        metrics += [self.client_metrics[p.name] for p in before]
-        most += [p.properties.get(NUM_TEST_EXAMPLES, math.inf) for p in before]
-        means = mean_metrics(metrics) | weighted_means(metrics, most)
-        counts = {"evaluated": len(metrics), **exchange.counts("evaluation-")}
+        busy = self.participants.busy_ones()
+        before = [client for client in busy if client.name in self.client_metrics]
+        every += [self.client_metrics[client.name] for client in before]
+        most += [c.properties.get(NUM_TEST_EXAMPLES, math.inf) for c in before]
+        means = mean_metrics(every) | weighted_means(every, most)
+        counts = {"evaluated": len(every), **exchange.counts("evaluation-")}
         if before:
             counts["evaluated-before"] = len(before)
         return single_metrics({**means, **counts, **exchange.sizes()})

@@ -1,9 +1,7 @@
 """Gossip over a graph: the server relays messages and averages no models."""
 
-from bisect import bisect_right
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from contextlib import suppress
 from logging import INFO, WARNING
 from typing import Annotated, Any, ClassVar, cast
 
@@ -13,25 +11,16 @@ from flwr.common import log
 from flwr.serverapp import Grid
 
 from strategies.base import BaseStrategy
+from strategies.gossip.consensus import ALLOWED, ConsensusStep
 from strategies.gossip.graphs import DRAWN, GRAPHS, Graph, build_graph
 from strategies.gossip.mailboxes import Mailboxes
-from strategies.gossip.mixing import (
-    consensus_step,
-    metropolis_weights,
-    uniform_weights,
-)
+from strategies.gossip.mixing import metropolis_weights, uniform_weights
 from strategies.server.replies import Arrays, attached, check_metrics
 from strategies.server.said import InvalidReplyError
 from task.messages import EXCHANGED_ROUND
 from task.settings import Choice, Free, Range, SettingsError, validate
 
 MIXING = {"metropolis": metropolis_weights, "uniform": uniform_weights}
-# What γ follows from, where it is no number.
-STEP_RULES = ("auto", "theory")
-# A consensus step below this brings nodes together over thousands of rounds only.
-SMALL_STEP = 1e-3
-# By so much no training lets the nodes' distance grow in twice the rounds.
-GROWTH = 100.0
 # Of a sketch's entries; NaN is not below it either.
 LARGEST_SKETCHED = 1e9
 # What a client raises whose state is not the one that its neighbours rely on.
@@ -62,8 +51,7 @@ class Gossip(BaseStrategy):
         The weights w_ij.
     consensus_step : float or str, default "auto"
         γ, in (0, 1]. ``auto`` is C's ω at a Gaussian vector, the share of it that one
-        message brings across (``benchmarks/consensus_step.py``); ``theory`` that of the
-        worst case, which is small.
+        message brings across; ``theory`` that of the worst case, which is small.
     max_missed_rounds : int, default 1000
         A node that has been away for longer is lost: what it missed is given up.
     **base
@@ -91,9 +79,7 @@ class Gossip(BaseStrategy):
         graph_degree: Annotated[int, Range("[2, inf)")] = 4,
         rewiring_probability: Annotated[float, Range("[0, 1]")] = 0.1,
         mixing: Annotated[str, Choice(*MIXING)] = "metropolis",
-        consensus_step: Annotated[
-            float | str, Free("auto, theory or a number in (0, 1]")
-        ] = "auto",
+        consensus_step: Annotated[float | str, Free(ALLOWED)] = "auto",
         max_missed_rounds: Annotated[int, Range("[1, inf)")] = 1000,
         **base: Any,
     ) -> None:
@@ -103,9 +89,7 @@ class Gossip(BaseStrategy):
         self.graph_degree = graph_degree
         self.rewiring_probability = rewiring_probability
         self.mixing = mixing
-        # 0 until the clients have said what it follows from.
-        self.step_rule = str(consensus_step)
-        self.consensus_step = _step(self.step_rule)
+        self.step = ConsensusStep(consensus_step)
         self.max_missed_rounds = max_missed_rounds
         validate(self)
         # Of the graph's nodes, once it is known who they are.
@@ -113,9 +97,6 @@ class Gossip(BaseStrategy):
         self._strangers: set[str] = set()
         self._exchanged = 0
         self._message_bytes: frozenset[int] = frozenset()
-        # Rounds and consensus distances of the evaluations so far; whether they grew.
-        self._distances: tuple[list[int], list[float]] = ([], [])
-        self._grown = False
 
     # The graph.
 
@@ -179,17 +160,8 @@ class Gossip(BaseStrategy):
                 "gossip clients"
             )
         (self._message_bytes, omega, typical), _ = usable.most_common(1)[0]
-        if not self.uses_consensus_step:
-            return
-        if self.consensus_step == 0:
-            theory = self.step_rule == "theory"
-            step = consensus_step(self.boxes.weights, omega) if theory else typical
-            self.consensus_step = step
-            log(INFO, "consensus step: %.3g (%s)", step, self.step_rule)
-        if self.consensus_step < SMALL_STEP:
-            text = "the consensus step is %.3g: messages cost as ever and change next "
-            text += "to nothing; consensus-step='auto' is %.3g"
-            log(WARNING, text, self.consensus_step, typical)
+        if self.uses_consensus_step:
+            self.step.follow(self.boxes.weights, omega, typical)
 
     def sample(self, server_round: int, nodes: list[int]) -> list[int]:
         """Return all nodes: everybody takes part in each round."""
@@ -226,7 +198,7 @@ class Gossip(BaseStrategy):
         name = self.name_of(node)
         i = self.boxes.number[name]
         own[EXCHANGED_ROUND] = self._exchanged
-        own["consensus-step"] = self.consensus_step
+        own["consensus-step"] = self.step.value
         own["neighbour-weight"] = float(1 - self.boxes.weights[i, i])
         own.update(self.boxes.lists_for(name))
         return content
@@ -314,26 +286,9 @@ class Gossip(BaseStrategy):
         deviations = stacked - stacked.mean(axis=0, dtype=np.float64)
         distance = float(np.square(deviations).sum(1).mean())
         metrics["consensus-distance"] = distance
-        if self.uses_consensus_step and not self._grown:
-            self._watch(server_round, distance)
+        if self.uses_consensus_step:
+            self.step.watch(server_round, distance)
         return metrics
-
-    def _watch(self, server_round: int, distance: float) -> None:
-        """Warn once of a distance that grows as by a consensus step that is too large.
-
-        That is exponential; by training alone it grows fourfold in twice the rounds.
-        """
-        rounds, distances = self._distances
-        half = bisect_right(rounds, server_round // 2) - 1
-        before = distances[half] if half >= 0 else distance
-        rounds.append(server_round)
-        distances.append(distance)
-        if 0 < before * GROWTH < distance:
-            self._grown = True
-            text = "the consensus distance has grown from %.3g in round %d to %.3g in "
-            text += "round %d: a consensus-step below %.3g brings the nodes together"
-            seen = (before, rounds[half], distance, server_round)
-            log(WARNING, text, *seen, self.consensus_step)
 
     # State.
 
@@ -353,17 +308,6 @@ class Gossip(BaseStrategy):
         """Log what will run."""
         super().summary()
         log(INFO, "\t└──> Graph: %s, %s weights", self.graph, self.mixing)
-
-
-def _step(given: str) -> float:
-    """Return γ, 0 where it follows from what the clients say."""
-    if given in STEP_RULES:
-        return 0.0
-    with suppress(ValueError):
-        if 0 < (step := float(given)) <= 1:
-            return step
-    allowed = "auto, theory or a number in (0, 1]"
-    raise SettingsError(f"consensus-step is {given}; it must be {allowed}")
 
 
 def _message_format(
