@@ -47,6 +47,10 @@ SUMMARIZED = (
 )
 
 
+# Metrics of which it has the last.
+LATEST = ("seconds-simulated", "epsilon", "delta")
+
+
 def quality(names: Container[str]) -> str:
     """Return by which metric a run is shown, of those that it has."""
     return next((name for name in QUALITY if name in names), "accuracy")
@@ -123,7 +127,7 @@ def summarize(
     return summary | {
         "rounds": rows[-1]["round"],
         "seconds": rows[-1]["seconds"],
-        **{n: rows[-1][n] for n in ("seconds-simulated",) if n in rows[-1]},
+        **{n: rows[-1][n] for n in LATEST if n in rows[-1]},
         "bytes": sum(row["bytes-down"] + row["bytes-up"] for row in rows),
     }
 
