@@ -18,7 +18,7 @@ from flwr.common import log
 from strategies.server.aggregation import Reply, Sent, as_dtype, norm
 from strategies.server.replies import Arrays
 from task.files import write_atomically
-from task.settings import SettingsError, need, require
+from task.settings import SettingsError, need, require, require_all_of_noise
 
 FILE = "privacy.json"
 
@@ -175,10 +175,5 @@ def client_privacy(noise: float, clip: float, delta: float) -> ClientPrivacy | N
 
     Raises `SettingsError` if one of them is missing, or noise that the others need.
     """
-    for name, value in (("server-dp-delta", delta), ("server-dp-clip", clip)):
-        if noise == 0:
-            allowed = "0 without server-dp-noise: there is no ε without noise"
-            require(value == 0, name, value, allowed)
-        else:
-            require(value > 0, name, value, "above 0 with server-dp-noise")
+    require_all_of_noise("server-dp", noise, clip, delta)
     return ClientPrivacy(noise, clip, delta) if noise else None

@@ -29,6 +29,7 @@ COLUMNS: dict[str, tuple[str, str, float]] = {
     "loss-point": ("cost", "{:.4g}", 1),
     "constraint": ("largest constraint", "{:.3g}", 1),
     "epsilon": ("ε", "{:.4g}", 1),
+    "example-epsilon": ("ε of examples", "{:.4g}", 1),
     "delta": ("δ", "{:g}", 1),
     "rounds": ("rounds", "{}", 1),
     "seconds": ("seconds", "{:.1f}", 1),

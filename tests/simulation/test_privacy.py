@@ -8,6 +8,8 @@ from dp_accounting import dp_event
 from dp_accounting.rdp import RdpAccountant
 
 from strategies.server.privacy import FILE, epsilon
+from strategies.server.sampling import Sampler
+from task.privacy import epsilon as example_epsilon
 
 # What runs in a fixture of the module draws as usual.
 pytestmark = pytest.mark.usefixtures("no_plot")
@@ -86,4 +88,80 @@ def test_epsilon_without_noise_is_one_line(tmp_path, capfd):
         "error: server-dp-delta is 1e-05; it must be 0 without server-dp-noise: there "
         "is no ε without noise\n"
     )
+    assert not (tmp_path / "out").exists()
+
+
+# Of examples, on the device
+
+OF_EXAMPLES = {**STEADY, "dp_noise": 2.0, "dp_clip": 1.0, "dp_delta": 1e-3}
+
+
+def steps_of(examples: int, epochs: int) -> tuple[float, float, int]:
+    return 2.0, 50 / examples, epochs * -(-examples // 50)
+
+
+def test_each_client_has_an_epsilon_of_its_own(tmp_path):
+    names = ("fedrep", "fedavg", "local")
+    settings = {**OF_EXAMPLES, "fraction_train": 0.4, "evaluate_every": 0}
+    assert run(tmp_path, *names, "--rounds", "3", evaluate_last=1, **settings) == 0
+    summary = json_of(tmp_path / "summary.json")["algorithms"]
+    # The head and the representation, one epoch each, or both in one.
+    for name, epochs in (("fedrep", 2), ("fedavg", 1), ("local", 1)):
+        clients = json_of(tmp_path / name / "clients.json")
+        sampler = Sampler(0.4, 1, 0)
+        rounds = [c for r in (1, 2, 3) for c in sampler.sample(r, sorted(clients))]
+        spent = {}
+        for client, entry in clients.items():
+            told = steps_of(entry["num-examples"], epochs * rounds.count(client))
+            spent[client] = example_epsilon((told,), 1e-3)
+            assert entry["example-epsilon"] == pytest.approx(spent[client], rel=1e-12)
+        assert summary[name]["example-epsilon"] == pytest.approx(max(spent.values()))
+        assert "example-epsilon" not in rows_of(tmp_path, name)[-1]
+
+
+def test_steps_before_a_kill_and_of_a_round_made_again_count(tmp_path, monkeypatch):
+    settings = {**OF_EXAMPLES, "fraction_train": 1.0, "checkpoint_every": 2}
+    with monkeypatch.context() as patched:
+        die_in(patched, 4)
+        with pytest.raises(Killed):
+            run(tmp_path, "fedavg", "--rounds", "5", **settings)
+    output = str(tmp_path)
+    assert run(tmp_path, "fedavg", "--rounds", "5", **settings, resume=output) == 0
+    # Rounds 1 to 4, and 3 to 5.
+    for entry in json_of(tmp_path / "fedavg" / "clients.json").values():
+        expected = example_epsilon((steps_of(entry["num-examples"], 7),), 1e-3)
+        assert entry["example-epsilon"] == pytest.approx(expected, rel=1e-12)
+
+
+def test_a_run_without_checkpoints_goes_on_with_its_count(tmp_path):
+    settings = {**OF_EXAMPLES, "fraction_train": 1.0}
+    assert run(tmp_path, "fedavg", "--rounds", "1", **settings) == 0
+    output = str(tmp_path)
+    assert run(tmp_path, "fedavg", "--rounds", "2", **settings, resume=output) == 0
+    for entry in json_of(tmp_path / "fedavg" / "clients.json").values():
+        expected = example_epsilon((steps_of(entry["num-examples"], 2),), 1e-3)
+        assert entry["example-epsilon"] == pytest.approx(expected, rel=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "more", "line"),
+    [
+        ("apfl", {}, "with 'apfl' on 'digits': not all steps of its training can be"),
+        (
+            "apfl",
+            {},
+            "as those of fedrep, fedper, lg-fedavg, flute, flute-star, fed",
+        ),
+        ("dpsgd", {}, "with 'dpsgd' on 'digits'"),
+        ("fedrep", {"task": "linear"}, "with 'fedrep' on 'linear'"),
+        ("fedbn", {"model": "resnet20"}, "with 'fedbn' on 'digits'"),
+        ("fedavg", {"model": "resnet20"}, "with this model: BatchNorm cannot support"),
+    ],
+)
+def test_what_cannot_be_private_is_one_line(tmp_path, capfd, algorithm, more, line):
+    assert run(tmp_path / "out", algorithm, **{**OF_EXAMPLES, **more}) == 2
+    error = capfd.readouterr().err
+    assert error.startswith("error: dp-noise is 2.0; it must be 0 with ")
+    assert line in error
+    assert error.count("\n") == 1
     assert not (tmp_path / "out").exists()
