@@ -93,11 +93,18 @@ def test_epsilon_without_noise_is_one_line(tmp_path, capfd):
 
 # Of examples, on the device
 
-OF_EXAMPLES = {**STEADY, "dp_noise": 2.0, "dp_clip": 1.0, "dp_delta": 1e-3}
+BATCH = 200
+OF_EXAMPLES = {
+    **STEADY,
+    "batch_size": BATCH,
+    "dp_noise": 2.0,
+    "dp_clip": 1.0,
+    "dp_delta": 1e-3,
+}
 
 
 def steps_of(examples: int, epochs: int) -> tuple[float, float, int]:
-    return 2.0, 50 / examples, epochs * -(-examples // 50)
+    return 2.0, min(1.0, BATCH / examples), epochs * -(-examples // BATCH)
 
 
 def test_each_client_has_an_epsilon_of_its_own(tmp_path):
