@@ -189,8 +189,7 @@ def build_client(context: Context, setup: Setup, config: Mapping[str, Any]) -> C
     check_task(task, kind, settings)
     client = kind(task, index, state, own)
     client.own_data = "partition-id" not in node
-    if privacy.dp_noise:
-        client.private = PrivateTraining(privacy, context.state, directory)
+    client.private = PrivateTraining.of(privacy, context.state, directory)
     return client
 
 
