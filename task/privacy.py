@@ -11,7 +11,7 @@ import warnings
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Annotated, Any, cast
+from typing import Annotated, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -161,7 +161,7 @@ def train_privately(call: TrainCall, privacy: ExamplePrivacy) -> float:
     learning = {n: p for n, p in model.named_parameters() if p.requires_grad}
     hooks = GradSampleHooks(model, loss_reduction="sum")
     optimizer = DPOptimizer(
-        _torch_sgd(module, call),
+        sgd.optimizer(module),
         noise_multiplier=privacy.dp_noise,
         max_grad_norm=privacy.dp_clip,
         expected_batch_size=expected,
@@ -243,17 +243,3 @@ def _beside_examples(
         if name in learning:
             found[name] = found[name] + term if name in found else term
     return found
-
-
-def _torch_sgd(module: nn.Module, call: TrainCall) -> Any:
-    """Return torch's own SGD, with the same steps as `task.sgd.Steps`."""
-    sgd = call.sgd
-    groups: dict[bool, list[Tensor]] = {False: [], True: []}
-    for name, parameter in module.named_parameters():
-        groups[sgd.is_bias(name)].append(parameter)
-    decays = {False: sgd.weight_decay, True: 0.0}
-    return torch.optim.SGD(
-        [{"params": p, "weight_decay": decays[b]} for b, p in groups.items() if p],
-        lr=sgd.learning_rate,
-        momentum=sgd.momentum,
-    )
