@@ -73,7 +73,7 @@ class Averaging:
         """
         decoded = [partial(self.arrays, reply) for reply in replies]
         if self.privacy:
-            asked = map(self.exchange.name_of, self.exchange.asked)
+            asked = sorted(map(self.exchange.name_of, self.exchange.asked))
             return self.privacy.mean(asked, decoded, self.centre())
         centre = self.centre() if self.aggregation in CENTRED else {}
         return self.rule(self.weights(replies), decoded, centre)

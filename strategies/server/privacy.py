@@ -7,7 +7,7 @@ nothing).
 """
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from logging import ERROR
 from pathlib import Path
 from typing import Any
@@ -56,7 +56,7 @@ class ClientPrivacy:
         self.rng = np.random.default_rng()
 
     def mean(
-        self, asked: Iterable[str], replies: Sequence[Reply], sent: Sent
+        self, asked: Sequence[str], replies: Sequence[Reply], sent: Sent
     ) -> Arrays | None:
         """Return what was sent and the noisy mean of the clients' clipped changes.
 
@@ -65,7 +65,7 @@ class ClientPrivacy:
 
         Parameters
         ----------
-        asked : iterable of str
+        asked : sequence of str
             The clients that were asked.
         replies : sequence of callable
             Those that count, decoded when they are called.
@@ -77,9 +77,7 @@ class ClientPrivacy:
         dict of str to ndarray or None
             The mean; None where it could not be entered in the account.
         """
-        names = list(asked)
-        counted = {name: self.asked.get(name, 0) + 1 for name in names}
-        self.asked |= counted
+        self.asked |= {name: self.asked.get(name, 0) + 1 for name in asked}
         if not self._written():
             return None
         centre = {name: value.astype(np.float64) for name, value in sent.items()}
@@ -95,7 +93,7 @@ class ClientPrivacy:
         return {
             name: as_dtype(
                 centre[name]
-                + (value + self.rng.normal(0, deviation, value.shape)) / len(names),
+                + (value + self.rng.normal(0, deviation, value.shape)) / len(asked),
                 likes[name].dtype,
             )
             for name, value in total.items()

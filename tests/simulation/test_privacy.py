@@ -11,9 +11,6 @@ from strategies.server.privacy import FILE, epsilon
 from strategies.server.sampling import Sampler
 from task.privacy import epsilon as example_epsilon
 
-# What runs in a fixture of the module draws as usual.
-pytestmark = pytest.mark.usefixtures("no_plot")
-
 PRIVATE = {
     **STEADY,
     "fraction_train": 1.0,
