@@ -5,12 +5,13 @@ from functools import cache
 from clients.base import Client
 from clients.fine_tuning import fine_tuned
 from strategies.algorithms import (
+    ALGORITHMS,
     FINE_TUNED,
     client_path,
     settings_owners,
     short_name,
 )
-from task.settings import Maker, Settings, SettingsError, load
+from task.settings import Maker, Settings, SettingsError, load, require
 from task.tasks import task_maker
 
 
@@ -64,6 +65,30 @@ def client_class(settings: Settings) -> type[Client]:
     return load_client(client_path(settings))
 
 
+def check_countable(settings: Settings) -> None:
+    """Raise `SettingsError` if private training would not count all that is learned.
+
+    The error names the algorithms that can be counted.
+    """
+    noise, algorithm = settings["dp-noise"], str(settings["algorithm"])
+    if noise == 0 or _is_countable(settings):
+        return
+    names = [n for n in ALGORITHMS if _is_countable({**settings, "algorithm": n})]
+    allowed = f"0 with {algorithm!r} on {settings['task']!r}: not all steps of its "
+    allowed += f"training can be counted, as those of {', '.join(names)} can"
+    require(False, "dp-noise", noise, allowed)
+
+
+def _is_countable(settings: Settings) -> bool:
+    for base in client_class(settings).__mro__:
+        if "learns_by_train" in vars(base):
+            return bool(vars(base)["learns_by_train"])
+        if "fit" in vars(base):
+            # Who writes another `fit` says it again.
+            break
+    return False
+
+
 def owners(settings: Settings) -> list[Maker]:
     """Return everything of the algorithm and the task that declares settings.
 
@@ -99,4 +124,11 @@ def complete(settings: Settings) -> Settings:
     return {**settings, "head-layers": client_class(settings).head_layers}
 
 
-__all__ = ["client_class", "complete", "load_client", "owners", "short_name"]
+__all__ = [
+    "check_countable",
+    "client_class",
+    "complete",
+    "load_client",
+    "owners",
+    "short_name",
+]

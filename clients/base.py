@@ -12,11 +12,13 @@ from flwr.client import NumPyClient
 from flwr.common import NDArrays, Scalar
 from torch import Tensor
 
+from clients.device.account import PrivateTraining
 from clients.device.newcomer import Newcomer
 from clients.device.slots import Slots, Tensors, to_numpy
 from clients.device.state import PersonalState
 from clients.device.testing import evaluate_model
 from task.base import Task
+from task.calls import TrainCall
 from task.cohort import scratch_model
 from task.devices import current
 from task.examples import ExampleSet
@@ -104,6 +106,9 @@ class Client(Newcomer, NumPyClient):
     task_type: ClassVar[type] = object
     # Whether targets must be classes.
     needs_classes: ClassVar[bool] = False
+    # Whether all that the class's own `fit` learns from examples it learns by `train`,
+    # with regularizers that see each of them by itself: then it can be private.
+    learns_by_train: ClassVar[bool] = False
     # Settings that a device may set for itself.
     node_settings: ClassVar[tuple[str, ...]] = (
         "data-dir",
@@ -111,9 +116,14 @@ class Client(Newcomer, NumPyClient):
         "weights",
         "count-multiple",
         "device",
+        "dp-noise",
+        "dp-clip",
+        "dp-delta",
     )
     # Whether its data are its own, and no share of a data set that all have.
     own_data = False
+    # How examples are trained on with differential privacy.
+    private: PrivateTraining | None = None
 
     def __init__(
         self, task: Task, index: int, state: PersonalState, settings: Any
@@ -182,6 +192,8 @@ class Client(Newcomer, NumPyClient):
             If the client's examples do not fit the task's model and loss.
         """
         self.task.check(self.index)
+        if self.private:
+            self.private.check(self.task.scratch_model)
         structure = repr(self.structure()).encode()
         return {
             NUM_CLASSES: len(self.task.classes or ()),
@@ -270,16 +282,9 @@ class Client(Newcomer, NumPyClient):
         if self.proximal_weight:
             near = Proximal(self.proximal_weight, self.received)
             regularizer = near if regularizer is None else _Sum(regularizer, near)
-        return train(
-            self.model,
-            part,
-            examples,
-            self.task.loss,
-            epochs,
-            self.settings,
-            regularizer,
-            correction,
-        )
+        model, loss, sgd = self.model, self.task.loss, self.settings
+        what = model, part, examples, loss, epochs, sgd, regularizer, correction
+        return self.private.train(TrainCall(*what)) if self.private else train(*what)
 
     def keep(self, config: Mapping[str, Scalar]) -> None:
         """Keep the personal slots as the version of ``server-round``."""

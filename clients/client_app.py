@@ -37,6 +37,7 @@ from task.messages import (
     ARRAYS,
     CLIENT,
     CONFIG,
+    EXAMPLE_EPSILON,
     FITTED,
     INITIAL_ARRAYS,
     INPUTS,
@@ -134,6 +135,8 @@ def make_app(
     def evaluate(message: Message, context: Context) -> Message:
         client, config, told = open_message(message, context)
         loss, n, metrics = client.evaluate(unpack(message, client), config)
+        if client.private:
+            metrics = {**metrics, EXAMPLE_EPSILON: client.private.epsilon()}
         records = pack_metrics(client, told(n), {"loss": loss, **metrics})
         return Message(records, reply_to=message)
 

@@ -33,6 +33,7 @@ class DittoClient(PersonalModelClient):
 
     settings_type = DittoSettings
     settings: DittoSettings
+    learns_by_train = True
 
     def fit(self, parameters: NDArrays, config: Config) -> Reply:
         """Train w_k from wᵗ, and v_k from where it was, held near wᵗ."""

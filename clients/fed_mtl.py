@@ -34,6 +34,7 @@ class FedMTLClient(MeanOfAllClient):
 
     settings_type = FedMTLSettings
     settings: FedMTLSettings
+    learns_by_train = True
 
     def fit(self, parameters: NDArrays, config: Config) -> Reply:
         """Train w_i from where it was, held near w̄, and send Δw_i."""

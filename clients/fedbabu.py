@@ -31,6 +31,7 @@ class FedBABUClient(FineTuned):
     shared = (REPRESENTATION,)
     settings_type = FedBABUSettings
     settings: FedBABUSettings
+    learns_by_train = True
 
     def structure(self) -> list[object]:
         """Name the classes as well: the head that is not sent gives them a meaning."""

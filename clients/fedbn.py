@@ -19,6 +19,8 @@ class FedBNClient(FedPerClient):
     shared = WHOLE
     personal = (NORMS,)
     model_slots = (*WHOLE, NORMS)
+    # Batch norms have no gradients of single examples.
+    learns_by_train = False
 
     @staticmethod
     def stays(name: str, module: nn.Module) -> bool:

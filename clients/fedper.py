@@ -12,6 +12,7 @@ class FedPerClient(Client):
     shared: Slots = (REPRESENTATION,)
     personal: Slots = (HEAD,)
     settings: TrainingSettings
+    learns_by_train = True
 
     def fit(self, parameters: NDArrays, config: Config) -> Reply:
         """Train both parts for ``representation-epochs``."""

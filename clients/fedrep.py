@@ -35,6 +35,7 @@ class FedRepClient(Client):
     personal = (HEAD,)
     settings_type = FedRepSettings
     settings: FedRepSettings
+    learns_by_train = True
 
     def fit(self, parameters: NDArrays, config: Config) -> Reply:
         """Train the own head for ``head-epochs``, then φ for its own epochs."""

@@ -78,6 +78,7 @@ class FLUTEClient(Client):
     needs_classes = True
     settings_type: type = FLUTESettings
     settings: FLUTESettings
+    learns_by_train = True
     regularizer: HeadRegularizer = staticmethod(neural_collapse)
     # The server keeps the heads of those that train, and no others.
     fits = (HEAD,)
@@ -148,6 +149,7 @@ class FLUTEStarClient(FLUTEClient):
 
     settings_type = FLUTEStarSettings
     settings: FLUTEStarSettings
+    learns_by_train = True
 
     def fit(self, parameters: NDArrays, config: Config) -> Reply:
         """Train head and representation together, and the head alone."""

@@ -72,6 +72,14 @@ class BaseStrategy(Averaging, RunHooks, FlowerFedAvg):
     clip_norm : float, default 0
         Longest change of the model that ``clip`` lets one client make; 0: the median of
         the round's.
+    server_dp_noise : float, default 0
+        Noise multiplier z of differential privacy of clients
+        (`strategies.server.privacy`): the mean of n clients' changes gets noise with
+        the standard deviation z C/n; 0: none.
+    server_dp_clip : float, default 0
+        C, the longest change of what is shared that counts of one client.
+    server_dp_delta : float, default 0
+        δ for which ε is counted; well below one in the number of clients.
     seed : int, default 0
         Who is sampled follows from the seed, the round and the clients' names alone.
     checkpoint_every : int, default 0
@@ -97,6 +105,9 @@ class BaseStrategy(Averaging, RunHooks, FlowerFedAvg):
         aggregation: Annotated[str, Choice(*RULES)] = "mean",
         liar_share: Annotated[float, Range("[0, 0.5)")] = 0.2,
         clip_norm: Annotated[float, Range("[0, inf)")] = 0.0,
+        server_dp_noise: Annotated[float, Range("[0, inf)")] = 0.0,
+        server_dp_clip: Annotated[float, Range("[0, inf)")] = 0.0,
+        server_dp_delta: Annotated[float, Range("[0, 1)")] = 0.0,
         seed: Annotated[int, Seed] = 0,
         checkpoint_every: Annotated[int, Range("[0, inf)")] = 0,
         transport: Annotated[str, Choice("float32", "float16")] = "float32",
@@ -111,6 +122,9 @@ class BaseStrategy(Averaging, RunHooks, FlowerFedAvg):
         self.aggregation = aggregation
         self.liar_share = liar_share
         self.clip_norm = clip_norm
+        self.server_dp_noise = server_dp_noise
+        self.server_dp_clip = server_dp_clip
+        self.server_dp_delta = server_dp_delta
         self.seed = seed
         self.checkpoint_every = checkpoint_every
         self.transport = transport
@@ -123,6 +137,7 @@ class BaseStrategy(Averaging, RunHooks, FlowerFedAvg):
         valid = weighting == "uniform" or aggregation in WEIGHED
         require(valid, "weighting", weighting, allowed)
         self.rule = make_rule(aggregation, liar_share, clip_norm)
+        self.privacy = self.make_privacy()
         self.participants = Participants(min_available_nodes)
         self.sampler = Sampler(fraction_train, min_train_nodes, seed)
         self.standing = Standing()
@@ -143,7 +158,9 @@ class BaseStrategy(Averaging, RunHooks, FlowerFedAvg):
     def initialize(self, grid: Grid) -> ArrayRecord:
         """Return the shared part of the initial model, on which most clients agree."""
         nodes = self.identify(grid)
-        return self.participants.agreed_arrays(grid, nodes, INITIAL_ARRAYS)
+        arrays = self.participants.agreed_arrays(grid, nodes, INITIAL_ARRAYS)
+        self.check_private(arrays)
+        return arrays
 
     # Who takes part.
 
@@ -239,7 +256,8 @@ class BaseStrategy(Averaging, RunHooks, FlowerFedAvg):
             What `aggregate` makes of them; None (the old arrays stay) if none is valid.
         metrics : MetricRecord
             ``train-loss`` (mean over examples), ``clients``, ``rejected``,
-            ``unanswered``, ``bytes-down`` and ``bytes-up``.
+            ``unanswered``, ``bytes-down`` and ``bytes-up``; ``epsilon`` and ``delta``
+            with noise.
         """
         exchange = self.training = self.exchange
         valid = exchange.close(replies, self.check_train_reply)
@@ -249,6 +267,8 @@ class BaseStrategy(Averaging, RunHooks, FlowerFedAvg):
         if arrays is not None:
             metrics |= self.train_metrics(valid)
             self.standing.acknowledge(exchange.names(valid), server_round)
+        if self.privacy:
+            metrics |= self.privacy.spent()
         return arrays, single_metrics(metrics)
 
     def check_train_reply(self, reply: Message) -> None:

@@ -22,6 +22,8 @@ class FedDBE(BaseStrategy):
     """
 
     client = "clients.feddbe:FedDBEClient"
+    # All get z̄ as well.
+    only_means = False
 
     def initialize(self, grid: Grid) -> ArrayRecord:
         """Return the initial model and z̄."""

@@ -11,7 +11,7 @@ from flwr.serverapp import Grid
 from strategies.base import BaseStrategy
 from strategies.server.replies import to_record
 from task.messages import STATISTICS
-from task.settings import Choice, Free, Range, validate
+from task.settings import Choice, Free, Range, require, validate
 
 REPRESENTATION_WEIGHT = "representation.weight"
 
@@ -56,6 +56,9 @@ class FedRepLinear(FedRep):
         self.initialization = initialization
         self.orthonormalize = orthonormalize
         validate(self)
+        allowed = "random with server-dp-noise: the moments are told as they are"
+        valid = initialization == "random" or not self.privacy
+        require(valid, "initialization", initialization, allowed)
 
     def initialize(self, grid: Grid) -> ArrayRecord:
         """Return B⁰ᵀ of shape (k, d)."""

@@ -246,6 +246,8 @@ class FLUTELinear(HeadsOnServer):
     """
 
     client = "clients.flute:FLUTELinearClient"
+    # The heads move B as well.
+    only_means = False
 
     def __init__(
         self,

@@ -11,6 +11,7 @@ from flwr.serverapp.strategy import Result, Strategy
 from strategies.grids.arrivals import patient
 from strategies.server.exchange import Exchange
 from strategies.server.participants import Participants
+from strategies.server.privacy import ClientPrivacy
 from strategies.server.replies import Arrays
 from strategies.server.standing import Standing
 from task.settings import Setting, Settings, SettingsError, build
@@ -109,6 +110,8 @@ class RunHooks(Strategy):
     exchange: Exchange
     training: Exchange
     checkpoint_every: int
+    # What makes means private, where the settings ask for it.
+    privacy: ClientPrivacy | None = None
 
     def open_exchange(
         self,

@@ -68,6 +68,8 @@ def run(
     if own.resume:
         former = Checkpoint.read(Path(own.resume) / name, settings)
         strategy.load_state_dict(*former.state)
+        if strategy.privacy:
+            strategy.privacy.read(Path(own.resume) / name)
         arrays, start = former.arrays, former.server_round
         seconds_before = former.seconds
         strategy.standing.checkpointed = strategy.standing.resumed = start
@@ -89,6 +91,8 @@ def run(
     with locked(output / name):
         if not own.resume or Path(own.resume).resolve() != output.resolve():
             put_aside(output, name)
+        if strategy.privacy:
+            strategy.privacy.keep_in(output / name)
         prepare()
         nodes = strategy.identify(grid)
         if len(nodes) < (least := int(settings["min-train-nodes"])):

@@ -91,6 +91,9 @@ class SRPFL(RunHooks):
         self.num_rounds = num_rounds
         self._end_checked = False
         validate(self)
+        noise = getattr(strategy, "server_dp_noise", 0.0)
+        allowed = "0 with SRPFL: who is among the first depends on the data"
+        require(noise == 0, "server-dp-noise", noise, allowed)
         allowed = "used with a speed-model other than 'none'"
         theory = rounds_per_stage == "theory"
         require(not theory, "rounds-per-stage", rounds_per_stage, allowed)

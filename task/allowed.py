@@ -51,6 +51,24 @@ def need(package: str, extra: str, what: str) -> None:
         )
 
 
+def require_all_of_noise(prefix: str, noise: float, clip: float, delta: float) -> None:
+    """Raise unless there is all of noise, clip and delta, or nothing.
+
+    ``prefix`` is what the names of the three settings begin with.
+
+    Raises
+    ------
+    SettingsError
+        If one of them is missing, or noise that the others need.
+    """
+    for name, value in (("delta", delta), ("clip", clip)):
+        if noise:
+            allowed = f"above 0 with {prefix}-noise"
+        else:
+            allowed = f"0 without {prefix}-noise: there is no ε without noise"
+        require((value > 0) == (noise > 0), f"{prefix}-{name}", value, allowed)
+
+
 def unknown(kind: str, name: object, known: Iterable[str]) -> SettingsError:
     """Return the error for a name that is not one of ``known``, with the nearest one.
 

@@ -225,6 +225,13 @@ class ExampleSet:
         chosen = torch.randperm(len(self))[:batch_size]
         return self._prepared(chosen, self.augment)
 
+    def chosen(self, mask: Tensor) -> tuple[Tensor, Tensor]:
+        """Return a batch of those examples where a mask, of the CPU, says so.
+
+        Augmented where asked for, in the form of `batches`.
+        """
+        return self._prepared(mask.nonzero().flatten(), self.augment)
+
     def _prepared(self, chosen: Tensor, augment: bool) -> tuple[Tensor, Tensor]:
         rows = chosen if self.rows is None else self.rows[chosen.to(self.rows.device)]
         inputs = self.inputs[rows.to(self.inputs.device)].to(self.place)

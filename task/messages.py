@@ -16,6 +16,9 @@ CONSENSUS = "consensus."
 PROTOTYPES = "prototypes.means"
 PROTOTYPE_COUNTS = "prototypes.counts"
 
+# Of a client that trains privately: its ε so far.
+EXAMPLE_EPSILON = "example-epsilon"
+
 # In the config of a message to a client.
 SERVER_ROUND = "server-round"
 RUN = "run"

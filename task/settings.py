@@ -33,6 +33,7 @@ from task.allowed import (
     SettingsError,
     need,
     require,
+    require_all_of_noise,
     unknown,
 )
 
@@ -59,6 +60,7 @@ __all__ = [
     "made_by",
     "need",
     "require",
+    "require_all_of_noise",
     "resolve",
     "unknown",
     "validate",

@@ -88,7 +88,12 @@ class Steps:
         self.sgd = sgd
         self.momentum: dict[Tensor, Tensor | None] = {}
 
-    def zero_grad(self) -> None:
+    @property
+    def param_groups(self) -> list[dict[str, list[Tensor]]]:
+        """The parameters, as those who wrap torch's optimizers ask for them."""
+        return [{"params": parameters} for parameters, _ in self.groups]
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
         """Forget the gradients."""
         for parameters, _ in self.groups:
             for parameter in parameters:

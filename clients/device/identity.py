@@ -10,14 +10,22 @@ from urllib.parse import quote
 
 from flwr.app import Context, UserConfig
 
-from clients.algorithms import client_class, complete, owners, short_name
+from clients.algorithms import (
+    check_countable,
+    client_class,
+    complete,
+    owners,
+    short_name,
+)
 from clients.base import Client
+from clients.device.account import PrivateTraining
 from clients.device.card import ModelCard
 from clients.device.state import PersonalState
 from task.base import Task
 from task.devices import NAMES, seed
 from task.held_out import EvaluationSettings
 from task.messages import ACKNOWLEDGED_ROUND, CHECKPOINT_ROUND, RUN, SERVER_ROUND
+from task.privacy import ExamplePrivacy
 from task.settings import (
     Free,
     Range,
@@ -37,7 +45,7 @@ LONGEST_NAME = 200
 
 
 @dataclass(frozen=True)
-class DeviceSettings(EvaluationSettings):
+class DeviceSettings(EvaluationSettings, ExamplePrivacy):
     """What every device needs to know besides its algorithm and its task.
 
     Parameters
@@ -108,11 +116,14 @@ class Setup(NamedTuple):
         Its algorithm.
     own : object
         The algorithm's ``settings_type``.
+    privacy : ExamplePrivacy
+        Of the client's examples.
     """
 
     settings: Settings
     kind: type[Client]
     own: Any
+    privacy: ExamplePrivacy
 
 
 def client_setup(context: Context, run_config: UserConfig | None) -> Setup:
@@ -145,7 +156,9 @@ def _setup(given: Pairs, own: Pairs) -> Setup:
     # For its checks.
     cohort_size(build(DeviceSettings, settings).cohort)
     kind = client_class(settings)
-    return Setup(settings, kind, build(kind.settings_type, settings))
+    privacy = build(ExamplePrivacy, settings)
+    check_countable(settings)
+    return Setup(settings, kind, build(kind.settings_type, settings), privacy)
 
 
 def build_client(context: Context, setup: Setup, config: Mapping[str, Any]) -> Client:
@@ -154,7 +167,7 @@ def build_client(context: Context, setup: Setup, config: Mapping[str, Any]) -> C
     ``config``, the message's, has ``run``, ``acknowledged-round`` and
     ``checkpoint-round`` where the server keeps count of them.
     """
-    settings, kind, own = setup
+    settings, kind, own, privacy = setup
     node = context.node_config
     num_clients, index = 0, 0
     if "partition-id" in node:
@@ -163,9 +176,10 @@ def build_client(context: Context, setup: Setup, config: Mapping[str, Any]) -> C
     task = build_task(settings, num_clients)
     acknowledged = config.get(ACKNOWLEDGED_ROUND)
     run = str(config.get(RUN, context.run_id))
+    directory = state_directory(context, settings, run)
     state = PersonalState(
         context,
-        state_directory(context, settings, run),
+        directory,
         None if acknowledged is None else int(acknowledged),
         int(config.get(CHECKPOINT_ROUND, 0)),
         run,
@@ -175,6 +189,7 @@ def build_client(context: Context, setup: Setup, config: Mapping[str, Any]) -> C
     check_task(task, kind, settings)
     client = kind(task, index, state, own)
     client.own_data = "partition-id" not in node
+    client.private = PrivateTraining.of(privacy, context.state, directory)
     return client
 
 

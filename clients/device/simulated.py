@@ -72,6 +72,8 @@ def keep(
         config = ConfigRecord({RUN: run})
         config[ACKNOWLEDGED_ROUND] = config[CHECKPOINT_ROUND] = round_
         client = build_client(context, client_setup(context, given), config)
+        if client.private:
+            client.private.write()
         arrays = client.state.load() if client.personal and round_ else None
         if arrays is not None and client.state.round == round_:
             client.state.save(arrays, round_)

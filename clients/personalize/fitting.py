@@ -8,6 +8,7 @@ from flwr.app import Context, RecordDict
 
 from clients.algorithms import client_class
 from clients.base import classes_digest
+from clients.device.account import PrivateTraining
 from clients.device.card import ModelCard, check_array
 from clients.device.identity import about_state, check_task, seed_torch
 from clients.device.slots import HEAD, under
@@ -16,6 +17,7 @@ from clients.device.task_card import TaskCard
 from clients.predict.trained import read_run
 from task.devices import use
 from task.messages import SERVER_ROUND
+from task.privacy import ExamplePrivacy
 from task.settings import Setting, SettingsError, build
 from task.tasks import build_task
 from task.tasks.image import ImageTask
@@ -106,6 +108,8 @@ def personalize(
     own = build(kind.settings_type, settings)
     # Nothing that was kept before has a say.
     client = kind(task, 0, PersonalState(context), own)
+    privacy = build(ExamplePrivacy, settings)
+    client.private = PrivateTraining.of(privacy, context.state, directory)
     shared = under("arrays/", run.tensors)
     wanted = client.initial_arrays(client.shared)
     # A head that the server keeps for each client begins as everybody's.

@@ -12,6 +12,7 @@ from flwr.common import log
 from strategies.server.aggregation import CENTRED, Rule, capped
 from strategies.server.exchange import Exchange
 from strategies.server.participants import Participants
+from strategies.server.privacy import ClientPrivacy, client_privacy
 from strategies.server.replies import (
     Arrays,
     as_float32,
@@ -20,6 +21,7 @@ from strategies.server.replies import (
     to_record,
 )
 from task.messages import NUM_EXAMPLES
+from task.settings import SettingsError, require
 
 
 class Averaging:
@@ -27,9 +29,15 @@ class Averaging:
 
     # Whether anything is averaged, so that a rule for it can be chosen.
     averages: ClassVar[bool] = True
+    # Whether all that others get to know of a client is its part of a `mean`.
+    only_means: ClassVar[bool] = True
 
     arrayrecord_key: str
     aggregation: str
+    privacy: ClientPrivacy | None
+    server_dp_noise: float
+    server_dp_clip: float
+    server_dp_delta: float
     exchange: Exchange
     largest_share: float
     participants: Participants
@@ -60,9 +68,13 @@ class Averaging:
     def mean(self, replies: list[Message]) -> Arrays | None:
         """Return what ``aggregation`` makes of replies; None if all weights are 0.
 
-        It is their mean, as ``weighting`` weighs it, unless another rule is chosen.
+        It is their mean, as ``weighting`` weighs it, unless another rule is chosen;
+        with ``server-dp-noise`` a private one.
         """
         decoded = [partial(self.arrays, reply) for reply in replies]
+        if self.privacy:
+            asked = sorted(map(self.exchange.name_of, self.exchange.asked))
+            return self.privacy.mean(asked, decoded, self.centre())
         centre = self.centre() if self.aggregation in CENTRED else {}
         return self.rule(self.weights(replies), decoded, centre)
 
@@ -87,6 +99,32 @@ class Averaging:
             now = check_metrics(reply)[NUM_EXAMPLES]
             said.append(min(now, self.declared(reply, NUM_EXAMPLES)))
         return capped(said, self.largest_share)
+
+    def make_privacy(self) -> ClientPrivacy | None:
+        """Return what the settings ask for, if it can be counted for this algorithm."""
+        noise, clip = self.server_dp_noise, self.server_dp_clip
+        allowed = "0 for this algorithm: more is told of a client than a share of means"
+        valid = self.averages and self.only_means
+        require(valid or not noise, "server-dp-noise", noise, allowed)
+        for name, value, only in (
+            ("weighting", self.weighting, "uniform"),
+            ("aggregation", self.aggregation, "mean"),
+        ):
+            allowed = f"{only} with server-dp-noise"
+            require(value == only or not noise, name, value, allowed)
+        return client_privacy(noise, clip, self.server_dp_delta)
+
+    def check_private(self, arrays: ArrayRecord) -> None:
+        """Raise `SettingsError` if noise would make a model of these arrays useless."""
+        if self.privacy is None:
+            return
+        for name, array in arrays.items():
+            if not array.dtype.startswith("float"):
+                raise SettingsError(
+                    f"server-dp-noise is {self.server_dp_noise}, but the shared model "
+                    f"has {name!r}, of {array.dtype}: there must be no batch norms in "
+                    "what is shared, as their statistics bear no noise"
+                )
 
     def declared(self, reply: Message, name: str) -> float:
         """Return a number of examples that a reply's client said in the beginning.

@@ -15,7 +15,7 @@ from strategies.server.replies import (
     unused_state,
 )
 from strategies.server.said import InvalidReplyError, one_line
-from task.messages import NUM_EXAMPLES, SERVER_ROUND
+from task.messages import EXAMPLE_EPSILON, NUM_EXAMPLES, SERVER_ROUND
 
 
 class Exchange:
@@ -172,15 +172,16 @@ LOSSES = ("train-loss", "train_loss", "loss")
 def mean_metrics(metrics: Iterable[Mapping[str, float]]) -> dict[str, float]:
     """Return the plain mean of every metric over the clients that report it.
 
-    ``num-examples`` is left out, and what fewer than half of them report: nobody's
-    invention gets into the rows.
+    ``num-examples`` and each one's ε are left out, and what fewer than half of them
+    report: nobody's invention gets into the rows.
     """
     metrics = list(metrics)
     collected: dict[str, list[float]] = {}
     for said in metrics:
         for name, value in said.items():
             collected.setdefault(name, []).append(value)
-    collected.pop(NUM_EXAMPLES, None)
+    for own in (NUM_EXAMPLES, EXAMPLE_EPSILON):
+        collected.pop(own, None)
     return {
         name: float(np.mean(values))
         for name, values in collected.items()

@@ -11,6 +11,7 @@ from flwr.common import log
 
 from strategies.server.checkpoint import FILE as CHECKPOINT
 from strategies.server.checkpoint import token_in
+from strategies.server.privacy import FILE as PRIVACY
 from strategies.server.results import (
     CLIENTS,
     METRICS,
@@ -25,7 +26,7 @@ from task.settings import SettingsError
 # Of clients that come after the training.
 NEWCOMERS = ("newcomers.json", "newcomers.csv")
 # What a run of an algorithm has written, and what its simulated clients keep.
-OF_A_RUN = (METRICS, TIDY, CLIENTS, STATUS, *NEWCOMERS, CHECKPOINT, "clients")
+OF_A_RUN = (METRICS, TIDY, CLIENTS, STATUS, *NEWCOMERS, PRIVACY, CHECKPOINT, "clients")
 
 
 @contextlib.contextmanager

@@ -10,6 +10,7 @@ import numpy as np
 
 from strategies.algorithms import short_name
 from task.files import write_atomically
+from task.messages import EXAMPLE_EPSILON
 from task.settings import Settings
 
 Row = dict[str, Any]
@@ -31,6 +32,7 @@ BESIDE = (
     *("global-nc2", "local-nc2"),
     *("error-best", "error-phase-1", "error-scratch", "iterations"),
     "class-counts",
+    EXAMPLE_EPSILON,
 )
 # Metrics of which a run's result has the mean.
 SUMMARIZED = (
@@ -45,6 +47,10 @@ SUMMARIZED = (
     "loss-point",
     "constraint",
 )
+
+
+# Metrics of which it has the last.
+LATEST = ("seconds-simulated", "epsilon", "delta")
 
 
 def quality(names: Container[str]) -> str:
@@ -97,7 +103,8 @@ def summarize(
 
     It has ``accuracy`` and other metrics of the evaluation, the task's own as well,
     ``accuracy-std-clients`` from ``clients``, each one's final metrics, ``rounds``,
-    ``seconds``, ``bytes``, and ``bits`` of gossip's messages. From ``means``, each
+    ``seconds``, ``bytes``, ``bits`` of gossip's messages, and the largest
+    ``example-epsilon`` of a client. From ``means``, each
     client's mean accuracy over the ``last`` rounds, come ``accuracy-worst-decile`` and
     ``accuracy-best-decile``: means of the worst and the best tenth of the clients,
     rounded up.
@@ -113,6 +120,8 @@ def summarize(
     accuracies = [c["accuracy"] for c in clients.values() if "accuracy" in c]
     if accuracies:
         summary["accuracy-std-clients"] = float(np.std(accuracies))
+    if spent := [c[EXAMPLE_EPSILON] for c in clients.values() if EXAMPLE_EPSILON in c]:
+        summary[EXAMPLE_EPSILON] = max(spent)
     if means:
         tenth, ranked = math.ceil(len(means) / 10), np.sort(list(means.values()))
         summary["accuracy-worst-decile"] = float(np.mean(ranked[:tenth]))
@@ -123,7 +132,7 @@ def summarize(
     return summary | {
         "rounds": rows[-1]["round"],
         "seconds": rows[-1]["seconds"],
-        **{n: rows[-1][n] for n in ("seconds-simulated",) if n in rows[-1]},
+        **{n: rows[-1][n] for n in LATEST if n in rows[-1]},
         "bytes": sum(row["bytes-down"] + row["bytes-up"] for row in rows),
     }
 

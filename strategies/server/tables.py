@@ -28,6 +28,9 @@ COLUMNS: dict[str, tuple[str, str, float]] = {
     "consensus-distance": ("consensus distance", "{:.3g}", 1),
     "loss-point": ("cost", "{:.4g}", 1),
     "constraint": ("largest constraint", "{:.3g}", 1),
+    "epsilon": ("ε", "{:.4g}", 1),
+    "example-epsilon": ("ε of examples", "{:.4g}", 1),
+    "delta": ("δ", "{:g}", 1),
     "rounds": ("rounds", "{}", 1),
     "seconds": ("seconds", "{:.1f}", 1),
     "seconds-simulated": ("simulated", "{:.1f}", 1),
@@ -134,5 +137,6 @@ def latex(rows: list[list[str]]) -> str:
 
 def _tex(text: str) -> str:
     special = {**{c: "\\" + c for c in "&%$#_{}"}, "±": r"$\pm$"}
+    special |= {"ε": r"$\varepsilon$", "δ": r"$\delta$"}
     special |= {"\\": r"\textbackslash{}", "~": r"\~{}", "^": r"\^{}"}
     return "".join(special.get(c, c) for c in text)

@@ -1,5 +1,6 @@
 """A device that arrives after the training: its head, and nothing of anybody else's."""
 
+import json
 from pathlib import Path
 
 import numpy as np
@@ -67,6 +68,18 @@ def train(root: Path, algorithm: str, **more) -> Path:
 @pytest.fixture(scope="module")
 def root(tmp_path_factory):
     return tmp_path_factory.mktemp("devices")
+
+
+def test_private_training_stays_private(tmp_path):
+    noise = {"dp-noise": 1.0, "dp-clip": 1.0, "dp-delta": 1e-3}
+    few = {"model": "mlp-2", "head-epochs": 1, "representation-epochs": 1}
+    settings = {**few, **noise, "newcomer-epochs": 4}
+    folder = train(tmp_path, "fedrep", **settings)
+    data, states = write(tmp_path / "new", 3, 9), tmp_path / "own"
+    found = personalize(folder, str(data), "pi-9", str(states))
+    told = json.loads((found.path.parent / "privacy.json").read_text())
+    # Four epochs with 10 of 30 examples in a batch.
+    assert told == {"noise": [1.0], "rate": [10 / 30], "steps": [4 * 3]}
 
 
 @pytest.fixture(scope="module")

@@ -30,7 +30,8 @@ class Keyed(InlineGrid):
                 record = reply.content.config_records["properties"]
                 record["client"] = names[context.node_id]
                 record["classes"] = "11"
-                record["message-bytes"], record["omega"] = 8, 1.0
+                record["message-bytes"] = 8
+                record["omega"] = record["typical-omega"] = 1.0
             return reply
 
         super().__init__(client, len(keys))

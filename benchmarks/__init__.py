@@ -1,0 +1,1 @@
+"""One script a table or figure; Opacus installs a package of this name, too."""

@@ -1,0 +1,177 @@
+"""Differential privacy of clients: short changes, noise on their mean, and an account.
+
+The Gaussian mechanism on the sum of clipped changes (McMahan et al., ICLR 2018),
+counted by Flower's accountant. Two federations are neighbours if they differ in what
+one client contributes: all of it, in all rounds, or nothing (it is there and changes
+nothing).
+"""
+
+import json
+from collections.abc import Sequence
+from logging import ERROR
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from flwr.common import log
+
+from strategies.server.aggregation import Reply, Sent, as_dtype, norm
+from strategies.server.replies import Arrays
+from task.files import write_atomically
+from task.settings import SettingsError, need, require, require_all_of_noise
+
+FILE = "privacy.json"
+
+
+class ClientPrivacy:
+    """Makes the means of a run private, and counts what they tell.
+
+    A client that is asked in K rounds is in K Gaussian mechanisms; the ε of a run is
+    that of the client that was asked most often. No amplification by sampling is
+    claimed: who is sampled follows from the seed, which is no secret.
+
+    Parameters
+    ----------
+    noise : float
+        Noise multiplier z: the sum's noise has the standard deviation z C.
+    clip : float
+        C, the longest change of one client, over all that it shares.
+    delta : float
+        δ, for which ε is said.
+
+    Attributes
+    ----------
+    asked : dict of str to int
+        In how many means a client's change may have been, by name.
+    directory : Path, optional
+        Where the account is kept; without, it lives in memory only.
+    """
+
+    def __init__(self, noise: float, clip: float, delta: float) -> None:
+        need("dp_accounting", "privacy", "server-dp-noise")
+        self.noise, self.clip, self.delta = noise, clip, delta
+        self.asked: dict[str, int] = {}
+        self.directory: Path | None = None
+        # Not from the run's seed: who knows the noise can take it off again.
+        self.rng = np.random.default_rng()
+
+    def mean(
+        self, asked: Sequence[str], replies: Sequence[Reply], sent: Sent
+    ) -> Arrays | None:
+        """Return what was sent and the noisy mean of the clients' clipped changes.
+
+        The sum is divided by how many were asked, whoever has answered: so one client
+        moves the mean by at most C/n, and not at all if it does not answer.
+
+        Parameters
+        ----------
+        asked : sequence of str
+            The clients that were asked.
+        replies : sequence of callable
+            Those that count, decoded when they are called.
+        sent : mapping of str to ndarray
+            What the changes are from.
+
+        Returns
+        -------
+        dict of str to ndarray or None
+            The mean; None where it could not be entered in the account.
+        """
+        self.asked |= {name: self.asked.get(name, 0) + 1 for name in asked}
+        if not self._written():
+            return None
+        centre = {name: value.astype(np.float64) for name, value in sent.items()}
+        total = {name: np.zeros(value.shape) for name, value in centre.items()}
+        for reply in replies:
+            change = {n: np.subtract(v, centre[n]) for n, v in reply().items()}
+            length = norm(change)
+            factor = min(1.0, self.clip / length) if length else 1.0
+            for name, value in change.items():
+                total[name] += factor * value
+        deviation = self.noise * self.clip
+        likes = replies[0]()
+        return {
+            name: as_dtype(
+                centre[name]
+                + (value + self.rng.normal(0, deviation, value.shape)) / len(asked),
+                likes[name].dtype,
+            )
+            for name, value in total.items()
+        }
+
+    def spent(self) -> dict[str, float]:
+        """Return ``epsilon`` so far, at ``delta``."""
+        most = max(self.asked.values(), default=0)
+        return {"epsilon": epsilon(self.noise, most, self.delta), "delta": self.delta}
+
+    # What a run that dies must not forget.
+
+    def keep_in(self, directory: Path) -> None:
+        """Keep the account in a folder, with what an earlier run has left there."""
+        if not self.asked and (directory / FILE).is_file():
+            self.read(directory)
+        self.directory = directory
+
+    def read(self, directory: Path) -> None:
+        """Go on with the account that a run has left in a folder.
+
+        It has every mean that may have left the server, also of rounds after the last
+        checkpoint, which are done again with other noise. Raises `SettingsError` where
+        there is none that can be gone on with.
+        """
+        path = directory / FILE
+        try:
+            known = json.loads(path.read_bytes())
+            noise, asked = float(known["noise"]), known["asked"]
+            self.asked = {str(name): int(count) for name, count in asked.items()}
+        except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
+            raise SettingsError(
+                f"the account {str(path)!r} of what the run has told so far cannot be "
+                f"read: {error}"
+            ) from None
+        allowed = f"{noise}, of which there are means in {str(path)!r}; or set another "
+        require(noise == self.noise, "server-dp-noise", self.noise, allowed + "output")
+
+    def _written(self) -> bool:
+        """Enter a mean in the account before anybody gets it."""
+        if self.directory is None:
+            return True
+        about: dict[str, Any] = {**self.spent(), "noise": self.noise}
+        about |= {"clip": self.clip, "asked": self.asked}
+        try:
+            text = json.dumps(about, indent=2) + "\n"
+            write_atomically(self.directory / FILE, text.encode())
+        except OSError as error:
+            log(ERROR, "%s not written, so the old arrays stay: %s", FILE, error)
+            return False
+        return True
+
+
+def epsilon(noise: float, releases: int, delta: float) -> float:
+    """Return ε at δ of so many Gaussian mechanisms, by Flower's accountant."""
+    if releases == 0:
+        return 0.0
+    # It loads SciPy.
+    from flwr.serverapp import (
+        GaussianPrivacyEvent,
+        NeighboringRelation,
+        PrivacyConfig,
+        RdpAccountant,
+        SamplingMethod,
+    )
+
+    # Without amplification one of many and one of one are the same.
+    relation = NeighboringRelation.ADD_OR_REMOVE_ONE
+    sampling = SamplingMethod.NO_AMPLIFICATION
+    accountant = RdpAccountant(PrivacyConfig(delta, 1, relation, sampling))
+    accountant.compose(GaussianPrivacyEvent(noise, 1, 1), releases)
+    return accountant.get_epsilon(delta)
+
+
+def client_privacy(noise: float, clip: float, delta: float) -> ClientPrivacy | None:
+    """Return what the settings ask for; None without noise.
+
+    Raises `SettingsError` if one of them is missing, or noise that the others need.
+    """
+    require_all_of_noise("server-dp", noise, clip, delta)
+    return ClientPrivacy(noise, clip, delta) if noise else None

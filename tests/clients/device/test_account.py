@@ -1,0 +1,163 @@
+"""The count of private steps: kept wherever a reply went, and never set back."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+from flwr.app import (
+    ArrayRecord,
+    ConfigRecord,
+    Context,
+    Message,
+    MetricRecord,
+    RecordDict,
+)
+from torch import nn
+
+from clients.client_app import make_app
+from clients.device.account import FILE, PrivateTraining
+from clients.device.identity import client_setup
+from task.calls import TrainCall
+from task.examples import ExampleSet
+from task.models import SplitModel
+from task.privacy import ExamplePrivacy, epsilon
+from task.settings import SettingsError
+from task.sgd import SGD
+
+PRIVATE = ExamplePrivacy(1.0, 1.0, 1e-3)
+
+
+def call_of(n: int, epochs: int, batch_size: int = 2) -> TrainCall:
+    model = SplitModel(nn.Identity(), nn.Linear(1, 1))
+    examples = ExampleSet(torch.zeros(n, 1), torch.zeros(n, 1))
+    sgd = SGD(batch_size=batch_size)
+    loss = nn.functional.mse_loss
+    return TrainCall(model, "head", examples, loss, epochs, sgd, None, None)
+
+
+def steps_in(directory) -> list[int]:
+    return json.loads((directory / FILE).read_text())["steps"]
+
+
+def test_steps_add_up_by_their_kind():
+    training = PrivateTraining(PRIVATE, RecordDict(), None)
+    assert training.epsilon() == 0
+    training.train(call_of(8, 3))
+    training.train(call_of(8, 2))
+    training.train(call_of(4, 1))
+    # Five epochs of four steps with 2 of 8 examples, two with 2 of 4.
+    expected = epsilon(((1.0, 0.25, 20), (1.0, 0.5, 2)), 1e-3)
+    assert training.epsilon() == pytest.approx(expected, rel=1e-12)
+
+
+def test_they_outlive_the_process_and_come_before_the_training(tmp_path, monkeypatch):
+    first = PrivateTraining(PRIVATE, RecordDict(), tmp_path)
+    first.train(call_of(8, 3))
+
+    def killed(call, privacy):
+        assert steps_in(tmp_path) == [16]
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr("clients.device.account.train_privately", killed)
+        with pytest.raises(KeyboardInterrupt):
+            PrivateTraining(PRIVATE, RecordDict(), tmp_path).train(call_of(8, 1))
+    later = PrivateTraining(PRIVATE, RecordDict(), tmp_path)
+    assert later.epsilon() == epsilon(((1.0, 0.25, 16),), 1e-3)
+
+
+def test_the_disk_knows_more_than_a_memory_that_was_set_back(tmp_path):
+    records = RecordDict()
+    PrivateTraining(PRIVATE, records, tmp_path).train(call_of(8, 1))
+    PrivateTraining(PRIVATE, RecordDict(), tmp_path).train(call_of(8, 1))
+    # As a machine that does again what another had begun.
+    PrivateTraining(PRIVATE, records, tmp_path).train(call_of(8, 1))
+    assert steps_in(tmp_path) == [12]
+
+
+def test_what_cannot_be_counted_is_not_trained(tmp_path, monkeypatch):
+    def full(path, data):
+        raise OSError("No space left on device")
+
+    monkeypatch.setattr("clients.device.account.write_atomically", full)
+    call = call_of(8, 1)
+    before = call.model.head.weight.clone()
+    with pytest.raises(SettingsError, match="so nothing is trained that it would"):
+        PrivateTraining(PRIVATE, RecordDict(), tmp_path).train(call)
+    assert torch.equal(call.model.head.weight, before)
+
+
+@pytest.mark.parametrize("damage", ["", "[1]", '{"noise": [1.0], "steps": []}'])
+def test_a_damaged_account_is_one_line(tmp_path, damage):
+    (tmp_path / FILE).write_text(damage)
+    training = PrivateTraining(PRIVATE, RecordDict(), tmp_path)
+    line = r"^the account 'privacy.json' of [^\n]*$"
+    with pytest.raises(SettingsError, match=line):
+        training.train(call_of(8, 1))
+    with pytest.raises(SettingsError, match=line):
+        training.check(call_of(8, 1).model)
+
+
+# In messages
+
+
+def context_of(**node) -> Context:
+    return Context(1, 1, node, RecordDict(), {})
+
+
+def message_of(kind: str, arrays: ArrayRecord | None = None, **config) -> Message:
+    records = RecordDict({"config": ConfigRecord(config)})
+    if arrays is not None:
+        records["arrays"] = arrays
+    return Message(records, 1, kind)
+
+
+@pytest.fixture
+def app():
+    return make_app(
+        {
+            "algorithm": "fedrep",
+            "num-clients": 10,
+            "model": "logistic",
+            "batch-size": 20,
+            "head-epochs": 2,
+            "dp-noise": 2.0,
+            "dp-clip": 1.0,
+            "dp-delta": 1e-3,
+        }
+    )
+
+
+def test_epsilon_comes_with_an_evaluation(app, tmp_path):
+    node = {"partition-id": 0, "num-partitions": 10, "state-dir": str(tmp_path)}
+    context = context_of(**node)
+    reply = app(message_of("query.arrays"), context)
+    arrays = reply.content.array_records["arrays"]
+
+    def told(context: Context) -> float:
+        reply = app(message_of("evaluate", arrays, **{"server-round": 1}), context)
+        (metrics,) = reply.content.metric_records.values()
+        assert isinstance(metrics, MetricRecord)
+        return metrics["example-epsilon"]
+
+    assert told(context) == 0
+    query = app(message_of("query"), context)
+    n = query.content.config_records["properties"]["num-examples"]
+    app(message_of("train", arrays, **{"server-round": 1}), context)
+    # Two epochs of the head and one of the representation.
+    steps = 3 * int(np.ceil(n / 20))
+    expected = epsilon(((2.0, 20 / n, steps),), 1e-3)
+    assert told(context) == pytest.approx(expected, rel=1e-12)
+    # The reply has not counted, and the device has been started anew.
+    again = context_of(**node)
+    known = {"server-round": 1, "acknowledged-round": 0}
+    app(message_of("train", arrays, **known), again)
+    expected = epsilon(((2.0, 20 / n, 2 * steps),), 1e-3)
+    assert told(again) == pytest.approx(expected, rel=1e-12)
+
+
+def test_a_device_may_ask_for_noise_of_its_own():
+    own = {"dp-noise": 3.0, "dp-clip": 0.5, "dp-delta": 1e-4}
+    setup = client_setup(context_of(**own), {"algorithm": "fedavg"})
+    assert setup.privacy == ExamplePrivacy(3.0, 0.5, 1e-4)

@@ -1,0 +1,171 @@
+"""An ε for each algorithm of one command, which interruptions do not make smaller."""
+
+import json
+
+import pytest
+from command_line import STEADY, Killed, die_in, json_of, rows_of, run
+from dp_accounting import dp_event
+from dp_accounting.rdp import RdpAccountant
+
+from strategies.server.privacy import FILE, epsilon
+from strategies.server.sampling import Sampler
+from task.privacy import epsilon as example_epsilon
+
+PRIVATE = {
+    **STEADY,
+    "fraction_train": 1.0,
+    "server_dp_noise": 2.0,
+    "server_dp_clip": 1.0,
+    "server_dp_delta": 1e-3,
+}
+
+
+def test_an_epsilon_for_fedrep_flute_and_fedavg_from_one_command(tmp_path, capsys):
+    names = ("fedrep", "flute", "fedavg")
+    assert run(tmp_path, *names, "--rounds", "3", **PRIVATE) == 0
+    accountant = RdpAccountant()
+    accountant.compose(dp_event.GaussianDpEvent(2.0), 3)
+    expected = accountant.get_epsilon(1e-3)
+    summary = json_of(tmp_path / "summary.json")["algorithms"]
+    for name in names:
+        assert summary[name]["epsilon"] == expected
+        assert summary[name]["delta"] == 1e-3
+        spent = [row["epsilon"] for row in rows_of(tmp_path, name)]
+        assert spent == [epsilon(2.0, k, 1e-3) for k in (1, 2, 3)]
+    assert f"{expected:.4g}" in capsys.readouterr().out
+
+
+def test_what_a_killed_run_has_told_counts(tmp_path, monkeypatch):
+    settings = {**PRIVATE, "checkpoint_every": 2}
+    with monkeypatch.context() as patched:
+        # Rounds 1 to 4 are told; that of round 3 is in no checkpoint.
+        die_in(patched, 4)
+        with pytest.raises(Killed):
+            run(tmp_path, "fedrep", "--rounds", "5", **settings)
+    told = json.loads((tmp_path / "fedrep" / FILE).read_text())["asked"]
+    assert set(told.values()) == {4}
+    output = str(tmp_path)
+    assert run(tmp_path, "fedrep", "--rounds", "5", **settings, resume=output) == 0
+    # And rounds 3 to 5, with other noise.
+    rows = rows_of(tmp_path)
+    assert [row["round"] for row in rows] == [1, 2, 3, 4, 5]
+    expected = [epsilon(2.0, k, 1e-3) for k in (1, 2, 5, 6, 7)]
+    assert [row["epsilon"] for row in rows] == expected
+    summary = json_of(tmp_path / "summary.json")["algorithms"]["fedrep"]
+    assert summary["epsilon"] == expected[-1]
+
+
+def test_a_run_without_a_checkpoint_is_not_forgotten(tmp_path, monkeypatch):
+    with monkeypatch.context() as patched:
+        die_in(patched, 2)
+        with pytest.raises(Killed):
+            run(tmp_path, "fedavg", "--rounds", "3", **PRIVATE)
+    assert run(tmp_path, "fedavg", "--rounds", "2", **PRIVATE) == 0
+    assert rows_of(tmp_path, "fedavg")[-1]["epsilon"] == epsilon(2.0, 4, 1e-3)
+    # Another one that begins where that has ended counts for itself.
+    assert run(tmp_path, "fedavg", "--rounds", "1", **PRIVATE) == 0
+    assert rows_of(tmp_path, "fedavg")[-1]["epsilon"] == epsilon(2.0, 1, 1e-3)
+    (aside,) = tmp_path.glob(f"earlier-*/fedavg/{FILE}")
+    assert set(json.loads(aside.read_text())["asked"].values()) == {4}
+
+
+def test_resuming_without_the_account_is_one_line(tmp_path, capfd):
+    assert run(tmp_path, "fedavg", "--rounds", "1", **PRIVATE) == 0
+    (tmp_path / "fedavg" / FILE).unlink()
+    output = str(tmp_path)
+    assert run(tmp_path, "fedavg", "--rounds", "2", **PRIVATE, resume=output) == 2
+    (line,) = capfd.readouterr().err.strip().splitlines()
+    assert line.startswith("error: the account ")
+    assert FILE in line
+
+
+def test_epsilon_without_noise_is_one_line(tmp_path, capfd):
+    assert run(tmp_path / "out", "fedavg", server_dp_delta=1e-5) == 2
+    assert capfd.readouterr().err == (
+        "error: server-dp-delta is 1e-05; it must be 0 without server-dp-noise: there "
+        "is no ε without noise\n"
+    )
+    assert not (tmp_path / "out").exists()
+
+
+# Of examples, on the device
+
+BATCH = 200
+OF_EXAMPLES = {
+    **STEADY,
+    "batch_size": BATCH,
+    "dp_noise": 2.0,
+    "dp_clip": 1.0,
+    "dp_delta": 1e-3,
+}
+
+
+def steps_of(examples: int, epochs: int) -> tuple[float, float, int]:
+    return 2.0, min(1.0, BATCH / examples), epochs * -(-examples // BATCH)
+
+
+def test_each_client_has_an_epsilon_of_its_own(tmp_path):
+    names = ("fedrep", "fedavg", "local")
+    settings = {**OF_EXAMPLES, "fraction_train": 0.4, "evaluate_every": 0}
+    assert run(tmp_path, *names, "--rounds", "3", evaluate_last=1, **settings) == 0
+    summary = json_of(tmp_path / "summary.json")["algorithms"]
+    # The head and the representation, one epoch each, or both in one.
+    for name, epochs in (("fedrep", 2), ("fedavg", 1), ("local", 1)):
+        clients = json_of(tmp_path / name / "clients.json")
+        sampler = Sampler(0.4, 1, 0)
+        rounds = [c for r in (1, 2, 3) for c in sampler.sample(r, sorted(clients))]
+        spent = {}
+        for client, entry in clients.items():
+            told = steps_of(entry["num-examples"], epochs * rounds.count(client))
+            spent[client] = example_epsilon((told,), 1e-3)
+            assert entry["example-epsilon"] == pytest.approx(spent[client], rel=1e-12)
+        assert summary[name]["example-epsilon"] == pytest.approx(max(spent.values()))
+        assert "example-epsilon" not in rows_of(tmp_path, name)[-1]
+
+
+def test_steps_before_a_kill_and_of_a_round_made_again_count(tmp_path, monkeypatch):
+    settings = {**OF_EXAMPLES, "fraction_train": 1.0, "checkpoint_every": 2}
+    with monkeypatch.context() as patched:
+        die_in(patched, 4)
+        with pytest.raises(Killed):
+            run(tmp_path, "fedavg", "--rounds", "5", **settings)
+    output = str(tmp_path)
+    assert run(tmp_path, "fedavg", "--rounds", "5", **settings, resume=output) == 0
+    # Rounds 1 to 4, and 3 to 5.
+    for entry in json_of(tmp_path / "fedavg" / "clients.json").values():
+        expected = example_epsilon((steps_of(entry["num-examples"], 7),), 1e-3)
+        assert entry["example-epsilon"] == pytest.approx(expected, rel=1e-12)
+
+
+def test_a_run_without_checkpoints_goes_on_with_its_count(tmp_path):
+    settings = {**OF_EXAMPLES, "fraction_train": 1.0}
+    assert run(tmp_path, "fedavg", "--rounds", "1", **settings) == 0
+    output = str(tmp_path)
+    assert run(tmp_path, "fedavg", "--rounds", "2", **settings, resume=output) == 0
+    for entry in json_of(tmp_path / "fedavg" / "clients.json").values():
+        expected = example_epsilon((steps_of(entry["num-examples"], 2),), 1e-3)
+        assert entry["example-epsilon"] == pytest.approx(expected, rel=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "more", "line"),
+    [
+        ("apfl", {}, "with 'apfl' on 'digits': not all steps of its training can be"),
+        (
+            "apfl",
+            {},
+            "as those of fedrep, fedper, lg-fedavg, flute, flute-star, fed",
+        ),
+        ("dpsgd", {}, "with 'dpsgd' on 'digits'"),
+        ("fedrep", {"task": "linear"}, "with 'fedrep' on 'linear'"),
+        ("fedbn", {"model": "resnet20"}, "with 'fedbn' on 'digits'"),
+        ("fedavg", {"model": "resnet20"}, "with this model: BatchNorm cannot support"),
+    ],
+)
+def test_what_cannot_be_private_is_one_line(tmp_path, capfd, algorithm, more, line):
+    assert run(tmp_path / "out", algorithm, **{**OF_EXAMPLES, **more}) == 2
+    error = capfd.readouterr().err
+    assert error.startswith("error: dp-noise is 2.0; it must be 0 with ")
+    assert line in error
+    assert error.count("\n") == 1
+    assert not (tmp_path / "out").exists()

@@ -1,0 +1,282 @@
+"""Noise on means, and its account, against dp-accounting, closed forms and NumPy."""
+
+import json
+import math
+
+import numpy as np
+import pytest
+from dp_accounting import dp_event
+from dp_accounting.rdp import RdpAccountant
+from flwr.app import ConfigRecord
+from function_clients import (
+    averaging,
+    grid_of,
+    honest,
+    partition_of,
+    reply_with,
+    train_once,
+)
+from scipy.stats import norm
+
+from strategies import FLUTE, SCAFFOLD, SRPFL, FedAvg, FedDBE, FedProto, FedRep, Local
+from strategies.fedrep import FedRepLinear
+from strategies.flute import FLUTELinear
+from strategies.server.privacy import FILE, ClientPrivacy, epsilon
+from strategies.server.replies import to_record
+from task.settings import SettingsError
+
+PRIVATE = {"server_dp_noise": 1.0, "server_dp_clip": 2.0, "server_dp_delta": 1e-5}
+
+
+@pytest.mark.parametrize(
+    ("noise", "count", "delta"), [(1.0, 1, 1e-5), (4.0, 300, 1e-3), (0.5, 7, 1e-6)]
+)
+def test_epsilon_is_the_accountant_s(noise, count, delta) -> None:
+    accountant = RdpAccountant()
+    accountant.compose(dp_event.GaussianDpEvent(noise), count)
+    found = epsilon(noise, count, delta)
+    assert found == accountant.get_epsilon(delta)
+    # K Gaussian mechanisms are one with noise z/√K, whose δ(ε) has a closed form (Balle
+    # & Wang, ICML 2018, theorem 8). What is said is above the truth, and not by much.
+    s = noise / math.sqrt(count)
+
+    def exact(eps: float) -> float:
+        there, back = 1 / (2 * s) - eps * s, -1 / (2 * s) - eps * s
+        return norm.cdf(there) - math.exp(eps) * norm.cdf(back)
+
+    assert exact(found) <= delta < exact(0.85 * found)
+
+
+def test_nothing_told_is_nothing_spent() -> None:
+    assert epsilon(1.0, 0, 1e-5) == 0
+
+
+def private(noise: float, clip: float, rng=None) -> ClientPrivacy:
+    found = ClientPrivacy(noise, clip, 1e-5)
+    found.rng = rng or np.random.default_rng(0)
+    return found
+
+
+def replies_of(*values) -> list:
+    return [lambda v=v: {"w": np.array(v, np.float32)} for v in values]
+
+
+class Known:
+    """Noise of so many standard deviations everywhere."""
+
+    def __init__(self, deviations: float) -> None:
+        self.deviations = deviations
+
+    def normal(self, mean, deviation, shape):
+        return np.full(shape, mean + self.deviations * deviation)
+
+
+def test_the_mean_by_hand() -> None:
+    # Changes from (1, 1): (3, 4), cut from norm 5 to 2, and (0, 1), which stays. Three
+    # were asked.
+    sent = {"w": np.ones(2, np.float32)}
+    mean = private(0.5, 2.0, Known(1)).mean("abc", replies_of([4, 5], [1, 2]), sent)
+    noise = 0.5 * 2
+    expected = [1 + (1.2 + 0 + noise) / 3, 1 + (1.6 + 1 + noise) / 3]
+    np.testing.assert_allclose(mean["w"], expected, rtol=1e-6)
+    assert mean["w"].dtype == np.float32
+
+
+def test_no_client_moves_the_mean_by_more_than_its_share() -> None:
+    sent, usual = {"w": np.zeros(2)}, [[0.1, 0.0]] * 3
+
+    def mean(*values) -> np.ndarray:
+        return private(1.0, 2.0).mean("abcd", replies_of(*values), sent)["w"]
+
+    without = mean(*usual)
+    for value in ([1e30, -1e30], [3.0, 4.0], [0.0, 0.0]):
+        assert np.linalg.norm(mean(*usual, value) - without) <= 2.0 / 4 * (1 + 1e-12)
+
+
+@pytest.mark.parametrize("answered", [1, 4])
+def test_the_noise_is_as_strong_as_said_whoever_answers(answered) -> None:
+    sent = {"w": np.zeros(100_000), "v": np.zeros((1000, 100))}
+    zero = [lambda: dict(sent)] * answered
+    mean = private(1.5, 2.0).mean("abcd", zero, sent)
+    for value in mean.values():
+        # Of 100,000 numbers a standard deviation is known to 0.2 %.
+        assert np.std(value) == pytest.approx(1.5 * 2.0 / 4, rel=0.02)
+    both = np.corrcoef(mean["w"], mean["v"].ravel())[0, 1]
+    assert abs(both) < 0.02
+
+
+def test_noise_does_not_follow_from_the_seed() -> None:
+    first, second = (train_once(averaging(**PRIVATE), grid_of(3))[0] for _ in "ab")
+    assert not np.array_equal(first["w"].numpy(), second["w"].numpy())
+
+
+def test_a_round_in_a_strategy() -> None:
+    strategy = averaging(**PRIVATE)
+    strategy.privacy.rng = Known(1)
+    arrays, metrics = train_once(strategy, grid_of(3))
+    # Changes of 1, 2 and 3 in 10 entries: of the norms 3.2 and above, cut to 2.
+    each = 2 / math.sqrt(10)
+    np.testing.assert_allclose(arrays["b"].numpy(), [(3 * each + 2) / 3] * 4, rtol=1e-6)
+    assert metrics["epsilon"] == epsilon(1.0, 1, 1e-5)
+    assert metrics["delta"] == 1e-5
+    assert strategy.privacy.asked == {"000000": 1, "000001": 1, "000002": 1}
+
+
+def test_epsilon_is_of_the_client_that_was_asked_most_often() -> None:
+    strategy = FedAvg(fraction_train=0.5, seed=3, **PRIVATE)
+    grid, counts = grid_of(6), {}
+    arrays = to_record({"w": np.zeros((2, 3), np.float32)})
+    for server_round in range(1, 6):
+        messages = strategy.configure_train(server_round, arrays, ConfigRecord(), grid)
+        for message in messages:
+            name = strategy.name_of(message.metadata.dst_node_id)
+            counts[name] = counts.get(name, 0) + 1
+        replies = grid.send_and_receive(messages)
+        arrays, metrics = strategy.aggregate_train(server_round, replies)
+    assert strategy.privacy.asked == counts
+    most = max(counts.values())
+    assert 3 <= most <= 5
+    assert metrics["epsilon"] == epsilon(1.0, most, 1e-5)
+
+
+def test_who_is_asked_counts_whether_or_not_it_answers() -> None:
+    def client(message, context):
+        kind = message.metadata.message_type
+        if kind == "train" and partition_of(context) > 0:
+            raise RuntimeError
+        return honest(message, context)
+
+    strategy = averaging(**PRIVATE)
+    _, metrics = train_once(strategy, grid_of(3, client))
+    assert metrics["clients"] == 1
+    assert set(strategy.privacy.asked.values()) == {1}
+    assert len(strategy.privacy.asked) == 3
+
+
+def test_control_variates_count_as_a_part_of_the_change() -> None:
+    start = {"w": np.full(2, 5.0), "control.w": np.zeros(2)}
+    strategy = SCAFFOLD(fraction_train=1.0, **PRIVATE)
+    strategy.privacy.rng = Known(0)
+
+    def client(message, context):
+        if message.metadata.message_type != "train":
+            return honest(message, context)
+        changes = {"w": np.array([6.0, 0.0]), "control.w": np.array([0.0, 8.0])}
+        return reply_with(message, changes, num_examples=1, train_loss=0.0)
+
+    arrays, _ = train_once(strategy, grid_of(2, client), start)
+    # Both together have the norm 10, and are cut to 2.
+    np.testing.assert_allclose(arrays["w"].numpy(), [5 + 1.2, 5])
+    np.testing.assert_allclose(arrays["control.w"].numpy(), [0, 1.6])
+
+
+def test_what_cannot_be_entered_is_not_told(tmp_path, caplog) -> None:
+    strategy = averaging(**PRIVATE)
+    (tmp_path / "file").write_text("")
+    strategy.privacy.directory = tmp_path / "file"
+    arrays, metrics = train_once(strategy, grid_of(2))
+    assert arrays is None
+    assert "privacy.json not written, so the old arrays stay" in caplog.text
+    assert metrics["epsilon"] == epsilon(1.0, 1, 1e-5)
+
+
+def test_the_account_is_there_before_the_mean(tmp_path) -> None:
+    account = private(1.0, 2.0)
+    account.keep_in(tmp_path)
+
+    def reply():
+        known = json.loads((tmp_path / FILE).read_text())
+        assert known["asked"] == {"a": 1, "b": 1}
+        assert known["epsilon"] == epsilon(1.0, 1, 1e-5)
+        return {"w": np.zeros(2)}
+
+    account.mean("ab", [reply], {"w": np.zeros(2)})
+    later = private(1.0, 2.0)
+    later.keep_in(tmp_path)
+    assert later.asked == {"a": 1, "b": 1}
+    with pytest.raises(SettingsError, match=r"server-dp-noise is 2.0; it must be 1.0"):
+        private(2.0, 2.0).keep_in(tmp_path)
+
+
+@pytest.mark.parametrize("damage", ["", "[]", '{"noise": 1.0, "asked": [1]}'])
+def test_a_damaged_account_is_one_line(tmp_path, damage) -> None:
+    (tmp_path / FILE).write_text(damage)
+    with pytest.raises(SettingsError, match=r"^the account .* cannot be read: [^\n]*$"):
+        private(1.0, 2.0).keep_in(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("make", "line"),
+    [
+        (
+            lambda: FedAvg(server_dp_delta=1e-5),
+            "server-dp-delta is 1e-05; it must be 0 without server-dp-noise: there is "
+            "no ε without noise",
+        ),
+        (
+            lambda: FedAvg(server_dp_clip=1.0),
+            "server-dp-clip is 1.0; it must be 0 without server-dp-noise",
+        ),
+        (
+            lambda: FedAvg(server_dp_noise=1.0, server_dp_clip=1.0),
+            "server-dp-delta is 0.0; it must be above 0 with server-dp-noise",
+        ),
+        (
+            lambda: FedAvg(server_dp_noise=1.0, server_dp_delta=1e-5),
+            "server-dp-clip is 0.0; it must be above 0 with server-dp-noise",
+        ),
+        (
+            lambda: FedAvg(**PRIVATE, weighting="examples"),
+            "weighting is 'examples'; it must be uniform with server-dp-noise",
+        ),
+        (
+            lambda: FedAvg(**PRIVATE, aggregation="clip"),
+            "aggregation is 'clip'; it must be mean with server-dp-noise",
+        ),
+        *(
+            (
+                lambda kind=kind: kind(**PRIVATE),
+                "server-dp-noise is 1.0; it must be 0 for this algorithm: more is told",
+            )
+            for kind in (Local, FedProto, FedDBE, FLUTELinear)
+        ),
+        (
+            lambda: FedRepLinear(**PRIVATE),
+            "initialization is 'moments'; it must be random with server-dp-noise",
+        ),
+        (
+            lambda: SRPFL(FedRep(**PRIVATE)),
+            "server-dp-noise is 1.0; it must be 0 with SRPFL: who is among the first",
+        ),
+    ],
+)
+def test_what_cannot_be_counted_is_one_line(make, line) -> None:
+    with pytest.raises(SettingsError) as raised:
+        make()
+    assert line in str(raised.value)
+
+
+def test_what_can_be_counted() -> None:
+    assert FLUTE(**PRIVATE).privacy
+    assert FedRepLinear(**PRIVATE, initialization="random").privacy
+    assert not FedAvg().privacy
+
+
+def test_batch_norms_are_one_line() -> None:
+    arrays = to_record({"norm.num_batches_tracked": np.array(3)})
+    FedAvg().check_private(arrays)
+    with pytest.raises(SettingsError) as raised:
+        FedAvg(**PRIVATE).check_private(arrays)
+    assert "has 'norm.num_batches_tracked', of int64: there must be no batch" in str(
+        raised.value
+    )
+
+
+def test_a_missing_extra_is_one_line(monkeypatch) -> None:
+    monkeypatch.setattr("task.allowed.find_spec", lambda name: None)
+    with pytest.raises(SettingsError) as raised:
+        FedAvg(**PRIVATE)
+    assert str(raised.value) == (
+        "server-dp-noise needs the package 'dp_accounting', which is missing: "
+        "pip install 'flwr-frl[privacy]'"
+    )

@@ -1,0 +1,246 @@
+"""Private training, against plain training, NumPy and what is known of ε."""
+
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from dp_accounting import dp_event
+from dp_accounting.rdp import RdpAccountant
+from opacus.accountants import RDPAccountant
+from torch import nn
+
+from clients.flute import Penalty
+from task import privacy
+from task.calls import TrainCall
+from task.examples import ExampleSet
+from task.models import SplitModel
+from task.neural_collapse import neural_collapse
+from task.privacy import ExamplePrivacy, drawn, epsilon, sampling, train_privately
+from task.settings import SettingsError
+from task.sgd import SGD, Proximal
+
+LOUD = 1e9
+MSE, CE = nn.functional.mse_loss, nn.functional.cross_entropy
+
+
+def without_noise(clip: float) -> ExamplePrivacy:
+    found = ExamplePrivacy(1.0, clip, 1e-5)
+    # Nobody can ask for it.
+    object.__setattr__(found, "dp_noise", 0.0)
+    return found
+
+
+def classes(n: int = 12, inputs: int = 4) -> ExampleSet:
+    rng = np.random.default_rng(3)
+    x = torch.from_numpy(rng.standard_normal((n, inputs))).float()
+    return ExampleSet(x, torch.from_numpy(rng.integers(0, 3, n)))
+
+
+def model(seed: int = 0) -> SplitModel:
+    torch.manual_seed(seed)
+    layers = nn.Linear(4, 5), nn.LayerNorm(5), nn.Tanh()
+    return SplitModel(nn.Sequential(*layers), nn.Linear(5, 3))
+
+
+def call_of(trained: SplitModel, part="all", **more) -> TrainCall:
+    sgd = SGD(learning_rate=0.1, momentum=0.5, weight_decay=0.01, batch_size=12)
+    usual = {"examples": classes(), "loss": CE, "epochs": 4, "sgd": sgd}
+    usual |= {"regularizer": None, "correction": None}
+    return TrainCall(trained, part, **{**usual, **more})
+
+
+MASK = torch.tensor([[True, True, False]])
+REGULARIZERS = {
+    "none": None,
+    "proximal": Proximal(0.5, {k: v + 0.1 for k, v in model(1).state_dict().items()}),
+    "penalty": Penalty(0.02, 0.1, 0.3, MASK, neural_collapse),
+}
+
+
+@pytest.mark.parametrize("part", ["all", "head", "representation"])
+@pytest.mark.parametrize("regularizer", REGULARIZERS)
+def test_without_noise_and_clipping_it_is_plain_training(part, regularizer):
+    # All examples are in each batch.
+    correction = {"head.bias": torch.tensor([0.1, 0.0, -0.2])}
+    more = {"regularizer": REGULARIZERS[regularizer], "correction": correction}
+    plain, private = model(), model()
+    expected = call_of(plain, part, **more).alone()
+    found = train_privately(call_of(private, part, **more), without_noise(LOUD))
+    assert found == pytest.approx(expected, rel=1e-5)
+    for name, value in plain.state_dict().items():
+        torch.testing.assert_close(private.state_dict()[name], value)
+    # Nothing of Opacus is left behind.
+    assert private.__dict__.keys() == plain.__dict__.keys()
+    assert not any(p.__dict__ for p in private.parameters())
+    assert not any(m._forward_hooks or m._backward_hooks for m in private.modules())
+
+
+def test_each_example_is_clipped_over_all_that_learns():
+    # y = x w + b from 0 with squared errors (y - t)²: gradients are −2 t (x, 1).
+    x = torch.tensor([[3.0, 4.0], [0.1, 0.0], [1.0, 1.0]])
+    t = torch.tensor([[5.0], [0.2], [-2.0]])
+    trained = SplitModel(nn.Identity(), nn.Linear(2, 1))
+    nn.init.zeros_(trained.head.weight)
+    nn.init.zeros_(trained.head.bias)
+    sgd = SGD(learning_rate=0.1, momentum=0.0, weight_decay=0.0, batch_size=3)
+    examples = ExampleSet(x, t)
+    call = call_of(trained, "head", examples=examples, loss=MSE, epochs=1, sgd=sgd)
+    train_privately(call, without_noise(1.0))
+    gradients = -2 * t.numpy() * np.hstack([x.numpy(), np.ones((3, 1))])
+    norms = np.linalg.norm(gradients, axis=1, keepdims=True)
+    assert (norms > 1).tolist() == [[True], [False], [True]]
+    step = -0.1 * (gradients * np.minimum(1, 1 / norms)).sum(0) / 3
+    found = [*trained.head.weight[0].tolist(), trained.head.bias.item()]
+    np.testing.assert_allclose(found, step, rtol=1e-5)
+
+
+def quiet(width: int) -> SplitModel:
+    """A model whose examples have no gradient: all is 0, and so are the targets."""
+    made = SplitModel(nn.Identity(), nn.Linear(1, width, bias=False))
+    nn.init.zeros_(made.head.weight)
+    return made
+
+
+@pytest.mark.parametrize("rate", [1.0, 0.01])
+def test_the_noise_is_as_strong_as_said_in_empty_batches_as_well(rate):
+    width, n = 40_000, 5 if rate == 1.0 else 100
+    examples = ExampleSet(torch.zeros(n, 1), torch.zeros(n, width))
+    trained = quiet(width)
+    sgd = SGD(0.5, 0.0, 0.0, batch_size=5 if rate == 1.0 else 1)
+    call = call_of(trained, "head", examples=examples, loss=MSE, epochs=1, sgd=sgd)
+    steps = sampling(n, sgd.batch_size)[1]
+    train_privately(call, ExamplePrivacy(1.5, 2.0, 1e-5))
+    # η z C / b in each step; of 40,000 numbers it is known to 0.35 %.
+    expected = 0.5 * 1.5 * 2.0 / sgd.batch_size * math.sqrt(steps)
+    deviation = trained.head.weight.detach().std().item()
+    assert deviation == pytest.approx(expected, rel=0.02)
+
+
+def test_neither_noise_nor_batches_follow_from_the_seed():
+    def trained() -> torch.Tensor:
+        torch.manual_seed(0)
+        own = quiet(3)
+        examples = ExampleSet(torch.zeros(4, 1), torch.zeros(4, 3))
+        call = call_of(own, "head", examples=examples, loss=MSE, epochs=1)
+        train_privately(call, ExamplePrivacy(1.0, 1.0, 1e-5))
+        return torch.cat([own.head.weight.detach().flatten(), torch.rand(1)])
+
+    assert not (trained() == trained()).any()
+
+
+def test_each_example_is_in_a_batch_with_the_same_probability():
+    n, count, sizes = 20, torch.zeros(20), []
+    examples = ExampleSet(torch.arange(n)[:, None].float(), torch.zeros(n))
+    torch.manual_seed(0)
+    for _ in range(500):
+        batches = list(drawn(examples, 3))
+        assert len(batches) == 7
+        for inputs, targets in batches:
+            assert len(inputs) == len(targets)
+            count[inputs.flatten().long()] += 1
+            sizes.append(len(inputs))
+    # 3,500 batches with probability 0.15: 525 ± 21 for each example, and of binomial
+    # sizes.
+    assert count.min() > 525 - 5 * 21
+    assert count.max() < 525 + 5 * 21
+    assert np.var(sizes) == pytest.approx(20 * 0.15 * 0.85, rel=0.1)
+
+
+# The account
+
+
+def test_the_classical_epsilon():
+    # The example of Abadi et al.: q = 0.01, σ = 4, 10,000 steps, δ = 1e-5. Their own
+    # moments accountant said 1.26; with the conversion of Balle et al. (2020), which
+    # TensorFlow Privacy, Opacus and dp-accounting have, it is 1.0355.
+    found = epsilon(((4.0, 0.01, 10_000),), 1e-5)
+    assert found == pytest.approx(1.0355, abs=5e-5)
+    accountant = RdpAccountant()
+    event = dp_event.PoissonSampledDpEvent(0.01, dp_event.GaussianDpEvent(4.0))
+    accountant.compose(event, 10_000)
+    assert found == pytest.approx(accountant.get_epsilon(1e-5), rel=1e-9)
+
+
+def test_steps_of_several_kinds_compose():
+    accountant = RDPAccountant()
+    for noise, rate, steps in ((1.0, 0.1, 30), (2.0, 0.5, 4)):
+        for _ in range(steps):
+            accountant.step(noise_multiplier=noise, sample_rate=rate)
+    found = epsilon(((1.0, 0.1, 30), (2.0, 0.5, 4)), 1e-3)
+    assert found == pytest.approx(accountant.get_epsilon(1e-3), rel=1e-12)
+    assert epsilon((), 1e-3) == epsilon(((1.0, 0.1, 0),), 1e-3) == 0
+
+
+def test_sampling():
+    assert sampling(20, 3) == (0.15, 7)
+    assert sampling(4, 10) == (1.0, 1)
+    assert sampling(0, 10) == (1.0, 0)
+
+
+# What cannot be private
+
+
+@pytest.mark.parametrize(
+    ("layer", "reason"),
+    [
+        (nn.BatchNorm1d(4), "BatchNorm cannot support training with differential"),
+        (nn.LSTM(4, 4), "We do not support nn.LSTM"),
+    ],
+)
+def test_models_whose_examples_see_each_other_are_one_line(layer, reason):
+    asked = ExamplePrivacy(1.0, 1.0, 1e-5)
+    # Whatever was done with them before.
+    privacy.check_model(model().eval(), asked)
+    frozen = SplitModel(layer, nn.Linear(4, 3)).eval().requires_grad_(False)
+    with pytest.raises(SettingsError) as raised:
+        privacy.check_model(frozen, asked)
+    assert str(raised.value).startswith("dp-noise is 1.0; it must be 0 with this model")
+    assert reason in str(raised.value)
+    assert "\n" not in str(raised.value)
+
+
+def test_targets_that_do_not_count_are_one_line():
+    examples = classes()
+    examples = replace(examples, targets=examples.targets.clone())
+    examples.targets[0] = -100
+    call = call_of(model(), examples=examples)
+    with pytest.raises(SettingsError, match="where some targets do not count"):
+        train_privately(call, ExamplePrivacy(1.0, 1.0, 1e-5))
+
+
+@pytest.mark.parametrize(
+    ("given", "line"),
+    [
+        ((0.0, 0.0, 1e-5), "dp-delta is 1e-05; it must be 0 without dp-noise: there"),
+        ((0.0, 1.0, 0.0), "dp-clip is 1.0; it must be 0 without dp-noise"),
+        ((1.0, 1.0, 0.0), "dp-delta is 0.0; it must be above 0 with dp-noise"),
+        ((1.0, 0.0, 1e-5), "dp-clip is 0.0; it must be above 0 with dp-noise"),
+        ((1.0, 1.0, 1.0), "dp-delta is 1.0; it must be in [0, 1)"),
+        ((-1.0, 1.0, 1e-5), "dp-noise is -1.0; it must be at least 0"),
+    ],
+)
+def test_what_is_missing_is_one_line(given, line):
+    with pytest.raises(SettingsError) as raised:
+        ExamplePrivacy(*given)
+    assert line in str(raised.value)
+
+
+def test_a_missing_extra_is_one_line(monkeypatch):
+    monkeypatch.setattr("task.allowed.find_spec", lambda name: None)
+    assert ExamplePrivacy().dp_noise == 0
+    with pytest.raises(SettingsError) as raised:
+        ExamplePrivacy(1.0, 1.0, 1e-5)
+    assert str(raised.value) == (
+        "dp-noise needs the package 'opacus', which is missing: "
+        "pip install 'flwr-frl[privacy]'"
+    )
+
+
+def test_a_part_without_parameters_is_left_alone():
+    own = SplitModel(nn.Flatten(), nn.Linear(4, 3))
+    before = own.head.weight.clone()
+    loss = train_privately(call_of(own, "representation"), without_noise(1.0))
+    assert loss > 0
+    assert torch.equal(own.head.weight, before)
