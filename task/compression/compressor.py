@@ -180,7 +180,9 @@ class Compressor(ABC):
 @lru_cache(maxsize=4)
 def _typical_omega(compressor: Compressor, dimension: int) -> float:
     generator = np.random.default_rng(0)
-    return compressor._omega_at(generator.standard_normal(dimension, np.float32))
+    vector = generator.standard_normal(dimension, np.float32)
+    # Rounding may bring it above.
+    return min(1.0, float(compressor._omega_at(vector)))
 
 
 def _checked(x: torch.Tensor) -> Float32s:

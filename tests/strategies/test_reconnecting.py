@@ -102,6 +102,8 @@ def test_srpfl_hands_on_every_hook_that_it_does_not_have():
         # Of `evaluated`, which is the wrapped strategy's.
         "evaluated_names",
         "from_settings",
+        # Refused with SRPFL.
+        "privacy",
         "simulation_defaults",
         "under_srpfl",
     }
