@@ -3,9 +3,8 @@
 Ten nodes with two classes of the bundled digits each train with SQuARM-SGD (five
 local steps, momentum) on a ring and on a complete graph, with logistic regression and
 a small MLP. A cell has the consensus distance after the last round as a multiple of
-that without any communication, the worst of the four. γ is a multiple of the
-compressor's typical ω (its ω at a Gaussian vector), which ``consensus-step="auto"``
-takes, or 1 if that is less.
+that without any communication, the worst of the four. γ is a multiple of what
+``consensus-step="auto"`` takes for the compressor, or 1 if that is less.
 """
 
 import argparse
@@ -15,6 +14,7 @@ from common import RESULTS, markdown, write
 from rich.progress import track
 
 from simulation import simulate
+from strategies.gossip.consensus import practical_step
 from task.compression.per_tensor import create
 from task.settings import resolve
 from task.tasks import build_task
@@ -71,7 +71,7 @@ def main() -> None:
         for factor in FACTORS:
             ratios, steps = [], []
             for graph, model in places:
-                step = min(1.0, factor * typical_omega(model, name, **own))
+                step = min(1.0, factor * default(model, name, **own))
                 place = {"graph": graph, "model": model}
                 more = {"compressor": name, "consensus_step": step, **settings}
                 found = distance(arguments, **place, **more)
@@ -87,12 +87,12 @@ def main() -> None:
         ]
         for name, own in COMPRESSORS
     ]
-    columns = ["compressor", *(f"{factor:g} ω" for factor in FACTORS)]
+    columns = ["compressor", *(f"{factor:g} x" for factor in FACTORS)]
     body = (
         f"{NODES} nodes, {arguments.rounds} rounds of five local steps, seed "
         f"{arguments.seed}: one seed. Consensus distance as a multiple of that without "
         "communication, the worst of two graphs and two models; in brackets the step "
-        f"for `{MODELS[0]}`. **Bold** is the default, ω at a Gaussian vector.\n\n"
+        f"for `{MODELS[0]}`. **Bold** is the default.\n\n"
         + markdown(columns, rows)
         + "\n![consensus distance](consensus_step.png)\n"
     )
@@ -105,11 +105,11 @@ def label(name: str, own: dict[str, float]) -> str:
     return f"{name} {own['k']:g}" if own else name
 
 
-def typical_omega(model: str, name: str, **own: float) -> float:
-    """Return the compressor's ω at a Gaussian vector of a model's size."""
+def default(model: str, name: str, **own: float) -> float:
+    """Return the step by default for messages of a model's size."""
     task = build_task(resolve({"model": model, "num-clients": NODES}), NODES)
     size = sum(parameter.numel() for parameter in task.initial_model().parameters())
-    return create(name, **own).typical_omega(size)
+    return practical_step(create(name, **own).typical_omega(size))
 
 
 def cell(entries: list[dict[str, Any]], name: str, factor: float) -> str:
@@ -135,7 +135,7 @@ def draw(entries: list[dict[str, Any]]) -> None:
         axes.plot([entry["factor"] for entry in of], worst, marker="o", label=name)
     axes.axvline(1, color="grey", lw=0.8, ls=":")
     axes.axhline(1, color="grey", lw=0.8)
-    axes.set(xscale="log", yscale="log", xlabel="consensus step / typical ω")
+    axes.set(xscale="log", yscale="log", xlabel="consensus step / default")
     axes.set(ylabel="consensus distance / without communication")
     axes.set_xticks(FACTORS, [f"{factor:g}" for factor in FACTORS])
     axes.minorticks_off()

@@ -1,5 +1,6 @@
 """Shared by all tests: one thread, a cache of their own, and Flower outside a run."""
 
+import gc
 import os
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, redirect_stdout
@@ -34,6 +35,8 @@ FIGURES = {
 @pytest.fixture(scope="session", autouse=True)
 def _surroundings(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     torch.set_num_threads(1)
+    # What is imported by now is no garbage; to look through it takes a second.
+    gc.freeze()
     # Flower refuses to build a Message outside of a run.
     TaskIdentity.run_id, TaskIdentity.task_id, TaskIdentity.node_id = 1, 1, 0
     with pytest.MonkeyPatch.context() as patch:

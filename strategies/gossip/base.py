@@ -50,8 +50,8 @@ class Gossip(BaseStrategy):
     mixing : {"metropolis", "uniform"}, default "metropolis"
         The weights w_ij.
     consensus_step : float or str, default "auto"
-        γ, in (0, 1]. ``auto`` is C's ω at a Gaussian vector, the share of it that one
-        message brings across; ``theory`` that of the worst case, which is small.
+        γ, in (0, 1]. ``auto`` follows from the share of a Gaussian vector that one
+        message brings across, ``theory`` from that of the worst one and is small.
     max_missed_rounds : int, default 1000
         A node that has been away for longer is lost: what it missed is given up.
     **base

@@ -18,14 +18,23 @@ SMALL = 1e-3
 GROWTH = 30.0
 
 
+def practical_step(omega: float) -> float:
+    """Return ω / (2 − ω): 1 without any error, and ω / 2 where little comes across.
+
+    Twice of that is too much for some operators (``benchmarks/consensus_step.py``).
+    """
+    return omega / (2 - omega)
+
+
 class ConsensusStep:
     """γ, as it is given or follows from the compression operator's ω.
 
     Parameters
     ----------
     given : float or str
-        γ in (0, 1]; ``auto`` for ω at a Gaussian vector, the share of it that one
-        message brings across; ``theory`` for `consensus_step` of the worst case.
+        γ in (0, 1]; ``auto`` for `practical_step` of ω at a Gaussian vector, the
+        share of it that one message brings across; ``theory`` for `consensus_step` of
+        the worst case.
 
     Attributes
     ----------
@@ -50,12 +59,14 @@ class ConsensusStep:
         """Take the clients' ω, of the worst and of the typical vector, and say γ."""
         if self.value == 0:
             theory = self.rule == "theory"
-            self.value = consensus_step(weights, omega) if theory else typical
+            self.value = (
+                consensus_step(weights, omega) if theory else practical_step(typical)
+            )
             log(INFO, "consensus step: %.3g (%s)", self.value, self.rule)
         if self.value < SMALL:
             text = "the consensus step is %.3g: messages cost as ever and change next "
             text += "to nothing; consensus-step='auto' is %.3g"
-            log(WARNING, text, self.value, typical)
+            log(WARNING, text, self.value, practical_step(typical))
 
     def watch(self, server_round: int, distance: float) -> None:
         """Warn once of a distance that grows as by a step that is too large.

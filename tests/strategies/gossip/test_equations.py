@@ -196,7 +196,8 @@ def test_a_small_consensus_step_is_warned_of(given, warned, caplog):
 def test_the_consensus_step_by_default(compressor, share):
     network = Network("choco-sgd", consensus_step="auto", **compressor)
     network.go(1)
-    assert network.strategy.step.value == pytest.approx(share, rel=0.1)
+    expected = share / (2 - share)
+    assert network.strategy.step.value == pytest.approx(expected, rel=0.1)
 
 
 def test_a_distance_that_grows_by_orders_of_magnitude_is_warned_of_once(caplog):
