@@ -1,0 +1,355 @@
+"""Who a client is, what it may set for itself, and what is refused."""
+
+import re
+import shutil
+
+import numpy as np
+import pytest
+from client_messages import (
+    app_of,
+    context_of,
+    equal,
+    initial_arrays,
+    message_of,
+    values_of,
+)
+from flwr.app import (
+    Context,
+    MessageType,
+    RecordDict,
+)
+from PIL import Image
+from safetensors.numpy import load_file
+
+from clients import Client
+from clients.algorithms import client_class
+from clients.client_app import make_app
+from clients.device.identity import client_name, told_count
+from strategies import ALGORITHMS
+from strategies.server.replies import unused_state
+from task.settings import SettingsError, resolve
+
+
+def test_client_names():
+    assert client_name(context_of(12)) == "000012"
+    assert client_name(context_of(12, client_name="kitchen")) == "kitchen"
+    names = [client_name(context_of(i)) for i in (2, 10, 100)]
+    assert sorted(names) == names
+    with pytest.raises(SettingsError, match="neither client-name nor partition-id"):
+        client_name(Context(1, 1, {}, RecordDict(), {}))
+
+
+# Whose clients are those of another algorithm.
+WRAPPED = {
+    "srpfl": "fedrep",
+    "lg-srpfl": "lg-fedavg",
+    "flanp": "fedavg",
+    "flanp-ft": "fedavg-ft",
+    "srpfl-flute": "flute",
+}
+
+
+def test_there_is_a_client_for_every_algorithm():
+    for algorithm in ALGORITHMS:
+        for task in ("qcqp",) if algorithm == "multi-task" else ("digits", "linear"):
+            kind = client_class(resolve({"algorithm": algorithm, "task": task}))
+            assert issubclass(kind, Client)
+            if algorithm in WRAPPED:
+                base = {"algorithm": WRAPPED[algorithm], "task": task}
+                assert kind is client_class(resolve(base))
+
+
+def test_an_unknown_algorithm():
+    with pytest.raises(SettingsError, match="unknown algorithm 'fedrap'; did you mean"):
+        client_class(resolve({"algorithm": "fedrap"}))
+
+
+def test_a_device_has_all_of_its_own_data_and_its_own_state(tmp_path):
+    app = app_of(algorithm="fedrep")
+    node = {"client-name": "kitchen", "state-dir": str(tmp_path)}
+    device = Context(1, 5, node, RecordDict(), {})
+    reply = app(message_of(MessageType.QUERY), device)
+    properties = reply.content.config_records["properties"]
+    assert properties["client"] == "kitchen"
+    assert properties["num-examples"] == 1438
+    arrays = initial_arrays(app, device)
+    app(message_of(MessageType.TRAIN, arrays, server_round=1), device)
+    files = [p.relative_to(tmp_path) for p in tmp_path.rglob("*") if p.is_file()]
+    assert [str(path) for path in files] == ["run-1/kitchen/1-00000001.safetensors"]
+
+
+@pytest.mark.parametrize(
+    ("name", "experiment", "place"),
+    [
+        ("kitchen", "", "run-1/kitchen"),
+        ("kitchen", "cats", "cats/kitchen"),
+        ("../../etc", "../x", "%2E%2E%2Fx/%2E%2E%2F%2E%2E%2Fetc"),
+        ("..", ".", "%2E/%2E%2E"),
+    ],
+)
+def test_an_experiment_and_a_name_are_directories_within_the_state_s(
+    tmp_path, name, experiment, place
+):
+    app = app_of(algorithm="fedrep", experiment=experiment)
+    root = tmp_path / "state"
+    node = {"client-name": name, "state-dir": str(root)}
+    device = Context(1, 5, node, RecordDict(), {})
+    arrays = initial_arrays(app, device)
+    app(message_of(MessageType.TRAIN, arrays, server_round=1), device)
+    files = [p for p in tmp_path.rglob("*") if p.is_file()]
+    assert files == [root / place / "1-00000001.safetensors"]
+
+
+def test_consecutive_runs_of_an_experiment_share_the_head(tmp_path):
+    app = app_of(algorithm="fedrep", experiment="cats")
+    node = {"client-name": "kitchen", "state-dir": str(tmp_path)}
+
+    def trained(run, context):
+        arrays = initial_arrays(app, context)
+        message = message_of(MessageType.TRAIN, arrays, server_round=1)
+        message.content.config_records["config"]["run"] = run
+        app(message, context)
+        (path,) = (tmp_path / "cats" / "kitchen").glob(f"{run}-*.safetensors")
+        return load_file(path)["head.weight"]
+
+    alone = trained("b", Context(1, 5, node, RecordDict(), {}))
+    shutil.rmtree(tmp_path)
+    first = trained("a", Context(1, 5, node, RecordDict(), {}))
+    after = trained("b", Context(2, 5, node, RecordDict(), {}))
+    np.testing.assert_array_equal(first, alone)
+    assert np.abs(after - alone).max() > 1e-3
+
+
+def test_a_class_of_one_s_own_is_why_a_head_begins_anew_and_the_server_is_told(
+    tmp_path,
+):
+    for part in ("train", "test"):
+        for name in "ab":
+            folder = tmp_path / "images" / part / name
+            folder.mkdir(parents=True)
+            Image.fromarray(np.zeros((8, 8, 3), np.uint8)).save(folder / "0.png")
+    given = {"task": "image-folder", "image_size": 8, "model": "mlp"}
+    app = app_of(algorithm="fedrep", experiment="cats", **given)
+    node = {"client-name": "kitchen", "data-dir": str(tmp_path / "images")}
+    node["state-dir"] = str(tmp_path / "state")
+
+    def told(run, server_round=1):
+        device = Context(1, 5, node, RecordDict(), {})
+        config = {"server_round": server_round, "run": run}
+        config["acknowledged_round"] = server_round - 1
+        arrays = initial_arrays(app, device)
+        reply = app(message_of(MessageType.TRAIN, arrays, **config), device)
+        return unused_state(reply)
+
+    assert told("a") == ""
+    assert told("b") == ""
+    # Its process begins again, with what is in the folder now.
+    node["data-dir"] = str(shutil.copytree(tmp_path / "images", tmp_path / "more"))
+    for part in ("train", "test"):
+        shutil.copytree(*(tmp_path / "more" / part / name for name in "ac"))
+    # Not that a shape is another; and no name leaves the device.
+    assert told("c") == "it is for other classes than the client has now"
+    # The new head has counted.
+    assert told("c", 2) == ""
+
+
+def test_a_node_may_say_where_its_data_are(tmp_path):
+    app = app_of(task="image-folder", data_dir="/nowhere")
+    context = context_of(data_dir=str(tmp_path))
+    reply = app(message_of(MessageType.QUERY), context)
+    properties = reply.content.config_records["properties"]
+    assert set(properties) == {"client", "refusal"}
+    assert re.search(f"{tmp_path}.* has no class folders", properties["refusal"])
+
+
+@pytest.mark.parametrize(
+    ("count", "multiple", "expected"),
+    [
+        (1437, 1, 1437),
+        (1, 1, 1),
+        (0, 1, 0),
+        (1437, 100, 1400),
+        (1450, 100, 1500),
+        (149, 100, 100),
+        (3, 100, 100),
+        (0, 100, 0),
+    ],
+)
+def test_what_is_told_of_a_number_of_examples(count, multiple, expected):
+    assert told_count(count, multiple) == expected
+
+
+def test_a_device_may_round_its_numbers_of_examples():
+    app = app_of(algorithm="fedrep")
+    counts = []
+    for more in ({}, {"count-multiple": 1000}):
+        device = Context(1, 5, {"client-name": "kitchen", **more}, RecordDict(), {})
+        reply = app(message_of(MessageType.QUERY), device)
+        said = reply.content.config_records["properties"]
+        arrays = initial_arrays(app, device)
+        told = [said["num-examples"], said["num-test-examples"]]
+        for kind in (MessageType.TRAIN, MessageType.EVALUATE):
+            reply = app(message_of(kind, arrays, server_round=1), device)
+            told.append(reply.content.metric_records["metrics"]["num-examples"])
+        counts.append(told)
+    # Of 1,797 digits.
+    assert counts == [[1438, 359, 1438, 359], [1000, 1000, 1000, 1000]]
+
+
+def test_nothing_is_a_multiple_of_0():
+    device = context_of(count_multiple=0)
+    reply = app_of(algorithm="fedrep")(message_of(MessageType.QUERY), device)
+    refusal = reply.content.config_records["properties"]["refusal"]
+    assert refusal == "count-multiple is 0; it must be at least 1"
+
+
+def test_a_node_says_nothing_else():
+    # An algorithm says which settings a device may set for itself.
+    app = app_of(algorithm="fedrep")
+    arrays = initial_arrays(app, context_of())
+    replies = [
+        app(message_of(MessageType.TRAIN, arrays, server_round=1), context)
+        for context in (context_of(), context_of(learning_rate=9.0, num_sources="x"))
+    ]
+    assert equal(*(reply.content.array_records["arrays"] for reply in replies))
+    for algorithm, role in (("representation-transfer", "target"), ("fedrep", None)):
+        app = app_of(algorithm=algorithm)
+        reply = app(message_of(MessageType.QUERY), context_of(num_sources=0))
+        assert reply.content.config_records["properties"].get("role") == role
+    app = app_of(algorithm="representation-transfer")
+    reply = app(message_of(MessageType.QUERY), context_of(num_sources="none"))
+    refusal = reply.content.config_records["properties"]["refusal"]
+    assert refusal == "num-sources is 'none'; it must be of type int"
+
+
+@pytest.mark.parametrize(
+    ("overrides", "line"),
+    [
+        ({"learning_rate": -1.0}, "learning-rate is -1.0; it must be above 0"),
+        ({"torch_threads": 0}, "torch-threads is 0; it must be in [1, 1024]"),
+        ({"classes_per_client": 0}, "classes-per-client is 0; it must be at least 1"),
+    ],
+)
+def test_settings_out_of_range_are_a_refusal_in_one_line(overrides, line):
+    reply = app_of(**overrides)(message_of(MessageType.QUERY), context_of())
+    assert reply.content.config_records["properties"]["refusal"] == line
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "task"),
+    [("fedavg", "qcqp"), ("flute", "transfer"), ("multi-task", "digits")],
+)
+def test_an_algorithm_and_a_task_that_do_not_go_together(algorithm, task):
+    app = app_of(algorithm=algorithm, task=task)
+    reply = app(message_of(MessageType.QUERY), context_of())
+    refusal = reply.content.config_records["properties"]["refusal"]
+    assert refusal.startswith(f"algorithm '{algorithm}' and task '{task}': ")
+    assert "\n" not in refusal
+
+
+OWN = """
+from dataclasses import dataclass
+from typing import Annotated
+import numpy as np
+from clients.base import Client, TrainingSettings
+from strategies.base import BaseStrategy
+from task.settings import Range
+
+@dataclass(frozen=True)
+class OwnSettings(TrainingSettings):
+    shift: Annotated[float, Range("[0, inf)")] = 2.0
+
+class OwnClient(Client):
+    settings_type = OwnSettings
+    personal = ("count.",)
+    head_layers = 2
+
+    def initial_slot(self, slot):
+        import torch
+        return {"rounds": torch.zeros(1)}
+
+    def fit(self, parameters, config):
+        self.receive(parameters, config)
+        self.kept["count.rounds"] += 1
+        self.keep(config)
+        arrays, n, metrics = self.send(0.5)
+        moved = [array + self.settings.shift for array in arrays]
+        return moved, n, {**metrics, "rounds": float(self.kept["count.rounds"])}
+
+class Own(BaseStrategy):
+    client = f"{__name__}:OwnClient"
+
+class Nobody(BaseStrategy):
+    pass
+
+class Wrong(BaseStrategy):
+    client = f"{__name__}:Own"
+
+class Lost(BaseStrategy):
+    client = f"{__name__}:Nowhere"
+"""
+
+
+@pytest.fixture
+def own(write_module):
+    """The module of an algorithm that is none of ours."""
+    return write_module("own_algorithm", OWN)
+
+
+@pytest.mark.parametrize(("shift", "expected"), [(None, 2.0), (0.25, 0.25)])
+def test_a_client_of_one_s_own(own, shift, expected):
+    given = {} if shift is None else {"shift": shift}
+    app = make_app({"algorithm": f"{own}:Own", **given})
+    context = context_of(3)
+    arrays = initial_arrays(app, context)
+    # Its head has two layers, as nobody said otherwise.
+    assert {n.split(".")[1] for n in arrays if n.startswith("head.")} == {"fc1", "fc2"}
+    for server_round in (1, 2):
+        reply = app(
+            message_of(MessageType.TRAIN, arrays, server_round=server_round), context
+        )
+        assert reply.content.metric_records["metrics"]["rounds"] == server_round
+        for name, value in values_of(reply.content.array_records["arrays"]).items():
+            np.testing.assert_allclose(
+                value, arrays[name].numpy() + expected, rtol=1e-6
+            )
+
+
+@pytest.mark.parametrize(
+    ("given", "line"),
+    [
+        ({"shift": -1.0}, "shift is -1.0; it must be at least 0"),
+        ({"shift": "far"}, "shift is 'far'; it must be of type float"),
+        ({"shif": 1.0}, "unknown setting 'shif'; did you mean 'shift'? known: "),
+        (
+            {"algorithm": "{own}:Nobody"},
+            "has no client; its attribute 'client'",
+        ),
+        ({"algorithm": "{own}:Wrong"}, "'{own}:Own' is no client; it"),
+        (
+            {"algorithm": "{own}:Lost"},
+            "module '{own}' has no 'Nowhere'",
+        ),
+        (
+            {"algorithm": "{own}:OwnClient"},
+            "is no strategy; it must be a subcl",
+        ),
+        ({"algorithm": "no_algorithm:Own"}, "cannot be imported: ModuleNotFoundError"),
+    ],
+)
+def test_what_is_wrong_with_an_algorithm_of_one_s_own_is_a_line(own, given, line):
+    named = {"algorithm": "{own}:Own", **given}
+    named["algorithm"] = named["algorithm"].format(own=own)
+    reply = make_app(named)(message_of(MessageType.QUERY), context_of())
+    properties = reply.content.config_records["properties"]
+    assert set(properties) == {"client", "refusal"}
+    assert line.format(own=own) in properties["refusal"]
+    assert "\n" not in properties["refusal"]
+
+
+def test_settings_come_from_the_run_where_none_are_given():
+    context = context_of()
+    context.run_config = {"algorithm": "local"}
+    assert len(initial_arrays(make_app(), context)) == 0
+    context.run_config = {"algorithm": "fedrep"}
+    assert len(initial_arrays(make_app(), context)) > 0

@@ -1,0 +1,169 @@
+"""What must never be sent."""
+
+from collections.abc import Iterator
+
+import pytest
+from client_messages import FAST, app_of, context_of, equal, initial_arrays, message_of
+from flwr.app import (
+    ArrayRecord,
+    Context,
+    Message,
+    MessageType,
+)
+from flwr.clientapp import ClientApp
+
+from clients.client_app import make_app
+from strategies import server_app
+from strategies.grids.simulation import InlineGrid
+from task.messages import CLASS_COUNTS, HELD_CLASSES, KEPT_ROUNDS
+from task.settings import resolve
+
+
+def head_bytes(context: Context) -> Iterator[tuple[str, bytes]]:
+    for record in context.state.values():
+        if isinstance(record, ArrayRecord):
+            for name, array in record.items():
+                yield name, array.numpy().tobytes()
+
+
+class Recorder:
+    """A ClientApp that keeps all that goes in and out, and all that clients keep."""
+
+    def __init__(self, app: ClientApp) -> None:
+        self.app = app
+        self.messages: list[Message] = []
+        self.personal: dict[str, set[bytes]] = {}
+
+    def __call__(self, message: Message, context: Context) -> Message:
+        self.messages.append(message)
+        reply = self.app(message, context)
+        self.messages.append(reply)
+        for name, value in head_bytes(context):
+            self.personal.setdefault(name, set()).add(value)
+        return reply
+
+
+def run_recorded(tmp_path, **overrides) -> tuple[Recorder, InlineGrid]:
+    names = {name.replace("_", "-"): value for name, value in overrides.items()}
+    settings = resolve(
+        {
+            **FAST,
+            "num-clients": 10,
+            "num-server-rounds": 3,
+            "output": str(tmp_path),
+            **names,
+        }
+    )
+    recorder = Recorder(make_app(settings))
+    grid = InlineGrid(recorder, 10)
+    server_app.run(grid, settings)
+    return recorder, grid
+
+
+def sent_names(recorder: Recorder) -> set[str]:
+    return {
+        name
+        for message in recorder.messages
+        for record in message.content.array_records.values()
+        for name in record
+    }
+
+
+# What a simulated client tells as a list, and of what: as short as its classes.
+LISTS = {KEPT_ROUNDS: int, HELD_CLASSES: str, CLASS_COUNTS: int}
+
+
+@pytest.mark.parametrize("task", ["digits", "linear"])
+@pytest.mark.parametrize("algorithm", ["fedrep", "fedper", "local"])
+def test_heads_are_in_no_message(tmp_path, algorithm, task):
+    recorder, _ = run_recorded(tmp_path, algorithm=algorithm, task=task)
+    # 10 clients asked who they are, at least one for arrays; 5 train in each of three
+    # rounds and 10 test, each with a reply.
+    assert len(recorder.messages) >= 2 * (10 + 1 + 3 * (5 + 10))
+    assert not any(message.has_error() for message in recorder.messages)
+    # Not by name ...
+    allowed = set() if algorithm == "local" else {"representation"}
+    if (algorithm, task) == ("fedrep", "linear"):
+        # Of which B begins: mean y² x xᵀ, and no head.
+        allowed |= {"moments"}
+    assert {name.split(".")[0] for name in sent_names(recorder)} == allowed
+    # ... nor by value: every personal array that ever was, in any record.
+    personal = {v for values in recorder.personal.values() for v in values}
+    assert any(name.startswith("head.") for name in recorder.personal)
+    assert len(personal) >= 5
+    for message in recorder.messages:
+        for record in message.content.array_records.values():
+            for array in record.values():
+                values = array.numpy().tobytes()
+                assert not any(head in array.data for head in personal)
+                assert values not in personal
+        # Nor hidden in what is not an array: single numbers and short texts only.
+        for record in message.content.metric_records.values():
+            assert len(record) < 12
+            assert all(isinstance(value, (int, float)) for value in record.values())
+        for record in message.content.config_records.values():
+            assert len(record) < 16
+            for name, value in record.items():
+                if name in LISTS:
+                    assert all(type(entry) is LISTS[name] for entry in value)
+                    assert len(value) <= 10
+                    continue
+                assert isinstance(value, (bool, int, float, str))
+                assert len(str(value)) < 100
+
+
+@pytest.mark.parametrize(("algorithm", "slots"), [("ditto", 1), ("apfl", 2)])
+def test_personal_models_are_in_no_message(tmp_path, algorithm, slots):
+    recorder, _ = run_recorded(tmp_path, algorithm=algorithm)
+    assert {name.split(".")[0] for name in sent_names(recorder)} == {
+        "representation",
+        "head",
+    }
+    assert len({name.split(".")[0] for name in recorder.personal}) == slots
+    # Arrays of a few bytes would be found by chance.
+    personal = {v for vs in recorder.personal.values() for v in vs if len(v) > 40}
+    assert len(personal) >= 3 * 5
+    for message in recorder.messages:
+        for record in message.content.array_records.values():
+            for array in record.values():
+                assert not any(value in array.data for value in personal)
+
+
+def test_fedavg_sends_heads_and_keeps_nothing(tmp_path):
+    # The check above would see them.
+    recorder, _ = run_recorded(tmp_path, algorithm="fedavg")
+    assert any(name.startswith("head.") for name in sent_names(recorder))
+    assert recorder.personal == {}
+
+
+@pytest.mark.parametrize("algorithm", ["fedrep", "fedper", "local"])
+def test_every_client_keeps_its_own_head(tmp_path, algorithm):
+    _, grid = run_recorded(tmp_path, algorithm=algorithm, fraction_train=1.0)
+    heads = [dict(head_bytes(context)) for context in grid.contexts.values()]
+    last = [value for head in heads for n, value in head.items() if "weight" in n]
+    assert len(set(last)) == len(last)
+
+
+def test_a_personal_part_never_reaches_another_client():
+    # Client 1 trains in its first round on the same arrays, once after client 0 and
+    # once alone: the replies and what it keeps must be the same.
+    for algorithm in ("fedrep", "fedper", "local"):
+        app = app_of(algorithm=algorithm)
+        arrays = initial_arrays(app, context_of())
+        message = message_of(MessageType.TRAIN, arrays, server_round=1)
+        test = message_of(MessageType.EVALUATE, arrays, server_round=1)
+        results = []
+        for others in ((0, 2), ()):
+            for other in others:
+                app(message, context_of(other))
+            context = context_of(1)
+            before = app(test, context).content.metric_records["metrics"]
+            reply = app(message, context)
+            results.append((dict(before), reply, dict(head_bytes(context))))
+        (tested, reply, kept), (tested_alone, reply_alone, kept_alone) = results
+        assert tested == tested_alone
+        assert kept == kept_alone
+        assert equal(
+            reply.content.array_records["arrays"],
+            reply_alone.content.array_records["arrays"],
+        )
