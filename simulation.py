@@ -31,6 +31,7 @@ from strategies.server.command_line import FLAGS, parse
 from strategies.server.newcomers import check_newcomers
 from strategies.server.output import locked, put_aside
 from strategies.server.page.serving import served_for
+from strategies.server.parallel import side_by_side
 from strategies.server.results import METRICS, Row, read_rows
 from strategies.server.rounds import RunSettings
 from strategies.server.tables import show
@@ -287,10 +288,11 @@ def carry_out(
     runs: Sequence[Settings],
     backend: str,
     together: str | None,
+    jobs: int,
 ) -> dict[str, dict[str, Any]]:
     """Run algorithms with what `prepare` has returned; return their summaries.
 
-    ``together`` is the folder of several seeds.
+    ``together`` is the folder of several seeds, ``jobs`` how many run at a time.
     """
     # All of them now, so that what is interrupted finds only its own when it goes on.
     for settings in runs:
@@ -299,13 +301,16 @@ def carry_out(
             if not settings["resume"] and (output / name / CHECKPOINT).is_file():
                 with locked(output / name):
                     put_aside(output, name)
-    of_seeds = [
-        {short_name(n): run(n, settings, backend).summary for n in algorithms}
-        for settings in runs
-    ]
+    each = [(name, settings, backend) for settings in runs for name in algorithms]
+    found = iter(side_by_side(_summary, each, jobs))
+    of_seeds = [{short_name(n): next(found) for n in algorithms} for _ in runs]
     if together is None:
         return of_seeds[0]
     return seeds.combine(Path(together), runs, of_seeds)
+
+
+def _summary(algorithm: str, settings: Settings, backend: str) -> dict[str, Any]:
+    return run(algorithm, settings, backend).summary
 
 
 @ended_as_by_ctrl_c()
@@ -330,7 +335,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if not namespace.verbose:
             logging.getLogger("flwr").setLevel(logging.WARNING)
         algorithms, output = list(dict.fromkeys(namespace.algorithms)), output_of(given)
-        backend, count = namespace.backend, namespace.seeds
+        backend, count, jobs = namespace.backend, namespace.seeds, namespace.jobs
+        require(jobs >= 1, "jobs", jobs, "at least 1")
+        allowed = "1 with ray, which uses all cores for each run; take --backend inline"
+        require(jobs == 1 or backend != "ray", "jobs", jobs, allowed)
         if algorithms[:1] == ["tune"]:
             with served_for({**resolve(given, strict=False), "output": output}):
                 tuned = tune.tune(
@@ -340,7 +348,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
                     Path(output),
                     lambda name, own: prepare([name], own, backend, count),
                     lambda name, runs, place: carry_out(
-                        [name], runs, backend, None if count is None else str(place)
+                        *([name], runs, backend),
+                        *(None if count is None else str(place), jobs),
                     )[short_name(name)],
                 )
             tune.show_points(tuned)
@@ -352,7 +361,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             runs = prepare(algorithms, given, backend, count)
             together = None if count is None else output
             with served_for({**runs[0], "output": output}):
-                summaries = carry_out(algorithms, runs, backend, together)
+                summaries = carry_out(algorithms, runs, backend, together, jobs)
             evaluated_on = str(runs[0]["evaluate-on"])
     except KeyboardInterrupt:
         hint = f"go on with --run-config 'resume=\"{output}\"'"

@@ -19,6 +19,7 @@ ALGORITHM = "what to run and compare, one after the other; see below"
 BACKEND = "ray (default): on all cores; inline: in this process alone"
 RUN_CONFIG = "any other setting, spelled as in docs/settings.md, or a TOML file of them"
 SEEDS = "run so many seeds, from --seed on, and report mean ± standard deviation"
+JOBS = "run so many of them at a time, each in a process (default 1; --backend inline)"
 GRID = "with `tune ALGORITHM …`: settings to choose from by validation accuracy"
 COMMANDS = """three commands to begin with:
   python simulation.py

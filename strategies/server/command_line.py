@@ -59,6 +59,7 @@ def parse(
         "--run-config", nargs="*", default=[], metavar="'k=v …'", help=said.RUN_CONFIG
     )
     parser.add_argument("--seeds", type=int, metavar="N", help=said.SEEDS)
+    parser.add_argument("--jobs", type=int, default=1, metavar="N", help=said.JOBS)
     parser.add_argument("--grid", default="", metavar="'k=v,v …'", help=said.GRID)
     parser.add_argument("--list", action="store_true", help="what there is to run")
     parser.add_argument("--verbose", action="store_true", help="show Flower's own log")

@@ -2,11 +2,14 @@
 
 import csv
 import json
+import subprocess
+import sys
+import time
 from pathlib import Path
 
 import numpy as np
 import pytest
-from command_line import assert_refused, config, json_of, rows_of, run
+from command_line import ROOT, assert_refused, config, json_of, rows_of, run
 
 import simulation
 
@@ -71,6 +74,47 @@ def test_seeds_in_turn_and_resumed(tmp_path, monkeypatch, capsys):
     for name, own in theirs.items():
         assert ours[name]["accuracy"] == own["accuracy"]
         assert ours[name]["accuracy-std-seeds"] == own["accuracy-std-seeds"]
+
+
+@pytest.mark.e2e
+def test_seeds_at_the_same_time_stopped_and_resumed(tmp_path):
+    turn, beside = tmp_path / "turn", tmp_path / "beside"
+    words = ("fedavg", "fedper", "--seeds", "2")
+    go(turn, *words, rounds=40)
+    config = {name.replace("_", "-"): value for name, value in QUICK.items()}
+    command = [sys.executable, str(ROOT / "simulation.py"), *words, "--rounds", "40"]
+    command += ["--backend", "inline", "--jobs", "2", "--output", str(beside)]
+    text = " ".join(f"{name}={json.dumps(value)}" for name, value in config.items())
+    command += ["--run-config", text]
+    begun = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+    files = [beside / f"seed-0/{name}/metrics.jsonl" for name in ("fedavg", "fedper")]
+    # Both are under way.
+    for _ in range(1200):
+        if all(path.is_file() and path.stat().st_size for path in files):
+            break
+        assert begun.poll() is None, begun.communicate()
+        time.sleep(0.05)
+    begun.terminate()
+    _, said = begun.communicate(timeout=120)
+    assert begun.returncode == 130, said
+    assert "interrupted; go on with" in said
+    again = [*command[:-1], f"{text} resume='{beside}'"]
+    done = subprocess.run(again, capture_output=True, text=True, timeout=600)
+    assert done.returncode == 0, done.stderr
+    expected, found = (json_of(p / "summary.json") for p in (turn, beside))
+    assert found["seeds"] == [0, 1]
+    for name in ("fedavg", "fedper"):
+        of_turn, of_beside = (s["algorithms"][name] for s in (expected, found))
+        for metric in ("accuracy", "accuracy-std-seeds", "loss"):
+            assert of_beside[metric] == pytest.approx(of_turn[metric], abs=1e-12)
+
+
+def test_bad_numbers_of_jobs(tmp_path, monkeypatch, capfd):
+    monkeypatch.chdir(tmp_path)
+    assert_refused(("--jobs", "0"), "jobs is 0; it must be at least 1", tmp_path, capfd)
+    line = "jobs is 2; it must be 1 with ray, which uses all cores for each run"
+    given = ("--jobs", "2", "--backend", "ray")
+    assert_refused(given, line, tmp_path, capfd)
 
 
 def test_tune_picks_by_validation_and_tests_once(tmp_path):

@@ -1,0 +1,86 @@
+"""Several runs of one command at the same time, each in a process of its own."""
+
+import logging
+import multiprocessing
+import os
+import signal
+import sys
+from collections.abc import Callable, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures.process import BrokenProcessPool
+from typing import Any, TypeVar
+
+from rich.progress import track
+
+from strategies.server.terminal import console, ended_as_by_ctrl_c
+from task.settings import ResourceError
+
+Result = TypeVar("Result")
+
+
+def side_by_side(
+    work: Callable[..., Result], items: Sequence[tuple[Any, ...]], jobs: int
+) -> list[Result]:
+    """Return the results of a function for each item, in their order.
+
+    Parameters
+    ----------
+    work : callable
+        A function of a module, as other processes have to find it.
+    items : sequence of tuple
+        Its arguments, each time.
+    jobs : int
+        How many processes; with 1 it is called here, one time after the other.
+
+    Raises
+    ------
+    ResourceError
+        If a process was killed.
+    KeyboardInterrupt
+        When all processes have ended as by Ctrl-C.
+    Exception
+        The first that the function raised, when the others have ended likewise.
+    """
+    if jobs == 1:
+        return [work(*item) for item in items]
+    level = logging.getLogger("flwr").level
+    pool = ProcessPoolExecutor(
+        min(jobs, len(items)),
+        # A fork would share torch's threads and open files.
+        multiprocessing.get_context("spawn"),
+        _begin,
+        (level,),
+    )
+    with pool:
+        futures = [pool.submit(_ended, work, *item) for item in items]
+        try:
+            done = as_completed(futures)
+            for future in track(done, "runs", len(futures), console=console()):
+                future.result()
+        except BrokenProcessPool:
+            raise ResourceError(
+                f"one of {jobs} processes was killed, as by a lack of memory; with a "
+                "lower --jobs it may be enough"
+            ) from None
+        except BaseException:
+            pool.shutdown(wait=False, cancel_futures=True)
+            for process in multiprocessing.active_children():
+                process.terminate()
+            raise
+    return [future.result() for future in futures]
+
+
+def _begin(level: int) -> None:
+    """Log as the first process does; bars of several runs at once would mix up.
+
+    A terminal's Ctrl-C is left to the first process: a second one could come while a
+    checkpoint is written.
+    """
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    logging.getLogger("flwr").setLevel(level)
+    sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115
+
+
+def _ended(work: Callable[..., Result], *item: Any) -> Result:
+    with ended_as_by_ctrl_c():
+        return work(*item)
