@@ -299,7 +299,7 @@ def wrong_figures(root: Path, figures: Sequence[Figure] = FIGURES) -> Iterator[s
         match = found[0]
         line = text.count("\n", 0, match.start(1)) + 1
         place = f"{figure.file}:{line}"
-        covered.update(range(match.start(1), match.end(match.lastindex or 1)))
+        covered.add(match.start(1))
         if f"{PAGES.name}/{figure.page}.md)" not in _around(text, match, figure.file):
             yield f"{place}: no link to {PAGES / figure.page}.md"
         data = read(root, figure.page)
@@ -326,9 +326,12 @@ def _around(text: str, match: re.Match[str], file: str) -> str:
 def _without_page(readme: str, covered: set[int]) -> Iterator[str]:
     """Yield a line for each cell of the README's results whose numbers are nobody's."""
     section = RESULTS.search(readme)
+    if section is None:
+        yield "README.md: has no section of the papers' results"
+        return
     heads: list[str] = []
-    at = section.start(1) if section else 0
-    for line in section.group(1).splitlines(keepends=True) if section else ():
+    at = section.start(1)
+    for line in section.group(1).splitlines(keepends=True):
         begins = [at + i for i, character in enumerate(line) if character == "|"]
         cells = [part.strip() for part in line.strip().strip("|").split("|")]
         if not line.startswith("|"):
@@ -337,10 +340,8 @@ def _without_page(readme: str, covered: set[int]) -> Iterator[str]:
             heads = cells
         else:
             for i, part in list(enumerate(cells))[1:]:
-                alone = heads[i] != "paper" and begins[i] + 1 not in covered
-                # A row with two pages has a figure for each, further within.
-                inside = covered.intersection(range(begins[i], begins[i + 1]))
-                if alone and not inside and numbers(part):
+                alone = heads[i : i + 1] != ["paper"] and begins[i] + 1 not in covered
+                if alone and numbers(part):
                     number = readme.count("\n", 0, at) + 1
                     yield f"README.md:{number}: {part!r} has no page"
         at += len(line)
@@ -353,7 +354,7 @@ def dirty(root: Path, page: str) -> Iterator[str]:
         return
     commit = data["about"]["commit"]
     if not CLEAN.fullmatch(commit):
-        yield f"{PAGES / page}.md: made at {commit}, which is no clean commit"
+        yield f"{PAGES / page}.md: {commit} is no clean commit of git describe"
     text = (root / PAGES / f"{page}.md").read_text(encoding="utf-8")
     if f"at commit {commit};" not in text:
         yield f"{PAGES / page}.md: not the commit {commit} of its JSON"

@@ -125,6 +125,9 @@ def run(name: str, command: str, given: dict[str, str | None]) -> int:
             if folder is None:
                 print(f"{name} needs --{FOLDERS[word]}", file=sys.stderr)
                 return 2
+            if word != "OUTPUT" and not Path(folder).exists():
+                print(f"--{FOLDERS[word]} {folder} does not exist", file=sys.stderr)
+                return 2
             words[i] = folder
     if words[0] == "python":
         words[0] = sys.executable

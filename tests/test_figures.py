@@ -59,6 +59,7 @@ def test_the_readmes_pages_are_of_clean_commits():
         ),
         ("README.md", f"{MINUS}1.68 | |", f"{MINUS}1.68 | 0.1 |", "'0.1' has no page"),
         ("README.md", "multi_task.md) | 7, 30", "speed.md) | 7, 30", "no link to"),
+        ("README.md", "## The papers' results", "## Results", "has no section"),
         ("README.md", "| QCQP to", "| Quadratic to", "in 0 places"),
         ("docs/privacy.md", "| 0.906 | 0.990 |", "| 0.096 | 0.990 |", "privacy has"),
         ("deploy/README.md", "34 kB with", "43 kB with", "slow_links has"),
@@ -90,7 +91,7 @@ def test_missing_dirty_and_unknown_pages_are_found(copy):
     assert len(new) == 6
     assert new[0].endswith(f"{PAGES}/speed.json is missing")
     assert new[1] == f"{PAGES}/speed.json is missing"
-    assert "cohort.md: made at 260d8b9e11-dirty" in new[2]
+    assert "cohort.md: 260d8b9e11-dirty is no clean" in new[2]
     assert "cohort.md: not the commit" in new[3]
     assert "liars.md: not the commit 8ec6369 of its JSON" in new[4]
     assert new[5] == f"{PAGES}/new.md is not in benchmarks/reproduce.toml"
@@ -124,18 +125,23 @@ def test_the_list_has_the_reason_where_there_is_no_page():
     assert show(ROOT, "nothing", entry) == "nothing: Figure 1\n    not here: a drawing"
 
 
-def test_a_name_runs_its_command_with_the_folders_filled_in(monkeypatch, capsys):
+def test_a_name_runs_its_command_with_the_folders_filled_in(
+    monkeypatch, capsys, tmp_path
+):
     ran = []
 
     class Done:
         returncode = 3
 
     monkeypatch.setattr("subprocess.run", lambda words, **_: ran.append(words) or Done)
-    arguments = ["reproduce", "flute_table-100x5", "--data-dir", "/data"]
+    arguments = ["reproduce", "flute_table-100x5", "--data-dir", str(tmp_path)]
     monkeypatch.setattr("sys.argv", arguments)
     assert main() == 3
-    assert ran[0][-1] == "/data"
+    assert ran[0][-1] == str(tmp_path)
     assert 'flute-star:augment-head=false,head-epochs-order="after"' in ran[0]
     monkeypatch.setattr("sys.argv", arguments[:2])
     assert main() == 2
     assert capsys.readouterr().err == "flute_table-100x5 needs --data-dir\n"
+    monkeypatch.setattr("sys.argv", [*arguments[:3], "/nowhere"])
+    assert main() == 2
+    assert capsys.readouterr().err == "--data-dir /nowhere does not exist\n"
