@@ -5,11 +5,13 @@ import platform
 import shlex
 import subprocess
 import sys
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 RESULTS = Path(__file__).resolve().parent / "results"
+BEGAN = time.perf_counter()
 
 
 def provenance() -> dict[str, Any]:
@@ -18,7 +20,8 @@ def provenance() -> dict[str, Any]:
     Returns
     -------
     dict
-        ``command``, ``commit``, ``machine``, ``python``, ``torch``.
+        ``command``, ``commit``, ``machine``, ``python``, ``torch``, and ``seconds``
+        since it began, in which runs that were there already took none.
     """
     import torch
 
@@ -43,6 +46,7 @@ def provenance() -> dict[str, Any]:
         "machine": f"{platform.machine()}, {_cores()} cores",
         "python": platform.python_version(),
         "torch": torch.__version__,
+        "seconds": round(time.perf_counter() - BEGAN),
     }
 
 
@@ -101,8 +105,8 @@ def write(name: str, title: str, body: str, data: dict[str, Any]) -> None:
     about = provenance()
     text = (
         f"# {title}\n\n`{about['command']}` at commit {about['commit']}; "
-        f"{about['machine']}, Python {about['python']}, torch {about['torch']}\n\n"
-        + body
+        f"{about['machine']}, Python {about['python']}, torch {about['torch']}; "
+        f"{about['seconds']} s\n\n" + body
     )
     (RESULTS / f"{name}.md").write_text(text, encoding="utf-8")
     whole = {"about": about, **data}

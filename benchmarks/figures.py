@@ -1,0 +1,360 @@
+"""What the README and the guides say, held against the JSON of the pages they name.
+
+A `Figure` is a place in a text, the page behind it, and the numbers there. A text's
+numbers are right if they are the page's, rounded to as many digits as the text has;
+``never`` stands for what was not reached. In the README's tables of results every
+number beside the first column and the paper's must be somebody's, and its row must link
+the page: what stands in the first column are settings.
+"""
+
+import json
+import math
+import re
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from statistics import fmean
+from typing import Any, NamedTuple
+
+Data = dict[str, Any]
+PAGES = Path("benchmarks") / "results"
+# Of the README, between two headings.
+RESULTS = re.compile(r"^## The papers' results\n(.*?)^## ", re.DOTALL | re.MULTILINE)
+NUMBER = re.compile(r"never|(?<!\w)[-+]?\d+(?:,\d{3})*(?:\.\d+)?")
+# As `git describe --abbrev=10` writes it, after a tag where there is one.
+CLEAN = re.compile(r"(?:.+-g)?[0-9a-f]{10,40}")
+LINK = re.compile(r"\]\([^)]*\)")
+
+
+class Figure(NamedTuple):
+    """Numbers of a text, and where they come from.
+
+    Parameters
+    ----------
+    file : str
+        The text, from the repository's root.
+    pattern : str
+        Fits in one place; the numbers are in its groups.
+    page : str
+        Name of the page in ``benchmarks/results``.
+    values : callable
+        The page's JSON to the numbers, in the text's order.
+    """
+
+    file: str
+    pattern: str
+    page: str
+    values: Callable[[Data], Sequence[float]]
+
+
+def cell(label: str, column: int = 1) -> str:
+    """Return what fits a cell of the table row whose first cell begins so."""
+    before = r"[^|\n]*\|" * column
+    return rf"^\| {re.escape(label)}{before}([^|\n]*)\|"
+
+
+def accuracy(*rows: str, metric: str = "accuracy") -> Callable[[Data], list[float]]:
+    """Return the mean accuracy in % over seeds, of each row of a table."""
+    return lambda data: [
+        100 * fmean(run[metric] for run in data[row]["runs"]) for row in rows
+    ]
+
+
+def with_range(row: str) -> Callable[[Data], list[float]]:
+    """Return mean, least and greatest accuracy in % over seeds."""
+
+    def values(data: Data) -> list[float]:
+        each = [100 * run["accuracy"] for run in data[row]["runs"]]
+        return [fmean(each), min(each), max(each)]
+
+    return values
+
+
+def time_and_gap(fast: str) -> Callable[[Data], list[float]]:
+    """Return the shares of the base's time, and the points of difference in the end."""
+
+    def values(data: Data) -> list[float]:
+        entry = data[fast]
+        shares = [a / b for a, b in (entry[f"C.T. {c}"] for c in (0, 10, 100))]
+        base = next(name for name in entry["final"] if name != fast)
+        gap = 100 * (entry["final"][fast] - entry["final"][base])
+        reached = [share for share in shares if not math.isnan(share)]
+        return [*(reached or [math.nan]), gap]
+
+    return values
+
+
+def at_same_time(data: Data) -> list[float]:
+    """Return SRPFL's lead over FedRep in points when the latter's time is over."""
+    (times, accuracies), limit = (
+        data["curves"]["srpfl"],
+        data["curves"]["fedrep"][0][-1],
+    )
+    done = [a for time, a in zip(times, accuracies, strict=True) if time <= limit]
+    return [100 * (done[-1] - data["srpfl"]["final"]["fedrep"])]
+
+
+RUNS = ("D-PSGD", "CHOCO (Sign)", "CHOCO (TopK)", "SQuARM, no trigger", "SQuARM")
+
+
+def final_errors(data: Data) -> list[float]:
+    """Return gossip's test errors in %, means of the last five looks."""
+    return [100 * fmean(row["error"] for row in data[name][-5:]) for name in RUNS]
+
+
+def bits(target: float) -> Callable[[Data], list[float]]:
+    """Return gossip's bits to a test error, in those of SQuARM-SGD."""
+
+    def values(data: Data) -> list[float]:
+        first = [
+            next((row["bits"] for row in data[n] if row["error"] <= target), math.nan)
+            for n in RUNS
+        ]
+        return [each / first[-1] for each in first]
+
+    return values
+
+
+def factors(problem: str, gap: str) -> Callable[[Data], list[float]]:
+    """Return how many times fewer bits than without compression, mean over seeds."""
+
+    def values(data: Data) -> list[float]:
+        results = data["problems"][problem]["results"]
+        seeds = range(len(results["vanilla"]))
+        spent = {n: [run["crossed"][gap][1] for run in results[n]] for n in SCHEMES}
+        return [
+            fmean(spent["vanilla"][seed] / spent[name][seed] for seed in seeds)
+            for name in SCHEMES[1:]
+        ]
+
+    return values
+
+
+SCHEMES = ("vanilla", "TopK", "Sign", "SignTopK")
+TRANSFER = ("error-phase-1", "error", "error-scratch")
+
+
+def transfer(data: Data) -> list[float]:
+    """Return the errors with 100 + 100 samples and 20 dB."""
+    return [fmean(run[n] for run in data["true"]["100"]["20.0"]) for n in TRANSFER]
+
+
+def gain_of_frozen_features(data: Data) -> list[float]:
+    """Return how much faster a round with features computed once is."""
+    each, once, representation = data["head-epochs"].values()
+    return [(each + representation) / (once + representation)]
+
+
+def cosines(algorithm: str) -> Callable[[Data], list[float]]:
+    """Return the mean cosine for each model."""
+    return lambda data: [
+        fmean(data["cosines"][f"{algorithm}/{model}"]) for model in ("logistic", "mlp")
+    ]
+
+
+def message_sizes(data: Data) -> list[float]:
+    """Return what a device receives: MB of FedRep, kB of LG-FedAvg and SQuARM-SGD."""
+    sizes = {name: found["float32"] for name, found in data["bytes"].items()}
+    squarm = sizes["squarm-sgd, sign-top-k"]
+    return [
+        sizes["fedrep"]["down"][0] / 1e6,
+        sizes["lg-fedavg"]["down"][0] / 1e3,
+        *(squarm[way][0] / 1e3 for way in ("down", "up")),
+    ]
+
+
+def _srpfl(label: str, page: str, *pairs: str, column: int = 1) -> list[Figure]:
+    return [
+        Figure("README.md", cell(label, i), f"srpfl_time-{page}", time_and_gap(fast))
+        for i, fast in enumerate(pairs, column)
+    ]
+
+
+DRAWN = "drawn in each round, 20 %"
+ALL_PAIRS = ("srpfl", "lg-srpfl", "flanp", "flanp-ft")
+FIGURES = [
+    *(
+        Figure("README.md", cell(label), page, values)
+        for label, page, values in (
+            (
+                "`fedrep`, 1 head epoch",
+                "fedrep_table-100x5-seeds",
+                with_range("fedrep:head-epochs=1"),
+            ),
+            (
+                "`fedrep`, 10 head epochs",
+                "fedrep_table-100x5",
+                accuracy("fedrep:augment-head=false"),
+            ),
+            ("`fedper`, both", "fedrep_table-100x5", accuracy("fedper")),
+            ("`flute` (mean", "flute_table-100x5-seeds", accuracy("flute")),
+            (
+                "`flute-star`, head epochs",
+                "flute_table-100x5",
+                accuracy(
+                    "flute-star:augment-head=false",
+                    'flute-star:augment-head=false,head-epochs-order="after"',
+                ),
+            ),
+            (
+                "`fedavg` / `fedavg-ft`",
+                "fedrep_table-100x5",
+                lambda data: [
+                    *accuracy("fedavg-ft", metric="accuracy-global")(data),
+                    *accuracy("fedavg-ft")(data),
+                ],
+            ),
+            ("`flute`, 2 shards", "flute_table-100x2", accuracy("flute")),
+            ("`flute`, 50 clients", "flute_table-50x5", accuracy("flute")),
+            ("`srpfl` less `fedrep`", "srpfl_time-fixed-1-plain", at_same_time),
+            (
+                "linear SRPFL",
+                "srpfl_speedup",
+                lambda data: [data[str(2**power)]["ratio"] for power in range(4, 11)],
+            ),
+            ("logistic regression, 60", "gossip_convex", final_errors),
+            ("their bits to 13 %", "gossip_convex", bits(0.13)),
+            ("ResNet-20", "gossip_cifar", final_errors),
+            ("their bits to 50 %", "gossip_cifar", bits(0.5)),
+            ("QCQP", "multi_task", factors("qcqp", "0.001")),
+            ("its logistic", "multi_task", factors("logistic", "0.03")),
+            ("`representation-transfer`, 100", "representation_transfer", transfer),
+            (
+                "its claims",
+                "representation_transfer",
+                lambda data: [
+                    sum(true for *_, true in data["claims"]),
+                    len(data["claims"]),
+                ],
+            ),
+        )
+    ),
+    *_srpfl("[fixed, all, 40]", "fixed-1-plain", *ALL_PAIRS),
+    *_srpfl("[drawn in each round, all, 40]", "dynamic-1-plain", *ALL_PAIRS),
+    *_srpfl("[fixed, all, 40, augmented]", "fixed-1", *ALL_PAIRS[:2]),
+    *_srpfl("[fixed, 20 %, 30, augmented]", "fixed-0.2", *ALL_PAIRS),
+    *_srpfl(DRAWN, "dynamic-0.2", "srpfl"),
+    *_srpfl(DRAWN, "dynamic-0.2-plain", "lg-srpfl", column=2),
+    *_srpfl(DRAWN, "dynamic-0.2-plain-flanp", "flanp", "flanp-ft", column=3),
+    Figure(
+        "README.md",
+        r"a round with 10 head epochs is \[([\d.]+) times\]",
+        "speed",
+        gain_of_frozen_features,
+    ),
+    *(
+        Figure(
+            "docs/privacy.md",
+            rf"^\| `{algorithm}`(?:, SignTopK of 1 %)? \|( [\d.]+ \| [\d.]+) \|",
+            "privacy",
+            cosines(algorithm),
+        )
+        for algorithm in ("dpsgd", "choco-sgd", "squarm-sgd")
+    ),
+    Figure(
+        "deploy/README.md",
+        r"sends, ([\d.]+) MB a round with FedRep, FLUTE or FedAvg, (\d+) kB with "
+        r"LG-FedAvg, and with\nSQuARM-SGD .*, two neighbours\) (\d+) kB and (\d+) kB",
+        "slow_links",
+        message_sizes,
+    ),
+]
+
+
+def numbers(text: str) -> list[str]:
+    """Return the numbers of a text, without those in the targets of its links."""
+    return NUMBER.findall(LINK.sub("]", text).replace("\u2212", "-"))
+
+
+def agrees(written: str, value: float) -> bool:
+    """Return whether a number is the value, rounded to as many digits as it has."""
+    if written == "never" or math.isnan(value):
+        return written == "never" and math.isnan(value)
+    half = 0.5 * 10.0 ** -len(written.partition(".")[2])
+    # The pages' JSON has six digits.
+    return abs(float(written.replace(",", "")) - value) <= half + 1e-5 * abs(value)
+
+
+def read(root: Path, page: str) -> Data | None:
+    """Return a page's JSON, or nothing where it is missing."""
+    path = root / PAGES / f"{page}.json"
+    if not path.is_file():
+        return None
+    data: Data = json.loads(path.read_text(encoding="utf-8"))
+    return data
+
+
+def wrong_figures(root: Path, figures: Sequence[Figure] = FIGURES) -> Iterator[str]:
+    """Yield a line for each figure that is not its page's, or that has no page."""
+    texts = {f.file: (root / f.file).read_text(encoding="utf-8") for f in figures}
+    covered: set[int] = set()
+    for figure in figures:
+        text = texts[figure.file]
+        found = list(re.finditer(figure.pattern, text, re.MULTILINE))
+        if len(found) != 1:
+            yield (
+                f"{figure.file}: {figure.page}'s figure is in {len(found)} places "
+                f"and not in one: {figure.pattern}"
+            )
+            continue
+        match = found[0]
+        line = text.count("\n", 0, match.start(1)) + 1
+        place = f"{figure.file}:{line}"
+        covered.add(match.start(1))
+        if f"{PAGES.name}/{figure.page}.md)" not in _around(text, match, figure.file):
+            yield f"{place}: no link to {PAGES / figure.page}.md"
+        data = read(root, figure.page)
+        if data is None:
+            yield f"{place}: {PAGES / figure.page}.json is missing"
+            continue
+        written, values = numbers(" ".join(match.groups())), figure.values(data)
+        if len(written) != len(values) or not all(map(agrees, written, values)):
+            yield (
+                f"{place}: says {', '.join(written)} and {figure.page} has "
+                f"{', '.join(f'{value:.6g}' for value in values)}"
+            )
+    yield from _without_page(texts["README.md"], covered)
+
+
+def _around(text: str, match: re.Match[str], file: str) -> str:
+    """Return where the link has to be: in the README's row, else in the file."""
+    if file != "README.md":
+        return text
+    begin, end = text.rfind("\n", 0, match.end()), text.find("\n", match.end())
+    return text[begin:end]
+
+
+def _without_page(readme: str, covered: set[int]) -> Iterator[str]:
+    """Yield a line for each cell of the README's results whose numbers are nobody's."""
+    section = RESULTS.search(readme)
+    if section is None:
+        yield "README.md: has no section of the papers' results"
+        return
+    heads: list[str] = []
+    at = section.start(1)
+    for line in section.group(1).splitlines(keepends=True):
+        begins = [at + i for i, character in enumerate(line) if character == "|"]
+        cells = [part.strip() for part in line.strip().strip("|").split("|")]
+        if not line.startswith("|"):
+            heads = []
+        elif not heads:
+            heads = cells
+        else:
+            for i, part in list(enumerate(cells))[1:]:
+                alone = heads[i : i + 1] != ["paper"] and begins[i] + 1 not in covered
+                if alone and numbers(part):
+                    number = readme.count("\n", 0, at) + 1
+                    yield f"README.md:{number}: {part!r} has no page"
+        at += len(line)
+
+
+def dirty(root: Path, page: str) -> Iterator[str]:
+    """Yield a line if a page was not made by the commit that it names."""
+    data = read(root, page)
+    if data is None:
+        return
+    commit = data["about"]["commit"]
+    if not CLEAN.fullmatch(commit):
+        yield f"{PAGES / page}.md: {commit} is no clean commit of git describe"
+    text = (root / PAGES / f"{page}.md").read_text(encoding="utf-8")
+    if f"at commit {commit};" not in text:
+        yield f"{PAGES / page}.md: not the commit {commit} of its JSON"

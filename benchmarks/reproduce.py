@@ -1,0 +1,179 @@
+"""All tables and figures: how each is made, and whether the README says what it says.
+
+``python -m benchmarks.reproduce --list`` shows each with its page, command and time,
+and names those that are not here with the reason; ``NAME`` runs its command.
+``--check`` ends with 1 where a figure of the README or of a guide is not its page's,
+or where a page is missing, has no entry in ``reproduce.toml``, or was not made by a
+clean commit.
+"""
+
+import argparse
+import os
+import shlex
+import subprocess
+import sys
+import tomllib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+# As a file as well as with `-m`; Opacus, too, installs a package `benchmarks`.
+sys.path.insert(0, str(ROOT))
+
+from benchmarks.figures import PAGES, Data, dirty, read, wrong_figures  # noqa: E402
+
+
+@dataclass(frozen=True, kw_only=True)
+class Entry:
+    """A table or a figure, by the name of its page; see ``reproduce.toml``."""
+
+    shows: str
+    command: str = ""
+    why: str = ""
+    time: str = ""
+    gpu: str = "unknown"
+
+
+def entries() -> dict[str, Entry]:
+    """Return what ``reproduce.toml`` has."""
+    text = (Path(__file__).parent / "reproduce.toml").read_text(encoding="utf-8")
+    return {name: Entry(**given) for name, given in tomllib.loads(text).items()}
+
+
+def check(root: Path, all_entries: dict[str, Entry]) -> Iterator[str]:
+    """Yield a line for everything that does not hold."""
+    yield from wrong_figures(root)
+    for name, entry in all_entries.items():
+        if read(root, name) is None and not entry.why:
+            yield f"{PAGES / name}.json is missing"
+        yield from dirty(root, name)
+    for path in sorted((root / PAGES).glob("*.md")):
+        if path.stem not in all_entries:
+            yield f"{PAGES / path.name} is not in benchmarks/reproduce.toml"
+
+
+def command_of(entry: Entry, data: Data | None) -> str:
+    """Return the command, the page's where the entry has none of its own."""
+    return entry.command or (data["about"]["command"] if data else "")
+
+
+def seconds(root: Path, name: str, data: Data) -> float:
+    """Return what a page says that its runs took, or it as a whole, or 0."""
+    values = [value for key, value in data.items() if key != "about"]
+    runs = [r for v in values if isinstance(v, dict) for r in v.get("runs", [])]
+    if runs:
+        return float(sum(run["seconds"] for run in runs))
+    if curves := [v[-1] for v in values if isinstance(v, list) and _timed(v)]:
+        return float(sum(row["seconds"] for row in curves))
+    if timed := _column(root / PAGES / f"{name}.md"):
+        return sum(timed)
+    return float(data.get("seconds", data["about"].get("seconds", 0)))
+
+
+def _timed(rows: list[Any]) -> bool:
+    return bool(rows) and isinstance(rows[-1], dict) and "seconds" in rows[-1]
+
+
+def _column(page: Path) -> set[float]:
+    """Return the page's column ``real seconds``, which is not in its JSON.
+
+    A run that makes two rows has the same seconds in both, and counts once.
+    """
+    found: set[float] = set()
+    at = -1
+    for line in page.read_text(encoding="utf-8").splitlines():
+        cells = [part.strip() for part in line.strip("|").split("|")]
+        if "real seconds" in cells:
+            at = cells.index("real seconds")
+        elif not line.startswith("|"):
+            at = -1
+        elif at >= 0 and not cells[at].startswith("-"):
+            found.add(float(cells[at]))
+    return found
+
+
+def duration(number: float) -> str:
+    """Return seconds as people say them."""
+    if number < 100:
+        return f"{number:.0f} s"
+    return f"{number / 60:.0f} min" if number < 6000 else f"{number / 3600:.1f} h"
+
+
+def show(root: Path, name: str, entry: Entry) -> str:
+    """Return all about an entry, in a few lines."""
+    data = read(root, name)
+    taken = seconds(root, name, data) if data else 0
+    time = f"{duration(taken)} (its page)" if taken else entry.time or "unknown"
+    lines = [f"{name}: {entry.shows}"]
+    if data:
+        lines += [f"page: {PAGES / name}.md at {data['about']['commit']}"]
+    elif entry.why:
+        lines += [f"not here: {entry.why}"]
+    if command := command_of(entry, data):
+        lines += [f"command: {command}", f"time: {time}; on a GPU: {entry.gpu}"]
+    return "\n    ".join(lines)
+
+
+def run(name: str, command: str, given: dict[str, str | None]) -> int:
+    """Run a command with its folders filled in; return its exit status."""
+    words = shlex.split(command)
+    for i, word in enumerate(words):
+        if word in given:
+            folder = given[word]
+            if folder is None:
+                print(f"{name} needs --{FOLDERS[word]}", file=sys.stderr)
+                return 2
+            if word != "OUTPUT" and not Path(folder).exists():
+                print(f"--{FOLDERS[word]} {folder} does not exist", file=sys.stderr)
+                return 2
+            words[i] = folder
+    if words[0] == "python":
+        words[0] = sys.executable
+    print(shlex.join(words), flush=True)
+    path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
+    environment = os.environ | {"PYTHONPATH": path}
+    return subprocess.run(words, cwd=ROOT, env=environment, check=False).returncode
+
+
+FOLDERS = {"DATA": "data-dir", "OUTPUT": "output", "BEFORE": "before"}
+
+
+def main() -> int:
+    """Do what the command line says; return the exit status."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("name", nargs="?", help="of what is made again")
+    parser.add_argument("--list", action="store_true", help="show all, or NAME")
+    parser.add_argument("--check", action="store_true", help="hold texts against pages")
+    parser.add_argument("--data-dir", type=Path, help="what DATA stands for")
+    parser.add_argument("--output", type=Path, help="OUTPUT; results/NAME by default")
+    parser.add_argument("--before", type=Path, help="what BEFORE stands for")
+    arguments = parser.parse_args()
+    known = entries()
+    name = arguments.name
+    if name is not None and name not in known:
+        parser.error(f"{name} is not in the list that --list shows")
+    if arguments.check:
+        lines = list(check(ROOT, known))
+        print(*lines, sep="\n", end="\n" if lines else "")
+        return 1 if lines else 0
+    if arguments.list:
+        for each in [name] if name else known:
+            print(show(ROOT, each, known[each]))
+        return 0
+    if name is None:
+        parser.error("a NAME, --list or --check is needed")
+    command = command_of(known[name], read(ROOT, name))
+    if not command:
+        print(f"{name} has no command: {known[name].why}", file=sys.stderr)
+        return 2
+    output = arguments.output or Path("results") / name
+    folders = {"DATA": arguments.data_dir, "OUTPUT": output, "BEFORE": arguments.before}
+    # The command runs in the repository's root.
+    given = {k: str(v.resolve()) if v else None for k, v in folders.items()}
+    return run(name, command, given)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
