@@ -40,6 +40,7 @@ class FedRepLinear(FedRep):
     """
 
     client = "clients.fedrep:FedRepLinearClient"
+    only_means = True
     # SRPFL's own linear case always has the QR step (its algorithm 2).
     under_srpfl: ClassVar = {"orthonormalize": True}
 

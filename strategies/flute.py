@@ -97,6 +97,8 @@ class FLUTE(HeadsOnServer):
     """
 
     client = "clients.flute:FLUTEClient"
+    # A head goes back to its own client alone.
+    only_means = True
     cases: ClassVar = {"linear": "strategies.flute:FLUTELinear"}
 
     def __init__(

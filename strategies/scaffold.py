@@ -30,6 +30,7 @@ class SCAFFOLD(BaseStrategy):
     """
 
     client = "clients.scaffold:SCAFFOLDClient"
+    only_means = True
 
     def __init__(
         self,

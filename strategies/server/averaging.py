@@ -29,7 +29,8 @@ class Averaging:
 
     # Whether anything is averaged, so that a rule for it can be chosen.
     averages: ClassVar[bool] = True
-    # Whether all that others get to know of a client is its part of a `mean`.
+    # Whether all that others get to know of a client is its part of a `mean`. Who
+    # writes another `aggregate` or `mean` says it again.
     only_means: ClassVar[bool] = True
 
     arrayrecord_key: str
@@ -104,7 +105,7 @@ class Averaging:
         """Return what the settings ask for, if it can be counted for this algorithm."""
         noise, clip = self.server_dp_noise, self.server_dp_clip
         allowed = "0 for this algorithm: more is told of a client than a share of means"
-        valid = self.averages and self.only_means
+        valid = self.averages and self._tells_only_means()
         require(valid or not noise, "server-dp-noise", noise, allowed)
         for name, value, only in (
             ("weighting", self.weighting, "uniform"),
@@ -113,6 +114,15 @@ class Averaging:
             allowed = f"{only} with server-dp-noise"
             require(value == only or not noise, name, value, allowed)
         return client_privacy(noise, clip, self.server_dp_delta)
+
+    @classmethod
+    def _tells_only_means(cls) -> bool:
+        for base in cls.__mro__:
+            if "only_means" in vars(base):
+                return bool(vars(base)["only_means"])
+            if {"aggregate", "mean"} & vars(base).keys():
+                break
+        return False
 
     def check_private(self, arrays: ArrayRecord) -> None:
         """Raise `SettingsError` if noise would make a model of these arrays useless."""

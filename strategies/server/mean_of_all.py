@@ -19,6 +19,8 @@ class MeanOfAll(BaseStrategy):
     the models that the N clients keep, of which the server sees the changes only.
     """
 
+    only_means = True
+
     def __init__(self, **base: Any) -> None:
         super().__init__(**base)
         allowed = "uniform, as the mean is that of all clients"

@@ -18,7 +18,19 @@ from function_clients import (
 )
 from scipy.stats import norm
 
-from strategies import FLUTE, SCAFFOLD, SRPFL, FedAvg, FedDBE, FedProto, FedRep, Local
+from strategies import (
+    FLUTE,
+    L2GD,
+    SCAFFOLD,
+    SRPFL,
+    FedAvg,
+    FedDBE,
+    FedMTL,
+    FedProto,
+    FedRep,
+    FLUTEStar,
+    Local,
+)
 from strategies.fedrep import FedRepLinear
 from strategies.flute import FLUTELinear
 from strategies.server.privacy import FILE, ClientPrivacy, epsilon
@@ -205,6 +217,17 @@ def test_a_damaged_account_is_one_line(tmp_path, damage) -> None:
         private(1.0, 2.0).keep_in(tmp_path)
 
 
+class Telling(FedAvg):
+    """One of somebody's own, which does not say what it tells."""
+
+    def aggregate(self, server_round, replies):
+        return replies[0].content["arrays"]
+
+
+class Counting(Telling):
+    only_means = True
+
+
 @pytest.mark.parametrize(
     ("make", "line"),
     [
@@ -238,7 +261,7 @@ def test_a_damaged_account_is_one_line(tmp_path, damage) -> None:
                 lambda kind=kind: kind(**PRIVATE),
                 "server-dp-noise is 1.0; it must be 0 for this algorithm: more is told",
             )
-            for kind in (Local, FedProto, FedDBE, FLUTELinear)
+            for kind in (Local, FedProto, FedDBE, FLUTELinear, Telling)
         ),
         (
             lambda: FedRepLinear(**PRIVATE),
@@ -257,7 +280,8 @@ def test_what_cannot_be_counted_is_one_line(make, line) -> None:
 
 
 def test_what_can_be_counted() -> None:
-    assert FLUTE(**PRIVATE).privacy
+    kinds = FLUTE, FLUTEStar, SCAFFOLD, L2GD, FedMTL, Counting
+    assert all(kind(**PRIVATE).privacy for kind in kinds)
     assert FedRepLinear(**PRIVATE, initialization="random").privacy
     assert not FedAvg().privacy
 
