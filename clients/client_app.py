@@ -135,9 +135,8 @@ def make_app(
     def evaluate(message: Message, context: Context) -> Message:
         client, config, told = open_message(message, context)
         loss, n, metrics = client.evaluate(unpack(message, client), config)
-        if client.private:
-            metrics = {**metrics, EXAMPLE_EPSILON: client.private.epsilon()}
-        records = pack_metrics(client, told(n), {"loss": loss, **metrics})
+        said = {"loss": loss, **metrics, **_spent(client)}
+        records = pack_metrics(client, told(n), said)
         return Message(records, reply_to=message)
 
     @app.evaluate(NEWCOMER)
@@ -147,7 +146,8 @@ def make_app(
         share = float(config.get(SHARE, 1.0))
         loss, n, metrics = client.join(unpack(message, client), config, share, seed)
         metrics[FITTED] = told(int(metrics[FITTED]))
-        records = pack_metrics(client, told(n), {"loss": loss, **metrics})
+        said = {"loss": loss, **metrics, **_spent(client)}
+        records = pack_metrics(client, told(n), said)
         return Message(records, reply_to=message)
 
     @app.query()
@@ -196,6 +196,11 @@ def make_app(
         return Message(RecordDict({ARRAYS: record}), reply_to=message)
 
     return app
+
+
+def _spent(client: Client) -> Config:
+    """Return the ε of a client that trains privately."""
+    return {EXAMPLE_EPSILON: client.private.epsilon()} if client.private else {}
 
 
 app = make_app()

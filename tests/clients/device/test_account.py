@@ -157,6 +157,18 @@ def test_epsilon_comes_with_an_evaluation(app, tmp_path):
     assert told(again) == pytest.approx(expected, rel=1e-12)
 
 
+def test_a_newcomer_has_an_epsilon_as_well(app):
+    context = context_of(**{"partition-id": 0, "num-partitions": 10})
+    arrays = app(message_of("query.arrays"), context).content.array_records["arrays"]
+    config = {"server-round": 1, "share": 0.5}
+    reply = app(message_of("evaluate.newcomer", arrays, **config), context)
+    (metrics,) = reply.content.metric_records.values()
+    # Ten epochs of the head.
+    rate = 20 / metrics["fitted"]
+    expected = epsilon(((2.0, rate, 10 * int(np.ceil(1 / rate))),), 1e-3)
+    assert metrics["example-epsilon"] == pytest.approx(expected, rel=1e-12)
+
+
 def test_a_device_may_ask_for_noise_of_its_own():
     own = {"dp-noise": 3.0, "dp-clip": 0.5, "dp-delta": 1e-4}
     setup = client_setup(context_of(**own), {"algorithm": "fedavg"})
