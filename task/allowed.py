@@ -4,6 +4,7 @@ import difflib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 Setting = bool | int | float | str
@@ -182,6 +183,18 @@ class Free(Allowed):
 
     def __str__(self) -> str:
         return self.form
+
+
+class Place(Free):
+    """A file or a folder, which need not be there."""
+
+    def permits(self, value: Any) -> bool:
+        """Return whether one can look: it is neither too long nor of an unknown ~."""
+        try:
+            Path(value).expanduser().exists()
+        except (OSError, RuntimeError):
+            return False
+        return True
 
 
 Seed = Range("[0, inf)")

@@ -18,7 +18,7 @@ from strategies.server.checkpoint import Checkpoint
 from strategies.server.report import Report
 from strategies.server.watch import Watch
 from task.messages import NUM_EXAMPLES
-from task.settings import Checked, Free, Range, SettingsError
+from task.settings import Checked, Free, Place, Range, SettingsError
 
 
 @dataclass(frozen=True)
@@ -80,9 +80,9 @@ class RunSettings(Checked):
     evaluate_last: Annotated[int, Range("[0, inf)")] = 10
     new_clients: Annotated[int, Range("[0, inf)")] = 0
     names_by_key: Annotated[bool, Free()] = False
-    output: Annotated[str, Free("a directory")] = "results"
+    output: Annotated[str, Place("a directory")] = "results"
     checkpoint_every: Annotated[int, Range("[0, inf)")] = 0
-    resume: Annotated[str, Free("a directory")] = ""
+    resume: Annotated[str, Place("a directory")] = ""
     tracker: Annotated[str, Free("names or import paths")] = ""
     tracker_uri: Annotated[str, Free("an address for each tracker")] = ""
     page: Annotated[int, Range("[0, 65535]")] = 0

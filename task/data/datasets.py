@@ -16,7 +16,7 @@ import numpy.typing as npt
 from task.data.cache import PARTIAL, is_whole, pixel_file, remove_partial, seal, sync
 from task.data.folders import PARTS, ImageFolder
 from task.data.npz import find_arrays
-from task.settings import Checked, Free, Range, SettingsError, need, unknown
+from task.settings import Checked, Place, Range, SettingsError, need, unknown
 
 Images = npt.NDArray[np.uint8]
 Integers = npt.NDArray[np.int64]
@@ -94,8 +94,8 @@ class DataSettings(Checked):
         first image.
     """
 
-    data_dir: Annotated[str, Free("a directory")] = ""
-    cache_dir: Annotated[str, Free("a directory")] = ""
+    data_dir: Annotated[str, Place("a directory")] = ""
+    cache_dir: Annotated[str, Place("a directory")] = ""
     num_classes: Annotated[int, Range("[0, inf)")] = 0
     image_size: Annotated[int, Range("[0, inf)")] = 0
 

@@ -16,7 +16,7 @@ import numpy as np
 from task.data.cache import pixel_file
 from task.data.columns import MAX_CLASSES, Values, choose, classes_of, numbers_of
 from task.data.datasets import DataSettings, need_space, save
-from task.settings import Free, Range, SettingsError, need, require
+from task.settings import Free, Place, Range, SettingsError, need, require
 
 # Fixes who tests where nobody else has said it.
 HELD_OUT = 0x4E1D
@@ -93,6 +93,9 @@ class HubData:
         self.settings = settings
         self.name = settings.data_dir or name
         require(bool(self.name), "task", "hf", "hf:NAME, or have a data-dir")
+        require(
+            Place().permits(self.name), "task", f"hf:{self.name}", "a name or a path"
+        )
         self.path = Path(self.name).expanduser()
         if self.name.startswith((".", "/", "~")) and not self.path.exists():
             raise SettingsError(f"{self.name!r} is no data set: there is no such path")

@@ -17,7 +17,7 @@ from task.data.partitions import Columns, Indices, PartitionSettings, partition
 from task.devices import seeded
 from task.examples import ExampleSet
 from task.models import MODELS, SplitModel, build_model
-from task.settings import Free, Range, SettingsError
+from task.settings import Free, Place, Range, SettingsError
 from task.training import Loss
 from task.weights import load_weights
 
@@ -80,7 +80,7 @@ class ImageSettings(DataSettings, PartitionSettings):
     model: Annotated[str, Free("a model's name")] = ""
     model_head: Annotated[str, Free("a submodule's name")] = ""
     head_layers: Annotated[int, Range("[0, inf)")] = 0
-    weights: Annotated[str, Free("a file or a name")] = ""
+    weights: Annotated[str, Place("a file or a name")] = ""
     grey_to_rgb: Annotated[bool, Free()] = True
     augment: Annotated[bool, Free()] = True
     augment_all: Annotated[bool, Free()] = False

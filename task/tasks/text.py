@@ -17,7 +17,7 @@ from task.base import BaseTask
 from task.devices import seeded
 from task.examples import ExampleSet
 from task.models import SplitModel
-from task.settings import Checked, Free, Range, Seed, SettingsError, require
+from task.settings import Checked, Place, Range, Seed, SettingsError, require
 from task.training import Loss
 
 # LEAF's characters for Shakespeare; anything else is the first.
@@ -86,7 +86,7 @@ class TextSettings(Checked):
         Units of each of the two layers.
     """
 
-    data_dir: Annotated[str, Free("a directory")] = ""
+    data_dir: Annotated[str, Place("a directory")] = ""
     seed: Annotated[int, Seed] = 0
     sequence_length: Annotated[int, Range("[0, inf)")] = 0
     lstm_width: Annotated[int, Range("[1, inf)")] = 256

@@ -23,6 +23,7 @@ from task.settings import (
     Choice,
     Declared,
     Free,
+    Place,
     Range,
     SettingsError,
     build,
@@ -108,6 +109,12 @@ def test_a_choice_is_one_of_its_names():
 
 def test_anything_is_free():
     assert all(Free("a name").permits(value) for value in ("", 0, math.nan, None))
+
+
+def test_a_place_need_not_be_there_but_can_be_looked_for(tmp_path):
+    place = Place("a directory")
+    assert all(place.permits(name) for name in ("", "nothing/here", "~", str(tmp_path)))
+    assert not any(place.permits(name) for name in ("~nobody-has-it/x", "a" * 5000))
 
 
 # What is declared

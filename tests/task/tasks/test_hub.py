@@ -350,6 +350,12 @@ def test_what_cannot_be_is_said_in_one_line(home, name, own, line):
     assert "\n" not in str(raised.value)
 
 
+@pytest.mark.parametrize("name", ["~nobody-has-it/x", "a" * 5000])
+def test_no_path_of_this_system(name):
+    with pytest.raises(SettingsError, match=f"^task is 'hf:{name}'; it must be a name"):
+        build_task(resolve({"task": f"hf:{name}"}), 2)
+
+
 def test_no_name_and_no_folder():
     with pytest.raises(SettingsError, match="task is 'hf'; it must be hf:NAME, or"):
         build_task(resolve({"task": "hf"}), 2)
