@@ -4,9 +4,8 @@ Clients are known by name and not by node id, sampling is seeded, replies are ch
 means have a fixed order, bytes are counted, and the state can be saved.
 """
 
-import math
 from collections.abc import Iterable
-from logging import INFO, WARNING
+from logging import INFO
 from typing import Annotated, Any, cast
 
 from flwr.app import (
@@ -21,30 +20,18 @@ from flwr.common import log
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import FedAvg as FlowerFedAvg
 
-from strategies.hooks import RunHooks
 from strategies.server.aggregation import RULES, WEIGHED, make_rule
-from strategies.server.averaging import Averaging
-from strategies.server.exchange import Exchange, mean_loss, mean_metrics, weighted_means
+from strategies.server.evaluating import Evaluating
+from strategies.server.exchange import Exchange, mean_loss
 from strategies.server.participants import Participants
-from strategies.server.replies import (
-    Arrays,
-    as_float16,
-    check_evaluation,
-    check_metrics,
-    single_metrics,
-)
+from strategies.server.replies import Arrays, as_float16, check_metrics, single_metrics
 from strategies.server.sampling import Sampler
 from strategies.server.standing import Standing
-from task.messages import (
-    INITIAL_ARRAYS,
-    NUM_EXAMPLES,
-    NUM_TEST_EXAMPLES,
-    SERVER_ROUND,
-)
+from task.messages import INITIAL_ARRAYS, NUM_EXAMPLES, SERVER_ROUND
 from task.settings import Choice, Range, Seed, require, validate
 
 
-class BaseStrategy(Averaging, RunHooks, FlowerFedAvg):
+class BaseStrategy(Evaluating, FlowerFedAvg):
     """The base of all strategies: sample clients, average what they share.
 
     Parameters
@@ -279,61 +266,6 @@ class BaseStrategy(Averaging, RunHooks, FlowerFedAvg):
     def train_metrics(self, replies: list[Message]) -> dict[str, float]:
         """Return a round's metrics from at least one valid reply: ``train-loss``."""
         return mean_loss(map(check_metrics, replies))
-
-    # Evaluation.
-
-    def configure_evaluate(
-        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
-    ) -> Iterable[Message]:
-        """Send the shared arrays to all clients, sampled or not."""
-        nodes = self.identify(grid)
-        kind = MessageType.EVALUATE
-        return self.open_exchange(nodes, arrays, config, server_round, kind)
-
-    def aggregate_evaluate(
-        self, server_round: int, replies: Iterable[Message]
-    ) -> MetricRecord | None:
-        """Return the plain mean of every metric over the clients with test examples.
-
-        A client that is busy with an earlier round counts as it was last evaluated.
-
-        Returns
-        -------
-        MetricRecord or None
-            The means, accuracy and loss also over all examples (``accuracy-weighted``
-            and ``loss-weighted``), ``evaluated`` (how many clients), where any is busy
-            ``evaluated-before`` (how many of these count as of an earlier round),
-            ``evaluation-rejected``, ``evaluation-unanswered``, ``bytes-down`` and
-            ``bytes-up``; None if no reply is valid. ``client_metrics`` keeps each
-            client's own.
-        """
-        exchange = self.exchange
-        valid = exchange.close(replies, check_evaluation)
-        self.standing.note_unused(exchange.unused)
-        if exchange.silent:
-            names = ", ".join(exchange.silent)
-            log(WARNING, "not evaluated, no reply of clients %s", names)
-        tested = [
-            (name, reply, metrics)
-            for name, reply in zip(exchange.names(valid), valid, strict=True)
-            if (metrics := check_evaluation(reply))
-        ]
-        self.evaluated = [reply for _, reply, _ in tested]
-        self.client_metrics |= {name: metrics for name, _, metrics in tested}
-        self.evaluated_in |= dict.fromkeys((name for name, *_ in tested), server_round)
-        if not tested:
-            return None
-        every = [metrics for *_, metrics in tested]
-        most = [self.declared(reply, NUM_TEST_EXAMPLES) for _, reply, _ in tested]
-        busy = self.participants.busy_ones()
-        before = [client for client in busy if client.name in self.client_metrics]
-        every += [self.client_metrics[client.name] for client in before]
-        most += [c.properties.get(NUM_TEST_EXAMPLES, math.inf) for c in before]
-        means = mean_metrics(every) | weighted_means(every, most)
-        counts = {"evaluated": len(every), **exchange.counts("evaluation-")}
-        if before:
-            counts["evaluated-before"] = len(before)
-        return single_metrics({**means, **counts, **exchange.sizes()})
 
     # State.
 
