@@ -78,7 +78,7 @@ class Compressor(ABC):
         """Give the omega that holds at one vector.
 
         It is never less than ``omega(d)``, and larger where the error depends on the
-        vector (``Sign`` and whatever keeps the largest entries).
+        vector (``Sign``, ``QSGD``, and whatever keeps the largest entries).
 
         Parameters
         ----------

@@ -126,6 +126,16 @@ class QSGD(Compressor):
         beta = self.beta(dimension)
         return 1 / (1 + beta) if self._divides(beta) else 1 - beta
 
+    def _omega_at(self, x: Float32s) -> float:
+        beta = self.beta(len(x))
+        if self._divides(beta):
+            return 1 / (1 + beta)
+        # The bound comes near 0 as beta comes near 1, and the error does not. A level
+        # between two is rounded with the variance p (1 - p), p its way to the upper.
+        level = np.abs(x.astype(np.float64)) / math.sqrt(squared_l2(x)) * self.levels
+        p = level - np.floor(level)
+        return max(1 - beta, 1 - float((p * (1 - p)).sum()) / self.levels**2)
+
     def _divides(self, beta: float) -> bool:
         """Return whether Q_s is divided by 1 + beta."""
         return self.scaled or beta >= 1

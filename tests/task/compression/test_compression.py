@@ -332,6 +332,13 @@ def test_omega_worked_by_hand():
     assert Sign().omega_at(x) == 0.49
     assert TopK(1).omega_at(x) == 0.64
     assert SignTopK(2).omega_at(x) == pytest.approx(0.98)
+    # s = 2, beta = min(2/4, 1.4/2): (3, 4) / 5 has the levels 1.2 and 1.6, and of its
+    # square (0.2 * 0.8 + 0.6 * 0.4) / 4 = 0.1 is lost.
+    assert QSGD(2).omega_at(torch.tensor([3.0, -4.0])) == pytest.approx(0.9)
+    assert QSGD(2, scaled=True).omega_at(torch.tensor([3.0, -4.0])) == 1 / 1.5
+    # A Gaussian vector of 15² - 1: in the worst case 1/225 would be left of it, but no
+    # rounding loses more than 224 quarters of a level's square.
+    assert QSGD(15).typical_omega(224) >= 1 - 224 / 4 / 15**2
     # Two tensors (3, -4) and (0, 0): 49/50 of everything.
     assert PerTensor(Sign(), (2, 2)).omega_at(x) == pytest.approx(0.98)
     assert PerTensor(TopK(1), (2, 5)).omega(7) == 0.2
