@@ -46,6 +46,8 @@ def choose(features: Any, own: Named, name: str) -> tuple[list[str], str]:
         If they are not named, and not clear, or are not of the right type.
     """
     listed = ", ".join(f"{n} ({_kind(feature)})" for n, feature in features.items())
+    # A column may be called anything.
+    listed = " ".join(listed.split())
     known = f"of the columns of {name!r}: {listed}"
     classes = [n for n, feature in features.items() if _kind(feature) == "ClassLabel"]
     usual = [n for n in USUAL if n in features]
@@ -88,7 +90,7 @@ def classes_of(
         n = len(values["train"])
         return {"train": codes[:n], "test": codes[n:]}, tuple(map(str, names))
     feature = parts["train"].features[label]
-    if kind not in "biu":
+    if kind not in "biu" or together.ndim > 1:
         raise SettingsError(
             f"{what} holds {_kind(feature)}, or lacks values; it must hold classes, as "
             "integers or texts"
@@ -110,11 +112,14 @@ def numbers_of(rows: Any, own: str, name: str) -> npt.NDArray[np.float32]:
     SettingsError
         If it has not the same number of numbers in each row.
     """
-    values, what = column(rows, own), f"column {own!r} of {name!r}"
+    what = f"column {own!r} of {name!r}"
     try:
-        x = np.stack(list(values)).astype(np.float32).reshape(len(values), -1)
-    except (TypeError, ValueError):
-        raise SettingsError(f"{what} holds rows of unequal length") from None
+        values = list(column(rows, own))
+        x = np.stack(values).astype(np.float32).reshape(len(values), -1)
+    # `datasets` itself stumbles over a list that is missing.
+    except (AttributeError, TypeError, ValueError):
+        line = f"{what} holds rows of unequal length, or lacks some"
+        raise SettingsError(line) from None
     missing = np.flatnonzero(~np.isfinite(x).all(axis=1))
     if len(missing):
         raise SettingsError(f"{what} has no number in row {missing[0]}")

@@ -374,6 +374,9 @@ def test_missing_numbers_and_odd_rows_are_named(tmp_path):
     refused(
         {"x": [[1.0], [1.0, 2.0]] * 2 + [[1.0]], "label": label}, "holds rows of un"
     )
+    refused({"x": [[1.0]] * 4 + [None], "label": label}, "unequal length, or lacks")
+    refused({"x": [1.0] * 5, "label": [[c] for c in label]}, "list of int64, or lac")
+    refused({"x": [1.0] * 5, "of\nwhat": label}, "x (float64), of what (int64)")
     refused({"x": [1.0] * 5, "label": [0, 1, 0, -1, 0]}, "is -1; it must be a class")
 
 
