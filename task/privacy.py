@@ -140,7 +140,8 @@ def train_privately(call: TrainCall, privacy: ExamplePrivacy) -> float:
     TrainingDivergedError
         If the loss is no longer finite.
     SettingsError
-        If some targets do not count.
+        If some targets do not count, or some of what learns is not in the forward pass
+        of a module, as Opacus needs it.
     """
     from opacus.grad_sample import GradSampleHooks
     from opacus.optimizers import DPOptimizer
@@ -180,10 +181,18 @@ def train_privately(call: TrainCall, privacy: ExamplePrivacy) -> float:
                 if call.regularizer is not None:
                     objective = value + expected * call.regularizer(features, model)
             objective.backward()  # type: ignore[no-untyped-call]
-        else:
-            for parameter in learning.values():
-                parameter.grad_sample = parameter.new_zeros(0, *parameter.shape)  # type: ignore[attr-defined]
         beside = _beside_examples(call, features.detach(), learning)
+        for name, parameter in learning.items():
+            found = getattr(parameter, "grad_sample", None)
+            if found is None and len(targets):
+                raise SettingsError(
+                    f"dp-noise is {privacy.dp_noise}; it must be 0 with this model: of "
+                    f"{name!r} single examples have no gradient"
+                )
+            if found is None:
+                found = parameter.new_zeros(0, *parameter.shape)
+            # Opacus takes lengths as they come, in bfloat16 with errors of some 0.4 %.
+            parameter.grad_sample = found.to(parameter.dtype)  # type: ignore[attr-defined]
         optimizer.pre_step()
         for name, term in beside.items():
             learning[name].grad = cast(Tensor, learning[name].grad) + term

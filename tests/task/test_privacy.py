@@ -96,6 +96,30 @@ def test_each_example_is_clipped_over_all_that_learns():
     np.testing.assert_allclose(found, step, rtol=1e-5)
 
 
+@pytest.mark.parametrize("seed", [0, 1, 2])
+def test_an_example_is_no_longer_than_said_in_bfloat16_either(seed):
+    trained = model(seed)
+    before = torch.cat([p.detach().flatten().clone() for p in trained.parameters()])
+    sgd = SGD(1.0, 0.0, 0.0, batch_size=1, bfloat16=True)
+    call = call_of(trained, examples=classes(1), epochs=1, sgd=sgd)
+    train_privately(call, without_noise(0.001))
+    after = torch.cat([p.detach().flatten() for p in trained.parameters()])
+    assert torch.dist(after, before).item() == pytest.approx(0.001, rel=4e-4)
+
+
+class Unused(nn.Linear):
+    def forward(self, x):
+        return x
+
+
+def test_what_has_no_gradients_of_single_examples_is_one_line():
+    layers = Unused(100, 100), nn.Linear(4, 5)
+    trained = SplitModel(nn.Sequential(*layers), nn.Linear(5, 3))
+    line = "must be 0 with this model: of 'representation.0.weight' single examples"
+    with pytest.raises(SettingsError, match=line):
+        train_privately(call_of(trained), ExamplePrivacy(1.5, 2.0, 1e-5))
+
+
 def quiet(width: int) -> SplitModel:
     """A model whose examples have no gradient: all is 0, and so are the targets."""
     made = SplitModel(nn.Identity(), nn.Linear(1, width, bias=False))
