@@ -1,15 +1,20 @@
 """An ε for each algorithm of one command, which interruptions do not make smaller."""
 
 import json
+import re
+from pathlib import Path
 
 import pytest
 from command_line import STEADY, Killed, die_in, json_of, rows_of, run
 from dp_accounting import dp_event
 from dp_accounting.rdp import RdpAccountant
 
+from clients.algorithms import check_countable
+from strategies.algorithms import build_strategy
 from strategies.server.privacy import FILE, epsilon
 from strategies.server.sampling import Sampler
 from task.privacy import epsilon as example_epsilon
+from task.settings import SettingsError, resolve
 
 PRIVATE = {
     **STEADY,
@@ -169,3 +174,36 @@ def test_what_cannot_be_private_is_one_line(tmp_path, capfd, algorithm, more, li
     assert line in error
     assert error.count("\n") == 1
     assert not (tmp_path / "out").exists()
+
+
+ROOT = Path(__file__).parents[2]
+SERVER = {"server-dp-noise": 1.0, "server-dp-clip": 1.0, "server-dp-delta": 1e-3}
+DEVICE = {"dp-noise": 1.0, "dp-clip": 1.0, "dp-delta": 1e-3}
+
+
+def counted(name: str) -> str:
+    def fine(check, given) -> bool:
+        try:
+            check(resolve({"algorithm": name, **given}))
+        except SettingsError as error:
+            if "dp-noise is 1.0; it must be 0" not in str(error):
+                raise
+            return False
+        return True
+
+    kinds = {"S": fine(build_strategy, SERVER), "D": fine(check_countable, DEVICE)}
+    return " ".join(letter for letter, is_counted in kinds.items() if is_counted)
+
+
+def test_the_page_says_what_is_counted():
+    page = (ROOT / "docs" / "privacy.md").read_text()
+    lines = page.partition("\nS: `server-dp-noise` is counted")[0].splitlines()
+    rows = [line.strip("| ").split("|") for line in lines if line.startswith("| `")]
+    # Those with one letter for all tasks and bases.
+    plain = [r for r in rows if len(r) >= 4 and "kin" not in r[0]]
+    plain = [r for r in plain if "linear" not in r[0] and "multi-task" not in r[0]]
+    said = {n: r[4:] for r in plain for n in re.findall(r"`([a-z0-9-]+)`", r[0])}
+    said.pop("-ft", None)
+    assert len(said) > 25
+    for name, letters in said.items():
+        assert " ".join(letters).strip() == counted(name), name
