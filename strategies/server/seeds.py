@@ -15,11 +15,14 @@ from strategies.server.report import OWN
 from strategies.server.results import SUMMARY, TIDY, write_json
 from strategies.server.tables import write_tables
 from strategies.server.tidy import join
+from task.messages import EXAMPLE_EPSILON
 from task.settings import Setting, Settings, SettingsError, require
 
 PREFIX = "seed-"
 # The metric of which a table shows the deviation.
 STD = "accuracy-std-seeds"
+# What no run of them exceeds; a mean would be less than some run has told.
+LARGEST = ("epsilon", EXAMPLE_EPSILON)
 
 
 def plan(
@@ -132,8 +135,8 @@ def over_seeds(summaries: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Return the means of one algorithm's summaries over seeds.
 
     ``accuracy-std-seeds`` is the standard deviation of their accuracies as of a sample
-    (n − 1), of two seeds and more; ``seeds`` is how many there are. What not all of
-    them have is left out.
+    (n − 1), of two seeds and more; ``seeds`` is how many there are. An ε is the largest
+    of them. What not all of them have is left out.
     """
     # What is not finite is written as null.
     common = [
@@ -145,7 +148,8 @@ def over_seeds(summaries: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     for name in common:
         values = [summary[name] for summary in summaries]
         same = len(set(map(repr, values))) == 1
-        found[name] = values[0] if same else float(np.mean(values))
+        combined = max if name in LARGEST else np.mean
+        found[name] = values[0] if same else float(combined(values))
         if name == "accuracy" and len(values) > 1:
             found[STD] = float(np.std(values, ddof=1))
     return {**found, "seeds": len(summaries)}

@@ -66,6 +66,9 @@ def test_means_and_the_deviation_of_a_sample():
         "seeds": 3,
     }
     assert over_seeds(summaries[:1]) == {**summaries[0], "seeds": 1}
+    # What one run has told is no less by what another has not.
+    spent = [{"epsilon": e, "example-epsilon": 2 * e} for e in (1.0, 4.0, 2.0)]
+    assert over_seeds(spent) == {"epsilon": 4.0, "example-epsilon": 8.0, "seeds": 3}
 
 
 def test_a_curve_is_of_the_rounds_that_all_seeds_have():
