@@ -32,6 +32,21 @@ FIGURES = {
 }
 
 
+# Each of these takes minutes, in which it mostly waits.
+LONGEST = (
+    "test_arrivals.py",
+    "test_chaos.py",
+    "test_devices.py",
+    "test_guide_to_algorithms.py",
+    "test_guide_to_tasks.py",
+)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Begin with the longest, so that no worker is left with one in the end."""
+    items.sort(key=lambda item: item.path.name not in LONGEST)
+
+
 @pytest.fixture(scope="session", autouse=True)
 def _surroundings(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     torch.set_num_threads(1)

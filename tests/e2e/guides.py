@@ -1,0 +1,40 @@
+"""Guides, followed as they stand: files written, commands run."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+from federation import ROOT
+
+BLOCK = re.compile(r"<!-- (.*?) -->\n```\w+\n(.*?)```\n<!-- end -->", flags=re.DOTALL)
+
+
+def blocks(name: str) -> list[tuple[str, str]]:
+    """Return the marked blocks of a guide: what each is, and its text."""
+    return BLOCK.findall((ROOT / "docs" / name).read_text(encoding="utf-8"))
+
+
+def follow(name: str, home: Path, environment: dict[str, str]) -> None:
+    """Do in a folder what a guide says; what its blocks print is in ``KIND.out``."""
+    for kind, text in blocks(name):
+        if kind.startswith("file: "):
+            path = home / kind.removeprefix("file: ")
+            path.parent.mkdir(exist_ok=True)
+            path.write_text(text, encoding="utf-8")
+            continue
+        shell = ["bash", "-euo", "pipefail", "-c", text]
+        command = [sys.executable, "-c", text] if kind == "python" else shell
+        result = subprocess.run(
+            command,
+            cwd=home,
+            env={**environment, "PYTHONPATH": os.pathsep.join([str(home), str(ROOT)])},
+            capture_output=True,
+            text=True,
+            timeout=400,
+            check=False,
+        )
+        printed = result.stderr + result.stdout
+        assert result.returncode == 0, printed
+        (home / f"{kind}.out").write_text(printed, encoding="utf-8")

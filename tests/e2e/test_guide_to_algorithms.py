@@ -1,0 +1,49 @@
+"""The guide to algorithms of one's own, followed as it stands."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from federation import local_flower, read_lines
+from guides import blocks, follow
+
+
+@pytest.fixture(scope="module")
+def followed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A folder in which somebody has done what the guide to algorithms says."""
+    home = tmp_path_factory.mktemp("cautious")
+    with local_flower(home / ".flwr") as environment:
+        follow("your-algorithm.md", home, environment)
+        yield home
+
+
+@pytest.mark.e2e
+def test_the_guide_has_blocks_of_all_kinds():
+    kinds = [kind.split(":")[0] for kind, _ in blocks("your-algorithm.md")]
+    assert kinds == ["file", "file", "file", "run", "python", "file", "flwr"]
+
+
+@pytest.mark.e2e
+def test_the_algorithm_of_the_guide_runs_and_beats_fedavg(followed):
+    summary = json.loads((followed / "results" / "summary.json").read_text())
+    algorithms = summary["algorithms"]
+    assert list(algorithms) == ["fedavg", "Cautious"]
+    assert algorithms["Cautious"]["accuracy"] > algorithms["fedavg"]["accuracy"] + 0.2
+    assert summary["config"]["caution"] == 0.7
+    assert len(read_lines(followed / "results" / "Cautious" / "metrics.jsonl")) == 20
+
+
+@pytest.mark.e2e
+def test_from_python_it_gives_summary_and_rows(followed):
+    # Above it is the progress bar.
+    printed = (followed / "python.out").read_text().splitlines()[-1]
+    accuracy, losses = printed.split(" ", 1)
+    assert 0 < float(accuracy) <= 1
+    assert len(losses.split(",")) == 5
+
+
+@pytest.mark.e2e
+def test_with_flwr_run_all_five_clients_train(followed):
+    rows = read_lines(followed / "flwr-results" / "Cautious" / "metrics.jsonl")
+    assert [row["clients"] for row in rows] == [5, 5, 5]
