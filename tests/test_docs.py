@@ -1,4 +1,4 @@
-"""What the documentation says is current; `tests/e2e/test_guides.py` follows it."""
+"""What the documentation says is current; the tests of the guides follow it."""
 
 from docs import settings as settings_page
 
