@@ -125,7 +125,7 @@ def accuracy_table(results: Results) -> str:
         own = results[name]
         rows.append(
             (
-                place,
+                place if len(by_seed(own, "accuracy")) else "",
                 f"`{name}`",
                 spread(by_seed(own, "accuracy")),
                 spread(by_seed(own, "accuracy-worst-decile")),
@@ -187,18 +187,20 @@ def _point(point: Mapping[str, Any]) -> str:
     return f"{values}: {found}"
 
 
-def missing(results: Results) -> str:
-    """Return the names of all cells that are not there."""
-    names = [
-        f"`{name}` on {cell} ({', '.join(seeds)})"
-        for name, own in results.items()
-        for cell, runs in own.items()
-        if (seeds := [f"seed {i + 1}" for i, run in enumerate(runs) if run is None])
-    ]
-    if not names:
+def missing(results: Results, seeds: Mapping[str, list[int]]) -> str:
+    """Return the names of all runs that are not there, by cell and seed."""
+    parts, count = [], 0
+    for cell, of_cell in seeds.items():
+        for i, seed in enumerate(of_cell):
+            names = [name for name, own in results.items() if own[cell][i] is None]
+            if names:
+                every = len(names) == len(results)
+                listed = "all" if every else ", ".join(f"`{name}`" for name in names)
+                parts.append(f"{cell} with seed {seed}: {listed}")
+                count += len(names)
+    if not parts:
         return "No cell is missing.\n"
-    count = sum(r is None for own in results.values() for c in own.values() for r in c)
-    return f"Missing are {count} runs: {'; '.join(names)}.\n"
+    return f"Missing are {count} runs. {'; '.join(parts)}.\n"
 
 
 def places(results: Results) -> str:
@@ -338,7 +340,7 @@ def body(name: str, data: Mapping[str, Any]) -> str:
         protocol + "Runs, by this command without `--page`, at commit "
         f"{', '.join(sorted(commits)) or 'none'}.\n\n## Accuracy\n\n"
         + accuracy_table(results)
-        + f"\n{places(results)}\n{missing(results)}\n![accuracy]({name}.png)\n\n"
+        + f"\n{places(results)}\n{missing(results, data['seeds'])}\n![accuracy]({name}.png)\n\n"
         + "## Bytes and seconds\n\nOf one run, both ways, with tests; the machine did "
         "other things at the same time, so that only seconds of a core compare.\n\n"
         + cost_table(results)
