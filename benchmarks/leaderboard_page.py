@@ -340,7 +340,8 @@ def body(name: str, data: Mapping[str, Any]) -> str:
         protocol + "Runs, by this command without `--page`, at commit "
         f"{', '.join(sorted(commits)) or 'none'}.\n\n## Accuracy\n\n"
         + accuracy_table(results)
-        + f"\n{places(results)}\n{missing(results, data['seeds'])}\n![accuracy]({name}.png)\n\n"
+        + f"\n{places(results)}\n{missing(results, data['seeds'])}\n"
+        + f"![accuracy]({name}.png)\n\n"
         + "## Bytes and seconds\n\nOf one run, both ways, with tests; the machine did "
         "other things at the same time, so that only seconds of a core compare.\n\n"
         + cost_table(results)
