@@ -253,7 +253,7 @@ def measured() -> dict[str, dict[str, Any]]:
     for path in sorted(RESULTS.glob("f*_table-*.json")):
         cell = path.stem.split("-")[1]
         for row, own in json.loads(path.read_text(encoding="utf-8")).items():
-            if "runs" in own:
+            if isinstance(own, dict) and "runs" in own:
                 # One page may have the runs of another one, too.
                 values = found.setdefault(row, {}).setdefault(cell, set())
                 values.update(100 * run["accuracy"] for run in own["runs"])
