@@ -3,10 +3,11 @@
 from dataclasses import dataclass
 from typing import Annotated, cast
 
+import torch
 from flwr.common import NDArrays
 
 from clients.base import Config, Reply
-from clients.device.slots import REPRESENTATION
+from clients.device.slots import HEAD, REPRESENTATION, under
 from clients.fine_tuning import FineTuned, FineTuningSettings
 from task.models import Part, SplitModel
 from task.settings import Choice
@@ -34,8 +35,11 @@ class FedBABUClient(FineTuned):
     learns_by_train = True
 
     def structure(self) -> list[object]:
-        """Name the classes as well: the head that is not sent gives them a meaning."""
-        return [*super().structure(), self.task.classes]
+        """Name the classes and the initial head, which is not sent, as well."""
+        head = under(HEAD, self.task.initial_state)
+        # Sums to 3 digits, as machines may differ in the last ones of each weight.
+        sums = [f"{t.sum(dtype=torch.float64).item():.3g}" for t in head.values()]
+        return [*super().structure(), self.task.classes, sums]
 
     def fit(self, parameters: NDArrays, config: Config) -> Reply:
         """Train the representation for its epochs, under the initial head."""

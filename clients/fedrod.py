@@ -11,6 +11,7 @@ from clients.base import Client, Config, Evaluation, Reply, TrainingSettings
 from clients.device.slots import HEAD, Tensors, under, within
 from task.base import Task
 from task.models import SplitModel
+from task.settings import SettingsError
 from task.training import Loss, Proximal, train
 
 PERSONAL_HEAD = "personal-head."
@@ -76,6 +77,18 @@ class FedRoDClient(Client):
         """Raise `SettingsError` also unless the head is linear."""
         super().check_task(task)
         task.scratch_model.linear_head("FedRoD")
+
+    def get_properties(self, config: Config) -> Config:
+        """Raise `SettingsError` also if a class without examples makes the loss ∞."""
+        properties = super().get_properties(config)
+        counts = self.log_counts(self.model.linear_head("FedRoD"))
+        present = counts.isfinite().nonzero()[:1, 0]
+        if len(present) and not self.task.loss(counts[None], present).isfinite():
+            raise SettingsError(
+                "FedRoD needs a loss that is finite where a class has no examples, as "
+                "cross-entropy is without label smoothing; the task's is not"
+            )
+        return properties
 
     def initial_slot(self, slot: str) -> Tensors:
         """Return a personalised head of 0."""

@@ -13,7 +13,13 @@ from clients.device.personal_model import PERSONAL_MODEL, MeanOfAllClient
 from clients.device.slots import within
 from task.messages import COINS
 from task.settings import Range, SettingsError
-from task.training import Proximal, TrainingDivergedError, freeze, gradient
+from task.training import (
+    Proximal,
+    TrainingDivergedError,
+    freeze,
+    gradient,
+    told_of_one_example,
+)
 
 
 @dataclass(frozen=True)
@@ -101,7 +107,8 @@ class L2GDClient(MeanOfAllClient):
         total = torch.zeros((), device=self.device)
         for inputs, targets in islice(examples.stream(settings.batch_size), steps):
             optimizer.zero_grad()
-            total += gradient(model, inputs, targets, self.task.loss, settings)
+            with told_of_one_example(examples, settings):
+                total += gradient(model, inputs, targets, self.task.loss, settings)
             optimizer.step()
         if not torch.isfinite(total):
             raise TrainingDivergedError(

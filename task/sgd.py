@@ -1,6 +1,7 @@
 """The pieces of local training: hyper-parameters, freezing, the loop over batches."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Annotated
 
@@ -173,20 +174,30 @@ def loop(step: Step, examples: ExampleSet, epochs: int, sgd: SGD) -> float:
     for epoch in range(epochs):
         total = torch.zeros((), device=examples.place)
         for inputs, targets in examples.batches(sgd.batch_size, shuffle=True):
-            try:
+            with told_of_one_example(examples, sgd):
                 total += step(inputs, targets) * len(targets)
-            except ValueError as error:
-                if "more than 1 value per channel" not in str(error):
-                    raise
-                raise SettingsError(
-                    f"batch-size {sgd.batch_size} leaves one of {len(examples)} "
-                    "examples alone, which this model's batch norms cannot train on; "
-                    "another batch-size does not, or larger images"
-                ) from None
         mean = total.item() / len(examples)
         if not torch.isfinite(total):
             raise diverged(mean, epoch, sgd)
     return mean
+
+
+@contextmanager
+def told_of_one_example(examples: ExampleSet, sgd: SGD) -> Iterator[None]:
+    """Say in one line that batch norms cannot train on a batch of one example.
+
+    Raises `SettingsError` instead of torch's own error.
+    """
+    try:
+        yield
+    except ValueError as error:
+        if "more than 1 value per channel" not in str(error):
+            raise
+        raise SettingsError(
+            f"batch-size {sgd.batch_size} leaves one of {len(examples)} examples "
+            "alone, which this model's batch norms cannot train on; another "
+            "batch-size does not, or larger images"
+        ) from None
 
 
 def diverged(mean: float, epoch: int, sgd: SGD) -> TrainingDivergedError:

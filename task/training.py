@@ -24,6 +24,7 @@ from task.sgd import (
     TrainingDivergedError,
     freeze,
     loop,
+    told_of_one_example,
 )
 
 __all__ = [
@@ -38,6 +39,7 @@ __all__ = [
     "freeze",
     "gradient",
     "loop",
+    "told_of_one_example",
     "train",
 ]
 

@@ -32,7 +32,12 @@ from task.compression.per_tensor import (
 from task.examples import ExampleSet
 from task.messages import SERVER_ROUND
 from task.settings import Free
-from task.training import SGD, TrainingDivergedError, gradient
+from task.training import (
+    SGD,
+    TrainingDivergedError,
+    gradient,
+    told_of_one_example,
+)
 
 VECTORS = "gossip."
 # No training that goes well exchanges a larger number; one of 1e30 would be the end of
@@ -249,7 +254,8 @@ class GossipClient(Client):
         """
         inputs, targets = examples.draw(self.settings.batch_size)
         self.flat.gradient.zero_()
-        loss = gradient(self.model, inputs, targets, self.task.loss, self.settings)
+        with told_of_one_example(examples, self.settings):
+            loss = gradient(self.model, inputs, targets, self.task.loss, self.settings)
         if self.settings.weight_decay:
             decay = self.settings.weight_decay
             self.flat.gradient.addcmul_(self.x, self.flat.decayed, value=decay)

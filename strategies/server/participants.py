@@ -348,7 +348,10 @@ def _difference(its: Mapping[str, Any], usual: Mapping[str, Any]) -> str:
             f"who have {usual.get(NUM_CLASSES, '?')}: names and their order must be "
             "the same"
         )
-    return "its shared arrays are not of the names and shapes that most clients have"
+    return (
+        "its shared arrays are not of the names and shapes that most clients have, or "
+        "the model that it begins with is another one"
+    )
 
 
 def _answers_no_query(error: Error) -> bool:

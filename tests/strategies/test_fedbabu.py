@@ -1,5 +1,7 @@
 """FedBABU against a few lines of NumPy, server and clients."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 from layered import gradients, loss_of, parts, start
@@ -92,3 +94,17 @@ def test_a_bad_value_is_one_line(name, value, allowed, capsys):
     given = ["fedbabu", "--backend", "inline", "--run-config", f"{name}={value}"]
     assert simulation.main(given) == 2
     assert capsys.readouterr().err == f"error: {name} is {allowed}\n"
+
+
+def test_a_device_that_begins_with_another_head_is_told_from_the_others():
+    def said(nudged: float = 0.0) -> object:
+        client = run("fedbabu", 0, **TASK).client(0, 0)
+        state = client.task.initial_state
+        moved = {"head.weight": state["head.weight"] + nudged}
+        client.task = SimpleNamespace(
+            initial_state={**state, **moved}, classes=client.task.classes
+        )
+        return client.structure()
+
+    # Machines may differ in the last bits.
+    assert said() == said(1e-8) != said(1e-2)

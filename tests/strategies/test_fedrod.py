@@ -1,8 +1,11 @@
 """FedRoD against a few lines of NumPy, server and clients."""
 
+from functools import partial
+
 import numpy as np
 import pytest
 import torch
+from flwr.app import Context, RecordDict
 from softmax_runs import (
     CLASSES,
     DIMENSION,
@@ -12,6 +15,7 @@ from softmax_runs import (
     assert_near,
     deep_head,
     draw,
+    linear,
     loss_of,
     matrix,
     mean,
@@ -22,6 +26,7 @@ from softmax_runs import (
 from torch import nn
 
 from clients import FedRoDClient
+from clients.device.state import PersonalState
 from clients.fedrod import BothLosses, TwoHeads
 from task import ExampleSet, ExampleTask, SplitModel
 from task.settings import SettingsError
@@ -182,3 +187,18 @@ def test_a_head_that_is_not_linear_is_refused():
     )
     with pytest.raises(SettingsError, match=line):
         FedRoDClient.check_task(deep_head(2))
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+@pytest.mark.parametrize("held", [2, 3])
+def test_label_smoothing_is_refused_where_a_class_has_no_examples(smoothing, held):
+    loss = partial(nn.functional.cross_entropy, label_smoothing=smoothing)
+    sets = [ExampleSet(torch.ones(6, DIMENSION), torch.arange(6) % held)]
+    task = ExampleTask(linear, sets, sets, loss, classes=("a", "b", "c"))
+    state = PersonalState(Context(0, 0, {}, RecordDict(), {}))
+    client = FedRoDClient(task, 0, state, FedRoDClient.settings_type())
+    if smoothing and held < CLASSES:
+        with pytest.raises(SettingsError, match="FedRoD needs a loss that is finite"):
+            client.get_properties({})
+    else:
+        assert client.get_properties({})["num-examples"] == 6

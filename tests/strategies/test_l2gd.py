@@ -191,3 +191,14 @@ def test_a_bad_value_is_one_line(more, line):
 def test_a_mean_of_all_has_no_weights():
     with pytest.raises(SettingsError, match="weighting is 'examples'; it must be unif"):
         L2GD(weighting="examples")
+
+
+def test_one_example_alone_before_a_batch_norm_is_one_line():
+    # Client 1 has 9 examples.
+    task = {"task": "softmax_runs:normed", "batch_size": 8}
+    client = run("l2gd", 0, **OWN, **task).client(1, 0)
+    client.receive(client.get_parameters({}), {})
+    assert client.local_steps(1) > 0
+    line = "^batch-size 8 leaves one of 9 examples alone, which this model's batch"
+    with pytest.raises(SettingsError, match=line):
+        client.local_steps(2)

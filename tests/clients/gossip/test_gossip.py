@@ -189,6 +189,13 @@ def test_a_loss_that_is_no_number_is_an_error():
         client.iterate(1)
 
 
+def test_one_example_alone_before_a_batch_norm_is_one_line():
+    node = received("dpsgd", task="softmax_runs:normed", batch_size=1, index=1)
+    line = "^batch-size 1 leaves one of 9 examples alone, which this model's batch"
+    with pytest.raises(SettingsError, match=line):
+        node.iterate(1)
+
+
 @pytest.mark.parametrize(
     ("algorithm", "expected"), [("dpsgd", 1), ("choco-sgd", 1), ("squarm-sgd", 7)]
 )

@@ -305,7 +305,7 @@ def test_a_refusal_names_its_real_cause(caplog):
         "000002": "its inputs are 1 x 32 x 28 and those of most clients are "
         "1 x 28 x 28 (channels, height, width)",
         "000003": "its shared arrays are not of the names and shapes that most "
-        "clients have",
+        "clients have, or the model that it begins with is another one",
     }
 
 

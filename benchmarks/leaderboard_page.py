@@ -1,0 +1,383 @@
+"""Tables, plot and text of ``benchmarks/leaderboard.py``."""
+
+import json
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import numpy as np
+from common import RESULTS, markdown
+
+# By algorithm and cell, one for each seed; None is missing.
+Results = Mapping[str, Mapping[str, list[dict[str, Any] | None]]]
+
+GLOBAL = ("fedavg", "fedprox", "scaffold")
+# Accuracy in % of the papers' tables, and which of our rows has the same protocol.
+CELLS = ("50x2", "50x5", "100x2", "100x5")
+PAPERS = {
+    "FedRep, Table 1": {
+        "Local only": ("local", {"100x2": 89.79, "100x5": 70.68}),
+        "FedAvg": ("fedavg", {"100x2": 42.65, "100x5": 51.78}),
+        "FedAvg+FT": ("fedavg-ft", {"100x2": 87.65, "100x5": 73.68}),
+        "FedProx": ("fedprox", {"100x2": 39.92, "100x5": 50.99}),
+        "FedProx+FT": ("fedprox-ft", {"100x2": 85.81, "100x5": 72.75}),
+        "SCAFFOLD": ("scaffold", {"100x2": 37.72, "100x5": 47.33}),
+        "SCAFFOLD+FT": ("scaffold-ft", {"100x2": 86.35, "100x5": 68.23}),
+        "Fed-MTL": ("fed-mtl", {"100x2": 80.46, "100x5": 58.31}),
+        "Per-FedAvg": ("per-fedavg", {"100x2": 82.27, "100x5": 67.20}),
+        "LG-FedAvg": ("lg-fedavg", {"100x2": 84.14, "100x5": 63.02}),
+        "L2GD": ("l2gd", {"100x2": 81.04, "100x5": 59.98}),
+        "APFL": ("apfl", {"100x2": 83.77, "100x5": 72.29}),
+        "Ditto": ("ditto", {"100x2": 85.39, "100x5": 70.34}),
+        "FedPer": ("fedper", {"100x2": 87.13, "100x5": 73.84}),
+        "FedRep": ("fedrep:augment-head=false", {"100x2": 87.70, "100x5": 75.68}),
+    },
+    "FLUTE, Table 1": {
+        "FedAvg": (
+            "fedavg",
+            {"50x2": 34.46, "50x5": 47.22, "100x2": 41.58, "100x5": 51.88},
+        ),
+        "FedAvg-FT": (
+            "fedavg-ft",
+            {"50x2": 84.00, "50x5": 71.47, "100x2": 84.69, "100x5": 70.88},
+        ),
+        "Fed-LG": (
+            "lg-fedavg",
+            {"50x2": 82.72, "50x5": 61.82, "100x2": 83.02, "100x5": 62.96},
+        ),
+        "FedPer": (
+            "fedper",
+            {"50x2": 85.17, "50x5": 74.02, "100x2": 86.17, "100x5": 73.67},
+        ),
+        "FedRep": (
+            "fedrep:head-epochs=1",
+            {"50x2": 86.13, "50x5": 71.74, "100x2": 86.69, "100x5": 73.81},
+        ),
+        "FedRep*": (
+            "fedrep:augment-head=false",
+            {"50x2": 87.32, "50x5": 75.77, "100x2": 87.18, "100x5": 75.30},
+        ),
+        "FedRoD": (
+            "fedrod",
+            {"50x2": 79.48, "50x5": 68.73, "100x2": 83.30, "100x5": 72.12},
+        ),
+        "FedCP": (
+            "fedcp",
+            {"50x2": 85.36, "50x5": 71.60, "100x2": 84.80, "100x5": 71.34},
+        ),
+        "FLUTE": (
+            "flute",
+            {"50x2": 87.01, "50x5": 76.48, "100x2": 86.13, "100x5": 76.92},
+        ),
+        "FLUTE*": (
+            "flute-star:augment-head=false",
+            {"50x2": 87.71, "50x5": 76.54, "100x2": 88.57, "100x5": 78.26},
+        ),
+    },
+}
+# Why ours is more than 2 points away, where anything is known.
+REASONS = {
+    ("FedRep, Table 1", "FedAvg+FT"): "the paper has 5 local epochs with 5 shards, "
+    "here it is 1; whether that is all is unknown",
+    ("FLUTE, Table 1", "FedAvg-FT"): "unknown; the training agrees (`fedavg`), and of "
+    "the fine-tuning the paper says nothing",
+    ("FLUTE, Table 1", "FLUTE"): "unknown; one seed where it is so",
+}
+
+
+def accuracies(runs: Iterable[dict[str, Any] | None], key: str = "accuracy") -> Any:
+    """Return a metric of the runs that are there and have it, in %."""
+    return np.array([100 * run[key] for run in runs if run and key in run])
+
+
+def spread(values: Any) -> str:
+    """Return mean ± standard deviation of a sample, or what there is of it."""
+    if not len(values):
+        return "missing"
+    mean = f"{np.mean(values):.2f}"
+    return f"{mean} ± {np.std(values, ddof=1):.2f}" if len(values) > 1 else mean
+
+
+def by_seed(cells: Mapping[str, list[dict[str, Any] | None]], key: str) -> Any:
+    """Return for each seed the mean over the cells, where all of them are there."""
+    whole = [
+        accuracies(runs, key)
+        for runs in zip(*cells.values(), strict=True)
+        if len(accuracies(runs, key)) == len(cells)
+    ]
+    return np.array([np.mean(own) for own in whole])
+
+
+def ranked(results: Results) -> list[str]:
+    """Return the algorithms, the best first; those with missing cells last."""
+
+    def rank(name: str) -> tuple[bool, float]:
+        own = by_seed(results[name], "accuracy")
+        return (not len(own), -float(np.mean(own)) if len(own) else 0.0)
+
+    return sorted(results, key=rank)
+
+
+def accuracy_table(results: Results) -> str:
+    """Return accuracy by cell and over all of them, sorted."""
+    cells = list(next(iter(results.values())))
+    rows = []
+    for place, name in enumerate(ranked(results), 1):
+        own = results[name]
+        rows.append(
+            (
+                place if len(by_seed(own, "accuracy")) else "",
+                f"`{name}`",
+                spread(by_seed(own, "accuracy")),
+                spread(by_seed(own, "accuracy-worst-decile")),
+                *(_cell(own[cell]) for cell in cells),
+            )
+        )
+    return markdown(("", "algorithm", "mean", "worst decile", *cells), rows)
+
+
+def _cell(runs: list[dict[str, Any] | None]) -> str:
+    text = spread(accuracies(runs))
+    failed = sum(1 for run in runs if run and "failed" in run)
+    count = len(accuracies(runs))
+    notes = [f"{failed} failed"] * bool(failed)
+    notes += [f"{count} of {len(runs)} seeds"] * (0 < count < len(runs))
+    return text + (f" ({', '.join(notes)})" if notes else "")
+
+
+def cost_table(results: Results) -> str:
+    """Return bytes and seconds of a run, the mean over all of them."""
+    rows = []
+    for name in ranked(results):
+        runs = [r for own in results[name].values() for r in own if r and "bytes" in r]
+        if runs:
+            means = [
+                np.mean([run[key] for run in runs])
+                for key in ("bytes", "cpu-seconds", "seconds")
+            ]
+            rows.append((f"`{name}`", f"{means[0] / 1e6:.1f}", *map(_round, means[1:])))
+        else:
+            rows.append((f"`{name}`", "missing", "missing", "missing"))
+    heads = ("algorithm", "MB sent", "seconds of one core", "seconds that passed")
+    return markdown(heads, rows)
+
+
+def _round(value: float) -> str:
+    return f"{value:.1f}"
+
+
+def tuned_table(tuned: Mapping[str, Any]) -> str:
+    """Return what was tuned, with each point's validation accuracy."""
+    rows = []
+    for name, own in tuned.items():
+        if own["picked"] or own.get("points"):
+            points = ", ".join(_point(point) for point in own.get("points", ()))
+            if "as" in own:
+                points = f"as `{own['as']}`"
+            rows.append((f"`{name}`", f"`{_text(own['picked'])}`", points))
+    return markdown(("algorithm", "picked", "tried: validation accuracy in %"), rows)
+
+
+def _text(settings: Mapping[str, Any]) -> str:
+    return " ".join(f"{n}={v}" for n, v in settings.items())
+
+
+def _point(point: Mapping[str, Any]) -> str:
+    values = "/".join(str(value) for value in point["settings"].values())
+    found = f"{100 * point['accuracy']:.2f}" if "accuracy" in point else "failed"
+    return f"{values}: {found}"
+
+
+def missing(results: Results, seeds: Mapping[str, list[int]]) -> str:
+    """Return the names of all runs that are not there, by cell and seed."""
+    parts, count = [], 0
+    for cell, of_cell in seeds.items():
+        for i, seed in enumerate(of_cell):
+            names = [name for name, own in results.items() if own[cell][i] is None]
+            if names:
+                every = len(names) == len(results)
+                listed = "all" if every else ", ".join(f"`{name}`" for name in names)
+                parts.append(f"{cell} with seed {seed}: {listed}")
+                count += len(names)
+    if not parts:
+        return "No cell is missing.\n"
+    return f"Missing are {count} runs. {'; '.join(parts)}.\n"
+
+
+def places(results: Results) -> str:
+    """Return where FedAvg-FT stands, and who is not better than FedAvg on 2 shards."""
+    text = ""
+    order = ranked(results)
+    if "fedavg-ft" in order and len(by_seed(results["fedavg-ft"], "accuracy")):
+        whole = [name for name in order if len(by_seed(results[name], "accuracy"))]
+        own = [f"{_place(results, cell)} on {cell}" for cell in results["fedavg-ft"]]
+        text += (
+            f"`fedavg-ft` is number {whole.index('fedavg-ft') + 1} of {len(whole)}; "
+            f"{', '.join(own)}. "
+        )
+    if "fedavg" in results and len(base := accuracies(results["fedavg"]["shards-2"])):
+        worse = [
+            f"`{name}`"
+            for name, own in results.items()
+            if name not in GLOBAL
+            and len(values := accuracies(own["shards-2"]))
+            and np.mean(values) <= np.mean(base)
+        ]
+        text += (
+            "With two shards a client every personalised method that has been run is "
+            "better than `fedavg`.\n"
+            if not worse
+            else f"With two shards a client {', '.join(worse)} are no better than "
+            "`fedavg`.\n"
+        )
+    heads = by_seed(results.get("fedproto", {}), "accuracy-head")
+    if len(heads):
+        text = (
+            f"{text.rstrip()} `fedproto` predicts by the nearest prototype, as its "
+            f"paper has it; by its clients' heads it would have {spread(heads)}.\n"
+        )
+    return text
+
+
+def _place(results: Results, cell: str) -> int:
+    means = {
+        name: float(np.mean(values))
+        for name, own in results.items()
+        if len(values := accuracies(own[cell]))
+    }
+    return sorted(means, key=lambda name: -means[name]).index("fedavg-ft") + 1
+
+
+def measured() -> dict[str, dict[str, Any]]:
+    """Return what the pages of the papers' own protocol have, by row and cell in %."""
+    found: dict[str, dict[str, Any]] = {}
+    for path in sorted(RESULTS.glob("f*_table-*.json")):
+        cell = path.stem.split("-")[1]
+        for row, own in json.loads(path.read_text(encoding="utf-8")).items():
+            if isinstance(own, dict) and "runs" in own:
+                # One page may have the runs of another one, too.
+                values = found.setdefault(row, {}).setdefault(cell, set())
+                values.update(100 * run["accuracy"] for run in own["runs"])
+                before = [r for r in own["runs"] if "accuracy-global" in r]
+                if row == "fedavg-ft" and before:
+                    plain = found.setdefault("fedavg", {}).setdefault(cell, set())
+                    plain.update(100 * run["accuracy-global"] for run in before)
+    return found
+
+
+def papers_table(paper: str) -> str:
+    """Return a paper's CIFAR-10 columns beside what was measured here."""
+    ours, rows = measured(), []
+    cells = [c for c in CELLS if any(c in own for _, own in PAPERS[paper].values())]
+    for method, (row, published) in PAPERS[paper].items():
+        line, why = [], ""
+        for cell in cells:
+            values = sorted(ours.get(row, {}).get(cell, ()))
+            text = "missing"
+            if values:
+                mean = float(np.mean(values))
+                text = f"{mean:.2f}" + f" ({len(values)} seeds)" * (len(values) > 1)
+                if abs(mean - published[cell]) > 2:
+                    why = REASONS.get((paper, method), "unknown")
+            line.append(f"{text} / {published[cell]:.2f}")
+        rows.append((method, f"`{row}`", *line, why))
+    heads = ("method", "row here", *(f"{cell}: here / paper" for cell in cells))
+    return markdown((*heads, "why, if more than 2 points apart"), rows)
+
+
+def body(name: str, data: Mapping[str, Any]) -> str:
+    """Return the page below its heading."""
+    results, common = data["results"], data["settings"]
+    images, clients = data["images"], common["num-clients"]
+    of_images = (
+        f"{images} training images a client ({images * clients:,} of CIFAR-10, the "
+        "first of each class by name, as JPEG) and half as many for its tests"
+        if images
+        else "all images of CIFAR-10, as JPEG"
+    )
+    share = int(common["fraction-train"] * clients + 1e-9)
+    protocol = (
+        f"{clients} clients, {common['num-server-rounds']} rounds, {share} clients a "
+        f"round, {of_images}. For all: `cifar10-cnn`, the papers' model; batch 10, SGD "
+        "0.01 with momentum 0.5 and weight decay 1e-4, random crop and flip, 1 local "
+        "epoch; where there are head epochs 10 of them, whose features are computed "
+        "once, without augmentation"
+        + ("; forward passes in bfloat16" if common["bfloat16"] else "")
+        + ". Accuracy in %: the mean over all clients, sampled or not, each with its "
+        f"own test images, and over the last {common['evaluate-last']} rounds (the "
+        "last round alone with `-ft`, `fedbabu`, `per-fedavg` and `hf-maml`, which "
+        "train each client's model for it). "
+        + " ".join(f"`{n}` has {_text(own)}." for n, own in data["own"].items())
+        + " ± is the "
+        "standard deviation over seeds, of a sample. The worst decile is the mean of "
+        "the worst tenth of the clients. `mean` is over the cells, and what is "
+        "sorted by; ranks closer than ± say little. Seeds: "
+        + "; ".join(
+            f"{cell}: {', '.join(map(str, own))}" for cell, own in data["seeds"].items()
+        )
+        + ". They are the first that leave each client at least 10 training images "
+        "and a test image.\n\n"
+        "This is not the papers' protocol: they have 100 clients with 500 images each, "
+        "10 % of them in each of 100 rounds, the last 10 rounds' mean, float32, "
+        "augmentation in the head epochs too, and in FedRep's table 5 epochs of the "
+        "representation with 5 shards. So figures compare with each other, and not "
+        "with a paper's; what has been measured with the papers' protocol is below. "
+        "The local epochs and the learning rate are the same for all and were tuned "
+        "for none; a client takes part in few rounds "
+        f"({common['num-server-rounds'] * share / clients:g} on average), so that what "
+        "learns from its own data alone has made few steps. `fedbn` is missing: the "
+        "papers' model has no batch norm, without which it is `fedavg`. `srpfl` has "
+        "`fedrep` below it and no slow clients: it "
+        "can only save time.\n\n"
+    )
+    commits = {
+        run["commit"]
+        for own in results.values()
+        for runs in own.values()
+        for run in runs
+        if run
+    }
+    return (
+        protocol + "Runs, by this command without `--page`, at commit "
+        f"{', '.join(sorted(commits)) or 'none'}.\n\n## Accuracy\n\n"
+        + accuracy_table(results)
+        + f"\n{places(results)}\n{missing(results, data['seeds'])}\n"
+        + f"![accuracy]({name}.png)\n\n"
+        + "## Bytes and seconds\n\nOf one run, both ways, with tests; the machine did "
+        "other things at the same time, so that only seconds of a core compare.\n\n"
+        + cost_table(results)
+        + "\n## What was tuned\n\nOn shards-5 alone with its first seed, by the "
+        "accuracy on a fifth of each client's training images, which is not trained "
+        "on there; the others have nothing of their own to tune, or what the papers "
+        "have. What is picked at an end of its grid may not be the best there is.\n\n"
+        + tuned_table(data["tuned"])
+        + "\n## The papers' tables, CIFAR-10 columns\n\nThe papers' protocol: from the "
+        "pages `fedrep_table-*` and `flute_table-*` beside this one (JPEG images, 1 "
+        "epoch of the representation; clients x shards). `fedavg` is `fedavg-ft`'s run "
+        "before its fine-tuning.\n"
+        + "".join(f"\n### {paper}\n\n{papers_table(paper)}" for paper in PAPERS)
+    )
+
+
+def plot(name: str, results: Results) -> None:
+    """Draw accuracy by cell, dots with error bars, sorted as the table."""
+    from matplotlib.figure import Figure
+
+    order = ranked(results)[::-1]
+    cells = list(next(iter(results.values())))
+    figure = Figure(
+        figsize=(2.6 * len(cells) + 1.4, 0.24 * len(order) + 1), layout="constrained"
+    )
+    panels = figure.subplots(1, len(cells), sharey=True, squeeze=False)[0]
+    for axes, cell in zip(panels, cells, strict=True):
+        for y, algorithm in enumerate(order):
+            values = accuracies(results[algorithm][cell])
+            if len(values):
+                deviation = np.std(values, ddof=1) if len(values) > 1 else 0
+                color = "C3" if algorithm in GLOBAL else "C0"
+                axes.errorbar(
+                    np.mean(values), y, xerr=deviation, fmt="o", ms=4, color=color
+                )
+        axes.set(title=cell, xlabel="accuracy, %")
+        axes.set_yticks(range(len(order)), order)
+        axes.grid(alpha=0.3)
+    figure.savefig(RESULTS / f"{name}.png", dpi=150)
