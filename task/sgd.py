@@ -171,14 +171,14 @@ def loop(step: Step, examples: ExampleSet, epochs: int, sgd: SGD) -> float:
         If the last batch is one example, and the model cannot train on that.
     """
     mean, examples = 0.0, examples.on(current())
-    for epoch in range(epochs):
-        total = torch.zeros((), device=examples.place)
-        for inputs, targets in examples.batches(sgd.batch_size, shuffle=True):
-            with told_of_one_example(examples, sgd):
+    with told_of_one_example(examples, sgd):
+        for epoch in range(epochs):
+            total = torch.zeros((), device=examples.place)
+            for inputs, targets in examples.batches(sgd.batch_size, shuffle=True):
                 total += step(inputs, targets) * len(targets)
-        mean = total.item() / len(examples)
-        if not torch.isfinite(total):
-            raise diverged(mean, epoch, sgd)
+            mean = total.item() / len(examples)
+            if not torch.isfinite(total):
+                raise diverged(mean, epoch, sgd)
     return mean
 
 
