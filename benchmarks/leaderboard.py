@@ -74,10 +74,8 @@ GRIDS = {
 }
 # What an algorithm needs otherwise than the others have it.
 OWN: dict[str, dict[str, Setting]] = {
-    # Every evaluation trains all clients' models, as fine-tuning does.
-    "per-fedavg": {"evaluate-last": 1},
     # A small difference of gradients drowns in bfloat16's rounding.
-    "hf-maml": {"evaluate-last": 1, "bfloat16": False},
+    "hf-maml": {"bfloat16": False},
 }
 RESULT = "result.json"
 

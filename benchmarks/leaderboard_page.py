@@ -304,8 +304,8 @@ def body(name: str, data: Mapping[str, Any]) -> str:
         + ("; forward passes in bfloat16" if common["bfloat16"] else "")
         + ". Accuracy in %: the mean over all clients, sampled or not, each with its "
         f"own test images, and over the last {common['evaluate-last']} rounds (the "
-        "last round alone with `-ft`, `fedbabu`, `per-fedavg` and `hf-maml`, which "
-        "train each client's model for it). "
+        "last round alone with `-ft` and `fedbabu`, which fine-tune for it, and where "
+        "`per-fedavg` was tuned). "
         + " ".join(f"`{n}` has {_text(own)}." for n, own in data["own"].items())
         + " ± is the "
         "standard deviation over seeds, of a sample. The worst decile is the mean of "
