@@ -38,7 +38,7 @@ def provenance() -> dict[str, Any]:
     ]
     # Where the data lies on this machine is nobody's business.
     for i, argument in enumerate(arguments[:-1]):
-        if argument in ("--data-dir", "--output", "--before"):
+        if argument in ("--data-dir", "--output", "--before", "--torch-index"):
             arguments[i + 1] = argument.removeprefix("--").partition("-")[0].upper()
     return {
         "command": shlex.join(["python", *arguments]),

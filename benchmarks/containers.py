@@ -292,13 +292,16 @@ def main() -> None:
     """Try it, and say what was seen."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--output", type=Path, required=True, help="an empty folder")
-    parser.add_argument("--torch-index", help="in the place of the Dockerfile's")
+    parser.add_argument(
+        "--torch-index", help="in the place of the Dockerfile's; empty: pip's own"
+    )
     text = "take the root that an earlier call has made there"
     parser.add_argument("--keep", action="store_true", help=text)
     options = parser.parse_args()
     if os.getuid():
         parser.error("this needs root")
-    arguments = {"TORCH_INDEX": options.torch_index} if options.torch_index else {}
+    index = options.torch_index
+    arguments = {} if index is None else {"TORCH_INDEX": index}
     image = Image(options.output / "root", arguments)
     image.build(DEPLOY / "Dockerfile", again=not options.keep)
     home = options.output.resolve() / "home"
