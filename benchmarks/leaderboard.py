@@ -9,30 +9,17 @@ finished is never done again; a run that was cut off is repeated.
 """
 
 import argparse
-import contextlib
 import logging
-import shutil
 import sys
-import time
-import traceback
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
-import numpy as np
-from common import RESULTS, provenance, write
+from common import RESULTS, write
 from leaderboard_cells import partition_of, subset, usable_seeds
 from leaderboard_page import body, plot
-from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    Progress,
-    TextColumn,
-    TimeElapsedColumn,
-)
+from runs import Job, carry_out_all, finished
 
-from simulation import simulate
 from strategies.server.results import read_json, write_json
 from strategies.server.terminal import ended_as_by_ctrl_c
 from strategies.server.tune import VALIDATION_FRACTION, points
@@ -77,15 +64,6 @@ OWN: dict[str, dict[str, Setting]] = {
     # A small difference of gradients drowns in bfloat16's rounding.
     "hf-maml": {"bfloat16": False},
 }
-RESULT = "result.json"
-
-
-class Job(NamedTuple):
-    """A run to be made: where, of what, and with what settings."""
-
-    place: Path
-    algorithm: str
-    settings: dict[str, Setting]
 
 
 def parse() -> argparse.Namespace:
@@ -235,6 +213,10 @@ class Leaderboard:
                 for algorithm in self.arguments.algorithms:
                     yield self.job(cell, algorithm, number)
 
+    def waiting(self) -> list[Job]:
+        """Return the runs that are missing."""
+        return [job for job in self.jobs() if finished(job) is None]
+
     def results(self) -> dict[str, dict[str, list[dict[str, Any] | None]]]:
         """Return by algorithm and cell what is there of each seed, or None."""
         return {
@@ -265,93 +247,6 @@ class Leaderboard:
         plot(self.name, results)
 
 
-def finished(job: Job) -> dict[str, Any] | None:
-    """Return the result of a run with these settings, if it is there."""
-    path = job.place / RESULT
-    if not path.is_file():
-        return None
-    found: dict[str, Any] = read_json(path)
-    return found if found.pop("settings") == job.settings else None
-
-
-def carry_out(job: Job) -> dict[str, Any]:
-    """Make a run; whatever an earlier one has left, that was cut off, goes."""
-    shutil.rmtree(job.place, ignore_errors=True)
-    job.place.mkdir(parents=True)
-    cpu, result = time.process_time(), {}
-    with (
-        (job.place / "log.txt").open("w", encoding="utf-8") as log,
-        contextlib.redirect_stdout(log),
-        contextlib.redirect_stderr(log),
-    ):
-        try:
-            settings = {**job.settings, "output": str(job.place)}
-            result = simulate(job.algorithm, "inline", **settings).summary
-        except Exception as error:
-            # The others go on, and the page says which one did not.
-            traceback.print_exc()
-            result = {"failed": f"{type(error).__name__}: {error}"}
-    found = {
-        **result,
-        "cpu-seconds": time.process_time() - cpu,
-        "commit": provenance()["commit"],
-        "settings": job.settings,
-    }
-    write_json(job.place / RESULT, found)
-    return found
-
-
-def carry_out_all(board: Leaderboard) -> None:
-    """Make all runs that are missing, those of tuning first."""
-    console = Console(file=sys.stdout)
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        TextColumn("{task.fields[left]}"),
-    )
-    with Progress(
-        *columns, console=console, redirect_stdout=False, redirect_stderr=False
-    ) as progress:
-        for title, jobs in (
-            ("tuning", board.tuning()),
-            ("runs", (job for job in board.jobs() if finished(job) is None)),
-        ):
-            total = len(waiting(board)) if title == "runs" else None
-            bar = progress.add_task(title, total=total, left="")
-            took: dict[str, list[float]] = {}
-            for job in jobs:
-                name = f"{job.place.parent.name}/{job.place.name}"
-                progress.update(bar, description=name)
-                began = time.monotonic()
-                found = carry_out(job)
-                took.setdefault(job.algorithm, []).append(time.monotonic() - began)
-                left = remaining(board, took) if title == "runs" else ""
-                progress.update(bar, advance=1, left=left)
-                said = found.get("failed") or f"{found.get('accuracy', np.nan):.2%}"
-                seconds = took[job.algorithm][-1]
-                console.print(
-                    f"{time.strftime('%H:%M:%S')} {name}: {said}, {seconds:.0f} s "
-                    f"({found['cpu-seconds']:.0f} s of a core); {left}",
-                    highlight=False,
-                    soft_wrap=True,
-                )
-
-
-def waiting(board: Leaderboard) -> list[Job]:
-    """Return the runs that are missing."""
-    return [job for job in board.jobs() if finished(job) is None]
-
-
-def remaining(board: Leaderboard, took: dict[str, list[float]]) -> str:
-    """Return the time that the missing runs will take, as those before them."""
-    overall = float(np.mean([np.mean(own) for own in took.values()]))
-    jobs = waiting(board)
-    seconds = sum(float(np.mean(took.get(job.algorithm, overall))) for job in jobs)
-    return f"{len(jobs)} runs and {seconds / 60:.0f} min left"
-
-
 @ended_as_by_ctrl_c()
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run what has not run yet and write ``results/leaderboard-<size>``."""
@@ -360,7 +255,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         board = Leaderboard(parse())
         try:
             if not board.arguments.page:
-                carry_out_all(board)
+                carry_out_all("tuning", board.tuning())
+                carry_out_all("runs", board.waiting(), board.waiting)
         finally:
             board.write()
     except KeyboardInterrupt:

@@ -1,6 +1,5 @@
 """Tables, plot and text of ``benchmarks/leaderboard.py``."""
 
-import json
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -11,77 +10,6 @@ from common import RESULTS, markdown
 Results = Mapping[str, Mapping[str, list[dict[str, Any] | None]]]
 
 GLOBAL = ("fedavg", "fedprox", "scaffold")
-# Accuracy in % of the papers' tables, and which of our rows has the same protocol.
-CELLS = ("50x2", "50x5", "100x2", "100x5")
-PAPERS = {
-    "FedRep, Table 1": {
-        "Local only": ("local", {"100x2": 89.79, "100x5": 70.68}),
-        "FedAvg": ("fedavg", {"100x2": 42.65, "100x5": 51.78}),
-        "FedAvg+FT": ("fedavg-ft", {"100x2": 87.65, "100x5": 73.68}),
-        "FedProx": ("fedprox", {"100x2": 39.92, "100x5": 50.99}),
-        "FedProx+FT": ("fedprox-ft", {"100x2": 85.81, "100x5": 72.75}),
-        "SCAFFOLD": ("scaffold", {"100x2": 37.72, "100x5": 47.33}),
-        "SCAFFOLD+FT": ("scaffold-ft", {"100x2": 86.35, "100x5": 68.23}),
-        "Fed-MTL": ("fed-mtl", {"100x2": 80.46, "100x5": 58.31}),
-        "Per-FedAvg": ("per-fedavg", {"100x2": 82.27, "100x5": 67.20}),
-        "LG-FedAvg": ("lg-fedavg", {"100x2": 84.14, "100x5": 63.02}),
-        "L2GD": ("l2gd", {"100x2": 81.04, "100x5": 59.98}),
-        "APFL": ("apfl", {"100x2": 83.77, "100x5": 72.29}),
-        "Ditto": ("ditto", {"100x2": 85.39, "100x5": 70.34}),
-        "FedPer": ("fedper", {"100x2": 87.13, "100x5": 73.84}),
-        "FedRep": ("fedrep:augment-head=false", {"100x2": 87.70, "100x5": 75.68}),
-    },
-    "FLUTE, Table 1": {
-        "FedAvg": (
-            "fedavg",
-            {"50x2": 34.46, "50x5": 47.22, "100x2": 41.58, "100x5": 51.88},
-        ),
-        "FedAvg-FT": (
-            "fedavg-ft",
-            {"50x2": 84.00, "50x5": 71.47, "100x2": 84.69, "100x5": 70.88},
-        ),
-        "Fed-LG": (
-            "lg-fedavg",
-            {"50x2": 82.72, "50x5": 61.82, "100x2": 83.02, "100x5": 62.96},
-        ),
-        "FedPer": (
-            "fedper",
-            {"50x2": 85.17, "50x5": 74.02, "100x2": 86.17, "100x5": 73.67},
-        ),
-        "FedRep": (
-            "fedrep:head-epochs=1",
-            {"50x2": 86.13, "50x5": 71.74, "100x2": 86.69, "100x5": 73.81},
-        ),
-        "FedRep*": (
-            "fedrep:augment-head=false",
-            {"50x2": 87.32, "50x5": 75.77, "100x2": 87.18, "100x5": 75.30},
-        ),
-        "FedRoD": (
-            "fedrod",
-            {"50x2": 79.48, "50x5": 68.73, "100x2": 83.30, "100x5": 72.12},
-        ),
-        "FedCP": (
-            "fedcp",
-            {"50x2": 85.36, "50x5": 71.60, "100x2": 84.80, "100x5": 71.34},
-        ),
-        "FLUTE": (
-            "flute",
-            {"50x2": 87.01, "50x5": 76.48, "100x2": 86.13, "100x5": 76.92},
-        ),
-        "FLUTE*": (
-            "flute-star:augment-head=false",
-            {"50x2": 87.71, "50x5": 76.54, "100x2": 88.57, "100x5": 78.26},
-        ),
-    },
-}
-# Why ours is more than 2 points away, where anything is known.
-REASONS = {
-    ("FedRep, Table 1", "FedAvg+FT"): "the paper has 5 local epochs with 5 shards, "
-    "here it is 1; whether that is all is unknown",
-    ("FLUTE, Table 1", "FedAvg-FT"): "unknown; the training agrees (`fedavg`), and of "
-    "the fine-tuning the paper says nothing",
-    ("FLUTE, Table 1", "FLUTE"): "unknown; one seed where it is so",
-}
 
 
 def accuracies(runs: Iterable[dict[str, Any] | None], key: str = "accuracy") -> Any:
@@ -247,43 +175,6 @@ def _place(results: Results, cell: str) -> int:
     return sorted(means, key=lambda name: -means[name]).index("fedavg-ft") + 1
 
 
-def measured() -> dict[str, dict[str, Any]]:
-    """Return what the pages of the papers' own protocol have, by row and cell in %."""
-    found: dict[str, dict[str, Any]] = {}
-    for path in sorted(RESULTS.glob("f*_table-*.json")):
-        cell = path.stem.split("-")[1]
-        for row, own in json.loads(path.read_text(encoding="utf-8")).items():
-            if isinstance(own, dict) and "runs" in own:
-                # One page may have the runs of another one, too.
-                values = found.setdefault(row, {}).setdefault(cell, set())
-                values.update(100 * run["accuracy"] for run in own["runs"])
-                before = [r for r in own["runs"] if "accuracy-global" in r]
-                if row == "fedavg-ft" and before:
-                    plain = found.setdefault("fedavg", {}).setdefault(cell, set())
-                    plain.update(100 * run["accuracy-global"] for run in before)
-    return found
-
-
-def papers_table(paper: str) -> str:
-    """Return a paper's CIFAR-10 columns beside what was measured here."""
-    ours, rows = measured(), []
-    cells = [c for c in CELLS if any(c in own for _, own in PAPERS[paper].values())]
-    for method, (row, published) in PAPERS[paper].items():
-        line, why = [], ""
-        for cell in cells:
-            values = sorted(ours.get(row, {}).get(cell, ()))
-            text = "missing"
-            if values:
-                mean = float(np.mean(values))
-                text = f"{mean:.2f}" + f" ({len(values)} seeds)" * (len(values) > 1)
-                if abs(mean - published[cell]) > 2:
-                    why = REASONS.get((paper, method), "unknown")
-            line.append(f"{text} / {published[cell]:.2f}")
-        rows.append((method, f"`{row}`", *line, why))
-    heads = ("method", "row here", *(f"{cell}: here / paper" for cell in cells))
-    return markdown((*heads, "why, if more than 2 points apart"), rows)
-
-
 def body(name: str, data: Mapping[str, Any]) -> str:
     """Return the page below its heading."""
     results, common = data["results"], data["settings"]
@@ -320,7 +211,8 @@ def body(name: str, data: Mapping[str, Any]) -> str:
         "10 % of them in each of 100 rounds, the last 10 rounds' mean, float32, "
         "augmentation in the head epochs too, and in FedRep's table 5 epochs of the "
         "representation with 5 shards. So figures compare with each other, and not "
-        "with a paper's; what has been measured with the papers' protocol is below. "
+        "with a paper's; what has been measured with the papers' protocol has [a page "
+        "of its own](papers_tables.md). "
         "The local epochs and the learning rate are the same for all and were tuned "
         "for none; a client takes part in few rounds "
         f"({common['num-server-rounds'] * share / clients:g} on average), so that what "
@@ -350,11 +242,6 @@ def body(name: str, data: Mapping[str, Any]) -> str:
         "on there; the others have nothing of their own to tune, or what the papers "
         "have. What is picked at an end of its grid may not be the best there is.\n\n"
         + tuned_table(data["tuned"])
-        + "\n## The papers' tables, CIFAR-10 columns\n\nThe papers' protocol: from the "
-        "pages `fedrep_table-*` and `flute_table-*` beside this one (JPEG images, 1 "
-        "epoch of the representation; clients x shards). `fedavg` is `fedavg-ft`'s run "
-        "before its fine-tuning.\n"
-        + "".join(f"\n### {paper}\n\n{papers_table(paper)}" for paper in PAPERS)
     )
 
 

@@ -14,9 +14,9 @@ from typing import Any
 
 import numpy as np
 from common import RESULTS, markdown, write
-from fedrep_table import commits, run
 from flwr.app import Message, MessageType
 from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects
+from runs import Job, carry_out, finished
 
 from clients.algorithms import complete
 from clients.client_app import make_app
@@ -26,7 +26,11 @@ from strategies.server.rounds import run_rounds
 from task.settings import Setting, SettingsError, resolve
 
 TRANSPORTS = ("float32", "float16")
-ACCURACY = ("fedrep:head-epochs=1,", "flute:", "fedavg:")
+ACCURACY: dict[str, dict[str, Setting]] = {
+    "fedrep": {"head-epochs": 1},
+    "flute": {},
+    "fedavg": {},
+}
 NODES = 4
 # The round that is measured: the first exchange of multi-task is not compressed, and
 # its neighbours get it in round 2.
@@ -255,16 +259,32 @@ def plot_bytes(data: dict[str, dict[str, dict[str, tuple[int, int]]]]) -> None:
 def accuracies(arguments: argparse.Namespace) -> tuple[str, dict[str, Any]]:
     """Run what has not run yet; return the table of accuracies and the runs."""
     rows, data = [], {}
-    for name in ACCURACY:
+    for algorithm, own in ACCURACY.items():
         runs = []
         for transport in TRANSPORTS:
-            own = f'transport="{transport}",bfloat16=true,evaluate-last=5'
-            runs.append(run(arguments, name + own, arguments.seed))
-            data[f"{name}{own}"] = runs[-1][0]
-        full, short = (100 * summary["accuracy"] for summary, _ in runs)
+            settings: dict[str, Setting] = {
+                "task": "image-folder",
+                "data-dir": str(Path(arguments.data_dir).absolute()),
+                "num-clients": arguments.clients,
+                "classes-per-client": arguments.classes_per_client,
+                "fraction-train": 0.1,
+                "num-server-rounds": arguments.rounds,
+                "evaluate-every": 0,
+                "evaluate-last": 5,
+                "bfloat16": True,
+                "transport": transport,
+                "seed": arguments.seed,
+                **own,
+            }
+            place = Path(arguments.output).absolute() / f"{algorithm}-{transport}"
+            job = Job(place, algorithm, settings)
+            runs.append(finished(job) or carry_out(job))
+            data[f"{algorithm}-{transport}"] = runs[-1]
+        full, short = (100 * found["accuracy"] for found in runs)
         figures = (f"{full:.2f}", f"{short:.2f}", f"{short - full:+.2f}")
-        label = name.replace(":", " ").strip(" ,")
-        rows.append((f"`{label}`", *figures, commits(runs)))
+        label = " ".join([algorithm, *(f"{n}={v}" for n, v in own.items())])
+        commits = ", ".join(sorted({found["commit"] for found in runs}))
+        rows.append((f"`{label}`", *figures, commits))
     columns = ("algorithm", *TRANSPORTS, "difference", "commit")
     return markdown(columns, rows), data
 
@@ -276,9 +296,7 @@ def main() -> None:
     parser.add_argument("--clients", type=int, default=100)
     parser.add_argument("--classes-per-client", type=int, default=5)
     parser.add_argument("--rounds", type=int, default=30)
-    parser.add_argument("--evaluate-every", type=int, default=5)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--backend", default="inline")
     parser.add_argument("--output", default="results/slow_links")
     arguments = parser.parse_args()
     logging.getLogger("flwr").setLevel(logging.ERROR)

@@ -1,0 +1,123 @@
+"""Runs of a table, each made once: what is finished is never done again."""
+
+import contextlib
+import shutil
+import sys
+import time
+import traceback
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from common import provenance
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TextColumn,
+    TimeElapsedColumn,
+)
+
+from simulation import simulate
+from strategies.server.results import read_json, write_json
+from task.settings import Setting
+
+RESULT = "result.json"
+
+
+class Job(NamedTuple):
+    """A run to be made: where, of what, and with what settings."""
+
+    place: Path
+    algorithm: str
+    settings: dict[str, Setting]
+
+
+def finished(job: Job) -> dict[str, Any] | None:
+    """Return the result of a run with these settings, if it is there."""
+    path = job.place / RESULT
+    if not path.is_file():
+        return None
+    found: dict[str, Any] = read_json(path)
+    return found if found.pop("settings") == job.settings else None
+
+
+def carry_out(job: Job) -> dict[str, Any]:
+    """Make a run; whatever an earlier one has left, that was cut off, goes."""
+    shutil.rmtree(job.place, ignore_errors=True)
+    job.place.mkdir(parents=True)
+    cpu, result = time.process_time(), {}
+    with (
+        (job.place / "log.txt").open("w", encoding="utf-8") as log,
+        contextlib.redirect_stdout(log),
+        contextlib.redirect_stderr(log),
+    ):
+        try:
+            settings = {**job.settings, "output": str(job.place)}
+            result = simulate(job.algorithm, "inline", **settings).summary
+        except Exception as error:
+            # The others go on, and the page says which one did not.
+            traceback.print_exc()
+            result = {"failed": f"{type(error).__name__}: {error}"}
+    found = {
+        **result,
+        "cpu-seconds": time.process_time() - cpu,
+        "commit": provenance()["commit"],
+        "settings": job.settings,
+    }
+    write_json(job.place / RESULT, found)
+    return found
+
+
+def carry_out_all(
+    title: str, jobs: Iterable[Job], waiting: Callable[[], list[Job]] | None = None
+) -> None:
+    """Make runs in turn, with a bar and a line for each.
+
+    Parameters
+    ----------
+    title : str
+        Of the bar.
+    jobs : iterable of Job
+        The runs; the next one is asked for when those before it are finished.
+    waiting : callable, optional
+        Returns the runs that are missing, from which the time left is guessed.
+    """
+    console = Console(file=sys.stdout)
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TextColumn("{task.fields[left]}"),
+    )
+    with Progress(
+        *columns, console=console, redirect_stdout=False, redirect_stderr=False
+    ) as progress:
+        bar = progress.add_task(title, total=waiting and len(waiting()), left="")
+        took: dict[str, list[float]] = {}
+        for job in jobs:
+            name = f"{job.place.parent.name}/{job.place.name}"
+            progress.update(bar, description=name)
+            began = time.monotonic()
+            found = carry_out(job)
+            took.setdefault(job.algorithm, []).append(time.monotonic() - began)
+            left = _remaining(waiting(), took) if waiting else ""
+            progress.update(bar, advance=1, left=left)
+            said = found.get("failed") or f"{found.get('accuracy', np.nan):.2%}"
+            seconds = took[job.algorithm][-1]
+            console.print(
+                f"{time.strftime('%H:%M:%S')} {name}: {said}, {seconds:.0f} s "
+                f"({found['cpu-seconds']:.0f} s of a core); {left}",
+                highlight=False,
+                soft_wrap=True,
+            )
+
+
+def _remaining(jobs: list[Job], took: dict[str, list[float]]) -> str:
+    """Return the time that the missing runs will take, as those before them."""
+    overall = float(np.mean([np.mean(own) for own in took.values()]))
+    seconds = sum(float(np.mean(took.get(job.algorithm, overall))) for job in jobs)
+    return f"{len(jobs)} runs and {seconds / 60:.0f} min left"
