@@ -1,79 +1,56 @@
 """What a device does: one file per algorithm, named like its strategy."""
 
-from clients.apfl import APFLClient
-from clients.base import Client, TrainingSettings
-from clients.choco_sgd import ChocoSGDClient
-from clients.device.slots import HEAD, REPRESENTATION, WHOLE
-from clients.ditto import DittoClient
-from clients.dpsgd import DPSGDClient
-from clients.fed_mtl import FedMTLClient
-from clients.fedala import FedALAClient
-from clients.fedavg import FedAvgClient
-from clients.fedbabu import FedBABUClient
-from clients.fedbn import FedBNClient
-from clients.fedcp import FedCPClient
-from clients.feddbe import FedDBEClient
-from clients.fedper import FedPerClient
-from clients.fedproto import FedProtoClient
-from clients.fedprox import FedProxClient
-from clients.fedrep import FedRepClient, FedRepLinearClient
-from clients.fedrod import FedRoDClient
-from clients.fine_tuning import fine_tuned
-from clients.flute import FLUTEClient, FLUTELinearClient, FLUTEStarClient
-from clients.gossip.base import GossipClient
-from clients.l2gd import L2GDClient
-from clients.lg_fedavg import LGFedAvgClient
-from clients.local import LocalClient
-from clients.multi_task import MultiTaskClient
-from clients.per_fedavg import HFMAMLClient, PerFedAvgClient
-from clients.pfedme import PFedMeClient
-from clients.representation_transfer import (
-    FeatureTransferClient,
-    RepresentationTransferClient,
-)
-from clients.scaffold import SCAFFOLDClient
-from clients.squarm_sgd import SQuARMSGDClient
+from importlib import import_module
+from typing import Any
 
-FedAvgFTClient = fine_tuned(FedAvgClient)
+# Imported on first use: `flwr run`, which only asks where an app's code lies, loads no
+# torch, and a device's process no algorithm but the run's.
+_HOMES = {
+    "APFLClient": "clients.apfl",
+    "ChocoSGDClient": "clients.choco_sgd",
+    "Client": "clients.base",
+    "DPSGDClient": "clients.dpsgd",
+    "DittoClient": "clients.ditto",
+    "FLUTEClient": "clients.flute",
+    "FLUTELinearClient": "clients.flute",
+    "FLUTEStarClient": "clients.flute",
+    "FeatureTransferClient": "clients.representation_transfer",
+    "FedALAClient": "clients.fedala",
+    "FedAvgClient": "clients.fedavg",
+    "FedAvgFTClient": "clients.fedavg",
+    "FedBABUClient": "clients.fedbabu",
+    "FedBNClient": "clients.fedbn",
+    "FedCPClient": "clients.fedcp",
+    "FedDBEClient": "clients.feddbe",
+    "FedMTLClient": "clients.fed_mtl",
+    "FedPerClient": "clients.fedper",
+    "FedProtoClient": "clients.fedproto",
+    "FedProxClient": "clients.fedprox",
+    "FedRepClient": "clients.fedrep",
+    "FedRepLinearClient": "clients.fedrep",
+    "FedRoDClient": "clients.fedrod",
+    "GossipClient": "clients.gossip.base",
+    "HEAD": "clients.device.slots",
+    "HFMAMLClient": "clients.per_fedavg",
+    "L2GDClient": "clients.l2gd",
+    "LGFedAvgClient": "clients.lg_fedavg",
+    "LocalClient": "clients.local",
+    "MultiTaskClient": "clients.multi_task",
+    "PFedMeClient": "clients.pfedme",
+    "PerFedAvgClient": "clients.per_fedavg",
+    "REPRESENTATION": "clients.device.slots",
+    "RepresentationTransferClient": "clients.representation_transfer",
+    "SCAFFOLDClient": "clients.scaffold",
+    "SQuARMSGDClient": "clients.squarm_sgd",
+    "TrainingSettings": "clients.base",
+    "WHOLE": "clients.device.slots",
+    "fine_tuned": "clients.fine_tuning",
+}
 
-__all__ = [
-    "HEAD",
-    "REPRESENTATION",
-    "WHOLE",
-    "APFLClient",
-    "ChocoSGDClient",
-    "Client",
-    "DPSGDClient",
-    "DittoClient",
-    "FLUTEClient",
-    "FLUTELinearClient",
-    "FLUTEStarClient",
-    "FeatureTransferClient",
-    "FedALAClient",
-    "FedAvgClient",
-    "FedAvgFTClient",
-    "FedBABUClient",
-    "FedBNClient",
-    "FedCPClient",
-    "FedDBEClient",
-    "FedMTLClient",
-    "FedPerClient",
-    "FedProtoClient",
-    "FedProxClient",
-    "FedRepClient",
-    "FedRepLinearClient",
-    "FedRoDClient",
-    "GossipClient",
-    "HFMAMLClient",
-    "L2GDClient",
-    "LGFedAvgClient",
-    "LocalClient",
-    "MultiTaskClient",
-    "PFedMeClient",
-    "PerFedAvgClient",
-    "RepresentationTransferClient",
-    "SCAFFOLDClient",
-    "SQuARMSGDClient",
-    "TrainingSettings",
-    "fine_tuned",
-]
+__all__ = list(_HOMES)
+
+
+def __getattr__(name: str) -> Any:
+    if name in _HOMES:
+        return getattr(import_module(_HOMES[name]), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -3,6 +3,7 @@
 from flwr.common import NDArrays
 
 from clients.base import Client, Config, Reply, TrainingSettings
+from clients.fine_tuning import fine_tuned
 
 
 class FedAvgClient(Client):
@@ -15,3 +16,6 @@ class FedAvgClient(Client):
         """Train the global model for ``representation-epochs``."""
         self.receive(parameters, config)
         return self.send(self.train("all", self.settings.representation_epochs))
+
+
+FedAvgFTClient = fine_tuned(FedAvgClient)

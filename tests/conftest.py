@@ -55,6 +55,9 @@ def _surroundings(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     # Flower refuses to build a Message outside of a run.
     TaskIdentity.run_id, TaskIdentity.task_id, TaskIdentity.node_id = 1, 1, 0
     with pytest.MonkeyPatch.context() as patch:
+        # Threads of one process that wait for each other, spinning, while those of
+        # another one have the core: a minute's work of theirs took five.
+        patch.setenv("OMP_NUM_THREADS", "1")
         patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
         # Nobody pulls this process's plug: what is written need not be on the disk.
         patch.setattr(os, "fsync", lambda descriptor: None)

@@ -157,6 +157,18 @@ def test_a_server_loads_no_torch(module):
 
 
 @pytest.mark.e2e
+def test_whether_there_is_a_client_app_is_known_without_torch():
+    # As `flwr run` asks.
+    code = f"""if True:
+        import sys
+        from importlib.util import find_spec
+        print(find_spec("clients.client_app").name)
+        print(*sorted({HEAVY} & set(sys.modules)))
+    """
+    assert printed_by(code) == ["clients.client_app", "clients"]
+
+
+@pytest.mark.e2e
 def test_what_a_server_does_before_a_run_loads_no_torch_with_any_algorithm():
     code = f"""if True:
         import sys
@@ -176,7 +188,7 @@ def test_what_a_server_does_before_a_run_loads_no_torch_with_any_algorithm():
 def test_what_is_called_heavy_is_found_and_training_alone_loads_no_compiler():
     # torch's takes seconds, and a device handles each message in a new process.
     code = f"""if True:
-    import sys, clients, task, torch
+    import sys, clients.base, task, torch
     model = task.SplitModel(torch.nn.Identity(), torch.nn.Linear(2, 2))
     examples = task.ExampleSet(torch.ones(3, 2), torch.zeros(3, dtype=torch.long))
     loss = torch.nn.functional.cross_entropy
@@ -208,6 +220,8 @@ def test_what_the_packages_promise_is_there():
             assert getattr(package, name) is not None
     with pytest.raises(AttributeError, match="has no attribute 'nothing'"):
         _ = task.nothing
+    with pytest.raises(AttributeError, match="has no attribute 'nothing'"):
+        _ = clients.nothing
 
 
 # What is special about an algorithm is said by its class

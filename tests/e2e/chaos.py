@@ -174,7 +174,7 @@ class Chaos:
                 raise RuntimeError(f"ended before {what}: {log.read_text()[-5000:]}")
             return False
 
-        wait_until(look_and_see, 1200, what)
+        wait_until(look_and_see, 1200, what, every=0.3)
 
     def keep_alive(self) -> None:
         """Start devices that do not run, as ``Restart=always`` does."""

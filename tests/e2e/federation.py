@@ -24,12 +24,14 @@ def free_port() -> int:
         return int(listener.getsockname()[1])
 
 
-def wait_until(condition: Callable[[], bool], seconds: float, what: str) -> None:
+def wait_until(
+    condition: Callable[[], bool], seconds: float, what: str, every: float = 0.1
+) -> None:
     deadline = time.monotonic() + seconds
     while not condition():
         if time.monotonic() > deadline:
             raise TimeoutError(f"waited {seconds} s for {what}")
-        time.sleep(0.1)
+        time.sleep(every)
 
 
 def processes_with(setting: str, program: str = "") -> list[int]:

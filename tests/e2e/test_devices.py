@@ -74,7 +74,7 @@ SETTINGS = {
     "srpfl": "head-epochs=2 initial-nodes=3",
 }
 SHARED = (
-    'task="image-folder" model="digits-cnn" num-clients=3 fraction-train=1.0 '
+    'task="image-folder" model="mlp-2" num-clients=3 fraction-train=1.0 '
     "num-server-rounds=2 evaluate-every=0 evaluate-last=1 learning-rate=0.05 "
     "min-available-nodes=3 batch-size=6 augment=false"
 )
@@ -171,7 +171,7 @@ def test_a_guest_resumes_runs_under_srpfl_and_is_refused_in_a_line(
 
 ROUNDS = 8
 ALONE = (
-    'task="image-folder" model="digits-cnn" num-clients=2 fraction-train=1.0 '
+    'task="image-folder" model="mlp-2" num-clients=2 fraction-train=1.0 '
     f"num-server-rounds={ROUNDS} evaluate-every=0 evaluate-last=1 checkpoint-every=1 "
     "learning-rate=0.05 head-epochs=1 batch-size=6 augment=false"
 )
