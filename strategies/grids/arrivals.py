@@ -20,8 +20,9 @@ from strategies.grids.patient import GridDecorator, PatientGrid
 from strategies.grids.speeds import SpeedModel
 
 # Seconds between two looks for replies: the least, the share of the time waited so far
-# by which one is seen too late, and the most.
-PULL_INTERVAL, LATENESS, LONGEST_INTERVAL = 0.1, 0.05, 3.0
+# by which one is seen too late, and the most. A SuperNode looks for messages every 3 s,
+# so that less than the least would gain nothing; it cost the SuperLink half its work.
+PULL_INTERVAL, LATENESS, LONGEST_INTERVAL = 0.3, 0.05, 3.0
 # After so many seconds the log says who is waited for, and again after twice as many.
 FIRST_WORD = 60.0
 
