@@ -1,10 +1,12 @@
-"""Peak memory of every process of a deployment: SuperLink, SuperNode and their apps.
+"""Peak memory of every process of a deployment, and of a simulation.
 
 One SuperNode with 500 images of 32 x 32 trains FedRep with the CIFAR-10 CNN for two
-rounds. The peak of a process is the kernel's own count (VmHWM).
+rounds, and so do ten clients on Ray; 100 and 10,000 clients of 8 x 8 digits share a
+process. The peak of a process is the kernel's own count (VmHWM).
 """
 
 import argparse
+import os
 import subprocess
 import sys
 import tempfile
@@ -28,6 +30,9 @@ PROCESSES = {
     "ServerApp": "flwr-serverapp",
     "ClientApp": "flwr-clientapp",
 }
+ON_RAY = {"Ray: the command": "simulation.py", "Ray: a worker": "ray::_Worker"}
+# Clients that share a process, and how many train in a round.
+CROWDS, SAMPLED = (100, 10_000), 100
 # What a ClientApp imports, and what it imports of it at the least.
 IMPORTS = ("torch", "flwr.clientapp", "clients.client_app", "strategies.server_app")
 
@@ -50,13 +55,20 @@ def write_images(folder: Path, train: int = 500, test: int = 100) -> None:
             Image.fromarray(rng.integers(0, 256, (32, 32, 3), np.uint8)).save(path)
 
 
-def watch(home: Path, peaks: dict[str, float], stop: threading.Event) -> None:
+def watch(
+    home: Path,
+    programs: dict[str, str],
+    peaks: dict[str, float],
+    stop: threading.Event,
+) -> None:
     """Note the largest VmHWM (MB) of each kind of process until told to stop.
 
     Parameters
     ----------
     home : Path
         Only processes with this path in their environment count.
+    programs : dict of str to str
+        The kinds, and what is in the command of each.
     peaks : dict of str to float
         Filled.
     stop : threading.Event
@@ -72,7 +84,7 @@ def watch(home: Path, peaks: dict[str, float], stop: threading.Event) -> None:
             except OSError:
                 continue
             lines = [line for line in status.splitlines() if line.startswith("VmHWM")]
-            for name, program in PROCESSES.items():
+            for name, program in programs.items():
                 if lines and program in command.split("\0--")[0]:
                     peak = int(lines[0].split()[1]) / 1024
                     peaks[name] = max(peaks.get(name, 0.0), peak)
@@ -107,6 +119,71 @@ def import_seconds(module: str) -> tuple[float, bool]:
     return float(found[1][0]), found[1][1] == "True"
 
 
+def peak_of(*command: str, **environment: str) -> float:
+    """Return the peak (MB) of a Python process that is waited for."""
+    process = subprocess.Popen(
+        [sys.executable, *command],
+        cwd=ROOT,
+        env={**os.environ, **environment},
+        stdout=subprocess.DEVNULL,
+    )
+    _, status, usage = os.wait4(process.pid, 0)
+    if status:
+        raise RuntimeError(f"{command} ended with status {status}")
+    return usage.ru_maxrss / 1024
+
+
+def write_digits(folder: Path, train: int = 100_000, test: int = 20_000) -> None:
+    """Write as many 8 x 8 digits, drawn from scikit-learn's with replacement.
+
+    All classes have as many, so that every client of a crowd gets some of its own.
+    """
+    from sklearn.datasets import load_digits
+
+    digits, rng = load_digits(), np.random.default_rng(0)
+    folder.mkdir()
+    for part, count in (("train", train), ("test", test)):
+        chosen = np.concatenate(
+            [
+                rng.choice(np.flatnonzero(digits.target == c), count // 10)
+                for c in range(10)
+            ]
+        )
+        np.savez(
+            folder / f"{part}.npz",
+            images=(digits.images[chosen] * 15.9).astype(np.uint8),
+            labels=digits.target[chosen],
+        )
+
+
+def simulated(home: Path) -> dict[str, float]:
+    """Return the peaks (MB) of simulations' processes."""
+    peaks = {"a process that imports torch alone": peak_of("-c", "import torch")}
+    write_digits(home / "digits")
+    common = ["simulation.py", "--rounds", "3", "--output", str(home / "simulated")]
+    for algorithm in ("fedavg", "fedrep"):
+        for clients in CROWDS:
+            peaks[f"`{algorithm}`, {clients:,} clients in one process"] = peak_of(
+                *common, algorithm, "--backend", "inline", "--task", "arrays",
+                "--data-dir", str(home / "digits"), "--clients", str(clients),
+                "--fraction", str(SAMPLED / clients), "--run-config",
+                'model="mlp-2" augment=false evaluate-every=0 evaluate-last=1',
+            )  # fmt: skip
+    stop = threading.Event()
+    watcher = threading.Thread(target=watch, args=(home, ON_RAY, peaks, stop))
+    watcher.start()
+    try:
+        peak_of(
+            *common, "fedrep", "--task", "image-folder", "--data-dir",
+            str(home / "images"), "--clients", "10", "--fraction", "1",
+            "--run-config", 'partition="iid" head-epochs=1', FRL_MEMORY=str(home),
+        )  # fmt: skip
+    finally:
+        stop.set()
+        watcher.join()
+    return peaks
+
+
 def main() -> None:
     """Measure and write ``results/memory``."""
     argparse.ArgumentParser(description=__doc__).parse_args()
@@ -115,7 +192,7 @@ def main() -> None:
         home = Path(folder)
         write_images(home / "images")
         federation, stop = Federation(home / "federation"), threading.Event()
-        watcher = threading.Thread(target=watch, args=(home, peaks, stop))
+        watcher = threading.Thread(target=watch, args=(home, PROCESSES, peaks, stop))
         watcher.start()
         try:
             federation.start_superlink()
@@ -134,6 +211,7 @@ def main() -> None:
             federation.close()
         if not (home / "results" / "fedrep" / "clients.json").is_file():
             raise RuntimeError(log)
+        shared = simulated(home)
     times = {module: import_seconds(module) for module in IMPORTS}
     body = (
         "One SuperNode with 500 images of 32 x 32, FedRep with the CIFAR-10 CNN, two "
@@ -141,6 +219,12 @@ def main() -> None:
         + markdown(
             ("process", "MB"), [(n, f"{peaks[n]:.0f}") for n in PROCESSES if n in peaks]
         )
+        + "\nOf a simulation: FedAvg keeps nothing of a client, so that what 9,900 "
+        "more add is what server and simulation know of each; FedRep keeps each "
+        f"client's head besides. {SAMPLED} of them train in each of 3 rounds (`mlp-2`, "
+        "100,000 digits of 8 x 8). On Ray ten clients with the SuperNode's 500 images "
+        "and model.\n\n"
+        + markdown(("process", "MB"), [(n, f"{mb:.0f}") for n, mb in shared.items()])
         + "\nTime of an import in a new process, median of 3:\n\n"
         + markdown(
             ("module", "seconds", "loads torchvision"),
@@ -148,12 +232,15 @@ def main() -> None:
         )
         + "\n![memory](memory.png)\n"
     )
-    write("memory", "Memory and imports of a deployment", body, {"mb": peaks, **times})
+    heading = "Memory and imports of a deployment, and of a simulation"
+    write("memory", heading, body, {"mb": peaks, "simulated": shared, **times})
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(6, 2.4), layout="constrained")
+    figure = Figure(figsize=(7, 4), layout="constrained")
     axes = figure.subplots()
-    axes.barh(list(peaks), list(peaks.values()))
+    bars = {name.replace("`", ""): mb for name, mb in (peaks | shared).items()}
+    colors = ["C0"] * len(peaks) + ["C1"] * len(shared)
+    axes.barh(list(bars), list(bars.values()), color=colors)
     axes.set_xlabel("peak memory (MB)")
     axes.invert_yaxis()
     figure.savefig(RESULTS / "memory.png", dpi=150)
