@@ -58,6 +58,8 @@ def _surroundings(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         # Threads of one process that wait for each other, spinning, while those of
         # another one have the core: a minute's work of theirs took five.
         patch.setenv("OMP_NUM_THREADS", "1")
+        # Each process of a device would compile all of the code for each message.
+        patch.delenv("PYTHONDONTWRITEBYTECODE", raising=False)
         patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
         # Nobody pulls this process's plug: what is written need not be on the disk.
         patch.setattr(os, "fsync", lambda descriptor: None)
