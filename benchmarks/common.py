@@ -12,6 +12,14 @@ from typing import Any
 
 RESULTS = Path(__file__).resolve().parent / "results"
 BEGAN = time.perf_counter()
+# Of the code that runs: a page that is made again would change it by its first picture.
+COMMIT = subprocess.run(
+    ["git", "describe", "--always", "--dirty", "--abbrev=10"],
+    cwd=RESULTS.parent,
+    capture_output=True,
+    text=True,
+    check=False,
+).stdout.strip()
 
 
 def provenance() -> dict[str, Any]:
@@ -20,19 +28,11 @@ def provenance() -> dict[str, Any]:
     Returns
     -------
     dict
-        ``command``, ``commit``, ``machine``, ``python``, ``torch``, and ``seconds``
+        ``command``, ``commit`` (when it began), ``machine``, ``python``, ``torch``, and ``seconds``
         since it began, in which runs that were there already took none.
     """
     import torch
 
-    here = Path(__file__).resolve().parent
-    commit = subprocess.run(
-        ["git", "describe", "--always", "--dirty", "--abbrev=10"],
-        cwd=here,
-        capture_output=True,
-        text=True,
-        check=False,
-    ).stdout.strip()
     arguments = [
         a if i else f"benchmarks/{Path(a).name}" for i, a in enumerate(sys.argv)
     ]
@@ -42,7 +42,7 @@ def provenance() -> dict[str, Any]:
             arguments[i + 1] = argument.removeprefix("--").partition("-")[0].upper()
     return {
         "command": shlex.join(["python", *arguments]),
-        "commit": commit,
+        "commit": COMMIT,
         "machine": f"{platform.machine()}, {_cores()} cores",
         "python": platform.python_version(),
         "torch": torch.__version__,

@@ -105,7 +105,7 @@ def show(root: Path, name: str, entry: Entry) -> str:
     """Return all about an entry, in a few lines."""
     data = read(root, name)
     taken = seconds(root, name, data) if data else 0
-    time = f"{duration(taken)} (its page)" if taken else entry.time or "unknown"
+    time = entry.time or (f"{duration(taken)} (its page)" if taken else "unknown")
     lines = [f"{name}: {entry.shows}"]
     if data:
         lines += [f"page: {PAGES / name}.md at {data['about']['commit']}"]
