@@ -28,8 +28,8 @@ def provenance() -> dict[str, Any]:
     Returns
     -------
     dict
-        ``command``, ``commit`` (when it began), ``machine``, ``python``, ``torch``, and ``seconds``
-        since it began, in which runs that were there already took none.
+        ``command``, ``commit`` (when it began), ``machine``, ``python``, ``torch``, and
+        ``seconds`` since it began, in which runs that were there already took none.
     """
     import torch
 
