@@ -52,10 +52,17 @@ def cell(label: str, column: int = 1) -> str:
     return rf"^\| {re.escape(label)}{before}([^|\n]*)\|"
 
 
-def accuracy(*rows: str, metric: str = "accuracy") -> Callable[[Data], list[float]]:
-    """Return the mean accuracy in % over seeds, of each row of a table."""
+def accuracy(row: str) -> Callable[[Data], list[float]]:
+    """Return the mean accuracy in % over seeds, of a row of a table."""
+    return lambda data: [100 * fmean(run["accuracy"] for run in data[row]["runs"])]
+
+
+def of_papers(
+    row: str, cell: str = "100x5", metric: str = "accuracy"
+) -> Callable[[Data], list[float]]:
+    """Return the mean in % over seeds, of a row of the papers' tables."""
     return lambda data: [
-        100 * fmean(run[metric] for run in data[row]["runs"]) for row in rows
+        100 * fmean(run[metric] for run in data["results"][cell][row].values())
     ]
 
 
@@ -180,27 +187,25 @@ FIGURES = [
                 "fedrep_table-100x5-seeds",
                 with_range("fedrep:head-epochs=1"),
             ),
-            (
-                "`fedrep`, 10 head epochs",
-                "fedrep_table-100x5",
-                accuracy("fedrep:augment-head=false"),
-            ),
-            ("`fedper`, both", "fedrep_table-100x5", accuracy("fedper")),
+            ("`fedrep`, 10 head epochs", "papers_tables", of_papers("fedrep")),
+            ("`fedper`, both", "papers_tables", of_papers("fedper")),
             ("`flute` (mean", "flute_table-100x5-seeds", accuracy("flute")),
             (
-                "`flute-star`, head epochs",
+                "`flute-star`, head epochs first",
+                "papers_tables",
+                of_papers("flute-star"),
+            ),
+            (
+                "`flute-star`, head epochs last",
                 "flute_table-100x5",
-                accuracy(
-                    "flute-star:augment-head=false",
-                    'flute-star:augment-head=false,head-epochs-order="after"',
-                ),
+                accuracy('flute-star:augment-head=false,head-epochs-order="after"'),
             ),
             (
                 "`fedavg` / `fedavg-ft`",
-                "fedrep_table-100x5",
+                "papers_tables",
                 lambda data: [
-                    *accuracy("fedavg-ft", metric="accuracy-global")(data),
-                    *accuracy("fedavg-ft")(data),
+                    *of_papers("fedavg-ft", metric="accuracy-global")(data),
+                    *of_papers("fedavg-ft")(data),
                 ],
             ),
             ("`flute`, 2 shards", "flute_table-100x2", accuracy("flute")),
