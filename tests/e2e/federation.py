@@ -73,9 +73,6 @@ class Federation:
             # SuperLink and SuperNode start their apps by name.
             "PATH": f"{BIN}{os.pathsep}{os.environ['PATH']}",
             "OMP_NUM_THREADS": "1",
-            # Seconds between two looks for a message; ten times a second would keep a
-            # core busy with five devices.
-            "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.5",
         }
         (home / "flwr").mkdir(parents=True)
         trust = "insecure = true"

@@ -8,7 +8,6 @@ import pytest
 import torch
 from dp_accounting import dp_event
 from dp_accounting.rdp import RdpAccountant
-from opacus.accountants import RDPAccountant
 from torch import nn
 
 from clients.flute import Penalty
@@ -188,6 +187,8 @@ def test_the_classical_epsilon():
 
 
 def test_steps_of_several_kinds_compose():
+    from opacus.accountants import RDPAccountant  # Takes a second.
+
     accountant = RDPAccountant()
     for noise, rate, steps in ((1.0, 0.1, 30), (2.0, 0.5, 4)):
         for _ in range(steps):

@@ -13,7 +13,7 @@ from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects
 from flwr.supercore.inflatable.inflatable_utils import inflate_object_from_contents
 
 from strategies.grids import arrivals, patient
-from strategies.grids.arrivals import RealArrivals
+from strategies.grids.arrivals import PULL_INTERVAL, RealArrivals
 from strategies.grids.patient import PatientGrid
 from task.settings import SettingsError
 
@@ -192,7 +192,7 @@ def test_an_outage_is_waited_out_and_nothing_is_delivered_twice(clock: Clock) ->
     replies = list(grid.send_and_receive(messages))
     assert nodes(replies) == [1, 2]
     assert sorted(link.delivered) == [1, 2]
-    assert clock.now == pytest.approx(1007.1)
+    assert clock.now == pytest.approx(1007 + PULL_INTERVAL)
 
 
 def test_an_outage_without_end_is_one_line(clock: Clock) -> None:
