@@ -3,7 +3,8 @@
 Protocol: shards as the authors make them, a share of 0.1 of the clients a round, 100
 rounds, batch 10, SGD 0.01 with momentum 0.5 and weight decay 1e-4, random crop and
 flip, one local epoch; mean over all clients and over the last 10 rounds (``-ft``: the
-last round). Head epochs see the images as they are, so that features are computed once.
+last round). Ten head epochs see the images as they are: their features are computed
+once.
 Runs are made cell by cell and seed by seed; what is finished is never done again.
 """
 
@@ -34,7 +35,8 @@ ROWS: dict[str, dict[str, Setting]] = {
     "flute": LOOK,
     "flute-star": LOOK,
     "fedper": {},
-    "fedrep-1": {"head-epochs": 1, **LOOK},
+    # With one head epoch, to augment its images costs little: 73.4 and not 72.2 %.
+    "fedrep-1": {"head-epochs": 1, "augment-head": True, **LOOK},
     "local": {},
     "ditto": {},
     "apfl": {},
