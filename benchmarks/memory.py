@@ -197,7 +197,10 @@ def main() -> None:
         try:
             federation.start_superlink()
             federation.start_supernode(
-                "node", f'client-name="a" data-dir="{home / "images"}"'
+                "node",
+                f'client-name="a" data-dir="{home / "images"}"',
+                # As Flower starts it: a process of its own for each message.
+                warm=False,
             )
             log = federation.run(
                 ROOT,
