@@ -57,12 +57,10 @@ def accuracy(row: str) -> Callable[[Data], list[float]]:
     return lambda data: [100 * fmean(run["accuracy"] for run in data[row]["runs"])]
 
 
-def of_papers(
-    row: str, cell: str = "100x5", metric: str = "accuracy"
-) -> Callable[[Data], list[float]]:
-    """Return the mean in % over seeds, of a row of the papers' tables."""
+def of_papers(row: str, metric: str = "accuracy") -> Callable[[Data], list[float]]:
+    """Return the mean in % over seeds, of a row of the papers' tables, 100 x 5."""
     return lambda data: [
-        100 * fmean(run[metric] for run in data["results"][cell][row].values())
+        100 * fmean(run[metric] for run in data["results"]["100x5"][row].values())
     ]
 
 

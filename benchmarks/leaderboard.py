@@ -9,19 +9,17 @@ finished is never done again; a run that was cut off is repeated.
 """
 
 import argparse
-import logging
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from common import RESULTS, write
 from leaderboard_cells import partition_of, subset, usable_seeds
 from leaderboard_page import body, plot
-from runs import Job, carry_out_all, finished
+from runs import Job, carry_out_all, exit_status, finished
 
 from strategies.server.results import read_json, write_json
-from strategies.server.terminal import ended_as_by_ctrl_c
 from strategies.server.tune import VALIDATION_FRACTION, points
 from task.data.folders import ImageFolder
 from task.settings import Setting, SettingsError
@@ -247,25 +245,16 @@ class Leaderboard:
         plot(self.name, results)
 
 
-@ended_as_by_ctrl_c()
-def main(arguments: Sequence[str] | None = None) -> int:
+def make_and_write() -> None:
     """Run what has not run yet and write ``results/leaderboard-<size>``."""
-    logging.getLogger("flwr").setLevel(logging.WARNING)
+    board = Leaderboard(parse())
     try:
-        board = Leaderboard(parse())
-        try:
-            if not board.arguments.page:
-                carry_out_all("tuning", board.tuning())
-                carry_out_all("runs", board.waiting(), board.waiting)
-        finally:
-            board.write()
-    except KeyboardInterrupt:
-        return 130
-    except SettingsError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    return 0
+        if not board.arguments.page:
+            carry_out_all("tuning", board.tuning())
+            carry_out_all("runs", board.waiting(), board.waiting)
+    finally:
+        board.write()
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(exit_status(make_and_write))

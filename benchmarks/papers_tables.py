@@ -4,12 +4,10 @@ Protocol: shards as the authors make them, a share of 0.1 of the clients a round
 rounds, batch 10, SGD 0.01 with momentum 0.5 and weight decay 1e-4, random crop and
 flip, one local epoch; mean over all clients and over the last 10 rounds (``-ft``: the
 last round). Ten head epochs see the images as they are: their features are computed
-once.
-Runs are made cell by cell and seed by seed; what is finished is never done again.
+once. Runs are made cell by cell and seed by seed; what is finished is never done again.
 """
 
 import argparse
-import logging
 import sys
 from pathlib import Path
 from typing import Any
@@ -17,14 +15,13 @@ from typing import Any
 import numpy as np
 from common import RESULTS, write
 from papers_page import CELLS, PAPERS, body, plot
-from runs import Job, carry_out, carry_out_all, finished
+from runs import Job, carry_out, carry_out_all, exit_status, finished
 
 from strategies.server.parallel import side_by_side
 from strategies.server.results import read_json, read_rows
-from strategies.server.terminal import ended_as_by_ctrl_c
 from task.data.folders import ImageFolder
 from task.data.partitions import PartitionSettings, partition
-from task.settings import Setting, SettingsError
+from task.settings import Setting
 
 # Of both papers, by the name that a row has here; `fedavg` is `fedavg-ft` before its
 # fine-tuning, and so on. NC2 is looked at on the way where it is FLUTE's subject.
@@ -35,7 +32,7 @@ ROWS: dict[str, dict[str, Setting]] = {
     "flute": LOOK,
     "flute-star": LOOK,
     "fedper": {},
-    # With one head epoch, to augment its images costs little: 73.4 and not 72.2 %.
+    # One head epoch on augmented images, as the papers have it, costs little.
     "fedrep-1": {"head-epochs": 1, "augment-head": True, **LOOK},
     "local": {},
     "ditto": {},
@@ -200,28 +197,19 @@ def curve(job: Job) -> dict[str, list[list[float]]]:
     return found
 
 
-@ended_as_by_ctrl_c()
-def main() -> int:
+def make_and_write() -> None:
     """Run what has not run yet and write ``results/papers_tables``."""
-    logging.getLogger("flwr").setLevel(logging.WARNING)
     arguments = parse()
+    tables = Tables(arguments)
     try:
-        tables = Tables(arguments)
-        try:
-            if arguments.jobs > 1 and not arguments.page:
-                items = [(job,) for job in tables.waiting()]
-                side_by_side(carry_out, items, arguments.jobs)
-            elif not arguments.page:
-                carry_out_all("runs", tables.waiting(), tables.waiting)
-        finally:
-            tables.write()
-    except KeyboardInterrupt:
-        return 130
-    except SettingsError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    return 0
+        if arguments.jobs > 1 and not arguments.page:
+            items = [(job,) for job in tables.waiting()]
+            side_by_side(carry_out, items, arguments.jobs)
+        elif not arguments.page:
+            carry_out_all("runs", tables.waiting(), tables.waiting)
+    finally:
+        tables.write()
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(exit_status(make_and_write))

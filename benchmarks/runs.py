@@ -1,6 +1,7 @@
 """Runs of a table, each made once: what is finished is never done again."""
 
 import contextlib
+import logging
 import shutil
 import sys
 import time
@@ -22,7 +23,8 @@ from rich.progress import (
 
 from simulation import simulate
 from strategies.server.results import read_json, write_json
-from task.settings import Setting
+from strategies.server.terminal import ended_as_by_ctrl_c
+from task.settings import Setting, SettingsError
 
 RESULT = "result.json"
 
@@ -121,3 +123,23 @@ def _remaining(jobs: list[Job], took: dict[str, list[float]]) -> str:
     overall = float(np.mean([np.mean(own) for own in took.values()]))
     seconds = sum(float(np.mean(took.get(job.algorithm, overall))) for job in jobs)
     return f"{len(jobs)} runs and {seconds / 60:.0f} min left"
+
+
+@ended_as_by_ctrl_c()
+def exit_status(make_and_write: Callable[[], None]) -> int:
+    """Make runs and their page; return 130 after Ctrl-C, 2 after a line on what to set.
+
+    Parameters
+    ----------
+    make_and_write : callable
+        Writes the page of what is there however its runs end.
+    """
+    logging.getLogger("flwr").setLevel(logging.WARNING)
+    try:
+        make_and_write()
+    except KeyboardInterrupt:
+        return 130
+    except SettingsError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    return 0

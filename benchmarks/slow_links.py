@@ -54,6 +54,8 @@ Row = tuple[str, dict[str, Setting], int]
 ROWS: dict[str, list[Row]] = {
     "choco-sgd": COMPRESSED,
     "squarm-sgd": COMPRESSED,
+    # Its batch norms are what stays with a client.
+    "fedbn": [(" (ResNet-20)", IMAGES | {"model": "resnet20"}, SETTLED)],
     "fedrep": [*ON_IMAGES, LINEAR],
     "flute": [*ON_IMAGES, LINEAR],
     "multi-task": [

@@ -56,7 +56,7 @@ def _surroundings(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     TaskIdentity.run_id, TaskIdentity.task_id, TaskIdentity.node_id = 1, 1, 0
     with pytest.MonkeyPatch.context() as patch:
         # Threads of one process that wait for each other, spinning, while those of
-        # another one have the core: a minute's work of theirs took five.
+        # another one have the core: 20 s of work took them 300 s of CPU.
         patch.setenv("OMP_NUM_THREADS", "1")
         # Each process of a device would compile all of the code for each message.
         patch.delenv("PYTHONDONTWRITEBYTECODE", raising=False)
