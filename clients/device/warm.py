@@ -10,6 +10,7 @@ It takes the arguments of ``flower-superexec``. A SuperNode finds that command b
 name, so ``deploy/warm`` before all else in the SuperNode's ``PATH`` is all it takes.
 """
 
+import argparse
 import os
 import random
 import signal
@@ -27,7 +28,7 @@ from flwr.supercore.superexec.executor.types import ExecutionSpec, LaunchResult
 from flwr.supercore.tls import validate_and_resolve_root_certificates
 from flwr.supernode.runtime.run_clientapp import run_clientapp
 
-LOADED = ("torch", "flwr.clientapp", "flwr.client", "flwr.serverapp", "safetensors")
+LOADED = ("flwr.clientapp", "flwr.client", "flwr.serverapp", "safetensors", "torch")
 # A run brings its own version of these.
 APP = ("clients", "strategies", "task")
 
@@ -106,7 +107,13 @@ def forget_the_parent() -> None:
 
 def main() -> None:
     """Load what every message needs, then be Flower's SuperExec."""
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    parser.add_argument("--parent-pid", type=int)
+    supernode = parser.parse_known_args()[0].parent_pid
     for name in LOADED:
+        # One that cannot connect ends at once, and is started again and again.
+        if supernode not in (None, os.getppid()):
+            return
         import_module(name)
     vars(run_superexec)["get_executor"] = lambda *_, **__: ForkingExecutor()
     flower_superexec()

@@ -25,8 +25,8 @@ APP = Path(__file__).parent / "chaos_app"
 CLIENTS = [f"{i:06d}" for i in range(5)]
 IN_A_ROUND = ("training", "saving", "saved")
 PHASES = (*IN_A_ROUND, "between rounds")
-# Seconds between two starts of a SuperNode; service units wait longer.
-RESTART = 5.0
+# Seconds between two starts of a SuperNode, as in deploy/supernode.service.
+RESTART = 15.0
 CLASSES, TRAIN, TEST = 10, 10, 10
 with (APP / "pyproject.toml").open("rb") as file:
     SETTINGS = tomllib.load(file)["tool"]["flwr"]["app"]["config"]

@@ -6,7 +6,7 @@ from collections import Counter
 from pathlib import Path
 
 import numpy as np
-from chaos import CLIENTS, PHASES, ROUND_TIMEOUT, Chaos, Kill, Outcome
+from chaos import CLIENTS, PHASES, RESTART, ROUND_TIMEOUT, Chaos, Kill, Outcome
 from federation import ROOT
 from matplotlib.figure import Figure
 
@@ -79,7 +79,7 @@ def body(chaos: Chaos, outcome: Outcome, noise: float) -> str:
         f"({shares} per device; in waves of up to {len(CLIENTS) - 1}), and once of the "
         "SuperLink with its ServerApp in the middle of a round, "
         'followed by `flwr run` with `resume="…"`. A device is started again after '
-        "5 s, until it is let in.\n\n"
+        f"{RESTART:.0f} s, until it is let in.\n\n"
         "Recovery: seconds from the kill to the end of the round in which a reply of "
         "the device counted again. Its key is refused until the SuperLink has missed "
         "the old session's heartbeats, 30 to 60 s; then the round in progress has to "

@@ -4,11 +4,13 @@ import os
 import random
 import signal
 import sys
+from importlib import import_module
 
 import numpy as np
 import pytest
 import torch
 
+from clients.device import warm
 from clients.device.warm import ForkingExecutor, in_child
 
 
@@ -29,6 +31,7 @@ def drawn() -> list[float]:
 
 
 def test_the_runs_own_code_is_loaded_anew_and_torch_is_not():
+    import_module("clients.base")
     assert "clients.base" in sys.modules
 
     def left() -> list[str]:
@@ -66,3 +69,15 @@ def test_forks_that_have_ended_are_collected():
     assert not executor.forks
     with pytest.raises(ChildProcessError):
         os.waitpid(child, 0)
+
+
+@pytest.mark.parametrize("alive", [True, False])
+def test_nothing_is_loaded_for_a_supernode_that_has_ended(alive, monkeypatch):
+    loaded = []
+    monkeypatch.setattr(warm, "import_module", loaded.append)
+    monkeypatch.setattr(warm, "flower_superexec", lambda: loaded.append("SuperExec"))
+    supernode = os.getppid() + (not alive)
+    monkeypatch.setattr(sys, "argv", ["warm", "--parent-pid", str(supernode)])
+    monkeypatch.setitem(vars(warm.run_superexec), "get_executor", None)
+    warm.main()
+    assert loaded == ([*warm.LOADED, "SuperExec"] if alive else [])
