@@ -17,6 +17,14 @@ ROOT = Path(__file__).resolve().parents[2]
 # A SuperExec that has torch loaded.
 WARM = ROOT / "deploy" / "warm"
 MARK = "FRL_STARTED_BY"
+REGISTER = """
+import sys
+from pathlib import Path
+from flwr.cli.app import app
+for key in sys.argv[1:]:
+    name = Path(key).stem
+    app(["supernode", "register", key, "test", "--name", name], standalone_mode=False)
+"""
 
 
 def free_port() -> int:
@@ -136,9 +144,15 @@ class Federation:
         wait_until(self.listens, 240, "the SuperLink")
 
     def register(self) -> None:
-        for name in self.nodes:
-            key = self.keys / "nodes" / f"{name}.pub"
-            self.flwr("supernode", "register", str(key), "test", "--name", name)
+        """Run ``flwr supernode register`` for each node, in one process for all."""
+        keys = [str(self.keys / "nodes" / f"{name}.pub") for name in self.nodes]
+        subprocess.run(
+            [sys.executable, "-c", REGISTER, *keys],
+            env=self.environment,
+            capture_output=True,
+            timeout=120,
+            check=True,
+        )
 
     def listens(self) -> bool:
         with (
