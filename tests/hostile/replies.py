@@ -23,6 +23,9 @@ CLIENTS = 5
 LIAR = 2
 OWN: dict[str, dict[str, Any]] = {
     "fedbn": {"model": "resnet20"},
+    # They share two layers, of which mlp-2 has no more.
+    "lg-fedavg": {"model": "mlp"},
+    "lg-srpfl": {"model": "mlp"},
     "multi-task": {"task": "qcqp", "model": ""},
     "representation-transfer": {"num-sources": 3, "source-epochs": 1},
 }
@@ -32,7 +35,7 @@ def settings_of(algorithm: str, **more: Any) -> Settings:
     """Return settings with which a round takes no time."""
     given = {
         "algorithm": algorithm,
-        "model": "mlp",
+        "model": "mlp-2",
         "num-clients": CLIENTS,
         "fraction-train": 1.0,
         "head-epochs": 1,
