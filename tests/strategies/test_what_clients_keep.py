@@ -70,7 +70,7 @@ def bytes_of(message) -> bytes:
 
 @ALL
 def test_what_a_client_keeps_is_in_no_reply(algorithm):
-    found = run(algorithm, 5, evaluate=True, **usual(algorithm))
+    found = run(algorithm, 5, evaluate=(2, 5), **usual(algorithm))
     kinds = {m.metadata.message_type for m in found.grid.replies}
     assert {MessageType.TRAIN, MessageType.EVALUATE, MessageType.QUERY} <= kinds
     names = set()
