@@ -76,6 +76,10 @@ def _surroundings(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         patch.setenv("OMP_NUM_THREADS", "1")
         # Each process of a device would compile all of the code for each message.
         patch.delenv("PYTHONDONTWRITEBYTECODE", raising=False)
+        # But matplotlib's list of fonts, which takes as long as many tests.
+        cache = os.environ.get("XDG_CACHE_HOME", "~/.cache")
+        fonts = Path(cache).expanduser() / "matplotlib"
+        patch.setenv("MPLCONFIGDIR", os.environ.get("MPLCONFIGDIR", str(fonts)))
         patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
         # Nobody pulls this process's plug: what is written need not be on the disk.
         patch.setattr(os, "fsync", lambda descriptor: None)

@@ -30,7 +30,8 @@ def compared(tmp_path_factory) -> Path:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("strategies.server.report.plot", plot)
         words = ("fedavg", "fedrep", "--rounds", "15")
-        assert run(output, *words, model="mlp-2", batch_size=25) == 0
+        quick = {"model": "mlp-2", "batch_size": 25, "head_epochs": 5}
+        assert run(output, *words, **quick) == 0
     return output
 
 

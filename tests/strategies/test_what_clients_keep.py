@@ -50,7 +50,7 @@ OWN = {
     "feddbe": LAYERED,
 }
 # Small batches in random order, momentum and decay.
-USUAL = {"batch_size": 4, "momentum": 0.5, "weight_decay": 1e-3, "learning_rate": 0.1}
+USUAL = {"batch_size": 8, "momentum": 0.5, "weight_decay": 1e-3, "learning_rate": 0.1}
 # Of each way of keeping something one.
 FEW = pytest.mark.parametrize("algorithm", ALGORITHMS[:5])
 ALL = pytest.mark.parametrize("algorithm", ALGORITHMS + OTHERS)

@@ -351,7 +351,7 @@ def test_other_sets_and_pair_functions():
     pairs = directed([(0, 1), (1, 2), (2, 3), (3, 4)])
     saddle = SaddlePoint(problem, pair, pairs, box, 1e-2, 10, zeta=1e-3)
     network = Network(saddle, TopK(5))
-    for _ in range(5000):
+    for _ in range(3000):
         network.iterate()
     x = network.state.average
     assert ((x > 0) & (x < 2)).all()
