@@ -21,11 +21,9 @@ from task.settings import Settings, SettingsError, resolve
 
 CLIENTS = 5
 LIAR = 2
+MODEL = "mlp"
 OWN: dict[str, dict[str, Any]] = {
     "fedbn": {"model": "resnet20"},
-    # They share two layers, of which mlp-2 has no more.
-    "lg-fedavg": {"model": "mlp"},
-    "lg-srpfl": {"model": "mlp"},
     "multi-task": {"task": "qcqp", "model": ""},
     "representation-transfer": {"num-sources": 3, "source-epochs": 1},
 }
@@ -35,7 +33,7 @@ def settings_of(algorithm: str, **more: Any) -> Settings:
     """Return settings with which a round takes no time."""
     given = {
         "algorithm": algorithm,
-        "model": "mlp-2",
+        "model": MODEL,
         "num-clients": CLIENTS,
         "fraction-train": 1.0,
         "head-epochs": 1,
