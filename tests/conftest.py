@@ -1,8 +1,14 @@
 """Shared by all tests: one thread, a cache of their own, and Flower outside a run."""
 
+# ruff: noqa: E402 - what is imported below is what the collector need not see.
 import gc
+
+# Until all tests are collected: what is imported is no garbage, and there is more of it
+# to look through each time.
+gc.disable()
+
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import AbstractContextManager, contextmanager, redirect_stdout
 from itertools import count
 from pathlib import Path
@@ -47,11 +53,21 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: item.path.name not in LONGEST)
 
 
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """From now on there is garbage, which is looked for behind what was imported."""
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        # What tests import is looked through each time: a twentieth as often as usual.
+        gc.set_threshold(700, 10, 200)
+        gc.enable()
+
+
 @pytest.fixture(scope="session", autouse=True)
 def _surroundings(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     torch.set_num_threads(1)
-    # What is imported by now is no garbage; to look through it takes a second.
-    gc.freeze()
     # Flower refuses to build a Message outside of a run.
     TaskIdentity.run_id, TaskIdentity.task_id, TaskIdentity.node_id = 1, 1, 0
     with pytest.MonkeyPatch.context() as patch:
@@ -60,6 +76,10 @@ def _surroundings(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         patch.setenv("OMP_NUM_THREADS", "1")
         # Each process of a device would compile all of the code for each message.
         patch.delenv("PYTHONDONTWRITEBYTECODE", raising=False)
+        # But matplotlib's list of fonts, which takes as long as many tests.
+        cache = os.environ.get("XDG_CACHE_HOME", "~/.cache")
+        fonts = Path(cache).expanduser() / "matplotlib"
+        patch.setenv("MPLCONFIGDIR", os.environ.get("MPLCONFIGDIR", str(fonts)))
         patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
         # Nobody pulls this process's plug: what is written need not be on the disk.
         patch.setattr(os, "fsync", lambda descriptor: None)

@@ -1,9 +1,9 @@
 """Who a client is, where it keeps its state, and which settings it has."""
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 from urllib.parse import quote
@@ -135,19 +135,21 @@ def client_setup(context: Context, run_config: UserConfig | None) -> Setup:
     """
     given = context.run_config if run_config is None else run_config
     pairs = tuple(given.items())
-    own = _kind(pairs).own_settings(given, context.node_config)
-    return _setup(pairs, tuple(own.items()))
+    kind, setup = _known(pairs)
+    return setup(tuple(kind.own_settings(given, context.node_config).items()))
 
 
 Pairs = tuple[tuple[str, Setting], ...]
 
 
 @lru_cache(maxsize=16)
-def _kind(given: Pairs) -> type[Client]:
-    return client_class(resolve(dict(given), strict=False))
+def _known(given: Pairs) -> tuple[type[Client], Callable[[Pairs], Setup]]:
+    """Return the algorithm, and what gives the setup with a node's own settings."""
+    # Of its own: so many pairs are hashed and compared once a message, not twice.
+    setup = lru_cache(maxsize=16)(partial(_setup, given))
+    return client_class(resolve(dict(given), strict=False)), setup
 
 
-@lru_cache(maxsize=16)
 def _setup(given: Pairs, own: Pairs) -> Setup:
     named = resolve(dict(given), strict=False)
     # The app that brings a task of its own may list settings of its algorithms, too.

@@ -14,6 +14,8 @@ from clients.client_app import make_app
 from task.settings import resolve
 
 FAST = {
+    "model": "mlp-2",
+    "batch-size": 50,
     "head-layers": 1,
     "head-epochs": 1,
     "representation-epochs": 1,

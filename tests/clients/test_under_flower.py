@@ -18,6 +18,7 @@ def grid_of(algorithm: str) -> InlineGrid:
     settings = {
         "algorithm": algorithm,
         "num-clients": N,
+        "model": "mlp-2",
         "batch-size": 50,
         "learning-rate": 0.1,
         "head-epochs": 1,

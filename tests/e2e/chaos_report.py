@@ -8,7 +8,6 @@ from pathlib import Path
 import numpy as np
 from chaos import CLIENTS, PHASES, RESTART, ROUND_TIMEOUT, Chaos, Kill, Outcome
 from federation import ROOT
-from matplotlib.figure import Figure
 
 sys.path.insert(0, str(ROOT / "benchmarks"))
 
@@ -117,6 +116,9 @@ def quiet(outcome: Outcome) -> float:
 
 
 def draw(path: Path, outcome: Outcome) -> None:
+    # Only here, as it takes long to import.
+    from matplotlib.figure import Figure
+
     figure = Figure(figsize=(9, 3.2), layout="constrained")
     axes = figure.subplots()
     places = {name: i for i, name in enumerate(["SuperLink", *reversed(CLIENTS)])}

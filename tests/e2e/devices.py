@@ -4,7 +4,6 @@ from pathlib import Path
 
 import numpy as np
 from PIL import Image
-from sklearn.datasets import load_digits
 
 CLASSES = 3
 
@@ -22,6 +21,9 @@ def write_folders(
     With ``own_names`` every client calls the digits differently, so that no head but
     its own is any good to it.
     """
+    # Only here, as scikit-learn takes longer to import than all else of these tests.
+    from sklearn.datasets import load_digits
+
     digits = load_digits()
     for label in range(classes):
         chosen = np.flatnonzero(digits.target == label)

@@ -8,7 +8,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import ray
 from federation import ROOT, kill_9, processes_with, wait_until
 
 import simulation
@@ -27,6 +26,9 @@ def one_ray_for_all_runs() -> Iterator[None]:
         patched.setenv("RAY_DISABLE_DOCKER_CPU_WARNING", "1")
         patched.setenv("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
         yield
+        # Only here, as those who leave these tests out collect them.
+        import ray
+
         ray.shutdown()
         ray_workers._pool.clear()
 

@@ -21,6 +21,7 @@ from task.settings import Settings, SettingsError, resolve
 
 CLIENTS = 5
 LIAR = 2
+MODEL = "mlp"
 OWN: dict[str, dict[str, Any]] = {
     "fedbn": {"model": "resnet20"},
     "multi-task": {"task": "qcqp", "model": ""},
@@ -32,7 +33,7 @@ def settings_of(algorithm: str, **more: Any) -> Settings:
     """Return settings with which a round takes no time."""
     given = {
         "algorithm": algorithm,
-        "model": "mlp",
+        "model": MODEL,
         "num-clients": CLIENTS,
         "fraction-train": 1.0,
         "head-epochs": 1,

@@ -16,6 +16,12 @@ ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture(autouse=True)
+def small(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A model of which a copy takes no time; what is said of it is the same."""
+    monkeypatch.setattr(replies, "MODEL", "mlp-2")
+
+
+@pytest.fixture(autouse=True)
 def quiet():
     logger = logging.getLogger("flwr")
     level = logger.level

@@ -16,7 +16,7 @@ STEADY = {
     "evaluate_every": 1,
     "head_epochs": 1,
     "learning_rate": 0.1,
-    "batch_size": 50,
+    "batch_size": 150,
     "num_clients": 5,
     "model": "mlp-2",
 }

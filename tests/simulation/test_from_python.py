@@ -19,8 +19,11 @@ from task.settings import SettingsError
 
 def test_a_simulation_from_python_is_that_of_the_command_line(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    found = simulation.simulate("fedrep", num_clients=20, rounds=2, backend="inline")
-    assert run(tmp_path / "other", "fedrep", "--rounds", "2") == 0
+    quick = {"model": "mlp-2", "batch_size": 50}
+    found = simulation.simulate(
+        "fedrep", num_clients=20, rounds=2, backend="inline", **quick
+    )
+    assert run(tmp_path / "other", "fedrep", "--rounds", "2", **quick) == 0
     assert_same_rows(found.rows, rows_of(tmp_path / "other"), 0)
     assert found.rows == rows_of(tmp_path / "results")
     assert (
@@ -39,6 +42,8 @@ def test_a_simulation_from_python_takes_names_as_on_the_command_line(tmp_path):
             algorithm,
             backend="inline",
             output=str(tmp_path / str(i)),
+            model="mlp-2",
+            batch_size=50,
             head_epochs=1,
             evaluate_every=1,
             **named,

@@ -30,7 +30,8 @@ def compared(tmp_path_factory) -> Path:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("strategies.server.report.plot", plot)
         words = ("fedavg", "fedrep", "--rounds", "15")
-        assert run(output, *words, model="mlp-2") == 0
+        quick = {"model": "mlp-2", "batch_size": 25, "head_epochs": 5}
+        assert run(output, *words, **quick) == 0
     return output
 
 
@@ -121,7 +122,7 @@ def test_fedrep_sends_less_than_fedavg(compared):
 
 
 def test_the_table_and_the_bar(tmp_path, capsys):
-    assert run(tmp_path / "out", "local", "--rounds", "1") == 0
+    assert run(tmp_path / "out", "local", "--rounds", "1", model="mlp-2") == 0
     shown = capsys.readouterr().out
     assert "local" in shown
     assert "accuracy" in shown
@@ -141,7 +142,7 @@ def test_fine_tuning_beats_the_global_model(tmp_path):
 
 def test_the_global_model_before_fine_tuning_is_fedavg_s(tmp_path):
     for algorithm in ("fedavg-ft", "fedavg"):
-        run(tmp_path, algorithm, "--rounds", "3", representation_epochs=2)
+        run(tmp_path, algorithm, "--rounds", "3", **STEADY, fraction_train=0.6)
     tuned, plain = rows_of(tmp_path, "fedavg-ft"), rows_of(tmp_path, "fedavg")
     assert tuned[-1]["accuracy-global"] == plain[-1]["accuracy"]
     assert [r["train-loss"] for r in tuned] == [r["train-loss"] for r in plain]
@@ -158,10 +159,10 @@ def test_the_seed_decides_everything(tmp_path):
 
 def test_settings_on_the_command_line_and_in_a_file_are_the_same(tmp_path):
     file = tmp_path / "settings.toml"
-    file.write_text("num-server-rounds = 2\nbatch-size = 32\n")
+    file.write_text("num-server-rounds = 2\nbatch-size = 32\nmodel = 'mlp-2'\n")
     common = ["fedper", "--backend", "inline", "--run-config", str(file)]
     simulation.main([*common, "--output", str(tmp_path / "a")])
-    run(tmp_path / "b", "fedper", "--rounds", "2", batch_size=32)
+    run(tmp_path / "b", "fedper", "--rounds", "2", batch_size=32, model="mlp-2")
     found = rows_of(tmp_path / "a", "fedper")
     assert_same_rows(found, rows_of(tmp_path / "b", "fedper"), 0)
     # A flag is nearer than the file.
@@ -170,8 +171,9 @@ def test_settings_on_the_command_line_and_in_a_file_are_the_same(tmp_path):
 
 
 def test_all_algorithms_have_the_same_data(tmp_path):
+    own = {"partition": "iid", "model": "mlp-2", "batch_size": 50}
     for algorithm in ("fedrep", "local"):
-        run(tmp_path, algorithm, "--rounds", "1", "--clients", "10", partition="iid")
+        run(tmp_path, algorithm, "--rounds", "1", "--clients", "10", **own)
     first, second = (
         json_of(tmp_path / a / "clients.json") for a in ("fedrep", "local")
     )
@@ -182,7 +184,7 @@ def test_all_algorithms_have_the_same_data(tmp_path):
 
 def test_a_thousand_clients(tmp_path):
     arguments = ("fedrep", "--task", "linear", "--clients", "1000", "--rounds", "2")
-    assert run(tmp_path, *arguments, "--fraction", "0.1") == 0
+    assert run(tmp_path, *arguments, "--fraction", "0.1", evaluate_last=1) == 0
     rows = rows_of(tmp_path)
     assert [row["clients"] for row in rows] == [100, 100]
     assert rows[-1]["evaluated"] == 1000

@@ -88,7 +88,7 @@ def test_batch_norms_keep_each_client_s_own_statistics(part, made):
     [
         ("fedrep", "dense"),
         ("flute", "dense"),
-        ("fedprox", "normalised"),
+        ("fedprox", "dense"),
         ("scaffold", "normalised"),
     ],
 )

@@ -90,7 +90,8 @@ def trained_by(i, shared, head, weight):
 
     def objective(vector):
         scores, h = outputs_of(shaped(vector), x, shared, context)
-        return cross_entropy(scores, y) + weight * mmd(h, h_before)
+        penalty = weight * mmd(h, h_before) if weight else 0.0
+        return cross_entropy(scores, y) + penalty
 
     for _ in range(STEPS):
         moves = 1e-5 * np.eye(len(theta))

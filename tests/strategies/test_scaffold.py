@@ -129,7 +129,7 @@ def test_it_ends_where_fedavg_does_not_at_the_best_model(weighting):
     usual = {"weight_decay": 0.3, "representation_epochs": 5, "weighting": weighting}
     slopes = {}
     for algorithm in ("scaffold", "fedavg"):
-        theta = matrix(run(algorithm, 60, **usual).arrays[-1])
+        theta = matrix(run(algorithm, 35, **usual).arrays[-1])
         gradients = [gradient(theta, i, 0.3) for i in EVERYBODY]
         slopes[algorithm] = np.abs(mean(gradients, weights(EVERYBODY, weighting))).max()
     assert slopes["scaffold"] < 1e-4

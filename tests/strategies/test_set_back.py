@@ -27,7 +27,7 @@ def settings_of(path, rounds: int, **more):
         "output": str(path),
         "head-epochs": 2,
         "learning-rate": 0.05,
-        "batch-size": 50,
+        "batch-size": 150,
         **more,
     }
     return resolve(given)

@@ -24,7 +24,9 @@ class Recorder(InlineGrid):
 
 
 def arrays_after(rounds, **settings):
-    given = {"num-clients": 5, "head-epochs": 1, "batch-size": 20, **settings}
+    given = {"num-clients": 5, "head-epochs": 1, "batch-size": 50, **settings}
+    # LG-FedAvg shares two layers.
+    given["model"] = "digits-cnn" if given["algorithm"] == "lg-fedavg" else "mlp-2"
     resolved = resolve({n.replace("_", "-"): v for n, v in given.items()})
     grid = Recorder(make_app(resolved), 5)
     strategy = build_strategy(resolved)

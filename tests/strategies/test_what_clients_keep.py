@@ -50,7 +50,7 @@ OWN = {
     "feddbe": LAYERED,
 }
 # Small batches in random order, momentum and decay.
-USUAL = {"batch_size": 4, "momentum": 0.5, "weight_decay": 1e-3, "learning_rate": 0.1}
+USUAL = {"batch_size": 8, "momentum": 0.5, "weight_decay": 1e-3, "learning_rate": 0.1}
 # Of each way of keeping something one.
 FEW = pytest.mark.parametrize("algorithm", ALGORITHMS[:5])
 ALL = pytest.mark.parametrize("algorithm", ALGORITHMS + OTHERS)
@@ -70,7 +70,7 @@ def bytes_of(message) -> bytes:
 
 @ALL
 def test_what_a_client_keeps_is_in_no_reply(algorithm):
-    found = run(algorithm, 5, evaluate=True, **usual(algorithm))
+    found = run(algorithm, 5, evaluate=(2, 5), **usual(algorithm))
     kinds = {m.metadata.message_type for m in found.grid.replies}
     assert {MessageType.TRAIN, MessageType.EVALUATE, MessageType.QUERY} <= kinds
     names = set()

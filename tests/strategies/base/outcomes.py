@@ -14,7 +14,7 @@ SETTINGS = {
     "fraction-train": 0.8,
     "batch-size": 4,
     "learning-rate": 0.1,
-    "head-epochs": 3,
+    "head-epochs": 2,
     "representation-epochs": 2,
     "consensus-step": 0.2,
     "initial-nodes": 4,

@@ -283,11 +283,14 @@ def run(
     spoilt: Collection[tuple[int, int]] = (),
     state_dir: Path | None = None,
     late: Collection[int] = (),
-    evaluate: bool = False,
+    evaluate: bool | Collection[int] = False,
     srpfl: bool = False,
     **more,
 ) -> Run:
-    """Run the real strategy with the real ClientApp; ``more`` are settings."""
+    """Run the real strategy with the real ClientApp; ``more`` are settings.
+
+    ``evaluate`` names the rounds that are evaluated, or says whether all are.
+    """
     named = {name.replace("_", "-"): value for name, value in more.items()}
     own = {"algorithm": "srpfl" if srpfl else algorithm, "srpfl-base": algorithm}
     settings = complete(resolve({**FULL_BATCH, **own, **named}))
@@ -301,7 +304,7 @@ def run(
         grid,
         strategy.initialize(grid),
         range(1, rounds + 1),
-        evaluated=lambda _: evaluate,
+        evaluated=lambda r: evaluate if isinstance(evaluate, bool) else r in evaluate,
         after_round=found.add,
     )
     return found

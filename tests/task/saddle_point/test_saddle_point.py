@@ -214,7 +214,9 @@ def test_batched_is_one_by_one(operator, name, zeta):
     network = Network(algorithm(name, seed=2, zeta=zeta), operator, seed=2)
     devices = [Device(i, operator, 2, name, zeta) for i in range(5)]
     sent = 0
-    for _ in range(70):  # More than one block of noise.
+    # More than one block of noise, in which the operator has no part.
+    iterations = 70 if operator in DRAWING[:1] else 20
+    for _ in range(iterations):
         network.iterate()
         messages = [device.send() for device in devices]
         sent += 8 * sum(map(len, messages))
@@ -223,7 +225,7 @@ def test_batched_is_one_by_one(operator, name, zeta):
     for key, together in network.state.arrays().items():
         parts = [device.arrays[key] for device in devices]
         if key == "iteration":
-            assert {int(part) for part in parts} == {70}
+            assert {int(part) for part in parts} == {iterations}
         else:
             assert_array_equal(np.concatenate(parts), together, strict=True)
     assert network.bits == sent
@@ -235,8 +237,8 @@ def test_batched_is_one_by_one(operator, name, zeta):
 @pytest.mark.parametrize("d", [1, 2, 7, 10, 33, 200])
 def test_rows_are_what_messages_decode_to(operator, d):
     x = (
-        np.random.default_rng(d).standard_normal((200, d))
-        * 10.0 ** np.arange(200)[:, None] ** 0.3
+        np.random.default_rng(d).standard_normal((100, d))
+        * 10.0 ** np.arange(0, 200, 2)[:, None] ** 0.3
     )
     x[0], x[1], x[2, ::2], x[3] = 0, 1, 0, -1
     x[4:8] = np.round(x[4:8] / 4)  # Ties.
@@ -349,7 +351,7 @@ def test_other_sets_and_pair_functions():
     pairs = directed([(0, 1), (1, 2), (2, 3), (3, 4)])
     saddle = SaddlePoint(problem, pair, pairs, box, 1e-2, 10, zeta=1e-3)
     network = Network(saddle, TopK(5))
-    for _ in range(5000):
+    for _ in range(3000):
         network.iterate()
     x = network.state.average
     assert ((x > 0) & (x < 2)).all()
@@ -360,14 +362,15 @@ def test_other_sets_and_pair_functions():
     assert value(np.zeros((1, 10)), np.zeros((1, 10)))[0] == 9.99
 
 
-@pytest.mark.parametrize("operator", [Identity(), Sign(), TopK(1), SignTopK(1)])
+# Of a single entry, SignTopK keeps what TopK does.
+@pytest.mark.parametrize("operator", [Identity(), Sign(), TopK(1), SignTopK(3)])
 def test_constraints_are_met_and_costs_fall(operator):
     saddle = algorithm()
     network = Network(saddle, operator)
     x, problem, i, j = network.state.raw, saddle.problem, *PAIRS.T
     assert saddle.constraint.value(x[i], x[j]).max() > 5
     before = problem.expected(x).sum()
-    for _ in range(10000):
+    for _ in range(4000):
         network.iterate()
     x = network.state.average
     assert saddle.constraint.value(x[i], x[j]).max() < 0.01
