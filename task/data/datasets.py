@@ -7,7 +7,6 @@ import tempfile
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -275,34 +274,19 @@ def _digits(_: DataSettings) -> tuple[str, Build]:
 
     def load() -> Dataset:
         need("sklearn", "simulation", "the task 'digits'")
-        values, labels = _bundled_digits()
+        from sklearn.datasets import load_digits
+
+        digits = load_digits()
         # Values are 0 to 16.
-        images = np.minimum(values * 16, 255).astype(np.uint8)[..., None]
+        images = np.minimum(digits.images * 16, 255).astype(np.uint8)[..., None]
         test = np.arange(len(images)) % 5 == 4
         return Dataset(
-            _unowned(images[~test], labels[~test]),
-            _unowned(images[test], labels[test]),
+            _unowned(images[~test], digits.target[~test]),
+            _unowned(images[test], digits.target[test]),
             tuple(str(digit) for digit in range(10)),
         )
 
     return "digits/1", _in_memory(load)
-
-
-def _bundled_digits() -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
-    """Return what scikit-learn's `load_digits` does, where possible without it.
-
-    To import it, SciPy and pandas with it, takes longer than a short run.
-    """
-    spec = find_spec("sklearn")
-    for place in (spec and spec.submodule_search_locations) or ():
-        path = Path(place, "datasets", "data", "digits.csv.gz")
-        if path.is_file():
-            table = np.loadtxt(path, delimiter=",")
-            return table[:, :-1].reshape(-1, 8, 8), table[:, -1]
-    from sklearn.datasets import load_digits
-
-    digits = load_digits()
-    return digits.images, digits.target
 
 
 def _torchvision(
