@@ -67,8 +67,10 @@ calmsize and cvxpy, and its data in files that `peers.py` writes beside a copy o
 [`with_pfllib.py`](../peer_apps/with_pfllib.py) runs its `main.py`, replaces the \
 choice of clients, notes the end of each round, and leaves out the test on all \
 examples that it makes before the first round whatever it is told.
-- BlazeFL: nothing. [`with_blazefl.py`](../peer_apps/with_blazefl.py) is a loop over \
-rounds as its examples have it, without the test behind each round.
+- BlazeFL: [`with_blazefl.py`](../peer_apps/with_blazefl.py) is a loop over rounds as \
+its examples have it, without the test behind each round. It makes one optimizer \
+before the pool starts: with the first one torch loads its compiler, and each process \
+of each round would do so, for more than a second of CPU time.
 - Flower: nothing.
 
 """

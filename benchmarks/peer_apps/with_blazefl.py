@@ -74,6 +74,9 @@ def trainer(how: str, common: dict[str, Any], epochs: int, home: Path) -> Any:
     own = {**common, "num_clients": CLIENTS, "epochs": epochs, "lr": LEARNING_RATE}
     if how == "one":
         return FedAvgBaseClientTrainer(**own)
+    # The first optimizer of a process loads torch's compiler, for more than a second.
+    # With this one the processes that are forked in each round have it already.
+    torch.optim.SGD(initial_model().parameters(), lr=LEARNING_RATE)
     return FedAvgProcessPoolClientTrainer(
         **own,
         num_parallels=2,
