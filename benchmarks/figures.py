@@ -12,7 +12,7 @@ import math
 import re
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from statistics import fmean
+from statistics import fmean, median
 from typing import Any, NamedTuple
 
 Data = dict[str, Any]
@@ -149,6 +149,32 @@ def gain_of_frozen_features(data: Data) -> list[float]:
     return [(each + representation) / (once + representation)]
 
 
+def beside_peers(data: Data) -> list[float]:
+    """Return rounds of flwr-frl and of other libraries in those of the bare loop."""
+    long, short, fedavg = (
+        {
+            name: median(s for seconds in each["seconds"] for s in seconds)
+            for name, each in by_name.items()
+        }
+        for by_name in data["works"].values()
+    )
+    pairs = [(long, n) for n in ("flwr-frl, inline", "PFLlib")]
+    pairs += [(short, n) for n in ("flwr-frl, inline", "PFLlib")]
+    pairs += [(fedavg, n) for n in PEERS]
+    return [each[name] / each["bare PyTorch loop"] for each, name in pairs]
+
+
+PEERS = (
+    "flwr-frl, inline",
+    "PFLlib",
+    "BlazeFL, one by one",
+    "flwr-frl, Ray, 2 workers",
+    "BlazeFL, 2 processes",
+    "Flower, `flwr run`, 1 CPU a client",
+    "bare PyTorch loop, channels last",
+)
+
+
 def cosines(algorithm: str) -> Callable[[Data], list[float]]:
     """Return the mean cosine for each model."""
     return lambda data: [
@@ -243,6 +269,14 @@ FIGURES = [
         r"a round with 10 head epochs is \[([\d.]+) times\]",
         "speed",
         gain_of_frozen_features,
+    ),
+    Figure(
+        "README.md",
+        r"10 head epochs ([\d.]+ \(PFLlib [\d.]+\), with one [\d.]+ \([\d.]+\); "
+        r"FedAvg [\d.]+ \(PFLlib [\d.]+,\nBlazeFL [\d.]+\), on two cores [\d.]+ "
+        r"\(BlazeFL [\d.]+, Flower's own [\d.]+\), and the loop itself\n[\d.]+) with",
+        "peers",
+        beside_peers,
     ),
     *(
         Figure(

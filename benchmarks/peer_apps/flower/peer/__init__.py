@@ -1,0 +1,1 @@
+"""FedAvg in Flower, with nothing of flwr-frl."""

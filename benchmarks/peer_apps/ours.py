@@ -1,0 +1,110 @@
+"""Ours: the model and the images as a task of one's own, and a note each round."""
+
+import sys
+from typing import Annotated, Any
+
+import torch
+from flwr.app import ArrayRecord
+
+from benchmarks.peer_apps.work import BATCH, CNN, LEARNING_RATE, Counter, Job
+from simulation import simulate
+from strategies import FedAvg, FedRep
+from task import ExampleTask, build_task, sgd
+from task.settings import Free, resolve
+
+CLIENTS, SHARDS, FRACTION = 100, 5, 0.1
+
+
+def images(data_dir: str) -> Any:
+    """Return the image folder, split over clients, with no augmentation."""
+    settings = {
+        "task": "image-folder",
+        "data-dir": data_dir,
+        "num-clients": CLIENTS,
+        "classes-per-client": SHARDS,
+        "augment": False,
+    }
+    return build_task(resolve(settings), CLIENTS)
+
+
+def folder(
+    num_clients: int, *, data_dir: Annotated[str, Free("a directory")] = ""
+) -> ExampleTask:
+    """Return the task: the image folder with PFLlib's CNN."""
+    data = images(data_dir)
+    return ExampleTask(
+        model=CNN,
+        head="fc",
+        train=[data.train_examples(i) for i in range(num_clients)],
+        test=[data.test_examples(i) for i in range(num_clients)],
+        classes=data.classes,
+    )
+
+
+class Noted:
+    """A strategy that notes the end of each round, and keeps the last model."""
+
+    counter = Counter()
+    job: Job | None = None
+
+    def aggregate_train(self, server_round: int, replies: Any) -> Any:
+        """Note that the round is over."""
+        arrays, metrics = super().aggregate_train(server_round, replies)  # type: ignore[misc]
+        Noted.job = Noted.job or Job.read()
+        Noted.job.note(Noted.counter.steps)
+        if server_round == len(Noted.job.sampled):
+            Noted.job.keep(self._tensors(arrays))
+        return arrays, metrics
+
+    @staticmethod
+    def _tensors(arrays: ArrayRecord) -> list[torch.Tensor]:
+        return [torch.from_numpy(array.numpy()) for array in arrays.values()]
+
+
+class NotedFedAvg(Noted, FedAvg):
+    """FedAvg with notes."""
+
+
+class NotedFedRep(Noted, FedRep):
+    """FedRep with notes."""
+
+
+def count_steps() -> None:
+    """Count the steps of local training in this process."""
+    step = sgd.Steps.step
+
+    def counted(steps: sgd.Steps) -> None:
+        step(steps)
+        Noted.counter.add()
+
+    sgd.Steps.step = counted  # type: ignore[method-assign]
+
+
+def main(backend: str) -> None:
+    """Do the job, inline or on Ray."""
+    job = Job.read()
+    simulate(
+        NotedFedRep if job.head_epochs else NotedFedAvg,
+        backend,
+        task=f"{__name__}:folder",
+        data_dir=job.data_dir,
+        clients=CLIENTS,
+        fraction=FRACTION,
+        rounds=len(job.sampled),
+        head_epochs=job.head_epochs,
+        representation_epochs=job.epochs,
+        batch_size=BATCH,
+        learning_rate=LEARNING_RATE,
+        momentum=0.0,
+        weight_decay=0.0,
+        evaluate_every=0,
+        evaluate_last=0,
+    )
+
+
+if __name__ == "__main__":
+    # Under the name by which workers import it.
+    from benchmarks.peer_apps import ours
+
+    ours.count_steps()
+    ours.main(sys.argv[1])

@@ -1,0 +1,118 @@
+"""BlazeFL: the FedAvg of its ``contrib``, one after the other or in two processes."""
+
+import sys
+import tempfile
+from enum import StrEnum
+from pathlib import Path
+from typing import Any
+
+import torch
+from blazefl.contrib import (
+    FedAvgBaseClientTrainer,
+    FedAvgBaseServerHandler,
+    FedAvgProcessPoolClientTrainer,
+)
+from blazefl.core import IPCMode
+from torch.utils.data import DataLoader, TensorDataset
+
+from benchmarks.peer_apps.work import (
+    BATCH,
+    CNN,
+    LEARNING_RATE,
+    Job,
+    initial_model,
+    read_client,
+)
+
+CLIENTS = 100
+
+
+class Name(StrEnum):
+    """The models that there are."""
+
+    CNN = "cnn"
+
+
+class Models:
+    """Gives the one model."""
+
+    def select_model(self, model_name: str) -> CNN:
+        """Return the initial model."""
+        return initial_model()
+
+
+class Clients:
+    """The examples of each client, read when they are asked for."""
+
+    def __init__(self, folder: str) -> None:
+        self.folder = folder
+
+    def get_dataset(self, type_: str, cid: int | None) -> TensorDataset:
+        """Return a client's examples."""
+        assert cid is not None
+        return TensorDataset(*read_client(self.folder, cid))
+
+    def set_dataset(self, type_: str, cid: int | None, dataset: Any) -> None:
+        """Leave all as it is: nothing of a data set changes."""
+
+    def get_dataloader(
+        self,
+        type_: str,
+        cid: int | None,
+        batch_size: int | None,
+        generator: torch.Generator | None,
+    ) -> Any:
+        """Return a client's examples in batches, shuffled."""
+        examples = self.get_dataset(type_, cid)
+        return DataLoader(
+            examples, batch_size=batch_size, shuffle=True, generator=generator
+        )
+
+
+def trainer(how: str, common: dict[str, Any], epochs: int, home: Path) -> Any:
+    """Return what trains the clients: ``one`` by one, or in two ``processes``."""
+    own = {**common, "num_clients": CLIENTS, "epochs": epochs, "lr": LEARNING_RATE}
+    if how == "one":
+        return FedAvgBaseClientTrainer(**own)
+    # The first optimizer of a process loads torch's compiler, for more than a second.
+    # With this one the processes that are forked in each round have it already.
+    torch.optim.SGD(initial_model().parameters(), lr=LEARNING_RATE)
+    return FedAvgProcessPoolClientTrainer(
+        **own,
+        num_parallels=2,
+        share_dir=home / "share",
+        state_dir=home / "state",
+        ipc_mode=IPCMode.SHARED_MEMORY,
+    )
+
+
+def run(job: Job, how: str, home: Path) -> None:
+    """Do the job."""
+    common = {
+        "model_selector": Models(),
+        "model_name": Name.CNN,
+        "dataset": Clients(job.folder),
+        "device": "cpu",
+        "batch_size": BATCH,
+        "seed": 0,
+    }
+    server = FedAvgBaseServerHandler(
+        **common,
+        global_round=len(job.sampled),
+        num_clients=CLIENTS,
+        sample_ratio=len(job.sampled[0]) / CLIENTS,
+    )
+    clients = trainer(how, common, job.epochs, home)
+    steps = 0
+    for sampled in job.sampled:
+        clients.local_process(server.downlink_package(), sampled)
+        for package in clients.uplink_package():
+            steps += package.data_size // BATCH
+            server.load(package)
+        job.note(steps)
+    job.keep(server.model.parameters())
+
+
+if __name__ == "__main__":
+    with tempfile.TemporaryDirectory() as folder:
+        run(Job.read(), sys.argv[1], Path(folder))

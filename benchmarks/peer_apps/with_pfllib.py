@@ -1,0 +1,51 @@
+"""PFLlib: its ``main.py`` as it is, with notes, and with the clients of the job.
+
+It would test all clients on all their examples before the first round, however
+seldom it is told to; that is left out, as it is not timed. Runs in the folder
+``system`` of a copy of it.
+"""
+
+import os
+import runpy
+import sys
+from typing import Any
+
+from benchmarks.peer_apps.work import Counter, Job
+
+
+def watch(server: type[Any], job: Job, counter: Counter) -> None:
+    """Let a server sample the job's clients, and note the end of each round."""
+    aggregate, rounds = server.aggregate_parameters, iter(job.sampled)
+    ended = []
+
+    def select(self: Any) -> list[Any]:
+        self.current_num_join_clients = self.num_join_clients
+        return [self.clients[i] for i in next(rounds)]
+
+    def noted(self: Any) -> None:
+        aggregate(self)
+        job.note(counter.steps)
+        ended.append(True)
+        if len(ended) == len(job.sampled):
+            job.keep(self.global_model.parameters())
+
+    def evaluate(self: Any) -> None:
+        # In the end it looks for the best of them.
+        self.rs_test_acc.append(0.0)
+
+    server.select_clients, server.aggregate_parameters = select, noted
+    server.evaluate = evaluate
+
+
+def main() -> None:
+    """Do the job, with PFLlib's own arguments."""
+    sys.path.insert(0, os.getcwd())
+    from flcore.servers.serverbase import Server
+
+    watch(Server, Job.read(), Counter().watch())
+    sys.argv[0] = "main.py"
+    runpy.run_path("main.py", run_name="__main__")
+
+
+if __name__ == "__main__":
+    main()

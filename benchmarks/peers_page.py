@@ -1,0 +1,196 @@
+"""The page of ``peers.py``: tables, what differs, and the plot."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from statistics import median
+from typing import Protocol
+
+from common import markdown
+
+BARE = "bare PyTorch loop"
+COLUMNS = (
+    "",
+    "seconds a round",
+    "/ bare loop",
+    "each pass",
+    "CPU s a round",
+    "/ bare loop",
+    "steps a round",
+    "moved",
+    "cosine",
+    "loss",
+)
+ABOUT = """\
+CIFAR-10 in 100 clients of 500 images (5 shards), 10 clients a round, batches of 10, \
+plain SGD of 0.01, PFLlib's CNN (two convolutions, 512 hidden units; the last layer is \
+the head), no augmentation, one thread, nothing tested while the clock runs. {passes} \
+passes, in each of which everybody runs in turn. A round is a median over the passes, \
+of all rounds but each run's first. The machine does other things besides, so CPU \
+time, that of all processes of a library together, says more than seconds where one \
+process works; but it, too, grows where both cores are busy, as with two processes.
+
+"""
+CHECKS = """
+That it is the same work: the steps are counted. All begin with the same weights and, \
+but for Flower, whose nodes have random numbers for names, with the same clients in \
+the same rounds; who draws which minibatch differs. `moved` is the distance from the \
+initial shared model to the final one, `cosine` that of this way and the bare loop's \
+of the same pass, `loss` the final model's on a tenth of all training images.
+
+What differs:
+
+- The bare loop has the examples of all its clients in memory as floats before its \
+clock starts, and knows no messages. The one with channels last has them in the order \
+in which torch's convolutions are fast on a CPU. flwr-frl hands images over so, which \
+is why it can be faster than the first one; what it costs itself is the distance to \
+the second.
+- flwr-frl computes the features of a frozen representation once for all head epochs, \
+and not in batches of 10. With augmented images and `augment-head=true`, the default, \
+or with dropout below the head, it cannot, and has as much to compute as the others. \
+With 1 + 1 epochs it computes them as often as the others, in larger batches. Its \
+images are bytes that are normalised in every epoch; the others get normalised floats. \
+A round includes what a run writes. On Ray its steps are not counted; its model is the \
+one of inline.
+- PFLlib copies the global model to all 100 clients in each round, not to 10, and \
+reads a client's file again before it trains.
+- BlazeFL reads a client's file before it trains. Its pool starts its processes anew \
+in each round: with `fork` here; with `spawn`, which its examples take for the sake of \
+GPUs, each would import torch again. Its pool of threads wants a Python without the \
+GIL and is not run.
+- Flower: a minimal app of its own kind, [`peer_apps/flower`](../peer_apps/flower), \
+which reads a client's file for each message. Messages go from process to process.
+
+What had to be mended:
+
+- PFLlib: nothing in its code for these versions of torch and NumPy. It wants h5py, \
+calmsize and cvxpy, and its data in files that `peers.py` writes beside a copy of it. \
+[`with_pfllib.py`](../peer_apps/with_pfllib.py) runs its `main.py`, replaces the \
+choice of clients, notes the end of each round, and leaves out the test on all \
+examples that it makes before the first round whatever it is told.
+- BlazeFL: [`with_blazefl.py`](../peer_apps/with_blazefl.py) is a loop over rounds as \
+its examples have it, without the test behind each round. It makes one optimizer \
+before the pool starts: with the first one torch loads its compiler, and each process \
+of each round would do so, for more than a second of CPU time.
+- Flower: nothing.
+
+"""
+
+
+class Timed(Protocol):
+    """What there is of each library, as `peers.Found` has it."""
+
+    seconds: list[list[float]]
+    steps: list[float]
+    moved: list[float]
+    agrees: list[float]
+    loss: list[float]
+
+    @property
+    def round(self) -> float:
+        """Median seconds of a round."""
+
+    @property
+    def cpu_round(self) -> float:
+        """Median CPU seconds of a round."""
+
+
+Works = Mapping[str, Mapping[str, Timed]]
+Left = list[tuple[str, str]]
+
+
+def rows_of(work: str, found: Mapping[str, Timed], left: Left) -> Iterator[list[str]]:
+    """Yield a table row for each library, and for each that has not run."""
+    base = found[BARE]
+    for name, each in found.items():
+        steps = median(each.steps)
+        yield [
+            name,
+            f"{each.round:.2f}",
+            f"{each.round / base.round:.2f}",
+            " / ".join(f"{median(seconds):.2f}" for seconds in each.seconds),
+            f"{each.cpu_round:.2f}",
+            f"{each.cpu_round / base.cpu_round:.2f}",
+            f"{steps:.0f}" if steps else "",
+            f"{median(each.moved):.3f}",
+            f"{median(each.agrees):.3f}",
+            f"{median(each.loss):.2f}" if each.loss else "",
+        ]
+    for own_work, name in left:
+        if own_work == work:
+            yield [name, "not run", *[""] * 8]
+
+
+def tables(found: Works, left: Left) -> str:
+    """Return a table for each work."""
+    parts = []
+    for work, by_name in found.items():
+        rows = list(rows_of(work, by_name, left))
+        timed = sum(map(len, by_name[BARE].seconds))
+        parts.append(f"{work}, {timed} rounds:\n\n{markdown(COLUMNS, rows)}")
+    return "\n".join(parts)
+
+
+def page(
+    found: Works,
+    left: Left,
+    versions: Mapping[str, str],
+    commands: Sequence[tuple[str, str]],
+    passes: int,
+) -> str:
+    """Return the page's text.
+
+    Parameters
+    ----------
+    found : mapping
+        What each library has taken, by work and name.
+    left : list of tuple
+        Work and name of what has not run.
+    versions : mapping
+        By name.
+    commands : sequence of tuple
+        Name and command.
+    passes : int
+        How often all have run.
+
+    Returns
+    -------
+    str
+        Markdown.
+    """
+    lines = [f"- {name} {version}" for name, version in versions.items()]
+    lines += [f"- {name}: `{command}`" for name, command in commands]
+    return (
+        ABOUT.format(passes=passes)
+        + tables(found, left)
+        + "\n![time of a round in the bare loop's](peers.png)\n"
+        + CHECKS
+        + "Versions and commands:\n\n"
+        + "\n".join(lines)
+        + "\n"
+    )
+
+
+def plot(found: Works, path: Path) -> None:
+    """Draw each library's time in the bare loop's."""
+    from matplotlib.figure import Figure
+
+    sizes = [len(by_name) for by_name in found.values()]
+    figure = Figure(figsize=(8, 1.2 + 0.42 * sum(sizes)), layout="constrained")
+    panels = figure.subplots(len(sizes), 1, height_ratios=sizes, sharex=True)
+    for axes, (work, by_name) in zip(panels, found.items(), strict=True):
+        base = by_name[BARE]
+        names = [name.replace("`", "") for name in by_name]
+        ratios = [each.round / base.round for each in by_name.values()]
+        cpu = [each.cpu_round / base.cpu_round for each in by_name.values()]
+        ours = [name.startswith("flwr-frl") for name in names]
+        colours = ["tab:blue" if own else "grey" for own in ours]
+        axes.barh(names, ratios, color=colours)
+        for row, ratio in enumerate(ratios):
+            axes.text(0.02, row, f"{ratio:.2f}", va="center", color="white")
+        axes.plot(cpu, names, "k|", markersize=12, markeredgewidth=2, label="CPU time")
+        axes.axvline(1, color="black", lw=0.8, ls=":")
+        axes.set_title(work, fontsize=10, loc="left")
+        axes.invert_yaxis()
+    panels[0].legend(frameon=False, loc="lower right")
+    panels[-1].set_xlabel("time of a round / that of the bare PyTorch loop")
+    figure.savefig(path, dpi=150)
