@@ -58,7 +58,7 @@ def test_the_readmes_pages_are_of_clean_commits():
             "'9.9' has",
         ),
         ("README.md", f"{MINUS}1.68 | |", f"{MINUS}1.68 | 0.1 |", "'0.1' has no page"),
-        ("README.md", "(PFLlib 1.04)", "(PFLlib 1.40)", "peers has 0.2"),
+        ("README.md", "| 0.23 | 1.04 |", "| 0.23 | 1.40 |", "peers has 0.2"),
         ("README.md", "multi_task.md) | 7, 30", "speed.md) | 7, 30", "no link to"),
         ("README.md", "## The papers' results", "## Results", "has no section"),
         ("README.md", "| QCQP to", "| Quadratic to", "in 0 places"),
