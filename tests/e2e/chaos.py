@@ -55,7 +55,7 @@ def rounds_for(kills: int) -> int:
     Until all devices of a wave are back, one to three more rounds go by; on a machine
     with other work, some more.
     """
-    return max(7, 4 * len(plan(kills, 0)) + 2)
+    return max(8, 5 * len(plan(kills, 0)) + 2)
 
 
 @dataclass
