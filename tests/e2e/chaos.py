@@ -27,6 +27,9 @@ IN_A_ROUND = ("training", "saving", "saved")
 PHASES = (*IN_A_ROUND, "between rounds")
 # Seconds between two starts of a SuperNode, as in deploy/supernode.service.
 RESTART = 15.0
+# Rounds that are enough for a wave: whoever is left goes on, a round in a few seconds,
+# until its devices are let in again.
+WAVE = 12
 CLASSES, TRAIN, TEST = 10, 10, 10
 with (APP / "pyproject.toml").open("rb") as file:
     SETTINGS = tomllib.load(file)["tool"]["flwr"]["app"]["config"]
@@ -47,15 +50,6 @@ def plan(kills: int, seed: int) -> list[list[tuple[str, str]]]:
         ]
         for i in range(0, kills, size)
     ]
-
-
-def rounds_for(kills: int) -> int:
-    """Return how many rounds are enough for all waves and the resume.
-
-    Until all devices of a wave are back, one to three more rounds go by; on a machine
-    with other work, some more.
-    """
-    return max(8, 5 * len(plan(kills, 0)) + 2)
 
 
 @dataclass
@@ -104,7 +98,8 @@ class Chaos:
         self.notes, self.output = home / "notes", home / "deployed"
         # FedRep as the app has it.
         self.results = self.output / "Watched"
-        self.num_rounds = rounds_for(self.kills)
+        self.waves = plan(self.kills, self.seed)
+        self.num_rounds = WAVE * (1 + len(self.waves))
 
     def run(self) -> Outcome:
         write_folders(self.data, len(CLIENTS), TRAIN, TEST, CLASSES, own_names=True)
@@ -112,14 +107,13 @@ class Chaos:
         self.start_superlink()
         self.federation.register()
         self.start_run()
-        waves = plan(self.kills, self.seed)
         self.wait(self.round_closes(), "the first round to close")
-        for i, wave in enumerate(waves):
+        for i, wave in enumerate(self.waves):
             # A round has just closed, here and below.
             self.strike(wave)
             self.wait(self.all_are_back, f"all devices after wave {i + 1}")
-            if i == len(waves) // 2:
-                server = self.kill_the_server()
+            if i == len(self.waves) // 2:
+                server = self.kill_the_server(len(self.waves) - 1 - i)
         self.wait(self.run_has_ended, "the end of the run")
         self.look()
         rows = read_lines(self.results / "metrics.jsonl")
@@ -244,10 +238,11 @@ class Chaos:
         latest = max(self.closed)
         self.done.append(Kill(client, phase, latest, self.seconds()))
 
-    def kill_the_server(self) -> Kill:
+    def kill_the_server(self, waves_left: int) -> Kill:
         """Kill the SuperLink with its ServerApp in the middle of a round, and resume.
 
-        It is started again on the same database, so the devices need no restart.
+        It is started again on the same database, so the devices need no restart. From
+        here on it is known how many rounds will do.
         """
         latest = max(self.closed)
 
@@ -263,6 +258,7 @@ class Chaos:
         self.federation.kill("superlink")
         death = Kill("SuperLink", "in a round", max(self.closed), self.seconds())
         self.start_superlink()
+        self.num_rounds = latest + 2 + WAVE * waves_left
         self.start_run(resume=str(self.output))
         self.wait(self.round_closes(), "the resumed run's first round")
         death.recovery = self.seconds() - death.time
