@@ -52,26 +52,13 @@ def cell(label: str, column: int = 1) -> str:
     return rf"^\| {re.escape(label)}{before}([^|\n]*)\|"
 
 
-def accuracy(row: str) -> Callable[[Data], list[float]]:
-    """Return the mean accuracy in % over seeds, of a row of a table."""
-    return lambda data: [100 * fmean(run["accuracy"] for run in data[row]["runs"])]
-
-
-def of_papers(row: str, metric: str = "accuracy") -> Callable[[Data], list[float]]:
-    """Return the mean in % over seeds, of a row of the papers' tables, 100 x 5."""
+def of_papers(
+    row: str, metric: str = "accuracy", table: str = "100x5"
+) -> Callable[[Data], list[float]]:
+    """Return the mean in % over seeds, of a row of the papers' tables."""
     return lambda data: [
-        100 * fmean(run[metric] for run in data["results"]["100x5"][row].values())
+        100 * fmean(run[metric] for run in data["results"][table][row].values())
     ]
-
-
-def with_range(row: str) -> Callable[[Data], list[float]]:
-    """Return mean, least and greatest accuracy in % over seeds."""
-
-    def values(data: Data) -> list[float]:
-        each = [100 * run["accuracy"] for run in data[row]["runs"]]
-        return [fmean(each), min(each), max(each)]
-
-    return values
 
 
 def time_and_gap(fast: str) -> Callable[[Data], list[float]]:
@@ -206,14 +193,10 @@ FIGURES = [
     *(
         Figure("README.md", cell(label), page, values)
         for label, page, values in (
-            (
-                "`fedrep`, 1 head epoch",
-                "fedrep_table-100x5-seeds",
-                with_range("fedrep:head-epochs=1"),
-            ),
+            ("`fedrep`, 1 head epoch", "papers_tables", of_papers("fedrep-1")),
             ("`fedrep`, 10 head epochs", "papers_tables", of_papers("fedrep")),
             ("`fedper`, both", "papers_tables", of_papers("fedper")),
-            ("`flute` (mean", "flute_table-100x5-seeds", accuracy("flute")),
+            ("`flute` (mean", "papers_tables", of_papers("flute")),
             (
                 "`flute-star`, head epochs first",
                 "papers_tables",
@@ -221,8 +204,8 @@ FIGURES = [
             ),
             (
                 "`flute-star`, head epochs last",
-                "flute_table-100x5",
-                accuracy('flute-star:augment-head=false,head-epochs-order="after"'),
+                "papers_tables",
+                of_papers("flute-star-after"),
             ),
             (
                 "`fedavg` / `fedavg-ft`",
@@ -232,8 +215,8 @@ FIGURES = [
                     *of_papers("fedavg-ft")(data),
                 ],
             ),
-            ("`flute`, 2 shards", "flute_table-100x2", accuracy("flute")),
-            ("`flute`, 50 clients", "flute_table-50x5", accuracy("flute")),
+            ("`flute`, 2 shards", "papers_tables", of_papers("flute", table="100x2")),
+            ("`flute`, 50 clients", "papers_tables", of_papers("flute", table="50x5")),
             ("`srpfl` less `fedrep`", "srpfl_time-fixed-1-plain", at_same_time),
             (
                 "linear SRPFL",

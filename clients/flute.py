@@ -137,7 +137,7 @@ class FLUTEStarSettings(FLUTESettings, FedRepSettings):
     ----------
     head_epochs_order : {"before", "after"}, default "before"
         When the head trains alone: before the joint epochs, as the authors' code has
-        it and which is better (``benchmarks/flute_table.py``), or after them, as the
+        it and which is better (``benchmarks/papers_tables.py``), or after them, as the
         paper has it.
     """
 
