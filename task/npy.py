@@ -27,6 +27,12 @@ def header(shape: tuple[int, ...], dtype: np.dtype[np.generic]) -> bytes:
     return stream.getvalue()
 
 
+@lru_cache(maxsize=64)
+def dtype_name(dtype: np.dtype[np.generic]) -> str:
+    """Return ``str(dtype)``, which takes longer than an array's values."""
+    return str(dtype)
+
+
 def encode(array: NDArray) -> bytes:
     """Return the bytes of an array, by row however it lies in memory."""
     return header(array.shape, array.dtype) + array.tobytes()

@@ -84,16 +84,21 @@ def test_a_page_that_is_made_again_with_other_numbers_is_found(copy):
 def test_missing_dirty_and_unknown_pages_are_found(copy):
     before = list(check(copy, entries()))
     (copy / PAGES / "speed.json").unlink()
-    edit(copy / PAGES / "cohort.json", "260d8b9e11", "260d8b9e11-dirty")
-    edit(copy / PAGES / "liars.md", "at commit 8ec6369;", "at commit 0123456789;")
+    commits = {
+        page: json.loads((copy / PAGES / f"{page}.json").read_text())["about"]["commit"]
+        for page in ("cohort", "liars")
+    }
+    cohort, liars = commits.values()
+    edit(copy / PAGES / "cohort.json", cohort, f"{cohort}-dirty")
+    edit(copy / PAGES / "liars.md", f"commit {liars};", "commit 0123456789;")
     (copy / PAGES / "new.md").touch()
     new = [line for line in check(copy, entries()) if line not in before]
     assert len(new) == 6
     assert new[0].endswith(f"{PAGES}/speed.json is missing")
     assert new[1] == f"{PAGES}/speed.json is missing"
-    assert "cohort.md: 260d8b9e11-dirty is no clean" in new[2]
+    assert f"cohort.md: {cohort}-dirty is no clean" in new[2]
     assert "cohort.md: not the commit" in new[3]
-    assert "liars.md: not the commit 8ec6369 of its JSON" in new[4]
+    assert f"liars.md: not the commit {liars} of its JSON" in new[4]
     assert new[5] == f"{PAGES}/new.md is not in benchmarks/reproduce.toml"
 
 

@@ -186,7 +186,7 @@ def build_client(context: Context, setup: Setup, config: Mapping[str, Any]) -> C
         int(config.get(CHECKPOINT_ROUND, 0)),
         run,
         client_name(context),
-        about_state(task, kind),
+        about_state(task, kind) if directory else None,
     )
     check_task(task, kind, settings)
     client = kind(task, index, state, own)

@@ -146,6 +146,6 @@ def read_array(
             f"array {name!r} of the message is of shape {values.shape}; this client's "
             f"model has {tuple(like.shape)}"
         )
-    if not np.all(np.isfinite(values)):
+    if not np.isfinite(values).all():
         raise SettingsError(f"array {name!r} of the message is not finite")
     return values

@@ -218,7 +218,7 @@ class PersonalState:
         """
         # safetensors takes the memory as it lies, and convolutions are channels last.
         kept = {name: np.asarray(value, order="C") for name, value in arrays.items()}
-        if not all(np.all(np.isfinite(value)) for value in kept.values()):
+        if not all(np.isfinite(value).all() for value in kept.values()):
             raise TrainingDivergedError(
                 f"the state of round {round_} is not finite; that of round "
                 f"{self.round} stays"

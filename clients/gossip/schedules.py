@@ -1,12 +1,14 @@
 """Schedules over iterations, written as a setting: learning rates and thresholds."""
 
 from collections.abc import Callable
+from functools import lru_cache
 
 from task.settings import SettingsError
 
 Schedule = Callable[[int], float]
 
 
+@lru_cache(maxsize=16)
 def learning_rate(text: str, base: float) -> Schedule:
     """Return a learning rate as a function of the iteration, from 0.
 
@@ -40,6 +42,7 @@ def learning_rate(text: str, base: float) -> Schedule:
     )
 
 
+@lru_cache(maxsize=16)
 def threshold(text: str) -> Schedule:
     """Return the trigger's threshold c_t as a function of the iteration, from 0.
 

@@ -17,7 +17,7 @@ from strategies.server.said import (
     one_line,
 )
 from task.messages import BYTES, PROPERTIES, UNUSED_STATE
-from task.npy import encode, header
+from task.npy import dtype_name, encode, header
 
 NDArray = npt.NDArray[np.generic]
 Arrays = dict[str, NDArray]
@@ -50,7 +50,7 @@ def decode(array: Array, like: Array) -> NDArray:
         raise InvalidReplyError(f"has {len(array.data) - start} bytes of data")
     values = np.frombuffer(array.data, dtype, offset=start)
     values = values.reshape(shape, order="F" if fortran else "C")
-    if not np.all(np.isfinite(values)):
+    if not np.isfinite(values).all():
         raise InvalidReplyError("has values that are not finite")
     if dtype == np.float64 and values.size and np.abs(values).max() > LARGEST:
         raise InvalidReplyError(f"has values above {LARGEST:.2g}")
@@ -221,7 +221,7 @@ def to_record(arrays: Mapping[str, NDArray]) -> ArrayRecord:
     record = ArrayRecord()
     # Given a dictionary, Flower makes each Array once more.
     for name, v in arrays.items():
-        record[name] = Array(str(v.dtype), v.shape, SType.NUMPY, encode(v))
+        record[name] = Array(dtype_name(v.dtype), v.shape, SType.NUMPY, encode(v))
     return record
 
 

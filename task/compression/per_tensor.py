@@ -1,6 +1,7 @@
 """Compression operators by name, and for each tensor of a model on its own."""
 
 from dataclasses import dataclass, fields
+from functools import lru_cache
 from typing import Annotated
 
 import numpy as np
@@ -137,6 +138,7 @@ class CompressionSettings(Checked):
     per_tensor: Annotated[bool, Free()] = False
 
 
+@lru_cache(maxsize=16)
 def from_settings(settings: CompressionSettings, sizes: tuple[int, ...]) -> Compressor:
     """Build the compressor that the settings name.
 
