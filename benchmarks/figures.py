@@ -15,6 +15,8 @@ from pathlib import Path
 from statistics import fmean, median
 from typing import Any, NamedTuple
 
+from benchmarks import peers_names as peer
+
 Data = dict[str, Any]
 PAGES = Path("benchmarks") / "results"
 # Of the README, between two headings.
@@ -145,20 +147,21 @@ def beside_peers(data: Data) -> list[float]:
         }
         for by_name in data["works"].values()
     )
-    pairs = [(long, n) for n in ("flwr-frl, inline", "PFLlib")]
-    pairs += [(short, n) for n in ("flwr-frl, inline", "PFLlib")]
-    pairs += [(fedavg, n) for n in PEERS]
-    return [each[name] / each["bare PyTorch loop"] for each, name in pairs]
+    pairs = [
+        (work, name) for work in (long, short) for name in (peer.INLINE, peer.PFLLIB)
+    ]
+    pairs += [(fedavg, name) for name in PEERS]
+    return [work[name] / work[peer.BARE] for work, name in pairs]
 
 
 PEERS = (
-    "flwr-frl, inline",
-    "PFLlib",
-    "BlazeFL, one by one",
-    "flwr-frl, Ray, 2 workers",
-    "BlazeFL, 2 processes",
-    "Flower, `flwr run`, 1 CPU a client",
-    "bare PyTorch loop, channels last",
+    peer.INLINE,
+    peer.PFLLIB,
+    peer.BLAZEFL,
+    peer.RAY,
+    peer.BLAZEFL_PROCESSES,
+    peer.FLOWER,
+    peer.CHANNELS_LAST,
 )
 
 

@@ -3,11 +3,11 @@
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from statistics import median
-from typing import Protocol
 
 from common import markdown
+from peers_found import Found
+from peers_names import BARE
 
-BARE = "bare PyTorch loop"
 COLUMNS = (
     "",
     "seconds a round",
@@ -76,29 +76,11 @@ of each round would do so, for more than a second of CPU time.
 """
 
 
-class Timed(Protocol):
-    """What there is of each library, as `peers.Found` has it."""
-
-    seconds: list[list[float]]
-    steps: list[float]
-    moved: list[float]
-    agrees: list[float]
-    loss: list[float]
-
-    @property
-    def round(self) -> float:
-        """Median seconds of a round."""
-
-    @property
-    def cpu_round(self) -> float:
-        """Median CPU seconds of a round."""
-
-
-Works = Mapping[str, Mapping[str, Timed]]
+Works = Mapping[str, Mapping[str, Found]]
 Left = list[tuple[str, str]]
 
 
-def rows_of(work: str, found: Mapping[str, Timed], left: Left) -> Iterator[list[str]]:
+def rows_of(work: str, found: Mapping[str, Found], left: Left) -> Iterator[list[str]]:
     """Yield a table row for each library, and for each that has not run."""
     base = found[BARE]
     for name, each in found.items():

@@ -6,13 +6,21 @@ from typing import Annotated, Any
 import torch
 from flwr.app import ArrayRecord
 
-from benchmarks.peer_apps.work import BATCH, CNN, LEARNING_RATE, Counter, Job
+from benchmarks.peer_apps.work import (
+    BATCH,
+    CLIENTS,
+    CNN,
+    FRACTION,
+    LEARNING_RATE,
+    Counter,
+    Job,
+)
 from simulation import simulate
 from strategies import FedAvg, FedRep
 from task import ExampleTask, build_task, sgd
 from task.settings import Free, resolve
 
-CLIENTS, SHARDS, FRACTION = 100, 5, 0.1
+SHARDS = 5
 
 
 def images(data_dir: str) -> Any:

@@ -17,14 +17,13 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from benchmarks.peer_apps.work import (
     BATCH,
+    CLIENTS,
     CNN,
     LEARNING_RATE,
     Job,
     initial_model,
     read_client,
 )
-
-CLIENTS = 100
 
 
 class Name(StrEnum):

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
+CLIENTS, FRACTION = 100, 0.1
 LEARNING_RATE = 0.01
 BATCH = 10
 TICKS = os.sysconf("SC_CLK_TCK")
@@ -110,20 +111,11 @@ def cpu_seconds(root: int) -> float:
     """Return the CPU time of all that a process has started, without its own."""
     every = dict(_processes())
     total = sum(every[root][3:]) if root in every else 0
-    total += sum(sum(every[pid][1:]) for pid in descendants(root, every))
-    return total / TICKS
-
-
-def descendants(
-    root: int, every: dict[int, tuple[int, ...]] | None = None
-) -> list[int]:
-    """Return the ids of all processes that a process has started."""
-    every = dict(_processes()) if every is None else every
-    found, new = [], [root]
+    new = [root]
     while new:
         new = [pid for pid, (parent, *_) in every.items() if parent in new]
-        found += new
-    return found
+        total += sum(sum(every[pid][1:]) for pid in new)
+    return total / TICKS
 
 
 def _processes() -> Iterator[tuple[int, tuple[int, ...]]]:

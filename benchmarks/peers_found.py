@@ -1,0 +1,98 @@
+"""What a peer of ``peers.py`` has taken, and where its steps have led."""
+
+from dataclasses import dataclass, field
+from itertools import pairwise
+from pathlib import Path
+from statistics import median
+
+import torch
+
+from benchmarks.peer_apps.work import CLIENTS, initial_model, read_client
+
+Examples = tuple[torch.Tensor, torch.Tensor]
+
+
+@dataclass
+class Found:
+    """What a peer has taken and done, over the passes.
+
+    Parameters
+    ----------
+    seconds, cpu : list of list of float
+        Of each round behind the first, by pass.
+    steps : list of float
+        A round.
+    moved : list of float
+        Distance from the initial shared model to the final one.
+    agrees : list of float
+        Cosine of that way with the bare loop's of the same pass.
+    loss : list of float
+        Of the final model on a tenth of all training examples; FedAvg only.
+    """
+
+    seconds: list[list[float]] = field(default_factory=list)
+    cpu: list[list[float]] = field(default_factory=list)
+    steps: list[float] = field(default_factory=list)
+    moved: list[float] = field(default_factory=list)
+    agrees: list[float] = field(default_factory=list)
+    loss: list[float] = field(default_factory=list)
+
+    @property
+    def round(self) -> float:
+        """Median seconds of a round, over all passes."""
+        return median(s for each in self.seconds for s in each)
+
+    @property
+    def cpu_round(self) -> float:
+        """Median CPU seconds of a round, over all passes."""
+        return median(s for each in self.cpu for s in each)
+
+    def add(
+        self,
+        notes: list[dict[str, float]],
+        model: list[torch.Tensor],
+        bare: list[torch.Tensor],
+        some: Examples,
+    ) -> None:
+        """Add what one pass has shown."""
+        pairs = list(pairwise(notes))
+        self.seconds.append([b["time"] - a["time"] for a, b in pairs])
+        self.cpu.append([b["cpu"] - a["cpu"] for a, b in pairs])
+        self.steps.append(notes[-1]["steps"] / len(notes))
+        way, other = displacement(model), displacement(bare)
+        self.moved.append(way.norm().item())
+        self.agrees.append(torch.cosine_similarity(way, other, dim=0).item())
+        if len(model) == len(list(initial_model().parameters())):
+            self.loss.append(loss(model, some))
+
+    def __str__(self) -> str:
+        """Say what the last pass has shown."""
+        return (
+            f"{median(self.seconds[-1]):.2f} s a round, CPU "
+            f"{median(self.cpu[-1]):.2f} s, {self.steps[-1]:.0f} steps, "
+            f"moved {self.moved[-1]:.4f}, cosine {self.agrees[-1]:.3f}, "
+            f"loss {self.loss[-1:]}"
+        )
+
+
+def displacement(model: list[torch.Tensor]) -> torch.Tensor:
+    """Return how far the parameters are from the initial ones, as one vector."""
+    pairs = zip(model, initial_model().parameters(), strict=False)
+    return torch.cat([(new - old.detach()).flatten() for new, old in pairs])
+
+
+@torch.no_grad()
+def loss(model: list[torch.Tensor], some: Examples) -> float:
+    """Return a model's mean loss on some examples."""
+    whole = initial_model()
+    for own_one, value in zip(whole.parameters(), model, strict=True):
+        own_one.copy_(value)
+    return torch.nn.functional.cross_entropy(whole(some[0]), some[1]).item()
+
+
+def every_tenth(folder: Path) -> Examples:
+    """Return a tenth of each client's training examples."""
+    parts = [read_client(folder, client) for client in range(CLIENTS)]
+    return torch.cat([x[::10] for x, _ in parts]), torch.cat(
+        [y[::10] for _, y in parts]
+    )

@@ -1,0 +1,10 @@
+"""Who does the work of ``peers.py``, as its page and `figures` call them."""
+
+BARE = "bare PyTorch loop"
+CHANNELS_LAST = f"{BARE}, channels last"
+INLINE = "flwr-frl, inline"
+RAY = "flwr-frl, Ray, 2 workers"
+PFLLIB = "PFLlib"
+BLAZEFL = "BlazeFL, one by one"
+BLAZEFL_PROCESSES = "BlazeFL, 2 processes"
+FLOWER = "Flower, `flwr run`, 1 CPU a client"

@@ -1,0 +1,106 @@
+"""Processes of its own for each peer of ``peers.py``: what they find, what is left."""
+
+import ctypes
+import os
+import subprocess
+import tempfile
+from json import loads
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from federation import ROOT, local_flower
+from peers_commands import WORKS, Peer
+
+from benchmarks.peer_apps.ours import images
+from benchmarks.peer_apps.work import CLIENTS, FRACTION, Job
+from strategies.server.sampling import Sampler
+
+# Linux's number of it.
+PR_SET_CHILD_SUBREAPER = 36
+LONGEST = 900
+# Clients' training examples, in the folder of all.
+TRAIN = Path("dataset") / "Cifar10" / "train"
+
+
+def adopt_orphans() -> None:
+    """Make those whose parents have ended children of this process.
+
+    A SuperLink, say, is a daemon; its CPU time would not be counted otherwise. Nobody
+    waits for them: what is left of the ended ones goes when this process ends.
+    """
+    ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+
+
+def write_examples(home: Path, data_dir: str) -> None:
+    """Write each client's normalised images as PFLlib reads them."""
+    data = images(data_dir)
+    train = home / TRAIN
+    for folder, of in (
+        (train, data.train_examples),
+        (train.with_name("test"), data.test_examples),
+    ):
+        folder.mkdir(parents=True)
+        for client in range(CLIENTS):
+            examples = of(client)
+            (x, y), *_ = examples.batches(len(examples))
+            arrays = {"x": np.ascontiguousarray(x.numpy()), "y": y.numpy()}
+            np.savez(folder / f"{client}.npz", data=np.array(arrays, dtype=object))
+
+
+def sampled(rounds: int) -> list[list[int]]:
+    """Return the clients that flwr-frl samples, from 0, for all who can be told."""
+    sampler = Sampler(FRACTION, 1, 0)
+    return [sampler.sample(i, list(range(CLIENTS))) for i in range(1, rounds + 1)]
+
+
+def settings(job: Path) -> dict[str, str]:
+    """Return what is set for a peer: one thread, this checkout, its job."""
+    path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
+    return {
+        "OMP_NUM_THREADS": "1",
+        "MKL_NUM_THREADS": "1",
+        "PYTHONPATH": path,
+        "PYTHONWARNINGS": "ignore",
+        "PEERS_JOB": str(job),
+    }
+
+
+def run(peer: Peer, home: Path, data_dir: str, rounds: int) -> tuple[Any, Any]:
+    """Let a peer do its work; return its notes and its final model."""
+    places = {name: home / name for name in ("notes", "model", "job", "log")}
+    for path in places.values():
+        path.unlink(missing_ok=True)
+    head_epochs, epochs = WORKS[peer.work]
+    Job(
+        folder=str(home / TRAIN),
+        data_dir=data_dir,
+        notes=str(places["notes"]),
+        model=str(places["model"]),
+        root=os.getpid(),
+        head_epochs=head_epochs,
+        epochs=epochs,
+        sampled=sampled(rounds),
+    ).write(places["job"])
+    try:
+        # Flower needs it; and of any peer it ends what has been left behind.
+        with (
+            open(places["log"], "wb") as log,
+            local_flower(Path(tempfile.mkdtemp(dir=home))) as environment,
+        ):
+            subprocess.run(
+                peer.command,
+                cwd=home / peer.folder,
+                env=environment | settings(places["job"]),
+                stdout=log,
+                stderr=log,
+                timeout=LONGEST,
+                check=True,
+            )
+        notes = [loads(line) for line in places["notes"].read_text().splitlines()]
+        assert len(notes) == rounds, f"{len(notes)} of {rounds} rounds"
+        return notes, torch.load(places["model"])
+    except (subprocess.SubprocessError, OSError, AssertionError):
+        print(places["log"].read_text(errors="replace")[-3000:], flush=True)
+        raise
