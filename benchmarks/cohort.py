@@ -155,7 +155,7 @@ def main() -> None:
         "CPU "
         f"time of {arguments.rounds} rounds in turn, ms.\n\n"
         + markdown(columns, rows)
-        + "\n`auto` trains together what `task.calls.pays` says: at most 50,000 "
+        + "\n`auto` trains together what `task.calls.fewest` says: at most 50,000 "
         "parameters, and where there are convolutions, inputs of at most 256 numbers.\n"
         "\n![gain](cohort.png)\n"
     )

@@ -22,14 +22,8 @@ from task.sgd import (
     freeze,
     loop,
 )
-from task.stacked import (
-    Objective,
-    batches,
-    filled_batches,
-    stacked,
-    structure,
-    tensors_of,
-)
+from task.stacked import Objective, in_layers, stacked, structure, tensors_of
+from task.stacked_batches import FilledBatches, batches
 from task.stacked_sgd import StackedSGD
 
 EVALUATION_BATCH = 50
@@ -61,6 +55,7 @@ EXAMPLE_BY_EXAMPLE = {
 # (``benchmarks/cohort.py``).
 MOST_PARAMETERS = 50_000
 MOST_PIXELS = 256
+FEWEST_IN_LAYERS, FEWEST = 3, 6
 
 
 def _form(examples: ExampleSet) -> Hashable:
@@ -69,20 +64,22 @@ def _form(examples: ExampleSet) -> Hashable:
     return x.shape[1:], x.dtype, y.shape[1:], y.dtype, examples.augment
 
 
-def pays(model: SplitModel, input_size: int) -> bool:
-    """Return whether several such models are faster together than one by one.
+def fewest(model: SplitModel, input_size: int, in_layers: bool) -> int | None:
+    """Return how many such models are faster together than one by one, None for never.
 
     On a CPU they are if they are small: at most `MOST_PARAMETERS` numbers, and where
-    there are convolutions, inputs of at most `MOST_PIXELS` numbers. On a GPU they
-    always are: alone, one client's batch does not fill it.
+    there are convolutions, inputs of at most `MOST_PIXELS` numbers; and if they are
+    `FEWEST_IN_LAYERS`, where it is made layer by layer, or `FEWEST`. On a GPU two
+    are: alone, one client's batch does not fill it.
     """
     if current().type != "cpu":
-        return True
+        return 2
     if sum(tensor.numel() for tensor in model.tensors.values()) > MOST_PARAMETERS:
-        return False
-    return input_size <= MOST_PIXELS or not any(
-        isinstance(module, _ConvNd) for module in model.modules()
-    )
+        return None
+    small = input_size <= MOST_PIXELS
+    if small or not any(isinstance(module, _ConvNd) for module in model.modules()):
+        return FEWEST_IN_LAYERS if in_layers else FEWEST
+    return None
 
 
 @dataclass(frozen=True)
@@ -122,10 +119,10 @@ class TrainCall:
         )
 
     @property
-    def pays(self) -> bool:
-        """As `pays`; features are short whatever the inputs are."""
+    def fewest(self) -> int | None:
+        """As `fewest`; features are short whatever the inputs are."""
         size = 0 if self.has_features else self.examples.inputs[:1].numel()
-        return pays(self.model, size)
+        return fewest(self.model, size, in_layers(self.model, self.regularizer))
 
     @property
     def has_features(self) -> bool:
@@ -200,7 +197,9 @@ class TrainCall:
             first.sgd,
             first.key,
         )
-        filled = all(call.can_be_filled for call in calls)
+        filled = None
+        if all(call.can_be_filled for call in calls):
+            filled = FilledBatches(examples, first.sgd.batch_size, streams)
         device = examples[0].place
         lengths = torch.tensor([float(len(e)) for e in examples]).to(device)
         means = torch.zeros(len(calls), device=device)
@@ -208,7 +207,7 @@ class TrainCall:
         for epoch in range(first.epochs):
             total = torch.zeros(len(calls), device=device)
             if filled:
-                for batch in filled_batches(examples, first.sgd.batch_size, streams):
+                for batch in filled.epoch():
                     total += training.filled_step(*batch)
             else:
                 for inputs, targets, members in batches(
@@ -258,9 +257,10 @@ class GradientCall:
         return type(self), self.model.kind, self.loss, form, bfloat16, modes, learns
 
     @property
-    def pays(self) -> bool:
-        """As `pays`."""
-        return pays(self.model, self.inputs[:1].numel())
+    def fewest(self) -> int | None:
+        """As `fewest`."""
+        size = self.inputs[:1].numel()
+        return fewest(self.model, size, in_layers(self.model))
 
     def alone(self) -> Tensor:
         """Compute one client's."""
@@ -316,9 +316,10 @@ class EvaluateCall:
         return type(self), self.model.kind, self.loss, _form(self.examples)
 
     @property
-    def pays(self) -> bool:
-        """As `pays`."""
-        return pays(self.model, self.examples.inputs[:1].numel())
+    def fewest(self) -> int | None:
+        """As `fewest`."""
+        size = self.examples.inputs[:1].numel()
+        return fewest(self.model, size, in_layers(self.model))
 
     @torch.no_grad()
     def alone(self) -> tuple[float, float]:

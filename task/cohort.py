@@ -34,8 +34,8 @@ class Call(Protocol):
         """Equal for calls that can be made together; None for one that cannot."""
 
     @property
-    def pays(self) -> bool:
-        """Whether it is faster together."""
+    def fewest(self) -> int | None:
+        """How many clients are faster together; None where none ever are."""
 
     def alone(self) -> Any:
         """Make the call for one client."""
@@ -91,7 +91,7 @@ def make(call: Call) -> Any:
     # These modes are the thread's: the next client's as well.
     if not torch.is_grad_enabled() or torch.is_autocast_enabled(current().type):
         return call.alone()
-    if here.where_it_pays and not call.pays:
+    if here.where_it_pays and call.fewest is None:
         return call.alone()
     assert here.parent is not None
     (answer,) = here.parent.switch(call)
@@ -121,8 +121,8 @@ def together(
     size : int
         How many clients train together at most; each has a model of its own meanwhile.
     where_it_pays : bool, default False
-        Whether calls that are faster one by one (`task.calls.pays`) are made so, and
-        on a CPU those of fewer than `FEWEST` clients.
+        Whether calls of so few clients that they are faster one by one
+        (`task.calls.fewest`) are made so.
 
     Returns
     -------
@@ -135,13 +135,8 @@ def together(
     return results
 
 
-# Fewer are faster one by one on a CPU, until their call is recorded at least.
-FEWEST = 6
-
-
 def _cohort(works: Sequence[Callable[[], Any]], where_it_pays: bool) -> list[Any]:
     seats = [_Seat(work, number, where_it_pays) for number, work in enumerate(works)]
-    fewest = FEWEST if where_it_pays and current() == CPU else 2
     results: dict[_Seat, Any] = {}
     open_: dict[_Seat, Any] = {seat: seat.go_on() for seat in seats}
     while open_:
@@ -153,6 +148,8 @@ def _cohort(works: Sequence[Callable[[], Any]], where_it_pays: bool) -> list[Any
             groups.setdefault(call.key, []).append(seat)
         for key, members in groups.items():
             calls = [open_[seat] for seat in members]
+            # Those that never are have not come here.
+            fewest = calls[0].fewest or 2 if where_it_pays else 2
             made = _made(key, calls, members, fewest)
             answers |= zip(members, made, strict=True)
         open_ = {seat: seat.go_on((answer,)) for seat, answer in answers.items()}

@@ -130,6 +130,12 @@ class ExampleSet:
         return replace(self, targets=self.targets[chosen], rows=rows)
 
     @property
+    def is_plain(self) -> bool:
+        """Whether batches are cut from the inputs as they are, where they are."""
+        there = self.device is None and self.rows is None
+        return there and self.mean is None and not self.augment
+
+    @property
     def place(self) -> torch.device:
         """Where batches are."""
         return self.inputs.device if self.device is None else self.device
@@ -200,13 +206,16 @@ class ExampleSet:
         self, batch_size: int, shuffle: bool = False
     ) -> Iterator[tuple[Tensor, Tensor]]:
         """Yield all examples once, as `batches`, many batches at a time."""
-        n = len(self)
+        n, step = len(self), self.chunk(batch_size)
         order = torch.randperm(n) if shuffle else torch.arange(n)
-        width = 4 * max(1, self.inputs[:1].numel())
-        step = max(1, min(CHUNK, CHUNK_BYTES // width) // batch_size) * batch_size
         for start in range(0, n, step):
             chosen = order[start : start + step]
             yield self._prepared(chosen, shuffle and self.augment)
+
+    def chunk(self, batch_size: int) -> int:
+        """Return how many examples are prepared at a time, in whole batches."""
+        width = 4 * max(1, self.inputs[:1].numel())
+        return max(1, min(CHUNK, CHUNK_BYTES // width) // batch_size) * batch_size
 
     def draw(self, batch_size: int) -> tuple[Tensor, Tensor]:
         """Draw a batch for one training step, augmented where asked for.

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.dropout import _DropoutNd
 
+from task.layers import covers
 from task.settings import SettingsError
 
 Part = Literal["representation", "head", "all"]
@@ -91,6 +92,13 @@ class SplitModel(nn.Module):
         )
         hidden = {name for name, _ in self.named_buffers()} - self.tensors.keys()
         return not (hooked or padded or hidden)
+
+    @cached_property
+    def is_layered(self) -> bool:
+        """Whether it is made of layers in a row that `task.layers` knows."""
+        named = self.named_parameters(remove_duplicate=False)
+        shared = sum(1 for _ in named) > sum(1 for _ in self.parameters())
+        return not shared and covers(self.representation) and covers(self.head)
 
     @torch.no_grad()
     def load(self, state: Mapping[str, Tensor]) -> None:

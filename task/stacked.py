@@ -2,7 +2,6 @@
 
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
 from dataclasses import fields, is_dataclass, replace
 from typing import Any
 
@@ -11,11 +10,11 @@ from torch import Tensor, nn
 from torch.func import functional_call, vmap
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from task.examples import ExampleSet
+from task.layers import applied, mean_losses
 from task.models import SplitModel
+from task.sgd import Proximal
 
 Tensors = dict[str, Tensor]
-Batch = tuple[Tensor, Tensor, Tensor | None]
 
 
 def structure(value: Any) -> Hashable:
@@ -63,6 +62,15 @@ def with_tensors(value: Any, tensors: Iterator[Tensor]) -> Any:
         own = {field.name: getattr(value, field.name) for field in fields(value)}
         return replace(value, **with_tensors(own, tensors))
     return value
+
+
+def in_layers(model: SplitModel, regularizer: Any = None) -> bool:
+    """Return whether several of a model are computed layer by layer.
+
+    Others are by `torch.func.vmap`, which takes any module and any regularizer.
+    """
+    known = regularizer is None or type(regularizer) is Proximal
+    return known and model.is_layered
 
 
 class Objective(nn.Module):
@@ -125,6 +133,8 @@ class Objective(nn.Module):
 
         ``batch`` is inputs, targets and, where there are any, weights.
         """
+        if in_layers(self.model, self.regularizer):
+            return self.layer_by_layer(state, constants, *batch)
 
         def single(tensors: Tensors, constants: list[Tensor], *batch: Tensor) -> Any:
             named = {f"model.{name}": tensor for name, tensor in tensors.items()}
@@ -132,6 +142,30 @@ class Objective(nn.Module):
 
         found: tuple[Tensor, Tensor, Tensor] = vmap(single)(state, constants, *batch)
         return found
+
+    def layer_by_layer(
+        self,
+        state: Tensors,
+        constants: list[Tensor],
+        inputs: Tensor,
+        targets: Tensor,
+        weights: Tensor | None = None,
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Return what `forward` does, of several models whose tensors are stacked."""
+        features, model = inputs, self.model
+        if not self.features:
+            features = applied(model.representation, state, "representation.", inputs)
+        outputs = applied(model.head, state, "head.", features)
+        value = mean_losses(self.loss, outputs, targets, weights)
+        if self.regularizer is None:
+            return value, value, outputs
+        near = with_tensors(self.regularizer, iter(constants))
+        distances = [
+            (state[name] - near.anchor[name]).square().flatten(1).sum(1)
+            for name, _ in model.named_parameters()
+            if name in near.anchor
+        ]
+        return value + near.weight / 2 * sum(distances), value, outputs
 
     def gradients(
         self,
@@ -170,9 +204,11 @@ class Objective(nn.Module):
             found = torch.autograd.grad(objective.sum(), learning, allow_unused=True)
             return list(found), losses.detach()
 
-        found: tuple[list[Tensor | None], Tensor] = _recorded(
-            key, compute, [*state.values()], constants, *batch
-        )
+        tensors = [*state.values()]
+        if in_layers(self.model, self.regularizer):
+            return compute(tensors, constants, *batch)
+        found: tuple[list[Tensor | None], Tensor]
+        found = _recorded(key, compute, tensors, constants, *batch)
         return found
 
 
@@ -223,91 +259,3 @@ def stacked(each: Sequence[Mapping[str, Tensor]]) -> Tensors:
         name: torch.stack([tensors[name].detach() for tensors in each])
         for name in each[0]
     }
-
-
-def batches(
-    examples: Sequence[ExampleSet],
-    batch_size: int,
-    streams: Sequence[Any] = (),
-) -> Iterator[Batch]:
-    """Yield batches of several clients side by side, each client's in its own order.
-
-    ``streams`` are the clients' contexts for what is drawn at random; without them
-    nothing is shuffled. A batch is inputs (clients, batch, ...), targets, and which
-    clients these are, int64 on the CPU, None for all: clients whose last batch is a
-    smaller one make batches of their own.
-    """
-    contexts = streams or [ExitStack() for _ in examples]
-    parts = [e.chunks(batch_size, shuffle=bool(streams)) for e in examples]
-    # Next to each other while every client has some left.
-    left = dict(enumerate(parts))
-    while left:
-        chunks: dict[int, tuple[Tensor, Tensor]] = {}
-        for i, part in list(left.items()):
-            with contexts[i]:
-                chunk = next(part, None)
-            if chunk is None:
-                del left[i]
-            else:
-                chunks[i] = chunk
-        if chunks:
-            yield from _side_by_side(chunks, batch_size, len(examples))
-
-
-def filled_batches(
-    examples: Sequence[ExampleSet], batch_size: int, streams: Sequence[Any]
-) -> Iterator[tuple[Tensor, Tensor, Tensor, Tensor | None]]:
-    """Yield shuffled batches of all clients side by side, filled up to the same size.
-
-    A batch is inputs (clients, batch_size, ...), targets, weights (clients,
-    batch_size): 1 for a client's own examples, 0 for what fills its batch up; and who
-    has any, bool (clients,), None for all.
-    """
-    parts = [e.chunks(batch_size, shuffle=True) for e in examples]
-    while True:
-        chunks: list[tuple[Tensor, Tensor] | None] = []
-        for part, stream in zip(parts, streams, strict=True):
-            with stream:
-                chunks.append(next(part, None))
-        drawn = [chunk for chunk in chunks if chunk is not None]
-        if not drawn:
-            return
-        lengths = torch.tensor([len(c[1]) if c else 0 for c in chunks])
-        size = -(-int(lengths.max()) // batch_size) * batch_size
-        inputs = drawn[0][0].new_zeros((len(chunks), size, *drawn[0][0].shape[1:]))
-        targets = drawn[0][1].new_zeros((len(chunks), size, *drawn[0][1].shape[1:]))
-        for i, chunk in enumerate(chunks):
-            if chunk:
-                inputs[i, : lengths[i]], targets[i, : lengths[i]] = chunk
-        weights = (torch.arange(size) < lengths[:, None]).float().to(inputs.device)
-        for start in range(0, size, batch_size):
-            place = slice(start, start + batch_size)
-            # Of lengths that are on the CPU: a GPU would be waited for in each step.
-            left = lengths > start
-            active = None if bool(left.all()) else left.to(inputs.device)
-            yield inputs[:, place], targets[:, place], weights[:, place], active
-
-
-def _side_by_side(
-    chunks: dict[int, tuple[Tensor, Tensor]], batch_size: int, count: int
-) -> Iterator[Batch]:
-    lengths = {i: len(targets) for i, (_, targets) in chunks.items()}
-    if len(chunks) == count and len(set(lengths.values())) == 1:
-        inputs = torch.stack([x for x, _ in chunks.values()])
-        targets = torch.stack([y for _, y in chunks.values()])
-        for start in range(0, inputs.shape[1], batch_size):
-            place = slice(start, start + batch_size)
-            yield inputs[:, place], targets[:, place], None
-        return
-    for start in range(0, max(lengths.values()), batch_size):
-        sizes: dict[int, list[int]] = {}
-        for i, length in lengths.items():
-            if length > start:
-                sizes.setdefault(min(batch_size, length - start), []).append(i)
-        for size, members in sizes.items():
-            place = slice(start, start + size)
-            yield (
-                torch.stack([chunks[i][0][place] for i in members]),
-                torch.stack([chunks[i][1][place] for i in members]),
-                None if len(members) == count else torch.tensor(members),
-            )

@@ -1,0 +1,165 @@
+"""Layers and losses of several models at once are those of each model alone."""
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+
+from task.layers import applied, covers, mean_losses
+from task.models import MODELS, SplitModel, build_model
+from task.stacked import in_layers, stacked
+from task.training import Proximal
+
+MODULES, BATCH = 3, 4
+
+
+def image(channels: int = 4) -> torch.Tensor:
+    return torch.randn(MODULES, BATCH, channels, 7, 6)
+
+
+LAYERS = {
+    "linear": (lambda: nn.Linear(5, 2), torch.randn(MODULES, BATCH, 5)),
+    "no bias": (lambda: nn.Linear(5, 2, bias=False), torch.randn(MODULES, BATCH, 5)),
+    "sequence": (lambda: nn.Linear(5, 2), torch.randn(MODULES, BATCH, 3, 5)),
+    "convolution": (lambda: nn.Conv2d(4, 6, 3), image()),
+    "odd convolution": (
+        lambda: nn.Conv2d(4, 6, (3, 2), 2, (1, 0), 2, groups=2, bias=False),
+        image(),
+    ),
+    "same size": (lambda: nn.Conv2d(4, 3, 3, padding="same"), image()),
+    "series": (lambda: nn.Conv1d(4, 3, 3, stride=2), image()[..., 0]),
+    "pools": (
+        lambda: nn.Sequential(nn.MaxPool2d(2), nn.AvgPool2d(2), nn.Flatten()),
+        image(),
+    ),
+    "mean of all": (
+        lambda: nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 2)),
+        image(),
+    ),
+    "activations": (
+        lambda: nn.Sequential(
+            nn.Linear(5, 5), nn.GELU(), nn.Sequential(nn.Linear(5, 2), nn.Tanh())
+        ),
+        torch.randn(MODULES, BATCH, 5),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_layers_are_those_of_each_model_alone(name):
+    make, inputs = LAYERS[name]
+    torch.manual_seed(0)
+    modules = [make() for _ in range(MODULES)]
+    assert covers(modules[0])
+    state = {
+        f"part.{n}": torch.stack([dict(m.named_parameters())[n] for m in modules])
+        for n, _ in modules[0].named_parameters()
+    }
+    found = applied(modules[0], state, "part.", inputs)
+    for module, own, output in zip(modules, inputs, found, strict=True):
+        torch.testing.assert_close(output, module(own), rtol=1e-5, atol=1e-6)
+
+
+class Doubled(nn.Linear):
+    """A linear layer that is another one."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return 2 * super().forward(x)
+
+
+@pytest.mark.parametrize(
+    "module",
+    [
+        Doubled(5, 2),
+        nn.BatchNorm2d(4),
+        nn.Conv2d(4, 3, 3, padding=1, padding_mode="circular"),
+        nn.Flatten(0),
+        nn.Sequential(nn.ReLU(), nn.LayerNorm(5)),
+    ],
+    ids=lambda module: type(module).__name__,
+)
+def test_other_modules_are_not_covered(module):
+    assert not covers(module)
+
+
+def test_which_models_are_made_of_layers():
+    covered = {name: build_model(name, (3, 16, 16), 10).is_layered for name in MODELS}
+    assert covered == {**dict.fromkeys(MODELS, True), "resnet20": False}
+    tied = SplitModel(nn.Sequential(nn.Linear(4, 4)), nn.Linear(4, 4))
+    assert tied.is_layered
+    tied = SplitModel(tied.representation, nn.Linear(4, 4))
+    tied.head.weight = tied.representation[0].weight
+    assert not tied.is_layered
+    plain = build_model("logistic", (1, 2, 2), 3)
+    assert in_layers(plain, Proximal(0.1, {}))
+    assert not in_layers(plain, lambda features, model: features.sum())
+
+
+def hinge(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    return functional.relu(1 - outputs[:, 0] * targets).mean()
+
+
+IGNORING = torch.tensor([[0, -100, 2, 1], [-100, 1, 1, 0], [2, 2, 2, -100]])
+LOSSES = {
+    "classes": (functional.cross_entropy, (3,), torch.randint(3, (MODULES, BATCH))),
+    "ignored": (functional.cross_entropy, (3,), IGNORING),
+    "sequences": (
+        functional.cross_entropy,
+        (3, 5),
+        torch.randint(3, (MODULES, BATCH, 5)),
+    ),
+    "probabilities": (
+        functional.cross_entropy,
+        (3,),
+        torch.rand(MODULES, BATCH, 3).softmax(2),
+    ),
+    "numbers": (functional.mse_loss, (2,), torch.randn(MODULES, BATCH, 2)),
+    "own": (hinge, (1,), torch.randn(MODULES, BATCH).sign()),
+}
+
+
+@pytest.mark.parametrize("name", LOSSES)
+def test_losses_are_those_of_each_model_alone(name):
+    loss, width, targets = LOSSES[name]
+    outputs = torch.randn(MODULES, BATCH, *width)
+    alone = [loss(o, t) for o, t in zip(outputs, targets, strict=True)]
+    torch.testing.assert_close(
+        mean_losses(loss, outputs, targets), torch.stack(alone), rtol=1e-5, atol=1e-6
+    )
+
+
+@pytest.mark.parametrize("name", sorted(LOSSES.keys() - {"ignored"}))
+def test_losses_leave_out_what_fills_a_batch_up(name):
+    loss, width, targets = LOSSES[name]
+    outputs = torch.randn(MODULES, BATCH, *width)
+    lengths = [4, 1, 3]
+    weights = torch.tensor([[i < n for i in range(BATCH)] for n in lengths]).float()
+    alone = [loss(outputs[i, :n], targets[i, :n]) for i, n in enumerate(lengths)]
+    # What does not count may be anything.
+    outputs = torch.where(
+        weights.view(MODULES, BATCH, *[1] * len(width)) > 0, outputs, float("inf")
+    )
+    torch.testing.assert_close(
+        mean_losses(loss, outputs, targets, weights),
+        torch.stack(alone),
+        rtol=1e-5,
+        atol=1e-6,
+    )
+
+
+@pytest.mark.filterwarnings("ignore:.*target size")
+def test_numbers_whose_shapes_differ_are_as_torch_has_them():
+    loss, outputs = functional.mse_loss, torch.randn(MODULES, BATCH, 1)
+    targets = torch.randn(MODULES, BATCH)
+    alone = [loss(o, t) for o, t in zip(outputs, targets, strict=True)]
+    torch.testing.assert_close(mean_losses(loss, outputs, targets), torch.stack(alone))
+
+
+def test_stacked_tensors_have_the_models_names():
+    models = [build_model("mlp-2", (1, 4, 4), 3) for _ in range(MODULES)]
+    state = stacked([model.tensors for model in models])
+    inputs = torch.randn(MODULES, BATCH, 1, 4, 4)
+    features = applied(models[0].representation, state, "representation.", inputs)
+    outputs = applied(models[0].head, state, "head.", features)
+    for model, own, output in zip(models, inputs, outputs, strict=True):
+        torch.testing.assert_close(output, model(own), rtol=1e-5, atol=1e-6)
