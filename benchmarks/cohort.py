@@ -33,7 +33,7 @@ MODELS = {
     "cifar10-cnn": (3, 32, 32),
     "resnet20": (3, 32, 32),
 }
-SIZES = (1, 8, 32, 100)
+SIZES = (1, 3, 8, 32, 60)
 # Above this many clients the large models take too long.
 LARGE = {"cifar10-cnn": 8, "resnet20": 8}
 

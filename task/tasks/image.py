@@ -45,9 +45,9 @@ SEEN = 64
 # The CNNs for CIFAR take no smaller images, and are slow with larger ones.
 SMALL, LARGE = 16, 64
 # Bytes of a client's images that are copied into memory; more are read as they are
-# needed. 32 clients are remembered.
+# needed. As many clients are remembered as are 256 MiB, 32 at least.
 COPIED = 8 * 2**20
-REMEMBERED = 32
+REMEMBERED = 256 * 2**20
 
 
 @dataclass(frozen=True)
@@ -153,7 +153,7 @@ class ImageTask(BaseTask):
         self.model_head = settings.model_head
         self.loss: Loss = nn.functional.cross_entropy
         # Of the clients that were here last: cutting a client's images out takes time.
-        self._examples = lru_cache(maxsize=REMEMBERED)(self._cut)
+        self._examples = lru_cache(maxsize=self._remembered())(self._cut)
 
     def _partition(
         self, settings: ImageSettings, num_clients: int
@@ -218,6 +218,14 @@ class ImageTask(BaseTask):
         # With test-partition "all" there is one set for everybody.
         shared = self.test[client] is self.test[0]
         return self._examples(0 if shared else client, False)
+
+    def _remembered(self) -> int:
+        """Return how many clients' images are remembered, training and test apart."""
+        longest = max(
+            len(chosen) for part in (self.train, self.test) for chosen in part
+        )
+        most = longest * self.dataset.train.images[:1].nbytes
+        return REMEMBERED // max(1, min(COPIED, most))
 
     def _cut(self, client: int, training: bool) -> ExampleSet:
         images = self.dataset.train if training else self.dataset.test
