@@ -37,7 +37,7 @@ ARITHMETIC = {
     DPSGDClient: ["mix", "message"],
     SQuARMSGDClient: ["mix", "message"],
 }
-BLOCKS = 5
+BLOCKS = 20
 
 
 class Clock:
@@ -147,7 +147,7 @@ def main() -> None:
     """Measure and write ``results/message_cost``."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--clients", type=int, default=60)
-    parser.add_argument("--rounds", type=int, default=30, help="in each of 5 blocks")
+    parser.add_argument("--rounds", type=int, default=30, help="in each of 20 blocks")
     parser.add_argument("--before", type=Path, help="the JSON of an earlier commit")
     arguments = parser.parse_args()
     torch.set_num_threads(1)

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd
 
-from task.cohort import Stream
+from task.cohort import Stream, is_large
 from task.devices import current
 from task.examples import ExampleSet
 from task.models import Part, SplitModel
@@ -51,9 +51,7 @@ EXAMPLE_BY_EXAMPLE = {
     nn.Sigmoid,
     nn.LayerNorm,
 }
-# Above these, on a CPU, each model alone stays in the cache and all of them do not
-# (``benchmarks/cohort.py``).
-MOST_PARAMETERS = 50_000
+# Above this, on a CPU, convolutions are faster one by one (``benchmarks/cohort.py``).
 MOST_PIXELS = 256
 FEWEST_IN_LAYERS, FEWEST = 3, 6
 
@@ -67,14 +65,14 @@ def _form(examples: ExampleSet) -> Hashable:
 def fewest(model: SplitModel, input_size: int, in_layers: bool) -> int | None:
     """Return how many such models are faster together than one by one, None for never.
 
-    On a CPU they are if they are small: at most `MOST_PARAMETERS` numbers, and where
-    there are convolutions, inputs of at most `MOST_PIXELS` numbers; and if they are
-    `FEWEST_IN_LAYERS`, where it is made layer by layer, or `FEWEST`. On a GPU two
-    are: alone, one client's batch does not fill it.
+    On a CPU they are if they are not large (`task.cohort.is_large`), and where there
+    are convolutions, have inputs of at most `MOST_PIXELS` numbers; and if they are
+    `FEWEST_IN_LAYERS`, where they are computed layer by layer, or `FEWEST`. On a GPU
+    two are: alone, one client's batch does not fill it.
     """
     if current().type != "cpu":
         return 2
-    if sum(tensor.numel() for tensor in model.tensors.values()) > MOST_PARAMETERS:
+    if is_large(model):
         return None
     small = input_size <= MOST_PIXELS
     if small or not any(isinstance(module, _ConvNd) for module in model.modules()):

@@ -75,6 +75,8 @@ class _Seat(greenlet):
         super().__init__(work)
         self.number = number
         self.where_it_pays = where_it_pays
+        # Whether it makes all calls alone: then it has no model of its own.
+        self.by_itself = False
         self.stream = Stream()
 
     def go_on(self, answer: Any = None) -> Any:
@@ -91,7 +93,7 @@ def make(call: Call) -> Any:
     # These modes are the thread's: the next client's as well.
     if not torch.is_grad_enabled() or torch.is_autocast_enabled(current().type):
         return call.alone()
-    if here.where_it_pays and call.fewest is None:
+    if here.by_itself or (here.where_it_pays and call.fewest is None):
         return call.alone()
     assert here.parent is not None
     (answer,) = here.parent.switch(call)
@@ -191,6 +193,16 @@ def _alone(call: Call, stream: Stream) -> Any:
             return error
 
 
+# Above this, on a CPU, each model alone stays in the cache and all of them do not
+# (``benchmarks/cohort.py``).
+MOST_PARAMETERS = 50_000
+
+
+def is_large(model: "SplitModel") -> bool:
+    """Return whether a model is never faster with others on the CPU."""
+    return sum(tensor.numel() for tensor in model.tensors.values()) > MOST_PARAMETERS
+
+
 # Tasks that are kept: clients may have models of their own, and so tasks.
 TASKS_AT_A_TIME = 4
 # Of those that were asked for last and where, by number of the seat.
@@ -204,7 +216,9 @@ def scratch_model(task: "Task") -> "SplitModel":
     """
     here, device = getcurrent(), current()
     number = here.number if isinstance(here, _Seat) else 0
-    if not isinstance(here, _Seat) and device == CPU:
+    if device == CPU and isinstance(here, _Seat) and here.where_it_pays:
+        here.by_itself = is_large(task.scratch_model)
+    if device == CPU and (not isinstance(here, _Seat) or here.by_itself):
         return task.scratch_model
     known = (models for of, at, models in _MODELS if of is task and at == device)
     models = next(known, None)

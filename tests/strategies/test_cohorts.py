@@ -229,7 +229,7 @@ def test_each_client_has_random_numbers_of_its_own():
 
 
 def test_where_it_does_not_pay_clients_train_alone(made, monkeypatch):
-    monkeypatch.setattr(task.calls, "MOST_PARAMETERS", 10)
+    monkeypatch.setattr(cohort, "MOST_PARAMETERS", 10)
     assert_same(outcome("fedrep", "auto"), outcome("fedrep", "off"), 0)
     assert not any(made.values())
 
@@ -238,3 +238,24 @@ def test_where_it_does_not_pay_clients_train_alone(made, monkeypatch):
 def test_a_cohort_is_off_auto_or_a_number(size):
     with pytest.raises(SettingsError, match=f"cohort is '{size}'; it must be off, "):
         outcome("fedrep", size)
+
+
+def test_clients_of_a_large_model_share_it_and_never_take_turns(made, monkeypatch):
+    tasks = dense()
+    monkeypatch.setattr(cohort, "MOST_PARAMETERS", 10)
+
+    def work(seed: int) -> float:
+        torch.manual_seed(seed)
+        model = cohort.scratch_model(tasks)
+        assert model is tasks.scratch_model
+        with torch.no_grad():
+            model.head.bias.fill_(seed)
+        # A call that would be faster together, were the model not large.
+        monkeypatch.setattr(task.calls.GradientCall, "fewest", 2)
+        batch = torch.zeros(4, 6), torch.zeros(4, dtype=torch.int64)
+        gradient(model, *batch, torch.nn.functional.cross_entropy, SGD())
+        return float(model.head.bias[0])
+
+    works = [lambda seed=seed: work(seed) for seed in range(8)]
+    assert cohort.together(works, 8, where_it_pays=True) == list(range(8))
+    assert not any(made.values())
