@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable, Mapping
 from logging import INFO, WARNING
+from weakref import WeakKeyDictionary
 
 import numpy as np
 from flwr.app import ArrayRecord, Message
@@ -53,6 +54,9 @@ class Exchange:
         self.silent: list[str] = []
         self.unused: dict[str, str] = {}
         self.bytes_down = self.bytes_up = 0
+        # Views of what the replies themselves hold.
+        self._arrays: WeakKeyDictionary[Message, dict[str, Arrays]]
+        self._arrays = WeakKeyDictionary()
 
     def expect(self, key: str, like: ArrayRecord) -> None:
         """Expect arrays of these names, shapes and dtypes under a key."""
@@ -76,8 +80,11 @@ class Exchange:
             )
 
     def arrays(self, reply: Message, key: str) -> Arrays:
-        """Return a reply's arrays under a key, checked, in the expected order."""
-        return check_arrays(reply, key, self.expected[key])
+        """Return a reply's arrays under a key, checked once, in the expected order."""
+        known = self._arrays.setdefault(reply, {})
+        if key not in known:
+            known[key] = check_arrays(reply, key, self.expected[key])
+        return dict(known[key])
 
     def close(
         self, replies: Iterable[Message], check: Callable[[Message], object]
