@@ -116,8 +116,7 @@ def measure(model: str, clients: int, rounds: int) -> dict[str, float]:
     kinds = {"off": "off", "together": str(max(2, clients)), "auto": "auto"}
     runs = {name: prepare(model, clients, cohort) for name, cohort in kinds.items()}
     times: dict[str, list[float]] = {name: [] for name in runs}
-    # In turn, so that a drift of the machine's speed touches all alike; and each is first
-    # as often, for the sake of the caches.
+    # In turn, and each comes first as often: the machine's speed drifts, caches fill.
     for i in range(rounds):
         first = i % len(runs)
         for name in [*runs, *runs][first : first + len(runs)]:
