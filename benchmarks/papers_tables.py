@@ -50,6 +50,8 @@ ROWS: dict[str, dict[str, Setting]] = {
 # What these papers' own algorithms have is known; the others have what the small
 # leaderboard has tuned.
 OWN = ("fedrep", "flute", "flute-star")
+# Steps of all clients' epoch: L2GD's rounds, too, have one epoch, on average.
+EPOCH = 50_000 // 10
 
 
 def parse() -> argparse.Namespace:
@@ -113,6 +115,7 @@ class Tables:
             "augment-head": False,
             **({} if algorithm in OWN else self.tuned[algorithm]["picked"]),
             **ROWS[row],
+            **({"l2gd-probability": clients / EPOCH} if algorithm == "l2gd" else {}),
             "seed": seed,
         }
         return Job(self.place / cell / f"{row}-{seed}", algorithm, settings)
