@@ -22,7 +22,7 @@ from task.sgd import (
     freeze,
     loop,
 )
-from task.stacked import Objective, in_layers, stacked, structure, tensors_of
+from task.stacked import Objective, stacked, structure, tensors_of
 from task.stacked_batches import FilledBatches, batches
 from task.stacked_sgd import StackedSGD
 
@@ -62,7 +62,7 @@ def _form(examples: ExampleSet) -> Hashable:
     return x.shape[1:], x.dtype, y.shape[1:], y.dtype, examples.augment
 
 
-def fewest(model: SplitModel, input_size: int, in_layers: bool) -> int | None:
+def fewest(model: SplitModel, input_size: int) -> int | None:
     """Return how many such models are faster together than one by one, None for never.
 
     On a CPU they are if they are not large (`task.cohort.is_large`), and where there
@@ -76,7 +76,7 @@ def fewest(model: SplitModel, input_size: int, in_layers: bool) -> int | None:
         return None
     small = input_size <= MOST_PIXELS
     if small or not any(isinstance(module, _ConvNd) for module in model.modules()):
-        return FEWEST_IN_LAYERS if in_layers else FEWEST
+        return FEWEST_IN_LAYERS if model.is_layered else FEWEST
     return None
 
 
@@ -120,7 +120,7 @@ class TrainCall:
     def fewest(self) -> int | None:
         """As `fewest`; features are short whatever the inputs are."""
         size = 0 if self.has_features else self.examples.inputs[:1].numel()
-        return fewest(self.model, size, in_layers(self.model, self.regularizer))
+        return fewest(self.model, size)
 
     @property
     def has_features(self) -> bool:
@@ -258,7 +258,7 @@ class GradientCall:
     def fewest(self) -> int | None:
         """As `fewest`."""
         size = self.inputs[:1].numel()
-        return fewest(self.model, size, in_layers(self.model))
+        return fewest(self.model, size)
 
     def alone(self) -> Tensor:
         """Compute one client's."""
@@ -317,7 +317,7 @@ class EvaluateCall:
     def fewest(self) -> int | None:
         """As `fewest`."""
         size = self.examples.inputs[:1].numel()
-        return fewest(self.model, size, in_layers(self.model))
+        return fewest(self.model, size)
 
     @torch.no_grad()
     def alone(self) -> tuple[float, float]:

@@ -3,6 +3,7 @@
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import fields, is_dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -64,13 +65,49 @@ def with_tensors(value: Any, tensors: Iterator[Tensor]) -> Any:
     return value
 
 
-def in_layers(model: SplitModel, regularizer: Any = None) -> bool:
-    """Return whether several of a model are computed layer by layer.
+class Term(nn.Module):
+    """A regularizer of a model, as a module.
 
-    Others are by `torch.func.vmap`, which takes any module and any regularizer.
+    Parameters
+    ----------
+    model : SplitModel
+        The model.
+    regularizer : object
+        Of features and the model.
     """
-    known = regularizer is None or type(regularizer) is Proximal
-    return known and model.is_layered
+
+    def __init__(self, model: SplitModel, regularizer: Any) -> None:
+        super().__init__()
+        self.model = model
+        self.regularizer = regularizer
+
+    def forward(self, constants: list[Tensor], features: Tensor) -> Tensor:
+        """Return its value, with ``constants`` in the places of its tensors."""
+        own = with_tensors(self.regularizer, iter(constants))
+        value: Tensor = own(features, self.model)
+        return value
+
+    def together(
+        self, state: Tensors, constants: list[Tensor], features: Tensor
+    ) -> Tensor:
+        """Return its values for several models, whose tensors are stacked."""
+        if type(self.regularizer) is Proximal:
+            near = with_tensors(self.regularizer, iter(constants))
+            total = features.new_zeros(len(features))
+            for name, _ in self.model.named_parameters():
+                if name in near.anchor:
+                    distance = state[name] - near.anchor[name]
+                    total = total + distance.square().flatten(1).sum(1)
+            scaled: Tensor = near.weight / 2 * total
+            return scaled
+        values: Tensor = vmap(partial(called, self))(state, constants, features)
+        return values
+
+
+def called(module: nn.Module, state: Tensors, *arguments: Any) -> Any:
+    """Return what a module with a ``model`` does with others of the model's tensors."""
+    named = {f"model.{name}": tensor for name, tensor in state.items()}
+    return functional_call(module, named, arguments)
 
 
 class Objective(nn.Module):
@@ -133,14 +170,10 @@ class Objective(nn.Module):
 
         ``batch`` is inputs, targets and, where there are any, weights.
         """
-        if in_layers(self.model, self.regularizer):
+        if self.model.is_layered:
             return self.layer_by_layer(state, constants, *batch)
-
-        def single(tensors: Tensors, constants: list[Tensor], *batch: Tensor) -> Any:
-            named = {f"model.{name}": tensor for name, tensor in tensors.items()}
-            return functional_call(self, named, (constants, *batch))
-
-        found: tuple[Tensor, Tensor, Tensor] = vmap(single)(state, constants, *batch)
+        found: tuple[Tensor, Tensor, Tensor]
+        found = vmap(partial(called, self))(state, constants, *batch)
         return found
 
     def layer_by_layer(
@@ -159,13 +192,8 @@ class Objective(nn.Module):
         value = mean_losses(self.loss, outputs, targets, weights)
         if self.regularizer is None:
             return value, value, outputs
-        near = with_tensors(self.regularizer, iter(constants))
-        distances = [
-            (state[name] - near.anchor[name]).square().flatten(1).sum(1)
-            for name, _ in model.named_parameters()
-            if name in near.anchor
-        ]
-        return value + near.weight / 2 * sum(distances), value, outputs
+        added = Term(model, self.regularizer).together(state, constants, features)
+        return value + added, value, outputs
 
     def gradients(
         self,
@@ -205,7 +233,7 @@ class Objective(nn.Module):
             return list(found), losses.detach()
 
         tensors = [*state.values()]
-        if in_layers(self.model, self.regularizer):
+        if self.model.is_layered:
             return compute(tensors, constants, *batch)
         found: tuple[list[Tensor | None], Tensor]
         found = _recorded(key, compute, tensors, constants, *batch)

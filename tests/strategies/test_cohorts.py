@@ -254,7 +254,7 @@ def test_clients_of_a_large_model_share_it_and_never_take_turns(made, monkeypatc
         monkeypatch.setattr(task.calls.GradientCall, "fewest", 2)
         batch = torch.zeros(4, 6), torch.zeros(4, dtype=torch.int64)
         gradient(model, *batch, torch.nn.functional.cross_entropy, SGD())
-        return float(model.head.bias[0])
+        return model.head.bias[0].item()
 
     works = [lambda seed=seed: work(seed) for seed in range(8)]
     assert cohort.together(works, 8, where_it_pays=True) == list(range(8))

@@ -7,8 +7,7 @@ from torch.nn import functional
 
 from task.layers import applied, covers, mean_losses
 from task.models import MODELS, SplitModel, build_model
-from task.stacked import in_layers, stacked
-from task.training import Proximal
+from task.stacked import stacked
 
 MODULES, BATCH = 3, 4
 
@@ -90,9 +89,6 @@ def test_which_models_are_made_of_layers():
     tied = SplitModel(tied.representation, nn.Linear(4, 4))
     tied.head.weight = tied.representation[0].weight
     assert not tied.is_layered
-    plain = build_model("logistic", (1, 2, 2), 3)
-    assert in_layers(plain, Proximal(0.1, {}))
-    assert not in_layers(plain, lambda features, model: features.sum())
 
 
 def hinge(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
