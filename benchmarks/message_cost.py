@@ -147,14 +147,16 @@ def main() -> None:
     """Measure and write ``results/message_cost``."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--clients", type=int, default=60)
-    parser.add_argument("--rounds", type=int, default=30, help="in each of 20 blocks")
+    parser.add_argument(
+        "--rounds", type=int, default=30, help=f"in each of {BLOCKS} blocks"
+    )
     parser.add_argument("--before", type=Path, help="the JSON of an earlier commit")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     size = arguments.clients, arguments.rounds
     found = {name: measure(name, *size) for name in ALGORITHMS}
     profiles = {name: profile(name, *size) for name in ALGORITHMS}
-    data = {"ms": found, "profiles": profiles}
+    data = {"blocks": BLOCKS, "ms": found, "profiles": profiles}
     before: dict[str, Any] = {}
     if arguments.before:
         before = json.loads(arguments.before.read_text(encoding="utf-8"))

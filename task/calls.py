@@ -11,6 +11,7 @@ from torch.nn.modules.conv import _ConvNd
 from task.cohort import Stream, is_large
 from task.devices import current
 from task.examples import ExampleSet
+from task.layers import LAYERS
 from task.models import Part, SplitModel
 from task.sgd import (
     SGD,
@@ -30,29 +31,10 @@ EVALUATION_BATCH = 50
 # Losses that are means over the examples.
 MEANS = (nn.functional.cross_entropy, nn.functional.mse_loss)
 # Modules in which the examples of a batch do not see each other, and 0 is no harm.
-EXAMPLE_BY_EXAMPLE = {
-    SplitModel,
-    nn.Sequential,
-    nn.Identity,
-    nn.Flatten,
-    nn.Linear,
-    nn.Conv1d,
-    nn.Conv2d,
-    nn.MaxPool2d,
-    nn.AvgPool2d,
-    nn.AdaptiveAvgPool2d,
-    nn.Dropout,
-    nn.ReLU,
-    nn.LeakyReLU,
-    nn.ELU,
-    nn.GELU,
-    nn.SiLU,
-    nn.Tanh,
-    nn.Sigmoid,
-    nn.LayerNorm,
-}
+EXAMPLE_BY_EXAMPLE = {SplitModel, nn.Sequential, nn.LayerNorm, *LAYERS}
 # Above this, on a CPU, convolutions are faster one by one (``benchmarks/cohort.py``).
 MOST_PIXELS = 256
+# Fewer are as fast one by one: layer by layer, and by vmap until it is recorded.
 FEWEST_IN_LAYERS, FEWEST = 3, 6
 
 

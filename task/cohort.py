@@ -121,7 +121,8 @@ def together(
     works : sequence of callable
         Each seeds torch's generator before it draws.
     size : int
-        How many clients train together at most; each has a model of its own meanwhile.
+        How many clients train together at most; each has a model of its own meanwhile,
+        unless it makes all calls alone.
     where_it_pays : bool, default False
         Whether calls of so few clients that they are faster one by one
         (`task.calls.fewest`) are made so.
@@ -217,7 +218,7 @@ def scratch_model(task: "Task") -> "SplitModel":
     here, device = getcurrent(), current()
     number = here.number if isinstance(here, _Seat) else 0
     if device == CPU and isinstance(here, _Seat) and here.where_it_pays:
-        here.by_itself = is_large(task.scratch_model)
+        here.by_itself |= is_large(task.scratch_model)
     if device == CPU and (not isinstance(here, _Seat) or here.by_itself):
         return task.scratch_model
     known = (models for of, at, models in _MODELS if of is task and at == device)

@@ -105,7 +105,8 @@ def applied(
         The outputs.
     """
     if isinstance(module, nn.Sequential):
-        for child, layer in module.named_children():
+        # A module that stands there twice is no child twice.
+        for child, layer in zip(module._modules, module, strict=True):
             x = applied(layer, state, f"{name}{child}.", x)
         return x
     own = {n: state[name + n] for n in ("weight", "bias") if name + n in state}
@@ -124,10 +125,10 @@ def mean_losses(
     if entropy:
         flat = outputs.flatten(0, 1), targets.flatten(0, 1)
         each = functional.cross_entropy(*flat, reduction="none")
-        each = each.view(*outputs.shape[:2], -1)
+        each = each.reshape(*outputs.shape[:2], -1)
     elif loss is functional.mse_loss and outputs.shape == targets.shape:
         each = functional.mse_loss(outputs, targets, reduction="none")
-        each = each.view(*outputs.shape[:2], -1)
+        each = each.reshape(*outputs.shape[:2], -1)
     elif weights is None:
         return vmap(loss)(outputs, targets)
     else:

@@ -61,6 +61,7 @@ class Exchange:
     def expect(self, key: str, like: ArrayRecord) -> None:
         """Expect arrays of these names, shapes and dtypes under a key."""
         self.expected[key] = like
+        self._arrays.clear()
 
     def ask(self, messages: list[Message]) -> list[Message]:
         """Note who is asked, count the bytes, and return the same messages."""

@@ -3,7 +3,7 @@
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Annotated, ClassVar
 
 import numpy as np
@@ -45,9 +45,9 @@ SEEN = 64
 # The CNNs for CIFAR take no smaller images, and are slow with larger ones.
 SMALL, LARGE = 16, 64
 # Bytes of a client's images that are copied into memory; more are read as they are
-# needed. As many clients are remembered as are 256 MiB, 32 at least.
+# needed. What is copied is remembered of 16 clients, and of more up to so many bytes.
 COPIED = 8 * 2**20
-REMEMBERED = 256 * 2**20
+FEWEST_REMEMBERED, REMEMBERED = 16, 128 * 2**20
 
 
 @dataclass(frozen=True)
@@ -153,7 +153,14 @@ class ImageTask(BaseTask):
         self.model_head = settings.model_head
         self.loss: Loss = nn.functional.cross_entropy
         # Of the clients that were here last: cutting a client's images out takes time.
-        self._examples = lru_cache(maxsize=self._remembered())(self._cut)
+        # With test-partition "all" there is one test set for everybody.
+        own = self.test[:1] if self.test[-1] is self.test[0] else self.test
+        self._trained_on = lru_cache(self._remembered(self.train))(
+            partial(self._cut, training=True)
+        )
+        self._tested_on = lru_cache(self._remembered(own))(
+            partial(self._cut, training=False)
+        )
 
     def _partition(
         self, settings: ImageSettings, num_clients: int
@@ -211,21 +218,19 @@ class ImageTask(BaseTask):
 
     def train_examples(self, client: int) -> ExampleSet:
         """Return a client's training images, read from the cache."""
-        return self._examples(client, True)
+        return self._trained_on(client)
 
     def test_examples(self, client: int) -> ExampleSet:
         """Return a client's test images, never augmented."""
-        # With test-partition "all" there is one set for everybody.
         shared = self.test[client] is self.test[0]
-        return self._examples(0 if shared else client, False)
+        return self._tested_on(0 if shared else client)
 
-    def _remembered(self) -> int:
-        """Return how many clients' images are remembered, training and test apart."""
-        longest = max(
-            len(chosen) for part in (self.train, self.test) for chosen in part
-        )
-        most = longest * self.dataset.train.images[:1].nbytes
-        return REMEMBERED // max(1, min(COPIED, most))
+    def _remembered(self, part: Indices) -> int:
+        """Return of how many clients, be they the largest ones, images are kept."""
+        image = self.dataset.train.images[:1].nbytes
+        sizes = sorted((len(chosen) * image for chosen in part), reverse=True)
+        kept = np.searchsorted(np.cumsum(sizes), REMEMBERED, side="right")
+        return max(FEWEST_REMEMBERED, int(kept))
 
     def _cut(self, client: int, training: bool) -> ExampleSet:
         images = self.dataset.train if training else self.dataset.test

@@ -259,3 +259,21 @@ def test_clients_of_a_large_model_share_it_and_never_take_turns(made, monkeypatc
     works = [lambda seed=seed: work(seed) for seed in range(8)]
     assert cohort.together(works, 8, where_it_pays=True) == list(range(8))
     assert not any(made.values())
+
+
+def test_a_large_model_stays_shared_where_a_small_one_is_asked_for_too(monkeypatch):
+    large, small = dense(), dense()
+    sizes = {id(large.scratch_model): True, id(small.scratch_model): False}
+    monkeypatch.setattr(cohort, "is_large", lambda model: sizes[id(model)])
+
+    def work(number: int) -> float:
+        torch.manual_seed(number)
+        model, other = map(cohort.scratch_model, (large, small))
+        with torch.no_grad():
+            model.head.bias.fill_(number)
+        batch = torch.zeros(4, 6), torch.zeros(4, dtype=torch.int64)
+        gradient(other, *batch, torch.nn.functional.cross_entropy, SGD())
+        return model.head.bias[0].item()
+
+    works = [lambda n=n: work(n) for n in range(8)]
+    assert cohort.together(works, 8, where_it_pays=True) == list(range(8))

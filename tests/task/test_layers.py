@@ -10,16 +10,30 @@ from task.models import MODELS, SplitModel, build_model
 from task.stacked import stacked
 
 MODULES, BATCH = 3, 4
+GENERATOR = torch.Generator().manual_seed(0)
 
 
-def image(channels: int = 4) -> torch.Tensor:
-    return torch.randn(MODULES, BATCH, channels, 7, 6)
+def randn(*shape: int) -> torch.Tensor:
+    return torch.randn(MODULES, BATCH, *shape, generator=GENERATOR)
+
+
+def drawn(*shape: int) -> torch.Tensor:
+    return torch.randint(3, (MODULES, BATCH, *shape), generator=GENERATOR)
+
+
+def image() -> torch.Tensor:
+    return randn(4, 7, 6)
+
+
+def twice() -> nn.Module:
+    relu = nn.ReLU()
+    return nn.Sequential(nn.Linear(5, 5), relu, nn.Linear(5, 5), relu)
 
 
 LAYERS = {
-    "linear": (lambda: nn.Linear(5, 2), torch.randn(MODULES, BATCH, 5)),
-    "no bias": (lambda: nn.Linear(5, 2, bias=False), torch.randn(MODULES, BATCH, 5)),
-    "sequence": (lambda: nn.Linear(5, 2), torch.randn(MODULES, BATCH, 3, 5)),
+    "linear": (lambda: nn.Linear(5, 2), randn(5)),
+    "no bias": (lambda: nn.Linear(5, 2, bias=False), randn(5)),
+    "sequence": (lambda: nn.Linear(5, 2), randn(3, 5)),
     "convolution": (lambda: nn.Conv2d(4, 6, 3), image()),
     "odd convolution": (
         lambda: nn.Conv2d(4, 6, (3, 2), 2, (1, 0), 2, groups=2, bias=False),
@@ -35,11 +49,12 @@ LAYERS = {
         lambda: nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 2)),
         image(),
     ),
+    "the same module twice": (twice, randn(5)),
     "activations": (
         lambda: nn.Sequential(
             nn.Linear(5, 5), nn.GELU(), nn.Sequential(nn.Linear(5, 2), nn.Tanh())
         ),
-        torch.randn(MODULES, BATCH, 5),
+        randn(5),
     ),
 }
 
@@ -97,43 +112,50 @@ def hinge(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
 
 IGNORING = torch.tensor([[0, -100, 2, 1], [-100, 1, 1, 0], [2, 2, 2, -100]])
 LOSSES = {
-    "classes": (functional.cross_entropy, (3,), torch.randint(3, (MODULES, BATCH))),
+    "classes": (functional.cross_entropy, (3,), drawn()),
     "ignored": (functional.cross_entropy, (3,), IGNORING),
     "sequences": (
         functional.cross_entropy,
         (3, 5),
-        torch.randint(3, (MODULES, BATCH, 5)),
+        drawn(5),
     ),
     "probabilities": (
         functional.cross_entropy,
         (3,),
-        torch.rand(MODULES, BATCH, 3).softmax(2),
+        randn(3).softmax(2),
     ),
-    "numbers": (functional.mse_loss, (2,), torch.randn(MODULES, BATCH, 2)),
-    "own": (hinge, (1,), torch.randn(MODULES, BATCH).sign()),
+    "numbers": (functional.mse_loss, (2,), randn(2)),
+    "own": (hinge, (1,), randn().sign()),
 }
 
 
 @pytest.mark.parametrize("name", LOSSES)
 def test_losses_are_those_of_each_model_alone(name):
     loss, width, targets = LOSSES[name]
-    outputs = torch.randn(MODULES, BATCH, *width)
+    outputs = randn(*width)
     alone = [loss(o, t) for o, t in zip(outputs, targets, strict=True)]
     torch.testing.assert_close(
         mean_losses(loss, outputs, targets), torch.stack(alone), rtol=1e-5, atol=1e-6
     )
 
 
+def test_losses_of_images_that_are_channels_last():
+    outputs, targets = randn(2, 5, 5), randn(2, 5, 5)
+    last = outputs.flatten(0, 1).to(memory_format=torch.channels_last)
+    found = mean_losses(functional.mse_loss, last.view(outputs.shape), targets)
+    torch.testing.assert_close(found, (outputs - targets).square().flatten(1).mean(1))
+
+
 @pytest.mark.parametrize("name", sorted(LOSSES.keys() - {"ignored"}))
 def test_losses_leave_out_what_fills_a_batch_up(name):
     loss, width, targets = LOSSES[name]
-    outputs = torch.randn(MODULES, BATCH, *width)
+    outputs = randn(*width)
     lengths = [4, 1, 3]
     weights = torch.tensor([[i < n for i in range(BATCH)] for n in lengths]).float()
     alone = [loss(outputs[i, :n], targets[i, :n]) for i, n in enumerate(lengths)]
-    # What does not count may be anything.
+    # What does not count may be any number.
     outputs = torch.where(
-        weights.view(MODULES, BATCH, *[1] * len(width)) > 0, outputs, float("inf")
+        weights.view(MODULES, BATCH, *[1] * len(width)) > 0, outputs, 1e6
     )
     torch.testing.assert_close(
         mean_losses(loss, outputs, targets, weights),
@@ -145,8 +167,8 @@ def test_losses_leave_out_what_fills_a_batch_up(name):
 
 @pytest.mark.filterwarnings("ignore:.*target size")
 def test_numbers_whose_shapes_differ_are_as_torch_has_them():
-    loss, outputs = functional.mse_loss, torch.randn(MODULES, BATCH, 1)
-    targets = torch.randn(MODULES, BATCH)
+    loss, outputs = functional.mse_loss, randn(1)
+    targets = randn()
     alone = [loss(o, t) for o, t in zip(outputs, targets, strict=True)]
     torch.testing.assert_close(mean_losses(loss, outputs, targets), torch.stack(alone))
 
@@ -154,7 +176,7 @@ def test_numbers_whose_shapes_differ_are_as_torch_has_them():
 def test_stacked_tensors_have_the_models_names():
     models = [build_model("mlp-2", (1, 4, 4), 3) for _ in range(MODULES)]
     state = stacked([model.tensors for model in models])
-    inputs = torch.randn(MODULES, BATCH, 1, 4, 4)
+    inputs = randn(1, 4, 4)
     features = applied(models[0].representation, state, "representation.", inputs)
     outputs = applied(models[0].head, state, "head.", features)
     for model, own, output in zip(models, inputs, outputs, strict=True):

@@ -275,3 +275,15 @@ def test_weights_of_the_initial_model(tmp_path):
     again = digits(seed=22, weights=str(tmp_path / "first.pth"))
     for name, value in again.initial_state.items():
         assert torch.equal(value, first.state_dict()[name])
+
+
+@pytest.mark.parametrize(("most", "expected"), [(tasks.REMEMBERED, 60), (0, 16)])
+def test_images_of_many_clients_are_remembered_up_to_a_size(
+    most, expected, monkeypatch
+):
+    monkeypatch.setattr(tasks, "REMEMBERED", most)
+    task = digits(60, seed=1)
+    # The second time from the last to the first, as the newest are remembered.
+    for client in [*range(60), *reversed(range(60))]:
+        task.train_examples(client)
+    assert task._trained_on.cache_info().hits == expected
