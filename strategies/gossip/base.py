@@ -272,10 +272,10 @@ class Gossip(BaseStrategy):
     def aggregate_evaluate(
         self, server_round: int, replies: Iterable[Message]
     ) -> MetricRecord | None:
-        """Return also ``consensus-distance``: 1/n Σ_i ‖x_i − x̄‖².
+        """Return also ``consensus-distance``, 1/n Σ_i ‖x_i − x̄‖², and γ.
 
-        It is estimated from the nodes' sketches (standard error at most 9 %), since
-        no whole model is averaged here.
+        The distance is estimated from the nodes' sketches (standard error at most 9 %),
+        since no whole model is averaged here.
         """
         metrics = super().aggregate_evaluate(server_round, replies)
         sketches = [s for s in map(_sketch, self.evaluated) if s is not None]
@@ -287,6 +287,7 @@ class Gossip(BaseStrategy):
         distance = float(np.square(deviations).sum(1).mean())
         metrics["consensus-distance"] = distance
         if self.uses_consensus_step:
+            metrics["consensus-step"] = self.step.value
             self.step.watch(server_round, distance)
         return metrics
 

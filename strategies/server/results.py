@@ -50,7 +50,7 @@ SUMMARIZED = (
 
 
 # Metrics of which it has the last.
-LATEST = ("seconds-simulated", "epsilon", "delta")
+LATEST = ("seconds-simulated", "epsilon", "delta", "consensus-step")
 
 
 def quality(names: Container[str]) -> str:

@@ -106,6 +106,8 @@ def test_the_estimated_consensus_distance(algorithm, seed):
     exact = np.square(models - models.mean(0)).sum(1).mean()
     assert exact > 1e-3
     assert network.rows[-1]["consensus-distance"] == pytest.approx(exact, rel=0.45)
+    said = network.rows[-1].get("consensus-step")
+    assert said == (None if algorithm == "dpsgd" else 0.2)
 
 
 def test_no_distance_between_equal_models():
