@@ -26,7 +26,7 @@ COLUMNS: dict[str, tuple[str, str, float]] = {
     "distance": ("distance", "{:.4f}", 1),
     "error": ("error", "{:.4f}", 1),
     "consensus-distance": ("consensus distance", "{:.3g}", 1),
-    "consensus-step": ("γ", "{:.3g}", 1),
+    "consensus-step": ("consensus step", "{:.3g}", 1),
     "loss-point": ("cost", "{:.4g}", 1),
     "constraint": ("largest constraint", "{:.3g}", 1),
     "epsilon": ("ε", "{:.4g}", 1),
