@@ -1,4 +1,4 @@
-"""What the two gossip benchmarks share: runs, watched from outside, and their plots.
+"""What the two gossip benchmarks share: runs watched from outside, and the search.
 
 The dissertation's curves are those of the mean of the nodes' models, which nobody in
 the system holds. All nodes live in this process here, so the benchmark looks into them.
@@ -7,13 +7,14 @@ the system holds. All nodes live in this process here, so the benchmark looks in
 import json
 import logging
 import time
-from collections.abc import Mapping
+import zlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from common import RESULTS
+from common import provenance
 from rich.progress import track
 
 from clients.algorithms import complete
@@ -22,54 +23,148 @@ from clients.device.state import PREFIX
 from strategies import build_strategy
 from strategies.grids.simulation import InlineGrid
 from strategies.server.rounds import run_rounds
-from task.settings import Settings, resolve
+from task.base import Task
+from task.settings import Setting, Settings, resolve
 from task.tasks import build_task
 from task.training import evaluate
 
 # Bits a second of a link (dissertation, section 3.5.3).
 LINK = 100_000
+# Looks at the end whose errors are averaged, for the table and for every choice.
+LAST = 5
+# What `search` chooses.
+SEARCHED = ("learning-rate", "consensus-step")
+# SQuARM-SGD where every message is sent.
+SENT = "SQuARM, no trigger"
 
-Rows = list[dict[str, float]]
+Run = dict[str, Any]
+State = dict[str, torch.Tensor]
 
 
-def run(name: str, given: Settings, output: Path, every: int) -> Rows:
+class Method(NamedTuple):
+    """A row of the table.
+
+    Parameters
+    ----------
+    settings : dict
+        What it has of its own.
+    steps : tuple of float, default ()
+        The consensus steps γ to choose from, in multiples of ``auto``'s.
+    as_in : str, default ""
+        The method whose learning rate and γ it has; its own are searched without.
+    """
+
+    settings: dict[str, Setting]
+    steps: tuple[float, ...] = ()
+    as_in: str = ""
+
+
+def methods(
+    keep: float, steps: tuple[float, ...], triggers: Sequence[str]
+) -> dict[str, Method]:
+    """Return the rows of a table.
+
+    Parameters
+    ----------
+    keep : float
+        What TopK and SignTopK keep.
+    steps : tuple of float
+        Consensus steps to choose from, as of `Method`.
+    triggers : sequence of str
+        SQuARM's thresholds besides none.
+    """
+    choco: dict[str, Setting] = {"algorithm": "choco-sgd", "compressor-k": keep}
+    squarm: dict[str, Setting] = {
+        "algorithm": "squarm-sgd",
+        "compressor": "sign-top-k",
+        "compressor-k": keep,
+        "local-steps": 5,
+    }
+    return {
+        # No distance is above that: nobody ever sends.
+        "no communication": Method(squarm | {"trigger": "1e30"}),
+        "D-PSGD": Method({"algorithm": "dpsgd"}),
+        "CHOCO (Sign)": Method(choco | {"compressor": "sign"}, steps),
+        "CHOCO (TopK)": Method(choco | {"compressor": "top-k"}, steps),
+        SENT: Method(squarm, steps),
+        **{
+            f"SQuARM, c = {trigger}": Method(squarm | {"trigger": trigger}, as_in=SENT)
+            for trigger in triggers
+        },
+    }
+
+
+class Bench(NamedTuple):
+    """A page's runs: where they are kept, what all have, and how they are looked at.
+
+    Parameters
+    ----------
+    output : Path
+        A run that is there, with the same settings, is not made again.
+    shared : callable
+        From the iterations of a run to the settings that all such runs have.
+    iterations : int
+        Of a run; of a run that is only to choose by, ``search_iterations``.
+    looks : int
+        How often a run is looked at.
+    own : int
+        Every how many looks, and in the last one, the nodes' own models are tested.
+    """
+
+    output: Path
+    shared: Callable[[int], dict[str, Setting]]
+    iterations: int
+    search_iterations: int
+    looks: int
+    own: int
+
+    def run(self, method: Method, own: Settings, seed: int, search: bool) -> Run:
+        """Make a run, if it is not there."""
+        iterations = self.search_iterations if search else self.iterations
+        given = {**self.shared(iterations), **method.settings, **own, "seed": seed}
+        given["num-server-rounds"] = iterations // int(given.get("local-steps", 1))
+        return watch(given, self.output, self.looks, self.own)
+
+
+def watch(given: Settings, output: Path, looks: int, own: int) -> Run:
     """Run one algorithm inline and watch the mean of the nodes' models.
 
     Parameters
     ----------
-    name : str
-        What the run is called.
     given : mapping
         Settings that differ from the defaults.
     output : Path
-        Where the rows are kept; a run that is there is not run again.
-    every : int
-        Rounds between two looks.
+        Where runs are kept.
+    looks, own : int
+        As of `Bench`.
 
     Returns
     -------
-    list of dict
-        ``iteration``, ``bits`` (per node, so far), ``error`` of the mean model,
-        ``loss``, ``consensus``, ``seconds`` (compute) and ``link`` (seconds on a link
-        of 100 kbit/s, all nodes sending at once).
+    dict
+        ``settings``, ``commit``, ``gamma``, and ``rows``: of each look ``iteration``,
+        ``bits`` (per node, so far), ``error`` and ``validation`` (errors of the mean
+        model), ``consensus``, ``seconds`` (compute), ``link`` (seconds on a link of
+        100 kbit/s, all nodes sending at once) and ``own`` (mean test error of the
+        nodes' own models; not in every look).
     """
-    path = output / f"{name}.json"
+    path = output / f"{_name(given)}.json"
     if path.is_file():
-        kept: Rows = json.loads(path.read_text())
+        kept: Run = json.loads(path.read_text(encoding="utf-8"))
         return kept
     settings = complete(resolve(given))
     nodes = int(settings["num-clients"])
     task = build_task(settings, nodes)
+    held_out = build_task({**settings, "evaluate-on": "validation"}, nodes)
     grid = InlineGrid(make_app(dict(settings)), nodes)
-    strategy = build_strategy(settings)
+    strategy: Any = build_strategy(settings)
     arrays = strategy.initialize(grid)
-    local = int(settings["local-steps"]) if settings["algorithm"] == "squarm-sgd" else 1
-    rows: Rows = []
+    squarm = settings["algorithm"] == "squarm-sgd"
+    local = int(settings["local-steps"]) if squarm else 1
+    total = int(settings["num-server-rounds"])
+    at = {round(total * (i + 1) / looks): i + 1 for i in range(looks)}
+    rows: list[dict[str, float]] = []
     bits, link, began = 0.0, 0.0, time.monotonic()
-    rounds = track(
-        range(1, int(settings["num-server-rounds"]) + 1), name, transient=True
-    )
-    for server_round in rounds:
+    for server_round in track(range(1, total + 1), path.stem, transient=True):
         seen: dict[str, Any] = {}
 
         def note(_: int, __: Any, metrics: dict[str, Any], seen: Any = seen) -> None:
@@ -84,178 +179,145 @@ def run(name: str, given: Settings, output: Path, every: int) -> Rows:
             after_round=note,
         )
         if seen["clients"] < nodes:
-            raise RuntimeError(
-                f"{name}: round {server_round}: {strategy.training.rejections}"
-            )
+            raise RuntimeError(f"round {server_round}: {strategy.training.rejections}")
         bits += seen["bits"] / nodes
         link += seen["bits"] / max(seen["sent"], 1) / LINK
-        if server_round % every == 0 or server_round == 1:
-            state, consensus = mean_model(grid)
-            model = task.scratch_model
-            with torch.no_grad():
-                model.load_state_dict(state)
-            loss, accuracy = evaluate(model, task.test_examples(0), task.loss)
-            rows.append(
-                {
-                    "iteration": server_round * local,
-                    "bits": bits,
-                    "error": 1 - accuracy,
-                    "loss": loss,
-                    "consensus": consensus,
-                    "seconds": time.monotonic() - began,
-                    "link": link,
-                }
-            )
+        if (look := at.get(server_round, 0)) == 0:
+            continue
+        states = node_states(grid)
+        mean = mean_state(states)
+        row = {
+            "iteration": server_round * local,
+            "bits": bits,
+            "error": error(task, mean, [0]),
+            "validation": error(held_out, mean, range(nodes)),
+            "consensus": consensus(states, mean),
+            "seconds": time.monotonic() - began,
+            "link": link,
+        }
+        if look % own == 0 or look == looks:
+            row["own"] = float(np.mean([error(task, s, [0]) for s in states]))
+        rows.append(row)
+    about = {"settings": given, "commit": provenance()["commit"]}
+    run = {**about, "gamma": strategy.step.value, "rows": rows}
     output.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(rows))
-    return rows
+    path.write_text(json.dumps(run), encoding="utf-8")
+    return run
 
 
-def mean_model(grid: InlineGrid) -> tuple[dict[str, torch.Tensor], float]:
-    """Return the mean of the nodes' models and 1/n Σ ‖x_i − x̄‖².
+def _name(given: Settings) -> str:
+    """Return a file's name for these settings, wherever the data lies."""
+    own = {name: value for name, value in given.items() if name != "data-dir"}
+    checksum = zlib.crc32(json.dumps(own, sort_keys=True).encode())
+    return f"{given['algorithm']}-{given['seed']}-{checksum:08x}"
 
-    Before and after an exchange the mean is the same (equation 3.9).
 
-    Parameters
-    ----------
-    grid : InlineGrid
-        The grid with the nodes' states.
+def node_states(grid: InlineGrid) -> list[State]:
+    """Return the nodes' models: parameters, and batch statistics where there are any.
 
-    Returns
-    -------
-    state : dict of str to Tensor
-        Mean of parameters and of batch statistics.
-    consensus : float
-        Of the parameters, and batch statistics where there are any.
+    They are those after the last exchange; the mean is the same before it (eq. 3.9).
     """
-    models = []
+    states = []
     for context in grid.contexts.values():
         newest = max(
             (n for n in context.state if n.startswith(PREFIX)),
             key=lambda n: int(n.removeprefix(PREFIX)),
         )
         record: Mapping[str, Any] = context.state[newest]
-        models.append(
-            {n: a.numpy() for n, a in record.items() if not n.startswith("gossip.")}
+        states.append(
+            {
+                name: torch.from_numpy(array.numpy())
+                for name, array in record.items()
+                if not name.startswith("gossip.")
+            }
         )
-    state, consensus = {}, 0.0
-    for name in models[0]:
-        stacked = np.stack([model[name] for model in models])
-        mean = stacked.mean(axis=0, dtype=np.float64)
-        if np.issubdtype(stacked.dtype, np.floating):
-            consensus += float(np.square(stacked - mean).sum()) / len(models)
-        state[name] = torch.tensor(mean.astype(stacked.dtype))
-    return state, consensus
+    return states
 
 
-def first(rows: Rows, target: float, what: str) -> float:
-    """Return a quantity when the error is first at most the target; NaN for never.
-
-    Parameters
-    ----------
-    rows : list of dict
-        Of one run.
-    target : float
-        The error.
-    what : str
-        The quantity.
-
-    Returns
-    -------
-    float
-        Its value.
-    """
-    return next((row[what] for row in rows if row["error"] <= target), float("nan"))
+def mean_state(states: Sequence[State]) -> State:
+    """Return the mean of models."""
+    return {
+        name: torch.stack([s[name].double() for s in states]).mean(0).to(first.dtype)
+        for name, first in states[0].items()
+    }
 
 
-def table(
-    runs: Mapping[str, Rows], target: float, reference: str
-) -> list[tuple[str, ...]]:
-    """Return a row for each run: final error, and what it took to reach the target.
-
-    Parameters
-    ----------
-    runs : mapping of str to list of dict
-        The runs.
-    target : float
-        The error to reach.
-    reference : str
-        The run to which the bits of the others are compared.
-
-    Returns
-    -------
-    list of tuple of str
-        Name, final error (mean of the last five looks), iterations, bits and seconds
-        of the link to the target, and the bits as a multiple of the reference's.
-    """
-    # Its trigger may not have let anything through.
-    least = first(runs[reference], target, "bits") or float("nan")
-    lines = []
-    for name, rows in runs.items():
-        final = float(np.mean([row["error"] for row in rows[-5:]]))
-        bits = first(rows, target, "bits")
-        lines.append(
-            (
-                name,
-                f"{final:.4f}",
-                f"{first(rows, target, 'iteration'):,.0f}",
-                f"{bits:.4g}",
-                f"{first(rows, target, 'link'):,.4g}",
-                f"{bits / least:,.1f}",
-                f"{rows[-1]['seconds']:.0f}",
-            )
-        )
-    return lines
+def consensus(states: Sequence[State], mean: State) -> float:
+    """Return 1/n Σ ‖x_i − x̄‖², of the parameters and the batch statistics."""
+    names = [n for n, value in mean.items() if value.is_floating_point()]
+    far = [(s[n] - mean[n]).double().square().sum() for s in states for n in names]
+    return float(sum(far)) / len(states)
 
 
-HEADER = (
-    "run",
-    "final test error",
-    "iterations to target",
-    "bits a node to target",
-    "seconds on 100 kbit/s",
-    "bits / SQuARM's",
-    "compute seconds",
-)
+def error(task: Task, state: State, clients: Sequence[int]) -> float:
+    """Return a model's error on these clients' test examples together."""
+    model, wrong, number = task.scratch_model, 0.0, 0
+    with torch.no_grad():
+        model.load_state_dict(state)
+    for client in clients:
+        examples = task.test_examples(client)
+        _, accuracy = evaluate(model, examples, task.loss)
+        wrong += (1 - accuracy) * len(examples)
+        number += len(examples)
+    # Both as they are read off a table: 0.158 is at most 0.158.
+    return round(wrong / number, 9)
 
 
-def plot(runs: Mapping[str, Rows], target: float, name: str) -> None:
-    """Draw the test error against iterations, bits, and time over the link.
+def final(run: Run, what: str = "error") -> float:
+    """Return a quantity's mean over the last looks, or its last value."""
+    rows = run["rows"][-LAST:]
+    if not all(what in row for row in rows):
+        rows = run["rows"][-1:]
+    return float(np.mean([row[what] for row in rows]))
+
+
+def search(
+    bench: Bench, methods: Mapping[str, Method], rates: Sequence[float]
+) -> Iterator[tuple[str, Settings, list[Run]]]:
+    """Choose learning rate and γ of each method by validation, all by one rule.
+
+    First the learning rate, with γ as ``auto`` has it; then γ with that rate. What has
+    the smallest validation error at the end, of seed 0, is picked.
 
     Parameters
     ----------
-    runs : mapping of str to list of dict
-        The runs.
-    target : float
-        The error to reach.
+    bench : Bench
+        What all runs have.
+    methods : mapping of str to Method
+        The methods; one that takes another's comes behind it.
+    rates : sequence of float
+        Learning rates to choose from.
+
+    Yields
+    ------
     name : str
-        File name in the results.
+        Of a method.
+    picked : dict
+        Its settings.
+    runs : list of dict
+        What it was chosen from.
     """
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(13, 3.8), layout="constrained")
-    panels = figure.subplots(1, 4)
-    axes_of = (
-        ("iteration", "error", "iterations", False),
-        ("bits", "error", "bits sent by a node", True),
-        ("link", "error", "seconds on a 100 kbit/s link", True),
-        ("iteration", "consensus", "iterations", False),
-    )
-    for axes, (x, y, label, logarithmic) in zip(panels, axes_of, strict=True):
-        for run_name, rows in runs.items():
-            axes.plot(
-                [r[x] for r in rows], [r[y] for r in rows], label=run_name, lw=1.3
-            )
-        axes.set(xlabel=label, ylabel="test error of the mean model")
-        if logarithmic:
-            axes.set_xscale("log")
-        if y == "error":
-            axes.axhline(target, color="0.6", lw=0.8, ls=":")
+    picked: dict[str, Settings] = {}
+    for name, method in methods.items():
+        runs: list[Run] = []
+        if method.as_in:
+            picked[name] = picked[method.as_in]
         else:
-            axes.set(ylabel="consensus distance", yscale="log")
-        axes.grid(alpha=0.3)
-    panels[0].legend(fontsize=7)
-    figure.savefig(RESULTS / name, dpi=150)
+            for rate in rates:
+                runs.append(bench.run(method, {"learning-rate": rate}, 0, True))
+            chosen = _best(runs)
+            own = {"learning-rate": chosen["settings"]["learning-rate"]}
+            for times in method.steps:
+                step = float(f"{min(1.0, times * chosen['gamma']):.2g}")
+                more = {**own, "consensus-step": step}
+                runs.append(bench.run(method, more, 0, True))
+            found = _best(runs)["settings"]
+            picked[name] = {what: found[what] for what in SEARCHED if what in found}
+        yield name, picked[name], runs
+
+
+def _best(runs: Sequence[Run]) -> Run:
+    return min(runs, key=lambda run: final(run, "validation"))
 
 
 def quiet() -> None:

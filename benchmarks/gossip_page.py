@@ -1,0 +1,260 @@
+"""The pages of the two gossip benchmarks: their table, their search and their plots."""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from common import RESULTS, markdown, write
+from gossip import SEARCHED, Bench, Method, Run, final, search
+
+from task.settings import Settings
+
+Runs = dict[str, dict[str, Run]]
+
+HEADER = (
+    "run",
+    "final test error, mean model",
+    "nodes' own models",
+    "iterations to target",
+    "bits a node to target",
+    "seconds on 100 kbit/s",
+    "bits / {base}'s",
+    "if only messages' sizes counted",
+    "compute seconds",
+)
+
+
+def make(
+    name: str,
+    title: str,
+    about: Callable[[Mapping[str, Settings]], str],
+    bench: Bench,
+    methods: Mapping[str, Method],
+    rates: Sequence[float],
+    base: str,
+    seeds: int,
+) -> None:
+    """Make what is missing of a page's runs, and the page.
+
+    Parameters
+    ----------
+    name, title : str
+        Of the page.
+    about : callable
+        From each method's picked settings, the sentences above the table.
+    bench : Bench
+        What all runs have.
+    methods : mapping of str to Method
+        The rows.
+    rates : sequence of float
+        Learning rates to choose from.
+    base : str
+        The row that the others' bits are divided by.
+    seeds : int
+        How many.
+    """
+    picked, looked, runs = dict[str, Settings](), dict[str, list[Run]](), Runs()
+    for row, own, tried in search(bench, methods, rates):
+        picked[row], looked[row] = own, tried
+        runs[row] = {}
+        for seed in range(seeds):
+            runs[row][str(seed)] = bench.run(methods[row], own, seed, False)
+            print(f"{row}, seed {seed}: {final(runs[row][str(seed)]):.2%}", flush=True)
+    target = reached_by_all(runs, methods)
+    validation = bench.shared(bench.iterations)["validation-fraction"]
+    body = (
+        f"{about(picked)} Seeds {', '.join(map(str, range(seeds)))}; a ± is the "
+        "standard deviation over them. Errors are those of the mean of the nodes' "
+        "models, which no node has, and in the second column the mean of those of the "
+        "nodes' own, in the last look; the others' final ones are means of the last "
+        "five looks. The target, "
+        f"{target:.1%}, is the lowest error of the mean model that every method "
+        "reaches in every seed (those with a trigger and the one without communication "
+        f"aside). If only messages' sizes counted, that is with as many iterations as "
+        f"{base} and every message sent, the factors would be those of the column "
+        "beside them.\n\n"
+        + markdown([h.format(base=base) for h in HEADER], table(runs, target, base))
+        + "\n## How learning rate and consensus step were chosen\n\n"
+        "For each method by the same rule: the learning rate with the consensus step "
+        "that `auto` gives, then the consensus step with that rate, each time what has "
+        "the smallest error of the mean model on the validation set (a share of "
+        f"{validation:g} of each node's examples, on which it "
+        f"does not train) at the end of a run of {bench.search_iterations} iterations "
+        "with seed 0. Validation errors, what was picked in bold:\n\n"
+        + markdown(SEARCH_HEADER, search_table(looked, picked))
+        + f"\n![test error]({name}.png)\n"
+    )
+    data: dict[str, Any] = {"target": target, "base": base, "runs": slim(runs)}
+    data["searched"] = {
+        row: [
+            {
+                "learning-rate": run["settings"]["learning-rate"],
+                "gamma": run["gamma"],
+                "validation": final(run, "validation"),
+            }
+            for run in tried
+        ]
+        for row, tried in looked.items()
+    }
+    write(name, title, body, data)
+    plot(runs, target, f"{name}.png")
+
+
+def slim(runs: Runs) -> dict[str, dict[str, dict[str, Any]]]:
+    """Return the runs as the page's JSON has them, without where the data lay."""
+    return {
+        row: {
+            seed: {
+                **run,
+                "settings": {
+                    n: v for n, v in run["settings"].items() if n != "data-dir"
+                },
+            }
+            for seed, run in seeds.items()
+        }
+        for row, seeds in runs.items()
+    }
+
+
+def reached_by_all(runs: Runs, methods: Mapping[str, Method]) -> float:
+    """Return the lowest error, rounded up to 0.1 %, that all full methods reach."""
+    least = [
+        min(row["error"] for row in run["rows"])
+        for name, seeds in runs.items()
+        if not methods[name].as_in and sends(seeds)
+        for run in seeds.values()
+    ]
+    return math.ceil(round(1000 * max(least), 6)) / 1000
+
+
+def sends(seeds: Mapping[str, Run]) -> bool:
+    """Return whether a method sends anything."""
+    return any(run["rows"][-1]["bits"] > 0 for run in seeds.values())
+
+
+def first(run: Run, target: float, what: str) -> float:
+    """Return a quantity when the error is first at most the target; NaN for never."""
+    found = (row[what] for row in run["rows"] if row["error"] <= target)
+    return float(next(found, math.nan))
+
+
+def spread(values: Sequence[float], form: str, scale: float = 1.0) -> str:
+    """Return mean ± standard deviation, or in how many seeds there is a value."""
+    there = [scale * value for value in values if not math.isnan(value)]
+    if not there:
+        return "never"
+    text = format(np.mean(there), form)
+    if len(there) > 1:
+        text += f" ± {format(np.std(there, ddof=1), form)}"
+    return text + (f" ({len(there)} seeds)" if len(there) < len(values) else "")
+
+
+def per_iteration(run: Run) -> float:
+    """Return the bits that a node sends in an iteration, on average."""
+    last = run["rows"][-1]
+    return float(last["bits"] / last["iteration"])
+
+
+def table(runs: Runs, target: float, base: str) -> list[tuple[str, ...]]:
+    """Return a row for each method: final errors, and what it took to the target."""
+    lines = []
+    for name, seeds in runs.items():
+        own, bases = list(seeds.values()), [runs[base][seed] for seed in seeds]
+
+        def at(what: str, own: Sequence[Run] = own) -> list[float]:
+            return [first(run, target, what) for run in own]
+
+        ratios = [
+            bits / first(run, target, "bits")
+            for bits, run in zip(at("bits"), bases, strict=True)
+        ]
+        sizes = [
+            per_iteration(run) / per_iteration(other)
+            for run, other in zip(own, bases, strict=True)
+        ]
+        lines.append(
+            (
+                name,
+                spread([final(run) for run in own], ".2f", 100) + " %",
+                spread([final(run, "own") for run in own], ".2f", 100) + " %",
+                spread(at("iteration"), ",.0f"),
+                spread(at("bits"), ",.3g"),
+                spread(at("link"), ",.3g"),
+                spread(ratios, ",.3g"),
+                f"{np.mean(sizes):,.3g}",
+                f"{np.mean([run['rows'][-1]['seconds'] for run in own]):.0f}",
+            )
+        )
+    return lines
+
+
+SEARCH_HEADER = ("run", "learning rate: error", "consensus step: error")
+
+
+def search_table(
+    looked: Mapping[str, Sequence[Run]], picked: Mapping[str, Settings]
+) -> list[tuple[str, ...]]:
+    """Return a row for each method that was searched."""
+    lines = []
+    for name, runs in looked.items():
+        if not runs:
+            continue
+        rate, step = (picked[name].get(what) for what in SEARCHED)
+        searched = any(SEARCHED[1] in run["settings"] for run in runs)
+        rates, steps = [], []
+        for run in runs:
+            own_rate, own_step = (run["settings"].get(what) for what in SEARCHED)
+            said = f"{final(run, 'validation'):.2%}"
+            if own_step is None:
+                rates.append(_bold(f"{own_rate:g}: {said}", own_rate == rate))
+            if own_rate == rate and searched:
+                steps.append(_bold(f"{run['gamma']:.2g}: {said}", own_step == step))
+        lines.append((name, ", ".join(rates), ", ".join(steps)))
+    return lines
+
+
+def _bold(text: str, bold: bool) -> str:
+    return f"**{text}**" if bold else text
+
+
+def plot(runs: Runs, target: float, name: str) -> None:
+    """Draw the test error against iterations, bits, and time over the link.
+
+    A line is the mean over seeds, a band from the smallest to the largest.
+    """
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(14, 4.2), layout="constrained")
+    panels = figure.subplots(1, 4)
+    axes_of = (
+        ("iteration", "error", "iterations", False),
+        ("bits", "error", "bits sent by a node", True),
+        ("link", "error", "seconds on a 100 kbit/s link", True),
+        ("iteration", "consensus", "iterations", False),
+    )
+    for axes, (x, y, label, logarithmic) in zip(panels, axes_of, strict=True):
+        for row, seeds in runs.items():
+            if logarithmic and not sends(seeds):
+                continue
+            values = np.array([[r[y] for r in s["rows"]] for s in seeds.values()])
+            at = np.mean([[r[x] for r in s["rows"]] for s in seeds.values()], axis=0)
+            (line,) = axes.plot(at, values.mean(0), label=row, lw=1.3)
+            axes.fill_between(
+                at, values.min(0), values.max(0), color=line.get_color(), alpha=0.15
+            )
+        axes.set(xlabel=label, ylabel="test error of the mean model")
+        if logarithmic:
+            axes.set_xscale("log")
+        if y == "error":
+            axes.axhline(target, color="0.6", lw=0.8, ls=":")
+        else:
+            axes.set(ylabel="consensus distance", yscale="log")
+        axes.grid(alpha=0.3)
+    figure.legend(
+        *panels[0].get_legend_handles_labels(),
+        loc="outside lower center",
+        ncols=min(5, len(runs)),
+        fontsize=8,
+    )
+    figure.savefig(RESULTS / name, dpi=130)
