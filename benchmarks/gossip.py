@@ -108,7 +108,8 @@ class Bench(NamedTuple):
     looks : int
         How often a run is looked at.
     own : int
-        Every how many looks, and in the last one, the nodes' own models are tested.
+        Every how many looks, and in the last one, the nodes' own models are tested;
+        0 for no test at all, but the validation.
     """
 
     output: Path
@@ -123,7 +124,9 @@ class Bench(NamedTuple):
         iterations = self.search_iterations if search else self.iterations
         given = {**self.shared(iterations), **method.settings, **own, "seed": seed}
         given["num-server-rounds"] = iterations // int(given.get("local-steps", 1))
-        return watch(given, self.output, self.looks, self.own)
+        # What is only chosen by is looked at by validation alone.
+        own = self.own if iterations == self.iterations else 0
+        return watch(given, self.output, self.looks, own)
 
 
 def watch(given: Settings, output: Path, looks: int, own: int) -> Run:
@@ -189,13 +192,14 @@ def watch(given: Settings, output: Path, looks: int, own: int) -> Run:
         row = {
             "iteration": server_round * local,
             "bits": bits,
-            "error": error(task, mean, [0]),
             "validation": error(held_out, mean, range(nodes)),
             "consensus": consensus(states, mean),
             "seconds": time.monotonic() - began,
             "link": link,
         }
-        if look % own == 0 or look == looks:
+        if own:
+            row["error"] = error(task, mean, [0])
+        if own and (look % own == 0 or look == looks):
             row["own"] = float(np.mean([error(task, s, [0]) for s in states]))
         rows.append(row)
     about = {"settings": given, "commit": provenance()["commit"]}

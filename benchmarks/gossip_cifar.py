@@ -14,7 +14,7 @@ NODES, TRAIN = 8, 50_000
 VALIDATION = 0.1
 # Learning rates, and the consensus step as multiples of `auto`'s.
 RATES = (0.05, 0.1, 0.2)
-STEPS = (0.5, 2.0, 4.0)
+STEPS = (2.0, 6.0)
 
 
 def parse() -> argparse.Namespace:
