@@ -33,9 +33,9 @@ SHARED: dict[str, Setting] = {
 }
 # a of a / (t + 100), and γ as multiples of `auto`'s.
 RATES = (1.0, 3.0, 10.0)
-STEPS = (0.5, 2.0, 4.0, 8.0)
+STEPS = (2.0, 8.0)
 # Constants, and one that is raised until half of the run.
-TRIGGERS = ("1e4", "1e5", "3e5", "1e4:3e4:200:1000")
+TRIGGERS = ("1e4", "1e5", "1e4:3e4:200:1000")
 
 Images = NDArray[np.uint8]
 
