@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from common import provenance
+from flwr.app import ArrayRecord
 from rich.progress import track
 
 from clients.algorithms import complete
@@ -119,14 +120,14 @@ class Bench(NamedTuple):
     looks: int
     own: int
 
-    def run(self, method: Method, own: Settings, seed: int, search: bool) -> Run:
+    def run(self, method: Method, picked: Settings, seed: int, search: bool) -> Run:
         """Make a run, if it is not there."""
         iterations = self.search_iterations if search else self.iterations
-        given = {**self.shared(iterations), **method.settings, **own, "seed": seed}
+        given = {**self.shared(iterations), **method.settings, **picked, "seed": seed}
         given["num-server-rounds"] = iterations // int(given.get("local-steps", 1))
         # What is only chosen by is looked at by validation alone.
-        own = self.own if iterations == self.iterations else 0
-        return watch(given, self.output, self.looks, own)
+        tested = self.own if iterations == self.iterations else 0
+        return watch(given, self.output, self.looks, tested)
 
 
 def watch(given: Settings, output: Path, looks: int, own: int) -> Run:
@@ -168,23 +169,9 @@ def watch(given: Settings, output: Path, looks: int, own: int) -> Run:
     rows: list[dict[str, float]] = []
     bits, link, began = 0.0, 0.0, time.monotonic()
     for server_round in track(range(1, total + 1), path.stem, transient=True):
-        seen: dict[str, Any] = {}
-
-        def note(_: int, __: Any, metrics: dict[str, Any], seen: Any = seen) -> None:
-            seen.update(metrics)
-
-        run_rounds(
-            strategy,
-            grid,
-            arrays,
-            range(server_round, server_round + 1),
-            evaluated=lambda _: False,
-            after_round=note,
-        )
-        if seen["clients"] < nodes:
-            raise RuntimeError(f"round {server_round}: {strategy.training.rejections}")
-        bits += seen["bits"] / nodes
-        link += seen["bits"] / max(seen["sent"], 1) / LINK
+        sent = one_round(strategy, grid, arrays, server_round)
+        bits += sent["bits"] / nodes
+        link += sent["bits"] / max(sent["sent"], 1) / LINK
         if (look := at.get(server_round, 0)) == 0:
             continue
         states = node_states(grid)
@@ -207,6 +194,24 @@ def watch(given: Settings, output: Path, looks: int, own: int) -> Run:
     output.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(run), encoding="utf-8")
     return run
+
+
+def one_round(
+    strategy: Any, grid: InlineGrid, arrays: ArrayRecord, server_round: int
+) -> dict[str, Any]:
+    """Run a round and return its metrics; all nodes must take part."""
+    seen: dict[str, Any] = {}
+    run_rounds(
+        strategy,
+        grid,
+        arrays,
+        range(server_round, server_round + 1),
+        evaluated=lambda _: False,
+        after_round=lambda _, __, metrics: seen.update(metrics),
+    )
+    if seen["clients"] < len(grid.contexts):
+        raise RuntimeError(f"round {server_round}: {strategy.training.rejections}")
+    return seen
 
 
 def _name(given: Settings) -> str:

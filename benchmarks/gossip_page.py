@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from statistics import fmean, stdev
 from typing import Any
 
 import numpy as np
@@ -62,19 +63,22 @@ def make(
             runs[row][str(seed)] = bench.run(methods[row], own, seed, False)
             print(f"{row}, seed {seed}: {final(runs[row][str(seed)]):.2%}", flush=True)
     target = reached_by_all(runs, methods)
+    found = measured(runs, target, base)
+    every = [run for own in runs.values() for run in own.values()]
+    every += [run for tried in looked.values() for run in tried if run not in every]
+    commits = {run["commit"] for run in every}
     validation = bench.shared(bench.iterations)["validation-fraction"]
     body = (
         f"{about(picked)} Seeds {', '.join(map(str, range(seeds)))}; a ± is the "
         "standard deviation over them. Errors are those of the mean of the nodes' "
         "models, which no node has, and in the second column the mean of those of the "
         "nodes' own, in the last look; the others' final ones are means of the last "
-        "five looks. The target, "
-        f"{target:.1%}, is the lowest error of the mean model that every method "
-        "reaches in every seed (those with a trigger and the one without communication "
-        f"aside). If only messages' sizes counted, that is with as many iterations as "
-        f"{base} and every message sent, the factors would be those of the column "
-        "beside them.\n\n"
-        + markdown([h.format(base=base) for h in HEADER], table(runs, target, base))
+        f"five looks. The target, {target:.1%}, is the lowest error of the mean model "
+        "that every method reaches in every seed (those with a trigger and the one "
+        "without communication aside). If only messages' sizes counted, that is with "
+        f"as many iterations as {base} and every message sent, the factors would be "
+        f"those of the column beside them. Runs of {', '.join(sorted(commits))}.\n\n"
+        + markdown([h.format(base=base) for h in HEADER], table(found))
         + "\n## How learning rate and consensus step were chosen\n\n"
         "For each method by the same rule: the learning rate with the consensus step "
         "that `auto` gives, then the consensus step with that rate, each time what has "
@@ -85,7 +89,8 @@ def make(
         + markdown(SEARCH_HEADER, search_table(looked, picked))
         + f"\n![test error]({name}.png)\n"
     )
-    data: dict[str, Any] = {"target": target, "base": base, "runs": slim(runs)}
+    data: dict[str, Any] = {"target": target, "measured": found, "runs": slim(runs)}
+    data["seconds"] = sum(run["rows"][-1]["seconds"] for run in every)
     data["searched"] = {
         row: [
             {
@@ -144,9 +149,9 @@ def spread(values: Sequence[float], form: str, scale: float = 1.0) -> str:
     there = [scale * value for value in values if not math.isnan(value)]
     if not there:
         return "never"
-    text = format(np.mean(there), form)
+    text = format(fmean(there), form)
     if len(there) > 1:
-        text += f" ± {format(np.std(there, ddof=1), form)}"
+        text += f" ± {format(stdev(there), form)}"
     return text + (f" ({len(there)} seeds)" if len(there) < len(values) else "")
 
 
@@ -156,37 +161,50 @@ def per_iteration(run: Run) -> float:
     return float(last["bits"] / last["iteration"])
 
 
-def table(runs: Runs, target: float, base: str) -> list[tuple[str, ...]]:
-    """Return a row for each method: final errors, and what it took to the target."""
-    lines = []
+def measured(runs: Runs, target: float, base: str) -> dict[str, dict[str, list[float]]]:
+    """Return of each row, seed by seed: errors, what the target took, and factors.
+
+    ``ratio`` is bits to the target over the base's, ``sizes`` what that would be with
+    as many iterations and every message sent.
+    """
+    found = {}
     for name, seeds in runs.items():
-        own, bases = list(seeds.values()), [runs[base][seed] for seed in seeds]
+        pairs = [(run, runs[base][seed]) for seed, run in seeds.items()]
+        found[name] = {
+            "error": [final(run) for run, _ in pairs],
+            "own": [final(run, "own") for run, _ in pairs],
+            "ratio": [
+                first(run, target, "bits") / first(other, target, "bits")
+                for run, other in pairs
+            ],
+            "sizes": [
+                per_iteration(run) / per_iteration(other) for run, other in pairs
+            ],
+            "seconds": [run["rows"][-1]["seconds"] for run, _ in pairs],
+            **{
+                what: [first(run, target, what) for run, _ in pairs]
+                for what in ("iteration", "bits", "link")
+            },
+        }
+    return found
 
-        def at(what: str, own: Sequence[Run] = own) -> list[float]:
-            return [first(run, target, what) for run in own]
 
-        ratios = [
-            bits / first(run, target, "bits")
-            for bits, run in zip(at("bits"), bases, strict=True)
-        ]
-        sizes = [
-            per_iteration(run) / per_iteration(other)
-            for run, other in zip(own, bases, strict=True)
-        ]
-        lines.append(
-            (
-                name,
-                spread([final(run) for run in own], ".2f", 100) + " %",
-                spread([final(run, "own") for run in own], ".2f", 100) + " %",
-                spread(at("iteration"), ",.0f"),
-                spread(at("bits"), ",.3g"),
-                spread(at("link"), ",.3g"),
-                spread(ratios, ",.3g"),
-                f"{np.mean(sizes):,.3g}",
-                f"{np.mean([run['rows'][-1]['seconds'] for run in own]):.0f}",
-            )
+def table(found: Mapping[str, Mapping[str, Sequence[float]]]) -> list[tuple[str, ...]]:
+    """Return a row for each method: final errors, and what it took to the target."""
+    return [
+        (
+            name,
+            spread(own["error"], ".2f", 100) + " %",
+            spread(own["own"], ".2f", 100) + " %",
+            spread(own["iteration"], ",.0f"),
+            spread(own["bits"], ",.3g"),
+            spread(own["link"], ",.3g"),
+            spread(own["ratio"], ",.3g"),
+            f"{fmean(own['sizes']):,.3g}",
+            f"{fmean(own['seconds']):.0f}",
         )
-    return lines
+        for name, own in found.items()
+    ]
 
 
 SEARCH_HEADER = ("run", "learning rate: error", "consensus step: error")
