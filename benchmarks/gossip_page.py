@@ -69,13 +69,14 @@ def make(
     commits = {run["commit"] for run in every}
     validation = bench.shared(bench.iterations)["validation-fraction"]
     body = (
-        f"{about(picked)} Seeds {', '.join(map(str, range(seeds)))}; a ± is the "
+        f"{about(picked)} Seed{'s' * (seeds > 1)} {', '.join(map(str, range(seeds)))}; a ± is the "
         "standard deviation over them. Errors are those of the mean of the nodes' "
         "models, which no node has, and in the second column the mean of those of the "
         "nodes' own, in the last look; the others' final ones are means of the last "
         f"five looks. The target, {target:.1%}, is the lowest error of the mean model "
         "that every method reaches in every seed (those with a trigger and the one "
-        "without communication aside). If only messages' sizes counted, that is with "
+        f"without communication aside). A run is looked at {bench.looks} times: what "
+        "is reached in the first look may have been reached with fewer bits. If only messages' sizes counted, that is with "
         f"as many iterations as {base} and every message sent, the factors would be "
         f"those of the column beside them. Runs of {', '.join(sorted(commits))}.\n\n"
         + markdown([h.format(base=base) for h in HEADER], table(found))
@@ -252,14 +253,16 @@ def plot(runs: Runs, target: float, name: str) -> None:
         ("iteration", "consensus", "iterations", False),
     )
     for axes, (x, y, label, logarithmic) in zip(panels, axes_of, strict=True):
-        for row, seeds in runs.items():
+        for i, (row, seeds) in enumerate(runs.items()):
             if logarithmic and not sends(seeds):
                 continue
             values = np.array([[r[y] for r in s["rows"]] for s in seeds.values()])
             at = np.mean([[r[x] for r in s["rows"]] for s in seeds.values()], axis=0)
-            (line,) = axes.plot(at, values.mean(0), label=row, lw=1.3)
+            # One colour in all panels, also where a row is left out.
+            colour = f"C{i}"
+            axes.plot(at, values.mean(0), label=row, lw=1.3, color=colour)
             axes.fill_between(
-                at, values.min(0), values.max(0), color=line.get_color(), alpha=0.15
+                at, values.min(0), values.max(0), color=colour, alpha=0.15
             )
         axes.set(xlabel=label, ylabel="test error of the mean model")
         if logarithmic:
