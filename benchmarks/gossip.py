@@ -33,6 +33,8 @@ from task.training import evaluate
 LINK = 100_000
 # Looks at the end whose errors are averaged, for the table and for every choice.
 LAST = 5
+# Further looks, in parts of the time to the first one: what sends most is there soon.
+EARLY = (0.1, 0.2, 0.4, 0.6, 0.8)
 # What `search` chooses.
 SEARCHED = ("learning-rate", "consensus-step")
 # SQuARM-SGD where every message is sent.
@@ -107,7 +109,7 @@ class Bench(NamedTuple):
     iterations : int
         Of a run; of a run that is only to choose by, ``search_iterations``.
     looks : int
-        How often a run is looked at.
+        How often a run is looked at, and a little more often at its beginning.
     own : int
         Every how many looks, and in the last one, the nodes' own models are tested;
         0 for no test at all, but the validation.
@@ -165,16 +167,17 @@ def watch(given: Settings, output: Path, looks: int, own: int) -> Run:
     squarm = settings["algorithm"] == "squarm-sgd"
     local = int(settings["local-steps"]) if squarm else 1
     total = int(settings["num-server-rounds"])
-    at = {round(total * (i + 1) / looks): i + 1 for i in range(looks)}
+    at = {round(total / looks * part): 0 for part in EARLY}
+    at |= {round(total * (i + 1) / looks): i + 1 for i in range(looks)}
     rows: list[dict[str, float]] = []
     bits, link, began = 0.0, 0.0, time.monotonic()
     for server_round in track(range(1, total + 1), path.stem, transient=True):
         sent = one_round(strategy, grid, arrays, server_round)
         bits += sent["bits"] / nodes
         link += sent["bits"] / max(sent["sent"], 1) / LINK
-        if (look := at.get(server_round, 0)) == 0:
+        if server_round not in at:
             continue
-        states = node_states(grid)
+        look, states = at[server_round], node_states(grid)
         mean = mean_state(states)
         row = {
             "iteration": server_round * local,
@@ -186,7 +189,7 @@ def watch(given: Settings, output: Path, looks: int, own: int) -> Run:
         }
         if own:
             row["error"] = error(task, mean, [0])
-        if own and (look % own == 0 or look == looks):
+        if own and look and (look % own == 0 or look == looks):
             row["own"] = float(np.mean([error(task, s, [0]) for s in states]))
         rows.append(row)
     about = {"settings": given, "commit": provenance()["commit"]}

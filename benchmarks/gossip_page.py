@@ -69,14 +69,14 @@ def make(
     commits = {run["commit"] for run in every}
     validation = bench.shared(bench.iterations)["validation-fraction"]
     body = (
-        f"{about(picked)} Seed{'s' * (seeds > 1)} {', '.join(map(str, range(seeds)))}; a ± is the "
-        "standard deviation over them. Errors are those of the mean of the nodes' "
-        "models, which no node has, and in the second column the mean of those of the "
-        "nodes' own, in the last look; the others' final ones are means of the last "
+        f"{about(picked)} Seed{'s' * (seeds > 1)} "
+        f"{', '.join(map(str, range(seeds)))}; a ± is the standard "
+        "deviation over them. Errors are those of the mean of the nodes' models, which "
+        "no node has, and in the second column the mean of those of the nodes' own, "
+        "in the last look; the others' final ones are means of the last "
         f"five looks. The target, {target:.1%}, is the lowest error of the mean model "
         "that every method reaches in every seed (those with a trigger and the one "
-        f"without communication aside). A run is looked at {bench.looks} times: what "
-        "is reached in the first look may have been reached with fewer bits. If only messages' sizes counted, that is with "
+        "without communication aside). If only messages' sizes counted, that is with "
         f"as many iterations as {base} and every message sent, the factors would be "
         f"those of the column beside them. Runs of {', '.join(sorted(commits))}.\n\n"
         + markdown([h.format(base=base) for h in HEADER], table(found))
