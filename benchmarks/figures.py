@@ -87,25 +87,37 @@ def at_same_time(data: Data) -> list[float]:
     return [100 * (done[-1] - data["srpfl"]["final"]["fedrep"])]
 
 
-RUNS = ("D-PSGD", "CHOCO (Sign)", "CHOCO (TopK)", "SQuARM, no trigger", "SQuARM")
+GOSSIP = (
+    "no communication",
+    "D-PSGD",
+    "CHOCO (Sign)",
+    "CHOCO (TopK)",
+    "SQuARM, no trigger",
+)
 
 
-def final_errors(data: Data) -> list[float]:
-    """Return gossip's test errors in %, means of the last five looks."""
-    return [100 * fmean(row["error"] for row in data[name][-5:]) for name in RUNS]
+# Rows of gossip's table, by what the pages call it.
+GOSSIP_ROWS = {
+    "error": "error",
+    "own": "nodes' own error",
+    "ratio": "bits to",
+    "sizes": "bits by messages' sizes",
+}
 
 
-def bits(target: float) -> Callable[[Data], list[float]]:
-    """Return gossip's bits to a test error, in those of SQuARM-SGD."""
+def _gossip(model: str, page: str) -> Iterator[Figure]:
+    """Yield the figures of a model in gossip's table: means over seeds, errors in %."""
+    for what, label in GOSSIP_ROWS.items():
+        is_error = what in ("error", "own")
+        # Without communication there are no bits.
+        for column, row in list(enumerate(GOSSIP, start=1))[not is_error :]:
+            place = cell(f"[{model}: {label}", column)
+            yield Figure("README.md", place, page, _measured(row, what, is_error))
 
-    def values(data: Data) -> list[float]:
-        first = [
-            next((row["bits"] for row in data[n] if row["error"] <= target), math.nan)
-            for n in RUNS
-        ]
-        return [each / first[-1] for each in first]
 
-    return values
+def _measured(row: str, what: str, is_error: bool) -> Callable[[Data], list[float]]:
+    scale = 100 if is_error else 1
+    return lambda data: [scale * fmean(data["measured"][row][what])]
 
 
 def factors(problem: str, gap: str) -> Callable[[Data], list[float]]:
@@ -218,18 +230,26 @@ FIGURES = [
                     *of_papers("fedavg-ft")(data),
                 ],
             ),
-            ("`flute`, 2 shards", "papers_tables", of_papers("flute", table="100x2")),
+            (
+                "2 shards: `fedrep`",
+                "papers_tables",
+                lambda data: [
+                    value
+                    for row in ("fedrep", "fedavg-ft", "flute")
+                    for value in of_papers(row, table="100x2")(data)
+                ],
+            ),
             ("`flute`, 50 clients", "papers_tables", of_papers("flute", table="50x5")),
             ("`srpfl` less `fedrep`", "srpfl_time-fixed-1-plain", at_same_time),
             (
                 "linear SRPFL",
                 "srpfl_speedup",
-                lambda data: [data[str(2**power)]["ratio"] for power in range(4, 11)],
+                lambda data: [
+                    data[str(2**power)]["ratios"][stages]
+                    for stages in ("theory", "25,5")
+                    for power in range(4, 9)
+                ],
             ),
-            ("logistic regression, 60", "gossip_convex", final_errors),
-            ("their bits to 13 %", "gossip_convex", bits(0.13)),
-            ("ResNet-20", "gossip_cifar", final_errors),
-            ("their bits to 50 %", "gossip_cifar", bits(0.5)),
             ("QCQP", "multi_task", factors("qcqp", "0.001")),
             ("its logistic", "multi_task", factors("logistic", "0.03")),
             ("`representation-transfer`, 100", "representation_transfer", transfer),
@@ -243,6 +263,8 @@ FIGURES = [
             ),
         )
     ),
+    *_gossip("logistic regression", "gossip_convex"),
+    *_gossip("ResNet-20", "gossip_cifar"),
     *_srpfl("[fixed, all, 40]", "fixed-1-plain", *ALL_PAIRS),
     *_srpfl("[drawn in each round, all, 40]", "dynamic-1-plain", *ALL_PAIRS),
     *_srpfl("[fixed, all, 40, augmented]", "fixed-1", *ALL_PAIRS[:2]),

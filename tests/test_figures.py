@@ -47,8 +47,8 @@ def test_the_readmes_pages_are_of_clean_commits():
 @pytest.mark.parametrize(
     ("file", "old", "new", "says"),
     [
-        ("README.md", "[72.70]", "[70.00]", "papers_tables has 7"),
-        ("README.md", "[0.70, 0.53", "[0.53", "srpfl_speedup has"),
+        ("README.md", "[73.14]", "[70.00]", "papers_tables has 7"),
+        ("README.md", "[0.61, 0.18", "[0.18", "srpfl_speedup has"),
         ("README.md", f"0.97; {MINUS}0.62", "0.97; +0.62", "plain has 0.20"),
         ("README.md", f"never; {MINUS}4.15", f"0.9; {MINUS}4.15", "0.2 has nan"),
         (
@@ -75,15 +75,14 @@ def test_a_wrong_figure_is_found(copy, file, old, new, says):
 
 def test_a_page_that_is_made_again_with_other_numbers_is_found(copy):
     data = json.loads((copy / CONVEX).read_text())
-    data["SQuARM"][-1]["error"] += 0.05
+    data["measured"]["D-PSGD"]["error"][0] += 0.03
     (copy / CONVEX).unlink()
     (copy / CONVEX).write_text(json.dumps(data))
     (line,) = wrong_figures(copy)
-    # One of the five that are averaged.
-    said = re.search(r"says (.+) and gossip_convex has (.+)", line)
-    (*others, before), (*same, after) = (text.split(", ") for text in said.groups())
-    assert others == same
-    assert float(after) == pytest.approx(float(before) + 1)
+    # One of three seeds, in %.
+    said = re.search(r"says (\S+) and gossip_convex has (\S+)", line)
+    before, after = map(float, said.groups())
+    assert after == pytest.approx(before + 1, abs=0.01)
 
 
 def test_missing_dirty_and_unknown_pages_are_found(copy):
