@@ -211,7 +211,7 @@ FIGURES = [
             ("`fedrep`, 1 head epoch", "papers_tables", of_papers("fedrep-1")),
             ("`fedrep`, 10 head epochs", "papers_tables", of_papers("fedrep")),
             ("`fedper`, both", "papers_tables", of_papers("fedper")),
-            ("`flute` (two", "papers_tables", of_papers("flute")),
+            ("`flute` (three", "papers_tables", of_papers("flute")),
             (
                 "`flute-star`, head epochs first",
                 "papers_tables",
