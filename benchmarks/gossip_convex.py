@@ -90,7 +90,7 @@ def main() -> None:
     parser.add_argument("--data-dir", required=True, type=Path)
     parser.add_argument("--iterations", type=int, default=2000)
     parser.add_argument("--alpha", type=float, default=1.0, help="of Dirichlet")
-    parser.add_argument("--keep", type=float, default=10, help="entries of 7,850")
+    parser.add_argument("--keep", type=float, default=10.0, help="entries of 7,850")
     parser.add_argument("--triggers", nargs="*", default=TRIGGERS, help="of SQuARM")
     parser.add_argument("--seeds", type=int, default=3, help="how many")
     parser.add_argument("--output", type=Path, default=Path("results/gossip_convex"))
