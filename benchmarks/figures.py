@@ -1,13 +1,9 @@
-"""What the README and the guides say, held against the JSON of the pages they name.
+"""What the README and the guides say that is a page's: where, and its numbers there.
 
-A `Figure` is a place in a text, the page behind it, and the numbers there. A text's
-numbers are right if they are the page's, rounded to as many digits as the text has;
-``never`` stands for what was not reached. In the README's tables of results every
-number beside the first column and the paper's must be somebody's, and its row must link
-the page: what stands in the first column are settings.
+A `Figure` is a place in a text, the page behind it, and the numbers there, from the
+page's JSON. `benchmarks.held` compares them.
 """
 
-import json
 import math
 import re
 from collections.abc import Callable, Iterator, Sequence
@@ -19,12 +15,6 @@ from benchmarks import peers_names as peer
 
 Data = dict[str, Any]
 PAGES = Path("benchmarks") / "results"
-# Of the README, between two headings.
-RESULTS = re.compile(r"^## The papers' results\n(.*?)^## ", re.DOTALL | re.MULTILINE)
-NUMBER = re.compile(r"never|(?<!\w)[-+]?\d+(?:,\d{3})*(?:\.\d+)?")
-# As `git describe --abbrev=10` writes it, after a tag where there is one.
-CLEAN = re.compile(r"(?:.+-g)?[0-9a-f]{10,40}")
-LINK = re.compile(r"\]\([^)]*\)")
 
 
 class Figure(NamedTuple):
@@ -94,8 +84,6 @@ GOSSIP = (
     "CHOCO (TopK)",
     "SQuARM, no trigger",
 )
-
-
 # Rows of gossip's table, by what the pages call it.
 GOSSIP_ROWS = {
     "error": "error",
@@ -301,103 +289,3 @@ FIGURES = [
         message_sizes,
     ),
 ]
-
-
-def numbers(text: str) -> list[str]:
-    """Return the numbers of a text, without those in the targets of its links."""
-    return NUMBER.findall(LINK.sub("]", text).replace("\u2212", "-"))
-
-
-def agrees(written: str, value: float) -> bool:
-    """Return whether a number is the value, rounded to as many digits as it has."""
-    if written == "never" or math.isnan(value):
-        return written == "never" and math.isnan(value)
-    half = 0.5 * 10.0 ** -len(written.partition(".")[2])
-    # The pages' JSON has six digits.
-    return abs(float(written.replace(",", "")) - value) <= half + 1e-5 * abs(value)
-
-
-def read(root: Path, page: str) -> Data | None:
-    """Return a page's JSON, or nothing where it is missing."""
-    path = root / PAGES / f"{page}.json"
-    if not path.is_file():
-        return None
-    data: Data = json.loads(path.read_text(encoding="utf-8"))
-    return data
-
-
-def wrong_figures(root: Path, figures: Sequence[Figure] = FIGURES) -> Iterator[str]:
-    """Yield a line for each figure that is not its page's, or that has no page."""
-    texts = {f.file: (root / f.file).read_text(encoding="utf-8") for f in figures}
-    covered: set[int] = set()
-    for figure in figures:
-        text = texts[figure.file]
-        found = list(re.finditer(figure.pattern, text, re.MULTILINE))
-        if len(found) != 1:
-            yield (
-                f"{figure.file}: {figure.page}'s figure is in {len(found)} places "
-                f"and not in one: {figure.pattern}"
-            )
-            continue
-        match = found[0]
-        line = text.count("\n", 0, match.start(1)) + 1
-        place = f"{figure.file}:{line}"
-        covered.add(match.start(1))
-        if f"{PAGES.name}/{figure.page}.md)" not in _around(text, match, figure.file):
-            yield f"{place}: no link to {PAGES / figure.page}.md"
-        data = read(root, figure.page)
-        if data is None:
-            yield f"{place}: {PAGES / figure.page}.json is missing"
-            continue
-        written, values = numbers(" ".join(match.groups())), figure.values(data)
-        if len(written) != len(values) or not all(map(agrees, written, values)):
-            yield (
-                f"{place}: says {', '.join(written)} and {figure.page} has "
-                f"{', '.join(f'{value:.6g}' for value in values)}"
-            )
-    yield from _without_page(texts["README.md"], covered)
-
-
-def _around(text: str, match: re.Match[str], file: str) -> str:
-    """Return where the link has to be: in the README's row, else in the file."""
-    if file != "README.md":
-        return text
-    begin, end = text.rfind("\n", 0, match.end()), text.find("\n", match.end())
-    return text[begin:end]
-
-
-def _without_page(readme: str, covered: set[int]) -> Iterator[str]:
-    """Yield a line for each cell of the README's results whose numbers are nobody's."""
-    section = RESULTS.search(readme)
-    if section is None:
-        yield "README.md: has no section of the papers' results"
-        return
-    heads: list[str] = []
-    at = section.start(1)
-    for line in section.group(1).splitlines(keepends=True):
-        begins = [at + i for i, character in enumerate(line) if character == "|"]
-        cells = [part.strip() for part in line.strip().strip("|").split("|")]
-        if not line.startswith("|"):
-            heads = []
-        elif not heads:
-            heads = cells
-        else:
-            for i, part in list(enumerate(cells))[1:]:
-                alone = heads[i : i + 1] != ["paper"] and begins[i] + 1 not in covered
-                if alone and numbers(part):
-                    number = readme.count("\n", 0, at) + 1
-                    yield f"README.md:{number}: {part!r} has no page"
-        at += len(line)
-
-
-def dirty(root: Path, page: str) -> Iterator[str]:
-    """Yield a line if a page was not made by the commit that it names."""
-    data = read(root, page)
-    if data is None:
-        return
-    commit = data["about"]["commit"]
-    if not CLEAN.fullmatch(commit):
-        yield f"{PAGES / page}.md: {commit} is no clean commit of git describe"
-    text = (root / PAGES / f"{page}.md").read_text(encoding="utf-8")
-    if f"at commit {commit};" not in text:
-        yield f"{PAGES / page}.md: not the commit {commit} of its JSON"

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.figures import FIGURES, PAGES, agrees, dirty, numbers, wrong_figures
+from benchmarks.figures import FIGURES, PAGES
+from benchmarks.held import agrees, dirty, numbers, wrong_figures
 from benchmarks.reproduce import Entry, check, duration, entries, main, seconds, show
 
 ROOT = Path(__file__).resolve().parents[1]
