@@ -5,7 +5,9 @@ A cell is a partition of CIFAR-10: ``shards-S`` (S shards a client) or
 clients, local epochs and learning rate; what is an algorithm's own is tuned on
 validation sets of one cell, and ``--tuned`` keeps what was found. Runs are made seed by
 seed, so that whatever ends this script leaves whole tables of fewer seeds. What is
-finished is never done again; a run that was cut off is repeated.
+finished is never done again, be it in the output folder, on the page that is here or,
+with the same settings, on the papers' (``benchmarks/papers_tables.py``); a run that was
+cut off is repeated.
 """
 
 import argparse
@@ -17,7 +19,7 @@ from typing import Any
 from common import RESULTS, write
 from leaderboard_cells import partition_of, subset, usable_seeds
 from leaderboard_page import body, plot
-from runs import Job, carry_out_all, exit_status, finished
+from runs import Job, alike, carry_out_all, exit_status, finished, kept, of_page
 
 from strategies.server.results import read_json, write_json
 from strategies.server.tune import VALIDATION_FRACTION, points
@@ -27,6 +29,7 @@ from task.settings import Setting, SettingsError
 CELLS = ("shards-2", "shards-5", "dirichlet-0.1", "dirichlet-0.5")
 # Where an algorithm's own settings are tuned.
 TUNING_CELL = "shards-5"
+SHARDS = "classes-per-client"
 # What is tuned, around what the papers have; "" is nothing, and the name of another
 # algorithm takes what that one was tuned to.
 GRIDS = {
@@ -89,6 +92,9 @@ def parse() -> argparse.Namespace:
     )
     parser.add_argument("--tuned", default=str(RESULTS / "leaderboard-tuned.json"))
     parser.add_argument("--page", action="store_true", help="write it and run nothing")
+    parser.add_argument(
+        "--anew", action="store_true", help="make the pages' runs again, too"
+    )
     parser.add_argument("--output", default="results/leaderboard")
     return parser.parse_args()
 
@@ -128,6 +134,10 @@ class Leaderboard:
         self.tuned: dict[str, Any] = {}
         if self.tuned_file.is_file():
             self.tuned = read_json(self.tuned_file)["algorithms"]
+        self.page = of_page(RESULTS / f"{self.name}.json")
+        self.papers = of_page(RESULTS / "papers_tables.json")
+        if arguments.anew:
+            self.page, self.papers = {}, {}
 
     def job(self, cell: str, algorithm: str, number: int) -> Job:
         """Return the run of a cell with its ``number``-th seed."""
@@ -211,16 +221,52 @@ class Leaderboard:
                 for algorithm in self.arguments.algorithms:
                     yield self.job(cell, algorithm, number)
 
+    def result(self, job: Job) -> dict[str, Any] | None:
+        """Return what a run has found, here or for a page, if it is there."""
+        return finished(job) or self.of_this_page(job) or self.of_papers(job)
+
+    def of_this_page(self, job: Job) -> dict[str, Any] | None:
+        """Return a run of the page as it was."""
+        cell, algorithm = job.place.parent.name, job.algorithm
+        seeds = self.page.get("seeds", {}).get(cell, [])
+        before = {
+            **self.page.get("settings", {}),
+            **self.page.get("own", {}).get(algorithm, {}),
+            **partition_of(cell),
+            **self.page.get("tuned", {}).get(algorithm, {}).get("picked", {}),
+            "seed": job.settings["seed"],
+        }
+        if before["seed"] not in seeds or not alike(before, job.settings):
+            return None
+        runs = self.page["results"].get(algorithm, {}).get(cell, [None] * len(seeds))
+        return kept(runs[seeds.index(before["seed"])])
+
+    def of_papers(self, job: Job) -> dict[str, Any] | None:
+        """Return a run of the papers' tables, with no more than they have here."""
+        clients, shards = (job.settings.get(n) for n in ("num-clients", SHARDS))
+        of_row = self.papers.get("rows", {}).get(job.algorithm)
+        if of_row is None or shards is None:
+            return None
+        seed = job.settings["seed"]
+        if not alike(
+            {**of_row, "num-clients": clients, SHARDS: shards, "seed": seed},
+            job.settings,
+        ):
+            return None
+        cell = self.papers["results"].get(f"{clients}x{shards}", {})
+        run = kept(cell.get(job.algorithm, {}).get(str(seed)))
+        return run and {name: run[name] for name in run if name != "curve"}
+
     def waiting(self) -> list[Job]:
         """Return the runs that are missing."""
-        return [job for job in self.jobs() if finished(job) is None]
+        return [job for job in self.jobs() if self.result(job) is None]
 
     def results(self) -> dict[str, dict[str, list[dict[str, Any] | None]]]:
         """Return by algorithm and cell what is there of each seed, or None."""
         return {
             algorithm: {
                 cell: [
-                    finished(self.job(cell, algorithm, number))
+                    self.result(self.job(cell, algorithm, number))
                     if algorithm in self.tuned
                     else None
                     for number in range(self.arguments.seeds)

@@ -4,7 +4,8 @@ Protocol: shards as the authors make them, a share of 0.1 of the clients a round
 rounds, batch 10, SGD 0.01 with momentum 0.5 and weight decay 1e-4, random crop and
 flip, one local epoch; mean over all clients and over the last 10 rounds (``-ft``: the
 last round). Ten head epochs see the images as they are: their features are computed
-once. Runs are made cell by cell and seed by seed; what is finished is never done again.
+once. Runs are made cell by cell and seed by seed; what is finished is never done again,
+be it in the output folder or on the page that is here.
 """
 
 import argparse
@@ -15,7 +16,16 @@ from typing import Any
 import numpy as np
 from common import RESULTS, write
 from papers_page import CELLS, PAPERS, body, plot
-from runs import Job, carry_out, carry_out_all, exit_status, finished
+from runs import (
+    Job,
+    alike,
+    carry_out,
+    carry_out_all,
+    exit_status,
+    finished,
+    kept,
+    of_page,
+)
 
 from strategies.server.parallel import side_by_side
 from strategies.server.results import read_json, read_rows
@@ -71,6 +81,9 @@ def parse() -> argparse.Namespace:
     parser.add_argument(
         "--page", action="store_true", help="write what is there, and run nothing"
     )
+    parser.add_argument(
+        "--anew", action="store_true", help="make the page's runs again, too"
+    )
     parser.add_argument("--output", default="results/papers_tables")
     return parser.parse_args()
 
@@ -98,6 +111,7 @@ class Tables:
         self.data_dir = Path(arguments.data_dir).absolute()
         self.place = Path(arguments.output).absolute()
         self.tuned = read_json(Path(arguments.tuned))["algorithms"]
+        self.page = {} if arguments.anew else of_page(RESULTS / "papers_tables.json")
 
     def job(self, cell: str, row: str, seed: int) -> Job:
         """Return a run."""
@@ -130,20 +144,34 @@ class Tables:
             if wanted(row, cell)
         ]
 
+    def row_settings(self, row: str) -> dict[str, Setting]:
+        """Return what a row's runs have in all cells, and seed 0."""
+        settings = self.job("100x5", row, 0).settings
+        of_cells = ("data-dir", "num-clients", "classes-per-client")
+        return {n: v for n, v in settings.items() if n not in of_cells}
+
+    def result(self, job: Job) -> dict[str, Any] | None:
+        """Return what a run has found, here or for the page, if it is there."""
+        if (result := finished(job)) is not None:
+            return {**result, "curve": curve(job)}
+        cell, (row, seed) = job.place.parent.name, job.place.name.rsplit("-", 1)
+        before = self.page.get("rows", {}).get(row)
+        if before is None or not alike(before, self.row_settings(row)):
+            return None
+        return kept(self.page["results"].get(cell, {}).get(row, {}).get(seed))
+
     def waiting(self) -> list[Job]:
         """Return the runs that are missing."""
         jobs = self.jobs(self.arguments.cells, self.arguments.rows)
-        return [job for job in jobs if finished(job) is None]
+        return [job for job in jobs if self.result(job) is None]
 
     def results(self) -> dict[str, dict[str, dict[str, dict[str, Any]]]]:
         """Return what is there by cell, row and seed, of all cells and rows."""
         found: dict[str, dict[str, dict[str, dict[str, Any]]]] = {}
         for cell in CELLS:
             for job in self.jobs([cell], ROWS):
-                result = finished(job)
                 row, seed = job.place.name.rsplit("-", 1)
-                if result is not None:
-                    result["curve"] = curve(job)
+                if (result := self.result(job)) is not None:
                     found.setdefault(cell, {}).setdefault(row, {})[seed] = result
         return found
 
@@ -172,14 +200,7 @@ class Tables:
     def write(self) -> None:
         """Write the page of what is there."""
         data = {
-            "rows": {
-                row: {
-                    name: value
-                    for name, value in self.job("100x5", row, 0).settings.items()
-                    if name not in ("data-dir", "num-clients", "classes-per-client")
-                }
-                for row in ROWS
-            },
+            "rows": {row: self.row_settings(row) for row in ROWS},
             "rounds": self.arguments.rounds,
             "seeds": self.arguments.seeds,
             "classes": self.classes(),

@@ -1,4 +1,8 @@
-"""Runs of a table, each made once: what is finished is never done again."""
+"""Runs of a table, each made once: what is finished is never done again.
+
+Finished is what lies in the output folder, or stands on the table's page with the same
+settings: a table may be made on several machines, or on one that forgets.
+"""
 
 import contextlib
 import logging
@@ -6,7 +10,7 @@ import shutil
 import sys
 import time
 import traceback
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -24,9 +28,11 @@ from rich.progress import (
 from simulation import simulate
 from strategies.server.results import read_json, write_json
 from strategies.server.terminal import ended_as_by_ctrl_c
-from task.settings import Setting, SettingsError
+from task.settings import Setting, SettingsError, defaults
 
 RESULT = "result.json"
+# What no figure depends on.
+INDIFFERENT = ("data-dir", "evaluate-every", "output")
 
 
 class Job(NamedTuple):
@@ -44,6 +50,28 @@ def finished(job: Job) -> dict[str, Any] | None:
         return None
     found: dict[str, Any] = read_json(path)
     return found if found.pop("settings") == job.settings else None
+
+
+def of_page(path: Path) -> dict[str, Any]:
+    """Return what a page's JSON has, or nothing where there is no page yet."""
+    return read_json(path) if path.is_file() else {}
+
+
+def kept(run: dict[str, Any] | None) -> dict[str, Any] | None:
+    """Return a page's run if it may stay: of a clean commit and not failed."""
+    if run is None or "failed" in run or run["commit"].endswith("-dirty"):
+        return None
+    return run
+
+
+def alike(one: Mapping[str, Setting], other: Mapping[str, Setting]) -> bool:
+    """Return whether two runs have the same figures by their settings."""
+
+    def whole(settings: Mapping[str, Setting]) -> dict[str, Setting]:
+        given = {**defaults(), **settings}
+        return {n: v for n, v in given.items() if n not in INDIFFERENT}
+
+    return whole(one) == whole(other)
 
 
 def carry_out(job: Job) -> dict[str, Any]:
