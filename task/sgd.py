@@ -3,6 +3,8 @@
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cache
+from logging import getLogger
 from typing import Annotated
 
 import torch
@@ -10,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.optim.sgd import sgd as torch_sgd
 
-from task.devices import current
+from task.devices import CPU, current
 from task.examples import ExampleSet
 from task.models import Part, SplitModel
 from task.settings import Checked, Free, Range, SettingsError
@@ -20,6 +22,9 @@ Loss = Callable[[Tensor, Tensor], Tensor]
 Regularizer = Callable[[Tensor, SplitModel], Tensor]
 # Called with a batch's inputs and targets; learns from them and returns their loss.
 Step = Callable[[Tensor, Tensor], Tensor]
+# As torch calls CPUs on which bfloat16 takes many times as long as float32.
+IMITATES_BFLOAT16 = ("DEFAULT", "NO AVX", "AVX2")
+log = getLogger("task")
 
 
 class TrainingDivergedError(ArithmeticError):
@@ -41,7 +46,8 @@ class SGD(Checked):
     batch_size : int, default 10
         Examples a step.
     bfloat16 : bool, default False
-        Whether the forward pass runs in bfloat16 where torch's autocast does so.
+        Whether the forward pass runs in bfloat16 where torch's autocast does so. That
+        is faster on a CPU with AVX-512 and bfloat16, and far slower on one without.
     """
 
     learning_rate: Annotated[float, Range("(0, inf)")] = 0.01
@@ -52,6 +58,8 @@ class SGD(Checked):
 
     def autocast(self) -> torch.autocast:
         """Return the context in which a forward pass runs."""
+        if self.bfloat16 and current() == CPU:
+            warn_if_imitated()
         return torch.autocast(current().type, torch.bfloat16, enabled=self.bfloat16)
 
     @staticmethod
@@ -63,6 +71,18 @@ class SGD(Checked):
     def optimizer(self, module: nn.Module) -> "Steps":
         """Return SGD of a module's parameters alone, with decay of weights only."""
         return Steps(module, self)
+
+
+@cache
+def warn_if_imitated() -> None:
+    """Say once in a process that its CPU only imitates bfloat16, if it does."""
+    kind = torch.backends.cpu.get_cpu_capability()
+    if kind in IMITATES_BFLOAT16:
+        log.warning(
+            "bfloat16=true is far slower than float32 on this CPU, which lacks "
+            "instructions for it (torch calls it %s)",
+            kind,
+        )
 
 
 class Steps:

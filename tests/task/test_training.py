@@ -13,6 +13,7 @@ from task.calls import TrainCall
 from task.examples import ExampleSet
 from task.models import SplitModel, build_model
 from task.settings import SettingsError, build
+from task.sgd import warn_if_imitated
 from task.training import (
     SGD,
     Proximal,
@@ -640,6 +641,23 @@ def test_divergence_is_an_error_that_names_the_rate(part):
     sgd = SGD(learning_rate=1e20, batch_size=5)
     with pytest.raises(TrainingDivergedError, match=r"learning-rate 1e\+20"):
         train(model, part, examples, nn.functional.mse_loss, 30, sgd)
+
+
+@pytest.mark.parametrize(("kind", "lines"), [("AVX2", 1), ("AVX512", 0)])
+def test_a_cpu_that_imitates_bfloat16_is_told_once(kind, lines, monkeypatch, caplog):
+    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: kind)
+    warn_if_imitated.cache_clear()
+    for bfloat16 in (False, True, True):
+        sgd = SGD(bfloat16=bfloat16)
+        assert len(caplog.messages) == 0 or bfloat16
+        with sgd.autocast():
+            pass
+    warn_if_imitated.cache_clear()
+    expected = (
+        "bfloat16=true is far slower than float32 on this CPU, which lacks "
+        "instructions for it (torch calls it AVX2)"
+    )
+    assert caplog.messages == [expected] * lines
 
 
 def test_bfloat16_is_near_float32():
