@@ -36,13 +36,25 @@ def by_seed(cells: Mapping[str, list[dict[str, Any] | None]], key: str) -> Any:
 
 
 def ranked(results: Results) -> list[str]:
-    """Return the algorithms, the best first; those with missing cells last."""
+    """Return the algorithms, the best first; those with missing cells last.
 
-    def rank(name: str) -> tuple[bool, float]:
-        own = by_seed(results[name], "accuracy")
-        return (not len(own), -float(np.mean(own)) if len(own) else 0.0)
+    The latter are in the order of the cell that most of them have.
+    """
+    cells = next(iter(results.values()))
+    fullest = max(
+        cells, key=lambda c: sum(bool(len(accuracies(r[c]))) for r in results.values())
+    )
 
-    return sorted(results, key=rank)
+    def best_first(values: Any) -> tuple[bool, float]:
+        return (not len(values), -float(np.mean(values)) if len(values) else 0.0)
+
+    return sorted(
+        results,
+        key=lambda name: (
+            best_first(by_seed(results[name], "accuracy")),
+            best_first(accuracies(results[name][fullest])),
+        ),
+    )
 
 
 def accuracy_table(results: Results) -> str:
@@ -197,8 +209,12 @@ def body(name: str, data: Mapping[str, Any]) -> str:
         f"own test images, and over the last {common['evaluate-last']} rounds (the "
         "last round alone with `-ft` and `fedbabu`, which fine-tune for it, and where "
         "`per-fedavg` was tuned). "
-        + " ".join(f"`{n}` has {_text(own)}." for n, own in data["own"].items())
-        + " ± is the "
+        + "".join(
+            f"`{name}` has {_text(own)}. "
+            for name, own in data["own"].items()
+            if own.items() - common.items()
+        )
+        + "± is the "
         "standard deviation over seeds, of a sample. The worst decile is the mean of "
         "the worst tenth of the clients. `mean` is over the cells, and what is "
         "sorted by; ranks closer than ± say little. Seeds: "
@@ -207,14 +223,8 @@ def body(name: str, data: Mapping[str, Any]) -> str:
         )
         + ". They are the first that leave each client at least 10 training images "
         "and a test image.\n\n"
-        "This is not the papers' protocol: they have 100 clients with 500 images each, "
-        "10 % of them in each of 100 rounds, the last 10 rounds' mean, float32, "
-        "augmentation in the head epochs too, and in FedRep's table 5 epochs of the "
-        "representation with 5 shards. So figures compare with each other, and not "
-        "with a paper's; what has been measured with the papers' protocol has [a page "
-        "of its own](papers_tables.md). "
-        "The local epochs and the learning rate are the same for all and were tuned "
-        "for none; a client takes part in few rounds "
+        f"{_unlike_papers(images, common)} The local epochs and the learning rate are "
+        "the same for all and were tuned for none; a client takes part in few rounds "
         f"({common['num-server-rounds'] * share / clients:g} on average), so that what "
         "learns from its own data alone has made few steps. `fedbn` is missing: the "
         "papers' model has no batch norm, without which it is `fedavg`. `srpfl` has "
@@ -229,7 +239,8 @@ def body(name: str, data: Mapping[str, Any]) -> str:
         if run
     }
     return (
-        protocol + "Runs, by this command without `--page`, at commit "
+        protocol + "Runs, by this command without `--page` or, where all settings are "
+        "the same, by that of [the papers' tables](papers_tables.md), at commit "
         f"{', '.join(sorted(commits)) or 'none'}.\n\n## Accuracy\n\n"
         + accuracy_table(results)
         + f"\n{places(results)}\n{missing(results, data['seeds'])}\n"
@@ -245,12 +256,38 @@ def body(name: str, data: Mapping[str, Any]) -> str:
     )
 
 
+def _unlike_papers(images: int, common: Mapping[str, Any]) -> str:
+    """Return in what the runs differ from the papers', and where those are."""
+    numbers = ("num-clients", "num-server-rounds", "fraction-train", "evaluate-last")
+    own_page = "what has been measured for their tables has [a page of its own]"
+    if [common[n] for n in numbers] == [100, 100, 0.1, 10] and not images:
+        return (
+            "This is the papers' protocol, but that they have augmentation in the head "
+            "epochs too, in FedRep's table 5 epochs of the representation with 5 "
+            f"shards, and settings of their own; {own_page}(papers_tables.md)."
+        )
+    return (
+        "This is not the papers' protocol: they have 100 clients with 500 images each, "
+        "10 % of them in each of 100 rounds, the last 10 rounds' mean, float32, "
+        "augmentation in the head epochs too, and in FedRep's table 5 epochs of the "
+        "representation with 5 shards. So figures compare with each other, and not "
+        f"with a paper's; {own_page}(papers_tables.md)."
+    )
+
+
 def plot(name: str, results: Results) -> None:
     """Draw accuracy by cell, dots with error bars, sorted as the table."""
     from matplotlib.figure import Figure
 
-    order = ranked(results)[::-1]
-    cells = list(next(iter(results.values())))
+    there = {n: own for n, own in results.items() if any(map(any, own.values()))}
+    order = ranked(there)[::-1] if there else []
+    cells = [
+        c
+        for c in next(iter(results.values()))
+        if any(any(r[c]) for r in there.values())
+    ]
+    if not cells:
+        return
     figure = Figure(
         figsize=(2.6 * len(cells) + 1.4, 0.24 * len(order) + 1), layout="constrained"
     )
