@@ -52,6 +52,11 @@ def need(package: str, extra: str, what: str) -> None:
         )
 
 
+# Noise multiplier. With less ε, above 500,000 a step, says nothing, and soon cannot be
+# computed.
+LEAST_NOISE = 0.001
+
+
 def require_all_of_noise(prefix: str, noise: float, clip: float, delta: float) -> None:
     """Raise unless there is all of noise, clip and delta, or nothing.
 
@@ -60,8 +65,11 @@ def require_all_of_noise(prefix: str, noise: float, clip: float, delta: float) -
     Raises
     ------
     SettingsError
-        If one of them is missing, or noise that the others need.
+        If one of them is missing, or noise that the others need, or if there is so
+        little noise that no ε can be told.
     """
+    enough = noise == 0 or noise >= LEAST_NOISE
+    require(enough, f"{prefix}-noise", noise, f"0 or at least {LEAST_NOISE}")
     for name, value in (("delta", delta), ("clip", clip)):
         if noise:
             allowed = f"above 0 with {prefix}-noise"

@@ -93,6 +93,14 @@ def test_epsilon_without_noise_is_one_line(tmp_path, capfd):
     assert not (tmp_path / "out").exists()
 
 
+def test_noise_that_is_next_to_none_is_one_line(tmp_path, capfd):
+    noise = {**PRIVATE, "server_dp_noise": 1e-200}
+    assert run(tmp_path / "out", "fedavg", **noise) == 2
+    assert capfd.readouterr().err == (
+        "error: server-dp-noise is 1e-200; it must be 0 or at least 0.001\n"
+    )
+
+
 # Of examples, on the device
 
 BATCH = 200

@@ -244,6 +244,7 @@ def test_targets_that_do_not_count_are_one_line():
         ((1.0, 0.0, 1e-5), "dp-clip is 0.0; it must be above 0 with dp-noise"),
         ((1.0, 1.0, 1.0), "dp-delta is 1.0; it must be in [0, 1)"),
         ((-1.0, 1.0, 1e-5), "dp-noise is -1.0; it must be at least 0"),
+        ((1e-200, 1.0, 1e-5), "dp-noise is 1e-200; it must be 0 or at least 0.001"),
     ],
 )
 def test_what_is_missing_is_one_line(given, line):
