@@ -33,8 +33,9 @@ from task.data.folders import ImageFolder
 from task.data.partitions import PartitionSettings, partition
 from task.settings import Setting
 
-# Of both papers, by the name that a row has here; `fedavg` is `fedavg-ft` before its
-# fine-tuning, and so on. NC2 is looked at on the way where it is FLUTE's subject.
+# Of both papers, by the name that a row has here. A global method has its own row for
+# the mean over the last rounds; without it, it is its `-ft` before the fine-tuning, in
+# the last round. NC2 is looked at on the way where it is FLUTE's subject.
 LOOK: dict[str, Setting] = {"evaluate-every": 10}
 ROWS: dict[str, dict[str, Setting]] = {
     "fedrep": LOOK,
@@ -56,6 +57,9 @@ ROWS: dict[str, dict[str, Setting]] = {
     "fedrod": {},
     "fedcp": {},
     "flute-star-after": {"head-epochs-order": "after"},
+    "fedavg": {},
+    "fedprox": {},
+    "scaffold": {},
 }
 # What these papers' own algorithms have is known; the others have what the small
 # leaderboard has tuned.
@@ -95,7 +99,7 @@ def algorithm_of(row: str) -> str:
 
 def wanted(row: str, cell: str) -> bool:
     """Return whether a paper has this row in this cell, or its other order."""
-    plain = row.removesuffix("-after").removesuffix("-ft")
+    plain = row.removesuffix("-after")
     return any(
         cell in published and ours in (row, plain)
         for methods in PAPERS.values()
