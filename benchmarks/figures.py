@@ -223,7 +223,7 @@ FIGURES = [
                 "papers_tables",
                 lambda data: [
                     value
-                    for row in ("fedrep", "fedavg-ft", "flute")
+                    for row in ("fedrep", "fedavg-ft", "fedper", "flute", "flute-star")
                     for value in of_papers(row, table="100x2")(data)
                 ],
             ),
