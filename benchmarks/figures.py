@@ -227,7 +227,15 @@ FIGURES = [
                     for value in of_papers(row, table="100x2")(data)
                 ],
             ),
-            ("`flute`, 50 clients", "papers_tables", of_papers("flute", table="50x5")),
+            (
+                "50 clients: `fedrep`",
+                "papers_tables",
+                lambda data: [
+                    value
+                    for row in ("fedrep", "flute")
+                    for value in of_papers(row, table="50x5")(data)
+                ],
+            ),
             ("`srpfl` less `fedrep`", "srpfl_time-fixed-1-plain", at_same_time),
             (
                 "linear SRPFL",
