@@ -246,7 +246,8 @@ def body(name: str, data: Mapping[str, Any]) -> str:
         + f"\n{places(results)}\n{missing(results, data['seeds'])}\n"
         + f"![accuracy]({name}.png)\n\n"
         + "## Bytes and seconds\n\nOf one run, both ways, with tests; the machine did "
-        "other things at the same time, so that only seconds of a core compare.\n\n"
+        "other things at the same time, so that only seconds of a core compare, and "
+        "only of runs of one commit and machine.\n\n"
         + cost_table(results)
         + "\n## What was tuned\n\nOn shards-5 alone with its first seed, by the "
         "accuracy on a fifth of each client's training images, which is not trained "

@@ -31,8 +31,9 @@ from strategies.server.terminal import ended_as_by_ctrl_c
 from task.settings import Setting, SettingsError, defaults
 
 RESULT = "result.json"
-# What no figure depends on.
+# What no accuracy depends on.
 INDIFFERENT = ("data-dir", "evaluate-every", "output")
+DEFAULTS = defaults()
 
 
 class Job(NamedTuple):
@@ -65,10 +66,10 @@ def kept(run: dict[str, Any] | None) -> dict[str, Any] | None:
 
 
 def alike(one: Mapping[str, Setting], other: Mapping[str, Setting]) -> bool:
-    """Return whether two runs have the same figures by their settings."""
+    """Return whether runs with these settings have the same accuracies."""
 
     def whole(settings: Mapping[str, Setting]) -> dict[str, Setting]:
-        given = {**defaults(), **settings}
+        given = {**DEFAULTS, **settings}
         return {n: v for n, v in given.items() if n not in INDIFFERENT}
 
     return whole(one) == whole(other)

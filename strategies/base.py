@@ -62,7 +62,7 @@ class BaseStrategy(Evaluating, FlowerFedAvg):
     server_dp_noise : float, default 0
         Noise multiplier z of differential privacy of clients
         (`strategies.server.privacy`): the mean of n clients' changes gets noise with
-        the standard deviation z C/n; 0: none.
+        the standard deviation z C/n; 0 (none) or at least 0.001.
     server_dp_clip : float, default 0
         C, the longest change of what is shared that counts of one client.
     server_dp_delta : float, default 0

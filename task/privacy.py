@@ -42,7 +42,8 @@ class ExamplePrivacy(Checked):
     dp_noise : float, default 0
         Noise multiplier z of local training with differential privacy of examples
         (`task.privacy`): the sum of a batch's gradients gets noise with the standard
-        deviation z C; 0: none. A device may set all three for itself.
+        deviation z C; 0 (none) or at least 0.001. A device may set all three
+        for itself.
     dp_clip : float, default 0
         C, the longest gradient that counts of one example.
     dp_delta : float, default 0

@@ -23,7 +23,7 @@ Regularizer = Callable[[Tensor, SplitModel], Tensor]
 # Called with a batch's inputs and targets; learns from them and returns their loss.
 Step = Callable[[Tensor, Tensor], Tensor]
 # As torch calls CPUs on which bfloat16 takes many times as long as float32.
-IMITATES_BFLOAT16 = ("DEFAULT", "NO AVX", "AVX2")
+IMITATES_BFLOAT16 = ("NO AVX", "AVX2")
 log = getLogger("task")
 
 
