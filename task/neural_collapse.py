@@ -41,13 +41,15 @@ def neural_collapse(heads: Tensor, classes: Tensor, local: bool = False) -> Tens
     local : bool, default False
         Whether each client's own number of classes replaces m in the simplex, which
         gives the paper's Averaged Local NC2 (appendix C.2). The simplex of a single
-        class is 0.
+        class, or of none, is 0.
     """
     m = heads.shape[-2]
     gram = heads @ heads.mT
-    gram = gram / torch.linalg.matrix_norm(gram)[:, None, None]
+    # Of a head of zeros, 0; its gradient is 0 as well.
+    norms = torch.linalg.matrix_norm(gram).clamp(min=torch.finfo(gram.dtype).tiny)
+    gram = gram / norms[:, None, None]
     u = classes.to(heads.dtype)
-    sides = u.sum(1) if local else u.new_full((len(u),), m)
+    sides = u.sum(1).clamp(min=1) if local else u.new_full((len(u),), m)
     identity = torch.eye(m, dtype=heads.dtype, device=heads.device)
     simplex = identity - 1 / sides[:, None, None]
     scale = (sides - 1).clamp(min=1).rsqrt()[:, None, None]

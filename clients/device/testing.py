@@ -44,9 +44,11 @@ def evaluate_model(
     if "accuracy" in metrics and isinstance(model.head, nn.Linear):
         classes = class_mask(task, index, model.head)
         weight = model.head.weight.detach()[None]
-        local = neural_collapse(weight, classes, local=True)
-        metrics["global-nc2"] = neural_collapse(weight, classes).item()
-        metrics["local-nc2"] = local.item()
+        for name, local in (("global-nc2", False), ("local-nc2", True)):
+            value = neural_collapse(weight, classes, local).item()
+            # Weights may be so large that it is none; the accuracy counts even so.
+            if isfinite(value):
+                metrics[name] = value
     return loss, len(examples), metrics
 
 

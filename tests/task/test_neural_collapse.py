@@ -73,3 +73,18 @@ def test_step_follows_finite_differences() -> None:
             )
         gradient[i] = (values[0] - values[1]) / (2 * width)
     np.testing.assert_allclose(moved.numpy(), heads - 0.5 * gradient, atol=1e-8)
+
+
+def test_a_head_of_zeros_is_as_far_as_the_simplex_is_long() -> None:
+    # The target of the first test: 1/√2 times entries 2/3, -1/3, -1/3, 2/3.
+    heads, classes = torch.zeros(1, 3, 2), torch.tensor([[True, True, False]])
+    expected = (10 / 9 / 2) ** 0.5
+    assert neural_collapse(heads, classes).item() == pytest.approx(expected)
+    assert neural_collapse(heads, classes, local=True).item() == pytest.approx(1)
+    # Nowhere is down.
+    assert torch.equal(step(heads, classes, neural_collapse, 0.5), heads)
+
+
+def test_no_class_is_no_division_by_zero() -> None:
+    none = torch.zeros(1, 3, dtype=torch.bool)
+    assert neural_collapse(torch.ones(1, 3, 2), none, local=True).item() == 1
