@@ -305,19 +305,19 @@ class EvaluateCall:
     def alone(self) -> tuple[float, float]:
         """Test one client's model."""
         self.model.eval()
-        total, right, classes = 0.0, 0, False
+        total, right, counted, classes = 0.0, 0, 0, False
         for inputs, targets in self.examples.batches(EVALUATION_BATCH):
             outputs = self.model(inputs)
-            total += self.loss(outputs, targets).item() * len(targets)
             classes = _are_classes(targets, outputs.shape[1:2])
+            n = int(_counted(targets[None], classes))
+            if n:
+                total += self.loss(outputs, targets).item() * n
+                counted += n
             if classes:
                 right += int((outputs.argmax(1) == targets).sum())
-        n = len(self.examples)
-        if n == 0:
+        if counted == 0:
             return float("nan"), float("nan")
-        # A sequence has a target at every place.
-        share = right / self.examples.targets.numel()
-        return total / n, share if classes else float("nan")
+        return total / counted, right / counted if classes else float("nan")
 
     @staticmethod
     @torch.no_grad()
@@ -331,24 +331,33 @@ class EvaluateCall:
         state = stacked([call.model.tensors for call in calls])
         objective = Objective(first.model, first.loss)
         examples = [call.examples for call in calls]
-        total, right = torch.zeros(2, len(calls), dtype=torch.float64)
+        total, right, counted = torch.zeros(3, len(calls), dtype=torch.float64)
         classes = False
         for inputs, targets, members in batches(examples, EVALUATION_BATCH):
             place = slice(None) if members is None else members
             own = {name: tensor[place] for name, tensor in state.items()}
             _, losses, outputs = objective.together(own, (inputs, targets), [])
-            # Not every device has doubles.
-            total[place] += losses.cpu().double() * targets.shape[1]
             classes = _are_classes(targets, outputs.shape[2:3])
+            n = _counted(targets, classes)
+            # Not every device has doubles; and a mean over nothing is no number.
+            sums = losses.cpu().double() * n
+            total[place] += sums.where(n > 0, 0)
+            counted[place] += n
             if classes:
                 hits = outputs.argmax(2) == targets
                 right[place] += hits.flatten(1).sum(1).cpu()
-        results = []
-        for i, own_examples in enumerate(examples):
-            share = right[i].item() / own_examples.targets.numel()
-            share = share if classes else float("nan")
-            results.append((total[i].item() / len(own_examples), share))
-        return results
+        shares = right / counted if classes else torch.full_like(right, float("nan"))
+        return list(zip((total / counted).tolist(), shares.tolist(), strict=True))
+
+
+def _counted(targets: Tensor, classes: bool) -> Tensor:
+    """Return how many targets of each client count: examples, if not classes.
+
+    A sequence has a class at every place; what cross-entropy ignores is none.
+    """
+    if not classes:
+        return torch.full(targets.shape[:1], targets.shape[1])
+    return (targets >= 0).flatten(1).sum(1).cpu()
 
 
 def _are_classes(targets: Tensor, width: torch.Size) -> bool:

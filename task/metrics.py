@@ -1,5 +1,6 @@
 """What is measured besides loss and accuracy, by name or import path."""
 
+import math
 import warnings
 from collections.abc import Callable, Mapping
 
@@ -37,6 +38,8 @@ def _scored(
 ) -> float:
     # What cross-entropy ignores is of no class.
     counted = targets >= 0
+    if not counted.any():
+        return math.nan
     with warnings.catch_warnings():
         # That a client has one class, or a model names one that it has not, is usual.
         warnings.simplefilter("ignore", UserWarning)

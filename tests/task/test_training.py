@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import nn
 
+from task import cohort
 from task.calls import TrainCall
 from task.examples import ExampleSet
 from task.models import SplitModel, build_model
@@ -766,3 +767,34 @@ def test_integers_that_are_no_classes():
     loss, accuracy = evaluate(model, examples, poisson)
     assert math.isfinite(loss)
     assert math.isnan(accuracy)
+
+
+@pytest.mark.parametrize("together", [False, True])
+def test_targets_that_do_not_count_are_no_part_of_an_evaluation(together):
+    # Sequences of two places, one example a batch. The outputs are the inputs. Counted
+    # are two places of the first, right and wrong, and one of the second, right; the
+    # third has none. Cross-entropy of two outputs that differ by d: log(1 + e^-d).
+    inputs = torch.tensor(
+        [[[2.0, 2.0], [0.0, 0.0]], [[0.0, 9.0], [1.0, 0.0]], [[5.0, 0.0], [0.0, 5.0]]]
+    )
+    targets = torch.tensor([[0, 1], [1, -100], [-100, -100]])
+
+    def work() -> tuple[float, float]:
+        model = SplitModel(nn.Identity(), nn.Identity())
+        examples = ExampleSet(inputs, targets)
+        return evaluate(model, examples, nn.functional.cross_entropy)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("task.calls.EVALUATION_BATCH", 1)
+        results = cohort.together([work] * 3, 3) if together else [work()]
+    losses = [math.log(1 + math.exp(d)) for d in (-2, 2, -1)]
+    for loss, accuracy in results:
+        assert loss == pytest.approx(sum(losses) / 3)
+        assert accuracy == pytest.approx(2 / 3)
+
+
+def test_nothing_that_counts_is_as_no_examples():
+    model = SplitModel(nn.Identity(), nn.Identity())
+    examples = ExampleSet(torch.ones(3, 2), torch.full((3,), -100))
+    results = evaluate(model, examples, nn.functional.cross_entropy)
+    assert all(map(math.isnan, results))

@@ -1,11 +1,14 @@
 """Tests of a model on a client's own examples: a task's own metrics."""
 
+from math import isnan
+
 import pytest
 import torch
 from torch import nn
 
 from clients.device.testing import evaluate_model
 from task import ExampleSet, ExampleTask, SplitModel
+from task.metrics import balanced_accuracy, macro_f1
 
 
 def test_own_metrics_are_of_all_test_examples_at_once():
@@ -45,3 +48,27 @@ def test_integers_that_are_no_classes_have_no_accuracy():
     )
     task.check(0)
     assert evaluate_model(task, 0, task.initial_model())[2] == {}
+
+
+@pytest.mark.parametrize("scale", [0.0, 1e20])
+def test_a_head_without_nc2_has_an_accuracy(scale):
+    # Zeros, as where nothing was trained, and a Gram matrix beyond float32.
+    examples = [ExampleSet(torch.ones(4, 2), torch.tensor([0, 1, 0, 0]))]
+
+    def model() -> SplitModel:
+        head = nn.Linear(2, 2, bias=False)
+        head.weight.data = scale * torch.tensor([[2.0, 1.0], [1.0, 1.0]])
+        return SplitModel(nn.Identity(), head)
+
+    task = ExampleTask(model, examples, examples, classes=("a", "b"))
+    metrics = evaluate_model(task, 0, task.initial_model())[2]
+    assert metrics["accuracy"] == 0.75
+    # Of zeros: how long the target is, 1 with all classes.
+    nc2 = {} if scale else {"global-nc2": 1.0, "local-nc2": 1.0}
+    assert {n: v for n, v in metrics.items() if n != "accuracy"} == pytest.approx(nc2)
+
+
+def test_a_client_whose_targets_do_not_count_has_no_score():
+    targets = torch.full((4,), -100)
+    assert isnan(macro_f1(torch.ones(4, 3), targets))
+    assert isnan(balanced_accuracy(torch.ones(4, 3), targets))
