@@ -38,6 +38,9 @@ class SCAFFOLDClient(Client):
         """Make K corrected steps from x, move c_i, and send Δy_i and Δc_i."""
         self.receive(parameters, config)
         c, own = under(CONTROL, self.received), under(OWN_CONTROL, self.kept)
+        if not self.state.round:
+            # What an earlier run has left is no part of this run's c.
+            own = {name: torch.zeros_like(value) for name, value in own.items()}
         epochs = self.settings.representation_epochs
         correction = {name: c[name] - own[name] for name in c}
         loss = self.train("all", epochs, correction=correction)

@@ -10,7 +10,7 @@ from flwr.serverapp import Grid
 from strategies.base import BaseStrategy
 from strategies.server.replies import Arrays, is_finite, rounded_to, to_record
 from task.messages import CONTROL, NUM_EXAMPLES
-from task.settings import Range, validate
+from task.settings import Range, require, validate
 
 
 class SCAFFOLD(BaseStrategy):
@@ -41,6 +41,10 @@ class SCAFFOLD(BaseStrategy):
         super().__init__(**base)
         self.global_learning_rate = global_learning_rate
         validate(self)
+        # A cap depends on who else is in a round, and c needs weights that stay.
+        valid = self.weighting == "uniform" or self.largest_share == 1
+        allowed = "1 with weighting='examples': c is the mean by weights that stay"
+        require(valid, "largest-share", self.largest_share, allowed)
         self._sent = ArrayRecord()
         # Weights of all clients that have been seen, by name, and their last sum.
         self.client_weights: dict[str, float] = {}

@@ -22,7 +22,7 @@ from softmax_runs import (
 
 from strategies import SCAFFOLD, build_strategy
 from task import ExampleSet, ExampleTask
-from task.settings import resolve
+from task.settings import SettingsError, resolve
 
 EVERYBODY = list(range(N))
 
@@ -259,3 +259,30 @@ def test_a_client_with_another_model_is_not_counted():
     strategy = SCAFFOLD(fraction_train=1.0)
     assert strategy.identify(grid_of(4, client)) == [1, 2, 4]
     assert list(strategy.client_weights) == ["000000", "000001", "000003"]
+
+
+def test_what_an_earlier_run_left_is_no_part_of_c(tmp_path, monkeypatch):
+    # Runs of one experiment go on from each other's states; x and c begin anew.
+    tokens = iter(("first", "second"))
+
+    def named(settings):
+        strategy = build_strategy(settings)
+        strategy.standing.run_token = next(tokens)
+        return strategy
+
+    monkeypatch.setattr("softmax_runs.build_strategy", named)
+    usual = {"state_dir": tmp_path, "experiment": "lab"}
+    run("scaffold", 3, **usual)
+    found = run("scaffold", 3, **usual)
+    assert len(list(tmp_path.rglob("first-*"))) > 0
+    expected = numpy_scaffold(found.trained)
+    for arrays, (x, c, _) in zip(found.arrays, expected, strict=True):
+        assert_near(matrix(arrays), x)
+        assert_near(matrix(arrays, "control."), c)
+
+
+def test_weights_that_depend_on_who_else_is_there_are_refused():
+    SCAFFOLD(largest_share=0.5)
+    line = "largest-share is 0.5; it must be 1 with weighting='examples'"
+    with pytest.raises(SettingsError, match=line):
+        SCAFFOLD(largest_share=0.5, weighting="examples")
