@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from clients.base import Client, Config, Evaluation, Reply, TrainingSettings
 from clients.device.slots import Tensors
 from task.calls import EVALUATION_BATCH
+from task.devices import random_state, set_random_state
 from task.models import SplitModel
 from task.settings import Range
 from task.training import freeze, gradient, loop
@@ -145,7 +146,10 @@ class HFMAMLClient(PerFedAvgClient):
     ) -> Tensors:
         """Take α times the Hessian's product with ∇f_i(w̃) from it."""
         batch, delta = next(batches), self.settings.hessian_delta
+        # Both are of one function: dropout leaves out the same.
+        random = random_state()
         _, ahead = self.gradient(moved(w, slope, delta), batch)
+        set_random_state(random)
         _, behind = self.gradient(moved(w, slope, -delta), batch)
         alpha = self.settings.inner_learning_rate
         return moved(slope, moved(ahead, behind, -1.0), -alpha / (2 * delta))

@@ -187,3 +187,25 @@ def test_it_is_held_near_the_global_model_where_a_server_asks_for_it(algorithm):
     for _ in range(STEPS):
         own = w - RATE * meta_gradient(own, 2, algorithm == "hf-maml", 0.01)
     assert_near(np.column_stack([held[0], held[1]]), own)
+
+
+def test_both_sides_of_the_hessian_s_product_leave_out_the_same(monkeypatch):
+    client = run("hf-maml", 0).client(3, 0)
+    asked = []
+    original = client.gradient
+
+    def noted(point, batch):
+        asked.append(torch.get_rng_state())
+        torch.rand(1)  # As dropout draws.
+        return original(point, batch)
+
+    monkeypatch.setattr(client, "gradient", noted)
+    client.fit(client.get_parameters({}), {"server-round": 1})
+    steps = [asked[k : k + 4] for k in range(0, len(asked), 4)]
+    assert len(steps) == STEPS
+    for inner, outer, ahead, behind in steps:
+        assert torch.equal(ahead, behind)
+        assert not torch.equal(inner, outer)
+        assert not torch.equal(outer, ahead)
+    # The next step's are others.
+    assert not torch.equal(steps[0][2], steps[1][2])
