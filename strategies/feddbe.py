@@ -8,6 +8,7 @@ from flwr.app import ArrayRecord, ConfigRecord, Message
 from flwr.serverapp import Grid
 
 from strategies.base import BaseStrategy
+from strategies.server.aggregation import capped
 from strategies.server.replies import Arrays, to_record
 from task.messages import CONSENSUS, NUM_EXAMPLES, STATISTICS
 
@@ -45,6 +46,8 @@ class FedDBE(BaseStrategy):
             1.0 if self.weighting == "uniform" else float(known[name][NUM_EXAMPLES])
             for name, _ in said
         ]
+        if self.weighting == "examples":
+            votes = capped(votes, self.largest_share)
         each = [partial(dict[str, np.ndarray], {MEAN: mean}) for _, mean in said]
         found = self.rule(votes, each, {MEAN: like.numpy()})
         return arrays if found is None else ArrayRecord({**arrays, **to_record(found)})

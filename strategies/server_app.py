@@ -61,6 +61,7 @@ def run(
     strategy = build_strategy(settings)
     check_newcomers(strategy, own.algorithm, own.new_clients, own.num_clients)
     strategy.participants.keyed = own.names_by_key
+    strategy.participants.round_timeout = own.round_timeout
     grid = patient(grid, strategy.name_of, own.round_timeout)
     output, name = Path(own.output), short_name(own.algorithm)
     log(INFO, "results are written to %s", (output / name).absolute())

@@ -33,6 +33,7 @@ from task.messages import (
     PROPERTIES,
     REFUSAL,
     RUN,
+    STATISTICS,
     STRUCTURE,
 )
 from task.settings import SettingsError
@@ -108,6 +109,8 @@ class Participants:
         # Whether a name belongs to the key that first used it, and to which.
         self.keyed = False
         self.keys: dict[str, str] = {}
+        # Seconds for what takes clients as long as training; a run's round-timeout.
+        self.round_timeout = QUERY_TIMEOUT
         # Why a client could not be asked, the last time.
         self.failure = ""
 
@@ -255,14 +258,18 @@ class Participants:
     ) -> list[tuple[str, ArrayRecord]]:
         """Ask clients for arrays; return names and answers, in the order of the names.
 
-        ``action`` of the query is ``arrays``, or ``statistics`` of `Client.statistics`.
+        ``action`` of the query is ``arrays``, or ``statistics`` of `Client.statistics`,
+        for which there is as much time as for a round. The log says who does not
+        answer.
         """
         kind = f"{MessageType.QUERY}.{action}"
+        timeout = self.round_timeout if action == STATISTICS else QUERY_TIMEOUT
         names = several([self.name_of(node) for node in nodes])
         log(INFO, "waiting for %s to send their %s", names, action)
         messages = [Message(RecordDict(), n, kind) for n in nodes]
-        answers = []
-        for reply in grid.send_and_receive(messages, timeout=QUERY_TIMEOUT):
+        answers, silent = [], set(nodes)
+        for reply in grid.send_and_receive(messages, timeout=timeout):
+            silent.discard(reply.metadata.src_node_id)
             name = self.name_of(reply.metadata.src_node_id)
             try:
                 if reply.has_error():
@@ -272,6 +279,10 @@ class Participants:
                 reason = one_line(error)
                 self.failure = f"client {name}: its reply {reason}"
                 log(WARNING, "client %s sent no arrays: its reply %s", name, reason)
+        if silent:
+            names = several(sorted(map(self.name_of, silent)))
+            log(WARNING, "no %s of %s", action, names)
+            self.failure = f"no answer of {names}"
         return sorted(answers, key=lambda answer: answer[0])
 
     def agreed_arrays(self, grid: Grid, nodes: list[int], action: str) -> ArrayRecord:

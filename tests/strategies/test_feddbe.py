@@ -141,3 +141,14 @@ def test_a_head_without_a_bias_is_refused(tmp_path, capsys):
     whole = f"algorithm 'feddbe' and task 'linear': {line}"
     assert capsys.readouterr().err.endswith(whole)
     assert not (tmp_path / "results").exists()
+
+
+def test_nobody_has_more_than_the_largest_share_of_the_consensus():
+    # Six clients with 6, 9, … 21 examples: capped at a sixth, all are equal.
+    usual = {"fraction_train": 1.0, **PLAIN, **TASK}
+    equal = run("feddbe", 1, **usual).arrays[0]["consensus.mean"]
+    more = {"weighting": "examples", **usual}
+    capped = run("feddbe", 1, largest_share=1 / N, **more).arrays[0]["consensus.mean"]
+    free = run("feddbe", 1, **more).arrays[0]["consensus.mean"]
+    np.testing.assert_allclose(capped, equal, atol=1e-6)
+    assert np.abs(free - equal).max() > 1e-3

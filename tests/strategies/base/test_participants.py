@@ -323,3 +323,23 @@ def test_clients_go_by_their_folders_and_nobody_by_another_s_name():
     strategy.identify(grid)
     found = [strategy.participants.label(f"{i:06d}") for i in range(5)]
     assert found == ["anna", "000001", "000002", "bob", "000004"]
+
+
+def test_statistics_have_as_much_time_as_a_round_and_the_silent_are_named(caplog):
+    times = []
+
+    class Patient(InlineGrid):
+        def send_and_receive(self, messages, *, timeout=None):
+            times.append(timeout)
+            replies = super().send_and_receive(messages)
+            return [r for r in replies if r.metadata.src_node_id != 2]
+
+    strategy, grid = FedAvg(), grid_of(3)
+    nodes = strategy.identify(grid)
+    strategy.participants.round_timeout = 7200.0
+    silent = Patient(honest, 3)
+    for action in ("statistics", "arrays"):
+        answers = strategy.participants.query_arrays(silent, nodes, action)
+        assert [name for name, _ in answers] == ["000000", "000002"]
+        assert f"no {action} of 000001" in caplog.text
+    assert times == [7200.0, 600.0]
