@@ -188,6 +188,8 @@ class PersonalState:
             if arrays is not None:
                 self.unused = ""
                 return arrays
+        if self._acknowledged:
+            self.unused = self.unused or "nothing of it is left"
         return None
 
     def _read(self, path: Path | None, shapes: Shapes | None) -> Arrays | None:

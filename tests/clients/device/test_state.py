@@ -317,6 +317,17 @@ def test_why_nothing_of_what_is_kept_is_used(tmp_path):
     assert reason({}) == "its file is damaged"
 
 
+def test_a_client_that_has_lost_its_memory_says_so():
+    # The server has counted a reply of round 3; the process is a new one.
+    state = PersonalState(new_context(), acknowledged=3)
+    assert state.load() is None
+    assert state.unused == "nothing of it is left"
+    for fresh in (None, 0):
+        state = PersonalState(new_context(), acknowledged=fresh)
+        assert state.load() is None
+        assert state.unused == ""
+
+
 def test_the_right_shapes_are_not_foreign(tmp_path):
     PersonalState(new_context(), tmp_path).save(head(1), 1)
     loaded = PersonalState(new_context(), tmp_path).load({"head.weight": (2, 3)})
