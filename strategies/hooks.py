@@ -37,8 +37,8 @@ class RunHooks(Strategy):
     # What settings are in simulation unless they are given.
     simulation_defaults: ClassVar[Mapping[str, Setting]] = {}
 
-    # Settings that this strategy has under SRPFL.
-    under_srpfl: ClassVar[Mapping[str, Setting]] = {}
+    # Settings that this strategy has under SRPFL; None where nobody is sampled in it.
+    under_srpfl: ClassVar[Mapping[str, Setting] | None] = {}
 
     @classmethod
     def in_simulation(cls, settings: Settings) -> Mapping[str, Setting]:

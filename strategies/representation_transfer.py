@@ -49,6 +49,7 @@ class RepresentationTransfer(BaseStrategy):
     averages = False
     # Its targets are such clients.
     takes_newcomers = False
+    under_srpfl = None
 
     def __init__(
         self,

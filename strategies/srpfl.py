@@ -111,6 +111,10 @@ class SRPFL(RunHooks):
             raise SettingsError(
                 f"srpfl-base is {name!r}; it must be an algorithm that is not SRPFL"
             )
+        if strategy.under_srpfl is None:
+            raise SettingsError(
+                f"srpfl-base is {name!r}; it must be an algorithm that samples clients"
+            )
         return {**wrapped, **strategy.under_srpfl}
 
     @classmethod

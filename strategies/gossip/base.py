@@ -65,6 +65,7 @@ class Gossip(BaseStrategy):
 
     averages = False
     takes_newcomers = False
+    under_srpfl = None
     uses_consensus_step: ClassVar[bool] = True
     # Names of the properties in which a client tells how long its messages may be.
     length_properties: ClassVar[tuple[str, ...]] = ("message-bytes",)

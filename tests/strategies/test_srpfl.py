@@ -254,6 +254,13 @@ def test_srpfl_over_srpfl_is_refused_in_one_line(base: str) -> None:
             ask(settings)
 
 
+@pytest.mark.parametrize("base", ["dpsgd", "representation-transfer"])
+def test_a_base_in_which_nobody_is_sampled_is_refused_in_one_line(base: str) -> None:
+    line = f"^srpfl-base is {base!r}; it must be an algorithm that samples clients$"
+    with pytest.raises(SettingsError, match=line):
+        build_strategy(settings_of("srpfl", srpfl_base=base))
+
+
 @pytest.mark.parametrize(
     ("base", "line"),
     [
