@@ -3,7 +3,7 @@
 import contextlib
 import os
 from collections.abc import Callable, Iterator, Mapping
-from logging import ERROR
+from logging import ERROR, WARNING
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +30,7 @@ from strategies.server.results import (
     SUMMARY,
     TIDY,
     Row,
+    gaps,
     quality,
     read_json,
     read_rows,
@@ -37,6 +38,7 @@ from strategies.server.results import (
     summarize,
     write_json,
 )
+from strategies.server.said import several
 from strategies.server.tables import write_tables
 from strategies.server.terminal import console
 from strategies.server.tidy import KNOWN, TidyFile, client_means, join
@@ -160,6 +162,11 @@ class Report:
         those that came after the training. ``ended`` is called when all of it is
         there but the page, which shows that the run has ended.
         """
+        if lacking := gaps(clients):
+            text = (
+                "not every client has a value of %s; means are of those that have one"
+            )
+            log(WARNING, text, several(lacking))
         if self._behind:
             with self._said("metrics"):
                 self._write_rows()
@@ -169,7 +176,7 @@ class Report:
             self.tidy.add(KNOWN, name, known(metrics))
         with self._said(TIDY):
             self.tidy.flush()
-        last = int(self.settings["evaluate-last"])
+        last = self._last_rounds()
         since = self.rows[-1]["round"] - last if self.rows else 0
         means = client_means(self.directory / TIDY, "accuracy", since)
         summary = summarize(self.rows, clients, last, means)
@@ -187,6 +194,12 @@ class Report:
             there = [path for path in files if path.is_file()]
             self.trackers.end(True, summary, there)
         return summary
+
+    def _last_rounds(self) -> int:
+        """Return how many rounds at the end are the result: some that was evaluated."""
+        last = int(self.settings["evaluate-last"])
+        tested = [row["round"] for row in self.rows if "evaluated" in row]
+        return max(last, self.rows[-1]["round"] - tested[-1] + 1) if tested else last
 
     def _write_newcomers(
         self, joined: Mapping[str, Mapping[str, Any]]

@@ -2,6 +2,7 @@
 
 import json
 import math
+from collections import Counter
 from collections.abc import Container, Mapping
 from pathlib import Path
 from typing import Any
@@ -135,6 +136,14 @@ def summarize(
         **{n: rows[-1][n] for n in LATEST if n in rows[-1]},
         "bytes": sum(row["bytes-down"] + row["bytes-up"] for row in rows),
     }
+
+
+def gaps(clients: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """Return metrics that not all tested clients have, each with how many have it."""
+    tested = [metrics for metrics in clients.values() if "loss" in metrics]
+    counts = Counter(name for metrics in tested for name in metrics)
+    own = sorted(counts.keys() - {*SUMMARIZED, *BESIDE})
+    return [f"{n!r} ({counts[n]})" for n in own if counts[n] < len(tested)]
 
 
 def read_json(path: Path) -> Any:

@@ -43,7 +43,8 @@ class RunSettings(Checked):
     evaluate_every : int, default 5
         Which rounds are evaluated; 0 only the last ones.
     evaluate_last : int, default 10
-        How many rounds at the end are evaluated; the result is their mean.
+        How many rounds at the end are evaluated; the result is their mean. With 0 it is
+        the last that ``evaluate-every`` has evaluated.
     new_clients : int, default 0
         How many of the simulated clients, drawn by the seed, take no part in the
         training. After the last round each fits what is its own, a head say, on its

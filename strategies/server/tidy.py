@@ -34,7 +34,7 @@ class TidyFile:
 
     def __init__(self, path: Path, about: Iterable[Any]) -> None:
         self.path, self.about = path, list(about)
-        self._pending, self._end = HEADER, 0
+        self._pending, self._end = [HEADER], 0
 
     def begin(self, after: int) -> None:
         """Keep the lines of the rounds up to one, from the run that is continued.
@@ -52,7 +52,7 @@ class TidyFile:
         except OSError:
             partial.unlink(missing_ok=True)
             raise
-        self._pending, self._end = "", end
+        self._pending, self._end = [], end
 
     def add(self, server_round: int, client: str, metrics: Mapping[str, Any]) -> None:
         """Note the numbers among some metrics; `flush` writes them."""
@@ -61,11 +61,11 @@ class TidyFile:
         for name, value in metrics.items():
             if isinstance(value, int | float) and name != "round":
                 writer.writerow([*self.about, server_round, client, name, value])
-        self._pending += text.getvalue()
+        self._pending.append(text.getvalue())
 
     def flush(self) -> None:
         """Write what has been added; an `OSError` leaves it for the next time."""
-        data = self._pending.encode()
+        data = "".join(self._pending).encode()
         self.path.touch()
         with self.path.open("r+b") as file:
             file.seek(self._end)
@@ -73,7 +73,7 @@ class TidyFile:
             file.truncate()
             file.write(data)
             file.flush()
-        self._end, self._pending = self._end + len(data), ""
+        self._end, self._pending = self._end + len(data), []
 
 
 def _lines(path: Path, after: int) -> Iterable[list[str]]:

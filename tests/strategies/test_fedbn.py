@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import pytest
+import torch
 from flwr.app import Context, RecordDict
 from softmax_runs import (
     CLASSES,
@@ -18,10 +19,12 @@ from softmax_runs import (
     run,
     weights,
 )
+from torch import nn
 
 import simulation
 from clients.device.state import PersonalState
 from clients.fedbn import FedBNClient
+from task import ExampleSet, ExampleTask, SplitModel
 from task.settings import build, resolve
 from task.tasks import build_task
 
@@ -142,3 +145,17 @@ def test_a_model_without_a_batch_norm_is_refused(algorithm, tmp_path, capsys):
     line = f"algorithm '{algorithm}' and task 'digits': it needs a model with batch"
     assert f"{line} norms, resnet20 say\n" in capsys.readouterr().err
     assert not output.exists()
+
+
+def test_a_norm_in_the_head_stays_as_well():
+    def model() -> SplitModel:
+        head = nn.Sequential(nn.Linear(2, 4), nn.BatchNorm1d(4), nn.Linear(4, 2))
+        return SplitModel(nn.Flatten(), head)
+
+    sets = [ExampleSet(torch.ones(4, 2), torch.tensor([0, 1, 0, 1]))]
+    settings = build(FedBNClient.settings_type, resolve({}))
+    client = FedBNClient(
+        ExampleTask(model, sets, sets), 0, PersonalState.holding({}), settings
+    )
+    kept = [name.rpartition(".")[0] for name in client.names(client.personal)]
+    assert set(kept) == {"head.1"}

@@ -180,3 +180,22 @@ def test_a_busy_client_counts_as_it_was_last_evaluated_and_in_the_number_of_all(
     # One that has left is nobody's.
     grid.left_alone = frozenset()
     assert "evaluated-before" not in evaluate_once(strategy, grid, 4)
+
+
+def test_nobody_weighs_more_than_it_has_declared():
+    # Client i has i test examples and an accuracy of i tenths; the last one lies.
+    def client(message: Message, context: Context) -> Message:
+        reply = honest(message, context)
+        i = partition_of(context)
+        match message.metadata.message_type:
+            case MessageType.QUERY if "properties" in reply.content.config_records:
+                reply.content["properties"]["num-test-examples"] = i + 1
+            case MessageType.EVALUATE:
+                record = reply.content.metric_records["metrics"]
+                record["num-examples"] = 10**9 if i == 3 else i + 1
+        return reply
+
+    metrics = evaluate_once(FedAvg(), grid_of(4, client))
+    # (1 · 0 + 2 · 1 + 3 · 2 + 4 · 3) / 10
+    assert metrics["accuracy-weighted"] == pytest.approx(0.2)
+    assert metrics["loss-weighted"] == pytest.approx(2.0)

@@ -196,3 +196,22 @@ def test_a_damaged_summary_is_replaced(tmp_path):
     finished(tmp_path, "fedrep", 0.75)
     whole = json.loads((tmp_path / "out" / "summary.json").read_text())
     assert list(whole["algorithms"]) == ["fedrep"]
+
+
+def test_without_last_rounds_the_last_evaluated_is_the_result(tmp_path):
+    report = Report(settings_of(tmp_path, evaluate_last=0))
+    for number, accuracy in ((1, None), (2, 0.3), (3, 0.6), (4, None)):
+        more = {} if accuracy is None else {"evaluated": 2}
+        report.add(row(number, accuracy, **more))
+    assert report.finish({"a": {"accuracy": 0.6}})["accuracy"] == 0.6
+
+
+def test_metrics_that_not_every_client_has_are_said(tmp_path, caplog):
+    # An AUC, say, where some have one class; a client without test examples has none.
+    report = Report(settings_of(tmp_path))
+    report.add(row(1, 0.5, evaluated=3, auc=0.75, f1=0.5))
+    whole = {"accuracy": 0.5, "loss": 1.0, "f1": 0.5}
+    clients = {"a": {**whole, "auc": 0.5}, "b": {**whole, "auc": 1.0}, "c": whole}
+    report.finish({**clients, "d": {"num-examples": 3}})
+    line = "not every client has a value of 'auc' (2); means are of those that have one"
+    assert caplog.messages == [line]
