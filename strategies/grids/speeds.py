@@ -134,7 +134,9 @@ def read_times(path: Path, num_clients: int) -> Times:
     try:
         times = np.array([float(line) for line in lines])
     except ValueError as error:
-        raise SettingsError(f"speed-model {str(path)!r}: {error}") from None
+        raise SettingsError(
+            f"speed-model {str(path)!r}: {error}; it must have a number a line"
+        ) from None
     require(
         len(times) >= num_clients,
         f"the number of lines of speed-model {str(path)!r}",

@@ -37,6 +37,7 @@ BAD = [
     (config("augment=1"), "augment is 1; it must be of type bool"),
     (config("seed=1e"), "--run-config 'seed=1e' cannot be read: it must be"),
     (config("nowhere.toml"), "--run-config 'nowhere.toml' cannot be read"),
+    (("--output", "/dev/null/out"), "output is '/dev/null/out'; it must be writable"),
     (("--colour",), "unrecognized arguments: --colour; --help shows"),
     (("--rounds",), "argument --rounds: expected one argument; --help shows"),
     (("--rounds", "ten"), "argument --rounds: invalid int value: 'ten'; --help shows"),
@@ -277,12 +278,19 @@ def test_a_run_that_is_over_cannot_be_resumed_elsewhere(surroundings, capfd):
     assert_refused(arguments, "resume: the run has ended", surroundings, capfd)
 
 
-def test_a_refused_run_deletes_nothing(surroundings, capfd):
+def test_a_refused_run_deletes_and_moves_nothing(surroundings, capfd):
     kept = {"checkpoint_every": 1, "initial_nodes": 2}
     assert run(surroundings / "out", "srpfl", "--rounds", "2", **kept) == 0
-    arguments = ("srpfl", *config("checkpoint-every=1 initial-nodes=11"))
-    line = "initial-nodes is 11; it must be at most 10"
-    assert_refused(arguments, line, surroundings, capfd)
+    (surroundings / "times.txt").write_text("1.5\nsoon\n")
+    for setting, line in (
+        ("initial-nodes=11", "initial-nodes is 11; it must be at most 10"),
+        ("tracker='foo'", "unknown tracker 'foo'; known: "),
+        ("tracker='os:path'", "it must be a subclass of Tracker"),
+        ("speed-model='fast'", "unknown speed-model (or file) 'fast'"),
+        ("speed-model='times.txt'", "'soon'; it must have a number a line"),
+    ):
+        arguments = ("srpfl", *config(f"checkpoint-every=1 {setting}"))
+        assert_refused(arguments, line, surroundings, capfd)
 
 
 @pytest.mark.e2e

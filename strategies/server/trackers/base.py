@@ -158,7 +158,11 @@ def numbers(row: Row) -> dict[str, float]:
 def _kind(name: str) -> Callable[[str], Tracker]:
     """Return what makes a tracker, once it is known that it can be imported."""
     if is_path(name):
-        own: Callable[[str], Tracker] = load(name, "tracker")
+        own = load(name, "tracker")
+        if not (isinstance(own, type) and issubclass(own, Tracker)):
+            raise SettingsError(
+                f"tracker {name!r} names {own!r}; it must be a subclass of Tracker"
+            )
         return own
     if name not in TRACKERS:
         raise unknown("tracker", name, TRACKERS)
