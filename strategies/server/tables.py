@@ -102,7 +102,8 @@ def show(summaries: Summaries, output: object, evaluated_on: str) -> None:
     for row in rows:
         table.add_row(*map(escape, row))
     terminal = console()
-    terminal.print(table)
+    # Wider than the terminal, its lines go on in the next one.
+    terminal.print(table, crop=False)
     where = f"metrics, clients, summary, tables and plot: {output}"
     terminal.print(where, soft_wrap=True, markup=False)
 

@@ -59,3 +59,14 @@ def test_no_word_is_cut_on_a_narrow_terminal(monkeypatch):
     shown = text.getvalue()
     for word in ("algorithm", "accuracy", "examples", "own_50%", "75.00%", "1.25%"):
         assert word in shown
+
+
+def test_no_column_is_lost_where_they_are_many(monkeypatch):
+    text = StringIO()
+    narrow = Console(file=text, width=40)
+    monkeypatch.setattr("strategies.server.tables.console", lambda: narrow)
+    many = {f"metric-{i}": 0.1234 + i for i in range(12)}
+    show({"fedrep": {"accuracy": 0.5, **many}}, "out", "test")
+    for name, value in many.items():
+        assert name in text.getvalue()
+        assert f"{value:.4g}" in text.getvalue()
