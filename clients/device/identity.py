@@ -1,14 +1,17 @@
 """Who a client is, where it keeps its state, and which settings it has."""
 
+import difflib
 import hashlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache, partial
+from logging import WARNING
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 from urllib.parse import quote
 
 from flwr.app import Context, UserConfig
+from flwr.common import log
 
 from clients.algorithms import (
     check_countable,
@@ -36,10 +39,13 @@ from task.settings import (
     is_path,
     require,
     resolve,
+    unknown,
 )
 from task.tasks import build_task
 from task.tasks.image import ImageTask
 
+# What a node config has besides an algorithm's ``node_settings``.
+OF_A_NODE = ("client-name", "state-dir", "partition-id", "num-partitions")
 # Of a directory for a client or an experiment.
 LONGEST_NAME = 200
 
@@ -96,7 +102,9 @@ def client_name(context: Context) -> str:
     """
     config = context.node_config
     if "client-name" in config:
-        return str(config["client-name"])
+        name = str(config["client-name"])
+        require(name != "", "client-name", name, "not empty")
+        return name
     if "partition-id" in config:
         return f"{int(config['partition-id']):06d}"
     raise SettingsError(
@@ -136,7 +144,25 @@ def client_setup(context: Context, run_config: UserConfig | None) -> Setup:
     given = context.run_config if run_config is None else run_config
     pairs = tuple(given.items())
     kind, setup = _known(pairs)
+    known = *kind.node_settings, *OF_A_NODE
+    check_node_config(tuple(context.node_config), known)
     return setup(tuple(kind.own_settings(given, context.node_config).items()))
+
+
+@lru_cache(maxsize=16)
+def check_node_config(names: tuple[str, ...], known: tuple[str, ...]) -> None:
+    """Refuse names of a node config that are nearly known: `SettingsError`.
+
+    A slip of the pen must not leave a device without its noise, or its head on no disk.
+    Names like none that is known may be another app's; the log says once that they are
+    not read.
+    """
+    for name in names:
+        if name in known:
+            continue
+        if difflib.get_close_matches(name.replace("_", "-"), known, cutoff=0.8):
+            raise unknown("name in the node config", name, known)
+        log(WARNING, "%s in the node config is not read", name)
 
 
 Pairs = tuple[tuple[str, Setting], ...]

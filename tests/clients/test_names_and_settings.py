@@ -353,3 +353,32 @@ def test_settings_come_from_the_run_where_none_are_given():
     assert len(initial_arrays(make_app(), context)) == 0
     context.run_config = {"algorithm": "fedrep"}
     assert len(initial_arrays(make_app(), context)) > 0
+
+
+@pytest.mark.parametrize(
+    ("name", "near"),
+    [("dp_noise", "dp-noise"), ("data-dri", "data-dir"), ("state_dir", "state-dir")],
+)
+def test_a_slip_of_the_pen_in_a_node_config_takes_no_part(name, near):
+    device = Context(1, 5, {"client-name": "kitchen", name: "1"}, RecordDict(), {})
+    reply = app_of()(message_of(MessageType.QUERY), device)
+    refusal = reply.content.config_records["properties"]["refusal"]
+    line = f"unknown name in the node config {name!r}; did you mean {near!r}? known: "
+    assert refusal.startswith(line)
+
+
+def test_a_name_that_is_nothing():
+    device = Context(1, 5, {"client-name": ""}, RecordDict(), {})
+    reply = app_of()(message_of(MessageType.QUERY), device)
+    refusal = reply.content.config_records["properties"]["refusal"]
+    assert refusal == "client-name is ''; it must be not empty"
+
+
+def test_what_another_app_has_in_the_node_config_is_said_once(caplog):
+    node = {"client-name": "kitchen", "camera": 2}
+    for _ in range(2):
+        device = Context(1, 5, {**node}, RecordDict(), {})
+        reply = app_of()(message_of(MessageType.QUERY), device)
+        assert "refusal" not in reply.content.config_records["properties"]
+    line = "camera in the node config is not read"
+    assert [m for m in caplog.messages if "camera" in m] == [line]
