@@ -23,6 +23,15 @@ from task.weights import load_weights
 Matrix = npt.NDArray[np.float64]
 # Of all outputs and targets of a client's test examples.
 Metric = Callable[[Tensor, Tensor], Tensor | float]
+# What rounds and clients have besides metrics of a task's own.
+TAKEN = frozenset(
+    (
+        *("accuracy", "loss", "global-nc2", "local-nc2", "train-loss", "class-counts"),
+        *("num-examples", "num-test-examples", "last-round", "evaluated-in"),
+        *("round", "rounds", "seconds", "seconds-simulated", "clients", "evaluated"),
+        *("rejected", "unanswered", "bits", "epsilon", "delta", "example-epsilon"),
+    )
+)
 
 
 class Task(Protocol):
@@ -170,7 +179,15 @@ def try_batch(task: Task, batch: tuple[Tensor, Tensor]) -> None:
         raise SettingsError(
             f"the loss of the first batch is {value.item()}; it must be finite"
         )
+    if not isinstance(task.metrics, Mapping):
+        kind = type(task.metrics).__name__
+        raise SettingsError(f"metrics is a {kind}; it must be a mapping of names")
     for name, metric in task.metrics.items():
+        if name in TAKEN or name.startswith("bytes-"):
+            raise SettingsError(
+                f"a metric is called {name!r}, as what every run has; it must have a "
+                "name of its own"
+            )
         found = call(f"metric {name!r}", metric, outputs=outputs, targets=targets)
         number(name, found)
 
@@ -180,9 +197,10 @@ def number(name: str, found: Any) -> float:
     try:
         return float(found)
     except (TypeError, ValueError, RuntimeError):
-        raise SettingsError(
-            f"metric {name!r} is {found!r}; it must be one number"
-        ) from None
+        text = " ".join(repr(found).split())[:200]
+        raise SettingsError(f"metric {name!r} is {text}; it must be one number") from (
+            None
+        )
 
 
 @dataclass(frozen=True, eq=False)
@@ -227,6 +245,11 @@ class ExampleTask(BaseTask):
 
     def initial_model(self) -> SplitModel:
         """Return a new model with the seed's initial values, or those of the file."""
+        if isinstance(self.model, nn.Module):
+            raise SettingsError(
+                f"model is a {type(self.model).__name__}; it must be a function that "
+                "returns a new one"
+            )
         with seeded(self.seed):
             module = self.model()
         if not isinstance(module, nn.Module):

@@ -60,7 +60,14 @@ class ExampleSet:
     device: torch.device | None = None
 
     def __post_init__(self) -> None:
-        """Check the lengths."""
+        """Check types and lengths."""
+        for name in ("inputs", "targets"):
+            value = getattr(self, name)
+            if not isinstance(value, Tensor):
+                raise SettingsError(
+                    f"{name} is of type {type(value).__name__}; it must be a tensor, "
+                    "torch.from_numpy of an array"
+                )
         n = len(self.inputs if self.rows is None else self.rows)
         if n != len(self.targets):
             raise SettingsError(

@@ -19,7 +19,7 @@ from flwr.app import (
     RecordDict,
 )
 
-from task.settings import resolve
+from task.settings import SettingsError, resolve
 from task.tasks import build_task
 
 
@@ -197,3 +197,27 @@ def test_clients_rounds_and_seeds_shuffle_differently():
     expected = np.eye(5, dtype=bool)
     expected[0, 4] = expected[4, 0] = True
     assert np.array_equal(same, expected)
+
+
+@pytest.mark.parametrize("algorithm", ["fedavg", "fedrep", "l2gd"])
+def test_a_client_without_training_examples_says_so(algorithm, write_module):
+    text = """
+import torch
+from torch import nn
+from task import ExampleSet, ExampleTask, SplitModel
+
+def empty(num_clients):
+    x, y = torch.ones(4, 2), torch.tensor([0, 1, 0, 1])
+    build = lambda: SplitModel(nn.Linear(2, 2), nn.Linear(2, 2))
+    train = [ExampleSet(x[:4 * i], y[:4 * i]) for i in range(num_clients)]
+    test = [ExampleSet(x, y)] * num_clients
+    return ExampleTask(build, train, test, classes=("a", "b"))
+"""
+    app = app_of(algorithm=algorithm, task=f"{write_module('empties', text)}:empty")
+    arrays = initial_arrays(app, context_of(1))
+    message = message_of(MessageType.TRAIN, arrays, server_round=1)
+    with pytest.raises(SettingsError, match=r"^there are no training examples$"):
+        app(message, context_of(0))
+    # It may be tested even so.
+    message = message_of(MessageType.EVALUATE, arrays, server_round=1)
+    assert "accuracy" in app(message, context_of(0)).content["metrics"]

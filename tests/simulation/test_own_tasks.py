@@ -35,6 +35,22 @@ def endless(num_clients):
 def strange(num_clients):
     return table(num_clients, weights="strange.pth")
 
+def fewer(num_clients):
+    return table(2)
+
+def taken(num_clients):
+    return table(num_clients, metrics={"loss": lambda outputs, targets: 1.0})
+
+def listed(num_clients):
+    return table(num_clients, metrics=[max])
+
+def built(num_clients):
+    return table(num_clients, model=SplitModel(nn.Linear(1, 2), nn.Linear(2, 1)))
+
+def arrays(num_clients):
+    x = torch.ones(3, 1)
+    return table(num_clients, train=[ExampleSet(x.numpy(), x)])
+
 def nothing(num_clients):
     pass
 """
@@ -62,6 +78,11 @@ def test_own_metrics_are_in_the_files_and_the_table(tmp_path, write_module, caps
 BAD = {
     "nothing": "made a NoneType without 'initial_model'; it must be a Task",
     "headless": "the model Sequential has no head named 'fc'; its linear layers: 0",
+    "fewer": "the task has examples of 2 clients; client 2, from 0, is one too many",
+    "taken": "a metric is called 'loss', as what every run has; it must have a name of",
+    "listed": "metrics is a list; it must be a mapping of names",
+    "built": "model is a SplitModel; it must be a function that returns a new one",
+    "arrays": "inputs is of type ndarray; it must be a tensor, torch.from_numpy of an",
     "unequal": "there are 3 inputs and 2 targets; there must be one target an input",
     "doubles": "the model refuses inputs of type float64 and shape (3, 1): ",
     "many": "the loss of a batch is shape (8, 1); it must be a tensor of one number",
@@ -74,7 +95,7 @@ BAD = {
 def test_own_tasks_that_are_refused(name, write_module, tmp_path, monkeypatch, capfd):
     monkeypatch.chdir(tmp_path)
     path = f"{write_module('tables', TASK)}:{name}"
-    arguments = ("fedrep", "--task", path, "--clients", "2")
+    arguments = ("fedrep", "--task", path, "--clients", "3")
     assert_refused(arguments, BAD[name], tmp_path, capfd)
 
 
