@@ -36,6 +36,7 @@ from strategies.server.results import METRICS, Row, read_rows
 from strategies.server.rounds import RunSettings
 from strategies.server.tables import show
 from strategies.server.terminal import console, ended_as_by_ctrl_c
+from strategies.server.trackers.base import Trackers
 from task.settings import (
     Setting,
     Settings,
@@ -43,6 +44,7 @@ from task.settings import (
     build,
     declared,
     defaults,
+    is_path,
     require,
     resolve,
 )
@@ -149,6 +151,20 @@ def _without_others(settings: Settings) -> dict[str, Setting]:
     return {n: v for n, v in settings.items() if n in known or n in defaults()}
 
 
+def read_by(name: str, algorithms: Sequence[str], given: Settings) -> Settings:
+    """Leave out what only others of some algorithms declare."""
+    from clients.algorithms import owners
+
+    check_names(algorithms)
+    named = resolve(given, strict=False)
+    each = {
+        n: {s for maker in owners({**named, "algorithm": n}) for s in declared(maker)}
+        for n in algorithms
+    }
+    others = set().union(*each.values()) - each[name] - defaults().keys()
+    return {s: value for s, value in given.items() if s not in others}
+
+
 def check(
     algorithms: Sequence[str],
     given: Settings,
@@ -181,7 +197,7 @@ def check(
     from clients.algorithms import owners
     from clients.device.identity import DeviceSettings
     from clients.device.simulated import try_out
-    from strategies.grids.speeds import SpeedSettings
+    from strategies.grids.speeds import SpeedSettings, speed_model
     from task.devices import find
 
     require(backend in BACKENDS, "backend", backend, " or ".join(BACKENDS))
@@ -221,6 +237,9 @@ def check(
         count = own_settings.new_clients
         check_newcomers(strategy, algorithm, count, num_clients)
         strategy.check_clients(num_clients - count)
+        # Made again for the run; now for their checks.
+        Trackers(choice)
+        speed_model(choice, num_clients - count)
         if settings["resume"]:
             resume = Path(str(settings["resume"]))
             begun = [
@@ -237,6 +256,9 @@ def check(
         if settings["validation-fraction"]:
             for i in range(1, num_clients):
                 clients[0].task.check(i)
+        elif is_path(settings["task"]):
+            # Somebody's task may be of fewer clients.
+            clients[0].task.check(num_clients - 1)
     warnings = list(notes)
     for name in given:
         if not any(name in names for names in used.values()):
@@ -340,13 +362,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
         allowed = "1 with ray, which uses all cores for each run; take --backend inline"
         require(jobs == 1 or backend != "ray", "jobs", jobs, allowed)
         if algorithms[:1] == ["tune"]:
+            tried = algorithms[1:] or DEFAULT_ALGORITHMS
+            former = str(given.get("resume", ""))
+            there = not former or Path(former).is_dir()
+            require(there, "resume", former, "a folder of results")
             with served_for({**resolve(given, strict=False), "output": output}):
                 tuned = tune.tune(
-                    algorithms[1:] or DEFAULT_ALGORITHMS,
+                    tried,
                     tune.points(namespace.grid),
                     given,
                     Path(output),
-                    lambda name, own: prepare([name], own, backend, count),
+                    lambda name, own: prepare(
+                        [name], read_by(name, tried, own), backend, count
+                    ),
                     lambda name, runs, place: carry_out(
                         *([name], runs, backend),
                         *(None if count is None else str(place), jobs),

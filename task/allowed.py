@@ -78,17 +78,20 @@ def require_all_of_noise(prefix: str, noise: float, clip: float, delta: float) -
         require((value > 0) == (noise > 0), f"{prefix}-{name}", value, allowed)
 
 
-def unknown(kind: str, name: object, known: Iterable[str]) -> SettingsError:
+def unknown(
+    kind: str, name: object, known: Iterable[str], listed: str = "docs/settings.md"
+) -> SettingsError:
     """Return the error for a name that is not one of ``known``, with the nearest one.
 
-    ``kind`` is what the name was meant to be, e.g. ``"algorithm"``.
+    ``kind`` is what the name was meant to be, e.g. ``"algorithm"``; ``listed`` is where
+    to look them up where they are many.
     """
     names = sorted(known)
     near = difflib.get_close_matches(str(name), names, n=1)
     hint = f"did you mean {near[0]!r}? " if near else ""
     # More than anybody would read.
-    listed = ", ".join(names) if len(names) <= MAX_LISTED else "see docs/settings.md"
-    return SettingsError(f"unknown {kind} {name!r}; {hint}known: {listed}")
+    all_ = ", ".join(names) if len(names) <= MAX_LISTED else f"see {listed}"
+    return SettingsError(f"unknown {kind} {name!r}; {hint}known: {all_}")
 
 
 # What is allowed.

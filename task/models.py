@@ -216,7 +216,7 @@ def _torchvision_model(
 
     names = list_models(module=sys.modules[zoo])
     if name not in names:
-        raise unknown("model", name, [*MODELS, *names])
+        raise unknown("model", name, [*MODELS, *names], "simulation.py --list")
     options: dict[str, Any] = {"weights": None, "num_classes": num_classes}
     if name in ("googlenet", "inception_v3"):
         # One output, not three; their own initialisation takes minutes.

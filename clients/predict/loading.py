@@ -1,7 +1,7 @@
 """Load a trained model: a client's own part and what it shares."""
 
 import copy
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import torch
@@ -17,7 +17,7 @@ from clients.device.state import (
     read_checked,
 )
 from clients.device.task_card import TaskCard
-from clients.predict.trained import read_run, read_tensors
+from clients.predict.trained import TrainedRun, read_run, read_tensors
 from task.base import BaseTask, Task
 from task.examples import ExampleSet
 from task.models import SplitModel
@@ -143,7 +143,7 @@ def load_run(
     # others' heads.
     if slots or (known and client not in known):
         own = run.directory_of(client, state_dir)
-        about, personal = _own(own, client, run.token, run.acknowledged)
+        about, personal = _own(own, client, run)
         card = ModelCard.from_metadata(about) if "model" in about else None
     about_model = card or _card_of_data(settings, data_dir, bool(state_dir))
     try:
@@ -210,29 +210,31 @@ def _deployed(
 
 
 def _own(
-    directory: Path | None, client: str, token: str, acknowledged: Mapping[str, int]
+    directory: Path | None, client: str, trained: TrainedRun
 ) -> tuple[dict[str, str], Tensors]:
     """Return a client's state of its last round that counts in the checkpoint.
 
     Unlike `PersonalState`, it leaves all files as they are.
     """
     found = []
+    acknowledged, label = trained.acknowledged, trained.labels.get(client, client)
     if directory is not None and directory.is_dir():
         for path in directory.iterdir():
             match = FILE.fullmatch(path.name)
             if match is None:
                 continue
             run, round_ = match[1] or "", int(match[2])
-            if run != token:
+            if run != trained.token:
                 # What an earlier run has left counts until there is something newer.
                 found.append((0, path.stat().st_mtime_ns, path))
             elif round_ <= acknowledged.get(client, 0):
                 found.append((1, round_, path))
     if not found:
         if client not in acknowledged:
-            raise unknown("client", client, acknowledged)
+            labels = (trained.labels.get(name, name) for name in acknowledged)
+            raise unknown("client", client, labels)
         raise SettingsError(
-            f"client {client!r} has nothing of this run in {str(directory)!r}; "
+            f"client {label!r} has nothing of this run in {str(directory)!r}; "
             "state-dir must be that of its SuperNode"
         )
     path = max(found)[2]

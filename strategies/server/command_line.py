@@ -68,7 +68,7 @@ def parse(
         parser.add_argument(
             f"--{flag}", type=type(default), help=said.meaning(flag, default)
         )
-    namespace = parser.parse_args(arguments)
+    namespace = parser.parse_intermixed_args(arguments)
     given = {
         name: value
         for flag, name in FLAGS.items()

@@ -36,7 +36,12 @@ def locked(directory: Path, wait: bool = False) -> Iterator[None]:
     Raises `SettingsError` if another one has it, unless it is waited for. Nothing stays
     behind, and what a process that is killed had locked is free.
     """
-    directory.mkdir(parents=True, exist_ok=True)
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise SettingsError(
+            f"output: {str(directory)!r} cannot be made: {error.strerror}"
+        ) from None
     opened = os.open(directory, os.O_RDONLY)
     try:
         try:

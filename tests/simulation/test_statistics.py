@@ -213,6 +213,10 @@ BAD = [
     (("fedavg", "--seeds", "0"), "seeds is 0; it must be at least 1"),
     (("fedavg", "--grid", "momentum=0"), "grid is 'momentum=0'; it must be used with"),
     (("tune", "fedavg"), "--grid '' cannot be read: it must be 'name=value,value"),
+    (
+        ("tune", "fedavg", "--grid", "momentum=0", *config("resume='nowhere'")),
+        "resume is 'nowhere'; it must be a folder of results",
+    ),
     (("tune", "fedavg", "--grid", "sede=1"), "unknown setting 'sede'"),
     (("tune", "fedavg", "--grid", "momentum=0,2"), "momentum is 2.0; it must be in"),
     (
@@ -259,3 +263,22 @@ def test_seeds_are_not_resumed_as_others(tmp_path, monkeypatch, capfd):
     ):
         arguments = ("fedavg", *flags, *config(f"{more} resume='out'"))
         assert_refused(arguments, line, tmp_path, capfd)
+
+
+def test_tune_algorithms_of_which_one_has_a_setting_of_its_own(tmp_path):
+    grid = ("--grid", "fewest=2,3 learning-rate=0.1", "--fraction", "1")
+    go(tmp_path, "tune", "outsiders:Hooked", "fedper", *grid, rounds=1)
+    found = json_of(tmp_path / "tune.json")
+    assert found.keys() == {"Hooked", "fedper"}
+    for own in found.values():
+        settings = [point["settings"]["fewest"] for point in own["points"]]
+        assert settings == [2, 3]
+        assert all("accuracy" in point for point in own["points"])
+
+
+def test_algorithms_on_both_sides_of_the_options(tmp_path):
+    go(tmp_path, "fedper", "--fraction", "1", "fedavg", rounds=1)
+    assert json_of(tmp_path / "summary.json")["algorithms"].keys() == {
+        "fedper",
+        "fedavg",
+    }
