@@ -363,6 +363,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         require(jobs == 1 or backend != "ray", "jobs", jobs, allowed)
         if algorithms[:1] == ["tune"]:
             tried = algorithms[1:] or DEFAULT_ALGORITHMS
+            allowed = "1 without --seeds: the points of a grid run in turn"
+            require(jobs == 1 or count is not None, "jobs", jobs, allowed)
             former = str(given.get("resume", ""))
             there = not former or Path(former).is_dir()
             require(there, "resume", former, "a folder of results")

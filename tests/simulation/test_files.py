@@ -19,6 +19,7 @@ from strategies.server.output import locked
 from strategies.server.report import Report
 from strategies.server.results import read_rows
 from strategies.server.terminal import console
+from task.settings import SettingsError
 
 STEADY = {**USUAL, "fraction_train": 1.0}
 
@@ -273,3 +274,13 @@ def test_interrupted_from_python(tmp_path, monkeypatch) -> None:
             "fedavg", backend="inline", rounds=3, clients=5, output=str(tmp_path)
         )
     assert (tmp_path / "fedavg" / FILE).is_file()
+
+
+def test_a_folder_that_cannot_be_made_is_one_line(tmp_path, monkeypatch):
+    def full(path, parents, exist_ok):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(Path, "mkdir", full)
+    line = "output: '.*out' cannot be made: No space left on device"
+    with pytest.raises(SettingsError, match=line), locked(tmp_path / "out"):
+        pass

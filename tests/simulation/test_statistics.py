@@ -217,6 +217,10 @@ BAD = [
         ("tune", "fedavg", "--grid", "momentum=0", *config("resume='nowhere'")),
         "resume is 'nowhere'; it must be a folder of results",
     ),
+    (
+        ("tune", "fedavg", "--grid", "momentum=0", "--jobs", "2"),
+        "jobs is 2; it must be 1 without --seeds: the points of a grid run in turn",
+    ),
     (("tune", "fedavg", "--grid", "sede=1"), "unknown setting 'sede'"),
     (("tune", "fedavg", "--grid", "momentum=0,2"), "momentum is 2.0; it must be in"),
     (

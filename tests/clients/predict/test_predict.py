@@ -138,6 +138,17 @@ def test_predictions_are_those_of_the_evaluation(algorithm, folders, tmp_path):
     assert 0.2 < np.mean(list(expected.values())) < 1
 
 
+def test_clients_go_by_their_folders_names_in_errors(folders, tmp_path):
+    settings = settings_of(tmp_path, algorithm="fedper", data_dir=str(folders))
+    run("fedper", settings, "inline")
+    output = tmp_path / "results" / "fedper"
+    with pytest.raises(SettingsError, match="unknown client 'zoe'; known: anna, bob"):
+        load_run(output, "zoe")
+    shutil.rmtree(output / "clients")
+    with pytest.raises(SettingsError, match="client 'anna' has nothing of this run"):
+        load_run(output, "anna")
+
+
 @pytest.mark.parametrize("algorithm", ["fedavg", "scaffold"])
 def test_a_global_model_asks_for_no_client(algorithm, folders, tmp_path):
     settings = settings_of(tmp_path, algorithm=algorithm, data_dir=str(folders))
