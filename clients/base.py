@@ -171,8 +171,15 @@ class Client(Newcomer, NumPyClient):
 
     @property
     def train_examples(self) -> ExampleSet:
-        """Return this client's training examples, on the device."""
-        return train_examples(self.task, self.index)
+        """Return this client's training examples, on the device.
+
+        Who learns from examples asks for them here: none is a `SettingsError`. Some
+        tasks have none for anybody.
+        """
+        examples = train_examples(self.task, self.index)
+        if len(examples) == 0:
+            raise SettingsError("there are no training examples")
+        return examples
 
     # Called by the server before the first round.
 

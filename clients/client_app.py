@@ -127,8 +127,6 @@ def make_app(
     @app.train(mods=list(mods))
     def train(message: Message, context: Context) -> Message:
         client, config, told = open_message(message, context)
-        if len(client.task.train_examples(client.index)) == 0:
-            raise SettingsError("there are no training examples")
         arrays, n, metrics = client.fit(unpack(message, client), config)
         reply = arrays, told(n), metrics
         return Message(pack(message, client, reply, config), reply_to=message)

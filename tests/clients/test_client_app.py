@@ -215,7 +215,7 @@ def empty(num_clients):
 """
     app = app_of(algorithm=algorithm, task=f"{write_module('empties', text)}:empty")
     arrays = initial_arrays(app, context_of(1))
-    message = message_of(MessageType.TRAIN, arrays, server_round=1)
+    message = message_of(MessageType.TRAIN, arrays, server_round=1, coins=0)
     with pytest.raises(SettingsError, match=r"^there are no training examples$"):
         app(message, context_of(0))
     # It may be tested even so.
