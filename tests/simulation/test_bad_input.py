@@ -282,12 +282,14 @@ def test_a_refused_run_deletes_and_moves_nothing(surroundings, capfd):
     kept = {"checkpoint_every": 1, "initial_nodes": 2}
     assert run(surroundings / "out", "srpfl", "--rounds", "2", **kept) == 0
     (surroundings / "times.txt").write_text("1.5\nsoon\n")
+    (surroundings / "bytes").write_bytes(b"\xff\xfe")
     for setting, line in (
         ("initial-nodes=11", "initial-nodes is 11; it must be at most 10"),
         ("tracker='foo'", "unknown tracker 'foo'; known: "),
         ("tracker='os:path'", "it must be a subclass of Tracker"),
         ("speed-model='fast'", "unknown speed-model (or file) 'fast'"),
         ("speed-model='times.txt'", "'soon'; it must have a number a line"),
+        ("speed-model='bytes'", "can't decode byte 0xff"),
     ):
         arguments = ("srpfl", *config(f"checkpoint-every=1 {setting}"))
         assert_refused(arguments, line, surroundings, capfd)
