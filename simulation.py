@@ -96,6 +96,8 @@ def simulate(algorithm: str | type, backend: str = "ray", **settings: Setting) -
     >>> run = simulate("fedrep", num_clients=20, rounds=30)
     >>> run.summary["accuracy"]
     """
+    known = isinstance(algorithm, str | type)
+    require(known, "algorithm", algorithm, "a name, an import path or a strategy")
     if isinstance(algorithm, type):
         algorithm = f"{algorithm.__module__}:{algorithm.__qualname__}"
     named = {name.replace("_", "-"): value for name, value in settings.items()}

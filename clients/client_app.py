@@ -27,6 +27,7 @@ from clients.device.identity import (
     cohort_size,
     seed_torch,
     told_count,
+    unread,
 )
 from clients.device.received import check_config
 from clients.device.records import pack, pack_metrics, unpack
@@ -170,6 +171,9 @@ def make_app(
             else:
                 for note in getattr(client.task, "notes", ()):
                     log(WARNING, "%s", note)
+            # Here, as a device's other messages have a process of their own each.
+            for own in unread(context.node_config, type(client)):
+                log(WARNING, "%s in the node config is not read", own)
             if isinstance(client.task, ImageTask):
                 properties |= zip(INPUTS, client.task.shape, strict=True)
         except SettingsError as error:

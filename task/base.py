@@ -23,15 +23,6 @@ from task.weights import load_weights
 Matrix = npt.NDArray[np.float64]
 # Of all outputs and targets of a client's test examples.
 Metric = Callable[[Tensor, Tensor], Tensor | float]
-# What rounds and clients have besides metrics of a task's own.
-TAKEN = frozenset(
-    (
-        *("accuracy", "loss", "global-nc2", "local-nc2", "train-loss", "class-counts"),
-        *("num-examples", "num-test-examples", "last-round", "evaluated-in"),
-        *("round", "rounds", "seconds", "seconds-simulated", "clients", "evaluated"),
-        *("rejected", "unanswered", "bits", "epsilon", "delta", "example-epsilon"),
-    )
-)
 
 
 class Task(Protocol):
@@ -179,17 +170,39 @@ def try_batch(task: Task, batch: tuple[Tensor, Tensor]) -> None:
         raise SettingsError(
             f"the loss of the first batch is {value.item()}; it must be finite"
         )
-    if not isinstance(task.metrics, Mapping):
-        kind = type(task.metrics).__name__
-        raise SettingsError(f"metrics is a {kind}; it must be a mapping of names")
     for name, metric in task.metrics.items():
-        if name in TAKEN or name.startswith("bytes-"):
+        found = call(f"metric {name!r}", metric, outputs=outputs, targets=targets)
+        number(name, found)
+
+
+# What rounds, clients and results have besides metrics of a task's own.
+TAKEN = frozenset(
+    (
+        *("accuracy", "loss", "global-nc2", "local-nc2", "train-loss", "class-counts"),
+        *("num-examples", "num-test-examples", "last-round", "evaluated-in", "fitted"),
+        *("round", "rounds", "seconds", "seconds-simulated", "seeds", "bits", "bytes"),
+        *("clients", "asked", "rejected", "unanswered", "evaluated"),
+        *("accuracy-weighted", "accuracy-global", "accuracy-newcomers"),
+        *("accuracy-std-clients", "accuracy-std-seeds", "loss-weighted", "loss-point"),
+        *("accuracy-worst-decile", "accuracy-best-decile"),
+        *("rejected-clients", "unanswered-clients", "silent-clients"),
+        *("evaluated-before", "evaluation-rejected", "evaluation-unanswered"),
+        *("epsilon", "delta", "example-epsilon"),
+    )
+)
+
+
+def check_metrics(metrics: Any) -> None:
+    """Raise `SettingsError` unless these are metrics with names of their own."""
+    if not isinstance(metrics, Mapping):
+        kind = type(metrics).__name__
+        raise SettingsError(f"metrics is a {kind}; it must be a mapping of names")
+    for name in metrics:
+        if name in TAKEN or str(name).startswith("bytes-"):
             raise SettingsError(
                 f"a metric is called {name!r}, as what every run has; it must have a "
                 "name of its own"
             )
-        found = call(f"metric {name!r}", metric, outputs=outputs, targets=targets)
-        number(name, found)
 
 
 def number(name: str, found: Any) -> float:
@@ -230,6 +243,11 @@ class ExampleTask(BaseTask):
     reader : callable, optional
         Of a line of text; one example's inputs, for predictions. By default the line
         has numbers with commas between them.
+
+    Raises
+    ------
+    SettingsError
+        If the model is a module and no function, or a metric's name is taken.
     """
 
     model: Callable[[], nn.Module]
@@ -243,13 +261,17 @@ class ExampleTask(BaseTask):
     metrics: Mapping[str, Metric] = field(default_factory=dict)
     reader: Callable[[str], Tensor] | None = None
 
-    def initial_model(self) -> SplitModel:
-        """Return a new model with the seed's initial values, or those of the file."""
+    def __post_init__(self) -> None:
+        """Check what the model is: without one nothing can be tried."""
         if isinstance(self.model, nn.Module):
             raise SettingsError(
                 f"model is a {type(self.model).__name__}; it must be a function that "
                 "returns a new one"
             )
+        check_metrics(self.metrics)
+
+    def initial_model(self) -> SplitModel:
+        """Return a new model with the seed's initial values, or those of the file."""
         with seeded(self.seed):
             module = self.model()
         if not isinstance(module, nn.Module):

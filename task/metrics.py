@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 
 from torch import Tensor
 
-from task.base import Metric, Task
+from task.base import Metric, Task, check_metrics
 from task.settings import SettingsError, is_path, load, need, unknown
 
 
@@ -50,8 +50,9 @@ def named_metrics(text: str, task: Task) -> dict[str, Metric]:
     """Return what the setting ``metrics`` names, for a task.
 
     Raises `SettingsError` if there is no such metric, it needs classes and the task has
-    none, or the task has another one of its name.
+    none, or the task or every run has another one of its name.
     """
+    check_metrics(task.metrics)
     found: dict[str, Metric] = {}
     for name in filter(None, (part.strip() for part in text.split(","))):
         metric = load(name, "metric") if is_path(name) else METRICS.get(name)
@@ -71,4 +72,5 @@ def named_metrics(text: str, task: Task) -> dict[str, Metric]:
                 f"two metrics are called {short!r}; each must have a name of its own"
             )
         found[short] = metric
+    check_metrics(found)
     return found

@@ -5,13 +5,11 @@ import hashlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache, partial
-from logging import WARNING
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 from urllib.parse import quote
 
 from flwr.app import Context, UserConfig
-from flwr.common import log
 
 from clients.algorithms import (
     check_countable,
@@ -36,6 +34,7 @@ from task.settings import (
     Settings,
     SettingsError,
     build,
+    defaults,
     is_path,
     require,
     resolve,
@@ -46,6 +45,9 @@ from task.tasks.image import ImageTask
 
 # What a node config has besides an algorithm's ``node_settings``.
 OF_A_NODE = ("client-name", "state-dir", "partition-id", "num-partitions")
+# How like a known name one is that was meant to be it, from 0 to 1; ``device-id`` is
+# less like ``device``.
+NEARLY = 0.82
 # Of a directory for a client or an experiment.
 LONGEST_NAME = 200
 
@@ -144,25 +146,24 @@ def client_setup(context: Context, run_config: UserConfig | None) -> Setup:
     given = context.run_config if run_config is None else run_config
     pairs = tuple(given.items())
     kind, setup = _known(pairs)
-    known = *kind.node_settings, *OF_A_NODE
-    check_node_config(tuple(context.node_config), known)
+    unread(context.node_config, kind)
     return setup(tuple(kind.own_settings(given, context.node_config).items()))
 
 
-@lru_cache(maxsize=16)
-def check_node_config(names: tuple[str, ...], known: tuple[str, ...]) -> None:
-    """Refuse names of a node config that are nearly known: `SettingsError`.
+def unread(node: Settings, kind: type[Client]) -> list[str]:
+    """Return the names in a node config that nothing here reads.
 
-    A slip of the pen must not leave a device without its noise, or its head on no disk.
-    Names like none that is known may be another app's; the log says once that they are
-    not read.
+    They may be another app's. One that is nearly known is a `SettingsError`: a slip of
+    the pen must not leave a device without its noise, or its head on no disk.
     """
-    for name in names:
-        if name in known:
-            continue
-        if difflib.get_close_matches(name.replace("_", "-"), known, cutoff=0.8):
+    known = *kind.node_settings, *OF_A_NODE
+    names = [name for name in node if name not in known]
+    # Another setting's own name, as ``partition``, is no slip of the pen.
+    for name in (n for n in names if n not in defaults()):
+        plain = name.lower().replace("_", "-")
+        if difflib.get_close_matches(plain, known, cutoff=NEARLY):
             raise unknown("name in the node config", name, known)
-        log(WARNING, "%s in the node config is not read", name)
+    return names
 
 
 Pairs = tuple[tuple[str, Setting], ...]

@@ -18,7 +18,7 @@ from clients.predict.trained import read_run
 from task.devices import use
 from task.messages import SERVER_ROUND
 from task.privacy import ExamplePrivacy
-from task.settings import Setting, SettingsError, build, require
+from task.settings import Place, Setting, SettingsError, build, require
 from task.tasks import build_task
 from task.tasks.image import ImageTask
 
@@ -78,7 +78,8 @@ def personalize(
         If the device has trained, its data do not fit the shared part, or the
         algorithm leaves nothing to a device.
     """
-    there = Path(data_dir).expanduser().exists()
+    # A name may be too long, or of a ~ that nobody is.
+    there = Place().permits(data_dir) and Path(data_dir).expanduser().exists()
     require(there, "data-dir", data_dir, "a folder or file that is there")
     run = read_run(checkpoint)
     trained = {*run.acknowledged, *map(run.labels.get, run.acknowledged)}

@@ -130,10 +130,11 @@ def read_times(path: Path, num_clients: int) -> Times:
     Raises `SettingsError` if a line is not a number, a time is negative or not finite,
     or there are too few.
     """
-    lines = path.read_text(encoding="utf-8").split()
     try:
+        lines = path.read_text(encoding="utf-8").split()
         times = np.array([float(line) for line in lines])
-    except ValueError as error:
+    # What is no text is a ValueError as well.
+    except (OSError, ValueError) as error:
         raise SettingsError(
             f"speed-model {str(path)!r}: {error}; it must have a number a line"
         ) from None

@@ -159,9 +159,11 @@ class Averaging:
         except np.linalg.LinAlgError as error:
             log(WARNING, "round %d: %s; the old arrays stay", server_round, error)
             return None
-        if arrays is not None and not is_finite(
-            {name: array.numpy() for name, array in arrays.items()}
-        ):
+        if arrays is None:
+            text = "round %d: nothing came of %d valid replies; the old arrays stay"
+            log(WARNING, text, server_round, len(replies))
+            return None
+        if not is_finite({name: array.numpy() for name, array in arrays.items()}):
             log(WARNING, "round %d is not finite; the old arrays stay", server_round)
             return None
         return arrays

@@ -357,7 +357,12 @@ def test_settings_come_from_the_run_where_none_are_given():
 
 @pytest.mark.parametrize(
     ("name", "near"),
-    [("dp_noise", "dp-noise"), ("data-dri", "data-dir"), ("state_dir", "state-dir")],
+    [
+        ("dp_noise", "dp-noise"),
+        ("data-dri", "data-dir"),
+        ("state_dir", "state-dir"),
+        ("Dp-noise", "dp-noise"),
+    ],
 )
 def test_a_slip_of_the_pen_in_a_node_config_takes_no_part(name, near):
     device = Context(1, 5, {"client-name": "kitchen", name: "1"}, RecordDict(), {})
@@ -375,10 +380,14 @@ def test_a_name_that_is_nothing():
 
 
 def test_what_another_app_has_in_the_node_config_is_said_once(caplog):
-    node = {"client-name": "kitchen", "camera": 2}
-    for _ in range(2):
-        device = Context(1, 5, {**node}, RecordDict(), {})
-        reply = app_of()(message_of(MessageType.QUERY), device)
-        assert "refusal" not in reply.content.config_records["properties"]
-    line = "camera in the node config is not read"
-    assert [m for m in caplog.messages if "camera" in m] == [line]
+    # A setting of ours that no device has for itself is no slip of the pen.
+    node = {"client-name": "kitchen", "camera": 2, "device-id": 7, "partition": "x"}
+    device = Context(1, 5, node, RecordDict(), {})
+    app = app_of()
+    reply = app(message_of(MessageType.QUERY), device)
+    assert "refusal" not in reply.content.config_records["properties"]
+    # Nor in another message, which has a process of its own.
+    initial_arrays(app, device)
+    for name in ("camera", "device-id", "partition"):
+        line = f"{name} in the node config is not read"
+        assert caplog.messages.count(line) == 1

@@ -167,6 +167,8 @@ def test_bad_input(fedrep, root, tmp_path, capsys):
         (fedavg, data, "late", "algorithm 'fedavg' leaves nothing to fit to a device"),
         (flute, others, "late", "has the classes 0, 1; they must be those of the"),
         (fedrep, tmp_path / "no", "late", "data-dir is"),
+        (fedrep, "x" * 400, "late", "data-dir is"),
+        (fedrep, "~nobody-here/images", "late", "data-dir is"),
         (tmp_path / "no", data, "late", "cannot be read"),
     ):
         given = ["--checkpoint", str(checkpoint), "--data-dir", str(folder)]

@@ -146,6 +146,10 @@ BAD = [
         "initialization is 'zero'; it must be moments or random",
     ),
     (config("cache-dir='file'"), "the data cache 'file' cannot be written"),
+    (
+        ("--clients", "10", *config("num-clients=5")),
+        "num-clients is 5; it must be 10 with --clients, or unset",
+    ),
     (("--output", ""), "output is ''; it must be a directory"),
     (config("nonsense"), "nonsense"),
     (config("seed = 3"), "seed = 3"),
@@ -282,12 +286,14 @@ def test_a_refused_run_deletes_and_moves_nothing(surroundings, capfd):
     kept = {"checkpoint_every": 1, "initial_nodes": 2}
     assert run(surroundings / "out", "srpfl", "--rounds", "2", **kept) == 0
     (surroundings / "times.txt").write_text("1.5\nsoon\n")
+    (surroundings / "bytes").write_bytes(b"\xff\xfe")
     for setting, line in (
         ("initial-nodes=11", "initial-nodes is 11; it must be at most 10"),
         ("tracker='foo'", "unknown tracker 'foo'; known: "),
         ("tracker='os:path'", "it must be a subclass of Tracker"),
         ("speed-model='fast'", "unknown speed-model (or file) 'fast'"),
         ("speed-model='times.txt'", "'soon'; it must have a number a line"),
+        ("speed-model='bytes'", "can't decode byte 0xff"),
     ):
         arguments = ("srpfl", *config(f"checkpoint-every=1 {setting}"))
         assert_refused(arguments, line, surroundings, capfd)

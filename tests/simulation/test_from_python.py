@@ -75,6 +75,7 @@ class Local(FedRep):
     ("algorithm", "settings", "line"),
     [
         ("fedrap", {}, "unknown algorithm 'fedrap'"),
+        (None, {}, "algorithm is None; it must be a name, an import path or a str"),
         ("fedrep", {"sede": 3}, "unknown setting 'sede'; did you mean 'seed'"),
         ("fedrep", {"fraction": 2.0}, "fraction-train is 2.0; it must be in"),
         ("fedrep", {"backend": "dask"}, "backend is 'dask'; it must be ray or inline"),

@@ -2,6 +2,10 @@
 
 import pytest
 from command_line import ROOT, assert_refused, json_of, rows_of, run
+from torch import nn
+
+from task import ExampleTask, SplitModel
+from task.settings import SettingsError
 
 TASK = """
 import torch
@@ -40,6 +44,17 @@ def fewer(num_clients):
 
 def taken(num_clients):
     return table(num_clients, metrics={"loss": lambda outputs, targets: 1.0})
+
+def sized(num_clients):
+    return table(num_clients, metrics={"bytes": lambda outputs, targets: 1.0})
+
+def loss(outputs, targets):
+    return 1.0
+
+def listed_elsewhere(num_clients):
+    task = table(num_clients)
+    object.__setattr__(task, "metrics", [max])
+    return task
 
 def listed(num_clients):
     return table(num_clients, metrics=[max])
@@ -80,6 +95,8 @@ BAD = {
     "headless": "the model Sequential has no head named 'fc'; its linear layers: 0",
     "fewer": "the task has examples of 2 clients; client 2, from 0, is one too many",
     "taken": "a metric is called 'loss', as what every run has; it must have a name of",
+    "sized": "a metric is called 'bytes', as what every run has; it must have a name",
+    "listed_elsewhere": "metrics is a list; it must be a mapping of names",
     "listed": "metrics is a list; it must be a mapping of names",
     "built": "model is a SplitModel; it must be a function that returns a new one",
     "arrays": "inputs is of type ndarray; it must be a tensor, torch.from_numpy of an",
@@ -97,6 +114,33 @@ def test_own_tasks_that_are_refused(name, write_module, tmp_path, monkeypatch, c
     path = f"{write_module('tables', TASK)}:{name}"
     arguments = ("fedrep", "--task", path, "--clients", "3")
     assert_refused(arguments, BAD[name], tmp_path, capfd)
+
+
+def test_a_metric_of_the_settings_has_a_name_of_its_own(
+    write_module, tmp_path, monkeypatch, capfd
+):
+    monkeypatch.chdir(tmp_path)
+    module = write_module("tables", TASK)
+    arguments = ("fedrep", "--task", f"{module}:table", "--clients", "2")
+    arguments += ("--run-config", f"metrics='{module}:loss'")
+    line = "a metric is called 'loss', as what every run has; it must have a name of"
+    assert_refused(arguments, line, tmp_path, capfd)
+    # Of a task that has none as it should.
+    arguments = ("fedrep", "--task", f"{module}:listed_elsewhere", "--clients", "2")
+    arguments += ("--run-config", "metrics='macro-f1'")
+    line = "metrics is a list; it must be a mapping of names"
+    assert_refused(arguments, line, tmp_path, capfd)
+
+
+def test_a_model_and_metrics_are_checked_where_they_are_given():
+    model = SplitModel(nn.Linear(1, 2), nn.Linear(2, 1))
+    for given, line in (
+        ({"model": model}, "model is a SplitModel; it must be a function"),
+        ({"metrics": [max]}, "metrics is a list"),
+        ({"metrics": {"round": max}}, "a metric is called 'round'"),
+    ):
+        with pytest.raises(SettingsError, match=line):
+            ExampleTask(**{"model": lambda: model, "train": [], "test": [], **given})
 
 
 def test_the_guest_s_sensors_with_our_algorithm(tmp_path, monkeypatch):

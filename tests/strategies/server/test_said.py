@@ -210,6 +210,17 @@ def test_a_result_that_is_not_finite_never_becomes_the_model(caplog) -> None:
     assert "round 1 is not finite; the old arrays stay" in caplog.text
 
 
+def test_an_aggregate_that_returns_nothing_is_said(caplog) -> None:
+    class Forgetful(FedAvg):
+        def aggregate(self, server_round, replies):
+            pass
+
+    arrays, _ = train_once(Forgetful(fraction_train=1.0), grid_of(3))
+    assert arrays is None
+    line = "round 1: nothing came of 3 valid replies; the old arrays stay"
+    assert line in caplog.messages
+
+
 def test_flutes_heads_stay_where_the_step_is_not_finite(caplog) -> None:
     strategy = FLUTE()
     strategy.heads["a"] = {"head.weight": np.ones((2, 2), np.float32)}
