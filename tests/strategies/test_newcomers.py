@@ -179,7 +179,6 @@ def test_linear_heads_are_solved_for(tmp_path, algorithm):
         ("fedrep", {"new_clients": 20}, "new-clients is 20; it must be at most 19"),
         ("fedrep", {"new_clients": -1}, "new-clients is -1; it must be at least 0"),
         ("dpsgd", {"new_clients": 1}, "new-clients is 1; it must be 0 with dpsgd, whi"),
-        ("srpfl", {"new_clients": 1, "srpfl_base": "dpsgd"}, "must be 0 with srpfl"),
         (
             "fedavg",
             {"new_clients": 19, "fraction": 0.5},
