@@ -74,6 +74,7 @@ REASONS: dict[tuple[str, str], str] = {
 }
 # Where FedRep's code has five local epochs.
 FIVE_EPOCHS = ("100x5", "1000x2")
+FIFTY = ("50x5", "50x2")
 # What others are compared with, on the same partitions.
 BASE = "fedrep"
 
@@ -132,6 +133,9 @@ def _why(paper: str, method: str, far: set[str]) -> str:
         return ""
     if paper.startswith("FedRep") and far <= set(FIVE_EPOCHS):
         unsure = "perhaps its five local epochs, here one"
+    elif far <= set(FIFTY):
+        unsure = "with 50 clients its figures are about those with 100, as if each had "
+        unsure += "500 images; here each has 1,000"
     else:
         unsure = "unknown"
     return REASONS.get((paper, method), unsure)
