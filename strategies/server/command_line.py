@@ -9,7 +9,7 @@ from flwr.common.config import parse_config_args
 
 from strategies.server import arguments as said
 from task.command_line import Parser
-from task.settings import SettingsError, defaults, require
+from task.settings import SettingsError, defaults
 
 # As in flwr.common.config.parse_config_args.
 PAIR = re.compile(r"""\S+?=('[^']*'|"[^"]*"|\S+)""")
@@ -86,10 +86,5 @@ def parse(
             f"--run-config {' '.join(namespace.run_config)!r} cannot be read: it must "
             f"be 'name=value …' or a TOML file ({error})"
         ) from None
-    # A flag may say otherwise than a file, but not than its own line.
-    pairs = parse_config_args(lines)
-    for flag, name in FLAGS.items():
-        if name in given and name in pairs:
-            allowed = f"{given[name]!r} with --{flag}, or unset"
-            require(pairs[name] == given[name], name, pairs[name], allowed)
+    # Where both say something, it is the flag that counts.
     return namespace, {**config, **given}

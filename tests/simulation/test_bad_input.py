@@ -146,10 +146,6 @@ BAD = [
         "initialization is 'zero'; it must be moments or random",
     ),
     (config("cache-dir='file'"), "the data cache 'file' cannot be written"),
-    (
-        ("--clients", "10", *config("num-clients=5")),
-        "num-clients is 5; it must be 10 with --clients, or unset",
-    ),
     (("--output", ""), "output is ''; it must be a directory"),
     (config("nonsense"), "nonsense"),
     (config("seed = 3"), "seed = 3"),

@@ -243,15 +243,14 @@ def test_flags_and_settings():
         "momentum": 0.9,
         "model": "mlp",
     }
-    _, given = simulation.parse(["--clients", "10", "--run-config", "num-clients=10"])
-    assert given == {"num-clients": 10}
 
 
-def test_a_flag_may_say_otherwise_than_a_file(tmp_path):
+def test_a_flag_counts_where_the_run_config_says_otherwise(tmp_path):
     file = tmp_path / "run.toml"
     file.write_text("num-clients = 5\n")
-    _, given = simulation.parse(["--clients", "10", "--run-config", str(file)])
-    assert given == {"num-clients": 10}
+    for text in ("num-clients=5", str(file)):
+        _, given = simulation.parse(["--clients", "10", "--run-config", text])
+        assert given == {"num-clients": 10}
 
 
 def test_what_is_not_given_has_its_default(tmp_path):
