@@ -243,8 +243,8 @@ def body(data: Data) -> str:
             text += (
                 f"\n## {cell}, sorted\n\nThe difference is that of the same seeds, "
                 "hence on the same partitions, with its own standard deviation. "
-                "Seconds are those of the machines on which the runs were made, of "
-                "which one takes 2.5 times as long as another.\n\n"
+                "Seconds are those of the machines on which the runs were made, which "
+                "are not equally fast.\n\n"
                 f"{whole_table(data, cell)}\n![accuracy](papers_tables-{cell}.png)\n"
             )
     return f"{text}\n## Settings\n\n{settings_table(data)}"

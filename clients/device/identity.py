@@ -105,7 +105,7 @@ def client_name(context: Context) -> str:
     config = context.node_config
     if "client-name" in config:
         name = str(config["client-name"])
-        require(name != "", "client-name", name, "not empty")
+        require(name != "", "client-name", name, "a name, of a character or more")
         return name
     if "partition-id" in config:
         return f"{int(config['partition-id']):06d}"

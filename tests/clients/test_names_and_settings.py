@@ -376,7 +376,7 @@ def test_a_name_that_is_nothing():
     device = Context(1, 5, {"client-name": ""}, RecordDict(), {})
     reply = app_of()(message_of(MessageType.QUERY), device)
     refusal = reply.content.config_records["properties"]["refusal"]
-    assert refusal == "client-name is ''; it must be not empty"
+    assert refusal == "client-name is ''; it must be a name, of a character or more"
 
 
 def test_what_another_app_has_in_the_node_config_is_said_once(caplog):
