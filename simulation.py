@@ -38,6 +38,7 @@ from strategies.server.tables import show
 from strategies.server.terminal import console, ended_as_by_ctrl_c
 from strategies.server.trackers.base import Trackers
 from task.settings import (
+    Maker,
     Setting,
     Settings,
     SettingsError,
@@ -147,24 +148,25 @@ def _keep_clients(contexts: Iterable[Context], settings: Settings) -> None:
 
 def _without_others(settings: Settings) -> dict[str, Setting]:
     """Leave out what only the other algorithms of the command declare."""
-    from clients.algorithms import owners
-
-    known = {name for maker in owners(settings) for name in declared(maker)}
-    return {n: v for n, v in settings.items() if n in known or n in defaults()}
+    known = _declared_for(str(settings["algorithm"]), settings) | defaults().keys()
+    return {name: value for name, value in settings.items() if name in known}
 
 
 def read_by(name: str, algorithms: Sequence[str], given: Settings) -> Settings:
     """Leave out what only others of some algorithms declare."""
-    from clients.algorithms import owners
-
     check_names(algorithms)
     named = resolve(given, strict=False)
-    each = {
-        n: {s for maker in owners({**named, "algorithm": n}) for s in declared(maker)}
-        for n in algorithms
-    }
+    each = {n: _declared_for(n, named) for n in algorithms}
     others = set().union(*each.values()) - each[name] - defaults().keys()
     return {s: value for s, value in given.items() if s not in others}
+
+
+def _declared_for(algorithm: str, settings: Settings) -> set[str]:
+    """Return the names that an algorithm and its task declare."""
+    from clients.algorithms import owners
+
+    makers = owners({**settings, "algorithm": algorithm})
+    return {name for maker in makers for name in declared(maker)}
 
 
 def check(
@@ -196,12 +198,6 @@ def check(
     SettingsError
         If something is unknown, missing or out of its range.
     """
-    from clients.algorithms import owners
-    from clients.device.identity import DeviceSettings
-    from clients.device.simulated import try_out
-    from strategies.grids.speeds import SpeedSettings, speed_model
-    from task.devices import find
-
     require(backend in BACKENDS, "backend", backend, " or ".join(BACKENDS))
     check_names(algorithms)
     # Simulated clients do not come back: when none answers, none will.
@@ -209,71 +205,102 @@ def check(
     if given.get("resume") and "output" not in given:
         given = {**given, "output": given["resume"]}
     named = resolve(given, strict=False)
-    used: dict[str, set[str]] = {}
-    makers = []
     for algorithm in algorithms:
         choice = {**named, "algorithm": algorithm}
         given = {**strategy_class(choice).in_simulation(choice), **given}
-        own = [RunSettings, DeviceSettings, SpeedSettings, *owners(choice)]
-        makers += own
-        used[algorithm] = {name for maker in own for name in declared(maker)}
-    settings = resolve(given, makers)
-    own_settings = build(RunSettings, settings)
-    build(DeviceSettings, settings)
-    # The machines of a Ray cluster may have what this one has not.
-    if backend == "inline" or not os.environ.get("RAY_ADDRESS"):
-        find(str(settings["device"]))
-    num_clients = own_settings.num_clients
-    awaited = int(settings["min-available-nodes"])
-    allowed = f"at most {num_clients}, the number of clients"
-    require(awaited <= num_clients, "min-available-nodes", awaited, allowed)
-    output = Path(own_settings.output).absolute()
-    existing = next(path for path in (output, *output.parents) if path.exists())
-    usable = existing.is_dir() and os.access(existing, os.W_OK)
-    require(usable, "output", settings["output"], f"writable; {str(existing)!r} is not")
+    settings, used = _resolved(algorithms, given)
+    _check_machine(settings, backend)
+    _check_resume(algorithms, settings)
     idle: dict[str, str] = {}
-    notes: dict[str, None] = {}
+    # In order, each once.
+    warnings: dict[str, None] = {}
     for algorithm in algorithms:
-        choice = {**settings, "algorithm": algorithm}
-        strategy = build_strategy(choice)
-        count = own_settings.new_clients
-        check_newcomers(strategy, algorithm, count, num_clients)
-        strategy.check_clients(num_clients - count)
-        # Made again for the run; now for their checks.
-        Trackers(choice)
-        speed_model(choice, num_clients - count)
-        if settings["resume"]:
-            resume = Path(str(settings["resume"]))
-            begun = [
-                n for n in algorithms if (resume / short_name(n) / CHECKPOINT).is_file()
-            ]
-            # Where others had begun, one that had not starts.
-            if algorithm in begun or not begun:
-                Checkpoint.read(resume / short_name(algorithm), choice)
-        own_choice = {**_without_others(choice), "checkpoint-every": 0, "resume": ""}
-        clients = try_out(own_choice, num_clients)
-        for client in clients:
-            idle |= getattr(client.task, "idle_settings", {})
-            notes |= dict.fromkeys(getattr(client.task, "notes", ()))
-        if settings["validation-fraction"]:
-            for i in range(1, num_clients):
-                clients[0].task.check(i)
-        elif is_path(settings["task"]):
-            # Somebody's task may be of fewer clients.
-            clients[0].task.check(num_clients - 1)
-    warnings = list(notes)
+        own_idle, notes = _tried_out({**settings, "algorithm": algorithm})
+        idle |= own_idle
+        warnings |= dict.fromkeys(notes)
     for name in given:
-        if not any(name in names for names in used.values()):
+        if name not in used:
             names = ", ".join(algorithms)
             idle[name] = f"it is not read by {names} on {settings['task']}"
         if name in idle:
-            warnings.append(f"{name}={given[name]} does nothing: {idle[name]}")
+            warnings[f"{name}={given[name]} does nothing: {idle[name]}"] = None
     said = set() if said is None else said
     for warning in warnings:
         if warning not in said:
             said.add(warning)
             log(WARNING, "%s", warning)
     return settings
+
+
+def _resolved(
+    algorithms: Sequence[str], given: Settings
+) -> tuple[dict[str, Setting], set[str]]:
+    """Return all settings, and the names of those that are read."""
+    from clients.algorithms import owners
+    from clients.device.identity import DeviceSettings
+    from strategies.grids.speeds import SpeedSettings
+
+    named = resolve(given, strict=False)
+    makers: list[Maker] = [RunSettings, DeviceSettings, SpeedSettings]
+    for algorithm in algorithms:
+        makers += owners({**named, "algorithm": algorithm})
+    settings = resolve(given, makers)
+    build(RunSettings, settings)
+    build(DeviceSettings, settings)
+    return settings, {name for maker in makers for name in declared(maker)}
+
+
+def _check_machine(settings: Settings, backend: str) -> None:
+    """Check what the machine must have: the device, and a place for results."""
+    from task.devices import find
+
+    # The machines of a Ray cluster may have what this one has not.
+    if backend == "inline" or not os.environ.get("RAY_ADDRESS"):
+        find(str(settings["device"]))
+    output = Path(str(settings["output"])).absolute()
+    existing = next(path for path in (output, *output.parents) if path.exists())
+    usable = existing.is_dir() and os.access(existing, os.W_OK)
+    require(usable, "output", settings["output"], f"writable; {str(existing)!r} is not")
+
+
+def _check_resume(algorithms: Sequence[str], settings: Settings) -> None:
+    """Read what will be resumed: of all where none had begun, or it is a mistake."""
+    if not settings["resume"]:
+        return
+    places = {n: Path(str(settings["resume"])) / short_name(n) for n in algorithms}
+    begun = [n for n, place in places.items() if (place / CHECKPOINT).is_file()]
+    for name in begun or algorithms:
+        Checkpoint.read(places[name], {**settings, "algorithm": name})
+
+
+def _tried_out(settings: Settings) -> tuple[dict[str, str], list[str]]:
+    """Make everything that a run of an algorithm makes, for its checks.
+
+    Returns what the tasks say: which settings do nothing, and why; and notes.
+    """
+    from clients.device.simulated import try_out
+    from strategies.grids.speeds import speed_model
+
+    num_clients, newcomers = int(settings["num-clients"]), int(settings["new-clients"])
+    awaited = int(settings["min-available-nodes"])
+    allowed = f"at most {num_clients}, the number of clients"
+    require(awaited <= num_clients, "min-available-nodes", awaited, allowed)
+    strategy = build_strategy(settings)
+    check_newcomers(strategy, str(settings["algorithm"]), newcomers, num_clients)
+    strategy.check_clients(num_clients - newcomers)
+    Trackers(settings)
+    speed_model(settings, num_clients - newcomers)
+    own = {**_without_others(settings), "checkpoint-every": 0, "resume": ""}
+    tasks = [client.task for client in try_out(own, num_clients)]
+    if settings["validation-fraction"]:
+        for i in range(1, num_clients):
+            tasks[0].check(i)
+    elif is_path(settings["task"]):
+        # Somebody's task may be of fewer clients.
+        tasks[0].check(num_clients - 1)
+    idle = [getattr(task, "idle_settings", {}) for task in tasks]
+    notes = [note for task in tasks for note in getattr(task, "notes", ())]
+    return {name: why for own in idle for name, why in own.items()}, notes
 
 
 def list_all() -> str:
@@ -333,6 +360,37 @@ def carry_out(
     return seeds.combine(Path(together), runs, of_seeds)
 
 
+def tuned(
+    algorithms: Sequence[str],
+    grid: str,
+    given: Settings,
+    backend: str,
+    count: int | None,
+    jobs: int,
+) -> dict[str, dict[str, Any]]:
+    """Try algorithms on a grid, as ``tune`` says; return the summaries of the best."""
+    allowed = "1 without --seeds: the points of a grid run in turn"
+    require(jobs == 1 or count is not None, "jobs", jobs, allowed)
+    former, output = str(given.get("resume", "")), output_of(given)
+    there = not former or Path(former).is_dir()
+    require(there, "resume", former, "a folder of results")
+
+    def prepared(name: str, own: Settings) -> list[dict[str, Setting]]:
+        return prepare([name], read_by(name, algorithms, own), backend, count)
+
+    def carried_out(name: str, runs: Sequence[Settings], place: Path) -> dict[str, Any]:
+        together = None if count is None else str(place)
+        return carry_out([name], runs, backend, together, jobs)[short_name(name)]
+
+    with served_for({**resolve(given, strict=False), "output": output}):
+        points = tune.points(grid)
+        found = tune.tune(
+            algorithms, points, given, Path(output), prepared, carried_out
+        )
+    tune.show_points(found)
+    return {name: own["test"] for name, own in found.items()}
+
+
 def _summary(algorithm: str, settings: Settings, backend: str) -> dict[str, Any]:
     return run(algorithm, settings, backend).summary
 
@@ -365,27 +423,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         require(jobs == 1 or backend != "ray", "jobs", jobs, allowed)
         if algorithms[:1] == ["tune"]:
             tried = algorithms[1:] or DEFAULT_ALGORITHMS
-            allowed = "1 without --seeds: the points of a grid run in turn"
-            require(jobs == 1 or count is not None, "jobs", jobs, allowed)
-            former = str(given.get("resume", ""))
-            there = not former or Path(former).is_dir()
-            require(there, "resume", former, "a folder of results")
-            with served_for({**resolve(given, strict=False), "output": output}):
-                tuned = tune.tune(
-                    tried,
-                    tune.points(namespace.grid),
-                    given,
-                    Path(output),
-                    lambda name, own: prepare(
-                        [name], read_by(name, tried, own), backend, count
-                    ),
-                    lambda name, runs, place: carry_out(
-                        *([name], runs, backend),
-                        *(None if count is None else str(place), jobs),
-                    )[short_name(name)],
-                )
-            tune.show_points(tuned)
-            summaries = {name: own["test"] for name, own in tuned.items()}
+            summaries = tuned(tried, namespace.grid, given, backend, count, jobs)
             evaluated_on = "test"
         else:
             require(not namespace.grid, "grid", namespace.grid, "used with tune")

@@ -5,8 +5,8 @@ of all C.T.: its clock plus C.T. for each round. With ``--fraction 0.2`` it is t
 paper's partial participation.
 
 Nor does fine-tuning for a test change what FedAvg trains, so FedAvg-FT's run has both
-curves, and FLANP-FT's likewise. And where all clients take part in every round, speeds
-change nothing but the clock: one run of a base algorithm does for all speed models.
+curves, and FLANP-FT's likewise. And a base algorithm waits for all that it asked, so
+that speeds change nothing but its clock: one run of it does for all speed models.
 """
 
 import argparse
@@ -22,6 +22,7 @@ from simulation import simulate
 from strategies import FedAvgFT
 from strategies.grids.speeds import SpeedModel
 from strategies.server.results import read_rows, summarize
+from strategies.server.sampling import Sampler
 from task.settings import Setting
 
 PAIRS = {
@@ -43,8 +44,8 @@ def run(
     if tuned in (*PAIRS, *PAIRS.values()):
         summary, rows = run(arguments, tuned, rounds)
         return globally(summary), [globally(row) for row in rows]
-    waits_for_all = algorithm in PAIRS.values() and arguments.fraction == 1
-    speed_model = "fixed" if waits_for_all else arguments.speed_model
+    is_base = algorithm in PAIRS.values()
+    speed_model = "fixed" if is_base else arguments.speed_model
     output = Path(arguments.output) / (
         f"{speed_model}-{arguments.fraction}-{rounds}"
         f"-{arguments.stage}-{arguments.initial_nodes}-{arguments.seed}"
@@ -76,8 +77,9 @@ def run(
         simulate(algorithm, arguments.backend, **settings)
     rows = read_rows(output / algorithm / "metrics.jsonl")
     clients = json.loads((output / algorithm / "clients.json").read_text())
-    if waits_for_all:
-        set_clock(rows, SpeedModel(arguments.speed_model, CLIENTS, arguments.seed))
+    if is_base:
+        speeds = SpeedModel(arguments.speed_model, CLIENTS, arguments.seed)
+        set_clock(rows, speeds, Sampler(arguments.fraction, 1, arguments.seed))
     return summarize(rows, clients, 1), rows
 
 
@@ -88,11 +90,12 @@ def globally(row: dict[str, Any]) -> dict[str, Any]:
     return row
 
 
-def set_clock(rows: Rows, speeds: SpeedModel) -> None:
-    """Set the simulated clock of rounds that wait for all clients."""
+def set_clock(rows: Rows, speeds: SpeedModel, sampler: Sampler) -> None:
+    """Set the simulated clock of rounds that wait for all who were asked."""
     seconds = 0.0
     for row in rows:
-        seconds += float(speeds.times(row["round"]).max())
+        asked = sampler.sample(row["round"], list(range(speeds.num_clients)))
+        seconds += float(speeds.times(row["round"])[asked].max())
         row["seconds-simulated"] = seconds
 
 
@@ -202,8 +205,8 @@ def main() -> None:
         f"`{arguments.speed_model}`, {further}n0 = {arguments.initial_nodes}, doubled "
         f"every {arguments.stage} rounds, seed {arguments.seed}. Times are simulated, "
         "in mean client times. `fedavg` and `flanp` are the runs of their -ft, tested "
-        "before the fine-tuning; a base that waits for all clients is run once for all "
-        "speed models, which change its clock alone.\n\n"
+        "before the fine-tuning; a base waits for all that it asked, and one run of it "
+        "does for all speed models, which change its clock alone.\n\n"
         + markdown(
             ("run", "final accuracy (%)", "time, C.T. = 0", "real seconds"), overview
         )

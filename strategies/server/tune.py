@@ -109,12 +109,18 @@ def tune(
         raise SettingsError("evaluate-on is set; tune decides on what it evaluates")
     fraction = given.get("validation-fraction") or VALIDATION_FRACTION
     held_out = {"validation-fraction": fraction, "evaluate-on": "validation"}
-    prepared = []
+    prepared: list[tuple[str, Point, Path, Prepared]] = []
     for name in algorithms:
+        different: list[Prepared] = []
         for i, point in enumerate(grid):
             place = output / short_name(name) / f"point-{i}"
             own = _placed({**given, **point, **held_out}, place, name)
-            prepared.append((name, point, place, prepare(name, own)))
+            runs = prepare(name, own)
+            elsewhere = [{**run, "output": "", "resume": ""} for run in runs]
+            # What only other algorithms of the command read makes no other run.
+            if elsewhere not in different:
+                different.append(elsewhere)
+                prepared.append((name, point, place, runs))
     found: dict[str, dict[str, Any]] = {}
     for algorithm in algorithms:
         tried = []

@@ -1,0 +1,37 @@
+"""One run of a base algorithm does for all speed models, which change its clock."""
+
+from importlib import import_module
+from pathlib import Path
+
+import pytest
+
+from simulation import simulate
+from strategies.grids.speeds import SpeedModel
+from strategies.server.sampling import Sampler
+
+BENCHMARKS = Path(__file__).resolve().parents[1] / "benchmarks"
+CLOCK = ("seconds", "seconds-simulated")
+
+
+@pytest.mark.parametrize("fraction", [0.5, 1.0])
+def test_a_base_with_other_speeds_has_another_clock_only(
+    fraction, monkeypatch, tmp_path
+):
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    srpfl_time = import_module("srpfl_time")
+
+    def rows_with(speed_model):
+        output = str(tmp_path / speed_model)
+        settings = {"num_clients": 10, "rounds": 3, "fraction": fraction, "seed": 3}
+        settings |= {"speed_model": speed_model, "output": output}
+        return simulate("fedrep", "inline", **settings).rows
+
+    fixed, dynamic = rows_with("fixed"), rows_with("dynamic")
+    measured = [row["seconds-simulated"] for row in dynamic]
+    assert measured != [row["seconds-simulated"] for row in fixed]
+    srpfl_time.set_clock(fixed, SpeedModel("dynamic", 10, 3), Sampler(fraction, 1, 3))
+    assert [row["seconds-simulated"] for row in fixed] == pytest.approx(measured)
+    for row, other in zip(fixed, dynamic, strict=True):
+        assert {k: v for k, v in row.items() if k not in CLOCK} == {
+            k: v for k, v in other.items() if k not in CLOCK
+        }
