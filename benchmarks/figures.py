@@ -266,6 +266,7 @@ FIGURES = [
     *_srpfl("[fixed, all, 40, augmented]", "fixed-1", *ALL_PAIRS[:2]),
     *_srpfl("[fixed, 20 %, 30, augmented]", "fixed-0.2", *ALL_PAIRS),
     *_srpfl("[fixed, 20 %, 150, augmented]", "fixed-0.2-150", "srpfl"),
+    *_srpfl("[drawn in each round, 20 %, 150", "dynamic-0.2-150", "srpfl"),
     *_srpfl(DRAWN, "dynamic-0.2", "srpfl"),
     *_srpfl(DRAWN, "dynamic-0.2-plain", "lg-srpfl", column=2),
     *_srpfl(DRAWN, "dynamic-0.2-plain-flanp", "flanp", "flanp-ft", column=3),

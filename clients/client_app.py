@@ -52,6 +52,7 @@ from task.messages import (
     STATISTICS,
 )
 from task.settings import SettingsError
+from task.tasks import reads_data_dir
 from task.tasks.image import ImageTask
 
 
@@ -172,7 +173,11 @@ def make_app(
                 for note in getattr(client.task, "notes", ()):
                     log(WARNING, "%s", note)
             # Here, as a device's other messages have a process of their own each.
-            for own in unread(context.node_config, type(client)):
+            ignored = unread(context.node_config, type(client))
+            task_name = str(client_setup(context, run_config).settings["task"])
+            if not reads_data_dir(client.task, task_name):
+                ignored += [n for n in context.node_config if n == "data-dir"]
+            for own in ignored:
                 log(WARNING, "%s in the node config is not read", own)
             if isinstance(client.task, ImageTask):
                 properties |= zip(INPUTS, client.task.shape, strict=True)

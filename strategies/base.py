@@ -254,6 +254,7 @@ class BaseStrategy(Evaluating, FlowerFedAvg):
         if arrays is not None:
             metrics |= self.train_metrics(valid)
             self.standing.acknowledge(exchange.names(valid), server_round)
+            self.participants.settle()
         if self.privacy:
             metrics |= self.privacy.spent()
         return arrays, single_metrics(metrics)
@@ -278,6 +279,7 @@ class BaseStrategy(Evaluating, FlowerFedAvg):
             "keys": self.participants.keys,
             "labels": self.participants.own_labels(),
             "classes": self.participants.classes,
+            "model": self.participants.settled,
         }
         return {}, {**self.standing.state_dict(), **of_clients}
 
@@ -285,7 +287,7 @@ class BaseStrategy(Evaluating, FlowerFedAvg):
         """Go back to a saved state."""
         self.standing.load_state_dict(values)
         self.participants.keys = {n: str(k) for n, k in values.get("keys", {}).items()}
-        self.participants.classes = str(values.get("classes", ""))
+        self.participants.settled = dict(values.get("model", {}))
 
     def summary(self) -> None:
         """Log what will run."""

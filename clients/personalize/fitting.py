@@ -19,7 +19,7 @@ from task.devices import use
 from task.messages import SERVER_ROUND
 from task.privacy import ExamplePrivacy
 from task.settings import Place, Setting, SettingsError, build, require
-from task.tasks import build_task
+from task.tasks import build_task, reads_data_dir
 from task.tasks.image import ImageTask
 
 # As a run of its own in a device's state: what it has kept counts until it has trained.
@@ -98,7 +98,15 @@ def personalize(
             f"algorithm {settings['algorithm']!r} leaves nothing to fit to a device: "
             "clients.predict uses its global model as it is"
         )
+    # Also what is built with the task is where the client trains.
+    use(device)
+    torch.set_num_threads(int(settings["torch-threads"]))
     task = build_task(settings, 0)
+    if not reads_data_dir(task, str(settings["task"])):
+        raise SettingsError(
+            f"data-dir is {data_dir!r}, and task {settings['task']!r} reads none: it "
+            "has nothing of the device's own to fit to"
+        )
     check_task(task, kind, settings)
     task.check(0)
     if HEAD in kind.shared and run.classes not in ("", classes_digest(task)):
@@ -120,8 +128,6 @@ def personalize(
     card = ModelCard.of(task) if isinstance(task, ImageTask) else TaskCard(settings, 0)
     for name, like in wanted.items():
         check_array(card, name, like, shared)
-    use(device)
-    torch.set_num_threads(int(settings["torch-threads"]))
     seed_torch(context, settings, {SERVER_ROUND: run.server_round})
     client.receive([shared[name].numpy() for name in wanted], {})
     client.personalize()

@@ -4,7 +4,7 @@ import contextlib
 import hashlib
 import time
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from logging import INFO, WARNING
 from typing import Any
@@ -44,6 +44,10 @@ POLL_INTERVAL = 0.5
 WAITING_INTERVAL = 60.0
 # How many clients are asked for the initial model.
 ASKED = 5
+# How often at most a refused node is passed over before it is asked again.
+LONGEST_REST = 7
+# What clients say of their model, and must say alike: the digest alone counts.
+COMPARED = (*INPUTS, CLASSES_DIGEST, NUM_CLASSES, STRUCTURE)
 # What Flower says for an app that answers no queries, as its templates do not.
 ANSWERS_NO_QUERY = "No query function registered"
 
@@ -93,6 +97,8 @@ class Participants:
         Why a node takes no part, as it was last logged.
     labels : dict of str to str
         What simulated clients' folders are called, by the clients' names.
+    settled : dict of str to object
+        What the run's clients say of their model (`COMPARED`), once any has trained.
     """
 
     def __init__(self, min_available_nodes: int = 1) -> None:
@@ -104,8 +110,12 @@ class Participants:
         self.labels: dict[str, str] = {}
         self._taken: set[str] = set()
         self._names: set[str] = set()
-        # Digest of the classes' names that most clients have.
-        self.classes = ""
+        # What most clients that were there said of their model; then the run's.
+        self._usual: dict[str, Any] = {}
+        self.settled: dict[str, Any] = {}
+        # How often nodes were refused, and how often they are still passed over.
+        self._refused: Counter[int] = Counter()
+        self._resting: dict[int, int] = {}
         # Whether a name belongs to the key that first used it, and to which.
         self.keyed = False
         self.keys: dict[str, str] = {}
@@ -119,30 +129,50 @@ class Participants:
 
         With the run's name, it also says what it has kept of the run.
 
-        A node that does not answer is asked again the next time. A client whose shared
-        arrays have another structure than most clients' cannot take part. Returns the
-        nodes that can, in the order of their clients' names.
+        A node that does not answer is asked again the next time, and one that cannot
+        take part after a while. A client whose shared arrays have another structure
+        than most clients' (or the run's, once it has begun) cannot take part. Returns
+        the nodes that can, in the order of their clients' names.
         """
         # Once the run has begun, nodes that leave for good must not hold it up.
         nodes = self._wait(grid, 1 if self.known else self.min_available_nodes)
         self.here = frozenset(nodes)
         self.busy = getattr(grid, "connected", self.here) - self.here
-        unknown = [node for node in nodes if node not in self.known]
+        unknown = [n for n in nodes if n not in self.known and not self._rests(n)]
         if unknown:
             self._ask(unknown, grid, run_token)
         known = {n: self.known[n] for n in nodes if n in self.known}
         if not known:
             return []
-        structures = Counter(p.structure for p in known.values())
-        # Ties go to the smaller digest, so that a restart decides alike.
-        usual = min(structures, key=lambda s: (-structures[s], s))
-        fits = [n for n, p in known.items() if p.structure == usual]
+        usual = self._usual = self.settled or _vote(known.values())
+        fits = [n for n, p in known.items() if p.structure == usual[STRUCTURE]]
+        whose = "the run's clients" if self.settled else "most clients"
+        told = []
         for node in sorted(known.keys() - fits):
-            reason = _difference(known[node].properties, known[fits[0]].properties)
-            self._refuse(node, known[node].name, reason, grid)
+            reason = _difference(known[node].properties, usual, whose)
+            if self._refuse(node, known[node].name, reason):
+                content = RecordDict({CONFIG: ConfigRecord({REFUSAL: reason})})
+                told.append(Message(content, node, MessageType.QUERY))
+        if told:
+            grid.send_and_receive(told, timeout=QUERY_TIMEOUT)
         for node in fits:
             self.refusals.pop(node, None)
         return self._sorted([n for n in fits if not known[n].is_newcomer])
+
+    def settle(self) -> None:
+        """From now on who was usual the last time is, whoever comes and goes."""
+        self.settled = self.settled or self._usual
+
+    @property
+    def classes(self) -> str:
+        """The digest of the classes' names that the clients have."""
+        return str((self.settled or self._usual).get(CLASSES_DIGEST, ""))
+
+    def _rests(self, node: int) -> bool:
+        """Return whether a refused node is passed over once more."""
+        left = self._resting.get(node, 0)
+        self._resting[node] = max(0, left - 1)
+        return left > 0
 
     def busy_ones(self) -> list[Participant]:
         """Return who takes part, but is left alone now, in the order of their names."""
@@ -198,7 +228,7 @@ class Participants:
                 continue
             if taken.setdefault(name, node) != node:
                 # The client has come back as another node, or two share a name.
-                if taken[name] in set(grid.get_node_ids()):
+                if taken[name] in self.here:
                     log(WARNING, "node %d calls itself %r, as another does", node, name)
                     continue
                 self.known.pop(taken[name], None)
@@ -210,8 +240,6 @@ class Participants:
             self.known[node] = Participant(name, structure, properties)
             self._names.add(name)
             self._label(name, properties.get(OWN_NAME))
-        digests = [str(p.properties.get(CLASSES_DIGEST)) for p in self.known.values()]
-        self.classes = max(digests, key=Counter(digests).__getitem__, default="")
 
     def _label(self, name: str, label: object) -> None:
         """Call a client by a name in what is written, unless another is called so."""
@@ -234,19 +262,16 @@ class Participants:
             name: own for name, own in self.labels.items() if self.label(name) == own
         }
 
-    def _refuse(
-        self, node: int, name: str, reason: str, grid: Grid | None = None
-    ) -> None:
-        """Log once why a client takes no part, and with a grid let its node know."""
+    def _refuse(self, node: int, name: str, reason: str) -> bool:
+        """Log once why a client takes no part; return whether this is new."""
+        self._refused[node] += 1
+        self._resting[node] = min(2 ** self._refused[node] - 1, LONGEST_REST)
         if self.refusals.get(node) == reason:
-            return
+            return False
         self.refusals[node] = reason
         self.failure = f"client {name}: {reason}"
         log(WARNING, "client %s takes no part: %s", name, reason)
-        if grid is not None:
-            content = RecordDict({CONFIG: ConfigRecord({REFUSAL: reason})})
-            message = Message(content, node, MessageType.QUERY)
-            grid.send_and_receive([message], timeout=QUERY_TIMEOUT)
+        return True
 
     def name_of(self, node: int) -> str:
         """Return the name of a node's client; its id as text for an unknown node."""
@@ -342,7 +367,18 @@ def _digest(record: ArrayRecord) -> str:
     return digest.hexdigest()
 
 
-def _difference(its: Mapping[str, Any], usual: Mapping[str, Any]) -> str:
+def _vote(clients: Collection[Participant]) -> dict[str, Any]:
+    """Return what most clients say of their model."""
+    by_structure = {p.structure: p.properties for p in clients}
+    votes = Counter(p.structure for p in clients)
+    # Ties go to the smaller digest, so that a restart decides alike.
+    usual = min(votes, key=lambda structure: (-votes[structure], structure))
+    said = by_structure[usual]
+    own = {name: said[name] for name in COMPARED if name in said}
+    return {**own, STRUCTURE: usual}
+
+
+def _difference(its: Mapping[str, Any], usual: Mapping[str, Any], whose: str) -> str:
     """Return why a client whose structure is not the usual one takes no part."""
 
     def inputs(said: Mapping[str, Any]) -> str:
@@ -350,18 +386,18 @@ def _difference(its: Mapping[str, Any], usual: Mapping[str, Any]) -> str:
 
     if inputs(its) != inputs(usual):
         return (
-            f"its inputs are {inputs(its)} and those of most clients are "
-            f"{inputs(usual)} ({', '.join(INPUTS)})"
+            f"its inputs are {inputs(its)} and those of {whose} are {inputs(usual)} "
+            f"({', '.join(INPUTS)})"
         )
     if its.get(CLASSES_DIGEST) != usual.get(CLASSES_DIGEST):
         return (
-            f"its {its.get(NUM_CLASSES, '?')} classes are not those of most clients, "
+            f"its {its.get(NUM_CLASSES, '?')} classes are not those of {whose}, "
             f"who have {usual.get(NUM_CLASSES, '?')}: names and their order must be "
             "the same"
         )
     return (
-        "its shared arrays are not of the names and shapes that most clients have, or "
-        "the model that it begins with is another one"
+        f"its shared arrays are not of the names and shapes that {whose} have, or the "
+        "model that it begins with is another one"
     )
 
 

@@ -1,7 +1,7 @@
 """Tasks by name, or by an import path."""
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import lru_cache, partial
 from typing import Any
 
@@ -92,6 +92,12 @@ def build_task(settings: Settings, num_clients: int) -> Task:
     name = str(settings["task"])
     given = tuple((n, settings[n]) for n in _setting_names(name) if n in settings)
     return _build(name, given, num_clients)
+
+
+def reads_data_dir(task: Task, name: str) -> bool:
+    """Return whether the task of a name has its data from ``data-dir``."""
+    idle: Mapping[str, str] = getattr(task, "idle_settings", {})
+    return "data-dir" in declared(task_maker(name)) and "data-dir" not in idle
 
 
 @lru_cache(maxsize=16)

@@ -119,6 +119,7 @@ class ImageTask(BaseTask):
         dataset: Dataset | None = None,
         columns: Columns | None = None,
     ) -> None:
+        self.source = name
         self.settings = settings
         self.dataset = dataset or load_dataset(name, settings)
         self._columns = columns
@@ -197,6 +198,8 @@ class ImageTask(BaseTask):
             idle = dict.fromkeys(names, "the data is already split over its clients")
         if self.settings.augment and not self.augment:
             idle["augment"] = "grey images and handwriting need augment-all=true"
+        if self.source == "digits":
+            idle["data-dir"] = "the digits come with scikit-learn"
         return idle
 
     def initial_model(self) -> SplitModel:

@@ -14,6 +14,7 @@ from clients.device.state import PersonalState
 from clients.personalize import personalize
 from clients.personalize.__main__ import main
 from clients.predict import load_run
+from simulation import simulate
 from strategies import server_app
 from strategies.grids.simulation import InlineGrid
 from task.settings import SettingsError, resolve
@@ -195,3 +196,11 @@ def test_a_name_leads_nowhere_else(fedrep, tmp_path):
 def test_one_that_was_never_fitted(fedrep, tmp_path):
     with pytest.raises(SettingsError, match="unknown client 'nobody'"):
         load_run(fedrep, "nobody", str(tmp_path))
+
+
+def test_a_task_that_reads_no_data_of_a_device_is_refused(tmp_path):
+    data = write(tmp_path / "late", 3, 7)
+    settings = {"output": str(tmp_path / "results"), "rounds": 1, "head_epochs": 1}
+    simulate("fedrep", "inline", num_clients=5, fraction=0.4, **settings)
+    with pytest.raises(SettingsError, match="and task 'digits' reads none: it has"):
+        personalize(tmp_path / "results" / "fedrep", str(data), "late")

@@ -3,12 +3,16 @@
 There may be no GPU here: a double takes its place, which refuses what a GPU refuses.
 """
 
+import numpy as np
 import pytest
 import torch
 from cohort_tasks import N, dense, dropping
 from outcomes import assert_same, outcome
 
 from clients.device.testing import evaluate_model
+from clients.personalize import personalize
+from clients.personalize.fitting import Fitted
+from simulation import simulate
 from task import devices, resident
 from task.cohort import scratch_model
 from task.examples import ExampleSet
@@ -128,3 +132,26 @@ def test_the_task_s_own_model_and_what_is_checked_stay_on_the_cpu():
     assert n == 7
     assert 0 <= metrics["accuracy"] <= 1
     assert loss > 0
+
+
+def test_who_arrives_after_the_training_is_fitted_there(tmp_path):
+    rng = np.random.default_rng(0)
+    for part, count in (("train", 30), ("test", 12)):
+        labels = np.arange(count) % 3
+        images = rng.normal(100 * labels[:, None, None], 15, (count, 8, 8))
+        path = tmp_path / f"{part}.npz"
+        np.savez(path, images=images.clip(0, 255).astype("u1"), labels=labels)
+    own = {"task": "arrays", "data-dir": str(tmp_path), "partition": "iid"}
+    own |= {"num-clients": 2, "rounds": 1, "fraction": 1.0, "device": "cpu"}
+    own |= {"output": str(tmp_path / "out"), "cache-dir": str(tmp_path / "cache")}
+    simulate("fedrep", "inline", **own)
+
+    def fitted(device: str) -> Fitted:
+        folder = str(tmp_path / f"state-{device}")
+        checkpoint = tmp_path / "out" / "fedrep"
+        return personalize(checkpoint, str(tmp_path), "late", folder, device)
+
+    here, there = fitted("cpu"), fitted("gpu")
+    assert devices.current() == double.GPU
+    assert there.loss == here.loss
+    assert there.metrics == here.metrics

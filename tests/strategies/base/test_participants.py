@@ -343,3 +343,69 @@ def test_statistics_have_as_much_time_as_a_round_and_the_silent_are_named(caplog
         assert [name for name, _ in answers] == ["000000", "000002"]
         assert f"no {action} of 000001" in caplog.text
     assert times == [7200.0, 600.0]
+
+
+def come_and_go(strategy: BaseStrategy, nodes: list[int]) -> list[int]:
+    """Let nodes 1 and 2 alone train, then identify those that are there now."""
+    others = dict.fromkeys(range(2, 5), "another")
+    grid = grid_of(5, properties_of(structure=others))
+    contexts, there = dict(grid.contexts), {1: grid.contexts[1], 2: grid.contexts[2]}
+    grid.contexts = there
+    if not strategy.standing.acknowledged:
+        train_once(strategy, grid)
+    grid.contexts = {node: contexts[node] for node in nodes}
+    return strategy.identify(grid)
+
+
+@pytest.mark.parametrize(
+    ("nodes", "fit"),
+    [
+        ([1, 2, 3, 4, 5], [1, 2]),
+        ([1, 3, 4], [1]),
+        ([3, 4, 5], []),
+    ],
+)
+def test_those_that_come_later_do_not_outvote_the_run(nodes, fit, caplog):
+    strategy = averaging()
+    assert come_and_go(strategy, nodes) == fit
+    refused = [m for m in caplog.messages if "takes no part" in m]
+    assert len(refused) == len(nodes) - len(fit)
+    assert all("that the run's clients have" in message for message in refused)
+    # Nor do they where the run goes on.
+    resumed = averaging()
+    resumed.load_state_dict(*strategy.state_dict())
+    assert come_and_go(resumed, nodes) == fit
+
+
+def test_a_refused_node_is_asked_again_less_and_less_often():
+    asked = []
+
+    def client(message: Message, context: Context) -> Message:
+        reply = properties_of(refusal={0: "its data are gone"})(message, context)
+        asked.extend([0] * (partition_of(context) == 0))
+        if len(asked) > 4 and partition_of(context) == 0:
+            reply.content.config_records["properties"].pop("refusal")
+        return reply
+
+    strategy, grid = averaging(), grid_of(2, client)
+    at = []
+    for i in range(25):
+        before = len(asked)
+        nodes = strategy.identify(grid)
+        at += [i] * (len(asked) - before)
+        assert nodes == ([2] if len(asked) <= 4 else [1, 2])
+    # After 1, 3, 7 and 7 times; then it takes part.
+    assert at == [0, 2, 6, 14, 22]
+
+
+def test_refused_nodes_are_told_together():
+    sizes = []
+
+    class Counting(InlineGrid):
+        def send_and_receive(self, messages, *, timeout=None):
+            sizes.append(len(messages := list(messages)))
+            return super().send_and_receive(messages)
+
+    app = properties_of(structure={1: "another", 2: "a third"})
+    assert averaging().identify(Counting(app, 6)) == [1, 4, 5, 6]
+    assert sizes == [6, 2]
