@@ -1,5 +1,6 @@
 """What a task is, and what tasks have in common."""
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -15,11 +16,14 @@ from torch import Tensor, nn
 from task.calls import EVALUATION_BATCH
 from task.devices import seeded
 from task.examples import ExampleSet
+from task.layers import IGNORED
 from task.models import SplitModel
 from task.settings import SettingsError
 from task.training import Loss
 from task.weights import load_weights
 
+# Of the numbers that a server takes.
+LARGEST = torch.finfo(torch.float32).max
 Matrix = npt.NDArray[np.float64]
 # Of all outputs and targets of a client's test examples.
 Metric = Callable[[Tensor, Tensor], Tensor | float]
@@ -106,8 +110,20 @@ class BaseTask(ABC):
 
     @cached_property
     def scratch_model(self) -> SplitModel:
-        """One model for all clients of a process, whatever its content."""
-        return self.initial_model()
+        """One model for all clients of a process, whatever its content.
+
+        A `SettingsError` is raised where the initial one has parameters that are
+        frozen: a part of a model learns as a whole.
+        """
+        model = self.initial_model()
+        frozen = [n for n, p in model.named_parameters() if not p.requires_grad]
+        if frozen:
+            raise SettingsError(
+                f"the model's {frozen[0]!r} does not require a gradient; a part of a "
+                "model learns as a whole: what never learns must be a buffer, and with "
+                "representation-epochs=0 the representation stays"
+            )
+        return model
 
     @cached_property
     def initial_state(self) -> dict[str, Tensor]:
@@ -115,7 +131,10 @@ class BaseTask(ABC):
         return self.initial_model().state_dict()
 
     def check(self, client: int) -> None:
-        """Try the model, the loss and the metrics on a client's first examples."""
+        """Try the model, the loss and the metrics on a client's first examples.
+
+        See `try_examples`.
+        """
         for part in ("train", "test"):
             examples = getattr(self, f"{part}_examples")(client)
             if not isinstance(examples, ExampleSet):
@@ -123,8 +142,12 @@ class BaseTask(ABC):
                     f"the {part} examples are a {type(examples).__name__}; they must "
                     "be an ExampleSet"
                 )
-            if len(examples) > 0:
-                try_batch(cast(Task, self), next(examples.batches(EVALUATION_BATCH)))
+            if len(examples) == 0:
+                continue
+            try:
+                try_examples(cast(Task, self), examples)
+            except SettingsError as error:
+                raise SettingsError(f"{part} examples: {error}") from error
 
     def read(self, line: str) -> Tensor:
         """Return the numbers of a line, with commas between them, as float32."""
@@ -134,9 +157,46 @@ class BaseTask(ABC):
             raise SettingsError(f"{error}; it must be numbers and commas") from None
 
 
-@torch.no_grad()
-def try_batch(task: Task, batch: tuple[Tensor, Tensor]) -> None:
-    """Raise `SettingsError` unless model, loss and metrics take a batch."""
+def try_examples(task: Task, examples: ExampleSet) -> None:
+    """Raise `SettingsError` unless the task can be used with some examples.
+
+    It is tried on the first batch, and on inputs that are not finite; all classes are
+    looked at.
+    """
+    outputs = try_batch(task, next(examples.batches(EVALUATION_BATCH)))
+    inputs, targets = examples.inputs, examples.targets
+    count, ignored = len(task.classes), np.inf
+    if task.loss is nn.functional.cross_entropy:
+        count, ignored = count or outputs.shape[1], IGNORED
+    if count and not targets.is_floating_point():
+        flat = targets.flatten()
+        wrong = (flat >= count) | ((flat < 0) & (flat != ignored) & (ignored < 0))
+        if wrong.any():
+            first = int(wrong.nonzero()[0])
+            row = first * len(targets) // len(flat)
+            raise SettingsError(
+                f"the target of row {row} is {int(flat[first])}; of {count} classes it "
+                f"must be one from 0 to {count - 1}"
+            )
+    # Those that are mapped from a file are images of bytes.
+    if inputs.is_floating_point() and examples.rows is None:
+        odd = (~inputs.flatten(1).isfinite().all(1)).nonzero()[:EVALUATION_BATCH, 0]
+        if len(odd):
+            # Beside others, as a loss may leave all of these out.
+            rows = torch.cat([odd, torch.arange(min(len(inputs), EVALUATION_BATCH))])
+            try:
+                try_batch(task, (inputs[rows], targets[rows]))
+            except SettingsError as error:
+                raise SettingsError(
+                    f"the inputs of row {int(odd[0])} are not finite; {error}"
+                ) from error
+
+
+def try_batch(task: Task, batch: tuple[Tensor, Tensor]) -> Tensor:
+    """Return the model's outputs of a batch.
+
+    Raises `SettingsError` unless model, loss and metrics take it.
+    """
 
     def call(who: str, function: Callable[..., Any], **given: Tensor) -> Any:
         try:
@@ -170,9 +230,16 @@ def try_batch(task: Task, batch: tuple[Tensor, Tensor]) -> None:
         raise SettingsError(
             f"the loss of the first batch is {value.item()}; it must be finite"
         )
+    if outputs.requires_grad and not value.requires_grad:
+        raise SettingsError(
+            "the loss has no gradient; it must be made of the outputs by torch, and "
+            "not of a copy of them (detach, item, numpy)"
+        )
+    outputs = outputs.detach()
     for name, metric in task.metrics.items():
         found = call(f"metric {name!r}", metric, outputs=outputs, targets=targets)
         number(name, found)
+    return outputs
 
 
 # What rounds, clients and results have besides metrics of a task's own.
@@ -198,6 +265,11 @@ def check_metrics(metrics: Any) -> None:
         kind = type(metrics).__name__
         raise SettingsError(f"metrics is a {kind}; it must be a mapping of names")
     for name in metrics:
+        if not isinstance(name, str) or not name:
+            raise SettingsError(
+                f"a metric is called {name!r}; it must have a name, of a character or "
+                "more"
+            )
         if name in TAKEN or str(name).startswith("bytes-"):
             raise SettingsError(
                 f"a metric is called {name!r}, as what every run has; it must have a "
@@ -208,12 +280,17 @@ def check_metrics(metrics: Any) -> None:
 def number(name: str, found: Any) -> float:
     """Return a metric's value; `SettingsError` if it is no number."""
     try:
-        return float(found)
+        value = float(found)
     except (TypeError, ValueError, RuntimeError):
         text = " ".join(repr(found).split())[:200]
         raise SettingsError(f"metric {name!r} is {text}; it must be one number") from (
             None
         )
+    if LARGEST < abs(value) < math.inf:
+        raise SettingsError(
+            f"metric {name!r} is {value:g}; it must be at most {LARGEST:.2g}"
+        )
+    return value
 
 
 @dataclass(frozen=True, eq=False)
@@ -268,6 +345,13 @@ class ExampleTask(BaseTask):
                 f"model is a {type(self.model).__name__}; it must be a function that "
                 "returns a new one"
             )
+        for name in ("train", "test"):
+            sets = getattr(self, name)
+            if not hasattr(sets, "__len__") or not hasattr(sets, "__getitem__"):
+                raise SettingsError(
+                    f"{name} is a {type(sets).__name__}; it must be a sequence of the "
+                    "clients' ExampleSets, such as a list"
+                )
         check_metrics(self.metrics)
 
     def initial_model(self) -> SplitModel:

@@ -146,10 +146,9 @@ class Participants:
             return []
         usual = self._usual = self.settled or _vote(known.values())
         fits = [n for n, p in known.items() if p.structure == usual[STRUCTURE]]
-        whose = "the run's clients" if self.settled else "most clients"
         told = []
         for node in sorted(known.keys() - fits):
-            reason = _difference(known[node].properties, usual, whose)
+            reason = _difference(known[node].properties, usual)
             if self._refuse(node, known[node].name, reason):
                 content = RecordDict({CONFIG: ConfigRecord({REFUSAL: reason})})
                 told.append(Message(content, node, MessageType.QUERY))
@@ -378,7 +377,7 @@ def _vote(clients: Collection[Participant]) -> dict[str, Any]:
     return {**own, STRUCTURE: usual}
 
 
-def _difference(its: Mapping[str, Any], usual: Mapping[str, Any], whose: str) -> str:
+def _difference(its: Mapping[str, Any], usual: Mapping[str, Any]) -> str:
     """Return why a client whose structure is not the usual one takes no part."""
 
     def inputs(said: Mapping[str, Any]) -> str:
@@ -386,18 +385,18 @@ def _difference(its: Mapping[str, Any], usual: Mapping[str, Any], whose: str) ->
 
     if inputs(its) != inputs(usual):
         return (
-            f"its inputs are {inputs(its)} and those of {whose} are {inputs(usual)} "
-            f"({', '.join(INPUTS)})"
+            f"its inputs are {inputs(its)} and those of the other clients are "
+            f"{inputs(usual)} ({', '.join(INPUTS)})"
         )
     if its.get(CLASSES_DIGEST) != usual.get(CLASSES_DIGEST):
         return (
-            f"its {its.get(NUM_CLASSES, '?')} classes are not those of {whose}, "
-            f"who have {usual.get(NUM_CLASSES, '?')}: names and their order must be "
-            "the same"
+            f"its {its.get(NUM_CLASSES, '?')} classes are not those of the other "
+            f"clients, who have {usual.get(NUM_CLASSES, '?')}: names and their order "
+            "must be the same"
         )
     return (
-        f"its shared arrays are not of the names and shapes that {whose} have, or the "
-        "model that it begins with is another one"
+        "its shared arrays are not of the names and shapes that the other clients "
+        "have, or the model that it begins with is another one"
     )
 
 

@@ -17,10 +17,11 @@ def dense(num_clients=5):
     steps = []
 
     def loss(outputs, targets):
-        # Five clients with a batch each, or three of equal ones: round 3, or 4.
+        # Tried on both parts of five clients and, before the run, of two; then five
+        # clients with a batch each, or three of equal ones: round 3, or 4.
         if torch.is_grad_enabled():
             steps.append(0)
-            if len(steps) > 10 and not ALLOWED.exists():
+            if len(steps) > 14 + 10 and not ALLOWED.exists():
                 torch.empty(2**58)
         return torch.nn.functional.cross_entropy(outputs, targets)
 

@@ -300,12 +300,12 @@ def test_a_refusal_names_its_real_cause(caplog):
         if "takes no part" in m
     )
     assert reasons == {
-        "000001": "its 11 classes are not those of most clients, who have 10: names "
-        "and their order must be the same",
-        "000002": "its inputs are 1 x 32 x 28 and those of most clients are "
+        "000001": "its 11 classes are not those of the other clients, who have 10: "
+        "names and their order must be the same",
+        "000002": "its inputs are 1 x 32 x 28 and those of the other clients are "
         "1 x 28 x 28 (channels, height, width)",
-        "000003": "its shared arrays are not of the names and shapes that most "
-        "clients have, or the model that it begins with is another one",
+        "000003": "its shared arrays are not of the names and shapes that the "
+        "other clients have, or the model that it begins with is another one",
     }
 
 
@@ -370,7 +370,7 @@ def test_those_that_come_later_do_not_outvote_the_run(nodes, fit, caplog):
     assert come_and_go(strategy, nodes) == fit
     refused = [m for m in caplog.messages if "takes no part" in m]
     assert len(refused) == len(nodes) - len(fit)
-    assert all("that the run's clients have" in message for message in refused)
+    assert all("that the other clients have" in message for message in refused)
     # Nor do they where the run goes on.
     resumed = averaging()
     resumed.load_state_dict(*strategy.state_dict())

@@ -1,5 +1,6 @@
 """A task of one's own: from examples that are there, or by an import path."""
 
+import math
 import re
 from collections import OrderedDict
 
@@ -298,6 +299,13 @@ def test_what_a_line_is_read_as():
 # What does not fit is said before the first round
 
 
+def late(value: float) -> torch.Tensor:
+    """Inputs of which a late row has a value."""
+    inputs = torch.ones(80, 3)
+    inputs[78, 1] = value
+    return inputs
+
+
 CHECKED = [
     (
         {"train": [ExampleSet(torch.ones(2, 3).double(), torch.tensor([0, 1]))]},
@@ -314,7 +322,38 @@ CHECKED = [
     ),
     (
         {"test": [ExampleSet(torch.ones(2, 3), torch.tensor([0, 7]))]},
-        "the loss refuses outputs",
+        "test examples: the loss refuses outputs",
+    ),
+    (
+        {"train": [ExampleSet(torch.ones(80, 3), torch.tensor([1] * 77 + [7, 0, 9]))]},
+        "train examples: the target of row 77 is 7; of 2 classes it must be one from 0 "
+        "to 1",
+    ),
+    (
+        {
+            "test": [
+                ExampleSet(torch.ones(80, 3), torch.tensor([0, -100] * 39 + [0, -1]))
+            ]
+        },
+        "test examples: the target of row 79 is -1; of 2 classes it must be one from",
+    ),
+    (
+        {"classes": ("one",), "loss": lambda x, y: x.mean()},
+        "the target of row 1 is 1; of 1 classes it must be one from 0 to 0",
+    ),
+    (
+        {"train": [ExampleSet(late(math.nan), torch.zeros(80).long())]},
+        "train examples: the inputs of row 78 are not finite; the loss of the first "
+        "batch is nan; it must be finite",
+    ),
+    (
+        {"loss": lambda x, y: nn.functional.cross_entropy(x.detach(), y)},
+        "the loss has no gradient; it must be made of the outputs by torch",
+    ),
+    ({"metrics": {"m": lambda x, y: 1e39}}, "metric 'm' is 1e+39; it must be at most"),
+    (
+        {"model": lambda: model().requires_grad_(False)},
+        "the model's 'representation.0.weight' does not require a gradient; a",
     ),
     ({"train": [[1, 2]]}, "the train examples are a list; they must be an ExampleSet"),
     ({"train": []}, "the task has examples of 0 clients; client 0, from 0, is one too"),
@@ -354,6 +393,39 @@ def test_what_fits_is_left_as_it_is():
     for client in (0, 1):
         task.check(client)
     assert all(torch.equal(task.initial_state[n], v) for n, v in before.items())
+
+
+def test_values_that_the_model_or_the_loss_can_do_with():
+    missing = ExampleSet(late(math.nan), torch.tensor([0, -1] * 40))
+
+    def masked(outputs, targets):
+        there = targets >= 0
+        return nn.functional.cross_entropy(outputs[there], targets[there])
+
+    class Filled(nn.Linear):
+        def forward(self, x):
+            return super().forward(x.nan_to_num())
+
+    def filled():
+        return SplitModel(Filled(3, 4), nn.Linear(4, 2))
+
+    task = ExampleTask(filled, [missing], [missing], loss=masked)
+    task.check(0)
+
+
+@pytest.mark.parametrize(
+    ("change", "line"),
+    [
+        ({"train": (x for x in [])}, "train is a generator; it must be a sequence of"),
+        ({"test": None}, "test is a NoneType; it must be a sequence of the clients'"),
+        ({"metrics": {3: max}}, "a metric is called 3; it must have a name, of a char"),
+        ({"metrics": {"": max}}, "a metric is called ''; it must have a name"),
+    ],
+)
+def test_what_a_task_is_made_of(change, line):
+    given = {"model": model, "train": [examples(8, 0)], "test": [examples(4, 2)]}
+    with pytest.raises(SettingsError, match=re.escape(line)):
+        ExampleTask(**{**given, **change})
 
 
 def test_as_many_targets_as_inputs():
