@@ -7,6 +7,7 @@ import numpy.typing as npt
 from torch import Tensor
 
 from task.base import Task
+from task.settings import SettingsError
 
 Tensors = dict[str, Tensor]
 Slots = tuple[str, ...]
@@ -75,6 +76,12 @@ class Slotted:
         That is the shared arrays' names, shapes and dtypes, and the classes where a
         head is shared: its outputs must mean the same to all.
         """
+        for slot in (*self.shared, *(self.sent or ()), *self.personal):
+            if not slot.endswith("."):
+                raise SettingsError(
+                    f"{type(self).__name__} has a slot {slot!r}; its name must end "
+                    "with a dot, as 'representation.' and 'head.' do"
+                )
         structure: list[object] = [
             (name, tuple(array.shape), str(array.dtype))
             for name, array in self.initial_arrays(self.shared).items()

@@ -25,8 +25,8 @@ def predict(
         Whose task reads a line: a row of a table, a text; of an image file it gets the
         path.
     files : sequence of Path
-        The files; one that cannot be read, or a line that the task or the model
-        refuses, is a `SettingsError`.
+        The files; one that is empty or cannot be read, or a line that the task or
+        the model refuses or makes no number of, is a `SettingsError`.
 
     Yields
     ------
@@ -42,6 +42,8 @@ def predict(
             lines = path.read_text(encoding="utf-8").splitlines()
         except (OSError, ValueError) as error:
             raise SettingsError(f"{str(path)!r} cannot be read: {error}") from None
+        if not any(map(str.strip, lines)):
+            raise SettingsError(f"{str(path)!r} has nothing to predict from")
         for number, line in enumerate(lines, 1):
             if line.strip():
                 place = f"{path}:{number}"
@@ -58,6 +60,10 @@ def _answer(
     except Exception as error:
         reason = (str(error).splitlines() or [type(error).__name__])[0]
         raise SettingsError(f"{place} cannot be predicted from: {reason}") from None
+    if not outputs.isfinite().all():
+        raise SettingsError(
+            f"{place} cannot be predicted from: the model's output is not finite"
+        )
     if not card.classes:
         return tuple(f"{value:.6g}" for value in outputs.flatten().tolist())
     # Of a sequence the last place counts.

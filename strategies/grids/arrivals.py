@@ -160,17 +160,16 @@ class RealArrivals(ArrivalGrid):
         self.drain()
         nodes = list(self.grid.get_node_ids())
         self.connected = frozenset(nodes)
-        free = [n for n in nodes if not self._is_left_alone(n, MessageType.TRAIN)]
-        busy = self._busy()
+        busy, train = self._busy(), MessageType.TRAIN
+        free = [n for n in nodes if n not in busy and not self._is_silent(n, train)]
         return free or [node for node in nodes if node not in busy]
 
     def _busy(self) -> set[int]:
         now = time.monotonic()
         return {debt.node for debt in self._owed.values() if debt.until > now}
 
-    def _is_left_alone(self, node: int, kind: str) -> bool:
-        if node in self._busy():
-            return True
+    def _is_silent(self, node: int, kind: str) -> bool:
+        """Return whether a node is not to be asked yet, as it did not answer."""
         silence = self._silent.get(node)
         if silence is None:
             return False
@@ -271,13 +270,13 @@ class RealArrivals(ArrivalGrid):
         """Return the messages to the nodes that are not left alone."""
         kept: list[Message] = []
         left: list[Message] = []
+        busy = self._busy()
         for message in messages:
-            about = message.metadata
-            alone = self._is_left_alone(about.dst_node_id, about.message_type)
+            node, kind = message.metadata.dst_node_id, message.metadata.message_type
+            alone = node in busy or self._is_silent(node, kind)
             (left if alone else kept).append(message)
         if not kept:
             # There is nobody else to train with.
-            busy = self._busy()
             kept = [
                 m
                 for m in left

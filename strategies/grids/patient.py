@@ -102,13 +102,16 @@ class PatientGrid(GridDecorator):
 
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
         """Push messages, once the SuperLink takes them; no id: it refused one."""
-        messages = list(messages)
+        messages, now = list(messages), time.time()
+        # No reply comes after a message's time.
+        self._open = {i: m for i, m in self._open.items() if _ends(m) > now}
         # Flower refuses a request without messages.
         ids = self._insist(lambda: list(self.grid.push_messages(messages)))
         for message_id, message in zip(ids, messages, strict=False):
             if message_id:
                 about = message.metadata
-                stub = Message(RecordDict(), about.dst_node_id, about.message_type)
+                to = about.dst_node_id, about.message_type
+                stub = Message(RecordDict(), *to, ttl=about.ttl)
                 stub.metadata.__dict__["_message_id"] = message_id
                 self._open[message_id] = stub
         return ids
@@ -169,6 +172,10 @@ class PatientGrid(GridDecorator):
         of_superlink = about.src_node_id == SUPERLINK_NODE_ID and reply.has_error()
         if about.src_node_id != asked.dst_node_id and not of_superlink:
             raise ValueError(f"it says that it is of node {about.src_node_id}")
+
+
+def _ends(message: Message) -> float:
+    return float(message.metadata.created_at + message.metadata.ttl)
 
 
 def _is_outage(error: httpx.HTTPError) -> bool:

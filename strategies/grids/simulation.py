@@ -184,6 +184,8 @@ class RayGrid(InlineGrid):
         self._replies: dict[str, Message] = {}
         # Messages whose worker has died.
         self._retried: set[str] = set()
+        # Messages that are being answered, but nobody waits for any more.
+        self._given_up: set[str] = set()
 
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
         """Hand messages to the workers and return their ids."""
@@ -232,6 +234,11 @@ class RayGrid(InlineGrid):
                 return
             failure = Error(CLIENT_APP_ERROR, reason)
             replies, contexts = [Message(failure, reply_to=m) for m in messages], []
+        ids = {message.metadata.message_id for message in messages}
+        if ids & self._given_up:
+            # A client's state of then must not take the place of a newer one.
+            self._given_up -= ids
+            return
         for context in contexts:
             self.contexts[context.node_id] = context
         for reply in replies:
@@ -243,7 +250,7 @@ class RayGrid(InlineGrid):
         One of them may be what it died of; the others' clients shall not pay for it.
         """
         ids = {message.metadata.message_id for message in messages}
-        if ids & self._retried:
+        if ids & (self._retried | self._given_up):
             return False
         self._retried |= ids
         self._queue.extendleft([message] for message in reversed(messages))
@@ -263,9 +270,18 @@ class RayGrid(InlineGrid):
         while any(i not in self._replies for i in ids):
             left = None if deadline is None else deadline - time.monotonic()
             if left is not None and left <= 0:
+                self._give_up(ids)
                 break
             self._collect(left)
         return self.pull_messages(ids)
+
+    def _give_up(self, ids: list[str]) -> None:
+        """Let nobody begin with messages, or wait for what is being done of them."""
+        late = {i for i in ids if i not in self._replies}
+        queued = [m for m in self._queue if m[0].metadata.message_id not in late]
+        self._queue = deque(queued)
+        for _, messages in self._running.values():
+            self._given_up |= late & {m.metadata.message_id for m in messages}
 
 
 class _Worker:

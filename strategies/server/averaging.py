@@ -163,6 +163,11 @@ class Averaging:
             text = "round %d: nothing came of %d valid replies; the old arrays stay"
             log(WARNING, text, server_round, len(replies))
             return None
+        if not isinstance(arrays, ArrayRecord):
+            raise SettingsError(
+                f"{type(self).__name__}.aggregate returns a {type(arrays).__name__}; "
+                "it must be an ArrayRecord, as `to_record` makes it, or None"
+            )
         if not is_finite({name: array.numpy() for name, array in arrays.items()}):
             log(WARNING, "round %d is not finite; the old arrays stay", server_round)
             return None

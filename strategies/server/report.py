@@ -58,7 +58,8 @@ class Report:
     settings : mapping
         All settings.
     after : int, default 0
-        Keep the rows of the rounds up to this one, from the run that is continued.
+        Keep the rows of the rounds up to this one, from the run that is continued:
+        the one in ``resume``.
     trackers : Trackers, optional
         They are told the same.
     """
@@ -71,9 +72,9 @@ class Report:
         self.algorithm = short_name(str(settings["algorithm"]))
         self.directory = self.output / self.algorithm
         self.directory.mkdir(parents=True, exist_ok=True)
-        self.rows = [
-            row for row in read_rows(self.directory / METRICS) if row["round"] <= after
-        ]
+        former = Path(str(settings["resume"] or self.output)) / self.algorithm
+        rows = read_rows(former / METRICS)
+        self.rows = [row for row in rows if row["round"] <= after]
         self._newest: Row = {}
         for row in self.rows:
             self._newest |= row
@@ -84,7 +85,7 @@ class Report:
         self._about = (self.algorithm, settings["seed"], settings["evaluate-on"])
         self.tidy = TidyFile(self.directory / TIDY, self._about)
         with self._said("lines of the rounds before"):
-            self.tidy.begin(after)
+            self.tidy.begin(after, former / TIDY)
         self.progress = Progress(
             TextColumn("{task.description}"),
             BarColumn(),

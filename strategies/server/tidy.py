@@ -36,8 +36,8 @@ class TidyFile:
         self.path, self.about = path, list(about)
         self._pending, self._end = [HEADER], 0
 
-    def begin(self, after: int) -> None:
-        """Keep the lines of the rounds up to one, from the run that is continued.
+    def begin(self, after: int, former: Path) -> None:
+        """Begin with another file's lines of the rounds up to one, or the own file's.
 
         They end at the first that is damaged.
         """
@@ -46,7 +46,7 @@ class TidyFile:
             with partial.open("w", newline="", encoding="utf-8") as file:
                 file.write(HEADER)
                 writer = csv.writer(file, lineterminator="\n")
-                writer.writerows(_lines(self.path, after))
+                writer.writerows(_lines(former, after))
                 end = file.tell()
             os.replace(partial, self.path)
         except OSError:

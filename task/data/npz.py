@@ -119,6 +119,11 @@ def _load(path: Path) -> Arrays:
             f"{str(path)!r} has labels of type {labels.dtype} and shape "
             f"{labels.shape}; they must be {len(images)} integers, one an image"
         )
+    if images.ndim == 4 and images.shape[1] in (1, 3) and images.shape[3] > 4:
+        raise SettingsError(
+            f"{str(path)!r} has images of shape {images.shape}, with the channels "
+            "first as it seems; they must be n x height x width x channels"
+        )
     if images.ndim == 3:
         arrays["images"] = images[..., None]
     return arrays

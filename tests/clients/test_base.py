@@ -127,6 +127,13 @@ def test_a_slot_beside_the_model_begins_as_the_model():
     assert all(torch.equal(found[n], v) for n, v in client.task.initial_state.items())
 
 
+@pytest.mark.parametrize("slots", ["shared", "sent", "personal"])
+def test_a_slot_s_name_ends_with_a_dot(slots):
+    client = client_of(type("Slip", (Client,), {slots: ("head",)}))
+    with pytest.raises(SettingsError, match="Slip has a slot 'head'; its name must"):
+        client.get_properties({})
+
+
 def test_under_and_within_undo_each_other():
     tensors = {"a": torch.ones(1), "b.c": torch.zeros(2)}
     named = within("model.", tensors)

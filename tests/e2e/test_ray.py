@@ -175,6 +175,58 @@ def test_a_worker_that_dies_costs_its_chunk_a_retry(tmp_path):
     assert said == ["40 []", "40 []", "40 [7]", "40 [7]"], result.stderr
 
 
+SLOW = """
+import sys, time
+from pathlib import Path
+from flwr.app import ConfigRecord, Message, RecordDict
+from strategies.grids.simulation import RayGrid
+
+go, begun = Path(sys.argv[1]), Path(sys.argv[2])
+
+def client(message, context):
+    with begun.open("a") as file:
+        file.write(".")
+    while not go.exists():
+        time.sleep(0.05)
+    before = context.state.config_records.get("own", {"answers": 0})["answers"]
+    context.state["own"] = ConfigRecord({"answers": before + 1})
+    return Message(RecordDict(), reply_to=message)
+
+grid = RayGrid(client, 40)
+
+def exchange(timeout):
+    messages = [Message(RecordDict(), n, "train") for n in grid.get_node_ids()]
+    replies = len(list(grid.send_and_receive(messages, timeout=timeout)))
+    states = [c.state.config_records.get("own", {}) for c in grid.contexts.values()]
+    print(f"{replies} replies", {own.get("answers", 0) for own in states})
+
+go.touch()
+exchange(None)
+go.unlink()
+exchange(1.0)
+go.touch()
+exchange(None)
+"""
+
+
+@pytest.mark.e2e
+def test_what_comes_after_a_timeout_is_neither_waited_for_nor_used(tmp_path):
+    (tmp_path / "slow.py").write_text(SLOW)
+    result = subprocess.run(
+        [sys.executable, "slow.py", str(tmp_path / "go"), str(tmp_path / "begun")],
+        cwd=tmp_path,
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    said = [line for line in result.stdout.splitlines() if " replies " in line]
+    assert said == ["40 replies {1}", "0 replies {1}", "40 replies {2}"], result.stderr
+    # Of the second exchange only what had begun: a chunk of each worker.
+    assert len((tmp_path / "begun").read_text()) < 3 * 40
+
+
 def simulate(folder: Path, rounds: int) -> subprocess.Popen[str]:
     return subprocess.Popen(
         [sys.executable, ROOT / "simulation.py", "fedavg", "--rounds", str(rounds)],

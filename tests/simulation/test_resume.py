@@ -9,6 +9,7 @@ from command_line import (
     Killed,
     assert_same_rows,
     die_in,
+    json_of,
     rows_of,
     run,
 )
@@ -47,6 +48,18 @@ def test_stop_at_round_5_and_resume(tmp_path, undisturbed, algorithm):
     assert_same_rows(rows, undisturbed[algorithm], 1e-12)
     seconds = [row["seconds"] for row in rows]
     assert seconds == sorted(seconds)
+
+
+def test_a_run_goes_on_in_another_folder(tmp_path, undisturbed):
+    first, second = tmp_path / "first", tmp_path / "second"
+    finished_at(5, first, "fedrep", checkpoint_every=5)
+    rows = finished_at(9, second, "fedrep", checkpoint_every=5, resume=str(first))
+    assert_same_rows(rows, undisturbed["fedrep"], 1e-12)
+    summary = json_of(second / "summary.json")["algorithms"]["fedrep"]
+    assert summary["bytes"] == sum(r["bytes-down"] + r["bytes-up"] for r in rows)
+    lines = (second / "fedrep" / "metrics.csv").read_text().splitlines()[1:]
+    assert {int(line.split(",")[3]) for line in lines} == set(range(10))
+    assert len(rows_of(first, "fedrep")) == 5
 
 
 @pytest.mark.parametrize("algorithm", PERSONAL)

@@ -90,6 +90,8 @@ def test_a_device_s_own_data_are_named(table):
     ("text", "line"),
     [
         ("1,2\n1,2,3\n", "x.csv:2 cannot be predicted from: "),
+        ("\n \n", "x.csv' has nothing to predict from"),
+        ("nan,2\n", "x.csv:1 cannot be predicted from: the model's output is not"),
         ("a,b\n", "x.csv:1 cannot be predicted from: could not convert string to"),
         (b"\xff\xfe", "x.csv' cannot be read: 'utf-8' codec"),
     ],

@@ -15,8 +15,10 @@ from function_clients import (
 )
 from malformed import MALFORMED, RETICENT, Trap, error_reply, with_one_bad
 
+from strategies import FedAvg
 from strategies.server.replies import to_record
 from strategies.server.rounds import run_rounds
+from task.settings import SettingsError
 
 
 @pytest.mark.parametrize("weighting", ["uniform", "examples"])
@@ -191,3 +193,14 @@ def test_a_round_without_any_reply():
     assert metrics["unanswered"] == 4
     assert metrics["clients"] == 0
     assert "train-loss" not in metrics
+
+
+@pytest.mark.parametrize("returned", [START, [START["w"]], 1.0])
+def test_what_aggregate_returns_is_checked(returned):
+    class Wrong(FedAvg):
+        def aggregate(self, server_round, replies):
+            return returned
+
+    kind = type(returned).__name__
+    with pytest.raises(SettingsError, match=f"Wrong.aggregate returns a {kind}; it"):
+        train_once(Wrong(fraction_train=1.0), grid_of(3))

@@ -294,3 +294,16 @@ def test_the_log_says_who_is_waited_for(
     seconds = [float(line.split()[1]) for line in lines]
     assert seconds == pytest.approx([60, 120, 240, 480], abs=4)
     assert time.time() > 1e9, "the clock of the others is the real one"
+
+
+def test_messages_whose_time_is_over_are_forgotten(clock):
+    grid = PatientGrid(Link({1: silent, 2: silent}))
+    message = Message(RecordDict(), 1, "train", ttl=60.0)
+    clock.now = message.metadata.created_at
+    (first,) = grid.push_messages([message])
+    clock.now += 30
+    (second,) = grid.push_messages([Message(RecordDict(), 2, "train", ttl=600.0)])
+    assert set(grid._open) == {first, second}
+    clock.now += 40
+    (third,) = grid.push_messages([Message(RecordDict(), 2, "query", ttl=600.0)])
+    assert set(grid._open) == {second, third}

@@ -18,7 +18,7 @@ def lines_of(path: Path) -> list[dict[str, str]]:
 
 def tidy_of(path: Path, after: int = 0) -> TidyFile:
     tidy = TidyFile(path, ("fedrep", 3, "test"))
-    tidy.begin(after)
+    tidy.begin(after, path)
     return tidy
 
 
@@ -92,7 +92,7 @@ def test_means_of_clients_over_the_last_rounds(tmp_path):
 def test_several_files_are_one(tmp_path):
     for name in "ab":
         tidy = TidyFile(tmp_path / name, (name, 0, "test"))
-        tidy.begin(0)
+        tidy.begin(0, tmp_path / name)
         tidy.add(1, "", {"loss": 1.0})
         tidy.flush()
     join(tmp_path / "all", [tmp_path / n for n in ("a", "b", "missing")])

@@ -605,6 +605,10 @@ def test_a_file_that_is_a_pickle_as_a_whole(arrays, tmp_path):
 WRONG_ARRAYS = [
     ({"images": np.zeros((6, 3, 4, 3))}, "images of type float64 and shape"),
     ({"images": np.zeros((6, 12), np.uint8)}, "they must be uint8, n x height x width"),
+    (
+        {"images": np.zeros((6, 3, 8, 8), np.uint8)},
+        "with the channels first as it seem",
+    ),
     ({"images": np.zeros((0, 3, 4, 3), np.uint8)}, r"shape \(0, 3, 4, 3\)"),
     ({"images": np.zeros((6, 3, 5, 3), np.uint8)}, r"must be as in train.npz: \(3, 5,"),
     ({"labels": np.arange(5)}, "they must be 6 integers, one an image"),
