@@ -232,7 +232,7 @@ FIGURES = [
                 "papers_tables",
                 lambda data: [
                     value
-                    for row in ("fedrep", "fedavg-ft", "fedper", "flute")
+                    for row in ("fedrep", "fedavg-ft", "fedper", "flute", "flute-star")
                     for value in of_papers(row, table="50x5")(data)
                 ],
             ),
