@@ -181,6 +181,11 @@ class Client(Newcomer, NumPyClient):
             raise SettingsError("there are no training examples")
         return examples
 
+    @property
+    def has_train_examples(self) -> bool:
+        """Whether there is anything to learn from."""
+        return len(self.task.train_examples(self.index)) > 0
+
     # Called by the server before the first round.
 
     def get_properties(self, config: Config) -> Config:

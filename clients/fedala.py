@@ -56,7 +56,11 @@ class FedALAClient(Client):
             return {"value": torch.zeros(1)}
         if slot == WEIGHTS:
             named = self.model.named_parameters()
-            return {n: torch.ones(p.shape) for n, p in named if n.startswith(HEAD)}
+            return {
+                name: torch.ones(p.shape, dtype=p.dtype)
+                for name, p in named
+                if name.startswith(HEAD)
+            }
         return super().initial_slot(slot)
 
     def fit(self, parameters: NDArrays, config: Config) -> Reply:

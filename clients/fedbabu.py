@@ -48,7 +48,11 @@ class FedBABUClient(FineTuned):
         return self.send(self.train("representation", epochs))
 
     def deployed_model(self) -> SplitModel:
-        """Fine-tune the named part for ``finetune-epochs``, the head being new."""
+        """Fine-tune the named part for ``finetune-epochs``, the head being new.
+
+        Without training examples it is the global model.
+        """
         part = cast(Part, self.settings.finetune_part)
-        self.train(part, self.settings.finetune_epochs)
+        if self.has_train_examples:
+            self.train(part, self.settings.finetune_epochs)
         return self.model

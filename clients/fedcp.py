@@ -61,8 +61,8 @@ class SeparatingHead(nn.Module):
 
     def forward(self, features: Tensor) -> Tensor:
         """Return the sum of both heads' outputs."""
-        pairs = self.policy(features * self.context).unflatten(1, (2, -1))
-        own, others = pairs.softmax(1).unbind(1)
+        pairs = self.policy(features * self.context).unflatten(-1, (2, -1))
+        own, others = pairs.softmax(-2).unbind(-2)
         outputs: Tensor = self.personal(features * own) + self.shared(features * others)
         return outputs
 

@@ -71,7 +71,8 @@ class FedDBEClient(Client):
     def initial_slot(self, slot: str) -> Tensors:
         """Return zeros: for the memory, and for z̄ until there is one."""
         name = "mean" if slot == CONSENSUS else "value"
-        return {name: torch.zeros(self.layer.in_features)}
+        dtype = self.layer.weight.dtype
+        return {name: torch.zeros(self.layer.in_features, dtype=dtype)}
 
     def statistics(self, config: Config) -> Arrays:
         """Return ``mean``: z̄_i after local training from the initial model alone."""
@@ -103,7 +104,7 @@ class FedDBEClient(Client):
         # On the same memory; a bias by its name, which has no weight decay.
         bias = nn.ParameterDict({} if memory is None else {"bias": memory})
         optimizers = [own.optimizer(part) for part in (freeze(model, "all"), bias)]
-        mean = torch.zeros(self.layer.in_features, device=self.device)
+        mean = torch.zeros_like(self.layer.weight[0]).detach()
 
         def step(inputs: Tensor, targets: Tensor) -> Tensor:
             nonlocal mean
@@ -129,7 +130,7 @@ class FedDBEClient(Client):
 
         examples = self.train_examples
         loss = loop(step, examples, own.representation_epochs, own)
-        return mean.float(), loss
+        return mean.to(self.layer.weight.dtype), loss
 
     def evaluate(self, parameters: NDArrays, config: Config) -> Evaluation:
         """Test the model with the memory; ``accuracy-global`` is that without."""

@@ -38,8 +38,12 @@ class FineTuned(Client):
         return self.test_beside_global()
 
     def deployed_model(self) -> SplitModel:
-        """Fine-tune the head of the global model for ``finetune-epochs``."""
-        self.train("head", self.settings.finetune_epochs)
+        """Fine-tune the head of the global model for ``finetune-epochs``.
+
+        Without training examples it is the global model.
+        """
+        if self.has_train_examples:
+            self.train("head", self.settings.finetune_epochs)
         return self.model
 
 

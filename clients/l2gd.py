@@ -95,7 +95,8 @@ class L2GDClient(MeanOfAllClient):
         """Make so many aggregations."""
         # Statistics of batch norms as well; counts are none.
         share = 1 - max(0.0, 1 - self.settings.pull) ** times
-        for name, x in self.model.tensors.items():
+        # Each once, also where two names are of one.
+        for name, x in {id(x): (n, x) for n, x in self.model.tensors.items()}.values():
             if x.is_floating_point():
                 x.lerp_(self.received[name], share)
 

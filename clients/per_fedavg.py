@@ -13,7 +13,7 @@ from clients.device.slots import Tensors
 from task.calls import EVALUATION_BATCH
 from task.devices import random_state, set_random_state
 from task.models import SplitModel
-from task.settings import Range
+from task.settings import Range, require
 from task.training import freeze, gradient, loop
 
 Batch = tuple[Tensor, Tensor]
@@ -98,7 +98,12 @@ class PerFedAvgClient(Client):
         return self.test_beside_global()
 
     def deployed_model(self) -> SplitModel:
-        """Return the model w − α ∇f_i(w), or that after ``adaptation-epochs``."""
+        """Return the model w − α ∇f_i(w), or that after ``adaptation-epochs``.
+
+        Without training examples it is the meta-model.
+        """
+        if not self.has_train_examples:
+            return self.model
         if self.settings.adaptation_epochs:
             self.train("all", self.settings.adaptation_epochs)
             return self.model
@@ -130,6 +135,11 @@ class HFMAMLSettings(PerFedAvgSettings):
     """
 
     hessian_delta: Annotated[float, Range("(0, inf)")] = 1e-3
+
+    def __post_init__(self) -> None:
+        """Check the values; bfloat16's rounding is more than the difference."""
+        super().__post_init__()
+        require(not self.bfloat16, "bfloat16", True, "false with 'hf-maml'")
 
 
 class HFMAMLClient(PerFedAvgClient):

@@ -13,7 +13,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
-from task.calls import EVALUATION_BATCH
+from task.calls import EVALUATION_BATCH, are_classes
 from task.devices import seeded
 from task.examples import ExampleSet
 from task.layers import IGNORED
@@ -165,8 +165,22 @@ def try_examples(task: Task, examples: ExampleSet) -> None:
     """
     outputs = try_batch(task, next(examples.batches(EVALUATION_BATCH)))
     inputs, targets = examples.inputs, examples.targets
+    if task.classes and targets.is_floating_point():
+        kind = str(targets.dtype).removeprefix("torch.")
+        raise SettingsError(
+            f"targets are {kind}; with classes they must be integers, from 0"
+        )
+    tried = targets[: len(outputs)]
+    if are_classes(tried, outputs.shape[1:2]) and (
+        outputs.argmax(1).shape != tried.shape
+    ):
+        raise SettingsError(
+            f"outputs of shape {tuple(outputs.shape)} and integer targets of shape "
+            f"{tuple(tried.shape)}; classes must be the outputs' second dimension, and "
+            "the others the targets'"
+        )
     count, ignored = len(task.classes), np.inf
-    if task.loss is nn.functional.cross_entropy:
+    if task.loss is nn.functional.cross_entropy and outputs.ndim > 1:
         count, ignored = count or outputs.shape[1], IGNORED
     if count and not targets.is_floating_point():
         flat = targets.flatten()

@@ -209,7 +209,9 @@ def features_of(model: SplitModel, examples: ExampleSet, sgd: SGD) -> ExampleSet
     features, targets = [], []
     with sgd.autocast():
         for inputs, target in examples.batches(EVALUATION_BATCH):
-            features.append(model.representation(inputs).float())
+            found = model.representation(inputs)
+            # Those of bfloat16 as float32.
+            features.append(found.to(torch.promote_types(found.dtype, torch.float32)))
             targets.append(target)
     return ExampleSet(torch.cat(features), torch.cat(targets))
 
@@ -308,7 +310,7 @@ class EvaluateCall:
         total, right, counted, classes = 0.0, 0, 0, False
         for inputs, targets in self.examples.batches(EVALUATION_BATCH):
             outputs = self.model(inputs)
-            classes = _are_classes(targets, outputs.shape[1:2])
+            classes = are_classes(targets, outputs.shape[1:2])
             n = int(_counted(targets[None], classes))
             if n:
                 total += self.loss(outputs, targets).item() * n
@@ -337,7 +339,7 @@ class EvaluateCall:
             place = slice(None) if members is None else members
             own = {name: tensor[place] for name, tensor in state.items()}
             _, losses, outputs = objective.together(own, (inputs, targets), [])
-            classes = _are_classes(targets, outputs.shape[2:3])
+            classes = are_classes(targets, outputs.shape[2:3])
             n = _counted(targets, classes)
             # Not every device has doubles; and a mean over nothing is no number.
             sums = losses.cpu().double() * n
@@ -360,6 +362,6 @@ def _counted(targets: Tensor, classes: bool) -> Tensor:
     return (targets >= 0).flatten(1).sum(1).cpu()
 
 
-def _are_classes(targets: Tensor, width: torch.Size) -> bool:
+def are_classes(targets: Tensor, width: torch.Size) -> bool:
     """Return whether targets are classes: integers, of more than one output."""
     return not targets.is_floating_point() and width.numel() > 1

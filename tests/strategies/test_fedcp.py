@@ -17,7 +17,7 @@ from softmax_runs import (
 from torch import nn
 
 from clients import FedCPClient
-from clients.fedcp import BANDWIDTHS, discrepancy
+from clients.fedcp import BANDWIDTHS, SeparatingHead, discrepancy
 from task import ExampleTask, SplitModel
 from task.settings import SettingsError
 
@@ -218,3 +218,12 @@ def test_bad_input_is_one_line():
         SettingsError, match=r"^fedcp-lambda is -1.0; it must be at lea"
     ):
         FedCPClient.settings_type(fedcp_lambda=-1.0)
+
+
+def test_features_of_several_places_are_shared_out_place_by_place():
+    torch.manual_seed(2)
+    policy = nn.Sequential(nn.Linear(K, 2 * K), nn.LayerNorm(2 * K), nn.ReLU())
+    head = SeparatingHead(nn.Linear(K, CLASSES), nn.Linear(K, CLASSES), policy)
+    features = torch.randn(4, 6, K)
+    expected = torch.stack([head(features[:, place]) for place in range(6)], 1)
+    torch.testing.assert_close(head(features), expected)

@@ -1,7 +1,10 @@
 """L2GD against a few lines of NumPy, server and clients."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
+import torch
 from flwr.app import ArrayRecord, ConfigRecord
 from function_clients import grid_of
 from softmax_runs import (
@@ -16,7 +19,9 @@ from softmax_runs import (
 )
 
 from clients import L2GDClient
+from clients.l2gd import L2GDSettings
 from strategies import L2GD
+from task import SplitModel
 from task.settings import SettingsError
 
 P = 0.4
@@ -202,3 +207,20 @@ def test_one_example_alone_before_a_batch_norm_is_one_line():
     line = "^batch-size 8 leaves one of 9 examples alone, which this model's batch"
     with pytest.raises(SettingsError, match=line):
         client.local_steps(2)
+
+
+def test_a_tensor_of_two_names_is_moved_once():
+    layer = torch.nn.Linear(2, 2)
+    model = SplitModel(torch.nn.Sequential(layer, layer), torch.nn.Linear(2, 1))
+    before = {name: value.detach().clone() for name, value in model.tensors.items()}
+    there = {name: torch.ones_like(value) for name, value in before.items()}
+    settings = L2GDSettings(
+        l2gd_lambda=0.5, l2gd_probability=0.2, learning_rate=0.1, momentum=0.0
+    )
+    self = SimpleNamespace(model=model, received=there, settings=settings)
+    L2GDClient.aggregate(self, 2)
+    # (1 − ηλ (1 − p) / p)² is left of the distance.
+    left = (1 - 0.1 * 0.5 * 0.8 / 0.2) ** 2
+    for name, value in model.tensors.items():
+        expected = 1 + left * (before[name] - 1)
+        torch.testing.assert_close(value.detach(), expected)

@@ -1,0 +1,105 @@
+"""Tasks of one's own that are unlike ours: of doubles, of places, of few examples."""
+
+import pytest
+
+from simulation import simulate
+from task.settings import SettingsError
+
+TASK = """
+import torch
+from torch import nn
+
+from task import ExampleSet, ExampleTask, SplitModel
+
+
+def sets(rows, targets=()):
+    generator = torch.Generator().manual_seed(1)
+    return [
+        ExampleSet(
+            torch.randn(n, 4, 3, generator=generator),
+            torch.randint(0, 2, (n, *targets), generator=generator),
+        )
+        for n in rows
+    ]
+
+
+def flat():
+    body = nn.Sequential(nn.Flatten(), nn.Linear(12, 5), nn.Tanh())
+    return SplitModel(body, nn.Linear(5, 2))
+
+
+def doubles():
+    rows = [ExampleSet(s.inputs.double(), s.targets) for s in sets([9, 7, 8])]
+    return ExampleTask(lambda: flat().double(), rows, rows)
+
+
+def one_without():
+    return ExampleTask(flat, sets([9, 0, 8]), sets([6, 7, 5]))
+
+
+def places():
+    # Of four places each: the loss has the classes second.
+    def loss(outputs, targets):
+        return nn.functional.cross_entropy(outputs.transpose(1, 2), targets)
+
+    rows = sets([9, 7, 8], (4,))
+    body = lambda: SplitModel(nn.Linear(3, 5), nn.Linear(5, 2))
+    return ExampleTask(body, rows, rows, loss=loss)
+
+
+def soft():
+    rows = [ExampleSet(s.inputs, s.targets.float()[:, None]) for s in sets([9, 7])]
+
+    def loss(outputs, targets):
+        return (outputs - targets).square().mean()
+
+    return ExampleTask(flat, rows, rows, loss=loss, classes=("no", "yes"))
+"""
+
+
+def rows_of(algorithm, task, tmp_path, **settings):
+    given = {"num_clients": 3, "rounds": 2, "fraction": 1.0, "head_epochs": 1}
+    given |= {"output": str(tmp_path / "out"), **settings}
+    return simulate(algorithm, "inline", task=task, **given).rows
+
+
+@pytest.fixture
+def module(write_module):
+    return write_module("odd", TASK)
+
+
+@pytest.mark.parametrize(
+    "algorithm", ["fedrep", "fedavg-ft", "fedbabu", "fedala", "feddbe"]
+)
+def test_models_of_doubles(algorithm, module, tmp_path):
+    rows = rows_of(algorithm, f"{module}:doubles", tmp_path, augment_head=False)
+    assert rows[-1]["evaluated"] == rows[-1]["clients"] == 3
+    assert 0 <= rows[-1]["accuracy"] <= 1
+
+
+@pytest.mark.parametrize("algorithm", ["fedavg", "fedavg-ft", "fedbabu", "per-fedavg"])
+def test_who_has_no_training_examples_is_tested_as_well(algorithm, module, tmp_path):
+    rows = rows_of(algorithm, f"{module}:one_without", tmp_path)
+    assert (rows[-1]["clients"], rows[-1]["evaluated"]) == (2, 3)
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "task", "line"),
+    [
+        ("fedavg", "soft", "targets are float32; with classes they must be integers"),
+        ("fedrod", "soft", "targets are float32; with classes they must be integers"),
+        (
+            "fedavg",
+            "places",
+            r"outputs of shape \(9, 4, 2\) and integer targets of shape \(9, 4\); c",
+        ),
+    ],
+)
+def test_what_cannot_be_evaluated_is_refused(algorithm, task, line, module, tmp_path):
+    with pytest.raises(SettingsError, match=line):
+        rows_of(algorithm, f"{module}:{task}", tmp_path, num_clients=2)
+
+
+def test_the_rounding_of_bfloat16_is_no_hessian(tmp_path):
+    with pytest.raises(SettingsError, match="bfloat16 is True; it must be false with"):
+        rows_of("hf-maml", "digits", tmp_path, num_clients=10, bfloat16=True)
