@@ -1,13 +1,14 @@
 """SCAFFOLD (Karimireddy et al., ICML 2020): corrected local steps."""
 
 import math
+from typing import cast
 
 import torch
 from flwr.common import NDArrays
 
 from clients.base import Client, Config, Reply, TrainingSettings
 from clients.device.slots import WHOLE, Tensors, under, within
-from task.messages import CONTROL
+from task.messages import CONTROL, CONTROL_SINCE
 
 OWN_CONTROL = "own-control."
 
@@ -38,8 +39,8 @@ class SCAFFOLDClient(Client):
         """Make K corrected steps from x, move c_i, and send Δy_i and Δc_i."""
         self.receive(parameters, config)
         c, own = under(CONTROL, self.received), under(OWN_CONTROL, self.kept)
-        if not self.state.round:
-            # What an earlier run has left is no part of this run's c.
+        if self.state.round < cast(int, config[CONTROL_SINCE]):
+            # What an earlier run has left is no part of c, nor what was before c began.
             own = {name: torch.zeros_like(value) for name, value in own.items()}
         epochs = self.settings.representation_epochs
         correction = {name: c[name] - own[name] for name in c}

@@ -1,15 +1,17 @@
 """SCAFFOLD (Karimireddy et al., ICML 2020)."""
 
 from collections.abc import Iterable
+from logging import WARNING
 from typing import Annotated, Any
 
 import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Message
+from flwr.common import log
 from flwr.serverapp import Grid
 
 from strategies.base import BaseStrategy
 from strategies.server.replies import Arrays, is_finite, rounded_to, to_record
-from task.messages import CONTROL, NUM_EXAMPLES
+from task.messages import CONTROL, CONTROL_SINCE, NUM_EXAMPLES
 from task.settings import Range, require, validate
 
 
@@ -20,6 +22,9 @@ class SCAFFOLD(BaseStrategy):
     stays the mean of the c_i of all clients that have been seen so far, N of them. With
     weights it is the weighted mean, and |S|/N the share that S has of all weights.
     Statistics of batch norms are averaged: they are no parameters, and have no η_g.
+
+    A client that has lost its c_i would leave the old one in c for ever. After its next
+    reply c and all c_i are 0 again, as in round 1, which the log says.
 
     Parameters
     ----------
@@ -49,6 +54,8 @@ class SCAFFOLD(BaseStrategy):
         # Weights of all clients that have been seen, by name, and their last sum.
         self.client_weights: dict[str, float] = {}
         self._total = 0.0
+        # The round from which c and the c_i have begun anew.
+        self._since = 1
 
     def identify(self, grid: Grid) -> list[int]:
         """Return the nodes that can take part; their clients count from now on."""
@@ -69,6 +76,7 @@ class SCAFFOLD(BaseStrategy):
     ) -> Iterable[Message]:
         """Send x and c to the sampled clients."""
         self._sent = arrays
+        config[CONTROL_SINCE] = self._since
         return super().configure_train(server_round, arrays, config, grid)
 
     def aggregate(
@@ -84,11 +92,15 @@ class SCAFFOLD(BaseStrategy):
         total = sum(known.values())
         # c is 0 for newcomers.
         before = self._total or total
+        acknowledged = self.standing.acknowledged
+        lost = sorted(name for name in self.exchange.unused if name in acknowledged)
         new = {}
         for name, change in changes.items():
             old, kept, step = self._sent[name].numpy(), 1.0, 1.0
             if name.startswith(CONTROL):
                 kept, step = before / total, sum(counted.values()) / total
+                if lost:
+                    kept = step = 0.0
             elif CONTROL + name in changes:
                 step = self.global_learning_rate
             moved = np.multiply(old, kept, dtype=np.float64)
@@ -97,6 +109,10 @@ class SCAFFOLD(BaseStrategy):
         if not is_finite(new):
             return None
         self.client_weights, self._total = known, total
+        if lost:
+            self._since = server_round + 1
+            text = "the control variates begin anew: client %s has lost its own"
+            log(WARNING, text, lost[0])
         return to_record(new)
 
     def state_dict(self) -> tuple[Arrays, dict[str, Any]]:
@@ -106,6 +122,7 @@ class SCAFFOLD(BaseStrategy):
             **values,
             "client_weights": self.client_weights,
             "total": self._total,
+            "since": self._since,
         }
 
     def load_state_dict(self, arrays: Arrays, values: dict[str, Any]) -> None:
@@ -113,3 +130,4 @@ class SCAFFOLD(BaseStrategy):
         super().load_state_dict(arrays, values)
         self.client_weights = {n: float(w) for n, w in values["client_weights"].items()}
         self._total = float(values["total"])
+        self._since = int(values.get("since", 1))

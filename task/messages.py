@@ -30,6 +30,8 @@ EXCHANGED_ROUND = "exchanged-round"
 PROXIMAL_WEIGHT = "proximal-mu"
 # Of L2GD: a number from which all clients of a round draw the same.
 COINS = "coins"
+# Of SCAFFOLD: the round from which the control variates have begun anew.
+CONTROL_SINCE = "control-since"
 
 # Actions of queries.
 INITIAL_ARRAYS = "arrays"

@@ -28,17 +28,20 @@ EVERYBODY = list(range(N))
 
 
 def numpy_scaffold(
-    trained, global_rate=1.0, momentum=0.0, decay=0.0, weighting="uniform"
+    trained, global_rate=1.0, momentum=0.0, decay=0.0, weighting="uniform", lost=(0, 0)
 ):
     """Algorithm 1 over the clients that counted; x, c and all c_i after each round.
 
     c_i⁺ is the mean of the round's gradients, which is what option II comes to. With
     momentum the gradient of step t moves y in all later steps as well, by β, β², ….
+    ``lost`` is (round, client): who has lost its c_i; then c and all c_i are 0.
     """
     x = start()
     c, own, found = np.zeros_like(x), [np.zeros_like(x)] * N, []
     for clients in trained:
         moves, changes = [], []
+        if len(found) + 1 == lost[0]:
+            own = [c_i * (i != lost[1]) for i, c_i in enumerate(own)]
         for i in clients:
             y, velocity, gradients, heed = x, 0.0, [], []
             for t in range(STEPS):
@@ -54,6 +57,8 @@ def numpy_scaffold(
         x = x + global_rate * mean(moves, shares)
         # |S|/N, or the share of all examples.
         c = c + weights(EVERYBODY, weighting)[clients].sum() * mean(changes, shares)
+        if len(found) + 1 == lost[0]:
+            c, own = np.zeros_like(c), [np.zeros_like(c)] * N
         found.append((x, c, own))
     return found
 
@@ -279,6 +284,29 @@ def test_what_an_earlier_run_left_is_no_part_of_c(tmp_path, monkeypatch):
     for arrays, (x, c, _) in zip(found.arrays, expected, strict=True):
         assert_near(matrix(arrays), x)
         assert_near(matrix(arrays, "control."), c)
+
+
+def test_after_a_client_has_lost_its_c_i_all_control_variates_begin_anew(caplog):
+    trained = run("scaffold", 7).trained
+    # It has trained before, and trains again in between.
+    lost = next(i for i in trained[3] if any(i in early for early in trained[:3]))
+    found = run("scaffold", 7, lost={(lost, 4)})
+    assert found.trained == trained
+    expected = numpy_scaffold(trained, lost=(4, lost))
+    for arrays, (x, c, _) in zip(found.arrays, expected, strict=True):
+        assert_near(matrix(arrays), x)
+        assert_near(matrix(arrays, "control."), c)
+    assert not matrix(found.arrays[3], "control.").any()
+    anew = [r.message for r in caplog.records if "begin anew" in r.message]
+    name = f"{lost:06d}"
+    assert anew == [f"the control variates begin anew: client {name} has lost its own"]
+
+
+def test_with_clients_that_forget_all_the_time_c_does_not_grow():
+    forgetful = {(i, r) for i in EVERYBODY for r in range(2, 5)}
+    found = run("scaffold", fraction_train=1.0, lost=forgetful)
+    controls = [matrix(arrays, "control.") for arrays in found.arrays]
+    assert [control.any() for control in controls] == [True, False, False, False]
 
 
 def test_weights_that_depend_on_who_else_is_there_are_refused():

@@ -175,6 +175,8 @@ class WatchedGrid(InlineGrid):
         Where clients keep their state; each message meets a new process.
     late : collection of int
         Clients that are there from round 3 on.
+    lost : collection of (int, int)
+        Clients, and rounds before whose training they lose what they keep.
     """
 
     def __init__(
@@ -183,9 +185,11 @@ class WatchedGrid(InlineGrid):
         spoilt: Collection[tuple[int, int]] = (),
         state_dir: Path | None = None,
         late: Collection[int] = (),
+        lost: Collection[tuple[int, int]] = (),
     ) -> None:
         super().__init__(app, N)
         self.spoilt, self.mortal, self.late = spoilt, state_dir is not None, late
+        self.lost = lost
         self.sent: list[Message] = []
         self.replies: list[Message] = []
         if state_dir is not None:
@@ -199,6 +203,10 @@ class WatchedGrid(InlineGrid):
     def send_and_receive(self, messages, *, timeout=None):
         messages = list(messages)
         self.sent += messages
+        for message in messages:
+            node = message.metadata.dst_node_id
+            if (node - 1, round_of(message)) in self.lost:
+                self.contexts[node].state = RecordDict()
         replies = list(super().send_and_receive(messages))
         assert not [reply.error for reply in replies if reply.has_error()]
         self.replies += replies
@@ -283,6 +291,7 @@ def run(
     spoilt: Collection[tuple[int, int]] = (),
     state_dir: Path | None = None,
     late: Collection[int] = (),
+    lost: Collection[tuple[int, int]] = (),
     evaluate: bool | Collection[int] = False,
     srpfl: bool = False,
     **more,
@@ -295,7 +304,7 @@ def run(
     own = {"algorithm": "srpfl" if srpfl else algorithm, "srpfl-base": algorithm}
     settings = complete(resolve({**FULL_BATCH, **own, **named}))
     strategy = build_strategy(settings)
-    inner = WatchedGrid(make_app(settings), spoilt, state_dir, late)
+    inner = WatchedGrid(make_app(settings), spoilt, state_dir, late, lost)
     speeds = SpeedModel("fixed", N)
     grid = SimulatedArrivals(inner, speeds, 1.0, lambda n: n - 1) if srpfl else inner
     found = Run(inner, strategy, settings)
