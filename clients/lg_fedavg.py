@@ -7,7 +7,8 @@ from clients.fedper import FedPerClient
 class LGFedAvgClient(FedPerClient):
     """Train both parts together; the representation stays here.
 
-    The head is the last two layers, unless ``head-layers`` says otherwise.
+    Of a built-in model the head is the last two layers, unless ``head-layers`` says
+    otherwise.
     """
 
     shared = (HEAD,)

@@ -15,9 +15,10 @@ from task.settings import require
 class MeanOfAll(BaseStrategy):
     """x̄ ← x̄ + |S|/N mean Δx_i, where N clients have trained so far.
 
-    A client that trains for the first time begins at x̄. So x̄ stays the plain mean of
-    the models that the N clients keep, of which the server sees the changes only. A
-    client that leaves for good is still one of the N: its last model stays in the mean.
+    A client that trains for the first time begins at x̄. So x̄, unless ``aggregation``
+    is another than the mean, stays the plain mean of the models that the N clients
+    keep, of which the server sees the changes only. A client that leaves for good is
+    still one of the N: its last model stays in the mean.
     """
 
     only_means = True
