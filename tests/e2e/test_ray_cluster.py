@@ -2,6 +2,7 @@
 
 import os
 import shutil
+import signal
 import socket
 import subprocess
 import sys
@@ -16,7 +17,11 @@ START = (
     *(Path(sys.executable).with_name("ray"), "start", "--num-cpus", "1"),
     *("--object-store-memory", "80000000", "--disable-usage-stats"),
 )
-ENVIRONMENT = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+ENVIRONMENT = os.environ | {
+    **{"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
+    # One that hangs is aborted, and says where it was.
+    "PYTHONFAULTHANDLER": "1",
+}
 COMMAND = ("fedrep", "--seed", "3", "--run-config", "evaluate-every=2 cohort='off'")
 
 
@@ -76,6 +81,16 @@ def simulate(
     )
 
 
+def said_by(process: subprocess.Popen[str], seconds: float) -> str:
+    """Return what a process has said when it ends; in that time it must."""
+    try:
+        return process.communicate(timeout=seconds)[1]
+    except subprocess.TimeoutExpired:
+        process.send_signal(signal.SIGABRT)
+        said = process.communicate()[1]
+    return pytest.fail(f"still there after {seconds:g} s:\n{said}")
+
+
 @pytest.mark.e2e
 def test_a_node_that_dies_in_a_round_costs_a_retry_and_not_the_run(tmp_path, nodes):
     address, folders = nodes
@@ -94,13 +109,13 @@ def test_a_node_that_dies_in_a_round_costs_a_retry_and_not_the_run(tmp_path, nod
         for pid in processes_with(f"FRL_NODE={folders[1]}"):
             kill_9(pid)
         assert metrics.read_text().count("\n") < rounds
-        _, said = process.communicate(timeout=300)
+        said = said_by(process, 300)
     finally:
         process.kill()
     assert process.returncode == 0, said
     assert "Ray worker failed" in said
     inline = simulate(tmp_path / "inline", "inline", rounds)
-    inline.communicate(timeout=300)
+    said_by(inline, 300)
     found = numbers_of(tmp_path / "cluster" / "results", "fedrep")
     assert_same(found, numbers_of(tmp_path / "inline" / "results", "fedrep"))
     assert all(row["rejected"] == 0 for row in found)
@@ -114,7 +129,7 @@ def test_an_address_that_does_not_answer_is_one_line(tmp_path):
         server.listen()
         address = f"127.0.0.1:{server.getsockname()[1]}"
         process = simulate(tmp_path / "out", "ray", 1, RAY_ADDRESS=address)
-        _, said = process.communicate(timeout=200)
+        said = said_by(process, 200)
     assert process.returncode == 2
     line = f"RAY_ADDRESS is {address!r}, where no Ray cluster answers within 10 s; it "
     # Before it there may be a word about what another test's Ray has left.
