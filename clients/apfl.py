@@ -7,12 +7,11 @@ from typing import Annotated
 import torch
 from flwr.common import NDArrays
 from torch import Tensor
-from torch.func import functional_call
 
 from clients.base import Client, Config, Evaluation, Reply, TrainingSettings
 from clients.device.slots import Tensors, under, within
-from task.models import SplitModel
 from task.settings import Free, Range
+from task.split_model import SplitModel, called_with
 from task.training import Proximal, freeze, loop
 
 PERSONAL_MODEL, ALPHA = "model.", "alpha."
@@ -81,7 +80,7 @@ class APFLClient(Client):
                 optimizer.zero_grad()
             with self.settings.autocast():
                 loss = self.global_loss(inputs, targets) if moves_global else 0.0
-                outputs = functional_call(v, mixture(alpha, v, w), (inputs,))
+                outputs = called_with(v, mixture(alpha, v, w), inputs)
                 mixed_loss = self.task.loss(outputs, targets)
             (loss + mixed_loss).backward()  # type: ignore[no-untyped-call]
             for optimizer in optimizers:

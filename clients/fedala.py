@@ -6,12 +6,11 @@ from typing import Annotated
 import torch
 from flwr.common import NDArrays
 from torch import Tensor
-from torch.func import functional_call
 
 from clients.base import Client, Config, Evaluation, Reply, TrainingSettings
 from clients.device.slots import HEAD, Tensors, under, within
-from task.models import SplitModel
 from task.settings import Range
+from task.split_model import SplitModel, called_with
 from task.training import features_of, loop
 
 OLD_MODEL, WEIGHTS, STARTED = "model.", "weights.", "started."
@@ -93,7 +92,7 @@ class FedALAClient(Client):
                 weight.requires_grad_(True)
             with self.settings.autocast():
                 mixed = under(HEAD, self.mixture(weights))
-                outputs = functional_call(head, mixed, (features,))
+                outputs = called_with(head, mixed, features)
                 loss = self.task.loss(outputs, targets)
             loss.backward()  # type: ignore[no-untyped-call]
             for weight in weights.values():

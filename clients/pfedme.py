@@ -55,7 +55,9 @@ class PFedMeClient(PersonalModelClient):
     def fit(self, parameters: NDArrays, config: Config) -> Reply:
         """Make a local round with each batch; send w_i + (β − 1) (w_i − w)."""
         self.receive(parameters, config)
-        own, theta = self.settings, dict(self.model.named_parameters())
+        own, model = self.settings, self.model
+        # A tied parameter by each of its names, as the arrays have it.
+        theta = dict(model.named_parameters(remove_duplicate=False))
         start = {name: self.received[name] for name in theta}
         w = dict(start)
 
@@ -73,7 +75,7 @@ class PFedMeClient(PersonalModelClient):
         self.keep_personal_model(config)
         beta = own.pfedme_beta
         moved = {name: start[name] + beta * (w[name] - start[name]) for name in w}
-        return self.send_arrays({**self.model.tensors, **moved}, loss)
+        return self.send_arrays({**model.tensors, **moved}, loss)
 
     def personalize(self) -> None:
         """Train θ for ``newcomer-epochs``, held near w (equation 3)."""

@@ -31,8 +31,8 @@ class SCAFFOLDClient(Client):
     learns_by_train = True
 
     def initial_slot(self, slot: str) -> Tensors:
-        """Return control variates of 0, one for each parameter."""
-        named = self.model.named_parameters()
+        """Return control variates of 0, one for each name of a parameter."""
+        named = self.model.named_parameters(remove_duplicate=False)
         return {n: torch.zeros(p.shape, dtype=p.dtype) for n, p in named}
 
     def fit(self, parameters: NDArrays, config: Config) -> Reply:

@@ -2,10 +2,11 @@
 
 from collections.abc import Callable, Hashable, Mapping
 from functools import cached_property
-from typing import Literal, Self
+from typing import Any, Literal, Self
 
 import torch
 from torch import Tensor, nn
+from torch.func import functional_call
 from torch.nn.modules.dropout import _DropoutNd
 
 from task.layers import covers
@@ -177,6 +178,21 @@ class SplitModel(nn.Module):
         model = cls(module, modules[head])
         model.head_name = head
         return model
+
+
+def called_with(module: nn.Module, parameters: Mapping[str, Tensor], x: Tensor) -> Any:
+    """Return what a module does with others in the places of some parameters.
+
+    They are named as by ``named_parameters``. With more than one place for a parameter,
+    torch's own ``functional_call`` may leave the other in it.
+    """
+    names = {id(parameter): name for name, parameter in module.named_parameters()}
+    found = {}
+    for prefix, owner in module.named_modules():
+        for own, parameter in owner._parameters.items():
+            if (name := names.get(id(parameter), "")) in parameters:
+                found[f"{prefix}.{own}" if prefix else own] = parameters[name]
+    return functional_call(module, found, (x,), tie_weights=False)
 
 
 def is_random(module: nn.Module) -> bool:

@@ -1,0 +1,108 @@
+"""A model that has a tensor under two names learns like one that uses it twice."""
+
+import pytest
+import torch
+from softmax_runs import CLASSES, DIMENSION, assert_near, example_sets, run
+from torch import nn
+
+from task import ExampleTask, SplitModel
+
+
+class Once(nn.Module):
+    """A layer with one name, which is applied twice."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(DIMENSION, DIMENSION)
+
+    def forward(self, x):
+        return self.first(torch.tanh(self.first(x)))
+
+
+class TwoModules(Once):
+    """The same layer under two names."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.second = self.first
+
+    def forward(self, x):
+        return self.second(torch.tanh(self.first(x)))
+
+
+class TwoLayers(Once):
+    """Two layers with the same parameters."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        with torch.random.fork_rng():
+            self.second = nn.Linear(DIMENSION, DIMENSION)
+        self.second.weight, self.second.bias = self.first.weight, self.first.bias
+
+    def forward(self, x):
+        return self.second(torch.tanh(self.first(x)))
+
+
+def task_of(kind, in_head):
+    def split():
+        if in_head:
+            last = nn.Linear(DIMENSION, CLASSES)
+            return SplitModel(nn.Identity(), nn.Sequential(kind(), last))
+        return SplitModel(kind(), nn.Linear(DIMENSION, CLASSES))
+
+    sets = [example_sets(test) for test in (False, True)]
+    return ExampleTask(split, *sets, classes=("a", "b", "c"))
+
+
+def once(num_clients):
+    return task_of(Once, False)
+
+
+def two_modules(num_clients):
+    return task_of(TwoModules, False)
+
+
+def two_layers(num_clients):
+    return task_of(TwoLayers, False)
+
+
+def once_in_head(num_clients):
+    return task_of(Once, True)
+
+
+def two_modules_in_head(num_clients):
+    return task_of(TwoModules, True)
+
+
+def two_layers_in_head(num_clients):
+    return task_of(TwoLayers, True)
+
+
+SETTINGS = {
+    "fedavg": {},
+    "fedrep": {},
+    "scaffold": {"global_learning_rate": 0.5},
+    "apfl": {},
+    "pfedme": {"pfedme_beta": 0.6, "learning_rate": 0.01},
+    "l2gd": {},
+    "fedala": {"ala_learning_rate": 0.5},
+}
+
+
+@pytest.mark.parametrize("place", ["", "_in_head"])
+@pytest.mark.parametrize("kind", ["two_modules", "two_layers"])
+@pytest.mark.parametrize("algorithm", list(SETTINGS))
+def test_two_names_of_a_tensor_change_nothing(algorithm, kind, place):
+    more = SETTINGS[algorithm] | {"learning_rate": 0.01}
+    found, expected = (
+        run(algorithm, 3, task=f"{__name__}:{name}{place}", evaluate=True, **more)
+        for name in (kind, "once")
+    )
+    for arrays, others in zip(found.arrays, expected.arrays, strict=True):
+        for name, value in others.items():
+            assert_near(arrays[name], value)
+        for name in arrays.keys() - others.keys():
+            assert_near(arrays[name], others[name.replace("second", "first")])
+    for row, other in zip(found.metrics, expected.metrics, strict=True):
+        losses = [[of["loss"] for of in clients] for clients in (row, other)]
+        assert_near(*losses)
