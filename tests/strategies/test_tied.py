@@ -35,7 +35,7 @@ class TwoLayers(Once):
 
     def __init__(self) -> None:
         super().__init__()
-        with torch.random.fork_rng():
+        with torch.random.fork_rng(devices=[]):
             self.second = nn.Linear(DIMENSION, DIMENSION)
         self.second.weight, self.second.bias = self.first.weight, self.first.bias
 
