@@ -1,29 +1,25 @@
 """What a task is, and what tasks have in common."""
 
-import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from types import MappingProxyType
-from typing import Any, ClassVar, Protocol, cast
+from typing import ClassVar, Protocol, cast
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
-from task.calls import EVALUATION_BATCH, are_classes
+from task.checks import check_metrics, try_examples
 from task.devices import seeded
 from task.examples import ExampleSet
-from task.layers import IGNORED
 from task.models import SplitModel
 from task.settings import SettingsError
 from task.training import Loss
 from task.weights import load_weights
 
-# Of the numbers that a server takes.
-LARGEST = torch.finfo(torch.float32).max
 Matrix = npt.NDArray[np.float64]
 # Of all outputs and targets of a client's test examples.
 Metric = Callable[[Tensor, Tensor], Tensor | float]
@@ -155,156 +151,6 @@ class BaseTask(ABC):
             return torch.tensor([float(cell) for cell in line.split(",")])
         except ValueError as error:
             raise SettingsError(f"{error}; it must be numbers and commas") from None
-
-
-def try_examples(task: Task, examples: ExampleSet) -> None:
-    """Raise `SettingsError` unless the task can be used with some examples.
-
-    It is tried on the first batch, and on inputs that are not finite; all classes are
-    looked at.
-    """
-    outputs = try_batch(task, next(examples.batches(EVALUATION_BATCH)))
-    inputs, targets = examples.inputs, examples.targets
-    if task.classes and targets.is_floating_point():
-        kind = str(targets.dtype).removeprefix("torch.")
-        raise SettingsError(
-            f"targets are {kind}; with classes they must be integers, from 0"
-        )
-    tried = targets[: len(outputs)]
-    if are_classes(tried, outputs.shape[1:2]) and (
-        outputs.argmax(1).shape != tried.shape
-    ):
-        raise SettingsError(
-            f"outputs of shape {tuple(outputs.shape)} and integer targets of shape "
-            f"{tuple(tried.shape)}; classes must be the outputs' second dimension, and "
-            "the others the targets'"
-        )
-    count, ignored = len(task.classes), np.inf
-    if task.loss is nn.functional.cross_entropy and outputs.ndim > 1:
-        count, ignored = count or outputs.shape[1], IGNORED
-    if count and not targets.is_floating_point():
-        flat = targets.flatten()
-        wrong = (flat >= count) | ((flat < 0) & (flat != ignored) & (ignored < 0))
-        if wrong.any():
-            first = int(wrong.nonzero()[0])
-            row = first * len(targets) // len(flat)
-            raise SettingsError(
-                f"the target of row {row} is {int(flat[first])}; of {count} classes it "
-                f"must be one from 0 to {count - 1}"
-            )
-    # Those that are mapped from a file are images of bytes.
-    if inputs.is_floating_point() and examples.rows is None:
-        odd = (~inputs.flatten(1).isfinite().all(1)).nonzero()[:EVALUATION_BATCH, 0]
-        if len(odd):
-            # Beside others, as a loss may leave all of these out.
-            rows = torch.cat([odd, torch.arange(min(len(inputs), EVALUATION_BATCH))])
-            try:
-                try_batch(task, (inputs[rows], targets[rows]))
-            except SettingsError as error:
-                raise SettingsError(
-                    f"the inputs of row {int(odd[0])} are not finite; {error}"
-                ) from error
-
-
-def try_batch(task: Task, batch: tuple[Tensor, Tensor]) -> Tensor:
-    """Return the model's outputs of a batch.
-
-    Raises `SettingsError` unless model, loss and metrics take it.
-    """
-
-    def call(who: str, function: Callable[..., Any], **given: Tensor) -> Any:
-        try:
-            return function(*given.values())
-        # An outsider's model or loss can raise anything.
-        except Exception as error:
-            reason = (str(error).splitlines() or [type(error).__name__])[0]
-            forms = (
-                f"{name} of type {str(value.dtype).removeprefix('torch.')} and shape "
-                f"{tuple(value.shape)}"
-                for name, value in given.items()
-            )
-            raise SettingsError(f"{who} refuses {' and '.join(forms)}: {reason}") from (
-                error
-            )
-
-    inputs, targets = batch
-    outputs = call("the model", task.scratch_model.eval(), inputs=inputs)
-    if not isinstance(outputs, Tensor):
-        raise SettingsError(
-            f"the model returns a {type(outputs).__name__}; it must be a tensor"
-        )
-    value = call("the loss", task.loss, outputs=outputs, targets=targets)
-    if not isinstance(value, Tensor) or value.ndim > 0:
-        shown = f"shape {tuple(value.shape)}" if isinstance(value, Tensor) else value
-        raise SettingsError(
-            f"the loss of a batch is {shown!s}; it must be a tensor of one number, the "
-            "mean over the batch"
-        )
-    if not value.isfinite():
-        raise SettingsError(
-            f"the loss of the first batch is {value.item()}; it must be finite"
-        )
-    if outputs.requires_grad and not value.requires_grad:
-        raise SettingsError(
-            "the loss has no gradient; it must be made of the outputs by torch, and "
-            "not of a copy of them (detach, item, numpy)"
-        )
-    outputs = outputs.detach()
-    for name, metric in task.metrics.items():
-        found = call(f"metric {name!r}", metric, outputs=outputs, targets=targets)
-        number(name, found)
-    return outputs
-
-
-# What rounds, clients and results have besides metrics of a task's own.
-TAKEN = frozenset(
-    (
-        *("accuracy", "loss", "global-nc2", "local-nc2", "train-loss", "class-counts"),
-        *("num-examples", "num-test-examples", "last-round", "evaluated-in", "fitted"),
-        *("round", "rounds", "seconds", "seconds-simulated", "seeds", "bits", "bytes"),
-        *("clients", "asked", "rejected", "unanswered", "evaluated"),
-        *("accuracy-weighted", "accuracy-global", "accuracy-newcomers"),
-        *("accuracy-std-clients", "accuracy-std-seeds", "loss-weighted", "loss-point"),
-        *("accuracy-worst-decile", "accuracy-best-decile"),
-        *("rejected-clients", "unanswered-clients", "silent-clients"),
-        *("evaluated-before", "evaluation-rejected", "evaluation-unanswered"),
-        *("epsilon", "delta", "example-epsilon"),
-    )
-)
-
-
-def check_metrics(metrics: Any) -> None:
-    """Raise `SettingsError` unless these are metrics with names of their own."""
-    if not isinstance(metrics, Mapping):
-        kind = type(metrics).__name__
-        raise SettingsError(f"metrics is a {kind}; it must be a mapping of names")
-    for name in metrics:
-        if not isinstance(name, str) or not name:
-            raise SettingsError(
-                f"a metric is called {name!r}; it must have a name, of a character or "
-                "more"
-            )
-        if name in TAKEN or str(name).startswith("bytes-"):
-            raise SettingsError(
-                f"a metric is called {name!r}, as what every run has; it must have a "
-                "name of its own"
-            )
-
-
-def number(name: str, found: Any) -> float:
-    """Return a metric's value; `SettingsError` if it is no number."""
-    try:
-        value = float(found)
-    except (TypeError, ValueError, RuntimeError):
-        text = " ".join(repr(found).split())[:200]
-        raise SettingsError(f"metric {name!r} is {text}; it must be one number") from (
-            None
-        )
-    if LARGEST < abs(value) < math.inf:
-        raise SettingsError(
-            f"metric {name!r} is {value:g}; it must be at most {LARGEST:.2g}"
-        )
-    return value
 
 
 @dataclass(frozen=True, eq=False)

@@ -10,8 +10,9 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from task.base import Metric, Task, try_batch
+from task.base import Metric, Task
 from task.calls import EVALUATION_BATCH
+from task.checks import try_batch
 from task.examples import ExampleSet
 from task.metrics import named_metrics
 from task.settings import Checked, Choice, Free, Range, Seed, SettingsError

@@ -6,7 +6,8 @@ from collections.abc import Callable, Mapping
 
 from torch import Tensor
 
-from task.base import Metric, Task, check_metrics
+from task.base import Metric, Task
+from task.checks import check_metrics
 from task.settings import SettingsError, is_path, load, need, unknown
 
 

@@ -6,7 +6,8 @@ import torch
 from flwr.common import Scalar
 from torch import Tensor, nn
 
-from task.base import Task, number
+from task.base import Task
+from task.checks import number
 from task.examples import ExampleSet
 from task.models import SplitModel
 from task.neural_collapse import neural_collapse
