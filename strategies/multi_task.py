@@ -61,7 +61,7 @@ class MultiTask(Gossip):
 
     def aggregate_evaluate(
         self, server_round: int, replies: Iterable[Message]
-    ) -> MetricRecord | None:
+    ) -> MetricRecord:
         """Return also the largest ``constraint`` of all edges, and ``dual-mismatch``.
 
         That is the largest difference between the dual variables of an edge's two ends,
@@ -69,8 +69,8 @@ class MultiTask(Gossip):
         says where it is not.
         """
         metrics = super().aggregate_evaluate(server_round, replies)
-        if metrics is None:
-            return None
+        if not self.evaluated:
+            return metrics
         said = map(check_metrics, self.evaluated)
         constraints = [m["constraint"] for m in said if "constraint" in m]
         if constraints:

@@ -272,7 +272,7 @@ class Gossip(BaseStrategy):
 
     def aggregate_evaluate(
         self, server_round: int, replies: Iterable[Message]
-    ) -> MetricRecord | None:
+    ) -> MetricRecord:
         """Return also ``consensus-distance``, 1/n Σ_i ‖x_i − x̄‖², and γ.
 
         The distance is estimated from the nodes' sketches (standard error at most 9 %),
@@ -280,7 +280,7 @@ class Gossip(BaseStrategy):
         """
         metrics = super().aggregate_evaluate(server_round, replies)
         sketches = [s for s in map(_sketch, self.evaluated) if s is not None]
-        if metrics is None or not sketches:
+        if not sketches:
             return metrics
         usual = Counter(map(len, sketches)).most_common(1)[0][0]
         stacked = np.stack([s for s in sketches if len(s) == usual])

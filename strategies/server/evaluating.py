@@ -28,20 +28,20 @@ class Evaluating(Averaging, RunHooks):
 
     def aggregate_evaluate(
         self, server_round: int, replies: Iterable[Message]
-    ) -> MetricRecord | None:
+    ) -> MetricRecord:
         """Return the plain mean of every metric over the clients with test examples.
 
         A client that is busy with an earlier round counts as it was last evaluated.
 
         Returns
         -------
-        MetricRecord or None
+        MetricRecord
             The means, accuracy and loss also over all examples (``accuracy-weighted``
             and ``loss-weighted``), ``evaluated`` (how many clients), where any is busy
             ``evaluated-before`` (how many of these count as of an earlier round),
             ``evaluation-rejected``, ``evaluation-unanswered``, ``bytes-down`` and
-            ``bytes-up``; None if no reply is valid. ``client_metrics`` keeps each
-            client's own.
+            ``bytes-up``; without any mean if no reply is valid. ``client_metrics``
+            keeps each client's own.
         """
         exchange = self.exchange
         valid = exchange.close(replies, check_evaluation)
@@ -57,8 +57,6 @@ class Evaluating(Averaging, RunHooks):
         self.evaluated = [reply for _, reply, _ in tested]
         self.client_metrics |= {name: metrics for name, _, metrics in tested}
         self.evaluated_in |= dict.fromkeys((name for name, *_ in tested), server_round)
-        if not tested:
-            return None
         every = [metrics for *_, metrics in tested]
         most = [self.declared(reply, NUM_TEST_EXAMPLES) for _, reply, _ in tested]
         busy = self.participants.busy_ones()

@@ -199,7 +199,7 @@ class Report:
     def _last_rounds(self) -> int:
         """Return how many rounds at the end are the result: some that was evaluated."""
         last = int(self.settings["evaluate-last"])
-        tested = [row["round"] for row in self.rows if "evaluated" in row]
+        tested = [row["round"] for row in self.rows if row.get("evaluated")]
         return max(last, self.rows[-1]["round"] - tested[-1] + 1) if tested else last
 
     def _write_newcomers(

@@ -273,7 +273,7 @@ class Rounds:
             row["unanswered-clients"] = [label(name) for name in exchange.silent]
         if silent := getattr(self._grid, "silent", []):
             row["silent-clients"] = [label(name) for name in silent]
-        if "evaluated" in metrics:
+        if metrics.get("evaluated"):
             for name in self.strategy.evaluated_names():
                 own = dict(self.strategy.client_metrics[name])
                 own.pop(NUM_EXAMPLES, None)

@@ -105,7 +105,11 @@ def test_no_valid_evaluation():
             raise RuntimeError("broken")
         return honest(message, context)
 
-    assert evaluate_once(FedAvg(), grid_of(3, client)) is None
+    metrics = evaluate_once(FedAvg(), grid_of(3, client))
+    counts = {"evaluated": 0, "evaluation-rejected": 3, "evaluation-unanswered": 0}
+    sizes = {"bytes-up": 0, "bytes-down": metrics["bytes-down"]}
+    assert metrics == counts | sizes
+    assert metrics["bytes-down"] > 0
 
 
 @pytest.mark.parametrize("name", ["round", "train-loss", "clients", "rejected"])
