@@ -15,6 +15,7 @@ from clients.device.slots import HEAD, under
 from clients.device.state import PersonalState
 from clients.device.task_card import TaskCard
 from clients.predict.trained import read_run
+from strategies.algorithms import build_strategy
 from task.devices import use
 from task.messages import SERVER_ROUND
 from task.privacy import ExamplePrivacy
@@ -93,6 +94,11 @@ def personalize(
     # It trains on all that it has.
     settings |= {"validation-fraction": 0.0, "evaluate-on": "test"}
     kind = client_class(settings)
+    if not build_strategy(settings).takes_newcomers:
+        raise SettingsError(
+            f"algorithm {settings['algorithm']!r} leaves no model for devices that "
+            "come after the training"
+        )
     if not kind.own_slots():
         raise SettingsError(
             f"algorithm {settings['algorithm']!r} leaves nothing to fit to a device: "

@@ -162,10 +162,12 @@ def test_bad_input(fedrep, root, tmp_path, capsys):
     data = write(tmp_path / "late", 3, 7)
     others = write(tmp_path / "others", 2, 7)
     fedavg, flute = train(root, "fedavg"), train(root, "flute")
+    dpsgd = train(root, "dpsgd", graph="complete")
     capsys.readouterr()
     for checkpoint, folder, name, line in (
         (fedrep, data, "pi-1", "client-name is 'pi-1', and that client has trained"),
         (fedavg, data, "late", "algorithm 'fedavg' leaves nothing to fit to a device"),
+        (dpsgd, data, "late", "'dpsgd' leaves no model for devices that come after"),
         (flute, others, "late", "has the classes 0, 1; they must be those of the"),
         (fedrep, tmp_path / "no", "late", "data-dir is"),
         (fedrep, "x" * 400, "late", "data-dir is"),
