@@ -40,7 +40,7 @@ from task.settings import (
     resolve,
     unknown,
 )
-from task.tasks import build_task
+from task.tasks import build_task, reads_data_dir
 from task.tasks.image import ImageTask
 
 # What a node config has besides an algorithm's ``node_settings``.
@@ -270,6 +270,21 @@ def told_count(count: int, multiple: int) -> int:
     That there are none stays so, and that there are some.
     """
     return max((count + multiple // 2) // multiple, min(count, 1)) * multiple
+
+
+def task_of_device(settings: Settings, data_dir: str) -> Task:
+    """Return the task of a device that trains on all data that it has.
+
+    Raises `SettingsError` if the task reads none.
+    """
+    own: Settings = {"validation-fraction": 0.0, "evaluate-on": "test"}
+    task = build_task({**settings, **own, "data-dir": data_dir}, 0)
+    if not reads_data_dir(task, str(settings["task"])):
+        raise SettingsError(
+            f"data-dir is {data_dir!r}, and task {settings['task']!r} reads none: it "
+            "has nothing of the device's own to fit to"
+        )
+    return task
 
 
 def seed_torch(context: Context, settings: Settings, config: Mapping[str, Any]) -> None:

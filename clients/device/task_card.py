@@ -6,11 +6,12 @@ from typing import Self
 
 from torch import Tensor
 
-from clients.device.card import trained
+from clients.device.card import ModelCard, trained
 from task.base import Task
 from task.models import SplitModel
 from task.settings import Settings, SettingsError, declared
 from task.tasks import build_task, task_maker
+from task.tasks.image import ImageTask
 
 
 class TaskCard:
@@ -67,3 +68,8 @@ class TaskCard:
     def __str__(self) -> str:
         """Return what needs the arrays, as an error says it."""
         return f"task {self.settings['task']!r}"
+
+
+def card_of(task: Task, settings: Settings) -> ModelCard | TaskCard:
+    """Return what the model of a device's task needs to be used."""
+    return ModelCard.of(task) if isinstance(task, ImageTask) else TaskCard(settings, 0)

@@ -9,19 +9,17 @@ from flwr.app import Context, RecordDict
 from clients.algorithms import client_class
 from clients.base import classes_digest
 from clients.device.account import PrivateTraining
-from clients.device.card import ModelCard, check_array
-from clients.device.identity import about_state, check_task, seed_torch
+from clients.device.card import check_array
+from clients.device.identity import about_state, check_task, seed_torch, task_of_device
 from clients.device.slots import HEAD, under
 from clients.device.state import PersonalState
-from clients.device.task_card import TaskCard
+from clients.device.task_card import card_of
 from clients.predict.trained import read_run
 from strategies.algorithms import build_strategy
 from task.devices import use
 from task.messages import SERVER_ROUND
 from task.privacy import ExamplePrivacy
 from task.settings import Place, Setting, SettingsError, build, require
-from task.tasks import build_task, reads_data_dir
-from task.tasks.image import ImageTask
 
 # As a run of its own in a device's state: what it has kept counts until it has trained.
 RUN = "personalized"
@@ -91,8 +89,6 @@ def personalize(
         )
     settings: dict[str, Setting] = {**run.settings, "data-dir": data_dir}
     settings["device"] = device
-    # It trains on all that it has.
-    settings |= {"validation-fraction": 0.0, "evaluate-on": "test"}
     kind = client_class(settings)
     if not build_strategy(settings).takes_newcomers:
         raise SettingsError(
@@ -102,17 +98,13 @@ def personalize(
     if not kind.own_slots():
         raise SettingsError(
             f"algorithm {settings['algorithm']!r} leaves nothing to fit to a device: "
-            "clients.predict uses its global model as it is"
+            "clients.predict needs its global model alone, and --data-dir where it is "
+            "fine-tuned before use"
         )
     # Also what is built with the task is where the client trains.
     use(device)
     torch.set_num_threads(int(settings["torch-threads"]))
-    task = build_task(settings, 0)
-    if not reads_data_dir(task, str(settings["task"])):
-        raise SettingsError(
-            f"data-dir is {data_dir!r}, and task {settings['task']!r} reads none: it "
-            "has nothing of the device's own to fit to"
-        )
+    task = task_of_device(settings, data_dir)
     check_task(task, kind, settings)
     task.check(0)
     if HEAD in kind.shared and run.classes not in ("", classes_digest(task)):
@@ -131,7 +123,7 @@ def personalize(
     wanted = client.initial_arrays(client.shared)
     # A head that the server keeps for each client begins as everybody's.
     shared |= {n: a for n, a in wanted.items() if n not in shared and _fits(kind, n)}
-    card = ModelCard.of(task) if isinstance(task, ImageTask) else TaskCard(settings, 0)
+    card = card_of(task, settings)
     for name, like in wanted.items():
         check_array(card, name, like, shared)
     seed_torch(context, settings, {SERVER_ROUND: run.server_round})

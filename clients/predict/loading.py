@@ -5,22 +5,27 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import torch
+from flwr.app import Context, RecordDict
 from safetensors import SafetensorError
 
 from clients.algorithms import client_class
 from clients.base import Client
+from clients.device.account import PrivateTraining
 from clients.device.card import Classifier, ModelCard, check_array
+from clients.device.identity import seed_torch, task_of_device
 from clients.device.slots import Tensors, under
 from clients.device.state import (
     FILE,
     PersonalState,
     read_checked,
 )
-from clients.device.task_card import TaskCard
+from clients.device.task_card import TaskCard, card_of
 from clients.predict.trained import TrainedRun, read_run, read_tensors
 from task.base import BaseTask, Task
 from task.examples import ExampleSet
+from task.messages import SERVER_ROUND
 from task.models import SplitModel
+from task.privacy import ExamplePrivacy
 from task.settings import (
     Settings,
     SettingsError,
@@ -117,9 +122,10 @@ def load_run(
         The ``state-dir`` of a device; by default what a simulation keeps beside the
         checkpoint.
     data_dir : str, default ""
-        The device's data, from which the classes are known where the client has no
-        file of its own (FLUTE, FedAvg); without it and ``state_dir`` the run was a
-        simulation.
+        The device's data: for what the algorithm fine-tunes before use (``-ft``,
+        FedBABU, Per-FedAvg), as in the last evaluation; and for the classes where the
+        client has no file of its own (FLUTE, FedAvg). Without it and ``state_dir`` the
+        run was a simulation.
     """
     run = read_run(path)
     settings, tensors = run.settings, run.tensors
@@ -146,14 +152,28 @@ def load_run(
         about, personal = _own(own, client, run)
         card = ModelCard.from_metadata(about) if "model" in about else None
     about_model = card or _card_of_data(settings, data_dir, bool(state_dir))
+
+    def trained(task: Task, card: ModelCard | TaskCard) -> Client:
+        state = PersonalState.holding({n: a.numpy() for n, a in personal.items()})
+        found = kind(task, 0, state, build(kind.settings_type, settings))
+        _receive(found, card, arrays | personal)
+        return found
+
     try:
-        # It may be more than the card's model: two heads, say.
-        model = _deployed(kind, settings, about_model, arrays, personal).eval()
-        if isinstance(about_model, TaskCard):
-            return model, about_model
-        return Classifier(model, about_model.mean, about_model.std), about_model
+        try:
+            return _in_use(trained(_dataless(about_model), about_model), about_model)
+        except _NeedsDataError:
+            task = _task_to_train_on(settings, client, data_dir)
+            about_model = card_of(task, {**settings, "data-dir": data_dir})
+            trainer = trained(task, about_model)
+            _prepare(trainer, run, client, state_dir)
+            return _in_use(trainer, about_model)
     except SettingsError as error:
         raise SettingsError(f"{str(run.path)!r}: {error}") from None
+
+
+class _NeedsDataError(SettingsError):
+    """A model is used as it comes out of training on the device's data."""
 
 
 class _ImageModel(BaseTask):
@@ -173,14 +193,11 @@ class _ImageModel(BaseTask):
     test_examples = train_examples
 
 
-def _dataless(card: ModelCard | TaskCard, algorithm: str) -> Task:
+def _dataless(card: ModelCard | TaskCard) -> Task:
     """Return the card's task, whose data are nobody's here."""
 
     def refuse(client: int) -> ExampleSet:
-        raise SettingsError(
-            f"algorithm {algorithm!r} keeps no head: it fine-tunes a new one for "
-            "each evaluation; those with a personal head keep theirs"
-        )
+        raise _NeedsDataError("it has no data")
 
     task: Task = (
         _ImageModel(card) if isinstance(card, ModelCard) else copy.copy(card.task)
@@ -189,24 +206,41 @@ def _dataless(card: ModelCard | TaskCard, algorithm: str) -> Task:
     return task
 
 
-def _deployed(
-    kind: type[Client],
-    settings: Settings,
-    card: ModelCard | TaskCard,
-    arrays: Tensors,
-    personal: Tensors,
-) -> SplitModel:
-    """Return the model that the client itself would use."""
-    slots = kind.personal if kind.deploys_personal else ()
-    task = _dataless(card, str(settings["algorithm"]))
-    state = PersonalState.holding({n: a.numpy() for n, a in personal.items()})
-    client = kind(task, 0, state, build(kind.settings_type, settings))
-    held = {**arrays, **personal}
-    for name, wanted in client.initial_arrays(kind.shared + slots).items():
+def _task_to_train_on(settings: Settings, client: str, data_dir: str) -> Task:
+    if not data_dir:
+        raise SettingsError(
+            f"algorithm {settings['algorithm']!r} keeps no head: it fine-tunes a new "
+            "one on the device's data, which data-dir must name"
+        )
+    require(bool(client), "client-name", client, "the device's name")
+    return task_of_device(settings, data_dir)
+
+
+def _prepare(client: Client, run: TrainedRun, name: str, state_dir: str) -> None:
+    """Let a client train as in the run's last evaluation."""
+    context = Context(0, 0, {"client-name": name}, RecordDict(), {})
+    seed_torch(context, run.settings, {SERVER_ROUND: run.server_round})
+    privacy = build(ExamplePrivacy, run.settings)
+    directory = run.directory_of(name, state_dir)
+    client.private = PrivateTraining.of(privacy, context.state, directory)
+
+
+def _in_use(client: Client, card: ModelCard | TaskCard) -> Loaded:
+    """Return the model that a client itself would use."""
+    # It may be more than the card's model: two heads, say.
+    model = client.deployed_model().eval()
+    if isinstance(card, TaskCard):
+        return model, card
+    return Classifier(model, card.mean, card.std), card
+
+
+def _receive(client: Client, card: ModelCard | TaskCard, held: Tensors) -> None:
+    """Give a client what the run and it itself have kept."""
+    slots = client.personal if client.deploys_personal else ()
+    for name, wanted in client.initial_arrays(client.shared + slots).items():
         check_array(card, name, wanted, held)
     names = client.names(client.shared)
     client.receive([held[name].numpy() for name in names], {})
-    return client.deployed_model()
 
 
 def _own(

@@ -200,6 +200,31 @@ def test_one_that_was_never_fitted(fedrep, tmp_path):
         load_run(fedrep, "nobody", str(tmp_path))
 
 
+@pytest.mark.parametrize("algorithm", ["fedavg-ft", "fedbabu", "hf-maml"])
+def test_what_is_fine_tuned_before_use_is_so_on_the_device_s_data(root, algorithm):
+    run = train(root, algorithm)
+    late, data = write(root / f"late-{algorithm}", 3, 7), root / "pi-2"
+    model, _ = load_run(run, "pi-2", data_dir=str(data))
+    tested = np.load(data / "test.npz")
+    with torch.no_grad():
+        outputs = model(torch.from_numpy(tested["images"])[..., None])
+        loss = torch.nn.functional.cross_entropy(
+            outputs, torch.from_numpy(tested["labels"])
+        )
+    # The model that was tested last.
+    said = json.loads((run / "clients.json").read_text())["pi-2"]
+    assert loss.item() == pytest.approx(said["loss"], rel=1e-5)
+    # Another's is another one.
+    other, _ = load_run(run, "pi-9", data_dir=str(late))
+    assert not torch.allclose(other(torch.zeros(1, 8, 8, 1)), outputs[:1])
+    for given, line in (
+        (("pi-2",), "data-dir is ''; it must hold train.npz and test.npz"),
+        (("", "", str(data)), "client-name is ''; it must be the device's name"),
+    ):
+        with pytest.raises(SettingsError, match=line):
+            load_run(run, *given)
+
+
 def test_a_task_that_reads_no_data_of_a_device_is_refused(tmp_path):
     data = write(tmp_path / "late", 3, 7)
     settings = {"output": str(tmp_path / "results"), "rounds": 1, "head_epochs": 1}
