@@ -14,7 +14,7 @@ from flwr.serverapp import Grid
 
 from strategies.hooks import RunHooks
 from strategies.server.output import NEWCOMERS
-from strategies.server.plot import drawable
+from strategies.server.plot import INSIDE, drawable, legend_below, line_style
 from strategies.server.replies import check_evaluation
 from strategies.server.results import read_json
 from task.files import write_atomically
@@ -162,9 +162,9 @@ def plot(output: Path, algorithms: Sequence[str], folders: Sequence[Path] = ()) 
     figure = Figure(figsize=(6.4, 3.6), layout="constrained")
     FigureCanvasAgg(figure)
     axes = figure.subplots()
-    for name, entries in drawn.items():
+    for i, (name, entries) in enumerate(drawn.items()):
         x, y = curve(entries, quality)
-        axes.plot(x, y, label=name, marker="o", ms=4)
+        axes.plot(x, y, label=name, marker="o", ms=4, **line_style(i))
     axes.set_xscale("log")
     axes.set_xticks(x, [f"{value:.3g}" for value in x])
     axes.minorticks_off()
@@ -173,7 +173,11 @@ def plot(output: Path, algorithms: Sequence[str], folders: Sequence[Path] = ()) 
     if quality == "accuracy":
         axes.yaxis.set_major_formatter("{x:.0%}")
     axes.grid(alpha=0.3)
-    figure.legend(loc="outside right upper")
+    handles, labels = axes.get_legend_handles_labels()
+    if len(labels) > INSIDE:
+        legend_below(figure, handles, labels)
+    else:
+        figure.legend(handles, labels, loc="outside right upper")
     figure.savefig(output / PLOT, dpi=150)
 
 

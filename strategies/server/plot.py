@@ -14,6 +14,10 @@ from strategies.server.results import METRICS, PAGE, PLOT, Row, quality, read_ro
 # Draws better the lower it is, and over orders of magnitude.
 ERRORS = ("distance", "error", "loss")
 SHADE = 0.2
+# More labels than these stand below the curves, in columns.
+INSIDE, COLUMNS = 6, 6
+# Of lines whose colours have been used.
+STYLES = ("-", "--", ":", "-.")
 
 
 def drawable() -> bool:
@@ -62,9 +66,10 @@ def plot(
     FigureCanvasAgg(figure)
     left, right = figure.subplots(1, 2)
     for axes, metric in ((left, measure), (right, "train-loss")):
-        for name, own in runs.items():
-            _draw(axes, name, own, metric)
+        for i, (name, own) in enumerate(runs.items()):
+            _draw(axes, name, own, metric, line_style(i))
         axes.set_xlabel("round")
+        axes.xaxis.get_major_locator().set_params(integer=True)
         axes.grid(alpha=0.3)
     left.set_ylabel(measure)
     right.set_ylabel("training loss")
@@ -77,17 +82,34 @@ def plot(
     if len(places) > 1:
         figure.suptitle(f"mean ± standard deviation over {len(places)} seeds", size=9)
     handles, labels = right.get_legend_handles_labels()
-    if handles:
+    if len(labels) > INSIDE:
+        legend_below(figure, handles, labels)
+    elif labels:
         left.legend(handles, labels)
     figure.savefig(output / PLOT, dpi=150)
 
 
-def _draw(axes: Any, name: str, runs: list[list[Row]], metric: str) -> None:
+def line_style(i: int) -> dict[str, Any]:
+    """Return how line i is drawn: no two of the first forty are alike."""
+    return {"color": f"C{i % 10}", "linestyle": STYLES[i // 10 % len(STYLES)]}
+
+
+def legend_below(figure: Any, handles: Sequence[Any], labels: Sequence[str]) -> None:
+    """Make a figure higher by a legend of many labels."""
+    rows = -(-len(labels) // COLUMNS)
+    figure.set_figheight(figure.get_figheight() + 0.2 + 0.18 * rows)
+    place = "outside lower center"
+    figure.legend(handles, labels, loc=place, ncols=COLUMNS, fontsize=8, frameon=False)
+
+
+def _draw(
+    axes: Any, name: str, runs: list[list[Row]], metric: str, style: dict[str, Any]
+) -> None:
     """Draw the mean of some runs' metric by round, with a band of their deviation."""
     rounds, means, deviations = curve(runs, metric)
     if not rounds:
         return
-    (line,) = axes.plot(rounds, means, label=name, marker=".", ms=3)
+    (line,) = axes.plot(rounds, means, label=name, marker=".", ms=3, **style)
     if len(runs) > 1:
         low, high = np.subtract(means, deviations), np.add(means, deviations)
         axes.fill_between(rounds, low, high, color=line.get_color(), alpha=SHADE, lw=0)

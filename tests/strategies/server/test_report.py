@@ -3,10 +3,12 @@
 import io
 import json
 import sys
+import warnings
 
 import pytest
 from PIL import Image
 
+from strategies.server.plot import line_style, plot
 from strategies.server.report import Report
 from strategies.server.results import read_rows, summarize
 from task.settings import resolve
@@ -160,6 +162,24 @@ def test_the_plot_is_an_image(tmp_path, figures, metric):
         image.load()
         assert image.format == "PNG"
         assert len(image.convert("RGB").getcolors(1 << 24)) > 10
+
+
+def test_a_plot_of_all_algorithms_has_room_for_their_names(tmp_path):
+    names = [f"algorithm-{i}" for i in range(40)]
+    for i, name in enumerate(names):
+        (tmp_path / name).mkdir()
+        lines = (row(r, **{"accuracy": r / 50, "train-loss": i}) for r in range(1, 4))
+        text = "".join(json.dumps(line) + "\n" for line in lines)
+        (tmp_path / name / "metrics.jsonl").write_text(text)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        plot(tmp_path, names)
+    with Image.open(tmp_path / "accuracy.png") as high:
+        assert high.height > 1.3 * 3.6 * 150
+    assert len({tuple(line_style(i).items()) for i in range(40)}) == 40
+    plot(tmp_path, names[:3])
+    with Image.open(tmp_path / "accuracy.png") as low:
+        assert low.height == 3.6 * 150
 
 
 def test_the_bar_shows_the_newest_values(tmp_path):
