@@ -133,6 +133,11 @@ def load_run(
     if client not in run.acknowledged:
         client = {own: name for name, own in run.labels.items()}.get(client, client)
     kind = client_class(settings)
+    if not kind.fixed_shapes:
+        raise SettingsError(
+            f"algorithm {settings['algorithm']!r} leaves no model of the task's own: "
+            "what it shares has other shapes, and its clients alone put it together"
+        )
     arrays = under("arrays/", tensors)
     slots = kind.personal if kind.deploys_personal else ()
     known: list[str] = []

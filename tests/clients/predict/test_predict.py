@@ -534,3 +534,13 @@ def test_a_run_whose_clients_keep_no_head(folders, tmp_path):
     with pytest.raises(SettingsError, match=message) as error:
         load_run(tmp_path / "results" / "fedavg-ft", "000000")
     assert "\n" not in str(error.value)
+
+
+def test_a_run_whose_clients_have_models_of_other_shapes(folders, tmp_path):
+    algorithm = "representation-transfer"
+    own = {"algorithm": algorithm, "num-sources": 1, "source-epochs": 1}
+    settings = {**settings_of(tmp_path, data_dir=str(folders)), **own}
+    run(algorithm, settings, "inline")
+    message = "algorithm 'representation-transfer' leaves no model of the task's own"
+    with pytest.raises(SettingsError, match=message):
+        load_run(tmp_path / "results" / algorithm, "000001")
