@@ -393,7 +393,11 @@ class Client(Newcomer, NumPyClient):
 
 def classes_digest(task: Task) -> str:
     """Return what tasks with the same classes, in the same order, have in common."""
-    classes = tuple(map(str, task.classes or ()))
+    return digest_of(tuple(map(str, task.classes or ())))
+
+
+def digest_of(classes: tuple[str, ...]) -> str:
+    """Return what `classes_digest` returns of a task with these classes."""
     return hashlib.sha256(repr(classes).encode()).hexdigest()[:16]
 
 

@@ -73,7 +73,8 @@ def try_examples(task: "Task", examples: ExampleSet) -> None:
             )
     # Those that are mapped from a file are images of bytes.
     if inputs.is_floating_point() and examples.rows is None:
-        odd = (~inputs.flatten(1).isfinite().all(1)).nonzero()[:EVALUATION_BATCH, 0]
+        rows = inputs.reshape(len(inputs), -1)
+        odd = (~rows.isfinite().all(1)).nonzero()[:EVALUATION_BATCH, 0]
         if len(odd):
             # Beside others, as a loss may leave all of these out.
             rows = torch.cat([odd, torch.arange(min(len(inputs), EVALUATION_BATCH))])

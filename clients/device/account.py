@@ -116,3 +116,15 @@ class PrivateTraining:
             f"the account {FILE!r} of what was told of the examples cannot be read: "
             f"{error}"
         )
+
+
+def check_account(private: PrivateTraining | None, directory: Path | None) -> None:
+    """Raise `SettingsError` if a device that has trained privately no longer would.
+
+    Its noise may be of its node config, which what is not a SuperNode does not know.
+    """
+    if private is None and directory is not None and (directory / FILE).is_file():
+        raise SettingsError(
+            f"{str(directory / FILE)!r} counts private training, and the run has no "
+            "dp-noise: what is trained here would have none"
+        )

@@ -225,7 +225,12 @@ def build_client(context: Context, setup: Setup, config: Mapping[str, Any]) -> C
 def about_state(task: Task, kind: type[Client]) -> dict[str, str]:
     """Return what a client writes into its files: its model's card, its algorithm."""
     card = ModelCard.of(task).metadata() if isinstance(task, ImageTask) else {}
-    return {**card, "algorithm": f"{kind.__module__}:{kind.__qualname__}"}
+    return {**card, **algorithm_of(kind)}
+
+
+def algorithm_of(kind: type[Client]) -> dict[str, str]:
+    """Return what a client writes into its files of its algorithm."""
+    return {"algorithm": f"{kind.__module__}:{kind.__qualname__}"}
 
 
 def check_task(task: Task, kind: type[Client], settings: Settings) -> None:
@@ -256,7 +261,7 @@ def state_directory(context: Context, settings: Settings, run: str) -> Path | No
 
 def quoted(name: str) -> str:
     """Return a name of a directory, which leads nowhere else."""
-    text = quote(name, safe="").replace(".", "%2E")
+    text = quote(name, safe="", errors="surrogatepass").replace(".", "%2E")
     if len(text) <= LONGEST_NAME:
         return text
     # No file system takes more than 255 bytes.

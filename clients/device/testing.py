@@ -71,7 +71,10 @@ def measure(
         own = {name: number(name, of(*whole)) for name, of in task.metrics.items()}
         # What has no value here, R² of one example say, counts where it has one.
         metrics |= {name: value for name, value in own.items() if isfinite(value)}
-    # Counts and yes or no are integers, too, with one output and no classes.
+    # Counts and yes or no are integers, too, with one output and no classes. Where
+    # there is but one class, all are of it.
+    if len(examples) and len(task.classes) == 1:
+        accuracy = 1.0
     if isfinite(accuracy) or (len(examples) == 0 and task.classes):
         metrics["accuracy"] = accuracy
     return loss, metrics

@@ -7,6 +7,7 @@ algorithm leaves to a device) to the trained representation, which stays as it i
 uses it, and a later run in which the device takes part goes on from it.
 """
 
+import shlex
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,6 +15,7 @@ from pathlib import Path
 from clients.personalize.fitting import Fitted, personalize
 from task.command_line import Parser
 from task.settings import SettingsError
+from task.sgd import TrainingDivergedError
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -34,22 +36,23 @@ def main(arguments: Sequence[str] | None = None) -> int:
             *(options.checkpoint, options.data_dir, name),
             *(options.state_dir, options.device),
         )
-    except SettingsError as error:
+    except (SettingsError, TrainingDivergedError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
     print(said(fitted))
-    where = f" --state-dir {options.state_dir}" if options.state_dir else ""
-    print(
-        f"python -m clients.predict FILES --checkpoint {options.checkpoint} "
-        f"--client-name {name}{where}"
-    )
+    command = ["--checkpoint", str(options.checkpoint), "--client-name", name]
+    if options.state_dir:
+        command += ["--state-dir", options.state_dir]
+    if not fitted.has_images:
+        command += ["--data-dir", options.data_dir]
+    print(f"python -m clients.predict FILES {shlex.join(command)}")
     return 0
 
 
 def said(fitted: Fitted) -> str:
     """Return what came out, in one line."""
     text = f"fitted on {fitted.num_examples} examples"
-    if "accuracy" in fitted.metrics:
+    if "accuracy" in fitted.metrics and fitted.num_test_examples:
         text += f", accuracy {fitted.metrics['accuracy']:.2%}"
     elif fitted.num_test_examples:
         text += f", loss {fitted.loss:.4g}"

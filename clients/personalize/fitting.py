@@ -7,14 +7,13 @@ import torch
 from flwr.app import Context, RecordDict
 
 from clients.algorithms import client_class
-from clients.base import classes_digest
-from clients.device.account import PrivateTraining
-from clients.device.card import check_array
+from clients.device.account import PrivateTraining, check_account
+from clients.device.card import ModelCard, check_array
 from clients.device.identity import about_state, check_task, seed_torch, task_of_device
-from clients.device.slots import HEAD, under
+from clients.device.slots import under
 from clients.device.state import PersonalState
 from clients.device.task_card import card_of
-from clients.predict.trained import read_run
+from clients.predict.trained import check_classes, read_run
 from strategies.algorithms import build_strategy
 from task.devices import use
 from task.messages import SERVER_ROUND
@@ -38,6 +37,8 @@ class Fitted(NamedTuple):
         Of its test examples; NaN without any.
     metrics : dict
         As of an evaluation.
+    has_images : bool
+        Whether its part says by itself what the model's inputs are.
     """
 
     path: Path
@@ -45,6 +46,7 @@ class Fitted(NamedTuple):
     num_test_examples: int
     loss: float
     metrics: dict[str, Any]
+    has_images: bool
 
 
 def personalize(
@@ -107,11 +109,7 @@ def personalize(
     task = task_of_device(settings, data_dir)
     check_task(task, kind, settings)
     task.check(0)
-    if HEAD in kind.shared and run.classes not in ("", classes_digest(task)):
-        raise SettingsError(
-            f"data-dir {data_dir!r} has the classes {', '.join(map(str, task.classes))}"
-            "; they must be those of the training, whose head is shared"
-        )
+    check_classes(kind, run, task.classes, data_dir)
     directory = run.directory_of(client_name, state_dir)
     context = Context(0, 0, {"client-name": client_name}, RecordDict(), {})
     own = build(kind.settings_type, settings)
@@ -119,6 +117,7 @@ def personalize(
     client = kind(task, 0, PersonalState(context), own)
     privacy = build(ExamplePrivacy, settings)
     client.private = PrivateTraining.of(privacy, context.state, directory)
+    check_account(client.private, directory)
     shared = under("arrays/", run.tensors)
     wanted = client.initial_arrays(client.shared)
     # A head that the server keeps for each client begins as everybody's.
@@ -141,7 +140,8 @@ def personalize(
     if path is None or not path.is_file():
         raise SettingsError(f"state-dir {str(directory)!r} cannot be written")
     loss, num_test_examples, metrics = client.test(client.deployed_model())
-    return Fitted(path, len(task.train_examples(0)), num_test_examples, loss, metrics)
+    count, has_images = len(task.train_examples(0)), isinstance(card, ModelCard)
+    return Fitted(path, count, num_test_examples, loss, metrics, has_images)
 
 
 def _fits(kind: Any, name: str) -> bool:

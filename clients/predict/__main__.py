@@ -29,6 +29,7 @@ from clients.predict.predictor import files_in
 from task.command_line import Parser
 from task.files import write_atomically
 from task.settings import SettingsError
+from task.sgd import TrainingDivergedError
 
 
 def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
@@ -103,9 +104,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
             _write_csv(list(rows), bool(loaded[1].classes), options.csv)
         else:
             for cells in rows:
-                print("\t".join(cells))
+                # A file's name need not be text.
+                line = "\t".join(cells).encode("utf-8", "surrogateescape")
+                print(line.decode("utf-8", "backslashreplace"))
             sys.stdout.flush()
-    except SettingsError as error:
+    except (SettingsError, TrainingDivergedError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
     except BrokenPipeError:

@@ -15,7 +15,7 @@ from clients.predict.loading import FORMAT
 from task.examples import ExampleSet
 from task.files import write_atomically
 from task.models import SplitModel
-from task.settings import SettingsError, need
+from task.settings import SettingsError, need, require
 
 
 def export(
@@ -71,6 +71,10 @@ def _traced(
         example = torch.zeros(2, height, width, channels, dtype=torch.uint8)
     else:
         examples: ExampleSet = card.task.train_examples(0)
+        require(
+            *(len(examples) > 0, "data-dir", card.settings.get("data-dir", "")),
+            "one with training examples, which show what goes in",
+        )
         example, _ = next(examples.batches(2))
     # A file keeps memory as it lies, and here convolutions are channels last.
     plain = copy.deepcopy(classifier).to(memory_format=torch.contiguous_format)

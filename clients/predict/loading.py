@@ -10,9 +10,9 @@ from safetensors import SafetensorError
 
 from clients.algorithms import client_class
 from clients.base import Client
-from clients.device.account import PrivateTraining
+from clients.device.account import PrivateTraining, check_account
 from clients.device.card import Classifier, ModelCard, check_array
-from clients.device.identity import seed_torch, task_of_device
+from clients.device.identity import algorithm_of, seed_torch, task_of_device
 from clients.device.slots import Tensors, under
 from clients.device.state import (
     FILE,
@@ -20,7 +20,12 @@ from clients.device.state import (
     read_checked,
 )
 from clients.device.task_card import TaskCard, card_of
-from clients.predict.trained import TrainedRun, read_run, read_tensors
+from clients.predict.trained import (
+    TrainedRun,
+    check_classes,
+    read_run,
+    read_tensors,
+)
 from task.base import BaseTask, Task
 from task.examples import ExampleSet
 from task.messages import SERVER_ROUND
@@ -154,9 +159,11 @@ def load_run(
     # others' heads.
     if slots or (known and client not in known):
         own = run.directory_of(client, state_dir)
-        about, personal = _own(own, client, run)
+        about, personal = _own(own, client, run, kind)
         card = ModelCard.from_metadata(about) if "model" in about else None
     about_model = card or _card_of_data(settings, data_dir, bool(state_dir))
+    if card is None:
+        check_classes(kind, run, about_model.classes, data_dir)
 
     def trained(task: Task, card: ModelCard | TaskCard) -> Client:
         state = PersonalState.holding({n: a.numpy() for n, a in personal.items()})
@@ -169,6 +176,7 @@ def load_run(
             return _in_use(trained(_dataless(about_model), about_model), about_model)
         except _NeedsDataError:
             task = _task_to_train_on(settings, client, data_dir)
+            check_classes(kind, run, task.classes, data_dir)
             about_model = card_of(task, {**settings, "data-dir": data_dir})
             trainer = trained(task, about_model)
             _prepare(trainer, run, client, state_dir)
@@ -228,12 +236,14 @@ def _prepare(client: Client, run: TrainedRun, name: str, state_dir: str) -> None
     privacy = build(ExamplePrivacy, run.settings)
     directory = run.directory_of(name, state_dir)
     client.private = PrivateTraining.of(privacy, context.state, directory)
+    check_account(client.private, directory)
 
 
 def _in_use(client: Client, card: ModelCard | TaskCard) -> Loaded:
     """Return the model that a client itself would use."""
-    # It may be more than the card's model: two heads, say.
-    model = client.deployed_model().eval()
+    # It may be more than the card's model: two heads, say. The client's own is lent to
+    # all of this process.
+    model = copy.deepcopy(client.deployed_model()).cpu().eval()
     if isinstance(card, TaskCard):
         return model, card
     return Classifier(model, card.mean, card.std), card
@@ -249,7 +259,7 @@ def _receive(client: Client, card: ModelCard | TaskCard, held: Tensors) -> None:
 
 
 def _own(
-    directory: Path | None, client: str, trained: TrainedRun
+    directory: Path | None, client: str, trained: TrainedRun, kind: type[Client]
 ) -> tuple[dict[str, str], Tensors]:
     """Return a client's state of its last round that counts in the checkpoint.
 
@@ -278,7 +288,7 @@ def _own(
         )
     path = max(found)[2]
     try:
-        about, arrays = read_checked(path, client)
+        about, arrays = read_checked(path, client, about=algorithm_of(kind))
     except (SafetensorError, OSError, ValueError) as error:
         raise SettingsError(f"{str(path)!r} cannot be used: {error}") from None
     return about, {name: torch.from_numpy(array) for name, array in arrays.items()}

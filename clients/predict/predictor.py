@@ -99,9 +99,10 @@ def files_in(places: Sequence[Path]) -> list[Path]:
     """Return files, and for a folder the images in it; one must be there."""
     files: list[Path] = []
     for path in places:
-        if path.is_dir():
+        # Of a name that is too long, too.
+        if os.path.isdir(path):
             files += [Path(entry.path) for entry in images_in(path)]
-        elif path.is_file():
+        elif os.path.isfile(path):
             files.append(path)
         else:
             raise SettingsError(f"there is no file or folder {str(path)!r}")

@@ -1,6 +1,8 @@
 """What a run has left on the server: the shared arrays, and who has trained."""
 
 import json
+import os
+from collections.abc import Iterable
 from pathlib import Path
 from typing import NamedTuple
 
@@ -8,8 +10,9 @@ from flwr.app import Context, RecordDict, UserConfig
 from safetensors import SafetensorError, safe_open
 
 from clients.algorithms import complete
+from clients.base import Client, digest_of
 from clients.device.identity import quoted, state_directory
-from clients.device.slots import Tensors
+from clients.device.slots import HEAD, Tensors
 from task.settings import Settings, SettingsError, resolve
 
 CHECKPOINT = "checkpoint.safetensors"
@@ -61,7 +64,8 @@ def read_run(path: Path) -> TrainedRun:
 
     Raises `SettingsError` if it is missing or damaged.
     """
-    path = path / CHECKPOINT if path.is_dir() else path
+    # Of a name that is too long, too.
+    path = path / CHECKPOINT if os.path.isdir(path) else path
     about, tensors = read_tensors(path, "checkpoint")
     try:
         run = json.loads(about["run"])
@@ -82,6 +86,18 @@ def read_run(path: Path) -> TrainedRun:
         raise SettingsError(
             f"checkpoint is {str(path)!r}; it must be one that a run has written"
         ) from None
+
+
+def check_classes(
+    kind: type[Client], run: TrainedRun, classes: Iterable[str], data_dir: str
+) -> None:
+    """Raise `SettingsError` if a shared head is for other classes than the data's."""
+    names = tuple(map(str, classes))
+    if HEAD in kind.shared and run.classes not in ("", digest_of(names)):
+        raise SettingsError(
+            f"data-dir {data_dir!r} has the classes {', '.join(names)}; they must be "
+            "those of the training, whose head is shared"
+        )
 
 
 def read_tensors(path: Path, name: str) -> tuple[dict[str, str], Tensors]:

@@ -61,6 +61,8 @@ class Evaluating(Averaging, RunHooks):
         most = [self.declared(reply, NUM_TEST_EXAMPLES) for _, reply, _ in tested]
         busy = self.participants.busy_ones()
         before = [client for client in busy if client.name in self.client_metrics]
+        # A row that nobody has been tested for is no row of a test.
+        before = before if tested else []
         every += [self.client_metrics[client.name] for client in before]
         most += [c.properties.get(NUM_TEST_EXAMPLES, math.inf) for c in before]
         means = mean_metrics(every) | weighted_means(every, most)

@@ -81,7 +81,13 @@ def plot(
         left.set_yscale("log")
     if len(places) > 1:
         figure.suptitle(f"mean ± standard deviation over {len(places)} seeds", size=9)
-    handles, labels = right.get_legend_handles_labels()
+    # An algorithm may have one of the two alone.
+    drawn: dict[str, Any] = {}
+    for axes in (left, right):
+        handles, labels = axes.get_legend_handles_labels()
+        drawn |= dict(zip(labels, handles, strict=True))
+    labels = [name for name in algorithms if name in drawn]
+    handles = [drawn[name] for name in labels]
     if len(labels) > INSIDE:
         legend_below(figure, handles, labels)
     elif labels:

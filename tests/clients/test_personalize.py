@@ -225,6 +225,44 @@ def test_what_is_fine_tuned_before_use_is_so_on_the_device_s_data(root, algorith
             load_run(run, *given)
 
 
+def test_each_loaded_model_is_one_of_its_own(root):
+    data, images = str(root / "pi-2"), torch.zeros(2, 8, 8, 1, dtype=torch.uint8)
+    one, _ = load_run(train(root, "fedavg-ft"), "pi-2", data_dir=data)
+    before = one(images)
+    load_run(train(root, "fedbabu"), "pi-2", data_dir=data)
+    assert torch.equal(one(images), before)
+
+
+def test_a_head_of_another_algorithm_is_refused(root, tmp_path):
+    data, states = write(tmp_path / "late", 3, 7), str(tmp_path / "state")
+    fedrep, fedper = (train(root, n, experiment="x") for n in ("fedrep", "fedper"))
+    personalize(fedper, str(data), "late", states)
+    load_run(fedper, "late", states)
+    with pytest.raises(SettingsError, match=r"it is of .*FedPerClient, not .*FedRep"):
+        load_run(fedrep, "late", states)
+
+
+def test_a_device_of_private_training_is_not_trained_without_noise(root, tmp_path):
+    run, data = train(root, "fedavg-ft", experiment="x"), str(root / "pi-2")
+    (tmp_path / "x" / "pi-2").mkdir(parents=True)
+    told = {"noise": [1.0], "rate": [0.5], "steps": [9]}
+    (tmp_path / "x" / "pi-2" / "privacy.json").write_text(json.dumps(told))
+    with pytest.raises(SettingsError, match="counts private training, and the run has"):
+        load_run(run, "pi-2", str(tmp_path), data)
+
+
+def test_what_diverges_is_one_line(root, tmp_path, capsys):
+    still = {"head-epochs": 0, "representation-epochs": 0, "learning-rate": 1e30}
+    run = train(root, "fedrep", **still)
+    data = write(tmp_path / "late", 3, 7)
+    capsys.readouterr()
+    given = ["--checkpoint", str(run), "--data-dir", str(data)]
+    assert main([*given, "--state-dir", str(tmp_path / "state")]) == 2
+    err = capsys.readouterr().err
+    assert err.startswith("error: ")
+    assert err.count("\n") == 1
+
+
 def test_a_task_that_reads_no_data_of_a_device_is_refused(tmp_path):
     data = write(tmp_path / "late", 3, 7)
     settings = {"output": str(tmp_path / "results"), "rounds": 1, "head_epochs": 1}

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from clients.device.testing import evaluate_model
+from clients.device.testing import evaluate_model, measure
 from task import ExampleSet, ExampleTask, SplitModel
 from task.metrics import balanced_accuracy, macro_f1
 
@@ -72,3 +72,13 @@ def test_a_client_whose_targets_do_not_count_has_no_score():
     targets = torch.full((4,), -100)
     assert isnan(macro_f1(torch.ones(4, 3), targets))
     assert isnan(balanced_accuracy(torch.ones(4, 3), targets))
+
+
+def test_of_a_single_class_all_are_right():
+    inputs, targets = torch.randn(5, 3), torch.zeros(5, dtype=torch.long)
+    one = [ExampleSet(inputs, targets)]
+    task = ExampleTask(
+        lambda: SplitModel(nn.Linear(3, 2), nn.Linear(2, 1)), one, one, classes=("a",)
+    )
+    _, metrics = measure(task, task.initial_model(), one[0])
+    assert metrics["accuracy"] == 1.0

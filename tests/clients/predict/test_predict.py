@@ -544,3 +544,33 @@ def test_a_run_whose_clients_have_models_of_other_shapes(folders, tmp_path):
     message = "algorithm 'representation-transfer' leaves no model of the task's own"
     with pytest.raises(SettingsError, match=message):
         load_run(tmp_path / "results" / algorithm, "000001")
+
+
+@pytest.mark.parametrize("algorithm", ["fedavg", "fedavg-ft"])
+def test_a_shared_head_is_for_the_run_s_classes(tmp_path, algorithm):
+    ours, theirs = ("ant", "bee", "cat"), ("bee", "cat", "dog")
+    write_images(tmp_path / "images" / "anna", ours, 1)
+    write_images(tmp_path / "others", theirs, 2)
+    there = str(tmp_path / "images" / "anna")
+    settings = settings_of(tmp_path, data_dir=there, partition="iid")
+    run(algorithm, settings, "inline")
+    checkpoint = tmp_path / "results" / algorithm
+    assert load_run(checkpoint, "000000", data_dir=there)[1].classes == ours
+    with pytest.raises(SettingsError, match="has the classes bee, cat, dog; they must"):
+        load_run(checkpoint, "000000", data_dir=str(tmp_path / "others"))
+
+
+def test_names_that_are_no_text_or_too_long(folders, tmp_path, capsys):
+    settings = settings_of(tmp_path, data_dir=str(folders))
+    run("fedrep", settings, "inline")
+    image = next((folders / "anna").glob("test/*/*"))
+    odd = tmp_path / os.fsdecode(b"photo-\xff.png")
+    odd.write_bytes(image.read_bytes())
+    capsys.readouterr()
+    given = ["--checkpoint", str(tmp_path / "results" / "fedrep")]
+    given += ["--client-name", "000000"]
+    assert main([str(odd), *given]) == 0
+    assert r"photo-\xff.png" in capsys.readouterr().out
+    for wrong in (["x" * 400, *given], [str(odd), "--checkpoint", "x" * 400]):
+        assert main(wrong) == 2
+        assert capsys.readouterr().err.count("\n") == 1

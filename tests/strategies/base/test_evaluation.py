@@ -203,3 +203,14 @@ def test_nobody_weighs_more_than_it_has_declared():
     # (1 · 0 + 2 · 1 + 3 · 2 + 4 · 3) / 10
     assert metrics["accuracy-weighted"] == pytest.approx(0.2)
     assert metrics["loss-weighted"] == pytest.approx(2.0)
+
+
+def test_earlier_values_alone_are_no_evaluation():
+    strategy, grid = FedAvg(), grid_of(4)
+    assert evaluate_once(strategy, grid)["evaluated"] == 4
+    list(strategy.configure_evaluate(2, to_record(START), ConfigRecord(), grid))
+    known = strategy.participants.known
+    strategy.participants.busy = frozenset(n for n in known if n == max(known))
+    metrics = strategy.aggregate_evaluate(2, [])
+    assert metrics["evaluated"] == 0
+    assert "accuracy" not in metrics
