@@ -7,6 +7,7 @@ from clients.fine_tuning import fine_tuned
 from strategies.algorithms import (
     ALGORITHMS,
     FINE_TUNED,
+    build_strategy,
     client_path,
     settings_owners,
     short_name,
@@ -63,6 +64,22 @@ def client_class(settings: Settings) -> type[Client]:
         If there is no such algorithm, or it has no client.
     """
     return load_client(client_path(settings))
+
+
+def takes_newcomers(settings: Settings) -> bool:
+    """Return whether the algorithm leaves a model for those who come after training.
+
+    Parameters
+    ----------
+    settings : mapping
+        All settings.
+
+    Returns
+    -------
+    bool
+        As its strategy says.
+    """
+    return bool(build_strategy(settings).takes_newcomers)
 
 
 def check_countable(settings: Settings) -> None:
@@ -131,4 +148,5 @@ __all__ = [
     "load_client",
     "owners",
     "short_name",
+    "takes_newcomers",
 ]

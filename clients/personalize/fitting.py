@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 import torch
 from flwr.app import Context, RecordDict
 
-from clients.algorithms import client_class
+from clients.algorithms import client_class, takes_newcomers
 from clients.device.account import PrivateTraining, check_account
 from clients.device.card import ModelCard, check_array
 from clients.device.identity import about_state, check_task, seed_torch, task_of_device
@@ -14,7 +14,6 @@ from clients.device.slots import under
 from clients.device.state import PersonalState
 from clients.device.task_card import card_of
 from clients.predict.trained import check_classes, read_run
-from strategies.algorithms import build_strategy
 from task.devices import use
 from task.messages import SERVER_ROUND
 from task.privacy import ExamplePrivacy
@@ -92,7 +91,7 @@ def personalize(
     settings: dict[str, Setting] = {**run.settings, "data-dir": data_dir}
     settings["device"] = device
     kind = client_class(settings)
-    if not build_strategy(settings).takes_newcomers:
+    if not takes_newcomers(settings):
         raise SettingsError(
             f"algorithm {settings['algorithm']!r} leaves no model for devices that "
             "come after the training"
