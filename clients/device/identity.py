@@ -29,6 +29,7 @@ from task.messages import ACKNOWLEDGED_ROUND, CHECKPOINT_ROUND, RUN, SERVER_ROUN
 from task.privacy import ExamplePrivacy
 from task.settings import (
     Free,
+    Place,
     Range,
     Setting,
     Settings,
@@ -249,7 +250,9 @@ def state_directory(context: Context, settings: Settings, run: str) -> Path | No
         # No name leads out of the directory.
         name = quoted(client_name(context))
         experiment = quoted(str(settings["experiment"]))
-        root = Path(str(node["state-dir"])).expanduser()
+        given = str(node["state-dir"])
+        require(Place().permits(given), "state-dir", given, "a folder that can be made")
+        root = Path(given).expanduser()
         return root / (experiment or f"run-{run}") / name
     resumable = int(settings["checkpoint-every"]) > 0 or settings["resume"]
     if resumable and "partition-id" in node:

@@ -75,10 +75,12 @@ def let_join(
     Returns
     -------
     dict
-        Metrics, with ``num-examples`` that were fitted, by the newcomers' names.
+        Metrics, with ``num-examples`` that were fitted, by the names of the newcomers
+        that answered for all their examples.
     """
     nodes = strategy.participants.newcomers()
     found: ByExamples = {}
+    answered: set[str] = set()
     if not nodes:
         log(WARNING, "no client says that it is new; only simulated ones do")
     for share in SHARES if nodes else ():
@@ -97,6 +99,11 @@ def let_join(
             # Of few examples two shares may be the same.
             count = metrics[NUM_EXAMPLES]
             own[:] = [*(m for m in own if m[NUM_EXAMPLES] != count), metrics]
+        answered = set(strategy.exchange.names(valid))
+    # Who did not answer for all its examples has no value to be compared with others'.
+    for name in found.keys() - answered:
+        log(WARNING, "new client %s fell silent, and is left out", name)
+        del found[name]
     return found
 
 

@@ -99,6 +99,23 @@ def test_l2gd_is_held_near_the_mean():
         assert own[-1]["loss"] == pytest.approx(loss_of(theta, i), abs=1e-5)
 
 
+def test_who_falls_silent_before_the_end_is_left_out(monkeypatch):
+    found = run("fedper", 2, **SHARED)
+    answers, dead = found.grid.send_and_receive, NEW[0] + 1
+
+    def send_and_receive(messages, **how):
+        asked = list(messages)
+        whole = asked[0].content.config_records["config"]["share"] == 1
+        return answers(
+            [m for m in asked if not whole or m.metadata.dst_node_id != dead], **how
+        )
+
+    monkeypatch.setattr(found.grid, "send_and_receive", send_and_receive)
+    arrays = to_record(found.arrays[-1])
+    metrics = let_join(found.strategy, found.grid, arrays, 2, 60.0)
+    assert list(metrics) == [f"{i:06d}" for i in NEW[1:]]
+
+
 def test_where_an_algorithm_has_more_than_a_model_its_own_fit_is_called():
     # FedRoD without a representation: the generic head stays, the personal one learns.
     found, metrics = joined("fedrod")

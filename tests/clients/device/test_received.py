@@ -139,6 +139,13 @@ def test_a_long_name_is_still_a_directory_of_its_own(
     assert len(list(run.iterdir())) == 2
 
 
+def test_a_home_that_is_nobodys_is_one_line() -> None:
+    app = app_of()
+    context = context_of(**{"state-dir": "~nobody-at-all/state"})
+    with pytest.raises(SettingsError, match="state-dir is '~nobody-at-all/state'; it"):
+        app(message(MessageType.TRAIN, initial(app), {"server-round": 1}), context)
+
+
 def npy_of_objects() -> Array:
     array = Array(np.zeros(3, np.float32))
     array.data = b"\x93NUMPY\x01\x00v\x00{'descr': '|O', 'fortran_order': False, "
