@@ -1,5 +1,9 @@
 """A page's run counts as finished only if it is what would be run, and sound."""
 
+import re
+import shutil
+import subprocess
+import sys
 from importlib import import_module
 from pathlib import Path
 
@@ -36,3 +40,35 @@ def test_a_run_that_failed_or_is_of_changed_code_is_made_again(runs):
     assert runs.kept(None) is None
     assert runs.kept({**sound, "failed": "ValueError"}) is None
     assert runs.kept({**sound, "commit": "0123456789-dirty"}) is None
+
+
+@pytest.mark.parametrize(
+    ("changed", "dirty"),
+    [
+        ("benchmarks/results/table.md", False),
+        ("benchmarks/results/table-2x2.json", False),
+        ("benchmarks/results/other.json", True),
+        ("benchmarks/table.py", True),
+    ],
+)
+def test_a_benchmarks_own_pages_are_none_of_its_code(tmp_path, changed, dirty):
+    def git(*arguments):
+        about = ["-c", "user.name=n", "-c", "user.email=e"]
+        subprocess.run(["git", *about, *arguments], cwd=tmp_path, check=True)
+
+    files = ["table.md", "table-2x2.json", "other.json"]
+    (tmp_path / "benchmarks" / "results").mkdir(parents=True)
+    for name in files:
+        (tmp_path / "benchmarks" / "results" / name).write_text("before")
+    shutil.copy(BENCHMARKS / "common.py", tmp_path / "benchmarks")
+    script = tmp_path / "benchmarks" / "table.py"
+    script.write_text("from common import COMMIT\nprint(COMMIT)\n")
+    git("init", "-q")
+    git("add", ".")
+    git("commit", "-qm", "all")
+    clean = subprocess.check_output([sys.executable, script], text=True)
+    assert re.fullmatch("[0-9a-f]{10}\n", clean)
+    with (tmp_path / changed).open("a") as file:
+        file.write("# after")
+    found = subprocess.check_output([sys.executable, script], text=True)
+    assert found == (clean.replace("\n", "-dirty\n") if dirty else clean)
