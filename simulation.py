@@ -1,6 +1,6 @@
 """Run algorithms on a task, compare them, write results.
 
-``python simulation.py`` compares FedAvg with FedRep on the bundled digits.
+``python simulation.py`` compares FedAvg, FedRep and FLUTE on the bundled digits.
 """
 
 import contextlib
@@ -77,7 +77,8 @@ def simulate(algorithm: str | type, backend: str = "ray", **settings: Setting) -
     algorithm : str or type
         Its name, the import path of its strategy, or the strategy.
     backend : {"ray", "inline"}, default "ray"
-        ``ray`` uses all cores, ``inline`` this process alone; the numbers are the same.
+        ``ray`` uses all cores, ``inline`` this process alone; the numbers are the same
+        to rounding, and to the last bit with ``cohort="off"``.
     **settings
         What is set, with ``_`` for ``-``; ``rounds``, ``clients`` and ``fraction`` as
         on the command line.

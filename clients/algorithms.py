@@ -101,7 +101,7 @@ def _is_countable(settings: Settings) -> bool:
         if "learns_by_train" in vars(base):
             return bool(vars(base)["learns_by_train"])
         if "fit" in vars(base):
-            # Who writes another `fit` says it again.
+            # A class with a `fit` of its own has to say so again.
             break
     return False
 

@@ -368,9 +368,11 @@ class Client(Newcomer, NumPyClient):
         return self.test(self.deployed_model())
 
     def deployed_model(self) -> SplitModel:
-        """Return the model that this device uses, after `receive`; it is tested.
+        """Return the model that this device uses; it is tested.
 
-        Here it is the shared part with the own personal part.
+        It is asked for once after each `receive`, and may change `model` itself, which
+        is no longer the received one then. Here it is the shared part with the own
+        personal part.
         """
         return self.model
 

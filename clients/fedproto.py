@@ -68,7 +68,7 @@ class FedProtoClient(Client):
         """Refuse heads that cannot tell the nearest prototype."""
         super().check_task(task)
         if task.scratch_model.linear_head("FedProto").bias is None:
-            raise SettingsError("it needs a head with a bias")
+            raise SettingsError("it needs a head with a bias; this one has none")
 
     @property
     def head(self) -> nn.Linear:

@@ -128,10 +128,10 @@ class BaseStrategy(Evaluating, FlowerFedAvg):
         self.participants = Participants(min_available_nodes)
         self.sampler = Sampler(fraction_train, min_train_nodes, seed)
         self.standing = Standing()
-        # The last one, and that of the last training.
+        # That of the messages sent last, and that of the last training.
         self.exchange = self.training = Exchange()
         self.client_metrics: dict[str, dict[str, float]] = {}
-        # The round of each client's.
+        # In which round each client was last evaluated.
         self.evaluated_in: dict[str, int] = {}
         # Replies that counted in the last evaluation.
         self.evaluated: list[Message] = []
@@ -228,7 +228,7 @@ class BaseStrategy(Evaluating, FlowerFedAvg):
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
         """Sample clients and send them the shared arrays, in the order of names."""
-        nodes = self.sample(server_round, self.identify(grid))
+        nodes = self.sample(server_round, self.present(grid))
         kind = MessageType.TRAIN
         return self.open_exchange(nodes, arrays, config, server_round, kind)
 

@@ -43,7 +43,9 @@ class FedDBE(BaseStrategy):
             raise self.participants.nothing_sent("mean features")
         known = {p.name: p.properties for p in self.participants.known.values()}
         votes = [
-            1.0 if self.weighting == "uniform" else float(known[name][NUM_EXAMPLES])
+            1.0
+            if self.weighting == "uniform"
+            else float(known[name].get(NUM_EXAMPLES, 1))
             for name, _ in said
         ]
         if self.weighting == "examples":

@@ -88,7 +88,7 @@ class RunHooks(Strategy):
     def start(self, grid: Grid, *args: Any, **kwargs: Any) -> Result:
         """Run as Flower's ``Strategy.start``; that nobody ever counted is an error."""
         longest = float(kwargs.get("timeout", math.inf))
-        grid = patient(grid, self.name_of, longest)
+        grid = self.wrap_grid(patient(grid, self.name_of, longest))
         # One of Flower's own that SRPFL wraps keeps no account.
         standing = getattr(self, "standing", None)
         before = standing.counted if standing else 0
@@ -135,6 +135,18 @@ class RunHooks(Strategy):
     def identify(self, grid: Grid) -> list[int]:
         """Return the nodes that can take part, in the order of their clients' names."""
         raise NotImplementedError
+
+    def present(self, grid: Grid) -> list[int]:
+        """Return the nodes that can take part, once there is one.
+
+        Those that cannot must not use up the rounds while the others are away. In one
+        process nobody comes.
+        """
+        while not (nodes := self.identify(grid)):
+            if getattr(grid, "in_process", False):
+                break
+            self.participants.wait_for_others(grid)
+        return nodes
 
     def sample(self, server_round: int, nodes: list[int]) -> list[int]:
         """Return those of some nodes that train in a round, in the same order."""

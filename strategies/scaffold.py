@@ -87,9 +87,10 @@ class SCAFFOLD(BaseStrategy):
         if changes is None:
             return None
         weights = self.weights(replies)
-        counted = dict(zip(self.exchange.names(replies), weights, strict=True))
-        known = self.client_weights | counted
+        said = dict(zip(self.exchange.names(replies), weights, strict=True))
+        known = self.client_weights | said
         total = sum(known.values())
+        counted = sum(known[name] for name in self.counted(replies))
         # c is 0 for newcomers.
         before = self._total or total
         acknowledged = self.standing.acknowledged
@@ -98,7 +99,7 @@ class SCAFFOLD(BaseStrategy):
         for name, change in changes.items():
             old, kept, step = self._sent[name].numpy(), 1.0, 1.0
             if name.startswith(CONTROL):
-                kept, step = before / total, sum(counted.values()) / total
+                kept, step = before / total, counted / total
                 if lost:
                     kept = step = 0.0
             elif CONTROL + name in changes:

@@ -89,7 +89,7 @@ class SRPFL(RunHooks):
         self.initial_nodes = initial_nodes
         self.contraction = contraction
         self.num_rounds = num_rounds
-        self._end_checked = False
+        self._end_checked = self._waits_said = False
         validate(self)
         noise = getattr(strategy, "server_dp_noise", 0.0)
         allowed = "0 with SRPFL: who is among the first depends on the data"
@@ -203,6 +203,10 @@ class SRPFL(RunHooks):
         """As the wrapped strategy."""
         return self.wrapped.identify(grid)
 
+    def present(self, grid: Grid) -> list[int]:
+        """As the wrapped strategy."""
+        return self.wrapped.present(grid)
+
     def sample(self, server_round: int, nodes: list[int]) -> list[int]:
         """As the wrapped strategy."""
         return self.wrapped.sample(server_round, nodes)
@@ -248,7 +252,6 @@ class SRPFL(RunHooks):
     ) -> Result:
         """Run as Flower's ``Strategy.start``, by real arrival order on any grid."""
         self.num_rounds = num_rounds
-        grid = self.wrap_grid(grid)
         return super().start(grid, initial_arrays, num_rounds, *args, **kwargs)
 
     def configure_train(
@@ -261,6 +264,9 @@ class SRPFL(RunHooks):
         if isinstance(grid, ArrivalGrid):
             self._check_end(len(messages))
             grid.wait_for(self.nodes(server_round, len(messages)), self._is_valid)
+        elif not self._waits_said:
+            self._waits_said = True
+            log(WARNING, "SRPFL waits for all clients: this grid closes no round early")
         return messages
 
     def _check_end(self, sampled: int) -> None:

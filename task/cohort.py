@@ -204,8 +204,9 @@ def is_large(model: "SplitModel") -> bool:
     return sum(tensor.numel() for tensor in model.tensors.values()) > MOST_PARAMETERS
 
 
-# Tasks that are kept: clients may have models of their own, and so tasks.
-TASKS_AT_A_TIME = 4
+# Tasks that are kept: clients may have models of their own, and so tasks. They come in
+# turn, so that with one less than there are models none would ever be found again.
+TASKS_AT_A_TIME = 16
 # Of those that were asked for last and where, by number of the seat.
 _MODELS: "list[tuple[Task, torch.device, dict[int, SplitModel]]]" = []
 

@@ -21,7 +21,7 @@ from task.messages import EXCHANGED_ROUND
 from task.settings import Choice, Free, Range, SettingsError, validate
 
 MIXING = {"metropolis": metropolis_weights, "uniform": uniform_weights}
-# Of a sketch's entries; NaN is not below it either.
+# The largest entry of a sketch that can be a model's; NaN is not below it either.
 LARGEST_SKETCHED = 1e9
 # What a client raises whose state is not the one that its neighbours rely on.
 LOST_STATE = "LostStateError"
@@ -95,6 +95,7 @@ class Gossip(BaseStrategy):
         validate(self)
         # Of the graph's nodes, once it is known who they are.
         self.boxes = Mailboxes([], np.zeros((0, 0)), [])
+        self._edges: list[tuple[int, int]] = []
         self._strangers: set[str] = set()
         self._exchanged = 0
         self._message_bytes: frozenset[int] = frozenset()
@@ -126,7 +127,7 @@ class Gossip(BaseStrategy):
         if not nodes:
             return []
         if not self.boxes.names:
-            self._lay([self.name_of(node) for node in nodes])
+            self._lay([self.name_of(n) for n in nodes], self.build_graph(len(nodes)))
         if not self._message_bytes:
             self._take_format(nodes)
         for name in {self.name_of(node) for node in nodes} - self.boxes.number.keys():
@@ -144,8 +145,8 @@ class Gossip(BaseStrategy):
             f"{self.standing.resumed}; gossip goes on from its newest checkpoint only"
         )
 
-    def _lay(self, names: list[str]) -> None:
-        graph = self.build_graph(len(names))
+    def _lay(self, names: list[str], graph: Graph) -> None:
+        self._edges = list(graph.edges)
         neighbours = [graph.neighbours(i) for i in range(len(names))]
         self.boxes = Mailboxes(names, MIXING[self.mixing](graph), neighbours)
 
@@ -295,15 +296,30 @@ class Gossip(BaseStrategy):
     # State.
 
     def state_dict(self) -> tuple[Arrays, dict[str, Any]]:
-        """Return also the mailboxes'."""
+        """Return also the mailboxes', and the edges of a graph that may change."""
         arrays, values = super().state_dict()
         own, named = self.boxes.state_dict()
-        return {**arrays, **own}, {**values, **named}
+        edges = {} if self.graph in GRAPHS else {"edges": self._edges}
+        return {**arrays, **own}, {**values, **named, **edges}
 
     def load_state_dict(self, arrays: Arrays, values: dict[str, Any]) -> None:
-        """Go back to a saved state, graph and mailboxes included."""
+        """Go back to a saved state, graph and mailboxes included.
+
+        What nodes have kept of their neighbours is of the run's graph: it stays, also
+        where a file or a new version of what draws it says another one by now.
+        """
         super().load_state_dict(arrays, values)
-        self._lay([str(name) for name in values["names"]])
+        names = [str(name) for name in values["names"]]
+        graph = self.build_graph(len(names))
+        if "edges" in values:
+            kept = Graph(
+                len(names), tuple((int(i), int(j)) for i, j in values["edges"])
+            )
+            if kept != graph:
+                text = "resume: graph %r is another one by now; the run keeps its own"
+                log(WARNING, text, self.graph)
+            graph = kept
+        self._lay(names, graph)
         self.boxes.load_state_dict(arrays, values)
 
     def summary(self) -> None:

@@ -18,6 +18,7 @@ from flwr.serverapp import Grid
 
 from strategies.grids.patient import GridDecorator, PatientGrid
 from strategies.grids.speeds import SpeedModel
+from strategies.server.said import several
 
 # Seconds between two looks for replies: the least, the share of the time waited so far
 # by which one is seen too late, and the most. A SuperNode looks for messages every 3 s,
@@ -97,19 +98,31 @@ class _Debt:
         When its time to live is over, by `time.time`.
     until : float
         How long it keeps its node from being asked again, by `time.monotonic`.
+    wait : float
+        Seconds for which its reply could be waited for.
     """
 
     node: int
     expires: float
     until: float
+    wait: float
 
 
 @dataclass
 class _Silence:
-    """How often in a row a node has not answered, and since when it is left alone."""
+    """How often in a row a node has not answered, since when it is left alone.
+
+    Its pause is a multiple of the seconds for which it was waited for the last time.
+    """
 
     times: int
     since: float
+    wait: float
+
+    def lasts(self, doublings: int) -> bool:
+        """Return whether so many doublings, less one, of that time are not over."""
+        pause: float = (2.0**doublings - 1) * self.wait
+        return time.monotonic() < self.since + pause
 
 
 class RealArrivals(ArrivalGrid):
@@ -144,8 +157,6 @@ class RealArrivals(ArrivalGrid):
         # By message id.
         self._owed: dict[str, _Debt] = {}
         self._silent: dict[int, _Silence] = {}
-        # How long the last wait could take.
-        self._wait = longest
         self.dropped = 0
         # Those of `get_node_ids` and the others that were connected then.
         self.connected: frozenset[int] = frozenset()
@@ -174,8 +185,12 @@ class RealArrivals(ArrivalGrid):
         if silence is None:
             return False
         doublings = silence.times - (1 if kind == MessageType.TRAIN else 0)
-        pause: float = (2.0**doublings - 1) * self._wait
-        return time.monotonic() < silence.since + pause
+        return silence.lasts(doublings)
+
+    def forgive(self) -> None:
+        """Ask silent nodes again; the next time they are left alone for longer."""
+        for silence in self._silent.values():
+            silence.since = -math.inf
 
     def drain(self) -> None:
         """Drop the late replies that have come, and forget what has expired."""
@@ -194,21 +209,19 @@ class RealArrivals(ArrivalGrid):
         for debt in self._owed.values():
             if debt.until != 0 and debt.until <= now:
                 debt.until = 0
-                self._note_silence([debt.node])
+                self._note_silence([debt.node], debt.wait)
         now = time.time()
         self._owed = {i: debt for i, debt in self._owed.items() if debt.expires > now}
 
-    def _note_silence(self, nodes: Iterable[int]) -> None:
+    def _note_silence(self, nodes: Iterable[int], wait: float) -> None:
+        often: dict[int, list[str]] = {}
         for node in nodes:
             times = self._silent[node].times + 1 if node in self._silent else 1
-            self._silent[node] = _Silence(times, time.monotonic())
-            log(
-                WARNING,
-                "client %s has not answered within %g s, %d times in a row",
-                self.name_of(node),
-                self._wait,
-                times,
-            )
+            self._silent[node] = _Silence(times, time.monotonic(), wait)
+            often.setdefault(times, []).append(self.name_of(node))
+        for times, names in sorted(often.items()):
+            text = "client %s has not answered within %g s, %d times in a row"
+            log(WARNING, text, several(sorted(names)), wait, times)
 
     def first_replies(
         self, messages: list[Message], wanted: int | None, timeout: float | None
@@ -223,12 +236,12 @@ class RealArrivals(ArrivalGrid):
         # What must be in a reply to training need not be in one to anything else.
         everybody = wanted is None
         wanted = len(messages) if wanted is None else min(wanted, len(messages))
-        self._wait = self.longest if timeout is None else min(timeout, self.longest)
+        wait = self.longest if timeout is None else min(timeout, self.longest)
         current = self._push(messages) if messages else {}
         wanted = min(wanted, len(current))
         replies: list[Message] = []
         valid = 0
-        patience = _Patience(self._wait)
+        patience = _Patience(wait)
         while current and valid < wanted:
             # In one pull, what was created first is taken to have arrived first.
             arrived = sorted(
@@ -258,12 +271,14 @@ class RealArrivals(ArrivalGrid):
         waited_for = valid < wanted
         if waited_for:
             log(WARNING, "the round closes with %d of %d replies", valid, wanted)
-            self._note_silence(m.metadata.dst_node_id for m in current.values())
-        busy_until = 0.0 if waited_for else time.monotonic() + self._wait
+            missing = [m.metadata.dst_node_id for m in current.values()]
+            self._note_silence(missing, wait)
+        busy_until = 0.0 if waited_for else time.monotonic() + wait
         for message_id, message in current.items():
             about = message.metadata
             expires = about.created_at + about.ttl
-            self._owed[message_id] = _Debt(about.dst_node_id, expires, busy_until)
+            debt = _Debt(about.dst_node_id, expires, busy_until, wait)
+            self._owed[message_id] = debt
         return replies
 
     def _without_silent(self, messages: list[Message]) -> list[Message]:
@@ -286,7 +301,7 @@ class RealArrivals(ArrivalGrid):
         chosen = {m.metadata.dst_node_id for m in kept}
         nodes = {m.metadata.dst_node_id for m in left} - chosen
         if nodes:
-            names = ", ".join(sorted(map(self.name_of, nodes)))
+            names = several(sorted(map(self.name_of, nodes)))
             log(INFO, "not asked, as answers are still to come: %s", names)
         return kept
 
@@ -317,7 +332,7 @@ class _Patience:
         waited = time.monotonic() - self._began
         if waited >= self._next_word:
             self._next_word *= 2
-            log(INFO, "for %.0f s waiting for %s", waited, ", ".join(sorted(missing)))
+            log(INFO, "for %.0f s waiting for %s", waited, several(sorted(missing)))
         pause = min(max(PULL_INTERVAL, waited * LATENESS), LONGEST_INTERVAL)
         time.sleep(max(0.0, min(pause, self._timeout - waited)))
 
@@ -361,18 +376,28 @@ class SimulatedArrivals(ArrivalGrid):
     ) -> list[Message]:
         """Send training messages only to the fastest clients, and move the clock.
 
-        Other messages go to all and cost no time.
+        In the place of a reply that does not count comes the next one. Other messages
+        go to all and cost no time.
         """
-        if messages and messages[0].metadata.message_type == MessageType.TRAIN:
-            times = self.speeds.times(_round_of(messages[0]))
+        if not messages or messages[0].metadata.message_type != MessageType.TRAIN:
+            return list(self.grid.send_and_receive(messages, timeout=timeout))
+        times = self.speeds.times(_round_of(messages[0]))
 
-            def arrival(message: Message) -> tuple[float, int]:
-                position = self.position_of(message.metadata.dst_node_id)
-                return float(times[position]), position
+        def arrival(message: Message) -> tuple[float, int]:
+            position = self.position_of(message.metadata.dst_node_id)
+            return float(times[position]), position
 
-            used = sorted(messages, key=arrival)[:wanted]
-            self.seconds += arrival(used[-1])[0] + self.communication_time
+        left, last = sorted(messages, key=arrival), 0.0
+        missing = len(left) if wanted is None else wanted
+        replies: list[Message] = []
+        while left and missing > 0:
+            asked, left = left[:missing], left[missing:]
+            last = arrival(asked[-1])[0]
             # Back in the order in which the strategy sent them.
-            chosen = {message.metadata.dst_node_id for message in used}
-            messages = [m for m in messages if m.metadata.dst_node_id in chosen]
-        return list(self.grid.send_and_receive(messages, timeout=timeout))
+            chosen = {message.metadata.dst_node_id for message in asked}
+            batch = [m for m in messages if m.metadata.dst_node_id in chosen]
+            came = list(self.grid.send_and_receive(batch, timeout=timeout))
+            replies += came
+            missing -= sum(not r.has_error() and self._is_valid(r) for r in came)
+        self.seconds += last + self.communication_time
+        return replies

@@ -36,6 +36,16 @@ class GridDecorator(Grid):
     def __init__(self, grid: Grid) -> None:
         self.grid = grid
 
+    @property
+    def in_process(self) -> bool:
+        """Whether clients are calls in this process, of which no other can come."""
+        return getattr(self.grid, "in_process", False)
+
+    def forgive(self) -> None:
+        """Ask nodes again that have been left alone for their silence."""
+        if forgive := getattr(self.grid, "forgive", None):
+            forgive()
+
     def set_run(self, run: Run) -> None:  # noqa: D102
         self.grid.set_run(run)
 

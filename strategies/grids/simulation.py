@@ -156,7 +156,7 @@ class InlineGrid(Grid):
 
 
 class RayGrid(InlineGrid):
-    """Flower's Grid over Ray workers; the same numbers as `InlineGrid`.
+    """Flower's Grid over Ray workers; the numbers of `InlineGrid`, to rounding.
 
     Nodes' contexts stay in this process and travel with the messages. Messages travel
     in chunks, in which what they share is serialised once. What a worker was doing when

@@ -29,8 +29,9 @@ class Averaging:
 
     # Whether anything is averaged, so that a rule for it can be chosen.
     averages: ClassVar[bool] = True
-    # Whether all that others get to know of a client is its part of a `mean`. Who
-    # writes another `aggregate` or `mean` says it again.
+    # Whether all that others get to know of a client is its part of a `mean`. A class
+    # with an `aggregate` or `mean` of its own has to say so again: noise is refused for
+    # it otherwise.
     only_means: ClassVar[bool] = True
 
     arrayrecord_key: str
@@ -74,10 +75,18 @@ class Averaging:
         """
         decoded = [partial(self.arrays, reply) for reply in replies]
         if self.privacy:
-            asked = sorted(map(self.exchange.name_of, self.exchange.asked))
-            return self.privacy.mean(asked, decoded, self.centre())
+            return self.privacy.mean(self.counted(replies), decoded, self.centre())
         centre = self.centre() if self.aggregation in CENTRED else {}
         return self.rule(self.weights(replies), decoded, centre)
+
+    def counted(self, replies: list[Message]) -> list[str]:
+        """Return the names of the clients whose mean change `mean` is.
+
+        A private mean is that of all who were asked: the others have changed nothing.
+        """
+        if self.privacy:
+            return sorted(map(self.exchange.name_of, self.exchange.asked))
+        return self.exchange.names(replies)
 
     def centre(self) -> Arrays:
         """Return that from which the replies differ by the clients' changes.

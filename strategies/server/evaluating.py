@@ -12,6 +12,7 @@ from strategies.hooks import RunHooks
 from strategies.server.averaging import Averaging
 from strategies.server.exchange import mean_metrics, weighted_means
 from strategies.server.replies import check_evaluation, single_metrics
+from strategies.server.said import several
 from task.messages import NUM_TEST_EXAMPLES
 
 
@@ -22,7 +23,7 @@ class Evaluating(Averaging, RunHooks):
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
         """Send the shared arrays to all clients, sampled or not."""
-        nodes = self.identify(grid)
+        nodes = self.present(grid)
         kind = MessageType.EVALUATE
         return self.open_exchange(nodes, arrays, config, server_round, kind)
 
@@ -47,7 +48,7 @@ class Evaluating(Averaging, RunHooks):
         valid = exchange.close(replies, check_evaluation)
         self.standing.note_unused(exchange.unused)
         if exchange.silent:
-            names = ", ".join(exchange.silent)
+            names = several(exchange.silent)
             log(WARNING, "not evaluated, no reply of clients %s", names)
         tested = [
             (name, reply, metrics)

@@ -2,10 +2,11 @@
 
 from collections.abc import Callable, Iterable, Mapping
 from logging import INFO, WARNING
+from typing import NamedTuple
 from weakref import WeakKeyDictionary
 
 import numpy as np
-from flwr.app import ArrayRecord, Message
+from flwr.app import Array, ArrayRecord, Message
 from flwr.common import log
 
 from strategies.server.replies import (
@@ -17,6 +18,13 @@ from strategies.server.replies import (
 )
 from strategies.server.said import InvalidReplyError, one_line
 from task.messages import EXAMPLE_EPSILON, NUM_EXAMPLES, SERVER_ROUND
+
+
+class _Decoded(NamedTuple):
+    """The arrays of a record as NumPy's, and the record's own of which they are."""
+
+    held: tuple[Array, ...]
+    arrays: Arrays
 
 
 class Exchange:
@@ -54,8 +62,8 @@ class Exchange:
         self.silent: list[str] = []
         self.unused: dict[str, str] = {}
         self.bytes_down = self.bytes_up = 0
-        # Views of what the replies themselves hold.
-        self._arrays: WeakKeyDictionary[Message, dict[str, Arrays]]
+        # Views of what the replies themselves hold, and whose they are.
+        self._arrays: WeakKeyDictionary[Message, dict[str, _Decoded]]
         self._arrays = WeakKeyDictionary()
 
     def expect(self, key: str, like: ArrayRecord) -> None:
@@ -81,11 +89,18 @@ class Exchange:
             )
 
     def arrays(self, reply: Message, key: str) -> Arrays:
-        """Return a reply's arrays under a key, checked once, in the expected order."""
+        """Return a reply's arrays under a key, in the expected order.
+
+        They are checked once, and again where others have taken their place: wrappers
+        such as Flower's of differential privacy clip what a reply holds.
+        """
         known = self._arrays.setdefault(reply, {})
-        if key not in known:
-            known[key] = check_arrays(reply, key, self.expected[key])
-        return dict(known[key])
+        record = reply.content.get(key)
+        held = tuple(record.values()) if isinstance(record, ArrayRecord) else ()
+        if key not in known or known[key].held != held:
+            arrays = check_arrays(reply, key, self.expected[key])
+            known[key] = _Decoded(held, arrays)
+        return dict(known[key].arrays)
 
     def close(
         self, replies: Iterable[Message], check: Callable[[Message], object]

@@ -47,8 +47,8 @@ class MeanOfAll(BaseStrategy):
         changes = self.mean(replies)
         if changes is None:
             return None
-        names = self.exchange.names(replies)
-        share = len(names) / len({*self.standing.acknowledged, *names})
+        trained = {*self.standing.acknowledged, *self.exchange.names(replies)}
+        share = len(self.counted(replies)) / len(trained)
         new = {}
         for name, change in changes.items():
             old = self._sent[name].numpy()

@@ -90,7 +90,7 @@ def let_join(
         replies = grid.send_and_receive(asked, timeout=timeout)
         valid = strategy.exchange.close(replies, check_evaluation)
         for name, reply in zip(strategy.exchange.names(valid), valid, strict=True):
-            metrics = check_evaluation(reply)
+            metrics = dict(check_evaluation(reply))
             if FITTED not in metrics:
                 continue
             # Those that it was tested on are known.

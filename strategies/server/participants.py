@@ -198,6 +198,23 @@ class Participants:
             time.sleep(POLL_INTERVAL)
         return nodes
 
+    def wait_for_others(self, grid: Grid) -> None:
+        """Wait for other nodes than those that are here, of which none takes part.
+
+        Who was silent before is asked again, as there is nobody else; a node that was
+        refused may be another one by the time that this returns.
+        """
+        names = several([self.name_of(node) for node in sorted(self.here)])
+        text = "waiting for clients: of the nodes that are here none takes part: %s"
+        log(INFO, text, names)
+        if forgive := getattr(grid, "forgive", None):
+            forgive()
+        until = time.monotonic() + WAITING_INTERVAL
+        while self.here == frozenset(grid.get_node_ids()):
+            if time.monotonic() >= until:
+                break
+            time.sleep(POLL_INTERVAL)
+
     def _ask(self, nodes: list[int], grid: Grid, run_token: str) -> None:
         about = {CONFIG: ConfigRecord({RUN: run_token})} if run_token else {}
         messages = [Message(RecordDict({**about}), n, MessageType.QUERY) for n in nodes]

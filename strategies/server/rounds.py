@@ -16,6 +16,7 @@ from strategies.grids.arrivals import SimulatedArrivals
 from strategies.hooks import RunHooks
 from strategies.server.checkpoint import Checkpoint
 from strategies.server.report import Report
+from strategies.server.said import several
 from strategies.server.watch import Watch
 from task.messages import NUM_EXAMPLES
 from task.settings import Checked, Free, Place, Range, SettingsError
@@ -192,7 +193,7 @@ class Rounds:
         self.watch = Watch(strategy, report.directory, settings.num_server_rounds)
         self._began = time.monotonic() - seconds_before
         self._grid: Grid | None = None
-        # That of the last round, where none was due.
+        # The checkpoint of the last round, where none was due: for a run that is ended.
         self._unwritten: Checkpoint | None = None
         # Rounds in a row without a valid reply.
         self._empty = 0
@@ -269,7 +270,7 @@ class Rounds:
         if exchange.rejections:
             row["rejected-clients"] = [label(name) for name, _ in exchange.rejections]
         if exchange.silent and self.strategy.waits_for_all:
-            log(WARNING, "no reply of clients %s", ", ".join(exchange.silent))
+            log(WARNING, "no reply of clients %s", several(exchange.silent))
             row["unanswered-clients"] = [label(name) for name in exchange.silent]
         if silent := getattr(self._grid, "silent", []):
             row["silent-clients"] = [label(name) for name in silent]

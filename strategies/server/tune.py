@@ -106,7 +106,10 @@ def tune(
         If a setting is bad, or no point of an algorithm could be run.
     """
     if "evaluate-on" in given:
-        raise SettingsError("evaluate-on is set; tune decides on what it evaluates")
+        raise SettingsError(
+            f"evaluate-on is {given['evaluate-on']!r}; it must not be set with tune, "
+            "which evaluates on validation data and in the end on test data"
+        )
     fraction = given.get("validation-fraction") or VALIDATION_FRACTION
     held_out = {"validation-fraction": fraction, "evaluate-on": "validation"}
     prepared: list[tuple[str, Point, Path, Prepared]] = []

@@ -4,6 +4,7 @@ import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache, partial
+from itertools import pairwise
 from typing import Annotated, ClassVar
 
 import numpy as np
@@ -179,10 +180,7 @@ class ImageTask(BaseTask):
                 f"num-clients is {num_clients}; the data is split over {len(natural)} "
                 f"clients, {natural[0]} to {natural[-1]}"
             )
-        parts = [
-            [np.flatnonzero(part.owners == i) for i in range(num_clients)]
-            for part in (train, test)
-        ]
+        parts = [_by_owner(part.owners, num_clients) for part in (train, test)]
         for name, own in zip(natural, parts[0], strict=False):
             if len(own) == 0:
                 raise SettingsError(f"client {name!r} has no training images")
@@ -257,6 +255,13 @@ def as_tensor(pixels: npt.NDArray[np.uint8]) -> torch.Tensor:
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "The given NumPy array is not writable")
         return torch.from_numpy(pixels)
+
+
+def _by_owner(owners: npt.NDArray[np.int64], count: int) -> Indices:
+    """Return the indices of the first owners' images, each's ascending."""
+    order = np.argsort(owners, kind="stable")
+    bounds = np.searchsorted(owners[order], np.arange(count + 1))
+    return [order[start:end] for start, end in pairwise(bounds)]
 
 
 def _coloured(images: npt.NDArray[np.uint8]) -> bool:

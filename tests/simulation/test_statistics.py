@@ -225,7 +225,7 @@ BAD = [
     (("tune", "fedavg", "--grid", "momentum=0,2"), "momentum is 2.0; it must be in"),
     (
         ("tune", "fedavg", "--grid", "momentum=0", *config("evaluate-on='test'")),
-        "evaluate-on is set; tune decides",
+        "evaluate-on is 'test'; it must not be set with tune",
     ),
     (config("validation-fraction=1.0"), "validation-fraction is 1.0; it must be in"),
     (

@@ -62,6 +62,21 @@ def test_every_round_is_that_of_the_paper(more, srpfl):
     assert max(np.abs(alone[i] - expected[-1][i]).max() for i in alone) > 1e-2
 
 
+def test_with_noise_who_does_not_answer_changes_the_mean_no_more_than_it_is():
+    # Noise of 0.001 x 4 over the sum of 3 changes, which are shorter than the clip.
+    noise = {"server_dp_noise": 0.001, "server_dp_clip": 4.0, "server_dp_delta": 1e-5}
+    first = run("fed-mtl", 2)
+    gone = {(i, 2) for i in first.trained[1][:2]}
+    found = run("fed-mtl", 3, spoilt=gone, **noise)
+    assert [len(clients) for clients in found.trained] == [3, 1, 3]
+    for arrays, kept in zip(found.arrays, found.kept, strict=True):
+        own = [matrix(state, "model.") for state in kept if state]
+        assert_near(matrix(arrays), np.mean(own, axis=0), 0.02)
+    moved = matrix(found.arrays[1]) - matrix(found.arrays[0])
+    # Far more than what is let pass.
+    assert np.abs(moved).max() > 0.05
+
+
 def test_a_step_lowers_the_objective_as_its_gradient_says():
     # ∂/∂w_i λ tr(W Ω Wᵀ) by differences of W Ω Wᵀ itself, with the matrix square.
     m, d = 5, 3

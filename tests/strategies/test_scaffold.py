@@ -128,6 +128,22 @@ def test_c_stays_the_mean_of_all_c_i(weighting, late):
     assert found.trained[-1]
 
 
+def test_with_noise_c_stays_the_mean_of_all_c_i_whoever_answers():
+    noise = {"server_dp_noise": 0.001, "server_dp_clip": 4.0, "server_dp_delta": 1e-5}
+    gone = {(i, 2) for i in run("scaffold", 2).trained[1][:2]}
+    found = run("scaffold", 3, spoilt=gone, **noise)
+    assert [len(clients) for clients in found.trained] == [3, 1, 3]
+    sums = [
+        sum(matrix(state, "own-control.") for state in kept if state)
+        for kept in found.kept
+    ]
+    c = [matrix(arrays, "control.") for arrays in found.arrays]
+    # The noise of a round has the standard deviation 0.001 x 4 / 6.
+    moved = (sums[1] - sums[0]) / N
+    assert_near(c[1] - c[0], moved, 0.004)
+    assert np.abs(moved).max() > 0.01
+
+
 @pytest.mark.parametrize("weighting", ["uniform", "examples"])
 def test_it_ends_where_fedavg_does_not_at_the_best_model(weighting):
     # Many local steps pull FedAvg to a mean of the clients' own best models.

@@ -11,7 +11,7 @@ from clients.algorithms import client_class
 from clients.client_app import make_app
 from strategies import SRPFL, BaseStrategy, LGFedAvg, build_strategy
 from strategies.algorithms import settings_owners
-from strategies.grids.arrivals import SimulatedArrivals
+from strategies.grids.arrivals import RealArrivals, SimulatedArrivals
 from strategies.grids.simulation import InlineGrid
 from strategies.grids.speeds import SpeedModel
 from strategies.server.rounds import run_rounds
@@ -276,7 +276,8 @@ def test_a_base_that_is_none(base: str, line: str) -> None:
     assert "\n" not in str(caught.value)
 
 
-def test_inside_differential_privacy() -> None:
+@pytest.mark.parametrize("real", [False, True])
+def test_inside_differential_privacy(real: bool) -> None:
     settings = settings_of("fedavg")
     base = build_strategy(settings)
     private = DifferentialPrivacyServerSideFixedClipping(
@@ -286,6 +287,9 @@ def test_inside_differential_privacy() -> None:
         num_sampled_clients=5,
     )
     inner, grid = simulated(settings, base)
+    if real:
+        # Replies are looked at before they are clipped.
+        grid = RealArrivals(inner)
     start = base.initialize(inner)
     counts = []
     end = run_rounds(
@@ -300,6 +304,18 @@ def test_inside_differential_privacy() -> None:
     moved = sum(np.sum((end[n].numpy() - start[n].numpy()) ** 2) for n in start) ** 0.5
     # Two rounds, each clipped to a norm of 1e-3.
     assert 0 < moved <= 2.01e-3
+
+
+def test_a_grid_that_closes_no_round_early_is_named_once(caplog) -> None:
+    settings = settings_of("fedavg")
+    strategy = SRPFL(build_strategy(settings), initial_nodes=5, rounds_per_stage=1)
+    inner, _ = simulated(settings, strategy)
+    start = strategy.initialize(inner)
+    for server_round in (1, 2):
+        messages = strategy.configure_train(server_round, start, ConfigRecord(), inner)
+        assert len(messages) == 20
+    said = "SRPFL waits for all clients: this grid closes no round early"
+    assert caplog.messages.count(said) == 1
 
 
 def test_over_flowers_own_fedavg() -> None:

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from flwr.app import ConfigRecord, Context, Message, MessageType
+from flwr.app import ConfigRecord, Context, Message, MessageType, RecordDict
 from function_clients import (
     START,
     Client,
@@ -17,7 +17,9 @@ from malformed import crash
 from strategies import FedAvg
 from strategies.base import BaseStrategy
 from strategies.grids.simulation import InlineGrid
+from strategies.server import participants
 from strategies.server.replies import to_record
+from strategies.server.rounds import run_rounds
 from task.settings import SettingsError
 
 
@@ -115,6 +117,63 @@ def test_a_node_that_does_not_answer_is_asked_again():
     assert strategy.identify(grid) == [1, 3]
     silent.clear()
     assert strategy.identify(grid) == [1, 2, 3]
+
+
+class Coming(InlineGrid):
+    """Devices, not calls in one process: at each look those of the next set are here.
+
+    The last set stays. Node 3 is refused, and so is every one that is not there before
+    the run begins.
+    """
+
+    in_process = False
+
+    def __init__(self, app: Client, looks: list[set[int]]) -> None:
+        super().__init__(app, 4)
+        self.looks, self.forgiven = looks, 0
+
+    def get_node_ids(self) -> list[int]:
+        return sorted(self.looks.pop(0) if len(self.looks) > 1 else self.looks[0])
+
+    def forgive(self) -> None:
+        self.forgiven += 1
+
+
+def refusing(message: Message, context: Context) -> Message:
+    if message.metadata.message_type == MessageType.QUERY and context.node_id == 3:
+        content = {"properties": ConfigRecord({"client": "c", "refusal": "no data"})}
+        return Message(RecordDict(content), reply_to=message)
+    return honest(message, context)
+
+
+def test_those_who_take_no_part_use_up_no_rounds(monkeypatch, caplog):
+    monkeypatch.setattr(participants, "POLL_INTERVAL", 0.0)
+    monkeypatch.setattr(participants, "WAITING_INTERVAL", 0.0)
+    here, refused_alone = {1, 2, 3}, [{3}] * 9
+    grid = Coming(refusing, [here, here, here, *refused_alone, {2, 3}])
+    strategy, rows = averaging(), []
+    caplog.set_level("INFO")
+    run_rounds(
+        strategy,
+        grid,
+        strategy.initialize(grid),
+        range(1, 6),
+        evaluated=lambda server_round: False,
+        after_round=lambda server_round, arrays, metrics: rows.append(metrics),
+    )
+    assert [row["clients"] for row in rows] == [2, 2, 1, 1, 1]
+    assert "of the nodes that are here none takes part: 3" in caplog.text
+    # Who was only silent is asked again.
+    assert grid.forgiven > 0
+
+
+def test_in_one_process_nobody_is_waited_for():
+    strategy, grid = averaging(), grid_of(4, refusing)
+    train_once(strategy, grid)
+    grid.get_node_ids = lambda: [3]
+    assert (
+        list(strategy.configure_train(2, to_record(START), ConfigRecord(), grid)) == []
+    )
 
 
 def test_nodes_are_ordered_by_name():

@@ -4,7 +4,7 @@ import json
 
 import numpy as np
 import pytest
-from gossip_network import GOSSIP, N, Network, name_of, round_of
+from gossip_network import GOSSIP, RING, N, Network, name_of, round_of
 
 import simulation
 from strategies import build_strategy
@@ -88,3 +88,22 @@ def test_the_backlog_is_part_of_the_state():
     assert other.boxes.lost == network.strategy.boxes.lost == {name_of(2)}
     assert other.boxes.names == network.strategy.boxes.names
     np.testing.assert_array_equal(other.boxes.weights, network.strategy.boxes.weights)
+
+
+def test_a_run_keeps_its_graph_whatever_the_file_says_by_now(tmp_path, caplog):
+    file = tmp_path / "edges.txt"
+    file.write_text("0 1\n1 2\n2 3\n3 4\n4 0\n")
+    network = Network("choco-sgd", graph=str(file))
+    network.go(1)
+    arrays, values = network.strategy.state_dict()
+    kept = json.loads(json.dumps(values))
+    same = build_strategy(network.settings)
+    same.load_state_dict(arrays, kept)
+    assert "another one by now" not in caplog.text
+    file.write_text("0 1\n0 2\n0 3\n0 4\n")
+    other = build_strategy(network.settings)
+    other.load_state_dict(arrays, kept)
+    assert "another one by now; the run keeps its own" in caplog.text
+    for strategy in (same, other):
+        np.testing.assert_allclose(strategy.boxes.weights, RING)
+        assert strategy.boxes.neighbours == network.strategy.boxes.neighbours

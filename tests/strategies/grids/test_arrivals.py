@@ -2,10 +2,10 @@ import time
 
 import numpy as np
 import pytest
-from flwr.app import Error, Message, RecordDict
+from flwr.app import ConfigRecord, Error, Message, RecordDict
 
 from strategies.grids import arrivals
-from strategies.grids.arrivals import RealArrivals
+from strategies.grids.arrivals import RealArrivals, SimulatedArrivals
 from strategies.grids.speeds import SpeedModel, speed_model
 from task.settings import SettingsError, resolve
 
@@ -217,3 +217,67 @@ def test_times_from_a_file(tmp_path) -> None:
 def test_unknown_model_is_refused() -> None:
     with pytest.raises(SettingsError, match="did you mean 'fixed'"):
         SpeedModel("fixd", 3)
+
+
+@pytest.mark.parametrize(
+    ("spoilt", "wanted", "asked", "seconds"),
+    [
+        # Times 5, 1, 4, 2, 3 of nodes 1 to 5, and 10 for the communication; those that
+        # are asked together are asked in the given order.
+        ({}, 2, [2, 4], 12),
+        ({2}, 2, [2, 4, 5], 13),
+        ({2, 5}, 2, [2, 4, 5, 3], 14),
+        ({1, 2, 3, 4, 5}, 2, [2, 4, 3, 5, 1], 15),
+        ({2}, None, [1, 2, 3, 4, 5], 15),
+    ],
+)
+def test_in_the_place_of_what_does_not_count_comes_the_next(
+    spoilt, wanted, asked, seconds
+) -> None:
+    times, sent = [5.0, 1.0, 4.0, 2.0, 3.0], []
+
+    class Inner:
+        def send_and_receive(self, messages, *, timeout):
+            sent.extend(m.metadata.dst_node_id for m in messages)
+            return [Message(RecordDict(), reply_to=m) for m in messages]
+
+    class Speeds:
+        def times(self, server_round):
+            return np.array(times)
+
+    grid = SimulatedArrivals(Inner(), Speeds(), 10.0, lambda node: node - 1)
+    if wanted is not None:
+        grid.wait_for(wanted, lambda reply: reply.metadata.src_node_id not in spoilt)
+    config = {"config": ConfigRecord({"server-round": 1})}
+    messages = [Message(RecordDict(config), node, "train") for node in range(1, 6)]
+    for i, message in enumerate(messages):
+        message.metadata.__dict__["_message_id"] = str(i)
+    replies = grid.send_and_receive(messages)
+    assert sent == asked
+    assert [reply.metadata.src_node_id for reply in replies] == asked
+    assert grid.seconds == seconds
+
+
+def test_a_pause_is_a_multiple_of_the_wait_that_was_in_vain(monkeypatch) -> None:
+    script, now = Script({1: 1, 2: float("inf")}), [0.0]
+    grid = RealArrivals(script)
+    assert send(grid, None, timeout=0.05) == [1]
+    assert send(grid, None, timeout=0.05) == [1]
+    since = time.monotonic()
+    monkeypatch.setattr(arrivals.time, "monotonic", lambda: since + now[0])
+    # Twice in a row: for another wait of 0.05 s it is not asked to train.
+    assert list(grid.get_node_ids()) == [1]
+    # A longer wait for others makes its pause no longer.
+    assert send(grid, 1, timeout=600.0) == [1]
+    now[0] = 0.06
+    assert list(grid.get_node_ids()) == [1, 2]
+
+
+def test_who_was_silent_is_forgiven() -> None:
+    grid = RealArrivals(Script({1: 1, 2: float("inf")}))
+    for _ in range(2):
+        assert send(grid, None, timeout=0.05) == [1]
+    assert list(grid.get_node_ids()) == [1]
+    grid.forgive()
+    assert list(grid.get_node_ids()) == [1, 2]
+    assert grid.silent == ["2"]

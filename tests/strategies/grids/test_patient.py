@@ -9,13 +9,15 @@ import numpy as np
 import pytest
 from flwr.app import Array, ArrayRecord, Error, Message, RecordDict
 from flwr.common.constant import SUPERLINK_NODE_ID
+from flwr.serverapp.strategy import Result, Strategy
 from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects
 from flwr.supercore.inflatable.inflatable_utils import inflate_object_from_contents
 
+from strategies import build_strategy
 from strategies.grids import arrivals, patient
 from strategies.grids.arrivals import PULL_INTERVAL, RealArrivals
 from strategies.grids.patient import PatientGrid
-from task.settings import SettingsError
+from task.settings import SettingsError, resolve
 
 
 class Clock:
@@ -307,3 +309,20 @@ def test_messages_whose_time_is_over_are_forgotten(clock):
     clock.now += 40
     (third,) = grid.push_messages([Message(RecordDict(), 2, "query", ttl=600.0)])
     assert set(grid._open) == {second, third}
+
+
+@pytest.mark.parametrize("name", ["fedavg", "srpfl", "flute", "choco-sgd"])
+def test_every_strategy_starts_on_a_patient_grid(name, monkeypatch):
+    grids = []
+
+    def start(self, grid, *args, **kwargs):
+        grids.append(grid)
+        return Result()
+
+    monkeypatch.setattr(Strategy, "start", start)
+    strategy = build_strategy(resolve({"algorithm": name, "num-server-rounds": 9}))
+    strategy.start(Link({}), ArrayRecord(), timeout=7.0)
+    (grid,) = grids
+    assert isinstance(grid, RealArrivals)
+    assert grid.longest == 7
+    assert isinstance(grid.grid, PatientGrid)
