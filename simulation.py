@@ -75,7 +75,8 @@ def simulate(algorithm: str | type, backend: str = "ray", **settings: Setting) -
     Parameters
     ----------
     algorithm : str or type
-        Its name, the import path of its strategy, or the strategy.
+        Its name, the import path of its strategy, or the strategy; on ``ray`` one of a
+        module that workers can import, and not of the script or notebook itself.
     backend : {"ray", "inline"}, default "ray"
         ``ray`` uses all cores, ``inline`` this process alone; the numbers are the same
         to rounding, and to the last bit with ``cohort="off"``.
@@ -101,6 +102,9 @@ def simulate(algorithm: str | type, backend: str = "ray", **settings: Setting) -
     known = isinstance(algorithm, str | type)
     require(known, "algorithm", algorithm, "a name, an import path or a strategy")
     if isinstance(algorithm, type):
+        allowed = "of a module that workers can import, or with backend='inline'"
+        valid = algorithm.__module__ != "__main__" or backend == "inline"
+        require(valid, "algorithm", algorithm, allowed)
         algorithm = f"{algorithm.__module__}:{algorithm.__qualname__}"
     named = {name.replace("_", "-"): value for name, value in settings.items()}
     given = {FLAGS.get(name, name): value for name, value in named.items()}
@@ -410,6 +414,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     int
         0, or 2 for bad input, after one line that says what is wrong.
     """
+    # Tasks and algorithms of one's own are found here, as by `python -m`; behind what
+    # is installed, so that a folder called `task` takes nobody's place.
+    sys.path.append(os.getcwd())
     try:
         namespace, given = parse(arguments, __doc__)
         if namespace.list:

@@ -53,6 +53,11 @@ def of_papers(
     ]
 
 
+def of_cell(table: str, rows: Sequence[str]) -> Callable[[Data], list[float]]:
+    """Return the means in % over seeds, of some rows of one of the papers' cells."""
+    return lambda data: [v for row in rows for v in of_papers(row, table=table)(data)]
+
+
 def time_and_gap(fast: str) -> Callable[[Data], list[float]]:
     """Return the shares of the base's time, and the points of difference in the end."""
 
@@ -191,6 +196,8 @@ def _srpfl(label: str, page: str, *pairs: str, column: int = 1) -> list[Figure]:
 
 
 DRAWN = "drawn in each round, 20 %"
+FIVE = ("fedrep", "fedavg-ft", "fedper", "flute", "flute-star")
+THOUSAND = ("fedrep", "fedavg-ft", "fedper", "lg-fedavg", "fed-mtl")
 ALL_PAIRS = ("srpfl", "lg-srpfl", "flanp", "flanp-ft")
 FIGURES = [
     *(
@@ -218,24 +225,10 @@ FIGURES = [
                     *of_papers("fedavg-ft")(data),
                 ],
             ),
-            (
-                "2 shards: `fedrep`",
-                "papers_tables",
-                lambda data: [
-                    value
-                    for row in ("fedrep", "fedavg-ft", "fedper", "flute", "flute-star")
-                    for value in of_papers(row, table="100x2")(data)
-                ],
-            ),
-            (
-                "50 clients: `fedrep`",
-                "papers_tables",
-                lambda data: [
-                    value
-                    for row in ("fedrep", "fedavg-ft", "fedper", "flute", "flute-star")
-                    for value in of_papers(row, table="50x5")(data)
-                ],
-            ),
+            ("2 shards: `fedrep`", "papers_tables", of_cell("100x2", FIVE)),
+            ("50 clients: `fedrep`", "papers_tables", of_cell("50x5", FIVE)),
+            ("50 clients, 2 shards", "papers_tables", of_cell("50x2", FIVE)),
+            ("1,000 clients", "papers_tables", of_cell("1000x2", THOUSAND)),
             ("`srpfl` less `fedrep`", "srpfl_time-fixed-1-plain", at_same_time),
             (
                 "linear SRPFL",

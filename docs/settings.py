@@ -34,7 +34,8 @@ HEAD = """# Settings
 Every setting with its default, what is allowed, and what it means. `--run-config
 'NAME=VALUE …'`, a TOML file in its place, `flwr run . --run-config` and keyword
 arguments of `simulate` set the same ones. A setting belongs to what reads it: one that
-nothing in a run reads is named in a warning.
+nothing in a run reads is named in a warning. It stands here once, under the first that
+reads it; others may read it as well, as `flute-star` does `head-epochs`.
 
 This page is made by `python -m docs.settings` from the declarations in the code.
 
@@ -60,7 +61,8 @@ def page() -> str:
     for algorithm in ALGORITHMS:
         names = {**defaults(), "algorithm": algorithm}
         for maker in makers_of(names):
-            sections.append(section(f"`{algorithm}`", maker, seen))
+            title = f"`{algorithm}`: `{maker.__name__}`"
+            sections.append(section(title, maker, seen))
     for task, maker in TASKS.items():
         sections.append(section(f"Task `{task}`", maker, seen))
     return HEAD + "\n".join(text for text in sections if text)

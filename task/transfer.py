@@ -183,8 +183,10 @@ class TransferData(Checked):
         Dimension q of the sources' span.
     num_sources : int, default 10
         The first so many clients are sources, the others targets.
-    source_samples, target_samples : int, defaults 100 and 8
-        Training samples of a source (n_S) and of a target (n_T, both phases).
+    source_samples : int, default 100
+        Training samples of a source, n_S.
+    target_samples : int, default 8
+        Training samples of a target, n_T, of both phases.
     ratio_db : float, default 20
         In-out mixture ratio in dB.
     tau : float, default 1

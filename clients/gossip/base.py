@@ -53,7 +53,8 @@ class GossipSettings(SGD):
     ----------
     learning_rate_schedule : str, default "constant"
         ``constant``, ``inverse:A`` or ``steps:WARMUP:T1,T2,...:FACTOR``, in iterations:
-        see `clients.gossip.schedules.learning_rate`.
+        base / (t + A), or a rise over WARMUP iterations and a division by FACTOR at
+        each of T1, T2, ….
     """
 
     learning_rate_schedule: Annotated[

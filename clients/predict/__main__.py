@@ -1,8 +1,8 @@
 """Predict with the shared representation and a client's own head.
 
 ``python -m clients.predict FILES --checkpoint results/fedrep --client-name pi-3
---state-dir /var/lib/flwr-frl`` puts the two together. FILES are images, or have a row
-of a table or a text in each line, as the task reads them. ``--export
+--state-dir /var/lib/flwr-frl/state`` puts the two together. FILES are images, or have
+a row of a table or a text in each line, as the task reads them. ``--export
 model.safetensors`` writes the model to one file, with which ``--model
 model.safetensors`` needs nothing else (but the task's package, where it is somebody's
 own); ``--export model.pt2`` writes a program for ``torch.export.load``, and ``--export

@@ -280,8 +280,11 @@ def _own(
                 found.append((1, round_, path))
     if not found:
         if client not in acknowledged:
-            labels = (trained.labels.get(name, name) for name in acknowledged)
-            raise unknown("client", client, labels)
+            labels = [trained.labels.get(name, name) for name in acknowledged]
+            error = unknown("client", client, labels)
+            if directory is None:
+                raise error
+            raise SettingsError(f"{error}; nothing of it is in {str(directory)!r}")
         raise SettingsError(
             f"client {label!r} has nothing of this run in {str(directory)!r}; "
             "state-dir must be that of its SuperNode"

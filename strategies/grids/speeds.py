@@ -160,8 +160,10 @@ class SpeedSettings(Checked):
     Parameters
     ----------
     speed_model : str, default "none"
-        ``none``: replies come when they come. ``fixed``, ``dynamic``, ``groups``,
-        ``correlated`` or a file with a time for each client: see `SpeedModel`.
+        ``none``: replies come when they come. ``fixed``: T_i ~ Exp(1), drawn once.
+        ``dynamic``: λ_i ~ U[1/M, 1] drawn once, T_i ~ Exp(λ_i) in every round.
+        ``groups``: mean 0.1, stragglers 10. ``correlated``: as ``fixed``, but sorted,
+        for the partition ``class-groups``. Or a file with a time for each client.
     straggler_fraction : float, default 0.1
         Share of stragglers in ``groups``.
     redraw_speeds : bool, default False

@@ -1,6 +1,5 @@
 """Guides, followed as they stand: files written, commands run."""
 
-import os
 import re
 import subprocess
 import sys
@@ -29,7 +28,7 @@ def follow(name: str, home: Path, environment: dict[str, str]) -> None:
         result = subprocess.run(
             command,
             cwd=home,
-            env={**environment, "PYTHONPATH": os.pathsep.join([str(home), str(ROOT)])},
+            env=environment,
             capture_output=True,
             text=True,
             timeout=400,

@@ -27,8 +27,8 @@ def final(home: Path) -> dict[str, dict]:
 @pytest.mark.e2e
 def test_the_guide_to_tasks_has_its_blocks():
     kinds = [kind.split(":")[0] for kind, _ in blocks("your-task.md")]
-    assert kinds[:5] == ["file", "file", "run", "run", "file"]
-    assert kinds[5:] == ["python", "file", "run", "file", "run"]
+    assert kinds[:6] == ["file", "file", "run", "run", "file", "run"]
+    assert kinds[6:] == ["file", "python", "file", "run", "file", "run"]
 
 
 @pytest.mark.e2e
@@ -45,6 +45,14 @@ def test_the_table_s_model_predicts_from_a_row(own_tasks):
     place, value = line.split("\t")
     assert place == "now.csv:1"
     assert abs(float(value)) < 5
+
+
+@pytest.mark.e2e
+def test_an_own_model_learns_our_data(own_tasks):
+    home = own_tasks / "digits-results"
+    config = json.loads((home / "summary.json").read_text())["config"]
+    assert config["task"] == "mine.digits:OnDigits"
+    assert final(home)["fedrep"]["accuracy"] > 0.6
 
 
 @pytest.mark.e2e

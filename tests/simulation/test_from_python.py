@@ -1,5 +1,8 @@
 """``simulate`` from Python, and somebody else's package."""
 
+import subprocess
+import sys
+
 import pytest
 from command_line import (
     ROOT,
@@ -134,3 +137,28 @@ def test_a_guest_s_algorithm_and_task_stop_and_resume(tmp_path, guest):
 )
 def test_a_guest_s_settings_are_checked(surroundings, guest, capfd, text, line):
     assert_refused((*GUEST, *config(text)), line, surroundings, capfd)
+
+
+def test_a_strategy_of_the_script_itself_is_for_one_process(tmp_path, monkeypatch):
+    own = type("Own", (FedRep,), {"__module__": "__main__"})
+    line = (
+        "algorithm is .*__main__.Own.*; it must be of a module that workers can import"
+    )
+    with pytest.raises(SettingsError, match=line):
+        simulation.simulate(own, rounds=1)
+    monkeypatch.setattr(sys.modules["__main__"], "Own", own, raising=False)
+    found = simulation.simulate(
+        own, "inline", rounds=1, model="mlp-2", batch_size=50, output=str(tmp_path)
+    )
+    assert found.summary["rounds"] == 1
+
+
+def test_tasks_of_one_s_own_are_found_where_the_command_is_started(tmp_path):
+    (tmp_path / "of_mine.py").write_text("x = 1\n")
+    command = [sys.executable, str(ROOT / "simulation.py"), "--task", "of_mine:nothing"]
+    found = subprocess.run(
+        command, cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+    assert found.returncode == 2
+    # The module is there.
+    assert "module 'of_mine' has no 'nothing'" in found.stderr
