@@ -35,6 +35,11 @@ def require(condition: bool, name: str, value: object, allowed: str) -> None:
         raise SettingsError(f"{name} is {value!r}; it must be {allowed}")
 
 
+def reason_of(error: BaseException) -> str:
+    """Return the first line of what an exception says; its type where it says none."""
+    return (str(error).splitlines() or [type(error).__name__])[0]
+
+
 def need(package: str, extra: str, what: str) -> None:
     """Raise a one-line error unless a package of one of the extras can be imported.
 

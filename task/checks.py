@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from task.calls import EVALUATION_BATCH, are_classes
 from task.examples import ExampleSet
 from task.layers import IGNORED
-from task.settings import SettingsError
+from task.settings import SettingsError, reason_of
 
 if TYPE_CHECKING:
     from task.base import Task
@@ -97,7 +97,7 @@ def try_batch(task: "Task", batch: tuple[Tensor, Tensor]) -> Tensor:
             return function(*given.values())
         # An outsider's model or loss can raise anything.
         except Exception as error:
-            reason = (str(error).splitlines() or [type(error).__name__])[0]
+            reason = reason_of(error)
             forms = (
                 f"{name} of type {str(value.dtype).removeprefix('torch.')} and shape "
                 f"{tuple(value.shape)}"

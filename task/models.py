@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from task.settings import SettingsError, require, unknown
+from task.settings import SettingsError, reason_of, require, unknown
 from task.split_model import Part, SplitModel
 
 __all__ = ["MODELS", "Part", "SplitModel", "build_model"]
@@ -261,8 +261,7 @@ def _fitting(name: str, shape: tuple[int, ...]) -> Iterator[None]:
     # torchvision's models raise nearly anything.
     except Exception as error:
         raise SettingsError(
-            f"model {name!r} does not fit inputs of shape {shape}: "
-            f"{(str(error).splitlines() or [type(error).__name__])[0]}"
+            f"model {name!r} does not fit inputs of shape {shape}: {reason_of(error)}"
         ) from None
 
 

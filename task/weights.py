@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from task.models import SplitModel
-from task.settings import SettingsError, unknown
+from task.settings import SettingsError, reason_of, unknown
 
 SUFFIXES = (".pth", ".pt", ".safetensors")
 # Outputs beside the last, which help training from scratch and are left out here.
@@ -99,7 +99,7 @@ def _read(path: Path) -> dict[str, Tensor]:
             found = torch.load(path, map_location="cpu", weights_only=True)
     # A damaged file can raise nearly anything.
     except Exception as error:
-        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        reason = reason_of(error)
         raise SettingsError(f"weights {str(path)!r} cannot be read: {reason}") from None
     if not isinstance(found, Mapping) or not found:
         raise SettingsError(
@@ -130,7 +130,7 @@ def _from_torchvision(name: str, weights: str) -> dict[str, Tensor]:
         return dict(known[weights].get_state_dict(progress=False, check_hash=True))
     # No network, a full disk, a damaged download.
     except Exception as error:
-        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        reason = reason_of(error)
         raise SettingsError(
             f"weights {weights!r} of {name} cannot be downloaded ({reason}); a file "
             "can be given instead"

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from task.data.images import read_image
 from task.models import SplitModel, build_model
-from task.settings import SettingsError
+from task.settings import SettingsError, reason_of
 from task.tasks.image import ImageTask
 
 
@@ -145,7 +145,7 @@ class ModelCard:
                 images.append(read_image(path, mode, (width, height)))
             # A damaged file can raise nearly anything in a decoder.
             except Exception as error:
-                reason = (str(error).splitlines() or [type(error).__name__])[0]
+                reason = reason_of(error)
                 raise SettingsError(
                     f"image {str(path)!r} cannot be read: {reason}"
                 ) from None

@@ -15,7 +15,7 @@ from clients.predict.loading import FORMAT
 from task.examples import ExampleSet
 from task.files import write_atomically
 from task.models import SplitModel
-from task.settings import SettingsError, need, require
+from task.settings import SettingsError, need, reason_of, require
 
 
 def export(
@@ -131,7 +131,7 @@ def _refused(suffix: str, error: Exception) -> SettingsError:
     # What torch says first of a failed export is which way it took.
     while error.__cause__ is not None and isinstance(error.__cause__, Exception):
         error = error.__cause__
-    reason = (str(error).splitlines() or [type(error).__name__])[0]
+    reason = reason_of(error)
     return SettingsError(
         f"the model cannot be exported as {suffix}, but as .safetensors: {reason}"
     )

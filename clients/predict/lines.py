@@ -9,7 +9,7 @@ from torch import Tensor
 from clients.device.task_card import TaskCard
 from task.data.images import IMAGE_SUFFIXES
 from task.models import SplitModel
-from task.settings import SettingsError
+from task.settings import SettingsError, reason_of
 
 
 def predict(
@@ -58,7 +58,7 @@ def _answer(
             outputs: Tensor = model(card.task.read(text)[None])[0]
     # An outsider's reader or model can raise anything.
     except Exception as error:
-        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        reason = reason_of(error)
         raise SettingsError(f"{place} cannot be predicted from: {reason}") from None
     if not outputs.isfinite().all():
         raise SettingsError(

@@ -12,7 +12,7 @@ from functools import partial
 import numpy as np
 import numpy.typing as npt
 
-from strategies.server.replies import Arrays, NDArray, mean
+from strategies.server.replies import Arrays, NDArray, mean, rounded_to
 
 Floats = npt.NDArray[np.float64]
 # One client's arrays, decoded when they are asked for.
@@ -68,7 +68,7 @@ def by_coordinate(combine: Callable[[Floats], Floats]) -> Rule:
         found: Arrays = {}
         for name, like in decoded[0].items():
             stacked = np.stack([d[name] for d in decoded]).astype(np.float64)
-            found[name] = as_dtype(combine(stacked), like.dtype)
+            found[name] = rounded_to(like.dtype, combine(stacked))
         return found
 
     return rule
@@ -118,7 +118,7 @@ def clip(
     if step is None:
         return None
     likes = replies[0]()
-    return {n: as_dtype(np.add(centre[n], step[n]), likes[n].dtype) for n in step}
+    return {n: rounded_to(likes[n].dtype, np.add(centre[n], step[n])) for n in step}
 
 
 def multi_krum(
@@ -158,12 +158,6 @@ def assumed_liars(n: int, share: float) -> int:
 def norm(arrays: Mapping[str, NDArray]) -> float:
     """Return the Euclidean norm of all arrays together."""
     return float(np.sqrt(sum(np.square(a).sum() for a in arrays.values())))
-
-
-def as_dtype(values: Floats, dtype: np.dtype[np.generic]) -> NDArray:
-    """Return values as they were sent; integers are rounded."""
-    whole = np.issubdtype(dtype, np.integer)
-    return np.asarray(np.rint(values) if whole else values).astype(dtype)
 
 
 def capped(weights: Sequence[float], share: float) -> list[float]:

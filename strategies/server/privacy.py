@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 from flwr.common import log
 
-from strategies.server.aggregation import Reply, Sent, as_dtype, norm
-from strategies.server.replies import Arrays
+from strategies.server.aggregation import Reply, Sent, norm
+from strategies.server.replies import Arrays, rounded_to
 from task.files import write_atomically
 from task.settings import SettingsError, need, require, require_all_of_noise
 
@@ -91,10 +91,10 @@ class ClientPrivacy:
         deviation = self.noise * self.clip
         likes = replies[0]()
         return {
-            name: as_dtype(
+            name: rounded_to(
+                likes[name].dtype,
                 centre[name]
                 + (value + self.rng.normal(0, deviation, value.shape)) / len(asked),
-                likes[name].dtype,
             )
             for name, value in total.items()
         }

@@ -194,8 +194,7 @@ def mean(replies: Iterable[tuple[float, Mapping[str, NDArray]]]) -> Arrays | Non
     means: Arrays = {}
     for name, value in sums.items():
         value /= total
-        whole = np.issubdtype(dtypes[name], np.integer)
-        means[name] = (np.rint(value) if whole else value).astype(dtypes[name])
+        means[name] = rounded_to(dtypes[name], value)
     return means
 
 
@@ -204,7 +203,8 @@ def rounded_to(
 ) -> npt.NDArray[Any]:
     """Return float64 numbers in another dtype; counts are rounded."""
     whole = np.issubdtype(dtype, np.integer)
-    return (np.rint(values) if whole else values).astype(dtype)
+    # An array of no dimensions stays one.
+    return np.asarray(np.rint(values) if whole else values).astype(dtype)
 
 
 def is_finite(arrays: Mapping[str, NDArray]) -> bool:

@@ -16,7 +16,7 @@ import numpy.typing as npt
 from task.data.cache import PARTIAL, is_whole, pixel_file, remove_partial, seal, sync
 from task.data.folders import PARTS, ImageFolder
 from task.data.npz import find_arrays
-from task.settings import Checked, Place, Range, SettingsError, need, unknown
+from task.settings import Checked, Place, Range, SettingsError, need, reason_of, unknown
 
 Images = npt.NDArray[np.uint8]
 Integers = npt.NDArray[np.int64]
@@ -319,7 +319,7 @@ def _torchvision(
                 )
             # Damaged files raise nearly anything.
             except Exception as error:
-                reason = (str(error).splitlines() or [type(error).__name__])[0]
+                reason = reason_of(error)
                 raise SettingsError(
                     f"{name} is not in {str(root)!r} and could not be downloaded: "
                     f"{reason}"
