@@ -9,8 +9,9 @@ import time
 from abc import abstractmethod
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from itertools import islice
 from logging import INFO, WARNING
-from typing import cast
+from typing import Any, cast
 
 from flwr.app import Message, MessageType
 from flwr.common import log
@@ -24,6 +25,8 @@ from strategies.server.said import several
 # by which one is seen too late, and the most. A SuperNode looks for messages every 3 s,
 # so that less than the least would gain nothing; it cost the SuperLink half its work.
 PULL_INTERVAL, LATENESS, LONGEST_INTERVAL = 0.3, 0.05, 3.0
+# Of how many messages replies are looked for at a time: each is a request of its own.
+LOOKED_AT = 100
 # After so many seconds the log says who is waited for, and again after twice as many.
 FIRST_WORD = 60.0
 
@@ -196,7 +199,7 @@ class RealArrivals(ArrivalGrid):
         """Drop the late replies that have come, and forget what has expired."""
         if not self._owed:
             return
-        for reply in self.grid.pull_messages(list(self._owed)):
+        for reply in self._look(self._owed, LOOKED_AT):
             debt = self._owed.pop(reply.metadata.reply_to_message_id, None)
             if debt is None:
                 continue
@@ -212,6 +215,14 @@ class RealArrivals(ArrivalGrid):
                 self._note_silence([debt.node], debt.wait)
         now = time.time()
         self._owed = {i: debt for i, debt in self._owed.items() if debt.expires > now}
+
+    def _look(self, waiting: dict[str, Any], most: int) -> list[Message]:
+        """Return what has come to those messages that were looked at longest ago."""
+        ids = list(islice(waiting, most))
+        for message_id in ids:
+            # The last one now.
+            waiting[message_id] = waiting.pop(message_id)
+        return list(self.grid.pull_messages(ids))
 
     def _note_silence(self, nodes: Iterable[int], wait: float) -> None:
         often: dict[int, list[str]] = {}
@@ -243,9 +254,11 @@ class RealArrivals(ArrivalGrid):
         valid = 0
         patience = _Patience(wait)
         while current and valid < wanted:
-            # In one pull, what was created first is taken to have arrived first.
+            # Before the round closes all are looked at.
+            over = patience.is_over()
+            # At one look, what was created first is taken to have arrived first.
             arrived = sorted(
-                self.grid.pull_messages(list(current)),
+                self._look(current, len(current) if over else LOOKED_AT),
                 key=lambda r: (r.metadata.created_at, r.metadata.src_node_id),
             )
             for reply in arrived:
@@ -261,9 +274,11 @@ class RealArrivals(ArrivalGrid):
                     valid += counts
                 else:
                     self.dropped += 1
-            if patience.is_over():
+            if over:
                 break
-            if current and valid < wanted:
+            # Where some have answered of very many, others have as well by now.
+            on = arrived and len(current) > LOOKED_AT
+            if current and valid < wanted and not on:
                 self.drain()
                 patience.wait(
                     self.name_of(m.metadata.dst_node_id) for m in current.values()

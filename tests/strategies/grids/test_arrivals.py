@@ -281,3 +281,43 @@ def test_who_was_silent_is_forgiven() -> None:
     grid.forgive()
     assert list(grid.get_node_ids()) == [1, 2]
     assert grid.silent == ["2"]
+
+
+class Asked(Script):
+    """Notes of how many messages replies are looked for at a time."""
+
+    def __init__(self, delays: dict[int, float]) -> None:
+        super().__init__(delays)
+        self.looks: list[int] = []
+
+    def pull_messages(self, message_ids):
+        self.looks.append(len(message_ids))
+        return super().pull_messages([i for i in message_ids if i in self.pending])
+
+
+def test_of_very_many_only_some_are_looked_at_at_a_time(monkeypatch) -> None:
+    script, slept = Asked(dict.fromkeys(range(1, 251), 5.0)), []
+    monkeypatch.setattr(arrivals.time, "sleep", slept.append)
+    assert sorted(send(RealArrivals(script), None)) == list(range(1, 251))
+    assert max(script.looks) == 100
+    # Nothing has come at four looks; then there are a hundred at each, without a pause
+    # while there are more than that.
+    assert len(slept) <= 6
+
+
+def test_nobody_s_reply_is_missed_when_the_time_is_over() -> None:
+    script = Asked(dict.fromkeys(range(1, 251), 0.0) | {250: float("inf")})
+    assert sorted(send(RealArrivals(script), None, timeout=0.0)) == list(range(1, 250))
+    assert script.looks == [250]
+
+
+def test_late_replies_of_very_many_are_dropped_by_and_by() -> None:
+    script = Asked({1: 0.0} | dict.fromkeys(range(2, 251), 3.0))
+    grid = RealArrivals(script)
+    assert send(grid, 1) == [1]
+    script.looks.clear()
+    for _ in range(4):
+        grid.drain()
+    assert max(script.looks) == 100
+    assert grid.dropped == 249
+    assert script.pending == {}
