@@ -13,10 +13,10 @@ from flwr.common import NDArrays, Scalar
 from torch import Tensor
 
 from clients.device.account import PrivateTraining
-from clients.device.newcomer import Newcomer
+from clients.device.evaluation import evaluate_model
+from clients.device.joining import Joining
 from clients.device.slots import Slots, Tensors, to_numpy
 from clients.device.state import PersonalState
-from clients.device.testing import evaluate_model
 from task.base import Task
 from task.calls import TrainCall
 from task.cohort import scratch_model
@@ -63,7 +63,7 @@ class TrainingSettings(SGD):
     augment_head: Annotated[bool, Free()] = True
 
 
-class Client(Newcomer, NumPyClient):
+class Client(Joining, NumPyClient):
     """A device: trains the shared part on its own data and keeps its personal part.
 
     Subclasses say which slots are shared and which are personal (`Slotted`), and write

@@ -10,8 +10,8 @@ from flwr.common import NDArrays
 from torch import Tensor, nn
 
 from clients.base import Client, Config, Evaluation, Reply, TrainingSettings
+from clients.device.evaluation import class_mask
 from clients.device.slots import HEAD
-from clients.device.testing import class_mask
 from clients.fedrep import FedRepLinearClient, FedRepSettings
 from task.base import Matrix
 from task.models import SplitModel

@@ -9,8 +9,8 @@ from flwr.common import NDArrays
 from torch import Tensor, nn
 
 from clients.base import Arrays, Client, Config, Evaluation, Reply
+from clients.device.evaluation import measure
 from clients.device.slots import HEAD, REPRESENTATION, to_numpy
-from clients.device.testing import measure
 from clients.fedrep import FedRepSettings
 from task.base import Matrix
 from task.calls import EVALUATION_BATCH

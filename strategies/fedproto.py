@@ -5,8 +5,8 @@ import numpy.typing as npt
 from flwr.app import ArrayRecord, Message
 
 from strategies.base import BaseStrategy
+from strategies.server.checks import InvalidReplyError
 from strategies.server.replies import to_record
-from strategies.server.said import InvalidReplyError
 from task.messages import PROTOTYPE_COUNTS, PROTOTYPES
 
 

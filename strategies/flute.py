@@ -17,8 +17,8 @@ from flwr.serverapp import Grid
 
 from strategies.base import BaseStrategy
 from strategies.fedrep import REPRESENTATION_WEIGHT
+from strategies.server.checks import one_line
 from strategies.server.replies import Arrays, is_finite, to_record
-from strategies.server.said import one_line
 from task.messages import HEAD
 from task.settings import Range, SettingsError, validate
 

@@ -17,13 +17,13 @@ from strategies.grids.arrivals import SimulatedArrivals, patient
 from strategies.grids.speeds import speed_model
 from strategies.hooks import RunHooks
 from strategies.server.checkpoint import Checkpoint
+from strategies.server.checks import class_counts
 from strategies.server.newcomers import ByExamples, check_newcomers, let_join
 from strategies.server.output import locked, put_aside
 from strategies.server.page.serving import served_for
 from strategies.server.report import Report
 from strategies.server.results import METRICS, read_rows, read_summary
 from strategies.server.rounds import Rounds, RunSettings
-from strategies.server.said import class_counts
 from strategies.server.trackers.base import About, Trackers
 from task.messages import CLASS_COUNTS
 from task.settings import Setting, Settings, SettingsError, build, is_path, resolve

@@ -23,8 +23,8 @@ from strategies.algorithms import (
 from strategies.grids.arrivals import ArrivalGrid, RealArrivals
 from strategies.grids.speeds import speed_model
 from strategies.hooks import RunHooks
+from strategies.server.checks import InvalidReplyError
 from strategies.server.replies import Arrays
-from strategies.server.said import InvalidReplyError
 from strategies.server.stages import (
     automatic_stages,
     listed_stages,

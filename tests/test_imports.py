@@ -254,7 +254,7 @@ DEFAULTS = {
     "simulation.py": {"fedavg", "fedrep", "flute"},
     # Ray's word.
     "strategies/grids/ray_workers.py": {"local"},
-    "strategies/server/arguments.py": {"fedrep", "local"},
+    "strategies/server/help_texts.py": {"fedrep", "local"},
     "strategies/server/rounds.py": {"fedrep"},
 }
 KINDS = CLASSES | {"BaseStrategy", "Gossip", "GossipClient", "RunHooks", "Strategy"}

@@ -15,8 +15,8 @@ from strategies.gossip.consensus import ALLOWED, ConsensusStep
 from strategies.gossip.graphs import DRAWN, GRAPHS, Graph, build_graph
 from strategies.gossip.mailboxes import Mailboxes
 from strategies.gossip.mixing import metropolis_weights, uniform_weights
+from strategies.server.checks import InvalidReplyError
 from strategies.server.replies import Arrays, attached, check_metrics
-from strategies.server.said import InvalidReplyError
 from task.messages import EXCHANGED_ROUND
 from task.settings import Choice, Free, Range, SettingsError, validate
 

@@ -19,7 +19,7 @@ from flwr.serverapp import Grid
 
 from strategies.grids.patient import GridDecorator, PatientGrid
 from strategies.grids.speeds import SpeedModel
-from strategies.server.said import several
+from strategies.server.checks import several
 
 # Seconds between two looks for replies: the least, the share of the time waited so far
 # by which one is seen too late, and the most. A SuperNode looks for messages every 3 s,

@@ -7,7 +7,7 @@ from typing import Any
 
 from flwr.common.config import parse_config_args
 
-from strategies.server import arguments as said
+from strategies.server import help_texts
 from task.command_line import Parser
 from task.settings import SettingsError, defaults
 
@@ -47,26 +47,32 @@ def parse(
     """
     parser = Parser(
         description=about,
-        epilog=said.epilog(),
+        epilog=help_texts.epilog(),
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
     parser.add_argument(
-        "algorithms", nargs="*", metavar="ALGORITHM", help=said.ALGORITHM
+        "algorithms", nargs="*", metavar="ALGORITHM", help=help_texts.ALGORITHM
     )
-    parser.add_argument("--backend", default="ray", help=said.BACKEND)
+    parser.add_argument("--backend", default="ray", help=help_texts.BACKEND)
     parser.add_argument(
-        "--run-config", nargs="*", default=[], metavar="'k=v …'", help=said.RUN_CONFIG
+        "--run-config",
+        nargs="*",
+        default=[],
+        metavar="'k=v …'",
+        help=help_texts.RUN_CONFIG,
     )
-    parser.add_argument("--seeds", type=int, metavar="N", help=said.SEEDS)
-    parser.add_argument("--jobs", type=int, default=1, metavar="N", help=said.JOBS)
-    parser.add_argument("--grid", default="", metavar="'k=v,v …'", help=said.GRID)
+    parser.add_argument("--seeds", type=int, metavar="N", help=help_texts.SEEDS)
+    parser.add_argument(
+        "--jobs", type=int, default=1, metavar="N", help=help_texts.JOBS
+    )
+    parser.add_argument("--grid", default="", metavar="'k=v,v …'", help=help_texts.GRID)
     parser.add_argument("--list", action="store_true", help="what there is to run")
     parser.add_argument("--verbose", action="store_true", help="show Flower's own log")
     for flag, name in FLAGS.items():
         default = defaults()[name]
         parser.add_argument(
-            f"--{flag}", type=type(default), help=said.meaning(flag, default)
+            f"--{flag}", type=type(default), help=help_texts.meaning(flag, default)
         )
     namespace = parser.parse_intermixed_args(arguments)
     given = {

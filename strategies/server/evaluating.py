@@ -10,9 +10,9 @@ from flwr.serverapp import Grid
 
 from strategies.hooks import RunHooks
 from strategies.server.averaging import Averaging
+from strategies.server.checks import several
 from strategies.server.exchange import mean_metrics, weighted_means
 from strategies.server.replies import check_evaluation, single_metrics
-from strategies.server.said import several
 from task.messages import NUM_TEST_EXAMPLES
 
 

@@ -9,6 +9,7 @@ import numpy as np
 from flwr.app import Array, ArrayRecord, Message
 from flwr.common import log
 
+from strategies.server.checks import InvalidReplyError, one_line
 from strategies.server.replies import (
     Arrays,
     check_arrays,
@@ -16,7 +17,6 @@ from strategies.server.replies import (
     count_bytes,
     unused_state,
 )
-from strategies.server.said import InvalidReplyError, one_line
 from task.messages import EXAMPLE_EPSILON, NUM_EXAMPLES, SERVER_ROUND
 
 

@@ -13,14 +13,14 @@ from flwr.app import ArrayRecord, ConfigRecord, Error, Message, MessageType, Rec
 from flwr.common import log
 from flwr.serverapp import Grid
 
-from strategies.server.replies import own_arrays
-from strategies.server.said import (
+from strategies.server.checks import (
     InvalidReplyError,
     check_name,
     check_properties,
     one_line,
     several,
 )
+from strategies.server.replies import own_arrays
 from task.messages import (
     ARRAYS,
     CLASSES_DIGEST,

@@ -10,7 +10,7 @@ import numpy.typing as npt
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.common.constant import SType
 
-from strategies.server.said import (
+from strategies.server.checks import (
     LARGEST,
     InvalidReplyError,
     check_values,

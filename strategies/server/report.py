@@ -19,6 +19,7 @@ from rich.progress import (
 from strategies.algorithms import short_name
 from strategies.server import newcomers
 from strategies.server.checkpoint import MAY_DIFFER
+from strategies.server.checks import several
 from strategies.server.output import locked
 from strategies.server.page.document import write_page
 from strategies.server.plot import plot
@@ -38,7 +39,6 @@ from strategies.server.results import (
     summarize,
     write_json,
 )
-from strategies.server.said import several
 from strategies.server.tables import write_tables
 from strategies.server.terminal import console
 from strategies.server.tidy import KNOWN, TidyFile, client_means, join

@@ -15,8 +15,8 @@ from flwr.serverapp.strategy import Strategy
 from strategies.grids.arrivals import SimulatedArrivals
 from strategies.hooks import RunHooks
 from strategies.server.checkpoint import Checkpoint
+from strategies.server.checks import several
 from strategies.server.report import Report
-from strategies.server.said import several
 from strategies.server.watch import Watch
 from task.messages import NUM_EXAMPLES
 from task.settings import Checked, Free, Place, Range, SettingsError

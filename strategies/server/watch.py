@@ -16,9 +16,9 @@ from typing import Any
 from flwr.common import log
 
 from strategies.hooks import RunHooks
+from strategies.server.checks import several
 from strategies.server.exchange import Exchange
 from strategies.server.results import STATUS, Row, quality, strict_json
-from strategies.server.said import several
 from task.files import write_atomically
 
 # Seconds between two writings of the file; it has a line for each client.

@@ -10,7 +10,7 @@ import messages
 import pytest
 import replies
 
-from strategies.server.said import check_values
+from strategies.server.checks import check_values
 
 ROOT = Path(__file__).parents[2]
 

@@ -27,8 +27,8 @@ from torch import nn
 import simulation
 from clients.device.identity import client_setup
 from strategies import FedProto
+from strategies.server.checks import InvalidReplyError
 from strategies.server.replies import to_record
-from strategies.server.said import InvalidReplyError
 from task.models import MODELS
 from task.settings import resolve
 

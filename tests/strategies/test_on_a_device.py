@@ -9,7 +9,7 @@ import torch
 from cohort_tasks import N, dense, dropping
 from outcomes import assert_same, outcome
 
-from clients.device.testing import evaluate_model
+from clients.device.evaluation import evaluate_model
 from clients.personalize import personalize
 from clients.personalize.fitting import Fitted
 from simulation import simulate

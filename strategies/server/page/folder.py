@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from strategies.server.checks import one_line
 from strategies.server.results import CLIENTS, METRICS, STATUS, Row, quality, read_rows
-from strategies.server.said import one_line
 
 # A run is in a folder of its name, which may be of a seed or an earlier run.
 DEPTH = 4

@@ -17,8 +17,8 @@ from typing import Any
 
 from flwr.common import log
 
+from strategies.server.checks import one_line
 from strategies.server.results import Row
-from strategies.server.said import one_line
 from task.settings import Settings, SettingsError, is_path, load, need, unknown
 
 # Name, also of the extra: import path, and the package that it needs.

@@ -14,6 +14,7 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
+from strategies.server.checks import InvalidReplyError
 from strategies.server.replies import (
     check_arrays,
     check_metrics,
@@ -24,7 +25,6 @@ from strategies.server.replies import (
     single_metrics,
     to_record,
 )
-from strategies.server.said import InvalidReplyError
 
 LIKE = Array(np.zeros((2, 3), np.float32))
 VALUES = np.arange(6, dtype=np.float32).reshape(2, 3)

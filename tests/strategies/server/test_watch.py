@@ -9,7 +9,7 @@ from function_clients import averaging, grid_of, honest
 
 from strategies.grids.simulation import InlineGrid
 from strategies.server import participants
-from strategies.server.said import several
+from strategies.server.checks import several
 from strategies.server.watch import duration, seconds_left
 from strategies.server_app import run, server_settings
 

@@ -20,7 +20,7 @@ PARTS: dict[Slots, Any] = {
 }
 
 
-class Newcomer(Slotted):
+class Joining(Slotted):
     """The part of a client that joins a federation whose training is over."""
 
     # Whether the deployed model has to do with the personal slots.

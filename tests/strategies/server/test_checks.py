@@ -21,9 +21,7 @@ from malformed import with_metrics, with_one_bad
 from strategies import FLUTE, FedAvg
 from strategies.flute import FLUTELinear
 from strategies.scaffold import SCAFFOLD
-from strategies.server.replies import to_record
-from strategies.server.results import strict_json
-from strategies.server.said import (
+from strategies.server.checks import (
     InvalidReplyError,
     check_name,
     check_properties,
@@ -31,6 +29,8 @@ from strategies.server.said import (
     class_counts,
     one_line,
 )
+from strategies.server.replies import to_record
+from strategies.server.results import strict_json
 
 
 def test_words_become_one_line() -> None:

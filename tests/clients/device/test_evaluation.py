@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from clients.device.testing import evaluate_model, measure
+from clients.device.evaluation import evaluate_model, measure
 from task import ExampleSet, ExampleTask, SplitModel
 from task.metrics import balanced_accuracy, macro_f1
 
