@@ -4,7 +4,7 @@ import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol, Self
+from typing import Protocol, Self, TypeGuard
 
 import numpy as np
 import torch
@@ -44,6 +44,15 @@ class Classifier(nn.Module):
         inputs = (images.float() - self.mean) / self.std
         logits: Tensor = self.model(inputs.permute(0, 3, 1, 2))
         return logits
+
+
+def is_built_by_name(task: object) -> TypeGuard[ImageTask]:
+    """Return whether a `ModelCard` says all of a task's model.
+
+    It does not where a subclass of `ImageTask` has a model of its own.
+    """
+    own = getattr(type(task), "initial_model", None)
+    return isinstance(task, ImageTask) and own is ImageTask.initial_model
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ from clients.algorithms import (
 )
 from clients.base import Client
 from clients.device.account import PrivateTraining
-from clients.device.card import ModelCard
+from clients.device.card import ModelCard, is_built_by_name
 from clients.device.state import PersonalState
 from task.base import Task
 from task.devices import NAMES, seed
@@ -42,7 +42,6 @@ from task.settings import (
     unknown,
 )
 from task.tasks import build_task, reads_data_dir
-from task.tasks.image import ImageTask
 
 # What a node config has besides an algorithm's ``node_settings``.
 OF_A_NODE = ("client-name", "state-dir", "partition-id", "num-partitions")
@@ -225,7 +224,7 @@ def build_client(context: Context, setup: Setup, config: Mapping[str, Any]) -> C
 
 def about_state(task: Task, kind: type[Client]) -> dict[str, str]:
     """Return what a client writes into its files: its model's card, its algorithm."""
-    card = ModelCard.of(task).metadata() if isinstance(task, ImageTask) else {}
+    card = ModelCard.of(task).metadata() if is_built_by_name(task) else {}
     return {**card, **algorithm_of(kind)}
 
 

@@ -6,12 +6,11 @@ from typing import Self
 
 from torch import Tensor
 
-from clients.device.card import ModelCard, trained
+from clients.device.card import ModelCard, is_built_by_name, trained
 from task.base import Task
 from task.models import SplitModel
 from task.settings import Settings, SettingsError, declared
 from task.tasks import build_task, task_maker
-from task.tasks.image import ImageTask
 
 
 class TaskCard:
@@ -72,4 +71,4 @@ class TaskCard:
 
 def card_of(task: Task, settings: Settings) -> ModelCard | TaskCard:
     """Return what the model of a device's task needs to be used."""
-    return ModelCard.of(task) if isinstance(task, ImageTask) else TaskCard(settings, 0)
+    return ModelCard.of(task) if is_built_by_name(task) else TaskCard(settings, 0)

@@ -11,7 +11,7 @@ from safetensors import SafetensorError
 from clients.algorithms import client_class
 from clients.base import Client
 from clients.device.account import PrivateTraining, check_account
-from clients.device.card import Classifier, ModelCard, check_array
+from clients.device.card import Classifier, ModelCard, check_array, is_built_by_name
 from clients.device.identity import algorithm_of, seed_torch, task_of_device
 from clients.device.slots import Tensors, under
 from clients.device.state import (
@@ -304,7 +304,7 @@ def _card_of_data(
     maker = made_by(task_maker(str(settings["task"])))
     if maker is ImageTask or isinstance(maker, FromHub):
         task = build_task(given, 0)
-        if isinstance(task, ImageTask):
+        if is_built_by_name(task):
             return ModelCard.of(task)
     alone = on_device or bool(data_dir)
     return TaskCard(given, 0 if alone else int(settings["num-clients"]))

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from itertools import pairwise
+from pathlib import Path
 from typing import Annotated, ClassVar
 
 import numpy as np
@@ -14,6 +15,7 @@ from torch import nn
 
 from task.base import BaseTask
 from task.data.datasets import Dataset, DataSettings, load_dataset
+from task.data.images import read_image
 from task.data.partitions import Columns, Indices, PartitionSettings, partition
 from task.devices import seeded
 from task.examples import ExampleSet
@@ -199,6 +201,13 @@ class ImageTask(BaseTask):
         if self.source == "digits":
             idle["data-dir"] = "the digits come with scikit-learn"
         return idle
+
+    def read(self, line: str) -> torch.Tensor:
+        """Return the image in a file, as the model gets it: a line is its path."""
+        channels, height, width = self.shape
+        mode = "L" if channels == 1 else "RGB"
+        pixels = torch.from_numpy(read_image(Path(line), mode, (width, height)).copy())
+        return ((pixels - self.mean) / self.std).permute(2, 0, 1)
 
     def initial_model(self) -> SplitModel:
         """Return a new model with the seed's initial values, or those of `weights`."""

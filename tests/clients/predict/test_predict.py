@@ -17,7 +17,7 @@ from safetensors.numpy import load_file, save_file
 from clients.client_app import make_app
 from clients.device.card import ModelCard
 from clients.device.state import PersonalState
-from clients.predict import classify, export, load_model, load_run
+from clients.predict import classify, export, load_model, load_run, predict
 from clients.predict.__main__ import main
 from simulation import run
 from strategies import server_app
@@ -574,3 +574,23 @@ def test_names_that_are_no_text_or_too_long(folders, tmp_path, capsys):
     for wrong in (["x" * 400, *given], [str(odd), "--checkpoint", "x" * 400]):
         assert main(wrong) == 2
         assert capsys.readouterr().err.count("\n") == 1
+
+
+def test_images_with_a_model_of_one_s_own(tmp_path, folders):
+    settings = settings_of(
+        tmp_path, algorithm="fedrep", task="flat_images:Flat", data_dir=str(folders)
+    )
+    run("fedrep", settings, "inline")
+    place, own = tmp_path / "results" / "fedrep", tmp_path / "own.safetensors"
+    said = reported(place)
+    for name in CLASSES:
+        loaded = load_run(place, name)
+        export(*loaded, own)
+        for model, card in (loaded, load_model(own)):
+            images = sorted((folders / name / "test").glob("*/*.png"))
+            rows = list(predict(model, card, images))
+            right = [
+                row[1] == path.parent.name
+                for row, path in zip(rows, images, strict=True)
+            ]
+            assert np.mean(right) == pytest.approx(said[name])

@@ -1,0 +1,19 @@
+"""A task of images with a model of its own, which no name says."""
+
+from torch import nn
+
+from task import ImageTask, SplitModel
+from task.devices import seeded
+
+
+class Flat(ImageTask):
+    """Image folders with a model without convolutions."""
+
+    def __init__(self, settings, num_clients):
+        super().__init__("image-folder", settings, num_clients)
+
+    def initial_model(self):
+        inputs = int(self.shape[0] * self.shape[1] * self.shape[2])
+        with seeded(self.seed):
+            body = nn.Sequential(nn.Flatten(), nn.Linear(inputs, 6), nn.ReLU())
+            return SplitModel(body, nn.Linear(6, self.num_classes))
