@@ -145,7 +145,9 @@ class FLUTE(HeadsOnServer):
         whole = super().initialize(grid)
         names = [name for name in whole if name.startswith("head.")]
         if HEAD_WEIGHT not in names or whole[HEAD_WEIGHT].numpy().ndim != 2:
-            raise SettingsError("FLUTE needs a model whose head is one linear layer")
+            raise SettingsError(
+                f"FLUTE needs a head that is one linear layer; this one has {names}"
+            )
         self.initial_head = {name: whole[name].numpy() for name in names}
         self._classes.clear()
         return ArrayRecord({n: a for n, a in whole.items() if n not in names})

@@ -99,6 +99,14 @@ class Participants:
         What simulated clients' folders are called, by the clients' names.
     settled : dict of str to object
         What the run's clients say of their model (`COMPARED`), once any has trained.
+    keyed : bool
+        Whether a name belongs to the key that first used it; False unless set.
+    keys : dict of str to str
+        To which key, by the name.
+    round_timeout : float
+        Seconds for what takes clients as long as training: a run's ``round-timeout``.
+    failure : str
+        Why a client could not be asked, the last time.
     """
 
     def __init__(self, min_available_nodes: int = 1) -> None:
@@ -116,12 +124,9 @@ class Participants:
         # How often nodes were refused, and how often they are still passed over.
         self._refused: Counter[int] = Counter()
         self._resting: dict[int, int] = {}
-        # Whether a name belongs to the key that first used it, and to which.
         self.keyed = False
         self.keys: dict[str, str] = {}
-        # Seconds for what takes clients as long as training; a run's round-timeout.
         self.round_timeout = QUERY_TIMEOUT
-        # Why a client could not be asked, the last time.
         self.failure = ""
 
     def identify(self, grid: Grid, run_token: str = "") -> list[int]:

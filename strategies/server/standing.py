@@ -28,17 +28,21 @@ class Standing:
         Last round of a checkpoint that was really written.
     acknowledged : dict of str to int
         Last round in which each client's reply counted, by name.
+    counted : int, default 0
+        Replies that have counted so far.
+    resumed : int, optional
+        The round of the checkpoint from which the run goes on.
+    seen : dict of str to int
+        Of clients that have seen a later checkpoint: its round.
     """
 
     run_token: str = ""
     checkpointed: int = 0
     acknowledged: dict[str, int] = field(default_factory=dict)
-    # Replies that have counted so far.
     counted: int = 0
-    # The round of the checkpoint from which the run goes on.
     resumed: int | None = None
-    # Of clients that have seen a later one: its round, and what they have kept.
     seen: dict[str, int] = field(default_factory=dict)
+    # The rounds of which clients have kept something.
     _kept: dict[str, list[int]] = field(default_factory=dict)
     # Why clients could not use what they had kept, as it was last logged.
     _unused: dict[str, str] = field(default_factory=dict)
