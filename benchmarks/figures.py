@@ -197,7 +197,7 @@ def _srpfl(label: str, page: str, *pairs: str, column: int = 1) -> list[Figure]:
 
 DRAWN = "drawn in each round, 20 %"
 FIVE = ("fedrep", "fedavg-ft", "fedper", "flute", "flute-star")
-THOUSAND = ("fedrep", "fedavg-ft", "fedper", "lg-fedavg", "fed-mtl")
+THOUSAND = ("fedrep", "fedavg-ft", "fedper", "lg-fedavg", "fed-mtl", "fedrep-5")
 ALL_PAIRS = ("srpfl", "lg-srpfl", "flanp", "flanp-ft")
 FIGURES = [
     *(

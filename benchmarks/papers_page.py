@@ -124,34 +124,44 @@ def papers_table(data: Data, paper: str) -> str:
             line.append(f"{spread(values)} / {published[cell]:.2f}")
             if values and _far(list(values.values()), published[cell]):
                 far.append(cell)
-        rows.append((method, f"`{row}`", *line, _why(paper, method, far)))
+        rows.append((method, f"`{row}`", *line, _why(data, paper, method, far)))
     heads = ("method", "row here", *(f"{cell}: here / paper" for cell in cells))
     return markdown((*heads, "why, if more than 2 points apart"), rows)
 
 
-def _why(paper: str, method: str, far: list[str]) -> str:
+def _why(data: Data, paper: str, method: str, far: list[str]) -> str:
     """Return what is known of the cells in which a method is far from a paper's."""
     cells: dict[str, list[str]] = {}
     for cell in far:
-        cells.setdefault(_reason(paper, method, cell), []).append(cell)
+        cells.setdefault(_reason(data, paper, method, cell), []).append(cell)
     if len(cells) < 2:
         return "".join(cells)
     return "; ".join(f"{', '.join(own)}: {reason}" for reason, own in cells.items())
 
 
-def _reason(paper: str, method: str, cell: str) -> str:
+def _reason(data: Data, paper: str, method: str, cell: str) -> str:
     if (paper, method) in REASONS and cell not in FIFTY:
         return REASONS[paper, method]
     if method in GLOBAL and cell.endswith("x2"):
         return SWINGS
     if paper.startswith("FedRep") and cell in FIVE_EPOCHS:
-        return "perhaps its five local epochs, here one"
+        return _five_epochs(accuracies(data, cell, "fedrep-5"), method)
     if cell in FIFTY:
         return (
             "with 50 clients its figures are about those with 100, as if each had 500 "
             "images; here each has 1,000"
         )
     return "unknown"
+
+
+def _five_epochs(found: Mapping[str, float], method: str) -> str:
+    """Return what five local epochs do; ``found`` is what FedRep has with them here."""
+    if not found:
+        return "perhaps its five local epochs, here one"
+    mean = float(np.mean(list(found.values())))
+    if method == "FedRep":
+        return f"its code's five local epochs, here one: with them {mean:.2f}"
+    return f"perhaps its five local epochs, here one; `fedrep` with them has {mean:.2f}"
 
 
 def _far(values: list[float], published: float) -> bool:
@@ -234,7 +244,7 @@ def body(data: Data) -> str:
         "own, the same for all rows.\n\n"
         "Otherwise than in the papers: one local epoch of the representation in every "
         "cell (FedRep's code has 5 with 5 shards and with 1,000 clients; so has "
-        "`fedrep-5`, a row of 1000x2 that is missing where it is not below), and ten "
+        "`fedrep-5`, a row of 1000x2), and ten "
         "head epochs on the images as they are, without crop and flip, so that "
         "features are computed once. `fedrep` has 10 head epochs, `fedrep-1` one, "
         "with crop and flip; `flute-star` has them before the joint epoch, as its "
