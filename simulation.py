@@ -414,8 +414,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     int
         0, or 2 for bad input, after one line that says what is wrong.
     """
-    # Tasks and algorithms of one's own are found here, as by `python -m`; behind what
-    # is installed, so that a folder called `task` takes nobody's place.
+    # Tasks and algorithms of one's own are found in this folder, as by `python -m`.
     sys.path.append(os.getcwd())
     try:
         namespace, given = parse(arguments, __doc__)

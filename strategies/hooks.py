@@ -1,6 +1,7 @@
 """What a run asks of a strategy besides the hooks of Flower's own."""
 
 import math
+import time
 from collections.abc import Mapping
 from typing import Any, ClassVar, Self
 
@@ -137,16 +138,23 @@ class RunHooks(Strategy):
         raise NotImplementedError
 
     def present(self, grid: Grid) -> list[int]:
-        """Return the nodes that can take part, once there is one.
+        """Return the nodes that can take part; wait for one as long as a round may.
 
-        Those that cannot must not use up the rounds while the others are away. In one
-        process nobody comes.
+        Those that cannot must not use up the rounds while others, who have taken part
+        before, are away. In one process nobody comes.
         """
+        until = time.monotonic() + self.participants.round_timeout
         while not (nodes := self.identify(grid)):
-            if getattr(grid, "in_process", False):
+            away = self.participants.away(self.awaited())
+            over = time.monotonic() >= until
+            if over or not away or getattr(grid, "in_process", False):
                 break
-            self.participants.wait_for_others(grid)
+            self.participants.wait_for_others(grid, until)
         return nodes
+
+    def awaited(self) -> set[str]:
+        """Return the names of those who have taken part and may do so again."""
+        return set(self.standing.acknowledged)
 
     def sample(self, server_round: int, nodes: list[int]) -> list[int]:
         """Return those of some nodes that train in a round, in the same order."""

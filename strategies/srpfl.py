@@ -207,6 +207,10 @@ class SRPFL(RunHooks):
         """As the wrapped strategy."""
         return self.wrapped.present(grid)
 
+    def awaited(self) -> set[str]:
+        """As the wrapped strategy."""
+        return self.wrapped.awaited()
+
     def sample(self, server_round: int, nodes: list[int]) -> list[int]:
         """As the wrapped strategy."""
         return self.wrapped.sample(server_round, nodes)

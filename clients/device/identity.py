@@ -42,6 +42,7 @@ from task.settings import (
     unknown,
 )
 from task.tasks import build_task, reads_data_dir
+from task.tasks.image import ImageTask
 
 # What a node config has besides an algorithm's ``node_settings``.
 OF_A_NODE = ("client-name", "state-dir", "partition-id", "num-partitions")
@@ -224,7 +225,11 @@ def build_client(context: Context, setup: Setup, config: Mapping[str, Any]) -> C
 
 def about_state(task: Task, kind: type[Client]) -> dict[str, str]:
     """Return what a client writes into its files: its model's card, its algorithm."""
-    card = ModelCard.of(task).metadata() if is_built_by_name(task) else {}
+    card = dict[str, str]()
+    if isinstance(task, ImageTask):
+        card = ModelCard.of(task).metadata()
+        if not is_built_by_name(task):
+            del card["model"]
     return {**card, **algorithm_of(kind)}
 
 

@@ -1,15 +1,15 @@
 """Predict with the shared representation and a client's own head.
 
 ``python -m clients.predict FILES --checkpoint results/fedrep --client-name pi-3
---state-dir /var/lib/flwr-frl/state`` puts the two together. FILES are images, or have
-a row of a table or a text in each line, as the task reads them. ``--export
+--state-dir /var/lib/flwr-frl/state`` puts the two together. FILES are images, or have a
+row of a table or a text in each line, as the task reads them. ``--export
 model.safetensors`` writes the model to one file, with which ``--model
 model.safetensors`` needs nothing else (but the task's package, where it is somebody's
-own); ``--export model.pt2`` writes a program for ``torch.export.load``, and ``--export
-model.onnx`` one for ONNX Runtime, for images from uint8 pixels (n, height, width,
-channels) to logits. A line of output has the image or the line, its class and the
-probability, or the outputs where there are no classes, with tabs between them; ``--csv
-FILE`` writes them to a table.
+own, and for images with a model of one's own the data's folder); ``--export model.pt2``
+writes a program for ``torch.export.load``, and ``--export model.onnx`` one for ONNX
+Runtime, for images from uint8 pixels (n, height, width, channels) to logits. A line of
+output has the image or the line, its class and the probability, or the outputs where
+there are no classes, with tabs between them; ``--csv FILE`` writes them to a table.
 """
 
 import argparse

@@ -1,6 +1,7 @@
 """Load a trained model: a client's own part and what it shares."""
 
 import copy
+import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -154,7 +155,7 @@ def load_run(
     if known or slots:
         allowed = ", ".join(run.labels.get(name, name) for name in known)
         require(bool(client), "client-name", client, f"one of {allowed}")
-    card, personal = None, Tensors()
+    card, about, personal = None, dict[str, str](), Tensors()
     # One that came after the training has its own part even where the server has the
     # others' heads.
     if slots or (known and client not in known):
@@ -164,6 +165,13 @@ def load_run(
     about_model = card or _card_of_data(settings, data_dir, bool(state_dir))
     if card is None:
         check_classes(kind, run, about_model.classes, data_dir)
+        own_classes = json.dumps(tuple(about_model.classes))
+        require(
+            about.get("classes", own_classes) == own_classes,
+            "data-dir",
+            data_dir,
+            f"one with the classes {about.get('classes')}, for which the head is",
+        )
 
     def trained(task: Task, card: ModelCard | TaskCard) -> Client:
         state = PersonalState.holding({n: a.numpy() for n, a in personal.items()})

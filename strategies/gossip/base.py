@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from logging import INFO, WARNING
 from typing import Annotated, Any, ClassVar, cast
 
@@ -23,6 +24,8 @@ from task.settings import Choice, Free, Range, SettingsError, validate
 MIXING = {"metropolis": metropolis_weights, "uniform": uniform_weights}
 # The largest entry of a sketch that can be a model's; NaN is not below it either.
 LARGEST_SKETCHED = 1e9
+# Of the checkpoint's arrays: the graph's, (edges, 2).
+EDGES = "graph-edges"
 # What a client raises whose state is not the one that its neighbours rely on.
 LOST_STATE = "LostStateError"
 
@@ -95,7 +98,7 @@ class Gossip(BaseStrategy):
         validate(self)
         # Of the graph's nodes, once it is known who they are.
         self.boxes = Mailboxes([], np.zeros((0, 0)), [])
-        self._edges: list[tuple[int, int]] = []
+        self._edges = np.zeros((0, 2), np.int64)
         self._strangers: set[str] = set()
         self._exchanged = 0
         self._message_bytes: frozenset[int] = frozenset()
@@ -137,6 +140,10 @@ class Gossip(BaseStrategy):
         present = self.boxes.number.keys() - self.boxes.lost
         return [node for node in nodes if self.name_of(node) in present]
 
+    def awaited(self) -> set[str]:
+        """Leave out the lost: nobody goes on with them."""
+        return super().awaited() - self.boxes.lost
+
     def set_back(self, name: str) -> None:
         """Raise `SettingsError`: its neighbours' estimates are of its newest round."""
         raise SettingsError(
@@ -146,7 +153,7 @@ class Gossip(BaseStrategy):
         )
 
     def _lay(self, names: list[str], graph: Graph) -> None:
-        self._edges = list(graph.edges)
+        self._edges = np.array(graph.edges, np.int64)
         neighbours = [graph.neighbours(i) for i in range(len(names))]
         self.boxes = Mailboxes(names, MIXING[self.mixing](graph), neighbours)
 
@@ -296,11 +303,10 @@ class Gossip(BaseStrategy):
     # State.
 
     def state_dict(self) -> tuple[Arrays, dict[str, Any]]:
-        """Return also the mailboxes', and the edges of a graph that may change."""
+        """Return also the mailboxes', and the graph."""
         arrays, values = super().state_dict()
         own, named = self.boxes.state_dict()
-        edges = {} if self.graph in GRAPHS else {"edges": self._edges}
-        return {**arrays, **own}, {**values, **named, **edges}
+        return {**arrays, **own, EDGES: self._edges}, {**values, **named}
 
     def load_state_dict(self, arrays: Arrays, values: dict[str, Any]) -> None:
         """Go back to a saved state, graph and mailboxes included.
@@ -310,16 +316,18 @@ class Gossip(BaseStrategy):
         """
         super().load_state_dict(arrays, values)
         names = [str(name) for name in values["names"]]
-        graph = self.build_graph(len(names))
-        if "edges" in values:
-            kept = Graph(
-                len(names), tuple((int(i), int(j)) for i, j in values["edges"])
-            )
-            if kept != graph:
+        if EDGES not in arrays:
+            # Of a version that did not keep it.
+            self._lay(names, self.build_graph(len(names)))
+        elif names:
+            kept = Graph(len(names), tuple(map(tuple, arrays[EDGES].tolist())))
+            now = None
+            with suppress(SettingsError):
+                now = self.build_graph(len(names))
+            if kept != now:
                 text = "resume: graph %r is another one by now; the run keeps its own"
                 log(WARNING, text, self.graph)
-            graph = kept
-        self._lay(names, graph)
+            self._lay(names, kept)
         self.boxes.load_state_dict(arrays, values)
 
     def summary(self) -> None:

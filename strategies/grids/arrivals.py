@@ -196,18 +196,23 @@ class RealArrivals(ArrivalGrid):
             silence.since = -math.inf
 
     def drain(self) -> None:
-        """Drop the late replies that have come, and forget what has expired."""
-        if not self._owed:
-            return
-        for reply in self._look(self._owed, LOOKED_AT):
-            debt = self._owed.pop(reply.metadata.reply_to_message_id, None)
-            if debt is None:
-                continue
-            self.dropped += 1
-            log(INFO, "late reply of node %s dropped", self.name_of(debt.node))
-            # An error can be the SuperLink's word that it is gone.
-            if not reply.has_error():
-                self._silent.pop(debt.node, None)
+        """Drop the late replies that have come, and forget what has expired.
+
+        Of very many only as long as each look finds some.
+        """
+        for _ in range(math.ceil(len(self._owed) / LOOKED_AT)):
+            late = self._look(self._owed, LOOKED_AT)
+            if not late:
+                break
+            for reply in late:
+                debt = self._owed.pop(reply.metadata.reply_to_message_id, None)
+                if debt is None:
+                    continue
+                self.dropped += 1
+                log(INFO, "late reply of node %s dropped", self.name_of(debt.node))
+                # An error can be the SuperLink's word that it is gone.
+                if not reply.has_error():
+                    self._silent.pop(debt.node, None)
         now = time.monotonic()
         for debt in self._owed.values():
             if debt.until != 0 and debt.until <= now:
@@ -249,16 +254,17 @@ class RealArrivals(ArrivalGrid):
         wanted = len(messages) if wanted is None else min(wanted, len(messages))
         wait = self.longest if timeout is None else min(timeout, self.longest)
         current = self._push(messages) if messages else {}
-        wanted = min(wanted, len(current))
+        first, wanted = wanted < len(current), min(wanted, len(current))
         replies: list[Message] = []
         valid = 0
         patience = _Patience(wait)
         while current and valid < wanted:
-            # Before the round closes all are looked at.
+            # Where the first count, and before the round closes, all are looked at.
             over = patience.is_over()
+            most = len(current) if over or first else LOOKED_AT
             # At one look, what was created first is taken to have arrived first.
             arrived = sorted(
-                self._look(current, len(current) if over else LOOKED_AT),
+                self._look(current, most),
                 key=lambda r: (r.metadata.created_at, r.metadata.src_node_id),
             )
             for reply in arrived:
@@ -277,7 +283,7 @@ class RealArrivals(ArrivalGrid):
             if over:
                 break
             # Where some have answered of very many, others have as well by now.
-            on = arrived and len(current) > LOOKED_AT
+            on = arrived and len(current) > most
             if current and valid < wanted and not on:
                 self.drain()
                 patience.wait(

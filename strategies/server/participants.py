@@ -118,6 +118,8 @@ class Participants:
         self.labels: dict[str, str] = {}
         self._taken: set[str] = set()
         self._names: set[str] = set()
+        # What nodes call themselves, whether they take part or not.
+        self._called: dict[int, str] = {}
         # What most clients that were there said of their model; then the run's.
         self._usual: dict[str, Any] = {}
         self.settled: dict[str, Any] = {}
@@ -203,18 +205,23 @@ class Participants:
             time.sleep(POLL_INTERVAL)
         return nodes
 
-    def wait_for_others(self, grid: Grid) -> None:
-        """Wait for other nodes than those that are here, of which none takes part.
+    def away(self, names: Collection[str]) -> set[str]:
+        """Return those of some names by which no node that is here is called."""
+        return set(names) - {self._called.get(node, "") for node in self.here}
 
-        Who was silent before is asked again, as there is nobody else; a node that was
-        refused may be another one by the time that this returns.
+    def wait_for_others(self, grid: Grid, until: float) -> None:
+        """Wait a minute for other nodes than those here, of which none takes part.
+
+        ``until``, by `time.monotonic`, ends it sooner. Who was silent before is asked
+        again, as there is nobody else, and so is who was refused.
         """
         names = several([self.name_of(node) for node in sorted(self.here)])
         text = "waiting for clients: of the nodes that are here none takes part: %s"
         log(INFO, text, names)
         if forgive := getattr(grid, "forgive", None):
             forgive()
-        until = time.monotonic() + WAITING_INTERVAL
+        self._resting.clear()
+        until = min(until, time.monotonic() + WAITING_INTERVAL)
         while self.here == frozenset(grid.get_node_ids()):
             if time.monotonic() >= until:
                 break
@@ -242,7 +249,7 @@ class Participants:
             except InvalidReplyError as error:
                 self._refuse(node, str(node), f"it {error}")
                 continue
-            name = properties.get(CLIENT, str(node))
+            name = self._called[node] = properties.get(CLIENT, str(node))
             if node in keys and self.keys.setdefault(name, keys[node]) != keys[node]:
                 reason = f"it calls itself {name!r}, which is the name of another key"
                 self._refuse(node, str(node), reason)

@@ -17,3 +17,10 @@ class Flat(ImageTask):
         with seeded(self.seed):
             body = nn.Sequential(nn.Flatten(), nn.Linear(inputs, 6), nn.ReLU())
             return SplitModel(body, nn.Linear(6, self.num_classes))
+
+
+class Wrong(Flat):
+    """A model for more pixels than there are."""
+
+    def initial_model(self):
+        return SplitModel(nn.Flatten(), nn.Linear(3072, self.num_classes))

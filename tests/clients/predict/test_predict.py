@@ -594,3 +594,21 @@ def test_images_with_a_model_of_one_s_own(tmp_path, folders):
                 for row, path in zip(rows, images, strict=True)
             ]
             assert np.mean(right) == pytest.approx(said[name])
+
+    # A head is for its classes alone.
+    for part in ("train", "test"):
+        (folders / "anna" / part / "bee").rename(folders / "anna" / part / "cow")
+    try:
+        with pytest.raises(SettingsError, match=r"one with the classes .*bee"):
+            load_run(place, "anna", data_dir=str(folders))
+    finally:
+        for part in ("train", "test"):
+            (folders / "anna" / part / "cow").rename(folders / "anna" / part / "bee")
+
+
+def test_a_model_of_one_s_own_that_does_not_fit_is_one_line(tmp_path, folders):
+    settings = settings_of(
+        tmp_path, algorithm="fedrep", task="flat_images:Wrong", data_dir=str(folders)
+    )
+    with pytest.raises(SettingsError, match="train examples: the model refuses inputs"):
+        run("fedrep", settings, "inline")

@@ -167,6 +167,28 @@ def test_those_who_take_no_part_use_up_no_rounds(monkeypatch, caplog):
     assert grid.forgiven > 0
 
 
+def test_nobody_is_waited_for_who_is_here_already(monkeypatch):
+    def never(self, grid, until):
+        raise AssertionError("waited for nobody")
+
+    monkeypatch.setattr(participants.Participants, "wait_for_others", never)
+    grid, strategy = Coming(refusing, [{3}]), averaging()
+    # As after a resume of which the only client is refused by now.
+    strategy.standing.acknowledged = {"c": 4}
+    config = ConfigRecord()
+    assert list(strategy.configure_train(5, to_record(START), config, grid)) == []
+
+
+def test_a_round_waits_no_longer_than_a_round_may(monkeypatch):
+    monkeypatch.setattr(participants, "POLL_INTERVAL", 0.0)
+    grid, strategy = Coming(refusing, [{3}]), averaging()
+    strategy.standing.acknowledged = {"000000": 4, "c": 4}
+    strategy.participants.round_timeout = 0.05
+    config = ConfigRecord()
+    assert list(strategy.configure_train(5, to_record(START), config, grid)) == []
+    assert grid.forgiven > 0
+
+
 def test_in_one_process_nobody_is_waited_for():
     strategy, grid = averaging(), grid_of(4, refusing)
     train_once(strategy, grid)

@@ -5,6 +5,7 @@ import pytest
 from flwr.app import Array
 from gossip_network import GOSSIP, D, N, Network, away, name_of, relayed
 
+from strategies.gossip.base import EDGES
 from task.compression.per_tensor import PerTensor, SignTopK, create
 
 CONFIG = {
@@ -112,9 +113,10 @@ def test_the_server_never_holds_a_model(algorithm):
     length = create("sign").num_bytes(D)
     for _ in range(3):
         network.go(evaluate=True)
-        # 1024: the sketches of the last evaluation.
-        assert set(sizes(network.strategy)) <= {length, N * N, 1024}
+        # 1024: the sketches of the last evaluation. The graph is W and its edges.
+        assert set(sizes(network.strategy)) <= {length, N * N, 2 * N, 1024}
         arrays, _ = network.strategy.state_dict()
+        assert arrays.pop(EDGES).shape == (N, 2)
         assert {value.size for value in arrays.values()} == {length}
         assert len(network.arrays) == 0
 

@@ -104,6 +104,9 @@ def test_a_run_keeps_its_graph_whatever_the_file_says_by_now(tmp_path, caplog):
     other = build_strategy(network.settings)
     other.load_state_dict(arrays, kept)
     assert "another one by now; the run keeps its own" in caplog.text
-    for strategy in (same, other):
+    file.unlink()
+    without = build_strategy(network.settings)
+    without.load_state_dict(arrays, kept)
+    for strategy in (same, other, without):
         np.testing.assert_allclose(strategy.boxes.weights, RING)
         assert strategy.boxes.neighbours == network.strategy.boxes.neighbours

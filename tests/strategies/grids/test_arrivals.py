@@ -273,10 +273,14 @@ def test_a_pause_is_a_multiple_of_the_wait_that_was_in_vain(monkeypatch) -> None
     assert list(grid.get_node_ids()) == [1, 2]
 
 
-def test_who_was_silent_is_forgiven() -> None:
+def test_who_was_silent_is_forgiven(monkeypatch) -> None:
     grid = RealArrivals(Script({1: 1, 2: float("inf")}))
     for _ in range(2):
         assert send(grid, None, timeout=0.05) == [1]
+    since = time.monotonic()
+    monkeypatch.setattr(arrivals.time, "monotonic", lambda: since)
+    for silence in grid._silent.values():
+        silence.since = since
     assert list(grid.get_node_ids()) == [1]
     grid.forgive()
     assert list(grid.get_node_ids()) == [1, 2]
@@ -321,3 +325,16 @@ def test_late_replies_of_very_many_are_dropped_by_and_by() -> None:
     assert max(script.looks) == 100
     assert grid.dropped == 249
     assert script.pending == {}
+    # Who has answered by now is there at the next look.
+    for other in range(2, 251):
+        grid._owed[str(other)] = arrivals._Debt(other, 1e12, 1e12, 9.0)
+        message = Message(RecordDict(), other, "train")
+        message.metadata.__dict__["_message_id"] = str(other)
+        script.pending[str(other)] = 0.0, message
+    assert len(list(grid.get_node_ids())) == 250
+
+
+def test_the_first_of_very_many_are_those_that_come_first() -> None:
+    script = Asked(dict.fromkeys(range(1, 251), 9.0) | {201: 1.0, 250: 1.0})
+    assert send(RealArrivals(script), 2) == [201, 250]
+    assert script.looks == [250]
