@@ -63,18 +63,20 @@ def test_every_round_is_that_of_the_paper(more, srpfl):
 
 
 def test_with_noise_who_does_not_answer_changes_the_mean_no_more_than_it_is():
-    # Noise of 0.001 x 4 over the sum of 3 changes, which are shorter than the clip.
     noise = {"server_dp_noise": 0.001, "server_dp_clip": 4.0, "server_dp_delta": 1e-5}
     first = run("fed-mtl", 2)
     gone = {(i, 2) for i in first.trained[1][:2]}
     found = run("fed-mtl", 3, spoilt=gone, **noise)
     assert [len(clients) for clients in found.trained] == [3, 1, 3]
-    for arrays, kept in zip(found.arrays, found.kept, strict=True):
-        own = [matrix(state, "model.") for state in kept if state]
-        assert_near(matrix(arrays), np.mean(own, axis=0), 0.02)
-    moved = matrix(found.arrays[1]) - matrix(found.arrays[0])
-    # Far more than what is let pass.
-    assert np.abs(moved).max() > 0.05
+    means = [
+        np.mean([matrix(state, "model.") for state in kept if state], axis=0)
+        for kept in found.kept
+    ]
+    shared = [matrix(arrays) for arrays in found.arrays]
+    # The noise of a round has the standard deviation 0.001 x 4 / N, with N >= 3.
+    moved = means[1] - means[0]
+    assert_near(shared[1] - shared[0], moved, 0.01)
+    assert np.abs(moved).max() > 0.03
 
 
 def test_a_step_lowers_the_objective_as_its_gradient_says():

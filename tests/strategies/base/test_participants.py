@@ -152,7 +152,7 @@ def test_those_who_take_no_part_use_up_no_rounds(monkeypatch, caplog):
     here, refused_alone = {1, 2, 3}, [{3}] * 9
     grid = Coming(refusing, [here, here, here, *refused_alone, {2, 3}])
     strategy, rows = averaging(), []
-    caplog.set_level("INFO")
+    caplog.set_level("INFO", logger="flwr")
     run_rounds(
         strategy,
         grid,
