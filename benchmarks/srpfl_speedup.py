@@ -20,7 +20,7 @@ from rich.progress import track
 
 from clients.client_app import make_app
 from strategies import build_strategy
-from strategies.grids.arrivals import SimulatedArrivals
+from strategies.grids.simulated_arrivals import SimulatedArrivals
 from strategies.grids.simulation import InlineGrid
 from strategies.grids.speeds import speed_model
 from strategies.server.rounds import run_rounds

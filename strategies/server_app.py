@@ -13,7 +13,8 @@ from flwr.common import log
 from flwr.serverapp import Grid, ServerApp
 
 from strategies.algorithms import build_strategy, settings_owners, short_name
-from strategies.grids.arrivals import SimulatedArrivals, patient
+from strategies.grids.arrivals import patient
+from strategies.grids.simulated_arrivals import SimulatedArrivals
 from strategies.grids.speeds import speed_model
 from strategies.hooks import RunHooks
 from strategies.server.checkpoint import Checkpoint

@@ -12,7 +12,7 @@ from flwr.common import log
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Strategy
 
-from strategies.grids.arrivals import SimulatedArrivals
+from strategies.grids.simulated_arrivals import SimulatedArrivals
 from strategies.hooks import RunHooks
 from strategies.server.checkpoint import Checkpoint
 from strategies.server.checks import several

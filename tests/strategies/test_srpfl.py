@@ -11,7 +11,8 @@ from clients.algorithms import client_class
 from clients.client_app import make_app
 from strategies import SRPFL, BaseStrategy, LGFedAvg, build_strategy
 from strategies.algorithms import settings_owners
-from strategies.grids.arrivals import RealArrivals, SimulatedArrivals
+from strategies.grids.arrivals import RealArrivals
+from strategies.grids.simulated_arrivals import SimulatedArrivals
 from strategies.grids.simulation import InlineGrid
 from strategies.grids.speeds import SpeedModel
 from strategies.server.rounds import run_rounds

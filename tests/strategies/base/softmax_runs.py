@@ -20,7 +20,7 @@ from clients.base import Client
 from clients.client_app import make_app
 from clients.device.identity import build_client, client_setup
 from strategies import build_strategy
-from strategies.grids.arrivals import SimulatedArrivals
+from strategies.grids.simulated_arrivals import SimulatedArrivals
 from strategies.grids.simulation import InlineGrid
 from strategies.grids.speeds import SpeedModel
 from strategies.hooks import RunHooks

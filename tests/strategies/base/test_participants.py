@@ -122,8 +122,7 @@ def test_a_node_that_does_not_answer_is_asked_again():
 class Coming(InlineGrid):
     """Devices, not calls in one process: at each look those of the next set are here.
 
-    The last set stays. Node 3 is refused, and so is every one that is not there before
-    the run begins.
+    The last set stays.
     """
 
     in_process = False

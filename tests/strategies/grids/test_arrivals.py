@@ -5,7 +5,8 @@ import pytest
 from flwr.app import ConfigRecord, Error, Message, RecordDict
 
 from strategies.grids import arrivals
-from strategies.grids.arrivals import RealArrivals, SimulatedArrivals
+from strategies.grids.arrivals import RealArrivals
+from strategies.grids.simulated_arrivals import SimulatedArrivals
 from strategies.grids.speeds import SpeedModel, speed_model
 from task.settings import SettingsError, resolve
 
