@@ -5,7 +5,6 @@ import hashlib
 import time
 from collections import Counter
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
 from logging import INFO, WARNING
 from typing import Any
 
@@ -20,15 +19,13 @@ from strategies.server.checks import (
     one_line,
     several,
 )
+from strategies.server.participant import Participant, difference, vote
 from strategies.server.replies import own_arrays
 from task.messages import (
     ARRAYS,
     CLASSES_DIGEST,
     CLIENT,
     CONFIG,
-    INPUTS,
-    NEWCOMER,
-    NUM_CLASSES,
     OWN_NAME,
     PROPERTIES,
     REFUSAL,
@@ -46,34 +43,8 @@ WAITING_INTERVAL = 60.0
 ASKED = 5
 # How often at most a refused node is passed over before it is asked again.
 LONGEST_REST = 7
-# What clients say of their model, and must say alike: the digest alone counts.
-COMPARED = (*INPUTS, CLASSES_DIGEST, NUM_CLASSES, STRUCTURE)
 # What Flower says for an app that answers no queries, as its templates do not.
 ANSWERS_NO_QUERY = "No query function registered"
-
-
-@dataclass(frozen=True)
-class Participant:
-    """A client that has said who it is.
-
-    Parameters
-    ----------
-    name : str
-        The same in every run; the node id for a client that answers no queries.
-    structure : str
-        Digest of its shared arrays' names, shapes and dtypes.
-    properties : mapping
-        All that it said.
-    """
-
-    name: str
-    structure: str
-    properties: Mapping[str, Any]
-
-    @property
-    def is_newcomer(self) -> bool:
-        """Whether it takes no part in the training."""
-        return self.properties.get(NEWCOMER) is True
 
 
 class Participants:
@@ -98,7 +69,8 @@ class Participants:
     labels : dict of str to str
         What simulated clients' folders are called, by the clients' names.
     settled : dict of str to object
-        What the run's clients say of their model (`COMPARED`), once any has trained.
+        What the run's clients say of their model, all of which must say it alike, once
+        any has trained.
     keyed : bool
         Whether a name belongs to the key that first used it; False unless set.
     keys : dict of str to str
@@ -151,11 +123,11 @@ class Participants:
         known = {n: self.known[n] for n in nodes if n in self.known}
         if not known:
             return []
-        usual = self._usual = self.settled or _vote(known.values())
+        usual = self._usual = self.settled or vote(known.values())
         fits = [n for n, p in known.items() if p.structure == usual[STRUCTURE]]
         told = []
         for node in sorted(known.keys() - fits):
-            reason = _difference(known[node].properties, usual)
+            reason = difference(known[node].properties, usual)
             if self._refuse(node, known[node].name, reason):
                 content = RecordDict({CONFIG: ConfigRecord({REFUSAL: reason})})
                 told.append(Message(content, node, MessageType.QUERY))
@@ -393,40 +365,6 @@ def _digest(record: ArrayRecord) -> str:
         digest.update(repr((name, array.dtype, tuple(array.shape))).encode())
         digest.update(array.data)
     return digest.hexdigest()
-
-
-def _vote(clients: Collection[Participant]) -> dict[str, Any]:
-    """Return what most clients say of their model."""
-    by_structure = {p.structure: p.properties for p in clients}
-    votes = Counter(p.structure for p in clients)
-    # Ties go to the smaller digest, so that a restart decides alike.
-    usual = min(votes, key=lambda structure: (-votes[structure], structure))
-    said = by_structure[usual]
-    own = {name: said[name] for name in COMPARED if name in said}
-    return {**own, STRUCTURE: usual}
-
-
-def _difference(its: Mapping[str, Any], usual: Mapping[str, Any]) -> str:
-    """Return why a client whose structure is not the usual one takes no part."""
-
-    def inputs(said: Mapping[str, Any]) -> str:
-        return " x ".join(str(said.get(name, "?")) for name in INPUTS)
-
-    if inputs(its) != inputs(usual):
-        return (
-            f"its inputs are {inputs(its)} and those of the other clients are "
-            f"{inputs(usual)} ({', '.join(INPUTS)})"
-        )
-    if its.get(CLASSES_DIGEST) != usual.get(CLASSES_DIGEST):
-        return (
-            f"its {its.get(NUM_CLASSES, '?')} classes are not those of the other "
-            f"clients, who have {usual.get(NUM_CLASSES, '?')}: names and their order "
-            "must be the same"
-        )
-    return (
-        "its shared arrays are not of the names and shapes that the other clients "
-        "have, or the model that it begins with is another one"
-    )
 
 
 def _answers_no_query(error: Error) -> bool:
