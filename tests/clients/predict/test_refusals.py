@@ -1,0 +1,173 @@
+"""What cannot be predicted with is one line that says why."""
+
+import json
+import os
+import shutil
+
+import numpy as np
+import pytest
+from animals import (
+    of_device,
+    settings_of,
+    write_images,
+)
+from safetensors.numpy import load_file, save_file
+
+from clients.predict import export, load_run
+from clients.predict.__main__ import main
+from simulation import run
+from task.settings import SettingsError
+
+
+@pytest.fixture
+def broken(devices, folders, tmp_path):
+    shutil.copytree(devices, tmp_path / "copy")
+    root = tmp_path / "copy"
+    (root / "text.png").write_text("no image")
+    (root / "empty").mkdir()
+    (root / "text.safetensors").write_text("no model")
+    save_file({"a": np.zeros(3)}, root / "other.safetensors")
+    export(*of_device(root, "anna"), root / "model.safetensors")
+    tensors = load_file(root / "model.safetensors")
+    card = of_device(root, "anna")[1].metadata()
+    about = {"format": "flwr-frl model 1", **card}
+    cut = {n: t for n, t in tensors.items() if n != "head.bias"}
+    save_file(cut, root / "cut.safetensors", metadata=about)
+    wide = {**tensors, "head.bias": np.zeros(4, np.float32)}
+    save_file(wide, root / "wide.safetensors", metadata=about)
+    nameless = {**about, "classes": "[1"}
+    save_file(tensors, root / "nameless.safetensors", metadata=nameless)
+    damaged = root / "bob" / "animals" / "bob"
+    for path in damaged.iterdir():
+        data = bytearray(path.read_bytes())
+        data[-1] ^= 1
+        path.write_bytes(bytes(data))
+    # A checkpoint that this run has not written.
+    save_file({"a": np.zeros(3)}, root / "empty" / "checkpoint.safetensors")
+    return root
+
+
+RUN = ["--checkpoint", "{root}/results/fedrep"]
+ANNA = [*RUN, "--client-name", "anna", "--state-dir", "{root}/anna"]
+IMAGE = "{folders}/anna/test/ant/0.png"
+BAD_INPUT = [
+    ([IMAGE], "one of the arguments --model --checkpoint is required"),
+    (ANNA, "there is nothing to do: give files or --export FILE"),
+    (["{root}/nothing.png", *ANNA], "there is no file or folder '{root}/nothing.png'"),
+    (["{root}/bob", *ANNA], "folder '{root}/bob' has no images"),
+    (["{root}/text.png", *ANNA], "image '{root}/text.png' cannot be read"),
+    ([IMAGE, "--model", "{root}/no"], "model '{root}/no' cannot be read"),
+    ([IMAGE, "--model", "{root}/text.safetensors"], "text.safetensors' cannot be read"),
+    ([IMAGE, "--model", "{root}/other.safetensors"], "a file that --export has writ"),
+    ([IMAGE, "--model", "{root}/cut.safetensors"], "there is no array 'head.bias'"),
+    ([IMAGE, "--model", "{root}/wide.safetensors"], "'head.bias' is of shape (4,);"),
+    ([IMAGE, "--model", "{root}/nameless.safetensors"], "model is damaged"),
+    ([IMAGE, "--checkpoint", "{root}/no"], "checkpoint '{root}/no' cannot be read"),
+    ([IMAGE, "--checkpoint", "{root}/empty"], "it must be one that a run has written"),
+    ([IMAGE, *RUN], "client-name is ''; it must be one of anna, bob"),
+    (
+        [IMAGE, *RUN, "--client-name", "ann"],
+        "unknown client 'ann'; did you mean 'anna'",
+    ),
+    ([IMAGE, *RUN, "--client-name", "anna"], "state-dir must be that of its SuperNode"),
+    (
+        [IMAGE, *RUN, "--client-name", "bob", "--state-dir", "{root}/bob"],
+        "cannot be used: its checksum is wrong",
+    ),
+    (
+        [*ANNA, "--export", "{root}/model.h5"],
+        "must end with .safetensors, .pt2 or .onnx",
+    ),
+    ([*ANNA, "--export", "{root}/text.png/m.pt2"], "export '{root}/text.png/m.pt2': "),
+    ([IMAGE, *ANNA, "--modell", "x"], "unrecognized arguments: --modell x"),
+]
+
+
+@pytest.mark.parametrize(("arguments", "message"), BAD_INPUT)
+def test_bad_input_is_one_line(arguments, message, broken, folders, capsys):
+    places = {"root": broken, "folders": folders}
+    assert main([argument.format(**places) for argument in arguments]) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.startswith("error: ")
+    assert err.count("\n") == 1
+    assert message.format(**places) in err
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"algorithm": "fedavg", "task": "qcqp"}, "task 'qcqp' has nothing to predict"),
+        ({"algorithm": "fedrap"}, "unknown algorithm 'fedrap'"),
+        ({"momentum": "x"}, "momentum is 'x'; it must be of type float"),
+        ({"algorithm": "fedavg"}, "data-dir is ''; it must be a directory"),
+    ],
+)
+def test_runs_that_leave_nothing_to_predict_with(devices, change, message, tmp_path):
+    path = devices / "results" / "fedrep" / "checkpoint.safetensors"
+    about = {
+        "settings": {**settings_of(tmp_path), **change},
+        "values": {"acknowledged": {"a": 1}, "run": "x"},
+    }
+    copy = tmp_path / "checkpoint.safetensors"
+    save_file(load_file(path), copy, metadata={"run": json.dumps(about)})
+    with pytest.raises(SettingsError, match=message) as error:
+        load_run(tmp_path, "a")
+    assert "\n" not in str(error.value)
+
+
+def test_a_run_whose_clients_keep_no_head(folders, tmp_path):
+    settings = settings_of(tmp_path, algorithm="fedavg-ft", data_dir=str(folders))
+    run("fedavg-ft", settings, "inline")
+    message = "algorithm 'fedavg-ft' keeps no head: it fine-tunes a new one"
+    with pytest.raises(SettingsError, match=message) as error:
+        load_run(tmp_path / "results" / "fedavg-ft", "000000")
+    assert "\n" not in str(error.value)
+
+
+def test_a_run_whose_clients_have_models_of_other_shapes(folders, tmp_path):
+    algorithm = "representation-transfer"
+    own = {"algorithm": algorithm, "num-sources": 1, "source-epochs": 1}
+    settings = {**settings_of(tmp_path, data_dir=str(folders)), **own}
+    run(algorithm, settings, "inline")
+    message = "algorithm 'representation-transfer' leaves no model of the task's own"
+    with pytest.raises(SettingsError, match=message):
+        load_run(tmp_path / "results" / algorithm, "000001")
+
+
+@pytest.mark.parametrize("algorithm", ["fedavg", "fedavg-ft"])
+def test_a_shared_head_is_for_the_run_s_classes(tmp_path, algorithm):
+    ours, theirs = ("ant", "bee", "cat"), ("bee", "cat", "dog")
+    write_images(tmp_path / "images" / "anna", ours, 1)
+    write_images(tmp_path / "others", theirs, 2)
+    there = str(tmp_path / "images" / "anna")
+    settings = settings_of(tmp_path, data_dir=there, partition="iid")
+    run(algorithm, settings, "inline")
+    checkpoint = tmp_path / "results" / algorithm
+    assert load_run(checkpoint, "000000", data_dir=there)[1].classes == ours
+    with pytest.raises(SettingsError, match="has the classes bee, cat, dog; they must"):
+        load_run(checkpoint, "000000", data_dir=str(tmp_path / "others"))
+
+
+def test_names_that_are_no_text_or_too_long(folders, tmp_path, capsys):
+    settings = settings_of(tmp_path, data_dir=str(folders))
+    run("fedrep", settings, "inline")
+    image = next((folders / "anna").glob("test/*/*"))
+    odd = tmp_path / os.fsdecode(b"photo-\xff.png")
+    odd.write_bytes(image.read_bytes())
+    capsys.readouterr()
+    given = ["--checkpoint", str(tmp_path / "results" / "fedrep")]
+    given += ["--client-name", "000000"]
+    assert main([str(odd), *given]) == 0
+    assert r"photo-\xff.png" in capsys.readouterr().out
+    for wrong in (["x" * 400, *given], [str(odd), "--checkpoint", "x" * 400]):
+        assert main(wrong) == 2
+        assert capsys.readouterr().err.count("\n") == 1
+
+
+def test_a_model_of_one_s_own_that_does_not_fit_is_one_line(tmp_path, folders):
+    settings = settings_of(
+        tmp_path, algorithm="fedrep", task="flat_images:Wrong", data_dir=str(folders)
+    )
+    with pytest.raises(SettingsError, match="train examples: the model refuses inputs"):
+        run("fedrep", settings, "inline")
