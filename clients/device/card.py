@@ -147,11 +147,10 @@ class ModelCard:
         is missing or not an image is a `SettingsError`.
         """
         channels, height, width = self.shape
-        mode = "L" if channels == 1 else "RGB"
         images = []
         for path in paths:
             try:
-                images.append(read_image(path, mode, (width, height)))
+                images.append(read_image(path, channels, (width, height)))
             # A damaged file can raise nearly anything in a decoder.
             except Exception as error:
                 reason = reason_of(error)

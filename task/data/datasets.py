@@ -368,8 +368,9 @@ def _image_folder(settings: DataSettings) -> tuple[str, Build]:
                 files[part] = opened.enter_context(
                     pixel_file(directory, part, n, shape)
                 )
-            folder.decode(shape, files)
-        save(directory, labels, folder.classes, folder.clients)
+            notes = folder.decode(shape, files)
+        arrays = {**labels, "notes": np.array(notes, np.str_)}
+        save(directory, arrays, folder.classes, folder.clients)
 
     return folder.key, build
 

@@ -12,13 +12,17 @@ from typing import BinaryIO
 import numpy as np
 import numpy.typing as npt
 
-from task.data.images import images_in, read_image
+from task.data.images import about_faded, channels_of, images_in, pixels_of
 from task.settings import SettingsError
 
 PARTS = ("train", "test")
 LAYOUT = "train/<class>/* and test/<class>/*, or <client>/train/<class>/*"
 # Decoded images in memory at a time, in bytes.
 BLOCK = 16 * 2**20
+# Of what is decoded: another one decodes images anew that are in the cache.
+FORM = "/2"
+# Images of which it is seen whether all are grey.
+SEEN = 200
 
 
 @dataclass(frozen=True)
@@ -76,7 +80,9 @@ class ImageFolder:
             )
         found, self.clients = _class_folders(root)
         # Not all that is a file's name is text.
-        key = hashlib.sha256(os.fsencode(f"{root.resolve()}/{size}/{self.clients}"))
+        key = hashlib.sha256(
+            os.fsencode(f"{root.resolve()}/{size}/{self.clients}{FORM}")
+        )
         folders = []
         for part, owner, path in found:
             images = images_in(path, "class folder")
@@ -116,7 +122,10 @@ class ImageFolder:
             yield from (Path(image.path) for image in images)
 
     def shape(self) -> tuple[int, int, int]:
-        """Return height, width and channels, which the first readable image decides.
+        """Return height, width and channels.
+
+        The first readable image decides the size, unless it is set. A single image with
+        colours among `SEEN`, spread over the class folders, makes it 3 channels.
 
         Raises
         ------
@@ -125,40 +134,54 @@ class ImageFolder:
         """
         from PIL import Image
 
-        for path in (path for part in PARTS for path in self.paths(part)):
+        size, channels = None, 1
+        number = sum(folder.count for folder in self.folders)
+        every = -(-number // SEEN)
+        paths = (path for part in PARTS for path in self.paths(part))
+        for i, path in enumerate(paths):
+            if size and i % every:
+                continue
             try:
                 with Image.open(path) as image:
-                    image.load()
-                    grey = image.mode in ("1", "L", "I", "I;16")
-                    width, height = (self.size,) * 2 if self.size else image.size
-                    return height, width, 1 if grey else 3
+                    if size is None:
+                        image.load()
+                        size = image.size
+                    channels = max(channels, channels_of(image))
             # A damaged file can raise nearly anything in a decoder.
             except Exception:
                 continue
-        number = sum(folder.count for folder in self.folders)
+        if size:
+            width, height = (self.size,) * 2 if self.size else size
+            return height, width, channels
         first = next(self.paths("train"))
         raise SettingsError(f"{number} images cannot be read, the first is {first}")
 
     def decode(
         self, shape: tuple[int, int, int], files: Mapping[str, BinaryIO]
-    ) -> None:
+    ) -> tuple[str, ...]:
         """Write the pixels of each part into its file, one image after the other.
+
+        Returns what a user should know of it.
 
         Raises
         ------
         SettingsError
             If images cannot be read.
         """
+        from PIL import Image
         from rich.progress import Progress
 
         height, width, channels = shape
-        mode = "L" if channels == 1 else "RGB"
         blank = np.zeros(shape, np.uint8)
         unreadable, first = 0, ""
+        faded: list[Path] = []
 
         def read(path: Path) -> npt.NDArray[np.uint8] | str:
             try:
-                return read_image(path, mode, (width, height))
+                with Image.open(path) as image:
+                    if channels_of(image) > channels:
+                        faded.append(path)
+                    return pixels_of(image, channels, (width, height))
             except Exception as error:
                 return f"{path} ({error})"
 
@@ -183,6 +206,7 @@ class ImageFolder:
             raise SettingsError(
                 f"{unreadable} images cannot be read, the first is {first}"
             )
+        return about_faded(len(faded), total, str(min(faded, default="")))
 
 
 def _version(image: "os.DirEntry[str]") -> str:

@@ -8,6 +8,7 @@ import hashlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import islice
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
@@ -16,6 +17,8 @@ import numpy as np
 from task.data.cache import pixel_file
 from task.data.columns import MAX_CLASSES, Values, choose, classes_of, numbers_of
 from task.data.datasets import DataSettings, need_space, save
+from task.data.folders import FORM, SEEN
+from task.data.images import about_faded, channels_of, pixels_of
 from task.settings import Free, Place, Range, SettingsError, need, require
 
 # Fixes who tests where nobody else has said it.
@@ -117,7 +120,7 @@ class HubData:
                 stat = path.stat()
                 found.append(f"{path}/{stat.st_size}/{stat.st_mtime_ns}")
         digest = hashlib.sha256("\n".join(found).encode(errors="surrogateescape"))
-        return f"hf/1/{digest.hexdigest()}/{chosen}/{more}"
+        return f"hf/1{FORM}/{digest.hexdigest()}/{chosen}/{more}"
 
     def write(self, directory: Path) -> None:
         """Write the files of the data set, as `Dataset` has them."""
@@ -126,7 +129,7 @@ class HubData:
 
         first = found.inputs[0]
         images = isinstance(found.parts["train"].features[first], datasets.Image)
-        arrays: dict[str, Values] = {"notes": np.array(found.notes, np.str_)}
+        arrays: dict[str, Values] = {}
         for part, codes in found.labels.items():
             arrays[f"{part}-labels"] = codes
             arrays[f"{part}-owners"] = np.full_like(codes, -1)
@@ -135,9 +138,10 @@ class HubData:
                 numbers = [numbers_of(rows, own, self.name) for own in found.inputs]
                 arrays[f"{part}-images"] = np.concatenate(numbers, axis=1)
         need_space(directory, sum(array.nbytes for array in arrays.values()))
-        save(directory, arrays, found.classes)
+        notes = found.notes
         if images:
-            self._write_images(directory, first)
+            notes += self._write_images(directory, first)
+        save(directory, {**arrays, "notes": np.array(notes, np.str_)}, found.classes)
 
     def columns(self) -> Any:
         """Return all but the inputs of the examples, those for training first."""
@@ -221,27 +225,35 @@ class HubData:
         )
         return {part: train.select(np.sort(at)) for part, at in parts.items()}, (note,)
 
-    def _write_images(self, directory: Path, name: str) -> None:
-        """Write the pixels of each part, one image after the other."""
+    def _write_images(self, directory: Path, name: str) -> tuple[str, ...]:
+        """Write the pixels of each part, one image after the other; return notes."""
         from rich.progress import Progress
 
         parts, size = self._read.parts, self.settings.image_size
-        first = next(self._images("train", name))
-        mode = "L" if first.mode in ("1", "L", "I", "I;16") else "RGB"
-        width, height = (size, size) if size else first.size
-        shape = (height, width, len(mode))
+        seen = islice(self._images("train", name), SEEN)
+        # The first decides the size; a single one with colours makes it 3 channels.
+        sizes, counts = zip(*((i.size, channels_of(i)) for i in seen), strict=True)
+        channels = max(counts)
+        width, height = (size, size) if size else sizes[0]
+        shape = (height, width, channels)
         total = sum(map(len, parts.values()))
         need_space(directory, total * int(np.prod(shape)))
+        faded: list[str] = []
         with Progress(transient=True) as bar:
             task = bar.add_task("Decoding images (once)", total=total)
             for part, rows in parts.items():
                 with pixel_file(directory, part, len(rows), shape) as file:
-                    for image in self._images(part, name):
-                        pixels = image.convert(mode)
-                        if pixels.size != (width, height):
-                            pixels = pixels.resize((width, height))
+                    for i, image in enumerate(self._images(part, name)):
+                        place = f"image {i} of {part!r} of {self.name!r}"
+                        if channels_of(image) > channels:
+                            faded.append(place)
+                        try:
+                            pixels = pixels_of(image, channels, (width, height))
+                        except SettingsError as error:
+                            raise SettingsError(f"{place}: {error}") from None
                         file.write(np.ascontiguousarray(pixels).data)
                         bar.advance(task)
+        return about_faded(len(faded), total, next(iter(faded), ""))
 
     def _images(self, part: str, name: str) -> Iterator[Any]:
         """Yield the images of a part, decoded."""

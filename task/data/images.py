@@ -2,12 +2,17 @@
 
 import os
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 
 from task.settings import SettingsError
 
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+Pixels = npt.NDArray[np.uint8]
 IMAGE_SUFFIXES = frozenset(
     (".bmp", ".gif", ".jpeg", ".jpg", ".png", ".ppm", ".tif", ".tiff", ".webp")
 )
@@ -32,16 +37,50 @@ def images_in(folder: Path, kind: str = "folder") -> list["os.DirEntry[str]"]:
     return sorted(images, key=lambda entry: entry.name)
 
 
-def read_image(path: Path, mode: str, size: tuple[int, int]) -> npt.NDArray[np.uint8]:
-    """Return an image, converted to a mode, "L" or "RGB", and a (width, height).
+def channels_of(image: "Image") -> int:
+    """Return how many channels are needed: 1 if an image is grey, 3 for colours."""
+    return 1 if image.mode in ("1", "L") or image.mode.startswith("I;16") else 3
 
-    The array has the shape (height, width, channels). A damaged file can raise nearly
-    any exception.
+
+def pixels_of(image: "Image", channels: int, size: tuple[int, int]) -> Pixels:
+    """Return an image in 1 channel, grey, or 3, brought to a (width, height).
+
+    The array has the shape (height, width, channels); of 16 bits the upper 8 stay.
+
+    Raises
+    ------
+    SettingsError
+        If a pixel is a number of 32 bits, of which nobody knows what is white.
     """
     from PIL import Image
 
+    if image.mode in ("I", "F"):
+        raise SettingsError(
+            f"its pixels are numbers of 32 bits (mode {image.mode}); they must be of 8 "
+            "or 16"
+        )
+    if image.mode.startswith("I;16"):
+        # Pillow's own conversion makes all above 255 white.
+        image = Image.fromarray((np.asarray(image) >> 8).astype(np.uint8))
+    found = image.convert("L" if channels == 1 else "RGB")
+    if found.size != size:
+        found = found.resize(size)
+    return np.array(found).reshape(size[1], size[0], channels)
+
+
+def read_image(path: Path, channels: int, size: tuple[int, int]) -> Pixels:
+    """Return `pixels_of` a file. One that is damaged can raise nearly any exception."""
+    from PIL import Image
+
     with Image.open(path) as image:
-        pixels = image.convert(mode)
-        if pixels.size != size:
-            pixels = pixels.resize(size)
-        return np.asarray(pixels).reshape(size[1], size[0], -1)
+        return pixels_of(image, channels, size)
+
+
+def about_faded(count: int, total: int, first: str) -> tuple[str, ...]:
+    """Return what a user should know where images with colours became grey."""
+    if not count:
+        return ()
+    return (
+        f"{count} of {total} images have colours and become grey, as the others are; "
+        f"the first is {first}",
+    )

@@ -205,8 +205,7 @@ class ImageTask(BaseTask):
     def read(self, line: str) -> torch.Tensor:
         """Return the image in a file, as the model gets it: a line is its path."""
         channels, height, width = self.shape
-        mode = "L" if channels == 1 else "RGB"
-        pixels = torch.from_numpy(read_image(Path(line), mode, (width, height)).copy())
+        pixels = torch.from_numpy(read_image(Path(line), channels, (width, height)))
         return ((pixels - self.mean) / self.std).permute(2, 0, 1)
 
     def initial_model(self) -> SplitModel:

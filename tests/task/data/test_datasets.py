@@ -125,7 +125,7 @@ def test_grey_images_have_one_channel(tmp_path):
     assert dataset.train.images.flatten().tolist() == list(range(7, 19))
 
 
-def test_the_first_image_decides_size_and_colour(folder, tmp_path):
+def test_the_first_image_decides_the_size(folder, tmp_path):
     write_image(folder / "train" / "bee" / "z.png", 9, size=(8, 6))
     write_image(folder / "test" / "bee" / "z.png", 9, mode="L")
     dataset = load(folder, tmp_path)

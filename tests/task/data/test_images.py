@@ -1,0 +1,56 @@
+"""Pixels of image files: 16 bits, and grey images beside coloured ones."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from task.data.datasets import Dataset, DataSettings, load_dataset
+from task.settings import SettingsError
+
+GREY, RED = np.full((4, 4), 90, np.uint8), np.full((4, 4, 3), (200, 0, 0), np.uint8)
+
+
+def load(root: Path, *train: np.ndarray, suffix: str = "png") -> Dataset:
+    """Return the data set of these training images and a grey one for testing."""
+    for part, images in (("train", train), ("test", (GREY,))):
+        folder = root / "images" / part / "ant"
+        folder.mkdir(parents=True)
+        for i, pixels in enumerate(images):
+            Image.fromarray(pixels).save(folder / f"{i:03d}.{suffix}")
+    places = {"data_dir": str(root / "images"), "cache_dir": str(root / "cache")}
+    return load_dataset("image-folder", DataSettings(**places))
+
+
+@pytest.mark.parametrize("suffix", ["png", "tiff"])
+def test_of_16_bits_the_upper_8_stay(tmp_path, suffix):
+    pixels = np.arange(0, 65536, 4096, dtype=np.uint16).reshape(4, 4)
+    if suffix == "tiff":
+        pixels = pixels.astype(">u2")
+    images = load(tmp_path, pixels).train.images
+    assert images.shape == (1, 4, 4, 1)
+    assert images.flatten().tolist() == list(range(0, 256, 16))
+
+
+@pytest.mark.parametrize("dtype", [np.int32, np.float32])
+def test_of_32_bits_nobody_knows_what_is_white(tmp_path, dtype):
+    message = r"1 images cannot be read, .*numbers of 32 bits \(mode [IF]\); they must"
+    with pytest.raises(SettingsError, match=message):
+        load(tmp_path, np.ones((4, 4), dtype), suffix="tiff")
+
+
+def test_a_grey_image_before_coloured_ones_takes_no_colours_away(tmp_path):
+    dataset = load(tmp_path, GREY, RED, RED)
+    assert dataset.train.images[0].tolist() == np.full((4, 4, 3), 90).tolist()
+    assert dataset.train.images[1].tolist() == RED.tolist()
+    assert dataset.notes == ()
+
+
+def test_colours_that_are_seen_too_late_are_counted(tmp_path):
+    # Of 402 images every third is seen: the first, the fourth, ...
+    dataset = load(tmp_path, *[GREY] * 400, RED)
+    assert dataset.train.images.shape == (401, 4, 4, 1)
+    (note,) = dataset.notes
+    assert note.startswith("1 of 402 images have colours and become grey")
+    assert note.endswith("400.png")
