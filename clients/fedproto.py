@@ -123,7 +123,7 @@ class FedProtoClient(Client):
         features, targets = features[targets >= 0], targets[targets >= 0]
         counts = torch.bincount(targets, minlength=self.head.out_features)
         sums = torch.zeros_like(self.received[PROTOTYPES])
-        sums.index_add_(0, targets, features)
+        sums.index_add_(0, targets, features.to(sums.dtype))
         means = sums / counts.clamp(min=1).unsqueeze(1)
         return {PROTOTYPES: means, PROTOTYPE_COUNTS: counts}
 

@@ -7,7 +7,7 @@ import torch
 from flwr.common import NDArrays
 
 from clients.base import Client, Config, Reply, TrainingSettings
-from clients.device.slots import WHOLE, Tensors, under, within
+from clients.device.slots import WHOLE, Tensors, difference, under, within
 from task.messages import CONTROL, CONTROL_SINCE
 
 OWN_CONTROL = "own-control."
@@ -45,8 +45,7 @@ class SCAFFOLDClient(Client):
         epochs = self.settings.representation_epochs
         correction = {name: c[name] - own[name] for name in c}
         loss = self.train("all", epochs, correction=correction)
-        y = self.model.state_dict()
-        changes = {name: y[name] - self.received[name] for name in y}
+        changes = difference(self.model.state_dict(), self.received)
         moved = own
         if step := self.total_step(epochs):
             moved = {n: own[n] - c[n] - changes[n] / step for n in own}

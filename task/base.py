@@ -109,7 +109,8 @@ class BaseTask(ABC):
         """One model for all clients of a process, whatever its content.
 
         A `SettingsError` is raised where the initial one has parameters that are
-        frozen: a part of a model learns as a whole.
+        frozen, as a part of a model learns as a whole, or of 16 bits, or has numbers
+        that are not finite.
         """
         model = self.initial_model()
         frozen = [n for n, p in model.named_parameters() if not p.requires_grad]
@@ -119,6 +120,18 @@ class BaseTask(ABC):
                 "model learns as a whole: what never learns must be a buffer, and with "
                 "representation-epochs=0 the representation stays"
             )
+        for name, value in model.state_dict().items():
+            if value.dtype in (torch.float16, torch.bfloat16):
+                kind = str(value.dtype).removeprefix("torch.")
+                raise SettingsError(
+                    f"the model's {name!r} is {kind}; it must be float32: training "
+                    "computes in 16 bits with bfloat16=true"
+                )
+            if not value.isfinite().all():
+                raise SettingsError(
+                    f"the model's {name!r} is not finite; what never changes, a mask "
+                    "of -inf say, must be a buffer with persistent=False"
+                )
         return model
 
     @cached_property

@@ -82,7 +82,7 @@ class TrainCall:
         Raises `TypeError` for a regularizer that is no dataclass of tensors.
         """
         # Dropout would draw other numbers for a client than it does alone.
-        if len(self.examples) == 0 or self.model.is_random["all"]:
+        if len(self.examples) == 0 or self.model.is_random("all", self._tried):
             return None
         if not self.model.is_plain:
             return None
@@ -108,7 +108,10 @@ class TrainCall:
     def has_features(self) -> bool:
         """Whether the representation's features are computed once for all epochs."""
         frozen = self.part == "head" and not self.examples.augment
-        return frozen and not self.model.is_random["representation"]
+        return frozen and not self.model.is_random("representation", self._tried)
+
+    def _tried(self) -> Tensor:
+        return self.examples.on(current()).first(2)
 
     @property
     def can_be_filled(self) -> bool:
@@ -229,7 +232,8 @@ class GradientCall:
     @cached_property
     def key(self) -> Hashable:
         """Equal for the same model, loss and form of a batch."""
-        if self.model.is_random["all"] or not self.model.is_plain:
+        drawing = self.model.is_random("all", lambda: self.inputs[:2])
+        if drawing or not self.model.is_plain:
             return None
         x, y = self.inputs, self.targets
         form = x.shape, x.dtype, y.shape, y.dtype

@@ -1,6 +1,7 @@
 """Whether a task's model, loss, metrics and examples fit each other."""
 
 import math
+import warnings
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -113,7 +114,10 @@ def try_batch(task: "Task", batch: tuple[Tensor, Tensor]) -> Tensor:
         raise SettingsError(
             f"the model returns a {type(outputs).__name__}; it must be a tensor"
         )
-    value = call("the loss", task.loss, outputs=outputs, targets=targets)
+    with warnings.catch_warnings():
+        # Torch broadcasts (n, 1) and (n,) to n x n, and only warns.
+        warnings.filterwarnings("error", message="Using a target size")
+        value = call("the loss", task.loss, outputs=outputs, targets=targets)
     if not isinstance(value, Tensor) or value.ndim > 0:
         shown = f"shape {tuple(value.shape)}" if isinstance(value, Tensor) else value
         raise SettingsError(

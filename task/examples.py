@@ -68,6 +68,10 @@ class ExampleSet:
                     f"{name} is of type {type(value).__name__}; it must be a tensor, "
                     "torch.from_numpy of an array"
                 )
+        kind = self.targets.dtype
+        if not kind.is_floating_point and kind not in (torch.int64, torch.bool):
+            # Torch's indexing takes bytes for yes and no.
+            object.__setattr__(self, "targets", self.targets.long())
         n = len(self.inputs if self.rows is None else self.rows)
         if n != len(self.targets):
             raise SettingsError(
@@ -123,6 +127,10 @@ class ExampleSet:
     def without_augmentation(self) -> Self:
         """Return the same examples, never augmented."""
         return replace(self, augment=False)
+
+    def first(self, count: int) -> Tensor:
+        """Return the inputs of the first examples, in the form of `batches`."""
+        return self._prepared(torch.arange(min(count, len(self))), augment=False)[0]
 
     def sample(self, share: float) -> Self:
         """Return a share of the examples, at least one, drawn with torch's generator.

@@ -9,7 +9,7 @@ from typing import Annotated
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.batchnorm import _NormBase
 from torch.optim.sgd import sgd as torch_sgd
 
 from task.devices import CPU, current
@@ -145,7 +145,7 @@ class Steps:
 def freeze(model: SplitModel, part: Part) -> nn.Module:
     """Let a part of a model learn, and nothing else; return the part.
 
-    What is frozen needs no gradients, and its batch norms keep their statistics.
+    What is frozen needs no gradients, and its norms keep their statistics.
 
     Parameters
     ----------
@@ -159,7 +159,7 @@ def freeze(model: SplitModel, part: Part) -> nn.Module:
     module.requires_grad_(True)
     model.train()
     for frozen in model.modules():
-        if isinstance(frozen, _BatchNorm) and frozen not in set(module.modules()):
+        if isinstance(frozen, _NormBase) and frozen not in set(module.modules()):
             frozen.eval()
     return module
 

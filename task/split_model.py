@@ -7,7 +7,7 @@ from typing import Any, Literal, Self
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
-from torch.nn.modules.dropout import _DropoutNd
+from torch.nn.modules.batchnorm import _NormBase
 
 from task.layers import covers
 from task.settings import SettingsError
@@ -35,6 +35,7 @@ class SplitModel(nn.Module):
     """
 
     head_name = ""
+    _drawing: set[str] | None = None
 
     def __init__(self, representation: nn.Module, head: nn.Module) -> None:
         super().__init__()
@@ -72,12 +73,15 @@ class SplitModel(nn.Module):
         # A number is hashed faster than all that.
         return _KINDS.setdefault((repr(self), shapes), len(_KINDS))
 
-    @cached_property
-    def is_random(self) -> dict[Part, bool]:
-        """Whether the parts draw random numbers while they train."""
-        parts: list[Part] = ["representation", "head"]
-        found: dict[Part, bool] = {name: is_random(self.part(name)) for name in parts}
-        return {**found, "all": any(found.values())}
+    def is_random(self, part: Part, inputs: Callable[[], Tensor]) -> bool:
+        """Return whether a part draws random numbers while it trains.
+
+        That is tried once, on some inputs: a forward of one's own may draw them by any
+        function of torch.
+        """
+        if self._drawing is None:
+            self._drawing = drawing_parts(self, inputs())
+        return bool(self._drawing) if part == "all" else part in self._drawing
 
     @cached_property
     def is_plain(self) -> bool:
@@ -195,15 +199,35 @@ def called_with(module: nn.Module, parameters: Mapping[str, Tensor], x: Tensor) 
     return functional_call(module, found, (x,), tie_weights=False)
 
 
-def is_random(module: nn.Module) -> bool:
-    """Return whether a module draws random numbers while it trains."""
-    # torchvision's StochasticDepth is no dropout, and torchvision may be missing.
-    # Recurrent and attention layers have a dropout of their own.
-    return any(
-        (isinstance(m, _DropoutNd) or type(m).__name__ == "StochasticDepth")
-        and float(getattr(m, "p", 0)) > 0
-        for m in module.modules()
-    ) or any(
-        isinstance(m, nn.RNNBase | nn.MultiheadAttention) and m.dropout > 0
-        for m in module.modules()
-    )
+@torch.no_grad()
+def drawing_parts(model: SplitModel, inputs: Tensor) -> set[str]:
+    """Return which parts of a model draw random numbers in training mode.
+
+    The model, and torch's generators, are as before.
+    """
+    modes = {module: module.training for module in model.modules()}
+    buffers = [(buffer, buffer.clone()) for buffer in model.buffers()]
+    devices = [inputs.device] if inputs.device.type == "cuda" else []
+    found = set()
+    try:
+        for module in model.train().modules():
+            # They draw nothing, refuse a single example and would learn from it.
+            if isinstance(module, _NormBase):
+                module.eval()
+        for name in ("representation", "head"):
+            with torch.random.fork_rng(devices):
+                before = _generators(devices)
+                inputs = model.get_submodule(name)(inputs)
+                after = _generators(devices)
+            if not all(map(torch.equal, before, after)):
+                found.add(name)
+    finally:
+        for module, training in modes.items():
+            module.training = training
+        for buffer, value in buffers:
+            buffer.copy_(value)
+    return found
+
+
+def _generators(devices: list[torch.device]) -> list[Tensor]:
+    return [torch.get_rng_state(), *map(torch.cuda.get_rng_state, devices)]

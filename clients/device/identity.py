@@ -109,11 +109,19 @@ def client_name(context: Context) -> str:
         require(name != "", "client-name", name, "a name, of a character or more")
         return name
     if "partition-id" in config:
-        return f"{int(config['partition-id']):06d}"
+        return f"{partition_id(config):06d}"
     raise SettingsError(
         "the node config has neither client-name nor partition-id; start the SuperNode "
         "with --node-config 'client-name=\"NAME\"'"
     )
+
+
+def partition_id(node: Settings) -> int:
+    """Return which share of the data a node has; `SettingsError` unless it is one."""
+    index = node["partition-id"]
+    valid = isinstance(index, int) and type(index) is not bool and index >= 0
+    require(valid, "partition-id", index, "an integer, at least 0")
+    return int(index)
 
 
 class Setup(NamedTuple):
@@ -147,6 +155,8 @@ def client_setup(context: Context, run_config: UserConfig | None) -> Setup:
     given = context.run_config if run_config is None else run_config
     pairs = tuple(given.items())
     kind, setup = _known(pairs)
+    if "partition-id" in context.node_config:
+        partition_id(context.node_config)
     unread(context.node_config, kind)
     return setup(tuple(kind.own_settings(given, context.node_config).items()))
 
@@ -201,8 +211,13 @@ def build_client(context: Context, setup: Setup, config: Mapping[str, Any]) -> C
     node = context.node_config
     num_clients, index = 0, 0
     if "partition-id" in node:
-        num_clients = int(node.get("num-partitions", settings["num-clients"]))
-        index = int(node["partition-id"])
+        told = node.get("num-partitions", settings["num-clients"])
+        valid = isinstance(told, int) and told >= 1
+        require(valid, "num-partitions", told, "an integer, at least 1")
+        num_clients = int(told)
+        index = partition_id(node)
+        allowed = f"below num-partitions, {num_clients}"
+        require(index < num_clients, "partition-id", index, allowed)
     task = build_task(settings, num_clients)
     acknowledged = config.get(ACKNOWLEDGED_ROUND)
     run = str(config.get(RUN, context.run_id))
@@ -303,4 +318,5 @@ def seed_torch(context: Context, settings: Settings, config: Mapping[str, Any]) 
     """Seed torch from seed, client and round, never from the worker that runs it."""
     server_round = config.get(SERVER_ROUND, 0)
     text = f"{settings['seed']}/{client_name(context)}/{server_round!r}"
-    seed(int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "little"))
+    digest = hashlib.sha256(text.encode(errors="surrogatepass")).digest()
+    seed(int.from_bytes(digest[:8], "little"))

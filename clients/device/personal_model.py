@@ -3,7 +3,7 @@
 from flwr.common import NDArrays
 
 from clients.base import Client, Config, Evaluation, Reply
-from clients.device.slots import Tensors, under, within
+from clients.device.slots import Tensors, difference, under, within
 from task.models import SplitModel
 
 PERSONAL_MODEL = "model."
@@ -51,6 +51,6 @@ class MeanOfAllClient(PersonalModelClient):
         # What an earlier run has left is not in this run's mean.
         before = under(PERSONAL_MODEL, self.kept) if self.state.round else self.received
         after = self.model.state_dict()
-        reply = self.send_arrays({n: after[n] - before[n] for n in after}, loss)
+        reply = self.send_arrays(difference(after, before), loss)
         self.keep_personal_model(config)
         return reply

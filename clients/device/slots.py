@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy.typing as npt
+import torch
 from torch import Tensor
 
 from task.base import Task
@@ -82,11 +83,26 @@ class Slotted:
                     f"{type(self).__name__} has a slot {slot!r}; its name must end "
                     "with a dot, as 'representation.' and 'head.' do"
                 )
+        self._check_tied()
         structure: list[object] = [
             (name, tuple(array.shape), str(array.dtype))
             for name, array in self.initial_arrays(self.shared).items()
         ]
         return [*structure, self.task.classes] if HEAD in self.shared else structure
+
+    def _check_tied(self) -> None:
+        """Raise `SettingsError` if one parameter is both shared and not."""
+        first: dict[int, str] = {}
+        model = self.task.scratch_model
+        for name, parameter in model.named_parameters(remove_duplicate=False):
+            other = first.setdefault(id(parameter), name)
+            slots = self.slot_of(other), self.slot_of(name)
+            if len({(s in self.shared, s in self.personal) for s in slots}) > 1:
+                raise SettingsError(
+                    f"the model's {other!r} and {name!r} are one parameter; here it "
+                    f"must not be in two slots, {slots[0]!r} and {slots[1]!r}, of "
+                    "which only one is shared"
+                )
 
 
 def under(slot: str, tensors: Mapping[str, Tensor]) -> Tensors:
@@ -103,3 +119,11 @@ def to_numpy(tensor: Tensor) -> npt.NDArray[Any]:
     """Return a tensor as an array: on the same memory if it is on the CPU."""
     array: npt.NDArray[Any] = tensor.detach().cpu().numpy()
     return array
+
+
+def difference(after: Tensors, before: Mapping[str, Tensor]) -> Tensors:
+    """Return by how much arrays have changed; of yes and no, whether they have."""
+    return {
+        n: value ^ before[n] if value.dtype == torch.bool else value - before[n]
+        for n, value in after.items()
+    }

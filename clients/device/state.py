@@ -103,7 +103,9 @@ class PersonalState:
         self._about = dict(about or {})
         self._records = context.state
         self._directory = directory
-        self._run, self._client = run, client
+        # A folder's name need not be text, as what is written into a file must.
+        name = client.encode(errors="backslashreplace").decode()
+        self._run, self._client = run, name
         self._checkpointed, self._acknowledged = checkpointed, acknowledged
         self.rounds = self._rounds()
         self._usable = [

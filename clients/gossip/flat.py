@@ -6,6 +6,7 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor, nn
 
+from task.settings import SettingsError
 from task.sgd import SGD
 
 
@@ -33,6 +34,12 @@ class FlatParameters:
 
     def __init__(self, model: nn.Module) -> None:
         named = list(model.named_parameters())
+        for name, parameter in named:
+            if parameter.dtype != torch.float32:
+                kind = str(parameter.dtype).removeprefix("torch.")
+                raise SettingsError(
+                    f"the model's {name!r} is {kind}; gossip exchanges float32"
+                )
         self.sizes = tuple(p.numel() for _, p in named)
         device = named[0][1].device
         self.vector = torch.empty(sum(self.sizes), device=device)

@@ -39,7 +39,7 @@ def predict(
             yield str(path), *_answer(model, card, str(path), str(path))
             continue
         try:
-            lines = path.read_text(encoding="utf-8").splitlines()
+            lines = path.read_text(encoding="utf-8-sig").split("\n")
         except (OSError, ValueError) as error:
             raise SettingsError(f"{str(path)!r} cannot be read: {error}") from None
         if not any(map(str.strip, lines)):

@@ -228,7 +228,7 @@ def _characters(text: str) -> Tensor:
 
 def _text(path: Path) -> str:
     try:
-        return path.read_text(encoding="utf-8")
+        return path.read_text(encoding="utf-8-sig")
     except (OSError, ValueError) as error:
         raise SettingsError(f"{str(path)!r} cannot be read: {error}") from None
 
@@ -236,7 +236,10 @@ def _text(path: Path) -> str:
 def _lines(path: Path) -> list[tuple[str, str]]:
     """Return the labels and texts of a file."""
     found = []
-    for number, line in enumerate(_text(path).splitlines(), 1):
+    if not _text(path).strip("\n"):
+        raise SettingsError(f"{str(path)!r} has no lines")
+    # Not by splitlines: a text may hold other characters that break a line.
+    for number, line in enumerate(_text(path).rstrip("\n").split("\n"), 1):
         label, tab, text = line.partition("\t")
         if not tab or not label:
             raise SettingsError(
@@ -244,6 +247,4 @@ def _lines(path: Path) -> list[tuple[str, str]]:
                 "tab and a text"
             )
         found.append((label, text))
-    if not found:
-        raise SettingsError(f"{str(path)!r} has no lines")
     return found

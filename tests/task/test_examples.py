@@ -217,3 +217,11 @@ def test_a_drawn_batch_is_augmented_where_asked_for():
     assert changed > 30
     inputs, targets = whole.without_augmentation().draw(40)
     assert torch.equal(inputs, plain[targets])
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int16, torch.int32])
+def test_integer_targets_are_int64(dtype):
+    # With bytes torch's indexing would take them for yes and no.
+    examples = ExampleSet(torch.ones(3, 2), torch.tensor([0, 2, 1], dtype=dtype))
+    assert examples.targets.dtype == torch.int64
+    assert examples.targets.tolist() == [0, 2, 1]

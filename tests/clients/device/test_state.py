@@ -455,3 +455,10 @@ def test_a_resumed_run_finds_its_own_again(tmp_path):
     PersonalState(new_context(), tmp_path, run="first").save(head(4), 4)
     again = PersonalState(new_context(), tmp_path, 4, 4, run="first")
     assert value_of(again) == 4
+
+
+def test_a_client_whose_name_is_no_text(tmp_path):
+    # A folder's name, as the system gives it.
+    name = "caf\udce9"
+    PersonalState(new_context(), tmp_path, None, client=name).save(head(1), 1)
+    assert value_of(PersonalState(new_context(), tmp_path, None, client=name)) == 1

@@ -306,6 +306,18 @@ def late(value: float) -> torch.Tensor:
     return inputs
 
 
+def masked(value: float) -> SplitModel:
+    """A model with a buffer."""
+    made = model()
+    made.register_buffer("mask", torch.tensor([value]))
+    return made
+
+
+def regression() -> ExampleSet:
+    """Numbers as targets, not in the form (n, 1) of a model's outputs."""
+    return ExampleSet(torch.ones(4, 3), torch.arange(4.0))
+
+
 CHECKED = [
     (
         {"train": [ExampleSet(torch.ones(2, 3).double(), torch.tensor([0, 1]))]},
@@ -354,6 +366,23 @@ CHECKED = [
     (
         {"model": lambda: model().requires_grad_(False)},
         "the model's 'representation.0.weight' does not require a gradient; a",
+    ),
+    (
+        {"model": lambda: model().half()},
+        "the model's 'representation.0.weight' is float16; it must be float32: trai",
+    ),
+    (
+        {"model": lambda: masked(-math.inf)},
+        "the model's 'mask' is not finite; what never changes, a mask of -inf say",
+    ),
+    (
+        {"train": [regression()], "loss": nn.functional.mse_loss},
+        "the loss refuses outputs of type float32 and shape (4, 2) and targets of type "
+        "float32 and shape (4,): Using a target size",
+    ),
+    (
+        {"train": [regression()], "loss": lambda x, y: nn.L1Loss()(x[:, :1], y)},
+        "the loss refuses outputs of type float32 and shape (4, 2) and targets of type",
     ),
     ({"train": [[1, 2]]}, "the train examples are a list; they must be an ExampleSet"),
     ({"train": []}, "the task has examples of 0 clients; client 0, from 0, is one too"),

@@ -148,3 +148,11 @@ def test_the_next_character_can_be_learned(tmp_path):
     ]
     # One of three letters: log 3 = 1.1 without looking at them.
     assert losses[1] < 0.2 < losses[0]
+
+
+def test_a_mark_in_front_of_a_file_is_no_part_of_a_class(tmp_path):
+    # As Notepad writes them; and a text may hold Unicode's own line break.
+    (tmp_path / "a.tsv").write_bytes("\ufeffpos\tgood\u2028day\r\nneg\tno\r\n".encode())
+    task = task_of(tmp_path, 1, sequence_length=3)
+    assert task.classes == ("neg", "pos")
+    assert len(task.train_examples(0)) + len(task.test_examples(0)) == 2

@@ -1,0 +1,147 @@
+"""Models that people bring: what a part of one may be, and what it may not."""
+
+import pytest
+import torch
+from flwr.app import Context, RecordDict
+from safetensors.numpy import load_file
+from torch import nn
+
+from clients import FedAvgClient, FedRepClient
+from clients.device.identity import build_client, client_setup
+from clients.device.slots import difference
+from clients.device.state import PersonalState
+from simulation import simulate
+from task.base import ExampleTask
+from task.calls import TrainCall
+from task.examples import ExampleSet
+from task.models import SplitModel
+from task.settings import SettingsError, build, resolve
+from task.sgd import SGD, freeze
+
+
+class Tied(SplitModel):
+    """A model of words whose head has the embedding's weights."""
+
+    def __init__(self):
+        super().__init__(
+            nn.Sequential(nn.Embedding(5, 3), nn.Flatten(1, 2)), nn.Linear(3, 5)
+        )
+        self.head.weight = self.representation[0].weight
+
+
+class Functional(nn.Module):
+    """Draws random numbers by no module that says so."""
+
+    def forward(self, x):
+        return nn.functional.dropout(x, 0.5, self.training)
+
+
+def client_of(kind, model, examples):
+    task = ExampleTask(model, [examples], [examples])
+    context = Context(0, 0, {}, RecordDict(), {})
+    return kind(task, 0, PersonalState(context), build(kind.settings_type, {}))
+
+
+def test_a_parameter_is_not_both_shared_and_personal():
+    words = ExampleSet(torch.tensor([[0], [1], [4]]), torch.tensor([1, 2, 0]))
+    message = "'representation.0.weight' and 'head.weight' are one parameter"
+    with pytest.raises(SettingsError, match=message):
+        client_of(FedRepClient, Tied, words).get_properties({})
+    assert client_of(FedAvgClient, Tied, words).get_properties({})["num-examples"] == 3
+
+
+def numbers(n: int = 6) -> ExampleSet:
+    generator = torch.Generator().manual_seed(0)
+    return ExampleSet(torch.randn(n, 4, generator=generator), torch.arange(n) % 2)
+
+
+@pytest.mark.parametrize(
+    ("module", "drawing"),
+    [
+        (Functional(), True),
+        (nn.RReLU(), True),
+        (nn.Dropout(0.5), True),
+        (nn.Dropout(0.0), False),
+        (nn.BatchNorm1d(4), False),
+        (nn.utils.parametrizations.spectral_norm(nn.Linear(4, 4)), False),
+    ],
+)
+def test_features_that_are_drawn_anew_are_computed_anew(module, drawing):
+    torch.manual_seed(0)
+    model = SplitModel(module, nn.Linear(4, 2)).train()
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    state = torch.get_rng_state()
+    loss = nn.functional.cross_entropy
+    call = TrainCall(model, "head", numbers(), loss, 1, SGD(), None, None)
+    assert call.has_features is not drawing
+    assert (call.key is None) is drawing
+    # That was tried, and has left nothing behind.
+    assert torch.equal(torch.get_rng_state(), state)
+    assert all(torch.equal(model.state_dict()[n], v) for n, v in before.items())
+    assert all(m.training for m in model.modules())
+
+
+def test_a_frozen_norm_keeps_its_statistics():
+    norm = nn.InstanceNorm1d(2, track_running_stats=True)
+    model = SplitModel(norm, nn.Sequential(nn.Flatten(), nn.Linear(8, 2)))
+    freeze(model, "head")
+    model(torch.randn(3, 2, 4) + 5)
+    assert norm.running_mean.tolist() == [0, 0]
+
+
+def test_of_yes_and_no_the_difference_is_whether_they_changed():
+    before = {"mask": torch.tensor([True, False]), "w": torch.tensor([1.0, 2.0])}
+    after = {"mask": torch.tensor([True, True]), "w": torch.tensor([1.5, 2.0])}
+    found = difference(after, before)
+    assert found["mask"].tolist() == [False, True]
+    assert found["w"].tolist() == [0.5, 0]
+
+
+MASKED = """
+import torch
+from torch import nn
+from task import ExampleSet, ExampleTask, SplitModel
+
+class Masked(nn.Linear):
+    def __init__(self):
+        super().__init__(3, 4)
+        self.register_buffer("mask", torch.tensor([True, False, True, True]))
+
+    def forward(self, x):
+        return super().forward(x) * self.mask
+
+def masked(num_clients):
+    torch.manual_seed(2)
+    sets = [ExampleSet(torch.randn(6, 3), torch.arange(6) % 2) for _ in range(3)]
+    return ExampleTask(lambda: SplitModel(Masked(), nn.Linear(4, 2)), sets, sets)
+"""
+
+
+@pytest.mark.parametrize("algorithm", ["fedavg", "scaffold", "l2gd", "fed-mtl"])
+def test_a_model_with_a_mask_of_yes_and_no(algorithm, write_module, tmp_path):
+    task = write_module("masks", MASKED) + ":masked"
+    more = {"backend": "inline", "output": str(tmp_path), "fraction": 1.0}
+    simulate(algorithm, task=task, clients=3, rounds=2, checkpoint_every=1, **more)
+    arrays = load_file(tmp_path / algorithm / "checkpoint.safetensors")
+    (mask,) = (v for n, v in arrays.items() if n.endswith("representation.mask"))
+    assert mask.tolist() == [True, False, True, True]
+
+
+@pytest.mark.parametrize(
+    ("node", "message"),
+    [
+        ({"partition-id": "x"}, "partition-id is 'x'; it must be an integer, at least"),
+        ({"partition-id": -1}, "partition-id is -1; it must be an integer, at least 0"),
+        ({"partition-id": 1.5}, "partition-id is 1.5; it must be an integer"),
+        ({"partition-id": 5}, "partition-id is 5; it must be below num-partitions, 5"),
+        (
+            {"partition-id": 0, "num-partitions": 0},
+            "num-partitions is 0; it must be",
+        ),
+    ],
+)
+def test_a_share_of_the_data_that_is_none(node, message):
+    settings = resolve({"algorithm": "fedavg", "num-clients": 5})
+    context = Context(0, 0, {"num-partitions": 5, **node}, RecordDict(), {})
+    with pytest.raises(SettingsError, match=message):
+        build_client(context, client_setup(context, settings), {})
