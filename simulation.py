@@ -7,7 +7,7 @@ import contextlib
 import logging
 import os
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from logging import WARNING
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -32,7 +32,7 @@ from strategies.server.newcomers import check_newcomers
 from strategies.server.output import locked, put_aside
 from strategies.server.page.serving import served_for
 from strategies.server.parallel import side_by_side
-from strategies.server.results import METRICS, Row, read_rows
+from strategies.server.results import METRICS, SUMMARY, Row, is_written, read_rows
 from strategies.server.rounds import RunSettings
 from strategies.server.tables import show
 from strategies.server.terminal import console, ended_as_by_ctrl_c
@@ -69,7 +69,11 @@ class Run(NamedTuple):
     rows: list[Row]
 
 
-def simulate(algorithm: str | type, backend: str = "ray", **settings: Setting) -> Run:
+def simulate(
+    algorithm: str | type,
+    backend: str = "ray",
+    **settings: Setting | Callable[..., Any],
+) -> Run:
     """Run one algorithm in simulation.
 
     Parameters
@@ -82,7 +86,8 @@ def simulate(algorithm: str | type, backend: str = "ray", **settings: Setting) -
         to rounding, and to the last bit with ``cohort="off"``.
     **settings
         What is set, with ``_`` for ``-``; ``rounds``, ``clients`` and ``fraction`` as
-        on the command line.
+        on the command line. ``task`` may be the function itself; for ``ray``, as with
+        the algorithm, not one of the script.
 
     Returns
     -------
@@ -102,15 +107,26 @@ def simulate(algorithm: str | type, backend: str = "ray", **settings: Setting) -
     known = isinstance(algorithm, str | type)
     require(known, "algorithm", algorithm, "a name, an import path or a strategy")
     if isinstance(algorithm, type):
-        allowed = "of a module that workers can import, or with backend='inline'"
-        valid = algorithm.__module__ != "__main__" or backend == "inline"
-        require(valid, "algorithm", algorithm, allowed)
-        algorithm = f"{algorithm.__module__}:{algorithm.__qualname__}"
+        algorithm = import_path(algorithm)
     named = {name.replace("_", "-"): value for name, value in settings.items()}
     given = {FLAGS.get(name, name): value for name, value in named.items()}
+    task = given.get("task", "")
+    if not isinstance(task, str):
+        allowed = "a name, an import path or a function that returns the task"
+        require(hasattr(task, "__qualname__"), "task", task, allowed)
+        given["task"] = import_path(task)
+    for name, path in (("algorithm", algorithm), ("task", given.get("task", ""))):
+        allowed = "of a module that workers can import, or with backend='inline'"
+        valid = not str(path).startswith("__main__:") or backend == "inline"
+        require(valid, name, path, allowed)
     checked = check([algorithm], given, backend)
     with served_for(checked):
         return run(algorithm, checked, backend)
+
+
+def import_path(of: type | Callable[..., Any]) -> str:
+    """Return the path by which a class or a function is imported."""
+    return f"{of.__module__}:{of.__qualname__}"
 
 
 def run(algorithm: str, settings: Settings, backend: str) -> Run:
@@ -412,7 +428,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     Returns
     -------
     int
-        0, or 2 for bad input, after one line that says what is wrong.
+        0; 2 for bad input, and 1 where results could not be written, after one line
+        that says what is wrong.
     """
     # Tasks and algorithms of one's own are found in this folder, as by `python -m`.
     sys.path.append(os.getcwd())
@@ -447,7 +464,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except SettingsError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
-    show(summaries, output, evaluated_on)
+    show(summaries, evaluated_on)
+    tuning = algorithms[:1] == ["tune"]
+    if not is_written(Path(output) / (tune.FILE if tuning else SUMMARY), summaries):
+        print(f"error: {output!r} lacks results, as the log says", file=sys.stderr)
+        return 1
+    where = f"metrics, clients, summary, tables and plot: {output}"
+    console().print(where, soft_wrap=True, markup=False)
     return 0
 
 

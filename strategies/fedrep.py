@@ -89,5 +89,7 @@ class FedRepLinear(FedRep):
         arrays = super().aggregate(server_round, replies)
         if arrays is None or not self.orthonormalize:
             return arrays
-        b = arrays[REPRESENTATION_WEIGHT].numpy().T
-        return to_record({REPRESENTATION_WEIGHT: np.linalg.qr(b).Q.T})
+        q, r = np.linalg.qr(arrays[REPRESENTATION_WEIGHT].numpy().T)
+        # The Q that is near B: kept heads are for columns that point the same way.
+        q *= np.where(np.diag(r) < 0, -1, 1).astype(q.dtype)
+        return to_record({REPRESENTATION_WEIGHT: q.T})

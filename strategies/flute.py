@@ -142,14 +142,32 @@ class FLUTE(HeadsOnServer):
 
     def initialize(self, grid: Grid) -> ArrayRecord:
         """Return the initial representation, and keep the initial head."""
-        whole = super().initialize(grid)
+        rest = self._split(super().initialize(grid))
+        # Asked again: of how many classes the head is was not known.
+        self._classes.clear()
+        return rest
+
+    def open_exchange(
+        self,
+        nodes: list[int],
+        arrays: ArrayRecord,
+        config: ConfigRecord,
+        server_round: int,
+        kind: str,
+    ) -> list[Message]:
+        """Take the head from a whole model, with which Flower's ``start`` begins."""
+        if any(name.startswith("head.") for name in arrays):
+            arrays = self._split(arrays)
+        return super().open_exchange(nodes, arrays, config, server_round, kind)
+
+    def _split(self, whole: ArrayRecord) -> ArrayRecord:
+        """Keep a model's head as the initial one, and return the rest."""
         names = [name for name in whole if name.startswith("head.")]
         if HEAD_WEIGHT not in names or whole[HEAD_WEIGHT].numpy().ndim != 2:
             raise SettingsError(
                 f"FLUTE needs a head that is one linear layer; this one has {names}"
             )
         self.initial_head = {name: whole[name].numpy() for name in names}
-        self._classes.clear()
         return ArrayRecord({n: a for n, a in whole.items() if n not in names})
 
     def head(self, name: str) -> Arrays:

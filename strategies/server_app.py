@@ -77,9 +77,11 @@ def run(
         strategy.standing.checkpointed = strategy.standing.resumed = start
         log(INFO, "going on after round %d", start)
         if start >= own.num_server_rounds:
-            if known := read_summary(settings, start):
+            # What another run has left there says nothing of this one.
+            same = Path(own.resume).resolve() == output.resolve()
+            if same and (known := read_summary(settings, start)):
                 return known
-            if not read_rows(output / name / METRICS):
+            if not same or not read_rows(output / name / METRICS):
                 raise SettingsError(
                     f"resume: the run has ended, and {own.output!r} has nothing of it; "
                     "num-server-rounds must be more to go on"

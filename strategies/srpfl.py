@@ -41,6 +41,9 @@ from task.settings import (
     validate,
 )
 
+# In a checkpoint: of how many rounds the stages of ``auto`` are.
+STAGED = "staged-rounds"
+
 
 class SRPFL(RunHooks):
     """Close each round when the first n of the sampled clients have answered.
@@ -90,6 +93,8 @@ class SRPFL(RunHooks):
         self.contraction = contraction
         self.num_rounds = num_rounds
         self._end_checked = self._waits_said = False
+        # How many rounds the run that was resumed had, for the same stages.
+        self._began_with = 0
         validate(self)
         noise = getattr(strategy, "server_dp_noise", 0.0)
         allowed = "0 with SRPFL: who is among the first depends on the data"
@@ -220,11 +225,15 @@ class SRPFL(RunHooks):
         return self.wrapped.initialize(grid)
 
     def state_dict(self) -> tuple[Arrays, dict[str, Any]]:
-        """As the wrapped strategy; SRPFL's stage follows from the round."""
-        return self.wrapped.state_dict()
+        """As the wrapped strategy, and what the stages of ``auto`` follow from."""
+        arrays, values = self.wrapped.state_dict()
+        if self.lengths is None:
+            values = {**values, STAGED: self._began_with or self.num_rounds}
+        return arrays, values
 
     def load_state_dict(self, arrays: Arrays, values: dict[str, Any]) -> None:
-        """As the wrapped strategy."""
+        """As the wrapped strategy; with more rounds no stage begins again."""
+        self._began_with = int(values.get(STAGED) or 0)
         self.wrapped.load_state_dict(arrays, values)
 
     def __getattr__(self, name: str) -> Any:
@@ -241,7 +250,8 @@ class SRPFL(RunHooks):
             return sampled
         lengths: Sequence[int] | None = self.lengths
         if lengths is None:
-            rounds, allowed = self.num_rounds or 0, "given for rounds-per-stage='auto'"
+            rounds = self._began_with or self.num_rounds or 0
+            allowed = "given for rounds-per-stage='auto'"
             require(rounds > 0, "num_rounds", self.num_rounds, allowed)
             lengths = automatic_stages(self.initial_nodes, sampled, rounds)
         return nodes_of(server_round, sampled, self.initial_nodes, lengths)

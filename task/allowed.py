@@ -11,6 +11,8 @@ Setting = bool | int | float | str
 Settings = Mapping[str, Setting]
 
 MAX_LISTED = 60
+# Characters of a value that an error shows; of more only as many.
+LONGEST = 300
 
 
 class SettingsError(ValueError):
@@ -32,7 +34,12 @@ def require(condition: bool, name: str, value: object, allowed: str) -> None:
         If ``condition`` is false.
     """
     if not condition:
-        raise SettingsError(f"{name} is {value!r}; it must be {allowed}")
+        shown = repr(value)
+        if "\n" in shown:
+            shown = " ".join(shown.split())
+        if len(shown) > LONGEST:
+            shown = f"a {type(value).__name__}, {shown[:LONGEST]}…"
+        raise SettingsError(f"{name} is {shown}; it must be {allowed}")
 
 
 def reason_of(error: BaseException) -> str:

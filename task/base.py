@@ -12,7 +12,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
-from task.checks import check_metrics, try_examples
+from task.checks import check_head, check_metrics, try_examples
 from task.devices import seeded
 from task.examples import ExampleSet
 from task.models import SplitModel
@@ -149,7 +149,8 @@ class BaseTask(ABC):
             if not isinstance(examples, ExampleSet):
                 raise SettingsError(
                     f"the {part} examples are a {type(examples).__name__}; they must "
-                    "be an ExampleSet"
+                    "be an ExampleSet, as ExampleSet.from_dataset makes of a Dataset "
+                    "(of a DataLoader: of its dataset)"
                 )
             if len(examples) == 0:
                 continue
@@ -175,8 +176,9 @@ class ExampleTask(BaseTask):
     model : callable
         Returns a new `SplitModel`, or any other module together with ``head``; what it
         draws at random is fixed by the seed.
-    train, test : sequence of ExampleSet
-        Examples of each client. A sequence of one's own may read them when asked.
+    train, test : sequence of ExampleSet, or mapping of str to ExampleSet
+        Examples of each client, in a mapping by the clients' names. A sequence of one's
+        own may read them when asked.
     loss : callable, default cross-entropy
         Of a batch's outputs and targets; the mean over the batch.
     classes : tuple of str, default ()
@@ -197,12 +199,13 @@ class ExampleTask(BaseTask):
     Raises
     ------
     SettingsError
-        If the model is a module and no function, or a metric's name is taken.
+        If the model is a module and no function, a metric's name is taken, or one of
+        the named clients has examples for training or testing only.
     """
 
     model: Callable[[], nn.Module]
-    train: Sequence[ExampleSet]
-    test: Sequence[ExampleSet]
+    train: Sequence[ExampleSet] | Mapping[str, ExampleSet]
+    test: Sequence[ExampleSet] | Mapping[str, ExampleSet]
     loss: Loss = nn.functional.cross_entropy
     classes: tuple[str, ...] = ()
     seed: int = 0
@@ -218,8 +221,21 @@ class ExampleTask(BaseTask):
                 f"model is a {type(self.model).__name__}; it must be a function that "
                 "returns a new one"
             )
+        if isinstance(self.train, Mapping) and isinstance(self.test, Mapping):
+            if odd := sorted(map(str, {*self.train} ^ {*self.test})):
+                raise SettingsError(
+                    f"client {odd[0]!r} is in one of train and test; it must be in both"
+                )
+            names = tuple(self.train)
+            object.__setattr__(self, "client_names", tuple(map(str, names)))
+            for part, sets in (("train", self.train), ("test", self.test)):
+                object.__setattr__(self, part, [sets[name] for name in names])
         for name in ("train", "test"):
             sets = getattr(self, name)
+            if isinstance(sets, Mapping):
+                raise SettingsError(
+                    f"{name} is a mapping; train and test must both be one, or neither"
+                )
             if not hasattr(sets, "__len__") or not hasattr(sets, "__getitem__"):
                 raise SettingsError(
                     f"{name} is a {type(sets).__name__}; it must be a sequence of the "
@@ -244,11 +260,28 @@ class ExampleTask(BaseTask):
 
     def train_examples(self, client: int) -> ExampleSet:
         """Return a client's training examples."""
-        return self._of(self.train, client)
+        return self._of(cast(Sequence[ExampleSet], self.train), client)
 
     def test_examples(self, client: int) -> ExampleSet:
         """Return a client's test examples."""
-        return self._of(self.test, client)
+        return self._of(cast(Sequence[ExampleSet], self.test), client)
+
+    def check(self, client: int) -> None:
+        """Try first, of one client, whether the head is what the model applies last."""
+        examples = self.train_examples(client)
+        if self.head and isinstance(examples, ExampleSet) and len(examples):
+            if "head" not in self._tried:
+                with seeded(self.seed):
+                    module = self.model()
+                if not isinstance(module, SplitModel):
+                    inputs = examples.on(torch.device("cpu")).first(2)
+                    check_head(module, self.head, inputs)
+            self._tried.add("head")
+        super().check(client)
+
+    @cached_property
+    def _tried(self) -> set[str]:
+        return set()
 
     def _of(self, sets: Sequence[ExampleSet], client: int) -> ExampleSet:
         if client >= len(sets):

@@ -13,6 +13,7 @@ from task.calls import EVALUATION_BATCH, are_classes
 from task.examples import ExampleSet
 from task.layers import IGNORED
 from task.settings import SettingsError, reason_of
+from task.split_model import SplitModel
 
 if TYPE_CHECKING:
     from task.base import Task
@@ -45,6 +46,12 @@ def try_examples(task: "Task", examples: ExampleSet) -> None:
     """
     outputs = try_batch(task, next(examples.batches(EVALUATION_BATCH)))
     inputs, targets = examples.inputs, examples.targets
+    entropy = task.loss is nn.functional.cross_entropy and outputs.ndim > 1
+    if entropy and outputs.shape[1] == 1 and len(task.classes) != 1:
+        raise SettingsError(
+            "the loss is cross-entropy and the model has one output, for which it is "
+            "always 0; for numbers it must be another, nn.functional.mse_loss say"
+        )
     if task.classes and targets.is_floating_point():
         kind = str(targets.dtype).removeprefix("torch.")
         raise SettingsError(
@@ -60,7 +67,7 @@ def try_examples(task: "Task", examples: ExampleSet) -> None:
             "the others the targets'"
         )
     count, ignored = len(task.classes), np.inf
-    if task.loss is nn.functional.cross_entropy and outputs.ndim > 1:
+    if entropy:
         count, ignored = count or outputs.shape[1], IGNORED
     if count and not targets.is_floating_point():
         flat = targets.flatten()
@@ -138,6 +145,30 @@ def try_batch(task: "Task", batch: tuple[Tensor, Tensor]) -> Tensor:
         found = call(f"metric {name!r}", metric, outputs=outputs, targets=targets)
         number(name, found)
     return outputs
+
+
+@torch.no_grad()
+def check_head(module: nn.Module, head: str, inputs: Tensor) -> None:
+    """Raise `SettingsError` unless the head is the last thing that a module applies.
+
+    The module is split.
+    """
+    name = type(module).__name__
+    try:
+        whole = module.eval()(inputs)
+    # Of an outsider's; what it refuses `try_batch` says.
+    except Exception:
+        return
+    model = SplitModel.wrap(module, head).eval()
+    try:
+        outputs = model(inputs)
+        torch.testing.assert_close(outputs, whole, rtol=1e-3, atol=1e-4, equal_nan=True)
+    except Exception as error:
+        raise SettingsError(
+            f"head is {head!r}, which is not the last thing that {name} applies: what "
+            "follows it, a softmax, a squeeze or an object around the outputs, must be "
+            "left to the loss, or be part of a head with a name"
+        ) from error
 
 
 def check_metrics(metrics: Any) -> None:

@@ -1,6 +1,6 @@
 """A client's examples as tensors, and the batches that are cut from them."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Self
 
@@ -83,7 +83,7 @@ class ExampleSet:
     def from_dataset(
         cls,
         dataset: Iterable[Any],
-        inputs: int | str = 0,
+        inputs: int | str | Sequence[int | str] = 0,
         targets: int | str = 1,
         **more: Any,
     ) -> Self:
@@ -95,7 +95,8 @@ class ExampleSet:
             Its examples are tuples, as torch's are, or mappings, as Hugging Face's are,
             of arrays, numbers, lists of numbers or Pillow images.
         inputs, targets : int or str, default 0 and 1
-            Where in an example they stand: a position, or the name of a column.
+            Where in an example they stand: a position, or the name of a column. Inputs
+            of several columns, equally long, are stacked: (n, columns, ...).
         **more : Any
             ``mean``, ``std`` and ``augment``.
 
@@ -111,8 +112,10 @@ class ExampleSet:
         SettingsError
             If examples are not of equal shape, or are not numbers.
         """
-        drawn = [(example[inputs], example[targets]) for example in dataset]
-        x = _stacked([x for x, _ in drawn], "inputs")
+        columns = [inputs] if isinstance(inputs, int | str) else list(inputs)
+        drawn = [([row[c] for c in columns], row[targets]) for row in dataset]
+        alone = isinstance(inputs, int | str)
+        x = _stacked([x[0] if alone else x for x, _ in drawn], "inputs")
         y = _stacked([y for _, y in drawn], "targets")
         if not y.is_floating_point():
             y = y.long()

@@ -67,7 +67,10 @@ def named_metrics(text: str, task: Task) -> dict[str, Metric]:
             need("sklearn", "simulation", f"metric {name!r}")
         short = name.rpartition(":")[2]
         if name in METRICS and not task.classes:
-            raise SettingsError(f"metric {name!r} needs classes, and the task has none")
+            raise SettingsError(
+                f"metric {name!r} needs classes, and the task has none (an ExampleTask "
+                "has them by classes=...)"
+            )
         if short in found or short in task.metrics:
             raise SettingsError(
                 f"two metrics are called {short!r}; each must have a name of its own"

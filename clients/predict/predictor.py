@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from clients.device.card import Classifier, ModelCard
 from clients.predict.loading import BATCH, load_model, load_run
-from task.data.images import images_in
+from task.data.images import IMAGE_SUFFIXES, images_in
 from task.settings import SettingsError
 
 # A file or a folder.
@@ -96,12 +96,20 @@ class Predictor:
 
 
 def files_in(places: Sequence[Path]) -> list[Path]:
-    """Return files, and for a folder the images in it; one must be there."""
+    """Return files, and for a folder the images in it; one must be there.
+
+    Where it has only folders, as the classes of a data set, the images are in those.
+    """
     files: list[Path] = []
     for path in places:
         # Of a name that is too long, too.
         if os.path.isdir(path):
-            files += [Path(entry.path) for entry in images_in(path)]
+            entries = sorted(path.iterdir())
+            folders = [entry for entry in entries if entry.is_dir()]
+            if any(entry.suffix.lower() in IMAGE_SUFFIXES for entry in entries):
+                folders = []
+            for folder in folders or [path]:
+                files += [Path(entry.path) for entry in images_in(folder)]
         elif os.path.isfile(path):
             files.append(path)
         else:

@@ -99,7 +99,8 @@ def clip(
 
     A change is scaled down to the norm ``bound``; where that is 0, to the median of
     this round's norms, so that the more than half that are honest say how long a change
-    may be (cf. Karimireddy et al., ICML 2021).
+    may be (cf. Karimireddy et al., ICML 2021). Of counters, as batch norms have them,
+    the median counts: they have no length beside weights.
     """
     centre = {name: value.astype(np.float64) for name, value in sent.items()}
 
@@ -107,7 +108,8 @@ def clip(
         for reply in replies:
             yield {n: np.subtract(v, centre[n]) for n, v in reply().items()}
 
-    norms = [norm(change) for change in changes()]
+    weighed = [name for name in sent if _is_float(sent[name])]
+    norms = [norm({n: change[n] for n in weighed}) for change in changes()]
     bound = bound or float(np.median(norms))
     factors = [min(1.0, bound / length) if length else 1.0 for length in norms]
     scaled: Iterable[Arrays] = (
@@ -118,6 +120,8 @@ def clip(
     if step is None:
         return None
     likes = replies[0]()
+    for name in (n for n in step if not _is_float(sent[n])):
+        step[name] = np.median([change[name] for change in changes()], axis=0)
     return {n: rounded_to(likes[n].dtype, np.add(centre[n], step[n])) for n in step}
 
 
@@ -130,13 +134,16 @@ def multi_krum(
     """Return the mean of the n − f replies that lie closest together.
 
     f is what `assumed_liars` says; closest are those with the smallest sums of squared
-    distances to their n − f − 2 nearest (Blanchard et al., NeurIPS 2017).
+    distances to their n − f − 2 nearest (Blanchard et al., NeurIPS 2017). Counters, as
+    batch norms have them, are no part of a distance.
     """
     decoded = [reply() for reply in replies]
     n = len(decoded)
     f = assumed_liars(n, share)
     distances = np.zeros((n, n))
     for name, value in sent.items():
+        if not _is_float(value):
+            continue
         # Differences to what was sent, as sums of large squares say little of small
         # distances.
         flat = np.stack([d[name].astype(np.float64).ravel() for d in decoded])
@@ -153,6 +160,10 @@ def multi_krum(
 def assumed_liars(n: int, share: float) -> int:
     """Return how many of n replies may be lies: the share, rounded up, below half."""
     return min(int(np.ceil(share * n - 1e-9)), (n - 1) // 2)
+
+
+def _is_float(array: NDArray) -> bool:
+    return array.dtype.kind == "f"
 
 
 def norm(arrays: Mapping[str, NDArray]) -> float:

@@ -4,7 +4,7 @@ import contextlib
 import fcntl
 import os
 from collections.abc import Iterator
-from logging import WARNING
+from logging import ERROR, WARNING
 from pathlib import Path
 
 from flwr.common import log
@@ -27,6 +27,15 @@ from task.settings import SettingsError
 NEWCOMERS = ("newcomers.json", "newcomers.csv")
 # What a run of an algorithm has written, and what its simulated clients keep.
 OF_A_RUN = (METRICS, TIDY, CLIENTS, STATUS, *NEWCOMERS, PRIVACY, CHECKPOINT, "clients")
+
+
+@contextlib.contextmanager
+def said(what: object) -> Iterator[None]:
+    """Log in one line that something could not be written, and go on."""
+    try:
+        yield
+    except OSError as error:
+        log(ERROR, "%s not written: %s", what, error)
 
 
 @contextlib.contextmanager

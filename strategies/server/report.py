@@ -2,8 +2,8 @@
 
 import contextlib
 import os
-from collections.abc import Callable, Iterator, Mapping
-from logging import ERROR, WARNING
+from collections.abc import Callable, Mapping
+from logging import WARNING
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,7 @@ from strategies.algorithms import short_name
 from strategies.server import newcomers
 from strategies.server.checkpoint import MAY_DIFFER
 from strategies.server.checks import several
-from strategies.server.output import locked
+from strategies.server.output import locked, said
 from strategies.server.page.document import write_page
 from strategies.server.plot import plot
 from strategies.server.results import (
@@ -80,11 +80,11 @@ class Report:
             self._newest |= row
         # Whether the file lacks rows that the disk did not take.
         self._behind = True
-        with self._said("rows of the rounds before"):
+        with said("rows of the rounds before"):
             self._write_rows()
         self._about = (self.algorithm, settings["seed"], settings["evaluate-on"])
         self.tidy = TidyFile(self.directory / TIDY, self._about)
-        with self._said("lines of the rounds before"):
+        with said("lines of the rounds before"):
             self.tidy.begin(after, former / TIDY)
         self.progress = Progress(
             TextColumn("{task.description}"),
@@ -116,14 +116,14 @@ class Report:
         self.tidy.add(row["round"], "", row)
         if self.trackers:
             self.trackers.add(row)
-        with self._said(f"metrics of round {row['round']}"):
+        with said(f"metrics of round {row['round']}"):
             self._append(row)
-        with self._said(f"lines of round {row['round']}"):
+        with said(f"lines of round {row['round']}"):
             self.tidy.flush()
-        state = f"loss {row['train-loss']:.3f}" if "train-loss" in row else ""
+        state = f"train loss {row['train-loss']:.3f}" if "train-loss" in row else ""
         shown = quality(self._newest)
         if (value := self.latest(shown)) is not None:
-            state += f"  {shown} {value:.3f}"
+            state += f"  {'test loss' if shown == 'loss' else shown} {value:.3f}"
         self.progress.update(self._bar, completed=row["round"], state=state)
 
     def _append(self, row: Row) -> None:
@@ -137,14 +137,6 @@ class Report:
                 file.flush()
                 os.fsync(file.fileno())
             self._behind = False
-
-    @contextlib.contextmanager
-    def _said(self, what: str) -> Iterator[None]:
-        """Log in one line that something could not be written, and go on."""
-        try:
-            yield
-        except OSError as error:
-            log(ERROR, "%s not written: %s", what, error)
 
     def latest(self, name: str) -> float | None:
         """Return the newest value of a metric; None if it was never measured."""
@@ -169,13 +161,13 @@ class Report:
             )
             log(WARNING, text, several(lacking))
         if self._behind:
-            with self._said("metrics"):
+            with said("metrics"):
                 self._write_rows()
-        with self._said(CLIENTS):
+        with said(CLIENTS):
             write_json(self.directory / CLIENTS, clients)
         for name, metrics in clients.items():
             self.tidy.add(KNOWN, name, known(metrics))
-        with self._said(TIDY):
+        with said(TIDY):
             self.tidy.flush()
         last = self._last_rounds()
         since = self.rows[-1]["round"] - last if self.rows else 0
@@ -184,11 +176,11 @@ class Report:
         if joined:
             summary |= self._write_newcomers(joined)
         config = {n: v for n, v in self.settings.items() if n not in OWN}
-        with self._said(SUMMARY), locked(self.output, wait=True):
+        with said(SUMMARY), locked(self.output, wait=True):
             self._write_summary(summary, config)
         if ended:
             ended()
-        with self._said(PAGE), locked(self.output, wait=True):
+        with said(PAGE), locked(self.output, wait=True):
             write_page(self.output)
         if self.trackers:
             files = [self.output / name for name in (PLOT, PAGE)]
@@ -206,7 +198,7 @@ class Report:
         self, joined: Mapping[str, Mapping[str, Any]]
     ) -> dict[str, float]:
         of_each = {name: entry["by-examples"] for name, entry in joined.items()}
-        with self._said(newcomers.FILE):
+        with said(newcomers.FILE):
             write_json(self.directory / newcomers.FILE, joined)
             about, path = self._about[:2], self.directory / newcomers.TIDY
             newcomers.write_tidy(path, about, of_each)

@@ -78,6 +78,20 @@ def read_rows(path: Path) -> list[Row]:
     return rows
 
 
+def is_written(path: Path, summaries: Mapping[str, Any]) -> bool:
+    """Return whether a file has all these summaries, as the disk may not take them.
+
+    It is ``summary.json`` or ``tune.json``.
+    """
+    try:
+        whole = read_json(path)
+        there = whole.get("algorithms") or {n: own["test"] for n, own in whole.items()}
+        same = {name: there[name] for name in summaries}
+        return bool(same == json.loads(strict_json(summaries)))
+    except (OSError, ValueError, LookupError, TypeError, AttributeError):
+        return False
+
+
 def read_summary(settings: Settings, rounds: int) -> dict[str, Any] | None:
     """Return the algorithm's part of the ``summary.json`` of a run of so many rounds.
 

@@ -9,6 +9,7 @@ import numpy as np
 from strategies.algorithms import short_name
 from strategies.server import newcomers
 from strategies.server.checkpoint import FILE as CHECKPOINT
+from strategies.server.output import said
 from strategies.server.page.document import write_page
 from strategies.server.plot import plot
 from strategies.server.report import OWN
@@ -121,13 +122,14 @@ def combine(
         "config": {**config, "output": str(output)},
         "seeds": [run["seed"] for run in runs],
     }
-    write_json(output / SUMMARY, whole)
-    join(output / TIDY, (place / n / TIDY for place in folders for n in names))
     evaluated_on = str(config["evaluate-on"])
-    write_tables(output, summaries, evaluated_on)
-    plot(output, names, folders, evaluated_on)
-    newcomers.plot(output, names, folders)
-    write_page(output)
+    with said(f"what {output} has of all seeds together is"):
+        write_json(output / SUMMARY, whole)
+        join(output / TIDY, (place / n / TIDY for place in folders for n in names))
+        write_tables(output, summaries, evaluated_on)
+        plot(output, names, folders, evaluated_on)
+        newcomers.plot(output, names, folders)
+        write_page(output)
     return summaries
 
 

@@ -44,7 +44,7 @@ def listed_stages(lengths: int | str | Sequence[int]) -> tuple[int, ...]:
     """
     if isinstance(lengths, str):
         parts = [part.strip() for part in lengths.split(",") if part.strip()]
-        if not parts or not all(part.isdigit() and int(part) >= 1 for part in parts):
+        if not parts or not all(part.isdecimal() and int(part) >= 1 for part in parts):
             raise SettingsError(
                 f"rounds-per-stage is {lengths!r}; it must be a number of rounds, "
                 "several with commas between them, each at least 1, 'theory' or 'auto'"

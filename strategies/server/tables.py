@@ -91,8 +91,8 @@ def cells(summaries: Summaries, evaluated_on: str = "test") -> list[list[str]]:
     return rows
 
 
-def show(summaries: Summaries, output: object, evaluated_on: str) -> None:
-    """Print the final table, and where the files are."""
+def show(summaries: Summaries, evaluated_on: str) -> None:
+    """Print the final table."""
     head, *rows = cells(summaries, evaluated_on)
     table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
     for heading, *column in zip(head, *rows, strict=True):
@@ -104,8 +104,6 @@ def show(summaries: Summaries, output: object, evaluated_on: str) -> None:
     terminal = console()
     # Wider than the terminal, its lines go on in the next one.
     terminal.print(table, crop=False)
-    where = f"metrics, clients, summary, tables and plot: {output}"
-    terminal.print(where, soft_wrap=True, markup=False)
 
 
 def write_tables(output: Path, summaries: Summaries, evaluated_on: str) -> None:

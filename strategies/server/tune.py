@@ -11,6 +11,7 @@ from rich.table import Table
 
 from strategies.algorithms import short_name
 from strategies.server.checkpoint import FILE as CHECKPOINT
+from strategies.server.output import said
 from strategies.server.results import write_json
 from strategies.server.seeds import PREFIX
 from strategies.server.tables import write_tables
@@ -140,8 +141,10 @@ def tune(
             "picked": best,
             "test": carry_out(algorithm, runs, place),
         }
-        write_json(output / FILE, found)
-    write_tables(output, {name: own["test"] for name, own in found.items()}, "test")
+        with said(output / FILE):
+            write_json(output / FILE, found)
+    with said(f"tables in {output}"):
+        write_tables(output, {name: own["test"] for name, own in found.items()}, "test")
     return found
 
 

@@ -21,8 +21,9 @@ from strategies.server.exchange import Exchange
 from strategies.server.results import STATUS, Row, quality, strict_json
 from task.files import write_atomically
 
-# Seconds between two writings of the file; it has a line for each client.
-INTERVAL = 1.0
+# Seconds between two writings of the file, and how many times what the last one took:
+# it has a line for each client.
+INTERVAL, SHARE = 1.0, 20.0
 
 
 class Watch:
@@ -46,7 +47,7 @@ class Watch:
         self._known = 0
         self._gone: dict[str, float] = {}
         self._wrong: dict[str, str] = {}
-        self._written = 0.0
+        self._written = self._took = 0.0
 
     @contextlib.contextmanager
     def over(self, rows: list[Row]) -> Iterator[None]:
@@ -85,7 +86,7 @@ class Watch:
             parts.append(f"{duration(seconds)} left")
         text = "; ".join(part for part in parts if part)
         log(INFO, "round %d of %d: %s", row["round"], self.rounds, text)
-        if time.monotonic() - self._written >= INTERVAL:
+        if time.monotonic() - self._written >= max(INTERVAL, SHARE * self._took):
             self._write("running", rows)
 
     def end(self, state: str, rows: list[Row]) -> None:
@@ -149,6 +150,7 @@ class Watch:
         return quality({name for metrics in every for name in metrics})
 
     def _write(self, state: str, rows: list[Row]) -> None:
+        began = time.monotonic()
         status = {
             "state": state,
             # By which a page on this machine sees that it is killed.
@@ -166,6 +168,7 @@ class Watch:
         except OSError as error:
             log(WARNING, "%s not written: %s", STATUS, error)
         self._written = time.monotonic()
+        self._took = self._written - began
 
 
 def _numbers(row: Row) -> str:

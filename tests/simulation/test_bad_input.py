@@ -276,6 +276,10 @@ def test_a_run_that_is_over_cannot_be_resumed_elsewhere(surroundings, capfd):
     arguments = ("fedper", "--rounds", "2", "--output", "new")
     arguments += config("checkpoint-every=1 resume='out'")
     assert_refused(arguments, "resume: the run has ended", surroundings, capfd)
+    # Another run that is there is not this one.
+    other = {"checkpoint_every": 1, "seed": 1}
+    assert run(surroundings / "new", "fedper", "--rounds", "2", **other) == 0
+    assert_refused(arguments, "resume: the run has ended", surroundings, capfd)
 
 
 def test_a_refused_run_deletes_and_moves_nothing(surroundings, capfd):

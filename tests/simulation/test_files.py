@@ -190,13 +190,30 @@ def test_a_disk_that_stays_full_ends_no_run_with_a_traceback(
     tmp_path, monkeypatch, capsys, caplog
 ) -> None:
     Disk(monkeypatch, range(2, 100))
-    go(tmp_path, "fedavg", rounds=4)
-    assert "Traceback" not in "".join(capsys.readouterr())
+    go(tmp_path, "fedavg", rounds=4, code=1)
+    out, err = capsys.readouterr()
+    assert "Traceback" not in out + err
+    # The table is shown, and nobody is sent to files that are not there.
+    assert "accuracy" in out
+    assert "metrics, clients, summary" not in out
+    assert f"error: {str(tmp_path)!r} lacks results, as the log says" in err
     assert "metrics of round 2 not written: [Errno 28] No space left" in caplog.text
     # What could be written is whole.
     assert [row["round"] for row in read_rows(tmp_path / "fedavg" / "metrics.jsonl")][
         :1
     ] == [1]
+
+
+def test_a_disk_that_is_full_when_all_seeds_have_run(
+    tmp_path, monkeypatch, capsys, caplog
+) -> None:
+    Disk(monkeypatch, range(2, 3))
+    assert run(tmp_path, "fedavg", "--rounds", "2", "--seeds", "2", **STEADY) == 1
+    out, err = capsys.readouterr()
+    assert "Traceback" not in out + err
+    assert "of all seeds together is not written: [Errno 28] No space" in caplog.text
+    assert "accuracy" in out
+    assert err.count("\n") == 1
 
 
 @pytest.mark.parametrize(

@@ -80,6 +80,10 @@ def test_the_mean_may_be_orthonormalised(orthonormalize):
         return
     np.testing.assert_allclose(b @ b.T, np.eye(2), atol=1e-12)
     assert principal_angle_distance(b.T, mean.T) < 1e-9
+    # Gram and Schmidt by hand: no column turns round, to which kept heads belong.
+    one = mean[0] / np.linalg.norm(mean[0])
+    rest = mean[1] - (mean[1] @ one) * one
+    np.testing.assert_allclose(b, [one, rest / np.linalg.norm(rest)], atol=1e-12)
 
 
 @pytest.mark.parametrize("bad", ["nan", "shape", "name", "nothing"])

@@ -3,7 +3,14 @@ from logging import WARNING
 import numpy as np
 import pytest
 import torch
-from flwr.app import ConfigRecord, Message, MetricRecord, RecordDict
+from flwr.app import (
+    Array,
+    ArrayRecord,
+    ConfigRecord,
+    Message,
+    MetricRecord,
+    RecordDict,
+)
 
 from clients.client_app import make_app
 from strategies import FLUTE, FLUTELinear, build_strategy
@@ -193,6 +200,20 @@ def test_only_the_own_head_travels_and_unknown_clients_get_the_initial_one() -> 
         expected = heads[node] if node in trained else np.eye(3, 2)
         np.testing.assert_array_equal(sent, expected)
         assert set(message.content["arrays"]) == {REPRESENTATION}
+
+
+def test_a_run_that_begins_with_a_whole_model() -> None:
+    # As with Flower's `start(grid, initial_arrays)`.
+    heads = {n: np.full((3, 2), n, np.float32) for n in (1, 2)}
+    grid = Answers(dict.fromkeys(heads, "111"), heads)
+    begun, usual = FLUTE(fraction_train=1.0), FLUTE(fraction_train=1.0)
+    rest = usual.initialize(grid)
+    whole = {**rest, **{n: Array(a) for n, a in usual.initial_head.items()}}
+    messages = begun.configure_train(1, ArrayRecord(whole), ConfigRecord(), grid)
+    for message in messages:
+        assert set(message.content["arrays"]) == set(rest) == {REPRESENTATION}
+        sent = message.content["head"][WEIGHT].numpy()
+        np.testing.assert_array_equal(sent, usual.initial_head[WEIGHT])
 
 
 def test_state_survives() -> None:

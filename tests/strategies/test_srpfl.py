@@ -55,6 +55,17 @@ def test_automatic_stages_by_hand(sampled, rounds, expected) -> None:
     assert schedule(strategy, sampled, rounds) == expected
 
 
+def test_a_resumed_run_with_more_rounds_begins_no_stage_again() -> None:
+    first = SRPFL(BaseStrategy(), num_rounds=10)
+    longer = SRPFL(BaseStrategy(), num_rounds=40)
+    longer.load_state_dict(*first.state_dict())
+    assert schedule(longer, 20, 12) == [2, 2, 4, 8, 16] + [20] * 7
+    # And so it is when that one is resumed.
+    again = SRPFL(BaseStrategy(), num_rounds=80)
+    again.load_state_dict(*longer.state_dict())
+    assert schedule(again, 20, 12) == schedule(longer, 20, 12)
+
+
 def test_automatic_stages_need_the_number_of_rounds() -> None:
     with pytest.raises(SettingsError, match=r"^num_rounds is None; .*'auto'$"):
         SRPFL(BaseStrategy()).nodes(1, 3)

@@ -19,7 +19,15 @@ from flwr.common import log
 
 from strategies.server.checks import one_line
 from strategies.server.results import Row
-from task.settings import Settings, SettingsError, is_path, load, need, unknown
+from task.settings import (
+    Settings,
+    SettingsError,
+    is_path,
+    load,
+    need,
+    require,
+    unknown,
+)
 
 # Name, also of the extra: import path, and the package that it needs.
 TRACKERS = {
@@ -108,6 +116,8 @@ class Trackers:
         uris = [u.strip() for u in str(settings["tracker-uri"]).split(",")]
         if uris == [""]:
             uris = [""] * len(names)
+        uri = str(settings["tracker-uri"])
+        require(bool(names) or not uri, "tracker-uri", uri, "empty without a tracker")
         if len(uris) != len(names):
             raise SettingsError(
                 f"tracker-uri is {settings['tracker-uri']!r}; it must be empty or have "

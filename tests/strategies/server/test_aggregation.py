@@ -97,6 +97,25 @@ def test_krum_sees_small_distances_far_from_zero() -> None:
     np.testing.assert_allclose(found["w"] - 1e8, [2 / 3, 2 / 3], rtol=1e-6)
 
 
+def counted(*values) -> list:
+    """Replies with a weight and a batch norm's counter."""
+    return [lambda w=w, n=n: {"w": np.array([w]), "n": np.array(n)} for w, n in values]
+
+
+def test_a_counter_has_no_length() -> None:
+    sent = {"w": np.array([0.0]), "n": np.array(100)}
+    # Norms 1, 2 and 4 of the weights: the median is 2; the counters' is 130.
+    replies = counted((1.0, 110), (2.0, 130), (4.0, 10**12))
+    found = clip([1.0] * 3, replies, sent, 0.0)
+    assert found["w"].tolist() == [(1 + 2 + 2) / 3]
+    assert found["n"] == 130
+    assert found["n"].dtype == np.int64
+    # Of five the one that is far by its weight is left out, whatever it has counted.
+    honest = [(0.1, 120), (0.2, 180), (0.3, 240), (0.2, 300)]
+    found = multi_krum([1.0] * 5, counted(*honest, (-9.0, 210)), sent, 0.2)
+    assert found["w"][0] == pytest.approx(0.2)
+
+
 @pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize("n", range(1, 5))
 def test_few_clients_and_integers(rule: str, n: int) -> None:

@@ -190,7 +190,7 @@ def test_the_bar_shows_the_newest_values(tmp_path):
     assert report.latest("nothing") is None
     (bar,) = report.progress.tasks
     assert bar.completed == 2
-    assert bar.fields["state"] == "loss 0.500  accuracy 0.500"
+    assert bar.fields["state"] == "train loss 0.500  accuracy 0.500"
 
 
 def test_what_is_printed_while_the_bar_is_on_a_terminal(tmp_path, monkeypatch):

@@ -55,7 +55,7 @@ def test_no_word_is_cut_on_a_narrow_terminal(monkeypatch):
     text = StringIO()
     narrow = Console(file=text, width=60)
     monkeypatch.setattr("strategies.server.tables.console", lambda: narrow)
-    show(SUMMARIES, "out", "test")
+    show(SUMMARIES, "test")
     shown = text.getvalue()
     for word in ("algorithm", "accuracy", "examples", "own_50%", "75.00%", "1.25%"):
         assert word in shown

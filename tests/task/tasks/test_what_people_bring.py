@@ -1,0 +1,144 @@
+"""Nets, loaders and tables as people have them, and what is said of those unfit."""
+
+import re
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+from torch.utils.data import DataLoader, TensorDataset
+
+from simulation import simulate
+from task import ExampleSet, ExampleTask, SplitModel
+from task.settings import SettingsError, require
+
+
+class Net(nn.Module):
+    """A net as in every introduction."""
+
+    def __init__(self, behind=lambda x: x, width: int = 2):
+        super().__init__()
+        self.fc1, self.fc2 = nn.Linear(4, 8), nn.Linear(8, 8)
+        self.fc3, self.behind = nn.Linear(8, width), behind
+
+    def forward(self, x):
+        hidden = functional.relu(self.fc2(functional.relu(self.fc1(x))))
+        return self.behind(self.fc3(hidden))
+
+
+def examples(n: int = 6) -> ExampleSet:
+    generator = torch.Generator().manual_seed(0)
+    return ExampleSet(torch.randn(n, 4, generator=generator), torch.arange(n) % 2)
+
+
+def task_of(model, head: str = "fc3", **more) -> ExampleTask:
+    sets = [examples(), examples()]
+    return ExampleTask(
+        **{"model": model, "train": sets, "test": sets, **more}, head=head
+    )
+
+
+@pytest.mark.parametrize(
+    ("model", "head"),
+    [
+        (lambda: Net(lambda x: functional.log_softmax(x, 1)), "fc3"),
+        (lambda: Net(lambda x: x.squeeze(1), 1), "fc3"),
+        (lambda: Net(lambda x: {"logits": x}), "fc3"),
+        # In the middle, and of a width that fits and one that does not.
+        (Net, "fc2"),
+        (Net, "fc1"),
+    ],
+)
+def test_a_head_behind_which_something_follows(model, head):
+    line = f"head is {head!r}, which is not the last thing that Net applies: what follo"
+    with pytest.raises(SettingsError, match=re.escape(line)):
+        task_of(model, head).check(0)
+
+
+def test_a_head_that_is_the_last_thing_is_tried_once():
+    made = []
+
+    def model():
+        made.append(1)
+        return Net()
+
+    task = task_of(model)
+    for client in (0, 1, 0, 1):
+        task.check(client)
+    # One is tried, and one is the scratch model.
+    assert len(made) == 2
+
+
+def test_cross_entropy_of_one_output_is_no_loss():
+    numbers = ExampleSet(torch.ones(4, 4), torch.ones(4, 1))
+    line = "the loss is cross-entropy and the model has one output, for which it is alw"
+    with pytest.raises(SettingsError, match=line):
+        task_of(lambda: Net(width=1), train=[numbers], test=[numbers]).check(0)
+    mse = functional.mse_loss
+    task_of(lambda: Net(width=1), train=[numbers], test=[numbers], loss=mse).check(0)
+
+
+def test_clients_with_names(tmp_path):
+    sets = {"north": examples(6), "south": examples(4)}
+    task = task_of(Net, train=sets, test=dict(reversed(sets.items())))
+    assert task.client_names == ("north", "south")
+    assert [len(task.train_examples(i)) for i in (0, 1)] == [6, 4]
+    assert [len(task.test_examples(i)) for i in (0, 1)] == [6, 4]
+    with pytest.raises(SettingsError, match="client 'south' is in one of train and te"):
+        task_of(Net, train=sets, test={"north": examples()})
+    with pytest.raises(SettingsError, match="train is a mapping; train and test must"):
+        task_of(Net, train=sets)
+
+
+def test_loaders():
+    data = TensorDataset(torch.randn(5, 4), torch.tensor([0, 1, 0, 1, 1]))
+    loader = DataLoader(data, batch_size=2, shuffle=True)
+    with pytest.raises(SettingsError, match=r"a DataLoader; .*DataLoader: of its"):
+        task_of(Net, train=[loader]).check(0)
+    found = ExampleSet.from_dataset(loader.dataset)
+    assert torch.equal(found.inputs, data.tensors[0])
+    assert found.targets.tolist() == [0, 1, 0, 1, 1]
+
+
+def test_inputs_of_several_columns():
+    rows = [
+        {"input_ids": [5, 6, 0], "attention_mask": [1, 1, 0], "labels": 1},
+        {"input_ids": [7, 8, 9], "attention_mask": [1, 1, 1], "labels": 0},
+    ]
+    found = ExampleSet.from_dataset(rows, ["input_ids", "attention_mask"], "labels")
+    assert found.inputs.tolist() == [[[5, 6, 0], [1, 1, 0]], [[7, 8, 9], [1, 1, 1]]]
+    assert found.targets.tolist() == [1, 0]
+
+
+def brought(num_clients):
+    """A task of this module."""
+    sets = [examples() for _ in range(num_clients)]
+    return ExampleTask(lambda: SplitModel.wrap(Net(), "fc3"), sets, sets)
+
+
+def test_a_task_is_a_function_or_its_path(monkeypatch, tmp_path):
+    import sys
+    import types
+
+    here = types.ModuleType("brought_along")
+    here.brought = brought
+    monkeypatch.setitem(sys.modules, "brought_along", here)
+    monkeypatch.setattr(brought, "__module__", "brought_along")
+    more = {"clients": 2, "rounds": 1, "fraction": 1.0, "output": str(tmp_path)}
+    run = simulate("fedrep", "inline", task=brought, **more)
+    same = simulate("fedrep", "inline", task="brought_along:brought", **more)
+    assert run.summary["accuracy"] == same.summary["accuracy"]
+    with pytest.raises(SettingsError, match=r"a function that returns the task$"):
+        simulate("fedrep", "inline", task=task_of(Net), **more)
+    line = "task is '__main__:mine'; it must be of a module that workers can import"
+    with pytest.raises(SettingsError, match=line):
+        simulate("fedrep", "ray", task="__main__:mine", **more)
+
+
+def test_a_long_value_is_still_one_line():
+    with pytest.raises(SettingsError) as error:
+        require(False, "task", [np.zeros(9)] * 30, "short")
+    assert str(error.value).startswith("task is a list, [array([0., 0., 0.")
+    assert str(error.value).endswith("…; it must be short")
+    assert "\n" not in str(error.value)
