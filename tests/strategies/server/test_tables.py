@@ -66,7 +66,7 @@ def test_no_column_is_lost_where_they_are_many(monkeypatch):
     narrow = Console(file=text, width=40)
     monkeypatch.setattr("strategies.server.tables.console", lambda: narrow)
     many = {f"metric-{i}": 0.1234 + i for i in range(12)}
-    show({"fedrep": {"accuracy": 0.5, **many}}, "out", "test")
+    show({"fedrep": {"accuracy": 0.5, **many}}, "test")
     for name, value in many.items():
         assert name in text.getvalue()
         assert f"{value:.4g}" in text.getvalue()
