@@ -52,6 +52,8 @@ from task.settings import (
 
 DEFAULT_ALGORITHMS = ("fedavg", "fedrep", "flute")
 BACKENDS = ("ray", "inline")
+# Settings that only a speed-model reads.
+OF_SPEEDS = ("straggler-fraction", "redraw-speeds", "communication-time")
 
 
 class Run(NamedTuple):
@@ -232,13 +234,15 @@ def check(
     settings, used = _resolved(algorithms, given)
     _check_machine(settings, backend)
     _check_resume(algorithms, settings)
-    idle: dict[str, str] = {}
+    each = []
     # In order, each once.
     warnings: dict[str, None] = {}
     for algorithm in algorithms:
         own_idle, notes = _tried_out({**settings, "algorithm": algorithm})
-        idle |= own_idle
+        each.append(own_idle)
         warnings |= dict.fromkeys(notes)
+    idle = {name: why for own in each for name, why in own.items()}
+    idle = {name: why for name, why in idle.items() if all(name in own for own in each)}
     for name in given:
         if name not in used:
             names = ", ".join(algorithms)
@@ -319,7 +323,9 @@ def _tried_out(settings: Settings) -> tuple[dict[str, str], list[str]]:
     elif is_path(settings["task"]):
         # Somebody's task may be of fewer clients.
         tasks[0].check(num_clients - 1)
-    idle = [getattr(task, "idle_settings", {}) for task in tasks]
+    idle = [getattr(made, "idle_settings", {}) for made in (*tasks, strategy)]
+    if settings["speed-model"] == "none":
+        idle.append(dict.fromkeys(OF_SPEEDS, "there is no speed-model"))
     notes = [note for task in tasks for note in getattr(task, "notes", ())]
     return {name: why for own in idle for name, why in own.items()}, notes
 

@@ -136,6 +136,18 @@ class BaseStrategy(Evaluating, FlowerFedAvg):
         # Replies that counted in the last evaluation.
         self.evaluated: list[Message] = []
 
+    @property
+    def idle_settings(self) -> dict[str, str]:
+        """Settings that do nothing here, by name, and why."""
+        rule, idle = f"aggregation {self.aggregation!r} does not use it", {}
+        if self.aggregation != "clip":
+            idle["clip-norm"] = rule
+        if self.aggregation not in ("trimmed-mean", "multi-krum"):
+            idle["liar-share"] = rule
+        if self.weighting == "uniform":
+            idle["largest-share"] = "with weighting='uniform' all have the same share"
+        return idle
+
     # Where a run begins.
 
     def check_clients(self, num_clients: int) -> None:

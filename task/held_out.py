@@ -37,9 +37,9 @@ class EvaluationSettings(Checked):
         ``validation-fraction`` its validation set, so that no choice sees the test set.
     metrics : str, default ""
         What is measured besides loss and accuracy, with commas between:
-        ``balanced-accuracy`` and ``macro-f1`` (scikit-learn's), and import paths
-        ``package.module:function`` of functions of all outputs and targets of a
-        client that return a number.
+        ``balanced-accuracy`` and ``macro-f1`` (scikit-learn's) where the task names its
+        classes, and import paths ``package.module:function`` of functions of all
+        outputs and targets of a client that return a number.
     seed : int, default 0
         Fixes who is in the validation sets.
     """

@@ -104,10 +104,8 @@ def files_in(places: Sequence[Path]) -> list[Path]:
     for path in places:
         # Of a name that is too long, too.
         if os.path.isdir(path):
-            entries = sorted(path.iterdir())
-            folders = [entry for entry in entries if entry.is_dir()]
-            if any(entry.suffix.lower() in IMAGE_SUFFIXES for entry in entries):
-                folders = []
+            within = [] if _has_images(path) else sorted(path.iterdir())
+            folders = [p for p in within if os.path.isdir(p) and _has_images(p)]
             for folder in folders or [path]:
                 files += [Path(entry.path) for entry in images_in(folder)]
         elif os.path.isfile(path):
@@ -115,6 +113,10 @@ def files_in(places: Sequence[Path]) -> list[Path]:
         else:
             raise SettingsError(f"there is no file or folder {str(path)!r}")
     return files
+
+
+def _has_images(folder: Path) -> bool:
+    return any(p.suffix.lower() in IMAGE_SUFFIXES for p in folder.iterdir())
 
 
 def load(

@@ -73,6 +73,12 @@ class Gossip(BaseStrategy):
     # Names of the properties in which a client tells how long its messages may be.
     length_properties: ClassVar[tuple[str, ...]] = ("message-bytes",)
 
+    @property
+    def idle_settings(self) -> dict[str, str]:
+        """Add those of who is sampled, and of a mean over them."""
+        names = "fraction-train", "min-train-nodes", "weighting", "largest-share"
+        return super().idle_settings | dict.fromkeys(names, "all nodes take part")
+
     def __init__(
         self,
         *,

@@ -48,7 +48,8 @@ class Exchange:
     unused : dict of str to str
         Clients that could not use what they had kept, and why.
     bytes_down, bytes_up : int
-        Size of the messages and of all replies.
+        Size of the messages, and of the replies that were waited for: what comes after
+        an SRPFL round has closed is not counted.
     """
 
     def __init__(

@@ -18,7 +18,9 @@ class MeanOfAll(BaseStrategy):
     A client that trains for the first time begins at x̄. So x̄, unless ``aggregation``
     is another than the mean, stays the plain mean of the models that the N clients
     keep, of which the server sees the changes only. A client that leaves for good is
-    still one of the N: its last model stays in the mean.
+    still one of the N: its last model stays in the mean. So does what a client had that
+    has lost it, and begins at x̄ anew: x̄ is then off the mean by 1/N of the distance
+    between the two, for good, as nobody knows the lost model. The log says who.
     """
 
     only_means = True

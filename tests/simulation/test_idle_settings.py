@@ -51,6 +51,29 @@ def warnings_of(arguments: list[str], caplog) -> list[str]:
             ],
         ),
         (
+            ["fedavg", *config("clip-norm=1.0 largest-share=0.3 liar-share=0.1")],
+            [
+                "clip-norm=1.0 does nothing: aggregation 'mean' does not use it",
+                "largest-share=0.3 does nothing: with weighting='uniform' all have the "
+                "same share",
+                "liar-share=0.1 does nothing: aggregation 'mean' does not use it",
+            ],
+        ),
+        (
+            ["fedavg", *config("aggregation='multi-krum' liar-share=0.1")],
+            [],
+        ),
+        (
+            ["dpsgd", "--fraction", "0.5", *config("communication-time=3.0")],
+            [
+                "communication-time=3.0 does nothing: there is no speed-model",
+                "fraction-train=0.5 does nothing: all nodes take part",
+            ],
+        ),
+        # One of them reads it.
+        (["dpsgd", "fedavg", "--fraction", "0.5"], []),
+        (["srpfl", *config("communication-time=3.0")], []),
+        (
             ["fedavg", *config("nc-weight=0.5")],
             ["nc-weight=0.5 does nothing: it is not read by fedavg on digits"],
         ),
@@ -71,7 +94,7 @@ def warnings_of(arguments: list[str], caplog) -> list[str]:
         (["fedrep", *config("partition='dirichlet' dirichlet-alpha=5")], []),
         (["srpfl", *config("srpfl-base='flute' nc-weight=0.5 initial-nodes=3")], []),
         (["outsiders:Hooked", *config("fewest=3 round-timeout=60")], []),
-        (["fedrep", *config("torch-threads=2 communication-time=0.5")], []),
+        (["fedrep", *config("torch-threads=2 round-timeout=0.5")], []),
         # What is not given is not warned of.
         (["fedavg"], []),
     ],

@@ -21,6 +21,7 @@ from clients.client_app import make_app
 from clients.device.state import PersonalState
 from clients.predict import classify, export, load_model, load_run, predict
 from clients.predict.__main__ import main
+from clients.predict.predictor import files_in
 from simulation import run
 from strategies import server_app
 from strategies.grids.simulation import InlineGrid
@@ -258,6 +259,12 @@ def test_whoever_reads_the_predictions_may_stop(devices, folders, nobody_reads):
     run += ["--state-dir", str(devices / "bob")]
     with nobody_reads():
         assert main([str(folders / "bob" / "test" / "cat"), *run]) == 0
+
+
+def test_a_folder_of_class_folders_has_the_images_in_these(folders):
+    root = folders / "bob" / "test"
+    files = files_in([root, root / "cat"])
+    assert files == sorted(root.glob("*/*.png")) + sorted((root / "cat").glob("*.png"))
 
 
 def test_images_of_another_size_and_colour_are_converted(devices, tmp_path):
