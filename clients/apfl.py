@@ -113,8 +113,7 @@ class APFLClient(Client):
 
     def evaluate(self, parameters: NDArrays, config: Config) -> Evaluation:
         """Test v̄_i; ``accuracy-global`` is the global model's, ``alpha`` is α_i."""
-        self.receive(parameters, config)
-        loss, num_examples, metrics = self.test_beside_global()
+        loss, num_examples, metrics = super().evaluate(parameters, config)
         metrics["alpha"] = self.kept[ALPHA + "value"].item()
         return loss, num_examples, metrics
 

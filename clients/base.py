@@ -109,6 +109,8 @@ class Client(Joining, NumPyClient):
     # Whether all that the class's own `fit` learns from examples it learns by `train`,
     # with regularizers that see each of them by itself: then it can be private.
     learns_by_train: ClassVar[bool] = False
+    # Whether the received model is tested beside the deployed one.
+    beside_global: ClassVar[bool] = False
     # Settings that a device may set for itself.
     node_settings: ClassVar[tuple[str, ...]] = (
         "data-dir",
@@ -365,9 +367,16 @@ class Client(Joining, NumPyClient):
         metrics : dict
             ``accuracy``, 0 to 1, where targets are classes; ``global-nc2`` and
             ``local-nc2`` (`task.neural_collapse`) where the head is linear besides.
+            With ``beside_global`` also ``accuracy-global`` of the received model, and
+            so of the task's own metrics.
         """
         self.receive(parameters, config)
-        return self.test(self.deployed_model())
+        before = self.test(self.model)[2] if self.beside_global else {}
+        loss, num_examples, metrics = self.test(self.deployed_model())
+        for name in ("accuracy", *self.task.metrics):
+            if name in before:
+                metrics[f"{name}-global"] = before[name]
+        return loss, num_examples, metrics
 
     def deployed_model(self) -> SplitModel:
         """Return the model that this device uses; it is tested.
@@ -381,18 +390,6 @@ class Client(Joining, NumPyClient):
     def test(self, model: SplitModel) -> Evaluation:
         """Test a model on this client's test examples; as `evaluate`."""
         return evaluate_model(self.task, self.index, model)
-
-    def test_beside_global(self) -> Evaluation:
-        """Test the deployed model; ``accuracy-global`` is that of the received one.
-
-        So is ``-global`` of the task's own metrics.
-        """
-        _, _, before = self.test(self.model)
-        loss, num_examples, metrics = self.test(self.deployed_model())
-        for name in ("accuracy", *self.task.metrics):
-            if name in before:
-                metrics[f"{name}-global"] = before[name]
-        return loss, num_examples, metrics
 
 
 def classes_digest(task: Task) -> str:

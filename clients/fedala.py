@@ -7,7 +7,7 @@ import torch
 from flwr.common import NDArrays
 from torch import Tensor
 
-from clients.base import Client, Config, Evaluation, Reply, TrainingSettings
+from clients.base import Client, Config, Reply, TrainingSettings
 from clients.device.slots import HEAD, Tensors, under, within
 from task.settings import Range
 from task.split_model import SplitModel, called_with
@@ -45,6 +45,8 @@ class FedALAClient(Client):
     with each batch (equation 5), all else being frozen.
     """
 
+    # The mixture, and the global model.
+    beside_global = True
     personal = (OLD_MODEL, WEIGHTS, STARTED)
     settings_type = FedALASettings
     settings: FedALASettings
@@ -116,11 +118,6 @@ class FedALAClient(Client):
         """Put the mixture into the model."""
         for name, value in self.mixture(under(WEIGHTS, self.kept)).items():
             self.model.tensors[name].copy_(value)
-
-    def evaluate(self, parameters: NDArrays, config: Config) -> Evaluation:
-        """Test the mixture; ``accuracy-global`` is that of the global model."""
-        self.receive(parameters, config)
-        return self.test_beside_global()
 
     def deployed_model(self) -> SplitModel:
         """Return the mixture of the old and the global model, as W_i last was."""

@@ -8,7 +8,7 @@ import torch
 from flwr.common import NDArrays
 from torch import Tensor, nn
 
-from clients.base import Client, Config, Evaluation, Reply, TrainingSettings
+from clients.base import Client, Config, Reply, TrainingSettings
 from clients.device.slots import HEAD, WHOLE, Tensors, under, within
 from task.base import Task
 from task.devices import seeded
@@ -81,6 +81,8 @@ class FedCPClient(Client):
     say.
     """
 
+    # Both heads, and the global one alone.
+    beside_global = True
     shared = (*WHOLE, POLICY)
     personal = (PERSONAL_HEAD,)
     settings_type = FedCPSettings
@@ -157,11 +159,6 @@ class FedCPClient(Client):
         policy = within(POLICY, under("head.policy.", model.state_dict()))
         sent = {**model.state_dict(), **within(HEAD, mean), **policy}
         return self.send_arrays(sent, loss)
-
-    def evaluate(self, parameters: NDArrays, config: Config) -> Evaluation:
-        """Test both heads; ``accuracy-global`` is that of the global one alone."""
-        self.receive(parameters, config)
-        return self.test_beside_global()
 
     def deployed_model(self) -> SplitModel:
         """Return the model with both heads and the policy."""

@@ -7,7 +7,7 @@ import torch
 from flwr.common import NDArrays
 from torch import Tensor, nn
 
-from clients.base import Arrays, Client, Config, Evaluation, Reply, TrainingSettings
+from clients.base import Arrays, Client, Config, Reply, TrainingSettings
 from clients.device.slots import WHOLE, Tensors, to_numpy
 from task.base import Task
 from task.messages import CONSENSUS
@@ -45,6 +45,8 @@ class FedDBEClient(Client):
     trained with the same step size, while the mean features z̄_i are held near z̄.
     """
 
+    # The model with the memory, and the one without.
+    beside_global = True
     shared = (*WHOLE, CONSENSUS)
     sent = WHOLE
     personal = (MEMORY,)
@@ -131,11 +133,6 @@ class FedDBEClient(Client):
         examples = self.train_examples
         loss = loop(step, examples, own.representation_epochs, own)
         return mean.to(self.layer.weight.dtype), loss
-
-    def evaluate(self, parameters: NDArrays, config: Config) -> Evaluation:
-        """Test the model with the memory; ``accuracy-global`` is that without."""
-        self.receive(parameters, config)
-        return self.test_beside_global()
 
     @torch.no_grad()
     def deployed_model(self) -> SplitModel:

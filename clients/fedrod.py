@@ -7,7 +7,7 @@ import torch
 from flwr.common import NDArrays
 from torch import Tensor, nn
 
-from clients.base import Client, Config, Evaluation, Reply, TrainingSettings
+from clients.base import Client, Config, Reply, TrainingSettings
 from clients.device.slots import HEAD, Tensors, under, within
 from task.base import Task
 from task.models import SplitModel
@@ -68,6 +68,8 @@ class FedRoDClient(Client):
     where that is the generic one.
     """
 
+    # g + p, and the generic g alone.
+    beside_global = True
     personal = (PERSONAL_HEAD,)
     needs_classes = True
     settings: TrainingSettings
@@ -132,11 +134,6 @@ class FedRoDClient(Client):
         head = copy.deepcopy(self.model.linear_head("FedRoD"))
         head.load_state_dict(under(PERSONAL_HEAD, self.kept))
         return head
-
-    def evaluate(self, parameters: NDArrays, config: Config) -> Evaluation:
-        """Test g + p; ``accuracy-global`` is that of the generic g."""
-        self.receive(parameters, config)
-        return self.test_beside_global()
 
     def deployed_model(self) -> SplitModel:
         """Return the model whose head is g + p, one linear layer as well."""

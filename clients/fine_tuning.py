@@ -4,9 +4,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Annotated, TypeVar, cast
 
-from flwr.common import NDArrays
-
-from clients.base import Client, Config, Evaluation, TrainingSettings
+from clients.base import Client, TrainingSettings
 from clients.device.slots import WHOLE
 from task.models import SplitModel
 from task.settings import Range, SettingsError
@@ -30,12 +28,9 @@ class FineTuningSettings(TrainingSettings):
 class FineTuned(Client):
     """Use the global model with a head fine-tuned on the own data."""
 
+    # The fine-tuned model, and the global one.
+    beside_global = True
     settings: FineTuningSettings
-
-    def evaluate(self, parameters: NDArrays, config: Config) -> Evaluation:
-        """Test the fine-tuned model; ``accuracy-global`` is that of the global one."""
-        self.receive(parameters, config)
-        return self.test_beside_global()
 
     def deployed_model(self) -> SplitModel:
         """Fine-tune the head of the global model for ``finetune-epochs``.
@@ -70,7 +65,7 @@ def fine_tuned(kind: type[C]) -> type[C]:
     whole = {*WHOLE} <= {*kind.shared} and not own
     plain = all(
         getattr(kind, name) is getattr(Client, name)
-        for name in ("evaluate", "deployed_model")
+        for name in ("evaluate", "deployed_model", "beside_global")
     )
     if not (whole and plain):
         raise SettingsError(

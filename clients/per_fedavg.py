@@ -8,7 +8,7 @@ import torch
 from flwr.common import NDArrays
 from torch import Tensor, nn
 
-from clients.base import Client, Config, Evaluation, Reply, TrainingSettings
+from clients.base import Client, Config, Reply, TrainingSettings
 from clients.device.slots import Tensors
 from task.calls import EVALUATION_BATCH
 from task.devices import random_state, set_random_state
@@ -45,6 +45,8 @@ class PerFedAvgClient(Client):
     drawn independently: w̃ = w − α ∇f_i(w; D), and w ← w − β ∇f_i(w̃; D').
     """
 
+    # The adapted model, and the meta-model.
+    beside_global = True
     settings_type: type = PerFedAvgSettings
     settings: PerFedAvgSettings
 
@@ -91,11 +93,6 @@ class PerFedAvgClient(Client):
             parameter.grad = torch.zeros_like(parameter)
         loss = gradient(self.model, *batch, self.task.loss, self.settings)
         return loss, {n: p.grad for n, p in named.items() if p.grad is not None}
-
-    def evaluate(self, parameters: NDArrays, config: Config) -> Evaluation:
-        """Test the adapted model; ``accuracy-global`` is that of the meta-model."""
-        self.receive(parameters, config)
-        return self.test_beside_global()
 
     def deployed_model(self) -> SplitModel:
         """Return the model w − α ∇f_i(w), or that after ``adaptation-epochs``.

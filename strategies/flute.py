@@ -270,6 +270,8 @@ class FLUTELinear(HeadsOnServer):
     client = "clients.flute:FLUTELinearClient"
     # The heads move B as well.
     only_means = False
+    # Gradients.
+    replies_are_changes = True
 
     def __init__(
         self,
@@ -320,10 +322,6 @@ class FLUTELinear(HeadsOnServer):
         expected = to_record({f"gradient.{name}": a for name, a in like.items()})
         self.exchange.expected = {self.arrayrecord_key: expected}
         return sent
-
-    def centre(self) -> Arrays:
-        """Return zeros: replies are gradients."""
-        return {name: np.zeros_like(a) for name, a in super().centre().items()}
 
     def aggregate(
         self, server_round: int, replies: list[Message]

@@ -36,6 +36,7 @@ class SCAFFOLD(BaseStrategy):
 
     client = "clients.scaffold:SCAFFOLDClient"
     only_means = True
+    replies_are_changes = True
 
     def __init__(
         self,
@@ -66,10 +67,6 @@ class SCAFFOLD(BaseStrategy):
             weight = 1.0 if self.weighting == "uniform" else float(examples)
             self.client_weights.setdefault(client.name, weight)
         return nodes
-
-    def centre(self) -> Arrays:
-        """Return zeros: replies are changes themselves."""
-        return {name: np.zeros_like(a) for name, a in super().centre().items()}
 
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid

@@ -1,8 +1,6 @@
 """Clients with a model of their own beside the shared one."""
 
-from flwr.common import NDArrays
-
-from clients.base import Client, Config, Evaluation, Reply
+from clients.base import Client, Config, Reply
 from clients.device.slots import Tensors, difference, under, within
 from task.models import SplitModel
 
@@ -12,6 +10,8 @@ PERSONAL_MODEL = "model."
 class PersonalModelClient(Client):
     """Keeps a model of its own, and uses that."""
 
+    # The own model, and the shared one.
+    beside_global = True
     personal = (PERSONAL_MODEL,)
 
     def load_personal_model(self) -> None:
@@ -22,11 +22,6 @@ class PersonalModelClient(Client):
         """Keep ``model`` as the own model."""
         self.kept |= within(PERSONAL_MODEL, self.model.state_dict())
         self.keep(config)
-
-    def evaluate(self, parameters: NDArrays, config: Config) -> Evaluation:
-        """Test the own model; ``accuracy-global`` is that of the shared one."""
-        self.receive(parameters, config)
-        return self.test_beside_global()
 
     def deployed_model(self) -> SplitModel:
         """Return the own model."""

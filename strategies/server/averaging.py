@@ -34,6 +34,9 @@ class Averaging:
     # it otherwise.
     only_means: ClassVar[bool] = True
 
+    # Whether replies are changes of what was sent, and not what has come of it.
+    replies_are_changes: ClassVar[bool] = False
+
     arrayrecord_key: str
     aggregation: str
     privacy: ClientPrivacy | None
@@ -91,11 +94,15 @@ class Averaging:
     def centre(self) -> Arrays:
         """Return that from which the replies differ by the clients' changes.
 
-        Here it is what was sent.
+        It is what was sent, or zeros where replies are changes themselves.
         """
         sent = self.exchange.expected[self.arrayrecord_key]
         arrays = {name: array.numpy() for name, array in sent.items()}
-        return arrays if self.transport == "float32" else as_float32(arrays)
+        if self.transport != "float32":
+            arrays = as_float32(arrays)
+        if self.replies_are_changes:
+            return {name: np.zeros_like(array) for name, array in arrays.items()}
+        return arrays
 
     def weights(self, replies: list[Message]) -> list[float]:
         """Return checked replies' weights: 1, or numbers of examples.

@@ -8,7 +8,7 @@ from flwr.app import ArrayRecord, ConfigRecord, Message
 from flwr.serverapp import Grid
 
 from strategies.base import BaseStrategy
-from strategies.server.replies import Arrays, rounded_to, to_record
+from strategies.server.replies import rounded_to, to_record
 from task.settings import require
 
 
@@ -24,6 +24,7 @@ class MeanOfAll(BaseStrategy):
     """
 
     only_means = True
+    replies_are_changes = True
 
     def __init__(self, **base: Any) -> None:
         super().__init__(**base)
@@ -37,10 +38,6 @@ class MeanOfAll(BaseStrategy):
         """Send x̄ to the sampled clients."""
         self._sent = arrays
         return super().configure_train(server_round, arrays, config, grid)
-
-    def centre(self) -> Arrays:
-        """Return zeros: replies are changes themselves."""
-        return {name: np.zeros_like(a) for name, a in super().centre().items()}
 
     def aggregate(
         self, server_round: int, replies: list[Message]
