@@ -195,6 +195,7 @@ def _srpfl(label: str, page: str, *pairs: str, column: int = 1) -> list[Figure]:
     ]
 
 
+FIXED_150 = "[fixed, 20 %, 150, augmented]"
 DRAWN = "drawn in each round, 20 %"
 FIVE = ("fedrep", "fedavg-ft", "fedper", "flute", "flute-star")
 THOUSAND = ("fedrep", "fedavg-ft", "fedper", "lg-fedavg", "fed-mtl", "fedrep-5")
@@ -258,7 +259,8 @@ FIGURES = [
     *_srpfl("[drawn in each round, all, 40]", "dynamic-1-plain", *ALL_PAIRS),
     *_srpfl("[fixed, all, 40, augmented]", "fixed-1", *ALL_PAIRS[:2]),
     *_srpfl("[fixed, 20 %, 30, augmented]", "fixed-0.2", *ALL_PAIRS),
-    *_srpfl("[fixed, 20 %, 150, augmented]", "fixed-0.2-150", "srpfl"),
+    *_srpfl(FIXED_150, "fixed-0.2-150", "srpfl"),
+    *_srpfl(FIXED_150, "fixed-0.2-150-lg", "lg-srpfl", column=2),
     *_srpfl("[drawn in each round, 20 %, 150", "dynamic-0.2-150", "srpfl"),
     *_srpfl(DRAWN, "dynamic-0.2", "srpfl"),
     *_srpfl(DRAWN, "dynamic-0.2-plain", "lg-srpfl", column=2),
