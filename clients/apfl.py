@@ -42,6 +42,8 @@ class APFLClient(Client):
     the client uses. In a round's first step α ← α − η ⟨v − w, ∇f(v̄)⟩, within [0, 1].
     """
 
+    # v̄_i, and the global model.
+    beside_global = True
     personal = (PERSONAL_MODEL, ALPHA)
     settings_type = APFLSettings
     settings: APFLSettings

@@ -156,9 +156,7 @@ class Client(Joining, NumPyClient):
         if cls.task_type is not object and getattr(task, "held_out", False):
             raise SettingsError("validation-fraction must be 0: it draws its examples")
         if cls.needs_classes and not task.classes:
-            raise SettingsError(
-                "it needs a task with classes, to which its heads belong"
-            )
+            raise SettingsError("it needs classes, to which its heads belong")
 
     @classmethod
     def own_settings(cls, settings: Settings, node: Settings) -> Settings:
@@ -210,6 +208,7 @@ class Client(Joining, NumPyClient):
         self.task.check(self.index)
         if self.private:
             self.private.check(self.task.scratch_model)
+        self.check_tied(self.model)
         structure = repr(self.structure()).encode()
         return {
             NUM_CLASSES: len(self.task.classes or ()),

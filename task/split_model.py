@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn.modules.batchnorm import _NormBase
 
+from task.devices import random_state, set_random_state
 from task.layers import covers
 from task.settings import SettingsError
 
@@ -207,27 +208,21 @@ def drawing_parts(model: SplitModel, inputs: Tensor) -> set[str]:
     """
     modes = {module: module.training for module in model.modules()}
     buffers = [(buffer, buffer.clone()) for buffer in model.buffers()]
-    devices = [inputs.device] if inputs.device.type == "cuda" else []
-    found = set()
+    state, found = random_state(), set()
     try:
         for module in model.train().modules():
             # They draw nothing, refuse a single example and would learn from it.
             if isinstance(module, _NormBase):
                 module.eval()
         for name in ("representation", "head"):
-            with torch.random.fork_rng(devices):
-                before = _generators(devices)
-                inputs = model.get_submodule(name)(inputs)
-                after = _generators(devices)
-            if not all(map(torch.equal, before, after)):
+            inputs = model.get_submodule(name)(inputs)
+            if not all(map(torch.equal, state, random_state())):
                 found.add(name)
+                set_random_state(state)
     finally:
+        set_random_state(state)
         for module, training in modes.items():
             module.training = training
         for buffer, value in buffers:
             buffer.copy_(value)
     return found
-
-
-def _generators(devices: list[torch.device]) -> list[Tensor]:
-    return [torch.get_rng_state(), *map(torch.cuda.get_rng_state, devices)]

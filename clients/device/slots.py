@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy.typing as npt
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from task.base import Task
 from task.settings import SettingsError
@@ -83,17 +83,15 @@ class Slotted:
                     f"{type(self).__name__} has a slot {slot!r}; its name must end "
                     "with a dot, as 'representation.' and 'head.' do"
                 )
-        self._check_tied()
         structure: list[object] = [
             (name, tuple(array.shape), str(array.dtype))
             for name, array in self.initial_arrays(self.shared).items()
         ]
         return [*structure, self.task.classes] if HEAD in self.shared else structure
 
-    def _check_tied(self) -> None:
-        """Raise `SettingsError` if one parameter is both shared and not."""
+    def check_tied(self, model: nn.Module) -> None:
+        """Raise `SettingsError` if one of its parameters is both shared and not."""
         first: dict[int, str] = {}
-        model = self.task.scratch_model
         for name, parameter in model.named_parameters(remove_duplicate=False):
             other = first.setdefault(id(parameter), name)
             slots = self.slot_of(other), self.slot_of(name)

@@ -16,7 +16,17 @@ import numpy.typing as npt
 from task.data.cache import PARTIAL, is_whole, pixel_file, remove_partial, seal, sync
 from task.data.folders import PARTS, ImageFolder
 from task.data.npz import find_arrays
-from task.settings import Checked, Place, Range, SettingsError, need, reason_of, unknown
+from task.settings import (
+    Checked,
+    Free,
+    Place,
+    Range,
+    SettingsError,
+    need,
+    reason_of,
+    require,
+    unknown,
+)
 
 Images = npt.NDArray[np.uint8]
 Integers = npt.NDArray[np.int64]
@@ -89,6 +99,9 @@ class DataSettings(Checked):
         Where decoded images are kept; ``~/.cache/flwr-frl`` by default.
     num_classes : int, default 0
         Keep only the first so many classes; 0 keeps all.
+    classes : str, default ""
+        Names of an image folder's classes, with commas between, where a device may lack
+        some of them; by default those of its class folders.
     image_size : int, default 0
         Side in pixels to which the images of a folder are brought; 0 takes that of the
         first image.
@@ -97,6 +110,7 @@ class DataSettings(Checked):
     data_dir: Annotated[str, Place("a directory")] = ""
     cache_dir: Annotated[str, Place("a directory")] = ""
     num_classes: Annotated[int, Range("[0, inf)")] = 0
+    classes: Annotated[str, Free("names with commas between")] = ""
     image_size: Annotated[int, Range("[0, inf)")] = 0
 
 
@@ -347,7 +361,10 @@ def _from_torch(dataset: Any, first: int) -> ImageSet:
 
 def _image_folder(settings: DataSettings) -> tuple[str, Build]:
     """Return ``train/<class>/*`` or ``<client>/train/<class>/*`` of a directory."""
-    folder = ImageFolder(settings.data_dir, settings.image_size)
+    names = [name.strip() for name in settings.classes.split(",") if name.strip()]
+    unique = len(set(names)) == len(names)
+    require(unique, "classes", settings.classes, "names of which none comes twice")
+    folder = ImageFolder(settings.data_dir, settings.image_size, names)
 
     def build(directory: Path) -> None:
         shape = folder.shape()

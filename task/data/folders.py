@@ -2,7 +2,7 @@
 
 import hashlib
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import islice
@@ -58,6 +58,9 @@ class ImageFolder:
         The directory.
     size : int
         Side in pixels to which images are brought; 0 takes that of the first image.
+    names : sequence of str, default ()
+        All classes, some of which may have no folder here or no image in it; by default
+        those that have a folder.
 
     Attributes
     ----------
@@ -69,10 +72,11 @@ class ImageFolder:
     Raises
     ------
     SettingsError
-        If there is no such directory, or a part of it is missing or empty.
+        If there is no such directory, a part of it is missing or empty, or a folder is
+        of no class.
     """
 
-    def __init__(self, data_dir: str, size: int) -> None:
+    def __init__(self, data_dir: str, size: int, names: Sequence[str] = ()) -> None:
         root = Path(data_dir).expanduser()
         if not data_dir or not root.is_dir():
             raise SettingsError(
@@ -80,11 +84,17 @@ class ImageFolder:
             )
         found, self.clients = _class_folders(root)
         # Not all that is a file's name is text.
-        key = hashlib.sha256(
-            os.fsencode(f"{root.resolve()}/{size}/{self.clients}{FORM}")
-        )
+        about = f"{root.resolve()}/{size}/{self.clients}{FORM}{'/'.join(names)}"
+        key = hashlib.sha256(os.fsencode(about))
         folders = []
         for part, owner, path in found:
+            if names and path.name not in names:
+                raise SettingsError(
+                    f"class folder {str(path)!r} is of none of the classes "
+                    f"{', '.join(names)}"
+                )
+            if names and not any(path.iterdir()):
+                continue
             images = images_in(path, "class folder")
             folders.append(ClassFolder(part, owner, path, len(images)))
             for image in images:
@@ -92,7 +102,11 @@ class ImageFolder:
         self.key = key.hexdigest()
         self.size = size
         self.folders = tuple(folders)
-        self.classes = tuple(sorted({folder.path.name for folder in folders}))
+        for part in PARTS:
+            if not self.of(part):
+                raise SettingsError(f"data-dir {data_dir!r} has no images in {part!r}")
+        here = {folder.path.name for folder in folders}
+        self.classes = tuple(names) or tuple(sorted(here))
 
     def of(self, part: str) -> list[ClassFolder]:
         """Return the class folders of a part, in the order of their images."""

@@ -14,6 +14,7 @@ from task.data.hub import ColumnSettings, HubData
 from task.data.partitions import Columns, partition
 from task.examples import ExampleSet
 from task.models import build_model
+from task.settings import require
 from task.tasks.image import ImageSettings, ImageTask, as_tensor
 
 # Of columns of numbers, which come to it as they are.
@@ -67,6 +68,8 @@ class FromHub:
         SettingsError
             If the data, its columns, the partition or the model are not to be had.
         """
+        allowed = "empty: the data set names its own"
+        require(not settings.classes, "classes", settings.classes, allowed)
         data = HubData(self.name, settings)
         dataset = stored(data.key, data.write, settings)
         if dataset.train.images.ndim == 4:

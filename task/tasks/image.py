@@ -196,6 +196,8 @@ class ImageTask(BaseTask):
             names = ["partition", "classes-per-client", "dirichlet-alpha", "size-sigma"]
             names += ["test-partition", "partitioner-arguments"]
             idle = dict.fromkeys(names, "the data is already split over its clients")
+        if self.source not in ("image-folder", "femnist"):
+            idle["classes"] = "only an image folder has class folders"
         if self.settings.augment and not self.augment:
             idle["augment"] = "grey images and handwriting need augment-all=true"
         if self.source == "digits":
