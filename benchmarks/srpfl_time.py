@@ -19,11 +19,11 @@ from common import RESULTS, markdown, write
 from flwr.common.config import parse_config_args
 
 from simulation import simulate
-from strategies import FedAvgFT
+from strategies.algorithms import strategy_class
 from strategies.grids.speeds import SpeedModel
 from strategies.server.results import read_rows, summarize
 from strategies.server.sampling import Sampler
-from task.settings import Setting
+from task.settings import Setting, resolve
 
 PAIRS = {
     "srpfl": "fedrep",
@@ -72,7 +72,9 @@ def run(
         **parse_config_args([arguments.run_config]),
     }
     # Here a curve is wanted, not the last round alone.
-    FedAvgFT.evaluated_once = False
+    if algorithm.endswith("-ft"):
+        named = resolve({"algorithm": algorithm}, strict=False)
+        strategy_class(named).evaluated_once = False
     if not (output / algorithm / "clients.json").is_file():
         simulate(algorithm, arguments.backend, **settings)
     rows = read_rows(output / algorithm / "metrics.jsonl")

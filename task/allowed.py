@@ -11,7 +11,7 @@ Setting = bool | int | float | str
 Settings = Mapping[str, Setting]
 
 MAX_LISTED = 60
-# Characters of a value that an error shows; of more only as many.
+# Characters of a value, other than a text, that an error shows.
 LONGEST = 300
 
 
@@ -37,7 +37,7 @@ def require(condition: bool, name: str, value: object, allowed: str) -> None:
         shown = repr(value)
         if "\n" in shown:
             shown = " ".join(shown.split())
-        if len(shown) > LONGEST:
+        if len(shown) > LONGEST and not isinstance(value, str):
             shown = f"a {type(value).__name__}, {shown[:LONGEST]}…"
         raise SettingsError(f"{name} is {shown}; it must be {allowed}")
 

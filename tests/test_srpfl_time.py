@@ -1,13 +1,16 @@
 """One run of a base algorithm does for all speed models, which change its clock."""
 
+from argparse import Namespace
 from importlib import import_module
 from pathlib import Path
 
 import pytest
 
 from simulation import simulate
+from strategies.algorithms import strategy_class
 from strategies.grids.speeds import SpeedModel
 from strategies.server.sampling import Sampler
+from task.settings import resolve
 
 BENCHMARKS = Path(__file__).resolve().parents[1] / "benchmarks"
 CLOCK = ("seconds", "seconds-simulated")
@@ -35,3 +38,21 @@ def test_a_base_with_other_speeds_has_another_clock_only(
         assert {k: v for k, v in row.items() if k not in CLOCK} == {
             k: v for k, v in other.items() if k not in CLOCK
         }
+
+
+@pytest.mark.parametrize("algorithm", ["fedavg-ft", "flanp-ft"])
+def test_fine_tuned_runs_have_a_curve(algorithm, monkeypatch, tmp_path):
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    srpfl_time = import_module("srpfl_time")
+    # What is evaluated in the last round alone elsewhere.
+    kind = strategy_class(resolve({"algorithm": algorithm}))
+    monkeypatch.setattr(kind, "evaluated_once", True)
+    arguments = Namespace(
+        **{"speed_model": "fixed", "fraction": 0.05, "stage": 1, "initial_nodes": 2},
+        **{"seed": 0, "name": "", "data_dir": "", "evaluate_every": 1},
+        **{"backend": "inline", "output": str(tmp_path)},
+        run_config="task='digits' classes-per-client=10",
+    )
+    _, rows = srpfl_time.run(arguments, algorithm, 2)
+    times, accuracies = srpfl_time.curve(rows, 0)
+    assert len(times) == len(accuracies) == 2
