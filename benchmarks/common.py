@@ -113,14 +113,18 @@ def write(name: str, title: str, body: str, data: dict[str, Any]) -> None:
     body : str
         Markdown below the provenance.
     data : dict
-        The numbers.
+        The numbers. ``seconds``, if there, are those of all runs, whenever they were
+        made.
     """
     RESULTS.mkdir(parents=True, exist_ok=True)
     about = provenance()
+    took = f"{about['seconds']} s"
+    if "seconds" in data:
+        took = f"{data['seconds']:.0f} s in its runs"
     text = (
         f"# {title}\n\n`{about['command']}` at commit {about['commit']}; "
         f"{about['machine']}, Python {about['python']}, torch {about['torch']}; "
-        f"{about['seconds']} s\n\n" + body
+        f"{took}\n\n" + body
     )
     (RESULTS / f"{name}.md").write_text(text, encoding="utf-8")
     whole = {"about": about, **data}

@@ -92,12 +92,24 @@ def main() -> None:
         f"{NODES} nodes, {arguments.rounds} rounds of five local steps, seed "
         f"{arguments.seed}: one seed. Consensus distance as a multiple of that without "
         "communication, the worst of two graphs and two models; in brackets the step "
-        f"for `{MODELS[0]}`. **Bold** is the default.\n\n"
+        f"for `{MODELS[0]}`. **Bold** is the default. {driven_apart(entries)}\n\n"
         + markdown(columns, rows)
         + "\n![consensus distance](consensus_step.png)\n"
     )
     data = {"entries": entries, "places": places}
     write("consensus_step", "The consensus step by compressor", body, data)
+
+
+def driven_apart(entries: list[dict[str, Any]]) -> str:
+    """Return a sentence on the compressors whose default is worse than no messages."""
+    names = [
+        f"`{entry['compressor']}`"
+        for entry in entries
+        if entry["factor"] == 1 and max(entry["ratios"]) > 1
+    ]
+    if not names:
+        return "With all of them messages are better than none."
+    return f"With {', '.join(names)} messages are worse than none (above 1)."
 
 
 def label(name: str, own: dict[str, float]) -> str:

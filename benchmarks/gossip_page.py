@@ -68,6 +68,17 @@ def make(
     every += [run for tried in looked.values() for run in tried if run not in every]
     commits = {run["commit"] for run in every}
     validation = bench.shared(bench.iterations)["validation-fraction"]
+    searched = {
+        row: [
+            {
+                "learning-rate": float(run["settings"]["learning-rate"]),
+                "gamma": float(run["gamma"]),
+                "validation": final(run, "validation"),
+            }
+            for run in tried
+        ]
+        for row, tried in looked.items()
+    }
     body = (
         f"{about(picked)} Seed{'s' * (seeds > 1)} "
         f"{', '.join(map(str, range(seeds)))}; a ± is the standard "
@@ -88,21 +99,12 @@ def make(
         f"does not train) at the end of a run of {bench.search_iterations} iterations "
         "with seed 0. Validation errors, what was picked in bold:\n\n"
         + markdown(SEARCH_HEADER, search_table(looked, picked))
+        + at_an_end(searched)
         + f"\n![test error]({name}.png)\n"
     )
     data: dict[str, Any] = {"target": target, "measured": found, "runs": slim(runs)}
     data["seconds"] = sum(run["rows"][-1]["seconds"] for run in every)
-    data["searched"] = {
-        row: [
-            {
-                "learning-rate": run["settings"]["learning-rate"],
-                "gamma": run["gamma"],
-                "validation": final(run, "validation"),
-            }
-            for run in tried
-        ]
-        for row, tried in looked.items()
-    }
+    data["searched"] = searched
     write(name, title, body, data)
     plot(runs, target, f"{name}.png")
 
@@ -231,6 +233,36 @@ def search_table(
                 steps.append(_bold(f"{run['gamma']:.2g}: {said}", own_step == step))
         lines.append((name, ", ".join(rates), ", ".join(steps)))
     return lines
+
+
+def at_an_end(searched: Mapping[str, Sequence[Mapping[str, float]]]) -> str:
+    """Return a sentence on what was picked at an end of what was tried.
+
+    A consensus step of 1 is not: there is nothing beyond it.
+    """
+    found: dict[str, list[str]] = {"learning-rate": [], "gamma": []}
+    for row, tried in searched.items():
+        best = min(tried, key=lambda run: run["validation"], default=None)
+        if best is None:
+            continue
+        same = [run for run in tried if run["learning-rate"] == best["learning-rate"]]
+        for what, among in (("learning-rate", tried), ("gamma", same)):
+            values = {run[what] for run in among}
+            if len(values) > 1 and best[what] in {min(values), max(values)} - {1.0}:
+                found[what].append(row)
+    said = [
+        f"the {name} of {', '.join(rows)}"
+        for name, rows in zip(
+            ("learning rate", "consensus step"), found.values(), strict=True
+        )
+        if rows
+    ]
+    if not said:
+        return ""
+    return (
+        "\nPicked at an end of what was tried, so that what lies beyond may be better: "
+        f"{'; '.join(said)}.\n"
+    )
 
 
 def _bold(text: str, bold: bool) -> str:

@@ -6,22 +6,22 @@ paper's partial participation.
 
 Nor does fine-tuning for a test change what FedAvg trains, so FedAvg-FT's run has both
 curves, and FLANP-FT's likewise. And a base algorithm waits for all that it asked, so
-that speeds change nothing but its clock: one run of it does for all speed models.
+that speeds change nothing but its clock: one run of it does for all speed models. The
+page says at which commit each run was made.
 """
 
 import argparse
-import json
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from common import RESULTS, markdown, write
+from common import COMMIT, RESULTS, markdown, write
 from flwr.common.config import parse_config_args
 
 from simulation import simulate
 from strategies.algorithms import strategy_class
 from strategies.grids.speeds import SpeedModel
-from strategies.server.results import read_rows, summarize
+from strategies.server.results import read_json, read_rows, summarize, write_json
 from strategies.server.sampling import Sampler
 from task.settings import Setting, resolve
 
@@ -32,6 +32,8 @@ PAIRS = {
     "flanp-ft": "fedavg-ft",
 }
 COMMUNICATION = (0, 10, 100)
+# Settings that no result depends on.
+PLACES = ("data-dir", "output")
 CLIENTS = 100
 Rows = list[dict[str, Any]]
 
@@ -75,14 +77,18 @@ def run(
     if algorithm.endswith("-ft"):
         named = resolve({"algorithm": algorithm}, strict=False)
         strategy_class(named).evaluated_once = False
-    if not (output / algorithm / "clients.json").is_file():
+    about = output / algorithm / "run.json"
+    own = {name: settings[name] for name in settings if name not in PLACES}
+    if not about.is_file() or read_json(about)["settings"] != own:
         simulate(algorithm, arguments.backend, **settings)
+        write_json(about, {"settings": own, "commit": COMMIT})
     rows = read_rows(output / algorithm / "metrics.jsonl")
-    clients = json.loads((output / algorithm / "clients.json").read_text())
+    clients = read_json(output / algorithm / "clients.json")
     if is_base:
         speeds = SpeedModel(arguments.speed_model, CLIENTS, arguments.seed)
         set_clock(rows, speeds, Sampler(arguments.fraction, 1, arguments.seed))
-    return summarize(rows, clients, 1), rows
+    commit = {"commit": read_json(about)["commit"]}
+    return summarize(rows, clients, 1) | commit, rows
 
 
 def globally(row: dict[str, Any]) -> dict[str, Any]:
@@ -169,6 +175,7 @@ def main() -> None:
             f"{100 * summary['accuracy']:.2f}",
             f"{summary['seconds-simulated']:.1f}",
             f"{summary['seconds']:.0f}",
+            summary["commit"],
         )
         for name, (summary, _) in runs.items()
     ]
@@ -210,7 +217,8 @@ def main() -> None:
         "before the fine-tuning; a base waits for all that it asked, and one run of it "
         "does for all speed models, which change its clock alone.\n\n"
         + markdown(
-            ("run", "final accuracy (%)", "time, C.T. = 0", "real seconds"), overview
+            ("run", "final accuracy (%)", "time, C.T. = 0", "real seconds", "commit"),
+            overview,
         )
         + "\nTime to 95 % of the base algorithm's final accuracy (interpolated between "
         f"the tests, every {arguments.evaluate_every} rounds), and the difference of "
@@ -230,6 +238,10 @@ def main() -> None:
     )
     curves = {n: longer.get(n, rows) for n, (_, rows) in runs.items()}
     data["curves"] = {n: curve(rows, 0) for n, rows in curves.items()}
+    data["made"] = {
+        n: {what: summary[what] for what in ("commit", "seconds")}
+        for n, (summary, _) in runs.items()
+    }
     write(name, "SRPFL, accuracy against simulated time", body, data)
     plot(curves, f"{name}.png")
 

@@ -51,8 +51,8 @@ def threshold(text: str) -> Schedule:
     Another text is a `SettingsError`.
 
     There is no bound on it. Theorem 2 of the dissertation wants c_t below c_0 / η^(1−ε)
-    for some c_0, which any schedule that ends is, and its run on ImageNet
-    keeps c_t < 1 / η_t; the convex run begins with 5,000 at η_0 = 0.01, far above.
+    for some c_0, which any schedule that ends is. Its ResNets keep c_t < 1 / η_t; its
+    convex run begins with 5,000 at η_0 = 0.01, far above.
     """
     try:
         start, *rest = map(float, text.split(":"))

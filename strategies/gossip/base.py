@@ -54,7 +54,8 @@ class Gossip(BaseStrategy):
         The weights w_ij.
     consensus_step : float or str, default "auto"
         γ, in (0, 1]. ``auto`` follows from the share of a Gaussian vector that one
-        message brings across, ``theory`` from that of the worst one and is small.
+        message brings across, ``theory`` from that of the worst one and is small. With
+        RandK of 1 % no step that was tried brings nodes together.
     max_missed_rounds : int, default 1000
         A node that has been away for longer is lost: what it missed is given up.
     **base
