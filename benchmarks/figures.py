@@ -12,6 +12,7 @@ from statistics import fmean, median
 from typing import Any, NamedTuple
 
 from benchmarks import peers_names as peer
+from benchmarks.published import PAPERS
 
 Data = dict[str, Any]
 PAGES = Path("benchmarks") / "results"
@@ -58,6 +59,64 @@ def of_cell(table: str, rows: Sequence[str]) -> Callable[[Data], list[float]]:
     return lambda data: [v for row in rows for v in of_papers(row, table=table)(data)]
 
 
+def seeds_of(row: str) -> Callable[[Data], list[float]]:
+    """Return how many seeds a row of the 100x5 cell has."""
+    return lambda data: [len(data["results"]["100x5"][row])]
+
+
+def published(table: str, *methods: str) -> Callable[[Data], list[float]]:
+    """Return a paper's figures of some methods, each as PAPER: METHOD."""
+    named = [method.split(": ") for method in methods]
+    return lambda _: [
+        PAPERS[f"{paper}, Table 1"][method][1][table] for paper, method in named
+    ]
+
+
+def _in_papers(
+    label: str, own: Callable[[Data], list[float]], table: str, *methods: str
+) -> Iterator[Figure]:
+    """Yield the figures of a row: what it has here, and in the papers."""
+    yield Figure("README.md", cell(label), "papers_tables", own)
+    if methods:
+        there = rf"^\| {re.escape(label)}[^|\n]*\|[^|\n]*\| ([\d.,; /]*\d)"
+        page = published(table, *methods)
+        yield Figure("README.md", there, "papers_tables", page)
+
+
+def _seeds(label: str, row: str) -> Figure:
+    pattern = rf"^\| {re.escape(label)}[^|\n]*\((\d+) seeds\)"
+    return Figure("README.md", pattern, "papers_tables", seeds_of(row))
+
+
+def ranks(data: Data) -> list[float]:
+    """Return how many algorithms the leaderboard has, and two of their places."""
+    means = {
+        name: fmean(fmean(run["accuracy"] for run in runs) for runs in cells.values())
+        for name, cells in data["results"].items()
+        if all("accuracy" in run for runs in cells.values() for run in runs)
+    }
+    order = sorted(means, key=lambda name: -means[name])
+    places = [order.index(name) + 1 for name in ("flute-star", "fedavg-ft")]
+    return [len(data["results"]), *places]
+
+
+def of_triggers(data: Data) -> list[float]:
+    """Return in how many runs to the target a trigger costs bits, and how many are."""
+    ratios = [
+        ratio
+        for name, own in data["measured"].items()
+        if name.startswith("SQuARM, c = ")
+        for ratio in own["ratio"]
+        if not math.isnan(ratio)
+    ]
+    return [sum(ratio >= 1 for ratio in ratios), len(ratios)]
+
+
+def held_back(data: Data) -> list[float]:
+    """Return the share of messages in % that the lowest trigger holds back."""
+    return [100 - 100 * fmean(data["measured"]["SQuARM, c = 1e4"]["sizes"])]
+
+
 def time_and_gap(fast: str) -> Callable[[Data], list[float]]:
     """Return the shares of the base's time, and the points of difference in the end."""
 
@@ -80,6 +139,11 @@ def at_same_time(data: Data) -> list[float]:
     )
     done = [a for time, a in zip(times, accuracies, strict=True) if time <= limit]
     return [100 * (done[-1] - data["srpfl"]["final"]["fedrep"])]
+
+
+def target(data: Data) -> list[float]:
+    """Return the error in % that all methods of a gossip page reach."""
+    return [100 * data["target"]]
 
 
 GOSSIP = (
@@ -198,38 +262,74 @@ def _srpfl(label: str, page: str, *pairs: str, column: int = 1) -> list[Figure]:
 FIXED_150 = "[fixed, 20 %, 150, augmented]"
 DRAWN = "drawn in each round, 20 %"
 FIVE = ("fedrep", "fedavg-ft", "fedper", "flute", "flute-star")
+FLUTES = ("FLUTE: FLUTE", "FLUTE: FLUTE*")
+FIVE_FLUTE = ("FLUTE: FedRep*", "FLUTE: FedAvg-FT", "FLUTE: FedPer", *FLUTES)
+FIVE_MIXED = ("FedRep: FedRep", "FedRep: FedAvg+FT", "FedRep: FedPer", *FLUTES)
 THOUSAND = ("fedrep", "fedavg-ft", "fedper", "lg-fedavg", "fed-mtl", "fedrep-5")
+THOUSAND_THERE = ("FedRep", "FedAvg+FT", "FedPer", "LG-FedAvg", "Fed-MTL", "FedRep")
+# Labels of rows with one method in 100x5, the row here, and whose it is there.
+ONE = (
+    ("`fedrep`, 1 head epoch", "fedrep-1", "FLUTE: FedRep"),
+    ("`fedrep`, 10 head epochs", "fedrep", "FedRep: FedRep"),
+    ("`fedper`, both", "fedper", "FedRep: FedPer"),
+    ("`flute` ", "flute", "FLUTE: FLUTE"),
+    ("`flute-star`, head epochs first", "flute-star", "FLUTE: FLUTE*"),
+)
+GLOBAL_AND_TUNED = "`fedavg` / `fedavg-ft`"
 ALL_PAIRS = ("srpfl", "lg-srpfl", "flanp", "flanp-ft")
 FIGURES = [
     *(
+        figure
+        for label, row, there in ONE
+        for figure in (
+            *_in_papers(label, of_papers(row), "100x5", there),
+            _seeds(label, row),
+        )
+    ),
+    *_in_papers(
+        "`flute-star`, head epochs last", of_papers("flute-star-after"), "100x5"
+    ),
+    *_in_papers(
+        GLOBAL_AND_TUNED,
+        lambda data: [
+            *of_papers("fedavg-ft", metric="accuracy-global")(data),
+            *of_papers("fedavg-ft")(data),
+        ],
+        *("100x5", "FedRep: FedAvg", "FedRep: FedAvg+FT"),
+    ),
+    _seeds(GLOBAL_AND_TUNED, "fedavg-ft"),
+    *(
+        figure
+        for label, table, rows, there in (
+            ("2 shards: `fedrep`", "100x2", FIVE, FIVE_MIXED),
+            ("50 clients: `fedrep`", "50x5", FIVE, FIVE_FLUTE),
+            ("50 clients, 2 shards", "50x2", FIVE, FIVE_FLUTE),
+            (
+                *("1,000 clients", "1000x2", THOUSAND),
+                [f"FedRep: {method}" for method in THOUSAND_THERE],
+            ),
+        )
+        for figure in _in_papers(label, of_cell(table, rows), table, *there)
+    ),
+    Figure(
+        "README.md",
+        r"of (\d+) algorithms on four\n(?:.*\n)*?.*`flute-star` (\d+)st, `fedavg-ft` "
+        r"(\d+)nd",
+        "leaderboard-20x40",
+        ranks,
+    ),
+    *(
+        Figure("README.md", rf"^\| \[{model}: bits to ([\d.]+) %", page, target)
+        for model, page in (
+            ("logistic regression", "gossip_convex"),
+            ("ResNet-20", "gossip_cifar"),
+        )
+    ),
+    Figure("README.md", r"\[(\d of these \d) cases\]", "gossip_convex", of_triggers),
+    Figure("README.md", r"holds\s+\[(\d+) % of", "gossip_convex", held_back),
+    *(
         Figure("README.md", cell(label), page, values)
         for label, page, values in (
-            ("`fedrep`, 1 head epoch", "papers_tables", of_papers("fedrep-1")),
-            ("`fedrep`, 10 head epochs", "papers_tables", of_papers("fedrep")),
-            ("`fedper`, both", "papers_tables", of_papers("fedper")),
-            ("`flute` (three", "papers_tables", of_papers("flute")),
-            (
-                "`flute-star`, head epochs first",
-                "papers_tables",
-                of_papers("flute-star"),
-            ),
-            (
-                "`flute-star`, head epochs last",
-                "papers_tables",
-                of_papers("flute-star-after"),
-            ),
-            (
-                "`fedavg` / `fedavg-ft`",
-                "papers_tables",
-                lambda data: [
-                    *of_papers("fedavg-ft", metric="accuracy-global")(data),
-                    *of_papers("fedavg-ft")(data),
-                ],
-            ),
-            ("2 shards: `fedrep`", "papers_tables", of_cell("100x2", FIVE)),
-            ("50 clients: `fedrep`", "papers_tables", of_cell("50x5", FIVE)),
-            ("50 clients, 2 shards", "papers_tables", of_cell("50x2", FIVE)),
-            ("1,000 clients", "papers_tables", of_cell("1000x2", THOUSAND)),
             ("`srpfl` less `fedrep`", "srpfl_time-fixed-1-plain", at_same_time),
             (
                 "linear SRPFL",

@@ -78,11 +78,12 @@ def wrong_figures(root: Path, figures: Sequence[Figure] = FIGURES) -> Iterator[s
 
 
 def _around(text: str, match: re.Match[str], file: str) -> str:
-    """Return where the link has to be: in the README's row, else in the file."""
+    """Return where the link has to be: the README's row or paragraph, else the file."""
     if file != "README.md":
         return text
-    begin, end = text.rfind("\n", 0, match.end()), text.find("\n", match.end())
-    return text[begin:end]
+    row = text[text.rfind("\n", 0, match.end()) + 1] == "|"
+    space = "\n" if row else "\n\n"
+    return text[text.rfind(space, 0, match.end()) : text.find(space, match.end())]
 
 
 def _without_page(readme: str, covered: set[int]) -> Iterator[str]:
@@ -109,14 +110,25 @@ def _without_page(readme: str, covered: set[int]) -> Iterator[str]:
         at += len(line)
 
 
+def commits(data: object) -> Iterator[str]:
+    """Yield the commits of a page and of all its runs."""
+    if isinstance(data, dict):
+        if isinstance(commit := data.get("commit"), str):
+            yield commit
+        data = list(data.values())
+    for inner in data if isinstance(data, list) else ():
+        yield from commits(inner)
+
+
 def dirty(root: Path, page: str) -> Iterator[str]:
-    """Yield a line if a page was not made by the commit that it names."""
+    """Yield a line for each commit of a page that is not clean, or not its JSON's."""
     data = read(root, page)
     if data is None:
         return
     commit = data["about"]["commit"]
-    if not CLEAN.fullmatch(commit):
-        yield f"{PAGES / page}.md: {commit} is no clean commit of git describe"
+    for each in sorted(commits(data)):
+        if not CLEAN.fullmatch(each):
+            yield f"{PAGES / page}.md: {each} is no clean commit of git describe"
     text = (root / PAGES / f"{page}.md").read_text(encoding="utf-8")
     if f"at commit {commit};" not in text:
         yield f"{PAGES / page}.md: not the commit {commit} of its JSON"

@@ -15,7 +15,8 @@ from typing import Any
 
 import numpy as np
 from common import RESULTS, write
-from papers_page import CELLS, PAPERS, SPREAD_CELLS, WITH_SPREAD, body, plot
+from papers_page import SPREAD_CELLS, WITH_SPREAD, body, plot
+from published import CELLS, PAPERS
 from runs import (
     Job,
     alike,

@@ -123,7 +123,7 @@ class CompressionSettings(Checked):
     ----------
     compressor : str, default "sign-top-k"
         The operator C.
-    compressor_k : float, default 0.01
+    compressor_k : float, default 0.1
         k of the TopK kinds and RandK: below 1 a fraction of the entries, from 1 a
         count.
     compressor_levels : int, default 15
@@ -133,7 +133,7 @@ class CompressionSettings(Checked):
     """
 
     compressor: Annotated[str, Choice(*COMPRESSORS)] = "sign-top-k"
-    compressor_k: Annotated[float, Range("(0, inf)")] = 0.01
+    compressor_k: Annotated[float, Range("(0, inf)")] = 0.1
     compressor_levels: Annotated[int, Range("[1, inf)")] = 15
     per_tensor: Annotated[bool, Free()] = False
 
