@@ -155,6 +155,8 @@ def main() -> int:
     name = arguments.name
     if name is not None and name not in known:
         parser.error(f"{name} is not in the list that --list shows")
+    if arguments.check and name is not None:
+        parser.error("--check takes no NAME: it holds everything")
     if arguments.check:
         lines = list(check(ROOT, known))
         print(*lines, sep="\n", end="\n" if lines else "")

@@ -62,6 +62,13 @@ def test_the_readmes_pages_are_of_clean_commits():
         ("README.md", "| 0.23 | 1.04 |", "| 0.23 | 1.40 |", "peers has 0.2"),
         ("README.md", "multi_task.md) | 7, 30", "speed.md) | 7, 30", "no link to"),
         ("README.md", "## The papers' results", "## Results", "has no section"),
+        ("README.md", "| 73.81 (F", "| 99.81 (F", "papers_tables has 73.81"),
+        ("README.md", "53.22 / 77.09](", "53.22 / 70.00](", "papers_tables has 53"),
+        ("README.md", "76.53; 83.27 (its", "76.53; 83.72 (its", "papers_tables has 83"),
+        ("README.md", "1 head epoch (3 s", "1 head epoch (9 s", "papers_tables has 3"),
+        ("README.md", "bits to 12.6 %", "bits to 9.9 %", "gossip_convex has 12.6"),
+        ("README.md", "[5 of these 6", "[1 of these 6", "gossip_convex has 5, 6"),
+        ("README.md", "`fedavg-ft` 2nd", "`fedavg-ft` 1nd", "20x40 has 26, 1, 2"),
         ("README.md", "| QCQP to", "| Quadratic to", "in 0 places"),
         ("docs/privacy.md", "| 0.906 | 0.990 |", "| 0.096 | 0.990 |", "privacy has"),
         ("deploy/README.md", "34 kB with", "43 kB with", "slow_links has"),
@@ -105,6 +112,16 @@ def test_missing_dirty_and_unknown_pages_are_found(copy):
     assert "cohort.md: not the commit" in new[3]
     assert f"liars.md: not the commit {liars} of its JSON" in new[4]
     assert new[5] == f"{PAGES}/new.md is not in benchmarks/reproduce.toml"
+
+
+def test_a_run_of_a_commit_that_is_not_clean_is_found(copy):
+    page = copy / PAGES / "papers_tables.json"
+    data = json.loads(page.read_text())
+    data["results"]["100x5"]["fedrep"]["1"]["commit"] += "-dirty"
+    page.unlink()
+    page.write_text(json.dumps(data))
+    (line,) = dirty(copy, "papers_tables")
+    assert "-dirty is no clean commit" in line
 
 
 def test_a_number_agrees_when_it_is_the_value_rounded():
