@@ -124,7 +124,9 @@ class Steps:
     def step(self) -> None:
         """Move each parameter that has a gradient."""
         for parameters, decay in self.groups:
-            gradients = {p: p.grad for p in parameters if p.grad is not None}
+            gradients = {
+                p: _laid_out_as(p, p.grad) for p in parameters if p.grad is not None
+            }
             moved = list(gradients)
             momentum = [self.momentum.get(p) for p in moved if self.sgd.momentum]
             torch_sgd(
@@ -140,6 +142,16 @@ class Steps:
                 maximize=False,
             )
             self.momentum.update(zip(moved, momentum, strict=False))
+
+
+def _laid_out_as(parameter: Tensor, gradient: Tensor) -> Tensor:
+    """Return a gradient in its parameter's memory format, as torch's fused SGD needs.
+
+    Gradients by autograd have it.
+    """
+    if gradient.stride() == parameter.stride():
+        return gradient
+    return torch.empty_like(parameter).copy_(gradient)
 
 
 def freeze(model: SplitModel, part: Part) -> nn.Module:
