@@ -9,6 +9,7 @@ from outcomes import assert_same, outcome
 
 import task.calls
 from task import cohort
+from task.models import SplitModel
 from task.settings import SettingsError
 from task.training import SGD, evaluate, gradient, train
 
@@ -98,6 +99,44 @@ def test_recorded_calls_give_the_same_numbers(algorithm, name, monkeypatch):
     expected = outcome(algorithm, "off", **own)
     monkeypatch.setattr("task.stacked.RECORD_AFTER", 0)
     assert_same(outcome(algorithm, N, **own), expected, 3e-5)
+
+
+FACTOR = {"now": 1.0}
+
+
+def growing(outputs, targets):
+    return FACTOR["now"] * torch.nn.functional.cross_entropy(outputs, targets)
+
+
+class Growing(torch.nn.Module):
+    def forward(self, x):
+        return FACTOR["now"] * x
+
+
+def by_hand(model):
+    """As people put a forward on a module of torch."""
+    model.head.forward = lambda x: FACTOR["now"] * x[:, :3]
+    return model
+
+
+@pytest.mark.parametrize("where", ["loss", "module", "forward"])
+def test_what_changes_in_a_user_s_code_is_never_recorded(where, monkeypatch):
+    # Norms are in no model that is made layer by layer.
+    def work() -> float:
+        torch.manual_seed(0)
+        layers = [torch.nn.Linear(6, 4), torch.nn.LayerNorm(4)]
+        layers += [Growing()] if where == "module" else []
+        model = SplitModel(torch.nn.Sequential(*layers), torch.nn.Linear(4, 3))
+        model = by_hand(model) if where == "forward" else model
+        loss = growing if where == "loss" else torch.nn.functional.cross_entropy
+        batch = torch.randn(4, 6), torch.arange(4) % 3
+        return gradient(model, *batch, loss, SGD()).item()
+
+    monkeypatch.setattr("task.stacked.RECORD_AFTER", 0)
+    for factor in (1.0, 3.0):
+        monkeypatch.setitem(FACTOR, "now", factor)
+        found = cohort.together([work] * 3, 3)
+        assert found == pytest.approx([work()] * 3, rel=1e-5)
 
 
 @pytest.mark.parametrize("algorithm", ["fedavg", "fedrep", "dpsgd"])
