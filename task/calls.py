@@ -84,7 +84,7 @@ class TrainCall:
         # Dropout would draw other numbers for a client than it does alone.
         if len(self.examples) == 0 or self.model.is_random("all", self._tried):
             return None
-        if not self.model.is_plain:
+        if not self.model.is_plain or self.model.embeds_apart(self._tried):
             return None
         return (
             type(self),
@@ -232,8 +232,9 @@ class GradientCall:
     @cached_property
     def key(self) -> Hashable:
         """Equal for the same model, loss and form of a batch."""
-        drawing = self.model.is_random("all", lambda: self.inputs[:2])
-        if drawing or not self.model.is_plain:
+        drawing = self.model.is_random("all", self._tried)
+        apart = self.model.embeds_apart(self._tried)
+        if drawing or apart or not self.model.is_plain:
             return None
         x, y = self.inputs, self.targets
         form = x.shape, x.dtype, y.shape, y.dtype
@@ -247,6 +248,9 @@ class GradientCall:
         """As `fewest`."""
         size = self.inputs[:1].numel()
         return fewest(self.model, size)
+
+    def _tried(self) -> Tensor:
+        return self.inputs[:2]
 
     def alone(self) -> Tensor:
         """Compute one client's."""
