@@ -108,6 +108,8 @@ class TrainCall:
     def has_features(self) -> bool:
         """Whether the representation's features are computed once for all epochs."""
         frozen = self.part == "head" and not self.examples.augment
+        # What learns in both parts moves the features.
+        frozen = frozen and not self.model.is_tied
         return frozen and not self.model.is_random("representation", self._tried)
 
     def _tried(self) -> Tensor:

@@ -114,6 +114,12 @@ class SplitModel(nn.Module):
         return self._tried
 
     @cached_property
+    def is_tied(self) -> bool:
+        """Whether a parameter is in both parts."""
+        own = {id(parameter) for parameter in self.head.parameters()}
+        return any(id(p) in own for p in self.representation.parameters())
+
+    @cached_property
     def is_layered(self) -> bool:
         """Whether it is made of layers in a row that `task.layers` knows."""
         named = self.named_parameters(remove_duplicate=False)

@@ -1,5 +1,7 @@
 """Models that people bring: what a part of one may be, and what it may not."""
 
+import copy
+
 import pytest
 import torch
 from flwr.app import Context, RecordDict
@@ -138,6 +140,22 @@ def test_one_example_is_too_few_for_a_norm_in_one_line():
 
     with pytest.raises(SettingsError, match="leaves one of 1 examples alone"):
         together([work], 1)
+
+
+def test_a_head_s_steps_move_features_by_weights_that_are_in_both_parts():
+    torch.manual_seed(0)
+    model, sgd = Tied(), SGD(0.1, 0.0, 0.0, batch_size=2)
+    expected = copy.deepcopy(model)
+    x, y = torch.tensor([[1], [3]]), torch.tensor([2, 4])
+    loss = nn.functional.cross_entropy
+    train(model, "head", ExampleSet(x, y), loss, 2, sgd)
+    # The same two steps by torch's own optimizer.
+    optimizer = torch.optim.SGD(expected.head.parameters(), 0.1)
+    for _ in range(2):
+        optimizer.zero_grad()
+        loss(expected(x), y).backward()
+        optimizer.step()
+    torch.testing.assert_close(model.state_dict(), expected.state_dict())
 
 
 def test_a_frozen_norm_keeps_its_statistics():
