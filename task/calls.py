@@ -121,7 +121,7 @@ class TrainCall:
 
         So it is where an example has nothing to do with the others of its batch.
         """
-        free = self.regularizer is None or isinstance(self.regularizer, Proximal)
+        free = self.regularizer is None or type(self.regularizer) is Proximal
         own = self.model.head if self.has_features else self.model
         modules = all(type(m) in EXAMPLE_BY_EXAMPLE for m in own.modules())
         # What cross-entropy ignores is no part of its mean.

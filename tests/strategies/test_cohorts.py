@@ -1,6 +1,7 @@
 """Clients that train together end where they do one by one, with every algorithm."""
 
 import logging
+from dataclasses import dataclass
 
 import pytest
 import torch
@@ -11,7 +12,7 @@ import task.calls
 from task import cohort
 from task.models import SplitModel
 from task.settings import SettingsError
-from task.training import SGD, evaluate, gradient, train
+from task.training import SGD, Proximal, evaluate, gradient, train
 
 # They make their own steps with gradients.
 STEPS = ("per-fedavg", "hf-maml", "l2gd")
@@ -99,6 +100,28 @@ def test_recorded_calls_give_the_same_numbers(algorithm, name, monkeypatch):
     expected = outcome(algorithm, "off", **own)
     monkeypatch.setattr("task.stacked.RECORD_AFTER", 0)
     assert_same(outcome(algorithm, N, **own), expected, 3e-5)
+
+
+@dataclass(frozen=True)
+class NearAndSmall(Proximal):
+    """One that looks at features as well."""
+
+    def __call__(self, features, model):
+        return super().__call__(features, model) + features.square().mean()
+
+
+def test_what_is_more_than_proximal_sees_no_examples_that_fill_a_batch_up():
+    def work(i: int) -> float:
+        torch.manual_seed(i)
+        model = dense().initial_model()
+        anchor = {n: p.detach() + 0.1 for n, p in model.named_parameters()}
+        loss, sgd = torch.nn.functional.cross_entropy, SGD(0.1, batch_size=10)
+        train(model, "all", dense().train[i], loss, 2, sgd, NearAndSmall(0.5, anchor))
+        return model.representation[0].weight.detach().norm().item()
+
+    # They have 9, 9 and 4 examples.
+    found = cohort.together([lambda i=i: work(i) for i in range(3)], 3)
+    assert found == pytest.approx([work(i) for i in range(3)], rel=1e-5)
 
 
 FACTOR = {"now": 1.0}
