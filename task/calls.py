@@ -21,10 +21,11 @@ from task.sgd import (
     TrainingDivergedError,
     diverged,
     freeze,
+    has_ignored,
     loop,
 )
 from task.stacked import Objective, stacked, structure, tensors_of
-from task.stacked_batches import FilledBatches, batches
+from task.stacked_batches import FilledBatches, batches, counting
 from task.stacked_sgd import StackedSGD
 
 EVALUATION_BATCH = 50
@@ -186,22 +187,25 @@ class TrainCall:
         if all(call.can_be_filled for call in calls):
             filled = FilledBatches(examples, first.sgd.batch_size, streams)
         device = examples[0].place
-        lengths = torch.tensor([float(len(e)) for e in examples]).to(device)
+        ignoring = any(map(has_ignored, examples))
         means = torch.zeros(len(calls), device=device)
         errors: dict[int, TrainingDivergedError] = {}
         for epoch in range(first.epochs):
-            total = torch.zeros(len(calls), device=device)
+            total, lengths = torch.zeros(2, len(calls), device=device)
             if filled:
                 for batch in filled.epoch():
                     total += training.filled_step(*batch)
+                lengths += torch.tensor([len(e) for e in examples]).to(device)
             else:
-                for inputs, targets, members in batches(
-                    examples, first.sgd.batch_size, streams
-                ):
+                parts = batches(examples, first.sgd.batch_size, streams)
+                if ignoring:
+                    parts = counting(parts, len(calls))
+                for inputs, targets, members in parts:
                     losses = training.step(inputs, targets, members)
                     place = slice(None) if members is None else members
                     total[place] += losses * targets.shape[1]
-            means = total / lengths
+                    lengths[place] += targets.shape[1]
+            means = total / lengths.clamp(min=1)
             for i in (~torch.isfinite(total)).nonzero().flatten().tolist():
                 errors.setdefault(i, diverged(means[i].item(), epoch, first.sgd))
         training.write_back()

@@ -71,7 +71,8 @@ def train(
     examples : ExampleSet
         The client's training examples, wherever they are.
     loss : callable
-        Of a batch's outputs and targets; the mean over the batch.
+        Of a batch's outputs and targets; the mean over the batch. There is no step with
+        a batch whose targets are all -100, which cross-entropy ignores.
     epochs : int
         Passes over the examples; 0 does nothing.
     sgd : SGD

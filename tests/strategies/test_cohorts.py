@@ -9,11 +9,12 @@ from cohort_tasks import N, dense
 from outcomes import assert_same, outcome
 
 import task.calls
-from task import cohort
+from task import ExampleSet, cohort
 from task.models import SplitModel
 from task.settings import SettingsError
 from task.training import SGD, Proximal, evaluate, gradient, train
 
+CE = torch.nn.functional.cross_entropy
 # They make their own steps with gradients.
 STEPS = ("per-fedavg", "hf-maml", "l2gd")
 ALGORITHMS = [
@@ -173,6 +174,37 @@ def test_targets_that_do_not_count_and_batches_that_are_filled_up():
     # The mean is over those that count, so no batch may be without any.
     own = {"task": "cohort_tasks:ignoring", "batch-size": 100}
     assert_same(outcome("fedavg", N, **own), outcome("fedavg", "off", **own))
+
+
+def test_a_batch_without_a_target_that_counts_is_no_step():
+    def ignoring() -> list:
+        # Of three clients: none, one or both of two examples do not count.
+        sets = [ExampleSet(torch.eye(6)[:2], torch.tensor([0, 1])) for _ in range(3)]
+        sets[1].targets[1] = sets[2].targets[:] = -100
+        return sets
+
+    def work(i: int) -> tuple[float, torch.Tensor]:
+        torch.manual_seed(i)
+        model = dense().initial_model()
+        sgd = SGD(0.5, 0.9, 0.1, batch_size=1)
+        loss = train(model, "all", ignoring()[i], CE, 2, sgd)
+        return loss, model.head.weight.detach().clone()
+
+    alone = [work(i) for i in range(3)]
+    found = cohort.together([lambda i=i: work(i) for i in range(3)], 3)
+    for own, both in zip(alone, found, strict=True):
+        assert own[0] == pytest.approx(both[0], rel=1e-5)
+        torch.testing.assert_close(own[1], both[1])
+    # Who has no target stays where it was; who has one learns as from that alone.
+    torch.manual_seed(2)
+    assert alone[2][0] == 0
+    assert torch.equal(alone[2][1], dense().initial_model().head.weight)
+    torch.manual_seed(1)
+    model, one = dense().initial_model(), ignoring()[1]
+    one = ExampleSet(one.inputs[:1], one.targets[:1])
+    loss = train(model, "all", one, CE, 2, SGD(0.5, 0.9, 0.1, batch_size=1))
+    assert loss == pytest.approx(alone[1][0], rel=1e-5)
+    torch.testing.assert_close(model.head.weight.detach(), alone[1][1])
 
 
 def test_what_a_model_has_besides_its_state_is_its_own(made):
