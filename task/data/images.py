@@ -40,7 +40,11 @@ def images_in(folder: Path, kind: str = "folder") -> list["os.DirEntry[str]"]:
 
 def channels_of(image: "Image") -> int:
     """Return how many channels are needed: 1 if an image is grey, 3 for colours."""
-    return 1 if image.mode in ("1", "L") or image.mode.startswith("I;16") else 3
+    grey = image.mode in ("1", "L", "LA", "La") or image.mode.startswith("I;16")
+    if image.mode in ("P", "PA"):
+        palette = image.getpalette("RGB") or []
+        grey = palette[::3] == palette[1::3] == palette[2::3]
+    return 1 if grey else 3
 
 
 def upright(image: "Image") -> "Image":
