@@ -21,10 +21,11 @@ from task.sgd import (
     TrainingDivergedError,
     diverged,
     freeze,
+    has_ignored,
     loop,
 )
 from task.stacked import Objective, stacked, structure, tensors_of
-from task.stacked_batches import FilledBatches, batches
+from task.stacked_batches import FilledBatches, batches, counting
 from task.stacked_sgd import StackedSGD
 
 EVALUATION_BATCH = 50
@@ -84,7 +85,7 @@ class TrainCall:
         # Dropout would draw other numbers for a client than it does alone.
         if len(self.examples) == 0 or self.model.is_random("all", self._tried):
             return None
-        if not self.model.is_plain:
+        if not self.model.is_plain or self.model.embeds_apart(self._tried):
             return None
         return (
             type(self),
@@ -108,6 +109,8 @@ class TrainCall:
     def has_features(self) -> bool:
         """Whether the representation's features are computed once for all epochs."""
         frozen = self.part == "head" and not self.examples.augment
+        # What learns in both parts moves the features.
+        frozen = frozen and not self.model.is_tied
         return frozen and not self.model.is_random("representation", self._tried)
 
     def _tried(self) -> Tensor:
@@ -119,7 +122,7 @@ class TrainCall:
 
         So it is where an example has nothing to do with the others of its batch.
         """
-        free = self.regularizer is None or isinstance(self.regularizer, Proximal)
+        free = self.regularizer is None or type(self.regularizer) is Proximal
         own = self.model.head if self.has_features else self.model
         modules = all(type(m) in EXAMPLE_BY_EXAMPLE for m in own.modules())
         # What cross-entropy ignores is no part of its mean.
@@ -184,22 +187,25 @@ class TrainCall:
         if all(call.can_be_filled for call in calls):
             filled = FilledBatches(examples, first.sgd.batch_size, streams)
         device = examples[0].place
-        lengths = torch.tensor([float(len(e)) for e in examples]).to(device)
+        ignoring = any(map(has_ignored, examples))
         means = torch.zeros(len(calls), device=device)
         errors: dict[int, TrainingDivergedError] = {}
         for epoch in range(first.epochs):
-            total = torch.zeros(len(calls), device=device)
+            total, lengths = torch.zeros(2, len(calls), device=device)
             if filled:
                 for batch in filled.epoch():
                     total += training.filled_step(*batch)
+                lengths += torch.tensor([len(e) for e in examples]).to(device)
             else:
-                for inputs, targets, members in batches(
-                    examples, first.sgd.batch_size, streams
-                ):
+                parts = batches(examples, first.sgd.batch_size, streams)
+                if ignoring:
+                    parts = counting(parts, len(calls))
+                for inputs, targets, members in parts:
                     losses = training.step(inputs, targets, members)
                     place = slice(None) if members is None else members
                     total[place] += losses * targets.shape[1]
-            means = total / lengths
+                    lengths[place] += targets.shape[1]
+            means = total / lengths.clamp(min=1)
             for i in (~torch.isfinite(total)).nonzero().flatten().tolist():
                 errors.setdefault(i, diverged(means[i].item(), epoch, first.sgd))
         training.write_back()
@@ -232,8 +238,9 @@ class GradientCall:
     @cached_property
     def key(self) -> Hashable:
         """Equal for the same model, loss and form of a batch."""
-        drawing = self.model.is_random("all", lambda: self.inputs[:2])
-        if drawing or not self.model.is_plain:
+        drawing = self.model.is_random("all", self._tried)
+        apart = self.model.embeds_apart(self._tried)
+        if drawing or apart or not self.model.is_plain:
             return None
         x, y = self.inputs, self.targets
         form = x.shape, x.dtype, y.shape, y.dtype
@@ -247,6 +254,9 @@ class GradientCall:
         """As `fewest`."""
         size = self.inputs[:1].numel()
         return fewest(self.model, size)
+
+    def _tried(self) -> Tensor:
+        return self.inputs[:2]
 
     def alone(self) -> Tensor:
         """Compute one client's."""

@@ -72,6 +72,16 @@ LAYERS: dict[type[nn.Module], Layer] = {
 }
 
 
+def none_counts(targets: Tensor) -> Tensor:
+    """Return of which batches cross-entropy ignores all targets, shape (batches,).
+
+    Their loss is a mean over nothing. ``targets`` are of shape (batches, batch, ...).
+    """
+    if targets.is_floating_point():
+        return torch.zeros(len(targets), dtype=torch.bool)
+    return (targets == IGNORED).flatten(1).all(1)
+
+
 def covers(module: nn.Module) -> bool:
     """Return whether `applied` can be used: only layers in a row that it knows."""
     if type(module) is nn.Sequential:

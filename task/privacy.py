@@ -11,7 +11,7 @@ import warnings
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Annotated, cast
+from typing import Annotated, Any, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -144,7 +144,6 @@ def train_privately(call: TrainCall, privacy: ExamplePrivacy) -> float:
         If some targets do not count, or some of what learns is not in the forward pass
         of a module, as Opacus needs it.
     """
-    from opacus.grad_sample import GradSampleHooks
     from opacus.optimizers import DPOptimizer
 
     seed(secrets.randbits(63))
@@ -161,7 +160,7 @@ def train_privately(call: TrainCall, privacy: ExamplePrivacy) -> float:
         forward = nn.Identity()
     expected = min(sgd.batch_size, len(examples))
     learning = {n: p for n, p in model.named_parameters() if p.requires_grad}
-    hooks = GradSampleHooks(model, loss_reduction="sum")
+    hooks = _hooks(model)
     optimizer = DPOptimizer(
         sgd.optimizer(module),
         noise_multiplier=privacy.dp_noise,
@@ -219,6 +218,21 @@ def train_privately(call: TrainCall, privacy: ExamplePrivacy) -> float:
         for parameter in model.parameters():
             parameter.__dict__.pop("summed_grad", None)
     return mean
+
+
+def _hooks(model: SplitModel) -> Any:
+    """Have Opacus find each example's gradients of the sum of a batch's losses."""
+    from opacus.grad_sample import GradSampleHooks
+
+    class Hooks(GradSampleHooks):  # type: ignore[misc]
+        def rearrange_grad_samples(self, **more: Any) -> Any:
+            activations, slopes = super().rearrange_grad_samples(**more)
+            # Of images Opacus takes neighbours in a row to be neighbours in memory,
+            # which in channels last they are not.
+            own = torch.contiguous_format
+            return [a.clone(memory_format=own) for a in activations], slopes
+
+    return Hooks(model, loss_reduction="sum")
 
 
 def drawn(examples: ExampleSet, batch_size: int) -> Iterator[tuple[Tensor, Tensor]]:

@@ -14,6 +14,7 @@ from torch.optim.sgd import sgd as torch_sgd
 
 from task.devices import CPU, current
 from task.examples import ExampleSet
+from task.layers import IGNORED, none_counts
 from task.models import Part, SplitModel
 from task.settings import Checked, Free, Range, SettingsError
 
@@ -124,7 +125,9 @@ class Steps:
     def step(self) -> None:
         """Move each parameter that has a gradient."""
         for parameters, decay in self.groups:
-            gradients = {p: p.grad for p in parameters if p.grad is not None}
+            gradients = {
+                p: _laid_out_as(p, p.grad) for p in parameters if p.grad is not None
+            }
             moved = list(gradients)
             momentum = [self.momentum.get(p) for p in moved if self.sgd.momentum]
             torch_sgd(
@@ -140,6 +143,16 @@ class Steps:
                 maximize=False,
             )
             self.momentum.update(zip(moved, momentum, strict=False))
+
+
+def _laid_out_as(parameter: Tensor, gradient: Tensor) -> Tensor:
+    """Return a gradient in its parameter's memory format, as torch's fused SGD needs.
+
+    Gradients by autograd have it.
+    """
+    if gradient.stride() == parameter.stride():
+        return gradient
+    return torch.empty_like(parameter).copy_(gradient)
 
 
 def freeze(model: SplitModel, part: Part) -> nn.Module:
@@ -167,6 +180,8 @@ def freeze(model: SplitModel, part: Part) -> nn.Module:
 def loop(step: Step, examples: ExampleSet, epochs: int, sgd: SGD) -> float:
     """Make a step with every batch of every epoch.
 
+    There is no step with a batch of which cross-entropy ignores all targets.
+
     Parameters
     ----------
     step : callable
@@ -181,7 +196,7 @@ def loop(step: Step, examples: ExampleSet, epochs: int, sgd: SGD) -> float:
     Returns
     -------
     float
-        Mean loss over the last epoch; 0 without epochs.
+        Mean loss over the last epoch; 0 without epochs and without steps.
 
     Raises
     ------
@@ -191,15 +206,28 @@ def loop(step: Step, examples: ExampleSet, epochs: int, sgd: SGD) -> float:
         If the last batch is one example, and the model cannot train on that.
     """
     mean, examples = 0.0, examples.on(current())
+    ignoring = has_ignored(examples)
     with told_of_one_example(examples, sgd):
         for epoch in range(epochs):
-            total = torch.zeros((), device=examples.place)
+            total, count = torch.zeros((), device=examples.place), 0
             for inputs, targets in examples.batches(sgd.batch_size, shuffle=True):
+                if ignoring and bool(none_counts(targets[None])):
+                    continue
                 total += step(inputs, targets) * len(targets)
-            mean = total.item() / len(examples)
+                count += len(targets)
+            mean = total.item() / max(1, count)
             if not torch.isfinite(total):
                 raise diverged(mean, epoch, sgd)
     return mean
+
+
+def has_ignored(examples: ExampleSet) -> bool:
+    """Return whether there are targets that cross-entropy ignores.
+
+    Asked once: a GPU would be waited for in each step.
+    """
+    targets = examples.targets
+    return not targets.is_floating_point() and bool((targets == IGNORED).any())
 
 
 @contextmanager

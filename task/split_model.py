@@ -2,12 +2,13 @@
 
 from collections.abc import Callable, Hashable, Mapping
 from functools import cached_property
-from typing import Any, Literal, Self
+from typing import Any, Literal, NamedTuple, Self
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn.modules.batchnorm import _NormBase
+from torch.overrides import TorchFunctionMode
 
 from task.devices import random_state, set_random_state
 from task.layers import covers
@@ -36,7 +37,7 @@ class SplitModel(nn.Module):
     """
 
     head_name = ""
-    _drawing: set[str] | None = None
+    _tried: "Tried | None" = None
 
     def __init__(self, representation: nn.Module, head: nn.Module) -> None:
         super().__init__()
@@ -80,24 +81,43 @@ class SplitModel(nn.Module):
         That is tried once, on some inputs: a forward of one's own may draw them by any
         function of torch.
         """
-        if self._drawing is None:
-            self._drawing = drawing_parts(self, inputs())
-        return bool(self._drawing) if part == "all" else part in self._drawing
+        drawing = self._on_trial(inputs).drawing
+        return bool(drawing) if part == "all" else part in drawing
+
+    def embeds_apart(self, inputs: Callable[[], Tensor]) -> bool:
+        """Return whether a forward has an embedding that `is_plain` would refuse.
+
+        That is seen as in `is_random`: it may be no module.
+        """
+        return self._on_trial(inputs).embeds
 
     @cached_property
     def is_plain(self) -> bool:
         """Whether models of this kind differ in nothing but `tensors`.
 
-        They do not with hooks and with buffers outside of the state dict; and torch
-        computes a wrong gradient of an embedding's padding for several models at once.
+        They do not with hooks and with buffers outside of the state dict; and for
+        several models at once torch computes a wrong gradient of an embedding's
+        padding, and shortens rows of copies where there is a largest norm.
         """
         modules = list(self.modules())
         hooked = any(m._forward_hooks or m._forward_pre_hooks for m in modules)
-        padded = any(
-            isinstance(m, nn.Embedding) and m.padding_idx is not None for m in modules
-        )
+        embeddings = [m for m in modules if isinstance(m, nn.Embedding)]
+        bags = [m for m in modules if isinstance(m, nn.EmbeddingBag)]
+        padded = any(m.padding_idx is not None for m in embeddings)
+        shortened = any(m.max_norm is not None for m in [*embeddings, *bags])
         hidden = {name for name, _ in self.named_buffers()} - self.tensors.keys()
-        return not (hooked or padded or hidden)
+        return not (hooked or padded or shortened or hidden)
+
+    def _on_trial(self, inputs: Callable[[], Tensor]) -> "Tried":
+        if self._tried is None:
+            self._tried = tried(self, inputs())
+        return self._tried
+
+    @cached_property
+    def is_tied(self) -> bool:
+        """Whether a parameter is in both parts."""
+        own = {id(parameter) for parameter in self.head.parameters()}
+        return any(id(p) in own for p in self.representation.parameters())
 
     @cached_property
     def is_layered(self) -> bool:
@@ -200,22 +220,61 @@ def called_with(module: nn.Module, parameters: Mapping[str, Tensor], x: Tensor) 
     return functional_call(module, found, (x,), tie_weights=False)
 
 
+class Tried(NamedTuple):
+    """What a forward pass does besides computing with a model's tensors.
+
+    Parameters
+    ----------
+    drawing : frozenset of str
+        Parts that draw random numbers in training mode.
+    embeds : bool
+        Whether an embedding has padding or a largest norm.
+    """
+
+    drawing: frozenset[str]
+    embeds: bool
+
+
+class _Embeddings(TorchFunctionMode):
+    """Notices embeddings with padding or a largest norm, wherever they are called."""
+
+    found = False
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        named = kwargs or {}
+        # All but inputs and weights come by name here.
+        if func is nn.functional.embedding and named["padding_idx"] is not None:
+            self.found = True
+        looked_up = func in (nn.functional.embedding, nn.functional.embedding_bag)
+        if looked_up and named["max_norm"] is not None:
+            self.found = True
+            # It would shorten the model's own rows.
+            args = args[0], args[1].clone(), *args[2:]
+        return func(*args, **named)
+
+
 @torch.no_grad()
-def drawing_parts(model: SplitModel, inputs: Tensor) -> set[str]:
-    """Return which parts of a model draw random numbers in training mode.
+def tried(model: SplitModel, inputs: Tensor) -> Tried:
+    """Return what a model does with some inputs in training mode.
 
     The model, and torch's generators, are as before.
     """
+    if len(inputs) == 1:
+        # Norms without statistics of their own refuse a single example.
+        inputs = torch.cat([inputs, inputs])
     modes = {module: module.training for module in model.modules()}
     buffers = [(buffer, buffer.clone()) for buffer in model.buffers()]
-    state, found = random_state(), set()
+    state, found, embeddings = random_state(), set(), _Embeddings()
     try:
         for module in model.train().modules():
             # They draw nothing, refuse a single example and would learn from it.
             if isinstance(module, _NormBase):
                 module.eval()
         for name in ("representation", "head"):
-            inputs = model.get_submodule(name)(inputs)
+            with embeddings:
+                inputs = model.get_submodule(name)(inputs)
             if not all(map(torch.equal, state, random_state())):
                 found.add(name)
                 set_random_state(state)
@@ -225,4 +284,4 @@ def drawing_parts(model: SplitModel, inputs: Tensor) -> set[str]:
             module.training = training
         for buffer, value in buffers:
             buffer.copy_(value)
-    return found
+    return Tried(frozenset(found), embeddings.found)

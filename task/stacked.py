@@ -3,7 +3,7 @@
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import fields, is_dataclass, replace
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 
 import torch
@@ -138,6 +138,17 @@ class Objective(nn.Module):
         self.regularizer = regularizer
         self.features = features
 
+    @cached_property
+    def can_be_recorded(self) -> bool:
+        """Whether calls of the same key are known to make the same tensor operations.
+
+        So it is where loss, regularizer and modules are torch's own code or this
+        package's. Others may read what changes from call to call, a counter say, and a
+        record would keep it as it was: they are run in each call.
+        """
+        parts = self.loss, self.regularizer, *self.model.modules()
+        return all(map(_is_known, parts))
+
     def forward(
         self,
         constants: list[Tensor],
@@ -233,11 +244,32 @@ class Objective(nn.Module):
             return list(found), losses.detach()
 
         tensors = [*state.values()]
-        if self.model.is_layered:
+        if self.model.is_layered or not self.can_be_recorded:
             return compute(tensors, constants, *batch)
         found: tuple[list[Tensor | None], Tensor]
         found = _recorded(key, compute, tensors, constants, *batch)
         return found
+
+
+# Packages whose code computes with what it is given and with nothing that changes.
+KNOWN = ("torch", "torchvision", "task", "clients")
+
+
+def _is_known(value: Any) -> bool:
+    """Return whether all code in a loss, a regularizer or a module is of `KNOWN`."""
+    if isinstance(value, Mapping):
+        return all(map(_is_known, value.values()))
+    if not callable(value):
+        return True
+    code = value if hasattr(value, "__qualname__") else type(value)
+    inner: list[Any] = []
+    if is_dataclass(value):
+        inner = [getattr(value, field.name) for field in fields(value)]
+    elif isinstance(value, nn.Module):
+        # A forward may be put on a module by hand.
+        inner = [*value.children(), value.forward]
+    known = str(code.__module__).partition(".")[0] in KNOWN
+    return known and all(map(_is_known, inner))
 
 
 # A call is recorded when it has been made so often: that takes some tenths of a second,

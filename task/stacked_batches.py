@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from task.examples import ExampleSet
+from task.layers import none_counts
 
 Batch = tuple[Tensor, Tensor, Tensor | None]
 FilledBatch = tuple[Tensor, Tensor, Tensor, Tensor | None]
@@ -40,6 +41,21 @@ def batches(
                 chunks[i] = chunk
         if chunks:
             yield from _side_by_side(chunks, batch_size, len(examples))
+
+
+def counting(parts: Iterator[Batch], count: int) -> Iterator[Batch]:
+    """Yield batches of ``count`` clients without those that have no target in them.
+
+    Theirs are all ones that cross-entropy ignores.
+    """
+    for inputs, targets, members in parts:
+        left = ~none_counts(targets).cpu()
+        if left.all():
+            yield inputs, targets, members
+        elif left.any():
+            own = torch.arange(count) if members is None else members
+            place = left.to(targets.device)
+            yield inputs[place], targets[place], own[left]
 
 
 class FilledBatches:

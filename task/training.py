@@ -57,19 +57,22 @@ def train(
     """Train a part of a model on a client's examples; the other part stays as it is.
 
     While the representation is frozen and nothing random happens before the head (no
-    augmentation, no dropout), its features are computed once for all epochs.
+    augmentation, no dropout), its features are computed once for all epochs. A
+    parameter that is in both parts learns with either of them: the other part then
+    moves with it, and features are computed in each step.
 
     Parameters
     ----------
     model : SplitModel
         On the device of this process, `task.devices.current`. Changed in place: the
-        named part only, to the last bit.
+        parameters of the named part only, to the last bit.
     part : {"head", "representation", "all"}
         What is trained.
     examples : ExampleSet
         The client's training examples, wherever they are.
     loss : callable
-        Of a batch's outputs and targets; the mean over the batch.
+        Of a batch's outputs and targets; the mean over the batch. There is no step with
+        a batch whose targets are all -100, which cross-entropy ignores.
     epochs : int
         Passes over the examples; 0 does nothing.
     sgd : SGD

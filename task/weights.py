@@ -41,19 +41,31 @@ def load_weights(model: SplitModel, weights: str, name: str) -> None:
     else:
         given = _from_torchvision(name, weights)
     own = model.state_dict()
-    if not any(key.startswith(("representation.", "head.")) for key in given):
-        given = {
-            _split_name(key, model.head_name): value for key, value in given.items()
-        }
     parts = [
         {key: value for key, value in own.items() if key.startswith(f"{part}.")}
         for part in ("representation", "head")
     ]
+    given = _named(given, parts[0], model.head_name)
     _compare(parts[0], given, f"weights {weights!r} do not fit model {name!r}")
     fits = all(k in given and given[k].shape == v.shape for k, v in parts[1].items())
     taken = own.keys() if fits else parts[0].keys()
     # Those of old files lack the counters of batch norms.
     model.load_state_dict({key: given.get(key, own[key]) for key in taken}, False)
+
+
+def _named(
+    given: dict[str, Tensor], wanted: Mapping[str, Tensor], head: str
+) -> dict[str, Tensor]:
+    """Return arrays by the split model's names.
+
+    A module may have parts of its own that are called as those of a split model: what
+    gives more of the wanted names is right.
+    """
+    split = {_split_name(key, head): value for key, value in given.items()}
+    ours, theirs = (len(wanted.keys() & named.keys()) for named in (given, split))
+    if ours == theirs:
+        ours += any(key.startswith(("representation.", "head.")) for key in given)
+    return given if ours > theirs else split
 
 
 def _split_name(key: str, head: str) -> str:

@@ -146,12 +146,21 @@ def stored(key: str, build: Build, settings: DataSettings) -> Dataset:
     Raises `SettingsError` as `load_dataset`.
     """
     directory = _cache_root(settings) / hashlib.sha256(key.encode()).hexdigest()[:24]
+    try:
+        dataset = _repaired(build, directory)
+    except FileNotFoundError:
+        # Another process had it aside, to see whether it is damaged.
+        dataset = _repaired(build, directory)
+    return _keep_classes(dataset, settings.num_classes)
+
+
+def _repaired(build: Build, directory: Path) -> Dataset:
     if directory.exists() and not is_whole(directory):
         # Damaged, or of a version that wrote no checksums.
         _remove(directory)
     if not directory.exists():
         _store(build, directory)
-    return _keep_classes(_open(directory), settings.num_classes)
+    return _open(directory)
 
 
 def _cache_root(settings: DataSettings) -> Path:
@@ -191,11 +200,13 @@ def _store(build: Build, directory: Path) -> None:
 
 
 def _remove(directory: Path) -> None:
-    """Remove a folder of the cache at once, whoever else may be reading it."""
+    """Remove a damaged folder of the cache at once, whoever else may be reading it."""
     aside = Path(tempfile.mkdtemp(prefix=PARTIAL, dir=directory.parent))
-    # Another process may have removed it first.
+    # Another process may have removed it first, and have made it again since then.
     with suppress(OSError):
-        directory.rename(aside / directory.name)
+        moved = directory.rename(aside / directory.name)
+        if is_whole(moved):
+            moved.rename(directory)
     shutil.rmtree(aside, ignore_errors=True)
 
 

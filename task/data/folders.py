@@ -12,7 +12,7 @@ from typing import BinaryIO
 import numpy as np
 import numpy.typing as npt
 
-from task.data.images import about_faded, channels_of, images_in, pixels_of
+from task.data.images import about_faded, channels_of, images_in, pixels_of, upright
 from task.settings import SettingsError
 
 PARTS = ("train", "test")
@@ -20,7 +20,7 @@ LAYOUT = "train/<class>/* and test/<class>/*, or <client>/train/<class>/*"
 # Decoded images in memory at a time, in bytes.
 BLOCK = 16 * 2**20
 # Of what is decoded: another one decodes images anew that are in the cache.
-FORM = "/2"
+FORM = "/3"
 # Images of which it is seen whether all are grey.
 SEEN = 200
 
@@ -158,8 +158,7 @@ class ImageFolder:
             try:
                 with Image.open(path) as image:
                     if size is None:
-                        image.load()
-                        size = image.size
+                        size = upright(image).size
                     channels = max(channels, channels_of(image))
             # A damaged file can raise nearly anything in a decoder.
             except Exception:

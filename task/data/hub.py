@@ -18,7 +18,7 @@ from task.data.cache import pixel_file
 from task.data.columns import MAX_CLASSES, Values, choose, classes_of, numbers_of
 from task.data.datasets import DataSettings, need_space, save
 from task.data.folders import FORM, SEEN
-from task.data.images import about_faded, channels_of, pixels_of
+from task.data.images import about_faded, channels_of, pixels_of, upright
 from task.settings import Free, Place, Range, SettingsError, need, require
 
 # Fixes who tests where nobody else has said it.
@@ -260,8 +260,7 @@ class HubData:
         rows = iter(self._read.parts[part].select_columns([name]))
         for i in range(len(self._read.parts[part])):
             try:
-                image = next(rows)[name]
-                image.load()
+                image = upright(next(rows)[name])
             # A damaged file can raise nearly anything in a decoder.
             except Exception as error:
                 raise SettingsError(

@@ -1,6 +1,7 @@
 """Image files: which ones there are, and what is in them."""
 
 import os
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -39,11 +40,26 @@ def images_in(folder: Path, kind: str = "folder") -> list["os.DirEntry[str]"]:
 
 def channels_of(image: "Image") -> int:
     """Return how many channels are needed: 1 if an image is grey, 3 for colours."""
-    return 1 if image.mode in ("1", "L") or image.mode.startswith("I;16") else 3
+    grey = image.mode in ("1", "L", "LA", "La") or image.mode.startswith("I;16")
+    if image.mode in ("P", "PA"):
+        palette = image.getpalette("RGB") or []
+        grey = palette[::3] == palette[1::3] == palette[2::3]
+    return 1 if grey else 3
+
+
+def upright(image: "Image") -> "Image":
+    """Turn an image as its camera was held; return it, loaded."""
+    from PIL import ImageOps
+
+    image.load()
+    # What else is in a photograph's EXIF data may be damaged, and is not needed.
+    with suppress(Exception):
+        ImageOps.exif_transpose(image, in_place=True)
+    return image
 
 
 def pixels_of(image: "Image", channels: int, size: tuple[int, int]) -> Pixels:
-    """Return an image in 1 channel, grey, or 3, brought to a (width, height).
+    """Return an image in 1 channel, grey, or 3, `upright` at a (width, height).
 
     The array has the shape (height, width, channels); of 16 bits the upper 8 stay.
 
@@ -54,6 +70,7 @@ def pixels_of(image: "Image", channels: int, size: tuple[int, int]) -> Pixels:
     """
     from PIL import Image
 
+    image = upright(image)
     if image.mode in ("I", "F"):
         raise SettingsError(
             f"its pixels are numbers of 32 bits (mode {image.mode}); they must be of 8 "

@@ -3,7 +3,8 @@
 A partition is a matrix of proportions, classes by clients: entry (c, i) is the share of
 class c's examples that client i gets, and each row sums to 1 (or to 0 for a class that
 nobody has). Training and test examples are split by the same matrix, so a client's test
-set has the classes and the mix of its training set.
+set has the mix of its training set, to whole examples. With shards it has its classes
+as well; with the others a small share may be a test example and no training example.
 
 The functions of `PARTITIONS` return such a matrix, a float array of shape (num_classes,
 num_clients). They take these two numbers, then their own settings (as

@@ -1,5 +1,7 @@
 """Models that people bring: what a part of one may be, and what it may not."""
 
+import copy
+
 import pytest
 import torch
 from flwr.app import Context, RecordDict
@@ -12,11 +14,13 @@ from clients.device.slots import difference
 from clients.device.state import PersonalState
 from simulation import simulate
 from task.base import ExampleTask
-from task.calls import TrainCall
+from task.calls import GradientCall, TrainCall
+from task.cohort import together
 from task.examples import ExampleSet
 from task.models import SplitModel
 from task.settings import SettingsError, build, resolve
 from task.sgd import SGD, freeze
+from task.training import train
 
 
 class Tied(SplitModel):
@@ -79,6 +83,79 @@ def test_features_that_are_drawn_anew_are_computed_anew(module, drawing):
     assert torch.equal(torch.get_rng_state(), state)
     assert all(torch.equal(model.state_dict()[n], v) for n, v in before.items())
     assert all(m.training for m in model.modules())
+
+
+class Looked(nn.Module):
+    """Looks words up by a function, not by a module."""
+
+    def __init__(self, bag=False, **options):
+        super().__init__()
+        self.weight = nn.Parameter(torch.full((5, 4), 2.0))
+        self.function = nn.functional.embedding_bag if bag else nn.functional.embedding
+        self.options = options
+
+    def forward(self, x):
+        found = self.function(x, self.weight, **self.options)
+        return found if found.dim() == 2 else found.mean(1)
+
+
+class Pooled(nn.Embedding):
+    def forward(self, x):
+        return super().forward(x).mean(1)
+
+
+@pytest.mark.parametrize(
+    ("words", "stacked"),
+    [
+        (Looked(), True),
+        (Looked(padding_idx=0), False),
+        (Looked(max_norm=1.0), False),
+        (Looked(bag=True), True),
+        (Looked(bag=True, max_norm=1.0), False),
+        (Pooled(5, 4), True),
+        (Pooled(5, 4, max_norm=1.0), False),
+        (nn.EmbeddingBag(5, 4), True),
+        (nn.EmbeddingBag(5, 4, max_norm=1.0), False),
+    ],
+)
+def test_words_that_are_padding_or_shortened_are_looked_up_alone(words, stacked):
+    model = SplitModel(words, nn.Linear(4, 2))
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    examples = ExampleSet(torch.tensor([[0, 1], [0, 2]]), torch.tensor([0, 1]))
+    loss = nn.functional.cross_entropy
+    call = TrainCall(model, "all", examples, loss, 1, SGD(), None, None)
+    assert (call.key is not None) is stacked
+    one = GradientCall(model, examples.inputs, examples.targets, loss, SGD())
+    assert (one.key is not None) is stacked
+    assert all(torch.equal(model.state_dict()[n], v) for n, v in before.items())
+
+
+def test_one_example_is_too_few_for_a_norm_in_one_line():
+    layers = nn.Linear(4, 4), nn.BatchNorm1d(4, track_running_stats=False)
+    model = SplitModel(nn.Sequential(*layers), nn.Linear(4, 2))
+    loss = nn.functional.cross_entropy
+
+    def work():
+        return train(model, "all", numbers(1), loss, 1, SGD())
+
+    with pytest.raises(SettingsError, match="leaves one of 1 examples alone"):
+        together([work], 1)
+
+
+def test_a_head_s_steps_move_features_by_weights_that_are_in_both_parts():
+    torch.manual_seed(0)
+    model, sgd = Tied(), SGD(0.1, 0.0, 0.0, batch_size=2)
+    expected = copy.deepcopy(model)
+    x, y = torch.tensor([[1], [3]]), torch.tensor([2, 4])
+    loss = nn.functional.cross_entropy
+    train(model, "head", ExampleSet(x, y), loss, 2, sgd)
+    # The same two steps by torch's own optimizer.
+    optimizer = torch.optim.SGD(expected.head.parameters(), 0.1)
+    for _ in range(2):
+        optimizer.zero_grad()
+        loss(expected(x), y).backward()
+        optimizer.step()
+    torch.testing.assert_close(model.state_dict(), expected.state_dict())
 
 
 def test_a_frozen_norm_keeps_its_statistics():

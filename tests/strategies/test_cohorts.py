@@ -1,6 +1,7 @@
 """Clients that train together end where they do one by one, with every algorithm."""
 
 import logging
+from dataclasses import dataclass
 
 import pytest
 import torch
@@ -8,10 +9,12 @@ from cohort_tasks import N, dense
 from outcomes import assert_same, outcome
 
 import task.calls
-from task import cohort
+from task import ExampleSet, cohort
+from task.models import SplitModel
 from task.settings import SettingsError
-from task.training import SGD, evaluate, gradient, train
+from task.training import SGD, Proximal, evaluate, gradient, train
 
+CE = torch.nn.functional.cross_entropy
 # They make their own steps with gradients.
 STEPS = ("per-fedavg", "hf-maml", "l2gd")
 ALGORITHMS = [
@@ -100,6 +103,66 @@ def test_recorded_calls_give_the_same_numbers(algorithm, name, monkeypatch):
     assert_same(outcome(algorithm, N, **own), expected, 3e-5)
 
 
+@dataclass(frozen=True)
+class NearAndSmall(Proximal):
+    """One that looks at features as well."""
+
+    def __call__(self, features, model):
+        return super().__call__(features, model) + features.square().mean()
+
+
+def test_what_is_more_than_proximal_sees_no_examples_that_fill_a_batch_up():
+    def work(i: int) -> float:
+        torch.manual_seed(i)
+        model = dense().initial_model()
+        anchor = {n: p.detach() + 0.1 for n, p in model.named_parameters()}
+        loss, sgd = torch.nn.functional.cross_entropy, SGD(0.1, batch_size=10)
+        train(model, "all", dense().train[i], loss, 2, sgd, NearAndSmall(0.5, anchor))
+        return model.representation[0].weight.detach().norm().item()
+
+    # They have 9, 9 and 4 examples.
+    found = cohort.together([lambda i=i: work(i) for i in range(3)], 3)
+    assert found == pytest.approx([work(i) for i in range(3)], rel=1e-5)
+
+
+FACTOR = {"now": 1.0}
+
+
+def growing(outputs, targets):
+    return FACTOR["now"] * torch.nn.functional.cross_entropy(outputs, targets)
+
+
+class Growing(torch.nn.Module):
+    def forward(self, x):
+        return FACTOR["now"] * x
+
+
+def by_hand(model):
+    """As people put a forward on a module of torch."""
+    model.head.forward = lambda x: FACTOR["now"] * x[:, :3]
+    return model
+
+
+@pytest.mark.parametrize("where", ["loss", "module", "forward"])
+def test_what_changes_in_a_user_s_code_is_never_recorded(where, monkeypatch):
+    # Norms are in no model that is made layer by layer.
+    def work() -> float:
+        torch.manual_seed(0)
+        layers = [torch.nn.Linear(6, 4), torch.nn.LayerNorm(4)]
+        layers += [Growing()] if where == "module" else []
+        model = SplitModel(torch.nn.Sequential(*layers), torch.nn.Linear(4, 3))
+        model = by_hand(model) if where == "forward" else model
+        loss = growing if where == "loss" else torch.nn.functional.cross_entropy
+        batch = torch.randn(4, 6), torch.arange(4) % 3
+        return gradient(model, *batch, loss, SGD()).item()
+
+    monkeypatch.setattr("task.stacked.RECORD_AFTER", 0)
+    for factor in (1.0, 3.0):
+        monkeypatch.setitem(FACTOR, "now", factor)
+        found = cohort.together([work] * 3, 3)
+        assert found == pytest.approx([work()] * 3, rel=1e-5)
+
+
 @pytest.mark.parametrize("algorithm", ["fedavg", "fedrep", "dpsgd"])
 @pytest.mark.parametrize("name", ["padded", "centred", "unhashable"])
 def test_models_of_all_kinds_end_where_they_do_alone(algorithm, name):
@@ -111,6 +174,37 @@ def test_targets_that_do_not_count_and_batches_that_are_filled_up():
     # The mean is over those that count, so no batch may be without any.
     own = {"task": "cohort_tasks:ignoring", "batch-size": 100}
     assert_same(outcome("fedavg", N, **own), outcome("fedavg", "off", **own))
+
+
+def test_a_batch_without_a_target_that_counts_is_no_step():
+    def ignoring() -> list:
+        # Of three clients: none, one or both of two examples do not count.
+        sets = [ExampleSet(torch.eye(6)[:2], torch.tensor([0, 1])) for _ in range(3)]
+        sets[1].targets[1] = sets[2].targets[:] = -100
+        return sets
+
+    def work(i: int) -> tuple[float, torch.Tensor]:
+        torch.manual_seed(i)
+        model = dense().initial_model()
+        sgd = SGD(0.5, 0.9, 0.1, batch_size=1)
+        loss = train(model, "all", ignoring()[i], CE, 2, sgd)
+        return loss, model.head.weight.detach().clone()
+
+    alone = [work(i) for i in range(3)]
+    found = cohort.together([lambda i=i: work(i) for i in range(3)], 3)
+    for own, both in zip(alone, found, strict=True):
+        assert own[0] == pytest.approx(both[0], rel=1e-5)
+        torch.testing.assert_close(own[1], both[1])
+    # Who has no target stays where it was; who has one learns as from that alone.
+    torch.manual_seed(2)
+    assert alone[2][0] == 0
+    assert torch.equal(alone[2][1], dense().initial_model().head.weight)
+    torch.manual_seed(1)
+    model, one = dense().initial_model(), ignoring()[1]
+    one = ExampleSet(one.inputs[:1], one.targets[:1])
+    loss = train(model, "all", one, CE, 2, SGD(0.5, 0.9, 0.1, batch_size=1))
+    assert loss == pytest.approx(alone[1][0], rel=1e-5)
+    torch.testing.assert_close(model.head.weight.detach(), alone[1][1])
 
 
 def test_what_a_model_has_besides_its_state_is_its_own(made):

@@ -1,6 +1,7 @@
 """Private training, against plain training, NumPy and what is known of ε."""
 
 import math
+from copy import deepcopy
 from dataclasses import replace
 
 import numpy as np
@@ -14,7 +15,7 @@ from clients.flute import Penalty
 from task import privacy
 from task.calls import TrainCall
 from task.examples import ExampleSet
-from task.models import SplitModel
+from task.models import SplitModel, build_model
 from task.neural_collapse import neural_collapse
 from task.privacy import ExamplePrivacy, drawn, epsilon, sampling, train_privately
 from task.settings import SettingsError
@@ -74,6 +75,29 @@ def test_without_noise_and_clipping_it_is_plain_training(part, regularizer):
     assert private.__dict__.keys() == plain.__dict__.keys()
     assert not any(p.__dict__ for p in private.parameters())
     assert not any(m._forward_hooks or m._backward_hooks for m in private.modules())
+
+
+@pytest.mark.parametrize(
+    ("name", "channels", "side"),
+    [("digits-cnn", 1, 8), ("digits-cnn", 3, 8), ("cifar10-cnn", 3, 16)],
+)
+def test_it_is_so_with_images_and_convolutions(name, channels, side):
+    # Of such a model, and of images, the channels are last in memory.
+    torch.manual_seed(0)
+    plain = build_model(name, (channels, side, side), 3)
+    private = deepcopy(plain)
+    examples = ExampleSet(
+        torch.randint(0, 256, (12, side, side, channels), dtype=torch.uint8),
+        torch.arange(12) % 3,
+        torch.full((channels,), 120.0),
+        torch.full((channels,), 60.0),
+    )
+    call_of(plain, examples=examples).alone()
+    train_privately(call_of(private, examples=examples), without_noise(LOUD))
+    for key, value in plain.state_dict().items():
+        found = private.state_dict()[key]
+        torch.testing.assert_close(found, value, rtol=1e-4, atol=1e-5)
+        assert found.stride() == value.stride()
 
 
 def test_each_example_is_clipped_over_all_that_learns():

@@ -585,6 +585,14 @@ def test_biases_of_recurrent_layers_do_not_decay():
         torch.testing.assert_close(parameter.data, kept * before[name])
 
 
+def test_a_step_follows_a_gradient_in_another_memory_format():
+    layer = nn.Conv2d(3, 2, 2, bias=False).to(memory_format=torch.channels_last)
+    nn.init.zeros_(layer.weight)
+    layer.weight.grad = torch.arange(24.0).view(2, 3, 2, 2)
+    SGD(1.0, 0.0, 0.0).optimizer(layer).step()
+    assert torch.equal(layer.weight, -torch.arange(24.0).view(2, 3, 2, 2))
+
+
 @pytest.mark.parametrize("momentum", [0.0, 0.9])
 def test_steps_are_those_of_torch_s_own_optimizer(momentum):
     torch.manual_seed(0)

@@ -37,6 +37,27 @@ def test_a_module_s_arrays_find_their_part(saved, suffix):
     assert torch.equal(model.head.bias, state["fc.bias"])
 
 
+@pytest.mark.parametrize(("body", "head"), [("body", "head"), ("representation", "fc")])
+def test_a_module_s_own_parts_may_be_called_as_those_of_a_split_model(
+    tmp_path, body, head
+):
+    def module(width: int = 3) -> nn.Module:
+        layers = [(body, nn.Linear(4, width)), (head, nn.Linear(width, 2))]
+        return nn.Sequential(OrderedDict(layers))
+
+    whole = module()
+    torch.save(whole.state_dict(), tmp_path / "whole.pth")
+    model = SplitModel.wrap(module(), head)
+    load_weights(model, str(tmp_path / "whole.pth"), "own")
+    assert torch.equal(model.representation[0].weight, whole[0].weight)
+    assert torch.equal(model.head.weight, whole[1].weight)
+    other = SplitModel.wrap(module(5), head)
+    torch.save(model.state_dict(), tmp_path / "split.pth")
+    for name in ("whole", "split"):
+        with pytest.raises(SettingsError, match=rf"'({body}\.)+weight' is of shape"):
+            load_weights(other, str(tmp_path / f"{name}.pth"), "own")
+
+
 def test_a_head_of_another_shape_stays_new_as_a_whole(saved):
     folder, state = saved
     model = SplitModel.wrap(small(outputs=5))

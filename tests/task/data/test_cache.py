@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from task.data import datasets
 from task.data.cache import BLOCK, BLOCKS, CHECKSUMS, checksum, is_whole, seal
 from task.data.datasets import DataSettings, load_dataset
 
@@ -41,6 +42,34 @@ def test_what_is_damaged_is_made_again(tmp_path, spoil, name) -> None:
     assert is_whole(folder)
     np.testing.assert_array_equal(again.train.images, images)
     assert again.classes == classes
+
+
+def test_what_was_repaired_meanwhile_is_not_removed(tmp_path) -> None:
+    digits(tmp_path)
+    (folder,) = tmp_path.iterdir()
+    # As by a process that saw it before another one had repaired it.
+    datasets._remove(folder)
+    assert is_whole(folder)
+    assert list(tmp_path.iterdir()) == [folder]
+
+
+def test_what_is_aside_for_a_moment_is_opened_then(tmp_path, monkeypatch) -> None:
+    images = np.array(digits(tmp_path).train.images)
+    (folder,) = tmp_path.iterdir()
+    original = datasets._open
+
+    def late(directory: Path):
+        # Another process takes it aside, and puts it back.
+        monkeypatch.setattr(datasets, "_open", original)
+        aside = directory.rename(tmp_path / "aside")
+        try:
+            return original(directory)
+        finally:
+            aside.rename(directory)
+
+    monkeypatch.setattr(datasets, "_open", late)
+    np.testing.assert_array_equal(digits(tmp_path).train.images, images)
+    assert list(tmp_path.iterdir()) == [folder]
 
 
 def test_what_is_whole_stays(tmp_path) -> None:

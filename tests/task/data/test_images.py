@@ -7,9 +7,15 @@ import pytest
 from PIL import Image
 
 from task.data.datasets import Dataset, DataSettings, load_dataset
+from task.data.images import channels_of, pixels_of, read_image
 from task.settings import SettingsError
 
 GREY, RED = np.full((4, 4), 90, np.uint8), np.full((4, 4, 3), (200, 0, 0), np.uint8)
+
+
+# Tag 274 is how a camera was held; with 6, what is seen is turned clockwise.
+HELD = Image.Exif()
+HELD[274] = 6
 
 
 def load(root: Path, *train: np.ndarray, suffix: str = "png") -> Dataset:
@@ -40,11 +46,42 @@ def test_of_32_bits_nobody_knows_what_is_white(tmp_path, dtype):
         load(tmp_path, np.ones((4, 4), dtype), suffix="tiff")
 
 
+@pytest.mark.parametrize("exif", [HELD, b"Exif\0\0damaged"], ids=["turned", "damaged"])
+def test_photographs_are_as_the_camera_was_held(tmp_path, exif):
+    rng = np.random.default_rng(0)
+    pixels = rng.integers(0, 256, (4, 6, 3), dtype=np.uint8)
+    for part in ("train", "test"):
+        folder = tmp_path / "images" / part / "ant"
+        folder.mkdir(parents=True)
+        Image.fromarray(pixels).save(folder / "0.png", exif=exif)
+    seen = np.rot90(pixels, -1) if exif is HELD else pixels
+    places = {"data_dir": str(tmp_path / "images"), "cache_dir": str(tmp_path / "c")}
+    images = load_dataset("image-folder", DataSettings(**places)).train.images
+    np.testing.assert_array_equal(images[0], seen)
+    one = read_image(folder / "0.png", 3, seen.shape[1::-1])
+    np.testing.assert_array_equal(one, seen)
+
+
 def test_a_grey_image_before_coloured_ones_takes_no_colours_away(tmp_path):
     dataset = load(tmp_path, GREY, RED, RED)
     assert dataset.train.images[0].tolist() == np.full((4, 4, 3), 90).tolist()
     assert dataset.train.images[1].tolist() == RED.tolist()
     assert dataset.notes == ()
+
+
+def test_greys_are_grey_with_transparency_and_in_palettes(tmp_path):
+    clear = np.dstack([GREY, np.full((4, 4), 7, np.uint8)])
+    images = load(tmp_path, clear).train.images
+    assert images.shape == (1, 4, 4, 1)
+    assert (images == 90).all()
+    place = tmp_path / "palette.png"
+    for pixels, channels in ((GREY, 1), (RED, 3)):
+        Image.fromarray(pixels).convert("P").save(place)
+        with Image.open(place) as image:
+            assert image.mode == "P"
+            assert channels_of(image) == channels
+    grey = Image.fromarray(GREY).convert("P")
+    np.testing.assert_array_equal(pixels_of(grey, 1, (4, 4))[..., 0], GREY)
 
 
 def test_colours_that_are_seen_too_late_are_counted(tmp_path):
