@@ -193,7 +193,7 @@ class Rounds:
         self.watch = Watch(strategy, report.directory, settings.num_server_rounds)
         self._began = time.monotonic() - seconds_before
         self._grid: Grid | None = None
-        # The checkpoint of the last round, where none was due: for a run that is ended.
+        # The checkpoint of the last round until it is written: for a run that is ended.
         self._unwritten: Checkpoint | None = None
         # Rounds in a row without a valid reply.
         self._empty = 0
@@ -301,15 +301,17 @@ class Rounds:
         # The next round changes what is not a copy.
         state, settings = (own, copy.deepcopy(values)), self.report.settings
         checkpoint = Checkpoint(server_round, arrays, state, seconds, settings)
+        self._unwritten = checkpoint
         if last or (interval and server_round % interval == 0):
             self._write(checkpoint)
-        else:
-            self._unwritten = checkpoint
 
     def _write(self, checkpoint: Checkpoint) -> None:
-        server_round, self._unwritten = checkpoint.server_round, None
+        server_round = checkpoint.server_round
         try:
             checkpoint.write(self.report.directory)
-            self.strategy.standing.checkpointed = server_round
         except OSError as error:
             log(ERROR, "checkpoint of round %d not kept: %s", server_round, error)
+            return
+        # Only now: what is interrupted while it writes is written as the run ends.
+        self._unwritten = None
+        self.strategy.standing.checkpointed = server_round
