@@ -225,6 +225,8 @@ class BaseStrategy(Evaluating, FlowerFedAvg):
     ) -> list[Message]:
         """Return a message for each of some nodes, and note what to expect."""
         config[SERVER_ROUND] = server_round
+        if kind != MessageType.TRAIN:
+            nodes = self.participants.answering(nodes)
         if self.transport == "float16":
             arrays = as_float16(arrays)
         self.exchange = Exchange(server_round, self.name_of)

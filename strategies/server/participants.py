@@ -64,6 +64,9 @@ class Participants:
     busy : frozenset of int
         The nodes that were connected then and left alone, as an answer of theirs is
         still to come.
+    silent : frozenset of int
+        The nodes that were left alone then with anything but training, as they had not
+        answered.
     refusals : dict of int to str
         Why a node takes no part, as it was last logged.
     labels : dict of str to str
@@ -86,6 +89,7 @@ class Participants:
         self.known: dict[int, Participant] = {}
         self.here: frozenset[int] = frozenset()
         self.busy: frozenset[int] = frozenset()
+        self.silent: frozenset[int] = frozenset()
         self.refusals: dict[int, str] = {}
         self.labels: dict[str, str] = {}
         self._taken: set[str] = set()
@@ -117,6 +121,8 @@ class Participants:
         nodes = self._wait(grid, 1 if self.known else self.min_available_nodes)
         self.here = frozenset(nodes)
         self.busy = getattr(grid, "connected", self.here) - self.here
+        silent_for = getattr(grid, "silent_for", None)
+        self.silent = silent_for(MessageType.EVALUATE) if silent_for else frozenset()
         unknown = [n for n in nodes if n not in self.known and not self._rests(n)]
         if unknown:
             self._ask(unknown, grid, run_token)
@@ -157,6 +163,16 @@ class Participants:
         nodes = (self.busy & self.known.keys()) - self.refusals.keys()
         found = [self.known[node] for node in nodes]
         return sorted((p for p in found if not p.is_newcomer), key=lambda p: p.name)
+
+    def answering(self, nodes: list[int]) -> list[int]:
+        """Return those of some nodes to which more than training is sent; log who not.
+
+        The grid would not send it to the others, who have not been asked then.
+        """
+        if left := [node for node in nodes if node in self.silent]:
+            names = several([self.name_of(node) for node in left])
+            log(INFO, "not asked, as answers are still to come: %s", names)
+        return [node for node in nodes if node not in self.silent]
 
     def newcomers(self) -> list[int]:
         """Return the nodes that come after the training, ordered by their names."""

@@ -270,6 +270,26 @@ def test_who_is_alone_is_asked_again(clock: Clock) -> None:
     assert len(link.delivered) == 4
 
 
+def test_a_silent_node_that_has_gone_for_good_is_forgotten(clock: Clock) -> None:
+    def gone(message):
+        reply = Message(Error(5, "not available"), reply_to=message)
+        reply.metadata.__dict__["_src_node_id"] = SUPERLINK_NODE_ID
+        return reply
+
+    link, here = Link({1: honest, 2: silent}), [1, 2]
+    link.get_node_ids = lambda: list(here)
+    grid = RealArrivals(PatientGrid(link), longest=100)
+    assert nodes(send(grid)) == [1]
+    # It comes back under another id; of the old one an answer can still come.
+    here[1] = 3
+    link.answers[3] = honest
+    assert nodes(send(grid)) == [1, 3]
+    assert grid.silent == ["2"]
+    link.answers[2] = gone
+    assert nodes(send(grid)) == [1, 3]
+    assert grid.silent == []
+
+
 def test_a_debt_that_is_never_paid_is_silence(clock: Clock) -> None:
     link = Link({1: honest, 2: silent})
     grid = RealArrivals(PatientGrid(link), longest=50)
