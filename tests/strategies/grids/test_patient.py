@@ -188,13 +188,37 @@ def test_an_outage_is_waited_out_and_nothing_is_delivered_twice(clock: Clock) ->
     link = Link({1: honest, 2: honest})
     grid = RealArrivals(PatientGrid(link))
     messages = [Message(RecordDict(), node, "train") for node in grid.get_node_ids()]
-    # Three pushes, then two pulls fail: 1 + 2 + 4 seconds, and a look.
+    # Three pushes, then two pulls fail: 1 + 2 + 4 seconds, and two looks.
     link.failures["push"] = [response(500) for _ in range(3)]
     link.failures["pull"] = [response(500), httpx.ReadTimeout("slow")]
     replies = list(grid.send_and_receive(messages))
     assert nodes(replies) == [1, 2]
     assert sorted(link.delivered) == [1, 2]
-    assert clock.now == pytest.approx(1007 + PULL_INTERVAL)
+    assert clock.now == pytest.approx(1007 + 2 * PULL_INTERVAL)
+
+
+def test_an_outage_is_a_request_a_look_and_one_warning(caplog) -> None:
+    link = Link(dict.fromkeys(range(1, 101), honest))
+    grid = RealArrivals(PatientGrid(link))
+    for _ in range(2):
+        caplog.clear()
+        link.failures["pull"] = [httpx.ConnectError("refused") for _ in range(10)]
+        began = patient.time.now
+        assert nodes(send(grid)) == list(range(1, 101))
+        assert patient.time.now == pytest.approx(began + 10 * PULL_INTERVAL)
+        assert [m for m in caplog.messages if "no replies" in m] == [
+            "the SuperLink gives no replies: ConnectError: refused"
+        ]
+
+
+def test_replies_that_the_superlink_cannot_give_hold_up_no_others(caplog) -> None:
+    def broken(message):
+        raise response(500)
+
+    link = Link({1: broken, 2: honest, 3: broken, 4: honest, 5: broken, 6: honest})
+    grid = RealArrivals(PatientGrid(link))
+    assert nodes(send(grid, timeout=10)) == [2, 4, 6]
+    assert len([m for m in caplog.messages if "no replies" in m]) == 1
 
 
 def test_an_outage_without_end_is_one_line(clock: Clock) -> None:
