@@ -102,6 +102,8 @@ class Participants:
         # How often nodes were refused, and how often they are still passed over.
         self._refused: Counter[int] = Counter()
         self._resting: dict[int, int] = {}
+        # Nodes with the name of another one, and which.
+        self._doubles: dict[int, int] = {}
         self.keyed = False
         self.keys: dict[str, str] = {}
         self.round_timeout = QUERY_TIMEOUT
@@ -154,6 +156,10 @@ class Participants:
 
     def _rests(self, node: int) -> bool:
         """Return whether a refused node is passed over once more."""
+        # Its client has come back, and the node that it was has gone by now.
+        if self._doubles.get(node, node) not in self.here:
+            del self._doubles[node]
+            self._resting.pop(node, None)
         left = self._resting.get(node, 0)
         self._resting[node] = max(0, left - 1)
         return left > 0
@@ -245,7 +251,9 @@ class Participants:
             if taken.setdefault(name, node) != node:
                 # The client has come back as another node, or two share a name.
                 if taken[name] in self.here:
-                    log(WARNING, "node %d calls itself %r, as another does", node, name)
+                    reason = f"it calls itself {name!r}, as another does"
+                    self._refuse(node, str(node), reason)
+                    self._doubles[node] = taken[name]
                     continue
                 self.known.pop(taken[name], None)
                 taken[name] = node

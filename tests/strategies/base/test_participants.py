@@ -247,6 +247,29 @@ def test_two_nodes_of_the_same_name():
     assert [strategy.name_of(n) for n in (1, 3, 2)] == ["000000", "000002", "same"]
 
 
+def test_one_with_a_taken_name_rests_until_the_other_has_gone(caplog):
+    asked = []
+
+    def client(message: Message, context: Context) -> Message:
+        if message.metadata.message_type == MessageType.QUERY:
+            asked.append(context.node_id)
+        return properties_of(client={1: "same", 2: "same"})(message, context)
+
+    grid, strategy = grid_of(3, client), FedAvg()
+    for _ in range(20):
+        assert strategy.identify(grid) == [1, 2]
+    # As refused nodes are: after 1, 3, 7 and 7 times.
+    assert (asked.count(2), asked.count(3)) == (1, 4)
+    assert [m for m in caplog.messages if "'same'" in m] == [
+        "client 3 takes no part: it calls itself 'same', as another does"
+    ]
+    # Of the first one there is no more: it takes its place at once.
+    del grid.contexts[2]
+    assert strategy.identify(grid) == [1, 3]
+    assert strategy.name_of(3) == "same"
+    assert strategy.participants.refusals == {}
+
+
 def test_a_client_that_comes_back_as_another_node():
     grid, strategy = grid_of(3), FedAvg()
     strategy.identify(grid)
