@@ -117,7 +117,7 @@ class _Silence:
     wait: float
 
     def lasts(self, doublings: int) -> bool:
-        """Return whether so many doublings, less one, of that time are not over."""
+        """Return whether less than 2^doublings − 1 times that wait has passed since."""
         pause: float = (2.0**doublings - 1) * self.wait
         return time.monotonic() < self.since + pause
 

@@ -146,7 +146,7 @@ class Participants:
         return self._sorted([n for n in fits if not known[n].is_newcomer])
 
     def settle(self) -> None:
-        """From now on who was usual the last time is, whoever comes and goes."""
+        """Hold the run to what most clients last said of their model, once for all."""
         self.settled = self.settled or self._usual
 
     @property
