@@ -134,7 +134,6 @@ def import_path(of: type | Callable[..., Any]) -> str:
 def run(algorithm: str, settings: Settings, backend: str) -> Run:
     """Run one algorithm with settings that `check` has returned."""
     from clients.client_app import make_app
-    from clients.device.simulated import take_over
 
     # The workers run elsewhere.
     output = Path(str(settings["output"])).resolve()
@@ -149,7 +148,7 @@ def run(algorithm: str, settings: Settings, backend: str) -> Run:
     kind = RayGrid if backend == "ray" else InlineGrid
     grid = kind(make_app(_without_others(choice)), int(settings["num-clients"]))
     try:
-        summary = server_app.run(grid, choice, lambda: take_over(choice))
+        summary = server_app.run(grid, choice)
     finally:
         _keep_clients(grid.contexts.values(), choice)
     return Run(summary, read_rows(output / short_name(algorithm) / METRICS))

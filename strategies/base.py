@@ -185,9 +185,6 @@ class BaseStrategy(Evaluating, FlowerFedAvg):
 
     def sample(self, server_round: int, nodes: list[int]) -> list[int]:
         """Return those of some nodes that train in a round, in the same order."""
-        if server_round == 1:
-            # Later, when nodes have left, one goes on alone.
-            self.check_clients(len(nodes))
         others = len(self.participants.busy_ones())
         return self.sampler.sample(server_round, nodes, others)
 
@@ -228,6 +225,8 @@ class BaseStrategy(Evaluating, FlowerFedAvg):
     ) -> list[Message]:
         """Return a message for each of some nodes, and note what to expect."""
         config[SERVER_ROUND] = server_round
+        if kind != MessageType.TRAIN:
+            nodes = self.participants.answering(nodes)
         if self.transport == "float16":
             arrays = as_float16(arrays)
         self.exchange = Exchange(server_round, self.name_of)

@@ -20,7 +20,7 @@ from strategies.hooks import RunHooks
 from strategies.server.checkpoint import Checkpoint
 from strategies.server.checks import class_counts
 from strategies.server.newcomers import ByExamples, check_newcomers, let_join
-from strategies.server.output import locked, put_aside
+from strategies.server.output import locked, put_aside, take_over
 from strategies.server.page.serving import served_for
 from strategies.server.report import Report
 from strategies.server.results import METRICS, read_rows, read_summary
@@ -30,11 +30,7 @@ from task.messages import CLASS_COUNTS
 from task.settings import Setting, Settings, SettingsError, build, is_path, resolve
 
 
-def run(
-    grid: Grid,
-    settings: Settings,
-    prepare: Callable[[], None] = lambda: None,
-) -> dict[str, Any]:
+def run(grid: Grid, settings: Settings) -> dict[str, Any]:
     """Run the algorithm that the settings name, from its start or a checkpoint.
 
     Parameters
@@ -43,8 +39,6 @@ def run(
         The grid.
     settings : mapping
         All settings.
-    prepare : callable, optional
-        Called when all has been checked, before anything is written or trained.
 
     Returns
     -------
@@ -97,7 +91,7 @@ def run(
             put_aside(output, name)
         if strategy.privacy:
             strategy.privacy.keep_in(output / name)
-        prepare()
+        take_over(output / name, Path(own.resume) / name if own.resume else None)
         nodes = strategy.identify(grid)
         if len(nodes) < (least := int(settings["min-train-nodes"])):
             text = "min-train-nodes is %d, but there are only %d clients: all train"

@@ -1,15 +1,12 @@
 """What only simulated clients do: keep states beside the checkpoint, tell more."""
 
-import shutil
 from collections.abc import Iterable, Mapping
 from functools import lru_cache
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 from flwr.app import ConfigRecord, Context, RecordDict, UserConfig
 
-from clients.algorithms import short_name
 from clients.base import Client
 from clients.device.identity import build_client, client_name, client_setup
 from task.messages import (
@@ -41,18 +38,6 @@ def try_out(settings: Settings, num_clients: int) -> list[Client]:
             allowed = f"such that all share the same, not {first} and {other}"
             require(first == other, "client-models", settings["client-models"], allowed)
     return clients
-
-
-def take_over(settings: Settings) -> None:
-    """Begin with the clients' states of the run that is resumed, or with none."""
-    algorithm = short_name(str(settings["algorithm"]))
-    own = Path(str(settings["output"])) / algorithm / "clients"
-    former = Path(str(settings["resume"])).resolve() / algorithm / "clients"
-    if settings["resume"] and former == own:
-        return
-    shutil.rmtree(own, ignore_errors=True)
-    if settings["resume"] and former.is_dir():
-        shutil.copytree(former, own)
 
 
 def keep(

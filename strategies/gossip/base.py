@@ -1,7 +1,8 @@
 """Gossip over a graph: the server relays messages and averages no models."""
 
+import json
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from logging import INFO, WARNING
 from typing import Annotated, Any, ClassVar, cast
@@ -311,9 +312,22 @@ class Gossip(BaseStrategy):
 
     def state_dict(self) -> tuple[Arrays, dict[str, Any]]:
         """Return also the mailboxes', and the graph."""
-        arrays, values = super().state_dict()
-        own, named = self.boxes.state_dict()
+        return self._with(self.boxes, super().state_dict())
+
+    def _with(
+        self, boxes: Mailboxes, state: tuple[Arrays, dict[str, Any]]
+    ) -> tuple[Arrays, dict[str, Any]]:
+        (arrays, values), (own, named) = state, boxes.state_dict()
         return {**arrays, **own, EDGES: self._edges}, {**values, **named}
+
+    def snapshot(self) -> Callable[[], tuple[Arrays, dict[str, Any]]]:
+        """List the messages only when asked: on a dense graph they are very many."""
+        if type(self).state_dict is not Gossip.state_dict:
+            # Somebody's subclass keeps more.
+            return super().snapshot()
+        (arrays, values), boxes = super().state_dict(), self.boxes.copy()
+        text = json.dumps(values)
+        return lambda: self._with(boxes, (arrays, json.loads(text)))
 
     def load_state_dict(self, arrays: Arrays, values: dict[str, Any]) -> None:
         """Go back to a saved state, graph and mailboxes included.

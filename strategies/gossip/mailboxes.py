@@ -81,10 +81,11 @@ class Mailboxes:
         for name, data in sent.items():
             if not data:
                 continue
+            message = Pending(server_round, name, data)
             for j in self.neighbours[self.number[name]]:
                 neighbour = self.names[j]
                 if neighbour not in self.lost and relays(neighbour in sent):
-                    self.pending[neighbour].append(Pending(server_round, name, data))
+                    self.pending[neighbour].append(message)
 
     def lists_for(self, name: str) -> dict[str, Any]:
         """Return what a node is sent, as lists of the same length; {} for nothing.
@@ -115,14 +116,27 @@ class Mailboxes:
         self.lost.add(name)
         self.pending[name] = []
 
+    def copy(self) -> "Mailboxes":
+        """Return mailboxes with the same messages, that what follows leaves alone."""
+        copied = Mailboxes(self.names, self.weights, self.neighbours)
+        copied.pending = {name: list(held) for name, held in self.pending.items()}
+        copied.lost = set(self.lost)
+        return copied
+
     def state_dict(self) -> tuple[Arrays, dict[str, Any]]:
-        """Return the messages as arrays of bytes, and the rest as JSON can hold it."""
+        """Return the messages as arrays of bytes, and the rest as JSON can hold it.
+
+        A message that several neighbours have not answered for is one array.
+        """
         arrays: Arrays = {}
         entries: list[list[Any]] = []
+        keys: dict[int, str] = {}
         for name, messages in self.pending.items():
             for message in messages:
-                key = f"pending-{len(entries)}"
-                arrays[key] = np.frombuffer(message.data, np.uint8)
+                key = keys.get(id(message))
+                if key is None:
+                    key = keys[id(message)] = f"pending-{len(keys)}"
+                    arrays[key] = np.frombuffer(message.data, np.uint8)
                 entries.append([key, name, message.round, message.sender])
         lost = sorted(self.lost)
         return arrays, {"names": self.names, "pending": entries, "lost": lost}
@@ -130,6 +144,9 @@ class Mailboxes:
     def load_state_dict(self, arrays: Arrays, values: dict[str, Any]) -> None:
         """Go back to a saved state of the same nodes."""
         self.lost = {str(name) for name in values["lost"]}
+        messages: dict[str, Pending] = {}
         for key, name, server_round, sender in values["pending"]:
-            message = Pending(int(server_round), sender, arrays[key].tobytes())
-            self.pending[name].append(message)
+            if key not in messages:
+                data = arrays[key].tobytes()
+                messages[key] = Pending(int(server_round), sender, data)
+            self.pending[name].append(messages[key])

@@ -117,7 +117,7 @@ class _Silence:
     wait: float
 
     def lasts(self, doublings: int) -> bool:
-        """Return whether so many doublings, less one, of that time are not over."""
+        """Return whether less than 2^doublings − 1 times that wait has passed since."""
         pause: float = (2.0**doublings - 1) * self.wait
         return time.monotonic() < self.since + pause
 
@@ -168,6 +168,9 @@ class RealArrivals(ArrivalGrid):
         self.drain()
         nodes = list(self.grid.get_node_ids())
         self.connected = frozenset(nodes)
+        # Who has left for good, or has come back under another id, says nothing more.
+        heard_of = self.connected | {debt.node for debt in self._owed.values()}
+        self._silent = {n: s for n, s in self._silent.items() if n in heard_of}
         busy, train = self._busy(), MessageType.TRAIN
         free = [n for n in nodes if n not in busy and not self._is_silent(n, train)]
         return free or [node for node in nodes if node not in busy]
@@ -183,6 +186,10 @@ class RealArrivals(ArrivalGrid):
             return False
         doublings = silence.times - (1 if kind == MessageType.TRAIN else 0)
         return silence.lasts(doublings)
+
+    def silent_for(self, kind: str) -> frozenset[int]:
+        """Return the silent nodes to which no message of a kind is sent now."""
+        return frozenset(n for n in self._silent if self._is_silent(n, kind))
 
     def forgive(self) -> None:
         """Ask silent nodes again; the next time they are left alone for longer."""

@@ -92,7 +92,7 @@ class PatientGrid(GridDecorator):
     sends can raise anything, and the replies that came in the same pull are lost with
     it. So replies are pulled one by one, and what cannot be read becomes an error reply
     of that node. An answer of 500, as while its database is locked, is no end: a pull
-    counts as one in which nothing came; all else is asked again for `OUTAGE_LIMIT`.
+    stops there, and all else is asked again for `OUTAGE_LIMIT`.
     A message that is pushed again is delivered once: its id is its content's digest,
     and the SuperLink keeps one of each.
     """
@@ -101,6 +101,8 @@ class PatientGrid(GridDecorator):
         super().__init__(grid)
         # Of the messages whose replies have not come yet, without their contents.
         self._open: dict[str, Message] = {}
+        # Those at which pulls have stopped, and that have not been looked at since.
+        self._stopped: set[str] = set()
 
     def get_node_ids(self) -> Iterable[int]:
         """Return the nodes, once the SuperLink says them."""
@@ -145,11 +147,28 @@ class PatientGrid(GridDecorator):
             pause = min(2 * pause, LONGEST_PAUSE)
 
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
-        """Return the replies that have come, each message's once."""
+        """Return the replies that have come, each message's once.
+
+        In an outage that is noticed, and logged, at the first message.
+        """
+        self._stopped &= self._open.keys()
         replies = []
-        for message_id in message_ids:
+        # What stopped a pull comes last, so that it can stop no other reply for long.
+        for message_id in sorted(message_ids, key=self._stopped.__contains__):
             # What is not open has been answered: nothing counts twice.
-            if message_id in self._open and (reply := self._pull(message_id)):
+            if message_id not in self._open:
+                continue
+            try:
+                reply = self._pull(message_id)
+            except httpx.HTTPError as error:
+                if not _is_outage(error):
+                    raise
+                if not self._stopped:
+                    log(WARNING, "the SuperLink gives no replies: %s", _one_line(error))
+                self._stopped.add(message_id)
+                break
+            self._stopped.discard(message_id)
+            if reply:
                 replies.append(reply)
                 del self._open[message_id]
         return replies
@@ -161,12 +180,9 @@ class PatientGrid(GridDecorator):
             for reply in self.grid.pull_messages([message_id]):
                 self._check(reply, message)
                 return reply
+        except httpx.HTTPError:
+            raise
         except Exception as error:
-            if isinstance(error, httpx.HTTPError):
-                if not _is_outage(error):
-                    raise
-                log(WARNING, "the SuperLink gives no replies: %s", _one_line(error))
-                return None
             reason = f"the reply cannot be read: {_one_line(error)}"
             return Message(Error(UNREADABLE, reason), reply_to=message)
         return None

@@ -61,8 +61,11 @@ class RayWorkers:
             for worker in (w for workers in _pool.values() for w in workers):
                 ray.kill(worker)
             _pool.clear()
-            _pool[key] = [self._new() for _ in range(self.count)]
+            _pool[key] = []
         self._workers = _pool[key]
+        # Also in the place of those that the run before has given up.
+        while len(self._workers) < self.count:
+            self._workers.append(self._new())
         self.idle: list[Any] = []
         self.starting: dict[Any, Any] = {}
         self._failed: dict[Any, int] = {}

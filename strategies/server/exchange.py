@@ -48,8 +48,8 @@ class Exchange:
     unused : dict of str to str
         Clients that could not use what they had kept, and why.
     bytes_down, bytes_up : int
-        Size of the messages, and of the replies that were waited for: what comes after
-        an SRPFL round has closed is not counted.
+        Bytes of all messages to the clients, and of the replies that came before the
+        round closed.
     """
 
     def __init__(

@@ -3,6 +3,7 @@
 import contextlib
 import fcntl
 import os
+import shutil
 from collections.abc import Iterator
 from logging import ERROR, WARNING
 from pathlib import Path
@@ -25,8 +26,10 @@ from task.settings import SettingsError
 
 # Of clients that come after the training.
 NEWCOMERS = ("newcomers.json", "newcomers.csv")
+# Where simulated clients keep their states.
+STATES = "clients"
 # What a run of an algorithm has written, and what its simulated clients keep.
-OF_A_RUN = (METRICS, TIDY, CLIENTS, STATUS, *NEWCOMERS, PRIVACY, CHECKPOINT, "clients")
+OF_A_RUN = (METRICS, TIDY, CLIENTS, STATUS, *NEWCOMERS, PRIVACY, CHECKPOINT, STATES)
 
 
 @contextlib.contextmanager
@@ -107,3 +110,24 @@ def _move_summary(output: Path, aside: Path, algorithm: str) -> None:
             write_json(path, whole)
         else:
             path.unlink()
+
+
+def take_over(directory: Path, resumed: Path | None) -> None:
+    """Begin with the simulated clients' states of the run that is resumed, or none.
+
+    What a run that was killed before its first checkpoint has left is not inherited.
+    Devices keep theirs elsewhere: nothing but simulated clients' folders is touched.
+    """
+    own = directory / STATES
+    former = resumed / STATES if resumed else None
+    if former and former.resolve() == own.resolve():
+        return
+    for folder in _of_simulated(own):
+        shutil.rmtree(folder, ignore_errors=True)
+    for folder in _of_simulated(former) if former else []:
+        shutil.copytree(folder, own / folder.name)
+
+
+def _of_simulated(states: Path) -> list[Path]:
+    """Return the folders that are named by a partition, as simulated clients are."""
+    return [path for path in states.glob("[0-9]" * 6 + "*") if path.name.isdecimal()]

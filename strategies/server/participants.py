@@ -64,6 +64,9 @@ class Participants:
     busy : frozenset of int
         The nodes that were connected then and left alone, as an answer of theirs is
         still to come.
+    silent : frozenset of int
+        The nodes that were left alone then with anything but training, as they had not
+        answered.
     refusals : dict of int to str
         Why a node takes no part, as it was last logged.
     labels : dict of str to str
@@ -86,6 +89,7 @@ class Participants:
         self.known: dict[int, Participant] = {}
         self.here: frozenset[int] = frozenset()
         self.busy: frozenset[int] = frozenset()
+        self.silent: frozenset[int] = frozenset()
         self.refusals: dict[int, str] = {}
         self.labels: dict[str, str] = {}
         self._taken: set[str] = set()
@@ -98,6 +102,8 @@ class Participants:
         # How often nodes were refused, and how often they are still passed over.
         self._refused: Counter[int] = Counter()
         self._resting: dict[int, int] = {}
+        # Nodes with the name of another one, and which.
+        self._doubles: dict[int, int] = {}
         self.keyed = False
         self.keys: dict[str, str] = {}
         self.round_timeout = QUERY_TIMEOUT
@@ -117,6 +123,8 @@ class Participants:
         nodes = self._wait(grid, 1 if self.known else self.min_available_nodes)
         self.here = frozenset(nodes)
         self.busy = getattr(grid, "connected", self.here) - self.here
+        silent_for = getattr(grid, "silent_for", None)
+        self.silent = silent_for(MessageType.EVALUATE) if silent_for else frozenset()
         unknown = [n for n in nodes if n not in self.known and not self._rests(n)]
         if unknown:
             self._ask(unknown, grid, run_token)
@@ -138,7 +146,7 @@ class Participants:
         return self._sorted([n for n in fits if not known[n].is_newcomer])
 
     def settle(self) -> None:
-        """From now on who was usual the last time is, whoever comes and goes."""
+        """Hold the run to what most clients last said of their model, once for all."""
         self.settled = self.settled or self._usual
 
     @property
@@ -148,6 +156,10 @@ class Participants:
 
     def _rests(self, node: int) -> bool:
         """Return whether a refused node is passed over once more."""
+        # Its client has come back, and the node that it was has gone by now.
+        if self._doubles.get(node, node) not in self.here:
+            del self._doubles[node]
+            self._resting.pop(node, None)
         left = self._resting.get(node, 0)
         self._resting[node] = max(0, left - 1)
         return left > 0
@@ -157,6 +169,16 @@ class Participants:
         nodes = (self.busy & self.known.keys()) - self.refusals.keys()
         found = [self.known[node] for node in nodes]
         return sorted((p for p in found if not p.is_newcomer), key=lambda p: p.name)
+
+    def answering(self, nodes: list[int]) -> list[int]:
+        """Return those of some nodes to which more than training is sent; log who not.
+
+        The grid would not send it to the others, who have not been asked then.
+        """
+        if left := [node for node in nodes if node in self.silent]:
+            names = several([self.name_of(node) for node in left])
+            log(INFO, "not asked, as answers are still to come: %s", names)
+        return [node for node in nodes if node not in self.silent]
 
     def newcomers(self) -> list[int]:
         """Return the nodes that come after the training, ordered by their names."""
@@ -229,7 +251,9 @@ class Participants:
             if taken.setdefault(name, node) != node:
                 # The client has come back as another node, or two share a name.
                 if taken[name] in self.here:
-                    log(WARNING, "node %d calls itself %r, as another does", node, name)
+                    reason = f"it calls itself {name!r}, as another does"
+                    self._refuse(node, str(node), reason)
+                    self._doubles[node] = taken[name]
                     continue
                 self.known.pop(taken[name], None)
                 taken[name] = node

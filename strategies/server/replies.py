@@ -116,7 +116,7 @@ def own_arrays(reply: Message, key: str) -> ArrayRecord:
             if np.dtype(array.dtype).kind not in "biuf":
                 raise InvalidReplyError(f"is of {array.dtype}, which are no numbers")
             decode(array, Array(array.dtype, array.shape, SType.NUMPY, b""))
-        except (ValueError, TypeError) as error:  # numpy's own as well
+        except Exception as error:  # NumPy's as well, also SyntaxError
             raise InvalidReplyError(f"array {name!r} {error}") from None
     return record
 

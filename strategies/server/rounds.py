@@ -1,6 +1,5 @@
 """A run, round by round."""
 
-import copy
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -193,8 +192,8 @@ class Rounds:
         self.watch = Watch(strategy, report.directory, settings.num_server_rounds)
         self._began = time.monotonic() - seconds_before
         self._grid: Grid | None = None
-        # The checkpoint of the last round, where none was due: for a run that is ended.
-        self._unwritten: Checkpoint | None = None
+        # The checkpoint of the last round until it is written: for a run that is ended.
+        self._unwritten: Callable[[], Checkpoint] | None = None
         # Rounds in a row without a valid reply.
         self._empty = 0
 
@@ -231,7 +230,7 @@ class Rounds:
         except (Exception, KeyboardInterrupt, SystemExit):
             # Whatever has ended it, somebody may want to go on.
             if self._unwritten is not None:
-                self._write(self._unwritten)
+                self._write(self._unwritten())
             raise
         if after >= self.settings.num_server_rounds:
             # It had ended, but for its report.
@@ -297,19 +296,23 @@ class Rounds:
     ) -> None:
         interval = self.settings.checkpoint_every
         last = server_round == self.settings.num_server_rounds
-        own, values = self.strategy.state_dict()
-        # The next round changes what is not a copy.
-        state, settings = (own, copy.deepcopy(values)), self.report.settings
-        checkpoint = Checkpoint(server_round, arrays, state, seconds, settings)
+        # Made when it is written, as few are.
+        state, settings = self.strategy.snapshot(), self.report.settings
+
+        def checkpoint() -> Checkpoint:
+            return Checkpoint(server_round, arrays, state(), seconds, settings)
+
+        self._unwritten = checkpoint
         if last or (interval and server_round % interval == 0):
-            self._write(checkpoint)
-        else:
-            self._unwritten = checkpoint
+            self._write(checkpoint())
 
     def _write(self, checkpoint: Checkpoint) -> None:
-        server_round, self._unwritten = checkpoint.server_round, None
+        server_round = checkpoint.server_round
         try:
             checkpoint.write(self.report.directory)
-            self.strategy.standing.checkpointed = server_round
         except OSError as error:
             log(ERROR, "checkpoint of round %d not kept: %s", server_round, error)
+            return
+        # Only now: what is interrupted while it writes is written as the run ends.
+        self._unwritten = None
+        self.strategy.standing.checkpointed = server_round

@@ -33,7 +33,7 @@ class Standing:
     resumed : int, optional
         The round of the checkpoint from which the run goes on.
     seen : dict of str to int
-        Of clients that have seen a later checkpoint: its round.
+        The round of the later checkpoint that a client has seen, by its name.
     """
 
     run_token: str = ""

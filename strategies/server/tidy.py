@@ -104,10 +104,14 @@ def client_means(path: Path, metric: str, after: int) -> dict[str, float]:
 def join(path: Path, parts: Iterable[Path]) -> None:
     """Write the lines of several tidy files into one."""
     partial = path.with_name(f".{path.name}.{os.getpid()}")
-    with partial.open("wb") as whole:
-        whole.write(HEADER.encode())
-        for part in filter(Path.is_file, parts):
-            with part.open("rb") as file:
-                file.readline()
-                shutil.copyfileobj(file, whole)
-    os.replace(partial, path)
+    try:
+        with partial.open("wb") as whole:
+            whole.write(HEADER.encode())
+            for part in filter(Path.is_file, parts):
+                with part.open("rb") as file:
+                    file.readline()
+                    shutil.copyfileobj(file, whole)
+        os.replace(partial, path)
+    except OSError:
+        partial.unlink(missing_ok=True)
+        raise

@@ -107,6 +107,8 @@ def test_srpfl_hands_on_every_hook_that_it_does_not_have():
         # Refused with SRPFL.
         "privacy",
         "simulation_defaults",
+        # Of `state_dict`.
+        "snapshot",
         "under_srpfl",
     }
     hooks = {n for n in vars(RunHooks) if not n.startswith("_")}

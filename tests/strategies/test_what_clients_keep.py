@@ -5,12 +5,16 @@ from pathlib import Path
 
 import pytest
 from command_line import Killed, die_in
-from flwr.app import MessageType
+from flwr.app import Context, MessageType, RecordDict
 from safetensors.numpy import load_file
 from softmax_runs import N, assert_same, round_of, run
 
 import simulation
+from clients import client_app
+from strategies import server_app
+from strategies.grids.simulation import InlineGrid
 from strategies.server.checkpoint import FILE
+from task.settings import resolve
 
 ALGORITHMS = (
     "fedprox",
@@ -193,3 +197,62 @@ def test_a_server_that_dies_between_checkpoints(algorithm, tmp_path, monkeypatch
     resume = {"resume": str(tmp_path / "parts")}
     assert main(tmp_path / "parts", algorithm, 5, **more, **resume) == 0
     assert_same_result(tmp_path / "parts", tmp_path / "whole", algorithm)
+
+
+# As `flwr run` does it
+
+
+def flower(output: Path, rounds: int, device: Path | None = None, **more) -> list[dict]:
+    """Run both apps, which get their settings from Flower; return the rows."""
+    given = {"algorithm": "ditto", "output": str(output), "num-server-rounds": rounds}
+    given |= {"num-clients": N, "fraction-train": 1.0, "checkpoint-every": 2}
+    named = {**usual("ditto"), "evaluate_last": 1, "evaluate_every": 1, **more}
+    given |= {name.replace("_", "-"): value for name, value in named.items()}
+    grid = InlineGrid(client_app.make_app(resolve(given)), N)
+    for context in grid.contexts.values():
+        if device:
+            context.node_config["state-dir"] = str(device)
+    server_app.make_app()(grid, Context(1, 0, {}, RecordDict(), given))
+    return result(output, "ditto")[0]
+
+
+def test_a_run_inherits_nothing_of_one_that_was_killed(tmp_path, monkeypatch):
+    whole = flower(tmp_path / "whole", 3)
+    # After two rounds, before its checkpoint.
+    with monkeypatch.context() as patched:
+        die_in(patched, 2)
+        with pytest.raises(Killed):
+            flower(tmp_path / "killed", 3)
+    assert not (tmp_path / "killed" / "ditto" / FILE).exists()
+    assert any((tmp_path / "killed" / "ditto" / "clients").glob("*/*.safetensors"))
+    assert flower(tmp_path / "killed", 3) == whole
+
+
+def test_clients_go_on_in_another_folder(tmp_path, caplog):
+    whole = flower(tmp_path / "whole", 4)
+    flower(tmp_path / "first", 2)
+    former = result(tmp_path / "first", "ditto")
+    rows = flower(tmp_path / "second", 4, resume=str(tmp_path / "first"))
+    assert rows == whole
+    assert_same_result(tmp_path / "second", tmp_path / "whole", "ditto")
+    assert result(tmp_path / "first", "ditto")[2].keys() == former[2].keys()
+    assert "cannot use what it had kept" not in caplog.text
+
+
+def test_the_same_folder_by_another_path_is_the_same(tmp_path, monkeypatch):
+    whole = flower(tmp_path / "whole", 4)
+    flower(tmp_path / "parts", 2)
+    monkeypatch.chdir(tmp_path)
+    assert flower(Path("parts"), 4, resume=str(tmp_path / "parts")) == whole
+
+
+def test_what_devices_keep_is_left_alone(tmp_path):
+    # Even where somebody has put it beside the server's results.
+    device = tmp_path / "out" / "ditto" / "clients"
+    rows = flower(tmp_path / "out", 2, device, experiment="fleet")
+    (tmp_path / "out" / "ditto" / FILE).unlink()
+    kept = {p: p.read_bytes() for p in (device / "fleet").rglob("*.safetensors")}
+    assert len({path.parent for path in kept}) == N
+    again = flower(tmp_path / "out", 2, device, experiment="fleet")
+    # It goes on from the states of the same experiment.
+    assert again[0]["accuracy"] != rows[0]["accuracy"]

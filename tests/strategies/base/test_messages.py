@@ -1,10 +1,12 @@
 """What is sent, and how many bytes it counts for."""
 
 import numpy as np
-from flwr.app import ConfigRecord
-from function_clients import START, averaging, grid_of, train_once
+from flwr.app import ConfigRecord, MessageType
+from function_clients import START, averaging, grid_of, honest, train_once
 from malformed import MALFORMED, error_reply, with_one_bad
 
+from strategies.grids.arrivals import RealArrivals
+from strategies.grids.simulation import InlineGrid
 from strategies.server.replies import count_bytes, to_record
 
 
@@ -71,3 +73,39 @@ def test_down_is_the_sum_of_the_messages():
     messages = strategy.configure_train(1, to_record(START), ConfigRecord(), grid)
     _, metrics = strategy.aggregate_train(1, grid.send_and_receive(messages))
     assert metrics["bytes-down"] == sum(count_bytes(message) for message in messages)
+
+
+class Devices(InlineGrid):
+    """Three, of which node 2 does not answer when it is to train."""
+
+    in_process = False
+
+    def __init__(self):
+        super().__init__(honest, 3)
+        self.pushed = []
+
+    def push_messages(self, messages):
+        self.pushed = list(messages)
+        return super().push_messages(self.pushed)
+
+    def pull_messages(self, message_ids):
+        return [
+            reply
+            for reply in super().pull_messages(message_ids)
+            if (reply.metadata.src_node_id, reply.metadata.message_type)
+            != (2, MessageType.TRAIN)
+        ]
+
+
+def test_what_is_not_sent_to_a_silent_node_counts_for_nothing():
+    devices = Devices()
+    strategy, grid = averaging(), RealArrivals(devices, longest=0.5)
+    _, trained = train_once(strategy, grid)
+    assert (trained["clients"], trained["unanswered"]) == (2, 1)
+    assert trained["bytes-down"] == sum(map(count_bytes, devices.pushed))
+    messages = strategy.configure_evaluate(1, to_record(START), ConfigRecord(), grid)
+    metrics = strategy.aggregate_evaluate(1, grid.send_and_receive(messages))
+    assert [m.metadata.dst_node_id for m in devices.pushed] == [1, 3]
+    assert strategy.exchange.asked == {1, 3}
+    assert metrics["bytes-down"] == sum(map(count_bytes, devices.pushed))
+    assert (metrics["evaluated"], metrics["evaluation-unanswered"]) == (2, 0)

@@ -20,7 +20,8 @@ from strategies.grids.simulation import InlineGrid
 from strategies.server import participants
 from strategies.server.replies import to_record
 from strategies.server.rounds import run_rounds
-from task.settings import SettingsError
+from strategies.server_app import run
+from task.settings import SettingsError, resolve
 
 
 def names_sampled(
@@ -85,7 +86,26 @@ def test_how_many_are_sampled(fraction, least, nodes, expected):
 def test_a_fraction_that_samples_nobody():
     line = "fraction-train is 0.05: of 10 clients it samples nobody; it must be at"
     with pytest.raises(SettingsError, match=f"{line} least 0.1"):
-        FedAvg(fraction_train=0.05).sample(1, list(range(10)))
+        FedAvg(fraction_train=0.05).check_clients(10)
+
+
+def test_one_that_leaves_before_round_1_does_not_end_the_run(tmp_path):
+    class Leaving(InlineGrid):
+        looks = 0
+
+        def get_node_ids(self):
+            self.looks += 1
+            # Two are for the initial arrays and for who is there.
+            return list(range(1, 21 if self.looks <= 2 else 20))
+
+    given = {"algorithm": "fedavg", "output": str(tmp_path), "num-server-rounds": 1}
+    # Of 20 clients one trains; of 19 it is none.
+    settings = resolve({**given, "fraction-train": 0.05})
+    assert run(Leaving(honest, 20), settings)["rounds"] == 1
+    few = {**settings, "output": str(tmp_path / "few")}
+    with pytest.raises(SettingsError, match=r"of 19 clients it samples nobody"):
+        run(InlineGrid(honest, 19), few)
+    assert not (tmp_path / "few").exists()
 
 
 # Who is there
@@ -225,6 +245,29 @@ def test_two_nodes_of_the_same_name():
     for _ in range(2):
         assert strategy.identify(grid) == [1, 3, 2]
     assert [strategy.name_of(n) for n in (1, 3, 2)] == ["000000", "000002", "same"]
+
+
+def test_one_with_a_taken_name_rests_until_the_other_has_gone(caplog):
+    asked = []
+
+    def client(message: Message, context: Context) -> Message:
+        if message.metadata.message_type == MessageType.QUERY:
+            asked.append(context.node_id)
+        return properties_of(client={1: "same", 2: "same"})(message, context)
+
+    grid, strategy = grid_of(3, client), FedAvg()
+    for _ in range(20):
+        assert strategy.identify(grid) == [1, 2]
+    # As refused nodes are: after 1, 3, 7 and 7 times.
+    assert (asked.count(2), asked.count(3)) == (1, 4)
+    assert [m for m in caplog.messages if "'same'" in m] == [
+        "client 3 takes no part: it calls itself 'same', as another does"
+    ]
+    # Of the first one there is no more: it takes its place at once.
+    del grid.contexts[2]
+    assert strategy.identify(grid) == [1, 3]
+    assert strategy.name_of(3) == "same"
+    assert strategy.participants.refusals == {}
 
 
 def test_a_client_that_comes_back_as_another_node():

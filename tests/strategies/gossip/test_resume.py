@@ -1,5 +1,6 @@
 """Gossip's checkpoints: the backlog is part of them."""
 
+import copy
 import json
 
 import numpy as np
@@ -8,6 +9,7 @@ from gossip_network import GOSSIP, RING, N, Network, name_of, round_of
 
 import simulation
 from strategies import build_strategy
+from strategies.gossip.mailboxes import Mailboxes
 from strategies.grids.simulation import InlineGrid
 from strategies.server.report import Report
 
@@ -88,6 +90,63 @@ def test_the_backlog_is_part_of_the_state():
     assert other.boxes.lost == network.strategy.boxes.lost == {name_of(2)}
     assert other.boxes.names == network.strategy.boxes.names
     np.testing.assert_array_equal(other.boxes.weights, network.strategy.boxes.weights)
+
+
+def assert_same_state(state, other):
+    (arrays, values), (expected, named) = state, other
+    assert values == json.loads(json.dumps(named))
+    assert list(arrays) == list(expected)
+    for name, array in arrays.items():
+        np.testing.assert_array_equal(array, expected[name])
+
+
+def test_a_snapshot_is_of_its_round():
+    network = Network(
+        "choco-sgd", compressor="sign", consensus_step=0.3, max_missed_rounds=4
+    )
+    network.grid.down = lambda i, r: i == 2 and r >= 2
+    network.go(3)
+    strategy = network.strategy
+    former, then = copy.deepcopy(strategy.state_dict()), strategy.snapshot()
+    # Node 2 is lost, and others' messages take the place of those.
+    network.go(7)
+    assert_same_state(then(), former)
+    assert strategy.boxes.lost
+    with pytest.raises(AssertionError):
+        assert_same_state(then(), strategy.state_dict())
+
+    # What a subclass adds is part of it.
+    class More(type(strategy)):
+        def state_dict(self):
+            arrays, values = super().state_dict()
+            return arrays, {**values, "more": 1}
+
+    strategy.__class__ = More
+    assert strategy.snapshot()()[1]["more"] == 1
+
+
+def test_a_message_is_kept_once_for_all_that_have_not_answered_for_it():
+    network = Network("choco-sgd", compressor="sign", consensus_step=0.3)
+    network.go(1)
+    arrays, values = network.strategy.state_dict()
+    # On the ring each has two neighbours.
+    assert len(values["pending"]) == 2 * N
+    assert len([name for name in arrays if name.startswith("pending-")]) == N
+
+
+def test_messages_are_listed_only_for_a_checkpoint_that_is_written(
+    tmp_path, monkeypatch
+):
+    made, state_dict = [], Mailboxes.state_dict
+
+    def counted(boxes):
+        made.append(1)
+        return state_dict(boxes)
+
+    monkeypatch.setattr(Mailboxes, "state_dict", counted)
+    rows_after(tmp_path, "choco-sgd", 9)
+    # After rounds 5 and 9.
+    assert len(made) == 2
 
 
 def test_a_run_keeps_its_graph_whatever_the_file_says_by_now(tmp_path, caplog):

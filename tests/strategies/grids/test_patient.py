@@ -188,13 +188,37 @@ def test_an_outage_is_waited_out_and_nothing_is_delivered_twice(clock: Clock) ->
     link = Link({1: honest, 2: honest})
     grid = RealArrivals(PatientGrid(link))
     messages = [Message(RecordDict(), node, "train") for node in grid.get_node_ids()]
-    # Three pushes, then two pulls fail: 1 + 2 + 4 seconds, and a look.
+    # Three pushes, then two pulls fail: 1 + 2 + 4 seconds, and two looks.
     link.failures["push"] = [response(500) for _ in range(3)]
     link.failures["pull"] = [response(500), httpx.ReadTimeout("slow")]
     replies = list(grid.send_and_receive(messages))
     assert nodes(replies) == [1, 2]
     assert sorted(link.delivered) == [1, 2]
-    assert clock.now == pytest.approx(1007 + PULL_INTERVAL)
+    assert clock.now == pytest.approx(1007 + 2 * PULL_INTERVAL)
+
+
+def test_an_outage_is_a_request_a_look_and_one_warning(caplog) -> None:
+    link = Link(dict.fromkeys(range(1, 101), honest))
+    grid = RealArrivals(PatientGrid(link))
+    for _ in range(2):
+        caplog.clear()
+        link.failures["pull"] = [httpx.ConnectError("refused") for _ in range(10)]
+        began = patient.time.now
+        assert nodes(send(grid)) == list(range(1, 101))
+        assert patient.time.now == pytest.approx(began + 10 * PULL_INTERVAL)
+        assert [m for m in caplog.messages if "no replies" in m] == [
+            "the SuperLink gives no replies: ConnectError: refused"
+        ]
+
+
+def test_replies_that_the_superlink_cannot_give_hold_up_no_others(caplog) -> None:
+    def broken(message):
+        raise response(500)
+
+    link = Link({1: broken, 2: honest, 3: broken, 4: honest, 5: broken, 6: honest})
+    grid = RealArrivals(PatientGrid(link))
+    assert nodes(send(grid, timeout=10)) == [2, 4, 6]
+    assert len([m for m in caplog.messages if "no replies" in m]) == 1
 
 
 def test_an_outage_without_end_is_one_line(clock: Clock) -> None:
@@ -268,6 +292,26 @@ def test_who_is_alone_is_asked_again(clock: Clock) -> None:
         assert send(grid) == []
     assert clock.now == pytest.approx(1040, abs=1)
     assert len(link.delivered) == 4
+
+
+def test_a_silent_node_that_has_gone_for_good_is_forgotten(clock: Clock) -> None:
+    def gone(message):
+        reply = Message(Error(5, "not available"), reply_to=message)
+        reply.metadata.__dict__["_src_node_id"] = SUPERLINK_NODE_ID
+        return reply
+
+    link, here = Link({1: honest, 2: silent}), [1, 2]
+    link.get_node_ids = lambda: list(here)
+    grid = RealArrivals(PatientGrid(link), longest=100)
+    assert nodes(send(grid)) == [1]
+    # It comes back under another id; of the old one an answer can still come.
+    here[1] = 3
+    link.answers[3] = honest
+    assert nodes(send(grid)) == [1, 3]
+    assert grid.silent == ["2"]
+    link.answers[2] = gone
+    assert nodes(send(grid)) == [1, 3]
+    assert grid.silent == []
 
 
 def test_a_debt_that_is_never_paid_is_silence(clock: Clock) -> None:

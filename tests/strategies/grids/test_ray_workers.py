@@ -106,6 +106,27 @@ def test_workers_that_never_start_are_given_up_and_the_reason_is_said(ray):
         workers.patience()
 
 
+def test_in_the_place_of_those_given_up_the_next_run_starts_others(ray):
+    ray.broken = True
+    workers = RayWorkers(object, "cpu")
+    for _ in range(MOST_STARTS):
+        hear(workers)
+    with pytest.raises(SettingsError, match="no Ray worker starts"):
+        workers.patience()
+    ray.broken = False
+    again = RayWorkers(object, "cpu")
+    assert again.patience() > 0
+    hear(again)
+    assert len(again.idle) == again.count == 2
+    # Where one of two is left, it stays.
+    left, _ = again.idle
+    ray_workers._pool[2, 0.0].remove(again.idle[1])
+    last = RayWorkers(object, "cpu")
+    hear(last)
+    assert left in last.idle
+    assert len(last.idle) == 2
+
+
 def test_one_that_takes_for_ever_to_start_is_not_waited_for(ray, monkeypatch):
     workers = RayWorkers(object, "cpu")
     began = ray_workers.time.monotonic()

@@ -8,10 +8,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from function_clients import grid_of
 from safetensors.numpy import save
 
+from strategies.base import BaseStrategy
 from strategies.server.checkpoint import FILE, MAY_DIFFER, Checkpoint
 from strategies.server.replies import to_record
+from strategies.server_app import run
 from task.settings import SettingsError, resolve
 
 SETTINGS = resolve({"learning-rate": 0.1, "algorithm": "fedrep"})
@@ -191,3 +194,64 @@ def test_what_decides_the_numbers_may_not_differ():
     decisive = {"algorithm", "task", "seed", "fraction-train", "learning-rate", "model"}
     assert not MAY_DIFFER & decisive
     assert {"num-server-rounds", "output", "resume"} <= MAY_DIFFER <= set(SETTINGS)
+
+
+# The checkpoint of a run that is ended, or whose disk was full
+
+
+def go(output: Path, rounds: int, every: int) -> None:
+    given = {"algorithm": "fedavg", "fraction-train": 1.0, "output": str(output)}
+    given |= {"num-server-rounds": rounds, "checkpoint-every": every}
+    run(grid_of(3), resolve(given))
+
+
+def round_kept(output: Path) -> int:
+    return Checkpoint.read(output / "fedavg", {}).server_round
+
+
+def fail_once(monkeypatch, server_round: int, error: BaseException) -> None:
+    """Have the first write of a round's checkpoint fail."""
+    write, failures = Checkpoint.write, [error]
+
+    def failing(checkpoint: Checkpoint, directory: Path) -> None:
+        if checkpoint.server_round == server_round and failures:
+            raise failures.pop()
+        write(checkpoint, directory)
+
+    monkeypatch.setattr(Checkpoint, "write", failing)
+
+
+@pytest.mark.parametrize("ending", [KeyboardInterrupt, SystemExit])
+@pytest.mark.parametrize(("every", "at"), [(0, 3), (2, 2)])
+def test_what_is_ended_while_it_writes_its_checkpoint_has_it(
+    tmp_path, monkeypatch, ending, every, at
+):
+    fail_once(monkeypatch, at, ending())
+    with pytest.raises(ending):
+        go(tmp_path, 3, every)
+    assert round_kept(tmp_path) == at
+
+
+@pytest.mark.parametrize(("ended_in", "kept"), [(4, 3), (5, 4)])
+def test_a_full_disk_costs_no_later_checkpoint(tmp_path, monkeypatch, ended_in, kept):
+    # Checkpoints are due after rounds 3 and 6; that of 3 finds no place.
+    fail_once(monkeypatch, 3, OSError(errno.ENOSPC, "No space left on device"))
+    sample = BaseStrategy.sample
+
+    def interrupted(strategy: BaseStrategy, server_round: int, nodes: list[int]):
+        if server_round == ended_in:
+            raise KeyboardInterrupt
+        return sample(strategy, server_round, nodes)
+
+    monkeypatch.setattr(BaseStrategy, "sample", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        go(tmp_path, 6, 3)
+    assert round_kept(tmp_path) == kept
+
+
+def test_a_full_disk_and_an_end_while_the_next_is_written(tmp_path, monkeypatch):
+    fail_once(monkeypatch, 3, OSError(errno.ENOSPC, "No space left on device"))
+    fail_once(monkeypatch, 4, KeyboardInterrupt())
+    with pytest.raises(KeyboardInterrupt):
+        go(tmp_path, 6, 1)
+    assert round_kept(tmp_path) == 4

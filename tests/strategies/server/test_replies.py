@@ -449,6 +449,8 @@ LIES = {
     "records": claimed(npy(VALUES), dtype="f4,f4"),
     "unreadable dtype": claimed(npy(VALUES), dtype="((("),
     "empty dtype": claimed(npy(VALUES), dtype=""),
+    # NumPy evaluates it: a SyntaxError.
+    "dtype of two commas": claimed(npy(VALUES), dtype="f4,,"),
     "negative": claimed(
         npy_with_header(HEADER.replace("2, 3", "-2, -3")), shape=(-2, -3)
     ),

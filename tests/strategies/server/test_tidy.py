@@ -100,6 +100,16 @@ def test_several_files_are_one(tmp_path):
     assert (tmp_path / "all").read_text().count("algorithm") == 1
 
 
+def test_several_files_for_which_the_disk_has_no_place_leave_nothing(
+    tmp_path, monkeypatch
+):
+    (tmp_path / "a").write_text("header\nline\n")
+    monkeypatch.setattr("shutil.copyfileobj", _full)
+    with pytest.raises(OSError, match="No space"):
+        join(tmp_path / "all", [tmp_path / "a"])
+    assert [path.name for path in tmp_path.iterdir()] == ["a"]
+
+
 @pytest.mark.parametrize(
     ("count", "worst", "best"),
     # Accuracies 0, 0.1, 0.2 …: the tenth of 5 clients is 1, of 11 it is 2.
