@@ -112,7 +112,7 @@ class PersonalState:
             r for r in self.rounds if acknowledged is None or r <= acknowledged
         ]
         self.round = max(self._usable, default=0)
-        # Why `load` found nothing that it could use, where there was something.
+        # Why `load` did not find what this client kept last, where there was something.
         self.unused = ""
         # A resumed run goes back to this one.
         self._fallback = max((r for r in self._usable if r <= checkpointed), default=0)
@@ -173,9 +173,19 @@ class PersonalState:
 
         A file that is damaged is set aside, with an error in the log, and the version
         before it is taken; one that is foreign stays as it is. ``shapes`` is what a
-        file must hold; another model's state is foreign.
+        file must hold; another model's state is foreign. Whatever is taken instead,
+        ``unused`` says why it is not what the server relies on.
         """
         self.unused = ""
+        arrays = self._newest(shapes)
+        known = self._acknowledged or 0
+        # Also where the damage was found before, and the file is no longer there.
+        if self.round < known and not self.unused:
+            left = f"that of round {known} is gone"
+            self.unused = left if self.round else "nothing of it is left"
+        return arrays
+
+    def _newest(self, shapes: Shapes | None) -> Arrays | None:
         for round_ in reversed(self._usable):
             self.round = round_
             record = self._records.get(f"{PREFIX}{round_}")
@@ -188,10 +198,10 @@ class PersonalState:
         for path in self._inherited():
             arrays = self._read(path, shapes)
             if arrays is not None:
-                self.unused = ""
+                # This run has not begun here: nothing of its own is lost.
+                if not self._acknowledged:
+                    self.unused = ""
                 return arrays
-        if self._acknowledged:
-            self.unused = self.unused or "nothing of it is left"
         return None
 
     def _read(self, path: Path | None, shapes: Shapes | None) -> Arrays | None:

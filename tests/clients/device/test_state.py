@@ -328,6 +328,32 @@ def test_a_client_that_has_lost_its_memory_says_so():
         assert state.unused == ""
 
 
+@pytest.mark.parametrize("lose", [damage, Path.unlink])
+def test_an_older_run_s_state_does_not_hide_that_the_own_one_is_lost(tmp_path, lose):
+    PersonalState(new_context(), tmp_path, run="old").save(head(7), 30)
+    PersonalState(new_context(), tmp_path, 0, run="new").save(head(1), 1)
+    lose(tmp_path / "new-00000001.safetensors")
+    for _ in range(2):
+        state = PersonalState(new_context(), tmp_path, 1, run="new")
+        assert value_of(state) == 7
+        assert state.unused in ("its file is damaged", "nothing of it is left")
+
+
+def test_damage_that_an_evaluation_found_is_told_by_the_next_training_too(tmp_path):
+    run_rounds(new_context(), [1, 2, 3], tmp_path)
+    damage(tmp_path / "00000003.safetensors")
+    said = []
+    for _ in "evaluation", "training":
+        state = PersonalState(new_context(), tmp_path, 3)
+        assert value_of(state) == 2
+        said.append(state.unused)
+    assert said == ["its file is damaged", "that of round 3 is gone"]
+    # What the training makes of it counts: nothing is missing any more.
+    state.save(head(4), 4)
+    state = PersonalState(new_context(), tmp_path, 4)
+    assert (value_of(state), state.unused) == (4, "")
+
+
 def test_the_right_shapes_are_not_foreign(tmp_path):
     PersonalState(new_context(), tmp_path).save(head(1), 1)
     loaded = PersonalState(new_context(), tmp_path).load({"head.weight": (2, 3)})
