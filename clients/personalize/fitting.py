@@ -10,7 +10,6 @@ from clients.algorithms import client_class, takes_newcomers
 from clients.device.account import PrivateTraining, check_account
 from clients.device.card import ModelCard, check_array
 from clients.device.identity import about_state, check_task, seed_torch, task_of_device
-from clients.device.slots import under
 from clients.device.state import PersonalState
 from clients.device.task_card import card_of
 from clients.predict.trained import check_classes, read_run
@@ -117,7 +116,7 @@ def personalize(
     privacy = build(ExamplePrivacy, settings)
     client.private = PrivateTraining.of(privacy, context.state, directory)
     check_account(client.private, directory)
-    shared = under("arrays/", run.tensors)
+    shared = dict(run.arrays)
     wanted = client.initial_arrays(client.shared)
     # A head that the server keeps for each client begins as everybody's.
     shared |= {n: a for n, a in wanted.items() if n not in shared and _fits(kind, n)}

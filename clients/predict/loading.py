@@ -134,7 +134,7 @@ def load_run(
         run was a simulation.
     """
     run = read_run(path)
-    settings, tensors = run.settings, run.tensors
+    settings = run.settings
     # A simulated client goes by its folder's name.
     if client not in run.acknowledged:
         client = {own: name for name, own in run.labels.items()}.get(client, client)
@@ -144,12 +144,12 @@ def load_run(
             f"algorithm {settings['algorithm']!r} leaves no model of the task's own: "
             "what it shares has other shapes, and its clients alone put it together"
         )
-    arrays = under("arrays/", tensors)
+    arrays = dict(run.arrays)
     slots = kind.personal if kind.deploys_personal else ()
     known: list[str] = []
     if slots:
         known = sorted(run.acknowledged)
-    elif heads := under("state/heads/", tensors):
+    elif heads := under("heads/", run.state):
         known = sorted({name.rpartition("/")[0] for name in heads})
         arrays |= under(f"{client}/", heads)
     if known or slots:

@@ -10,7 +10,7 @@ from safetensors.numpy import load_file
 from softmax_runs import N, assert_same, round_of, run
 
 import simulation
-from strategies.server.checkpoint import FILE
+from task.checkpoint import FILE
 
 ALGORITHMS = (
     "fedprox",

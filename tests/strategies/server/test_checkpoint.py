@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 from safetensors.numpy import save
 
-from strategies.server.checkpoint import FILE, MAY_DIFFER, Checkpoint
+from strategies.server.checkpoint import MAY_DIFFER, Checkpoint
 from strategies.server.replies import to_record
+from task.checkpoint import FILE
 from task.settings import SettingsError, resolve
 
 SETTINGS = resolve({"learning-rate": 0.1, "algorithm": "fedrep"})
