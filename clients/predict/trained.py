@@ -13,6 +13,7 @@ from clients.algorithms import complete
 from clients.base import Client, digest_of
 from clients.device.identity import quoted, state_directory
 from clients.device.slots import HEAD, Tensors
+from clients.device.task_card import check_named
 from task.checkpoint import FILE, ChecksumError, read
 from task.settings import Settings, SettingsError, resolve
 
@@ -61,16 +62,18 @@ class TrainedRun(NamedTuple):
         return state_directory(context, self.settings, self.token)
 
 
-def read_run(path: Path) -> TrainedRun:
+def read_run(path: Path, task: str = "") -> TrainedRun:
     """Read a server's checkpoint, or that in a directory.
 
-    Raises `SettingsError` if it is missing or damaged.
+    Raises `SettingsError` if it is missing or damaged, or unless its task is built in
+    or ``task``.
     """
     # Of a name that is too long, too.
     path = path / FILE if os.path.isdir(path) else path
     try:
         run, arrays, state = read(path)
         values = run["values"]
+        check_named(str(run["settings"]["task"]), task)
         return TrainedRun(
             path,
             complete(resolve(run["settings"], strict=False)),
@@ -86,7 +89,7 @@ def read_run(path: Path) -> TrainedRun:
         raise _unreadable("checkpoint", path, error) from None
     except (LookupError, TypeError, ValueError, AttributeError) as error:
         if isinstance(error, SettingsError):
-            raise
+            raise SettingsError(f"{str(path)!r}: {error}") from None
         raise SettingsError(
             f"checkpoint is {str(path)!r}; it must be one that a run has written"
         ) from None
