@@ -25,7 +25,6 @@ from strategies.algorithms import (
 )
 from strategies.grids.simulation import InlineGrid, RayGrid
 from strategies.server import seeds, tune
-from strategies.server.checkpoint import FILE as CHECKPOINT
 from strategies.server.checkpoint import Checkpoint
 from strategies.server.command_line import FLAGS, parse
 from strategies.server.newcomers import check_newcomers
@@ -37,6 +36,7 @@ from strategies.server.rounds import RunSettings
 from strategies.server.tables import show
 from strategies.server.terminal import console, ended_as_by_ctrl_c
 from strategies.server.trackers.base import Trackers
+from task.checkpoint import FILE as CHECKPOINT
 from task.settings import (
     Maker,
     Setting,

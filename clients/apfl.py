@@ -12,7 +12,7 @@ from clients.base import Client, Config, Evaluation, Reply, TrainingSettings
 from clients.device.slots import Tensors, under, within
 from task.settings import Free, Range
 from task.split_model import SplitModel, called_with
-from task.training import Proximal, freeze, loop
+from task.training import freeze, loop
 
 PERSONAL_MODEL, ALPHA = "model.", "alpha."
 
@@ -102,10 +102,7 @@ class APFLClient(Client):
     def global_loss(self, inputs: Tensor, targets: Tensor) -> Tensor:
         """Return w's loss, with the proximal term where the server asks for it."""
         loss = self.task.loss(self.model(inputs), targets)
-        if self.proximal_weight:
-            near = Proximal(self.proximal_weight, self.received)
-            loss = loss + near(inputs, self.model)
-        return loss
+        return loss + self.proximal(inputs, self.model)
 
     def personal_model(self) -> SplitModel:
         """Return v_i as a model of its own; the initial one for a client without."""

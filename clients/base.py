@@ -301,6 +301,12 @@ class Client(Joining, NumPyClient):
         what = model, part, examples, loss, epochs, sgd, regularizer, correction
         return self.private.train(TrainCall(*what)) if self.private else train(*what)
 
+    def proximal(self, features: Tensor, model: SplitModel) -> Tensor | float:
+        """Return μ/2 ‖w − w_received‖², for steps of one's own; 0 unless asked for."""
+        if not self.proximal_weight:
+            return 0.0
+        return Proximal(self.proximal_weight, self.received)(features, model)
+
     def keep(self, config: Mapping[str, Scalar]) -> None:
         """Keep the personal slots as the version of ``server-round``."""
         kept = self.personal_arrays()

@@ -14,7 +14,7 @@ from task.base import Task
 from task.devices import seeded
 from task.models import SplitModel
 from task.settings import Range
-from task.training import Proximal, freeze, loop
+from task.training import freeze, loop
 
 PERSONAL_HEAD, POLICY = "personal-head.", "policy."
 # Of the kernels Σ_a exp(−‖x − y‖² / 2a), as in the authors' code.
@@ -142,9 +142,7 @@ class FedCPClient(Client):
                 if weight:
                     distance = discrepancy(features, received(inputs))
                     objective = objective + weight * distance
-                if self.proximal_weight:
-                    near = Proximal(self.proximal_weight, self.received)
-                    objective = objective + near(features, model)
+                objective = objective + self.proximal(features, model)
             objective.backward()  # type: ignore[no-untyped-call]
             optimizer.step()
             return loss.detach()

@@ -13,7 +13,7 @@ from task.base import Task
 from task.messages import CONSENSUS
 from task.models import SplitModel
 from task.settings import Free, Range, SettingsError
-from task.training import Proximal, freeze, loop
+from task.training import freeze, loop
 
 MEMORY = "memory."
 
@@ -121,9 +121,7 @@ class FedDBEClient(Client):
                 if consensus is not None and own.dbe_kappa:
                     distance = (mean - consensus).square().mean()
                     objective = objective + own.dbe_kappa / 2 * distance
-                if self.proximal_weight:
-                    near = Proximal(self.proximal_weight, self.received)
-                    objective = objective + near(features, model)
+                objective = objective + self.proximal(features, model)
             objective.backward()  # type: ignore[no-untyped-call]
             for optimizer in optimizers:
                 optimizer.step()

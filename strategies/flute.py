@@ -113,7 +113,8 @@ class FLUTE(HeadsOnServer):
         validate(self)
         self.regularizer = regularizer
         self.initial_head: Arrays = {}
-        self._classes: dict[str, npt.NDArray[np.bool_]] = {}
+        # As they say it: a device may come back with others.
+        self._classes: dict[str, str] = {}
         self._refused: set[str] = set()
 
     def identify(self, grid: Grid) -> list[int]:
@@ -122,13 +123,13 @@ class FLUTE(HeadsOnServer):
 
     def _knows_classes(self, node: int) -> bool:
         name = self.name_of(node)
-        if name in self._classes:
-            return True
         said = self.participants.known[node].properties.get("classes", "")
         mask = str(said)
+        if self._classes.get(name) == mask:
+            return True
         right_length = len(mask) == len(self.initial_head.get(HEAD_WEIGHT, mask))
         if mask and set(mask) <= {"0", "1"} and "1" in mask and right_length:
-            self._classes[name] = np.array([c == "1" for c in mask])
+            self._classes[name] = mask
             return True
         if name not in self._refused:
             self._refused.add(name)
@@ -185,7 +186,7 @@ class FLUTE(HeadsOnServer):
         heads = [self.exchange.arrays(reply, HEAD) for reply in replies]
         weights = self.improve(
             np.stack([head[HEAD_WEIGHT] for head in heads]),
-            np.stack([self._classes[name] for name in names]),
+            np.array([list(self._classes[name]) for name in names]) == "1",
         )
         # Copies: the received arrays are views of whole messages.
         copies = [{n: a.copy() for n, a in head.items()} for head in heads]

@@ -47,7 +47,7 @@ CLASSES_DIGEST = "classes-digest"
 KEPT_ROUNDS = "kept-rounds"
 KEPT_CHECKPOINT = "kept-checkpoint"
 REFUSAL = "refusal"
-# Why it begins anew although it has kept something.
+# Why it goes on without what it had kept last.
 UNUSED_STATE = "unused-state"
 NUM_EXAMPLES = "num-examples"
 NUM_TEST_EXAMPLES = "num-test-examples"

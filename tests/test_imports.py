@@ -16,6 +16,7 @@ from task.tasks import TASKS
 ROOT = Path(__file__).parents[1]
 # What a server may know of a task: no data, no models and no training.
 SERVER_MAY_USE = {
+    "task.checkpoint",
     "task.command_line",
     "task.files",
     "task.messages",

@@ -21,7 +21,7 @@ from clients.algorithms import (
 from clients.base import Client
 from clients.device.account import PrivateTraining
 from clients.device.card import ModelCard, is_built_by_name
-from clients.device.state import PersonalState
+from clients.device.state import OF_A_RUN, PersonalState
 from task.base import Task
 from task.devices import NAMES, seed
 from task.held_out import EvaluationSettings
@@ -272,7 +272,7 @@ def state_directory(context: Context, settings: Settings, run: str) -> Path | No
         given = str(node["state-dir"])
         require(Place().permits(given), "state-dir", given, "a folder that can be made")
         root = Path(given).expanduser()
-        return root / (experiment or f"run-{run}") / name
+        return root / (experiment or OF_A_RUN + run) / name
     resumable = int(settings["checkpoint-every"]) > 0 or settings["resume"]
     if resumable and "partition-id" in node:
         algorithm = short_name(str(settings["algorithm"]))

@@ -50,7 +50,8 @@ class Slotted:
     def initial_arrays(self, slots: Slots) -> Tensors:
         """Return the common initial values of slots, the model's own first.
 
-        They are on the CPU, and not to be changed.
+        They are not to be changed. They are on the CPU, unless an `initial_slot`
+        returns what was received: that is where the client trains.
         """
         state = self.task.initial_state
         arrays = {n: t for n, t in state.items() if self.slot_of(n) in slots}

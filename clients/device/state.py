@@ -31,8 +31,10 @@ CUT_OFF = re.compile(rf"\.{FILE.pattern}\.\d+")
 SET_ASIDE = ".set-aside"
 
 
-# Runs whose files a run that shares their directory leaves alone: the newest.
+# Runs whose files a run leaves alone, in its directory or beside it: the newest.
 KEPT_RUNS = 8
+# What the directory of a run's own is called, before the run's name.
+OF_A_RUN = "run-"
 # Seconds after which nobody is still writing a file.
 CUT_OFF_AGE = 3600.0
 
@@ -82,7 +84,8 @@ class PersonalState:
     run : str, default ""
         The run whose rounds these are. Until one of its own has counted, a run goes on
         from the newest version that an earlier run left in the directory. It touches
-        no other run's files, but for those of runs before the eight newest.
+        no other run's files, but for those of runs before the eight newest; they may
+        have directories of their own, ``run-RUN/CLIENT`` beside this one.
     client : str, default ""
         Whose state it is. Files of other clients are not used.
     about : mapping of str to str, optional
@@ -112,7 +115,7 @@ class PersonalState:
             r for r in self.rounds if acknowledged is None or r <= acknowledged
         ]
         self.round = max(self._usable, default=0)
-        # Why `load` found nothing that it could use, where there was something.
+        # Why `load` did not find what this client kept last, where there was something.
         self.unused = ""
         # A resumed run goes back to this one.
         self._fallback = max((r for r in self._usable if r <= checkpointed), default=0)
@@ -173,9 +176,19 @@ class PersonalState:
 
         A file that is damaged is set aside, with an error in the log, and the version
         before it is taken; one that is foreign stays as it is. ``shapes`` is what a
-        file must hold; another model's state is foreign.
+        file must hold; another model's state is foreign. Whatever is taken instead,
+        ``unused`` says why it is not what the server relies on.
         """
         self.unused = ""
+        arrays = self._newest(shapes)
+        known = self._acknowledged or 0
+        # Also where the damage was found before, and the file is no longer there.
+        if self.round < known and not self.unused:
+            left = f"that of round {known} is gone"
+            self.unused = left if self.round else "nothing of it is left"
+        return arrays
+
+    def _newest(self, shapes: Shapes | None) -> Arrays | None:
         for round_ in reversed(self._usable):
             self.round = round_
             record = self._records.get(f"{PREFIX}{round_}")
@@ -188,10 +201,10 @@ class PersonalState:
         for path in self._inherited():
             arrays = self._read(path, shapes)
             if arrays is not None:
-                self.unused = ""
+                # This run has not begun here: nothing of its own is lost.
+                if not self._acknowledged:
+                    self.unused = ""
                 return arrays
-        if self._acknowledged:
-            self.unused = self.unused or "nothing of it is left"
         return None
 
     def _read(self, path: Path | None, shapes: Shapes | None) -> Arrays | None:
@@ -279,6 +292,32 @@ class PersonalState:
             run = FILE.fullmatch(path.name)[1] or ""  # type: ignore[index]
             if newest.setdefault(run, len(newest)) >= KEPT_RUNS:
                 _remove([path])
+        if not self.rounds:
+            # Once a run. What cannot be dropped now will be another time.
+            with contextlib.suppress(OSError):
+                self._forget_runs()
+
+    def _forget_runs(self) -> None:
+        """Drop the directories of this client's runs before the newest ones.
+
+        What has anything else in it than its run's versions stays: an account of
+        private training, say.
+        """
+        own = self._directory
+        if own is None or own.parent.name != OF_A_RUN + self._run:
+            return
+        runs = [p for p in own.parent.parent.glob(f"{OF_A_RUN}*") if p != own.parent]
+        places = [p / own.name for p in runs if (p / own.name).is_dir()]
+        places.sort(key=lambda p: (p.stat().st_mtime_ns, p), reverse=True)
+        for place in places[KEPT_RUNS:]:
+            run, files = place.parent.name.removeprefix(OF_A_RUN), list(place.iterdir())
+            found = [FILE.fullmatch(path.name) for path in files]
+            if all(match and match[1] == run for match in found):
+                _remove(files)
+                place.rmdir()
+                # Other clients of this machine may have theirs there.
+                with contextlib.suppress(OSError):
+                    place.parent.rmdir()
 
 
 # Files of which the log has said why they are not used.

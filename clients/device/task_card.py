@@ -9,7 +9,7 @@ from torch import Tensor
 from clients.device.card import ModelCard, is_built_by_name, trained
 from task.base import Task
 from task.models import SplitModel
-from task.settings import Settings, SettingsError, declared
+from task.settings import Settings, SettingsError, declared, is_path, require
 from task.tasks import build_task, task_maker
 
 
@@ -44,8 +44,11 @@ class TaskCard:
         return {"task": json.dumps(about)}
 
     @classmethod
-    def from_metadata(cls, about: Mapping[str, str]) -> Self:
-        """Return the card that `metadata` made; `SettingsError` for anything else."""
+    def from_metadata(cls, about: Mapping[str, str], task: str = "") -> Self:
+        """Return the card that `metadata` made; `SettingsError` for anything else.
+
+        ``task`` is what the user says that it is; as `check_named`.
+        """
         try:
             found = json.loads(about["task"])
             settings, num_clients = dict(found["settings"]), int(found["clients"])
@@ -54,6 +57,7 @@ class TaskCard:
             raise SettingsError(
                 f"the description of the model is damaged: {error!r}"
             ) from None
+        check_named(str(settings["task"]), task)
         return cls(settings, num_clients)
 
     def build(self) -> SplitModel:
@@ -67,6 +71,20 @@ class TaskCard:
     def __str__(self) -> str:
         """Return what needs the arrays, as an error says it."""
         return f"task {self.settings['task']!r}"
+
+
+def check_named(name: str, given: str) -> None:
+    """Raise `SettingsError` unless a file's task is what the user says, or built in.
+
+    A task by an import path is imported and called. Files come from elsewhere: what
+    they name is not run on their word alone.
+    """
+    require(given in ("", name), "task", given, f"that of the file, {name!r}")
+    if is_path(name) and not given:
+        raise SettingsError(
+            f"its task is {name!r}, whose code is run only where you name it, too: by "
+            "--task, or task=... in Python"
+        )
 
 
 def card_of(task: Task, settings: Settings) -> ModelCard | TaskCard:

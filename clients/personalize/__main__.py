@@ -28,13 +28,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     add("--data-dir", required=True, help="the device's data")
     add("--client-name", default="", help="its name; by default that of --data-dir")
     add("--state-dir", default="", help="as in the node config; by default beside it")
+    add("--task", default="", help="a task of one's own: package.module:function")
     add("--device", default="auto", help="auto, cpu, cuda, cuda:N or mps")
     try:
         options = parser.parse_args(arguments)
         name = options.client_name or Path(options.data_dir).resolve().name
         fitted = personalize(
             *(options.checkpoint, options.data_dir, name),
-            *(options.state_dir, options.device),
+            *(options.state_dir, options.device, options.task),
         )
     except (SettingsError, TrainingDivergedError) as error:
         print(f"error: {error}", file=sys.stderr)
@@ -43,6 +44,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     command = ["--checkpoint", str(options.checkpoint), "--client-name", name]
     if options.state_dir:
         command += ["--state-dir", options.state_dir]
+    if options.task:
+        command += ["--task", options.task]
     if not fitted.has_images:
         command += ["--data-dir", options.data_dir]
     print(f"python -m clients.predict FILES {shlex.join(command)}")

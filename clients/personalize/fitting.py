@@ -10,7 +10,6 @@ from clients.algorithms import client_class, takes_newcomers
 from clients.device.account import PrivateTraining, check_account
 from clients.device.card import ModelCard, check_array
 from clients.device.identity import about_state, check_task, seed_torch, task_of_device
-from clients.device.slots import under
 from clients.device.state import PersonalState
 from clients.device.task_card import card_of
 from clients.predict.trained import check_classes, read_run
@@ -54,6 +53,7 @@ def personalize(
     client_name: str,
     state_dir: str = "",
     device: str = "auto",
+    task: str = "",
 ) -> Fitted:
     """Fit a device's own part, keep it where `clients.predict` finds it, and test it.
 
@@ -71,6 +71,8 @@ def personalize(
         The device's; beside the checkpoint by default, as in simulation.
     device : str, default "auto"
         What to train on: the setting ``device``.
+    task : str, default ""
+        The import path of a task of one's own, which the file alone does not get run.
 
     Raises
     ------
@@ -81,7 +83,7 @@ def personalize(
     # A name may be too long, or of a ~ that nobody is.
     there = Place().permits(data_dir) and Path(data_dir).expanduser().exists()
     require(there, "data-dir", data_dir, "a folder or file that is there")
-    run = read_run(checkpoint)
+    run = read_run(checkpoint, task)
     trained = {*run.acknowledged, *map(run.labels.get, run.acknowledged)}
     if client_name in trained:
         raise SettingsError(
@@ -105,23 +107,23 @@ def personalize(
     # Also what is built with the task is where the client trains.
     use(device)
     torch.set_num_threads(int(settings["torch-threads"]))
-    task = task_of_device(settings, data_dir)
-    check_task(task, kind, settings)
-    task.check(0)
-    check_classes(kind, run, task.classes, data_dir)
+    own_task = task_of_device(settings, data_dir)
+    check_task(own_task, kind, settings)
+    own_task.check(0)
+    check_classes(kind, run, own_task.classes, data_dir)
     directory = run.directory_of(client_name, state_dir)
     context = Context(0, 0, {"client-name": client_name}, RecordDict(), {})
     own = build(kind.settings_type, settings)
     # Nothing that was kept before has a say.
-    client = kind(task, 0, PersonalState(context), own)
+    client = kind(own_task, 0, PersonalState(context), own)
     privacy = build(ExamplePrivacy, settings)
     client.private = PrivateTraining.of(privacy, context.state, directory)
     check_account(client.private, directory)
-    shared = under("arrays/", run.tensors)
+    shared = dict(run.arrays)
     wanted = client.initial_arrays(client.shared)
     # A head that the server keeps for each client begins as everybody's.
     shared |= {n: a for n, a in wanted.items() if n not in shared and _fits(kind, n)}
-    card = card_of(task, settings)
+    card = card_of(own_task, settings)
     for name, like in wanted.items():
         check_array(card, name, like, shared)
     seed_torch(context, settings, {SERVER_ROUND: run.server_round})
@@ -132,14 +134,14 @@ def personalize(
         directory,
         run=RUN,
         client=client_name,
-        about=about_state(task, kind),
+        about=about_state(own_task, kind),
     )
     state.save(client.personal_arrays(kind.own_slots()), run.server_round)
     path = state.path(run.server_round)
     if path is None or not path.is_file():
         raise SettingsError(f"state-dir {str(directory)!r} cannot be written")
     loss, num_test_examples, metrics = client.test(client.deployed_model())
-    count, has_images = len(task.train_examples(0)), isinstance(card, ModelCard)
+    count, has_images = len(own_task.train_examples(0)), isinstance(card, ModelCard)
     return Fitted(path, count, num_test_examples, loss, metrics, has_images)
 
 

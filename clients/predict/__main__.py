@@ -5,7 +5,8 @@
 row of a table or a text in each line, as the task reads them. ``--export
 model.safetensors`` writes the model to one file, with which ``--model
 model.safetensors`` needs nothing else (but the task's package, where it is somebody's
-own, and for images with a model of one's own the data's folder); ``--export model.pt2``
+own and ``--task`` names it, too, and for images with a model of one's own the data's
+folder); ``--export model.pt2``
 writes a program for ``torch.export.load``, and ``--export model.onnx`` one for ONNX
 Runtime, for images from uint8 pixels (n, height, width, channels) to logits. A line of
 output has the image or the line, its class and the probability, or the outputs where
@@ -51,6 +52,9 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--data-dir", default="", help="the device's data, if it keeps no head"
     )
+    parser.add_argument(
+        "--task", default="", help="a task of one's own: package.module:function"
+    )
     parser.add_argument("--export", type=Path, help="write .safetensors, .pt2 or .onnx")
     parser.add_argument("--csv", type=Path, help="write the predictions to this file")
     options = parser.parse_args(arguments)
@@ -88,13 +92,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         options: Any = _parse(arguments)
         files = files_in(options.files)
         if options.model is not None:
-            loaded = load_model(options.model)
+            loaded = load_model(options.model, options.task)
         else:
             loaded = load_run(
                 options.checkpoint,
                 options.client_name,
                 options.state_dir,
                 options.data_dir,
+                options.task,
             )
         if options.export is not None:
             model, card = loaded

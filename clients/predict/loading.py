@@ -79,13 +79,15 @@ def classify(
             yield path, card.classes[int(label)], float(probability)
 
 
-def load_model(path: Path) -> Loaded:
+def load_model(path: Path, task: str = "") -> Loaded:
     """Load what `export` wrote as ``.safetensors``.
 
     Parameters
     ----------
     path : Path
         The file; a missing, damaged or other one is a `SettingsError`.
+    task : str, default ""
+        The import path of a task of one's own, which the file alone does not get run.
 
     Returns
     -------
@@ -99,7 +101,7 @@ def load_model(path: Path) -> Loaded:
         )
     try:
         if "task" in about:
-            card = TaskCard.from_metadata(about)
+            card = TaskCard.from_metadata(about, task)
             return card.classifier(tensors), card
         image_card = ModelCard.from_metadata(about)
         return image_card.classifier(tensors), image_card
@@ -112,6 +114,7 @@ def load_run(
     client: str = "",
     state_dir: str = "",
     data_dir: str = "",
+    task: str = "",
 ) -> Loaded:
     """Put the shared arrays of a run and a client's own part together.
 
@@ -132,9 +135,11 @@ def load_run(
         FedBABU, Per-FedAvg), as in the last evaluation; and for the classes where the
         client has no file of its own (FLUTE, FedAvg). Without it and ``state_dir`` the
         run was a simulation.
+    task : str, default ""
+        As for `load_model`.
     """
-    run = read_run(path)
-    settings, tensors = run.settings, run.tensors
+    run = read_run(path, task)
+    settings = run.settings
     # A simulated client goes by its folder's name.
     if client not in run.acknowledged:
         client = {own: name for name, own in run.labels.items()}.get(client, client)
@@ -144,12 +149,12 @@ def load_run(
             f"algorithm {settings['algorithm']!r} leaves no model of the task's own: "
             "what it shares has other shapes, and its clients alone put it together"
         )
-    arrays = under("arrays/", tensors)
+    arrays = dict(run.arrays)
     slots = kind.personal if kind.deploys_personal else ()
     known: list[str] = []
     if slots:
         known = sorted(run.acknowledged)
-    elif heads := under("state/heads/", tensors):
+    elif heads := under("heads/", run.state):
         known = sorted({name.rpartition("/")[0] for name in heads})
         arrays |= under(f"{client}/", heads)
     if known or slots:
@@ -183,10 +188,10 @@ def load_run(
         try:
             return _in_use(trained(_dataless(about_model), about_model), about_model)
         except _NeedsDataError:
-            task = _task_to_train_on(settings, client, data_dir)
-            check_classes(kind, run, task.classes, data_dir)
-            about_model = card_of(task, {**settings, "data-dir": data_dir})
-            trainer = trained(task, about_model)
+            own_task = _task_to_train_on(settings, client, data_dir)
+            check_classes(kind, run, own_task.classes, data_dir)
+            about_model = card_of(own_task, {**settings, "data-dir": data_dir})
+            trainer = trained(own_task, about_model)
             _prepare(trainer, run, client, state_dir)
             return _in_use(trainer, about_model)
     except SettingsError as error:

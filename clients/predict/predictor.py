@@ -120,7 +120,11 @@ def _has_images(folder: Path) -> bool:
 
 
 def load(
-    path: Place, client: str = "", state_dir: Place = "", data_dir: Place = ""
+    path: Place,
+    client: str = "",
+    state_dir: Place = "",
+    data_dir: Place = "",
+    task: str = "",
 ) -> Predictor:
     """Load a trained image model to be called.
 
@@ -132,6 +136,8 @@ def load(
         Of a run, whose model it shall be: see `load_run`, also for the rest.
     state_dir, data_dir : path, default ""
         Of a device.
+    task : str, default ""
+        The import path of a task of one's own, which the file alone does not get run.
 
     Returns
     -------
@@ -146,9 +152,9 @@ def load(
     place = Path(path)
     run = place.is_dir() or client
     model, card = (
-        load_run(place, client, str(state_dir), str(data_dir))
+        load_run(place, client, str(state_dir), str(data_dir), task)
         if run
-        else load_model(place)
+        else load_model(place, task)
     )
     if not isinstance(model, Classifier) or not isinstance(card, ModelCard):
         raise SettingsError(

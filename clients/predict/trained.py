@@ -1,11 +1,11 @@
 """What a run has left on the server: the shared arrays, and who has trained."""
 
-import json
 import os
 from collections.abc import Iterable
 from pathlib import Path
 from typing import NamedTuple
 
+import torch
 from flwr.app import Context, RecordDict, UserConfig
 from safetensors import SafetensorError, safe_open
 
@@ -13,9 +13,9 @@ from clients.algorithms import complete
 from clients.base import Client, digest_of
 from clients.device.identity import quoted, state_directory
 from clients.device.slots import HEAD, Tensors
+from clients.device.task_card import check_named
+from task.checkpoint import FILE, ChecksumError, read
 from task.settings import Settings, SettingsError, resolve
-
-CHECKPOINT = "checkpoint.safetensors"
 
 
 class TrainedRun(NamedTuple):
@@ -37,8 +37,10 @@ class TrainedRun(NamedTuple):
         The last round.
     classes : str
         Digest of the classes' names; empty where it is not known.
-    tensors : dict of str to Tensor
-        ``arrays/`` are shared, ``state/`` is the strategy's.
+    arrays : dict of str to Tensor
+        The shared ones.
+    state : dict of str to Tensor
+        The strategy's own.
     """
 
     path: Path
@@ -48,7 +50,8 @@ class TrainedRun(NamedTuple):
     labels: dict[str, str]
     server_round: int
     classes: str
-    tensors: Tensors
+    arrays: Tensors
+    state: Tensors
 
     def directory_of(self, client: str, state_dir: str) -> Path | None:
         """Return where a client keeps its own part: a device, or in simulation."""
@@ -59,17 +62,18 @@ class TrainedRun(NamedTuple):
         return state_directory(context, self.settings, self.token)
 
 
-def read_run(path: Path) -> TrainedRun:
+def read_run(path: Path, task: str = "") -> TrainedRun:
     """Read a server's checkpoint, or that in a directory.
 
-    Raises `SettingsError` if it is missing or damaged.
+    Raises `SettingsError` if it is missing or damaged, or unless its task is built in
+    or ``task``.
     """
     # Of a name that is too long, too.
-    path = path / CHECKPOINT if os.path.isdir(path) else path
-    about, tensors = read_tensors(path, "checkpoint")
+    path = path / FILE if os.path.isdir(path) else path
     try:
-        run = json.loads(about["run"])
+        run, arrays, state = read(path)
         values = run["values"]
+        check_named(str(run["settings"]["task"]), task)
         return TrainedRun(
             path,
             complete(resolve(run["settings"], strict=False)),
@@ -78,11 +82,14 @@ def read_run(path: Path) -> TrainedRun:
             {str(n): str(own) for n, own in values.get("labels", {}).items()},
             int(run.get("round", 1)),
             str(values.get("classes", "")),
-            tensors,
+            {name: torch.from_numpy(array) for name, array in arrays.items()},
+            {name: torch.from_numpy(array) for name, array in state.items()},
         )
+    except (SafetensorError, OSError, ChecksumError) as error:
+        raise _unreadable("checkpoint", path, error) from None
     except (LookupError, TypeError, ValueError, AttributeError) as error:
         if isinstance(error, SettingsError):
-            raise
+            raise SettingsError(f"{str(path)!r}: {error}") from None
         raise SettingsError(
             f"checkpoint is {str(path)!r}; it must be one that a run has written"
         ) from None
@@ -107,5 +114,9 @@ def read_tensors(path: Path, name: str) -> tuple[dict[str, str], Tensors]:
             about = file.metadata() or {}
             return about, {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
     except (SafetensorError, OSError) as error:
-        reason = str(error).splitlines()[0]
-        raise SettingsError(f"{name} {str(path)!r} cannot be read: {reason}") from None
+        raise _unreadable(name, path, error) from None
+
+
+def _unreadable(name: str, path: Path, error: Exception) -> SettingsError:
+    reason = str(error).splitlines()[0]
+    return SettingsError(f"{name} {str(path)!r} cannot be read: {reason}")

@@ -108,6 +108,9 @@ class Gossip(BaseStrategy):
         self.boxes = Mailboxes([], np.zeros((0, 0)), [])
         self._edges = np.zeros((0, 2), np.int64)
         self._strangers: set[str] = set()
+        # Who is ahead of the server: found just now, and ever.
+        self._ahead: list[str] = []
+        self._were_ahead: set[str] = set()
         self._exchanged = 0
         self._message_bytes: frozenset[int] = frozenset()
 
@@ -145,6 +148,8 @@ class Gossip(BaseStrategy):
             if name not in self._strangers:
                 log(WARNING, "client %s came late: it has no place in the graph", name)
                 self._strangers.add(name)
+        ahead, self._ahead = self._ahead, []
+        self._part_from([name for name in ahead if name in self.boxes.number])
         present = self.boxes.number.keys() - self.boxes.lost
         return [node for node in nodes if self.name_of(node) in present]
 
@@ -153,12 +158,29 @@ class Gossip(BaseStrategy):
         return super().awaited() - self.boxes.lost
 
     def set_back(self, name: str) -> None:
-        """Raise `SettingsError`: its neighbours' estimates are of its newest round."""
-        raise SettingsError(
-            f"resume: client {name} has seen a checkpoint of round "
-            f"{self.standing.seen[name]}, later than this one of round "
-            f"{self.standing.resumed}; gossip goes on from its newest checkpoint only"
-        )
+        """Note it: `identify` decides, once the graph's nodes have been asked."""
+        self._ahead.append(name)
+
+    def _part_from(self, ahead: list[str]) -> None:
+        """Lose nodes that are ahead of the server; `SettingsError` if most are.
+
+        No node can go back, as its neighbours' estimates are of its newest round. One
+        node's word ends no run, though.
+        """
+        self._were_ahead.update(ahead)
+        most = 2 * len(self._were_ahead) > len(self.boxes.names)
+        for name in ahead:
+            said = (
+                f"has seen a checkpoint of round {self.standing.seen[name]}, later "
+                f"than this one of round {self.standing.resumed}"
+            )
+            if most:
+                raise SettingsError(
+                    f"resume: client {name}, like most, {said}; gossip goes on from "
+                    "its newest checkpoint only"
+                )
+            if name not in self.boxes.lost:
+                self.lose(name, f"it {said}")
 
     def _lay(self, names: list[str], graph: Graph) -> None:
         self._edges = np.array(graph.edges, np.int64)

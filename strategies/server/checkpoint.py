@@ -1,21 +1,17 @@
 """Checkpoints of a run: everything the server needs to go on after a round."""
 
-import hashlib
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from flwr.app import ArrayRecord
-from safetensors import SafetensorError, safe_open
-from safetensors.numpy import save
+from safetensors import SafetensorError
 
 from strategies.server.replies import Arrays, to_record
+from task.checkpoint import FILE, Content, pack, read, read_about
 from task.files import write_atomically
 from task.settings import Settings, SettingsError
 
-FILE = "checkpoint.safetensors"
 # What may differ between a run and its continuation.
 MAY_DIFFER = frozenset(
     (
@@ -45,20 +41,10 @@ MAY_DIFFER = frozenset(
 def token_in(path: Path) -> str:
     """Return the name of the run that wrote a checkpoint; ``unknown`` if damaged."""
     try:
-        with safe_open(path, framework="np") as file:
-            token = json.loads(file.metadata()["run"])["values"]["run"]
+        token = read_about(path)["values"]["run"]
     except (SafetensorError, OSError, LookupError, ValueError, TypeError):
         token = ""
     return token if isinstance(token, str) and token.isalnum() else "unknown"
-
-
-def _digest(about: str, tensors: Arrays) -> str:
-    digest = hashlib.sha256(about.encode())
-    for name in sorted(tensors):
-        value = tensors[name]
-        digest.update(f"{name}/{value.dtype.str}/{value.shape}/".encode())
-        digest.update(np.ascontiguousarray(value).data)
-    return digest.hexdigest()
 
 
 @dataclass(frozen=True)
@@ -91,10 +77,6 @@ class Checkpoint:
         After an `OSError` the former checkpoint is still there.
         """
         own, values = self.state
-        tensors = {f"arrays/{n}": a.numpy() for n, a in self.arrays.items()}
-        tensors |= {f"state/{n}": a for n, a in own.items()}
-        # safetensors writes memory as it lies.
-        tensors = {n: np.asarray(a, order="C") for n, a in tensors.items()}
         about = {
             "round": self.server_round,
             "seconds": self.seconds,
@@ -103,9 +85,8 @@ class Checkpoint:
             # The order of names is lost in the file's sorted header.
             "names": list(self.arrays),
         }
-        text = json.dumps(about)
-        metadata = {"run": text, "sha256": _digest(text, tensors)}
-        data = save(tensors, metadata=metadata)
+        shared = {name: array.numpy() for name, array in self.arrays.items()}
+        data = pack(Content(about, shared, own))
         # Of a server that was killed while it wrote.
         for cut_off in directory.glob(f".{FILE}.*"):
             cut_off.unlink(missing_ok=True)
@@ -125,17 +106,9 @@ class Checkpoint:
                 "its end, on Ctrl-C and every checkpoint-every rounds"
             )
         try:
-            with safe_open(path, framework="np") as file:
-                metadata = file.metadata()
-                about = json.loads(metadata["run"])
-                tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-            # Those of older versions have none.
-            if metadata.get("sha256", digest := _digest(metadata["run"], tensors)) != (
-                digest
-            ):
-                raise ValueError("its checksum is wrong")
+            about, shared, own = read(path)
             former = dict(about["settings"])
-            arrays = {name: tensors[f"arrays/{name}"] for name in about["names"]}
+            arrays = {name: shared[name] for name in about["names"]}
             server_round, seconds = int(about["round"]), float(about["seconds"])
             values = dict(about["values"])
         except (SafetensorError, OSError, LookupError, ValueError, TypeError) as error:
@@ -150,9 +123,4 @@ class Checkpoint:
                 f"resume: {str(directory)!r} was made with other settings: "
                 + ", ".join(differ)
             )
-        own = {
-            name.removeprefix("state/"): value
-            for name, value in tensors.items()
-            if name.startswith("state/")
-        }
         return cls(server_round, to_record(arrays), (own, values), seconds, former)

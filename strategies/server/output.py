@@ -10,7 +10,6 @@ from pathlib import Path
 
 from flwr.common import log
 
-from strategies.server.checkpoint import FILE as CHECKPOINT
 from strategies.server.checkpoint import token_in
 from strategies.server.privacy import FILE as PRIVACY
 from strategies.server.results import (
@@ -22,6 +21,7 @@ from strategies.server.results import (
     read_json,
     write_json,
 )
+from task.checkpoint import FILE as CHECKPOINT
 from task.settings import SettingsError
 
 # Of clients that come after the training.

@@ -8,7 +8,6 @@ import numpy as np
 
 from strategies.algorithms import short_name
 from strategies.server import newcomers
-from strategies.server.checkpoint import FILE as CHECKPOINT
 from strategies.server.output import said
 from strategies.server.page.document import write_page
 from strategies.server.plot import plot
@@ -16,6 +15,7 @@ from strategies.server.report import OWN
 from strategies.server.results import SUMMARY, TIDY, write_json
 from strategies.server.tables import write_tables
 from strategies.server.tidy import join
+from task.checkpoint import FILE as CHECKPOINT
 from task.messages import EXAMPLE_EPSILON
 from task.settings import Setting, Settings, SettingsError, require
 

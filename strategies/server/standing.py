@@ -90,7 +90,8 @@ class Standing:
         for name, reason in reasons.items():
             if self._unused.get(name) != reason:
                 self._unused[name] = reason
-                text = "client %s cannot use what it had kept, and begins anew: %s"
+                # It begins anew, or has an older version: of the run or of another.
+                text = "client %s goes on without what it had kept last: %s"
                 log(WARNING, text, name, reason)
 
     def acknowledge(self, names: Collection[str], server_round: int) -> None:

@@ -10,12 +10,12 @@ from rich.markup import escape
 from rich.table import Table
 
 from strategies.algorithms import short_name
-from strategies.server.checkpoint import FILE as CHECKPOINT
 from strategies.server.output import said
 from strategies.server.results import write_json
 from strategies.server.seeds import PREFIX
 from strategies.server.tables import write_tables
 from strategies.server.terminal import console
+from task.checkpoint import FILE as CHECKPOINT
 from task.settings import Setting, Settings, SettingsError
 
 FILE = "tune.json"

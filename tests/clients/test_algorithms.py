@@ -8,8 +8,15 @@ import numpy as np
 import pytest
 import torch
 from flwr.app import Context, RecordDict
+from torch import nn
 
-from clients import FedAvgFTClient
+from clients import (
+    APFLClient,
+    FedAvgFTClient,
+    FedCPClient,
+    FedDBEClient,
+    FedRoDClient,
+)
 from clients.base import Client
 from clients.device.state import PersonalState
 from clients.fedavg import FedAvgClient
@@ -19,6 +26,7 @@ from clients.fine_tuning import FineTuningSettings
 from clients.local import LocalClient
 from task.base import ExampleTask
 from task.examples import ExampleSet
+from task.models import SplitModel
 from task.settings import SettingsError, build, resolve
 from task.tasks import build_task
 from task.tasks.linear import LinearTask
@@ -175,6 +183,49 @@ def test_what_stays_here_is_not_held_near_anything():
     near, _, _ = numpy_train(b, w, 1, REPRESENTATION_EPOCHS, "b", 0.8)
     assert_near(PersonalState(context).load()["head.weight"], w)
     assert_near(arrays[0], near)
+
+
+def test_the_proximal_term_is_there_for_steps_of_one_s_own():
+    # μ/2 ‖w − w_received‖² with all 8 + 2 numbers moved by 0.3.
+    b, w = initial()
+    client = client_of(FedAvgClient, new_context())
+    sent = [b.astype(np.float32), w.astype(np.float32)]
+    for mu in (0.8, 0.0):
+        client.receive(sent, {"server-round": 1, "proximal-mu": mu})
+        with torch.no_grad():
+            for parameter in client.model.parameters():
+                parameter.add_(0.3)
+        count = sum(p.numel() for p in client.model.parameters())
+        term = client.proximal(torch.zeros(1), client.model)
+        assert torch.as_tensor(term).item() == pytest.approx(
+            mu / 2 * count * 0.09, rel=1e-5
+        )
+
+
+@pytest.mark.parametrize("kind", [APFLClient, FedCPClient, FedDBEClient, FedRoDClient])
+def test_steps_of_one_s_own_stay_near_what_a_server_sent(kind):
+    moved = {}
+    for mu in (0.0, 5.0):
+        sets = [ExampleSet(torch.eye(4, 3), torch.tensor([0, 1, 1, 0]))]
+        task = ExampleTask(
+            lambda: SplitModel(nn.Linear(3, 4), nn.Linear(4, 2)),
+            *(sets, sets),
+            classes=("a", "b"),
+        )
+        state = PersonalState(new_context())
+        client = kind(
+            task,
+            0,
+            state,
+            kind.settings_type(learning_rate=0.1, representation_epochs=5),
+        )
+        sent = client.get_parameters({})
+        replied, *_ = client.fit(sent, {"server-round": 1, "proximal-mu": mu})
+        pairs = zip(client.sent_names, replied, strict=True)
+        received = dict(zip(client.names(client.shared), sent, strict=True))
+        own = {n: a - received[n] for n, a in pairs if n.startswith("repr")}
+        moved[mu] = sum(np.square(change).sum() for change in own.values())
+    assert 0 < moved[5.0] < 0.9 * moved[0.0]
 
 
 def test_a_server_s_anchor_comes_on_top_of_a_client_s_own_terms():

@@ -84,6 +84,24 @@ def test_head_epochs_have_no_feature_term() -> None:
         np.testing.assert_allclose(a, b, atol=1e-6)
 
 
+@pytest.mark.parametrize(
+    ("order", "parts"), [("before", ["head", "all"]), ("after", ["all", "head"])]
+)
+def test_head_epochs_come_before_or_after_the_joint_ones(
+    order: str, parts: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own = client(FLUTEStarClient, head_epochs_order=order)
+    trained: list[str] = []
+
+    def record(part: str, *_: object) -> float:
+        trained.append(part)
+        return 0.0
+
+    monkeypatch.setattr(own, "train", record)
+    own.fit(own.get_parameters({}), {"server-round": 1})
+    assert trained == parts
+
+
 def test_order_of_the_head_epochs_matters() -> None:
     results = []
     for order in ("before", "after"):

@@ -149,6 +149,7 @@ def test_a_guest_resumes_runs_under_srpfl_and_is_refused_in_a_line(
     for name in NAMES:
         data = fleet.home / "data" / name
         files = {"state_dir": str(fleet.home / "state" / name), "data_dir": str(data)}
+        files["task"] = "guest.task:sensors"
         model, card = load_run(output / "fedrep", name, **files)
         table = np.loadtxt(data / "readings.csv", delimiter=",")[3::4]
         tested = tmp_path / f"{name}.csv"

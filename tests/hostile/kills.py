@@ -12,7 +12,7 @@ import numpy as np
 from replies import Outcome
 
 import simulation
-from strategies.server.checkpoint import FILE
+from task.checkpoint import FILE
 
 ROUNDS = 6
 # What changes nothing on the server, or much; what clients keep, or do not.

@@ -11,7 +11,7 @@ from command_line import (
     run,
 )
 
-from strategies.server.checkpoint import FILE
+from task.checkpoint import FILE
 
 BAD = [
     (

@@ -14,11 +14,12 @@ from command_line import STEADY as USUAL
 from command_line import assert_same_rows, die_in, rows_of, run
 
 import simulation
-from strategies.server.checkpoint import FILE, Checkpoint
+from strategies.server.checkpoint import Checkpoint
 from strategies.server.output import locked
 from strategies.server.report import Report
 from strategies.server.results import read_rows
 from strategies.server.terminal import console
+from task.checkpoint import FILE
 from task.settings import SettingsError
 
 STEADY = {**USUAL, "fraction_train": 1.0}

@@ -15,7 +15,8 @@ from command_line import (
 )
 
 import simulation
-from strategies.server.checkpoint import FILE, Checkpoint
+from strategies.server.checkpoint import Checkpoint
+from task.checkpoint import FILE
 
 
 def finished_at(rounds: int, output: Path, algorithm: str, **overrides) -> list[dict]:

@@ -49,6 +49,7 @@ class Answers:
     def __init__(self, masks, heads=None):
         self.masks = masks
         self.heads = heads or {}
+        self.names: dict[int, str] = {}
         self.messages: list[Message] = []
 
     def get_node_ids(self):
@@ -60,7 +61,8 @@ class Answers:
     def answer(self, message):
         node = message.metadata.dst_node_id
         if message.metadata.message_type == "query":
-            record = ConfigRecord({"client": f"c{node}", "structure": "s"})
+            name = self.names.get(node, f"c{node}")
+            record = ConfigRecord({"client": name, "structure": "s"})
             if self.masks[node] is not None:
                 record["classes"] = self.masks[node]
             return Message(RecordDict({"properties": record}), reply_to=message)
@@ -242,6 +244,29 @@ def test_wrong_masks_are_refused(mask, caplog: pytest.LogCaptureFixture) -> None
     told = "" if mask is None else mask
     (line,) = [m for m in caplog.messages if "takes no part" in m]
     assert f"client c2 takes no part: its classes are {told!r}; they must be" in line
+
+
+def test_a_device_that_comes_back_has_the_classes_that_it_says_now(monkeypatch) -> None:
+    heads = {node: np.full((3, 2), node, np.float32) for node in (1, 2, 3)}
+    grid = Answers({1: "111", 2: "110"}, heads)
+    strategy = FLUTE(fraction_train=1.0)
+    arrays = strategy.initialize(grid)
+    used = []
+    improve = strategy.improve
+
+    def improved(heads, classes):
+        used.append(classes.tolist())
+        return improve(heads, classes)
+
+    monkeypatch.setattr(strategy, "improve", improved)
+    for server_round in (1, 2):
+        messages = list(
+            strategy.configure_train(server_round, arrays, ConfigRecord(), grid)
+        )
+        strategy.aggregate_train(server_round, [grid.answer(m) for m in messages])
+        # Client 2 is another node then, with a class more.
+        grid.masks, grid.names = {1: "111", 3: "111"}, {3: "c2"}
+    assert used == [[[True] * 3, [True, True, False]], [[True] * 3] * 2]
 
 
 def test_a_head_that_is_not_linear_is_refused() -> None:

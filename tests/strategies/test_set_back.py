@@ -1,9 +1,10 @@
 """A server that is restored from a backup costs nobody its head."""
 
 import shutil
+from typing import cast
 
 import pytest
-from flwr.app import ConfigRecord, Message, MessageType, RecordDict
+from flwr.app import ConfigRecord, Context, Message, MessageType, RecordDict
 
 from clients.client_app import make_app
 from strategies.grids.simulation import InlineGrid
@@ -144,6 +145,39 @@ def test_gossip_is_not_set_back(tmp_path) -> None:
     with pytest.raises(SettingsError, match="has seen a checkpoint of round 5, later"):
         go(settings_of(tmp_path, 7, resume=str(tmp_path), **own))
     assert heads_of(tmp_path, "dpsgd") == heads
+
+
+@pytest.mark.parametrize("late", [False, True])
+def test_one_client_s_word_ends_no_gossip(tmp_path, caplog, late) -> None:
+    own = {"algorithm": "choco-sgd", "model": "logistic", "num-clients": 5}
+    go(settings_of(tmp_path, 2, **own))
+    settings = settings_of(tmp_path, 4, resume=str(tmp_path), **own)
+    app = make_app(settings)
+
+    def call(message: Message, context: Context) -> Message:
+        reply = app(message, context)
+        if context.node_id == 4 and message.metadata.message_type == "query":
+            said = {KEPT_ROUNDS: [10**6], KEPT_CHECKPOINT: 10**6}
+            cast(ConfigRecord, reply.content["properties"]).update(said)
+        return reply
+
+    class Late(InlineGrid):
+        """A grid on which the client turns up one round later."""
+
+        looks = 0
+
+        def get_node_ids(self) -> list[int]:
+            self.looks += 1
+            nodes = list(super().get_node_ids())
+            return [n for n in nodes if n != 4 or not late or self.looks > 1]
+
+    run(Late(call, 5), settings)
+    rows = rows_of(tmp_path, "choco-sgd")
+    assert [rows[r]["clients"] for r in (3, 4)] == [4, 4]
+    assert rows[4]["lost"] == 1
+    lost = [m for m in caplog.messages if "is lost" in m]
+    assert len(lost) == 1
+    assert "has seen a checkpoint of round 1000000, later than this one" in lost[0]
 
 
 @pytest.mark.parametrize(

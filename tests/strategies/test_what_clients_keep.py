@@ -13,7 +13,7 @@ import simulation
 from clients import client_app
 from strategies import server_app
 from strategies.grids.simulation import InlineGrid
-from strategies.server.checkpoint import FILE
+from task.checkpoint import FILE
 from task.settings import resolve
 
 ALGORITHMS = (

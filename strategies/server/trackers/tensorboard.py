@@ -8,9 +8,9 @@ from PIL import Image
 from tensorboardX import SummaryWriter
 from tensorboardX.summary import hparams
 
-from strategies.server.checkpoint import FILE as CHECKPOINT
 from strategies.server.results import QUALITY
 from strategies.server.trackers.base import About, Tracker
+from task.checkpoint import FILE as CHECKPOINT
 
 
 class TensorBoard(Tracker):

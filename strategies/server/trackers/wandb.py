@@ -6,8 +6,8 @@ from pathlib import Path
 
 import wandb
 
-from strategies.server.checkpoint import FILE as CHECKPOINT
 from strategies.server.trackers.base import About, Tracker
+from task.checkpoint import FILE as CHECKPOINT
 from task.settings import SettingsError
 
 PROJECT = "flwr-frl"

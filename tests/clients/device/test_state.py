@@ -328,6 +328,32 @@ def test_a_client_that_has_lost_its_memory_says_so():
         assert state.unused == ""
 
 
+@pytest.mark.parametrize("lose", [damage, Path.unlink])
+def test_an_older_run_s_state_does_not_hide_that_the_own_one_is_lost(tmp_path, lose):
+    PersonalState(new_context(), tmp_path, run="old").save(head(7), 30)
+    PersonalState(new_context(), tmp_path, 0, run="new").save(head(1), 1)
+    lose(tmp_path / "new-00000001.safetensors")
+    for _ in range(2):
+        state = PersonalState(new_context(), tmp_path, 1, run="new")
+        assert value_of(state) == 7
+        assert state.unused in ("its file is damaged", "nothing of it is left")
+
+
+def test_damage_that_an_evaluation_found_is_told_by_the_next_training_too(tmp_path):
+    run_rounds(new_context(), [1, 2, 3], tmp_path)
+    damage(tmp_path / "00000003.safetensors")
+    said = []
+    for _ in "evaluation", "training":
+        state = PersonalState(new_context(), tmp_path, 3)
+        assert value_of(state) == 2
+        said.append(state.unused)
+    assert said == ["its file is damaged", "that of round 3 is gone"]
+    # What the training makes of it counts: nothing is missing any more.
+    state.save(head(4), 4)
+    state = PersonalState(new_context(), tmp_path, 4)
+    assert (value_of(state), state.unused) == (4, "")
+
+
 def test_the_right_shapes_are_not_foreign(tmp_path):
     PersonalState(new_context(), tmp_path).save(head(1), 1)
     loaded = PersonalState(new_context(), tmp_path).load({"head.weight": (2, 3)})
@@ -406,6 +432,38 @@ def test_of_many_earlier_runs_the_newest_eight_stay(tmp_path):
     PersonalState(new_context(), tmp_path, run="now").save(head(1), 1)
     stay = [f"r{i}-00000005.safetensors" for i in range(4, 12)]
     assert files_in(tmp_path) == sorted([*stay, "now-00000001.safetensors"])
+
+
+def test_of_many_runs_with_directories_of_their_own_the_newest_eight_stay(tmp_path):
+    def place(run: str, client: str = "pi") -> Path:
+        return tmp_path / f"run-{run}" / client
+
+    for i in range(14):
+        path = place(f"r{i}") / f"r{i}-00000005.safetensors"
+        path.parent.mkdir(parents=True)
+        path.touch()
+    # What was told of the examples counts for good; an experiment may be called so.
+    (place("r1") / "privacy.json").touch()
+    (place("r3") / "r3-00000005.safetensors").rename(place("r3") / "a-00000005")
+    place("r2", "other").mkdir()
+    for i in range(14):
+        # A resumed run is as new as what it has written last.
+        os.utime(place(f"r{i}"), ns=((i or 100) * 10**9,) * 2)
+
+    PersonalState(new_context(), place("now"), run="now").save(head(1), 1)
+    stay = {f"r{i}" for i in (0, 1, 3, *range(7, 14))}
+    assert {f"r{i}" for i in range(14) if place(f"r{i}").exists()} == stay
+    assert value_of(PersonalState(new_context(), place("now"), run="now")) == 1
+    assert place("r2", "other").exists()
+    assert not place("r4").parent.exists()
+
+
+def test_an_experiment_s_run_drops_nothing_beside_its_directory(tmp_path):
+    for i in range(12):
+        path = tmp_path / f"run-r{i}" / "pi"
+        PersonalState(new_context(), path, run="x").save(head(1), 1)
+    PersonalState(new_context(), tmp_path / "lab" / "pi", run="x").save(head(1), 1)
+    assert len(list(tmp_path.glob("run-*/pi/x-00000001.safetensors"))) == 12
 
 
 # Nothing is lost on a server's word

@@ -1,12 +1,14 @@
 """Predictions from rows of a table and lines of text, against the model by hand."""
 
+import json
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
+from clients.personalize.__main__ import main as personalize
 from clients.predict import export, load_model, load_run, predict
 from clients.predict.__main__ import main
 from simulation import simulate
@@ -29,14 +31,17 @@ def table(num_clients, data_dir: Annotated[str, Free()] = ""):
 
 
 @pytest.fixture
-def table(write_module, tmp_path):
+def own(write_module):
+    """The name of an outsider's task."""
+    return write_module("tables", TABLE) + ":table"
+
+
+@pytest.fixture
+def table(own, tmp_path):
     """A run of FedRep on an outsider's table, and the rows of a file by hand."""
-    name = write_module("tables", TABLE)
     (tmp_path / "rows.csv").write_text("1.0,2.0\n\n-3.0, 0.5\n")
     more = {"backend": "inline", "output": str(tmp_path / "results"), "fraction": 1.0}
-    simulate(
-        "fedrep", task=f"{name}:table", clients=3, rounds=2, checkpoint_every=1, **more
-    )
+    simulate("fedrep", task=own, clients=3, rounds=2, checkpoint_every=1, **more)
     return tmp_path
 
 
@@ -52,9 +57,9 @@ def by_hand(folder: Path, client: str) -> list[float]:
     ].tolist()
 
 
-def test_a_row_of_a_table_with_each_client_s_own_head(table, capsys):
+def test_a_row_of_a_table_with_each_client_s_own_head(table, own, capsys):
     capsys.readouterr()
-    checkpoint = ["--checkpoint", str(table / "results" / "fedrep")]
+    checkpoint = ["--checkpoint", str(table / "results" / "fedrep"), "--task", own]
     rows = str(table / "rows.csv")
     found = {}
     for client in ("000000", "000002"):
@@ -66,11 +71,11 @@ def test_a_row_of_a_table_with_each_client_s_own_head(table, capsys):
     assert found["000000"] != found["000002"]
 
 
-def test_an_exported_model_predicts_the_same(table, capsys):
-    model, card = load_run(table / "results" / "fedrep", "000001")
+def test_an_exported_model_predicts_the_same(table, own, capsys):
+    model, card = load_run(table / "results" / "fedrep", "000001", task=own)
     for suffix in ("safetensors", "pt2"):
         export(model, card, table / f"model.{suffix}")
-    again = load_model(table / "model.safetensors")
+    again = load_model(table / "model.safetensors", own)
     files = [table / "rows.csv"]
     assert list(predict(*again, files)) == list(predict(model, card, files))
     program = torch.export.load(table / "model.pt2").module()
@@ -78,9 +83,10 @@ def test_an_exported_model_predicts_the_same(table, capsys):
     torch.testing.assert_close(program(rows), model(rows))
 
 
-def test_a_device_s_own_data_are_named(table):
+def test_a_device_s_own_data_are_named(table, own):
     (table / "mine").write_text("2")
-    model, card = load_run(table / "results" / "fedrep", "000002", data_dir=str(table))
+    place = table / "results" / "fedrep"
+    model, card = load_run(place, "000002", data_dir=str(table), task=own)
     assert card.num_clients == 0
     ((_, one), (_, two)) = predict(model, card, [table / "rows.csv"])
     assert [float(one), float(two)] == pytest.approx(by_hand(table, "000002"), rel=1e-4)
@@ -96,22 +102,61 @@ def test_a_device_s_own_data_are_named(table):
         (b"\xff\xfe", "x.csv' cannot be read: 'utf-8' codec"),
     ],
 )
-def test_lines_that_are_none(table, capsys, text, line):
+def test_lines_that_are_none(table, own, capsys, text, line):
     path = table / "x.csv"
     path.write_bytes(text if isinstance(text, bytes) else text.encode())
-    checkpoint = ["--checkpoint", str(table / "results" / "fedrep")]
+    checkpoint = ["--checkpoint", str(table / "results" / "fedrep"), "--task", own]
     assert main([str(path), *checkpoint, "--client-name", "000000"]) == 2
     error = capsys.readouterr().err
     assert line in error
     assert error.count("\n") == 1
 
 
-def test_a_damaged_description(table):
-    model, card = load_run(table / "results" / "fedrep", "000001")
+def test_a_damaged_description(table, own):
+    model, card = load_run(table / "results" / "fedrep", "000001", task=own)
     card.metadata = lambda: {"task": "{"}
     export(model, card, table / "model.safetensors")
     with pytest.raises(SettingsError, match="the description of the model is damaged"):
-        load_model(table / "model.safetensors")
+        load_model(table / "model.safetensors", own)
+
+
+def written(path: Path, kind: str, task: str) -> list[str]:
+    """Write a file that names a task; return the option that loads it."""
+    about = {"settings": {"task": task}, "clients": 0}
+    metadata = {"format": "flwr-frl model 1", "task": json.dumps(about)}
+    if kind == "checkpoint":
+        values = {"acknowledged": {"a": 1}, "run": "x"}
+        metadata = {"run": json.dumps({**about, "values": values})}
+    save_file({"x": torch.zeros(1)}, path, metadata=metadata)
+    return [f"--{kind}", str(path)]
+
+
+@pytest.mark.parametrize("kind", ["model", "checkpoint"])
+@pytest.mark.parametrize("with_it", [False, True])
+def test_what_a_file_alone_names_is_not_run(
+    tmp_path, write_module, capsys, kind, with_it
+):
+    code = f"open({str(tmp_path / 'ran')!r}, 'w')\ndef task(): raise SystemExit"
+    name = write_module("foreign", code) + ":task"
+    given = written(tmp_path / "file", kind, name)
+    given += ["--task", "mine:task"] if with_it else []
+    assert main(["--export", str(tmp_path / "out.safetensors"), *given]) == 2
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1
+    assert str(tmp_path / "file") in error
+    assert repr(name) in error
+    assert ("task is 'mine:task'" if with_it else "run only where you name it") in error
+    assert not (tmp_path / "ran").exists()
+
+
+def test_a_late_device_s_task_is_named_as_well(table, own, tmp_path, capsys):
+    (tmp_path / "mine").write_text("2")
+    given = ["--checkpoint", str(table / "results" / "fedrep"), "--client-name", "late"]
+    given += ["--data-dir", str(tmp_path)]
+    assert personalize(given) == 2
+    assert "run only where you name it" in capsys.readouterr().err
+    assert personalize([*given, "--task", own]) == 0
+    assert f"--task {own}" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("suffix", ["txt", "tsv"])

@@ -285,9 +285,9 @@ def test_images_with_a_model_of_one_s_own(tmp_path, folders):
     place, own = tmp_path / "results" / "fedrep", tmp_path / "own.safetensors"
     said = reported(place)
     for name in CLASSES:
-        loaded = load_run(place, name)
+        loaded = load_run(place, name, task="flat_images:Flat")
         export(*loaded, own)
-        for model, card in (loaded, load_model(own)):
+        for model, card in (loaded, load_model(own, "flat_images:Flat")):
             images = sorted((folders / name / "test").glob("*/*.png"))
             rows = list(predict(model, card, images))
             right = [
@@ -301,7 +301,7 @@ def test_images_with_a_model_of_one_s_own(tmp_path, folders):
         (folders / "anna" / part / "bee").rename(folders / "anna" / part / "cow")
     try:
         with pytest.raises(SettingsError, match=r"one with the classes .*bee"):
-            load_run(place, "anna", data_dir=str(folders))
+            load_run(place, "anna", data_dir=str(folders), task="flat_images:Flat")
     finally:
         for part in ("train", "test"):
             (folders / "anna" / part / "cow").rename(folders / "anna" / part / "bee")

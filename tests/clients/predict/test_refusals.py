@@ -42,6 +42,10 @@ def broken(devices, folders, tmp_path):
         data = bytearray(path.read_bytes())
         data[-1] ^= 1
         path.write_bytes(bytes(data))
+    (root / "flipped").mkdir()
+    data = bytearray((root / "results/fedrep/checkpoint.safetensors").read_bytes())
+    data[-1] ^= 1
+    (root / "flipped" / "checkpoint.safetensors").write_bytes(bytes(data))
     # A checkpoint that this run has not written.
     save_file({"a": np.zeros(3)}, root / "empty" / "checkpoint.safetensors")
     return root
@@ -64,6 +68,10 @@ BAD_INPUT = [
     ([IMAGE, "--model", "{root}/nameless.safetensors"], "model is damaged"),
     ([IMAGE, "--checkpoint", "{root}/no"], "checkpoint '{root}/no' cannot be read"),
     ([IMAGE, "--checkpoint", "{root}/empty"], "it must be one that a run has written"),
+    (
+        [IMAGE, "--checkpoint", "{root}/flipped", *ANNA[2:]],
+        "flipped/checkpoint.safetensors' cannot be read: its checksum is wrong",
+    ),
     ([IMAGE, *RUN], "client-name is ''; it must be one of anna, bob"),
     (
         [IMAGE, *RUN, "--client-name", "ann"],

@@ -107,7 +107,7 @@ def test_a_reply_of_a_node_that_was_not_asked():
 
 
 @pytest.mark.parametrize("said", ["other classes\nERROR", "", 7, [b"1"]])
-def test_who_begins_anew_is_named_once(said, caplog):
+def test_who_goes_on_without_its_state_is_named_once(said, caplog):
     def client(message: Message, context: Context) -> Message:
         reply = honest(message, context)
         kind = message.metadata.message_type
@@ -123,7 +123,7 @@ def test_who_begins_anew_is_named_once(said, caplog):
     # It counts all the same.
     assert arrays["b"].numpy().tolist() == [2.0] * 4
     assert metrics["clients"] == 3
-    expected = "client 000001 cannot use what it had kept, and begins anew: " + (
+    expected = "client 000001 goes on without what it had kept last: " + (
         "other classes ERROR"
     )
     assert caplog.messages == ([expected] if said == "other classes\nERROR" else [])

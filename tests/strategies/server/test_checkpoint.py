@@ -12,9 +12,10 @@ from function_clients import grid_of
 from safetensors.numpy import save
 
 from strategies.base import BaseStrategy
-from strategies.server.checkpoint import FILE, MAY_DIFFER, Checkpoint
+from strategies.server.checkpoint import MAY_DIFFER, Checkpoint
 from strategies.server.replies import to_record
 from strategies.server_app import run
+from task.checkpoint import FILE
 from task.settings import SettingsError, resolve
 
 SETTINGS = resolve({"learning-rate": 0.1, "algorithm": "fedrep"})

@@ -1,0 +1,36 @@
+"""A run's checkpoint as a file."""
+
+import numpy as np
+import pytest
+
+from task.checkpoint import FILE, ChecksumError, Content, pack, read, read_about
+
+CONTENT = Content(
+    {"round": 3, "names": ["w"], "values": {"acknowledged": {"a": 3}}},
+    {"w": np.arange(6, dtype=np.float32).reshape(2, 3).T},
+    {"heads/a/b": np.ones(2), "count": np.array(5)},
+)
+
+
+def test_what_is_read_is_what_was_written(tmp_path):
+    path = tmp_path / FILE
+    path.write_bytes(pack(CONTENT))
+    found = read(path)
+    assert found.about == read_about(path) == CONTENT.about
+    for ours, theirs in ((found.arrays, CONTENT.arrays), (found.state, CONTENT.state)):
+        assert ours.keys() == theirs.keys()
+        for name, array in theirs.items():
+            np.testing.assert_array_equal(ours[name], array)
+            assert ours[name].dtype == array.dtype
+
+
+def test_no_flipped_bit_of_content_is_read(tmp_path):
+    path, data = tmp_path / FILE, pack(CONTENT)
+    begin = 8 + int.from_bytes(data[:8], "little")
+    settings = data.index(b"acknowledged")
+    for place in (*range(begin, len(data)), settings):
+        flipped = bytearray(data)
+        flipped[place] ^= 1
+        path.write_bytes(bytes(flipped))
+        with pytest.raises(ChecksumError, match="its checksum is wrong"):
+            read(path)
