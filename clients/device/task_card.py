@@ -47,7 +47,7 @@ class TaskCard:
     def from_metadata(cls, about: Mapping[str, str], task: str = "") -> Self:
         """Return the card that `metadata` made; `SettingsError` for anything else.
 
-        ``task`` is what the user says that it is; as `check_named`.
+        ``task`` is what the user says that it is; as `trusted`.
         """
         try:
             found = json.loads(about["task"])
@@ -57,8 +57,7 @@ class TaskCard:
             raise SettingsError(
                 f"the description of the model is damaged: {error!r}"
             ) from None
-        check_named(str(settings["task"]), task)
-        return cls(settings, num_clients)
+        return cls(trusted(settings, task), num_clients)
 
     def build(self) -> SplitModel:
         """Return a new model, untrained."""
@@ -73,18 +72,26 @@ class TaskCard:
         return f"task {self.settings['task']!r}"
 
 
-def check_named(name: str, given: str) -> None:
-    """Raise `SettingsError` unless a file's task is what the user says, or built in.
+# Of a run's settings, what is run as well where it is an import path; no trained model
+# needs it, so that this will do.
+NOT_NEEDED: Settings = {"partition": "iid", "metrics": ""}
 
-    A task by an import path is imported and called. Files come from elsewhere: what
-    they name is not run on their word alone.
+
+def trusted(settings: Settings, given: str) -> Settings:
+    """Return a file's settings, without what would be run on its word alone.
+
+    A task by an import path is imported and called, and files come from elsewhere:
+    `SettingsError` unless the task is ``given``, or built in.
     """
+    name = str(settings["task"])
     require(given in ("", name), "task", given, f"that of the file, {name!r}")
     if is_path(name) and not given:
         raise SettingsError(
             f"its task is {name!r}, whose code is run only where you name it, too: by "
             "--task, or task=... in Python"
         )
+    idle = {n: v for n, v in NOT_NEEDED.items() if is_path(settings.get(n, ""))}
+    return {**settings, **idle}
 
 
 def card_of(task: Task, settings: Settings) -> ModelCard | TaskCard:

@@ -13,7 +13,7 @@ from clients.algorithms import complete
 from clients.base import Client, digest_of
 from clients.device.identity import quoted, state_directory
 from clients.device.slots import HEAD, Tensors
-from clients.device.task_card import check_named
+from clients.device.task_card import trusted
 from task.checkpoint import FILE, ChecksumError, read
 from task.settings import Settings, SettingsError, resolve
 
@@ -73,10 +73,10 @@ def read_run(path: Path, task: str = "") -> TrainedRun:
     try:
         run, arrays, state = read(path)
         values = run["values"]
-        check_named(str(run["settings"]["task"]), task)
+        settings = trusted(dict(run["settings"]), task)
         return TrainedRun(
             path,
-            complete(resolve(run["settings"], strict=False)),
+            complete(resolve(settings, strict=False)),
             {str(n): int(r) for n, r in values["acknowledged"].items()},
             str(values["run"]),
             {str(n): str(own) for n, own in values.get("labels", {}).items()},

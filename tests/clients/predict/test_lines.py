@@ -120,9 +120,9 @@ def test_a_damaged_description(table, own):
         load_model(table / "model.safetensors", own)
 
 
-def written(path: Path, kind: str, task: str) -> list[str]:
+def written(path: Path, kind: str, task: str, **more: str) -> list[str]:
     """Write a file that names a task; return the option that loads it."""
-    about = {"settings": {"task": task}, "clients": 0}
+    about = {"settings": {"task": task, **more}, "clients": 5}
     metadata = {"format": "flwr-frl model 1", "task": json.dumps(about)}
     if kind == "checkpoint":
         values = {"acknowledged": {"a": 1}, "run": "x"}
@@ -146,6 +146,17 @@ def test_what_a_file_alone_names_is_not_run(
     assert str(tmp_path / "file") in error
     assert repr(name) in error
     assert ("task is 'mine:task'" if with_it else "run only where you name it") in error
+    assert not (tmp_path / "ran").exists()
+
+
+@pytest.mark.parametrize("kind", ["model", "checkpoint"])
+def test_nor_is_what_it_names_besides(tmp_path, write_module, capsys, kind):
+    code = f"open({str(tmp_path / 'ran')!r}, 'w')\ndef own(*_, **__): raise SystemExit"
+    name = write_module("foreign", code) + ":own"
+    more = {"algorithm": "fedavg", "partition": name, "metrics": f"macro-f1,{name}"}
+    given = written(tmp_path / "file", kind, "digits", **more)
+    assert main(["--export", str(tmp_path / "out.safetensors"), *given]) == 2
+    assert "there is no array" in capsys.readouterr().err
     assert not (tmp_path / "ran").exists()
 
 
