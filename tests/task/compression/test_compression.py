@@ -586,10 +586,10 @@ def from_names(sizes=(640, 10), **settings):
 @pytest.mark.parametrize(
     ("given_settings", "expected"),
     [
-        ({}, SignTopK(0.01)),
+        ({}, SignTopK(0.1)),
         ({"compressor": "identity"}, Identity()),
         ({"compressor": "sign"}, Sign()),
-        ({"compressor": "top-k"}, TopK(0.01)),
+        ({"compressor": "top-k"}, TopK(0.1)),
         ({"compressor": "top-k", "compressor_k": 0.5}, TopK(0.5)),
         # From 1 on it is a count.
         ({"compressor": "top-k", "compressor_k": 1.0}, TopK(1)),
@@ -602,7 +602,7 @@ def from_names(sizes=(640, 10), **settings):
             QSGDTopK(0.2, levels=4),
         ),
         ({"compressor": "sign", "per_tensor": True}, PerTensor(Sign(), (640, 10))),
-        ({"per_tensor": True}, PerTensor(SignTopK(0.01), (640, 10))),
+        ({"per_tensor": True}, PerTensor(SignTopK(0.1), (640, 10))),
     ],
 )
 def test_from_settings(given_settings, expected):
