@@ -191,6 +191,19 @@ def test_a_thousand_clients(tmp_path):
     assert len(json_of(tmp_path / "fedrep" / "clients.json")) == 1000
 
 
+def test_squarm_with_nothing_set_brings_nodes_together(tmp_path, caplog):
+    last = []
+    # No distance is above that: each node trains by itself.
+    for name, more in (("together", {}), ("alone", {"trigger": "1e30"})):
+        words = ("squarm-sgd", "--clients", "10", "--rounds", "160")
+        quick = {"model": "logistic", "evaluate_every": 0, "evaluate_last": 1}
+        assert run(tmp_path / name, *words, **quick, **more) == 0
+        last.append(rows_of(tmp_path / name, "squarm-sgd")[-1])
+    together, alone = last
+    assert together["consensus-distance"] < alone["consensus-distance"] / 10
+    assert f"consensus step: {together['consensus-step']:.3g}" in caplog.text
+
+
 def test_linear_fedrep_finds_the_representation(tmp_path):
     arguments = ("fedrep", "--task", "linear", "--clients", "50", "--fraction", "0.2")
     steps = {"learning_rate": 0.3, "evaluate_last": 5}
