@@ -6,8 +6,10 @@ paper's partial participation.
 
 Nor does fine-tuning for a test change what FedAvg trains, so FedAvg-FT's run has both
 curves, and FLANP-FT's likewise. And a base algorithm waits for all that it asked, so
-that speeds change nothing but its clock: one run of it does for all speed models. The
-page says at which commit each run was made.
+that speeds change nothing but its clock: one run of it does for all speed models.
+
+A run that lies in the output folder, or that stands on a page with the same settings,
+is not made again; the page says at which commit each run was made.
 """
 
 import argparse
@@ -17,13 +19,14 @@ from typing import Any
 import numpy as np
 from common import COMMIT, RESULTS, markdown, write
 from flwr.common.config import parse_config_args
+from runs import kept
 
 from simulation import simulate
 from strategies.algorithms import strategy_class
 from strategies.grids.speeds import SpeedModel
-from strategies.server.results import read_json, read_rows, summarize, write_json
+from strategies.server.results import read_json, read_rows, write_json
 from strategies.server.sampling import Sampler
-from task.settings import Setting, resolve
+from task.settings import Setting, Settings, resolve
 
 PAIRS = {
     "srpfl": "fedrep",
@@ -31,21 +34,27 @@ PAIRS = {
     "flanp": "fedavg",
     "flanp-ft": "fedavg-ft",
 }
+ALL = (*PAIRS, *PAIRS.values())
 COMMUNICATION = (0, 10, 100)
-# Settings that no result depends on.
+# Beside a run: its settings and its commit.
+ABOUT = "run.json"
+# Settings that no result depends on, and those that no base's does.
 PLACES = ("data-dir", "output")
+OF_SRPFL = ("speed-model", "initial-nodes", "rounds-per-stage")
+# What a page has of a run's rows.
+METRICS = ("round", "seconds", "seconds-simulated", "accuracy", "accuracy-global")
 CLIENTS = 100
 Rows = list[dict[str, Any]]
+# ``settings``, ``commit`` and ``rows``.
+Run = dict[str, Any]
 
 
-def run(
-    arguments: argparse.Namespace, algorithm: str, rounds: int
-) -> tuple[dict[str, Any], Rows]:
-    """Return summary and rows of one run, from an earlier call if it is there."""
+def run(arguments: argparse.Namespace, algorithm: str, rounds: int) -> Run:
+    """Return a run, from an earlier call or a page if it is there."""
     tuned = f"{algorithm}-ft"
-    if tuned in (*PAIRS, *PAIRS.values()):
-        summary, rows = run(arguments, tuned, rounds)
-        return globally(summary), [globally(row) for row in rows]
+    if tuned in ALL:
+        found = run(arguments, tuned, rounds)
+        return found | {"rows": [globally(row) for row in found["rows"]]}
     is_base = algorithm in PAIRS.values()
     speed_model = "fixed" if is_base else arguments.speed_model
     output = Path(arguments.output) / (
@@ -77,18 +86,36 @@ def run(
     if algorithm.endswith("-ft"):
         named = resolve({"algorithm": algorithm}, strict=False)
         strategy_class(named).evaluated_once = False
-    about = output / algorithm / "run.json"
-    own = {name: settings[name] for name in settings if name not in PLACES}
-    if not about.is_file() or read_json(about)["settings"] != own:
+    indifferent = (*PLACES, *OF_SRPFL) if is_base else PLACES
+    own = {name: settings[name] for name in settings if name not in indifferent}
+    found = there(output / algorithm, own) or on_page(algorithm, own)
+    if found is None:
         simulate(algorithm, arguments.backend, **settings)
-        write_json(about, {"settings": own, "commit": COMMIT})
-    rows = read_rows(output / algorithm / "metrics.jsonl")
-    clients = read_json(output / algorithm / "clients.json")
+        write_json(output / algorithm / ABOUT, {"settings": own, "commit": COMMIT})
+        found = there(output / algorithm, own)
+        assert found is not None
     if is_base:
         speeds = SpeedModel(arguments.speed_model, CLIENTS, arguments.seed)
-        set_clock(rows, speeds, Sampler(arguments.fraction, 1, arguments.seed))
-    commit = {"commit": read_json(about)["commit"]}
-    return summarize(rows, clients, 1) | commit, rows
+        set_clock(found["rows"], speeds, Sampler(arguments.fraction, 1, arguments.seed))
+    return found
+
+
+def there(folder: Path, settings: Settings) -> Run | None:
+    """Return a run that lies in a folder, if it was made with these settings."""
+    about = folder / ABOUT
+    if not about.is_file() or (found := read_json(about))["settings"] != settings:
+        return None
+    rows = read_rows(folder / "metrics.jsonl")
+    return found | {"rows": [{n: r[n] for n in METRICS if n in r} for r in rows]}
+
+
+def on_page(algorithm: str, settings: Settings) -> Run | None:
+    """Return a run that stands on one of the pages, made with these settings."""
+    for path in sorted(RESULTS.glob("srpfl_time-*.json")):
+        found: Run | None = kept(read_json(path).get("made", {}).get(algorithm))
+        if found is not None and found["settings"] == settings:
+            return found
+    return None
 
 
 def globally(row: dict[str, Any]) -> dict[str, Any]:
@@ -141,7 +168,7 @@ def at_time(rows: Rows, last: dict[str, Any], final: float) -> str:
 def main() -> None:
     """Run what has not run yet and write ``results/srpfl_time-<speeds>-<fraction>``."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("algorithms", nargs="*", default=[*PAIRS, *PAIRS.values()])
+    parser.add_argument("algorithms", nargs="*", default=ALL)
     parser.add_argument("--data-dir", required=True, help="CIFAR-10 as image folder")
     parser.add_argument("--speed-model", default="fixed")
     parser.add_argument("--fraction", type=float, default=1.0)
@@ -166,31 +193,32 @@ def main() -> None:
         name: run(arguments, name, arguments.rounds) for name in arguments.algorithms
     }
     longer = {
-        name: run(arguments, name, int(rounds))[1]
+        name: run(arguments, name, int(rounds))["rows"]
         for name, rounds in (text.split("=") for text in arguments.longer)
     }
     overview = [
         (
             f"`{name}`",
-            f"{100 * summary['accuracy']:.2f}",
-            f"{summary['seconds-simulated']:.1f}",
-            f"{summary['seconds']:.0f}",
-            summary["commit"],
+            f"{100 * made['rows'][-1]['accuracy']:.2f}",
+            f"{made['rows'][-1]['seconds-simulated']:.1f}",
+            f"{made['rows'][-1]['seconds']:.0f}",
+            made["commit"],
         )
-        for name, (summary, _) in runs.items()
+        for name, made in runs.items()
     ]
     ratios, data = [], {}
     for fast, base in PAIRS.items():
         if fast not in runs or base not in runs:
             continue
-        final = runs[base][0]["accuracy"]
+        final = runs[base]["rows"][-1]["accuracy"]
         level = 0.95 * final
         entry: dict[str, Any] = {
-            "final": {fast: runs[fast][0]["accuracy"], base: final},
+            "final": {fast: runs[fast]["rows"][-1]["accuracy"], base: final},
             "level": level,
         }
         for communication in COMMUNICATION:
-            times = [time_to(runs[n][1], level, communication) for n in (fast, base)]
+            both = (runs[n]["rows"] for n in (fast, base))
+            times = [time_to(rows, level, communication) for rows in both]
             entry[f"C.T. {communication}"] = times
         data[fast] = entry
         ratios.append(
@@ -202,7 +230,7 @@ def main() -> None:
                     for a, b in (entry[f"C.T. {c}"] for c in COMMUNICATION)
                 ),
                 f"{100 * (entry['final'][fast] - final):+.2f}",
-                at_time(longer.get(fast, []), runs[base][1][-1], final),
+                at_time(longer.get(fast, []), runs[base]["rows"][-1], final),
             )
         )
     name = f"srpfl_time-{arguments.speed_model}-{arguments.fraction:g}"
@@ -236,12 +264,10 @@ def main() -> None:
         )
         + f"\n![accuracy against time]({name}.png)\n"
     )
-    curves = {n: longer.get(n, rows) for n, (_, rows) in runs.items()}
+    curves = {n: longer.get(n, made["rows"]) for n, made in runs.items()}
     data["curves"] = {n: curve(rows, 0) for n, rows in curves.items()}
-    data["made"] = {
-        n: {what: summary[what] for what in ("commit", "seconds")}
-        for n, (summary, _) in runs.items()
-    }
+    # Those of a global method are its -ft's.
+    data["made"] = {n: made for n, made in runs.items() if f"{n}-ft" not in ALL}
     write(name, "SRPFL, accuracy against simulated time", body, data)
     plot(curves, f"{name}.png")
 

@@ -53,6 +53,39 @@ def test_fine_tuned_runs_have_a_curve(algorithm, monkeypatch, tmp_path):
         **{"backend": "inline", "output": str(tmp_path)},
         run_config="task='digits' classes-per-client=10",
     )
-    _, rows = srpfl_time.run(arguments, algorithm, 2)
-    times, accuracies = srpfl_time.curve(rows, 0)
+    made = srpfl_time.run(arguments, algorithm, 2)
+    times, accuracies = srpfl_time.curve(made["rows"], 0)
     assert len(times) == len(accuracies) == 2
+
+
+def test_a_run_on_a_page_is_not_made_again(monkeypatch, tmp_path):
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    srpfl_time = import_module("srpfl_time")
+    monkeypatch.setattr(srpfl_time, "RESULTS", tmp_path)
+    monkeypatch.setattr(srpfl_time, "COMMIT", "0123456789")
+    arguments = Namespace(
+        **{"speed_model": "fixed", "fraction": 0.05, "stage": 1, "initial_nodes": 2},
+        **{"seed": 0, "name": "", "data_dir": "", "evaluate_every": 1},
+        **{"backend": "inline", "output": str(tmp_path / "runs")},
+        run_config="task='digits' classes-per-client=10 model='logistic'",
+    )
+    made = srpfl_time.run(arguments, "fedrep", 2)
+    page = {"made": {"fedrep": made}}
+    srpfl_time.write_json(tmp_path / "srpfl_time-fixed-0.05.json", page)
+    monkeypatch.setattr(srpfl_time, "simulate", None)
+    arguments.output = str(tmp_path / "another")
+    assert srpfl_time.run(arguments, "fedrep", 2) == made
+    # Nor with other speeds, which change the clock of a base alone.
+    arguments.speed_model, arguments.initial_nodes = "dynamic", 3
+    other = srpfl_time.run(arguments, "fedrep", 2)
+    accuracies = [[row["accuracy"] for row in run["rows"]] for run in (made, other)]
+    assert accuracies[0] == accuracies[1]
+    assert other["rows"][-1]["seconds-simulated"] != pytest.approx(
+        made["rows"][-1]["seconds-simulated"]
+    )
+    # But with another learning rate, or for what waits for the first alone.
+    arguments.run_config += " learning-rate=0.2"
+    with pytest.raises(TypeError):
+        srpfl_time.run(arguments, "fedrep", 2)
+    with pytest.raises(TypeError):
+        srpfl_time.run(arguments, "srpfl", 2)
