@@ -227,6 +227,8 @@ class BaseStrategy(Evaluating, FlowerFedAvg):
         config[SERVER_ROUND] = server_round
         if kind != MessageType.TRAIN:
             nodes = self.participants.answering(nodes)
+        else:
+            self.trained_from = arrays
         if self.transport == "float16":
             arrays = as_float16(arrays)
         self.exchange = Exchange(server_round, self.name_of)

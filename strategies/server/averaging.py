@@ -36,6 +36,8 @@ class Averaging:
 
     # Whether replies are changes of what was sent, and not what has come of it.
     replies_are_changes: ClassVar[bool] = False
+    # Whether the shared arrays keep their names, shapes and dtypes all along.
+    fixed_shapes: ClassVar[bool] = True
 
     arrayrecord_key: str
     aggregation: str
@@ -44,6 +46,8 @@ class Averaging:
     server_dp_clip: float
     server_dp_delta: float
     exchange: Exchange
+    # What the last training began with.
+    trained_from: ArrayRecord | None = None
     largest_share: float
     participants: Participants
     rule: Rule
@@ -184,7 +188,31 @@ class Averaging:
                 f"{type(self).__name__}.aggregate returns a {type(arrays).__name__}; "
                 "it must be an ArrayRecord, as `to_record` makes it, or None"
             )
+        self._check_like_sent(arrays)
         if not is_finite({name: array.numpy() for name, array in arrays.items()}):
             log(WARNING, "round %d is not finite; the old arrays stay", server_round)
             return None
         return arrays
+
+    def _check_like_sent(self, arrays: ArrayRecord) -> None:
+        """Raise `SettingsError` unless clients can take arrays as they took the last.
+
+        Otherwise every later reply would be refused, as if the clients were wrong.
+        """
+        sent = self.trained_from
+        if sent is None or not self.fixed_shapes:
+            return
+        name = f"{type(self).__name__}.aggregate"
+        if arrays.keys() != sent.keys():
+            missing, extra = sorted({*sent} - {*arrays}), sorted({*arrays} - {*sent})
+            raise SettingsError(
+                f"{name} lacks arrays {missing} and has unknown arrays {extra}; it "
+                "must return those that were sent, under their names"
+            )
+        for key, like in sent.items():
+            found = arrays[key]
+            if (found.dtype, tuple(found.shape)) != (like.dtype, tuple(like.shape)):
+                raise SettingsError(
+                    f"{name} returns {key!r} as {found.dtype}{list(found.shape)}; it "
+                    f"must be {like.dtype}{list(like.shape)}, as it was sent"
+                )
