@@ -343,7 +343,18 @@ class Client(Joining, NumPyClient):
             Number of training examples.
         metrics : dict
             ``train-loss``.
+
+        Raises
+        ------
+        SettingsError
+            If something is shared and nothing was received: the model is then what
+            another client of this process has left.
         """
+        if not self.received and self.names(self.shared):
+            raise SettingsError(
+                f"{type(self).__name__}.fit sends what it has not received; it must "
+                "call self.receive(parameters, config) first"
+            )
         return self.send_arrays(self.model.tensors, loss)
 
     def send_arrays(self, arrays: Mapping[str, Tensor], loss: float) -> Reply:
