@@ -84,6 +84,11 @@ class Slotted:
                     f"{type(self).__name__} has a slot {slot!r}; its name must end "
                     "with a dot, as 'representation.' and 'head.' do"
                 )
+        if both := [slot for slot in self.shared if slot in self.personal]:
+            raise SettingsError(
+                f"{type(self).__name__} has {both[0]!r} in shared and in personal; a "
+                "slot must be in one of them: what is shared overwrites what is kept"
+            )
         structure: list[object] = [
             (name, tuple(array.shape), str(array.dtype))
             for name, array in self.initial_arrays(self.shared).items()
