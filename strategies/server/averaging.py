@@ -50,7 +50,11 @@ class Averaging:
     trained_from: ArrayRecord | None = None
     largest_share: float
     participants: Participants
-    rule: Rule
+    _rule: Rule
+    # Settings that the last `aggregate` has used, and those of which it is said that it
+    # did not.
+    _used: set[str]
+    _idle: set[str]
     transport: str
     weighting: str
 
@@ -80,11 +84,18 @@ class Averaging:
         It is their mean, as ``weighting`` weighs it, unless another rule is chosen;
         with ``server-dp-noise`` a private one.
         """
+        self._used |= {"aggregation", "weighting"}
         decoded = [partial(self.arrays, reply) for reply in replies]
         if self.privacy:
             return self.privacy.mean(self.counted(replies), decoded, self.centre())
         centre = self.centre() if self.aggregation in CENTRED else {}
         return self.rule(self.weights(replies), decoded, centre)
+
+    @property
+    def rule(self) -> Rule:
+        """What ``aggregation`` names."""
+        self._used.add("aggregation")
+        return self._rule
 
     def counted(self, replies: list[Message]) -> list[str]:
         """Return the names of the clients whose mean change `mean` is.
@@ -113,6 +124,7 @@ class Averaging:
 
         Nobody has more examples than it said in the beginning, or ``largest-share``.
         """
+        self._used.add("weighting")
         if self.weighting == "uniform":
             return [1.0] * len(replies)
         said = []
@@ -173,9 +185,11 @@ class Averaging:
         self, server_round: int, replies: list[Message]
     ) -> ArrayRecord | None:
         """Return what `aggregate` makes of replies, unless it is no model."""
+        self._used.clear()
         try:
             with np.errstate(over="ignore", invalid="ignore"):
                 arrays = self.aggregate(server_round, replies)
+            self._say_what_is_idle()
         except np.linalg.LinAlgError as error:
             log(WARNING, "round %d: %s; the old arrays stay", server_round, error)
             return None
@@ -193,6 +207,17 @@ class Averaging:
             log(WARNING, "round %d is not finite; the old arrays stay", server_round)
             return None
         return arrays
+
+    def _say_what_is_idle(self) -> None:
+        """Warn once of a setting that is given and that `aggregate` has not used."""
+        for name, value, usual, call in (
+            ("aggregation", self.aggregation, "mean", "self.mean"),
+            ("weighting", self.weighting, "uniform", "self.mean or self.weights"),
+        ):
+            if value != usual and name not in self._used | self._idle:
+                self._idle.add(name)
+                text = "%s=%s does nothing: %s.aggregate does not call %s"
+                log(WARNING, text, name, value, type(self).__name__, call)
 
     def _check_like_sent(self, arrays: ArrayRecord) -> None:
         """Raise `SettingsError` unless clients can take arrays as they took the last.
