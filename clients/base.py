@@ -359,6 +359,13 @@ class Client(Joining, NumPyClient):
 
     def send_arrays(self, arrays: Mapping[str, Tensor], loss: float) -> Reply:
         """Return those of some arrays that ``sent_names`` has, as `send`."""
+        if missing := [name for name in self.sent_names if name not in arrays]:
+            slots = self.shared if self.sent is None else self.sent
+            raise SettingsError(
+                f"{type(self).__name__} has no array {missing[0]!r} to send; what it "
+                f"sends, {', '.join(map(repr, slots))}, must be slots of the model, "
+                f"{', '.join(map(repr, self.model_slots))}, or be given to send_arrays"
+            )
         sent = (to_numpy(arrays[name]) for name in self.sent_names)
         copies = [array.copy(order="C") for array in sent]
         n = len(self.task.train_examples(self.index))

@@ -10,6 +10,7 @@ from clients.device.state import PersonalState
 from task.held_out import fewer
 from task.messages import FITTED, SERVER_ROUND
 from task.models import SplitModel
+from task.settings import SettingsError
 from task.training import Regularizer
 
 # Of slots that are parts of the model.
@@ -94,7 +95,10 @@ class Joining(Slotted):
 
     def fit(self, parameters: NDArrays, config: dict[str, Scalar]) -> Any:
         """As `NumPyClient.fit`."""
-        raise NotImplementedError
+        raise SettingsError(
+            f"{type(self).__name__} has no fit; it must define fit(self, parameters, "
+            "config), what it does in a round"
+        )
 
     def receive(self, parameters: NDArrays, config: dict[str, Scalar]) -> None:
         """As `Client.receive`."""

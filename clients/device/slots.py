@@ -1,5 +1,6 @@
 """Slots: the groups of arrays that a client receives, sends and keeps."""
 
+import difflib
 from collections.abc import Mapping
 from typing import Any
 
@@ -83,6 +84,16 @@ class Slotted:
                 raise SettingsError(
                     f"{type(self).__name__} has a slot {slot!r}; its name must end "
                     "with a dot, as 'representation.' and 'head.' do"
+                )
+        # One that has no initial values of its own, and nearly the name of a part.
+        own = type(self).initial_slot is not Slotted.initial_slot
+        for slot in () if own else (*self.shared, *(self.sent or ()), *self.personal):
+            near = difflib.get_close_matches(slot, self.model_slots, 1, cutoff=0.85)
+            if near and slot not in self.model_slots:
+                allowed = ", ".join(map(repr, self.model_slots))
+                raise SettingsError(
+                    f"{type(self).__name__} has a slot {slot!r}; it must be one of "
+                    f"{allowed} (did you mean {near[0]!r}?), or have another name"
                 )
         if both := [slot for slot in self.shared if slot in self.personal]:
             raise SettingsError(
