@@ -308,7 +308,11 @@ class Client(Joining, NumPyClient):
         return Proximal(self.proximal_weight, self.received)(features, model)
 
     def keep(self, config: Mapping[str, Scalar]) -> None:
-        """Keep the personal slots as the version of ``server-round``."""
+        """Keep the personal slots as the version of ``server-round``.
+
+        Raises `SettingsError` if something is shared and nothing was received.
+        """
+        self.check_received("keeps")
         kept = self.personal_arrays()
         if kept:
             self.state.save(kept, int(config.get(SERVER_ROUND, self.state.round + 1)))
@@ -343,29 +347,13 @@ class Client(Joining, NumPyClient):
             Number of training examples.
         metrics : dict
             ``train-loss``.
-
-        Raises
-        ------
-        SettingsError
-            If something is shared and nothing was received: the model is then what
-            another client of this process has left.
         """
-        if not self.received and self.names(self.shared):
-            raise SettingsError(
-                f"{type(self).__name__}.fit sends what it has not received; it must "
-                "call self.receive(parameters, config) first"
-            )
+        self.check_received("sends")
         return self.send_arrays(self.model.tensors, loss)
 
     def send_arrays(self, arrays: Mapping[str, Tensor], loss: float) -> Reply:
         """Return those of some arrays that ``sent_names`` has, as `send`."""
-        if missing := [name for name in self.sent_names if name not in arrays]:
-            slots = self.shared if self.sent is None else self.sent
-            raise SettingsError(
-                f"{type(self).__name__} has no array {missing[0]!r} to send; what it "
-                f"sends, {', '.join(map(repr, slots))}, must be slots of the model, "
-                f"{', '.join(map(repr, self.model_slots))}, or be given to send_arrays"
-            )
+        self.check_sendable(arrays)
         sent = (to_numpy(arrays[name]) for name in self.sent_names)
         copies = [array.copy(order="C") for array in sent]
         n = len(self.task.train_examples(self.index))

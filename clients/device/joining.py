@@ -91,6 +91,18 @@ class Joining(Slotted):
         self.state, self.attachments = PersonalState(context), {}
         self.receive(parameters, {})
 
+    def check_received(self, does: str) -> None:
+        """Raise `SettingsError` if something is shared and nothing was received.
+
+        The model is then what another client of this process has left; ``does`` is what
+        the client would do with it.
+        """
+        if not self.received and self.names(self.shared):
+            raise SettingsError(
+                f"{type(self).__name__}.fit {does} what it has not received; it must "
+                "call self.receive(parameters, config) first"
+            )
+
     # Of `Client`.
 
     def fit(self, parameters: NDArrays, config: dict[str, Scalar]) -> Any:

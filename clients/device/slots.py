@@ -73,6 +73,16 @@ class Slotted:
         """Names of the arrays that `fit` returns, in their order."""
         return self.names(self.shared if self.sent is None else self.sent)
 
+    def check_sendable(self, arrays: Mapping[str, Tensor]) -> None:
+        """Raise `SettingsError` if one of ``sent_names`` is missing."""
+        if missing := [name for name in self.sent_names if name not in arrays]:
+            slots = self.shared if self.sent is None else self.sent
+            raise SettingsError(
+                f"{type(self).__name__} has no array {missing[0]!r} to send; what it "
+                f"sends, {', '.join(map(repr, slots))}, must be slots of the model, "
+                f"{', '.join(map(repr, self.model_slots))}, or be given to send_arrays"
+            )
+
     def structure(self) -> list[object]:
         """Return what must be the same for all clients of a run.
 

@@ -278,6 +278,12 @@ def test_what_was_not_received_is_not_sent():
         client.fit(client.get_parameters({}), {})
 
 
+def test_what_was_not_received_is_not_kept():
+    line = r"^FedRepClient\.fit keeps what it has not received; it must call"
+    with pytest.raises(SettingsError, match=line):
+        client_of(FedRepClient).keep({})
+
+
 def test_where_nothing_is_shared_nothing_need_be_received():
     arrays, *_ = client_of(LocalClient).send(0.0)
     assert arrays == []
