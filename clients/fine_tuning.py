@@ -74,9 +74,9 @@ def fine_tuned(kind: type[C]) -> type[C]:
     if kind.personal and kind.deploys_personal:
         slots = ", ".join(map(repr, kind.personal))
         raise SettingsError(
-            f"{kind.__name__} cannot be fine-tuned with '-ft'; its personal {slots} may "
-            "be a part of the model that it uses: deploys_personal = False says that "
-            "it is none"
+            f"{kind.__name__} cannot be fine-tuned with '-ft'; its personal {slots} "
+            "may be a part of the model that it uses: deploys_personal = False says "
+            "that it is none"
         )
     bases = FineTuningSettings, kind.settings_type
     settings = type(f"{bases[1].__name__}-ft", bases, {"__module__": kind.__module__})

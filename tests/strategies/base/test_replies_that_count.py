@@ -209,7 +209,7 @@ def test_what_aggregate_returns_is_checked(returned):
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        (lambda a: {n: v.astype("f8") for n, v in a.items()}, r"returns 'w' as float64"),
+        (lambda a: {n: v.astype("f8") for n, v in a.items()}, "returns 'w' as float64"),
         (lambda a: {n: v.T for n, v in a.items()}, r"it must be float32\[2, 3\]"),
         (lambda a: {"w": a["w"]}, r"lacks arrays \['b'\] and has unknown arrays \[\]"),
     ],

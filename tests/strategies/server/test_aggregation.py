@@ -318,8 +318,8 @@ class Weighed(FedAvg):
 @pytest.mark.parametrize(
     ("kind", "given", "said"),
     [
-        (First, {"aggregation": "median"}, "aggregation=median does nothing: First.aggr"),
-        (First, {"weighting": "examples"}, "weighting=examples does nothing: First.aggr"),
+        (First, {"aggregation": "median"}, "aggregation=median does nothing: First"),
+        (First, {"weighting": "examples"}, "weighting=examples does nothing: First"),
         (First, {}, ""),
         (Weighed, {"weighting": "examples"}, ""),
         (FedAvg, {"aggregation": "median"}, ""),

@@ -96,7 +96,8 @@ def test_one_line_a_round(watched, tmp_path):
     # clients 0 and 3, 12 / 5. Accuracies are 0, 0.1, 0.2 and 0.3.
     assert first == "round 1 of 3: 3 clients, train loss 1.333, accuracy 10.00%"
     assert second.startswith(
-        "round 2 of 3: 4 clients, train loss 2, accuracy 15.00%; joined: 000003 (node 4); "
+        "round 2 of 3: 4 clients, train loss 2, accuracy 15.00%; "
+        "joined: 000003 (node 4); "
     )
     assert second.endswith(" s left")
     assert third == (
