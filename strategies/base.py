@@ -123,8 +123,8 @@ class BaseStrategy(Evaluating, FlowerFedAvg):
         allowed = f"uniform with aggregation={aggregation!r}, which gives each one vote"
         valid = weighting == "uniform" or aggregation in WEIGHED
         require(valid, "weighting", weighting, allowed)
-        self._rule = make_rule(aggregation, liar_share, clip_norm)
         self._used, self._idle = set(), set()
+        self.rule = make_rule(aggregation, liar_share, clip_norm)
         self.privacy = self.make_privacy()
         self.participants = Participants(min_available_nodes)
         self.sampler = Sampler(fraction_train, min_train_nodes, seed)

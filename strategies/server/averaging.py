@@ -97,6 +97,10 @@ class Averaging:
         self._used.add("aggregation")
         return self._rule
 
+    @rule.setter
+    def rule(self, rule: Rule) -> None:
+        self._rule = rule
+
     def counted(self, replies: list[Message]) -> list[str]:
         """Return the names of the clients whose mean change `mean` is.
 
