@@ -308,7 +308,11 @@ class Client(Joining, NumPyClient):
         return Proximal(self.proximal_weight, self.received)(features, model)
 
     def keep(self, config: Mapping[str, Scalar]) -> None:
-        """Keep the personal slots as the version of ``server-round``."""
+        """Keep the personal slots as the version of ``server-round``.
+
+        Raises `SettingsError` if something is shared and nothing was received.
+        """
+        self.check_received("keeps")
         kept = self.personal_arrays()
         if kept:
             self.state.save(kept, int(config.get(SERVER_ROUND, self.state.round + 1)))
@@ -344,10 +348,12 @@ class Client(Joining, NumPyClient):
         metrics : dict
             ``train-loss``.
         """
+        self.check_received("sends")
         return self.send_arrays(self.model.tensors, loss)
 
     def send_arrays(self, arrays: Mapping[str, Tensor], loss: float) -> Reply:
         """Return those of some arrays that ``sent_names`` has, as `send`."""
+        self.check_sendable(arrays)
         sent = (to_numpy(arrays[name]) for name in self.sent_names)
         copies = [array.copy(order="C") for array in sent]
         n = len(self.task.train_examples(self.index))

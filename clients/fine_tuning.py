@@ -61,8 +61,7 @@ def fine_tuned(kind: type[C]) -> type[C]:
     SettingsError
         If the method is not global.
     """
-    own = kind.personal and kind.deploys_personal
-    whole = {*WHOLE} <= {*kind.shared} and not own
+    whole = {*WHOLE} <= {*kind.shared}
     plain = all(
         getattr(kind, name) is getattr(Client, name)
         for name in ("evaluate", "deployed_model", "beside_global")
@@ -71,6 +70,13 @@ def fine_tuned(kind: type[C]) -> type[C]:
         raise SettingsError(
             f"{kind.__name__} cannot be fine-tuned with '-ft'; it must use the whole "
             "shared model as it is, as FedAvg's client does"
+        )
+    if kind.personal and kind.deploys_personal:
+        slots = ", ".join(map(repr, kind.personal))
+        raise SettingsError(
+            f"{kind.__name__} cannot be fine-tuned with '-ft'; its personal {slots} "
+            "may be a part of the model that it uses: deploys_personal = False says "
+            "that it is none"
         )
     bases = FineTuningSettings, kind.settings_type
     settings = type(f"{bases[1].__name__}-ft", bases, {"__module__": kind.__module__})

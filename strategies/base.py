@@ -123,6 +123,7 @@ class BaseStrategy(Evaluating, FlowerFedAvg):
         allowed = f"uniform with aggregation={aggregation!r}, which gives each one vote"
         valid = weighting == "uniform" or aggregation in WEIGHED
         require(valid, "weighting", weighting, allowed)
+        self._used, self._idle = set(), set()
         self.rule = make_rule(aggregation, liar_share, clip_norm)
         self.privacy = self.make_privacy()
         self.participants = Participants(min_available_nodes)
@@ -227,6 +228,8 @@ class BaseStrategy(Evaluating, FlowerFedAvg):
         config[SERVER_ROUND] = server_round
         if kind != MessageType.TRAIN:
             nodes = self.participants.answering(nodes)
+        else:
+            self.trained_from = arrays
         if self.transport == "float16":
             arrays = as_float16(arrays)
         self.exchange = Exchange(server_round, self.name_of)

@@ -47,6 +47,8 @@ class RepresentationTransfer(BaseStrategy):
     }
     evaluated_once = True
     averages = False
+    # The sources' arrays become one of another shape.
+    fixed_shapes = False
     # Its targets are such clients.
     takes_newcomers = False
     under_srpfl = None

@@ -10,6 +10,7 @@ from clients.device.state import PersonalState
 from task.held_out import fewer
 from task.messages import FITTED, SERVER_ROUND
 from task.models import SplitModel
+from task.settings import SettingsError
 from task.training import Regularizer
 
 # Of slots that are parts of the model.
@@ -90,11 +91,26 @@ class Joining(Slotted):
         self.state, self.attachments = PersonalState(context), {}
         self.receive(parameters, {})
 
+    def check_received(self, does: str) -> None:
+        """Raise `SettingsError` if something is shared and nothing was received.
+
+        The model is then what another client of this process has left; ``does`` is what
+        the client would do with it.
+        """
+        if not self.received and self.names(self.shared):
+            raise SettingsError(
+                f"{type(self).__name__}.fit {does} what it has not received; it must "
+                "call self.receive(parameters, config) first"
+            )
+
     # Of `Client`.
 
     def fit(self, parameters: NDArrays, config: dict[str, Scalar]) -> Any:
         """As `NumPyClient.fit`."""
-        raise NotImplementedError
+        raise SettingsError(
+            f"{type(self).__name__} has no fit; it must define fit(self, parameters, "
+            "config), what it does in a round"
+        )
 
     def receive(self, parameters: NDArrays, config: dict[str, Scalar]) -> None:
         """As `Client.receive`."""

@@ -1,5 +1,6 @@
 """Slots: the groups of arrays that a client receives, sends and keeps."""
 
+import difflib
 from collections.abc import Mapping
 from typing import Any
 
@@ -72,6 +73,16 @@ class Slotted:
         """Names of the arrays that `fit` returns, in their order."""
         return self.names(self.shared if self.sent is None else self.sent)
 
+    def check_sendable(self, arrays: Mapping[str, Tensor]) -> None:
+        """Raise `SettingsError` if one of ``sent_names`` is missing."""
+        if missing := [name for name in self.sent_names if name not in arrays]:
+            slots = self.shared if self.sent is None else self.sent
+            raise SettingsError(
+                f"{type(self).__name__} has no array {missing[0]!r} to send; what it "
+                f"sends, {', '.join(map(repr, slots))}, must be slots of the model, "
+                f"{', '.join(map(repr, self.model_slots))}, or be given to send_arrays"
+            )
+
     def structure(self) -> list[object]:
         """Return what must be the same for all clients of a run.
 
@@ -84,6 +95,21 @@ class Slotted:
                     f"{type(self).__name__} has a slot {slot!r}; its name must end "
                     "with a dot, as 'representation.' and 'head.' do"
                 )
+        # One that has no initial values of its own, and nearly the name of a part.
+        own = type(self).initial_slot is not Slotted.initial_slot
+        for slot in () if own else (*self.shared, *(self.sent or ()), *self.personal):
+            near = difflib.get_close_matches(slot, self.model_slots, 1, cutoff=0.85)
+            if near and slot not in self.model_slots:
+                allowed = ", ".join(map(repr, self.model_slots))
+                raise SettingsError(
+                    f"{type(self).__name__} has a slot {slot!r}; it must be one of "
+                    f"{allowed} (did you mean {near[0]!r}?), or have another name"
+                )
+        if both := [slot for slot in self.shared if slot in self.personal]:
+            raise SettingsError(
+                f"{type(self).__name__} has {both[0]!r} in shared and in personal; a "
+                "slot must be in one of them: what is shared overwrites what is kept"
+            )
         structure: list[object] = [
             (name, tuple(array.shape), str(array.dtype))
             for name, array in self.initial_arrays(self.shared).items()

@@ -185,7 +185,9 @@ class PersonalState:
         # Also where the damage was found before, and the file is no longer there.
         if self.round < known and not self.unused:
             left = f"that of round {known} is gone"
-            self.unused = left if self.round else "nothing of it is left"
+            # As a client of somebody's own says that forgets it, too.
+            lost = "nothing of it is left: it is lost, or fit has not called self.keep"
+            self.unused = left if self.round else lost
         return arrays
 
     def _newest(self, shapes: Shapes | None) -> Arrays | None:

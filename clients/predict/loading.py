@@ -2,6 +2,7 @@
 
 import copy
 import json
+import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -134,7 +135,7 @@ def load_run(
         The device's data: for what the algorithm fine-tunes before use (``-ft``,
         FedBABU, Per-FedAvg), as in the last evaluation; and for the classes where the
         client has no file of its own (FLUTE, FedAvg). Without it and ``state_dir`` the
-        run was a simulation.
+        run was a simulation, of which the examples are known.
     task : str, default ""
         As for `load_model`.
     """
@@ -178,9 +179,9 @@ def load_run(
             f"one with the classes {about.get('classes')}, for which the head is",
         )
 
-    def trained(task: Task, card: ModelCard | TaskCard) -> Client:
+    def trained(task: Task, card: ModelCard | TaskCard, index: int = 0) -> Client:
         state = PersonalState.holding({n: a.numpy() for n, a in personal.items()})
-        found = kind(task, 0, state, build(kind.settings_type, settings))
+        found = kind(task, index, state, build(kind.settings_type, settings))
         _receive(found, card, arrays | personal)
         return found
 
@@ -188,10 +189,18 @@ def load_run(
         try:
             return _in_use(trained(_dataless(about_model), about_model), about_model)
         except _NeedsDataError:
-            own_task = _task_to_train_on(settings, client, data_dir)
-            check_classes(kind, run, own_task.classes, data_dir)
-            about_model = card_of(own_task, {**settings, "data-dir": data_dir})
-            trainer = trained(own_task, about_model)
+            if data_dir or state_dir or not _is_simulated(client):
+                own_task = _task_to_train_on(settings, client, data_dir)
+                check_classes(kind, run, own_task.classes, data_dir)
+                about_model = card_of(own_task, {**settings, "data-dir": data_dir})
+                trainer = trained(own_task, about_model)
+            else:
+                num_clients, index = int(settings["num-clients"]), int(client)
+                allowed = f"one of 000000 to {num_clients - 1:06d}"
+                require(index < num_clients, "client-name", client, allowed)
+                # As it was evaluated, also with what validation leaves of the examples.
+                own_task = build_task(settings, num_clients)
+                trainer = trained(own_task, about_model, index)
             _prepare(trainer, run, client, state_dir)
             return _in_use(trainer, about_model)
     except SettingsError as error:
@@ -235,11 +244,17 @@ def _dataless(card: ModelCard | TaskCard) -> Task:
 def _task_to_train_on(settings: Settings, client: str, data_dir: str) -> Task:
     if not data_dir:
         raise SettingsError(
-            f"algorithm {settings['algorithm']!r} keeps no head: it fine-tunes a new "
-            "one on the device's data, which data-dir must name"
+            f"client-name is {client!r}; algorithm {settings['algorithm']!r} trains on "
+            "a client's examples before its model is used: name a simulated client, "
+            "000000 say, or a device and, in data-dir, its data"
         )
     require(bool(client), "client-name", client, "the device's name")
     return task_of_device(settings, data_dir)
+
+
+def _is_simulated(client: str) -> bool:
+    """Return whether a name is one that clients have in simulation alone."""
+    return re.fullmatch(r"[0-9]{6,}", client) is not None
 
 
 def _prepare(client: Client, run: TrainedRun, name: str, state_dir: str) -> None:

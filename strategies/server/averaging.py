@@ -36,6 +36,8 @@ class Averaging:
 
     # Whether replies are changes of what was sent, and not what has come of it.
     replies_are_changes: ClassVar[bool] = False
+    # Whether the shared arrays keep their names, shapes and dtypes all along.
+    fixed_shapes: ClassVar[bool] = True
 
     arrayrecord_key: str
     aggregation: str
@@ -44,9 +46,15 @@ class Averaging:
     server_dp_clip: float
     server_dp_delta: float
     exchange: Exchange
+    # What the last training began with.
+    trained_from: ArrayRecord | None = None
     largest_share: float
     participants: Participants
-    rule: Rule
+    _rule: Rule
+    # Settings that the last `aggregate` has used, and those of which it is said that it
+    # did not.
+    _used: set[str]
+    _idle: set[str]
     transport: str
     weighting: str
 
@@ -76,11 +84,22 @@ class Averaging:
         It is their mean, as ``weighting`` weighs it, unless another rule is chosen;
         with ``server-dp-noise`` a private one.
         """
+        self._used |= {"aggregation", "weighting"}
         decoded = [partial(self.arrays, reply) for reply in replies]
         if self.privacy:
             return self.privacy.mean(self.counted(replies), decoded, self.centre())
         centre = self.centre() if self.aggregation in CENTRED else {}
         return self.rule(self.weights(replies), decoded, centre)
+
+    @property
+    def rule(self) -> Rule:
+        """What ``aggregation`` names."""
+        self._used.add("aggregation")
+        return self._rule
+
+    @rule.setter
+    def rule(self, rule: Rule) -> None:
+        self._rule = rule
 
     def counted(self, replies: list[Message]) -> list[str]:
         """Return the names of the clients whose mean change `mean` is.
@@ -109,6 +128,7 @@ class Averaging:
 
         Nobody has more examples than it said in the beginning, or ``largest-share``.
         """
+        self._used.add("weighting")
         if self.weighting == "uniform":
             return [1.0] * len(replies)
         said = []
@@ -169,9 +189,11 @@ class Averaging:
         self, server_round: int, replies: list[Message]
     ) -> ArrayRecord | None:
         """Return what `aggregate` makes of replies, unless it is no model."""
+        self._used.clear()
         try:
             with np.errstate(over="ignore", invalid="ignore"):
                 arrays = self.aggregate(server_round, replies)
+            self._say_what_is_idle()
         except np.linalg.LinAlgError as error:
             log(WARNING, "round %d: %s; the old arrays stay", server_round, error)
             return None
@@ -184,7 +206,42 @@ class Averaging:
                 f"{type(self).__name__}.aggregate returns a {type(arrays).__name__}; "
                 "it must be an ArrayRecord, as `to_record` makes it, or None"
             )
+        self._check_like_sent(arrays)
         if not is_finite({name: array.numpy() for name, array in arrays.items()}):
             log(WARNING, "round %d is not finite; the old arrays stay", server_round)
             return None
         return arrays
+
+    def _say_what_is_idle(self) -> None:
+        """Warn once of a setting that is given and that `aggregate` has not used."""
+        for name, value, usual, call in (
+            ("aggregation", self.aggregation, "mean", "self.mean"),
+            ("weighting", self.weighting, "uniform", "self.mean or self.weights"),
+        ):
+            if value != usual and name not in self._used | self._idle:
+                self._idle.add(name)
+                text = "%s=%s does nothing: %s.aggregate does not call %s"
+                log(WARNING, text, name, value, type(self).__name__, call)
+
+    def _check_like_sent(self, arrays: ArrayRecord) -> None:
+        """Raise `SettingsError` unless clients can take arrays as they took the last.
+
+        Otherwise every later reply would be refused, as if the clients were wrong.
+        """
+        sent = self.trained_from
+        if sent is None or not self.fixed_shapes:
+            return
+        name = f"{type(self).__name__}.aggregate"
+        if arrays.keys() != sent.keys():
+            missing, extra = sorted({*sent} - {*arrays}), sorted({*arrays} - {*sent})
+            raise SettingsError(
+                f"{name} lacks arrays {missing} and has unknown arrays {extra}; it "
+                "must return those that were sent, under their names"
+            )
+        for key, like in sent.items():
+            found = arrays[key]
+            if (found.dtype, tuple(found.shape)) != (like.dtype, tuple(like.shape)):
+                raise SettingsError(
+                    f"{name} returns {key!r} as {found.dtype}{list(found.shape)}; it "
+                    f"must be {like.dtype}{list(like.shape)}, as it was sent"
+                )

@@ -84,6 +84,7 @@ class Checkpoint:
             "values": values,
             # The order of names is lost in the file's sorted header.
             "names": list(self.arrays),
+            "state-names": list(own),
         }
         shared = {name: array.numpy() for name, array in self.arrays.items()}
         data = pack(Content(about, shared, own))
@@ -109,6 +110,8 @@ class Checkpoint:
             about, shared, own = read(path)
             former = dict(about["settings"])
             arrays = {name: shared[name] for name in about["names"]}
+            # Those of older versions do not say it.
+            own = {name: own[name] for name in about.get("state-names", own)}
             server_round, seconds = int(about["round"]), float(about["seconds"])
             values = dict(about["values"])
         except (SafetensorError, OSError, LookupError, ValueError, TypeError) as error:

@@ -123,7 +123,9 @@ class Report:
         state = f"train loss {row['train-loss']:.3f}" if "train-loss" in row else ""
         shown = quality(self._newest)
         if (value := self.latest(shown)) is not None:
-            state += f"  {'test loss' if shown == 'loss' else shown} {value:.3f}"
+            # Not to be taken for that of the training.
+            label = f"{self._about[2]} loss" if shown == "loss" else shown
+            state += f"  {label} {value:.3f}"
         self.progress.update(self._bar, completed=row["round"], state=state)
 
     def _append(self, row: Row) -> None:

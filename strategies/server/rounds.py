@@ -189,7 +189,9 @@ class Rounds:
     ) -> None:
         self.strategy, self.settings, self.report = strategy, settings, report
         self.clock = clock
-        self.watch = Watch(strategy, report.directory, settings.num_server_rounds)
+        evaluated_on = str(report.settings["evaluate-on"])
+        last = settings.num_server_rounds
+        self.watch = Watch(strategy, report.directory, last, evaluated_on)
         self._began = time.monotonic() - seconds_before
         self._grid: Grid | None = None
         # The checkpoint of the last round until it is written: for a run that is ended.

@@ -12,18 +12,22 @@ from strategies.server.output import said
 from strategies.server.page.document import write_page
 from strategies.server.plot import plot
 from strategies.server.report import OWN
-from strategies.server.results import SUMMARY, TIDY, write_json
-from strategies.server.tables import write_tables
+from strategies.server.results import LATEST, SUMMARY, TIDY, write_json
+from strategies.server.tables import OVER_SEEDS, write_tables
 from strategies.server.tidy import join
 from task.checkpoint import FILE as CHECKPOINT
 from task.messages import EXAMPLE_EPSILON
 from task.settings import Setting, Settings, SettingsError, require
 
 PREFIX = "seed-"
-# The metric of which a table shows the deviation.
-STD = "accuracy-std-seeds"
 # What no run of them exceeds; a mean would be less than some run has told.
 LARGEST = ("epsilon", EXAMPLE_EPSILON)
+# What is no mean over clients, so that a deviation of it says nothing.
+COUNTS = (
+    *("rounds", "seconds", "bytes", "bits", "accuracy-std-clients"),
+    *LARGEST,
+    *LATEST,
+)
 
 
 def plan(
@@ -136,9 +140,9 @@ def combine(
 def over_seeds(summaries: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Return the means of one algorithm's summaries over seeds.
 
-    ``accuracy-std-seeds`` is the standard deviation of their accuracies as of a sample
-    (n − 1), of two seeds and more; ``seeds`` is how many there are. An ε is the largest
-    of them. What not all of them have is left out.
+    ``NAME-std-seeds``, ``accuracy-std-seeds`` say, is the standard deviation of a mean
+    as of a sample (n − 1), of two seeds and more; ``seeds`` is how many there are. An ε
+    is the largest of them. What not all of them have is left out.
     """
     # What is not finite is written as null.
     common = [
@@ -152,6 +156,6 @@ def over_seeds(summaries: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         same = len(set(map(repr, values))) == 1
         combined = max if name in LARGEST else np.mean
         found[name] = values[0] if same else float(combined(values))
-        if name == "accuracy" and len(values) > 1:
-            found[STD] = float(np.std(values, ddof=1))
+        if name not in COUNTS and len(values) > 1:
+            found[name + OVER_SEEDS] = float(np.std(values, ddof=1))
     return {**found, "seeds": len(summaries)}

@@ -39,19 +39,24 @@ COLUMNS: dict[str, tuple[str, str, float]] = {
     "bytes": ("MB", "{:,.1f}", 1e6),
 }
 LOSSES = {
-    "loss": ("test loss", "{:.4g}", 1.0),
+    "loss": ("loss", "{:.4g}", 1.0),
     "loss-weighted": ("by examples", "{:.4g}", 1.0),
 }
 # What the headings mean.
 LEGEND = (
     "accuracy: mean over clients and the last rounds, ± standard deviation over seeds; "
-    "by examples: mean over all test examples; std over clients: in the last round; "
+    "by examples: mean over all {} examples; std over clients: in the last round; "
     "worst and best tenth: mean over that tenth of the clients"
 )
-# Said beside the accuracy.
-SEEDS = ("seeds", "accuracy-std-seeds")
+# Ends the name of a metric's deviation, which is said beside the metric.
+OVER_SEEDS = "-std-seeds"
 
 Summaries = Mapping[str, Mapping[str, Any]]
+
+
+def legend(evaluated_on: str) -> str:
+    """Return what the headings mean, as `cells` takes it."""
+    return LEGEND.format(evaluated_on)
 
 
 def cells(summaries: Summaries, evaluated_on: str = "test") -> list[list[str]]:
@@ -62,19 +67,22 @@ def cells(summaries: Summaries, evaluated_on: str = "test") -> list[list[str]]:
     summaries : mapping
         Each algorithm's part of ``summary.json``.
     evaluated_on : {"test", "validation"}
-        What the accuracies are of.
+        What accuracies and losses are of.
     """
     columns = dict(COLUMNS)
     if not any("accuracy" in summary for summary in summaries.values()):
         columns |= LOSSES
     # Metrics of the task's own.
     for summary in summaries.values():
-        own = [n for n in summary if n not in (*columns, *LOSSES, *SEEDS)]
+        own = [n for n in summary if n not in (*columns, *LOSSES, "seeds")]
+        own = [n for n in own if not n.endswith(OVER_SEEDS)]
         columns |= {name: (name, "{:.4g}", 1.0) for name in own}
     present = [n for n in columns if any(n in s for s in summaries.values())]
     headings = [columns[name][0] for name in present]
     if evaluated_on == "validation" and "accuracy" in present:
-        headings[present.index("accuracy")] = "validation " + headings[0]
+        headings[present.index("accuracy")] = "validation accuracy"
+    if "loss" in present:
+        headings[present.index("loss")] = f"{evaluated_on} loss"
     rows = [["algorithm", *headings]]
     for algorithm, summary in summaries.items():
         row = [algorithm]
@@ -84,8 +92,8 @@ def cells(summaries: Summaries, evaluated_on: str = "test") -> list[list[str]]:
             text = ""
             if isinstance(value, int | float):
                 text = form.format(value if unit == 1 else value / unit)
-            if name == "accuracy" and SEEDS[1] in summary:
-                text += f" ± {summary[SEEDS[1]]:.2%}"
+                if (spread := summary.get(name + OVER_SEEDS)) is not None:
+                    text += f" ± {form.format(spread)}"
             row.append(text)
         rows.append(row)
     return rows
@@ -109,9 +117,10 @@ def show(summaries: Summaries, evaluated_on: str) -> None:
 def write_tables(output: Path, summaries: Summaries, evaluated_on: str) -> None:
     """Write ``table.md`` and ``table.tex``."""
     rows = cells(summaries, evaluated_on)
-    text = f"{markdown(rows)}\n{LEGEND}.\n"
+    said = legend(evaluated_on)
+    text = f"{markdown(rows)}\n{said}.\n"
     write_atomically(output / MARKDOWN, text.encode())
-    write_atomically(output / LATEX, f"% {LEGEND}.\n{latex(rows)}".encode())
+    write_atomically(output / LATEX, f"% {said}.\n{latex(rows)}".encode())
 
 
 def markdown(rows: list[list[str]]) -> str:

@@ -37,10 +37,19 @@ class Watch:
         Where ``status.json`` is written.
     rounds : int
         How many rounds there will be.
+    evaluated_on : {"test", "validation"}
+        What losses of evaluations are of.
     """
 
-    def __init__(self, strategy: RunHooks, directory: Path, rounds: int) -> None:
+    def __init__(
+        self,
+        strategy: RunHooks,
+        directory: Path,
+        rounds: int,
+        evaluated_on: str = "test",
+    ) -> None:
         self.strategy, self.directory, self.rounds = strategy, directory, rounds
+        self.evaluated_on = evaluated_on
         # Names of those that are there by node, when the others were last seen, and
         # what was last wrong with a client.
         self._here: dict[int, str] = {}
@@ -76,7 +85,7 @@ class Watch:
             self._note(latest, f"evaluation of round {row['round']}")
         silent = exchange.silent if self.strategy.waits_for_all else []
         parts = [
-            _numbers(row),
+            _numbers(row, self.evaluated_on),
             joined and f"joined: {several(joined)}",
             left and f"left: {several(left)}",
             silent and f"no answer of {several(silent)}",
@@ -171,16 +180,17 @@ class Watch:
         self._took = self._written - began
 
 
-def _numbers(row: Row) -> str:
+def _numbers(row: Row, evaluated_on: str) -> str:
     """Return how many clients counted, the loss and the quality of a round."""
     clients = int(row.get("clients", 0))
     parts = [f"{clients} client{'s' * (clients != 1)}"]
     if row.get("train-loss") is not None:
-        parts.append(f"loss {row['train-loss']:.4g}")
+        parts.append(f"train loss {row['train-loss']:.4g}")
     name = quality(row)
     if row.get(name) is not None:
         form = "{:.2%}" if name == "accuracy" else "{:.4g}"
-        parts.append(f"{name} {form.format(row[name])}")
+        label = f"{evaluated_on} loss" if name == "loss" else name
+        parts.append(f"{label} {form.format(row[name])}")
     return ", ".join(parts)
 
 

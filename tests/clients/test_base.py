@@ -267,6 +267,28 @@ def test_what_is_sent_is_a_copy():
     assert torch.equal(client.model.representation.weight, weight)
 
 
+def test_what_was_not_received_is_not_sent():
+    class Deaf(FedAvgClient):
+        def fit(self, parameters, config):
+            return self.send(self.train("all", 1))
+
+    client = client_of(Deaf)
+    line = r"^Deaf\.fit sends what it has not received; it must call self\.receive"
+    with pytest.raises(SettingsError, match=line):
+        client.fit(client.get_parameters({}), {})
+
+
+def test_what_was_not_received_is_not_kept():
+    line = r"^FedRepClient\.fit keeps what it has not received; it must call"
+    with pytest.raises(SettingsError, match=line):
+        client_of(FedRepClient).keep({})
+
+
+def test_where_nothing_is_shared_nothing_need_be_received():
+    arrays, *_ = client_of(LocalClient).send(0.0)
+    assert arrays == []
+
+
 def test_a_tensor_that_is_sent_as_it_is_kept_is_copied():
     client = client_of(FedAvgClient)
     tensors = {n: torch.zeros_like(t) for n, t in client.task.initial_state.items()}

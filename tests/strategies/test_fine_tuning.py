@@ -3,6 +3,7 @@
 import pytest
 from softmax_runs import RATE, N, assert_same, gradient, loss_of, matrix, run
 
+from clients import FedAvgClient
 from clients.algorithms import client_class
 from clients.fine_tuning import FineTuned, fine_tuned
 from strategies import FedAvg, FedAvgFT, build_strategy
@@ -88,6 +89,20 @@ def test_what_keeps_a_model_of_its_own_is_not_fine_tuned(name):
     line = "Client cannot be fine-tuned with '-ft'; it must use the whole shared model"
     assert line in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+def test_why_what_keeps_something_beside_the_model_is_not_fine_tuned():
+    class Mine(FedAvgClient):
+        personal = ("memory.",)
+
+    line = r"its personal 'memory\.' may be a part .* deploys_personal = False says"
+    with pytest.raises(SettingsError, match=line):
+        fine_tuned(Mine)
+
+    class Beside(Mine):
+        deploys_personal = False
+
+    assert issubclass(fine_tuned(Beside), FineTuned)
 
 
 @pytest.mark.parametrize("name", ["nothing-ft", "fedavg-ft-ft", "-ft"])

@@ -15,6 +15,8 @@ from safetensors.numpy import load_file
 
 from clients.device.state import PersonalState
 
+LOST = "nothing of it is left: it is lost, or fit has not called self.keep"
+
 
 @contextlib.contextmanager
 def flower_log(caplog):
@@ -321,7 +323,7 @@ def test_a_client_that_has_lost_its_memory_says_so():
     # The server has counted a reply of round 3; the process is a new one.
     state = PersonalState(new_context(), acknowledged=3)
     assert state.load() is None
-    assert state.unused == "nothing of it is left"
+    assert state.unused == LOST
     for fresh in (None, 0):
         state = PersonalState(new_context(), acknowledged=fresh)
         assert state.load() is None
@@ -336,7 +338,7 @@ def test_an_older_run_s_state_does_not_hide_that_the_own_one_is_lost(tmp_path, l
     for _ in range(2):
         state = PersonalState(new_context(), tmp_path, 1, run="new")
         assert value_of(state) == 7
-        assert state.unused in ("its file is damaged", "nothing of it is left")
+        assert state.unused in ("its file is damaged", LOST)
 
 
 def test_damage_that_an_evaluation_found_is_told_by_the_next_training_too(tmp_path):

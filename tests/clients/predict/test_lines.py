@@ -71,6 +71,22 @@ def test_a_row_of_a_table_with_each_client_s_own_head(table, own, capsys):
     assert found["000000"] != found["000002"]
 
 
+@pytest.mark.parametrize("algorithm", ["fedavg-ft", "fedbabu", "per-fedavg", "hf-maml"])
+def test_a_simulated_client_is_fine_tuned_on_its_own_examples(algorithm, own, tmp_path):
+    more = {"backend": "inline", "output": str(tmp_path), "fraction": 1.0}
+    simulate(algorithm, task=own, clients=3, rounds=2, batch_size=4, **more)
+    place = tmp_path / algorithm
+    known = json.loads((place / "clients.json").read_text())
+    for name, said in known.items():
+        model, card = load_run(place, name, task=own)
+        examples = card.task.test_examples(int(name))
+        with torch.no_grad():
+            outputs = model(examples.inputs)
+        loss = torch.nn.functional.mse_loss(outputs, examples.targets).item()
+        assert loss == pytest.approx(said["loss"], rel=1e-4)
+    assert len({said["loss"] for said in known.values()}) == 3
+
+
 def test_an_exported_model_predicts_the_same(table, own, capsys):
     model, card = load_run(table / "results" / "fedrep", "000001", task=own)
     for suffix in ("safetensors", "pt2"):

@@ -127,10 +127,14 @@ def test_runs_that_leave_nothing_to_predict_with(devices, change, message, tmp_p
 def test_a_run_whose_clients_keep_no_head(folders, tmp_path):
     settings = settings_of(tmp_path, algorithm="fedavg-ft", data_dir=str(folders))
     run("fedavg-ft", settings, "inline")
-    message = "algorithm 'fedavg-ft' keeps no head: it fine-tunes a new one"
-    with pytest.raises(SettingsError, match=message) as error:
-        load_run(tmp_path / "results" / "fedavg-ft", "000000")
-    assert "\n" not in str(error.value)
+    place = tmp_path / "results" / "fedavg-ft"
+    message = "algorithm 'fedavg-ft' trains on a client's examples before its model"
+    for name, state_dir in (("", ""), ("pi-3", ""), ("000000", str(tmp_path))):
+        with pytest.raises(SettingsError, match=message) as error:
+            load_run(place, name, state_dir)
+        assert "\n" not in str(error.value)
+    with pytest.raises(SettingsError, match="it must be one of 000000 to 000001"):
+        load_run(place, "000002")
 
 
 def test_a_run_whose_clients_have_models_of_other_shapes(folders, tmp_path):

@@ -16,6 +16,8 @@ from function_clients import (
 )
 
 from strategies import FedAvg
+from strategies.server.exchange import mean_metrics
+from strategies.server.replies import check_metrics
 
 
 def test_uniform_mean_by_hand():
@@ -34,6 +36,23 @@ def test_mean_by_examples_by_hand():
     # (1*1 + 2*2 + 3*3 + 4*4) / 10 = 3.
     arrays, _ = train_once(averaging(weighting="examples"), grid_of(4))
     assert arrays["b"].numpy().tolist() == [3.0] * 4
+
+
+def test_another_number_of_fit_is_in_a_row_where_the_strategy_adds_it():
+    class Counting(FedAvg):
+        def train_metrics(self, replies):
+            steps = mean_metrics(map(check_metrics, replies))["steps"]
+            return {**super().train_metrics(replies), "steps": steps}
+
+    def client(message: Message, context: Context) -> Message:
+        if message.metadata.message_type != MessageType.TRAIN:
+            return honest(message, context)
+        return reply_with(message, START, num_examples=1, steps=partition_of(context))
+
+    _, metrics = train_once(Counting(fraction_train=1.0), grid_of(4, client))
+    assert metrics["steps"] == 1.5
+    _, metrics = train_once(averaging(), grid_of(4, client))
+    assert "steps" not in metrics
 
 
 def shuffled(seed: int) -> Callable[[list], list]:

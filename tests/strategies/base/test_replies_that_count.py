@@ -204,3 +204,20 @@ def test_what_aggregate_returns_is_checked(returned):
     kind = type(returned).__name__
     with pytest.raises(SettingsError, match=f"Wrong.aggregate returns a {kind}; it"):
         train_once(Wrong(fraction_train=1.0), grid_of(3))
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda a: {n: v.astype("f8") for n, v in a.items()}, "returns 'w' as float64"),
+        (lambda a: {n: v.T for n, v in a.items()}, r"it must be float32\[2, 3\]"),
+        (lambda a: {"w": a["w"]}, r"lacks arrays \['b'\] and has unknown arrays \[\]"),
+    ],
+)
+def test_what_aggregate_returns_must_be_like_what_was_sent(change, said):
+    class Wrong(FedAvg):
+        def aggregate(self, server_round, replies):
+            return to_record(change(self.mean(replies)))
+
+    with pytest.raises(SettingsError, match=rf"^Wrong\.aggregate .*{said}"):
+        train_once(Wrong(fraction_train=1.0), grid_of(3))

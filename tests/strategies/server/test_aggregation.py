@@ -298,3 +298,38 @@ def test_plain_numpy_agrees() -> None:
     expected = ordered[3:-3].mean(axis=0)
     np.testing.assert_allclose(trimmed_mean(values.copy(), 0.25), expected)
     assert to_record(START)["w"].numpy().shape == (2, 3)
+
+
+class First(FedAvg):
+    """Takes the replies as they are."""
+
+    def aggregate(self, server_round, replies):
+        return to_record(self.arrays(replies[0]))
+
+
+class Weighed(FedAvg):
+    """Makes a mean of its own."""
+
+    def aggregate(self, server_round, replies):
+        self.weights(replies)
+        return to_record(self.arrays(replies[0]))
+
+
+@pytest.mark.parametrize(
+    ("kind", "given", "said"),
+    [
+        (First, {"aggregation": "median"}, "aggregation=median does nothing: First"),
+        (First, {"weighting": "examples"}, "weighting=examples does nothing: First"),
+        (First, {}, ""),
+        (Weighed, {"weighting": "examples"}, ""),
+        (FedAvg, {"aggregation": "median"}, ""),
+        (FedAvg, {"aggregation": "clip", "weighting": "examples"}, ""),
+    ],
+)
+def test_what_an_aggregate_ignores_is_said_once(kind, given, said, caplog):
+    strategy = kind(fraction_train=1.0, **given)
+    for _ in range(2):
+        train_once(strategy, grid_of(3))
+    lines = [line for line in caplog.messages if "does nothing" in line]
+    assert len(lines) == (said != "")
+    assert all(line.startswith(said) for line in lines)

@@ -55,6 +55,20 @@ def test_what_is_written_is_read(tmp_path):
     assert values == {"acknowledged": {"000001": 12}}
 
 
+def test_the_order_of_a_strategys_own_arrays_is_read(tmp_path):
+    own = {f"models/{client}/w": np.ones(1) for client in ("b", "c", "a")}
+    checkpoint_of(state=(own, {})).write(tmp_path)
+    assert list(Checkpoint.read(tmp_path, SETTINGS).state[0]) == list(own)
+
+
+def test_an_older_checkpoint_does_not_say_that_order(tmp_path):
+    values = {"round": 1, "seconds": 1.0, "settings": SETTINGS, "values": {}}
+    text = json.dumps({**values, "names": []})
+    own = {"state/b": np.ones(1), "state/a": np.zeros(1)}
+    (tmp_path / FILE).write_bytes(save(own, metadata={"run": text}))
+    assert Checkpoint.read(tmp_path, SETTINGS).state[0].keys() == {"a", "b"}
+
+
 @pytest.mark.parametrize("where", ["arrays", "state"])
 def test_the_order_in_memory_does_not_matter(tmp_path, where):
     from flwr.app import Array, ArrayRecord

@@ -193,6 +193,12 @@ def test_the_bar_shows_the_newest_values(tmp_path):
     assert bar.fields["state"] == "train loss 0.500  accuracy 0.500"
 
 
+def test_the_bar_does_not_call_a_validation_loss_that_of_a_test(tmp_path):
+    report = Report({**settings_of(tmp_path), "evaluate-on": "validation"})
+    report.add(row(1, loss=2.0))
+    assert "validation loss 2.000" in report.progress.tasks[0].fields["state"]
+
+
 def test_what_is_printed_while_the_bar_is_on_a_terminal(tmp_path, monkeypatch):
     class Terminal(io.StringIO):
         def isatty(self) -> bool:

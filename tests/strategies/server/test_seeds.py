@@ -71,6 +71,18 @@ def test_means_and_the_deviation_of_a_sample():
     assert over_seeds(spent) == {"epsilon": 4.0, "example-epsilon": 8.0, "seeds": 3}
 
 
+def test_losses_and_own_metrics_have_a_deviation_too():
+    summaries = [{"loss": v, "r2": 2 * v, "seconds": v} for v in (1.0, 3.0)]
+    assert over_seeds(summaries) == {
+        "loss": 2.0,
+        "loss-std-seeds": pytest.approx(2**0.5),
+        "r2": 4.0,
+        "r2-std-seeds": pytest.approx(8**0.5),
+        "seconds": 2.0,
+        "seeds": 2,
+    }
+
+
 def test_a_curve_is_of_the_rounds_that_all_seeds_have():
     runs = [
         [{"round": 1, "loss": 1.0}, {"round": 2, "loss": 3.0}, {"round": 3}],

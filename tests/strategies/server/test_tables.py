@@ -27,6 +27,22 @@ def test_rows():
     ]
 
 
+def test_losses_and_metrics_of_several_seeds_have_their_deviation():
+    spread = {"loss-std-seeds": 0.5, "r2": 0.25, "r2-std-seeds": 0.125, "seeds": 2}
+    assert cells({"fedrep": {"loss": 2.0, **spread}}, "validation") == [
+        ["algorithm", "validation loss", "r2"],
+        ["fedrep", "2 ± 0.5", "0.25 ± 0.125"],
+    ]
+
+
+def test_the_legend_says_which_examples(tmp_path):
+    write_tables(tmp_path, SUMMARIES, "validation")
+    for name in ("table.md", "table.tex"):
+        text = (tmp_path / name).read_text()
+        assert "by examples: mean over all validation examples;" in text
+        assert "test" not in text
+
+
 def test_markdown():
     assert markdown(ROWS) == (
         "| algorithm | accuracy | by examples | MB | r\\|2 |\n"

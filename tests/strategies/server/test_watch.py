@@ -10,7 +10,7 @@ from function_clients import averaging, grid_of, honest
 from strategies.grids.simulation import InlineGrid
 from strategies.server import participants
 from strategies.server.checks import several
-from strategies.server.watch import duration, seconds_left
+from strategies.server.watch import Watch, duration, seconds_left
 from strategies.server_app import run, server_settings
 
 
@@ -94,15 +94,26 @@ def test_one_line_a_round(watched, tmp_path):
     first, second, third = [line for line in lines if line.startswith("round ")]
     # Losses are 0, 1, 2 and 3 with 1, 2, 3 and 4 examples: 8 / 6, 20 / 10 and, of
     # clients 0 and 3, 12 / 5. Accuracies are 0, 0.1, 0.2 and 0.3.
-    assert first == "round 1 of 3: 3 clients, loss 1.333, accuracy 10.00%"
+    assert first == "round 1 of 3: 3 clients, train loss 1.333, accuracy 10.00%"
     assert second.startswith(
-        "round 2 of 3: 4 clients, loss 2, accuracy 15.00%; joined: 000003 (node 4); "
+        "round 2 of 3: 4 clients, train loss 2, accuracy 15.00%; "
+        "joined: 000003 (node 4); "
     )
     assert second.endswith(" s left")
     assert third == (
-        "round 3 of 3: 2 clients, loss 2.4, accuracy 16.67%; left: 000001; "
+        "round 3 of 3: 2 clients, train loss 2.4, accuracy 16.67%; left: 000001; "
         "no answer of 000002"
     )
+
+
+@pytest.mark.parametrize("on", ["test", "validation"])
+def test_a_line_says_which_loss_is_which(on, tmp_path, caplog):
+    caplog.set_level(logging.INFO, "flwr")
+    watch = Watch(averaging(), tmp_path, 3, on)
+    row = {"round": 1, "clients": 6, "train-loss": 0.7679, "loss": 1.108}
+    watch.after_round([row])
+    line = f"round 1 of 3: 6 clients, train loss 0.7679, {on} loss 1.108"
+    assert line in caplog.messages
 
 
 def test_the_file_says_how_each_client_does(watched):

@@ -1,0 +1,63 @@
+"""Slots: what is said of those that cannot be."""
+
+import pytest
+import torch
+from flwr.app import Context, RecordDict
+from torch import nn
+
+from clients.base import Client
+from clients.device.slots import HEAD, REPRESENTATION
+from clients.device.state import PersonalState
+from task.base import ExampleTask
+from task.examples import ExampleSet
+from task.models import SplitModel
+from task.settings import SettingsError
+
+EXAMPLES = ExampleSet(torch.zeros(2, 3), torch.tensor([0, 1]))
+TASK = ExampleTask(
+    lambda: SplitModel(nn.Linear(3, 4), nn.Linear(4, 2)), [EXAMPLES], [EXAMPLES]
+)
+
+
+def client_with(base: type[Client] = Client, **slots: tuple[str, ...]) -> Client:
+    kind = type("Mine", (base,), slots)
+    state = PersonalState(Context(1, 1, {}, RecordDict(), {}))
+    return kind(TASK, 0, state, kind.settings_type())
+
+
+def test_a_slot_is_not_both_shared_and_personal():
+    client = client_with(shared=(REPRESENTATION, HEAD), personal=(HEAD,))
+    line = r"^Mine has 'head\.' in shared and in personal; a slot must be in one"
+    with pytest.raises(SettingsError, match=line):
+        client.get_properties({})
+
+
+@pytest.mark.parametrize("where", ["shared", "sent", "personal"])
+def test_a_slip_of_the_pen_is_no_slot_of_its_own(where):
+    slots = {where: ("represenation.",)}
+    line = r"^Mine has a slot 'represenation\.'; it must be one of 'representation\.', "
+    with pytest.raises(SettingsError, match=line):
+        client_with(**slots).get_properties({})
+
+
+def test_a_slot_with_initial_values_may_have_nearly_the_name_of_a_part():
+    class Heads(Client):
+        def initial_slot(self, slot):
+            return {"first": torch.zeros(2)}
+
+    client = client_with(Heads, shared=(REPRESENTATION,), personal=("heads.",))
+    assert client.get_properties({})["num-examples"] == 2
+
+
+def test_a_slot_that_nothing_is_sent_for_is_said():
+    client = client_with(shared=(REPRESENTATION, "second."))
+    client.receive(client.get_parameters({}), {})
+    line = r"^Mine has no array 'second\.representation\.weight' to send; what it sends"
+    with pytest.raises(SettingsError, match=line):
+        client.send(0.0)
+
+
+def test_a_client_must_have_a_fit():
+    line = r"^Mine has no fit; it must define fit\(self, parameters, config\)"
+    with pytest.raises(SettingsError, match=line):
+        client_with().fit([], {})
