@@ -37,6 +37,7 @@ from strategies.server.tables import show
 from strategies.server.terminal import console, ended_as_by_ctrl_c
 from strategies.server.trackers.base import Trackers
 from task.checkpoint import FILE as CHECKPOINT
+from task.remembered import forget
 from task.settings import (
     Maker,
     Setting,
@@ -106,6 +107,7 @@ def simulate(
     >>> run = simulate("fedrep", num_clients=20, rounds=30)
     >>> run.summary["accuracy"]
     """
+    forget()
     known = isinstance(algorithm, str | type)
     require(known, "algorithm", algorithm, "a name, an import path or a strategy")
     if isinstance(algorithm, type):
@@ -438,6 +440,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """
     # Tasks and algorithms of one's own are found in this folder, as by `python -m`.
     sys.path.append(os.getcwd())
+    forget()
     try:
         namespace, given = parse(arguments, __doc__)
         if namespace.list:

@@ -2,13 +2,14 @@
 
 import inspect
 from collections.abc import Callable, Mapping
-from functools import lru_cache, partial
+from functools import partial
 from typing import Any
 
 from task.base import Task
 from task.cohort import TASKS_AT_A_TIME
 from task.data.datasets import SOURCES
 from task.held_out import EvaluationSettings, examined
+from task.remembered import remembered
 from task.settings import (
     Setting,
     Settings,
@@ -100,12 +101,12 @@ def reads_data_dir(task: Task, name: str) -> bool:
     return "data-dir" in declared(task_maker(name)) and "data-dir" not in idle
 
 
-@lru_cache(maxsize=16)
+@remembered(maxsize=16)
 def _setting_names(name: str) -> list[str]:
     return sorted({*declared(task_maker(name)), *declared(EvaluationSettings)})
 
 
-@lru_cache(maxsize=TASKS_AT_A_TIME)
+@remembered(maxsize=TASKS_AT_A_TIME)
 def _build(
     name: str, settings: tuple[tuple[str, Setting], ...], num_clients: int
 ) -> Task:
