@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
 from task.checks import check_head, check_metrics, try_examples
 from task.devices import seeded
@@ -200,7 +201,8 @@ class ExampleTask(BaseTask):
     ------
     SettingsError
         If the model is a module and no function, a metric's name is taken, or one of
-        the named clients has examples for training or testing only.
+        the named clients has examples for training or testing only; later, if two
+        calls of ``model`` return the same parameters.
     """
 
     model: Callable[[], nn.Module]
@@ -245,12 +247,7 @@ class ExampleTask(BaseTask):
 
     def initial_model(self) -> SplitModel:
         """Return a new model with the seed's initial values, or those of the file."""
-        with seeded(self.seed):
-            module = self.model()
-        if not isinstance(module, nn.Module):
-            raise SettingsError(
-                f"model() returns a {type(module).__name__}; it must be an nn.Module"
-            )
+        module = self._new_module()
         name = type(module).__name__
         if not isinstance(module, SplitModel):
             module = SplitModel.wrap(module, self.head)
@@ -271,13 +268,39 @@ class ExampleTask(BaseTask):
         examples = self.train_examples(client)
         if self.head and isinstance(examples, ExampleSet) and len(examples):
             if "head" not in self._tried:
-                with seeded(self.seed):
-                    module = self.model()
+                module = self._new_module()
                 if not isinstance(module, SplitModel):
                     inputs = examples.on(torch.device("cpu")).first(2)
                     check_head(module, self.head, inputs)
             self._tried.add("head")
+        # The second model, after the scratch one: both must be new.
         super().check(client)
+        self.initial_state  # noqa: B018
+
+    def _new_module(self) -> nn.Module:
+        """Return what `model` makes; `SettingsError` unless it is a new module."""
+        with seeded(self.seed):
+            module = self.model()
+        if not isinstance(module, nn.Module):
+            raise SettingsError(
+                f"model() returns a {type(module).__name__}; it must be an nn.Module"
+            )
+        own = {_place(p): p.detach() for p in module.parameters() if not is_lazy(p)}
+        # Those of an empty tensor, or on no device, are at 0.
+        if self._first.keys() & own.keys() - {0}:
+            raise SettingsError(
+                f"model() returns a {type(module).__name__} with parameters that it "
+                "has returned before; each call must make a new one: what is made once "
+                "outside would be trained by all clients at once"
+            )
+        if not self._first:
+            self._first.update(own)
+        return module
+
+    @cached_property
+    def _first(self) -> dict[int, Tensor]:
+        """The first model's parameters by where they are, and held there."""
+        return {}
 
     @cached_property
     def _tried(self) -> set[str]:
@@ -355,6 +378,11 @@ class RegressionTask(BaseTask):
     def test_examples(self, client: int) -> ExampleSet:
         """Return ``test_samples`` examples of a client's draw ``test_draw``."""
         return _examples(*self.draw(client, self.test_draw, self.test_samples))
+
+
+def _place(tensor: Tensor) -> int:
+    """Return where a tensor's memory is, whatever part of it the tensor is."""
+    return tensor.untyped_storage().data_ptr()
 
 
 def _examples(x: Matrix, y: Matrix) -> ExampleSet:

@@ -66,8 +66,48 @@ def test_a_head_that_is_the_last_thing_is_tried_once():
     task = task_of(model)
     for client in (0, 1, 0, 1):
         task.check(client)
-    # One is tried, and one is the scratch model.
-    assert len(made) == 2
+    # One is tried, one is the scratch model, and one is that to begin with.
+    assert len(made) == 3
+
+
+LAYER = nn.Linear(4, 8)
+
+
+@pytest.mark.parametrize("head", ["fc3", ""])
+def test_a_model_that_is_made_once_is_no_new_one(head):
+    net = Net() if head else SplitModel(nn.Linear(4, 8), nn.Linear(8, 2))
+    line = f"model.. returns a {type(net).__name__} with parameters that it has returne"
+    with pytest.raises(SettingsError, match=line):
+        task_of(lambda: net, head).check(0)
+    # Whoever asks first.
+    task = task_of(lambda: net, head)
+    assert task.initial_state
+    with pytest.raises(SettingsError, match=line):
+        task.scratch_model  # noqa: B018
+
+
+@pytest.mark.parametrize(
+    "part", [lambda: LAYER, lambda: view_of(LAYER)], ids=["a layer", "its memory"]
+)
+def test_parts_of_a_model_that_are_made_once(part):
+    task = task_of(lambda: SplitModel(part(), nn.Linear(8, 2)), "")
+    with pytest.raises(SettingsError, match="a SplitModel with parameters that it has"):
+        task.check(0)
+
+
+def view_of(layer: nn.Linear) -> nn.Linear:
+    made = nn.Linear(4, 8)
+    made.weight = nn.Parameter(layer.weight.detach())
+    return made
+
+
+def test_what_never_learns_may_be_common_to_all_models():
+    class Scaled(nn.Linear):
+        def __init__(self):
+            super().__init__(4, 8)
+            self.register_buffer("scale", LAYER.bias.detach())
+
+    task_of(lambda: SplitModel(Scaled(), nn.Linear(8, 2)), "").check(0)
 
 
 def test_cross_entropy_of_one_output_is_no_loss():
