@@ -184,8 +184,8 @@ class ExampleTask(BaseTask):
         Of a batch's outputs and targets; the mean over the batch.
     classes : tuple of str, default ()
         Names of the classes, in the order of the outputs; none for numbers.
-    seed : int, default 0
-        Fixes the initial model.
+    seed : int, optional
+        Fixes the initial model; the run's seed by default, 0 without a run.
     head : str, default ""
         Dotted name of the submodule that is the head, where the model is not split.
     weights : str, default ""
@@ -210,7 +210,7 @@ class ExampleTask(BaseTask):
     test: Sequence[ExampleSet] | Mapping[str, ExampleSet]
     loss: Loss = nn.functional.cross_entropy
     classes: tuple[str, ...] = ()
-    seed: int = 0
+    seed: int | None = None
     head: str = ""
     weights: str = ""
     metrics: Mapping[str, Metric] = field(default_factory=dict)
@@ -279,7 +279,7 @@ class ExampleTask(BaseTask):
 
     def _new_module(self) -> nn.Module:
         """Return what `model` makes; `SettingsError` unless it is a new module."""
-        with seeded(self.seed):
+        with seeded(self.seed or 0):
             module = self.model()
         if not isinstance(module, nn.Module):
             raise SettingsError(

@@ -5,10 +5,10 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
-from task.base import Task
+from task.base import ExampleTask, Task
 from task.cohort import TASKS_AT_A_TIME
 from task.data.datasets import SOURCES
-from task.held_out import EvaluationSettings, examined
+from task.held_out import EvaluationSettings, changed, examined
 from task.remembered import remembered
 from task.settings import (
     Setting,
@@ -132,7 +132,14 @@ def _build(
             f"task {name!r} made a {type(task).__name__} without {missing[0]!r}; it "
             "must be a Task, for example an ExampleTask"
         )
-    return examined(task, build(EvaluationSettings, dict(settings)))
+    evaluation = build(EvaluationSettings, dict(settings))
+    if isinstance(task, ExampleTask) and task.seed is None:
+        # A copy: the function may return the same task for each seed, and have made
+        # its models.
+        task = changed(task, {"seed": evaluation.seed})
+        for made in ("initial_state", "scratch_model"):
+            vars(task).pop(made, None)
+    return examined(task, evaluation)
 
 
 # What every algorithm asks a task for.
