@@ -7,6 +7,7 @@ from typing import Any, Self
 import numpy as np
 import torch
 from torch import Tensor
+from torch.utils.data import DataLoader
 
 from task.settings import SettingsError
 
@@ -120,8 +121,14 @@ class ExampleSet:
         Raises
         ------
         SettingsError
-            If examples are not of equal shape, or are not numbers.
+            If examples are not of equal shape, or are not numbers, or they are a
+            loader's batches.
         """
+        if isinstance(dataset, DataLoader):
+            raise SettingsError(
+                "from_dataset is given a DataLoader, which yields batches; it must be "
+                "its dataset (loader.dataset)"
+            )
         columns = [inputs] if isinstance(inputs, int | str) else list(inputs)
         drawn = [([row[c] for c in columns], row[targets]) for row in dataset]
         alone = isinstance(inputs, int | str)

@@ -136,6 +136,11 @@ def test_loaders():
     loader = DataLoader(data, batch_size=2, shuffle=True)
     with pytest.raises(SettingsError, match=r"a DataLoader; .*DataLoader: of its"):
         task_of(Net, train=[loader]).check(0)
+    line = (
+        r"^from_dataset is given a DataLoader, .*must be its dataset \(loader.dataset"
+    )
+    with pytest.raises(SettingsError, match=line):
+        ExampleSet.from_dataset(loader)
     found = ExampleSet.from_dataset(loader.dataset)
     assert torch.equal(found.inputs, data.tensors[0])
     assert found.targets.tolist() == [0, 1, 0, 1, 1]
