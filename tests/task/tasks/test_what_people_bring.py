@@ -119,6 +119,42 @@ def test_cross_entropy_of_one_output_is_no_loss():
     task_of(lambda: Net(width=1), train=[numbers], test=[numbers], loss=mse).check(0)
 
 
+@pytest.mark.parametrize(
+    "loss",
+    [
+        nn.CrossEntropyLoss(reduction="sum"),
+        lambda outputs, targets: (
+            functional.cross_entropy(outputs, targets) * len(targets)
+        ),
+    ],
+)
+def test_a_loss_that_is_a_sum(loss):
+    line = "the loss of a batch and the same again is twice the loss; it must be the me"
+    with pytest.raises(SettingsError, match=line):
+        task_of(Net, loss=loss).check(0)
+
+
+@pytest.mark.parametrize(
+    "loss",
+    [
+        nn.CrossEntropyLoss(),
+        nn.CrossEntropyLoss(weight=torch.tensor([1.0, 3.0])),
+        # 0, of pairs of the batch, and written for its length.
+        lambda outputs, targets: (outputs - outputs.detach()).abs().mean(),
+        lambda outputs, targets: (outputs @ outputs.T).logsumexp(1).mean(),
+        lambda outputs, targets: -torch.corrcoef(outputs.T)[0, 1],
+        lambda outputs, targets: (outputs[:, 0] * torch.arange(6)).mean(),
+    ],
+)
+def test_a_loss_that_is_no_sum(loss):
+    task_of(Net, loss=loss).check(0)
+
+    def normed():
+        return SplitModel(nn.Sequential(Net(), nn.BatchNorm1d(2)), nn.Linear(2, 2))
+
+    task_of(normed, "", loss=loss).check(0)
+
+
 def test_clients_with_names(tmp_path):
     sets = {"north": examples(6), "south": examples(4)}
     task = task_of(Net, train=sets, test=dict(reversed(sets.items())))
