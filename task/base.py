@@ -200,9 +200,9 @@ class ExampleTask(BaseTask):
     Raises
     ------
     SettingsError
-        If the model is a module and no function, a metric's name is taken, or one of
-        the named clients has examples for training or testing only; later, if two
-        calls of ``model`` return the same parameters.
+        If the model is a module and no function, the classes are no sequence, a
+        metric's name is taken, or one of the named clients has examples for training or
+        testing only; later, if two calls of ``model`` return the same parameters.
     """
 
     model: Callable[[], nn.Module]
@@ -243,6 +243,11 @@ class ExampleTask(BaseTask):
                     f"{name} is a {type(sets).__name__}; it must be a sequence of the "
                     "clients' ExampleSets, such as a list"
                 )
+        if not isinstance(self.classes, Sequence):
+            raise SettingsError(
+                f"classes is of type {type(self.classes).__name__}; it must be a tuple "
+                "of the classes' names, () where targets are numbers"
+            )
         check_metrics(self.metrics)
 
     def initial_model(self) -> SplitModel:

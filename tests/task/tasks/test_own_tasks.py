@@ -481,6 +481,8 @@ def test_values_that_the_model_or_the_loss_can_do_with():
     [
         ({"train": (x for x in [])}, "train is a generator; it must be a sequence of"),
         ({"test": None}, "test is a NoneType; it must be a sequence of the clients'"),
+        ({"classes": 3}, "classes is of type int; it must be a tuple of the classes' na"),
+        ({"classes": None}, "classes is of type NoneType; it must be a tuple of the cl"),
         ({"metrics": {3: max}}, "a metric is called 3; it must have a name, of a char"),
         ({"metrics": {"": max}}, "a metric is called ''; it must have a name"),
     ],
