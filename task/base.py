@@ -262,11 +262,11 @@ class ExampleTask(BaseTask):
 
     def train_examples(self, client: int) -> ExampleSet:
         """Return a client's training examples."""
-        return self._of(cast(Sequence[ExampleSet], self.train), client)
+        return self._of("train", client)
 
     def test_examples(self, client: int) -> ExampleSet:
         """Return a client's test examples."""
-        return self._of(cast(Sequence[ExampleSet], self.test), client)
+        return self._of("test", client)
 
     def check(self, client: int) -> None:
         """Try first, of one client, whether the head is what the model applies last."""
@@ -311,11 +311,12 @@ class ExampleTask(BaseTask):
     def _tried(self) -> set[str]:
         return set()
 
-    def _of(self, sets: Sequence[ExampleSet], client: int) -> ExampleSet:
+    def _of(self, part: str, client: int) -> ExampleSet:
+        sets: Sequence[ExampleSet] = getattr(self, part)
         if client >= len(sets):
             raise SettingsError(
-                f"the task has examples of {len(sets)} clients; client {client}, from "
-                "0, is one too many"
+                f"the task's {part} has examples of {len(sets)} clients; client "
+                f"{client}, from 0, is one too many"
             )
         return sets[client]
 

@@ -419,7 +419,11 @@ CHECKED = [
         "the loss refuses outputs of type float32 and shape (4, 2) and targets of type",
     ),
     ({"train": [[1, 2]]}, "the train examples are a list; they must be an ExampleSet"),
-    ({"train": []}, "the task has examples of 0 clients; client 0, from 0, is one too"),
+    ({"train": []}, "the task's train has examples of 0 clients; client 0, from 0, is"),
+    (
+        {"test": []},
+        "the task's test has examples of 0 clients; client 0, from 0, is o",
+    ),
     (
         {"loss": lambda x, y: (x.sum(1) - y).square()},
         "the loss of a batch is shape (8,); it must be a tensor of one number, the",
@@ -481,8 +485,14 @@ def test_values_that_the_model_or_the_loss_can_do_with():
     [
         ({"train": (x for x in [])}, "train is a generator; it must be a sequence of"),
         ({"test": None}, "test is a NoneType; it must be a sequence of the clients'"),
-        ({"classes": 3}, "classes is of type int; it must be a tuple of the classes' na"),
-        ({"classes": None}, "classes is of type NoneType; it must be a tuple of the cl"),
+        (
+            {"classes": 3},
+            "classes is of type int; it must be a tuple of the classes",
+        ),
+        (
+            {"classes": None},
+            "classes is of type NoneType; it must be a tuple of the",
+        ),
         ({"metrics": {3: max}}, "a metric is called 3; it must have a name, of a char"),
         ({"metrics": {"": max}}, "a metric is called ''; it must have a name"),
     ],
