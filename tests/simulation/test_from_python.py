@@ -4,6 +4,7 @@ import importlib
 import subprocess
 import sys
 
+import numpy as np
 import pytest
 from command_line import (
     ROOT,
@@ -77,6 +78,62 @@ def test_a_simulation_from_python_takes_names_as_on_the_command_line(tmp_path):
 @pytest.fixture
 def own_table(write_module):
     return importlib.import_module(write_module("cell", CELL))
+
+
+def nested() -> list:
+    def table(num_clients):
+        raise AssertionError("it cannot be found")
+
+    class Own(FedRep):
+        pass
+
+    return [table, Own, lambda num_clients: None]
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "task", "line"),
+    [
+        (
+            "fedrep",
+            nested()[0],
+            "task is 'nested.<locals>.table'; it must be a named",
+        ),
+        (
+            "fedrep",
+            nested()[2],
+            "task is 'nested.<locals>.<lambda>'; it must be a",
+        ),
+        (
+            nested()[1],
+            "digits",
+            "algorithm is 'nested.<locals>.Own'; it must be a",
+        ),
+    ],
+)
+def test_what_no_import_path_leads_to(algorithm, task, line):
+    with pytest.raises(SettingsError, match=f"^{line}.* of the module's top level$"):
+        simulation.simulate(algorithm, "inline", task=task)
+
+
+def test_settings_as_a_notebook_has_them(tmp_path):
+    quick = {"model": "mlp-2", "batch_size": np.int64(50), "rounds": np.int32(1)}
+    found = simulation.simulate(
+        "fedavg",
+        "inline",
+        output=tmp_path / "out",
+        metrics=["macro-f1", "balanced-accuracy"],
+        learning_rate=np.float64(0.05),
+        augment=np.bool_(False),
+        partition=np.str_("iid"),
+        clients=4,
+        **quick,
+    )
+    assert found.summary["macro-f1"] > 0
+    told = json_of(tmp_path / "out" / "summary.json")["config"]
+    assert told["metrics"] == "macro-f1,balanced-accuracy"
+    assert (told["batch-size"], told["learning-rate"]) == (50, 0.05)
+    with pytest.raises(SettingsError, match=r"metrics is .*; it must be of type str"):
+        simulation.simulate("fedavg", "inline", metrics=[1], output=tmp_path / "no")
 
 
 class Local(FedRep):
