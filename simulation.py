@@ -12,6 +12,7 @@ from logging import WARNING
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
 from flwr.app import Context
 from flwr.common import log
 
@@ -37,6 +38,7 @@ from strategies.server.tables import show
 from strategies.server.terminal import console, ended_as_by_ctrl_c
 from strategies.server.trackers.base import Trackers
 from task.checkpoint import FILE as CHECKPOINT
+from task.remembered import forget
 from task.settings import (
     Maker,
     Setting,
@@ -74,7 +76,7 @@ class Run(NamedTuple):
 def simulate(
     algorithm: str | type,
     backend: str = "ray",
-    **settings: Setting | Callable[..., Any],
+    **settings: Setting | Path | Sequence[str] | np.generic | Callable[..., Any],
 ) -> Run:
     """Run one algorithm in simulation.
 
@@ -89,7 +91,8 @@ def simulate(
     **settings
         What is set, with ``_`` for ``-``; ``rounds``, ``clients`` and ``fraction`` as
         on the command line. ``task`` may be the function itself; for ``ray``, as with
-        the algorithm, not one of the script.
+        the algorithm, not one of the script. A `Path` will do for its text, a list of
+        texts for them with commas between, and NumPy's numbers for Python's.
 
     Returns
     -------
@@ -106,17 +109,18 @@ def simulate(
     >>> run = simulate("fedrep", num_clients=20, rounds=30)
     >>> run.summary["accuracy"]
     """
+    forget()
     known = isinstance(algorithm, str | type)
     require(known, "algorithm", algorithm, "a name, an import path or a strategy")
     if isinstance(algorithm, type):
-        algorithm = import_path(algorithm)
+        algorithm = import_path(algorithm, "algorithm")
     named = {name.replace("_", "-"): value for name, value in settings.items()}
-    given = {FLAGS.get(name, name): value for name, value in named.items()}
+    given = {FLAGS.get(name, name): _plain(value) for name, value in named.items()}
     task = given.get("task", "")
     if not isinstance(task, str):
         allowed = "a name, an import path or a function that returns the task"
         require(hasattr(task, "__qualname__"), "task", task, allowed)
-        given["task"] = import_path(task)
+        given["task"] = import_path(task, "task")
     for name, path in (("algorithm", algorithm), ("task", given.get("task", ""))):
         allowed = "of a module that workers can import, or with backend='inline'"
         valid = not str(path).startswith("__main__:") or backend == "inline"
@@ -126,8 +130,24 @@ def simulate(
         return run(algorithm, checked, backend)
 
 
-def import_path(of: type | Callable[..., Any]) -> str:
-    """Return the path by which a class or a function is imported."""
+def _plain(value: Any) -> Any:
+    """Return a value as a setting, where it is one in a notebook's form."""
+    if isinstance(value, np.generic):
+        return value.item()
+    texts = isinstance(value, list | tuple) and all(isinstance(v, str) for v in value)
+    if texts:
+        return ",".join(value)
+    return str(value) if isinstance(value, Path) else value
+
+
+def import_path(of: type | Callable[..., Any], setting: str) -> str:
+    """Return the path by which a setting's class or function is imported.
+
+    Raises `SettingsError` for a lambda, and for what is made within a function.
+    """
+    what = "class" if isinstance(of, type) else "function"
+    allowed = f"a named {what} of the module's top level"
+    require("<" not in of.__qualname__, setting, of.__qualname__, allowed)
     return f"{of.__module__}:{of.__qualname__}"
 
 
@@ -438,6 +458,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """
     # Tasks and algorithms of one's own are found in this folder, as by `python -m`.
     sys.path.append(os.getcwd())
+    forget()
     try:
         namespace, given = parse(arguments, __doc__)
         if namespace.list:

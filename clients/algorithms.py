@@ -1,7 +1,5 @@
 """From an algorithm's name, or import path, to its client."""
 
-from functools import cache
-
 from clients.base import Client
 from clients.fine_tuning import fine_tuned
 from strategies.algorithms import (
@@ -12,11 +10,12 @@ from strategies.algorithms import (
     settings_owners,
     short_name,
 )
+from task.remembered import remembered
 from task.settings import Maker, Settings, SettingsError, load, require
 from task.tasks import task_maker
 
 
-@cache
+@remembered(maxsize=None)
 def load_client(path: str) -> type[Client]:
     """Return the client class at an import path.
 

@@ -51,6 +51,7 @@ from task.messages import (
     SHARE,
     STATISTICS,
 )
+from task.remembered import command, forget
 from task.settings import SettingsError
 from task.tasks import reads_data_dir
 from task.tasks.image import ImageTask
@@ -71,9 +72,12 @@ class App(ClientApp):
         self.cohort = str((run_config or {}).get("cohort", "auto"))
         self.size = cohort_size(self.cohort)
         self.device = str((run_config or {}).get("device", "auto"))
+        # It comes to workers that may remember what an earlier command was about.
+        self.command = command()
 
     def __call__(self, message: Message, context: Context) -> Message:
         """Answer a message; no memory left is one line."""
+        forget(self.command)
         try:
             return super().__call__(message, context)
         except RuntimeError as error:

@@ -98,7 +98,7 @@ class FedCPClient(Client):
         """Return the initial head, or a policy network of the task's seed."""
         if slot == PERSONAL_HEAD:
             return under(HEAD, self.task.initial_state)
-        with seeded(getattr(self.task, "seed", 0)):
+        with seeded(getattr(self.task, "seed", 0) or 0):
             return self.policy().state_dict()
 
     def policy(self) -> nn.Module:

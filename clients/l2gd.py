@@ -1,7 +1,6 @@
 """L2GD (Hanzely & Richtárik, 2020): a mixture of a global and local models."""
 
 from dataclasses import dataclass
-from itertools import islice
 from typing import Annotated
 
 import numpy as np
@@ -14,8 +13,10 @@ from clients.device.slots import within
 from task.messages import COINS
 from task.settings import Range, SettingsError
 from task.training import (
+    OneExampleError,
     Proximal,
     TrainingDivergedError,
+    can_be_left_out,
     freeze,
     gradient,
     told_of_one_example,
@@ -106,11 +107,19 @@ class L2GDClient(MeanOfAllClient):
         optimizer = settings.optimizer(freeze(model, "all"))
         examples = self.train_examples
         total = torch.zeros((), device=self.device)
-        for inputs, targets in islice(examples.stream(settings.batch_size), steps):
+        batches, made = examples.stream(settings.batch_size), 0
+        while made < steps and (batch := next(batches, None)):
             optimizer.zero_grad()
-            with told_of_one_example(examples, settings):
-                total += gradient(model, inputs, targets, self.task.loss, settings)
+            try:
+                with told_of_one_example(examples, settings):
+                    total += gradient(model, *batch, self.task.loss, settings)
+            except OneExampleError:
+                # As in `loop`: the last one of an epoch, and not each one.
+                if not can_be_left_out(examples, settings):
+                    raise
+                continue
             optimizer.step()
+            made += 1
         if not torch.isfinite(total):
             raise TrainingDivergedError(
                 f"the loss is {total.item()} in {steps} local steps with learning-rate "

@@ -1,7 +1,6 @@
 """Decentralised multi-task optimisation (Singh, UCLA 2024, chapter 4)."""
 
 from collections.abc import Mapping
-from functools import lru_cache
 from logging import WARNING
 from typing import Any, cast
 
@@ -21,6 +20,7 @@ from task.compression.per_tensor import (
     from_settings,
 )
 from task.messages import SERVER_ROUND
+from task.remembered import remembered
 from task.saddle_point.algorithm import SaddlePoint, decode
 from task.saddle_point.state import Noise, State, exchange_stream
 from task.tasks.multi_task import DIMENSION, MultiTaskSetup
@@ -181,7 +181,7 @@ class MultiTaskClient(Client):
         return float(problem.expected(state.average)[0]), 1, metrics
 
 
-@lru_cache(maxsize=1024)
+@remembered(maxsize=1024)
 def _prepared(
     setup: MultiTaskSetup, node: int, neighbours: tuple[int, ...]
 ) -> tuple[SaddlePoint, Noise]:

@@ -63,7 +63,13 @@ class PerFedAvgClient(Client):
 
         def step(inputs: Tensor, targets: Tensor) -> Tensor:
             w = {name: p.detach().clone() for name, p in named.items()}
-            _, slope = self.gradient(w, next(first))
+            batch = next(first)
+            try:
+                _, slope = self.gradient(w, batch)
+            except ValueError:
+                # Of an example that `loop` leaves out; all are to go on alike.
+                next(third)
+                raise
             there = moved(w, slope, -self.settings.inner_learning_rate)
             loss, slope = self.gradient(there, (inputs, targets))
             meta = self.meta_gradient(w, slope, third)

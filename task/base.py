@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
 from task.checks import check_head, check_metrics, try_examples
 from task.devices import seeded
@@ -183,8 +184,8 @@ class ExampleTask(BaseTask):
         Of a batch's outputs and targets; the mean over the batch.
     classes : tuple of str, default ()
         Names of the classes, in the order of the outputs; none for numbers.
-    seed : int, default 0
-        Fixes the initial model.
+    seed : int, optional
+        Fixes the initial model; the run's seed by default, 0 without a run.
     head : str, default ""
         Dotted name of the submodule that is the head, where the model is not split.
     weights : str, default ""
@@ -199,8 +200,9 @@ class ExampleTask(BaseTask):
     Raises
     ------
     SettingsError
-        If the model is a module and no function, a metric's name is taken, or one of
-        the named clients has examples for training or testing only.
+        If the model is a module and no function, the classes are no sequence, a
+        metric's name is taken, or one of the named clients has examples for training or
+        testing only; later, if two calls of ``model`` return the same parameters.
     """
 
     model: Callable[[], nn.Module]
@@ -208,7 +210,7 @@ class ExampleTask(BaseTask):
     test: Sequence[ExampleSet] | Mapping[str, ExampleSet]
     loss: Loss = nn.functional.cross_entropy
     classes: tuple[str, ...] = ()
-    seed: int = 0
+    seed: int | None = None
     head: str = ""
     weights: str = ""
     metrics: Mapping[str, Metric] = field(default_factory=dict)
@@ -241,16 +243,16 @@ class ExampleTask(BaseTask):
                     f"{name} is a {type(sets).__name__}; it must be a sequence of the "
                     "clients' ExampleSets, such as a list"
                 )
+        if not isinstance(self.classes, Sequence):
+            raise SettingsError(
+                f"classes is of type {type(self.classes).__name__}; it must be a tuple "
+                "of the classes' names, () where targets are numbers"
+            )
         check_metrics(self.metrics)
 
     def initial_model(self) -> SplitModel:
         """Return a new model with the seed's initial values, or those of the file."""
-        with seeded(self.seed):
-            module = self.model()
-        if not isinstance(module, nn.Module):
-            raise SettingsError(
-                f"model() returns a {type(module).__name__}; it must be an nn.Module"
-            )
+        module = self._new_module()
         name = type(module).__name__
         if not isinstance(module, SplitModel):
             module = SplitModel.wrap(module, self.head)
@@ -260,34 +262,61 @@ class ExampleTask(BaseTask):
 
     def train_examples(self, client: int) -> ExampleSet:
         """Return a client's training examples."""
-        return self._of(cast(Sequence[ExampleSet], self.train), client)
+        return self._of("train", client)
 
     def test_examples(self, client: int) -> ExampleSet:
         """Return a client's test examples."""
-        return self._of(cast(Sequence[ExampleSet], self.test), client)
+        return self._of("test", client)
 
     def check(self, client: int) -> None:
         """Try first, of one client, whether the head is what the model applies last."""
         examples = self.train_examples(client)
         if self.head and isinstance(examples, ExampleSet) and len(examples):
             if "head" not in self._tried:
-                with seeded(self.seed):
-                    module = self.model()
+                module = self._new_module()
                 if not isinstance(module, SplitModel):
                     inputs = examples.on(torch.device("cpu")).first(2)
                     check_head(module, self.head, inputs)
             self._tried.add("head")
+        # The second model, after the scratch one: both must be new.
         super().check(client)
+        self.initial_state  # noqa: B018
+
+    def _new_module(self) -> nn.Module:
+        """Return what `model` makes; `SettingsError` unless it is a new module."""
+        with seeded(self.seed or 0):
+            module = self.model()
+        if not isinstance(module, nn.Module):
+            raise SettingsError(
+                f"model() returns a {type(module).__name__}; it must be an nn.Module"
+            )
+        own = {_place(p): p.detach() for p in module.parameters() if not is_lazy(p)}
+        # Those of an empty tensor, or on no device, are at 0.
+        if self._first.keys() & own.keys() - {0}:
+            raise SettingsError(
+                f"model() returns a {type(module).__name__} with parameters that it "
+                "has returned before; each call must make a new one: what is made once "
+                "outside would be trained by all clients at once"
+            )
+        if not self._first:
+            self._first.update(own)
+        return module
+
+    @cached_property
+    def _first(self) -> dict[int, Tensor]:
+        """The first model's parameters by where they are, and held there."""
+        return {}
 
     @cached_property
     def _tried(self) -> set[str]:
         return set()
 
-    def _of(self, sets: Sequence[ExampleSet], client: int) -> ExampleSet:
+    def _of(self, part: str, client: int) -> ExampleSet:
+        sets: Sequence[ExampleSet] = getattr(self, part)
         if client >= len(sets):
             raise SettingsError(
-                f"the task has examples of {len(sets)} clients; client {client}, from "
-                "0, is one too many"
+                f"the task's {part} has examples of {len(sets)} clients; client "
+                f"{client}, from 0, is one too many"
             )
         return sets[client]
 
@@ -355,6 +384,11 @@ class RegressionTask(BaseTask):
     def test_examples(self, client: int) -> ExampleSet:
         """Return ``test_samples`` examples of a client's draw ``test_draw``."""
         return _examples(*self.draw(client, self.test_draw, self.test_samples))
+
+
+def _place(tensor: Tensor) -> int:
+    """Return where a tensor's memory is, whatever part of it the tensor is."""
+    return tensor.untyped_storage().data_ptr()
 
 
 def _examples(x: Matrix, y: Matrix) -> ExampleSet:

@@ -19,10 +19,12 @@ from task.sgd import (
     Proximal,
     Regularizer,
     TrainingDivergedError,
+    can_be_left_out,
     diverged,
     freeze,
     has_ignored,
     loop,
+    unmoved_where_refused,
 )
 from task.stacked import Objective, stacked, structure, tensors_of
 from task.stacked_batches import FilledBatches, batches, counting
@@ -186,6 +188,9 @@ class TrainCall:
         filled = None
         if all(call.can_be_filled for call in calls):
             filled = FilledBatches(examples, first.sgd.batch_size, streams)
+        # One that has nothing else is told so, alone.
+        others = all(can_be_left_out(e, first.sgd) for e in examples)
+        step = training.step_unless_refused if others else training.step
         device = examples[0].place
         ignoring = any(map(has_ignored, examples))
         means = torch.zeros(len(calls), device=device)
@@ -201,7 +206,9 @@ class TrainCall:
                 if ignoring:
                     parts = counting(parts, len(calls))
                 for inputs, targets, members in parts:
-                    losses = training.step(inputs, targets, members)
+                    losses = step(inputs, targets, members)
+                    if losses is None:
+                        continue
                     place = slice(None) if members is None else members
                     total[place] += losses * targets.shape[1]
                     lengths[place] += targets.shape[1]
@@ -260,7 +267,7 @@ class GradientCall:
 
     def alone(self) -> Tensor:
         """Compute one client's."""
-        with self.sgd.autocast():
+        with unmoved_where_refused(len(self.inputs), self.sgd), self.sgd.autocast():
             loss = self.loss(self.model(self.inputs), self.targets)
         loss.backward()  # type: ignore[no-untyped-call]
         return loss.detach().float()

@@ -141,10 +141,39 @@ def try_batch(task: "Task", batch: tuple[Tensor, Tensor]) -> Tensor:
             "not of a copy of them (detach, item, numpy)"
         )
     outputs = outputs.detach()
+    if is_sum(task.loss, outputs, targets, value.item()):
+        raise SettingsError(
+            "the loss of a batch and the same again is twice the loss; it must be the "
+            "mean over the batch, reduction='mean' of torch's losses, and not the sum"
+        )
     for name, metric in task.metrics.items():
         found = call(f"metric {name!r}", metric, outputs=outputs, targets=targets)
         number(name, found)
     return outputs
+
+
+@torch.no_grad()
+def is_sum(
+    loss: Callable[[Tensor, Tensor], Any],
+    outputs: Tensor,
+    targets: Tensor,
+    value: float,
+) -> bool:
+    """Return whether a loss, which is a value, is so many times that of more examples.
+
+    Tried with the batch twice and three times, to one per cent each: a loss of pairs
+    may come near one of them.
+    """
+    try:
+        found = [
+            float(loss(torch.cat([outputs] * n), torch.cat([targets] * n)))
+            for n in (2, 3)
+        ]
+    # One that is written for so many examples is no sum over them.
+    except Exception:
+        return False
+    near = (math.isclose(f, n * value, rel_tol=0.01) for n, f in enumerate(found, 2))
+    return value != 0 and all(near)
 
 
 @torch.no_grad()

@@ -16,6 +16,7 @@ import torch
 from greenlet import getcurrent, greenlet
 
 from task.devices import CPU, current, random_state, set_random_state
+from task.remembered import when_forgetting
 from task.stacked import forget_calls
 
 if TYPE_CHECKING:
@@ -209,6 +210,7 @@ def is_large(model: "SplitModel") -> bool:
 TASKS_AT_A_TIME = 16
 # Of those that were asked for last and where, by number of the seat.
 _MODELS: "list[tuple[Task, torch.device, dict[int, SplitModel]]]" = []
+when_forgetting(_MODELS.clear)
 
 
 def scratch_model(task: "Task") -> "SplitModel":

@@ -1,10 +1,12 @@
 """Where this process trains: the setting ``device``."""
 
 import os
+import random
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+import numpy as np
 import torch
 
 from task.settings import ResourceError, require
@@ -80,10 +82,20 @@ def seed(number: int) -> None:
 
 @contextmanager
 def seeded(number: int) -> Iterator[None]:
-    """Draw as after this seed on the CPU, and afterwards as if nothing had been."""
+    """Draw as after this seed on the CPU, and afterwards as if nothing had been.
+
+    So do NumPy's global generator and Python's, which a model of one's own may ask.
+    """
+    states = random.getstate(), np.random.get_state()
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(number)
-        yield
+        random.seed(number)
+        np.random.seed(number % 2**32)
+        try:
+            yield
+        finally:
+            random.setstate(states[0])
+            np.random.set_state(states[1])
 
 
 def random_state() -> tuple[torch.Tensor, ...]:

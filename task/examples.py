@@ -7,6 +7,7 @@ from typing import Any, Self
 import numpy as np
 import torch
 from torch import Tensor
+from torch.utils.data import DataLoader
 
 from task.settings import SettingsError
 
@@ -48,7 +49,8 @@ class ExampleSet:
     Raises
     ------
     SettingsError
-        If there are not as many inputs as targets.
+        If there are not as many inputs as targets, or what is to be augmented is no
+        images of 1, 3 or 4 channels.
     """
 
     inputs: Tensor
@@ -77,6 +79,15 @@ class ExampleSet:
             raise SettingsError(
                 f"there are {n} inputs and {len(self.targets)} targets; there must be "
                 "one target an input"
+            )
+        shape = tuple(self.inputs.shape)
+        # With a mean a channel nobody takes another dimension for that of channels.
+        usual = (1, 3, 4) if self.mean is None else (1, 3, 4, self.mean.numel())
+        if self.augment and (len(shape) != 4 or shape[3] not in usual):
+            raise SettingsError(
+                f"augment is True with inputs of shape {shape}; crops and flips want "
+                "images (n, height, width, channels) of 1, 3 or 4 channels: "
+                "inputs.permute(0, 2, 3, 1) where channels stand first"
             )
 
     @classmethod
@@ -110,8 +121,14 @@ class ExampleSet:
         Raises
         ------
         SettingsError
-            If examples are not of equal shape, or are not numbers.
+            If examples are not of equal shape, or are not numbers, or they are a
+            loader's batches.
         """
+        if isinstance(dataset, DataLoader):
+            raise SettingsError(
+                "from_dataset is given a DataLoader, which yields batches; it must be "
+                "its dataset (loader.dataset)"
+            )
         columns = [inputs] if isinstance(inputs, int | str) else list(inputs)
         drawn = [([row[c] for c in columns], row[targets]) for row in dataset]
         alone = isinstance(inputs, int | str)

@@ -38,6 +38,7 @@ from task.allowed import (
     require_all_of_noise,
     unknown,
 )
+from task.remembered import remembered
 
 T = TypeVar("T")
 
@@ -148,7 +149,7 @@ def _allowed(annotation: Any, module: str) -> Allowed | None:
     return found[0] if found else None
 
 
-@cache
+@remembered(maxsize=None)
 def declared(maker: Maker) -> dict[str, Declared]:
     """Return the settings that a class or function declares.
 

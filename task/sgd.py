@@ -8,8 +8,10 @@ from logging import getLogger
 from typing import Annotated
 
 import torch
+from greenlet import getcurrent
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
+from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.optim.sgd import sgd as torch_sgd
 
 from task.devices import CPU, current
@@ -30,6 +32,10 @@ log = getLogger("task")
 
 class TrainingDivergedError(ArithmeticError):
     """The loss is no longer a finite number."""
+
+
+class OneExampleError(SettingsError):
+    """A batch has one example, which the model's batch norms cannot train on."""
 
 
 @dataclass(frozen=True)
@@ -180,7 +186,9 @@ def freeze(model: SplitModel, part: Part) -> nn.Module:
 def loop(step: Step, examples: ExampleSet, epochs: int, sgd: SGD) -> float:
     """Make a step with every batch of every epoch.
 
-    There is no step with a batch of which cross-entropy ignores all targets.
+    There is no step with a batch of which cross-entropy ignores all targets. An epoch's
+    last example is left out where it is alone in its batch and the model's batch norms
+    cannot train on one, as torch's ``drop_last`` would leave it out.
 
     Parameters
     ----------
@@ -202,18 +210,26 @@ def loop(step: Step, examples: ExampleSet, epochs: int, sgd: SGD) -> float:
     ------
     TrainingDivergedError
         If the loss is no longer finite.
-    SettingsError
-        If the last batch is one example, and the model cannot train on that.
+    OneExampleError
+        If no batch has more than one example, and the model cannot train on that.
     """
     mean, examples = 0.0, examples.on(current())
     ignoring = has_ignored(examples)
+    others = can_be_left_out(examples, sgd)
     with told_of_one_example(examples, sgd):
         for epoch in range(epochs):
             total, count = torch.zeros((), device=examples.place), 0
             for inputs, targets in examples.batches(sgd.batch_size, shuffle=True):
                 if ignoring and bool(none_counts(targets[None])):
                     continue
-                total += step(inputs, targets) * len(targets)
+                try:
+                    with unmoved_where_refused(len(targets), sgd):
+                        loss = step(inputs, targets)
+                except ValueError as error:
+                    if others and len(targets) == 1 and refuses_one(error):
+                        continue
+                    raise
+                total += loss * len(targets)
                 count += len(targets)
             mean = total.item() / max(1, count)
             if not torch.isfinite(total):
@@ -230,18 +246,57 @@ def has_ignored(examples: ExampleSet) -> bool:
     return not targets.is_floating_point() and bool((targets == IGNORED).any())
 
 
+def can_be_left_out(examples: ExampleSet, sgd: SGD) -> bool:
+    """Return whether an example that is alone in its batch has others beside it."""
+    return len(examples) > 1 and sgd.batch_size > 1
+
+
+def refuses_one(error: Exception) -> bool:
+    """Return whether an exception says that norms cannot train on one example."""
+    by_torch = isinstance(error, ValueError) and "more than 1 value per" in str(error)
+    return by_torch or isinstance(error, OneExampleError)
+
+
+@contextmanager
+def unmoved_where_refused(count: int, sgd: SGD) -> Iterator[None]:
+    """Leave norms' statistics as they were where a step with one example fails.
+
+    Norms before the one that refuses it have moved theirs. With a ``count`` of more
+    examples, and where each step has one, nothing is done.
+    """
+    if not count == 1 < sgd.batch_size:
+        yield
+        return
+    here, before = getcurrent(), list[tuple[Tensor, Tensor]]()
+
+    def remember(module: nn.Module, inputs: object) -> None:
+        # Another client of the cohort may be at work meanwhile.
+        if isinstance(module, _NormBase) and getcurrent() is here:
+            before.extend((own, own.clone()) for own in module.buffers(recurse=False))
+
+    hook = register_module_forward_pre_hook(remember)
+    try:
+        yield
+    except ValueError:
+        for own, value in reversed(before):
+            own.data.copy_(value)
+        raise
+    finally:
+        hook.remove()
+
+
 @contextmanager
 def told_of_one_example(examples: ExampleSet, sgd: SGD) -> Iterator[None]:
     """Say in one line that batch norms cannot train on a batch of one example.
 
-    Raises `SettingsError` instead of torch's own error.
+    Raises `OneExampleError` instead of torch's own error.
     """
     try:
         yield
     except ValueError as error:
-        if "more than 1 value per channel" not in str(error):
+        if not refuses_one(error):
             raise
-        raise SettingsError(
+        raise OneExampleError(
             f"batch-size {sgd.batch_size} leaves one of {len(examples)} examples "
             "alone, which this model's batch norms cannot train on; another "
             "batch-size does not, or larger images"

@@ -5,7 +5,7 @@ from collections.abc import Hashable, Sequence
 import torch
 from torch import Tensor
 
-from task.sgd import SGD
+from task.sgd import SGD, refuses_one
 from task.split_model import SplitModel
 from task.stacked import Objective, Tensors, stacked
 
@@ -107,6 +107,22 @@ class StackedSGD:
             for name in self.state.keys() - self.learning.keys():
                 self.state[name][members] = state[name]
         return losses
+
+    def step_unless_refused(
+        self, inputs: Tensor, targets: Tensor, members: Tensor | None
+    ) -> Tensor | None:
+        """Make a `step`; None, and nothing moves, where norms refuse one example."""
+        if not targets.shape[1] == 1 < self.sgd.batch_size:
+            return self.step(inputs, targets, members)
+        kept = self.state.keys() - self.learning.keys()
+        before = {name: self.state[name].clone() for name in kept}
+        try:
+            return self.step(inputs, targets, members)
+        except ValueError as error:
+            if not refuses_one(error):
+                raise
+        self.state |= before
+        return None
 
     def _move(
         self, name: str, value: Tensor, gradient: Tensor, members: Tensor | None

@@ -18,10 +18,12 @@ from task.models import Part, SplitModel
 from task.sgd import (
     SGD,
     Loss,
+    OneExampleError,
     Proximal,
     Regularizer,
     Step,
     TrainingDivergedError,
+    can_be_left_out,
     freeze,
     loop,
     told_of_one_example,
@@ -30,10 +32,12 @@ from task.sgd import (
 __all__ = [
     "SGD",
     "Loss",
+    "OneExampleError",
     "Proximal",
     "Regularizer",
     "Step",
     "TrainingDivergedError",
+    "can_be_left_out",
     "evaluate",
     "features_of",
     "freeze",
@@ -72,7 +76,8 @@ def train(
         The client's training examples, wherever they are.
     loss : callable
         Of a batch's outputs and targets; the mean over the batch. There is no step with
-        a batch whose targets are all -100, which cross-entropy ignores.
+        a batch whose targets are all -100, which cross-entropy ignores, and an epoch's
+        last example is left out as `loop` says.
     epochs : int
         Passes over the examples; 0 does nothing.
     sgd : SGD

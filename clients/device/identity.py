@@ -27,6 +27,7 @@ from task.devices import NAMES, seed
 from task.held_out import EvaluationSettings
 from task.messages import ACKNOWLEDGED_ROUND, CHECKPOINT_ROUND, RUN, SERVER_ROUND
 from task.privacy import ExamplePrivacy
+from task.remembered import remembered
 from task.settings import (
     Free,
     Place,
@@ -180,7 +181,7 @@ def unread(node: Settings, kind: type[Client]) -> list[str]:
 Pairs = tuple[tuple[str, Setting], ...]
 
 
-@lru_cache(maxsize=16)
+@remembered(maxsize=16)
 def _known(given: Pairs) -> tuple[type[Client], Callable[[Pairs], Setup]]:
     """Return the algorithm, and what gives the setup with a node's own settings."""
     # Of its own: so many pairs are hashed and compared once a message, not twice.

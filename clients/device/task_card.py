@@ -29,8 +29,10 @@ class TaskCard:
 
     def __init__(self, settings: Settings, num_clients: int) -> None:
         name = str(settings["task"])
-        # All arrays come from the training: there is nothing to begin with.
-        own = declared(task_maker(name)).keys() & settings.keys() - {"weights"}
+        # All arrays come from the training: there is nothing to begin with. The seed
+        # fixes what is drawn at random and is in no file.
+        known = {*declared(task_maker(name)), "seed"}
+        own = known & settings.keys() - {"weights"}
         self.settings = {"task": name, **{n: settings[n] for n in sorted(own)}}
         self.num_clients = num_clients
         self.task: Task = build_task(self.settings, num_clients)

@@ -23,6 +23,8 @@ MOST_STARTS = 3
 # Workers of the last run in this process, by how many they are and the share of a GPU
 # that each has.
 _pool: dict[tuple[int, float], list[Any]] = {}
+# When the files of the modules were written that workers may have imported.
+_written: dict[str, int] = {}
 
 
 class RayWorkers:
@@ -30,7 +32,7 @@ class RayWorkers:
 
     They are one a core of the cluster on the CPU, and `WORKERS_A_GPU` a GPU, which Ray
     hands out; a GPU that is named by its number is shared by as many. They stay for the
-    next run in this process.
+    next run in this process, unless a module has been edited since.
 
     Parameters
     ----------
@@ -56,8 +58,9 @@ class RayWorkers:
         self._kind = kind
         self.count, self._share = shares(device, ray.cluster_resources())  # type: ignore[no-untyped-call]
         key = self.count, self._share
-        if key not in _pool:
-            # Others would hold the cores that these wait for.
+        if _are_edited() or key not in _pool:
+            # Those that are there have imported what modules were; others would hold
+            # the cores that these wait for.
             for worker in (w for workers in _pool.values() for w in workers):
                 ray.kill(worker)
             _pool.clear()
@@ -122,6 +125,22 @@ class RayWorkers:
         if left <= 0:
             raise SettingsError(f"no Ray worker has started within {STARTS_WITHIN:g} s")
         return left
+
+
+def _are_edited() -> bool:
+    """Return whether a module of this process has another file than it had last time.
+
+    Installed packages are not looked at.
+    """
+    found: dict[str, int] = {}
+    for name, module in list(sys.modules.items()):
+        path = str(getattr(module, "__dict__", {}).get("__file__") or "")
+        if path and not path.startswith((sys.prefix, sys.base_prefix)):
+            with contextlib.suppress(OSError):
+                found[name] = os.stat(path).st_mtime_ns
+    edited = any(_written.get(name, at) != at for name, at in found.items())
+    _written.update(found)
+    return edited
 
 
 def shares(device: str, resources: Mapping[str, float]) -> tuple[int, float]:

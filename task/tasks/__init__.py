@@ -2,13 +2,14 @@
 
 import inspect
 from collections.abc import Callable, Mapping
-from functools import lru_cache, partial
+from functools import partial
 from typing import Any
 
-from task.base import Task
+from task.base import ExampleTask, Task
 from task.cohort import TASKS_AT_A_TIME
 from task.data.datasets import SOURCES
-from task.held_out import EvaluationSettings, examined
+from task.held_out import EvaluationSettings, changed, examined
+from task.remembered import remembered
 from task.settings import (
     Setting,
     Settings,
@@ -100,12 +101,12 @@ def reads_data_dir(task: Task, name: str) -> bool:
     return "data-dir" in declared(task_maker(name)) and "data-dir" not in idle
 
 
-@lru_cache(maxsize=16)
+@remembered(maxsize=16)
 def _setting_names(name: str) -> list[str]:
     return sorted({*declared(task_maker(name)), *declared(EvaluationSettings)})
 
 
-@lru_cache(maxsize=TASKS_AT_A_TIME)
+@remembered(maxsize=TASKS_AT_A_TIME)
 def _build(
     name: str, settings: tuple[tuple[str, Setting], ...], num_clients: int
 ) -> Task:
@@ -131,7 +132,14 @@ def _build(
             f"task {name!r} made a {type(task).__name__} without {missing[0]!r}; it "
             "must be a Task, for example an ExampleTask"
         )
-    return examined(task, build(EvaluationSettings, dict(settings)))
+    evaluation = build(EvaluationSettings, dict(settings))
+    if isinstance(task, ExampleTask) and task.seed is None:
+        # A copy: the function may return the same task for each seed, and have made
+        # its models.
+        task = changed(task, {"seed": evaluation.seed})
+        for made in ("initial_state", "scratch_model"):
+            vars(task).pop(made, None)
+    return examined(task, evaluation)
 
 
 # What every algorithm asks a task for.

@@ -410,7 +410,7 @@ def test_negative_epochs(kind, name):
 
 def test_head_epochs_without_augmentation(monkeypatch):
     seen = []
-    colour = ExampleSet(torch.zeros(3, 4), torch.zeros(3, 1), augment=True)
+    colour = ExampleSet(torch.zeros(3, 2, 2, 3), torch.zeros(3, 1), augment=True)
     monkeypatch.setattr(
         "clients.base.train", lambda model, part, examples, *_: seen.append(examples)
     )

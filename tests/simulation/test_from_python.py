@@ -1,8 +1,10 @@
 """``simulate`` from Python, and somebody else's package."""
 
+import importlib
 import subprocess
 import sys
 
+import numpy as np
 import pytest
 from command_line import (
     ROOT,
@@ -16,8 +18,11 @@ from command_line import (
 from outsiders import Homeless
 
 import simulation
+from clients.client_app import make_app
 from strategies import FedRep
-from task.settings import SettingsError
+from task import remembered
+from task.settings import SettingsError, resolve
+from task.tasks import build_task
 
 
 def test_a_simulation_from_python_is_that_of_the_command_line(tmp_path, monkeypatch):
@@ -68,6 +73,67 @@ def test_a_simulation_from_python_takes_names_as_on_the_command_line(tmp_path):
         assert_same_rows(other.rows, first.rows, 0)
     places = [tmp_path / "1" / "FedRep", tmp_path / "2" / "Plain"]
     assert all((place / "metrics.jsonl").is_file() for place in places)
+
+
+@pytest.fixture
+def own_table(write_module):
+    return importlib.import_module(write_module("cell", CELL))
+
+
+def nested() -> list:
+    def table(num_clients):
+        raise AssertionError("it cannot be found")
+
+    class Own(FedRep):
+        pass
+
+    return [table, Own, lambda num_clients: None]
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "task", "line"),
+    [
+        (
+            "fedrep",
+            nested()[0],
+            "task is 'nested.<locals>.table'; it must be a named",
+        ),
+        (
+            "fedrep",
+            nested()[2],
+            "task is 'nested.<locals>.<lambda>'; it must be a",
+        ),
+        (
+            nested()[1],
+            "digits",
+            "algorithm is 'nested.<locals>.Own'; it must be a",
+        ),
+    ],
+)
+def test_what_no_import_path_leads_to(algorithm, task, line):
+    with pytest.raises(SettingsError, match=f"^{line}.* of the module's top level$"):
+        simulation.simulate(algorithm, "inline", task=task)
+
+
+def test_settings_as_a_notebook_has_them(tmp_path):
+    quick = {"model": "mlp-2", "batch_size": np.int64(50), "rounds": np.int32(1)}
+    found = simulation.simulate(
+        "fedavg",
+        "inline",
+        output=tmp_path / "out",
+        metrics=["macro-f1", "balanced-accuracy"],
+        learning_rate=np.float64(0.05),
+        augment=np.bool_(False),
+        partition=np.str_("iid"),
+        clients=4,
+        **quick,
+    )
+    assert found.summary["macro-f1"] > 0
+    told = json_of(tmp_path / "out" / "summary.json")["config"]
+    assert told["metrics"] == "macro-f1,balanced-accuracy"
+    assert (told["batch-size"], told["learning-rate"]) == (50, 0.05)
+    with pytest.raises(SettingsError, match=r"metrics is .*; it must be of type str"):
+        simulation.simulate("fedavg", "inline", metrics=[1], output=tmp_path / "no")
 
 
 class Local(FedRep):
@@ -151,6 +217,85 @@ def test_a_strategy_of_the_script_itself_is_for_one_process(tmp_path, monkeypatc
         own, "inline", rounds=1, model="mlp-2", batch_size=50, output=str(tmp_path)
     )
     assert found.summary["rounds"] == 1
+
+
+CELL = """
+import torch
+from clients import FedAvgClient
+from strategies import FedAvg
+from task import ExampleSet, ExampleTask, SplitModel
+from torch import nn
+
+N = 3
+
+def table(num_clients):
+    sets = [ExampleSet(torch.ones(N, 1), torch.ones(N, 1))] * num_clients
+    build = lambda: SplitModel(nn.Linear(1, 2), nn.Linear(2, 1))
+    return ExampleTask(build, sets, sets, nn.functional.mse_loss)
+
+class MineClient(FedAvgClient):
+    def fit(self, parameters, config):
+        self.receive(parameters, config)
+        return self.send(self.train("all", 1))
+
+class Mine(FedAvg):
+    client = __name__ + ":MineClient"
+"""
+
+
+def test_what_is_edited_in_a_process_counts_from_the_next_run_on(
+    tmp_path, write_module
+):
+    module = importlib.import_module(write_module("cell", CELL))
+
+    def run_it() -> tuple[int, float]:
+        found = simulation.simulate(
+            module.Mine,
+            "inline",
+            task=module.table,
+            clients=2,
+            rounds=1,
+            output=str(tmp_path / "out"),
+        )
+        told = json_of(tmp_path / "out" / "Mine" / "clients.json")
+        return told["000000"]["num-examples"], found.rows[-1]["train-loss"]
+
+    count, loss = run_it()
+    assert count == 3
+    assert loss > 0
+    module.N = 5
+    assert run_it()[0] == 5
+    # Cells that are run again, edited.
+    exec(CELL.replace("N = 3", "N = 7"), vars(module))
+    assert run_it()[0] == 7
+    exec(CELL.replace("N = 3", "N = 7").replace('"all", 1', '"all", 0'), vars(module))
+    assert run_it() == (7, 0)
+    # The file, where the module is reloaded.
+    with open(module.__file__, "a") as file:
+        file.write("N = 11")
+    importlib.reload(module)
+    assert run_it()[0] == 11
+
+
+def test_a_worker_forgets_what_another_command_was_about(own_table, monkeypatch):
+    settings = resolve({"task": f"{own_table.__name__}:table"})
+    # Flower's message is of no matter: what it would be given is not one.
+    remembered.forget()
+    first, second = make_app(settings), make_app(settings)
+    task = build_task(settings, 2)
+    for app in (first, second):
+        with pytest.raises(AttributeError):
+            app(None, None)
+    # Several algorithms of one command share it.
+    assert build_task(settings, 2) is task
+    remembered.forget()
+    other = make_app(settings)
+    # A worker, which has not begun the command itself.
+    monkeypatch.setattr(remembered, "_command", [first.command])
+    task = build_task(settings, 2)
+    with pytest.raises(AttributeError):
+        other(None, None)
+    assert build_task(settings, 2) is not task
 
 
 def test_tasks_of_one_s_own_are_found_where_the_command_is_started(tmp_path):

@@ -93,7 +93,7 @@ def test_own_metrics_are_in_the_files_and_the_table(tmp_path, write_module, caps
 BAD = {
     "nothing": "made a NoneType without 'initial_model'; it must be a Task",
     "headless": "the model Sequential has no head named 'fc'; its linear layers: 0",
-    "fewer": "the task has examples of 2 clients; client 2, from 0, is one too many",
+    "fewer": "the task's train has examples of 2 clients; client 2, from 0, is one too",
     "taken": "a metric is called 'loss', as what every run has; it must have a name of",
     "sized": "a metric is called 'bytes', as what every run has; it must have a name",
     "listed_elsewhere": "metrics is a list; it must be a mapping of names",

@@ -198,15 +198,21 @@ def test_a_mean_of_all_has_no_weights():
         L2GD(weighting="examples")
 
 
-def test_one_example_alone_before_a_batch_norm_is_one_line():
+def test_one_example_alone_before_a_batch_norm_is_left_out():
     # Client 1 has 9 examples.
-    task = {"task": "softmax_runs:normed", "batch_size": 8}
-    client = run("l2gd", 0, **OWN, **task).client(1, 0)
-    client.receive(client.get_parameters({}), {})
-    assert client.local_steps(1) > 0
-    line = "^batch-size 8 leaves one of 9 examples alone, which this model's batch"
+    def trained(size: int) -> tuple[float, int]:
+        task = {"task": "softmax_runs:normed", "batch_size": size}
+        client = run("l2gd", 0, **OWN, **task).client(1, 0)
+        client.receive(client.get_parameters({}), {})
+        loss = client.local_steps(3)
+        return loss, int(client.model.representation[1].num_batches_tracked)
+
+    loss, steps = trained(8)
+    assert loss > 0
+    assert steps == 3
+    line = "^batch-size 1 leaves one of 9 examples alone, which this model's batch"
     with pytest.raises(SettingsError, match=line):
-        client.local_steps(2)
+        trained(1)
 
 
 def test_a_tensor_of_two_names_is_moved_once():

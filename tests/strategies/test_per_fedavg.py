@@ -209,3 +209,11 @@ def test_both_sides_of_the_hessian_s_product_leave_out_the_same(monkeypatch):
         assert not torch.equal(outer, ahead)
     # The next step's are others.
     assert not torch.equal(steps[0][2], steps[1][2])
+
+
+def test_all_batches_of_an_epoch_s_last_examples_are_left_out_before_batch_norms():
+    # Client 1 has 9 examples, and all of its streams of batches go on alike.
+    task = {"task": "softmax_runs:normed", "batch_size": 4, "representation_epochs": 3}
+    found = run("hf-maml", 2, **task)
+    assert [row["rejected"] for row in found.rows] == [0, 0]
+    assert any(1 in trained for trained in found.trained)

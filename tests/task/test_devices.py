@@ -1,5 +1,8 @@
 """Where clients train: names, what is there, and a line when memory is used up."""
 
+import random
+
+import numpy as np
 import pytest
 import torch
 
@@ -33,6 +36,32 @@ def gpus(monkeypatch):
 def test_a_name_is_a_device_of_this_machine(gpus, number, name, expected):
     gpus(number)
     assert devices.find(name) == torch.device(expected)
+
+
+@pytest.mark.parametrize("number", [3, 2**40 + 3])
+def test_all_that_is_drawn_under_a_seed_follows_from_it_and_leaves_no_trace(number):
+    def drawn() -> tuple[float, ...]:
+        return random.random(), np.random.rand(), torch.rand(()).item()
+
+    def then(*seeds: int) -> tuple[float, ...]:
+        random.seed(7), np.random.seed(7), torch.manual_seed(7)
+        found.clear()
+        for seed in seeds:
+            with devices.seeded(seed):
+                found.append(drawn())
+        return drawn()
+
+    found: list[tuple[float, ...]] = []
+    expected = then()
+    assert then(number, number, number + 1) == expected
+    first, again, other = found
+    assert first == again
+    assert not set(first) & {*other, *expected}
+    # Also where a model's function fails.
+    random.seed(7), np.random.seed(7), torch.manual_seed(7)
+    with pytest.raises(KeyError), devices.seeded(number):
+        raise KeyError(drawn())
+    assert drawn() == expected
 
 
 def test_mps_is_taken_by_name_only(gpus, monkeypatch):

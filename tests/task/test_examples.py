@@ -1,5 +1,7 @@
 """Batches by hand, and random crops against every crop that there can be."""
 
+import re
+
 import numpy as np
 import pytest
 import torch
@@ -8,6 +10,7 @@ from hypothesis import strategies as st
 
 from task import examples
 from task.examples import ExampleSet, random_crop_and_flip
+from task.settings import SettingsError
 
 
 def numbered(n: int) -> ExampleSet:
@@ -129,6 +132,23 @@ def test_augmentation_only_where_batches_are_shuffled():
     ]
     # An image stays as it is once in 162 times.
     assert sum(changed) > 30
+
+
+@pytest.mark.parametrize("shape", [(2, 3, 8, 8), (2, 8, 8), (2, 5)])
+def test_only_images_with_their_channels_last_are_augmented(shape):
+    line = f"augment is True with inputs of shape {shape}; crops and flips want images "
+    with pytest.raises(SettingsError, match=f"^{re.escape(line)}"):
+        ExampleSet(torch.zeros(shape), torch.zeros(2), augment=True)
+    # Whatever they are, they can be left as they are.
+    ExampleSet(torch.zeros(shape), torch.zeros(2))
+
+
+@pytest.mark.parametrize("channels", [1, 3, 4, 7])
+def test_images_of_many_channels_are_augmented_with_a_mean_a_channel(channels):
+    images = torch.zeros(2, 8, 8, channels)
+    one = torch.ones(channels)
+    found = ExampleSet(images, torch.zeros(2), one, one, augment=True)
+    assert next(found.batches(2, shuffle=True))[0].shape == (2, channels, 8, 8)
 
 
 def test_augmentation_keeps_image_and_target_together():

@@ -3,6 +3,7 @@
 import copy
 import math
 from collections.abc import Callable
+from functools import partial
 
 import numpy as np
 import pytest
@@ -11,6 +12,7 @@ from torch import nn
 
 from task import cohort
 from task.calls import TrainCall
+from task.cohort import together
 from task.examples import ExampleSet
 from task.models import SplitModel, build_model
 from task.settings import SettingsError, build
@@ -617,16 +619,87 @@ def test_steps_are_those_of_torch_s_own_optimizer(momentum):
     )
 
 
-def test_one_example_alone_before_a_batch_norm():
+class TwoNorms(nn.Module):
+    """The first takes one example, of four numbers a channel, and the second does not.
+
+    It counts its calls with one.
+    """
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = nn.BatchNorm1d(1), nn.BatchNorm1d(4)
+        self.alone = 0
+
+    def forward(self, x):
+        self.alone += len(x) == 1
+        return self.second(self.first(x[:, None]).flatten(1))
+
+
+def normed() -> SplitModel:
     torch.manual_seed(0)
-    model = SplitModel(nn.BatchNorm1d(4), nn.Linear(4, 1))
-    args = ("all", regression(11, 4, 1), nn.functional.mse_loss, 1)
-    line = (
-        "batch-size 5 leaves one of 11 examples alone, which this model's batch norms"
-    )
+    return SplitModel(TwoNorms(), nn.Linear(4, 1))
+
+
+def without_last(examples: ExampleSet, epochs: int, seed: int) -> list[ExampleSet]:
+    """Return the batches of five of each epoch, as they are drawn, without a rest."""
+    torch.manual_seed(seed)
+    order = [torch.randperm(len(examples)) for _ in range(epochs)]
+    chosen = [o[i : i + 5] for o in order for i in (0, 5)]
+    return [ExampleSet(examples.inputs[c], examples.targets[c]) for c in chosen]
+
+
+def test_a_last_example_alone_before_a_batch_norm_is_left_out():
+    examples, loss = regression(11, 4, 1), nn.functional.mse_loss
+    expected, batches = normed(), without_last(examples, 2, seed=3)
+    sgd = SGD(0.01, 0.0, batch_size=5)
+    losses = [train(expected, "all", batch, loss, 1, sgd) for batch in batches]
+    model = normed()
+    torch.manual_seed(3)
+    found = train(model, "all", examples, loss, 2, sgd)
+    assert found == pytest.approx(sum(losses[2:]) / 2)
+    # Not even the first norm has seen it.
+    assert model.representation.alone == 2
+    assert_near(model, expected)
+    # All examples train where none is alone.
+    train(model, "all", examples, loss, 1, SGD(0.01, batch_size=6))
+    assert int(model.representation.first.num_batches_tracked) == 6
+
+
+def test_last_examples_are_left_out_of_clients_that_train_together(caplog):
+    loss, sgd, seats = nn.functional.mse_loss, SGD(0.01, 0.0, batch_size=5), range(4)
+    # The last example of two is alone, at different times.
+    sets = [regression(n, 4, 1) for n in (11, 11, 6, 8)]
+
+    def work(i: int, model: SplitModel) -> float:
+        torch.manual_seed(i)
+        return train(model, "all", sets[i], loss, 2, sgd)
+
+    alone, models = [normed() for _ in seats], [normed() for _ in seats]
+    losses = [work(i, alone[i]) for i in seats]
+    found = together([partial(work, i, models[i]) for i in seats], 4)
+    assert found == pytest.approx(losses, rel=1e-5)
+    for own, expected in zip(models, alone, strict=True):
+        assert_near(own, expected)
+    # All at the same time.
+    again = [normed() for _ in seats]
+    sets = [sets[0]] * 4
+    together([partial(work, i, again[i]) for i in seats], 4)
+    for i in (0, 1):
+        assert_near(again[i], alone[i])
+    assert not caplog.records
+
+
+def assert_near(model: SplitModel, expected: SplitModel) -> None:
+    for name, value in expected.state_dict().items():
+        assert torch.allclose(model.state_dict()[name], value, rtol=1e-4), name
+
+
+@pytest.mark.parametrize(("n", "size"), [(1, 5), (11, 1)])
+def test_no_batch_of_more_than_one_example_before_a_batch_norm(n, size):
+    args = ("all", regression(n, 4, 1), nn.functional.mse_loss, 1)
+    line = f"batch-size {size} leaves one of {n} examples alone, which this model's bat"
     with pytest.raises(SettingsError, match=line):
-        train(model, *args, SGD(0.01, batch_size=5))
-    assert train(model, *args, SGD(0.01, batch_size=6)) > 0
+        train(normed(), *args, SGD(0.01, batch_size=size))
 
 
 def test_dropout_is_active_before_a_trained_head():

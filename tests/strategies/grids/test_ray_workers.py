@@ -1,8 +1,9 @@
 """Ray workers: how many, and what becomes of those that die. Ray is a double here."""
 
 import itertools
+import os
 import sys
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 
 import pytest
 
@@ -58,6 +59,7 @@ def ray(monkeypatch):
         get=get,
         exceptions=SimpleNamespace(RayError=DeadError),
         dead=dead,
+        kill=dead.add,
         broken=False,
     )
     monkeypatch.setitem(sys.modules, "ray", fake)
@@ -79,6 +81,25 @@ def test_work_is_for_workers_that_have_said_that_they_are_there(ray):
     # The next run has the same ones, which are asked again.
     same = RayWorkers(object, "cpu")
     assert set(same.starting.values()) == set(workers.idle)
+
+
+def test_where_a_module_has_been_edited_others_take_their_places(
+    ray, monkeypatch, tmp_path
+):
+    module, path = ModuleType("of_mine"), tmp_path / "of_mine.py"
+    module.__file__ = str(path)
+    path.write_text("x = 1")
+    first = RayWorkers(object, "cpu")
+    # It comes after the workers have started, and they import it.
+    monkeypatch.setitem(sys.modules, "of_mine", module)
+    same = RayWorkers(object, "cpu")
+    assert set(same.starting.values()) == set(first.starting.values())
+    path.write_text("x = 2")
+    os.utime(path, ns=(1, 1))
+    new = set(RayWorkers(object, "cpu").starting.values())
+    assert len(new) == 2
+    assert ray.dead == set(first.starting.values())
+    assert not new & ray.dead
 
 
 def test_where_one_dies_the_idle_ones_are_asked_and_the_dead_replaced(ray):

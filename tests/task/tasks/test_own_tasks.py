@@ -110,6 +110,22 @@ def sensors(
 def alone():
     return sensors(1)
 
+def unseeded(num_clients, seed_of=None):
+    one = ExampleSet(torch.ones(2, 3), torch.ones(2, 1))
+    build = lambda: SplitModel(nn.Identity(), nn.Linear(3, 1))
+    return ExampleTask(
+        build, [one] * 2, [one] * 2, nn.functional.mse_loss, seed=seed_of
+    )
+
+COMMON = unseeded(2)
+COMMON.initial_state
+
+def common():
+    return COMMON
+
+def seeded_by_itself():
+    return unseeded(2, 1)
+
 class Sensors(ExampleTask):
     def __init__(self, num_clients, width: Annotated[int, Range("[1, inf)")] = 2):
         one = ExampleSet(torch.ones(2, width), torch.zeros(2, dtype=torch.int64))
@@ -173,6 +189,24 @@ def test_a_function_is_called_once_for_the_same_settings(own):
     assert build_task(own("sensors", noise=1.0, momentum=0.9), 2) is first
     assert build_task(own("sensors", noise=1.5), 2) is not first
     assert len(calls_of(own("sensors"))) == 2
+
+
+def test_the_initial_model_is_of_the_run_s_seed_unless_the_task_says_one(own):
+    def weight_of(function: str, **run: int) -> torch.Tensor:
+        return build_task(own(function, **run), 2).initial_state["head.weight"]
+
+    first, second = weight_of("unseeded"), weight_of("unseeded", seed=1)
+    assert not torch.equal(first, second)
+    # Without a run it is 0, as with that seed.
+    common = task_maker(own("common")["task"])()
+    assert torch.equal(first, common.initial_state["head.weight"])
+    # One task for all runs, used before.
+    assert torch.equal(weight_of("common"), first)
+    assert torch.equal(weight_of("common", seed=1), second)
+    assert common.seed is None
+    # Said by the task itself.
+    assert torch.equal(weight_of("seeded_by_itself"), second)
+    assert torch.equal(weight_of("seeded_by_itself", seed=2), second)
 
 
 def test_a_function_without_arguments_and_a_class(own):
@@ -385,7 +419,11 @@ CHECKED = [
         "the loss refuses outputs of type float32 and shape (4, 2) and targets of type",
     ),
     ({"train": [[1, 2]]}, "the train examples are a list; they must be an ExampleSet"),
-    ({"train": []}, "the task has examples of 0 clients; client 0, from 0, is one too"),
+    ({"train": []}, "the task's train has examples of 0 clients; client 0, from 0, is"),
+    (
+        {"test": []},
+        "the task's test has examples of 0 clients; client 0, from 0, is o",
+    ),
     (
         {"loss": lambda x, y: (x.sum(1) - y).square()},
         "the loss of a batch is shape (8,); it must be a tensor of one number, the",
@@ -447,6 +485,14 @@ def test_values_that_the_model_or_the_loss_can_do_with():
     [
         ({"train": (x for x in [])}, "train is a generator; it must be a sequence of"),
         ({"test": None}, "test is a NoneType; it must be a sequence of the clients'"),
+        (
+            {"classes": 3},
+            "classes is of type int; it must be a tuple of the classes",
+        ),
+        (
+            {"classes": None},
+            "classes is of type NoneType; it must be a tuple of the",
+        ),
         ({"metrics": {3: max}}, "a metric is called 3; it must have a name, of a char"),
         ({"metrics": {"": max}}, "a metric is called ''; it must have a name"),
     ],

@@ -66,8 +66,48 @@ def test_a_head_that_is_the_last_thing_is_tried_once():
     task = task_of(model)
     for client in (0, 1, 0, 1):
         task.check(client)
-    # One is tried, and one is the scratch model.
-    assert len(made) == 2
+    # One is tried, one is the scratch model, and one is that to begin with.
+    assert len(made) == 3
+
+
+LAYER = nn.Linear(4, 8)
+
+
+@pytest.mark.parametrize("head", ["fc3", ""])
+def test_a_model_that_is_made_once_is_no_new_one(head):
+    net = Net() if head else SplitModel(nn.Linear(4, 8), nn.Linear(8, 2))
+    line = f"model.. returns a {type(net).__name__} with parameters that it has returne"
+    with pytest.raises(SettingsError, match=line):
+        task_of(lambda: net, head).check(0)
+    # Whoever asks first.
+    task = task_of(lambda: net, head)
+    assert task.initial_state
+    with pytest.raises(SettingsError, match=line):
+        task.scratch_model  # noqa: B018
+
+
+@pytest.mark.parametrize(
+    "part", [lambda: LAYER, lambda: view_of(LAYER)], ids=["a layer", "its memory"]
+)
+def test_parts_of_a_model_that_are_made_once(part):
+    task = task_of(lambda: SplitModel(part(), nn.Linear(8, 2)), "")
+    with pytest.raises(SettingsError, match="a SplitModel with parameters that it has"):
+        task.check(0)
+
+
+def view_of(layer: nn.Linear) -> nn.Linear:
+    made = nn.Linear(4, 8)
+    made.weight = nn.Parameter(layer.weight.detach())
+    return made
+
+
+def test_what_never_learns_may_be_common_to_all_models():
+    class Scaled(nn.Linear):
+        def __init__(self):
+            super().__init__(4, 8)
+            self.register_buffer("scale", LAYER.bias.detach())
+
+    task_of(lambda: SplitModel(Scaled(), nn.Linear(8, 2)), "").check(0)
 
 
 def test_cross_entropy_of_one_output_is_no_loss():
@@ -77,6 +117,42 @@ def test_cross_entropy_of_one_output_is_no_loss():
         task_of(lambda: Net(width=1), train=[numbers], test=[numbers]).check(0)
     mse = functional.mse_loss
     task_of(lambda: Net(width=1), train=[numbers], test=[numbers], loss=mse).check(0)
+
+
+@pytest.mark.parametrize(
+    "loss",
+    [
+        nn.CrossEntropyLoss(reduction="sum"),
+        lambda outputs, targets: (
+            functional.cross_entropy(outputs, targets) * len(targets)
+        ),
+    ],
+)
+def test_a_loss_that_is_a_sum(loss):
+    line = "the loss of a batch and the same again is twice the loss; it must be the me"
+    with pytest.raises(SettingsError, match=line):
+        task_of(Net, loss=loss).check(0)
+
+
+@pytest.mark.parametrize(
+    "loss",
+    [
+        nn.CrossEntropyLoss(),
+        nn.CrossEntropyLoss(weight=torch.tensor([1.0, 3.0])),
+        # 0, of pairs of the batch, and written for its length.
+        lambda outputs, targets: (outputs - outputs.detach()).abs().mean(),
+        lambda outputs, targets: (outputs @ outputs.T).logsumexp(1).mean(),
+        lambda outputs, targets: -torch.corrcoef(outputs.T)[0, 1],
+        lambda outputs, targets: (outputs[:, 0] * torch.arange(6)).mean(),
+    ],
+)
+def test_a_loss_that_is_no_sum(loss):
+    task_of(Net, loss=loss).check(0)
+
+    def normed():
+        return SplitModel(nn.Sequential(Net(), nn.BatchNorm1d(2)), nn.Linear(2, 2))
+
+    task_of(normed, "", loss=loss).check(0)
 
 
 def test_clients_with_names(tmp_path):
@@ -96,6 +172,11 @@ def test_loaders():
     loader = DataLoader(data, batch_size=2, shuffle=True)
     with pytest.raises(SettingsError, match=r"a DataLoader; .*DataLoader: of its"):
         task_of(Net, train=[loader]).check(0)
+    line = (
+        r"^from_dataset is given a DataLoader, .*must be its dataset \(loader.dataset"
+    )
+    with pytest.raises(SettingsError, match=line):
+        ExampleSet.from_dataset(loader)
     found = ExampleSet.from_dataset(loader.dataset)
     assert torch.equal(found.inputs, data.tensors[0])
     assert found.targets.tolist() == [0, 1, 0, 1, 1]

@@ -1,0 +1,39 @@
+"""What a trained model of a task of one's own needs to be made again."""
+
+import importlib
+
+import torch
+
+from clients.device.task_card import TaskCard
+from task.settings import resolve
+from task.tasks import build_task
+
+MODULE = """
+import torch
+from torch import nn
+from task import ExampleSet, ExampleTask, SplitModel
+
+class Projected(nn.Linear):
+    def __init__(self):
+        super().__init__(3, 2)
+        self.register_buffer("fixed", torch.randn(3, 3), persistent=False)
+
+    def forward(self, x):
+        return super().forward(x @ self.fixed)
+
+def drawn(num_clients):
+    sets = [ExampleSet(torch.ones(2, 3), torch.ones(2, 1))] * max(1, num_clients)
+    build = lambda: SplitModel(Projected(), nn.Linear(2, 1))
+    return ExampleTask(build, sets, sets, nn.functional.mse_loss)
+"""
+
+
+def test_what_is_drawn_and_in_no_file_is_that_of_the_run_s_seed(write_module):
+    path = f"{importlib.import_module(write_module('drawing', MODULE)).__name__}:drawn"
+    settings = resolve({"task": path, "seed": 3})
+    trained = build_task(settings, 4).initial_model()
+    card = TaskCard.from_metadata(TaskCard(settings, 4).metadata(), path)
+    found = card.build().representation.fixed
+    assert torch.equal(found, trained.representation.fixed)
+    other = TaskCard({**settings, "seed": 4}, 4).build().representation.fixed
+    assert not torch.equal(found, other)
