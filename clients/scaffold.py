@@ -1,6 +1,5 @@
 """SCAFFOLD (Karimireddy et al., ICML 2020): corrected local steps."""
 
-import math
 from typing import cast
 
 import torch
@@ -9,6 +8,7 @@ from flwr.common import NDArrays
 from clients.base import Client, Config, Reply, TrainingSettings
 from clients.device.slots import WHOLE, Tensors, difference, under, within
 from task.messages import CONTROL, CONTROL_SINCE
+from task.training import steps_an_epoch
 
 OWN_CONTROL = "own-control."
 
@@ -56,8 +56,8 @@ class SCAFFOLDClient(Client):
 
     def total_step(self, epochs: int) -> float:
         """Return K η_l, the gradients' total weight in x − y_i; 0 without steps."""
-        n = len(self.task.train_examples(self.index))
-        steps = epochs * math.ceil(n / self.settings.batch_size)
+        examples, sgd = self.train_examples, self.settings
+        steps = epochs * steps_an_epoch(self.model, examples, sgd)
         beta = self.settings.momentum
         weights = ((1 - beta**t) / (1 - beta) for t in range(1, steps + 1))
         return self.settings.learning_rate * sum(weights)

@@ -50,7 +50,7 @@ class ExampleSet:
     ------
     SettingsError
         If there are not as many inputs as targets, or what is to be augmented is no
-        images of 1, 3 or 4 channels.
+        images, or has its channels first.
     """
 
     inputs: Tensor
@@ -80,14 +80,14 @@ class ExampleSet:
                 f"there are {n} inputs and {len(self.targets)} targets; there must be "
                 "one target an input"
             )
-        shape = tuple(self.inputs.shape)
-        # With a mean a channel nobody takes another dimension for that of channels.
-        usual = (1, 3, 4) if self.mean is None else (1, 3, 4, self.mean.numel())
-        if self.augment and (len(shape) != 4 or shape[3] not in usual):
+        shape, usual = tuple(self.inputs.shape), (1, 3, 4)
+        if self.augment and (
+            len(shape) != 4 or (shape[1] in usual and shape[3] not in usual)
+        ):
             raise SettingsError(
                 f"augment is True with inputs of shape {shape}; crops and flips want "
-                "images (n, height, width, channels) of 1, 3 or 4 channels: "
-                "inputs.permute(0, 2, 3, 1) where channels stand first"
+                "images (n, height, width, channels): inputs.permute(0, 2, 3, 1) where "
+                "channels stand first"
             )
 
     @classmethod

@@ -1,5 +1,6 @@
 """The pieces of local training: hyper-parameters, freezing, the loop over batches."""
 
+import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -14,7 +15,7 @@ from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.optim.sgd import sgd as torch_sgd
 
-from task.devices import CPU, current
+from task.devices import CPU, current, random_state, set_random_state
 from task.examples import ExampleSet
 from task.layers import IGNORED, none_counts
 from task.models import Part, SplitModel
@@ -249,6 +250,34 @@ def has_ignored(examples: ExampleSet) -> bool:
 def can_be_left_out(examples: ExampleSet, sgd: SGD) -> bool:
     """Return whether an example that is alone in its batch has others beside it."""
     return len(examples) > 1 and sgd.batch_size > 1
+
+
+@torch.no_grad()
+def steps_an_epoch(model: SplitModel, examples: ExampleSet, sgd: SGD) -> int:
+    """Return how many steps `loop` makes in an epoch, where all targets count.
+
+    Whether norms refuse a last example is tried; model and generators stay as they are.
+    """
+    steps = math.ceil(len(examples) / sgd.batch_size)
+    alone = len(examples) % sgd.batch_size == 1 and can_be_left_out(examples, sgd)
+    if not alone or not any(isinstance(m, _NormBase) for m in model.modules()):
+        return steps
+    modes = {module: module.training for module in model.modules()}
+    buffers = [(buffer, buffer.clone()) for buffer in model.buffers()]
+    state = random_state()
+    try:
+        model.train()(examples.on(current()).first(1))
+    except ValueError as error:
+        if not refuses_one(error):
+            raise
+        return steps - 1
+    finally:
+        set_random_state(state)
+        for module, training in modes.items():
+            module.training = training
+        for buffer, value in buffers:
+            buffer.copy_(value)
+    return steps
 
 
 def refuses_one(error: Exception) -> bool:

@@ -26,6 +26,7 @@ from task.sgd import (
     can_be_left_out,
     freeze,
     loop,
+    steps_an_epoch,
     told_of_one_example,
 )
 
@@ -43,6 +44,7 @@ __all__ = [
     "freeze",
     "gradient",
     "loop",
+    "steps_an_epoch",
     "told_of_one_example",
     "train",
 ]

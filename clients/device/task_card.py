@@ -74,8 +74,8 @@ class TaskCard:
         return f"task {self.settings['task']!r}"
 
 
-# Of a run's settings, what is run as well where it is an import path; no trained model
-# needs it, so that this will do.
+# Of a run's settings, what is run as well where it is an import path; a model that is
+# used as it was trained does not need it, so that this will do.
 NOT_NEEDED: Settings = {"partition": "iid", "metrics": ""}
 
 

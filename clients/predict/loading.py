@@ -195,6 +195,12 @@ def load_run(
                 about_model = card_of(own_task, {**settings, "data-dir": data_dir})
                 trainer = trained(own_task, about_model)
             else:
+                if run.own_partition:
+                    raise SettingsError(
+                        f"its clients' examples were split by {run.own_partition!r}, "
+                        "whose code a file does not get run: data-dir must name this "
+                        "client's data"
+                    ) from None
                 num_clients, index = int(settings["num-clients"]), int(client)
                 allowed = f"one of 000000 to {num_clients - 1:06d}"
                 require(index < num_clients, "client-name", client, allowed)

@@ -15,7 +15,7 @@ from clients.device.identity import quoted, state_directory
 from clients.device.slots import HEAD, Tensors
 from clients.device.task_card import trusted
 from task.checkpoint import FILE, ChecksumError, read
-from task.settings import Settings, SettingsError, resolve
+from task.settings import Settings, SettingsError, is_path, resolve
 
 
 class TrainedRun(NamedTuple):
@@ -41,6 +41,9 @@ class TrainedRun(NamedTuple):
         The shared ones.
     state : dict of str to Tensor
         The strategy's own.
+    own_partition : str
+        The import path of what split the simulated clients' examples; "" for one that
+        is built in.
     """
 
     path: Path
@@ -52,6 +55,7 @@ class TrainedRun(NamedTuple):
     classes: str
     arrays: Tensors
     state: Tensors
+    own_partition: str
 
     def directory_of(self, client: str, state_dir: str) -> Path | None:
         """Return where a client keeps its own part: a device, or in simulation."""
@@ -74,6 +78,7 @@ def read_run(path: Path, task: str = "") -> TrainedRun:
         run, arrays, state = read(path)
         values = run["values"]
         settings = trusted(dict(run["settings"]), task)
+        partition = str(run["settings"].get("partition", ""))
         return TrainedRun(
             path,
             complete(resolve(settings, strict=False)),
@@ -84,6 +89,7 @@ def read_run(path: Path, task: str = "") -> TrainedRun:
             str(values.get("classes", "")),
             {name: torch.from_numpy(array) for name, array in arrays.items()},
             {name: torch.from_numpy(array) for name, array in state.items()},
+            partition if is_path(partition) else "",
         )
     except (SafetensorError, OSError, ChecksumError) as error:
         raise _unreadable("checkpoint", path, error) from None

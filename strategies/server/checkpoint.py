@@ -1,10 +1,12 @@
 """Checkpoints of a run: everything the server needs to go on after a round."""
 
 from dataclasses import dataclass
+from logging import WARNING
 from pathlib import Path
 from typing import Any
 
 from flwr.app import ArrayRecord
+from flwr.common import log
 from safetensors import SafetensorError
 
 from strategies.server.replies import Arrays, to_record
@@ -36,6 +38,8 @@ MAY_DIFFER = frozenset(
         "tracker-uri",
     )
 )
+# Defaults of an earlier version and of this one: a run that named neither goes on.
+FORMER_DEFAULTS = {"compressor-k": (0.01, 0.1)}
 
 
 def token_in(path: Path) -> str:
@@ -116,11 +120,16 @@ class Checkpoint:
             values = dict(about["values"])
         except (SafetensorError, OSError, LookupError, ValueError, TypeError) as error:
             raise SettingsError(f"resume: {str(path)!r} is damaged: {error}") from None
-        differ = [
-            f"{name} was {former.get(name)!r} and is {value!r}"
-            for name, value in settings.items()
-            if name not in MAY_DIFFER and former.get(name, value) != value
-        ]
+        differ = []
+        for name, value in settings.items():
+            was = former.get(name, value)
+            if name in MAY_DIFFER or was == value:
+                continue
+            if FORMER_DEFAULTS.get(name) == (was, value):
+                text = "resume: %s was %r by default and is %r now, for what reads it"
+                log(WARNING, text, name, was, value)
+            else:
+                differ.append(f"{name} was {was!r} and is {value!r}")
         if differ:
             raise SettingsError(
                 f"resume: {str(directory)!r} was made with other settings: "

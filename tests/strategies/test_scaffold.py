@@ -19,7 +19,10 @@ from softmax_runs import (
     start,
     weights,
 )
+from torch import nn
 
+from clients import SCAFFOLDClient, TrainingSettings
+from clients.device.state import PersonalState
 from strategies import SCAFFOLD, build_strategy
 from task import ExampleSet, ExampleTask
 from task.settings import SettingsError, resolve
@@ -240,6 +243,20 @@ def test_a_batch_norm_s_statistics_are_averaged_whatever_the_global_rate():
         moved = arrays[name] - initial[name]
         assert_near(moved, 3 * (others[name] - initial[name]), 1e-6)
         assert np.abs(moved).max() > 1e-3
+
+
+def test_a_last_example_that_a_norm_refuses_is_no_step():
+    torch.manual_seed(0)
+    examples = ExampleSet(torch.randn(11, 3), torch.arange(11) % 2)
+
+    def model():
+        return nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 2))
+
+    task = ExampleTask(model, [examples], [examples], head="2")
+    settings = TrainingSettings(batch_size=5, learning_rate=0.1, momentum=0.0)
+    client = SCAFFOLDClient(task, 0, PersonalState.holding({}), settings)
+    # Two batches of five in each epoch.
+    assert client.total_step(3) == pytest.approx(6 * 0.1)
 
 
 def test_doubles_count():

@@ -143,6 +143,17 @@ def test_only_images_with_their_channels_last_are_augmented(shape):
     ExampleSet(torch.zeros(shape), torch.zeros(2))
 
 
+def test_images_of_many_channels_are_augmented_without_a_mean():
+    images = torch.arange(13.0).expand(5, 8, 8, 13) + 1
+    found = ExampleSet(images, torch.zeros(5), augment=True)
+    for inputs, _ in found.batches(5, shuffle=True):
+        # Channels stay together: those of a pixel, or of the border.
+        assert {tuple(p) for p in inputs.reshape(-1, 13).tolist()} == {
+            tuple(map(float, range(1, 14))),
+            (0.0,) * 13,
+        }
+
+
 @pytest.mark.parametrize("channels", [1, 3, 4, 7])
 def test_images_of_many_channels_are_augmented_with_a_mean_a_channel(channels):
     images = torch.zeros(2, 8, 8, channels)

@@ -24,6 +24,7 @@ from task.training import (
     evaluate,
     freeze,
     loop,
+    steps_an_epoch,
     train,
 )
 
@@ -663,6 +664,28 @@ def test_a_last_example_alone_before_a_batch_norm_is_left_out():
     # All examples train where none is alone.
     train(model, "all", examples, loss, 1, SGD(0.01, batch_size=6))
     assert int(model.representation.first.num_batches_tracked) == 6
+
+
+@pytest.mark.parametrize(
+    ("make", "count", "expected"),
+    [
+        (normed, 11, 2),
+        (normed, 10, 2),
+        (normed, 8, 2),
+        # It has nothing else, and is told so elsewhere.
+        (normed, 1, 1),
+        (lambda: SplitModel(nn.Linear(4, 4), nn.Linear(4, 1)), 11, 3),
+    ],
+)
+def test_steps_of_an_epoch_are_those_that_are_made(make, count, expected):
+    model = make().eval()
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    state = torch.get_rng_state()
+    sgd = SGD(0.01, batch_size=5)
+    assert steps_an_epoch(model, regression(count, 4, 1), sgd) == expected
+    assert all(torch.equal(before[n], v) for n, v in model.state_dict().items())
+    assert torch.equal(state, torch.get_rng_state())
+    assert not any(module.training for module in model.modules())
 
 
 def test_last_examples_are_left_out_of_clients_that_train_together(caplog):

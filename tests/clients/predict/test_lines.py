@@ -87,6 +87,21 @@ def test_a_simulated_client_is_fine_tuned_on_its_own_examples(algorithm, own, tm
     assert len({said["loss"] for said in known.values()}) == 3
 
 
+def test_nor_on_what_code_of_a_file_would_give_it(tmp_path):
+    more = {"backend": "inline", "output": str(tmp_path), "model": "logistic"}
+    more |= {
+        "partition": "flwr_datasets.partitioner:IidPartitioner",
+        "clients": 3,
+        "rounds": 1,
+    }
+    simulate("fedavg-ft", **more)
+    line = (
+        "clients' examples were split by .flwr_datasets.partitioner:IidPartitioner., w"
+    )
+    with pytest.raises(SettingsError, match=line):
+        load_run(tmp_path / "fedavg-ft", "000001")
+
+
 def test_an_exported_model_predicts_the_same(table, own, capsys):
     model, card = load_run(table / "results" / "fedrep", "000001", task=own)
     for suffix in ("safetensors", "pt2"):

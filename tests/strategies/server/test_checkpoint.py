@@ -69,6 +69,14 @@ def test_an_older_checkpoint_does_not_say_that_order(tmp_path):
     assert Checkpoint.read(tmp_path, SETTINGS).state[0].keys() == {"a", "b"}
 
 
+def test_a_default_that_has_changed_since_ends_no_run(tmp_path, caplog):
+    checkpoint_of(**{"compressor-k": 0.01}).write(tmp_path)
+    Checkpoint.read(tmp_path, SETTINGS)
+    assert "compressor-k was 0.01 by default and is 0.1 now" in caplog.text
+    with pytest.raises(SettingsError, match=r"compressor-k was 0\.01 and is 0\.2$"):
+        Checkpoint.read(tmp_path, {**SETTINGS, "compressor-k": 0.2})
+
+
 @pytest.mark.parametrize("where", ["arrays", "state"])
 def test_the_order_in_memory_does_not_matter(tmp_path, where):
     from flwr.app import Array, ArrayRecord

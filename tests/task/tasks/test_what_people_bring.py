@@ -142,6 +142,10 @@ def test_a_loss_that_is_a_sum(loss):
         # 0, of pairs of the batch, and written for its length.
         lambda outputs, targets: (outputs - outputs.detach()).abs().mean(),
         lambda outputs, targets: (outputs @ outputs.T).logsumexp(1).mean(),
+        lambda outputs, targets: (
+            (torch.cdist(outputs, outputs) * (targets[:, None] == targets)).sum()
+            / len(targets)
+        ),
         lambda outputs, targets: -torch.corrcoef(outputs.T)[0, 1],
         lambda outputs, targets: (outputs[:, 0] * torch.arange(6)).mean(),
     ],
