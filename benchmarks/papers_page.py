@@ -170,8 +170,8 @@ def missing(data: Data, cell: str) -> str:
     for row in WITH_SPREAD if cell in SPREAD_CELLS else ():
         if (count := len(accuracies(data, cell, row))) < SEEDS:
             by_count.setdefault(count, []).append(f"`{row}`")
-    said = [f"{n} of {SEEDS} seeds of {', '.join(by_count[n])}" for n in by_count]
-    return f"There are {'; '.join(said)}: the others are missing.\n\n" if said else ""
+    said = [f"of {', '.join(by_count[n])} {SEEDS - n}" for n in sorted(by_count)]
+    return f"Missing of {SEEDS} seeds: {'; '.join(said)}.\n\n" if said else ""
 
 
 def settings_table(data: Data) -> str:
