@@ -15,11 +15,12 @@ from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.optim.sgd import sgd as torch_sgd
 
-from task.devices import CPU, current, random_state, set_random_state
+from task.devices import CPU, current
 from task.examples import ExampleSet
 from task.layers import IGNORED, none_counts
 from task.models import Part, SplitModel
 from task.settings import Checked, Free, Range, SettingsError
+from task.split_model import on_trial
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 # Called with a batch's features and the model; its value is added to the loss.
@@ -252,7 +253,6 @@ def can_be_left_out(examples: ExampleSet, sgd: SGD) -> bool:
     return len(examples) > 1 and sgd.batch_size > 1
 
 
-@torch.no_grad()
 def steps_an_epoch(model: SplitModel, examples: ExampleSet, sgd: SGD) -> int:
     """Return how many steps `loop` makes in an epoch, where all targets count.
 
@@ -262,21 +262,13 @@ def steps_an_epoch(model: SplitModel, examples: ExampleSet, sgd: SGD) -> int:
     alone = len(examples) % sgd.batch_size == 1 and can_be_left_out(examples, sgd)
     if not alone or not any(isinstance(m, _NormBase) for m in model.modules()):
         return steps
-    modes = {module: module.training for module in model.modules()}
-    buffers = [(buffer, buffer.clone()) for buffer in model.buffers()]
-    state = random_state()
     try:
-        model.train()(examples.on(current()).first(1))
+        with on_trial(model):
+            model.train()(examples.on(current()).first(1))
     except ValueError as error:
         if not refuses_one(error):
             raise
         return steps - 1
-    finally:
-        set_random_state(state)
-        for module, training in modes.items():
-            module.training = training
-        for buffer, value in buffers:
-            buffer.copy_(value)
     return steps
 
 

@@ -1,6 +1,7 @@
 """A model in two parts: a representation and a head."""
 
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Hashable, Iterator, Mapping
+from contextlib import contextmanager
 from functools import cached_property
 from typing import Any, Literal, NamedTuple, Self
 
@@ -255,7 +256,26 @@ class _Embeddings(TorchFunctionMode):
         return func(*args, **named)
 
 
-@torch.no_grad()
+@contextmanager
+def on_trial(model: nn.Module) -> Iterator[None]:
+    """Leave a model's modes and buffers, and torch's generators, as they were.
+
+    Within it gradients are off.
+    """
+    modes = {module: module.training for module in model.modules()}
+    buffers = [(buffer, buffer.clone()) for buffer in model.buffers()]
+    state = random_state()
+    with torch.no_grad():
+        try:
+            yield
+        finally:
+            set_random_state(state)
+            for module, training in modes.items():
+                module.training = training
+            for buffer, value in buffers:
+                buffer.copy_(value)
+
+
 def tried(model: SplitModel, inputs: Tensor) -> Tried:
     """Return what a model does with some inputs in training mode.
 
@@ -264,10 +284,8 @@ def tried(model: SplitModel, inputs: Tensor) -> Tried:
     if len(inputs) == 1:
         # Norms without statistics of their own refuse a single example.
         inputs = torch.cat([inputs, inputs])
-    modes = {module: module.training for module in model.modules()}
-    buffers = [(buffer, buffer.clone()) for buffer in model.buffers()]
     state, found, embeddings = random_state(), set(), _Embeddings()
-    try:
+    with on_trial(model):
         for module in model.train().modules():
             # They draw nothing, refuse a single example and would learn from it.
             if isinstance(module, _NormBase):
@@ -278,10 +296,4 @@ def tried(model: SplitModel, inputs: Tensor) -> Tried:
             if not all(map(torch.equal, state, random_state())):
                 found.add(name)
                 set_random_state(state)
-    finally:
-        set_random_state(state)
-        for module, training in modes.items():
-            module.training = training
-        for buffer, value in buffers:
-            buffer.copy_(value)
     return Tried(frozenset(found), embeddings.found)
