@@ -9,7 +9,8 @@ curves, and FLANP-FT's likewise. And a base algorithm waits for all that it aske
 that speeds change nothing but its clock: one run of it does for all speed models.
 
 A run that lies in the output folder, or that stands on a page with the same settings,
-is not made again; the page says at which commit each run was made.
+is not made again; the page says at which commit each run was made. One that was
+interrupted goes on from its last checkpoint.
 """
 
 import argparse
@@ -26,6 +27,7 @@ from strategies.algorithms import strategy_class
 from strategies.grids.speeds import SpeedModel
 from strategies.server.results import read_json, read_rows, write_json
 from strategies.server.sampling import Sampler
+from task.checkpoint import FILE as CHECKPOINT
 from task.settings import Setting, Settings, resolve
 
 PAIRS = {
@@ -39,7 +41,7 @@ COMMUNICATION = (0, 10, 100)
 # Beside a run: its settings and its commit.
 ABOUT = "run.json"
 # Settings that no result depends on, and those that no base's does.
-PLACES = ("data-dir", "output")
+PLACES = ("data-dir", "output", "checkpoint-every")
 OF_SRPFL = ("speed-model", "initial-nodes", "rounds-per-stage")
 # What a page has of a run's rows.
 METRICS = ("round", "seconds", "seconds-simulated", "accuracy", "accuracy-global")
@@ -77,6 +79,7 @@ def run(arguments: argparse.Namespace, algorithm: str, rounds: int) -> Run:
         "initial-nodes": arguments.initial_nodes,
         "rounds-per-stage": str(arguments.stage),
         "output": str(output),
+        "checkpoint-every": 5,
         # Features computed once, or 10 epochs of fine-tuning for each evaluation would
         # take most of the time.
         "augment-head": not algorithm.endswith("-ft"),
@@ -90,8 +93,7 @@ def run(arguments: argparse.Namespace, algorithm: str, rounds: int) -> Run:
     own = {name: settings[name] for name in settings if name not in indifferent}
     found = there(output / algorithm, own) or on_page(algorithm, own)
     if found is None:
-        simulate(algorithm, arguments.backend, **settings)
-        write_json(output / algorithm / ABOUT, {"settings": own, "commit": COMMIT})
+        make(arguments.backend, algorithm, output / algorithm, settings, own)
         found = there(output / algorithm, own)
         assert found is not None
     if is_base:
@@ -100,12 +102,28 @@ def run(arguments: argparse.Namespace, algorithm: str, rounds: int) -> Run:
     return found
 
 
+def make(
+    backend: str, algorithm: str, folder: Path, settings: Settings, own: Settings
+) -> None:
+    """Make a run, or go on with it; ``own`` are the settings that it depends on."""
+    about, commit = folder / ABOUT, COMMIT
+    former = read_json(about) if about.is_file() else {}
+    if (folder / CHECKPOINT).is_file() and former.get("settings") == own:
+        settings = {**settings, "resume": str(folder.parent)}
+        commit = former["commit"]
+        commit += "" if COMMIT in commit else f", {COMMIT}"
+    write_json(about, {"settings": own, "commit": commit})
+    simulate(algorithm, backend, **settings)
+
+
 def there(folder: Path, settings: Settings) -> Run | None:
-    """Return a run that lies in a folder, if it was made with these settings."""
+    """Return a whole run that lies in a folder, if it was made with these settings."""
     about = folder / ABOUT
     if not about.is_file() or (found := read_json(about))["settings"] != settings:
         return None
     rows = read_rows(folder / "metrics.jsonl")
+    if not rows or rows[-1]["round"] != settings["num-server-rounds"]:
+        return None
     return found | {"rows": [{n: r[n] for n in METRICS if n in r} for r in rows]}
 
 
