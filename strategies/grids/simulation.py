@@ -5,6 +5,7 @@ times a second and ships the app with each message; with 1,000 clients that is m
 the time. These call the ClientApp directly: one message costs well under a millisecond.
 """
 
+import itertools
 import time
 import traceback
 from collections import deque
@@ -191,11 +192,7 @@ class RayGrid(InlineGrid):
         """Hand messages to the workers and return their ids."""
         ids = list(super().push_messages(messages))
         waiting = [self._pending.pop(i) for i in ids]
-        workers = self._workers.count
-        size = max(1, len(waiting) // (CHUNKS_A_WORKER * workers))
-        # Clients can train together only where they are.
-        size = max(size, min(self._together, -(-len(waiting) // workers)))
-        self._queue.extend(waiting[i : i + size] for i in range(0, len(waiting), size))
+        self._queue.extend(split(waiting, self._workers.count, self._together))
         self._collect(0.0)
         return ids
 
@@ -282,6 +279,21 @@ class RayGrid(InlineGrid):
         self._queue = deque(queued)
         for _, messages in self._running.values():
             self._given_up |= late & {m.metadata.message_id for m in messages}
+
+
+def split(
+    messages: Sequence[Message], workers: int, together: int
+) -> list[list[Message]]:
+    """Return messages in chunks: as many for each worker, or some wait for the others.
+
+    Clients can train together only where they are, so that a chunk is of as many as do,
+    if that leaves nobody without one.
+    """
+    each = min(CHUNKS_A_WORKER, -(-len(messages) // (workers * together)))
+    chunks = min(len(messages), workers * each)
+    size, larger = divmod(len(messages), max(chunks, 1))
+    ends = [size * i + min(i, larger) for i in range(chunks + 1)]
+    return [list(messages[begin:end]) for begin, end in itertools.pairwise(ends)]
 
 
 class _Worker:
