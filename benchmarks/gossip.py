@@ -6,9 +6,10 @@ the system holds. All nodes live in this process here, so the benchmark looks in
 
 import json
 import logging
+import sys
 import time
 import zlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -284,9 +285,9 @@ def final(run: Run, what: str = "error") -> float:
 
 
 def search(
-    bench: Bench, methods: Mapping[str, Method], rates: Sequence[float]
-) -> Iterator[tuple[str, Settings, list[Run]]]:
-    """Choose learning rate and γ of each method by validation, all by one rule.
+    bench: Bench, method: Method, rates: Sequence[float]
+) -> tuple[Settings, list[Run]]:
+    """Choose learning rate and γ of a method by validation, of all by this rule.
 
     First the learning rate, with γ as ``auto`` has it; then γ with that rate. What has
     the smallest validation error at the end, of seed 0, is picked.
@@ -295,37 +296,35 @@ def search(
     ----------
     bench : Bench
         What all runs have.
-    methods : mapping of str to Method
-        The methods; one that takes another's comes behind it.
+    method : Method
+        The method.
     rates : sequence of float
         Learning rates to choose from.
 
-    Yields
-    ------
-    name : str
-        Of a method.
+    Returns
+    -------
     picked : dict
         Its settings.
     runs : list of dict
         What it was chosen from.
     """
-    picked: dict[str, Settings] = {}
-    for name, method in methods.items():
-        runs: list[Run] = []
-        if method.as_in:
-            picked[name] = picked[method.as_in]
-        else:
-            for rate in rates:
-                runs.append(bench.run(method, {"learning-rate": rate}, 0, True))
-            chosen = _best(runs)
-            own = {"learning-rate": chosen["settings"]["learning-rate"]}
-            for times in method.steps:
-                step = float(f"{min(1.0, times * chosen['gamma']):.2g}")
-                more = {**own, "consensus-step": step}
-                runs.append(bench.run(method, more, 0, True))
-            found = _best(runs)["settings"]
-            picked[name] = {what: found[what] for what in SEARCHED if what in found}
-        yield name, picked[name], runs
+    quiet()
+    runs = [bench.run(method, {"learning-rate": r}, 0, True) for r in rates]
+    chosen = _best(runs)
+    own = {"learning-rate": chosen["settings"]["learning-rate"]}
+    for times in method.steps:
+        step = float(f"{min(1.0, times * chosen['gamma']):.2g}")
+        runs.append(bench.run(method, {**own, "consensus-step": step}, 0, True))
+    found = _best(runs)["settings"]
+    return {what: found[what] for what in SEARCHED if what in found}, runs
+
+
+def whole(bench: Bench, name: str, method: Method, picked: Settings, seed: int) -> Run:
+    """Make a run of the table, if it is not there, and say how it ended."""
+    quiet()
+    run = bench.run(method, picked, seed, False)
+    print(f"{name}, seed {seed}: {final(run):.2%}", file=sys.stderr, flush=True)
+    return run
 
 
 def _best(runs: Sequence[Run]) -> Run:

@@ -2,6 +2,7 @@
 
 import argparse
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 
 import gossip_page
@@ -13,8 +14,8 @@ from task.settings import Setting, Settings
 NODES, TRAIN = 8, 50_000
 VALIDATION = 0.1
 # Learning rates, and the consensus step as multiples of `auto`'s.
-RATES = (0.05, 0.1, 0.2)
-STEPS = (2.0, 6.0)
+RATES = (0.0125, 0.025, 0.05, 0.1)
+STEPS = (0.5, 2.0, 6.0)
 
 
 def parse() -> argparse.Namespace:
@@ -31,8 +32,33 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--run-config", default="", help="further settings")
     parser.add_argument("--looks", type=int, default=40, help="evaluations of a run")
     parser.add_argument("--seeds", type=int, default=3, help="how many")
+    parser.add_argument("--jobs", type=int, default=1, help="how many runs at a time")
     parser.add_argument("--output", type=Path, default=Path("results/gossip_cifar"))
     return parser.parse_args()
+
+
+def shared(arguments: argparse.Namespace, total: int) -> dict[str, Setting]:
+    """Return the settings of a run; the paper's schedule ends with it."""
+    warm_up = round(arguments.warm_up * total)
+    # At 200 and 300 of 400 epochs.
+    divided = f"{total // 2},{total * 3 // 4}"
+    return {
+        "task": "image-folder",
+        "model": "resnet20",
+        "data-dir": arguments.data_dir,
+        "image-size": arguments.image_size,
+        "num-clients": NODES,
+        "partition": "iid",
+        "test-partition": "all",
+        "validation-fraction": VALIDATION,
+        "graph": "ring",
+        "batch-size": arguments.batch_size,
+        "learning-rate-schedule": f"steps:{warm_up}:{divided}:5",
+        "momentum": 0.9,
+        "weight-decay": 1e-4,
+        "per-tensor": True,
+        **parse_config_args([arguments.run_config]),
+    }
 
 
 def main() -> None:
@@ -42,29 +68,6 @@ def main() -> None:
     # Of a node, that validates with a share of its examples.
     epoch = TRAIN / NODES * (1 - VALIDATION) / arguments.batch_size
     iterations = round(arguments.epochs * epoch)
-
-    def shared(total: int) -> dict[str, Setting]:
-        """Return the settings of a run; the paper's schedule ends with it."""
-        warm_up = round(arguments.warm_up * total)
-        # At 200 and 300 of 400 epochs.
-        divided = f"{total // 2},{total * 3 // 4}"
-        return {
-            "task": "image-folder",
-            "model": "resnet20",
-            "data-dir": arguments.data_dir,
-            "image-size": arguments.image_size,
-            "num-clients": NODES,
-            "partition": "iid",
-            "test-partition": "all",
-            "validation-fraction": VALIDATION,
-            "graph": "ring",
-            "batch-size": arguments.batch_size,
-            "learning-rate-schedule": f"steps:{warm_up}:{divided}:5",
-            "momentum": 0.9,
-            "weight-decay": 1e-4,
-            "per-tensor": True,
-            **parse_config_args([arguments.run_config]),
-        }
 
     # 2.5, raised by 1.5 every 20 of 400 epochs until epoch 350.
     steps = max(1, iterations // 20), iterations * 7 // 8
@@ -94,7 +97,7 @@ def main() -> None:
         "SQuARM-SGD, ResNet-20 on CIFAR-10",
         about,
         Bench(
-            *(arguments.output, shared, iterations, searching),
+            *(arguments.output, partial(shared, arguments), iterations, searching),
             looks=arguments.looks,
             own=arguments.looks,
         ),
@@ -102,6 +105,7 @@ def main() -> None:
         RATES,
         SENT,
         arguments.seeds,
+        arguments.jobs,
     )
 
 

@@ -7,6 +7,7 @@ otherwise the 10,000 of the test set, 8,000 of them for training.
 
 import argparse
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 
 import gossip_page
@@ -84,6 +85,11 @@ def folder(data_dir: Path, output: Path) -> tuple[Path, int, int]:
     return made, len(train), len(test)
 
 
+def shared(own: Settings, total: int) -> dict[str, Setting]:
+    """Return the settings of a run, of any length."""
+    return SHARED | own
+
+
 def main() -> None:
     """Run what has not run yet and write ``results/gossip_convex``."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -93,11 +99,12 @@ def main() -> None:
     parser.add_argument("--keep", type=float, default=10.0, help="entries of 7,850")
     parser.add_argument("--triggers", nargs="*", default=TRIGGERS, help="of SQuARM")
     parser.add_argument("--seeds", type=int, default=3, help="how many")
+    parser.add_argument("--jobs", type=int, default=1, help="how many runs at a time")
     parser.add_argument("--output", type=Path, default=Path("results/gossip_convex"))
     arguments = parser.parse_args()
     quiet()
     made, train, test = folder(arguments.data_dir, arguments.output)
-    shared = SHARED | {"data-dir": str(made), "dirichlet-alpha": arguments.alpha}
+    own = {"data-dir": str(made), "dirichlet-alpha": arguments.alpha}
     times = arguments.iterations
     rows = methods(arguments.keep, STEPS, arguments.triggers)
 
@@ -119,11 +126,12 @@ def main() -> None:
         "gossip_convex",
         "SQuARM-SGD, logistic regression",
         about,
-        Bench(arguments.output, lambda _: shared, times, times, looks=40, own=10),
+        Bench(arguments.output, partial(shared, own), times, times, looks=40, own=10),
         rows,
         RATES,
         SENT,
         arguments.seeds,
+        arguments.jobs,
     )
 
 

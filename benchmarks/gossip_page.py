@@ -7,8 +7,9 @@ from typing import Any
 
 import numpy as np
 from common import RESULTS, markdown, write
-from gossip import SEARCHED, Bench, Method, Run, final, search
+from gossip import SEARCHED, Bench, Method, Run, final, search, whole
 
+from strategies.server.parallel import side_by_side
 from task.settings import Settings
 
 Runs = dict[str, dict[str, Run]]
@@ -35,6 +36,7 @@ def make(
     rates: Sequence[float],
     base: str,
     seeds: int,
+    jobs: int,
 ) -> None:
     """Make what is missing of a page's runs, and the page.
 
@@ -52,18 +54,27 @@ def make(
         Learning rates to choose from.
     base : str
         The row that the others' bits are divided by.
-    seeds : int
-        How many.
+    seeds, jobs : int
+        How many, and how many runs at a time.
     """
-    picked, looked, runs = dict[str, Settings](), dict[str, list[Run]](), Runs()
-    for row, own, tried in search(bench, methods, rates):
-        picked[row], looked[row] = own, tried
-        runs[row] = {}
-        for seed in range(seeds):
-            runs[row][str(seed)] = bench.run(methods[row], own, seed, False)
-            print(f"{row}, seed {seed}: {final(runs[row][str(seed)]):.2%}", flush=True)
+    own = {row: method for row, method in methods.items() if not method.as_in}
+    found = side_by_side(search, [(bench, m, rates) for m in own.values()], jobs)
+    picked = {row: settings for row, (settings, _) in zip(own, found, strict=True)}
+    looked = {row: tried for row, (_, tried) in zip(own, found, strict=True)}
+    for row, method in methods.items():
+        picked[row] = picked[method.as_in or row]
+    items = [
+        (bench, row, method, picked[row], seed)
+        for seed in range(seeds)
+        for row, method in methods.items()
+    ]
+    runs: Runs = {row: {} for row in methods}
+    for (_, row, _, _, seed), run in zip(
+        items, side_by_side(whole, items, jobs), strict=True
+    ):
+        runs[row][str(seed)] = run
     target = reached_by_all(runs, methods)
-    found = measured(runs, target, base)
+    results = measured(runs, target, base)
     every = [run for own in runs.values() for run in own.values()]
     every += [run for tried in looked.values() for run in tried if run not in every]
     commits = {run["commit"] for run in every}
@@ -90,7 +101,7 @@ def make(
         "without communication aside). If only messages' sizes counted, that is with "
         f"as many iterations as {base} and every message sent, the factors would be "
         f"those of the column beside them. Runs of {', '.join(sorted(commits))}.\n\n"
-        + markdown([h.format(base=base) for h in HEADER], table(found))
+        + markdown([h.format(base=base) for h in HEADER], table(results))
         + "\n## How learning rate and consensus step were chosen\n\n"
         "For each method by the same rule: the learning rate with the consensus step "
         "that `auto` gives, then the consensus step with that rate, each time what has "
@@ -102,7 +113,7 @@ def make(
         + at_an_end(searched)
         + f"\n![test error]({name}.png)\n"
     )
-    data: dict[str, Any] = {"target": target, "measured": found, "runs": slim(runs)}
+    data: dict[str, Any] = {"target": target, "measured": results, "runs": slim(runs)}
     data["seconds"] = sum(run["rows"][-1]["seconds"] for run in every)
     data["searched"] = searched
     write(name, title, body, data)
@@ -219,8 +230,6 @@ def search_table(
     """Return a row for each method that was searched."""
     lines = []
     for name, runs in looked.items():
-        if not runs:
-            continue
         rate, step = (picked[name].get(what) for what in SEARCHED)
         searched = any(SEARCHED[1] in run["settings"] for run in runs)
         rates, steps = [], []
@@ -242,9 +251,7 @@ def at_an_end(searched: Mapping[str, Sequence[Mapping[str, float]]]) -> str:
     """
     found: dict[str, list[str]] = {"learning-rate": [], "gamma": []}
     for row, tried in searched.items():
-        best = min(tried, key=lambda run: run["validation"], default=None)
-        if best is None:
-            continue
+        best = min(tried, key=lambda run: run["validation"])
         same = [run for run in tried if run["learning-rate"] == best["learning-rate"]]
         for what, among in (("learning-rate", tried), ("gamma", same)):
             values = {run[what] for run in among}
