@@ -9,11 +9,12 @@ import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
+from types import FrameType
 from typing import Any, TypeVar
 
 from rich.progress import track
 
-from strategies.server.terminal import console, ended_as_by_ctrl_c
+from strategies.server.terminal import console
 from task.settings import ResourceError
 
 Result = TypeVar("Result")
@@ -52,22 +53,23 @@ def side_by_side(
         _begin,
         (level,),
     )
-    with pool:
-        futures = [pool.submit(_ended, work, *item) for item in items]
-        try:
-            done = as_completed(futures)
-            for future in track(done, "runs", len(futures), console=console()):
-                future.result()
-        except BrokenProcessPool:
-            raise ResourceError(
-                f"one of {jobs} processes was killed, as by a lack of memory; with a "
-                "lower --jobs it may be enough"
-            ) from None
-        except BaseException:
-            pool.shutdown(wait=False, cancel_futures=True)
-            for process in multiprocessing.active_children():
-                process.terminate()
-            raise
+    try:
+        futures = [pool.submit(_work, work, *item) for item in items]
+        done = as_completed(futures)
+        for future in track(done, "runs", len(futures), console=console()):
+            future.result()
+    except BrokenProcessPool:
+        raise ResourceError(
+            f"one of {jobs} processes was killed, as by a lack of memory; with a "
+            "lower --jobs it may be enough"
+        ) from None
+    except BaseException:
+        for process in multiprocessing.active_children():
+            process.terminate()
+        pool.shutdown(cancel_futures=True)
+        raise
+    finally:
+        pool.shutdown()
     return [future.result() for future in futures]
 
 
@@ -75,9 +77,12 @@ def _begin(level: int) -> None:
     """Log as the first process does; bars of several runs at once would mix up.
 
     A terminal's Ctrl-C is left to the first process: a second one could come while a
-    checkpoint is written.
+    checkpoint is written. What is ignored, as with ``nohup``, stays so.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) is signal.SIG_DFL:
+            signal.signal(number, _end)
     threading.Thread(target=_end_with_the_first, daemon=True).start()
     logging.getLogger("flwr").setLevel(level)
     sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115
@@ -91,6 +96,29 @@ def _end_with_the_first() -> None:
     os._exit(1)
 
 
-def _ended(work: Callable[..., Result], *item: Any) -> Result:
-    with ended_as_by_ctrl_c():
+class _Process:
+    """What one of the processes is doing, and whether it was told to end."""
+
+    works = told = False
+
+
+def _end(number: int, frame: FrameType | None) -> None:
+    """End the work as by Ctrl-C, if there is any; once, as it may write a checkpoint.
+
+    A process that waits is ended by the first one: killed, it would hold the queue that
+    the others read.
+    """
+    first, _Process.told = not _Process.told, True
+    if first and _Process.works:
+        raise KeyboardInterrupt
+
+
+def _work(work: Callable[..., Result], *item: Any) -> Result:
+    """Work, unless it is over: what a process has taken cannot be cancelled."""
+    _Process.works = True
+    try:
+        if _Process.told:
+            raise KeyboardInterrupt
         return work(*item)
+    finally:
+        _Process.works = False

@@ -5,6 +5,7 @@ import os
 import signal
 import sys
 from collections.abc import Iterator
+from types import FrameType
 from typing import Any, TextIO, cast
 
 from rich.console import Console
@@ -57,14 +58,23 @@ def console() -> Console:
 def ended_as_by_ctrl_c() -> Iterator[None]:
     """Have a request to end, or a closed terminal, end a run as Ctrl-C does.
 
-    That is with a checkpoint. What is ignored, as with ``nohup``, stays so.
+    That is with a checkpoint, which a second request does not break off: a closed
+    terminal may send several. What is ignored, as with ``nohup``, stays so.
     """
     former = {}
+    told = False
+
+    def end(number: int, frame: FrameType | None) -> None:
+        nonlocal told
+        first, told = not told, True
+        if first:
+            raise KeyboardInterrupt
+
     for number in (signal.SIGTERM, signal.SIGHUP):
         # Only of the main thread, and of what nobody else sees to.
         with contextlib.suppress(ValueError):
             if signal.getsignal(number) is signal.SIG_DFL:
-                former[number] = signal.signal(number, signal.default_int_handler)
+                former[number] = signal.signal(number, end)
     try:
         yield
     finally:
