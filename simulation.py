@@ -54,6 +54,8 @@ from task.settings import (
 
 DEFAULT_ALGORITHMS = ("fedavg", "fedrep", "flute")
 BACKENDS = ("ray", "inline")
+# A year: a round takes as long as it takes.
+WHATEVER = 365 * 86400.0
 # Settings that only a speed-model reads.
 OF_SPEEDS = ("straggler-fraction", "redraw-speeds", "communication-time")
 
@@ -170,6 +172,7 @@ def run(algorithm: str, settings: Settings, backend: str) -> Run:
     try:
         summary = server_app.run(grid, choice)
     finally:
+        grid.close()
         _keep_clients(grid.contexts.values(), choice)
     return Run(summary, read_rows(output / short_name(algorithm) / METRICS))
 
@@ -242,8 +245,9 @@ def check(
     """
     require(backend in BACKENDS, "backend", backend, " or ".join(BACKENDS))
     check_names(algorithms)
-    # Simulated clients do not come back: when none answers, none will.
-    given = {"max-empty-rounds": 3, **given}
+    # Simulated clients do not come back: when none answers, none will. Nor is any lost
+    # that a round would wait for in vain.
+    given = {"max-empty-rounds": 3, "round-timeout": WHATEVER, **given}
     if given.get("resume") and "output" not in given:
         given = {**given, "output": given["resume"]}
     named = resolve(given, strict=False)

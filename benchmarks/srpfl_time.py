@@ -25,6 +25,8 @@ from runs import kept
 from simulation import simulate
 from strategies.algorithms import strategy_class
 from strategies.grids.speeds import SpeedModel
+from strategies.server.output import put_aside
+from strategies.server.results import METRICS as METRICS_FILE
 from strategies.server.results import read_json, read_rows, write_json
 from strategies.server.sampling import Sampler
 from task.checkpoint import FILE as CHECKPOINT
@@ -112,6 +114,10 @@ def make(
         settings = {**settings, "resume": str(folder.parent)}
         commit = former["commit"]
         commit += "" if COMMIT in commit else f", {COMMIT}"
+    else:
+        # An earlier run's rows would be taken for this one's if it ended early.
+        put_aside(folder.parent, algorithm)
+        (folder / METRICS_FILE).unlink(missing_ok=True)
     write_json(about, {"settings": own, "commit": commit})
     simulate(algorithm, backend, **settings)
 
@@ -121,7 +127,7 @@ def there(folder: Path, settings: Settings) -> Run | None:
     about = folder / ABOUT
     if not about.is_file() or (found := read_json(about))["settings"] != settings:
         return None
-    rows = read_rows(folder / "metrics.jsonl")
+    rows = read_rows(folder / METRICS_FILE)
     if not rows or rows[-1]["round"] != settings["num-server-rounds"]:
         return None
     return found | {"rows": [{n: r[n] for n in METRICS if n in r} for r in rows]}

@@ -4,7 +4,7 @@ import contextlib
 import os
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from logging import ERROR, WARNING
 from pathlib import Path
 from typing import Any
@@ -53,6 +53,8 @@ class RayWorkers:
         import ray
 
         if not ray.is_initialized():
+            # Those of a Ray that was shut down since are none of this one's.
+            _pool.clear()
             _start_ray()
         self._ray: Any = ray
         self._kind = kind
@@ -110,6 +112,12 @@ class RayWorkers:
             self._workers.append(new)
             self._failed[new] = failed
             self._await(new)
+
+    def end(self, workers: Iterable[Any]) -> None:
+        """End workers and what they are doing; the next run starts others."""
+        for worker in workers:
+            self._ray.kill(worker)
+            self._workers.remove(worker)
 
     def patience(self) -> float:
         """Return for how many more seconds a worker may start.

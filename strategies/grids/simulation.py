@@ -10,12 +10,13 @@ import time
 import traceback
 from collections import deque
 from collections.abc import Iterable, Sequence
+from copy import deepcopy
 from functools import partial
 from logging import ERROR, WARNING
 from typing import Any
 from uuid import uuid4
 
-from flwr.app import Context, Error, Message, RecordDict, UserConfig
+from flwr.app import ArrayRecord, Context, Error, Message, RecordDict, UserConfig
 from flwr.clientapp import ClientApp
 from flwr.common import log
 from flwr.serverapp import Grid
@@ -155,6 +156,9 @@ class InlineGrid(Grid):
         """Answer messages, one after the other, whatever the timeout."""
         return self.pull_messages(self.push_messages(messages))
 
+    def close(self) -> None:
+        """End what is being done and nobody waits for: here nothing."""
+
 
 class RayGrid(InlineGrid):
     """Flower's Grid over Ray workers; the numbers of `InlineGrid`, to rounding.
@@ -272,6 +276,15 @@ class RayGrid(InlineGrid):
             self._collect(left)
         return self.pull_messages(ids)
 
+    def close(self) -> None:
+        """End what a run that was interrupted has left; the next one would wait for it.
+
+        And find client states that it would not expect.
+        """
+        self._queue.clear()
+        self._workers.end(worker for worker, _ in self._running.values())
+        self._running.clear()
+
     def _give_up(self, ids: list[str]) -> None:
         """Let nobody begin with messages, or wait for what is being done of them."""
         late = {i for i in ids if i not in self._replies}
@@ -306,5 +319,18 @@ class _Worker:
         self, app: ClientApp, messages: list[Message], contexts: list[Context]
     ) -> tuple[list[Message], list[Context], dict[str, str]]:
         tracebacks: dict[str, str] = {}
+        former = [_content(context.state) for context in contexts]
         replies = answer(app, messages, contexts, tracebacks)
-        return replies, contexts, tracebacks
+        # A test of all clients would ship all their models back as they came.
+        pairs = zip(contexts, former, strict=True)
+        changed = [c for c, before in pairs if _content(c.state) != before]
+        return replies, changed, tracebacks
+
+
+def _content(state: RecordDict) -> dict[str, dict[str, Any]]:
+    """Return what is another if a state is; arrays are replaced, never changed."""
+    found = {name: dict(record) for name, record in state.items()}
+    return {
+        name: own if isinstance(state[name], ArrayRecord) else deepcopy(own)
+        for name, own in found.items()
+    }

@@ -36,7 +36,7 @@ class RunSettings(Checked):
     num_server_rounds : int, default 30
         Rounds.
     round_timeout : float, default 3600
-        Seconds to wait for the replies of a round.
+        Seconds to wait for the replies of a round. In ``simulation.py`` a year.
     max_empty_rounds : int, default 0
         End a run after so many rounds in a row without a valid reply; 0 never does. In
         ``simulation.py`` 3.

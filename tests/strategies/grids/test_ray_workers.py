@@ -156,3 +156,24 @@ def test_one_that_takes_for_ever_to_start_is_not_waited_for(ray, monkeypatch):
     monkeypatch.setattr(ray_workers, "time", clock)
     with pytest.raises(SettingsError, match="no Ray worker has started within 300 s"):
         workers.patience()
+
+
+def test_what_was_being_done_ends_and_the_next_run_starts_another(ray):
+    workers = RayWorkers(object, "cpu")
+    hear(workers)
+    busy, free = workers.idle
+    workers.end([busy])
+    assert ray.dead == {busy}
+    again = set(RayWorkers(object, "cpu").starting.values())
+    assert free in again
+    assert busy not in again
+    assert len(again) == 2
+
+
+def test_workers_of_a_ray_that_was_shut_down_are_none_of_the_next_ones(
+    ray, monkeypatch
+):
+    former = set(RayWorkers(object, "cpu").starting.values())
+    monkeypatch.setattr(ray, "is_initialized", lambda: False)
+    monkeypatch.setattr(ray_workers, "_start_ray", lambda: None)
+    assert not former & set(RayWorkers(object, "cpu").starting.values())
