@@ -230,13 +230,21 @@ class BaseStrategy(Evaluating, FlowerFedAvg):
             nodes = self.participants.answering(nodes)
         else:
             self.trained_from = arrays
-        if self.transport == "float16":
-            arrays = as_float16(arrays)
+        arrays = self._as_transported(arrays)
         self.exchange = Exchange(server_round, self.name_of)
         self.exchange.expect(self.arrayrecord_key, arrays)
-        group = str(server_round)
-        contents = ((self.content(node, arrays, config), node) for node in nodes)
-        return self.exchange.ask([Message(*c, kind, group_id=group) for c in contents])
+        group, messages = str(server_round), []
+        for node in nodes:
+            content = self.content(node, arrays, config)
+            # A subclass may have put a client's own in the shared ones' place.
+            own = content.get(self.arrayrecord_key)
+            if isinstance(own, ArrayRecord):
+                content[self.arrayrecord_key] = self._as_transported(own)
+            messages.append(Message(content, node, kind, group_id=group))
+        return self.exchange.ask(messages)
+
+    def _as_transported(self, arrays: ArrayRecord) -> ArrayRecord:
+        return as_float16(arrays) if self.transport == "float16" else arrays
 
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid

@@ -71,16 +71,17 @@ class Joining(Slotted):
     def personalize(self) -> None:
         """Fit what is this client's own to the trained shared part, which stays.
 
-        Called after `receive`. Here those personal slots that are parts of the model
-        train for ``newcomer-epochs``, as FedRep's heads. Where an algorithm has slots
-        beside the model, its own `fit` is called so often, always with the trained
-        shared part, and what it would send is thrown away. A client without anything of
-        its own uses the global model.
+        Called after `receive`. Here those slots of the model that are the client's own,
+        or that it ``fits``, train for ``newcomer-epochs``, as FedRep's heads. Where it
+        has slots beside the model, its `fit` is called so often, always with the
+        trained shared part, and what it would send is thrown away. A client without
+        anything of its own uses the global model.
         """
-        own = tuple(slot for slot in WHOLE if slot in self.own_slots())
         if not self.own_slots():
             return
-        if {*self.shared, *self.personal} <= {*WHOLE}:
+        own = tuple(slot for slot in WHOLE if slot in self.own_slots())
+        parts = {*self.shared, *self.personal} <= {*WHOLE}
+        if parts or (self.fits is not None and {*self.fits} <= {*WHOLE}):
             self.train(PARTS[own], self.settings.newcomer_epochs)
             return
         parameters = [to_numpy(self.received[n]) for n in self.names(self.shared)]

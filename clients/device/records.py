@@ -36,10 +36,17 @@ def unpack(message: Message, client: Client) -> NDArrays:
     }
     expected = client.initial_arrays(client.shared)
     if sorted(received) != sorted(expected):
-        wrong = sorted(set(received) ^ set(expected))
+        sides = {
+            "are in no slot that it shares": received.keys() - expected.keys(),
+            "are missing": expected.keys() - received.keys(),
+        }
+        wrong = [
+            f"{', '.join(map(_quoted, sorted(names)))} {what}"
+            for what, names in sides.items()
+            if names
+        ]
         raise SettingsError(
-            "the message's arrays do not fit this client's model: "
-            f"{', '.join(map(_quoted, wrong))} on one side only"
+            f"the message's arrays do not fit this client's model: {'; '.join(wrong)}"
         )
     fixed = client.fixed_shapes
     return [read_array(n, received[n], like, fixed) for n, like in expected.items()]

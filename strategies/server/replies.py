@@ -231,7 +231,7 @@ def as_float16(arrays: ArrayRecord) -> ArrayRecord:
     return ArrayRecord(
         {
             # Better the largest number than infinity.
-            n: Array(np.clip(a.numpy(), limit.min, limit.max).astype(np.float16))
+            n: Array(np.asarray(np.clip(a.numpy(), limit.min, limit.max), np.float16))
             if a.dtype == "float32"
             else a
             for n, a in arrays.items()

@@ -4,6 +4,7 @@ import json
 
 import numpy as np
 import pytest
+import torch
 from flwr.app import MessageType
 from softmax_runs import (
     RATE,
@@ -18,8 +19,11 @@ from softmax_runs import (
 )
 
 from clients.device.simulated import newcomers
+from clients.device.slots import HEAD
+from clients.fedavg import FedAvgClient
 from clients.fedrep import solve_head
 from simulation import simulate
+from strategies import FedAvg
 from strategies.server.newcomers import curve, let_join, summarize
 from strategies.server.replies import to_record
 from task.settings import SettingsError, resolve
@@ -71,6 +75,33 @@ def test_a_head_of_its_own():
     _, metrics = joined("fedper")
     for i, own in zip(NEW, metrics, strict=True):
         theta = descend(start(), i, gradient)
+        assert own[-1]["loss"] == pytest.approx(loss_of(theta, i), abs=1e-5)
+
+
+class WithStatistics(FedAvgClient):
+    """Shares numbers beside the model; a newcomer fits a head."""
+
+    shared = (*FedAvgClient.shared, "statistics.")
+    fits = (HEAD,)
+
+    def initial_slot(self, slot):
+        return {"count": torch.zeros(3)}
+
+    def fit(self, parameters, config):
+        self.receive(parameters, config)
+        loss = self.train("all", self.settings.representation_epochs)
+        return self.send_arrays({**self.received, **self.model.tensors}, loss)
+
+
+class Statistics(FedAvg):
+    client = f"{__name__}:WithStatistics"
+
+
+def test_what_it_fits_trains_whatever_is_shared_beside_the_model():
+    found, metrics = joined(f"{__name__}:Statistics")
+    arrays = {n: a for n, a in found.arrays[-1].items() if n != "statistics.count"}
+    for i, own in zip(NEW, metrics, strict=True):
+        theta = descend(matrix(arrays), i, gradient)
         assert own[-1]["loss"] == pytest.approx(loss_of(theta, i), abs=1e-5)
 
 

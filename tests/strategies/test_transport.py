@@ -6,9 +6,9 @@ import softmax_runs
 from flwr.app import Array, ArrayRecord
 
 from clients.client_app import make_app
-from strategies import build_strategy
+from strategies import FedAvg, build_strategy
 from strategies.grids.simulation import InlineGrid
-from strategies.server.replies import as_float16
+from strategies.server.replies import as_float16, to_record
 from strategies.server.rounds import run_rounds
 from task.settings import SettingsError, resolve
 
@@ -79,6 +79,7 @@ def test_what_is_too_large_or_no_float32():
         {
             "a": Array(np.array([1e6, -1e6, 1.0], np.float32)),
             "count": Array(np.array(7, np.int64)),
+            "temperature": Array(np.array(0.5, np.float32)),
             "double": Array(np.array([np.pi])),
         }
     )
@@ -86,7 +87,37 @@ def test_what_is_too_large_or_no_float32():
     assert sent["a"].tolist() == [65504.0, -65504.0, 1.0]
     assert sent["a"].dtype == np.float16
     assert sent["count"] == 7
+    assert sent["temperature"].dtype == np.float16
+    assert sent["temperature"] == 0.5
     assert sent["double"].tolist() == [np.pi]
+
+
+class EachItsOwn(FedAvg):
+    """Sends a client what it sent last, in place of the mean."""
+
+    def __init__(self, **base):
+        super().__init__(**base)
+        self.own = {}
+
+    def content(self, node, arrays, config):
+        arrays = self.own.get(self.name_of(node), arrays)
+        return super().content(node, arrays, config)
+
+    def aggregate(self, server_round, replies):
+        for name, reply in zip(self.exchange.names(replies), replies, strict=True):
+            self.own[name] = to_record(self.arrays(reply))
+        return super().aggregate(server_round, replies)
+
+
+def test_what_a_client_alone_is_sent_travels_as_float16_too():
+    algorithm = f"{__name__}:EachItsOwn"
+    _, rows, grid = arrays_after(
+        2, algorithm=algorithm, transport="float16", fraction_train=1.0
+    )
+    assert [(row["clients"], row["rejected"]) for row in rows] == [(5, 0), (5, 0)]
+    for message in grid.messages:
+        record = message.content.array_records["arrays"]
+        assert {array.dtype for array in record.values()} == {"float16"}
 
 
 def test_a_reply_in_another_type_does_not_count(monkeypatch):
