@@ -1,5 +1,6 @@
 """What a trained model of any task needs to be used: the task itself, made again."""
 
+import copy
 import json
 from collections.abc import Mapping
 from typing import Self
@@ -8,6 +9,7 @@ from torch import Tensor
 
 from clients.device.card import ModelCard, is_built_by_name, trained
 from task.base import Task
+from task.examples import ExampleSet
 from task.models import SplitModel
 from task.settings import Settings, SettingsError, declared, is_path, require
 from task.tasks import build_task, task_maker
@@ -59,7 +61,25 @@ class TaskCard:
             raise SettingsError(
                 f"the description of the model is damaged: {error!r}"
             ) from None
-        return cls(trusted(settings, task), num_clients)
+        card = cls(trusted(settings, task), num_clients)
+        return card.split_by(str(settings.get("partition", "")))
+
+    def split_by(self, partition: str) -> Self:
+        """Return the card, which tells nobody's examples where they were split so.
+
+        Clients have others under the partition that `trusted` puts in its place; a
+        device's own are split by nothing.
+        """
+        replaced = is_path(partition) and self.settings.get("partition") != partition
+        if replaced and self.num_clients:
+
+            def refuse(client: int) -> ExampleSet:
+                raise SettingsError(unsplit(partition))
+
+            # Others may have the same task.
+            self.task = copy.copy(self.task)
+            vars(self.task).update(train_examples=refuse, test_examples=refuse)
+        return self
 
     def build(self) -> SplitModel:
         """Return a new model, untrained."""
@@ -79,12 +99,23 @@ class TaskCard:
 NOT_NEEDED: Settings = {"partition": "iid", "metrics": ""}
 
 
-def trusted(settings: Settings, given: str) -> Settings:
+def unsplit(partition: str) -> str:
+    """Return why there are no examples of clients, and what to do about it."""
+    return (
+        f"its clients' examples were split by {partition!r}, whose code is run only "
+        "where you name it, too: by partition=... of load_run"
+    )
+
+
+def trusted(settings: Settings, given: str, partition: str = "") -> Settings:
     """Return a file's settings, without what would be run on its word alone.
 
     A task by an import path is imported and called, and files come from elsewhere:
-    `SettingsError` unless the task is ``given``, or built in.
+    `SettingsError` unless the task is ``given``, or built in. So it is with a
+    ``partition``, but a model can be used without: it is then another one.
     """
+    own = str(settings.get("partition", ""))
+    require(partition in ("", own), "partition", partition, f"that of the run, {own!r}")
     name = str(settings["task"])
     require(given in ("", name), "task", given, f"that of the file, {name!r}")
     if is_path(name) and not given:
@@ -93,6 +124,8 @@ def trusted(settings: Settings, given: str) -> Settings:
             "--task, or task=... in Python"
         )
     idle = {n: v for n, v in NOT_NEEDED.items() if is_path(settings.get(n, ""))}
+    if partition:
+        idle.pop("partition", None)
     return {**settings, **idle}
 
 

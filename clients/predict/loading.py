@@ -21,7 +21,7 @@ from clients.device.state import (
     PersonalState,
     read_checked,
 )
-from clients.device.task_card import TaskCard, card_of
+from clients.device.task_card import TaskCard, card_of, unsplit
 from clients.predict.trained import (
     TrainedRun,
     check_classes,
@@ -116,6 +116,7 @@ def load_run(
     state_dir: str = "",
     data_dir: str = "",
     task: str = "",
+    partition: str = "",
 ) -> Loaded:
     """Put the shared arrays of a run and a client's own part together.
 
@@ -138,8 +139,11 @@ def load_run(
         run was a simulation, of which the examples are known.
     task : str, default ""
         As for `load_model`.
+    partition : str, default ""
+        The import path of a simulation's own partition, which a file alone does not get
+        run either. Without it nobody's examples are known.
     """
-    run = read_run(path, task)
+    run = read_run(path, task, partition)
     settings = run.settings
     # A simulated client goes by its folder's name.
     if client not in run.acknowledged:
@@ -168,7 +172,7 @@ def load_run(
         own = run.directory_of(client, state_dir)
         about, personal = _own(own, client, run, kind)
         card = ModelCard.from_metadata(about) if "model" in about else None
-    about_model = card or _card_of_data(settings, data_dir, bool(state_dir))
+    about_model = card or _card_of_data(run, data_dir, bool(state_dir))
     if card is None:
         check_classes(kind, run, about_model.classes, data_dir)
         own_classes = json.dumps(tuple(about_model.classes))
@@ -196,11 +200,7 @@ def load_run(
                 trainer = trained(own_task, about_model)
             else:
                 if run.own_partition:
-                    raise SettingsError(
-                        f"its clients' examples were split by {run.own_partition!r}, "
-                        "whose code a file does not get run: data-dir must name this "
-                        "client's data"
-                    ) from None
+                    raise SettingsError(unsplit(run.own_partition)) from None
                 num_clients, index = int(settings["num-clients"]), int(client)
                 allowed = f"one of 000000 to {num_clients - 1:06d}"
                 require(index < num_clients, "client-name", client, allowed)
@@ -332,8 +332,9 @@ def _own(
 
 
 def _card_of_data(
-    settings: Settings, data_dir: str, on_device: bool
+    run: TrainedRun, data_dir: str, on_device: bool
 ) -> ModelCard | TaskCard:
+    settings = run.settings
     given = {**settings, **({"data-dir": data_dir} if data_dir else {})}
     maker = made_by(task_maker(str(settings["task"])))
     if maker is ImageTask or isinstance(maker, FromHub):
@@ -341,4 +342,5 @@ def _card_of_data(
         if is_built_by_name(task):
             return ModelCard.of(task)
     alone = on_device or bool(data_dir)
-    return TaskCard(given, 0 if alone else int(settings["num-clients"]))
+    num_clients = 0 if alone else int(settings["num-clients"])
+    return TaskCard(given, num_clients).split_by(run.own_partition)

@@ -43,7 +43,7 @@ class TrainedRun(NamedTuple):
         The strategy's own.
     own_partition : str
         The import path of what split the simulated clients' examples; "" for one that
-        is built in.
+        is built in, or that the user has named, too.
     """
 
     path: Path
@@ -66,19 +66,18 @@ class TrainedRun(NamedTuple):
         return state_directory(context, self.settings, self.token)
 
 
-def read_run(path: Path, task: str = "") -> TrainedRun:
+def read_run(path: Path, task: str = "", partition: str = "") -> TrainedRun:
     """Read a server's checkpoint, or that in a directory.
 
-    Raises `SettingsError` if it is missing or damaged, or unless its task is built in
-    or ``task``.
+    Raises `SettingsError` if it is missing or damaged, or as `trusted`.
     """
     # Of a name that is too long, too.
     path = path / FILE if os.path.isdir(path) else path
     try:
         run, arrays, state = read(path)
         values = run["values"]
-        settings = trusted(dict(run["settings"]), task)
-        partition = str(run["settings"].get("partition", ""))
+        settings = trusted(dict(run["settings"]), task, partition)
+        own = str(run["settings"].get("partition", ""))
         return TrainedRun(
             path,
             complete(resolve(settings, strict=False)),
@@ -89,7 +88,7 @@ def read_run(path: Path, task: str = "") -> TrainedRun:
             str(values.get("classes", "")),
             {name: torch.from_numpy(array) for name, array in arrays.items()},
             {name: torch.from_numpy(array) for name, array in state.items()},
-            partition if is_path(partition) else "",
+            own if is_path(own) and not partition else "",
         )
     except (SafetensorError, OSError, ChecksumError) as error:
         raise _unreadable("checkpoint", path, error) from None

@@ -22,7 +22,7 @@ def followed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 def test_the_guide_has_blocks_of_all_kinds():
     kinds = [kind.split(":")[0] for kind, _ in blocks("your-algorithm.md")]
     assert kinds[:4] == ["file", "file", "file", "run"]
-    assert kinds[4:] == ["python", "file", "flwr", *["file", "run"] * 2]
+    assert kinds[4:] == ["python", "file", "flwr", *["file", "run"] * 3]
 
 
 @pytest.mark.e2e
@@ -56,6 +56,13 @@ def test_other_rates_and_optimisers_learn(followed, name):
 def test_a_server_that_keeps_each_client_s_model_learns(followed):
     rows = read_lines(followed / "attentive" / "FedAMP" / "metrics.jsonl")
     assert rows[-1]["train-loss"] < 0.95 * rows[0]["train-loss"]
+
+
+@pytest.mark.e2e
+def test_what_only_goes_up_is_in_the_rows(followed):
+    rows = read_lines(followed / "centroids" / "Centroids" / "metrics.jsonl")
+    assert all(row["centroids"] > 0 for row in rows)
+    assert not any(row["rejected"] for row in rows)
 
 
 @pytest.mark.e2e

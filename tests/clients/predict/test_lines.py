@@ -13,6 +13,7 @@ from clients.predict import export, load_model, load_run, predict
 from clients.predict.__main__ import main
 from simulation import simulate
 from task.settings import SettingsError
+from task.training import evaluate
 
 TABLE = """
 import torch
@@ -87,19 +88,41 @@ def test_a_simulated_client_is_fine_tuned_on_its_own_examples(algorithm, own, tm
     assert len({said["loss"] for said in known.values()}) == 3
 
 
-def test_nor_on_what_code_of_a_file_would_give_it(tmp_path):
+DIGITS = """
+from task import ImageTask
+
+class Digits(ImageTask):
+    def __init__(self, settings, num_clients):
+        super().__init__("digits", settings, num_clients)
+
+    def initial_model(self):
+        return super().initial_model()
+"""
+IID = "flwr_datasets.partitioner:IidPartitioner"
+SPLIT = "clients' examples were split by .flwr_datasets.partitioner:IidPartitioner., w"
+
+
+@pytest.mark.parametrize("algorithm", ["fedrep", "fedavg-ft"])
+def test_a_partition_of_ones_own_is_named_like_a_task(
+    algorithm, write_module, tmp_path
+):
+    own = write_module("own_digits", DIGITS) + ":Digits"
     more = {"backend": "inline", "output": str(tmp_path), "model": "logistic"}
-    more |= {
-        "partition": "flwr_datasets.partitioner:IidPartitioner",
-        "clients": 3,
-        "rounds": 1,
-    }
-    simulate("fedavg-ft", **more)
-    line = (
-        "clients' examples were split by .flwr_datasets.partitioner:IidPartitioner., w"
-    )
-    with pytest.raises(SettingsError, match=line):
-        load_run(tmp_path / "fedavg-ft", "000001")
+    more |= {"partition": IID, "clients": 3, "rounds": 1, "task": own}
+    simulate(algorithm, **more, fraction=1.0, head_epochs=1)
+    place = tmp_path / algorithm
+    known = json.loads((place / "clients.json").read_text())
+    for name, said in known.items():
+        model, card = load_run(place, name, task=own, partition=IID)
+        _, accuracy = evaluate(
+            model, card.task.test_examples(int(name)), card.task.loss
+        )
+        assert accuracy == pytest.approx(said["accuracy"], abs=1e-6)
+    # Without it the clients' examples are not what those of another partition are.
+    with pytest.raises(SettingsError, match=SPLIT):
+        load_run(place, "000001", task=own)[1].task.test_examples(1)
+    with pytest.raises(SettingsError, match="partition is 'os:path'; it must be that"):
+        load_run(place, "000001", task=own, partition="os:path")
 
 
 def test_an_exported_model_predicts_the_same(table, own, capsys):
