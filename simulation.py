@@ -10,7 +10,7 @@ import sys
 from collections.abc import Callable, Iterable, Sequence
 from logging import WARNING
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 from flwr.app import Context
@@ -395,19 +395,25 @@ def carry_out(
 
     ``together`` is the folder of several seeds, ``jobs`` how many run at a time.
     """
-    # All of them now, so that what is interrupted finds only its own when it goes on.
-    for settings in runs:
-        for name in map(short_name, algorithms):
-            output = Path(str(settings["output"]))
-            if not settings["resume"] and (output / name / CHECKPOINT).is_file():
-                with locked(output / name):
-                    put_aside(output, name)
     each = [(name, settings, backend) for settings in runs for name in algorithms]
+    _put_aside(each)
     found = iter(side_by_side(_summary, each, jobs))
     of_seeds = [{short_name(n): next(found) for n in algorithms} for _ in runs]
     if together is None:
         return of_seeds[0]
     return seeds.combine(Path(together), runs, of_seeds)
+
+
+def _put_aside(each: Sequence[tuple[str, Settings, str]]) -> None:
+    """Keep what earlier runs have left, all of it before the first of these begins.
+
+    So what is interrupted finds only its own when it goes on.
+    """
+    for algorithm, settings, _ in each:
+        output, name = Path(str(settings["output"])), short_name(algorithm)
+        if not settings["resume"] and (output / name / CHECKPOINT).is_file():
+            with locked(output / name):
+                put_aside(output, name)
 
 
 def tuned(
@@ -419,8 +425,6 @@ def tuned(
     jobs: int,
 ) -> dict[str, dict[str, Any]]:
     """Try algorithms on a grid, as ``tune`` says; return the summaries of the best."""
-    allowed = "1 without --seeds: the points of a grid run in turn"
-    require(jobs == 1 or count is not None, "jobs", jobs, allowed)
     former, output = str(given.get("resume", "")), output_of(given)
     there = not former or Path(former).is_dir()
     require(there, "resume", former, "a folder of results")
@@ -428,9 +432,11 @@ def tuned(
     def prepared(name: str, own: Settings) -> list[dict[str, Setting]]:
         return prepare([name], read_by(name, algorithms, own), backend, count)
 
-    def carried_out(name: str, runs: Sequence[Settings], place: Path) -> dict[str, Any]:
-        together = None if count is None else str(place)
-        return carry_out([name], runs, backend, together, jobs)[short_name(name)]
+    def carried_out(points: Sequence[tune.Runs]) -> list[tune.Found]:
+        each = [(p.algorithm, own, backend) for p in points for own in p.settings]
+        _put_aside(each)
+        found = iter(side_by_side(_summary_or_failure, each, jobs))
+        return [_of_seeds(p, [next(found) for _ in p.settings], count) for p in points]
 
     with served_for({**resolve(given, strict=False), "output": output}):
         points = tune.points(grid)
@@ -443,6 +449,30 @@ def tuned(
 
 def _summary(algorithm: str, settings: Settings, backend: str) -> dict[str, Any]:
     return run(algorithm, settings, backend).summary
+
+
+def _summary_or_failure(
+    algorithm: str, settings: Settings, backend: str
+) -> dict[str, Any] | SettingsError:
+    """Return a run's summary; a step size that diverges ends no other run."""
+    try:
+        return _summary(algorithm, settings, backend)
+    except SettingsError as error:
+        return error
+
+
+def _of_seeds(
+    runs: tune.Runs, found: Sequence[tune.Found], count: int | None
+) -> tune.Found:
+    """Return the summary over seeds, if there are any; or the first failure."""
+    for failure in found:
+        if isinstance(failure, SettingsError):
+            return failure
+    if count is None:
+        return found[0]
+    name = short_name(runs.algorithm)
+    of_seeds = [{name: cast(dict[str, Any], own)} for own in found]
+    return seeds.combine(runs.place, runs.settings, of_seeds)[name]
 
 
 @ended_as_by_ctrl_c()

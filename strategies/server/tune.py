@@ -4,7 +4,7 @@ import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from itertools import product
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from rich.markup import escape
 from rich.table import Table
@@ -27,6 +27,16 @@ FIXED = ("algorithm", "evaluate-on", "output", "resume", "seed", "validation-fra
 Point = dict[str, Setting]
 # Checked settings, one mapping for each seed.
 Prepared = Sequence[Settings]
+# A summary, or why there is none.
+Found = Mapping[str, Any] | SettingsError
+
+
+class Runs(NamedTuple):
+    """The runs of a point: of an algorithm, one for each seed, in a folder."""
+
+    algorithm: str
+    settings: Prepared
+    place: Path
 
 
 def points(text: str) -> list[Point]:
@@ -68,7 +78,7 @@ def tune(
     given: Settings,
     output: Path,
     prepare: Callable[[str, Settings], Prepared],
-    carry_out: Callable[[str, Prepared, Path], Mapping[str, Any]],
+    carry_out: Callable[[Sequence[Runs]], Sequence[Found]],
 ) -> dict[str, dict[str, Any]]:
     """Try all points of a grid; run the best of each algorithm once more, and test it.
 
@@ -91,8 +101,7 @@ def tune(
     prepare : callable
         Of an algorithm and settings; checks them before anything runs.
     carry_out : callable
-        Of an algorithm, what ``prepare`` has returned and a folder; returns the
-        summary.
+        Of the runs of some points; returns what each came to.
 
     Returns
     -------
@@ -113,7 +122,7 @@ def tune(
         )
     fraction = given.get("validation-fraction") or VALIDATION_FRACTION
     held_out = {"validation-fraction": fraction, "evaluate-on": "validation"}
-    prepared: list[tuple[str, Point, Path, Prepared]] = []
+    prepared: list[tuple[Point, Runs]] = []
     for name in algorithms:
         different: list[Prepared] = []
         for i, point in enumerate(grid):
@@ -124,22 +133,27 @@ def tune(
             # What only other algorithms of the command read makes no other run.
             if elsewhere not in different:
                 different.append(elsewhere)
-                prepared.append((name, point, place, runs))
+                prepared.append((point, Runs(name, runs, place)))
     found: dict[str, dict[str, Any]] = {}
     for algorithm in algorithms:
-        tried = []
-        for name, point, place, runs in prepared:
-            if name == algorithm:
-                tried.append({"settings": point} | _score(carry_out, name, runs, place))
+        own_points = [(p, r) for p, r in prepared if r.algorithm == algorithm]
+        scores = map(_score, carry_out([runs for _, runs in own_points]))
+        tried = [
+            {"settings": point} | score
+            for (point, _), score in zip(own_points, scores, strict=True)
+        ]
         best = _best(algorithm, tried)
         place = output / short_name(algorithm) / "test"
         own = {**given, **best, "validation-fraction": 0.0, "evaluate-on": "test"}
         runs = prepare(algorithm, _placed(own, place, algorithm))
+        (test,) = carry_out([Runs(algorithm, runs, place)])
+        if isinstance(test, SettingsError):
+            raise test
         found[short_name(algorithm)] = {
             "validation-fraction": fraction,
             "points": tried,
             "picked": best,
-            "test": carry_out(algorithm, runs, place),
+            "test": test,
         }
         with said(output / FILE):
             write_json(output / FILE, found)
@@ -156,19 +170,12 @@ def _placed(settings: Settings, place: Path, algorithm: str) -> Settings:
     return {**settings, "output": str(place), "resume": resume}
 
 
-def _score(
-    carry_out: Callable[[str, Prepared, Path], Mapping[str, Any]],
-    algorithm: str,
-    runs: Prepared,
-    place: Path,
-) -> dict[str, Any]:
-    try:
-        summary = carry_out(algorithm, runs, place)
-    except SettingsError as error:
-        # A step size with which nothing converges is no reason to end here.
-        return {"failed": str(error)}
-    name = "accuracy" if "accuracy" in summary else "loss"
-    return {name: summary[name]} if name in summary else {"failed": "no evaluation"}
+def _score(found: Found) -> dict[str, Any]:
+    # A step size with which nothing converges is no reason to end here.
+    if isinstance(found, SettingsError):
+        return {"failed": str(found)}
+    name = "accuracy" if "accuracy" in found else "loss"
+    return {name: found[name]} if name in found else {"failed": "no evaluation"}
 
 
 def _best(algorithm: str, tried: Sequence[Mapping[str, Any]]) -> Point:

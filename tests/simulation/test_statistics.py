@@ -117,6 +117,17 @@ def test_bad_numbers_of_jobs(tmp_path, monkeypatch, capfd):
     assert_refused(given, line, tmp_path, capfd)
 
 
+def test_points_of_a_grid_side_by_side_are_as_in_turn(tmp_path):
+    turn, beside = tmp_path / "turn", tmp_path / "beside"
+    words = ("tune", "fedper", "--grid", "learning-rate=1e-9,0.5,1e38")
+    for place, more in ((turn, ()), (beside, ("--jobs", "2"))):
+        go(place, *words, *more, rounds=3, validation_fraction=0.3)
+    one, two = (json_of(place / "tune.json")["fedper"] for place in (turn, beside))
+    assert two["points"] == one["points"]
+    assert two["picked"] == {"learning-rate": 0.5}
+    assert two["test"]["accuracy"] == one["test"]["accuracy"]
+
+
 def test_tune_picks_by_validation_and_tests_once(tmp_path):
     # A step size with which nothing moves, one that learns, and one that diverges.
     grid = ("--grid", "learning-rate=1e-9,0.5,1e38")
@@ -216,10 +227,6 @@ BAD = [
     (
         ("tune", "fedavg", "--grid", "momentum=0", *config("resume='nowhere'")),
         "resume is 'nowhere'; it must be a folder of results",
-    ),
-    (
-        ("tune", "fedavg", "--grid", "momentum=0", "--jobs", "2"),
-        "jobs is 2; it must be 1 without --seeds: the points of a grid run in turn",
     ),
     (("tune", "fedavg", "--grid", "sede=1"), "unknown setting 'sede'"),
     (("tune", "fedavg", "--grid", "momentum=0,2"), "momentum is 2.0; it must be in"),
