@@ -114,7 +114,8 @@ def commits(data: object) -> Iterator[str]:
     """Yield the commits of a page and of all its runs."""
     if isinstance(data, dict):
         if isinstance(commit := data.get("commit"), str):
-            yield commit
+            # A run that was interrupted has those with which it went on as well.
+            yield from commit.split(", ")
         data = list(data.values())
     for inner in data if isinstance(data, list) else ():
         yield from commits(inner)

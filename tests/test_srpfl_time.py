@@ -89,3 +89,56 @@ def test_a_run_on_a_page_is_not_made_again(monkeypatch, tmp_path):
         srpfl_time.run(arguments, "fedrep", 2)
     with pytest.raises(TypeError):
         srpfl_time.run(arguments, "srpfl", 2)
+
+
+def arguments(output: Path, **more: object) -> Namespace:
+    return Namespace(
+        **{"speed_model": "fixed", "fraction": 0.1, "stage": 1, "initial_nodes": 2},
+        **{"seed": 0, "name": "", "data_dir": "", "evaluate_every": 1},
+        **{"backend": "inline", "output": str(output)},
+        run_config=more.get("run_config", "task='digits' classes-per-client=10"),
+    )
+
+
+def test_an_interrupted_run_goes_on_and_names_both_commits(monkeypatch, tmp_path):
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    srpfl_time = import_module("srpfl_time")
+    whole = srpfl_time.run(arguments(tmp_path / "whole"), "fedrep", 3)
+
+    def interrupted(algorithm, backend, **settings):
+        simulate(algorithm, backend, **{**settings, "num-server-rounds": 2})
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(srpfl_time, "simulate", interrupted)
+        patch.setattr(srpfl_time, "COMMIT", "a")
+        with pytest.raises(KeyboardInterrupt):
+            srpfl_time.run(arguments(tmp_path / "parts"), "fedrep", 3)
+    monkeypatch.setattr(srpfl_time, "COMMIT", "b")
+    parts = srpfl_time.run(arguments(tmp_path / "parts"), "fedrep", 3)
+    assert parts["commit"] == "a, b"
+    accuracies = [[row["accuracy"] for row in run["rows"]] for run in (whole, parts)]
+    assert accuracies[0] == accuracies[1]
+    assert len(accuracies[0]) == 3
+
+
+def test_no_earlier_runs_rows_are_taken_for_one_that_never_began(monkeypatch, tmp_path):
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    srpfl_time = import_module("srpfl_time")
+    srpfl_time.run(arguments(tmp_path), "fedrep", 2)
+    other = "task='digits' classes-per-client=10 learning-rate=0.5"
+
+    def never(*args, **settings):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(srpfl_time, "simulate", never)
+        with pytest.raises(KeyboardInterrupt):
+            srpfl_time.run(arguments(tmp_path, run_config=other), "fedrep", 2)
+    begun = []
+    patched = srpfl_time.simulate
+    monkeypatch.setattr(
+        srpfl_time, "simulate", lambda *a, **s: begun.append(a) or patched(*a, **s)
+    )
+    srpfl_time.run(arguments(tmp_path, run_config=other), "fedrep", 2)
+    assert len(begun) == 1
