@@ -54,8 +54,7 @@ from task.settings import (
 
 DEFAULT_ALGORITHMS = ("fedavg", "fedrep", "flute")
 BACKENDS = ("ray", "inline")
-# A year: a round takes as long as it takes.
-WHATEVER = 365 * 86400.0
+YEAR = 365 * 86400.0
 # Settings that only a speed-model reads.
 OF_SPEEDS = ("straggler-fraction", "redraw-speeds", "communication-time")
 
@@ -247,7 +246,7 @@ def check(
     check_names(algorithms)
     # Simulated clients do not come back: when none answers, none will. Nor is any lost
     # that a round would wait for in vain.
-    given = {"max-empty-rounds": 3, "round-timeout": WHATEVER, **given}
+    given = {"max-empty-rounds": 3, "round-timeout": YEAR, **given}
     if given.get("resume") and "output" not in given:
         given = {**given, "output": given["resume"]}
     named = resolve(given, strict=False)

@@ -277,9 +277,9 @@ class RayGrid(InlineGrid):
         return self.pull_messages(ids)
 
     def close(self) -> None:
-        """End what a run that was interrupted has left; the next one would wait for it.
+        """End what a run that was interrupted has left.
 
-        And find client states that it would not expect.
+        The next one would wait for it, and take the states that it writes for its own.
         """
         self._queue.clear()
         self._workers.end(worker for worker, _ in self._running.values())
@@ -328,7 +328,7 @@ class _Worker:
 
 
 def _content(state: RecordDict) -> dict[str, dict[str, Any]]:
-    """Return what is another if a state is; arrays are replaced, never changed."""
+    """Return a copy of a state to compare with; arrays are replaced, never changed."""
     found = {name: dict(record) for name, record in state.items()}
     return {
         name: own if isinstance(state[name], ArrayRecord) else deepcopy(own)
