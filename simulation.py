@@ -10,7 +10,7 @@ import sys
 from collections.abc import Callable, Iterable, Sequence
 from logging import WARNING
 from pathlib import Path
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 import numpy as np
 from flwr.app import Context
@@ -435,7 +435,10 @@ def tuned(
         each = [(p.algorithm, own, backend) for p in points for own in p.settings]
         _put_aside(each)
         found = iter(side_by_side(_summary_or_failure, each, jobs))
-        return [_of_seeds(p, [next(found) for _ in p.settings], count) for p in points]
+        each_found = [[next(found) for _ in p.settings] for p in points]
+        if count is None:
+            return [own for (own,) in each_found]
+        return list(map(tune.over_seeds, points, each_found))
 
     with served_for({**resolve(given, strict=False), "output": output}):
         points = tune.points(grid)
@@ -458,20 +461,6 @@ def _summary_or_failure(
         return _summary(algorithm, settings, backend)
     except SettingsError as error:
         return error
-
-
-def _of_seeds(
-    runs: tune.Runs, found: Sequence[tune.Found], count: int | None
-) -> tune.Found:
-    """Return the summary over seeds, if there are any; or the first failure."""
-    for failure in found:
-        if isinstance(failure, SettingsError):
-            return failure
-    if count is None:
-        return found[0]
-    name = short_name(runs.algorithm)
-    of_seeds = [{name: cast(dict[str, Any], own)} for own in found]
-    return seeds.combine(runs.place, runs.settings, of_seeds)[name]
 
 
 @ended_as_by_ctrl_c()

@@ -12,7 +12,7 @@ from rich.table import Table
 from strategies.algorithms import short_name
 from strategies.server.output import said
 from strategies.server.results import write_json
-from strategies.server.seeds import PREFIX
+from strategies.server.seeds import PREFIX, combine
 from strategies.server.tables import write_tables
 from strategies.server.terminal import console
 from task.checkpoint import FILE as CHECKPOINT
@@ -168,6 +168,17 @@ def _placed(settings: Settings, place: Path, algorithm: str) -> Settings:
     begun = [*place.glob(own), *place.glob(f"{PREFIX}*/{own}")]
     resume = str(place) if settings.get("resume") and begun else ""
     return {**settings, "output": str(place), "resume": resume}
+
+
+def over_seeds(runs: Runs, found: Sequence[Found]) -> Found:
+    """Return the summary over seeds of what each came to; or the first failure."""
+    summaries = []
+    name = short_name(runs.algorithm)
+    for own in found:
+        if isinstance(own, SettingsError):
+            return own
+        summaries.append({name: dict(own)})
+    return combine(runs.place, runs.settings, summaries)[name]
 
 
 def _score(found: Found) -> dict[str, Any]:
