@@ -97,22 +97,27 @@ def test_a_node_that_dies_in_a_round_costs_a_retry_and_not_the_run(tmp_path, nod
     rounds = 60
     process = simulate(tmp_path / "cluster", "ray", rounds, RAY_ADDRESS=address)
     metrics = tmp_path / "cluster" / "results" / "fedrep" / "metrics.jsonl"
+
+    def made() -> int:
+        return metrics.read_text().count("\n") if metrics.is_file() else 0
+
+    # Both nodes have their share of the work. One may start so much later than the
+    # other that this one would have done everything: until then the run stands still.
+    settings = [f"FRL_NODE={folder}" for folder in folders]
     try:
-        wait_until(
-            lambda: metrics.is_file() and metrics.read_text().count("\n") >= 3,
-            200,
-            "three rounds",
-        )
-        # Both nodes have their share of the work; one may start later than the other.
-        settings = [f"FRL_NODE={folder}" for folder in folders]
+        wait_until(lambda: made() >= 3, 200, "three rounds")
+        process.send_signal(signal.SIGSTOP)
         wait_until(
             lambda: all(processes_with(node, "ray::_Worker") for node in settings),
             200,
             "a worker on each node",
         )
+        alone = made()
+        process.send_signal(signal.SIGCONT)
+        wait_until(lambda: made() >= alone + 3, 200, "three rounds of both nodes")
         for pid in processes_with(settings[1]):
             kill_9(pid)
-        assert metrics.read_text().count("\n") < rounds
+        assert made() < rounds
         said = said_by(process, 400)
     finally:
         process.kill()
