@@ -305,7 +305,8 @@ class Client(Joining, NumPyClient):
         """Return μ/2 ‖w − w_received‖², for steps of one's own; 0 unless asked for."""
         if not self.proximal_weight:
             return 0.0
-        return Proximal(self.proximal_weight, self.received)(features, model)
+        near = Proximal(self.proximal_weight, self.received)
+        return near(features, None, model)
 
     def keep(self, config: Mapping[str, Scalar]) -> None:
         """Keep the personal slots as the version of ``server-round``.
@@ -420,6 +421,7 @@ class _Sum:
     first: Regularizer
     second: Regularizer
 
-    def __call__(self, features: Tensor, model: SplitModel) -> Tensor:
+    def __call__(self, features: Tensor, targets: Tensor, model: SplitModel) -> Tensor:
         """Return the sum's value."""
-        return self.first(features, model) + self.second(features, model)
+        what = features, targets, model
+        return self.first(*what) + self.second(*what)

@@ -13,7 +13,7 @@ from task.base import Task
 from task.messages import PROTOTYPE_COUNTS, PROTOTYPES
 from task.models import SplitModel
 from task.settings import Free, Range, Settings, SettingsError
-from task.training import features_of, freeze, loop
+from task.training import features_of
 
 SLOT = "prototypes."
 # Further away than any prototype.
@@ -38,13 +38,42 @@ class FedProtoSettings(TrainingSettings):
     client_models: Annotated[str, Free("models' names")] = ""
 
 
+@dataclass(frozen=True)
+class NearPrototypes:
+    """λ mean ‖z − C̄_y‖² over a batch's examples and the features' entries.
+
+    The mean over entries is the authors' code's. Classes without a prototype have no
+    distance.
+
+    Parameters
+    ----------
+    weight : float
+        λ (equation 7).
+    means : Tensor, shape (classes, width)
+        The prototypes C̄.
+    known : Tensor of bool, shape (classes,)
+        Which classes have one.
+    """
+
+    weight: float
+    means: Tensor
+    known: Tensor
+
+    def __call__(self, features: Tensor, targets: Tensor, model: SplitModel) -> Tensor:
+        """Return the term, a scalar."""
+        # What cross-entropy ignores is of no class.
+        place = targets.clamp(min=0)
+        near = (self.known[place] & (targets >= 0)).unsqueeze(-1)
+        distances = (features - self.means[place]).square() * near
+        return self.weight * distances.mean()
+
+
 class FedProtoClient(Client):
     """Algorithm 1, client side: the model stays here, whatever it is.
 
-    The loss is L_S + λ mean ‖z − C̄_y‖² over a batch's examples and the features'
-    entries, as in the authors' code; classes without a prototype have no distance. A
-    local prototype C_j is the mean feature of the examples of class j (equation 3).
-    Predicted is the class with the nearest prototype.
+    The loss is L_S + λ mean ‖z − C̄_y‖² (equation 7). A local prototype C_j is the mean
+    feature of the examples of class j (equation 3). Predicted is the class with the
+    nearest prototype.
     """
 
     shared = (SLOT,)
@@ -91,27 +120,11 @@ class FedProtoClient(Client):
     def fit(self, parameters: NDArrays, config: Config) -> Reply:
         """Train near the prototypes for ``representation-epochs``; send one's own."""
         self.receive(parameters, config)
-        own, model = self.settings, self.model
-        means, known = self.received[PROTOTYPES], self.received[PROTOTYPE_COUNTS] > 0
-        optimizer = own.optimizer(freeze(model, "all"))
-
-        def step(inputs: Tensor, targets: Tensor) -> Tensor:
-            optimizer.zero_grad()
-            with own.autocast():
-                features = model.representation(inputs)
-                loss = objective = self.task.loss(model.head(features), targets)
-                if own.fedproto_lambda:
-                    # What cross-entropy ignores is of no class.
-                    place = targets.clamp(min=0)
-                    near = (known[place] & (targets >= 0)).unsqueeze(-1)
-                    distances = (features - means[place]).square() * near
-                    objective = objective + own.fedproto_lambda * distances.mean()
-            objective.backward()  # type: ignore[no-untyped-call]
-            optimizer.step()
-            return loss.detach()
-
-        examples = self.train_examples
-        loss = loop(step, examples, own.representation_epochs, own)
+        own, near = self.settings, None
+        if own.fedproto_lambda:
+            means, counts = self.received[PROTOTYPES], self.received[PROTOTYPE_COUNTS]
+            near = NearPrototypes(own.fedproto_lambda, means, counts > 0)
+        loss = self.train("all", own.representation_epochs, near)
         self.keep(config)
         return self.send_arrays(self.prototypes(), loss)
 

@@ -59,7 +59,7 @@ class Penalty:
     classes: Tensor
     regularizer: HeadRegularizer
 
-    def __call__(self, features: Tensor, model: SplitModel) -> Tensor:
+    def __call__(self, features: Tensor, targets: Tensor, model: SplitModel) -> Tensor:
         """Return the penalty, a scalar."""
         head = cast(nn.Linear, model.head).weight
         collapse = self.regularizer(head[None], self.classes)[0]

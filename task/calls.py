@@ -154,7 +154,7 @@ class TrainCall:
                 value = self.loss(model.head(features), targets)
                 objective = value
                 if self.regularizer is not None:
-                    objective = value + self.regularizer(features, model)
+                    objective = value + self.regularizer(features, targets, model)
             if objective.requires_grad:  # A representation may have no parameters.
                 objective.backward()  # type: ignore[no-untyped-call]
             for parameter, term in added:

@@ -121,8 +121,8 @@ def train_privately(call: TrainCall, privacy: ExamplePrivacy) -> float:
 
     Sampling, augmentation and noise do not follow from the run's seed: who knows them
     can take them off again. The regularizer's part that has to do with features must be
-    a sum over the examples; its other part, and the correction, are not clipped, as
-    they tell nothing of the examples.
+    a sum over the examples; its other part is what it is of none of them, and is not
+    clipped, nor is the correction: neither tells anything of the examples.
 
     Parameters
     ----------
@@ -179,9 +179,11 @@ def train_privately(call: TrainCall, privacy: ExamplePrivacy) -> float:
                 value = call.loss(model.head(features), targets) * len(targets)
                 objective = value
                 if call.regularizer is not None:
-                    objective = value + expected * call.regularizer(features, model)
+                    term = call.regularizer(features, targets, model)
+                    objective = value + expected * term
             objective.backward()  # type: ignore[no-untyped-call]
-        beside = _beside_examples(call, features.detach(), learning)
+        none = features.detach()[:0], targets[:0]
+        beside = _beside_examples(call, *none, learning)
         for name, parameter in learning.items():
             found = getattr(parameter, "grad_sample", None)
             if found is None and len(targets):
@@ -252,12 +254,15 @@ def check_targets(targets: Tensor) -> None:
 
 
 def _beside_examples(
-    call: TrainCall, features: Tensor, learning: Mapping[str, Tensor]
+    call: TrainCall, features: Tensor, targets: Tensor, learning: Mapping[str, Tensor]
 ) -> dict[str, Tensor]:
-    """Return what is added to the gradients, and does not come from the examples."""
+    """Return what is added to the gradients, and does not come from the examples.
+
+    Features and targets are those of none.
+    """
     found: dict[str, Tensor] = {}
     if call.regularizer is not None:
-        value = call.regularizer(features, call.model)
+        value = call.regularizer(features, targets, call.model)
         if value.requires_grad:
             parameters = list(learning.values())
             slopes = torch.autograd.grad(value, parameters, allow_unused=True)

@@ -23,8 +23,9 @@ from task.settings import Checked, Free, Range, SettingsError
 from task.split_model import on_trial
 
 Loss = Callable[[Tensor, Tensor], Tensor]
-# Called with a batch's features and the model; its value is added to the loss.
-Regularizer = Callable[[Tensor, SplitModel], Tensor]
+# Called with a batch's features and targets and the model; its value is added to the
+# loss.
+Regularizer = Callable[[Tensor, Tensor, SplitModel], Tensor]
 # Called with a batch's inputs and targets; learns from them and returns their loss.
 Step = Callable[[Tensor, Tensor], Tensor]
 # As torch calls CPUs on which bfloat16 takes many times as long as float32.
@@ -348,7 +349,9 @@ class Proximal:
     weight: float
     anchor: Mapping[str, Tensor]
 
-    def __call__(self, features: Tensor, model: SplitModel) -> Tensor:
+    def __call__(
+        self, features: Tensor, targets: Tensor | None, model: SplitModel
+    ) -> Tensor:
         """Return the regularizer's value."""
         distances = [
             (parameter - self.anchor[name]).square().sum()

@@ -73,7 +73,7 @@ class Term(nn.Module):
     model : SplitModel
         The model.
     regularizer : object
-        Of features and the model.
+        Of features, targets and the model.
     """
 
     def __init__(self, model: SplitModel, regularizer: Any) -> None:
@@ -81,14 +81,20 @@ class Term(nn.Module):
         self.model = model
         self.regularizer = regularizer
 
-    def forward(self, constants: list[Tensor], features: Tensor) -> Tensor:
+    def forward(
+        self, constants: list[Tensor], features: Tensor, targets: Tensor
+    ) -> Tensor:
         """Return its value, with ``constants`` in the places of its tensors."""
         own = with_tensors(self.regularizer, iter(constants))
-        value: Tensor = own(features, self.model)
+        value: Tensor = own(features, targets, self.model)
         return value
 
     def together(
-        self, state: Tensors, constants: list[Tensor], features: Tensor
+        self,
+        state: Tensors,
+        constants: list[Tensor],
+        features: Tensor,
+        targets: Tensor,
     ) -> Tensor:
         """Return its values for several models, whose tensors are stacked."""
         if type(self.regularizer) is Proximal:
@@ -100,7 +106,8 @@ class Term(nn.Module):
                     total = total + distance.square().flatten(1).sum(1)
             scaled: Tensor = near.weight / 2 * total
             return scaled
-        values: Tensor = vmap(partial(called, self))(state, constants, features)
+        own = vmap(partial(called, self))
+        values: Tensor = own(state, constants, features, targets)
         return values
 
 
@@ -120,7 +127,7 @@ class Objective(nn.Module):
     loss : callable
         Of outputs and targets.
     regularizer : object, optional
-        Of features and the model; its tensors come with each call.
+        Of features, targets and the model; its tensors come with each call.
     features : bool, default False
         Whether the inputs are already the representation's features.
     """
@@ -172,7 +179,7 @@ class Objective(nn.Module):
         if self.regularizer is None:
             return value, value, outputs
         own = with_tensors(self.regularizer, iter(constants))
-        return value + own(features, self.model), value, outputs
+        return value + own(features, targets, self.model), value, outputs
 
     def together(
         self, state: Tensors, batch: Sequence[Tensor], constants: list[Tensor]
@@ -203,7 +210,8 @@ class Objective(nn.Module):
         value = mean_losses(self.loss, outputs, targets, weights)
         if self.regularizer is None:
             return value, value, outputs
-        added = Term(model, self.regularizer).together(state, constants, features)
+        term = Term(model, self.regularizer)
+        added = term.together(state, constants, features, targets)
         return value + added, value, outputs
 
     def gradients(

@@ -85,9 +85,9 @@ def train(
     sgd : SGD
         The hyper-parameters.
     regularizer : callable, optional
-        Of a batch's features and the model; added to the loss. A frozen dataclass, as
-        `Proximal` is, lets clients train together; with another callable a client
-        trains alone.
+        Of a batch's features and targets and the model; added to the loss. A frozen
+        dataclass, as `Proximal` is, lets clients train together; with another callable
+        a client trains alone.
     correction : mapping of str to Tensor, optional
         Added to the gradients of the parameters of these names in every step.
 

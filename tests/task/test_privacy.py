@@ -11,6 +11,7 @@ from dp_accounting import dp_event
 from dp_accounting.rdp import RdpAccountant
 from torch import nn
 
+from clients.fedproto import NearPrototypes
 from clients.flute import Penalty
 from task import privacy
 from task.calls import TrainCall
@@ -56,6 +57,7 @@ REGULARIZERS = {
     "none": None,
     "proximal": Proximal(0.5, {k: v + 0.1 for k, v in model(1).state_dict().items()}),
     "penalty": Penalty(0.02, 0.1, 0.3, MASK, neural_collapse),
+    "prototypes": NearPrototypes(0.7, torch.ones(3, 5), MASK[0]),
 }
 
 
@@ -75,6 +77,18 @@ def test_without_noise_and_clipping_it_is_plain_training(part, regularizer):
     assert private.__dict__.keys() == plain.__dict__.keys()
     assert not any(p.__dict__ for p in private.parameters())
     assert not any(m._forward_hooks or m._backward_hooks for m in private.modules())
+
+
+def test_what_passes_by_the_clipping_cannot_tell_of_targets():
+    plain, private = model(), model()
+    call_of(plain, "head").alone()
+
+    def telling(features, targets, model):
+        return model.head.weight[targets].sum()
+
+    call = call_of(private, "head", regularizer=telling)
+    train_privately(call, without_noise(LOUD))
+    torch.testing.assert_close(private.head.weight, plain.head.weight)
 
 
 @pytest.mark.parametrize(

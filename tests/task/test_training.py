@@ -176,8 +176,8 @@ def test_the_regulariser_moves_the_weights_and_is_not_in_the_loss():
         model.head.weight.fill_(0.0)
     seen = []
 
-    def regularizer(features: torch.Tensor, split: SplitModel) -> torch.Tensor:
-        seen.append(features.detach().clone())
+    def regularizer(features, targets, split: SplitModel) -> torch.Tensor:
+        seen.append((features.tolist(), targets.tolist()))
         return 5 * split.head.weight.sum()
 
     example = ExampleSet(torch.tensor([[2.0]]), torch.tensor([[0.0]]))
@@ -185,7 +185,7 @@ def test_the_regulariser_moves_the_weights_and_is_not_in_the_loss():
     loss = train(model, "head", example, nn.functional.mse_loss, 2, sgd, regularizer)
     assert model.head.weight.item() == pytest.approx(-1.0)
     assert loss == 0.0
-    assert [features.tolist() for features in seen] == [[[0.0]]] * 2
+    assert seen == [([[0.0]], [[0.0]])] * 2
 
 
 # FedProx's and SCAFFOLD's terms
@@ -200,7 +200,7 @@ def scalar_model(b: float, w: float) -> SplitModel:
     return model
 
 
-NOTHING = torch.zeros(1, 1)
+NOTHING = torch.zeros(1, 1), None
 
 
 def test_the_proximal_term_by_hand():
@@ -208,7 +208,7 @@ def test_the_proximal_term_by_hand():
     model = scalar_model(2.0, 3.0)
     anchor = {"representation.weight": torch.tensor([[5.0]])}
     anchor |= {"head.weight": torch.tensor([[1.0]]), "other": torch.tensor(7.0)}
-    value = Proximal(0.5, anchor)(NOTHING, model)
+    value = Proximal(0.5, anchor)(*NOTHING, model)
     assert value.item() == pytest.approx(3.25)
     value.backward()
     assert model.representation.weight.grad.item() == pytest.approx(-1.5)
@@ -218,11 +218,11 @@ def test_the_proximal_term_by_hand():
 def test_the_proximal_term_leaves_free_what_has_no_anchor_or_does_not_learn():
     model = scalar_model(2.0, 3.0)
     head = {"head.weight": torch.tensor([[1.0]])}
-    assert Proximal(0.5, head)(NOTHING, model).item() == pytest.approx(1.0)
+    assert Proximal(0.5, head)(*NOTHING, model).item() == pytest.approx(1.0)
     freeze(model, "representation")
     both = head | {"representation.weight": torch.tensor([[5.0]])}
     # 0.5/2 ((3 - 1)² + (2 - 5)²), and the slope 0.5 (2 - 5) of what learns.
-    value = Proximal(0.5, both)(NOTHING, model)
+    value = Proximal(0.5, both)(*NOTHING, model)
     assert value.item() == pytest.approx(3.25)
     value.backward()
     assert model.representation.weight.grad.item() == pytest.approx(-1.5)
@@ -233,7 +233,7 @@ def test_the_proximal_norm_is_squared():
     # Over all entries of all tensors: 2/2 (4 · 3² + 2 · 3²) = 54.
     model = SplitModel(nn.Linear(2, 2, bias=False), nn.Linear(2, 1, bias=False))
     anchor = {n: p.detach() - 3 for n, p in model.named_parameters()}
-    assert Proximal(2.0, anchor)(NOTHING, model).item() == pytest.approx(54, rel=1e-5)
+    assert Proximal(2.0, anchor)(*NOTHING, model).item() == pytest.approx(54, rel=1e-5)
 
 
 def test_training_near_an_anchor_by_hand():
@@ -483,7 +483,7 @@ def count_calls(module: nn.Module) -> Callable[[], int]:
 
 @pytest.mark.parametrize("regularized", [False, True])
 def test_features_computed_once_train_the_same_head(monkeypatch, regularized):
-    regularizer = (lambda f, m: f.square().mean()) if regularized else None
+    regularizer = (lambda f, _, __: f.square().mean()) if regularized else None
     sgd = SGD(learning_rate=0.1, momentum=0.5, weight_decay=0.01, batch_size=7)
     examples = images(60, 10)
     trained, calls = [], []
