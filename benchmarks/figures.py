@@ -371,6 +371,7 @@ FIGURES = [
     *_srpfl("[drawn in each round, all, 40]", "dynamic-1-plain", *ALL_PAIRS),
     *_srpfl("[fixed, all, 40, augmented]", "fixed-1", *ALL_PAIRS[:2]),
     *_srpfl("[fixed, all, 150, augmented]", "fixed-1-150", "srpfl"),
+    *_srpfl("[drawn in each round, all, 150, augmented]", "dynamic-1-150", "srpfl"),
     *_srpfl("[fixed, 20 %, 30, augmented]", "fixed-0.2", *ALL_PAIRS),
     *_srpfl(FIXED_150, "fixed-0.2-150", "srpfl"),
     *_srpfl(FIXED_150, "fixed-0.2-150-lg", "lg-srpfl", column=2),
