@@ -1,6 +1,7 @@
 """Real SuperLink and SuperNode processes on loopback, always cleaned up."""
 
 import contextlib
+import itertools
 import json
 import os
 import signal
@@ -27,10 +28,18 @@ for key in sys.argv[1:]:
 """
 
 
+# Below those that the system hands out, and in each test process from another one on:
+# so nobody else takes one before what it is for has started.
+PORTS = itertools.count(20_000 + os.getpid() % 120 * 100)
+
+
 def free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return int(listener.getsockname()[1])
+    """Return a port that nobody listens at; no two calls return the same."""
+    for port in PORTS:
+        with contextlib.suppress(OSError), socket.socket() as listener:
+            listener.bind(("127.0.0.1", port))
+            return port
+    raise AssertionError("there are infinitely many")
 
 
 def wait_until(

@@ -10,7 +10,7 @@ import tempfile
 from pathlib import Path
 
 import pytest
-from federation import kill_9, processes_with, wait_until
+from federation import free_port, kill_9, processes_with, wait_until
 from test_ray import ROOT, assert_same, numbers_of
 
 START = (
@@ -48,9 +48,7 @@ def start(folder: Path, home: str, *arguments: str) -> str:
 def nodes(tmp_path):
     """Addresses and folders of a cluster of two nodes."""
     folders = tmp_path / "one", tmp_path / "two"
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     address = f"127.0.0.1:{port}"
     # Names of sockets are short.
     home = tempfile.mkdtemp(prefix="ray-")
@@ -105,16 +103,16 @@ def test_a_node_that_dies_in_a_round_costs_a_retry_and_not_the_run(tmp_path, nod
     # other that this one would have done everything: until then the run stands still.
     settings = [f"FRL_NODE={folder}" for folder in folders]
     try:
-        wait_until(lambda: made() >= 3, 200, "three rounds")
+        wait_until(lambda: made() >= 3, 600, "three rounds")
         process.send_signal(signal.SIGSTOP)
         wait_until(
             lambda: all(processes_with(node, "ray::_Worker") for node in settings),
-            200,
+            600,
             "a worker on each node",
         )
         alone = made()
         process.send_signal(signal.SIGCONT)
-        wait_until(lambda: made() >= alone + 3, 200, "three rounds of both nodes")
+        wait_until(lambda: made() >= alone + 3, 600, "three rounds of both nodes")
         for pid in processes_with(settings[1]):
             kill_9(pid)
         assert made() < rounds

@@ -89,11 +89,11 @@ def test_seeds_at_the_same_time_stopped_and_resumed(tmp_path):
     begun = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
     files = [beside / f"seed-0/{name}/metrics.jsonl" for name in ("fedavg", "fedper")]
     # Both are under way.
-    for _ in range(1200):
+    for _ in range(120_000):
         if all(path.is_file() and path.stat().st_size for path in files):
             break
         assert begun.poll() is None, begun.communicate()
-        time.sleep(0.05)
+        time.sleep(0.005)
     begun.terminate()
     _, said = begun.communicate(timeout=120)
     assert begun.returncode == 130, said

@@ -87,8 +87,8 @@ def to_another(reply: Message, context: Context, server_round: int) -> None:
 
 
 WHOLE = (replay, to_another)
-# One a round. The gigabyte may come too late on a slow machine; after it nothing else
-# is to come.
+# One a round. The gigabyte may come too late on a slow machine, and what came after it
+# would then be later still.
 ATTACKS = (
     wrong_names,
     wrong_shapes,
@@ -96,8 +96,8 @@ ATTACKS = (
     not_finite,
     pickled,
     replay,
-    a_gigabyte_of_zeros,
     to_another,
+    a_gigabyte_of_zeros,
 )
 
 
@@ -110,8 +110,11 @@ def tell_and_wait(message: Message, context: Context, server_round: int) -> None
     partial = told.with_suffix(".partial")
     partial.write_text(message.metadata.message_id)
     partial.rename(told)
-    # The hostile reply shall come first.
-    time.sleep(5)
+    # The hostile reply shall come first; it is on its way when it has left a note.
+    deadline = time.monotonic() + 15
+    while not told.with_name("answered").exists() and time.monotonic() < deadline:
+        time.sleep(0.1)
+    time.sleep(3)
 
 
 def tamper(message: Message, context: Context, call_next) -> Message:

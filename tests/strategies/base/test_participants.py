@@ -202,7 +202,7 @@ def test_a_round_waits_no_longer_than_a_round_may(monkeypatch):
     monkeypatch.setattr(participants, "POLL_INTERVAL", 0.0)
     grid, strategy = Coming(refusing, [{3}]), averaging()
     strategy.standing.acknowledged = {"000000": 4, "c": 4}
-    strategy.participants.round_timeout = 0.05
+    strategy.participants.round_timeout = 0.5
     config = ConfigRecord()
     assert list(strategy.configure_train(5, to_record(START), config, grid)) == []
     assert grid.forgiven > 0

@@ -266,6 +266,8 @@ def test_a_pause_is_a_multiple_of_the_wait_that_was_in_vain(monkeypatch) -> None
     assert send(grid, None, timeout=0.05) == [1]
     since = time.monotonic()
     monkeypatch.setattr(arrivals.time, "monotonic", lambda: since + now[0])
+    for silence in grid._silent.values():
+        silence.since = since
     # Twice in a row: for another wait of 0.05 s it is not asked to train.
     assert list(grid.get_node_ids()) == [1]
     # A longer wait for others makes its pause no longer.

@@ -22,8 +22,8 @@ FOLDER = pathlib.Path(sys.argv[1])
 def work(number, seconds):
     import os
     path = FOLDER / str(number)
-    path.write_text(f"{os.getpid()} ")
     try:
+        path.write_text(f"{os.getpid()} ")
         time.sleep(seconds)
     except KeyboardInterrupt:
         # A checkpoint.
@@ -52,8 +52,8 @@ def is_alive(process: int) -> bool:
 
 
 def soon(is_so) -> bool:
-    """Return whether something comes to be so within a minute."""
-    for _ in range(1200):
+    """Return whether something comes to be so within ten minutes."""
+    for _ in range(12_000):
         if is_so():
             return True
         time.sleep(0.05)
@@ -124,6 +124,7 @@ def test_a_command_that_is_ended_begins_nothing_new(command, number):
 
 def test_a_process_without_work_takes_no_other_ones_checkpoint(command):
     ended = command(0, 100, 0)
+    assert ended.begun(1)
     assert soon(lambda: [ended.said(i)[1:] for i in (0, 2)] == [["done"]] * 2)
     time.sleep(0.5)
     ended.first.send_signal(signal.SIGINT)
