@@ -167,12 +167,12 @@ def run(algorithm: str, settings: Settings, backend: str) -> Run:
         log(WARNING, "%s had not begun: it starts now", algorithm)
         choice["resume"] = ""
     kind = RayGrid if backend == "ray" else InlineGrid
-    grid = kind(make_app(_without_others(choice)), int(settings["num-clients"]))
-    try:
-        summary = server_app.run(grid, choice)
-    finally:
-        grid.close()
-        _keep_clients(grid.contexts.values(), choice)
+    app, num_clients = make_app(_without_others(choice)), int(settings["num-clients"])
+    with contextlib.closing(kind(app, num_clients)) as grid:
+        try:
+            summary = server_app.run(grid, choice)
+        finally:
+            _keep_clients(grid.contexts.values(), choice)
     return Run(summary, read_rows(output / short_name(algorithm) / METRICS))
 
 
