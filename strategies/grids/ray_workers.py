@@ -184,13 +184,13 @@ def _start_ray() -> None:
             log_to_driver=False,
             logging_level=ERROR,
         )
-    except (ConnectionError, RuntimeError, ValueError) as error:
-        if not address:
-            raise
+    # Of a machine on which it takes too long to start, Ray has no type of its own.
+    except Exception as error:
         reason = " ".join(str(error).split())[:200]
-        raise SettingsError(
-            f"RAY_ADDRESS is {address!r}, where no Ray cluster answers: {reason}"
-        ) from None
+        what = "Ray does not start, without which there is --backend inline"
+        if address:
+            what = f"RAY_ADDRESS is {address!r}, where no Ray cluster answers"
+        raise SettingsError(f"{what}: {reason}") from error
 
 
 def _check_answers(address: str) -> None:

@@ -177,3 +177,24 @@ def test_workers_of_a_ray_that_was_shut_down_are_none_of_the_next_ones(
     monkeypatch.setattr(ray, "is_initialized", lambda: False)
     monkeypatch.setattr(ray_workers, "_start_ray", lambda: None)
     assert not former & set(RayWorkers(object, "cpu").starting.values())
+
+
+@pytest.mark.parametrize(
+    ("address", "line"),
+    [
+        ("", "Ray does not start, without which there is --backend inline: The node"),
+        ("auto", "RAY_ADDRESS is 'auto', where no Ray cluster answers: The node timed"),
+    ],
+)
+def test_a_ray_that_does_not_start_is_one_line(ray, monkeypatch, address, line):
+    def init(*_, **__):
+        raise Exception("The node timed out.\nIt may be busy.")
+
+    monkeypatch.setattr(ray, "is_initialized", lambda: False)
+    monkeypatch.setattr(ray, "init", init, raising=False)
+    monkeypatch.setenv("RAY_ADDRESS", address)
+    monkeypatch.setenv("PYTHONPATH", os.environ.get("PYTHONPATH", ""))
+    with pytest.raises(SettingsError) as caught:
+        RayWorkers(object, "cpu")
+    assert str(caught.value).startswith(line)
+    assert str(caught.value).endswith("It may be busy.")
