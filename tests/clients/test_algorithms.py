@@ -235,7 +235,7 @@ def test_a_server_s_anchor_comes_on_top_of_a_client_s_own_terms():
     config = {"server-round": 1, "proximal-mu": 0.8}
     client.receive([b.astype(np.float32), w.astype(np.float32)], config)
     term = 0.3 * torch.ones(2, 4)
-    client.train("all", 2, lambda _, m: (term * m.representation.weight).sum())
+    client.train("all", 2, lambda _, __, m: (term * m.representation.weight).sum())
     found = client.model.representation.weight.detach().clone()
     client.receive([b.astype(np.float32), w.astype(np.float32)], config)
     client.train("all", 2, correction={"representation.weight": term})
