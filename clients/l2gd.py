@@ -10,6 +10,7 @@ from flwr.common import NDArrays
 from clients.base import Config, Reply, TrainingSettings
 from clients.device.personal_model import PERSONAL_MODEL, MeanOfAllClient
 from clients.device.slots import within
+from task.layers import how_many_count
 from task.messages import COINS
 from task.settings import Range, SettingsError
 from task.training import (
@@ -19,6 +20,7 @@ from task.training import (
     can_be_left_out,
     freeze,
     gradient,
+    has_ignored,
     told_of_one_example,
 )
 
@@ -108,7 +110,13 @@ class L2GDClient(MeanOfAllClient):
         examples = self.train_examples
         total = torch.zeros((), device=self.device)
         batches, made = examples.stream(settings.batch_size), 0
+        ignoring = has_ignored(examples)
+        if ignoring and not how_many_count(examples.targets):
+            return 0.0
         while made < steps and (batch := next(batches, None)):
+            # As in `loop`.
+            if ignoring and not how_many_count(batch[1]):
+                continue
             optimizer.zero_grad()
             try:
                 with told_of_one_example(examples, settings):

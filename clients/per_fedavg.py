@@ -12,6 +12,7 @@ from clients.base import Client, Config, Reply, TrainingSettings
 from clients.device.slots import Tensors
 from task.calls import EVALUATION_BATCH
 from task.devices import random_state, set_random_state
+from task.layers import how_many_count
 from task.models import SplitModel
 from task.settings import Range, require
 from task.training import freeze, gradient, loop
@@ -120,8 +121,12 @@ class PerFedAvgClient(Client):
                 module.train()
         w = {name: p.detach().clone() for name, p in named.items()}
         there, alpha = w, self.settings.inner_learning_rate
+        # Each batch's loss is a mean over its targets that count.
+        count = how_many_count(examples.targets)
         for batch in examples.batches(EVALUATION_BATCH):
-            share = len(batch[1]) / len(examples)
+            if not (counted := how_many_count(batch[1])):
+                continue
+            share = counted / count
             there = moved(there, self.gradient(w, batch)[1], -alpha * share)
         self.model.load({**self.model.tensors, **there})
         return self.model

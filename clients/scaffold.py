@@ -1,13 +1,11 @@
 """SCAFFOLD (Karimireddy et al., ICML 2020): corrected local steps."""
 
-from typing import cast
-
 import torch
 from flwr.common import NDArrays
 
 from clients.base import Client, Config, Reply, TrainingSettings
 from clients.device.slots import WHOLE, Tensors, difference, under, within
-from task.messages import CONTROL, CONTROL_SINCE
+from task.messages import CONTROL, FROM_SHARED, IN_MEAN
 from task.training import steps_an_epoch
 
 OWN_CONTROL = "own-control."
@@ -39,7 +37,7 @@ class SCAFFOLDClient(Client):
         """Make K corrected steps from x, move c_i, and send Δy_i and Δc_i."""
         self.receive(parameters, config)
         c, own = under(CONTROL, self.received), under(OWN_CONTROL, self.kept)
-        if self.state.round < cast(int, config[CONTROL_SINCE]):
+        if not (self.state.round and config.get(IN_MEAN, True)):
             # What an earlier run has left is no part of c, nor what was before c began.
             own = {name: torch.zeros_like(value) for name, value in own.items()}
         epochs = self.settings.representation_epochs
@@ -49,13 +47,17 @@ class SCAFFOLDClient(Client):
         moved = own
         if step := self.total_step(epochs):
             moved = {n: own[n] - c[n] - changes[n] / step for n in own}
-        changes |= within(CONTROL, {n: moved[n] - own[n] for n in own})
+        before = c if config.get(FROM_SHARED) else own
+        changes |= within(CONTROL, {n: moved[n] - before[n] for n in own})
         self.kept = within(OWN_CONTROL, moved)
         self.keep(config)
         return self.send_arrays(changes, loss)
 
     def total_step(self, epochs: int) -> float:
-        """Return K η_l, the gradients' total weight in x − y_i; 0 without steps."""
+        """Return K η_l, the gradients' total weight in x − y_i; 0 without steps.
+
+        A batch whose targets cross-entropy all ignores is counted as a step.
+        """
         examples, sgd = self.train_examples, self.settings
         steps = epochs * steps_an_epoch(self.model, examples, sgd)
         beta = self.settings.momentum

@@ -1,21 +1,20 @@
 """SCAFFOLD (Karimireddy et al., ICML 2020)."""
 
-from collections.abc import Iterable
 from logging import WARNING
 from typing import Annotated, Any
 
 import numpy as np
-from flwr.app import ArrayRecord, ConfigRecord, Message
+from flwr.app import ArrayRecord, Message
 from flwr.common import log
 from flwr.serverapp import Grid
 
-from strategies.base import BaseStrategy
+from strategies.server.mean_of_kept import MeanOfKept
 from strategies.server.replies import Arrays, is_finite, rounded_to, to_record
-from task.messages import CONTROL, CONTROL_SINCE, NUM_EXAMPLES
+from task.messages import CONTROL, NUM_EXAMPLES
 from task.settings import Range, require, validate
 
 
-class SCAFFOLD(BaseStrategy):
+class SCAFFOLD(MeanOfKept):
     """Algorithm 1: x ← x + η_g mean Δy_i and c ← c + |S|/N mean Δc_i.
 
     The server's control variate c travels with the model x, under ``control.``, and
@@ -24,7 +23,9 @@ class SCAFFOLD(BaseStrategy):
     Statistics of batch norms are averaged: they are no parameters, and have no η_g.
 
     A client that has lost its c_i would leave the old one in c for ever. After its next
-    reply c and all c_i are 0 again, as in round 1, which the log says.
+    reply c and all c_i are 0 again, as in round 1, which the log says. So they are
+    where a restored server has a c of before. Where c forgets (`MeanOfKept`), Δc_i is
+    c_i less c, and neither is needed.
 
     Parameters
     ----------
@@ -36,7 +37,6 @@ class SCAFFOLD(BaseStrategy):
 
     client = "clients.scaffold:SCAFFOLDClient"
     only_means = True
-    replies_are_changes = True
 
     def __init__(
         self,
@@ -51,12 +51,11 @@ class SCAFFOLD(BaseStrategy):
         valid = self.weighting == "uniform" or self.largest_share == 1
         allowed = "1 with weighting='examples': c is the mean by weights that stay"
         require(valid, "largest-share", self.largest_share, allowed)
-        self._sent = ArrayRecord()
         # Weights of all clients that have been seen, by name, and their last sum.
         self.client_weights: dict[str, float] = {}
         self._total = 0.0
-        # The round from which c and the c_i have begun anew.
-        self._since = 1
+        # Of whom the restored c has an older c_i.
+        self._older = ""
 
     def identify(self, grid: Grid) -> list[int]:
         """Return the nodes that can take part; their clients count from now on."""
@@ -68,13 +67,9 @@ class SCAFFOLD(BaseStrategy):
             self.client_weights.setdefault(client.name, weight)
         return nodes
 
-    def configure_train(
-        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
-    ) -> Iterable[Message]:
-        """Send x and c to the sampled clients."""
-        self._sent = arrays
-        config[CONTROL_SINCE] = self._since
-        return super().configure_train(server_round, arrays, config, grid)
+    def begin_anew(self, name: str) -> None:
+        """Let c and all c_i be 0 after the next round."""
+        self._older = name
 
     def aggregate(
         self, server_round: int, replies: list[Message]
@@ -89,15 +84,18 @@ class SCAFFOLD(BaseStrategy):
         total = sum(known.values())
         counted = sum(known[name] for name in self.counted(replies))
         # c is 0 for newcomers.
-        before = self._total or total
-        acknowledged = self.standing.acknowledged
-        lost = sorted(name for name in self.exchange.unused if name in acknowledged)
+        before = total if self.forgets else self._total or total
+        gone = (
+            set() if self.forgets else self.in_mean.intersection(self.exchange.unused)
+        )
+        lost = min(gone, default="")
+        anew = bool(lost or self._older)
         new = {}
         for name, change in changes.items():
             old, kept, step = self._sent[name].numpy(), 1.0, 1.0
             if name.startswith(CONTROL):
                 kept, step = before / total, counted / total
-                if lost:
+                if anew:
                     kept = step = 0.0
             elif CONTROL + name in changes:
                 step = self.global_learning_rate
@@ -107,10 +105,12 @@ class SCAFFOLD(BaseStrategy):
         if not is_finite(new):
             return None
         self.client_weights, self._total = known, total
-        if lost:
-            self._since = server_round + 1
-            text = "the control variates begin anew: client %s has lost its own"
-            log(WARNING, text, lost[0])
+        self.in_mean |= said.keys()
+        if anew:
+            why = "has lost its own" if lost else "has a later one than the server"
+            text = "the control variates begin anew: client %s %s"
+            log(WARNING, text, lost or self._older, why)
+            self.in_mean, self._older = set(), ""
         return to_record(new)
 
     def state_dict(self) -> tuple[Arrays, dict[str, Any]]:
@@ -120,7 +120,6 @@ class SCAFFOLD(BaseStrategy):
             **values,
             "client_weights": self.client_weights,
             "total": self._total,
-            "since": self._since,
         }
 
     def load_state_dict(self, arrays: Arrays, values: dict[str, Any]) -> None:
@@ -128,4 +127,3 @@ class SCAFFOLD(BaseStrategy):
         super().load_state_dict(arrays, values)
         self.client_weights = {n: float(w) for n, w in values["client_weights"].items()}
         self._total = float(values["total"])
-        self._since = int(values.get("since", 1))

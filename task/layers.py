@@ -82,6 +82,13 @@ def none_counts(targets: Tensor) -> Tensor:
     return (targets == IGNORED).flatten(1).all(1)
 
 
+def how_many_count(targets: Tensor) -> int:
+    """Return how many of a batch's targets cross-entropy does not ignore."""
+    if targets.is_floating_point():
+        return len(targets)
+    return int((targets != IGNORED).sum())
+
+
 def covers(module: nn.Module) -> bool:
     """Return whether `applied` can be used: only layers in a row that it knows."""
     if type(module) is nn.Sequential:

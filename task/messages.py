@@ -30,8 +30,10 @@ EXCHANGED_ROUND = "exchanged-round"
 PROXIMAL_WEIGHT = "proximal-mu"
 # Of L2GD: a number from which all clients of a round draw the same.
 COINS = "coins"
-# Of SCAFFOLD: the round from which the control variates have begun anew.
-CONTROL_SINCE = "control-since"
+# Where what is shared is a mean of what clients keep: whether it has this client's, and
+# whether a change is that of what is shared, and not of the client's own.
+IN_MEAN = "in-mean"
+FROM_SHARED = "from-shared"
 
 # Actions of queries.
 INITIAL_ARRAYS = "arrays"

@@ -2,6 +2,7 @@
 
 from clients.base import Client, Config, Reply
 from clients.device.slots import Tensors, difference, under, within
+from task.messages import FROM_SHARED, IN_MEAN
 from task.models import SplitModel
 
 PERSONAL_MODEL = "model."
@@ -42,9 +43,12 @@ class MeanOfAllClient(PersonalModelClient):
         return super().initial_slot(slot)
 
     def send_change(self, loss: float, config: Config) -> Reply:
-        """Keep ``model`` as the own model, and send by how much it has changed."""
+        """Keep ``model`` as the own model, and send by how much that moves the mean."""
+        before = self.received
         # What an earlier run has left is not in this run's mean.
-        before = under(PERSONAL_MODEL, self.kept) if self.state.round else self.received
+        in_mean = self.state.round and config.get(IN_MEAN, True)
+        if in_mean and not config.get(FROM_SHARED):
+            before = under(PERSONAL_MODEL, self.kept)
         after = self.model.state_dict()
         reply = self.send_arrays(difference(after, before), loss)
         self.keep_personal_model(config)

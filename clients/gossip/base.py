@@ -29,13 +29,14 @@ from task.compression.per_tensor import (
     Compressor,
     from_settings,
 )
-from task.examples import ExampleSet
+from task.layers import how_many_count
 from task.messages import SERVER_ROUND
 from task.settings import Free
 from task.training import (
     SGD,
     TrainingDivergedError,
     gradient,
+    has_ignored,
     told_of_one_example,
 )
 
@@ -191,7 +192,7 @@ class GossipClient(Client):
         """Make H iterations with Nesterov's momentum (Algorithm 1, lines 3 to 5).
 
         v ← β v + g;  x ← x − η_t (β v + g), with one batch an iteration, drawn anew
-        from all of the node's examples.
+        from all of the node's examples. Where no target of it counts there is no step.
 
         Parameters
         ----------
@@ -201,7 +202,7 @@ class GossipClient(Client):
         Returns
         -------
         float
-            Mean loss over the batches.
+            Mean loss over the batches; 0 without steps.
 
         Raises
         ------
@@ -210,10 +211,16 @@ class GossipClient(Client):
         """
         self.model.train()
         v, g, beta = self.vector("momentum"), self.flat.gradient, self.settings.momentum
-        total = torch.zeros((), device=self.device)
+        total, made = torch.zeros((), device=self.device), 0
         examples = self.train_examples
+        ignoring = has_ignored(examples)
         for t in self.iterations(server_round):
-            total += self.gradient(examples)
+            batch = examples.draw(self.settings.batch_size)
+            if ignoring and not how_many_count(batch[1]):
+                continue
+            with told_of_one_example(examples, self.settings):
+                total += self.gradient(*batch)
+            made += 1
             v.mul_(beta).add_(g)
             self.x.sub_(g.add_(v, alpha=beta), alpha=self.rate(t))
         if not torch.isfinite(total):
@@ -221,7 +228,7 @@ class GossipClient(Client):
                 f"the loss is {total.item()} in round {server_round} with "
                 f"learning-rate {self.settings.learning_rate}; a smaller one may help"
             )
-        return total.item() / self.local_steps
+        return total.item() / max(1, made)
 
     def iterations(self, server_round: int) -> range:
         """Return the iterations of a round.
@@ -240,23 +247,21 @@ class GossipClient(Client):
             (server_round - 1) * self.local_steps, server_round * self.local_steps
         )
 
-    def gradient(self, examples: ExampleSet) -> Tensor:
+    def gradient(self, inputs: Tensor, targets: Tensor) -> Tensor:
         """Compute the stochastic gradient g at x, with weight decay.
 
         Parameters
         ----------
-        examples : ExampleSet
-            Of which a batch is drawn.
+        inputs, targets : Tensor
+            A batch of the node's examples.
 
         Returns
         -------
         Tensor
             The batch's loss; the gradient is in ``flat.gradient``.
         """
-        inputs, targets = examples.draw(self.settings.batch_size)
         self.flat.gradient.zero_()
-        with told_of_one_example(examples, self.settings):
-            loss = gradient(self.model, inputs, targets, self.task.loss, self.settings)
+        loss = gradient(self.model, inputs, targets, self.task.loss, self.settings)
         if self.settings.weight_decay:
             decay = self.settings.weight_decay
             self.flat.gradient.addcmul_(self.x, self.flat.decayed, value=decay)

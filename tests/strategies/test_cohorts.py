@@ -177,6 +177,14 @@ def test_targets_that_do_not_count_and_batches_that_are_filled_up():
     assert_same(outcome("fedavg", N, **own), outcome("fedavg", "off", **own))
 
 
+@pytest.mark.parametrize("algorithm", ["l2gd", "dpsgd", "choco-sgd", "squarm-sgd"])
+def test_a_batch_without_a_target_that_counts_costs_no_round(algorithm, caplog):
+    # Every fourth example; each batch has one.
+    own = {"task": "cohort_tasks:ignoring", "batch-size": 1, "rounds": 8}
+    assert_same(outcome(algorithm, N, **own), outcome(algorithm, "off", **own))
+    assert "rejected" not in caplog.text
+
+
 def test_a_batch_without_a_target_that_counts_is_no_step():
     def ignoring() -> list:
         # Of three clients: none, one or both of two examples do not count.

@@ -18,9 +18,12 @@ from softmax_runs import (
     start,
     weights,
 )
+from torch import nn
 
 from clients import HFMAMLClient, PerFedAvgClient
 from clients.device.state import PersonalState
+from clients.per_fedavg import PerFedAvgSettings
+from task import ExampleSet, ExampleTask, SplitModel
 
 ALPHA = 0.4
 BOTH = pytest.mark.parametrize("algorithm", ["per-fedavg", "hf-maml"])
@@ -217,3 +220,27 @@ def test_all_batches_of_an_epoch_s_last_examples_are_left_out_before_batch_norms
     found = run("hf-maml", 2, **task)
     assert [row["rejected"] for row in found.rows] == [0, 0]
     assert any(1 in trained for trained in found.trained)
+
+
+def test_the_step_before_the_test_is_by_all_targets_that_count():
+    # More than one batch of an evaluation, and most of the first one does not count.
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(60, 4, generator=generator)
+    y = torch.randint(3, (60,), generator=generator)
+    y[:49] = -100
+
+    def model():
+        return SplitModel(nn.Identity(), nn.Linear(4, 3))
+
+    task = ExampleTask(model, [ExampleSet(x, y)], [ExampleSet(x, y)])
+    settings = PerFedAvgSettings(inner_learning_rate=1.0)
+    client = PerFedAvgClient(task, 0, PersonalState.holding({}), settings)
+    initial = client.initial_arrays(client.shared)
+    client.receive([array.numpy() for array in initial.values()], {})
+    found = client.deployed_model().head.weight.detach().numpy()
+    # ∇ of cross-entropy with respect to W, by hand.
+    w, b = (initial[f"head.{name}"].numpy() for name in ("weight", "bias"))
+    inputs, classes = x[49:].numpy(), y[49:].numpy()
+    outputs = np.exp(inputs @ w.T + b)
+    error = outputs / outputs.sum(1, keepdims=True) - np.eye(3)[classes]
+    np.testing.assert_allclose(found, w - error.T @ inputs / 11, atol=1e-5)

@@ -131,20 +131,42 @@ def test_c_stays_the_mean_of_all_c_i(weighting, late):
     assert found.trained[-1]
 
 
-def test_with_noise_c_stays_the_mean_of_all_c_i_whoever_answers():
+def test_with_noise_c_goes_towards_the_c_i_of_those_that_answer():
     noise = {"server_dp_noise": 0.001, "server_dp_clip": 4.0, "server_dp_delta": 1e-5}
     gone = {(i, 2) for i in run("scaffold", 2).trained[1][:2]}
     found = run("scaffold", 3, spoilt=gone, **noise)
     assert [len(clients) for clients in found.trained] == [3, 1, 3]
-    sums = [
-        sum(matrix(state, "own-control.") for state in kept if state)
-        for kept in found.kept
-    ]
     c = [matrix(arrays, "control.") for arrays in found.arrays]
+    (answered,) = found.trained[1]
+    own = matrix(found.kept[1][answered], "own-control.")
     # The noise of a round has the standard deviation 0.001 x 4 / 6.
-    moved = (sums[1] - sums[0]) / N
+    moved = (own - c[0]) / N
     assert_near(c[1] - c[0], moved, 0.004)
     assert np.abs(moved).max() > 0.01
+
+
+@pytest.mark.parametrize(
+    "rule",
+    [
+        {"aggregation": "clip", "clip_norm": 0.2},
+        {"server_dp_noise": 1e-3, "server_dp_clip": 0.2, "server_dp_delta": 1e-5},
+    ],
+    ids=["clip", "private"],
+)
+def test_what_is_cut_off_changes_does_not_stay_in_c(rule):
+    # Added up, it would be 0.34 there: the slope of the model where all of this ends.
+    usual = {"fraction_train": 1.0, "weight_decay": 0.05, "learning_rate": 0.1}
+    with pytest.MonkeyPatch.context() as patch:
+        # Which so little noise makes large, and slow to compute.
+        patch.setattr("strategies.server.privacy.ClientPrivacy.spent", lambda _: {})
+        found = run("scaffold", 60, **usual, **rule)
+    theta = matrix(found.arrays[-1])
+    own = [matrix(state, "own-control.") for state in found.kept[-1]]
+    c = matrix(found.arrays[-1], "control.")
+    assert np.linalg.norm(c - np.mean(own, axis=0)) < 0.15
+    assert (
+        np.linalg.norm(np.mean([gradient(theta, i, 0.05) for i in EVERYBODY], 0)) < 0.15
+    )
 
 
 @pytest.mark.parametrize("weighting", ["uniform", "examples"])
@@ -339,7 +361,10 @@ def test_with_clients_that_forget_all_the_time_c_does_not_grow():
     forgetful = {(i, r) for i in EVERYBODY for r in range(2, 5)}
     found = run("scaffold", fraction_train=1.0, lost=forgetful)
     controls = [matrix(arrays, "control.") for arrays in found.arrays]
-    assert [control.any() for control in controls] == [True, False, False, False]
+    # What has just begun anew has nothing to lose.
+    assert [control.any() for control in controls] == [True, False, True, False]
+    own = [matrix(state, "own-control.") for state in found.kept[2]]
+    assert_near(controls[2], np.mean(own, axis=0))
 
 
 def test_weights_that_depend_on_who_else_is_there_are_refused():

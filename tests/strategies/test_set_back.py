@@ -3,8 +3,10 @@
 import shutil
 from typing import cast
 
+import numpy as np
 import pytest
 from flwr.app import ConfigRecord, Context, Message, MessageType, RecordDict
+from safetensors.numpy import load_file
 
 from clients.client_app import make_app
 from strategies.grids.simulation import InlineGrid
@@ -74,6 +76,47 @@ def test_restored_to_round_5_at_round_12(tmp_path, caplog) -> None:
     assert rows[6]["clients"] == 5
     line = "client 000003 has seen the checkpoint of round 11, later than this one of "
     assert f"{line}round 5; it goes on with what it had after round 12" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "shared", "kept"),
+    [
+        ("scaffold", "arrays/control.", "own-control."),
+        ("l2gd", "arrays/", "model."),
+        ("fed-mtl", "arrays/", "model."),
+    ],
+)
+def test_a_mean_of_what_clients_keep_is_it_again_soon(
+    tmp_path, caplog, algorithm, shared, kept
+) -> None:
+    own = {"algorithm": algorithm, "model": "logistic", "momentum": 0.0}
+    own |= {"evaluate-every": 0, "evaluate-last": 1}
+
+    def distance(server_round: int) -> float:
+        mean = load_file(tmp_path / algorithm / CHECKPOINT)
+        states = [
+            load_file(path)
+            for path in (tmp_path / algorithm / "clients").rglob(
+                f"*-{server_round:08d}.safetensors"
+            )
+        ]
+        assert len(states) == 5
+        differences = [
+            mean[shared + name] - np.mean([s[kept + name] for s in states], axis=0)
+            for name in ("head.weight", "head.bias")
+        ]
+        return max(np.abs(d).max() for d in differences)
+
+    go(settings_of(tmp_path, 3, **own))
+    assert distance(3) < 1e-6
+    shutil.copy(tmp_path / algorithm / CHECKPOINT, tmp_path / "backup")
+    go(settings_of(tmp_path, 9, resume=str(tmp_path), **own))
+    assert distance(9) < 1e-6
+    shutil.copy(tmp_path / "backup", tmp_path / algorithm / CHECKPOINT)
+    go(settings_of(tmp_path, 7, resume=str(tmp_path), **own))
+    # Added up, it is off for good.
+    assert distance(7) < 1e-6
+    assert len([m for m in caplog.messages if "begin" in m and "anew" in m]) == 1
 
 
 def test_an_ordinary_resume_goes_back_exactly(tmp_path, caplog) -> None:
