@@ -7,13 +7,12 @@ import contextlib
 import logging
 import os
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from logging import WARNING
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-from flwr.app import Context
 from flwr.common import log
 
 from strategies import server_app
@@ -155,6 +154,7 @@ def import_path(of: type | Callable[..., Any], setting: str) -> str:
 def run(algorithm: str, settings: Settings, backend: str) -> Run:
     """Run one algorithm with settings that `check` has returned."""
     from clients.client_app import make_app
+    from clients.device.simulated import keep
 
     # The workers run elsewhere.
     output = Path(str(settings["output"])).resolve()
@@ -167,27 +167,15 @@ def run(algorithm: str, settings: Settings, backend: str) -> Run:
         log(WARNING, "%s had not begun: it starts now", algorithm)
         choice["resume"] = ""
     kind = RayGrid if backend == "ray" else InlineGrid
-    app, num_clients = make_app(_without_others(choice)), int(settings["num-clients"])
+    own, num_clients = _without_others(choice), int(settings["num-clients"])
+    app = make_app(own)
     with contextlib.closing(kind(app, num_clients)) as grid:
-        try:
-            summary = server_app.run(grid, choice)
-        finally:
-            _keep_clients(grid.contexts.values(), choice)
+
+        def keep_clients(run_token: str, acknowledged: Mapping[str, int]) -> None:
+            keep(grid.contexts.values(), own, run_token, acknowledged)
+
+        summary = server_app.run(grid, choice, keep_clients)
     return Run(summary, read_rows(output / short_name(algorithm) / METRICS))
-
-
-def _keep_clients(contexts: Iterable[Context], settings: Settings) -> None:
-    """Write what the clients have in memory only, beside the checkpoint of the run."""
-    from clients.device.simulated import keep
-
-    if int(settings["checkpoint-every"]) > 0 or settings["resume"]:
-        # There it is already.
-        return
-    directory = Path(str(settings["output"])) / short_name(str(settings["algorithm"]))
-    with contextlib.suppress(SettingsError):
-        _, values = Checkpoint.read(directory, settings).state
-        own = _without_others(settings)
-        keep(contexts, own, str(values["run"]), values["acknowledged"])
 
 
 def _without_others(settings: Settings) -> dict[str, Setting]:
@@ -463,6 +451,13 @@ def _summary_or_failure(
         return error
 
 
+def _have_begun(algorithms: Sequence[str], output: str) -> bool:
+    """Return whether there is a checkpoint of one, of a run alone or of a seed."""
+    names = [short_name(name) for name in algorithms]
+    places = [p for n in names for p in (n, f"seed-*/{n}")]
+    return any(any(Path(output).glob(f"{place}/{CHECKPOINT}")) for place in places)
+
+
 @ended_as_by_ctrl_c()
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line.
@@ -506,8 +501,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 summaries = carry_out(algorithms, runs, backend, together, jobs)
             evaluated_on = str(runs[0]["evaluate-on"])
     except KeyboardInterrupt:
-        hint = f"go on with --run-config 'resume=\"{output}\"'"
-        print(f"interrupted; {hint}", file=sys.stderr)
+        hint = f"; go on with --run-config 'resume=\"{output}\"'"
+        begun = algorithms[:1] == ["tune"] or _have_begun(algorithms, output)
+        print(f"interrupted{hint if begun else ''}", file=sys.stderr)
         return 130
     except SettingsError as error:
         print(f"error: {error}", file=sys.stderr)

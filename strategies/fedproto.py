@@ -1,13 +1,19 @@
 """FedProto (Tan et al., AAAI 2022)."""
 
+from functools import partial
+
 import numpy as np
 import numpy.typing as npt
 from flwr.app import ArrayRecord, Message
 
 from strategies.base import BaseStrategy
+from strategies.server.aggregation import Reply
 from strategies.server.checks import InvalidReplyError
 from strategies.server.replies import to_record
 from task.messages import PROTOTYPE_COUNTS, PROTOTYPES
+
+# No feature of a training that goes well is larger; the square of 1e30 is infinite.
+LARGEST_ENTRY = 1e6
 
 
 class FedProto(BaseStrategy):
@@ -19,36 +25,41 @@ class FedProto(BaseStrategy):
     """
 
     client = "clients.fedproto:FedProtoClient"
-    averages = False
 
     def check_train_reply(self, reply: Message) -> None:
-        """Refuse numbers of examples below 0 as well."""
+        """Refuse numbers of examples below 0, and huge prototypes, as well."""
         super().check_train_reply(reply)
         if (self.counts(reply) < 0).any():
             raise InvalidReplyError(f"has {PROTOTYPE_COUNTS!r} below 0")
+        largest = float(np.abs(self.arrays(reply)[PROTOTYPES]).max(initial=0.0))
+        if largest > LARGEST_ENTRY:
+            text = f"has {PROTOTYPES!r} of {largest:.3g}, above {LARGEST_ENTRY:g}"
+            raise InvalidReplyError(text)
 
     def counts(self, reply: Message) -> npt.NDArray[np.float64]:
         """Return how many examples of each class a client says that it has."""
         return self.arrays(reply)[PROTOTYPE_COUNTS].astype(np.float64)
 
     def aggregate(self, server_round: int, replies: list[Message]) -> ArrayRecord:
-        """Return the prototypes, and of how many clients each is the mean."""
+        """Return the prototypes, and of how many clients each is the mean.
+
+        Another ``aggregation`` is a rule over the clients that have the class.
+        """
         before = self.centre()
-        sums = np.zeros(before[PROTOTYPES].shape)
-        weights = np.zeros(len(sums))
-        clients = np.zeros(len(sums), np.int64)
-        for weight, reply in zip(self.weights(replies), replies, strict=True):
-            counts = self.counts(reply)
-            shares = (counts > 0) * 1.0
+        means, counts = before[PROTOTYPES].copy(), before[PROTOTYPE_COUNTS].copy()
+        own = [self.arrays(reply)[PROTOTYPES] for reply in replies]
+        said, weights = list(map(self.counts, replies)), self.weights(replies)
+        for j in range(len(means)):
+            have = [i for i in range(len(replies)) if said[i][j] > 0]
+            shares = [weights[i] for i in have]
             if self.weighting == "examples":
                 # Its examples are at most those that it has told of.
-                shares = counts / max(counts.sum(), 1.0)
-            means = self.arrays(reply)[PROTOTYPES].astype(np.float64)
-            sums += weight * shares[:, None] * means
-            weights += weight * shares
-            clients += counts > 0
-        new = weights > 0
-        known = before[PROTOTYPES].copy()
-        known[new] = sums[new] / weights[new, None]
-        counts = np.where(new, clients, before[PROTOTYPE_COUNTS])
-        return to_record({PROTOTYPES: known, PROTOTYPE_COUNTS: counts})
+                shares = [weights[i] * said[i][j] / said[i].sum() for i in have]
+            of_class: list[Reply]
+            of_class = [partial(dict, {PROTOTYPES: own[i][j]}) for i in have]
+            found = (
+                self.rule(shares, of_class, {PROTOTYPES: means[j]}) if have else None
+            )
+            if found is not None:
+                means[j], counts[j] = found[PROTOTYPES], len(have)
+        return to_record({PROTOTYPES: means, PROTOTYPE_COUNTS: counts})

@@ -12,7 +12,7 @@ from flwr.serverapp import Grid
 from strategies.base import BaseStrategy
 from strategies.fedrep import REPRESENTATION_WEIGHT
 from strategies.server.replies import Arrays, to_record
-from task.settings import Range, require, validate
+from task.settings import Range, SettingsError, require, validate
 from task.transfer import basis, unit_columns
 
 
@@ -122,7 +122,14 @@ class RepresentationTransfer(BaseStrategy):
         """Return `combine` of the sources' arrays; targets' replies change nothing."""
         if self.built:
             return self._sent
-        combined = to_record(self.combine([self.arrays(reply) for reply in replies]))
+        try:
+            combined = to_record(self.combine([self.arrays(r) for r in replies]))
+        except SettingsError as error:
+            if not (self.exchange.silent or self.exchange.rejections):
+                raise
+            # Those that have not answered may have more.
+            log(WARNING, "round %d: %s; they are asked again", server_round, error)
+            return None
         self.built = True
         return combined
 

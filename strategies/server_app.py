@@ -24,13 +24,15 @@ from strategies.server.output import locked, put_aside, take_over
 from strategies.server.page.serving import served_for
 from strategies.server.report import Report
 from strategies.server.results import METRICS, read_rows, read_summary
-from strategies.server.rounds import Rounds, RunSettings
+from strategies.server.rounds import KeepClients, Rounds, RunSettings
 from strategies.server.trackers.base import About, Trackers
 from task.messages import CLASS_COUNTS
 from task.settings import Setting, Settings, SettingsError, build, is_path, resolve
 
 
-def run(grid: Grid, settings: Settings) -> dict[str, Any]:
+def run(
+    grid: Grid, settings: Settings, keep_clients: KeepClients | None = None
+) -> dict[str, Any]:
     """Run the algorithm that the settings name, from its start or a checkpoint.
 
     Parameters
@@ -39,6 +41,9 @@ def run(grid: Grid, settings: Settings) -> dict[str, Any]:
         The grid.
     settings : mapping
         All settings.
+    keep_clients : callable, optional
+        Writes what simulated clients have in memory only, before the last checkpoint
+        is written, which would rely on it.
 
     Returns
     -------
@@ -101,7 +106,7 @@ def run(grid: Grid, settings: Settings) -> dict[str, Any]:
             report = Report(settings, after=start, trackers=trackers)
             before = report.latest("seconds-simulated") or 0.0
             clock = _clock(grid, settings, nodes, before)
-            rounds = Rounds(strategy, own, report, clock, seconds_before)
+            rounds = Rounds(strategy, own, report, clock, seconds_before, keep_clients)
             with rounds.watch.over(report.rows):
                 wrapped = strategy.wrap_grid(clock or grid)
                 arrays = rounds.run(wrapped, arrays, after=start)

@@ -2,10 +2,12 @@
 
 from collections.abc import Iterable, Mapping
 from functools import lru_cache
+from logging import ERROR
 from typing import Any
 
 import numpy as np
 from flwr.app import ConfigRecord, Context, RecordDict, UserConfig
+from flwr.common import log
 
 from clients.base import Client
 from clients.device.identity import build_client, client_name, client_setup
@@ -18,7 +20,7 @@ from task.messages import (
     OWN_NAME,
     RUN,
 )
-from task.settings import Settings, require
+from task.settings import Settings, SettingsError, require
 
 
 def try_out(settings: Settings, num_clients: int) -> list[Client]:
@@ -46,22 +48,33 @@ def keep(
     run: str,
     acknowledged: Mapping[str, int],
 ) -> None:
-    """Write what clients have in memory, as if it had been kept on the disk.
+    """Write what clients have in memory only, as if it had been kept on the disk.
 
-    That is the version of each one's last round that counts, where it keeps any.
+    That is the version of each one's last round that counts, where it keeps any. Where
+    the disk refuses it, the log says so.
     """
     # As for a run that can be resumed.
     given = {**settings, "resume": settings["output"]}
     for context in contexts:
-        round_ = int(acknowledged.get(client_name(context), 0))
+        name = client_name(context)
         config = ConfigRecord({RUN: run})
-        config[ACKNOWLEDGED_ROUND] = config[CHECKPOINT_ROUND] = round_
-        client = build_client(context, client_setup(context, given), config)
-        if client.private:
-            client.private.write()
-        arrays = client.state.load() if client.personal and round_ else None
-        if arrays is not None and client.state.round == round_:
-            client.state.save(arrays, round_)
+        config[ACKNOWLEDGED_ROUND] = config[CHECKPOINT_ROUND] = acknowledged.get(
+            name, 0
+        )
+        try:
+            _keep(build_client(context, client_setup(context, given), config))
+        except SettingsError as error:
+            log(ERROR, "what client %s has is in memory only: %s", name, error)
+
+
+def _keep(client: Client) -> None:
+    state = client.state
+    if client.personal and state.round and not state.is_on_disk(state.round):
+        round_, arrays = state.round, state.load()
+        if arrays is not None and state.round == round_:
+            state.save(arrays, round_)
+    if client.private:
+        client.private.write()
 
 
 @lru_cache(maxsize=16)

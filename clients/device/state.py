@@ -171,6 +171,11 @@ class PersonalState:
         prefix = f"{self._run}-" if self._run else ""
         return self._directory / f"{prefix}{round_:08d}.safetensors"
 
+    def is_on_disk(self, round_: int) -> bool:
+        """Return whether there is a copy of a version on the disk."""
+        path = self.path(round_)
+        return path is not None and path.exists()
+
     def load(self, shapes: Shapes | None = None) -> Arrays | None:
         """Return the arrays of the last acknowledged round; None if there are none yet.
 

@@ -1,7 +1,7 @@
 """A run, round by round."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from logging import ERROR, WARNING
 from typing import Annotated, Any
@@ -19,6 +19,9 @@ from strategies.server.report import Report
 from strategies.server.watch import Watch
 from task.messages import NUM_EXAMPLES
 from task.settings import Checked, Free, Place, Range, SettingsError
+
+# Of the run's name and the last round that counts of each client.
+KeepClients = Callable[[str, Mapping[str, int]], None]
 
 
 @dataclass(frozen=True)
@@ -186,9 +189,10 @@ class Rounds:
         report: Report,
         clock: SimulatedArrivals | None = None,
         seconds_before: float = 0.0,
+        keep_clients: KeepClients | None = None,
     ) -> None:
         self.strategy, self.settings, self.report = strategy, settings, report
-        self.clock = clock
+        self.clock, self._keep_clients = clock, keep_clients
         evaluated_on = str(report.settings["evaluate-on"])
         last = settings.num_server_rounds
         self.watch = Watch(strategy, report.directory, last, evaluated_on)
@@ -232,7 +236,7 @@ class Rounds:
         except (Exception, KeyboardInterrupt, SystemExit):
             # Whatever has ended it, somebody may want to go on.
             if self._unwritten is not None:
-                self._write(self._unwritten())
+                self._write(self._unwritten(), last=True)
             raise
         if after >= self.settings.num_server_rounds:
             # It had ended, but for its report.
@@ -306,10 +310,13 @@ class Rounds:
 
         self._unwritten = checkpoint
         if last or (interval and server_round % interval == 0):
-            self._write(checkpoint())
+            self._write(checkpoint(), last)
 
-    def _write(self, checkpoint: Checkpoint) -> None:
-        server_round = checkpoint.server_round
+    def _write(self, checkpoint: Checkpoint, last: bool) -> None:
+        server_round, (_, values) = checkpoint.server_round, checkpoint.state
+        if last and self._keep_clients:
+            # First, as a kill between the two would lose what the checkpoint relies on.
+            self._keep_clients(str(values["run"]), values["acknowledged"])
         try:
             checkpoint.write(self.report.directory)
         except OSError as error:

@@ -59,21 +59,23 @@ def ended_as_by_ctrl_c() -> Iterator[None]:
     """Have a request to end, or a closed terminal, end a run as Ctrl-C does.
 
     That is with a checkpoint, which a second request does not break off: a closed
-    terminal may send several. What is ignored, as with ``nohup``, stays so.
+    terminal may send several. A third Ctrl-C does. What is ignored, as with ``nohup``,
+    stays so.
     """
     former = {}
-    told = False
+    requests = 0
 
     def end(number: int, frame: FrameType | None) -> None:
-        nonlocal told
-        first, told = not told, True
-        if first:
+        nonlocal requests
+        requests += 1
+        if requests == 1 or (number == signal.SIGINT and requests > 2):
             raise KeyboardInterrupt
 
-    for number in (signal.SIGTERM, signal.SIGHUP):
+    usual = (signal.SIG_DFL, signal.default_int_handler)
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         # Only of the main thread, and of what nobody else sees to.
         with contextlib.suppress(ValueError):
-            if signal.getsignal(number) is signal.SIG_DFL:
+            if signal.getsignal(number) in usual:
                 former[number] = signal.signal(number, end)
     try:
         yield

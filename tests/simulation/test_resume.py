@@ -15,7 +15,9 @@ from command_line import (
 )
 
 import simulation
+from clients.device import account, state
 from strategies.server.checkpoint import Checkpoint
+from strategies.server.report import Report
 from task.checkpoint import FILE
 
 
@@ -168,3 +170,80 @@ def test_a_full_disk_costs_a_checkpoint_and_not_the_run(tmp_path, monkeypatch):
     monkeypatch.setattr("strategies.server.checkpoint.write_atomically", full)
     assert run(tmp_path, "fedavg", "--rounds", "2", checkpoint_every=1) == 0
     assert len(rows_of(tmp_path, "fedavg")) == 2
+
+
+@pytest.mark.parametrize("algorithm", ["fedrep", "apfl"])
+def test_a_kill_after_the_last_checkpoint_loses_nothing(
+    tmp_path, monkeypatch, algorithm
+):
+    # Without checkpoints on the way clients keep their states in memory.
+    expected = finished_at(7, tmp_path / "whole", algorithm)
+
+    def die(*_: object) -> None:
+        raise Killed
+
+    output = tmp_path / "killed"
+    with monkeypatch.context() as patched:
+        patched.setattr(Report, "finish", die)
+        with pytest.raises(Killed):
+            finished_at(5, output, algorithm)
+    rows = finished_at(7, output, algorithm, resume=str(output))
+    assert_same_rows(rows, expected, 1e-12)
+
+
+def test_no_checkpoint_is_written_before_what_it_relies_on(tmp_path, monkeypatch):
+    write, found = Checkpoint.write, []
+
+    def look(checkpoint: Checkpoint, directory: Path) -> None:
+        found.append(len(list(directory.glob("clients/*/*.safetensors"))))
+        write(checkpoint, directory)
+
+    monkeypatch.setattr(Checkpoint, "write", look)
+    finished_at(3, tmp_path, "fedrep", fraction_train=1.0)
+    assert found == [5]
+
+
+def test_a_disk_that_was_full_for_a_while_loses_nothing(tmp_path, monkeypatch):
+    expected = finished_at(7, tmp_path / "whole", "fedrep", checkpoint_every=1)
+    write, refused = state.write_atomically, []
+
+    def refuse(path: Path, data: bytes) -> None:
+        if path.name[-20:-12] in ("00000002", "00000003") and len(refused) < 4:
+            refused.append(path.name)
+            raise OSError(28, "No space left on device")
+        write(path, data)
+
+    output = tmp_path / "full"
+    with monkeypatch.context() as patched:
+        patched.setattr(state, "write_atomically", refuse)
+        finished_at(4, output, "fedrep", checkpoint_every=1)
+    assert refused
+    rows = finished_at(7, output, "fedrep", checkpoint_every=1, resume=str(output))
+    assert_same_rows(rows, expected, 1e-12)
+
+
+def test_one_client_that_cannot_be_kept_costs_no_other(tmp_path, monkeypatch, caplog):
+    write = account.write_atomically
+
+    def refuse(path: Path, data: bytes) -> None:
+        if path.parent.name.startswith("000001"):
+            raise OSError(28, "No space left on device")
+        write(path, data)
+
+    monkeypatch.setattr(account, "write_atomically", refuse)
+    private = {"dp_noise": 1.0, "dp_clip": 1.0, "dp_delta": 1e-5}
+    finished_at(2, tmp_path, "fedrep", fraction_train=1.0, **private)
+    kept = {p.parent.name for p in tmp_path.rglob("clients/*/*.safetensors")}
+    assert len(kept) == 5
+    assert len(list(tmp_path.rglob("privacy.json"))) == 4
+    assert caplog.text.count("what client 000001 has is in memory only: ") == 1
+
+
+def test_a_run_that_has_not_begun_is_not_said_to_go_on(tmp_path, monkeypatch, capsys):
+    die_in(monkeypatch, 1, KeyboardInterrupt)
+    assert run(tmp_path, "fedrep", "--rounds", "2", **STEADY) == 130
+    assert capsys.readouterr().err.endswith("interrupted\n")
+    monkeypatch.undo()
+    die_in(monkeypatch, 2, KeyboardInterrupt)
+    assert run(tmp_path, "fedrep", "--rounds", "2", **STEADY) == 130
+    assert f"go on with --run-config 'resume=\"{tmp_path}\"'" in capsys.readouterr().err

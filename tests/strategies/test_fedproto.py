@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import torch
 from flwr.app import (
+    Array,
     ArrayRecord,
     Context,
     Message,
@@ -25,10 +26,14 @@ from softmax_runs import (
 from torch import nn
 
 import simulation
+from clients.algorithms import complete
+from clients.client_app import make_app
 from clients.device.identity import client_setup
-from strategies import FedProto
+from strategies import FedProto, build_strategy
+from strategies.grids.simulation import InlineGrid
 from strategies.server.checks import InvalidReplyError
 from strategies.server.replies import to_record
+from strategies.server.rounds import run_rounds
 from task.models import MODELS
 from task.settings import resolve
 
@@ -163,6 +168,50 @@ def test_numbers_of_examples_below_0_do_not_count():
         strategy.check_train_reply(reply_of(1, [[1, 1]] * 3, [2, -1, 3]))
 
 
+def test_huge_prototypes_do_not_count():
+    strategy = strategy_that_has_sent([0, 0, 0], "uniform")
+    strategy.check_train_reply(reply_of(1, [[1, -1e6]] * 3, [2, 0, 2]))
+    with pytest.raises(InvalidReplyError, match=r"means' of 3e\+38, above 1e\+06"):
+        strategy.check_train_reply(reply_of(1, [[1, -3e38]] * 3, [2, 0, 2]))
+
+
+def test_another_rule_is_over_those_that_have_the_class():
+    strategy = FedProto(aggregation="median")
+    sent = record_of([[0, 1], [2, 3], [4, 5]], [5, 5, 5])
+    strategy.exchange.expect("arrays", sent)
+    replies = [
+        reply_of(1, [[1, 1], [4, 0], [9, 9]], [3, 1, 0]),
+        reply_of(2, [[3, 5], [0, 0], [9, 9]], [1, 0, 0]),
+        reply_of(3, [[1e6, -1e6], [6, 2], [9, 9]], [1, 3, 0]),
+    ]
+    arrays = strategy.aggregate(2, replies)
+    np.testing.assert_allclose(arrays[MEANS].numpy(), [[3, 1], [5, 1], [4, 5]])
+    assert arrays[COUNTS].numpy().tolist() == [3, 2, 5]
+
+
+@pytest.mark.parametrize(("aggregation", "lied"), [("median", False), ("mean", True)])
+def test_a_liar_does_what_it_likes_with_the_mean_alone(aggregation, lied):
+    settings = complete(
+        resolve(
+            {"algorithm": "fedproto", "aggregation": aggregation, "num-clients": N}
+            | {"fraction-train": 1.0, "learning-rate": RATE, **TASK}
+        )
+    )
+    honest = make_app(settings)
+
+    def app(message: Message, context: Context) -> Message:
+        reply = honest(message, context)
+        training = message.metadata.message_type == MessageType.TRAIN
+        if training and context.node_id == 1:
+            lie = np.full((CLASSES, WIDTH), 1e6, np.float32)
+            reply.content["arrays"][MEANS] = Array(lie)
+        return reply
+
+    strategy, grid = build_strategy(settings), InlineGrid(app, N)
+    arrays = run_rounds(strategy, grid, strategy.initialize(grid), range(1, 3))
+    assert (np.abs(arrays[MEANS].numpy()).max() > 1e4) == lied
+
+
 # Models of one's own
 
 TWO = {
@@ -232,7 +281,10 @@ def test_a_device_says_which_model_it_has(narrow):
         ("client-models='mlp mlp-2'", "(10, 64), 'torch.float32') and ('prototypes"),
         ("head-layers=2", "FedProto needs a head that is one linear layer"),
         ("task='linear'", "it needs classes, to which its heads belong"),
-        ("aggregation='median'", "it must be mean: this algorithm averages no models"),
+        (
+            "server-dp-noise=1.0",
+            "server-dp-noise is 1.0; it must be 0 for this algorithm",
+        ),
     ],
 )
 def test_bad_input_is_one_line(given, line, tmp_path, capsys):

@@ -311,6 +311,27 @@ def test_sources_that_span_nothing():
         rounds(strategy, grid, start, 1, 1)
 
 
+def test_one_source_of_zeros_while_others_are_away_ends_nothing(caplog):
+    asleep = {2, 3, 4}
+    some = failing(asleep)
+
+    def app(message: Message, context: Context) -> Message:
+        reply = some(message, context)
+        training = message.metadata.message_type == MessageType.TRAIN
+        if training and context.node_id == 1:
+            reply.content["arrays"] = ArrayRecord({WEIGHT: Array(np.zeros((1, 12)))})
+        return reply
+
+    strategy, grid, start = started(app)
+    arrays, (row,) = rounds(strategy, grid, start, 1, 1)
+    assert (row["rejected"], strategy.built) == (3, False)
+    assert "rank of the basis is 0" in caplog.text
+    asleep.clear()
+    arrays, _ = rounds(strategy, grid, arrays, 2, 2)
+    assert strategy.built
+    assert np.linalg.matrix_rank(arrays[WEIGHT].numpy()) >= 1
+
+
 def test_without_a_valid_source_they_are_asked_again():
     asleep = {1, 2, 3, 4}
     strategy, grid, start = started(failing(asleep))

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from strategies.server.parallel import side_by_side
+from strategies.server.terminal import ended_as_by_ctrl_c
 
 SCRIPT = """
 import pathlib, signal, sys, time
@@ -147,3 +148,17 @@ def test_what_tells_all_processes_to_end_breaks_no_checkpoint_off(command):
 
 def test_results_have_the_order_of_the_items():
     assert side_by_side(divmod, [(7, 2), (9, 5), (3, 4)], 2) == [(3, 1), (1, 4), (0, 3)]
+
+
+def test_a_third_ctrl_c_ends_what_a_second_one_does_not():
+    former = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        with ended_as_by_ctrl_c():
+            with pytest.raises(KeyboardInterrupt):
+                signal.raise_signal(signal.SIGINT)
+            signal.raise_signal(signal.SIGINT)
+            with pytest.raises(KeyboardInterrupt):
+                signal.raise_signal(signal.SIGINT)
+        assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    finally:
+        signal.signal(signal.SIGINT, former)
