@@ -189,7 +189,9 @@ def read_by(name: str, algorithms: Sequence[str], given: Settings) -> Settings:
     check_names(algorithms)
     named = resolve(given, strict=False)
     each = {n: _declared_for(n, named) for n in algorithms}
-    others = set().union(*each.values()) - each[name] - defaults().keys()
+    # Also of the names that have a default in this package.
+    general = {name for maker in _of_all() for name in declared(maker)}
+    others = set().union(*each.values()) - each[name] - general
     return {s: value for s, value in given.items() if s not in others}
 
 
@@ -273,16 +275,23 @@ def _resolved(
     """Return all settings, and the names of those that are read."""
     from clients.algorithms import owners
     from clients.device.identity import DeviceSettings
-    from strategies.grids.speeds import SpeedSettings
 
     named = resolve(given, strict=False)
-    makers: list[Maker] = [RunSettings, DeviceSettings, SpeedSettings]
+    makers = _of_all()
     for algorithm in algorithms:
         makers += owners({**named, "algorithm": algorithm})
     settings = resolve(given, makers)
     build(RunSettings, settings)
     build(DeviceSettings, settings)
     return settings, {name for maker in makers for name in declared(maker)}
+
+
+def _of_all() -> list[Maker]:
+    """Return what declares the settings that all algorithms read."""
+    from clients.device.identity import DeviceSettings
+    from strategies.grids.speeds import SpeedSettings
+
+    return [RunSettings, DeviceSettings, SpeedSettings]
 
 
 def _check_machine(settings: Settings, backend: str) -> None:

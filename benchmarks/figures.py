@@ -59,12 +59,6 @@ def of_cell(table: str, rows: Sequence[str]) -> Callable[[Data], list[float]]:
     return lambda data: [v for row in rows for v in of_papers(row, table=table)(data)]
 
 
-def first_seeds_of_two_shards(data: Data) -> list[float]:
-    """Return what seed 0 has in % with 2 shards, of the rows that have another one."""
-    cell = data["results"]["100x2"]
-    return [100 * cell[r]["0"]["accuracy"] for r in ("fedrep", "flute", "flute-star")]
-
-
 def seeds_of(row: str) -> Callable[[Data], list[float]]:
     """Return how many seeds a row of the 100x5 cell has."""
     return lambda data: [len(data["results"]["100x5"][row])]
@@ -307,7 +301,7 @@ FIGURES = [
     *(
         figure
         for label, table, rows, there in (
-            ("2 shards (2 seeds", "100x2", FIVE, FIVE_MIXED),
+            ("2 shards (3 seeds", "100x2", FIVE, FIVE_MIXED),
             ("50 clients: `fedrep`", "50x5", FIVE, FIVE_FLUTE),
             ("50 clients, 2 shards", "50x2", FIVE, FIVE_FLUTE),
             (
@@ -330,12 +324,6 @@ FIGURES = [
             ("logistic regression", "gossip_convex"),
             ("ResNet-20", "gossip_cifar"),
         )
-    ),
-    Figure(
-        "README.md",
-        r"alone, where the others have ([\d., and]+\d)\)",
-        "papers_tables",
-        first_seeds_of_two_shards,
     ),
     Figure("README.md", r"\[(\d of these \d) cases\]", "gossip_convex", of_triggers),
     Figure("README.md", r"holds\s+\[(\d+) % of", "gossip_convex", held_back),

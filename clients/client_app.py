@@ -30,7 +30,7 @@ from clients.device.identity import (
     unread,
 )
 from clients.device.received import check_config
-from clients.device.records import pack, pack_metrics, unpack
+from clients.device.records import checked, pack, pack_metrics, unpack
 from clients.device.simulated import simulated_properties
 from task.cohort import together
 from task.devices import is_out_of_memory, out_of_memory, use
@@ -133,7 +133,8 @@ def make_app(
     @app.train(mods=list(mods))
     def train(message: Message, context: Context) -> Message:
         client, config, told = open_message(message, context)
-        arrays, n, metrics = client.fit(unpack(message, client), config)
+        found = client.fit(unpack(message, client), config)
+        arrays, n, metrics = checked(client, found)
         reply = arrays, told(n), metrics
         return Message(pack(message, client, reply, config), reply_to=message)
 

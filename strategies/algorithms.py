@@ -187,10 +187,11 @@ def client_path(settings: Settings) -> str:
     """
     strategy = strategy_class(settings)
     path = strategy.client_path(settings)
-    if not path:
+    if not path or not isinstance(path, str):
+        has = f"the client {path!r}" if path else "no client"
         raise SettingsError(
-            f"algorithm {settings['algorithm']!r} has no client; its attribute "
-            "'client' must be the import path of a subclass of Client"
+            f"algorithm {settings['algorithm']!r} has {has}; its attribute 'client' "
+            "must be the import path of a subclass of Client"
         )
     return path
 

@@ -135,7 +135,8 @@ def _parameters(maker: Maker) -> dict[str, tuple[inspect.Parameter, str]]:
     return found
 
 
-def _allowed(annotation: Any, module: str) -> Allowed | None:
+def _allowed(annotation: Any, module: str) -> tuple[Any, Allowed | None]:
+    """Return the type of what is annotated, and its range if it is a setting."""
     if isinstance(annotation, str):
         # As under `from __future__ import annotations`; some names are for type
         # checkers only.
@@ -143,10 +144,10 @@ def _allowed(annotation: Any, module: str) -> Allowed | None:
             annotation = eval(annotation, vars(sys.modules[module]))
         except NameError as error:
             if not annotation.startswith("Annotated"):
-                return None
+                return None, None
             raise SettingsError(f"{annotation} in {module}: {error}") from None
-    found = [extra for extra in get_args(annotation)[1:] if isinstance(extra, Allowed)]
-    return found[0] if found else None
+    kind, *extras = get_args(annotation) or (None,)
+    return kind, next((e for e in extras if isinstance(e, Allowed)), None)
 
 
 @remembered(maxsize=None)
@@ -167,22 +168,28 @@ def declared(maker: Maker) -> dict[str, Declared]:
     Raises
     ------
     SettingsError
-        If a setting has no default.
+        If a setting has no default, or one that is no setting.
     """
     function = made_by(maker)
     if kind := getattr(function, "settings_type", None):
         return declared(kind)
     found: dict[str, Declared] = {}
     for name, (parameter, module) in _parameters(maker).items():
-        allowed = _allowed(parameter.annotation, module)
+        kind, allowed = _allowed(parameter.annotation, module)
         if allowed is None:
             continue
-        if parameter.default is parameter.empty:
+        default = parameter.default
+        if default is parameter.empty:
             raise SettingsError(
                 f"{function.__qualname__} declares the setting {name!r} without a "
                 "default; it must have one"
             )
-        found[name.replace("_", "-")] = Declared(name, parameter.default, allowed)
+        whose = f"the default of {name!r} in {function.__qualname__}"
+        valid = isinstance(default, bool | int | float | str)
+        require(valid, whose, default, "a bool, an int, a float or a str")
+        if kind is float and type(default) is int:
+            default = float(default)
+        found[name.replace("_", "-")] = Declared(name, default, allowed)
     return found
 
 
@@ -225,7 +232,7 @@ def build(maker: Callable[..., T], settings: Settings, **given: Any) -> T:
     Raises
     ------
     SettingsError
-        If a setting is out of its range.
+        If a setting is out of its range, or an argument is none that is known here.
     """
     function = made_by(maker)
     if kind := getattr(function, "settings_type", None):
@@ -235,6 +242,13 @@ def build(maker: Callable[..., T], settings: Settings, **given: Any) -> T:
         if name in settings:
             setting.check(name, settings[name])
             arguments[setting.argument] = settings[name]
+    try:
+        inspect.signature(maker).bind(**arguments, **given)
+    except TypeError as error:
+        raise SettingsError(
+            f"{function.__qualname__} cannot be made of its settings: {error}; what it "
+            "needs must be declared as a setting, or have a default"
+        ) from None
     return maker(**arguments, **given)
 
 

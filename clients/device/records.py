@@ -86,6 +86,30 @@ def pack(message: Message, client: Client, reply: Reply, config: Config) -> Reco
     return pack_metrics(client, num_examples, metrics, records)
 
 
+def checked(client: Client, reply: object) -> Reply:
+    """Return what `fit` returned, if it is a reply: some clients are somebody's own."""
+
+    def need(condition: bool, found: str, allowed: str) -> None:
+        if not condition:
+            name = f"{type(client).__name__}.fit"
+            raise SettingsError(f"{name} returns {found}; it must be {allowed}")
+
+    allowed = "arrays, a number of examples and a dict of metrics, as of self.send"
+    whole = isinstance(reply, tuple) and len(reply) == 3
+    need(whole, f"a {type(reply).__name__}", allowed)
+    values, num_examples, metrics = cast(Reply, reply)
+    names = client.sent_names
+    text = f"{len(names)}, those of {', '.join(names)}"
+    need(len(values) == len(names), f"{len(values)} arrays", text)
+    for name, value in zip(names, values, strict=True):
+        found = f"a {type(value).__name__} for {name!r}"
+        need(isinstance(value, np.ndarray), found, "a NumPy array")
+    for name, metric in metrics.items():
+        number = isinstance(metric, bool | int | float | np.number)
+        need(number, f"the metric {name!r} as {metric!r}", "a number")
+    return values, num_examples, metrics
+
+
 def _as_received(array: NDArray, dtype: str) -> NDArray:
     if dtype == "float16" and array.dtype == np.float32:
         # What is too large becomes infinite, and the server says so.

@@ -59,6 +59,12 @@ class Slotted:
         for slot in slots:
             if slot not in self.model_slots:
                 arrays |= {slot + n: t for n, t in self.initial_slot(slot).items()}
+        for name, value in arrays.items():
+            if not isinstance(value, Tensor):
+                raise SettingsError(
+                    f"{type(self).__name__}.initial_slot returns a "
+                    f"{type(value).__name__} for {name!r}; it must be a tensor"
+                )
         return arrays
 
     def names(self, slots: Slots) -> list[str]:

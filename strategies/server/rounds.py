@@ -140,11 +140,11 @@ def run_rounds(
         messages = strategy.configure_train(server_round, arrays, ConfigRecord(), grid)
         replies = grid.send_and_receive(messages, timeout=timeout)
         aggregated, trained = strategy.aggregate_train(server_round, replies)
-        if aggregated is None:
-            log(WARNING, "round %d has no valid reply: arrays stay", server_round)
-        else:
-            arrays = aggregated
         metrics: dict[str, Any] = dict(trained or {})
+        if aggregated is not None:
+            arrays = aggregated
+        elif not metrics.get("clients"):
+            log(WARNING, "round %d has no valid reply: arrays stay", server_round)
         if evaluated(server_round):
             messages = strategy.configure_evaluate(
                 server_round, arrays, ConfigRecord(), grid

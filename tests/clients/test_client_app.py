@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+import torch
 from client_messages import (
     FAST,
     app_of,
@@ -19,6 +20,7 @@ from flwr.app import (
     RecordDict,
 )
 
+from clients import DittoClient, FedRepClient
 from task.settings import SettingsError, resolve
 from task.tasks import build_task
 
@@ -72,6 +74,49 @@ def test_arrays_are_matched_by_name_and_not_by_position():
     trained = second.content.array_records["arrays"]
     assert list(trained) == list(turned)
     assert equal(first.content.array_records["arrays"], trained)
+
+
+@pytest.mark.parametrize(
+    ("change", "line"),
+    [
+        (
+            lambda *_: None,
+            "returns a NoneType; it must be arrays, a number of examples",
+        ),
+        (
+            lambda a, n, m: (a[:-1], n, m),
+            "returns 1 arrays; it must be 2, those of rep",
+        ),
+        (
+            lambda a, n, m: ([torch.tensor(v) for v in a], n, m),
+            "returns a Tensor for 'representation.fc1.weight'; it must be a NumPy",
+        ),
+        (
+            lambda a, n, m: (a, n, {**m, "who": "me"}),
+            "returns the metric 'who' as 'me'; it must be a number",
+        ),
+    ],
+    ids=["nothing", "too few", "tensors", "text"],
+)
+def test_what_fit_returns_wrongly_is_one_line(monkeypatch, change, line):
+    fit = FedRepClient.fit
+    monkeypatch.setattr(FedRepClient, "fit", lambda *given: change(*fit(*given)))
+    app, context = app_of(algorithm="fedrep"), context_of()
+    message = message_of(MessageType.TRAIN, initial_arrays(app, context))
+    with pytest.raises(SettingsError) as caught:
+        app(message, context)
+    assert str(caught.value).startswith(f"FedRepClient.fit {line}")
+
+
+@pytest.mark.parametrize("value", [np.zeros(3), [0.0]])
+def test_initial_values_are_tensors(monkeypatch, value):
+    monkeypatch.setattr(DittoClient, "initial_slot", lambda *_: {"w": value})
+    app, context = app_of(algorithm="ditto"), context_of()
+    line = (
+        f"DittoClient.initial_slot returns a {type(value).__name__} for 'model.w'; it"
+    )
+    with pytest.raises(SettingsError, match=line):
+        app(message_of(MessageType.TRAIN, initial_arrays(app, context)), context)
 
 
 @pytest.mark.parametrize("change", ["missing", "head", "unknown"])

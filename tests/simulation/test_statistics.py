@@ -288,6 +288,15 @@ def test_tune_algorithms_of_which_one_has_a_setting_of_its_own(tmp_path):
         assert all("accuracy" in point for point in own["points"])
 
 
+def test_tune_runs_no_point_twice_that_an_algorithm_cannot_tell_apart(tmp_path, caplog):
+    # FedAvg has no epochs of the head; the name is one of this package.
+    go(tmp_path, "tune", "fedavg", "fedrep", "--grid", "head-epochs=1,2", rounds=1)
+    found = json_of(tmp_path / "tune.json")
+    points = {name: len(own["points"]) for name, own in found.items()}
+    assert points == {"fedavg": 1, "fedrep": 2}
+    assert "does nothing" not in caplog.text
+
+
 def test_algorithms_on_both_sides_of_the_options(tmp_path):
     go(tmp_path, "fedper", "--fraction", "1", "fedavg", rounds=1)
     assert json_of(tmp_path / "summary.json")["algorithms"].keys() == {

@@ -111,6 +111,13 @@ WRONG = {
     ),
     "outsiders:ASYNCHRONOUS": "algorithm 'outsiders:ASYNCHRONOUS' is no strategy; ",
     "outsiders:WithoutHooks": "algorithm 'outsiders:WithoutHooks' is no strategy; ",
+    "outsiders:ClientItself": (
+        "algorithm 'outsiders:ClientItself' has the client <class 'outsiders.Plain'>; "
+        "its attribute 'client' must be the import path of a subclass of Client"
+    ),
+    "outsiders:Needy": (
+        "Needy cannot be made of its settings: missing a required argument: 'thing'; "
+    ),
     "outsiders:WithoutClient": (
         "algorithm 'outsiders:WithoutClient' has no client; its attribute 'client' "
         "must be the import path of a subclass of Client"

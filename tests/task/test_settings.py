@@ -254,6 +254,25 @@ def test_a_setting_without_a_default_is_an_error():
         declared(maker)
 
 
+@pytest.mark.parametrize("default", [None, [1]])
+def test_a_default_that_is_no_setting_is_an_error(default):
+    def maker(rate: Annotated[Any, RATE] = default) -> None:
+        pass
+
+    line = r"'rate' in .*maker is (None|\[1\]); it must be a bool, an int, a float or"
+    with pytest.raises(SettingsError, match=line):
+        declared(maker)
+
+
+def test_a_whole_number_is_the_default_of_a_float():
+    def maker(rate: Annotated[float, RATE] = 1, count: Annotated[int, RATE] = 1):
+        pass
+
+    found = [setting.default for setting in declared(maker).values()]
+    assert list(map(type, found)) == [float, int]
+    assert resolve({"rate": 0.5}, [maker])["rate"] == 0.5
+
+
 POSTPONED = """
 from __future__ import annotations
 from dataclasses import dataclass

@@ -81,6 +81,19 @@ class WithoutClient(BaseStrategy):
     """Forgot its client."""
 
 
+class ClientItself(BaseStrategy):
+    client = Plain
+
+
+class Needy(BaseStrategy):
+    """Needs what is no setting."""
+
+    client = "clients.fedavg:FedAvgClient"
+
+    def __init__(self, thing, **base):
+        super().__init__(**base)
+
+
 class LostClient(BaseStrategy):
     client = "outsiders:NobodyIsHere"
 
