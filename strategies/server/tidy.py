@@ -1,5 +1,6 @@
 """``metrics.csv``: all that was measured, one line a round, client and metric."""
 
+import contextlib
 import csv
 import io
 import os
@@ -77,15 +78,20 @@ class TidyFile:
 
 
 def _lines(path: Path, after: int) -> Iterable[list[str]]:
-    """Yield the whole lines of a file that are of some round up to one."""
+    """Yield the lines of some round up to one, until the first that is damaged."""
     if not path.is_file():
         return
-    with path.open(newline="", encoding="utf-8", errors="replace") as file:
+    with (
+        path.open(newline="", encoding="utf-8", errors="replace") as file,
+        contextlib.suppress(ValueError, csv.Error),
+    ):
         for line in file:
             cells = next(csv.reader([line]), [])
             if not line.endswith("\n") or len(cells) != len(COLUMNS):
                 return
             if cells[3].isdecimal() and KNOWN < int(cells[3]) <= after:
+                # One that is no number ends it as well.
+                float(cells[-1])
                 yield cells
 
 

@@ -58,6 +58,19 @@ def test_a_resumed_run_keeps_what_was_before_and_whole(tmp_path):
     assert [float(r["value"]) for r in lines_of(path)] == [0.1]
 
 
+@pytest.mark.parametrize("value", ["0n2", "0.2" + "\0" * 140_000])
+def test_a_value_that_is_no_number_ends_what_is_read(tmp_path, value):
+    path = tmp_path / "metrics.csv"
+    tidy = tidy_of(path)
+    for number in (1, 2, 3):
+        tidy.add(number, "a", {"accuracy": number / 10})
+    tidy.flush()
+    path.write_text(path.read_text().replace("0.2", value))
+    assert client_means(path, "accuracy", 0) == {"a": 0.1}
+    tidy_of(path, after=3)
+    assert [line["value"] for line in lines_of(path)] == ["0.1"]
+
+
 def test_a_full_disk_delays_lines(tmp_path, monkeypatch):
     path = tmp_path / "metrics.csv"
     tidy = tidy_of(path)
