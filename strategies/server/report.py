@@ -3,6 +3,7 @@
 import contextlib
 import os
 from collections.abc import Callable, Mapping
+from itertools import takewhile
 from logging import WARNING
 from pathlib import Path
 from typing import Any
@@ -32,6 +33,7 @@ from strategies.server.results import (
     TIDY,
     Row,
     gaps,
+    is_whole,
     quality,
     read_json,
     read_rows,
@@ -73,7 +75,7 @@ class Report:
         self.directory = self.output / self.algorithm
         self.directory.mkdir(parents=True, exist_ok=True)
         former = Path(str(settings["resume"] or self.output)) / self.algorithm
-        rows = read_rows(former / METRICS)
+        rows = takewhile(is_whole, read_rows(former / METRICS))
         self.rows = [row for row in rows if row["round"] <= after]
         self._newest: Row = {}
         for row in self.rows:

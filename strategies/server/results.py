@@ -48,8 +48,8 @@ SUMMARIZED = (
     "loss-point",
     "constraint",
 )
-
-
+# What a round always has.
+OF_EACH_ROUND = ("seconds", "bytes-down", "bytes-up")
 # Metrics of which it has the last.
 LATEST = ("seconds-simulated", "epsilon", "delta", "consensus-step")
 
@@ -76,6 +76,11 @@ def read_rows(path: Path) -> list[Row]:
                 break
             rows.append(row)
     return rows
+
+
+def is_whole(row: Row) -> bool:
+    """Return whether a row has the numbers that every round has."""
+    return all(isinstance(row.get(name), int | float) for name in OF_EACH_ROUND)
 
 
 def is_written(path: Path, summaries: Mapping[str, Any]) -> bool:

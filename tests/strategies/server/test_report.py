@@ -55,6 +55,19 @@ def test_a_continued_run_keeps_the_rows_up_to_its_checkpoint(tmp_path):
     assert rows_of(path) == [row(i) for i in range(1, 6)] + [row(6, 0.5)]
 
 
+@pytest.mark.parametrize("name", ["seconds", "bytes-down", "bytes-up"])
+def test_a_row_without_what_is_summed_up_is_damaged(tmp_path, name):
+    former = Report(settings_of(tmp_path))
+    for number in (1, 2, 3):
+        former.add(row(number))
+    path = tmp_path / "out" / "fedrep" / "metrics.jsonl"
+    first, second, third = path.read_text().splitlines(keepends=True)
+    path.write_text(first + second.replace(name, "x" + name[1:]) + third)
+    report = Report(settings_of(tmp_path), after=3)
+    assert report.rows == [row(1)]
+    assert report.finish({})["bytes"] == 110
+
+
 @pytest.mark.parametrize("rest", ['{"round": 3, "acc', "{", "nonsense"])
 def test_a_last_line_that_was_cut_off_is_left_out(tmp_path, rest):
     path = tmp_path / "metrics.jsonl"
