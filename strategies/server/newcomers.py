@@ -189,7 +189,15 @@ def plot(output: Path, algorithms: Sequence[str], folders: Sequence[Path] = ()) 
 
 
 def _entries(path: Path) -> list[list[dict[str, float]]]:
-    return [entry["by-examples"] for entry in read_json(path).values()]
+    """Return what newcomers have come to; nothing if the file is damaged."""
+    try:
+        entries = [entry["by-examples"] for entry in read_json(path).values()]
+        if entries:
+            curve(entries, NUM_EXAMPLES)
+    except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
+        log(WARNING, "%r is damaged, so %s lacks it: %s", str(path), PLOT, error)
+        return []
+    return entries
 
 
 def curve(

@@ -24,7 +24,7 @@ from clients.fedavg import FedAvgClient
 from clients.fedrep import solve_head
 from simulation import simulate
 from strategies import FedAvg
-from strategies.server.newcomers import curve, let_join, summarize
+from strategies.server.newcomers import curve, let_join, plot, summarize
 from strategies.server.replies import to_record
 from task.settings import SettingsError, resolve
 from task.tasks import build_task
@@ -238,6 +238,22 @@ def test_bad_input(tmp_path, algorithm, more, line):
     with pytest.raises(SettingsError, match=line):
         simulate(algorithm, backend="inline", output=str(tmp_path / "out"), **more)
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("damage", ['{"a": {"by-ex', "[]", '{"a": 1}', "\xff"])
+def test_a_damaged_file_of_another_algorithm_is_not_drawn(tmp_path, caplog, damage):
+    steps = [{"num-examples": n, "accuracy": 0.5} for n in (2, 4)]
+    whole = json.dumps({"a": {"by-examples": steps}})
+    for name, text in (("fedper", whole), ("fedrep", damage)):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "newcomers.json").write_text(text, encoding="latin-1")
+    plot(tmp_path, ["fedper", "fedrep"])
+    assert (tmp_path / "newcomers.png").is_file()
+    path = tmp_path / "fedrep" / "newcomers.json"
+    assert [f"{str(path)!r} is damaged" in line for line in caplog.messages] == [True]
+    # One that lacks a number of examples is none that could be drawn.
+    path.write_text(whole.replace("num-", "nun-"))
+    plot(tmp_path, ["fedrep"])
 
 
 def test_the_mean_over_newcomers():
