@@ -75,22 +75,22 @@ def put_aside(output: Path, algorithm: str) -> None:
     """Keep what an earlier run of an algorithm has left, if it has a checkpoint.
 
     It moves to ``earlier-<run>/<algorithm>``, from where it can be resumed; the log
-    says so.
+    says so. What was killed while it did goes on.
     """
     directory = output / algorithm
     checkpoint = directory / CHECKPOINT
     if not checkpoint.is_file():
         return
     name = f"earlier-{token_in(checkpoint)}"
+    parts = [part for part in OF_A_RUN if (directory / part).exists()]
     aside, number = output / name, 1
-    while (aside / algorithm).exists():
+    while any((aside / algorithm / part).exists() for part in parts):
         number += 1
         aside = output / f"{name}-{number}"
-    (aside / algorithm).mkdir(parents=True)
+    (aside / algorithm).mkdir(parents=True, exist_ok=True)
     # The checkpoint last: where it is, the rest is as well.
-    for part in sorted(OF_A_RUN, key=lambda part: part == CHECKPOINT):
-        with contextlib.suppress(FileNotFoundError):
-            (directory / part).rename(aside / algorithm / part)
+    for part in sorted(parts, key=lambda part: part == CHECKPOINT):
+        (directory / part).rename(aside / algorithm / part)
     _move_summary(output, aside, algorithm)
     text = "what an earlier run left is kept in %s; resume=%r goes on from there"
     log(WARNING, text, aside, str(aside))

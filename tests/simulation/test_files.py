@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 from command_line import STEADY as USUAL
-from command_line import assert_same_rows, die_in, rows_of, run
+from command_line import Killed, assert_same_rows, die_in, rows_of, run
 
 import simulation
 from strategies.server.checkpoint import Checkpoint
-from strategies.server.output import locked
+from strategies.server.output import locked, put_aside
 from strategies.server.report import Report
 from strategies.server.results import read_rows
 from strategies.server.terminal import console
@@ -121,6 +121,35 @@ def test_a_second_run_keeps_what_the_first_left(tmp_path, caplog) -> None:
     whole = tmp_path / "whole"
     go(whole, "fedrep", rounds=4)
     assert_same_rows(rows_of(aside, "fedrep"), rows_of(whole, "fedrep"), 1e-12)
+
+
+def test_a_kill_while_an_earlier_run_is_put_aside_splits_it_in_no_two(
+    tmp_path, monkeypatch
+) -> None:
+    directory = tmp_path / "fedrep"
+    (directory / "clients").mkdir(parents=True)
+    parts = (FILE, "metrics.csv", "metrics.jsonl")
+    for part in parts:
+        (directory / part).touch()
+    rename = Path.rename
+
+    def die(path: Path, target: Path) -> None:
+        if path.name == FILE:
+            raise Killed
+        rename(path, target)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, "rename", die)
+        with pytest.raises(Killed):
+            put_aside(tmp_path, "fedrep")
+    put_aside(tmp_path, "fedrep")
+    (aside,) = tmp_path.glob("earlier-*")
+    kept = {path.name for path in (aside / "fedrep").iterdir()}
+    assert kept == {"clients", *parts}
+    # Another one is kept beside it.
+    (directory / FILE).touch()
+    put_aside(tmp_path, "fedrep")
+    assert len(list(tmp_path.glob(f"earlier-*/fedrep/{FILE}"))) == 2
 
 
 def test_resuming_several_starts_those_that_had_not_begun(tmp_path) -> None:
