@@ -42,18 +42,25 @@ def said(what: object) -> Iterator[None]:
 
 
 @contextlib.contextmanager
+def _in_one_line(what: str) -> Iterator[None]:
+    """Raise `SettingsError` where the disk does not take what a run begins with."""
+    try:
+        yield
+    except OSError as error:
+        # Of several files, as `shutil.Error` has them, the first.
+        reason = error.strerror or error.args[0][0][2]
+        raise SettingsError(f"output: {what}: {reason}") from None
+
+
+@contextlib.contextmanager
 def locked(directory: Path, wait: bool = False) -> Iterator[None]:
     """Have a directory, which is made if needed, for this process alone.
 
     Raises `SettingsError` if another one has it, unless it is waited for. Nothing stays
     behind, and what a process that is killed had locked is free.
     """
-    try:
+    with _in_one_line(f"{str(directory)!r} cannot be made"):
         directory.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise SettingsError(
-            f"output: {str(directory)!r} cannot be made: {error.strerror}"
-        ) from None
     opened = os.open(directory, os.O_RDONLY)
     try:
         try:
@@ -87,10 +94,11 @@ def put_aside(output: Path, algorithm: str) -> None:
     while any((aside / algorithm / part).exists() for part in parts):
         number += 1
         aside = output / f"{name}-{number}"
-    (aside / algorithm).mkdir(parents=True, exist_ok=True)
-    # The checkpoint last: where it is, the rest is as well.
-    for part in sorted(parts, key=lambda part: part == CHECKPOINT):
-        (directory / part).rename(aside / algorithm / part)
+    with _in_one_line(f"what {str(directory)!r} has cannot be kept in {str(aside)!r}"):
+        (aside / algorithm).mkdir(parents=True, exist_ok=True)
+        # The checkpoint last: where it is, the rest is as well.
+        for part in sorted(parts, key=lambda part: part == CHECKPOINT):
+            (directory / part).rename(aside / algorithm / part)
     _move_summary(output, aside, algorithm)
     text = "what an earlier run left is kept in %s; resume=%r goes on from there"
     log(WARNING, text, aside, str(aside))
@@ -125,7 +133,8 @@ def take_over(directory: Path, resumed: Path | None) -> None:
     for folder in _of_simulated(own):
         shutil.rmtree(folder, ignore_errors=True)
     for folder in _of_simulated(former) if former else []:
-        shutil.copytree(folder, own / folder.name)
+        with _in_one_line(f"{str(folder)!r} cannot be copied to {str(own)!r}"):
+            shutil.copytree(folder, own / folder.name)
 
 
 def _of_simulated(states: Path) -> list[Path]:

@@ -15,7 +15,7 @@ from command_line import Killed, assert_same_rows, die_in, rows_of, run
 
 import simulation
 from strategies.server.checkpoint import Checkpoint
-from strategies.server.output import locked, put_aside
+from strategies.server.output import locked, put_aside, take_over
 from strategies.server.report import Report
 from strategies.server.results import read_rows
 from strategies.server.terminal import console
@@ -323,10 +323,32 @@ def test_interrupted_from_python(tmp_path, monkeypatch) -> None:
     assert (tmp_path / "fedavg" / FILE).is_file()
 
 
-def test_a_folder_that_cannot_be_made_is_one_line(tmp_path, monkeypatch):
-    def full(path, parents, exist_ok):
-        raise OSError(errno.ENOSPC, "No space left on device")
+def full(*given, **named):
+    raise OSError(errno.ENOSPC, "No space left on device")
 
+
+@pytest.mark.parametrize("place", ["pathlib.Path.mkdir", "pathlib.Path.rename"])
+def test_an_earlier_run_that_cannot_be_kept_is_one_line(tmp_path, monkeypatch, place):
+    (tmp_path / "fedrep").mkdir()
+    (tmp_path / "fedrep" / FILE).touch()
+    monkeypatch.setattr(place, full)
+    line = "^output: what '.*fedrep' has cannot be kept in '.*': No space left on"
+    with pytest.raises(SettingsError, match=line):
+        put_aside(tmp_path, "fedrep")
+
+
+@pytest.mark.parametrize("place", ["os.mkdir", "shutil.copyfile"])
+def test_states_that_cannot_be_copied_are_one_line(tmp_path, monkeypatch, place):
+    states = tmp_path / "former" / "clients" / "000003"
+    states.mkdir(parents=True)
+    (states / "1.safetensors").touch()
+    monkeypatch.setattr(place, full)
+    line = "^output: '.*000003' cannot be copied to '.*clients': [^']*No space left on"
+    with pytest.raises(SettingsError, match=line):
+        take_over(tmp_path / "own", tmp_path / "former")
+
+
+def test_a_folder_that_cannot_be_made_is_one_line(tmp_path, monkeypatch):
     monkeypatch.setattr(Path, "mkdir", full)
     line = "output: '.*out' cannot be made: No space left on device"
     with pytest.raises(SettingsError, match=line), locked(tmp_path / "out"):
