@@ -77,6 +77,7 @@ class Report:
         former = Path(str(settings["resume"] or self.output)) / self.algorithm
         rows = takewhile(is_whole, read_rows(former / METRICS))
         self.rows = [row for row in rows if row["round"] <= after]
+        _say_lost(former / METRICS, {row["round"] for row in self.rows}, after)
         self._newest: Row = {}
         for row in self.rows:
             self._newest |= row
@@ -87,7 +88,8 @@ class Report:
         self._about = (self.algorithm, settings["seed"], settings["evaluate-on"])
         self.tidy = TidyFile(self.directory / TIDY, self._about)
         with said("lines of the rounds before"):
-            self.tidy.begin(after, former / TIDY)
+            rounds = self.tidy.begin(after, former / TIDY)
+            _say_lost(former / TIDY, rounds, after)
         self.progress = Progress(
             TextColumn("{task.description}"),
             BarColumn(),
@@ -228,6 +230,12 @@ class Report:
         write_tables(self.output, whole["algorithms"], evaluated_on)
         plot(self.output, names, evaluated_on=evaluated_on)
         newcomers.plot(self.output, names)
+
+
+def _say_lost(path: Path, rounds: set[int], after: int) -> None:
+    """Log which rounds up to one a file lacks: each has written a row."""
+    if lost := [str(n) for n in range(1, after + 1) if n not in rounds]:
+        log(WARNING, "%s lacks these rounds: %s", path, several(lost))
 
 
 def comparable(config: Settings) -> dict[str, Any]:

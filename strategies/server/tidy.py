@@ -37,23 +37,29 @@ class TidyFile:
         self.path, self.about = path, list(about)
         self._pending, self._end = [HEADER], 0
 
-    def begin(self, after: int, former: Path) -> None:
+    def begin(self, after: int, former: Path) -> set[int]:
         """Begin with another file's lines of the rounds up to one, or the own file's.
 
-        They end at the first that is damaged.
+        They end at the first that is damaged. The rounds that are there are returned.
         """
+        rounds: set[int] = set()
         partial = self.path.with_name(f".{self.path.name}.{os.getpid()}")
         try:
             with partial.open("w", newline="", encoding="utf-8") as file:
                 file.write(HEADER)
                 writer = csv.writer(file, lineterminator="\n")
-                writer.writerows(_lines(former, after))
+                for cells in _lines(former, after):
+                    writer.writerow(cells)
+                    # The lines of the run itself are a round's last.
+                    if not cells[4]:
+                        rounds.add(int(cells[3]))
                 end = file.tell()
             os.replace(partial, self.path)
         except OSError:
             partial.unlink(missing_ok=True)
             raise
         self._pending, self._end = [], end
+        return rounds
 
     def add(self, server_round: int, client: str, metrics: Mapping[str, Any]) -> None:
         """Note the numbers among some metrics; `flush` writes them."""

@@ -55,6 +55,27 @@ def test_a_continued_run_keeps_the_rows_up_to_its_checkpoint(tmp_path):
     assert rows_of(path) == [row(i) for i in range(1, 6)] + [row(6, 0.5)]
 
 
+def test_a_resumed_run_says_which_rounds_its_files_have_lost(tmp_path, caplog):
+    former = Report(settings_of(tmp_path))
+    for number in range(1, 9):
+        former.tidy.add(number, "anna", {"accuracy": 0.5, "loss": 1.0})
+        former.add(row(number))
+    Report(settings_of(tmp_path), after=8)
+    assert caplog.messages == []
+    directory = tmp_path / "out" / "fedrep"
+    whole = (directory / "metrics.jsonl").read_text()
+    (directory / "metrics.jsonl").write_text(whole[:-10])
+    lines = (directory / "metrics.csv").read_text()
+    (directory / "metrics.csv").write_text(
+        lines.replace(",2,anna,loss,1", ",2,anna,loss,n")
+    )
+    Report(settings_of(tmp_path), after=8)
+    assert caplog.messages == [
+        f"{directory / 'metrics.jsonl'} lacks these rounds: 8",
+        f"{directory / 'metrics.csv'} lacks these rounds: 2, 3, 4, 5, 6 and 2 others",
+    ]
+
+
 @pytest.mark.parametrize("name", ["seconds", "bytes-down", "bytes-up"])
 def test_a_row_without_what_is_summed_up_is_damaged(tmp_path, name):
     former = Report(settings_of(tmp_path))
