@@ -182,7 +182,7 @@ class Report:
         if joined:
             summary |= self._write_newcomers(joined)
         config = {n: v for n, v in self.settings.items() if n not in OWN}
-        with said(SUMMARY), locked(self.output, wait=True):
+        with said(self.output), locked(self.output, wait=True):
             self._write_summary(summary, config)
         if ended:
             ended()
@@ -223,13 +223,18 @@ class Report:
             ):
                 whole = former
         whole["algorithms"][self.algorithm] = summary
-        write_json(path, whole)
+        with said(SUMMARY):
+            write_json(path, whole)
         names = list(whole["algorithms"])
-        join(self.output / TIDY, (self.output / name / TIDY for name in names))
+        with said(self.output / TIDY):
+            join(self.output / TIDY, (self.output / name / TIDY for name in names))
         evaluated_on = str(self.settings["evaluate-on"])
-        write_tables(self.output, whole["algorithms"], evaluated_on)
-        plot(self.output, names, evaluated_on=evaluated_on)
-        newcomers.plot(self.output, names)
+        with said("tables"):
+            write_tables(self.output, whole["algorithms"], evaluated_on)
+        with said(PLOT):
+            plot(self.output, names, evaluated_on=evaluated_on)
+        with said(newcomers.PLOT):
+            newcomers.plot(self.output, names)
 
 
 def _say_lost(path: Path, rounds: set[int], after: int) -> None:

@@ -173,6 +173,16 @@ def test_all_files_are_there_at_the_end(tmp_path, figures):
     assert whole["config"] == expected
 
 
+def test_what_could_not_be_written_is_named(tmp_path, figures, caplog):
+    for name in ("accuracy.png", "metrics.csv"):
+        (tmp_path / "out" / name).mkdir(parents=True)
+    finished(tmp_path, "fedrep", 0.75)
+    lines = [line.split(":")[0] for line in caplog.messages]
+    joined = tmp_path / "out" / "metrics.csv"
+    assert lines == [f"{joined} not written", "accuracy.png not written"]
+    assert (tmp_path / "out" / "table.md").is_file()
+
+
 def test_algorithms_with_the_same_settings_share_a_summary(tmp_path):
     finished(tmp_path, "fedrep", 0.75)
     finished(tmp_path, "fedavg", 0.25)
