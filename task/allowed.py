@@ -212,12 +212,12 @@ class Place(Free):
     """A file or a folder, which need not be there."""
 
     def permits(self, value: Any) -> bool:
-        """Return whether one can look: it is neither too long nor of an unknown ~."""
+        """Return whether one can look: not too long, no unknown ~ and no zero byte."""
         try:
             Path(value).expanduser().exists()
         except (OSError, RuntimeError):
             return False
-        return True
+        return "\0" not in value
 
 
 Seed = Range("[0, inf)")
