@@ -92,9 +92,6 @@ class Checkpoint:
         }
         shared = {name: array.numpy() for name, array in self.arrays.items()}
         data = pack(Content(about, shared, own))
-        # Of a server that was killed while it wrote.
-        for cut_off in directory.glob(f".{FILE}.*"):
-            cut_off.unlink(missing_ok=True)
         write_atomically(directory / FILE, data)
 
     @classmethod

@@ -125,7 +125,12 @@ def take_over(directory: Path, resumed: Path | None) -> None:
 
     What a run that was killed before its first checkpoint has left is not inherited.
     Devices keep theirs elsewhere: nothing but simulated clients' folders is touched.
+    What a killed run has left half-written goes.
     """
+    for part in OF_A_RUN:
+        for cut_off in directory.glob(f".{part}.[0-9]*"):
+            with contextlib.suppress(OSError):
+                cut_off.unlink()
     own = directory / STATES
     former = resumed / STATES if resumed else None
     if former and former.resolve() == own.resolve():

@@ -13,6 +13,7 @@ from safetensors.numpy import save
 
 from strategies.base import BaseStrategy
 from strategies.server.checkpoint import MAY_DIFFER, Checkpoint
+from strategies.server.output import take_over
 from strategies.server.replies import to_record
 from strategies.server_app import run
 from task.checkpoint import FILE
@@ -134,9 +135,11 @@ def test_what_a_killed_server_left_half_written_goes(tmp_path, monkeypatch):
             checkpoint_of().write(tmp_path)
     (left,) = tmp_path.iterdir()
     assert left.name != FILE
-    (tmp_path / "metrics.jsonl").touch()
-    checkpoint_of().write(tmp_path)
-    assert {path.name for path in tmp_path.iterdir()} == {FILE, "metrics.jsonl"}
+    for name in ("metrics.jsonl", ".clients.json.17", ".somebody-s.17"):
+        (tmp_path / name).touch()
+    take_over(tmp_path, tmp_path)
+    kept = {path.name for path in tmp_path.iterdir()}
+    assert kept == {"metrics.jsonl", ".somebody-s.17"}
 
 
 def test_no_checkpoint(tmp_path):
