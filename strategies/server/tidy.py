@@ -7,8 +7,11 @@ import os
 import shutil
 import sys
 from collections.abc import Iterable, Mapping
+from logging import WARNING
 from pathlib import Path
 from typing import Any
+
+from flwr.common import log
 
 COLUMNS = (
     *("algorithm", "seed", "evaluated-on"),
@@ -72,8 +75,13 @@ class TidyFile:
 
     def flush(self) -> None:
         """Write what has been added; an `OSError` leaves it for the next time."""
-        data = "".join(self._pending).encode()
         self.path.touch()
+        if self.path.stat().st_size < self._end:
+            log(WARNING, "%s was cut or removed: what is left of it goes on", self.path)
+            pending = self._pending
+            self.begin(sys.maxsize, self.path)
+            self._pending = pending
+        data = "".join(self._pending).encode()
         with self.path.open("r+b") as file:
             file.seek(self._end)
             # What is there of a line that was not finished.

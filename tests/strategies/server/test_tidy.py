@@ -86,6 +86,24 @@ def test_a_full_disk_delays_lines(tmp_path, monkeypatch):
     assert [r["value"] for r in lines_of(path)] == ["1.0", "2.0"]
 
 
+@pytest.mark.parametrize(("kept", "values"), [(None, ["3.0"]), (-2, ["1.0", "3.0"])])
+def test_a_file_that_somebody_removes_or_cuts_goes_on(tmp_path, caplog, kept, values):
+    path = tmp_path / "metrics.csv"
+    tidy = tidy_of(path)
+    for number in (1, 2):
+        tidy.add(number, "a", {"loss": float(number)})
+        tidy.flush()
+    text = path.read_text()
+    path.unlink()
+    if kept:
+        path.write_text(text[:kept])
+    tidy.add(3, "a", {"loss": 3.0})
+    tidy.flush()
+    assert [line["value"] for line in lines_of(path)] == values
+    line = f"{path} was cut or removed: what is left of it goes on"
+    assert caplog.messages == [line]
+
+
 def _full(*arguments, **options):
     raise OSError(28, "No space left on device")
 
