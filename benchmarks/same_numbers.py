@@ -27,6 +27,9 @@ ARRAYS = "--task arrays --data-dir {data} --classes-per-client 2"
 # Name of a run: what `simulation.py` is given.
 RUNS = {
     "digits": f"{IMAGES} --run-config {SMALL}",
+    "digits-baselines": "fedprox scaffold scaffold-ft ditto apfl pfedme fedbabu "
+    "fedproto fedala feddbe per-fedavg hf-maml l2gd fed-mtl fedrod fedcp --run-config "
+    "evaluate-every=1 fraction-train=0.5",
     "digits-options": "fedrep flute fedavg --run-config weighting=examples "
     "transport=float16 partition=dirichlet fraction-train=0.5 evaluate-every=2",
     "digits-log-normal": "fedper fedavg-ft lg-srpfl --run-config partition=log-normal "
@@ -34,7 +37,7 @@ RUNS = {
     'rounds-per-stage="1"',
     "digits-theory": "srpfl --run-config rounds-per-stage=theory initial-nodes=1 "
     "speed-model=groups redraw-speeds=true evaluate-every=1 fraction-train=1.0",
-    "digits-resnet": "fedrep fedper --rounds 2 --run-config model=resnet20 "
+    "digits-resnet": "fedrep fedper fedbn --rounds 2 --run-config model=resnet20 "
     "bfloat16=true evaluate-every=1 head-epochs=2",
     "digits-logistic": "dpsgd choco-sgd squarm-sgd --run-config model=logistic "
     'partition=iid evaluate-every=1 consensus-step=0.2 compressor-k=10 trigger="1" '
@@ -71,6 +74,8 @@ RUNS = {
 RESUMED = {
     "resumed": "fedrep flute srpfl local squarm-sgd lg-fedavg --run-config "
     'checkpoint-every=1 evaluate-every=1 initial-nodes=1 rounds-per-stage="1"',
+    "resumed-baselines": "scaffold ditto l2gd fedproto feddbe --run-config "
+    "checkpoint-every=1 evaluate-every=1 fraction-train=0.5",
     "resumed-transfer": "representation-transfer --task transfer --run-config "
     "checkpoint-every=1 num-sources=3 dimension=20",
     "resumed-qcqp": "multi-task --task qcqp --run-config checkpoint-every=1 "
