@@ -133,9 +133,11 @@ class ImageTask(BaseTask):
         self.seed = settings.seed
         self.train, self.test = self._partition(settings, num_clients)
         height, width, channels = self.dataset.train.images.shape[1:]
-        self.model_name = settings.model or _default_model(name, height, width)
+        self._own_model = type(self).initial_model is not ImageTask.initial_model
+        named = "" if self._own_model else settings.model
+        self.model_name = named or _default_model(name, height, width)
         notes = list(self.dataset.notes)
-        if not settings.model and max(height, width) > LARGE:
+        if not (named or self._own_model) and max(height, width) > LARGE:
             size = (
                 "image-size=32" if name == "image-folder" else "a model, resnet18 say"
             )
@@ -190,7 +192,7 @@ class ImageTask(BaseTask):
 
     @property
     def idle_settings(self) -> Mapping[str, str]:
-        """What the partition and the images do not use."""
+        """What the partition, the images and a model of one's own do not use."""
         idle = self.settings.idle()
         if self.dataset.clients:
             names = ["partition", "classes-per-client", "dirichlet-alpha", "size-sigma"]
@@ -202,6 +204,9 @@ class ImageTask(BaseTask):
             idle["augment"] = "grey images and handwriting need augment-all=true"
         if self.source == "digits":
             idle["data-dir"] = "the digits come with scikit-learn"
+        if self._own_model:
+            names = ["model", "model-head", "head-layers", "weights"]
+            idle |= dict.fromkeys(names, "the task has a model of its own")
         return idle
 
     def read(self, line: str) -> torch.Tensor:

@@ -134,3 +134,30 @@ def test_a_run_warns_once(tmp_path, caplog):
     line = "nc-weight=0.5 does nothing: it is not read by fedavg, fedper on digits"
     warned = [r.getMessage() for r in caplog.records if r.levelno == logging.WARNING]
     assert warned == [line]
+
+
+ON_DIGITS = """
+from torch import nn
+from task import ImageTask, SplitModel
+
+class OnDigits(ImageTask):
+    def __init__(self, settings, num_clients):
+        super().__init__("digits", settings, num_clients)
+
+    def initial_model(self):
+        return SplitModel(nn.Flatten(), nn.Linear(64, self.num_classes))
+"""
+
+
+def test_settings_of_built_in_models_do_nothing_for_a_model_of_ones_own(
+    write_module, caplog
+):
+    task = ["--task", write_module("own_digits", ON_DIGITS) + ":OnDigits"]
+    assert warnings_of(["fedavg", *task], caplog) == []
+    # resnet18 would get the digits as RGB.
+    given = {"head-layers": 7, "model": "resnet18", "model-head": "fc", "weights": "no"}
+    text = " ".join(f"{name}={value!r}" for name, value in given.items())
+    assert warnings_of(["fedavg", *task, *config(text)], caplog) == [
+        f"{name}={value} does nothing: the task has a model of its own"
+        for name, value in given.items()
+    ]
