@@ -21,13 +21,15 @@ class SQuARMSettings(CompressedGossipSettings):
     local_steps : int, default 5
         H, iterations between two exchanges.
     trigger : str, default "0"
-        The threshold c_t, as ``START`` or ``START:INCREMENT:EVERY:UNTIL``. Nothing
-        bounds it: the theory's bound holds for any schedule that ends, and of the
-        paper's own the convex one is above 1 / η_t.
+        The threshold c_t, as ``START``, ``START:INCREMENT:EVERY`` or
+        ``START:INCREMENT:EVERY:UNTIL``. Nothing bounds it: the theory's bound holds for
+        any schedule that ends, and of the paper's own the convex one is above 1 / η_t.
     """
 
     local_steps: Annotated[int, Range("[1, inf)")] = 5
-    trigger: Annotated[str, Free("START or START:INCREMENT:EVERY:UNTIL")] = "0"
+    trigger: Annotated[
+        str, Free("START, START:INCREMENT:EVERY or START:INCREMENT:EVERY:UNTIL")
+    ] = "0"
 
 
 class SQuARMSGDClient(GossipClient):

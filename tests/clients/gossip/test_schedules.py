@@ -8,7 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from clients.gossip.schedules import learning_rate, threshold
-from task.settings import SettingsError
+from clients.squarm_sgd import SQuARMSettings
+from task.settings import SettingsError, declared
 
 
 def test_a_constant_rate():
@@ -148,6 +149,7 @@ def test_texts_that_are_no_trigger(text):
     message = str(caught.value)
     allowed = "START, START:INCREMENT:EVERY or START:INCREMENT:EVERY:UNTIL"
     assert message == f"trigger is {text!r}; it must be {allowed}"
+    assert str(declared(SQuARMSettings)["trigger"].allowed) == allowed
     assert "\n" not in message
 
 
