@@ -110,8 +110,8 @@ class BaseTask(ABC):
         """One model for all clients of a process, whatever its content.
 
         A `SettingsError` is raised where the initial one has parameters that are
-        frozen, as a part of a model learns as a whole, or of 16 bits, or has numbers
-        that are not finite.
+        frozen, as a part of a model learns as a whole, without a shape, or of 16 bits,
+        or has numbers that are not finite.
         """
         model = self.initial_model()
         frozen = [n for n, p in model.named_parameters() if not p.requires_grad]
@@ -122,6 +122,11 @@ class BaseTask(ABC):
                 "representation-epochs=0 the representation stays"
             )
         for name, value in model.state_dict().items():
+            if is_lazy(value):
+                raise SettingsError(
+                    f"the model's {name!r} has no shape yet; a lazy module must be "
+                    "given its number of inputs, or be tried on an example by model()"
+                )
             if value.dtype in (torch.float16, torch.bfloat16):
                 kind = str(value.dtype).removeprefix("torch.")
                 raise SettingsError(

@@ -454,6 +454,16 @@ def test_what_does_not_fit_together(change, line):
     assert "\n" not in str(caught.value).replace("\n ", "")
 
 
+def test_a_lazy_module_is_one_line():
+    def lazy():
+        return SplitModel(nn.LazyLinear(4), nn.Linear(4, 2))
+
+    line = "the model's 'representation.weight' has no shape yet; a lazy module must be"
+    with pytest.raises(SettingsError, match=line) as caught:
+        ExampleTask(lazy, [examples(8, 0)], [examples(4, 2)]).check(0)
+    assert "\n" not in str(caught.value)
+
+
 def test_what_fits_is_left_as_it_is():
     task = task_of(metrics={"largest": lambda x, y: x.max()})
     before = {name: value.clone() for name, value in task.initial_state.items()}
