@@ -5,12 +5,14 @@ each batch is drawn anew, every example with the same probability, as the accoun
 it. Two data sets are neighbours if one of them has an example more.
 """
 
+import logging
 import math
 import secrets
 import warnings
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
+from importlib import import_module
 from typing import Annotated, Any, cast
 
 import numpy as np
@@ -77,22 +79,29 @@ def epsilon(history: History, delta: float) -> float:
     """Return ε at δ of so many steps: that of Opacus' `RDPAccountant`."""
     if not any(steps for *_, steps in history):
         return 0.0
-    from opacus.accountants import RDPAccountant
-    from opacus.accountants.analysis.rdp import get_privacy_spent
-
     spent = sum(steps * _of_one_step(noise, rate) for noise, rate, steps in history)
-    orders = RDPAccountant.DEFAULT_ALPHAS
-    return float(get_privacy_spent(orders=orders, rdp=spent, delta=delta)[0])
+    orders = _opacus("accountants").RDPAccountant.DEFAULT_ALPHAS
+    rdp = _opacus("accountants.analysis.rdp")
+    return float(rdp.get_privacy_spent(orders=orders, rdp=spent, delta=delta)[0])
+
+
+def _opacus(name: str) -> Any:
+    """Import a module of Opacus, whose import gives the root logger a handler.
+
+    With it, what Flower logs would be printed twice.
+    """
+    handlers = logging.root.handlers[:]
+    module = import_module(f"opacus.{name}")
+    logging.root.handlers[:] = handlers
+    return module
 
 
 @lru_cache(maxsize=1024)
 def _of_one_step(noise: float, rate: float) -> npt.NDArray[np.float64]:
     """Return the Rényi divergence of a step at all orders, which takes 0.1 s."""
-    from opacus.accountants import RDPAccountant
-    from opacus.accountants.analysis.rdp import compute_rdp
-
-    orders = RDPAccountant.DEFAULT_ALPHAS
-    found = compute_rdp(q=rate, noise_multiplier=noise, steps=1, orders=orders)
+    orders = _opacus("accountants").RDPAccountant.DEFAULT_ALPHAS
+    rdp = _opacus("accountants.analysis.rdp")
+    found = rdp.compute_rdp(q=rate, noise_multiplier=noise, steps=1, orders=orders)
     return np.asarray(found)
 
 
@@ -102,14 +111,11 @@ def check_model(model: SplitModel, privacy: ExamplePrivacy) -> None:
     So they do in batch norms. What Opacus cannot take apart is refused as well. The
     model is left as `freeze` does with all that learns.
     """
-    from opacus.grad_sample import GradSampleHooks
-    from opacus.validators import ModuleValidator
-
     # Of a part that is frozen nothing would be said.
     freeze(model, "all")
     errors = [
-        *ModuleValidator.validate(model, strict=False),
-        *GradSampleHooks.validate(model, strict=False),
+        *_opacus("validators").ModuleValidator.validate(model, strict=False),
+        *_opacus("grad_sample").GradSampleHooks.validate(model, strict=False),
     ]
     if errors:
         reason = " ".join(str(errors[0]).split()).partition(". ")[0]
@@ -144,8 +150,6 @@ def train_privately(call: TrainCall, privacy: ExamplePrivacy) -> float:
         If some targets do not count, or some of what learns is not in the forward pass
         of a module, as Opacus needs it.
     """
-    from opacus.optimizers import DPOptimizer
-
     seed(secrets.randbits(63))
     model, sgd = call.model, call.sgd
     examples = call.examples.on(current())
@@ -161,7 +165,7 @@ def train_privately(call: TrainCall, privacy: ExamplePrivacy) -> float:
     expected = min(sgd.batch_size, len(examples))
     learning = {n: p for n, p in model.named_parameters() if p.requires_grad}
     hooks = _hooks(model)
-    optimizer = DPOptimizer(
+    optimizer = _opacus("optimizers").DPOptimizer(
         sgd.optimizer(module),
         noise_multiplier=privacy.dp_noise,
         max_grad_norm=privacy.dp_clip,
@@ -224,9 +228,8 @@ def train_privately(call: TrainCall, privacy: ExamplePrivacy) -> float:
 
 def _hooks(model: SplitModel) -> Any:
     """Have Opacus find each example's gradients of the sum of a batch's losses."""
-    from opacus.grad_sample import GradSampleHooks
 
-    class Hooks(GradSampleHooks):  # type: ignore[misc]
+    class Hooks(_opacus("grad_sample").GradSampleHooks):  # type: ignore[misc]
         def rearrange_grad_samples(self, **more: Any) -> Any:
             activations, slopes = super().rearrange_grad_samples(**more)
             # Of images Opacus takes neighbours in a row to be neighbours in memory,

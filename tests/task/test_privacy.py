@@ -1,6 +1,8 @@
 """Private training, against plain training, NumPy and what is known of ε."""
 
 import math
+import subprocess
+import sys
 from copy import deepcopy
 from dataclasses import replace
 
@@ -234,6 +236,17 @@ def test_steps_of_several_kinds_compose():
     found = epsilon(((1.0, 0.1, 30), (2.0, 0.5, 4)), 1e-3)
     assert found == pytest.approx(accountant.get_epsilon(1e-3), rel=1e-12)
     assert epsilon((), 1e-3) == epsilon(((1.0, 0.1, 0),), 1e-3) == 0
+
+
+def test_opacus_leaves_no_handler_behind():
+    # In a process that has not imported it.
+    code = """
+import logging
+from task.privacy import epsilon
+assert epsilon(((1.0, 0.1, 1),), 1e-3) > 0
+assert logging.root.handlers == []
+"""
+    subprocess.run([sys.executable, "-c", code], check=True)
 
 
 def test_sampling():
