@@ -111,7 +111,7 @@ def load_model(path: Path, task: str = "") -> Loaded:
 
 
 def load_run(
-    path: Path,
+    path: Path | str,
     client: str = "",
     state_dir: str = "",
     data_dir: str = "",
@@ -125,7 +125,7 @@ def load_run(
 
     Parameters
     ----------
-    path : Path
+    path : Path or str
         The server's checkpoint, or the directory that it is in.
     client : str, default ""
         The client's name; not needed where clients keep nothing of their own.
@@ -143,7 +143,11 @@ def load_run(
         The import path of a simulation's own partition, which a file alone does not get
         run either. Without it nobody's examples are known.
     """
-    run = read_run(path, task, partition)
+    require(isinstance(client, str), "client", client, "a client's name, a text")
+    require(
+        isinstance(task, str), "task", task, "an import path, 'package.module:name'"
+    )
+    run = read_run(Path(path), task, partition)
     settings = run.settings
     # A simulated client goes by its folder's name.
     if client not in run.acknowledged:

@@ -124,6 +124,16 @@ def test_runs_that_leave_nothing_to_predict_with(devices, change, message, tmp_p
     assert "\n" not in str(error.value)
 
 
+def test_a_run_is_named_by_texts(devices):
+    place = str(devices / "results" / "fedrep")
+    with pytest.raises(SettingsError, match="client is 1; it must be a client's name"):
+        load_run(place, 1)
+    with pytest.raises(SettingsError, match="it must be an import path"):
+        load_run(place, task=len)
+    with pytest.raises(SettingsError, match="unknown client 'nobody'"):
+        load_run(place, "nobody")
+
+
 def test_a_run_whose_clients_keep_no_head(folders, tmp_path):
     settings = settings_of(tmp_path, algorithm="fedavg-ft", data_dir=str(folders))
     run("fedavg-ft", settings, "inline")
