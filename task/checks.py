@@ -67,6 +67,11 @@ def try_examples(task: "Task", examples: ExampleSet) -> None:
             "the others the targets'"
         )
     count, ignored = len(task.classes), np.inf
+    if are_classes(tried, outputs.shape[1:2]) and outputs.shape[1] < count:
+        raise SettingsError(
+            f"the model has {outputs.shape[1]} outputs; of {count} classes it must "
+            "have one each"
+        )
     if entropy:
         count, ignored = count or outputs.shape[1], IGNORED
     if count and not targets.is_floating_point():

@@ -384,6 +384,10 @@ CHECKED = [
         "test examples: the target of row 79 is -1; of 2 classes it must be one from",
     ),
     (
+        {"classes": ("a", "b", "c")},
+        "train examples: the model has 2 outputs; of 3 classes it must have one each",
+    ),
+    (
         {"classes": ("one",), "loss": lambda x, y: x.mean()},
         "the target of row 1 is 1; of 1 classes it must be one from 0 to 0",
     ),
