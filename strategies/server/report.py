@@ -161,7 +161,7 @@ class Report:
         those that came after the training. ``ended`` is called when all of it is
         there but the page, which shows that the run has ended.
         """
-        if lacking := gaps(clients):
+        if lacking := gaps(clients, str(self.settings["metrics"])):
             text = (
                 "not every client has a value of %s; means are of those that have one"
             )

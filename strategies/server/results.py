@@ -157,11 +157,15 @@ def summarize(
     }
 
 
-def gaps(clients: Mapping[str, Mapping[str, Any]]) -> list[str]:
-    """Return metrics that not all tested clients have, each with how many have it."""
+def gaps(clients: Mapping[str, Mapping[str, Any]], asked: str = "") -> list[str]:
+    """Return metrics that not all tested clients have, each with how many have it.
+
+    ``asked`` is the setting ``metrics``: of what it names perhaps none has a value.
+    """
     tested = [metrics for metrics in clients.values() if "loss" in metrics]
     counts = Counter(name for metrics in tested for name in metrics)
-    own = sorted(counts.keys() - {*SUMMARIZED, *BESIDE})
+    named = {path.strip().rpartition(":")[2] for path in asked.split(",")} - {""}
+    own = sorted((counts.keys() | named) - {*SUMMARIZED, *BESIDE})
     return [f"{n!r} ({counts[n]})" for n in own if counts[n] < len(tested)]
 
 

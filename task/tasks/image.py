@@ -89,6 +89,15 @@ class ImageSettings(DataSettings, PartitionSettings):
     augment_all: Annotated[bool, Free()] = False
 
 
+def _has_own_model(kind: type["ImageTask"]) -> bool:
+    """Return whether a subclass makes its model without what the settings name."""
+    make = kind.initial_model
+    # One that calls super() makes something of a built-in model.
+    code = getattr(make, "__code__", None)
+    changes = "__class__" in getattr(code, "co_freevars", ())
+    return make is not ImageTask.initial_model and not changes
+
+
 class ImageTask(BaseTask):
     """Image classification with one data set that is split over clients.
 
@@ -133,7 +142,7 @@ class ImageTask(BaseTask):
         self.seed = settings.seed
         self.train, self.test = self._partition(settings, num_clients)
         height, width, channels = self.dataset.train.images.shape[1:]
-        self._own_model = type(self).initial_model is not ImageTask.initial_model
+        self._own_model = _has_own_model(type(self))
         named = "" if self._own_model else settings.model
         self.model_name = named or _default_model(name, height, width)
         notes = list(self.dataset.notes)

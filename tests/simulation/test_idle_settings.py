@@ -161,3 +161,12 @@ def test_settings_of_built_in_models_do_nothing_for_a_model_of_ones_own(
         f"{name}={value} does nothing: the task has a model of its own"
         for name, value in given.items()
     ]
+
+
+def test_a_model_that_is_made_of_a_built_in_one_has_its_settings(write_module, caplog):
+    source = ON_DIGITS.replace(
+        "SplitModel(nn.Flatten(), nn.Linear(64, self.num_classes))",
+        "super().initial_model()",
+    )
+    task = ["--task", write_module("made_of_digits", source) + ":OnDigits"]
+    assert warnings_of(["fedavg", *task, *config("model='logistic'")], caplog) == []

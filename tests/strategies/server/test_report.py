@@ -285,3 +285,11 @@ def test_metrics_that_not_every_client_has_are_said(tmp_path, caplog):
     report.finish({**clients, "d": {"num-examples": 3}})
     line = "not every client has a value of 'auc' (2); means are of those that have one"
     assert caplog.messages == [line]
+
+
+def test_a_metric_that_was_asked_for_and_that_no_client_has_is_said(tmp_path, caplog):
+    report = Report(settings_of(tmp_path, metrics="f1, own.metrics:odd"))
+    report.add(row(1, 0.5, evaluated=1, f1=0.5))
+    report.finish({"a": {"accuracy": 0.5, "loss": 1.0, "f1": 0.5}})
+    line = "not every client has a value of 'odd' (0); means are of those that have one"
+    assert caplog.messages == [line]
