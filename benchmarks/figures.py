@@ -302,7 +302,7 @@ FIGURES = [
         figure
         for label, table, rows, there in (
             ("2 shards (3 seeds", "100x2", FIVE, FIVE_MIXED),
-            ("50 clients: `fedrep`", "50x5", FIVE, FIVE_FLUTE),
+            ("50 clients (2 seeds", "50x5", FIVE, FIVE_FLUTE),
             ("50 clients, 2 shards", "50x2", FIVE, FIVE_FLUTE),
             (
                 *("1,000 clients", "1000x2", THOUSAND),
