@@ -1,86 +1,64 @@
-"""Short seeded runs of every algorithm and task, to show that no number has moved.
+"""Short seeded runs of every algorithm and task, to show that no number has changed.
 
-``python -m benchmarks.same_numbers record DIR`` runs them one after the other, inline;
-``python -m benchmarks.same_numbers compare OLD NEW`` tells what differs between two
-such folders, times apart, and ends with 1 if anything does. Record before a change of
-the frame, and again after it.
+``python -m benchmarks.same_numbers record DIR`` makes the runs of ``same_numbers.toml``
+one after the other in this process and writes a file for each: its metrics without
+times, its clients' metrics, and hashes of the arrays in its checkpoint and in its
+clients' files. ``compare OLD NEW`` names what differs between two such folders and
+exits with 1 if anything does. ``speed OLD NEW`` compares the CPU time of two checkouts.
+Record before a change that must not change results, and again after it, on the same
+machine. All but ``speed`` run in the root of a checkout, and use only its command line
+and the files that it writes.
 """
 
 import argparse
+import contextlib
+import hashlib
+import io
 import json
-import subprocess
+import os
+import re
+import runpy
+import secrets
+import shutil
 import sys
+import tempfile
+import tomllib
+import traceback
+from collections import Counter
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from rich.console import Console
 from rich.progress import track
+from safetensors.numpy import load_file
 
-# What may differ between two runs of the same code.
-TIMES = ("seconds",)
-IMAGES = (
-    "fedavg fedavg-ft fedper fedrep flute flute-star lg-fedavg local srpfl lg-srpfl "
-    "flanp flanp-ft srpfl-flute dpsgd choco-sgd squarm-sgd representation-transfer"
-)
-SMALL = 'initial-nodes=1 rounds-per-stage="2" evaluate-every=1 num-sources=3'
-ARRAYS = "--task arrays --data-dir {data} --classes-per-client 2"
-# Name of a run: what `simulation.py` is given.
-RUNS = {
-    "digits": f"{IMAGES} --run-config {SMALL}",
-    "digits-baselines": "fedprox scaffold scaffold-ft ditto apfl pfedme fedbabu "
-    "fedproto fedala feddbe per-fedavg hf-maml l2gd fed-mtl fedrod fedcp --run-config "
-    "evaluate-every=1 fraction-train=0.5",
-    "digits-options": "fedrep flute fedavg --run-config weighting=examples "
-    "transport=float16 partition=dirichlet fraction-train=0.5 evaluate-every=2",
-    "digits-log-normal": "fedper fedavg-ft lg-srpfl --run-config partition=log-normal "
-    "speed-model=dynamic communication-time=1.0 initial-nodes=1 evaluate-every=1 "
-    'rounds-per-stage="1"',
-    "digits-theory": "srpfl --run-config rounds-per-stage=theory initial-nodes=1 "
-    "speed-model=groups redraw-speeds=true evaluate-every=1 fraction-train=1.0",
-    "digits-resnet": "fedrep fedper fedbn --rounds 2 --run-config model=resnet20 "
-    "bfloat16=true evaluate-every=1 head-epochs=2",
-    "digits-logistic": "dpsgd choco-sgd squarm-sgd --run-config model=logistic "
-    'partition=iid evaluate-every=1 consensus-step=0.2 compressor-k=10 trigger="1" '
-    "learning-rate-schedule=inverse:10",
-    "digits-compressors": "squarm-sgd --run-config compressor=qsgd per-tensor=true "
-    "compressor-levels=1000 graph=complete evaluate-every=1",
-    "digits-orders": "flute-star --run-config head-epochs-order=after head-epochs=2 "
-    "evaluate-every=1",
-    "arrays": f"fedavg fedrep flute dpsgd {ARRAYS} --run-config model=digits-cnn "
-    "evaluate-every=1 head-epochs=2",
-    "arrays-plain": f"fedrep {ARRAYS} --run-config augment-head=false "
-    "model=digits-cnn evaluate-every=1 test-partition=all",
-    "arrays-dropout": "fedrep --task arrays --data-dir {data} --rounds 1 "
-    "--run-config model=cifar100-cnn head-epochs=1 evaluate-every=1",
-    "linear": "fedrep flute srpfl srpfl-flute fedavg fedper lg-fedavg local fedavg-ft "
-    f"dpsgd squarm-sgd --task linear --run-config {SMALL} head-layers=1",
-    "linear-random": "fedrep srpfl --task linear --run-config initialization=random "
-    "head-steps=3 fresh-samples=false evaluate-every=1 initial-nodes=1 "
-    'rounds-per-stage="10"',
-    "linear-gaussian": "flute --task linear --run-config spectrum=gaussian "
-    "evaluate-every=1 fraction-train=1.0",
-    "transfer": "representation-transfer fedavg fedrep local dpsgd --task transfer "
-    "--run-config num-sources=3 evaluate-every=1 dimension=20",
-    "transfer-descent": "representation-transfer --task transfer --run-config "
-    "num-sources=3 descent-steps=20 dimension=20",
-    "qcqp": "multi-task --task qcqp --run-config evaluate-every=1 compressor-k=3",
-    "qcqp-bandit": "multi-task --task qcqp --run-config bandit-radius=1e-4 "
-    "evaluate-every=1 compressor=identity",
-    "logistic": "multi-task --task multi-task-logistic --run-config "
-    "evaluate-every=1 compressor=top-k compressor-k=3",
-    "ray": "fedrep --backend ray --run-config evaluate-every=1",
+from benchmarks.paired_speed import compare_speed
+from benchmarks.small_data import write_all
+
+Numbers = dict[str, Any]
+
+GROUPS = Path(__file__).with_suffix(".toml")
+TIMES = {"seconds"}
+# Settings of all groups that do not set them otherwise.
+SETTINGS = {
+    "num-clients": 10,
+    "num-server-rounds": 3,
+    "fraction-train": 0.5,
+    # The reference; trained together, clients agree with it only to rounding.
+    "cohort": "off",
+    "evaluate-every": 1,
+    "batch-size": 20,
+    "head-epochs": 2,
+    "finetune-epochs": 2,
+    "initial-nodes": 1,
+    "rounds-per-stage": "1",
+    "num-sources": 3,
 }
-# Algorithms that are stopped after two rounds and go on from their checkpoints.
-RESUMED = {
-    "resumed": "fedrep flute srpfl local squarm-sgd lg-fedavg --run-config "
-    'checkpoint-every=1 evaluate-every=1 initial-nodes=1 rounds-per-stage="1"',
-    "resumed-baselines": "scaffold ditto l2gd fedproto feddbe --run-config "
-    "checkpoint-every=1 evaluate-every=1 fraction-train=0.5",
-    "resumed-transfer": "representation-transfer --task transfer --run-config "
-    "checkpoint-every=1 num-sources=3 dimension=20",
-    "resumed-qcqp": "multi-task --task qcqp --run-config checkpoint-every=1 "
-    "compressor-k=3",
-}
+STOP_AFTER = 2
+# The name of a client's file begins with the run's random token.
+TOKEN = re.compile(r"\w+-(?=\d+\.safetensors$)")
 
 
 def main() -> int:
@@ -89,104 +67,186 @@ def main() -> int:
     commands = parser.add_subparsers(required=True)
     recorder = commands.add_parser("record")
     recorder.add_argument("directory", type=Path)
-    recorder.add_argument("--only", default="", help="names that contain this")
-    recorder.set_defaults(
-        run=lambda options: record(options.directory.resolve(), options.only)
-    )
+    recorder.set_defaults(run=lambda o: record(o.directory.resolve(), o.only))
     comparer = commands.add_parser("compare")
     comparer.add_argument("old", type=Path)
     comparer.add_argument("new", type=Path)
-    comparer.set_defaults(run=lambda options: compare(options.old, options.new))
+    comparer.add_argument("--all", action="store_true", help="not only a run's first")
+    comparer.set_defaults(run=lambda o: compare(o.old, o.new, o.only, o.all))
+    for command in (recorder, comparer):
+        command.add_argument("--only", default="", help="runs whose name contains this")
+    speed = commands.add_parser("speed")
+    speed.add_argument("old", type=Path)
+    speed.add_argument("new", type=Path)
+    speed.add_argument("--pairs", type=int, default=4, help="of runs, for each command")
+    speed.set_defaults(run=lambda o: compare_speed(o.old, o.new, o.pairs))
     options: Any = parser.parse_args()
     return int(options.run(options))
 
 
 def record(directory: Path, only: str) -> int:
-    """Make all runs, each in a process of its own."""
-    data = directory / "data"
-    write_arrays(data)
-    failed = 0
-    for name in track([n for n in (*RUNS, *RESUMED) if only in n], "runs"):
-        words = ["--rounds", "4", "--output", str(directory / name)]
-        words += [w.format(data=data) for w in {**RUNS, **RESUMED}[name].split()]
-        if name in RESUMED:
-            failed += simulate([*words, "num-server-rounds=2"], name)
-            words += [f'resume="{directory / name}"']
-        failed += simulate(words, name)
-    return failed
-
-
-def simulate(words: list[str], name: str) -> int:
-    """Run `simulation.py`; later words win, as its own do."""
-    command, config = words, []
-    if "--run-config" in words:
-        at = words.index("--run-config")
-        command, config = words[:at], words[at + 1 :]
-    values = dict(word.split("=", 1) for word in config)
-    rounds = values.pop("num-server-rounds", None)
-    if rounds:
-        command = [*command, "--rounds", rounds]
-    for flag, value in (("--backend", "inline"), ("--clients", "10")):
-        if flag not in command:
-            command = [*command, flag, value]
-    # One by one is the reference; together the numbers agree to rounding.
-    values.setdefault("cohort", "off")
-    line = " ".join(f"{n}={quoted(v)}" for n, v in values.items())
-    full = [sys.executable, "simulation.py", *command, "--run-config", line]
-    result = subprocess.run(full, capture_output=True, text=True, check=False)
-    if result.returncode:
-        print(f"{name}: {result.stderr.strip() or result.stdout.strip()}")
-    return min(1, result.returncode)
-
-
-def quoted(value: str) -> str:
-    """Return a value as TOML spells it."""
-    if value.startswith('"') or value in ("true", "false"):
-        return value
-    try:
-        float(value)
-    except ValueError:
-        return f'"{value}"'
-    return value
-
-
-def write_arrays(directory: Path) -> None:
-    """Write colour images with something to learn, as the task ``arrays`` reads it."""
+    """Make the runs and write ``GROUP/ALGORITHM.json`` of each into a folder."""
     directory.mkdir(parents=True, exist_ok=True)
-    rng = np.random.default_rng(0)
-    patterns = rng.integers(0, 200, (4, 16, 16, 3))
-    for part, n in (("train", 240), ("test", 80)):
-        labels = np.arange(n) % 4
-        images = patterns[labels] + rng.integers(0, 56, (n, 16, 16, 3))
-        np.savez(directory / f"{part}.npz", images=images.astype("u1"), labels=labels)
+    # The guest, an algorithm and a task from outside, is in a package of its own.
+    guest = str(Path("tests/guest").resolve())
+    sys.path.append(guest)
+    os.environ["PYTHONPATH"] = os.pathsep.join([os.getcwd(), guest])
+    seed_noise()
+    # Without matplotlib no plots are drawn, which would take most of the time.
+    sys.modules["matplotlib"] = None  # type: ignore[assignment]
+    console, ends = Console(file=os.fdopen(os.dup(2), "w")), Counter[int]()
+    with (
+        tempfile.TemporaryDirectory() as scratch,
+        (directory / "log.txt").open("w") as log,
+    ):
+        write_all(Path(scratch))
+        planned = {n: own for n, own in plan(Path(scratch)).items() if only in n}
+        # Also what libraries and Ray's workers write.
+        os.dup2(log.fileno(), 1)
+        os.dup2(log.fileno(), 2)
+        for name, settings in track(planned.items(), "runs", console=console):
+            print(f"\n=== {name}", flush=True)
+            found = numbers_of_run(name, settings, Path(scratch) / "run")
+            ends[found["exit"]] += 1
+            if found["exit"] not in (0, 2):
+                console.print(f"{name} failed; see {log.name}")
+            path = directory / f"{name}.json"
+            path.parent.mkdir(exist_ok=True)
+            path.write_text(json.dumps(found, indent=0))
+    failed = sum(ends.values()) - ends[0] - ends[2]
+    console.print(f"{ends[0]} runs, {ends[2]} refused, {failed} failed")
+    return min(1, failed)
 
 
-def results(directory: Path) -> dict[str, Any]:
-    """Return everything that the runs of a folder have written, without times."""
-    found: dict[str, Any] = {}
-    for path in sorted(directory.glob("*/*/metrics.jsonl")):
-        run = str(path.parent.relative_to(directory))
-        for line in path.read_text().splitlines():
-            row = json.loads(line)
-            for name in row.keys() - TIMES:
-                found[f"{run}, round {row['round']}, {name}"] = row[name]
-        clients = json.loads((path.parent / "clients.json").read_text())
-        for client, metrics in clients.items():
-            for name, value in metrics.items():
-                found[f"{run}, client {client}, {name}"] = value
-    return found
+def seed_noise() -> None:
+    """Seed the noise of differential privacy, which otherwise cannot be predicted."""
+    default_rng: Any = np.random.default_rng
+    np.random.default_rng = lambda seed=0: default_rng(seed)
+    secrets.randbits = lambda bits: 0
 
 
-def compare(old: Path, new: Path) -> int:
-    """Print what differs; what the old runs did not measure cannot."""
-    before, after = results(old), results(new)
-    # NaN differs from itself, so text is compared.
-    differ = [n for n in before if repr(before[n]) != repr(after.get(n))]
-    for name in differ:
-        print(f"{name}: was {before[name]!r}, is {after.get(name)!r}")
-    new_names = len(after.keys() - before.keys())
-    print(f"{len(before)} numbers, {len(differ)} differ; {new_names} are new")
-    return 1 if differ or not before else 0
+def plan(data: Path) -> dict[str, dict[str, Any]]:
+    """Return the settings of each run, by its name ``GROUP/ALGORITHM``."""
+    listed = io.StringIO()
+    with contextlib.redirect_stdout(listed):
+        simulate(["--list"])
+    every = re.findall(r"^algorithm +(\S+)", listed.getvalue(), re.MULTILINE)
+    runs = {}
+    groups = tomllib.loads(GROUPS.read_text().replace("DATA", str(data)))
+    for group, settings in groups.items():
+        for name in settings.pop("algorithms"):
+            for algorithm in every if name == "all" else [name]:
+                runs[f"{group}/{algorithm}"] = {**SETTINGS, **settings}
+    return runs
+
+
+def numbers_of_run(name: str, settings: Mapping[str, Any], output: Path) -> Numbers:
+    """Make a run; return its exit code and, if it succeeds, its numbers."""
+    config = dict(settings)
+    algorithm = name.rpartition("/")[2]
+    backend = config.pop("backend", "inline")
+    parts = [config]
+    if config.pop("resumed", False):
+        config |= {"checkpoint-every": 1}
+        stopped = {**config, "num-server-rounds": STOP_AFTER}
+        parts = [stopped, {**config, "resume": str(output)}]
+    shutil.rmtree(output, ignore_errors=True)
+    for part in parts:
+        # JSON writes these values as TOML does.
+        text = " ".join(f"{key}={json.dumps(value)}" for key, value in part.items())
+        words = [algorithm, "--backend", backend, "--output", str(output)]
+        if code := simulate([*words, "--run-config", text]):
+            return {"exit": code}
+    (checkpoint,) = output.glob("*/checkpoint.safetensors")
+    return {"exit": 0, **numbers_in(checkpoint.parent)}
+
+
+def simulate(arguments: list[str]) -> int:
+    """Run ``simulation.py`` in this process; return its exit code, -1 for a crash."""
+    sys.argv = ["simulation.py", *arguments]
+    try:
+        runpy.run_path("simulation.py", run_name="__main__")
+    except SystemExit as end:
+        return int(end.code or 0)
+    except Exception:
+        traceback.print_exc()
+        return -1
+    return 0
+
+
+def numbers_in(directory: Path) -> Numbers:
+    """Return what a run has written: ``numbers``, and hashes of ``arrays`` by file."""
+    numbers: Numbers = {}
+    for line in (directory / "metrics.jsonl").read_text().splitlines():
+        row = json.loads(line)
+        for name in row.keys() - TIMES:
+            numbers[f"round {row['round']}, {name}"] = row[name]
+    clients = json.loads((directory / "clients.json").read_text())
+    for client, metrics in clients.items():
+        for name, value in metrics.items():
+            numbers[f"client {client}, {name}"] = value
+    arrays = {
+        TOKEN.sub("", str(path.relative_to(directory))): {
+            name: digest(array) for name, array in load_file(path).items()
+        }
+        for path in sorted(directory.rglob("*.safetensors"))
+    }
+    return {"numbers": dict(sorted(numbers.items())), "arrays": arrays}
+
+
+def digest(array: np.ndarray) -> str:
+    """Return a hash of an array's dtype, shape and bytes."""
+    about = f"{array.dtype.str}/{array.shape}/".encode()
+    return hashlib.sha256(about + array.tobytes()).hexdigest()[:16]
+
+
+def compare(old: Path, new: Path, only: str, every: bool) -> int:
+    """Print what differs, by default a line for each run that does."""
+    names = [str(p.relative_to(old).with_suffix("")) for p in old.glob("*/*.json")]
+    names = sorted(name for name in names if only in name)
+    count = 0
+    for name in names:
+        path = new / f"{name}.json"
+        if not path.is_file():
+            lines = ["it was not recorded"]
+        else:
+            before = json.loads((old / f"{name}.json").read_text())
+            lines = list(differences(before, json.loads(path.read_text())))
+        count += bool(lines)
+        rest = f" (and {len(lines) - 1} more)" if len(lines) > 1 and not every else ""
+        for line in lines if every else lines[:1]:
+            print(f"{name}: {line}{rest}")
+    print(f"{len(names)} runs, {count} differ")
+    return 1 if count or not names else 0
+
+
+def differences(old: Numbers, new: Numbers) -> Iterator[str]:
+    """Yield a line for each difference; what only the new run has is none."""
+    if old["exit"] != new["exit"]:
+        yield f"exit code: was {old['exit']}, is {new['exit']}"
+        return
+    after = new.get("numbers", {})
+    for name, value in old.get("numbers", {}).items():
+        # NaN differs from itself, so text is compared.
+        if repr(value) != repr(after.get(name)):
+            yield f"{name}: was {value!r}, is {after.get(name)!r}"
+    for file, arrays in old.get("arrays", {}).items():
+        yield from array_differences(file, arrays, new["arrays"].get(file, {}))
+
+
+def array_differences(
+    file: str, old: Mapping[str, str], new: Mapping[str, str]
+) -> Iterator[str]:
+    """Yield a line for each array that differs; renamed ones may be equal."""
+    renamed = Counter(new[name] for name in new.keys() - old.keys())
+    for name, value in old.items():
+        if name in new:
+            if new[name] != value:
+                yield f"{file}, array {name} differs"
+        elif renamed[value]:
+            renamed[value] -= 1
+        else:
+            yield f"{file}, array {name} is missing"
 
 
 if __name__ == "__main__":

@@ -1,0 +1,72 @@
+"""Small generated data sets, one for each kind of folder that a task reads."""
+
+from pathlib import Path
+
+import numpy as np
+from PIL import Image
+
+
+def write_all(directory: Path) -> None:
+    """Write the folders of `benchmarks.same_numbers`; the same bytes in every call."""
+    write_arrays(directory / "arrays", side=16, counts=(240, 80))
+    write_images(directory / "images")
+    write_texts(directory / "text", directory / "tweets")
+    write_table(directory / "table")
+
+
+def write_arrays(directory: Path, side: int, counts: tuple[int, int]) -> None:
+    """Write colour images of four learnable classes, for the task ``arrays``.
+
+    Parameters
+    ----------
+    directory : Path
+        Where ``train.npz`` and ``test.npz`` go.
+    side : int
+        Height and width in pixels.
+    counts : (int, int)
+        Numbers of training and test images, multiples of 4.
+    """
+    directory.mkdir(parents=True, exist_ok=True)
+    rng = np.random.default_rng(0)
+    patterns = rng.integers(0, 200, (4, side, side, 3))
+    for part, n in zip(("train", "test"), counts, strict=True):
+        labels = np.arange(n) % 4
+        images = patterns[labels] + rng.integers(0, 56, (n, side, side, 3))
+        np.savez(directory / f"{part}.npz", images=images.astype("u1"), labels=labels)
+
+
+def write_images(directory: Path) -> None:
+    """Write 8 x 8 images of three clients and two classes, for ``image-folder``."""
+    rng = np.random.default_rng(1)
+    for client in ("ann", "bob", "eve"):
+        for part, count in (("train", 8), ("test", 4)):
+            for name, brightness in (("dark", 60), ("light", 190)):
+                folder = directory / client / part / name
+                folder.mkdir(parents=True, exist_ok=True)
+                for i in range(count):
+                    pixels = rng.normal(brightness, 40, (8, 8, 3)).clip(0, 255)
+                    Image.fromarray(pixels.astype("u1")).save(folder / f"{i}.png")
+
+
+def write_texts(texts: Path, tweets: Path) -> None:
+    """Write ten clients' texts and ten clients' labelled lines, for ``text-folder``."""
+    rng = np.random.default_rng(2)
+    words = np.array(["the", "cat", "sat", "on", "a", "mat", "and", "saw", "no", "rat"])
+    for directory in (texts, tweets):
+        directory.mkdir(parents=True, exist_ok=True)
+    for client in range(10):
+        lines = [" ".join(rng.choice(words, 5)) for _ in range(20)]
+        (texts / f"client-{client}.txt").write_text("\n".join(lines))
+        labelled = [f"{int('cat' in line)}\t{line}" for line in lines]
+        (tweets / f"client-{client}.tsv").write_text("\n".join(labelled))
+
+
+def write_table(directory: Path) -> None:
+    """Write a table with two numeric columns and a class, for ``hf:FOLDER``."""
+    directory.mkdir(parents=True, exist_ok=True)
+    rng = np.random.default_rng(3)
+    rows = ["width,height,kind"]
+    for i in range(200):
+        width, height = rng.normal(2 * (i % 2), 1, 2).round(3)
+        rows.append(f"{width},{height},{('low', 'high')[i % 2]}")
+    (directory / "rows.csv").write_text("\n".join(rows))
