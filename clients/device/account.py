@@ -8,7 +8,8 @@ from typing import Any, Self, cast
 from flwr.app import ConfigRecord, RecordDict
 
 from task.calls import TrainCall
-from task.files import write_atomically
+from task.files import ACCOUNT_FILE as FILE
+from task.files import PRIVATE, write_atomically
 from task.models import SplitModel
 from task.privacy import (
     ExamplePrivacy,
@@ -19,7 +20,6 @@ from task.privacy import (
 )
 from task.settings import SettingsError
 
-FILE = "privacy.json"
 RECORD = "privacy"
 
 
@@ -86,7 +86,7 @@ class PrivateTraining:
             return
         text = json.dumps(dict(cast(ConfigRecord, record))) + "\n"
         try:
-            write_atomically(self.directory / FILE, text.encode())
+            write_atomically(self.directory / FILE, text.encode(), mode=PRIVATE)
         except OSError as error:
             raise SettingsError(
                 f"{self.directory / FILE} cannot be written, so nothing is trained "

@@ -24,6 +24,7 @@ from clients.device.card import ModelCard, is_built_by_name
 from clients.device.state import OF_A_RUN, PersonalState
 from task.base import Task
 from task.devices import NAMES, seed
+from task.files import refuse_links
 from task.held_out import EvaluationSettings
 from task.messages import ACKNOWLEDGED_ROUND, CHECKPOINT_ROUND, RUN, SERVER_ROUND
 from task.privacy import ExamplePrivacy
@@ -273,7 +274,9 @@ def state_directory(context: Context, settings: Settings, run: str) -> Path | No
         given = str(node["state-dir"])
         require(Place().permits(given), "state-dir", given, "a folder that can be made")
         root = Path(given).expanduser()
-        return root / (experiment or OF_A_RUN + run) / name
+        directory = root / (experiment or OF_A_RUN + run) / name
+        refuse_links("state-dir", directory.parent, directory)
+        return directory
     resumable = int(settings["checkpoint-every"]) > 0 or settings["resume"]
     if resumable and "partition-id" in node:
         algorithm = short_name(str(settings["algorithm"]))

@@ -14,6 +14,7 @@ from clients.device.state import PersonalState
 from clients.device.task_card import card_of
 from clients.predict.trained import check_classes, read_run
 from task.devices import use
+from task.files import refuse_links
 from task.messages import SERVER_ROUND
 from task.privacy import ExamplePrivacy
 from task.settings import Place, Setting, SettingsError, build, require
@@ -112,6 +113,8 @@ def personalize(
     own_task.check(0)
     check_classes(kind, run, own_task.classes, data_dir)
     directory = run.directory_of(client_name, state_dir)
+    if directory is not None:
+        refuse_links("checkpoint", directory.parent, directory)
     context = Context(0, 0, {"client-name": client_name}, RecordDict(), {})
     own = build(kind.settings_type, settings)
     # Nothing that was kept before has a say.

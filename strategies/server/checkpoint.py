@@ -11,7 +11,7 @@ from safetensors import SafetensorError
 
 from strategies.server.replies import Arrays, to_record
 from task.checkpoint import FILE, Content, pack, read, read_about
-from task.files import write_atomically
+from task.files import PRIVATE, write_atomically
 from task.settings import Settings, SettingsError
 
 # What may differ between a run and its continuation.
@@ -92,7 +92,7 @@ class Checkpoint:
         }
         shared = {name: array.numpy() for name, array in self.arrays.items()}
         data = pack(Content(about, shared, own))
-        write_atomically(directory / FILE, data)
+        write_atomically(directory / FILE, data, mode=PRIVATE)
 
     @classmethod
     def read(cls, directory: Path, settings: Settings) -> "Checkpoint":

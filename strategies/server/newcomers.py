@@ -13,15 +13,21 @@ from flwr.common import log
 from flwr.serverapp import Grid
 
 from strategies.hooks import RunHooks
-from strategies.server.output import NEWCOMERS
-from strategies.server.plot import INSIDE, drawable, legend_below, line_style
+from strategies.server.output import NEWCOMERS, NEWCOMERS_PLOT
+from strategies.server.plot import (
+    INSIDE,
+    drawable,
+    legend_below,
+    line_style,
+    save_figure,
+)
 from strategies.server.replies import check_evaluation
 from strategies.server.results import read_json
 from task.files import write_atomically
 from task.messages import FITTED, NEWCOMER, NUM_EXAMPLES, SHARE
 from task.settings import SettingsError
 
-(FILE, TIDY), PLOT = NEWCOMERS, "newcomers.png"
+(FILE, TIDY), PLOT = NEWCOMERS, NEWCOMERS_PLOT
 # Of a newcomer's examples: it fits what is its own on each of these shares.
 SHARES = (1 / 8, 1 / 4, 1 / 2, 1.0)
 COLUMNS = ("algorithm", "seed", "client", "num-examples", "metric", "value")
@@ -185,7 +191,7 @@ def plot(output: Path, algorithms: Sequence[str], folders: Sequence[Path] = ()) 
         legend_below(figure, handles, labels)
     else:
         figure.legend(handles, labels, loc="outside right upper")
-    figure.savefig(output / PLOT, dpi=150)
+    save_figure(figure, output / PLOT)
 
 
 def _entries(path: Path) -> list[list[dict[str, float]]]:

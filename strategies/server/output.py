@@ -3,8 +3,7 @@
 import contextlib
 import fcntl
 import os
-import shutil
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from logging import ERROR, WARNING
 from pathlib import Path
 
@@ -15,21 +14,36 @@ from strategies.server.privacy import FILE as PRIVACY
 from strategies.server.results import (
     CLIENTS,
     METRICS,
+    PAGE,
+    PLOT,
     STATUS,
     SUMMARY,
     TIDY,
     read_json,
     write_json,
 )
+from strategies.server.tables import LATEX, MARKDOWN
 from task.checkpoint import FILE as CHECKPOINT
+from task.files import (
+    ACCOUNT_FILE,
+    PRIVATE,
+    SET_ASIDE,
+    STATE_FILE,
+    refuse_links,
+    unfinished,
+    write_atomically,
+)
 from task.settings import SettingsError
 
 # Of clients that come after the training.
 NEWCOMERS = ("newcomers.json", "newcomers.csv")
+NEWCOMERS_PLOT = "newcomers.png"
 # Where simulated clients keep their states.
 STATES = "clients"
 # What a run of an algorithm has written, and what its simulated clients keep.
 OF_A_RUN = (METRICS, TIDY, CLIENTS, STATUS, *NEWCOMERS, PRIVACY, CHECKPOINT, STATES)
+# What all runs in an output folder write together.
+OF_ALL = (SUMMARY, TIDY, PLOT, NEWCOMERS_PLOT, PAGE, MARKDOWN, LATEX)
 
 
 @contextlib.contextmanager
@@ -47,9 +61,7 @@ def _in_one_line(what: str) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        # Of several files, as `shutil.Error` has them, the first.
-        reason = error.strerror or error.args[0][0][2]
-        raise SettingsError(f"output: {what}: {reason}") from None
+        raise SettingsError(f"output: {what}: {error.strerror}") from None
 
 
 @contextlib.contextmanager
@@ -85,13 +97,17 @@ def put_aside(output: Path, algorithm: str) -> None:
     says so. What was killed while it did goes on.
     """
     directory = output / algorithm
+    refuse_links("output", directory)
     checkpoint = directory / CHECKPOINT
     if not checkpoint.is_file():
         return
     name = f"earlier-{token_in(checkpoint)}"
     parts = [part for part in OF_A_RUN if (directory / part).exists()]
     aside, number = output / name, 1
-    while any((aside / algorithm / part).exists() for part in parts):
+    # A link is not ours, wherever it leads.
+    while aside.is_symlink() or any(
+        (aside / algorithm / part).exists() for part in parts
+    ):
         number += 1
         aside = output / f"{name}-{number}"
     with _in_one_line(f"what {str(directory)!r} has cannot be kept in {str(aside)!r}"):
@@ -124,24 +140,51 @@ def take_over(directory: Path, resumed: Path | None) -> None:
     """Begin with the simulated clients' states of the run that is resumed, or none.
 
     What a run that was killed before its first checkpoint has left is not inherited.
-    Devices keep theirs elsewhere: nothing but simulated clients' folders is touched.
-    What a killed run has left half-written goes.
+    Devices keep theirs elsewhere: nothing but simulated clients' files is removed.
+    What a killed run has left half-written goes. Raises `SettingsError` if one of the
+    folders is a link.
     """
-    for part in OF_A_RUN:
-        for cut_off in directory.glob(f".{part}.[0-9]*"):
-            with contextlib.suppress(OSError):
-                cut_off.unlink()
     own = directory / STATES
+    refuse_links("output", directory, own)
+    refuse_links("output", *_of_simulated(own))
+    _remove_unfinished(directory, OF_A_RUN)
+    # Runs of other algorithms write there, too, while they have it.
+    with locked(directory.parent, wait=True):
+        _remove_unfinished(directory.parent, OF_ALL)
     former = resumed / STATES if resumed else None
     if former and former.resolve() == own.resolve():
         return
     for folder in _of_simulated(own):
-        shutil.rmtree(folder, ignore_errors=True)
+        _remove_state(folder)
     for folder in _of_simulated(former) if former else []:
         with _in_one_line(f"{str(folder)!r} cannot be copied to {str(own)!r}"):
-            shutil.copytree(folder, own / folder.name)
+            for path in filter(_is_state, folder.iterdir()):
+                copy = own / folder.name / path.name
+                write_atomically(copy, path.read_bytes(), durable=False, mode=PRIVATE)
+
+
+def _remove_unfinished(directory: Path, names: Collection[str]) -> None:
+    """Remove what killed writers of some files have left in a folder."""
+    for path in directory.glob(".*"):
+        if unfinished(path.name) in names:
+            with contextlib.suppress(OSError):
+                path.unlink()
 
 
 def _of_simulated(states: Path) -> list[Path]:
     """Return the folders that are named by a partition, as simulated clients are."""
     return [path for path in states.glob("[0-9]" * 6 + "*") if path.name.isdecimal()]
+
+
+def _is_state(path: Path) -> bool:
+    """Return whether a file is called as those that a simulated client keeps."""
+    name = (unfinished(path.name) or path.name).removesuffix(SET_ASIDE)
+    return name == ACCOUNT_FILE or STATE_FILE.fullmatch(name) is not None
+
+
+def _remove_state(folder: Path) -> None:
+    """Remove what a simulated client has kept; what anybody else has there stays."""
+    with contextlib.suppress(OSError):
+        for path in filter(_is_state, folder.iterdir()):
+            path.unlink()
+        folder.rmdir()

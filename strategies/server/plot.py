@@ -1,5 +1,6 @@
 """The plot of a comparison."""
 
+import io
 from collections.abc import Sequence
 from importlib.util import find_spec
 from logging import INFO
@@ -10,6 +11,7 @@ import numpy as np
 from flwr.common import log
 
 from strategies.server.results import METRICS, PAGE, PLOT, Row, quality, read_rows
+from task.files import write_atomically
 
 # Draws better the lower it is, and over orders of magnitude.
 ERRORS = ("distance", "error", "loss")
@@ -92,7 +94,14 @@ def plot(
         legend_below(figure, handles, labels)
     elif labels:
         left.legend(handles, labels)
-    figure.savefig(output / PLOT, dpi=150)
+    save_figure(figure, output / PLOT)
+
+
+def save_figure(figure: Any, path: Path) -> None:
+    """Write a figure as a PNG file, wholly or not at all."""
+    image = io.BytesIO()
+    figure.savefig(image, format="png", dpi=150)
+    write_atomically(path, image.getvalue())
 
 
 def line_style(i: int) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from flwr.common import log
 
 from strategies.server.aggregation import Reply, Sent, norm
 from strategies.server.replies import Arrays, rounded_to
-from task.files import write_atomically
+from task.files import PRIVATE, write_atomically
 from task.settings import SettingsError, need, require, require_all_of_noise
 
 FILE = "privacy.json"
@@ -140,7 +140,7 @@ class ClientPrivacy:
         about |= {"clip": self.clip, "asked": self.asked}
         try:
             text = json.dumps(about, indent=2) + "\n"
-            write_atomically(self.directory / FILE, text.encode())
+            write_atomically(self.directory / FILE, text.encode(), mode=PRIVATE)
         except OSError as error:
             log(ERROR, "%s not written, so the old arrays stay: %s", FILE, error)
             return False

@@ -45,7 +45,7 @@ from strategies.server.tables import write_tables
 from strategies.server.terminal import console
 from strategies.server.tidy import KNOWN, TidyFile, client_means, join
 from strategies.server.trackers.base import Trackers
-from task.files import write_atomically
+from task.files import open_no_follow, write_atomically
 from task.settings import Settings
 
 # Settings in which the algorithms of one summary may differ.
@@ -138,7 +138,8 @@ class Report:
             self._write_rows()
         else:
             self._behind = True
-            with (self.directory / METRICS).open("a", encoding="utf-8") as file:
+            path = self.directory / METRICS
+            with open(path, "a", encoding="utf-8", opener=open_no_follow) as file:
                 file.write(strict_json(row) + "\n")
                 file.flush()
                 os.fsync(file.fileno())

@@ -16,6 +16,7 @@ from strategies.server.results import LATEST, SUMMARY, TIDY, write_json
 from strategies.server.tables import OVER_SEEDS, write_tables
 from strategies.server.tidy import join
 from task.checkpoint import FILE as CHECKPOINT
+from task.files import refuse_links
 from task.messages import EXAMPLE_EPSILON
 from task.settings import Setting, Settings, SettingsError, require
 
@@ -65,6 +66,7 @@ def plan(
         _check_resumed(Path(resume), seeds)
     planned = []
     for seed in seeds:
+        refuse_links("output", folder(output, seed))
         former = Path(resume) / f"{PREFIX}{seed}"
         begun = any(
             (former / short_name(name) / CHECKPOINT).is_file() for name in algorithms

@@ -3,7 +3,6 @@
 import contextlib
 import csv
 import io
-import os
 import shutil
 import sys
 from collections.abc import Iterable, Mapping
@@ -12,6 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from flwr.common import log
+
+from task.files import atomic_file, open_no_follow
 
 COLUMNS = (
     *("algorithm", "seed", "evaluated-on"),
@@ -46,21 +47,18 @@ class TidyFile:
         They end at the first that is damaged. The rounds that are there are returned.
         """
         rounds: set[int] = set()
-        partial = self.path.with_name(f".{self.path.name}.{os.getpid()}")
-        try:
-            with partial.open("w", newline="", encoding="utf-8") as file:
-                file.write(HEADER)
-                writer = csv.writer(file, lineterminator="\n")
-                for cells in _lines(former, after):
-                    writer.writerow(cells)
-                    # The lines of the run itself are a round's last.
-                    if not cells[4]:
-                        rounds.add(int(cells[3]))
-                end = file.tell()
-            os.replace(partial, self.path)
-        except OSError:
-            partial.unlink(missing_ok=True)
-            raise
+        with atomic_file(self.path, durable=False) as whole:
+            file = io.TextIOWrapper(whole, encoding="utf-8", newline="")
+            file.write(HEADER)
+            writer = csv.writer(file, lineterminator="\n")
+            for cells in _lines(former, after):
+                writer.writerow(cells)
+                # The lines of the run itself are a round's last.
+                if not cells[4]:
+                    rounds.add(int(cells[3]))
+            end = file.tell()
+            # Flushes; the file itself is closed by its own context.
+            file.detach()
         self._pending, self._end = [], end
         return rounds
 
@@ -75,20 +73,25 @@ class TidyFile:
 
     def flush(self) -> None:
         """Write what has been added; an `OSError` leaves it for the next time."""
-        self.path.touch()
-        if self.path.stat().st_size < self._end:
+        if self._is_cut():
             log(WARNING, "%s was cut or removed: what is left of it goes on", self.path)
             pending = self._pending
             self.begin(sys.maxsize, self.path)
             self._pending = pending
         data = "".join(self._pending).encode()
-        with self.path.open("r+b") as file:
+        with open(self.path, "r+b", opener=open_no_follow) as file:
             file.seek(self._end)
             # What is there of a line that was not finished.
             file.truncate()
             file.write(data)
             file.flush()
         self._end, self._pending = self._end + len(data), []
+
+    def _is_cut(self) -> bool:
+        """Return whether the file is no longer what was written: also for a link."""
+        if self.path.is_symlink():
+            return True
+        return self._end > (self.path.stat().st_size if self.path.exists() else 0)
 
 
 def _lines(path: Path, after: int) -> Iterable[list[str]]:
@@ -123,15 +126,9 @@ def client_means(path: Path, metric: str, after: int) -> dict[str, float]:
 
 def join(path: Path, parts: Iterable[Path]) -> None:
     """Write the lines of several tidy files into one."""
-    partial = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        with partial.open("wb") as whole:
-            whole.write(HEADER.encode())
-            for part in filter(Path.is_file, parts):
-                with part.open("rb") as file:
-                    file.readline()
-                    shutil.copyfileobj(file, whole)
-        os.replace(partial, path)
-    except OSError:
-        partial.unlink(missing_ok=True)
-        raise
+    with atomic_file(path, durable=False) as whole:
+        whole.write(HEADER.encode())
+        for part in filter(Path.is_file, parts):
+            with part.open("rb") as file:
+                file.readline()
+                shutil.copyfileobj(file, whole)

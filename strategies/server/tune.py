@@ -16,6 +16,7 @@ from strategies.server.seeds import PREFIX, combine
 from strategies.server.tables import write_tables
 from strategies.server.terminal import console
 from task.checkpoint import FILE as CHECKPOINT
+from task.files import refuse_links
 from task.settings import Setting, Settings, SettingsError
 
 FILE = "tune.json"
@@ -164,6 +165,7 @@ def tune(
 
 def _placed(settings: Settings, place: Path, algorithm: str) -> Settings:
     """Return settings that write to a place, and go on with what has begun there."""
+    refuse_links("output", place.parent, place)
     own = f"{short_name(algorithm)}/{CHECKPOINT}"
     begun = [*place.glob(own), *place.glob(f"{PREFIX}*/{own}")]
     resume = str(place) if settings.get("resume") and begun else ""

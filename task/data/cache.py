@@ -12,7 +12,8 @@ from typing import BinaryIO
 import numpy as np
 
 CHECKSUMS = "checksums.json"
-PARTIAL = ".partial-"
+# How names of folders begin that are not finished; no other program's do.
+PARTIAL = ".flwr-frl-partial-"
 # Seconds without a change after which nobody is still writing a partial folder.
 PARTIAL_AGE = 3600.0
 # Of each file so many bytes are checked: all, or evenly spread blocks of large ones.

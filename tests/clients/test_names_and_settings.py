@@ -24,7 +24,7 @@ from safetensors.numpy import load_file
 from clients import Client
 from clients.algorithms import client_class
 from clients.client_app import make_app
-from clients.device.identity import client_name, told_count
+from clients.device.identity import client_name, state_directory, told_count
 from strategies import ALGORITHMS
 from strategies.server.replies import unused_state
 from task.settings import SettingsError, resolve
@@ -98,6 +98,20 @@ def test_an_experiment_and_a_name_are_directories_within_the_state_s(
     app(message_of(MessageType.TRAIN, arrays, server_round=1), device)
     files = [p for p in tmp_path.rglob("*") if p.is_file()]
     assert files == [root / place / "1-00000001.safetensors"]
+
+
+@pytest.mark.parametrize("link", ["cats", "cats/kitchen"])
+def test_a_link_in_the_state_directory_is_not_followed(tmp_path, link):
+    (tmp_path / "theirs" / "kitchen").mkdir(parents=True)
+    place = tmp_path / "state" / link
+    place.parent.mkdir(parents=True)
+    place.symlink_to(tmp_path / "theirs")
+    node = {"client-name": "kitchen", "state-dir": str(tmp_path / "state")}
+    context = Context(1, 5, node, RecordDict(), {})
+    settings = resolve({"experiment": "cats"})
+    line = f"^state-dir: '{place}' is a link; it must be a folder"
+    with pytest.raises(SettingsError, match=line):
+        state_directory(context, settings, "1")
 
 
 def test_consecutive_runs_of_an_experiment_share_the_head(tmp_path):

@@ -337,11 +337,11 @@ def test_an_earlier_run_that_cannot_be_kept_is_one_line(tmp_path, monkeypatch, p
         put_aside(tmp_path, "fedrep")
 
 
-@pytest.mark.parametrize("place", ["os.mkdir", "shutil.copyfile"])
+@pytest.mark.parametrize("place", ["os.mkdir", "os.replace"])
 def test_states_that_cannot_be_copied_are_one_line(tmp_path, monkeypatch, place):
     states = tmp_path / "former" / "clients" / "000003"
     states.mkdir(parents=True)
-    (states / "1.safetensors").touch()
+    (states / "00000001.safetensors").touch()
     monkeypatch.setattr(place, full)
     line = "^output: '.*000003' cannot be copied to '.*clients': [^']*No space left on"
     with pytest.raises(SettingsError, match=line):
@@ -353,3 +353,66 @@ def test_a_folder_that_cannot_be_made_is_one_line(tmp_path, monkeypatch):
     line = "output: '.*out' cannot be made: No space left on device"
     with pytest.raises(SettingsError, match=line), locked(tmp_path / "out"):
         pass
+
+
+# Links
+
+
+def states_in(folder: Path) -> Path:
+    """Return a folder of somebody's with numbered entries, as simulated clients'."""
+    for number in ("000001", "000002"):
+        (folder / number).mkdir(parents=True)
+        (folder / number / "00000001.safetensors").write_text("theirs")
+        (folder / number / "photo.jpg").write_text("theirs")
+    return folder
+
+
+def texts_in(folder: Path) -> list[str]:
+    return [path.read_text() for path in folder.rglob("*.*")]
+
+
+@pytest.mark.parametrize("link", ["fedrep", "fedrep/clients", "fedrep/clients/000001"])
+def test_a_link_in_the_output_is_one_line_and_what_it_leads_to_stays(
+    tmp_path, capsys, link
+) -> None:
+    theirs = states_in(tmp_path / "theirs" / "clients")
+    lead = {"fedrep": theirs.parent, "fedrep/clients": theirs}
+    place = tmp_path / "out" / link
+    place.parent.mkdir(parents=True)
+    place.symlink_to(lead.get(link, theirs / "000001"))
+    go(tmp_path / "out", "fedrep", rounds=1, code=2)
+    error = capsys.readouterr().err
+    assert error.startswith(f"error: output: {str(place)!r} is a link; it must be a ")
+    assert error.count("\n") == 1
+    assert texts_in(theirs) == ["theirs"] * 4
+    assert len(list(theirs.rglob("*"))) == 6
+
+
+def test_an_earlier_run_is_kept_beside_a_link_of_its_name(tmp_path) -> None:
+    (tmp_path / "theirs").mkdir()
+    (tmp_path / "out" / "fedrep").mkdir(parents=True)
+    (tmp_path / "out" / "fedrep" / FILE).touch()
+    (tmp_path / "out" / "earlier-unknown").symlink_to(tmp_path / "theirs")
+    put_aside(tmp_path / "out", "fedrep")
+    assert list((tmp_path / "theirs").iterdir()) == []
+    assert (tmp_path / "out" / "earlier-unknown-2" / "fedrep" / FILE).is_file()
+
+
+def test_only_files_called_as_simulated_clients_files_are_removed_or_copied(tmp_path):
+    states_in(tmp_path / "own" / "clients")
+    own = tmp_path / "own" / "clients" / "000001"
+    ours = ("r-00000002.safetensors.set-aside", "privacy.json")
+    left = (".r-00000002.safetensors.0123456789abcdef.partial", ".privacy.json.17")
+    for name in (*ours, *left):
+        (own / name).write_text("ours")
+    (tmp_path / "own" / "clients" / "000003").mkdir()
+    former = states_in(tmp_path / "former" / "clients") / "000002"
+    take_over(tmp_path / "own", None)
+    assert texts_in(tmp_path / "own") == ["theirs"] * 2
+    assert [path.name for path in own.iterdir()] == ["photo.jpg"]
+    assert not (own.parent / "000003").exists()
+    take_over(tmp_path / "own", tmp_path / "former")
+    copy = own.parent / "000002" / "00000001.safetensors"
+    assert copy.read_bytes() == (former / "00000001.safetensors").read_bytes()
+    assert copy.stat().st_mode & 0o777 == 0o600
+    assert len(list((tmp_path / "own").rglob("*.*"))) == 4

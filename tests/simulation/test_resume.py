@@ -164,7 +164,7 @@ def test_a_new_run_does_not_take_an_old_run_s_heads(tmp_path):
 
 
 def test_a_full_disk_costs_a_checkpoint_and_not_the_run(tmp_path, monkeypatch):
-    def full(*_: object) -> None:
+    def full(*_: object, **__: object) -> None:
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr("strategies.server.checkpoint.write_atomically", full)
@@ -207,11 +207,11 @@ def test_a_disk_that_was_full_for_a_while_loses_nothing(tmp_path, monkeypatch):
     expected = finished_at(7, tmp_path / "whole", "fedrep", checkpoint_every=1)
     write, refused = state.write_atomically, []
 
-    def refuse(path: Path, data: bytes) -> None:
+    def refuse(path: Path, data: bytes, **options: int) -> None:
         if path.name[-20:-12] in ("00000002", "00000003") and len(refused) < 4:
             refused.append(path.name)
             raise OSError(28, "No space left on device")
-        write(path, data)
+        write(path, data, **options)
 
     output = tmp_path / "full"
     with monkeypatch.context() as patched:
@@ -225,10 +225,10 @@ def test_a_disk_that_was_full_for_a_while_loses_nothing(tmp_path, monkeypatch):
 def test_one_client_that_cannot_be_kept_costs_no_other(tmp_path, monkeypatch, caplog):
     write = account.write_atomically
 
-    def refuse(path: Path, data: bytes) -> None:
+    def refuse(path: Path, data: bytes, **options: int) -> None:
         if path.parent.name.startswith("000001"):
             raise OSError(28, "No space left on device")
-        write(path, data)
+        write(path, data, **options)
 
     monkeypatch.setattr(account, "write_atomically", refuse)
     private = {"dp_noise": 1.0, "dp_clip": 1.0, "dp_delta": 1e-5}

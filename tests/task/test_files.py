@@ -1,11 +1,12 @@
-"""Files are wholly there or not at all."""
+"""Files are wholly there or not at all, and links lead nowhere."""
 
 import errno
 import os
+from pathlib import Path
 
 import pytest
 
-from task.files import write_atomically
+from task.files import PRIVATE, open_no_follow, unfinished, write_atomically
 
 
 def test_content_is_replaced_and_directories_are_made(tmp_path):
@@ -30,3 +31,60 @@ def test_a_failure_leaves_the_old_content_and_nothing_else(tmp_path, monkeypatch
     monkeypatch.undo()
     assert path.read_bytes() == b"old"
     assert [p.name for p in tmp_path.iterdir()] == ["file"]
+
+
+def test_a_link_is_replaced_and_its_target_stays(tmp_path):
+    target, path = tmp_path / "target", tmp_path / "file"
+    target.write_bytes(b"theirs")
+    path.symlink_to(target)
+    write_atomically(path, b"ours")
+    assert target.read_bytes() == b"theirs"
+    assert not path.is_symlink()
+    assert path.read_bytes() == b"ours"
+
+
+def test_temporary_files_are_random_exclusive_and_known_as_such(tmp_path, monkeypatch):
+    target, path = tmp_path / "target", tmp_path / "file"
+    replace, names = os.replace, []
+
+    def noted(partial: Path, to: Path) -> None:
+        names.append(partial.name)
+        replace(partial, to)
+
+    monkeypatch.setattr(os, "replace", noted)
+    write_atomically(path, b"1")
+    write_atomically(path, b"2")
+    assert len(set(names)) == 2
+    assert [unfinished(name) for name in names] == ["file", "file"]
+    # As earlier releases called them; and names that are somebody else's.
+    assert unfinished(".00000003.safetensors.4711") == "00000003.safetensors"
+    assert unfinished(".file.swp") == unfinished("file.17") == ""
+    # Even a name that somebody has guessed is not followed.
+    monkeypatch.setattr("secrets.token_hex", lambda _: "0" * 16)
+    (tmp_path / f".file.{'0' * 16}.partial").symlink_to(target)
+    with pytest.raises(FileExistsError):
+        write_atomically(path, b"3")
+    assert not target.exists()
+    assert path.read_bytes() == b"2"
+
+
+def test_private_files_are_private_under_any_umask(tmp_path):
+    before = os.umask(0o022)
+    try:
+        write_atomically(tmp_path / "public", b"")
+        write_atomically(tmp_path / "private", b"", mode=PRIVATE)
+    finally:
+        os.umask(before)
+    modes = [(tmp_path / n).stat().st_mode & 0o777 for n in ("public", "private")]
+    assert modes == [0o644, 0o600]
+
+
+def test_what_is_changed_in_place_is_no_link(tmp_path):
+    target, path = tmp_path / "target", tmp_path / "file"
+    path.symlink_to(target)
+    with (
+        pytest.raises(OSError, match="symbolic links"),
+        open(path, "a", opener=open_no_follow),
+    ):
+        pass
+    assert not target.exists()

@@ -11,6 +11,7 @@ from tensorboardX.summary import hparams
 from strategies.server.results import QUALITY
 from strategies.server.trackers.base import About, Tracker
 from task.checkpoint import FILE as CHECKPOINT
+from task.files import refuse_links
 
 
 class TensorBoard(Tracker):
@@ -19,6 +20,8 @@ class TensorBoard(Tracker):
     def start(self, about: About) -> None:
         """Write the settings as hyper-parameters; drop what a resumed run repeats."""
         folder = Path(self.uri or about.directory.parent / "tensorboard")
+        if not self.uri:
+            refuse_links("output", folder)
         place = folder / f"{about.algorithm}-{about.run}"
         again = about.after + 1 if about.after else None
         # Otherwise a file is called by the second in which it is made.

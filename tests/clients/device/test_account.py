@@ -76,8 +76,13 @@ def test_the_disk_knows_more_than_a_memory_that_was_set_back(tmp_path):
     assert steps_in(tmp_path) == [12]
 
 
+def test_nobody_else_may_read_the_account(tmp_path):
+    PrivateTraining(PRIVATE, RecordDict(), tmp_path).train(call_of(8, 1))
+    assert (tmp_path / FILE).stat().st_mode & 0o777 == 0o600
+
+
 def test_what_cannot_be_counted_is_not_trained(tmp_path, monkeypatch):
-    def full(path, data):
+    def full(*_, **__):
         raise OSError("No space left on device")
 
     monkeypatch.setattr("clients.device.account.write_atomically", full)

@@ -17,6 +17,7 @@ from strategies.server.output import take_over
 from strategies.server.replies import to_record
 from strategies.server_app import run
 from task.checkpoint import FILE
+from task.files import write_atomically
 from task.settings import SettingsError, resolve
 
 SETTINGS = resolve({"learning-rate": 0.1, "algorithm": "fedrep"})
@@ -127,19 +128,28 @@ def test_what_a_killed_server_left_half_written_goes(tmp_path, monkeypatch):
     def kill(*_):
         raise KeyboardInterrupt
 
+    directory = tmp_path / "fedrep"
     with monkeypatch.context() as killed:
-        killed.setattr(os, "getpid", lambda: 1)
         killed.setattr(os, "replace", kill)
         killed.setattr(Path, "unlink", lambda *_, **__: None)
         with pytest.raises(KeyboardInterrupt):
-            checkpoint_of().write(tmp_path)
-    (left,) = tmp_path.iterdir()
+            checkpoint_of().write(directory)
+        with pytest.raises(KeyboardInterrupt):
+            write_atomically(tmp_path / "accuracy.png", b"half")
+    (left,) = directory.iterdir()
     assert left.name != FILE
     for name in ("metrics.jsonl", ".clients.json.17", ".somebody-s.17"):
-        (tmp_path / name).touch()
-    take_over(tmp_path, tmp_path)
-    kept = {path.name for path in tmp_path.iterdir()}
+        (directory / name).touch()
+    take_over(directory, directory)
+    kept = {path.name for path in directory.iterdir()}
     assert kept == {"metrics.jsonl", ".somebody-s.17"}
+    # What all runs write together as well.
+    assert list(tmp_path.iterdir()) == [directory]
+
+
+def test_nobody_else_may_read_a_checkpoint(tmp_path):
+    checkpoint_of().write(tmp_path)
+    assert (tmp_path / FILE).stat().st_mode & 0o777 == 0o600
 
 
 def test_no_checkpoint(tmp_path):

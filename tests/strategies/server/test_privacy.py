@@ -203,6 +203,7 @@ def test_the_account_is_there_before_the_mean(tmp_path) -> None:
         return {"w": np.zeros(2)}
 
     account.mean("ab", [reply], {"w": np.zeros(2)})
+    assert (tmp_path / FILE).stat().st_mode & 0o777 == 0o600
     later = private(1.0, 2.0)
     later.keep_in(tmp_path)
     assert later.asked == {"a": 1, "b": 1}

@@ -101,6 +101,23 @@ def test_no_file_has_no_rows(tmp_path):
     assert read_rows(tmp_path / "nothing") == []
 
 
+def test_links_in_an_output_folder_are_replaced_or_left(tmp_path, figures):
+    output, target = tmp_path / "out", tmp_path / "target"
+    target.write_bytes(b"theirs")
+    report = Report(resolve({"output": str(output)}))
+    for name in ("accuracy.png", "report.html", "summary.json", "metrics.csv"):
+        (output / name).symlink_to(target)
+    rows = output / "fedrep" / "metrics.jsonl"
+    rows.unlink()
+    rows.symlink_to(target)
+    for number in (1, 2):
+        report.add(row(number, 0.5))
+    report.finish({})
+    assert target.read_bytes() == b"theirs"
+    assert len(read_rows(rows)) == 2
+    assert (output / "accuracy.png").read_bytes().startswith(b"\x89PNG")
+
+
 def test_the_summary_is_the_mean_over_the_last_rounds():
     # Rounds 1 to 12: the best, 0.99, is round 3. The last ten: 3 to 12.
     accuracies = [0.2, 0.3, 0.99, 0.4, 0.4, 0.4, 0.4, 0.4, 0.5, 0.5, 0.5, 0.6]

@@ -7,7 +7,7 @@ import pytest
 
 from strategies.server.plot import curve
 from strategies.server.seeds import combine, over_seeds, plan
-from strategies.server.tune import points
+from strategies.server.tune import points, tune
 from task.settings import SettingsError, resolve
 
 
@@ -44,6 +44,22 @@ def test_other_seeds_are_not_resumed(tmp_path, count, first, line):
     begun(tmp_path, 5, 6)
     with pytest.raises(SettingsError, match=line):
         plan({"resume": str(tmp_path)}, count, ["fedavg"], first, str(tmp_path))
+
+
+def test_a_seed_s_folder_is_no_link(tmp_path):
+    (tmp_path / "theirs").mkdir()
+    (tmp_path / "seed-6").symlink_to(tmp_path / "theirs")
+    with pytest.raises(SettingsError, match=r"^output: '.*seed-6' is a link"):
+        plan({}, 2, ["fedavg"], 5, str(tmp_path))
+
+
+@pytest.mark.parametrize("link", ["fedavg", "fedavg/point-0"])
+def test_a_point_s_folder_is_no_link(tmp_path, link):
+    (tmp_path / "theirs").mkdir()
+    (tmp_path / link).parent.mkdir(exist_ok=True)
+    (tmp_path / link).symlink_to(tmp_path / "theirs")
+    with pytest.raises(SettingsError, match=f"^output: '.*{link}' is a link"):
+        tune(["fedavg"], [{}], {}, tmp_path, lambda *_: [], lambda _: [])
 
 
 def test_a_run_of_one_seed_is_not_resumed_as_several(tmp_path):

@@ -76,7 +76,7 @@ def test_a_full_disk_delays_lines(tmp_path, monkeypatch):
     tidy = tidy_of(path)
     tidy.add(1, "a", {"loss": 1.0})
     with monkeypatch.context() as patched:
-        patched.setattr(Path, "open", _full)
+        patched.setattr("strategies.server.tidy.open", _full, raising=False)
         with pytest.raises(OSError, match="No space"):
             tidy.flush()
     # Half a line of it had been written.
@@ -102,6 +102,18 @@ def test_a_file_that_somebody_removes_or_cuts_goes_on(tmp_path, caplog, kept, va
     assert [line["value"] for line in lines_of(path)] == values
     line = f"{path} was cut or removed: what is left of it goes on"
     assert caplog.messages == [line]
+
+
+def test_a_link_in_place_of_the_file_is_replaced(tmp_path):
+    path, target = tmp_path / "metrics.csv", tmp_path / "target"
+    tidy = tidy_of(path)
+    target.write_text("theirs\n")
+    path.unlink()
+    path.symlink_to(target)
+    tidy.add(1, "a", {"loss": 1.0})
+    tidy.flush()
+    assert target.read_text() == "theirs\n"
+    assert [line["value"] for line in lines_of(path)] == ["1.0"]
 
 
 def _full(*arguments, **options):

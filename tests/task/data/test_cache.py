@@ -8,7 +8,15 @@ import numpy as np
 import pytest
 
 from task.data import datasets
-from task.data.cache import BLOCK, BLOCKS, CHECKSUMS, checksum, is_whole, seal
+from task.data.cache import (
+    BLOCK,
+    BLOCKS,
+    CHECKSUMS,
+    PARTIAL,
+    checksum,
+    is_whole,
+    seal,
+)
 from task.data.datasets import DataSettings, load_dataset
 
 
@@ -81,15 +89,19 @@ def test_what_is_whole_stays(tmp_path) -> None:
 
 
 def test_what_killed_writers_left_goes_when_it_is_old(tmp_path) -> None:
-    old, new = tmp_path / ".partial-old", tmp_path / ".partial-new"
-    for folder in (old, new):
+    old, new = tmp_path / f"{PARTIAL}old", tmp_path / f"{PARTIAL}new"
+    foreign = tmp_path / ".partial-download"
+    for folder in (old, new, foreign):
         folder.mkdir()
         (folder / "train-images.npy").write_bytes(b"half")
     long_ago = time.time() - 3700
-    for path in (old / "train-images.npy", old):
-        os.utime(path, (long_ago, long_ago))
+    for folder in (old, foreign):
+        for path in (folder / "train-images.npy", folder):
+            os.utime(path, (long_ago, long_ago))
     digits(tmp_path)
     assert not old.exists()
+    # Another program may put its downloads there.
+    assert foreign.exists()
     # Somebody may still be writing it.
     assert new.exists()
 

@@ -10,6 +10,7 @@ from tensorboardX.proto.event_pb2 import Event
 
 from strategies.server.trackers.base import About
 from strategies.server.trackers.tensorboard import TensorBoard
+from task.settings import SettingsError
 
 
 def events(folder: Path) -> list[Event]:
@@ -37,6 +38,16 @@ def curve(found: list[Event], name: str) -> list[tuple[int, float]]:
 def about(tmp_path):
     settings = {"seed": 7, "task": "digits", "learning-rate": 0.5}
     return About("fedrep", "abc", 0, tmp_path / "out" / "fedrep", settings)
+
+
+def test_a_link_in_the_output_is_not_followed(tmp_path, about):
+    (tmp_path / "theirs").mkdir()
+    about.directory.mkdir(parents=True)
+    (tmp_path / "out" / "tensorboard").symlink_to(tmp_path / "theirs")
+    with pytest.raises(SettingsError, match=r"^output: '.*tensorboard' is a link"):
+        TensorBoard("").start(about)
+    # An address that somebody has given may be one.
+    TensorBoard(str(tmp_path / "out" / "tensorboard")).start(about)
 
 
 def test_curves_settings_plot_and_checkpoint(tmp_path, about):
