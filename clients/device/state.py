@@ -1,8 +1,6 @@
 """A client's personal state: what it keeps between rounds and never sends."""
 
 import contextlib
-import hashlib
-import re
 import time
 from collections.abc import Iterable, Mapping
 from logging import ERROR, WARNING
@@ -13,50 +11,38 @@ import numpy as np
 import numpy.typing as npt
 from flwr.app import ArrayRecord, Context, RecordDict
 from flwr.common import log
-from safetensors import SafetensorError, safe_open
-from safetensors.numpy import save
+from safetensors import SafetensorError
 
 from clients.device.arrays import from_array, to_record
-from task.files import write_atomically
+from clients.device.state_file import (
+    COUNTER,
+    Arrays,
+    DamagedStateError,
+    ForeignStateError,
+    Shapes,
+    age_key,
+    number_in,
+    pack,
+    read_checked,
+)
+from task.files import (
+    ACCOUNT_FILE,
+    PRIVATE,
+    SET_ASIDE,
+    STATE_FILE,
+    unfinished,
+    write_atomically,
+)
 from task.messages import KEPT_CHECKPOINT, KEPT_ROUNDS
 from task.training import TrainingDivergedError
 
-Arrays = dict[str, npt.NDArray[np.generic]]
-Shapes = Mapping[str, tuple[int, ...]]
-
 PREFIX = "personal-"
-FILE = re.compile(r"(?:(\w+)-)?(\d{8})\.safetensors")
-# What `write_atomically` leaves behind when it is killed.
-CUT_OFF = re.compile(rf"\.{FILE.pattern}\.\d+")
-SET_ASIDE = ".set-aside"
-
-
 # Runs whose files a run leaves alone, in its directory or beside it: the newest.
 KEPT_RUNS = 8
 # What the directory of a run's own is called, before the run's name.
 OF_A_RUN = "run-"
 # Seconds after which nobody is still writing a file.
 CUT_OFF_AGE = 3600.0
-
-
-class ForeignStateError(ValueError):
-    """A file that is no state of this client; the message says why.
-
-    Parameters
-    ----------
-    message : str
-        For the device's own log.
-    told : str, default ""
-        What others may know of it; by default the message.
-    """
-
-    def __init__(self, message: str, told: str = "") -> None:
-        super().__init__(message)
-        self.told = told or message
-
-
-class DamagedStateError(ValueError):
-    """A file that is no longer what was written."""
 
 
 class PersonalState:
@@ -85,7 +71,8 @@ class PersonalState:
         The run whose rounds these are. Until one of its own has counted, a run goes on
         from the newest version that an earlier run left in the directory. It touches
         no other run's files, but for those of runs before the eight newest; they may
-        have directories of their own, ``run-RUN/CLIENT`` beside this one.
+        have directories of their own, ``run-RUN/CLIENT`` beside this one. A counter in
+        each file says which is newer; clocks and times of files do not.
     client : str, default ""
         Whose state it is. Files of other clients are not used.
     about : mapping of str to str, optional
@@ -126,19 +113,13 @@ class PersonalState:
         ``kept-rounds`` are this run's versions, ``kept-checkpoint`` the newest
         checkpoint of which a server has told.
         """
-        told = self._written(self.rounds[-1], "checkpoint") if self.rounds else 0
+        told = self._checkpoint_of(self.rounds[-1]) if self.rounds else 0
         return {KEPT_ROUNDS: self.rounds, KEPT_CHECKPOINT: told}
 
-    def _written(self, round_: int, name: str) -> int:
-        """Return a round that was written along with a version on the disk."""
+    def _checkpoint_of(self, round_: int) -> int:
+        """Return the server's checkpoint that was written along with a version."""
         path = self.path(round_)
-        if path is not None and path.exists():
-            with (
-                contextlib.suppress(SafetensorError, OSError, ValueError),
-                safe_open(path, framework="np") as file,
-            ):
-                return int((file.metadata() or {}).get(name, 0))
-        return 0
+        return 0 if path is None else number_in(path, "checkpoint")
 
     @classmethod
     def holding(cls, arrays: Mapping[str, npt.NDArray[np.generic]]) -> Self:
@@ -147,10 +128,10 @@ class PersonalState:
         cls(context).save(arrays, 1)
         return cls(context)
 
-    def _files(self, kind: re.Pattern[str] = FILE) -> list[tuple[Path, str, int]]:
+    def _files(self) -> list[tuple[Path, str, int]]:
         if self._directory is None or not self._directory.is_dir():
             return []
-        found = [(p, kind.fullmatch(p.name)) for p in self._directory.iterdir()]
+        found = [(p, STATE_FILE.fullmatch(p.name)) for p in self._directory.iterdir()]
         return [(p, m[1] or "", int(m[2])) for p, m in found if m]
 
     def _rounds(self) -> list[int]:
@@ -162,7 +143,23 @@ class PersonalState:
     def _inherited(self) -> list[Path]:
         """Return what earlier runs have left, the newest first."""
         paths = [path for path, run, _ in self._files() if run != self._run]
-        return sorted(paths, key=lambda p: (p.stat().st_mtime_ns, p.name), reverse=True)
+        return sorted(paths, key=age_key, reverse=True)
+
+    def _other_places(self) -> list[Path]:
+        """Return this client's directories of other runs, where each has its own."""
+        own = self._directory
+        if own is None or own.parent.name != OF_A_RUN + self._run:
+            return []
+        runs = [p for p in own.parent.parent.glob(f"{OF_A_RUN}*") if p != own.parent]
+        places = [run / own.name for run in runs if not run.is_symlink()]
+        return [p for p in places if p.is_dir() and not p.is_symlink()]
+
+    def _next_counter(self) -> int:
+        """Return the counter of the version that is written next."""
+        paths = [path for path, _, _ in self._files()]
+        for place in self._other_places():
+            paths += place.glob("*.safetensors")
+        return 1 + max((number_in(path, COUNTER) for path in paths), default=0)
 
     def path(self, round_: int) -> Path | None:
         """Return where the copy of a version is, if any is kept on the disk."""
@@ -254,9 +251,9 @@ class PersonalState:
                 "client": self._client,
                 "checkpoint": str(self._checkpointed),
             }
-            about["sha256"] = _digest(kept, about)
             try:
-                write_atomically(path, save(kept, metadata=about))
+                about[COUNTER] = str(self._next_counter())
+                write_atomically(path, pack(kept, about), mode=PRIVATE)
                 self._tidy(round_)
             except OSError as error:
                 log(
@@ -281,28 +278,37 @@ class PersonalState:
         known = self.round if self._acknowledged is None else self._acknowledged
         # Those never counted, and never will, unless the server has been set back.
         between = [r for r in self.rounds if known < r < round_]
-        if between and self._written(between[-1], "checkpoint") <= self._checkpointed:
+        if between and self._checkpoint_of(between[-1]) <= self._checkpointed:
             _remove(self.path(r) for r in between)
             self.rounds = [r for r in self.rounds if r not in between]
         rounds = sorted({*self.rounds, round_})
         needed = {round_, *rounds[-2:], *self._usable[-2:], self._fallback}
         _remove(self.path(r) for r in rounds if r not in needed)
-        now = time.time()
-        for path, run, r in self._files(CUT_OFF):
-            # Another process of this run may be writing a later one right now.
-            if (run == self._run and r <= self.round) or (
-                now - path.stat().st_mtime > CUT_OFF_AGE
-            ):
-                _remove([path])
+        self._remove_cut_off()
+        others = [(path, run) for path, run, _ in self._files() if run != self._run]
         newest: dict[str, int] = {}
-        for path in self._inherited():
-            run = FILE.fullmatch(path.name)[1] or ""  # type: ignore[index]
-            if newest.setdefault(run, len(newest)) >= KEPT_RUNS:
-                _remove([path])
+        for path, run in others:
+            newest[run] = max(newest.get(run, 0), number_in(path, COUNTER))
+        least = _least_kept(newest.values())
+        _remove(path for path, run in others if newest[run] < least)
         if not self.rounds:
             # Once a run. What cannot be dropped now will be another time.
             with contextlib.suppress(OSError):
                 self._forget_runs()
+
+    def _remove_cut_off(self) -> None:
+        """Drop what killed writers have left."""
+        for path in self._directory.glob(".*") if self._directory else ():
+            name = unfinished(path.name)
+            match = STATE_FILE.fullmatch(name)
+            if match is None and name != ACCOUNT_FILE:
+                continue
+            own = match is not None and (match[1] or "") == self._run
+            # Another process of this run may be writing a later one right now.
+            over = own and match is not None and int(match[2]) <= self.round
+            # A clock without a battery may have been ahead when it was written.
+            if over or abs(time.time() - path.lstat().st_mtime) > CUT_OFF_AGE:
+                _remove([path])
 
     def _forget_runs(self) -> None:
         """Drop the directories of this client's runs before the newest ones.
@@ -310,15 +316,16 @@ class PersonalState:
         What has anything else in it than its run's versions stays: an account of
         private training, say.
         """
-        own = self._directory
-        if own is None or own.parent.name != OF_A_RUN + self._run:
-            return
-        runs = [p for p in own.parent.parent.glob(f"{OF_A_RUN}*") if p != own.parent]
-        places = [p / own.name for p in runs if (p / own.name).is_dir()]
-        places.sort(key=lambda p: (p.stat().st_mtime_ns, p), reverse=True)
-        for place in places[KEPT_RUNS:]:
-            run, files = place.parent.name.removeprefix(OF_A_RUN), list(place.iterdir())
-            found = [FILE.fullmatch(path.name) for path in files]
+        places = {place: list(place.iterdir()) for place in self._other_places()}
+        newest = {
+            place: max((number_in(path, COUNTER) for path in files), default=0)
+            for place, files in places.items()
+        }
+        least = _least_kept(newest.values())
+        for place in (place for place, counter in newest.items() if counter < least):
+            run, files = place.parent.name.removeprefix(OF_A_RUN), places[place]
+            names = [unfinished(path.name) or path.name for path in files]
+            found = [STATE_FILE.fullmatch(name) for name in names]
             if all(match and match[1] == run for match in found):
                 _remove(files)
                 place.rmdir()
@@ -331,57 +338,14 @@ class PersonalState:
 _said: set[tuple[Path, str]] = set()
 
 
-def read_checked(
-    path: Path,
-    client: str,
-    shapes: Shapes | None = None,
-    about: Mapping[str, str] | None = None,
-) -> tuple[dict[str, str], Arrays]:
-    """Return what was written along, and the arrays, of a `PersonalState`'s file.
+def _least_kept(counters: Iterable[int]) -> int:
+    """Return the counter of the oldest run that stays, of each run's newest; or 0.
 
-    Raises `ForeignStateError` if it is not of this client, these shapes, or the
-    ``classes`` and ``algorithm`` of ``about`` (where both name any);
-    `DamagedStateError`, `OSError`, `SafetensorError` or `ValueError` if it cannot be
-    read.
+    Files of earlier releases have no counter. As nobody can tell which is the newest,
+    they stay until there are enough runs that have one.
     """
-    with safe_open(path, framework="np") as file:
-        found = file.metadata() or {}
-        arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-    if found.pop("sha256", "") != _digest(arrays, found):
-        raise DamagedStateError("its checksum is wrong")
-    if found.get("client", "") != client:
-        raise ForeignStateError(f"it is of client {found.get('client')!r}")
-    # Other classes are why shapes differ, so they come first.
-    for name, what in (("classes", "for the classes"), ("algorithm", "of")):
-        said = found.get(name)
-        now = (about or {}).get(name, said)
-        if said is not None and now != said:
-            message = f"it is {what} {said}, not {now}"
-            raise ForeignStateError(message, _CLASSES if name == "classes" else "")
-    for name in sorted(arrays.keys() | shapes) if shapes is not None else ():
-        wanted = shapes.get(name) if shapes else None
-        shape = arrays[name].shape if name in arrays else None
-        if shape != wanted:
-            raise ForeignStateError(
-                f"it does not fit the model: its {name!r} has the shape {shape}, not "
-                f"{wanted}"
-            )
-    return found, arrays
-
-
-# Their names are nobody else's business.
-_CLASSES = "it is for other classes than the client has now"
-
-
-def _digest(
-    arrays: Mapping[str, npt.NDArray[np.generic]], about: Mapping[str, str]
-) -> str:
-    digest = hashlib.sha256(repr(sorted(about.items())).encode())
-    for name in sorted(arrays):
-        value = arrays[name]
-        digest.update(f"{name}/{value.dtype.str}/{value.shape}/".encode())
-        digest.update(np.asarray(value, order="C").tobytes())
-    return digest.hexdigest()
+    newest = sorted(counters, reverse=True)[:KEPT_RUNS]
+    return newest[-1] if len(newest) == KEPT_RUNS else 0
 
 
 def _remove(paths: Iterable[Path | None]) -> None:

@@ -16,11 +16,8 @@ from clients.device.account import PrivateTraining, check_account
 from clients.device.card import Classifier, ModelCard, check_array, is_built_by_name
 from clients.device.identity import algorithm_of, seed_torch, task_of_device
 from clients.device.slots import Tensors, under
-from clients.device.state import (
-    FILE,
-    PersonalState,
-    read_checked,
-)
+from clients.device.state import PersonalState
+from clients.device.state_file import age_key, read_checked
 from clients.device.task_card import TaskCard, card_of, unsplit
 from clients.predict.trained import (
     TrainedRun,
@@ -30,6 +27,7 @@ from clients.predict.trained import (
 )
 from task.base import BaseTask, Task
 from task.examples import ExampleSet
+from task.files import STATE_FILE
 from task.messages import SERVER_ROUND
 from task.models import SplitModel
 from task.privacy import ExamplePrivacy
@@ -307,15 +305,15 @@ def _own(
     acknowledged, label = trained.acknowledged, trained.labels.get(client, client)
     if directory is not None and directory.is_dir():
         for path in directory.iterdir():
-            match = FILE.fullmatch(path.name)
+            match = STATE_FILE.fullmatch(path.name)
             if match is None:
                 continue
             run, round_ = match[1] or "", int(match[2])
             if run != trained.token:
                 # What an earlier run has left counts until there is something newer.
-                found.append((0, path.stat().st_mtime_ns, path))
+                found.append(((0, *age_key(path)), path))
             elif round_ <= acknowledged.get(client, 0):
-                found.append((1, round_, path))
+                found.append(((1, round_, 0, ""), path))
     if not found:
         if client not in acknowledged:
             labels = [trained.labels.get(name, name) for name in acknowledged]
@@ -327,7 +325,7 @@ def _own(
             f"client {label!r} has nothing of this run in {str(directory)!r}; "
             "state-dir must be that of its SuperNode"
         )
-    path = max(found)[2]
+    path = max(found)[1]
     try:
         about, arrays = read_checked(path, client, about=algorithm_of(kind))
     except (SafetensorError, OSError, ValueError) as error:

@@ -14,6 +14,7 @@ from flwr.app import Context, RecordDict
 from safetensors.numpy import load_file
 
 from clients.device.state import PersonalState
+from clients.device.state_file import pack, read_checked
 
 LOST = "nothing of it is left: it is lost, or fit has not called self.keep"
 
@@ -364,9 +365,10 @@ def test_the_right_shapes_are_not_foreign(tmp_path):
 
 def test_what_a_killed_writer_has_left_goes_when_its_round_is_over(tmp_path):
     run_rounds(new_context(), [1, 2], tmp_path)
-    of_this_run = tmp_path / ".00000003.safetensors.4711"
+    of_this_run = tmp_path / f".00000003.safetensors.{'0' * 16}.partial"
     of_another = tmp_path / ".abc-00000009.safetensors.4711"
-    for path in (of_this_run, of_another):
+    account = tmp_path / f".privacy.json.{'0' * 16}.partial"
+    for path in (of_this_run, of_another, account):
         path.write_bytes(b"half")
     # Somebody may still be writing them.
     PersonalState(new_context(), tmp_path, 2).save(head(3), 3)
@@ -374,15 +376,16 @@ def test_what_a_killed_writer_has_left_goes_when_its_round_is_over(tmp_path):
     PersonalState(new_context(), tmp_path, 3).save(head(4), 4)
     assert not of_this_run.exists()
     assert of_another.exists()
-    long_ago = time.time() - 3700
-    os.utime(of_another, (long_ago, long_ago))
+    # One of them was written when the clock was ahead.
+    for path, seconds in ((of_another, -3700), (account, 10**8)):
+        os.utime(path, (time.time() + seconds,) * 2)
     PersonalState(new_context(), tmp_path, 4).save(head(5), 5)
     assert rounds_on(tmp_path) == [3, 4, 5]
     assert len(list(tmp_path.iterdir())) == 3
 
 
 def test_a_full_disk_leaves_the_state_in_memory(tmp_path, caplog, monkeypatch):
-    def full(path, data):
+    def full(*_, **__):
         raise OSError(errno.ENOSPC, "No space left on device")
 
     context = new_context()
@@ -426,11 +429,24 @@ def test_a_run_goes_on_from_what_the_last_one_left_until_it_has_its_own(tmp_path
     assert value_of(PersonalState(new_context(), acknowledged=30, **first)) == 7
 
 
+def set_back_clock(*paths: Path) -> None:
+    """Give files the times of a device that began in 2036 and lost its clock since."""
+    for i, path in enumerate(paths):
+        os.utime(path, ns=((2_100_000_000 - i) * 10**9,) * 2)
+
+
+def without_counter(path: Path) -> None:
+    """Make a file as earlier releases wrote it."""
+    about, arrays = read_checked(path, "")
+    del about["counter"]
+    path.write_bytes(pack(arrays, about))
+
+
 def test_of_many_earlier_runs_the_newest_eight_stay(tmp_path):
     for i in range(12):
         PersonalState(new_context(), tmp_path, run=f"r{i}").save(head(i), 5)
-        path = tmp_path / f"r{i}-00000005.safetensors"
-        os.utime(path, ns=(i * 10**9, i * 10**9))
+        files = [tmp_path / f"r{j}-00000005.safetensors" for j in range(i + 1)]
+        set_back_clock(*filter(Path.exists, files))
     PersonalState(new_context(), tmp_path, run="now").save(head(1), 1)
     stay = [f"r{i}-00000005.safetensors" for i in range(4, 12)]
     assert files_in(tmp_path) == sorted([*stay, "now-00000001.safetensors"])
@@ -440,24 +456,50 @@ def test_of_many_runs_with_directories_of_their_own_the_newest_eight_stay(tmp_pa
     def place(run: str, client: str = "pi") -> Path:
         return tmp_path / f"run-{run}" / client
 
-    for i in range(14):
-        path = place(f"r{i}") / f"r{i}-00000005.safetensors"
-        path.parent.mkdir(parents=True)
-        path.touch()
+    def save(run: str, round_: int) -> None:
+        PersonalState(new_context(), place(run), run=run).save(head(1), round_)
+
+    def stay() -> set[str]:
+        names = {
+            path.parent.name.removeprefix("run-") for path in tmp_path.glob("*/pi")
+        }
+        return names - {"now"}
+
+    for i in range(8):
+        save(f"r{i}", 5)
+    # A resumed run is as new as what it has written last.
+    save("r0", 6)
     # What was told of the examples counts for good; an experiment may be called so.
     (place("r1") / "privacy.json").touch()
     (place("r3") / "r3-00000005.safetensors").rename(place("r3") / "a-00000005")
     place("r2", "other").mkdir()
-    for i in range(14):
-        # A resumed run is as new as what it has written last.
-        os.utime(place(f"r{i}"), ns=((i or 100) * 10**9,) * 2)
-
-    PersonalState(new_context(), place("now"), run="now").save(head(1), 1)
-    stay = {f"r{i}" for i in (0, 1, 3, *range(7, 14))}
-    assert {f"r{i}" for i in range(14) if place(f"r{i}").exists()} == stay
+    # A killed writer's is the run's as well.
+    (place("r4") / f".r4-00000006.safetensors.{'a' * 16}.partial").touch()
+    for i in range(8, 14):
+        save(f"r{i}", 5)
+        set_back_clock(
+            *(place(f"r{j}") for j in range(i + 1) if place(f"r{j}").exists())
+        )
+    save("now", 1)
+    assert stay() == {f"r{i}" for i in (0, 1, 3, *range(7, 14))}
     assert value_of(PersonalState(new_context(), place("now"), run="now")) == 1
     assert place("r2", "other").exists()
     assert not place("r4").parent.exists()
+
+
+@pytest.mark.parametrize("link", ["run-old", "run-old/pi"])
+def test_directories_of_runs_that_are_links_are_left(tmp_path, link):
+    theirs = tmp_path / "theirs" / "pi"
+    PersonalState(new_context(), theirs, run="old").save(head(1), 1)
+    root = tmp_path / "state"
+    (root / link).parent.mkdir(parents=True)
+    (root / link).symlink_to(theirs if link.endswith("pi") else theirs.parent)
+    runs = [f"r{i}" for i in range(10)]
+    for run in runs:
+        directory = root / f"run-{run}" / "pi"
+        PersonalState(new_context(), directory, run=run).save(head(1), 1)
+    assert [run for run in runs if not (root / f"run-{run}").exists()] == ["r0"]
+    assert files_in(theirs) == ["old-00000001.safetensors"]
 
 
 def test_an_experiment_s_run_drops_nothing_beside_its_directory(tmp_path):
@@ -502,12 +544,51 @@ def test_a_client_tells_what_it_has_kept(tmp_path):
     assert PersonalState(new_context(), tmp_path, run="other").kept() == nothing
 
 
-def test_the_newest_of_several_earlier_runs_is_taken(tmp_path):
+def test_the_newest_of_several_earlier_runs_is_taken_whatever_the_clock(tmp_path):
+    paths = []
     for run, value in (("b", 1), ("a", 2), ("c", 3)):
         PersonalState(new_context(), tmp_path, run=run).save(head(value), 5)
-        path = tmp_path / f"{run}-00000005.safetensors"
-        os.utime(path, ns=(value * 10**9, value * 10**9))
+        paths.append(tmp_path / f"{run}-00000005.safetensors")
+    set_back_clock(*paths)
     assert value_of(PersonalState(new_context(), tmp_path, 0, run="d")) == 3
+    # The run that has written last is the newest, though it began first.
+    PersonalState(new_context(), tmp_path, run="b").save(head(4), 6)
+    set_back_clock(*reversed(paths), tmp_path / "b-00000006.safetensors")
+    assert value_of(PersonalState(new_context(), tmp_path, 0, run="d")) == 4
+
+
+def test_states_of_earlier_releases_come_before_all_others_and_stay(tmp_path):
+    old = [f"old{i}" for i in range(9)]
+    for i, run in enumerate(old):
+        PersonalState(new_context(), tmp_path, run=run).save(head(-i), 9)
+        without_counter(tmp_path / f"{run}-00000009.safetensors")
+        os.utime(tmp_path / f"{run}-00000009.safetensors", ns=(i * 10**9,) * 2)
+    # Among themselves they have their times alone.
+    assert value_of(PersonalState(new_context(), tmp_path, 0, run="next")) == -8
+
+    def old_left() -> int:
+        return len(list(tmp_path.glob("old*")))
+
+    for i in range(8):
+        PersonalState(new_context(), tmp_path, run=f"new{i}").save(head(i), 1)
+        os.utime(tmp_path / f"new{i}-00000001.safetensors", (0, 0))
+        assert value_of(PersonalState(new_context(), tmp_path, 0, run="next")) == i
+        # Nobody can tell which of them is the newest.
+        assert old_left() == 9
+    PersonalState(new_context(), tmp_path, run="new8").save(head(8), 1)
+    assert old_left() == 0
+    # A run that an earlier release began goes on, too.
+    PersonalState(new_context(), tmp_path, run="own").save(head(5), 1)
+    without_counter(tmp_path / "own-00000001.safetensors")
+    state = PersonalState(new_context(), tmp_path, 1, run="own")
+    assert value_of(state) == 5
+    state.save(head(6), 2)
+    assert value_of(PersonalState(new_context(), tmp_path, 2, run="own")) == 6
+
+
+def test_nobody_else_may_read_a_head(tmp_path):
+    PersonalState(new_context(), tmp_path).save(head(1), 1)
+    assert (tmp_path / "00000001.safetensors").stat().st_mode & 0o777 == 0o600
 
 
 def test_a_resumed_run_finds_its_own_again(tmp_path):
