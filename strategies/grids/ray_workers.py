@@ -2,9 +2,10 @@
 
 import contextlib
 import os
+import secrets
 import sys
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from logging import ERROR, WARNING
 from pathlib import Path
 from typing import Any
@@ -176,14 +177,15 @@ def _start_ray() -> None:
     address = os.environ.get("RAY_ADDRESS", "")
     _check_answers(address)
     try:
-        ray.init(
-            # Without one Ray would look for a cluster that somebody has started here,
-            # or had: for one that is gone it waits for minutes.
-            address or "local",
-            include_dashboard=False,
-            log_to_driver=False,
-            logging_level=ERROR,
-        )
+        with _authentication(starts_ray=address in ("", "local")):
+            ray.init(
+                # Without one Ray would look for a cluster that somebody has started
+                # here, or had: for one that is gone it waits for minutes.
+                address or "local",
+                include_dashboard=False,
+                log_to_driver=False,
+                logging_level=ERROR,
+            )
     # Of a machine on which it takes too long to start, Ray has no type of its own.
     except Exception as error:
         reason = " ".join(str(error).split())[:200]
@@ -191,6 +193,40 @@ def _start_ray() -> None:
         if address:
             what = f"RAY_ADDRESS is {address!r}, where no Ray cluster answers"
         raise SettingsError(f"{what}: {reason}") from error
+
+
+@contextlib.contextmanager
+def _authentication(starts_ray: bool) -> Iterator[None]:
+    """Set how the Ray that is started or joined in this context authenticates.
+
+    By default Ray listens on every interface and asks for no credentials, so anybody on
+    the network could run code in its workers. A Ray that we start listens on loopback
+    and requires a random token, unless the user has chosen ``RAY_AUTH_MODE``.
+    """
+    from ray._private import ray_constants
+    from ray._raylet import AuthenticationTokenLoader, Config  # type: ignore[attr-defined]
+
+    added = {}
+    if starts_ray and "RAY_AUTH_MODE" not in os.environ:
+        added["RAY_AUTH_MODE"] = "token"
+        if not os.environ.keys() & {"RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"}:
+            added["RAY_AUTH_TOKEN"] = secrets.token_hex(32)
+    multi_node = ray_constants.ENABLE_RAY_CLUSTER
+    os.environ |= added
+    # Ray has no argument for this: `_node_ip_address` replaces loopback by the address
+    # on the network.
+    ray_constants.ENABLE_RAY_CLUSTER = multi_node and not starts_ray
+    # Ray reads the variables when it is imported and keeps the token for later starts.
+    Config.initialize("")
+    AuthenticationTokenLoader.instance().reset_cache()
+    try:
+        yield
+    finally:
+        # The workers have the token by now. Left in place, it would be taken for the
+        # token of the next cluster that this process joins.
+        ray_constants.ENABLE_RAY_CLUSTER = multi_node
+        for name in added:
+            del os.environ[name]
 
 
 def _check_answers(address: str) -> None:

@@ -2,6 +2,7 @@
 
 import json
 import os
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -12,6 +13,7 @@ from federation import ROOT, kill_9, processes_with, wait_until
 
 import simulation
 from strategies.grids import ray_workers
+from strategies.grids.simulation import RayGrid
 
 GUEST = ROOT / "tests" / "guest"
 
@@ -71,6 +73,58 @@ def test_ray_and_inline_give_the_same_numbers(tmp_path):
         other = second[name]
         assert client.pop("class-counts") == other.pop("class-counts")
         assert client == pytest.approx(other, rel=1e-6, abs=1e-6)
+
+
+INTRUDER = """
+import sys
+from pathlib import Path
+import ray
+
+ray.init(sys.argv[1], log_to_driver=False)
+
+# The workers hold all cores.
+@ray.remote(num_cpus=0)
+def intrude():
+    Path(sys.argv[2]).touch()
+
+ray.get(intrude.remote())
+"""
+
+
+def address_of_ray() -> str:
+    import ray
+
+    RayGrid(lambda message, context: message, 1)
+    return str(ray.get_runtime_context().gcs_address)
+
+
+@pytest.mark.e2e
+def test_a_process_without_the_token_cannot_run_code_in_the_workers(tmp_path):
+    mark, address = tmp_path / "mark", address_of_ray()
+    assert not [name for name in os.environ if name.startswith("RAY_AUTH_")]
+    # Otherwise the intruder's Ray would look for loopback addresses on the network.
+    reachable = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
+    result = subprocess.run(
+        [sys.executable, "-c", INTRUDER, address, str(mark)],
+        env=os.environ | reachable,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert "ConnectionError" in result.stderr
+    assert not mark.exists()
+
+
+@pytest.mark.e2e
+def test_ray_listens_on_loopback_alone():
+    host, _, port = address_of_ray().rpartition(":")
+    assert host == "127.0.0.1"
+    socket.create_connection((host, int(port))).close()
+    # Reaches whatever listens on all interfaces.
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection(("127.0.0.2", int(port)))
 
 
 @pytest.mark.e2e

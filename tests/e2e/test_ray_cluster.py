@@ -19,6 +19,7 @@ START = (
 )
 ENVIRONMENT = os.environ | {
     **{"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
+    **{"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": "0123456789abcdef" * 4},
     # One that hangs is aborted, and says where it was.
     "PYTHONFAULTHANDLER": "1",
 }

@@ -3,6 +3,7 @@
 import itertools
 import os
 import sys
+from contextlib import nullcontext
 from types import ModuleType, SimpleNamespace
 
 import pytest
@@ -192,9 +193,53 @@ def test_a_ray_that_does_not_start_is_one_line(ray, monkeypatch, address, line):
 
     monkeypatch.setattr(ray, "is_initialized", lambda: False)
     monkeypatch.setattr(ray, "init", init, raising=False)
+    monkeypatch.setattr(ray_workers, "_authentication", lambda **_: nullcontext())
     monkeypatch.setenv("RAY_ADDRESS", address)
     monkeypatch.setenv("PYTHONPATH", os.environ.get("PYTHONPATH", ""))
     with pytest.raises(SettingsError) as caught:
         RayWorkers(object, "cpu")
     assert str(caught.value).startswith(line)
     assert str(caught.value).endswith("It may be busy.")
+
+
+MODE, TOKEN, PATH = "RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"
+
+
+@pytest.mark.parametrize(
+    ("starts_ray", "chosen", "added"),
+    [
+        (True, {}, {MODE, TOKEN}),
+        (True, {TOKEN: "a" * 64}, {MODE}),
+        (True, {PATH: "/a/file"}, {MODE}),
+        (True, {MODE: "token"}, set()),
+        (True, {MODE: "disabled"}, set()),
+        (False, {}, set()),
+        (False, {TOKEN: "a" * 64}, set()),
+    ],
+)
+def test_what_the_user_has_chosen_for_authentication_is_kept(
+    monkeypatch, starts_ray, chosen, added
+):
+    for name in (MODE, TOKEN, PATH):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in chosen.items():
+        monkeypatch.setenv(name, value)
+
+    def present() -> dict[str, str]:
+        return {n: os.environ[n] for n in (MODE, TOKEN, PATH) if n in os.environ}
+
+    with ray_workers._authentication(starts_ray):
+        within = present()
+    assert within.keys() == chosen.keys() | added
+    assert chosen.items() <= within.items()
+    assert present() == chosen
+
+
+def test_each_ray_has_another_token(monkeypatch):
+    for name in (MODE, TOKEN, PATH):
+        monkeypatch.delenv(name, raising=False)
+    tokens = set()
+    for _ in range(3):
+        with ray_workers._authentication(starts_ray=True):
+            tokens.add(os.environ[TOKEN])
+    assert [len(token) for token in tokens] == [64] * 3
