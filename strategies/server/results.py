@@ -69,7 +69,7 @@ def read_rows(path: Path) -> list[Row]:
     if path.is_file():
         for line in path.read_bytes().splitlines():
             try:
-                row = json.loads(line)
+                row = parse_json(line)
             except ValueError:
                 break
             if not isinstance(row, dict) or not isinstance(row.get("round"), int):
@@ -170,8 +170,22 @@ def gaps(clients: Mapping[str, Mapping[str, Any]], asked: str = "") -> list[str]
 
 
 def read_json(path: Path) -> Any:
-    """Return what a JSON file has."""
-    return json.loads(path.read_text(encoding="utf-8"))
+    """Return what a JSON file has; raises `ValueError` like `parse_json`."""
+    return parse_json(path.read_text(encoding="utf-8"))
+
+
+def parse_json(text: str | bytes) -> Any:
+    """Return the value of a JSON text.
+
+    Raises
+    ------
+    ValueError
+        If it is not JSON, or is nested too deeply to be read.
+    """
+    try:
+        return json.loads(text)
+    except RecursionError as error:
+        raise ValueError("JSON is nested too deeply") from error
 
 
 def write_json(path: Path, value: object) -> None:

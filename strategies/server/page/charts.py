@@ -77,7 +77,7 @@ class Scale:
         logarithmic: bool = False,
     ) -> None:
         self.logarithmic, self.start, self.end = logarithmic, start, end
-        low, high = min(map(self._along, values)), max(map(self._along, values))
+        low, high = self._along(min(values)), self._along(max(values))
         if high - low < 1e-9 * max(1.0, abs(high)):
             margin = 0.5 if whole else (abs(high) * 0.1 or 0.1)
             low, high = low - margin, high + margin

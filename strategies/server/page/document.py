@@ -7,12 +7,11 @@ from datetime import UTC, datetime
 from html import escape
 from pathlib import Path
 
-from strategies.server.page.charts import DASHES, Curve, bars, curves
+from strategies.server.page.charts import DASHES, Curve, Point, bars, curves
 from strategies.server.page.folder import (
     Client,
     Results,
     RunView,
-    number,
     shown,
 )
 from strategies.server.page.look import SCRIPT, STYLE
@@ -49,7 +48,7 @@ def page(results: Results, live: bool = False) -> str:
     """
     # Its name alone: the page is sent to others, who need not know where it lies.
     folder = escape(shown(results.folder.absolute().name))
-    body = _body(results.runs())
+    body = results.drawn(_body)
     digest = hashlib.sha256(body.encode()).hexdigest()[:16]
     policy = (
         f"default-src 'none'; style-src '{_hash(STYLE)}'; "
@@ -124,7 +123,7 @@ def _table_of_runs(runs: Sequence[RunView], looks: dict[str, tuple[int, int]]) -
             f'<svg class="key c{colour % 8}" viewBox="0 0 36 10"><path class="curve" '
             f'd="M0 5H36" stroke-dasharray="{DASHES[dash % len(DASHES)]}"/></svg>'
         )
-        measure = quality(_names(run))
+        measure = quality(run.series)
         rows.append(
             f'<tr><td class="name">{key}{escape(run.name)}</td>'
             f"<td>{_latest(run, measure, _form(measure))}</td>"
@@ -134,7 +133,7 @@ def _table_of_runs(runs: Sequence[RunView], looks: dict[str, tuple[int, int]]) -
             f"<td>{_latest(run, 'seconds', duration)}</td>"
             f"<td>{_when(run.written)}</td></tr>"
         )
-    measures = {quality(_names(run)) for run in runs}
+    measures = {quality(run.series) for run in runs}
     head = (
         '<th class="name">run</th>'
         f"<th>latest {escape(', '.join(sorted(measures)))}</th>"
@@ -147,14 +146,8 @@ def _table_of_runs(runs: Sequence[RunView], looks: dict[str, tuple[int, int]]) -
     )
 
 
-def _names(run: RunView) -> set[str]:
-    return {name for row in run.rows for name in row}
-
-
-def _values(run: RunView, name: str) -> list[tuple[float, float]]:
-    """Return a metric by round, as far as it is a number."""
-    pairs = ((row["round"], number(row.get(name))) for row in run.rows)
-    return [(server_round, value) for server_round, value in pairs if value is not None]
+def _values(run: RunView, name: str) -> list[Point]:
+    return run.series.get(name, [])
 
 
 def _latest(run: RunView, name: str, form: Callable[[float], str]) -> str:
@@ -168,8 +161,7 @@ def _bytes(run: RunView, name: str) -> str:
 
 
 def _progress(run: RunView) -> str:
-    done = run.rows[-1]["round"] if run.rows else 0
-    text = f"{done:,}" + (f" of {run.rounds:,.0f}" if run.rounds else "")
+    text = f"{run.last_round:,}" + (f" of {run.rounds:,.0f}" if run.rounds else "")
     if not run.state:
         return text
     text += f' <span class="{run.state}">{run.state}</span>'
@@ -213,10 +205,10 @@ def _axis(measure: str) -> Callable[[float], str]:
 
 
 def _charts(runs: Sequence[RunView], looks: dict[str, tuple[int, int]]) -> str:
-    def of(values: Callable[[RunView], list[tuple[float, float]]]) -> list[Curve]:
+    def of(values: Callable[[RunView], Sequence[Point]]) -> list[Curve]:
         return [Curve(run.name, *looks[run.name], values(run)) for run in runs]
 
-    measure = quality({name for run in runs for name in _names(run)})
+    measure = quality({name for run in runs for name in run.series})
     wide = measure not in ("accuracy", "loss-point")
     figures = {
         measure + ", mean over clients": curves(
@@ -226,10 +218,10 @@ def _charts(runs: Sequence[RunView], looks: dict[str, tuple[int, int]]) -> str:
             "training loss", of(lambda run: _values(run, "train-loss")), _plain
         ),
         "bytes so far, down and up, in MB": curves(
-            "bytes so far", of(_traffic), lambda value: f"{value:,.4g}"
+            "bytes so far", of(lambda run: run.traffic), lambda value: f"{value:,.4g}"
         ),
     }
-    every = {name for run in runs for name in _names(run)}
+    every = {name for run in runs for name in run.series}
     more = {}
     for name in sorted(every.difference(ELSEWHERE, (measure,))):
         found = of(lambda run, name=name: _values(run, name))  # type: ignore[misc]
@@ -249,14 +241,6 @@ def _figures(drawn: Mapping[str, str]) -> str:
         f"<figure><figcaption>{escape(shown(title))}</figcaption>{svg}</figure>"
         for title, svg in drawn.items()
     )
-
-
-def _traffic(run: RunView) -> list[tuple[float, float]]:
-    total, points = 0.0, []
-    for row in run.rows:
-        total += sum(number(row.get(n)) or 0.0 for n in ("bytes-down", "bytes-up"))
-        points.append((row["round"], total / 1e6))
-    return points
 
 
 # The clients.

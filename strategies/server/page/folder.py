@@ -4,17 +4,26 @@ The folder may be empty, half-written or on its way out, and clients chose their
 nothing in it is trusted to be of a certain form.
 """
 
-import json
 import math
 import os
 import platform
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from strategies.server.checks import one_line
-from strategies.server.results import CLIENTS, METRICS, STATUS, Row, quality, read_rows
+from strategies.server.page.charts import Point
+from strategies.server.results import (
+    CLIENTS,
+    METRICS,
+    STATUS,
+    Row,
+    quality,
+    read_json,
+    read_rows,
+)
 
 # A run is in a folder of its name, which may be of a seed or an earlier run.
 DEPTH = 4
@@ -62,8 +71,12 @@ class RunView:
     ----------
     name : str
         Its folder within the results folder.
-    rows : list of dict
-        Those of ``metrics.jsonl``.
+    series : dict
+        Points of each metric in ``metrics.jsonl`` by round, where it is a number.
+    traffic : list of (float, float)
+        Megabytes down and up so far, by round.
+    last_round : int
+        The last round in ``metrics.jsonl``; 0 before the first.
     state : str
         ``running``, ``finished``, ``stopped``, or empty where nothing says it.
     rounds : int, optional
@@ -79,7 +92,9 @@ class RunView:
     """
 
     name: str
-    rows: list[Row]
+    series: dict[str, list[Point]]
+    traffic: list[Point]
+    last_round: int = 0
     state: str = ""
     rounds: float | None = None
     left: float | None = None
@@ -94,7 +109,9 @@ class RunView:
 
 
 class Results:
-    """A results folder, of which only what has changed is read again.
+    """A results folder, of which only what has changed is read and drawn again.
+
+    Files are known by their sizes and the times of their last changes.
 
     Parameters
     ----------
@@ -105,6 +122,16 @@ class Results:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self._read: dict[Path, tuple[Any, RunView]] = {}
+        self._drawn: tuple[list[RunView], str] = [], ""
+
+    def drawn(self, draw: Callable[[list[RunView]], str]) -> str:
+        """Return a drawing of all runs: the last one, if no run has changed since."""
+        runs, (former, text) = self.runs(), self._drawn
+        # Runs that have not changed are the same objects.
+        if not text or list(map(id, runs)) != list(map(id, former)):
+            text = draw(runs)
+            self._drawn = runs, text
+        return text
 
     def runs(self) -> list[RunView]:
         """Return all runs in the folder, in the order of their names."""
@@ -148,23 +175,26 @@ def _stamp(path: Path) -> tuple[int, int] | None:
 
 def _json(path: Path) -> dict[str, Any]:
     try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError):
+        value = read_json(path)
+    except (OSError, ValueError):
         return {}
     return value if isinstance(value, dict) else {}
 
 
 def _view(directory: Path, folder: Path) -> RunView:
     try:
-        rows = read_rows(directory / METRICS)
+        read = read_rows(directory / METRICS)
     except OSError:
-        rows = []
+        read = []
+    # An integer may be too long for the axis.
+    rows = [row for row in read if number(row["round"]) is not None]
     status, times = _json(directory / STATUS), [0.0]
     for name in (METRICS, STATUS):
         if stamp := _stamp(directory / name):
             times.append(stamp[0] / 1e9)
     inner = directory.relative_to(folder).as_posix()
-    own = quality({name for row in rows for name in row})
+    series = _series(rows)
+    own = quality(series)
     listed = status.get("clients")
     if isinstance(listed, list):
         clients = [c for c in listed if isinstance(c, dict)]
@@ -183,7 +213,9 @@ def _view(directory: Path, folder: Path) -> RunView:
         state = "stopped"
     return RunView(
         name=shown(inner if inner != "." else folder.resolve().name),
-        rows=rows,
+        series=series,
+        traffic=_traffic(rows),
+        last_round=rows[-1]["round"] if rows else 0,
         state=state if state in ("running", "finished", "stopped") else "",
         rounds=number(status.get("rounds")),
         left=None if killed else number(status.get("left")),
@@ -191,6 +223,25 @@ def _view(directory: Path, folder: Path) -> RunView:
         measure=shown(measure),
         clients=_clients(clients, rows),
     )
+
+
+def _series(rows: list[Row]) -> dict[str, list[Point]]:
+    """Return each metric's points; none where it never is a number."""
+    found: dict[str, list[Point]] = {}
+    for row in rows:
+        for name, value in row.items():
+            points = found.setdefault(name, [])
+            if (finite := number(value)) is not None:
+                points.append((row["round"], finite))
+    return found
+
+
+def _traffic(rows: list[Row]) -> list[Point]:
+    total, points = 0.0, []
+    for row in rows:
+        total += sum(number(row.get(n)) or 0.0 for n in ("bytes-down", "bytes-up"))
+        points.append((row["round"], total / 1e6))
+    return points
 
 
 def _is_gone(status: dict[str, Any]) -> bool:

@@ -89,7 +89,7 @@ def test_a_row_without_what_is_summed_up_is_damaged(tmp_path, name):
     assert report.finish({})["bytes"] == 110
 
 
-@pytest.mark.parametrize("rest", ['{"round": 3, "acc', "{", "nonsense"])
+@pytest.mark.parametrize("rest", ['{"round": 3, "acc', "{", "nonsense", "[" * 100_000])
 def test_a_last_line_that_was_cut_off_is_left_out(tmp_path, rest):
     path = tmp_path / "metrics.jsonl"
     lines = [json.dumps(row(1)), json.dumps(row(2)), rest]

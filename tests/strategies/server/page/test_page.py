@@ -15,6 +15,7 @@ from html.parser import HTMLParser
 
 import pytest
 
+from strategies.server.page import document
 from strategies.server.page.__main__ import main
 from strategies.server.page.document import page, write_page
 from strategies.server.page.folder import Results
@@ -198,6 +199,17 @@ def test_a_damaged_file_is_no_end(tmp_path, status):
     assert row[3] == "1"
 
 
+@pytest.mark.parametrize("line", ["[" * 100_000, f'{{"round": 1{"0" * 400}}}'])
+def test_a_damaged_run_leaves_the_others_on_the_page(tmp_path, line):
+    write(tmp_path, "a")
+    write(tmp_path, "b")
+    (tmp_path / "a" / "metrics.jsonl").write_text(line)
+    write_page(tmp_path)
+    text = (tmp_path / "report.html").read_text()
+    cells = [row[:2] for row in Reader(text).tables["runs"][1:]]
+    assert cells == [["a", "-"], ["b", "75.00 %"]]
+
+
 def test_rows_of_any_values(tmp_path):
     strange = {"train-loss": "x", "accuracy": None, "bytes-down": True, "seconds": []}
     write(tmp_path, rows=[{"round": 1, **strange, "rejected-clients": [1, {}]}, *ROWS])
@@ -229,7 +241,24 @@ def test_only_what_has_changed_is_read_again(tmp_path, monkeypatch):
     write(tmp_path, "b", [*ROWS, {**ROWS[1], "round": 3}])
     after = results.runs()
     assert after[0] is before[0]
-    assert len(after[1].rows) == 3
+    assert after[1].last_round == 3
+
+
+def test_the_runs_are_drawn_again_only_when_one_has_changed(tmp_path, monkeypatch):
+    write(tmp_path, "a")
+    write(tmp_path, "b")
+    results = Results(tmp_path)
+    drawn = []
+    draw = document._body
+    monkeypatch.setattr(document, "_body", lambda runs: drawn.append(1) or draw(runs))
+    first = page(results)
+    assert page(results) == first
+    assert len(drawn) == 1
+    write(tmp_path, "b", [*ROWS, {**ROWS[1], "round": 3, "accuracy": 0.5}])
+    assert Reader(page(results)).tables["runs"][2][1] == "50.00 %"
+    shutil.rmtree(tmp_path / "a")
+    assert len(Reader(page(results)).tables["runs"]) == 2
+    assert len(drawn) == 3
 
 
 def test_it_needs_nothing_from_elsewhere(tmp_path):
