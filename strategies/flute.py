@@ -244,10 +244,11 @@ class FLUTEStar(FLUTE):
 class FLUTELinear(HeadsOnServer):
     """Algorithm 1: a linear representation B and the heads W = [w_1 … w_M].
 
-    B ← B − η [Σ_i ∇_B L_i + 2 B (2 γ2 BᵀB − γ1 WWᵀ)],
-    w_i ← w_i − η [∇_{w_i} L_i + 2 (2 γ2 WWᵀ − γ1 BᵀB) w_i]  (equations 5 and 6),
-    all gradients at the old (B, W), and sums over the clients, not means. γ1 > 2 γ2 is
-    a `SettingsError`: it makes the loss unbounded below.
+    B ← B − η_l Σ_i ∇_B L_i − 2 η_r B (2 γ2 BᵀB − γ1 WWᵀ),
+    w_i ← w_i − η_l ∇_{w_i} L_i − 2 η_r (2 γ2 WWᵀ − γ1 BᵀB) w_i  (equations 5 and 6),
+    all gradients at the old (B, W), and sums over the clients, not means. With
+    γ1 > 2 γ2 the regularizer has no lower bound and ‖BW‖_F usually diverges (appendix
+    C.1), so a run logs a warning.
 
     Parameters
     ----------
@@ -256,7 +257,10 @@ class FLUTELinear(HeadsOnServer):
     rank : int, default 2
         Width k of the representation.
     learning_rate : float, default 0.01
-        Step size η.
+        Step size η_l of the clients' losses.
+    regularizer_learning_rate : float, default 0
+        Step size η_r of the regularizer with the weights γ1 and γ2; 0 means
+        ``learning-rate``, as in the paper's theorems and experiments.
     gamma1 : float, default 0.25
         Weight γ1 of −‖BW‖_F².
     gamma2 : float, default 0.125
@@ -280,19 +284,16 @@ class FLUTELinear(HeadsOnServer):
         dimension: Annotated[int, Range("[1, inf)")] = 10,
         rank: Annotated[int, Range("[1, inf)")] = 2,
         learning_rate: Annotated[float, Range("(0, inf)")] = 0.01,
+        regularizer_learning_rate: Annotated[float, Range("[0, inf)")] = 0.0,
         gamma1: Annotated[float, Range("[0, inf)")] = 0.25,
         gamma2: Annotated[float, Range("[0, inf)")] = 0.125,
         initial_scale: Annotated[float, Range("[0, inf)")] = 0.0,
         **base: Any,
     ) -> None:
         super().__init__(**base)
-        if not 0 <= gamma1 <= 2 * gamma2:
-            raise SettingsError(
-                f"gamma1 is {gamma1} and gamma2 is {gamma2}; gamma1 must be from 0 to "
-                "2 gamma2: beyond, the loss has no lower bound and FLUTE diverges"
-            )
         self.dimension, self.rank = dimension, rank
         self.learning_rate = learning_rate
+        self.regularizer_learning_rate = regularizer_learning_rate
         self.gamma1, self.gamma2 = gamma1, gamma2
         self.initial_scale = initial_scale
         validate(self)
@@ -305,6 +306,14 @@ class FLUTELinear(HeadsOnServer):
 
     def initialize(self, grid: Grid) -> ArrayRecord:
         """Return B⁰ᵀ of shape (k, d) with entries from N(0, α²)."""
+        if self.gamma1 > 2 * self.gamma2:
+            log(
+                WARNING,
+                "gamma1 is %g, more than 2 gamma2 = %g: the regularizer has no lower "
+                "bound, and FLUTE usually diverges; lower gamma1 if the error grows",
+                self.gamma1,
+                2 * self.gamma2,
+            )
         start = self._random((self.rank, self.dimension), "representation")
         return to_record({REPRESENTATION_WEIGHT: start})
 
@@ -342,12 +351,14 @@ class FLUTELinear(HeadsOnServer):
             # The sum is n times the mean, or what is in its place.
             grad_b = len(replies) * np.asarray(combined[name_b].T, np.float64)
         bb, ww = b.T @ b, w @ w.T
-        new_b = b - self.learning_rate * (
-            grad_b + 2 * b @ (2 * self.gamma2 * bb - self.gamma1 * ww)
+        reg_b = 2 * b @ (2 * self.gamma2 * bb - self.gamma1 * ww)
+        reg_w = 2 * (2 * self.gamma2 * ww - self.gamma1 * bb) @ w
+        # η_r/η_l. At the default of 1 the rounding is that of a single step size.
+        ratio = (self.regularizer_learning_rate or self.learning_rate) / (
+            self.learning_rate
         )
-        new_w = w - self.learning_rate * (
-            grad_w + 2 * (2 * self.gamma2 * ww - self.gamma1 * bb) @ w
-        )
+        new_b = b - self.learning_rate * (grad_b + ratio * reg_b)
+        new_w = w - self.learning_rate * (grad_w + ratio * reg_w)
         if not is_finite({REPRESENTATION_WEIGHT: new_b}):
             return None
         self.keep_heads(names, [{HEAD_WEIGHT: w[None].copy()} for w in new_w.T])

@@ -151,10 +151,59 @@ def test_linear_run_equals_plain_numpy() -> None:
         np.testing.assert_allclose(head, w[:, i], atol=1e-10)
 
 
-@pytest.mark.parametrize("gamma1", [0.2501, 1.0, -0.1])
-def test_diverging_weights_are_refused(gamma1: float) -> None:
-    with pytest.raises(SettingsError, match="no lower bound"):
-        FLUTELinear(gamma1=gamma1, gamma2=0.125)
+def test_linear_step_sizes_of_the_loss_and_of_the_regularizer_differ() -> None:
+    # B = I and w = (0, 2): BᵀB = I and WWᵀ = diag(0, 4). The regularizer's gradients
+    # are B (I/4 - WWᵀ/4) · 2 = diag(1/2, -3/2) in B and (WWᵀ/4 - I/4) w · 2 = (0, 3) in
+    # w; those of the loss are I and (1, 1). With η_l = 0.1 and η_r = 0.01:
+    # B = I - 0.1 I - 0.01 diag(1/2, -3/2), w = (0, 2) - 0.1 (1, 1) - 0.01 (0, 3).
+    strategy = FLUTELinear(
+        dimension=2, learning_rate=0.1, regularizer_learning_rate=0.01
+    )
+    strategy.heads = {"c1": {WEIGHT: np.array([[0.0, 2.0]])}}
+    b, grid = to_record({REPRESENTATION: np.eye(2)}), Answers({1: None})
+    (sent,) = strategy.configure_train(1, b, ConfigRecord(), grid)
+    gradients = {
+        f"gradient.{REPRESENTATION}": np.eye(2),
+        f"gradient.{WEIGHT}": np.ones((1, 2)),
+    }
+    reply = Message(RecordDict({"arrays": to_record(gradients)}), reply_to=sent)
+    new, _ = strategy.aggregate_train(1, [reply])
+    np.testing.assert_allclose(new[REPRESENTATION].numpy(), np.diag([0.895, 0.915]))
+    np.testing.assert_allclose(strategy.heads["c1"][WEIGHT], [[-0.1, 1.87]])
+
+
+@pytest.mark.parametrize("gamma1", [0.3, 0.4])
+def test_gamma1_above_twice_gamma2_warns_and_can_converge(
+    gamma1: float, caplog: pytest.LogCaptureFixture
+) -> None:
+    settings = linear_settings(
+        dimension=10,
+        rank=4,
+        samples=200,
+        spectrum="decaying",
+        num_clients=30,
+        gamma1=gamma1,
+    )
+    grid, strategy = InlineGrid(make_app(settings), 30), build_strategy(settings)
+    arrays = strategy.initialize(grid)
+    assert [r.getMessage() for r in caplog.records if r.levelno == WARNING] == [
+        f"gamma1 is {gamma1}, more than 2 gamma2 = 0.25: the regularizer has no lower "
+        "bound, and FLUTE usually diverges; lower gamma1 if the error grows"
+    ]
+    arrays = run_rounds(strategy, grid, arrays, range(1, 61))
+    b = arrays[REPRESENTATION].numpy().T
+    task = build_task(settings, 30)
+    assert isinstance(task, LinearTask)
+    heads = np.stack([strategy.head(f"{i:06d}")[WEIGHT][0] for i in range(30)], axis=1)
+    error = np.linalg.norm(b @ heads - task.models, axis=0).mean()
+    # With gamma1 = 0.6 it is eight times the best one here, and grows on.
+    assert error < 1.5 * task.best_errors.mean()
+
+
+def test_gamma1_up_to_twice_gamma2_does_not_warn(caplog) -> None:
+    settings = linear_settings()
+    build_strategy(settings).initialize(InlineGrid(make_app(settings), 3))
+    assert not caplog.records
 
 
 def test_heads_belong_to_clients_whatever_the_order_of_replies() -> None:
