@@ -2,6 +2,7 @@
 
 import json
 import re
+import shlex
 import shutil
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import pytest
 from benchmarks.figures import FIGURES, PAGES
 from benchmarks.held import agrees, dirty, numbers, wrong_figures
 from benchmarks.reproduce import Entry, check, duration, entries, main, seconds, show
+from simulation import parse
 
 ROOT = Path(__file__).resolve().parents[1]
 TEXTS = ("README.md", "docs/privacy.md", "deploy/README.md")
@@ -150,6 +152,18 @@ def test_times_are_those_of_the_pages():
 def test_the_list_has_the_reason_where_there_is_no_page():
     entry = Entry(shows="Figure 1", why="a drawing")
     assert show(ROOT, "nothing", entry) == "nothing: Figure 1\n    not here: a drawing"
+
+
+def test_figure_1_of_fedrep_has_the_settings_of_section_5_1():
+    words = shlex.split(entries()["fedrep-figure-1"].command)
+    arguments, given = parse(words[2:])
+    assert arguments.algorithms == ["fedrep", "fedavg", "local"]
+    size = [given[name] for name in ("num-clients", "dimension", "rank")]
+    assert (given["task"], size) == ("linear", [100, 20, 2])
+
+
+def test_no_reason_denies_a_task_that_there_is():
+    assert [n for n, entry in entries().items() if "no task" in entry.why] == []
 
 
 def test_a_name_runs_its_command_with_the_folders_filled_in(

@@ -18,6 +18,7 @@ from task.data.folders import PARTS, ImageFolder
 from task.data.npz import find_arrays
 from task.settings import (
     Checked,
+    Choice,
     Free,
     Place,
     Range,
@@ -35,6 +36,7 @@ Arrays = dict[str, npt.NDArray[Any]]
 # Writes the files of a data set into an empty directory.
 Build = Callable[[Path], None]
 
+EMNIST_SPLITS = ("balanced", "letters", "digits", "mnist", "byclass", "bymerge")
 # An unwritable cache costs decoding time, not the run; a full disk is an error.
 SPACE_MARGIN = 1.02
 
@@ -102,6 +104,10 @@ class DataSettings(Checked):
     classes : str, default ""
         Names of an image folder's classes, with commas between, where a device may lack
         some of them; by default those of its class folders.
+    emnist_split : {"balanced", "letters", "digits", "mnist", "byclass", "bymerge"}
+        Which of EMNIST's data sets ``emnist`` is; by default ``balanced``, with 47
+        classes. The first ten, which SRPFL uses (appendix, "Datasets"), are the digits:
+        ``num-classes=10``.
     image_size : int, default 0
         Side in pixels to which the images of a folder are brought; 0 takes that of the
         first image.
@@ -111,6 +117,7 @@ class DataSettings(Checked):
     cache_dir: Annotated[str, Place("a directory")] = ""
     num_classes: Annotated[int, Range("[0, inf)")] = 0
     classes: Annotated[str, Free("names with commas between")] = ""
+    emnist_split: Annotated[str, Choice(*EMNIST_SPLITS)] = "balanced"
     image_size: Annotated[int, Range("[0, inf)")] = 0
 
 
@@ -362,6 +369,10 @@ def _torchvision(
     return source
 
 
+def _emnist(settings: DataSettings) -> tuple[str, Build]:
+    return _torchvision("EMNIST", split=settings.emnist_split)(settings)
+
+
 def _from_torch(dataset: Any, first: int) -> ImageSet:
     images = np.asarray(dataset.data)
     labels = np.asarray(dataset.targets)
@@ -417,7 +428,7 @@ def _arrays(settings: DataSettings) -> tuple[str, Build]:
 SOURCES: dict[str, Callable[[DataSettings], tuple[str, Build]]] = {
     "digits": _digits,
     "mnist": _torchvision("MNIST"),
-    "emnist": _torchvision("EMNIST", split="letters"),
+    "emnist": _emnist,
     "femnist": _image_folder,
     "cifar10": _torchvision("CIFAR10"),
     "cifar100": _torchvision("CIFAR100"),

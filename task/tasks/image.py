@@ -209,6 +209,8 @@ class ImageTask(BaseTask):
             idle = dict.fromkeys(names, "the data is already split over its clients")
         if self.source not in ("image-folder", "femnist"):
             idle["classes"] = "only an image folder has class folders"
+        if self.source != "emnist":
+            idle["emnist-split"] = "only EMNIST has these splits"
         if self.settings.augment and not self.augment:
             idle["augment"] = "grey images and handwriting need augment-all=true"
         if self.source == "digits":

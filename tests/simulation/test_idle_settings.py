@@ -70,6 +70,10 @@ def warnings_of(arguments: list[str], caplog) -> list[str]:
                 "fraction-train=0.5 does nothing: all nodes take part",
             ],
         ),
+        (
+            ["fedavg", *config("emnist-split='letters'")],
+            ["emnist-split=letters does nothing: only EMNIST has these splits"],
+        ),
         # One of them reads it.
         (["dpsgd", "fedavg", "--fraction", "0.5"], []),
         (["srpfl", *config("communication-time=3.0")], []),

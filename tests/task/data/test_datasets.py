@@ -17,7 +17,7 @@ import pytest
 from PIL import Image
 
 from task.data import folders
-from task.data.datasets import DataSettings, load_dataset
+from task.data.datasets import EMNIST_SPLITS, DataSettings, load_dataset
 from task.data.folders import ImageFolder
 from task.settings import SettingsError
 
@@ -468,14 +468,38 @@ def test_mnist(tmp_path):
         assert half.images.shape[1:] == (28, 28, 1)
 
 
-def test_the_letters_of_emnist_have_26_classes(tmp_path):
+def write_emnist(root: Path, split: str, labels: np.ndarray) -> None:
     for part in ("train", "test"):
-        prefix = tmp_path / "data" / "EMNIST" / "raw" / f"emnist-letters-{part}"
-        write_idx(Path(f"{prefix}-images-idx3-ubyte"), np.zeros((26, 28, 28)))
-        write_idx(Path(f"{prefix}-labels-idx1-ubyte"), np.arange(1, 27))
-    dataset = load(tmp_path / "data", tmp_path, task="emnist")
+        prefix = root / "EMNIST" / "raw" / f"emnist-{split}-{part}"
+        images = np.zeros((len(labels), 28, 28))
+        write_idx(Path(f"{prefix}-images-idx3-ubyte"), images)
+        write_idx(Path(f"{prefix}-labels-idx1-ubyte"), labels)
+
+
+def test_the_first_ten_classes_of_emnist_are_the_digits(tmp_path):
+    write_emnist(tmp_path / "data", "balanced", np.arange(47))
+    whole = load(tmp_path / "data", tmp_path, task="emnist")
+    assert whole.train.labels.tolist() == list(range(47))
+    assert whole.classes[:12] == tuple("0123456789AB")
+    ten = load(tmp_path / "data", tmp_path, task="emnist", num_classes=10)
+    assert ten.test.labels.tolist() == list(range(10))
+    assert ten.classes == tuple("0123456789")
+
+
+def test_the_letters_of_emnist_have_26_classes(tmp_path):
+    write_emnist(tmp_path / "data", "letters", np.arange(1, 27))
+    split = {"task": "emnist", "emnist_split": "letters"}
+    dataset = load(tmp_path / "data", tmp_path, **split)
     assert dataset.train.labels.tolist() == list(range(26))
     assert dataset.classes == tuple("abcdefghijklmnopqrstuvwxyz")
+
+
+def test_the_splits_of_emnist_are_those_of_torchvision():
+    from torchvision.datasets import EMNIST
+
+    assert set(EMNIST_SPLITS) == set(EMNIST.splits)
+    with pytest.raises(SettingsError, match="emnist-split is 'capitals'"):
+        DataSettings(emnist_split="capitals")
 
 
 def test_a_missing_directory_for_torchvision(tmp_path):
