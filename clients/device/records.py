@@ -107,6 +107,9 @@ def checked(client: Client, reply: object) -> Reply:
     for name, metric in metrics.items():
         number = isinstance(metric, bool | int | float | np.number)
         need(number, f"the metric {name!r} as {metric!r}", "a number")
+    # Without a `receive` the model is what another client of this process has left.
+    if client.received or not client.shared:
+        client.check_kept(client.model)
     return values, num_examples, metrics
 
 

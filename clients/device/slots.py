@@ -135,6 +135,24 @@ class Slotted:
                     "which only one is shared"
                 )
 
+    def check_kept(self, model: nn.Module) -> None:
+        """Raise `SettingsError` if a parameter has been trained and nobody keeps it.
+
+        What is in no slot begins each round with its initial values, and may be trained
+        only by what comes after `fit`, such as the fine-tuning before a test.
+        """
+        known = {*self.shared, *self.personal, *(self.sent or ())}
+        for name, value in model.named_parameters():
+            if self.slot_of(name) in known:
+                continue
+            initial = self.task.initial_state[name].to(value.device)
+            if not torch.equal(value.detach(), initial):
+                raise SettingsError(
+                    f"{type(self).__name__}.fit trains {name!r}, which is in no group: "
+                    f"its slot {self.slot_of(name)!r} must be in shared or in personal "
+                    "to be kept, or not be trained; else every round resets it"
+                )
+
 
 def under(slot: str, tensors: Mapping[str, Tensor]) -> Tensors:
     """Return the arrays of a slot by their names within it."""

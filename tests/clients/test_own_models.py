@@ -10,7 +10,8 @@ from torch import nn
 
 from clients import FedAvgClient, FedRepClient
 from clients.device.identity import build_client, client_setup
-from clients.device.slots import difference
+from clients.device.records import checked
+from clients.device.slots import HEAD, difference
 from clients.device.state import PersonalState
 from simulation import simulate
 from task.base import ExampleTask
@@ -52,6 +53,43 @@ def test_a_parameter_is_not_both_shared_and_personal():
     with pytest.raises(SettingsError, match=message):
         client_of(FedRepClient, Tied, words).get_properties({})
     assert client_of(FedAvgClient, Tied, words).get_properties({})["num-examples"] == 3
+
+
+class HeadAlone(FedAvgClient):
+    """Shares the head, and leaves its representation as it began."""
+
+    shared = (HEAD,)
+
+    def fit(self, parameters, config):
+        self.receive(parameters, config)
+        return self.send(self.train("head", 1))
+
+
+class Forgetful(HeadAlone):
+    """Trains its representation as well, and keeps it nowhere."""
+
+    def fit(self, parameters, config):
+        self.receive(parameters, config)
+        return self.send(self.train("all", 1))
+
+
+def test_a_trained_parameter_in_no_group_is_named():
+    def model():
+        return SplitModel(nn.Sequential(nn.Flatten(), nn.Linear(4, 3)), nn.Linear(3, 2))
+
+    def fit(kind):
+        client = client_of(kind, model, numbers())
+        reply = client.fit(client.get_parameters({}), {"server-round": 1})
+        return checked(client, reply)
+
+    arrays, n, _ = fit(HeadAlone)
+    assert (len(arrays), n) == (2, 6)
+    line = (
+        r"^Forgetful\.fit trains 'representation\.1\.weight', which is in no group: "
+        r"its slot 'representation\.' must be in shared or in personal"
+    )
+    with pytest.raises(SettingsError, match=line):
+        fit(Forgetful)
 
 
 def numbers(n: int = 6) -> ExampleSet:
