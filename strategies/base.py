@@ -4,9 +4,10 @@ Clients are known by name and not by node id, sampling is seeded, replies are ch
 means have a fixed order, bytes are counted, and the state can be saved.
 """
 
+import inspect
 from collections.abc import Iterable
 from logging import INFO
-from typing import Annotated, Any, cast
+from typing import Annotated, Any, Self, cast
 
 from flwr.app import (
     ArrayRecord,
@@ -28,7 +29,15 @@ from strategies.server.replies import Arrays, as_float16, check_metrics, single_
 from strategies.server.sampling import Sampler
 from strategies.server.standing import Standing
 from task.messages import INITIAL_ARRAYS, NUM_EXAMPLES, SERVER_ROUND
-from task.settings import Choice, Range, Seed, require, validate
+from task.settings import (
+    Choice,
+    Range,
+    Seed,
+    Settings,
+    SettingsError,
+    require,
+    validate,
+)
 
 
 class BaseStrategy(Evaluating, FlowerFedAvg):
@@ -136,6 +145,29 @@ class BaseStrategy(Evaluating, FlowerFedAvg):
         self.evaluated_in: dict[str, int] = {}
         # Replies that counted in the last evaluation.
         self.evaluated: list[Message] = []
+
+    @classmethod
+    def from_settings(cls, settings: Settings) -> Self:
+        """Return the strategy with its declared arguments taken from settings.
+
+        Raises
+        ------
+        SettingsError
+            If an ``__init__`` does not hand on the arguments of its bases: their
+            settings, the seed among them, would silently keep their defaults.
+        """
+        for kind in cls.__mro__[: cls.__mro__.index(BaseStrategy)]:
+            own = vars(kind).get("__init__")
+            if own and all(
+                parameter.kind is not parameter.VAR_KEYWORD
+                for parameter in inspect.signature(own).parameters.values()
+            ):
+                raise SettingsError(
+                    f"{kind.__qualname__}.__init__ takes no **base, so the settings of "
+                    "its bases, such as fraction-train and seed, have no effect; add "
+                    "**base to its arguments and call super().__init__(**base)"
+                )
+        return super().from_settings(settings)
 
     @property
     def idle_settings(self) -> dict[str, str]:

@@ -118,6 +118,12 @@ WRONG = {
     "outsiders:Needy": (
         "Needy cannot be made of its settings: missing a required argument: 'thing'; "
     ),
+    **dict.fromkeys(
+        ("outsiders:CutOff", "outsiders:BelowCutOff"),
+        "CutOff.__init__ takes no **base, so the settings of its bases, such as "
+        "fraction-train and seed, have no effect; add **base to its arguments and call "
+        "super().__init__(**base)",
+    ),
     "outsiders:WithoutClient": (
         "algorithm 'outsiders:WithoutClient' has no client; its attribute 'client' "
         "must be the import path of a subclass of Client"

@@ -94,6 +94,21 @@ class Needy(BaseStrategy):
         super().__init__(**base)
 
 
+class CutOff(Plain):
+    """Does not hand on what its bases are made with."""
+
+    def __init__(self, *, caution: Annotated[float, Range("(0, 1]")] = 0.5):
+        super().__init__()
+        self.caution = caution
+
+
+class BelowCutOff(CutOff):
+    """Hands on what its base does not take."""
+
+    def __init__(self, **base):
+        super().__init__(**base)
+
+
 class LostClient(BaseStrategy):
     client = "outsiders:NobodyIsHere"
 
