@@ -307,7 +307,7 @@ class BaseStrategy(Evaluating, FlowerFedAvg):
         arrays = self.aggregate_finite(server_round, valid) if valid else None
         if arrays is not None:
             metrics |= self.train_metrics(valid)
-            self.standing.acknowledge(exchange.names(valid), server_round)
+            self.standing.acknowledge(exchange.rounds(valid), server_round)
             self.participants.settle()
         if self.privacy:
             metrics |= self.privacy.spent()

@@ -83,11 +83,15 @@ class Exchange:
         for key in self.expected:
             self.arrays(reply, key)
         # A liar can say what it likes; this is for content that is sent again.
-        said = check_metrics(reply).get(SERVER_ROUND, self.server_round)
+        said = self._round_of(reply)
         if said != self.server_round:
             raise InvalidReplyError(
                 f"is of round {said:g}, not of round {self.server_round}"
             )
+
+    def _round_of(self, reply: Message) -> float:
+        """Return the round in which a reply was made, by its client's word."""
+        return check_metrics(reply).get(SERVER_ROUND, self.server_round)
 
     def arrays(self, reply: Message, key: str) -> Arrays:
         """Return a reply's arrays under a key, in the expected order.
@@ -167,6 +171,19 @@ class Exchange:
     def names(self, replies: Iterable[Message]) -> list[str]:
         """Return the names of the clients that have sent replies, in their order."""
         return [self.name_of(reply.metadata.src_node_id) for reply in replies]
+
+    def rounds(self, replies: Iterable[Message]) -> dict[str, int]:
+        """Return the rounds in which replies were made, by their clients' names.
+
+        A reply that a grid has held back, and that `check_train_reply` of a subclass
+        accepts, is of an earlier round than this one.
+        """
+        return {
+            self.name_of(reply.metadata.src_node_id): int(
+                min(max(self._round_of(reply), 0), self.server_round)
+            )
+            for reply in replies
+        }
 
 
 def mean_loss(metrics: Iterable[Mapping[str, float]]) -> dict[str, float]:

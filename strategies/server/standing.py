@@ -1,6 +1,6 @@
 """How far a run has come with each client."""
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from logging import WARNING
 from typing import Any
@@ -94,10 +94,22 @@ class Standing:
                 text = "client %s goes on without what it had kept last: %s"
                 log(WARNING, text, name, reason)
 
-    def acknowledge(self, names: Collection[str], server_round: int) -> None:
-        """Note that the replies of these clients count in a round."""
-        self.acknowledged |= dict.fromkeys(names, server_round)
-        self.counted += len(names)
+    def acknowledge(self, rounds: Mapping[str, int], server_round: int) -> None:
+        """Note that the replies of some clients count.
+
+        Parameters
+        ----------
+        rounds : mapping of str to int
+            The round in which each client made its reply, by its name: the version that
+            it has kept, also where the reply was held back and counts later.
+        server_round : int
+            The round in which they count.
+        """
+        for name, made_in in rounds.items():
+            # A reply that was held back must not hide a newer one that has counted.
+            if made_in == server_round or made_in > self.acknowledged.get(name, 0):
+                self.acknowledged[name] = made_in
+        self.counted += len(rounds)
 
     def config(
         self, name: str, server_round: int, checkpoints: bool

@@ -3,16 +3,19 @@
 import json
 
 import pytest
-from flwr.app import ArrayRecord, Context, Message, MessageType
+from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MessageType
 from function_clients import grid_of, honest, partition_of
 from outsiders import Hooked
 
 import simulation
-from strategies import build_strategy
+from clients.client_app import make_app
+from strategies import FedRep, build_strategy
 from strategies.grids.simulation import InlineGrid
 from strategies.hooks import RunHooks
+from strategies.server.replies import unused_state
+from strategies.server.rounds import run_rounds
 from strategies.server_app import run, server_settings
-from task.settings import SettingsError
+from task.settings import SettingsError, resolve
 
 
 def rows_after(tmp_path, name: str, grid: InlineGrid, **more) -> list[dict]:
@@ -58,6 +61,50 @@ def test_who_is_not_waited_for_is_not_missed(tmp_path, name, said, caplog):
     assert [row["unanswered"] for row in rows] == [0, 1, 0, 0]
     assert [row.get("unanswered-clients") for row in rows] == [None, said, None, None]
     assert ("no reply of clients 000002" in caplog.text) is (said is not None)
+
+
+class Accepting(FedRep):
+    """Counts replies of earlier rounds as well."""
+
+    def check_train_reply(self, reply):
+        self.exchange.arrays(reply, "arrays")
+
+
+class Holding(InlineGrid):
+    """Holds back what node 1 replies in one round, and gives it in the next one."""
+
+    held: Message | None = None
+
+    def send_and_receive(self, messages, *, timeout=None):
+        messages = list(messages)
+        train = messages[0].metadata.message_type == MessageType.TRAIN
+        if train and self.held:
+            others = [m for m in messages if m.metadata.dst_node_id != 1]
+            held, self.held = self.held, None
+            return [held, *super().send_and_receive(others)]
+        replies = list(super().send_and_receive(messages))
+        if train:
+            self.held = replies.pop(0)
+        return replies
+
+
+def test_who_was_held_back_goes_on_with_what_it_has_kept(caplog):
+    own = {"algorithm": "fedrep", "model": "mlp-2", "head-epochs": 1}
+    settings = resolve({**own, "num-clients": 2, "partition": "iid"})
+    strategy = Accepting(fraction_train=1.0)
+    grid = Holding(make_app(settings), 2)
+    arrays = strategy.initialize(grid)
+    arrays = run_rounds(strategy, grid, arrays, range(1, 3))
+    assert strategy.standing.acknowledged == {"000000": 1, "000001": 2}
+    messages = strategy.configure_train(3, arrays, ConfigRecord(), grid)
+    replies = list(InlineGrid.send_and_receive(grid, messages))
+    assert not [reply for reply in replies if unused_state(reply)]
+    strategy.aggregate_train(3, replies)
+    assert strategy.standing.acknowledged == {"000000": 3, "000001": 3}
+    assert "goes on without" not in caplog.text
+    # An older reply does not take the place of one that has counted since.
+    strategy.standing.acknowledge({"000000": 2}, 4)
+    assert strategy.standing.acknowledged["000000"] == 3
 
 
 def test_a_strategy_may_wrap_the_grid(tmp_path):
