@@ -19,6 +19,23 @@ def test_the_page_of_settings_is_current():
     assert written == settings_page.page(), "run `python -m docs.settings`"
 
 
+def test_the_examples_of_a_built_in_task_are_those_of_the_run(
+    monkeypatch, tmp_path, capsys
+):
+    more = {**SMALL, "rounds": 1, "fraction": 1.0, "output": str(tmp_path / "results")}
+    simulate("fedrep", **more)
+    _, about = load_run(tmp_path / "results/fedrep", "000003")
+    assert not hasattr(about, "task")
+    text = (settings_page.PAGE.parent / "your-task.md").read_text(encoding="utf-8")
+    before, _, after = text.partition("task = build_task(config")
+    code = before.rpartition("```python\n")[2] + "task = build_task(config" + after
+    monkeypatch.chdir(tmp_path)
+    capsys.readouterr()
+    exec(code.partition("```")[0], {})
+    known = json.loads((tmp_path / "results/fedrep/clients.json").read_text())
+    assert int(capsys.readouterr().out) == known["000003"]["num-test-examples"]
+
+
 @pytest.fixture
 def fedamp(monkeypatch, tmp_path) -> Iterator[str]:
     """The example of what a server keeps of each client, as it stands."""

@@ -27,8 +27,8 @@ def final(home: Path) -> dict[str, dict]:
 @pytest.mark.e2e
 def test_the_guide_to_tasks_has_its_blocks():
     kinds = [kind.split(":")[0] for kind, _ in blocks("your-task.md")]
-    assert kinds[:7] == ["file", "file", "run", "run", "python", "file", "run"]
-    assert kinds[7:] == ["file", "python", "file", "run", "file", "run"]
+    assert kinds[:6] == ["file", "file", "run", "run", "python", "python"]
+    assert kinds[6:] == ["file", "run", "file", "python", "file", "run", "file", "run"]
 
 
 @pytest.mark.e2e
