@@ -53,9 +53,13 @@ def test_other_rates_and_optimisers_learn(followed, name):
 
 
 @pytest.mark.e2e
-def test_a_server_that_keeps_each_client_s_model_learns(followed):
-    rows = read_lines(followed / "attentive" / "FedAMP" / "metrics.jsonl")
-    assert rows[-1]["train-loss"] < 0.95 * rows[0]["train-loss"]
+def test_a_server_that_keeps_each_client_s_model_personalises(followed):
+    summary = json.loads((followed / "attentive" / "summary.json").read_text())
+    accuracy = {n: a["accuracy"] for n, a in summary["algorithms"].items()}
+    # As the page has it, to what the machine's rounding moves.
+    page = {"fedavg": 0.603, "local": 0.939, "FedAMP": 0.949}
+    assert accuracy == pytest.approx(page, abs=0.01)
+    assert accuracy["FedAMP"] > accuracy["local"]
 
 
 @pytest.mark.e2e
