@@ -1,17 +1,27 @@
 """From an algorithm's name, or import path, to its client."""
 
 from clients.base import Client
+from clients.device.file_settings import Followed
 from clients.fine_tuning import fine_tuned
 from strategies.algorithms import (
     ALGORITHMS,
     FINE_TUNED,
-    build_strategy,
     client_path,
     settings_owners,
     short_name,
+    strategy_class,
 )
 from task.remembered import remembered
-from task.settings import Maker, Settings, SettingsError, load, require
+from task.settings import (
+    Maker,
+    Settings,
+    SettingsError,
+    declared,
+    is_path,
+    load,
+    require,
+    resolve,
+)
 from task.tasks import task_maker
 
 
@@ -76,9 +86,29 @@ def takes_newcomers(settings: Settings) -> bool:
     Returns
     -------
     bool
-        As its strategy says.
+        As its strategy says, and one that it wraps.
     """
-    return bool(build_strategy(settings).takes_newcomers)
+    # Asked of the classes: a strategy allocates what its settings say. SRPFL's own
+    # answer is a property, which is true of a class.
+    owners = settings_owners(settings)
+    return all(bool(getattr(owner, "takes_newcomers", True)) for owner in owners)
+
+
+def check_named(followed: Followed) -> None:
+    """Raise `SettingsError` unless all code that a file needs is named by the user.
+
+    Parameters
+    ----------
+    followed : Followed
+        The file's settings. The package's tasks are checked where one is used.
+    """
+    followed.need(["algorithm"])
+    if is_path(followed.withheld.get("task", "")):
+        followed.need(["task"])
+    settings = resolve(followed.settings, strict=False)
+    # Others do not use what SRPFL wraps.
+    followed.need({"srpfl-base"} & {*declared(strategy_class(settings))})
+    followed.need(declared(client_class(settings)))
 
 
 def check_countable(settings: Settings) -> None:
@@ -142,6 +172,7 @@ def complete(settings: Settings) -> Settings:
 
 __all__ = [
     "check_countable",
+    "check_named",
     "client_class",
     "complete",
     "load_client",

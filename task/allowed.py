@@ -42,6 +42,19 @@ def require(condition: bool, name: str, value: object, allowed: str) -> None:
         raise SettingsError(f"{name} is {shown}; it must be {allowed}")
 
 
+# Numbers that are drawn at once, 1 GiB of them.
+MOST_DRAWN = 2**27
+
+
+def require_drawable(count: int, what: str) -> None:
+    """Raise `SettingsError` if so many numbers are more than are drawn at once.
+
+    ``what`` says, as a product of settings, why they are so many.
+    """
+    allowed = f"at most {MOST_DRAWN:,}, all numbers that are drawn at once"
+    require(count <= MOST_DRAWN, what, count, allowed)
+
+
 def reason_of(error: BaseException) -> str:
     """Return the first line of what an exception says; its type where it says none."""
     return (str(error).splitlines() or [type(error).__name__])[0]

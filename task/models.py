@@ -1,9 +1,10 @@
 """The models that have names: built-in ones and those of torchvision."""
 
 import copy
+import math
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from itertools import pairwise
 from typing import Any
 
@@ -15,6 +16,9 @@ from task.split_model import Part, SplitModel
 
 __all__ = ["MODELS", "Part", "SplitModel", "build_model"]
 
+
+# Numbers of one input: an image of 4096 x 4096 pixels with colours.
+MOST_INPUTS = 3 * 4096**2
 
 Blocks = list[list[tuple[str, nn.Module]]]
 
@@ -165,8 +169,11 @@ def build_model(
     Raises
     ------
     SettingsError
-        If the name is unknown, the inputs are too small, or there is no such head.
+        If the name is unknown, the inputs are too small or too large, or there is no
+        such head.
     """
+    allowed = f"of at most {MOST_INPUTS:,} numbers"
+    require(math.prod(shape) <= MOST_INPUTS, "the shape of an input", shape, allowed)
     if name in MODELS:
         if head:
             raise SettingsError(
@@ -192,6 +199,13 @@ def build_model(
         require(head_layers == 1, "head-layers", head_layers, f"1 for model {name!r}")
         model = _torchvision_model(name, shape, num_classes, head)
     return model.to(memory_format=torch.channels_last)
+
+
+@contextmanager
+def without_memory() -> Iterator[None]:
+    """Have modules made with shapes and without values: on the device ``meta``."""
+    with torch.device("meta"):
+        yield
 
 
 def _sequential(blocks: Blocks) -> nn.Module:
@@ -225,7 +239,9 @@ def _torchvision_model(
         options["image_size"] = shape[1]
     if name == "maxvit_t":
         options["input_size"] = shape[1:]
-    with _fitting(name, shape):
+    # RegNets compute their widths with tensors, also in `without_memory`.
+    computes = name.startswith("regnet_")
+    with _fitting(name, shape), torch.device("cpu") if computes else nullcontext():
         module = get_model(name, **options)
         whole = _output(module, shape)
     if not head:
@@ -237,11 +253,11 @@ def _torchvision_model(
             )
         head = linear[-1]
     model = SplitModel.wrap(module, head)
-    with _fitting(name, shape):
+    with _fitting(name, shape), torch.device("cpu") if computes else nullcontext():
         split = _output(model, shape)
         # Batch norms, for instance, want more than one number a channel in training.
         _output(copy.deepcopy(model), shape, training=True)
-    if not torch.equal(split, whole):
+    if not split.is_meta and not torch.equal(split, whole):
         raise SettingsError(
             f"model-head is {head!r}; it must be the last thing that {name!r} applies"
         )

@@ -36,6 +36,7 @@ from task.allowed import (
     reason_of,
     require,
     require_all_of_noise,
+    require_drawable,
     unknown,
 )
 from task.remembered import remembered
@@ -66,6 +67,7 @@ __all__ = [
     "reason_of",
     "require",
     "require_all_of_noise",
+    "require_drawable",
     "resolve",
     "unknown",
     "validate",

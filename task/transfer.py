@@ -11,7 +11,7 @@ from typing import Annotated
 import numpy as np
 import numpy.typing as npt
 
-from task.settings import Checked, Range, Seed, require
+from task.settings import Checked, Range, Seed, require, require_drawable
 
 Matrix = npt.NDArray[np.float64]
 
@@ -218,6 +218,10 @@ class TransferData(Checked):
         super().__post_init__()
         allowed = f"from 1 to {self.dimension}, the dimension"
         require(self.rank <= self.dimension, "rank", self.rank, allowed)
+        samples = self.source_samples, self.target_samples, TEST_EXAMPLES
+        longest = max(self.rank, *samples)
+        what = "dimension times the largest of rank, source- and target-samples"
+        require_drawable(self.dimension * longest, what)
 
     @cached_property
     def span(self) -> Matrix:

@@ -81,7 +81,7 @@ def test_the_example_of_state_per_client_predicts_as_it_was_evaluated(fedamp, tm
     known = json.loads((tmp_path / "FedAMP" / "clients.json").read_text())
     task = build_task(resolve({"task": "digits", "model": "mlp-2", "seed": 1}), 5)
     for name, said in known.items():
-        classifier, _ = load_run(tmp_path / "FedAMP", name)
+        classifier, _ = load_run(tmp_path / "FedAMP", name, algorithm=fedamp)
         loss, *_ = evaluate_model(task, int(name), classifier.model)
         assert loss == pytest.approx(said["loss"], rel=1e-5)
     assert len({said["loss"] for said in known.values()}) == 5

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Iterable, Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol, Self, TypeGuard
@@ -11,9 +12,12 @@ import torch
 from torch import Tensor, nn
 
 from task.data.images import read_image
-from task.models import SplitModel, build_model
-from task.settings import SettingsError, reason_of
+from task.models import SplitModel, build_model, without_memory
+from task.settings import SettingsError, reason_of, require
 from task.tasks.image import ImageTask
+
+# Numbers of a model, 1 GiB, that come with no file.
+MOST_NEW = 2**28
 
 
 class Classifier(nn.Module):
@@ -133,6 +137,11 @@ class ModelCard:
             self.model, self.shape, len(self.classes), self.head_layers, self.model_head
         )
 
+    @property
+    def is_custom(self) -> bool:
+        """No: the model has a name."""
+        return False
+
     def __str__(self) -> str:
         """Return what needs the arrays, as an error says it."""
         return (
@@ -163,6 +172,10 @@ class ModelCard:
 class Card(Protocol):
     """What a trained model needs to be used; as text, what needs its arrays."""
 
+    @property
+    def is_custom(self) -> bool:
+        """Whether code from outside of this package makes the model."""
+
     def build(self) -> SplitModel:
         """Return a new model, untrained."""
 
@@ -172,12 +185,40 @@ def trained(card: Card, arrays: Mapping[str, Tensor]) -> SplitModel:
 
     Raises `SettingsError` if one is missing, or is not of the model's shape.
     """
+    for name, wanted in skeleton(card).items():
+        check_array(card, name, wanted, arrays)
     model = card.build()
     state = model.state_dict()
-    for name, wanted in state.items():
-        check_array(card, name, wanted, arrays)
     model.load_state_dict({name: arrays[name] for name in state})
     return model
+
+
+def skeleton(card: Card) -> dict[str, Tensor]:
+    """Return the state dict of a card's model, on no device: nothing is allocated.
+
+    A custom model is made as it is: its code may keep what it has made once.
+    """
+    with nullcontext() if card.is_custom else without_memory():
+        return card.build().state_dict()
+
+
+def check_size(card: Card, arrays: Mapping[str, Tensor]) -> None:
+    """Raise `SettingsError` unless a file's model is of the size of its arrays.
+
+    Parameters
+    ----------
+    card : Card
+        What settings of the file make of the model.
+    arrays : dict of str to Tensor
+        The file's arrays. Those that it lacks may have `MOST_NEW` numbers together.
+    """
+    new = 0
+    for name, wanted in skeleton(card).items():
+        if name in arrays:
+            check_array(card, name, wanted, arrays)
+        else:
+            new += wanted.numel()
+    require(new <= MOST_NEW, f"the size of {card}", new, f"at most {MOST_NEW:,}")
 
 
 def check_array(

@@ -274,7 +274,8 @@ def state_directory(context: Context, settings: Settings, run: str) -> Path | No
         given = str(node["state-dir"])
         require(Place().permits(given), "state-dir", given, "a folder that can be made")
         root = Path(given).expanduser()
-        directory = root / (experiment or OF_A_RUN + run) / name
+        # A run's name comes from a message or from a file.
+        directory = root / (experiment or OF_A_RUN + quoted(run)) / name
         refuse_links("state-dir", directory.parent, directory)
         return directory
     resumable = int(settings["checkpoint-every"]) > 0 or settings["resume"]

@@ -8,11 +8,15 @@ from typing import Self
 from torch import Tensor
 
 from clients.device.card import ModelCard, is_built_by_name, trained
+from clients.device.file_settings import LARGEST, followed
 from task.base import Task
 from task.examples import ExampleSet
 from task.models import SplitModel
-from task.settings import Settings, SettingsError, declared, is_path, require
+from task.settings import Settings, SettingsError, declared, is_path, require, resolve
 from task.tasks import build_task, task_maker
+
+# Settings that a trained model does without: all its arrays come from the training.
+NOT_LOADED = ("weights",)
 
 
 class TaskCard:
@@ -31,10 +35,9 @@ class TaskCard:
 
     def __init__(self, settings: Settings, num_clients: int) -> None:
         name = str(settings["task"])
-        # All arrays come from the training: there is nothing to begin with. The seed
-        # fixes what is drawn at random and is in no file.
+        # The seed fixes what is drawn at random and is in no file.
         known = {*declared(task_maker(name)), "seed"}
-        own = known & settings.keys() - {"weights"}
+        own = known & settings.keys() - {*NOT_LOADED}
         self.settings = {"task": name, **{n: settings[n] for n in sorted(own)}}
         self.num_clients = num_clients
         self.task: Task = build_task(self.settings, num_clients)
@@ -48,10 +51,10 @@ class TaskCard:
         return {"task": json.dumps(about)}
 
     @classmethod
-    def from_metadata(cls, about: Mapping[str, str], task: str = "") -> Self:
+    def from_metadata(cls, about: Mapping[str, str], named: Settings) -> Self:
         """Return the card that `metadata` made; `SettingsError` for anything else.
 
-        ``task`` is what the user says that it is; as `trusted`.
+        ``named`` are the settings that the user names, as for `followed`.
         """
         try:
             found = json.loads(about["task"])
@@ -61,13 +64,18 @@ class TaskCard:
             raise SettingsError(
                 f"the description of the model is damaged: {error!r}"
             ) from None
-        card = cls(trusted(settings, task), num_clients)
+        allowed = f"from 0 to {LARGEST:,}"
+        require(0 <= num_clients <= LARGEST, "clients", num_clients, allowed)
+        kept = followed(settings, named)
+        kept.need_task(without=NOT_LOADED)
+        checked = resolve(kept.settings, strict=False)
+        card = cls({name: checked[name] for name in kept.settings}, num_clients)
         return card.split_by(str(settings.get("partition", "")))
 
     def split_by(self, partition: str) -> Self:
         """Return the card, which tells nobody's examples where they were split so.
 
-        Clients have others under the partition that `trusted` puts in its place; a
+        Clients have others under the partition that `followed` puts in its place; a
         device's own are split by nothing.
         """
         replaced = is_path(partition) and self.settings.get("partition") != partition
@@ -80,6 +88,11 @@ class TaskCard:
             self.task = copy.copy(self.task)
             vars(self.task).update(train_examples=refuse, test_examples=refuse)
         return self
+
+    @property
+    def is_custom(self) -> bool:
+        """Whether the task comes from outside of this package."""
+        return is_path(self.settings["task"])
 
     def build(self) -> SplitModel:
         """Return a new model, untrained."""
@@ -94,39 +107,12 @@ class TaskCard:
         return f"task {self.settings['task']!r}"
 
 
-# Of a run's settings, what is run as well where it is an import path; a model that is
-# used as it was trained does not need it, so that this will do.
-NOT_NEEDED: Settings = {"partition": "iid", "metrics": ""}
-
-
 def unsplit(partition: str) -> str:
     """Return why there are no examples of clients, and what to do about it."""
     return (
         f"its clients' examples were split by {partition!r}, whose code is run only "
         "where you name it, too: by partition=... of load_run"
     )
-
-
-def trusted(settings: Settings, given: str, partition: str = "") -> Settings:
-    """Return a file's settings, without what would be run on its word alone.
-
-    A task by an import path is imported and called, and files come from elsewhere:
-    `SettingsError` unless the task is ``given``, or built in. So it is with a
-    ``partition``, but a model can be used without: it is then another one.
-    """
-    own = str(settings.get("partition", ""))
-    require(partition in ("", own), "partition", partition, f"that of the run, {own!r}")
-    name = str(settings["task"])
-    require(given in ("", name), "task", given, f"that of the file, {name!r}")
-    if is_path(name) and not given:
-        raise SettingsError(
-            f"its task is {name!r}, whose code is run only where you name it, too: by "
-            "--task, or task=... in Python"
-        )
-    idle = {n: v for n, v in NOT_NEEDED.items() if is_path(settings.get(n, ""))}
-    if partition:
-        idle.pop("partition", None)
-    return {**settings, **idle}
 
 
 def card_of(task: Task, settings: Settings) -> ModelCard | TaskCard:

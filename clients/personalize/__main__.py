@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from clients.personalize.fitting import Fitted, personalize
+from clients.predict.naming import name_settings, named_in
 from task.command_line import Parser
 from task.settings import SettingsError
 from task.sgd import TrainingDivergedError
@@ -28,14 +29,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     add("--data-dir", required=True, help="the device's data")
     add("--client-name", default="", help="its name; by default that of --data-dir")
     add("--state-dir", default="", help="as in the node config; by default beside it")
-    add("--task", default="", help="a task of one's own: package.module:function")
+    name_settings(parser)
     add("--device", default="auto", help="auto, cpu, cuda, cuda:N or mps")
     try:
         options = parser.parse_args(arguments)
         name = options.client_name or Path(options.data_dir).resolve().name
         fitted = personalize(
             *(options.checkpoint, options.data_dir, name),
-            *(options.state_dir, options.device, options.task),
+            *(options.state_dir, options.device, options.task, options.algorithm),
+            named=named_in(options),
         )
     except (SettingsError, TrainingDivergedError) as error:
         print(f"error: {error}", file=sys.stderr)
@@ -44,8 +46,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     command = ["--checkpoint", str(options.checkpoint), "--client-name", name]
     if options.state_dir:
         command += ["--state-dir", options.state_dir]
-    if options.task:
-        command += ["--task", options.task]
+    for flag in ("task", "algorithm"):
+        if value := getattr(options, flag):
+            command += [f"--{flag}", value]
+    if options.run_config:
+        command += ["--run-config", *options.run_config]
     if not fitted.has_images:
         command += ["--data-dir", options.data_dir]
     print(f"python -m clients.predict FILES {shlex.join(command)}")

@@ -8,8 +8,15 @@ from flwr.app import Context, RecordDict
 
 from clients.algorithms import client_class, takes_newcomers
 from clients.device.account import PrivateTraining, check_account
-from clients.device.card import ModelCard, check_array
-from clients.device.identity import about_state, check_task, seed_torch, task_of_device
+from clients.device.card import ModelCard, check_array, check_size
+from clients.device.file_settings import named_settings
+from clients.device.identity import (
+    DeviceSettings,
+    about_state,
+    check_task,
+    seed_torch,
+    task_of_device,
+)
 from clients.device.state import PersonalState
 from clients.device.task_card import card_of
 from clients.predict.trained import check_classes, read_run
@@ -17,7 +24,7 @@ from task.devices import use
 from task.files import refuse_links
 from task.messages import SERVER_ROUND
 from task.privacy import ExamplePrivacy
-from task.settings import Place, Setting, SettingsError, build, require
+from task.settings import Place, Settings, SettingsError, build, require
 
 # As a run of its own in a device's state: what it has kept counts until it has trained.
 RUN = "personalized"
@@ -55,6 +62,8 @@ def personalize(
     state_dir: str = "",
     device: str = "auto",
     task: str = "",
+    algorithm: str = "",
+    named: Settings | None = None,
 ) -> Fitted:
     """Fit a device's own part, keep it where `clients.predict` finds it, and test it.
 
@@ -72,8 +81,11 @@ def personalize(
         The device's; beside the checkpoint by default, as in simulation.
     device : str, default "auto"
         What to train on: the setting ``device``.
-    task : str, default ""
-        The import path of a task of one's own, which the file alone does not get run.
+    task, algorithm : str, default ""
+        The task and the algorithm, where the checkpoint names an import path, or a task
+        that downloads its data: a file alone does not get code run or a host contacted.
+    named : mapping, optional
+        Other settings that the checkpoint alone cannot set, by their names.
 
     Raises
     ------
@@ -84,15 +96,16 @@ def personalize(
     # A name may be too long, or of a ~ that nobody is.
     there = Place().permits(data_dir) and Path(data_dir).expanduser().exists()
     require(there, "data-dir", data_dir, "a folder or file that is there")
-    run = read_run(checkpoint, task)
+    texts = {"task": task, "algorithm": algorithm, "device": device}
+    given = named_settings(named, data_dir=data_dir, **texts)
+    run = read_run(checkpoint, given)
     trained = {*run.acknowledged, *map(run.labels.get, run.acknowledged)}
     if client_name in trained:
         raise SettingsError(
             f"client-name is {client_name!r}, and that client has trained in this run; "
             "only one that comes after the training is fitted"
         )
-    settings: dict[str, Setting] = {**run.settings, "data-dir": data_dir}
-    settings["device"] = device
+    settings = run.settings
     kind = client_class(settings)
     if not takes_newcomers(settings):
         raise SettingsError(
@@ -107,11 +120,14 @@ def personalize(
         )
     # Also what is built with the task is where the client trains.
     use(device)
-    torch.set_num_threads(int(settings["torch-threads"]))
+    torch.set_num_threads(build(DeviceSettings, settings).torch_threads)
+    run.check_data(run.arrays)
     own_task = task_of_device(settings, data_dir)
+    check_classes(kind, run, own_task.classes, data_dir)
+    card = card_of(own_task, settings)
+    check_size(card, run.arrays)
     check_task(own_task, kind, settings)
     own_task.check(0)
-    check_classes(kind, run, own_task.classes, data_dir)
     directory = run.directory_of(client_name, state_dir)
     if directory is not None:
         refuse_links("checkpoint", directory.parent, directory)
@@ -126,7 +142,6 @@ def personalize(
     wanted = client.initial_arrays(client.shared)
     # A head that the server keeps for each client begins as everybody's.
     shared |= {n: a for n, a in wanted.items() if n not in shared and _fits(kind, n)}
-    card = card_of(own_task, settings)
     for name, like in wanted.items():
         check_array(card, name, like, shared)
     seed_torch(context, settings, {SERVER_ROUND: run.server_round})

@@ -4,11 +4,12 @@
 --state-dir /var/lib/flwr-frl/state`` puts the two together. FILES are images, or have a
 row of a table or a text in each line, as the task reads them. ``--export
 model.safetensors`` writes the model to one file, with which ``--model
-model.safetensors`` needs nothing else (but the task's package, where it is somebody's
-own and ``--task`` names it, too, and for images with a model of one's own the data's
-folder); ``--export model.pt2``
-writes a program for ``torch.export.load``, and ``--export model.onnx`` one for ONNX
-Runtime, for images from uint8 pixels (n, height, width, channels) to logits. A line of
+model.safetensors`` needs nothing else; a custom task also needs its package and
+``--task``, and one that reads its classes from a folder ``--data-dir``. Code, folders
+and addresses that only a file names are not used: ``--task``, ``--algorithm``,
+``--data-dir`` and ``--run-config`` name them. ``--export model.pt2`` writes a program
+for ``torch.export.load``, and ``--export model.onnx`` one for ONNX Runtime, for images
+from uint8 pixels (n, height, width, channels) to logits. A line of
 output has the image or the line, its class and the probability, or the outputs where
 there are no classes, with tabs between them; ``--csv FILE`` writes them to a table.
 """
@@ -26,6 +27,7 @@ from clients.device.task_card import TaskCard
 from clients.predict.export import export
 from clients.predict.lines import predict
 from clients.predict.loading import Loaded, classify, load_model, load_run
+from clients.predict.naming import name_settings, named_in
 from clients.predict.predictor import files_in
 from task.command_line import Parser
 from task.files import write_atomically
@@ -52,9 +54,7 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--data-dir", default="", help="the device's data, if it keeps no head"
     )
-    parser.add_argument(
-        "--task", default="", help="a task of one's own: package.module:function"
-    )
+    name_settings(parser)
     parser.add_argument("--export", type=Path, help="write .safetensors, .pt2 or .onnx")
     parser.add_argument("--csv", type=Path, help="write the predictions to this file")
     options = parser.parse_args(arguments)
@@ -92,7 +92,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         options: Any = _parse(arguments)
         files = files_in(options.files)
         if options.model is not None:
-            loaded = load_model(options.model, options.task)
+            loaded = load_model(
+                options.model, options.task, options.data_dir, named_in(options)
+            )
         else:
             loaded = load_run(
                 options.checkpoint,
@@ -100,6 +102,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 options.state_dir,
                 options.data_dir,
                 options.task,
+                algorithm=options.algorithm,
+                named=named_in(options),
             )
         if options.export is not None:
             model, card = loaded

@@ -13,12 +13,19 @@ from safetensors import SafetensorError
 from clients.algorithms import client_class
 from clients.base import Client
 from clients.device.account import PrivateTraining, check_account
-from clients.device.card import Classifier, ModelCard, check_array, is_built_by_name
+from clients.device.card import (
+    Classifier,
+    ModelCard,
+    check_array,
+    check_size,
+    is_built_by_name,
+)
+from clients.device.file_settings import named_settings
 from clients.device.identity import algorithm_of, seed_torch, task_of_device
 from clients.device.slots import Tensors, under
 from clients.device.state import PersonalState
 from clients.device.state_file import age_key, read_checked
-from clients.device.task_card import TaskCard, card_of, unsplit
+from clients.device.task_card import NOT_LOADED, TaskCard, card_of, unsplit
 from clients.predict.trained import (
     TrainedRun,
     check_classes,
@@ -46,6 +53,8 @@ from task.tasks.image import ImageTask
 FORMAT = "flwr-frl model 1"
 # Images in memory at a time.
 BATCH = 64
+# The name of a simulated client.
+ANYBODY = "000000"
 
 # A trained model, and what its inputs and outputs mean.
 Loaded = tuple[Classifier, ModelCard] | tuple[SplitModel, TaskCard]
@@ -78,7 +87,9 @@ def classify(
             yield path, card.classes[int(label)], float(probability)
 
 
-def load_model(path: Path, task: str = "") -> Loaded:
+def load_model(
+    path: Path, task: str = "", data_dir: str = "", named: Settings | None = None
+) -> Loaded:
     """Load what `export` wrote as ``.safetensors``.
 
     Parameters
@@ -86,7 +97,12 @@ def load_model(path: Path, task: str = "") -> Loaded:
     path : Path
         The file; a missing, damaged or other one is a `SettingsError`.
     task : str, default ""
-        The import path of a task of one's own, which the file alone does not get run.
+        The task, where the file names an import path or one that downloads its data:
+        a file alone does not get code run or a host contacted (`followed`).
+    data_dir : str, default ""
+        The data, for a task that reads its classes from them.
+    named : mapping, optional
+        Other settings that the file alone cannot set, by their names.
 
     Returns
     -------
@@ -100,7 +116,8 @@ def load_model(path: Path, task: str = "") -> Loaded:
         )
     try:
         if "task" in about:
-            card = TaskCard.from_metadata(about, task)
+            own = named_settings(named, task=task, data_dir=data_dir)
+            card = TaskCard.from_metadata(about, own)
             return card.classifier(tensors), card
         image_card = ModelCard.from_metadata(about)
         return image_card.classifier(tensors), image_card
@@ -115,6 +132,8 @@ def load_run(
     data_dir: str = "",
     task: str = "",
     partition: str = "",
+    algorithm: str = "",
+    named: Settings | None = None,
 ) -> Loaded:
     """Put the shared arrays of a run and a client's own part together.
 
@@ -133,23 +152,35 @@ def load_run(
     data_dir : str, default ""
         The device's data: for what the algorithm fine-tunes before use (``-ft``,
         FedBABU, Per-FedAvg), as in the last evaluation; and for the classes where the
-        client has no file of its own (FLUTE, FedAvg). Without it and ``state_dir`` the
-        run was a simulation, of which the examples are known.
+        client has no file of its own (FLUTE, FedAvg). Without it and ``state_dir``, or
+        where it is the ``data-dir`` of the run itself, the run was a simulation, of
+        which the examples are known.
     task : str, default ""
         As for `load_model`.
     partition : str, default ""
-        The import path of a simulation's own partition, which a file alone does not get
-        run either. Without it nobody's examples are known.
+        The import path of a simulation's custom partition. Without it nobody's
+        examples are known.
+    algorithm : str, default ""
+        The algorithm, where it is an import path.
+    named : mapping, optional
+        As for `load_model`.
     """
     require(isinstance(client, str), "client", client, "a client's name, a text")
     require(
         isinstance(task, str), "task", task, "an import path, 'package.module:name'"
     )
-    run = read_run(Path(path), task, partition)
+    texts = {"task": task, "partition": partition, "algorithm": algorithm}
+    given = named_settings(named, data_dir=data_dir, **texts)
+    data_dir = str(given.get("data-dir", ""))
+    run = read_run(Path(path), given)
     settings = run.settings
     # A simulated client goes by its folder's name.
     if client not in run.acknowledged:
         client = {own: name for name, own in run.labels.items()}.get(client, client)
+    # The user may name the simulation's data, and no device's.
+    simulated = not state_dir and _is_simulated(client or ANYBODY)
+    of_run = simulated and _same_place(data_dir, run.data_dir)
+    on_device = bool(state_dir or data_dir) and not of_run
     kind = client_class(settings)
     if not kind.fixed_shapes:
         raise SettingsError(
@@ -174,7 +205,8 @@ def load_run(
         own = run.directory_of(client, state_dir)
         about, personal = _own(own, client, run, kind)
         card = ModelCard.from_metadata(about) if "model" in about else None
-    about_model = card or _card_of_data(run, data_dir, bool(state_dir))
+    held = arrays | personal
+    about_model = card or _card_of_data(run, held, data_dir, on_device)
     if card is None:
         check_classes(kind, run, about_model.classes, data_dir)
         own_classes = json.dumps(tuple(about_model.classes))
@@ -187,16 +219,20 @@ def load_run(
 
     def trained(task: Task, card: ModelCard | TaskCard, index: int = 0) -> Client:
         state = PersonalState.holding({n: a.numpy() for n, a in personal.items()})
+        check_size(card, held)
         found = kind(task, index, state, build(kind.settings_type, settings))
-        _receive(found, card, arrays | personal)
+        _receive(found, card, held)
         return found
 
     try:
         try:
             return _in_use(trained(_dataless(about_model), about_model), about_model)
         except _NeedsDataError:
-            if data_dir or state_dir or not _is_simulated(client):
-                own_task = _task_to_train_on(settings, client, data_dir)
+            run.check_data(held, without=NOT_LOADED)
+            if on_device or not _is_simulated(client):
+                # A simulation's data are of all clients.
+                own_dir = data_dir if on_device else ""
+                own_task = _task_to_train_on(settings, client, own_dir)
                 check_classes(kind, run, own_task.classes, data_dir)
                 about_model = card_of(own_task, {**settings, "data-dir": data_dir})
                 trainer = trained(own_task, about_model)
@@ -258,6 +294,12 @@ def _task_to_train_on(settings: Settings, client: str, data_dir: str) -> Task:
         )
     require(bool(client), "client-name", client, "the device's name")
     return task_of_device(settings, data_dir)
+
+
+def _same_place(one: str, other: str) -> bool:
+    """Return whether two texts name the same folder."""
+    both = [Path(text).expanduser().resolve() for text in (one, other)]
+    return both[0] == both[1]
 
 
 def _is_simulated(client: str) -> bool:
@@ -334,15 +376,18 @@ def _own(
 
 
 def _card_of_data(
-    run: TrainedRun, data_dir: str, on_device: bool
+    run: TrainedRun, held: Tensors, data_dir: str, on_device: bool
 ) -> ModelCard | TaskCard:
     settings = run.settings
+    try:
+        run.check_data(held, without=NOT_LOADED)
+    except SettingsError as error:
+        raise SettingsError(f"{str(run.path)!r}: {error}") from None
     given = {**settings, **({"data-dir": data_dir} if data_dir else {})}
     maker = made_by(task_maker(str(settings["task"])))
     if maker is ImageTask or isinstance(maker, FromHub):
         task = build_task(given, 0)
         if is_built_by_name(task):
             return ModelCard.of(task)
-    alone = on_device or bool(data_dir)
-    num_clients = 0 if alone else int(settings["num-clients"])
+    num_clients = 0 if on_device else int(settings["num-clients"])
     return TaskCard(given, num_clients).split_by(run.own_partition)

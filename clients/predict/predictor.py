@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from clients.device.card import Classifier, ModelCard
 from clients.predict.loading import BATCH, load_model, load_run
 from task.data.images import IMAGE_SUFFIXES, images_in
-from task.settings import SettingsError
+from task.settings import Settings, SettingsError
 
 # A file or a folder.
 Place = str | os.PathLike[str]
@@ -125,6 +125,8 @@ def load(
     state_dir: Place = "",
     data_dir: Place = "",
     task: str = "",
+    algorithm: str = "",
+    named: Settings | None = None,
 ) -> Predictor:
     """Load a trained image model to be called.
 
@@ -137,7 +139,11 @@ def load(
     state_dir, data_dir : path, default ""
         Of a device.
     task : str, default ""
-        The import path of a task of one's own, which the file alone does not get run.
+        As for `load_model`.
+    algorithm : str, default ""
+        As for `load_run`.
+    named : mapping, optional
+        As for `load_model`.
 
     Returns
     -------
@@ -152,9 +158,13 @@ def load(
     place = Path(path)
     run = place.is_dir() or client
     model, card = (
-        load_run(place, client, str(state_dir), str(data_dir), task)
+        load_run(
+            *(place, client, str(state_dir), str(data_dir), task),
+            algorithm=algorithm,
+            named=named,
+        )
         if run
-        else load_model(place, task)
+        else load_model(place, task, str(data_dir), named)
     )
     if not isinstance(model, Classifier) or not isinstance(card, ModelCard):
         raise SettingsError(

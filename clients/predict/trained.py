@@ -9,13 +9,21 @@ import torch
 from flwr.app import Context, RecordDict, UserConfig
 from safetensors import SafetensorError, safe_open
 
-from clients.algorithms import complete
+from clients.algorithms import check_named, complete
 from clients.base import Client, digest_of
+from clients.device.card import ModelCard, check_size
+from clients.device.file_settings import Followed, followed
 from clients.device.identity import quoted, state_directory
 from clients.device.slots import HEAD, Tensors
-from clients.device.task_card import trusted
 from task.checkpoint import FILE, ChecksumError, read
-from task.settings import Settings, SettingsError, is_path, resolve
+from task.settings import Settings, SettingsError, resolve
+from task.tasks.image import default_model
+
+# What reading something else than a run's checkpoint raises.
+NOT_WRITTEN = (
+    *(LookupError, TypeError, ValueError, AttributeError),
+    *(ArithmeticError, RecursionError),
+)
 
 
 class TrainedRun(NamedTuple):
@@ -26,7 +34,11 @@ class TrainedRun(NamedTuple):
     path : Path
         The checkpoint.
     settings : mapping
-        All settings.
+        All settings that may be used.
+    followed : Followed
+        The same settings, and those that the file alone names.
+    data_dir : str
+        The run's ``data-dir`` as the file has it, which may not be used.
     acknowledged : dict of str to int
         The last round of each client that has trained.
     token : str
@@ -48,6 +60,8 @@ class TrainedRun(NamedTuple):
 
     path: Path
     settings: Settings
+    followed: Followed
+    data_dir: str
     acknowledged: dict[str, int]
     token: str
     labels: dict[str, str]
@@ -56,6 +70,21 @@ class TrainedRun(NamedTuple):
     arrays: Tensors
     state: Tensors
     own_partition: str
+
+    def check_data(self, held: Tensors, without: Iterable[str] = ()) -> None:
+        """Raise `SettingsError` unless the run's task may be made and read its data.
+
+        To be called before that: all images are brought to the file's ``image-size``.
+
+        Parameters
+        ----------
+        held : dict of str to Tensor
+            The arrays of the model, whose size the images must have.
+        without : iterable of str
+            As for `Followed.need_task`.
+        """
+        self.followed.need_task(without)
+        _check_image_size(self.settings, held)
 
     def directory_of(self, client: str, state_dir: str) -> Path | None:
         """Return where a client keeps its own part: a device, or in simulation."""
@@ -66,21 +95,35 @@ class TrainedRun(NamedTuple):
         return state_directory(context, self.settings, self.token)
 
 
-def read_run(path: Path, task: str = "", partition: str = "") -> TrainedRun:
+def read_run(path: Path, named: Settings) -> TrainedRun:
     """Read a server's checkpoint, or that in a directory.
 
-    Raises `SettingsError` if it is missing or damaged, or as `trusted`.
+    Parameters
+    ----------
+    path : Path
+        The file or the directory.
+    named : mapping
+        The settings that the user names, as for `followed`.
+
+    Raises
+    ------
+    SettingsError
+        If it is missing or damaged, or names code that the user does not name.
     """
     # Of a name that is too long, too.
     path = path / FILE if os.path.isdir(path) else path
     try:
         run, arrays, state = read(path)
         values = run["values"]
-        settings = trusted(dict(run["settings"]), task, partition)
-        own = str(run["settings"].get("partition", ""))
+        written = dict(run["settings"])
+        kept = followed(written, named)
+        check_named(kept)
+        own = str(kept.withheld.get("partition", ""))
         return TrainedRun(
             path,
-            complete(resolve(settings, strict=False)),
+            complete(resolve(kept.settings, strict=False)),
+            kept,
+            str(written.get("data-dir", "")),
             {str(n): int(r) for n, r in values["acknowledged"].items()},
             str(values["run"]),
             {str(n): str(own) for n, own in values.get("labels", {}).items()},
@@ -88,11 +131,11 @@ def read_run(path: Path, task: str = "", partition: str = "") -> TrainedRun:
             str(values.get("classes", "")),
             {name: torch.from_numpy(array) for name, array in arrays.items()},
             {name: torch.from_numpy(array) for name, array in state.items()},
-            own if is_path(own) and not partition else "",
+            own,
         )
     except (SafetensorError, OSError, ChecksumError) as error:
         raise _unreadable("checkpoint", path, error) from None
-    except (LookupError, TypeError, ValueError, AttributeError) as error:
+    except NOT_WRITTEN as error:
         if isinstance(error, SettingsError):
             raise SettingsError(f"{str(path)!r}: {error}") from None
         raise SettingsError(
@@ -110,6 +153,25 @@ def check_classes(
             f"data-dir {data_dir!r} has the classes {', '.join(names)}; they must be "
             "those of the training, whose head is shared"
         )
+
+
+def _check_image_size(settings: Settings, arrays: Tensors) -> None:
+    size, task = int(settings["image-size"]), str(settings["task"])
+    if size == 0 or task not in ("image-folder", "femnist"):
+        return
+    model = str(settings["model"]) or default_model(task, size, size)
+    head_layers, head = int(settings["head-layers"]), str(settings["model-head"])
+    own = {n: a for n, a in arrays.items() if n.startswith("representation.")}
+    reasons = []
+    for channels in (1, 3):
+        shape, classes = (channels, size, size), ("a", "b")
+        card = ModelCard(model, shape, classes, (), (), head_layers, head)
+        try:
+            check_size(card, own)
+        except SettingsError as error:
+            reasons.append(error)
+    if len(reasons) == 2:
+        raise SettingsError(f"image-size is {size}, and {reasons[1]}")
 
 
 def read_tensors(path: Path, name: str) -> tuple[dict[str, str], Tensors]:

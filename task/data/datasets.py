@@ -109,8 +109,8 @@ class DataSettings(Checked):
         classes. The first ten, which SRPFL uses (appendix, "Datasets"), are the digits:
         ``num-classes=10``.
     image_size : int, default 0
-        Side in pixels to which the images of a folder are brought; 0 takes that of the
-        first image.
+        Side in pixels to which the images of a folder are brought, at most 4096; 0
+        takes that of the first image.
     """
 
     data_dir: Annotated[str, Place("a directory")] = ""
@@ -118,7 +118,7 @@ class DataSettings(Checked):
     num_classes: Annotated[int, Range("[0, inf)")] = 0
     classes: Annotated[str, Free("names with commas between")] = ""
     emnist_split: Annotated[str, Choice(*EMNIST_SPLITS)] = "balanced"
-    image_size: Annotated[int, Range("[0, inf)")] = 0
+    image_size: Annotated[int, Range("[0, 4096]")] = 0
 
 
 def load_dataset(name: str, settings: DataSettings) -> Dataset:

@@ -36,6 +36,10 @@ TASKS: dict[str, Callable[..., Task]] = {
     "qcqp": partial(MultiTaskSetup, "qcqp"),
     "multi-task-logistic": partial(MultiTaskSetup, "logistic"),
 }
+# Tasks whose data are drawn, or come with a package.
+GENERATED = ("digits", "linear", "transfer", "qcqp", "multi-task-logistic")
+# Tasks whose data lie in data-dir and are never downloaded, as all others' are.
+IN_FOLDERS = ("image-folder", "femnist", "arrays", "text-folder", "hf")
 
 
 def task_maker(name: str) -> Callable[..., Task]:
@@ -126,7 +130,12 @@ def _build(
                 "not declare as a setting"
             )
     task = build(maker, dict(settings), **given)
-    missing = [part for part in TASK_PARTS if not hasattr(task, part)]
+    # Asked of the class first: an instance would make its models for an answer.
+    missing = [
+        part
+        for part in TASK_PARTS
+        if not hasattr(type(task), part) and not hasattr(task, part)
+    ]
     if missing:
         raise SettingsError(
             f"task {name!r} made a {type(task).__name__} without {missing[0]!r}; it "

@@ -144,7 +144,7 @@ class ImageTask(BaseTask):
         height, width, channels = self.dataset.train.images.shape[1:]
         self._own_model = _has_own_model(type(self))
         named = "" if self._own_model else settings.model
-        self.model_name = named or _default_model(name, height, width)
+        self.model_name = named or default_model(name, height, width)
         notes = list(self.dataset.notes)
         if not (named or self._own_model) and max(height, width) > LARGE:
             size = (
@@ -301,7 +301,7 @@ def _coloured(images: npt.NDArray[np.uint8]) -> bool:
     return images.shape[-1] == 3 and bool((first != first[..., :1]).any())
 
 
-def _default_model(name: str, height: int, width: int) -> str:
+def default_model(name: str, height: int, width: int) -> str:
     """Return a data set's default model, a smaller one for small images."""
     if name in ("image-folder", "arrays") and min(height, width) < SMALL:
         return "digits-cnn"

@@ -10,7 +10,7 @@ from typing import Annotated
 import numpy as np
 
 from task.base import Matrix, RegressionTask
-from task.settings import Checked, Choice, Range, Seed, require
+from task.settings import Checked, Choice, Range, Seed, require, require_drawable
 
 SPECTRA = ("low-rank", "gaussian", "decaying")
 
@@ -90,6 +90,9 @@ class LinearTask(Checked, RegressionTask):
         allowed = f"from 1 to {self.dimension}, the dimension"
         require(self.rank <= self.dimension, "rank", self.rank, allowed)
         require(self.num_clients >= 0, "num-clients", self.num_clients, "at least 0")
+        longest = max(self.rank, self.samples, self.num_clients, self.test_samples)
+        what = "dimension times the largest of rank, samples and num-clients"
+        require_drawable(self.dimension * longest, what)
 
     @cached_property
     def _truth(self) -> tuple[Matrix, Matrix]:

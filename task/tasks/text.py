@@ -88,7 +88,7 @@ class TextSettings(Checked):
 
     data_dir: Annotated[str, Place("a directory")] = ""
     seed: Annotated[int, Seed] = 0
-    sequence_length: Annotated[int, Range("[0, inf)")] = 0
+    sequence_length: Annotated[int, Range("[0, 100000]")] = 0
     lstm_width: Annotated[int, Range("[1, inf)")] = 256
 
 

@@ -245,6 +245,7 @@ def test_a_line_of_text(tmp_path, capsys, suffix):
     expected = {"txt": ["c", "a"], "tsv": ["up", "down"]}
     (tmp_path / "asked").write_text(asked[suffix])
     checkpoint = ["--checkpoint", str(tmp_path / "results" / "fedavg")]
+    checkpoint += ["--data-dir", str(tmp_path)]
     capsys.readouterr()
     assert main([str(tmp_path / "asked"), *checkpoint]) == 0
     found = [line.split("\t") for line in capsys.readouterr().out.splitlines()]

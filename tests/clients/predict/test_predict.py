@@ -26,6 +26,7 @@ from clients.predict.predictor import files_in
 from simulation import run
 from strategies import server_app
 from strategies.grids.simulation import InlineGrid
+from task.remembered import forget
 from task.settings import SettingsError
 
 # The same as the model's own evaluation
@@ -60,7 +61,7 @@ def test_predictions_are_those_of_the_evaluation(algorithm, folders, tmp_path):
     # Clients go by their folders' names, in what is written and here.
     assert list(expected) == sorted(CLASSES)
     for client, folder in zip(expected, sorted(CLASSES), strict=True):
-        loaded = load_run(output, client)
+        loaded = load_run(output, client, data_dir=str(folders))
         assert loaded[1].classes == ("ant", "bee", "cat", "dog")
         assert accuracy(loaded, folders / folder) == pytest.approx(expected[client])
     # Neither all right nor chance: then anything would pass.
@@ -83,8 +84,8 @@ def test_a_global_model_asks_for_no_client(algorithm, folders, tmp_path):
     settings = settings_of(tmp_path, algorithm=algorithm, data_dir=str(folders))
     run(algorithm, settings, "inline")
     output = tmp_path / "results" / algorithm
-    nobody, _ = load_run(output)
-    somebody, _ = load_run(output, "000001")
+    nobody, _ = load_run(output, data_dir=str(folders))
+    somebody, _ = load_run(output, "000001", data_dir=str(folders))
     for name, value in nobody.state_dict().items():
         assert torch.equal(value, somebody.state_dict()[name])
 
@@ -286,12 +287,14 @@ def test_images_with_a_model_of_one_s_own(tmp_path, folders):
         tmp_path, algorithm="fedrep", task="flat_images:Flat", data_dir=str(folders)
     )
     run("fedrep", settings, "inline")
-    place, own = tmp_path / "results" / "fedrep", tmp_path / "own.safetensors"
+    place = tmp_path / "results" / "fedrep"
+    exported = tmp_path / "own.safetensors"
     said = reported(place)
     for name in CLASSES:
-        loaded = load_run(place, name, task="flat_images:Flat")
-        export(*loaded, own)
-        for model, card in (loaded, load_model(own, "flat_images:Flat")):
+        own = {"task": "flat_images:Flat", "data_dir": str(folders)}
+        loaded = load_run(place, name, **own)
+        export(*loaded, exported)
+        for model, card in (loaded, load_model(exported, **own)):
             images = sorted((folders / name / "test").glob("*/*.png"))
             rows = list(predict(model, card, images))
             right = [
@@ -303,6 +306,7 @@ def test_images_with_a_model_of_one_s_own(tmp_path, folders):
     # A head is for its classes alone.
     for part in ("train", "test"):
         (folders / "anna" / part / "bee").rename(folders / "anna" / part / "cow")
+    forget()
     try:
         with pytest.raises(SettingsError, match=r"one with the classes .*bee"):
             load_run(place, "anna", data_dir=str(folders), task="flat_images:Flat")

@@ -139,12 +139,15 @@ def test_a_run_whose_clients_keep_no_head(folders, tmp_path):
     run("fedavg-ft", settings, "inline")
     place = tmp_path / "results" / "fedavg-ft"
     message = "algorithm 'fedavg-ft' trains on a client's examples before its model"
-    for name, state_dir in (("", ""), ("pi-3", ""), ("000000", str(tmp_path))):
-        with pytest.raises(SettingsError, match=message) as error:
+    its = {"data_dir": str(folders)}
+    with pytest.raises(SettingsError, match=message) as error:
+        load_run(place, **its)
+    assert "\n" not in str(error.value)
+    for name, state_dir in (("pi-3", ""), ("000000", str(tmp_path))):
+        with pytest.raises(SettingsError, match=r"data-dir is .*by --data-dir"):
             load_run(place, name, state_dir)
-        assert "\n" not in str(error.value)
     with pytest.raises(SettingsError, match="it must be one of 000000 to 000001"):
-        load_run(place, "000002")
+        load_run(place, "000002", **its)
 
 
 def test_a_run_whose_clients_have_models_of_other_shapes(folders, tmp_path):

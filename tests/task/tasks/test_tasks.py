@@ -230,7 +230,7 @@ def test_grey_images_become_rgb_for_a_model_of_torchvision(tmp_path):
     assert folder_task(tmp_path, model="mlp").shape == (1, 16, 16)
     line = r"model 'resnet18' does not fit inputs of shape \(1, 16, 16\)"
     with pytest.raises(SettingsError, match=line):
-        folder_task(tmp_path, model="resnet18", grey_to_rgb=False)
+        folder_task(tmp_path, model="resnet18", grey_to_rgb=False).initial_model()
 
 
 @pytest.mark.parametrize(
