@@ -158,9 +158,11 @@ def test_only_the_first_classes(tmp_path):
             load(root, tmp_path, num_classes=wrong)
 
 
-@pytest.mark.parametrize("name", ["num_classes", "image_size"])
-def test_negative_numbers(name):
-    line = f"^{name.replace('_', '-')} is -1; it must be at least 0$"
+@pytest.mark.parametrize(
+    ("name", "allowed"), [("num_classes", "at least 0"), ("image_size", "in [0, 4096]")]
+)
+def test_negative_numbers(name, allowed):
+    line = f"^{name.replace('_', '-')} is -1; it must be {re.escape(allowed)}$"
     with pytest.raises(SettingsError, match=line):
         DataSettings(**{name: -1})
 
