@@ -29,6 +29,7 @@ from task.messages import (
     NUM_TEST_EXAMPLES,
     PROXIMAL_WEIGHT,
     SERVER_ROUND,
+    SHARED_BYTES,
     STRUCTURE,
 )
 from task.models import Part, SplitModel
@@ -199,6 +200,7 @@ class Client(Joining, NumPyClient):
             ``num-examples`` (training), ``num-test-examples``, and ``structure``: a
             digest of what must be the same for all clients. ``num-classes`` and a
             digest of the classes' names tell whether they are why it is not.
+            ``shared-bytes`` is how large the shared arrays are.
 
         Raises
         ------
@@ -210,12 +212,14 @@ class Client(Joining, NumPyClient):
             self.private.check(self.task.scratch_model)
         self.check_tied(self.model)
         structure = repr(self.structure()).encode()
+        shared = self.initial_arrays(self.shared)
         return {
             NUM_CLASSES: len(self.task.classes or ()),
             CLASSES_DIGEST: classes_digest(self.task),
             NUM_EXAMPLES: len(self.task.train_examples(self.index)),
             NUM_TEST_EXAMPLES: len(self.task.test_examples(self.index)),
             STRUCTURE: hashlib.sha256(structure).hexdigest()[:16],
+            SHARED_BYTES: sum(a.nbytes for a in shared.values()),
         }
 
     def get_parameters(self, config: Config) -> NDArrays:

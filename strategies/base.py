@@ -25,7 +25,13 @@ from strategies.server.aggregation import RULES, WEIGHED, make_rule
 from strategies.server.evaluating import Evaluating
 from strategies.server.exchange import Exchange, mean_loss
 from strategies.server.participants import Participants
-from strategies.server.replies import Arrays, as_float16, check_metrics, single_metrics
+from strategies.server.replies import (
+    Arrays,
+    as_float16,
+    check_metrics,
+    largest_reply,
+    single_metrics,
+)
 from strategies.server.sampling import Sampler
 from strategies.server.standing import Standing
 from task.messages import INITIAL_ARRAYS, NUM_EXAMPLES, SERVER_ROUND
@@ -273,7 +279,21 @@ class BaseStrategy(Evaluating, FlowerFedAvg):
             if isinstance(own, ArrayRecord):
                 content[self.arrayrecord_key] = self._as_transported(own)
             messages.append(Message(content, node, kind, group_id=group))
+        if kind != MessageType.TRAIN:
+            # Those who test send numbers alone.
+            self.exchange.expected = {}
         return self.exchange.ask(messages)
+
+    def largest_reply(self, kind: str) -> float:
+        """Return how many bytes a reply to messages of a kind may have.
+
+        They are `Exchange.largest_reply`. To a query it is that of the bytes that most
+        clients say their shared arrays have, or of none where it asks for no arrays.
+        """
+        category, _, action = kind.partition(".")
+        if category != MessageType.QUERY:
+            return self.exchange.largest_reply
+        return largest_reply(self.participants.shared_bytes() if action else 0)
 
     def _as_transported(self, arrays: ArrayRecord) -> ArrayRecord:
         return as_float16(arrays) if self.transport == "float16" else arrays

@@ -90,7 +90,7 @@ class RunHooks(Strategy):
     def start(self, grid: Grid, *args: Any, **kwargs: Any) -> Result:
         """Run as Flower's ``Strategy.start``; that nobody ever counted is an error."""
         longest = float(kwargs.get("timeout", math.inf))
-        grid = self.wrap_grid(patient(grid, self.name_of, longest))
+        grid = self.wrap_grid(patient(grid, self.name_of, longest, self.largest_reply))
         # One of Flower's own that SRPFL wraps keeps no account.
         standing = getattr(self, "standing", None)
         before = standing.counted if standing else 0
@@ -129,6 +129,10 @@ class RunHooks(Strategy):
     def name_of(self, node: int) -> str:
         """Return the name of a node's client; its id where it has said none."""
         return str(node)
+
+    def largest_reply(self, kind: str) -> float:
+        """Return how many bytes a reply to messages of a kind may have; here any."""
+        return math.inf
 
     def evaluated_names(self) -> list[str]:
         """Return the names of the clients that counted in the last evaluation."""

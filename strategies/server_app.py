@@ -62,7 +62,8 @@ def run(
     check_newcomers(strategy, own.algorithm, own.new_clients, own.num_clients)
     strategy.participants.keyed = own.names_by_key
     strategy.participants.round_timeout = own.round_timeout
-    grid = patient(grid, strategy.name_of, own.round_timeout)
+    about = strategy.name_of, own.round_timeout, strategy.largest_reply
+    grid = patient(grid, *about)
     output, name = Path(own.output), short_name(own.algorithm)
     log(INFO, "results are written to %s", (output / name).absolute())
     start, seconds_before = 0, 0.0

@@ -204,6 +204,10 @@ class SRPFL(RunHooks):
         """As the wrapped strategy; Flower's own know no names."""
         return getattr(self.strategy, "name_of", super().name_of)(node)
 
+    def largest_reply(self, kind: str) -> float:
+        """As the wrapped strategy; Flower's own expect nothing in particular."""
+        return getattr(self.strategy, "largest_reply", super().largest_reply)(kind)
+
     def identify(self, grid: Grid) -> list[int]:
         """As the wrapped strategy."""
         return self.wrapped.identify(grid)
@@ -304,6 +308,7 @@ class SRPFL(RunHooks):
         if check is None:
             return True
         try:
+            self.exchange.check_content(reply)
             check(reply)
         except InvalidReplyError:
             return False

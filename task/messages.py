@@ -45,6 +45,8 @@ STRUCTURE = "structure"
 # How many classes it has, and a digest of their names.
 NUM_CLASSES = "num-classes"
 CLASSES_DIGEST = "classes-digest"
+# How many bytes the arrays have that it shares.
+SHARED_BYTES = "shared-bytes"
 # Which rounds of a run it has kept, and the newest checkpoint it has heard of.
 KEPT_ROUNDS = "kept-rounds"
 KEPT_CHECKPOINT = "kept-checkpoint"

@@ -214,7 +214,9 @@ class Gossip(BaseStrategy):
         """Send every node what its neighbours sent up to the round before."""
         self._exchanged = server_round - 1
         self._give_up(server_round)
-        return super().configure_train(server_round, arrays, config, grid)
+        messages = super().configure_train(server_round, arrays, config, grid)
+        self.exchange.attached_bytes = max(self._message_bytes, default=0)
+        return messages
 
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid

@@ -31,15 +31,19 @@ FIRST_WORD = 60.0
 
 
 def patient(
-    grid: Grid, name_of: Callable[[int], str] = str, longest: float = math.inf
+    grid: Grid,
+    name_of: Callable[[int], str] = str,
+    longest: float = math.inf,
+    largest_reply: Callable[[str], float] = lambda kind: math.inf,
 ) -> Grid:
     """Return a grid that nothing ends and nobody holds up; a simulation's as it is.
 
-    ``name_of`` and ``longest`` are those of `RealArrivals`.
+    ``name_of`` and ``longest`` are those of `RealArrivals`, ``largest_reply`` is that
+    of `PatientGrid`.
     """
     if isinstance(grid, ArrivalGrid) or getattr(grid, "in_process", False):
         return grid
-    return RealArrivals(PatientGrid(grid), name_of, longest)
+    return RealArrivals(PatientGrid(grid, largest_reply), name_of, longest)
 
 
 class ArrivalGrid(GridDecorator):

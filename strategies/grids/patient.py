@@ -1,9 +1,10 @@
 """A grid that no reply and no outage of the SuperLink brings down."""
 
+import math
 import time
 from collections.abc import Callable, Iterable
 from logging import WARNING
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import httpx
 from flwr.app import Error, Message, RecordDict
@@ -12,6 +13,7 @@ from flwr.common.constant import SUPERLINK_NODE_ID
 from flwr.serverapp import Grid
 from flwr.supercore.run import Run
 
+from strategies.grids.downloads import Downloads
 from task.settings import SettingsError
 
 # Seconds for which a SuperLink that cannot serve a request is asked again, and the
@@ -85,6 +87,13 @@ class GridDecorator(Grid):
         return self.grid.send_and_receive(messages, timeout=timeout)
 
 
+class _Open(NamedTuple):
+    """A message without its content, and how many bytes its reply may have."""
+
+    message: Message
+    most: float
+
+
 class PatientGrid(GridDecorator):
     """Waits out a SuperLink that cannot serve, and gets every reply by itself.
 
@@ -95,12 +104,24 @@ class PatientGrid(GridDecorator):
     stops there, and all else is asked again for `OUTAGE_LIMIT`.
     A message that is pushed again is delivered once: its id is its content's digest,
     and the SuperLink keeps one of each.
+
+    Parameters
+    ----------
+    grid : Grid
+        Flower's grid.
+    largest_reply : callable
+        How many bytes a reply to a message of a kind may have, asked as it is pushed;
+        a larger one is not downloaded.
     """
 
-    def __init__(self, grid: Grid) -> None:
+    def __init__(
+        self, grid: Grid, largest_reply: Callable[[str], float] = lambda kind: math.inf
+    ) -> None:
         super().__init__(grid)
-        # Of the messages whose replies have not come yet, without their contents.
-        self._open: dict[str, Message] = {}
+        self._largest_reply = largest_reply
+        self._downloads = Downloads(grid)
+        # The messages whose replies have not come yet.
+        self._open: dict[str, _Open] = {}
         # Those at which pulls have stopped, and that have not been looked at since.
         self._stopped: set[str] = set()
 
@@ -116,7 +137,9 @@ class PatientGrid(GridDecorator):
         """Push messages, once the SuperLink takes them; no id: it refused one."""
         messages, now = list(messages), time.time()
         # No reply comes after a message's time.
-        self._open = {i: m for i, m in self._open.items() if _ends(m) > now}
+        self._open = {i: o for i, o in self._open.items() if _ends(o.message) > now}
+        kinds = {message.metadata.message_type for message in messages}
+        most = {kind: self._largest_reply(kind) for kind in kinds}
         # Flower refuses a request without messages.
         ids = self._insist(lambda: list(self.grid.push_messages(messages)))
         for message_id, message in zip(ids, messages, strict=False):
@@ -125,7 +148,7 @@ class PatientGrid(GridDecorator):
                 to = about.dst_node_id, about.message_type
                 stub = Message(RecordDict(), *to, ttl=about.ttl)
                 stub.metadata.__dict__["_message_id"] = message_id
-                self._open[message_id] = stub
+                self._open[message_id] = _Open(stub, most[about.message_type])
         return ids
 
     def _insist(self, call: Callable[[], T]) -> T:
@@ -175,9 +198,9 @@ class PatientGrid(GridDecorator):
 
     def _pull(self, message_id: str) -> Message | None:
         """Return the reply to a message; one that cannot be used as an error."""
-        message = self._open[message_id]
+        message, most = self._open[message_id]
         try:
-            for reply in self.grid.pull_messages([message_id]):
+            for reply in self._downloads.pull(message_id, most):
                 self._check(reply, message)
                 return reply
         except httpx.HTTPError:

@@ -6,7 +6,7 @@ from typing import NamedTuple
 from weakref import WeakKeyDictionary
 
 import numpy as np
-from flwr.app import Array, ArrayRecord, Message
+from flwr.app import Array, ArrayRecord, ConfigRecord, Message
 from flwr.common import log
 
 from strategies.server.checks import InvalidReplyError, one_line
@@ -15,9 +15,17 @@ from strategies.server.replies import (
     check_arrays,
     check_metrics,
     count_bytes,
+    largest_reply,
+    record_bytes,
     unused_state,
 )
-from task.messages import EXAMPLE_EPSILON, NUM_EXAMPLES, SERVER_ROUND
+from task.messages import (
+    BYTES,
+    EXAMPLE_EPSILON,
+    NUM_EXAMPLES,
+    PROPERTIES,
+    SERVER_ROUND,
+)
 
 
 class _Decoded(NamedTuple):
@@ -41,6 +49,8 @@ class Exchange:
     ----------
     expected : dict of str to ArrayRecord
         What the replies' records must be like, by key.
+    attached_bytes : int
+        How many bytes are expected besides arrays and numbers.
     rejections : list of (str, str)
         Clients whose replies do not count, and why.
     silent : list of str
@@ -59,6 +69,7 @@ class Exchange:
         self.name_of = name_of
         self.asked: set[int] = set()
         self.expected: dict[str, ArrayRecord] = {}
+        self.attached_bytes = 0
         self.rejections: list[tuple[str, str]] = []
         self.silent: list[str] = []
         self.unused: dict[str, str] = {}
@@ -77,6 +88,28 @@ class Exchange:
         self.asked = {message.metadata.dst_node_id for message in messages}
         self.bytes_down = sum(count_bytes(message) for message in messages)
         return messages
+
+    @property
+    def largest_reply(self) -> float:
+        """How many bytes a reply may have: twice what is expected, and 16 MiB."""
+        arrays = sum(map(record_bytes, self.expected.values()))
+        return largest_reply(arrays + self.attached_bytes)
+
+    def check_content(self, reply: Message) -> None:
+        """Raise `InvalidReplyError` if a reply has records that nobody asked for.
+
+        Or if it is too large: its numbers and attachments have no names to go by.
+        """
+        for key, record in reply.content.items():
+            arrays = isinstance(record, ArrayRecord) and key not in self.expected
+            own = isinstance(record, ConfigRecord) and key not in (BYTES, PROPERTIES)
+            if arrays or own:
+                raise InvalidReplyError(
+                    f"has the record {one_line(repr(key), 120)}, for which nobody asked"
+                )
+        size = count_bytes(reply)
+        if size > (most := self.largest_reply):
+            raise InvalidReplyError(f"has {size:,} bytes, more than {most:,.0f}")
 
     def check(self, reply: Message) -> None:
         """Raise `InvalidReplyError` unless a reply is of this round and as expected."""
@@ -135,6 +168,7 @@ class Exchange:
                     raise InvalidReplyError("comes twice")
                 if reply.has_error():
                     raise InvalidReplyError(f"is an error: {reply.error.reason}")
+                self.check_content(reply)
                 check(reply)
                 valid[node] = reply
                 if reason := unused_state(reply):

@@ -2,6 +2,7 @@
 
 import contextlib
 import hashlib
+import math
 import time
 from collections import Counter
 from collections.abc import Collection, Mapping
@@ -30,6 +31,7 @@ from task.messages import (
     PROPERTIES,
     REFUSAL,
     RUN,
+    SHARED_BYTES,
     STATISTICS,
     STRUCTURE,
 )
@@ -301,6 +303,12 @@ class Participants:
         """Return the name of a node's client; its id as text for an unknown node."""
         known = self.known.get(node)
         return known.name if known else str(node)
+
+    def shared_bytes(self) -> float:
+        """Return how many bytes most clients say the shared arrays have; else inf."""
+        said = [p.properties.get(SHARED_BYTES) for p in self.known.values()]
+        usual = Counter(n for n in said if isinstance(n, int)).most_common(1)
+        return usual[0][0] if usual else math.inf
 
     def query_arrays(
         self, grid: Grid, nodes: list[int], action: str

@@ -23,6 +23,9 @@ NDArray = npt.NDArray[np.generic]
 Arrays = dict[str, NDArray]
 RecordType = ArrayRecord | MetricRecord | ConfigRecord
 
+# How many bytes a reply may have: so many times those that are expected, and besides
+# what headers, names, metrics and attachments may need.
+REPLY_FACTOR, REPLY_ALLOWANCE = 2, 2**24
 # An .npy header is far below this.
 MAX_HEADER = 4096
 
@@ -254,10 +257,16 @@ def count_bytes(message: Message) -> int:
     """
     if not message.has_content():
         return 0
-    return sum(len(key) + _record_bytes(r) for key, r in message.content.items())
+    return sum(len(key) + record_bytes(r) for key, r in message.content.items())
 
 
-def _record_bytes(record: RecordType) -> int:
+def largest_reply(expected: float) -> float:
+    """Return how many bytes a reply may have of which so many are expected."""
+    return REPLY_FACTOR * expected + REPLY_ALLOWANCE
+
+
+def record_bytes(record: RecordType) -> int:
+    """Return the bytes of a record: serialised arrays, values and names."""
     # Flower's own count fails on empty strings and lists, which anybody can send.
     if isinstance(record, ArrayRecord):
         return sum(len(name) + len(array.data) for name, array in record.items())

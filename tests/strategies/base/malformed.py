@@ -9,6 +9,7 @@ import numpy as np
 from flwr.app import (
     Array,
     ArrayRecord,
+    ConfigRecord,
     Context,
     Error,
     Message,
@@ -119,12 +120,24 @@ MALFORMED: dict[str, tuple[Client, str]] = {
     "empty content": (with_records(lambda c: c.clear()), "has no arrays"),
     "another key": (
         with_records(lambda c: c.update({"other": c.pop("arrays")})),
-        "has no arrays under 'arrays'",
+        "has the record 'other', for which nobody asked",
+    ),
+    "arrays besides": (
+        with_records(lambda c: c.update({"other": c["arrays"]})),
+        "has the record 'other', for which nobody asked",
+    ),
+    "values besides": (
+        with_records(lambda c: c.update({"extra": ConfigRecord({"x": b"1"})})),
+        "has the record 'extra', for which nobody asked",
+    ),
+    "large attachments": (
+        with_records(lambda c: c.update({"bytes": ConfigRecord({"x": bytes(2**25)})})),
+        "bytes, more than 16,777,",
     ),
     "no bytes": (replaced(lambda: claimed(b"")), "no valid .npy header"),
     "huge": (
-        replaced(lambda: claimed(npy(START["w"]) + bytes(20_000_000))),
-        "has 20,000,152 bytes, not about 24",
+        replaced(lambda: claimed(npy(START["w"]) + bytes(10_000_000))),
+        "has 10,000,152 bytes, not about 24",
     ),
     "claims to be huge": (
         replaced(lambda: claimed(npy(START["w"]), shape=(10**6, 10**6))),

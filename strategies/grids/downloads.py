@@ -1,0 +1,104 @@
+"""The size of a reply, checked before it is downloaded."""
+
+import contextlib
+import math
+import threading
+from collections.abc import Iterable
+from typing import Any
+
+import httpx
+from flwr.app import Message
+from flwr.proto.message_pb2 import (
+    ConfirmMessageReceivedRequest,
+    PullObjectRequest,
+)
+from flwr.proto.runtime_pb2 import PullAppMessagesResponse
+from flwr.serverapp import Grid
+from flwr.supercore.inflatable.inflatable_object import iterate_object_tree
+
+
+class ReplyTooLargeError(ValueError):
+    """A reply is larger than what was expected allows."""
+
+
+class Downloads:
+    """Pulls replies from the SuperLink, none of which may be larger than expected.
+
+    Flower downloads all objects of a reply, and decodes them, in one call. No manifest
+    has their sizes, but each answer of the SuperLink has its own in its header, which
+    httpx shows to its event hooks before it reads the body.
+
+    Parameters
+    ----------
+    grid : Grid
+        Flower's grid. Replies of one that does not speak HTTP have no limit.
+    """
+
+    def __init__(self, grid: Grid) -> None:
+        self._grid = grid
+        self._most = math.inf
+        self._reply = ""
+        # Objects of the reply that is being pulled: their sizes, as far as known.
+        self._sizes: dict[str, int] = {}
+        self._lock = threading.Lock()
+        # Flower offers no other way to its connection.
+        self._runtime: Any = getattr(grid, "_runtime_client", None)
+        if self._runtime is not None:
+            self._runtime._client.event_hooks["response"].append(self._check)
+
+    def pull(self, message_id: str, most: float) -> Iterable[Message]:
+        """Return the reply to a message if it has come.
+
+        Raises `ReplyTooLargeError` if it has more than ``most`` bytes; the SuperLink
+        then drops it.
+        """
+        self._most = most
+        try:
+            return list(self._grid.pull_messages([message_id]))
+        except ReplyTooLargeError:
+            self._drop()
+            raise
+        finally:
+            self._most = math.inf
+
+    def _check(self, response: httpx.Response) -> None:
+        """Raise `ReplyTooLargeError` rather than download too much."""
+        path, size = response.url.path, int(response.headers.get("content-length", 0))
+        if path.endswith("/pull-messages"):
+            self._reply = ""
+            if size > self._most:
+                self._refuse()
+            response.read()
+            pulled = PullAppMessagesResponse.FromString(response.content)
+            with self._lock:
+                self._sizes = {
+                    node.object_id: 0
+                    for tree in pulled.message_object_trees
+                    for node in iterate_object_tree(tree)
+                }
+            for message in pulled.messages_list:
+                self._reply = message.metadata.message_id
+        elif path.endswith("/pull-object"):
+            wanted = PullObjectRequest.FromString(response.request.content).object_id
+            with self._lock:
+                # Flower's threads go on for a moment with a reply that was refused.
+                if wanted not in self._sizes:
+                    self._refuse()
+                self._sizes[wanted] = size
+                if sum(self._sizes.values()) > self._most:
+                    self._sizes = {}
+                    self._refuse()
+
+    def _refuse(self) -> None:
+        raise ReplyTooLargeError(f"it has more than {self._most:,.0f} bytes")
+
+    def _drop(self) -> None:
+        """Let the SuperLink forget the reply: it keeps it until the run ends."""
+        if self._reply:
+            request = ConfirmMessageReceivedRequest(
+                node=self._grid.node,  # type: ignore[attr-defined]
+                run_id=self._grid.run.run_id,
+                message_object_id=self._reply,
+            )
+            with contextlib.suppress(httpx.HTTPError):
+                self._runtime.ConfirmMessageReceived(request)

@@ -1,0 +1,28 @@
+"""FedRep as it is, with one node that adds a large record to each valid reply."""
+
+from pathlib import Path
+
+from flwr.app import ConfigRecord, Context, Message
+from flwr.serverapp import Grid, ServerApp
+
+from clients.client_app import make_app
+from strategies.server_app import run, server_settings
+
+
+def add_record(message: Message, context: Context, call_next) -> Message:
+    """Add as many bytes as a file says that the node config names."""
+    reply = call_next(message, context)
+    size = Path(str(context.node_config.get("extra", "nowhere")))
+    if size.exists():
+        data = bytes(int(size.read_text()))
+        reply.content["extra"] = ConfigRecord({"data": data})
+    return reply
+
+
+server = ServerApp()
+client = make_app(mods=[add_record])
+
+
+@server.main()
+def main(grid: Grid, context: Context) -> None:
+    run(grid, server_settings(context.run_config))
