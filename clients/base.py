@@ -110,6 +110,8 @@ class Client(Joining, NumPyClient):
     # Whether all that the class's own `fit` learns from examples it learns by `train`,
     # with regularizers that see each of them by itself: then it can be private.
     learns_by_train: ClassVar[bool] = False
+    # Whether what `fit` returns is a change of what was received.
+    sends_changes: ClassVar[bool] = False
     # Whether the received model is tested beside the deployed one.
     beside_global: ClassVar[bool] = False
     # Settings that a device may set for itself.

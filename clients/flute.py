@@ -177,6 +177,7 @@ class FLUTELinearClient(FedRepLinearClient):
     shared = Client.shared
     personal = ()
     sent = ("gradient.",)
+    sends_changes = True
     settings_type = Checked
     get_parameters = Client.get_parameters
 

@@ -27,6 +27,7 @@ class SCAFFOLDClient(Client):
     deploys_personal = False
     settings: TrainingSettings
     learns_by_train = True
+    sends_changes = True
 
     def initial_slot(self, slot: str) -> Tensors:
         """Return control variates of 0, one for each name of a parameter."""

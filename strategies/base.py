@@ -22,6 +22,7 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import FedAvg as FlowerFedAvg
 
 from strategies.server.aggregation import RULES, WEIGHED, make_rule
+from strategies.server.checks import InvalidReplyError
 from strategies.server.evaluating import Evaluating
 from strategies.server.exchange import Exchange, mean_loss
 from strategies.server.participants import Participants
@@ -34,7 +35,7 @@ from strategies.server.replies import (
 )
 from strategies.server.sampling import Sampler
 from strategies.server.standing import Standing
-from task.messages import INITIAL_ARRAYS, NUM_EXAMPLES, SERVER_ROUND
+from task.messages import INITIAL_ARRAYS, IS_CHANGE, NUM_EXAMPLES, SERVER_ROUND
 from task.settings import (
     Choice,
     Range,
@@ -336,6 +337,12 @@ class BaseStrategy(Evaluating, FlowerFedAvg):
     def check_train_reply(self, reply: Message) -> None:
         """Raise `InvalidReplyError` unless a training reply with content can count."""
         self.exchange.check(reply)
+        if self.replies_are_changes and check_metrics(reply).get(IS_CHANGE) != 1:
+            raise InvalidReplyError(
+                f"does not say that it is a change, which {type(self).__name__} adds "
+                "to what it sent; a client must send the difference of its arrays from "
+                f"the received ones, and {IS_CHANGE!r}: 1 in its metrics"
+            )
         check_metrics(reply, [NUM_EXAMPLES] if self.weighting == "examples" else [])
 
     def train_metrics(self, replies: list[Message]) -> dict[str, float]:

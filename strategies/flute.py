@@ -135,7 +135,9 @@ class FLUTE(HeadsOnServer):
             self._refused.add(name)
             reason = (
                 f"its classes are {one_line(repr(said))}; they must be a 0 or 1 for "
-                "each class of the head, with a 1"
+                "each class of the head, with a 1. A ClientApp answers @app.query() "
+                "with them as 'classes' in the ConfigRecord 'properties', and a "
+                "message to train with its head as the ArrayRecord 'head'"
             )
             self.participants.failure = f"client {name}: {reason}"
             log(WARNING, "client %s takes no part: %s", name, reason)

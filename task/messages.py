@@ -16,6 +16,8 @@ CONSENSUS = "consensus."
 PROTOTYPES = "prototypes.means"
 PROTOTYPE_COUNTS = "prototypes.counts"
 
+# In the metrics of a reply whose arrays are a change of what was sent: 1.
+IS_CHANGE = "is-change"
 # Of a client that trains privately: its ε so far.
 EXAMPLE_EPSILON = "example-epsilon"
 

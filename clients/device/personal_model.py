@@ -36,6 +36,8 @@ class MeanOfAllClient(PersonalModelClient):
     A client that has none yet begins at the mean.
     """
 
+    sends_changes = True
+
     def initial_slot(self, slot: str) -> Tensors:
         """Return the mean that came from the server."""
         if slot == PERSONAL_MODEL and self.received:

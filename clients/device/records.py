@@ -12,6 +12,7 @@ from clients.device.received import read_array
 from task.messages import (
     ARRAYS,
     BYTES,
+    IS_CHANGE,
     METRICS,
     NUM_EXAMPLES,
     PROPERTIES,
@@ -83,6 +84,8 @@ def pack(message: Message, client: Client, reply: Reply, config: Config) -> Reco
     if SERVER_ROUND in config:
         # Content of another round must not pass for this one's.
         metrics = {**metrics, SERVER_ROUND: config[SERVER_ROUND]}
+    if client.sends_changes:
+        metrics = {**metrics, IS_CHANGE: 1}
     return pack_metrics(client, num_examples, metrics, records)
 
 

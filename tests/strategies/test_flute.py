@@ -114,7 +114,9 @@ def test_linear_step_by_hand() -> None:
             f"gradient.{REPRESENTATION}": in_b.T.copy(),
             f"gradient.{WEIGHT}": in_w,
         }
-        replies.append(Message(RecordDict({"arrays": to_record(own)}), reply_to=sent))
+        metrics = MetricRecord({"is-change": 1})
+        content = RecordDict({"arrays": to_record(own), "metrics": metrics})
+        replies.append(Message(content, reply_to=sent))
     new, metrics = strategy.aggregate_train(1, replies)
     assert (metrics["clients"], metrics["rejected"]) == (2, 0)
     np.testing.assert_allclose(new[REPRESENTATION].numpy(), np.diag([0.9, 0.95]))

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from flwr.app import (
+    Array,
     ArrayRecord,
     ConfigRecord,
     Context,
@@ -21,7 +22,18 @@ from flwr.app import (
 from flwr.clientapp import ClientApp
 from torch import nn
 
-from strategies import DPSGD, FLUTE, SRPFL, ChocoSGD, FedAvg, FedPer, FedRep
+from strategies import (
+    DPSGD,
+    FLUTE,
+    L2GD,
+    SCAFFOLD,
+    SRPFL,
+    ChocoSGD,
+    FedAvg,
+    FedMTL,
+    FedPer,
+    FedRep,
+)
 from strategies.base import BaseStrategy
 from strategies.grids.simulation import InlineGrid
 from task.settings import SettingsError
@@ -230,6 +242,65 @@ def test_flute_cannot_do_without_the_clients_classes():
     with pytest.raises(SettingsError, match=f"^{line}") as caught:
         run(FLUTE(), Template())
     assert "\n" not in str(caught.value)
+    # And how they would be told.
+    for needed in ("@app.query()", "'properties'", "'head'"):
+        assert needed in str(caught.value)
+
+
+def test_flute_trains_strangers_that_say_their_classes_and_return_their_heads():
+    app = ClientApp()
+
+    @app.query()
+    def query(message: Message, context: Context) -> Message:
+        said = ConfigRecord({"classes": "11"})
+        return Message(RecordDict({"properties": said}), reply_to=message)
+
+    @app.train()
+    def train(message: Message, context: Context) -> Message:
+        assert message.content["head"].keys() == {"head.weight"}
+        metrics = MetricRecord({"num-examples": 1})
+        content = RecordDict({**message.content.array_records, "metrics": metrics})
+        return Message(content, reply_to=message)
+
+    strategy = FLUTE(fraction_train=1.0)
+    start = {"representation.w": np.ones(3), "head.weight": np.eye(2)}
+    arrays = ArrayRecord({n: Array(a.astype(np.float32)) for n, a in start.items()})
+    result = strategy.start(InlineGrid(app, N), arrays, num_rounds=1)
+    assert result.train_metrics_clientapp[1]["clients"] == N
+    assert len(strategy.heads) == N
+
+
+@pytest.mark.parametrize("strategy", [SCAFFOLD, L2GD, FedMTL])
+def test_who_adds_changes_takes_no_models_for_them(strategy):
+    line = "in no round did a client's reply count: client 1: does not say that it is a"
+    with pytest.raises(SettingsError, match=f"^{line} change") as caught:
+        run(strategy(fraction_train=1.0), Template())
+    assert "\n" not in str(caught.value)
+
+
+def test_scaffold_adds_the_changes_of_strangers_who_say_so():
+    template = Template()
+
+    def changes(message: Message, context: Context) -> Message:
+        reply = template.app(message, context)
+        if message.metadata.message_type == MessageType.TRAIN:
+            before = message.content["arrays"]
+            after = reply.content["arrays"]
+            moved = {n: a.numpy() - before[n].numpy() for n, a in after.items()}
+            # Of a count without dimensions NumPy makes a number.
+            record = {n: Array(np.asarray(value)) for n, value in moved.items()}
+            reply.content["arrays"] = ArrayRecord(record)
+            reply.content["metrics"]["is-change"] = 1
+        return reply
+
+    result = SCAFFOLD(fraction_train=1.0).start(
+        InlineGrid(changes, N),
+        start_at(3.0),
+        num_rounds=1,
+        train_config=ConfigRecord({"lr": RATE}),
+    )
+    # As the mean of the models: 3 + (0 + 1 + 2 + 3 - 12)/16.
+    assert result.arrays["fc.weight"].numpy() == pytest.approx(3 - 6 / 16)
 
 
 @pytest.mark.parametrize("strategy", [DPSGD, ChocoSGD])
