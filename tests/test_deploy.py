@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 from flwr.app import Context, RecordDict
+from flwr.common.constant import FLWR_PRIVATE_MAX_ARRAY_CHUNK_SIZE
 from torch import nn
 
 from clients.client_app import make_app
@@ -493,3 +494,11 @@ def test_the_federation_is_added_to_the_file_that_flower_makes(
             "root-certificates": "/etc/flwr-frl/ca.crt",
         },
     }
+
+
+@pytest.mark.parametrize("name", ["README.md", "proxy.conf"])
+def test_the_proxy_takes_a_piece_of_an_array_and_little_more(name):
+    text = (DEPLOY / name).read_text()
+    (megabytes,) = re.findall(r"^ *client_max_body_size (\d+)m;", text, re.MULTILINE)
+    piece = FLWR_PRIVATE_MAX_ARRAY_CHUNK_SIZE
+    assert piece < int(megabytes) * 2**20 < 2 * piece
