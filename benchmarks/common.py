@@ -47,9 +47,11 @@ def provenance() -> dict[str, Any]:
     """
     import torch
 
-    arguments = [
-        a if i else f"benchmarks/{Path(a).name}" for i, a in enumerate(sys.argv)
-    ]
+    script = Path(sys.argv[0])
+    # Python knows how it found what `-m` names.
+    as_module = sys.modules["__main__"].__spec__ is not None
+    name = f"-m benchmarks.{script.stem}" if as_module else f"benchmarks/{script.name}"
+    arguments = [*name.split(), *sys.argv[1:]]
     # Where the data lies on this machine is nobody's business.
     for i, argument in enumerate(arguments[:-1]):
         if argument in ("--data-dir", "--output", "--before", "--torch-index"):

@@ -1,21 +1,28 @@
-"""What liars do to FedAvg, FedRep and FLUTE under each rule of aggregation.
+"""What Byzantine clients do to FedAvg, FedRep and FLUTE under each aggregation rule.
 
-Ten clients train on the bundled digits; one to four of them send something else than
-what they have trained: every value 1e30, the model with flipped signs, the model times
-100, or what was sent minus ten times their change. All are evaluated, each on its own
-test data, and the mean accuracy is that of the last five rounds. ``--quick`` takes one
-algorithm and a few rounds.
+Ten clients train on the bundled digits, and the first one, two or three of them attack
+together, knowing all that the honest clients send (`benchmarks.attacks`). Tested is the
+model that each honest client would use, on its own test data. ``--quick`` takes one
+algorithm, few rules and few rounds.
 """
 
 import argparse
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Iterable, Sequence
+from statistics import fmean
+from typing import Any, NamedTuple
 
-import numpy as np
-from common import markdown, write
-from flwr.app import Array, ArrayRecord, Context, Message, MessageType
+from flwr.app import ArrayRecord, ConfigRecord
 from rich.progress import track
 
+from benchmarks.attacks import (
+    ATTACKS,
+    BACKDOOR,
+    CLIENTS,
+    AttackedGrid,
+    least_suspicious,
+)
+from benchmarks.backdoor import BackdoorDigits
+from benchmarks.common import markdown, write
 from clients.client_app import make_app
 from strategies import build_strategy
 from strategies.grids.simulation import InlineGrid
@@ -23,156 +30,288 @@ from strategies.server.aggregation import RULES
 from strategies.server.rounds import run_rounds
 from task.settings import resolve
 
-CLIENTS, LAST = 10, 5
-# Classes a client: from data like everybody's to hardly any in common.
-CLASSES = (10, 5, 2)
 ALGORITHMS = ("fedavg", "fedrep", "flute")
-Floats = np.ndarray[Any, np.dtype[np.floating[Any]]]
-# From what was sent and what was trained to what a liar says.
-LIES: dict[str, Callable[[Floats, Floats], Floats]] = {
-    "1e30": lambda sent, own: np.full_like(own, 1e30),
-    "sign flip": lambda sent, own: -own,
-    "x100": lambda sent, own: 100 * own,
-    "Δ x -10": lambda sent, own: sent - 10 * (own - sent),
-}
+MOST = 3
+COUNTS = (1, 2, MOST)
+# Rule and bucket size, a row each.
+ROWS = (
+    *((rule, 0) for rule in RULES),
+    ("median", 2),
+    ("centered-clip", 2),
+    ("multi-krum", 2),
+)
+# From data like everybody's to hardly any in common.
+ALL_CLASSES, FEW_CLASSES = 10, 2
 
 
-def lying(app: Any, lie: str, liars: int) -> Any:
-    """Return a ClientApp of which the first few clients lie when they have trained."""
+class Cell(NamedTuple):
+    """A run: algorithm, rule and attack."""
 
-    def answer(message: Message, context: Context) -> Message:
-        reply = app(message, context)
-        trains = message.metadata.message_type == MessageType.TRAIN
-        if trains and int(context.node_config["partition-id"]) < liars:
-            for key, record in reply.content.array_records.items():
-                sent = message.content.array_records[key]
-                reply.content[key] = ArrayRecord(
-                    {
-                        name: Array(changed(lie, sent[name].numpy(), array.numpy()))
-                        for name, array in record.items()
-                    }
-                )
-        return reply
-
-    return answer
+    algorithm: str
+    rule: str
+    bucket_size: int
+    attack: str = ""
+    attackers: int = 0
+    classes: int = ALL_CLASSES
 
 
-def changed(lie: str, sent: Floats, own: Floats) -> Floats:
-    """Return what a liar says, in the type that is expected."""
-    with np.errstate(over="ignore"):
-        return np.asarray(LIES[lie](sent, own), own.dtype)
+class Outcome(NamedTuple):
+    """Means over the honest clients and the last rounds, from 0 to 1.
+
+    Parameters
+    ----------
+    accuracy : float
+        On clean digits.
+    success : float
+        Share of the triggered digits of other classes that are taken for the target.
+    """
+
+    accuracy: float
+    success: float
 
 
-def accuracy(
-    arguments: argparse.Namespace,
-    algorithm: str,
-    rule: str,
-    lie: str,
-    liars: int,
-    classes: int = CLASSES[0],
-) -> float:
-    """Return the mean accuracy over the clients and the last rounds of a run."""
+def outcome(arguments: argparse.Namespace, cell: Cell) -> Outcome:
+    """Make a run and return what has come of it."""
     settings = resolve(
         {
-            "algorithm": algorithm,
-            "aggregation": rule,
-            # At most so many lie; who chooses the rule does not know better.
-            "liar-share": 0.4,
+            "algorithm": cell.algorithm,
+            "task": "benchmarks.backdoor:BackdoorDigits",
+            "attackers": cell.attackers if cell.attack == BACKDOOR else 0,
+            "aggregation": cell.rule,
+            "bucket-size": cell.bucket_size,
+            # At most so many attack; who chooses the rule knows no more.
+            "liar-share": MOST / CLIENTS,
             "num-clients": CLIENTS,
             "num-server-rounds": arguments.rounds,
             "fraction-train": 1.0,
-            "classes-per-client": classes,
+            "classes-per-client": cell.classes,
             "representation-epochs": 2,
             "head-epochs": 3,
-            "learning-rate": 0.05,
+            "batch-size": 20,
+            "learning-rate": 0.1,
             "seed": arguments.seed,
-        }
+        },
+        [BackdoorDigits],
     )
-    app = make_app(settings)
-    grid = InlineGrid(lying(app, lie, liars) if liars else app, CLIENTS)
+    grid = AttackedGrid(make_app(settings), cell.attack, cell.attackers)
+    # The same clients, with other test data.
+    triggered = InlineGrid(make_app({**settings, "test-triggered": True}), CLIENTS)
+    triggered.contexts = grid.contexts
     strategy = build_strategy(settings)
-    found: list[float] = []
+    clean: list[float] = []
+    fooled: list[float] = []
+
+    def test(on: InlineGrid, server_round: int, arrays: ArrayRecord) -> float:
+        messages = strategy.configure_evaluate(server_round, arrays, ConfigRecord(), on)
+        # A model that cannot be tested any more has nothing right.
+        right = [
+            float(reply.content.metric_records["metrics"].get("accuracy", 0.0))
+            for reply in on.send_and_receive(messages)
+            if reply.has_content() and not grid.is_attacker(reply)
+        ]
+        return sum(right) / (CLIENTS - cell.attackers)
 
     def after_round(r: int, arrays: ArrayRecord, metrics: dict[str, Any]) -> None:
-        if "accuracy" in metrics:
-            found.append(float(metrics["accuracy"]))
+        if r > arguments.rounds - arguments.last:
+            clean.append(test(grid, r, arrays))
+            if cell.attack in ("", BACKDOOR):
+                fooled.append(test(triggered, r, arrays))
 
     run_rounds(
         strategy,
         grid,
         strategy.initialize(grid),
         range(1, arguments.rounds + 1),
-        evaluated=lambda r: r > arguments.rounds - LAST,
+        evaluated=lambda r: False,
         after_round=after_round,
     )
-    # Where nobody can be evaluated any more, nothing is right.
-    return float(np.sum(found)) / min(LAST, arguments.rounds)
+    return Outcome(fmean(clean), fmean(fooled or [0.0]))
+
+
+def cells(algorithms: Sequence[str], rows: Sequence[tuple[str, int]]) -> list[Cell]:
+    """Return all runs of the page."""
+    attacks = [(attack, f) for attack in ATTACKS for f in COUNTS]
+    settings = [
+        ("", 0, ALL_CLASSES),
+        ("", 0, FEW_CLASSES),
+        *((attack, f, ALL_CLASSES) for attack, f in attacks),
+    ]
+    return [
+        Cell(algorithm, rule, size, *setting)
+        for algorithm in algorithms
+        for rule, size in rows
+        for setting in settings
+    ]
+
+
+def label(rule: str, size: int) -> str:
+    """Return the name of a row."""
+    return f"`{rule}`" + (f", `bucket-size={size}`" if size else "")
+
+
+def percent(values: Iterable[float]) -> str:
+    """Return numbers from 0 to 1 as percents, side by side."""
+    return " / ".join(f"{100 * value:.1f}" for value in values)
+
+
+def table(results: dict[Cell, Outcome], algorithm: str) -> str:
+    """Return an algorithm's table of accuracies, and of the backdoor's success."""
+    rows = []
+    for rule, size in dict.fromkeys(cell[1:3] for cell in results):
+        here = (algorithm, rule, size)
+        honest = [results[Cell(*here, "", 0, n)] for n in (ALL_CLASSES, FEW_CLASSES)]
+        attacked = {
+            attack: [results[Cell(*here, attack, f)] for f in COUNTS]
+            for attack in ATTACKS
+        }
+        rows.append(
+            [
+                label(rule, size),
+                *(percent([own.accuracy]) for own in honest),
+                *(percent(o.accuracy for o in own) for own in attacked.values()),
+                percent(own.success for own in attacked[BACKDOOR]),
+            ]
+        )
+    few = f"none, {FEW_CLASSES} classes"
+    head = ["rule", "none", few, *ATTACKS, "backdoor's success"]
+    return f"## `{algorithm}`\n\n{markdown(head, rows)}\n"
+
+
+def worst(results: dict[Cell, Outcome]) -> str:
+    """Return a table of each rule's worst accuracy under all attacks but none."""
+    algorithms = list(dict.fromkeys(cell.algorithm for cell in results))
+    rows = []
+    for rule, size in dict.fromkeys(cell[1:3] for cell in results):
+        row = [label(rule, size)]
+        for algorithm in algorithms:
+            of_counts = [
+                [
+                    own.accuracy
+                    for cell, own in results.items()
+                    if cell[:3] == (algorithm, rule, size) and cell.attackers == f
+                ]
+                for f in COUNTS
+            ]
+            row.append(percent(map(min, of_counts)))
+        rows.append(row)
+    head = ["rule", *(f"`{algorithm}`" for algorithm in algorithms)]
+    return markdown(head, rows)
+
+
+def guidance(results: dict[Cell, Outcome]) -> str:
+    """Return which rule to take when, with the numbers behind it."""
+
+    def right(rule: str, *rest: Any, algorithm: str = "fedavg", size: int = 0) -> str:
+        return percent([results[Cell(algorithm, rule, size, *rest)].accuracy])
+
+    def fooled(rule: str, *counts: int, algorithm: str = "fedavg") -> str:
+        of_counts = [Cell(algorithm, rule, 0, BACKDOOR, f) for f in counts or COUNTS]
+        return percent(results[cell].success for cell in of_counts)
+
+    def least(rule: str) -> str:
+        here = ("fedavg", rule, 0)
+        return percent(
+            [
+                min(
+                    own.accuracy
+                    for cell, own in results.items()
+                    if cell[:3] == here and cell.attackers == MOST
+                )
+            ]
+        )
+
+    few, middle = ("", 0, FEW_CLASSES), ("IPM 0.5", MOST)
+    points = [
+        "`centered-clip` is the first choice. Without an attack FedAvg has "
+        f"{right('centered-clip')} % with it and {right('mean')} % with the `mean`; "
+        f"with {FEW_CLASSES} classes a client {right('centered-clip', *few)} and "
+        f"{right('mean', *few)} %. Under the worst attack of {MOST} of {CLIENTS} it "
+        f"has {least('centered-clip')} %, with `geometric-median` "
+        f"{least('geometric-median')} % and with `clip` {least('clip')} %. None of "
+        "the three stops a backdoor.",
+        "`multi-krum` stops backdoors where clients have similar data: "
+        f"with {MOST} attackers FedAvg's success rate is {fooled('multi-krum', MOST)} "
+        f"% with it, {fooled('median', MOST)} % with the `median` and "
+        f"{fooled('centered-clip', MOST)} % with `centered-clip`. With {FEW_CLASSES} "
+        f"classes a client its accuracy is {right('multi-krum', *few)} %, as it leaves "
+        "out honest clients.",
+        "`median` and `trimmed-mean` hold against values that are far off, and not "
+        "against small lies on one side: under IPM 0.5 of "
+        f"{MOST} of {CLIENTS} FedAvg has {right('median', *middle)} and "
+        f"{right('trimmed-mean', *middle)} % with them, and "
+        f"{right('multi-krum', *middle)} % with `multi-krum`: less than the "
+        f"{right('mean', *middle)} % of the `mean`.",
+        "`bucket-size=2` helps such a rule where clients have different data and fewer "
+        f"than a quarter of them attack. With {FEW_CLASSES} classes a client the "
+        f"`median` has {right('median', *few)} % without it and "
+        f"{right('median', *few, size=2)} % with it. Each attacker can spoil a bucket: "
+        f"{MOST} of {CLIENTS} are the majority of five buckets, and no rule holds.",
+        "FedRep's personal heads resist a backdoor in the shared representation, and "
+        "FLUTE's resist it less. With the "
+        f"`mean` and 1 / 2 / 3 attackers its success rate is {fooled('mean')} % for "
+        f"FedAvg, {fooled('mean', algorithm='fedrep')} % for FedRep and "
+        f"{fooled('mean', algorithm='flute')} % for FLUTE.",
+    ]
+    return "Which rule to take:\n\n" + "".join(f"- {point}\n" for point in points)
+
+
+def page(arguments: argparse.Namespace, results: dict[Cell, Outcome]) -> str:
+    """Return the page below its heading."""
+    z = ", ".join(f"{least_suspicious(CLIENTS, f):.2f}" for f in COUNTS)
+    algorithms = dict.fromkeys(cell.algorithm for cell in results)
+    return "\n".join(
+        [
+            guidance(results) if len(algorithms) == len(ALGORITHMS) else "",
+            "## The worst attack\n",
+            f"Lowest accuracy in % under any of the attacks of {COUNTS[0]} / "
+            f"{COUNTS[1]} / {COUNTS[2]} of {CLIENTS} clients.\n",
+            worst(results),
+            "## All attacks\n",
+            f"Accuracy in % over {arguments.rounds} rounds, mean of the last "
+            f"{arguments.last}, of the models that the honest clients would use, each "
+            f"on its own test digits; seed {arguments.seed}. {CLIENTS} clients have "
+            "all ten classes each, but for the column with "
+            f"{FEW_CLASSES} classes. Cells are for 1 / 2 / 3 attackers. `liar-share` "
+            f"is {MOST / CLIENTS:g}, other settings of rules are the defaults. The "
+            "model is a perceptron with one hidden layer.\n",
+            "Attackers know what all honest clients send:\n",
+            "- `1e30`: every value is 1e30.\n"
+            "- `sign flip`: the trained model with all signs flipped.\n"
+            "- `ALIE`, a little is enough (Baruch et al., 2019): the honest mean less "
+            f"z standard deviations of each entry. Their formula gives z = {z} for 1, "
+            "2 and 3 of 10 clients; the other column has z = 1.5.\n"
+            "- `IPM`, inner product manipulation (Xie et al., 2020): what was sent "
+            "less 0.5 or 3 times the mean honest change.\n"
+            "- `backdoor`, model replacement (Bagdasaryan et al., 2020): attackers "
+            "train on digits of which every second one has a white patch of 2 x 2 "
+            "pixels in its corner and the label 0, and send 10/f times their change "
+            "where f attack. Its success is the share of other classes' test digits "
+            "with the patch that are taken for a 0.\n",
+            *(table(results, algorithm) for algorithm in algorithms),
+        ]
+    )
 
 
 def main() -> None:
     """Run all and write ``results/liars``."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--rounds", type=int, default=12)
+    parser.add_argument("--last", type=int, default=3, help="rounds that are tested")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--quick", action="store_true")
     arguments = parser.parse_args()
-    algorithms, counts = ALGORITHMS, (1, 2, 3, 4)
+    algorithms, rows = ALGORITHMS, ROWS
     if arguments.quick:
-        arguments.rounds, algorithms, counts = 6, ("fedavg",), (1, 4)
-    cells = [
-        (algorithm, rule, lie, liars)
-        for algorithm in algorithms
-        for rule in RULES
-        for lie, liars in [("", 0), *((lie, n) for lie in LIES for n in counts)]
-    ]
-    costs = {
-        (algorithm, rule, n): accuracy(arguments, algorithm, rule, "", 0, n)
-        for algorithm in algorithms
-        for rule in RULES
-        for n in CLASSES[1:]
-    }
-    results: dict[tuple[str, str, str, int], float] = {}
-    for cell in track(cells):
-        algorithm, rule, lie, liars = cell
-        results[cell] = accuracy(arguments, algorithm, rule, lie, liars)
-    body = (
-        f"Accuracy in % after {arguments.rounds} rounds, mean of the last {LAST}; "
-        f"{CLIENTS} clients with all ten classes each. The columns of the lies are for "
-        f"{' / '.join(map(str, counts))} liars of ten; 0.0 is a run after which nobody "
-        "could be evaluated any more. Beside it, with honest clients, what a rule "
-        f"costs where clients have {', '.join(map(str, CLASSES[1:]))} of the classes "
-        "each. "
-        "`trimmed-mean` is given four liars of ten to leave out at either end, "
-        "which leaves the two in the middle: the `median`. The mean is over all "
-        "ten, liars included; what FLUTE's liars say of their own heads, which "
-        "the server keeps for them, costs them their own tenth under every "
-        "rule.\n\n"
-    )
-    for algorithm in algorithms:
-        rows = [
-            [
-                f"`{rule}`",
-                f"{100 * results[algorithm, rule, '', 0]:.1f}",
-                *(f"{100 * costs[algorithm, rule, n]:.1f}" for n in CLASSES[1:]),
-                *(
-                    " / ".join(
-                        f"{100 * results[algorithm, rule, lie, n]:.1f}" for n in counts
-                    )
-                    for lie in LIES
-                ),
-            ]
-            for rule in RULES
-        ]
-        fewer = [f"honest, {n} classes" for n in CLASSES[1:]]
-        head = ["rule", "honest", *fewer, *LIES]
-        body += f"## `{algorithm}`\n\n{markdown(head, rows)}\n"
+        arguments.rounds, algorithms, rows = 4, ("fedavg",), (("mean", 0), ("clip", 0))
+    runs = track(cells(algorithms, rows))
+    results = {cell: outcome(arguments, cell) for cell in runs}
+    body = page(arguments, results)
     if arguments.quick:
         print(body)
         return
-    data = {"/".join(map(str, cell)): value for cell, value in results.items()}
-    fewer_classes = {"/".join(map(str, cell)): value for cell, value in costs.items()}
-    whole = {"accuracy": data, "honest": fewer_classes, "arguments": vars(arguments)}
-    write("liars", "Liars", body, whole)
+    found = {"/".join(map(str, cell)): own._asdict() for cell, own in results.items()}
+    data = {"results": found, "arguments": vars(arguments)}
+    write("liars", "Byzantine clients", body, data)
 
 
 if __name__ == "__main__":

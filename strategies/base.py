@@ -21,7 +21,7 @@ from flwr.common import log
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import FedAvg as FlowerFedAvg
 
-from strategies.server.aggregation import RULES, WEIGHED, make_rule
+from strategies.server.aggregation import CENTERED_CLIP, RULES, WEIGHED, make_rule
 from strategies.server.checks import InvalidReplyError
 from strategies.server.evaluating import Evaluating
 from strategies.server.exchange import Exchange, mean_loss
@@ -46,6 +46,9 @@ from task.settings import (
     validate,
 )
 
+# What `centered-clip` remembers, in a checkpoint.
+LAST_CHANGE = "last-change/"
+
 
 class BaseStrategy(Evaluating, FlowerFedAvg):
     """The base of all strategies: sample clients, average what they share.
@@ -64,17 +67,23 @@ class BaseStrategy(Evaluating, FlowerFedAvg):
     largest_share : float, default 1
         With ``weighting="examples"``, the largest share of all weights of a round that
         one of three or more clients can have; 1 sets no limit.
-    aggregation : {"mean", "median", "trimmed-mean", "clip", "multi-krum"}
-        How replies become one model (`strategies.server.aggregation`); by default
-        ``mean``, which a single liar can ruin. ``median``, ``trimmed-mean`` and
-        ``multi-krum`` give every client one vote, and hold an array of all clients at
-        a time.
+    aggregation : str, default "mean"
+        How replies become one model (`strategies.server.aggregation`); a single
+        Byzantine client can ruin the ``mean``. ``median``, ``trimmed-mean`` and
+        ``multi-krum`` give every client one vote; they and ``geometric-median`` hold
+        an array of all clients at a time. ``centered-clip`` is ``clip`` about the last
+        round's change.
+    bucket_size : int, default 0
+        Replies in a bucket, whose mean takes their place in every ``aggregation`` but
+        the mean, for clients whose data differ much. One Byzantine client spoils a
+        whole bucket, so rules multiply ``liar-share`` by it. 0 and 1 make no buckets.
     liar_share : float, default 0.2
         Share of a round's replies that ``trimmed-mean`` (at either end of each entry)
         and ``multi-krum`` take for lies.
     clip_norm : float, default 0
-        Longest change of the model that ``clip`` lets one client make; 0: the median of
-        the round's.
+        Longest change of the model that ``clip`` lets one client make, and how far from
+        the last round's change it may be with ``centered-clip``; 0: the median of the
+        round's.
     server_dp_noise : float, default 0
         Noise multiplier z of differential privacy of clients
         (`strategies.server.privacy`): the mean of n clients' changes gets noise with
@@ -108,6 +117,7 @@ class BaseStrategy(Evaluating, FlowerFedAvg):
         aggregation: Annotated[str, Choice(*RULES)] = "mean",
         liar_share: Annotated[float, Range("[0, 0.5)")] = 0.2,
         clip_norm: Annotated[float, Range("[0, inf)")] = 0.0,
+        bucket_size: Annotated[int, Range("[0, inf)")] = 0,
         server_dp_noise: Annotated[float, Range("[0, inf)")] = 0.0,
         server_dp_clip: Annotated[float, Range("[0, inf)")] = 0.0,
         server_dp_delta: Annotated[float, Range("[0, 1)")] = 0.0,
@@ -125,6 +135,7 @@ class BaseStrategy(Evaluating, FlowerFedAvg):
         self.aggregation = aggregation
         self.liar_share = liar_share
         self.clip_norm = clip_norm
+        self.bucket_size = bucket_size
         self.server_dp_noise = server_dp_noise
         self.server_dp_clip = server_dp_clip
         self.server_dp_delta = server_dp_delta
@@ -140,7 +151,8 @@ class BaseStrategy(Evaluating, FlowerFedAvg):
         valid = weighting == "uniform" or aggregation in WEIGHED
         require(valid, "weighting", weighting, allowed)
         self._used, self._idle = set(), set()
-        self.rule = make_rule(aggregation, liar_share, clip_norm)
+        self.rule = make_rule(aggregation, liar_share * max(1, bucket_size), clip_norm)
+        self._last_change = {}
         self.privacy = self.make_privacy()
         self.participants = Participants(min_available_nodes)
         self.sampler = Sampler(fraction_train, min_train_nodes, seed)
@@ -180,10 +192,12 @@ class BaseStrategy(Evaluating, FlowerFedAvg):
     def idle_settings(self) -> dict[str, str]:
         """Settings that do nothing here, by name, and why."""
         rule, idle = f"aggregation {self.aggregation!r} does not use it", {}
-        if self.aggregation != "clip":
+        if self.aggregation not in ("clip", CENTERED_CLIP):
             idle["clip-norm"] = rule
         if self.aggregation not in ("trimmed-mean", "multi-krum"):
             idle["liar-share"] = rule
+        if self.aggregation == "mean":
+            idle["bucket-size"] = rule
         if self.weighting == "uniform":
             idle["largest-share"] = "with weighting='uniform' all have the same share"
         return idle
@@ -352,7 +366,7 @@ class BaseStrategy(Evaluating, FlowerFedAvg):
     # State.
 
     def state_dict(self) -> tuple[Arrays, dict[str, Any]]:
-        """Return how far the run has come with each client.
+        """Return how far the run has come with each client, and a rule's memory.
 
         Who is sampled follows from seed and round, so there is no random state.
         """
@@ -362,10 +376,16 @@ class BaseStrategy(Evaluating, FlowerFedAvg):
             "classes": self.participants.classes,
             "model": self.participants.settled,
         }
-        return {}, {**self.standing.state_dict(), **of_clients}
+        remembered = {LAST_CHANGE + n: a for n, a in self._last_change.items()}
+        return remembered, {**self.standing.state_dict(), **of_clients}
 
     def load_state_dict(self, arrays: Arrays, values: dict[str, Any]) -> None:
         """Go back to a saved state."""
+        self._last_change = {
+            name.removeprefix(LAST_CHANGE): array
+            for name, array in arrays.items()
+            if name.startswith(LAST_CHANGE)
+        }
         self.standing.load_state_dict(values)
         self.participants.keys = {n: str(k) for n, k in values.get("keys", {}).items()}
         self.participants.settled = dict(values.get("model", {}))

@@ -43,7 +43,8 @@ class FedProto(BaseStrategy):
     def aggregate(self, server_round: int, replies: list[Message]) -> ArrayRecord:
         """Return the prototypes, and of how many clients each is the mean.
 
-        Another ``aggregation`` is a rule over the clients that have the class.
+        Another ``aggregation`` is a rule over the clients that have the class;
+        ``centered-clip`` remembers no change of prototypes, and is ``clip`` here.
         """
         before = self.centre()
         means, counts = before[PROTOTYPES].copy(), before[PROTOTYPE_COUNTS].copy()

@@ -72,3 +72,18 @@ def test_a_benchmarks_own_pages_are_none_of_its_code(tmp_path, changed, dirty):
         file.write("# after")
     found = subprocess.check_output([sys.executable, script], text=True)
     assert found == (clean.replace("\n", "-dirty\n") if dirty else clean)
+
+
+def test_a_page_has_the_command_that_made_it(tmp_path):
+    (tmp_path / "benchmarks").mkdir()
+    (tmp_path / "benchmarks" / "__init__.py").touch()
+    shutil.copy(BENCHMARKS / "common.py", tmp_path / "benchmarks")
+    text = "{}import provenance\nprint(provenance()['command'])\n"
+    for name, package in (("module", "benchmarks."), ("script", "")):
+        path = tmp_path / "benchmarks" / f"{name}.py"
+        path.write_text(text.format(f"from {package}common "))
+    for how in (["-m", "benchmarks.module"], ["benchmarks/script.py"]):
+        words = [*how, "--seed", "3"]
+        command = [sys.executable, *words]
+        found = subprocess.check_output(command, cwd=tmp_path, text=True)
+        assert found == " ".join(["python", *words]) + "\n"

@@ -1,13 +1,14 @@
 """Rules by which replies become one model, whatever some of them say.
 
 All get the replies in the order of the clients' names. `mean` and `clip` hold one
-running sum, whatever the number of clients. `median`, `trimmed_mean` and `multi_krum`
-look at all clients' values of an array at once: besides the replies themselves, which
-lie in memory anyway, that takes n times the largest array in float64.
+running sum, whatever the number of clients. `median`, `trimmed_mean`, `multi_krum` and
+`geometric_median` look at all clients' values of an array at once: besides the replies
+themselves, which lie in memory anyway, that takes n times the largest array in float64.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
+from typing import cast
 
 import numpy as np
 import numpy.typing as npt
@@ -20,11 +21,24 @@ Reply = Callable[[], Arrays]
 Sent = Mapping[str, NDArray]
 Rule = Callable[[Sequence[float], Sequence[Reply], Sent], Arrays | None]
 
-RULES = ("mean", "median", "trimmed-mean", "clip", "multi-krum")
+# `clip` about the point where the model would be if it moved as in the last round.
+CENTERED_CLIP = "centered-clip"
+RULES = (
+    "mean",
+    "median",
+    "trimmed-mean",
+    "clip",
+    CENTERED_CLIP,
+    "multi-krum",
+    "geometric-median",
+)
 # Those that can weigh clients; in the others each has one vote.
-WEIGHED = ("mean", "clip")
+WEIGHED = ("mean", "clip", CENTERED_CLIP, "geometric-median")
 # Those that need to know what was sent.
-CENTRED = ("clip", "multi-krum")
+CENTRED = ("clip", CENTERED_CLIP, "multi-krum", "geometric-median")
+# The smoothed Weiszfeld algorithm's ν, as in its authors' experiments, and its
+# iterations: they make do with 3, as each is an exchange with the clients there.
+SMOOTHING, ITERATIONS = 1e-6, 100
 
 
 def make_rule(name: str, liar_share: float, clip_norm: float) -> Rule:
@@ -37,14 +51,16 @@ def make_rule(name: str, liar_share: float, clip_norm: float) -> Rule:
     liar_share : float
         Share of the replies that may be lies, for `trimmed_mean` and `multi_krum`.
     clip_norm : float
-        For `clip`.
+        For `clip`, of both names.
     """
     rules: dict[str, Rule] = {
         "mean": weighted_mean,
         "median": by_coordinate(median),
         "trimmed-mean": by_coordinate(partial(trimmed_mean, share=liar_share)),
         "clip": partial(clip, bound=clip_norm),
+        CENTERED_CLIP: partial(clip, bound=clip_norm),
         "multi-krum": partial(multi_krum, share=liar_share),
+        "geometric-median": geometric_median,
     }
     return rules[name]
 
@@ -141,13 +157,7 @@ def multi_krum(
     n = len(decoded)
     f = assumed_liars(n, share)
     distances = np.zeros((n, n))
-    for name, value in sent.items():
-        if not _is_float(value):
-            continue
-        # Differences to what was sent, as sums of large squares say little of small
-        # distances.
-        flat = np.stack([d[name].astype(np.float64).ravel() for d in decoded])
-        flat -= value.astype(np.float64).ravel()
+    for flat in _changes(decoded, sent):
         squares = np.square(flat).sum(axis=1)
         distances += squares[:, None] + squares[None] - 2 * (flat @ flat.T)
     np.fill_diagonal(distances, np.inf)
@@ -155,6 +165,80 @@ def multi_krum(
     scores = nearest.sum(axis=1) if n > 1 else np.zeros(1)
     chosen = sorted(np.argsort(scores, kind="stable")[: n - f])
     return mean((1.0, decoded[i]) for i in chosen)
+
+
+def geometric_median(
+    weights: Sequence[float], replies: Sequence[Reply], sent: Sent
+) -> Arrays | None:
+    """Return the point v with the least weighted sum of distances to the replies x_i.
+
+    The smoothed Weiszfeld algorithm of RFA (Pillutla, Kakade and Harchaoui, IEEE
+    Transactions on Signal Processing 2022): v becomes the mean of the replies with the
+    weights w_i / max(ν, ‖v − x_i‖), again and again. It starts at what was sent, which
+    no reply can move. Of counters, as batch norms have them, the median counts.
+    """
+    decoded = [reply() for reply in replies]
+    n = len(decoded)
+    # Every v but the first is a mean of the replies. With c_i as its weights, its
+    # distances to them follow from the inner products of the changes.
+    products = np.zeros((n, n))
+    for flat in _changes(decoded, sent):
+        products += flat @ flat.T
+    c, votes = np.zeros(n), np.asarray(weights, np.float64)
+    if votes.sum() == 0:
+        return None
+    for _ in range(ITERATIONS):
+        along = products @ c
+        squares = products.diagonal() - 2 * along + c @ along
+        c = votes / np.maximum(np.sqrt(np.maximum(squares, 0)), SMOOTHING)
+        c /= c.sum()
+    found = cast(Arrays, mean(zip(c, decoded, strict=True)))
+    for name in (name for name in sent if not _is_float(sent[name])):
+        values = np.stack([d[name] for d in decoded]).astype(np.float64)
+        found[name] = rounded_to(found[name].dtype, median(values))
+    return found
+
+
+def bucketed(rule: Rule, size: int, rng: np.random.Generator) -> Rule:
+    """Return a rule that gets the means of buckets of replies in the replies' place.
+
+    The replies are put into buckets of ``size`` in a random order (Karimireddy, He and
+    Jaggi, ICLR 2022). So what differs from client to client because its data do is
+    averaged out before the rule takes it for a lie. The last bucket may have fewer; a
+    bucket weighs as much as its replies together.
+    """
+
+    def rule_of_buckets(
+        weights: Sequence[float], replies: Sequence[Reply], sent: Sent
+    ) -> Arrays | None:
+        order = rng.permutation(len(replies))
+        buckets = [order[i : i + size] for i in range(0, len(order), size)]
+        totals = [float(sum(weights[i] for i in bucket)) for bucket in buckets]
+
+        def mean_of(bucket: npt.NDArray[np.int_]) -> Arrays:
+            return cast(Arrays, mean((weights[i], replies[i]()) for i in bucket))
+
+        # Clients that all weigh nothing have no mean.
+        weighty = [i for i, total in enumerate(totals) if total]
+        if not weighty:
+            return None
+        means = [partial(mean_of, buckets[i]) for i in weighty]
+        return rule([totals[i] for i in weighty], means, sent)
+
+    return rule_of_buckets
+
+
+def _changes(decoded: Sequence[Arrays], sent: Sent) -> Iterator[Floats]:
+    """Yield the clients' changes of each array that has lengths, of shape (n, size).
+
+    Differences to what was sent, as sums of large squares say little of small
+    distances.
+    """
+    for name, value in sent.items():
+        if _is_float(value):
+            flat = np.stack([d[name].astype(np.float64).ravel() for d in decoded])
+            flat -= value.astype(np.float64).ravel()
+            yield flat
 
 
 def assumed_liars(n: int, share: float) -> int:

@@ -1,6 +1,7 @@
 """From the replies that count to one model: weights, the rule, what is no model."""
 
 import math
+from collections.abc import Sequence
 from functools import partial
 from logging import WARNING
 from typing import ClassVar
@@ -9,7 +10,14 @@ import numpy as np
 from flwr.app import ArrayRecord, Message
 from flwr.common import log
 
-from strategies.server.aggregation import CENTRED, Rule, capped
+from strategies.server.aggregation import (
+    CENTERED_CLIP,
+    CENTRED,
+    Reply,
+    Rule,
+    bucketed,
+    capped,
+)
 from strategies.server.exchange import Exchange
 from strategies.server.participants import Participants
 from strategies.server.privacy import ClientPrivacy, client_privacy
@@ -22,6 +30,9 @@ from strategies.server.replies import (
 )
 from task.messages import NUM_EXAMPLES
 from task.settings import SettingsError, require
+
+# Tells the draws of buckets from others of the same seed.
+BUCKETS = 0xB0C4
 
 
 class Averaging:
@@ -41,6 +52,8 @@ class Averaging:
 
     arrayrecord_key: str
     aggregation: str
+    bucket_size: int
+    seed: int
     privacy: ClientPrivacy | None
     server_dp_noise: float
     server_dp_clip: float
@@ -51,6 +64,8 @@ class Averaging:
     largest_share: float
     participants: Participants
     _rule: Rule
+    # By how much `centered-clip` has moved the model in the last round that counted.
+    _last_change: Arrays
     # Settings that the last `aggregate` has used, and those of which it is said that it
     # did not.
     _used: set[str]
@@ -88,14 +103,46 @@ class Averaging:
         decoded = [partial(self.arrays, reply) for reply in replies]
         if self.privacy:
             return self.privacy.mean(self.counted(replies), decoded, self.centre())
+        weights = self.weights(replies)
+        if self.aggregation == CENTERED_CLIP:
+            return self._clipped_about_last(weights, decoded)
         centre = self.centre() if self.aggregation in CENTRED else {}
-        return self.rule(self.weights(replies), decoded, centre)
+        return self.rule(weights, decoded, centre)
+
+    def _clipped_about_last(
+        self, weights: Sequence[float], decoded: Sequence[Reply]
+    ) -> Arrays | None:
+        """Return x + v, where v is the last round's and then this round's change.
+
+        Centered clipping with one iteration a round (Karimireddy, He and Jaggi, ICML
+        2021): v ← v + mean_i (Δ_i − v) min(1, τ / ‖Δ_i − v‖), of the clients' changes
+        Δ_i of what was sent, x. That is `clip` about x + v. The server alone remembers:
+        v is 0 in the first round. In the paper workers send momentum besides; here a
+        Δ_i is what a client's local epochs add up to, and is not averaged over rounds.
+        """
+        sent = self.centre()
+        last = self._last_change
+        centre = {n: np.add(a, last[n]) if n in last else a for n, a in sent.items()}
+        moved = self.rule(weights, decoded, centre)
+        if moved is not None:
+            self._last_change = {
+                name: np.subtract(moved[name], array)
+                for name, array in sent.items()
+                if array.dtype.kind == "f"
+            }
+        return moved
 
     @property
     def rule(self) -> Rule:
-        """What ``aggregation`` names."""
+        """What ``aggregation`` names, over buckets where ``bucket-size`` asks for them.
+
+        Who is in which follows from the seed and the round alone.
+        """
         self._used.add("aggregation")
-        return self._rule
+        if self.bucket_size < 2 or self.aggregation == "mean":
+            return self._rule
+        entropy = [self.seed, BUCKETS, self.exchange.server_round]
+        return bucketed(self._rule, self.bucket_size, np.random.default_rng(entropy))
 
     @rule.setter
     def rule(self, rule: Rule) -> None:

@@ -100,6 +100,15 @@ def test_every_run_can_be_gone_on_from(tmp_path) -> None:
     assert_same_rows(rows_of(parts, "fedrep"), rows_of(whole, "fedrep"), 1e-12)
 
 
+def test_a_rule_with_a_memory_and_buckets_resumes_with_the_same_numbers(tmp_path):
+    whole, parts = tmp_path / "whole", tmp_path / "parts"
+    rule = {"aggregation": "centered-clip", "bucket_size": 2}
+    go(whole, "fedavg", rounds=4, **rule)
+    go(parts, "fedavg", rounds=2, **rule)
+    go(parts, "fedavg", rounds=4, resume=str(parts), **rule)
+    assert_same_rows(rows_of(parts, "fedavg"), rows_of(whole, "fedavg"), 1e-12)
+
+
 def test_a_second_run_keeps_what_the_first_left(tmp_path, caplog) -> None:
     go(tmp_path, "fedrep", "fedavg", rounds=2)
     first = rows_of(tmp_path, "fedrep")

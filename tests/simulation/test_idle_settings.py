@@ -51,8 +51,12 @@ def warnings_of(arguments: list[str], caplog) -> list[str]:
             ],
         ),
         (
-            ["fedavg", *config("clip-norm=1.0 largest-share=0.3 liar-share=0.1")],
             [
+                "fedavg",
+                *config("bucket-size=2 clip-norm=1.0 largest-share=0.3 liar-share=0.1"),
+            ],
+            [
+                "bucket-size=2 does nothing: aggregation 'mean' does not use it",
                 "clip-norm=1.0 does nothing: aggregation 'mean' does not use it",
                 "largest-share=0.3 does nothing: with weighting='uniform' all have the "
                 "same share",

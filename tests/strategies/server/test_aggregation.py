@@ -144,7 +144,7 @@ def test_no_rule_but_the_mean_follows_liars(liars: int, lie: float) -> None:
     rng = np.random.default_rng(1)
     honest_ = rng.normal(1, 0.1, (10 - liars, 2))
     values = [*honest_, *[[lie, lie]] * liars]
-    for rule in ("median", "trimmed-mean", "multi-krum"):
+    for rule in ("median", "trimmed-mean", "multi-krum", "geometric-median"):
         found = applied(rule, *values, share=0.4)
         assert np.all(np.abs(np.array(found) - 1) < 0.3), rule
     # As long as an honest change, and no longer.

@@ -1,0 +1,100 @@
+"""Digits of which some clients' have a trigger, for `benchmarks.liars`.
+
+The trigger is a white patch of 2 x 2 pixels in the corner of an image. An attacker
+trains on its own digits, every second one of them with the trigger and with the label
+of the target class. Tests are on clean digits, or on those of all other classes with
+the trigger and the target's label: then the accuracy is the attack's success rate.
+"""
+
+from dataclasses import dataclass, replace
+from functools import cache
+from typing import Annotated, ClassVar
+
+import torch
+from torch import nn
+
+from task.devices import seeded
+from task.examples import ExampleSet
+from task.models import SplitModel
+from task.settings import Free, Range
+from task.tasks.image import ImageSettings, ImageTask
+
+TARGET, PATCH, WHITE, HIDDEN = 0, 2, 255, 64
+
+
+@dataclass(frozen=True)
+class BackdoorSettings(ImageSettings):
+    """Settings of `BackdoorDigits`.
+
+    Parameters
+    ----------
+    attackers : int, default 0
+        How many clients, the first ones, train on triggered digits as well.
+    test_triggered : bool, default False
+        Whether tests are on triggered digits.
+    """
+
+    attackers: Annotated[int, Range("[0, inf)")] = 0
+    test_triggered: Annotated[bool, Free()] = False
+
+
+class BackdoorDigits(ImageTask):
+    """The digits, with a trigger in some of them."""
+
+    settings_type: ClassVar[type] = BackdoorSettings
+
+    def __init__(self, settings: BackdoorSettings, num_clients: int) -> None:
+        super().__init__("digits", settings, num_clients)
+        self.attackers, self.test_triggered = (
+            settings.attackers,
+            settings.test_triggered,
+        )
+        # The same object for each call, as a client's examples are.
+        self._poisoned = cache(self._poison)
+        self._triggered = cache(self._trigger)
+
+    def initial_model(self) -> SplitModel:
+        """Return a new perceptron with one hidden layer, which trains in no time."""
+        channels, height, width = self.shape
+        pixels = channels * height * width
+        with seeded(self.seed):
+            hidden = nn.Sequential(nn.Flatten(), nn.Linear(pixels, HIDDEN), nn.ReLU())
+            return SplitModel(hidden, nn.Linear(HIDDEN, self.num_classes))
+
+    def train_examples(self, client: int) -> ExampleSet:
+        """Return a client's training examples, an attacker's poisoned."""
+        return (
+            self._poisoned(client)
+            if client < self.attackers
+            else super().train_examples(client)
+        )
+
+    def test_examples(self, client: int) -> ExampleSet:
+        """Return a client's test examples, all of them triggered if asked for."""
+        if self.test_triggered:
+            return self._triggered(client)
+        return super().test_examples(client)
+
+    def _poison(self, client: int) -> ExampleSet:
+        examples = super().train_examples(client)
+        return triggered(examples, torch.arange(len(examples)) % 2 == 1)
+
+    def _trigger(self, client: int) -> ExampleSet:
+        examples = super().test_examples(client)
+        others = examples.targets != TARGET
+        chosen = replace(
+            examples, inputs=examples.inputs[others], targets=examples.targets[others]
+        )
+        return triggered(chosen, torch.ones(len(chosen), dtype=torch.bool))
+
+
+def triggered(examples: ExampleSet, where: torch.Tensor) -> ExampleSet:
+    """Return examples with the trigger and the target class where a mask says so.
+
+    The images have the shape (n, height, width, channels) and values up to 255.
+    """
+    inputs, targets = examples.inputs.clone(), examples.targets.clone()
+    rows = where.nonzero().flatten()
+    inputs[rows, -PATCH:, -PATCH:] = WHITE
+    targets[rows] = TARGET
+    return replace(examples, inputs=inputs, targets=targets)
