@@ -29,7 +29,7 @@ class FedALASettings(TrainingSettings):
         in each.
     ala_start_epochs : int, default 10
         Epochs of W when it learns for the first time, where the paper trains it until
-        it converges. Later it is one a round.
+        it converges. Later it is one each time.
     """
 
     ala_learning_rate: Annotated[float, Range("[0, inf)")] = 1.0
@@ -43,6 +43,13 @@ class FedALAClient(Client):
     Local training begins at Θ_i + (Θ − Θ_i) ⊙ W_i in the head, the paper's p higher
     layers, and at the global model Θ below. Before, W_i ← clip(W_i − η ∇_W f) to [0, 1]
     with each batch (equation 5), all else being frozen.
+
+    The deployed model is the mixture as well, after W_i has learned for the model
+    Θ_i and the global model at hand, as in the authors' code; what a test has learned
+    is not kept. Before its first local training a client uses the global model.
+
+    The authors' code goes on from the mixture also where a client is not asked to
+    train; here its Θ_i stays the model that it has trained last, as in algorithm 1.
     """
 
     # The mixture, and the global model.
@@ -75,12 +82,9 @@ class FedALAClient(Client):
         return self.send(loss)
 
     def learn_weights(self) -> None:
-        """Move W_i; not in the first iteration, in which Θ_i is Θ."""
+        """Move W_i, if there is a trained local model and anything to learn from."""
         weights, rate = under(WEIGHTS, self.kept), self.settings.ala_learning_rate
-        old = under(OLD_MODEL, self.kept)
-        # Also where Θ has come as float16.
-        both = ((old[name].half(), self.received[name].half()) for name in weights)
-        if rate == 0 or all(torch.equal(*pair) for pair in both):
+        if rate == 0 or not self.has_trained() or not self.has_train_examples:
             return
         head = self.model.head
         some = self.train_examples.sample(self.settings.ala_share)
@@ -107,6 +111,11 @@ class FedALAClient(Client):
         self.model.requires_grad_(False).eval()
         loop(step, features_of(self.model, some, self.settings), epochs, self.settings)
 
+    def has_trained(self) -> bool:
+        """Return whether Θ_i has been trained: until then it is the initial model."""
+        old, initial = under(OLD_MODEL, self.kept), self.task.initial_state
+        return any(not torch.equal(old[n].cpu(), initial[n].cpu()) for n in initial)
+
     def mixture(self, weights: Tensors) -> Tensors:
         """Return Θ_i + (Θ − Θ_i) ⊙ W_i of the head's parameters."""
         old, new = under(OLD_MODEL, self.kept), self.received
@@ -120,6 +129,10 @@ class FedALAClient(Client):
             self.model.tensors[name].copy_(value)
 
     def deployed_model(self) -> SplitModel:
-        """Return the mixture of the old and the global model, as W_i last was."""
+        """Return the mixture of the old and the global model, for which W_i learns.
+
+        Without training examples W_i is as it last was.
+        """
+        self.learn_weights()
         self.aggregate_locally()
         return self.model

@@ -76,9 +76,15 @@ class FedCPClient(Client):
     softmax over two numbers for each k makes the shares. What is lowered is the loss of
     W_i (s ⊙ h) + W (r ⊙ h), and λ MMD(h, h of the received representation).
 
-    As in the authors' code, (W_i + W)/2 is sent. There the softmax has Gumbel noise, in
-    tests as well, and a client's first v is random; here they are what the equations
-    say.
+    As in the authors' code, (W_i + W)/2 is sent. MMD of a short batch counts by its
+    share of examples; otherwise one example would pull as strongly as a whole batch.
+    The authors' code differs from the equations, which are followed here:
+
+    - its softmax has Gumbel noise, in tests as well;
+    - a client's v is random until it has trained once; here it is of the initial head;
+    - W and Θ come only to the clients of the round before, so that others train and
+      are tested with those that they had; here all get the current ones, as the
+      representation.
     """
 
     # Both heads, and the global one alone.
@@ -132,6 +138,8 @@ class FedCPClient(Client):
         received = copy.deepcopy(model.representation).requires_grad_(False).train()
         optimizer = self.settings.optimizer(freeze(model, "all"))
         model.head.get_submodule("shared").requires_grad_(False)
+        examples = self.train_examples
+        batch = min(self.settings.batch_size, len(examples))
 
         def step(inputs: Tensor, targets: Tensor) -> Tensor:
             optimizer.zero_grad()
@@ -140,14 +148,14 @@ class FedCPClient(Client):
                 loss = self.task.loss(model.head(features), targets)
                 objective = loss
                 if weight:
+                    share = weight * len(targets) / batch
                     distance = discrepancy(features, received(inputs))
-                    objective = objective + weight * distance
+                    objective = objective + share * distance
                 objective = objective + self.proximal(features, model)
             objective.backward()  # type: ignore[no-untyped-call]
             optimizer.step()
             return loss.detach()
 
-        examples = self.train_examples
         epochs = self.settings.representation_epochs
         loss = loop(step, examples, epochs, self.settings)
         own = under("head.personal.", model.state_dict())

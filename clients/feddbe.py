@@ -28,7 +28,8 @@ class FedDBESettings(TrainingSettings):
         κ of the mean regularisation κ/2 mean (z̄_i − z̄)² over the features' entries
         (the ½ is the authors' code's); 0 leaves it out.
     dbe_momentum : float, default 1
-        μ of z̄_i ← (1 − μ) z̄_i + μ (mean features of a batch), from 0 in each round.
+        μ of z̄_i ← (1 − μ) z̄_i + μ (mean features of a batch), from 0 in each round. A
+        short batch counts by its share of examples: μ n / ``batch-size``.
     dbe_memory : bool, default True
         Whether a client adds a trained bias of its own, the memory, to its features.
     """
@@ -107,6 +108,9 @@ class FedDBEClient(Client):
         bias = nn.ParameterDict({} if memory is None else {"bias": memory})
         optimizers = [own.optimizer(part) for part in (freeze(model, "all"), bias)]
         mean = torch.zeros_like(self.layer.weight[0]).detach()
+        examples = self.train_examples
+        # A client with fewer examples has one batch, which is whole.
+        batch = min(own.batch_size, len(examples))
 
         def step(inputs: Tensor, targets: Tensor) -> Tensor:
             nonlocal mean
@@ -117,7 +121,9 @@ class FedDBEClient(Client):
                 moved = features if memory is None else features + bias["bias"]
                 loss = objective = self.task.loss(model.head(moved), targets)
                 now = features.flatten(0, -2).mean(0)
-                mean = (1 - own.dbe_momentum) * mean + own.dbe_momentum * now
+                # A last batch of one example must not be the whole mean.
+                momentum = own.dbe_momentum * len(targets) / batch
+                mean = (1 - momentum) * mean + momentum * now
                 if consensus is not None and own.dbe_kappa:
                     distance = (mean - consensus).square().mean()
                     objective = objective + own.dbe_kappa / 2 * distance
@@ -128,7 +134,6 @@ class FedDBEClient(Client):
             mean = mean.detach()
             return loss.detach()
 
-        examples = self.train_examples
         loss = loop(step, examples, own.representation_epochs, own)
         return mean.to(self.layer.weight.dtype), loss
 

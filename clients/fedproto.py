@@ -8,14 +8,16 @@ from flwr.common import NDArrays
 from torch import Tensor, nn
 
 from clients.base import Client, Config, Evaluation, Reply, TrainingSettings
+from clients.device.evaluation import class_mask
 from clients.device.slots import WHOLE, Tensors
 from task.base import Task
 from task.messages import PROTOTYPE_COUNTS, PROTOTYPES
 from task.models import SplitModel
-from task.settings import Free, Range, Settings, SettingsError
+from task.settings import Choice, Free, Range, Settings, SettingsError
 from task.training import features_of
 
-SLOT = "prototypes."
+SLOT, CLASSES = "prototypes.", "classes."
+OWN_CLASSES = f"{CLASSES}own"
 # Further away than any prototype.
 FAR = 1e9
 
@@ -28,6 +30,9 @@ class FedProtoSettings(TrainingSettings):
     ----------
     fedproto_lambda : float, default 1
         λ of the distance to the prototypes (equation 7); 0 is local training.
+    fedproto_predicted : {"own", "all"}, default "own"
+        Which classes a client predicts: those of its training examples, as the authors'
+        code does, or all that have a prototype.
     client_models : str, default ""
         The clients' models in simulation, by client and from the first again after the
         last: ``"mlp resnet20"`` gives every second one a ResNet. Their features must be
@@ -35,6 +40,7 @@ class FedProtoSettings(TrainingSettings):
     """
 
     fedproto_lambda: Annotated[float, Range("[0, inf)")] = 1.0
+    fedproto_predicted: Annotated[str, Choice("own", "all")] = "own"
     client_models: Annotated[str, Free("models' names")] = ""
 
 
@@ -73,11 +79,12 @@ class FedProtoClient(Client):
 
     The loss is L_S + λ mean ‖z − C̄_y‖² (equation 7). A local prototype C_j is the mean
     feature of the examples of class j (equation 3). Predicted is the class with the
-    nearest prototype.
+    nearest prototype, of the client's own classes unless ``fedproto-predicted`` is
+    ``"all"``. They are kept, so that prediction needs no training examples.
     """
 
     shared = (SLOT,)
-    personal = WHOLE
+    personal = (*WHOLE, CLASSES)
     settings_type = FedProtoSettings
     settings: FedProtoSettings
     needs_classes = True
@@ -105,8 +112,10 @@ class FedProtoClient(Client):
         return self.model.linear_head("FedProto")
 
     def initial_slot(self, slot: str) -> Tensors:
-        """Return no prototype of any class."""
+        """Return no prototype of any class, and no own classes."""
         classes, width = self.head.weight.shape
+        if slot == CLASSES:
+            return {"own": torch.zeros(classes, dtype=torch.bool)}
         empty = {
             PROTOTYPES: torch.zeros(classes, width),
             PROTOTYPE_COUNTS: torch.zeros(classes, dtype=torch.int64),
@@ -125,6 +134,7 @@ class FedProtoClient(Client):
             means, counts = self.received[PROTOTYPES], self.received[PROTOTYPE_COUNTS]
             near = NearPrototypes(own.fedproto_lambda, means, counts > 0)
         loss = self.train("all", own.representation_epochs, near)
+        self.kept[OWN_CLASSES] = class_mask(self.task, self.index, self.head)[0]
         self.keep(config)
         return self.send_arrays(self.prototypes(), loss)
 
@@ -161,8 +171,20 @@ class FedProtoClient(Client):
         prototype the head is the own one.
         """
         means, known = self.received[PROTOTYPES], self.received[PROTOTYPE_COUNTS] > 0
+        if self.settings.fedproto_predicted == "own":
+            known = known & self.own_classes()
         if known.any():
             self.head.weight.copy_(2 * means)
             far = means.new_full((), -FAR)
             self.head.bias.copy_(torch.where(known, -means.square().sum(1), far))
         return self.model
+
+    def own_classes(self) -> Tensor:
+        """Return which classes the client trains on; all if there are no examples.
+
+        A client that has never trained has kept none, and looks at its examples.
+        """
+        own = self.kept[OWN_CLASSES]
+        if not own.any():
+            own = class_mask(self.task, self.index, self.head)[0]
+        return own if own.any() else torch.ones_like(own)

@@ -2,13 +2,26 @@
 
 import numpy as np
 import pytest
-from layered import gradients, loss_of, parts, start
-from softmax_runs import RATE, STEPS, N, assert_near, assert_same, mean, run, weights
+import torch
+from layered import gradients, loss_of, model, parts, start
+from softmax_runs import (
+    DIMENSION,
+    RATE,
+    STEPS,
+    N,
+    assert_near,
+    assert_same,
+    mean,
+    run,
+    weights,
+)
 
 import simulation
+from task import ExampleSet, ExampleTask
 
 TASK = {"task": "layered:layered"}
 START_EPOCHS = 4
+NONE = ExampleSet(torch.zeros(0, DIMENSION), torch.zeros(0, dtype=torch.int64))
 PLAIN = {"ala_share": 1.0, "ala_learning_rate": 40.0, "ala_start_epochs": START_EPOCHS}
 
 
@@ -22,24 +35,31 @@ class Numpy:
         self.a, self.w = start()
         self.old = [start()] * N
         self.weights = [np.ones_like(self.w)] * N
+        self.has_trained = [False] * N
         self.started = [False] * N
 
-    def mixed_head(self, i):
-        return self.old[i][1] + (self.w - self.old[i][1]) * self.weights[i]
+    def mixed_head(self, i, weights):
+        return self.old[i][1] + (self.w - self.old[i][1]) * weights
 
-    def learn(self, i, rate):
-        if np.array_equal(self.old[i][1], self.w):
-            return
+    def learned_weights(self, i, rate=40.0):
+        weights = self.weights[i]
+        if not self.has_trained[i]:
+            return weights
         for _ in range(1 if self.started[i] else START_EPOCHS):
-            slope = gradients(self.a, self.mixed_head(i), i)[1]
-            moved = self.weights[i] - rate * slope * (self.w - self.old[i][1])
-            self.weights[i] = np.clip(moved, 0, 1)
-        self.started[i] = True
+            slope = gradients(self.a, self.mixed_head(i, weights), i)[1]
+            weights = weights - rate * slope * (self.w - self.old[i][1])
+            weights = np.clip(weights, 0, 1)
+        return weights
 
-    def round(self, clients, weighting, rate=40.0):
+    def deployed(self, i):
+        return self.a, self.mixed_head(i, self.learned_weights(i))
+
+    def round(self, clients, weighting):
         for i in clients:
-            self.learn(i, rate)
-            a, w = self.a, self.mixed_head(i)
+            self.weights[i] = self.learned_weights(i)
+            self.started[i] = self.has_trained[i]
+            self.has_trained[i] = True
+            a, w = self.a, self.mixed_head(i, self.weights[i])
             for _ in range(STEPS):
                 of_a, of_w, _ = gradients(a, w, i)
                 a, w = a - RATE * of_a, w - RATE * of_w
@@ -66,10 +86,9 @@ def test_every_round_is_that_of_the_paper(weighting):
                 own = [kept[f"weights.head.{n}"] for n in ("weight", "bias")]
                 assert_near(np.column_stack(own), expected.weights[i])
                 assert bool(kept["started.value"]) is expected.started[i]
-            # Tested is the mixture; the global model where nobody has trained.
+            # The tested mixture's weights have learned for the new global model.
             loss = found.metrics[now][i]["loss"]
-            mixture = expected.a, expected.mixed_head(i)
-            assert loss == pytest.approx(loss_of(*mixture, i), abs=1e-5)
+            assert loss == pytest.approx(loss_of(*expected.deployed(i), i), abs=1e-5)
     # Some have learned weights twice, and some weights are at either end.
     assert max(sum(i in c for c in found.trained) for i in range(N)) >= 3
     learned = np.array(expected.weights)
@@ -88,12 +107,46 @@ def test_weights_that_stay_1_are_fedavg_to_the_last_bit():
         assert [m["loss"] for m in metrics] == [m["loss"] for m in others]
 
 
-def test_in_the_first_round_nobody_learns_weights():
-    found = run("fedala", 1, **PLAIN, **TASK)
-    for i in found.trained[0]:
-        kept = found.kept[0][i]
+def test_weights_wait_for_a_trained_local_model():
+    found = run("fedala", 6, evaluate=True, **PLAIN, **TASK)
+    first = {}
+    for now, clients in enumerate(found.trained):
+        for i in clients:
+            first.setdefault(i, now)
+    # Some clients train for the first time when the global model has long moved.
+    assert max(first.values()) > 0
+    for i, now in first.items():
+        kept = found.kept[now][i]
         assert (kept["weights.head.weight"] == 1).all()
         assert kept["started.value"] == 0
+        for before in range(now):
+            a, w = parts(found.arrays[before])
+            loss = found.metrics[before][i]["loss"]
+            assert loss == pytest.approx(loss_of(a, w, i), abs=1e-5)
+
+
+def test_a_test_leaves_what_is_kept_as_it_is(tmp_path):
+    tested = run("fedala", evaluate=True, **TASK)
+    untested = run("fedala", **TASK)
+    assert tested.trained == untested.trained
+    for one, other in zip(tested.kept[-1], untested.kept[-1], strict=True):
+        assert_same(one, other)
+    # The same where each message meets a new process, with its state on the disk.
+    mortal = run("fedala", evaluate=True, state_dir=tmp_path, **TASK)
+    assert mortal.metrics == tested.metrics
+
+
+def test_without_examples_the_weights_are_as_they_last_were():
+    found = run("fedala", 4, **PLAIN, **TASK)
+    i = next(i for i, kept in enumerate(found.kept[-1]) if kept.get("started.value"))
+    client, kept = found.client(i, 4), found.kept[-1][i]
+    client.receive([found.arrays[-1][n] for n in client.names(client.shared)], {})
+    client.task = ExampleTask(model, [NONE] * N, [NONE] * N)
+    head = client.deployed_model().head
+    for name in ("weight", "bias"):
+        old, new = kept[f"model.head.{name}"], found.arrays[-1][f"head.{name}"]
+        mixed = old + (new - old) * kept[f"weights.head.{name}"]
+        assert_near(getattr(head, name).detach(), mixed)
 
 
 def test_the_share_is_drawn_anew_and_is_that_large(monkeypatch):

@@ -22,6 +22,7 @@ from task import ExampleTask, SplitModel
 from task.settings import SettingsError
 
 K, RATE, STEPS = 3, 0.3, 3
+LAMBDA = FedCPClient.settings_type().fedcp_lambda
 SHAPES = {
     "representation.weight": (K, DIMENSION),
     "head.weight": (CLASSES, K),
@@ -81,21 +82,28 @@ def shaped(vector):
     return {name: part.reshape(shape) for (name, shape), part in parts}
 
 
-def trained_by(i, shared, head, weight):
-    """What client i has after its steps on W_i, the representation and the policy."""
-    x, y = draw(i)
-    h_before = x @ shared["representation.weight"].T
+def trained_by(i, shared, head, weight, batches=None):
+    """What client i has after its steps on W_i, the representation and the policy.
+
+    Batches hold all examples unless their indices are given, the largest one first.
+    """
     context = head["head.weight"].sum(0)
     theta = flat({**shared, **head})
 
-    def objective(vector):
+    def objective(vector, x, y, share):
         scores, h = outputs_of(shaped(vector), x, shared, context)
-        penalty = weight * mmd(h, h_before) if weight else 0.0
+        h_before = x @ shared["representation.weight"].T
+        penalty = weight * share * mmd(h, h_before) if weight else 0.0
         return cross_entropy(scores, y) + penalty
 
-    for _ in range(STEPS):
+    x, y = draw(i)
+    batches = batches or [np.arange(len(x))] * STEPS
+    for own in batches:
+        batch = x[own], y[own], len(own) / len(batches[0])
         moves = 1e-5 * np.eye(len(theta))
-        slopes = [objective(theta + m) - objective(theta - m) for m in moves]
+        slopes = [
+            objective(theta + m, *batch) - objective(theta - m, *batch) for m in moves
+        ]
         theta = theta - RATE * np.array(slopes) / 2e-5
     return shaped(theta)
 
@@ -155,12 +163,28 @@ def test_every_round_is_that_of_the_paper(more):
         assert np.abs(found.arrays[-1][name] - value).max() > 1e-4, name
 
 
+def test_the_discrepancy_of_a_short_batch_counts_by_its_examples():
+    # Client 0 has 6 examples: the second batch of an epoch has two.
+    more = {"batch_size": 4, "representation_epochs": 2, "fedcp_lambda": 20.0}
+    client = run("fedcp", 0, **{**OWN, **more}).client(0, 0)
+    arrays = client.get_parameters({})
+    torch.manual_seed(7)
+    sent = dict(zip(client.sent_names, client.fit(arrays, {})[0], strict=True))
+    torch.manual_seed(7)
+    orders = [torch.randperm(6).numpy() for _ in range(2)]
+    batches = [part for order in orders for part in (order[:4], order[4:])]
+    start = initial()
+    expected = trained_by(0, start, head_of(start), 20.0, batches)
+    for name in ("representation.weight", "policy.0.weight"):
+        np.testing.assert_allclose(sent[name], expected[name], rtol=0, atol=1e-5)
+
+
 def test_a_reply_that_does_not_count_moves_nothing():
     first = run("fedcp", 3, **OWN)
     lost = next(i for i in first.trained[1] if i in first.trained[2])
     found = run("fedcp", 3, spoilt={(lost, 2)}, **OWN)
     assert lost not in found.trained[1]
-    assert_all_near(found, numpy_fedcp(initial(), found.trained, 5.0))
+    assert_all_near(found, numpy_fedcp(initial(), found.trained, LAMBDA))
 
 
 def test_lambda_holds_the_representation():

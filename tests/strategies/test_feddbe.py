@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+import torch
 from layered import WIDTH, features, gradients, loss_of, parts, start
 from softmax_runs import (
     RATE,
@@ -66,6 +67,20 @@ def test_every_round_is_that_of_the_paper(weighting):
             loss = found.metrics[now][i]["loss"]
             assert loss == pytest.approx(loss_of(a, w, i, memories[i]), abs=1e-5)
     assert np.abs(memories).max() > 1e-2
+
+
+@pytest.mark.parametrize("momentum", [1.0, 0.7])
+def test_a_short_batch_counts_by_its_examples(momentum):
+    # Client 0 has 6 examples: the second batch has one, which moves z̄_i by a fifth.
+    usual = {"batch_size": 5, "representation_epochs": 1, "learning_rate": 1e-9}
+    client = run("feddbe", 0, dbe_momentum=momentum, **usual, **TASK).client(0, 0)
+    torch.manual_seed(7)
+    found = client.statistics({})["mean"]
+    torch.manual_seed(7)
+    order = torch.randperm(6).numpy()
+    z = features(start()[0], draw(0)[0])[order]
+    first, short = momentum * z[:5].mean(0), momentum / 5
+    np.testing.assert_allclose(found, (1 - short) * first + short * z[5], atol=1e-6)
 
 
 def test_without_its_terms_it_is_fedavg_to_the_last_bit():

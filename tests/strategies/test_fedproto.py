@@ -1,5 +1,7 @@
 """FedProto against a few lines of NumPy, server and clients."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -12,7 +14,7 @@ from flwr.app import (
     MetricRecord,
     RecordDict,
 )
-from layered import WIDTH, features, gradients, loss_of, parts, start
+from layered import WIDTH, features, gradients, layered, loss_of, parts, start
 from softmax_runs import (
     CLASSES,
     RATE,
@@ -34,6 +36,7 @@ from strategies.grids.simulation import InlineGrid
 from strategies.server.checks import InvalidReplyError
 from strategies.server.replies import to_record
 from strategies.server.rounds import run_rounds
+from task import ExampleSet
 from task.models import MODELS
 from task.settings import resolve
 
@@ -71,6 +74,7 @@ def nearest(a, i, means, known):
 @pytest.mark.parametrize("weighting", ["uniform", "examples"])
 def test_every_round_is_that_of_the_paper(weighting):
     more = {"fedproto_lambda": PULL, "weighting": weighting}
+    more["fedproto_predicted"] = "all"
     found = run("fedproto", 5, evaluate=True, **more, **TASK)
     assert [len(clients) for clients in found.trained] == [3] * 5
     models = [start()] * N
@@ -98,12 +102,64 @@ def test_every_round_is_that_of_the_paper(weighting):
     assert any(told)
 
 
+def missing_one(num_clients):
+    """The layered task, of which client i trains on all classes but i mod 3."""
+    task = layered(num_clients)
+    kept = [(s, s.targets != i % CLASSES) for i, s in enumerate(task.train)]
+    train = [ExampleSet(s.inputs[mask], s.targets[mask]) for s, mask in kept]
+    return replace(task, train=train)
+
+
+MISSING = {"task": f"{__name__}:missing_one"}
+
+
+def accuracies(found, i, server_round=4):
+    """What client i is right about, among its own classes and among all."""
+    kept = found.kept[server_round - 1][i]
+    a = parts(kept)[0] if kept else start()[0]
+    arrays = found.arrays[server_round - 1]
+    known = arrays[COUNTS] > 0
+    own = known & (np.arange(CLASSES) != i % CLASSES)
+    return [nearest(a, i, arrays[MEANS], mask) for mask in (own, known)]
+
+
+def test_a_client_predicts_its_own_classes_unless_it_is_to_predict_all():
+    own = run("fedproto", evaluate=True, **MISSING)
+    every = run("fedproto", evaluate=True, fedproto_predicted="all", **MISSING)
+    for i in range(N):
+        assert own.metrics[-1][i]["accuracy"] == accuracies(own, i)[0]
+        assert every.metrics[-1][i]["accuracy"] == accuracies(every, i)[1]
+    assert any(np.subtract(*accuracies(own, i)) for i in range(N))
+
+
+def test_a_client_that_never_trained_predicts_its_own_classes_as_well():
+    found = run("fedproto", 1, evaluate=True, **MISSING)
+    others = [i for i in range(N) if i not in found.trained[0]]
+    assert len(others) == 3
+    for i in others:
+        assert not found.kept[0][i]
+        assert found.metrics[0][i]["accuracy"] == accuracies(found, i, 1)[0]
+
+
+def test_prediction_needs_no_examples_to_know_the_own_classes():
+    found = run("fedproto", 4, **MISSING)
+    i = found.trained[-1][0]
+    client = found.client(i, 4)
+    del client.task.train[i]
+    client.receive([found.arrays[-1][n] for n in (MEANS, COUNTS)], {})
+    model = client.deployed_model()
+    x, _ = draw(i, test=True)
+    with torch.no_grad():
+        predicted = model(torch.from_numpy(x).float()).argmax(1)
+    assert i % CLASSES not in predicted
+
+
 def test_lambda_0_is_local_training():
     usual = {"momentum": 0.5, "weight_decay": 1e-3, "batch_size": 4, "cohort": "off"}
     found = run("fedproto", evaluate=True, fedproto_lambda=0.0, **usual, **TASK)
     alone = run("local", evaluate=True, **usual, **TASK)
     for kept, others in zip(found.kept[-1], alone.kept[-1], strict=True):
-        assert_same(kept, others)
+        assert_same({n: a for n, a in kept.items() if n != "classes.own"}, others)
     for metrics, others in zip(found.metrics, alone.metrics, strict=True):
         own = [m.get("accuracy-head", m["accuracy"]) for m in metrics]
         assert own == [m["accuracy"] for m in others]
@@ -241,6 +297,7 @@ def test_two_architectures_in_one_run(narrow):
     for i, kept in enumerate(found.kept[-1]):
         client = found.client(i, 2)
         assert client.task.model_name == ("digits-cnn", "narrow")[i % 2]
+        assert kept.pop("classes.own").all()
         assert set(kept) == set(client.task.initial_state)
         model = client.task.initial_model()
         model.load_state_dict({n: torch.tensor(a) for n, a in kept.items()})
