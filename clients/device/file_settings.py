@@ -27,7 +27,8 @@ PLAIN = frozenset(
         *("aggregation", "transport", "weighting", "cohort", "device", "experiment"),
         *("model", "model-head", "client-models", "classes", "evaluate-on"),
         *("input-columns", "label-column", "train-split", "test-split", "data-subset"),
-        *("emnist-split", "test-partition", "partitioner-arguments", "rounds-per-stage"),
+        *("emnist-split", "test-partition", "partitioner-arguments"),
+        "rounds-per-stage",
         *("head-epochs-order", "learning-rate-schedule", "finetune-part", "mixing"),
         *("consensus-step", "compressor", "trigger", "spectrum", "initialization"),
     )
