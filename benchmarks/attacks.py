@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from flwr.app import Array, ArrayRecord, Message, MessageType
 
-from strategies.grids.simulation import InlineGrid
+from flwr_frl.strategies.grids.simulation import InlineGrid
 
 CLIENTS = 10
 BACKDOOR = "backdoor"

@@ -13,11 +13,11 @@ from typing import Annotated, ClassVar
 import torch
 from torch import nn
 
-from task.devices import seeded
-from task.examples import ExampleSet
-from task.models import SplitModel
-from task.settings import Free, Range
-from task.tasks.image import ImageSettings, ImageTask
+from flwr_frl.task.devices import seeded
+from flwr_frl.task.examples import ExampleSet
+from flwr_frl.task.models import SplitModel
+from flwr_frl.task.settings import Free, Range
+from flwr_frl.task.tasks.image import ImageSettings, ImageTask
 
 TARGET, PATCH, WHITE, HIDDEN = 0, 2, 255, 64
 

@@ -15,13 +15,13 @@ import torch
 from common import RESULTS, markdown, write
 from rich.progress import track
 
-from clients.client_app import make_app
-from strategies import build_strategy
-from strategies.grids.simulation import InlineGrid
-from strategies.server.rounds import run_rounds
-from task import ExampleSet, ExampleTask
-from task.models import build_model
-from task.settings import resolve
+from flwr_frl.clients.client_app import make_app
+from flwr_frl.strategies import build_strategy
+from flwr_frl.strategies.grids.simulation import InlineGrid
+from flwr_frl.strategies.server.rounds import run_rounds
+from flwr_frl.task import ExampleSet, ExampleTask
+from flwr_frl.task.models import build_model
+from flwr_frl.task.settings import resolve
 
 EXAMPLES, CLASSES = 50, 10
 # The models and what they see.
@@ -156,7 +156,7 @@ def main() -> None:
         "CPU "
         f"time of {arguments.rounds} rounds in turn, ms.\n\n"
         + markdown(columns, rows)
-        + "\n`auto` trains together what `task.calls.fewest` says: at most 50,000 "
+        + "\n`auto` trains together what `flwr_frl.task.calls.fewest` says: at most 50,000 "
         "parameters, where there are convolutions inputs of at most 256 numbers, and "
         "three clients, or six where layers are not in a row (`resnet20`).\n"
         "\n![gain](cohort.png)\n"

@@ -13,11 +13,11 @@ from typing import Any
 from common import RESULTS, markdown, write
 from rich.progress import track
 
-from simulation import simulate
-from strategies.gossip.consensus import practical_step
-from task.compression.per_tensor import create
-from task.settings import resolve
-from task.tasks import build_task
+from flwr_frl import simulate
+from flwr_frl.strategies.gossip.consensus import practical_step
+from flwr_frl.task.compression.per_tensor import create
+from flwr_frl.task.settings import resolve
+from flwr_frl.task.tasks import build_task
 
 COMPRESSORS: tuple[tuple[str, dict[str, float]], ...] = (
     ("identity", {}),

@@ -269,7 +269,7 @@ class Trial:
             == [len(DEVICES)] * ROUNDS,
             "the page shows the run": "fedrep" in page,
             "six photos have a class": len(
-                self.said["python -m clients.predict"].splitlines()
+                self.said["python -m flwr_frl.clients.predict"].splitlines()
             )
             == 6,
             "the SuperNode reaches the proxy": self.reaches(node),
@@ -283,7 +283,7 @@ class Trial:
         }
         self.kill(link, "flower-superexec")
         checks["a SuperLink whose SuperExec was killed is started again"] = True
-        self.kill(executed, "clients.device.warm")
+        self.kill(executed, "flwr_frl.clients.device.warm")
         checks["so is a device's SuperExec"] = True
         return checks
 

@@ -18,15 +18,15 @@ from common import RESULTS, markdown, write
 from flwr.app import ArrayRecord
 from rich.progress import track
 
-from clients.client_app import make_app
-from clients.fedrep import solve_head
-from strategies import build_strategy
-from strategies.grids.simulation import InlineGrid
-from strategies.hooks import RunHooks
-from strategies.server.rounds import run_rounds
-from task.base import Matrix
-from task.settings import Setting, resolve
-from task.tasks.linear import LinearTask, principal_angle_distance
+from flwr_frl.clients.client_app import make_app
+from flwr_frl.clients.fedrep import solve_head
+from flwr_frl.strategies import build_strategy
+from flwr_frl.strategies.grids.simulation import InlineGrid
+from flwr_frl.strategies.hooks import RunHooks
+from flwr_frl.strategies.server.rounds import run_rounds
+from flwr_frl.task.base import Matrix
+from flwr_frl.task.settings import Setting, resolve
+from flwr_frl.task.tasks.linear import LinearTask, principal_angle_distance
 
 Own = dict[str, Setting]
 WEIGHT = "representation.weight"

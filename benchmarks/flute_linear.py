@@ -22,10 +22,10 @@ from flwr.app import ArrayRecord
 from flwr.clientapp import ClientApp
 from rich.progress import track
 
-from strategies import FLUTELinear
-from strategies.grids.simulation import InlineGrid
-from task.base import Matrix
-from task.tasks.linear import LinearTask
+from flwr_frl.strategies import FLUTELinear
+from flwr_frl.strategies.grids.simulation import InlineGrid
+from flwr_frl.task.base import Matrix
+from flwr_frl.task.tasks.linear import LinearTask
 
 DIMENSION, STEP, ROUNDS = 10, 0.03, 500
 RANKS = (2, 4, 6, 8)

@@ -19,16 +19,16 @@ from common import provenance
 from flwr.app import ArrayRecord
 from rich.progress import track
 
-from clients.algorithms import complete
-from clients.client_app import make_app
-from clients.device.state import PREFIX
-from strategies import build_strategy
-from strategies.grids.simulation import InlineGrid
-from strategies.server.rounds import run_rounds
-from task.base import Task
-from task.settings import Setting, Settings, resolve
-from task.tasks import build_task
-from task.training import evaluate
+from flwr_frl.clients.algorithms import complete
+from flwr_frl.clients.client_app import make_app
+from flwr_frl.clients.device.state import PREFIX
+from flwr_frl.strategies import build_strategy
+from flwr_frl.strategies.grids.simulation import InlineGrid
+from flwr_frl.strategies.server.rounds import run_rounds
+from flwr_frl.task.base import Task
+from flwr_frl.task.settings import Setting, Settings, resolve
+from flwr_frl.task.tasks import build_task
+from flwr_frl.task.training import evaluate
 
 # Bits a second of a link (dissertation, section 3.5.3).
 LINK = 100_000

@@ -9,7 +9,7 @@ import gossip_page
 from flwr.common.config import parse_config_args
 from gossip import SENT, Bench, methods, quiet
 
-from task.settings import Setting, Settings
+from flwr_frl.task.settings import Setting, Settings
 
 NODES, TRAIN = 8, 50_000
 VALIDATION = 0.1

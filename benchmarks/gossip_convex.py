@@ -16,7 +16,7 @@ from gossip import SENT, Bench, methods, quiet
 from numpy.typing import NDArray
 from PIL import Image
 
-from task.settings import Setting, Settings
+from flwr_frl.task.settings import Setting, Settings
 
 SHARED: dict[str, Setting] = {
     "task": "image-folder",

@@ -9,8 +9,8 @@ import numpy as np
 from common import RESULTS, markdown, write
 from gossip import SEARCHED, Bench, Method, Run, final, search, whole
 
-from strategies.server.parallel import side_by_side
-from task.settings import Settings
+from flwr_frl.strategies.server.parallel import side_by_side
+from flwr_frl.task.settings import Settings
 
 Runs = dict[str, dict[str, Run]]
 

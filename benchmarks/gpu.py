@@ -19,14 +19,14 @@ import numpy as np
 import torch
 from common import markdown, write
 
-from clients.client_app import make_app
-from strategies import build_strategy
-from strategies.grids.simulation import InlineGrid
-from strategies.server.rounds import run_rounds
-from task import ExampleSet, ExampleTask, devices
-from task.models import build_model
-from task.settings import Setting, resolve
-from task.tasks.image import RGB
+from flwr_frl.clients.client_app import make_app
+from flwr_frl.strategies import build_strategy
+from flwr_frl.strategies.grids.simulation import InlineGrid
+from flwr_frl.strategies.server.rounds import run_rounds
+from flwr_frl.task import ExampleSet, ExampleTask, devices
+from flwr_frl.task.models import build_model
+from flwr_frl.task.settings import Setting, resolve
+from flwr_frl.task.tasks.image import RGB
 
 SHAPE, CLASSES = (32, 32, 3), 10
 COHORT, NODES = 10, 8

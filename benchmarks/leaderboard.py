@@ -21,10 +21,10 @@ from leaderboard_cells import partition_of, subset, usable_seeds
 from leaderboard_page import body, plot
 from runs import Job, alike, carry_out_all, exit_status, finished, kept, of_page
 
-from strategies.server.results import read_json, write_json
-from strategies.server.tune import VALIDATION_FRACTION, points
-from task.data.folders import ImageFolder
-from task.settings import Setting, SettingsError
+from flwr_frl.strategies.server.results import read_json, write_json
+from flwr_frl.strategies.server.tune import VALIDATION_FRACTION, points
+from flwr_frl.task.data.folders import ImageFolder
+from flwr_frl.task.settings import Setting, SettingsError
 
 CELLS = ("shards-2", "shards-5", "dirichlet-0.1", "dirichlet-0.5")
 # Where an algorithm's own settings are tuned.

@@ -4,9 +4,9 @@ import contextlib
 import shutil
 from pathlib import Path
 
-from task.data.folders import ImageFolder
-from task.data.partitions import PartitionSettings, partition
-from task.settings import Setting, SettingsError
+from flwr_frl.task.data.folders import ImageFolder
+from flwr_frl.task.data.partitions import PartitionSettings, partition
+from flwr_frl.task.settings import Setting, SettingsError
 
 # Of a client; with fewer no batch is whole. Dirichlet's seeds are chosen by it.
 LEAST_EXAMPLES = 10

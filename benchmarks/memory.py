@@ -34,7 +34,12 @@ ON_RAY = {"Ray: the command": "simulation.py", "Ray: a worker": "ray::_Worker"}
 # Clients that share a process, and how many train in a round.
 CROWDS, SAMPLED = (100, 10_000), 100
 # What a ClientApp imports, and what it imports of it at the least.
-IMPORTS = ("torch", "flwr.clientapp", "clients.client_app", "strategies.server_app")
+IMPORTS = (
+    "torch",
+    "flwr.clientapp",
+    "flwr_frl.clients.client_app",
+    "flwr_frl.strategies.server_app",
+)
 
 
 def write_images(folder: Path, train: int = 500, test: int = 100) -> None:

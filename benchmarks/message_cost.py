@@ -18,12 +18,12 @@ import torch
 from common import markdown, write
 from rich.progress import track
 
-from clients import Client, DPSGDClient, GossipClient, SQuARMSGDClient
-from clients.client_app import make_app
-from strategies import build_strategy
-from strategies.grids.simulation import InlineGrid
-from strategies.server.rounds import run_rounds
-from task.settings import Settings, defaults, resolve
+from flwr_frl.clients import Client, DPSGDClient, GossipClient, SQuARMSGDClient
+from flwr_frl.clients.client_app import make_app
+from flwr_frl.strategies import build_strategy
+from flwr_frl.strategies.grids.simulation import InlineGrid
+from flwr_frl.strategies.server.rounds import run_rounds
+from flwr_frl.task.settings import Settings, defaults, resolve
 
 ALGORITHMS = {
     "fedavg": {"representation-epochs": 1},

@@ -3,7 +3,7 @@
 Relative cost gap, distance to the optimum and constraint values by iteration and by
 bits, on the QCQP and on logistic regression, without compression and with TopK, Sign
 and SignTopK, for sample and for bandit feedback. Nodes run batched in one process
-(``task.saddle_point.network``), with the numbers of nodes that exchange bytes one by
+(``flwr_frl.task.saddle_point.network``), with the numbers of nodes that exchange bytes one by
 one.
 """
 
@@ -19,11 +19,16 @@ from common import write
 from multi_task_page import FEEDBACK, SCHEMES, TITLES, body, plot, slope, slopes
 from rich.progress import track
 
-from strategies.gossip.graphs import erdos_renyi
-from task.saddle_point.algorithm import SaddlePoint
-from task.saddle_point.constraints import Ball, Proximity, build_problem, directed
-from task.saddle_point.network import Network
-from task.saddle_point.problems import QCQP, Float64s, LogisticRegression
+from flwr_frl.strategies.gossip.graphs import erdos_renyi
+from flwr_frl.task.saddle_point.algorithm import SaddlePoint
+from flwr_frl.task.saddle_point.constraints import (
+    Ball,
+    Proximity,
+    build_problem,
+    directed,
+)
+from flwr_frl.task.saddle_point.network import Network
+from flwr_frl.task.saddle_point.problems import QCQP, Float64s, LogisticRegression
 
 NODES, STEP, DELTA = 30, 1e-3, 100.0
 EDGE_PROBABILITY = {"qcqp": 0.15, "logistic": 0.3}

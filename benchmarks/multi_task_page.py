@@ -6,8 +6,14 @@ from typing import Any
 import numpy as np
 from common import RESULTS, markdown
 
-from task.compression.per_tensor import Compressor, Identity, Sign, SignTopK, TopK
-from task.saddle_point.problems import Float64s
+from flwr_frl.task.compression.per_tensor import (
+    Compressor,
+    Identity,
+    Sign,
+    SignTopK,
+    TopK,
+)
+from flwr_frl.task.saddle_point.problems import Float64s
 
 TITLES = {"qcqp": "QCQP (Figure 4.1)", "logistic": "Logistic regression (Figure 4.2)"}
 SCHEMES: dict[str, Compressor] = {

@@ -28,11 +28,11 @@ from runs import (
     of_page,
 )
 
-from strategies.server.parallel import side_by_side
-from strategies.server.results import read_json, read_rows
-from task.data.folders import ImageFolder
-from task.data.partitions import PartitionSettings, partition
-from task.settings import Setting
+from flwr_frl.strategies.server.parallel import side_by_side
+from flwr_frl.strategies.server.results import read_json, read_rows
+from flwr_frl.task.data.folders import ImageFolder
+from flwr_frl.task.data.partitions import PartitionSettings, partition
+from flwr_frl.task.settings import Setting
 
 # Of both papers, by the name that a row has here. A global method has its own row for
 # the mean over the last rounds; without it, it is its `-ft` before the fine-tuning, in

@@ -15,7 +15,7 @@ from peers_commands import WORKS, Peer
 
 from benchmarks.peer_apps.ours import images
 from benchmarks.peer_apps.work import CLIENTS, FRACTION, Job
-from strategies.server.sampling import Sampler
+from flwr_frl.strategies.server.sampling import Sampler
 
 # Linux's number of it.
 PR_SET_CHILD_SUBREAPER = 36

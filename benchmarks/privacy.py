@@ -12,13 +12,17 @@ import torch
 from common import markdown, write
 from flwr.app import ConfigRecord
 
-from clients.client_app import make_app
-from clients.gossip.flat import FlatParameters
-from strategies import build_strategy
-from strategies.grids.simulation import InlineGrid
-from task.compression.per_tensor import CompressionSettings, Identity, from_settings
-from task.settings import build, resolve
-from task.tasks import build_task
+from flwr_frl.clients.client_app import make_app
+from flwr_frl.clients.gossip.flat import FlatParameters
+from flwr_frl.strategies import build_strategy
+from flwr_frl.strategies.grids.simulation import InlineGrid
+from flwr_frl.task.compression.per_tensor import (
+    CompressionSettings,
+    Identity,
+    from_settings,
+)
+from flwr_frl.task.settings import build, resolve
+from flwr_frl.task.tasks import build_task
 
 ALGORITHMS = ("dpsgd", "choco-sgd", "squarm-sgd")
 

@@ -198,7 +198,9 @@ class Trials:
             kind = "SuperLink"
         self.kills.append((kind, len(read_lines(results / "metrics.jsonl"))))
         if kind == "SuperExec":
-            for pid in self.federation.started_by(device, "clients.device.warm"):
+            for pid in self.federation.started_by(
+                device, "flwr_frl.clients.device.warm"
+            ):
                 kill_9(pid)
         elif kind == "SuperNode":
             self.federation.kill(device)

@@ -1,6 +1,6 @@
 """Table 5.1 of Singh (UCLA 2024): representation transfer for linear regression.
 
-With the true V*, as in the dissertation, through the functions of ``task.transfer``;
+With the true V*, as in the dissertation, through the functions of ``flwr_frl.task.transfer``;
 and with a basis learned from sources, through strategy and clients.
 """
 
@@ -15,13 +15,13 @@ import torch
 from common import RESULTS, markdown, write
 from rich.progress import track
 
-from clients.client_app import make_app
-from strategies import build_strategy
-from strategies.grids.simulation import InlineGrid
-from strategies.server.rounds import run_rounds
-from task.settings import Setting, resolve
-from task.tasks.linear import principal_angle_distance
-from task.transfer import (
+from flwr_frl.clients.client_app import make_app
+from flwr_frl.strategies import build_strategy
+from flwr_frl.strategies.grids.simulation import InlineGrid
+from flwr_frl.strategies.server.rounds import run_rounds
+from flwr_frl.task.settings import Setting, resolve
+from flwr_frl.task.tasks.linear import principal_angle_distance
+from flwr_frl.task.transfer import (
     TransferData,
     basis,
     halves,

@@ -25,10 +25,10 @@ from rich.progress import (
     TimeElapsedColumn,
 )
 
-from simulation import simulate
-from strategies.server.results import read_json, write_json
-from strategies.server.terminal import ended_as_by_ctrl_c
-from task.settings import Setting, SettingsError, defaults
+from flwr_frl import simulate
+from flwr_frl.strategies.server.results import read_json, write_json
+from flwr_frl.strategies.server.terminal import ended_as_by_ctrl_c
+from flwr_frl.task.settings import Setting, SettingsError, defaults
 
 RESULT = "result.json"
 # What no accuracy depends on.

@@ -18,12 +18,12 @@ from flwr.app import Message, MessageType
 from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects
 from runs import Job, carry_out, finished
 
-from clients.algorithms import complete
-from clients.client_app import make_app
-from strategies import ALGORITHMS, build_strategy
-from strategies.grids.simulation import InlineGrid
-from strategies.server.rounds import run_rounds
-from task.settings import Setting, SettingsError, resolve
+from flwr_frl.clients.algorithms import complete
+from flwr_frl.clients.client_app import make_app
+from flwr_frl.strategies import ALGORITHMS, build_strategy
+from flwr_frl.strategies.grids.simulation import InlineGrid
+from flwr_frl.strategies.server.rounds import run_rounds
+from flwr_frl.task.settings import Setting, SettingsError, resolve
 
 TRANSPORTS = ("float32", "float16")
 ACCURACY: dict[str, dict[str, Setting]] = {

@@ -16,15 +16,15 @@ from common import RESULTS, markdown, write
 from speed_parts import compressors, flute_server, formats, head_epochs
 from torch import Tensor
 
-from clients import FedRepClient
-from clients.client_app import make_app
-from simulation import simulate
-from strategies import FedRep, build_strategy
-from strategies.grids.simulation import InlineGrid
-from strategies.server.rounds import run_rounds
-from task.models import SplitModel
-from task.settings import Setting, Settings, resolve
-from task.tasks import build_task
+from flwr_frl import simulate
+from flwr_frl.clients import FedRepClient
+from flwr_frl.clients.client_app import make_app
+from flwr_frl.strategies import FedRep, build_strategy
+from flwr_frl.strategies.grids.simulation import InlineGrid
+from flwr_frl.strategies.server.rounds import run_rounds
+from flwr_frl.task.models import SplitModel
+from flwr_frl.task.settings import Setting, Settings, resolve
+from flwr_frl.task.tasks import build_task
 
 Batches = list[tuple[Tensor, Tensor]]
 

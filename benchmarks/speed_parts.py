@@ -9,12 +9,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from strategies import FLUTE
-from task.compression.per_tensor import COMPRESSORS, create
-from task.models import SplitModel, build_model
-from task.settings import Settings, build
-from task.tasks import build_task
-from task.training import SGD, train
+from flwr_frl.strategies import FLUTE
+from flwr_frl.task.compression.per_tensor import COMPRESSORS, create
+from flwr_frl.task.models import SplitModel, build_model
+from flwr_frl.task.settings import Settings, build
+from flwr_frl.task.tasks import build_task
+from flwr_frl.task.training import SGD, train
 
 
 def head_epochs(settings: Settings, epochs: int) -> dict[str, float]:

@@ -18,14 +18,14 @@ import numpy as np
 from common import RESULTS, markdown, write
 from rich.progress import track
 
-from clients.client_app import make_app
-from strategies import build_strategy
-from strategies.grids.simulated_arrivals import SimulatedArrivals
-from strategies.grids.simulation import InlineGrid
-from strategies.grids.speeds import speed_model
-from strategies.server.rounds import run_rounds
-from task.settings import build, resolve
-from task.tasks.linear import LinearTask, principal_angle_distance
+from flwr_frl.clients.client_app import make_app
+from flwr_frl.strategies import build_strategy
+from flwr_frl.strategies.grids.simulated_arrivals import SimulatedArrivals
+from flwr_frl.strategies.grids.simulation import InlineGrid
+from flwr_frl.strategies.grids.speeds import speed_model
+from flwr_frl.strategies.server.rounds import run_rounds
+from flwr_frl.task.settings import build, resolve
+from flwr_frl.task.tasks.linear import LinearTask, principal_angle_distance
 
 FEDREP = "fedrep"
 

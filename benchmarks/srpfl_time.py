@@ -22,15 +22,15 @@ from common import COMMIT, RESULTS, markdown, write
 from flwr.common.config import parse_config_args
 from runs import kept
 
-from simulation import simulate
-from strategies.algorithms import strategy_class
-from strategies.grids.speeds import SpeedModel
-from strategies.server.output import put_aside
-from strategies.server.results import METRICS as METRICS_FILE
-from strategies.server.results import read_json, read_rows, write_json
-from strategies.server.sampling import Sampler
-from task.checkpoint import FILE as CHECKPOINT
-from task.settings import Setting, Settings, resolve
+from flwr_frl import simulate
+from flwr_frl.strategies.algorithms import strategy_class
+from flwr_frl.strategies.grids.speeds import SpeedModel
+from flwr_frl.strategies.server.output import put_aside
+from flwr_frl.strategies.server.results import METRICS as METRICS_FILE
+from flwr_frl.strategies.server.results import read_json, read_rows, write_json
+from flwr_frl.strategies.server.sampling import Sampler
+from flwr_frl.task.checkpoint import FILE as CHECKPOINT
+from flwr_frl.task.settings import Setting, Settings, resolve
 
 PAIRS = {
     "srpfl": "fedrep",

@@ -1,56 +1,58 @@
 """What a device does: one file per algorithm, named like its strategy."""
 
-from importlib import import_module
-from typing import Any
+from typing import TYPE_CHECKING
 
-# Imported on first use: `flwr run`, which only asks where an app's code lies, loads no
-# torch, and a device's process no algorithm but the run's.
-_HOMES = {
-    "APFLClient": "clients.apfl",
-    "ChocoSGDClient": "clients.choco_sgd",
-    "Client": "clients.base",
-    "DPSGDClient": "clients.dpsgd",
-    "DittoClient": "clients.ditto",
-    "FLUTEClient": "clients.flute",
-    "FLUTELinearClient": "clients.flute",
-    "FLUTEStarClient": "clients.flute",
-    "FeatureTransferClient": "clients.representation_transfer",
-    "FedALAClient": "clients.fedala",
-    "FedAvgClient": "clients.fedavg",
-    "FedAvgFTClient": "clients.fedavg",
-    "FedBABUClient": "clients.fedbabu",
-    "FedBNClient": "clients.fedbn",
-    "FedCPClient": "clients.fedcp",
-    "FedDBEClient": "clients.feddbe",
-    "FedMTLClient": "clients.fed_mtl",
-    "FedPerClient": "clients.fedper",
-    "FedProtoClient": "clients.fedproto",
-    "FedProxClient": "clients.fedprox",
-    "FedRepClient": "clients.fedrep",
-    "FedRepLinearClient": "clients.fedrep",
-    "FedRoDClient": "clients.fedrod",
-    "GossipClient": "clients.gossip.base",
-    "HEAD": "clients.device.slots",
-    "HFMAMLClient": "clients.per_fedavg",
-    "L2GDClient": "clients.l2gd",
-    "LGFedAvgClient": "clients.lg_fedavg",
-    "LocalClient": "clients.local",
-    "MultiTaskClient": "clients.multi_task",
-    "PFedMeClient": "clients.pfedme",
-    "PerFedAvgClient": "clients.per_fedavg",
-    "REPRESENTATION": "clients.device.slots",
-    "RepresentationTransferClient": "clients.representation_transfer",
-    "SCAFFOLDClient": "clients.scaffold",
-    "SQuARMSGDClient": "clients.squarm_sgd",
-    "TrainingSettings": "clients.base",
-    "WHOLE": "clients.device.slots",
-    "fine_tuned": "clients.fine_tuning",
-}
+from flwr_frl.lazy import attach
 
-__all__ = list(_HOMES)
+if TYPE_CHECKING:
+    from flwr_frl.clients.apfl import APFLClient as APFLClient
+    from flwr_frl.clients.base import Client as Client
+    from flwr_frl.clients.base import TrainingSettings as TrainingSettings
+    from flwr_frl.clients.choco_sgd import ChocoSGDClient as ChocoSGDClient
+    from flwr_frl.clients.device.slots import HEAD as HEAD
+    from flwr_frl.clients.device.slots import REPRESENTATION as REPRESENTATION
+    from flwr_frl.clients.device.slots import WHOLE as WHOLE
+    from flwr_frl.clients.ditto import DittoClient as DittoClient
+    from flwr_frl.clients.dpsgd import DPSGDClient as DPSGDClient
+    from flwr_frl.clients.fed_mtl import FedMTLClient as FedMTLClient
+    from flwr_frl.clients.fedala import FedALAClient as FedALAClient
+    from flwr_frl.clients.fedavg import FedAvgClient as FedAvgClient
+    from flwr_frl.clients.fedavg import FedAvgFTClient as FedAvgFTClient
+    from flwr_frl.clients.fedbabu import FedBABUClient as FedBABUClient
+    from flwr_frl.clients.fedbn import FedBNClient as FedBNClient
+    from flwr_frl.clients.fedcp import FedCPClient as FedCPClient
+    from flwr_frl.clients.feddbe import FedDBEClient as FedDBEClient
+    from flwr_frl.clients.fedper import FedPerClient as FedPerClient
+    from flwr_frl.clients.fedproto import FedProtoClient as FedProtoClient
+    from flwr_frl.clients.fedprox import FedProxClient as FedProxClient
+    from flwr_frl.clients.fedrep import FedRepClient as FedRepClient
+    from flwr_frl.clients.fedrep import FedRepLinearClient as FedRepLinearClient
+    from flwr_frl.clients.fedrod import FedRoDClient as FedRoDClient
+    from flwr_frl.clients.fine_tuning import fine_tuned as fine_tuned
+    from flwr_frl.clients.flute import FLUTEClient as FLUTEClient
+    from flwr_frl.clients.flute import FLUTELinearClient as FLUTELinearClient
+    from flwr_frl.clients.flute import FLUTEStarClient as FLUTEStarClient
+    from flwr_frl.clients.gossip.base import GossipClient as GossipClient
+    from flwr_frl.clients.l2gd import L2GDClient as L2GDClient
+    from flwr_frl.clients.lg_fedavg import LGFedAvgClient as LGFedAvgClient
+    from flwr_frl.clients.local import LocalClient as LocalClient
+    from flwr_frl.clients.multi_task import MultiTaskClient as MultiTaskClient
+    from flwr_frl.clients.per_fedavg import HFMAMLClient as HFMAMLClient
+    from flwr_frl.clients.per_fedavg import PerFedAvgClient as PerFedAvgClient
+    from flwr_frl.clients.pfedme import PFedMeClient as PFedMeClient
+    from flwr_frl.clients.representation_transfer import (
+        FeatureTransferClient as FeatureTransferClient,
+    )
+    from flwr_frl.clients.representation_transfer import (
+        RepresentationTransferClient as RepresentationTransferClient,
+    )
+    from flwr_frl.clients.scaffold import SCAFFOLDClient as SCAFFOLDClient
+    from flwr_frl.clients.squarm_sgd import SQuARMSGDClient as SQuARMSGDClient
+else:
+    __all__, __getattr__ = attach(__name__, __file__)
 
+if __name__ == "clients":
+    # A checkout's short name: the same modules, not copies of them.
+    from flwr_frl.short_names import alias
 
-def __getattr__(name: str) -> Any:
-    if name in _HOMES:
-        return getattr(import_module(_HOMES[name]), name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    alias(__name__)

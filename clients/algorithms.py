@@ -1,9 +1,9 @@
 """From an algorithm's name, or import path, to its client."""
 
-from clients.base import Client
-from clients.device.file_settings import Followed
-from clients.fine_tuning import fine_tuned
-from strategies.algorithms import (
+from flwr_frl.clients.base import Client
+from flwr_frl.clients.device.file_settings import Followed
+from flwr_frl.clients.fine_tuning import fine_tuned
+from flwr_frl.strategies.algorithms import (
     ALGORITHMS,
     FINE_TUNED,
     client_path,
@@ -11,8 +11,8 @@ from strategies.algorithms import (
     short_name,
     strategy_class,
 )
-from task.remembered import remembered
-from task.settings import (
+from flwr_frl.task.remembered import remembered
+from flwr_frl.task.settings import (
     Maker,
     Settings,
     SettingsError,
@@ -22,7 +22,7 @@ from task.settings import (
     require,
     resolve,
 )
-from task.tasks import task_maker
+from flwr_frl.task.tasks import task_maker
 
 
 @remembered(maxsize=None)
@@ -33,7 +33,7 @@ def load_client(path: str) -> type[Client]:
     ----------
     path : str
         ``package.module:Class``, as a strategy names its client; with ``-ft`` at its
-        end, that client with `clients.fine_tuning`.
+        end, that client with `flwr_frl.clients.fine_tuning`.
 
     Returns
     -------

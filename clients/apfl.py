@@ -8,11 +8,11 @@ import torch
 from flwr.common import NDArrays
 from torch import Tensor
 
-from clients.base import Client, Config, Evaluation, Reply, TrainingSettings
-from clients.device.slots import Tensors, under, within
-from task.settings import Free, Range
-from task.split_model import SplitModel, called_with
-from task.training import freeze, loop
+from flwr_frl.clients.base import Client, Config, Evaluation, Reply, TrainingSettings
+from flwr_frl.clients.device.slots import Tensors, under, within
+from flwr_frl.task.settings import Free, Range
+from flwr_frl.task.split_model import SplitModel, called_with
+from flwr_frl.task.training import freeze, loop
 
 PERSONAL_MODEL, ALPHA = "model.", "alpha."
 

@@ -12,17 +12,17 @@ from flwr.client import NumPyClient
 from flwr.common import NDArrays, Scalar
 from torch import Tensor
 
-from clients.device.account import PrivateTraining
-from clients.device.evaluation import evaluate_model
-from clients.device.joining import Joining
-from clients.device.slots import Slots, Tensors, to_numpy
-from clients.device.state import PersonalState
-from task.base import Task
-from task.calls import TrainCall
-from task.cohort import scratch_model
-from task.devices import current
-from task.examples import ExampleSet
-from task.messages import (
+from flwr_frl.clients.device.account import PrivateTraining
+from flwr_frl.clients.device.evaluation import evaluate_model
+from flwr_frl.clients.device.joining import Joining
+from flwr_frl.clients.device.slots import Slots, Tensors, to_numpy
+from flwr_frl.clients.device.state import PersonalState
+from flwr_frl.task.base import Task
+from flwr_frl.task.calls import TrainCall
+from flwr_frl.task.cohort import scratch_model
+from flwr_frl.task.devices import current
+from flwr_frl.task.examples import ExampleSet
+from flwr_frl.task.messages import (
     CLASSES_DIGEST,
     NUM_CLASSES,
     NUM_EXAMPLES,
@@ -32,11 +32,11 @@ from task.messages import (
     SHARED_BYTES,
     STRUCTURE,
 )
-from task.models import Part, SplitModel
-from task.resident import train_examples
-from task.settings import Free, Range, Settings, SettingsError, made_by
-from task.tasks import TASKS
-from task.training import SGD, Proximal, Regularizer, train
+from flwr_frl.task.models import Part, SplitModel
+from flwr_frl.task.resident import train_examples
+from flwr_frl.task.settings import Free, Range, Settings, SettingsError, made_by
+from flwr_frl.task.tasks import TASKS
+from flwr_frl.task.training import SGD, Proximal, Regularizer, train
 
 Config = dict[str, Scalar]
 Reply = tuple[NDArrays, int, Config]
@@ -286,7 +286,7 @@ class Client(Joining, NumPyClient):
         epochs : int
             Passes over the examples.
         regularizer, correction
-            As for `task.training.train`. Where a server asks for FedProx, its proximal
+            As for `flwr_frl.task.training.train`. Where a server asks for FedProx, its proximal
             term comes on top.
         examples
             Others than all training examples: a batch of them, say.
@@ -384,7 +384,7 @@ class Client(Joining, NumPyClient):
             Number of test examples.
         metrics : dict
             ``accuracy``, 0 to 1, where targets are classes; ``global-nc2`` and
-            ``local-nc2`` (`task.neural_collapse`) where the head is linear besides.
+            ``local-nc2`` (`flwr_frl.task.neural_collapse`) where the head is linear besides.
             With ``beside_global`` also ``accuracy-global`` of the received model, and
             so of the task's own metrics.
         """

@@ -1,8 +1,8 @@
 """CHOCO-SGD (Koloskova et al., ICML 2019): SQuARM-SGD that talks in each iteration."""
 
-from clients.gossip.base import CompressedGossipSettings
-from clients.gossip.schedules import Schedule, threshold
-from clients.squarm_sgd import SQuARMSGDClient
+from flwr_frl.clients.gossip.base import CompressedGossipSettings
+from flwr_frl.clients.gossip.schedules import Schedule, threshold
+from flwr_frl.clients.squarm_sgd import SQuARMSGDClient
 
 
 class ChocoSGDClient(SQuARMSGDClient):

@@ -19,8 +19,8 @@ from flwr.clientapp import ClientApp
 from flwr.clientapp.typing import Mod
 from flwr.common import log
 
-from clients.base import Client, Config
-from clients.device.identity import (
+from flwr_frl.clients.base import Client, Config
+from flwr_frl.clients.device.identity import (
     build_client,
     client_name,
     client_setup,
@@ -29,12 +29,12 @@ from clients.device.identity import (
     told_count,
     unread,
 )
-from clients.device.received import check_config
-from clients.device.records import checked, pack, pack_metrics, unpack
-from clients.device.simulated import simulated_properties
-from task.cohort import together
-from task.devices import is_out_of_memory, out_of_memory, use
-from task.messages import (
+from flwr_frl.clients.device.received import check_config
+from flwr_frl.clients.device.records import checked, pack, pack_metrics, unpack
+from flwr_frl.clients.device.simulated import simulated_properties
+from flwr_frl.task.cohort import together
+from flwr_frl.task.devices import is_out_of_memory, out_of_memory, use
+from flwr_frl.task.messages import (
     ARRAYS,
     CLIENT,
     CONFIG,
@@ -51,10 +51,10 @@ from task.messages import (
     SHARE,
     STATISTICS,
 )
-from task.remembered import command, forget
-from task.settings import SettingsError
-from task.tasks import reads_data_dir
-from task.tasks.image import ImageTask
+from flwr_frl.task.remembered import command, forget
+from flwr_frl.task.settings import SettingsError
+from flwr_frl.task.tasks import reads_data_dir
+from flwr_frl.task.tasks.image import ImageTask
 
 
 class App(ClientApp):
@@ -89,7 +89,7 @@ class App(ClientApp):
             raise out_of_memory(error, advice) from None
 
     def together(self, works: Sequence[Callable[[], Message]]) -> list[Message]:
-        """Return the results of some clients' works, as `task.cohort.together`."""
+        """Return the results of some clients' works, as `flwr_frl.task.cohort.together`."""
         if self.size <= 1:
             return [work() for work in works]
         return together(works, self.size, where_it_pays=self.cohort == "auto")

@@ -5,11 +5,11 @@ from typing import Annotated
 
 from flwr.common import NDArrays
 
-from clients.base import Config, Reply, TrainingSettings
-from clients.device.personal_model import PERSONAL_MODEL, PersonalModelClient
-from clients.device.slots import within
-from task.settings import Range
-from task.training import Proximal
+from flwr_frl.clients.base import Config, Reply, TrainingSettings
+from flwr_frl.clients.device.personal_model import PERSONAL_MODEL, PersonalModelClient
+from flwr_frl.clients.device.slots import within
+from flwr_frl.task.settings import Range
+from flwr_frl.task.training import Proximal
 
 
 @dataclass(frozen=True)

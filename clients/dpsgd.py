@@ -2,10 +2,10 @@
 
 import numpy as np
 
-from clients.base import Config
-from clients.gossip.base import GossipClient, GossipSettings
-from clients.gossip.relayed import Relayed
-from task.compression.per_tensor import Compressor, Identity
+from flwr_frl.clients.base import Config
+from flwr_frl.clients.gossip.base import GossipClient, GossipSettings
+from flwr_frl.clients.gossip.relayed import Relayed
+from flwr_frl.task.compression.per_tensor import Compressor, Identity
 
 # The identity draws nothing.
 NO_RANDOMNESS = np.random.default_rng(0)

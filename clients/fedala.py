@@ -7,11 +7,11 @@ import torch
 from flwr.common import NDArrays
 from torch import Tensor
 
-from clients.base import Client, Config, Reply, TrainingSettings
-from clients.device.slots import HEAD, Tensors, under, within
-from task.settings import Range
-from task.split_model import SplitModel, called_with
-from task.training import features_of, loop
+from flwr_frl.clients.base import Client, Config, Reply, TrainingSettings
+from flwr_frl.clients.device.slots import HEAD, Tensors, under, within
+from flwr_frl.task.settings import Range
+from flwr_frl.task.split_model import SplitModel, called_with
+from flwr_frl.task.training import features_of, loop
 
 OLD_MODEL, WEIGHTS, STARTED = "model.", "weights.", "started."
 

@@ -2,8 +2,8 @@
 
 from flwr.common import NDArrays
 
-from clients.base import Client, Config, Reply, TrainingSettings
-from clients.fine_tuning import fine_tuned
+from flwr_frl.clients.base import Client, Config, Reply, TrainingSettings
+from flwr_frl.clients.fine_tuning import fine_tuned
 
 
 class FedAvgClient(Client):

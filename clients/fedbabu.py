@@ -6,11 +6,11 @@ from typing import Annotated, cast
 import torch
 from flwr.common import NDArrays
 
-from clients.base import Config, Reply
-from clients.device.slots import HEAD, REPRESENTATION, under
-from clients.fine_tuning import FineTuned, FineTuningSettings
-from task.models import Part, SplitModel
-from task.settings import Choice
+from flwr_frl.clients.base import Config, Reply
+from flwr_frl.clients.device.slots import HEAD, REPRESENTATION, under
+from flwr_frl.clients.fine_tuning import FineTuned, FineTuningSettings
+from flwr_frl.task.models import Part, SplitModel
+from flwr_frl.task.settings import Choice
 
 
 @dataclass(frozen=True)

@@ -5,10 +5,10 @@ from functools import cached_property
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from clients.device.slots import WHOLE
-from clients.fedper import FedPerClient
-from task.base import Task
-from task.settings import SettingsError
+from flwr_frl.clients.device.slots import WHOLE
+from flwr_frl.clients.fedper import FedPerClient
+from flwr_frl.task.base import Task
+from flwr_frl.task.settings import SettingsError
 
 NORMS = "batch-norms."
 

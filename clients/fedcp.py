@@ -8,13 +8,13 @@ import torch
 from flwr.common import NDArrays
 from torch import Tensor, nn
 
-from clients.base import Client, Config, Reply, TrainingSettings
-from clients.device.slots import HEAD, WHOLE, Tensors, under, within
-from task.base import Task
-from task.devices import seeded
-from task.models import SplitModel
-from task.settings import Range
-from task.training import freeze, loop
+from flwr_frl.clients.base import Client, Config, Reply, TrainingSettings
+from flwr_frl.clients.device.slots import HEAD, WHOLE, Tensors, under, within
+from flwr_frl.task.base import Task
+from flwr_frl.task.devices import seeded
+from flwr_frl.task.models import SplitModel
+from flwr_frl.task.settings import Range
+from flwr_frl.task.training import freeze, loop
 
 PERSONAL_HEAD, POLICY = "personal-head.", "policy."
 # Of the kernels Σ_a exp(−‖x − y‖² / 2a), as in the authors' code.

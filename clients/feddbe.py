@@ -7,13 +7,13 @@ import torch
 from flwr.common import NDArrays
 from torch import Tensor, nn
 
-from clients.base import Arrays, Client, Config, Reply, TrainingSettings
-from clients.device.slots import WHOLE, Tensors, to_numpy
-from task.base import Task
-from task.messages import CONSENSUS
-from task.models import SplitModel
-from task.settings import Free, Range, SettingsError
-from task.training import freeze, loop
+from flwr_frl.clients.base import Arrays, Client, Config, Reply, TrainingSettings
+from flwr_frl.clients.device.slots import WHOLE, Tensors, to_numpy
+from flwr_frl.task.base import Task
+from flwr_frl.task.messages import CONSENSUS
+from flwr_frl.task.models import SplitModel
+from flwr_frl.task.settings import Free, Range, SettingsError
+from flwr_frl.task.training import freeze, loop
 
 MEMORY = "memory."
 

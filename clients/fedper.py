@@ -2,8 +2,8 @@
 
 from flwr.common import NDArrays
 
-from clients.base import Client, Config, Reply, TrainingSettings
-from clients.device.slots import HEAD, REPRESENTATION, Slots
+from flwr_frl.clients.base import Client, Config, Reply, TrainingSettings
+from flwr_frl.clients.device.slots import HEAD, REPRESENTATION, Slots
 
 
 class FedPerClient(Client):

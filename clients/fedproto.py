@@ -7,14 +7,14 @@ import torch
 from flwr.common import NDArrays
 from torch import Tensor, nn
 
-from clients.base import Client, Config, Evaluation, Reply, TrainingSettings
-from clients.device.evaluation import class_mask
-from clients.device.slots import WHOLE, Tensors
-from task.base import Task
-from task.messages import PROTOTYPE_COUNTS, PROTOTYPES
-from task.models import SplitModel
-from task.settings import Choice, Free, Range, Settings, SettingsError
-from task.training import features_of
+from flwr_frl.clients.base import Client, Config, Evaluation, Reply, TrainingSettings
+from flwr_frl.clients.device.evaluation import class_mask
+from flwr_frl.clients.device.slots import WHOLE, Tensors
+from flwr_frl.task.base import Task
+from flwr_frl.task.messages import PROTOTYPE_COUNTS, PROTOTYPES
+from flwr_frl.task.models import SplitModel
+from flwr_frl.task.settings import Choice, Free, Range, Settings, SettingsError
+from flwr_frl.task.training import features_of
 
 SLOT, CLASSES = "prototypes.", "classes."
 OWN_CLASSES = f"{CLASSES}own"

@@ -2,7 +2,7 @@
 
 from flwr.common import NDArrays
 
-from clients.base import Client, Config, Reply, TrainingSettings
+from flwr_frl.clients.base import Client, Config, Reply, TrainingSettings
 
 
 class FedProxClient(Client):

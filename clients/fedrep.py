@@ -6,13 +6,20 @@ from typing import Annotated, cast
 import numpy as np
 from flwr.common import NDArrays
 
-from clients.base import Arrays, Client, Config, Evaluation, Reply, TrainingSettings
-from clients.device.slots import HEAD, REPRESENTATION, Slots
-from task.base import Matrix
-from task.messages import FITTED, SERVER_ROUND
-from task.settings import Checked, Free, Range
-from task.tasks.linear import LinearTask
-from task.training import SGD
+from flwr_frl.clients.base import (
+    Arrays,
+    Client,
+    Config,
+    Evaluation,
+    Reply,
+    TrainingSettings,
+)
+from flwr_frl.clients.device.slots import HEAD, REPRESENTATION, Slots
+from flwr_frl.task.base import Matrix
+from flwr_frl.task.messages import FITTED, SERVER_ROUND
+from flwr_frl.task.settings import Checked, Free, Range
+from flwr_frl.task.tasks.linear import LinearTask
+from flwr_frl.task.training import SGD
 
 
 @dataclass(frozen=True)

@@ -7,12 +7,12 @@ import torch
 from flwr.common import NDArrays
 from torch import Tensor, nn
 
-from clients.base import Client, Config, Reply, TrainingSettings
-from clients.device.slots import HEAD, Tensors, under, within
-from task.base import Task
-from task.models import SplitModel
-from task.settings import SettingsError
-from task.training import Loss, Proximal, train
+from flwr_frl.clients.base import Client, Config, Reply, TrainingSettings
+from flwr_frl.clients.device.slots import HEAD, Tensors, under, within
+from flwr_frl.task.base import Task
+from flwr_frl.task.models import SplitModel
+from flwr_frl.task.settings import SettingsError
+from flwr_frl.task.training import Loss, Proximal, train
 
 PERSONAL_HEAD = "personal-head."
 

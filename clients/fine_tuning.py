@@ -4,10 +4,10 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Annotated, TypeVar, cast
 
-from clients.base import Client, TrainingSettings
-from clients.device.slots import WHOLE
-from task.models import SplitModel
-from task.settings import Range, SettingsError
+from flwr_frl.clients.base import Client, TrainingSettings
+from flwr_frl.clients.device.slots import WHOLE
+from flwr_frl.task.models import SplitModel
+from flwr_frl.task.settings import Range, SettingsError
 
 C = TypeVar("C", bound=Client)
 

@@ -9,15 +9,15 @@ import numpy as np
 from flwr.common import NDArrays
 from torch import Tensor, nn
 
-from clients.base import Client, Config, Evaluation, Reply, TrainingSettings
-from clients.device.evaluation import class_mask
-from clients.device.slots import HEAD
-from clients.fedrep import FedRepLinearClient, FedRepSettings
-from task.base import Matrix
-from task.models import SplitModel
-from task.neural_collapse import HeadRegularizer, neural_collapse
-from task.settings import Checked, Choice, Range
-from task.training import TrainingDivergedError
+from flwr_frl.clients.base import Client, Config, Evaluation, Reply, TrainingSettings
+from flwr_frl.clients.device.evaluation import class_mask
+from flwr_frl.clients.device.slots import HEAD
+from flwr_frl.clients.fedrep import FedRepLinearClient, FedRepSettings
+from flwr_frl.task.base import Matrix
+from flwr_frl.task.models import SplitModel
+from flwr_frl.task.neural_collapse import HeadRegularizer, neural_collapse
+from flwr_frl.task.settings import Checked, Choice, Range
+from flwr_frl.task.training import TrainingDivergedError
 
 
 @dataclass(frozen=True)

@@ -7,13 +7,13 @@ import numpy as np
 import torch
 from flwr.common import NDArrays
 
-from clients.base import Config, Reply, TrainingSettings
-from clients.device.personal_model import PERSONAL_MODEL, MeanOfAllClient
-from clients.device.slots import within
-from task.layers import how_many_count
-from task.messages import COINS
-from task.settings import Range, SettingsError
-from task.training import (
+from flwr_frl.clients.base import Config, Reply, TrainingSettings
+from flwr_frl.clients.device.personal_model import PERSONAL_MODEL, MeanOfAllClient
+from flwr_frl.clients.device.slots import within
+from flwr_frl.task.layers import how_many_count
+from flwr_frl.task.messages import COINS
+from flwr_frl.task.settings import Range, SettingsError
+from flwr_frl.task.training import (
     OneExampleError,
     Proximal,
     TrainingDivergedError,

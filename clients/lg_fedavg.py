@@ -1,7 +1,7 @@
 """LG-FedAvg (Liang et al., 2020): a shared head on personal representations."""
 
-from clients.device.slots import HEAD, REPRESENTATION
-from clients.fedper import FedPerClient
+from flwr_frl.clients.device.slots import HEAD, REPRESENTATION
+from flwr_frl.clients.fedper import FedPerClient
 
 
 class LGFedAvgClient(FedPerClient):

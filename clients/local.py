@@ -1,7 +1,7 @@
 """Local training only: nothing is shared."""
 
-from clients.device.slots import WHOLE
-from clients.fedper import FedPerClient
+from flwr_frl.clients.device.slots import WHOLE
+from flwr_frl.clients.fedper import FedPerClient
 
 
 class LocalClient(FedPerClient):

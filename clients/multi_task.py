@@ -9,21 +9,21 @@ import numpy.typing as npt
 import torch
 from flwr.common import NDArrays, log
 
-from clients.base import Client, Config, Evaluation, Reply
-from clients.device.state import PersonalState
-from clients.gossip.relayed import check_state, exchanges
-from task.base import Task
-from task.compression.per_tensor import (
+from flwr_frl.clients.base import Client, Config, Evaluation, Reply
+from flwr_frl.clients.device.state import PersonalState
+from flwr_frl.clients.gossip.relayed import check_state, exchanges
+from flwr_frl.task.base import Task
+from flwr_frl.task.compression.per_tensor import (
     CompressionSettings,
     Compressor,
     Identity,
     from_settings,
 )
-from task.messages import SERVER_ROUND
-from task.remembered import remembered
-from task.saddle_point.algorithm import SaddlePoint, decode
-from task.saddle_point.state import Noise, State, exchange_stream
-from task.tasks.multi_task import DIMENSION, MultiTaskSetup
+from flwr_frl.task.messages import SERVER_ROUND
+from flwr_frl.task.remembered import remembered
+from flwr_frl.task.saddle_point.algorithm import SaddlePoint, decode
+from flwr_frl.task.saddle_point.state import Noise, State, exchange_stream
+from flwr_frl.task.tasks.multi_task import DIMENSION, MultiTaskSetup
 
 INBOX = "inbox."
 

@@ -8,14 +8,14 @@ import torch
 from flwr.common import NDArrays
 from torch import Tensor, nn
 
-from clients.base import Client, Config, Reply, TrainingSettings
-from clients.device.slots import Tensors
-from task.calls import EVALUATION_BATCH
-from task.devices import random_state, set_random_state
-from task.layers import how_many_count
-from task.models import SplitModel
-from task.settings import Range, require
-from task.training import freeze, gradient, loop
+from flwr_frl.clients.base import Client, Config, Reply, TrainingSettings
+from flwr_frl.clients.device.slots import Tensors
+from flwr_frl.task.calls import EVALUATION_BATCH
+from flwr_frl.task.devices import random_state, set_random_state
+from flwr_frl.task.layers import how_many_count
+from flwr_frl.task.models import SplitModel
+from flwr_frl.task.settings import Range, require
+from flwr_frl.task.training import freeze, gradient, loop
 
 Batch = tuple[Tensor, Tensor]
 

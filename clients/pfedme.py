@@ -7,12 +7,12 @@ import torch
 from flwr.common import NDArrays
 from torch import Tensor
 
-from clients.base import Config, Reply, TrainingSettings
-from clients.device.personal_model import PERSONAL_MODEL, PersonalModelClient
-from clients.device.slots import within
-from task.examples import ExampleSet
-from task.settings import Range
-from task.training import Proximal, loop
+from flwr_frl.clients.base import Config, Reply, TrainingSettings
+from flwr_frl.clients.device.personal_model import PERSONAL_MODEL, PersonalModelClient
+from flwr_frl.clients.device.slots import within
+from flwr_frl.task.examples import ExampleSet
+from flwr_frl.task.settings import Range
+from flwr_frl.task.training import Proximal, loop
 
 
 @dataclass(frozen=True)

@@ -8,20 +8,20 @@ import torch
 from flwr.common import NDArrays
 from torch import Tensor, nn
 
-from clients.base import Arrays, Client, Config, Evaluation, Reply
-from clients.device.evaluation import measure
-from clients.device.slots import HEAD, REPRESENTATION, to_numpy
-from clients.fedrep import FedRepSettings
-from task.base import Matrix
-from task.calls import EVALUATION_BATCH
-from task.examples import ExampleSet
-from task.messages import SERVER_ROUND
-from task.models import SplitModel
-from task.resident import test_examples
-from task.settings import Checked, Range
-from task.tasks.transfer import TransferTask
-from task.training import train
-from task.transfer import (
+from flwr_frl.clients.base import Arrays, Client, Config, Evaluation, Reply
+from flwr_frl.clients.device.evaluation import measure
+from flwr_frl.clients.device.slots import HEAD, REPRESENTATION, to_numpy
+from flwr_frl.clients.fedrep import FedRepSettings
+from flwr_frl.task.base import Matrix
+from flwr_frl.task.calls import EVALUATION_BATCH
+from flwr_frl.task.examples import ExampleSet
+from flwr_frl.task.messages import SERVER_ROUND
+from flwr_frl.task.models import SplitModel
+from flwr_frl.task.resident import test_examples
+from flwr_frl.task.settings import Checked, Range
+from flwr_frl.task.tasks.transfer import TransferTask
+from flwr_frl.task.training import train
+from flwr_frl.task.transfer import (
     TransferData,
     basis,
     halves,

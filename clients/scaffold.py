@@ -3,10 +3,10 @@
 import torch
 from flwr.common import NDArrays
 
-from clients.base import Client, Config, Reply, TrainingSettings
-from clients.device.slots import WHOLE, Tensors, difference, under, within
-from task.messages import CONTROL, FROM_SHARED, IN_MEAN
-from task.training import steps_an_epoch
+from flwr_frl.clients.base import Client, Config, Reply, TrainingSettings
+from flwr_frl.clients.device.slots import WHOLE, Tensors, difference, under, within
+from flwr_frl.task.messages import CONTROL, FROM_SHARED, IN_MEAN
+from flwr_frl.task.training import steps_an_epoch
 
 OWN_CONTROL = "own-control."
 

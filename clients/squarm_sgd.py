@@ -3,13 +3,17 @@
 from dataclasses import dataclass
 from typing import Annotated, Any, cast
 
-from clients.base import Config
-from clients.device.state import PersonalState
-from clients.gossip.base import CompressedGossipSettings, GossipClient, randomness
-from clients.gossip.relayed import Relayed
-from clients.gossip.schedules import Schedule, threshold
-from task.base import Task
-from task.settings import Free, Range
+from flwr_frl.clients.base import Config
+from flwr_frl.clients.device.state import PersonalState
+from flwr_frl.clients.gossip.base import (
+    CompressedGossipSettings,
+    GossipClient,
+    randomness,
+)
+from flwr_frl.clients.gossip.relayed import Relayed
+from flwr_frl.clients.gossip.schedules import Schedule, threshold
+from flwr_frl.task.base import Task
+from flwr_frl.task.settings import Free, Range
 
 
 @dataclass(frozen=True)

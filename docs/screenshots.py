@@ -11,8 +11,8 @@ from pathlib import Path
 import numpy as np
 from sklearn.datasets import load_digits
 
-from simulation import simulate
-from strategies.server.page.document import write_page
+from flwr_frl import simulate
+from flwr_frl.strategies.server.page.document import write_page
 
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE.parent / "tests" / "e2e"))

@@ -11,21 +11,21 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from clients.algorithms import load_client
-from clients.base import TrainingSettings
-from clients.device.identity import DeviceSettings
-from strategies.algorithms import ALGORITHMS, settings_owners
-from strategies.base import BaseStrategy
-from strategies.grids.speeds import SpeedSettings
-from strategies.server.rounds import RunSettings
-from strategies.srpfl import SRPFL
-from task.compression.per_tensor import CompressionSettings
-from task.data.datasets import DataSettings
-from task.data.partitions import PartitionSettings
-from task.settings import declared, defaults, load
-from task.tasks import TASKS
-from task.tasks.image import ImageSettings
-from task.training import SGD
+from flwr_frl.clients.algorithms import load_client
+from flwr_frl.clients.base import TrainingSettings
+from flwr_frl.clients.device.identity import DeviceSettings
+from flwr_frl.strategies.algorithms import ALGORITHMS, settings_owners
+from flwr_frl.strategies.base import BaseStrategy
+from flwr_frl.strategies.grids.speeds import SpeedSettings
+from flwr_frl.strategies.server.rounds import RunSettings
+from flwr_frl.strategies.srpfl import SRPFL
+from flwr_frl.task.compression.per_tensor import CompressionSettings
+from flwr_frl.task.data.datasets import DataSettings
+from flwr_frl.task.data.partitions import PartitionSettings
+from flwr_frl.task.settings import declared, defaults, load
+from flwr_frl.task.tasks import TASKS
+from flwr_frl.task.tasks.image import ImageSettings
+from flwr_frl.task.training import SGD
 
 PAGE = Path(__file__).with_suffix(".md")
 PYPROJECT = Path(__file__).parents[1] / "pyproject.toml"

@@ -1,78 +1,51 @@
 """What the server does: one file per algorithm. Needs no torch and no data."""
 
-from strategies.algorithms import ALGORITHMS, build_strategy, fine_tuned
-from strategies.apfl import APFL
-from strategies.base import BaseStrategy
-from strategies.choco_sgd import ChocoSGD
-from strategies.ditto import Ditto
-from strategies.dpsgd import DPSGD
-from strategies.fed_mtl import FedMTL
-from strategies.fedala import FedALA
-from strategies.fedavg import FedAvg
-from strategies.fedbabu import FedBABU
-from strategies.fedbn import FedBN
-from strategies.fedcp import FedCP
-from strategies.feddbe import FedDBE
-from strategies.fedper import FedPer
-from strategies.fedproto import FedProto
-from strategies.fedprox import FedProx
-from strategies.fedrep import FedRep, FedRepLinear
-from strategies.fedrod import FedRoD
-from strategies.flute import FLUTE, FLUTELinear, FLUTEStar
-from strategies.gossip.base import Gossip
-from strategies.l2gd import L2GD
-from strategies.lg_fedavg import LGFedAvg
-from strategies.local import Local
-from strategies.multi_task import MultiTask
-from strategies.per_fedavg import HFMAML, PerFedAvg
-from strategies.pfedme import PFedMe
-from strategies.representation_transfer import (
-    RepresentationTransfer,
-    RepresentationTransferLinear,
-)
-from strategies.scaffold import SCAFFOLD
-from strategies.squarm_sgd import SQuARMSGD
-from strategies.srpfl import SRPFL
+from typing import TYPE_CHECKING
 
-FedAvgFT = fine_tuned(FedAvg)
+from flwr_frl.lazy import attach
 
-__all__ = [
-    "ALGORITHMS",
-    "APFL",
-    "DPSGD",
-    "FLUTE",
-    "HFMAML",
-    "L2GD",
-    "SCAFFOLD",
-    "SRPFL",
-    "BaseStrategy",
-    "ChocoSGD",
-    "Ditto",
-    "FLUTELinear",
-    "FLUTEStar",
-    "FedALA",
-    "FedAvg",
-    "FedAvgFT",
-    "FedBABU",
-    "FedBN",
-    "FedCP",
-    "FedDBE",
-    "FedMTL",
-    "FedPer",
-    "FedProto",
-    "FedProx",
-    "FedRep",
-    "FedRepLinear",
-    "FedRoD",
-    "Gossip",
-    "LGFedAvg",
-    "Local",
-    "MultiTask",
-    "PFedMe",
-    "PerFedAvg",
-    "RepresentationTransfer",
-    "RepresentationTransferLinear",
-    "SQuARMSGD",
-    "build_strategy",
-    "fine_tuned",
-]
+if TYPE_CHECKING:
+    from flwr_frl.strategies.algorithms import ALGORITHMS as ALGORITHMS
+    from flwr_frl.strategies.algorithms import build_strategy as build_strategy
+    from flwr_frl.strategies.algorithms import fine_tuned as fine_tuned
+    from flwr_frl.strategies.apfl import APFL as APFL
+    from flwr_frl.strategies.base import BaseStrategy as BaseStrategy
+    from flwr_frl.strategies.choco_sgd import ChocoSGD as ChocoSGD
+    from flwr_frl.strategies.ditto import Ditto as Ditto
+    from flwr_frl.strategies.dpsgd import DPSGD as DPSGD
+    from flwr_frl.strategies.fed_mtl import FedMTL as FedMTL
+    from flwr_frl.strategies.fedala import FedALA as FedALA
+    from flwr_frl.strategies.fedavg import FedAvg as FedAvg
+    from flwr_frl.strategies.fedavg import FedAvgFT as FedAvgFT
+    from flwr_frl.strategies.fedbabu import FedBABU as FedBABU
+    from flwr_frl.strategies.fedbn import FedBN as FedBN
+    from flwr_frl.strategies.fedcp import FedCP as FedCP
+    from flwr_frl.strategies.feddbe import FedDBE as FedDBE
+    from flwr_frl.strategies.fedper import FedPer as FedPer
+    from flwr_frl.strategies.fedproto import FedProto as FedProto
+    from flwr_frl.strategies.fedprox import FedProx as FedProx
+    from flwr_frl.strategies.fedrep import FedRep as FedRep
+    from flwr_frl.strategies.fedrep import FedRepLinear as FedRepLinear
+    from flwr_frl.strategies.fedrod import FedRoD as FedRoD
+    from flwr_frl.strategies.flute import FLUTE as FLUTE
+    from flwr_frl.strategies.flute import FLUTELinear as FLUTELinear
+    from flwr_frl.strategies.flute import FLUTEStar as FLUTEStar
+    from flwr_frl.strategies.gossip.base import Gossip as Gossip
+    from flwr_frl.strategies.l2gd import L2GD as L2GD
+    from flwr_frl.strategies.lg_fedavg import LGFedAvg as LGFedAvg
+    from flwr_frl.strategies.local import Local as Local
+    from flwr_frl.strategies.multi_task import MultiTask as MultiTask
+    from flwr_frl.strategies.per_fedavg import HFMAML as HFMAML
+    from flwr_frl.strategies.per_fedavg import PerFedAvg as PerFedAvg
+    from flwr_frl.strategies.pfedme import PFedMe as PFedMe
+    from flwr_frl.strategies.scaffold import SCAFFOLD as SCAFFOLD
+    from flwr_frl.strategies.squarm_sgd import SQuARMSGD as SQuARMSGD
+    from flwr_frl.strategies.srpfl import SRPFL as SRPFL
+else:
+    __all__, __getattr__ = attach(__name__, __file__)
+
+if __name__ == "strategies":
+    # A checkout's short name: the same modules, not copies of them.
+    from flwr_frl.short_names import alias
+
+    alias(__name__)

@@ -9,81 +9,114 @@ from collections.abc import Iterable
 from functools import cache
 from typing import TypeVar, cast
 
-from strategies.hooks import RunHooks
-from task.settings import Settings, SettingsError, is_path, load, unknown
+from flwr_frl.strategies.hooks import RunHooks
+from flwr_frl.task.settings import Settings, SettingsError, is_path, load, unknown
 
 S = TypeVar("S", bound=RunHooks)
 FINE_TUNED = "-ft"
 
 # Name: import path, and one line about it.
 ALGORITHMS = {
-    "fedrep": ("strategies.fedrep:FedRep", "FedRep (Collins et al., ICML 2021)"),
-    "fedper": ("strategies.fedper:FedPer", "FedPer (Arivazhagan et al., 2019)"),
-    "lg-fedavg": ("strategies.lg_fedavg:LGFedAvg", "LG-FedAvg (Liang et al., 2020)"),
-    "flute": ("strategies.flute:FLUTE", "FLUTE (Liu et al., ICML 2024)"),
-    "flute-star": ("strategies.flute:FLUTEStar", "FLUTE with more head epochs"),
-    "fedavg": ("strategies.fedavg:FedAvg", "FedAvg (McMahan et al., AISTATS 2017)"),
+    "fedrep": (
+        "flwr_frl.strategies.fedrep:FedRep",
+        "FedRep (Collins et al., ICML 2021)",
+    ),
+    "fedper": (
+        "flwr_frl.strategies.fedper:FedPer",
+        "FedPer (Arivazhagan et al., 2019)",
+    ),
+    "lg-fedavg": (
+        "flwr_frl.strategies.lg_fedavg:LGFedAvg",
+        "LG-FedAvg (Liang et al., 2020)",
+    ),
+    "flute": ("flwr_frl.strategies.flute:FLUTE", "FLUTE (Liu et al., ICML 2024)"),
+    "flute-star": (
+        "flwr_frl.strategies.flute:FLUTEStar",
+        "FLUTE with more head epochs",
+    ),
+    "fedavg": (
+        "flwr_frl.strategies.fedavg:FedAvg",
+        "FedAvg (McMahan et al., AISTATS 2017)",
+    ),
     "fedavg-ft": (
-        "strategies.fedavg:FedAvg-ft",
+        "flwr_frl.strategies.fedavg:FedAvg-ft",
         "FedAvg whose head every client fine-tunes in the end",
     ),
-    "fedprox": ("strategies.fedprox:FedProx", "FedProx (Li et al., MLSys 2020)"),
-    "fedprox-ft": ("strategies.fedprox:FedProx-ft", "FedProx, fine-tuned in the end"),
+    "fedprox": (
+        "flwr_frl.strategies.fedprox:FedProx",
+        "FedProx (Li et al., MLSys 2020)",
+    ),
+    "fedprox-ft": (
+        "flwr_frl.strategies.fedprox:FedProx-ft",
+        "FedProx, fine-tuned in the end",
+    ),
     "scaffold": (
-        "strategies.scaffold:SCAFFOLD",
+        "flwr_frl.strategies.scaffold:SCAFFOLD",
         "SCAFFOLD (Karimireddy et al., ICML 2020)",
     ),
     "scaffold-ft": (
-        "strategies.scaffold:SCAFFOLD-ft",
+        "flwr_frl.strategies.scaffold:SCAFFOLD-ft",
         "SCAFFOLD, fine-tuned in the end",
     ),
-    "ditto": ("strategies.ditto:Ditto", "Ditto (Li et al., ICML 2021)"),
-    "apfl": ("strategies.apfl:APFL", "APFL (Deng et al., 2020)"),
-    "pfedme": ("strategies.pfedme:PFedMe", "pFedMe (T. Dinh et al., NeurIPS 2020)"),
-    "fedbabu": ("strategies.fedbabu:FedBABU", "FedBABU (Oh et al., ICLR 2022)"),
-    "fedbn": ("strategies.fedbn:FedBN", "FedBN (Li et al., ICLR 2021)"),
-    "fedproto": ("strategies.fedproto:FedProto", "FedProto (Tan et al., AAAI 2022)"),
-    "fedala": ("strategies.fedala:FedALA", "FedALA (Zhang et al., AAAI 2023)"),
-    "feddbe": ("strategies.feddbe:FedDBE", "FedDBE (Zhang et al., NeurIPS 2023)"),
+    "ditto": ("flwr_frl.strategies.ditto:Ditto", "Ditto (Li et al., ICML 2021)"),
+    "apfl": ("flwr_frl.strategies.apfl:APFL", "APFL (Deng et al., 2020)"),
+    "pfedme": (
+        "flwr_frl.strategies.pfedme:PFedMe",
+        "pFedMe (T. Dinh et al., NeurIPS 2020)",
+    ),
+    "fedbabu": (
+        "flwr_frl.strategies.fedbabu:FedBABU",
+        "FedBABU (Oh et al., ICLR 2022)",
+    ),
+    "fedbn": ("flwr_frl.strategies.fedbn:FedBN", "FedBN (Li et al., ICLR 2021)"),
+    "fedproto": (
+        "flwr_frl.strategies.fedproto:FedProto",
+        "FedProto (Tan et al., AAAI 2022)",
+    ),
+    "fedala": ("flwr_frl.strategies.fedala:FedALA", "FedALA (Zhang et al., AAAI 2023)"),
+    "feddbe": (
+        "flwr_frl.strategies.feddbe:FedDBE",
+        "FedDBE (Zhang et al., NeurIPS 2023)",
+    ),
     "per-fedavg": (
-        "strategies.per_fedavg:PerFedAvg",
+        "flwr_frl.strategies.per_fedavg:PerFedAvg",
         "Per-FedAvg (FO) (Fallah et al., NeurIPS 2020)",
     ),
     "hf-maml": (
-        "strategies.per_fedavg:HFMAML",
+        "flwr_frl.strategies.per_fedavg:HFMAML",
         "Per-FedAvg (HF): with the Hessian's part of the meta-gradient",
     ),
-    "l2gd": ("strategies.l2gd:L2GD", "L2GD (Hanzely & Richtárik, 2020)"),
+    "l2gd": ("flwr_frl.strategies.l2gd:L2GD", "L2GD (Hanzely & Richtárik, 2020)"),
     "fed-mtl": (
-        "strategies.fed_mtl:FedMTL",
+        "flwr_frl.strategies.fed_mtl:FedMTL",
         "mean-regularised multi-task learning (Smith et al., NeurIPS 2017)",
     ),
-    "fedrod": ("strategies.fedrod:FedRoD", "FedRoD (Chen & Chao, ICLR 2022)"),
-    "fedcp": ("strategies.fedcp:FedCP", "FedCP (Zhang et al., KDD 2023)"),
-    "local": ("strategies.local:Local", "local training only"),
+    "fedrod": ("flwr_frl.strategies.fedrod:FedRoD", "FedRoD (Chen & Chao, ICLR 2022)"),
+    "fedcp": ("flwr_frl.strategies.fedcp:FedCP", "FedCP (Zhang et al., KDD 2023)"),
+    "local": ("flwr_frl.strategies.local:Local", "local training only"),
     "srpfl": (
-        "strategies.srpfl:SRPFL",
+        "flwr_frl.strategies.srpfl:SRPFL",
         "SRPFL (Tziotis et al., TMLR 2023) over fedrep, or what srpfl-base names",
     ),
-    "lg-srpfl": ("strategies.srpfl:LGSRPFL", "SRPFL over lg-fedavg"),
-    "flanp": ("strategies.srpfl:FLANP", "SRPFL over fedavg"),
-    "flanp-ft": ("strategies.srpfl:FLANP-ft", "SRPFL over fedavg-ft"),
-    "srpfl-flute": ("strategies.srpfl:SRPFLFLUTE", "SRPFL over flute"),
-    "dpsgd": ("strategies.dpsgd:DPSGD", "D-PSGD (Lian et al., NeurIPS 2017)"),
+    "lg-srpfl": ("flwr_frl.strategies.srpfl:LGSRPFL", "SRPFL over lg-fedavg"),
+    "flanp": ("flwr_frl.strategies.srpfl:FLANP", "SRPFL over fedavg"),
+    "flanp-ft": ("flwr_frl.strategies.srpfl:FLANP-ft", "SRPFL over fedavg-ft"),
+    "srpfl-flute": ("flwr_frl.strategies.srpfl:SRPFLFLUTE", "SRPFL over flute"),
+    "dpsgd": ("flwr_frl.strategies.dpsgd:DPSGD", "D-PSGD (Lian et al., NeurIPS 2017)"),
     "choco-sgd": (
-        "strategies.choco_sgd:ChocoSGD",
+        "flwr_frl.strategies.choco_sgd:ChocoSGD",
         "CHOCO-SGD (Koloskova et al., ICML 2019)",
     ),
     "squarm-sgd": (
-        "strategies.squarm_sgd:SQuARMSGD",
+        "flwr_frl.strategies.squarm_sgd:SQuARMSGD",
         "SQuARM-SGD (Singh, UCLA 2024, chapter 3)",
     ),
     "multi-task": (
-        "strategies.multi_task:MultiTask",
+        "flwr_frl.strategies.multi_task:MultiTask",
         "decentralised multi-task optimisation (Singh, UCLA 2024, chapter 4)",
     ),
     "representation-transfer": (
-        "strategies.representation_transfer:RepresentationTransfer",
+        "flwr_frl.strategies.representation_transfer:RepresentationTransfer",
         "representation transfer (Singh, UCLA 2024, chapter 5)",
     ),
 }
@@ -142,7 +175,7 @@ def fine_tuned(kind: type[S]) -> type[S]:
     """Return a global method whose clients fine-tune the model's head in the end.
 
     The server does what it did; only the last round is evaluated, as each evaluation
-    fine-tunes anew (FedRep, section 5.2). ``clients.fine_tuning`` has the clients.
+    fine-tunes anew (FedRep, section 5.2). ``flwr_frl.clients.fine_tuning`` has the clients.
 
     Parameters
     ----------

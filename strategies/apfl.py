@@ -1,9 +1,9 @@
 """APFL (Deng et al., 2020)."""
 
-from strategies.base import BaseStrategy
+from flwr_frl.strategies.base import BaseStrategy
 
 
 class APFL(BaseStrategy):
     """Algorithm 1: average the global models; personal models stay with the clients."""
 
-    client = "clients.apfl:APFLClient"
+    client = "flwr_frl.clients.apfl:APFLClient"

@@ -21,22 +21,27 @@ from flwr.common import log
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import FedAvg as FlowerFedAvg
 
-from strategies.server.aggregation import CENTERED_CLIP, RULES, WEIGHED, make_rule
-from strategies.server.checks import InvalidReplyError
-from strategies.server.evaluating import Evaluating
-from strategies.server.exchange import Exchange, mean_loss
-from strategies.server.participants import Participants
-from strategies.server.replies import (
+from flwr_frl.strategies.server.aggregation import (
+    CENTERED_CLIP,
+    RULES,
+    WEIGHED,
+    make_rule,
+)
+from flwr_frl.strategies.server.checks import InvalidReplyError
+from flwr_frl.strategies.server.evaluating import Evaluating
+from flwr_frl.strategies.server.exchange import Exchange, mean_loss
+from flwr_frl.strategies.server.participants import Participants
+from flwr_frl.strategies.server.replies import (
     Arrays,
     as_float16,
     check_metrics,
     largest_reply,
     single_metrics,
 )
-from strategies.server.sampling import Sampler
-from strategies.server.standing import Standing
-from task.messages import INITIAL_ARRAYS, IS_CHANGE, NUM_EXAMPLES, SERVER_ROUND
-from task.settings import (
+from flwr_frl.strategies.server.sampling import Sampler
+from flwr_frl.strategies.server.standing import Standing
+from flwr_frl.task.messages import INITIAL_ARRAYS, IS_CHANGE, NUM_EXAMPLES, SERVER_ROUND
+from flwr_frl.task.settings import (
     Choice,
     Range,
     Seed,
@@ -68,7 +73,7 @@ class BaseStrategy(Evaluating, FlowerFedAvg):
         With ``weighting="examples"``, the largest share of all weights of a round that
         one of three or more clients can have; 1 sets no limit.
     aggregation : str, default "mean"
-        How replies become one model (`strategies.server.aggregation`); a single
+        How replies become one model (`flwr_frl.strategies.server.aggregation`); a single
         Byzantine client can ruin the ``mean``. ``median``, ``trimmed-mean`` and
         ``multi-krum`` give every client one vote; they and ``geometric-median`` hold
         an array of all clients at a time. ``centered-clip`` is ``clip`` about the last
@@ -86,7 +91,7 @@ class BaseStrategy(Evaluating, FlowerFedAvg):
         round's.
     server_dp_noise : float, default 0
         Noise multiplier z of differential privacy of clients
-        (`strategies.server.privacy`): the mean of n clients' changes gets noise with
+        (`flwr_frl.strategies.server.privacy`): the mean of n clients' changes gets noise with
         the standard deviation z C/n; 0 (none) or at least 0.001.
     server_dp_clip : float, default 0
         C, the longest change of what is shared that counts of one client.

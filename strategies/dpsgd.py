@@ -1,12 +1,12 @@
 """D-PSGD (Lian et al., NeurIPS 2017): neighbours exchange whole models."""
 
-from strategies.gossip.base import Gossip
+from flwr_frl.strategies.gossip.base import Gossip
 
 
 class DPSGD(Gossip):
     """Relay models, uncompressed, between neighbours that both took part in a round."""
 
-    client = "clients.dpsgd:DPSGDClient"
+    client = "flwr_frl.clients.dpsgd:DPSGDClient"
     uses_consensus_step = False
 
     def relays(self, receiver_took_part: bool) -> bool:

@@ -1,6 +1,6 @@
 """Fed-MTL: mean-regularised multi-task learning (Smith et al., NeurIPS 2017)."""
 
-from strategies.server.mean_of_all import MeanOfAll
+from flwr_frl.strategies.server.mean_of_all import MeanOfAll
 
 
 class FedMTL(MeanOfAll):
@@ -13,4 +13,4 @@ class FedMTL(MeanOfAll):
     learns Ω and solves convex duals, is not for deep models.
     """
 
-    client = "clients.fed_mtl:FedMTLClient"
+    client = "flwr_frl.clients.fed_mtl:FedMTLClient"

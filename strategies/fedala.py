@@ -1,9 +1,9 @@
 """FedALA (Zhang et al., AAAI 2023)."""
 
-from strategies.base import BaseStrategy
+from flwr_frl.strategies.base import BaseStrategy
 
 
 class FedALA(BaseStrategy):
     """Algorithm 1: average the models; how to mix them locally stays with clients."""
 
-    client = "clients.fedala:FedALAClient"
+    client = "flwr_frl.clients.fedala:FedALAClient"

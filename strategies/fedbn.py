@@ -1,9 +1,9 @@
 """FedBN (Li et al., ICLR 2021)."""
 
-from strategies.base import BaseStrategy
+from flwr_frl.strategies.base import BaseStrategy
 
 
 class FedBN(BaseStrategy):
     """Algorithm 1: average all but the batch norms, which stay with the clients."""
 
-    client = "clients.fedbn:FedBNClient"
+    client = "flwr_frl.clients.fedbn:FedBNClient"

@@ -1,6 +1,6 @@
 """FedCP (Zhang et al., KDD 2023)."""
 
-from strategies.base import BaseStrategy
+from flwr_frl.strategies.base import BaseStrategy
 
 
 class FedCP(BaseStrategy):
@@ -9,4 +9,4 @@ class FedCP(BaseStrategy):
     From such a mean the server, who knows the shared head, gets the client's own.
     """
 
-    client = "clients.fedcp:FedCPClient"
+    client = "flwr_frl.clients.fedcp:FedCPClient"

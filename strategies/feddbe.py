@@ -7,10 +7,10 @@ import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Message
 from flwr.serverapp import Grid
 
-from strategies.base import BaseStrategy
-from strategies.server.aggregation import capped
-from strategies.server.replies import Arrays, to_record
-from task.messages import CONSENSUS, NUM_EXAMPLES, STATISTICS
+from flwr_frl.strategies.base import BaseStrategy
+from flwr_frl.strategies.server.aggregation import capped
+from flwr_frl.strategies.server.replies import Arrays, to_record
+from flwr_frl.task.messages import CONSENSUS, NUM_EXAMPLES, STATISTICS
 
 MEAN = f"{CONSENSUS}mean"
 
@@ -22,7 +22,7 @@ class FedDBE(BaseStrategy):
     are. It travels with the model, under ``consensus.``, and does not come back.
     """
 
-    client = "clients.feddbe:FedDBEClient"
+    client = "flwr_frl.clients.feddbe:FedDBEClient"
     # All get z̄ as well.
     only_means = False
 

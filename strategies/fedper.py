@@ -1,9 +1,9 @@
 """FedPer (Arivazhagan et al., 2019)."""
 
-from strategies.base import BaseStrategy
+from flwr_frl.strategies.base import BaseStrategy
 
 
 class FedPer(BaseStrategy):
     """Average the representations; heads stay with the clients."""
 
-    client = "clients.fedper:FedPerClient"
+    client = "flwr_frl.clients.fedper:FedPerClient"

@@ -6,11 +6,11 @@ import numpy as np
 import numpy.typing as npt
 from flwr.app import ArrayRecord, Message
 
-from strategies.base import BaseStrategy
-from strategies.server.aggregation import Reply
-from strategies.server.checks import InvalidReplyError
-from strategies.server.replies import to_record
-from task.messages import PROTOTYPE_COUNTS, PROTOTYPES
+from flwr_frl.strategies.base import BaseStrategy
+from flwr_frl.strategies.server.aggregation import Reply
+from flwr_frl.strategies.server.checks import InvalidReplyError
+from flwr_frl.strategies.server.replies import to_record
+from flwr_frl.task.messages import PROTOTYPE_COUNTS, PROTOTYPES
 
 # No feature of a training that goes well is larger; the square of 1e30 is infinite.
 LARGEST_ENTRY = 1e6
@@ -24,7 +24,7 @@ class FedProto(BaseStrategy):
     weights all equally. The prototype of a class that nobody of a round has stays.
     """
 
-    client = "clients.fedproto:FedProtoClient"
+    client = "flwr_frl.clients.fedproto:FedProtoClient"
 
     def check_train_reply(self, reply: Message) -> None:
         """Refuse numbers of examples below 0, and huge prototypes, as well."""

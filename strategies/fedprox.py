@@ -6,9 +6,9 @@ from typing import Annotated, Any
 from flwr.app import ArrayRecord, ConfigRecord, Message
 from flwr.serverapp import Grid
 
-from strategies.base import BaseStrategy
-from task.messages import PROXIMAL_WEIGHT
-from task.settings import Range, validate
+from flwr_frl.strategies.base import BaseStrategy
+from flwr_frl.task.messages import PROXIMAL_WEIGHT
+from flwr_frl.task.settings import Range, validate
 
 
 class FedProx(BaseStrategy):
@@ -23,7 +23,7 @@ class FedProx(BaseStrategy):
         Those of `BaseStrategy`.
     """
 
-    client = "clients.fedprox:FedProxClient"
+    client = "flwr_frl.clients.fedprox:FedProxClient"
 
     def __init__(
         self, *, proximal_mu: Annotated[float, Range("[0, inf)")] = 0.01, **base: Any

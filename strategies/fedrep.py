@@ -8,10 +8,10 @@ import numpy as np
 from flwr.app import ArrayRecord, Message
 from flwr.serverapp import Grid
 
-from strategies.base import BaseStrategy
-from strategies.server.replies import to_record
-from task.messages import STATISTICS
-from task.settings import Choice, Free, Range, require, validate
+from flwr_frl.strategies.base import BaseStrategy
+from flwr_frl.strategies.server.replies import to_record
+from flwr_frl.task.messages import STATISTICS
+from flwr_frl.task.settings import Choice, Free, Range, require, validate
 
 REPRESENTATION_WEIGHT = "representation.weight"
 
@@ -19,8 +19,8 @@ REPRESENTATION_WEIGHT = "representation.weight"
 class FedRep(BaseStrategy):
     """Algorithm 1: average the representations; heads stay with the clients."""
 
-    client = "clients.fedrep:FedRepClient"
-    cases: ClassVar = {"linear": "strategies.fedrep:FedRepLinear"}
+    client = "flwr_frl.clients.fedrep:FedRepClient"
+    cases: ClassVar = {"linear": "flwr_frl.strategies.fedrep:FedRepLinear"}
 
 
 class FedRepLinear(FedRep):
@@ -39,7 +39,7 @@ class FedRepLinear(FedRep):
         Those of `BaseStrategy`.
     """
 
-    client = "clients.fedrep:FedRepLinearClient"
+    client = "flwr_frl.clients.fedrep:FedRepLinearClient"
     only_means = True
     # SRPFL's own linear case always has the QR step (its algorithm 2).
     under_srpfl: ClassVar = {"orthonormalize": True}

@@ -1,9 +1,9 @@
 """FedRoD (Chen & Chao, ICLR 2022)."""
 
-from strategies.base import BaseStrategy
+from flwr_frl.strategies.base import BaseStrategy
 
 
 class FedRoD(BaseStrategy):
     """Average the generic models; personalised heads stay with the clients."""
 
-    client = "clients.fedrod:FedRoDClient"
+    client = "flwr_frl.clients.fedrod:FedRoDClient"

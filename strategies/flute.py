@@ -15,15 +15,15 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict
 from flwr.common import log
 from flwr.serverapp import Grid
 
-from strategies.base import BaseStrategy
-from strategies.fedrep import REPRESENTATION_WEIGHT
-from strategies.server.checks import one_line
-from strategies.server.replies import Arrays, is_finite, to_record
-from task.messages import HEAD
-from task.settings import Range, SettingsError, validate
+from flwr_frl.strategies.base import BaseStrategy
+from flwr_frl.strategies.fedrep import REPRESENTATION_WEIGHT
+from flwr_frl.strategies.server.checks import one_line
+from flwr_frl.strategies.server.replies import Arrays, is_finite, to_record
+from flwr_frl.task.messages import HEAD
+from flwr_frl.task.settings import Range, SettingsError, validate
 
 if TYPE_CHECKING:
-    from task.neural_collapse import HeadRegularizer
+    from flwr_frl.task.neural_collapse import HeadRegularizer
 
 Matrix = npt.NDArray[np.float64]
 HEAD_WEIGHT = "head.weight"
@@ -90,16 +90,16 @@ class FLUTE(HeadsOnServer):
         Step size on 1/n Σ_i NC_i(H_i) over the n sampled clients (the authors' code
         divides by n and uses 0.5).
     regularizer : HeadRegularizer, optional
-        What the server lowers; `task.neural_collapse.neural_collapse` by default. The
+        What the server lowers; `flwr_frl.task.neural_collapse.neural_collapse` by default. The
         clients' is `FLUTEClient.regularizer`.
     **base
         Those of `BaseStrategy`.
     """
 
-    client = "clients.flute:FLUTEClient"
+    client = "flwr_frl.clients.flute:FLUTEClient"
     # A head goes back to its own client alone.
     only_means = True
-    cases: ClassVar = {"linear": "strategies.flute:FLUTELinear"}
+    cases: ClassVar = {"linear": "flwr_frl.strategies.flute:FLUTELinear"}
 
     def __init__(
         self,
@@ -209,7 +209,7 @@ class FLUTE(HeadsOnServer):
         # Here alone the server computes with a model, so here alone it needs torch.
         import torch
 
-        from task.neural_collapse import neural_collapse, step
+        from flwr_frl.task.neural_collapse import neural_collapse, step
 
         improved = step(
             torch.from_numpy(heads),
@@ -240,7 +240,7 @@ class FLUTE(HeadsOnServer):
 class FLUTEStar(FLUTE):
     """FLUTE with clients that train their heads for more epochs; no linear case."""
 
-    client = "clients.flute:FLUTEStarClient"
+    client = "flwr_frl.clients.flute:FLUTEStarClient"
 
 
 class FLUTELinear(HeadsOnServer):
@@ -274,7 +274,7 @@ class FLUTELinear(HeadsOnServer):
         Those of `BaseStrategy`.
     """
 
-    client = "clients.flute:FLUTELinearClient"
+    client = "flwr_frl.clients.flute:FLUTELinearClient"
     # The heads move B as well.
     only_means = False
     # Gradients.

@@ -10,13 +10,13 @@ from flwr.app import ArrayRecord, ConfigRecord, Message
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
 
-from strategies.grids.arrivals import patient
-from strategies.server.exchange import Exchange
-from strategies.server.participants import Participants
-from strategies.server.privacy import ClientPrivacy
-from strategies.server.replies import Arrays
-from strategies.server.standing import Standing
-from task.settings import Setting, Settings, SettingsError, build
+from flwr_frl.strategies.grids.arrivals import patient
+from flwr_frl.strategies.server.exchange import Exchange
+from flwr_frl.strategies.server.participants import Participants
+from flwr_frl.strategies.server.privacy import ClientPrivacy
+from flwr_frl.strategies.server.replies import Arrays
+from flwr_frl.strategies.server.standing import Standing
+from flwr_frl.task.settings import Setting, Settings, SettingsError, build
 
 
 class RunHooks(Strategy):

@@ -6,8 +6,8 @@ import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Message
 from flwr.serverapp import Grid
 
-from strategies.server.mean_of_all import MeanOfAll
-from task.messages import COINS
+from flwr_frl.strategies.server.mean_of_all import MeanOfAll
+from flwr_frl.task.messages import COINS
 
 
 class L2GD(MeanOfAll):
@@ -17,7 +17,7 @@ class L2GD(MeanOfAll):
     the seed and the round.
     """
 
-    client = "clients.l2gd:L2GDClient"
+    client = "flwr_frl.clients.l2gd:L2GDClient"
 
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid

@@ -1,9 +1,9 @@
 """LG-FedAvg (Liang et al., 2020)."""
 
-from strategies.base import BaseStrategy
+from flwr_frl.strategies.base import BaseStrategy
 
 
 class LGFedAvg(BaseStrategy):
     """Average the heads (last two layers); representations stay with the clients."""
 
-    client = "clients.lg_fedavg:LGFedAvgClient"
+    client = "flwr_frl.clients.lg_fedavg:LGFedAvgClient"

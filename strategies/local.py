@@ -2,13 +2,13 @@
 
 from flwr.app import ArrayRecord, Message
 
-from strategies.base import BaseStrategy
+from flwr_frl.strategies.base import BaseStrategy
 
 
 class Local(BaseStrategy):
     """Let the sampled clients train on their own; messages carry no arrays."""
 
-    client = "clients.local:LocalClient"
+    client = "flwr_frl.clients.local:LocalClient"
     averages = False
 
     def aggregate(

@@ -8,9 +8,9 @@ import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 from flwr.common import log
 
-from strategies.gossip.base import Gossip
-from strategies.server.replies import attached, check_metrics
-from task.settings import SettingsError
+from flwr_frl.strategies.gossip.base import Gossip
+from flwr_frl.strategies.server.replies import attached, check_metrics
+from flwr_frl.task.settings import SettingsError
 
 # Of dual variables; machines may round differently.
 TOLERANCE = 1e-9
@@ -25,7 +25,7 @@ class MultiTask(Gossip):
     the mixing weights only who is whose neighbour matters.
     """
 
-    client = "clients.multi_task:MultiTaskClient"
+    client = "flwr_frl.clients.multi_task:MultiTaskClient"
     uses_consensus_step = False
     # The first exchange is not compressed.
     length_properties = ("message-bytes", "first-message-bytes")

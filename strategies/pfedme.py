@@ -1,6 +1,6 @@
 """pFedMe (T. Dinh et al., NeurIPS 2020)."""
 
-from strategies.base import BaseStrategy
+from flwr_frl.strategies.base import BaseStrategy
 
 
 class PFedMe(BaseStrategy):
@@ -9,4 +9,4 @@ class PFedMe(BaseStrategy):
     The step w ← (1 − β) w + β mean w_i is linear: the clients make their parts of it.
     """
 
-    client = "clients.pfedme:PFedMeClient"
+    client = "flwr_frl.clients.pfedme:PFedMeClient"

@@ -9,11 +9,11 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricReco
 from flwr.common import log
 from flwr.serverapp import Grid
 
-from strategies.base import BaseStrategy
-from strategies.fedrep import REPRESENTATION_WEIGHT
-from strategies.server.replies import Arrays, to_record
-from task.settings import Range, SettingsError, require, validate
-from task.transfer import basis, unit_columns
+from flwr_frl.strategies.base import BaseStrategy
+from flwr_frl.strategies.fedrep import REPRESENTATION_WEIGHT
+from flwr_frl.strategies.server.replies import Arrays, to_record
+from flwr_frl.task.settings import Range, SettingsError, require, validate
+from flwr_frl.task.transfer import basis, unit_columns
 
 
 class RepresentationTransfer(BaseStrategy):
@@ -41,9 +41,9 @@ class RepresentationTransfer(BaseStrategy):
         Those of `BaseStrategy`; ``transport`` must be float32.
     """
 
-    client = "clients.representation_transfer:FeatureTransferClient"
+    client = "flwr_frl.clients.representation_transfer:FeatureTransferClient"
     cases: ClassVar = {
-        "transfer": "strategies.representation_transfer:RepresentationTransferLinear"
+        "transfer": "flwr_frl.strategies.representation_transfer:RepresentationTransferLinear"
     }
     evaluated_once = True
     averages = False
@@ -164,7 +164,7 @@ class RepresentationTransfer(BaseStrategy):
 class RepresentationTransferLinear(RepresentationTransfer):
     """Linear regression, section 5.3: the targets get the orthonormal basis Vᵀ."""
 
-    client = "clients.representation_transfer:RepresentationTransferClient"
+    client = "flwr_frl.clients.representation_transfer:RepresentationTransferClient"
 
     def combine(self, sources: list[Arrays]) -> Arrays:
         """Return Vᵀ of shape (q, d), an orthonormal basis of the columns of all B_i.

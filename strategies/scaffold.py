@@ -8,10 +8,10 @@ from flwr.app import ArrayRecord, Message
 from flwr.common import log
 from flwr.serverapp import Grid
 
-from strategies.server.mean_of_kept import MeanOfKept
-from strategies.server.replies import Arrays, is_finite, rounded_to, to_record
-from task.messages import CONTROL, NUM_EXAMPLES
-from task.settings import Range, require, validate
+from flwr_frl.strategies.server.mean_of_kept import MeanOfKept
+from flwr_frl.strategies.server.replies import Arrays, is_finite, rounded_to, to_record
+from flwr_frl.task.messages import CONTROL, NUM_EXAMPLES
+from flwr_frl.task.settings import Range, require, validate
 
 
 class SCAFFOLD(MeanOfKept):
@@ -35,7 +35,7 @@ class SCAFFOLD(MeanOfKept):
         Those of `BaseStrategy`.
     """
 
-    client = "clients.scaffold:SCAFFOLDClient"
+    client = "flwr_frl.clients.scaffold:SCAFFOLDClient"
     only_means = True
 
     def __init__(

@@ -12,22 +12,29 @@ from flwr.app import Context, UserConfig
 from flwr.common import log
 from flwr.serverapp import Grid, ServerApp
 
-from strategies.algorithms import build_strategy, settings_owners, short_name
-from strategies.grids.arrivals import patient
-from strategies.grids.simulated_arrivals import SimulatedArrivals
-from strategies.grids.speeds import speed_model
-from strategies.hooks import RunHooks
-from strategies.server.checkpoint import Checkpoint
-from strategies.server.checks import class_counts
-from strategies.server.newcomers import ByExamples, check_newcomers, let_join
-from strategies.server.output import locked, put_aside, take_over
-from strategies.server.page.serving import served_for
-from strategies.server.report import Report
-from strategies.server.results import METRICS, read_rows, read_summary
-from strategies.server.rounds import KeepClients, Rounds, RunSettings
-from strategies.server.trackers.base import About, Trackers
-from task.messages import CLASS_COUNTS
-from task.settings import Setting, Settings, SettingsError, build, is_path, resolve
+from flwr_frl.strategies.algorithms import build_strategy, settings_owners, short_name
+from flwr_frl.strategies.grids.arrivals import patient
+from flwr_frl.strategies.grids.simulated_arrivals import SimulatedArrivals
+from flwr_frl.strategies.grids.speeds import speed_model
+from flwr_frl.strategies.hooks import RunHooks
+from flwr_frl.strategies.server.checkpoint import Checkpoint
+from flwr_frl.strategies.server.checks import class_counts
+from flwr_frl.strategies.server.newcomers import ByExamples, check_newcomers, let_join
+from flwr_frl.strategies.server.output import locked, put_aside, take_over
+from flwr_frl.strategies.server.page.serving import served_for
+from flwr_frl.strategies.server.report import Report
+from flwr_frl.strategies.server.results import METRICS, read_rows, read_summary
+from flwr_frl.strategies.server.rounds import KeepClients, Rounds, RunSettings
+from flwr_frl.strategies.server.trackers.base import About, Trackers
+from flwr_frl.task.messages import CLASS_COUNTS
+from flwr_frl.task.settings import (
+    Setting,
+    Settings,
+    SettingsError,
+    build,
+    is_path,
+    resolve,
+)
 
 
 def run(

@@ -14,24 +14,24 @@ from flwr.common import log
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
 
-from strategies.algorithms import (
+from flwr_frl.strategies.algorithms import (
     build_strategy,
     client_path,
     settings_owners,
     strategy_class,
 )
-from strategies.grids.arrivals import ArrivalGrid, RealArrivals
-from strategies.grids.speeds import speed_model
-from strategies.hooks import RunHooks
-from strategies.server.checks import InvalidReplyError
-from strategies.server.replies import Arrays
-from strategies.server.stages import (
+from flwr_frl.strategies.grids.arrivals import ArrivalGrid, RealArrivals
+from flwr_frl.strategies.grids.speeds import speed_model
+from flwr_frl.strategies.hooks import RunHooks
+from flwr_frl.strategies.server.checks import InvalidReplyError
+from flwr_frl.strategies.server.replies import Arrays
+from flwr_frl.strategies.server.stages import (
     automatic_stages,
     listed_stages,
     nodes_of,
     theory_stages,
 )
-from task.settings import (
+from flwr_frl.task.settings import (
     Free,
     Range,
     Setting,
@@ -59,7 +59,7 @@ class SRPFL(RunHooks):
     rounds_per_stage : int, sequence of int or str, default "auto"
         Rounds of each stage; several give the stages their own lengths, and the last
         one holds for all that follow. In a setting they have commas between them, or
-        are ``theory`` (see `strategies.server.stages`) or ``auto``: stages of equal
+        are ``theory`` (see `flwr_frl.strategies.server.stages`) or ``auto``: stages of equal
         lengths in the first half of the rounds, all sampled clients in the second.
     srpfl_base : str, default "fedrep"
         Name or import path of the wrapped strategy, where settings choose it.

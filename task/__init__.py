@@ -1,32 +1,33 @@
 """What is learned: data, split models, local training, metrics. Never imports flwr."""
 
-from importlib import import_module
-from typing import Any
+from typing import TYPE_CHECKING
 
-# Imported on first use, so that a server can use `task.settings` without torch.
-_HOMES = {
-    "ExampleSet": "task.examples",
-    "ExampleTask": "task.base",
-    "ImageTask": "task.tasks.image",
-    "LinearTask": "task.tasks.linear",
-    "SGD": "task.training",
-    "Choice": "task.settings",
-    "Free": "task.settings",
-    "Range": "task.settings",
-    "SettingsError": "task.settings",
-    "SplitModel": "task.models",
-    "Task": "task.base",
-    "build_model": "task.models",
-    "build_task": "task.tasks",
-    "evaluate": "task.training",
-    "principal_angle_distance": "task.tasks.linear",
-    "train": "task.training",
-}
+from flwr_frl.lazy import attach
 
-__all__ = list(_HOMES)
+if TYPE_CHECKING:
+    from flwr_frl.task.base import ExampleTask as ExampleTask
+    from flwr_frl.task.base import Task as Task
+    from flwr_frl.task.examples import ExampleSet as ExampleSet
+    from flwr_frl.task.models import SplitModel as SplitModel
+    from flwr_frl.task.models import build_model as build_model
+    from flwr_frl.task.settings import Choice as Choice
+    from flwr_frl.task.settings import Free as Free
+    from flwr_frl.task.settings import Range as Range
+    from flwr_frl.task.settings import SettingsError as SettingsError
+    from flwr_frl.task.tasks import build_task as build_task
+    from flwr_frl.task.tasks.image import ImageTask as ImageTask
+    from flwr_frl.task.tasks.linear import LinearTask as LinearTask
+    from flwr_frl.task.tasks.linear import (
+        principal_angle_distance as principal_angle_distance,
+    )
+    from flwr_frl.task.training import SGD as SGD
+    from flwr_frl.task.training import evaluate as evaluate
+    from flwr_frl.task.training import train as train
+else:
+    __all__, __getattr__ = attach(__name__, __file__)
 
+if __name__ == "task":
+    # A checkout's short name: the same modules, not copies of them.
+    from flwr_frl.short_names import alias
 
-def __getattr__(name: str) -> Any:
-    if name in _HOMES:
-        return getattr(import_module(_HOMES[name]), name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    alias(__name__)

@@ -13,13 +13,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-from task.checks import check_head, check_metrics, try_examples
-from task.devices import seeded
-from task.examples import ExampleSet
-from task.models import SplitModel
-from task.settings import SettingsError
-from task.training import Loss
-from task.weights import load_weights
+from flwr_frl.task.checks import check_head, check_metrics, try_examples
+from flwr_frl.task.devices import seeded
+from flwr_frl.task.examples import ExampleSet
+from flwr_frl.task.models import SplitModel
+from flwr_frl.task.settings import SettingsError
+from flwr_frl.task.training import Loss
+from flwr_frl.task.weights import load_weights
 
 Matrix = npt.NDArray[np.float64]
 # Of all outputs and targets of a client's test examples.

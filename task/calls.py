@@ -8,12 +8,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd
 
-from task.cohort import Stream, is_large
-from task.devices import current
-from task.examples import ExampleSet
-from task.layers import LAYERS
-from task.models import Part, SplitModel
-from task.sgd import (
+from flwr_frl.task.cohort import Stream, is_large
+from flwr_frl.task.devices import current
+from flwr_frl.task.examples import ExampleSet
+from flwr_frl.task.layers import LAYERS
+from flwr_frl.task.models import Part, SplitModel
+from flwr_frl.task.sgd import (
     SGD,
     Loss,
     Proximal,
@@ -26,9 +26,9 @@ from task.sgd import (
     loop,
     unmoved_where_refused,
 )
-from task.stacked import Objective, stacked, structure, tensors_of
-from task.stacked_batches import FilledBatches, batches, counting
-from task.stacked_sgd import StackedSGD
+from flwr_frl.task.stacked import Objective, stacked, structure, tensors_of
+from flwr_frl.task.stacked_batches import FilledBatches, batches, counting
+from flwr_frl.task.stacked_sgd import StackedSGD
 
 EVALUATION_BATCH = 50
 # Losses that are means over the examples.
@@ -50,7 +50,7 @@ def _form(examples: ExampleSet) -> Hashable:
 def fewest(model: SplitModel, input_size: int) -> int | None:
     """Return how many such models are faster together than one by one, None for never.
 
-    On a CPU they are if they are not large (`task.cohort.is_large`), and where there
+    On a CPU they are if they are not large (`flwr_frl.task.cohort.is_large`), and where there
     are convolutions, have inputs of at most `MOST_PIXELS` numbers; and if they are
     `FEWEST_IN_LAYERS`, where they are computed layer by layer, or `FEWEST`. On a GPU
     two are: alone, one client's batch does not fill it.
@@ -67,7 +67,7 @@ def fewest(model: SplitModel, input_size: int) -> int | None:
 
 @dataclass(frozen=True)
 class TrainCall:
-    """A call of `task.training.train`, whose parameters it has."""
+    """A call of `flwr_frl.task.training.train`, whose parameters it has."""
 
     model: SplitModel
     part: Part
@@ -234,7 +234,7 @@ def features_of(model: SplitModel, examples: ExampleSet, sgd: SGD) -> ExampleSet
 
 @dataclass(frozen=True)
 class GradientCall:
-    """A call of `task.training.gradient`, whose parameters it has."""
+    """A call of `flwr_frl.task.training.gradient`, whose parameters it has."""
 
     model: SplitModel
     inputs: Tensor
@@ -305,7 +305,7 @@ class GradientCall:
 
 @dataclass(frozen=True)
 class EvaluateCall:
-    """A call of `task.training.evaluate`, whose parameters it has."""
+    """A call of `flwr_frl.task.training.evaluate`, whose parameters it has."""
 
     model: SplitModel
     examples: ExampleSet

@@ -9,14 +9,14 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from task.calls import EVALUATION_BATCH, are_classes
-from task.examples import ExampleSet
-from task.layers import IGNORED
-from task.settings import SettingsError, reason_of
-from task.split_model import SplitModel
+from flwr_frl.task.calls import EVALUATION_BATCH, are_classes
+from flwr_frl.task.examples import ExampleSet
+from flwr_frl.task.layers import IGNORED
+from flwr_frl.task.settings import SettingsError, reason_of
+from flwr_frl.task.split_model import SplitModel
 
 if TYPE_CHECKING:
-    from task.base import Task
+    from flwr_frl.task.base import Task
 
 # Of the numbers that a server takes.
 LARGEST = torch.finfo(torch.float32).max

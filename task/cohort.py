@@ -1,7 +1,7 @@
 """Clients of one process that train together: equal calls of theirs made as one.
 
 Each client's work runs unchanged in a greenlet of its own, up to its next call of
-`task.training.train`, `gradient` or `evaluate`. When all have come so far, calls of the
+`flwr_frl.task.training.train`, `gradient` or `evaluate`. When all have come so far, calls of the
 same shape are made together, with their models stacked, and every client goes on with
 its own result. A call without companions is made alone. One client runs at a time, and
 torch's generator is that client's own whenever something is drawn for it, so the
@@ -15,13 +15,13 @@ from typing import TYPE_CHECKING, Any, Protocol, Self, TypeVar
 import torch
 from greenlet import getcurrent, greenlet
 
-from task.devices import CPU, current, random_state, set_random_state
-from task.remembered import when_forgetting
-from task.stacked import forget_calls
+from flwr_frl.task.devices import CPU, current, random_state, set_random_state
+from flwr_frl.task.remembered import when_forgetting
+from flwr_frl.task.stacked import forget_calls
 
 if TYPE_CHECKING:
-    from task.base import Task
-    from task.models import SplitModel
+    from flwr_frl.task.base import Task
+    from flwr_frl.task.models import SplitModel
 
 Result = TypeVar("Result")
 log = getLogger("task")
@@ -126,7 +126,7 @@ def together(
         unless it makes all calls alone.
     where_it_pays : bool, default False
         Whether calls of so few clients that they are faster one by one
-        (`task.calls.fewest`) are made so.
+        (`flwr_frl.task.calls.fewest`) are made so.
 
     Returns
     -------

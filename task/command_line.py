@@ -3,7 +3,7 @@
 import argparse
 from typing import NoReturn
 
-from task.settings import SettingsError
+from flwr_frl.task.settings import SettingsError
 
 
 class Parser(argparse.ArgumentParser):

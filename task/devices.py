@@ -9,7 +9,7 @@ from contextlib import contextmanager
 import numpy as np
 import torch
 
-from task.settings import ResourceError, require
+from flwr_frl.task.settings import ResourceError, require
 
 CPU = torch.device("cpu")
 # What there is to choose from, in words.

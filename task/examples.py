@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader
 
-from task.settings import SettingsError
+from flwr_frl.task.settings import SettingsError
 
 # Examples are prepared this many at a time: large enough that the preparation is a few
 # tensor operations, small enough that a big client does not hold its data as floats.

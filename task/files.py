@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO
 
-from task.settings import SettingsError
+from flwr_frl.task.settings import SettingsError
 
 # The mode of files that nobody but their owner may read: heads, checkpoints, accounts.
 PRIVATE = 0o600

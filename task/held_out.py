@@ -10,12 +10,12 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from task.base import Metric, Task
-from task.calls import EVALUATION_BATCH
-from task.checks import try_batch
-from task.examples import ExampleSet
-from task.metrics import named_metrics
-from task.settings import Checked, Choice, Free, Range, Seed, SettingsError
+from flwr_frl.task.base import Metric, Task
+from flwr_frl.task.calls import EVALUATION_BATCH
+from flwr_frl.task.checks import try_batch
+from flwr_frl.task.examples import ExampleSet
+from flwr_frl.task.metrics import named_metrics
+from flwr_frl.task.settings import Checked, Choice, Free, Range, Seed, SettingsError
 
 # Of the clients that were here last, as a task of images remembers them.
 REMEMBERED = 32

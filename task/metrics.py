@@ -6,9 +6,9 @@ from collections.abc import Callable, Mapping
 
 from torch import Tensor
 
-from task.base import Metric, Task
-from task.checks import check_metrics
-from task.settings import SettingsError, is_path, load, need, unknown
+from flwr_frl.task.base import Metric, Task
+from flwr_frl.task.checks import check_metrics
+from flwr_frl.task.settings import SettingsError, is_path, load, need, unknown
 
 
 def balanced_accuracy(outputs: Tensor, targets: Tensor) -> float:

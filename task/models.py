@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from task.settings import SettingsError, reason_of, require, unknown
-from task.split_model import Part, SplitModel
+from flwr_frl.task.settings import SettingsError, reason_of, require, unknown
+from flwr_frl.task.split_model import Part, SplitModel
 
 __all__ = ["MODELS", "Part", "SplitModel", "build_model"]
 

@@ -20,11 +20,11 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
-from task.calls import TrainCall, features_of
-from task.devices import current, seed
-from task.examples import ExampleSet
-from task.models import SplitModel
-from task.settings import (
+from flwr_frl.task.calls import TrainCall, features_of
+from flwr_frl.task.devices import current, seed
+from flwr_frl.task.examples import ExampleSet
+from flwr_frl.task.models import SplitModel
+from flwr_frl.task.settings import (
     Checked,
     Range,
     SettingsError,
@@ -32,7 +32,7 @@ from task.settings import (
     require,
     require_all_of_noise,
 )
-from task.sgd import diverged, freeze
+from flwr_frl.task.sgd import diverged, freeze
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class ExamplePrivacy(Checked):
     ----------
     dp_noise : float, default 0
         Noise multiplier z of local training with differential privacy of examples
-        (`task.privacy`): the sum of a batch's gradients gets noise with the standard
+        (`flwr_frl.task.privacy`): the sum of a batch's gradients gets noise with the standard
         deviation z C; 0 (none) or at least 0.001. A device may set all three
         for itself.
     dp_clip : float, default 0
@@ -123,7 +123,7 @@ def check_model(model: SplitModel, privacy: ExamplePrivacy) -> None:
 
 
 def train_privately(call: TrainCall, privacy: ExamplePrivacy) -> float:
-    """Train as `task.training.train` does, with differential privacy of examples.
+    """Train as `flwr_frl.task.training.train` does, with differential privacy of examples.
 
     Sampling, augmentation and noise do not follow from the run's seed: who knows them
     can take them off again. The regularizer's part that has to do with features must be

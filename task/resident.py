@@ -3,9 +3,9 @@
 from collections import OrderedDict
 from typing import Any
 
-from task.base import Task
-from task.devices import CPU, current, memory
-from task.examples import ExampleSet
+from flwr_frl.task.base import Task
+from flwr_frl.task.devices import CPU, current, memory
+from flwr_frl.task.examples import ExampleSet
 
 # At most one part in so many of the device's memory holds examples. Several Ray workers
 # may share a device, and each has its own.

@@ -21,7 +21,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, TypeVar, cast, get_args
 
-from task.allowed import (
+from flwr_frl.task.allowed import (
     Allowed,
     Choice,
     Free,
@@ -39,7 +39,7 @@ from task.allowed import (
     require_drawable,
     unknown,
 )
-from task.remembered import remembered
+from flwr_frl.task.remembered import remembered
 
 T = TypeVar("T")
 
@@ -261,12 +261,10 @@ def build(maker: Callable[..., T], settings: Settings, **given: Any) -> T:
 def defaults() -> Settings:
     """Return every setting of this package with its default.
 
-    They are ``[tool.flwr.app.config]`` of ``pyproject.toml``: the one beside this
-    package in a checkout, the copy inside this package in an installed wheel.
+    They are ``[tool.flwr.app.config]`` of the ``pyproject.toml`` beside this package;
+    a wheel has a copy of it there.
     """
-    here = Path(__file__).resolve().parent
-    installed = here / "pyproject.toml"
-    path = installed if installed.exists() else here.parent / "pyproject.toml"
+    path = Path(__file__).resolve().parents[1] / "pyproject.toml"
     config = tomllib.loads(path.read_text(encoding="utf-8"))
     settings: Settings = config["tool"]["flwr"]["app"]["config"]
     return settings

@@ -15,12 +15,12 @@ from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.optim.sgd import sgd as torch_sgd
 
-from task.devices import CPU, current
-from task.examples import ExampleSet
-from task.layers import IGNORED, none_counts
-from task.models import Part, SplitModel
-from task.settings import Checked, Free, Range, SettingsError
-from task.split_model import on_trial
+from flwr_frl.task.devices import CPU, current
+from flwr_frl.task.examples import ExampleSet
+from flwr_frl.task.layers import IGNORED, none_counts
+from flwr_frl.task.models import Part, SplitModel
+from flwr_frl.task.settings import Checked, Free, Range, SettingsError
+from flwr_frl.task.split_model import on_trial
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 # Called with a batch's features and targets and the model; its value is added to the

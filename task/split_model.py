@@ -11,9 +11,9 @@ from torch.func import functional_call
 from torch.nn.modules.batchnorm import _NormBase
 from torch.overrides import TorchFunctionMode
 
-from task.devices import random_state, set_random_state
-from task.layers import covers
-from task.settings import SettingsError
+from flwr_frl.task.devices import random_state, set_random_state
+from flwr_frl.task.layers import covers
+from flwr_frl.task.settings import SettingsError
 
 Part = Literal["representation", "head", "all"]
 _KINDS: dict[Hashable, int] = {}
@@ -122,7 +122,7 @@ class SplitModel(nn.Module):
 
     @cached_property
     def is_layered(self) -> bool:
-        """Whether it is made of layers in a row that `task.layers` knows."""
+        """Whether it is made of layers in a row that `flwr_frl.task.layers` knows."""
         named = self.named_parameters(remove_duplicate=False)
         shared = sum(1 for _ in named) > sum(1 for _ in self.parameters())
         return not shared and covers(self.representation) and covers(self.head)

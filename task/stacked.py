@@ -11,9 +11,9 @@ from torch import Tensor, nn
 from torch.func import functional_call, vmap
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from task.layers import applied, mean_losses
-from task.models import SplitModel
-from task.sgd import Proximal
+from flwr_frl.task.layers import applied, mean_losses
+from flwr_frl.task.models import SplitModel
+from flwr_frl.task.sgd import Proximal
 
 Tensors = dict[str, Tensor]
 

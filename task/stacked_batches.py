@@ -7,8 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from task.examples import ExampleSet
-from task.layers import none_counts
+from flwr_frl.task.examples import ExampleSet
+from flwr_frl.task.layers import none_counts
 
 Batch = tuple[Tensor, Tensor, Tensor | None]
 FilledBatch = tuple[Tensor, Tensor, Tensor, Tensor | None]

@@ -5,9 +5,9 @@ from collections.abc import Hashable, Sequence
 import torch
 from torch import Tensor
 
-from task.sgd import SGD, refuses_one
-from task.split_model import SplitModel
-from task.stacked import Objective, Tensors, stacked
+from flwr_frl.task.sgd import SGD, refuses_one
+from flwr_frl.task.split_model import SplitModel
+from flwr_frl.task.stacked import Objective, Tensors, stacked
 
 
 class StackedSGD:

@@ -2,7 +2,7 @@
 
 `train` is made of pieces that a client with a step of its own uses by themselves:
 `freeze`, `loop` and the hyper-parameters `SGD`. Where clients train together
-(`task.cohort`), equal calls of `train`, `gradient` and `evaluate` are made as one.
+(`flwr_frl.task.cohort`), equal calls of `train`, `gradient` and `evaluate` are made as one.
 """
 
 from collections.abc import Mapping
@@ -10,12 +10,12 @@ from typing import cast
 
 from torch import Tensor
 
-from task.calls import EvaluateCall, GradientCall, TrainCall, features_of
-from task.cohort import make
-from task.devices import current
-from task.examples import ExampleSet
-from task.models import Part, SplitModel
-from task.sgd import (
+from flwr_frl.task.calls import EvaluateCall, GradientCall, TrainCall, features_of
+from flwr_frl.task.cohort import make
+from flwr_frl.task.devices import current
+from flwr_frl.task.examples import ExampleSet
+from flwr_frl.task.models import Part, SplitModel
+from flwr_frl.task.sgd import (
     SGD,
     Loss,
     OneExampleError,
@@ -72,7 +72,7 @@ def train(
     Parameters
     ----------
     model : SplitModel
-        On the device of this process, `task.devices.current`. Changed in place: the
+        On the device of this process, `flwr_frl.task.devices.current`. Changed in place: the
         parameters of the named part only, to the last bit.
     part : {"head", "representation", "all"}
         What is trained.

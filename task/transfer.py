@@ -11,7 +11,7 @@ from typing import Annotated
 import numpy as np
 import numpy.typing as npt
 
-from task.settings import Checked, Range, Seed, require, require_drawable
+from flwr_frl.task.settings import Checked, Range, Seed, require, require_drawable
 
 Matrix = npt.NDArray[np.float64]
 

@@ -7,8 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from task.models import SplitModel
-from task.settings import SettingsError, reason_of, unknown
+from flwr_frl.task.models import SplitModel
+from flwr_frl.task.settings import SettingsError, reason_of, unknown
 
 SUFFIXES = (".pth", ".pt", ".safetensors")
 # Outputs beside the last, which help training from scratch and are left out here.

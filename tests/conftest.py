@@ -20,9 +20,9 @@ from flwr.supercore.task_identity import TaskIdentity
 from hypothesis import settings as hypothesis_settings
 from torch import nn
 
-from strategies.server import newcomers
-from strategies.server.plot import plot
-from task.models import MODELS
+from flwr_frl.strategies.server import newcomers
+from flwr_frl.strategies.server.plot import plot
+from flwr_frl.task.models import MODELS
 
 # Time limits of single examples only measure how busy the machine is.
 hypothesis_settings.register_profile("tests", deadline=None)
@@ -32,9 +32,9 @@ hypothesis_settings.load_profile("tests")
 NUMBERS = count()
 # What draws: a figure takes longer than a few rounds.
 FIGURES = {
-    "strategies.server.report.plot": plot,
-    "strategies.server.seeds.plot": plot,
-    "strategies.server.newcomers.plot": newcomers.plot,
+    "flwr_frl.strategies.server.report.plot": plot,
+    "flwr_frl.strategies.server.seeds.plot": plot,
+    "flwr_frl.strategies.server.newcomers.plot": newcomers.plot,
 }
 
 

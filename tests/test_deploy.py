@@ -16,11 +16,11 @@ from flwr.app import Context, RecordDict
 from flwr.common.constant import FLWR_PRIVATE_MAX_ARRAY_CHUNK_SIZE
 from torch import nn
 
-from clients.client_app import make_app
-from strategies import FedRep
-from strategies.grids.simulation import InlineGrid
-from strategies.server.rounds import run_rounds
-from task.settings import resolve
+from flwr_frl.clients.client_app import make_app
+from flwr_frl.strategies import FedRep
+from flwr_frl.strategies.grids.simulation import InlineGrid
+from flwr_frl.strategies.server.rounds import run_rounds
+from flwr_frl.task.settings import resolve
 
 ROOT = Path(__file__).parents[1]
 DEPLOY = ROOT / "deploy"
@@ -228,7 +228,7 @@ PASSED = """\x1b[91mERROR \x1b[0m:     Failed to receive message 1: Server error
 \x1b[92mINFO \x1b[0m:      Received successfully
 """
 HEARTBEAT = "Exception in thread Thread-2 (_run):\nTraceback (most recent call last):\n"
-NODE_EXEC = "python -P -m clients.device.warm --insecure --parent-pid 4711"
+NODE_EXEC = "python -P -m flwr_frl.clients.device.warm --insecure --parent-pid 4711"
 LINK_EXEC = "flower-superexec --parent-pid 4711 --root-certificates x"
 RUNS = "flwr-serverapp --parent-pid 4712"
 FAKES = {

@@ -6,12 +6,12 @@ from collections.abc import Iterator
 
 import pytest
 
-from clients.device.evaluation import evaluate_model
-from clients.predict import load_run
 from docs import settings as settings_page
-from simulation import simulate
-from task.settings import resolve
-from task.tasks import build_task
+from flwr_frl import simulate
+from flwr_frl.clients.device.evaluation import evaluate_model
+from flwr_frl.clients.predict import load_run
+from flwr_frl.task.settings import resolve
+from flwr_frl.task.tasks import build_task
 
 
 def test_the_page_of_settings_is_current():

@@ -9,28 +9,28 @@ from pathlib import Path
 
 import pytest
 
-from strategies.algorithms import ALGORITHMS, client_path, strategy_class
-from task.settings import resolve
-from task.tasks import TASKS
+from flwr_frl.strategies.algorithms import ALGORITHMS, client_path, strategy_class
+from flwr_frl.task.settings import resolve
+from flwr_frl.task.tasks import TASKS
 
 ROOT = Path(__file__).parents[1]
 # What a server may know of a task: no data, no models and no training.
 SERVER_MAY_USE = {
-    "task.checkpoint",
-    "task.command_line",
-    "task.files",
-    "task.messages",
-    "task.npy",
-    "task.settings",
+    "flwr_frl.task.checkpoint",
+    "flwr_frl.task.command_line",
+    "flwr_frl.task.files",
+    "flwr_frl.task.messages",
+    "flwr_frl.task.npy",
+    "flwr_frl.task.settings",
 }
 SERVER_COMPUTES = {
     # FLUTE's server makes a step on the clients' heads.
-    "strategies/flute.py": {"task.neural_collapse"},
+    "strategies/flute.py": {"flwr_frl.task.neural_collapse"},
     # NumPy only.
-    "strategies/representation_transfer.py": {"task.transfer"},
+    "strategies/representation_transfer.py": {"flwr_frl.task.transfer"},
 }
 # A client asks its strategy's class which client belongs to it.
-CLIENT_ASKS = {"clients/algorithms.py": {"strategies.algorithms"}}
+CLIENT_ASKS = {"clients/algorithms.py": {"flwr_frl.strategies.algorithms"}}
 
 
 def place(path: Path) -> str:
@@ -74,7 +74,7 @@ def names_in(path: Path, package: str) -> set[str]:
     for name in imports_of(path):
         if name.split(".")[0] == package:
             parts = name.split(".")
-            # `from task.models import Part` names a module and something in it.
+            # `from flwr_frl.task.models import Part` names a module and something in it.
             while not is_module(".".join(parts)):
                 parts.pop()
             found.add(".".join(parts))
@@ -92,12 +92,12 @@ def test_the_rules_are_about_something():
         assert {len(path.relative_to(ROOT).parts) for path in files} >= {2, 3}
     # Imports of all forms are seen, also those within functions.
     assert "flwr" in {n.split(".")[0] for n in imports_of(ROOT / "clients" / "base.py")}
-    assert names_in(ROOT / "clients" / "base.py", "task") >= {"task.training"}
+    assert names_in(ROOT / "clients" / "base.py", "task") >= {"flwr_frl.task.training"}
     assert names_in(ROOT / "simulation.py", "clients") == {
-        "clients.algorithms",
-        "clients.client_app",
-        "clients.device.identity",
-        "clients.device.simulated",
+        "flwr_frl.clients.algorithms",
+        "flwr_frl.clients.client_app",
+        "flwr_frl.clients.device.identity",
+        "flwr_frl.clients.device.simulated",
     }
     for where in SERVER_COMPUTES.keys() | CLIENT_ASKS:
         assert (ROOT / where).is_file()
@@ -145,11 +145,11 @@ HEAVY = (
 @pytest.mark.parametrize(
     "module",
     [
-        "strategies.server_app",
+        "flwr_frl.strategies.server_app",
         "strategies",
-        "task.settings",
-        "task.files",
-        "task.messages",
+        "flwr_frl.task.settings",
+        "flwr_frl.task.files",
+        "flwr_frl.task.messages",
     ],
 )
 def test_a_server_loads_no_torch(module):
@@ -163,18 +163,18 @@ def test_whether_there_is_a_client_app_is_known_without_torch():
     code = f"""if True:
         import sys
         from importlib.util import find_spec
-        print(find_spec("clients.client_app").name)
+        print(find_spec("flwr_frl.clients.client_app").name)
         print(*sorted({HEAVY} & set(sys.modules)))
     """
-    assert printed_by(code) == ["clients.client_app", "clients"]
+    assert printed_by(code) == ["flwr_frl.clients.client_app", "clients"]
 
 
 @pytest.mark.e2e
 def test_what_a_server_does_before_a_run_loads_no_torch_with_any_algorithm():
     code = f"""if True:
         import sys
-        from strategies.algorithms import ALGORITHMS, build_strategy, client_path
-        from strategies.server_app import server_settings
+        from flwr_frl.strategies.algorithms import ALGORITHMS, build_strategy, client_path
+        from flwr_frl.strategies.server_app import server_settings
         for task in ("digits", "linear", "transfer", "qcqp"):
             for name in ALGORITHMS:
                 settings = server_settings({{"algorithm": name, "task": task}})
@@ -189,7 +189,7 @@ def test_what_a_server_does_before_a_run_loads_no_torch_with_any_algorithm():
 def test_what_is_called_heavy_is_found_and_training_alone_loads_no_compiler():
     # torch's takes seconds, and a device handles each message in a new process.
     code = f"""if True:
-    import sys, clients.base, task, torch
+    import sys, flwr_frl.clients.base, task, torch
     model = task.SplitModel(torch.nn.Identity(), torch.nn.Linear(2, 2))
     examples = task.ExampleSet(torch.ones(3, 2), torch.zeros(3, dtype=torch.long))
     loss = torch.nn.functional.cross_entropy
@@ -205,7 +205,7 @@ def test_what_is_called_heavy_is_found_and_training_alone_loads_no_compiler():
 @pytest.mark.e2e
 def test_the_task_s_settings_load_no_flower():
     code = (
-        "import sys, task.settings, task.files, task.messages; "
+        "import sys, flwr_frl.task.settings, flwr_frl.task.files, flwr_frl.task.messages; "
         "print('flwr' in sys.modules)"
     )
     assert printed_by(code) == ["False"]
@@ -301,7 +301,11 @@ def kinds_asked_for_in(path: Path) -> set[str]:
 
 
 def test_these_rules_are_about_something_too():
-    assert {"strategies.srpfl", "clients.fedrep", "clients.flute"} <= MODULES
+    assert {
+        "flwr_frl.strategies.srpfl",
+        "flwr_frl.clients.fedrep",
+        "flwr_frl.clients.flute",
+    } <= MODULES
     assert {"SRPFL", "FedRepLinear", "FedRepClient", "FLUTEStarClient"} <= CLASSES
     places = set(map(place, CENTRAL))
     assert places >= {
@@ -322,7 +326,9 @@ def test_these_rules_are_about_something_too():
     srpfl = ROOT / "strategies" / "srpfl.py"
     assert {"fedrep", "lg-fedavg", "SRPFL"} <= algorithms_named_in(srpfl)
     assert kinds_asked_for_in(srpfl) == {"SRPFL"}
-    assert "strategies.fedrep" in algorithms_named_in(ROOT / "strategies" / "flute.py")
+    assert "flwr_frl.strategies.fedrep" in algorithms_named_in(
+        ROOT / "strategies" / "flute.py"
+    )
 
 
 @pytest.mark.parametrize("path", CENTRAL, ids=place)

@@ -12,7 +12,7 @@ import torch
 from benchmarks.attacks import ATTACKS, Known, least_suspicious
 from benchmarks.backdoor import triggered
 from benchmarks.liars import Cell, outcome
-from task.examples import ExampleSet
+from flwr_frl.task.examples import ExampleSet
 
 ROOT = Path(__file__).resolve().parents[1]
 # Two honest clients have moved from (10, 10) by (1, 0) and (3, 4).

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-import simulation
-from clients.predict import load_run
-from task.checkpoint import read_about
-from task.settings import resolve
-from task.tasks import build_task
+from flwr_frl import cli
+from flwr_frl.clients.predict import load_run
+from flwr_frl.task.checkpoint import read_about
+from flwr_frl.task.settings import resolve
+from flwr_frl.task.tasks import build_task
 
 # tests/data/README.md says which version wrote it, and how.
 OLD_RUN = Path(__file__).parent / "data" / "old-run"
@@ -26,7 +26,7 @@ def rounds_of(output: Path, rounds: int, *, resume: bool) -> list[dict]:
     config = SETTINGS + (f" resume={json.dumps(str(output))}" if resume else "")
     arguments = ["fedrep", "--backend", "inline", "--rounds", str(rounds)]
     arguments += ["--output", str(output), "--run-config", config]
-    assert simulation.main(arguments) == 0
+    assert cli.main(arguments) == 0
     lines = (output / "fedrep" / "metrics.jsonl").read_text().splitlines()
     return [json.loads(line) for line in lines]
 

@@ -6,8 +6,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-import simulation
 from benchmarks import paired_speed, same_numbers
+from flwr_frl import cli
 
 # Training loss and accuracy of the second round on the digits. To regenerate a row
 # after an intended change, copy the pair that the failing assertion shows.
@@ -36,7 +36,7 @@ def run_of(folder: Path, name: str, numbers: dict, arrays: dict | None = None) -
 def test_two_rounds_end_with_the_known_numbers(algorithm, tmp_path):
     arguments = [algorithm, "--backend", "inline", "--rounds", "2"]
     arguments += ["--output", str(tmp_path), "--run-config", SETTINGS]
-    assert simulation.main(arguments) == 0
+    assert cli.main(arguments) == 0
     last = (tmp_path / algorithm / "metrics.jsonl").read_text().splitlines()[-1]
     row = json.loads(last)
     found = (round(row["train-loss"], 4), round(row["accuracy"], 4))

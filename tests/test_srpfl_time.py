@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from simulation import simulate
-from strategies.algorithms import strategy_class
-from strategies.grids.speeds import SpeedModel
-from strategies.server.sampling import Sampler
-from task.settings import resolve
+from flwr_frl import simulate
+from flwr_frl.strategies.algorithms import strategy_class
+from flwr_frl.strategies.grids.speeds import SpeedModel
+from flwr_frl.strategies.server.sampling import Sampler
+from flwr_frl.task.settings import resolve
 
 BENCHMARKS = Path(__file__).resolve().parents[1] / "benchmarks"
 CLOCK = ("seconds", "seconds-simulated")

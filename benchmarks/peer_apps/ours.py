@@ -15,10 +15,10 @@ from benchmarks.peer_apps.work import (
     Counter,
     Job,
 )
-from simulation import simulate
-from strategies import FedAvg, FedRep
-from task import ExampleTask, build_task, sgd
-from task.settings import Free, resolve
+from flwr_frl import simulate
+from flwr_frl.strategies import FedAvg, FedRep
+from flwr_frl.task import ExampleTask, build_task, sgd
+from flwr_frl.task.settings import Free, resolve
 
 SHARDS = 5
 

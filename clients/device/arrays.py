@@ -7,7 +7,7 @@ import numpy.typing as npt
 from flwr.app import Array, ArrayRecord
 from flwr.common.constant import SType
 
-from task.npy import decode, dtype_name, encode
+from flwr_frl.task.npy import decode, dtype_name, encode
 
 NDArray = npt.NDArray[np.generic]
 

@@ -11,10 +11,10 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from task.data.images import read_image
-from task.models import SplitModel, build_model, without_memory
-from task.settings import SettingsError, reason_of, require
-from task.tasks.image import ImageTask
+from flwr_frl.task.data.images import read_image
+from flwr_frl.task.models import SplitModel, build_model, without_memory
+from flwr_frl.task.settings import SettingsError, reason_of, require
+from flwr_frl.task.tasks.image import ImageTask
 
 # Numbers of a model, 1 GiB, that come with no file.
 MOST_NEW = 2**28

@@ -2,14 +2,14 @@
 
 Such a file may come from a stranger. Nothing that it alone names is imported, read,
 written or contacted, and no size that it alone names is allocated: `followed` is the
-one rule for `clients.predict` and `clients.personalize`.
+one rule for `flwr_frl.clients.predict` and `flwr_frl.clients.personalize`.
 """
 
 import re
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
-from task.settings import (
+from flwr_frl.task.settings import (
     Setting,
     Settings,
     SettingsError,
@@ -19,7 +19,7 @@ from task.settings import (
     require,
     unknown,
 )
-from task.tasks import GENERATED, IN_FOLDERS, TASKS, task_maker
+from flwr_frl.task.tasks import GENERATED, IN_FOLDERS, TASKS, task_maker
 
 # Texts that choose among what is built in, or that name nothing outside the process.
 PLAIN = frozenset(

@@ -11,25 +11,30 @@ from urllib.parse import quote
 
 from flwr.app import Context, UserConfig
 
-from clients.algorithms import (
+from flwr_frl.clients.algorithms import (
     check_countable,
     client_class,
     complete,
     owners,
     short_name,
 )
-from clients.base import Client
-from clients.device.account import PrivateTraining
-from clients.device.card import ModelCard, is_built_by_name
-from clients.device.state import OF_A_RUN, PersonalState
-from task.base import Task
-from task.devices import NAMES, seed
-from task.files import refuse_links
-from task.held_out import EvaluationSettings
-from task.messages import ACKNOWLEDGED_ROUND, CHECKPOINT_ROUND, RUN, SERVER_ROUND
-from task.privacy import ExamplePrivacy
-from task.remembered import remembered
-from task.settings import (
+from flwr_frl.clients.base import Client
+from flwr_frl.clients.device.account import PrivateTraining
+from flwr_frl.clients.device.card import ModelCard, is_built_by_name
+from flwr_frl.clients.device.state import OF_A_RUN, PersonalState
+from flwr_frl.task.base import Task
+from flwr_frl.task.devices import NAMES, seed
+from flwr_frl.task.files import refuse_links
+from flwr_frl.task.held_out import EvaluationSettings
+from flwr_frl.task.messages import (
+    ACKNOWLEDGED_ROUND,
+    CHECKPOINT_ROUND,
+    RUN,
+    SERVER_ROUND,
+)
+from flwr_frl.task.privacy import ExamplePrivacy
+from flwr_frl.task.remembered import remembered
+from flwr_frl.task.settings import (
     Free,
     Place,
     Range,
@@ -43,8 +48,8 @@ from task.settings import (
     resolve,
     unknown,
 )
-from task.tasks import build_task, reads_data_dir
-from task.tasks.image import ImageTask
+from flwr_frl.task.tasks import build_task, reads_data_dir
+from flwr_frl.task.tasks.image import ImageTask
 
 # What a node config has besides an algorithm's ``node_settings``.
 OF_A_NODE = ("client-name", "state-dir", "partition-id", "num-partitions")

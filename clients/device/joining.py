@@ -5,13 +5,13 @@ from typing import Any, ClassVar
 from flwr.app import Context, RecordDict
 from flwr.common import NDArrays, Scalar
 
-from clients.device.slots import WHOLE, Slots, Slotted, Tensors, to_numpy
-from clients.device.state import PersonalState
-from task.held_out import fewer
-from task.messages import FITTED, SERVER_ROUND
-from task.models import SplitModel
-from task.settings import SettingsError
-from task.training import Regularizer
+from flwr_frl.clients.device.slots import WHOLE, Slots, Slotted, Tensors, to_numpy
+from flwr_frl.clients.device.state import PersonalState
+from flwr_frl.task.held_out import fewer
+from flwr_frl.task.messages import FITTED, SERVER_ROUND
+from flwr_frl.task.models import SplitModel
+from flwr_frl.task.settings import SettingsError
+from flwr_frl.task.training import Regularizer
 
 # Of slots that are parts of the model.
 PARTS: dict[Slots, Any] = {

@@ -1,9 +1,9 @@
 """Clients with a model of their own beside the shared one."""
 
-from clients.base import Client, Config, Reply
-from clients.device.slots import Tensors, difference, under, within
-from task.messages import FROM_SHARED, IN_MEAN
-from task.models import SplitModel
+from flwr_frl.clients.base import Client, Config, Reply
+from flwr_frl.clients.device.slots import Tensors, difference, under, within
+from flwr_frl.task.messages import FROM_SHARED, IN_MEAN
+from flwr_frl.task.models import SplitModel
 
 PERSONAL_MODEL = "model."
 

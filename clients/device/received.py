@@ -10,9 +10,9 @@ import numpy.typing as npt
 from flwr.app import Array, ConfigRecord
 from torch import Tensor
 
-from clients.base import Config
-from clients.device.arrays import from_array
-from task.messages import (
+from flwr_frl.clients.base import Config
+from flwr_frl.clients.device.arrays import from_array
+from flwr_frl.task.messages import (
     ACKNOWLEDGED_ROUND,
     CHECKPOINT_ROUND,
     COINS,
@@ -22,7 +22,7 @@ from task.messages import (
     RUN,
     SERVER_ROUND,
 )
-from task.settings import SettingsError
+from flwr_frl.task.settings import SettingsError
 
 # Rounds are part of file names, with eight digits.
 LAST_ROUND = 99_999_999

@@ -6,10 +6,10 @@ import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 from flwr.common import NDArray, NDArrays, Scalar
 
-from clients.base import Client, Config, Reply
-from clients.device.arrays import to_record
-from clients.device.received import read_array
-from task.messages import (
+from flwr_frl.clients.base import Client, Config, Reply
+from flwr_frl.clients.device.arrays import to_record
+from flwr_frl.clients.device.received import read_array
+from flwr_frl.task.messages import (
     ARRAYS,
     BYTES,
     IS_CHANGE,
@@ -19,7 +19,7 @@ from task.messages import (
     SERVER_ROUND,
     UNUSED_STATE,
 )
-from task.settings import SettingsError
+from flwr_frl.task.settings import SettingsError
 
 
 def unpack(message: Message, client: Client) -> NDArrays:

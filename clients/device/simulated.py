@@ -9,9 +9,9 @@ import numpy as np
 from flwr.app import ConfigRecord, Context, RecordDict, UserConfig
 from flwr.common import log
 
-from clients.base import Client
-from clients.device.identity import build_client, client_name, client_setup
-from task.messages import (
+from flwr_frl.clients.base import Client
+from flwr_frl.clients.device.identity import build_client, client_name, client_setup
+from flwr_frl.task.messages import (
     ACKNOWLEDGED_ROUND,
     CHECKPOINT_ROUND,
     CLASS_COUNTS,
@@ -20,7 +20,7 @@ from task.messages import (
     OWN_NAME,
     RUN,
 )
-from task.settings import Settings, SettingsError, require
+from flwr_frl.task.settings import Settings, SettingsError, require
 
 
 def try_out(settings: Settings, num_clients: int) -> list[Client]:

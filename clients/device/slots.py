@@ -8,8 +8,8 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
-from task.base import Task
-from task.settings import SettingsError
+from flwr_frl.task.base import Task
+from flwr_frl.task.settings import SettingsError
 
 Tensors = dict[str, Tensor]
 Slots = tuple[str, ...]

@@ -13,8 +13,8 @@ from flwr.app import ArrayRecord, Context, RecordDict
 from flwr.common import log
 from safetensors import SafetensorError
 
-from clients.device.arrays import from_array, to_record
-from clients.device.state_file import (
+from flwr_frl.clients.device.arrays import from_array, to_record
+from flwr_frl.clients.device.state_file import (
     COUNTER,
     Arrays,
     DamagedStateError,
@@ -25,7 +25,7 @@ from clients.device.state_file import (
     pack,
     read_checked,
 )
-from task.files import (
+from flwr_frl.task.files import (
     ACCOUNT_FILE,
     PRIVATE,
     SET_ASIDE,
@@ -33,8 +33,8 @@ from task.files import (
     unfinished,
     write_atomically,
 )
-from task.messages import KEPT_CHECKPOINT, KEPT_ROUNDS
-from task.training import TrainingDivergedError
+from flwr_frl.task.messages import KEPT_CHECKPOINT, KEPT_ROUNDS
+from flwr_frl.task.training import TrainingDivergedError
 
 PREFIX = "personal-"
 # Runs whose files a run leaves alone, in its directory or beside it: the newest.

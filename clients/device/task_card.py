@@ -7,13 +7,20 @@ from typing import Self
 
 from torch import Tensor
 
-from clients.device.card import ModelCard, is_built_by_name, trained
-from clients.device.file_settings import LARGEST, followed
-from task.base import Task
-from task.examples import ExampleSet
-from task.models import SplitModel
-from task.settings import Settings, SettingsError, declared, is_path, require, resolve
-from task.tasks import build_task, task_maker
+from flwr_frl.clients.device.card import ModelCard, is_built_by_name, trained
+from flwr_frl.clients.device.file_settings import LARGEST, followed
+from flwr_frl.task.base import Task
+from flwr_frl.task.examples import ExampleSet
+from flwr_frl.task.models import SplitModel
+from flwr_frl.task.settings import (
+    Settings,
+    SettingsError,
+    declared,
+    is_path,
+    require,
+    resolve,
+)
+from flwr_frl.task.tasks import build_task, task_maker
 
 # Settings that a trained model does without: all its arrays come from the training.
 NOT_LOADED = ("weights",)

@@ -16,23 +16,23 @@ import torch
 from flwr.common import NDArrays, log
 from torch import Tensor
 
-from clients.base import Client, Config, Evaluation, Reply
-from clients.device.slots import WHOLE, Tensors, to_numpy, within
-from clients.device.state import PersonalState
-from clients.gossip.flat import FlatParameters
-from clients.gossip.relayed import Relayed, check_state, exchanges
-from clients.gossip.schedules import learning_rate
-from clients.gossip.sketch import SMALLEST_SKETCHED, sketch
-from task.base import Task
-from task.compression.per_tensor import (
+from flwr_frl.clients.base import Client, Config, Evaluation, Reply
+from flwr_frl.clients.device.slots import WHOLE, Tensors, to_numpy, within
+from flwr_frl.clients.device.state import PersonalState
+from flwr_frl.clients.gossip.flat import FlatParameters
+from flwr_frl.clients.gossip.relayed import Relayed, check_state, exchanges
+from flwr_frl.clients.gossip.schedules import learning_rate
+from flwr_frl.clients.gossip.sketch import SMALLEST_SKETCHED, sketch
+from flwr_frl.task.base import Task
+from flwr_frl.task.compression.per_tensor import (
     CompressionSettings,
     Compressor,
     from_settings,
 )
-from task.layers import how_many_count
-from task.messages import SERVER_ROUND
-from task.settings import Free
-from task.training import (
+from flwr_frl.task.layers import how_many_count
+from flwr_frl.task.messages import SERVER_ROUND
+from flwr_frl.task.settings import Free
+from flwr_frl.task.training import (
     SGD,
     TrainingDivergedError,
     gradient,

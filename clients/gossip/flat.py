@@ -6,8 +6,8 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor, nn
 
-from task.settings import SettingsError
-from task.sgd import SGD
+from flwr_frl.task.settings import SettingsError
+from flwr_frl.task.sgd import SGD
 
 
 class FlatParameters:

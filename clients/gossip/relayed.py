@@ -4,10 +4,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, cast
 
-from clients.base import Config
-from clients.device.state import PersonalState
-from task.messages import ACKNOWLEDGED_ROUND, EXCHANGED_ROUND
-from task.settings import SettingsError
+from flwr_frl.clients.base import Config
+from flwr_frl.clients.device.state import PersonalState
+from flwr_frl.task.messages import ACKNOWLEDGED_ROUND, EXCHANGED_ROUND
+from flwr_frl.task.settings import SettingsError
 
 # Rounds that a node makes up for: far more than any server lets it miss.
 LONGEST_ABSENCE = 100_000
@@ -50,7 +50,7 @@ def exchanges(config: Config, last_round: int) -> Iterator[tuple[int, list[Relay
     """Yield what the neighbours sent, one exchange after the other.
 
     Each is a round and its messages; the first round is ``last_round``, that of this
-    node's state. `strategies.gossip.base.Gossip.content` writes the config.
+    node's state. `flwr_frl.strategies.gossip.base.Gossip.content` writes the config.
     """
     lists: dict[str, list[Any]] = cast(dict[str, list[Any]], config)
     by_round: dict[int, list[Relayed]] = {}

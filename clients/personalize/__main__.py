@@ -1,9 +1,9 @@
 """Give a device that arrives after the training its own part of the model.
 
-``python -m clients.personalize --checkpoint results/fedrep --data-dir /srv/images
+``python -m flwr_frl.clients.personalize --checkpoint results/fedrep --data-dir /srv/images
 --client-name pi-9 --state-dir /var/lib/flwr-frl/state`` fits a head (or what else the
 algorithm leaves to a device) to the trained representation, which stays as it is, for
-``newcomer-epochs`` of the run's settings. ``clients.predict`` with the same names then
+``newcomer-epochs`` of the run's settings. ``flwr_frl.clients.predict`` with the same names then
 uses it, and a later run in which the device takes part goes on from it.
 """
 
@@ -12,17 +12,19 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from clients.personalize.fitting import Fitted, personalize
-from clients.predict.naming import name_settings, named_in
-from task.command_line import Parser
-from task.settings import SettingsError
-from task.sgd import TrainingDivergedError
+from flwr_frl.clients.personalize.fitting import Fitted, personalize
+from flwr_frl.clients.predict.naming import name_settings, named_in
+from flwr_frl.task.command_line import Parser
+from flwr_frl.task.settings import SettingsError
+from flwr_frl.task.sgd import TrainingDivergedError
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; return 0, or 2 after one line that says what is wrong."""
     parser = Parser(
-        prog="python -m clients.personalize", description=__doc__, allow_abbrev=False
+        prog="python -m flwr_frl.clients.personalize",
+        description=__doc__,
+        allow_abbrev=False,
     )
     add = parser.add_argument
     add("--checkpoint", type=Path, required=True, help="the server's DIR/ALGORITHM")
@@ -53,7 +55,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         command += ["--run-config", *options.run_config]
     if not fitted.has_images:
         command += ["--data-dir", options.data_dir]
-    print(f"python -m clients.predict FILES {shlex.join(command)}")
+    print(f"python -m flwr_frl.clients.predict FILES {shlex.join(command)}")
     return 0
 
 

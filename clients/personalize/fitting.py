@@ -6,25 +6,25 @@ from typing import Any, NamedTuple
 import torch
 from flwr.app import Context, RecordDict
 
-from clients.algorithms import client_class, takes_newcomers
-from clients.device.account import PrivateTraining, check_account
-from clients.device.card import ModelCard, check_array, check_size
-from clients.device.file_settings import named_settings
-from clients.device.identity import (
+from flwr_frl.clients.algorithms import client_class, takes_newcomers
+from flwr_frl.clients.device.account import PrivateTraining, check_account
+from flwr_frl.clients.device.card import ModelCard, check_array, check_size
+from flwr_frl.clients.device.file_settings import named_settings
+from flwr_frl.clients.device.identity import (
     DeviceSettings,
     about_state,
     check_task,
     seed_torch,
     task_of_device,
 )
-from clients.device.state import PersonalState
-from clients.device.task_card import card_of
-from clients.predict.trained import check_classes, read_run
-from task.devices import use
-from task.files import refuse_links
-from task.messages import SERVER_ROUND
-from task.privacy import ExamplePrivacy
-from task.settings import Place, Settings, SettingsError, build, require
+from flwr_frl.clients.device.state import PersonalState
+from flwr_frl.clients.device.task_card import card_of
+from flwr_frl.clients.predict.trained import check_classes, read_run
+from flwr_frl.task.devices import use
+from flwr_frl.task.files import refuse_links
+from flwr_frl.task.messages import SERVER_ROUND
+from flwr_frl.task.privacy import ExamplePrivacy
+from flwr_frl.task.settings import Place, Settings, SettingsError, build, require
 
 # As a run of its own in a device's state: what it has kept counts until it has trained.
 RUN = "personalized"
@@ -65,7 +65,7 @@ def personalize(
     algorithm: str = "",
     named: Settings | None = None,
 ) -> Fitted:
-    """Fit a device's own part, keep it where `clients.predict` finds it, and test it.
+    """Fit a device's own part, keep it where `flwr_frl.clients.predict` finds it, and test it.
 
     The shared part is that of the checkpoint and stays so, there and here.
 
@@ -115,7 +115,7 @@ def personalize(
     if not kind.own_slots():
         raise SettingsError(
             f"algorithm {settings['algorithm']!r} leaves nothing to fit to a device: "
-            "clients.predict needs its global model alone, and --data-dir where it is "
+            "flwr_frl.clients.predict needs its global model alone, and --data-dir where it is "
             "fine-tuned before use"
         )
     # Also what is built with the task is where the client trains.

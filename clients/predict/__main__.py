@@ -1,6 +1,6 @@
 """Predict with the shared representation and a client's own head.
 
-``python -m clients.predict FILES --checkpoint results/fedrep --client-name pi-3
+``python -m flwr_frl.clients.predict FILES --checkpoint results/fedrep --client-name pi-3
 --state-dir /var/lib/flwr-frl/state`` puts the two together. FILES are images, or have a
 row of a table or a text in each line, as the task reads them. ``--export
 model.safetensors`` writes the model to one file, with which ``--model
@@ -23,21 +23,21 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from clients.device.task_card import TaskCard
-from clients.predict.export import export
-from clients.predict.lines import predict
-from clients.predict.loading import Loaded, classify, load_model, load_run
-from clients.predict.naming import name_settings, named_in
-from clients.predict.predictor import files_in
-from task.command_line import Parser
-from task.files import write_atomically
-from task.settings import SettingsError
-from task.sgd import TrainingDivergedError
+from flwr_frl.clients.device.task_card import TaskCard
+from flwr_frl.clients.predict.export import export
+from flwr_frl.clients.predict.lines import predict
+from flwr_frl.clients.predict.loading import Loaded, classify, load_model, load_run
+from flwr_frl.clients.predict.naming import name_settings, named_in
+from flwr_frl.clients.predict.predictor import files_in
+from flwr_frl.task.command_line import Parser
+from flwr_frl.task.files import write_atomically
+from flwr_frl.task.settings import SettingsError
+from flwr_frl.task.sgd import TrainingDivergedError
 
 
 def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = Parser(
-        prog="python -m clients.predict",
+        prog="python -m flwr_frl.clients.predict",
         description=__doc__,
         allow_abbrev=False,
     )

@@ -9,13 +9,13 @@ import torch
 from safetensors.torch import save
 from torch import Tensor
 
-from clients.device.card import Classifier, ModelCard
-from clients.device.task_card import TaskCard
-from clients.predict.loading import FORMAT
-from task.examples import ExampleSet
-from task.files import write_atomically
-from task.models import SplitModel
-from task.settings import SettingsError, need, reason_of, require
+from flwr_frl.clients.device.card import Classifier, ModelCard
+from flwr_frl.clients.device.task_card import TaskCard
+from flwr_frl.clients.predict.loading import FORMAT
+from flwr_frl.task.examples import ExampleSet
+from flwr_frl.task.files import write_atomically
+from flwr_frl.task.models import SplitModel
+from flwr_frl.task.settings import SettingsError, need, reason_of, require
 
 
 def export(

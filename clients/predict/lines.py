@@ -6,10 +6,10 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from clients.device.task_card import TaskCard
-from task.data.images import IMAGE_SUFFIXES
-from task.models import SplitModel
-from task.settings import SettingsError, reason_of
+from flwr_frl.clients.device.task_card import TaskCard
+from flwr_frl.task.data.images import IMAGE_SUFFIXES
+from flwr_frl.task.models import SplitModel
+from flwr_frl.task.settings import SettingsError, reason_of
 
 
 def predict(

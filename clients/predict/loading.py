@@ -10,35 +10,35 @@ import torch
 from flwr.app import Context, RecordDict
 from safetensors import SafetensorError
 
-from clients.algorithms import client_class
-from clients.base import Client
-from clients.device.account import PrivateTraining, check_account
-from clients.device.card import (
+from flwr_frl.clients.algorithms import client_class
+from flwr_frl.clients.base import Client
+from flwr_frl.clients.device.account import PrivateTraining, check_account
+from flwr_frl.clients.device.card import (
     Classifier,
     ModelCard,
     check_array,
     check_size,
     is_built_by_name,
 )
-from clients.device.file_settings import named_settings
-from clients.device.identity import algorithm_of, seed_torch, task_of_device
-from clients.device.slots import Tensors, under
-from clients.device.state import PersonalState
-from clients.device.state_file import age_key, read_checked
-from clients.device.task_card import NOT_LOADED, TaskCard, card_of, unsplit
-from clients.predict.trained import (
+from flwr_frl.clients.device.file_settings import named_settings
+from flwr_frl.clients.device.identity import algorithm_of, seed_torch, task_of_device
+from flwr_frl.clients.device.slots import Tensors, under
+from flwr_frl.clients.device.state import PersonalState
+from flwr_frl.clients.device.state_file import age_key, read_checked
+from flwr_frl.clients.device.task_card import NOT_LOADED, TaskCard, card_of, unsplit
+from flwr_frl.clients.predict.trained import (
     TrainedRun,
     check_classes,
     read_run,
     read_tensors,
 )
-from task.base import BaseTask, Task
-from task.examples import ExampleSet
-from task.files import STATE_FILE
-from task.messages import SERVER_ROUND
-from task.models import SplitModel
-from task.privacy import ExamplePrivacy
-from task.settings import (
+from flwr_frl.task.base import BaseTask, Task
+from flwr_frl.task.examples import ExampleSet
+from flwr_frl.task.files import STATE_FILE
+from flwr_frl.task.messages import SERVER_ROUND
+from flwr_frl.task.models import SplitModel
+from flwr_frl.task.privacy import ExamplePrivacy
+from flwr_frl.task.settings import (
     Settings,
     SettingsError,
     build,
@@ -46,9 +46,9 @@ from task.settings import (
     require,
     unknown,
 )
-from task.tasks import build_task, task_maker
-from task.tasks.hub import FromHub
-from task.tasks.image import ImageTask
+from flwr_frl.task.tasks import build_task, task_maker
+from flwr_frl.task.tasks.hub import FromHub
+from flwr_frl.task.tasks.image import ImageTask
 
 FORMAT = "flwr-frl model 1"
 # Images in memory at a time.

@@ -4,7 +4,7 @@ import argparse
 
 from flwr.common.config import parse_config_args
 
-from task.settings import Settings, SettingsError
+from flwr_frl.task.settings import Settings, SettingsError
 
 
 def name_settings(parser: argparse.ArgumentParser) -> None:

@@ -9,10 +9,10 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from clients.device.card import Classifier, ModelCard
-from clients.predict.loading import BATCH, load_model, load_run
-from task.data.images import IMAGE_SUFFIXES, images_in
-from task.settings import Settings, SettingsError
+from flwr_frl.clients.device.card import Classifier, ModelCard
+from flwr_frl.clients.predict.loading import BATCH, load_model, load_run
+from flwr_frl.task.data.images import IMAGE_SUFFIXES, images_in
+from flwr_frl.task.settings import Settings, SettingsError
 
 # A file or a folder.
 Place = str | os.PathLike[str]

@@ -9,15 +9,15 @@ import torch
 from flwr.app import Context, RecordDict, UserConfig
 from safetensors import SafetensorError, safe_open
 
-from clients.algorithms import check_named, complete
-from clients.base import Client, digest_of
-from clients.device.card import ModelCard, check_size
-from clients.device.file_settings import Followed, followed
-from clients.device.identity import quoted, state_directory
-from clients.device.slots import HEAD, Tensors
-from task.checkpoint import FILE, ChecksumError, read
-from task.settings import Settings, SettingsError, resolve
-from task.tasks.image import default_model
+from flwr_frl.clients.algorithms import check_named, complete
+from flwr_frl.clients.base import Client, digest_of
+from flwr_frl.clients.device.card import ModelCard, check_size
+from flwr_frl.clients.device.file_settings import Followed, followed
+from flwr_frl.clients.device.identity import quoted, state_directory
+from flwr_frl.clients.device.slots import HEAD, Tensors
+from flwr_frl.task.checkpoint import FILE, ChecksumError, read
+from flwr_frl.task.settings import Settings, SettingsError, resolve
+from flwr_frl.task.tasks.image import default_model
 
 # What reading something else than a run's checkpoint raises.
 NOT_WRITTEN = (

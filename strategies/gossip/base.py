@@ -12,15 +12,15 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDic
 from flwr.common import log
 from flwr.serverapp import Grid
 
-from strategies.base import BaseStrategy
-from strategies.gossip.consensus import ALLOWED, ConsensusStep
-from strategies.gossip.graphs import DRAWN, GRAPHS, Graph, build_graph
-from strategies.gossip.mailboxes import Mailboxes
-from strategies.gossip.mixing import metropolis_weights, uniform_weights
-from strategies.server.checks import InvalidReplyError
-from strategies.server.replies import Arrays, attached, check_metrics
-from task.messages import EXCHANGED_ROUND
-from task.settings import Choice, Free, Range, SettingsError, validate
+from flwr_frl.strategies.base import BaseStrategy
+from flwr_frl.strategies.gossip.consensus import ALLOWED, ConsensusStep
+from flwr_frl.strategies.gossip.graphs import DRAWN, GRAPHS, Graph, build_graph
+from flwr_frl.strategies.gossip.mailboxes import Mailboxes
+from flwr_frl.strategies.gossip.mixing import metropolis_weights, uniform_weights
+from flwr_frl.strategies.server.checks import InvalidReplyError
+from flwr_frl.strategies.server.replies import Arrays, attached, check_metrics
+from flwr_frl.task.messages import EXCHANGED_ROUND
+from flwr_frl.task.settings import Choice, Free, Range, SettingsError, validate
 
 MIXING = {"metropolis": metropolis_weights, "uniform": uniform_weights}
 # The largest entry of a sketch that can be a model's; NaN is not below it either.

@@ -6,8 +6,8 @@ from logging import INFO, WARNING
 
 from flwr.common import log
 
-from strategies.gossip.mixing import Weights, consensus_step
-from task.settings import SettingsError
+from flwr_frl.strategies.gossip.mixing import Weights, consensus_step
+from flwr_frl.task.settings import SettingsError
 
 # What γ follows from, where it is no number.
 RULES = ("auto", "theory")

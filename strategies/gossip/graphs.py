@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from task.settings import SettingsError, require, unknown
+from flwr_frl.task.settings import SettingsError, require, unknown
 
 # How often a graph is drawn before giving up.
 _DRAWS = 1000

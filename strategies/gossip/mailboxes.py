@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 from flwr.common import log
 
-from strategies.gossip.mixing import Weights
-from strategies.server.replies import Arrays
+from flwr_frl.strategies.gossip.mixing import Weights
+from flwr_frl.strategies.server.replies import Arrays
 
 
 @dataclass(frozen=True)

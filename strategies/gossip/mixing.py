@@ -12,8 +12,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from strategies.gossip.graphs import Graph, from_edges
-from task.settings import require
+from flwr_frl.strategies.gossip.graphs import Graph, from_edges
+from flwr_frl.task.settings import require
 
 Weights = NDArray[np.float64]
 

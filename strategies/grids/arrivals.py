@@ -17,8 +17,8 @@ from flwr.app import Message, MessageType
 from flwr.common import log
 from flwr.serverapp import Grid
 
-from strategies.grids.patient import GridDecorator, PatientGrid
-from strategies.server.checks import several
+from flwr_frl.strategies.grids.patient import GridDecorator, PatientGrid
+from flwr_frl.strategies.server.checks import several
 
 # Seconds between two looks for replies: the least, the share of the time waited so far
 # by which one is seen too late, and the most. A SuperNode looks for messages every 3 s,

@@ -13,8 +13,8 @@ from flwr.common.constant import SUPERLINK_NODE_ID
 from flwr.serverapp import Grid
 from flwr.supercore.run import Run
 
-from strategies.grids.downloads import Downloads
-from task.settings import SettingsError
+from flwr_frl.strategies.grids.downloads import Downloads
+from flwr_frl.task.settings import SettingsError
 
 # Seconds for which a SuperLink that cannot serve a request is asked again, and the
 # pauses between: they double from the first to the longest.

@@ -12,7 +12,7 @@ from typing import Any
 
 from flwr.common import log
 
-from task.settings import SettingsError
+from flwr_frl.task.settings import SettingsError
 
 # Processes that share a GPU: more only wait for each other, and each takes memory.
 WORKERS_A_GPU = 4

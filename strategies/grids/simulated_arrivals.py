@@ -6,8 +6,8 @@ from typing import cast
 from flwr.app import Message, MessageType
 from flwr.serverapp import Grid
 
-from strategies.grids.arrivals import ArrivalGrid
-from strategies.grids.speeds import SpeedModel
+from flwr_frl.strategies.grids.arrivals import ArrivalGrid
+from flwr_frl.strategies.grids.speeds import SpeedModel
 
 
 def _round_of(message: Message) -> int:

@@ -23,9 +23,9 @@ from flwr.serverapp import Grid
 from flwr.supercore.run import Run
 from flwr.supercore.task_identity import TaskIdentity
 
-from strategies.grids.ray_workers import RayWorkers
-from strategies.server.participants import ANSWERS_NO_QUERY
-from task.settings import ResourceError, SettingsError, need
+from flwr_frl.strategies.grids.ray_workers import RayWorkers
+from flwr_frl.strategies.server.participants import ANSWERS_NO_QUERY
+from flwr_frl.task.settings import ResourceError, SettingsError, need
 
 CLIENT_APP_ERROR = 2
 # Chunks that each Ray worker gets of a large batch: enough to even out the load.

@@ -13,7 +13,7 @@ from typing import cast
 import numpy as np
 import numpy.typing as npt
 
-from strategies.server.replies import Arrays, NDArray, mean, rounded_to
+from flwr_frl.strategies.server.replies import Arrays, NDArray, mean, rounded_to
 
 Floats = npt.NDArray[np.float64]
 # One client's arrays, decoded when they are asked for.

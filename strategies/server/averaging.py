@@ -10,7 +10,7 @@ import numpy as np
 from flwr.app import ArrayRecord, Message
 from flwr.common import log
 
-from strategies.server.aggregation import (
+from flwr_frl.strategies.server.aggregation import (
     CENTERED_CLIP,
     CENTRED,
     Reply,
@@ -18,18 +18,18 @@ from strategies.server.aggregation import (
     bucketed,
     capped,
 )
-from strategies.server.exchange import Exchange
-from strategies.server.participants import Participants
-from strategies.server.privacy import ClientPrivacy, client_privacy
-from strategies.server.replies import (
+from flwr_frl.strategies.server.exchange import Exchange
+from flwr_frl.strategies.server.participants import Participants
+from flwr_frl.strategies.server.privacy import ClientPrivacy, client_privacy
+from flwr_frl.strategies.server.replies import (
     Arrays,
     as_float32,
     check_metrics,
     is_finite,
     to_record,
 )
-from task.messages import NUM_EXAMPLES
-from task.settings import SettingsError, require
+from flwr_frl.task.messages import NUM_EXAMPLES
+from flwr_frl.task.settings import SettingsError, require
 
 # Tells the draws of buckets from others of the same seed.
 BUCKETS = 0xB0C4

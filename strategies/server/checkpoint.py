@@ -9,10 +9,10 @@ from flwr.app import ArrayRecord
 from flwr.common import log
 from safetensors import SafetensorError
 
-from strategies.server.replies import Arrays, to_record
-from task.checkpoint import FILE, Content, pack, read, read_about
-from task.files import PRIVATE, write_atomically
-from task.settings import Settings, SettingsError
+from flwr_frl.strategies.server.replies import Arrays, to_record
+from flwr_frl.task.checkpoint import FILE, Content, pack, read, read_about
+from flwr_frl.task.files import PRIVATE, write_atomically
+from flwr_frl.task.settings import Settings, SettingsError
 
 # What may differ between a run and its continuation.
 MAY_DIFFER = frozenset(

@@ -4,7 +4,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from task.messages import (
+from flwr_frl.task.messages import (
     CLASS_COUNTS,
     CLIENT,
     HELD_CLASSES,

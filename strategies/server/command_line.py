@@ -7,9 +7,9 @@ from typing import Any
 
 from flwr.common.config import parse_config_args
 
-from strategies.server import help_texts
-from task.command_line import Parser
-from task.settings import SettingsError, defaults
+from flwr_frl.strategies.server import help_texts
+from flwr_frl.task.command_line import Parser
+from flwr_frl.task.settings import SettingsError, defaults
 
 # As in flwr.common.config.parse_config_args.
 PAIR = re.compile(r"""\S+?=('[^']*'|"[^"]*"|\S+)""")

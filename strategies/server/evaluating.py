@@ -8,12 +8,12 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricReco
 from flwr.common import log
 from flwr.serverapp import Grid
 
-from strategies.hooks import RunHooks
-from strategies.server.averaging import Averaging
-from strategies.server.checks import several
-from strategies.server.exchange import mean_metrics, weighted_means
-from strategies.server.replies import check_evaluation, single_metrics
-from task.messages import NUM_TEST_EXAMPLES
+from flwr_frl.strategies.hooks import RunHooks
+from flwr_frl.strategies.server.averaging import Averaging
+from flwr_frl.strategies.server.checks import several
+from flwr_frl.strategies.server.exchange import mean_metrics, weighted_means
+from flwr_frl.strategies.server.replies import check_evaluation, single_metrics
+from flwr_frl.task.messages import NUM_TEST_EXAMPLES
 
 
 class Evaluating(Averaging, RunHooks):

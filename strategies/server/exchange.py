@@ -9,8 +9,8 @@ import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message
 from flwr.common import log
 
-from strategies.server.checks import InvalidReplyError, one_line
-from strategies.server.replies import (
+from flwr_frl.strategies.server.checks import InvalidReplyError, one_line
+from flwr_frl.strategies.server.replies import (
     Arrays,
     check_arrays,
     check_metrics,
@@ -19,7 +19,7 @@ from strategies.server.replies import (
     record_bytes,
     unused_state,
 )
-from task.messages import (
+from flwr_frl.task.messages import (
     BYTES,
     EXAMPLE_EPSILON,
     NUM_EXAMPLES,

@@ -1,6 +1,6 @@
 """What ``python simulation.py --help`` says: flags, algorithms, and three commands."""
 
-from strategies.algorithms import ALGORITHMS
+from flwr_frl.strategies.algorithms import ALGORITHMS
 
 # What a flag means, besides its default.
 MEANING = {

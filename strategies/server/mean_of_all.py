@@ -7,9 +7,9 @@ import numpy as np
 from flwr.app import ArrayRecord, Message
 from flwr.common import log
 
-from strategies.server.mean_of_kept import MeanOfKept
-from strategies.server.replies import is_finite, rounded_to, to_record
-from task.settings import require
+from flwr_frl.strategies.server.mean_of_kept import MeanOfKept
+from flwr_frl.strategies.server.replies import is_finite, rounded_to, to_record
+from flwr_frl.task.settings import require
 
 
 class MeanOfAll(MeanOfKept):

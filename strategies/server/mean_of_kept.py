@@ -6,9 +6,9 @@ from typing import Any, cast
 from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict
 from flwr.serverapp import Grid
 
-from strategies.base import BaseStrategy
-from strategies.server.replies import Arrays
-from task.messages import FROM_SHARED, IN_MEAN
+from flwr_frl.strategies.base import BaseStrategy
+from flwr_frl.strategies.server.replies import Arrays
+from flwr_frl.task.messages import FROM_SHARED, IN_MEAN
 
 
 class MeanOfKept(BaseStrategy):

@@ -12,20 +12,20 @@ from flwr.app import ArrayRecord, ConfigRecord, MessageType
 from flwr.common import log
 from flwr.serverapp import Grid
 
-from strategies.hooks import RunHooks
-from strategies.server.output import NEWCOMERS, NEWCOMERS_PLOT
-from strategies.server.plot import (
+from flwr_frl.strategies.hooks import RunHooks
+from flwr_frl.strategies.server.output import NEWCOMERS, NEWCOMERS_PLOT
+from flwr_frl.strategies.server.plot import (
     INSIDE,
     drawable,
     legend_below,
     line_style,
     save_figure,
 )
-from strategies.server.replies import check_evaluation
-from strategies.server.results import read_json
-from task.files import write_atomically
-from task.messages import FITTED, NEWCOMER, NUM_EXAMPLES, SHARE
-from task.settings import SettingsError
+from flwr_frl.strategies.server.replies import check_evaluation
+from flwr_frl.strategies.server.results import read_json
+from flwr_frl.task.files import write_atomically
+from flwr_frl.task.messages import FITTED, NEWCOMER, NUM_EXAMPLES, SHARE
+from flwr_frl.task.settings import SettingsError
 
 (FILE, TIDY), PLOT = NEWCOMERS, NEWCOMERS_PLOT
 # Of a newcomer's examples: it fits what is its own on each of these shares.

@@ -9,9 +9,9 @@ from pathlib import Path
 
 from flwr.common import log
 
-from strategies.server.checkpoint import token_in
-from strategies.server.privacy import FILE as PRIVACY
-from strategies.server.results import (
+from flwr_frl.strategies.server.checkpoint import token_in
+from flwr_frl.strategies.server.privacy import FILE as PRIVACY
+from flwr_frl.strategies.server.results import (
     CLIENTS,
     METRICS,
     PAGE,
@@ -22,9 +22,9 @@ from strategies.server.results import (
     read_json,
     write_json,
 )
-from strategies.server.tables import LATEX, MARKDOWN
-from task.checkpoint import FILE as CHECKPOINT
-from task.files import (
+from flwr_frl.strategies.server.tables import LATEX, MARKDOWN
+from flwr_frl.task.checkpoint import FILE as CHECKPOINT
+from flwr_frl.task.files import (
     ACCOUNT_FILE,
     PRIVATE,
     SET_ASIDE,
@@ -33,7 +33,7 @@ from task.files import (
     unfinished,
     write_atomically,
 )
-from task.settings import SettingsError
+from flwr_frl.task.settings import SettingsError
 
 # Of clients that come after the training.
 NEWCOMERS = ("newcomers.json", "newcomers.csv")

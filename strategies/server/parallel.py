@@ -14,8 +14,8 @@ from typing import Any, TypeVar
 
 from rich.progress import track
 
-from strategies.server.terminal import console
-from task.settings import ResourceError
+from flwr_frl.strategies.server.terminal import console
+from flwr_frl.task.settings import ResourceError
 
 Result = TypeVar("Result")
 

@@ -5,7 +5,13 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from task.messages import CLASSES_DIGEST, INPUTS, NEWCOMER, NUM_CLASSES, STRUCTURE
+from flwr_frl.task.messages import (
+    CLASSES_DIGEST,
+    INPUTS,
+    NEWCOMER,
+    NUM_CLASSES,
+    STRUCTURE,
+)
 
 # What clients say of their model, and must say alike: the digest alone counts.
 COMPARED = (*INPUTS, CLASSES_DIGEST, NUM_CLASSES, STRUCTURE)

@@ -13,16 +13,16 @@ from flwr.app import ArrayRecord, ConfigRecord, Error, Message, MessageType, Rec
 from flwr.common import log
 from flwr.serverapp import Grid
 
-from strategies.server.checks import (
+from flwr_frl.strategies.server.checks import (
     InvalidReplyError,
     check_name,
     check_properties,
     one_line,
     several,
 )
-from strategies.server.participant import Participant, difference, vote
-from strategies.server.replies import own_arrays
-from task.messages import (
+from flwr_frl.strategies.server.participant import Participant, difference, vote
+from flwr_frl.strategies.server.replies import own_arrays
+from flwr_frl.task.messages import (
     ARRAYS,
     CLASSES_DIGEST,
     CLIENT,
@@ -35,7 +35,7 @@ from task.messages import (
     STATISTICS,
     STRUCTURE,
 )
-from task.settings import SettingsError
+from flwr_frl.task.settings import SettingsError
 
 QUERY_TIMEOUT = 600.0
 POLL_INTERVAL = 0.5

@@ -10,8 +10,15 @@ from typing import Any
 import numpy as np
 from flwr.common import log
 
-from strategies.server.results import METRICS, PAGE, PLOT, Row, quality, read_rows
-from task.files import write_atomically
+from flwr_frl.strategies.server.results import (
+    METRICS,
+    PAGE,
+    PLOT,
+    Row,
+    quality,
+    read_rows,
+)
+from flwr_frl.task.files import write_atomically
 
 # Draws better the lower it is, and over orders of magnitude.
 ERRORS = ("distance", "error", "loss")

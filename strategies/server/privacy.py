@@ -15,10 +15,10 @@ from typing import Any
 import numpy as np
 from flwr.common import log
 
-from strategies.server.aggregation import Reply, Sent, norm
-from strategies.server.replies import Arrays, rounded_to
-from task.files import PRIVATE, write_atomically
-from task.settings import SettingsError, need, require, require_all_of_noise
+from flwr_frl.strategies.server.aggregation import Reply, Sent, norm
+from flwr_frl.strategies.server.replies import Arrays, rounded_to
+from flwr_frl.task.files import PRIVATE, write_atomically
+from flwr_frl.task.settings import SettingsError, need, require, require_all_of_noise
 
 FILE = "privacy.json"
 

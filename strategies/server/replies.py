@@ -10,14 +10,14 @@ import numpy.typing as npt
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.common.constant import SType
 
-from strategies.server.checks import (
+from flwr_frl.strategies.server.checks import (
     LARGEST,
     InvalidReplyError,
     check_values,
     one_line,
 )
-from task.messages import BYTES, PROPERTIES, UNUSED_STATE
-from task.npy import dtype_name, encode, header
+from flwr_frl.task.messages import BYTES, PROPERTIES, UNUSED_STATE
+from flwr_frl.task.npy import dtype_name, encode, header
 
 NDArray = npt.NDArray[np.generic]
 Arrays = dict[str, NDArray]

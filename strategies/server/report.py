@@ -17,14 +17,14 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
-from strategies.algorithms import short_name
-from strategies.server import newcomers
-from strategies.server.checkpoint import MAY_DIFFER
-from strategies.server.checks import several
-from strategies.server.output import locked, said
-from strategies.server.page.document import write_page
-from strategies.server.plot import plot
-from strategies.server.results import (
+from flwr_frl.strategies.algorithms import short_name
+from flwr_frl.strategies.server import newcomers
+from flwr_frl.strategies.server.checkpoint import MAY_DIFFER
+from flwr_frl.strategies.server.checks import several
+from flwr_frl.strategies.server.output import locked, said
+from flwr_frl.strategies.server.page.document import write_page
+from flwr_frl.strategies.server.plot import plot
+from flwr_frl.strategies.server.results import (
     CLIENTS,
     METRICS,
     PAGE,
@@ -41,12 +41,12 @@ from strategies.server.results import (
     summarize,
     write_json,
 )
-from strategies.server.tables import write_tables
-from strategies.server.terminal import console
-from strategies.server.tidy import KNOWN, TidyFile, client_means, join
-from strategies.server.trackers.base import Trackers
-from task.files import open_no_follow, write_atomically
-from task.settings import Settings
+from flwr_frl.strategies.server.tables import write_tables
+from flwr_frl.strategies.server.terminal import console
+from flwr_frl.strategies.server.tidy import KNOWN, TidyFile, client_means, join
+from flwr_frl.strategies.server.trackers.base import Trackers
+from flwr_frl.task.files import open_no_follow, write_atomically
+from flwr_frl.task.settings import Settings
 
 # Settings in which the algorithms of one summary may differ.
 OWN = ("algorithm", "resume", "page", "tracker", "tracker-uri")

@@ -9,10 +9,10 @@ from typing import Any
 
 import numpy as np
 
-from strategies.algorithms import short_name
-from task.files import write_atomically
-from task.messages import EXAMPLE_EPSILON
-from task.settings import Settings
+from flwr_frl.strategies.algorithms import short_name
+from flwr_frl.task.files import write_atomically
+from flwr_frl.task.messages import EXAMPLE_EPSILON
+from flwr_frl.task.settings import Settings
 
 Row = dict[str, Any]
 

@@ -11,14 +11,14 @@ from flwr.common import log
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Strategy
 
-from strategies.grids.simulated_arrivals import SimulatedArrivals
-from strategies.hooks import RunHooks
-from strategies.server.checkpoint import Checkpoint
-from strategies.server.checks import several
-from strategies.server.report import Report
-from strategies.server.watch import Watch
-from task.messages import NUM_EXAMPLES
-from task.settings import Checked, Free, Place, Range, SettingsError
+from flwr_frl.strategies.grids.simulated_arrivals import SimulatedArrivals
+from flwr_frl.strategies.hooks import RunHooks
+from flwr_frl.strategies.server.checkpoint import Checkpoint
+from flwr_frl.strategies.server.checks import several
+from flwr_frl.strategies.server.report import Report
+from flwr_frl.strategies.server.watch import Watch
+from flwr_frl.task.messages import NUM_EXAMPLES
+from flwr_frl.task.settings import Checked, Free, Place, Range, SettingsError
 
 # Of the run's name and the last round that counts of each client.
 KeepClients = Callable[[str, Mapping[str, int]], None]
@@ -51,7 +51,7 @@ class RunSettings(Checked):
     new_clients : int, default 0
         How many of the simulated clients, drawn by the seed, take no part in the
         training. After the last round each fits what is its own, a head say, on its
-        data. On devices ``python -m clients.personalize`` does.
+        data. On devices ``python -m flwr_frl.clients.personalize`` does.
     names_by_key : bool, default False
         Whether a client's name belongs to the key of the SuperNode that first used it
         in a run and in those that resume it. For a SuperLink with

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from task.settings import SettingsError
+from flwr_frl.task.settings import SettingsError
 
 
 @dataclass(frozen=True)

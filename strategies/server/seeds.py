@@ -6,19 +6,19 @@ from typing import Any
 
 import numpy as np
 
-from strategies.algorithms import short_name
-from strategies.server import newcomers
-from strategies.server.output import said
-from strategies.server.page.document import write_page
-from strategies.server.plot import plot
-from strategies.server.report import OWN
-from strategies.server.results import LATEST, SUMMARY, TIDY, write_json
-from strategies.server.tables import OVER_SEEDS, write_tables
-from strategies.server.tidy import join
-from task.checkpoint import FILE as CHECKPOINT
-from task.files import refuse_links
-from task.messages import EXAMPLE_EPSILON
-from task.settings import Setting, Settings, SettingsError, require
+from flwr_frl.strategies.algorithms import short_name
+from flwr_frl.strategies.server import newcomers
+from flwr_frl.strategies.server.output import said
+from flwr_frl.strategies.server.page.document import write_page
+from flwr_frl.strategies.server.plot import plot
+from flwr_frl.strategies.server.report import OWN
+from flwr_frl.strategies.server.results import LATEST, SUMMARY, TIDY, write_json
+from flwr_frl.strategies.server.tables import OVER_SEEDS, write_tables
+from flwr_frl.strategies.server.tidy import join
+from flwr_frl.task.checkpoint import FILE as CHECKPOINT
+from flwr_frl.task.files import refuse_links
+from flwr_frl.task.messages import EXAMPLE_EPSILON
+from flwr_frl.task.settings import Setting, Settings, SettingsError, require
 
 PREFIX = "seed-"
 # What no run of them exceeds; a mean would be less than some run has told.

@@ -3,8 +3,8 @@
 import math
 from collections.abc import Sequence
 
-from strategies.grids.speeds import Times
-from task.settings import SettingsError, require
+from flwr_frl.strategies.grids.speeds import Times
+from flwr_frl.task.settings import SettingsError, require
 
 
 def nodes_of(

@@ -7,7 +7,7 @@ from typing import Any
 
 from flwr.common import log
 
-from task.messages import (
+from flwr_frl.task.messages import (
     ACKNOWLEDGED_ROUND,
     CHECKPOINT_ROUND,
     KEPT_CHECKPOINT,

@@ -8,8 +8,8 @@ from rich.box import SIMPLE_HEAD
 from rich.markup import escape
 from rich.table import Table
 
-from strategies.server.terminal import console
-from task.files import write_atomically
+from flwr_frl.strategies.server.terminal import console
+from flwr_frl.task.files import write_atomically
 
 MARKDOWN, LATEX = "table.md", "table.tex"
 # Metrics of a summary: the heading, the form of a number, and what it is divided by.

@@ -12,7 +12,7 @@ from typing import Any
 
 from flwr.common import log
 
-from task.files import atomic_file, open_no_follow
+from flwr_frl.task.files import atomic_file, open_no_follow
 
 COLUMNS = (
     *("algorithm", "seed", "evaluated-on"),

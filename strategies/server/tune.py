@@ -9,15 +9,15 @@ from typing import Any, NamedTuple
 from rich.markup import escape
 from rich.table import Table
 
-from strategies.algorithms import short_name
-from strategies.server.output import said
-from strategies.server.results import write_json
-from strategies.server.seeds import PREFIX, combine
-from strategies.server.tables import write_tables
-from strategies.server.terminal import console
-from task.checkpoint import FILE as CHECKPOINT
-from task.files import refuse_links
-from task.settings import Setting, Settings, SettingsError
+from flwr_frl.strategies.algorithms import short_name
+from flwr_frl.strategies.server.output import said
+from flwr_frl.strategies.server.results import write_json
+from flwr_frl.strategies.server.seeds import PREFIX, combine
+from flwr_frl.strategies.server.tables import write_tables
+from flwr_frl.strategies.server.terminal import console
+from flwr_frl.task.checkpoint import FILE as CHECKPOINT
+from flwr_frl.task.files import refuse_links
+from flwr_frl.task.settings import Setting, Settings, SettingsError
 
 FILE = "tune.json"
 # Where the settings say nothing.

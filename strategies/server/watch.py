@@ -15,11 +15,11 @@ from typing import Any
 
 from flwr.common import log
 
-from strategies.hooks import RunHooks
-from strategies.server.checks import several
-from strategies.server.exchange import Exchange
-from strategies.server.results import STATUS, Row, quality, strict_json
-from task.files import write_atomically
+from flwr_frl.strategies.hooks import RunHooks
+from flwr_frl.strategies.server.checks import several
+from flwr_frl.strategies.server.exchange import Exchange
+from flwr_frl.strategies.server.results import STATUS, Row, quality, strict_json
+from flwr_frl.task.files import write_atomically
 
 # Seconds between two writings of the file, and how many times what the last one took:
 # it has a line for each client.

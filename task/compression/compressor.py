@@ -34,7 +34,7 @@ from functools import lru_cache
 import numpy as np
 import torch
 
-from task.compression.packing import Float32s
+from flwr_frl.task.compression.packing import Float32s
 
 
 class Compressor(ABC):

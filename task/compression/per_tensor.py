@@ -6,11 +6,11 @@ from typing import Annotated
 
 import numpy as np
 
-from task.compression.compressor import Compressor
-from task.compression.packing import Float32s, squared_l2
-from task.compression.quantizers import QSGD, Identity, Sign
-from task.compression.sparsifiers import QSGDTopK, RandK, SignTopK, TopK
-from task.settings import Checked, Choice, Free, Range, require, unknown
+from flwr_frl.task.compression.compressor import Compressor
+from flwr_frl.task.compression.packing import Float32s, squared_l2
+from flwr_frl.task.compression.quantizers import QSGD, Identity, Sign
+from flwr_frl.task.compression.sparsifiers import QSGDTopK, RandK, SignTopK, TopK
+from flwr_frl.task.settings import Checked, Choice, Free, Range, require, unknown
 
 
 @dataclass(frozen=True)

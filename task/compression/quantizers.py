@@ -5,8 +5,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from task.compression.compressor import Compressor
-from task.compression.packing import (
+from flwr_frl.task.compression.compressor import Compressor
+from flwr_frl.task.compression.packing import (
     FLOAT,
     LARGEST_FLOAT32,
     Float32s,
@@ -17,7 +17,7 @@ from task.compression.packing import (
     squared_l2,
     unpack,
 )
-from task.settings import require
+from flwr_frl.task.settings import require
 
 
 @dataclass(frozen=True)

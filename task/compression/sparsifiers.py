@@ -5,8 +5,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from task.compression.compressor import Compressor
-from task.compression.packing import (
+from flwr_frl.task.compression.compressor import Compressor
+from flwr_frl.task.compression.packing import (
     SEED,
     Float32s,
     index_bits,
@@ -15,8 +15,8 @@ from task.compression.packing import (
     squared_l2,
     unpack,
 )
-from task.compression.quantizers import QSGD, Identity, Sign, check_levels
-from task.settings import require
+from flwr_frl.task.compression.quantizers import QSGD, Identity, Sign, check_levels
+from flwr_frl.task.settings import require
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from task.settings import SettingsError, require
+from flwr_frl.task.settings import SettingsError, require
 
 Values = npt.NDArray[Any]
 

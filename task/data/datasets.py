@@ -13,10 +13,17 @@ from typing import Annotated, Any
 import numpy as np
 import numpy.typing as npt
 
-from task.data.cache import PARTIAL, is_whole, pixel_file, remove_partial, seal, sync
-from task.data.folders import PARTS, ImageFolder
-from task.data.npz import find_arrays
-from task.settings import (
+from flwr_frl.task.data.cache import (
+    PARTIAL,
+    is_whole,
+    pixel_file,
+    remove_partial,
+    seal,
+    sync,
+)
+from flwr_frl.task.data.folders import PARTS, ImageFolder
+from flwr_frl.task.data.npz import find_arrays
+from flwr_frl.task.settings import (
     Checked,
     Choice,
     Free,

@@ -12,8 +12,14 @@ from typing import BinaryIO
 import numpy as np
 import numpy.typing as npt
 
-from task.data.images import about_faded, channels_of, images_in, pixels_of, upright
-from task.settings import SettingsError
+from flwr_frl.task.data.images import (
+    about_faded,
+    channels_of,
+    images_in,
+    pixels_of,
+    upright,
+)
+from flwr_frl.task.settings import SettingsError
 
 PARTS = ("train", "test")
 LAYOUT = "train/<class>/* and test/<class>/*, or <client>/train/<class>/*"

@@ -14,12 +14,18 @@ from typing import Annotated, Any, NamedTuple
 
 import numpy as np
 
-from task.data.cache import pixel_file
-from task.data.columns import MAX_CLASSES, Values, choose, classes_of, numbers_of
-from task.data.datasets import DataSettings, need_space, save
-from task.data.folders import FORM, SEEN
-from task.data.images import about_faded, channels_of, pixels_of, upright
-from task.settings import Free, Place, Range, SettingsError, need, require
+from flwr_frl.task.data.cache import pixel_file
+from flwr_frl.task.data.columns import (
+    MAX_CLASSES,
+    Values,
+    choose,
+    classes_of,
+    numbers_of,
+)
+from flwr_frl.task.data.datasets import DataSettings, need_space, save
+from flwr_frl.task.data.folders import FORM, SEEN
+from flwr_frl.task.data.images import about_faded, channels_of, pixels_of, upright
+from flwr_frl.task.settings import Free, Place, Range, SettingsError, need, require
 
 # Fixes who tests where nobody else has said it.
 HELD_OUT = 0x4E1D

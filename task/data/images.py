@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from task.settings import SettingsError
+from flwr_frl.task.settings import SettingsError
 
 if TYPE_CHECKING:
     from PIL.Image import Image

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from task.settings import SettingsError
+from flwr_frl.task.settings import SettingsError
 
 Part = tuple[npt.NDArray[np.uint8], npt.NDArray[np.int64]]
 Arrays = dict[str, npt.NDArray[Any]]

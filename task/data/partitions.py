@@ -19,8 +19,8 @@ from typing import Annotated, Any
 import numpy as np
 import numpy.typing as npt
 
-from task.data.partitioners import dealt
-from task.settings import (
+from flwr_frl.task.data.partitioners import dealt
+from flwr_frl.task.settings import (
     Checked,
     Choice,
     Free,

@@ -12,7 +12,7 @@ point      x_i, the copy projected onto X; gradients are taken AT it
 
 One iteration of a node is ``send``, ``receive`` and ``iterate``. All three work on a
 group of nodes held as rows of arrays: a device has a group of one, and
-``task.saddle_point.network`` has all nodes of a run in one process, with the same
+``flwr_frl.task.saddle_point.network`` has all nodes of a run in one process, with the same
 numbers. Everything is float64. What is sent is the compressor's own code, mostly
 float32; as each message is a difference to the copy, which sender and receivers update
 by what was decoded, its rounding is never accumulated.
@@ -27,13 +27,18 @@ import numpy as np
 import torch
 from numpy.typing import ArrayLike, NDArray
 
-from task.compression.per_tensor import Compressor, Identity
-from task.saddle_point.constraints import Ball, ConvexSet, PairConstraint, Pairs
-from task.saddle_point.problems import Float64s, Problem
-from task.saddle_point.state import State
-from task.settings import require
+from flwr_frl.task.compression.per_tensor import Compressor, Identity
+from flwr_frl.task.saddle_point.constraints import (
+    Ball,
+    ConvexSet,
+    PairConstraint,
+    Pairs,
+)
+from flwr_frl.task.saddle_point.problems import Float64s, Problem
+from flwr_frl.task.saddle_point.state import State
+from flwr_frl.task.settings import require
 
-# First word of the seeds of the starting points; see ``task.saddle_point.problems``.
+# First word of the seeds of the starting points; see ``flwr_frl.task.saddle_point.problems``.
 _START = 0x4D545
 
 

@@ -1,7 +1,7 @@
 """Pair constraints and convex sets of decentralised multi-task optimisation.
 
 Neighbours i and j are bound by g_ij(x_i, x_j) <= 0, and every node by x_i in X (Singh,
-UCLA 2024, chapter 4, equation 4.1). As in ``task.saddle_point.problems`` everything is
+UCLA 2024, chapter 4, equation 4.1). As in ``flwr_frl.task.saddle_point.problems`` everything is
 written for rows, here one for each edge or point. What is drawn for an edge depends on
 the seed and the edge's two ends only.
 """
@@ -13,12 +13,18 @@ from typing import Protocol, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from task.saddle_point.problems import QCQP, Float64s, LogisticRegression, Problem, dot
-from task.settings import require, unknown
+from flwr_frl.task.saddle_point.problems import (
+    QCQP,
+    Float64s,
+    LogisticRegression,
+    Problem,
+    dot,
+)
+from flwr_frl.task.settings import require, unknown
 
 Pairs = NDArray[np.int64]
 
-# First word of the seeds of the offsets; see ``task.saddle_point.problems``.
+# First word of the seeds of the offsets; see ``flwr_frl.task.saddle_point.problems``.
 _OFFSETS = 0x4D544
 
 # The costs, and the interval of the offsets c_ij, by name (section 4.5).

@@ -1,6 +1,6 @@
 """All nodes of decentralised multi-task optimisation in one process, as arrays.
 
-See ``task.saddle_point.algorithm``. An iteration of 30 nodes takes about 0.1 ms, a
+See ``flwr_frl.task.saddle_point.algorithm``. An iteration of 30 nodes takes about 0.1 ms, a
 hundredth of what 30 devices that exchange bytes take, and gives the same numbers.
 """
 
@@ -10,11 +10,17 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from task.compression.per_tensor import Compressor, Identity, Sign, SignTopK, TopK
-from task.saddle_point.algorithm import SaddlePoint, check_duals, decode
-from task.saddle_point.problems import Float64s
-from task.saddle_point.state import Noise, exchange_stream
-from task.settings import require
+from flwr_frl.task.compression.per_tensor import (
+    Compressor,
+    Identity,
+    Sign,
+    SignTopK,
+    TopK,
+)
+from flwr_frl.task.saddle_point.algorithm import SaddlePoint, check_duals, decode
+from flwr_frl.task.saddle_point.problems import Float64s
+from flwr_frl.task.saddle_point.state import Noise, exchange_stream
+from flwr_frl.task.settings import require
 
 
 class Network:

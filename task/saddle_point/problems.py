@@ -15,7 +15,7 @@ from typing import Protocol, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from task.settings import require
+from flwr_frl.task.settings import require
 
 Float64s = NDArray[np.float64]
 

@@ -1,6 +1,6 @@
 """What a node of decentralised multi-task optimisation remembers, and what it draws.
 
-See ``task.saddle_point.algorithm``. Nothing here depends on which process holds which
+See ``flwr_frl.task.saddle_point.algorithm``. Nothing here depends on which process holds which
 nodes.
 """
 
@@ -11,9 +11,9 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from task.saddle_point.problems import Float64s, Problem
+from flwr_frl.task.saddle_point.problems import Float64s, Problem
 
-# First words of the seeds; see ``task.saddle_point.problems``.
+# First words of the seeds; see ``flwr_frl.task.saddle_point.problems``.
 _NOISE, _EXCHANGE = 0x4D546, 0x4D547
 
 # Iterations whose noise is drawn at once.

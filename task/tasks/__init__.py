@@ -5,12 +5,12 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
-from task.base import ExampleTask, Task
-from task.cohort import TASKS_AT_A_TIME
-from task.data.datasets import SOURCES
-from task.held_out import EvaluationSettings, changed, examined
-from task.remembered import remembered
-from task.settings import (
+from flwr_frl.task.base import ExampleTask, Task
+from flwr_frl.task.cohort import TASKS_AT_A_TIME
+from flwr_frl.task.data.datasets import SOURCES
+from flwr_frl.task.held_out import EvaluationSettings, changed, examined
+from flwr_frl.task.remembered import remembered
+from flwr_frl.task.settings import (
     Setting,
     Settings,
     SettingsError,
@@ -20,12 +20,12 @@ from task.settings import (
     load,
     unknown,
 )
-from task.tasks.hub import FromHub
-from task.tasks.image import ImageTask
-from task.tasks.linear import LinearTask
-from task.tasks.multi_task import MultiTaskSetup
-from task.tasks.text import TextTask
-from task.tasks.transfer import TransferTask
+from flwr_frl.task.tasks.hub import FromHub
+from flwr_frl.task.tasks.image import ImageTask
+from flwr_frl.task.tasks.linear import LinearTask
+from flwr_frl.task.tasks.multi_task import MultiTaskSetup
+from flwr_frl.task.tasks.text import TextTask
+from flwr_frl.task.tasks.transfer import TransferTask
 
 TASKS: dict[str, Callable[..., Task]] = {
     **{name: partial(ImageTask, name) for name in SOURCES},

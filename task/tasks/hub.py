@@ -8,14 +8,14 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from task.base import ExampleTask, Task
-from task.data.datasets import Dataset, ImageSet, stored
-from task.data.hub import ColumnSettings, HubData
-from task.data.partitions import Columns, partition
-from task.examples import ExampleSet
-from task.models import build_model
-from task.settings import require
-from task.tasks.image import ImageSettings, ImageTask, as_tensor
+from flwr_frl.task.base import ExampleTask, Task
+from flwr_frl.task.data.datasets import Dataset, ImageSet, stored
+from flwr_frl.task.data.hub import ColumnSettings, HubData
+from flwr_frl.task.data.partitions import Columns, partition
+from flwr_frl.task.examples import ExampleSet
+from flwr_frl.task.models import build_model
+from flwr_frl.task.settings import require
+from flwr_frl.task.tasks.image import ImageSettings, ImageTask, as_tensor
 
 # Of columns of numbers, which come to it as they are.
 TABLE_MODEL = "mlp-2"

@@ -13,16 +13,16 @@ import numpy.typing as npt
 import torch
 from torch import nn
 
-from task.base import BaseTask
-from task.data.datasets import Dataset, DataSettings, load_dataset
-from task.data.images import read_image
-from task.data.partitions import Columns, Indices, PartitionSettings, partition
-from task.devices import seeded
-from task.examples import ExampleSet
-from task.models import MODELS, SplitModel, build_model
-from task.settings import Free, Place, Range, SettingsError
-from task.training import Loss
-from task.weights import load_weights
+from flwr_frl.task.base import BaseTask
+from flwr_frl.task.data.datasets import Dataset, DataSettings, load_dataset
+from flwr_frl.task.data.images import read_image
+from flwr_frl.task.data.partitions import Columns, Indices, PartitionSettings, partition
+from flwr_frl.task.devices import seeded
+from flwr_frl.task.examples import ExampleSet
+from flwr_frl.task.models import MODELS, SplitModel, build_model
+from flwr_frl.task.settings import Free, Place, Range, SettingsError
+from flwr_frl.task.training import Loss
+from flwr_frl.task.weights import load_weights
 
 DEFAULT_MODELS = {
     "digits": "digits-cnn",

@@ -9,8 +9,15 @@ from typing import Annotated
 
 import numpy as np
 
-from task.base import Matrix, RegressionTask
-from task.settings import Checked, Choice, Range, Seed, require, require_drawable
+from flwr_frl.task.base import Matrix, RegressionTask
+from flwr_frl.task.settings import (
+    Checked,
+    Choice,
+    Range,
+    Seed,
+    require,
+    require_drawable,
+)
 
 SPECTRA = ("low-rank", "gaussian", "decaying")
 

@@ -8,13 +8,13 @@ import numpy as np
 import torch
 from torch import nn
 
-from task.base import BaseTask
-from task.examples import ExampleSet
-from task.models import SplitModel
-from task.saddle_point.algorithm import SaddlePoint
-from task.saddle_point.constraints import Ball, Pairs, build_problem
-from task.settings import Checked, Range, Seed
-from task.training import Loss
+from flwr_frl.task.base import BaseTask
+from flwr_frl.task.examples import ExampleSet
+from flwr_frl.task.models import SplitModel
+from flwr_frl.task.saddle_point.algorithm import SaddlePoint
+from flwr_frl.task.saddle_point.constraints import Ball, Pairs, build_problem
+from flwr_frl.task.settings import Checked, Range, Seed
+from flwr_frl.task.training import Loss
 
 DIMENSION = 10
 

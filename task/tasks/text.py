@@ -13,12 +13,12 @@ from zlib import crc32
 import torch
 from torch import Tensor, nn
 
-from task.base import BaseTask
-from task.devices import seeded
-from task.examples import ExampleSet
-from task.models import SplitModel
-from task.settings import Checked, Place, Range, Seed, SettingsError, require
-from task.training import Loss
+from flwr_frl.task.base import BaseTask
+from flwr_frl.task.devices import seeded
+from flwr_frl.task.examples import ExampleSet
+from flwr_frl.task.models import SplitModel
+from flwr_frl.task.settings import Checked, Place, Range, Seed, SettingsError, require
+from flwr_frl.task.training import Loss
 
 # LEAF's characters for Shakespeare; anything else is the first.
 CHARACTERS = (

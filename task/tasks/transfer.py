@@ -1,9 +1,9 @@
-"""The task ``transfer``: the data of `task.transfer` as what every algorithm trains."""
+"""The task ``transfer``: the data of `flwr_frl.task.transfer` as what every algorithm trains."""
 
 from dataclasses import dataclass
 
-from task.base import RegressionTask
-from task.transfer import TEST_EXAMPLES, TransferData
+from flwr_frl.task.base import RegressionTask
+from flwr_frl.task.transfer import TEST_EXAMPLES, TransferData
 
 
 @dataclass(frozen=True)

@@ -10,8 +10,8 @@ from flwr.app import (
     RecordDict,
 )
 
-from clients.client_app import make_app
-from task.settings import resolve
+from flwr_frl.clients.client_app import make_app
+from flwr_frl.task.settings import resolve
 
 FAST = {
     "model": "mlp-2",

@@ -2,8 +2,8 @@
 
 from torch import nn
 
-from task import ImageTask, SplitModel
-from task.devices import seeded
+from flwr_frl.task import ImageTask, SplitModel
+from flwr_frl.task.devices import seeded
 
 
 class Flat(ImageTask):

@@ -10,26 +10,26 @@ import torch
 from flwr.app import Context, RecordDict
 from torch import nn
 
-from clients import (
+from flwr_frl.clients import (
     APFLClient,
     FedAvgFTClient,
     FedCPClient,
     FedDBEClient,
     FedRoDClient,
 )
-from clients.base import Client
-from clients.device.state import PersonalState
-from clients.fedavg import FedAvgClient
-from clients.fedper import FedPerClient
-from clients.fedrep import FedRepClient, FedRepSettings
-from clients.fine_tuning import FineTuningSettings
-from clients.local import LocalClient
-from task.base import ExampleTask
-from task.examples import ExampleSet
-from task.models import SplitModel
-from task.settings import SettingsError, build, resolve
-from task.tasks import build_task
-from task.tasks.linear import LinearTask
+from flwr_frl.clients.base import Client
+from flwr_frl.clients.device.state import PersonalState
+from flwr_frl.clients.fedavg import FedAvgClient
+from flwr_frl.clients.fedper import FedPerClient
+from flwr_frl.clients.fedrep import FedRepClient, FedRepSettings
+from flwr_frl.clients.fine_tuning import FineTuningSettings
+from flwr_frl.clients.local import LocalClient
+from flwr_frl.task.base import ExampleTask
+from flwr_frl.task.examples import ExampleSet
+from flwr_frl.task.models import SplitModel
+from flwr_frl.task.settings import SettingsError, build, resolve
+from flwr_frl.task.tasks import build_task
+from flwr_frl.task.tasks.linear import LinearTask
 
 HEAD_EPOCHS, REPRESENTATION_EPOCHS = 4, 3
 RATE, MOMENTUM, DECAY = 0.05, 0.6, 0.03
@@ -412,7 +412,8 @@ def test_head_epochs_without_augmentation(monkeypatch):
     seen = []
     colour = ExampleSet(torch.zeros(3, 2, 2, 3), torch.zeros(3, 1), augment=True)
     monkeypatch.setattr(
-        "clients.base.train", lambda model, part, examples, *_: seen.append(examples)
+        "flwr_frl.clients.base.train",
+        lambda model, part, examples, *_: seen.append(examples),
     )
     for augment_head in (True, False):
         settings = FedRepSettings(augment_head=augment_head)

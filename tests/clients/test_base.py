@@ -8,7 +8,7 @@ import torch
 from flwr.app import Context, RecordDict
 from torch import nn
 
-from clients import (
+from flwr_frl.clients import (
     FedAvgClient,
     FedRepClient,
     FedRepLinearClient,
@@ -17,19 +17,19 @@ from clients import (
     MultiTaskClient,
     RepresentationTransferClient,
 )
-from clients.algorithms import client_class
-from clients.base import Client, TrainingSettings
-from clients.device.slots import HEAD, REPRESENTATION, under, within
-from clients.device.state import PersonalState
-from clients.fedrep import FedRepSettings
-from strategies.algorithms import ALGORITHMS
-from task.base import ExampleTask
-from task.examples import ExampleSet
-from task.models import SplitModel
-from task.settings import SettingsError, build, resolve
-from task.tasks import build_task
-from task.tasks.linear import LinearTask
-from task.tasks.multi_task import MultiTaskSetup
+from flwr_frl.clients.algorithms import client_class
+from flwr_frl.clients.base import Client, TrainingSettings
+from flwr_frl.clients.device.slots import HEAD, REPRESENTATION, under, within
+from flwr_frl.clients.device.state import PersonalState
+from flwr_frl.clients.fedrep import FedRepSettings
+from flwr_frl.strategies.algorithms import ALGORITHMS
+from flwr_frl.task.base import ExampleTask
+from flwr_frl.task.examples import ExampleSet
+from flwr_frl.task.models import SplitModel
+from flwr_frl.task.settings import SettingsError, build, resolve
+from flwr_frl.task.tasks import build_task
+from flwr_frl.task.tasks.linear import LinearTask
+from flwr_frl.task.tasks.multi_task import MultiTaskSetup
 
 MEMORY, CONTROL, CHANGE = "memory.", "control.", "change."
 BODY = ["representation.weight", "representation.bias"]

@@ -20,9 +20,9 @@ from flwr.app import (
     RecordDict,
 )
 
-from clients import DittoClient, FedRepClient
-from task.settings import SettingsError, resolve
-from task.tasks import build_task
+from flwr_frl.clients import DittoClient, FedRepClient
+from flwr_frl.task.settings import SettingsError, resolve
+from flwr_frl.task.tasks import build_task
 
 
 def test_a_training_message_and_its_reply():
@@ -249,7 +249,7 @@ def test_a_client_without_training_examples_says_so(algorithm, write_module):
     text = """
 import torch
 from torch import nn
-from task import ExampleSet, ExampleTask, SplitModel
+from flwr_frl.task import ExampleSet, ExampleTask, SplitModel
 
 def empty(num_clients):
     x, y = torch.ones(4, 2), torch.tensor([0, 1, 0, 1])

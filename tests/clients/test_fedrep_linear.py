@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 from flwr.app import Context, RecordDict
 
-from clients.device.state import PersonalState
-from clients.fedrep import FedRepLinearClient, FedRepLinearSettings, solve_head
-from task.settings import SettingsError
-from task.tasks.linear import LinearTask
+from flwr_frl.clients.device.state import PersonalState
+from flwr_frl.clients.fedrep import FedRepLinearClient, FedRepLinearSettings, solve_head
+from flwr_frl.task.settings import SettingsError
+from flwr_frl.task.tasks.linear import LinearTask
 
 # Two examples in two dimensions, and B = (1, 0)ᵀ.
 X, Y = np.array([[1.0, 2.0], [2.0, 0.0]]), np.array([1.0, 5.0])

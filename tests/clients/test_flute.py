@@ -5,11 +5,11 @@ import pytest
 import torch
 from flwr.app import Context, RecordDict
 
-from clients import FLUTEClient, FLUTELinearClient, FLUTEStarClient
-from clients.device.state import PersonalState
-from task.settings import SettingsError, build, resolve
-from task.tasks import build_task
-from task.tasks.linear import LinearTask
+from flwr_frl.clients import FLUTEClient, FLUTELinearClient, FLUTEStarClient
+from flwr_frl.clients.device.state import PersonalState
+from flwr_frl.task.settings import SettingsError, build, resolve
+from flwr_frl.task.tasks import build_task
+from flwr_frl.task.tasks.linear import LinearTask
 
 
 def client(kind=FLUTEClient, **more):

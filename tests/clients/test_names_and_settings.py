@@ -21,13 +21,13 @@ from flwr.app import (
 from PIL import Image
 from safetensors.numpy import load_file
 
-from clients import Client
-from clients.algorithms import client_class
-from clients.client_app import make_app
-from clients.device.identity import client_name, state_directory, told_count
-from strategies import ALGORITHMS
-from strategies.server.replies import unused_state
-from task.settings import SettingsError, resolve
+from flwr_frl.clients import Client
+from flwr_frl.clients.algorithms import client_class
+from flwr_frl.clients.client_app import make_app
+from flwr_frl.clients.device.identity import client_name, state_directory, told_count
+from flwr_frl.strategies import ALGORITHMS
+from flwr_frl.strategies.server.replies import unused_state
+from flwr_frl.task.settings import SettingsError, resolve
 
 
 def test_client_names():
@@ -265,9 +265,9 @@ OWN = """
 from dataclasses import dataclass
 from typing import Annotated
 import numpy as np
-from clients.base import Client, TrainingSettings
-from strategies.base import BaseStrategy
-from task.settings import Range
+from flwr_frl.clients.base import Client, TrainingSettings
+from flwr_frl.strategies.base import BaseStrategy
+from flwr_frl.task.settings import Range
 
 @dataclass(frozen=True)
 class OwnSettings(TrainingSettings):

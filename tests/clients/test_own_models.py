@@ -8,20 +8,20 @@ from flwr.app import Context, RecordDict
 from safetensors.numpy import load_file
 from torch import nn
 
-from clients import FedAvgClient, FedRepClient
-from clients.device.identity import build_client, client_setup
-from clients.device.records import checked
-from clients.device.slots import HEAD, difference
-from clients.device.state import PersonalState
-from simulation import simulate
-from task.base import ExampleTask
-from task.calls import GradientCall, TrainCall
-from task.cohort import together
-from task.examples import ExampleSet
-from task.models import SplitModel
-from task.settings import SettingsError, build, resolve
-from task.sgd import SGD, freeze
-from task.training import train
+from flwr_frl import simulate
+from flwr_frl.clients import FedAvgClient, FedRepClient
+from flwr_frl.clients.device.identity import build_client, client_setup
+from flwr_frl.clients.device.records import checked
+from flwr_frl.clients.device.slots import HEAD, difference
+from flwr_frl.clients.device.state import PersonalState
+from flwr_frl.task.base import ExampleTask
+from flwr_frl.task.calls import GradientCall, TrainCall
+from flwr_frl.task.cohort import together
+from flwr_frl.task.examples import ExampleSet
+from flwr_frl.task.models import SplitModel
+from flwr_frl.task.settings import SettingsError, build, resolve
+from flwr_frl.task.sgd import SGD, freeze
+from flwr_frl.task.training import train
 
 
 class Tied(SplitModel):
@@ -215,7 +215,7 @@ def test_of_yes_and_no_the_difference_is_whether_they_changed():
 MASKED = """
 import torch
 from torch import nn
-from task import ExampleSet, ExampleTask, SplitModel
+from flwr_frl.task import ExampleSet, ExampleTask, SplitModel
 
 class Masked(nn.Linear):
     def __init__(self):

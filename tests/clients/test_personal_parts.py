@@ -12,11 +12,11 @@ from flwr.app import (
 )
 from flwr.clientapp import ClientApp
 
-from clients.client_app import make_app
-from strategies import server_app
-from strategies.grids.simulation import InlineGrid
-from task.messages import CLASS_COUNTS, HELD_CLASSES, KEPT_ROUNDS
-from task.settings import resolve
+from flwr_frl.clients.client_app import make_app
+from flwr_frl.strategies import server_app
+from flwr_frl.strategies.grids.simulation import InlineGrid
+from flwr_frl.task.messages import CLASS_COUNTS, HELD_CLASSES, KEPT_ROUNDS
+from flwr_frl.task.settings import resolve
 
 
 def head_bytes(context: Context) -> Iterator[tuple[str, bytes]]:

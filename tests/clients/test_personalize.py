@@ -9,15 +9,15 @@ import torch
 from flwr.app import Context, RecordDict
 from safetensors.numpy import load_file
 
-from clients.client_app import make_app
-from clients.device.state import PersonalState
-from clients.personalize import personalize
-from clients.personalize.__main__ import main
-from clients.predict import load_run
-from simulation import simulate
-from strategies import server_app
-from strategies.grids.simulation import InlineGrid
-from task.settings import SettingsError, resolve
+from flwr_frl import simulate
+from flwr_frl.clients.client_app import make_app
+from flwr_frl.clients.device.state import PersonalState
+from flwr_frl.clients.personalize import personalize
+from flwr_frl.clients.personalize.__main__ import main
+from flwr_frl.clients.predict import load_run
+from flwr_frl.strategies import server_app
+from flwr_frl.strategies.grids.simulation import InlineGrid
+from flwr_frl.task.settings import SettingsError, resolve
 
 BRIGHTNESS = np.array([30, 110, 200])
 

@@ -5,14 +5,14 @@ import pytest
 import torch
 from flwr.app import Context, RecordDict
 
-from clients.algorithms import client_class
-from clients.device.state import PersonalState
-from clients.representation_transfer import (
+from flwr_frl.clients.algorithms import client_class
+from flwr_frl.clients.device.state import PersonalState
+from flwr_frl.clients.representation_transfer import (
     FeatureTransferClient,
     RepresentationTransferClient,
 )
-from task.settings import SettingsError, build, resolve
-from task.tasks import build_task
+from flwr_frl.task.settings import SettingsError, build, resolve
+from flwr_frl.task.tasks import build_task
 
 
 def new_context() -> Context:

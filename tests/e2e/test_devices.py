@@ -16,7 +16,7 @@ from devices import write_folders
 from federation import ROOT, Federation, read_lines, wait_until
 from safetensors.numpy import load_file
 
-from clients.predict import load_run, predict
+from flwr_frl.clients.predict import load_run, predict
 
 GUEST = ROOT / "tests" / "guest"
 HOSTILE = Path(__file__).parent / "hostile_app"

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 from federation import ROOT, kill_9, processes_with, wait_until
 
-import simulation
-from strategies.grids import ray_workers
-from strategies.grids.simulation import RayGrid
+from flwr_frl import cli
+from flwr_frl.strategies.grids import ray_workers
+from flwr_frl.strategies.grids.simulation import RayGrid
 
 GUEST = ROOT / "tests" / "guest"
 
@@ -37,7 +37,7 @@ def one_ray_for_all_runs() -> Iterator[None]:
 
 def run(output: Path, backend: str, *arguments: str) -> None:
     given = [*arguments, "--backend", backend, "--output", str(output)]
-    assert simulation.main(given) == 0
+    assert cli.main(given) == 0
 
 
 def numbers_of(output: Path, algorithm: str) -> list[dict]:
@@ -189,7 +189,7 @@ DYING = """
 import os, sys
 from pathlib import Path
 from flwr.app import Message, RecordDict
-from strategies.grids.simulation import RayGrid
+from flwr_frl.strategies.grids.simulation import RayGrid
 
 marker = Path(sys.argv[1])
 
@@ -233,7 +233,7 @@ SLOW = """
 import sys, time
 from pathlib import Path
 from flwr.app import ConfigRecord, Message, RecordDict
-from strategies.grids.simulation import RayGrid
+from flwr_frl.strategies.grids.simulation import RayGrid
 
 go, begun = Path(sys.argv[1]), Path(sys.argv[2])
 

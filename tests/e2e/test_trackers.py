@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 from federation import free_port, read_lines, wait_until
 
-import simulation
+from flwr_frl import running
 
 ROUNDS, LONGER = 2, 3
 SERVER = os.environ.get("MLFLOW", "")
@@ -81,15 +81,15 @@ def test_all_trackers_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setenv("WANDB_ERROR_REPORTING", "false")
     common = {"clients": 5, "evaluate_every": 1, "head_epochs": 1, "backend": "inline"}
     common |= {"classes_per_client": 2, "fraction": 1.0, "cohort": "off"}
-    plain = simulation.simulate(
+    plain = running.simulate(
         "fedrep", rounds=LONGER, output=str(tmp_path / "plain"), **common
     )
     output = tmp_path / "tracked"
     with mlflow_server(tmp_path) as address:
         common |= {"tracker": "tensorboard,mlflow,wandb", "output": str(output)}
         common |= {"tracker_uri": f",{address},offline"}
-        simulation.simulate("fedrep", rounds=ROUNDS, **common)
-        run = simulation.simulate("fedrep", rounds=LONGER, resume=str(output), **common)
+        running.simulate("fedrep", rounds=ROUNDS, **common)
+        run = running.simulate("fedrep", rounds=LONGER, resume=str(output), **common)
         # Nothing of it changes a number.
         for row, other in zip(run.rows, plain.rows, strict=True):
             assert {**row, "seconds": 0} == {**other, "seconds": 0}

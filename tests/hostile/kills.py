@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 from replies import Outcome
 
-import simulation
-from task.checkpoint import FILE
+from flwr_frl import cli
+from flwr_frl.task.checkpoint import FILE
 
 ROUNDS = 6
 # What changes nothing on the server, or much; what clients keep, or do not.
@@ -34,7 +34,7 @@ def arguments_of(algorithm: str, output: Path, every: int) -> list[str]:
 def child(arguments: list[str]) -> None:
     """Run in a process of its own; what it prints is nobody's business."""
     sys.stdout = sys.stderr = Path(os.devnull).open("w")  # noqa: SIM115
-    os._exit(simulation.main(arguments))
+    os._exit(cli.main(arguments))
 
 
 def start(arguments: list[str]) -> Any:

@@ -14,12 +14,12 @@ from mutations import Rng, content_of
 from replies import CLIENTS, Outcome, settings_of
 from safetensors.numpy import load_file
 
-from clients.client_app import make_app
-from clients.gossip.relayed import LostStateError
-from strategies import ALGORITHMS, build_strategy
-from strategies.grids.simulation import InlineGrid
-from task.settings import SettingsError
-from task.training import TrainingDivergedError
+from flwr_frl.clients.client_app import make_app
+from flwr_frl.clients.gossip.relayed import LostStateError
+from flwr_frl.strategies import ALGORITHMS, build_strategy
+from flwr_frl.strategies.grids.simulation import InlineGrid
+from flwr_frl.task.settings import SettingsError
+from flwr_frl.task.training import TrainingDivergedError
 
 # What a client may raise; each is one line, and an error reply under Flower.
 EXPECTED = (SettingsError, TrainingDivergedError, LostStateError)

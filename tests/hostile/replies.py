@@ -11,13 +11,13 @@ import numpy as np
 from flwr.app import ConfigRecord, Error, Message, RecordDict
 from mutations import WORDS, Rng, content_of, pick, scalar
 
-from clients.client_app import make_app
-from strategies import ALGORITHMS, build_strategy
-from strategies.grids.simulation import InlineGrid
-from strategies.server.exchange import Exchange
-from strategies.server.replies import is_finite
-from strategies.server.results import strict_json
-from task.settings import Settings, SettingsError, resolve
+from flwr_frl.clients.client_app import make_app
+from flwr_frl.strategies import ALGORITHMS, build_strategy
+from flwr_frl.strategies.grids.simulation import InlineGrid
+from flwr_frl.strategies.server.exchange import Exchange
+from flwr_frl.strategies.server.replies import is_finite
+from flwr_frl.strategies.server.results import strict_json
+from flwr_frl.task.settings import Settings, SettingsError, resolve
 
 CLIENTS = 5
 LIAR = 2

@@ -10,7 +10,7 @@ import messages
 import pytest
 import replies
 
-from strategies.server.checks import check_values
+from flwr_frl.strategies.server.checks import check_values
 
 ROOT = Path(__file__).parents[2]
 
@@ -76,10 +76,10 @@ def test_kills(tmp_path: Path) -> None:
 def test_it_sees_what_falls(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     # The checks of what clients say, and of what servers send, are gone.
     monkeypatch.setattr(
-        "strategies.server.replies.check_values",
+        "flwr_frl.strategies.server.replies.check_values",
         lambda said: {n: v for n, v in said.items() if isinstance(v, float)},
     )
-    monkeypatch.setattr("clients.client_app.check_config", dict)
+    monkeypatch.setattr("flwr_frl.clients.client_app.check_config", dict)
     assert len(replies.run(100, 0, FEW[:1]).fell) > 0
     assert len(messages.run(60, 0, tmp_path, FEW[3:]).fell) > 0
     assert check_values({"x": 1.0}) == {"x": 1.0}

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-import simulation
-from strategies.server.report import Report
+from flwr_frl import cli
+from flwr_frl.strategies.server.report import Report
 
 ROOT = Path(__file__).parents[2]
 # Algorithms with personal parts, and settings for quick rounds.
@@ -26,7 +26,7 @@ def run(output: Path, *arguments: str, **overrides) -> int:
     """Run the command line in this process; keyword arguments are settings."""
     names = {name.replace("_", "-"): value for name, value in overrides.items()}
     config = " ".join(f"{name}={json.dumps(value)}" for name, value in names.items())
-    return simulation.main(
+    return cli.main(
         [*arguments, "--backend", "inline", "--output", str(output)]
         + (["--run-config", config] if config else [])
     )
@@ -92,7 +92,7 @@ def assert_refused(arguments: tuple[str, ...], line: str, root: Path, capfd) -> 
     if "--rounds" not in given:
         given += ["--rounds", "1"]
     capfd.readouterr()
-    assert simulation.main(given) == 2
+    assert cli.main(given) == 2
     out, err = capfd.readouterr()
     # A progress bar may have left an empty line.
     assert out.strip() == ""

@@ -11,7 +11,7 @@ from command_line import (
     run,
 )
 
-from task.checkpoint import FILE
+from flwr_frl.task.checkpoint import FILE
 
 BAD = [
     (

@@ -13,14 +13,14 @@ import pytest
 from command_line import STEADY as USUAL
 from command_line import Killed, assert_same_rows, die_in, rows_of, run
 
-import simulation
-from strategies.server.checkpoint import Checkpoint
-from strategies.server.output import locked, put_aside, take_over
-from strategies.server.report import Report
-from strategies.server.results import read_rows
-from strategies.server.terminal import console
-from task.checkpoint import FILE
-from task.settings import SettingsError
+from flwr_frl import running
+from flwr_frl.strategies.server.checkpoint import Checkpoint
+from flwr_frl.strategies.server.output import locked, put_aside, take_over
+from flwr_frl.strategies.server.report import Report
+from flwr_frl.strategies.server.results import read_rows
+from flwr_frl.strategies.server.terminal import console
+from flwr_frl.task.checkpoint import FILE
+from flwr_frl.task.settings import SettingsError
 
 STEADY = {**USUAL, "fraction_train": 1.0}
 
@@ -202,10 +202,10 @@ class Disk:
 
         monkeypatch.setattr(Report, "add", noted)
         for place in (
-            "strategies.server.report.write_atomically",
-            "strategies.server.results.write_atomically",
-            "strategies.server.checkpoint.write_atomically",
-            "strategies.server.report.os.fsync",
+            "flwr_frl.strategies.server.report.write_atomically",
+            "flwr_frl.strategies.server.results.write_atomically",
+            "flwr_frl.strategies.server.checkpoint.write_atomically",
+            "flwr_frl.strategies.server.report.os.fsync",
         ):
             module, _, name = place.rpartition(".")
             owner = (
@@ -326,7 +326,7 @@ def test_lost_heads_are_named_at_a_resume(tmp_path, caplog) -> None:
 def test_interrupted_from_python(tmp_path, monkeypatch) -> None:
     die_in(monkeypatch, 2, KeyboardInterrupt)
     with pytest.raises(KeyboardInterrupt):
-        simulation.simulate(
+        running.simulate(
             "fedavg", backend="inline", rounds=3, clients=5, output=str(tmp_path)
         )
     assert (tmp_path / "fedavg" / FILE).is_file()

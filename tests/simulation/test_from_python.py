@@ -17,18 +17,18 @@ from command_line import (
 )
 from outsiders import Homeless
 
-import simulation
-from clients.client_app import make_app
-from strategies import FedRep
-from task import remembered
-from task.settings import SettingsError, resolve
-from task.tasks import build_task
+from flwr_frl import running
+from flwr_frl.clients.client_app import make_app
+from flwr_frl.strategies import FedRep
+from flwr_frl.task import remembered
+from flwr_frl.task.settings import SettingsError, resolve
+from flwr_frl.task.tasks import build_task
 
 
 def test_a_simulation_from_python_is_that_of_the_command_line(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     quick = {"model": "mlp-2", "batch_size": 50}
-    found = simulation.simulate(
+    found = running.simulate(
         "fedrep", num_clients=20, rounds=2, backend="inline", **quick
     )
     assert run(tmp_path / "other", "fedrep", "--rounds", "2", **quick) == 0
@@ -46,7 +46,7 @@ def test_a_simulation_from_python_is_that_of_the_command_line(tmp_path, monkeypa
 
 def test_a_simulation_from_python_takes_names_as_on_the_command_line(tmp_path):
     found = [
-        simulation.simulate(
+        running.simulate(
             algorithm,
             backend="inline",
             output=str(tmp_path / str(i)),
@@ -112,12 +112,12 @@ def nested() -> list:
 )
 def test_what_no_import_path_leads_to(algorithm, task, line):
     with pytest.raises(SettingsError, match=f"^{line}.* of the module's top level$"):
-        simulation.simulate(algorithm, "inline", task=task)
+        running.simulate(algorithm, "inline", task=task)
 
 
 def test_settings_as_a_notebook_has_them(tmp_path):
     quick = {"model": "mlp-2", "batch_size": np.int64(50), "rounds": np.int32(1)}
-    found = simulation.simulate(
+    found = running.simulate(
         "fedavg",
         "inline",
         output=tmp_path / "out",
@@ -133,7 +133,7 @@ def test_settings_as_a_notebook_has_them(tmp_path):
     assert told["metrics"] == "macro-f1,balanced-accuracy"
     assert (told["batch-size"], told["learning-rate"]) == (50, 0.05)
     with pytest.raises(SettingsError, match=r"metrics is .*; it must be of type str"):
-        simulation.simulate("fedavg", "inline", metrics=[1], output=tmp_path / "no")
+        running.simulate("fedavg", "inline", metrics=[1], output=tmp_path / "no")
 
 
 class Local(FedRep):
@@ -159,7 +159,7 @@ class Local(FedRep):
 def test_bad_input_from_python(tmp_path, monkeypatch, algorithm, settings, line):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(SettingsError, match=f"^{line}") as caught:
-        simulation.simulate(algorithm, **{"backend": "inline", **settings})
+        running.simulate(algorithm, **{"backend": "inline", **settings})
     assert "\n" not in str(caught.value)
     assert list(tmp_path.iterdir()) == []
 
@@ -211,9 +211,9 @@ def test_a_strategy_of_the_script_itself_is_for_one_process(tmp_path, monkeypatc
         "algorithm is .*__main__.Own.*; it must be of a module that workers can import"
     )
     with pytest.raises(SettingsError, match=line):
-        simulation.simulate(own, rounds=1)
+        running.simulate(own, rounds=1)
     monkeypatch.setattr(sys.modules["__main__"], "Own", own, raising=False)
-    found = simulation.simulate(
+    found = running.simulate(
         own, "inline", rounds=1, model="mlp-2", batch_size=50, output=str(tmp_path)
     )
     assert found.summary["rounds"] == 1
@@ -221,9 +221,9 @@ def test_a_strategy_of_the_script_itself_is_for_one_process(tmp_path, monkeypatc
 
 CELL = """
 import torch
-from clients import FedAvgClient
-from strategies import FedAvg
-from task import ExampleSet, ExampleTask, SplitModel
+from flwr_frl.clients import FedAvgClient
+from flwr_frl.strategies import FedAvg
+from flwr_frl.task import ExampleSet, ExampleTask, SplitModel
 from torch import nn
 
 N = 3
@@ -249,7 +249,7 @@ def test_what_is_edited_in_a_process_counts_from_the_next_run_on(
     module = importlib.import_module(write_module("cell", CELL))
 
     def run_it() -> tuple[int, float]:
-        found = simulation.simulate(
+        found = running.simulate(
             module.Mine,
             "inline",
             task=module.table,

@@ -11,7 +11,7 @@ from command_line import (
 )
 from PIL import Image
 
-import simulation
+from flwr_frl import running
 
 
 def folder_of_clients(root: Path, num_clients: int = 2) -> None:
@@ -29,7 +29,7 @@ def warnings_of(arguments: list[str], caplog) -> list[str]:
     """Check what a command line gives, and return what is warned of."""
     caplog.clear()
     namespace, given = simulation.parse(arguments)
-    simulation.check(namespace.algorithms, given, "inline")
+    running.check(namespace.algorithms, given, "inline")
     return [r.getMessage() for r in caplog.records if r.levelno >= logging.WARNING]
 
 
@@ -146,7 +146,7 @@ def test_a_run_warns_once(tmp_path, caplog):
 
 ON_DIGITS = """
 from torch import nn
-from task import ImageTask, SplitModel
+from flwr_frl.task import ImageTask, SplitModel
 
 class OnDigits(ImageTask):
     def __init__(self, settings, num_clients):

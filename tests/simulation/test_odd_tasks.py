@@ -2,14 +2,14 @@
 
 import pytest
 
-from simulation import simulate
-from task.settings import SettingsError
+from flwr_frl import simulate
+from flwr_frl.task.settings import SettingsError
 
 TASK = """
 import torch
 from torch import nn
 
-from task import ExampleSet, ExampleTask, SplitModel
+from flwr_frl.task import ExampleSet, ExampleTask, SplitModel
 
 
 def sets(rows, targets=()):

@@ -4,13 +4,13 @@ import pytest
 from command_line import ROOT, assert_refused, json_of, rows_of, run
 from torch import nn
 
-from task import ExampleTask, SplitModel
-from task.settings import SettingsError
+from flwr_frl.task import ExampleTask, SplitModel
+from flwr_frl.task.settings import SettingsError
 
 TASK = """
 import torch
 from torch import nn
-from task import ExampleSet, ExampleTask, SplitModel
+from flwr_frl.task import ExampleSet, ExampleTask, SplitModel
 
 def table(num_clients, **change):
     x = torch.arange(8.0)[:, None]

@@ -9,12 +9,12 @@ from command_line import STEADY, Killed, die_in, json_of, rows_of, run
 from dp_accounting import dp_event
 from dp_accounting.rdp import RdpAccountant
 
-from clients.algorithms import check_countable
-from strategies.algorithms import build_strategy
-from strategies.server.privacy import FILE, epsilon
-from strategies.server.sampling import Sampler
-from task.privacy import epsilon as example_epsilon
-from task.settings import SettingsError, resolve
+from flwr_frl.clients.algorithms import check_countable
+from flwr_frl.strategies.algorithms import build_strategy
+from flwr_frl.strategies.server.privacy import FILE, epsilon
+from flwr_frl.strategies.server.sampling import Sampler
+from flwr_frl.task.privacy import epsilon as example_epsilon
+from flwr_frl.task.settings import SettingsError, resolve
 
 PRIVATE = {
     **STEADY,

@@ -14,11 +14,11 @@ from command_line import (
     run,
 )
 
-import simulation
-from clients.device import account, state
-from strategies.server.checkpoint import Checkpoint
-from strategies.server.report import Report
-from task.checkpoint import FILE
+from flwr_frl import cli
+from flwr_frl.clients.device import account, state
+from flwr_frl.strategies.server.checkpoint import Checkpoint
+from flwr_frl.strategies.server.report import Report
+from flwr_frl.task.checkpoint import FILE
 
 
 def finished_at(rounds: int, output: Path, algorithm: str, **overrides) -> list[dict]:
@@ -128,7 +128,7 @@ def test_resume_where_the_run_was_is_the_default(tmp_path, undisturbed, monkeypa
     text = " ".join(f"{n.replace('_', '-')}={v!r}" for n, v in options.items())
     text += f" resume='{tmp_path / 'there'}'"
     arguments = ["fedper", "--backend", "inline", "--rounds", "9"]
-    code = simulation.main([*arguments, "--run-config", text])
+    code = cli.main([*arguments, "--run-config", text])
     assert code == 0
     rows = rows_of(tmp_path / "there", "fedper")
     assert_same_rows(rows, undisturbed["fedper"], 1e-12)
@@ -167,7 +167,7 @@ def test_a_full_disk_costs_a_checkpoint_and_not_the_run(tmp_path, monkeypatch):
     def full(*_: object, **__: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("strategies.server.checkpoint.write_atomically", full)
+    monkeypatch.setattr("flwr_frl.strategies.server.checkpoint.write_atomically", full)
     assert run(tmp_path, "fedavg", "--rounds", "2", checkpoint_every=1) == 0
     assert len(rows_of(tmp_path, "fedavg")) == 2
 

@@ -13,14 +13,14 @@ from command_line import (
 )
 from PIL import Image
 
-import simulation
-from strategies import ALGORITHMS
-from strategies.server.plot import plot
-from strategies.server.report import OWN
-from strategies.server_app import make_app
-from task.models import MODELS
-from task.settings import defaults
-from task.tasks import TASKS
+from flwr_frl import cli, running
+from flwr_frl.strategies import ALGORITHMS
+from flwr_frl.strategies.server.plot import plot
+from flwr_frl.strategies.server.report import OWN
+from flwr_frl.strategies.server_app import make_app
+from flwr_frl.task.models import MODELS
+from flwr_frl.task.settings import defaults
+from flwr_frl.task.tasks import TASKS
 
 
 @pytest.fixture(scope="module")
@@ -28,7 +28,7 @@ def compared(tmp_path_factory) -> Path:
     """Output of FedAvg and FedRep on digits."""
     output = tmp_path_factory.mktemp("compared") / "out"
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("strategies.server.report.plot", plot)
+        patch.setattr("flwr_frl.strategies.server.report.plot", plot)
         words = ("fedavg", "fedrep", "--rounds", "15")
         quick = {"model": "mlp-2", "batch_size": 25, "head_epochs": 5}
         assert run(output, *words, **quick) == 0
@@ -161,12 +161,12 @@ def test_settings_on_the_command_line_and_in_a_file_are_the_same(tmp_path):
     file = tmp_path / "settings.toml"
     file.write_text("num-server-rounds = 2\nbatch-size = 32\nmodel = 'mlp-2'\n")
     common = ["fedper", "--backend", "inline", "--run-config", str(file)]
-    simulation.main([*common, "--output", str(tmp_path / "a")])
+    cli.main([*common, "--output", str(tmp_path / "a")])
     run(tmp_path / "b", "fedper", "--rounds", "2", batch_size=32, model="mlp-2")
     found = rows_of(tmp_path / "a", "fedper")
     assert_same_rows(found, rows_of(tmp_path / "b", "fedper"), 0)
     # A flag is nearer than the file.
-    simulation.main([*common, "--output", str(tmp_path / "c"), "--rounds", "1"])
+    cli.main([*common, "--output", str(tmp_path / "c"), "--rounds", "1"])
     assert len(rows_of(tmp_path / "c", "fedper")) == 1
 
 
@@ -222,7 +222,7 @@ def test_a_server_app_of_its_own():
 
 
 def test_list(capsys):
-    assert simulation.main(["--list"]) == 0
+    assert cli.main(["--list"]) == 0
     lines = capsys.readouterr().out.splitlines()
     listed = {tuple(line.split()[:2]) for line in lines}
     assert {("algorithm", name) for name in ALGORITHMS} <= listed
@@ -232,7 +232,7 @@ def test_list(capsys):
 
 def test_whoever_reads_the_list_may_stop(nobody_reads):
     with nobody_reads():
-        assert simulation.main(["--list"]) == 0
+        assert cli.main(["--list"]) == 0
 
 
 def test_flags_and_settings():
@@ -268,9 +268,9 @@ def test_a_flag_counts_where_the_run_config_says_otherwise(tmp_path):
 
 def test_what_is_not_given_has_its_default(tmp_path):
     given = {"seed": 4, "learning-rate": 1}
-    settings = simulation.check(["fedavg"], given, "inline")
+    settings = running.check(["fedavg"], given, "inline")
     # Simulated clients that do not answer never will; those that do take their time.
     others = {"max-empty-rounds": 3, "round-timeout": 365 * 86400.0}
     assert settings == {**defaults(), "seed": 4, "learning-rate": 1.0, **others}
-    settings = simulation.check(["fedavg"], {"max-empty-rounds": 7}, "inline")
+    settings = running.check(["fedavg"], {"max-empty-rounds": 7}, "inline")
     assert settings["max-empty-rounds"] == 7

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from command_line import ROOT, assert_refused, config, json_of, rows_of, run
 
-import simulation
+from flwr_frl import cli, running
 
 QUICK = {
     "evaluate_last": 2,
@@ -56,7 +56,7 @@ def test_seeds_in_turn_and_resumed(tmp_path, monkeypatch, capsys):
         (name, seed) for name in ("fedavg", "fedper") for seed in ("3", "4")
     }
     # Interrupted in the second seed, it goes on with the same numbers.
-    original, runs = simulation.run, []
+    original, runs = running.run, []
 
     def interrupted(algorithm, settings, backend):
         runs.append(algorithm)
@@ -65,7 +65,7 @@ def test_seeds_in_turn_and_resumed(tmp_path, monkeypatch, capsys):
         return original(algorithm, settings, backend)
 
     with monkeypatch.context() as patched:
-        patched.setattr(simulation, "run", interrupted)
+        patched.setattr(cli, "run", interrupted)
         go(parts, "fedavg", "fedper", "--seeds", "2", "--seed", "3", code=130)
     assert f'resume="{parts}"' in capsys.readouterr().err
     again = ("fedavg", "fedper", "--seeds", "2", "--seed", "3")

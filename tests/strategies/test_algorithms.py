@@ -2,8 +2,8 @@
 
 import pytest
 
-from clients.algorithms import load_client
-from strategies.algorithms import (
+from flwr_frl.clients.algorithms import load_client
+from flwr_frl.strategies.algorithms import (
     ALGORITHMS,
     build_strategy,
     check_names,
@@ -12,10 +12,10 @@ from strategies.algorithms import (
     short_name,
     strategy_class,
 )
-from strategies.fedrep import FedRep, FedRepLinear
-from strategies.flute import FLUTEStar
-from strategies.srpfl import FLANP, SRPFL
-from task.settings import SettingsError, resolve
+from flwr_frl.strategies.fedrep import FedRep, FedRepLinear
+from flwr_frl.strategies.flute import FLUTEStar
+from flwr_frl.strategies.srpfl import FLANP, SRPFL
+from flwr_frl.task.settings import SettingsError, resolve
 
 
 def settings_of(algorithm: str, task: str = "digits", **more):
@@ -42,13 +42,13 @@ def test_a_name_and_the_path_behind_it_are_the_same(name):
 @pytest.mark.parametrize(
     ("algorithm", "task", "expected"),
     [
-        ("fedrep", "digits", "strategies.fedrep:FedRep"),
-        ("fedrep", "linear", "strategies.fedrep:FedRepLinear"),
-        ("flute", "linear", "strategies.flute:FLUTELinear"),
+        ("fedrep", "digits", "flwr_frl.strategies.fedrep:FedRep"),
+        ("fedrep", "linear", "flwr_frl.strategies.fedrep:FedRepLinear"),
+        ("flute", "linear", "flwr_frl.strategies.flute:FLUTELinear"),
         # It has no linear case, though FLUTE has.
-        ("flute-star", "linear", "strategies.flute:FLUTEStar"),
-        ("fedavg", "linear", "strategies.fedavg:FedAvg"),
-        ("srpfl", "linear", "strategies.srpfl:SRPFL"),
+        ("flute-star", "linear", "flwr_frl.strategies.flute:FLUTEStar"),
+        ("fedavg", "linear", "flwr_frl.strategies.fedavg:FedAvg"),
+        ("srpfl", "linear", "flwr_frl.strategies.srpfl:SRPFL"),
         ("outsiders:Plain", "digits", "outsiders:Plain"),
         ("outsiders:Plain", "linear", "outsiders:PlainLinear"),
         ("outsiders:Elsewhere.Plain", "digits", "outsiders:Elsewhere.Plain"),
@@ -61,15 +61,15 @@ def test_a_task_may_be_a_case_of_its_own(algorithm, task, expected):
 @pytest.mark.parametrize(
     ("algorithm", "task", "expected"),
     [
-        ("fedrep", "digits", "clients.fedrep:FedRepClient"),
-        ("fedrep", "linear", "clients.fedrep:FedRepLinearClient"),
-        ("srpfl", "digits", "clients.fedrep:FedRepClient"),
-        ("srpfl", "linear", "clients.fedrep:FedRepLinearClient"),
-        ("lg-srpfl", "digits", "clients.lg_fedavg:LGFedAvgClient"),
-        ("flanp", "digits", "clients.fedavg:FedAvgClient"),
-        ("flanp-ft", "digits", "clients.fedavg:FedAvgClient-ft"),
-        ("srpfl-flute", "linear", "clients.flute:FLUTELinearClient"),
-        ("outsiders:Hooked", "digits", "clients.fedavg:FedAvgClient"),
+        ("fedrep", "digits", "flwr_frl.clients.fedrep:FedRepClient"),
+        ("fedrep", "linear", "flwr_frl.clients.fedrep:FedRepLinearClient"),
+        ("srpfl", "digits", "flwr_frl.clients.fedrep:FedRepClient"),
+        ("srpfl", "linear", "flwr_frl.clients.fedrep:FedRepLinearClient"),
+        ("lg-srpfl", "digits", "flwr_frl.clients.lg_fedavg:LGFedAvgClient"),
+        ("flanp", "digits", "flwr_frl.clients.fedavg:FedAvgClient"),
+        ("flanp-ft", "digits", "flwr_frl.clients.fedavg:FedAvgClient-ft"),
+        ("srpfl-flute", "linear", "flwr_frl.clients.flute:FLUTELinearClient"),
+        ("outsiders:Hooked", "digits", "flwr_frl.clients.fedavg:FedAvgClient"),
     ],
 )
 def test_a_strategy_names_its_client(algorithm, task, expected):
@@ -86,7 +86,7 @@ def test_who_reads_settings():
     # What it wraps is no question there.
     owners = settings_owners(settings_of("flanp", srpfl_base="flute-star"))
     assert owners[0] is FLANP
-    assert path_of(owners[1]) == "strategies.fedavg:FedAvg"
+    assert path_of(owners[1]) == "flwr_frl.strategies.fedavg:FedAvg"
 
 
 WRONG = {

@@ -8,11 +8,10 @@ import torch
 from cohort_tasks import N, dense
 from outcomes import assert_same, outcome
 
-import task.calls
-from task import ExampleSet, cohort
-from task.models import SplitModel
-from task.settings import SettingsError
-from task.training import SGD, Proximal, evaluate, gradient, train
+from flwr_frl.task import ExampleSet, cohort
+from flwr_frl.task.models import SplitModel
+from flwr_frl.task.settings import SettingsError
+from flwr_frl.task.training import SGD, Proximal, evaluate, gradient, train
 
 CE = torch.nn.functional.cross_entropy
 # They make their own steps with gradients.
@@ -100,7 +99,7 @@ def test_batch_norms_keep_each_client_s_own_statistics(part, made):
 def test_recorded_calls_give_the_same_numbers(algorithm, name, monkeypatch):
     own = {"task": f"cohort_tasks:{name}", "batch-size": 3, "head-epochs": 2}
     expected = outcome(algorithm, "off", **own)
-    monkeypatch.setattr("task.stacked.RECORD_AFTER", 0)
+    monkeypatch.setattr("flwr_frl.task.stacked.RECORD_AFTER", 0)
     assert_same(outcome(algorithm, N, **own), expected, 3e-5)
 
 
@@ -157,7 +156,7 @@ def test_what_changes_in_a_user_s_code_is_never_recorded(where, monkeypatch):
         batch = torch.randn(4, 6), torch.arange(4) % 3
         return gradient(model, *batch, loss, SGD()).item()
 
-    monkeypatch.setattr("task.stacked.RECORD_AFTER", 0)
+    monkeypatch.setattr("flwr_frl.task.stacked.RECORD_AFTER", 0)
     for factor in (1.0, 3.0):
         monkeypatch.setitem(FACTOR, "now", factor)
         found = cohort.together([work] * 3, 3)

@@ -14,9 +14,9 @@ from softmax_runs import (
     start,
 )
 
-from clients import FedMTLClient
-from strategies import FedMTL
-from task.settings import SettingsError
+from flwr_frl.clients import FedMTLClient
+from flwr_frl.strategies import FedMTL
+from flwr_frl.task.settings import SettingsError
 
 
 def numpy_fed_mtl(trained, pull, momentum=0.0, decay=0.0):
@@ -82,7 +82,9 @@ def test_with_noise_the_mean_goes_towards_the_models_of_those_that_answer():
 @pytest.mark.parametrize("algorithm", ["fed-mtl", "l2gd"])
 def test_noise_does_not_add_up_in_the_mean(algorithm, monkeypatch):
     # Added up, it has been 1.1 to 1.4 after 40 rounds, and 2.5 after 160.
-    monkeypatch.setattr("strategies.server.privacy.ClientPrivacy.spent", lambda _: {})
+    monkeypatch.setattr(
+        "flwr_frl.strategies.server.privacy.ClientPrivacy.spent", lambda _: {}
+    )
     noise = {"server_dp_noise": 0.3, "server_dp_clip": 1.0, "server_dp_delta": 1e-5}
     own = {"fed-mtl": {"mtl_lambda": 0.5}, "l2gd": {"l2gd_lambda": 0.5}}[algorithm]
     usual = {"fraction_train": 1.0, "learning_rate": 0.1, "weight_decay": 0.05}

@@ -16,8 +16,8 @@ from softmax_runs import (
     weights,
 )
 
-import simulation
-from task import ExampleSet, ExampleTask
+from flwr_frl import cli
+from flwr_frl.task import ExampleSet, ExampleTask
 
 TASK = {"task": "layered:layered"}
 START_EPOCHS = 4
@@ -150,7 +150,6 @@ def test_without_examples_the_weights_are_as_they_last_were():
 
 
 def test_the_share_is_drawn_anew_and_is_that_large(monkeypatch):
-    import task.examples
 
     sizes = []
     original = task.examples.ExampleSet.sample
@@ -177,6 +176,6 @@ def test_the_share_is_drawn_anew_and_is_that_large(monkeypatch):
 )
 def test_a_bad_value_is_one_line(name, value, allowed, capsys):
     given = ["fedala", "--backend", "inline", "--run-config", f"{name}={value}"]
-    assert simulation.main(given) == 2
+    assert cli.main(given) == 2
     line = f"error: {name} is {value}; it must be {allowed}\n"
     assert capsys.readouterr().err == line

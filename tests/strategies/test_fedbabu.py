@@ -7,7 +7,7 @@ import pytest
 from layered import gradients, loss_of, parts, start
 from softmax_runs import RATE, STEPS, N, assert_near, mean, run, weights
 
-import simulation
+from flwr_frl import cli
 
 TASK = {"task": "layered:layered"}
 
@@ -92,7 +92,7 @@ def test_the_body_is_not_fedavg_s():
 )
 def test_a_bad_value_is_one_line(name, value, allowed, capsys):
     given = ["fedbabu", "--backend", "inline", "--run-config", f"{name}={value}"]
-    assert simulation.main(given) == 2
+    assert cli.main(given) == 2
     assert capsys.readouterr().err == f"error: {name} is {allowed}\n"
 
 

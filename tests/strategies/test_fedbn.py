@@ -21,12 +21,12 @@ from softmax_runs import (
 )
 from torch import nn
 
-import simulation
-from clients.device.state import PersonalState
-from clients.fedbn import FedBNClient
-from task import ExampleSet, ExampleTask, SplitModel
-from task.settings import build, resolve
-from task.tasks import build_task
+from flwr_frl import cli
+from flwr_frl.clients.device.state import PersonalState
+from flwr_frl.clients.fedbn import FedBNClient
+from flwr_frl.task import ExampleSet, ExampleTask, SplitModel
+from flwr_frl.task.settings import build, resolve
+from flwr_frl.task.tasks import build_task
 
 TASK = {"task": "softmax_runs:scaled"}
 NORM = [
@@ -141,7 +141,7 @@ def test_a_model_without_a_batch_norm_is_refused(algorithm, tmp_path, capsys):
     output = tmp_path / "results"
     given = [algorithm, "--backend", "inline", "--output", str(output)]
     given += ["--run-config", "srpfl-base='fedbn'"]
-    assert simulation.main(given) == 2
+    assert cli.main(given) == 2
     line = f"algorithm '{algorithm}' and task 'digits': it needs a model with batch"
     assert f"{line} norms, resnet20 say\n" in capsys.readouterr().err
     assert not output.exists()

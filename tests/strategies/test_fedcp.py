@@ -16,10 +16,10 @@ from softmax_runs import (
 )
 from torch import nn
 
-from clients import FedCPClient
-from clients.fedcp import BANDWIDTHS, SeparatingHead, discrepancy
-from task import ExampleTask, SplitModel
-from task.settings import SettingsError
+from flwr_frl.clients import FedCPClient
+from flwr_frl.clients.fedcp import BANDWIDTHS, SeparatingHead, discrepancy
+from flwr_frl.task import ExampleTask, SplitModel
+from flwr_frl.task.settings import SettingsError
 
 K, RATE, STEPS = 3, 0.3, 3
 LAMBDA = FedCPClient.settings_type().fedcp_lambda

@@ -16,7 +16,7 @@ from softmax_runs import (
     weights,
 )
 
-import simulation
+from flwr_frl import cli
 
 TASK = {"task": "layered:layered"}
 KAPPA, MU = 3.0, 0.7
@@ -144,14 +144,14 @@ def learn_mean_of_last_batch(a, w, i):
 )
 def test_a_bad_value_is_one_line(name, value, allowed, capsys):
     given = ["feddbe", "--backend", "inline", "--run-config", f"{name}={value}"]
-    assert simulation.main(given) == 2
+    assert cli.main(given) == 2
     line = f"error: {name} is {value}; it must be {allowed}\n"
     assert capsys.readouterr().err == line
 
 
 def test_a_head_without_a_bias_is_refused(tmp_path, capsys):
     given = ["feddbe", "--backend", "inline", "--task", "linear"]
-    assert simulation.main([*given, "--output", str(tmp_path / "results")]) == 2
+    assert cli.main([*given, "--output", str(tmp_path / "results")]) == 2
     line = "it needs a head that begins with a linear layer with a bias\n"
     whole = f"algorithm 'feddbe' and task 'linear': {line}"
     assert capsys.readouterr().err.endswith(whole)

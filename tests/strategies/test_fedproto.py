@@ -27,18 +27,18 @@ from softmax_runs import (
 )
 from torch import nn
 
-import simulation
-from clients.algorithms import complete
-from clients.client_app import make_app
-from clients.device.identity import client_setup
-from strategies import FedProto, build_strategy
-from strategies.grids.simulation import InlineGrid
-from strategies.server.checks import InvalidReplyError
-from strategies.server.replies import to_record
-from strategies.server.rounds import run_rounds
-from task import ExampleSet
-from task.models import MODELS
-from task.settings import resolve
+from flwr_frl import cli
+from flwr_frl.clients.algorithms import complete
+from flwr_frl.clients.client_app import make_app
+from flwr_frl.clients.device.identity import client_setup
+from flwr_frl.strategies import FedProto, build_strategy
+from flwr_frl.strategies.grids.simulation import InlineGrid
+from flwr_frl.strategies.server.checks import InvalidReplyError
+from flwr_frl.strategies.server.replies import to_record
+from flwr_frl.strategies.server.rounds import run_rounds
+from flwr_frl.task import ExampleSet
+from flwr_frl.task.models import MODELS
+from flwr_frl.task.settings import resolve
 
 TASK = {"task": "layered:layered"}
 PULL = 2.0
@@ -347,7 +347,7 @@ def test_a_device_says_which_model_it_has(narrow):
 def test_bad_input_is_one_line(given, line, tmp_path, capsys):
     output = tmp_path / "results"
     options = ["--backend", "inline", "--output", str(output), "--run-config", given]
-    assert simulation.main(["fedproto", *options]) == 2
+    assert cli.main(["fedproto", *options]) == 2
     error = capsys.readouterr().err
     assert line in error
     assert error.count("\n") == 1

@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 from softmax_runs import N, draw, normed, run
 
-import simulation
-from simulation import simulate
+from flwr_frl import cli, simulate
 
 ALGORITHMS = ("fedprox", "scaffold", "ditto", "apfl")
 USUAL = {"momentum": 0.5, "weight_decay": 1e-3, "learning_rate": 0.1}
@@ -39,9 +38,7 @@ def test_a_bad_value_is_one_line(
     file = tmp_path / "settings.toml"
     file.write_text(f"{name} = {text}\nsrpfl-base = {algorithm!r}\n")
     chosen = "srpfl" if srpfl else algorithm
-    assert (
-        simulation.main([chosen, "--backend", "inline", "--run-config", str(file)]) == 2
-    )
+    assert cli.main([chosen, "--backend", "inline", "--run-config", str(file)]) == 2
     line = f"error: {name} is {value}; it must be {allowed}\n"
     assert capsys.readouterr().err == line
 

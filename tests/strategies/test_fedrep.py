@@ -4,12 +4,12 @@ import numpy as np
 import pytest
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, RecordDict
 
-from clients.client_app import make_app
-from strategies import ALGORITHMS, FedRep, FedRepLinear, build_strategy
-from strategies.grids.simulation import InlineGrid
-from strategies.server.replies import to_record
-from task.settings import SettingsError, build, resolve
-from task.tasks.linear import LinearTask, principal_angle_distance
+from flwr_frl.clients.client_app import make_app
+from flwr_frl.strategies import ALGORITHMS, FedRep, FedRepLinear, build_strategy
+from flwr_frl.strategies.grids.simulation import InlineGrid
+from flwr_frl.strategies.server.replies import to_record
+from flwr_frl.task.settings import SettingsError, build, resolve
+from flwr_frl.task.tasks.linear import LinearTask, principal_angle_distance
 
 WEIGHT = "representation.weight"
 

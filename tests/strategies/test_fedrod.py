@@ -25,11 +25,11 @@ from softmax_runs import (
 )
 from torch import nn
 
-from clients import FedRoDClient
-from clients.device.state import PersonalState
-from clients.fedrod import BothLosses, TwoHeads
-from task import ExampleSet, ExampleTask, SplitModel
-from task.settings import SettingsError
+from flwr_frl.clients import FedRoDClient
+from flwr_frl.clients.device.state import PersonalState
+from flwr_frl.clients.fedrod import BothLosses, TwoHeads
+from flwr_frl.task import ExampleSet, ExampleTask, SplitModel
+from flwr_frl.task.settings import SettingsError
 
 
 def slope_of(scores, i):

@@ -3,12 +3,12 @@
 import pytest
 from softmax_runs import RATE, N, assert_same, gradient, loss_of, matrix, run
 
-from clients import FedAvgClient
-from clients.algorithms import client_class
-from clients.fine_tuning import FineTuned, fine_tuned
-from strategies import FedAvg, FedAvgFT, build_strategy
-from strategies.algorithms import strategy_class
-from task.settings import SettingsError, resolve
+from flwr_frl.clients import FedAvgClient
+from flwr_frl.clients.algorithms import client_class
+from flwr_frl.clients.fine_tuning import FineTuned, fine_tuned
+from flwr_frl.strategies import FedAvg, FedAvgFT, build_strategy
+from flwr_frl.strategies.algorithms import strategy_class
+from flwr_frl.task.settings import SettingsError, resolve
 
 EPOCHS = 4
 USUAL = {"weight_decay": 0.05, "proximal_mu": 1.5}
@@ -47,9 +47,9 @@ def test_without_epochs_it_is_its_base():
 @pytest.mark.parametrize(
     ("name", "path"),
     [
-        ("fedprox-ft", "strategies.fedprox:FedProx-ft"),
-        ("flute-ft", "strategies.flute:FLUTE-ft"),
-        ("flanp-ft", "strategies.srpfl:FLANP-ft"),
+        ("fedprox-ft", "flwr_frl.strategies.fedprox:FedProx-ft"),
+        ("flute-ft", "flwr_frl.strategies.flute:FLUTE-ft"),
+        ("flanp-ft", "flwr_frl.strategies.srpfl:FLANP-ft"),
         ("outsiders:Hooked-ft", "outsiders:Hooked-ft"),
     ],
 )

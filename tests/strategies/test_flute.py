@@ -12,15 +12,15 @@ from flwr.app import (
     RecordDict,
 )
 
-from clients.client_app import make_app
-from strategies import FLUTE, FLUTELinear, build_strategy
-from strategies.grids.simulation import InlineGrid
-from strategies.server.replies import to_record
-from strategies.server.rounds import run_rounds
-from task.neural_collapse import neural_collapse
-from task.settings import SettingsError, resolve
-from task.tasks import build_task
-from task.tasks.linear import LinearTask
+from flwr_frl.clients.client_app import make_app
+from flwr_frl.strategies import FLUTE, FLUTELinear, build_strategy
+from flwr_frl.strategies.grids.simulation import InlineGrid
+from flwr_frl.strategies.server.replies import to_record
+from flwr_frl.strategies.server.rounds import run_rounds
+from flwr_frl.task.neural_collapse import neural_collapse
+from flwr_frl.task.settings import SettingsError, resolve
+from flwr_frl.task.tasks import build_task
+from flwr_frl.task.tasks.linear import LinearTask
 
 WEIGHT, REPRESENTATION = "head.weight", "representation.weight"
 

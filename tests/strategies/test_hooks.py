@@ -7,15 +7,15 @@ from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MessageType
 from function_clients import grid_of, honest, partition_of
 from outsiders import Hooked
 
-import simulation
-from clients.client_app import make_app
-from strategies import FedRep, build_strategy
-from strategies.grids.simulation import InlineGrid
-from strategies.hooks import RunHooks
-from strategies.server.replies import unused_state
-from strategies.server.rounds import run_rounds
-from strategies.server_app import run, server_settings
-from task.settings import SettingsError, resolve
+from flwr_frl import running
+from flwr_frl.clients.client_app import make_app
+from flwr_frl.strategies import FedRep, build_strategy
+from flwr_frl.strategies.grids.simulation import InlineGrid
+from flwr_frl.strategies.hooks import RunHooks
+from flwr_frl.strategies.server.replies import unused_state
+from flwr_frl.strategies.server.rounds import run_rounds
+from flwr_frl.strategies.server_app import run, server_settings
+from flwr_frl.task.settings import SettingsError, resolve
 
 
 def rows_after(tmp_path, name: str, grid: InlineGrid, **more) -> list[dict]:
@@ -136,11 +136,11 @@ def test_too_few_clients_end_a_run_before_it_begins(tmp_path):
 
 def test_what_simulation_begins_with():
     outsider = "outsiders:Hooked"
-    settings = simulation.check([outsider], {"num-clients": 5}, "inline")
+    settings = running.check([outsider], {"num-clients": 5}, "inline")
     assert (settings["evaluate-last"], settings["fewest"]) == (4, 3)
-    settings = simulation.check([outsider], {"evaluate-last": 7}, "inline")
+    settings = running.check([outsider], {"evaluate-last": 7}, "inline")
     assert (settings["evaluate-last"], settings["fewest"]) == (7, 3)
-    settings = simulation.check(["outsiders:Unhooked"], {}, "inline")
+    settings = running.check(["outsiders:Unhooked"], {}, "inline")
     assert (settings["evaluate-last"], settings["fewest"]) == (10, 2)
     # And nowhere else.
     assert server_settings({"algorithm": outsider})["fewest"] == 2
@@ -157,13 +157,13 @@ def test_what_simulation_begins_with():
 )
 def test_an_outsiders_settings_are_checked_like_ours(given, line):
     with pytest.raises(SettingsError) as caught:
-        simulation.check(["outsiders:Hooked"], given, "inline")
+        running.check(["outsiders:Hooked"], given, "inline")
     assert str(caught.value).startswith(line)
 
 
 def test_the_settings_of_others_are_unknown_without_it():
     with pytest.raises(SettingsError, match=r"^unknown setting 'fewest'"):
-        simulation.check(["fedavg"], {"fewest": 3}, "inline")
+        running.check(["fedavg"], {"fewest": 3}, "inline")
 
 
 @pytest.mark.parametrize("name", ["fedrep", "srpfl", "outsiders:Hooked"])

@@ -18,11 +18,11 @@ from softmax_runs import (
     start,
 )
 
-from clients import L2GDClient
-from clients.l2gd import L2GDSettings
-from strategies import L2GD
-from task import SplitModel
-from task.settings import SettingsError
+from flwr_frl.clients import L2GDClient
+from flwr_frl.clients.l2gd import L2GDSettings
+from flwr_frl.strategies import L2GD
+from flwr_frl.task import SplitModel
+from flwr_frl.task.settings import SettingsError
 
 P = 0.4
 # αλ/(np) = ηλ (1 − p)/p = 0.45 λ

@@ -6,20 +6,20 @@ import numpy as np
 import pytest
 from flwr.app import ConfigRecord, Message, MessageType
 
-import simulation
-from clients.algorithms import complete
-from clients.client_app import make_app
-from clients.device.state import PREFIX
-from strategies import build_strategy
-from strategies.gossip.graphs import build_graph
-from strategies.grids.simulation import InlineGrid
-from strategies.server.rounds import run_rounds
-from task.compression.per_tensor import create
-from task.saddle_point.constraints import directed
-from task.saddle_point.network import Network
-from task.settings import SettingsError, resolve
-from task.tasks import build_task
-from task.tasks.multi_task import MultiTaskSetup
+from flwr_frl import running
+from flwr_frl.clients.algorithms import complete
+from flwr_frl.clients.client_app import make_app
+from flwr_frl.clients.device.state import PREFIX
+from flwr_frl.strategies import build_strategy
+from flwr_frl.strategies.gossip.graphs import build_graph
+from flwr_frl.strategies.grids.simulation import InlineGrid
+from flwr_frl.strategies.server.rounds import run_rounds
+from flwr_frl.task.compression.per_tensor import create
+from flwr_frl.task.saddle_point.constraints import directed
+from flwr_frl.task.saddle_point.network import Network
+from flwr_frl.task.settings import SettingsError, resolve
+from flwr_frl.task.tasks import build_task
+from flwr_frl.task.tasks.multi_task import MultiTaskSetup
 
 NODES = 6
 
@@ -324,5 +324,5 @@ def test_bad_numbers(given, message):
 def test_algorithms_and_tasks_that_do_not_go_together(algorithm, task, line):
     line = f"algorithm {algorithm!r} and task {task!r}: {line}"
     with pytest.raises(SettingsError, match=f"^{line}") as caught:
-        simulation.check([algorithm], {"task": task}, "inline")
+        running.check([algorithm], {"task": task}, "inline")
     assert "\n" not in str(caught.value)

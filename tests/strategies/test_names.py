@@ -7,11 +7,11 @@ import pytest
 from flwr.app import ArrayRecord, Context, Message, MessageType
 from function_clients import averaging, grid_of, honest
 
-from strategies import DPSGD, FLUTE, FedAvg
-from strategies.base import BaseStrategy
-from strategies.grids.arrivals import RealArrivals
-from strategies.grids.patient import PatientGrid
-from strategies.grids.simulation import InlineGrid
+from flwr_frl.strategies import DPSGD, FLUTE, FedAvg
+from flwr_frl.strategies.base import BaseStrategy
+from flwr_frl.strategies.grids.arrivals import RealArrivals
+from flwr_frl.strategies.grids.patient import PatientGrid
+from flwr_frl.strategies.grids.simulation import InlineGrid
 
 
 @dataclass

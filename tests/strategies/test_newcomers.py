@@ -18,16 +18,16 @@ from softmax_runs import (
     start,
 )
 
-from clients.device.simulated import newcomers
-from clients.device.slots import HEAD
-from clients.fedavg import FedAvgClient
-from clients.fedrep import solve_head
-from simulation import simulate
-from strategies import FedAvg
-from strategies.server.newcomers import curve, let_join, plot, summarize
-from strategies.server.replies import to_record
-from task.settings import SettingsError, resolve
-from task.tasks import build_task
+from flwr_frl import simulate
+from flwr_frl.clients.device.simulated import newcomers
+from flwr_frl.clients.device.slots import HEAD
+from flwr_frl.clients.fedavg import FedAvgClient
+from flwr_frl.clients.fedrep import solve_head
+from flwr_frl.strategies import FedAvg
+from flwr_frl.strategies.server.newcomers import curve, let_join, plot, summarize
+from flwr_frl.strategies.server.replies import to_record
+from flwr_frl.task.settings import SettingsError, resolve
+from flwr_frl.task.tasks import build_task
 
 EPOCHS = 4
 NEW = sorted(newcomers(N, 2, 0))

@@ -9,13 +9,13 @@ import torch
 from cohort_tasks import N, dense, dropping
 from outcomes import assert_same, outcome
 
-from clients.device.evaluation import evaluate_model
-from clients.personalize import personalize
-from clients.personalize.fitting import Fitted
-from simulation import simulate
-from task import devices, resident
-from task.cohort import scratch_model
-from task.examples import ExampleSet
+from flwr_frl import simulate
+from flwr_frl.clients.device.evaluation import evaluate_model
+from flwr_frl.clients.personalize import personalize
+from flwr_frl.clients.personalize.fitting import Fitted
+from flwr_frl.task import devices, resident
+from flwr_frl.task.cohort import scratch_model
+from flwr_frl.task.examples import ExampleSet
 
 double = pytest.importorskip("double_device", exc_type=(ImportError, AttributeError))
 

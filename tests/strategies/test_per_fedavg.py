@@ -20,10 +20,10 @@ from softmax_runs import (
 )
 from torch import nn
 
-from clients import HFMAMLClient, PerFedAvgClient
-from clients.device.state import PersonalState
-from clients.per_fedavg import PerFedAvgSettings
-from task import ExampleSet, ExampleTask, SplitModel
+from flwr_frl.clients import HFMAMLClient, PerFedAvgClient
+from flwr_frl.clients.device.state import PersonalState
+from flwr_frl.clients.per_fedavg import PerFedAvgSettings
+from flwr_frl.task import ExampleSet, ExampleTask, SplitModel
 
 ALPHA = 0.4
 BOTH = pytest.mark.parametrize("algorithm", ["per-fedavg", "hf-maml"])
@@ -131,7 +131,7 @@ def test_clients_are_tested_one_step_from_the_meta_model(algorithm):
 
 
 def test_the_step_is_that_of_the_mean_over_all_batches(monkeypatch):
-    monkeypatch.setattr("clients.per_fedavg.EVALUATION_BATCH", 4)
+    monkeypatch.setattr("flwr_frl.clients.per_fedavg.EVALUATION_BATCH", 4)
     found = run("per-fedavg", 1, evaluate=True, inner_learning_rate=ALPHA)
     w = matrix(found.arrays[-1])
     for i, metrics in enumerate(found.metrics[-1]):

@@ -18,7 +18,7 @@ from softmax_runs import (
     weights,
 )
 
-import simulation
+from flwr_frl import cli
 
 K = 4
 PLAIN = {"pfedme_lambda": 2.0, "pfedme_eta": 0.1, "pfedme_steps": K}
@@ -139,6 +139,6 @@ def test_a_bad_value_is_one_line(name, value, allowed, tmp_path, capsys):
     file = tmp_path / "settings.toml"
     file.write_text(f"{name} = {json.dumps(value)}\n".replace("NaN", "nan"))
     given = ["pfedme", "--backend", "inline", "--run-config", str(file)]
-    assert simulation.main(given) == 2
+    assert cli.main(given) == 2
     line = f"error: {name} is {value}; it must be {allowed}\n"
     assert capsys.readouterr().err == line

@@ -3,15 +3,15 @@
 import pytest
 from function_clients import START, grid_of
 
-from clients.client_app import make_app
-from strategies import SRPFL, FedAvg, build_strategy
-from strategies.algorithms import strategy_class
-from strategies.grids.simulation import InlineGrid
-from strategies.hooks import RunHooks
-from strategies.server.replies import to_record
-from strategies.server_app import run
-from task.settings import SettingsError, resolve
-from task.tasks import build_task
+from flwr_frl.clients.client_app import make_app
+from flwr_frl.strategies import SRPFL, FedAvg, build_strategy
+from flwr_frl.strategies.algorithms import strategy_class
+from flwr_frl.strategies.grids.simulation import InlineGrid
+from flwr_frl.strategies.hooks import RunHooks
+from flwr_frl.strategies.server.replies import to_record
+from flwr_frl.strategies.server_app import run
+from flwr_frl.task.settings import SettingsError, resolve
+from flwr_frl.task.tasks import build_task
 
 
 @pytest.mark.parametrize(

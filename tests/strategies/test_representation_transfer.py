@@ -15,19 +15,19 @@ from flwr.app import (
     RecordDict,
 )
 
-import simulation
-from clients.client_app import make_app
-from clients.device.state import PersonalState
-from strategies import build_strategy
-from strategies.grids.simulation import InlineGrid
-from strategies.representation_transfer import (
+from flwr_frl import cli
+from flwr_frl.clients.client_app import make_app
+from flwr_frl.clients.device.state import PersonalState
+from flwr_frl.strategies import build_strategy
+from flwr_frl.strategies.grids.simulation import InlineGrid
+from flwr_frl.strategies.representation_transfer import (
     RepresentationTransfer,
     RepresentationTransferLinear,
 )
-from strategies.server.rounds import run_rounds
-from strategies.server_app import run
-from task.settings import SettingsError, resolve
-from task.transfer import TransferData
+from flwr_frl.strategies.server.rounds import run_rounds
+from flwr_frl.strategies.server_app import run
+from flwr_frl.task.settings import SettingsError, resolve
+from flwr_frl.task.transfer import TransferData
 
 WEIGHT = "representation.weight"
 SMALL = {"dimension": 12, "rank": 2, "num_sources": 4, "num_clients": 7}
@@ -381,7 +381,7 @@ def test_only_float32_transport():
 def test_the_command_line_refuses_with_one_line(config, line, capsys, tmp_path):
     out = tmp_path / "out"
     arguments = ["representation-transfer", "--task", "transfer", "--output", str(out)]
-    assert simulation.main([*arguments, "--run-config", config]) == 2
+    assert cli.main([*arguments, "--run-config", config]) == 2
     error = capsys.readouterr().err
     assert error.startswith(f"error: {line}")
     assert error.count("\n") == 1

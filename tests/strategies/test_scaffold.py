@@ -21,11 +21,11 @@ from softmax_runs import (
 )
 from torch import nn
 
-from clients import SCAFFOLDClient, TrainingSettings
-from clients.device.state import PersonalState
-from strategies import SCAFFOLD, build_strategy
-from task import ExampleSet, ExampleTask
-from task.settings import SettingsError, resolve
+from flwr_frl.clients import SCAFFOLDClient, TrainingSettings
+from flwr_frl.clients.device.state import PersonalState
+from flwr_frl.strategies import SCAFFOLD, build_strategy
+from flwr_frl.task import ExampleSet, ExampleTask
+from flwr_frl.task.settings import SettingsError, resolve
 
 EVERYBODY = list(range(N))
 
@@ -158,7 +158,9 @@ def test_what_is_cut_off_changes_does_not_stay_in_c(rule):
     usual = {"fraction_train": 1.0, "weight_decay": 0.05, "learning_rate": 0.1}
     with pytest.MonkeyPatch.context() as patch:
         # Which so little noise makes large, and slow to compute.
-        patch.setattr("strategies.server.privacy.ClientPrivacy.spent", lambda _: {})
+        patch.setattr(
+            "flwr_frl.strategies.server.privacy.ClientPrivacy.spent", lambda _: {}
+        )
         found = run("scaffold", 60, **usual, **rule)
     theta = matrix(found.arrays[-1])
     own = [matrix(state, "own-control.") for state in found.kept[-1]]

@@ -19,13 +19,13 @@ from flwr.common import log
 from flwr.serverapp.strategy import DifferentialPrivacyServerSideFixedClipping
 from flwr.serverapp.strategy import FedAvg as FlowerFedAvg
 
-import simulation
-from strategies import FedAvg
-from strategies.grids.simulation import InlineGrid
-from strategies.server.replies import to_record
-from strategies.server.rounds import run_rounds
-from strategies.server_app import make_app, run, server_settings
-from task.settings import SettingsError, defaults, resolve
+from flwr_frl import running
+from flwr_frl.strategies import FedAvg
+from flwr_frl.strategies.grids.simulation import InlineGrid
+from flwr_frl.strategies.server.replies import to_record
+from flwr_frl.strategies.server.rounds import run_rounds
+from flwr_frl.strategies.server_app import make_app, run, server_settings
+from flwr_frl.task.settings import SettingsError, defaults, resolve
 
 START = {"w": np.zeros(3)}
 
@@ -274,7 +274,7 @@ def test_who_fails_is_named(tmp_path, caplog):
 )
 def test_settings_of_the_run_itself(name, value):
     with pytest.raises(SettingsError, match=f"^{name} is {value!r}; it must be "):
-        simulation.check(["fedavg"], {name: value}, "inline")
+        running.check(["fedavg"], {name: value}, "inline")
 
 
 # What a server makes of its settings

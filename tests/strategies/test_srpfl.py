@@ -7,18 +7,18 @@ from flwr.app import ConfigRecord, RecordDict
 from flwr.serverapp.strategy import DifferentialPrivacyServerSideFixedClipping
 from flwr.serverapp.strategy import FedAvg as FlowerFedAvg
 
-from clients.algorithms import client_class
-from clients.client_app import make_app
-from strategies import SRPFL, BaseStrategy, LGFedAvg, build_strategy
-from strategies.algorithms import settings_owners
-from strategies.grids.arrivals import RealArrivals
-from strategies.grids.simulated_arrivals import SimulatedArrivals
-from strategies.grids.simulation import InlineGrid
-from strategies.grids.speeds import SpeedModel
-from strategies.server.rounds import run_rounds
-from strategies.server.stages import theory_stages
-from strategies.server_app import run
-from task.settings import SettingsError, resolve
+from flwr_frl.clients.algorithms import client_class
+from flwr_frl.clients.client_app import make_app
+from flwr_frl.strategies import SRPFL, BaseStrategy, LGFedAvg, build_strategy
+from flwr_frl.strategies.algorithms import settings_owners
+from flwr_frl.strategies.grids.arrivals import RealArrivals
+from flwr_frl.strategies.grids.simulated_arrivals import SimulatedArrivals
+from flwr_frl.strategies.grids.simulation import InlineGrid
+from flwr_frl.strategies.grids.speeds import SpeedModel
+from flwr_frl.strategies.server.rounds import run_rounds
+from flwr_frl.strategies.server.stages import theory_stages
+from flwr_frl.strategies.server_app import run
+from flwr_frl.task.settings import SettingsError, resolve
 
 
 def schedule(strategy: SRPFL, sampled: int, rounds: int) -> list[int]:
@@ -209,7 +209,9 @@ def test_more_initial_nodes_than_clients_are_refused(tmp_path) -> None:
         run(InlineGrid(make_app(settings), 20), settings)
 
 
-@pytest.mark.parametrize("base", ["fedavg", "strategies.fedavg:FedAvg", "flute"])
+@pytest.mark.parametrize(
+    "base", ["fedavg", "flwr_frl.strategies.fedavg:FedAvg", "flute"]
+)
 def test_the_setting_says_what_is_wrapped(base: str, tmp_path) -> None:
     options = {
         "output": str(tmp_path),
@@ -257,7 +259,9 @@ def test_the_setting_is_nothing_to_those_that_say_what_they_wrap() -> None:
     assert type(strategy.strategy) is LGFedAvg
 
 
-@pytest.mark.parametrize("base", ["srpfl", "flanp", "strategies.srpfl:LGSRPFL"])
+@pytest.mark.parametrize(
+    "base", ["srpfl", "flanp", "flwr_frl.strategies.srpfl:LGSRPFL"]
+)
 def test_srpfl_over_srpfl_is_refused_in_one_line(base: str) -> None:
     line = f"^srpfl-base is {base!r}; it must be an algorithm that is not SRPFL$"
     settings = settings_of("srpfl", srpfl_base=base)

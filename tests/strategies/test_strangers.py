@@ -22,7 +22,7 @@ from flwr.app import (
 from flwr.clientapp import ClientApp
 from torch import nn
 
-from strategies import (
+from flwr_frl.strategies import (
     DPSGD,
     FLUTE,
     L2GD,
@@ -34,9 +34,9 @@ from strategies import (
     FedPer,
     FedRep,
 )
-from strategies.base import BaseStrategy
-from strategies.grids.simulation import InlineGrid
-from task.settings import SettingsError
+from flwr_frl.strategies.base import BaseStrategy
+from flwr_frl.strategies.grids.simulation import InlineGrid
+from flwr_frl.task.settings import SettingsError
 
 N = 4
 RATE = 0.25

@@ -5,7 +5,7 @@ import torch
 from softmax_runs import CLASSES, DIMENSION, assert_near, example_sets, run
 from torch import nn
 
-from task import ExampleTask, SplitModel
+from flwr_frl.task import ExampleTask, SplitModel
 
 
 class Once(nn.Module):

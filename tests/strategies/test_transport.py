@@ -5,12 +5,12 @@ import pytest
 import softmax_runs
 from flwr.app import Array, ArrayRecord
 
-from clients.client_app import make_app
-from strategies import FedAvg, build_strategy
-from strategies.grids.simulation import InlineGrid
-from strategies.server.replies import as_float16, to_record
-from strategies.server.rounds import run_rounds
-from task.settings import SettingsError, resolve
+from flwr_frl.clients.client_app import make_app
+from flwr_frl.strategies import FedAvg, build_strategy
+from flwr_frl.strategies.grids.simulation import InlineGrid
+from flwr_frl.strategies.server.replies import as_float16, to_record
+from flwr_frl.strategies.server.rounds import run_rounds
+from flwr_frl.task.settings import SettingsError, resolve
 
 
 class Recorder(InlineGrid):
@@ -122,7 +122,7 @@ def test_what_a_client_alone_is_sent_travels_as_float16_too():
 
 def test_a_reply_in_another_type_does_not_count(monkeypatch):
     monkeypatch.setattr(
-        "clients.device.records._as_received", lambda array, dtype: array
+        "flwr_frl.clients.device.records._as_received", lambda array, dtype: array
     )
     _, rows, _ = arrays_after(1, algorithm="fedrep", transport="float16")
     assert rows[0]["clients"] == 0

@@ -9,12 +9,12 @@ from flwr.app import Context, MessageType, RecordDict
 from safetensors.numpy import load_file
 from softmax_runs import N, assert_same, round_of, run
 
-import simulation
-from clients import client_app
-from strategies import server_app
-from strategies.grids.simulation import InlineGrid
-from task.checkpoint import FILE
-from task.settings import resolve
+from flwr_frl import cli
+from flwr_frl.clients import client_app
+from flwr_frl.strategies import server_app
+from flwr_frl.strategies.grids.simulation import InlineGrid
+from flwr_frl.task.checkpoint import FILE
+from flwr_frl.task.settings import resolve
 
 ALGORITHMS = (
     "fedprox",
@@ -149,7 +149,7 @@ def main(output: Path, algorithm: str, rounds: int, **more) -> int:
     settings = {name.replace("_", "-"): value for name, value in given.items()}
     config = " ".join(f"{name}={json.dumps(value)}" for name, value in settings.items())
     options = ["--backend", "inline", "--output", str(output), "--rounds", str(rounds)]
-    return simulation.main([algorithm, *options, "--run-config", config])
+    return cli.main([algorithm, *options, "--run-config", config])
 
 
 def result(output: Path, algorithm: str) -> tuple[list[dict], dict, dict]:

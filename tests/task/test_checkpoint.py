@@ -3,7 +3,14 @@
 import numpy as np
 import pytest
 
-from task.checkpoint import FILE, ChecksumError, Content, pack, read, read_about
+from flwr_frl.task.checkpoint import (
+    FILE,
+    ChecksumError,
+    Content,
+    pack,
+    read,
+    read_about,
+)
 
 CONTENT = Content(
     {"round": 3, "names": ["w"], "values": {"acknowledged": {"a": 3}}},

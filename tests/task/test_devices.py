@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from task import devices
-from task.settings import SettingsError
+from flwr_frl.task import devices
+from flwr_frl.task.settings import SettingsError
 
 
 @pytest.fixture

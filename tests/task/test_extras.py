@@ -5,11 +5,11 @@ from importlib.util import find_spec
 
 import pytest
 
-import simulation
-from strategies.grids.simulation import RayGrid
-from strategies.server import plot
-from task.settings import SettingsError, need, resolve
-from task.tasks import build_task
+from flwr_frl import running
+from flwr_frl.strategies.grids.simulation import RayGrid
+from flwr_frl.strategies.server import plot
+from flwr_frl.task.settings import SettingsError, need, resolve
+from flwr_frl.task.tasks import build_task
 
 
 @pytest.fixture
@@ -17,8 +17,8 @@ def lean(monkeypatch):
     """As if none of the extras were installed."""
     extras = {"ray", "sklearn", "matplotlib", "datasets"}
     lacking = lambda name: None if name in extras else find_spec(name)  # noqa: E731
-    monkeypatch.setattr("task.allowed.find_spec", lacking)
-    monkeypatch.setattr("strategies.server.plot.find_spec", lacking)
+    monkeypatch.setattr("flwr_frl.task.allowed.find_spec", lacking)
+    monkeypatch.setattr("flwr_frl.strategies.server.plot.find_spec", lacking)
 
 
 def test_what_is_there_is_not_asked_for():
@@ -54,7 +54,7 @@ def test_data_sets_of_hugging_face_are_asked_for(lean, tmp_path):
 
 def test_a_run_without_them_lacks_the_plot_alone(lean, tmp_path, caplog, figures):
     caplog.set_level(logging.INFO, "flwr")
-    run = simulation.simulate(
+    run = running.simulate(
         *("fedrep", "inline"),
         task="linear",
         clients=3,

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from task.files import PRIVATE, open_no_follow, unfinished, write_atomically
+from flwr_frl.task.files import PRIVATE, open_no_follow, unfinished, write_atomically
 
 
 def test_content_is_replaced_and_directories_are_made(tmp_path):

@@ -5,12 +5,12 @@ import pytest
 import torch
 from torch import nn
 
-from task.base import ExampleTask
-from task.examples import ExampleSet
-from task.held_out import EvaluationSettings, examined, fewer, split
-from task.metrics import balanced_accuracy, macro_f1
-from task.models import SplitModel
-from task.settings import SettingsError
+from flwr_frl.task.base import ExampleTask
+from flwr_frl.task.examples import ExampleSet
+from flwr_frl.task.held_out import EvaluationSettings, examined, fewer, split
+from flwr_frl.task.metrics import balanced_accuracy, macro_f1
+from flwr_frl.task.models import SplitModel
+from flwr_frl.task.settings import SettingsError
 
 
 def examples(n: int, **more) -> ExampleSet:
@@ -140,7 +140,7 @@ def test_metrics_by_name_and_by_path():
         ("macro-f2", "unknown metric 'macro-f2'; did you mean 'macro-f1'"),
         ("macro-f1,macro-f1", "two metrics are called 'macro-f1'"),
         ("nowhere:metric", "metric 'nowhere:metric' cannot be imported"),
-        ("task.metrics:METRICS", "it must be callable"),
+        ("flwr_frl.task.metrics:METRICS", "it must be callable"),
     ],
 )
 def test_bad_metrics(metrics, line):

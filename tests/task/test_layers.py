@@ -5,9 +5,9 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from task.layers import applied, covers, mean_losses
-from task.models import MODELS, SplitModel, build_model
-from task.stacked import stacked
+from flwr_frl.task.layers import applied, covers, mean_losses
+from flwr_frl.task.models import MODELS, SplitModel, build_model
+from flwr_frl.task.stacked import stacked
 
 MODULES, BATCH = 3, 4
 GENERATOR = torch.Generator().manual_seed(0)

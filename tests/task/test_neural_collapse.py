@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 import torch
 
-from task.neural_collapse import neural_collapse, step
+from flwr_frl.task.neural_collapse import neural_collapse, step
 
 
 def reference(head, classes, m=None):

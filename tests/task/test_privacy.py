@@ -13,16 +13,22 @@ from dp_accounting import dp_event
 from dp_accounting.rdp import RdpAccountant
 from torch import nn
 
-from clients.fedproto import NearPrototypes
-from clients.flute import Penalty
-from task import privacy
-from task.calls import TrainCall
-from task.examples import ExampleSet
-from task.models import SplitModel, build_model
-from task.neural_collapse import neural_collapse
-from task.privacy import ExamplePrivacy, drawn, epsilon, sampling, train_privately
-from task.settings import SettingsError
-from task.sgd import SGD, Proximal
+from flwr_frl.clients.fedproto import NearPrototypes
+from flwr_frl.clients.flute import Penalty
+from flwr_frl.task import privacy
+from flwr_frl.task.calls import TrainCall
+from flwr_frl.task.examples import ExampleSet
+from flwr_frl.task.models import SplitModel, build_model
+from flwr_frl.task.neural_collapse import neural_collapse
+from flwr_frl.task.privacy import (
+    ExamplePrivacy,
+    drawn,
+    epsilon,
+    sampling,
+    train_privately,
+)
+from flwr_frl.task.settings import SettingsError
+from flwr_frl.task.sgd import SGD, Proximal
 
 LOUD = 1e9
 MSE, CE = nn.functional.mse_loss, nn.functional.cross_entropy
@@ -242,7 +248,7 @@ def test_opacus_leaves_no_handler_behind():
     # In a process that has not imported it.
     code = """
 import logging
-from task.privacy import epsilon
+from flwr_frl.task.privacy import epsilon
 assert epsilon(((1.0, 0.1, 1),), 1e-3) > 0
 assert logging.root.handlers == []
 """
@@ -305,7 +311,7 @@ def test_what_is_missing_is_one_line(given, line):
 
 
 def test_a_missing_extra_is_one_line(monkeypatch):
-    monkeypatch.setattr("task.allowed.find_spec", lambda name: None)
+    monkeypatch.setattr("flwr_frl.task.allowed.find_spec", lambda name: None)
     assert ExamplePrivacy().dp_noise == 0
     with pytest.raises(SettingsError) as raised:
         ExamplePrivacy(1.0, 1.0, 1e-5)

@@ -13,12 +13,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from clients.algorithms import owners
-from clients.device.identity import DeviceSettings
-from strategies.algorithms import ALGORITHMS
-from strategies.grids.speeds import SpeedSettings
-from strategies.server.rounds import RunSettings
-from task.settings import (
+from flwr_frl.clients.algorithms import owners
+from flwr_frl.clients.device.identity import DeviceSettings
+from flwr_frl.strategies.algorithms import ALGORITHMS
+from flwr_frl.strategies.grids.speeds import SpeedSettings
+from flwr_frl.strategies.server.rounds import RunSettings
+from flwr_frl.task.settings import (
     Checked,
     Choice,
     Declared,
@@ -36,7 +36,7 @@ from task.settings import (
     unknown,
     validate,
 )
-from task.tasks import TASKS
+from flwr_frl.task.tasks import TASKS
 
 PYPROJECT = Path(__file__).parents[2] / "pyproject.toml"
 INFINITY = math.inf
@@ -278,7 +278,7 @@ POSTPONED = """
 from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated
-from task.settings import Checked, Range as Interval
+from flwr_frl.task.settings import Checked, Range as Interval
 
 if TYPE_CHECKING:
     from nowhere import Thing
@@ -523,8 +523,8 @@ def test_what_an_import_path_is():
 
 
 def test_an_import_path_is_loaded():
-    assert load("task.settings:Range", "task") is Range
-    assert load("task.settings:Range.permits", "task") is Range.permits
+    assert load("flwr_frl.task.settings:Range", "task") is Range
+    assert load("flwr_frl.task.settings:Range.permits", "task") is Range.permits
 
 
 @pytest.mark.parametrize(
@@ -532,9 +532,15 @@ def test_an_import_path_is_loaded():
     [
         ("no_such_module:f", "ModuleNotFoundError: No module named 'no_such_module'"),
         ("task.no_such:f", "ModuleNotFoundError: No module named 'task.no_such'"),
-        ("task.settings:Rang", "module 'task.settings' has no 'Rang'"),
-        ("task.settings:Range.x", "module 'task.settings' has no 'Range.x'"),
-        ("task.settings:", "module 'task.settings' has no ''"),
+        (
+            "flwr_frl.task.settings:Rang",
+            "module 'flwr_frl.task.settings' has no 'Rang'",
+        ),
+        (
+            "flwr_frl.task.settings:Range.x",
+            "module 'flwr_frl.task.settings' has no 'Range.x'",
+        ),
+        ("flwr_frl.task.settings:", "module 'flwr_frl.task.settings' has no ''"),
         (":f", "ValueError: Empty module name"),
     ],
 )

@@ -10,14 +10,14 @@ import pytest
 import torch
 from torch import nn
 
-from task import cohort
-from task.calls import TrainCall
-from task.cohort import together
-from task.examples import ExampleSet
-from task.models import SplitModel, build_model
-from task.settings import SettingsError, build
-from task.sgd import warn_if_imitated
-from task.training import (
+from flwr_frl.task import cohort
+from flwr_frl.task.calls import TrainCall
+from flwr_frl.task.cohort import together
+from flwr_frl.task.examples import ExampleSet
+from flwr_frl.task.models import SplitModel, build_model
+from flwr_frl.task.settings import SettingsError, build
+from flwr_frl.task.sgd import warn_if_imitated
+from flwr_frl.task.training import (
     SGD,
     Proximal,
     TrainingDivergedError,
@@ -890,7 +890,7 @@ def test_targets_that_do_not_count_are_no_part_of_an_evaluation(together):
         return evaluate(model, examples, nn.functional.cross_entropy)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("task.calls.EVALUATION_BATCH", 1)
+        patch.setattr("flwr_frl.task.calls.EVALUATION_BATCH", 1)
         results = cohort.together([work] * 3, 3) if together else [work()]
     losses = [math.log(1 + math.exp(d)) for d in (-2, 2, -1)]
     for loss, accuracy in results:

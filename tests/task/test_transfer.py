@@ -6,10 +6,10 @@ import torch
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from task.settings import SettingsError, resolve
-from task.tasks import build_task
-from task.tasks.transfer import TransferTask
-from task.transfer import (
+from flwr_frl.task.settings import SettingsError, resolve
+from flwr_frl.task.tasks import build_task
+from flwr_frl.task.tasks.transfer import TransferTask
+from flwr_frl.task.transfer import (
     TransferData,
     basis,
     halves,

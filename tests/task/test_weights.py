@@ -8,9 +8,9 @@ import torch
 from safetensors.torch import save_file
 from torch import nn
 
-from task.models import SplitModel, build_model
-from task.settings import SettingsError
-from task.weights import load_weights
+from flwr_frl.task.models import SplitModel, build_model
+from flwr_frl.task.settings import SettingsError
+from flwr_frl.task.weights import load_weights
 
 
 def small(outputs: int = 2, width: int = 3) -> nn.Module:

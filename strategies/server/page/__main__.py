@@ -1,6 +1,6 @@
 """Serve a page over a results folder, while runs go on and afterwards.
 
-``python -m strategies.server.page results`` shows at http://127.0.0.1:8765/ the curves
+``python -m flwr_frl.strategies.server.page results`` shows at http://127.0.0.1:8765/ the curves
 of all runs in the folder and a table of their clients, and brings itself up to date.
 Nothing can be changed by it. Without ``--host`` nobody but this machine sees it: from
 elsewhere, ``ssh -L 8765:127.0.0.1:8765 SERVER`` brings it to your own.
@@ -10,9 +10,9 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from strategies.server.page.serving import LOOPBACK, PageServer
-from task.command_line import Parser
-from task.settings import SettingsError
+from flwr_frl.strategies.server.page.serving import LOOPBACK, PageServer
+from flwr_frl.task.command_line import Parser
+from flwr_frl.task.settings import SettingsError
 
 PORT = 8765
 
@@ -20,7 +20,7 @@ PORT = 8765
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; return 0, or 2 after one line that says what is wrong."""
     parser = Parser(
-        prog="python -m strategies.server.page",
+        prog="python -m flwr_frl.strategies.server.page",
         description=__doc__,
         allow_abbrev=False,
     )

@@ -7,17 +7,17 @@ from datetime import UTC, datetime
 from html import escape
 from pathlib import Path
 
-from strategies.server.page.charts import DASHES, Curve, Point, bars, curves
-from strategies.server.page.folder import (
+from flwr_frl.strategies.server.page.charts import DASHES, Curve, Point, bars, curves
+from flwr_frl.strategies.server.page.folder import (
     Client,
     Results,
     RunView,
     shown,
 )
-from strategies.server.page.look import SCRIPT, STYLE
-from strategies.server.results import PAGE, quality
-from strategies.server.watch import duration
-from task.files import write_atomically
+from flwr_frl.strategies.server.page.look import SCRIPT, STYLE
+from flwr_frl.strategies.server.results import PAGE, quality
+from flwr_frl.strategies.server.watch import duration
+from flwr_frl.task.files import write_atomically
 
 # With more clients than this, how good they are is drawn as well.
 MANY = 30

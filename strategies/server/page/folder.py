@@ -13,9 +13,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from strategies.server.checks import one_line
-from strategies.server.page.charts import Point
-from strategies.server.results import (
+from flwr_frl.strategies.server.checks import one_line
+from flwr_frl.strategies.server.page.charts import Point
+from flwr_frl.strategies.server.results import (
     CLIENTS,
     METRICS,
     STATUS,

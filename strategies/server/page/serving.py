@@ -13,9 +13,9 @@ from typing import Any
 
 from flwr.common import log
 
-from strategies.server.page.document import page
-from strategies.server.page.folder import Results
-from task.settings import Settings, SettingsError
+from flwr_frl.strategies.server.page.document import page
+from flwr_frl.strategies.server.page.folder import Results
+from flwr_frl.task.settings import Settings, SettingsError
 
 LOOPBACK = "127.0.0.1"
 

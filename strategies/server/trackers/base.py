@@ -17,9 +17,9 @@ from typing import Any
 
 from flwr.common import log
 
-from strategies.server.checks import one_line
-from strategies.server.results import Row
-from task.settings import (
+from flwr_frl.strategies.server.checks import one_line
+from flwr_frl.strategies.server.results import Row
+from flwr_frl.task.settings import (
     Settings,
     SettingsError,
     is_path,
@@ -32,11 +32,11 @@ from task.settings import (
 # Name, also of the extra: import path, and the package that it needs.
 TRACKERS = {
     "tensorboard": (
-        "strategies.server.trackers.tensorboard:TensorBoard",
+        "flwr_frl.strategies.server.trackers.tensorboard:TensorBoard",
         "tensorboardX",
     ),
-    "mlflow": ("strategies.server.trackers.mlflow:MLflow", "mlflow"),
-    "wandb": ("strategies.server.trackers.wandb:WandB", "wandb"),
+    "mlflow": ("flwr_frl.strategies.server.trackers.mlflow:MLflow", "mlflow"),
+    "wandb": ("flwr_frl.strategies.server.trackers.wandb:WandB", "wandb"),
 }
 # Seconds that a tracker has at the end to send what is left.
 PATIENCE = 60.0

@@ -7,8 +7,8 @@ from pathlib import Path
 from mlflow import MlflowClient
 from mlflow.entities import Metric, Param
 
-from strategies.server.trackers.base import About, Tracker
-from task.checkpoint import FILE as CHECKPOINT
+from flwr_frl.strategies.server.trackers.base import About, Tracker
+from flwr_frl.task.checkpoint import FILE as CHECKPOINT
 
 # By which a resumed run is found again.
 TAG = "flwr-frl.run"

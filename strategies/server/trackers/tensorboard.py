@@ -8,10 +8,10 @@ from PIL import Image
 from tensorboardX import SummaryWriter
 from tensorboardX.summary import hparams
 
-from strategies.server.results import QUALITY
-from strategies.server.trackers.base import About, Tracker
-from task.checkpoint import FILE as CHECKPOINT
-from task.files import refuse_links
+from flwr_frl.strategies.server.results import QUALITY
+from flwr_frl.strategies.server.trackers.base import About, Tracker
+from flwr_frl.task.checkpoint import FILE as CHECKPOINT
+from flwr_frl.task.files import refuse_links
 
 
 class TensorBoard(Tracker):

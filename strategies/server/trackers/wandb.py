@@ -6,9 +6,9 @@ from pathlib import Path
 
 import wandb
 
-from strategies.server.trackers.base import About, Tracker
-from task.checkpoint import FILE as CHECKPOINT
-from task.settings import SettingsError
+from flwr_frl.strategies.server.trackers.base import About, Tracker
+from flwr_frl.task.checkpoint import FILE as CHECKPOINT
+from flwr_frl.task.settings import SettingsError
 
 PROJECT = "flwr-frl"
 OFFLINE = "offline"

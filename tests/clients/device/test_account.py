@@ -15,15 +15,15 @@ from flwr.app import (
 )
 from torch import nn
 
-from clients.client_app import make_app
-from clients.device.account import FILE, PrivateTraining
-from clients.device.identity import client_setup
-from task.calls import TrainCall
-from task.examples import ExampleSet
-from task.models import SplitModel
-from task.privacy import ExamplePrivacy, epsilon
-from task.settings import SettingsError
-from task.sgd import SGD
+from flwr_frl.clients.client_app import make_app
+from flwr_frl.clients.device.account import FILE, PrivateTraining
+from flwr_frl.clients.device.identity import client_setup
+from flwr_frl.task.calls import TrainCall
+from flwr_frl.task.examples import ExampleSet
+from flwr_frl.task.models import SplitModel
+from flwr_frl.task.privacy import ExamplePrivacy, epsilon
+from flwr_frl.task.settings import SettingsError
+from flwr_frl.task.sgd import SGD
 
 PRIVATE = ExamplePrivacy(1.0, 1.0, 1e-3)
 
@@ -60,7 +60,7 @@ def test_they_outlive_the_process_and_come_before_the_training(tmp_path, monkeyp
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patched:
-        patched.setattr("clients.device.account.train_privately", killed)
+        patched.setattr("flwr_frl.clients.device.account.train_privately", killed)
         with pytest.raises(KeyboardInterrupt):
             PrivateTraining(PRIVATE, RecordDict(), tmp_path).train(call_of(8, 1))
     later = PrivateTraining(PRIVATE, RecordDict(), tmp_path)
@@ -85,7 +85,7 @@ def test_what_cannot_be_counted_is_not_trained(tmp_path, monkeypatch):
     def full(*_, **__):
         raise OSError("No space left on device")
 
-    monkeypatch.setattr("clients.device.account.write_atomically", full)
+    monkeypatch.setattr("flwr_frl.clients.device.account.write_atomically", full)
     call = call_of(8, 1)
     before = call.model.head.weight.clone()
     with pytest.raises(SettingsError, match="so nothing is trained that it would"):

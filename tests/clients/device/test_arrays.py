@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from flwr.app import Array, ArrayRecord
 
-from clients.device.arrays import from_array, to_array, to_record
+from flwr_frl.clients.device.arrays import from_array, to_array, to_record
 
 VALUES = {
     "float32": np.arange(6, dtype=np.float32).reshape(2, 3),

@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch import nn
 
-from clients.device.evaluation import evaluate_model, measure
-from task import ExampleSet, ExampleTask, SplitModel
-from task.metrics import balanced_accuracy, macro_f1
+from flwr_frl.clients.device.evaluation import evaluate_model, measure
+from flwr_frl.task import ExampleSet, ExampleTask, SplitModel
+from flwr_frl.task.metrics import balanced_accuracy, macro_f1
 
 
 def test_own_metrics_are_of_all_test_examples_at_once():

@@ -15,12 +15,12 @@ from flwr.app import (
     RecordDict,
 )
 
-from clients.client_app import make_app
-from clients.device.received import LAST_ROUND, check_config
-from clients.device.state import PersonalState
-from clients.gossip.relayed import LONGEST_ABSENCE, exchanges
-from task.settings import SettingsError, resolve
-from task.training import TrainingDivergedError
+from flwr_frl.clients.client_app import make_app
+from flwr_frl.clients.device.received import LAST_ROUND, check_config
+from flwr_frl.clients.device.state import PersonalState
+from flwr_frl.clients.gossip.relayed import LONGEST_ABSENCE, exchanges
+from flwr_frl.task.settings import SettingsError, resolve
+from flwr_frl.task.training import TrainingDivergedError
 
 FAST = {"head-epochs": 1, "head-layers": 1, "algorithm": "fedrep"}
 

@@ -5,13 +5,13 @@ import torch
 from flwr.app import Context, RecordDict
 from torch import nn
 
-from clients.base import Client
-from clients.device.slots import HEAD, REPRESENTATION
-from clients.device.state import PersonalState
-from task.base import ExampleTask
-from task.examples import ExampleSet
-from task.models import SplitModel
-from task.settings import SettingsError
+from flwr_frl.clients.base import Client
+from flwr_frl.clients.device.slots import HEAD, REPRESENTATION
+from flwr_frl.clients.device.state import PersonalState
+from flwr_frl.task.base import ExampleTask
+from flwr_frl.task.examples import ExampleSet
+from flwr_frl.task.models import SplitModel
+from flwr_frl.task.settings import SettingsError
 
 EXAMPLES = ExampleSet(torch.zeros(2, 3), torch.tensor([0, 1]))
 TASK = ExampleTask(

@@ -13,8 +13,8 @@ import pytest
 from flwr.app import Context, RecordDict
 from safetensors.numpy import load_file
 
-from clients.device.state import PersonalState
-from clients.device.state_file import pack, read_checked
+from flwr_frl.clients.device.state import PersonalState
+from flwr_frl.clients.device.state_file import pack, read_checked
 
 LOST = "nothing of it is left: it is lost, or fit has not called self.keep"
 
@@ -390,7 +390,7 @@ def test_a_full_disk_leaves_the_state_in_memory(tmp_path, caplog, monkeypatch):
 
     context = new_context()
     run_rounds(context, [1], tmp_path)
-    monkeypatch.setattr("clients.device.state.write_atomically", full)
+    monkeypatch.setattr("flwr_frl.clients.device.state.write_atomically", full)
     with flower_log(caplog):
         PersonalState(context, tmp_path, 1).save(head(2), 2)
     assert "state of round 2 is kept in memory only" in caplog.text

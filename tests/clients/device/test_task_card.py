@@ -4,14 +4,14 @@ import importlib
 
 import torch
 
-from clients.device.task_card import TaskCard
-from task.settings import resolve
-from task.tasks import build_task
+from flwr_frl.clients.device.task_card import TaskCard
+from flwr_frl.task.settings import resolve
+from flwr_frl.task.tasks import build_task
 
 MODULE = """
 import torch
 from torch import nn
-from task import ExampleSet, ExampleTask, SplitModel
+from flwr_frl.task import ExampleSet, ExampleTask, SplitModel
 
 class Projected(nn.Linear):
     def __init__(self):

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 import torch
 
-from clients.device import warm
-from clients.device.warm import ForkingExecutor, in_child
+from flwr_frl.clients.device import warm
+from flwr_frl.clients.device.warm import ForkingExecutor, in_child
 
 
 def said_in_a_child(work) -> tuple[str, int]:
@@ -31,15 +31,15 @@ def drawn() -> list[float]:
 
 
 def test_the_runs_own_code_is_loaded_anew_and_torch_is_not():
-    import_module("clients.base")
-    assert "clients.base" in sys.modules
+    import_module("flwr_frl.clients.base")
+    assert "flwr_frl.clients.base" in sys.modules
 
     def left() -> list[str]:
         tops = {name.partition(".")[0] for name in sys.modules}
         return sorted(tops & {"clients", "strategies", "task", "torch"})
 
     assert said_in_a_child(left) == ("['torch']", 0)
-    assert "clients.base" in sys.modules
+    assert "flwr_frl.clients.base" in sys.modules
 
 
 def test_no_two_forks_draw_the_same_numbers():

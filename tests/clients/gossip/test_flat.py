@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import nn
 
-from clients.gossip.flat import FlatParameters
-from task.models import build_model
+from flwr_frl.clients.gossip.flat import FlatParameters
+from flwr_frl.task.models import build_model
 
 SHAPES = {
     "logistic": (1, 8, 8),

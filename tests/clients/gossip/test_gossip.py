@@ -9,15 +9,15 @@ import torch
 from flwr.app import Context, RecordDict
 from torch import nn
 
-from clients import DPSGDClient, SQuARMSGDClient
-from clients.algorithms import client_class
-from clients.device.state import PersonalState
-from clients.gossip.relayed import Relayed, exchanges
-from clients.gossip.sketch import SKETCH, SMALLEST_SKETCHED, sketch
-from task.compression.per_tensor import Identity, PerTensor, SignTopK, TopK
-from task.settings import SettingsError, build, resolve
-from task.tasks import build_task
-from task.training import TrainingDivergedError
+from flwr_frl.clients import DPSGDClient, SQuARMSGDClient
+from flwr_frl.clients.algorithms import client_class
+from flwr_frl.clients.device.state import PersonalState
+from flwr_frl.clients.gossip.relayed import Relayed, exchanges
+from flwr_frl.clients.gossip.sketch import SKETCH, SMALLEST_SKETCHED, sketch
+from flwr_frl.task.compression.per_tensor import Identity, PerTensor, SignTopK, TopK
+from flwr_frl.task.settings import SettingsError, build, resolve
+from flwr_frl.task.tasks import build_task
+from flwr_frl.task.training import TrainingDivergedError
 
 GOSSIP = ("dpsgd", "choco-sgd", "squarm-sgd")
 pytestmark = pytest.mark.usefixtures("softmax")
@@ -399,7 +399,7 @@ def test_a_reply_has_no_arrays(algorithm):
 def test_a_device_sends_no_sketch_of_a_small_model(least, monkeypatch):
     # The best that one tells of 25,600 parameters: a cosine of 0.1.
     assert (SKETCH / SMALLEST_SKETCHED) ** 0.5 == 0.1
-    monkeypatch.setattr("clients.gossip.base.SMALLEST_SKETCHED", least)
+    monkeypatch.setattr("flwr_frl.clients.gossip.base.SMALLEST_SKETCHED", least)
     client = client_of("choco-sgd")
     client.own_data = True
     client.evaluate([], config_of(1))

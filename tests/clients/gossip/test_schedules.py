@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from clients.gossip.schedules import learning_rate, threshold
-from clients.squarm_sgd import SQuARMSettings
-from task.settings import SettingsError, declared
+from flwr_frl.clients.gossip.schedules import learning_rate, threshold
+from flwr_frl.clients.squarm_sgd import SQuARMSettings
+from flwr_frl.task.settings import SettingsError, declared
 
 
 def test_a_constant_rate():

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
-from clients.gossip.sketch import SKETCH, SMALLEST_SKETCHED, _sketching, sketch
+from flwr_frl.clients.gossip.sketch import SKETCH, SMALLEST_SKETCHED, _sketching, sketch
 
 
 @hypothesis_settings(max_examples=30)

@@ -3,9 +3,9 @@
 import pytest
 from animals import CLASSES, settings_of, write_images
 
-from clients.client_app import make_app
-from strategies import server_app
-from strategies.grids.simulation import InlineGrid
+from flwr_frl.clients.client_app import make_app
+from flwr_frl.strategies import server_app
+from flwr_frl.strategies.grids.simulation import InlineGrid
 
 
 @pytest.fixture(scope="package")

@@ -15,12 +15,12 @@ from animals import (
     settings_of,
 )
 
-from clients.device.card import ModelCard
-from clients.predict import export, load_model, load_run
-from clients.predict.__main__ import main
-from simulation import run
-from task.models import build_model
-from task.settings import SettingsError
+from flwr_frl import run
+from flwr_frl.clients.device.card import ModelCard
+from flwr_frl.clients.predict import export, load_model, load_run
+from flwr_frl.clients.predict.__main__ import main
+from flwr_frl.task.models import build_model
+from flwr_frl.task.settings import SettingsError
 
 
 @pytest.mark.e2e
@@ -47,7 +47,7 @@ def test_an_exported_model_needs_nothing_else(devices, folders, tmp_path, capsys
     shutil.copy(path, alone)
     shutil.copytree(images, alone / "cat")
     result = subprocess.run(
-        [sys.executable, "-m", "clients.predict", "cat", "--model", path.name],
+        [sys.executable, "-m", "flwr_frl.clients.predict", "cat", "--model", path.name],
         cwd=alone,
         env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[3])},
         capture_output=True,

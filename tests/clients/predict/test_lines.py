@@ -8,18 +8,18 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from clients.personalize.__main__ import main as personalize
-from clients.predict import export, load_model, load_run, predict
-from clients.predict.__main__ import main
-from simulation import simulate
-from task.settings import SettingsError
-from task.training import evaluate
+from flwr_frl import simulate
+from flwr_frl.clients.personalize.__main__ import main as personalize
+from flwr_frl.clients.predict import export, load_model, load_run, predict
+from flwr_frl.clients.predict.__main__ import main
+from flwr_frl.task.settings import SettingsError
+from flwr_frl.task.training import evaluate
 
 TABLE = """
 import torch
 from typing import Annotated
 from torch import nn
-from task import ExampleSet, ExampleTask, Free, SplitModel
+from flwr_frl.task import ExampleSet, ExampleTask, Free, SplitModel
 
 def table(num_clients, data_dir: Annotated[str, Free()] = ""):
     torch.manual_seed(1)
@@ -89,7 +89,7 @@ def test_a_simulated_client_is_fine_tuned_on_its_own_examples(algorithm, own, tm
 
 
 DIGITS = """
-from task import ImageTask
+from flwr_frl.task import ImageTask
 
 class Digits(ImageTask):
     def __init__(self, settings, num_clients):

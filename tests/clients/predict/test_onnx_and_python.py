@@ -10,12 +10,12 @@ import torch
 from PIL import Image
 from torch import nn
 
-from clients.device.card import ModelCard
-from clients.predict import export, load
-from clients.predict.__main__ import main
-from task.models import build_model
-from task.settings import SettingsError
-from task.split_model import SplitModel
+from flwr_frl.clients.device.card import ModelCard
+from flwr_frl.clients.predict import export, load
+from flwr_frl.clients.predict.__main__ import main
+from flwr_frl.task.models import build_model
+from flwr_frl.task.settings import SettingsError
+from flwr_frl.task.split_model import SplitModel
 
 CLASSES = ("ant", "bee", "cat")
 
@@ -96,7 +96,7 @@ def test_what_onnx_lacks_is_one_line(tmp_path):
 
 
 def test_a_missing_package_is_named(tmp_path, monkeypatch):
-    monkeypatch.setattr("task.allowed.find_spec", lambda package: None)
+    monkeypatch.setattr("flwr_frl.task.allowed.find_spec", lambda package: None)
     with pytest.raises(SettingsError, match=r"pip install 'flwr-frl\[onnx\]'$"):
         export(*classifier_of("mlp", 8, 1), tmp_path / "model.onnx")
 

@@ -18,16 +18,16 @@ from flwr.app import Context, RecordDict
 from PIL import Image
 from safetensors.numpy import load_file
 
-from clients.client_app import make_app
-from clients.device.state import PersonalState
-from clients.predict import classify, export, load_model, load_run, predict
-from clients.predict.__main__ import main
-from clients.predict.predictor import files_in
-from simulation import run
-from strategies import server_app
-from strategies.grids.simulation import InlineGrid
-from task.remembered import forget
-from task.settings import SettingsError
+from flwr_frl import run
+from flwr_frl.clients.client_app import make_app
+from flwr_frl.clients.device.state import PersonalState
+from flwr_frl.clients.predict import classify, export, load_model, load_run, predict
+from flwr_frl.clients.predict.__main__ import main
+from flwr_frl.clients.predict.predictor import files_in
+from flwr_frl.strategies import server_app
+from flwr_frl.strategies.grids.simulation import InlineGrid
+from flwr_frl.task.remembered import forget
+from flwr_frl.task.settings import SettingsError
 
 # The same as the model's own evaluation
 

@@ -13,10 +13,10 @@ from animals import (
 )
 from safetensors.numpy import load_file, save_file
 
-from clients.predict import export, load_run
-from clients.predict.__main__ import main
-from simulation import run
-from task.settings import SettingsError
+from flwr_frl import run
+from flwr_frl.clients.predict import export, load_run
+from flwr_frl.clients.predict.__main__ import main
+from flwr_frl.task.settings import SettingsError
 
 
 @pytest.fixture

@@ -12,13 +12,13 @@ import torch
 from animals import settings_of, write_images
 from safetensors.numpy import load_file, save_file
 
-from clients.device.file_settings import PLAIN, followed
-from clients.personalize import personalize
-from clients.personalize.__main__ import main as personalize_main
-from clients.predict import load, load_model, load_run
-from clients.predict.__main__ import main as predict_main
-from simulation import simulate
-from task.settings import SettingsError, defaults
+from flwr_frl import simulate
+from flwr_frl.clients.device.file_settings import PLAIN, followed
+from flwr_frl.clients.personalize import personalize
+from flwr_frl.clients.personalize.__main__ import main as personalize_main
+from flwr_frl.clients.predict import load, load_model, load_run
+from flwr_frl.clients.predict.__main__ import main as predict_main
+from flwr_frl.task.settings import SettingsError, defaults
 
 # Events of Python that a test looks at, while it does.
 EVENTS: list[tuple[str, str]] = []
@@ -45,8 +45,8 @@ def events():
 
 PAYLOAD = """
 open({marker!r}, "w").close()
-from clients.fedrep import FedRepClient
-from strategies import FedAvg, FedRep
+from flwr_frl.clients.fedrep import FedRepClient
+from flwr_frl.strategies import FedAvg, FedRep
 
 class X(FedAvg):
     pass

@@ -9,9 +9,9 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, Re
 from flwr.clientapp import ClientApp
 from flwr.serverapp import ServerApp
 
-from strategies import SRPFL, BaseStrategy
-from strategies.grids.arrivals import RealArrivals
-from strategies.server.rounds import run_rounds
+from flwr_frl.strategies import SRPFL, BaseStrategy
+from flwr_frl.strategies.grids.arrivals import RealArrivals
+from flwr_frl.strategies.server.rounds import run_rounds
 
 NODES, ROUNDS = 6, 7
 

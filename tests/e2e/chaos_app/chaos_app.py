@@ -12,11 +12,11 @@ from pathlib import Path
 
 import numpy as np
 
-from clients import client_app
-from clients.device import identity
-from clients.device.state import PersonalState
-from clients.fedrep import FedRepClient
-from strategies import FedRep, server_app
+from flwr_frl.clients import client_app
+from flwr_frl.clients.device import identity
+from flwr_frl.clients.device.state import PersonalState
+from flwr_frl.clients.fedrep import FedRepClient
+from flwr_frl.strategies import FedRep, server_app
 
 PAUSE = 3600
 

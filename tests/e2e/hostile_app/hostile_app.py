@@ -9,8 +9,8 @@ import numpy as np
 from flwr.app import Array, ArrayRecord, Context, Message
 from flwr.serverapp import Grid, ServerApp
 
-from clients.client_app import make_app
-from strategies.server_app import run, server_settings
+from flwr_frl.clients.client_app import make_app
+from flwr_frl.strategies.server_app import run, server_settings
 
 GIGABYTE = 10**9
 

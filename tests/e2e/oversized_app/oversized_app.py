@@ -5,8 +5,8 @@ from pathlib import Path
 from flwr.app import ConfigRecord, Context, Message
 from flwr.serverapp import Grid, ServerApp
 
-from clients.client_app import make_app
-from strategies.server_app import run, server_settings
+from flwr_frl.clients.client_app import make_app
+from flwr_frl.strategies.server_app import run, server_settings
 
 
 def add_record(message: Message, context: Context, call_next) -> Message:

@@ -4,9 +4,9 @@ from typing import Annotated
 
 import numpy as np
 
-from strategies import BaseStrategy
-from strategies.server.replies import to_record
-from task.settings import Range, validate
+from flwr_frl.strategies import BaseStrategy
+from flwr_frl.strategies.server.replies import to_record
+from flwr_frl.task.settings import Range, validate
 
 
 class Guest(BaseStrategy):

@@ -3,9 +3,9 @@
 from dataclasses import dataclass
 from typing import Annotated
 
-from clients import HEAD, REPRESENTATION, Client, TrainingSettings
-from task.settings import Range
-from task.training import freeze, loop
+from flwr_frl.clients import HEAD, REPRESENTATION, Client, TrainingSettings
+from flwr_frl.task.settings import Range
+from flwr_frl.task.training import freeze, loop
 
 
 @dataclass(frozen=True)

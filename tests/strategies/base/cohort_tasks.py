@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from task import ExampleSet, ExampleTask, SplitModel
+from flwr_frl.task import ExampleSet, ExampleTask, SplitModel
 
 N, CLASSES = 5, 3
 

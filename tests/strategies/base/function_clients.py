@@ -13,10 +13,10 @@ from flwr.app import (
     RecordDict,
 )
 
-from strategies import FedAvg
-from strategies.base import BaseStrategy
-from strategies.grids.simulation import InlineGrid
-from strategies.server.replies import to_record
+from flwr_frl.strategies import FedAvg
+from flwr_frl.strategies.base import BaseStrategy
+from flwr_frl.strategies.grids.simulation import InlineGrid
+from flwr_frl.strategies.server.replies import to_record
 
 Client = Callable[[Message, Context], Message]
 START = {"w": np.zeros((2, 3), np.float32), "b": np.zeros(4, np.float32)}

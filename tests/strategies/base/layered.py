@@ -9,7 +9,7 @@ import numpy as np
 from softmax_runs import CLASSES, DIMENSION, Arrays, Matrix, N, draw, example_sets
 from torch import nn
 
-from task import ExampleTask, SplitModel
+from flwr_frl.task import ExampleTask, SplitModel
 
 WIDTH = 5
 NAMES = tuple(str(i) for i in range(CLASSES))

@@ -19,7 +19,7 @@ from flwr.app import (
 )
 from function_clients import START, Client, honest, partition_of, reply_with
 
-from strategies.server.replies import to_record
+from flwr_frl.strategies.server.replies import to_record
 
 
 def honest_arrays(message: Message, context: Context) -> dict[str, np.ndarray]:

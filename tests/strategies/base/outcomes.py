@@ -3,11 +3,11 @@
 import numpy as np
 from cohort_tasks import N
 
-from clients.client_app import make_app
-from strategies import build_strategy
-from strategies.grids.simulation import InlineGrid
-from strategies.server.rounds import run_rounds
-from task.settings import resolve
+from flwr_frl.clients.client_app import make_app
+from flwr_frl.strategies import build_strategy
+from flwr_frl.strategies.grids.simulation import InlineGrid
+from flwr_frl.strategies.server.rounds import run_rounds
+from flwr_frl.task.settings import resolve
 
 SETTINGS = {
     "num-clients": N,

@@ -6,9 +6,9 @@ from flwr.app import Message
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import FedAvg as FlowerFedAvg
 
-from strategies import BaseStrategy
-from strategies.grids.arrivals import ArrivalGrid
-from task.settings import Range, SettingsError, validate
+from flwr_frl.strategies import BaseStrategy
+from flwr_frl.strategies.grids.arrivals import ArrivalGrid
+from flwr_frl.task.settings import Range, SettingsError, validate
 
 ASYNCHRONOUS = 3
 
@@ -16,12 +16,12 @@ ASYNCHRONOUS = 3
 class Plain(BaseStrategy):
     """The mean of the representations, as FedRep's."""
 
-    client = "clients.fedrep:FedRepClient"
+    client = "flwr_frl.clients.fedrep:FedRepClient"
     cases: ClassVar = {"linear": "outsiders:PlainLinear"}
 
 
 class PlainLinear(Plain):
-    client = "clients.fedrep:FedRepLinearClient"
+    client = "flwr_frl.clients.fedrep:FedRepLinearClient"
 
 
 class Passing(ArrivalGrid):
@@ -45,7 +45,7 @@ class Hooked(BaseStrategy):
         How many clients there must be.
     """
 
-    client = "clients.fedavg:FedAvgClient"
+    client = "flwr_frl.clients.fedavg:FedAvgClient"
     evaluated_once = True
     waits_for_all = False
     simulation_defaults: ClassVar = {"evaluate-last": 4, "fewest": 3}
@@ -88,7 +88,7 @@ class ClientItself(BaseStrategy):
 class Needy(BaseStrategy):
     """Needs what is no setting."""
 
-    client = "clients.fedavg:FedAvgClient"
+    client = "flwr_frl.clients.fedavg:FedAvgClient"
 
     def __init__(self, thing, **base):
         super().__init__(**base)
@@ -120,7 +120,7 @@ class StrangeClient(BaseStrategy):
 class WithoutHooks(FlowerFedAvg):
     """One of Flower's own."""
 
-    client = "clients.fedavg:FedAvgClient"
+    client = "flwr_frl.clients.fedavg:FedAvgClient"
 
 
 class Homeless:

@@ -15,18 +15,18 @@ import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MessageType, RecordDict
 from torch import nn
 
-from clients.algorithms import complete
-from clients.base import Client
-from clients.client_app import make_app
-from clients.device.identity import build_client, client_setup
-from strategies import build_strategy
-from strategies.grids.simulated_arrivals import SimulatedArrivals
-from strategies.grids.simulation import InlineGrid
-from strategies.grids.speeds import SpeedModel
-from strategies.hooks import RunHooks
-from strategies.server.rounds import run_rounds
-from task import ExampleSet, ExampleTask, SplitModel
-from task.settings import resolve
+from flwr_frl.clients.algorithms import complete
+from flwr_frl.clients.base import Client
+from flwr_frl.clients.client_app import make_app
+from flwr_frl.clients.device.identity import build_client, client_setup
+from flwr_frl.strategies import build_strategy
+from flwr_frl.strategies.grids.simulated_arrivals import SimulatedArrivals
+from flwr_frl.strategies.grids.simulation import InlineGrid
+from flwr_frl.strategies.grids.speeds import SpeedModel
+from flwr_frl.strategies.hooks import RunHooks
+from flwr_frl.strategies.server.rounds import run_rounds
+from flwr_frl.task import ExampleSet, ExampleTask, SplitModel
+from flwr_frl.task.settings import resolve
 
 N, DIMENSION, CLASSES = 6, 4, 3
 RATE, STEPS = 0.3, 3

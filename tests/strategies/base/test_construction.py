@@ -3,8 +3,8 @@
 import pytest
 from function_clients import averaging, grid_of, train_once
 
-from strategies import FedAvg, FedAvgFT, build_strategy
-from task.settings import SettingsError, resolve
+from flwr_frl.strategies import FedAvg, FedAvgFT, build_strategy
+from flwr_frl.task.settings import SettingsError, resolve
 
 
 @pytest.mark.parametrize(

@@ -5,10 +5,10 @@ from flwr.app import ConfigRecord, Context, Message, MessageType
 from function_clients import START, evaluate_once, grid_of, honest, partition_of
 from malformed import error_reply
 
-from strategies import FedAvg
-from strategies.grids.simulation import InlineGrid
-from strategies.server.replies import to_record
-from strategies.server.rounds import run_rounds
+from flwr_frl.strategies import FedAvg
+from flwr_frl.strategies.grids.simulation import InlineGrid
+from flwr_frl.strategies.server.replies import to_record
+from flwr_frl.strategies.server.rounds import run_rounds
 
 
 def test_evaluation_is_the_plain_mean_over_all_clients():

@@ -15,9 +15,9 @@ from function_clients import (
     train_once,
 )
 
-from strategies import FedAvg
-from strategies.server.exchange import mean_metrics
-from strategies.server.replies import check_metrics
+from flwr_frl.strategies import FedAvg
+from flwr_frl.strategies.server.exchange import mean_metrics
+from flwr_frl.strategies.server.replies import check_metrics
 
 
 def test_uniform_mean_by_hand():

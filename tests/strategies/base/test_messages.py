@@ -5,9 +5,9 @@ from flwr.app import ConfigRecord, MessageType
 from function_clients import START, averaging, grid_of, honest, train_once
 from malformed import MALFORMED, error_reply, with_one_bad
 
-from strategies.grids.arrivals import RealArrivals
-from strategies.grids.simulation import InlineGrid
-from strategies.server.replies import count_bytes, to_record
+from flwr_frl.strategies.grids.arrivals import RealArrivals
+from flwr_frl.strategies.grids.simulation import InlineGrid
+from flwr_frl.strategies.server.replies import count_bytes, to_record
 
 
 def test_bytes_are_counted_as_serialised():

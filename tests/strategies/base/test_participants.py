@@ -14,14 +14,14 @@ from function_clients import (
 )
 from malformed import crash
 
-from strategies import FedAvg
-from strategies.base import BaseStrategy
-from strategies.grids.simulation import InlineGrid
-from strategies.server import participants
-from strategies.server.replies import to_record
-from strategies.server.rounds import run_rounds
-from strategies.server_app import run
-from task.settings import SettingsError, resolve
+from flwr_frl.strategies import FedAvg
+from flwr_frl.strategies.base import BaseStrategy
+from flwr_frl.strategies.grids.simulation import InlineGrid
+from flwr_frl.strategies.server import participants
+from flwr_frl.strategies.server.replies import to_record
+from flwr_frl.strategies.server.rounds import run_rounds
+from flwr_frl.strategies.server_app import run
+from flwr_frl.task.settings import SettingsError, resolve
 
 
 def names_sampled(
@@ -319,7 +319,7 @@ def test_enough_nodes_are_waited_for(monkeypatch):
         waited.append(seconds)
         grid.contexts[3] = late
 
-    monkeypatch.setattr("strategies.server.participants.time.sleep", arrive)
+    monkeypatch.setattr("flwr_frl.strategies.server.participants.time.sleep", arrive)
     assert FedAvg(min_available_nodes=3).identify(grid) == [1, 2, 3]
     assert len(waited) == 1
 

@@ -11,16 +11,16 @@ import pytest
 import torch
 from flwr.app import ArrayRecord, ConfigRecord, Message
 
-from clients.algorithms import complete
-from clients.client_app import make_app
-from clients.device.identity import build_client, client_setup
-from clients.gossip.base import GossipClient
-from clients.gossip.relayed import exchanges
-from strategies import Gossip, build_strategy
-from strategies.grids.simulation import InlineGrid
-from strategies.server.rounds import run_rounds
-from task.settings import resolve
-from task.tasks import build_task
+from flwr_frl.clients.algorithms import complete
+from flwr_frl.clients.client_app import make_app
+from flwr_frl.clients.device.identity import build_client, client_setup
+from flwr_frl.clients.gossip.base import GossipClient
+from flwr_frl.clients.gossip.relayed import exchanges
+from flwr_frl.strategies import Gossip, build_strategy
+from flwr_frl.strategies.grids.simulation import InlineGrid
+from flwr_frl.strategies.server.rounds import run_rounds
+from flwr_frl.task.settings import resolve
+from flwr_frl.task.tasks import build_task
 
 N = 5
 D = 650

@@ -8,7 +8,7 @@ from flwr.app import Error, Message, RecordDict
 from gossip_network import GOSSIP, Lines, N, Network, name_of, relayed
 from gossip_numpy import SQUARM
 
-from clients.client_app import make_app
+from flwr_frl.clients.client_app import make_app
 
 
 def both_neighbours_of_2(*rounds: int) -> list[tuple[int, str]]:

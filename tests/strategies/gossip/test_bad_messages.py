@@ -19,11 +19,11 @@ from gossip_network import (
     name_of,
 )
 
-from clients.client_app import make_app
-from clients.gossip.base import GossipClient
-from strategies import ChocoSGD
-from strategies.grids.simulation import InlineGrid
-from task.settings import SettingsError, resolve
+from flwr_frl.clients.client_app import make_app
+from flwr_frl.clients.gossip.base import GossipClient
+from flwr_frl.strategies import ChocoSGD
+from flwr_frl.strategies.grids.simulation import InlineGrid
+from flwr_frl.task.settings import SettingsError, resolve
 
 
 def replaced(data: object) -> Callable:

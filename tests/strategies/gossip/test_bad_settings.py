@@ -2,7 +2,7 @@
 
 import pytest
 
-import simulation
+from flwr_frl import cli
 
 
 def run_config(text: str) -> tuple[str, str]:
@@ -80,7 +80,7 @@ BAD_SETTINGS = [
 def assert_refused(arguments: list[str], line: str, tmp_path, capfd) -> None:
     capfd.readouterr()
     arguments = [*arguments, "--backend", "inline", "--rounds", "1", "--clients", "5"]
-    assert simulation.main([*arguments, "--output", "out"]) == 2
+    assert cli.main([*arguments, "--output", "out"]) == 2
     out, err = capfd.readouterr()
     assert out.strip() == ""
     assert err.startswith("error: ")
@@ -109,6 +109,6 @@ def test_nothing_is_run_before_a_bad_setting_of_the_second_algorithm(
 def test_one_node_is_no_graph(tmp_path, monkeypatch, capfd):
     monkeypatch.chdir(tmp_path)
     arguments = ["dpsgd", *run_config("partition='iid'"), "--backend", "inline"]
-    assert simulation.main([*arguments, "--clients", "1", "--output", "out"]) == 2
+    assert cli.main([*arguments, "--clients", "1", "--output", "out"]) == 2
     assert "the number of nodes is 1; it must be at least 2" in capfd.readouterr().err
     assert list(tmp_path.iterdir()) == []

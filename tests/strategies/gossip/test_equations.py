@@ -7,8 +7,8 @@ import pytest
 from gossip_network import GOSSIP, RING, D, N, Network, away
 from gossip_numpy import SQUARM, data_of, gradient, plain_dpsgd, plain_squarm
 
-from strategies.gossip.graphs import complete as complete_graph
-from strategies.gossip.mixing import spectrum, uniform_weights
+from flwr_frl.strategies.gossip.graphs import complete as complete_graph
+from flwr_frl.strategies.gossip.mixing import spectrum, uniform_weights
 
 
 def test_dpsgd_equals_plain_numpy_step_by_step():

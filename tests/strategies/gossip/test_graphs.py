@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from strategies.gossip import mixing
-from strategies.gossip.graphs import (
+from flwr_frl.strategies.gossip import mixing
+from flwr_frl.strategies.gossip.graphs import (
     Graph,
     build_graph,
     complete,
@@ -21,7 +21,7 @@ from strategies.gossip.graphs import (
     star,
     torus,
 )
-from strategies.gossip.mixing import (
+from flwr_frl.strategies.gossip.mixing import (
     Spectrum,
     check_weights,
     consensus_step,
@@ -29,7 +29,7 @@ from strategies.gossip.mixing import (
     spectrum,
     uniform_weights,
 )
-from task.settings import SettingsError
+from flwr_frl.task.settings import SettingsError
 
 # Edges drawn by hand:
 #
@@ -232,7 +232,7 @@ def test_bad_graphs_are_refused_in_one_line(call, message):
 
 
 def test_what_is_hardly_ever_connected_is_given_up(monkeypatch):
-    monkeypatch.setattr("strategies.gossip.graphs._DRAWS", 1)
+    monkeypatch.setattr("flwr_frl.strategies.gossip.graphs._DRAWS", 1)
     line = "graph-degree is 2; none of 1 graphs drawn with 1000 nodes is connected"
     with pytest.raises(SettingsError, match=line):
         k_regular(1000, 2, 1)

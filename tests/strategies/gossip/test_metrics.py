@@ -5,7 +5,7 @@ import pytest
 from gossip_network import COMPRESSORS, GOSSIP, RING, D, N, Network
 from gossip_numpy import PlainSQuARM, data_of
 
-from task.compression.per_tensor import Identity, PerTensor, create
+from flwr_frl.task.compression.per_tensor import Identity, PerTensor, create
 
 
 @pytest.mark.parametrize("per_tensor", [False, True])

@@ -5,8 +5,8 @@ import pytest
 from flwr.app import Array
 from gossip_network import GOSSIP, D, N, Network, away, name_of, relayed
 
-from strategies.gossip.base import EDGES
-from task.compression.per_tensor import PerTensor, SignTopK, create
+from flwr_frl.strategies.gossip.base import EDGES
+from flwr_frl.task.compression.per_tensor import PerTensor, SignTopK, create
 
 CONFIG = {
     "server-round",

@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 from gossip_network import GOSSIP, RING, N, Network, name_of, round_of
 
-import simulation
-from strategies import build_strategy
-from strategies.gossip.mailboxes import Mailboxes
-from strategies.grids.simulation import InlineGrid
-from strategies.server.report import Report
+from flwr_frl import cli, running
+from flwr_frl.strategies import build_strategy
+from flwr_frl.strategies.gossip.mailboxes import Mailboxes
+from flwr_frl.strategies.grids.simulation import InlineGrid
+from flwr_frl.strategies.server.report import Report
 
 
 class Killed(BaseException):
@@ -40,14 +40,14 @@ def rows_after(output, algorithm: str, rounds: int, resume: bool = False) -> lis
         config += f" resume='{output}'"
     arguments = [algorithm, "--backend", "inline", "--clients", str(N)]
     arguments += ["--rounds", str(rounds), "--output", str(output)]
-    assert simulation.main([*arguments, "--run-config", config]) == 0
+    assert cli.main([*arguments, "--run-config", config]) == 0
     lines = (output / algorithm / "metrics.jsonl").read_text().splitlines()
     return [json.loads(line) for line in lines]
 
 
 @GOSSIP
 def test_stop_with_a_backlog_and_resume(algorithm, tmp_path, monkeypatch):
-    monkeypatch.setattr(simulation, "InlineGrid", Leaky)
+    monkeypatch.setattr(running, "InlineGrid", Leaky)
     whole = rows_after(tmp_path / "a", algorithm, 9)
     assert [row["unanswered"] for row in whole] == [0, 0, 0, 1, 1, 1, 0, 0, 0]
     rows_after(tmp_path / "b", algorithm, 5)

@@ -4,11 +4,11 @@ import numpy as np
 import pytest
 from flwr.app import ConfigRecord, Error, Message, RecordDict
 
-from strategies.grids import arrivals
-from strategies.grids.arrivals import RealArrivals
-from strategies.grids.simulated_arrivals import SimulatedArrivals
-from strategies.grids.speeds import SpeedModel, speed_model
-from task.settings import SettingsError, resolve
+from flwr_frl.strategies.grids import arrivals
+from flwr_frl.strategies.grids.arrivals import RealArrivals
+from flwr_frl.strategies.grids.simulated_arrivals import SimulatedArrivals
+from flwr_frl.strategies.grids.speeds import SpeedModel, speed_model
+from flwr_frl.task.settings import SettingsError, resolve
 
 
 class Script:

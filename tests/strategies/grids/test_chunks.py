@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from strategies.grids.simulation import split
+from flwr_frl.strategies.grids.simulation import split
 
 
 def by_worker(lengths: list[int], workers: int) -> list[int]:

@@ -3,7 +3,7 @@
 import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, RecordDict
 
-from strategies.grids.simulation import _Worker
+from flwr_frl.strategies.grids.simulation import _Worker
 
 
 def replaced(state: RecordDict) -> None:

@@ -24,7 +24,7 @@ from flwr.supercore.inflatable.inflatable_object import (
 from flwr.supercore.run import Run
 from flwr.superlink.grid.http_grid import HttpGrid
 
-from strategies.grids.patient import PatientGrid
+from flwr_frl.strategies.grids.patient import PatientGrid
 
 RUN, NODE = 7, 11
 MODEL = {"w": np.arange(1000, dtype=np.float32)}

@@ -15,9 +15,9 @@ from function_clients import (
 )
 from malformed import with_one_bad
 
-from strategies import DPSGD, SCAFFOLD, SRPFL, FedAvg, Local
-from strategies.grids.arrivals import RealArrivals
-from strategies.server.aggregation import (
+from flwr_frl.strategies import DPSGD, SCAFFOLD, SRPFL, FedAvg, Local
+from flwr_frl.strategies.grids.arrivals import RealArrivals
+from flwr_frl.strategies.server.aggregation import (
     RULES,
     assumed_liars,
     capped,
@@ -27,8 +27,8 @@ from strategies.server.aggregation import (
     multi_krum,
     trimmed_mean,
 )
-from strategies.server.replies import to_record
-from task.settings import SettingsError
+from flwr_frl.strategies.server.replies import to_record
+from flwr_frl.task.settings import SettingsError
 
 ZERO = {"w": np.zeros(2, np.float32)}
 

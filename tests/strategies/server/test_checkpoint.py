@@ -11,14 +11,14 @@ import pytest
 from function_clients import grid_of
 from safetensors.numpy import save
 
-from strategies.base import BaseStrategy
-from strategies.server.checkpoint import MAY_DIFFER, Checkpoint
-from strategies.server.output import take_over
-from strategies.server.replies import to_record
-from strategies.server_app import run
-from task.checkpoint import FILE
-from task.files import write_atomically
-from task.settings import SettingsError, resolve
+from flwr_frl.strategies.base import BaseStrategy
+from flwr_frl.strategies.server.checkpoint import MAY_DIFFER, Checkpoint
+from flwr_frl.strategies.server.output import take_over
+from flwr_frl.strategies.server.replies import to_record
+from flwr_frl.strategies.server_app import run
+from flwr_frl.task.checkpoint import FILE
+from flwr_frl.task.files import write_atomically
+from flwr_frl.task.settings import SettingsError, resolve
 
 SETTINGS = resolve({"learning-rate": 0.1, "algorithm": "fedrep"})
 ARRAYS = {

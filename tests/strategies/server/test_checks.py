@@ -18,10 +18,10 @@ from function_clients import (
 )
 from malformed import with_metrics, with_one_bad
 
-from strategies import FLUTE, FedAvg
-from strategies.flute import FLUTELinear
-from strategies.scaffold import SCAFFOLD
-from strategies.server.checks import (
+from flwr_frl.strategies import FLUTE, FedAvg
+from flwr_frl.strategies.flute import FLUTELinear
+from flwr_frl.strategies.scaffold import SCAFFOLD
+from flwr_frl.strategies.server.checks import (
     InvalidReplyError,
     check_name,
     check_properties,
@@ -29,8 +29,8 @@ from strategies.server.checks import (
     class_counts,
     one_line,
 )
-from strategies.server.replies import to_record
-from strategies.server.results import strict_json
+from flwr_frl.strategies.server.replies import to_record
+from flwr_frl.strategies.server.results import strict_json
 
 
 def test_words_become_one_line() -> None:

@@ -10,13 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from strategies.server.parallel import side_by_side
-from strategies.server.terminal import ended_as_by_ctrl_c
+from flwr_frl.strategies.server.parallel import side_by_side
+from flwr_frl.strategies.server.terminal import ended_as_by_ctrl_c
 
 SCRIPT = """
 import pathlib, signal, sys, time
-from strategies.server.parallel import side_by_side
-from strategies.server.terminal import ended_as_by_ctrl_c
+from flwr_frl.strategies.server.parallel import side_by_side
+from flwr_frl.strategies.server.terminal import ended_as_by_ctrl_c
 
 FOLDER = pathlib.Path(sys.argv[1])
 

@@ -18,7 +18,7 @@ from function_clients import (
 )
 from scipy.stats import norm
 
-from strategies import (
+from flwr_frl.strategies import (
     FLUTE,
     L2GD,
     SCAFFOLD,
@@ -31,11 +31,11 @@ from strategies import (
     FLUTEStar,
     Local,
 )
-from strategies.fedrep import FedRepLinear
-from strategies.flute import FLUTELinear
-from strategies.server.privacy import FILE, ClientPrivacy, epsilon
-from strategies.server.replies import to_record
-from task.settings import SettingsError
+from flwr_frl.strategies.fedrep import FedRepLinear
+from flwr_frl.strategies.flute import FLUTELinear
+from flwr_frl.strategies.server.privacy import FILE, ClientPrivacy, epsilon
+from flwr_frl.strategies.server.replies import to_record
+from flwr_frl.task.settings import SettingsError
 
 PRIVATE = {"server_dp_noise": 1.0, "server_dp_clip": 2.0, "server_dp_delta": 1e-5}
 
@@ -298,7 +298,7 @@ def test_batch_norms_are_one_line() -> None:
 
 
 def test_a_missing_extra_is_one_line(monkeypatch) -> None:
-    monkeypatch.setattr("task.allowed.find_spec", lambda name: None)
+    monkeypatch.setattr("flwr_frl.task.allowed.find_spec", lambda name: None)
     with pytest.raises(SettingsError) as raised:
         FedAvg(**PRIVATE)
     assert str(raised.value) == (

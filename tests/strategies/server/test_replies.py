@@ -14,8 +14,8 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from strategies.server.checks import InvalidReplyError
-from strategies.server.replies import (
+from flwr_frl.strategies.server.checks import InvalidReplyError
+from flwr_frl.strategies.server.replies import (
     check_arrays,
     check_metrics,
     count_bytes,

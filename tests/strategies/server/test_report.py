@@ -8,10 +8,10 @@ import warnings
 import pytest
 from PIL import Image
 
-from strategies.server.plot import line_style, plot
-from strategies.server.report import Report
-from strategies.server.results import read_rows, summarize
-from task.settings import resolve
+from flwr_frl.strategies.server.plot import line_style, plot
+from flwr_frl.strategies.server.report import Report
+from flwr_frl.strategies.server.results import read_rows, summarize
+from flwr_frl.task.settings import resolve
 
 
 def row(number: int, accuracy: float | None = None, **values) -> dict:

@@ -14,14 +14,14 @@ from function_clients import (
     reply_with,
 )
 
-from strategies.server.aggregation import (
+from flwr_frl.strategies.server.aggregation import (
     RULES,
     bucketed,
     geometric_median,
     make_rule,
 )
-from strategies.server.averaging import BUCKETS
-from strategies.server.replies import to_record
+from flwr_frl.strategies.server.averaging import BUCKETS
+from flwr_frl.strategies.server.replies import to_record
 
 ZERO = {"w": np.zeros(2, np.float32)}
 LIMIT = np.finfo(np.float32).max

@@ -5,10 +5,10 @@ import json
 import numpy as np
 import pytest
 
-from strategies.server.plot import curve
-from strategies.server.seeds import combine, over_seeds, plan
-from strategies.server.tune import points, tune
-from task.settings import SettingsError, resolve
+from flwr_frl.strategies.server.plot import curve
+from flwr_frl.strategies.server.seeds import combine, over_seeds, plan
+from flwr_frl.strategies.server.tune import points, tune
+from flwr_frl.task.settings import SettingsError, resolve
 
 
 def test_each_seed_has_a_folder():

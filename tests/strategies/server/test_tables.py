@@ -4,7 +4,7 @@ from io import StringIO
 
 from rich.console import Console
 
-from strategies.server.tables import cells, latex, markdown, show, write_tables
+from flwr_frl.strategies.server.tables import cells, latex, markdown, show, write_tables
 
 SUMMARIES = {
     "fedavg": {"accuracy": 0.5, "accuracy-weighted": 0.25, "bytes": 1_500_000},
@@ -70,7 +70,7 @@ def test_files(tmp_path):
 def test_no_word_is_cut_on_a_narrow_terminal(monkeypatch):
     text = StringIO()
     narrow = Console(file=text, width=60)
-    monkeypatch.setattr("strategies.server.tables.console", lambda: narrow)
+    monkeypatch.setattr("flwr_frl.strategies.server.tables.console", lambda: narrow)
     show(SUMMARIES, "test")
     shown = text.getvalue()
     for word in ("algorithm", "accuracy", "examples", "own_50%", "75.00%", "1.25%"):
@@ -80,7 +80,7 @@ def test_no_word_is_cut_on_a_narrow_terminal(monkeypatch):
 def test_no_column_is_lost_where_they_are_many(monkeypatch):
     text = StringIO()
     narrow = Console(file=text, width=40)
-    monkeypatch.setattr("strategies.server.tables.console", lambda: narrow)
+    monkeypatch.setattr("flwr_frl.strategies.server.tables.console", lambda: narrow)
     many = {f"metric-{i}": 0.1234 + i for i in range(12)}
     show({"fedrep": {"accuracy": 0.5, **many}}, "test")
     for name, value in many.items():

@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from strategies.server.report import Report
-from strategies.server.results import summarize
-from strategies.server.tidy import COLUMNS, TidyFile, client_means, join
-from task.settings import resolve
+from flwr_frl.strategies.server.report import Report
+from flwr_frl.strategies.server.results import summarize
+from flwr_frl.strategies.server.tidy import COLUMNS, TidyFile, client_means, join
+from flwr_frl.task.settings import resolve
 
 
 def lines_of(path: Path) -> list[dict[str, str]]:
@@ -76,7 +76,7 @@ def test_a_full_disk_delays_lines(tmp_path, monkeypatch):
     tidy = tidy_of(path)
     tidy.add(1, "a", {"loss": 1.0})
     with monkeypatch.context() as patched:
-        patched.setattr("strategies.server.tidy.open", _full, raising=False)
+        patched.setattr("flwr_frl.strategies.server.tidy.open", _full, raising=False)
         with pytest.raises(OSError, match="No space"):
             tidy.flush()
     # Half a line of it had been written.

@@ -7,11 +7,11 @@ import pytest
 from flwr.app import MessageType
 from function_clients import averaging, grid_of, honest
 
-from strategies.grids.simulation import InlineGrid
-from strategies.server import participants
-from strategies.server.checks import several
-from strategies.server.watch import Watch, duration, seconds_left
-from strategies.server_app import run, server_settings
+from flwr_frl.strategies.grids.simulation import InlineGrid
+from flwr_frl.strategies.server import participants
+from flwr_frl.strategies.server.checks import several
+from flwr_frl.strategies.server.watch import Watch, duration, seconds_left
+from flwr_frl.strategies.server_app import run, server_settings
 
 
 @pytest.mark.parametrize(
@@ -137,7 +137,7 @@ def test_a_run_that_is_ended_is_said_to_have_stopped(tmp_path, monkeypatch):
     def stop(report, row):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("strategies.server.report.Report.add", stop)
+    monkeypatch.setattr("flwr_frl.strategies.server.report.Report.add", stop)
     settings = {"output": str(tmp_path), "algorithm": "fedavg"}
     with pytest.raises(KeyboardInterrupt):
         run(grid_of(3), server_settings(settings))
@@ -158,8 +158,8 @@ def test_a_run_has_finished_when_all_but_its_page_is_written(tmp_path, monkeypat
     def page(folder):
         seen.append((sorted(p.name for p in folder.glob("*.json")), state()))
 
-    monkeypatch.setattr("strategies.server_app.let_join", newcomers)
-    monkeypatch.setattr("strategies.server.report.write_page", page)
+    monkeypatch.setattr("flwr_frl.strategies.server_app.let_join", newcomers)
+    monkeypatch.setattr("flwr_frl.strategies.server.report.write_page", page)
     settings = {"output": str(tmp_path), "algorithm": "fedavg", "new-clients": 1}
     run(grid_of(3), server_settings(settings))
     assert seen == [("newcomers", "running"), (["summary.json"], "finished")]
@@ -171,7 +171,7 @@ def test_a_run_that_is_ended_after_its_rounds_has_stopped_as_well(
     def stop(*given):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("strategies.server_app.let_join", stop)
+    monkeypatch.setattr("flwr_frl.strategies.server_app.let_join", stop)
     settings = {"output": str(tmp_path), "algorithm": "fedavg", "new-clients": 1}
     with pytest.raises(KeyboardInterrupt):
         run(grid_of(3), server_settings(settings))
@@ -198,7 +198,7 @@ def test_the_disk_need_not_take_it(tmp_path, monkeypatch, caplog):
     def full(path, data, durable=True):
         raise OSError("no space left")
 
-    monkeypatch.setattr("strategies.server.watch.write_atomically", full)
+    monkeypatch.setattr("flwr_frl.strategies.server.watch.write_atomically", full)
     settings = {"output": str(tmp_path), "algorithm": "fedavg", "num-server-rounds": 1}
     assert run(grid_of(4), server_settings(settings))["rounds"] == 1
     assert "status.json not written: no space left" in caplog.text

@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from task.compression.per_tensor import (
+from flwr_frl.task.compression.per_tensor import (
     COMPRESSORS,
     QSGD,
     CompressionSettings,
@@ -30,7 +30,7 @@ from task.compression.per_tensor import (
     create,
     from_settings,
 )
-from task.settings import SettingsError, build, resolve
+from flwr_frl.task.settings import SettingsError, build, resolve
 
 FALSE_ALARM = 1e-9
 

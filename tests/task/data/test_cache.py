@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from task.data import datasets
-from task.data.cache import (
+from flwr_frl.task.data import datasets
+from flwr_frl.task.data.cache import (
     BLOCK,
     BLOCKS,
     CHECKSUMS,
@@ -17,7 +17,7 @@ from task.data.cache import (
     is_whole,
     seal,
 )
-from task.data.datasets import DataSettings, load_dataset
+from flwr_frl.task.data.datasets import DataSettings, load_dataset
 
 
 def digits(cache: Path):

@@ -16,10 +16,10 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from task.data import folders
-from task.data.datasets import EMNIST_SPLITS, DataSettings, load_dataset
-from task.data.folders import ImageFolder
-from task.settings import SettingsError
+from flwr_frl.task.data import folders
+from flwr_frl.task.data.datasets import EMNIST_SPLITS, DataSettings, load_dataset
+from flwr_frl.task.data.folders import ImageFolder
+from flwr_frl.task.settings import SettingsError
 
 DiskUsage = namedtuple("DiskUsage", "total used free")
 

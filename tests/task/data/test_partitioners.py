@@ -6,9 +6,9 @@ from importlib.util import find_spec
 import numpy as np
 import pytest
 
-from task.data.partitioners import dealt, parsed
-from task.data.partitions import PartitionSettings, partition
-from task.settings import SettingsError, is_path
+from flwr_frl.task.data.partitioners import dealt, parsed
+from flwr_frl.task.data.partitions import PartitionSettings, partition
+from flwr_frl.task.settings import SettingsError, is_path
 
 NATURAL = "flwr_datasets.partitioner:NaturalIdPartitioner"
 
@@ -73,7 +73,7 @@ LABELS = np.zeros(4, np.int64)
 )
 def test_what_is_missing_is_asked_for(monkeypatch, package, what, call):
     lacking = lambda name: None if name == package else find_spec(name)  # noqa: E731
-    monkeypatch.setattr("task.allowed.find_spec", lacking)
+    monkeypatch.setattr("flwr_frl.task.allowed.find_spec", lacking)
     line = f"{what} needs the package {package!r}, which is missing: "
     with pytest.raises(SettingsError) as raised:
         call()

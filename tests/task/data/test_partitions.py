@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
-from task.data.partitions import (
+from flwr_frl.task.data.partitions import (
     PARTITIONS,
     PartitionSettings,
     dirichlet,
@@ -20,7 +20,7 @@ from task.data.partitions import (
     shards,
     split,
 )
-from task.settings import SettingsError
+from flwr_frl.task.settings import SettingsError
 
 
 def labels_of(num_classes: int, per_class: int) -> np.ndarray:

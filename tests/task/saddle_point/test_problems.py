@@ -6,15 +6,15 @@ import numpy as np
 import pytest
 from numpy.testing import assert_allclose, assert_array_equal
 
-from task.saddle_point.constraints import (
+from flwr_frl.task.saddle_point.constraints import (
     Ball,
     Projection,
     Proximity,
     build_problem,
     directed,
 )
-from task.saddle_point.problems import QCQP, LogisticRegression
-from task.settings import SettingsError
+from flwr_frl.task.saddle_point.problems import QCQP, LogisticRegression
+from flwr_frl.task.settings import SettingsError
 
 EDGES = ((0, 1), (0, 3), (1, 2), (1, 3), (1, 4), (3, 4))
 PAIRS = directed(EDGES)

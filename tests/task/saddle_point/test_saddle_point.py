@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from numpy.testing import assert_allclose, assert_array_equal
 
-from task.compression.per_tensor import (
+from flwr_frl.task.compression.per_tensor import (
     QSGD,
     Identity,
     QSGDTopK,
@@ -16,14 +16,14 @@ from task.compression.per_tensor import (
     SignTopK,
     TopK,
 )
-from task.saddle_point.algorithm import (
+from flwr_frl.task.saddle_point.algorithm import (
     DualMismatchError,
     SaddlePoint,
     check_duals,
     decode,
     two_point_gradient,
 )
-from task.saddle_point.constraints import (
+from flwr_frl.task.saddle_point.constraints import (
     PROBLEMS,
     Ball,
     PairFunction,
@@ -32,10 +32,10 @@ from task.saddle_point.constraints import (
     build_problem,
     directed,
 )
-from task.saddle_point.network import Network, compress_rows
-from task.saddle_point.problems import QCQP, LogisticRegression
-from task.saddle_point.state import Noise, State, exchange_stream
-from task.settings import SettingsError
+from flwr_frl.task.saddle_point.network import Network, compress_rows
+from flwr_frl.task.saddle_point.problems import QCQP, LogisticRegression
+from flwr_frl.task.saddle_point.state import Noise, State, exchange_stream
+from flwr_frl.task.settings import SettingsError
 
 FALSE_ALARM = 1e-9
 EDGES = ((0, 1), (0, 3), (1, 2), (1, 3), (1, 4), (3, 4))

@@ -14,11 +14,11 @@ from command_line import assert_refused, rows_of, run
 from flwr.app import Context, RecordDict
 from PIL import Image
 
-from clients.device.identity import build_client, client_setup
-from task.settings import SettingsError, resolve
-from task.tasks import build_task
-from task.tasks.hub import TableTask
-from task.tasks.image import ImageTask
+from flwr_frl.clients.device.identity import build_client, client_setup
+from flwr_frl.task.settings import SettingsError, resolve
+from flwr_frl.task.tasks import build_task
+from flwr_frl.task.tasks.hub import TableTask
+from flwr_frl.task.tasks.image import ImageTask
 
 pytestmark = pytest.mark.e2e
 

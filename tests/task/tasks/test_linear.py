@@ -6,8 +6,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from task.settings import SettingsError, build, resolve
-from task.tasks.linear import LinearTask, orthonormal, principal_angle_distance
+from flwr_frl.task.settings import SettingsError, build, resolve
+from flwr_frl.task.tasks.linear import LinearTask, orthonormal, principal_angle_distance
 
 
 def column(*entries: float) -> np.ndarray:

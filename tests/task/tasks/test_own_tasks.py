@@ -11,11 +11,11 @@ from PIL import Image
 from torch import nn
 from torch.utils.data import TensorDataset
 
-from task import ExampleTask, SplitModel
-from task.examples import ExampleSet
-from task.settings import SettingsError, declared, resolve
-from task.tasks import build_task, task_maker
-from task.training import SGD, evaluate, train
+from flwr_frl.task import ExampleTask, SplitModel
+from flwr_frl.task.examples import ExampleSet
+from flwr_frl.task.settings import SettingsError, declared, resolve
+from flwr_frl.task.tasks import build_task, task_maker
+from flwr_frl.task.training import SGD, evaluate, train
 
 
 def examples(n: int, seed: int) -> ExampleSet:
@@ -86,7 +86,7 @@ MODULE = """
 import torch
 from typing import Annotated
 from torch import nn
-from task import ExampleSet, ExampleTask, Range, SplitModel
+from flwr_frl.task import ExampleSet, ExampleTask, Range, SplitModel
 
 CALLS = []
 

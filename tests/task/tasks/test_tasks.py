@@ -8,12 +8,12 @@ import pytest
 import torch
 from PIL import Image
 
-from task.data.datasets import SOURCES
-from task.settings import SettingsError, build, resolve
-from task.tasks import TASKS, build_task
-from task.tasks import image as tasks
-from task.tasks.image import DEFAULT_MODELS, ImageTask
-from task.tasks.linear import LinearTask
+from flwr_frl.task.data.datasets import SOURCES
+from flwr_frl.task.settings import SettingsError, build, resolve
+from flwr_frl.task.tasks import TASKS, build_task
+from flwr_frl.task.tasks import image as tasks
+from flwr_frl.task.tasks.image import DEFAULT_MODELS, ImageTask
+from flwr_frl.task.tasks.linear import LinearTask
 
 
 def digits(num_clients: int = 20, **overrides) -> ImageTask:

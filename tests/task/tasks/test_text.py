@@ -7,10 +7,10 @@ import pytest
 import torch
 from torch import nn
 
-from task.settings import SettingsError, resolve
-from task.tasks import build_task
-from task.tasks.text import CHARACTERS, RecurrentText
-from task.training import SGD, train
+from flwr_frl.task.settings import SettingsError, resolve
+from flwr_frl.task.tasks import build_task
+from flwr_frl.task.tasks.text import CHARACTERS, RecurrentText
+from flwr_frl.task.training import SGD, train
 
 
 def task_of(root, clients: int, **more):

@@ -9,9 +9,9 @@ from torch import nn
 from torch.nn import functional
 from torch.utils.data import DataLoader, TensorDataset
 
-from simulation import simulate
-from task import ExampleSet, ExampleTask, SplitModel
-from task.settings import SettingsError, require
+from flwr_frl import simulate
+from flwr_frl.task import ExampleSet, ExampleTask, SplitModel
+from flwr_frl.task.settings import SettingsError, require
 
 
 class Net(nn.Module):

@@ -6,7 +6,7 @@ from itertools import pairwise
 
 import pytest
 
-from strategies.server.page.charts import (
+from flwr_frl.strategies.server.page.charts import (
     BOTTOM,
     HEIGHT,
     LEFT,

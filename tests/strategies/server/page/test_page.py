@@ -15,12 +15,12 @@ from html.parser import HTMLParser
 
 import pytest
 
-from strategies.server.page import document
-from strategies.server.page.__main__ import main
-from strategies.server.page.document import page, write_page
-from strategies.server.page.folder import Results
-from strategies.server.page.serving import PageServer, served, served_for
-from task.settings import SettingsError
+from flwr_frl.strategies.server.page import document
+from flwr_frl.strategies.server.page.__main__ import main
+from flwr_frl.strategies.server.page.document import page, write_page
+from flwr_frl.strategies.server.page.folder import Results
+from flwr_frl.strategies.server.page.serving import PageServer, served, served_for
+from flwr_frl.task.settings import SettingsError
 
 ROWS = [
     {"round": 1, "seconds": 2.0, "train-loss": 2.0, "clients": 2, "rejected": 0}

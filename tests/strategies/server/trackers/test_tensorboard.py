@@ -8,9 +8,9 @@ import pytest
 from PIL import Image
 from tensorboardX.proto.event_pb2 import Event
 
-from strategies.server.trackers.base import About
-from strategies.server.trackers.tensorboard import TensorBoard
-from task.settings import SettingsError
+from flwr_frl.strategies.server.trackers.base import About
+from flwr_frl.strategies.server.trackers.tensorboard import TensorBoard
+from flwr_frl.task.settings import SettingsError
 
 
 def events(folder: Path) -> list[Event]:

@@ -7,10 +7,10 @@ import pytest
 from function_clients import grid_of
 from recorders import Failing, Recorder
 
-from strategies.server.trackers import base
-from strategies.server.trackers.base import Tracker, Trackers, numbers
-from strategies.server_app import run, server_settings
-from task.settings import SettingsError
+from flwr_frl.strategies.server.trackers import base
+from flwr_frl.strategies.server.trackers.base import Tracker, Trackers, numbers
+from flwr_frl.strategies.server_app import run, server_settings
+from flwr_frl.task.settings import SettingsError
 
 
 @pytest.fixture(autouse=True)
@@ -60,7 +60,7 @@ def test_a_run_that_is_stopped_is_told_so(tmp_path, monkeypatch):
     def stop(watch, rows):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("strategies.server.watch.Watch.after_round", stop)
+    monkeypatch.setattr("flwr_frl.strategies.server.watch.Watch.after_round", stop)
     with pytest.raises(KeyboardInterrupt):
         go(tmp_path, tracker="recorders:Recorder")
     assert Recorder.told[-1] == (False, {}, [])
@@ -137,7 +137,7 @@ def test_bad_input_is_one_line_before_anything_is_written(tmp_path, given, line)
 
 @pytest.mark.parametrize("name", ["tensorboard", "mlflow", "wandb"])
 def test_a_missing_package_is_named_with_its_extra(monkeypatch, name):
-    monkeypatch.setattr("task.allowed.find_spec", lambda package: None)
+    monkeypatch.setattr("flwr_frl.task.allowed.find_spec", lambda package: None)
     with pytest.raises(SettingsError, match=rf"pip install 'flwr-frl\[{name}\]'$"):
         Trackers(server_settings({"tracker": name}))
 

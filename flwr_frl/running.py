@@ -1,0 +1,342 @@
+"""Run one algorithm in simulation, from Python or for the command line."""
+
+import contextlib
+import os
+from collections.abc import Callable, Mapping, Sequence
+from logging import WARNING
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from flwr.common import log
+
+from flwr_frl.strategies import server_app
+from flwr_frl.strategies.algorithms import (
+    build_strategy,
+    check_names,
+    short_name,
+    strategy_class,
+)
+from flwr_frl.strategies.grids.simulation import InlineGrid, RayGrid
+from flwr_frl.strategies.server.checkpoint import Checkpoint
+from flwr_frl.strategies.server.command_line import FLAGS
+from flwr_frl.strategies.server.newcomers import check_newcomers
+from flwr_frl.strategies.server.page.serving import served_for
+from flwr_frl.strategies.server.results import (
+    METRICS,
+    Row,
+    read_rows,
+)
+from flwr_frl.strategies.server.rounds import RunSettings
+from flwr_frl.strategies.server.trackers.base import Trackers
+from flwr_frl.task.checkpoint import FILE as CHECKPOINT
+from flwr_frl.task.remembered import forget
+from flwr_frl.task.settings import (
+    Maker,
+    Setting,
+    Settings,
+    build,
+    declared,
+    defaults,
+    is_path,
+    require,
+    resolve,
+)
+
+__all__ = ["Run", "simulate"]
+
+BACKENDS = ("ray", "inline")
+YEAR = 365 * 86400.0
+# Settings that only a speed-model reads.
+OF_SPEEDS = ("straggler-fraction", "redraw-speeds", "communication-time")
+
+
+class Run(NamedTuple):
+    """What `simulate` returns.
+
+    Parameters
+    ----------
+    summary : dict
+        The algorithm's part of ``summary.json``.
+    rows : list of dict
+        ``metrics.jsonl``, one a round.
+    """
+
+    summary: dict[str, Any]
+    rows: list[Row]
+
+
+def simulate(
+    algorithm: str | type,
+    backend: str = "ray",
+    **settings: Setting | Path | Sequence[str] | np.generic | Callable[..., Any],
+) -> Run:
+    """Run one algorithm in simulation.
+
+    Parameters
+    ----------
+    algorithm : str or type
+        Its name, the import path of its strategy, or the strategy; on ``ray`` one of a
+        module that workers can import, and not of the script or notebook itself.
+    backend : {"ray", "inline"}, default "ray"
+        ``ray`` uses all cores, ``inline`` this process alone; the numbers are the same
+        to rounding, and to the last bit with ``cohort="off"``.
+    **settings
+        What is set, with ``_`` for ``-``; ``rounds``, ``clients`` and ``fraction`` as
+        on the command line. ``task`` may be the function itself; for ``ray``, as with
+        the algorithm, not one of the script. A `Path` will do for its text, a list of
+        texts for them with commas between, and NumPy's numbers for Python's.
+
+    Returns
+    -------
+    Run
+        ``summary`` and ``rows``.
+
+    Raises
+    ------
+    SettingsError
+        If something is unknown, missing or out of its range.
+
+    Examples
+    --------
+    >>> run = simulate("fedrep", num_clients=20, rounds=30)
+    >>> run.summary["accuracy"]
+    """
+    forget()
+    known = isinstance(algorithm, str | type)
+    require(known, "algorithm", algorithm, "a name, an import path or a strategy")
+    if isinstance(algorithm, type):
+        algorithm = import_path(algorithm, "algorithm")
+    named = {name.replace("_", "-"): value for name, value in settings.items()}
+    given = {FLAGS.get(name, name): _plain(value) for name, value in named.items()}
+    task = given.get("task", "")
+    if not isinstance(task, str):
+        allowed = "a name, an import path or a function that returns the task"
+        require(hasattr(task, "__qualname__"), "task", task, allowed)
+        given["task"] = import_path(task, "task")
+    for name, path in (("algorithm", algorithm), ("task", given.get("task", ""))):
+        allowed = "of a module that workers can import, or with backend='inline'"
+        valid = not str(path).startswith("__main__:") or backend == "inline"
+        require(valid, name, path, allowed)
+    checked = check([algorithm], given, backend)
+    with served_for(checked):
+        return run(algorithm, checked, backend)
+
+
+def _plain(value: Any) -> Any:
+    """Return a value as a setting, where it is one in a notebook's form."""
+    if isinstance(value, np.generic):
+        return value.item()
+    texts = isinstance(value, list | tuple) and all(isinstance(v, str) for v in value)
+    if texts:
+        return ",".join(value)
+    return str(value) if isinstance(value, Path) else value
+
+
+def import_path(of: type | Callable[..., Any], setting: str) -> str:
+    """Return the path by which a setting's class or function is imported.
+
+    Raises `SettingsError` for a lambda, and for what is made within a function.
+    """
+    what = "class" if isinstance(of, type) else "function"
+    allowed = f"a named {what} of the module's top level"
+    require("<" not in of.__qualname__, setting, of.__qualname__, allowed)
+    return f"{of.__module__}:{of.__qualname__}"
+
+
+def run(algorithm: str, settings: Settings, backend: str) -> Run:
+    """Run one algorithm with settings that `check` has returned."""
+    from flwr_frl.clients.client_app import make_app
+    from flwr_frl.clients.device.simulated import keep
+
+    # The workers run elsewhere.
+    output = Path(str(settings["output"])).resolve()
+    choice = {**settings, "algorithm": algorithm, "output": str(output)}
+    for name in ("data-dir", "cache-dir"):
+        if given := str(settings[name]):
+            choice[name] = str(Path(given).expanduser().resolve())
+    directory = Path(str(settings["resume"])) / short_name(algorithm)
+    if settings["resume"] and not (directory / CHECKPOINT).is_file():
+        log(WARNING, "%s had not begun: it starts now", algorithm)
+        choice["resume"] = ""
+    kind = RayGrid if backend == "ray" else InlineGrid
+    own, num_clients = _without_others(choice), int(settings["num-clients"])
+    app = make_app(own)
+    with contextlib.closing(kind(app, num_clients)) as grid:
+
+        def keep_clients(run_token: str, acknowledged: Mapping[str, int]) -> None:
+            keep(grid.contexts.values(), own, run_token, acknowledged)
+
+        summary = server_app.run(grid, choice, keep_clients)
+    return Run(summary, read_rows(output / short_name(algorithm) / METRICS))
+
+
+def _without_others(settings: Settings) -> dict[str, Setting]:
+    """Leave out what only the other algorithms of the command declare."""
+    known = _declared_for(str(settings["algorithm"]), settings) | defaults().keys()
+    return {name: value for name, value in settings.items() if name in known}
+
+
+def read_by(name: str, algorithms: Sequence[str], given: Settings) -> Settings:
+    """Leave out what only others of some algorithms declare."""
+    check_names(algorithms)
+    named = resolve(given, strict=False)
+    each = {n: _declared_for(n, named) for n in algorithms}
+    # Also of the names that have a default in this package.
+    general = {name for maker in _of_all() for name in declared(maker)}
+    others = set().union(*each.values()) - each[name] - general
+    return {s: value for s, value in given.items() if s not in others}
+
+
+def _declared_for(algorithm: str, settings: Settings) -> set[str]:
+    """Return the names that an algorithm and its task declare."""
+    from flwr_frl.clients.algorithms import owners
+
+    makers = owners({**settings, "algorithm": algorithm})
+    return {name for maker in makers for name in declared(maker)}
+
+
+def check(
+    algorithms: Sequence[str],
+    given: Settings,
+    backend: str,
+    said: set[str] | None = None,
+) -> dict[str, Setting]:
+    """Check everything that can be checked before a run, and decode the data.
+
+    Parameters
+    ----------
+    algorithms : sequence of str
+        What will run.
+    given : mapping
+        The settings that are given.
+    backend : str
+        Where.
+    said : set of str, optional
+        Warnings that have been logged, and are not again.
+
+    Returns
+    -------
+    dict
+        All settings.
+
+    Raises
+    ------
+    SettingsError
+        If something is unknown, missing or out of its range.
+    """
+    require(backend in BACKENDS, "backend", backend, " or ".join(BACKENDS))
+    check_names(algorithms)
+    # Simulated clients do not come back: when none answers, none will. Nor is any lost
+    # that a round would wait for in vain.
+    given = {"max-empty-rounds": 3, "round-timeout": YEAR, **given}
+    if given.get("resume") and "output" not in given:
+        given = {**given, "output": given["resume"]}
+    named = resolve(given, strict=False)
+    for algorithm in algorithms:
+        choice = {**named, "algorithm": algorithm}
+        given = {**strategy_class(choice).in_simulation(choice), **given}
+    settings, used = _resolved(algorithms, given)
+    _check_machine(settings, backend)
+    _check_resume(algorithms, settings)
+    each = []
+    # In order, each once.
+    warnings: dict[str, None] = {}
+    for algorithm in algorithms:
+        own_idle, notes = _tried_out({**settings, "algorithm": algorithm})
+        each.append(own_idle)
+        warnings |= dict.fromkeys(notes)
+    idle = {name: why for own in each for name, why in own.items()}
+    idle = {name: why for name, why in idle.items() if all(name in own for own in each)}
+    for name in given:
+        if name not in used:
+            names = ", ".join(algorithms)
+            idle[name] = f"it is not read by {names} on {settings['task']}"
+        if name in idle:
+            warnings[f"{name}={given[name]} does nothing: {idle[name]}"] = None
+    said = set() if said is None else said
+    for warning in warnings:
+        if warning not in said:
+            said.add(warning)
+            log(WARNING, "%s", warning)
+    return settings
+
+
+def _resolved(
+    algorithms: Sequence[str], given: Settings
+) -> tuple[dict[str, Setting], set[str]]:
+    """Return all settings, and the names of those that are read."""
+    from flwr_frl.clients.algorithms import owners
+    from flwr_frl.clients.device.identity import DeviceSettings
+
+    named = resolve(given, strict=False)
+    makers = _of_all()
+    for algorithm in algorithms:
+        makers += owners({**named, "algorithm": algorithm})
+    settings = resolve(given, makers)
+    build(RunSettings, settings)
+    build(DeviceSettings, settings)
+    return settings, {name for maker in makers for name in declared(maker)}
+
+
+def _of_all() -> list[Maker]:
+    """Return what declares the settings that all algorithms read."""
+    from flwr_frl.clients.device.identity import DeviceSettings
+    from flwr_frl.strategies.grids.speeds import SpeedSettings
+
+    return [RunSettings, DeviceSettings, SpeedSettings]
+
+
+def _check_machine(settings: Settings, backend: str) -> None:
+    """Check what the machine must have: the device, and a place for results."""
+    from flwr_frl.task.devices import find
+
+    # The machines of a Ray cluster may have what this one has not.
+    if backend == "inline" or not os.environ.get("RAY_ADDRESS"):
+        find(str(settings["device"]))
+    output = Path(str(settings["output"])).absolute()
+    existing = next(path for path in (output, *output.parents) if path.exists())
+    usable = existing.is_dir() and os.access(existing, os.W_OK)
+    require(usable, "output", settings["output"], f"writable; {str(existing)!r} is not")
+
+
+def _check_resume(algorithms: Sequence[str], settings: Settings) -> None:
+    """Read what will be resumed: of all where none had begun, or it is a mistake."""
+    if not settings["resume"]:
+        return
+    places = {n: Path(str(settings["resume"])) / short_name(n) for n in algorithms}
+    begun = [n for n, place in places.items() if (place / CHECKPOINT).is_file()]
+    for name in begun or algorithms:
+        Checkpoint.read(places[name], {**settings, "algorithm": name})
+
+
+def _tried_out(settings: Settings) -> tuple[dict[str, str], list[str]]:
+    """Make everything that a run of an algorithm makes, for its checks.
+
+    Returns what the tasks say: which settings do nothing, and why; and notes.
+    """
+    from flwr_frl.clients.device.simulated import try_out
+    from flwr_frl.strategies.grids.speeds import speed_model
+
+    num_clients, newcomers = int(settings["num-clients"]), int(settings["new-clients"])
+    awaited = int(settings["min-available-nodes"])
+    allowed = f"at most {num_clients}, the number of clients"
+    require(awaited <= num_clients, "min-available-nodes", awaited, allowed)
+    strategy = build_strategy(settings)
+    check_newcomers(strategy, str(settings["algorithm"]), newcomers, num_clients)
+    strategy.check_clients(num_clients - newcomers)
+    Trackers(settings)
+    speed_model(settings, num_clients - newcomers)
+    own = {**_without_others(settings), "checkpoint-every": 0, "resume": ""}
+    tasks = [client.task for client in try_out(own, num_clients)]
+    if settings["validation-fraction"]:
+        for i in range(1, num_clients):
+            tasks[0].check(i)
+    elif is_path(settings["task"]):
+        # Somebody's task may be of fewer clients.
+        tasks[0].check(num_clients - 1)
+    idle = [getattr(made, "idle_settings", {}) for made in (*tasks, strategy)]
+    if settings["speed-model"] == "none":
+        idle.append(dict.fromkeys(OF_SPEEDS, "there is no speed-model"))
+    notes = [note for task in tasks for note in getattr(task, "notes", ())]
+    return {name: why for own in idle for name, why in own.items()}, notes

@@ -1,0 +1,75 @@
+"""Make ``strategies``, ``clients`` and ``task`` of a checkout aliases of `flwr_frl`'s.
+
+Without this, ``from strategies import FedRep`` would load every module a second time,
+and its classes would not be those that the package itself uses.
+"""
+
+import sys
+from collections.abc import Sequence
+from importlib import import_module
+from importlib.abc import InspectLoader, MetaPathFinder
+from importlib.machinery import ModuleSpec
+from importlib.util import find_spec
+from types import CodeType, ModuleType
+
+FULL = "flwr_frl."
+
+
+class _Alias(InspectLoader):
+    """Load ``strategies.base`` as ``flwr_frl.strategies.base``."""
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType | None:
+        return None
+
+    def exec_module(self, module: ModuleType) -> None:
+        # The import system returns what stands in `sys.modules` afterwards.
+        sys.modules[module.__name__] = import_module(FULL + module.__name__)
+
+    def get_code(self, fullname: str) -> CodeType | None:
+        # For ``python -m clients.predict``.
+        spec = find_spec(FULL + fullname)
+        assert spec is not None
+        assert isinstance(spec.loader, InspectLoader)
+        return spec.loader.get_code(spec.name)
+
+    def get_source(self, fullname: str) -> str | None:
+        return None
+
+
+class _Finder(MetaPathFinder):
+    """Find the modules below the short names that `alias` was given."""
+
+    def __init__(self) -> None:
+        self.packages: set[str] = set()
+
+    def find_spec(
+        self,
+        fullname: str,
+        path: Sequence[str] | None,
+        target: ModuleType | None = None,
+    ) -> ModuleSpec | None:
+        package, _, rest = fullname.partition(".")
+        if package not in self.packages or not rest:
+            return None
+        real = find_spec(FULL + fullname)
+        if real is None:
+            return None
+        is_package = real.submodule_search_locations is not None
+        return ModuleSpec(fullname, _Alias(), origin=real.origin, is_package=is_package)
+
+
+_FINDER = _Finder()
+
+
+def alias(package: str) -> None:
+    """Let a package's short name, and all below it, stand for `flwr_frl`'s.
+
+    Parameters
+    ----------
+    package : str
+        ``"strategies"``, ``"clients"`` or ``"task"``.
+    """
+    if _FINDER not in sys.meta_path:
+        sys.meta_path.insert(0, _FINDER)
+    _FINDER.packages.add(package)
+    sys.modules[package] = import_module(FULL + package)

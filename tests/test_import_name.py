@@ -1,0 +1,209 @@
+"""The package is imported as `flwr_frl`, and nothing else is taken from its users."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import flwr
+import pytest
+
+import flwr_frl
+
+ROOT = Path(__file__).parents[1]
+# What a user has beside a script: names that the checkout's folders have, too.
+FOREIGN = {
+    "task.py": "NAME = 'mine'\n",
+    "clients/__init__.py": "",
+    "clients/base.py": "NAME = 'mine'\n",
+    "strategies/__init__.py": "NAME = 'mine'\n",
+}
+SCRIPT = """
+import task, clients.base, strategies
+from flwr_frl import FedRep, FedRepClient, SplitModel, simulate
+run = simulate("fedrep", backend="inline", rounds=1, clients=5, output={output!r},
+               model="mlp-2", head_epochs=1)
+print(task.NAME, clients.base.NAME, strategies.NAME, len(run.rows))
+"""
+FLAT_APP = {
+    "pyproject.toml": """
+[project]
+name = "flat"
+version = "1.0.0"
+
+[tool.flwr.app]
+publisher = "nobody"
+
+[tool.flwr.app.components]
+serverapp = "server:app"
+clientapp = "client:app"
+
+[tool.flwr.app.config]
+num-server-rounds = 1
+""",
+    "task.py": "SHAPE = (3,)\n",
+    "server.py": """
+from flwr.app import ArrayRecord
+from flwr.serverapp import ServerApp
+import numpy as np
+from flwr_frl import FedAvg
+from strategies import NAME
+from task import SHAPE
+
+app = ServerApp()
+
+@app.main()
+def main(grid, context):
+    arrays = ArrayRecord([np.zeros(SHAPE, dtype="float32")])
+    result = FedAvg(fraction_train=1.0).start(grid, arrays, num_rounds=1)
+    print(NAME, result.arrays.to_numpy_ndarrays()[0].tolist())
+""",
+    "client.py": """
+from flwr.app import ArrayRecord, Message, MetricRecord, RecordDict
+from flwr.clientapp import ClientApp
+import clients.base
+from task import SHAPE
+
+app = ClientApp()
+
+@app.train()
+@app.evaluate()
+def answer(message, context):
+    arrays = [a + 1 for a in message.content["arrays"].to_numpy_ndarrays()]
+    metrics = MetricRecord({"num-examples": 1, "train_loss": 0.5})
+    content = RecordDict({"arrays": ArrayRecord(arrays), "metrics": metrics})
+    return Message(content, reply_to=message)
+""",
+}
+
+
+def write(folder: Path, files: dict[str, str]) -> None:
+    for name, text in files.items():
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, encoding="utf-8")
+
+
+def printed_by(
+    python: Path | str, arguments: Sequence[str], folder: Path, path: str = ""
+) -> str:
+    """Return the output of a program in a folder, without the checkout on its path."""
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": path}
+    result = subprocess.run(
+        [str(python), *arguments],
+        cwd=folder,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert result.returncode == 0, result.stdout + result.stderr
+    return result.stdout
+
+
+@pytest.fixture(scope="module")
+def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The Python of an environment in which only the wheel is ours."""
+    home = tmp_path_factory.mktemp("wheel")
+    pip = [sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check"]
+    build = [*pip, "wheel", "--no-deps", "--wheel-dir", str(home), str(ROOT)]
+    subprocess.run(build, check=True, capture_output=True, timeout=300)
+    environment = home / "environment"
+    command = [sys.executable, "-m", "venv", "--without-pip", str(environment)]
+    subprocess.run(command, check=True, timeout=300)
+    [site] = environment.glob("lib/python*/site-packages")
+    # A folder on the path whose own .pth files, such as that of the checkout, do not
+    # count: the dependencies alone.
+    (site / "dependencies.pth").write_text(str(Path(flwr.__file__).parents[1]))
+    [wheel] = home.glob("*.whl")
+    install = [*pip, "install", "--no-deps", "--target", str(site), str(wheel)]
+    subprocess.run(install, check=True, capture_output=True, timeout=300)
+    return environment / "bin" / "python"
+
+
+@pytest.mark.e2e
+def test_the_wheel_installs_one_name_and_what_a_script_has_stays_its_own(
+    installed: Path, tmp_path: Path
+) -> None:
+    [site] = installed.parents[1].glob("lib/python*/site-packages")
+    names = {p.name for p in site.iterdir() if not p.name.startswith("flwr_frl-")}
+    assert names == {"dependencies.pth", "flwr_frl", "bin"}
+    write(tmp_path, FOREIGN)
+    code = SCRIPT.format(output=str(tmp_path / "results"))
+    write(tmp_path, {"script.py": code})
+    assert printed_by(installed, ["script.py"], tmp_path).split()[-4:] == [
+        *("mine",) * 3,
+        "1",
+    ]
+    code = "from flwr_frl.cli import main; main(['--list'])"
+    assert "fedrep" in printed_by(installed, ["-c", code], tmp_path)
+
+
+@pytest.mark.e2e
+def test_a_flat_flower_app_keeps_its_own_modules(
+    installed: Path, tmp_path: Path
+) -> None:
+    write(tmp_path, {**FOREIGN, **FLAT_APP})
+    code = """
+from flwr.simulation import run_simulation
+from server import app as server
+from client import app as client
+run_simulation(server, client, num_supernodes=2)
+"""
+    write(tmp_path, {"simulated.py": code})
+    # Ray's workers import the app from there.
+    printed = printed_by(installed, ["simulated.py"], tmp_path, str(tmp_path))
+    assert "mine [1.0, 1.0, 1.0]" in printed
+
+
+@pytest.mark.e2e
+def test_a_script_beside_a_foreign_task_runs_from_the_checkout(tmp_path: Path) -> None:
+    write(tmp_path, FOREIGN)
+    write(tmp_path, {"script.py": SCRIPT.format(output=str(tmp_path / "results"))})
+    printed = printed_by(sys.executable, ["script.py"], tmp_path, str(ROOT))
+    assert printed.split()[-4:] == ["mine", "mine", "mine", "1"]
+
+
+@pytest.mark.e2e
+def test_a_checkout_without_symbolic_links_works(tmp_path: Path) -> None:
+    # As Git writes it on systems without links: files with the target's name.
+    for name in ("strategies", "clients", "task", "pyproject.toml"):
+        (tmp_path / name).symlink_to(ROOT / name)
+    (tmp_path / "flwr_frl").mkdir()
+    for path in (ROOT / "flwr_frl").iterdir():
+        if path.is_symlink():
+            (tmp_path / "flwr_frl" / path.name).write_text(f"../{path.name}")
+        elif path.is_file():
+            (tmp_path / "flwr_frl" / path.name).write_bytes(path.read_bytes())
+    code = "from flwr_frl import FedRep; print(FedRep.__module__)"
+    printed = printed_by(sys.executable, ["-c", code], tmp_path, str(tmp_path))
+    assert printed.strip() == "flwr_frl.strategies.fedrep"
+
+
+@pytest.mark.e2e
+def test_short_names_in_a_checkout_are_the_same_modules() -> None:
+    code = """
+import strategies.fedrep, task.settings, clients.fedrep
+from strategies import FedRep
+from task import SplitModel
+import flwr_frl, flwr_frl.task.settings
+assert FedRep is strategies.fedrep.FedRep is flwr_frl.FedRep
+assert clients.fedrep.FedRepClient is flwr_frl.FedRepClient
+assert SplitModel is flwr_frl.SplitModel
+assert task.settings is flwr_frl.task.settings
+print("same")
+"""
+    assert printed_by(sys.executable, ["-c", code], ROOT).strip() == "same"
+    printed = printed_by(sys.executable, ["-m", "clients.predict", "--help"], ROOT)
+    assert "usage" in printed
+
+
+def test_the_public_names_are_those_of_the_packages_and_of_simulate() -> None:
+    names = dir(flwr_frl)
+    assert {"simulate", "FedRep", "FedRepClient", "SplitModel", "Task"} <= set(names)
+    for name in names:
+        assert getattr(flwr_frl, name) is not None
+    with pytest.raises(AttributeError, match="has no attribute 'nothing'"):
+        _ = flwr_frl.nothing
