@@ -156,9 +156,10 @@ def main() -> None:
         "CPU "
         f"time of {arguments.rounds} rounds in turn, ms.\n\n"
         + markdown(columns, rows)
-        + "\n`auto` trains together what `flwr_frl.task.calls.fewest` says: at most 50,000 "
-        "parameters, where there are convolutions inputs of at most 256 numbers, and "
-        "three clients, or six where layers are not in a row (`resnet20`).\n"
+        + "\n`auto` trains together what `flwr_frl.task.calls.fewest` says: at most "
+        "50,000 parameters, where there are convolutions inputs of at most 256 "
+        "numbers, and three clients, or six where layers are not in a row "
+        "(`resnet20`).\n"
         "\n![gain](cohort.png)\n"
     )
     data = {f"{model}/{clients}": ms for (model, clients), ms in found.items()}

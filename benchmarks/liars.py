@@ -80,7 +80,7 @@ def outcome(arguments: argparse.Namespace, cell: Cell) -> Outcome:
             "aggregation": cell.rule,
             "bucket-size": cell.bucket_size,
             # At most so many attack; who chooses the rule knows no more.
-            "liar-share": MOST / CLIENTS,
+            "byzantine-fraction": MOST / CLIENTS,
             "num-clients": CLIENTS,
             "num-server-rounds": arguments.rounds,
             "fraction-train": 1.0,
@@ -271,7 +271,8 @@ def page(arguments: argparse.Namespace, results: dict[Cell, Outcome]) -> str:
             f"{arguments.last}, of the models that the honest clients would use, each "
             f"on its own test digits; seed {arguments.seed}. {CLIENTS} clients have "
             "all ten classes each, but for the column with "
-            f"{FEW_CLASSES} classes. Cells are for 1 / 2 / 3 attackers. `liar-share` "
+            f"{FEW_CLASSES} classes. Cells are for 1 / 2 / 3 attackers. "
+            "`byzantine-fraction` "
             f"is {MOST / CLIENTS:g}, other settings of rules are the defaults. The "
             "model is a perceptron with one hidden layer.\n",
             "Attackers know what all honest clients send:\n",

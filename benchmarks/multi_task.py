@@ -3,8 +3,8 @@
 Relative cost gap, distance to the optimum and constraint values by iteration and by
 bits, on the QCQP and on logistic regression, without compression and with TopK, Sign
 and SignTopK, for sample and for bandit feedback. Nodes run batched in one process
-(``flwr_frl.task.saddle_point.network``), with the numbers of nodes that exchange bytes one by
-one.
+(``flwr_frl.task.saddle_point.network``), with the numbers of nodes that exchange bytes
+one by one.
 """
 
 import argparse

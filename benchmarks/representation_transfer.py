@@ -1,7 +1,8 @@
 """Table 5.1 of Singh (UCLA 2024): representation transfer for linear regression.
 
-With the true V*, as in the dissertation, through the functions of ``flwr_frl.task.transfer``;
-and with a basis learned from sources, through strategy and clients.
+With the true V*, as in the dissertation, through the functions of
+``flwr_frl.task.transfer``; and with a basis learned from sources, through strategy and
+clients.
 """
 
 import argparse

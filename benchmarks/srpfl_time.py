@@ -90,7 +90,7 @@ def run(arguments: argparse.Namespace, algorithm: str, rounds: int) -> Run:
     # Here a curve is wanted, not the last round alone.
     if algorithm.endswith("-ft"):
         named = resolve({"algorithm": algorithm}, strict=False)
-        strategy_class(named).evaluated_once = False
+        strategy_class(named).evaluate_last_round_only = False
     indifferent = (*PLACES, *OF_SRPFL) if is_base else PLACES
     own = {name: settings[name] for name in settings if name not in indifferent}
     found = there(output / algorithm, own) or on_page(algorithm, own)

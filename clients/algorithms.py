@@ -11,7 +11,7 @@ from flwr_frl.strategies.algorithms import (
     short_name,
     strategy_class,
 )
-from flwr_frl.task.remembered import remembered
+from flwr_frl.task.remembered import run_cache
 from flwr_frl.task.settings import (
     Maker,
     Settings,
@@ -25,7 +25,7 @@ from flwr_frl.task.settings import (
 from flwr_frl.task.tasks import task_maker
 
 
-@remembered(maxsize=None)
+@run_cache(maxsize=None)
 def load_client(path: str) -> type[Client]:
     """Return the client class at an import path.
 
@@ -127,8 +127,8 @@ def check_countable(settings: Settings) -> None:
 
 def _is_countable(settings: Settings) -> bool:
     for base in client_class(settings).__mro__:
-        if "learns_by_train" in vars(base):
-            return bool(vars(base)["learns_by_train"])
+        if "supports_example_dp" in vars(base):
+            return bool(vars(base)["supports_example_dp"])
         if "fit" in vars(base):
             # A class with a `fit` of its own has to say so again.
             break

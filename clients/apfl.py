@@ -9,7 +9,7 @@ from flwr.common import NDArrays
 from torch import Tensor
 
 from flwr_frl.clients.base import Client, Config, Evaluation, Reply, TrainingSettings
-from flwr_frl.clients.device.slots import Tensors, under, within
+from flwr_frl.clients.device.parameter_groups import Tensors, under, within
 from flwr_frl.task.settings import Free, Range
 from flwr_frl.task.split_model import SplitModel, called_with
 from flwr_frl.task.training import freeze, loop
@@ -43,22 +43,22 @@ class APFLClient(Client):
     """
 
     # v̄_i, and the global model.
-    beside_global = True
+    also_test_global = True
     personal = (PERSONAL_MODEL, ALPHA)
     settings_type = APFLSettings
     settings: APFLSettings
 
-    def initial_slot(self, slot: str) -> Tensors:
+    def initial_group(self, slot: str) -> Tensors:
         """Return the initial model for v_i, and the settings' α_i."""
         if slot == ALPHA:
             return {"value": torch.tensor([self.settings.apfl_alpha])}
-        return super().initial_slot(slot)
+        return super().initial_group(slot)
 
     def fit(self, parameters: NDArrays, config: Config) -> Reply:
         """Train w_i and v_i for ``representation-epochs``."""
         self.receive(parameters, config)
         loss = self.mix(self.personal_model(), self.settings.representation_epochs)
-        self.keep(config)
+        self.save(config)
         return self.send(loss)
 
     def personalize(self) -> None:
@@ -74,7 +74,7 @@ class APFLClient(Client):
         w = self.model.requires_grad_(False)
         trained = (w, v) if moves_global else (v,)
         optimizers = [self.settings.optimizer(freeze(m, "all")) for m in trained]
-        alpha = self.kept[ALPHA + "value"].clone()
+        alpha = self.saved[ALPHA + "value"].clone()
         alpha.requires_grad_(self.settings.apfl_adaptive)
 
         def step(inputs: Tensor, targets: Tensor) -> Tensor:
@@ -95,8 +95,8 @@ class APFLClient(Client):
             return mixed_loss.detach()
 
         mean = loop(step, self.train_examples, epochs, self.settings)
-        self.kept = within(PERSONAL_MODEL, v.state_dict())
-        self.kept[ALPHA + "value"] = alpha.detach()
+        self.saved = within(PERSONAL_MODEL, v.state_dict())
+        self.saved[ALPHA + "value"] = alpha.detach()
         return mean
 
     def global_loss(self, inputs: Tensor, targets: Tensor) -> Tensor:
@@ -107,19 +107,19 @@ class APFLClient(Client):
     def personal_model(self) -> SplitModel:
         """Return v_i as a model of its own; the initial one for a client without."""
         model = copy.deepcopy(self.model)
-        model.load_state_dict(under(PERSONAL_MODEL, self.kept))
+        model.load_state_dict(under(PERSONAL_MODEL, self.saved))
         return model
 
     def evaluate(self, parameters: NDArrays, config: Config) -> Evaluation:
         """Test v̄_i; ``accuracy-global`` is the global model's, ``alpha`` is α_i."""
         loss, num_examples, metrics = super().evaluate(parameters, config)
-        metrics["alpha"] = self.kept[ALPHA + "value"].item()
+        metrics["alpha"] = self.saved[ALPHA + "value"].item()
         return loss, num_examples, metrics
 
     def deployed_model(self) -> SplitModel:
         """Return v̄_i = α_i v_i + (1 − α_i) w."""
         v = self.personal_model()
-        mixed = mixture(self.kept[ALPHA + "value"], v, self.model)
+        mixed = mixture(self.saved[ALPHA + "value"], v, self.model)
         v.load_state_dict({**v.state_dict(), **mixed})
         return v
 

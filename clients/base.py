@@ -14,8 +14,8 @@ from torch import Tensor
 
 from flwr_frl.clients.device.account import PrivateTraining
 from flwr_frl.clients.device.evaluation import evaluate_model
-from flwr_frl.clients.device.joining import Joining
-from flwr_frl.clients.device.slots import Slots, Tensors, to_numpy
+from flwr_frl.clients.device.parameter_groups import Groups, Tensors, to_numpy
+from flwr_frl.clients.device.personalizable import Personalizable
 from flwr_frl.clients.device.state import PersonalState
 from flwr_frl.task.base import Task
 from flwr_frl.task.calls import TrainCall
@@ -64,11 +64,11 @@ class TrainingSettings(SGD):
     augment_head: Annotated[bool, Free()] = True
 
 
-class Client(Joining, NumPyClient):
+class Client(Personalizable, NumPyClient):
     """A device: trains the shared part on its own data and keeps its personal part.
 
-    Subclasses say which slots are shared and which are personal (`Slotted`), and write
-    `fit`.
+    Subclasses say which slots are shared and which are personal (`ParameterGroups`),
+    and write `fit`.
 
     Parameters
     ----------
@@ -109,11 +109,11 @@ class Client(Joining, NumPyClient):
     needs_classes: ClassVar[bool] = False
     # Whether all that the class's own `fit` learns from examples it learns by `train`,
     # with regularizers that see each of them by itself: then it can be private.
-    learns_by_train: ClassVar[bool] = False
+    supports_example_dp: ClassVar[bool] = False
     # Whether what `fit` returns is a change of what was received.
     sends_changes: ClassVar[bool] = False
     # Whether the received model is tested beside the deployed one.
-    beside_global: ClassVar[bool] = False
+    also_test_global: ClassVar[bool] = False
     # Settings that a device may set for itself.
     node_settings: ClassVar[tuple[str, ...]] = (
         "data-dir",
@@ -142,7 +142,7 @@ class Client(Joining, NumPyClient):
         # Built once a process: `receive` overwrites all of it.
         self.model = scratch_model(task)
         self.received: Tensors = {}
-        self.kept: Tensors = {}
+        self.saved: Tensors = {}
         self.attachments: dict[str, bytes] = {}
         self.proximal_weight = 0.0
 
@@ -260,13 +260,13 @@ class Client(Joining, NumPyClient):
         shapes = {name: tuple(array.shape) for name, array in personal.items()}
         loaded = self.tensors(self.state.load(shapes) or {}) if personal else {}
         # Not the initial values themselves: all clients of a process share those.
-        self.kept = {
+        self.saved = {
             name: value.to(self.device, copy=True)
             for name, value in personal.items()
             if name not in loaded
         }
-        self.kept |= loaded
-        self.model.load({**self.task.initial_state, **self.kept, **self.received})
+        self.saved |= loaded
+        self.model.load({**self.task.initial_state, **self.saved, **self.received})
         self.proximal_weight = float(config.get(PROXIMAL_WEIGHT, 0.0))
 
     def train(
@@ -286,8 +286,8 @@ class Client(Joining, NumPyClient):
         epochs : int
             Passes over the examples.
         regularizer, correction
-            As for `flwr_frl.task.training.train`. Where a server asks for FedProx, its proximal
-            term comes on top.
+            As for `flwr_frl.task.training.train`. Where a server asks for FedProx, its
+            proximal term comes on top.
         examples
             Others than all training examples: a batch of them, say.
 
@@ -314,7 +314,7 @@ class Client(Joining, NumPyClient):
         near = Proximal(self.proximal_weight, self.received)
         return near(features, None, model)
 
-    def keep(self, config: Mapping[str, Scalar]) -> None:
+    def save(self, config: Mapping[str, Scalar]) -> None:
         """Keep the personal slots as the version of ``server-round``.
 
         Raises `SettingsError` if something is shared and nothing was received.
@@ -324,12 +324,12 @@ class Client(Joining, NumPyClient):
         if kept:
             self.state.save(kept, int(config.get(SERVER_ROUND, self.state.round + 1)))
 
-    def personal_arrays(self, slots: Slots | None = None) -> Arrays:
+    def personal_arrays(self, slots: Groups | None = None) -> Arrays:
         """Return what `keep` keeps: personal parts of the model, and ``kept``.
 
-        A newcomer keeps its ``own_slots``.
+        A newcomer keeps its ``groups_to_fit``.
         """
-        own = {**self.kept, **self.model.tensors}
+        own = {**self.saved, **self.model.tensors}
         names = self.names(self.personal if slots is None else slots)
         return {n: to_numpy(own[n]) for n in names}
 
@@ -384,12 +384,12 @@ class Client(Joining, NumPyClient):
             Number of test examples.
         metrics : dict
             ``accuracy``, 0 to 1, where targets are classes; ``global-nc2`` and
-            ``local-nc2`` (`flwr_frl.task.neural_collapse`) where the head is linear besides.
-            With ``beside_global`` also ``accuracy-global`` of the received model, and
-            so of the task's own metrics.
+            ``local-nc2`` (`flwr_frl.task.neural_collapse`) where the head is linear
+            besides. With ``also_test_global`` also ``accuracy-global`` of the received
+            model, and so of the task's own metrics.
         """
         self.receive(parameters, config)
-        before = self.test(self.model)[2] if self.beside_global else {}
+        before = self.test(self.model)[2] if self.also_test_global else {}
         loss, num_examples, metrics = self.test(self.deployed_model())
         for name in ("accuracy", *self.task.metrics):
             if name in before:

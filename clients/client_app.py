@@ -25,8 +25,8 @@ from flwr_frl.clients.device.identity import (
     client_name,
     client_setup,
     cohort_size,
+    rounded_count,
     seed_torch,
-    told_count,
     unread,
 )
 from flwr_frl.clients.device.received import check_config
@@ -89,7 +89,7 @@ class App(ClientApp):
             raise out_of_memory(error, advice) from None
 
     def together(self, works: Sequence[Callable[[], Message]]) -> list[Message]:
-        """Return the results of some clients' works, as `flwr_frl.task.cohort.together`."""
+        """Run some clients' works together; see `flwr_frl.task.cohort.together`."""
         if self.size <= 1:
             return [work() for work in works]
         return together(works, self.size, where_it_pays=self.cohort == "auto")
@@ -128,7 +128,7 @@ def make_app(
         seed_torch(context, setup.settings, config)
         client = build_client(context, setup, config)
         multiple = int(setup.settings["count-multiple"])
-        return client, config, partial(told_count, multiple=multiple)
+        return client, config, partial(rounded_count, multiple=multiple)
 
     @app.train(mods=list(mods))
     def train(message: Message, context: Context) -> Message:

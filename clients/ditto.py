@@ -6,8 +6,8 @@ from typing import Annotated
 from flwr.common import NDArrays
 
 from flwr_frl.clients.base import Config, Reply, TrainingSettings
+from flwr_frl.clients.device.parameter_groups import within
 from flwr_frl.clients.device.personal_model import PERSONAL_MODEL, PersonalModelClient
-from flwr_frl.clients.device.slots import within
 from flwr_frl.task.settings import Range
 from flwr_frl.task.training import Proximal
 
@@ -33,7 +33,7 @@ class DittoClient(PersonalModelClient):
 
     settings_type = DittoSettings
     settings: DittoSettings
-    learns_by_train = True
+    supports_example_dp = True
 
     def fit(self, parameters: NDArrays, config: Config) -> Reply:
         """Train w_k from wᵗ, and v_k from where it was, held near wᵗ."""
@@ -49,4 +49,4 @@ class DittoClient(PersonalModelClient):
         """Train v_k from w for ``newcomer-epochs``, held near w (equation 2)."""
         near = Proximal(self.settings.ditto_lambda, self.received)
         self.train("all", self.settings.newcomer_epochs, near)
-        self.kept = within(PERSONAL_MODEL, self.model.state_dict())
+        self.saved = within(PERSONAL_MODEL, self.model.state_dict())

@@ -6,7 +6,7 @@ from typing import Annotated
 from flwr.common import NDArrays
 
 from flwr_frl.clients.base import Config, Reply, TrainingSettings
-from flwr_frl.clients.device.personal_model import MeanOfAllClient
+from flwr_frl.clients.device.personal_model import AllClientsMeanClient
 from flwr_frl.task.settings import Range
 from flwr_frl.task.training import Proximal
 
@@ -25,7 +25,7 @@ class FedMTLSettings(TrainingSettings):
     mtl_lambda: Annotated[float, Range("[0, inf)")] = 0.1
 
 
-class FedMTLClient(MeanOfAllClient):
+class FedMTLClient(AllClientsMeanClient):
     """Lowers f_i(w_i) + λ tr(W Ω Wᵀ) in w_i; the others' models stay as they are.
 
     With Ω = (I − 11ᵀ/m)² the gradient of the second term is 2λ (w_i − w̄), where w̄ is
@@ -34,7 +34,7 @@ class FedMTLClient(MeanOfAllClient):
 
     settings_type = FedMTLSettings
     settings: FedMTLSettings
-    learns_by_train = True
+    supports_example_dp = True
 
     def fit(self, parameters: NDArrays, config: Config) -> Reply:
         """Train w_i from where it was, held near w̄, and send Δw_i."""

@@ -8,7 +8,7 @@ from flwr.common import NDArrays
 from torch import Tensor
 
 from flwr_frl.clients.base import Client, Config, Reply, TrainingSettings
-from flwr_frl.clients.device.slots import HEAD, Tensors, under, within
+from flwr_frl.clients.device.parameter_groups import HEAD, Tensors, under, within
 from flwr_frl.task.settings import Range
 from flwr_frl.task.split_model import SplitModel, called_with
 from flwr_frl.task.training import features_of, loop
@@ -53,12 +53,12 @@ class FedALAClient(Client):
     """
 
     # The mixture, and the global model.
-    beside_global = True
+    also_test_global = True
     personal = (OLD_MODEL, WEIGHTS, STARTED)
     settings_type = FedALASettings
     settings: FedALASettings
 
-    def initial_slot(self, slot: str) -> Tensors:
+    def initial_group(self, slot: str) -> Tensors:
         """Return the initial model for Θ_i, and weights of 1."""
         if slot == STARTED:
             return {"value": torch.zeros(1)}
@@ -69,7 +69,7 @@ class FedALAClient(Client):
                 for name, p in named
                 if name.startswith(HEAD)
             }
-        return super().initial_slot(slot)
+        return super().initial_group(slot)
 
     def fit(self, parameters: NDArrays, config: Config) -> Reply:
         """Learn W_i, aggregate locally, and train for ``representation-epochs``."""
@@ -77,18 +77,18 @@ class FedALAClient(Client):
         self.learn_weights()
         self.aggregate_locally()
         loss = self.train("all", self.settings.representation_epochs)
-        self.kept |= within(OLD_MODEL, self.model.state_dict())
-        self.keep(config)
+        self.saved |= within(OLD_MODEL, self.model.state_dict())
+        self.save(config)
         return self.send(loss)
 
     def learn_weights(self) -> None:
         """Move W_i, if there is a trained local model and anything to learn from."""
-        weights, rate = under(WEIGHTS, self.kept), self.settings.ala_learning_rate
+        weights, rate = under(WEIGHTS, self.saved), self.settings.ala_learning_rate
         if rate == 0 or not self.has_trained() or not self.has_train_examples:
             return
         head = self.model.head
         some = self.train_examples.sample(self.settings.ala_share)
-        started = self.kept[STARTED + "value"]
+        started = self.saved[STARTED + "value"]
         epochs = 1 if started.item() else self.settings.ala_start_epochs
         started.fill_(1)
 
@@ -113,19 +113,19 @@ class FedALAClient(Client):
 
     def has_trained(self) -> bool:
         """Return whether Θ_i has been trained: until then it is the initial model."""
-        old, initial = under(OLD_MODEL, self.kept), self.task.initial_state
+        old, initial = under(OLD_MODEL, self.saved), self.task.initial_state
         return any(not torch.equal(old[n].cpu(), initial[n].cpu()) for n in initial)
 
     def mixture(self, weights: Tensors) -> Tensors:
         """Return Θ_i + (Θ − Θ_i) ⊙ W_i of the head's parameters."""
-        old, new = under(OLD_MODEL, self.kept), self.received
+        old, new = under(OLD_MODEL, self.saved), self.received
         # Exactly Θ where a weight is 1.
         return {n: torch.lerp(old[n], new[n], weight) for n, weight in weights.items()}
 
     @torch.no_grad()
     def aggregate_locally(self) -> None:
         """Put the mixture into the model."""
-        for name, value in self.mixture(under(WEIGHTS, self.kept)).items():
+        for name, value in self.mixture(under(WEIGHTS, self.saved)).items():
             self.model.tensors[name].copy_(value)
 
     def deployed_model(self) -> SplitModel:

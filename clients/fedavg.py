@@ -10,7 +10,7 @@ class FedAvgClient(Client):
     """Train the whole shared model; nothing is personal."""
 
     settings: TrainingSettings
-    learns_by_train = True
+    supports_example_dp = True
 
     def fit(self, parameters: NDArrays, config: Config) -> Reply:
         """Train the global model for ``representation-epochs``."""

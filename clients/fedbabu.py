@@ -7,7 +7,7 @@ import torch
 from flwr.common import NDArrays
 
 from flwr_frl.clients.base import Config, Reply
-from flwr_frl.clients.device.slots import HEAD, REPRESENTATION, under
+from flwr_frl.clients.device.parameter_groups import HEAD, REPRESENTATION, under
 from flwr_frl.clients.fine_tuning import FineTuned, FineTuningSettings
 from flwr_frl.task.models import Part, SplitModel
 from flwr_frl.task.settings import Choice
@@ -32,7 +32,7 @@ class FedBABUClient(FineTuned):
     shared = (REPRESENTATION,)
     settings_type = FedBABUSettings
     settings: FedBABUSettings
-    learns_by_train = True
+    supports_example_dp = True
 
     def structure(self) -> list[object]:
         """Name the classes and the initial head, which is not sent, as well."""

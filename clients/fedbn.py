@@ -5,7 +5,7 @@ from functools import cached_property
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from flwr_frl.clients.device.slots import WHOLE
+from flwr_frl.clients.device.parameter_groups import WHOLE
 from flwr_frl.clients.fedper import FedPerClient
 from flwr_frl.task.base import Task
 from flwr_frl.task.settings import SettingsError
@@ -18,9 +18,9 @@ class FedBNClient(FedPerClient):
 
     shared = WHOLE
     personal = (NORMS,)
-    model_slots = (*WHOLE, NORMS)
+    model_groups = (*WHOLE, NORMS)
     # Batch norms have no gradients of single examples.
-    learns_by_train = False
+    supports_example_dp = False
 
     @staticmethod
     def stays(name: str, module: nn.Module) -> bool:
@@ -48,6 +48,6 @@ class FedBNClient(FedPerClient):
         kept = [(n, m) for n, m in self.model.named_modules() if self.stays(n, m)]
         return {f"{name}.{array}" for name, m in kept for array in m.state_dict()}
 
-    def slot_of(self, name: str) -> str:
+    def group_of(self, name: str) -> str:
         """Return a slot by module, not by the part that it is in."""
-        return NORMS if name in self.own_names else super().slot_of(name)
+        return NORMS if name in self.own_names else super().group_of(name)

@@ -9,7 +9,7 @@ from flwr.common import NDArrays
 from torch import Tensor, nn
 
 from flwr_frl.clients.base import Client, Config, Reply, TrainingSettings
-from flwr_frl.clients.device.slots import HEAD, WHOLE, Tensors, under, within
+from flwr_frl.clients.device.parameter_groups import HEAD, WHOLE, Tensors, under, within
 from flwr_frl.task.base import Task
 from flwr_frl.task.devices import seeded
 from flwr_frl.task.models import SplitModel
@@ -88,7 +88,7 @@ class FedCPClient(Client):
     """
 
     # Both heads, and the global one alone.
-    beside_global = True
+    also_test_global = True
     shared = (*WHOLE, POLICY)
     personal = (PERSONAL_HEAD,)
     settings_type = FedCPSettings
@@ -100,7 +100,7 @@ class FedCPClient(Client):
         super().check_task(task)
         task.scratch_model.linear_head("FedCP")
 
-    def initial_slot(self, slot: str) -> Tensors:
+    def initial_group(self, slot: str) -> Tensors:
         """Return the initial head, or a policy network of the task's seed."""
         if slot == PERSONAL_HEAD:
             return under(HEAD, self.task.initial_state)
@@ -121,7 +121,7 @@ class FedCPClient(Client):
         """Return the received representation with both heads and the policy."""
         shared = self.model.linear_head("FedCP")
         personal, policy = copy.deepcopy(shared), self._blank_policy()
-        personal.load_state_dict(under(PERSONAL_HEAD, self.kept))
+        personal.load_state_dict(under(PERSONAL_HEAD, self.saved))
         policy.load_state_dict(under(POLICY, self.received))
         head = SeparatingHead(personal, copy.deepcopy(shared), policy)
         return SplitModel(self.model.representation, head)
@@ -159,8 +159,8 @@ class FedCPClient(Client):
         epochs = self.settings.representation_epochs
         loss = loop(step, examples, epochs, self.settings)
         own = under("head.personal.", model.state_dict())
-        self.kept = within(PERSONAL_HEAD, own)
-        self.keep(config)
+        self.saved = within(PERSONAL_HEAD, own)
+        self.save(config)
         mean = {n: (t + self.received[HEAD + n]) / 2 for n, t in own.items()}
         policy = within(POLICY, under("head.policy.", model.state_dict()))
         sent = {**model.state_dict(), **within(HEAD, mean), **policy}

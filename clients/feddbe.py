@@ -8,7 +8,7 @@ from flwr.common import NDArrays
 from torch import Tensor, nn
 
 from flwr_frl.clients.base import Arrays, Client, Config, Reply, TrainingSettings
-from flwr_frl.clients.device.slots import WHOLE, Tensors, to_numpy
+from flwr_frl.clients.device.parameter_groups import WHOLE, Tensors, to_numpy
 from flwr_frl.task.base import Task
 from flwr_frl.task.messages import CONSENSUS
 from flwr_frl.task.models import SplitModel
@@ -47,7 +47,7 @@ class FedDBEClient(Client):
     """
 
     # The model with the memory, and the one without.
-    beside_global = True
+    also_test_global = True
     shared = (*WHOLE, CONSENSUS)
     sent = WHOLE
     personal = (MEMORY,)
@@ -71,7 +71,7 @@ class FedDBEClient(Client):
         assert layer is not None
         return layer
 
-    def initial_slot(self, slot: str) -> Tensors:
+    def initial_group(self, slot: str) -> Tensors:
         """Return zeros: for the memory, and for z̄ until there is one."""
         name = "mean" if slot == CONSENSUS else "value"
         dtype = self.layer.weight.dtype
@@ -86,9 +86,9 @@ class FedDBEClient(Client):
     def fit(self, parameters: NDArrays, config: Config) -> Reply:
         """Train the model and the memory for ``representation-epochs``."""
         self.receive(parameters, config)
-        memory = self.kept[f"{MEMORY}value"] if self.settings.dbe_memory else None
+        memory = self.saved[f"{MEMORY}value"] if self.settings.dbe_memory else None
         _, loss = self.learn(memory, self.received[f"{CONSENSUS}mean"])
-        self.keep(config)
+        self.save(config)
         return self.send(loss)
 
     def learn(
@@ -142,5 +142,5 @@ class FedDBEClient(Client):
         """Return the model with the memory in its head: W (z + p) + b."""
         layer = self.layer
         if self.settings.dbe_memory:
-            layer.bias.add_(layer.weight @ self.kept[f"{MEMORY}value"])
+            layer.bias.add_(layer.weight @ self.saved[f"{MEMORY}value"])
         return self.model

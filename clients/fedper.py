@@ -3,20 +3,20 @@
 from flwr.common import NDArrays
 
 from flwr_frl.clients.base import Client, Config, Reply, TrainingSettings
-from flwr_frl.clients.device.slots import HEAD, REPRESENTATION, Slots
+from flwr_frl.clients.device.parameter_groups import HEAD, REPRESENTATION, Groups
 
 
 class FedPerClient(Client):
     """Train representation and head together; the head stays here."""
 
-    shared: Slots = (REPRESENTATION,)
-    personal: Slots = (HEAD,)
+    shared: Groups = (REPRESENTATION,)
+    personal: Groups = (HEAD,)
     settings: TrainingSettings
-    learns_by_train = True
+    supports_example_dp = True
 
     def fit(self, parameters: NDArrays, config: Config) -> Reply:
         """Train both parts for ``representation-epochs``."""
         self.receive(parameters, config)
         loss = self.train("all", self.settings.representation_epochs)
-        self.keep(config)
+        self.save(config)
         return self.send(loss)

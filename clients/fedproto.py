@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from flwr_frl.clients.base import Client, Config, Evaluation, Reply, TrainingSettings
 from flwr_frl.clients.device.evaluation import class_mask
-from flwr_frl.clients.device.slots import WHOLE, Tensors
+from flwr_frl.clients.device.parameter_groups import WHOLE, Tensors
 from flwr_frl.task.base import Task
 from flwr_frl.task.messages import PROTOTYPE_COUNTS, PROTOTYPES
 from flwr_frl.task.models import SplitModel
@@ -111,7 +111,7 @@ class FedProtoClient(Client):
         """The head."""
         return self.model.linear_head("FedProto")
 
-    def initial_slot(self, slot: str) -> Tensors:
+    def initial_group(self, slot: str) -> Tensors:
         """Return no prototype of any class, and no own classes."""
         classes, width = self.head.weight.shape
         if slot == CLASSES:
@@ -134,8 +134,8 @@ class FedProtoClient(Client):
             means, counts = self.received[PROTOTYPES], self.received[PROTOTYPE_COUNTS]
             near = NearPrototypes(own.fedproto_lambda, means, counts > 0)
         loss = self.train("all", own.representation_epochs, near)
-        self.kept[OWN_CLASSES] = class_mask(self.task, self.index, self.head)[0]
-        self.keep(config)
+        self.saved[OWN_CLASSES] = class_mask(self.task, self.index, self.head)[0]
+        self.save(config)
         return self.send_arrays(self.prototypes(), loss)
 
     def prototypes(self) -> Tensors:
@@ -184,7 +184,7 @@ class FedProtoClient(Client):
 
         A client that has never trained has kept none, and looks at its examples.
         """
-        own = self.kept[OWN_CLASSES]
+        own = self.saved[OWN_CLASSES]
         if not own.any():
             own = class_mask(self.task, self.index, self.head)[0]
         return own if own.any() else torch.ones_like(own)

@@ -9,7 +9,7 @@ class FedProxClient(Client):
     """Algorithm 2: minimise F_i(w) + μ/2 ‖w − wᵗ‖², inexactly, from wᵗ."""
 
     settings: TrainingSettings
-    learns_by_train = True
+    supports_example_dp = True
 
     def fit(self, parameters: NDArrays, config: Config) -> Reply:
         """Train the model for ``representation-epochs``, held near the received one.

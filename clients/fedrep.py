@@ -14,7 +14,7 @@ from flwr_frl.clients.base import (
     Reply,
     TrainingSettings,
 )
-from flwr_frl.clients.device.slots import HEAD, REPRESENTATION, Slots
+from flwr_frl.clients.device.parameter_groups import HEAD, REPRESENTATION, Groups
 from flwr_frl.task.base import Matrix
 from flwr_frl.task.messages import FITTED, SERVER_ROUND
 from flwr_frl.task.settings import Checked, Free, Range
@@ -42,14 +42,14 @@ class FedRepClient(Client):
     personal = (HEAD,)
     settings_type = FedRepSettings
     settings: FedRepSettings
-    learns_by_train = True
+    supports_example_dp = True
 
     def fit(self, parameters: NDArrays, config: Config) -> Reply:
         """Train the own head for ``head-epochs``, then φ for its own epochs."""
         self.receive(parameters, config)
         self.train("head", self.settings.head_epochs)
         loss = self.train("representation", self.settings.representation_epochs)
-        self.keep(config)
+        self.save(config)
         return self.send(loss)
 
 
@@ -79,8 +79,8 @@ class FedRepLinearClient(Client):
     f_i(w, B) = 1/(2m) Σ_j (y_j − wᵀ Bᵀ x_j)².
     """
 
-    shared: Slots = (REPRESENTATION,)
-    personal: Slots = (HEAD,)
+    shared: Groups = (REPRESENTATION,)
+    personal: Groups = (HEAD,)
     task: LinearTask
     task_type = LinearTask
     settings_type: type = FedRepLinearSettings

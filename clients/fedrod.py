@@ -8,7 +8,7 @@ from flwr.common import NDArrays
 from torch import Tensor, nn
 
 from flwr_frl.clients.base import Client, Config, Reply, TrainingSettings
-from flwr_frl.clients.device.slots import HEAD, Tensors, under, within
+from flwr_frl.clients.device.parameter_groups import HEAD, Tensors, under, within
 from flwr_frl.task.base import Task
 from flwr_frl.task.models import SplitModel
 from flwr_frl.task.settings import SettingsError
@@ -69,7 +69,7 @@ class FedRoDClient(Client):
     """
 
     # g + p, and the generic g alone.
-    beside_global = True
+    also_test_global = True
     personal = (PERSONAL_HEAD,)
     needs_classes = True
     settings: TrainingSettings
@@ -92,7 +92,7 @@ class FedRoDClient(Client):
             )
         return properties
 
-    def initial_slot(self, slot: str) -> Tensors:
+    def initial_group(self, slot: str) -> Tensors:
         """Return a personalised head of 0."""
         head = under(HEAD, self.task.initial_state)
         return {name: torch.zeros_like(tensor) for name, tensor in head.items()}
@@ -118,8 +118,8 @@ class FedRoDClient(Client):
             self.settings,
             near,
         )
-        self.kept = within(PERSONAL_HEAD, heads.personal.state_dict())
-        self.keep(config)
+        self.saved = within(PERSONAL_HEAD, heads.personal.state_dict())
+        self.save(config)
         return self.send(loss)
 
     def log_counts(self, head: nn.Linear) -> Tensor:
@@ -132,11 +132,11 @@ class FedRoDClient(Client):
     def personal_head(self) -> nn.Linear:
         """Return p as a module of its own."""
         head = copy.deepcopy(self.model.linear_head("FedRoD"))
-        head.load_state_dict(under(PERSONAL_HEAD, self.kept))
+        head.load_state_dict(under(PERSONAL_HEAD, self.saved))
         return head
 
     def deployed_model(self) -> SplitModel:
         """Return the model whose head is g + p, one linear layer as well."""
-        for name, own in under(PERSONAL_HEAD, self.kept).items():
+        for name, own in under(PERSONAL_HEAD, self.saved).items():
             self.model.tensors[HEAD + name].detach().add_(own)
         return self.model

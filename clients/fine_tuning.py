@@ -5,7 +5,7 @@ from functools import cache
 from typing import Annotated, TypeVar, cast
 
 from flwr_frl.clients.base import Client, TrainingSettings
-from flwr_frl.clients.device.slots import WHOLE
+from flwr_frl.clients.device.parameter_groups import WHOLE
 from flwr_frl.task.models import SplitModel
 from flwr_frl.task.settings import Range, SettingsError
 
@@ -29,7 +29,7 @@ class FineTuned(Client):
     """Use the global model with a head fine-tuned on the own data."""
 
     # The fine-tuned model, and the global one.
-    beside_global = True
+    also_test_global = True
     settings: FineTuningSettings
 
     def deployed_model(self) -> SplitModel:
@@ -64,19 +64,19 @@ def fine_tuned(kind: type[C]) -> type[C]:
     whole = {*WHOLE} <= {*kind.shared}
     plain = all(
         getattr(kind, name) is getattr(Client, name)
-        for name in ("evaluate", "deployed_model", "beside_global")
+        for name in ("evaluate", "deployed_model", "also_test_global")
     )
     if not (whole and plain):
         raise SettingsError(
             f"{kind.__name__} cannot be fine-tuned with '-ft'; it must use the whole "
             "shared model as it is, as FedAvg's client does"
         )
-    if kind.personal and kind.deploys_personal:
+    if kind.personal and kind.predicts_with_personal:
         slots = ", ".join(map(repr, kind.personal))
         raise SettingsError(
             f"{kind.__name__} cannot be fine-tuned with '-ft'; its personal {slots} "
-            "may be a part of the model that it uses: deploys_personal = False says "
-            "that it is none"
+            "may be a part of the model that it uses: predicts_with_personal = False "
+            "says that it is none"
         )
     bases = FineTuningSettings, kind.settings_type
     settings = type(f"{bases[1].__name__}-ft", bases, {"__module__": kind.__module__})

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from flwr_frl.clients.base import Client, Config, Evaluation, Reply, TrainingSettings
 from flwr_frl.clients.device.evaluation import class_mask
-from flwr_frl.clients.device.slots import HEAD
+from flwr_frl.clients.device.parameter_groups import HEAD
 from flwr_frl.clients.fedrep import FedRepLinearClient, FedRepSettings
 from flwr_frl.task.base import Matrix
 from flwr_frl.task.models import SplitModel
@@ -78,10 +78,10 @@ class FLUTEClient(Client):
     needs_classes = True
     settings_type: type = FLUTESettings
     settings: FLUTESettings
-    learns_by_train = True
+    supports_example_dp = True
     regularizer: HeadRegularizer = staticmethod(neural_collapse)
     # The server keeps the heads of those that train, and no others.
-    fits = (HEAD,)
+    newcomer_groups = (HEAD,)
 
     def personalize(self) -> None:
         """Train a head with its regularizers for ``newcomer-epochs``."""
@@ -149,7 +149,7 @@ class FLUTEStarClient(FLUTEClient):
 
     settings_type = FLUTEStarSettings
     settings: FLUTEStarSettings
-    learns_by_train = True
+    supports_example_dp = True
 
     def fit(self, parameters: NDArrays, config: Config) -> Reply:
         """Train head and representation together, and the head alone."""

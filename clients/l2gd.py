@@ -8,8 +8,8 @@ import torch
 from flwr.common import NDArrays
 
 from flwr_frl.clients.base import Config, Reply, TrainingSettings
-from flwr_frl.clients.device.personal_model import PERSONAL_MODEL, MeanOfAllClient
-from flwr_frl.clients.device.slots import within
+from flwr_frl.clients.device.parameter_groups import within
+from flwr_frl.clients.device.personal_model import PERSONAL_MODEL, AllClientsMeanClient
 from flwr_frl.task.layers import how_many_count
 from flwr_frl.task.messages import COINS
 from flwr_frl.task.settings import Range, SettingsError
@@ -62,7 +62,7 @@ class L2GDSettings(TrainingSettings):
         return self.learning_rate * self.l2gd_lambda * (1 - p) / p
 
 
-class L2GDClient(MeanOfAllClient):
+class L2GDClient(AllClientsMeanClient):
     """Algorithm 1, client side: a coin of probability p decides on each step.
 
     An aggregation is x_i ← (1 − αλ/(np)) x_i + αλ/(np) x̄, a local step
@@ -91,7 +91,7 @@ class L2GDClient(MeanOfAllClient):
         """Train x_i from x̄ on the objective (equation 2), of which x̄ stays."""
         near = Proximal(self.settings.l2gd_lambda, self.received)
         self.train("all", self.settings.newcomer_epochs, near)
-        self.kept |= within(PERSONAL_MODEL, self.model.state_dict())
+        self.saved |= within(PERSONAL_MODEL, self.model.state_dict())
 
     @torch.no_grad()
     def aggregate(self, times: int) -> None:

@@ -1,6 +1,6 @@
 """LG-FedAvg (Liang et al., 2020): a shared head on personal representations."""
 
-from flwr_frl.clients.device.slots import HEAD, REPRESENTATION
+from flwr_frl.clients.device.parameter_groups import HEAD, REPRESENTATION
 from flwr_frl.clients.fedper import FedPerClient
 
 

@@ -1,6 +1,6 @@
 """Local training only: nothing is shared."""
 
-from flwr_frl.clients.device.slots import WHOLE
+from flwr_frl.clients.device.parameter_groups import WHOLE
 from flwr_frl.clients.fedper import FedPerClient
 
 

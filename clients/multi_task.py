@@ -20,7 +20,7 @@ from flwr_frl.task.compression.per_tensor import (
     from_settings,
 )
 from flwr_frl.task.messages import SERVER_ROUND
-from flwr_frl.task.remembered import remembered
+from flwr_frl.task.remembered import run_cache
 from flwr_frl.task.saddle_point.algorithm import SaddlePoint, decode
 from flwr_frl.task.saddle_point.state import Noise, State, exchange_stream
 from flwr_frl.task.tasks.multi_task import DIMENSION, MultiTaskSetup
@@ -181,7 +181,7 @@ class MultiTaskClient(Client):
         return float(problem.expected(state.average)[0]), 1, metrics
 
 
-@remembered(maxsize=1024)
+@run_cache(maxsize=1024)
 def _prepared(
     setup: MultiTaskSetup, node: int, neighbours: tuple[int, ...]
 ) -> tuple[SaddlePoint, Noise]:

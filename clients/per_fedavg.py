@@ -9,7 +9,7 @@ from flwr.common import NDArrays
 from torch import Tensor, nn
 
 from flwr_frl.clients.base import Client, Config, Reply, TrainingSettings
-from flwr_frl.clients.device.slots import Tensors
+from flwr_frl.clients.device.parameter_groups import Tensors
 from flwr_frl.task.calls import EVALUATION_BATCH
 from flwr_frl.task.devices import random_state, set_random_state
 from flwr_frl.task.layers import how_many_count
@@ -47,7 +47,7 @@ class PerFedAvgClient(Client):
     """
 
     # The adapted model, and the meta-model.
-    beside_global = True
+    also_test_global = True
     settings_type: type = PerFedAvgSettings
     settings: PerFedAvgSettings
 

@@ -8,8 +8,8 @@ from flwr.common import NDArrays
 from torch import Tensor
 
 from flwr_frl.clients.base import Config, Reply, TrainingSettings
+from flwr_frl.clients.device.parameter_groups import within
 from flwr_frl.clients.device.personal_model import PERSONAL_MODEL, PersonalModelClient
-from flwr_frl.clients.device.slots import within
 from flwr_frl.task.examples import ExampleSet
 from flwr_frl.task.settings import Range
 from flwr_frl.task.training import Proximal, loop
@@ -81,4 +81,4 @@ class PFedMeClient(PersonalModelClient):
         """Train θ for ``newcomer-epochs``, held near w (equation 3)."""
         near = Proximal(self.settings.pfedme_lambda, self.received)
         self.train("all", self.settings.newcomer_epochs, near)
-        self.kept = within(PERSONAL_MODEL, self.model.state_dict())
+        self.saved = within(PERSONAL_MODEL, self.model.state_dict())

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from flwr_frl.clients.base import Arrays, Client, Config, Evaluation, Reply
 from flwr_frl.clients.device.evaluation import measure
-from flwr_frl.clients.device.slots import HEAD, REPRESENTATION, to_numpy
+from flwr_frl.clients.device.parameter_groups import HEAD, REPRESENTATION, to_numpy
 from flwr_frl.clients.fedrep import FedRepSettings
 from flwr_frl.task.base import Matrix
 from flwr_frl.task.calls import EVALUATION_BATCH
@@ -218,7 +218,7 @@ class FeatureTransferClient(TransferClient):
         """Train the whole model and keep the head."""
         self.receive(parameters, config)
         loss = self.train("all", self.settings.source_epochs)
-        self.keep(config)
+        self.save(config)
         return self.send(loss)
 
     def fit_target(self, parameters: NDArrays) -> tuple[Arrays, float]:

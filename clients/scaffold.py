@@ -4,7 +4,13 @@ import torch
 from flwr.common import NDArrays
 
 from flwr_frl.clients.base import Client, Config, Reply, TrainingSettings
-from flwr_frl.clients.device.slots import WHOLE, Tensors, difference, under, within
+from flwr_frl.clients.device.parameter_groups import (
+    WHOLE,
+    Tensors,
+    difference,
+    under,
+    within,
+)
 from flwr_frl.task.messages import CONTROL, FROM_SHARED, IN_MEAN
 from flwr_frl.task.training import steps_an_epoch
 
@@ -24,12 +30,12 @@ class SCAFFOLDClient(Client):
 
     shared = (*WHOLE, CONTROL)
     personal = (OWN_CONTROL,)
-    deploys_personal = False
+    predicts_with_personal = False
     settings: TrainingSettings
-    learns_by_train = True
+    supports_example_dp = True
     sends_changes = True
 
-    def initial_slot(self, slot: str) -> Tensors:
+    def initial_group(self, slot: str) -> Tensors:
         """Return control variates of 0, one for each name of a parameter."""
         named = self.model.named_parameters(remove_duplicate=False)
         return {n: torch.zeros(p.shape, dtype=p.dtype) for n, p in named}
@@ -37,7 +43,7 @@ class SCAFFOLDClient(Client):
     def fit(self, parameters: NDArrays, config: Config) -> Reply:
         """Make K corrected steps from x, move c_i, and send Δy_i and Δc_i."""
         self.receive(parameters, config)
-        c, own = under(CONTROL, self.received), under(OWN_CONTROL, self.kept)
+        c, own = under(CONTROL, self.received), under(OWN_CONTROL, self.saved)
         if not (self.state.round and config.get(IN_MEAN, True)):
             # What an earlier run has left is no part of c, nor what was before c began.
             own = {name: torch.zeros_like(value) for name, value in own.items()}
@@ -50,8 +56,8 @@ class SCAFFOLDClient(Client):
             moved = {n: own[n] - c[n] - changes[n] / step for n in own}
         before = c if config.get(FROM_SHARED) else own
         changes |= within(CONTROL, {n: moved[n] - before[n] for n in own})
-        self.kept = within(OWN_CONTROL, moved)
-        self.keep(config)
+        self.saved = within(OWN_CONTROL, moved)
+        self.save(config)
         return self.send_arrays(changes, loss)
 
     def total_step(self, epochs: int) -> float:

@@ -22,7 +22,7 @@ _HERE = Path(__file__).parent
 # they lie beside it; the links of a checkout only help editors and type checkers.
 _IN_WHEEL = (_HERE / "task").is_dir() and not (_HERE / "task").is_symlink()
 if not _IN_WHEEL:
-    __path__.insert(0, str(_HERE.parent))
+    __path__.insert(0, str(_HERE.parent))  # noqa: F405
 
 # The last one is expensive to import.
 _MODULES = ("task", "clients", "strategies", "running")

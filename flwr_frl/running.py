@@ -39,6 +39,7 @@ from flwr_frl.task.settings import (
     declared,
     defaults,
     is_path,
+    renamed,
     require,
     resolve,
 )
@@ -226,6 +227,7 @@ def check(
         If something is unknown, missing or out of its range.
     """
     require(backend in BACKENDS, "backend", backend, " or ".join(BACKENDS))
+    given = renamed(given)
     check_names(algorithms)
     # Simulated clients do not come back: when none answers, none will. Nor is any lost
     # that a round would wait for in vain.
@@ -335,7 +337,7 @@ def _tried_out(settings: Settings) -> tuple[dict[str, str], list[str]]:
     elif is_path(settings["task"]):
         # Somebody's task may be of fewer clients.
         tasks[0].check(num_clients - 1)
-    idle = [getattr(made, "idle_settings", {}) for made in (*tasks, strategy)]
+    idle = [getattr(made, "unused_settings", {}) for made in (*tasks, strategy)]
     if settings["speed-model"] == "none":
         idle.append(dict.fromkeys(OF_SPEEDS, "there is no speed-model"))
     notes = [note for task in tasks for note in getattr(task, "notes", ())]

@@ -144,7 +144,7 @@ def strategy_class(settings: Settings) -> type[RunHooks]:
     algorithm = str(settings["algorithm"])
     strategy = _load(_path(algorithm))
     # A subclass is another algorithm: its bases' cases are not its own.
-    case = vars(strategy).get("cases", {}).get(str(settings["task"]))
+    case = vars(strategy).get("task_overrides", {}).get(str(settings["task"]))
     return strategy if case is None else _load(case)
 
 
@@ -175,7 +175,8 @@ def fine_tuned(kind: type[S]) -> type[S]:
     """Return a global method whose clients fine-tune the model's head in the end.
 
     The server does what it did; only the last round is evaluated, as each evaluation
-    fine-tunes anew (FedRep, section 5.2). ``flwr_frl.clients.fine_tuning`` has the clients.
+    fine-tunes anew (FedRep, section 5.2). ``flwr_frl.clients.fine_tuning`` has the
+    clients.
 
     Parameters
     ----------
@@ -198,7 +199,7 @@ def fine_tuned(kind: type[S]) -> type[S]:
         "__qualname__": kind.__qualname__ + FINE_TUNED,
         "client": kind.client and kind.client + FINE_TUNED,
         "client_path": classmethod(client_path),
-        "evaluated_once": True,
+        "evaluate_last_round_only": True,
     }
     return cast(type[S], type(kind.__name__ + FINE_TUNED, (kind,), about))
 

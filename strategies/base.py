@@ -28,9 +28,9 @@ from flwr_frl.strategies.server.aggregation import (
     make_rule,
 )
 from flwr_frl.strategies.server.checks import InvalidReplyError
+from flwr_frl.strategies.server.client_manager import ClientManager
 from flwr_frl.strategies.server.evaluating import Evaluating
-from flwr_frl.strategies.server.exchange import Exchange, mean_loss
-from flwr_frl.strategies.server.participants import Participants
+from flwr_frl.strategies.server.pending_round import PendingRound, mean_loss
 from flwr_frl.strategies.server.replies import (
     Arrays,
     as_float16,
@@ -38,8 +38,8 @@ from flwr_frl.strategies.server.replies import (
     largest_reply,
     single_metrics,
 )
+from flwr_frl.strategies.server.round_ledger import RoundLedger
 from flwr_frl.strategies.server.sampling import Sampler
-from flwr_frl.strategies.server.standing import Standing
 from flwr_frl.task.messages import INITIAL_ARRAYS, IS_CHANGE, NUM_EXAMPLES, SERVER_ROUND
 from flwr_frl.task.settings import (
     Choice,
@@ -73,16 +73,17 @@ class BaseStrategy(Evaluating, FlowerFedAvg):
         With ``weighting="examples"``, the largest share of all weights of a round that
         one of three or more clients can have; 1 sets no limit.
     aggregation : str, default "mean"
-        How replies become one model (`flwr_frl.strategies.server.aggregation`); a single
-        Byzantine client can ruin the ``mean``. ``median``, ``trimmed-mean`` and
-        ``multi-krum`` give every client one vote; they and ``geometric-median`` hold
-        an array of all clients at a time. ``centered-clip`` is ``clip`` about the last
+        How replies become one model (`flwr_frl.strategies.server.aggregation`); a
+        single Byzantine client can ruin the ``mean``. ``median``, ``trimmed-mean`` and
+        ``multi-krum`` give every client one vote; they and ``geometric-median`` hold an
+        array of all clients at a time. ``centered-clip`` is ``clip`` about the last
         round's change.
     bucket_size : int, default 0
         Replies in a bucket, whose mean takes their place in every ``aggregation`` but
         the mean, for clients whose data differ much. One Byzantine client spoils a
-        whole bucket, so rules multiply ``liar-share`` by it. 0 and 1 make no buckets.
-    liar_share : float, default 0.2
+        whole bucket, so rules multiply ``byzantine-fraction`` by it. 0 and 1 make no
+        buckets.
+    byzantine_fraction : float, default 0.2
         Share of a round's replies that ``trimmed-mean`` (at either end of each entry)
         and ``multi-krum`` take for lies.
     clip_norm : float, default 0
@@ -91,8 +92,8 @@ class BaseStrategy(Evaluating, FlowerFedAvg):
         round's.
     server_dp_noise : float, default 0
         Noise multiplier z of differential privacy of clients
-        (`flwr_frl.strategies.server.privacy`): the mean of n clients' changes gets noise with
-        the standard deviation z C/n; 0 (none) or at least 0.001.
+        (`flwr_frl.strategies.server.privacy`): the mean of n clients' changes gets
+        noise with the standard deviation z C/n; 0 (none) or at least 0.001.
     server_dp_clip : float, default 0
         C, the longest change of what is shared that counts of one client.
     server_dp_delta : float, default 0
@@ -120,7 +121,7 @@ class BaseStrategy(Evaluating, FlowerFedAvg):
         weighting: Annotated[str, Choice("uniform", "examples")] = "uniform",
         largest_share: Annotated[float, Range("(0, 1]")] = 1.0,
         aggregation: Annotated[str, Choice(*RULES)] = "mean",
-        liar_share: Annotated[float, Range("[0, 0.5)")] = 0.2,
+        byzantine_fraction: Annotated[float, Range("[0, 0.5)")] = 0.2,
         clip_norm: Annotated[float, Range("[0, inf)")] = 0.0,
         bucket_size: Annotated[int, Range("[0, inf)")] = 0,
         server_dp_noise: Annotated[float, Range("[0, inf)")] = 0.0,
@@ -138,7 +139,7 @@ class BaseStrategy(Evaluating, FlowerFedAvg):
         self.weighting = weighting
         self.largest_share = largest_share
         self.aggregation = aggregation
-        self.liar_share = liar_share
+        self.byzantine_fraction = byzantine_fraction
         self.clip_norm = clip_norm
         self.bucket_size = bucket_size
         self.server_dp_noise = server_dp_noise
@@ -156,14 +157,16 @@ class BaseStrategy(Evaluating, FlowerFedAvg):
         valid = weighting == "uniform" or aggregation in WEIGHED
         require(valid, "weighting", weighting, allowed)
         self._used, self._idle = set(), set()
-        self.rule = make_rule(aggregation, liar_share * max(1, bucket_size), clip_norm)
+        self.rule = make_rule(
+            aggregation, byzantine_fraction * max(1, bucket_size), clip_norm
+        )
         self._last_change = {}
         self.privacy = self.make_privacy()
-        self.participants = Participants(min_available_nodes)
+        self.clients = ClientManager(min_available_nodes)
         self.sampler = Sampler(fraction_train, min_train_nodes, seed)
-        self.standing = Standing()
+        self.ledger = RoundLedger()
         # That of the messages sent last, and that of the last training.
-        self.exchange = self.training = Exchange()
+        self.pending = self.training = PendingRound()
         self.client_metrics: dict[str, dict[str, float]] = {}
         # In which round each client was last evaluated.
         self.evaluated_in: dict[str, int] = {}
@@ -194,13 +197,13 @@ class BaseStrategy(Evaluating, FlowerFedAvg):
         return super().from_settings(settings)
 
     @property
-    def idle_settings(self) -> dict[str, str]:
+    def unused_settings(self) -> dict[str, str]:
         """Settings that do nothing here, by name, and why."""
         rule, idle = f"aggregation {self.aggregation!r} does not use it", {}
         if self.aggregation not in ("clip", CENTERED_CLIP):
             idle["clip-norm"] = rule
         if self.aggregation not in ("trimmed-mean", "multi-krum"):
-            idle["liar-share"] = rule
+            idle["byzantine-fraction"] = rule
         if self.aggregation == "mean":
             idle["bucket-size"] = rule
         if self.weighting == "uniform":
@@ -216,7 +219,7 @@ class BaseStrategy(Evaluating, FlowerFedAvg):
     def initialize(self, grid: Grid) -> ArrayRecord:
         """Return the shared part of the initial model, on which most clients agree."""
         nodes = self.identify(grid)
-        arrays = self.participants.agreed_arrays(grid, nodes, INITIAL_ARRAYS)
+        arrays = self.clients.common_initial_arrays(grid, nodes, INITIAL_ARRAYS)
         self.check_private(arrays)
         return arrays
 
@@ -224,27 +227,27 @@ class BaseStrategy(Evaluating, FlowerFedAvg):
 
     def identify(self, grid: Grid) -> list[int]:
         """Return the nodes that can take part, in the order of their clients' names."""
-        nodes = self.participants.identify(grid, self.standing.run_token)
+        nodes = self.clients.identify(grid, self.ledger.run_token)
         for node in nodes:
-            client = self.participants.known[node]
-            if self.standing.is_set_back(client.name, client.properties):
-                self.set_back(client.name)
+            client = self.clients.known[node]
+            if self.ledger.is_rolled_back(client.name, client.properties):
+                self.roll_back(client.name)
         return nodes
 
-    def set_back(self, name: str) -> None:
+    def roll_back(self, name: str) -> None:
         """Go on with a client that has seen a later checkpoint than the run's.
 
         Here it goes on from the newest round that both know, or else from its newest.
         """
-        self.standing.go_on_from(name)
+        self.ledger.continue_from(name)
 
     def name_of(self, node: int) -> str:
         """Return the name of a node's client."""
-        return self.participants.name_of(node)
+        return self.clients.name_of(node)
 
     def sample(self, server_round: int, nodes: list[int]) -> list[int]:
         """Return those of some nodes that train in a round, in the same order."""
-        others = len(self.participants.busy_ones())
+        others = len(self.clients.busy_clients())
         return self.sampler.sample(server_round, nodes, others)
 
     # Training.
@@ -266,15 +269,15 @@ class BaseStrategy(Evaluating, FlowerFedAvg):
         Returns
         -------
         RecordDict
-            ``arrays``, and ``config`` with what `Standing.config` says.
+            ``arrays``, and ``config`` with what `RoundLedger.config` says.
         """
         server_round = int(cast(int, config[SERVER_ROUND]))
         saves = self.checkpoint_every > 0
-        own = self.standing.config(self.name_of(node), server_round, saves)
+        own = self.ledger.config(self.name_of(node), server_round, saves)
         record = ConfigRecord({**own, **config})
         return RecordDict({self.arrayrecord_key: arrays, self.configrecord_key: record})
 
-    def open_exchange(
+    def open_round(
         self,
         nodes: list[int],
         arrays: ArrayRecord,
@@ -285,12 +288,12 @@ class BaseStrategy(Evaluating, FlowerFedAvg):
         """Return a message for each of some nodes, and note what to expect."""
         config[SERVER_ROUND] = server_round
         if kind != MessageType.TRAIN:
-            nodes = self.participants.answering(nodes)
+            nodes = self.clients.answering(nodes)
         else:
             self.trained_from = arrays
         arrays = self._as_transported(arrays)
-        self.exchange = Exchange(server_round, self.name_of)
-        self.exchange.expect(self.arrayrecord_key, arrays)
+        self.pending = PendingRound(server_round, self.name_of)
+        self.pending.expect(self.arrayrecord_key, arrays)
         group, messages = str(server_round), []
         for node in nodes:
             content = self.content(node, arrays, config)
@@ -301,19 +304,20 @@ class BaseStrategy(Evaluating, FlowerFedAvg):
             messages.append(Message(content, node, kind, group_id=group))
         if kind != MessageType.TRAIN:
             # Those who test send numbers alone.
-            self.exchange.expected = {}
-        return self.exchange.ask(messages)
+            self.pending.expected = {}
+        return self.pending.ask(messages)
 
     def largest_reply(self, kind: str) -> float:
         """Return how many bytes a reply to messages of a kind may have.
 
-        They are `Exchange.largest_reply`. To a query it is that of the bytes that most
-        clients say their shared arrays have, or of none where it asks for no arrays.
+        They are `PendingRound.largest_reply`. To a query it is that of the bytes that
+        most clients say their shared arrays have, or of none where it asks for no
+        arrays.
         """
         category, _, action = kind.partition(".")
         if category != MessageType.QUERY:
-            return self.exchange.largest_reply
-        return largest_reply(self.participants.shared_bytes() if action else 0)
+            return self.pending.largest_reply
+        return largest_reply(self.clients.shared_bytes() if action else 0)
 
     def _as_transported(self, arrays: ArrayRecord) -> ArrayRecord:
         return as_float16(arrays) if self.transport == "float16" else arrays
@@ -322,9 +326,9 @@ class BaseStrategy(Evaluating, FlowerFedAvg):
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
         """Sample clients and send them the shared arrays, in the order of names."""
-        nodes = self.sample(server_round, self.present(grid))
+        nodes = self.sample(server_round, self.connected_nodes(grid))
         kind = MessageType.TRAIN
-        return self.open_exchange(nodes, arrays, config, server_round, kind)
+        return self.open_round(nodes, arrays, config, server_round, kind)
 
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
@@ -340,22 +344,22 @@ class BaseStrategy(Evaluating, FlowerFedAvg):
             ``unanswered``, ``bytes-down`` and ``bytes-up``; ``epsilon`` and ``delta``
             with noise.
         """
-        exchange = self.training = self.exchange
+        exchange = self.training = self.pending
         valid = exchange.close(replies, self.check_train_reply)
-        self.standing.note_unused(exchange.unused)
+        self.ledger.note_unused(exchange.unused)
         metrics = {"clients": len(valid), **exchange.counts(), **exchange.sizes()}
-        arrays = self.aggregate_finite(server_round, valid) if valid else None
+        arrays = self.aggregate_checked(server_round, valid) if valid else None
         if arrays is not None:
             metrics |= self.train_metrics(valid)
-            self.standing.acknowledge(exchange.rounds(valid), server_round)
-            self.participants.settle()
+            self.ledger.acknowledge(exchange.rounds(valid), server_round)
+            self.clients.settle()
         if self.privacy:
             metrics |= self.privacy.spent()
         return arrays, single_metrics(metrics)
 
     def check_train_reply(self, reply: Message) -> None:
         """Raise `InvalidReplyError` unless a training reply with content can count."""
-        self.exchange.check(reply)
+        self.pending.check(reply)
         if self.replies_are_changes and check_metrics(reply).get(IS_CHANGE) != 1:
             raise InvalidReplyError(
                 f"does not say that it is a change, which {type(self).__name__} adds "
@@ -376,13 +380,13 @@ class BaseStrategy(Evaluating, FlowerFedAvg):
         Who is sampled follows from seed and round, so there is no random state.
         """
         of_clients = {
-            "keys": self.participants.keys,
-            "labels": self.participants.own_labels(),
-            "classes": self.participants.classes,
-            "model": self.participants.settled,
+            "keys": self.clients.keys,
+            "labels": self.clients.client_labels(),
+            "classes": self.clients.classes,
+            "model": self.clients.settled,
         }
         remembered = {LAST_CHANGE + n: a for n, a in self._last_change.items()}
-        return remembered, {**self.standing.state_dict(), **of_clients}
+        return remembered, {**self.ledger.state_dict(), **of_clients}
 
     def load_state_dict(self, arrays: Arrays, values: dict[str, Any]) -> None:
         """Go back to a saved state."""
@@ -391,9 +395,9 @@ class BaseStrategy(Evaluating, FlowerFedAvg):
             for name, array in arrays.items()
             if name.startswith(LAST_CHANGE)
         }
-        self.standing.load_state_dict(values)
-        self.participants.keys = {n: str(k) for n, k in values.get("keys", {}).items()}
-        self.participants.settled = dict(values.get("model", {}))
+        self.ledger.load_state_dict(values)
+        self.clients.keys = {n: str(k) for n, k in values.get("keys", {}).items()}
+        self.clients.settled = dict(values.get("model", {}))
 
     def summary(self) -> None:
         """Log what will run."""

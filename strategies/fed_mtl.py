@@ -1,9 +1,9 @@
 """Fed-MTL: mean-regularised multi-task learning (Smith et al., NeurIPS 2017)."""
 
-from flwr_frl.strategies.server.mean_of_all import MeanOfAll
+from flwr_frl.strategies.server.all_clients_mean import AllClientsMean
 
 
-class FedMTL(MeanOfAll):
+class FedMTL(AllClientsMean):
     """Mean-regularised, as where FedRep's authors compare with it.
 
     min Σ_i f_i(w_i) + λ tr(W Ω Wᵀ) + λ₂ ‖W‖² with Ω = (I − 11ᵀ/m)² fixed, in which all

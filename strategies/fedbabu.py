@@ -8,4 +8,4 @@ class FedBABU(BaseStrategy):
 
     client = "flwr_frl.clients.fedbabu:FedBABUClient"
     # Each evaluation fine-tunes anew.
-    evaluated_once = True
+    evaluate_last_round_only = True

@@ -24,14 +24,14 @@ class FedDBE(BaseStrategy):
 
     client = "flwr_frl.clients.feddbe:FedDBEClient"
     # All get z̄ as well.
-    only_means = False
+    supports_client_dp = False
 
     def initialize(self, grid: Grid) -> ArrayRecord:
         """Return the initial model and z̄."""
         arrays = super().initialize(grid)
         like = arrays[MEAN]
         nodes = self.identify(grid)
-        answers = self.participants.query_arrays(grid, nodes, STATISTICS)
+        answers = self.clients.query_arrays(grid, nodes, STATISTICS)
         said = [
             (name, record["mean"].numpy())
             for name, record in answers
@@ -40,8 +40,8 @@ class FedDBE(BaseStrategy):
             and record["mean"].dtype == like.dtype
         ]
         if not said:
-            raise self.participants.nothing_sent("mean features")
-        known = {p.name: p.properties for p in self.participants.known.values()}
+            raise self.clients.nothing_sent("mean features")
+        known = {p.name: p.properties for p in self.clients.known.values()}
         votes = [
             1.0
             if self.weighting == "uniform"
@@ -60,9 +60,9 @@ class FedDBE(BaseStrategy):
         """Send the model and z̄; expect the model alone."""
         messages = super().configure_train(server_round, arrays, config, grid)
         self._mean: Arrays = {MEAN: arrays[MEAN].numpy()}
-        sent = self.exchange.expected[self.arrayrecord_key]
+        sent = self.pending.expected[self.arrayrecord_key]
         own = ArrayRecord({name: a for name, a in sent.items() if name != MEAN})
-        self.exchange.expect(self.arrayrecord_key, own)
+        self.pending.expect(self.arrayrecord_key, own)
         return messages
 
     def aggregate(

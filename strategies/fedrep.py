@@ -20,7 +20,7 @@ class FedRep(BaseStrategy):
     """Algorithm 1: average the representations; heads stay with the clients."""
 
     client = "flwr_frl.clients.fedrep:FedRepClient"
-    cases: ClassVar = {"linear": "flwr_frl.strategies.fedrep:FedRepLinear"}
+    task_overrides: ClassVar = {"linear": "flwr_frl.strategies.fedrep:FedRepLinear"}
 
 
 class FedRepLinear(FedRep):
@@ -40,9 +40,9 @@ class FedRepLinear(FedRep):
     """
 
     client = "flwr_frl.clients.fedrep:FedRepLinearClient"
-    only_means = True
+    supports_client_dp = True
     # SRPFL's own linear case always has the QR step (its algorithm 2).
-    under_srpfl: ClassVar = {"orthonormalize": True}
+    srpfl_settings: ClassVar = {"orthonormalize": True}
 
     def __init__(
         self,
@@ -66,14 +66,14 @@ class FedRepLinear(FedRep):
         if self.initialization == "random":
             return super().initialize(grid)
         nodes = self.identify(grid)
-        answers = self.participants.query_arrays(grid, nodes, STATISTICS)
+        answers = self.clients.query_arrays(grid, nodes, STATISTICS)
         sent = [record["moments"] for _, record in answers if "moments" in record]
         shapes = Counter(tuple(array.shape) for array in sent)
         # What most clients sent; the others' cannot be added to it.
         usual = max(shapes, key=lambda s: (shapes[s], s), default=None)
         moments = [array.numpy() for array in sent if tuple(array.shape) == usual]
         if not moments:
-            raise self.participants.nothing_sent("moments")
+            raise self.clients.nothing_sent("moments")
         # eigh sorts the eigenvalues upwards.
         single = [partial(dict[str, Any], moments=m) for m in moments]
         votes, centre = [1.0] * len(moments), {"moments": np.zeros_like(moments[0])}

@@ -52,10 +52,10 @@ class HeadsOnServer(BaseStrategy):
         """Return also ``head``, the client's own."""
         content = super().content(node, arrays, config)
         content[HEAD] = to_record(self.head(self.name_of(node)))
-        self.exchange.expect(HEAD, cast(ArrayRecord, content[HEAD]))
+        self.pending.expect(HEAD, cast(ArrayRecord, content[HEAD]))
         return content
 
-    def keep_heads(self, names: list[str], heads: list[Arrays]) -> None:
+    def save_heads(self, names: list[str], heads: list[Arrays]) -> None:
         """Keep these clients' new heads; where one is not finite, its old one stays."""
         for name, head in zip(names, heads, strict=True):
             if is_finite(head):
@@ -90,16 +90,16 @@ class FLUTE(HeadsOnServer):
         Step size on 1/n Σ_i NC_i(H_i) over the n sampled clients (the authors' code
         divides by n and uses 0.5).
     regularizer : HeadRegularizer, optional
-        What the server lowers; `flwr_frl.task.neural_collapse.neural_collapse` by default. The
-        clients' is `FLUTEClient.regularizer`.
+        What the server lowers; `flwr_frl.task.neural_collapse.neural_collapse` by
+        default. The clients' is `FLUTEClient.regularizer`.
     **base
         Those of `BaseStrategy`.
     """
 
     client = "flwr_frl.clients.flute:FLUTEClient"
     # A head goes back to its own client alone.
-    only_means = True
-    cases: ClassVar = {"linear": "flwr_frl.strategies.flute:FLUTELinear"}
+    supports_client_dp = True
+    task_overrides: ClassVar = {"linear": "flwr_frl.strategies.flute:FLUTELinear"}
 
     def __init__(
         self,
@@ -123,7 +123,7 @@ class FLUTE(HeadsOnServer):
 
     def _knows_classes(self, node: int) -> bool:
         name = self.name_of(node)
-        said = self.participants.known[node].properties.get("classes", "")
+        said = self.clients.known[node].properties.get("classes", "")
         mask = str(said)
         if self._classes.get(name) == mask:
             return True
@@ -139,7 +139,7 @@ class FLUTE(HeadsOnServer):
                 "with them as 'classes' in the ConfigRecord 'properties', and a "
                 "message to train with its head as the ArrayRecord 'head'"
             )
-            self.participants.failure = f"client {name}: {reason}"
+            self.clients.failure = f"client {name}: {reason}"
             log(WARNING, "client %s takes no part: %s", name, reason)
         return False
 
@@ -150,7 +150,7 @@ class FLUTE(HeadsOnServer):
         self._classes.clear()
         return rest
 
-    def open_exchange(
+    def open_round(
         self,
         nodes: list[int],
         arrays: ArrayRecord,
@@ -161,7 +161,7 @@ class FLUTE(HeadsOnServer):
         """Take the head from a whole model, with which Flower's ``start`` begins."""
         if any(name.startswith("head.") for name in arrays):
             arrays = self._split(arrays)
-        return super().open_exchange(nodes, arrays, config, server_round, kind)
+        return super().open_round(nodes, arrays, config, server_round, kind)
 
     def _split(self, whole: ArrayRecord) -> ArrayRecord:
         """Keep a model's head as the initial one, and return the rest."""
@@ -184,8 +184,8 @@ class FLUTE(HeadsOnServer):
         arrays = self.mean(replies)
         if arrays is None:
             return None
-        names = self.exchange.names(replies)
-        heads = [self.exchange.arrays(reply, HEAD) for reply in replies]
+        names = self.pending.names(replies)
+        heads = [self.pending.arrays(reply, HEAD) for reply in replies]
         weights = self.improve(
             np.stack([head[HEAD_WEIGHT] for head in heads]),
             np.array([list(self._classes[name]) for name in names]) == "1",
@@ -196,7 +196,7 @@ class FLUTE(HeadsOnServer):
             {**head, HEAD_WEIGHT: weight}
             for head, weight in zip(copies, weights, strict=True)
         ]
-        self.keep_heads(names, improved)
+        self.save_heads(names, improved)
         return to_record(arrays)
 
     def improve(
@@ -276,7 +276,7 @@ class FLUTELinear(HeadsOnServer):
 
     client = "flwr_frl.clients.flute:FLUTELinearClient"
     # The heads move B as well.
-    only_means = False
+    supports_client_dp = False
     # Gradients.
     replies_are_changes = True
 
@@ -332,21 +332,21 @@ class FLUTELinear(HeadsOnServer):
         head = np.zeros((1, self.rank))
         like = {REPRESENTATION_WEIGHT: self._sent_representation.T, HEAD_WEIGHT: head}
         expected = to_record({f"gradient.{name}": a for name, a in like.items()})
-        self.exchange.expected = {self.arrayrecord_key: expected}
+        self.pending.expected = {self.arrayrecord_key: expected}
         return sent
 
     def aggregate(
         self, server_round: int, replies: list[Message]
     ) -> ArrayRecord | None:
         """Make the step of equations 5 and 6, over the clients that replied."""
-        names = self.exchange.names(replies)
+        names = self.pending.names(replies)
         b = self._sent_representation
         heads = [self.head(name)[HEAD_WEIGHT][0] for name in names]
         w: Matrix = np.stack(heads, axis=1)
         grad_b, grad_w = np.zeros_like(b), np.zeros_like(w)
         name_b = f"gradient.{REPRESENTATION_WEIGHT}"
         for i, reply in enumerate(replies):
-            gradient = self.exchange.arrays(reply, self.arrayrecord_key)
+            gradient = self.pending.arrays(reply, self.arrayrecord_key)
             grad_b += np.asarray(gradient[name_b].T, np.float64)
             grad_w[:, i] = gradient[f"gradient.{HEAD_WEIGHT}"][0]
         if self.aggregation != "mean" and (combined := self.mean(replies)) is not None:
@@ -363,5 +363,5 @@ class FLUTELinear(HeadsOnServer):
         new_w = w - self.learning_rate * (grad_w + ratio * reg_w)
         if not is_finite({REPRESENTATION_WEIGHT: new_b}):
             return None
-        self.keep_heads(names, [{HEAD_WEIGHT: w[None].copy()} for w in new_w.T])
+        self.save_heads(names, [{HEAD_WEIGHT: w[None].copy()} for w in new_w.T])
         return to_record({REPRESENTATION_WEIGHT: new_b.T})

@@ -10,12 +10,12 @@ from flwr.app import ArrayRecord, ConfigRecord, Message
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
 
-from flwr_frl.strategies.grids.arrivals import patient
-from flwr_frl.strategies.server.exchange import Exchange
-from flwr_frl.strategies.server.participants import Participants
+from flwr_frl.strategies.grids.arrivals import with_retries
+from flwr_frl.strategies.server.client_manager import ClientManager
+from flwr_frl.strategies.server.pending_round import PendingRound
 from flwr_frl.strategies.server.privacy import ClientPrivacy
 from flwr_frl.strategies.server.replies import Arrays
-from flwr_frl.strategies.server.standing import Standing
+from flwr_frl.strategies.server.round_ledger import RoundLedger
 from flwr_frl.task.settings import Setting, Settings, SettingsError, build
 
 
@@ -29,9 +29,9 @@ class RunHooks(Strategy):
     client: ClassVar[str] = ""
     # Import paths of the strategies for tasks, by name, that are a case of their own.
     # Subclasses do not inherit them.
-    cases: ClassVar[Mapping[str, str]] = {}
+    task_overrides: ClassVar[Mapping[str, str]] = {}
     # Whether only the last round is evaluated, whatever the settings say.
-    evaluated_once: ClassVar[bool] = False
+    evaluate_last_round_only: ClassVar[bool] = False
     # Whether there is a trained model for clients that come after the training.
     takes_newcomers: ClassVar[bool] = True
     # Whether a round waits for all that are asked.
@@ -40,7 +40,7 @@ class RunHooks(Strategy):
     simulation_defaults: ClassVar[Mapping[str, Setting]] = {}
 
     # Settings that this strategy has under SRPFL; None where nobody is sampled in it.
-    under_srpfl: ClassVar[Mapping[str, Setting] | None] = {}
+    srpfl_settings: ClassVar[Mapping[str, Setting] | None] = {}
 
     @classmethod
     def in_simulation(cls, settings: Settings) -> Mapping[str, Setting]:
@@ -71,7 +71,7 @@ class RunHooks(Strategy):
             How many there are when the run begins.
         """
 
-    def wrap_grid(self, grid: Grid) -> Grid:
+    def adapt_grid(self, grid: Grid) -> Grid:
         """Return the grid as this strategy needs it, where replies come by themselves.
 
         Parameters
@@ -90,13 +90,15 @@ class RunHooks(Strategy):
     def start(self, grid: Grid, *args: Any, **kwargs: Any) -> Result:
         """Run as Flower's ``Strategy.start``; that nobody ever counted is an error."""
         longest = float(kwargs.get("timeout", math.inf))
-        grid = self.wrap_grid(patient(grid, self.name_of, longest, self.largest_reply))
+        grid = self.adapt_grid(
+            with_retries(grid, self.name_of, longest, self.largest_reply)
+        )
         # One of Flower's own that SRPFL wraps keeps no account.
         standing = getattr(self, "standing", None)
         before = standing.counted if standing else 0
         result = super().start(grid, *args, **kwargs)
         if standing and standing.counted == before and result.train_metrics_clientapp:
-            why = self.training.failure or self.participants.failure or "there are none"
+            why = self.training.failure or self.clients.failure or "there are none"
             raise SettingsError(f"in no round did a client's reply count: {why}")
         return result
 
@@ -106,16 +108,16 @@ class RunHooks(Strategy):
     evaluated_in: dict[str, int]
     # Replies that counted in the last evaluation.
     evaluated: list[Message]
-    participants: Participants
-    standing: Standing
+    clients: ClientManager
+    ledger: RoundLedger
     # The last exchange, and that of the last training.
-    exchange: Exchange
-    training: Exchange
+    pending: PendingRound
+    training: PendingRound
     checkpoint_every: int
     # What makes means private, where the settings ask for it.
     privacy: ClientPrivacy | None = None
 
-    def open_exchange(
+    def open_round(
         self,
         nodes: list[int],
         arrays: ArrayRecord,
@@ -134,7 +136,7 @@ class RunHooks(Strategy):
         """Return how many bytes a reply to messages of a kind may have; here any."""
         return math.inf
 
-    def evaluated_names(self) -> list[str]:
+    def names_of_evaluated(self) -> list[str]:
         """Return the names of the clients that counted in the last evaluation."""
         return [self.name_of(reply.metadata.src_node_id) for reply in self.evaluated]
 
@@ -142,24 +144,24 @@ class RunHooks(Strategy):
         """Return the nodes that can take part, in the order of their clients' names."""
         raise NotImplementedError
 
-    def present(self, grid: Grid) -> list[int]:
+    def connected_nodes(self, grid: Grid) -> list[int]:
         """Return the nodes that can take part; wait for one as long as a round may.
 
         Those that cannot must not use up the rounds while others, who have taken part
         before, are away. In one process nobody comes.
         """
-        until = time.monotonic() + self.participants.round_timeout
+        until = time.monotonic() + self.clients.round_timeout
         while not (nodes := self.identify(grid)):
-            away = self.participants.away(self.awaited())
+            away = self.clients.away(self.expected_clients())
             over = time.monotonic() >= until
             if over or not away or getattr(grid, "in_process", False):
                 break
-            self.participants.wait_for_others(grid, until)
+            self.clients.wait_for_others(grid, until)
         return nodes
 
-    def awaited(self) -> set[str]:
+    def expected_clients(self) -> set[str]:
         """Return the names of those who have taken part and may do so again."""
-        return set(self.standing.acknowledged)
+        return set(self.ledger.acknowledged)
 
     def sample(self, server_round: int, nodes: list[int]) -> list[int]:
         """Return those of some nodes that train in a round, in the same order."""

@@ -6,11 +6,11 @@ import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Message
 from flwr.serverapp import Grid
 
-from flwr_frl.strategies.server.mean_of_all import MeanOfAll
+from flwr_frl.strategies.server.all_clients_mean import AllClientsMean
 from flwr_frl.task.messages import COINS
 
 
-class L2GD(MeanOfAll):
+class L2GD(AllClientsMean):
     """Algorithm 1: share the mean x̄ of the local models, and throw the coins.
 
     All clients of a round throw the same ones: what they are drawn from follows from

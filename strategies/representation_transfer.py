@@ -42,16 +42,17 @@ class RepresentationTransfer(BaseStrategy):
     """
 
     client = "flwr_frl.clients.representation_transfer:FeatureTransferClient"
-    cases: ClassVar = {
-        "transfer": "flwr_frl.strategies.representation_transfer:RepresentationTransferLinear"
+    task_overrides: ClassVar = {
+        "transfer": "flwr_frl.strategies.representation_transfer:"
+        "RepresentationTransferLinear"
     }
-    evaluated_once = True
+    evaluate_last_round_only = True
     averages = False
     # The sources' arrays become one of another shape.
     fixed_shapes = False
     # Its targets are such clients.
     takes_newcomers = False
-    under_srpfl = None
+    srpfl_settings = None
 
     def __init__(
         self,
@@ -75,7 +76,7 @@ class RepresentationTransfer(BaseStrategy):
 
         Once the clients are known, they have said themselves what they are.
         """
-        if self.participants.known:
+        if self.clients.known:
             return
         allowed = f"from 1 to {num_clients - 1}, so that one of {num_clients} clients "
         allowed += "is a target"
@@ -83,7 +84,7 @@ class RepresentationTransfer(BaseStrategy):
         require(valid, "num-sources", self.num_sources, allowed)
 
     def _with_role(self, nodes: list[int], role: str) -> list[int]:
-        known = self.participants.known
+        known = self.clients.known
         return [n for n in nodes if known[n].properties.get("role") == role]
 
     def configure_train(
@@ -94,15 +95,15 @@ class RepresentationTransfer(BaseStrategy):
         self._sent = arrays
         if self.built:
             targets = self._with_role(nodes, "target")
-            acknowledged = self.standing.acknowledged
+            acknowledged = self.ledger.acknowledged
             nodes = [n for n in targets if self.name_of(n) not in acknowledged]
         else:
             nodes = self._with_role(nodes, "source")
         kind = MessageType.TRAIN
-        messages = self.open_exchange(nodes, arrays, config, server_round, kind)
+        messages = self.open_round(nodes, arrays, config, server_round, kind)
         if self.built:
             # A target sends no arrays.
-            self.exchange.expect(self.arrayrecord_key, ArrayRecord())
+            self.pending.expect(self.arrayrecord_key, ArrayRecord())
         return messages
 
     def aggregate_train(
@@ -111,9 +112,9 @@ class RepresentationTransfer(BaseStrategy):
         """Return also the metric ``asked``: how many clients were."""
         arrays, metrics = super().aggregate_train(server_round, replies)
         if metrics is not None:
-            metrics["asked"] = len(self.exchange.asked)
+            metrics["asked"] = len(self.pending.asked)
         # That nobody is left to be asked is no failure.
-        nobody_left = self.built and not self.exchange.asked
+        nobody_left = self.built and not self.pending.asked
         return (self._sent if nobody_left else arrays), metrics
 
     def aggregate(
@@ -125,7 +126,7 @@ class RepresentationTransfer(BaseStrategy):
         try:
             combined = to_record(self.combine([self.arrays(r) for r in replies]))
         except SettingsError as error:
-            if not (self.exchange.silent or self.exchange.rejections):
+            if not (self.pending.silent or self.pending.rejections):
                 raise
             # Those that have not answered may have more.
             log(WARNING, "round %d: %s; they are asked again", server_round, error)
@@ -146,9 +147,9 @@ class RepresentationTransfer(BaseStrategy):
     ) -> Iterable[Message]:
         """Ask the targets that have a model to test it."""
         targets = self._with_role(self.identify(grid), "target")
-        nodes = [n for n in targets if self.name_of(n) in self.standing.acknowledged]
+        nodes = [n for n in targets if self.name_of(n) in self.ledger.acknowledged]
         kind = MessageType.EVALUATE
-        return self.open_exchange(nodes, arrays, config, server_round, kind)
+        return self.open_round(nodes, arrays, config, server_round, kind)
 
     def state_dict(self) -> tuple[Arrays, dict[str, Any]]:
         """Return also whether the sources have answered."""

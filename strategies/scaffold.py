@@ -8,13 +8,13 @@ from flwr.app import ArrayRecord, Message
 from flwr.common import log
 from flwr.serverapp import Grid
 
-from flwr_frl.strategies.server.mean_of_kept import MeanOfKept
+from flwr_frl.strategies.server.client_state_mean import ClientStateMean
 from flwr_frl.strategies.server.replies import Arrays, is_finite, rounded_to, to_record
 from flwr_frl.task.messages import CONTROL, NUM_EXAMPLES
 from flwr_frl.task.settings import Range, require, validate
 
 
-class SCAFFOLD(MeanOfKept):
+class SCAFFOLD(ClientStateMean):
     """Algorithm 1: x ← x + η_g mean Δy_i and c ← c + |S|/N mean Δc_i.
 
     The server's control variate c travels with the model x, under ``control.``, and
@@ -24,8 +24,8 @@ class SCAFFOLD(MeanOfKept):
 
     A client that has lost its c_i would leave the old one in c for ever. After its next
     reply c and all c_i are 0 again, as in round 1, which the log says. So they are
-    where a restored server has a c of before. Where c forgets (`MeanOfKept`), Δc_i is
-    c_i less c, and neither is needed.
+    where a restored server has a c of before. Where c forgets (`ClientStateMean`), Δc_i
+    is c_i less c, and neither is needed.
 
     Parameters
     ----------
@@ -36,7 +36,7 @@ class SCAFFOLD(MeanOfKept):
     """
 
     client = "flwr_frl.clients.scaffold:SCAFFOLDClient"
-    only_means = True
+    supports_client_dp = True
 
     def __init__(
         self,
@@ -61,7 +61,7 @@ class SCAFFOLD(MeanOfKept):
         """Return the nodes that can take part; their clients count from now on."""
         nodes = super().identify(grid)
         for node in nodes:
-            client = self.participants.known[node]
+            client = self.clients.known[node]
             examples = client.properties.get(NUM_EXAMPLES, 1)
             weight = 1.0 if self.weighting == "uniform" else float(examples)
             self.client_weights.setdefault(client.name, weight)
@@ -79,14 +79,16 @@ class SCAFFOLD(MeanOfKept):
         if changes is None:
             return None
         weights = self.weights(replies)
-        said = dict(zip(self.exchange.names(replies), weights, strict=True))
+        said = dict(zip(self.pending.names(replies), weights, strict=True))
         known = self.client_weights | said
         total = sum(known.values())
         counted = sum(known[name] for name in self.counted(replies))
         # c is 0 for newcomers.
-        before = total if self.forgets else self._total or total
+        before = total if self.is_approximate else self._total or total
         gone = (
-            set() if self.forgets else self.in_mean.intersection(self.exchange.unused)
+            set()
+            if self.is_approximate
+            else self.in_mean.intersection(self.pending.unused)
         )
         lost = min(gone, default="")
         anew = bool(lost or self._older)

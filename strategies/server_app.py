@@ -13,7 +13,7 @@ from flwr.common import log
 from flwr.serverapp import Grid, ServerApp
 
 from flwr_frl.strategies.algorithms import build_strategy, settings_owners, short_name
-from flwr_frl.strategies.grids.arrivals import patient
+from flwr_frl.strategies.grids.arrivals import with_retries
 from flwr_frl.strategies.grids.simulated_arrivals import SimulatedArrivals
 from flwr_frl.strategies.grids.speeds import speed_model
 from flwr_frl.strategies.hooks import RunHooks
@@ -67,10 +67,10 @@ def run(
     trackers = Trackers(settings)
     strategy = build_strategy(settings)
     check_newcomers(strategy, own.algorithm, own.new_clients, own.num_clients)
-    strategy.participants.keyed = own.names_by_key
-    strategy.participants.round_timeout = own.round_timeout
+    strategy.clients.keyed = own.names_by_key
+    strategy.clients.round_timeout = own.round_timeout
     about = strategy.name_of, own.round_timeout, strategy.largest_reply
-    grid = patient(grid, *about)
+    grid = with_retries(grid, *about)
     output, name = Path(own.output), short_name(own.algorithm)
     log(INFO, "results are written to %s", (output / name).absolute())
     start, seconds_before = 0, 0.0
@@ -81,7 +81,7 @@ def run(
             strategy.privacy.read(Path(own.resume) / name)
         arrays, start = former.arrays, former.server_round
         seconds_before = former.seconds
-        strategy.standing.checkpointed = strategy.standing.resumed = start
+        strategy.ledger.checkpointed = strategy.ledger.resumed = start
         log(INFO, "going on after round %d", start)
         if start >= own.num_server_rounds:
             # What another run has left there says nothing of this one.
@@ -94,7 +94,7 @@ def run(
                     "num-server-rounds must be more to go on"
                 )
     else:
-        strategy.standing.run_token = uuid4().hex[:12]
+        strategy.ledger.run_token = uuid4().hex[:12]
         arrays = strategy.initialize(grid)
         if nodes := strategy.identify(grid):
             # Later, when some are still away, those that are there go on.
@@ -109,14 +109,14 @@ def run(
         if len(nodes) < (least := int(settings["min-train-nodes"])):
             text = "min-train-nodes is %d, but there are only %d clients: all train"
             log(WARNING, text, least, len(nodes))
-        token, place = strategy.standing.run_token, (output / name).absolute()
+        token, place = strategy.ledger.run_token, (output / name).absolute()
         with trackers.of(About(name, token, start, place, settings)):
             report = Report(settings, after=start, trackers=trackers)
             before = report.latest("seconds-simulated") or 0.0
             clock = _clock(grid, settings, nodes, before)
             rounds = Rounds(strategy, own, report, clock, seconds_before, keep_clients)
             with rounds.watch.over(report.rows):
-                wrapped = strategy.wrap_grid(clock or grid)
+                wrapped = strategy.adapt_grid(clock or grid)
                 arrays = rounds.run(wrapped, arrays, after=start)
                 joined: ByExamples = {}
                 if own.new_clients:
@@ -153,7 +153,7 @@ def _final_clients(
     """
     clients, newcomers = dict[str, dict[str, Any]](), dict[str, dict[str, Any]]()
     newest = max(strategy.evaluated_in.values(), default=0)
-    for participant in strategy.participants.known.values():
+    for participant in strategy.clients.known.values():
         metrics = dict(strategy.client_metrics.get(participant.name, {}))
         for own in ("num-examples", CLASS_COUNTS):
             metrics.pop(own, None)
@@ -163,11 +163,11 @@ def _final_clients(
             known[CLASS_COUNTS] = counts
         known["num-examples"] = said.get("num-examples")
         known["num-test-examples"] = said.get("num-test-examples")
-        name, label = participant.name, strategy.participants.label(participant.name)
+        name, label = participant.name, strategy.clients.label(participant.name)
         if name in joined:
             newcomers[label] = {**known, "by-examples": joined[name]}
         elif not participant.is_newcomer:
-            known["last-round"] = strategy.standing.acknowledged.get(name, 0)
+            known["last-round"] = strategy.ledger.acknowledged.get(name, 0)
             if strategy.evaluated_in.get(name, newest) < newest:
                 known["evaluated-in"] = strategy.evaluated_in[name]
             clients[label] = {**metrics, **known}

@@ -59,8 +59,9 @@ class SRPFL(RunHooks):
     rounds_per_stage : int, sequence of int or str, default "auto"
         Rounds of each stage; several give the stages their own lengths, and the last
         one holds for all that follow. In a setting they have commas between them, or
-        are ``theory`` (see `flwr_frl.strategies.server.stages`) or ``auto``: stages of equal
-        lengths in the first half of the rounds, all sampled clients in the second.
+        are ``theory`` (see `flwr_frl.strategies.server.stages`) or ``auto``: stages of
+        equal lengths in the first half of the rounds, all sampled clients in the
+        second.
     srpfl_base : str, default "fedrep"
         Name or import path of the wrapped strategy, where settings choose it.
     contraction : float, default 0.1
@@ -116,11 +117,11 @@ class SRPFL(RunHooks):
             raise SettingsError(
                 f"srpfl-base is {name!r}; it must be an algorithm that is not SRPFL"
             )
-        if strategy.under_srpfl is None:
+        if strategy.srpfl_settings is None:
             raise SettingsError(
                 f"srpfl-base is {name!r}; it must be an algorithm that samples clients"
             )
-        return {**wrapped, **strategy.under_srpfl}
+        return {**wrapped, **strategy.srpfl_settings}
 
     @classmethod
     def in_simulation(cls, settings: Settings) -> Mapping[str, Setting]:
@@ -168,10 +169,10 @@ class SRPFL(RunHooks):
         valid = self.initial_nodes <= sampled
         require(valid, "initial-nodes", self.initial_nodes, allowed)
 
-    def wrap_grid(self, grid: Grid) -> Grid:
+    def adapt_grid(self, grid: Grid) -> Grid:
         """Return a grid that closes rounds by real arrival order."""
         # Flower's own strategies wrap none.
-        wrap = getattr(self.strategy, "wrap_grid", None)
+        wrap = getattr(self.strategy, "adapt_grid", None)
         grid = wrap(grid) if wrap else grid
         return (
             grid if isinstance(grid, ArrivalGrid) else RealArrivals(grid, self.name_of)
@@ -180,16 +181,16 @@ class SRPFL(RunHooks):
     # What is not here is the wrapped strategy's.
 
     @property
-    def evaluated_once(self) -> bool:  # type: ignore[override]
+    def evaluate_last_round_only(self) -> bool:  # type: ignore[override]
         """As the wrapped strategy."""
-        return self.wrapped.evaluated_once
+        return self.wrapped.evaluate_last_round_only
 
     @property
     def takes_newcomers(self) -> bool:  # type: ignore[override]
         """As the wrapped strategy."""
         return getattr(self.strategy, "takes_newcomers", False)
 
-    def open_exchange(
+    def open_round(
         self,
         nodes: list[int],
         arrays: ArrayRecord,
@@ -198,7 +199,7 @@ class SRPFL(RunHooks):
         kind: str,
     ) -> list[Message]:
         """As the wrapped strategy."""
-        return self.wrapped.open_exchange(nodes, arrays, config, server_round, kind)
+        return self.wrapped.open_round(nodes, arrays, config, server_round, kind)
 
     def name_of(self, node: int) -> str:
         """As the wrapped strategy; Flower's own know no names."""
@@ -212,13 +213,13 @@ class SRPFL(RunHooks):
         """As the wrapped strategy."""
         return self.wrapped.identify(grid)
 
-    def present(self, grid: Grid) -> list[int]:
+    def connected_nodes(self, grid: Grid) -> list[int]:
         """As the wrapped strategy."""
-        return self.wrapped.present(grid)
+        return self.wrapped.connected_nodes(grid)
 
-    def awaited(self) -> set[str]:
+    def expected_clients(self) -> set[str]:
         """As the wrapped strategy."""
-        return self.wrapped.awaited()
+        return self.wrapped.expected_clients()
 
     def sample(self, server_round: int, nodes: list[int]) -> list[int]:
         """As the wrapped strategy."""
@@ -308,7 +309,7 @@ class SRPFL(RunHooks):
         if check is None:
             return True
         try:
-            self.exchange.check_content(reply)
+            self.pending.check_content(reply)
             check(reply)
         except InvalidReplyError:
             return False

@@ -50,7 +50,7 @@ class Task(Protocol):
         """One model for all clients of a process, whatever its content."""
 
     @property
-    def idle_settings(self) -> Mapping[str, str]:
+    def unused_settings(self) -> Mapping[str, str]:
         """Settings that do nothing here, by name, and why."""
 
     def initial_model(self) -> SplitModel:
@@ -97,7 +97,7 @@ class BaseTask(ABC):
     metrics: Mapping[str, Metric] = MappingProxyType({})
 
     @property
-    def idle_settings(self) -> Mapping[str, str]:
+    def unused_settings(self) -> Mapping[str, str]:
         """Settings that do nothing here, by name, and why."""
         return {}
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd
 
-from flwr_frl.task.cohort import Stream, is_large
+from flwr_frl.task.cohort import RngContext, is_large
 from flwr_frl.task.devices import current
 from flwr_frl.task.examples import ExampleSet
 from flwr_frl.task.layers import LAYERS
@@ -24,7 +24,7 @@ from flwr_frl.task.sgd import (
     freeze,
     has_ignored,
     loop,
-    unmoved_where_refused,
+    unchanged_where_refused,
 )
 from flwr_frl.task.stacked import Objective, stacked, structure, tensors_of
 from flwr_frl.task.stacked_batches import FilledBatches, batches, counting
@@ -50,10 +50,10 @@ def _form(examples: ExampleSet) -> Hashable:
 def fewest(model: SplitModel, input_size: int) -> int | None:
     """Return how many such models are faster together than one by one, None for never.
 
-    On a CPU they are if they are not large (`flwr_frl.task.cohort.is_large`), and where there
-    are convolutions, have inputs of at most `MOST_PIXELS` numbers; and if they are
-    `FEWEST_IN_LAYERS`, where they are computed layer by layer, or `FEWEST`. On a GPU
-    two are: alone, one client's batch does not fill it.
+    On a CPU they are if they are not large (`flwr_frl.task.cohort.is_large`), and where
+    there are convolutions, have inputs of at most `MOST_PIXELS` numbers; and if they
+    are `FEWEST_IN_LAYERS`, where they are computed layer by layer, or `FEWEST`. On a
+    GPU two are: alone, one client's batch does not fill it.
     """
     if current().type != "cpu":
         return 2
@@ -167,7 +167,7 @@ class TrainCall:
 
     @staticmethod
     def together(
-        calls: Sequence["TrainCall"], streams: Sequence[Stream]
+        calls: Sequence["TrainCall"], streams: Sequence[RngContext]
     ) -> list[float | TrainingDivergedError]:
         """Train several clients."""
         first = calls[0]
@@ -267,14 +267,14 @@ class GradientCall:
 
     def alone(self) -> Tensor:
         """Compute one client's."""
-        with unmoved_where_refused(len(self.inputs), self.sgd), self.sgd.autocast():
+        with unchanged_where_refused(len(self.inputs), self.sgd), self.sgd.autocast():
             loss = self.loss(self.model(self.inputs), self.targets)
         loss.backward()  # type: ignore[no-untyped-call]
         return loss.detach().float()
 
     @staticmethod
     def together(
-        calls: Sequence["GradientCall"], streams: Sequence[Stream]
+        calls: Sequence["GradientCall"], streams: Sequence[RngContext]
     ) -> list[Tensor]:
         """Compute several clients'."""
         first = calls[0]
@@ -345,7 +345,7 @@ class EvaluateCall:
     @staticmethod
     @torch.no_grad()
     def together(
-        calls: Sequence["EvaluateCall"], streams: Sequence[Stream]
+        calls: Sequence["EvaluateCall"], streams: Sequence[RngContext]
     ) -> list[tuple[float, float]]:
         """Test several clients' models."""
         first = calls[0]

@@ -1,11 +1,11 @@
 """Clients of one process that train together: equal calls of theirs made as one.
 
 Each client's work runs unchanged in a greenlet of its own, up to its next call of
-`flwr_frl.task.training.train`, `gradient` or `evaluate`. When all have come so far, calls of the
-same shape are made together, with their models stacked, and every client goes on with
-its own result. A call without companions is made alone. One client runs at a time, and
-torch's generator is that client's own whenever something is drawn for it, so the
-numbers are those of one by one, to rounding.
+`flwr_frl.task.training.train`, `gradient` or `evaluate`. When all have come so far,
+calls of the same shape are made together, with their models stacked, and every client
+goes on with its own result. A call without companions is made alone. One client runs at
+a time, and torch's generator is that client's own whenever something is drawn for it,
+so the numbers are those of one by one, to rounding.
 """
 
 from collections.abc import Callable, Hashable, Sequence
@@ -42,7 +42,7 @@ class Call(Protocol):
         """Make the call for one client."""
 
     @staticmethod
-    def together(calls: Sequence[Any], streams: Sequence["Stream"]) -> list[Any]:
+    def together(calls: Sequence[Any], streams: Sequence["RngContext"]) -> list[Any]:
         """Make calls with the same key; the results, or exceptions in their place.
 
         What is drawn at random for a client is drawn within its stream. Nothing of the
@@ -50,7 +50,7 @@ class Call(Protocol):
         """
 
 
-class Stream:
+class RngContext:
     """A client's random numbers: torch's generators while in this context."""
 
     def __init__(self) -> None:
@@ -67,7 +67,7 @@ class Stream:
         self.state = random_state()
 
 
-class _Seat(greenlet):
+class _ClientCoroutine(greenlet):
     """One client's work, as far as it has come."""
 
     def __init__(
@@ -78,7 +78,7 @@ class _Seat(greenlet):
         self.where_it_pays = where_it_pays
         # Whether it makes all calls alone: then it has no model of its own.
         self.by_itself = False
-        self.stream = Stream()
+        self.stream = RngContext()
 
     def go_on(self, answer: Any = None) -> Any:
         """Return the next call, or what the work returns."""
@@ -89,7 +89,7 @@ class _Seat(greenlet):
 def make(call: Call) -> Any:
     """Make a call, with companions where there are any."""
     here = getcurrent()
-    if not isinstance(here, _Seat) or not _has_key(call):
+    if not isinstance(here, _ClientCoroutine) or not _has_key(call):
         return call.alone()
     # These modes are the thread's: the next client's as well.
     if not torch.is_grad_enabled() or torch.is_autocast_enabled(current().type):
@@ -140,14 +140,17 @@ def together(
 
 
 def _cohort(works: Sequence[Callable[[], Any]], where_it_pays: bool) -> list[Any]:
-    seats = [_Seat(work, number, where_it_pays) for number, work in enumerate(works)]
-    results: dict[_Seat, Any] = {}
-    open_: dict[_Seat, Any] = {seat: seat.go_on() for seat in seats}
+    seats = [
+        _ClientCoroutine(work, number, where_it_pays)
+        for number, work in enumerate(works)
+    ]
+    results: dict[_ClientCoroutine, Any] = {}
+    open_: dict[_ClientCoroutine, Any] = {seat: seat.go_on() for seat in seats}
     while open_:
         for seat in [seat for seat in open_ if seat.dead]:
             results[seat] = open_.pop(seat)
-        answers: dict[_Seat, Any] = {}
-        groups: dict[Hashable, list[_Seat]] = {}
+        answers: dict[_ClientCoroutine, Any] = {}
+        groups: dict[Hashable, list[_ClientCoroutine]] = {}
         for seat, call in open_.items():
             groups.setdefault(call.key, []).append(seat)
         for key, members in groups.items():
@@ -165,7 +168,7 @@ _REFUSED: set[Hashable] = set()
 
 
 def _made(
-    key: Hashable, calls: Sequence[Call], seats: Sequence[_Seat], fewest: int
+    key: Hashable, calls: Sequence[Call], seats: Sequence[_ClientCoroutine], fewest: int
 ) -> list[Any]:
     streams = [seat.stream for seat in seats]
     if len(calls) >= fewest and key not in _REFUSED:
@@ -187,7 +190,7 @@ def _made(
     return [_alone(*pair) for pair in zip(calls, streams, strict=True)]
 
 
-def _alone(call: Call, stream: Stream) -> Any:
+def _alone(call: Call, stream: RngContext) -> Any:
     with stream:
         try:
             return call.alone()
@@ -219,10 +222,10 @@ def scratch_model(task: "Task") -> "SplitModel":
     It is on the device of this process; the task's own one stays on the CPU.
     """
     here, device = getcurrent(), current()
-    number = here.number if isinstance(here, _Seat) else 0
-    if device == CPU and isinstance(here, _Seat) and here.where_it_pays:
+    number = here.number if isinstance(here, _ClientCoroutine) else 0
+    if device == CPU and isinstance(here, _ClientCoroutine) and here.where_it_pays:
         here.by_itself |= is_large(task.scratch_model)
-    if device == CPU and (not isinstance(here, _Seat) or here.by_itself):
+    if device == CPU and (not isinstance(here, _ClientCoroutine) or here.by_itself):
         return task.scratch_model
     known = (models for of, at, models in _MODELS if of is task and at == device)
     models = next(known, None)

@@ -43,8 +43,8 @@ class ExamplePrivacy(Checked):
     ----------
     dp_noise : float, default 0
         Noise multiplier z of local training with differential privacy of examples
-        (`flwr_frl.task.privacy`): the sum of a batch's gradients gets noise with the standard
-        deviation z C; 0 (none) or at least 0.001. A device may set all three
+        (`flwr_frl.task.privacy`): the sum of a batch's gradients gets noise with the
+        standard deviation z C; 0 (none) or at least 0.001. A device may set all three
         for itself.
     dp_clip : float, default 0
         C, the longest gradient that counts of one example.
@@ -123,7 +123,7 @@ def check_model(model: SplitModel, privacy: ExamplePrivacy) -> None:
 
 
 def train_privately(call: TrainCall, privacy: ExamplePrivacy) -> float:
-    """Train as `flwr_frl.task.training.train` does, with differential privacy of examples.
+    """Train as `flwr_frl.task.training.train`, with example-level DP.
 
     Sampling, augmentation and noise do not follow from the run's seed: who knows them
     can take them off again. The regularizer's part that has to do with features must be

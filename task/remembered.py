@@ -16,7 +16,7 @@ _to_forget: list[Callable[[], None]] = []
 _command = [""]
 
 
-def remembered(maxsize: int | None) -> Callable[[F], F]:
+def run_cache(maxsize: int | None) -> Callable[[F], F]:
     """Return a decorator: `functools.lru_cache` of a function, up to `forget`."""
 
     def decorate(function: F) -> F:

@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, is_dataclass
 from functools import cache
 from importlib import import_module
+from logging import getLogger
 from pathlib import Path
 from typing import Any, TypeVar, cast, get_args
 
@@ -39,9 +40,14 @@ from flwr_frl.task.allowed import (
     require_drawable,
     unknown,
 )
-from flwr_frl.task.remembered import remembered
+from flwr_frl.task.remembered import run_cache
 
 T = TypeVar("T")
+log = getLogger("task")
+# Names of earlier releases, which still work.
+RENAMED = {"liar-share": "byzantine-fraction"}
+# Packages that earlier releases installed by these names.
+FORMER_PACKAGES = ("clients", "strategies", "task")
 
 __all__ = [
     "Allowed",
@@ -65,6 +71,7 @@ __all__ = [
     "made_by",
     "need",
     "reason_of",
+    "renamed",
     "require",
     "require_all_of_noise",
     "require_drawable",
@@ -152,7 +159,7 @@ def _allowed(annotation: Any, module: str) -> tuple[Any, Allowed | None]:
     return kind, next((e for e in extras if isinstance(e, Allowed)), None)
 
 
-@remembered(maxsize=None)
+@run_cache(maxsize=None)
 def declared(maker: Maker) -> dict[str, Declared]:
     """Return the settings that a class or function declares.
 
@@ -270,6 +277,18 @@ def defaults() -> Settings:
     return settings
 
 
+def renamed(settings: Settings) -> Settings:
+    """Return settings with the present names in place of those of earlier releases."""
+    for old in settings.keys() & RENAMED.keys():
+        _warn_once(f"{old} is now called {RENAMED[old]}; the old name will be removed")
+    return {RENAMED.get(name, name): value for name, value in settings.items()}
+
+
+@cache
+def _warn_once(text: str) -> None:
+    log.warning(text)
+
+
 def resolve(
     overrides: Settings, guests: Iterable[Maker] = (), strict: bool = True
 ) -> dict[str, Setting]:
@@ -306,7 +325,7 @@ def resolve(
                     f"{own!r}, but elsewhere it is {known!r}; it must have another "
                     "name, or the same default and be set in the run config"
                 )
-    for name, value in overrides.items():
+    for name, value in renamed(overrides).items():
         if name in settings:
             kind = type(settings[name])
             if kind is float and type(value) is int:
@@ -332,9 +351,16 @@ def is_path(name: object) -> bool:
 
 
 def load(path: str, kind: str) -> Any:
-    """Return what an import path, ``package.module:name``, stands for.
+    """Return the object at an import path, ``package.module:name``.
 
-    ``kind`` is what it is meant to be, for the error.
+    Parameters
+    ----------
+    path : str
+        The import path. A path of an earlier release, such as
+        ``clients.fedrep:FedRepClient``, is translated unless a module of that name can
+        be imported.
+    kind : str
+        What the object is, for error messages.
 
     Raises
     ------
@@ -343,7 +369,7 @@ def load(path: str, kind: str) -> Any:
     """
     module, _, name = path.partition(":")
     try:
-        found: Any = import_module(module)
+        found: Any = _import(module)
     # An outsider's module can raise anything.
     except (Exception, SystemExit) as error:
         reason = " ".join(str(error).split())
@@ -357,3 +383,14 @@ def load(path: str, kind: str) -> Any:
             )
         found = getattr(found, part)
     return found
+
+
+def _import(module: str) -> Any:
+    package = module.partition(".")[0]
+    try:
+        return import_module(module)
+    except ModuleNotFoundError as error:
+        if package not in FORMER_PACKAGES or error.name != package:
+            raise
+    _warn_once(f"{module} is now called flwr_frl.{module}; use the new import path")
+    return import_module(f"flwr_frl.{module}")

@@ -78,9 +78,9 @@ class SGD(Checked):
         # Recurrent layers have names like bias_ih_l0.
         return name.rpartition(".")[2].startswith("bias")
 
-    def optimizer(self, module: nn.Module) -> "Steps":
+    def optimizer(self, module: nn.Module) -> "SGDOptimizer":
         """Return SGD of a module's parameters alone, with decay of weights only."""
-        return Steps(module, self)
+        return SGDOptimizer(module, self)
 
 
 @cache
@@ -95,7 +95,7 @@ def warn_if_imitated() -> None:
         )
 
 
-class Steps:
+class SGDOptimizer:
     """Steps of SGD on the parameters of one module; momentum begins anew.
 
     Used as torch's own optimizer is, whose arithmetic it calls. The class itself would
@@ -226,7 +226,7 @@ def loop(step: Step, examples: ExampleSet, epochs: int, sgd: SGD) -> float:
                 if ignoring and bool(none_counts(targets[None])):
                     continue
                 try:
-                    with unmoved_where_refused(len(targets), sgd):
+                    with unchanged_where_refused(len(targets), sgd):
                         loss = step(inputs, targets)
                 except ValueError as error:
                     if others and len(targets) == 1 and refuses_one(error):
@@ -280,7 +280,7 @@ def refuses_one(error: Exception) -> bool:
 
 
 @contextmanager
-def unmoved_where_refused(count: int, sgd: SGD) -> Iterator[None]:
+def unchanged_where_refused(count: int, sgd: SGD) -> Iterator[None]:
     """Leave norms' statistics as they were where a step with one example fails.
 
     Norms before the one that refuses it have moved theirs. With a ``count`` of more

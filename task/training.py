@@ -2,7 +2,8 @@
 
 `train` is made of pieces that a client with a step of its own uses by themselves:
 `freeze`, `loop` and the hyper-parameters `SGD`. Where clients train together
-(`flwr_frl.task.cohort`), equal calls of `train`, `gradient` and `evaluate` are made as one.
+(`flwr_frl.task.cohort`), equal calls of `train`, `gradient` and `evaluate` are made as
+one.
 """
 
 from collections.abc import Mapping
@@ -72,8 +73,8 @@ def train(
     Parameters
     ----------
     model : SplitModel
-        On the device of this process, `flwr_frl.task.devices.current`. Changed in place: the
-        parameters of the named part only, to the last bit.
+        On the device of this process, `flwr_frl.task.devices.current`. Changed in
+        place: the parameters of the named part only, to the last bit.
     part : {"head", "representation", "all"}
         What is trained.
     examples : ExampleSet

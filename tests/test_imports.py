@@ -74,7 +74,8 @@ def names_in(path: Path, package: str) -> set[str]:
     for name in imports_of(path):
         if name.split(".")[0] == package:
             parts = name.split(".")
-            # `from flwr_frl.task.models import Part` names a module and something in it.
+            # `from flwr_frl.task.models import Part` names a module and something in
+            # it.
             while not is_module(".".join(parts)):
                 parts.pop()
             found.add(".".join(parts))
@@ -173,9 +174,9 @@ def test_whether_there_is_a_client_app_is_known_without_torch():
 def test_what_a_server_does_before_a_run_loads_no_torch_with_any_algorithm():
     code = f"""if True:
         import sys
-        from flwr_frl.strategies.algorithms import ALGORITHMS, build_strategy, client_path
-        from flwr_frl.strategies.server_app import server_settings
-        for task in ("digits", "linear", "transfer", "qcqp"):
+        from flwr_frl.strategies.algorithms import ALGORITHMS, build_strategy,
+        client_path from flwr_frl.strategies.server_app import server_settings for task
+        in ("digits", "linear", "transfer", "qcqp"):
             for name in ALGORITHMS:
                 settings = server_settings({{"algorithm": name, "task": task}})
                 strategy = build_strategy(settings)
@@ -205,7 +206,8 @@ def test_what_is_called_heavy_is_found_and_training_alone_loads_no_compiler():
 @pytest.mark.e2e
 def test_the_task_s_settings_load_no_flower():
     code = (
-        "import sys, flwr_frl.task.settings, flwr_frl.task.files, flwr_frl.task.messages; "
+        "import sys, flwr_frl.task.settings, flwr_frl.task.files; "
+        "import flwr_frl.task.messages; "
         "print('flwr' in sys.modules)"
     )
     assert printed_by(code) == ["False"]

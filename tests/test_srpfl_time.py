@@ -46,7 +46,7 @@ def test_fine_tuned_runs_have_a_curve(algorithm, monkeypatch, tmp_path):
     srpfl_time = import_module("srpfl_time")
     # What is evaluated in the last round alone elsewhere.
     kind = strategy_class(resolve({"algorithm": algorithm}))
-    monkeypatch.setattr(kind, "evaluated_once", True)
+    monkeypatch.setattr(kind, "evaluate_last_round_only", True)
     arguments = Namespace(
         **{"speed_model": "fixed", "fraction": 0.05, "stage": 1, "initial_nodes": 2},
         **{"seed": 0, "name": "", "data_dir": "", "evaluate_every": 1},

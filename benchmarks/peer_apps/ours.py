@@ -79,13 +79,13 @@ class NotedFedRep(Noted, FedRep):
 
 def count_steps() -> None:
     """Count the steps of local training in this process."""
-    step = sgd.Steps.step
+    step = sgd.SGDOptimizer.step
 
-    def counted(steps: sgd.Steps) -> None:
+    def counted(steps: sgd.SGDOptimizer) -> None:
         step(steps)
         Noted.counter.add()
 
-    sgd.Steps.step = counted  # type: ignore[method-assign]
+    sgd.SGDOptimizer.step = counted  # type: ignore[method-assign]
 
 
 def main(backend: str) -> None:

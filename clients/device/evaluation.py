@@ -37,8 +37,8 @@ def evaluate_model(
         Number of test examples.
     metrics : dict
         ``accuracy``, 0 to 1, where targets are classes; ``global-nc2`` and
-        ``local-nc2`` (`flwr_frl.task.neural_collapse`) where the head is linear besides; the
-        task's own.
+        ``local-nc2`` (`flwr_frl.task.neural_collapse`) where the head is linear
+        besides; the task's own.
     """
     examples = test_examples(task, index)
     loss, metrics = measure(task, model, examples)

@@ -33,7 +33,7 @@ from flwr_frl.task.messages import (
     SERVER_ROUND,
 )
 from flwr_frl.task.privacy import ExamplePrivacy
-from flwr_frl.task.remembered import remembered
+from flwr_frl.task.remembered import run_cache
 from flwr_frl.task.settings import (
     Free,
     Place,
@@ -187,7 +187,7 @@ def unread(node: Settings, kind: type[Client]) -> list[str]:
 Pairs = tuple[tuple[str, Setting], ...]
 
 
-@remembered(maxsize=16)
+@run_cache(maxsize=16)
 def _known(given: Pairs) -> tuple[type[Client], Callable[[Pairs], Setup]]:
     """Return the algorithm, and what gives the setup with a node's own settings."""
     # Of its own: so many pairs are hashed and compared once a message, not twice.
@@ -301,7 +301,7 @@ def quoted(name: str) -> str:
     return f"{text[:LONGEST_NAME]}-{digest[:16]}"
 
 
-def told_count(count: int, multiple: int) -> int:
+def rounded_count(count: int, multiple: int) -> int:
     """Return what the server is told of a number of examples: ``count-multiple``.
 
     That there are none stays so, and that there are some.

@@ -95,7 +95,8 @@ def read_checked(
     for name, what in (("classes", "for the classes"), ("algorithm", "of")):
         said = found.get(name)
         now = (about or {}).get(name, said)
-        if said is not None and now != said:
+        # Earlier releases installed our packages without the name `flwr_frl`.
+        if said is not None and now not in (said, f"flwr_frl.{said}"):
             message = f"it is {what} {said}, not {now}"
             raise ForeignStateError(message, _CLASSES if name == "classes" else "")
     for name in sorted(arrays.keys() | shapes) if shapes is not None else ():

@@ -1,4 +1,6 @@
-"""Flower's SuperExec with torch loaded once: ``python -m flwr_frl.clients.device.warm``.
+"""Flower's SuperExec with torch loaded once.
+
+Run as ``python -m flwr_frl.clients.device.warm``.
 
 A SuperNode starts a process of its own for each message, and that process spends its
 first seconds (on a Raspberry Pi a quarter of a minute) on loading torch and Flower.

@@ -17,7 +17,7 @@ from flwr.common import NDArrays, log
 from torch import Tensor
 
 from flwr_frl.clients.base import Client, Config, Evaluation, Reply
-from flwr_frl.clients.device.slots import WHOLE, Tensors, to_numpy, within
+from flwr_frl.clients.device.parameter_groups import WHOLE, Tensors, to_numpy, within
 from flwr_frl.clients.device.state import PersonalState
 from flwr_frl.clients.gossip.flat import FlatParameters
 from flwr_frl.clients.gossip.relayed import Relayed, check_state, exchanges
@@ -136,7 +136,7 @@ class GossipClient(Client):
         server_round = int(config[SERVER_ROUND])
         loss = self.iterate(server_round)
         self.attachments["message"] = self.message(server_round)
-        self.keep(config)
+        self.save(config)
         arrays, n, metrics = self.send(loss)
         return arrays, n, {**metrics, "refused": self.refused}
 
@@ -295,13 +295,13 @@ class GossipClient(Client):
 
     # State: the model and the vectors beside it.
 
-    def initial_slot(self, slot: str) -> Tensors:
+    def initial_group(self, slot: str) -> Tensors:
         """Return the vectors that are kept besides the model, all 0."""
         return dict.fromkeys(self.vectors, _zeros(self.dimension))
 
     def vector(self, name: str) -> Tensor:
         """Return one of ``vectors``; what changes it is kept."""
-        return self.kept[VECTORS + name]
+        return self.saved[VECTORS + name]
 
     def receive(self, parameters: NDArrays, config: Config) -> None:
         """Load the own model and vectors."""
@@ -311,9 +311,9 @@ class GossipClient(Client):
             # Of an earlier run only the model counts: its neighbours start anew too.
             zeros = {
                 name: value.to(self.device, copy=True)
-                for name, value in self.initial_slot(VECTORS).items()
+                for name, value in self.initial_group(VECTORS).items()
             }
-            self.kept |= within(VECTORS, zeros)
+            self.saved |= within(VECTORS, zeros)
 
 
 @lru_cache(maxsize=4)

@@ -1,10 +1,11 @@
 """Give a device that arrives after the training its own part of the model.
 
-``python -m flwr_frl.clients.personalize --checkpoint results/fedrep --data-dir /srv/images
+``python -m flwr_frl.clients.personalize --checkpoint results/fedrep --data-dir
+/srv/images
 --client-name pi-9 --state-dir /var/lib/flwr-frl/state`` fits a head (or what else the
 algorithm leaves to a device) to the trained representation, which stays as it is, for
-``newcomer-epochs`` of the run's settings. ``flwr_frl.clients.predict`` with the same names then
-uses it, and a later run in which the device takes part goes on from it.
+``newcomer-epochs`` of the run's settings. ``flwr_frl.clients.predict`` with the same
+names then uses it, and a later run in which the device takes part goes on from it.
 """
 
 import shlex

@@ -65,7 +65,7 @@ def personalize(
     algorithm: str = "",
     named: Settings | None = None,
 ) -> Fitted:
-    """Fit a device's own part, keep it where `flwr_frl.clients.predict` finds it, and test it.
+    """Fit a device's personal part, save it for `flwr_frl.clients.predict`, test it.
 
     The shared part is that of the checkpoint and stays so, there and here.
 
@@ -112,10 +112,11 @@ def personalize(
             f"algorithm {settings['algorithm']!r} leaves no model for devices that "
             "come after the training"
         )
-    if not kind.own_slots():
+    if not kind.groups_to_fit():
         raise SettingsError(
             f"algorithm {settings['algorithm']!r} leaves nothing to fit to a device: "
-            "flwr_frl.clients.predict needs its global model alone, and --data-dir where it is "
+            "flwr_frl.clients.predict needs its global model alone, and --data-dir "
+            "where it is "
             "fine-tuned before use"
         )
     # Also what is built with the task is where the client trains.
@@ -154,7 +155,7 @@ def personalize(
         client=client_name,
         about=about_state(own_task, kind),
     )
-    state.save(client.personal_arrays(kind.own_slots()), run.server_round)
+    state.save(client.personal_arrays(kind.groups_to_fit()), run.server_round)
     path = state.path(run.server_round)
     if path is None or not path.is_file():
         raise SettingsError(f"state-dir {str(directory)!r} cannot be written")
@@ -164,4 +165,4 @@ def personalize(
 
 
 def _fits(kind: Any, name: str) -> bool:
-    return name.startswith(kind.own_slots())
+    return name.startswith(kind.groups_to_fit())

@@ -1,6 +1,7 @@
 """Predict with the shared representation and a client's own head.
 
-``python -m flwr_frl.clients.predict FILES --checkpoint results/fedrep --client-name pi-3
+``python -m flwr_frl.clients.predict FILES --checkpoint results/fedrep --client-name
+pi-3
 --state-dir /var/lib/flwr-frl/state`` puts the two together. FILES are images, or have a
 row of a table or a text in each line, as the task reads them. ``--export
 model.safetensors`` writes the model to one file, with which ``--model

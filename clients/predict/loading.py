@@ -22,7 +22,7 @@ from flwr_frl.clients.device.card import (
 )
 from flwr_frl.clients.device.file_settings import named_settings
 from flwr_frl.clients.device.identity import algorithm_of, seed_torch, task_of_device
-from flwr_frl.clients.device.slots import Tensors, under
+from flwr_frl.clients.device.parameter_groups import Tensors, under
 from flwr_frl.clients.device.state import PersonalState
 from flwr_frl.clients.device.state_file import age_key, read_checked
 from flwr_frl.clients.device.task_card import NOT_LOADED, TaskCard, card_of, unsplit
@@ -188,7 +188,7 @@ def load_run(
             "what it shares has other shapes, and its clients alone put it together"
         )
     arrays = dict(run.arrays)
-    slots = kind.personal if kind.deploys_personal else ()
+    slots = kind.personal if kind.predicts_with_personal else ()
     known: list[str] = []
     if slots:
         known = sorted(run.acknowledged)
@@ -329,7 +329,7 @@ def _in_use(client: Client, card: ModelCard | TaskCard) -> Loaded:
 
 def _receive(client: Client, card: ModelCard | TaskCard, held: Tensors) -> None:
     """Give a client what the run and it itself have kept."""
-    slots = client.personal if client.deploys_personal else ()
+    slots = client.personal if client.predicts_with_personal else ()
     for name, wanted in client.initial_arrays(client.shared + slots).items():
         check_array(card, name, wanted, held)
     names = client.names(client.shared)

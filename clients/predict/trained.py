@@ -14,7 +14,7 @@ from flwr_frl.clients.base import Client, digest_of
 from flwr_frl.clients.device.card import ModelCard, check_size
 from flwr_frl.clients.device.file_settings import Followed, followed
 from flwr_frl.clients.device.identity import quoted, state_directory
-from flwr_frl.clients.device.slots import HEAD, Tensors
+from flwr_frl.clients.device.parameter_groups import HEAD, Tensors
 from flwr_frl.task.checkpoint import FILE, ChecksumError, read
 from flwr_frl.task.settings import Settings, SettingsError, resolve
 from flwr_frl.task.tasks.image import default_model

@@ -70,16 +70,16 @@ class Gossip(BaseStrategy):
 
     averages = False
     takes_newcomers = False
-    under_srpfl = None
+    srpfl_settings = None
     uses_consensus_step: ClassVar[bool] = True
     # Names of the properties in which a client tells how long its messages may be.
     length_properties: ClassVar[tuple[str, ...]] = ("message-bytes",)
 
     @property
-    def idle_settings(self) -> dict[str, str]:
+    def unused_settings(self) -> dict[str, str]:
         """Add those of who is sampled, and of a mean over them."""
         names = "fraction-train", "min-train-nodes", "weighting", "largest-share"
-        return super().idle_settings | dict.fromkeys(names, "all nodes take part")
+        return super().unused_settings | dict.fromkeys(names, "all nodes take part")
 
     def __init__(
         self,
@@ -153,11 +153,11 @@ class Gossip(BaseStrategy):
         present = self.boxes.number.keys() - self.boxes.lost
         return [node for node in nodes if self.name_of(node) in present]
 
-    def awaited(self) -> set[str]:
+    def expected_clients(self) -> set[str]:
         """Leave out the lost: nobody goes on with them."""
-        return super().awaited() - self.boxes.lost
+        return super().expected_clients() - self.boxes.lost
 
-    def set_back(self, name: str) -> None:
+    def roll_back(self, name: str) -> None:
         """Note it: `identify` decides, once the graph's nodes have been asked."""
         self._ahead.append(name)
 
@@ -171,8 +171,8 @@ class Gossip(BaseStrategy):
         most = 2 * len(self._were_ahead) > len(self.boxes.names)
         for name in ahead:
             said = (
-                f"has seen a checkpoint of round {self.standing.seen[name]}, later "
-                f"than this one of round {self.standing.resumed}"
+                f"has seen a checkpoint of round {self.ledger.seen[name]}, later "
+                f"than this one of round {self.ledger.resumed}"
             )
             if most:
                 raise SettingsError(
@@ -189,7 +189,7 @@ class Gossip(BaseStrategy):
 
     def _take_format(self, nodes: list[int]) -> None:
         """Take what most nodes say: a message's lengths, and what γ follows from."""
-        known = self.participants.known
+        known = self.clients.known
         names = self.length_properties
         said = [_message_format(known[node].properties, names) for node in nodes]
         usable = Counter(format_ for format_ in said if format_ is not None)
@@ -215,7 +215,7 @@ class Gossip(BaseStrategy):
         self._exchanged = server_round - 1
         self._give_up(server_round)
         messages = super().configure_train(server_round, arrays, config, grid)
-        self.exchange.attached_bytes = max(self._message_bytes, default=0)
+        self.pending.attached_bytes = max(self._message_bytes, default=0)
         return messages
 
     def configure_evaluate(
@@ -259,7 +259,7 @@ class Gossip(BaseStrategy):
 
     def aggregate(self, server_round: int, replies: list[Message]) -> ArrayRecord:
         """Put each message where its neighbours will get it; nothing is averaged."""
-        names = self.exchange.names(replies)
+        names = self.pending.names(replies)
         sent = dict(zip(names, map(_message, replies), strict=True))
         self.boxes.collect(server_round, sent, self.relays)
         return ArrayRecord()
@@ -273,7 +273,7 @@ class Gossip(BaseStrategy):
 
     def _give_up(self, server_round: int) -> None:
         for name in self.boxes.names:
-            missed = server_round - 1 - self.standing.acknowledged.get(name, 0)
+            missed = server_round - 1 - self.ledger.acknowledged.get(name, 0)
             if name not in self.boxes.lost and missed > self.max_missed_rounds:
                 self.lose(name, f"it has been away for {missed} rounds")
 
@@ -286,7 +286,7 @@ class Gossip(BaseStrategy):
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
         """Relay the valid replies' messages; who has lost its state is lost."""
         result = super().aggregate_train(server_round, replies)
-        for name, reason in self.exchange.rejections:
+        for name, reason in self.pending.rejections:
             known = name in self.boxes.number and name not in self.boxes.lost
             if LOST_STATE in reason and known:
                 self.lose(name, "its state is not the one that its neighbours rely on")

@@ -30,7 +30,7 @@ LOOKED_AT = 100
 FIRST_WORD = 60.0
 
 
-def patient(
+def with_retries(
     grid: Grid,
     name_of: Callable[[int], str] = str,
     longest: float = math.inf,
@@ -88,7 +88,7 @@ class ArrivalGrid(GridDecorator):
 
 
 @dataclass
-class _Debt:
+class _OwedReply:
     """A message whose reply has not come.
 
     Parameters
@@ -156,7 +156,7 @@ class RealArrivals(ArrivalGrid):
         self.name_of = name_of
         self.longest = longest
         # By message id.
-        self._owed: dict[str, _Debt] = {}
+        self._owed: dict[str, _OwedReply] = {}
         self._silent: dict[int, _Silence] = {}
         self.dropped = 0
         # Those of `get_node_ids` and the others that were connected then.
@@ -303,7 +303,7 @@ class RealArrivals(ArrivalGrid):
         for message_id, message in current.items():
             about = message.metadata
             expires = about.created_at + about.ttl
-            debt = _Debt(about.dst_node_id, expires, busy_until, wait)
+            debt = _OwedReply(about.dst_node_id, expires, busy_until, wait)
             self._owed[message_id] = debt
         return replies
 

@@ -41,14 +41,14 @@ CENTRED = ("clip", CENTERED_CLIP, "multi-krum", "geometric-median")
 SMOOTHING, ITERATIONS = 1e-6, 100
 
 
-def make_rule(name: str, liar_share: float, clip_norm: float) -> Rule:
+def make_rule(name: str, byzantine_fraction: float, clip_norm: float) -> Rule:
     """Return the rule of this name.
 
     Parameters
     ----------
     name : str
         One of `RULES`.
-    liar_share : float
+    byzantine_fraction : float
         Share of the replies that may be lies, for `trimmed_mean` and `multi_krum`.
     clip_norm : float
         For `clip`, of both names.
@@ -56,10 +56,10 @@ def make_rule(name: str, liar_share: float, clip_norm: float) -> Rule:
     rules: dict[str, Rule] = {
         "mean": weighted_mean,
         "median": by_coordinate(median),
-        "trimmed-mean": by_coordinate(partial(trimmed_mean, share=liar_share)),
+        "trimmed-mean": by_coordinate(partial(trimmed_mean, share=byzantine_fraction)),
         "clip": partial(clip, bound=clip_norm),
         CENTERED_CLIP: partial(clip, bound=clip_norm),
-        "multi-krum": partial(multi_krum, share=liar_share),
+        "multi-krum": partial(multi_krum, share=byzantine_fraction),
         "geometric-median": geometric_median,
     }
     return rules[name]
@@ -98,9 +98,9 @@ def median(values: Floats) -> Floats:
 def trimmed_mean(values: Floats, share: float) -> Floats:
     """Return the mean without the largest and smallest values of each entry.
 
-    Of n, as many as `assumed_liars` says are left out at either end (Yin et al.).
+    Of n, as many as `assumed_byzantine` says are left out at either end (Yin et al.).
     """
-    cut = assumed_liars(len(values), share)
+    cut = assumed_byzantine(len(values), share)
     values.sort(axis=0)
     return np.asarray(values[cut : len(values) - cut].mean(axis=0))
 
@@ -149,13 +149,13 @@ def multi_krum(
 ) -> Arrays | None:
     """Return the mean of the n − f replies that lie closest together.
 
-    f is what `assumed_liars` says; closest are those with the smallest sums of squared
-    distances to their n − f − 2 nearest (Blanchard et al., NeurIPS 2017). Counters, as
-    batch norms have them, are no part of a distance.
+    f is what `assumed_byzantine` says; closest are those with the smallest sums of
+    squared distances to their n − f − 2 nearest (Blanchard et al., NeurIPS 2017).
+    Counters, as batch norms have them, are no part of a distance.
     """
     decoded = [reply() for reply in replies]
     n = len(decoded)
-    f = assumed_liars(n, share)
+    f = assumed_byzantine(n, share)
     distances = np.zeros((n, n))
     for flat in _changes(decoded, sent):
         squares = np.square(flat).sum(axis=1)
@@ -241,7 +241,7 @@ def _changes(decoded: Sequence[Arrays], sent: Sent) -> Iterator[Floats]:
             yield flat
 
 
-def assumed_liars(n: int, share: float) -> int:
+def assumed_byzantine(n: int, share: float) -> int:
     """Return how many of n replies may be lies: the share, rounded up, below half."""
     return min(int(np.ceil(share * n - 1e-9)), (n - 1) // 2)
 

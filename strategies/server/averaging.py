@@ -18,8 +18,8 @@ from flwr_frl.strategies.server.aggregation import (
     bucketed,
     capped,
 )
-from flwr_frl.strategies.server.exchange import Exchange
-from flwr_frl.strategies.server.participants import Participants
+from flwr_frl.strategies.server.client_manager import ClientManager
+from flwr_frl.strategies.server.pending_round import PendingRound
 from flwr_frl.strategies.server.privacy import ClientPrivacy, client_privacy
 from flwr_frl.strategies.server.replies import (
     Arrays,
@@ -43,7 +43,7 @@ class Averaging:
     # Whether all that others get to know of a client is its part of a `mean`. A class
     # with an `aggregate` or `mean` of its own has to say so again: noise is refused for
     # it otherwise.
-    only_means: ClassVar[bool] = True
+    supports_client_dp: ClassVar[bool] = True
 
     # Whether replies are changes of what was sent, and not what has come of it.
     replies_are_changes: ClassVar[bool] = False
@@ -58,11 +58,11 @@ class Averaging:
     server_dp_noise: float
     server_dp_clip: float
     server_dp_delta: float
-    exchange: Exchange
+    pending: PendingRound
     # What the last training began with.
     trained_from: ArrayRecord | None = None
     largest_share: float
-    participants: Participants
+    clients: ClientManager
     _rule: Rule
     # By how much `centered-clip` has moved the model in the last round that counted.
     _last_change: Arrays
@@ -141,7 +141,7 @@ class Averaging:
         self._used.add("aggregation")
         if self.bucket_size < 2 or self.aggregation == "mean":
             return self._rule
-        entropy = [self.seed, BUCKETS, self.exchange.server_round]
+        entropy = [self.seed, BUCKETS, self.pending.server_round]
         return bucketed(self._rule, self.bucket_size, np.random.default_rng(entropy))
 
     @rule.setter
@@ -154,15 +154,15 @@ class Averaging:
         A private mean is that of all who were asked: the others have changed nothing.
         """
         if self.privacy:
-            return sorted(map(self.exchange.name_of, self.exchange.asked))
-        return self.exchange.names(replies)
+            return sorted(map(self.pending.name_of, self.pending.asked))
+        return self.pending.names(replies)
 
     def centre(self) -> Arrays:
         """Return that from which the replies differ by the clients' changes.
 
         It is what was sent, or zeros where replies are changes themselves.
         """
-        sent = self.exchange.expected[self.arrayrecord_key]
+        sent = self.pending.expected[self.arrayrecord_key]
         arrays = {name: array.numpy() for name, array in sent.items()}
         if self.transport != "float32":
             arrays = as_float32(arrays)
@@ -201,8 +201,8 @@ class Averaging:
     @classmethod
     def _tells_only_means(cls) -> bool:
         for base in cls.__mro__:
-            if "only_means" in vars(base):
-                return bool(vars(base)["only_means"])
+            if "supports_client_dp" in vars(base):
+                return bool(vars(base)["supports_client_dp"])
             if {"aggregate", "mean"} & vars(base).keys():
                 break
         return False
@@ -224,15 +224,15 @@ class Averaging:
 
         It is infinite for one that has said none.
         """
-        known = self.participants.known.get(reply.metadata.src_node_id)
+        known = self.clients.known.get(reply.metadata.src_node_id)
         return float(known.properties.get(name, math.inf)) if known else math.inf
 
     def arrays(self, reply: Message) -> Arrays:
         """Return a checked reply's arrays, float16 ones of ``transport`` as float32."""
-        arrays = self.exchange.arrays(reply, self.arrayrecord_key)
+        arrays = self.pending.arrays(reply, self.arrayrecord_key)
         return arrays if self.transport == "float32" else as_float32(arrays)
 
-    def aggregate_finite(
+    def aggregate_checked(
         self, server_round: int, replies: list[Message]
     ) -> ArrayRecord | None:
         """Return what `aggregate` makes of replies, unless it is no model."""
@@ -240,7 +240,7 @@ class Averaging:
         try:
             with np.errstate(over="ignore", invalid="ignore"):
                 arrays = self.aggregate(server_round, replies)
-            self._say_what_is_idle()
+            self._warn_about_unused()
         except np.linalg.LinAlgError as error:
             log(WARNING, "round %d: %s; the old arrays stay", server_round, error)
             return None
@@ -259,7 +259,7 @@ class Averaging:
             return None
         return arrays
 
-    def _say_what_is_idle(self) -> None:
+    def _warn_about_unused(self) -> None:
         """Warn once of a setting that is given and that `aggregate` has not used."""
         for name, value, usual, call in (
             ("aggregation", self.aggregation, "mean", "self.mean"),

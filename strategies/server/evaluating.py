@@ -11,7 +11,7 @@ from flwr.serverapp import Grid
 from flwr_frl.strategies.hooks import RunHooks
 from flwr_frl.strategies.server.averaging import Averaging
 from flwr_frl.strategies.server.checks import several
-from flwr_frl.strategies.server.exchange import mean_metrics, weighted_means
+from flwr_frl.strategies.server.pending_round import mean_metrics, weighted_means
 from flwr_frl.strategies.server.replies import check_evaluation, single_metrics
 from flwr_frl.task.messages import NUM_TEST_EXAMPLES
 
@@ -23,9 +23,9 @@ class Evaluating(Averaging, RunHooks):
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
         """Send the shared arrays to all clients, sampled or not."""
-        nodes = self.present(grid)
+        nodes = self.connected_nodes(grid)
         kind = MessageType.EVALUATE
-        return self.open_exchange(nodes, arrays, config, server_round, kind)
+        return self.open_round(nodes, arrays, config, server_round, kind)
 
     def aggregate_evaluate(
         self, server_round: int, replies: Iterable[Message]
@@ -44,9 +44,9 @@ class Evaluating(Averaging, RunHooks):
             ``bytes-up``; without any mean if no reply is valid. ``client_metrics``
             keeps each client's own.
         """
-        exchange = self.exchange
+        exchange = self.pending
         valid = exchange.close(replies, check_evaluation)
-        self.standing.note_unused(exchange.unused)
+        self.ledger.note_unused(exchange.unused)
         if exchange.silent:
             names = several(exchange.silent)
             log(WARNING, "not evaluated, no reply of clients %s", names)
@@ -60,7 +60,7 @@ class Evaluating(Averaging, RunHooks):
         self.evaluated_in |= dict.fromkeys((name for name, *_ in tested), server_round)
         every = [metrics for *_, metrics in tested]
         most = [self.declared(reply, NUM_TEST_EXAMPLES) for _, reply, _ in tested]
-        busy = self.participants.busy_ones()
+        busy = self.clients.busy_clients()
         before = [client for client in busy if client.name in self.client_metrics]
         # A row that nobody has been tested for is no row of a test.
         before = before if tested else []

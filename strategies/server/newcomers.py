@@ -84,7 +84,7 @@ def let_join(
         Metrics, with ``num-examples`` that were fitted, by the names of the newcomers
         that answered for all their examples.
     """
-    nodes = strategy.participants.newcomers()
+    nodes = strategy.clients.newcomers()
     found: ByExamples = {}
     answered: set[str] = set()
     if not nodes:
@@ -92,10 +92,10 @@ def let_join(
     for share in SHARES if nodes else ():
         config = ConfigRecord({SHARE: share})
         kind = f"{MessageType.EVALUATE}.{NEWCOMER}"
-        asked = strategy.open_exchange(nodes, arrays, config, server_round, kind)
+        asked = strategy.open_round(nodes, arrays, config, server_round, kind)
         replies = grid.send_and_receive(asked, timeout=timeout)
-        valid = strategy.exchange.close(replies, check_evaluation)
-        for name, reply in zip(strategy.exchange.names(valid), valid, strict=True):
+        valid = strategy.pending.close(replies, check_evaluation)
+        for name, reply in zip(strategy.pending.names(valid), valid, strict=True):
             metrics = dict(check_evaluation(reply))
             if FITTED not in metrics:
                 continue
@@ -105,7 +105,7 @@ def let_join(
             # Of few examples two shares may be the same.
             count = metrics[NUM_EXAMPLES]
             own[:] = [*(m for m in own if m[NUM_EXAMPLES] != count), metrics]
-        answered = set(strategy.exchange.names(valid))
+        answered = set(strategy.pending.names(valid))
     # Who did not answer for all its examples has no value to be compared with others'.
     for name in found.keys() - answered:
         log(WARNING, "new client %s fell silent, and is left out", name)

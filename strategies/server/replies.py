@@ -105,7 +105,7 @@ def check_arrays(reply: Message, key: str, expected: ArrayRecord) -> Arrays:
     return arrays
 
 
-def own_arrays(reply: Message, key: str) -> ArrayRecord:
+def reply_arrays(reply: Message, key: str) -> ArrayRecord:
     """Return the arrays of a reply to which nothing can be compared, as they were sent.
 
     Raises `InvalidReplyError` if there is no record of this key, or an array is not

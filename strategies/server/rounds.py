@@ -250,7 +250,7 @@ class Rounds:
     def is_evaluated(self, server_round: int) -> bool:
         """Return whether a round is evaluated."""
         every, last = self.settings.evaluate_every, self.settings.evaluate_last
-        if self.strategy.evaluated_once:
+        if self.strategy.evaluate_last_round_only:
             every, last = 0, 1
         due = every > 0 and server_round % every == 0
         return due or server_round > self.settings.num_server_rounds - last
@@ -271,7 +271,7 @@ class Rounds:
         row = {**about, **metrics, **about}
         if self.clock is not None:
             row["seconds-simulated"] = self.clock.seconds
-        exchange, label = self.strategy.training, self.strategy.participants.label
+        exchange, label = self.strategy.training, self.strategy.clients.label
         if exchange.rejections:
             row["rejected-clients"] = [label(name) for name, _ in exchange.rejections]
         if exchange.silent and self.strategy.waits_for_all:
@@ -280,7 +280,7 @@ class Rounds:
         if silent := getattr(self._grid, "silent", []):
             row["silent-clients"] = [label(name) for name in silent]
         if metrics.get("evaluated"):
-            for name in self.strategy.evaluated_names():
+            for name in self.strategy.names_of_evaluated():
                 own = dict(self.strategy.client_metrics[name])
                 own.pop(NUM_EXAMPLES, None)
                 self.report.tidy.add(server_round, label(name), own)
@@ -324,4 +324,4 @@ class Rounds:
             return
         # Only now: what is interrupted while it writes is written as the run ends.
         self._unwritten = None
-        self.strategy.standing.checkpointed = server_round
+        self.strategy.ledger.checkpointed = server_round

@@ -17,7 +17,7 @@ from flwr.common import log
 
 from flwr_frl.strategies.hooks import RunHooks
 from flwr_frl.strategies.server.checks import several
-from flwr_frl.strategies.server.exchange import Exchange
+from flwr_frl.strategies.server.pending_round import PendingRound
 from flwr_frl.strategies.server.results import STATUS, Row, quality, strict_json
 from flwr_frl.task.files import write_atomically
 
@@ -105,7 +105,7 @@ class Watch:
 
     def _changes(self) -> tuple[list[str], list[str]]:
         """Return who has come and who has left since the last call."""
-        participants = self.strategy.participants
+        participants = self.strategy.clients
         nodes, known = participants.here, len(participants.known)
         if nodes == self._here.keys() and known == self._known:
             return [], []
@@ -118,7 +118,7 @@ class Watch:
         self._here, self._known = names, known
         return sorted(joined), left
 
-    def _note(self, exchange: Exchange, when: str) -> None:
+    def _note(self, exchange: PendingRound, when: str) -> None:
         """Keep why a client's reply did not count."""
         if self.strategy.waits_for_all or when.startswith("evaluation"):
             self._wrong |= dict.fromkeys(exchange.silent, f"{when}: no answer")
@@ -127,7 +127,7 @@ class Watch:
     def _clients(self) -> list[dict[str, Any]]:
         """Return what is known of each client, in the order of their names."""
         strategy, now = self.strategy, time.time()
-        participants, measure = strategy.participants, self._measure()
+        participants, measure = strategy.clients, self._measure()
         nodes = {name: node for node, name in self._here.items()}
         about = {p.name: p.properties for p in participants.known.values()}
         refused = {
@@ -144,7 +144,7 @@ class Watch:
                     # JavaScript's numbers are too short for it.
                     "node": str(nodes[name]) if name in nodes else None,
                     "last-seen": now if name in nodes else self._gone.get(name),
-                    "last-round": strategy.standing.acknowledged.get(name, 0),
+                    "last-round": strategy.ledger.acknowledged.get(name, 0),
                     "num-examples": own.get("num-examples"),
                     "num-test-examples": own.get("num-test-examples"),
                     "quality": metrics.get(measure),

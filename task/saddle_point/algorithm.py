@@ -12,8 +12,8 @@ point      x_i, the copy projected onto X; gradients are taken AT it
 
 One iteration of a node is ``send``, ``receive`` and ``iterate``. All three work on a
 group of nodes held as rows of arrays: a device has a group of one, and
-``flwr_frl.task.saddle_point.network`` has all nodes of a run in one process, with the same
-numbers. Everything is float64. What is sent is the compressor's own code, mostly
+``flwr_frl.task.saddle_point.network`` has all nodes of a run in one process, with the
+same numbers. Everything is float64. What is sent is the compressor's own code, mostly
 float32; as each message is a difference to the copy, which sender and receivers update
 by what was decoded, its rounding is never accumulated.
 """
@@ -38,7 +38,8 @@ from flwr_frl.task.saddle_point.problems import Float64s, Problem
 from flwr_frl.task.saddle_point.state import State
 from flwr_frl.task.settings import require
 
-# First word of the seeds of the starting points; see ``flwr_frl.task.saddle_point.problems``.
+# First word of the seeds of the starting points; see
+# ``flwr_frl.task.saddle_point.problems``.
 _START = 0x4D545
 
 

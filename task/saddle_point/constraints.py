@@ -1,9 +1,9 @@
 """Pair constraints and convex sets of decentralised multi-task optimisation.
 
 Neighbours i and j are bound by g_ij(x_i, x_j) <= 0, and every node by x_i in X (Singh,
-UCLA 2024, chapter 4, equation 4.1). As in ``flwr_frl.task.saddle_point.problems`` everything is
-written for rows, here one for each edge or point. What is drawn for an edge depends on
-the seed and the edge's two ends only.
+UCLA 2024, chapter 4, equation 4.1). As in ``flwr_frl.task.saddle_point.problems``
+everything is written for rows, here one for each edge or point. What is drawn for an
+edge depends on the seed and the edge's two ends only.
 """
 
 from collections.abc import Callable, Sequence

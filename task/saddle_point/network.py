@@ -1,7 +1,7 @@
 """All nodes of decentralised multi-task optimisation in one process, as arrays.
 
-See ``flwr_frl.task.saddle_point.algorithm``. An iteration of 30 nodes takes about 0.1 ms, a
-hundredth of what 30 devices that exchange bytes take, and gives the same numbers.
+See ``flwr_frl.task.saddle_point.algorithm``. An iteration of 30 nodes takes about 0.1
+ms, a hundredth of what 30 devices that exchange bytes take, and gives the same numbers.
 """
 
 from collections.abc import Callable

@@ -1,7 +1,7 @@
 """What a node of decentralised multi-task optimisation remembers, and what it draws.
 
-See ``flwr_frl.task.saddle_point.algorithm``. Nothing here depends on which process holds which
-nodes.
+See ``flwr_frl.task.saddle_point.algorithm``. Nothing here depends on which process
+holds which nodes.
 """
 
 from collections.abc import Mapping

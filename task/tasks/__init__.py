@@ -9,7 +9,7 @@ from flwr_frl.task.base import ExampleTask, Task
 from flwr_frl.task.cohort import TASKS_AT_A_TIME
 from flwr_frl.task.data.datasets import SOURCES
 from flwr_frl.task.held_out import EvaluationSettings, changed, examined
-from flwr_frl.task.remembered import remembered
+from flwr_frl.task.remembered import run_cache
 from flwr_frl.task.settings import (
     Setting,
     Settings,
@@ -101,16 +101,16 @@ def build_task(settings: Settings, num_clients: int) -> Task:
 
 def reads_data_dir(task: Task, name: str) -> bool:
     """Return whether the task of a name has its data from ``data-dir``."""
-    idle: Mapping[str, str] = getattr(task, "idle_settings", {})
+    idle: Mapping[str, str] = getattr(task, "unused_settings", {})
     return "data-dir" in declared(task_maker(name)) and "data-dir" not in idle
 
 
-@remembered(maxsize=16)
+@run_cache(maxsize=16)
 def _setting_names(name: str) -> list[str]:
     return sorted({*declared(task_maker(name)), *declared(EvaluationSettings)})
 
 
-@remembered(maxsize=TASKS_AT_A_TIME)
+@run_cache(maxsize=TASKS_AT_A_TIME)
 def _build(
     name: str, settings: tuple[tuple[str, Setting], ...], num_clients: int
 ) -> Task:

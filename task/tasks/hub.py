@@ -34,7 +34,7 @@ class TableTask(ExampleTask):
     idle: Mapping[str, str] = field(default_factory=dict)
 
     @property
-    def idle_settings(self) -> Mapping[str, str]:
+    def unused_settings(self) -> Mapping[str, str]:
         """What neither the partition nor a table uses."""
         return self.idle
 

@@ -200,7 +200,7 @@ class ImageTask(BaseTask):
         return parts[0], parts[1]
 
     @property
-    def idle_settings(self) -> Mapping[str, str]:
+    def unused_settings(self) -> Mapping[str, str]:
         """What the partition, the images and a model of one's own do not use."""
         idle = self.settings.idle()
         if self.dataset.clients:

@@ -1,4 +1,4 @@
-"""The task ``transfer``: the data of `flwr_frl.task.transfer` as what every algorithm trains."""
+"""The task ``transfer``: the data of `flwr_frl.task.transfer` for any algorithm."""
 
 from dataclasses import dataclass
 

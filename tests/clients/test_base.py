@@ -19,7 +19,7 @@ from flwr_frl.clients import (
 )
 from flwr_frl.clients.algorithms import client_class
 from flwr_frl.clients.base import Client, TrainingSettings
-from flwr_frl.clients.device.slots import HEAD, REPRESENTATION, under, within
+from flwr_frl.clients.device.parameter_groups import HEAD, REPRESENTATION, under, within
 from flwr_frl.clients.device.state import PersonalState
 from flwr_frl.clients.fedrep import FedRepSettings
 from flwr_frl.strategies.algorithms import ALGORITHMS
@@ -55,21 +55,21 @@ class Remembering(Client):
     sent = (CHANGE, REPRESENTATION)
     personal = (MEMORY, HEAD)
 
-    def initial_slot(self, slot):
+    def initial_group(self, slot):
         if slot == MEMORY:
             return {"rounds": torch.zeros(1), "sum": torch.full((2, 3), 5.0)}
         if slot == CONTROL:
             return {"weight": torch.full((2,), 7.0)}
         if slot == CHANGE:
             return {"weight": torch.zeros(2)}
-        return super().initial_slot(slot)
+        return super().initial_group(slot)
 
     def fit(self, parameters, config):
         self.receive(parameters, config)
         loss = self.train("all", 1)
-        self.kept[MEMORY + "rounds"] += 1
-        self.kept[MEMORY + "sum"] += 0.5
-        self.keep(config)
+        self.saved[MEMORY + "rounds"] += 1
+        self.saved[MEMORY + "sum"] += 0.5
+        self.save(config)
         change = {CHANGE + "weight": self.received[CONTROL + "weight"] * 2}
         return self.send_arrays({**self.model.state_dict(), **change}, loss)
 
@@ -148,8 +148,8 @@ def test_the_structure_is_that_of_what_is_shared():
         return client_of(kind, task_of(**task)).get_properties({})["structure"]
 
     class Wider(Remembering):
-        def initial_slot(self, slot):
-            slots = super().initial_slot(slot)
+        def initial_group(self, slot):
+            slots = super().initial_group(slot)
             return {"weight": torch.zeros(3)} if slot == CONTROL else slots
 
     class Elsewhere(Remembering):
@@ -179,7 +179,7 @@ def test_a_client_receives_its_shared_slots_and_what_it_has_kept():
     # It has kept nothing yet.
     initial = client.task.initial_state["head.weight"]
     assert torch.equal(client.model.head.weight, initial)
-    assert client.kept["memory.sum"].tolist() == [[5.0] * 3] * 2
+    assert client.saved["memory.sum"].tolist() == [[5.0] * 3] * 2
     # Arrays of the server are no memory of the client.
     control[:] = 9
     assert client.received["control.weight"].tolist() == [1, 2]
@@ -216,7 +216,7 @@ def test_what_never_counted_is_forgotten():
     state = PersonalState(context, acknowledged=1)
     client = Remembering(task_of(), 0, state, TrainingSettings())
     client.receive(client.get_parameters({}), {})
-    assert client.kept["memory.rounds"].item() == 1
+    assert client.saved["memory.rounds"].item() == 1
 
 
 def test_no_client_changes_what_others_begin_with():
@@ -226,9 +226,9 @@ def test_no_client_changes_what_others_begin_with():
 
         def fit(self, parameters, config):
             self.receive(parameters, config)
-            for tensor in self.kept.values():
+            for tensor in self.saved.values():
                 tensor += 1
-            self.keep(config)
+            self.save(config)
             return self.send_arrays(self.initial_arrays(self.sent), 0.0)
 
     task = task_of()
@@ -281,7 +281,7 @@ def test_what_was_not_received_is_not_sent():
 def test_what_was_not_received_is_not_kept():
     line = r"^FedRepClient\.fit keeps what it has not received; it must call"
     with pytest.raises(SettingsError, match=line):
-        client_of(FedRepClient).keep({})
+        client_of(FedRepClient).save({})
 
 
 def test_where_nothing_is_shared_nothing_need_be_received():
@@ -303,7 +303,7 @@ def test_images_are_sent_as_they_are_counted_and_not_as_they_lie_in_memory():
     class Strided(Client):
         shared = ("a.",)
 
-        def initial_slot(self, slot):
+        def initial_group(self, slot):
             return {"x": torch.zeros(3, 2)}
 
     client = client_of(Strided)
@@ -339,7 +339,7 @@ class Kept(FedRepClient):
     personal = (HEAD, MEMORY)
     size = 3
 
-    def initial_slot(self, slot):
+    def initial_group(self, slot):
         return {"sum": torch.zeros(self.size)}
 
 
@@ -392,9 +392,9 @@ def test_a_stored_slot_that_fits_is_taken_up_by_the_next_run(tmp_path, caplog):
         state = PersonalState(new_context(), tmp_path, 0, 0, run, "me")
         client = Kept(task_of(), 0, state, FedRepSettings())
         client.receive(client.get_parameters({}), {})
-        client.kept[MEMORY + "sum"] += 3
-        client.keep({"server-round": 1})
-        sums.append(client.kept[MEMORY + "sum"].tolist())
+        client.saved[MEMORY + "sum"] += 3
+        client.save({"server-round": 1})
+        sums.append(client.saved[MEMORY + "sum"].tolist())
     assert sums == [[3.0] * 3, [6.0] * 3]
     assert "set aside" not in caplog.text
 
@@ -424,7 +424,7 @@ def test_the_deployed_model_is_the_one_that_is_tested():
     assert plain.deployed_model() is plain.model
     # Beside it, what the received model is worth.
     assert "accuracy-global" not in metrics
-    certain.beside_global = True
+    certain.also_test_global = True
     _, _, both = certain.evaluate(parameters, {})
     assert both["accuracy"] == 0.5
     assert both["accuracy-global"] == plain.evaluate(parameters, {})[2]["accuracy"]

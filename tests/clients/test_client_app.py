@@ -110,10 +110,10 @@ def test_what_fit_returns_wrongly_is_one_line(monkeypatch, change, line):
 
 @pytest.mark.parametrize("value", [np.zeros(3), [0.0]])
 def test_initial_values_are_tensors(monkeypatch, value):
-    monkeypatch.setattr(DittoClient, "initial_slot", lambda *_: {"w": value})
+    monkeypatch.setattr(DittoClient, "initial_group", lambda *_: {"w": value})
     app, context = app_of(algorithm="ditto"), context_of()
     line = (
-        f"DittoClient.initial_slot returns a {type(value).__name__} for 'model.w'; it"
+        f"DittoClient.initial_group returns a {type(value).__name__} for 'model.w'; it"
     )
     with pytest.raises(SettingsError, match=line):
         app(message_of(MessageType.TRAIN, initial_arrays(app, context)), context)

@@ -24,7 +24,7 @@ from safetensors.numpy import load_file
 from flwr_frl.clients import Client
 from flwr_frl.clients.algorithms import client_class
 from flwr_frl.clients.client_app import make_app
-from flwr_frl.clients.device.identity import client_name, state_directory, told_count
+from flwr_frl.clients.device.identity import client_name, rounded_count, state_directory
 from flwr_frl.strategies import ALGORITHMS
 from flwr_frl.strategies.server.replies import unused_state
 from flwr_frl.task.settings import SettingsError, resolve
@@ -190,7 +190,7 @@ def test_a_node_may_say_where_its_data_are(tmp_path):
     ],
 )
 def test_what_is_told_of_a_number_of_examples(count, multiple, expected):
-    assert told_count(count, multiple) == expected
+    assert rounded_count(count, multiple) == expected
 
 
 def test_a_device_may_round_its_numbers_of_examples():
@@ -278,7 +278,7 @@ class OwnClient(Client):
     personal = ("count.",)
     head_layers = 2
 
-    def initial_slot(self, slot):
+    def initial_group(self, slot):
         import torch
         return {"rounds": torch.zeros(1)}
 

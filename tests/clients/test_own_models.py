@@ -11,8 +11,8 @@ from torch import nn
 from flwr_frl import simulate
 from flwr_frl.clients import FedAvgClient, FedRepClient
 from flwr_frl.clients.device.identity import build_client, client_setup
+from flwr_frl.clients.device.parameter_groups import HEAD, difference
 from flwr_frl.clients.device.records import checked
-from flwr_frl.clients.device.slots import HEAD, difference
 from flwr_frl.clients.device.state import PersonalState
 from flwr_frl.task.base import ExampleTask
 from flwr_frl.task.calls import GradientCall, TrainCall
@@ -86,7 +86,7 @@ def test_a_trained_parameter_in_no_group_is_named():
     assert (len(arrays), n) == (2, 6)
     line = (
         r"^Forgetful\.fit trains 'representation\.1\.weight', which is in no group: "
-        r"its slot 'representation\.' must be in shared or in personal"
+        r"its group 'representation\.' must be in shared or personal"
     )
     with pytest.raises(SettingsError, match=line):
         fit(Forgetful)

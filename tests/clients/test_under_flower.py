@@ -83,7 +83,7 @@ def test_fedadam_of_flowers_makes_adams_step_with_our_clients():
 
 def _properties(grid: InlineGrid) -> list[dict]:
     ours = FedAvg(fraction_train=1.0)
-    return [ours.participants.known[n].properties for n in ours.identify(grid)]
+    return [ours.clients.known[n].properties for n in ours.identify(grid)]
 
 
 @pytest.mark.parametrize(

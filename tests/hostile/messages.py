@@ -40,10 +40,10 @@ class Target:
             context.node_config["state-dir"] = str(self.state)
         strategy = build_strategy(settings)
         inner = getattr(strategy, "strategy", strategy)
-        inner.standing.run_token, inner.checkpoint_every = "abc", 1
+        inner.ledger.run_token, inner.checkpoint_every = "abc", 1
         arrays = strategy.initialize(grid)
         for server_round in (1, 2):
-            inner.standing.checkpointed = server_round - 1
+            inner.ledger.checkpointed = server_round - 1
             messages = list(
                 strategy.configure_train(server_round, arrays, ConfigRecord(), grid)
             )

@@ -14,7 +14,7 @@ from mutations import WORDS, Rng, content_of, pick, scalar
 from flwr_frl.clients.client_app import make_app
 from flwr_frl.strategies import ALGORITHMS, build_strategy
 from flwr_frl.strategies.grids.simulation import InlineGrid
-from flwr_frl.strategies.server.exchange import Exchange
+from flwr_frl.strategies.server.pending_round import PendingRound
 from flwr_frl.strategies.server.replies import is_finite
 from flwr_frl.strategies.server.results import strict_json
 from flwr_frl.task.settings import Settings, SettingsError, resolve
@@ -80,7 +80,7 @@ class Target:
             arrays = arrays if trained is None else trained
         messages = list(configure(1, arrays, ConfigRecord(), self.grid))
         self.replies = list(self.grid.send_and_receive(messages))
-        self.asked = self.inner.exchange
+        self.asked = self.inner.pending
         self.before = copy.deepcopy(self.inner.state_dict())
         liars = [i for i, r in enumerate(self.replies) if self.is_liar(r)]
         self.place = liars[0] if liars else 0
@@ -93,10 +93,10 @@ class Target:
     def result(self, replies: list[Message]) -> tuple[Any, Any]:
         """Aggregate replies from the state before; return arrays and metrics."""
         self.inner.load_state_dict(*copy.deepcopy(self.before))
-        exchange = Exchange(self.asked.server_round, self.inner.name_of)
+        exchange = PendingRound(self.asked.server_round, self.inner.name_of)
         exchange.asked = set(self.asked.asked)
         exchange.expected = dict(self.asked.expected)
-        self.inner.exchange = exchange
+        self.inner.pending = exchange
         if self.kind == "train":
             arrays, metrics = self.strategy.aggregate_train(1, replies)
             own, _ = self.inner.state_dict()
@@ -148,7 +148,7 @@ class Target:
         if len(rows) > 60 or not all(map(math.isfinite, rows.values())):
             outcome.fell.append(f"{what} put nonsense into the metrics")
         json.loads(strict_json(rows), parse_constant=refuse)
-        exchange = self.inner.exchange
+        exchange = self.inner.pending
         for name, reason in exchange.rejections:
             if not f"{name}{reason}".isprintable() or len(reason) > 400:
                 outcome.fell.append(f"{what} is not one line: {reason!r}"[:300])

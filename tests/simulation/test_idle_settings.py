@@ -12,6 +12,7 @@ from command_line import (
 from PIL import Image
 
 from flwr_frl import running
+from flwr_frl.strategies.server.command_line import parse
 
 
 def folder_of_clients(root: Path, num_clients: int = 2) -> None:
@@ -28,7 +29,7 @@ def folder_of_clients(root: Path, num_clients: int = 2) -> None:
 def warnings_of(arguments: list[str], caplog) -> list[str]:
     """Check what a command line gives, and return what is warned of."""
     caplog.clear()
-    namespace, given = simulation.parse(arguments)
+    namespace, given = parse(arguments)
     running.check(namespace.algorithms, given, "inline")
     return [r.getMessage() for r in caplog.records if r.levelno >= logging.WARNING]
 
@@ -53,18 +54,22 @@ def warnings_of(arguments: list[str], caplog) -> list[str]:
         (
             [
                 "fedavg",
-                *config("bucket-size=2 clip-norm=1.0 largest-share=0.3 liar-share=0.1"),
+                *config(
+                    "bucket-size=2 clip-norm=1.0 largest-share=0.3 "
+                    "byzantine-fraction=0.1"
+                ),
             ],
             [
                 "bucket-size=2 does nothing: aggregation 'mean' does not use it",
                 "clip-norm=1.0 does nothing: aggregation 'mean' does not use it",
                 "largest-share=0.3 does nothing: with weighting='uniform' all have the "
                 "same share",
-                "liar-share=0.1 does nothing: aggregation 'mean' does not use it",
+                "byzantine-fraction=0.1 does nothing: aggregation 'mean' does not use "
+                "it",
             ],
         ),
         (
-            ["fedavg", *config("aggregation='multi-krum' liar-share=0.1")],
+            ["fedavg", *config("aggregation='multi-krum' byzantine-fraction=0.1")],
             [],
         ),
         (

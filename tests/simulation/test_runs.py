@@ -15,6 +15,7 @@ from PIL import Image
 
 from flwr_frl import cli, running
 from flwr_frl.strategies import ALGORITHMS
+from flwr_frl.strategies.server.command_line import parse
 from flwr_frl.strategies.server.plot import plot
 from flwr_frl.strategies.server.report import OWN
 from flwr_frl.strategies.server_app import make_app
@@ -236,14 +237,14 @@ def test_whoever_reads_the_list_may_stop(nobody_reads):
 
 
 def test_flags_and_settings():
-    namespace, given = simulation.parse([])
+    namespace, given = parse([])
     assert given == {}
     assert namespace.backend == "ray"
     line = (
         "--clients 30 --fraction 1 --seed 4 --rounds 9 --classes-per-client 3 "
         "--task mnist --data-dir d --output o --run-config momentum=0.9 model='mlp'"
     )
-    _, given = simulation.parse(line.split())
+    _, given = parse(line.split())
     assert given == {
         "num-clients": 30,
         "fraction-train": 1.0,
@@ -262,7 +263,7 @@ def test_a_flag_counts_where_the_run_config_says_otherwise(tmp_path):
     file = tmp_path / "run.toml"
     file.write_text("num-clients = 5\n")
     for text in ("num-clients=5", str(file)):
-        _, given = simulation.parse(["--clients", "10", "--run-config", text])
+        _, given = parse(["--clients", "10", "--run-config", text])
         assert given == {"num-clients": 10}
 
 

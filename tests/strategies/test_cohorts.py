@@ -8,6 +8,7 @@ import torch
 from cohort_tasks import N, dense
 from outcomes import assert_same, outcome
 
+import flwr_frl.task.calls
 from flwr_frl.task import ExampleSet, cohort
 from flwr_frl.task.models import SplitModel
 from flwr_frl.task.settings import SettingsError
@@ -54,7 +55,7 @@ def made(monkeypatch):
     """How many calls of each kind were made together, one entry a time."""
     counts: dict[str, list[int]] = {}
     for name in ("TrainCall", "EvaluateCall", "GradientCall"):
-        kind = getattr(task.calls, name)
+        kind = getattr(flwr_frl.task.calls, name)
         original = kind.together
         sizes = counts.setdefault(name, [])
 
@@ -287,7 +288,7 @@ def test_a_client_that_diverges_fails_alone(made):
     tasks = dense()
     tasks.train[2].inputs.fill_(float("nan"))
     calls = [
-        task.calls.TrainCall(
+        flwr_frl.task.calls.TrainCall(
             tasks.initial_model(),
             "all",
             tasks.train[i],
@@ -353,7 +354,7 @@ def test_clients_of_a_large_model_share_it_and_never_take_turns(made, monkeypatc
         with torch.no_grad():
             model.head.bias.fill_(seed)
         # A call that would be faster together, were the model not large.
-        monkeypatch.setattr(task.calls.GradientCall, "fewest", 2)
+        monkeypatch.setattr(flwr_frl.task.calls.GradientCall, "fewest", 2)
         batch = torch.zeros(4, 6), torch.zeros(4, dtype=torch.int64)
         gradient(model, *batch, torch.nn.functional.cross_entropy, SGD())
         return model.head.bias[0].item()

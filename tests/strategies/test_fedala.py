@@ -16,6 +16,7 @@ from softmax_runs import (
     weights,
 )
 
+import flwr_frl.task.examples
 from flwr_frl import cli
 from flwr_frl.task import ExampleSet, ExampleTask
 
@@ -152,14 +153,14 @@ def test_without_examples_the_weights_are_as_they_last_were():
 def test_the_share_is_drawn_anew_and_is_that_large(monkeypatch):
 
     sizes = []
-    original = task.examples.ExampleSet.sample
+    original = flwr_frl.task.examples.ExampleSet.sample
 
     def sample(self, share):
         found = original(self, share)
         sizes.append((len(self), len(found)))
         return found
 
-    monkeypatch.setattr(task.examples.ExampleSet, "sample", sample)
+    monkeypatch.setattr(flwr_frl.task.examples.ExampleSet, "sample", sample)
     run("fedala", 3, ala_share=0.5, **TASK)
     assert sizes
     assert all(some == round(n / 2) for n, some in sizes)

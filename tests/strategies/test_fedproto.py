@@ -190,7 +190,7 @@ def reply_of(node: int, means, counts) -> Message:
 
 def strategy_that_has_sent(counts, weighting: str) -> FedProto:
     strategy = FedProto(weighting=weighting)
-    strategy.exchange.expect("arrays", record_of([[0, 1], [2, 3], [4, 5]], counts))
+    strategy.pending.expect("arrays", record_of([[0, 1], [2, 3], [4, 5]], counts))
     return strategy
 
 
@@ -234,7 +234,7 @@ def test_huge_prototypes_do_not_count():
 def test_another_rule_is_over_those_that_have_the_class():
     strategy = FedProto(aggregation="median")
     sent = record_of([[0, 1], [2, 3], [4, 5]], [5, 5, 5])
-    strategy.exchange.expect("arrays", sent)
+    strategy.pending.expect("arrays", sent)
     replies = [
         reply_of(1, [[1, 1], [4, 0], [9, 9]], [3, 1, 0]),
         reply_of(2, [[3, 5], [0, 0], [9, 9]], [1, 0, 0]),

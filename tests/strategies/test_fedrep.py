@@ -72,7 +72,7 @@ def test_the_mean_may_be_orthonormalised(orthonormalize):
     strategy = FedRepLinear(orthonormalize=orthonormalize)
     rng = np.random.default_rng(0)
     first, second = rng.standard_normal((2, 2, 6))
-    strategy.exchange.expect("arrays", to_record({WEIGHT: first}))
+    strategy.pending.expect("arrays", to_record({WEIGHT: first}))
     b = strategy.aggregate(1, [reply_of(first), reply_of(second)])[WEIGHT].numpy()
     mean = (first + second) / 2
     if not orthonormalize:

@@ -67,7 +67,7 @@ class Accepting(FedRep):
     """Counts replies of earlier rounds as well."""
 
     def check_train_reply(self, reply):
-        self.exchange.arrays(reply, "arrays")
+        self.pending.arrays(reply, "arrays")
 
 
 class Holding(InlineGrid):
@@ -95,16 +95,16 @@ def test_who_was_held_back_goes_on_with_what_it_has_kept(caplog):
     grid = Holding(make_app(settings), 2)
     arrays = strategy.initialize(grid)
     arrays = run_rounds(strategy, grid, arrays, range(1, 3))
-    assert strategy.standing.acknowledged == {"000000": 1, "000001": 2}
+    assert strategy.ledger.acknowledged == {"000000": 1, "000001": 2}
     messages = strategy.configure_train(3, arrays, ConfigRecord(), grid)
     replies = list(InlineGrid.send_and_receive(grid, messages))
     assert not [reply for reply in replies if unused_state(reply)]
     strategy.aggregate_train(3, replies)
-    assert strategy.standing.acknowledged == {"000000": 3, "000001": 3}
+    assert strategy.ledger.acknowledged == {"000000": 3, "000001": 3}
     assert "goes on without" not in caplog.text
     # An older reply does not take the place of one that has counted since.
-    strategy.standing.acknowledge({"000000": 2}, 4)
-    assert strategy.standing.acknowledged["000000"] == 3
+    strategy.ledger.acknowledge({"000000": 2}, 4)
+    assert strategy.ledger.acknowledged["000000"] == 3
 
 
 def test_a_strategy_may_wrap_the_grid(tmp_path):
@@ -176,8 +176,8 @@ def test_every_strategy_has_the_hooks(name):
     assert isinstance(strategy.initialize(grid), ArrayRecord)
     arrays, values = strategy.state_dict()
     strategy.load_state_dict(arrays, values)
-    assert set(strategy.participants.known) == set(range(1, 21))
-    assert strategy.standing.acknowledged == {}
+    assert set(strategy.clients.known) == set(range(1, 21))
+    assert strategy.ledger.acknowledged == {}
     assert strategy.client_metrics == {}
     assert strategy.training.failure == ""
     assert strategy.checkpoint_every == 0
@@ -186,5 +186,5 @@ def test_every_strategy_has_the_hooks(name):
 def test_what_is_wrapped_says_when_it_is_evaluated():
     for name, once in (("flanp", False), ("flanp-ft", True)):
         strategy = build_strategy(server_settings({"algorithm": name}))
-        assert strategy.evaluated_once is once
+        assert strategy.evaluate_last_round_only is once
         assert not strategy.waits_for_all

@@ -239,7 +239,7 @@ def test_a_second_run_of_an_experiment_starts_anew(tmp_path):
         for context in grid.contexts.values():
             context.node_config["state-dir"] = str(tmp_path)
         strategy = build_strategy(settings)
-        strategy.standing.run_token = run_id
+        strategy.ledger.run_token = run_id
         rows = []
         run_rounds(
             strategy,

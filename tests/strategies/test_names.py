@@ -46,7 +46,7 @@ class Keyed(InlineGrid):
 
 
 def keyed(strategy: BaseStrategy) -> BaseStrategy:
-    strategy.participants.keyed = True
+    strategy.clients.keyed = True
     return strategy
 
 
@@ -106,8 +106,8 @@ def test_without_keys_names_are_anybody_s() -> None:
     strategy = FedAvg()
     strategy.identify(Keyed(FIRST, NAMES))
     assert strategy.identify(Keyed(WITHOUT_B, THIEF)) == [1, 4, 3]
-    assert strategy.participants.keys == {}
+    assert strategy.clients.keys == {}
     # A grid that knows no keys binds nothing.
     plain = keyed(FedAvg())
     assert plain.identify(grid_of(2)) == [1, 2]
-    assert plain.participants.keys == {}
+    assert plain.clients.keys == {}

@@ -19,8 +19,8 @@ from softmax_runs import (
 )
 
 from flwr_frl import simulate
+from flwr_frl.clients.device.parameter_groups import HEAD
 from flwr_frl.clients.device.simulated import newcomers
-from flwr_frl.clients.device.slots import HEAD
 from flwr_frl.clients.fedavg import FedAvgClient
 from flwr_frl.clients.fedrep import solve_head
 from flwr_frl.strategies import FedAvg
@@ -82,9 +82,9 @@ class WithStatistics(FedAvgClient):
     """Shares numbers beside the model; a newcomer fits a head."""
 
     shared = (*FedAvgClient.shared, "statistics.")
-    fits = (HEAD,)
+    newcomer_groups = (HEAD,)
 
-    def initial_slot(self, slot):
+    def initial_group(self, slot):
         return {"count": torch.zeros(3)}
 
     def fit(self, parameters, config):

@@ -83,7 +83,7 @@ class Rapid(FedAvg):
     """Has its own speeds in simulation, and a setting's value under SRPFL."""
 
     simulation_defaults = {"speed-model": "dynamic"}  # noqa: RUF012
-    under_srpfl = {"weighting": "examples"}  # noqa: RUF012
+    srpfl_settings = {"weighting": "examples"}  # noqa: RUF012
 
 
 def test_what_a_strategy_is_in_simulation_and_under_srpfl_holds_around_it():
@@ -102,14 +102,14 @@ def test_srpfl_hands_on_every_hook_that_it_does_not_have():
         "cases",
         "client",
         # Of `evaluated`, which is the wrapped strategy's.
-        "evaluated_names",
+        "names_of_evaluated",
         "from_settings",
         # Refused with SRPFL.
         "privacy",
         "simulation_defaults",
         # Of `state_dict`.
         "snapshot",
-        "under_srpfl",
+        "srpfl_settings",
     }
     hooks = {n for n in vars(RunHooks) if not n.startswith("_")}
     assert hooks - vars(SRPFL).keys() <= by_itself

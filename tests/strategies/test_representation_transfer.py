@@ -197,7 +197,7 @@ def test_only_targets_with_a_model_are_evaluated():
     grid.absent = {6}
     rounds(strategy, grid, arrays, 2, 2)
     assert grid.asked(MessageType.EVALUATE) == [5, 7]
-    assert strategy.evaluated_once
+    assert strategy.evaluate_last_round_only
 
 
 def test_a_target_that_joins_later_gets_the_basis_at_once():

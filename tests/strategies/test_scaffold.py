@@ -329,7 +329,7 @@ def test_what_an_earlier_run_left_is_no_part_of_c(tmp_path, monkeypatch):
 
     def named(settings):
         strategy = build_strategy(settings)
-        strategy.standing.run_token = next(tokens)
+        strategy.ledger.run_token = next(tokens)
         return strategy
 
     monkeypatch.setattr("softmax_runs.build_strategy", named)

@@ -10,7 +10,7 @@ from safetensors.numpy import load_file
 
 from flwr_frl.clients.client_app import make_app
 from flwr_frl.strategies.grids.simulation import InlineGrid
-from flwr_frl.strategies.server.standing import Standing
+from flwr_frl.strategies.server.round_ledger import RoundLedger
 from flwr_frl.strategies.server_app import run
 from flwr_frl.task.messages import ACKNOWLEDGED_ROUND, KEPT_CHECKPOINT, KEPT_ROUNDS
 from flwr_frl.task.settings import SettingsError, resolve
@@ -236,12 +236,12 @@ def test_one_client_s_word_ends_no_gossip(tmp_path, caplog, late) -> None:
     ],
 )
 def test_nonsense_sets_nobody_back(said: dict) -> None:
-    assert not Standing(resumed=5).is_set_back("a", said)
+    assert not RoundLedger(resumed=5).is_rolled_back("a", said)
 
 
 def test_where_both_know_a_round_it_is_that() -> None:
-    standing = Standing(resumed=5, acknowledged={"a": 4, "b": 4})
+    standing = RoundLedger(resumed=5, acknowledged={"a": 4, "b": 4})
     for name, rounds in (("a", [4, 11]), ("b", [10, 11])):
-        assert standing.is_set_back(name, {KEPT_ROUNDS: rounds, KEPT_CHECKPOINT: 10})
-        standing.go_on_from(name)
+        assert standing.is_rolled_back(name, {KEPT_ROUNDS: rounds, KEPT_CHECKPOINT: 10})
+        standing.continue_from(name)
     assert standing.acknowledged == {"a": 4, "b": 11}

@@ -147,12 +147,12 @@ def test_who_answers_no_queries_is_known_by_its_node(caplog):
     run(strategy, template, 1)
     # Nothing is wrong with that.
     assert [r for r in caplog.records if r.levelno >= logging.WARNING] == []
-    known = strategy.participants.known
+    known = strategy.clients.known
     assert {node: known[node].name for node in known} == {
         node: str(node) for node in range(1, N + 1)
     }
-    assert strategy.standing.acknowledged == {str(n): 1 for n in range(1, N + 1)}
-    assert strategy.participants.refusals == {}
+    assert strategy.ledger.acknowledged == {str(n): 1 for n in range(1, N + 1)}
+    assert strategy.clients.refusals == {}
     assert strategy.client_metrics["4"]["num-examples"] == 4
 
 
@@ -323,7 +323,7 @@ def test_one_round_that_counts_is_enough():
     grid, config = InlineGrid(sometimes, N), ConfigRecord({"lr": RATE})
     result = strategy.start(grid, start_at(3.0), num_rounds=3, train_config=config)
     assert result.arrays["fc.weight"].numpy() == pytest.approx(3 - 6 / 16)
-    assert strategy.standing.acknowledged == {str(n): 2 for n in range(1, N + 1)}
+    assert strategy.ledger.acknowledged == {str(n): 2 for n in range(1, N + 1)}
 
 
 def test_a_second_run_in_which_nobody_counts_is_an_error_as_well():

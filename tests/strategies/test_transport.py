@@ -104,7 +104,7 @@ class EachItsOwn(FedAvg):
         return super().content(node, arrays, config)
 
     def aggregate(self, server_round, replies):
-        for name, reply in zip(self.exchange.names(replies), replies, strict=True):
+        for name, reply in zip(self.pending.names(replies), replies, strict=True):
             self.own[name] = to_record(self.arrays(reply))
         return super().aggregate(server_round, replies)
 

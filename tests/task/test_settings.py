@@ -122,7 +122,7 @@ def test_a_place_need_not_be_there_but_can_be_looked_for(tmp_path):
 
 
 @dataclass(frozen=True)
-class Steps(Checked):
+class SGDOptimizer(Checked):
     step_size: Annotated[float, RATE] = 0.5
     # No settings: neither has a range.
     plain: int = 3
@@ -130,7 +130,7 @@ class Steps(Checked):
 
 
 @dataclass(frozen=True)
-class MoreSteps(Steps):
+class MoreSteps(SGDOptimizer):
     step_size: Annotated[float, RATE] = 0.25
     num_steps: Annotated[int, COUNT] = 7
 
@@ -205,7 +205,7 @@ def values_of(maker: Any) -> dict[str, Any]:
 
 
 def test_a_dataclass_declares_its_fields_and_those_of_its_bases():
-    assert declared(Steps) == {"step-size": Declared("step_size", 0.5, RATE)}
+    assert declared(SGDOptimizer) == {"step-size": Declared("step_size", 0.5, RATE)}
     assert declared(MoreSteps) == {
         "step-size": Declared("step_size", 0.25, RATE),
         "num-steps": Declared("num_steps", 7, COUNT),
@@ -330,7 +330,7 @@ def test_build_takes_declared_settings_and_nothing_else():
     assert build(partial(function, max_size=3), {}, num_clients=1) == (1, 0.5, 3)
     child = build(Child, settings, position=4)
     assert (child.position, child.rate, child.kind, child.more) == (4, 0.25, "a", True)
-    assert build(Steps, settings) == Steps()
+    assert build(SGDOptimizer, settings) == SGDOptimizer()
     assert build(MoreSteps, {"num-steps": 3, "step-size": 1.0}) == MoreSteps(
         1.0, 3, 4, 3
     )
@@ -345,8 +345,8 @@ def test_build_makes_the_settings_of_a_class_that_takes_them_whole():
 @pytest.mark.parametrize(
     ("maker", "name", "value", "allowed"),
     [
-        (Steps, "step-size", 0.0, "in (0, 1]"),
-        (Steps, "step-size", math.nan, "in (0, 1]"),
+        (SGDOptimizer, "step-size", 0.0, "in (0, 1]"),
+        (SGDOptimizer, "step-size", math.nan, "in (0, 1]"),
         (MoreSteps, "num-steps", 0, "at least 1"),
         (Child, "rate", 1.5, "in (0, 1]"),
         (Child, "kind", "c", "a or b"),
@@ -589,3 +589,11 @@ def test_a_long_list_is_on_a_page():
     )
     assert str(unknown("setting", "zzz", names[1:])).endswith(", name-9")
     assert (PYPROJECT.parent / "docs" / "settings.md").is_file()
+
+
+def test_a_setting_s_former_name_works_with_one_warning(caplog):
+    for _ in range(2):
+        assert resolve({"liar-share": 0.1})["byzantine-fraction"] == 0.1
+    assert [m for m in caplog.messages if "liar-share" in m] == [
+        "liar-share is now called byzantine-fraction; the old name will be removed"
+    ]

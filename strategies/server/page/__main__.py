@@ -1,9 +1,9 @@
 """Serve a page over a results folder, while runs go on and afterwards.
 
-``python -m flwr_frl.strategies.server.page results`` shows at http://127.0.0.1:8765/ the curves
-of all runs in the folder and a table of their clients, and brings itself up to date.
-Nothing can be changed by it. Without ``--host`` nobody but this machine sees it: from
-elsewhere, ``ssh -L 8765:127.0.0.1:8765 SERVER`` brings it to your own.
+``python -m flwr_frl.strategies.server.page results`` shows at http://127.0.0.1:8765/
+the curves of all runs in the folder and a table of their clients, and brings itself up
+to date. Nothing can be changed by it. Without ``--host`` nobody but this machine sees
+it: from elsewhere, ``ssh -L 8765:127.0.0.1:8765 SERVER`` brings it to your own.
 """
 
 import sys

@@ -6,7 +6,7 @@ from flwr.app import Context, RecordDict
 from torch import nn
 
 from flwr_frl.clients.base import Client
-from flwr_frl.clients.device.slots import HEAD, REPRESENTATION
+from flwr_frl.clients.device.parameter_groups import HEAD, REPRESENTATION
 from flwr_frl.clients.device.state import PersonalState
 from flwr_frl.task.base import ExampleTask
 from flwr_frl.task.examples import ExampleSet
@@ -42,7 +42,7 @@ def test_a_slip_of_the_pen_is_no_slot_of_its_own(where):
 
 def test_a_slot_with_initial_values_may_have_nearly_the_name_of_a_part():
     class Heads(Client):
-        def initial_slot(self, slot):
+        def initial_group(self, slot):
             return {"first": torch.zeros(2)}
 
     client = client_with(Heads, shared=(REPRESENTATION,), personal=("heads.",))

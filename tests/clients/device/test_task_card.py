@@ -32,7 +32,7 @@ def test_what_is_drawn_and_in_no_file_is_that_of_the_run_s_seed(write_module):
     path = f"{importlib.import_module(write_module('drawing', MODULE)).__name__}:drawn"
     settings = resolve({"task": path, "seed": 3})
     trained = build_task(settings, 4).initial_model()
-    card = TaskCard.from_metadata(TaskCard(settings, 4).metadata(), path)
+    card = TaskCard.from_metadata(TaskCard(settings, 4).metadata(), {"task": path})
     found = card.build().representation.fixed
     assert torch.equal(found, trained.representation.fixed)
     other = TaskCard({**settings, "seed": 4}, 4).build().representation.fixed

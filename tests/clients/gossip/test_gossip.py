@@ -330,7 +330,7 @@ def test_a_bad_message_is_counted_and_mixes_with_nothing(algorithm, values, capl
         client.state.round = 1
         with caplog.at_level(WARNING, "flwr"):
             client.mix(1, messages, {"consensus-step": 0.5, "neighbour-weight": 0.5})
-        found += [client.x.clone(), *map(torch.clone, client.kept.values())]
+        found += [client.x.clone(), *map(torch.clone, client.saved.values())]
         assert client.refused == len(messages) - 1
     assert "message of neighbour bad refused" in caplog.text
     for a, b in zip(both, one, strict=True):

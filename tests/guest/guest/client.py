@@ -50,5 +50,5 @@ class GuestClient(Client):
 
         examples = self.train_examples
         loss = loop(step, examples, self.settings.representation_epochs, self.settings)
-        self.keep(config)
+        self.save(config)
         return self.send(loss)

@@ -17,7 +17,7 @@ class Plain(BaseStrategy):
     """The mean of the representations, as FedRep's."""
 
     client = "flwr_frl.clients.fedrep:FedRepClient"
-    cases: ClassVar = {"linear": "outsiders:PlainLinear"}
+    task_overrides: ClassVar = {"linear": "outsiders:PlainLinear"}
 
 
 class PlainLinear(Plain):
@@ -46,7 +46,7 @@ class Hooked(BaseStrategy):
     """
 
     client = "flwr_frl.clients.fedavg:FedAvgClient"
-    evaluated_once = True
+    evaluate_last_round_only = True
     waits_for_all = False
     simulation_defaults: ClassVar = {"evaluate-last": 4, "fewest": 3}
     grids: ClassVar[list[Passing]] = []
@@ -61,7 +61,7 @@ class Hooked(BaseStrategy):
         if num_clients < self.fewest:
             raise SettingsError(f"fewest is {self.fewest}; {num_clients} are too few")
 
-    def wrap_grid(self, grid):
+    def adapt_grid(self, grid):
         self.grids.append(Passing(grid))
         return self.grids[-1]
 
@@ -69,11 +69,11 @@ class Hooked(BaseStrategy):
 class Unhooked(Hooked):
     """Says the opposite."""
 
-    evaluated_once = False
+    evaluate_last_round_only = False
     waits_for_all = True
     simulation_defaults: ClassVar = {}
 
-    def wrap_grid(self, grid):
+    def adapt_grid(self, grid):
         return grid
 
 

@@ -268,7 +268,7 @@ class Run:
     def add(self, server_round: int, arrays: ArrayRecord, row: dict) -> None:
         self.rows.append(row)
         self.arrays.append({name: array.numpy() for name, array in arrays.items()})
-        counted = self.strategy.standing.acknowledged
+        counted = self.strategy.ledger.acknowledged
         now = [int(n) for n in sorted(counted) if counted[n] == server_round]
         self.trained.append(now)
         # To look at files is to tell a client what has counted.

@@ -49,9 +49,9 @@ def test_from_settings():
 
 def test_the_state_goes_into_another_strategy():
     strategy = averaging()
-    strategy.standing.run_token = "this one"
+    strategy.ledger.run_token = "this one"
     train_once(strategy, grid_of(3))
     other = FedAvg()
     other.load_state_dict(*strategy.state_dict())
-    assert other.standing.acknowledged == {"000000": 1, "000001": 1, "000002": 1}
-    assert other.standing.run_token == "this one"
+    assert other.ledger.acknowledged == {"000000": 1, "000001": 1, "000002": 1}
+    assert other.ledger.run_token == "this one"

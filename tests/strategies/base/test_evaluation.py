@@ -64,7 +64,7 @@ def test_malformed_evaluations_are_left_out():
     metrics = evaluate_once(strategy, grid_of(6, client))
     assert metrics["accuracy"] == pytest.approx(0.45)
     assert metrics["evaluated"] == 2
-    assert sorted(name for name, _ in strategy.exchange.rejections) == [
+    assert sorted(name for name, _ in strategy.pending.rejections) == [
         "000000",
         "000001",
         "000002",
@@ -209,8 +209,8 @@ def test_earlier_values_alone_are_no_evaluation():
     strategy, grid = FedAvg(), grid_of(4)
     assert evaluate_once(strategy, grid)["evaluated"] == 4
     list(strategy.configure_evaluate(2, to_record(START), ConfigRecord(), grid))
-    known = strategy.participants.known
-    strategy.participants.busy = frozenset(n for n in known if n == max(known))
+    known = strategy.clients.known
+    strategy.clients.busy = frozenset(n for n in known if n == max(known))
     metrics = strategy.aggregate_evaluate(2, [])
     assert metrics["evaluated"] == 0
     assert "accuracy" not in metrics

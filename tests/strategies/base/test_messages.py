@@ -45,8 +45,8 @@ def test_what_a_client_is_sent():
     strategy, grid = averaging(checkpoint_every=5), grid_of(3)
     strategy.identify(grid)
     # The last checkpoint that was really written.
-    strategy.standing.checkpointed = 5
-    strategy.standing.acknowledged = {"000001": 6}
+    strategy.ledger.checkpointed = 5
+    strategy.ledger.acknowledged = {"000001": 6}
     config = ConfigRecord({"own": 3})
     messages = strategy.configure_train(8, to_record(START), config, grid)
     # Deployment needs a list.
@@ -106,6 +106,6 @@ def test_what_is_not_sent_to_a_silent_node_counts_for_nothing():
     messages = strategy.configure_evaluate(1, to_record(START), ConfigRecord(), grid)
     metrics = strategy.aggregate_evaluate(1, grid.send_and_receive(messages))
     assert [m.metadata.dst_node_id for m in devices.pushed] == [1, 3]
-    assert strategy.exchange.asked == {1, 3}
+    assert strategy.pending.asked == {1, 3}
     assert metrics["bytes-down"] == sum(map(count_bytes, devices.pushed))
     assert (metrics["evaluated"], metrics["evaluation-unanswered"]) == (2, 0)

@@ -17,7 +17,7 @@ from malformed import crash
 from flwr_frl.strategies import FedAvg
 from flwr_frl.strategies.base import BaseStrategy
 from flwr_frl.strategies.grids.simulation import InlineGrid
-from flwr_frl.strategies.server import participants
+from flwr_frl.strategies.server import client_manager
 from flwr_frl.strategies.server.replies import to_record
 from flwr_frl.strategies.server.rounds import run_rounds
 from flwr_frl.strategies.server_app import run
@@ -166,8 +166,8 @@ def refusing(message: Message, context: Context) -> Message:
 
 
 def test_those_who_take_no_part_use_up_no_rounds(monkeypatch, caplog):
-    monkeypatch.setattr(participants, "POLL_INTERVAL", 0.0)
-    monkeypatch.setattr(participants, "WAITING_INTERVAL", 0.0)
+    monkeypatch.setattr(client_manager, "POLL_INTERVAL", 0.0)
+    monkeypatch.setattr(client_manager, "WAITING_INTERVAL", 0.0)
     here, refused_alone = {1, 2, 3}, [{3}] * 9
     grid = Coming(refusing, [here, here, here, *refused_alone, {2, 3}])
     strategy, rows = averaging(), []
@@ -190,19 +190,19 @@ def test_nobody_is_waited_for_who_is_here_already(monkeypatch):
     def never(self, grid, until):
         raise AssertionError("waited for nobody")
 
-    monkeypatch.setattr(participants.Participants, "wait_for_others", never)
+    monkeypatch.setattr(client_manager.ClientManager, "wait_for_others", never)
     grid, strategy = Coming(refusing, [{3}]), averaging()
     # As after a resume of which the only client is refused by now.
-    strategy.standing.acknowledged = {"c": 4}
+    strategy.ledger.acknowledged = {"c": 4}
     config = ConfigRecord()
     assert list(strategy.configure_train(5, to_record(START), config, grid)) == []
 
 
 def test_a_round_waits_no_longer_than_a_round_may(monkeypatch):
-    monkeypatch.setattr(participants, "POLL_INTERVAL", 0.0)
+    monkeypatch.setattr(client_manager, "POLL_INTERVAL", 0.0)
     grid, strategy = Coming(refusing, [{3}]), averaging()
-    strategy.standing.acknowledged = {"000000": 4, "c": 4}
-    strategy.participants.round_timeout = 0.5
+    strategy.ledger.acknowledged = {"000000": 4, "c": 4}
+    strategy.clients.round_timeout = 0.5
     config = ConfigRecord()
     assert list(strategy.configure_train(5, to_record(START), config, grid)) == []
     assert grid.forgiven > 0
@@ -267,13 +267,13 @@ def test_one_with_a_taken_name_rests_until_the_other_has_gone(caplog):
     del grid.contexts[2]
     assert strategy.identify(grid) == [1, 3]
     assert strategy.name_of(3) == "same"
-    assert strategy.participants.refusals == {}
+    assert strategy.clients.refusals == {}
 
 
 def test_a_client_that_comes_back_as_another_node():
     grid, strategy = grid_of(3), FedAvg()
     strategy.identify(grid)
-    strategy.standing.acknowledged = {"000001": 4}
+    strategy.ledger.acknowledged = {"000001": 4}
     grid.contexts[99] = grid.contexts.pop(2)
     assert strategy.identify(grid) == [1, 99, 3]
     assert strategy.name_of(99) == "000001"
@@ -289,7 +289,7 @@ def test_a_minority_with_another_model_stays_out():
     # Clients 1, 2 and 4 add 2, 3 and 5.
     assert arrays["b"].numpy().tolist() == [np.float32(10 / 3)] * 4
     assert metrics["clients"] == 3
-    assert sorted(strategy.participants.refusals) == [1, 4]
+    assert sorted(strategy.clients.refusals) == [1, 4]
 
 
 def test_a_tie_between_structures_is_decided_alike():
@@ -319,7 +319,7 @@ def test_enough_nodes_are_waited_for(monkeypatch):
         waited.append(seconds)
         grid.contexts[3] = late
 
-    monkeypatch.setattr("flwr_frl.strategies.server.participants.time.sleep", arrive)
+    monkeypatch.setattr("flwr_frl.strategies.server.client_manager.time.sleep", arrive)
     assert FedAvg(min_available_nodes=3).identify(grid) == [1, 2, 3]
     assert len(waited) == 1
 
@@ -444,7 +444,7 @@ def test_clients_go_by_their_folders_and_nobody_by_another_s_name():
 
     strategy, grid = FedAvg(), grid_of(5, client)
     strategy.identify(grid)
-    found = [strategy.participants.label(f"{i:06d}") for i in range(5)]
+    found = [strategy.clients.label(f"{i:06d}") for i in range(5)]
     assert found == ["anna", "000001", "000002", "bob", "000004"]
 
 
@@ -459,10 +459,10 @@ def test_statistics_have_as_much_time_as_a_round_and_the_silent_are_named(caplog
 
     strategy, grid = FedAvg(), grid_of(3)
     nodes = strategy.identify(grid)
-    strategy.participants.round_timeout = 7200.0
+    strategy.clients.round_timeout = 7200.0
     silent = Patient(honest, 3)
     for action in ("statistics", "arrays"):
-        answers = strategy.participants.query_arrays(silent, nodes, action)
+        answers = strategy.clients.query_arrays(silent, nodes, action)
         assert [name for name, _ in answers] == ["000000", "000002"]
         assert f"no {action} of 000001" in caplog.text
     assert times == [7200.0, 600.0]
@@ -474,7 +474,7 @@ def come_and_go(strategy: BaseStrategy, nodes: list[int]) -> list[int]:
     grid = grid_of(5, properties_of(structure=others))
     contexts, there = dict(grid.contexts), {1: grid.contexts[1], 2: grid.contexts[2]}
     grid.contexts = there
-    if not strategy.standing.acknowledged:
+    if not strategy.ledger.acknowledged:
         train_once(strategy, grid)
     grid.contexts = {node: contexts[node] for node in nodes}
     return strategy.identify(grid)

@@ -40,7 +40,7 @@ def test_a_malformed_reply_is_left_out(name, weighting, tmp_path, monkeypatch):
     assert who == "000001"
     assert reason in why
     assert "\n" not in why
-    assert strategy.standing.acknowledged == {"000000": 1, "000002": 1, "000003": 1}
+    assert strategy.ledger.acknowledged == {"000000": 1, "000002": 1, "000003": 1}
     assert list(tmp_path.iterdir()) == []
 
 
@@ -92,7 +92,7 @@ def test_a_reply_of_a_node_that_was_not_asked():
     strategy, grid = averaging(), grid_of(4)
     nodes = strategy.identify(grid)
     config = ConfigRecord({"server-round": 1})
-    messages = strategy.open_exchange(
+    messages = strategy.open_round(
         nodes[:2], to_record(START), config, 1, MessageType.TRAIN
     )
     others = strategy.content(4, to_record(START), config)
@@ -138,7 +138,7 @@ def test_a_reply_that_never_comes():
     assert metrics["unanswered"] == 1
     assert strategy.training.silent == ["000003"]
     assert metrics["clients"] == 3
-    assert "000003" not in strategy.standing.acknowledged
+    assert "000003" not in strategy.ledger.acknowledged
 
 
 def test_a_node_that_has_left_has_not_answered():
@@ -183,7 +183,7 @@ def test_a_round_without_a_valid_reply_keeps_the_arrays_and_the_run_goes_on(name
     )
     assert seen == [(1, 2.5, 4, 0), (2, 2.5, 0, 4), (3, 5.0, 4, 0)]
     assert final["b"].numpy().tolist() == [5.0] * 4
-    assert set(strategy.standing.acknowledged.values()) == {3}
+    assert set(strategy.ledger.acknowledged.values()) == {3}
 
 
 def test_a_round_without_any_reply():

@@ -109,7 +109,7 @@ class Node:
 
     x: np.ndarray
     half: np.ndarray
-    kept: dict[str, np.ndarray]
+    saved: dict[str, np.ndarray]
 
 
 class Network:

@@ -97,8 +97,8 @@ def test_a_reply_that_does_not_count_leaves_no_trace(algorithm, how):
         assert [row["rejected"] for row in rejected.rows] == [0, 0, 1, 1, 0, 0, 0]
     for node, other in zip(absent.nodes(), rejected.nodes(), strict=True):
         np.testing.assert_array_equal(node.x, other.x)
-        for name, vector in node.kept.items():
-            np.testing.assert_array_equal(vector, other.kept[name])
+        for name, vector in node.saved.items():
+            np.testing.assert_array_equal(vector, other.saved[name])
 
 
 @GOSSIP

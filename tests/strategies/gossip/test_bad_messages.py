@@ -103,7 +103,7 @@ def test_replies_that_do_not_count(change, reason):
     nodes = network.nodes()
     for i, node in enumerate(nodes):
         known = sum(RING[i, j] * nodes[j].kept["estimate"] for j in range(N) if j != i)
-        np.testing.assert_allclose(node.kept["neighbours"], known, rtol=0, atol=1e-6)
+        np.testing.assert_allclose(node.saved["neighbours"], known, rtol=0, atol=1e-6)
 
 
 def test_arrays_that_nobody_asked_for_do_not_count():

@@ -71,13 +71,13 @@ def test_squarm_equals_algorithm_1_with_everybodys_estimates():
         for i, node in enumerate(nodes):
             np.testing.assert_allclose(node.x, plain.x[i], rtol=0, atol=1e-5)
             own, others = plain.public[i][i], plain.public[i]
-            np.testing.assert_allclose(node.kept["estimate"], own, rtol=0, atol=1e-5)
+            np.testing.assert_allclose(node.saved["estimate"], own, rtol=0, atol=1e-5)
             summed = sum(RING[i, j] * others[j] for j in others if j != i)
             np.testing.assert_allclose(
-                node.kept["neighbours"], summed, rtol=0, atol=1e-5
+                node.saved["neighbours"], summed, rtol=0, atol=1e-5
             )
             np.testing.assert_allclose(
-                node.kept["momentum"], plain.v[i], rtol=0, atol=1e-5
+                node.saved["momentum"], plain.v[i], rtol=0, atol=1e-5
             )
     assert [row["sent"] for row in network.rows] == plain.sent
     # It fires sometimes.
@@ -110,13 +110,13 @@ def test_after_it_is_back_everybody_agrees_on_the_estimates(algorithm):
     network.grid.down = away
     for _ in range(10):
         nodes = network.go().nodes()
-        estimates = np.stack([node.kept["estimate"] for node in nodes])
+        estimates = np.stack([node.saved["estimate"] for node in nodes])
         assert np.abs(estimates).max() > 0
         for i, node in enumerate(nodes):
             others = RING[i].copy()
             others[i] = 0
             np.testing.assert_allclose(
-                node.kept["neighbours"], others @ estimates, rtol=0, atol=1e-6
+                node.saved["neighbours"], others @ estimates, rtol=0, atol=1e-6
             )
 
 

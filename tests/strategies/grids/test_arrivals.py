@@ -330,7 +330,7 @@ def test_late_replies_of_very_many_are_dropped_by_and_by() -> None:
     assert script.pending == {}
     # Who has answered by now is there at the next look.
     for other in range(2, 251):
-        grid._owed[str(other)] = arrivals._Debt(other, 1e12, 1e12, 9.0)
+        grid._owed[str(other)] = arrivals._OwedReply(other, 1e12, 1e12, 9.0)
         message = Message(RecordDict(), other, "train")
         message.metadata.__dict__["_message_id"] = str(other)
         script.pending[str(other)] = 0.0, message

@@ -19,7 +19,7 @@ from flwr_frl.strategies import DPSGD, SCAFFOLD, SRPFL, FedAvg, Local
 from flwr_frl.strategies.grids.arrivals import RealArrivals
 from flwr_frl.strategies.server.aggregation import (
     RULES,
-    assumed_liars,
+    assumed_byzantine,
     capped,
     clip,
     make_rule,
@@ -130,12 +130,12 @@ def test_few_clients_and_integers(rule: str, n: int) -> None:
 
 
 def test_how_many_may_lie() -> None:
-    numbers = [assumed_liars(n, 0.2) for n in (1, 2, 3, 5, 6, 10)]
+    numbers = [assumed_byzantine(n, 0.2) for n in (1, 2, 3, 5, 6, 10)]
     assert numbers == [0, 0, 1, 1, 2, 2]
-    assert assumed_liars(10, 0.4) == 4
+    assert assumed_byzantine(10, 0.4) == 4
     # Never half of them.
-    assert assumed_liars(4, 0.49) == 1
-    assert assumed_liars(10, 0.0) == 0
+    assert assumed_byzantine(4, 0.49) == 1
+    assert assumed_byzantine(10, 0.0) == 0
 
 
 @pytest.mark.parametrize("liars", [1, 2, 3, 4])
@@ -279,7 +279,7 @@ def test_changes_are_clipped_about_zero() -> None:
             lambda: FedAvg(aggregation="krum"),
             "aggregation is 'krum'; it must be mean, ",
         ),
-        (lambda: FedAvg(liar_share=0.5), r"in \[0, 0.5\)"),
+        (lambda: FedAvg(byzantine_fraction=0.5), r"in \[0, 0.5\)"),
         (lambda: FedAvg(largest_share=0.0), r"in \(0, 1\]"),
         (lambda: FedAvg(clip_norm=-1.0), "at least 0"),
     ],

@@ -206,7 +206,7 @@ def test_a_result_that_is_not_finite_never_becomes_the_model(caplog) -> None:
     strategy = Exploding(fraction_train=1.0)
     arrays, _ = train_once(strategy, grid_of(3))
     assert arrays is None
-    assert strategy.standing.acknowledged == {}
+    assert strategy.ledger.acknowledged == {}
     assert "round 1 is not finite; the old arrays stay" in caplog.text
 
 
@@ -226,7 +226,7 @@ def test_flutes_heads_stay_where_the_step_is_not_finite(caplog) -> None:
     strategy.heads["a"] = {"head.weight": np.ones((2, 2), np.float32)}
     good = {"head.weight": np.full((2, 2), 3, np.float32)}
     bad = {"head.weight": np.full((2, 2), np.nan, np.float32)}
-    strategy.keep_heads(["a", "b"], [bad, good])
+    strategy.save_heads(["a", "b"], [bad, good])
     assert strategy.heads["a"]["head.weight"].tolist() == [[1, 1], [1, 1]]
     assert strategy.heads["b"] is good
     assert "the step on client a's head is not finite" in caplog.text

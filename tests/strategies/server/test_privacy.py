@@ -226,7 +226,7 @@ class Telling(FedAvg):
 
 
 class Counting(Telling):
-    only_means = True
+    supports_client_dp = True
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,7 @@ from flwr_frl.strategies.server.replies import (
     count_bytes,
     decode,
     mean,
-    own_arrays,
+    reply_arrays,
     single_metrics,
     to_record,
 )
@@ -423,9 +423,9 @@ def test_records_are_c_ordered():
 
 def test_own_arrays_are_what_they_say_they_are():
     reply = reply_of(EXPECTED)
-    assert list(own_arrays(reply, "arrays")) == ["a", "b"]
+    assert list(reply_arrays(reply, "arrays")) == ["a", "b"]
     with pytest.raises(InvalidReplyError, match="has no arrays under 'other'"):
-        own_arrays(reply, "other")
+        reply_arrays(reply, "other")
 
 
 LIES = {
@@ -462,7 +462,7 @@ LIES = {
 def test_own_arrays_that_are_not(name):
     record = ArrayRecord({"a": LIES[name]})
     with pytest.raises(InvalidReplyError, match="array 'a'"):
-        own_arrays(reply_of(record), "arrays")
+        reply_arrays(reply_of(record), "arrays")
 
 
 def test_empty_values_are_counted():

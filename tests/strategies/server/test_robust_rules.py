@@ -184,7 +184,7 @@ def test_each_attacker_is_assumed_to_spoil_a_bucket(seed: int) -> None:
     # 20 % of ten are two: of five buckets they spoil two, which are 40 %.
     values = [[1, 1]] * 8 + [[1e30, 1e30]] * 2
     strategy = averaging(
-        aggregation="trimmed-mean", bucket_size=2, liar_share=0.2, seed=seed
+        aggregation="trimmed-mean", bucket_size=2, byzantine_fraction=0.2, seed=seed
     )
     found = strategy.rule([1.0] * 10, replies_of(*values), ZERO)["w"]
     assert found.tolist() == [1, 1]

@@ -8,7 +8,7 @@ from flwr.app import MessageType
 from function_clients import averaging, grid_of, honest
 
 from flwr_frl.strategies.grids.simulation import InlineGrid
-from flwr_frl.strategies.server import participants
+from flwr_frl.strategies.server import client_manager
 from flwr_frl.strategies.server.checks import several
 from flwr_frl.strategies.server.watch import Watch, duration, seconds_left
 from flwr_frl.strategies.server_app import run, server_settings
@@ -207,10 +207,10 @@ def test_the_disk_need_not_take_it(tmp_path, monkeypatch, caplog):
 def test_what_is_waited_for_is_said_when_it_changes(monkeypatch, caplog):
     caplog.set_level(logging.INFO, "flwr")
     here = iter([[], [], [7], [7], [7, 9], [7, 9, 8]])
-    monkeypatch.setattr(participants.time, "sleep", lambda seconds: None)
+    monkeypatch.setattr(client_manager.time, "sleep", lambda seconds: None)
     grid = grid_of(3)
     monkeypatch.setattr(grid, "get_node_ids", lambda: next(here))
-    assert averaging(min_available_nodes=3).participants._wait(grid, 3) == [7, 8, 9]
+    assert averaging(min_available_nodes=3).clients._wait(grid, 3) == [7, 8, 9]
     assert caplog.messages == [
         "waiting for clients: 0 of 3 nodes are here",
         "waiting for clients: 1 of 3 nodes are here: 7",

@@ -184,8 +184,8 @@ def test_a_table_is_learned(home, tmp_path):
     assert run(tmp_path, "fedrep", *flags, "--run-config", config) == 0
     # Six standard deviations apart.
     assert rows_of(tmp_path)[-1]["accuracy"] > 0.95
-    assert task.idle_settings["augment"] == "there are no images"
-    assert task.idle_settings["dirichlet-alpha"] == "partition 'iid' does not use it"
+    assert task.unused_settings["augment"] == "there are no images"
+    assert task.unused_settings["dirichlet-alpha"] == "partition 'iid' does not use it"
 
 
 def test_a_device_reads_its_own_data_dir(home):

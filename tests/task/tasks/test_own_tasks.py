@@ -46,7 +46,7 @@ def test_a_task_from_examples_has_what_it_was_given():
     assert [len(task.test_examples(i)) for i in (0, 1)] == [4, 6]
     assert task.train_examples(1) is task.train[1]
     assert task.classes == ()
-    assert task.idle_settings == {}
+    assert task.unused_settings == {}
     # Cross-entropy unless another loss is given: of equal outputs log 2.
     loss = task.loss(torch.zeros(3, 2), torch.tensor([0, 1, 1]))
     assert loss.item() == pytest.approx(0.6931, abs=1e-4)

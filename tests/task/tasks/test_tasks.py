@@ -206,12 +206,12 @@ def test_grey_images_are_augmented_only_when_asked_for(tmp_path, mode):
     write_grey(tmp_path, mode=mode)
     task = folder_task(tmp_path, model="mlp")
     assert not task.train_examples(0).augment
-    assert task.idle_settings["augment"] == (
+    assert task.unused_settings["augment"] == (
         "grey images and handwriting need augment-all=true"
     )
     asked = folder_task(tmp_path, model="mlp", augment_all=True)
     assert asked.train_examples(0).augment
-    assert "augment" not in asked.idle_settings
+    assert "augment" not in asked.unused_settings
     never = folder_task(tmp_path, model="mlp", augment_all=True, augment=False)
     assert not never.train_examples(0).augment
 

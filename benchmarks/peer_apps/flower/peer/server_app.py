@@ -9,7 +9,7 @@ from benchmarks.peer_apps.work import Job, initial_model
 app = ServerApp()
 
 
-class Steps:
+class SGDOptimizer:
     """Adds up the clients' steps."""
 
     def __init__(self) -> None:
@@ -25,7 +25,7 @@ class Steps:
 @app.main()
 def main(grid: Grid, context: Context) -> None:
     """Run the rounds."""
-    job, steps = Job.read(), Steps()
+    job, steps = Job.read(), SGDOptimizer()
     clients = int(context.run_config["clients"])
 
     def evaluate(server_round: int, arrays: ArrayRecord) -> None:

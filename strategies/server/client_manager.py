@@ -20,8 +20,8 @@ from flwr_frl.strategies.server.checks import (
     one_line,
     several,
 )
-from flwr_frl.strategies.server.participant import Participant, difference, vote
-from flwr_frl.strategies.server.replies import own_arrays
+from flwr_frl.strategies.server.client_info import ClientInfo, difference, vote
+from flwr_frl.strategies.server.replies import reply_arrays
 from flwr_frl.task.messages import (
     ARRAYS,
     CLASSES_DIGEST,
@@ -49,7 +49,7 @@ LONGEST_REST = 7
 ANSWERS_NO_QUERY = "No query function registered"
 
 
-class Participants:
+class ClientManager:
     """The clients of a run by node; Flower's node ids are random.
 
     Parameters
@@ -88,7 +88,7 @@ class Participants:
 
     def __init__(self, min_available_nodes: int = 1) -> None:
         self.min_available_nodes = min_available_nodes
-        self.known: dict[int, Participant] = {}
+        self.known: dict[int, ClientInfo] = {}
         self.here: frozenset[int] = frozenset()
         self.busy: frozenset[int] = frozenset()
         self.silent: frozenset[int] = frozenset()
@@ -166,7 +166,7 @@ class Participants:
         self._resting[node] = max(0, left - 1)
         return left > 0
 
-    def busy_ones(self) -> list[Participant]:
+    def busy_clients(self) -> list[ClientInfo]:
         """Return who takes part, but is left alone now, in the order of their names."""
         nodes = (self.busy & self.known.keys()) - self.refusals.keys()
         found = [self.known[node] for node in nodes]
@@ -263,7 +263,7 @@ class Participants:
                 self._refuse(node, name, one_line(properties[REFUSAL], 1000))
                 continue
             structure = properties.get(STRUCTURE, "")
-            self.known[node] = Participant(name, structure, properties)
+            self.known[node] = ClientInfo(name, structure, properties)
             self._names.add(name)
             self._label(name, properties.get(OWN_NAME))
 
@@ -282,7 +282,7 @@ class Participants:
         label = self.labels.get(name, name)
         return name if label in self._names else label
 
-    def own_labels(self) -> dict[str, str]:
+    def client_labels(self) -> dict[str, str]:
         """Return the labels that are nobody else's name."""
         return {
             name: own for name, own in self.labels.items() if self.label(name) == own
@@ -331,7 +331,7 @@ class Participants:
             try:
                 if reply.has_error():
                     raise InvalidReplyError(f"is an error: {reply.error.reason}")
-                answers.append((name, own_arrays(reply, ARRAYS)))
+                answers.append((name, reply_arrays(reply, ARRAYS)))
             except InvalidReplyError as error:
                 reason = one_line(error)
                 self.failure = f"client {name}: its reply {reason}"
@@ -342,7 +342,9 @@ class Participants:
             self.failure = f"no answer of {names}"
         return sorted(answers, key=lambda answer: answer[0])
 
-    def agreed_arrays(self, grid: Grid, nodes: list[int], action: str) -> ArrayRecord:
+    def common_initial_arrays(
+        self, grid: Grid, nodes: list[int], action: str
+    ) -> ArrayRecord:
         """Return the arrays on which most of some clients agree to the last bit.
 
         A few are asked, from all over the list of names; where more than half of them

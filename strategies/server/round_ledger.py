@@ -17,7 +17,7 @@ from flwr_frl.task.messages import (
 
 
 @dataclass
-class Standing:
+class RoundLedger:
     """Which replies have counted, so that clients keep what the run would go back to.
 
     Parameters
@@ -47,7 +47,7 @@ class Standing:
     # Why clients could not use what they had kept, as it was last logged.
     _unused: dict[str, str] = field(default_factory=dict)
 
-    def is_set_back(self, name: str, properties: Mapping[str, Any]) -> bool:
+    def is_rolled_back(self, name: str, properties: Mapping[str, Any]) -> bool:
         """Return whether a client, asked for the first time, is ahead of the server.
 
         So it is after the server has been restored from a backup.
@@ -67,7 +67,7 @@ class Standing:
         self.seen[name] = seen
         return True
 
-    def go_on_from(self, name: str) -> None:
+    def continue_from(self, name: str) -> None:
         """Go on from the newest round that a client and the server both know.
 
         Where the client has it no more, that is its newest: nothing learned is lost.

@@ -18,7 +18,7 @@ COMPARED = (*INPUTS, CLASSES_DIGEST, NUM_CLASSES, STRUCTURE)
 
 
 @dataclass(frozen=True)
-class Participant:
+class ClientInfo:
     """A client that has said who it is.
 
     Parameters
@@ -41,7 +41,7 @@ class Participant:
         return self.properties.get(NEWCOMER) is True
 
 
-def vote(clients: Collection[Participant]) -> dict[str, Any]:
+def vote(clients: Collection[ClientInfo]) -> dict[str, Any]:
     """Return what most clients say of their model."""
     by_structure = {p.structure: p.properties for p in clients}
     votes = Counter(p.structure for p in clients)

@@ -12,64 +12,64 @@ from flwr_frl.task.base import Task
 from flwr_frl.task.settings import SettingsError
 
 Tensors = dict[str, Tensor]
-Slots = tuple[str, ...]
+Groups = tuple[str, ...]
 
 # The slots that are parts of the model itself.
 REPRESENTATION, HEAD = "representation.", "head."
 WHOLE = (REPRESENTATION, HEAD)
 
 
-class Slotted:
+class ParameterGroups:
     """What has slots: groups of arrays whose names begin alike.
 
     ``representation.`` and ``head.`` are the model's own; any other, ``control.`` say,
-    lies beside it and begins as `initial_slot` says. With a `slot_of` of one's own the
-    model's arrays are grouped in another way.
+    lies beside it and begins as `initial_group` says. With a `group_of` of one's own
+    the model's arrays are grouped in another way.
     """
 
     task: Task
     # Slots that come from the server.
-    shared: Slots = WHOLE
+    shared: Groups = WHOLE
     # Slots that go to the server; None for the shared ones.
-    sent: Slots | None = None
+    sent: Groups | None = None
     # Slots that never leave the client.
-    personal: Slots = ()
+    personal: Groups = ()
     # The slots of the model's own arrays.
-    model_slots: Slots = WHOLE
+    model_groups: Groups = WHOLE
 
-    def slot_of(self, name: str) -> str:
-        """Return which of ``model_slots`` one of the model's own arrays is in."""
+    def group_of(self, name: str) -> str:
+        """Return which of ``model_groups`` one of the model's own arrays is in."""
         return name.partition(".")[0] + "."
 
-    def initial_slot(self, slot: str) -> Tensors:
+    def initial_group(self, slot: str) -> Tensors:
         """Return what a slot beside the model begins with: the initial model.
 
         The names are those within the slot.
         """
         return self.task.initial_state
 
-    def initial_arrays(self, slots: Slots) -> Tensors:
+    def initial_arrays(self, slots: Groups) -> Tensors:
         """Return the common initial values of slots, the model's own first.
 
-        They are not to be changed. They are on the CPU, unless an `initial_slot`
+        They are not to be changed. They are on the CPU, unless an `initial_group`
         returns what was received: that is where the client trains.
         """
         state = self.task.initial_state
-        arrays = {n: t for n, t in state.items() if self.slot_of(n) in slots}
+        arrays = {n: t for n, t in state.items() if self.group_of(n) in slots}
         for slot in slots:
-            if slot not in self.model_slots:
-                arrays |= {slot + n: t for n, t in self.initial_slot(slot).items()}
+            if slot not in self.model_groups:
+                arrays |= {slot + n: t for n, t in self.initial_group(slot).items()}
         for name, value in arrays.items():
             if not isinstance(value, Tensor):
                 raise SettingsError(
-                    f"{type(self).__name__}.initial_slot returns a "
+                    f"{type(self).__name__}.initial_group returns a "
                     f"{type(value).__name__} for {name!r}; it must be a tensor"
                 )
         return arrays
 
-    def names(self, slots: Slots) -> list[str]:
+    def names(self, slots: Groups) -> list[str]:
         """Return the names of the arrays of slots, as `initial_arrays` orders them."""
-        known: dict[Slots, list[str]] = self.__dict__.setdefault("_names", {})
+        known: dict[Groups, list[str]] = self.__dict__.setdefault("_names", {})
         if slots not in known:
             known[slots] = list(self.initial_arrays(slots))
         return known[slots]
@@ -86,7 +86,7 @@ class Slotted:
             raise SettingsError(
                 f"{type(self).__name__} has no array {missing[0]!r} to send; what it "
                 f"sends, {', '.join(map(repr, slots))}, must be slots of the model, "
-                f"{', '.join(map(repr, self.model_slots))}, or be given to send_arrays"
+                f"{', '.join(map(repr, self.model_groups))}, or be given to send_arrays"
             )
 
     def structure(self) -> list[object]:
@@ -102,11 +102,11 @@ class Slotted:
                     "with a dot, as 'representation.' and 'head.' do"
                 )
         # One that has no initial values of its own, and nearly the name of a part.
-        own = type(self).initial_slot is not Slotted.initial_slot
+        own = type(self).initial_group is not ParameterGroups.initial_group
         for slot in () if own else (*self.shared, *(self.sent or ()), *self.personal):
-            near = difflib.get_close_matches(slot, self.model_slots, 1, cutoff=0.85)
-            if near and slot not in self.model_slots:
-                allowed = ", ".join(map(repr, self.model_slots))
+            near = difflib.get_close_matches(slot, self.model_groups, 1, cutoff=0.85)
+            if near and slot not in self.model_groups:
+                allowed = ", ".join(map(repr, self.model_groups))
                 raise SettingsError(
                     f"{type(self).__name__} has a slot {slot!r}; it must be one of "
                     f"{allowed} (did you mean {near[0]!r}?), or have another name"
@@ -127,7 +127,7 @@ class Slotted:
         first: dict[int, str] = {}
         for name, parameter in model.named_parameters(remove_duplicate=False):
             other = first.setdefault(id(parameter), name)
-            slots = self.slot_of(other), self.slot_of(name)
+            slots = self.group_of(other), self.group_of(name)
             if len({(s in self.shared, s in self.personal) for s in slots}) > 1:
                 raise SettingsError(
                     f"the model's {other!r} and {name!r} are one parameter; here it "
@@ -143,13 +143,13 @@ class Slotted:
         """
         known = {*self.shared, *self.personal, *(self.sent or ())}
         for name, value in model.named_parameters():
-            if self.slot_of(name) in known:
+            if self.group_of(name) in known:
                 continue
             initial = self.task.initial_state[name].to(value.device)
             if not torch.equal(value.detach(), initial):
                 raise SettingsError(
                     f"{type(self).__name__}.fit trains {name!r}, which is in no group: "
-                    f"its slot {self.slot_of(name)!r} must be in shared or in personal "
+                    f"its group {self.group_of(name)!r} must be in shared or personal "
                     "to be kept, or not be trained; else every round resets it"
                 )
 

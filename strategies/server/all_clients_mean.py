@@ -7,12 +7,12 @@ import numpy as np
 from flwr.app import ArrayRecord, Message
 from flwr.common import log
 
-from flwr_frl.strategies.server.mean_of_kept import MeanOfKept
+from flwr_frl.strategies.server.client_state_mean import ClientStateMean
 from flwr_frl.strategies.server.replies import is_finite, rounded_to, to_record
 from flwr_frl.task.settings import require
 
 
-class MeanOfAll(MeanOfKept):
+class AllClientsMean(ClientStateMean):
     """x̄ ← x̄ + |S|/N mean Δx_i, where N clients have trained so far.
 
     A client that trains for the first time begins at x̄. So x̄ stays the plain mean of
@@ -22,10 +22,10 @@ class MeanOfAll(MeanOfKept):
     mean by 1/N of the distance between the two, for good, as nobody knows the lost
     model. The log says who.
 
-    Where it forgets (`MeanOfKept`), Δx_i is x_i less x̄.
+    Where it forgets (`ClientStateMean`), Δx_i is x_i less x̄.
     """
 
-    only_means = True
+    supports_client_dp = True
 
     def __init__(self, **base: Any) -> None:
         super().__init__(**base)
@@ -44,7 +44,7 @@ class MeanOfAll(MeanOfKept):
         changes = self.mean(replies)
         if changes is None:
             return None
-        trained = self.in_mean | set(self.exchange.names(replies))
+        trained = self.in_mean | set(self.pending.names(replies))
         counted = self.counted(replies)
         share = len(counted) / len(trained.union(counted))
         new = {}

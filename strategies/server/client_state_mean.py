@@ -11,7 +11,7 @@ from flwr_frl.strategies.server.replies import Arrays
 from flwr_frl.task.messages import FROM_SHARED, IN_MEAN
 
 
-class MeanOfKept(BaseStrategy):
+class ClientStateMean(BaseStrategy):
     """Adds up clients' changes, so that the sum stays the mean of what they keep.
 
     What is cut off a change on its way into the mean, or is added to it, moves no
@@ -33,7 +33,7 @@ class MeanOfKept(BaseStrategy):
         self._sent = ArrayRecord()
 
     @property
-    def forgets(self) -> bool:
+    def is_approximate(self) -> bool:
         """Whether the shared arrays are no exact mean, and clients' changes of them."""
         return self.aggregation != "mean" or self.privacy is not None
 
@@ -51,15 +51,15 @@ class MeanOfKept(BaseStrategy):
         content = super().content(node, arrays, config)
         own = cast(ConfigRecord, content[self.configrecord_key])
         own[IN_MEAN] = self.name_of(node) in self.in_mean
-        own[FROM_SHARED] = self.forgets
+        own[FROM_SHARED] = self.is_approximate
         return content
 
-    def set_back(self, name: str) -> None:
+    def roll_back(self, name: str) -> None:
         """Begin anew also, if the mean has what the client no longer goes on from."""
-        before = self.standing.acknowledged.get(name)
-        super().set_back(name)
-        moved = self.standing.acknowledged.get(name) != before
-        if moved and name in self.in_mean and not self.forgets:
+        before = self.ledger.acknowledged.get(name)
+        super().roll_back(name)
+        moved = self.ledger.acknowledged.get(name) != before
+        if moved and name in self.in_mean and not self.is_approximate:
             self.begin_anew(name)
 
     def begin_anew(self, name: str) -> None:

@@ -35,7 +35,7 @@ class _Decoded(NamedTuple):
     arrays: Arrays
 
 
-class Exchange:
+class PendingRound:
     """Messages of one kind in one round, and their replies.
 
     Parameters

@@ -5,7 +5,13 @@ from typing import Any, ClassVar
 from flwr.app import Context, RecordDict
 from flwr.common import NDArrays, Scalar
 
-from flwr_frl.clients.device.slots import WHOLE, Slots, Slotted, Tensors, to_numpy
+from flwr_frl.clients.device.parameter_groups import (
+    WHOLE,
+    Groups,
+    ParameterGroups,
+    Tensors,
+    to_numpy,
+)
 from flwr_frl.clients.device.state import PersonalState
 from flwr_frl.task.held_out import fewer
 from flwr_frl.task.messages import FITTED, SERVER_ROUND
@@ -14,20 +20,20 @@ from flwr_frl.task.settings import SettingsError
 from flwr_frl.task.training import Regularizer
 
 # Of slots that are parts of the model.
-PARTS: dict[Slots, Any] = {
+PARTS: dict[Groups, Any] = {
     WHOLE[:1]: "representation",
     WHOLE[1:]: "head",
     WHOLE: "all",
 }
 
 
-class Joining(Slotted):
+class Personalizable(ParameterGroups):
     """The part of a client that joins a federation whose training is over."""
 
     # Whether the deployed model has to do with the personal slots.
-    deploys_personal: ClassVar[bool] = True
+    predicts_with_personal: ClassVar[bool] = True
     # Slots that a newcomer fits; None for the personal ones.
-    fits: ClassVar[Slots | None] = None
+    newcomer_groups: ClassVar[Groups | None] = None
 
     index: int
     settings: Any
@@ -36,11 +42,11 @@ class Joining(Slotted):
     attachments: dict[str, bytes]
 
     @classmethod
-    def own_slots(cls) -> Slots:
+    def groups_to_fit(cls) -> Groups:
         """Return the slots that a newcomer fits, if it has anything of its own."""
-        if cls.fits is not None:
-            return cls.fits
-        return cls.personal if cls.deploys_personal else ()
+        if cls.newcomer_groups is not None:
+            return cls.newcomer_groups
+        return cls.personal if cls.predicts_with_personal else ()
 
     def join(
         self, parameters: NDArrays, config: dict[str, Scalar], share: float, seed: int
@@ -77,11 +83,13 @@ class Joining(Slotted):
         trained shared part, and what it would send is thrown away. A client without
         anything of its own uses the global model.
         """
-        if not self.own_slots():
+        if not self.groups_to_fit():
             return
-        own = tuple(slot for slot in WHOLE if slot in self.own_slots())
+        own = tuple(slot for slot in WHOLE if slot in self.groups_to_fit())
         parts = {*self.shared, *self.personal} <= {*WHOLE}
-        if parts or (self.fits is not None and {*self.fits} <= {*WHOLE}):
+        if parts or (
+            self.newcomer_groups is not None and {*self.newcomer_groups} <= {*WHOLE}
+        ):
             self.train(PARTS[own], self.settings.newcomer_epochs)
             return
         parameters = [to_numpy(self.received[n]) for n in self.names(self.shared)]
