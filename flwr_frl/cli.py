@@ -185,6 +185,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         require(jobs >= 1, "jobs", jobs, "at least 1")
         allowed = "1 with ray, which uses all cores for each run; take --backend inline"
         require(jobs == 1 or backend != "ray", "jobs", jobs, allowed)
+        if jobs > 1:
+            backend = "inline"
         if algorithms[:1] == ["tune"]:
             tried = algorithms[1:] or DEFAULT_ALGORITHMS
             summaries = tuned(tried, namespace.grid, given, backend, count, jobs)

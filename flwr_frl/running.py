@@ -46,7 +46,7 @@ from flwr_frl.task.settings import (
 
 __all__ = ["Run", "simulate"]
 
-BACKENDS = ("ray", "inline")
+BACKENDS = ("auto", "inline", "ray")
 YEAR = 365 * 86400.0
 # Settings that only a speed-model reads.
 OF_SPEEDS = ("straggler-fraction", "redraw-speeds", "communication-time")
@@ -69,7 +69,7 @@ class Run(NamedTuple):
 
 def simulate(
     algorithm: str | type,
-    backend: str = "ray",
+    backend: str = "auto",
     **settings: Setting | Path | Sequence[str] | np.generic | Callable[..., Any],
 ) -> Run:
     """Run one algorithm in simulation.
@@ -77,11 +77,13 @@ def simulate(
     Parameters
     ----------
     algorithm : str or type
-        Its name, the import path of its strategy, or the strategy; on ``ray`` one of a
-        module that workers can import, and not of the script or notebook itself.
-    backend : {"ray", "inline"}, default "ray"
-        ``ray`` uses all cores, ``inline`` this process alone; the numbers are the same
-        to rounding, and to the last bit with ``cohort="off"``.
+        Its name, the import path of its strategy, or the strategy class. ``ray``
+        workers must be able to import it: a class of the script or notebook itself runs
+        only ``inline``.
+    backend : {"auto", "inline", "ray"}, default "auto"
+        ``ray`` uses all cores and ``inline`` this process alone; ``auto`` takes the one
+        that is expected to end first (`flwr_frl.backend.choose_backend`). The numbers
+        are the same to rounding, and to the last bit with ``cohort="off"``.
     **settings
         What is set, with ``_`` for ``-``; ``rounds``, ``clients`` and ``fraction`` as
         on the command line. ``task`` may be the function itself; for ``ray``, as with
@@ -117,7 +119,7 @@ def simulate(
         given["task"] = import_path(task, "task")
     for name, path in (("algorithm", algorithm), ("task", given.get("task", ""))):
         allowed = "of a module that workers can import, or with backend='inline'"
-        valid = not str(path).startswith("__main__:") or backend == "inline"
+        valid = not str(path).startswith("__main__:") or backend != "ray"
         require(valid, name, path, allowed)
     checked = check([algorithm], given, backend)
     with served_for(checked):
@@ -147,6 +149,7 @@ def import_path(of: type | Callable[..., Any], setting: str) -> str:
 
 def run(algorithm: str, settings: Settings, backend: str) -> Run:
     """Run one algorithm with settings that `check` has returned."""
+    from flwr_frl.backend import choose_backend
     from flwr_frl.clients.client_app import make_app
     from flwr_frl.clients.device.simulated import keep
 
@@ -160,6 +163,8 @@ def run(algorithm: str, settings: Settings, backend: str) -> Run:
     if settings["resume"] and not (directory / CHECKPOINT).is_file():
         log(WARNING, "%s had not begun: it starts now", algorithm)
         choice["resume"] = ""
+    if backend == "auto":
+        backend = choose_backend(choice)
     kind = RayGrid if backend == "ray" else InlineGrid
     own, num_clients = _without_others(choice), int(settings["num-clients"])
     app = make_app(own)
@@ -226,7 +231,7 @@ def check(
     SettingsError
         If something is unknown, missing or out of its range.
     """
-    require(backend in BACKENDS, "backend", backend, " or ".join(BACKENDS))
+    require(backend in BACKENDS, "backend", backend, "auto, inline or ray")
     given = renamed(given)
     check_names(algorithms)
     # Simulated clients do not come back: when none answers, none will. Nor is any lost

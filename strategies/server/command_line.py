@@ -54,7 +54,7 @@ def parse(
     parser.add_argument(
         "algorithms", nargs="*", metavar="ALGORITHM", help=help_texts.ALGORITHM
     )
-    parser.add_argument("--backend", default="ray", help=help_texts.BACKEND)
+    parser.add_argument("--backend", default="auto", help=help_texts.BACKEND)
     parser.add_argument(
         "--run-config",
         nargs="*",

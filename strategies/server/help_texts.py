@@ -16,7 +16,10 @@ MEANING = {
     "page": "show the results while it runs on http://127.0.0.1:PORT/; 0: do not",
 }
 ALGORITHM = "what to run and compare, one after the other; see below"
-BACKEND = "ray (default): on all cores; inline: in this process alone"
+BACKEND = (
+    "inline: in this process; ray: on all cores; auto (default): whichever is expected "
+    "to end first"
+)
 RUN_CONFIG = "any other setting, spelled as in docs/settings.md, or a TOML file of them"
 SEEDS = "run so many seeds, from --seed on, and report mean ± standard deviation"
 JOBS = "run so many of them at a time, each in a process (default 1; --backend inline)"

@@ -66,7 +66,7 @@ BAD = [
         "fraction-train is 0.01: of 20 clients it samples nobody; it must be at least",
     ),
     (("--seed", "-1"), "seed is -1; it must be at least 0"),
-    (("--backend", "dask"), "backend is 'dask'; it must be ray or inline"),
+    (("--backend", "dask"), "backend is 'dask'; it must be auto, inline or ray"),
     (("--task", "image-folder"), "data-dir is ''; it must be a directory with train/"),
     (
         ("--task", "image-folder", "--data-dir", "nowhere"),

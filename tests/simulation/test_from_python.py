@@ -147,7 +147,7 @@ class Local(FedRep):
         (None, {}, "algorithm is None; it must be a name, an import path or a str"),
         ("fedrep", {"sede": 3}, "unknown setting 'sede'; did you mean 'seed'"),
         ("fedrep", {"fraction": 2.0}, "fraction-train is 2.0; it must be in"),
-        ("fedrep", {"backend": "dask"}, "backend is 'dask'; it must be ray or inline"),
+        ("fedrep", {"backend": "dask"}, "backend is 'dask'; it must be auto, inline or ray"),
         (Homeless, {}, "algorithm 'outsiders:Homeless' is no strategy; it must be"),
         (
             type("Nowhere", (FedRep,), {"__module__": "outsiders"}),
@@ -211,7 +211,7 @@ def test_a_strategy_of_the_script_itself_is_for_one_process(tmp_path, monkeypatc
         "algorithm is .*__main__.Own.*; it must be of a module that workers can import"
     )
     with pytest.raises(SettingsError, match=line):
-        running.simulate(own, rounds=1)
+        running.simulate(own, "ray", rounds=1)
     monkeypatch.setattr(sys.modules["__main__"], "Own", own, raising=False)
     found = running.simulate(
         own, "inline", rounds=1, model="mlp-2", batch_size=50, output=str(tmp_path)

@@ -1,0 +1,98 @@
+"""Choose where simulated clients train: in this process, or on all cores with Ray."""
+
+import os
+import time
+from importlib.util import find_spec
+from math import ceil
+
+import torch
+
+from flwr_frl.clients.algorithms import client_class
+from flwr_frl.task.base import Task
+from flwr_frl.task.cohort import is_large
+from flwr_frl.task.settings import Settings, declared
+from flwr_frl.task.tasks import build_task
+from flwr_frl.task.training import SGD, train
+
+# Seconds that Ray takes to start and to end; 10 s on two cores
+# (benchmarks/results/speed.md).
+RAY_START = 15.0
+# Seconds of CPU time that Ray adds to each training of a client.
+RAY_CALL = 0.005
+# By how much clients of small models are at least faster when they train together
+# (benchmarks/results/cohort.md).
+COHORT_GAIN = 3.0
+
+
+def choose_backend(settings: Settings) -> str:
+    """Return where a run is expected to end first.
+
+    Ray is chosen on a cluster (``RAY_ADDRESS``) and with several GPUs. Otherwise it is
+    chosen if sharing the training of all rounds among the cores saves more than
+    `RAY_START` seconds. The time of the training is estimated from a step that is
+    measured once: steps x clients in a round x rounds, divided by `COHORT_GAIN` if the
+    clients train together. The choice does not change the numbers of a run beyond
+    rounding.
+
+    Parameters
+    ----------
+    settings : mapping
+        All settings of the run.
+
+    Returns
+    -------
+    {"inline", "ray"}
+        ``inline`` as well if Ray is not installed, or if the algorithm or the task is
+        defined in the script itself, which Ray's workers cannot import.
+    """
+    names = (str(settings["algorithm"]), str(settings["task"]))
+    if find_spec("ray") is None or any(n.startswith("__main__:") for n in names):
+        return "inline"
+    device = str(settings["device"])
+    gpus = torch.cuda.device_count() if device in ("auto", "cuda") else 0
+    if os.environ.get("RAY_ADDRESS") or gpus > 1:
+        return "ray"
+    cores = len(os.sched_getaffinity(0))
+    if cores == 1 or gpus or device not in ("auto", "cpu"):
+        return "inline"
+    saved = training_seconds(settings) * (1 - 1 / cores)
+    saved -= client_rounds(settings) * RAY_CALL / cores
+    return "ray" if saved > RAY_START else "inline"
+
+
+def client_rounds(settings: Settings) -> float:
+    """Return how many times a client trains in a run, all clients counted."""
+    clients = float(settings["num-clients"]) * float(settings["fraction-train"])
+    return max(1.0, clients) * float(settings["num-server-rounds"])
+
+
+def training_seconds(settings: Settings) -> float:
+    """Return the estimated seconds of all training on one core."""
+    task = build_task(settings, int(settings["num-clients"]))
+    if getattr(task, "untrainable", "") or not len(task.train_examples(0)):
+        return 0.0
+    known = declared(client_class(settings).settings_type)
+    steps = ceil(len(task.train_examples(0)) / int(settings["batch-size"]))
+    epochs = float(settings["representation-epochs"])
+    # A step of the head alone has no backward pass through the representation.
+    epochs += float(settings["head-epochs"]) / 3 if "head-epochs" in known else 0.0
+    seconds = client_rounds(settings) * steps * epochs * step_seconds(task, settings)
+    together = settings["cohort"] == "auto" and not is_large(task.scratch_model)
+    return seconds / COHORT_GAIN if together else seconds
+
+
+def step_seconds(task: Task, settings: Settings) -> float:
+    """Return the measured seconds of one training step of client 0."""
+    examples, sgd = task.train_examples(0), SGD(batch_size=int(settings["batch-size"]))
+    measured = []
+    # A run draws the same numbers whether this was measured or not.
+    with torch.random.fork_rng(devices=[]):
+        few = examples.sample(min(1.0, 2 * sgd.batch_size / len(examples)))
+        model = task.initial_model()
+        # The first steps are slower, as they allocate memory.
+        for _ in range(2):
+            began = time.perf_counter()
+            train(model, "all", few, task.loss, 1, sgd)
+            steps = ceil(len(few) / sgd.batch_size)
+            measured.append((time.perf_counter() - began) / steps)
+    return min(measured)

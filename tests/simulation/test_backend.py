@@ -1,0 +1,71 @@
+"""Where a run takes place unless the user chooses."""
+
+import pytest
+
+from flwr_frl import backend
+from flwr_frl.running import check
+
+SETTINGS = {"num-clients": 10, "num-server-rounds": 20, "fraction-train": 0.5}
+
+
+@pytest.fixture
+def settings(monkeypatch, tmp_path):
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    monkeypatch.setattr(backend.os, "sched_getaffinity", lambda pid: {0, 1})
+    given = {**SETTINGS, "model": "mlp-2", "output": str(tmp_path)}
+    return {**check(["fedrep"], given, "auto"), "algorithm": "fedrep"}
+
+
+def seconds_a_step(monkeypatch, seconds):
+    monkeypatch.setattr(backend, "step_seconds", lambda task, settings: seconds)
+
+
+def test_short_training_stays_in_this_process(monkeypatch, settings):
+    seconds_a_step(monkeypatch, 1e-4)
+    assert backend.choose_backend(settings) == "inline"
+
+
+def test_long_training_is_shared_among_the_cores(monkeypatch, settings):
+    seconds_a_step(monkeypatch, 0.1)
+    assert backend.choose_backend(settings) == "ray"
+    monkeypatch.setattr(backend.os, "sched_getaffinity", lambda pid: {0})
+    assert backend.choose_backend(settings) == "inline"
+
+
+def test_the_estimate_counts_steps_rounds_and_clients_that_train_together(
+    monkeypatch, settings
+):
+    seconds_a_step(monkeypatch, 0.5)
+    # 5 of 10 clients for 20 rounds, each with ceil(n / 10) steps of one epoch of the
+    # representation and of ten of the head, which count a third.
+    n = len(backend.build_task(settings, 10).train_examples(0))
+    expected = 5 * 20 * -(-n // 10) * (1 + 10 / 3) * 0.5
+    alone = backend.training_seconds({**settings, "cohort": "off"})
+    assert alone == pytest.approx(expected)
+    assert backend.training_seconds(settings) == pytest.approx(expected / 3)
+
+
+def test_a_cluster_and_several_gpus_are_used(monkeypatch, settings):
+    monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:6379")
+    assert backend.choose_backend(settings) == "ray"
+    monkeypatch.delenv("RAY_ADDRESS")
+    monkeypatch.setattr(backend.torch.cuda, "device_count", lambda: 2)
+    assert backend.choose_backend(settings) == "ray"
+
+
+def test_without_ray_and_for_classes_of_a_script_it_is_inline(monkeypatch, settings):
+    seconds_a_step(monkeypatch, 0.1)
+    own = {**settings, "algorithm": "__main__:Mine"}
+    assert backend.choose_backend(own) == "inline"
+    monkeypatch.setattr(backend, "find_spec", lambda name: None)
+    assert backend.choose_backend(settings) == "inline"
+
+
+def test_a_step_is_measured_without_changing_what_is_drawn_later(settings):
+    import torch
+
+    task = backend.build_task(settings, 10)
+    torch.manual_seed(0)
+    state = torch.get_rng_state()
+    assert 0 < backend.step_seconds(task, settings) < 10
+    assert torch.equal(torch.get_rng_state(), state)
