@@ -147,7 +147,11 @@ class Local(FedRep):
         (None, {}, "algorithm is None; it must be a name, an import path or a str"),
         ("fedrep", {"sede": 3}, "unknown setting 'sede'; did you mean 'seed'"),
         ("fedrep", {"fraction": 2.0}, "fraction-train is 2.0; it must be in"),
-        ("fedrep", {"backend": "dask"}, "backend is 'dask'; it must be auto, inline or ray"),
+        (
+            "fedrep",
+            {"backend": "dask"},
+            "backend is 'dask'; it must be auto, inline or ray",
+        ),
         (Homeless, {}, "algorithm 'outsiders:Homeless' is no strategy; it must be"),
         (
             type("Nowhere", (FedRep,), {"__module__": "outsiders"}),
