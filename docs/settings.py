@@ -72,7 +72,9 @@ def makers_of(settings: dict[str, Any]) -> list[Any]:
     """Return the classes of an algorithm, those of its other cases included."""
     found = [m for m in settings_owners(settings) if m is SRPFL or not is_srpfl(m)]
     cases = [
-        load(path, "case") for m in found for path in vars(m).get("cases", {}).values()
+        load(path, "case")
+        for m in found
+        for path in vars(m).get("task_overrides", {}).values()
     ]
     strategies = [*found, *cases]
     clients = [load_client(m.client) for m in strategies if not is_srpfl(m)]

@@ -94,10 +94,10 @@ class RunHooks(Strategy):
             with_retries(grid, self.name_of, longest, self.largest_reply)
         )
         # One of Flower's own that SRPFL wraps keeps no account.
-        standing = getattr(self, "standing", None)
-        before = standing.counted if standing else 0
+        ledger = getattr(self, "ledger", None)
+        before = ledger.counted if ledger else 0
         result = super().start(grid, *args, **kwargs)
-        if standing and standing.counted == before and result.train_metrics_clientapp:
+        if ledger and ledger.counted == before and result.train_metrics_clientapp:
             why = self.training.failure or self.clients.failure or "there are none"
             raise SettingsError(f"in no round did a client's reply count: {why}")
         return result

@@ -30,6 +30,7 @@ SERVER_COMPUTES = {
     "strategies/representation_transfer.py": {"flwr_frl.task.transfer"},
 }
 # A client asks its strategy's class which client belongs to it.
+FRONT = ("backend", "cli", "running")
 CLIENT_ASKS = {"clients/algorithms.py": {"flwr_frl.strategies.algorithms"}}
 
 
@@ -38,7 +39,13 @@ def place(path: Path) -> str:
 
 
 def files_of(package: str) -> list[Path]:
-    return sorted((ROOT / package).glob("**/*.py"))
+    # The links in `flwr_frl` are the packages themselves.
+    pattern = "*.py" if package == "flwr_frl" else "**/*.py"
+    return sorted((ROOT / package).glob(pattern))
+
+
+def module_of(path: Path) -> str:
+    return ".".join(["flwr_frl", *path.relative_to(ROOT).with_suffix("").parts])
 
 
 @cache
@@ -70,9 +77,9 @@ def is_module(name: str) -> bool:
 
 def names_in(path: Path, package: str) -> set[str]:
     """Return the modules of a package that a file imports."""
-    found = set()
+    found, prefix = set(), package if package == "flwr" else f"flwr_frl.{package}"
     for name in imports_of(path):
-        if name.split(".")[0] == package:
+        if f"{name}.".startswith(f"{prefix}."):
             parts = name.split(".")
             # `from flwr_frl.task.models import Part` names a module and something in
             # it.
@@ -94,7 +101,7 @@ def test_the_rules_are_about_something():
     # Imports of all forms are seen, also those within functions.
     assert "flwr" in {n.split(".")[0] for n in imports_of(ROOT / "clients" / "base.py")}
     assert names_in(ROOT / "clients" / "base.py", "task") >= {"flwr_frl.task.training"}
-    assert names_in(ROOT / "simulation.py", "clients") == {
+    assert names_in(ROOT / "flwr_frl" / "running.py", "clients") == {
         "flwr_frl.clients.algorithms",
         "flwr_frl.clients.client_app",
         "flwr_frl.clients.device.identity",
@@ -106,19 +113,20 @@ def test_the_rules_are_about_something():
 
 @pytest.mark.parametrize("path", files_of("task"), ids=place)
 def test_task_knows_neither_flower_nor_its_siblings(path):
-    for package in ("flwr", "clients", "strategies", "simulation"):
+    for package in ("flwr", "clients", "strategies", *FRONT):
         assert names_in(path, package) == set()
 
 
 @pytest.mark.parametrize("path", files_of("clients"), ids=place)
 def test_clients_know_no_strategies(path):
-    assert names_in(path, "simulation") == set()
+    for module in FRONT:
+        assert names_in(path, module) == set()
     assert names_in(path, "strategies") <= CLIENT_ASKS.get(place(path), set())
 
 
 @pytest.mark.parametrize("path", files_of("strategies"), ids=place)
 def test_strategies_know_no_clients_and_little_of_the_task(path):
-    for package in ("clients", "simulation"):
+    for package in ("clients", *FRONT):
         assert names_in(path, package) == set()
     computes = SERVER_COMPUTES.get(place(path), set())
     assert names_in(path, "task") <= SERVER_MAY_USE | computes
@@ -137,8 +145,8 @@ def printed_by(code: str) -> list[str]:
 
 
 HEAVY = (
-    "{'torch', 'torchvision', 'sklearn', 'ray', 'clients', 'networkx', 'datasets', "
-    "'flwr_datasets'}"
+    "{'torch', 'torchvision', 'sklearn', 'ray', 'flwr_frl.clients', 'networkx', "
+    "'datasets', 'flwr_datasets'}"
 )
 
 
@@ -167,20 +175,24 @@ def test_whether_there_is_a_client_app_is_known_without_torch():
         print(find_spec("flwr_frl.clients.client_app").name)
         print(*sorted({HEAVY} & set(sys.modules)))
     """
-    assert printed_by(code) == ["flwr_frl.clients.client_app", "clients"]
+    assert printed_by(code) == [
+        "flwr_frl.clients.client_app",
+        "flwr_frl.clients",
+    ]
 
 
 @pytest.mark.e2e
 def test_what_a_server_does_before_a_run_loads_no_torch_with_any_algorithm():
     code = f"""if True:
         import sys
-        from flwr_frl.strategies.algorithms import ALGORITHMS, build_strategy,
-        client_path from flwr_frl.strategies.server_app import server_settings for task
-        in ("digits", "linear", "transfer", "qcqp"):
+        from flwr_frl.strategies import ALGORITHMS, build_strategy
+        from flwr_frl.strategies.algorithms import client_path
+        from flwr_frl.strategies.server_app import server_settings
+        for task in ("digits", "linear", "transfer", "qcqp"):
             for name in ALGORITHMS:
                 settings = server_settings({{"algorithm": name, "task": task}})
                 strategy = build_strategy(settings)
-                assert client_path(settings).startswith("clients.")
+                assert client_path(settings).startswith("flwr_frl.clients.")
         print(len(ALGORITHMS), *sorted({HEAVY} & set(sys.modules)))
     """
     assert printed_by(code) == [str(len(ALGORITHMS))]
@@ -190,7 +202,8 @@ def test_what_a_server_does_before_a_run_loads_no_torch_with_any_algorithm():
 def test_what_is_called_heavy_is_found_and_training_alone_loads_no_compiler():
     # torch's takes seconds, and a device handles each message in a new process.
     code = f"""if True:
-    import sys, flwr_frl.clients.base, task, torch
+    import sys, flwr_frl.clients.base, torch
+    from flwr_frl import task
     model = task.SplitModel(torch.nn.Identity(), torch.nn.Linear(2, 2))
     examples = task.ExampleSet(torch.ones(3, 2), torch.zeros(3, dtype=torch.long))
     loss = torch.nn.functional.cross_entropy
@@ -200,7 +213,7 @@ def test_what_is_called_heavy_is_found_and_training_alone_loads_no_compiler():
     """
     learned, compiler, *heavy = printed_by(code)
     assert (learned, compiler) == ("True", "False")
-    assert {"clients", "torch"} <= set(heavy)
+    assert {"flwr_frl.clients", "torch"} <= set(heavy)
 
 
 @pytest.mark.e2e
@@ -243,18 +256,18 @@ MODULES = {path.split(":")[0] for path in PATHS}
 CLASSES = {path.split(":")[1] for path in PATHS}
 # Everything but the table and the algorithms' own files.
 CENTRAL = [
-    ROOT / "simulation.py",
+    *files_of("flwr_frl"),
     *(
         path
         for package in ("strategies", "clients")
         for path in files_of(package)
-        if ".".join(path.relative_to(ROOT).with_suffix("").parts) not in MODULES
+        if module_of(path) not in MODULES
         and place(path) not in ("strategies/algorithms.py", f"{package}/__init__.py")
     ),
 ]
 # Nothing but defaults, and the commands that the help shows.
 DEFAULTS = {
-    "simulation.py": {"fedavg", "fedrep", "flute"},
+    "flwr_frl/cli.py": {"fedavg", "fedrep", "flute"},
     # Ray's word.
     "strategies/grids/ray_workers.py": {"local"},
     "strategies/server/help_texts.py": {"fedrep", "local"},

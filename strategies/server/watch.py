@@ -80,7 +80,7 @@ class Watch:
         exchange = self.strategy.training
         self._note(exchange, f"round {row['round']}")
         # That of the evaluation, where there was one.
-        latest = getattr(self.strategy, "exchange", exchange)
+        latest = getattr(self.strategy, "pending", exchange)
         if latest is not exchange:
             self._note(latest, f"evaluation of round {row['round']}")
         silent = exchange.silent if self.strategy.waits_for_all else []

@@ -284,11 +284,11 @@ class OwnClient(Client):
 
     def fit(self, parameters, config):
         self.receive(parameters, config)
-        self.kept["count.rounds"] += 1
-        self.keep(config)
+        self.saved["count.rounds"] += 1
+        self.save(config)
         arrays, n, metrics = self.send(0.5)
         moved = [array + self.settings.shift for array in arrays]
-        return moved, n, {**metrics, "rounds": float(self.kept["count.rounds"])}
+        return moved, n, {**metrics, "rounds": float(self.saved["count.rounds"])}
 
 class Own(BaseStrategy):
     client = f"{__name__}:OwnClient"

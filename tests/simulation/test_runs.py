@@ -239,7 +239,7 @@ def test_whoever_reads_the_list_may_stop(nobody_reads):
 def test_flags_and_settings():
     namespace, given = parse([])
     assert given == {}
-    assert namespace.backend == "ray"
+    assert namespace.backend == "auto"
     line = (
         "--clients 30 --fraction 1 --seed 4 --rounds 9 --classes-per-client 3 "
         "--task mnist --data-dir d --output o --run-config momentum=0.9 model='mlp'"

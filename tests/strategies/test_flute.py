@@ -168,7 +168,11 @@ def test_linear_step_sizes_of_the_loss_and_of_the_regularizer_differ() -> None:
         f"gradient.{REPRESENTATION}": np.eye(2),
         f"gradient.{WEIGHT}": np.ones((1, 2)),
     }
-    reply = Message(RecordDict({"arrays": to_record(gradients)}), reply_to=sent)
+    content = {
+        "arrays": to_record(gradients),
+        "metrics": MetricRecord({"is-change": 1}),
+    }
+    reply = Message(RecordDict(content), reply_to=sent)
     new, _ = strategy.aggregate_train(1, [reply])
     np.testing.assert_allclose(new[REPRESENTATION].numpy(), np.diag([0.895, 0.915]))
     np.testing.assert_allclose(strategy.heads["c1"][WEIGHT], [[-0.1, 1.87]])

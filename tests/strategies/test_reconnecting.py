@@ -99,7 +99,7 @@ def test_what_a_strategy_is_in_simulation_and_under_srpfl_holds_around_it():
 def test_srpfl_hands_on_every_hook_that_it_does_not_have():
     # What RunHooks has, `__getattr__` never sees.
     by_itself = {
-        "cases",
+        "task_overrides",
         "client",
         # Of `evaluated`, which is the wrapped strategy's.
         "names_of_evaluated",
@@ -122,7 +122,7 @@ def test_an_outsider_s_subclass_is_not_taken_for_its_base_s_linear_case():
     # PlainLinear is a Plain, but the cases are Plain's.
     own = {"algorithm": "outsiders:PlainLinear", "task": "linear"}
     assert strategy_class(own).__name__ == "PlainLinear"
-    assert "cases" not in vars(strategy_class(own))
+    assert "task_overrides" not in vars(strategy_class(own))
 
 
 def test_a_task_that_needs_what_is_no_setting_is_refused_in_a_line():

@@ -40,7 +40,7 @@ KEPT = {
     "fedcp": {"personal-head"},
     "pfedme": {"model"},
     "fedbn": {"representation"},
-    "fedproto": {"representation", "head"},
+    "fedproto": {"representation", "head", "classes"},
     "fedala": {"model", "weights", "started"},
     "feddbe": {"memory"},
 }

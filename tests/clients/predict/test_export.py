@@ -15,10 +15,10 @@ from animals import (
     settings_of,
 )
 
-from flwr_frl import run
 from flwr_frl.clients.device.card import ModelCard
 from flwr_frl.clients.predict import export, load_model, load_run
 from flwr_frl.clients.predict.__main__ import main
+from flwr_frl.running import run
 from flwr_frl.task.models import build_model
 from flwr_frl.task.settings import SettingsError
 

@@ -18,12 +18,12 @@ from flwr.app import Context, RecordDict
 from PIL import Image
 from safetensors.numpy import load_file
 
-from flwr_frl import run
 from flwr_frl.clients.client_app import make_app
 from flwr_frl.clients.device.state import PersonalState
 from flwr_frl.clients.predict import classify, export, load_model, load_run, predict
 from flwr_frl.clients.predict.__main__ import main
 from flwr_frl.clients.predict.predictor import files_in
+from flwr_frl.running import run
 from flwr_frl.strategies import server_app
 from flwr_frl.strategies.grids.simulation import InlineGrid
 from flwr_frl.task.remembered import forget

@@ -13,9 +13,9 @@ from animals import (
 )
 from safetensors.numpy import load_file, save_file
 
-from flwr_frl import run
 from flwr_frl.clients.predict import export, load_run
 from flwr_frl.clients.predict.__main__ import main
+from flwr_frl.running import run
 from flwr_frl.task.settings import SettingsError
 
 

@@ -102,7 +102,7 @@ def test_replies_that_do_not_count(change, reason):
     # Nothing of it was handed on: the sum of estimates is what the others' own are.
     nodes = network.nodes()
     for i, node in enumerate(nodes):
-        known = sum(RING[i, j] * nodes[j].kept["estimate"] for j in range(N) if j != i)
+        known = sum(RING[i, j] * nodes[j].saved["estimate"] for j in range(N) if j != i)
         np.testing.assert_allclose(node.saved["neighbours"], known, rtol=0, atol=1e-6)
 
 

@@ -255,7 +255,7 @@ def test_changes_are_clipped_about_zero() -> None:
             return honest(message, context)
         value = [3.0, 3.0, 4e20][partition_of(context)]
         arrays = {"w": np.full(2, value), "control.w": np.zeros(2)}
-        return reply_with(message, arrays, num_examples=1, train_loss=0.0)
+        return reply_with(message, arrays, num_examples=1, is_change=1)
 
     arrays, _ = train_once(
         SCAFFOLD(aggregation="clip", fraction_train=1.0), grid_of(3, client), start

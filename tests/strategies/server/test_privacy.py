@@ -174,7 +174,7 @@ def test_control_variates_count_as_a_part_of_the_change() -> None:
         if message.metadata.message_type != "train":
             return honest(message, context)
         changes = {"w": np.array([6.0, 0.0]), "control.w": np.array([0.0, 8.0])}
-        return reply_with(message, changes, num_examples=1, train_loss=0.0)
+        return reply_with(message, changes, num_examples=1, is_change=1)
 
     arrays, _ = train_once(strategy, grid_of(2, client), start)
     # Both together have the norm 10, and are cut to 2.
