@@ -172,8 +172,9 @@ def places(results: Results) -> str:
     heads = by_seed(results.get("fedproto", {}), "accuracy-head")
     if len(heads):
         text = (
-            f"{text.rstrip()} `fedproto` predicts by the nearest prototype, as its "
-            f"paper has it; by its clients' heads it would have {spread(heads)}.\n"
+            f"{text.rstrip()} `fedproto` predicts by the nearest prototype of a "
+            "client's own classes, as its authors' code does; by its clients' heads "
+            f"it would have {spread(heads)}.\n"
         )
     return text
 

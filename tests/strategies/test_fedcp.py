@@ -1,5 +1,7 @@
 """FedCP against its equations in NumPy, with gradients by differences."""
 
+import json
+
 import numpy as np
 import pytest
 import torch
@@ -194,6 +196,13 @@ def test_lambda_holds_the_representation():
         change = found.arrays[-1]["representation.weight"]
         moved.append(np.abs(change - initial()["representation.weight"]).max())
     assert moved[2] < moved[1] < moved[0]
+
+
+def test_the_default_lambda_does_not_lose_to_fedper_on_the_bundled_digits(tmp_path):
+    given = ["fedper", "fedcp", "--backend", "inline", "--output", str(tmp_path)]
+    assert cli.main(given) == 0
+    found = json.loads((tmp_path / "summary.json").read_text())["algorithms"]
+    assert found["fedcp"]["accuracy"] >= found["fedper"]["accuracy"]
 
 
 def test_clients_are_tested_with_both_heads():
