@@ -18,6 +18,7 @@ from softmax_runs import (
 )
 from torch import nn
 
+from flwr_frl import cli
 from flwr_frl.clients import FedCPClient
 from flwr_frl.clients.fedcp import BANDWIDTHS, SeparatingHead, discrepancy
 from flwr_frl.task import ExampleTask, SplitModel
