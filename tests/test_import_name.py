@@ -6,8 +6,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-import flwr
 import pytest
+from environments import build_wheel, install, make_environment
 
 import flwr_frl
 
@@ -107,19 +107,8 @@ def printed_by(
 def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The Python of an environment in which only the wheel is ours."""
     home = tmp_path_factory.mktemp("wheel")
-    pip = [sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check"]
-    build = [*pip, "wheel", "--no-deps", "--wheel-dir", str(home), str(ROOT)]
-    subprocess.run(build, check=True, capture_output=True, timeout=300)
     environment = home / "environment"
-    command = [sys.executable, "-m", "venv", "--without-pip", str(environment)]
-    subprocess.run(command, check=True, timeout=300)
-    [site] = environment.glob("lib/python*/site-packages")
-    # A folder on the path whose own .pth files, such as that of the checkout, do not
-    # count: the dependencies alone.
-    (site / "dependencies.pth").write_text(str(Path(flwr.__file__).parents[1]))
-    [wheel] = home.glob("*.whl")
-    install = [*pip, "install", "--no-deps", "--target", str(site), str(wheel)]
-    subprocess.run(install, check=True, capture_output=True, timeout=300)
+    install(build_wheel(ROOT, home), make_environment(environment))
     return environment / "bin" / "python"
 
 

@@ -179,19 +179,21 @@ class Federation:
         before: Sequence[str] = (),
         warm: bool = True,
         port: int = 0,
+        program: Path = BIN / "flower-supernode",
     ) -> None:
         """Start a node; what comes ``before`` its command may change what it sees.
 
         A ``warm`` one loads torch once; otherwise Flower starts its apps by itself, and
         each loads it. The ``port`` is the SuperLink's, unless something is between.
+        The node finds Flower's other programs beside its ``program``.
         """
         if not options:
             options = ("--insecure",) if not self.nodes else self.credentials(name)
-        path = self.environment["PATH"]
+        path = f"{program.parent}{os.pathsep}{self.environment['PATH']}"
         self.start(
             name,
             *before,
-            "flower-supernode",
+            str(program),
             "--superlink",
             f"127.0.0.1:{port or self.port}",
             "--port",

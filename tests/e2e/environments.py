@@ -1,0 +1,38 @@
+"""Virtual environments with this one's dependencies, and of our packages a wheel."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import flwr
+
+PIP = (sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check")
+
+
+def build_wheel(root: Path, folder: Path) -> Path:
+    command = [*PIP, "wheel", "--no-deps", "--wheel-dir", str(folder), str(root)]
+    subprocess.run(command, check=True, capture_output=True, timeout=300)
+    [wheel] = folder.glob("*.whl")
+    return wheel
+
+
+def make_environment(folder: Path) -> Path:
+    """Make an environment without the checkout; return its site-packages."""
+    command = [sys.executable, "-m", "venv", "--without-pip", str(folder)]
+    subprocess.run(command, check=True, timeout=300)
+    [site] = folder.glob("lib/python*/site-packages")
+    # A folder on the path whose own .pth files, such as that of the checkout, do not
+    # count: the dependencies alone.
+    (site / "dependencies.pth").write_text(str(Path(flwr.__file__).parents[1]))
+    # Flower starts its programs by name.
+    for script in Path(sys.executable).parent.glob("fl*"):
+        text = script.read_text(encoding="utf-8").splitlines(keepends=True)
+        copy = folder / "bin" / script.name
+        copy.write_text(f"#!{folder}/bin/python\n" + "".join(text[1:]))
+        copy.chmod(0o755)
+    return site
+
+
+def install(wheel: Path, site: Path) -> None:
+    command = [*PIP, "install", "--no-deps", "--target", str(site), str(wheel)]
+    subprocess.run(command, check=True, capture_output=True, timeout=300)
