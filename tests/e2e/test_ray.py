@@ -282,8 +282,9 @@ def test_what_comes_after_a_timeout_is_neither_waited_for_nor_used(tmp_path):
 
 
 def simulate(folder: Path, rounds: int) -> subprocess.Popen[str]:
+    chosen = "--rounds", str(rounds), "--backend", "ray"
     return subprocess.Popen(
-        [sys.executable, ROOT / "simulation.py", "fedavg", "--rounds", str(rounds)],
+        [sys.executable, ROOT / "simulation.py", "fedavg", *chosen],
         cwd=folder,
         env=os.environ | {"FRL_RAY_TEST": str(folder)},
         stdout=subprocess.DEVNULL,
