@@ -9,7 +9,7 @@ import numpy as np
 from common import RESULTS, markdown, write
 from gossip import SEARCHED, Bench, Method, Run, final, search, whole
 
-from flwr_frl.strategies.server.parallel import side_by_side
+from flwr_frl.strategies.report.parallel import side_by_side
 from flwr_frl.task.settings import Settings
 
 Runs = dict[str, dict[str, Run]]

@@ -21,8 +21,8 @@ from leaderboard_cells import partition_of, subset, usable_seeds
 from leaderboard_page import body, plot
 from runs import Job, alike, carry_out_all, exit_status, finished, kept, of_page
 
-from flwr_frl.strategies.server.results import read_json, write_json
-from flwr_frl.strategies.server.tune import VALIDATION_FRACTION, points
+from flwr_frl.strategies.report.results import read_json, write_json
+from flwr_frl.strategies.report.tune import VALIDATION_FRACTION, points
 from flwr_frl.task.data.folders import ImageFolder
 from flwr_frl.task.settings import Setting, SettingsError
 

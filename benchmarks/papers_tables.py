@@ -28,8 +28,8 @@ from runs import (
     of_page,
 )
 
-from flwr_frl.strategies.server.parallel import side_by_side
-from flwr_frl.strategies.server.results import read_json, read_rows
+from flwr_frl.strategies.report.parallel import side_by_side
+from flwr_frl.strategies.report.results import read_json, read_rows
 from flwr_frl.task.data.folders import ImageFolder
 from flwr_frl.task.data.partitions import PartitionSettings, partition
 from flwr_frl.task.settings import Setting

@@ -26,8 +26,8 @@ from rich.progress import (
 )
 
 from flwr_frl import simulate
-from flwr_frl.strategies.server.results import read_json, write_json
-from flwr_frl.strategies.server.terminal import ended_as_by_ctrl_c
+from flwr_frl.strategies.report.results import read_json, write_json
+from flwr_frl.strategies.report.terminal import ended_as_by_ctrl_c
 from flwr_frl.task.settings import Setting, SettingsError, defaults
 
 RESULT = "result.json"

@@ -25,9 +25,9 @@ from runs import kept
 from flwr_frl import simulate
 from flwr_frl.strategies.algorithms import strategy_class
 from flwr_frl.strategies.grids.speeds import SpeedModel
-from flwr_frl.strategies.server.output import put_aside
-from flwr_frl.strategies.server.results import METRICS as METRICS_FILE
-from flwr_frl.strategies.server.results import read_json, read_rows, write_json
+from flwr_frl.strategies.report.output import put_aside
+from flwr_frl.strategies.report.results import METRICS as METRICS_FILE
+from flwr_frl.strategies.report.results import read_json, read_rows, write_json
 from flwr_frl.strategies.server.sampling import Sampler
 from flwr_frl.task.checkpoint import FILE as CHECKPOINT
 from flwr_frl.task.settings import Setting, Settings, resolve

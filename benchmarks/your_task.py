@@ -20,7 +20,7 @@ from matplotlib.figure import Figure
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from flwr_frl.strategies.server.results import read_rows  # noqa: E402
+from flwr_frl.strategies.report.results import read_rows  # noqa: E402
 
 NAME = "your_task"
 FILE = re.compile(r"<!-- file: (.*?) -->\n```\w+\n(.*?)```\n<!-- end -->", re.DOTALL)

@@ -15,14 +15,14 @@ from flwr_frl.strategies.algorithms import (
     ALGORITHMS,
     short_name,
 )
-from flwr_frl.strategies.server import seeds, tune
-from flwr_frl.strategies.server.command_line import parse
-from flwr_frl.strategies.server.output import locked, put_aside
-from flwr_frl.strategies.server.page.serving import served_for
-from flwr_frl.strategies.server.parallel import side_by_side
-from flwr_frl.strategies.server.results import SUMMARY, is_written
-from flwr_frl.strategies.server.tables import show
-from flwr_frl.strategies.server.terminal import console, ended_as_by_ctrl_c
+from flwr_frl.strategies.report import seeds, tune
+from flwr_frl.strategies.report.command_line import parse
+from flwr_frl.strategies.report.output import locked, put_aside
+from flwr_frl.strategies.report.page.serving import served_for
+from flwr_frl.strategies.report.parallel import side_by_side
+from flwr_frl.strategies.report.results import SUMMARY, is_written
+from flwr_frl.strategies.report.tables import show
+from flwr_frl.strategies.report.terminal import console, ended_as_by_ctrl_c
 from flwr_frl.task.checkpoint import FILE as CHECKPOINT
 from flwr_frl.task.remembered import forget
 from flwr_frl.task.settings import (

@@ -18,17 +18,17 @@ from flwr_frl.strategies.algorithms import (
     strategy_class,
 )
 from flwr_frl.strategies.grids.simulation import InlineGrid, RayGrid
-from flwr_frl.strategies.server.checkpoint import Checkpoint
-from flwr_frl.strategies.server.command_line import FLAGS
-from flwr_frl.strategies.server.newcomers import check_newcomers
-from flwr_frl.strategies.server.page.serving import served_for
-from flwr_frl.strategies.server.results import (
+from flwr_frl.strategies.report.command_line import FLAGS
+from flwr_frl.strategies.report.page.serving import served_for
+from flwr_frl.strategies.report.results import (
     METRICS,
     Row,
     read_rows,
 )
+from flwr_frl.strategies.report.trackers.base import Trackers
+from flwr_frl.strategies.server.checkpoint import Checkpoint
+from flwr_frl.strategies.server.newcomers import check_newcomers
 from flwr_frl.strategies.server.rounds import RunSettings
-from flwr_frl.strategies.server.trackers.base import Trackers
 from flwr_frl.task.checkpoint import FILE as CHECKPOINT
 from flwr_frl.task.remembered import forget
 from flwr_frl.task.settings import (

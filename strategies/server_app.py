@@ -17,15 +17,15 @@ from flwr_frl.strategies.grids.arrivals import with_retries
 from flwr_frl.strategies.grids.simulated_arrivals import SimulatedArrivals
 from flwr_frl.strategies.grids.speeds import speed_model
 from flwr_frl.strategies.hooks import RunHooks
+from flwr_frl.strategies.report.output import locked, put_aside, take_over
+from flwr_frl.strategies.report.page.serving import served_for
+from flwr_frl.strategies.report.report import Report
+from flwr_frl.strategies.report.results import METRICS, read_rows, read_summary
+from flwr_frl.strategies.report.trackers.base import About, Trackers
 from flwr_frl.strategies.server.checkpoint import Checkpoint
 from flwr_frl.strategies.server.checks import class_counts
 from flwr_frl.strategies.server.newcomers import ByExamples, check_newcomers, let_join
-from flwr_frl.strategies.server.output import locked, put_aside, take_over
-from flwr_frl.strategies.server.page.serving import served_for
-from flwr_frl.strategies.server.report import Report
-from flwr_frl.strategies.server.results import METRICS, read_rows, read_summary
 from flwr_frl.strategies.server.rounds import KeepClients, Rounds, RunSettings
-from flwr_frl.strategies.server.trackers.base import About, Trackers
 from flwr_frl.task.messages import CLASS_COUNTS
 from flwr_frl.task.settings import (
     Setting,

@@ -20,8 +20,8 @@ from flwr.supercore.task_identity import TaskIdentity
 from hypothesis import settings as hypothesis_settings
 from torch import nn
 
+from flwr_frl.strategies.report.plot import plot
 from flwr_frl.strategies.server import newcomers
-from flwr_frl.strategies.server.plot import plot
 from flwr_frl.task.models import MODELS
 
 # Time limits of single examples only measure how busy the machine is.
@@ -32,8 +32,8 @@ hypothesis_settings.load_profile("tests")
 NUMBERS = count()
 # What draws: a figure takes longer than a few rounds.
 FIGURES = {
-    "flwr_frl.strategies.server.report.plot": plot,
-    "flwr_frl.strategies.server.seeds.plot": plot,
+    "flwr_frl.strategies.report.report.plot": plot,
+    "flwr_frl.strategies.report.seeds.plot": plot,
     "flwr_frl.strategies.server.newcomers.plot": newcomers.plot,
 }
 

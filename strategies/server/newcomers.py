@@ -13,16 +13,16 @@ from flwr.common import log
 from flwr.serverapp import Grid
 
 from flwr_frl.strategies.hooks import RunHooks
-from flwr_frl.strategies.server.output import NEWCOMERS, NEWCOMERS_PLOT
-from flwr_frl.strategies.server.plot import (
+from flwr_frl.strategies.report.output import NEWCOMERS, NEWCOMERS_PLOT
+from flwr_frl.strategies.report.plot import (
     INSIDE,
     drawable,
     legend_below,
     line_style,
     save_figure,
 )
+from flwr_frl.strategies.report.results import read_json
 from flwr_frl.strategies.server.replies import check_evaluation
-from flwr_frl.strategies.server.results import read_json
 from flwr_frl.task.files import write_atomically
 from flwr_frl.task.messages import FITTED, NEWCOMER, NUM_EXAMPLES, SHARE
 from flwr_frl.task.settings import SettingsError

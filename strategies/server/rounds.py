@@ -13,10 +13,10 @@ from flwr.serverapp.strategy import Strategy
 
 from flwr_frl.strategies.grids.simulated_arrivals import SimulatedArrivals
 from flwr_frl.strategies.hooks import RunHooks
+from flwr_frl.strategies.report.report import Report
+from flwr_frl.strategies.report.watch import Watch
 from flwr_frl.strategies.server.checkpoint import Checkpoint
 from flwr_frl.strategies.server.checks import several
-from flwr_frl.strategies.server.report import Report
-from flwr_frl.strategies.server.watch import Watch
 from flwr_frl.task.messages import NUM_EXAMPLES
 from flwr_frl.task.settings import Checked, Free, Place, Range, SettingsError
 

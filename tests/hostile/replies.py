@@ -14,9 +14,9 @@ from mutations import WORDS, Rng, content_of, pick, scalar
 from flwr_frl.clients.client_app import make_app
 from flwr_frl.strategies import ALGORITHMS, build_strategy
 from flwr_frl.strategies.grids.simulation import InlineGrid
+from flwr_frl.strategies.report.results import strict_json
 from flwr_frl.strategies.server.pending_round import PendingRound
 from flwr_frl.strategies.server.replies import is_finite
-from flwr_frl.strategies.server.results import strict_json
 from flwr_frl.task.settings import Settings, SettingsError, resolve
 
 CLIENTS = 5

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from flwr_frl import cli
-from flwr_frl.strategies.server.report import Report
+from flwr_frl.strategies.report.report import Report
 
 ROOT = Path(__file__).parents[2]
 # Algorithms with personal parts, and settings for quick rounds.

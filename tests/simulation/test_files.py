@@ -14,11 +14,11 @@ from command_line import STEADY as USUAL
 from command_line import Killed, assert_same_rows, die_in, rows_of, run
 
 from flwr_frl import running
+from flwr_frl.strategies.report.output import locked, put_aside, take_over
+from flwr_frl.strategies.report.report import Report
+from flwr_frl.strategies.report.results import read_rows
+from flwr_frl.strategies.report.terminal import console
 from flwr_frl.strategies.server.checkpoint import Checkpoint
-from flwr_frl.strategies.server.output import locked, put_aside, take_over
-from flwr_frl.strategies.server.report import Report
-from flwr_frl.strategies.server.results import read_rows
-from flwr_frl.strategies.server.terminal import console
 from flwr_frl.task.checkpoint import FILE
 from flwr_frl.task.settings import SettingsError
 
@@ -202,10 +202,10 @@ class Disk:
 
         monkeypatch.setattr(Report, "add", noted)
         for place in (
-            "flwr_frl.strategies.server.report.write_atomically",
-            "flwr_frl.strategies.server.results.write_atomically",
+            "flwr_frl.strategies.report.report.write_atomically",
+            "flwr_frl.strategies.report.results.write_atomically",
             "flwr_frl.strategies.server.checkpoint.write_atomically",
-            "flwr_frl.strategies.server.report.os.fsync",
+            "flwr_frl.strategies.report.report.os.fsync",
         ):
             module, _, name = place.rpartition(".")
             owner = (

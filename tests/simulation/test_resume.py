@@ -16,8 +16,8 @@ from command_line import (
 
 from flwr_frl import cli
 from flwr_frl.clients.device import account, state
+from flwr_frl.strategies.report.report import Report
 from flwr_frl.strategies.server.checkpoint import Checkpoint
-from flwr_frl.strategies.server.report import Report
 from flwr_frl.task.checkpoint import FILE
 
 

@@ -15,9 +15,9 @@ from PIL import Image
 
 from flwr_frl import cli, running
 from flwr_frl.strategies import ALGORITHMS
-from flwr_frl.strategies.server.command_line import parse
-from flwr_frl.strategies.server.plot import plot
-from flwr_frl.strategies.server.report import OWN
+from flwr_frl.strategies.report.command_line import parse
+from flwr_frl.strategies.report.plot import plot
+from flwr_frl.strategies.report.report import OWN
 from flwr_frl.strategies.server_app import make_app
 from flwr_frl.task.models import MODELS
 from flwr_frl.task.settings import defaults
@@ -29,7 +29,7 @@ def compared(tmp_path_factory) -> Path:
     """Output of FedAvg and FedRep on digits."""
     output = tmp_path_factory.mktemp("compared") / "out"
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("flwr_frl.strategies.server.report.plot", plot)
+        patch.setattr("flwr_frl.strategies.report.report.plot", plot)
         words = ("fedavg", "fedrep", "--rounds", "15")
         quick = {"model": "mlp-2", "batch_size": 25, "head_epochs": 5}
         assert run(output, *words, **quick) == 0

@@ -43,7 +43,7 @@ def go(settings):
 
 
 def rows_of(path, algorithm="fedrep"):
-    from flwr_frl.strategies.server.results import read_rows
+    from flwr_frl.strategies.report.results import read_rows
 
     return {r["round"]: r for r in read_rows(path / algorithm / "metrics.jsonl")}
 

@@ -7,7 +7,7 @@ import pytest
 
 from flwr_frl import running
 from flwr_frl.strategies.grids.simulation import RayGrid
-from flwr_frl.strategies.server import plot
+from flwr_frl.strategies.report import plot
 from flwr_frl.task.settings import SettingsError, need, resolve
 from flwr_frl.task.tasks import build_task
 
@@ -18,7 +18,7 @@ def lean(monkeypatch):
     extras = {"ray", "sklearn", "matplotlib", "datasets"}
     lacking = lambda name: None if name in extras else find_spec(name)  # noqa: E731
     monkeypatch.setattr("flwr_frl.task.allowed.find_spec", lacking)
-    monkeypatch.setattr("flwr_frl.strategies.server.plot.find_spec", lacking)
+    monkeypatch.setattr("flwr_frl.strategies.report.plot.find_spec", lacking)
 
 
 def test_what_is_there_is_not_asked_for():

@@ -11,7 +11,7 @@ from flwr_frl import cli, running
 from flwr_frl.strategies import build_strategy
 from flwr_frl.strategies.gossip.mailboxes import Mailboxes
 from flwr_frl.strategies.grids.simulation import InlineGrid
-from flwr_frl.strategies.server.report import Report
+from flwr_frl.strategies.report.report import Report
 
 
 class Killed(BaseException):

@@ -12,8 +12,8 @@ from function_clients import grid_of
 from safetensors.numpy import save
 
 from flwr_frl.strategies.base import BaseStrategy
+from flwr_frl.strategies.report.output import take_over
 from flwr_frl.strategies.server.checkpoint import MAY_DIFFER, Checkpoint
-from flwr_frl.strategies.server.output import take_over
 from flwr_frl.strategies.server.replies import to_record
 from flwr_frl.strategies.server_app import run
 from flwr_frl.task.checkpoint import FILE

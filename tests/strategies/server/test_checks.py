@@ -20,6 +20,7 @@ from malformed import with_metrics, with_one_bad
 
 from flwr_frl.strategies import FLUTE, FedAvg
 from flwr_frl.strategies.flute import FLUTELinear
+from flwr_frl.strategies.report.results import strict_json
 from flwr_frl.strategies.scaffold import SCAFFOLD
 from flwr_frl.strategies.server.checks import (
     InvalidReplyError,
@@ -30,7 +31,6 @@ from flwr_frl.strategies.server.checks import (
     one_line,
 )
 from flwr_frl.strategies.server.replies import to_record
-from flwr_frl.strategies.server.results import strict_json
 
 
 def test_words_become_one_line() -> None:

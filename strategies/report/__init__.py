@@ -1,0 +1,1 @@
+"""What a run writes and shows: metrics, tables, plots, the page, trackers, seeds."""

@@ -1,0 +1,386 @@
+"""The page over a folder in whatever state, and who gets to see it."""
+
+import base64
+import hashlib
+import http.client
+import json
+import os
+import platform
+import re
+import shutil
+import socket
+import subprocess
+import threading
+from html.parser import HTMLParser
+
+import pytest
+
+from flwr_frl.strategies.report.page import document
+from flwr_frl.strategies.report.page.__main__ import main
+from flwr_frl.strategies.report.page.document import page, write_page
+from flwr_frl.strategies.report.page.folder import Results
+from flwr_frl.strategies.report.page.serving import PageServer, served, served_for
+from flwr_frl.task.settings import SettingsError
+
+ROWS = [
+    {"round": 1, "seconds": 2.0, "train-loss": 2.0, "clients": 2, "rejected": 0}
+    | {"bytes-down": 3_000_000, "bytes-up": 1_000_000, "accuracy": 0.25},
+    {"round": 2, "seconds": 4.0, "train-loss": 1.0, "clients": 1, "rejected": 1}
+    | {"bytes-down": 3_000_000, "bytes-up": 500_000, "accuracy": 0.75}
+    | {"rejected-clients": ["pi-2"], "unanswered-clients": ["pi-3"]},
+]
+CLIENTS = [
+    {"client": "pi-1", "node": "9007199254740993", "last-seen": 1.7e9, "last-round": 2}
+    | {"num-examples": 1234, "num-test-examples": 5, "quality": 0.75, "reason": ""},
+    {"client": "pi-2", "node": None, "last-seen": 1.7e9, "last-round": 1}
+    | {"num-examples": 7, "num-test-examples": 5, "quality": None, "reason": "is bad"},
+]
+# Markup, control characters, an arrow that turns the writing around, and their like.
+HOSTILE = "<script>alert(1)</script>\x1b[31m\u202e\x00\u2028\"'&amp;<img src=x>"
+
+
+def write(folder, name="fedrep", rows=ROWS, clients=CLIENTS, **status):
+    directory = folder / name
+    directory.mkdir(parents=True, exist_ok=True)
+    lines = "".join(json.dumps(row) + "\n" for row in rows)
+    (directory / "metrics.jsonl").write_text(lines)
+    whole = {"state": "running", "rounds": 10, "left": 16.0, "measure": "accuracy"}
+    whole |= {"clients": clients, **status}
+    (directory / "status.json").write_text(json.dumps(whole))
+
+
+class Reader(HTMLParser):
+    """Tables as cells, and all tags with their attributes."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.tables: dict[str, list[list[str]]] = {}
+        self.tags: list[tuple[str, dict]] = []
+        self.text = ""
+        self._cell = False
+        self._rows: list[list[str]] = []
+        self.feed(text)
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.append((tag, dict(attrs)))
+        if tag == "table":
+            self._rows = self.tables.setdefault(dict(attrs)["id"], [])
+        if tag == "tr":
+            self._rows.append([])
+        if tag in ("td", "th"):
+            self._rows[-1].append("")
+            self._cell = True
+
+    def handle_endtag(self, tag):
+        if tag in ("td", "th"):
+            self._cell = False
+
+    def handle_data(self, data):
+        self.text += data
+        if self._cell:
+            self._rows[-1][-1] += data
+
+
+def read(folder) -> Reader:
+    return Reader(page(Results(folder)))
+
+
+def test_a_page_that_is_sent_to_others_does_not_say_where_it_lay(tmp_path):
+    write(tmp_path / "results")
+    write_page(tmp_path / "results")
+    text = (tmp_path / "results" / "report.html").read_text()
+    assert "<h1>results</h1>" in text
+    assert str(tmp_path) not in text
+
+
+def test_the_runs_by_hand(tmp_path):
+    write(tmp_path)
+    head, row = read(tmp_path).tables["runs"]
+    assert head[:4] == ["run", "latest accuracy", "round", "training loss"]
+    assert row[:7] == [
+        *("fedrep", "75.00 %", "2 of 10 running, 16 s left", "1"),
+        *("6.0", "1.5", "4 s"),
+    ]
+
+
+def test_a_run_whose_process_is_gone_has_stopped(tmp_path):
+    ended = subprocess.Popen(["true"])
+    ended.wait()
+    for process, state in ((os.getpid(), "running, 16 s left"), (ended.pid, "stopped")):
+        write(tmp_path, host=platform.node(), process=process)
+        assert read(tmp_path).tables["runs"][1][2] == f"2 of 10 {state}"
+    write(tmp_path, host="another machine", process=ended.pid)
+    assert "running" in read(tmp_path).tables["runs"][1][2]
+
+
+def test_the_clients_by_hand(tmp_path):
+    write(tmp_path)
+    head, first, second = read(tmp_path).tables["clients-fedrep"]
+    assert head == [
+        *("client", "last seen", "last round", "accuracy", "examples", "for tests"),
+        *("rejected", "unanswered", "node", "the last reason"),
+    ]
+    assert first == [
+        *("pi-1", "here", "2", "75.00 %", "1,234", "5", "0", "0"),
+        *("9007199254740993", ""),
+    ]
+    assert second == [
+        *("pi-2", "2023-11-14 22:13:20 UTC", "1", "-", "7", "5", "1", "0"),
+        *("", "is bad"),
+    ]
+
+
+def test_curves_of_all_runs_in_the_folder(tmp_path):
+    write(tmp_path, "fedavg")
+    write(tmp_path, "seed-1/fedavg")
+    write(tmp_path, "earlier-1a2b/fedrep")
+    names = ["fedavg", "earlier-1a2b/fedrep", "seed-1/fedavg"]
+    text = page(Results(tmp_path))
+    assert [row[0] for row in Reader(text).tables["runs"][1:]] == names
+    curves = re.findall(r'class="curve (c\d)" d="M[\d.]+ [^"]*"([^>]*)><title>', text)
+    looks = [(colour, "dash" in rest) for colour, rest in curves[:3]]
+    # One colour an algorithm; the second of it is dashed.
+    assert looks == [("c0", False), ("c1", False), ("c0", True)]
+
+
+def test_the_folder_of_a_run_itself_is_shown(tmp_path):
+    write(tmp_path)
+    rows = read(tmp_path / "fedrep").tables["runs"]
+    assert rows[1][0] == "fedrep"
+
+
+def test_an_older_version_s_run_is_shown(tmp_path):
+    write(tmp_path)
+    (tmp_path / "fedrep" / "status.json").unlink()
+    final = {"pi-1": {"accuracy": 0.5, "num-examples": 3, "last-round": 2}}
+    (tmp_path / "fedrep" / "clients.json").write_text(json.dumps(final))
+    reader = read(tmp_path)
+    assert reader.tables["runs"][1][2] == "2"
+    assert reader.tables["clients-fedrep"][1][:5] == ["pi-1", "-", "2", "50.00 %", "3"]
+
+
+def test_names_are_shown_as_text(tmp_path):
+    clients = [{**CLIENTS[0], "client": HOSTILE, "reason": HOSTILE, "node": HOSTILE}]
+    rows = [{**ROWS[0], HOSTILE: 1.0}, {**ROWS[1], HOSTILE: 2.0}]
+    write(tmp_path, "<b>run", rows, clients, measure=HOSTILE)
+    text = page(Results(tmp_path))
+    reader = Reader(text)
+    ours = page(Results(tmp_path / "nothing"))
+    assert text.count("<script") == ours.count("<script") == 1
+    tags = {tag for tag, _ in reader.tags}
+    assert not tags & {"img", "b", "iframe"}
+    written = r"<script>alert(1)</script>\x1b[31m\u202e\x00"
+    row = reader.tables["clients-<b>run"][1]
+    for i in (0, 8, 9):
+        assert row[i].startswith(written)
+    assert all(c.isprintable() or c == "\n" for c in text)
+
+
+@pytest.mark.parametrize(
+    "status",
+    [
+        "",
+        "{",
+        "[]",
+        "null",
+        "7",
+        '{"clients": 7, "rounds": "many", "left": [], "state": {}, "measure": 3}',
+        '{"clients": [null, 3, [], {}], "rounds": 1e999, "left": NaN}',
+        '{"clients": [{"client": {"a": 1}, "last-seen": 1e99, "quality": "x"}]}',
+        '{"clients": [{"last-seen": -1e11, "last-round": 1' + "0" * 400 + "}]}",
+        "[" * 100_000,
+    ],
+)
+def test_a_damaged_file_is_no_end(tmp_path, status):
+    write(tmp_path)
+    (tmp_path / "fedrep" / "status.json").write_text(status)
+    row = read(tmp_path).tables["runs"][1]
+    assert row[:2] == ["fedrep", "75.00 %"]
+    assert row[3] == "1"
+
+
+@pytest.mark.parametrize("line", ["[" * 100_000, f'{{"round": 1{"0" * 400}}}'])
+def test_a_damaged_run_leaves_the_others_on_the_page(tmp_path, line):
+    write(tmp_path, "a")
+    write(tmp_path, "b")
+    (tmp_path / "a" / "metrics.jsonl").write_text(line)
+    write_page(tmp_path)
+    text = (tmp_path / "report.html").read_text()
+    cells = [row[:2] for row in Reader(text).tables["runs"][1:]]
+    assert cells == [["a", "-"], ["b", "75.00 %"]]
+
+
+def test_rows_of_any_values(tmp_path):
+    strange = {"train-loss": "x", "accuracy": None, "bytes-down": True, "seconds": []}
+    write(tmp_path, rows=[{"round": 1, **strange, "rejected-clients": [1, {}]}, *ROWS])
+    assert read(tmp_path).tables["runs"][1][1] == "75.00 %"
+
+
+def test_a_line_that_is_being_written_is_left_out(tmp_path):
+    write(tmp_path)
+    with (tmp_path / "fedrep" / "metrics.jsonl").open("a") as file:
+        file.write('{"round": 3, "accu')
+    assert read(tmp_path).tables["runs"][1][2].startswith("2 of 10")
+
+
+def test_an_empty_folder_and_one_that_is_gone(tmp_path):
+    assert "No run has written anything here yet." in read(tmp_path).text
+    results = Results(tmp_path / "gone")
+    assert "No run has written anything" in page(results)
+    write(tmp_path / "gone")
+    assert "fedrep" in Reader(page(results)).tables["runs"][1][0]
+    shutil.rmtree(tmp_path / "gone")
+    assert "No run has written anything" in page(results)
+
+
+def test_only_what_has_changed_is_read_again(tmp_path, monkeypatch):
+    write(tmp_path, "a")
+    write(tmp_path, "b")
+    results = Results(tmp_path)
+    before = results.runs()
+    write(tmp_path, "b", [*ROWS, {**ROWS[1], "round": 3}])
+    after = results.runs()
+    assert after[0] is before[0]
+    assert after[1].last_round == 3
+
+
+def test_the_runs_are_drawn_again_only_when_one_has_changed(tmp_path, monkeypatch):
+    write(tmp_path, "a")
+    write(tmp_path, "b")
+    results = Results(tmp_path)
+    drawn = []
+    draw = document._body
+    monkeypatch.setattr(document, "_body", lambda runs: drawn.append(1) or draw(runs))
+    first = page(results)
+    assert page(results) == first
+    assert len(drawn) == 1
+    write(tmp_path, "b", [*ROWS, {**ROWS[1], "round": 3, "accuracy": 0.5}])
+    assert Reader(page(results)).tables["runs"][2][1] == "50.00 %"
+    shutil.rmtree(tmp_path / "a")
+    assert len(Reader(page(results)).tables["runs"]) == 2
+    assert len(drawn) == 3
+
+
+def test_it_needs_nothing_from_elsewhere(tmp_path):
+    write(tmp_path)
+    write_page(tmp_path)
+    text = (tmp_path / "report.html").read_text()
+    assert "//" not in re.sub(r"data:,", "", text)
+    for _, attributes in Reader(text).tags:
+        assert not attributes.keys() & {"src", "action", "style", "onclick"}
+        assert attributes.get("href", "data:,") == "data:,"
+    policy = re.search(r'Policy" content="([^"]*)"', text)[1]
+    assert "default-src 'none'" in policy
+    for tag in ("style", "script"):
+        body = re.search(rf"<{tag}>(.*?)</{tag}>", text, re.DOTALL)[1]
+        digest = base64.b64encode(hashlib.sha256(body.encode()).digest()).decode()
+        assert f"{tag}-src 'sha256-{digest}'" in policy
+    # A file does not ask anybody for news.
+    assert "data-live" not in text.partition("<body")[2].partition(">")[0]
+    assert 'data-live="1"' in page(Results(tmp_path), live=True)
+
+
+def test_a_thousand_clients_are_there(tmp_path):
+    clients = [{**CLIENTS[0], "client": f"{i:06d}"} for i in range(1000)]
+    write(tmp_path, clients=clients)
+    text = page(Results(tmp_path))
+    reader = Reader(text)
+    assert len(reader.tables["clients-fedrep"]) == 1001
+    assert "fedrep: 1,000 clients, 1,000 here" in reader.text
+    # With many, their accuracies are drawn as well.
+    assert text.count('class="bar"') == 20
+    assert len(text) < 500_000
+
+
+@pytest.fixture
+def server(tmp_path):
+    write(tmp_path)
+    server = PageServer(tmp_path, 0)
+    thread = threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True)
+    thread.start()
+    yield server
+    server.shutdown()
+    server.server_close()
+
+
+def ask(server, method="GET", path="/", **headers):
+    connection = http.client.HTTPConnection(*server.server_address[:2], timeout=10)
+    names = {name.replace("_", "-"): value for name, value in headers.items()}
+    connection.request(method, path, headers=names)
+    answer = connection.getresponse()
+    body = answer.read()
+    connection.close()
+    return answer, body
+
+
+def test_it_is_served_and_renewed(server, tmp_path):
+    answer, body = ask(server)
+    assert answer.status == 200
+    assert answer.headers["Content-Type"] == "text/html; charset=utf-8"
+    assert body.decode() == page(Results(tmp_path), live=True)
+    tag = answer.headers["ETag"]
+    answer, body = ask(server, If_None_Match=tag)
+    assert (answer.status, body) == (304, b"")
+    write(tmp_path, rows=[*ROWS, {**ROWS[1], "round": 3}])
+    answer, body = ask(server, If_None_Match=tag)
+    assert answer.status == 200
+    assert b"3 of 10" in body
+    answer, body = ask(server, "HEAD")
+    assert (answer.status, body) == (200, b"")
+
+
+def test_only_this_machine_and_only_the_page(server):
+    assert server.server_address[0] == "127.0.0.1"
+    for path in ("/fedrep/metrics.jsonl", "/../etc/passwd", "/%2e%2e/x", "x"):
+        assert ask(server, path=path)[0].status in (400, 404)
+    for method in ("POST", "PUT", "DELETE"):
+        assert ask(server, method)[0].status == 501
+    # A name of somebody else's that leads here.
+    for host in ("evil.example", "evil.example:8765", "127.0.0.1.evil.example", ""):
+        assert ask(server, Host=host)[0].status == 403
+    for host in ("localhost", "127.0.0.1:9", "[::1]:80", "192.0.2.1"):
+        assert ask(server, Host=host)[0].status == 200
+
+
+def test_a_port_that_is_taken(server, tmp_path, capsys):
+    port = server.server_address[1]
+    with pytest.raises(SettingsError, match=rf"^page: .* 127.0.0.1:{port} \("):
+        PageServer(tmp_path, port)
+    assert main([str(tmp_path), "--port", str(port)]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith(f"error: page: nothing can be served on 127.0.0.1:{port}")
+    assert error.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "line"),
+    [
+        (["nowhere"], "there is no folder 'nowhere'"),
+        ([".", "--port", "70000"], "page is 70000; it must be a port, 0 to 65535"),
+        ([".", "--port", "x"], "invalid int value: 'x'"),
+        ([".", "--host", "192.0.2.7"], "nothing can be served on 192.0.2.7:8765"),
+        ([], "the following arguments are required: DIR"),
+    ],
+)
+def test_bad_input_is_one_line(arguments, line, capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert main(arguments) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("error: ")
+    assert line in error
+    assert error.count("\n") == 1
+
+
+def test_with_a_run_and_no_longer(tmp_path):
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        port = listener.getsockname()[1]
+    with served_for({"page": port, "output": str(tmp_path / "later")}):
+        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=10)
+        connection.request("GET", "/")
+        assert b"No run has written" in connection.getresponse().read()
+        connection.close()
+    with served(tmp_path, port) as url:
+        assert url == f"http://127.0.0.1:{port}/"
+    with served_for({"page": 0, "output": "x"}):
+        pass

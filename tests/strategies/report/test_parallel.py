@@ -1,0 +1,164 @@
+"""Runs side by side, each in a process of its own."""
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from flwr_frl.strategies.report.parallel import side_by_side
+from flwr_frl.strategies.report.terminal import ended_as_by_ctrl_c
+
+SCRIPT = """
+import pathlib, signal, sys, time
+from flwr_frl.strategies.report.parallel import side_by_side
+from flwr_frl.strategies.report.terminal import ended_as_by_ctrl_c
+
+FOLDER = pathlib.Path(sys.argv[1])
+
+def work(number, seconds):
+    import os
+    path = FOLDER / str(number)
+    try:
+        path.write_text(f"{os.getpid()} ")
+        time.sleep(seconds)
+    except KeyboardInterrupt:
+        # A checkpoint.
+        time.sleep(1)
+        path.write_text(path.read_text() + "written")
+        raise
+    path.write_text(path.read_text() + "done")
+
+if __name__ == "__main__":
+    # Also where the tests themselves run with nohup.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    times = [float(text) for text in sys.argv[2:]]
+    with ended_as_by_ctrl_c():
+        side_by_side(work, list(enumerate(times)), 2)
+"""
+
+
+def is_alive(process: int) -> bool:
+    """Return whether a process runs; a dead one may wait for somebody to ask."""
+    try:
+        status = Path(f"/proc/{process}/status").read_text()
+    except OSError:
+        return False
+    return "State:\tZ" not in status
+
+
+def soon(is_so) -> bool:
+    """Return whether something comes to be so within ten minutes."""
+    for _ in range(12_000):
+        if is_so():
+            return True
+        time.sleep(0.05)
+    return False
+
+
+class Command:
+    """A command whose runs take so many seconds, two at a time."""
+
+    def __init__(self, folder: Path, *seconds: float) -> None:
+        script, self.pids = folder / "script.py", folder / "pids"
+        script.write_text(SCRIPT)
+        self.pids.mkdir()
+        self.first = subprocess.Popen(
+            [sys.executable, str(script), str(self.pids), *map(str, seconds)],
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+
+    def said(self, number: int) -> list[str]:
+        """Return a run's process, and how it has ended; nothing if it has not begun."""
+        path = self.pids / str(number)
+        return path.read_text().split() if path.is_file() else []
+
+    def begun(self, *numbers: int) -> bool:
+        """Return whether these runs have soon begun."""
+        return soon(lambda: all(self.said(number) for number in numbers))
+
+    def gone(self) -> bool:
+        """Return whether there is soon no process of the command."""
+        runs = [int(self.said(int(p.name))[0]) for p in self.pids.iterdir()]
+        return soon(lambda: not any(map(is_alive, [*runs, self.first.pid])))
+
+
+@pytest.fixture
+def command(tmp_path):
+    made: list[Command] = []
+
+    def make(*seconds: float) -> Command:
+        made.append(Command(tmp_path, *seconds))
+        return made[-1]
+
+    yield make
+    for each in made:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(each.first.pid, signal.SIGKILL)
+        each.first.wait()
+
+
+def test_nothing_stays_of_a_command_that_was_killed(command):
+    killed = command(100, 100, 100)
+    assert killed.begun(0, 1)
+    killed.first.kill()
+    assert killed.gone()
+    assert not killed.said(2)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_command_that_is_ended_begins_nothing_new(command, number):
+    ended = command(100, 100, 100, 100, 100)
+    assert ended.begun(0, 1)
+    ended.first.send_signal(number)
+    assert ended.first.wait(60)
+    assert [ended.said(i)[1] for i in (0, 1)] == ["written", "written"]
+    assert not any(ended.said(i) for i in (2, 3, 4))
+    assert ended.gone()
+
+
+def test_a_process_without_work_takes_no_other_ones_checkpoint(command):
+    ended = command(0, 100, 0)
+    assert ended.begun(1)
+    assert soon(lambda: [ended.said(i)[1:] for i in (0, 2)] == [["done"]] * 2)
+    time.sleep(0.5)
+    ended.first.send_signal(signal.SIGINT)
+    assert ended.first.wait(60)
+    assert ended.said(1)[1] == "written"
+    assert ended.gone()
+
+
+def test_what_tells_all_processes_to_end_breaks_no_checkpoint_off(command):
+    ended = command(100, 100)
+    assert ended.begun(0, 1)
+    # As a terminal that closes.
+    os.killpg(ended.first.pid, signal.SIGHUP)
+    time.sleep(0.2)
+    os.killpg(ended.first.pid, signal.SIGTERM)
+    assert ended.first.wait(60)
+    assert [ended.said(i)[1] for i in (0, 1)] == ["written", "written"]
+    assert ended.gone()
+
+
+def test_results_have_the_order_of_the_items():
+    assert side_by_side(divmod, [(7, 2), (9, 5), (3, 4)], 2) == [(3, 1), (1, 4), (0, 3)]
+
+
+def test_a_third_ctrl_c_ends_what_a_second_one_does_not():
+    former = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        with ended_as_by_ctrl_c():
+            with pytest.raises(KeyboardInterrupt):
+                signal.raise_signal(signal.SIGINT)
+            signal.raise_signal(signal.SIGINT)
+            with pytest.raises(KeyboardInterrupt):
+                signal.raise_signal(signal.SIGINT)
+        assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    finally:
+        signal.signal(signal.SIGINT, former)

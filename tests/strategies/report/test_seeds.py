@@ -1,0 +1,155 @@
+"""Several seeds: what each is given, and means and deviations over them."""
+
+import json
+
+import numpy as np
+import pytest
+
+from flwr_frl.strategies.report.plot import curve
+from flwr_frl.strategies.report.seeds import combine, over_seeds, plan
+from flwr_frl.strategies.report.tune import points, tune
+from flwr_frl.task.settings import SettingsError, resolve
+
+
+def test_each_seed_has_a_folder():
+    runs = plan({"momentum": 0.9}, 2, ["fedavg"], 5, "out")
+    assert runs == [
+        {"momentum": 0.9, "seed": 5, "output": "out/seed-5", "resume": ""},
+        {"momentum": 0.9, "seed": 6, "output": "out/seed-6", "resume": ""},
+    ]
+
+
+def begun(output, *seeds):
+    for seed in seeds:
+        (output / f"seed-{seed}" / "fedavg").mkdir(parents=True)
+        (output / f"seed-{seed}" / "fedavg" / "checkpoint.safetensors").touch()
+
+
+def test_what_has_begun_goes_on_and_what_has_not_starts(tmp_path):
+    begun(tmp_path, 5)
+    given = {"resume": str(tmp_path)}
+    runs = plan(given, 2, ["fedper", "fedavg"], 5, str(tmp_path))
+    assert [run["resume"] for run in runs] == [str(tmp_path / "seed-5"), ""]
+
+
+@pytest.mark.parametrize(
+    ("count", "first", "line"),
+    [
+        (2, 6, "has seed 5, and this run is of seeds 6 to 7; --seed and --seeds must"),
+        (1, 5, "has seed 6, and this run is of seeds 5 to 5"),
+        (0, 5, "seeds is 0; it must be at least 1"),
+    ],
+)
+def test_other_seeds_are_not_resumed(tmp_path, count, first, line):
+    begun(tmp_path, 5, 6)
+    with pytest.raises(SettingsError, match=line):
+        plan({"resume": str(tmp_path)}, count, ["fedavg"], first, str(tmp_path))
+
+
+def test_a_seed_s_folder_is_no_link(tmp_path):
+    (tmp_path / "theirs").mkdir()
+    (tmp_path / "seed-6").symlink_to(tmp_path / "theirs")
+    with pytest.raises(SettingsError, match=r"^output: '.*seed-6' is a link"):
+        plan({}, 2, ["fedavg"], 5, str(tmp_path))
+
+
+@pytest.mark.parametrize("link", ["fedavg", "fedavg/point-0"])
+def test_a_point_s_folder_is_no_link(tmp_path, link):
+    (tmp_path / "theirs").mkdir()
+    (tmp_path / link).parent.mkdir(exist_ok=True)
+    (tmp_path / link).symlink_to(tmp_path / "theirs")
+    with pytest.raises(SettingsError, match=f"^output: '.*{link}' is a link"):
+        tune(["fedavg"], [{}], {}, tmp_path, lambda *_: [], lambda _: [])
+
+
+def test_a_run_of_one_seed_is_not_resumed_as_several(tmp_path):
+    with pytest.raises(SettingsError, match="there is no folder seed-0"):
+        plan({"resume": str(tmp_path)}, 2, ["fedavg"], 0, str(tmp_path))
+
+
+def test_means_and_the_deviation_of_a_sample():
+    # 0.2, 0.4, 0.9: mean 0.5, squared deviations 0.09 + 0.01 + 0.16 = 0.26, over 2.
+    summaries = [
+        {"accuracy": 0.2, "rounds": 5, "bytes": 10, "r2": 1.0},
+        {"accuracy": 0.4, "rounds": 5, "bytes": 20},
+        {"accuracy": 0.9, "rounds": 5, "bytes": 60},
+    ]
+    assert over_seeds(summaries) == {
+        "accuracy": pytest.approx(0.5),
+        "accuracy-std-seeds": pytest.approx(0.13**0.5),
+        "rounds": 5,
+        "bytes": 30,
+        "seeds": 3,
+    }
+    assert over_seeds(summaries[:1]) == {**summaries[0], "seeds": 1}
+    # What one run has told is no less by what another has not.
+    spent = [{"epsilon": e, "example-epsilon": 2 * e} for e in (1.0, 4.0, 2.0)]
+    assert over_seeds(spent) == {"epsilon": 4.0, "example-epsilon": 8.0, "seeds": 3}
+
+
+def test_losses_and_own_metrics_have_a_deviation_too():
+    summaries = [{"loss": v, "r2": 2 * v, "seconds": v} for v in (1.0, 3.0)]
+    assert over_seeds(summaries) == {
+        "loss": 2.0,
+        "loss-std-seeds": pytest.approx(2**0.5),
+        "r2": 4.0,
+        "r2-std-seeds": pytest.approx(8**0.5),
+        "seconds": 2.0,
+        "seeds": 2,
+    }
+
+
+def test_a_curve_is_of_the_rounds_that_all_seeds_have():
+    runs = [
+        [{"round": 1, "loss": 1.0}, {"round": 2, "loss": 3.0}, {"round": 3}],
+        [{"round": 1, "loss": 2.0}, {"round": 2, "loss": None}],
+    ]
+    assert curve(runs, "loss") == ([1], [1.5], [pytest.approx(0.5**0.5)])
+    assert curve(runs[:1], "loss") == ([1, 2], [1.0, 3.0], [0.0, 0.0])
+    assert curve(runs, "accuracy") == ([], [], [])
+
+
+def test_files_of_several_seeds(tmp_path, figures):
+    runs, of_seeds = [], []
+    for seed, accuracy in ((0, 0.25), (1, 0.75)):
+        place = tmp_path / f"seed-{seed}"
+        (place / "fedavg").mkdir(parents=True)
+        of_seeds.append({"fedavg": {"accuracy": accuracy, "rounds": 2}})
+        rows = [
+            {"round": r, "accuracy": accuracy * r / 2, "train-loss": 1 / r}
+            for r in (1, 2)
+        ]
+        text = "".join(json.dumps(row) + "\n" for row in rows)
+        (place / "fedavg" / "metrics.jsonl").write_text(text)
+        runs.append(resolve({"seed": seed, "output": str(place)}))
+    summaries = combine(tmp_path, runs, of_seeds)
+    deviation = np.std([0.25, 0.75], ddof=1)
+    assert summaries["fedavg"]["accuracy-std-seeds"] == pytest.approx(deviation)
+    whole = json.loads((tmp_path / "summary.json").read_text())
+    assert whole["algorithms"] == summaries
+    assert whole["seeds"] == [0, 1]
+    assert whole["config"]["output"] == str(tmp_path)
+    assert "50.00% ± 35.36%" in (tmp_path / "table.md").read_text()
+    assert (tmp_path / "accuracy.png").stat().st_size > 1000
+
+
+def test_the_points_of_a_grid():
+    assert points("learning-rate=0.1,1 augment=false graph=ring") == [
+        {"learning-rate": 0.1, "augment": False, "graph": "ring"},
+        {"learning-rate": 1, "augment": False, "graph": "ring"},
+    ]
+
+
+@pytest.mark.parametrize(
+    ("grid", "line"),
+    [
+        ("", "it names no setting"),
+        ("momentum", "what is 'momentum'"),
+        ("momentum=", "what is 'momentum='"),
+        ("momentum=0.1 momentum=0.2", "what is 'momentum=0.2'"),
+        ("seed=0,1", "seed cannot be tuned"),
+    ],
+)
+def test_a_grid_that_cannot_be_read(grid, line):
+    with pytest.raises(SettingsError, match=line):
+        points(grid)

@@ -1,0 +1,218 @@
+"""What a run says while it goes on, and the file that the page reads."""
+
+import json
+import logging
+
+import pytest
+from flwr.app import MessageType
+from function_clients import averaging, grid_of, honest
+
+from flwr_frl.strategies.grids.simulation import InlineGrid
+from flwr_frl.strategies.report.watch import Watch, duration, seconds_left
+from flwr_frl.strategies.server import client_manager
+from flwr_frl.strategies.server.checks import several
+from flwr_frl.strategies.server_app import run, server_settings
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [
+        (0.4, "0 s"),
+        (59, "59 s"),
+        (60, "1 min"),
+        (200, "3 min 20 s"),
+        (3599.9, "1 h"),
+        (12_000, "3 h 20 min"),
+        (90_000, "1 d 1 h"),
+    ],
+)
+def test_durations(seconds, text):
+    assert duration(seconds) == text
+
+
+def test_the_time_left_is_that_of_the_last_ten_rounds():
+    # Five rounds of 100 s, then ten of 2 s: 35 others take 70 s.
+    times = [100.0 * i for i in range(1, 6)]
+    times += [500.0 + 2 * i for i in range(1, 11)]
+    rows = [{"round": i, "seconds": t} for i, t in enumerate(times, 1)]
+    assert seconds_left(rows, 50) == pytest.approx(70)
+    assert seconds_left(rows[:2], 4) == pytest.approx(200)
+    assert seconds_left(rows[:1], 50) is None
+    assert seconds_left(rows, 15) is None
+    assert seconds_left([], 5) is None
+
+
+def test_names_in_a_line():
+    assert several(["a", "b"]) == "a, b"
+    assert several(list("abcdef")) == "a, b, c, d, e and 1 other"
+    assert several([str(i) for i in range(1005)]) == "0, 1, 2, 3, 4 and 1,000 others"
+
+
+class Coming(InlineGrid):
+    """Node 4 comes in round 2, node 2 leaves in round 3; node 3 is silent then."""
+
+    now = 0
+
+    def get_node_ids(self):
+        gone = {4} if self.now < 2 else {2} if self.now >= 3 else set()
+        return [node for node in self.contexts if node not in gone]
+
+    def send_and_receive(self, messages, *, timeout=None):
+        messages = list(messages)
+        replies = list(super().send_and_receive(messages, timeout=timeout))
+        kinds = {message.metadata.message_type for message in messages}
+        if MessageType.EVALUATE in kinds:
+            # The next round begins.
+            self.now = int(messages[0].metadata.group_id) + 1
+        return [
+            reply
+            for reply in replies
+            if (reply.metadata.src_node_id, reply.metadata.message_type, self.now)
+            != (3, MessageType.TRAIN, 3)
+        ]
+
+
+@pytest.fixture
+def watched(tmp_path, caplog):
+    """Lines and ``status.json`` of three rounds; nothing is written in between."""
+    caplog.set_level(logging.INFO, "flwr")
+    settings = {"output": str(tmp_path), "num-server-rounds": 3, "fraction-train": 1.0}
+    settings |= {"algorithm": "fedavg", "evaluate-every": 1}
+    grid = Coming(honest, 4)
+    grid.now = 1
+    run(grid, server_settings(settings))
+    status = json.loads((tmp_path / "fedavg" / "status.json").read_text())
+    return caplog.messages, status
+
+
+def test_one_line_a_round(watched, tmp_path):
+    lines, _ = watched
+    assert f"results are written to {tmp_path}/fedavg" in lines
+    assert lines.index("waiting for 3 nodes to say who they are") > 0
+    here = "000000 (node 1), 000001 (node 2), 000002 (node 3)"
+    assert f"clients that are here: {here}" in lines
+    first, second, third = [line for line in lines if line.startswith("round ")]
+    # Losses are 0, 1, 2 and 3 with 1, 2, 3 and 4 examples: 8 / 6, 20 / 10 and, of
+    # clients 0 and 3, 12 / 5. Accuracies are 0, 0.1, 0.2 and 0.3.
+    assert first == "round 1 of 3: 3 clients, train loss 1.333, accuracy 10.00%"
+    assert second.startswith(
+        "round 2 of 3: 4 clients, train loss 2, accuracy 15.00%; "
+        "joined: 000003 (node 4); "
+    )
+    assert second.endswith(" s left")
+    assert third == (
+        "round 3 of 3: 2 clients, train loss 2.4, accuracy 16.67%; left: 000001; "
+        "no answer of 000002"
+    )
+
+
+@pytest.mark.parametrize("on", ["test", "validation"])
+def test_a_line_says_which_loss_is_which(on, tmp_path, caplog):
+    caplog.set_level(logging.INFO, "flwr")
+    watch = Watch(averaging(), tmp_path, 3, on)
+    row = {"round": 1, "clients": 6, "train-loss": 0.7679, "loss": 1.108}
+    watch.after_round([row])
+    line = f"round 1 of 3: 6 clients, train loss 0.7679, {on} loss 1.108"
+    assert line in caplog.messages
+
+
+def test_the_file_says_how_each_client_does(watched):
+    _, status = watched
+    assert status["state"] == "finished"
+    assert (status["rounds"], status["left"]) == (3, None)
+    assert status["measure"] == "accuracy"
+    by_name = {client.pop("client"): client for client in status["clients"]}
+    assert list(by_name) == [f"00000{i}" for i in range(4)]
+    assert [c["node"] for c in by_name.values()] == ["1", None, "3", "4"]
+    assert [c["last-round"] for c in by_name.values()] == [3, 2, 2, 3]
+    assert [c["quality"] for c in by_name.values()] == [0, 0.1, 0.2, 0.3]
+    assert [c["num-examples"] for c in by_name.values()] == [1, 2, 3, 4]
+    reasons = ["", "", "round 3: no answer", ""]
+    assert [c["reason"] for c in by_name.values()] == reasons
+    # The one that has left was there before all others were last seen.
+    assert by_name["000001"]["last-seen"] < by_name["000000"]["last-seen"]
+
+
+def test_a_run_that_is_ended_is_said_to_have_stopped(tmp_path, monkeypatch):
+    def stop(report, row):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("flwr_frl.strategies.report.report.Report.add", stop)
+    settings = {"output": str(tmp_path), "algorithm": "fedavg"}
+    with pytest.raises(KeyboardInterrupt):
+        run(grid_of(3), server_settings(settings))
+    status = json.loads((tmp_path / "fedavg" / "status.json").read_text())
+    assert status["state"] == "stopped"
+
+
+def test_a_run_has_finished_when_all_but_its_page_is_written(tmp_path, monkeypatch):
+    seen = []
+
+    def state():
+        return json.loads((tmp_path / "fedavg" / "status.json").read_text())["state"]
+
+    def newcomers(*given):
+        seen.append(("newcomers", state()))
+        return {}
+
+    def page(folder):
+        seen.append((sorted(p.name for p in folder.glob("*.json")), state()))
+
+    monkeypatch.setattr("flwr_frl.strategies.server_app.let_join", newcomers)
+    monkeypatch.setattr("flwr_frl.strategies.report.report.write_page", page)
+    settings = {"output": str(tmp_path), "algorithm": "fedavg", "new-clients": 1}
+    run(grid_of(3), server_settings(settings))
+    assert seen == [("newcomers", "running"), (["summary.json"], "finished")]
+
+
+def test_a_run_that_is_ended_after_its_rounds_has_stopped_as_well(
+    tmp_path, monkeypatch
+):
+    def stop(*given):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("flwr_frl.strategies.server_app.let_join", stop)
+    settings = {"output": str(tmp_path), "algorithm": "fedavg", "new-clients": 1}
+    with pytest.raises(KeyboardInterrupt):
+        run(grid_of(3), server_settings(settings))
+    status = json.loads((tmp_path / "fedavg" / "status.json").read_text())
+    assert status["state"] == "stopped"
+
+
+def test_who_takes_no_part_is_in_the_file(tmp_path):
+    def app(message, context):
+        reply = honest(message, context)
+        if message.metadata.message_type == MessageType.QUERY and context.node_id == 2:
+            reply.content["properties"]["refusal"] = "no folder <b>"
+        return reply
+
+    settings = {"output": str(tmp_path), "algorithm": "fedavg", "fraction-train": 1.0}
+    run(grid_of(3, app), server_settings({**settings, "num-server-rounds": 1}))
+    status = json.loads((tmp_path / "fedavg" / "status.json").read_text())
+    (refused,) = [client for client in status["clients"] if client["node"] == "2"]
+    assert refused["reason"] == "takes no part: no folder <b>"
+    assert refused["last-round"] == 0
+
+
+def test_the_disk_need_not_take_it(tmp_path, monkeypatch, caplog):
+    def full(path, data, durable=True):
+        raise OSError("no space left")
+
+    monkeypatch.setattr("flwr_frl.strategies.report.watch.write_atomically", full)
+    settings = {"output": str(tmp_path), "algorithm": "fedavg", "num-server-rounds": 1}
+    assert run(grid_of(4), server_settings(settings))["rounds"] == 1
+    assert "status.json not written: no space left" in caplog.text
+
+
+def test_what_is_waited_for_is_said_when_it_changes(monkeypatch, caplog):
+    caplog.set_level(logging.INFO, "flwr")
+    here = iter([[], [], [7], [7], [7, 9], [7, 9, 8]])
+    monkeypatch.setattr(client_manager.time, "sleep", lambda seconds: None)
+    grid = grid_of(3)
+    monkeypatch.setattr(grid, "get_node_ids", lambda: next(here))
+    assert averaging(min_available_nodes=3).clients._wait(grid, 3) == [7, 8, 9]
+    assert caplog.messages == [
+        "waiting for clients: 0 of 3 nodes are here",
+        "waiting for clients: 1 of 3 nodes are here: 7",
+        "waiting for clients: 2 of 3 nodes are here: 7, 9",
+    ]

@@ -1,0 +1,147 @@
+"""Trackers get what a run writes, and nothing that goes wrong with one is the run's."""
+
+import json
+import threading
+
+import pytest
+from function_clients import grid_of
+from recorders import Failing, Recorder
+
+from flwr_frl.strategies.report.trackers import base
+from flwr_frl.strategies.report.trackers.base import Tracker, Trackers, numbers
+from flwr_frl.strategies.server_app import run, server_settings
+from flwr_frl.task.settings import SettingsError
+
+
+@pytest.fixture(autouse=True)
+def _nothing_told():
+    Recorder.told.clear()
+
+
+def go(tmp_path, rounds=3, **more):
+    settings = {"output": str(tmp_path), "algorithm": "fedavg", "fraction-train": 1.0}
+    settings |= {"num-server-rounds": rounds, "evaluate-every": 1}
+    settings |= {name.replace("_", "-"): value for name, value in more.items()}
+    return run(grid_of(4), server_settings(settings))
+
+
+def rows_in(tmp_path):
+    lines = (tmp_path / "fedavg" / "metrics.jsonl").read_text().splitlines()
+    return [json.loads(line) for line in lines]
+
+
+def test_a_tracker_is_told_all_in_order(tmp_path):
+    summary = go(tmp_path, tracker="recorders:Recorder")
+    (_, about), *rounds, (finished, result, files) = Recorder.told
+    assert (about.algorithm, about.after) == ("fedavg", 0)
+    assert about.directory == tmp_path / "fedavg"
+    assert about.settings["num-server-rounds"] == 3
+    written = rows_in(tmp_path)
+    assert rounds == [(row["round"], numbers(row)) for row in written]
+    assert rounds[1][1]["accuracy"] == pytest.approx(0.15)
+    assert finished
+    assert result == numbers(summary)
+    assert files == ["report.html"]
+
+
+def test_a_resumed_run_has_the_same_name(tmp_path):
+    go(tmp_path, tracker="recorders:Recorder")
+    go(tmp_path, 5, tracker="recorders:Recorder", resume=str(tmp_path))
+    first, second = [told[1] for told in Recorder.told if told[0] == "start"]
+    assert first.run == second.run != ""
+    assert (first.after, second.after) == (0, 3)
+    assert [told[0] for told in Recorder.told if isinstance(told[0], int)][4:6] == [
+        4,
+        5,
+    ]
+
+
+def test_a_run_that_is_stopped_is_told_so(tmp_path, monkeypatch):
+    def stop(watch, rows):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("flwr_frl.strategies.report.watch.Watch.after_round", stop)
+    with pytest.raises(KeyboardInterrupt):
+        go(tmp_path, tracker="recorders:Recorder")
+    assert Recorder.told[-1] == (False, {}, [])
+
+
+def test_each_fails_in_turn_and_the_run_is_the_same(tmp_path, caplog):
+    plain = go(tmp_path / "plain")
+    expected = rows_in(tmp_path / "plain")
+    for where in ("init", "start", "add", "end"):
+        caplog.clear()
+        # The one beside it goes on.
+        Recorder.told.clear()
+        names = "recorders:Failing, recorders:Recorder"
+        summary = go(tmp_path / where, tracker=names, tracker_uri=f"{where},")
+        assert summary.keys() == plain.keys()
+        rows = rows_in(tmp_path / where)
+        for row, other in zip(rows, expected, strict=True):
+            assert {**row, "seconds": 0} == {**other, "seconds": 0}
+        lines = [m for m in caplog.messages if m.startswith("tracker ")]
+        assert lines == [
+            "tracker 'recorders:Failing' failed and is told no more; the run goes on: "
+            f"OSError: no {where} for anybody"
+        ]
+        assert len(Recorder.told) == 5
+
+
+def test_one_that_fails_in_a_round_is_ended_as_a_run_that_is_stopped(tmp_path):
+    Failing.ended.clear()
+    for where in ("start", "add"):
+        go(tmp_path / where, tracker="recorders:Failing", tracker_uri=where)
+    assert Failing.ended == [("add", False, {}, [])]
+
+
+def test_one_that_exits_ends_itself_alone(tmp_path, caplog):
+    assert go(tmp_path, tracker="recorders:Exiting")["rounds"] == 3
+    assert "SystemExit: 3" in caplog.text
+
+
+def test_one_that_hangs_holds_up_nothing_for_long(tmp_path, monkeypatch, caplog):
+    free = threading.Event()
+
+    class Hanging(Tracker):
+        def add(self, server_round, metrics):
+            free.wait(60)
+
+    monkeypatch.setattr(base, "PATIENCE", 0.05)
+    monkeypatch.setattr(base, "load", lambda path, kind: Hanging)
+    assert go(tmp_path, tracker="any:Hanging")["rounds"] == 3
+    free.set()
+    lines = [m for m in caplog.messages if m.startswith("tracker ")]
+    assert len(lines) == 1
+    assert lines[0].endswith("it has not ended within 0.05 s")
+
+
+@pytest.mark.parametrize(
+    ("given", "line"),
+    [
+        ({"tracker": "tensorbord"}, "unknown tracker 'tensorbord'; did you mean "),
+        ({"tracker": "nothing:Here"}, "tracker 'nothing:Here' cannot be imported"),
+        (
+            {"tracker": "mlflow,wandb", "tracker-uri": "a"},
+            "tracker-uri is 'a'; it must be empty or have one address for each of 2",
+        ),
+        ({"tracker-uri": "a"}, "tracker-uri is 'a'; it must be empty"),
+    ],
+)
+def test_bad_input_is_one_line_before_anything_is_written(tmp_path, given, line):
+    with pytest.raises(SettingsError) as raised:
+        go(tmp_path / "out", **given)
+    assert str(raised.value).startswith(line)
+    assert "\n" not in str(raised.value)
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("name", ["tensorboard", "mlflow", "wandb"])
+def test_a_missing_package_is_named_with_its_extra(monkeypatch, name):
+    monkeypatch.setattr("flwr_frl.task.allowed.find_spec", lambda package: None)
+    with pytest.raises(SettingsError, match=rf"pip install 'flwr-frl\[{name}\]'$"):
+        Trackers(server_settings({"tracker": name}))
+
+
+def test_numbers_are_numbers():
+    row = {"a": 1, "b": 0.5, "c": None, "d": ["x"], "e": float("nan"), "f": True}
+    assert numbers(row) == {"a": 1, "b": 0.5}
