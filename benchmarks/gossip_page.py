@@ -9,7 +9,7 @@ import numpy as np
 from common import RESULTS, markdown, write
 from gossip import SEARCHED, Bench, Method, Run, final, search, whole
 
-from flwr_frl.strategies.report.parallel import side_by_side
+from flwr_frl.strategies.report.parallel import run_parallel
 from flwr_frl.task.settings import Settings
 
 Runs = dict[str, dict[str, Run]]
@@ -58,7 +58,7 @@ def make(
         How many, and how many runs at a time.
     """
     own = {row: method for row, method in methods.items() if not method.as_in}
-    found = side_by_side(search, [(bench, m, rates) for m in own.values()], jobs)
+    found = run_parallel(search, [(bench, m, rates) for m in own.values()], jobs)
     picked = {row: settings for row, (settings, _) in zip(own, found, strict=True)}
     looked = {row: tried for row, (_, tried) in zip(own, found, strict=True)}
     for row, method in methods.items():
@@ -70,7 +70,7 @@ def make(
     ]
     runs: Runs = {row: {} for row in methods}
     for (_, row, _, _, seed), run in zip(
-        items, side_by_side(whole, items, jobs), strict=True
+        items, run_parallel(whole, items, jobs), strict=True
     ):
         runs[row][str(seed)] = run
     target = reached_by_all(runs, methods)

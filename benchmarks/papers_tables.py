@@ -28,7 +28,7 @@ from runs import (
     of_page,
 )
 
-from flwr_frl.strategies.report.parallel import side_by_side
+from flwr_frl.strategies.report.parallel import run_parallel
 from flwr_frl.strategies.report.results import read_json, read_rows
 from flwr_frl.task.data.folders import ImageFolder
 from flwr_frl.task.data.partitions import PartitionSettings, partition
@@ -245,7 +245,7 @@ def make_and_write() -> None:
     try:
         if arguments.jobs > 1 and not arguments.page:
             items = [(job,) for job in tables.waiting()]
-            side_by_side(carry_out, items, arguments.jobs)
+            run_parallel(carry_out, items, arguments.jobs)
         elif not arguments.page:
             carry_out_all("runs", tables.waiting(), tables.waiting)
     finally:

@@ -27,7 +27,7 @@ from rich.progress import (
 
 from flwr_frl import simulate
 from flwr_frl.strategies.report.results import read_json, write_json
-from flwr_frl.strategies.report.terminal import ended_as_by_ctrl_c
+from flwr_frl.strategies.report.terminal import signals_as_ctrl_c
 from flwr_frl.task.settings import Setting, SettingsError, defaults
 
 RESULT = "result.json"
@@ -154,7 +154,7 @@ def _remaining(jobs: list[Job], took: dict[str, list[float]]) -> str:
     return f"{len(jobs)} runs and {seconds / 60:.0f} min left"
 
 
-@ended_as_by_ctrl_c()
+@signals_as_ctrl_c()
 def exit_status(make_and_write: Callable[[], None]) -> int:
     """Make runs and their page; return 130 after Ctrl-C, 2 after a line on what to set.
 

@@ -25,7 +25,7 @@ from runs import kept
 from flwr_frl import simulate
 from flwr_frl.strategies.algorithms import strategy_class
 from flwr_frl.strategies.grids.speeds import SpeedModel
-from flwr_frl.strategies.report.output import put_aside
+from flwr_frl.strategies.report.output import archive_run
 from flwr_frl.strategies.report.results import METRICS as METRICS_FILE
 from flwr_frl.strategies.report.results import read_json, read_rows, write_json
 from flwr_frl.strategies.server.sampling import Sampler
@@ -116,7 +116,7 @@ def make(
         commit += "" if COMMIT in commit else f", {COMMIT}"
     else:
         # An earlier run's rows would be taken for this one's if it ended early.
-        put_aside(folder.parent, algorithm)
+        archive_run(folder.parent, algorithm)
         (folder / METRICS_FILE).unlink(missing_ok=True)
     write_json(about, {"settings": own, "commit": commit})
     simulate(algorithm, backend, **settings)

@@ -1,4 +1,4 @@
-"""Run algorithms on a task, compare them, write results.
+"""Run and compare algorithms on a task, and write the results.
 
 ``python simulation.py`` compares FedAvg, FedRep and FLUTE on the bundled digits.
 """
@@ -6,23 +6,20 @@
 import logging
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 from flwr_frl.running import check, read_by, run
-from flwr_frl.strategies.algorithms import (
-    ALGORITHMS,
-    short_name,
-)
+from flwr_frl.strategies.algorithms import ALGORITHMS, short_name
 from flwr_frl.strategies.report import seeds, tune
 from flwr_frl.strategies.report.command_line import parse
-from flwr_frl.strategies.report.output import locked, put_aside
+from flwr_frl.strategies.report.output import archive_run, locked
 from flwr_frl.strategies.report.page.serving import served_for
-from flwr_frl.strategies.report.parallel import side_by_side
+from flwr_frl.strategies.report.parallel import run_parallel
 from flwr_frl.strategies.report.results import SUMMARY, is_written
 from flwr_frl.strategies.report.tables import show
-from flwr_frl.strategies.report.terminal import console, ended_as_by_ctrl_c
+from flwr_frl.strategies.report.terminal import console, signals_as_ctrl_c
 from flwr_frl.task.checkpoint import FILE as CHECKPOINT
 from flwr_frl.task.remembered import forget
 from flwr_frl.task.settings import (
@@ -36,9 +33,12 @@ from flwr_frl.task.settings import (
 
 DEFAULT_ALGORITHMS = ("fedavg", "fedrep", "flute")
 
+# The algorithm, the settings and the backend of a run.
+PlannedRun = tuple[str, Settings, str]
+
 
 def list_all() -> str:
-    """Return the names of all algorithms, tasks and models, one a line."""
+    """Return the names of all algorithms, tasks and models, one per line."""
     from flwr_frl.task.models import MODELS
     from flwr_frl.task.tasks import TASKS
 
@@ -51,56 +51,51 @@ def list_all() -> str:
 def prepare(
     algorithms: Sequence[str], given: Settings, backend: str, count: int | None
 ) -> list[dict[str, Setting]]:
-    """Return the checked settings of each run of some algorithms.
-
-    Without a ``count`` of seeds there is one.
-    """
+    """Return the checked settings of each of ``count`` seeds; of one run if None."""
     if count is None:
         return [check(algorithms, given, backend)]
     first = int(given.get("seed", defaults()["seed"]))
-    runs = seeds.plan(given, count, algorithms, first, output_of(given))
-    said: set[str] = set()
-    return [check(algorithms, own, backend, said) for own in runs]
+    planned = seeds.plan(given, count, algorithms, first, output_of(given))
+    logged: set[str] = set()
+    return [check(algorithms, settings, backend, logged) for settings in planned]
 
 
 def output_of(given: Settings) -> str:
-    """Return where the results go: to what is resumed, if nothing else is said."""
+    """Return the output folder, which is by default that of the resumed run."""
     return str(given.get("output", given.get("resume") or defaults()["output"]))
 
 
-def carry_out(
+def compare(
     algorithms: Sequence[str],
     runs: Sequence[Settings],
     backend: str,
     together: str | None,
     jobs: int,
 ) -> dict[str, dict[str, Any]]:
-    """Run algorithms with what `prepare` has returned; return their summaries.
+    """Run algorithms and return their summaries.
 
-    ``together`` is the folder of several seeds, ``jobs`` how many run at a time.
+    Parameters
+    ----------
+    algorithms : sequence of str
+        The algorithms.
+    runs : sequence of mapping
+        The settings of each seed, from `prepare`.
+    backend : {"ray", "inline"}
+        The backend.
+    together : str, optional
+        The output folder of several seeds.
+    jobs : int
+        The number of parallel runs.
     """
-    each = [(name, settings, backend) for settings in runs for name in algorithms]
-    _put_aside(each)
-    found = iter(side_by_side(_summary, each, jobs))
-    of_seeds = [{short_name(n): next(found) for n in algorithms} for _ in runs]
+    planned = [(name, settings, backend) for settings in runs for name in algorithms]
+    summaries = iter(_run_all(_summary, planned, jobs))
+    by_seed = [{short_name(n): next(summaries) for n in algorithms} for _ in runs]
     if together is None:
-        return of_seeds[0]
-    return seeds.combine(Path(together), runs, of_seeds)
+        return by_seed[0]
+    return seeds.combine(Path(together), runs, by_seed)
 
 
-def _put_aside(each: Sequence[tuple[str, Settings, str]]) -> None:
-    """Keep what earlier runs have left, all of it before the first of these begins.
-
-    So what is interrupted finds only its own when it goes on.
-    """
-    for algorithm, settings, _ in each:
-        output, name = Path(str(settings["output"])), short_name(algorithm)
-        if not settings["resume"] and (output / name / CHECKPOINT).is_file():
-            with locked(output / name):
-                put_aside(output, name)
-
-
-def tuned(
+def tune_all(
     algorithms: Sequence[str],
     grid: str,
     given: Settings,
@@ -108,40 +103,59 @@ def tuned(
     count: int | None,
     jobs: int,
 ) -> dict[str, dict[str, Any]]:
-    """Try algorithms on a grid, as ``tune`` says; return the summaries of the best."""
+    """Tune algorithms on a grid and return the summaries of the best points."""
     former, output = str(given.get("resume", "")), output_of(given)
-    there = not former or Path(former).is_dir()
-    require(there, "resume", former, "a folder of results")
+    exists = not former or Path(former).is_dir()
+    require(exists, "resume", former, "a folder of results")
 
-    def prepared(name: str, own: Settings) -> list[dict[str, Setting]]:
-        return prepare([name], read_by(name, algorithms, own), backend, count)
+    def prepare_point(name: str, settings: Settings) -> list[dict[str, Setting]]:
+        return prepare([name], read_by(name, algorithms, settings), backend, count)
 
-    def carried_out(points: Sequence[tune.Runs]) -> list[tune.Found]:
-        each = [(p.algorithm, own, backend) for p in points for own in p.settings]
-        _put_aside(each)
-        found = iter(side_by_side(_summary_or_failure, each, jobs))
-        each_found = [[next(found) for _ in p.settings] for p in points]
-        if count is None:
-            return [own for (own,) in each_found]
-        return list(map(tune.over_seeds, points, each_found))
+    def run_points(points: Sequence[tune.PointRuns]) -> list[tune.Outcome]:
+        planned = [(p.algorithm, run, backend) for p in points for run in p.settings]
+        outcomes = iter(_run_all(_summary_or_error, planned, jobs))
+        return [over_seeds(p, [next(outcomes) for _ in p.settings]) for p in points]
+
+    def over_seeds(point: tune.PointRuns, outcomes: list[tune.Outcome]) -> tune.Outcome:
+        failed = next((o for o in outcomes if isinstance(o, SettingsError)), None)
+        if failed or count is None:
+            return failed or outcomes[0]
+        name = short_name(point.algorithm)
+        by_seed: list[Any] = [{name: summary} for summary in outcomes]
+        return seeds.combine(point.folder, point.settings, by_seed)[name]
 
     with served_for({**resolve(given, strict=False), "output": output}):
         points = tune.points(grid)
-        found = tune.tune(
-            algorithms, points, given, Path(output), prepared, carried_out
+        tuned = tune.tune(
+            algorithms, points, given, Path(output), prepare_point, run_points
         )
-    tune.show_points(found)
-    return {name: own["test"] for name, own in found.items()}
+    tune.show_points(tuned)
+    return {name: entry["test"] for name, entry in tuned.items()}
+
+
+def _run_all(
+    function: Callable[..., Any], planned: Sequence[PlannedRun], jobs: int
+) -> list[Any]:
+    """Run a function for each planned run, up to ``jobs`` in parallel.
+
+    Earlier runs are archived before the first run starts. If the command is
+    interrupted, its folders therefore hold only runs of this command.
+    """
+    for algorithm, settings, _ in planned:
+        output, name = Path(str(settings["output"])), short_name(algorithm)
+        if not settings["resume"] and (output / name / CHECKPOINT).is_file():
+            with locked(output / name):
+                archive_run(output, name)
+    return run_parallel(function, planned, jobs)
 
 
 def _summary(algorithm: str, settings: Settings, backend: str) -> dict[str, Any]:
     return run(algorithm, settings, backend).summary
 
 
-def _summary_or_failure(
+def _summary_or_error(
     algorithm: str, settings: Settings, backend: str
 ) -> dict[str, Any] | SettingsError:
-    """Return a run's summary; a step size that diverges ends no other run."""
     try:
         return _summary(algorithm, settings, backend)
     except SettingsError as error:
@@ -149,28 +163,28 @@ def _summary_or_failure(
 
 
 def _have_begun(algorithms: Sequence[str], output: str) -> bool:
-    """Return whether there is a checkpoint of one, of a run alone or of a seed."""
+    """Return True if a run of one of the algorithms has a checkpoint."""
     names = [short_name(name) for name in algorithms]
-    places = [p for n in names for p in (n, f"seed-*/{n}")]
-    return any(any(Path(output).glob(f"{place}/{CHECKPOINT}")) for place in places)
+    folders = [f for n in names for f in (n, f"{seeds.PREFIX}*/{n}")]
+    return any(any(Path(output).glob(f"{f}/{CHECKPOINT}")) for f in folders)
 
 
-@ended_as_by_ctrl_c()
+@signals_as_ctrl_c()
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line.
 
     Parameters
     ----------
     arguments : sequence of str, optional
-        Without the program's name; ``sys.argv`` by default.
+        Arguments without the program's name; ``sys.argv`` by default.
 
     Returns
     -------
     int
-        0; 2 for bad input, and 1 where results could not be written, after one line
-        that says what is wrong.
+        0 on success, 2 for invalid input, 1 if results could not be written, 130 if
+        interrupted. Each failure prints one line to standard error.
     """
-    # Tasks and algorithms of one's own are found in this folder, as by `python -m`.
+    # Custom tasks and algorithms are imported from here, as with `python -m`.
     sys.path.append(os.getcwd())
     forget()
     try:
@@ -183,34 +197,34 @@ def main(arguments: Sequence[str] | None = None) -> int:
         algorithms, output = list(dict.fromkeys(namespace.algorithms)), output_of(given)
         backend, count, jobs = namespace.backend, namespace.seeds, namespace.jobs
         require(jobs >= 1, "jobs", jobs, "at least 1")
-        allowed = "1 with ray, which uses all cores for each run; take --backend inline"
+        allowed = "1 with ray, which uses all cores for each run; set --backend inline"
         require(jobs == 1 or backend != "ray", "jobs", jobs, allowed)
         if jobs > 1:
             backend = "inline"
-        if algorithms[:1] == ["tune"]:
-            tried = algorithms[1:] or DEFAULT_ALGORITHMS
-            summaries = tuned(tried, namespace.grid, given, backend, count, jobs)
-            evaluated_on = "test"
+        tuning, evaluated_on, file = algorithms[:1] == ["tune"], "test", tune.FILE
+        if tuning:
+            names = algorithms[1:] or DEFAULT_ALGORITHMS
+            summaries = tune_all(names, namespace.grid, given, backend, count, jobs)
         else:
             require(not namespace.grid, "grid", namespace.grid, "used with tune")
             algorithms = algorithms or list(DEFAULT_ALGORITHMS)
             runs = prepare(algorithms, given, backend, count)
             together = None if count is None else output
             with served_for({**runs[0], "output": output}):
-                summaries = carry_out(algorithms, runs, backend, together, jobs)
-            evaluated_on = str(runs[0]["evaluate-on"])
+                summaries = compare(algorithms, runs, backend, together, jobs)
+            evaluated_on, file = str(runs[0]["evaluate-on"]), SUMMARY
     except KeyboardInterrupt:
-        hint = f"; go on with --run-config 'resume=\"{output}\"'"
-        begun = algorithms[:1] == ["tune"] or _have_begun(algorithms, output)
+        hint = f"; continue with --run-config 'resume=\"{output}\"'"
+        begun = tuning or _have_begun(algorithms, output)
         print(f"interrupted{hint if begun else ''}", file=sys.stderr)
         return 130
     except SettingsError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
     show(summaries, evaluated_on)
-    tuning = algorithms[:1] == ["tune"]
-    if not is_written(Path(output) / (tune.FILE if tuning else SUMMARY), summaries):
-        print(f"error: {output!r} lacks results, as the log says", file=sys.stderr)
+    if not is_written(Path(output) / file, summaries):
+        text = "results are missing because they could not be written; see the log"
+        print(f"error: output is {output!r}; {text}", file=sys.stderr)
         return 1
     where = f"metrics, clients, summary, tables and plot: {output}"
     console().print(where, soft_wrap=True, markup=False)

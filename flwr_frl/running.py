@@ -25,7 +25,7 @@ from flwr_frl.strategies.report.results import (
     Row,
     read_rows,
 )
-from flwr_frl.strategies.report.trackers.base import Trackers
+from flwr_frl.strategies.report.trackers import Trackers
 from flwr_frl.strategies.server.checkpoint import Checkpoint
 from flwr_frl.strategies.server.newcomers import check_newcomers
 from flwr_frl.strategies.server.rounds import RunSettings

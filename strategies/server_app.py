@@ -17,11 +17,11 @@ from flwr_frl.strategies.grids.arrivals import with_retries
 from flwr_frl.strategies.grids.simulated_arrivals import SimulatedArrivals
 from flwr_frl.strategies.grids.speeds import speed_model
 from flwr_frl.strategies.hooks import RunHooks
-from flwr_frl.strategies.report.output import locked, put_aside, take_over
+from flwr_frl.strategies.report.output import archive_run, locked, prepare_directory
 from flwr_frl.strategies.report.page.serving import served_for
 from flwr_frl.strategies.report.report import Report
 from flwr_frl.strategies.report.results import METRICS, read_rows, read_summary
-from flwr_frl.strategies.report.trackers.base import About, Trackers
+from flwr_frl.strategies.report.trackers import About, Trackers
 from flwr_frl.strategies.server.checkpoint import Checkpoint
 from flwr_frl.strategies.server.checks import class_counts
 from flwr_frl.strategies.server.newcomers import ByExamples, check_newcomers, let_join
@@ -101,10 +101,12 @@ def run(
             strategy.check_clients(len(nodes))
     with locked(output / name):
         if not own.resume or Path(own.resume).resolve() != output.resolve():
-            put_aside(output, name)
+            archive_run(output, name)
         if strategy.privacy:
             strategy.privacy.keep_in(output / name)
-        take_over(output / name, Path(own.resume) / name if own.resume else None)
+        prepare_directory(
+            output / name, Path(own.resume) / name if own.resume else None
+        )
         nodes = strategy.identify(grid)
         if len(nodes) < (least := int(settings["min-train-nodes"])):
             text = "min-train-nodes is %d, but there are only %d clients: all train"

@@ -32,8 +32,7 @@ hypothesis_settings.load_profile("tests")
 NUMBERS = count()
 # What draws: a figure takes longer than a few rounds.
 FIGURES = {
-    "flwr_frl.strategies.report.report.plot": plot,
-    "flwr_frl.strategies.report.seeds.plot": plot,
+    "flwr_frl.strategies.report.comparison.plot": plot,
     "flwr_frl.strategies.server.newcomers.plot": newcomers.plot,
 }
 

@@ -270,7 +270,7 @@ DEFAULTS = {
     "flwr_frl/cli.py": {"fedavg", "fedrep", "flute"},
     # Ray's word.
     "strategies/grids/ray_workers.py": {"local"},
-    "strategies/report/help_texts.py": {"fedrep", "local"},
+    "strategies/report/command_line.py": {"fedrep", "local"},
     "strategies/server/rounds.py": {"fedrep"},
 }
 KINDS = CLASSES | {"BaseStrategy", "Gossip", "GossipClient", "RunHooks", "Strategy"}

@@ -1,4 +1,4 @@
-"""What ``simulation.py`` is given: flags, settings, and errors of one line."""
+"""The arguments of ``python simulation.py`` and their help."""
 
 import argparse
 import re
@@ -7,25 +7,35 @@ from typing import Any
 
 from flwr.common.config import parse_config_args
 
-from flwr_frl.strategies.report import help_texts
+from flwr_frl.strategies.algorithms import ALGORITHMS
 from flwr_frl.task.command_line import Parser
 from flwr_frl.task.settings import SettingsError, defaults
 
 # As in flwr.common.config.parse_config_args.
 PAIR = re.compile(r"""\S+?=('[^']*'|"[^"]*"|\S+)""")
-# Flags, and the settings that they are short for.
-FLAGS = {
-    "task": "task",
-    "data-dir": "data-dir",
-    "clients": "num-clients",
-    "classes-per-client": "classes-per-client",
-    "rounds": "num-server-rounds",
-    "fraction": "fraction-train",
-    "seed": "seed",
-    "device": "device",
-    "output": "output",
-    "page": "page",
+# Flags that stand for a setting: the setting's name and the flag's help.
+SETTING_FLAGS = {
+    "task": ("task", "a task of --list, or package.module:function"),
+    "data-dir": ("data-dir", "the folder of images or arrays, or torchvision's root"),
+    "clients": ("num-clients", "number of clients"),
+    "classes-per-client": ("classes-per-client", "number of classes per client"),
+    "rounds": ("num-server-rounds", "number of rounds"),
+    "fraction": ("fraction-train", "fraction of the clients that train in a round"),
+    "seed": ("seed", "seed of data, model and sampling; it fixes all numbers"),
+    "device": ("device", "training device: auto, cpu, cuda, cuda:N or mps"),
+    "output": ("output", "folder for the results"),
+    "page": ("page", "serve the results on http://127.0.0.1:PORT/ during the run"),
 }
+FLAGS = {flag: name for flag, (name, _) in SETTING_FLAGS.items()}
+EXAMPLES = """examples:
+  python simulation.py
+      FedAvg, FedRep and FLUTE on the bundled digits
+  python simulation.py fedrep local --clients 10 --rounds 20 --page 8765
+      two algorithms; http://127.0.0.1:8765/ shows the results during the run
+  python simulation.py fedrep --task image-folder --data-dir photos \\
+      --run-config 'image-size=32 head-epochs=5'
+      your own images, and settings that have no flag (docs/settings.md)
+"""
 
 
 def parse(
@@ -36,44 +46,46 @@ def parse(
     Parameters
     ----------
     arguments : sequence of str, optional
-        Without the program's name; ``sys.argv`` by default.
+        Arguments without the program's name; ``sys.argv`` by default.
     about : str, optional
-        What ``--help`` says first.
+        The description that ``--help`` prints.
 
     Returns
     -------
     namespace, given
-        The arguments and the settings that are given.
+        The arguments, and the settings among them. A flag takes precedence over the
+        same setting in ``--run-config``.
+
+    Raises
+    ------
+    SettingsError
+        If the arguments cannot be parsed.
     """
     parser = Parser(
         description=about,
-        epilog=help_texts.epilog(),
+        epilog=_epilog(),
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
-    parser.add_argument(
-        "algorithms", nargs="*", metavar="ALGORITHM", help=help_texts.ALGORITHM
-    )
-    parser.add_argument("--backend", default="auto", help=help_texts.BACKEND)
-    parser.add_argument(
-        "--run-config",
-        nargs="*",
-        default=[],
-        metavar="'k=v …'",
-        help=help_texts.RUN_CONFIG,
-    )
-    parser.add_argument("--seeds", type=int, metavar="N", help=help_texts.SEEDS)
-    parser.add_argument(
-        "--jobs", type=int, default=1, metavar="N", help=help_texts.JOBS
-    )
-    parser.add_argument("--grid", default="", metavar="'k=v,v …'", help=help_texts.GRID)
-    parser.add_argument("--list", action="store_true", help="what there is to run")
-    parser.add_argument("--verbose", action="store_true", help="show Flower's own log")
-    for flag, name in FLAGS.items():
+    add = parser.add_argument
+    add("algorithms", nargs="*", metavar="ALGORITHM", help="algorithms to compare")
+    text = "inline: in this process; ray: on all cores; auto (default): the faster one"
+    add("--backend", default="auto", help=text)
+    text = "other settings (docs/settings.md), or a TOML file with settings"
+    add("--run-config", nargs="*", default=[], metavar="'k=v …'", help=text)
+    text = "run N seeds, starting at --seed; report mean ± standard deviation"
+    add("--seeds", type=int, metavar="N", help=text)
+    text = "run N of them in parallel processes (default 1; needs --backend inline)"
+    add("--jobs", type=int, default=1, metavar="N", help=text)
+    text = "with `tune ALGORITHM …`: values to choose from by validation accuracy"
+    add("--grid", default="", metavar="'k=v,v …'", help=text)
+    add("--list", action="store_true", help="list algorithms, tasks and models")
+    add("--verbose", action="store_true", help="show Flower's log")
+    for flag, (name, meaning) in SETTING_FLAGS.items():
         default = defaults()[name]
-        parser.add_argument(
-            f"--{flag}", type=type(default), help=help_texts.meaning(flag, default)
-        )
+        text = f"{meaning} (default {default!r})" if default != "" else meaning
+        # argparse formats the help with the % operator.
+        add(f"--{flag}", type=type(default), help=text.replace("%", "%%"))
     namespace = parser.parse_intermixed_args(arguments)
     given = {
         name: value
@@ -82,15 +94,21 @@ def parse(
     }
     try:
         config = parse_config_args(namespace.run_config)
-        # Flower passes over what it cannot read.
+        # Flower ignores text that is not a pair.
         lines = [line for line in namespace.run_config if not line.endswith(".toml")]
         rest = " ".join(PAIR.sub("", line) for line in lines).strip()
         if rest:
-            raise ValueError(f"what is {rest!r}?")
+            raise ValueError(f"{rest!r} is not a pair")
     except Exception as error:
         raise SettingsError(
             f"--run-config {' '.join(namespace.run_config)!r} cannot be read: it must "
             f"be 'name=value …' or a TOML file ({error})"
         ) from None
-    # Where both say something, it is the flag that counts.
     return namespace, {**config, **given}
+
+
+def _epilog() -> str:
+    width = max(map(len, ALGORITHMS))
+    lines = [f"  {name:<{width}}  {about}" for name, (_, about) in ALGORITHMS.items()]
+    listed = "\n".join(lines)
+    return f"algorithms, or package.module:Class:\n{listed}\n\n{EXAMPLES}"

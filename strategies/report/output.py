@@ -1,4 +1,4 @@
-"""The folder that a run writes to: its own for as long as it goes on."""
+"""The output folder of a run: locking, archiving earlier runs, clients' states."""
 
 import contextlib
 import fcntl
@@ -11,12 +11,13 @@ from flwr.common import log
 
 from flwr_frl.strategies.report.results import (
     CLIENTS,
+    MALFORMED,
     METRICS,
+    METRICS_CSV,
     PAGE,
     PLOT,
     STATUS,
     SUMMARY,
-    TIDY,
     read_json,
     write_json,
 )
@@ -35,20 +36,23 @@ from flwr_frl.task.files import (
 )
 from flwr_frl.task.settings import SettingsError
 
-# Of clients that come after the training.
+# Files about clients that join after the training.
 NEWCOMERS = ("newcomers.json", "newcomers.csv")
 NEWCOMERS_PLOT = "newcomers.png"
-# Where simulated clients keep their states.
+# The folder of the simulated clients' states.
 STATES = "clients"
-# What a run of an algorithm has written, and what its simulated clients keep.
-OF_A_RUN = (METRICS, TIDY, CLIENTS, STATUS, *NEWCOMERS, PRIVACY, CHECKPOINT, STATES)
-# What all runs in an output folder write together.
-OF_ALL = (SUMMARY, TIDY, PLOT, NEWCOMERS_PLOT, PAGE, MARKDOWN, LATEX)
+# Everything that a run writes to its folder.
+RUN_FILES = (
+    *(METRICS, METRICS_CSV, CLIENTS, STATUS),
+    *(*NEWCOMERS, PRIVACY, CHECKPOINT, STATES),
+)
+# Files that the runs of an output folder share.
+SHARED_FILES = (SUMMARY, METRICS_CSV, PLOT, NEWCOMERS_PLOT, PAGE, MARKDOWN, LATEX)
 
 
 @contextlib.contextmanager
-def said(what: object) -> Iterator[None]:
-    """Log in one line that something could not be written, and go on."""
+def log_os_errors(what: object) -> Iterator[None]:
+    """Log an `OSError` as one line ("... not written") instead of raising it."""
     try:
         yield
     except OSError as error:
@@ -56,8 +60,8 @@ def said(what: object) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _in_one_line(what: str) -> Iterator[None]:
-    """Raise `SettingsError` where the disk does not take what a run begins with."""
+def _os_errors_as_settings(what: str) -> Iterator[None]:
+    """Raise an `OSError` as a `SettingsError` about ``output``."""
     try:
         yield
     except OSError as error:
@@ -66,35 +70,40 @@ def _in_one_line(what: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def locked(directory: Path, wait: bool = False) -> Iterator[None]:
-    """Have a directory, which is made if needed, for this process alone.
+    """Create a directory if needed and lock it against other processes.
 
-    Raises `SettingsError` if another one has it, unless it is waited for. Nothing stays
-    behind, and what a process that is killed had locked is free.
+    The lock leaves no file behind and ends with the process.
+
+    Raises
+    ------
+    SettingsError
+        If another process holds the lock and ``wait`` is False, or if the directory
+        cannot be created.
     """
-    with _in_one_line(f"{str(directory)!r} cannot be made"):
+    with _os_errors_as_settings(f"{str(directory)!r} cannot be created"):
         directory.mkdir(parents=True, exist_ok=True)
-    opened = os.open(directory, os.O_RDONLY)
+    descriptor = os.open(directory, os.O_RDONLY)
     try:
         try:
-            fcntl.flock(opened, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+            fcntl.flock(descriptor, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
         except BlockingIOError:
             raise SettingsError(
-                f"output: another run is writing to {str(directory)!r}; wait for its "
-                "end, or set another output"
+                f"output is {str(directory.parent)!r}, but another run is writing to "
+                f"{str(directory)!r}; wait until it ends or set another output"
             ) from None
         except OSError as error:
-            # Some network file systems know no locks.
+            # Some network file systems do not support locks.
             log(WARNING, "%s cannot be locked: %s", directory, error)
         yield
     finally:
-        os.close(opened)
+        os.close(descriptor)
 
 
-def put_aside(output: Path, algorithm: str) -> None:
-    """Keep what an earlier run of an algorithm has left, if it has a checkpoint.
+def archive_run(output: Path, algorithm: str) -> None:
+    """Move an earlier run of an algorithm to ``earlier-<run>/<algorithm>``.
 
-    It moves to ``earlier-<run>/<algorithm>``, from where it can be resumed; the log
-    says so. What was killed while it did goes on.
+    It can be resumed from there, as the log says. Runs without a checkpoint are not
+    archived. An archiving that was interrupted is completed by the next call.
     """
     directory = output / algorithm
     refuse_links("output", directory)
@@ -102,89 +111,94 @@ def put_aside(output: Path, algorithm: str) -> None:
     if not checkpoint.is_file():
         return
     name = f"earlier-{token_in(checkpoint)}"
-    parts = [part for part in OF_A_RUN if (directory / part).exists()]
-    aside, number = output / name, 1
-    # A link is not ours, wherever it leads.
-    while aside.is_symlink() or any(
-        (aside / algorithm / part).exists() for part in parts
+    parts = [part for part in RUN_FILES if (directory / part).exists()]
+    archive, number = output / name, 1
+    # A link may lead out of the output folder.
+    while archive.is_symlink() or any(
+        (archive / algorithm / part).exists() for part in parts
     ):
         number += 1
-        aside = output / f"{name}-{number}"
-    with _in_one_line(f"what {str(directory)!r} has cannot be kept in {str(aside)!r}"):
-        (aside / algorithm).mkdir(parents=True, exist_ok=True)
-        # The checkpoint last: where it is, the rest is as well.
-        for part in sorted(parts, key=lambda part: part == CHECKPOINT):
-            (directory / part).rename(aside / algorithm / part)
-    _move_summary(output, aside, algorithm)
-    text = "what an earlier run left is kept in %s; resume=%r goes on from there"
-    log(WARNING, text, aside, str(aside))
-
-
-def _move_summary(output: Path, aside: Path, algorithm: str) -> None:
-    """Take an earlier run out of the summary: it is no longer here."""
-    path = output / SUMMARY
-    with (
-        locked(output, wait=True),
-        contextlib.suppress(OSError, ValueError, LookupError, TypeError),
+        archive = output / f"{name}-{number}"
+    with _os_errors_as_settings(
+        f"the earlier run in {str(directory)!r} cannot be moved to {str(archive)!r}"
     ):
-        whole = read_json(path)
-        own = whole["algorithms"].pop(algorithm)
-        write_json(aside / SUMMARY, {**whole, "algorithms": {algorithm: own}})
-        if whole["algorithms"]:
-            write_json(path, whole)
+        (archive / algorithm).mkdir(parents=True, exist_ok=True)
+        # The checkpoint goes last, so that an archive with a checkpoint is complete.
+        for part in sorted(parts, key=lambda part: part == CHECKPOINT):
+            (directory / part).rename(archive / algorithm / part)
+    _move_summary(output, archive, algorithm)
+    text = "the earlier run was moved to %s; continue it with resume=%r"
+    log(WARNING, text, archive, str(archive))
+
+
+def _move_summary(output: Path, archive: Path, algorithm: str) -> None:
+    path = output / SUMMARY
+    with locked(output, wait=True), contextlib.suppress(*MALFORMED):
+        content = read_json(path)
+        summary = content["algorithms"].pop(algorithm)
+        write_json(archive / SUMMARY, {**content, "algorithms": {algorithm: summary}})
+        if content["algorithms"]:
+            write_json(path, content)
         else:
             path.unlink()
 
 
-def take_over(directory: Path, resumed: Path | None) -> None:
-    """Begin with the simulated clients' states of the run that is resumed, or none.
+def prepare_directory(directory: Path, resumed: Path | None) -> None:
+    """Prepare the folder of a run that starts or is resumed.
 
-    What a run that was killed before its first checkpoint has left is not inherited.
-    Devices keep theirs elsewhere: nothing but simulated clients' files is removed.
-    What a killed run has left half-written goes. Raises `SettingsError` if one of the
-    folders is a link.
+    The simulated clients start with the states of the resumed run, or with none: states
+    of a run that was killed before its first checkpoint are removed. Unfinished files
+    of killed runs are removed, too. Only files named like ours are touched.
+
+    Parameters
+    ----------
+    directory : Path
+        The run's folder.
+    resumed : Path, optional
+        The folder of the run to resume, possibly the same.
+
+    Raises
+    ------
+    SettingsError
+        If one of the folders is a link, or states cannot be copied.
     """
-    own = directory / STATES
-    refuse_links("output", directory, own)
-    refuse_links("output", *_of_simulated(own))
-    _remove_unfinished(directory, OF_A_RUN)
-    # Runs of other algorithms write there, too, while they have it.
+    states = directory / STATES
+    refuse_links("output", directory, states)
+    refuse_links("output", *_client_folders(states))
+    _remove_unfinished(directory, RUN_FILES)
+    # Other runs hold this lock while they write there.
     with locked(directory.parent, wait=True):
-        _remove_unfinished(directory.parent, OF_ALL)
+        _remove_unfinished(directory.parent, SHARED_FILES)
     former = resumed / STATES if resumed else None
-    if former and former.resolve() == own.resolve():
+    if former and former.resolve() == states.resolve():
         return
-    for folder in _of_simulated(own):
-        _remove_state(folder)
-    for folder in _of_simulated(former) if former else []:
-        with _in_one_line(f"{str(folder)!r} cannot be copied to {str(own)!r}"):
+    for folder in _client_folders(states):
+        with contextlib.suppress(OSError):
             for path in filter(_is_state, folder.iterdir()):
-                copy = own / folder.name / path.name
+                path.unlink()
+            folder.rmdir()
+    for folder in _client_folders(former) if former else []:
+        with _os_errors_as_settings(
+            f"{str(folder)!r} cannot be copied to {str(states)!r}"
+        ):
+            for path in filter(_is_state, folder.iterdir()):
+                copy = states / folder.name / path.name
                 write_atomically(copy, path.read_bytes(), durable=False, mode=PRIVATE)
 
 
 def _remove_unfinished(directory: Path, names: Collection[str]) -> None:
-    """Remove what killed writers of some files have left in a folder."""
     for path in directory.glob(".*"):
         if unfinished(path.name) in names:
             with contextlib.suppress(OSError):
                 path.unlink()
 
 
-def _of_simulated(states: Path) -> list[Path]:
-    """Return the folders that are named by a partition, as simulated clients are."""
+def _client_folders(states: Path) -> list[Path]:
+    """Return the folders of simulated clients, which are named by their partition."""
     return [path for path in states.glob("[0-9]" * 6 + "*") if path.name.isdecimal()]
 
 
 def _is_state(path: Path) -> bool:
-    """Return whether a file is called as those that a simulated client keeps."""
+    """Return True if a file is named like the files of a simulated client."""
     name = (unfinished(path.name) or path.name).removesuffix(SET_ASIDE)
     return name == ACCOUNT_FILE or STATE_FILE.fullmatch(name) is not None
-
-
-def _remove_state(folder: Path) -> None:
-    """Remove what a simulated client has kept; what anybody else has there stays."""
-    with contextlib.suppress(OSError):
-        for path in filter(_is_state, folder.iterdir()):
-            path.unlink()
-        folder.rmdir()

@@ -1,4 +1,4 @@
-"""Several runs of one command at the same time, each in a process of its own."""
+"""Parallel runs of one command, each in a process of its own."""
 
 import logging
 import multiprocessing
@@ -20,48 +20,52 @@ from flwr_frl.task.settings import ResourceError
 Result = TypeVar("Result")
 
 
-def side_by_side(
-    work: Callable[..., Result], items: Sequence[tuple[Any, ...]], jobs: int
+def run_parallel(
+    function: Callable[..., Result], items: Sequence[tuple[Any, ...]], jobs: int
 ) -> list[Result]:
-    """Return the results of a function for each item, in their order.
+    """Call a function for each item, in up to ``jobs`` processes.
 
     Parameters
     ----------
-    work : callable
-        A function of a module, as other processes have to find it.
+    function : callable
+        A function at the top level of a module, as other processes import it.
     items : sequence of tuple
-        Its arguments, each time.
+        The arguments of each call.
     jobs : int
-        How many processes; with 1 it is called here, one time after the other.
+        The number of processes. With 1, all calls are made in this process.
+
+    Returns
+    -------
+    list
+        The results, in the order of the items.
 
     Raises
     ------
     ResourceError
         If a process was killed.
     KeyboardInterrupt
-        When all processes have ended as by Ctrl-C.
+        On Ctrl-C, after all processes have ended as by Ctrl-C.
     Exception
-        The first that the function raised, when the others have ended likewise.
+        The first exception of a call, after the other calls have ended likewise.
     """
     if jobs == 1:
-        return [work(*item) for item in items]
-    level = logging.getLogger("flwr").level
+        return [function(*item) for item in items]
     pool = ProcessPoolExecutor(
         min(jobs, len(items)),
         # A fork would share torch's threads and open files.
         multiprocessing.get_context("spawn"),
-        _begin,
-        (level,),
+        _start_worker,
+        (logging.getLogger("flwr").level,),
     )
     try:
-        futures = [pool.submit(_work, work, *item) for item in items]
+        futures = [pool.submit(_call, function, *item) for item in items]
         done = as_completed(futures)
         for future in track(done, "runs", len(futures), console=console()):
             future.result()
     except BrokenProcessPool:
         raise ResourceError(
-            f"one of {jobs} processes was killed, as by a lack of memory; with a "
-            "lower --jobs it may be enough"
+            f"one of {jobs} processes was killed, possibly for lack of memory; try a "
+            "lower --jobs"
         ) from None
     except BaseException:
         for process in multiprocessing.active_children():
@@ -73,52 +77,52 @@ def side_by_side(
     return [future.result() for future in futures]
 
 
-def _begin(level: int) -> None:
-    """Log as the first process does; bars of several runs at once would mix up.
+class _Worker:
+    """The state of this process, if it is a worker."""
 
-    A terminal's Ctrl-C is left to the first process: a second one could come while a
-    checkpoint is written. What is ignored, as with ``nohup``, stays so.
-    """
+    # Whether a call is in progress, and whether the process was asked to end.
+    busy = ending = False
+
+
+def _start_worker(log_level: int) -> None:
+    # Ctrl-C reaches all processes of a terminal. Workers leave it to the parent, as a
+    # second signal could interrupt the writing of a checkpoint.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     for number in (signal.SIGTERM, signal.SIGHUP):
+        # `nohup` ignores SIGHUP, which must remain so.
         if signal.getsignal(number) is signal.SIG_DFL:
             signal.signal(number, _end)
-    threading.Thread(target=_end_with_the_first, daemon=True).start()
-    logging.getLogger("flwr").setLevel(level)
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+    logging.getLogger("flwr").setLevel(log_level)
+    # The progress bars of parallel runs would overwrite each other.
     sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115
 
 
-def _end_with_the_first() -> None:
-    """End when the first process has, even of kill -9; else this one would stay."""
-    first = multiprocessing.parent_process()
-    assert first is not None
-    first.join()
+def _end_with_parent() -> None:
+    """Exit when the parent has exited, even if it was killed."""
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    parent.join()
     os._exit(1)
 
 
-class _Process:
-    """What one of the processes is doing, and whether it was told to end."""
-
-    works = told = False
-
-
 def _end(number: int, frame: FrameType | None) -> None:
-    """End the work as by Ctrl-C, if there is any; once, as it may write a checkpoint.
+    """Interrupt the call in progress, but only once, as it may write a checkpoint.
 
-    A process that waits is ended by the first one: killed, it would hold the queue that
-    the others read.
+    An idle worker is left to the parent: if it exited here, it could hold the lock of
+    the queue that the other workers read.
     """
-    first, _Process.told = not _Process.told, True
-    if first and _Process.works:
+    first, _Worker.ending = not _Worker.ending, True
+    if first and _Worker.busy:
         raise KeyboardInterrupt
 
 
-def _work(work: Callable[..., Result], *item: Any) -> Result:
-    """Work, unless it is over: what a process has taken cannot be cancelled."""
-    _Process.works = True
+def _call(function: Callable[..., Result], *item: Any) -> Result:
+    _Worker.busy = True
     try:
-        if _Process.told:
+        # A call that a worker has already fetched cannot be cancelled.
+        if _Worker.ending:
             raise KeyboardInterrupt
-        return work(*item)
+        return function(*item)
     finally:
-        _Process.works = False
+        _Worker.busy = False

@@ -1,4 +1,4 @@
-"""The plot of a comparison."""
+"""The plot of compared algorithms."""
 
 import io
 from collections.abc import Sequence
@@ -20,17 +20,18 @@ from flwr_frl.strategies.report.results import (
 )
 from flwr_frl.task.files import write_atomically
 
-# Draws better the lower it is, and over orders of magnitude.
+# Shown on a logarithmic axis.
 ERRORS = ("distance", "error", "loss")
+# The opacity of a standard deviation.
 SHADE = 0.2
-# More labels than these stand below the curves, in columns.
+# The most labels in a legend inside the axes, and the columns of one below them.
 INSIDE, COLUMNS = 6, 6
-# Of lines whose colours have been used.
+# Line styles; the next one is used when all colours have been.
 STYLES = ("-", "--", ":", "-.")
 
 
 def drawable() -> bool:
-    """Return whether there is anything to draw with."""
+    """Return True if matplotlib is installed."""
     return find_spec("matplotlib") is not None
 
 
@@ -40,24 +41,24 @@ def plot(
     folders: Sequence[Path] = (),
     evaluated_on: str = "test",
 ) -> None:
-    """Draw ``accuracy.png``: quality and training loss of each algorithm by round.
+    """Plot accuracy (or error) and training loss by round in ``accuracy.png``.
 
-    Where matplotlib is missing, as on a lean server, there is none.
+    Without matplotlib, nothing is plotted.
 
     Parameters
     ----------
     output : Path
-        Where it goes.
+        The folder of the plot.
     algorithms : list of str
-        Whose.
+        The algorithms to plot.
     folders : sequence of Path
-        Folders of several seeds: a line is the mean over them, its band a standard
-        deviation to either side. By default the one run is in ``output``.
-    evaluated_on : {"test", "validation"}
-        What the accuracies are of.
+        The folders of several seeds, of which the mean and one standard deviation to
+        either side are plotted. By default the runs are in ``output``.
+    evaluated_on : {"test", "validation"}, default "test"
+        The examples on which accuracies were measured.
     """
     if not drawable():
-        text = "no %s without matplotlib (pip install 'flwr-frl[plot]'); %s has curves"
+        text = "no %s: matplotlib is missing (pip install 'flwr-frl[plot]'); see %s"
         log(INFO, text, PLOT, PAGE)
         return
     from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -69,28 +70,28 @@ def plot(
         for name in algorithms
     }
     measure = quality(
-        {name for own in runs.values() for rows in own for row in rows for name in row}
+        {name for seeds in runs.values() for rows in seeds for r in rows for name in r}
     )
     figure = Figure(figsize=(9, 3.6), layout="constrained")
     FigureCanvasAgg(figure)
     left, right = figure.subplots(1, 2)
     for axes, metric in ((left, measure), (right, "train-loss")):
-        for i, (name, own) in enumerate(runs.items()):
-            _draw(axes, name, own, metric, line_style(i))
+        for i, (name, seeds) in enumerate(runs.items()):
+            _draw(axes, name, seeds, metric, line_style(i))
         axes.set_xlabel("round")
         axes.xaxis.get_major_locator().set_params(integer=True)
         axes.grid(alpha=0.3)
     left.set_ylabel(measure)
     right.set_ylabel("training loss")
     if measure == "accuracy":
-        what = "validation accuracy" if evaluated_on == "validation" else "accuracy"
-        left.set_ylabel(f"{what}, mean over clients")
+        label = "validation accuracy" if evaluated_on == "validation" else "accuracy"
+        left.set_ylabel(f"{label}, mean over clients")
         left.yaxis.set_major_formatter("{x:.0%}")
     elif measure in ERRORS:
         left.set_yscale("log")
     if len(places) > 1:
         figure.suptitle(f"mean ± standard deviation over {len(places)} seeds", size=9)
-    # An algorithm may have one of the two alone.
+    # An algorithm may appear in one of the two axes only.
     drawn: dict[str, Any] = {}
     for axes in (left, right):
         handles, labels = axes.get_legend_handles_labels()
@@ -105,19 +106,19 @@ def plot(
 
 
 def save_figure(figure: Any, path: Path) -> None:
-    """Write a figure as a PNG file, wholly or not at all."""
+    """Save a figure as a PNG file, atomically."""
     image = io.BytesIO()
     figure.savefig(image, format="png", dpi=150)
     write_atomically(path, image.getvalue())
 
 
 def line_style(i: int) -> dict[str, Any]:
-    """Return how line i is drawn: no two of the first forty are alike."""
+    """Return the style of line ``i``; the first forty differ."""
     return {"color": f"C{i % 10}", "linestyle": STYLES[i // 10 % len(STYLES)]}
 
 
 def legend_below(figure: Any, handles: Sequence[Any], labels: Sequence[str]) -> None:
-    """Make a figure higher by a legend of many labels."""
+    """Add a legend below the axes and increase the figure's height by it."""
     rows = -(-len(labels) // COLUMNS)
     figure.set_figheight(figure.get_figheight() + 0.2 + 0.18 * rows)
     place = "outside lower center"
@@ -127,7 +128,7 @@ def legend_below(figure: Any, handles: Sequence[Any], labels: Sequence[str]) -> 
 def _draw(
     axes: Any, name: str, runs: list[list[Row]], metric: str, style: dict[str, Any]
 ) -> None:
-    """Draw the mean of some runs' metric by round, with a band of their deviation."""
+    """Plot the mean over some runs by round, with a band of one standard deviation."""
     rounds, means, deviations = curve(runs, metric)
     if not rounds:
         return
@@ -140,16 +141,26 @@ def _draw(
 def curve(
     runs: list[list[Row]], metric: str
 ) -> tuple[list[int], list[float], list[float]]:
-    """Return rounds, and the means and deviations of a metric over runs.
+    """Return the mean and deviation of a metric over runs, by round.
 
-    Rounds are those in which all runs have measured it; the standard deviation is that
-    of a sample (n − 1), and 0 for one run.
+    Parameters
+    ----------
+    runs : list of list of dict
+        The rows of each run.
+    metric : str
+        The metric.
+
+    Returns
+    -------
+    rounds, means, deviations
+        The rounds in which all runs have a value, with the mean and the sample standard
+        deviation (n - 1), which is 0 for a single run.
     """
     values = [
         {row["round"]: row[metric] for row in rows if row.get(metric) is not None}
         for rows in runs
     ]
     rounds = sorted(set.intersection(*map(set, values)))
-    table = np.array([[own[r] for r in rounds] for own in values])
+    table = np.array([[run[r] for r in rounds] for run in values])
     spread = table.std(0, ddof=1) if len(runs) > 1 else np.zeros(len(rounds))
     return rounds, table.mean(0).tolist(), spread.tolist()

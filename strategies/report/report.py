@@ -1,7 +1,5 @@
-"""What a run shows and writes while it goes on."""
+"""The report of one run: its files, its progress bar, its part in the comparison."""
 
-import contextlib
-import os
 from collections.abc import Callable, Mapping
 from itertools import takewhile
 from logging import WARNING
@@ -18,52 +16,57 @@ from rich.progress import (
 )
 
 from flwr_frl.strategies.algorithms import short_name
-from flwr_frl.strategies.report.output import locked, said
+from flwr_frl.strategies.report.comparison import (
+    read_comparable,
+    shared_config,
+    write_comparison,
+)
+from flwr_frl.strategies.report.journal import (
+    HEADER,
+    NO_ROUND,
+    Journal,
+    client_means,
+    csv_lines,
+    parse_csv,
+    parse_jsonl,
+)
+from flwr_frl.strategies.report.output import locked, log_os_errors
 from flwr_frl.strategies.report.page.document import write_page
-from flwr_frl.strategies.report.plot import plot
 from flwr_frl.strategies.report.results import (
     CLIENTS,
     METRICS,
+    METRICS_CSV,
     PAGE,
     PLOT,
-    SUMMARY,
-    TIDY,
     Row,
-    gaps,
-    is_whole,
+    client_data,
+    is_complete,
+    missing_metrics,
     quality,
-    read_json,
     read_rows,
     strict_json,
     summarize,
     write_json,
 )
-from flwr_frl.strategies.report.tables import write_tables
 from flwr_frl.strategies.report.terminal import console
-from flwr_frl.strategies.report.tidy import KNOWN, TidyFile, client_means, join
-from flwr_frl.strategies.report.trackers.base import Trackers
+from flwr_frl.strategies.report.trackers import Trackers
 from flwr_frl.strategies.server import newcomers
-from flwr_frl.strategies.server.checkpoint import MAY_DIFFER
 from flwr_frl.strategies.server.checks import several
-from flwr_frl.task.files import open_no_follow, write_atomically
 from flwr_frl.task.settings import Settings
-
-# Settings in which the algorithms of one summary may differ.
-OWN = ("algorithm", "resume", "page", "tracker", "tracker-uri")
 
 
 class Report:
-    """Writes one run of one algorithm to ``output/<algorithm>``.
+    """Report one run of one algorithm in ``output/<algorithm>``.
 
     Parameters
     ----------
     settings : mapping
         All settings.
     after : int, default 0
-        Keep the rows of the rounds up to this one, from the run that is continued:
-        the one in ``resume``.
+        The last round of the run in ``resume`` that is continued. Rows of later rounds
+        are dropped.
     trackers : Trackers, optional
-        They are told the same.
+        They receive the same metrics.
     """
 
     def __init__(
@@ -74,22 +77,20 @@ class Report:
         self.algorithm = short_name(str(settings["algorithm"]))
         self.directory = self.output / self.algorithm
         self.directory.mkdir(parents=True, exist_ok=True)
-        former = Path(str(settings["resume"] or self.output)) / self.algorithm
-        rows = takewhile(is_whole, read_rows(former / METRICS))
-        self.rows = [row for row in rows if row["round"] <= after]
-        _say_lost(former / METRICS, {row["round"] for row in self.rows}, after)
-        self._newest: Row = {}
-        for row in self.rows:
-            self._newest |= row
-        # Whether the file lacks rows that the disk did not take.
-        self._behind = True
-        with said("rows of the rounds before"):
-            self._write_rows()
         self._about = (self.algorithm, settings["seed"], settings["evaluate-on"])
-        self.tidy = TidyFile(self.directory / TIDY, self._about)
-        with said("lines of the rounds before"):
-            rounds = self.tidy.begin(after, former / TIDY)
-            _say_lost(former / TIDY, rounds, after)
+        former = Path(str(settings["resume"] or self.output)) / self.algorithm
+        rows = takewhile(is_complete, read_rows(former / METRICS))
+        self.rows = [row for row in rows if row["round"] <= after]
+        self._latest: Row = {}
+        for row in self.rows:
+            self._latest |= row
+        path, source = self.directory / METRICS, former / METRICS
+        self._rows = Journal(path, parse_jsonl, after, source, durable=True)
+        path, source = self.directory / METRICS_CSV, former / METRICS_CSV
+        self._csv = Journal(path, parse_csv, after, source, HEADER)
+        self._flush("metrics of earlier rounds")
+        _warn_missing(former / METRICS, {row["round"] for row in self.rows}, after)
+        _warn_missing(former / METRICS_CSV, self._csv.rounds, after)
         self.progress = Progress(
             TextColumn("{task.description}"),
             BarColumn(),
@@ -105,49 +106,40 @@ class Report:
             state="",
         )
 
-    def _write_rows(self) -> None:
-        text = "".join(strict_json(row) + "\n" for row in self.rows)
-        write_atomically(self.directory / METRICS, text.encode())
-        self._behind = False
+    def _flush(self, what: str) -> None:
+        for journal in (self._rows, self._csv):
+            with log_os_errors(f"{what} in {journal.path.name}"):
+                journal.flush()
+
+    def add_client(
+        self, server_round: int, client: str, metrics: Mapping[str, Any]
+    ) -> None:
+        """Record a client's metrics. They are written with the row of the round."""
+        self._csv.append(csv_lines(self._about, server_round, client, metrics))
 
     def add(self, row: Row) -> None:
-        """Append one round's metrics, durably, and move the progress bar.
+        """Record the metrics of a round, durably, and advance the progress bar.
 
-        Where the disk does not take them, they are written with those of a later round.
+        If the disk is full, the metrics are written along with those of a later round.
         """
         self.rows.append(row)
-        self._newest |= row
-        self.tidy.add(row["round"], "", row)
+        self._latest |= row
+        self._rows.append(strict_json(row) + "\n")
+        self._csv.append(csv_lines(self._about, row["round"], "", row))
         if self.trackers:
             self.trackers.add(row)
-        with said(f"metrics of round {row['round']}"):
-            self._append(row)
-        with said(f"lines of round {row['round']}"):
-            self.tidy.flush()
+        self._flush(f"metrics of round {row['round']}")
         state = f"train loss {row['train-loss']:.3f}" if "train-loss" in row else ""
-        shown = quality(self._newest)
+        shown = quality(self._latest)
         if (value := self.latest(shown)) is not None:
-            # Not to be taken for that of the training.
+            # Distinguishes the loss of an evaluation from the training loss.
             label = f"{self._about[2]} loss" if shown == "loss" else shown
             state += f"  {label} {value:.3f}"
         self.progress.update(self._bar, completed=row["round"], state=state)
 
-    def _append(self, row: Row) -> None:
-        if self._behind:
-            # The last line may be a part of one.
-            self._write_rows()
-        else:
-            self._behind = True
-            path = self.directory / METRICS
-            with open(path, "a", encoding="utf-8", opener=open_no_follow) as file:
-                file.write(strict_json(row) + "\n")
-                file.flush()
-                os.fsync(file.fileno())
-            self._behind = False
-
     def latest(self, name: str) -> float | None:
-        """Return the newest value of a metric; None if it was never measured."""
-        return self._newest.get(name)
+        """Return the latest value of a metric; None if there is none."""
+        return self._latest.get(name)
 
     def finish(
         self,
@@ -155,48 +147,48 @@ class Report:
         joined: Mapping[str, Mapping[str, Any]] | None = None,
         ended: Callable[[], None] | None = None,
     ) -> dict[str, Any]:
-        """Write what is left, when a run has ended; return its summary.
+        """Write the files of a finished run and return its summary.
 
-        That is ``clients.json``, ``summary.json``, the tidy files, the tables and the
-        plot. ``clients`` are each client's final metrics, ``joined`` the entries of
-        those that came after the training. ``ended`` is called when all of it is
-        there but the page, which shows that the run has ended.
+        Parameters
+        ----------
+        clients : mapping
+            The final metrics of each client, for ``clients.json``.
+        joined : mapping, optional
+            The entries of clients that joined after the training.
+        ended : callable, optional
+            Called when all files but the page are written. The page then shows that the
+            run has finished.
         """
-        if lacking := gaps(clients, str(self.settings["metrics"])):
-            text = (
-                "not every client has a value of %s; means are of those that have one"
-            )
-            log(WARNING, text, several(lacking))
-        if self._behind:
-            with said("metrics"):
-                self._write_rows()
-        with said(CLIENTS):
+        requested = str(self.settings["metrics"])
+        if missing := missing_metrics(clients, requested):
+            text = "some clients have no value of %s; means are over the other clients"
+            log(WARNING, text, several(missing))
+        with log_os_errors(CLIENTS):
             write_json(self.directory / CLIENTS, clients)
         for name, metrics in clients.items():
-            self.tidy.add(KNOWN, name, known(metrics))
-        with said(TIDY):
-            self.tidy.flush()
-        last = self._last_rounds()
+            self.add_client(NO_ROUND, name, client_data(metrics))
+        self._flush("metrics")
+        last = self._summarized_rounds()
         since = self.rows[-1]["round"] - last if self.rows else 0
-        means = client_means(self.directory / TIDY, "accuracy", since)
+        means = client_means(self.directory / METRICS_CSV, "accuracy", since)
         summary = summarize(self.rows, clients, last, means)
         if joined:
             summary |= self._write_newcomers(joined)
-        config = {n: v for n, v in self.settings.items() if n not in OWN}
-        with said(self.output), locked(self.output, wait=True):
-            self._write_summary(summary, config)
+        with log_os_errors(self.output), locked(self.output, wait=True):
+            content = read_comparable(self.output, shared_config(self.settings))
+            content["algorithms"][self.algorithm] = summary
+            write_comparison(self.output, content)
         if ended:
             ended()
-        with said(PAGE), locked(self.output, wait=True):
+        with log_os_errors(PAGE), locked(self.output, wait=True):
             write_page(self.output)
         if self.trackers:
             files = [self.output / name for name in (PLOT, PAGE)]
-            there = [path for path in files if path.is_file()]
-            self.trackers.end(True, summary, there)
+            self.trackers.end(True, summary, [p for p in files if p.is_file()])
         return summary
 
-    def _last_rounds(self) -> int:
-        """Return how many rounds at the end are the result: some that was evaluated."""
+    def _summarized_rounds(self) -> int:
+        """Return how many of the last rounds to average, at least one evaluated one."""
         last = int(self.settings["evaluate-last"])
         tested = [row["round"] for row in self.rows if row.get("evaluated")]
         return max(last, self.rows[-1]["round"] - tested[-1] + 1) if tested else last
@@ -204,60 +196,14 @@ class Report:
     def _write_newcomers(
         self, joined: Mapping[str, Mapping[str, Any]]
     ) -> dict[str, float]:
-        of_each = {name: entry["by-examples"] for name, entry in joined.items()}
-        with said(newcomers.FILE):
+        by_examples = {name: entry["by-examples"] for name, entry in joined.items()}
+        with log_os_errors(newcomers.FILE):
             write_json(self.directory / newcomers.FILE, joined)
-            about, path = self._about[:2], self.directory / newcomers.TIDY
-            newcomers.write_tidy(path, about, of_each)
-        return newcomers.summarize(of_each)
-
-    def _write_summary(self, summary: dict[str, Any], config: dict[str, Any]) -> None:
-        path = self.output / SUMMARY
-        whole: dict[str, Any] = {"algorithms": {}, "config": config}
-        # What stands there may be damaged, or somebody else's.
-        with contextlib.suppress(
-            OSError, ValueError, LookupError, TypeError, AttributeError
-        ):
-            former = read_json(path)
-            if "algorithms" in former and comparable(former["config"]) == comparable(
-                config
-            ):
-                whole = former
-        whole["algorithms"][self.algorithm] = summary
-        with said(SUMMARY):
-            write_json(path, whole)
-        names = list(whole["algorithms"])
-        with said(self.output / TIDY):
-            join(self.output / TIDY, (self.output / name / TIDY for name in names))
-        evaluated_on = str(self.settings["evaluate-on"])
-        with said("tables"):
-            write_tables(self.output, whole["algorithms"], evaluated_on)
-        with said(PLOT):
-            plot(self.output, names, evaluated_on=evaluated_on)
-        with said(newcomers.PLOT):
-            newcomers.plot(self.output, names)
+            path = self.directory / newcomers.TIDY
+            newcomers.write_tidy(path, self._about[:2], by_examples)
+        return newcomers.summarize(by_examples)
 
 
-def _say_lost(path: Path, rounds: set[int], after: int) -> None:
-    """Log which rounds up to one a file lacks: each has written a row."""
+def _warn_missing(path: Path, rounds: set[int], after: int) -> None:
     if lost := [str(n) for n in range(1, after + 1) if n not in rounds]:
         log(WARNING, "%s lacks these rounds: %s", path, several(lost))
-
-
-def comparable(config: Settings) -> dict[str, Any]:
-    """Return the settings in which what stands in one table must agree."""
-    beside = MAY_DIFFER - {
-        *("num-server-rounds", "evaluate-every", "evaluate-last"),
-        *("data-dir", "metrics"),
-    }
-    return {name: value for name, value in config.items() if name not in beside}
-
-
-def known(client: Mapping[str, Any]) -> dict[str, float]:
-    """Return what is known of a client's data, from its entry in ``clients.json``."""
-    counts = client.get("class-counts") or {}
-    sizes = {name: client.get(name) for name in ("num-examples", "num-test-examples")}
-    return {
-        **{name: value for name, value in sizes.items() if value is not None},
-        **{f"class-count:{name}": count for name, count in counts.items()},
-    }

@@ -1,4 +1,4 @@
-"""What a run has written: rows of rounds, and the summary that follows from them."""
+"""Results of a run: rows of ``metrics.jsonl``, summaries, and JSON files."""
 
 import json
 import math
@@ -16,7 +16,7 @@ from flwr_frl.task.settings import Settings
 
 Row = dict[str, Any]
 
-METRICS, TIDY, CLIENTS, SUMMARY, PLOT, STATUS, PAGE = (
+METRICS, METRICS_CSV, CLIENTS, SUMMARY, PLOT, STATUS, PAGE = (
     "metrics.jsonl",
     "metrics.csv",
     "clients.json",
@@ -25,17 +25,9 @@ METRICS, TIDY, CLIENTS, SUMMARY, PLOT, STATUS, PAGE = (
     "status.json",
     "report.html",
 )
-# How good a model is, if it is said: the first of these.
+# Metrics by which runs are compared, the preferred one first.
 QUALITY = ("accuracy", "distance", "error", "loss-point", "loss")
-# What clients' final metrics have besides; all else is a metric of the task's own.
-BESIDE = (
-    *("num-examples", "num-test-examples", "last-round", "evaluated-in"),
-    *("global-nc2", "local-nc2"),
-    *("error-best", "error-phase-1", "error-scratch", "iterations"),
-    "class-counts",
-    EXAMPLE_EPSILON,
-)
-# Metrics of which a run's result has the mean.
+# Metrics that a summary averages over the last rounds.
 SUMMARIZED = (
     "accuracy",
     "accuracy-weighted",
@@ -48,68 +40,88 @@ SUMMARIZED = (
     "loss-point",
     "constraint",
 )
-# What a round always has.
+# Entries of a client that are not averaged. All others are metrics of the task.
+NOT_SUMMARIZED = (
+    *("num-examples", "num-test-examples", "last-round", "evaluated-in"),
+    *("global-nc2", "local-nc2"),
+    *("error-best", "error-phase-1", "error-scratch", "iterations"),
+    "class-counts",
+    EXAMPLE_EPSILON,
+)
+# Numbers that every row has.
 OF_EACH_ROUND = ("seconds", "bytes-down", "bytes-up")
-# Metrics of which it has the last.
+# Metrics of which a summary has the latest value.
 LATEST = ("seconds-simulated", "epsilon", "delta", "consensus-step")
+# Raised where a JSON file lacks the expected structure.
+MALFORMED = (OSError, ValueError, LookupError, TypeError, AttributeError)
 
 
 def quality(names: Container[str]) -> str:
-    """Return by which metric a run is shown, of those that it has."""
+    """Return the preferred metric of `QUALITY` among ``names``."""
     return next((name for name in QUALITY if name in names), "accuracy")
 
 
-def read_rows(path: Path) -> list[Row]:
-    """Return the rows of a ``metrics.jsonl``; none where there is no file.
+def parse_row(line: str | bytes) -> Row | None:
+    """Parse a line of ``metrics.jsonl``; return None if it is damaged."""
+    try:
+        row = parse_json(line)
+    except ValueError:
+        return None
+    is_row = isinstance(row, dict) and isinstance(row.get("round"), int)
+    return row if is_row else None
 
-    What follows a line that is damaged, as one that was cut off by a crash, is left
-    out.
+
+def read_rows(path: Path) -> list[Row]:
+    """Read a ``metrics.jsonl`` up to its first damaged line.
+
+    A crash may have cut off the last line. A missing file has no rows.
     """
     rows: list[Row] = []
     if path.is_file():
         for line in path.read_bytes().splitlines():
-            try:
-                row = parse_json(line)
-            except ValueError:
-                break
-            if not isinstance(row, dict) or not isinstance(row.get("round"), int):
+            row = parse_row(line)
+            if row is None:
                 break
             rows.append(row)
     return rows
 
 
-def is_whole(row: Row) -> bool:
-    """Return whether a row has the numbers that every round has."""
+def is_complete(row: Row) -> bool:
+    """Return True if a row has the numbers of `OF_EACH_ROUND`."""
     return all(isinstance(row.get(name), int | float) for name in OF_EACH_ROUND)
 
 
 def is_written(path: Path, summaries: Mapping[str, Any]) -> bool:
-    """Return whether a file has all these summaries, as the disk may not take them.
+    """Return True if a file contains these summaries.
 
-    It is ``summary.json`` or ``tune.json``.
+    Parameters
+    ----------
+    path : Path
+        A ``summary.json`` or ``tune.json``.
+    summaries : mapping
+        Summaries by algorithm. The file lacks them if the disk was full.
     """
     try:
-        whole = read_json(path)
-        there = whole.get("algorithms") or {n: own["test"] for n, own in whole.items()}
-        same = {name: there[name] for name in summaries}
+        content = read_json(path)
+        written = content.get("algorithms")
+        written = written or {n: tuned["test"] for n, tuned in content.items()}
+        same = {name: written[name] for name in summaries}
         return bool(same == json.loads(strict_json(summaries)))
-    except (OSError, ValueError, LookupError, TypeError, AttributeError):
+    except MALFORMED:
         return False
 
 
 def read_summary(settings: Settings, rounds: int) -> dict[str, Any] | None:
-    """Return the algorithm's part of the ``summary.json`` of a run of so many rounds.
+    """Read the summary of a run from ``summary.json``.
 
-    None if it is not there.
+    Returns None if the file has no summary of this algorithm over ``rounds`` rounds.
     """
     path = Path(str(settings["output"])) / SUMMARY
     try:
-        whole = read_json(path)
-        summary: dict[str, Any] = whole["algorithms"][
-            short_name(str(settings["algorithm"]))
-        ]
+        summaries = read_json(path)["algorithms"]
+        summary: dict[str, Any] = summaries[short_name(str(settings["algorithm"]))]
         return summary if summary["rounds"] == rounds else None
-    except (OSError, ValueError, LookupError, TypeError):
+    except MALFORMED:
         return None
 
 
@@ -119,21 +131,34 @@ def summarize(
     last: int,
     means: Mapping[str, float] | None = None,
 ) -> dict[str, Any]:
-    """Return a run's result: means over its ``last`` rounds, never the best round.
+    """Summarize a run by means over its last rounds, never by its best round.
 
-    It has ``accuracy`` and other metrics of the evaluation, the task's own as well,
-    ``accuracy-std-clients`` from ``clients``, each one's final metrics, ``rounds``,
-    ``seconds``, ``bytes``, ``bits`` of gossip's messages, and the largest
-    ``example-epsilon`` of a client. From ``means``, each
-    client's mean accuracy over the ``last`` rounds, come ``accuracy-worst-decile`` and
-    ``accuracy-best-decile``: means of the worst and the best tenth of the clients,
-    rounded up.
+    Parameters
+    ----------
+    rows : list of dict
+        Rows of ``metrics.jsonl``.
+    clients : mapping
+        The final metrics of each client.
+    last : int
+        The number of rounds to average over.
+    means : mapping, optional
+        The mean accuracy of each client over these rounds. From it follow
+        ``accuracy-worst-decile`` and ``accuracy-best-decile``, the means of the worst
+        and the best tenth of the clients, rounded up.
+
+    Returns
+    -------
+    dict
+        Means of `SUMMARIZED` and of the task's metrics, ``accuracy-std-clients``,
+        ``rounds``, ``seconds``, total ``bytes`` and ``bits``, the values of `LATEST`,
+        and the largest ``example-epsilon`` of a client.
     """
     summary: dict[str, Any] = {}
     final = [row for row in rows if row["round"] > rows[-1]["round"] - last]
-    own = {name for metrics in clients.values() for name in metrics}
-    for name in (*SUMMARIZED, *sorted(own.difference(SUMMARIZED, BESIDE))):
-        # A row also has lists, which one client may have called a metric of its own.
+    of_clients = {name for metrics in clients.values() for name in metrics}
+    task_metrics = sorted(of_clients.difference(SUMMARIZED, NOT_SUMMARIZED))
+    for name in (*SUMMARIZED, *task_metrics):
+        # A client may have named a metric like one of a row's lists.
         values = [row[name] for row in final if isinstance(row.get(name), int | float)]
         if values:
             summary[name] = float(np.mean(values))
@@ -157,31 +182,50 @@ def summarize(
     }
 
 
-def gaps(clients: Mapping[str, Mapping[str, Any]], asked: str = "") -> list[str]:
-    """Return metrics that not all tested clients have, each with how many have it.
+def missing_metrics(
+    clients: Mapping[str, Mapping[str, Any]], requested: str = ""
+) -> list[str]:
+    """Return the task's metrics that some tested clients lack.
 
-    ``asked`` is the setting ``metrics``: of what it names perhaps none has a value.
+    Parameters
+    ----------
+    clients : mapping
+        The final metrics of each client. Clients without a loss were not tested.
+    requested : str, default ""
+        The setting ``metrics``. Possibly no client has a value of these.
+
+    Returns
+    -------
+    list of str
+        Each metric with the number of clients that have it: ``'auc' (2)``.
     """
     tested = [metrics for metrics in clients.values() if "loss" in metrics]
     counts = Counter(name for metrics in tested for name in metrics)
-    named = {path.strip().rpartition(":")[2] for path in asked.split(",")} - {""}
-    own = sorted((counts.keys() | named) - {*SUMMARIZED, *BESIDE})
-    return [f"{n!r} ({counts[n]})" for n in own if counts[n] < len(tested)]
+    named = {path.strip().rpartition(":")[2] for path in requested.split(",")} - {""}
+    names = sorted((counts.keys() | named) - {*SUMMARIZED, *NOT_SUMMARIZED})
+    return [f"{n!r} ({counts[n]})" for n in names if counts[n] < len(tested)]
+
+
+def client_data(client: Mapping[str, Any]) -> dict[str, float]:
+    """Return the numbers of a client's examples, also by class.
+
+    ``client`` is an entry of ``clients.json``.
+    """
+    counts = client.get("class-counts") or {}
+    sizes = {name: client.get(name) for name in ("num-examples", "num-test-examples")}
+    return {
+        **{name: value for name, value in sizes.items() if value is not None},
+        **{f"class-count:{name}": count for name, count in counts.items()},
+    }
 
 
 def read_json(path: Path) -> Any:
-    """Return what a JSON file has; raises `ValueError` like `parse_json`."""
+    """Read a JSON file. Raises `ValueError` like `parse_json`."""
     return parse_json(path.read_text(encoding="utf-8"))
 
 
 def parse_json(text: str | bytes) -> Any:
-    """Return the value of a JSON text.
-
-    Raises
-    ------
-    ValueError
-        If it is not JSON, or is nested too deeply to be read.
-    """
+    """Parse JSON. Raises `ValueError` if it is invalid or nested too deeply."""
     try:
         return json.loads(text)
     except RecursionError as error:
@@ -189,17 +233,16 @@ def parse_json(text: str | bytes) -> Any:
 
 
 def write_json(path: Path, value: object) -> None:
-    """Write a value as JSON, wholly or not at all."""
+    """Write a value as JSON, atomically."""
     write_atomically(path, (strict_json(value, indent=2) + "\n").encode())
 
 
 def strict_json(value: object, indent: int | None = None) -> str:
-    """Return a value as JSON that every reader understands: no NaN, no infinity."""
+    """Serialize a value as standard JSON: NaN and infinities become null."""
     return json.dumps(_finite(value), indent=indent, allow_nan=False)
 
 
 def _finite(value: Any) -> Any:
-    """Return a value with null for every number that is not finite."""
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, Mapping):

@@ -1,4 +1,4 @@
-"""The table of a comparison: on the terminal, as Markdown and as LaTeX."""
+"""The table of compared algorithms: on the terminal, in Markdown and in LaTeX."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -12,7 +12,7 @@ from flwr_frl.strategies.report.terminal import console
 from flwr_frl.task.files import write_atomically
 
 MARKDOWN, LATEX = "table.md", "table.tex"
-# Metrics of a summary: the heading, the form of a number, and what it is divided by.
+# Entries of a summary: heading, number format, and divisor.
 COLUMNS: dict[str, tuple[str, str, float]] = {
     "accuracy": ("accuracy", "{:.2%}", 1),
     "accuracy-weighted": ("by examples", "{:.2%}", 1),
@@ -38,93 +38,87 @@ COLUMNS: dict[str, tuple[str, str, float]] = {
     "bits": ("Mbit of messages", "{:,.3f}", 1e6),
     "bytes": ("MB", "{:,.1f}", 1e6),
 }
+# Shown if there are no accuracies.
 LOSSES = {
     "loss": ("loss", "{:.4g}", 1.0),
     "loss-weighted": ("by examples", "{:.4g}", 1.0),
 }
-# What the headings mean.
+# Explains the headings. Completed by the setting `evaluate-on`.
 LEGEND = (
     "accuracy: mean over clients and the last rounds, ± standard deviation over seeds; "
     "by examples: mean over all {} examples; std over clients: in the last round; "
     "worst and best tenth: mean over that tenth of the clients"
 )
-# Ends the name of a metric's deviation, which is said beside the metric.
+# The suffix of a metric's standard deviation, which is shown with the metric.
 OVER_SEEDS = "-std-seeds"
 
 Summaries = Mapping[str, Mapping[str, Any]]
 
 
-def legend(evaluated_on: str) -> str:
-    """Return what the headings mean, as `cells` takes it."""
-    return LEGEND.format(evaluated_on)
-
-
 def cells(summaries: Summaries, evaluated_on: str = "test") -> list[list[str]]:
-    """Return the table's rows, of which the first has the headings.
+    """Return the rows of the table; the first row has the headings.
 
     Parameters
     ----------
     summaries : mapping
-        Each algorithm's part of ``summary.json``.
-    evaluated_on : {"test", "validation"}
-        What accuracies and losses are of.
+        The summary of each algorithm.
+    evaluated_on : {"test", "validation"}, default "test"
+        The examples on which accuracies and losses were measured.
     """
     columns = dict(COLUMNS)
     if not any("accuracy" in summary for summary in summaries.values()):
         columns |= LOSSES
-    # Metrics of the task's own.
     for summary in summaries.values():
-        own = [n for n in summary if n not in (*columns, *LOSSES, "seeds")]
-        own = [n for n in own if not n.endswith(OVER_SEEDS)]
-        columns |= {name: (name, "{:.4g}", 1.0) for name in own}
+        # All other entries are metrics of the task.
+        for name in summary:
+            hidden = name in (*LOSSES, "seeds") or name.endswith(OVER_SEEDS)
+            if name not in columns and not hidden:
+                columns[name] = (name, "{:.4g}", 1.0)
     present = [n for n in columns if any(n in s for s in summaries.values())]
-    headings = [columns[name][0] for name in present]
+    headings = {name: columns[name][0] for name in present}
     if evaluated_on == "validation" and "accuracy" in present:
-        headings[present.index("accuracy")] = "validation accuracy"
+        headings["accuracy"] = "validation accuracy"
     if "loss" in present:
-        headings[present.index("loss")] = f"{evaluated_on} loss"
-    rows = [["algorithm", *headings]]
+        headings["loss"] = f"{evaluated_on} loss"
+    rows = [["algorithm", *headings.values()]]
     for algorithm, summary in summaries.items():
-        row = [algorithm]
-        for name in present:
-            value = summary.get(name)
-            _, form, unit = columns[name]
-            text = ""
-            if isinstance(value, int | float):
-                text = form.format(value if unit == 1 else value / unit)
-                if (spread := summary.get(name + OVER_SEEDS)) is not None:
-                    text += f" ± {form.format(spread)}"
-            row.append(text)
-        rows.append(row)
+        rows.append([algorithm, *(_cell(summary, n, *columns[n][1:]) for n in present)])
     return rows
 
 
+def _cell(summary: Mapping[str, Any], name: str, form: str, unit: float) -> str:
+    value = summary.get(name)
+    if not isinstance(value, int | float):
+        return ""
+    text = form.format(value if unit == 1 else value / unit)
+    if (deviation := summary.get(name + OVER_SEEDS)) is not None:
+        text += f" ± {form.format(deviation)}"
+    return text
+
+
 def show(summaries: Summaries, evaluated_on: str) -> None:
-    """Print the final table."""
+    """Print the table."""
     head, *rows = cells(summaries, evaluated_on)
     table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
     for heading, *column in zip(head, *rows, strict=True):
-        # No word is cut, however narrow the terminal.
+        # Words are never cut, however narrow the terminal is.
         words = " ".join([heading, *column]).split()
         table.add_column(escape(heading), min_width=max(map(len, words)))
     for row in rows:
         table.add_row(*map(escape, row))
-    terminal = console()
-    # Wider than the terminal, its lines go on in the next one.
-    terminal.print(table, crop=False)
+    # Lines of a table that is wider than the terminal are wrapped.
+    console().print(table, crop=False)
 
 
 def write_tables(output: Path, summaries: Summaries, evaluated_on: str) -> None:
     """Write ``table.md`` and ``table.tex``."""
-    rows = cells(summaries, evaluated_on)
-    said = legend(evaluated_on)
-    text = f"{markdown(rows)}\n{said}.\n"
-    write_atomically(output / MARKDOWN, text.encode())
-    write_atomically(output / LATEX, f"% {said}.\n{latex(rows)}".encode())
+    rows, legend = cells(summaries, evaluated_on), LEGEND.format(evaluated_on)
+    write_atomically(output / MARKDOWN, f"{markdown(rows)}\n{legend}.\n".encode())
+    write_atomically(output / LATEX, f"% {legend}.\n{latex(rows)}".encode())
 
 
 def markdown(rows: list[list[str]]) -> str:
-    """Return rows, of which the first has the headings, as a Markdown table."""
+    """Format rows as a Markdown table. The first row has the headings."""
     escaped = [[cell.replace("|", "\\|") for cell in row] for row in rows]
     rule = ["---", *["---:"] * (len(rows[0]) - 1)]
     lines = ["| " + " | ".join(row) + " |" for row in (escaped[0], rule, *escaped[1:])]
@@ -132,7 +126,7 @@ def markdown(rows: list[list[str]]) -> str:
 
 
 def latex(rows: list[list[str]]) -> str:
-    r"""Return rows, of which the first has the headings, as a LaTeX tabular."""
+    """Format rows as a LaTeX tabular. The first row has the headings."""
     head, *body = [" & ".join(map(_tex, row)) + r" \\" for row in rows]
     columns = "l" + "r" * (len(rows[0]) - 1)
     lines = [

@@ -1,4 +1,4 @@
-"""What a run shows, and how it is told to end."""
+"""Output to the terminal, and signals that end a run."""
 
 import contextlib
 import os
@@ -11,71 +11,69 @@ from typing import Any, TextIO, cast
 from rich.console import Console
 
 
-class _Forgiving:
-    """Standard output, of which the loss is no loss: whatever ends it, a run goes on.
+class _SafeStream:
+    """Standard output that never raises.
 
-    It may be a file on a full disk, or a pipe whose reader has left.
+    It may be a file on a full disk or a pipe without a reader, which must not end a
+    run. After the first error all output is discarded.
     """
 
     def __init__(self, stream: TextIO) -> None:
-        # Not whatever is there later: rich has its own in its place for a while.
+        # rich replaces `sys.stdout` while it shows a progress bar.
         self._stream = stream
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._stream, name)
 
     def write(self, text: str) -> int:
-        """Write, or give it up for good."""
-        with self._given_up():
+        with self._discard_on_error():
             self._stream.write(text)
         return len(text)
 
     def flush(self) -> None:
-        """Flush, or give it up for good."""
-        with self._given_up():
+        with self._discard_on_error():
             self._stream.flush()
 
     @contextlib.contextmanager
-    def _given_up(self) -> Iterator[None]:
+    def _discard_on_error(self) -> Iterator[None]:
         try:
             yield
         except OSError:
-            # What is still in its buffer would fail again when the process ends.
+            # Buffered text would otherwise raise again when the process exits.
             with contextlib.suppress(OSError):
-                shown = self._stream.fileno()
-                nowhere = os.open(os.devnull, os.O_WRONLY)
-                os.dup2(nowhere, shown)
-                os.close(nowhere)
+                null = os.open(os.devnull, os.O_WRONLY)
+                os.dup2(null, self._stream.fileno())
+                os.close(null)
 
 
 def console() -> Console:
-    """Return a console on standard output that never raises for what it shows."""
-    # Without standard output rich shows nothing.
-    return Console(file=cast(Any, _Forgiving(sys.stdout)) if sys.stdout else None)
+    """Return a console that writes to standard output and never raises `OSError`."""
+    # Without standard output, rich shows nothing.
+    return Console(file=cast(Any, _SafeStream(sys.stdout)) if sys.stdout else None)
 
 
 @contextlib.contextmanager
-def ended_as_by_ctrl_c() -> Iterator[None]:
-    """Have a request to end, or a closed terminal, end a run as Ctrl-C does.
+def signals_as_ctrl_c() -> Iterator[None]:
+    """Handle SIGTERM and SIGHUP as Ctrl-C, so that a run ends with a checkpoint.
 
-    That is with a checkpoint, which a second request does not break off: a closed
-    terminal may send several. A third Ctrl-C does. What is ignored, as with ``nohup``,
-    stays so.
+    Further signals are ignored while the checkpoint is written, as a closing terminal
+    may send several; a third Ctrl-C raises again. Signals that are ignored or have
+    another handler are left alone.
     """
     former = {}
-    requests = 0
+    received = 0
 
     def end(number: int, frame: FrameType | None) -> None:
-        nonlocal requests
-        requests += 1
-        if requests == 1 or (number == signal.SIGINT and requests > 2):
+        nonlocal received
+        received += 1
+        if received == 1 or (number == signal.SIGINT and received > 2):
             raise KeyboardInterrupt
 
-    usual = (signal.SIG_DFL, signal.default_int_handler)
+    defaults = (signal.SIG_DFL, signal.default_int_handler)
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        # Only of the main thread, and of what nobody else sees to.
+        # Handlers can only be set in the main thread.
         with contextlib.suppress(ValueError):
-            if signal.getsignal(number) in usual:
+            if signal.getsignal(number) in defaults:
                 former[number] = signal.signal(number, end)
     try:
         yield

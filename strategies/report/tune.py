@@ -1,4 +1,4 @@
-"""A small grid over named settings: the validation sets pick, the test sets judge."""
+"""Grid search: choose settings on validation data, then test the chosen ones once."""
 
 import tomllib
 from collections.abc import Callable, Mapping, Sequence
@@ -10,9 +10,9 @@ from rich.markup import escape
 from rich.table import Table
 
 from flwr_frl.strategies.algorithms import short_name
-from flwr_frl.strategies.report.output import said
+from flwr_frl.strategies.report.output import log_os_errors
 from flwr_frl.strategies.report.results import write_json
-from flwr_frl.strategies.report.seeds import PREFIX, combine
+from flwr_frl.strategies.report.seeds import PREFIX
 from flwr_frl.strategies.report.tables import write_tables
 from flwr_frl.strategies.report.terminal import console
 from flwr_frl.task.checkpoint import FILE as CHECKPOINT
@@ -20,54 +20,63 @@ from flwr_frl.task.files import refuse_links
 from flwr_frl.task.settings import Setting, Settings, SettingsError
 
 FILE = "tune.json"
-# Where the settings say nothing.
+# The fraction of the training examples that is held out by default.
 VALIDATION_FRACTION = 0.2
-# What a choice by validation accuracy must not be about.
+# Settings that cannot be chosen by validation accuracy.
 FIXED = ("algorithm", "evaluate-on", "output", "resume", "seed", "validation-fraction")
 
+# Settings of a point of the grid.
 Point = dict[str, Setting]
-# Checked settings, one mapping for each seed.
-Prepared = Sequence[Settings]
-# A summary, or why there is none.
-Found = Mapping[str, Any] | SettingsError
+# The summary of a point's runs, or why there is none.
+Outcome = Mapping[str, Any] | SettingsError
 
 
-class Runs(NamedTuple):
-    """The runs of a point: of an algorithm, one for each seed, in a folder."""
+class PointRuns(NamedTuple):
+    """The runs of a point of the grid.
+
+    Parameters
+    ----------
+    algorithm : str
+        The algorithm.
+    settings : sequence of mapping
+        The checked settings of each seed.
+    folder : Path
+        The output folder of the point.
+    """
 
     algorithm: str
-    settings: Prepared
-    place: Path
+    settings: Sequence[Settings]
+    folder: Path
 
 
 def points(text: str) -> list[Point]:
-    """Return the points of a grid, ``name=value,value … name=value …``.
+    """Parse a grid, ``name=value,value … name=value …``, into its points.
 
-    Raises `SettingsError` if it cannot be read.
+    Raises `SettingsError` if it cannot be parsed.
     """
     axes: dict[str, list[Setting]] = {}
     for part in text.split():
         name, equals, values = part.partition("=")
         if not equals or not name or not values or name in axes:
-            raise _unreadable(text, f"what is {part!r}?")
+            raise _bad_grid(text, f"{part!r} is not a new setting with values")
         if name in FIXED:
-            raise _unreadable(text, f"{name} cannot be tuned")
-        axes[name] = [_value(value) for value in values.split(",")]
+            raise _bad_grid(text, f"{name} cannot be tuned")
+        axes[name] = [_parse_value(value) for value in values.split(",")]
     if not axes:
-        raise _unreadable(text, "it names no setting")
+        raise _bad_grid(text, "it names no setting")
     return [dict(zip(axes, chosen, strict=True)) for chosen in product(*axes.values())]
 
 
-def _value(value: str) -> Setting:
-    """Return a value as a run config has it; what is no number is a word."""
+def _parse_value(text: str) -> Setting:
+    """Parse a value as TOML. Anything else is a string, which needs no quotes."""
     try:
-        found: Setting = tomllib.loads(f"value = {value}")["value"]
-        return found
-    except tomllib.TOMLDecodeError:
+        value: Setting = tomllib.loads(f"value = {text}")["value"]
         return value
+    except tomllib.TOMLDecodeError:
+        return text
 
 
-def _unreadable(text: str, why: str) -> SettingsError:
+def _bad_grid(text: str, why: str) -> SettingsError:
     return SettingsError(
         f"--grid {text!r} cannot be read: it must be 'name=value,value …' ({why})"
     )
@@ -78,145 +87,138 @@ def tune(
     grid: Sequence[Point],
     given: Settings,
     output: Path,
-    prepare: Callable[[str, Settings], Prepared],
-    carry_out: Callable[[Sequence[Runs]], Sequence[Found]],
+    prepare: Callable[[str, Settings], Sequence[Settings]],
+    carry_out: Callable[[Sequence[PointRuns]], Sequence[Outcome]],
 ) -> dict[str, dict[str, Any]]:
-    """Try all points of a grid; run the best of each algorithm once more, and test it.
+    """Run all points of a grid, then run and test the best point of each algorithm.
 
-    A point is trained without ``validation-fraction`` of the training examples (0.2
-    where the settings say none) and evaluated on them; nobody looks at a test set. The
-    point with the highest accuracy (or lowest loss, where there are no accuracies), the
-    first of equals, then trains on all training examples and is tested.
+    Points are trained on a part of the training examples and evaluated on the rest
+    (``validation-fraction``, 0.2 by default); no test set is used. The point with the
+    highest accuracy, or the lowest loss if there are no accuracies, is trained on all
+    training examples and tested. The first point wins a tie.
 
     Parameters
     ----------
     algorithms : sequence of str
-        Each is tuned by itself.
+        The algorithms. Each is tuned separately.
     grid : sequence of dict
-        The points, as of `points`.
+        The points, as `points` returns them.
     given : mapping
-        What is set for all points; with ``resume``, runs that had begun go on.
+        Settings of all points. With ``resume``, runs that have a checkpoint continue.
     output : Path
-        Gets ``<algorithm>/point-<i>``, ``<algorithm>/test``, ``tune.json`` and the
-        tables.
+        The output folder, for ``<algorithm>/point-<i>``, ``<algorithm>/test``,
+        ``tune.json`` and the tables.
     prepare : callable
-        Of an algorithm and settings; checks them before anything runs.
+        Checks an algorithm's settings; returns those of each seed.
     carry_out : callable
-        Of the runs of some points; returns what each came to.
+        Runs points; returns the outcome of each.
 
     Returns
     -------
     dict
-        What ``tune.json`` has of each algorithm: ``points`` with their ``settings`` and
-        their ``accuracy`` (or ``loss``), or why they ``failed``; ``picked``; and
-        ``test``, the summary.
+        The content of ``tune.json``, by algorithm: ``points`` with their ``settings``
+        and their ``accuracy`` or ``loss``, or why they ``failed``; the settings
+        ``picked``; and ``test``, the summary.
 
     Raises
     ------
     SettingsError
-        If a setting is bad, or no point of an algorithm could be run.
+        If a setting is invalid or all points of an algorithm failed.
     """
     if "evaluate-on" in given:
         raise SettingsError(
             f"evaluate-on is {given['evaluate-on']!r}; it must not be set with tune, "
-            "which evaluates on validation data and in the end on test data"
+            "which evaluates on validation data and finally on test data"
         )
     fraction = given.get("validation-fraction") or VALIDATION_FRACTION
     held_out = {"validation-fraction": fraction, "evaluate-on": "validation"}
-    prepared: list[tuple[Point, Runs]] = []
+
+    def plan(algorithm: str, settings: Settings, folder: Path) -> PointRuns:
+        settings = _in_folder(settings, folder, algorithm)
+        return PointRuns(algorithm, prepare(algorithm, settings), folder)
+
+    # Everything is checked before anything runs.
+    planned: dict[str, list[tuple[Point, PointRuns]]] = {}
     for name in algorithms:
-        different: list[Prepared] = []
+        planned[name], distinct = [], []
         for i, point in enumerate(grid):
-            place = output / short_name(name) / f"point-{i}"
-            own = _placed({**given, **point, **held_out}, place, name)
-            runs = prepare(name, own)
-            elsewhere = [{**run, "output": "", "resume": ""} for run in runs]
-            # What only other algorithms of the command read makes no other run.
-            if elsewhere not in different:
-                different.append(elsewhere)
-                prepared.append((point, Runs(name, runs, place)))
-    found: dict[str, dict[str, Any]] = {}
-    for algorithm in algorithms:
-        own_points = [(p, r) for p, r in prepared if r.algorithm == algorithm]
-        scores = map(_score, carry_out([runs for _, runs in own_points]))
+            folder = output / short_name(name) / f"point-{i}"
+            runs = plan(name, {**given, **point, **held_out}, folder)
+            # Points that differ only in settings of other algorithms are the same run.
+            values = [{**run, "output": "", "resume": ""} for run in runs.settings]
+            if values not in distinct:
+                distinct.append(values)
+                planned[name].append((point, runs))
+    tuned: dict[str, dict[str, Any]] = {}
+    for name, named_points in planned.items():
+        outcomes = carry_out([runs for _, runs in named_points])
         tried = [
-            {"settings": point} | score
-            for (point, _), score in zip(own_points, scores, strict=True)
+            {"settings": point} | _score(outcome)
+            for (point, _), outcome in zip(named_points, outcomes, strict=True)
         ]
-        best = _best(algorithm, tried)
-        place = output / short_name(algorithm) / "test"
-        own = {**given, **best, "validation-fraction": 0.0, "evaluate-on": "test"}
-        runs = prepare(algorithm, _placed(own, place, algorithm))
-        (test,) = carry_out([Runs(algorithm, runs, place)])
+        best = _best(name, tried)
+        final = {**given, **best, "validation-fraction": 0.0, "evaluate-on": "test"}
+        runs = plan(name, final, output / short_name(name) / "test")
+        (test,) = carry_out([runs])
         if isinstance(test, SettingsError):
             raise test
-        found[short_name(algorithm)] = {
+        tuned[short_name(name)] = {
             "validation-fraction": fraction,
             "points": tried,
             "picked": best,
             "test": test,
         }
-        with said(output / FILE):
-            write_json(output / FILE, found)
-    with said(f"tables in {output}"):
-        write_tables(output, {name: own["test"] for name, own in found.items()}, "test")
-    return found
+        with log_os_errors(output / FILE):
+            write_json(output / FILE, tuned)
+    with log_os_errors(f"tables in {output}"):
+        tested = {name: entry["test"] for name, entry in tuned.items()}
+        write_tables(output, tested, "test")
+    return tuned
 
 
-def _placed(settings: Settings, place: Path, algorithm: str) -> Settings:
-    """Return settings that write to a place, and go on with what has begun there."""
-    refuse_links("output", place.parent, place)
-    own = f"{short_name(algorithm)}/{CHECKPOINT}"
-    begun = [*place.glob(own), *place.glob(f"{PREFIX}*/{own}")]
-    resume = str(place) if settings.get("resume") and begun else ""
-    return {**settings, "output": str(place), "resume": resume}
+def _in_folder(settings: Settings, folder: Path, algorithm: str) -> Settings:
+    """Return settings that write to a folder and resume a run that has begun there."""
+    refuse_links("output", folder.parent, folder)
+    path = f"{short_name(algorithm)}/{CHECKPOINT}"
+    begun = [*folder.glob(path), *folder.glob(f"{PREFIX}*/{path}")]
+    resume = str(folder) if settings.get("resume") and begun else ""
+    return {**settings, "output": str(folder), "resume": resume}
 
 
-def over_seeds(runs: Runs, found: Sequence[Found]) -> Found:
-    """Return the summary over seeds of what each came to; or the first failure."""
-    summaries = []
-    name = short_name(runs.algorithm)
-    for own in found:
-        if isinstance(own, SettingsError):
-            return own
-        summaries.append({name: dict(own)})
-    return combine(runs.place, runs.settings, summaries)[name]
-
-
-def _score(found: Found) -> dict[str, Any]:
-    # A step size with which nothing converges is no reason to end here.
-    if isinstance(found, SettingsError):
-        return {"failed": str(found)}
-    name = "accuracy" if "accuracy" in found else "loss"
-    return {name: found[name]} if name in found else {"failed": "no evaluation"}
+def _score(outcome: Outcome) -> dict[str, Any]:
+    # A learning rate that diverges must not end the search.
+    if isinstance(outcome, SettingsError):
+        return {"failed": str(outcome)}
+    name = "accuracy" if "accuracy" in outcome else "loss"
+    return {name: outcome[name]} if name in outcome else {"failed": "no evaluation"}
 
 
 def _best(algorithm: str, tried: Sequence[Mapping[str, Any]]) -> Point:
-    scored = [own for own in tried if "failed" not in own]
+    scored = [point for point in tried if "failed" not in point]
     if not scored:
         raise SettingsError(
-            f"no point of the grid could be run with {algorithm}; the first failed as "
+            f"all points of the grid failed with {algorithm}, the first with: "
             f"{tried[0]['failed']}"
         )
 
-    def quality(own: Mapping[str, Any]) -> float:
-        return float(own["accuracy"] if "accuracy" in own else -own["loss"])
+    def score(point: Mapping[str, Any]) -> float:
+        return float(point["accuracy"] if "accuracy" in point else -point["loss"])
 
-    best: Point = max(scored, key=quality)["settings"]
+    best: Point = max(scored, key=score)["settings"]
     return best
 
 
-def show_points(found: Mapping[str, Mapping[str, Any]]) -> None:
-    """Print what each point came to."""
+def show_points(tuned: Mapping[str, Mapping[str, Any]]) -> None:
+    """Print the validation score of each point."""
     table = Table("algorithm", "settings", "validation", "picked")
-    for name, own in found.items():
-        for point in own["points"]:
+    for name, entry in tuned.items():
+        for point in entry["points"]:
             text = " ".join(f"{n}={v}" for n, v in point["settings"].items())
             score = point.get("failed", "")
             if "accuracy" in point:
                 score = f"{point['accuracy']:.2%}"
             elif "loss" in point:
                 score = f"loss {point['loss']:.4g}"
-            picked = "yes" if point["settings"] == own["picked"] else ""
+            picked = "yes" if point["settings"] == entry["picked"] else ""
             table.add_row(name, escape(text), escape(score), picked)
     console().print(table)

@@ -1,7 +1,4 @@
-"""Who is there and how a run goes on, while it does: a line a round, and a file.
-
-``status.json`` beside ``metrics.jsonl`` is what the page shows of a run that goes on.
-"""
+"""The progress of a run: a line of log per round, and ``status.json`` for the page."""
 
 import contextlib
 import os
@@ -9,36 +6,37 @@ import platform
 import time
 from collections.abc import Iterator, Sequence
 from itertools import islice
-from logging import INFO, WARNING
+from logging import INFO
 from pathlib import Path
 from typing import Any
 
 from flwr.common import log
 
 from flwr_frl.strategies.hooks import RunHooks
+from flwr_frl.strategies.report.output import log_os_errors
 from flwr_frl.strategies.report.results import STATUS, Row, quality, strict_json
 from flwr_frl.strategies.server.checks import several
 from flwr_frl.strategies.server.pending_round import PendingRound
 from flwr_frl.task.files import write_atomically
 
-# Seconds between two writings of the file, and how many times what the last one took:
-# it has a line for each client.
-INTERVAL, SHARE = 1.0, 20.0
+# The least number of seconds between two writes of the status, and the least multiple
+# of what a write takes, as the status has an entry for each client.
+INTERVAL, WRITE_MULTIPLE = 1.0, 20.0
 
 
 class Watch:
-    """Tells who has come, who has left and how far the run is.
+    """Report which clients are connected and how the run progresses.
 
     Parameters
     ----------
     strategy : RunHooks
-        The strategy, which knows the clients.
+        The strategy, which manages the clients.
     directory : Path
-        Where ``status.json`` is written.
+        The folder of ``status.json``.
     rounds : int
-        How many rounds there will be.
-    evaluated_on : {"test", "validation"}
-        What losses of evaluations are of.
+        The number of rounds of the run.
+    evaluated_on : {"test", "validation"}, default "test"
+        The examples on which losses are measured.
     """
 
     def __init__(
@@ -50,138 +48,126 @@ class Watch:
     ) -> None:
         self.strategy, self.directory, self.rounds = strategy, directory, rounds
         self.evaluated_on = evaluated_on
-        # Names of those that are there by node, when the others were last seen, and
-        # what was last wrong with a client.
-        self._here: dict[int, str] = {}
-        self._known = 0
-        self._gone: dict[str, float] = {}
-        self._wrong: dict[str, str] = {}
-        self._written = self._took = 0.0
+        # Names of the connected clients by node, and how many have ever been known.
+        self._connected: dict[int, str] = {}
+        self._num_known = 0
+        # When the others were last seen, and the last problem with a client, by name.
+        self._last_seen: dict[str, float] = {}
+        self._problems: dict[str, str] = {}
+        self._written = self._write_seconds = 0.0
 
     @contextlib.contextmanager
     def over(self, rows: list[Row]) -> Iterator[None]:
-        """Watch a run: one that is left by an error has ``stopped``."""
-        self.begin(rows)
+        """Watch a run. An exception in the context marks the run as stopped."""
+        joined, _ = self._update_connected()
+        log(INFO, "connected clients: %s", several(joined) or "none yet")
+        self._write("running", rows)
         try:
             yield
         except BaseException:
             self.end("stopped", rows)
             raise
 
-    def begin(self, rows: list[Row]) -> None:
-        """Say who is there before the first round."""
-        joined, _ = self._changes()
-        log(INFO, "clients that are here: %s", several(joined) or "none yet")
-        self._write("running", rows)
-
     def after_round(self, rows: list[Row]) -> None:
-        """Say in one line how the round of the last row went."""
-        row, (joined, left) = rows[-1], self._changes()
-        exchange = self.strategy.training
-        self._note(exchange, f"round {row['round']}")
-        # That of the evaluation, where there was one.
-        latest = getattr(self.strategy, "pending", exchange)
-        if latest is not exchange:
-            self._note(latest, f"evaluation of round {row['round']}")
-        silent = exchange.silent if self.strategy.waits_for_all else []
+        """Log the round of the last row, and write the status if it is due."""
+        row, (joined, left) = rows[-1], self._update_connected()
+        training = self.strategy.training
+        self._add_problems(training, f"round {row['round']}")
+        # The latest exchange is the evaluation if the round had one.
+        latest = getattr(self.strategy, "pending", training)
+        if latest is not training:
+            self._add_problems(latest, f"evaluation of round {row['round']}")
+        silent = training.silent if self.strategy.waits_for_all else []
         parts = [
-            _numbers(row, self.evaluated_on),
+            _describe(row, self.evaluated_on),
             joined and f"joined: {several(joined)}",
             left and f"left: {several(left)}",
-            silent and f"no answer of {several(silent)}",
+            silent and f"no reply from {several(silent)}",
             row.get("rejected") and f"{row['rejected']:g} rejected",
         ]
         if (seconds := seconds_left(rows, self.rounds)) is not None:
             parts.append(f"{duration(seconds)} left")
         text = "; ".join(part for part in parts if part)
         log(INFO, "round %d of %d: %s", row["round"], self.rounds, text)
-        if time.monotonic() - self._written >= max(INTERVAL, SHARE * self._took):
+        interval = max(INTERVAL, WRITE_MULTIPLE * self._write_seconds)
+        if time.monotonic() - self._written >= interval:
             self._write("running", rows)
 
     def end(self, state: str, rows: list[Row]) -> None:
-        """Note how the run has ended: ``finished`` or ``stopped``."""
-        self._changes()
+        """Write the final state of the run: ``finished`` or ``stopped``."""
+        self._update_connected()
         self._write(state, rows)
 
-    def _changes(self) -> tuple[list[str], list[str]]:
-        """Return who has come and who has left since the last call."""
-        participants = self.strategy.clients
-        nodes, known = participants.here, len(participants.known)
-        if nodes == self._here.keys() and known == self._known:
+    def _update_connected(self) -> tuple[list[str], list[str]]:
+        """Return the clients that have joined and left since the last call."""
+        clients = self.strategy.clients
+        nodes, num_known = clients.here, len(clients.known)
+        if nodes == self._connected.keys() and num_known == self._num_known:
             return [], []
         names = {node: self.strategy.name_of(node) for node in sorted(nodes)}
-        # One that has said its name since has been there.
-        joined = [f"{names[n]} (node {n})" for n in nodes - self._here.keys()]
-        away = {name for node, name in self._here.items() if node not in nodes}
-        left = sorted(away.difference(names.values()))
-        self._gone |= dict.fromkeys(left, time.time())
-        self._here, self._known = names, known
+        joined = [f"{names[n]} (node {n})" for n in nodes - self._connected.keys()]
+        gone = {name for node, name in self._connected.items() if node not in nodes}
+        # A client may have reconnected as another node, or may have been named since.
+        left = sorted(gone.difference(names.values()))
+        self._last_seen |= dict.fromkeys(left, time.time())
+        self._connected, self._num_known = names, num_known
         return sorted(joined), left
 
-    def _note(self, exchange: PendingRound, when: str) -> None:
-        """Keep why a client's reply did not count."""
+    def _add_problems(self, exchange: PendingRound, when: str) -> None:
         if self.strategy.waits_for_all or when.startswith("evaluation"):
-            self._wrong |= dict.fromkeys(exchange.silent, f"{when}: no answer")
-        self._wrong |= {n: f"{when}: {why}" for n, why in exchange.rejections}
+            self._problems |= dict.fromkeys(exchange.silent, f"{when}: no reply")
+        self._problems |= {n: f"{when}: {why}" for n, why in exchange.rejections}
 
-    def _clients(self) -> list[dict[str, Any]]:
-        """Return what is known of each client, in the order of their names."""
+    def _clients(self, measure: str) -> list[dict[str, Any]]:
+        """Return the status of each client, sorted by name."""
         strategy, now = self.strategy, time.time()
-        participants, measure = strategy.clients, self._measure()
-        nodes = {name: node for node, name in self._here.items()}
-        about = {p.name: p.properties for p in participants.known.values()}
+        manager = strategy.clients
+        nodes = {name: node for node, name in self._connected.items()}
+        properties = {c.name: c.properties for c in manager.known.values()}
         refused = {
             strategy.name_of(n): f"takes no part: {why}"
-            for n, why in participants.refusals.items()
+            for n, why in manager.refusals.items()
         }
-        clients = []
-        for name in sorted({*nodes, *self._gone, *about, *self._wrong, *refused}):
-            metrics = strategy.client_metrics.get(name, {})
-            own = about.get(name, {})
-            clients.append(
-                {
-                    "client": participants.label(name),
-                    # JavaScript's numbers are too short for it.
-                    "node": str(nodes[name]) if name in nodes else None,
-                    "last-seen": now if name in nodes else self._gone.get(name),
-                    "last-round": strategy.ledger.acknowledged.get(name, 0),
-                    "num-examples": own.get("num-examples"),
-                    "num-test-examples": own.get("num-test-examples"),
-                    "quality": metrics.get(measure),
-                    "reason": refused.get(name) or self._wrong.get(name, ""),
-                }
-            )
-        return clients
-
-    def _measure(self) -> str:
-        """Return the metric by which the clients are shown."""
-        every = self.strategy.client_metrics.values()
-        return quality({name for metrics in every for name in metrics})
+        names = {*nodes, *self._last_seen, *properties, *self._problems, *refused}
+        return [
+            {
+                "client": manager.label(name),
+                # As text, since JavaScript's numbers have too few digits.
+                "node": str(nodes[name]) if name in nodes else None,
+                "last-seen": now if name in nodes else self._last_seen.get(name),
+                "last-round": strategy.ledger.acknowledged.get(name, 0),
+                "num-examples": properties.get(name, {}).get("num-examples"),
+                "num-test-examples": properties.get(name, {}).get("num-test-examples"),
+                "quality": strategy.client_metrics.get(name, {}).get(measure),
+                "reason": refused.get(name) or self._problems.get(name, ""),
+            }
+            for name in sorted(names)
+        ]
 
     def _write(self, state: str, rows: list[Row]) -> None:
         began = time.monotonic()
+        every = self.strategy.client_metrics.values()
+        measure = quality({name for metrics in every for name in metrics})
         status = {
             "state": state,
-            # By which a page on this machine sees that it is killed.
+            # A page on the same machine can tell whether the process was killed.
             "host": platform.node(),
             "process": os.getpid(),
             "rounds": self.rounds,
             "written": time.time(),
             "left": seconds_left(rows, self.rounds) if state == "running" else None,
-            "measure": self._measure(),
-            "clients": self._clients(),
+            "measure": measure,
+            "clients": self._clients(measure),
         }
-        try:
+        with log_os_errors(STATUS):
             data = strict_json(status).encode()
             write_atomically(self.directory / STATUS, data, durable=False)
-        except OSError as error:
-            log(WARNING, "%s not written: %s", STATUS, error)
         self._written = time.monotonic()
-        self._took = self._written - began
+        self._write_seconds = self._written - began
 
 
-def _numbers(row: Row, evaluated_on: str) -> str:
-    """Return how many clients counted, the loss and the quality of a round."""
+def _describe(row: Row, evaluated_on: str) -> str:
+    """Return the number of clients, the training loss and the quality of a round."""
     clients = int(row.get("clients", 0))
     parts = [f"{clients} client{'s' * (clients != 1)}"]
     if row.get("train-loss") is not None:
@@ -195,9 +181,9 @@ def _numbers(row: Row, evaluated_on: str) -> str:
 
 
 def seconds_left(rows: Sequence[Row], rounds: int) -> float | None:
-    """Return how long the other rounds will take, at the pace of the last ten.
+    """Estimate the remaining time of a run from its last ten rounds, in seconds.
 
-    None before the second round, and where none is left.
+    Returns None before the second round and after the last one.
     """
     timed = (row for row in reversed(rows) if row.get("seconds") is not None)
     recent = list(islice(timed, 11))[::-1]
@@ -209,14 +195,13 @@ def seconds_left(rows: Sequence[Row], rounds: int) -> float | None:
 
 
 def duration(seconds: float) -> str:
-    """Return a time in its two largest units: ``3 h 20 min``."""
-    whole = round(seconds)
-    for unit, size, smaller, part in (
-        ("d", 86400, "h", 3600),
-        ("h", 3600, "min", 60),
-        ("min", 60, "s", 1),
-    ):
-        if whole >= size:
-            rest = whole % size // part
-            return f"{whole // size} {unit}" + (f" {rest} {smaller}" if rest else "")
-    return f"{whole} s"
+    """Format a time in its two largest units: ``3 h 20 min``."""
+    rest, parts = round(seconds), []
+    for unit, size in (("d", 86400), ("h", 3600), ("min", 60), ("s", 1)):
+        count, rest = divmod(rest, size)
+        # After the first unit only the next smaller one is shown.
+        if count:
+            parts.append(f"{count} {unit}")
+        if parts and (len(parts) == 2 or not count):
+            break
+    return " ".join(parts) or "0 s"

@@ -283,7 +283,7 @@ class Rounds:
             for name in self.strategy.names_of_evaluated():
                 own = dict(self.strategy.client_metrics[name])
                 own.pop(NUM_EXAMPLES, None)
-                self.report.tidy.add(server_round, label(name), own)
+                self.report.add_client(server_round, label(name), own)
         self.report.add(row)
         self.watch.after_round(self.report.rows)
         # A strategy that has nobody left to ask says so.

@@ -44,7 +44,7 @@ def test_flwr_run_equals_inline(tmp_path: Path) -> None:
     assert len(rows) == 2, said
     # Whoever looks on sees where the results are, and how each round went.
     assert f"results are written to {simulated}/flute" in said
-    assert "clients that are here: " in said
+    assert "connected clients: " in said
     assert "round 2 of 2: 2 clients, train loss " in said
     subprocess.run(
         [

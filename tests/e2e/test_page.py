@@ -90,7 +90,7 @@ def test_in_a_browser(tmp_path: Path) -> None:
             # The folder goes, and so does who served it.
             shutil.rmtree(folder)
             page.wait("document.body.textContent.includes('No run has written')")
-        page.wait("document.body.textContent.includes('nobody serves this page')")
+        page.wait("document.body.textContent.includes('connection lost')")
         assert page.value("document.title") == "results: federated runs"
 
         # As a file it is the same, and asks nobody for anything.

@@ -14,7 +14,7 @@ from command_line import STEADY as USUAL
 from command_line import Killed, assert_same_rows, die_in, rows_of, run
 
 from flwr_frl import running
-from flwr_frl.strategies.report.output import locked, put_aside, take_over
+from flwr_frl.strategies.report.output import archive_run, locked, prepare_directory
 from flwr_frl.strategies.report.report import Report
 from flwr_frl.strategies.report.results import read_rows
 from flwr_frl.strategies.report.terminal import console
@@ -39,7 +39,7 @@ def test_ctrl_c_leaves_a_checkpoint_and_a_hint(
         die_in(patched, 3, KeyboardInterrupt)
         go(parts, algorithm, rounds=4, code=130)
     said = capsys.readouterr().err.strip().splitlines()[-1]
-    hint = f"""interrupted; go on with --run-config 'resume="{parts}"'"""
+    hint = f"""interrupted; continue with --run-config 'resume="{parts}"'"""
     assert said == hint
     assert (parts / algorithm / FILE).is_file()
     assert len(rows_of(parts, algorithm)) == 2
@@ -115,7 +115,7 @@ def test_a_second_run_keeps_what_the_first_left(tmp_path, caplog) -> None:
     checkpoint = (tmp_path / "fedrep" / FILE).read_bytes()
     go(tmp_path, "fedrep", rounds=1, seed=7)
     (aside,) = tmp_path.glob("earlier-*")
-    line = f"what an earlier run left is kept in {aside}; resume='{aside}' goes on"
+    line = f"the earlier run was moved to {aside}; continue it with resume='{aside}'"
     assert line in caplog.text
     assert (aside / "fedrep" / FILE).read_bytes() == checkpoint
     assert rows_of(aside, "fedrep") == first
@@ -150,14 +150,14 @@ def test_a_kill_while_an_earlier_run_is_put_aside_splits_it_in_no_two(
     with monkeypatch.context() as patched:
         patched.setattr(Path, "rename", die)
         with pytest.raises(Killed):
-            put_aside(tmp_path, "fedrep")
-    put_aside(tmp_path, "fedrep")
+            archive_run(tmp_path, "fedrep")
+    archive_run(tmp_path, "fedrep")
     (aside,) = tmp_path.glob("earlier-*")
     kept = {path.name for path in (aside / "fedrep").iterdir()}
     assert kept == {"clients", *parts}
     # Another one is kept beside it.
     (directory / FILE).touch()
-    put_aside(tmp_path, "fedrep")
+    archive_run(tmp_path, "fedrep")
     assert len(list(tmp_path.glob(f"earlier-*/fedrep/{FILE}"))) == 2
 
 
@@ -173,7 +173,8 @@ def test_two_runs_in_one_folder(tmp_path, capsys) -> None:
     with locked(tmp_path / "fedavg"):
         go(tmp_path, "fedavg", rounds=1, code=2)
         error = capsys.readouterr().err
-        assert error.startswith("error: output: another run is writing to ")
+        assert error.startswith("error: output is ")
+        assert "another run is writing to" in error
         assert error.count("\n") == 1
         # Another algorithm may.
         go(tmp_path, "fedper", rounds=1)
@@ -202,10 +203,10 @@ class Disk:
 
         monkeypatch.setattr(Report, "add", noted)
         for place in (
-            "flwr_frl.strategies.report.report.write_atomically",
+            "flwr_frl.strategies.report.tables.write_atomically",
             "flwr_frl.strategies.report.results.write_atomically",
             "flwr_frl.strategies.server.checkpoint.write_atomically",
-            "flwr_frl.strategies.report.report.os.fsync",
+            "flwr_frl.strategies.report.journal.os.fsync",
         ):
             module, _, name = place.rpartition(".")
             owner = (
@@ -235,8 +236,11 @@ def test_a_disk_that_stays_full_ends_no_run_with_a_traceback(
     # The table is shown, and nobody is sent to files that are not there.
     assert "accuracy" in out
     assert "metrics, clients, summary" not in out
-    assert f"error: {str(tmp_path)!r} lacks results, as the log says" in err
-    assert "metrics of round 2 not written: [Errno 28] No space left" in caplog.text
+    assert f"error: output is {str(tmp_path)!r}; results are missing" in err
+    assert (
+        "metrics of round 2 in metrics.jsonl not written: [Errno 28] No space left"
+        in caplog.text
+    )
     # What could be written is whole.
     assert [row["round"] for row in read_rows(tmp_path / "fedavg" / "metrics.jsonl")][
         :1
@@ -250,7 +254,7 @@ def test_a_disk_that_is_full_when_all_seeds_have_run(
     assert run(tmp_path, "fedavg", "--rounds", "2", "--seeds", "2", **STEADY) == 1
     out, err = capsys.readouterr()
     assert "Traceback" not in out + err
-    assert "of all seeds together is not written: [Errno 28] No space" in caplog.text
+    assert "summary.json not written: [Errno 28] No space" in caplog.text
     assert "accuracy" in out
     assert err.count("\n") == 1
 
@@ -341,9 +345,9 @@ def test_an_earlier_run_that_cannot_be_kept_is_one_line(tmp_path, monkeypatch, p
     (tmp_path / "fedrep").mkdir()
     (tmp_path / "fedrep" / FILE).touch()
     monkeypatch.setattr(place, full)
-    line = "^output: what '.*fedrep' has cannot be kept in '.*': No space left on"
+    line = "^output: .*fedrep' cannot be moved to '.*': No space left on"
     with pytest.raises(SettingsError, match=line):
-        put_aside(tmp_path, "fedrep")
+        archive_run(tmp_path, "fedrep")
 
 
 @pytest.mark.parametrize("place", ["os.mkdir", "os.replace"])
@@ -354,12 +358,12 @@ def test_states_that_cannot_be_copied_are_one_line(tmp_path, monkeypatch, place)
     monkeypatch.setattr(place, full)
     line = "^output: '.*000003' cannot be copied to '.*clients': [^']*No space left on"
     with pytest.raises(SettingsError, match=line):
-        take_over(tmp_path / "own", tmp_path / "former")
+        prepare_directory(tmp_path / "own", tmp_path / "former")
 
 
 def test_a_folder_that_cannot_be_made_is_one_line(tmp_path, monkeypatch):
     monkeypatch.setattr(Path, "mkdir", full)
-    line = "output: '.*out' cannot be made: No space left on device"
+    line = "output: '.*out' cannot be created: No space left on device"
     with pytest.raises(SettingsError, match=line), locked(tmp_path / "out"):
         pass
 
@@ -402,7 +406,7 @@ def test_an_earlier_run_is_kept_beside_a_link_of_its_name(tmp_path) -> None:
     (tmp_path / "out" / "fedrep").mkdir(parents=True)
     (tmp_path / "out" / "fedrep" / FILE).touch()
     (tmp_path / "out" / "earlier-unknown").symlink_to(tmp_path / "theirs")
-    put_aside(tmp_path / "out", "fedrep")
+    archive_run(tmp_path / "out", "fedrep")
     assert list((tmp_path / "theirs").iterdir()) == []
     assert (tmp_path / "out" / "earlier-unknown-2" / "fedrep" / FILE).is_file()
 
@@ -416,11 +420,11 @@ def test_only_files_called_as_simulated_clients_files_are_removed_or_copied(tmp_
         (own / name).write_text("ours")
     (tmp_path / "own" / "clients" / "000003").mkdir()
     former = states_in(tmp_path / "former" / "clients") / "000002"
-    take_over(tmp_path / "own", None)
+    prepare_directory(tmp_path / "own", None)
     assert texts_in(tmp_path / "own") == ["theirs"] * 2
     assert [path.name for path in own.iterdir()] == ["photo.jpg"]
     assert not (own.parent / "000003").exists()
-    take_over(tmp_path / "own", tmp_path / "former")
+    prepare_directory(tmp_path / "own", tmp_path / "former")
     copy = own.parent / "000002" / "00000001.safetensors"
     assert copy.read_bytes() == (former / "00000001.safetensors").read_bytes()
     assert copy.stat().st_mode & 0o777 == 0o600

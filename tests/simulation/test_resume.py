@@ -246,4 +246,6 @@ def test_a_run_that_has_not_begun_is_not_said_to_go_on(tmp_path, monkeypatch, ca
     monkeypatch.undo()
     die_in(monkeypatch, 2, KeyboardInterrupt)
     assert run(tmp_path, "fedrep", "--rounds", "2", **STEADY) == 130
-    assert f"go on with --run-config 'resume=\"{tmp_path}\"'" in capsys.readouterr().err
+    assert (
+        f"continue with --run-config 'resume=\"{tmp_path}\"'" in capsys.readouterr().err
+    )

@@ -16,8 +16,8 @@ from PIL import Image
 from flwr_frl import cli, running
 from flwr_frl.strategies import ALGORITHMS
 from flwr_frl.strategies.report.command_line import parse
+from flwr_frl.strategies.report.comparison import PER_RUN
 from flwr_frl.strategies.report.plot import plot
-from flwr_frl.strategies.report.report import OWN
 from flwr_frl.strategies.server_app import make_app
 from flwr_frl.task.models import MODELS
 from flwr_frl.task.settings import defaults
@@ -29,7 +29,7 @@ def compared(tmp_path_factory) -> Path:
     """Output of FedAvg and FedRep on digits."""
     output = tmp_path_factory.mktemp("compared") / "out"
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("flwr_frl.strategies.report.report.plot", plot)
+        patch.setattr("flwr_frl.strategies.report.comparison.plot", plot)
         words = ("fedavg", "fedrep", "--rounds", "15")
         quick = {"model": "mlp-2", "batch_size": 25, "head_epochs": 5}
         assert run(output, *words, **quick) == 0
@@ -104,7 +104,7 @@ def test_the_summary_has_the_settings(compared):
     config = json_of(compared / "summary.json")["config"]
     assert config["num-server-rounds"] == 15
     assert config["task"] == "digits"
-    assert set(config) == set(defaults()) - set(OWN)
+    assert set(config) == set(defaults()) - set(PER_RUN)
 
 
 def test_fedrep_is_clearly_above_fedavg(compared):

@@ -97,7 +97,7 @@ def test_seeds_at_the_same_time_stopped_and_resumed(tmp_path):
     begun.terminate()
     _, said = begun.communicate(timeout=120)
     assert begun.returncode == 130, said
-    assert "interrupted; go on with" in said
+    assert "interrupted; continue with" in said
     again = [*command[:-1], f"{text} resume='{beside}'"]
     done = subprocess.run(again, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stderr

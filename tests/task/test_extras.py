@@ -63,7 +63,7 @@ def test_a_run_without_them_lacks_the_plot_alone(lean, tmp_path, caplog, figures
         output=str(tmp_path),
     )
     assert run.summary["rounds"] == 2
-    text = "no accuracy.png without matplotlib (pip install 'flwr-frl[plot]')"
+    text = "no accuracy.png: matplotlib is missing"
     assert text in caplog.text
     found = {path.name for path in tmp_path.iterdir()}
     assert {"fedrep", "summary.json", "report.html", "metrics.csv"} <= found

@@ -1,1 +1,1 @@
-"""A page over a results folder: served while runs go on, and written at their end."""
+"""A web page that shows the runs of a results folder, during and after the runs."""

@@ -1,9 +1,9 @@
-"""Serve a page over a results folder, while runs go on and afterwards.
+"""Serve a page that shows the runs of a results folder.
 
-``python -m flwr_frl.strategies.report.page results`` shows at http://127.0.0.1:8765/
-the curves of all runs in the folder and a table of their clients, and brings itself up
-to date. Nothing can be changed by it. Without ``--host`` nobody but this machine sees
-it: from elsewhere, ``ssh -L 8765:127.0.0.1:8765 SERVER`` brings it to your own.
+``python -m flwr_frl.strategies.report.page results`` serves it at
+http://127.0.0.1:8765/, with curves of all runs and a table of their clients. The page
+is read-only and updates itself. By default only this machine can reach it; from another
+machine, use ``ssh -L 8765:127.0.0.1:8765 SERVER``.
 """
 
 import sys
@@ -18,31 +18,24 @@ PORT = 8765
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command line; return 0, or 2 after one line that says what is wrong."""
-    parser = Parser(
-        prog="python -m flwr_frl.strategies.report.page",
-        description=__doc__,
-        allow_abbrev=False,
-    )
-    parser.add_argument("folder", type=Path, metavar="DIR", help="a results folder")
-    parser.add_argument(
-        "--port",
-        type=int,
-        default=PORT,
-        metavar="PORT",
-        help=f"default {PORT}; 0 takes a free one",
-    )
-    text = f"the address to listen on; default {LOOPBACK}, 0.0.0.0 is all there are"
+    """Run the command; return 0, or 2 after printing one line for invalid input."""
+    name = "python -m flwr_frl.strategies.report.page"
+    parser = Parser(prog=name, description=__doc__, allow_abbrev=False)
+    parser.add_argument("folder", type=Path, metavar="DIR", help="the results folder")
+    text = "the port to listen on (default %(default)s); 0 picks a free port"
+    parser.add_argument("--port", type=int, default=PORT, metavar="PORT", help=text)
+    text = "the address to listen on (default %(default)s); 0.0.0.0 is all addresses"
     parser.add_argument("--host", default=LOOPBACK, help=text)
     try:
         options = parser.parse_args(arguments)
         if not options.folder.is_dir():
-            raise SettingsError(f"there is no folder {str(options.folder)!r}")
+            raise SettingsError(f"{str(options.folder)!r} is not a folder")
         server = PageServer(options.folder, options.port, options.host)
     except SettingsError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
-    print(f"{server.url} shows {options.folder.absolute()}; Ctrl-C ends it", flush=True)
+    folder = options.folder.absolute()
+    print(f"{server.url} shows {folder}; stop with Ctrl-C", flush=True)
     try:
         server.serve_forever()
     except KeyboardInterrupt:

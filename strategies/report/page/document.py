@@ -1,4 +1,4 @@
-"""One page over runs: curves, how far each is, and a table of its clients."""
+"""The page as HTML: a table of runs, their curves, and tables of their clients."""
 
 import base64
 import hashlib
@@ -6,47 +6,51 @@ from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from html import escape
 from pathlib import Path
+from typing import Any
 
-from flwr_frl.strategies.report.page.charts import DASHES, Curve, Point, bars, curves
+from flwr_frl.strategies.report.page.charts import COLOURS, DASHES, Curve, chart
 from flwr_frl.strategies.report.page.folder import (
-    Client,
+    TRAFFIC,
     Results,
     RunView,
+    number,
     shown,
 )
 from flwr_frl.strategies.report.page.look import SCRIPT, STYLE
 from flwr_frl.strategies.report.results import PAGE, quality
 from flwr_frl.strategies.report.watch import duration
+from flwr_frl.strategies.server.checks import one_line
 from flwr_frl.task.files import write_atomically
 
-# With more clients than this, how good they are is drawn as well.
-MANY = 30
 NOTHING = "-"
-# What of a row is shown already.
-ELSEWHERE = ("round", "seconds", "train-loss", "bytes-down", "bytes-up")
+# Metrics that the table of runs or a chart of its own shows.
+SHOWN_ELSEWHERE = (
+    *("round", "seconds", "train-loss", "bytes-down", "bytes-up"),
+    TRAFFIC,
+)
+
+# Formats a number.
+Format = Callable[[float], str]
+# The colour and the dash of each run's curves.
+Looks = Mapping[str, tuple[int, int]]
 
 
 def write_page(output: Path) -> None:
-    """Write ``report.html`` over all that is in a results folder."""
+    """Write ``report.html`` about all runs in a results folder."""
     write_atomically(output / PAGE, page(Results(output)).encode())
 
 
 def page(results: Results, live: bool = False) -> str:
-    """Return the whole page as HTML.
+    """Return the page as HTML that loads nothing from elsewhere.
 
     Parameters
     ----------
     results : Results
-        The folder.
+        The results folder.
     live : bool, default False
-        Whether it is served, and brings itself up to date.
-
-    Returns
-    -------
-    str
-        HTML that loads nothing from anywhere else.
+        Whether the page is served and updates itself.
     """
-    # Its name alone: the page is sent to others, who need not know where it lies.
+    # The name only: the page may be sent to others, who need not know the path.
     folder = escape(shown(results.folder.absolute().name))
     body = results.drawn(_body)
     digest = hashlib.sha256(body.encode()).hexdigest()[:16]
@@ -87,90 +91,76 @@ def _body(runs: Sequence[RunView]) -> str:
         return '<p class="nothing">No run has written anything here yet.</p>'
     looks = _looks(runs)
     newest = max(runs, key=lambda run: run.written)
-    details = [_clients(run, run is newest) for run in runs if run.clients]
-    return "\n".join(
-        [
-            _table_of_runs(runs, looks),
-            _charts(runs, looks),
-            "<h2>Clients</h2>",
-            *(details or ['<p class="nothing">None has been heard of yet.</p>']),
-        ]
-    )
+    clients = [_clients(run, run is newest) for run in runs if run.clients]
+    none = '<p class="nothing">No client has connected yet.</p>'
+    parts = [_runs(runs, looks), _charts(runs, looks), "<h2>Clients</h2>"]
+    return "\n".join([*parts, *(clients or [none])])
 
 
-def _looks(runs: Sequence[RunView]) -> dict[str, tuple[int, int]]:
-    """Return each run's colour, that of its algorithm, and its kind of dashes."""
+def _looks(runs: Sequence[RunView]) -> Looks:
+    """Give each algorithm a colour, and its runs different dashes."""
     colours: dict[str, int] = {}
-    many: dict[str, int] = {}
+    dashes: dict[str, int] = {}
     looks = {}
     for run in runs:
         colour = colours.setdefault(run.algorithm, len(colours))
-        # Where colours come again, dashes differ.
-        dash = many.get(run.algorithm, colour // 8)
-        many[run.algorithm] = dash + 1
+        # Algorithms with the same colour start with different dashes.
+        dash = dashes.get(run.algorithm, colour // COLOURS)
+        dashes[run.algorithm] = dash + 1
         looks[run.name] = colour, dash
     return looks
 
 
-# The runs.
-
-
-def _table_of_runs(runs: Sequence[RunView], looks: dict[str, tuple[int, int]]) -> str:
+def _runs(runs: Sequence[RunView], looks: Looks) -> str:
     rows = []
     for run in runs:
         colour, dash = looks[run.name]
         key = (
-            f'<svg class="key c{colour % 8}" viewBox="0 0 36 10"><path class="curve" '
-            f'd="M0 5H36" stroke-dasharray="{DASHES[dash % len(DASHES)]}"/></svg>'
+            f'<svg class="key c{colour % COLOURS}" viewBox="0 0 36 10"><path '
+            f'class="curve" d="M0 5H36" '
+            f'stroke-dasharray="{DASHES[dash % len(DASHES)]}"/></svg>'
         )
         measure = quality(run.series)
-        rows.append(
-            f'<tr><td class="name">{key}{escape(run.name)}</td>'
-            f"<td>{_latest(run, measure, _form(measure))}</td>"
-            f"<td>{_progress(run)}</td>"
-            f"<td>{_latest(run, 'train-loss', _plain)}</td>"
-            f"<td>{_bytes(run, 'bytes-down')}</td><td>{_bytes(run, 'bytes-up')}</td>"
-            f"<td>{_latest(run, 'seconds', duration)}</td>"
-            f"<td>{_when(run.written)}</td></tr>"
-        )
-    measures = {quality(run.series) for run in runs}
-    head = (
-        '<th class="name">run</th>'
-        f"<th>latest {escape(', '.join(sorted(measures)))}</th>"
-        "<th>round</th><th>training loss</th>"
-        "<th>MB down</th><th>MB up</th><th>took</th><th>written</th>"
-    )
+        cells = [
+            _latest(run, measure, _form(measure)),
+            _progress(run),
+            _latest(run, "train-loss", _plain),
+            _megabytes(run, "bytes-down"),
+            _megabytes(run, "bytes-up"),
+            _latest(run, "seconds", duration),
+            _time(run.written),
+        ]
+        data = "".join(f"<td>{cell}</td>" for cell in cells)
+        rows.append(f'<tr><td class="name">{key}{escape(run.name)}</td>{data}</tr>')
+    measures = ", ".join(sorted({quality(run.series) for run in runs}))
+    headings = [f"latest {escape(measures)}", "round", "training loss", "MB down"]
+    headings += ["MB up", "time", "written"]
+    head = "".join(f"<th>{heading}</th>" for heading in headings)
     return (
-        '<div class="box"><table id="runs"><thead><tr>'
+        '<div class="box"><table id="runs"><thead><tr><th class="name">run</th>'
         f"{head}</tr></thead><tbody>{''.join(rows)}</tbody></table></div>"
     )
 
 
-def _values(run: RunView, name: str) -> list[Point]:
-    return run.series.get(name, [])
+def _latest(run: RunView, name: str, form: Format) -> str:
+    points = run.series.get(name)
+    return escape(form(points[-1][1])) if points else NOTHING
 
 
-def _latest(run: RunView, name: str, form: Callable[[float], str]) -> str:
-    values = _values(run, name)
-    return escape(form(values[-1][1])) if values else NOTHING
-
-
-def _bytes(run: RunView, name: str) -> str:
-    values = _values(run, name)
-    return f"{sum(value for _, value in values) / 1e6:,.1f}" if values else NOTHING
+def _megabytes(run: RunView, name: str) -> str:
+    points = run.series.get(name)
+    return f"{sum(value for _, value in points) / 1e6:,.1f}" if points else NOTHING
 
 
 def _progress(run: RunView) -> str:
     text = f"{run.last_round:,}" + (f" of {run.rounds:,.0f}" if run.rounds else "")
-    if not run.state:
-        return text
-    text += f' <span class="{run.state}">{run.state}</span>'
-    if run.left is not None:
-        text += f", {duration(run.left)} left"
+    if run.state:
+        text += f' <span class="{run.state}">{run.state}</span>'
+        text += f", {duration(run.left)} left" if run.left is not None else ""
     return text
 
 
-def _when(seconds: float | None) -> str:
+def _time(seconds: float | None) -> str:
     if not seconds:
         return NOTHING
     try:
@@ -185,135 +175,103 @@ def _plain(value: float) -> str:
     return f"{value:.4g}"
 
 
-def _percent(value: float) -> str:
-    return f"{100 * value:.2f} %"
+def _form(measure: str, percent: str = ".2f") -> Format:
+    is_share = measure.startswith("accuracy")
+    return (lambda value: f"{100 * value:{percent}} %") if is_share else _plain
 
 
-def _short_percent(value: float) -> str:
-    return f"{100 * value:.4g} %"
+def _charts(runs: Sequence[RunView], looks: Looks) -> str:
+    def draw(name: str, title: str, logarithmic: bool = False) -> str:
+        curves = [Curve(r.name, *looks[r.name], r.series.get(name, [])) for r in runs]
+        svg = chart(shown(name), curves, _form(name, ".4g"), logarithmic)
+        return f"<figure><figcaption>{escape(shown(title))}</figcaption>{svg}</figure>"
 
-
-def _form(measure: str) -> Callable[[float], str]:
-    return _percent if measure.startswith("accuracy") else _plain
-
-
-def _axis(measure: str) -> Callable[[float], str]:
-    return _short_percent if measure.startswith("accuracy") else _plain
-
-
-# The curves.
-
-
-def _charts(runs: Sequence[RunView], looks: dict[str, tuple[int, int]]) -> str:
-    def of(values: Callable[[RunView], Sequence[Point]]) -> list[Curve]:
-        return [Curve(run.name, *looks[run.name], values(run)) for run in runs]
-
-    measure = quality({name for run in runs for name in run.series})
-    wide = measure not in ("accuracy", "loss-point")
-    figures = {
-        measure + ", mean over clients": curves(
-            measure, of(lambda run: _values(run, measure)), _axis(measure), wide
-        ),
-        "training loss": curves(
-            "training loss", of(lambda run: _values(run, "train-loss")), _plain
-        ),
-        "bytes so far, down and up, in MB": curves(
-            "bytes so far", of(lambda run: run.traffic), lambda value: f"{value:,.4g}"
-        ),
-    }
-    every = {name for run in runs for name in run.series}
-    more = {}
-    for name in sorted(every.difference(ELSEWHERE, (measure,))):
-        found = of(lambda run, name=name: _values(run, name))  # type: ignore[misc]
-        if len({value for curve in found for _, value in curve.points}) > 1:
-            more[name] = curves(shown(name), found, _axis(name))
-    text = f'<h2>By round</h2><div class="charts">{_figures(figures)}</div>'
-    if more:
+    names = {name for run in runs for name in run.series}
+    measure = quality(names)
+    is_error = measure not in ("accuracy", "loss-point")
+    main = [
+        draw(measure, f"{measure}, mean over clients", is_error),
+        draw("train-loss", "training loss"),
+        draw(TRAFFIC, "traffic so far, down and up, in MB"),
+    ]
+    varying = [
+        name
+        for name in sorted(names.difference(SHOWN_ELSEWHERE, (measure,)))
+        if len({y for run in runs for _, y in run.series.get(name, [])}) > 1
+    ]
+    text = f'<h2>By round</h2><div class="charts">{"".join(main)}</div>'
+    if varying:
         text += (
-            '<details id="more"><summary>more by round</summary>'
-            f'<div class="charts">{_figures(more)}</div></details>'
+            '<details id="more"><summary>More metrics</summary><div class="charts">'
+            f"{''.join(draw(name, name) for name in varying)}</div></details>"
         )
     return text
 
 
-def _figures(drawn: Mapping[str, str]) -> str:
-    return "".join(
-        f"<figure><figcaption>{escape(shown(title))}</figcaption>{svg}</figure>"
-        for title, svg in drawn.items()
-    )
-
-
-# The clients.
-
-
 def _clients(run: RunView, is_open: bool) -> str:
-    form = _form(run.measure)
     columns = {
         "client": "name",
         "last seen": "",
         "last round": "",
         run.measure: "",
         "examples": "",
-        "for tests": "wide",
+        "test examples": "wide",
         "rejected": "",
         "unanswered": "",
         "node": "wide",
-        "the last reason": "why",
+        "last problem": "why",
     }
     head = "".join(
-        f'<th class="{kind}">{escape(name)}</th>' for name, kind in columns.items()
+        f'<th class="{c}">{escape(name)}</th>' for name, c in columns.items()
     )
+    form = _form(run.measure)
     rows = "".join(_client(client, form) for client in run.clients)
-    qualities = [c.quality for c in run.clients if c.quality is not None]
-    drawn = ""
-    if len(qualities) > MANY:
-        drawn = (
-            '<div class="charts"><figure><figcaption>clients by '
-            f"{escape(run.measure)}</figcaption>"
-            f"{bars(run.measure, qualities, _axis(run.measure))}</figure></div>"
-        )
-    name = escape(run.name, quote=True)
+    name = escape(run.name)
     return (
         f'<details id="of-{name}"{" open" if is_open else ""}>'
-        f"<summary>{escape(run.name)}: {_about(run.clients)}</summary>{drawn}"
+        f"<summary>{name}: {_count_clients(run.clients)}</summary>"
         f'<div class="box"><table class="sorts" id="clients-{name}"><thead><tr>{head}'
         f"</tr></thead><tbody>{rows}</tbody></table></div></details>"
     )
 
 
-def _about(clients: Sequence[Client]) -> str:
-    """Return how many clients there are, and how many of them are in trouble."""
+def _count_clients(clients: Sequence[Mapping[str, Any]]) -> str:
     counts = {
-        "here": sum(bool(c.node) for c in clients),
-        "never counted": sum(c.last_round == 0 for c in clients),
-        "with a rejected reply": sum(c.rejected > 0 for c in clients),
-        "that did not answer": sum(c.unanswered > 0 for c in clients),
+        "connected": sum(bool(c.get("node")) for c in clients),
+        "never counted": sum(c.get("last-round") == 0 for c in clients),
+        "with rejected replies": sum(c["rejected"] > 0 for c in clients),
+        "with missing replies": sum(c["unanswered"] > 0 for c in clients),
     }
     parts = [f"{count:,} {name}" for name, count in counts.items() if count]
     plural = "s" * (len(clients) != 1)
     return ", ".join([f"{len(clients):,} client{plural}", *parts])
 
 
-def _client(client: Client, form: Callable[[float], str]) -> str:
-    if client.node:
-        seen = f'<td class="here" data-v="{client.last_seen or 0}">here</td>'
-    else:
-        seen = f'<td data-v="{client.last_seen or 0}">{_when(client.last_seen)}</td>'
-    return (
-        f'<tr><td class="name">{escape(client.name)}</td>{seen}'
-        + _cell(client.last_round, "{:,.0f}".format)
-        + _cell(client.quality, form)
-        + _cell(client.examples, "{:,.0f}".format)
-        + _cell(client.test_examples, "{:,.0f}".format, "wide")
-        + _cell(client.rejected, "{:,}".format, "bad" * (client.rejected > 0))
-        + _cell(client.unanswered, "{:,}".format, "bad" * (client.unanswered > 0))
-        + f'<td class="wide">{escape(client.node)}</td>'
-        + f'<td class="why">{escape(client.reason)}</td></tr>'
+def _client(client: Mapping[str, Any], form: Format) -> str:
+    last_seen, node = number(client.get("last-seen")), client.get("node")
+    kind, seen = ("here", "connected") if node else ("", _time(last_seen))
+    counts = [
+        _cell(client[name], "{:,}".format, "bad" if client[name] else "")
+        for name in ("rejected", "unanswered")
+    ]
+    return "".join(
+        [
+            f'<tr><td class="name">{escape(shown(client.get("client", "?")))}</td>',
+            f'<td class="{kind}" data-v="{last_seen or 0}">{seen}</td>',
+            _cell(client.get("last-round"), "{:,.0f}".format),
+            _cell(client.get("quality"), form),
+            _cell(client.get("num-examples"), "{:,.0f}".format),
+            _cell(client.get("num-test-examples"), "{:,.0f}".format, "wide"),
+            *counts,
+            f'<td class="wide">{escape(shown(node or ""))}</td>',
+            f'<td class="why">{escape(one_line(client.get("reason") or ""))}</td></tr>',
+        ]
     )
 
 
-def _cell(value: float | None, form: Callable[[float], str], kind: str = "") -> str:
-    text = escape(form(value)) if value is not None else NOTHING
-    own = f' class="{kind}"' if kind else ""
-    # What is no number is sorted to the end.
-    return f'<td{own} data-v="{"NaN" if value is None else repr(value)}">{text}</td>'
+def _cell(value: object, form: Format, kind: str = "") -> str:
+    finite = number(value)
+    text = NOTHING if finite is None else escape(form(finite))
+    # Cells without a number are sorted to the end.
+    data = "NaN" if finite is None else repr(finite)
+    return f'<td class="{kind}" data-v="{data}">{text}</td>'

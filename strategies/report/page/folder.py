@@ -1,7 +1,7 @@
-"""What runs have written into a results folder, as far as a page shows it.
+"""The runs in a results folder, as far as the page shows them.
 
-The folder may be empty, half-written or on its way out, and clients chose their names:
-nothing in it is trusted to be of a certain form.
+The folder may be empty, half-written or about to be deleted, and clients choose their
+names: no file is trusted to have a certain form.
 """
 
 import math
@@ -9,7 +9,7 @@ import os
 import platform
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -25,93 +25,61 @@ from flwr_frl.strategies.report.results import (
 )
 from flwr_frl.strategies.server.checks import one_line
 
-# A run is in a folder of its name, which may be of a seed or an earlier run.
+# How deep runs are nested: they may be of a seed, of a point and of an earlier command.
 DEPTH = 4
-# Of a name in the page.
-LONGEST_NAME = 120
-
-
-@dataclass(frozen=True)
-class Client:
-    """What is known of one client; None where it is not.
-
-    Parameters
-    ----------
-    name, node, reason : str
-        Fit to be shown; the reason is why it did not count or takes no part.
-    last_seen : float, optional
-        Time of day, in seconds.
-    last_round : int, optional
-        The last one in which it counted.
-    quality : float, optional
-        By the run's measure.
-    examples, test_examples : int, optional
-        How many it has.
-    rejected, unanswered : int
-        In how many rounds its reply did not count, or none came.
-    """
-
-    name: str
-    node: str = ""
-    last_seen: float | None = None
-    last_round: float | None = None
-    quality: float | None = None
-    examples: float | None = None
-    test_examples: float | None = None
-    rejected: int = 0
-    unanswered: int = 0
-    reason: str = ""
+MAX_NAME = 120
+STATES = ("running", "finished", "stopped")
+# The series of the bytes sent and received so far, in MB.
+TRAFFIC = "traffic"
 
 
 @dataclass(frozen=True)
 class RunView:
-    """One run of one algorithm.
+    """A run of an algorithm.
 
     Parameters
     ----------
     name : str
-        Its folder within the results folder.
+        The run's folder, relative to the results folder.
     series : dict
-        Points of each metric in ``metrics.jsonl`` by round, where it is a number.
-    traffic : list of (float, float)
-        Megabytes down and up so far, by round.
+        The points of each numeric metric in ``metrics.jsonl``, and of `TRAFFIC`.
     last_round : int
-        The last round in ``metrics.jsonl``; 0 before the first.
+        The last round; 0 before the first.
     state : str
-        ``running``, ``finished``, ``stopped``, or empty where nothing says it.
-    rounds : int, optional
-        How many there will be.
+        One of `STATES`; empty if unknown.
+    rounds : float, optional
+        The number of rounds of the run.
     left : float, optional
-        Seconds that the others will take, when the state was written.
+        The remaining time, in seconds, when the status was written.
     written : float
-        When something of it was written last.
+        When a file was last written, in seconds since the epoch.
     measure : str
-        By what its clients are shown.
-    clients : list of Client
-        In the order of their names.
+        The metric by which clients are shown.
+    clients : list of dict
+        Entries of ``status.json``, unchecked, with ``rejected`` and ``unanswered``: in
+        how many rounds the client's reply was rejected or missing.
     """
 
     name: str
     series: dict[str, list[Point]]
-    traffic: list[Point]
-    last_round: int = 0
-    state: str = ""
-    rounds: float | None = None
-    left: float | None = None
-    written: float = 0.0
-    measure: str = "accuracy"
-    clients: list[Client] = field(default_factory=list)
+    last_round: int
+    state: str
+    rounds: float | None
+    left: float | None
+    written: float
+    measure: str
+    clients: list[dict[str, Any]]
 
     @property
     def algorithm(self) -> str:
-        """The algorithm, which gives its folder the name."""
+        """The algorithm, after which the run's folder is named."""
         return self.name.rpartition("/")[2]
 
 
 class Results:
-    """A results folder, of which only what has changed is read and drawn again.
+    """A results folder, of which only changed runs are read and drawn again.
 
-    Files are known by their sizes and the times of their last changes.
+    A run has changed if the size or the modification time of one of its files has.
 
     Parameters
     ----------
@@ -121,48 +89,42 @@ class Results:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self._read: dict[Path, tuple[Any, RunView]] = {}
+        self._cache: dict[Path, tuple[Any, RunView]] = {}
         self._drawn: tuple[list[RunView], str] = [], ""
 
     def drawn(self, draw: Callable[[list[RunView]], str]) -> str:
-        """Return a drawing of all runs: the last one, if no run has changed since."""
+        """Return ``draw(runs)``, or its former result if no run has changed."""
         runs, (former, text) = self.runs(), self._drawn
-        # Runs that have not changed are the same objects.
+        # Unchanged runs are the same objects.
         if not text or list(map(id, runs)) != list(map(id, former)):
             text = draw(runs)
             self._drawn = runs, text
         return text
 
     def runs(self) -> list[RunView]:
-        """Return all runs in the folder, in the order of their names."""
-        found: dict[Path, tuple[Any, RunView]] = {}
+        """Return all runs, sorted by depth and name."""
+        former, self._cache = self._cache, {}
         for directory in _directories(self.folder, DEPTH):
-            stamp = [_stamp(directory / name) for name in (METRICS, STATUS, CLIENTS)]
-            if not any(stamp[:2]):
-                continue
-            known = self._read.get(directory)
-            if known is None or known[0] != stamp:
-                known = stamp, _view(directory, self.folder)
-            found[directory] = known
-        self._read = found
-        views = [view for _, view in found.values()]
+            stamps = [_stamp(directory / name) for name in (METRICS, STATUS, CLIENTS)]
+            if stamps[0] or stamps[1]:
+                cached = former.get(directory)
+                if cached is None or cached[0] != stamps:
+                    cached = stamps, _view(directory, self.folder)
+                self._cache[directory] = cached
+        views = [view for _, view in self._cache.values()]
         return sorted(views, key=lambda view: (view.name.count("/"), view.name))
 
 
 def _directories(folder: Path, depth: int) -> list[Path]:
-    """Return a folder and those in it; one that disappears meanwhile has none."""
-    found = [folder]
+    """Return a folder and its subfolders, except those of clients' states."""
     try:
-        if depth:
-            with os.scandir(folder) as entries:
-                inner = [e.path for e in entries if e.is_dir(follow_symlinks=False)]
-            # What a run keeps of its simulated clients are no runs.
-            inner = [path for path in inner if not path.endswith(f"{os.sep}clients")]
-            for path in sorted(inner):
-                found += _directories(Path(path), depth - 1)
+        with os.scandir(folder) as entries:
+            inner = [e.path for e in entries if e.is_dir(follow_symlinks=False)]
     except OSError:
         return []
-    return found
+    inner = [path for path in sorted(inner) if not path.endswith(f"{os.sep}clients")]
+    nested = [_directories(Path(path), depth - 1) for path in inner if depth]
+    return [folder, *(path for paths in nested for path in paths)]
 
 
 def _stamp(path: Path) -> tuple[int, int] | None:
@@ -173,7 +135,7 @@ def _stamp(path: Path) -> tuple[int, int] | None:
     return about.st_mtime_ns, about.st_size
 
 
-def _json(path: Path) -> dict[str, Any]:
+def _read_object(path: Path) -> dict[str, Any]:
     try:
         value = read_json(path)
     except (OSError, ValueError):
@@ -183,121 +145,85 @@ def _json(path: Path) -> dict[str, Any]:
 
 def _view(directory: Path, folder: Path) -> RunView:
     try:
-        read = read_rows(directory / METRICS)
+        rows = read_rows(directory / METRICS)
     except OSError:
-        read = []
-    # An integer may be too long for the axis.
-    rows = [row for row in read if number(row["round"]) is not None]
-    status, times = _json(directory / STATUS), [0.0]
-    for name in (METRICS, STATUS):
-        if stamp := _stamp(directory / name):
-            times.append(stamp[0] / 1e9)
-    inner = directory.relative_to(folder).as_posix()
-    series = _series(rows)
-    own = quality(series)
-    listed = status.get("clients")
+        rows = []
+    # An integer may be too large for the axis.
+    rows = [row for row in rows if number(row["round"]) is not None]
+    status, series = _read_object(directory / STATUS), _series(rows)
+    measure, listed = quality(series), status.get("clients")
     if isinstance(listed, list):
-        clients = [c for c in listed if isinstance(c, dict)]
-        measure = str(status.get("measure", own))
+        clients = [client for client in listed if isinstance(client, dict)]
+        measure = str(status.get("measure", measure))
     else:
-        # That of an older version, which is there at the end.
-        measure = own
-        final = _json(directory / CLIENTS)
+        # Earlier releases wrote no status.
+        final = _read_object(directory / CLIENTS).items()
         clients = [
-            {"client": name, **about, "quality": about.get(measure)}
-            for name, about in final.items()
-            if isinstance(about, dict)
+            {"client": name, **entry, "quality": entry.get(measure)}
+            for name, entry in final
+            if isinstance(entry, dict)
         ]
-    state = status.get("state")
-    if killed := state == "running" and _is_gone(status):
-        state = "stopped"
+    rejected = _count_names(rows, "rejected-clients")
+    unanswered = _count_names(rows, "unanswered-clients")
+    names = [str(client.get("client")) for client in clients]
+    counts = [{"rejected": rejected[n], "unanswered": unanswered[n]} for n in names]
+    state, left = status.get("state"), number(status.get("left"))
+    if state == "running" and _was_killed(status):
+        state, left = "stopped", None
+    path = directory.relative_to(folder).as_posix()
+    stamps = [_stamp(directory / name) for name in (METRICS, STATUS)]
     return RunView(
-        name=shown(inner if inner != "." else folder.resolve().name),
+        name=shown(path if path != "." else folder.resolve().name),
         series=series,
-        traffic=_traffic(rows),
         last_round=rows[-1]["round"] if rows else 0,
-        state=state if state in ("running", "finished", "stopped") else "",
+        state=state if isinstance(state, str) and state in STATES else "",
         rounds=number(status.get("rounds")),
-        left=None if killed else number(status.get("left")),
-        written=max(times),
+        left=left,
+        written=max(stamp[0] / 1e9 if stamp else 0.0 for stamp in stamps),
         measure=shown(measure),
-        clients=_clients(clients, rows),
+        clients=[{**c, **count} for c, count in zip(clients, counts, strict=True)],
     )
 
 
 def _series(rows: list[Row]) -> dict[str, list[Point]]:
-    """Return each metric's points; none where it never is a number."""
-    found: dict[str, list[Point]] = {}
+    series: dict[str, list[Point]] = {}
+    traffic = 0.0
     for row in rows:
         for name, value in row.items():
-            points = found.setdefault(name, [])
+            points = series.setdefault(name, [])
             if (finite := number(value)) is not None:
                 points.append((row["round"], finite))
-    return found
+        traffic += sum(number(row.get(n)) or 0.0 for n in ("bytes-down", "bytes-up"))
+        series.setdefault(TRAFFIC, []).append((row["round"], traffic / 1e6))
+    return series
 
 
-def _traffic(rows: list[Row]) -> list[Point]:
-    total, points = 0.0, []
-    for row in rows:
-        total += sum(number(row.get(n)) or 0.0 for n in ("bytes-down", "bytes-up"))
-        points.append((row["round"], total / 1e6))
-    return points
-
-
-def _is_gone(status: dict[str, Any]) -> bool:
-    """Return whether a process of this machine that wrote a status is known to be gone.
-
-    What ends a process at once leaves it no time to say so.
-    """
-    process, here = status.get("process"), status.get("host") == platform.node()
-    proc = Path("/proc")
+def _was_killed(status: dict[str, Any]) -> bool:
+    """Return True if the process that wrote a status ran here and no longer exists."""
+    process, processes = status.get("process"), Path("/proc")
     return (
-        here
+        status.get("host") == platform.node()
         and isinstance(process, int)
-        and ((proc / "self").exists() and not (proc / str(process)).exists())
+        and (processes / "self").exists()
+        and not (processes / str(process)).exists()
     )
 
 
-def _clients(listed: list[dict[str, Any]], rows: list[Row]) -> list[Client]:
-    rejected = _counted(rows, "rejected-clients")
-    unanswered = _counted(rows, "unanswered-clients")
-    return [
-        Client(
-            name=shown(about.get("client", "?")),
-            node=shown(about.get("node") or ""),
-            last_seen=number(about.get("last-seen")),
-            last_round=number(about.get("last-round")),
-            quality=number(about.get("quality")),
-            examples=number(about.get("num-examples")),
-            test_examples=number(about.get("num-test-examples")),
-            rejected=rejected[str(about.get("client"))],
-            unanswered=unanswered[str(about.get("client"))],
-            reason=one_line(about.get("reason") or ""),
-        )
-        for about in listed
-    ]
-
-
-def _counted(rows: list[Row], key: str) -> Counter[str]:
-    """Return in how many rounds a client's name is listed."""
+def _count_names(rows: list[Row], key: str) -> Counter[str]:
+    """Count in how many rounds each client is in the list ``key``."""
     lists = (row.get(key) for row in rows)
-    return Counter(
-        name
-        for names in lists
-        if isinstance(names, list)
-        for name in names
-        if isinstance(name, str)
-    )
+    names = (name for names in lists if isinstance(names, list) for name in names)
+    return Counter(name for name in names if isinstance(name, str))
 
 
 def shown(name: object) -> str:
-    """Return a name without anything that is not seen."""
-    return one_line(name, LONGEST_NAME)
+    """Return a name without invisible characters, cut to `MAX_NAME`."""
+    return one_line(name, MAX_NAME)
 
 
 def number(value: object) -> float | None:
-    """Return a finite number; None for all else."""
+    """Return a finite number; None for any other value."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None
-    # An integer may be too long for a float.
+    # An integer may be too large for a float.
     return value if abs(value) < 1e300 and math.isfinite(value) else None

@@ -1,7 +1,7 @@
-"""The page's style and script, as text: an app that Flower ships holds no other files.
+"""The page's style and script, as text because Flower bundles only Python files.
 
-Without the script everything is there to be read; with it tables can be sorted and
-searched, times are told as ages, and a page that is served brings itself up to date.
+The page is complete without the script, which sorts and searches tables, shows ages
+instead of times, and updates a page that is served.
 """
 
 STYLE = """
@@ -27,7 +27,7 @@ svg text { font: 12px system-ui, sans-serif; fill: var(--faint); text-anchor: en
 svg .below { text-anchor: middle }
 .grid { stroke: var(--line); fill: none } .axis { stroke: var(--faint); fill: none }
 .curve { stroke: currentColor; stroke-width: 2; fill: none; stroke-linejoin: round }
-.dot, .bar { fill: currentColor } .bar { color: var(--c0) }
+.dot { fill: currentColor }
 .c0 { color: var(--c0) } .c1 { color: var(--c1) } .c2 { color: var(--c2) }
 .c3 { color: var(--c3) } .c4 { color: var(--c4) } .c5 { color: var(--c5) }
 .c6 { color: var(--c6) } .c7 { color: var(--c7) }
@@ -148,7 +148,7 @@ async function update() {
     renew(new DOMParser().parseFromString(await answer.text(), 'text/html'));
     state.textContent = '';
   } catch {
-    state.textContent = 'nobody serves this page any more: this is the last state';
+    state.textContent = 'connection lost; this is the last state that was received';
   }
   ages();
   setTimeout(update, document.hidden ? 10000 : 2000);

@@ -1,4 +1,4 @@
-"""The page, served: read-only, and to this machine alone unless told otherwise."""
+"""The HTTP server of the page: read-only, and by default for this machine only."""
 
 import contextlib
 import gzip
@@ -21,21 +21,21 @@ LOOPBACK = "127.0.0.1"
 
 
 class PageServer(ThreadingHTTPServer):
-    """Serves the page over one results folder.
+    """Serve the page of one results folder.
 
     Parameters
     ----------
     folder : Path
-        The folder; it may be made, and deleted, while it is served.
+        The folder. It may be created and deleted while it is served.
     port : int
-        Where; 0 takes a free one.
+        The port, 0 to 65535; 0 picks a free port.
     host : str, default "127.0.0.1"
         An address of this machine.
 
     Raises
     ------
     SettingsError
-        If nothing can be served there.
+        If the address cannot be listened on.
     """
 
     daemon_threads = True
@@ -48,28 +48,27 @@ class PageServer(ThreadingHTTPServer):
         try:
             super().__init__((host, port), _Handler)
         except OSError as error:
-            reason = error.strerror or error
             raise SettingsError(
-                f"page: nothing can be served on {host}:{port} ({reason}); another "
-                "port or host must be taken"
+                f"page is {port}, but {host}:{port} cannot be listened on "
+                f"({error.strerror or error}); set another port or host"
             ) from None
 
     @property
     def url(self) -> str:
-        """Where a browser finds the page."""
+        """The page's address."""
         return f"http://{self.host}:{self.server_address[1]}/"
 
     def page(self) -> bytes:
-        """Return the page as it is now."""
-        # What has been read is kept for all who ask.
+        """Return the current page."""
+        # All threads share the cache of `Results`.
         with self._lock:
             return page(self.results, live=True).encode()
 
-    def is_own(self, host: str) -> bool:
-        """Return whether a request means this server.
+    def accepts_host(self, host: str) -> bool:
+        """Return True if a ``Host`` header is an address or a name of this server.
 
-        It does not if it comes by a name of somebody else's that leads here, with which
-        a foreign page could read this one.
+        A foreign name that resolves to this server would let a foreign page read this
+        one (DNS rebinding).
         """
         name = host.rpartition(":")[0] if ":" in host.rpartition("]")[2] else host
         if name.lower() in ("localhost", self.host.lower()):
@@ -85,57 +84,47 @@ class _Handler(BaseHTTPRequestHandler):
     server: PageServer
     server_version, sys_version = "page", ""
     protocol_version = "HTTP/1.1"
-    # One who connects and says nothing is left after so many seconds.
+    # Idle connections are closed after so many seconds.
     timeout = 30
 
     def do_GET(self) -> None:
-        """Send the page."""
-        self._answer(True)
-
-    def do_HEAD(self) -> None:
-        """Send the page's headers."""
-        self._answer(False)
-
-    def _answer(self, whole: bool) -> None:
-        if not self.server.is_own(self.headers.get("Host", "")):
-            self.send_error(403, "this is not its name")
+        """Send the page, or 304 if the browser has it already."""
+        if not self.server.accepts_host(self.headers.get("Host", "")):
+            self.send_error(403, "unknown host name")
             return
         if self.path.partition("?")[0] != "/":
             self.send_error(404)
             return
         body = self.server.page()
         tag = f'"{hashlib.sha256(body).hexdigest()[:32]}"'
-        if self.headers.get("If-None-Match") == tag:
-            self._head(304, tag, {})
-            return
-        headers = {"Content-Type": "text/html; charset=utf-8"}
-        if "gzip" in self.headers.get("Accept-Encoding", ""):
-            body = gzip.compress(body, 3, mtime=0)
-            headers["Content-Encoding"] = "gzip"
-        self._head(200, tag, {**headers, "Content-Length": str(len(body))})
-        if whole:
+        unchanged = self.headers.get("If-None-Match") == tag
+        self.send_response(304 if unchanged else 200)
+        self.send_header("ETag", tag)
+        self.send_header("Cache-Control", "no-cache")
+        self.send_header("X-Content-Type-Options", "nosniff")
+        self.send_header("X-Frame-Options", "DENY")
+        self.send_header("Referrer-Policy", "no-referrer")
+        if not unchanged:
+            self.send_header("Content-Type", "text/html; charset=utf-8")
+            if "gzip" in self.headers.get("Accept-Encoding", ""):
+                body = gzip.compress(body, 3, mtime=0)
+                self.send_header("Content-Encoding", "gzip")
+            self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        if not unchanged and self.command != "HEAD":
             self.wfile.write(body)
 
-    def _head(self, status: int, tag: str, headers: dict[str, str]) -> None:
-        self.send_response(status)
-        fixed = {
-            "ETag": tag,
-            "Cache-Control": "no-cache",
-            "X-Content-Type-Options": "nosniff",
-            "X-Frame-Options": "DENY",
-            "Referrer-Policy": "no-referrer",
-        }
-        for name, value in {**fixed, **headers}.items():
-            self.send_header(name, value)
-        self.end_headers()
+    def do_HEAD(self) -> None:
+        """Send the headers of the page."""
+        self.do_GET()
 
     def log_message(self, format: str, *args: Any) -> None:
-        """Say nothing."""
+        """Log nothing."""
 
 
 @contextlib.contextmanager
 def served_for(settings: Settings) -> Iterator[None]:
-    """Serve the page of a run for as long as the context lasts, if it wants one."""
+    """Serve the page of a run while the context lasts, if ``page`` is set."""
     if not settings["page"]:
         yield
         return
@@ -147,9 +136,9 @@ def served_for(settings: Settings) -> Iterator[None]:
 
 @contextlib.contextmanager
 def served(folder: Path, port: int, host: str = LOOPBACK) -> Iterator[str]:
-    """Serve the page in a thread for as long as the context lasts; give its address."""
+    """Serve the page in a thread while the context lasts; yield its address."""
     server = PageServer(folder, port, host)
-    # At its end it is looked whether it has ended this often, in seconds.
+    # The thread checks every 0.1 s whether it is to end.
     thread = threading.Thread(target=server.serve_forever, args=(0.1,), daemon=True)
     thread.start()
     try:

@@ -1,6 +1,6 @@
 """Trackers of somebody else's: one remembers, the others fail."""
 
-from flwr_frl.strategies.report.trackers.base import Tracker
+from flwr_frl.strategies.report.trackers import Tracker
 
 
 class Recorder(Tracker):

@@ -10,13 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from flwr_frl.strategies.report.parallel import side_by_side
-from flwr_frl.strategies.report.terminal import ended_as_by_ctrl_c
+from flwr_frl.strategies.report.parallel import run_parallel
+from flwr_frl.strategies.report.terminal import signals_as_ctrl_c
 
 SCRIPT = """
 import pathlib, signal, sys, time
-from flwr_frl.strategies.report.parallel import side_by_side
-from flwr_frl.strategies.report.terminal import ended_as_by_ctrl_c
+from flwr_frl.strategies.report.parallel import run_parallel
+from flwr_frl.strategies.report.terminal import signals_as_ctrl_c
 
 FOLDER = pathlib.Path(sys.argv[1])
 
@@ -38,8 +38,8 @@ if __name__ == "__main__":
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
     times = [float(text) for text in sys.argv[2:]]
-    with ended_as_by_ctrl_c():
-        side_by_side(work, list(enumerate(times)), 2)
+    with signals_as_ctrl_c():
+        run_parallel(work, list(enumerate(times)), 2)
 """
 
 
@@ -147,13 +147,13 @@ def test_what_tells_all_processes_to_end_breaks_no_checkpoint_off(command):
 
 
 def test_results_have_the_order_of_the_items():
-    assert side_by_side(divmod, [(7, 2), (9, 5), (3, 4)], 2) == [(3, 1), (1, 4), (0, 3)]
+    assert run_parallel(divmod, [(7, 2), (9, 5), (3, 4)], 2) == [(3, 1), (1, 4), (0, 3)]
 
 
 def test_a_third_ctrl_c_ends_what_a_second_one_does_not():
     former = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
-        with ended_as_by_ctrl_c():
+        with signals_as_ctrl_c():
             with pytest.raises(KeyboardInterrupt):
                 signal.raise_signal(signal.SIGINT)
             signal.raise_signal(signal.SIGINT)

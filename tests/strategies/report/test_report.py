@@ -58,7 +58,7 @@ def test_a_continued_run_keeps_the_rows_up_to_its_checkpoint(tmp_path):
 def test_a_resumed_run_says_which_rounds_its_files_have_lost(tmp_path, caplog):
     former = Report(settings_of(tmp_path))
     for number in range(1, 9):
-        former.tidy.add(number, "anna", {"accuracy": 0.5, "loss": 1.0})
+        former.add_client(number, "anna", {"accuracy": 0.5, "loss": 1.0})
         former.add(row(number))
     Report(settings_of(tmp_path), after=8)
     assert caplog.messages == []
@@ -300,13 +300,13 @@ def test_metrics_that_not_every_client_has_are_said(tmp_path, caplog):
     whole = {"accuracy": 0.5, "loss": 1.0, "f1": 0.5}
     clients = {"a": {**whole, "auc": 0.5}, "b": {**whole, "auc": 1.0}, "c": whole}
     report.finish({**clients, "d": {"num-examples": 3}})
-    line = "not every client has a value of 'auc' (2); means are of those that have one"
-    assert caplog.messages == [line]
+    (line,) = caplog.messages
+    assert "no value of 'auc' (2);" in line
 
 
 def test_a_metric_that_was_asked_for_and_that_no_client_has_is_said(tmp_path, caplog):
     report = Report(settings_of(tmp_path, metrics="f1, own.metrics:odd"))
     report.add(row(1, 0.5, evaluated=1, f1=0.5))
     report.finish({"a": {"accuracy": 0.5, "loss": 1.0, "f1": 0.5}})
-    line = "not every client has a value of 'odd' (0); means are of those that have one"
-    assert caplog.messages == [line]
+    (line,) = caplog.messages
+    assert "no value of 'odd' (0);" in line

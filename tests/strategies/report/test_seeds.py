@@ -35,7 +35,7 @@ def test_what_has_begun_goes_on_and_what_has_not_starts(tmp_path):
 @pytest.mark.parametrize(
     ("count", "first", "line"),
     [
-        (2, 6, "has seed 5, and this run is of seeds 6 to 7; --seed and --seeds must"),
+        (2, 6, "has seed 5, and this run is of seeds 6 to 7"),
         (1, 5, "has seed 6, and this run is of seeds 5 to 5"),
         (0, 5, "seeds is 0; it must be at least 1"),
     ],
@@ -144,9 +144,9 @@ def test_the_points_of_a_grid():
     ("grid", "line"),
     [
         ("", "it names no setting"),
-        ("momentum", "what is 'momentum'"),
-        ("momentum=", "what is 'momentum='"),
-        ("momentum=0.1 momentum=0.2", "what is 'momentum=0.2'"),
+        ("momentum", "is not a new setting"),
+        ("momentum=", "'momentum='"),
+        ("momentum=0.1 momentum=0.2", "'momentum=0.2'"),
         ("seed=0,1", "seed cannot be tuned"),
     ],
 )

@@ -90,7 +90,7 @@ def test_one_line_a_round(watched, tmp_path):
     assert f"results are written to {tmp_path}/fedavg" in lines
     assert lines.index("waiting for 3 nodes to say who they are") > 0
     here = "000000 (node 1), 000001 (node 2), 000002 (node 3)"
-    assert f"clients that are here: {here}" in lines
+    assert f"connected clients: {here}" in lines
     first, second, third = [line for line in lines if line.startswith("round ")]
     # Losses are 0, 1, 2 and 3 with 1, 2, 3 and 4 examples: 8 / 6, 20 / 10 and, of
     # clients 0 and 3, 12 / 5. Accuracies are 0, 0.1, 0.2 and 0.3.
@@ -102,7 +102,7 @@ def test_one_line_a_round(watched, tmp_path):
     assert second.endswith(" s left")
     assert third == (
         "round 3 of 3: 2 clients, train loss 2.4, accuracy 16.67%; left: 000001; "
-        "no answer of 000002"
+        "no reply from 000002"
     )
 
 
@@ -127,7 +127,7 @@ def test_the_file_says_how_each_client_does(watched):
     assert [c["last-round"] for c in by_name.values()] == [3, 2, 2, 3]
     assert [c["quality"] for c in by_name.values()] == [0, 0.1, 0.2, 0.3]
     assert [c["num-examples"] for c in by_name.values()] == [1, 2, 3, 4]
-    reasons = ["", "", "round 3: no answer", ""]
+    reasons = ["", "", "round 3: no reply", ""]
     assert [c["reason"] for c in by_name.values()] == reasons
     # The one that has left was there before all others were last seen.
     assert by_name["000001"]["last-seen"] < by_name["000000"]["last-seen"]

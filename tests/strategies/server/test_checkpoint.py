@@ -12,7 +12,7 @@ from function_clients import grid_of
 from safetensors.numpy import save
 
 from flwr_frl.strategies.base import BaseStrategy
-from flwr_frl.strategies.report.output import take_over
+from flwr_frl.strategies.report.output import prepare_directory
 from flwr_frl.strategies.server.checkpoint import MAY_DIFFER, Checkpoint
 from flwr_frl.strategies.server.replies import to_record
 from flwr_frl.strategies.server_app import run
@@ -140,7 +140,7 @@ def test_what_a_killed_server_left_half_written_goes(tmp_path, monkeypatch):
     assert left.name != FILE
     for name in ("metrics.jsonl", ".clients.json.17", ".somebody-s.17"):
         (directory / name).touch()
-    take_over(directory, directory)
+    prepare_directory(directory, directory)
     kept = {path.name for path in directory.iterdir()}
     assert kept == {"metrics.jsonl", ".somebody-s.17"}
     # What all runs write together as well.

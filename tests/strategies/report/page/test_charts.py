@@ -1,4 +1,4 @@
-"""Curves and bars: where things are, by hand."""
+"""Charts: the positions of curves, worked by hand."""
 
 import re
 from html.parser import HTMLParser
@@ -15,9 +15,7 @@ from flwr_frl.strategies.report.page.charts import (
     WIDTH,
     Curve,
     Scale,
-    bars,
-    curves,
-    thinned,
+    chart,
     ticks,
 )
 
@@ -43,7 +41,9 @@ def test_a_scale_by_hand():
     assert upwards(0.25) == 250
     logarithmic = Scale([0.01, 1], 0, 200, logarithmic=True)
     assert logarithmic(0.1) == pytest.approx(100)
-    assert logarithmic.marks == pytest.approx([0.01, 0.1, 1])
+    assert logarithmic.ticks == pytest.approx([0.01, 0.1, 1])
+    # Less than a power of ten.
+    assert Scale([2, 6], 0, 1, logarithmic=True).ticks == pytest.approx([2, 3, 4, 5, 6])
 
 
 @pytest.mark.parametrize("value", [0.0, 5.0, -3.0, 1e-12, 1e200])
@@ -51,17 +51,21 @@ def test_a_single_value_is_in_the_middle(value):
     assert Scale([value, value], 0, 100)(value) == pytest.approx(50)
 
 
-def test_rounds_are_whole():
-    assert Scale([1, 3], 0, 1, whole=True).marks == [1, 2, 3]
+def test_only_whole_rounds_are_labelled():
+    svg = chart("loss", [Curve("a", 0, 0, [(1, 0.5), (3, 1.5)])], "y{:g}".format)
+    labels = re.findall(r'class="below"[^>]*>(\d[^<]*)<', svg)
+    assert labels == ["1", "2", "3"]
 
 
-def test_thinned_points_are_even_and_keep_the_last():
-    points = [(float(i), 0.0) for i in range(10_001)]
-    kept = [x for x, _ in thinned(points)]
-    assert len(kept) <= 400
-    assert kept[-1] == 10_000
-    assert {b - a for a, b in pairwise(kept)} == {26}
-    assert thinned(points[:400]) == points[:400]
+def test_a_long_curve_is_thinned_evenly_and_keeps_its_last_point():
+    points = [(float(i), float(i)) for i in range(10_001)]
+    (drawn,) = places(chart("loss", [Curve("a", 0, 0, points)], "{:g}".format))
+    assert len(drawn) == 10_001 // 26 + 1
+    assert drawn[-1] == (WIDTH - RIGHT, TOP)
+    steps = [b[0] - a[0] for a, b in pairwise(drawn)]
+    assert steps == pytest.approx(
+        [26 * (WIDTH - RIGHT - LEFT) / 10_000] * 384, abs=0.11
+    )
 
 
 def places(svg: str) -> list[list[tuple[float, float]]]:
@@ -74,7 +78,7 @@ def places(svg: str) -> list[list[tuple[float, float]]]:
 
 def test_a_curve_by_hand():
     points = [(1, 0.0), (2, 0.5), (3, 1.0)]
-    svg = curves("accuracy", [Curve("a", 0, 0, points)], "{:g}".format)
+    svg = chart("accuracy", [Curve("a", 0, 0, points)], "{:g}".format)
     middle = (LEFT + WIDTH - RIGHT) / 2
     bottom = HEIGHT - BOTTOM
     (found,) = places(svg)
@@ -87,7 +91,7 @@ def test_a_curve_by_hand():
 
 def test_curves_share_their_axes_and_differ_in_looks():
     shown = [Curve("a", 0, 0, [(1, 0), (2, 1)]), Curve("b", 1, 1, [(1, 1), (3, 2)])]
-    svg = curves("loss", shown, "{:g}".format)
+    svg = chart("loss", shown, "{:g}".format)
     first, second = places(svg)
     assert first[1][1] == second[0][1]
     assert first[0][0] == second[0][0]
@@ -98,46 +102,25 @@ def test_curves_share_their_axes_and_differ_in_looks():
 
 def test_many_points_have_no_dots():
     points = [(i, i / 2) for i in range(200)]
-    svg = curves("loss", [Curve("a", 0, 0, points)], "{:g}".format)
+    svg = chart("loss", [Curve("a", 0, 0, points)], "{:g}".format)
     assert "<circle" not in svg
     assert len(places(svg)[0]) == 200
 
 
 def test_nothing_yet():
-    assert "nothing yet" in curves("loss", [Curve("a", 0, 0, [])], "{:g}".format)
+    assert "nothing yet" in chart("loss", [Curve("a", 0, 0, [])], "{:g}".format)
 
 
 def test_a_zero_has_no_logarithm():
     curve = Curve("a", 0, 0, [(1, 0.0), (2, 1.0), (3, 0.5)])
-    svg = curves("error", [curve], "{:g}".format, logarithmic=True)
+    svg = chart("error", [curve], "{:g}".format, logarithmic=True)
     (found,) = places(svg)
     assert found[2][1] == pytest.approx((TOP + HEIGHT - BOTTOM) / 2)
 
 
-def test_bars_by_hand():
-    # Twentieths of [0, 1]: 0.5 is in the eleventh, 1 in the last.
-    svg = bars("accuracy", [0.0, 0.01, 0.5, 1.0], "{:.2f}".format)
-    titles = re.findall(r"<title>([^<]*)</title>", svg)
-    assert len(titles) == 20
-    assert titles[0] == "0.00 to 0.05: 2"
-    assert titles[10] == "0.50 to 0.55: 1"
-    assert titles[19] == "0.95 to 1.00: 1"
-    heights = [float(h) for h in re.findall(r'class="bar".*?height="([\d.]+)"', svg)]
-    full = HEIGHT - BOTTOM - TOP
-    assert heights[0] == pytest.approx(full)
-    assert heights[10] == heights[19] == pytest.approx(full / 2)
-    assert sum(heights) == pytest.approx(2 * full)
-
-
-@pytest.mark.parametrize("values", [[3.0, 3.0], [-2.0, 5.0]])
-def test_bars_of_what_is_no_share(values):
-    titles = re.findall(r"<title>[^<]*: (\d+)</title>", bars("x", values, str))
-    assert sum(map(int, titles)) == 2
-
-
 def test_a_name_is_text():
     hostile = '"><script>alert(1)</script>'
-    svg = curves(hostile, [Curve(hostile, 0, 0, [(1, 1), (2, 2)])], "{:g}".format)
+    svg = chart(hostile, [Curve(hostile, 0, 0, [(1, 1), (2, 2)])], "{:g}".format)
 
     class Tags(HTMLParser):
         seen: set[str] = set()  # noqa: RUF012

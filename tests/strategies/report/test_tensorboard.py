@@ -8,8 +8,7 @@ import pytest
 from PIL import Image
 from tensorboardX.proto.event_pb2 import Event
 
-from flwr_frl.strategies.report.trackers.base import About
-from flwr_frl.strategies.report.trackers.tensorboard import TensorBoard
+from flwr_frl.strategies.report.trackers import About, TensorBoard
 from flwr_frl.task.settings import SettingsError
 
 

@@ -7,8 +7,8 @@ import pytest
 from function_clients import grid_of
 from recorders import Failing, Recorder
 
-from flwr_frl.strategies.report.trackers import base
-from flwr_frl.strategies.report.trackers.base import Tracker, Trackers, numbers
+from flwr_frl.strategies.report import trackers
+from flwr_frl.strategies.report.trackers import Tracker, Trackers, numbers
 from flwr_frl.strategies.server_app import run, server_settings
 from flwr_frl.task.settings import SettingsError
 
@@ -80,10 +80,9 @@ def test_each_fails_in_turn_and_the_run_is_the_same(tmp_path, caplog):
         for row, other in zip(rows, expected, strict=True):
             assert {**row, "seconds": 0} == {**other, "seconds": 0}
         lines = [m for m in caplog.messages if m.startswith("tracker ")]
-        assert lines == [
-            "tracker 'recorders:Failing' failed and is told no more; the run goes on: "
-            f"OSError: no {where} for anybody"
-        ]
+        (line,) = lines
+        assert line.startswith("tracker 'recorders:Failing' failed")
+        assert line.endswith(f"OSError: no {where} for anybody")
         assert len(Recorder.told) == 5
 
 
@@ -106,8 +105,8 @@ def test_one_that_hangs_holds_up_nothing_for_long(tmp_path, monkeypatch, caplog)
         def add(self, server_round, metrics):
             free.wait(60)
 
-    monkeypatch.setattr(base, "PATIENCE", 0.05)
-    monkeypatch.setattr(base, "load", lambda path, kind: Hanging)
+    monkeypatch.setattr(trackers, "PATIENCE", 0.05)
+    monkeypatch.setattr(trackers, "load", lambda path, kind: Hanging)
     assert go(tmp_path, tracker="any:Hanging")["rounds"] == 3
     free.set()
     lines = [m for m in caplog.messages if m.startswith("tracker ")]
@@ -122,7 +121,7 @@ def test_one_that_hangs_holds_up_nothing_for_long(tmp_path, monkeypatch, caplog)
         ({"tracker": "nothing:Here"}, "tracker 'nothing:Here' cannot be imported"),
         (
             {"tracker": "mlflow,wandb", "tracker-uri": "a"},
-            "tracker-uri is 'a'; it must be empty or have one address for each of 2",
+            "tracker-uri is 'a'; it must be empty or a list of 2 addresses",
         ),
         ({"tracker-uri": "a"}, "tracker-uri is 'a'; it must be empty"),
     ],

@@ -1,0 +1,88 @@
+"""Files in which the runs of an output folder are compared."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from flwr_frl.strategies.report.journal import join_csv
+from flwr_frl.strategies.report.output import log_os_errors
+from flwr_frl.strategies.report.plot import plot
+from flwr_frl.strategies.report.results import (
+    MALFORMED,
+    METRICS_CSV,
+    PLOT,
+    SUMMARY,
+    read_json,
+    write_json,
+)
+from flwr_frl.strategies.report.tables import write_tables
+from flwr_frl.strategies.server import newcomers
+from flwr_frl.strategies.server.checkpoint import MAY_DIFFER
+from flwr_frl.task.settings import Settings
+
+# Settings of a single run, which the summary's ``config`` leaves out.
+PER_RUN = ("algorithm", "resume", "page", "tracker", "tracker-uri")
+# Settings that may change when a run is resumed, but not between compared runs.
+COMPARED = frozenset(
+    (
+        *("num-server-rounds", "evaluate-every", "evaluate-last"),
+        *("data-dir", "metrics"),
+    )
+)
+
+
+def shared_config(settings: Settings) -> dict[str, Any]:
+    """Return the settings without those of a single run."""
+    return {name: value for name, value in settings.items() if name not in PER_RUN}
+
+
+def read_comparable(output: Path, config: Settings) -> dict[str, Any]:
+    """Read ``summary.json``, which a run with settings ``config`` joins.
+
+    Returns a summary without algorithms if the file is missing or damaged, or if its
+    runs had other settings.
+    """
+    try:
+        content: dict[str, Any] = read_json(output / SUMMARY)
+        same = _comparable(content["config"]) == _comparable(config)
+        if same and isinstance(content["algorithms"], dict):
+            return content
+    except MALFORMED:
+        pass
+    return {"algorithms": {}, "config": config}
+
+
+def _comparable(config: Settings) -> dict[str, Any]:
+    ignored = MAY_DIFFER - COMPARED
+    return {name: value for name, value in config.items() if name not in ignored}
+
+
+def write_comparison(
+    output: Path, summary: Mapping[str, Any], folders: Sequence[Path] = ()
+) -> None:
+    """Write the summary, ``metrics.csv``, tables and plots of an output folder.
+
+    A file that cannot be written is logged, and the others are written nevertheless.
+
+    Parameters
+    ----------
+    output : Path
+        The output folder.
+    summary : mapping
+        The content of ``summary.json``.
+    folders : sequence of Path
+        The folders of several seeds. By default the runs are in ``output``.
+    """
+    summaries, names = summary["algorithms"], list(summary["algorithms"])
+    evaluated_on = str(summary["config"]["evaluate-on"])
+    with log_os_errors(SUMMARY):
+        write_json(output / SUMMARY, summary)
+    with log_os_errors(output / METRICS_CSV):
+        runs = (folder / name for folder in folders or (output,) for name in names)
+        join_csv(output / METRICS_CSV, (run / METRICS_CSV for run in runs))
+    with log_os_errors("tables"):
+        write_tables(output, summaries, evaluated_on)
+    with log_os_errors(PLOT):
+        plot(output, names, folders, evaluated_on)
+    with log_os_errors(newcomers.PLOT):
+        newcomers.plot(output, names, folders)

@@ -1,1 +1,0 @@
-"""Where a run is tracked besides its results folder."""
