@@ -17,9 +17,7 @@ from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
 
-import numpy as np
 from flwr.common import log
-from PIL import Image
 
 from flwr_frl.strategies.report.results import QUALITY, Row
 from flwr_frl.strategies.server.checks import one_line
@@ -126,12 +124,11 @@ class TensorBoard(Tracker):
         if not self.uri:
             refuse_links("output", folder)
         self.after = about.after
-        self.writer = SummaryWriter(
-            str(folder / f"{about.algorithm}-{about.run}"),
-            purge_step=about.after + 1 if about.after else None,
-            # Files are otherwise named by the second in which they are created.
-            filename_suffix=f".{about.after}",
-        )
+        path = str(folder / f"{about.algorithm}-{about.run}")
+        purged = about.after + 1 if about.after else None
+        # Files are otherwise named by the second in which they are created.
+        suffix = f".{about.after}"
+        self.writer = SummaryWriter(path, purge_step=purged, filename_suffix=suffix)
         if not about.after:
             measures = dict.fromkeys(("train-loss", *QUALITY), 0)
             for part in hparams(dict(about.settings), measures):
@@ -150,6 +147,9 @@ class TensorBoard(Tracker):
         self, finished: bool, metrics: Mapping[str, float], files: Sequence[Path]
     ) -> None:
         """Log the result and the plot."""
+        import numpy as np
+        from PIL import Image
+
         for name, value in metrics.items():
             self.writer.add_scalar(f"result/{name}", value, self.after)
         for path in files:
@@ -188,10 +188,9 @@ class MLflow(Tracker):
         tags = {self.TAG: about.run, "checkpoint": about.checkpoint}
         run = self.client.create_run(experiment, run_name=about.algorithm, tags=tags)
         self.run = run.info.run_id
-        parameters = [Param(n, str(v)[:MAX_LENGTH]) for n, v in about.settings.items()]
-        for i in range(0, len(parameters), MAX_PARAMETERS):
-            batch = parameters[i : i + MAX_PARAMETERS]
-            self.client.log_batch(self.run, params=batch)
+        params = [Param(n, str(v)[:MAX_LENGTH]) for n, v in about.settings.items()]
+        for i in range(0, len(params), MAX_PARAMETERS):
+            self.client.log_batch(self.run, params=params[i : i + MAX_PARAMETERS])
 
     def add(self, server_round: int, metrics: Mapping[str, float]) -> None:
         """Log the metrics of a round in one request."""
@@ -303,10 +302,9 @@ class Trackers:
                 f"tracker-uri is {uri!r}; it must be empty or a list of {len(names)} "
                 "addresses separated by commas, one for each tracker"
             )
-        kinds = [_tracker_class(name) for name in names]
         self._threads = [
-            _TrackerThread(name, partial(kind, uri))
-            for name, kind, uri in zip(names, kinds, uris, strict=True)
+            _TrackerThread(name, partial(_tracker_class(name), uri))
+            for name, uri in zip(names, uris, strict=True)
         ]
 
     @contextlib.contextmanager

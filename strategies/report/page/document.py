@@ -137,7 +137,8 @@ def _runs(runs: Sequence[RunView], looks: Looks) -> str:
     headings += ["MB up", "time", "written"]
     head = "".join(f"<th>{heading}</th>" for heading in headings)
     return (
-        '<div class="box"><table id="runs"><thead><tr><th class="name">run</th>'
+        '<div class="box" id="all-runs" data-part><table id="runs"><thead><tr>'
+        '<th class="name">run</th>'
         f"{head}</tr></thead><tbody>{''.join(rows)}</tbody></table></div>"
     )
 
@@ -199,13 +200,14 @@ def _charts(runs: Sequence[RunView], looks: Looks) -> str:
         for name in sorted(names.difference(SHOWN_ELSEWHERE, (measure,)))
         if len({y for run in runs for _, y in run.series.get(name, [])}) > 1
     ]
-    text = f'<h2>By round</h2><div class="charts">{"".join(main)}</div>'
-    if varying:
+    more = "".join(draw(name, name) for name in varying)
+    text = f'<div class="charts" id="charts" data-part>{"".join(main)}</div>'
+    if more:
         text += (
-            '<details id="more"><summary>More metrics</summary><div class="charts">'
-            f"{''.join(draw(name, name) for name in varying)}</div></details>"
+            "<details><summary>More metrics</summary>"
+            f'<div class="charts" id="more" data-part>{more}</div></details>'
         )
-    return text
+    return f"<h2>By round</h2>{text}"
 
 
 def _clients(run: RunView, is_open: bool) -> str:
@@ -228,10 +230,11 @@ def _clients(run: RunView, is_open: bool) -> str:
     rows = "".join(_client(client, form) for client in run.clients)
     name = escape(run.name)
     return (
-        f'<details id="of-{name}"{" open" if is_open else ""}>'
-        f"<summary>{name}: {_count_clients(run.clients)}</summary>"
+        f'<details{" open" if is_open else ""}><summary id="about-{name}" data-part>'
+        f"{name}: {_count_clients(run.clients)}</summary>"
         f'<div class="box"><table class="sorts" id="clients-{name}"><thead><tr>{head}'
-        f"</tr></thead><tbody>{rows}</tbody></table></div></details>"
+        f'</tr></thead><tbody id="rows-{name}" data-part>{rows}</tbody></table></div>'
+        "</details>"
     )
 
 

@@ -61,27 +61,42 @@ input { font: inherit; padding: .3rem .5rem; margin: .4rem 0; width: min(100%, 2
 SCRIPT = """
 'use strict';
 const views = {};
-const value = cell => cell.dataset.v !== undefined
-  ? Number(cell.dataset.v) : cell.textContent.toLowerCase();
+const value = cell => cell.dataset.v === undefined
+  ? cell.textContent.toLowerCase() : Number(cell.dataset.v);
 function show(table) {
-  const view = views[table.id], body = table.tBodies[0];
-  const rows = [...body.rows];
-  if (view.by !== null) {
-    const less = (a, b) => {
-      const x = value(a.cells[view.by]), y = value(b.cells[view.by]);
-      if (Number.isNaN(x)) return Number.isNaN(y) ? 0 : 1;
-      if (Number.isNaN(y)) return -1;
-      return (x < y ? -1 : x > y ? 1 : 0) * (view.up ? 1 : -1);
-    };
-    rows.sort(less);
-    body.append(...rows);
+  const { by, up, find } = views[table.id], body = table.tBodies[0];
+  const order = ([, x], [, y]) => Number.isNaN(x) - Number.isNaN(y)
+    || (up ? 1 : -1) * ((x > y) - (x < y));
+  const rows = [...body.rows].map(row => [row, value(row.cells[by])]).sort(order);
+  for (const [row] of rows) row.hidden =
+    !row.cells[0].textContent.toLowerCase().includes(find.toLowerCase());
+  body.append(...rows.map(([row]) => row));
+  [...table.tHead.rows[0].cells].forEach((cell, i) => cell.setAttribute('aria-sort',
+    i !== by ? 'none' : up ? 'ascending' : 'descending'));
+  table.parentElement.previousElementSibling.hidden = rows.length <= 12;
+}
+function prepare() {
+  for (const table of document.querySelectorAll('table.sorts')) {
+    const view = views[table.id] ??= { by: 0, up: true, find: '' };
+    [...table.tHead.rows[0].cells].forEach((cell, i) => {
+      const button = document.createElement('button');
+      button.textContent = cell.textContent;
+      button.onclick = () => {
+        view.up = view.by !== i || !view.up;
+        view.by = i;
+        show(table);
+      };
+      cell.replaceChildren(button);
+    });
+    const search = document.createElement('input');
+    search.type = 'search';
+    search.placeholder = 'find a client';
+    search.setAttribute('aria-label', 'find a client');
+    search.value = view.find;
+    search.oninput = () => { view.find = search.value; show(table); };
+    table.parentElement.before(search);
+    show(table);
   }
-  const find = view.find.toLowerCase();
-  for (const row of rows)
-    row.hidden = !row.cells[0].textContent.toLowerCase().includes(find);
-  [...table.tHead.rows[0].cells].forEach((cell, i) => i === view.by
-    ? cell.setAttribute('aria-sort', view.up ? 'ascending' : 'descending')
-    : cell.removeAttribute('aria-sort'));
 }
 function ages() {
   for (const time of document.querySelectorAll('time')) {
@@ -93,52 +108,21 @@ function ages() {
       : s < 172800 ? Math.round(s / 3600) + ' h ago' : then.toLocaleDateString();
   }
 }
-function prepare() {
-  for (const table of document.querySelectorAll('table.sorts')) {
-    const view = views[table.id] ??= { by: null, up: true, find: '' };
-    [...table.tHead.rows[0].cells].forEach((cell, i) => {
-      const button = document.createElement('button');
-      button.textContent = cell.textContent;
-      button.onclick = () => {
-        view.up = view.by === i ? !view.up : true;
-        view.by = i;
-        show(table);
-      };
-      cell.replaceChildren(button);
-    });
-    if (table.tBodies[0].rows.length > 12) {
-      const search = document.createElement('input');
-      search.type = 'search';
-      search.placeholder = 'find a client';
-      search.setAttribute('aria-label', 'find a client');
-      search.value = view.find;
-      search.oninput = () => { view.find = search.value; show(table); };
-      table.parentElement.before(search);
-    }
-    show(table);
-  }
-  ages();
-}
+/* Only the changing parts are replaced, so that sorting and focus are kept. */
 function renew(fresh) {
   const old = document.querySelector('main'), next = fresh.querySelector('main');
   if (next.dataset.digest === old.dataset.digest) return;
-  const closed = {}, scrolled = {};
-  for (const part of old.querySelectorAll('details')) closed[part.id] = part.open;
-  for (const box of old.querySelectorAll('.box'))
-    scrolled[box.firstElementChild.id] = [box.scrollLeft, box.scrollTop];
-  const focused = document.activeElement?.type === 'search'
-    ? document.activeElement.closest('details')?.id : null;
-  for (const part of next.querySelectorAll('details'))
-    if (part.id in closed) part.open = closed[part.id];
-  old.replaceWith(next);
-  prepare();
-  for (const box of next.querySelectorAll('.box'))
-    [box.scrollLeft, box.scrollTop] = scrolled[box.firstElementChild.id] ?? [0, 0];
-  if (focused) {
-    const search = document.getElementById(focused)?.querySelector('input');
-    search?.focus();
-    search?.setSelectionRange(search.value.length, search.value.length);
+  const parts = main => [...main.querySelectorAll('[data-part]')];
+  const ids = main => JSON.stringify(parts(main).map(part => part.id));
+  if (ids(old) !== ids(next)) {
+    old.replaceWith(next);
+    prepare();
+    return;
   }
+  old.dataset.digest = next.dataset.digest;
+  for (const part of parts(next))
+    document.getElementById(part.id).replaceChildren(...part.childNodes);
+  for (const table of document.querySelectorAll('table.sorts')) show(table);
 }
 async function update() {
   const state = document.getElementById('connection');
@@ -154,5 +138,6 @@ async function update() {
   setTimeout(update, document.hidden ? 10000 : 2000);
 }
 prepare();
+ages();
 if (document.body.dataset.live) setTimeout(update, 2000);
 """
