@@ -49,20 +49,20 @@ def list_all() -> str:
 
 
 def prepare(
-    algorithms: Sequence[str], given: Settings, backend: str, count: int | None
+    algorithms: Sequence[str], overrides: Settings, backend: str, count: int | None
 ) -> list[dict[str, Setting]]:
     """Return the checked settings of each of ``count`` seeds; of one run if None."""
     if count is None:
-        return [check(algorithms, given, backend)]
-    first = int(given.get("seed", defaults()["seed"]))
-    planned = seeds.plan(given, count, algorithms, first, output_of(given))
+        return [check(algorithms, overrides, backend)]
+    first = int(overrides.get("seed", defaults()["seed"]))
+    planned = seeds.plan(overrides, count, algorithms, first, output_of(overrides))
     logged: set[str] = set()
     return [check(algorithms, settings, backend, logged) for settings in planned]
 
 
-def output_of(given: Settings) -> str:
+def output_of(overrides: Settings) -> str:
     """Return the output folder, which is by default that of the resumed run."""
-    return str(given.get("output", given.get("resume") or defaults()["output"]))
+    return str(overrides.get("output", overrides.get("resume") or defaults()["output"]))
 
 
 def compare(
@@ -98,13 +98,13 @@ def compare(
 def tune_all(
     algorithms: Sequence[str],
     grid: str,
-    given: Settings,
+    overrides: Settings,
     backend: str,
     count: int | None,
     jobs: int,
 ) -> dict[str, dict[str, Any]]:
     """Tune algorithms on a grid and return the summaries of the best points."""
-    former, output = str(given.get("resume", "")), output_of(given)
+    former, output = str(overrides.get("resume", "")), output_of(overrides)
     exists = not former or Path(former).is_dir()
     require(exists, "resume", former, "a folder of results")
 
@@ -124,10 +124,10 @@ def tune_all(
         by_seed: list[Any] = [{name: summary} for summary in outcomes]
         return seeds.combine(point.folder, point.settings, by_seed)[name]
 
-    with served_for({**resolve(given, strict=False), "output": output}):
+    with served_for({**resolve(overrides, strict=False), "output": output}):
         points = tune.points(grid)
         tuned = tune.tune(
-            algorithms, points, given, Path(output), prepare_point, run_points
+            algorithms, points, overrides, Path(output), prepare_point, run_points
         )
     tune.show_points(tuned)
     return {name: entry["test"] for name, entry in tuned.items()}
@@ -188,13 +188,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     sys.path.append(os.getcwd())
     forget()
     try:
-        namespace, given = parse(arguments, __doc__)
+        namespace, overrides = parse(arguments, __doc__)
         if namespace.list:
             console().out(list_all(), highlight=False)
             return 0
         if not namespace.verbose:
             logging.getLogger("flwr").setLevel(logging.WARNING)
-        algorithms, output = list(dict.fromkeys(namespace.algorithms)), output_of(given)
+        algorithms = list(dict.fromkeys(namespace.algorithms))
+        output = output_of(overrides)
         backend, count, jobs = namespace.backend, namespace.seeds, namespace.jobs
         require(jobs >= 1, "jobs", jobs, "at least 1")
         allowed = "1 with ray, which uses all cores for each run; set --backend inline"
@@ -204,11 +205,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         tuning, evaluated_on, file = algorithms[:1] == ["tune"], "test", tune.FILE
         if tuning:
             names = algorithms[1:] or DEFAULT_ALGORITHMS
-            summaries = tune_all(names, namespace.grid, given, backend, count, jobs)
+            summaries = tune_all(names, namespace.grid, overrides, backend, count, jobs)
         else:
             require(not namespace.grid, "grid", namespace.grid, "used with tune")
             algorithms = algorithms or list(DEFAULT_ALGORITHMS)
-            runs = prepare(algorithms, given, backend, count)
+            runs = prepare(algorithms, overrides, backend, count)
             together = None if count is None else output
             with served_for({**runs[0], "output": output}):
                 summaries = compare(algorithms, runs, backend, together, jobs)

@@ -52,7 +52,7 @@ def parse(
 
     Returns
     -------
-    namespace, given
+    namespace, overrides
         The arguments, and the settings among them. A flag takes precedence over the
         same setting in ``--run-config``.
 
@@ -87,7 +87,7 @@ def parse(
         # argparse formats the help with the % operator.
         add(f"--{flag}", type=type(default), help=text.replace("%", "%%"))
     namespace = parser.parse_intermixed_args(arguments)
-    given = {
+    by_flag = {
         name: value
         for flag, name in FLAGS.items()
         if (value := getattr(namespace, flag.replace("-", "_"))) is not None
@@ -104,7 +104,7 @@ def parse(
             f"--run-config {' '.join(namespace.run_config)!r} cannot be read: it must "
             f"be 'name=value …' or a TOML file ({error})"
         ) from None
-    return namespace, {**config, **given}
+    return namespace, {**config, **by_flag}
 
 
 def _epilog() -> str:

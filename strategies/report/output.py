@@ -102,8 +102,8 @@ def locked(directory: Path, wait: bool = False) -> Iterator[None]:
 def archive_run(output: Path, algorithm: str) -> None:
     """Move an earlier run of an algorithm to ``earlier-<run>/<algorithm>``.
 
-    It can be resumed from there, as the log says. Runs without a checkpoint are not
-    archived. An archiving that was interrupted is completed by the next call.
+    The run can be resumed from there; the log shows how. Runs without a checkpoint are
+    not archived. If the move is interrupted, the next call completes it.
     """
     directory = output / algorithm
     refuse_links("output", directory)

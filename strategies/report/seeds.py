@@ -29,13 +29,13 @@ WITHOUT_DEVIATION = (
 
 
 def plan(
-    given: Settings, count: int, algorithms: Iterable[str], first: int, output: str
+    overrides: Settings, count: int, algorithms: Iterable[str], first: int, output: str
 ) -> list[dict[str, Setting]]:
     """Return the settings of each of several seeds.
 
     Parameters
     ----------
-    given : mapping
+    overrides : mapping
         Settings of all seeds. With ``resume``, runs that have a checkpoint continue.
     count : int
         The number of seeds, at least 1.
@@ -49,7 +49,7 @@ def plan(
     Returns
     -------
     list of dict
-        For each seed ``given`` with ``seed``, ``output`` and ``resume``.
+        For each seed ``overrides`` with ``seed``, ``output`` and ``resume``.
 
     Raises
     ------
@@ -58,7 +58,7 @@ def plan(
     """
     require(count >= 1, "seeds", count, "at least 1")
     seeds = range(first, first + count)
-    resume = str(given.get("resume", ""))
+    resume = str(overrides.get("resume", ""))
     if resume:
         _check_resumed(Path(resume), seeds)
     names = [short_name(name) for name in algorithms]
@@ -68,7 +68,7 @@ def plan(
         refuse_links("output", folder)
         begun = resume and any((former / n / CHECKPOINT).is_file() for n in names)
         run: dict[str, Setting] = {"seed": seed, "output": str(folder)}
-        planned.append({**given, **run, "resume": str(former) if begun else ""})
+        planned.append({**overrides, **run, "resume": str(former) if begun else ""})
     return planned
 
 

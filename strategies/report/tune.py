@@ -85,7 +85,7 @@ def _bad_grid(text: str, why: str) -> SettingsError:
 def tune(
     algorithms: Sequence[str],
     grid: Sequence[Point],
-    given: Settings,
+    overrides: Settings,
     output: Path,
     prepare: Callable[[str, Settings], Sequence[Settings]],
     carry_out: Callable[[Sequence[PointRuns]], Sequence[Outcome]],
@@ -103,7 +103,7 @@ def tune(
         The algorithms. Each is tuned separately.
     grid : sequence of dict
         The points, as `points` returns them.
-    given : mapping
+    overrides : mapping
         Settings of all points. With ``resume``, runs that have a checkpoint continue.
     output : Path
         The output folder, for ``<algorithm>/point-<i>``, ``<algorithm>/test``,
@@ -125,12 +125,12 @@ def tune(
     SettingsError
         If a setting is invalid or all points of an algorithm failed.
     """
-    if "evaluate-on" in given:
+    if "evaluate-on" in overrides:
         raise SettingsError(
-            f"evaluate-on is {given['evaluate-on']!r}; it must not be set with tune, "
-            "which evaluates on validation data and finally on test data"
+            f"evaluate-on is {overrides['evaluate-on']!r}; it must not be set with "
+            "tune, which evaluates on validation data and finally on test data"
         )
-    fraction = given.get("validation-fraction") or VALIDATION_FRACTION
+    fraction = overrides.get("validation-fraction") or VALIDATION_FRACTION
     held_out = {"validation-fraction": fraction, "evaluate-on": "validation"}
 
     def plan(algorithm: str, settings: Settings, folder: Path) -> PointRuns:
@@ -143,7 +143,7 @@ def tune(
         planned[name], distinct = [], []
         for i, point in enumerate(grid):
             folder = output / short_name(name) / f"point-{i}"
-            runs = plan(name, {**given, **point, **held_out}, folder)
+            runs = plan(name, {**overrides, **point, **held_out}, folder)
             # Points that differ only in settings of other algorithms are the same run.
             values = [{**run, "output": "", "resume": ""} for run in runs.settings]
             if values not in distinct:
@@ -157,7 +157,7 @@ def tune(
             for (point, _), outcome in zip(named_points, outcomes, strict=True)
         ]
         best = _best(name, tried)
-        final = {**given, **best, "validation-fraction": 0.0, "evaluate-on": "test"}
+        final = {**overrides, **best, "validation-fraction": 0.0, "evaluate-on": "test"}
         runs = plan(name, final, output / short_name(name) / "test")
         (test,) = carry_out([runs])
         if isinstance(test, SettingsError):

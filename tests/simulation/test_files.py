@@ -1,4 +1,4 @@
-"""What a run leaves: nothing of another's is lost, and one can always go on."""
+"""Files of a run: no other file is lost, and every run can be resumed."""
 
 import errno
 import io
@@ -60,7 +60,7 @@ def test_an_interrupted_second_command_goes_on_with_its_own(tmp_path, monkeypatc
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
-def test_a_request_to_end_is_as_ctrl_c(tmp_path, monkeypatch, number) -> None:
+def test_other_signals_are_handled_as_ctrl_c(tmp_path, monkeypatch, number) -> None:
     # Under nohup the one is ignored, and stays so.
     before = signal.signal(number, signal.SIG_DFL)
     try:
@@ -74,7 +74,7 @@ def test_a_request_to_end_is_as_ctrl_c(tmp_path, monkeypatch, number) -> None:
 
 
 @pytest.mark.parametrize("error", [errno.ENOSPC, errno.EPIPE])
-def test_nobody_needs_to_see_a_run(tmp_path, monkeypatch, error) -> None:
+def test_a_run_survives_a_lost_standard_output(tmp_path, monkeypatch, error) -> None:
     class Lost(io.StringIO):
         def write(self, text: str) -> int:
             raise OSError(error, os.strerror(error))
@@ -84,7 +84,7 @@ def test_nobody_needs_to_see_a_run(tmp_path, monkeypatch, error) -> None:
     assert json.loads((tmp_path / "summary.json").read_text())["algorithms"]
 
 
-def test_what_could_not_be_shown_is_not_tried_again(monkeypatch) -> None:
+def test_output_is_discarded_after_an_error(monkeypatch) -> None:
     with Path("/dev/full").open("w") as full:
         monkeypatch.setattr(sys, "stdout", full)
         console().print("1")
@@ -109,7 +109,7 @@ def test_a_rule_with_a_memory_and_buckets_resumes_with_the_same_numbers(tmp_path
     assert_same_rows(rows_of(parts, "fedavg"), rows_of(whole, "fedavg"), 1e-12)
 
 
-def test_a_second_run_keeps_what_the_first_left(tmp_path, caplog) -> None:
+def test_a_second_run_archives_the_first(tmp_path, caplog) -> None:
     go(tmp_path, "fedrep", "fedavg", rounds=2)
     first = rows_of(tmp_path, "fedrep")
     checkpoint = (tmp_path / "fedrep" / FILE).read_bytes()
@@ -132,9 +132,7 @@ def test_a_second_run_keeps_what_the_first_left(tmp_path, caplog) -> None:
     assert_same_rows(rows_of(aside, "fedrep"), rows_of(whole, "fedrep"), 1e-12)
 
 
-def test_a_kill_while_an_earlier_run_is_put_aside_splits_it_in_no_two(
-    tmp_path, monkeypatch
-) -> None:
+def test_an_interrupted_archiving_is_completed(tmp_path, monkeypatch) -> None:
     directory = tmp_path / "fedrep"
     (directory / "clients").mkdir(parents=True)
     parts = (FILE, "metrics.csv", "metrics.jsonl")
@@ -268,7 +266,7 @@ def test_a_disk_that_is_full_when_all_seeds_have_run(
         lambda data: data + b"[1, 2]\n",
     ],
 )
-def test_of_damaged_metrics_what_is_whole_stays(tmp_path, damage) -> None:
+def test_undamaged_rows_are_kept(tmp_path, damage) -> None:
     go(tmp_path, "fedavg", rounds=3)
     path = tmp_path / "fedavg" / "metrics.jsonl"
     path.write_bytes(damage(path.read_bytes()))
@@ -341,7 +339,9 @@ def full(*given, **named):
 
 
 @pytest.mark.parametrize("place", ["pathlib.Path.mkdir", "pathlib.Path.rename"])
-def test_an_earlier_run_that_cannot_be_kept_is_one_line(tmp_path, monkeypatch, place):
+def test_an_earlier_run_that_cannot_be_archived_is_one_line(
+    tmp_path, monkeypatch, place
+):
     (tmp_path / "fedrep").mkdir()
     (tmp_path / "fedrep" / FILE).touch()
     monkeypatch.setattr(place, full)

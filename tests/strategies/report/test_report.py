@@ -38,7 +38,7 @@ def test_rows_are_written_as_they_come(tmp_path):
         assert rows_of(path) == [row(i) for i in range(1, number + 1)]
 
 
-def test_a_new_run_begins_anew(tmp_path):
+def test_a_new_run_drops_earlier_rows(tmp_path):
     Report(settings_of(tmp_path)).add(row(1))
     report = Report(settings_of(tmp_path))
     assert report.rows == []
@@ -55,7 +55,7 @@ def test_a_continued_run_keeps_the_rows_up_to_its_checkpoint(tmp_path):
     assert rows_of(path) == [row(i) for i in range(1, 6)] + [row(6, 0.5)]
 
 
-def test_a_resumed_run_says_which_rounds_its_files_have_lost(tmp_path, caplog):
+def test_missing_rounds_are_logged_when_a_run_is_resumed(tmp_path, caplog):
     former = Report(settings_of(tmp_path))
     for number in range(1, 9):
         former.add_client(number, "anna", {"accuracy": 0.5, "loss": 1.0})
@@ -77,7 +77,7 @@ def test_a_resumed_run_says_which_rounds_its_files_have_lost(tmp_path, caplog):
 
 
 @pytest.mark.parametrize("name", ["seconds", "bytes-down", "bytes-up"])
-def test_a_row_without_what_is_summed_up_is_damaged(tmp_path, name):
+def test_a_row_without_its_totals_is_damaged(tmp_path, name):
     former = Report(settings_of(tmp_path))
     for number in (1, 2, 3):
         former.add(row(number))
@@ -190,7 +190,7 @@ def test_all_files_are_there_at_the_end(tmp_path, figures):
     assert whole["config"] == expected
 
 
-def test_what_could_not_be_written_is_named(tmp_path, figures, caplog):
+def test_files_that_cannot_be_written_are_logged(tmp_path, figures, caplog):
     for name in ("accuracy.png", "metrics.csv"):
         (tmp_path / "out" / name).mkdir(parents=True)
     finished(tmp_path, "fedrep", 0.75)
@@ -293,7 +293,7 @@ def test_without_last_rounds_the_last_evaluated_is_the_result(tmp_path):
     assert report.finish({"a": {"accuracy": 0.6}})["accuracy"] == 0.6
 
 
-def test_metrics_that_not_every_client_has_are_said(tmp_path, caplog):
+def test_metrics_that_some_clients_lack_are_logged(tmp_path, caplog):
     # An AUC, say, where some have one class; a client without test examples has none.
     report = Report(settings_of(tmp_path))
     report.add(row(1, 0.5, evaluated=3, auc=0.75, f1=0.5))
@@ -304,7 +304,7 @@ def test_metrics_that_not_every_client_has_are_said(tmp_path, caplog):
     assert "no value of 'auc' (2);" in line
 
 
-def test_a_metric_that_was_asked_for_and_that_no_client_has_is_said(tmp_path, caplog):
+def test_a_requested_metric_that_no_client_has_is_logged(tmp_path, caplog):
     report = Report(settings_of(tmp_path, metrics="f1, own.metrics:odd"))
     report.add(row(1, 0.5, evaluated=1, f1=0.5))
     report.finish({"a": {"accuracy": 0.5, "loss": 1.0, "f1": 0.5}})

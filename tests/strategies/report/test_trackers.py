@@ -1,4 +1,4 @@
-"""Trackers get what a run writes, and nothing that goes wrong with one is the run's."""
+"""Trackers receive all metrics, and a failing tracker does not affect the run."""
 
 import json
 import threading
@@ -30,7 +30,7 @@ def rows_in(tmp_path):
     return [json.loads(line) for line in lines]
 
 
-def test_a_tracker_is_told_all_in_order(tmp_path):
+def test_a_tracker_receives_all_calls_in_order(tmp_path):
     summary = go(tmp_path, tracker="recorders:Recorder")
     (_, about), *rounds, (finished, result, files) = Recorder.told
     assert (about.algorithm, about.after) == ("fedavg", 0)
@@ -56,7 +56,7 @@ def test_a_resumed_run_has_the_same_name(tmp_path):
     ]
 
 
-def test_a_run_that_is_stopped_is_told_so(tmp_path, monkeypatch):
+def test_a_stopped_run_is_ended_as_unfinished(tmp_path, monkeypatch):
     def stop(watch, rows):
         raise KeyboardInterrupt
 
@@ -66,7 +66,7 @@ def test_a_run_that_is_stopped_is_told_so(tmp_path, monkeypatch):
     assert Recorder.told[-1] == (False, {}, [])
 
 
-def test_each_fails_in_turn_and_the_run_is_the_same(tmp_path, caplog):
+def test_a_failing_tracker_does_not_change_the_run(tmp_path, caplog):
     plain = go(tmp_path / "plain")
     expected = rows_in(tmp_path / "plain")
     for where in ("init", "start", "add", "end"):
@@ -86,19 +86,21 @@ def test_each_fails_in_turn_and_the_run_is_the_same(tmp_path, caplog):
         assert len(Recorder.told) == 5
 
 
-def test_one_that_fails_in_a_round_is_ended_as_a_run_that_is_stopped(tmp_path):
+def test_a_tracker_that_fails_in_a_round_is_ended(tmp_path):
     Failing.ended.clear()
     for where in ("start", "add"):
         go(tmp_path / where, tracker="recorders:Failing", tracker_uri=where)
     assert Failing.ended == [("add", False, {}, [])]
 
 
-def test_one_that_exits_ends_itself_alone(tmp_path, caplog):
+def test_a_tracker_that_exits_does_not_end_the_run(tmp_path, caplog):
     assert go(tmp_path, tracker="recorders:Exiting")["rounds"] == 3
     assert "SystemExit: 3" in caplog.text
 
 
-def test_one_that_hangs_holds_up_nothing_for_long(tmp_path, monkeypatch, caplog):
+def test_a_hanging_tracker_does_not_delay_the_end_for_long(
+    tmp_path, monkeypatch, caplog
+):
     free = threading.Event()
 
     class Hanging(Tracker):

@@ -1,4 +1,4 @@
-"""What a run says while it goes on, and the file that the page reads."""
+"""The log line of each round, and the status file that the page reads."""
 
 import json
 import logging
@@ -107,7 +107,7 @@ def test_one_line_a_round(watched, tmp_path):
 
 
 @pytest.mark.parametrize("on", ["test", "validation"])
-def test_a_line_says_which_loss_is_which(on, tmp_path, caplog):
+def test_the_line_names_the_evaluated_examples(on, tmp_path, caplog):
     caplog.set_level(logging.INFO, "flwr")
     watch = Watch(averaging(), tmp_path, 3, on)
     row = {"round": 1, "clients": 6, "train-loss": 0.7679, "loss": 1.108}
@@ -116,7 +116,7 @@ def test_a_line_says_which_loss_is_which(on, tmp_path, caplog):
     assert line in caplog.messages
 
 
-def test_the_file_says_how_each_client_does(watched):
+def test_the_status_of_each_client(watched):
     _, status = watched
     assert status["state"] == "finished"
     assert (status["rounds"], status["left"]) == (3, None)
@@ -133,7 +133,7 @@ def test_the_file_says_how_each_client_does(watched):
     assert by_name["000001"]["last-seen"] < by_name["000000"]["last-seen"]
 
 
-def test_a_run_that_is_ended_is_said_to_have_stopped(tmp_path, monkeypatch):
+def test_an_interrupted_run_has_stopped(tmp_path, monkeypatch):
     def stop(report, row):
         raise KeyboardInterrupt
 
@@ -145,7 +145,7 @@ def test_a_run_that_is_ended_is_said_to_have_stopped(tmp_path, monkeypatch):
     assert status["state"] == "stopped"
 
 
-def test_a_run_has_finished_when_all_but_its_page_is_written(tmp_path, monkeypatch):
+def test_a_run_is_finished_before_its_page_is_written(tmp_path, monkeypatch):
     seen = []
 
     def state():
@@ -165,9 +165,7 @@ def test_a_run_has_finished_when_all_but_its_page_is_written(tmp_path, monkeypat
     assert seen == [("newcomers", "running"), (["summary.json"], "finished")]
 
 
-def test_a_run_that_is_ended_after_its_rounds_has_stopped_as_well(
-    tmp_path, monkeypatch
-):
+def test_a_run_interrupted_after_its_rounds_has_stopped(tmp_path, monkeypatch):
     def stop(*given):
         raise KeyboardInterrupt
 
@@ -179,7 +177,7 @@ def test_a_run_that_is_ended_after_its_rounds_has_stopped_as_well(
     assert status["state"] == "stopped"
 
 
-def test_who_takes_no_part_is_in_the_file(tmp_path):
+def test_a_refused_client_is_in_the_status(tmp_path):
     def app(message, context):
         reply = honest(message, context)
         if message.metadata.message_type == MessageType.QUERY and context.node_id == 2:
@@ -194,7 +192,7 @@ def test_who_takes_no_part_is_in_the_file(tmp_path):
     assert refused["last-round"] == 0
 
 
-def test_the_disk_need_not_take_it(tmp_path, monkeypatch, caplog):
+def test_a_full_disk_does_not_end_a_run(tmp_path, monkeypatch, caplog):
     def full(path, data, durable=True):
         raise OSError("no space left")
 

@@ -85,7 +85,7 @@ def read(folder) -> Reader:
     return Reader(page(Results(folder)))
 
 
-def test_a_page_that_is_sent_to_others_does_not_say_where_it_lay(tmp_path):
+def test_the_page_does_not_contain_its_path(tmp_path):
     write(tmp_path / "results")
     write_page(tmp_path / "results")
     text = (tmp_path / "results" / "report.html").read_text()
@@ -191,7 +191,7 @@ def test_names_are_shown_as_text(tmp_path):
         "[" * 100_000,
     ],
 )
-def test_a_damaged_file_is_no_end(tmp_path, status):
+def test_a_damaged_status_does_not_hide_the_run(tmp_path, status):
     write(tmp_path)
     (tmp_path / "fedrep" / "status.json").write_text(status)
     row = read(tmp_path).tables["runs"][1]
@@ -233,7 +233,7 @@ def test_an_empty_folder_and_one_that_is_gone(tmp_path):
     assert "No run has written anything" in page(results)
 
 
-def test_only_what_has_changed_is_read_again(tmp_path, monkeypatch):
+def test_only_changed_runs_are_read_again(tmp_path, monkeypatch):
     write(tmp_path, "a")
     write(tmp_path, "b")
     results = Results(tmp_path)
@@ -261,7 +261,7 @@ def test_the_runs_are_drawn_again_only_when_one_has_changed(tmp_path, monkeypatc
     assert len(drawn) == 3
 
 
-def test_it_needs_nothing_from_elsewhere(tmp_path):
+def test_the_page_loads_nothing_from_elsewhere(tmp_path):
     write(tmp_path)
     write_page(tmp_path)
     text = (tmp_path / "report.html").read_text()
@@ -311,7 +311,7 @@ def ask(server, method="GET", path="/", **headers):
     return answer, body
 
 
-def test_it_is_served_and_renewed(server, tmp_path):
+def test_the_served_page_is_cached_until_a_run_changes(server, tmp_path):
     answer, body = ask(server)
     assert answer.status == 200
     assert answer.headers["Content-Type"] == "text/html; charset=utf-8"
