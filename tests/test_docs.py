@@ -25,7 +25,7 @@ def test_the_examples_of_a_built_in_task_are_those_of_the_run(
     more = {**SMALL, "rounds": 1, "fraction": 1.0, "output": str(tmp_path / "results")}
     simulate("fedrep", **more)
     _, about = load_run(tmp_path / "results/fedrep", "000003")
-    assert not hasattr(about, "task")
+    assert about.images is not None
     text = (settings_page.PAGE.parent / "your-task.md").read_text(encoding="utf-8")
     before, _, after = text.partition("task = build_task(config")
     code = before.rpartition("```python\n")[2] + "task = build_task(config" + after

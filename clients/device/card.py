@@ -1,32 +1,52 @@
-"""What a trained image classifier needs to be used where its data is not."""
+"""The model card: all that a trained model needs to be used elsewhere.
+
+Devices write it into their state files, and `flwr_frl.clients.predict` into the models
+that it exports.
+"""
 
 import json
 from collections.abc import Iterable, Mapping
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Protocol, Self, TypeGuard
+from typing import Self, TypeGuard
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
+from flwr_frl.clients.device.file_settings import LARGEST, followed
+from flwr_frl.task.base import BaseTask, Task
 from flwr_frl.task.data.images import read_image
+from flwr_frl.task.examples import ExampleSet
+from flwr_frl.task.held_out import changed
 from flwr_frl.task.models import SplitModel, build_model, without_memory
-from flwr_frl.task.settings import SettingsError, reason_of, require
+from flwr_frl.task.settings import (
+    Settings,
+    SettingsError,
+    declared,
+    is_path,
+    reason_of,
+    require,
+    resolve,
+)
+from flwr_frl.task.tasks import build_task, task_maker
 from flwr_frl.task.tasks.image import ImageTask
+from flwr_frl.task.training import Loss
 
-# Numbers of a model, 1 GiB, that come with no file.
-MOST_NEW = 2**28
+# Model values, 1 GiB of float32, that may be missing from a file of arrays.
+MAX_MISSING_VALUES = 2**28
+# Settings that only initialise a model: a trained model gets every array from a file.
+INITIAL_ONLY = ("weights",)
 
 
 class Classifier(nn.Module):
-    """A model with its normalisation: from pixels to logits, as in training.
+    """An image model with its normalisation: maps pixels to logits.
 
     Parameters
     ----------
     model : SplitModel
-        The model.
+        The model; takes normalised images (n, channels, height, width).
     mean, std : sequence of float
         Per channel, in units of 0 to 255.
     """
@@ -51,30 +71,30 @@ class Classifier(nn.Module):
 
 
 def is_built_by_name(task: object) -> TypeGuard[ImageTask]:
-    """Return whether a `ModelCard` says all of a task's model.
+    """Return whether `ImageModel` describes a task's model completely.
 
-    It does not where a subclass of `ImageTask` has a model of its own.
+    It does not if a subclass of `ImageTask` overrides `initial_model`.
     """
-    own = getattr(type(task), "initial_model", None)
-    return isinstance(task, ImageTask) and own is ImageTask.initial_model
+    builder = getattr(type(task), "initial_model", None)
+    return isinstance(task, ImageTask) and builder is ImageTask.initial_model
 
 
 @dataclass(frozen=True)
-class ModelCard:
-    """How a model is built, what it is fed and what its outputs mean.
+class ImageModel(BaseTask):
+    """A named image classifier, as a task without examples.
 
     Parameters
     ----------
     model : str
-        Its name, for `build_model`.
+        Name of the model, for `build_model`.
     shape : tuple of int
-        Channels, height and width of its inputs.
+        Channels, height and width of an input.
     classes : tuple of str
-        Names of its outputs.
+        Names of the outputs.
     mean, std : tuple of float
         Normalisation per channel, in units of 0 to 255.
     head_layers : int
-        How many of the last layers are the head; built-in models only.
+        Number of last layers that form the head; built-in models only.
     model_head : str
         Dotted name of the head of a torchvision model.
     """
@@ -84,83 +104,50 @@ class ModelCard:
     classes: tuple[str, ...]
     mean: tuple[float, ...]
     std: tuple[float, ...]
-    head_layers: int
-    model_head: str
+    head_layers: int = 1
+    model_head: str = ""
 
-    @classmethod
-    def of(cls, task: ImageTask) -> Self:
-        """Return the card of a task's model."""
-        return cls(
-            task.model_name,
-            task.shape,
-            task.classes,
-            tuple(task.mean.tolist()),
-            tuple(task.std.tolist()),
-            task.head_layers,
-            task.model_head,
-        )
+    @property
+    def loss(self) -> Loss:
+        """The loss of the training: cross-entropy."""
+        return nn.functional.cross_entropy
 
-    def metadata(self) -> dict[str, str]:
-        """Return the card as a file keeps it: ``classes`` and ``model``, as JSON."""
-        rest = {name: value for name, value in vars(self).items() if name != "classes"}
-        return {"classes": json.dumps(self.classes), "model": json.dumps(rest)}
-
-    @classmethod
-    def from_metadata(cls, about: Mapping[str, str]) -> Self:
-        """Return the card that `metadata` made; `SettingsError` for anything else."""
-        try:
-            rest = json.loads(about["model"])
-            return cls(
-                str(rest["model"]),
-                tuple(int(n) for n in rest["shape"]),
-                tuple(str(name) for name in json.loads(about["classes"])),
-                tuple(float(value) for value in rest["mean"]),
-                tuple(float(value) for value in rest["std"]),
-                int(rest["head_layers"]),
-                str(rest["model_head"]),
-            )
-        except (LookupError, TypeError, ValueError) as error:
-            raise SettingsError(
-                f"the description of the model is damaged: {error!r}"
-            ) from None
-
-    def classifier(self, arrays: Mapping[str, Tensor]) -> Classifier:
-        """Return the trained model in evaluation mode; further arrays are passed over.
-
-        Raises `SettingsError` if one is missing, or is not of the model's shape.
-        """
-        return Classifier(trained(self, arrays), self.mean, self.std)
-
-    def build(self) -> SplitModel:
+    def initial_model(self) -> SplitModel:
         """Return a new model, untrained."""
         return build_model(
             self.model, self.shape, len(self.classes), self.head_layers, self.model_head
         )
 
-    @property
-    def is_custom(self) -> bool:
-        """No: the model has a name."""
-        return False
+    def train_examples(self, client: int) -> ExampleSet:
+        """Raise `SettingsError`: the card of a model has no examples."""
+        raise SettingsError("a model card has no examples; build the task instead")
 
-    def __str__(self) -> str:
-        """Return what needs the arrays, as an error says it."""
-        return (
-            f"model {self.model!r} with {len(self.classes)} classes and inputs of "
-            f"shape {self.shape}"
-        )
+    test_examples = train_examples
 
-    def read(self, paths: Iterable[Path]) -> Tensor:
-        """Read images, of any size and colour, as the training data was read.
+    def read_pixels(self, paths: Iterable[Path]) -> Tensor:
+        """Read images of any size and colour mode as the training data was read.
 
-        Returns uint8 pixels of shape (n, height, width, channels), n >= 1. A file that
-        is missing or not an image is a `SettingsError`.
+        Parameters
+        ----------
+        paths : iterable of Path
+            At least one image file.
+
+        Returns
+        -------
+        Tensor of uint8
+            Pixels (n, height, width, channels).
+
+        Raises
+        ------
+        SettingsError
+            If a file is missing or is not an image.
         """
         channels, height, width = self.shape
         images = []
         for path in paths:
             try:
                 images.append(read_image(path, channels, (width, height)))
-            # A damaged file can raise nearly anything in a decoder.
+            # Decoders raise almost any exception on a damaged file.
             except Exception as error:
                 reason = reason_of(error)
                 raise SettingsError(
@@ -169,66 +156,210 @@ class ModelCard:
         return torch.from_numpy(np.stack(images))
 
 
-class Card(Protocol):
-    """What a trained model needs to be used; as text, what needs its arrays."""
-
-    @property
-    def is_custom(self) -> bool:
-        """Whether code from outside of this package makes the model."""
-
-    def build(self) -> SplitModel:
-        """Return a new model, untrained."""
-
-
-def trained(card: Card, arrays: Mapping[str, Tensor]) -> SplitModel:
-    """Return a card's model with its arrays; further ones are passed over.
-
-    Raises `SettingsError` if one is missing, or is not of the model's shape.
-    """
-    for name, wanted in skeleton(card).items():
-        check_array(card, name, wanted, arrays)
-    model = card.build()
-    state = model.state_dict()
-    model.load_state_dict({name: arrays[name] for name in state})
-    return model
-
-
-def skeleton(card: Card) -> dict[str, Tensor]:
-    """Return the state dict of a card's model, on no device: nothing is allocated.
-
-    A custom model is made as it is: its code may keep what it has made once.
-    """
-    with nullcontext() if card.is_custom else without_memory():
-        return card.build().state_dict()
-
-
-def check_size(card: Card, arrays: Mapping[str, Tensor]) -> None:
-    """Raise `SettingsError` unless a file's model is of the size of its arrays.
+@dataclass(frozen=True)
+class ModelCard:
+    """How a trained model is built, what it takes and what its outputs mean.
 
     Parameters
     ----------
-    card : Card
-        What settings of the file make of the model.
-    arrays : dict of str to Tensor
-        The file's arrays. Those that it lacks may have `MOST_NEW` numbers together.
+    task : Task
+        Builds the model and reads its inputs: an `ImageModel` if the model has a name,
+        otherwise the task of the training.
+    settings : mapping, default {}
+        ``task`` and the settings that it declares; empty for an `ImageModel`.
+    num_clients : int, default 0
+        Number of clients that share the task's examples; 0 for a device's own data.
     """
-    new = 0
-    for name, wanted in skeleton(card).items():
-        if name in arrays:
-            check_array(card, name, wanted, arrays)
-        else:
-            new += wanted.numel()
-    require(new <= MOST_NEW, f"the size of {card}", new, f"at most {MOST_NEW:,}")
 
+    task: Task
+    settings: Settings = field(default_factory=dict)
+    num_clients: int = 0
 
-def check_array(
-    card: Card, name: str, wanted: Tensor, arrays: Mapping[str, Tensor]
-) -> None:
-    """Raise `SettingsError` unless an array is there and of the wanted shape."""
-    if name not in arrays:
-        raise SettingsError(f"there is no array {name!r} for {card}")
-    if arrays[name].shape != wanted.shape:
-        raise SettingsError(
-            f"array {name!r} is of shape {tuple(arrays[name].shape)}; {card} needs "
-            f"{tuple(wanted.shape)}"
+    @classmethod
+    def of(cls, task: ImageTask) -> Self:
+        """Return the card of an image task whose model `is_built_by_name`."""
+        mean, std = tuple(task.mean.tolist()), tuple(task.std.tolist())
+        name, shape, classes = task.model_name, task.shape, task.classes
+        head = task.head_layers, task.model_head
+        return cls(ImageModel(name, shape, classes, mean, std, *head))
+
+    @classmethod
+    def of_device(cls, task: Task, settings: Settings) -> Self:
+        """Return the card of a device's task, built from some settings."""
+        if is_built_by_name(task):
+            return cls.of(task)
+        return cls.from_settings(settings, 0)
+
+    @classmethod
+    def from_settings(
+        cls, settings: Settings, num_clients: int, partition: str = ""
+    ) -> Self:
+        """Build a task and return its card.
+
+        Parameters
+        ----------
+        settings : mapping
+            ``task`` and the settings that it declares; others are ignored.
+        num_clients : int
+            Number of clients to build the task for; 0 on a device.
+        partition : str, default ""
+            Import path of the partition that split the examples. Unless the settings
+            name it too, asking for a client's examples is a `SettingsError`:
+            `followed` has put another partition in its place.
+        """
+        name = str(settings["task"])
+        # No file stores values drawn at random, so the seed must draw them again.
+        names = {*declared(task_maker(name)), "seed"} - {*INITIAL_ONLY}
+        chosen = {n: settings[n] for n in sorted(names & settings.keys())}
+        chosen = {"task": name, **chosen}
+        task = build_task(chosen, num_clients)
+        if reason := getattr(task, "untrainable", ""):
+            raise SettingsError(f"task {name!r} has nothing to predict; {reason}")
+        if num_clients and is_path(partition) and chosen.get("partition") != partition:
+            task = without_examples(task, unknown_split(partition))
+        return cls(task, chosen, num_clients)
+
+    @classmethod
+    def from_metadata(
+        cls, metadata: Mapping[str, str], named: Settings | None = None
+    ) -> Self:
+        """Return the card from a file's metadata, as `metadata` returned them.
+
+        Parameters
+        ----------
+        metadata : mapping of str to str
+            The file's; other keys are ignored.
+        named : mapping, optional
+            Settings that the user names, for `followed`.
+
+        Raises
+        ------
+        SettingsError
+            If the metadata are damaged, or a setting must be named by the user.
+        """
+        try:
+            if "model" in metadata:
+                content = json.loads(metadata["model"])
+                image_model = ImageModel(
+                    str(content["model"]),
+                    tuple(int(n) for n in content["shape"]),
+                    tuple(str(name) for name in json.loads(metadata["classes"])),
+                    tuple(float(value) for value in content["mean"]),
+                    tuple(float(value) for value in content["std"]),
+                    int(content["head_layers"]),
+                    str(content["model_head"]),
+                )
+                return cls(image_model)
+            content = json.loads(metadata["task"])
+            settings, num_clients = dict(content["settings"]), int(content["clients"])
+            settings["task"] = str(settings["task"])
+        except (LookupError, TypeError, ValueError) as error:
+            raise SettingsError(
+                f"the description of the model is damaged: {error!r}"
+            ) from None
+        allowed = f"from 0 to {LARGEST:,}"
+        require(0 <= num_clients <= LARGEST, "clients", num_clients, allowed)
+        usable = followed(settings, named or {})
+        usable.need_task(without=INITIAL_ONLY)
+        values = resolve(usable.settings, strict=False)
+        chosen = {name: values[name] for name in usable.settings}
+        partition = str(settings.get("partition", ""))
+        return cls.from_settings(chosen, num_clients, partition)
+
+    def metadata(self) -> dict[str, str]:
+        """Return the card as metadata of a file: JSON texts by key."""
+        if self.images is None:
+            content = {"settings": self.settings, "clients": self.num_clients}
+            return {"task": json.dumps(content)}
+        values = {f.name: getattr(self.images, f.name) for f in fields(self.images)}
+        classes = values.pop("classes")
+        return {"classes": json.dumps(classes), "model": json.dumps(values)}
+
+    @property
+    def images(self) -> ImageModel | None:
+        """The image model; None if the model takes anything but pixels."""
+        return self.task if isinstance(self.task, ImageModel) else None
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        """Names of the outputs, in their order; empty if they are numbers."""
+        return self.task.classes
+
+    def __str__(self) -> str:
+        """Name the model in an error message."""
+        if self.images is None:
+            return f"task {self.settings['task']!r}"
+        return (
+            f"model {self.images.model!r} with {len(self.classes)} classes and inputs "
+            f"of shape {self.images.shape}"
         )
+
+    def wrap(self, model: SplitModel) -> Classifier | SplitModel:
+        """Return a model in evaluation mode, with its normalisation if it has one."""
+        if self.images is None:
+            return model.eval()
+        return Classifier(model, self.images.mean, self.images.std)
+
+    def load(self, arrays: Mapping[str, Tensor]) -> Classifier | SplitModel:
+        """Return the trained model in evaluation mode; other arrays are ignored.
+
+        Raises `SettingsError` if an array is missing or has another shape than in the
+        model.
+        """
+        for name, wanted in self.skeleton().items():
+            self.check_array(name, wanted, arrays)
+        model = self.task.initial_model()
+        model.load_state_dict({name: arrays[name] for name in model.state_dict()})
+        return self.wrap(model)
+
+    def skeleton(self) -> dict[str, Tensor]:
+        """Return the model's state dict without allocating memory for its values.
+
+        Custom models are built as usual, because their code may cache what it builds.
+        """
+        is_custom = is_path(self.settings.get("task", ""))
+        with nullcontext() if is_custom else without_memory():
+            return self.task.initial_model().state_dict()
+
+    def check_size(self, arrays: Mapping[str, Tensor]) -> None:
+        """Raise `SettingsError` unless the model is as large as a file's arrays.
+
+        Arrays that the file lacks may have `MAX_MISSING_VALUES` values together.
+        """
+        missing = 0
+        for name, wanted in self.skeleton().items():
+            if name in arrays:
+                self.check_array(name, wanted, arrays)
+            else:
+                missing += wanted.numel()
+        allowed = f"at most {MAX_MISSING_VALUES:,}"
+        require(missing <= MAX_MISSING_VALUES, f"the size of {self}", missing, allowed)
+
+    def check_array(
+        self, name: str, wanted: Tensor, arrays: Mapping[str, Tensor]
+    ) -> None:
+        """Raise `SettingsError` unless an array exists and has the wanted shape."""
+        if name not in arrays:
+            raise SettingsError(f"there is no array {name!r} for {self}")
+        if arrays[name].shape != wanted.shape:
+            raise SettingsError(
+                f"array {name!r} is of shape {tuple(arrays[name].shape)}; {self} needs "
+                f"{tuple(wanted.shape)}"
+            )
+
+
+def without_examples(task: Task, error: SettingsError) -> Task:
+    """Return a copy of a task that raises an error when it is asked for examples."""
+
+    def refuse(client: int) -> ExampleSet:
+        raise error
+
+    return changed(task, {"train_examples": refuse, "test_examples": refuse})
+
+
+def unknown_split(partition: str) -> SettingsError:
+    """Return the error for examples that only unnamed code can assign to clients."""
+    return SettingsError(
+        f"its clients' examples were split by {partition!r}, whose code is run only "
+        "where you name it, too: by partition=... of load_run"
+    )

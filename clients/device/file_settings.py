@@ -1,8 +1,9 @@
-"""Which settings of a checkpoint, or of an exported model, are followed.
+"""Which settings of a checkpoint or an exported model may be used.
 
-Such a file may come from a stranger. Nothing that it alone names is imported, read,
-written or contacted, and no size that it alone names is allocated: `followed` is the
-one rule for `flwr_frl.clients.predict` and `flwr_frl.clients.personalize`.
+Such a file may come from a stranger. Nothing that only the file names is imported,
+read, written or contacted, and no size that only the file names is allocated. Both
+`flwr_frl.clients.predict` and `flwr_frl.clients.personalize` use this one rule,
+`followed`.
 """
 
 import re
@@ -21,7 +22,7 @@ from flwr_frl.task.settings import (
 )
 from flwr_frl.task.tasks import GENERATED, IN_FOLDERS, TASKS, task_maker
 
-# Texts that choose among what is built in, or that name nothing outside the process.
+# Strings that choose among built-in options or name nothing outside the process.
 PLAIN = frozenset(
     (
         *("aggregation", "transport", "weighting", "cohort", "device", "experiment"),
@@ -33,18 +34,23 @@ PLAIN = frozenset(
         *("consensus-step", "compressor", "trigger", "spectrum", "initialization"),
     )
 )
-# Texts that are a built-in name or an import path.
+# Strings that are a built-in name or an import path.
 MAY_BE_CODE = frozenset(("algorithm", "srpfl-base", "partition", "metrics"))
-# The text of a custom class's setting that names no place, address or code.
+# A string setting of a custom class that names no path, address or code.
 WORDS = re.compile(r"[\w\s,;=+-]*")
-# The largest integer, besides the seed, that is followed.
+# Largest integer that is used, except for the seed.
 LARGEST = 10**6
-# Values in place of what is not followed; elsewhere it is the setting's default. The
-# empty names are those of nothing, so that none is used unless it was asked for.
-INSTEAD: Settings = {"algorithm": "", "srpfl-base": "", "task": "", "partition": "iid"}
-# Settings that a trained model is used without: their replacements will do.
+# Replacements of withheld settings; the others get their defaults. An empty name means
+# that nothing is used unless the user names it.
+REPLACEMENTS: Settings = {
+    "algorithm": "",
+    "srpfl-base": "",
+    "task": "",
+    "partition": "iid",
+}
+# Settings whose replacement suffices for using a trained model.
 DISPENSABLE = frozenset(("partition", "metrics", "cache-dir"))
-# Options of both commands; all other settings are named in --run-config.
+# Command-line options of both commands; --run-config names all other settings.
 FLAGS = ("task", "algorithm", "data-dir")
 
 
@@ -54,99 +60,96 @@ class Followed(NamedTuple):
     Parameters
     ----------
     settings : mapping
-        The settings, without what is withheld.
+        Settings to use; withheld ones are missing or replaced.
     withheld : dict of str to setting
-        Values that the file alone names, by setting.
+        Values that only the file names and that are not used, by setting.
     """
 
     settings: Settings
     withheld: Mapping[str, Any]
 
     def need(self, names: Iterable[str]) -> None:
-        """Raise `SettingsError` if one of some settings is withheld and needed.
+        """Raise `SettingsError` if a required setting is withheld.
 
-        The line says how to name it.
+        The message names the option by which the user allows it.
         """
         for name in sorted(self.withheld.keys() & {*names} - DISPENSABLE):
             value = self.withheld[name]
-            code = name in ("task", *MAY_BE_CODE) and is_path(value)
-            used = "whose code is run" if code else "which is used"
+            is_code = name in ("task", *MAY_BE_CODE) and is_path(value)
+            use = "whose code is run" if is_code else "which is used"
             option, python = f"--run-config '{name}=...'", f"named={{{name!r}: ...}}"
             if name in FLAGS:
                 option, python = f"--{name}", f"{name.replace('-', '_')}=..."
             raise SettingsError(
-                f"its {name} is {value!r}, {used} only where you name it, too: by "
+                f"its {name} is {value!r}, {use} only where you name it, too: by "
                 f"{option}, or {python} in Python"
             )
 
     def need_task(self, without: Iterable[str] = ()) -> None:
-        """Raise as `need` if the task, or a setting that it declares, is withheld.
-
-        ``without`` are settings that are not needed.
-        """
+        """Require the task and the settings that it declares, except ``without``."""
         self.need(["task"])
         task = str(self.settings["task"])
-        # Those that are generated declare a data-dir and read none.
+        # Generated data sets declare data-dir but do not read it.
         unread = {"data-dir"} if task in GENERATED else set[str]()
-        known = {*declared(task_maker(task)), "num-clients"}
-        self.need(known - unread - {*without})
+        required = {*declared(task_maker(task)), "num-clients"}
+        self.need(required - unread - {*without})
 
 
 def followed(settings: Mapping[str, Any], named: Settings) -> Followed:
-    """Return what may be used of a file's settings.
+    """Separate the settings of a file into usable and withheld ones.
 
-    Numbers, and texts that only choose among what is built in, are followed. All that
-    could have an effect outside of the process (an import path, a place, an address, a
-    task that downloads its data) and integers above `LARGEST` must be named by the
-    user as well.
+    Numbers and strings that only choose among built-in options are used. Values with
+    an effect outside the process (an import path, a path, an address, a task that
+    downloads its data) and integers above `LARGEST` are withheld unless the user names
+    them as well.
 
     Parameters
     ----------
     settings : mapping
-        The file's.
+        Settings in the file.
     named : mapping
-        The user's, by the settings' names. Code must be that of the file; any other
-        value takes the place of the file's.
+        Settings that the user names. Code must equal the file's; any other value
+        replaces the file's.
 
     Raises
     ------
     SettingsError
-        If the user names unknown settings, or other code than the file.
+        If the user names an unknown setting, or other code than the file.
     """
     for name, value in named.items():
         if name not in settings and name not in defaults():
             raise unknown("setting", name, {*settings, *defaults()})
         if name == "task" or name in MAY_BE_CODE:
-            own = settings.get(name, defaults().get(name))
-            require(value == own, name, value, f"that of the file, {own!r}")
+            in_file = settings.get(name, defaults().get(name))
+            require(value == in_file, name, value, f"that of the file, {in_file!r}")
     withheld = {
         name: value
         for name, value in settings.items()
-        if name not in named and _reaches_out(name, value, settings, named)
+        if name not in named and _reaches_out(name, value, named)
     }
-    kept = {n: v for n, v in settings.items() if n not in withheld}
-    instead = {n: v for n, v in INSTEAD.items() if n in withheld}
-    return Followed({**kept, **instead, **named}, withheld)
+    usable = {n: v for n, v in settings.items() if n not in withheld}
+    replaced = {n: v for n, v in REPLACEMENTS.items() if n in withheld}
+    return Followed({**usable, **replaced, **named}, withheld)
 
 
 def named_settings(others: Settings | None, **texts: str) -> dict[str, Setting]:
-    """Return the settings that a user names; an empty text names none.
+    """Collect the settings that a user names; an empty string names none.
 
-    ``texts``, with ``_`` for ``-`` in their names, take precedence over ``others``.
+    ``texts``, with ``_`` for ``-`` in the names, take precedence over ``others``.
     """
-    given = {name.replace("_", "-"): text for name, text in texts.items() if text}
-    return {**(others or {}), **given}
+    nonempty = {name.replace("_", "-"): text for name, text in texts.items() if text}
+    return {**(others or {}), **nonempty}
 
 
-def _reaches_out(name: str, value: Any, settings: Settings, named: Settings) -> bool:
-    """Return whether following a setting could have an effect outside."""
+def _reaches_out(name: str, value: Any, named: Settings) -> bool:
+    """Return whether a setting could have an effect outside the process."""
     if not isinstance(value, str):
         is_large = type(value) is int and abs(value) > LARGEST and name != "seed"
         return is_large or not isinstance(value, bool | int | float)
     if value == defaults().get(name):
         return False
     if name == "task":
-        # A folder that the user names stands in for a data set of the hub.
+        # A folder that the user names replaces the download.
         if value.startswith("hf:"):
             return not named.get("data-dir")
         return is_path(value) or (
@@ -155,6 +158,6 @@ def _reaches_out(name: str, value: Any, settings: Settings, named: Settings) -> 
     if name in MAY_BE_CODE:
         return is_path(value)
     if name in defaults():
-        # A text where there must be a number is refused as such.
+        # `resolve` refuses a string where a number belongs.
         return isinstance(defaults()[name], str) and name not in PLAIN
     return WORDS.fullmatch(value) is None

@@ -1,4 +1,4 @@
-"""A device that arrives after the training gets its own part of the model."""
+"""Fit personal parameters of a device that arrives after the training."""
 
 from flwr_frl.clients.personalize.fitting import Fitted, personalize
 

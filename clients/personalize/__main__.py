@@ -1,11 +1,10 @@
-"""Give a device that arrives after the training its own part of the model.
+"""Fit the personal parameters of a device that arrives after the training.
 
 ``python -m flwr_frl.clients.personalize --checkpoint results/fedrep --data-dir
-/srv/images
---client-name pi-9 --state-dir /var/lib/flwr-frl/state`` fits a head (or what else the
-algorithm leaves to a device) to the trained representation, which stays as it is, for
-``newcomer-epochs`` of the run's settings. ``flwr_frl.clients.predict`` with the same
-names then uses it, and a later run in which the device takes part goes on from it.
+/srv/images --client-name pi-9 --state-dir /var/lib/flwr-frl/state`` fits a head, or the
+algorithm's other personal parameters, for ``newcomer-epochs`` of the run's settings.
+The trained representation stays unchanged. ``flwr_frl.clients.predict`` with the same
+names then uses the result, and so does a later run in which the device takes part.
 """
 
 import shlex
@@ -14,14 +13,14 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from flwr_frl.clients.personalize.fitting import Fitted, personalize
-from flwr_frl.clients.predict.naming import name_settings, named_in
+from flwr_frl.clients.predict.options import add_options, named_in
 from flwr_frl.task.command_line import Parser
 from flwr_frl.task.settings import SettingsError
 from flwr_frl.task.sgd import TrainingDivergedError
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command line; return 0, or 2 after one line that says what is wrong."""
+    """Run the command; return 0, or 2 after printing a one-line error."""
     parser = Parser(
         prog="python -m flwr_frl.clients.personalize",
         description=__doc__,
@@ -30,9 +29,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     add = parser.add_argument
     add("--checkpoint", type=Path, required=True, help="the server's DIR/ALGORITHM")
     add("--data-dir", required=True, help="the device's data")
-    add("--client-name", default="", help="its name; by default that of --data-dir")
-    add("--state-dir", default="", help="as in the node config; by default beside it")
-    name_settings(parser)
+    add("--client-name", default="", help="by default the name of --data-dir")
+    add("--state-dir", default="", help="as in the node config")
+    add_options(parser)
     add("--device", default="auto", help="auto, cpu, cuda, cuda:N or mps")
     try:
         options = parser.parse_args(arguments)
@@ -45,12 +44,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (SettingsError, TrainingDivergedError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
-    print(said(fitted))
+    print(_summary(fitted))
     command = ["--checkpoint", str(options.checkpoint), "--client-name", name]
-    if options.state_dir:
-        command += ["--state-dir", options.state_dir]
-    for flag in ("task", "algorithm"):
-        if value := getattr(options, flag):
+    for flag in ("state-dir", "task", "algorithm"):
+        if value := getattr(options, flag.replace("-", "_")):
             command += [f"--{flag}", value]
     if options.run_config:
         command += ["--run-config", *options.run_config]
@@ -60,15 +57,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0
 
 
-def said(fitted: Fitted) -> str:
-    """Return what came out, in one line."""
+def _summary(fitted: Fitted) -> str:
     text = f"fitted on {fitted.num_examples} examples"
-    if "accuracy" in fitted.metrics and fitted.num_test_examples:
-        text += f", accuracy {fitted.metrics['accuracy']:.2%}"
-    elif fitted.num_test_examples:
-        text += f", loss {fitted.loss:.4g}"
     if fitted.num_test_examples:
-        text += f" on {fitted.num_test_examples} test examples"
+        result = f"loss {fitted.loss:.4g}"
+        if "accuracy" in fitted.metrics:
+            result = f"accuracy {fitted.metrics['accuracy']:.2%}"
+        text += f", {result} on {fitted.num_test_examples} test examples"
     return f"{text}; kept in {fitted.path}"
 
 

@@ -1,32 +1,36 @@
-"""A trained model as a function, for programs of one's own."""
+"""Predict from images, or from lines of text files, with a trained model."""
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
-from flwr_frl.clients.device.card import Classifier, ModelCard
-from flwr_frl.clients.predict.loading import BATCH, load_model, load_run
+from flwr_frl.clients.device.card import ModelCard
+from flwr_frl.clients.predict.loading import Model, load_model, load_run
 from flwr_frl.task.data.images import IMAGE_SUFFIXES, images_in
-from flwr_frl.task.settings import Settings, SettingsError
+from flwr_frl.task.settings import Settings, SettingsError, reason_of
+
+# Number of images in memory at a time.
+BATCH_SIZE = 64
 
 # A file or a folder.
-Place = str | os.PathLike[str]
+FilePath = str | os.PathLike[str]
 
 
 class Prediction(NamedTuple):
-    """What `Predictor` says of some images.
+    """Classes and probabilities of some images.
 
     Parameters
     ----------
     classes : list of str
-        The likeliest class of each image.
-    probabilities : ndarray
-        Of each image and each of the predictor's ``classes``.
+        The most probable class of each image.
+    probabilities : ndarray of float32
+        Shape (images, classes), 0 to 1.
     """
 
     classes: list[str]
@@ -34,75 +38,89 @@ class Prediction(NamedTuple):
 
 
 class Predictor:
-    """A trained image model: ``classifier(images)`` is a `Prediction`.
+    """A trained image model that can be called: ``predictor(images)``.
 
     Parameters
     ----------
     classifier : Classifier
         The model.
     card : ModelCard
-        What its inputs and outputs are.
+        Its card. A card of another model than one of images is a `SettingsError`.
     """
 
-    def __init__(self, classifier: Classifier, card: ModelCard) -> None:
-        self.classifier, self.card = classifier, card
+    def __init__(self, classifier: Model, card: ModelCard) -> None:
+        if card.images is None:
+            raise SettingsError(
+                f"the model of {card} does not take images; use `load_model` or "
+                "`load_run`, and `predict`"
+            )
+        self.classifier, self.card, self.images = classifier, card, card.images
 
     @property
     def classes(self) -> tuple[str, ...]:
-        """The names of all classes, in the order of the probabilities."""
+        """Names of all classes, in the order of the probabilities."""
         return self.card.classes
 
     def __call__(
-        self, images: Place | Sequence[Place] | NDArray[np.uint8]
+        self, images: FilePath | Sequence[FilePath] | NDArray[np.uint8]
     ) -> Prediction:
         """Classify images.
 
         Parameters
         ----------
         images : path, sequence of paths, or ndarray of uint8
-            Image files of any size and folders of them, each in the order of names, or
-            pixels (n, height, width, channels) as the model takes them. What is no
-            image is a `SettingsError`.
+            Image files of any size and folders of images, sorted by name, or pixels
+            (n, height, width, channels) of the model's input size.
 
         Returns
         -------
         Prediction
-            ``classes`` and ``probabilities``, in the images' order.
+            ``classes`` and ``probabilities``, in the order of the images.
+
+        Raises
+        ------
+        SettingsError
+            If a file is missing or is not an image, or the pixels do not fit.
         """
         if isinstance(images, np.ndarray):
-            count, source = len(images), self._pixels(images)
-            batches = (source[i : i + BATCH] for i in range(0, count, BATCH))
-        else:
-            places = [images] if isinstance(images, str | os.PathLike) else images
-            files = files_in([Path(place) for place in places])
-            starts = range(0, len(files), BATCH)
-            batches = (self.card.read(files[i : i + BATCH]) for i in starts)
-        with torch.no_grad():
-            found = [self.classifier(batch).softmax(1).numpy() for batch in batches]
-        empty = np.zeros((0, len(self.classes)), np.float32)
-        probabilities = np.concatenate([empty, *found])
-        best = probabilities.argmax(1) if len(probabilities) else []
-        return Prediction([self.classes[int(i)] for i in best], probabilities)
+            return self.classify(self._checked(images))
+        paths = [images] if isinstance(images, str | os.PathLike) else images
+        return self.classify(files_in([Path(path) for path in paths]))
 
-    def _pixels(self, images: NDArray[np.uint8]) -> torch.Tensor:
-        channels, height, width = self.card.shape
+    def classify(self, images: Sequence[Path] | Tensor) -> Prediction:
+        """Classify image files, or pixels as the model takes them, batch by batch."""
+        batches = [np.zeros((0, len(self.classes)), np.float32)]
+        with torch.no_grad():
+            for start in range(0, len(images), BATCH_SIZE):
+                batch = images[start : start + BATCH_SIZE]
+                if not isinstance(batch, Tensor):
+                    batch = self.images.read_pixels(batch)
+                batches.append(self.classifier(batch).softmax(1).numpy())
+        probabilities = np.concatenate(batches)
+        labels = probabilities.argmax(1) if len(probabilities) else []
+        return Prediction([self.classes[int(i)] for i in labels], probabilities)
+
+    def _checked(self, pixels: NDArray[np.uint8]) -> Tensor:
+        channels, height, width = self.images.shape
         shape = (height, width, channels)
-        if images.ndim != 4 or images.shape[1:] != shape or images.dtype != np.uint8:
+        if pixels.ndim != 4 or pixels.shape[1:] != shape or pixels.dtype != np.uint8:
             raise SettingsError(
-                f"images are {images.dtype} of shape {images.shape}; they must be "
+                f"images are {pixels.dtype} of shape {pixels.shape}; they must be "
                 f"uint8 of shape (n, {height}, {width}, {channels}), or files"
             )
-        return torch.from_numpy(np.ascontiguousarray(images))
+        return torch.from_numpy(np.ascontiguousarray(pixels))
 
 
-def files_in(places: Sequence[Path]) -> list[Path]:
-    """Return files, and for a folder the images in it; one must be there.
+def files_in(paths: Sequence[Path]) -> list[Path]:
+    """Expand folders to the images in them.
 
-    Where it has only folders, as the classes of a data set, the images are in those.
+    A folder without images stands for its subfolders with images, such as the class
+    folders of a data set. A missing path, or a folder without any image, is a
+    `SettingsError`.
     """
     files: list[Path] = []
-    for path in places:
-        # Of a name that is too long, too.
+    for path in paths:
+        # os.path, unlike Path, also accepts names that are too long.
         if os.path.isdir(path):
             within = [] if _has_images(path) else sorted(path.iterdir())
             folders = [p for p in within if os.path.isdir(p) and _has_images(p)]
@@ -120,30 +138,25 @@ def _has_images(folder: Path) -> bool:
 
 
 def load(
-    path: Place,
+    path: FilePath,
     client: str = "",
-    state_dir: Place = "",
-    data_dir: Place = "",
+    state_dir: FilePath = "",
+    data_dir: FilePath = "",
     task: str = "",
     algorithm: str = "",
     named: Settings | None = None,
 ) -> Predictor:
-    """Load a trained image model to be called.
+    """Load a trained image model as a function.
 
     Parameters
     ----------
     path : path
-        A ``.safetensors`` that ``--export`` has written, or a run's ``DIR/ALGORITHM``.
-    client : str, default ""
-        Of a run, whose model it shall be: see `load_run`, also for the rest.
-    state_dir, data_dir : path, default ""
-        Of a device.
-    task : str, default ""
-        As for `load_model`.
-    algorithm : str, default ""
-        As for `load_run`.
-    named : mapping, optional
-        As for `load_model`.
+        A ``.safetensors`` file that ``--export`` has written, or a run's
+        ``DIR/ALGORITHM``.
+    client, state_dir, algorithm : str, default ""
+        As for `load_run`; ``client`` selects whose model of a run is loaded.
+    data_dir, task, named
+        As for `load_run` and `load_model`.
 
     Returns
     -------
@@ -153,22 +166,82 @@ def load(
     Raises
     ------
     SettingsError
-        If there is no such model, or it is not one of images.
+        If there is no such model, or it does not take images.
     """
-    place = Path(path)
-    run = place.is_dir() or client
-    model, card = (
-        load_run(
-            *(place, client, str(state_dir), str(data_dir), task),
-            algorithm=algorithm,
-            named=named,
-        )
-        if run
-        else load_model(place, task, str(data_dir), named)
-    )
-    if not isinstance(model, Classifier) or not isinstance(card, ModelCard):
+    path, data_dir = Path(path), str(data_dir)
+    if path.is_dir() or client:
+        places = str(state_dir), data_dir
+        loaded = load_run(path, client, *places, task, algorithm=algorithm, named=named)
+    else:
+        loaded = load_model(path, task, data_dir, named)
+    return Predictor(*loaded)
+
+
+def predict(
+    model: Model, card: ModelCard, files: Sequence[Path]
+) -> Iterator[tuple[str, ...]]:
+    """Predict from images, or from each nonempty line of text files.
+
+    Parameters
+    ----------
+    model, card
+        A model in evaluation mode and its card, as `load_run` returns them.
+    files : sequence of Path
+        Image files, or text files whose lines the task reads: a table row or a text.
+        If images come to a custom task, it reads each path as a line.
+
+    Yields
+    ------
+    input, class name, probability
+        For each image or line. Without classes, the outputs follow the input.
+
+    Raises
+    ------
+    SettingsError
+        If a file is empty or cannot be read, or if the task or the model refuses an
+        input or returns outputs that are not finite.
+    """
+    if card.images is not None:
+        predictor = Predictor(model, card)
+        for start in range(0, len(files), BATCH_SIZE):
+            batch = files[start : start + BATCH_SIZE]
+            for path, name, row in zip(batch, *predictor.classify(batch), strict=True):
+                yield str(path), name, f"{row.max():.4f}"
+        return
+    for path in files:
+        if path.suffix.lower() in IMAGE_SUFFIXES:
+            yield str(path), *_outputs(model, card, str(path), str(path))
+            continue
+        try:
+            lines = path.read_text(encoding="utf-8-sig").split("\n")
+        except (OSError, ValueError) as error:
+            raise SettingsError(f"{str(path)!r} cannot be read: {error}") from None
+        if not any(map(str.strip, lines)):
+            raise SettingsError(f"{str(path)!r} has nothing to predict from")
+        for number, line in enumerate(lines, 1):
+            if line.strip():
+                place = f"{path}:{number}"
+                yield place, *_outputs(model, card, line, place)
+
+
+def _outputs(model: Model, card: ModelCard, line: str, place: str) -> tuple[str, ...]:
+    """Return the class name and its probability for a line, or the outputs."""
+    try:
+        with torch.no_grad():
+            outputs: Tensor = model(card.task.read(line)[None])[0]
+    # A custom reader or model can raise any exception.
+    except Exception as error:
+        reason = reason_of(error)
+        raise SettingsError(f"{place} cannot be predicted from: {reason}") from None
+    if not outputs.isfinite().all():
         raise SettingsError(
-            f"{str(place)!r} is no model of images; `load_model`, `load_run` and "
-            "`predict` are for all tasks"
+            f"{place} cannot be predicted from: the model's output is not finite"
         )
-    return Predictor(model, card)
+    if not card.classes:
+        return tuple(f"{value:.6g}" for value in outputs.flatten().tolist())
+    # The last position of a sequence holds the prediction.
+    scores = outputs if outputs.ndim == 1 else outputs[:, -1]
+    probability, label = scores.softmax(0).max(0)
+    # A class name may be a line break.
+    name = card.classes[int(label)].encode("unicode_escape").decode("ascii")
+    return name, f"{float(probability):.4f}"

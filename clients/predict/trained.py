@@ -1,4 +1,4 @@
-"""What a run has left on the server: the shared arrays, and who has trained."""
+"""Read what a run has left on the server: shared arrays and who has trained."""
 
 import os
 from collections.abc import Iterable
@@ -11,51 +11,51 @@ from safetensors import SafetensorError, safe_open
 
 from flwr_frl.clients.algorithms import check_named, complete
 from flwr_frl.clients.base import Client, digest_of
-from flwr_frl.clients.device.card import ModelCard, check_size
+from flwr_frl.clients.device.account import PrivateTraining, check_account
+from flwr_frl.clients.device.card import ImageModel, ModelCard
 from flwr_frl.clients.device.file_settings import Followed, followed
-from flwr_frl.clients.device.identity import quoted, state_directory
+from flwr_frl.clients.device.identity import quoted, seed_torch, state_directory
 from flwr_frl.clients.device.parameter_groups import HEAD, Tensors
 from flwr_frl.task.checkpoint import FILE, ChecksumError, read
-from flwr_frl.task.settings import Settings, SettingsError, resolve
+from flwr_frl.task.messages import SERVER_ROUND
+from flwr_frl.task.privacy import ExamplePrivacy
+from flwr_frl.task.settings import Settings, SettingsError, build, resolve
 from flwr_frl.task.tasks.image import default_model
 
-# What reading something else than a run's checkpoint raises.
-NOT_WRITTEN = (
+# Exceptions raised by reading a file that is not a checkpoint.
+WRONG_FORMAT = (
     *(LookupError, TypeError, ValueError, AttributeError),
     *(ArithmeticError, RecursionError),
 )
 
 
 class TrainedRun(NamedTuple):
-    """What the server's checkpoint says of a run.
+    """A run's checkpoint.
 
     Parameters
     ----------
     path : Path
-        The checkpoint.
+        The file.
     settings : mapping
-        All settings that may be used.
+        All settings that may be used, complete with defaults.
     followed : Followed
-        The same settings, and those that the file alone names.
+        Which settings of the file are usable and which are withheld.
     data_dir : str
-        The run's ``data-dir`` as the file has it, which may not be used.
+        ``data-dir`` in the file; may only be compared.
     acknowledged : dict of str to int
-        The last round of each client that has trained.
+        Last round of each client that has trained.
     token : str
-        The run's name.
+        Unique name of the run.
     labels : dict of str to str
-        What simulated clients' folders are called, by the clients' names.
+        Folder names of simulated clients, by client name.
     server_round : int
-        The last round.
+        Last round.
     classes : str
-        Digest of the classes' names; empty where it is not known.
+        Digest of the class names; empty if unknown.
     arrays : dict of str to Tensor
-        The shared ones.
+        Shared arrays.
     state : dict of str to Tensor
-        The strategy's own.
-    own_partition : str
-        The import path of what split the simulated clients' examples; "" for one that
-        is built in, or that the user has named, too.
+        Arrays of the strategy's state.
     """
 
     path: Path
@@ -69,73 +69,104 @@ class TrainedRun(NamedTuple):
     classes: str
     arrays: Tensors
     state: Tensors
-    own_partition: str
 
-    def check_data(self, held: Tensors, without: Iterable[str] = ()) -> None:
-        """Raise `SettingsError` unless the run's task may be made and read its data.
+    @property
+    def withheld_partition(self) -> str:
+        """Import path of a custom partition that the user has not named, or ""."""
+        return str(self.followed.withheld.get("partition", ""))
 
-        To be called before that: all images are brought to the file's ``image-size``.
+    def check_data(self, arrays: Tensors, without: Iterable[str] = ()) -> None:
+        """Raise `SettingsError` unless the run's task may be built and read its data.
 
-        Parameters
-        ----------
-        held : dict of str to Tensor
-            The arrays of the model, whose size the images must have.
-        without : iterable of str
-            As for `Followed.need_task`.
+        Call it before building the task, which scales all images to the file's
+        ``image-size``: that must fit ``arrays``, the model's. ``without`` is as for
+        `Followed.need_task`.
         """
         self.followed.need_task(without)
-        _check_image_size(self.settings, held)
+        size, task = int(self.settings["image-size"]), str(self.settings["task"])
+        if size == 0 or task not in ("image-folder", "femnist"):
+            return
+        model = str(self.settings["model"]) or default_model(task, size, size)
+        head = int(self.settings["head-layers"]), str(self.settings["model-head"])
+        arrays = {n: a for n, a in arrays.items() if n.startswith("representation.")}
+        # Only the images themselves reveal whether they have one channel or three.
+        for channels in (1, 3):
+            shape, classes = (channels, size, size), ("a", "b")
+            card = ModelCard(ImageModel(model, shape, classes, (), (), *head))
+            try:
+                return card.check_size(arrays)
+            except SettingsError as error:
+                reason = error
+        raise SettingsError(f"image-size is {size}, and {reason}")
+
+    def check_classes(self, kind: type[Client], classes: Iterable[str]) -> None:
+        """Raise `SettingsError` unless a shared head was trained for some classes."""
+        names = tuple(map(str, classes))
+        if HEAD in kind.shared and self.classes not in ("", digest_of(names)):
+            raise SettingsError(
+                f"data-dir {self.settings['data-dir']!r} has the classes "
+                f"{', '.join(names)}; they must be those of the training, whose head "
+                "is shared"
+            )
 
     def directory_of(self, client: str, state_dir: str) -> Path | None:
-        """Return where a client keeps its own part: a device, or in simulation."""
+        """Return the folder with a client's personal state.
+
+        That is a device's ``state_dir``, or "" for a simulated client.
+        """
         if not state_dir:
             return self.path.parent / "clients" / quoted(client)
         node: UserConfig = {"client-name": client, "state-dir": state_dir}
         context = Context(0, 0, node, RecordDict(), {})
         return state_directory(context, self.settings, self.token)
 
+    def prepare(self, client: Client, name: str, directory: Path | None) -> None:
+        """Set up a client's privacy and random state as in the last evaluation."""
+        context = Context(0, 0, {"client-name": name}, RecordDict(), {})
+        privacy = build(ExamplePrivacy, self.settings)
+        client.private = PrivateTraining.of(privacy, context.state, directory)
+        check_account(client.private, directory)
+        seed_torch(context, self.settings, {SERVER_ROUND: self.server_round})
+
 
 def read_run(path: Path, named: Settings) -> TrainedRun:
-    """Read a server's checkpoint, or that in a directory.
+    """Read a server's checkpoint.
 
     Parameters
     ----------
     path : Path
-        The file or the directory.
+        The file, or the folder that contains it.
     named : mapping
-        The settings that the user names, as for `followed`.
+        Settings that the user names, for `followed`.
 
     Raises
     ------
     SettingsError
-        If it is missing or damaged, or names code that the user does not name.
+        If the file is missing or damaged, or needs code that the user does not name.
     """
-    # Of a name that is too long, too.
+    # os.path, unlike Path, also accepts names that are too long.
     path = path / FILE if os.path.isdir(path) else path
     try:
-        run, arrays, state = read(path)
-        values = run["values"]
-        written = dict(run["settings"])
-        kept = followed(written, named)
-        check_named(kept)
-        own = str(kept.withheld.get("partition", ""))
+        about, arrays, state = read(path)
+        values, written = about["values"], dict(about["settings"])
+        usable = followed(written, named)
+        check_named(usable)
         return TrainedRun(
             path,
-            complete(resolve(kept.settings, strict=False)),
-            kept,
+            complete(resolve(usable.settings, strict=False)),
+            usable,
             str(written.get("data-dir", "")),
-            {str(n): int(r) for n, r in values["acknowledged"].items()},
+            {str(name): int(r) for name, r in values["acknowledged"].items()},
             str(values["run"]),
-            {str(n): str(own) for n, own in values.get("labels", {}).items()},
-            int(run.get("round", 1)),
+            {str(name): str(n) for name, n in values.get("labels", {}).items()},
+            int(about.get("round", 1)),
             str(values.get("classes", "")),
             {name: torch.from_numpy(array) for name, array in arrays.items()},
             {name: torch.from_numpy(array) for name, array in state.items()},
-            own,
         )
     except (SafetensorError, OSError, ChecksumError) as error:
         raise _unreadable("checkpoint", path, error) from None
-    except NOT_WRITTEN as error:
+    except WRONG_FORMAT as error:
         if isinstance(error, SettingsError):
             raise SettingsError(f"{str(path)!r}: {error}") from None
         raise SettingsError(
@@ -143,43 +174,12 @@ def read_run(path: Path, named: Settings) -> TrainedRun:
         ) from None
 
 
-def check_classes(
-    kind: type[Client], run: TrainedRun, classes: Iterable[str], data_dir: str
-) -> None:
-    """Raise `SettingsError` if a shared head is for other classes than the data's."""
-    names = tuple(map(str, classes))
-    if HEAD in kind.shared and run.classes not in ("", digest_of(names)):
-        raise SettingsError(
-            f"data-dir {data_dir!r} has the classes {', '.join(names)}; they must be "
-            "those of the training, whose head is shared"
-        )
-
-
-def _check_image_size(settings: Settings, arrays: Tensors) -> None:
-    size, task = int(settings["image-size"]), str(settings["task"])
-    if size == 0 or task not in ("image-folder", "femnist"):
-        return
-    model = str(settings["model"]) or default_model(task, size, size)
-    head_layers, head = int(settings["head-layers"]), str(settings["model-head"])
-    own = {n: a for n, a in arrays.items() if n.startswith("representation.")}
-    reasons = []
-    for channels in (1, 3):
-        shape, classes = (channels, size, size), ("a", "b")
-        card = ModelCard(model, shape, classes, (), (), head_layers, head)
-        try:
-            check_size(card, own)
-        except SettingsError as error:
-            reasons.append(error)
-    if len(reasons) == 2:
-        raise SettingsError(f"image-size is {size}, and {reasons[1]}")
-
-
 def read_tensors(path: Path, name: str) -> tuple[dict[str, str], Tensors]:
-    """Return metadata and tensors of a safetensors file."""
+    """Return metadata and tensors of a safetensors file; ``name`` is for errors."""
     try:
         with safe_open(path, framework="pt") as file:
-            about = file.metadata() or {}
-            return about, {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
+            metadata = file.metadata() or {}
+            return metadata, {n: file.get_tensor(n) for n in file.keys()}  # noqa: SIM118
     except (SafetensorError, OSError) as error:
         raise _unreadable(name, path, error) from None
 

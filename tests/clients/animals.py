@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from flwr_frl.clients.predict import classify, load_run
+from flwr_frl.clients.predict import Predictor, load_run
 from flwr_frl.task.settings import resolve
 
 CLASSES = {"anna": ("ant", "bee"), "bob": ("bee", "cat", "dog")}
@@ -46,7 +46,7 @@ def settings_of(tmp_path: Path, **more):
 def accuracy(loaded, root: Path) -> float:
     """Return the accuracy on a folder's test images, by their folders' names."""
     images = sorted((root / "test").glob("*/*.png"))
-    found = [name for _, name, _ in classify(*loaded, images)]
+    found, _ = Predictor(*loaded)(images)
     return float(np.mean([n == p.parent.name for n, p in zip(found, images, strict=1)]))
 
 

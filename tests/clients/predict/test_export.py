@@ -15,7 +15,7 @@ from animals import (
     settings_of,
 )
 
-from flwr_frl.clients.device.card import ModelCard
+from flwr_frl.clients.device.card import ImageModel, ModelCard
 from flwr_frl.clients.predict import export, load_model, load_run
 from flwr_frl.clients.predict.__main__ import main
 from flwr_frl.running import run
@@ -65,13 +65,12 @@ MODELS = [("digits-cnn", 8, 3), ("cifar10-cnn", 16, 3), ("resnet20", 8, 1)]
 def test_torch_export_gives_the_same_logits(name, size, channels, tmp_path):
     torch.manual_seed(0)
     shape = (channels, size, size)
-    card = ModelCard(
-        name, shape, ("a", "b", "c"), (128.0,) * channels, (60.0,) * channels, 1, ""
-    )
+    normal = (128.0,) * channels, (60.0,) * channels
+    card = ModelCard(ImageModel(name, shape, ("a", "b", "c"), *normal))
     model = build_model(name, shape, 3)
     # As after training, statistics of batch norms included.
     model.train()(torch.randn(4, *shape))
-    classifier = card.classifier(model.state_dict())
+    classifier = card.load(model.state_dict())
     for suffix in ("pt2", "safetensors"):
         export(classifier, card, tmp_path / f"model.{suffix}")
     extra = {"card.json": ""}
@@ -100,5 +99,7 @@ def test_a_model_of_more_parts_is_exported_as_a_program_alone(folders, tmp_path)
     assert not (tmp_path / "model.safetensors").exists()
     export(*loaded, tmp_path / "model.pt2")
     program = torch.export.load(tmp_path / "model.pt2").module()
-    images = loaded[1].read(sorted((folders / sorted(CLASSES)[0]).glob("test/*/*")))
+    images = loaded[1].images.read_pixels(
+        sorted((folders / sorted(CLASSES)[0]).glob("test/*/*"))
+    )
     torch.testing.assert_close(program(images), loaded[0](images))

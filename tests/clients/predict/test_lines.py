@@ -9,6 +9,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from flwr_frl import simulate
+from flwr_frl.clients.device.card import ModelCard
 from flwr_frl.clients.personalize.__main__ import main as personalize
 from flwr_frl.clients.predict import export, load_model, load_run, predict
 from flwr_frl.clients.predict.__main__ import main
@@ -166,9 +167,9 @@ def test_lines_that_are_none(table, own, capsys, text, line):
     assert error.count("\n") == 1
 
 
-def test_a_damaged_description(table, own):
+def test_a_damaged_description(table, own, monkeypatch):
     model, card = load_run(table / "results" / "fedrep", "000001", task=own)
-    card.metadata = lambda: {"task": "{"}
+    monkeypatch.setattr(ModelCard, "metadata", lambda card: {"task": "{"})
     export(model, card, table / "model.safetensors")
     with pytest.raises(SettingsError, match="the description of the model is damaged"):
         load_model(table / "model.safetensors", own)

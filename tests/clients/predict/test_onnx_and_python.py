@@ -10,7 +10,7 @@ import torch
 from PIL import Image
 from torch import nn
 
-from flwr_frl.clients.device.card import ModelCard
+from flwr_frl.clients.device.card import ImageModel, ModelCard
 from flwr_frl.clients.predict import export, load
 from flwr_frl.clients.predict.__main__ import main
 from flwr_frl.task.models import build_model
@@ -24,11 +24,11 @@ def classifier_of(name: str, size: int, channels: int):
     torch.manual_seed(0)
     shape = (channels, size, size)
     normal = (128.0,) * channels, (60.0,) * channels
-    card = ModelCard(name, shape, CLASSES, *normal, 1, "")
+    card = ModelCard(ImageModel(name, shape, CLASSES, *normal))
     model = build_model(name, shape, 3)
     # As after training, statistics of batch norms included.
     model.train()(torch.randn(4, *shape))
-    return card.classifier(model.state_dict()), card
+    return card.load(model.state_dict()), card
 
 
 @pytest.fixture

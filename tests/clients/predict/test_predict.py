@@ -20,7 +20,7 @@ from safetensors.numpy import load_file
 
 from flwr_frl.clients.client_app import make_app
 from flwr_frl.clients.device.state import PersonalState
-from flwr_frl.clients.predict import classify, export, load_model, load_run, predict
+from flwr_frl.clients.predict import Predictor, export, load_model, load_run, predict
 from flwr_frl.clients.predict.__main__ import main
 from flwr_frl.clients.predict.predictor import files_in
 from flwr_frl.running import run
@@ -153,7 +153,7 @@ def test_devices_with_arrays_of_their_own(tmp_path):
         output = tmp_path / "results" / "fedrep"
         classifier, card = load_run(output, f"pi-{node}", str(tmp_path / "state"))
         assert card.classes == tuple("012")[:count]
-        assert card.shape == (1, 8, 8)
+        assert card.images.shape == (1, 8, 8)
         with np.load(tmp_path / f"data-{node}" / "test.npz") as test:
             pixels = torch.from_numpy(test["images"])[..., None]
             right = classifier(pixels).argmax(1).numpy() == test["labels"]
@@ -162,7 +162,7 @@ def test_devices_with_arrays_of_their_own(tmp_path):
         # A photo is made grey, as the model needs it.
         photo = Image.fromarray(pixels[0, ..., 0].numpy()).convert("RGB")
         photo.save(tmp_path / "photo.png")
-        ((_, name, _),) = classify(classifier, card, [tmp_path / "photo.png"])
+        (name,), _ = Predictor(classifier, card)(tmp_path / "photo.png")
         assert name == card.classes[int(classifier(pixels[:1]).argmax())]
 
 
@@ -276,10 +276,9 @@ def test_images_of_another_size_and_colour_are_converted(devices, tmp_path):
     pixels = np.full((20, 30), 90, np.uint8)
     Image.fromarray(pixels).save(tmp_path / "grey.png")
     Image.fromarray(np.full((8, 8, 3), 90, np.uint8)).save(tmp_path / "usual.png")
-    (_, *one), (_, *other) = classify(
-        *of_device(devices, "anna"), [tmp_path / "grey.png", tmp_path / "usual.png"]
-    )
-    assert one == other
+    predictor = Predictor(*of_device(devices, "anna"))
+    _, (one, other) = predictor([tmp_path / "grey.png", tmp_path / "usual.png"])
+    np.testing.assert_array_equal(one, other)
 
 
 def test_images_with_a_model_of_one_s_own(tmp_path, folders):

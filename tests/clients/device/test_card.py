@@ -1,10 +1,10 @@
-"""What a trained model of a task of one's own needs to be made again."""
+"""The card of a trained model of a custom task."""
 
 import importlib
 
 import torch
 
-from flwr_frl.clients.device.task_card import TaskCard
+from flwr_frl.clients.device.card import ModelCard
 from flwr_frl.task.settings import resolve
 from flwr_frl.task.tasks import build_task
 
@@ -28,12 +28,13 @@ def drawn(num_clients):
 """
 
 
-def test_what_is_drawn_and_in_no_file_is_that_of_the_run_s_seed(write_module):
+def test_values_in_no_file_are_drawn_again_with_the_seed_of_the_run(write_module):
     path = f"{importlib.import_module(write_module('drawing', MODULE)).__name__}:drawn"
     settings = resolve({"task": path, "seed": 3})
     trained = build_task(settings, 4).initial_model()
-    card = TaskCard.from_metadata(TaskCard(settings, 4).metadata(), {"task": path})
-    found = card.build().representation.fixed
+    metadata = ModelCard.from_settings(settings, 4).metadata()
+    card = ModelCard.from_metadata(metadata, {"task": path})
+    found = card.task.initial_model().representation.fixed
     assert torch.equal(found, trained.representation.fixed)
-    other = TaskCard({**settings, "seed": 4}, 4).build().representation.fixed
-    assert not torch.equal(found, other)
+    other = ModelCard.from_settings({**settings, "seed": 4}, 4).task.initial_model()
+    assert not torch.equal(found, other.representation.fixed)
