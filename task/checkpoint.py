@@ -1,6 +1,6 @@
-"""The file of a run's checkpoint: its format. Needs neither torch nor flwr.
+"""The file format of a run's checkpoint. Imports neither torch nor flwr.
 
-The server writes it and goes on from it; devices take their model out of it.
+The server writes checkpoints and resumes from them; devices read their model from them.
 """
 
 import hashlib
@@ -17,25 +17,26 @@ from safetensors.numpy import save
 Arrays = dict[str, npt.NDArray[np.generic]]
 
 FILE = "checkpoint.safetensors"
-# What the names of a file's arrays begin with: the shared ones, the strategy's own.
+# Prefixes of array names in the file: shared arrays, and the strategy's state.
 SHARED, STATE = "arrays/", "state/"
 
 
 class ChecksumError(ValueError):
-    """A checkpoint that is no longer what was written."""
+    """A checkpoint whose content has changed since it was written."""
 
 
 class Content(NamedTuple):
-    """What a checkpoint holds.
+    """Content of a checkpoint.
 
     Parameters
     ----------
     about : dict
-        ``settings`` of the run, its last ``round``, the strategy's ``values``, ….
+        JSON values: the run's ``settings``, its last ``round``, the strategy's
+        ``values``, and others.
     arrays : dict of str to ndarray
-        The shared ones, by name.
+        Shared arrays, by name.
     state : dict of str to ndarray
-        The strategy's own, by name.
+        Arrays of the strategy's state, by name.
     """
 
     about: dict[str, Any]
@@ -44,39 +45,44 @@ class Content(NamedTuple):
 
 
 def pack(content: Content) -> bytes:
-    """Return what `read` reads."""
+    """Serialise a checkpoint for `read`."""
     tensors = {SHARED + name: array for name, array in content.arrays.items()}
     tensors |= {STATE + name: array for name, array in content.state.items()}
-    # safetensors writes memory as it lies.
+    # safetensors writes the memory as is, so arrays must be C-contiguous.
     tensors = {n: np.asarray(array, order="C") for n, array in tensors.items()}
     text = json.dumps(content.about)
     return save(tensors, metadata={"run": text, "sha256": _digest(text, tensors)})
 
 
 def read(path: Path) -> Content:
-    """Return what a checkpoint holds.
+    """Read a checkpoint.
+
+    Parameters
+    ----------
+    path : Path
+        The file.
 
     Raises
     ------
     ChecksumError
-        If it is no longer what was written.
+        If the content has changed since it was written.
     OSError, SafetensorError
-        If it cannot be read.
+        If the file cannot be read.
     LookupError, TypeError, ValueError
-        If it is something else.
+        If the file is not a checkpoint.
     """
     with safe_open(path, framework="np") as file:
         metadata = file.metadata() or {}
         tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     text = metadata["run"]
-    # Those of older versions have none.
+    # Checkpoints of early versions have no checksum.
     if metadata.get("sha256", digest := _digest(text, tensors)) != digest:
         raise ChecksumError("its checksum is wrong")
     return Content(json.loads(text), _under(SHARED, tensors), _under(STATE, tensors))
 
 
 def read_about(path: Path) -> dict[str, Any]:
-    """Return what a checkpoint says of its run, without its arrays; as `read`."""
+    """Read a checkpoint's ``about`` without its arrays; raises as `read`."""
     with safe_open(path, framework="np") as file:
         about: dict[str, Any] = json.loads((file.metadata() or {})["run"])
     return about

@@ -108,7 +108,7 @@ def numbers(n: int = 6) -> ExampleSet:
         (nn.utils.parametrizations.spectral_norm(nn.Linear(4, 4)), False),
     ],
 )
-def test_features_that_are_drawn_anew_are_computed_anew(module, drawing):
+def test_features_of_random_layers_are_not_cached(module, drawing):
     torch.manual_seed(0)
     model = SplitModel(module, nn.Linear(4, 2)).train()
     before = {name: value.clone() for name, value in model.state_dict().items()}
@@ -156,7 +156,7 @@ class Pooled(nn.Embedding):
         (nn.EmbeddingBag(5, 4, max_norm=1.0), False),
     ],
 )
-def test_words_that_are_padding_or_shortened_are_looked_up_alone(words, stacked):
+def test_embeddings_with_padding_or_max_norm_are_not_stacked(words, stacked):
     model = SplitModel(words, nn.Linear(4, 2))
     before = {name: value.clone() for name, value in model.state_dict().items()}
     examples = ExampleSet(torch.tensor([[0, 1], [0, 2]]), torch.tensor([0, 1]))
@@ -204,7 +204,7 @@ def test_a_frozen_norm_keeps_its_statistics():
     assert norm.running_mean.tolist() == [0, 0]
 
 
-def test_of_yes_and_no_the_difference_is_whether_they_changed():
+def test_the_difference_of_boolean_arrays_is_where_they_changed():
     before = {"mask": torch.tensor([True, False]), "w": torch.tensor([1.0, 2.0])}
     after = {"mask": torch.tensor([True, True]), "w": torch.tensor([1.5, 2.0])}
     found = difference(after, before)
@@ -233,7 +233,7 @@ def masked(num_clients):
 
 
 @pytest.mark.parametrize("algorithm", ["fedavg", "scaffold", "l2gd", "fed-mtl"])
-def test_a_model_with_a_mask_of_yes_and_no(algorithm, write_module, tmp_path):
+def test_a_model_with_a_boolean_mask(algorithm, write_module, tmp_path):
     task = write_module("masks", MASKED) + ":masked"
     more = {"backend": "inline", "output": str(tmp_path), "fraction": 1.0}
     simulate(algorithm, task=task, clients=3, rounds=2, checkpoint_every=1, **more)
@@ -255,7 +255,7 @@ def test_a_model_with_a_mask_of_yes_and_no(algorithm, write_module, tmp_path):
         ),
     ],
 )
-def test_a_share_of_the_data_that_is_none(node, message):
+def test_an_invalid_partition_id_is_refused(node, message):
     settings = resolve({"algorithm": "fedavg", "num-clients": 5})
     context = Context(0, 0, {"num-partitions": 5, **node}, RecordDict(), {})
     with pytest.raises(SettingsError, match=message):

@@ -187,7 +187,7 @@ def test_bad_input(fedrep, root, tmp_path, capsys):
     assert "--checkpoint" in capsys.readouterr().err
 
 
-def test_a_name_leads_nowhere_else(fedrep, tmp_path):
+def test_a_client_name_cannot_leave_the_state_folder(fedrep, tmp_path):
     data = write(tmp_path / "late", 3, 7)
     fitted = personalize(fedrep, str(data), "../../out", str(tmp_path / "state"))
     assert fitted.path.resolve().is_relative_to((tmp_path / "state").resolve())
@@ -195,13 +195,13 @@ def test_a_name_leads_nowhere_else(fedrep, tmp_path):
     assert beside.path.resolve().is_relative_to((fedrep / "clients").resolve())
 
 
-def test_one_that_was_never_fitted(fedrep, tmp_path):
+def test_an_unknown_client_is_refused(fedrep, tmp_path):
     with pytest.raises(SettingsError, match="unknown client 'nobody'"):
         load_run(fedrep, "nobody", str(tmp_path))
 
 
 @pytest.mark.parametrize("algorithm", ["fedavg-ft", "fedbabu", "hf-maml"])
-def test_what_is_fine_tuned_before_use_is_so_on_the_device_s_data(root, algorithm):
+def test_fine_tuning_before_use_takes_the_devices_data(root, algorithm):
     run = train(root, algorithm)
     late, data = write(root / f"late-{algorithm}", 3, 7), root / "pi-2"
     model, _ = load_run(run, "pi-2", data_dir=str(data))
@@ -225,7 +225,7 @@ def test_what_is_fine_tuned_before_use_is_so_on_the_device_s_data(root, algorith
             load_run(run, *given)
 
 
-def test_each_loaded_model_is_one_of_its_own(root):
+def test_loaded_models_do_not_share_memory(root):
     data, images = str(root / "pi-2"), torch.zeros(2, 8, 8, 1, dtype=torch.uint8)
     one, _ = load_run(train(root, "fedavg-ft"), "pi-2", data_dir=data)
     before = one(images)
@@ -251,7 +251,7 @@ def test_a_device_of_private_training_is_not_trained_without_noise(root, tmp_pat
         load_run(run, "pi-2", str(tmp_path), data)
 
 
-def test_what_diverges_is_one_line(root, tmp_path, capsys):
+def test_divergence_is_a_one_line_error(root, tmp_path, capsys):
     still = {"head-epochs": 0, "representation-epochs": 0, "learning-rate": 1e30}
     run = train(root, "fedrep", **still)
     data = write(tmp_path / "late", 3, 7)

@@ -104,7 +104,7 @@ SPLIT = "clients' examples were split by .flwr_datasets.partitioner:IidPartition
 
 
 @pytest.mark.parametrize("algorithm", ["fedrep", "fedavg-ft"])
-def test_a_partition_of_ones_own_is_named_like_a_task(
+def test_a_custom_partition_must_be_named_by_the_user(
     algorithm, write_module, tmp_path
 ):
     own = write_module("own_digits", DIGITS) + ":Digits"
@@ -138,7 +138,7 @@ def test_an_exported_model_predicts_the_same(table, own, capsys):
     torch.testing.assert_close(program(rows), model(rows))
 
 
-def test_a_device_s_own_data_are_named(table, own):
+def test_a_device_is_predicted_with_its_own_data(table, own):
     (table / "mine").write_text("2")
     place = table / "results" / "fedrep"
     model, card = load_run(place, "000002", data_dir=str(table), task=own)
@@ -157,7 +157,7 @@ def test_a_device_s_own_data_are_named(table, own):
         (b"\xff\xfe", "x.csv' cannot be read: 'utf-8' codec"),
     ],
 )
-def test_lines_that_are_none(table, own, capsys, text, line):
+def test_an_unreadable_line_is_a_one_line_error(table, own, capsys, text, line):
     path = table / "x.csv"
     path.write_bytes(text if isinstance(text, bytes) else text.encode())
     checkpoint = ["--checkpoint", str(table / "results" / "fedrep"), "--task", own]
@@ -188,7 +188,7 @@ def written(path: Path, kind: str, task: str, **more: str) -> list[str]:
 
 @pytest.mark.parametrize("kind", ["model", "checkpoint"])
 @pytest.mark.parametrize("with_it", [False, True])
-def test_what_a_file_alone_names_is_not_run(
+def test_a_task_that_only_a_file_names_is_not_imported(
     tmp_path, write_module, capsys, kind, with_it
 ):
     code = f"open({str(tmp_path / 'ran')!r}, 'w')\ndef task(): raise SystemExit"
@@ -205,7 +205,9 @@ def test_what_a_file_alone_names_is_not_run(
 
 
 @pytest.mark.parametrize("kind", ["model", "checkpoint"])
-def test_nor_is_what_it_names_besides(tmp_path, write_module, capsys, kind):
+def test_a_partition_that_only_a_file_names_is_not_imported(
+    tmp_path, write_module, capsys, kind
+):
     code = f"open({str(tmp_path / 'ran')!r}, 'w')\ndef own(*_, **__): raise SystemExit"
     name = write_module("foreign", code) + ":own"
     more = {"algorithm": "fedavg", "partition": name, "metrics": f"macro-f1,{name}"}

@@ -83,7 +83,7 @@ class Eigenvalues(nn.Module):
         return torch.linalg.eigvals(inputs[:, 0]).real
 
 
-def test_what_onnx_lacks_is_one_line(tmp_path):
+def test_an_operator_missing_in_onnx_is_a_one_line_error(tmp_path):
     pytest.importorskip("onnxscript")
     classifier, card = classifier_of("mlp", 8, 1)
     classifier.model = SplitModel(Eigenvalues(), nn.Linear(8, 3))
@@ -104,7 +104,7 @@ def test_a_missing_package_is_named(tmp_path, monkeypatch):
 # In a program
 
 
-def test_a_model_is_a_function(model, photos):
+def test_a_loaded_model_classifies_files_and_pixels(model, photos):
     path, by_hand = model
     classifier = load(path)
     assert classifier.classes == CLASSES
@@ -146,7 +146,7 @@ def test_more_images_than_are_read_at_a_time(model):
         ("nowhere.png", "there is no file or folder 'nowhere.png'"),
     ],
 )
-def test_what_is_no_image_is_one_line(model, images, line):
+def test_unsuitable_images_are_a_one_line_error(model, images, line):
     with pytest.raises(SettingsError) as raised:
         load(model[0])(images)
     assert line in str(raised.value)
@@ -180,7 +180,7 @@ def test_a_table_that_cannot_be_written_is_one_line(model, photos, tmp_path, cap
     assert error.count("\n") == 1
 
 
-def test_the_guide_s_lines(model, photos, monkeypatch):
+def test_the_example_in_the_deployment_guide(model, photos, monkeypatch):
     guide = Path(__file__).parents[3] / "deploy" / "README.md"
     lines = guide.read_text().partition("<!-- predict -->\n```python\n")[2]
     monkeypatch.chdir(photos.parent)

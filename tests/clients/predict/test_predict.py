@@ -259,7 +259,7 @@ def test_a_head_for_other_classes_is_not_used(tmp_path, caplog):
     assert [path.suffix for path in tmp_path.iterdir()] == [".safetensors"]
 
 
-def test_whoever_reads_the_predictions_may_stop(devices, folders, nobody_reads):
+def test_a_closed_pipe_ends_the_command_without_error(devices, folders, nobody_reads):
     run = ["--checkpoint", str(devices / "results" / "fedrep"), "--client-name", "bob"]
     run += ["--state-dir", str(devices / "bob")]
     with nobody_reads():
@@ -281,7 +281,7 @@ def test_images_of_another_size_and_colour_are_converted(devices, tmp_path):
     np.testing.assert_array_equal(one, other)
 
 
-def test_images_with_a_model_of_one_s_own(tmp_path, folders):
+def test_images_with_a_custom_model(tmp_path, folders):
     settings = settings_of(
         tmp_path, algorithm="fedrep", task="flat_images:Flat", data_dir=str(folders)
     )

@@ -124,7 +124,7 @@ def test_runs_that_leave_nothing_to_predict_with(devices, change, message, tmp_p
     assert "\n" not in str(error.value)
 
 
-def test_a_run_is_named_by_texts(devices):
+def test_arguments_of_load_run_must_be_strings(devices):
     place = str(devices / "results" / "fedrep")
     with pytest.raises(SettingsError, match="client is 1; it must be a string"):
         load_run(place, 1)
@@ -174,7 +174,7 @@ def test_a_shared_head_is_for_the_run_s_classes(tmp_path, algorithm):
         load_run(checkpoint, "000000", data_dir=str(tmp_path / "others"))
 
 
-def test_names_that_are_no_text_or_too_long(folders, tmp_path, capsys):
+def test_file_names_that_are_not_unicode_or_too_long(folders, tmp_path, capsys):
     settings = settings_of(tmp_path, data_dir=str(folders))
     run("fedrep", settings, "inline")
     image = next((folders / "anna").glob("test/*/*"))
@@ -190,7 +190,7 @@ def test_names_that_are_no_text_or_too_long(folders, tmp_path, capsys):
         assert capsys.readouterr().err.count("\n") == 1
 
 
-def test_a_model_of_one_s_own_that_does_not_fit_is_one_line(tmp_path, folders):
+def test_a_custom_model_that_does_not_fit_is_a_one_line_error(tmp_path, folders):
     settings = settings_of(
         tmp_path, algorithm="fedrep", task="flat_images:Wrong", data_dir=str(folders)
     )

@@ -317,6 +317,14 @@ def test_a_text_is_followed_only_if_it_is_known_to_have_no_effect():
     assert not {"os:system", "/private", "example.org"} & {*kept.values()}
 
 
+def test_a_data_dir_in_a_file_is_only_compared(tmp_path):
+    for place in ("~nobody-here/images", "/private\0"):
+        settings = {"algorithm": "fedavg", "data-dir": place}
+        path = checkpoint(tmp_path / "file", settings)
+        with pytest.raises(SettingsError, match="there is no array"):
+            load_run(path)
+
+
 def test_a_model_s_file_of_a_folder_is_used_with_that_folder(tmp_path, private):
     settings = {"task": "text-folder", "data-dir": str(private), "lstm-width": 2}
     path = exported(tmp_path / "file", settings)
