@@ -144,8 +144,16 @@ def load_run(
     for name, text in {"client": client, **texts}.items():
         require(isinstance(text, str), name, text, "a string")
     given = named_settings(named, data_dir=data_dir, **texts)
-    data_dir = str(given.get("data-dir", ""))
     run = read_run(Path(path), given)
+    try:
+        return _load_client(run, client, state_dir, str(given.get("data-dir", "")))
+    except SettingsError as error:
+        raise SettingsError(f"{str(run.path)!r}: {error}") from None
+
+
+def _load_client(run: TrainedRun, client: str, state_dir: str, data_dir: str) -> Loaded:
+    """Return a client's model and its card; arguments as of `load_run`."""
+    settings = run.settings
     if client not in run.acknowledged:
         # Users know a simulated client by the name of its folder.
         client = {label: name for name, label in run.labels.items()}.get(client, client)
@@ -153,12 +161,11 @@ def load_run(
     of_run = not state_dir and (is_simulated or not client)
     of_run = of_run and _is_same_folder(data_dir, run.data_dir)
     on_device = bool(state_dir or data_dir) and not of_run
-    kind = client_class(run.settings)
+    kind = client_class(settings)
     if not kind.fixed_shapes:
         raise SettingsError(
-            f"algorithm {run.settings['algorithm']!r} leaves no model of the task's "
-            "own: its shared arrays have other shapes, and only its clients can "
-            "combine them"
+            f"algorithm {settings['algorithm']!r} leaves no model of the task's own: "
+            "its shared arrays have other shapes, and only its clients can combine them"
         )
     metadata, personal = _personal_arrays(run, kind, client, state_dir)
     arrays = run.arrays | under(f"{client}/", under("heads/", run.state)) | personal
@@ -175,7 +182,7 @@ def load_run(
     def built(task: Task, index: int = 0) -> Client:
         state = PersonalState.holding({n: a.numpy() for n, a in personal.items()})
         card.check_size(arrays)
-        new = kind(task, index, state, build(kind.settings_type, run.settings))
+        new = kind(task, index, state, build(kind.settings_type, settings))
         groups = new.personal if new.predicts_with_personal else ()
         for name, wanted in new.initial_arrays(new.shared + groups).items():
             card.check_array(name, wanted, arrays)
@@ -183,22 +190,19 @@ def load_run(
         return new
 
     try:
-        try:
-            task_alone = without_examples(card.task, _NeedsDataError("it has no data"))
-            return _deployed(built(task_alone), card)
-        except _NeedsDataError:
-            run.check_data(arrays, without=INITIAL_ONLY)
-            if on_device or not is_simulated:
-                own_task = _task_of(run, client, data_dir if on_device else "")
-                run.check_classes(kind, own_task.classes)
-                card = ModelCard.of_device(own_task, run.settings)
-                trainer = built(own_task)
-            else:
-                trainer = built(*_simulated_task(run, client))
-            run.prepare(trainer, client, run.directory_of(client, state_dir))
-            return _deployed(trainer, card)
-    except SettingsError as error:
-        raise SettingsError(f"{str(run.path)!r}: {error}") from None
+        task_alone = without_examples(card.task, _NeedsDataError("it has no data"))
+        return _deployed(built(task_alone), card)
+    except _NeedsDataError:
+        run.check_data(arrays, without=INITIAL_ONLY)
+        if on_device or not is_simulated:
+            own_task = _task_of(run, client, data_dir if on_device else "")
+            run.check_classes(kind, own_task.classes)
+            card = ModelCard.of_device(own_task, settings)
+            trainer = built(own_task)
+        else:
+            trainer = built(*_simulated_task(run, client))
+        run.prepare(trainer, client, run.directory_of(client, state_dir))
+        return _deployed(trainer, card)
 
 
 class _NeedsDataError(SettingsError):
@@ -299,10 +303,7 @@ def _read_state(
 def _card_from_data(run: TrainedRun, arrays: Tensors, on_device: bool) -> ModelCard:
     """Build the run's task, which reads its data, and return its card."""
     settings = run.settings
-    try:
-        run.check_data(arrays, without=INITIAL_ONLY)
-    except SettingsError as error:
-        raise SettingsError(f"{str(run.path)!r}: {error}") from None
+    run.check_data(arrays, without=INITIAL_ONLY)
     maker = made_by(task_maker(str(settings["task"])))
     if maker is ImageTask or isinstance(maker, FromHub):
         task = build_task(settings, 0)
