@@ -1,1 +1,1 @@
-"""Compression operators: what a message is."""
+"""Compression operators for messages between neighbours."""

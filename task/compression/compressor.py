@@ -1,31 +1,31 @@
-"""Compression operators C, each with its exact bytes, its length and its omega.
+"""Base class of compression operators C, each with its encoding and its ω.
 
-An operator of parameter omega in (0, 1] satisfies, for every x in R^d,
+An operator with parameter ω in (0, 1] satisfies, for every x in R^d,
 
-    E ||C(x) - x||^2 <= (1 - omega) ||x||^2
+    E ‖C(x) − x‖² ≤ (1 − ω) ‖x‖²
 
-(Singh, UCLA 2024, section 2.4, Definition 1, equation 2.5). ``compress`` writes C(x)
-as bytes and ``decompress`` reads it back. C(x) is by definition what ``decompress``
-returns, so sender and receivers hold identical floats.
+(Singh, UCLA 2024, section 2.4, Definition 1, equation 2.5). ``compress`` encodes C(x)
+as bytes and ``decompress`` decodes it. C(x) is defined as the output of ``decompress``,
+so the sender and the receivers hold identical floats.
 
-Every code has a fixed size: ``num_bytes(d)`` depends on the dimension and the
-operator's settings only, and is the length of every message. Numbers are written as
-follows; fields follow each other and each is padded with zero bits to a whole byte.
+Every encoding has a fixed size: ``num_bytes(d)`` depends only on the dimension and the
+operator's settings, and is the length of every message. Fields are concatenated, and
+each is padded with zero bits to a whole byte.
 
 =========  ==================================================================
 float      IEEE binary32, little-endian
-index      ceil(log2 d) bits, most significant first, strictly increasing
+index      ⌈log2 d⌉ bits, most significant first, strictly increasing
 sign       1 bit, 1 for +1; sign(0) = +1
-level      of QSGD: 0 to s in ceil(log2(s + 1)) bits, followed by a bit that is
+level      of QSGD: 0 to s in ⌈log2(s + 1)⌉ bits, followed by a bit that is
            1 for a negative entry
 =========  ==================================================================
 
-What comes from the network is never trusted: ``decompress`` first compares the
-message's length with ``num_bytes(dimension)``, and builds no array of ``dimension``
-floats before norms, indices and levels have passed their range checks.
+Messages are untrusted input. ``decompress`` first compares the message's length with
+``num_bytes(dimension)``, and allocates no array of ``dimension`` floats before norms,
+indices and levels have passed their range checks.
 
-Sums that end up in a message are taken by NumPy in float64: unlike a sum in torch or
-BLAS they do not depend on the number of threads, so a message does not either.
+NumPy computes the sums that enter a message, in float64. Sums in torch or BLAS depend
+on the number of threads, and so would the messages.
 """
 
 from abc import ABC, abstractmethod
@@ -38,94 +38,78 @@ from flwr_frl.task.compression.packing import Float32s
 
 
 class Compressor(ABC):
-    """An operator C of Definition 1 together with its code.
+    """An operator C of Definition 1 together with its encoding.
 
-    A subclass states ``num_bytes`` and ``omega`` and writes ``_encode`` and
-    ``_decode``, which see only arguments that passed the checks made here.
+    Subclasses implement ``num_bytes``, ``omega``, ``_encode`` and ``_decode``. The
+    last two receive only arguments that passed the checks of this class.
     """
 
     @abstractmethod
     def num_bytes(self, dimension: int) -> int:
-        """Give the length of every message.
+        """Return the length in bytes of ``compress(x)`` for every x in R^d.
 
         Parameters
         ----------
         dimension : int
             Number of entries d of the vector.
-
-        Returns
-        -------
-        int
-            Length in bytes of ``compress(x)`` for every x in R^d.
         """
 
     @abstractmethod
     def omega(self, dimension: int) -> float:
-        """Give the omega that holds for every vector of R^d.
+        """Return the ω in (0, 1] that holds for every vector of R^d.
 
         Parameters
         ----------
         dimension : int
             Number of entries d of the vector.
-
-        Returns
-        -------
-        float
-            omega in (0, 1].
         """
 
     def omega_at(self, x: torch.Tensor) -> float:
-        """Give the omega that holds at one vector.
+        """Return the ω(x) that holds at one vector.
 
-        It is never less than ``omega(d)``, and larger where the error depends on the
-        vector (``Sign``, ``QSGD``, and whatever keeps the largest entries).
+        It is at least ``omega(d)``, and larger if the operator's error depends on the
+        vector (``Sign``, ``QSGD`` and all operators that keep the largest entries).
 
         Parameters
         ----------
         x : torch.Tensor
-            As for ``compress``. At x = 0 the answer is ``omega(d)``.
+            As for ``compress``. At x = 0 the result is ``omega(d)``.
 
         Returns
         -------
         float
-            omega(x) with E ||C(x) - x||^2 <= (1 - omega(x)) ||x||^2.
+            ω(x) with E ‖C(x) − x‖² ≤ (1 − ω(x)) ‖x‖².
 
         Raises
         ------
         ValueError
-            If `x` is not such a tensor.
+            If `x` has another dtype or shape, or an entry that is not finite.
         """
         array = _checked(x)
         return self._omega_at(array) if array.any() else self.omega(len(array))
 
     def typical_omega(self, dimension: int) -> float:
-        """Give omega at a vector of independent Gaussian entries, always the same one.
+        """Return ω(x) in (0, 1] at a fixed vector x of independent Gaussian entries.
 
-        The worst case, ``omega(d)``, is a vector of one entry for many operators, far
-        from any difference between models.
+        For many operators the worst case, ``omega(d)``, is a vector with a single
+        non-zero entry, which differences between models never resemble.
 
         Parameters
         ----------
         dimension : int
             Number of entries d of the vector.
-
-        Returns
-        -------
-        float
-            omega in (0, 1].
         """
         return _typical_omega(self, dimension)
 
     def compress(self, x: torch.Tensor, generator: np.random.Generator) -> bytes:
-        """Write C(x).
+        """Encode C(x).
 
         Parameters
         ----------
         x : torch.Tensor
-            Shape (d,), float32, d >= 1, every entry finite; on any device.
+            Shape (d,), float32, d ≥ 1, every entry finite; on any device.
         generator : numpy.random.Generator
-            Source of the operator's randomness; deterministic operators leave it as
-            it is.
+            Source of randomness. Deterministic operators draw nothing from it.
 
         Returns
         -------
@@ -135,12 +119,13 @@ class Compressor(ABC):
         Raises
         ------
         ValueError
-            If `x` is not such a tensor, or its norm is sent and too large for float32.
+            If `x` is not such a tensor, or if its norm is part of the message and
+            exceeds the range of float32.
         """
         return self._encode(_checked(x), generator)
 
     def decompress(self, data: bytes, dimension: int) -> torch.Tensor:
-        """Read C(x).
+        """Decode C(x).
 
         Parameters
         ----------
@@ -157,7 +142,7 @@ class Compressor(ABC):
         Raises
         ------
         ValueError
-            If `data` is not a message that ``compress`` can write for this dimension.
+            If ``compress`` cannot produce `data` for this dimension.
         """
         expected = self.num_bytes(dimension)
         if len(data) != expected:
@@ -181,16 +166,16 @@ class Compressor(ABC):
 def _typical_omega(compressor: Compressor, dimension: int) -> float:
     generator = np.random.default_rng(0)
     vector = generator.standard_normal(dimension, np.float32)
-    # Rounding may bring it above.
+    # Rounding can lift the ratio slightly above 1.
     return min(1.0, float(compressor._omega_at(vector)))
 
 
 def _checked(x: torch.Tensor) -> Float32s:
-    """Give a 1-D float32 tensor as an array, once it is known to be finite."""
+    """Return a finite 1-D float32 tensor as an array; raise ValueError for others."""
     if x.dtype != torch.float32 or x.dim() != 1 or not 1 <= len(x) <= 2**32:
         raise ValueError(
-            f"a vector is {x.dtype} of shape {tuple(x.shape)}: "
-            "allowed is float32 of shape (d,), 1 <= d <= 2^32"
+            f"the vector is {x.dtype} of shape {tuple(x.shape)}; "
+            "expected float32 of shape (d,), 1 <= d <= 2^32"
         )
     array: Float32s = x.detach().cpu().numpy()
     if not np.isfinite(array).all():

@@ -1,4 +1,4 @@
-"""Compression operators by name, and for each tensor of a model on its own."""
+"""Compression operators by name and from settings, for a vector or per tensor."""
 
 from dataclasses import dataclass, fields
 from functools import lru_cache
@@ -15,50 +15,43 @@ from flwr_frl.task.settings import Checked, Choice, Free, Range, require, unknow
 
 @dataclass(frozen=True)
 class PerTensor(Compressor):
-    """One operator applied to each tensor of a model on its own.
+    """Apply one operator to each tensor of a model separately.
 
-    The vector is the tensors' entries one tensor after another; a fractional k is then
-    a fraction of each tensor, as in the dissertation's deep models (sections 3.5.1 and
-    3.5.2). Messages follow each other. omega is the least one over the tensors.
+    The vector is the concatenation of the tensors' entries. A fractional k is then a
+    fraction of each tensor, as in the dissertation's deep models (sections 3.5.1 and
+    3.5.2). Messages are concatenated. ω is the minimum over the tensors.
 
     Parameters
     ----------
     compressor : Compressor
         The operator.
     sizes : tuple of int
-        Number of entries of each tensor, each at least 1.
+        Number of entries of each tensor; one or more numbers ≥ 1.
 
     Raises
     ------
-    SettingsError
-        If `sizes` is empty or one of them is less than 1.
     ValueError
-        Later, if a vector does not have sum(sizes) entries.
+        By every method, for a vector that does not have sum(sizes) entries.
     """
 
     compressor: Compressor
     sizes: tuple[int, ...]
 
-    def __post_init__(self) -> None:
-        """Check the sizes."""
-        valid = bool(self.sizes) and min(self.sizes) >= 1
-        require(valid, "sizes", self.sizes, "one or more numbers >= 1")
-
     def num_bytes(self, dimension: int) -> int:
-        """Give the sum over the tensors."""
+        """Return the sum over the tensors."""
         self._check_dimension(dimension)
         return sum(self.compressor.num_bytes(size) for size in self.sizes)
 
     def omega(self, dimension: int) -> float:
-        """Give the least omega of a tensor."""
+        """Return the smallest ω of the tensors."""
         self._check_dimension(dimension)
         return min(self.compressor.omega(size) for size in self.sizes)
 
     def _check_dimension(self, dimension: int) -> None:
         if dimension != sum(self.sizes):
             raise ValueError(
-                f"a vector of {dimension} entries can not be split into tensors of "
-                f"{sum(self.sizes)} in all"
+                f"a vector of {dimension} entries cannot be split into tensors of "
+                f"{sum(self.sizes)} entries in total"
             )
 
     def _split(self, x: Float32s) -> list[Float32s]:
@@ -97,39 +90,35 @@ COMPRESSORS: dict[str, type[Compressor]] = {
 }
 
 
-def create(name: str, **settings: int | float) -> Compressor:
-    """Build a compressor by name (a key of ``COMPRESSORS``) with its own settings.
+def create(name: str, **parameters: int | float) -> Compressor:
+    """Build a compressor from its name, a key of ``COMPRESSORS``, and its parameters.
 
     Raises
     ------
     SettingsError
-        If the name, a setting's name or its value is not one of those allowed.
+        If the name is unknown or a parameter is out of range.
     """
     if name not in COMPRESSORS:
         raise unknown("compressor", name, COMPRESSORS)
-    kind = COMPRESSORS[name]
-    allowed = [field.name for field in fields(kind)]  # type: ignore[arg-type]
-    for setting in settings:
-        if setting not in allowed:
-            raise unknown(f"setting of {name}", setting, allowed or ["none"])
-    return kind(**settings)
+    return COMPRESSORS[name](**parameters)
 
 
 @dataclass(frozen=True)
 class CompressionSettings(Checked):
-    """What a message to a neighbour is (Singh, UCLA 2024, section 2.4).
+    """Compression of the messages to neighbours (Singh, UCLA 2024, section 2.4).
 
     Parameters
     ----------
     compressor : str, default "sign-top-k"
         The operator C.
     compressor_k : float, default 0.1
-        k of the TopK kinds and RandK: below 1 a fraction of the entries, from 1 a
-        count.
+        k of the TopK operators and RandK: below 1 a fraction of the entries, from 1 on
+        a count.
     compressor_levels : int, default 15
-        Levels s of the QSGD kinds; 15 take 5 bits an entry with the sign, 16 take 6.
+        Levels s of the QSGD operators, at most 32,767. With the sign, 15 levels take
+        5 bits per entry and 16 take 6.
     per_tensor : bool, default False
-        Whether each parameter tensor is compressed on its own.
+        If True, each parameter tensor is compressed separately.
     """
 
     compressor: Annotated[str, Choice(*COMPRESSORS)] = "sign-top-k"
@@ -140,25 +129,30 @@ class CompressionSettings(Checked):
 
 @lru_cache(maxsize=16)
 def from_settings(settings: CompressionSettings, sizes: tuple[int, ...]) -> Compressor:
-    """Build the compressor that the settings name.
+    """Build the compressor of a run.
 
-    ``sizes`` are the numbers of entries of the vector's tensors.
+    Parameters
+    ----------
+    settings : CompressionSettings
+        The settings.
+    sizes : tuple of int
+        Number of entries of each tensor of the vector.
 
     Raises
     ------
     SettingsError
-        If a value is not one of those allowed.
+        If a value is not allowed.
     """
-    name, k = settings.compressor, settings.compressor_k
+    k = settings.compressor_k
     valid = k < 1 or float(k).is_integer()
     require(valid, "compressor-k", k, "in (0, 1) or a count")
-    names = {field.name for field in fields(COMPRESSORS[name])}  # type: ignore[arg-type]
-    own: dict[str, int | float] = {}
-    if "k" in names:
-        own["k"] = k if k < 1 else int(k)
-    if "levels" in names:
-        own["levels"] = settings.compressor_levels
-    compressor = create(name, **own)
+    parameters: dict[str, int | float] = {
+        "k": k if k < 1 else int(k),
+        "levels": settings.compressor_levels,
+    }
+    kind = COMPRESSORS[settings.compressor]
+    accepted = {field.name for field in fields(kind)}  # type: ignore[arg-type]
+    compressor = kind(**{n: v for n, v in parameters.items() if n in accepted})
     return PerTensor(compressor, sizes) if settings.per_tensor else compressor
 
 

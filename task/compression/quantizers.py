@@ -1,4 +1,4 @@
-"""Compression operators that keep every entry, in fewer bits: identity, sign, QSGD."""
+"""Dense compression operators, which keep every entry: identity, sign and QSGD."""
 
 import math
 from dataclasses import dataclass
@@ -22,14 +22,14 @@ from flwr_frl.task.settings import require
 
 @dataclass(frozen=True)
 class Identity(Compressor):
-    """No compression: the entries as floats. omega = 1; 4 d bytes."""
+    """No compression: the entries as floats. ω = 1; 4 d bytes."""
 
     def num_bytes(self, dimension: int) -> int:
-        """Give 4 d."""
+        """Return 4 d."""
         return 4 * dimension
 
     def omega(self, dimension: int) -> float:
-        """Give 1."""
+        """Return 1."""
         return 1.0
 
     def _encode(self, x: Float32s, generator: np.random.Generator) -> bytes:
@@ -44,23 +44,22 @@ class Identity(Compressor):
 
 @dataclass(frozen=True)
 class Sign(Compressor):
-    """Mean magnitude times sign: ||x||_1 / d * sign(x).
+    """Mean magnitude times sign: (‖x‖₁ / d) sign(x).
 
-    omega(x) = ||x||_1^2 / (d ||x||_2^2) (Singh 2024, section 2.4), with equality in
-    equation 2.5. It depends on x and is at least 1/d, which is reached when a single
-    entry is not zero. sign(0) = +1 leaves it as it is: with m = ||x||_1 / d the error
-    is d m^2 - 2 m <sign(x), x> + ||x||^2, and entries that are zero add nothing to
-    the inner product whatever their sign.
+    ω(x) = ‖x‖₁² / (d ‖x‖₂²) (Singh 2024, section 2.4), with equality in equation 2.5.
+    It is at least 1 / d, its value at a vector with a single non-zero entry. The choice
+    sign(0) = +1 does not change it: with m = ‖x‖₁ / d the error is
+    d m² − 2 m ⟨sign(x), x⟩ + ‖x‖², and zero entries add nothing to the inner product.
 
-    4 + ceil(d / 8) bytes: the mean magnitude as a float, then the signs.
+    4 + ⌈d / 8⌉ bytes: the mean magnitude as a float, then the signs.
     """
 
     def num_bytes(self, dimension: int) -> int:
-        """Give 4 + ceil(d / 8)."""
+        """Return 4 + ⌈d / 8⌉."""
         return FLOAT.size + packed_bytes(dimension, 1)
 
     def omega(self, dimension: int) -> float:
-        """Give 1 / d, the least omega(x); see ``omega_at`` for omega(x)."""
+        """Return 1 / d, the smallest ω(x)."""
         return 1 / dimension
 
     def _omega_at(self, x: Float32s) -> float:
@@ -77,27 +76,27 @@ class Sign(Compressor):
 
 @dataclass(frozen=True)
 class QSGD(Compressor):
-    """Stochastic quantiser Q_s to s levels of |x_i| / ||x||_2.
+    """Stochastic quantizer Q_s to s levels of |x_i| / ‖x‖₂.
 
-    Q_s(x)_i = ||x||_2 * sgn(x_i) * l_i / s, where l_i is s |x_i| / ||x||_2 rounded up
-    or down at random so that E Q_s(x) = x. Its variance is at most beta ||x||^2 with
-    beta_{d,s} = min(d / s^2, sqrt(d) / s) (Singh 2024, section 2.4, footnote 2).
-    Q_s itself contracts, with omega = 1 - beta, only where beta < 1; Q_s / (1 + beta)
-    does for every s, with omega = 1 / (1 + beta), and takes its place where beta >= 1
-    (with 15 levels that is from 225 entries on). The message is the same.
+    Q_s(x)_i = ‖x‖₂ sgn(x_i) l_i / s, where l_i is s |x_i| / ‖x‖₂, rounded up or down at
+    random such that E Q_s(x) = x. Its variance is at most β ‖x‖² with
+    β_{d,s} = min(d / s², √d / s) (Singh 2024, section 2.4, footnote 2).
+    Q_s satisfies equation 2.5, with ω = 1 − β, only if β < 1. Q_s / (1 + β) satisfies
+    it for every s, with ω = 1 / (1 + β), and replaces Q_s if β ≥ 1 (with 15 levels,
+    from 225 entries on). The message is the same.
 
-    The norm is sent as a float. Rounding it does not bias Q_s, since the levels are
-    taken relative to the rounded norm, nor make a level exceed s: no entry, itself a
-    float, is larger than the exact norm, nor then than the nearest float to it.
+    The norm is sent as a float. Levels are relative to the rounded norm, so rounding
+    does not bias Q_s. Nor can a level exceed s: no entry, itself a float, is larger
+    than the exact norm, hence none is larger than the nearest float to it.
 
-    4 + ceil(d (ceil(log2(s + 1)) + 1) / 8) bytes: the norm, then the levels.
+    4 + ⌈d (⌈log2(s + 1)⌉ + 1) / 8⌉ bytes: the norm, then the levels.
 
     Parameters
     ----------
     levels : int, default 15
         s, from 1 to 32,767. The default is the largest s of 4 bits (5 with the sign).
     scaled : bool, default False
-        Whether to divide by 1 + beta where beta < 1 too: no longer unbiased.
+        If True, also divide by 1 + β if β < 1; the result is then biased.
 
     Raises
     ------
@@ -113,16 +112,16 @@ class QSGD(Compressor):
         check_levels(self.levels)
 
     def beta(self, dimension: int) -> float:
-        """Give beta_{d,s} = min(d / s^2, sqrt(d) / s), as the class explains it."""
+        """Return β_{d,s} = min(d / s², √d / s)."""
         ratio = math.sqrt(dimension) / self.levels
         return min(ratio**2, ratio)
 
     def num_bytes(self, dimension: int) -> int:
-        """Give 4 + ceil(d (ceil(log2(s + 1)) + 1) / 8)."""
+        """Return 4 + ⌈d (⌈log2(s + 1)⌉ + 1) / 8⌉."""
         return FLOAT.size + packed_bytes(dimension, self._bits)
 
     def omega(self, dimension: int) -> float:
-        """Give 1 - beta, or 1 / (1 + beta) where Q_s is divided by that."""
+        """Return 1 − β, or 1 / (1 + β) if Q_s is divided by 1 + β."""
         beta = self.beta(dimension)
         return 1 / (1 + beta) if self._divides(beta) else 1 - beta
 
@@ -130,14 +129,13 @@ class QSGD(Compressor):
         beta = self.beta(len(x))
         if self._divides(beta):
             return 1 / (1 + beta)
-        # The bound comes near 0 as beta comes near 1, and the error does not. A level
-        # between two is rounded with the variance p (1 - p), p its way to the upper.
+        # As β nears 1, the bound nears 0 although the error does not. Rounding a level
+        # has variance p (1 − p), where p is its fractional part.
         level = np.abs(x.astype(np.float64)) / math.sqrt(squared_l2(x)) * self.levels
         p = level - np.floor(level)
         return max(1 - beta, 1 - float((p * (1 - p)).sum()) / self.levels**2)
 
     def _divides(self, beta: float) -> bool:
-        """Return whether Q_s is divided by 1 + beta."""
         return self.scaled or beta >= 1
 
     @property
@@ -147,14 +145,14 @@ class QSGD(Compressor):
     def _encode(self, x: Float32s, generator: np.random.Generator) -> bytes:
         exact = math.sqrt(squared_l2(x))
         if exact > LARGEST_FLOAT32:
-            raise ValueError(f"the norm {exact:.3g} of the vector is no float32 number")
+            raise ValueError(f"the norm {exact:.3g} exceeds the range of float32")
         norm = np.float32(exact)
         # Dividing first keeps the quotient at most 1, and so the level at most s.
         level = np.abs(x) / (norm or np.float32(1)) * np.float32(self.levels)
         low = np.floor(level)
         up = generator.random(len(x), dtype=np.float32) < level - low
         code = (low.astype(np.uint16) + up) << 1
-        # A level of zero has no sign: one vector, one message.
+        # A level of zero has no sign, so every vector has exactly one encoding.
         code |= (x < 0) & (code > 0)
         return FLOAT.pack(norm) + pack(code, self._bits)
 
@@ -173,7 +171,7 @@ class QSGD(Compressor):
 
 
 def check_levels(levels: int) -> None:
-    """Raise `SettingsError` unless a number of levels is one of QSGD's."""
-    # 16 bits hold a level and its sign; float32 itself is hardly longer beyond that.
+    """Raise `SettingsError` unless QSGD supports this number of levels."""
+    # 16 bits hold a level and its sign; more would hardly be shorter than float32.
     valid = isinstance(levels, int) and 1 <= levels < 2**15
     require(valid, "levels", levels, "an int from 1 to 32767")

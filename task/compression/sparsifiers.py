@@ -1,4 +1,4 @@
-"""Compression operators that keep a few entries: the largest, or drawn ones."""
+"""Sparse compression operators, which keep the k largest or k random entries."""
 
 from dataclasses import dataclass
 
@@ -20,19 +20,38 @@ from flwr_frl.task.settings import require
 
 
 @dataclass(frozen=True)
-class TopK(Compressor):
-    """The k entries of largest magnitude, the others set to zero.
+class _KeepsK(Compressor):
+    """Base of the operators that keep k of d entries."""
 
-    omega = k / d (Singh 2024, section 2.4); at x it is the kept share of ||x||^2. Of
-    entries that are equally large the first ones are kept.
+    k: int | float = 0.01
 
-    ceil(k ceil(log2 d) / 8) + 4 k bytes: the indices, then the entries.
+    def __post_init__(self) -> None:
+        """Check k."""
+        k = self.k
+        valid = k >= 1 if isinstance(k, int) else isinstance(k, float) and 0 < k <= 1
+        allowed = "a count (an int >= 1) or a fraction (a float in (0, 1])"
+        require(valid, "k", k, allowed)
+
+    def _count(self, dimension: int) -> int:
+        """Return k as a number of entries from 1 to d."""
+        k = self.k
+        return min(k if isinstance(k, int) else max(1, round(k * dimension)), dimension)
+
+
+@dataclass(frozen=True)
+class TopK(_KeepsK):
+    """Keep the k entries of largest magnitude and set the others to zero.
+
+    ω = k / d (Singh 2024, section 2.4); ω(x) is the fraction of ‖x‖² that is kept. Ties
+    are broken in favour of the lower index.
+
+    ⌈k ⌈log2 d⌉ / 8⌉ + 4 k bytes: the indices, then the entries.
 
     Parameters
     ----------
     k : int or float, default 0.01
-        Number of entries kept: an int counts them (at most d are kept), a float in
-        (0, 1] is a fraction of d, rounded, at least one entry. The default is that of
+        An int is the number of entries to keep, at most d. A float in (0, 1] is a
+        fraction of d, rounded, with at least one entry. The default is the value for
         the dissertation's deep models (sections 3.5.1 and 3.5.2).
 
     Raises
@@ -41,42 +60,36 @@ class TopK(Compressor):
         If `k` is neither.
     """
 
-    k: int | float = 0.01
-
-    def __post_init__(self) -> None:
-        """Check k."""
-        _check_k(self.k)
-
     def num_bytes(self, dimension: int) -> int:
-        """Give the bytes of k indices and of k entries in the entries' own code."""
-        k = _count(self.k, dimension)
+        """Return the bytes of k indices and of k encoded entries."""
+        k = self._count(dimension)
         indices = packed_bytes(k, index_bits(dimension))
         return indices + self._entries.num_bytes(k)
 
     def omega(self, dimension: int) -> float:
-        """Give k / d times the omega of the code of the kept entries."""
-        k = _count(self.k, dimension)
+        """Return k / d times the ω of the operator applied to the kept entries."""
+        k = self._count(dimension)
         return k / dimension * self._entries.omega(k)
 
     @property
     def _entries(self) -> Compressor:
-        """The operator that the kept entries, a vector of R^k, go through."""
+        """The operator applied to the kept entries, a vector of R^k."""
         return Identity()
 
     def _omega_at(self, x: Float32s) -> float:
-        # ||x - C(x)||^2 = ||x - Top_k(x)||^2 + ||Top_k(x) - C(x)||^2, as their
-        # supports are disjoint; the second is (1 - omega(Top_k(x))) ||Top_k(x)||^2.
-        kept = x[_largest(x, _count(self.k, len(x)))]
+        # ‖x − C(x)‖² = ‖x − Top_k(x)‖² + ‖Top_k(x) − C(x)‖², as the supports are
+        # disjoint; the second term is (1 − ω(Top_k(x))) ‖Top_k(x)‖².
+        kept = x[_largest(x, self._count(len(x)))]
         share = squared_l2(kept) / squared_l2(x)
         return share * self._entries._omega_at(kept)
 
     def _encode(self, x: Float32s, generator: np.random.Generator) -> bytes:
-        indices = _largest(x, _count(self.k, len(x)))
+        indices = _largest(x, self._count(len(x)))
         packed = pack(indices, index_bits(len(x)))
         return packed + self._entries._encode(x[indices], generator)
 
     def _decode(self, data: memoryview, dimension: int) -> Float32s:
-        k, bits = _count(self.k, dimension), index_bits(dimension)
+        k, bits = self._count(dimension), index_bits(dimension)
         split = packed_bytes(k, bits)
         indices = unpack(data[:split], k, bits)
         if indices[-1] >= dimension or (indices[1:] <= indices[:-1]).any():
@@ -93,21 +106,21 @@ class TopK(Compressor):
 class SignTopK(TopK):
     """The signs of the k largest entries times their mean magnitude.
 
-    ||Top_k(x)||_1 / k * sign(Top_k(x)) on the kept entries (Singh 2024, section 2.4,
-    operator (b)). There ||C(x) - x||^2 = ||x||^2 - ||Top_k(x)||_1^2 / k, hence
-    omega(x) = ||Top_k(x)||_1^2 / (k ||x||_2^2). Its least value over x is
-    min(1 / k, k / d), more than the 1 / d stated there. For let the kept magnitudes
-    a_1 >= ... >= a_k have sum 1: ||x||^2 <= sum a_j^2 + (d - k) a_k^2 is convex in a
-    and so largest at a corner, where the first j are equal and the rest zero: 1 / j
-    for j < k, and d / k^2 for j = k.
+    (‖Top_k(x)‖₁ / k) sign(Top_k(x)) on the kept entries (Singh 2024, section 2.4,
+    operator (b)). There ‖C(x) − x‖² = ‖x‖² − ‖Top_k(x)‖₁² / k, hence
+    ω(x) = ‖Top_k(x)‖₁² / (k ‖x‖₂²). Its minimum over x is min(1 / k, k / d), more than
+    the 1 / d given there. To see this, let the kept magnitudes a_1 ≥ ... ≥ a_k sum to
+    1: ‖x‖² ≤ Σ a_j² + (d − k) a_k² is convex in a and so attains its maximum at a
+    corner, where the first j are equal and the rest zero. Its value there is 1 / j for
+    j < k, and d / k² for j = k.
 
-    ceil(k ceil(log2 d) / 8) + 4 + ceil(k / 8) bytes: the indices, the mean magnitude,
-    the signs. Parameters: see ``TopK``.
+    ⌈k ⌈log2 d⌉ / 8⌉ + 4 + ⌈k / 8⌉ bytes: the indices, the mean magnitude, the signs.
+    Parameters: see ``TopK``.
     """
 
     def omega(self, dimension: int) -> float:
-        """Give min(1 / k, k / d), the least omega(x); ``omega_at`` gives omega(x)."""
-        k = _count(self.k, dimension)
+        """Return min(1 / k, k / d), the smallest ω(x)."""
+        k = self._count(dimension)
         return min(1 / k, k / dimension)
 
     @property
@@ -117,21 +130,21 @@ class SignTopK(TopK):
 
 @dataclass(frozen=True)
 class QSGDTopK(TopK):
-    """The k largest entries through Q_s, divided by 1 + beta_{k,s}.
+    """Q_s of the k largest entries, divided by 1 + β_{k,s}.
 
-    omega = k / (d (1 + beta_{k,s})) (Singh 2024, section 2.4, operator (a)): with
-    T = Top_k(x), E Q_s(T) = T and E ||Q_s(T)||^2 <= (1 + beta) ||T||^2 give
-    E ||T - Q_s(T) / (1 + beta)||^2 <= (1 - 1 / (1 + beta)) ||T||^2.
+    ω = k / (d (1 + β_{k,s})) (Singh 2024, section 2.4, operator (a)): with
+    T = Top_k(x), E Q_s(T) = T and E ‖Q_s(T)‖² ≤ (1 + β) ‖T‖² imply
+    E ‖T − Q_s(T) / (1 + β)‖² ≤ (1 − 1 / (1 + β)) ‖T‖².
 
-    ceil(k ceil(log2 d) / 8) + 4 + ceil(k (ceil(log2(s + 1)) + 1) / 8) bytes: the
-    indices, the norm, the levels. Parameters: see ``TopK`` and ``QSGD``.
+    ⌈k ⌈log2 d⌉ / 8⌉ + 4 + ⌈k (⌈log2(s + 1)⌉ + 1) / 8⌉ bytes: the indices, the norm, the
+    levels. Parameters: see ``TopK`` and ``QSGD``.
     """
 
     levels: int = 15
 
     def __post_init__(self) -> None:
         """Check k and the number of levels."""
-        _check_k(self.k)
+        super().__post_init__()
         check_levels(self.levels)
 
     @property
@@ -140,37 +153,31 @@ class QSGDTopK(TopK):
 
 
 @dataclass(frozen=True)
-class RandK(Compressor):
-    """k entries drawn uniformly without replacement, the others set to zero.
+class RandK(_KeepsK):
+    """Keep k entries, drawn uniformly without replacement; set the others to zero.
 
-    omega = k / d (Singh 2024, section 2.4): entries are not scaled up by d / k. The
-    draw follows from a seed, which is sent in place of the indices.
+    ω = k / d (Singh 2024, section 2.4): entries are not scaled by d / k. The message
+    contains the seed of the draw instead of the indices.
 
     8 + 4 k bytes: the seed as a little-endian integer, then the entries in the order
     of their indices. Parameters: see ``TopK``.
     """
 
-    k: int | float = 0.01
-
-    def __post_init__(self) -> None:
-        """Check k."""
-        _check_k(self.k)
-
     def num_bytes(self, dimension: int) -> int:
-        """Give 8 + 4 k."""
-        return SEED.size + 4 * _count(self.k, dimension)
+        """Return 8 + 4 k."""
+        return SEED.size + 4 * self._count(dimension)
 
     def omega(self, dimension: int) -> float:
-        """Give k / d."""
-        return _count(self.k, dimension) / dimension
+        """Return k / d."""
+        return self._count(dimension) / dimension
 
     def _encode(self, x: Float32s, generator: np.random.Generator) -> bytes:
         seed = int(generator.integers(2**64, dtype=np.uint64))
-        kept = x[_drawn(seed, _count(self.k, len(x)), len(x))]
+        kept = x[_drawn(seed, self._count(len(x)), len(x))]
         return SEED.pack(seed) + Identity()._encode(kept, generator)
 
     def _decode(self, data: memoryview, dimension: int) -> Float32s:
-        k = _count(self.k, dimension)
+        k = self._count(dimension)
         (seed,) = SEED.unpack_from(data)
         entries = Identity()._decode(data[SEED.size :], k)
         x = np.zeros(dimension, np.float32)
@@ -178,37 +185,28 @@ class RandK(Compressor):
         return x
 
 
-def _check_k(k: int | float) -> None:
-    valid = k >= 1 if isinstance(k, int) else isinstance(k, float) and 0 < k <= 1
-    require(valid, "k", k, "a count (an int >= 1) or a fraction (a float in (0, 1])")
-
-
-def _count(k: int | float, dimension: int) -> int:
-    """Turn the setting k into a number of entries from 1 to d."""
-    return min(k if isinstance(k, int) else max(1, round(k * dimension)), dimension)
-
-
 def _largest(x: Float32s, k: int) -> NDArray[np.int64]:
-    """Give the increasing indices of the k largest magnitudes, first come on ties.
+    """Return the increasing indices of the k largest magnitudes, lower index on ties.
 
-    A partition finds the k-th largest magnitude; whatever is above it is kept, and of
-    its equals the first few. Indices found this way are nearly sorted already, and
-    are the same on every machine, which `torch.topk` does not promise on ties.
+    All entries above the k-th largest magnitude are kept, and the first of its equals.
+    The result is the same on every machine, which `torch.topk` does not guarantee for
+    ties.
     """
     magnitude = np.abs(x)
     bound = np.partition(magnitude, len(x) - k)[len(x) - k]
     above = np.flatnonzero(magnitude > bound)
     equal = np.flatnonzero(magnitude == bound)[: k - len(above)]
+    # Both parts are sorted, which makes a stable sort fast.
     return np.sort(np.concatenate([above, equal]), kind="stable")
 
 
 def _drawn(seed: int, k: int, dimension: int) -> NDArray[np.uint64]:
-    """Give the increasing indices of k out of d entries, drawn uniformly.
+    """Return the increasing indices of k out of d entries, drawn uniformly.
 
-    They are those with the k smallest of d random keys. NumPy promises the raw words
-    of a bit generator to be the same in every version, but not `Generator.choice`,
-    and both ends of a connection may well differ in version. The index in a key's
-    lower bits makes the keys distinct, so that "the smallest" has one meaning.
+    They are the indices of the k smallest of d random keys. NumPy guarantees the raw
+    words of a bit generator across versions, but not `Generator.choice`, and the two
+    ends of a connection may run different versions. The lower bits of a key hold its
+    index, which makes keys distinct and the k smallest unique.
     """
     mask = np.uint64((1 << index_bits(dimension)) - 1)
     keys = np.random.Philox(key=seed).random_raw(dimension) & ~mask

@@ -1,4 +1,4 @@
-"""Compressors: bytes worked by hand, plain NumPy operators, bounds, bad messages.
+"""Compressors: hand-worked bytes, NumPy references, bounds and malformed messages.
 
 Where an expectation is estimated, the tolerance comes from Hoeffding's inequality, so
 that a correct operator fails with probability at most FALSE_ALARM over the seed.
@@ -61,7 +61,7 @@ def generator(seed=0):
 
 
 def apply(operator, x, seed=0):
-    """C(x) as an array, by way of the bytes."""
+    """Return C(x) as an array, encoded and decoded."""
     data = operator.compress(torch.from_numpy(x), generator(seed))
     return operator.decompress(data, len(x)).numpy()
 
@@ -71,7 +71,7 @@ def normal(d, seed=0):
 
 
 def kept(x, k):
-    """Indices of the k largest magnitudes; a stable sort lets the first of equals win.
+    """Return the indices of the k largest magnitudes, the lower index on ties.
 
     Independent of the module, which partitions instead of sorting.
     """
@@ -79,7 +79,7 @@ def kept(x, k):
 
 
 def hoeffding(width, draws, events=1):
-    """How far a mean of draws in an interval may stray, over so many events."""
+    """Return the deviation that means of bounded draws exceed with FALSE_ALARM."""
     return width * math.sqrt(math.log(2 * events / FALSE_ALARM) / (2 * draws))
 
 
@@ -121,7 +121,7 @@ def hoeffding(width, draws, events=1):
     ],
     ids=lambda value: repr(value) if isinstance(value, Compressor) else "",
 )
-def test_messages_worked_by_hand(operator, x, message, result):
+def test_messages_match_hand_worked_bytes(operator, x, message, result):
     x = torch.tensor(x, dtype=torch.float32)
     data = operator.compress(x, generator())
     assert data == bytes.fromhex(message)
@@ -170,7 +170,7 @@ def test_rand_k_draws_every_entry_equally_often():
     assert np.abs(mean.numpy() / draws - k / d).max() < hoeffding(1, draws, d)
 
 
-def test_rand_k_draw_is_the_same_in_every_version():
+def test_rand_k_draw_is_stable_across_numpy_versions():
     # Indices of the 3 smallest of ten raw 64-bit words of Philox with this key, whose
     # stream NumPy guarantees; the words differ in their upper 60 bits.
     words = np.random.Philox(key=5).random_raw(10)
@@ -246,13 +246,13 @@ def check_sizes(d, seed):
 
 @short
 @given(st.integers(1, 10**4), st.integers(0, 2**32))
-def test_counted_bytes_are_sent_bytes(d, seed):
+def test_num_bytes_equals_message_length(d, seed):
     check_sizes(d, seed)
 
 
 @settings(max_examples=12, deadline=None)
 @given(st.integers(10**5, 10**6), st.integers(0, 2**32))
-def test_counted_bytes_are_sent_bytes_of_large_vectors(d, seed):
+def test_num_bytes_equals_message_length_for_large_vectors(d, seed):
     check_sizes(d, seed)
 
 
@@ -344,7 +344,7 @@ def test_omega_worked_by_hand():
     assert PerTensor(TopK(1), (2, 5)).omega(7) == 0.2
 
 
-def test_the_least_omega_of_sign_top_k_is_reached():
+def test_omega_of_sign_top_k_is_attained():
     # Equal entries give k / d, a single one 1 / k.
     assert SignTopK(2).omega_at(torch.ones(10)) == SignTopK(2).omega(10) == 0.2
     single = torch.tensor([0.0, 0.0, 5.0, 0.0])
@@ -364,7 +364,7 @@ def test_zero_stays_zero(operator, d):
 
 
 @by_operator
-def test_one_entry(operator):
+def test_vector_with_one_entry(operator):
     # beta_{1,s} = 1 / s^2 is what is left of a scaled quantiser's error.
     result = apply(operator, np.array([-2.5], np.float32))[0]
     scaled = {QSGD(1): 1, QSGD(300, scaled=True): 300, QSGDTopK(0.1, levels=4): 4}
@@ -373,14 +373,14 @@ def test_one_entry(operator):
 
 
 @pytest.mark.parametrize("k", [5, 6, 1000, 1.0])
-def test_k_of_d_or_more_keeps_everything(k):
+def test_k_of_at_least_d_keeps_every_entry(k):
     x = normal(5)
     assert np.array_equal(apply(TopK(k), x), x)
     assert np.array_equal(apply(RandK(k), x), x)
     assert np.array_equal(apply(SignTopK(k), x), apply(Sign(), x))
 
 
-def test_a_fraction_is_rounded_and_keeps_one_entry_at_least():
+def test_fractional_k_is_rounded_to_at_least_one_entry():
     # 0.07 * 100 is 7.000000000000001 in floating point and 0.29 * 100 is 28.999...
     lengths = [TopK(k).num_bytes(100) for k in (0.07, 0.29, 0.001)]
     assert lengths == [TopK(k).num_bytes(100) for k in (7, 29, 1)]
@@ -388,7 +388,7 @@ def test_a_fraction_is_rounded_and_keeps_one_entry_at_least():
 
 @by_operator
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
-def test_vectors_that_are_not_finite_are_refused(operator, bad):
+def test_non_finite_vectors_are_rejected(operator, bad):
     with pytest.raises(ValueError, match="not finite"):
         operator.compress(torch.tensor([1.0, bad, 2.0]), generator())
 
@@ -400,33 +400,33 @@ def test_vectors_that_are_not_finite_are_refused(operator, bad):
     ids=["matrix", "double", "empty", "scalar"],
 )
 def test_only_float32_vectors_are_accepted(operator, x):
-    with pytest.raises(ValueError, match=r"allowed is float32 of shape \(d,\)"):
+    with pytest.raises(ValueError, match="expected float32"):
         operator.compress(x, generator())
 
 
-def test_numbers_at_the_ends_of_float32():
+def test_extreme_float32_values():
     largest = np.finfo(np.float32).max
     tiny = np.float32(1e-45)
     x = np.full(4, largest)
     assert np.array_equal(apply(Sign(), x), x)
-    with pytest.raises(ValueError, match=r"the norm 6\.81e\+38"):
+    with pytest.raises(ValueError, match=r"norm 6\.81e\+38"):
         QSGD().compress(torch.from_numpy(x), generator())
     for operator in (QSGD(), Sign(), TopK(1), SignTopK(1)):
         assert apply(operator, np.array([tiny, 0], np.float32))[0] >= 0
 
 
-def test_a_tensor_that_needs_a_gradient_is_accepted_and_left_alone():
+def test_tensors_that_require_gradients_are_accepted_unchanged():
     x = torch.tensor([3.0, -4.0, 0.0, 1.0], requires_grad=True)
     for operator in OPERATORS:
         operator.compress(x, generator())
     assert x.tolist() == [3, -4, 0, 1]
 
 
-# Messages that no compressor wrote.
+# Malformed messages.
 
 
 @by_operator
-def test_every_other_length_is_refused_without_allocating(operator):
+def test_wrong_lengths_are_rejected_without_allocating(operator):
     data = operator.compress(torch.from_numpy(normal(50)), generator())
     wrong = [data[:length] for length in range(len(data))] + [data + b"\0", data * 2]
     for message in wrong:
@@ -448,9 +448,9 @@ INFINITE, ONE = struct.pack("<f", math.inf), struct.pack("<f", 1)
     ("operator", "d", "data", "reason"),
     [
         (Identity(), 2, ONE + NAN, "an? .*entry is not finite"),
-        (Sign(), 2, NAN + b"\0", "a norm is nan"),
-        (Sign(), 2, INFINITE + b"\0", "a norm is inf"),
-        (Sign(), 2, MINUS_ONE + b"\0", "a norm is -1.0"),
+        (Sign(), 2, NAN + b"\0", "norm is nan"),
+        (Sign(), 2, INFINITE + b"\0", "norm is inf"),
+        (Sign(), 2, MINUS_ONE + b"\0", "norm is -1.0"),
         (Sign(), 2, ONE + b"\x01", "last byte"),
         # Two-bit indices: 0 0, 1 0, 0 3, and 0 1 with a padding bit set.
         (TopK(2), 3, b"\x00" + ONE + ONE, "strictly increasing numbers below 3"),
@@ -459,24 +459,24 @@ INFINITE, ONE = struct.pack("<f", math.inf), struct.pack("<f", 1)
         (TopK(2), 3, b"\x11" + ONE + ONE, "last byte"),
         (TopK(2), 3, b"\x10" + ONE + INFINITE, "not finite"),
         (SignTopK(2), 3, b"\x30" + ONE + b"\x80", "strictly increasing"),
-        (SignTopK(2), 3, b"\x10" + NAN + b"\x80", "a norm is nan"),
+        (SignTopK(2), 3, b"\x10" + NAN + b"\x80", "norm is nan"),
         (RandK(2), 3, bytes(8) + ONE + NAN, "not finite"),
         # s = 2 in two bits: a level of 3, 110, and padding.
         (QSGD(2), 1, ONE + b"\xc0", "a level is 3, above 2"),
         (QSGD(2), 1, ONE + b"\x01", "last byte"),
-        (QSGD(2), 1, INFINITE + b"\0", "a norm is inf"),
+        (QSGD(2), 1, INFINITE + b"\0", "norm is inf"),
         (QSGDTopK(1, 2), 2, b"\0" + ONE + b"\xc0", "a level is 3, above 2"),
-        (PerTensor(Sign(), (1, 1)), 2, ONE + b"\0" + NAN + b"\0", "a norm is nan"),
+        (PerTensor(Sign(), (1, 1)), 2, ONE + b"\0" + NAN + b"\0", "norm is nan"),
     ],
 )
-def test_malformed_messages_are_refused(operator, d, data, reason):
+def test_malformed_messages_are_rejected(operator, d, data, reason):
     with pytest.raises(ValueError, match=reason) as refusal:
         operator.decompress(data, d)
     assert "\n" not in str(refusal.value)
 
 
 @pytest.mark.parametrize("operator", [TopK(10), SignTopK(10), RandK(10), Sign()])
-def test_nothing_of_the_decoded_size_is_built_before_the_checks(operator):
+def test_checks_run_before_the_decoded_vector_is_allocated(operator):
     d = 10**6
     data = b"\xff" * operator.num_bytes(d)  # All floats are NaN, all indices equal.
     tracemalloc.start()
@@ -502,11 +502,11 @@ def test_random_bytes_give_a_finite_vector_or_a_value_error(operator, d, draw):
     assert torch.isfinite(result).all()
 
 
-# Per tensor, and by name.
+# Per-tensor compression and construction by name.
 
 
 @pytest.mark.parametrize("operator", OPERATORS, ids=repr)
-def test_per_tensor_is_the_operator_on_each_tensor(operator):
+def test_per_tensor_applies_the_operator_to_each_tensor(operator):
     sizes = (300, 1, 50)
     x = torch.from_numpy(normal(351))
     whole, one_by_one = generator(4), generator(4)
@@ -520,7 +520,7 @@ def test_per_tensor_is_the_operator_on_each_tensor(operator):
     assert torch.equal(split.decompress(data, 351), torch.cat(expected))
 
 
-def test_per_tensor_takes_a_fraction_of_each_tensor():
+def test_per_tensor_keeps_a_fraction_of_each_tensor():
     x = torch.tensor([9.0, 8.0, 7.0, 6.0, 1.0, 2.0])
     data = PerTensor(TopK(0.5), (4, 2)).compress(x, generator())
     result = PerTensor(TopK(0.5), (4, 2)).decompress(data, 6)
@@ -528,7 +528,7 @@ def test_per_tensor_takes_a_fraction_of_each_tensor():
     assert apply(TopK(0.5), x.numpy()).tolist() == [9, 8, 7, 0, 0, 0]
 
 
-def test_per_tensor_refuses_another_dimension():
+def test_per_tensor_rejects_another_dimension():
     operator = PerTensor(Sign(), (4, 2))
     for call in (
         lambda: operator.compress(torch.ones(5), generator()),
@@ -536,7 +536,7 @@ def test_per_tensor_refuses_another_dimension():
         lambda: operator.num_bytes(5),
         lambda: operator.omega(5),
     ):
-        with pytest.raises(ValueError, match=r"5 entries .* tensors of 6 in all"):
+        with pytest.raises(ValueError, match=r"5 entries .* tensors of 6 entries"):
             call()
 
 
@@ -555,27 +555,23 @@ def test_create_by_name():
     ("call", "message"),
     [
         (lambda: create("topk"), "unknown compressor 'topk'.*top-k"),
-        (lambda: create("sign", k=3), "unknown setting of sign 'k'.*none"),
-        (lambda: create("qsgd", k=3), "unknown setting of qsgd 'k'.*levels, scaled"),
-        (lambda: create("top-k", k=0), "k is 0; it must be a count"),
-        (lambda: create("top-k", k=1.5), r"k is 1.5; .*\(0, 1\]"),
+        (lambda: create("top-k", k=0), "k is 0"),
+        (lambda: create("top-k", k=1.5), "k is 1.5"),
         (lambda: create("rand-k", k=math.nan), "k is nan"),
         (lambda: create("sign-top-k", k=-3), "k is -3"),
         (lambda: create("sign-top-k", k="3"), "k is '3'"),
-        (lambda: create("qsgd", levels=0), "levels is 0; .* 1 to 32767"),
+        (lambda: create("qsgd", levels=0), "levels is 0"),
         (lambda: create("qsgd-top-k", levels=2**15), "levels is 32768"),
         (lambda: create("qsgd-top-k", levels=2.0), "levels is 2.0"),
-        (lambda: PerTensor(Sign(), ()), r"sizes is \(\); it must be"),
-        (lambda: PerTensor(Sign(), (3, 0)), r"sizes is \(3, 0\)"),
     ],
 )
-def test_bad_settings_are_named_in_one_line(call, message):
+def test_bad_parameters_are_named_in_one_line(call, message):
     with pytest.raises(SettingsError, match=message) as refusal:
         call()
     assert "\n" not in str(refusal.value)
 
 
-# From the settings of a run
+# Construction from settings
 
 
 def from_names(sizes=(640, 10), **settings):
@@ -591,7 +587,7 @@ def from_names(sizes=(640, 10), **settings):
         ({"compressor": "sign"}, Sign()),
         ({"compressor": "top-k"}, TopK(0.1)),
         ({"compressor": "top-k", "compressor_k": 0.5}, TopK(0.5)),
-        # From 1 on it is a count.
+        # Values of at least 1 are counts.
         ({"compressor": "top-k", "compressor_k": 1.0}, TopK(1)),
         ({"compressor": "top-k", "compressor_k": 10}, TopK(10)),
         ({"compressor": "rand-k", "compressor_k": 7.0}, RandK(7)),
@@ -611,15 +607,15 @@ def test_from_settings(given_settings, expected):
     assert type(getattr(operator, "k", 1)) is type(getattr(expected, "k", 1))
 
 
-def test_a_count_may_be_an_int():
+def test_compressor_k_accepts_an_int_count():
     assert from_settings(CompressionSettings("top-k", 10), (650,)) == TopK(10)
 
 
-def test_every_operator_has_a_name_in_the_settings():
+def test_every_operator_can_be_built_from_settings():
     for name, kind in COMPRESSORS.items():
         operator = from_names(compressor=name)
         assert isinstance(operator, kind)
-        # And works, on the whole vector and on each tensor.
+        # Both on the whole vector and per tensor.
         x = normal(650)
         for each in (operator, PerTensor(operator, (640, 10))):
             data = each.compress(torch.from_numpy(x), generator())
@@ -629,12 +625,8 @@ def test_every_operator_has_a_name_in_the_settings():
 
 @pytest.mark.parametrize("k", [0.0, -0.5, -3.0, 1.5, math.inf, -math.inf, math.nan])
 @pytest.mark.parametrize("compressor", ["top-k", "sign"])
-def test_a_bad_k_in_the_settings(compressor, k):
-    allowed = "above 0" if math.isfinite(k) else "above 0 and finite"
-    if k == 1.5:
-        allowed = r"in \(0, 1\) or a count"
-    line = rf"^compressor-k is {k}; it must be {allowed}$"
-    with pytest.raises(SettingsError, match=line):
+def test_bad_compressor_k_is_rejected(compressor, k):
+    with pytest.raises(SettingsError, match=f"^compressor-k is {k}"):
         from_names(compressor=compressor, compressor_k=k)
 
 
@@ -643,18 +635,17 @@ def test_a_bad_k_in_the_settings(compressor, k):
     [
         (
             {"compressor": "topk"},
-            "compressor is 'topk'; it must be identity, top-k, rand-k, qsgd, sign, "
-            "sign-top-k or qsgd-top-k",
+            "compressor is 'topk'.* sign-top-k",
         ),
-        ({"compressor": ""}, "compressor is ''; it must be identity, top-k, rand-k"),
-        ({"compressor": "qsgd", "compressor_levels": 0}, "levels is 0; it must be"),
+        ({"compressor": ""}, "compressor is ''"),
+        ({"compressor": "qsgd", "compressor_levels": 0}, "levels is 0"),
         (
             {"compressor": "qsgd-top-k", "compressor_levels": 32768},
-            "levels is 32768; it must be an int from 1 to 32767",
+            "levels is 32768",
         ),
     ],
 )
-def test_bad_operators_in_the_settings(given_settings, line):
+def test_bad_compressor_settings_are_rejected(given_settings, line):
     with pytest.raises(SettingsError, match=line) as refusal:
         from_names(**given_settings)
     assert "\n" not in str(refusal.value)
