@@ -1,6 +1,6 @@
 """Representation transfer for linear regression (Singh, UCLA 2024, chapter 5).
 
-The pure mathematics, and the generator of the data of Table 5.1.
+The two phases as functions, and the synthetic data of Table 5.1.
 """
 
 from collections.abc import Sequence
@@ -21,13 +21,15 @@ TEST_EXAMPLES = 500
 def basis(representations: Sequence[Matrix], tolerance: float = 0.01) -> Matrix:
     """Return an orthonormal basis V of the columns of [B_1 … B_m] (section 5.3.1).
 
+    V consists of the left singular vectors of [B_1 … B_m] whose singular values are
+    above ``tolerance`` times the largest.
+
     Parameters
     ----------
     representations : sequence of ndarray, shapes (d, k_i)
-        The B_i.
+        One or more matrices B_i with finite entries.
     tolerance : float, default 0.01
-        In (0, 1). The rank is the number of singular values of [B_1 … B_m] above
-        ``tolerance`` times the largest; the basis is their left singular vectors.
+        In (0, 1).
 
     Returns
     -------
@@ -37,32 +39,23 @@ def basis(representations: Sequence[Matrix], tolerance: float = 0.01) -> Matrix:
     Raises
     ------
     SettingsError
-        If the input dimensions differ, a value is not finite, or the rank is 0.
+        If all entries are 0.
     """
-    require(0 < tolerance < 1, "rank-tolerance", tolerance, "in (0, 1)")
-    number = len(representations)
-    require(number > 0, "number of representations", number, "at least 1")
-    dimensions = sorted({len(b) for b in representations})
-    name = "input dimension of the representations"
-    require(len(dimensions) == 1, name, dimensions, "the same for all")
     stacked = np.concatenate(representations, axis=1)
-    require(bool(np.isfinite(stacked).all()), "a representation", "NaN", "finite")
-    # LAPACK cannot take a matrix without columns.
-    if not stacked.any():
+    if not stacked.any():  # Also true without columns, which LAPACK cannot handle.
         require(False, "rank of the basis", 0, "at least 1: all representations are 0")
     u, singular_values, _ = np.linalg.svd(stacked, full_matrices=False)
     v: Matrix = u[:, singular_values > tolerance * singular_values[0]]
-    require(v.shape[1] > 0, "rank of the basis", 0, "at least 1")
     return v
 
 
 def unit_columns(representation: Matrix) -> Matrix:
-    """Return the columns of B_i (d × k), each of length 1; zero ones are left out.
+    """Return the non-zero columns of B_i (d × k), scaled to length 1.
 
-    Only their span counts (section 5.3.1), so no source decides by the size of its
-    numbers what of the others' columns is above a tolerance.
+    Only their span matters (section 5.3.1). Scaling prevents a source with large values
+    from pushing the columns of others below the tolerance of `basis`.
     """
-    # First by the largest entry, whose square may not be a number any more.
+    # Dividing by the largest entry first avoids overflow of the squares.
     largest = np.abs(representation).max(axis=0, initial=0.0)
     columns = representation[:, largest > 0] / largest[largest > 0]
     unit: Matrix = columns / np.linalg.norm(columns, axis=0)
@@ -70,28 +63,19 @@ def unit_columns(representation: Matrix) -> Matrix:
 
 
 def halves(x: Matrix, y: Matrix) -> tuple[Matrix, Matrix, Matrix, Matrix]:
-    """Split a target's samples over the two phases: the first n // 2, and the others.
+    """Return X1, y1, X2 and y2: the first n // 2 of a target's samples, and the others.
 
-    Returns
-    -------
-    x1, y1, x2, y2 : ndarray
-        Inputs and outputs.
-
-    Raises
-    ------
-    SettingsError
-        If there are fewer than two samples.
+    Each phase uses one half (section 5.3).
     """
     n = len(y)
-    require(n >= 2, "target-samples", n, "at least 2, one for each phase")
     return x[: n // 2], y[: n // 2], x[n // 2 :], y[n // 2 :]
 
 
 def phase_one(v: Matrix, x: Matrix, y: Matrix) -> Matrix:
     """Return θ₁ = V argmin_w ‖y − X V w‖ (equation 5.5).
 
-    V is the basis (d × q), X (n × d) and y are the samples. Of the heads w that are
-    equally good it takes the one of least norm.
+    V is the basis (d × q); X (n × d) and y are the samples. If several heads w attain
+    the minimum, the one of least norm is used.
     """
     theta: Matrix = v @ np.linalg.lstsq(x @ v, y, rcond=None)[0]
     return theta
@@ -100,8 +84,8 @@ def phase_one(v: Matrix, x: Matrix, y: Matrix) -> Matrix:
 def phase_two(theta: Matrix, x: Matrix, y: Matrix) -> Matrix:
     """Return θ₂ = θ + X⁺(y − X θ), the least-squares solution nearest to θ.
 
-    Equation 5.7, where θ is θ₁. With fewer samples than dimensions it interpolates
-    them. From θ = 0 it is the model of least norm, the tables' "from scratch".
+    Equation 5.7, with θ = θ₁. With fewer samples than dimensions, θ₂ interpolates them.
+    For θ = 0 it is the least-norm model, "from scratch" in Table 5.1.
     """
     return theta + np.linalg.lstsq(x, y - x @ theta, rcond=None)[0]
 
@@ -114,22 +98,22 @@ def phase_two_descent(
     max_steps: int = 100_000,
     tolerance: float = 1e-12,
 ) -> Matrix:
-    """Descend from θ along the gradient of ½ ‖y − X θ‖² (equation 5.6).
+    """Minimise ½ ‖y − X θ‖² by gradient descent (equation 5.6).
 
-    Its limit is that of `phase_two`. The step is 1 / σ_max(X)².
+    The step size is 1 / σ_max(X)². The iterates converge to the result of `phase_two`.
 
     Parameters
     ----------
     theta : ndarray, shape (d,)
-        Where to start: θ₁.
+        Initial θ: θ₁.
     x : ndarray, shape (n, d)
         Inputs.
     y : ndarray, shape (n,)
         Outputs.
     max_steps : int, default 100,000
-        At most so many steps.
+        Maximum number of steps.
     tolerance : float, default 1e-12
-        Stop when the gradient's norm has fallen to this part of its first value.
+        Stop when the gradient's norm, relative to its initial value, is at most this.
 
     Returns
     -------
@@ -137,19 +121,19 @@ def phase_two_descent(
         The last iterate.
     """
     if len(x) > x.shape[1]:
-        # XᵀX = RᵀR and Xᵀy = Rᵀ(Qᵀy): the same gradients from fewer rows.
+        # XᵀX = RᵀR and Xᵀy = Rᵀ(Qᵀy), so R and Qᵀy yield the same gradients.
         q, x = np.linalg.qr(x)
         y = q.T @ y
-    # All iterates are θ + Xᵀ a, so steps on a (n numbers) are steps on θ (d numbers).
+    # All iterates have the form θ + Xᵀ a, so it suffices to update a (n numbers).
     kernel = x @ x.T
     residual = y - x @ theta
     a = np.zeros_like(residual)
     largest = float(np.linalg.norm(x, 2)) ** 2
-    enough = tolerance**2 * float(residual @ kernel @ residual)
+    threshold = tolerance**2 * float(residual @ kernel @ residual)
     for _ in range(max_steps):
         change = kernel @ residual
-        # rᵀ X Xᵀ r, the squared norm of the gradient
-        if residual @ change <= enough:
+        # rᵀ X Xᵀ r is the squared norm of the gradient.
+        if residual @ change <= threshold:
             break
         a += residual / largest
         residual = residual - change / largest
@@ -158,22 +142,25 @@ def phase_two_descent(
 
 @dataclass(frozen=True)
 class TransferData(Checked):
-    """Source and target tasks that nearly share a representation (section 5.5.1).
+    """Source and target tasks with a nearly common representation (section 5.5.1).
 
-    V* (d × q) has standard normal entries. Sources have θ*_i = V* w_i with x ~ N(0, I);
-    targets have θ* = u + v with u = V* w, v ~ N(0, σ_T² I) and x ~ N(0, Σ_T), where
-    Σ_T has the eigenvalues exp(−j/τ) + 1e-4. Outputs are y = xᵀ θ* + N(0, σ²).
+    V* (d × q) has standard normal entries. Sources have θ*_i = V* w_i with x ~ N(0, I).
+    Targets have θ* = u + v with u = V* w, v ~ N(0, σ_T² I) and x ~ N(0, Σ_T), where Σ_T
+    has the eigenvalues exp(−j/τ) + 1e-4. Outputs are y = xᵀ θ* + N(0, σ²).
 
-    The dissertation leaves open, and here it is: heads w ~ N(0, I/q), so that E‖u‖² = d
-    (it names no distribution); the ratio in dB is 10 log₁₀ (E‖u‖² / E‖v‖²), one of
-    powers, so that σ_T² = 10^(−ratio/10); v is not projected out of the span, where q/d
-    of its power lies (it says no more than "Gaussian with covariance I σ_T²"); Σ_T is
-    diagonal, which loses nothing as V*, w and v are rotation invariant; the sources'
-    inputs, which Table 5.1 does without, are white, so that assumption 11 holds with
-    r = 1 / λ_max(Σ_T); σ² is a parameter.
+    We made these choices where the dissertation is not specific:
 
-    A client's data follow from the seed and its number, and no two clients are held at
-    once.
+    - Heads are w ~ N(0, I/q), so that E‖u‖² = d.
+    - The ratio in dB is the power ratio 10 log₁₀ (E‖u‖² / E‖v‖²), so that
+      σ_T² = 10^(−ratio/10).
+    - v is not projected out of the span, which contains q/d of its power; the
+      dissertation states only "Gaussian with covariance I σ_T²".
+    - Σ_T is diagonal, without loss of generality: V*, w and v are rotation invariant.
+    - The inputs of sources, which Table 5.1 does not need, are white. Assumption 11
+      then holds with r = 1 / λ_max(Σ_T).
+    - σ² is a parameter.
+
+    A client's data depend on the seed and its index, and are drawn on demand.
 
     Parameters
     ----------
@@ -182,31 +169,31 @@ class TransferData(Checked):
     rank : int, default 2
         Dimension q of the sources' span.
     num_sources : int, default 10
-        The first so many clients are sources, the others targets.
+        Clients below this index are sources, the others are targets.
     source_samples : int, default 100
         Training samples of a source, n_S.
     target_samples : int, default 8
-        Training samples of a target, n_T, of both phases.
+        Training samples of a target for both phases, n_T.
     ratio_db : float, default 20
         In-out mixture ratio in dB.
     tau : float, default 1
         Decay τ of the eigenvalues.
     noise_variance : float, default 1e-3
-        σ², above 0: errors are relative to that of θ*.
+        σ² > 0, since errors are relative to the error of θ*.
     seed : int, default 0
-        Fixes everything.
+        Seed of all random values.
 
     Raises
     ------
     SettingsError
-        If a value is out of its range.
+        If a value is out of range.
     """
 
     dimension: Annotated[int, Range("[1, inf)")] = 10
     rank: Annotated[int, Range("[1, inf)")] = 2
     num_sources: Annotated[int, Range("[0, inf)")] = 10
     source_samples: Annotated[int, Range("[1, inf)")] = 100
-    # One for each phase.
+    # At least one per phase.
     target_samples: Annotated[int, Range("[2, inf)")] = 8
     ratio_db: Annotated[float, Range("(-inf, inf)")] = 20.0
     tau: Annotated[float, Range("(0, inf)")] = 1.0
@@ -214,7 +201,7 @@ class TransferData(Checked):
     seed: Annotated[int, Seed] = 0
 
     def __post_init__(self) -> None:
-        """Check the numbers."""
+        """Check the ranges."""
         super().__post_init__()
         allowed = f"from 1 to {self.dimension}, the dimension"
         require(self.rank <= self.dimension, "rank", self.rank, allowed)
@@ -231,7 +218,7 @@ class TransferData(Checked):
 
     @cached_property
     def eigenvalues(self) -> Matrix:
-        """Those of Σ_T, shape (dimension,)."""
+        """Eigenvalues of Σ_T, shape (dimension,)."""
         decay: Matrix = np.exp(-np.arange(1, self.dimension + 1) / self.tau)
         return decay + 1e-4
 
@@ -250,7 +237,7 @@ class TransferData(Checked):
     def draw(
         self, client: int, draw: int = 0, samples: int | None = None
     ) -> tuple[Matrix, Matrix]:
-        """Draw samples of a source or target; draw 0 trains, draw 1 tests."""
+        """Return samples of a client: draw 0 for training, draw 1 for testing."""
         source = self.is_source(client)
         n = samples or (self.source_samples if source else self.target_samples)
         rng = np.random.default_rng([self.seed, 0x7A53, client, draw])
@@ -261,7 +248,7 @@ class TransferData(Checked):
         return x, x @ self.model(client) + noise
 
     def errors(self, client: int, *models: Matrix) -> list[float]:
-        """Return the entries of Table 5.1: errors of models relative to that of θ*.
+        """Return the test errors of models relative to that of θ* (Table 5.1).
 
         Parameters
         ----------
@@ -273,8 +260,8 @@ class TransferData(Checked):
         Returns
         -------
         list of float
-            The mean squared error of θ* on 500 test samples, then that of each model
-            divided by it.
+            The mean squared error of θ* on 500 test samples, then the error of each
+            model divided by it.
         """
         x, y = self.draw(client, 1, TEST_EXAMPLES)
         mse = [float(np.mean((y - x @ m) ** 2)) for m in (self.model(client), *models)]

@@ -76,7 +76,7 @@ class Sign(Compressor):
 
 @dataclass(frozen=True)
 class QSGD(Compressor):
-    """Stochastic quantizer Q_s to s levels of |x_i| / ‖x‖₂.
+    """Stochastic quantiser Q_s to s levels of |x_i| / ‖x‖₂.
 
     Q_s(x)_i = ‖x‖₂ sgn(x_i) l_i / s, where l_i is s |x_i| / ‖x‖₂, rounded up or down at
     random such that E Q_s(x) = x. Its variance is at most β ‖x‖² with

@@ -32,8 +32,8 @@ class _KeepsK(Compressor):
         allowed = "a count (an int >= 1) or a fraction (a float in (0, 1])"
         require(valid, "k", k, allowed)
 
-    def _count(self, dimension: int) -> int:
-        """Return k as a number of entries from 1 to d."""
+    def count(self, dimension: int) -> int:
+        """Return the number of kept entries, from 1 to d."""
         k = self.k
         return min(k if isinstance(k, int) else max(1, round(k * dimension)), dimension)
 
@@ -62,13 +62,13 @@ class TopK(_KeepsK):
 
     def num_bytes(self, dimension: int) -> int:
         """Return the bytes of k indices and of k encoded entries."""
-        k = self._count(dimension)
+        k = self.count(dimension)
         indices = packed_bytes(k, index_bits(dimension))
         return indices + self._entries.num_bytes(k)
 
     def omega(self, dimension: int) -> float:
         """Return k / d times the ω of the operator applied to the kept entries."""
-        k = self._count(dimension)
+        k = self.count(dimension)
         return k / dimension * self._entries.omega(k)
 
     @property
@@ -79,17 +79,17 @@ class TopK(_KeepsK):
     def _omega_at(self, x: Float32s) -> float:
         # ‖x − C(x)‖² = ‖x − Top_k(x)‖² + ‖Top_k(x) − C(x)‖², as the supports are
         # disjoint; the second term is (1 − ω(Top_k(x))) ‖Top_k(x)‖².
-        kept = x[_largest(x, self._count(len(x)))]
+        kept = x[_largest(x, self.count(len(x)))]
         share = squared_l2(kept) / squared_l2(x)
         return share * self._entries._omega_at(kept)
 
     def _encode(self, x: Float32s, generator: np.random.Generator) -> bytes:
-        indices = _largest(x, self._count(len(x)))
+        indices = _largest(x, self.count(len(x)))
         packed = pack(indices, index_bits(len(x)))
         return packed + self._entries._encode(x[indices], generator)
 
     def _decode(self, data: memoryview, dimension: int) -> Float32s:
-        k, bits = self._count(dimension), index_bits(dimension)
+        k, bits = self.count(dimension), index_bits(dimension)
         split = packed_bytes(k, bits)
         indices = unpack(data[:split], k, bits)
         if indices[-1] >= dimension or (indices[1:] <= indices[:-1]).any():
@@ -120,7 +120,7 @@ class SignTopK(TopK):
 
     def omega(self, dimension: int) -> float:
         """Return min(1 / k, k / d), the smallest ω(x)."""
-        k = self._count(dimension)
+        k = self.count(dimension)
         return min(1 / k, k / dimension)
 
     @property
@@ -165,19 +165,19 @@ class RandK(_KeepsK):
 
     def num_bytes(self, dimension: int) -> int:
         """Return 8 + 4 k."""
-        return SEED.size + 4 * self._count(dimension)
+        return SEED.size + 4 * self.count(dimension)
 
     def omega(self, dimension: int) -> float:
         """Return k / d."""
-        return self._count(dimension) / dimension
+        return self.count(dimension) / dimension
 
     def _encode(self, x: Float32s, generator: np.random.Generator) -> bytes:
         seed = int(generator.integers(2**64, dtype=np.uint64))
-        kept = x[_drawn(seed, self._count(len(x)), len(x))]
+        kept = x[_drawn(seed, self.count(len(x)), len(x))]
         return SEED.pack(seed) + Identity()._encode(kept, generator)
 
     def _decode(self, data: memoryview, dimension: int) -> Float32s:
-        k = self._count(dimension)
+        k = self.count(dimension)
         (seed,) = SEED.unpack_from(data)
         entries = Identity()._decode(data[SEED.size :], k)
         x = np.zeros(dimension, np.float32)

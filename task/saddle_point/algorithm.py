@@ -1,27 +1,26 @@
 """Decentralised multi-task optimisation: Algorithms 2 and 3 of Singh, UCLA 2024, ch. 4.
 
-minimise sum_i F_i(x_i) subject to g_ij(x_i, x_j) <= 0 for neighbours i, j and x_i in X
+minimise Σ_i F_i(x_i) subject to g_ij(x_i, x_j) ≤ 0 for neighbours i, j and x_i in X
 (equation 4.1): a stochastic saddle-point method on the Lagrangian of equation 4.3, with
-compressed exchange. Node i keeps three versions of its parameters apart:
+compressed communication. Node i has three versions of its parameters:
 
 =========  =========================================================================
-raw        x~_i, what gradient steps are made ON; nobody else sees it
-copy       x^_i, what the neighbours know; it moves by the messages, C(x~_i - x^_i)
-point      x_i, the copy projected onto X; gradients are taken AT it
+raw        x̃_i, private; gradient steps are applied to it
+copy       x̂_i, known to the neighbours; each message adds C(x̃_i − x̂_i) to it
+point      x_i, the copy projected onto X; gradients are evaluated at it
 =========  =========================================================================
 
-One iteration of a node is ``send``, ``receive`` and ``iterate``. All three work on a
-group of nodes held as rows of arrays: a device has a group of one, and
-``flwr_frl.task.saddle_point.network`` has all nodes of a run in one process, with the
-same numbers. Everything is float64. What is sent is the compressor's own code, mostly
-float32; as each message is a difference to the copy, which sender and receivers update
-by what was decoded, its rounding is never accumulated.
+An iteration of a node consists of ``send``, ``receive`` and ``iterate``, which work on
+a group of nodes, stored as rows of arrays. A device has a group of one;
+`flwr_frl.task.saddle_point.network` holds all nodes of a run in one process, with
+identical results. Computation is in float64. Most messages are float32; as each is a
+difference to the copy, which sender and receivers update by the decoded message, its
+rounding error does not accumulate.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from itertools import pairwise
 
 import numpy as np
 import torch
@@ -39,7 +38,7 @@ from flwr_frl.task.saddle_point.state import State
 from flwr_frl.task.settings import require
 
 # First word of the seeds of the starting points; see
-# ``flwr_frl.task.saddle_point.problems``.
+# `flwr_frl.task.saddle_point.problems`.
 _START = 0x4D545
 
 
@@ -50,14 +49,29 @@ class DualMismatchError(ValueError):
 def two_point_gradient(
     problem: Problem, x: Float64s, samples: Float64s, directions: Float64s, zeta: float
 ) -> Float64s:
-    """Estimate gradients from two values each (Algorithm 3, lines 10 and 11).
+    """Estimate gradients from two function values (Algorithm 3, lines 10 and 11).
 
-    d / (2 zeta) [f(x + zeta u) - f(x - zeta u)] u is an unbiased estimate of the
-    gradient of E f(x + zeta v), v uniform on the unit ball (section 4.4, Fact 1). For a
-    quadratic f that is the gradient of f itself.
+    (d / 2ζ) [f(x + ζ u) − f(x − ζ u)] u is an unbiased estimate of the gradient of
+    E f(x + ζ v), v uniform on the unit ball (section 4.4, Fact 1). For a quadratic f it
+    is an unbiased estimate of the gradient of f.
 
-    x, the directions u of length 1 and the estimates have the shape (n, d). A node's
-    row of ``samples``, of shape (n, s), is the same for both values. zeta is above 0.
+    Parameters
+    ----------
+    problem : Problem
+        The costs f of n nodes.
+    x : ndarray, shape (n, d)
+        The points.
+    samples : ndarray, shape (n, s)
+        One sample per node, used for both values.
+    directions : ndarray, shape (n, d)
+        u, of length 1.
+    zeta : float
+        ζ > 0.
+
+    Returns
+    -------
+    ndarray, shape (n, d)
+        The estimates.
     """
     ahead = problem.value(x + zeta * directions, samples)
     behind = problem.value(x - zeta * directions, samples)
@@ -72,26 +86,27 @@ class SaddlePoint:
     Parameters
     ----------
     problem : Problem
-        The costs of the group's nodes.
+        The costs of the group's nodes, in increasing order of the nodes.
     constraint : PairConstraint
         g_ij of the group's edges.
     pairs : ndarray of int, shape (E, 2)
-        The edges (i, j), i a node of the group and j its neighbour; in lexicographic
-        order, as are the problem's nodes.
+        The edges (i, j) from a node i of the group to a neighbour j, in lexicographic
+        order. Every node has at least one.
     feasible : ConvexSet, default Ball(20)
         X.
     step : float, default 1e-3
-        eta > 0.
+        Step size η > 0.
     regularizer : float, default 100
-        delta > 0, with delta eta^2 <= 1: the factor 1 - delta eta^2 of the dual
-        variables must not be negative (appendix B).
+        δ > 0. δ η² ≤ 1 keeps the factor 1 − δ η² of the dual variables non-negative
+        (appendix B).
     zeta : float, default 0
-        The perturbation of bandit feedback (1e-4 in section 4.5); 0 is sample feedback.
+        Perturbation ζ of bandit feedback (1e-4 in section 4.5); 0 means sample
+        feedback.
 
     Raises
     ------
     SettingsError
-        If a number is out of range, or a node has no edge or is not in order.
+        If a number is out of range, or nodes or edges are missing or out of order.
     """
 
     problem: Problem
@@ -109,43 +124,36 @@ class SaddlePoint:
         decay = self.regularizer * self.step**2
         require(decay <= 1, "delta times the squared step size", decay, "at most 1")
         require(self.zeta >= 0, "zeta", self.zeta, "at least 0")
-        _ = self._set  # A zeta that is too large is refused here.
-        self._check_edges()
-
-    def _check_edges(self) -> None:
-        nodes, edges = self.problem.nodes, [tuple(e) for e in self.pairs.tolist()]
-        require(list(nodes) == sorted(set(nodes)), "the nodes", nodes, "increasing")
-        for before, edge in pairwise(edges):
-            require(before < edge, "an edge", edge, f"before {before}, or listed once")
-        owners = {i for i, _ in edges}
-        for node in nodes:
-            connected = node in owners
-            require(connected, f"the neighbours of node {node}", [], "one or more")
-        for i, j in edges:
-            own = i in nodes and i != j
-            require(own, "an edge", (i, j), f"from one of {nodes} to another node")
+        _ = self._set  # Rejects a zeta that is too large.
+        edges = [tuple(edge) for edge in self.pairs.tolist()]
+        ordered = edges == sorted(set(edges)) and all(i != j for i, j in edges)
+        require(ordered, "pairs", edges, "sorted, without loops or repetitions")
+        nodes, sources = self.problem.nodes, sorted({i for i, _ in edges})
+        require(
+            sources == list(nodes), "nodes", nodes, f"those of the edges, {sources}"
+        )
 
     @cached_property
     def _set(self) -> ConvexSet:
-        """X, or with bandit feedback the shrunk set."""
+        """X, or for bandit feedback the shrunk set."""
         return self.feasible.shrunk(self.zeta) if self.zeta else self.feasible
 
     @cached_property
-    def _owner(self) -> NDArray[np.int64]:
-        """Row of the node that each edge belongs to."""
+    def _row(self) -> NDArray[np.int64]:
+        """Row of the node i of each edge (i, j)."""
         return np.searchsorted(self.problem.nodes, self.pairs[:, 0])
 
     @cached_property
-    def _first(self) -> NDArray[np.int64]:
-        """Each node's first edge."""
-        return np.searchsorted(self._owner, np.arange(len(self.problem.nodes)))
+    def _first_edge(self) -> NDArray[np.int64]:
+        """Index of each node's first edge."""
+        return np.searchsorted(self._row, np.arange(len(self.problem.nodes)))
 
     def start(self, seed: int) -> State:
-        """Return the state before the first iteration: random x~ in X, all else zero.
+        """Return the state before the first iteration: random x̃ in X, all else zero.
 
-        The chapter gives no distribution: here N(0, I_d), projected. The points are
-        rounded to float32, so that the first, uncompressed exchange, which carries
-        float32, leaves x^ = x~ exactly, as the algorithms require.
+        The chapter specifies no distribution; we project samples of N(0, I_d). They are
+        rounded to float32, so that the first, uncompressed message, which contains
+        float32, makes x̂ = x̃ exact, as the algorithms require.
         """
         nodes, d = self.problem.nodes, self.problem.dimension
         streams = [np.random.default_rng([_START, seed, node]) for node in nodes]
@@ -155,24 +163,24 @@ class SaddlePoint:
         return State(raw, zero, np.zeros((edges, d)), np.zeros(edges), zero.copy())
 
     def point(self, state: State) -> Float64s:
-        """Give x_i as of the last message sent: the projected copies (line 6)."""
+        """Return x_i as of the last message: the projected copies (line 6)."""
         return self._set.project(state.copy)
 
     def send(
         self, state: State, compressor: Compressor | None, stream: np.random.Generator
     ) -> bytes:
-        """Compress x~ - x^ of a single node and update its own copy (lines 2 to 5).
+        """Compress x̃ − x̂ of a single node and update its own copy (lines 2 to 5).
 
         The first message is not compressed.
 
         Parameters
         ----------
         state : State
-            Of a group of one; its copy is updated.
+            State of a group of one; its copy is updated.
         compressor : Compressor, optional
-            The operator; None sends float64, 8 d bytes, which is exact.
+            The operator C; None sends float64, 8 d bytes, which is exact.
         stream : numpy.random.Generator
-            See ``exchange_stream``.
+            See `exchange_stream`.
 
         Returns
         -------
@@ -198,7 +206,7 @@ class SaddlePoint:
         Parameters
         ----------
         state : State
-            Of a group of one; nothing is changed if a message is refused.
+            State of a group of one; unchanged if a message is malformed.
         messages : sequence of bytes
             One from each neighbour, in the order of the edges.
         compressor : Compressor, optional
@@ -207,7 +215,7 @@ class SaddlePoint:
         Raises
         ------
         ValueError
-            If a message is missing or is none of the compressor's.
+            If a message is missing or malformed.
         """
         if len(messages) != len(self.pairs):
             raise ValueError(
@@ -220,25 +228,28 @@ class SaddlePoint:
         state.known = state.known + np.array(decoded)
 
     def iterate(self, state: State, samples: Float64s, directions: Float64s) -> None:
-        """Make what is left of an iteration after the exchange (lines 6 to 13).
+        """Run the part of an iteration after the exchange (lines 6 to 13).
+
+        x̃_i ← Π_X(x̃_i − η [∇f_i(x_i) + 2 Σ_j λ_ij ∇g_ij(x_i, x_j)]);
+        λ_ij ← max(0, λ_ij + η [g_ij(x_i, x_j) − δ η λ_ij]).
 
         Parameters
         ----------
         state : State
             The state; updated.
         samples, directions : ndarray, shapes (n, s) and (n, d)
-            See ``Noise.at``.
+            See `Noise.at`.
         """
         t, eta = state.iteration + 1, self.step
-        x, others = self.point(state), self._set.project(state.known)
+        x, neighbours = self.point(state), self._set.project(state.known)
         state.average = x / t + (t - 1) / t * state.average
-        own, duals = x[self._owner], state.duals
+        ends, duals = x[self._row], state.duals
         gradient = self._cost_gradient(x, samples, directions)
-        pull = duals[:, None] * self.constraint.gradient(own, others)
-        # Twice, as L has a term for either end of an edge (equation 4.4).
-        gradient = gradient + 2 * np.add.reduceat(pull, self._first)
+        pull = duals[:, None] * self.constraint.gradient(ends, neighbours)
+        # The factor 2: L has a term for either end of an edge (equation 4.4).
+        gradient = gradient + 2 * np.add.reduceat(pull, self._first_edge)
         state.raw = self._set.project(state.raw - eta * gradient)
-        violation = self.constraint.value(own, others)
+        violation = self.constraint.value(ends, neighbours)
         ascent = violation - self.regularizer * eta * duals
         state.duals = np.maximum(duals + eta * ascent, 0)
         state.iteration = t
@@ -251,20 +262,26 @@ class SaddlePoint:
         return two_point_gradient(self.problem, x, samples, directions, self.zeta)
 
 
-def check_duals(pairs: Pairs, mine: ArrayLike, theirs: ArrayLike) -> None:
+def check_duals(pairs: Pairs, duals: ArrayLike, reverse: ArrayLike) -> None:
     """Check that the dual variables of both ends of some edges are equal.
 
-    The algorithms use lambda_ij for lambda_ji (section 4.3.1, "Symmetry of dual
-    updates"), which needs a symmetric g and the same copies at both ends. For the edges
-    (i, j) of ``pairs``, ``mine`` has lambda_ij of node i, ``theirs`` lambda_ji of j.
+    The algorithms use λ_ij for λ_ji (section 4.3.1, "Symmetry of dual updates"), which
+    requires a symmetric g and the same copies at both ends.
+
+    Parameters
+    ----------
+    pairs : ndarray of int, shape (E, 2)
+        The edges (i, j).
+    duals, reverse : array_like, shape (E,)
+        λ_ij at node i, and λ_ji at node j.
 
     Raises
     ------
     DualMismatchError
         If two of them differ by more than the rounding of different machines.
     """
-    a, b = np.asarray(mine), np.asarray(theirs)
-    # Not "differ more than", which would let nan pass.
+    a, b = np.asarray(duals), np.asarray(reverse)
+    # The negated comparison also catches NaN.
     equal = np.abs(a - b) <= 1e-12 + 1e-9 * np.abs(a)
     if not equal.all():
         edge = int(np.argmin(equal))
@@ -276,14 +293,26 @@ def check_duals(pairs: Pairs, mine: ArrayLike, theirs: ArrayLike) -> None:
 
 
 def decode(compressor: Compressor | None, message: bytes, dimension: int) -> Float64s:
-    """Return what a message adds to the sender's copy, an array of shape (d,).
+    """Return the vector that a message adds to its sender's copy.
 
-    Without a compressor the message is float64.
+    Parameters
+    ----------
+    compressor : Compressor, optional
+        The operator C of the message; None for float64.
+    message : bytes
+        The message.
+    dimension : int
+        Number of entries d.
+
+    Returns
+    -------
+    ndarray, shape (d,)
+        The vector.
 
     Raises
     ------
     ValueError
-        If it is none of the compressor's messages.
+        If the message is malformed.
     """
     if compressor:
         return compressor.decompress(message, dimension).numpy().astype(np.float64)

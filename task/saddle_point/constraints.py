@@ -1,9 +1,8 @@
-"""Pair constraints and convex sets of decentralised multi-task optimisation.
+"""Constraints of decentralised multi-task optimisation.
 
-Neighbours i and j are bound by g_ij(x_i, x_j) <= 0, and every node by x_i in X (Singh,
-UCLA 2024, chapter 4, equation 4.1). As in ``flwr_frl.task.saddle_point.problems``
-everything is written for rows, here one for each edge or point. What is drawn for an
-edge depends on the seed and the edge's two ends only.
+Neighbours i and j must satisfy g_ij(x_i, x_j) ≤ 0, and every node x_i in X (Singh,
+UCLA 2024, chapter 4, equation 4.1). All functions work on rows, one per edge or point.
+Random values of an edge depend on the seed and the edge's two ends only.
 """
 
 from collections.abc import Callable, Sequence
@@ -24,10 +23,10 @@ from flwr_frl.task.settings import require, unknown
 
 Pairs = NDArray[np.int64]
 
-# First word of the seeds of the offsets; see ``flwr_frl.task.saddle_point.problems``.
+# First word of the seeds of the offsets; see `flwr_frl.task.saddle_point.problems`.
 _OFFSETS = 0x4D544
 
-# The costs, and the interval of the offsets c_ij, by name (section 4.5).
+# Costs and the interval of the offsets c_ij, by name (section 4.5).
 PROBLEMS: dict[str, tuple[type[QCQP] | type[LogisticRegression], float, float]] = {
     "qcqp": (QCQP, -5.0, -3.0),
     "logistic": (LogisticRegression, -10.0, -7.0),
@@ -35,40 +34,18 @@ PROBLEMS: dict[str, tuple[type[QCQP] | type[LogisticRegression], float, float]] 
 
 
 class PairConstraint(Protocol):
-    """g_ij(x_i, x_j), convex in both together and symmetric, on a list of edges."""
+    """A jointly convex and symmetric function g_ij(x_i, x_j) for each of E edges."""
 
-    def value(self, own: Float64s, other: Float64s) -> Float64s:
-        """Evaluate g_ij.
+    def value(self, x_i: Float64s, x_j: Float64s) -> Float64s:
+        """Return g_ij, shape (E,), at x_i and x_j of every edge, shape (E, d)."""
 
-        Parameters
-        ----------
-        own, other : ndarray, shape (E, d)
-            x_i and x_j of every edge.
-
-        Returns
-        -------
-        ndarray, shape (E,)
-            The values; the constraint holds where they are at most 0.
-        """
-
-    def gradient(self, own: Float64s, other: Float64s) -> Float64s:
-        """Differentiate g_ij with respect to x_i.
-
-        Parameters
-        ----------
-        own, other : ndarray, shape (E, d)
-            x_i and x_j of every edge.
-
-        Returns
-        -------
-        ndarray, shape (E, d)
-            The gradients.
-        """
+    def gradient(self, x_i: Float64s, x_j: Float64s) -> Float64s:
+        """Return the gradient of g_ij with respect to x_i, shape (E, d)."""
 
 
 @dataclass(frozen=True)
 class PairFunction:
-    """Any convex, symmetric pair function, given as `PairConstraint` describes it."""
+    """A custom `PairConstraint`, given by its two functions."""
 
     value: Callable[[Float64s, Float64s], Float64s]
     gradient: Callable[[Float64s, Float64s], Float64s]
@@ -76,101 +53,62 @@ class PairFunction:
 
 @dataclass(frozen=True)
 class Proximity:
-    """g_ij(x_i, x_j) = ||x_i - x_j||^2 + c_ij (section 4.5).
+    """g_ij(x_i, x_j) = ‖x_i − x_j‖² + c_ij (section 4.5).
 
     Parameters
     ----------
     pairs : ndarray of int, shape (E, 2)
         The edges (i, j).
     offsets : ndarray, shape (E,)
-        c_ij: at most 0, or nothing is feasible.
-
-    Raises
-    ------
-    SettingsError
-        If an offset is above 0 or NaN.
+        c_ij ≤ 0, as no point is feasible otherwise.
     """
 
     pairs: Pairs
     offsets: Float64s
 
-    def __post_init__(self) -> None:
-        """Check the offsets."""
-        for (i, j), offset in zip(self.pairs, self.offsets, strict=True):
-            allowed = "at most 0: no squared distance is below 0"
-            require(bool(offset <= 0), f"c_{i},{j}", float(offset), allowed)
-
     @classmethod
     def create(cls, pairs: Pairs, seed: int, low: float, high: float) -> Self:
-        """Draw c_ij from U[low, high], the same at both ends of an edge.
-
-        The edges can have any direction; the seed is at least 0.
-
-        Raises
-        ------
-        SettingsError
-            If the interval is empty or reaches above 0.
-        """
-        require(
-            low <= high <= 0, "the interval of c_ij", (low, high), "low <= high <= 0"
-        )
+        """Draw c_ij from U[low, high], identical at both ends of an edge."""
         ends = np.sort(pairs, axis=1).tolist()
         draws = [np.random.default_rng([_OFFSETS, seed, *end]).random() for end in ends]
         return cls(pairs, low + (high - low) * np.array(draws))
 
-    def value(self, own: Float64s, other: Float64s) -> Float64s:
-        """Evaluate ||x_i - x_j||^2 + c_ij."""
-        apart = own - other
-        return dot(apart, apart) + self.offsets
+    def value(self, x_i: Float64s, x_j: Float64s) -> Float64s:
+        """Return ‖x_i − x_j‖² + c_ij."""
+        difference = x_i - x_j
+        return dot(difference, difference) + self.offsets
 
-    def gradient(self, own: Float64s, other: Float64s) -> Float64s:
-        """Evaluate 2 (x_i - x_j)."""
-        return 2 * (own - other)
+    def gradient(self, x_i: Float64s, x_j: Float64s) -> Float64s:
+        """Return 2 (x_i − x_j)."""
+        return 2 * (x_i - x_j)
 
 
 class ConvexSet(Protocol):
-    """X: what projects onto it, and onto its shrunk copy."""
+    """A closed, convex and bounded set X."""
 
     def project(self, x: Float64s) -> Float64s:
-        """Give the nearest point of X to every row.
-
-        Parameters
-        ----------
-        x : ndarray, shape (n, d)
-            Points.
-
-        Returns
-        -------
-        ndarray, shape (n, d)
-            Points of X.
-        """
+        """Return the point of X nearest to each row of `x`, shape (n, d)."""
 
     def shrunk(self, zeta: float) -> "ConvexSet":
-        """Give {(1 - zeta/r) x + (zeta/r) y0: x in X} (section 4.4).
+        """Return {(1 − ζ/r) x + (ζ/r) y0: x in X} (section 4.4).
 
-        B(y0, r) is a ball inside X; every point of the result is a distance of zeta
-        away from whatever is outside X.
+        B(y0, r) is a ball inside X. All points within ζ of the result lie in X.
 
         Parameters
         ----------
         zeta : float
-            The perturbation, in (0, r).
-
-        Returns
-        -------
-        ConvexSet
-            The smaller set.
+            The perturbation ζ, in (0, r).
 
         Raises
         ------
         SettingsError
-            If zeta is out of range.
+            If `zeta` is out of range.
         """
 
 
 @dataclass(frozen=True)
 class Ball:
-    """The ball around the origin.
+    """A ball around the origin.
 
     Parameters
     ----------
@@ -190,50 +128,41 @@ class Ball:
         require(0 < self.radius < np.inf, "the ball's radius", self.radius, "above 0")
 
     def project(self, x: Float64s) -> Float64s:
-        """Scale rows that are too long."""
+        """Scale each row to a length of at most the radius."""
         norms = np.sqrt(dot(x, x))
         return x * (self.radius / np.maximum(norms, self.radius))[:, None]
 
     def shrunk(self, zeta: float) -> "Ball":
-        """Give the ball whose radius is less by zeta."""
+        """Return the ball with radius reduced by ζ."""
         _check_zeta(zeta, self.radius)
         return Ball(self.radius - zeta)
 
 
 @dataclass(frozen=True)
 class Projection:
-    """Any closed, convex and bounded X, given by its projection.
+    """A custom X, given by its projection.
 
     Parameters
     ----------
     project : callable
-        Rows of shape (n, d) to the nearest points of X.
-    centre : ndarray, shape (d,), optional
-        y0, the centre of a ball inside X; the origin by default.
+        Maps rows of shape (n, d) to the nearest points of X.
+    centre : ndarray, shape (d,), default 0
+        Centre y0 of a ball inside X.
     radius : float, default 1
-        r, that ball's radius: only bandit feedback needs it.
-
-    Raises
-    ------
-    SettingsError
-        If the radius is not a positive number.
+        Radius r > 0 of that ball; used by bandit feedback only.
     """
 
     project: Callable[[Float64s], Float64s]
     centre: Float64s | float = 0.0
     radius: float = 1.0
 
-    def __post_init__(self) -> None:
-        """Check the radius."""
-        require(0 < self.radius < np.inf, "the inner radius", self.radius, "above 0")
-
     def shrunk(self, zeta: float) -> "Projection":
-        """Project onto a scaled and moved copy of X."""
+        """Return a scaled and translated copy of X."""
         _check_zeta(zeta, self.radius)
-        moved, kept = zeta / self.radius * self.centre, 1 - zeta / self.radius
+        shift, scale = zeta / self.radius * self.centre, 1 - zeta / self.radius
 
         def project(x: Float64s) -> Float64s:
-            return kept * self.project((x - moved) / kept) + moved
+            return scale * self.project((x - shift) / scale) + shift
 
         return Projection(project, self.centre, self.radius - zeta)
 
@@ -251,18 +180,18 @@ def build_problem(
     Parameters
     ----------
     name : {"qcqp", "logistic"}
-        The problem, with c_ij from U[-5, -3] or U[-10, -7].
+        The problem, with c_ij from U[−5, −3] or U[−10, −7].
     nodes : sequence of int
-        The nodes wanted.
+        The nodes.
     pairs : ndarray of int, shape (E, 2)
-        Their edges, each node's own number first.
+        Their edges (i, j), where i is one of the nodes.
     seed : int
         At least 0.
 
     Raises
     ------
     SettingsError
-        If the name is not known or a number is out of range.
+        If the name is unknown or a number is out of range.
     """
     if name not in PROBLEMS:
         raise unknown("problem", name, PROBLEMS)

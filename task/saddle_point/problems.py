@@ -1,11 +1,12 @@
-"""The costs of decentralised multi-task optimisation: QCQP and logistic regression.
+"""Costs of decentralised multi-task optimisation: QCQP and logistic regression.
 
-Node i has the cost f_i(x_i, sample), and F_i(x_i) is its expectation over the samples
-(Singh, UCLA 2024, chapter 4, section 4.2). The two problems are those of section 4.5.
+Node i has the cost f_i(x_i, ξ_i) with a random sample ξ_i, and F_i(x_i) is its
+expectation (Singh, UCLA 2024, chapter 4, section 4.2). Both problems are from
+section 4.5.
 
-Everything is written for rows: a group of nodes is an array of shape (n, d), and a
-single node a group with n = 1. What is drawn for a node depends on the seed and on the
-node only, so that a device can build its own part without the others'.
+All functions work on rows: a group of nodes is an array of shape (n, d), and a single
+node is a group with n = 1. Random values of a node depend on the seed and the node
+only, so a device can build its own part of a problem.
 """
 
 from collections.abc import Sequence
@@ -19,15 +20,12 @@ from flwr_frl.task.settings import require
 
 Float64s = NDArray[np.float64]
 
-# First words of the seeds, so that no two of the streams below are the same one.
+# First words of the random seeds; they separate the random streams.
 _QCQP, _LOGISTIC, _COMMON, _TEST = range(0x4D540, 0x4D544)
 
 
 class Problem(Protocol):
-    """The costs of a group of nodes.
-
-    `nodes` are their numbers, one for each row, and `dimension` is d.
-    """
+    """The costs of a group of nodes."""
 
     @property
     def nodes(self) -> tuple[int, ...]:
@@ -38,7 +36,7 @@ class Problem(Protocol):
         """Number of entries d of a node's parameters."""
 
     def draw(self, row: int, generator: np.random.Generator, count: int) -> Float64s:
-        """Draw samples of one node.
+        """Draw samples of a node.
 
         Parameters
         ----------
@@ -56,63 +54,42 @@ class Problem(Protocol):
         """
 
     def value(self, x: Float64s, samples: Float64s) -> Float64s:
-        """Evaluate f_i(x_i, sample_i) of every row.
+        """Return f_i(x_i, ξ_i) of every row, shape (n,): bandit feedback.
 
         Parameters
         ----------
         x : ndarray, shape (n, d)
             Parameters.
         samples : ndarray, shape (n, s)
-            One sample for each node.
-
-        Returns
-        -------
-        ndarray, shape (n,)
-            The costs: what bandit feedback consists of.
+            One sample per node.
         """
 
     def gradient(self, x: Float64s, samples: Float64s) -> Float64s:
-        """Differentiate f_i(x_i, sample_i) with respect to x_i for every row.
+        """Return ∇f_i(x_i, ξ_i) of every row, shape (n, d): sample feedback.
 
         Parameters
         ----------
         x : ndarray, shape (n, d)
             Parameters.
         samples : ndarray, shape (n, s)
-            One sample for each node.
-
-        Returns
-        -------
-        ndarray, shape (n, d)
-            The gradients: what sample feedback consists of.
+            One sample per node.
         """
 
     def expected(self, x: Float64s) -> Float64s:
-        """Evaluate the expected costs F_i(x_i).
-
-        Parameters
-        ----------
-        x : ndarray, shape (n, d)
-            Parameters.
-
-        Returns
-        -------
-        ndarray, shape (n,)
-            The costs, without sampling error.
-        """
+        """Return the exact expected costs F_i(x_i), shape (n,), at x, shape (n, d)."""
 
 
 @dataclass(frozen=True)
 class QCQP:
-    """Quadratic costs f_i(x, b) = x^T A_i x + b^T x (section 4.5.1, equation 4.15).
+    """Quadratic costs f_i(x, b) = xᵀ A_i x + bᵀ x (section 4.5.1, equation 4.15).
 
-    A_i is drawn once for each node from the Wishart distribution of 10 degrees of
-    freedom with identity scale. b has independent normal entries and is drawn anew in
-    each iteration; its mean (the same for all entries) and its variance are drawn once
-    for each node from U[0, 1]. That is our reading of the section, which says "b_i is
-    sampled from a Gaussian distribution with mean and variance drawn uniformly at
-    random from the interval [0, 1] in each iteration": means drawn again in each
-    iteration would have every node aim at the mean 1/2.
+    A_i is drawn once per node from the Wishart distribution with 10 degrees of freedom
+    and identity scale. b has independent normal entries and is drawn in each iteration;
+    its mean (common to all entries) and its variance are drawn once per node from
+    U[0, 1]. This is our reading of the section: "b_i is sampled from a Gaussian
+    distribution with mean and variance drawn uniformly at random from the interval
+    [0, 1] in each iteration". If the mean were redrawn in each iteration, all nodes
+    would have the same expected b.
 
     Parameters
     ----------
@@ -121,7 +98,7 @@ class QCQP:
     a : ndarray, shape (n, d, d)
         A_i, symmetric and positive semidefinite.
     mean, variance : ndarray, shape (n,)
-        Of the entries of b.
+        Mean and variance of the entries of b.
     """
 
     nodes: tuple[int, ...]
@@ -135,15 +112,9 @@ class QCQP:
     ) -> Self:
         """Draw the costs of some nodes.
 
-        They are not strictly convex where ``freedom`` (Wishart's) is below d.
-
-        Raises
-        ------
-        SettingsError
-            If the seed is below 0, or d or ``freedom`` below 1.
+        They are not strictly convex if ``freedom``, the Wishart distribution's, is
+        below d.
         """
-        _check(nodes, seed, dimension)
-        require(freedom >= 1, "the degrees of freedom", freedom, "at least 1")
         matrices, moments = [], []
         for node in nodes:
             generator = np.random.default_rng([_QCQP, seed, node])
@@ -165,15 +136,15 @@ class QCQP:
         return b
 
     def value(self, x: Float64s, samples: Float64s) -> Float64s:
-        """Evaluate x^T A_i x + b^T x."""
+        """Return xᵀ A_i x + bᵀ x."""
         return dot(x, self._product(x) + samples)
 
     def gradient(self, x: Float64s, samples: Float64s) -> Float64s:
-        """Evaluate 2 A_i x + b."""
+        """Return 2 A_i x + b."""
         return 2 * self._product(x) + samples
 
     def expected(self, x: Float64s) -> Float64s:
-        """Evaluate x^T A_i x + E b^T x."""
+        """Return xᵀ A_i x + E[b]ᵀ x."""
         return self.value(x, self.mean[:, None])
 
     def _product(self, x: Float64s) -> Float64s:
@@ -183,28 +154,28 @@ class QCQP:
 
 @dataclass(frozen=True)
 class LogisticRegression:
-    """Log-loss f_i(x, (p, y)) = log(1 + exp(-y x^T p)) (section 4.5.2, equation 4.16).
+    """Log-loss f_i(x, (p, y)) = log(1 + exp(−y xᵀ p)) (section 4.5.2, equation 4.16).
 
-    p ~ N(0, I_d), and y in {-1, 1} is 1 with probability 1 / (1 + exp(-theta_i^T p)).
-    A sample is stored as y p, all that the loss needs. The section wants the true
-    models theta_i "close (in norm sense) for adjacent nodes"; here theta_i = c + s u_i
-    with c, common to all nodes, and u_i uniform on the unit sphere, so that no two
-    nodes are further apart than 2 s, whatever the graph.
+    p ~ N(0, I_d), and y in {−1, 1} is 1 with probability σ(θ_iᵀ p), σ the logistic
+    function. The loss depends on y p only, which is the sample. In the section, the
+    true models θ_i are "close (in norm sense) for adjacent nodes". Here
+    θ_i = c + s u_i, where c, common to all nodes, and u_i are uniform on the unit
+    sphere, so two models differ by at most 2 s, whatever the graph.
 
-    The expectation needs no sampling. With z = x^T p ~ N(0, ||x||^2) it is
-    E[log(1 + e^z) - sigma(theta_i^T p) z], and Stein's lemma turns the second term into
-    x^T theta_i E sigma'(||theta_i|| Z), Z ~ N(0, 1): two integrals over a line. Without
-    constraints F_i is least at theta_i, so that the true models are the optimum
-    wherever they are feasible (section 4.5.2.2, footnote 3).
+    The expectation needs no sampling. With z = xᵀ p ~ N(0, ‖x‖²) it is
+    E[log(1 + e^z) − σ(θ_iᵀ p) z]. By Stein's lemma the second term equals
+    xᵀ θ_i E σ'(‖θ_i‖ Z) with Z ~ N(0, 1), so both are one-dimensional integrals. θ_i
+    minimises F_i, so the true models are optimal if they are feasible (section 4.5.2.2,
+    footnote 3).
 
     Parameters
     ----------
     nodes : tuple of int
         Number of the node of each row.
     models : ndarray, shape (n, d)
-        True models theta_i.
+        True models θ_i.
     seed : int
-        Of the test examples.
+        Seed of the test examples.
     """
 
     nodes: tuple[int, ...]
@@ -219,18 +190,10 @@ class LogisticRegression:
         dimension: int = 10,
         spread: float = 0.5,
     ) -> Self:
-        """Draw the true models of some nodes, at distance s (``spread``) from c.
-
-        Raises
-        ------
-        SettingsError
-            If the seed or ``spread`` is below 0, or d below 1.
-        """
-        _check(nodes, seed, dimension)
-        require(spread >= 0, "the spread of the models", spread, "at least 0")
+        """Draw the true models of some nodes, at distance s (``spread``) from c."""
         centre = _direction([_COMMON, seed], dimension)
-        own = [_direction([_LOGISTIC, seed, node], dimension) for node in nodes]
-        return cls(tuple(nodes), centre + spread * np.array(own), seed)
+        offsets = [_direction([_LOGISTIC, seed, node], dimension) for node in nodes]
+        return cls(tuple(nodes), centre + spread * np.array(offsets), seed)
 
     @property
     def dimension(self) -> int:
@@ -240,20 +203,20 @@ class LogisticRegression:
     def draw(self, row: int, generator: np.random.Generator, count: int) -> Float64s:
         """Draw y p, shape (count, d)."""
         p = generator.standard_normal((count, self.dimension))
-        likely = generator.random(count) < _sigmoid(dot(p, self.models[row]))
-        return np.where(likely[:, None], p, -p)
+        positive = generator.random(count) < _sigmoid(dot(p, self.models[row]))
+        return np.where(positive[:, None], p, -p)
 
     def value(self, x: Float64s, samples: Float64s) -> Float64s:
-        """Evaluate the loss."""
+        """Return log(1 + exp(−y xᵀ p))."""
         loss: Float64s = np.logaddexp(0, -dot(x, samples))
         return loss
 
     def gradient(self, x: Float64s, samples: Float64s) -> Float64s:
-        """Evaluate -sigma(-y x^T p) y p."""
+        """Return −σ(−y xᵀ p) y p."""
         return -_sigmoid(-dot(x, samples))[:, None] * samples
 
     def expected(self, x: Float64s) -> Float64s:
-        """Evaluate the expected loss to about 1e-12."""
+        """Return the expected loss, accurate to about 1e-12."""
         slope = _sigmoid(np.linalg.norm(self.models, axis=1)[:, None] * _ABSCISSAE)
         agreement = dot(x, self.models) * ((slope * (1 - slope)) @ _DENSITY)
         z = np.linalg.norm(x, axis=1)[:, None] * _ABSCISSAE
@@ -261,46 +224,40 @@ class LogisticRegression:
         return expectation
 
     def accuracy(self, x: Float64s, count: int = 500) -> Float64s:
-        """Return the fraction of examples whose sign is right, shape (n,).
+        """Return the accuracy on test examples, shape (n,).
 
-        The examples, 500 for each node (section 4.5.2.1), are drawn by no iteration.
+        Each node has 500 (section 4.5.2.1), which no iteration uses.
         """
         streams = [np.random.default_rng([_TEST, self.seed, i]) for i in self.nodes]
         tests = [self.draw(row, stream, count) for row, stream in enumerate(streams)]
-        right = (np.array(tests) @ x[..., None])[..., 0] > 0
-        return np.asarray(right.mean(axis=1))
+        correct = (np.array(tests) @ x[..., None])[..., 0] > 0
+        return np.asarray(correct.mean(axis=1))
 
 
-# The trapezoidal rule for E h(Z), Z ~ N(0, 1). For the functions above, analytic in a
-# strip around the line, its error falls exponentially: below 1e-12 for norms up to 20.
+# Trapezoidal rule for E h(Z), Z ~ N(0, 1). The functions above are analytic in a strip
+# around the real line, so its error decays exponentially: below 1e-12 for norms up to
+# 20.
 _ABSCISSAE = np.linspace(-9, 9, 601)
 _DENSITY = np.exp(-(_ABSCISSAE**2) / 2)
 _DENSITY /= _DENSITY.sum()
 
 
-def _check(nodes: Sequence[int], seed: int, dimension: int) -> None:
-    require(len(nodes) >= 1, "the nodes", tuple(nodes), "one or more")
-    require(min(nodes) >= 0, "a node", min(nodes), "at least 0")
-    require(seed >= 0, "seed", seed, "at least 0")
-    require(dimension >= 1, "dimension", dimension, "at least 1")
-
-
 def _direction(seed: list[int], dimension: int) -> Float64s:
-    """Draw a point of the unit sphere."""
+    """Draw a point on the unit sphere."""
     point = np.random.default_rng(seed).standard_normal(dimension)
     return point / np.linalg.norm(point)
 
 
 def dot(x: Float64s, y: Float64s) -> Float64s:
-    """Give the inner products of rows.
+    """Return the inner products of corresponding rows.
 
-    A sum, not a matrix product: it does not depend on how many rows there are.
+    Unlike the result of a matrix product, a sum does not depend on the number of rows.
     """
     product: Float64s = (x * y).sum(axis=-1)
     return product
 
 
 def _sigmoid(z: Float64s) -> Float64s:
-    """Give 1 / (1 + exp(-z)) without overflow."""
+    """Return 1 / (1 + exp(−z)) without overflow."""
     sigmoid: Float64s = np.exp(-np.logaddexp(0, -z))
     return sigmoid

@@ -1,7 +1,7 @@
-"""What a node of decentralised multi-task optimisation remembers, and what it draws.
+"""State and randomness of the nodes in decentralised multi-task optimisation.
 
-See ``flwr_frl.task.saddle_point.algorithm``. Nothing here depends on which process
-holds which nodes.
+Used by `flwr_frl.task.saddle_point.algorithm`. Both depend on the node, the seed and
+the iteration only, not on which process holds which nodes.
 """
 
 from collections.abc import Mapping
@@ -13,31 +13,33 @@ from numpy.typing import NDArray
 
 from flwr_frl.task.saddle_point.problems import Float64s, Problem
 
-# First words of the seeds; see ``flwr_frl.task.saddle_point.problems``.
+# First words of the random seeds; see `flwr_frl.task.saddle_point.problems`.
 _NOISE, _EXCHANGE = 0x4D546, 0x4D547
 
-# Iterations whose noise is drawn at once.
+# Iterations per block of noise.
 _BLOCK = 64
 
 
 @dataclass
 class State:
-    """What a group of n nodes with E edges (each node's own ends) remembers.
+    """State of a group of n nodes with E directed edges.
+
+    The names of the fields are also the keys of a client's saved state.
 
     Parameters
     ----------
     raw : ndarray, shape (n, d)
-        x~.
+        Raw parameters x̃_i.
     copy : ndarray, shape (n, d)
-        x^, the nodes' own.
+        The nodes' own public copies x̂_i.
     known : ndarray, shape (E, d)
-        x^ of the neighbour at the other end of each edge, as this node knows it.
+        For each edge (i, j), node i's version of its neighbour's copy x̂_j.
     duals : ndarray, shape (E,)
-        lambda_ij.
+        Dual variables λ_ij.
     average : ndarray, shape (n, d)
         Mean of the points of all iterations so far: the algorithms' output.
     iteration : int
-        Number of iterations done.
+        Number of completed iterations.
     """
 
     raw: Float64s
@@ -48,23 +50,23 @@ class State:
     iteration: int = 0
 
     def arrays(self) -> dict[str, NDArray[Any]]:
-        """Give everything as arrays by the names above."""
+        """Return all fields as arrays, by name."""
         return {f.name: np.asarray(getattr(self, f.name)) for f in fields(self)}
 
     @classmethod
     def from_arrays(cls, arrays: Mapping[str, NDArray[Any]]) -> Self:
-        """Return a copy of what ``arrays`` gave."""
+        """Return the state with copies of the given `arrays`."""
         names = [f.name for f in fields(cls) if f.name != "iteration"]
         values = {name: np.array(arrays[name], np.float64) for name in names}
         return cls(**values, iteration=int(arrays["iteration"]))
 
 
 class Noise:
-    """What is random in an iteration, by seed, node and iteration only.
+    """Random samples and directions of each iteration.
 
-    A stream per node and block of 64 iterations, drawn as a whole: a device that keeps
-    nothing between messages draws a block to use one row, which is cheap, and a long
-    run draws every block once.
+    Each node draws them in blocks of 64 iterations, with one random stream per block. A
+    device that keeps nothing between messages redraws a block to use one row, which is
+    cheap; a long run draws every block once.
 
     Parameters
     ----------
@@ -79,15 +81,15 @@ class Noise:
         self._drawn: tuple[int, Float64s, Float64s] | None = None
 
     def at(self, iteration: int) -> tuple[Float64s, Float64s]:
-        """Give the samples and directions of an iteration; iterations count from 1.
+        """Return the samples and directions of an iteration, counted from 1.
 
         Returns
         -------
         samples : ndarray, shape (n, s)
-            One for each node (line 9).
+            One sample per node (line 9).
         directions : ndarray, shape (n, d)
-            u_i, uniform on the unit sphere (Algorithm 3, line 9). The samples are the
-            same whether these are used or not.
+            u_i, uniform on the unit sphere (Algorithm 3, line 9). They do not affect
+            the samples.
         """
         block, row = divmod(iteration - 1, _BLOCK)
         if self._drawn is None or self._drawn[0] != block:
@@ -100,11 +102,11 @@ class Noise:
         for row, node in enumerate(self.problem.nodes):
             stream = np.random.default_rng([_NOISE, self.seed, node, block])
             samples.append(self.problem.draw(row, stream, _BLOCK))
-            drawn = stream.standard_normal((_BLOCK, self.problem.dimension))
-            directions.append(drawn / np.linalg.norm(drawn, axis=1, keepdims=True))
+            normal = stream.standard_normal((_BLOCK, self.problem.dimension))
+            directions.append(normal / np.linalg.norm(normal, axis=1, keepdims=True))
         return np.array(samples), np.array(directions)
 
 
 def exchange_stream(seed: int, node: int, iteration: int) -> np.random.Generator:
-    """Give the generator of the message that a node sends in an iteration, from 1."""
+    """Return the generator for a node's message in an iteration, counted from 1."""
     return np.random.default_rng([_EXCHANGE, seed, node, iteration])

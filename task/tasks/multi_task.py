@@ -1,4 +1,4 @@
-"""The tasks ``qcqp`` and ``multi-task-logistic``: chapter 4's generated problems."""
+"""The tasks ``qcqp`` and ``multi-task-logistic`` (Singh, UCLA 2024, section 4.5)."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -21,22 +21,22 @@ DIMENSION = 10
 
 @dataclass(frozen=True)
 class MultiTaskSetup(Checked, BaseTask):
-    """A problem of section 4.5; nodes draw their own costs, and samples as they go.
+    """A synthetic problem; nodes draw their costs, and their samples in each iteration.
 
     Parameters
     ----------
     problem : {"qcqp", "logistic"}
         The problem.
     seed : int, default 0
-        Of costs, constraints, start and samples.
+        Seed of the costs, the constraints, the start and the samples.
     radius : float, default 20
-        Radius of the ball X in which the models stay.
+        Radius of the ball X, which contains all models.
     saddle_step : float, default 1e-3
         Step size η.
     dual_regularizer : float, default 100
         δ, with δ η² ≤ 1 (appendix B).
     bandit_radius : float, default 0
-        ζ of bandit feedback (algorithm 3); 0 is sample feedback (algorithm 2).
+        ζ of bandit feedback (Algorithm 3); 0 means sample feedback (Algorithm 2).
     """
 
     problem: str
@@ -50,21 +50,26 @@ class MultiTaskSetup(Checked, BaseTask):
     untrainable: ClassVar[str] = "the algorithm for it is multi-task"
 
     def __post_init__(self) -> None:
-        """Check that the numbers go together."""
+        """Check the ranges, also in combination."""
         super().__post_init__()
         self.saddle_point([0], [(0, 1)])
 
     @property
     def loss(self) -> Loss:
-        """Of nothing: the costs are the problem's."""
+        """Placeholder; the costs are defined by the problem."""
         return nn.functional.mse_loss
 
     def saddle_point(
         self, nodes: Sequence[int], pairs: Sequence[tuple[int, int]]
     ) -> SaddlePoint:
-        """Return the algorithm with some nodes' costs and their edges' constraints.
+        """Return the algorithm for some nodes.
 
-        The edges (i, j) are in lexicographic order.
+        Parameters
+        ----------
+        nodes : sequence of int
+            The nodes, in increasing order.
+        pairs : sequence of (int, int)
+            Their edges (i, j), in lexicographic order.
         """
         edges: Pairs = np.array(pairs, np.int64)
         problem, constraint = build_problem(self.problem, nodes, edges, self.seed)
@@ -79,13 +84,13 @@ class MultiTaskSetup(Checked, BaseTask):
         )
 
     def initial_model(self) -> SplitModel:
-        """Return an unused ``head.weight`` of zeros, of shape (1, d)."""
+        """Return a placeholder model: zeros as ``head.weight``, shape (1, d)."""
         head = nn.Linear(DIMENSION, 1, bias=False)
         nn.init.zeros_(head.weight)
         return SplitModel(nn.Identity(), head)
 
     def train_examples(self, client: int) -> ExampleSet:
-        """Return no examples: samples are drawn as the algorithm goes."""
+        """Return no examples; the algorithm draws its samples."""
         return ExampleSet(torch.empty(0, DIMENSION), torch.empty(0, 1))
 
     def test_examples(self, client: int) -> ExampleSet:

@@ -8,7 +8,7 @@ from flwr_frl.task.transfer import TEST_EXAMPLES, TransferData
 
 @dataclass(frozen=True)
 class TransferTask(TransferData, RegressionTask):
-    """Table 5.1's sources and targets (`TransferData`) with a linear split model."""
+    """Sources and targets of Table 5.1 (`TransferData`) with a linear split model."""
 
     test_draw = 1
     test_samples = TEST_EXAMPLES

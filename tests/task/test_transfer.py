@@ -51,7 +51,7 @@ def test_the_basis_is_orthonormal_and_spans_the_columns(seed, widths, extra):
 
 
 @given(SEEDS, st.integers(1, 3), st.integers(2, 5))
-def test_what_sources_share_counts_once(seed, q, sources):
+def test_basis_contains_common_directions_once(seed, q, sources):
     rng = np.random.default_rng(seed)
     shared = np.linalg.qr(rng.standard_normal((8, q))).Q
     mixed = [shared @ (rng.standard_normal((q, q)) + 4 * np.eye(q))] * sources
@@ -65,26 +65,10 @@ def test_the_tolerance_is_relative_to_the_largest_singular_value():
     assert [basis([columns], t).shape[1] for t in (0.001, 0.01, 0.1)] == [3, 2, 1]
 
 
-@pytest.mark.parametrize(
-    ("representations", "tolerance", "line"),
-    [
-        (
-            [np.ones((3, 1)), np.ones((5, 2))],
-            0.01,
-            r"input dimension of the representations is \[3, 5\]; it must be the same",
-        ),
-        ([np.zeros((3, 2))], 0.01, "rank of the basis is 0; it must be at least 1"),
-        ([np.zeros((3, 0))], 0.01, "rank of the basis is 0; it must be at least 1"),
-        ([], 0.01, "number of representations is 0; it must be at least 1"),
-        ([np.full((3, 1), np.nan)], 0.01, "a representation is 'NaN'; it must be fin"),
-        ([np.eye(2)], 0.0, r"rank-tolerance is 0.0; it must be in \(0, 1\)"),
-        ([np.eye(2)], 1.0, r"rank-tolerance is 1.0; it must be in \(0, 1\)"),
-    ],
-)
-def test_representations_without_a_basis(representations, tolerance, line):
-    with pytest.raises(SettingsError, match=line) as caught:
-        basis(representations, tolerance)
-    assert "\n" not in str(caught.value)
+@pytest.mark.parametrize("columns", [0, 2])
+def test_zero_representations_have_no_basis(columns):
+    with pytest.raises(SettingsError, match="rank of the basis is 0"):
+        basis([np.zeros((3, columns))])
 
 
 # The phases
@@ -111,8 +95,8 @@ def test_two_steps_of_descent_against_numpy():
     for _ in range(2):
         gradient = x.T @ (x @ expected - y)
         expected = expected - gradient / np.linalg.svd(x)[1][0] ** 2
-    found = phase_two_descent(theta, x, y, max_steps=2)
-    np.testing.assert_allclose(found, expected, atol=1e-12)
+    result = phase_two_descent(theta, x, y, max_steps=2)
+    np.testing.assert_allclose(result, expected, atol=1e-12)
 
 
 @given(SEEDS, st.integers(1, 6), st.integers(1, 9), st.integers(1, 4))
@@ -132,15 +116,15 @@ def test_phase_two_is_the_interpolator_nearest_to_the_start(seed, n, extra):
     d = n + extra
     theta, x, y = gaussian(seed, d), gaussian(seed + 1, n, d), gaussian(seed + 2, n)
     assume(np.linalg.cond(x) < 1e4)
-    found = phase_two(theta, x, y)
-    np.testing.assert_allclose(x @ found, y, atol=1e-7)
+    result = phase_two(theta, x, y)
+    np.testing.assert_allclose(x @ result, y, atol=1e-7)
     # The normal equations of the projection: θ + Xᵀ (X Xᵀ)⁻¹ (y - X θ).
     expected = theta + x.T @ np.linalg.solve(x @ x.T, y - x @ theta)
-    np.testing.assert_allclose(found, expected, atol=1e-6)
+    np.testing.assert_allclose(result, expected, atol=1e-6)
     # Every other interpolator is farther away.
     null = np.linalg.svd(x)[2][n:]
-    other = found + null.T @ gaussian(seed + 3, extra)
-    near, far = np.linalg.norm(found - theta), np.linalg.norm(other - theta)
+    other = result + null.T @ gaussian(seed + 3, extra)
+    near, far = np.linalg.norm(result - theta), np.linalg.norm(other - theta)
     assert near <= far + 1e-9
 
 
@@ -149,11 +133,11 @@ def test_descent_ends_at_the_closed_form(seed, n, d):
     theta, x, y = gaussian(seed, d), gaussian(seed + 1, n, d), gaussian(seed + 2, n)
     # (1 - 1/κ²)^steps: 20² ln(1e12) = 11,000 steps are enough.
     assume(np.linalg.cond(x) < 20)
-    found = phase_two_descent(theta, x, y)
-    np.testing.assert_allclose(found, phase_two(theta, x, y), atol=1e-8)
+    result = phase_two_descent(theta, x, y)
+    np.testing.assert_allclose(result, phase_two(theta, x, y), atol=1e-8)
 
 
-def test_descent_where_nothing_is_left_to_learn():
+def test_descent_stops_at_a_zero_gradient():
     x, theta = gaussian(0, 2, 4), gaussian(1, 4)
     np.testing.assert_array_equal(phase_two_descent(theta, x, x @ theta), theta)
     zeros = np.zeros((2, 4))
@@ -167,13 +151,6 @@ def test_halves(n, first):
     assert (len(x1), len(y1)) == (first, first)
     np.testing.assert_array_equal(np.concatenate([x1, x2]), x)
     np.testing.assert_array_equal(np.concatenate([y1, y2]), y)
-
-
-@pytest.mark.parametrize("n", [0, 1])
-def test_fewer_than_two_target_samples(n):
-    line = f"target-samples is {n}; it must be at least 2, one for each phase"
-    with pytest.raises(SettingsError, match=f"^{line}$"):
-        halves(np.ones((n, 3)), np.ones(n))
 
 
 # The data
@@ -222,7 +199,7 @@ def test_eigenvalues_and_noise():
         assert noise.var() == pytest.approx(0.25, rel=0.06)
 
 
-def test_every_draw_is_its_own_and_repeatable():
+def test_draws_are_distinct_and_reproducible():
     data = TransferData(seed=3)
     draws = [data.draw(c, r, 5)[0] for c in (0, 1, 10, 11) for r in (0, 1)]
     for i, a in enumerate(draws):
@@ -239,7 +216,7 @@ def test_the_number_of_samples_follows_the_role():
     assert [data.is_source(c) for c in range(4)] == [True, True, False, False]
 
 
-def test_errors_are_relative_to_that_of_the_truth():
+def test_errors_are_relative_to_the_true_model():
     data = TransferData(num_sources=0)
     truth = data.model(2)
     shifted = truth + 0.3
@@ -254,15 +231,15 @@ def test_errors_are_relative_to_that_of_the_truth():
 @pytest.mark.parametrize(
     ("values", "line"),
     [
-        ({"dimension": 0}, "dimension is 0; it must be at least 1"),
-        ({"rank": 11}, "rank is 11; it must be from 1 to 10, the dimension"),
-        ({"num_sources": -1}, "num-sources is -1; it must be at least 0"),
-        ({"source_samples": 0}, "source-samples is 0; it must be at least 1"),
-        ({"target_samples": 1}, "target-samples is 1; it must be at least 2"),
-        ({"ratio_db": float("inf")}, "ratio-db is inf; it must be finite"),
-        ({"tau": 0.0}, "tau is 0.0; it must be above 0"),
-        ({"noise_variance": 0.0}, "noise-variance is 0.0; it must be above 0"),
-        ({"seed": -1}, "seed is -1; it must be at least 0"),
+        ({"dimension": 0}, "dimension is 0"),
+        ({"rank": 11}, "rank is 11"),
+        ({"num_sources": -1}, "num-sources is -1"),
+        ({"source_samples": 0}, "source-samples is 0"),
+        ({"target_samples": 1}, "target-samples is 1"),
+        ({"ratio_db": float("inf")}, "ratio-db is inf"),
+        ({"tau": 0.0}, "tau is 0.0"),
+        ({"noise_variance": 0.0}, "noise-variance is 0.0"),
+        ({"seed": -1}, "seed is -1"),
     ],
 )
 def test_values_out_of_range(values, line):
@@ -324,7 +301,7 @@ def test_the_task_s_model_and_examples():
     assert task.loss(outputs, targets).item() == 5.0
 
 
-def test_no_source_decides_by_the_size_of_its_numbers():
+def test_unit_columns_ignore_the_scale_of_a_source():
     rng = np.random.default_rng(0)
     sources = [rng.standard_normal((8, 1)) for _ in range(3)]
     sources[1] *= 1.7e307

@@ -1,4 +1,4 @@
-"""Algorithms 2 and 3 by hand, against plain NumPy, and one by one against batched."""
+"""Algorithms 2 and 3: by hand, against NumPy, and batched against one by one."""
 
 import math
 from dataclasses import replace
@@ -93,7 +93,7 @@ def test_two_iterations_by_hand():
     ("zeta", "point"),
     [(0.0, 1.0), (0.1, 0.9)],
 )
-def test_gradients_at_points_are_used_on_raw_parameters(zeta, point):
+def test_gradients_at_points_update_raw_parameters(zeta, point):
     saddle = two_nodes(feasible=Ball(1), zeta=zeta)
     raw, copy, known = column(0.9, -0.5), column(1.5, -0.4), column(-0.4, 1.5)
     state = State(raw, copy, known, np.full(2, 0.5), column(0.3, 0.3), 3)
@@ -121,7 +121,7 @@ def test_duals_are_never_negative():
 
 
 def plain(saddle, raw, seed, iterations, rounded):
-    """Algorithm 2 without compression, node by node: the dissertation's lines."""
+    """Algorithm 2 without compression, node by node, line by line."""
     problem, eta, delta = saddle.problem, saddle.step, saddle.regularizer
     noise = Noise(problem, seed)
     c = dict(zip(map(tuple, saddle.pairs), saddle.constraint.offsets, strict=True))
@@ -150,7 +150,7 @@ def plain(saddle, raw, seed, iterations, rounded):
 
 
 @pytest.mark.parametrize("operator", [Identity(), None])
-def test_no_compression_is_plain_numpy(operator):
+def test_algorithm_2_without_compression_equals_numpy(operator):
     # A small ball and tight constraints: projections and dual variables are at work.
     near = Proximity.create(PAIRS, 0, -0.1, -0.05)
     problem = QCQP.create(range(5), 0)
@@ -168,22 +168,22 @@ def test_no_compression_is_plain_numpy(operator):
     assert np.abs(raw - start).max() > 0.5
 
 
-def test_messages_of_float32_hardly_matter():
+def test_float32_rounding_does_not_accumulate():
     networks = [Network(algorithm(), operator, 1) for operator in (Identity(), None)]
     for network in networks:
         for _ in range(200):
             network.iterate()
     rounded, exact = (network.state for network in networks)
     assert_allclose(rounded.raw, exact.raw, rtol=0, atol=1e-7)
-    # Not accumulated: what is left is the rounding of the last difference.
+    # Only the rounding of the last difference remains.
     assert 0 < np.abs(rounded.copy - exact.copy).max() < 1e-7
 
 
-# One by one
+# Nodes one by one
 
 
 class Device:
-    """A node on its own: built from its own number, it talks in bytes only."""
+    """A single node, which exchanges bytes only."""
 
     def __init__(self, node, operator, seed, name, zeta):
         self.node, self.operator, self.seed = node, operator, seed
@@ -200,8 +200,8 @@ class Device:
 
     def iterate(self, messages):
         state = State.from_arrays(self.arrays)
-        own = [messages[j] for j in self.neighbours]
-        self.algorithm.receive(state, own, self.operator)
+        received = [messages[j] for j in self.neighbours]
+        self.algorithm.receive(state, received, self.operator)
         noise = Noise(self.algorithm.problem, self.seed)
         self.algorithm.iterate(state, *noise.at(state.iteration + 1))
         self.arrays = state.arrays()
@@ -210,7 +210,7 @@ class Device:
 @pytest.mark.parametrize("operator", OPERATORS + DRAWING, ids=repr)
 @pytest.mark.parametrize("name", PROBLEMS)
 @pytest.mark.parametrize("zeta", [0.0, 1e-4])
-def test_batched_is_one_by_one(operator, name, zeta):
+def test_network_equals_nodes_that_exchange_bytes(operator, name, zeta):
     network = Network(algorithm(name, seed=2, zeta=zeta), operator, seed=2)
     devices = [Device(i, operator, 2, name, zeta) for i in range(5)]
     sent = 0
@@ -229,13 +229,13 @@ def test_batched_is_one_by_one(operator, name, zeta):
         else:
             assert_array_equal(np.concatenate(parts), together, strict=True)
     assert network.bits == sent
-    # Neighbours know exactly what the sender takes them to know.
+    # Sender and receivers hold the same copies.
     assert_array_equal(network.state.known, network.state.copy[PAIRS[:, 1]])
 
 
 @pytest.mark.parametrize("operator", OPERATORS + DRAWING, ids=repr)
 @pytest.mark.parametrize("d", [1, 2, 7, 10, 33, 200])
-def test_rows_are_what_messages_decode_to(operator, d):
+def test_compress_rows_equals_decoded_messages(operator, d):
     x = (
         np.random.default_rng(d).standard_normal((100, d))
         * 10.0 ** np.arange(0, 200, 2)[:, None] ** 0.3
@@ -265,7 +265,7 @@ def test_the_first_exchange_is_not_compressed():
 
 
 @pytest.mark.parametrize("operator", [Sign(), None])
-def test_bad_messages_change_nothing(operator):
+def test_malformed_messages_leave_the_state_unchanged(operator):
     saddle = algorithm(nodes=[2])
     state = saddle.start(0)
     state.iteration = 1
@@ -279,7 +279,7 @@ def test_bad_messages_change_nothing(operator):
 # Same seed, same numbers
 
 
-def test_everything_follows_from_the_seed():
+def test_same_seed_gives_same_numbers():
     def end(seed):
         network = Network(algorithm(seed=seed), Sign(), seed)
         for _ in range(5):
@@ -311,9 +311,9 @@ def test_the_two_point_gradient_is_unbiased(kind):
     sample, x = one.draw(0, rng, 1), rng.standard_normal((1, d))
     exact = one.gradient(x, sample)[0]
     if kind is QCQP:
-        whole = (np.repeat(one.a, nodes, 0), np.zeros(nodes), np.ones(nodes))
+        repeats = (np.repeat(one.a, nodes, 0), np.zeros(nodes), np.ones(nodes))
         many, length, bias = (
-            QCQP(tuple(range(nodes)), *whole),
+            QCQP(tuple(range(nodes)), *repeats),
             np.linalg.norm(exact),
             0.0,
         )
@@ -332,16 +332,16 @@ def test_the_two_point_gradient_is_unbiased(kind):
     assert np.abs(total / count - exact).max() < radius + bias
 
 
-# Other sets, other constraints
+# Custom sets and constraints
 
 
-def test_other_sets_and_pair_functions():
+def test_custom_set_and_pair_function():
     # Neighbours are to sum to about 1 in every entry.
-    def value(own, other):
-        return ((own + other - 1) ** 2).sum(axis=1) - 0.01
+    def value(x_i, x_j):
+        return ((x_i + x_j - 1) ** 2).sum(axis=1) - 0.01
 
-    def gradient(own, other):
-        return 2 * (own + other - 1)
+    def gradient(x_i, x_j):
+        return 2 * (x_i + x_j - 1)
 
     pair = PairFunction(value, gradient)
     box = Projection(lambda x: np.clip(x, 0, 2), np.ones(10))
@@ -362,9 +362,9 @@ def test_other_sets_and_pair_functions():
     assert value(np.zeros((1, 10)), np.zeros((1, 10)))[0] == 9.99
 
 
-# Of a single entry, SignTopK keeps what TopK does.
+# SignTopK(1) equals TopK(1).
 @pytest.mark.parametrize("operator", [Identity(), Sign(), TopK(1), SignTopK(3)])
-def test_constraints_are_met_and_costs_fall(operator):
+def test_constraints_are_met_and_costs_decrease(operator):
     saddle = algorithm()
     network = Network(saddle, operator)
     x, problem, i, j = network.state.raw, saddle.problem, *PAIRS.T
@@ -377,10 +377,10 @@ def test_constraints_are_met_and_costs_fall(operator):
     assert problem.expected(x).sum() < 0 < before
 
 
-# The duals of both ends
+# Dual variables of both ends
 
 
-def test_duals_are_compared():
+def test_check_duals_detects_a_difference():
     check_duals(PAIRS[:2], [0.5, 0], [0.5, 0])
     message = r"dual variable of edge \(0, 3\) is 0.5 at node 0 and 0.6 at node 3"
     with pytest.raises(DualMismatchError, match=message):
@@ -389,17 +389,17 @@ def test_duals_are_compared():
         check_duals(PAIRS[:1], [math.nan], [math.nan])
 
 
-def test_a_constraint_that_is_not_symmetric_is_noticed():
-    def value(own, other):
-        return (own**2 - other).sum(axis=1)
+def test_asymmetric_constraint_is_detected():
+    def value(x_i, x_j):
+        return (x_i**2 - x_j).sum(axis=1)
 
-    pair = PairFunction(value, lambda own, other: 2 * own)
+    pair = PairFunction(value, lambda x_i, x_j: 2 * x_i)
     network = Network(SaddlePoint(QCQP.create(range(5), 0), pair, PAIRS), Sign())
     with pytest.raises(DualMismatchError, match="is g symmetric"):
         network.iterate()
 
 
-def test_a_lost_message_is_noticed():
+def test_lost_message_is_detected():
     network = Network(algorithm(), Sign())
     network.iterate()
     network.state.known[3] += 1e-3
@@ -407,7 +407,7 @@ def test_a_lost_message_is_noticed():
         network.iterate()
 
 
-# Refusals
+# Bad arguments
 
 
 @pytest.mark.parametrize(
@@ -419,21 +419,20 @@ def test_a_lost_message_is_noticed():
         (lambda: algorithm(regularizer=0), "delta is 0"),
         (lambda: algorithm(zeta=20.0), "zeta is 20.0.*below 20.0"),
         (lambda: algorithm(zeta=-1e-4), "zeta is -0.0001"),
-        (lambda: algorithm(nodes=[0, 5]), "neighbours of node 5 is"),
-        (lambda: algorithm(nodes=[1, 0]), "the nodes is"),
-        (lambda: Network(algorithm(nodes=[0, 1]), None), r"listed as \(3, 0\) too"),
+        (lambda: algorithm(nodes=[0, 5]), "nodes is"),
+        (lambda: algorithm(nodes=[1, 0]), "nodes is"),
     ],
 )
-def test_refusals(build, message):
+def test_bad_arguments_are_rejected_in_one_line(build, message):
     with pytest.raises(SettingsError, match=message) as error:
         build()
     assert "\n" not in str(error.value)
 
 
-def test_edges_out_of_order_are_refused():
+def test_edges_out_of_order_are_rejected():
     problem, constraint = build_problem("qcqp", range(5), PAIRS, 0)
     for wrong in (PAIRS[::-1], np.concatenate([PAIRS[:1], PAIRS])):
-        with pytest.raises(SettingsError, match="an edge is"):
+        with pytest.raises(SettingsError, match="pairs is"):
             SaddlePoint(problem, constraint, wrong)
-    with pytest.raises(SettingsError, match=r"an edge is \(0, 0\)"):
+    with pytest.raises(SettingsError, match="pairs is"):
         SaddlePoint(problem, constraint, np.array([[0, 0], *PAIRS.tolist()]))
