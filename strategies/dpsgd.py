@@ -1,14 +1,14 @@
-"""D-PSGD (Lian et al., NeurIPS 2017): neighbours exchange whole models."""
+"""D-PSGD (Lian et al., NeurIPS 2017): neighbours exchange uncompressed models."""
 
 from flwr_frl.strategies.gossip.base import Gossip
 
 
 class DPSGD(Gossip):
-    """Relay models, uncompressed, between neighbours that both took part in a round."""
+    """Relay models between neighbours that both took part in a round."""
 
     client = "flwr_frl.clients.dpsgd:DPSGDClient"
     uses_consensus_step = False
 
     def relays(self, receiver_took_part: bool) -> bool:
-        """Return whether the neighbour took part: so the nodes' mean is kept."""
+        """Return whether the neighbour took part, which preserves the nodes' mean."""
         return receiver_took_part

@@ -1,1 +1,1 @@
-"""Strategies that relay messages over a graph."""
+"""Strategies for decentralised learning: the server relays messages over a graph."""

@@ -1,8 +1,8 @@
-"""Gossip over a graph: the server relays messages and averages no models."""
+"""Base of gossip strategies: the server relays messages and averages no models."""
 
 import json
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from logging import INFO, WARNING
 from typing import Annotated, Any, ClassVar, cast
@@ -13,71 +13,73 @@ from flwr.common import log
 from flwr.serverapp import Grid
 
 from flwr_frl.strategies.base import BaseStrategy
-from flwr_frl.strategies.gossip.consensus import ALLOWED, ConsensusStep
-from flwr_frl.strategies.gossip.graphs import DRAWN, GRAPHS, Graph, build_graph
+from flwr_frl.strategies.gossip.consensus import (
+    ALLOWED,
+    ConsensusStep,
+    consensus_distance,
+)
+from flwr_frl.strategies.gossip.graphs import GRAPHS, RANDOM_GRAPHS, Graph, build_graph
 from flwr_frl.strategies.gossip.mailboxes import Mailboxes
 from flwr_frl.strategies.gossip.mixing import metropolis_weights, uniform_weights
+from flwr_frl.strategies.gossip.replies import message_format, message_of, sketch_of
 from flwr_frl.strategies.server.checks import InvalidReplyError
 from flwr_frl.strategies.server.replies import Arrays, attached, check_metrics
 from flwr_frl.task.messages import EXCHANGED_ROUND
 from flwr_frl.task.settings import Choice, Free, Range, SettingsError, validate
 
 MIXING = {"metropolis": metropolis_weights, "uniform": uniform_weights}
-# The largest entry of a sketch that can be a model's; NaN is not below it either.
-LARGEST_SKETCHED = 1e9
-# Of the checkpoint's arrays: the graph's, (edges, 2).
+# Key of the graph's edges in a checkpoint; shape (edges, 2).
 EDGES = "graph-edges"
-# What a client raises whose state is not the one that its neighbours rely on.
+# Error of a client whose state differs from the one its neighbours rely on.
 LOST_STATE = "LostStateError"
 
 
 class Gossip(BaseStrategy):
-    """Relay each node's message to its neighbours on a graph, and to nobody else.
+    """Relay each node's message to its neighbours on a graph.
 
-    All nodes take part in each round. What a node has not answered for stays in its
-    place until it does, so a node that was away makes up for what it missed.
+    All nodes take part in every round. Messages are queued until their receiver has
+    answered, so a node that was offline receives the messages it missed.
 
     Parameters
     ----------
     graph : str, default "ring"
-        ``ring``, ``torus``, ``complete``, ``star``, one that the seed draws
-        (``erdos-renyi``, ``k-regular``, ``small-world``), or a file with an edge a
-        line: two numbers of nodes. Its node i is the i-th of the clients' names, of
-        those that are there in the beginning.
+        ``ring``, ``torus``, ``complete`` or ``star``; a random graph, ``erdos-renyi``,
+        ``k-regular`` or ``small-world``; or a file with one edge (two node numbers) per
+        line. Node i is the i-th of the sorted names of the initial clients.
     edge_probability : float, default 0.5
-        Of ``erdos-renyi``.
+        Probability of an edge of ``erdos-renyi``.
     graph_degree : int, default 4
-        Neighbours of each node of ``k-regular``, and on average of ``small-world``
-        (Watts and Strogatz 1998), where it is even.
+        Degree of the nodes of ``k-regular``; even mean degree of ``small-world`` (Watts
+        and Strogatz 1998).
     rewiring_probability : float, default 0.1
-        With which an edge of ``small-world``'s ring gets another end.
+        Probability that an edge of ``small-world``'s ring lattice gets a new end.
     mixing : {"metropolis", "uniform"}, default "metropolis"
         The weights w_ij.
     consensus_step : float or str, default "auto"
-        γ, in (0, 1]. ``auto`` follows from the share of a Gaussian vector that one
-        message brings across, ``theory`` from that of the worst one and is small. With
-        RandK of 1 % no step that was tried brings nodes together.
+        γ, in (0, 1]. ``auto`` derives it from the fraction of a Gaussian vector that a
+        message conveys; ``theory`` from the worst case, which gives a small γ. With
+        RandK of 1 %, no step that was tried brings the nodes together.
     max_missed_rounds : int, default 1000
-        A node that has been away for longer is lost: what it missed is given up.
+        A node that misses more rounds in a row is lost: it is given up for good.
     **base
         As for `BaseStrategy`.
 
     Raises
     ------
     SettingsError
-        If a value is out of its range.
+        If a value is out of range.
     """
 
     averages = False
     takes_newcomers = False
     srpfl_settings = None
     uses_consensus_step: ClassVar[bool] = True
-    # Names of the properties in which a client tells how long its messages may be.
+    # Client properties that contain the possible lengths of a message.
     length_properties: ClassVar[tuple[str, ...]] = ("message-bytes",)
 
     @property
     def unused_settings(self) -> dict[str, str]:
-        """Add those of who is sampled, and of a mean over them."""
+        """Add the settings of sampling and averaging."""
         names = "fraction-train", "min-train-nodes", "weighting", "largest-share"
         return super().unused_settings | dict.fromkeys(names, "all nodes take part")
 
@@ -85,7 +87,7 @@ class Gossip(BaseStrategy):
         self,
         *,
         graph: Annotated[
-            str, Free(f"{', '.join([*GRAPHS, *DRAWN])} or a file of edges")
+            str, Free(f"{', '.join([*GRAPHS, *RANDOM_GRAPHS])} or a file of edges")
         ] = "ring",
         edge_probability: Annotated[float, Range("(0, 1]")] = 0.5,
         graph_degree: Annotated[int, Range("[2, inf)")] = 4,
@@ -104,20 +106,20 @@ class Gossip(BaseStrategy):
         self.step = ConsensusStep(consensus_step)
         self.max_missed_rounds = max_missed_rounds
         validate(self)
-        # Of the graph's nodes, once it is known who they are.
+        # Empty until the clients are known.
         self.boxes = Mailboxes([], np.zeros((0, 0)), [])
         self._edges = np.zeros((0, 2), np.int64)
-        self._strangers: set[str] = set()
-        # Who is ahead of the server: found just now, and ever.
+        self._latecomers: set[str] = set()
+        # Clients ahead of the server's checkpoint: since the last `identify`, and ever.
         self._ahead: list[str] = []
-        self._were_ahead: set[str] = set()
-        self._exchanged = 0
-        self._message_bytes: frozenset[int] = frozenset()
+        self._ever_ahead: set[str] = set()
+        self._exchanged_round = 0
+        self._message_lengths: frozenset[int] = frozenset()
 
     # The graph.
 
     def check_clients(self, num_clients: int) -> None:
-        """Raise `SettingsError` unless there is such a graph of so many nodes."""
+        """Raise `SettingsError` unless the graph can have this many nodes."""
         self.build_graph(num_clients)
 
     def build_graph(self, n: int) -> Graph:
@@ -132,78 +134,78 @@ class Gossip(BaseStrategy):
         )
 
     def identify(self, grid: Grid) -> list[int]:
-        """Return the nodes of the graph that are there.
+        """Return the connected nodes of the graph.
 
-        The first call lays the graph over the clients that are there; one that comes
-        later under another name has no place in it.
+        The first call builds the graph from the connected clients. Clients with other
+        names that connect later are not part of it.
         """
         nodes = super().identify(grid)
         if not nodes:
             return []
         if not self.boxes.names:
-            self._lay([self.name_of(n) for n in nodes], self.build_graph(len(nodes)))
-        if not self._message_bytes:
-            self._take_format(nodes)
-        for name in {self.name_of(node) for node in nodes} - self.boxes.number.keys():
-            if name not in self._strangers:
-                log(WARNING, "client %s came late: it has no place in the graph", name)
-                self._strangers.add(name)
+            names = [self.name_of(n) for n in nodes]
+            self._set_graph(names, self.build_graph(len(nodes)))
+        if not self._message_lengths:
+            self._set_message_format(nodes)
+        number = self.boxes.number
+        for name in {self.name_of(node) for node in nodes} - number.keys():
+            if name not in self._latecomers:
+                log(WARNING, "client %s came late and has no place in the graph", name)
+                self._latecomers.add(name)
         ahead, self._ahead = self._ahead, []
-        self._part_from([name for name in ahead if name in self.boxes.number])
-        present = self.boxes.number.keys() - self.boxes.lost
+        self._lose_ahead([name for name in ahead if name in number])
+        present = number.keys() - self.boxes.lost
         return [node for node in nodes if self.name_of(node) in present]
 
     def expected_clients(self) -> set[str]:
-        """Leave out the lost: nobody goes on with them."""
+        """Exclude lost nodes."""
         return super().expected_clients() - self.boxes.lost
 
     def roll_back(self, name: str) -> None:
-        """Note it: `identify` decides, once the graph's nodes have been asked."""
+        """Defer the decision to `identify`, which knows whether most clients agree."""
         self._ahead.append(name)
 
-    def _part_from(self, ahead: list[str]) -> None:
-        """Lose nodes that are ahead of the server; `SettingsError` if most are.
+    def _lose_ahead(self, ahead: list[str]) -> None:
+        """Lose nodes that are ahead of the server; `SettingsError` if most nodes are.
 
-        No node can go back, as its neighbours' estimates are of its newest round. One
-        node's word ends no run, though.
+        A node cannot go back, as its neighbours' estimates are of its newest round. A
+        minority, however, must not be able to end the run.
         """
-        self._were_ahead.update(ahead)
-        most = 2 * len(self._were_ahead) > len(self.boxes.names)
+        self._ever_ahead.update(ahead)
+        majority = 2 * len(self._ever_ahead) > len(self.boxes.names)
         for name in ahead:
-            said = (
+            reason = (
                 f"has seen a checkpoint of round {self.ledger.seen[name]}, later "
                 f"than this one of round {self.ledger.resumed}"
             )
-            if most:
+            if majority:
                 raise SettingsError(
-                    f"resume: client {name}, like most, {said}; gossip goes on from "
-                    "its newest checkpoint only"
+                    f"resume: client {name}, like most clients, {reason}; gossip can "
+                    "only resume from its newest checkpoint"
                 )
             if name not in self.boxes.lost:
-                self.lose(name, f"it {said}")
+                self.lose(name, f"it {reason}")
 
-    def _lay(self, names: list[str], graph: Graph) -> None:
+    def _set_graph(self, names: list[str], graph: Graph) -> None:
         self._edges = np.array(graph.edges, np.int64)
-        neighbours = [graph.neighbours(i) for i in range(len(names))]
-        self.boxes = Mailboxes(names, MIXING[self.mixing](graph), neighbours)
+        self.boxes = Mailboxes(names, MIXING[self.mixing](graph), graph.neighbours)
 
-    def _take_format(self, nodes: list[int]) -> None:
-        """Take what most nodes say: a message's lengths, and what γ follows from."""
-        known = self.clients.known
-        names = self.length_properties
-        said = [_message_format(known[node].properties, names) for node in nodes]
-        usable = Counter(format_ for format_ in said if format_ is not None)
-        if not usable:
+    def _set_message_format(self, nodes: list[int]) -> None:
+        """Adopt the message lengths and ω that most clients report."""
+        known, names = self.clients.known, self.length_properties
+        reports = [message_format(known[node].properties, names) for node in nodes]
+        valid = Counter(report for report in reports if report is not None)
+        if not valid:
             raise SettingsError(
-                "no client says how long its messages are; gossip strategies need "
+                f"no client reports {' and '.join(names)}; gossip strategies need "
                 "gossip clients"
             )
-        (self._message_bytes, omega, typical), _ = usable.most_common(1)[0]
+        (self._message_lengths, omega, typical_omega), _ = valid.most_common(1)[0]
         if self.uses_consensus_step:
-            self.step.follow(self.boxes.weights, omega, typical)
+            self.step.derive(self.boxes.weights, omega, typical_omega)
 
     def sample(self, server_round: int, nodes: list[int]) -> list[int]:
-        """Return all nodes: everybody takes part in each round."""
+        """Return all nodes."""
         return nodes
 
     # The relay.
@@ -211,9 +213,9 @@ class Gossip(BaseStrategy):
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        """Send every node what its neighbours sent up to the round before."""
-        self._exchanged = server_round - 1
-        self._give_up(server_round)
+        """Send every node its neighbours' messages up to the previous round."""
+        self._exchanged_round = server_round - 1
+        self._lose_absent(server_round)
         messages = super().configure_train(server_round, arrays, config, grid)
         self.pending.attached_bytes = max(self._message_bytes, default=0)
         return messages
@@ -221,87 +223,87 @@ class Gossip(BaseStrategy):
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        """Send every node what its neighbours sent up to this round."""
-        self._exchanged = server_round
+        """Send every node its neighbours' messages up to this round."""
+        self._exchanged_round = server_round
         return super().configure_evaluate(server_round, arrays, config, grid)
 
     def content(
         self, node: int, arrays: ArrayRecord, config: ConfigRecord
     ) -> RecordDict:
-        """Return what one node is sent: its neighbours' messages and no others'.
+        """Add the neighbours' messages to the config.
 
-        The config has ``exchanged-round``, up to which messages are relayed;
+        Its entries are ``exchanged-round``, the last round whose messages are relayed;
         ``consensus-step``; ``neighbour-weight``, Σ_j w_ij over the neighbours; and the
         lists of `Mailboxes.lists_for`.
         """
         content = super().content(node, arrays, config)
-        own = cast(ConfigRecord, content[self.configrecord_key])
+        entries = cast(ConfigRecord, content[self.configrecord_key])
         name = self.name_of(node)
         i = self.boxes.number[name]
-        own[EXCHANGED_ROUND] = self._exchanged
-        own["consensus-step"] = self.step.value
-        own["neighbour-weight"] = float(1 - self.boxes.weights[i, i])
-        own.update(self.boxes.lists_for(name))
+        entries[EXCHANGED_ROUND] = self._exchanged_round
+        entries["consensus-step"] = self.step.value
+        entries["neighbour-weight"] = float(1 - self.boxes.weights[i, i])
+        entries.update(self.boxes.lists_for(name))
         return content
 
     def check_train_reply(self, reply: Message) -> None:
-        """Raise `InvalidReplyError` unless a message of the right length came."""
+        """Raise `InvalidReplyError` unless the message has a valid length."""
         super().check_train_reply(reply)
         check_metrics(reply, ("refused",))
         data = attached(reply, "message")
         if not isinstance(data, bytes):
             raise InvalidReplyError("has no message to the neighbours")
-        if data and len(data) not in self._message_bytes:
-            allowed = " or ".join(f"{n:,}" for n in sorted(self._message_bytes))
+        if data and len(data) not in self._message_lengths:
+            allowed = " or ".join(f"{n:,}" for n in sorted(self._message_lengths))
             raise InvalidReplyError(
                 f"has a message of {len(data):,} bytes, not {allowed}"
             )
 
     def aggregate(self, server_round: int, replies: list[Message]) -> ArrayRecord:
-        """Put each message where its neighbours will get it; nothing is averaged."""
+        """Queue each message for the sender's neighbours; average nothing."""
         names = self.pending.names(replies)
-        sent = dict(zip(names, map(_message, replies), strict=True))
+        sent = dict(zip(names, map(message_of, replies), strict=True))
         self.boxes.collect(server_round, sent, self.relays)
         return ArrayRecord()
 
     def relays(self, receiver_took_part: bool) -> bool:
-        """Return whether a neighbour that did, or did not, take part gets a message.
+        """Return whether a neighbour receives a message, given whether it took part.
 
-        It always does: differences to public estimates must all arrive.
+        Here it always does: differences to public estimates must all arrive.
         """
         return True
 
-    def _give_up(self, server_round: int) -> None:
+    def _lose_absent(self, server_round: int) -> None:
         for name in self.boxes.names:
             missed = server_round - 1 - self.ledger.acknowledged.get(name, 0)
             if name not in self.boxes.lost and missed > self.max_missed_rounds:
-                self.lose(name, f"it has been away for {missed} rounds")
+                self.lose(name, f"it missed {missed} rounds")
 
     def lose(self, name: str, reason: str) -> None:
-        """Go on without a node for good, as `Mailboxes.lose`."""
+        """Permanently give up a node, as `Mailboxes.lose`."""
         self.boxes.lose(name, reason)
 
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
-        """Relay the valid replies' messages; who has lost its state is lost."""
+        """Relay the valid replies' messages; give up nodes that lost their state."""
         result = super().aggregate_train(server_round, replies)
         for name, reason in self.pending.rejections:
-            known = name in self.boxes.number and name not in self.boxes.lost
-            if LOST_STATE in reason and known:
-                self.lose(name, "its state is not the one that its neighbours rely on")
+            present = name in self.boxes.number and name not in self.boxes.lost
+            if LOST_STATE in reason and present:
+                self.lose(name, "its state is not the one its neighbours rely on")
         return result
 
     # Metrics.
 
     def train_metrics(self, replies: list[Message]) -> dict[str, float]:
-        """Return also ``sent``, ``bits``, ``refused`` and ``lost``.
+        """Add ``sent``, ``bits``, ``refused`` and ``lost``.
 
-        That is how many nodes sent a message; the bits of these messages, each counted
-        once, however many neighbours get it; how many messages their receivers found
-        malformed; and how many nodes have been given up.
+        These are the number of nodes that sent a message; the bits of these messages,
+        each counted once regardless of its receivers; the number of messages that
+        receivers refused as malformed; and the number of lost nodes.
         """
-        lengths = [len(_message(reply)) for reply in replies]
+        lengths = [len(message_of(reply)) for reply in replies]
         return {
             **super().train_metrics(replies),
             "sent": sum(length > 0 for length in lengths),
@@ -313,19 +315,16 @@ class Gossip(BaseStrategy):
     def aggregate_evaluate(
         self, server_round: int, replies: Iterable[Message]
     ) -> MetricRecord:
-        """Return also ``consensus-distance``, 1/n Σ_i ‖x_i − x̄‖², and γ.
+        """Add ``consensus-distance``, (1/n) Σ_i ‖x_i − x̄‖², and ``consensus-step``.
 
-        The distance is estimated from the nodes' sketches (standard error at most 9 %),
-        since no whole model is averaged here.
+        The distance is estimated from sketches (standard error at most 9 %), since the
+        server receives no models.
         """
         metrics = super().aggregate_evaluate(server_round, replies)
-        sketches = [s for s in map(_sketch, self.evaluated) if s is not None]
+        sketches = [s for s in map(sketch_of, self.evaluated) if s is not None]
         if not sketches:
             return metrics
-        usual = Counter(map(len, sketches)).most_common(1)[0][0]
-        stacked = np.stack([s for s in sketches if len(s) == usual])
-        deviations = stacked - stacked.mean(axis=0, dtype=np.float64)
-        distance = float(np.square(deviations).sum(1).mean())
+        distance = consensus_distance(sketches)
         metrics["consensus-distance"] = distance
         if self.uses_consensus_step:
             metrics["consensus-step"] = self.step.value
@@ -335,79 +334,47 @@ class Gossip(BaseStrategy):
     # State.
 
     def state_dict(self) -> tuple[Arrays, dict[str, Any]]:
-        """Return also the mailboxes', and the graph."""
+        """Add the graph and the mailboxes."""
         return self._with(self.boxes, super().state_dict())
 
     def _with(
         self, boxes: Mailboxes, state: tuple[Arrays, dict[str, Any]]
     ) -> tuple[Arrays, dict[str, Any]]:
-        (arrays, values), (own, named) = state, boxes.state_dict()
-        return {**arrays, **own, EDGES: self._edges}, {**values, **named}
+        (arrays, values), (messages, entries) = state, boxes.state_dict()
+        return {**arrays, **messages, EDGES: self._edges}, {**values, **entries}
 
     def snapshot(self) -> Callable[[], tuple[Arrays, dict[str, Any]]]:
-        """List the messages only when asked: on a dense graph they are very many."""
+        """List the messages on demand only: dense graphs have very many."""
         if type(self).state_dict is not Gossip.state_dict:
-            # Somebody's subclass keeps more.
+            # A subclass has additional state.
             return super().snapshot()
         (arrays, values), boxes = super().state_dict(), self.boxes.copy()
         text = json.dumps(values)
         return lambda: self._with(boxes, (arrays, json.loads(text)))
 
     def load_state_dict(self, arrays: Arrays, values: dict[str, Any]) -> None:
-        """Go back to a saved state, graph and mailboxes included.
+        """Restore a saved state, including the graph and the mailboxes.
 
-        What nodes have kept of their neighbours is of the run's graph: it stays, also
-        where a file or a new version of what draws it says another one by now.
+        The saved graph is used even if the setting now yields another one, because the
+        nodes' estimates belong to it.
         """
         super().load_state_dict(arrays, values)
         names = [str(name) for name in values["names"]]
         if EDGES not in arrays:
-            # Of a version that did not keep it.
-            self._lay(names, self.build_graph(len(names)))
+            # Earlier versions did not save the edges.
+            self._set_graph(names, self.build_graph(len(names)))
         elif names:
-            kept = Graph(len(names), tuple(map(tuple, arrays[EDGES].tolist())))
-            now = None
+            saved = Graph(len(names), tuple(map(tuple, arrays[EDGES].tolist())))
+            current = None
             with suppress(SettingsError):
-                now = self.build_graph(len(names))
-            if kept != now:
-                text = "resume: graph %r is another one by now; the run keeps its own"
+                current = self.build_graph(len(names))
+            if saved != current:
+                text = "resume: graph %r has changed; the run keeps its saved graph"
                 log(WARNING, text, self.graph)
-            self._lay(names, kept)
+            self._set_graph(names, saved)
         self.boxes.load_state_dict(arrays, values)
 
     def summary(self) -> None:
         """Log what will run."""
         super().summary()
         log(INFO, "\t└──> Graph: %s, %s weights", self.graph, self.mixing)
-
-
-def _message_format(
-    properties: Mapping[str, Any], length_properties: tuple[str, ...]
-) -> tuple[frozenset[int], float, float] | None:
-    """Return what a client says of its messages: lengths, ω and typical ω.
-
-    None if it makes no sense.
-    """
-    lengths = [properties.get(name) for name in length_properties]
-    if not all(isinstance(n, int) and n >= 1 for n in lengths):
-        return None
-    omegas = [properties.get(name) for name in ("omega", "typical-omega")]
-    if not all(isinstance(omega, float) and 0 < omega <= 1 for omega in omegas):
-        return None
-    omega, typical = cast(list[float], omegas)
-    return frozenset(cast(list[int], lengths)), omega, typical
-
-
-def _message(reply: Message) -> bytes:
-    data = attached(reply, "message")
-    assert isinstance(data, bytes)
-    return data
-
-
-def _sketch(reply: Message) -> "np.typing.NDArray[np.float32] | None":
-    """Return a reply's sketch if its numbers can be those of a model."""
-    data = attached(reply, "sketch")
-    if not isinstance(data, bytes) or len(data) % 4 or not data:
-        return None
-    values = np.frombuffer(data, "<f4")
-    return values if np.abs(values).max() <= LARGEST_SKETCHED else None

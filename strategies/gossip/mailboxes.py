@@ -1,4 +1,4 @@
-"""Messages of a graph's nodes, until their neighbours have answered for them."""
+"""Messages to the nodes of a graph, queued until the receiver has answered."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -14,16 +14,16 @@ from flwr_frl.strategies.server.replies import Arrays
 
 @dataclass(frozen=True)
 class Pending:
-    """A message that a node has not yet answered for.
+    """A queued message.
 
     Parameters
     ----------
     round : int
-        In which it was sent.
+        The round in which it was sent.
     sender : str
         Name of the neighbour that sent it.
     data : bytes
-        The message itself.
+        The message.
     """
 
     round: int
@@ -32,24 +32,28 @@ class Pending:
 
 
 class Mailboxes:
-    """One for each node of a graph, with what its neighbours have sent it.
+    """A queue of messages for each node of a graph.
 
-    What a node has not answered for stays until it does, so a node that was away makes
-    up for what it missed.
+    Messages stay in a node's queue until it has answered, so a node that was offline
+    receives the messages it missed.
 
     Parameters
     ----------
     names : sequence of str
         Names of the nodes 0 to n − 1.
     weights : ndarray, shape (n, n)
-        The mixing matrix W; w_ij ≠ 0 makes i and j neighbours.
+        The mixing matrix W.
     neighbours : sequence of sequence of int
-        Of each node, in increasing order.
+        Each node's neighbours, in increasing order.
 
     Attributes
     ----------
+    number : dict of str to int
+        Each node's number, by name.
+    pending : dict of str to list of Pending
+        Each node's queue, oldest message first, by name.
     lost : set of str
-        Nodes that the others go on without.
+        Nodes that were given up; they receive no more messages.
     """
 
     def __init__(
@@ -71,10 +75,16 @@ class Mailboxes:
         sent: Mapping[str, bytes],
         relays: Callable[[bool], bool],
     ) -> None:
-        """Put each node's message where its neighbours will get it.
+        """Clear the senders' queues, and queue their messages for their neighbours.
 
-        ``sent`` is by the sender's name; a sender has answered for all it was sent.
-        ``relays`` says whether a neighbour gets a message, given whether it took part.
+        Parameters
+        ----------
+        server_round : int
+            The current round.
+        sent : mapping of str to bytes
+            The round's messages by sender; empty if a node has nothing to send.
+        relays : callable
+            Returns whether a neighbour receives messages, given whether it took part.
         """
         for name in sent:
             self.pending[name] = []
@@ -88,45 +98,41 @@ class Mailboxes:
                     self.pending[neighbour].append(message)
 
     def lists_for(self, name: str) -> dict[str, Any]:
-        """Return what a node is sent, as lists of the same length; {} for nothing.
+        """Return a node's messages as config entries, or {} if there are none.
 
-        They are ``relayed-rounds``, ``relayed-senders``, ``relayed-weights`` (w_ij) and
-        ``relayed-data``.
+        The entries are lists of equal length: ``relayed-rounds``, ``relayed-senders``,
+        ``relayed-weights`` (w_ij) and ``relayed-data``.
         """
         i, pending = self.number[name], self.pending[name]
         if not pending:
             return {}
         senders = [message.sender for message in pending]
-        places = [self.number[sender] for sender in senders]
+        columns = [self.number[sender] for sender in senders]
         return {
             "relayed-rounds": [message.round for message in pending],
             "relayed-senders": senders,
-            "relayed-weights": self.weights[i, places].tolist(),
+            "relayed-weights": self.weights[i, columns].tolist(),
             "relayed-data": [message.data for message in pending],
         }
 
     def lose(self, name: str, reason: str) -> None:
-        """Go on without a node for good; the log says why."""
-        log(
-            WARNING,
-            "client %s is lost, as %s; its neighbours go on with what it sent last",
-            name,
-            reason,
-        )
+        """Permanently give up a node, and log the reason."""
+        text = "client %s is lost: %s; its neighbours continue with its last message"
+        log(WARNING, text, name, reason)
         self.lost.add(name)
         self.pending[name] = []
 
     def copy(self) -> "Mailboxes":
-        """Return mailboxes with the same messages, that what follows leaves alone."""
+        """Return an independent copy."""
         copied = Mailboxes(self.names, self.weights, self.neighbours)
-        copied.pending = {name: list(held) for name, held in self.pending.items()}
+        copied.pending = {name: list(queue) for name, queue in self.pending.items()}
         copied.lost = set(self.lost)
         return copied
 
     def state_dict(self) -> tuple[Arrays, dict[str, Any]]:
-        """Return the messages as arrays of bytes, and the rest as JSON can hold it.
+        """Return the messages as uint8 arrays, and the rest as JSON values.
 
-        A message that several neighbours have not answered for is one array.
+        A message in several queues is stored once.
         """
         arrays: Arrays = {}
         entries: list[list[Any]] = []
@@ -142,7 +148,7 @@ class Mailboxes:
         return arrays, {"names": self.names, "pending": entries, "lost": lost}
 
     def load_state_dict(self, arrays: Arrays, values: dict[str, Any]) -> None:
-        """Go back to a saved state of the same nodes."""
+        """Restore a saved state of the same nodes."""
         self.lost = {str(name) for name in values["lost"]}
         messages: dict[str, Pending] = {}
         for key, name, server_round, sender in values["pending"]:

@@ -203,12 +203,12 @@ def test_a_node_that_lost_its_state_ends_the_run():
     arrays = strategy.initialize(grid)
     run_rounds(strategy, grid, arrays, range(1, 6))
     grid.contexts[2].state.clear()
-    with pytest.raises(SettingsError, match="client 000001 is lost, as its state is"):
+    with pytest.raises(SettingsError, match="client 000001 is lost: its state"):
         run_rounds(strategy, grid, arrays, range(6, 9))
 
 
 def test_a_node_that_is_away_for_too_long_ends_the_run():
-    with pytest.raises(SettingsError, match="client 000003 is lost, as it has been aw"):
+    with pytest.raises(SettingsError, match="client 000003 is lost: it missed"):
         run(9, away=[(4, r) for r in range(3, 9)], max_missed_rounds=3)
 
 

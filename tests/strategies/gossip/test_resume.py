@@ -158,11 +158,11 @@ def test_a_run_keeps_its_graph_whatever_the_file_says_by_now(tmp_path, caplog):
     kept = json.loads(json.dumps(values))
     same = build_strategy(network.settings)
     same.load_state_dict(arrays, kept)
-    assert "another one by now" not in caplog.text
+    assert "the run keeps its saved graph" not in caplog.text
     file.write_text("0 1\n0 2\n0 3\n0 4\n")
     other = build_strategy(network.settings)
     other.load_state_dict(arrays, kept)
-    assert "another one by now; the run keeps its own" in caplog.text
+    assert "the run keeps its saved graph" in caplog.text
     file.unlink()
     without = build_strategy(network.settings)
     without.load_state_dict(arrays, kept)
