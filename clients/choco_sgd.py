@@ -1,4 +1,4 @@
-"""CHOCO-SGD (Koloskova et al., ICML 2019): SQuARM-SGD that talks in each iteration."""
+"""CHOCO-SGD (Koloskova et al., ICML 2019): decentralised SGD with compression."""
 
 from flwr_frl.clients.gossip.base import CompressedGossipSettings
 from flwr_frl.clients.gossip.schedules import Schedule, threshold
@@ -6,19 +6,19 @@ from flwr_frl.clients.squarm_sgd import SQuARMSGDClient
 
 
 class ChocoSGDClient(SQuARMSGDClient):
-    """Compressed differences, one local step, no trigger.
+    """SQuARM-SGD with one local step per exchange (H = 1) and no trigger (c_t = 0).
 
-    The paper has no momentum; with ``momentum`` above 0 it is the variant of its
-    authors' experiments.
+    The paper has no momentum; ``momentum`` > 0 is the variant of its authors'
+    experiments.
     """
 
     settings_type = CompressedGossipSettings
 
     @property
     def local_steps(self) -> int:
-        """Iterations between two exchanges: 1."""
+        """Number of iterations between two exchanges: 1."""
         return 1
 
     def make_threshold(self) -> Schedule:
-        """Return 0: every message is sent."""
+        """Return c_t = 0: every non-zero difference is sent."""
         return threshold("0")

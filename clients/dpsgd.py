@@ -1,4 +1,4 @@
-"""D-PSGD (Lian et al., NeurIPS 2017): decentralised SGD, uncompressed."""
+"""D-PSGD (Lian et al., NeurIPS 2017): decentralised SGD without compression."""
 
 import numpy as np
 
@@ -7,36 +7,36 @@ from flwr_frl.clients.gossip.base import GossipClient, GossipSettings
 from flwr_frl.clients.gossip.relayed import Relayed
 from flwr_frl.task.compression.per_tensor import Compressor, Identity
 
-# The identity draws nothing.
+# The identity operator uses no randomness.
 NO_RANDOMNESS = np.random.default_rng(0)
 
 
 class DPSGDClient(GossipClient):
-    """x_i ← Σ_j w_ij (x_j − η g_j): a step, then the mean with the neighbours.
+    """x_i ← Σ_j w_ij (x_j − η g_j): a local step, then averaging with the neighbours.
 
-    The step has the settings' momentum and weight decay; the paper has neither.
+    Momentum and weight decay follow the settings; the paper uses neither.
     """
 
     settings_type = GossipSettings
 
     def make_compressor(self) -> Compressor:
-        """Return the identity: models are sent as they are."""
+        """Return the identity: models are sent uncompressed."""
         return Identity()
 
     def mix(self, round_: int, messages: list[Relayed], config: Config) -> None:
-        """x_i ← x_i + Σ_j w_ij (x_j − x_i), with those who took part in that round.
+        """x_i ← x_i + Σ_j w_ij (x_j − x_i), over the neighbours that took part.
 
-        What a neighbour sent while this node was away mixes with nothing: that
-        neighbour has put this node's weight on itself, so the mean is kept.
+        Messages from rounds that this node missed are ignored. In those rounds the
+        sender adds this node's weight to its own, which preserves the mean.
         """
         if round_ != self.state.round:
             return
-        own = self.x.clone()
+        x_i = self.x.clone()
         for message in messages:
             model = self.decoded(message)
             if model is not None:
-                self.x.add_(model - own, alpha=message.weight)
+                self.x.add_(model - x_i, alpha=message.weight)
 
     def message(self, server_round: int) -> bytes:
-        """Return the own model x, d float32 numbers."""
+        """Return the model x_i as d float32 numbers."""
         return self.compressor.compress(self.x, NO_RANDOMNESS)

@@ -29,12 +29,12 @@ INBOX = "inbox."
 
 
 class MultiTaskClient(Client):
-    """Algorithms 2 and 3: a node with its own model, tied to its neighbours' models.
+    """Algorithms 2 and 3: a node whose model is constrained by its neighbours' models.
 
-    The first message is the start, uncompressed; each later round makes one iteration
-    and sends C(x̃ − x̂). An iteration needs one message of every neighbour: a node whose
-    neighbour is away keeps what it has got and waits, since the duals of both ends of
-    an edge must go on alike.
+    The first message is the uncompressed starting point; each later round runs one
+    iteration and sends C(x̃ − x̂). An iteration needs one message from every neighbour,
+    since the dual variables of both ends of an edge must stay equal. If a neighbour is
+    offline, a node saves the other messages and waits.
     """
 
     shared = ()
@@ -51,15 +51,15 @@ class MultiTaskClient(Client):
         self.refused = 0
 
     def make_compressor(self) -> Compressor:
-        """Return the operator C that the settings name."""
+        """Return the compression operator C."""
         return from_settings(self.settings, (DIMENSION,))
 
     def structure(self) -> list[object]:
-        """Return what must be the same for all nodes: the problem and C."""
+        """Return what all nodes must have in common: the problem and C."""
         return [repr(self.task), repr(self.compressor)]
 
     def get_properties(self, config: Config) -> Config:
-        """Return also ``message-bytes``, ``first-message-bytes`` and C's omegas."""
+        """Add ``message-bytes``, ``first-message-bytes`` and C's ω."""
         return {
             **super().get_properties(config),
             "message-bytes": self.compressor.num_bytes(DIMENSION),
@@ -69,23 +69,23 @@ class MultiTaskClient(Client):
         }
 
     def fit(self, parameters: NDArrays, config: Config) -> Reply:
-        """Make one iteration if every neighbour's message is here.
+        """Run one iteration if every neighbour's message has arrived.
 
-        ``message`` is attached, empty while waiting. The metrics are the expected cost
-        as ``train-loss``, ``refused``, and ``iterations`` so far.
+        The reply has the attachment ``message``, empty while waiting, and the metrics
+        ``train-loss`` (the expected cost), ``refused`` and ``iterations`` (so far).
         """
         node, algorithm, noise = self.prepare(config)
-        kept = self.state.load() or {}
+        saved = self.state.load() or {}
         check_state(self.state, config)
         if self.state.round == 0:
-            # What an earlier run of the experiment left: its neighbours start anew.
-            kept = {}
-        inbox = self.collect(kept, config)
-        if not kept:
+            # State of an earlier run; the neighbours start afresh, too.
+            saved = {}
+        inbox = self.collect(saved, config)
+        if not saved:
             state = algorithm.start(self.task.seed)
             data = self.post(algorithm, state, node)
         else:
-            state, data = State.from_arrays(kept), b""
+            state, data = State.from_arrays(saved), b""
             if all(inbox.values()):
                 messages = [queue.pop(0) for queue in inbox.values()]
                 self.take(algorithm, state, messages)
@@ -103,29 +103,36 @@ class MultiTaskClient(Client):
         return [], 1, metrics
 
     def post(self, algorithm: SaddlePoint, state: State, node: int) -> bytes:
-        """Return this node's next message (lines 2 to 5), and update its own copy."""
+        """Return this node's next message, and update its own copy (lines 2 to 5)."""
         stream = exchange_stream(self.task.seed, node, state.iteration + 1)
         return algorithm.send(state, self.compressor, stream)
 
     def take(
         self, algorithm: SaddlePoint, state: State, messages: list[tuple[str, bytes]]
     ) -> None:
-        """Update the neighbours' copies; a malformed message changes nothing.
+        """Update the neighbours' copies; malformed messages count as zero.
 
-        ``messages`` are one of each neighbour, as (name, message).
+        Parameters
+        ----------
+        algorithm : SaddlePoint
+            The algorithm of this node.
+        state : State
+            The state; updated.
+        messages : list of (str, bytes)
+            One message from each neighbour, with its sender's name.
         """
         operator = Identity() if state.iteration == 0 else self.compressor
-        nothing = operator.compress(torch.zeros(DIMENSION), np.random.default_rng(0))
-        usable = []
+        zero = operator.compress(torch.zeros(DIMENSION), np.random.default_rng(0))
+        valid = []
         for sender, data in messages:
             try:
                 decode(operator, data, DIMENSION)
-                usable.append(data)
+                valid.append(data)
             except ValueError as error:
                 log(WARNING, "message of neighbour %s refused: %s", sender, error)
                 self.refused += 1
-                usable.append(nothing)
-        algorithm.receive(state, usable, self.compressor)
+                valid.append(zero)
+        algorithm.receive(state, valid, self.compressor)
 
     def prepare(self, config: Config) -> tuple[int, SaddlePoint, Noise]:
         """Return this node's number in the graph, its algorithm and its noise."""
@@ -134,47 +141,48 @@ class MultiTaskClient(Client):
         return node, *_prepared(self.task, node, neighbours)
 
     def collect(
-        self, kept: Mapping[str, npt.NDArray[Any]], config: Config
+        self, saved: Mapping[str, npt.NDArray[Any]], config: Config
     ) -> dict[str, list[tuple[str, bytes]]]:
-        """Return each neighbour's unused messages, oldest first, by its name.
+        """Return each neighbour's unused (name, message) pairs, oldest first, by name.
 
-        Each is (name, message); the neighbours are in the order of their numbers.
+        Neighbours are in the order of their numbers.
         """
         neighbours = _neighbours(config)
         inbox: dict[str, list[tuple[str, bytes]]] = {}
         for name in sorted(neighbours, key=lambda n: neighbours[n]):
-            inbox[name] = [(name, m) for m in _unpacked(kept.get(INBOX + name))]
+            inbox[name] = [(name, m) for m in _unpacked(saved.get(INBOX + name))]
         for _, messages in exchanges(config, self.state.round):
             for message in messages:
                 if message.sender in inbox:
                     inbox[message.sender].append((message.sender, message.data))
                 else:
-                    log(WARNING, "%r is no neighbour: message refused", message.sender)
+                    text = "message of %r refused: not a neighbour"
+                    log(WARNING, text, message.sender)
                     self.refused += 1
         return inbox
 
     def evaluate(self, parameters: NDArrays, config: Config) -> Evaluation:
-        """Test the time average of the points, the algorithm's output.
+        """Evaluate the time average of the points, the algorithm's output.
 
-        The loss is its expected cost F_i. The metrics are ``loss-point``, the cost of
-        the last point; ``constraint``, the largest g_ij of the node's points; and
-        ``iterations``. ``duals`` are attached, float64 in the order of the neighbours'
-        numbers, for the server's check.
+        The loss is its expected cost F_i. The metrics are ``loss-point``, the expected
+        cost of the last point; ``constraint``, the largest g_ij at the node's last
+        point; and ``iterations``. The attachment ``duals`` contains λ_ij in float64, in
+        the order of the neighbours' numbers, for the server's check.
         """
         _, algorithm, _ = self.prepare(config)
-        kept = self.state.load()
+        saved = self.state.load()
         check_state(self.state, config)
-        if kept is None or self.state.round == 0:
+        if saved is None or self.state.round == 0:
             return float("nan"), 0, {}
-        state = State.from_arrays(kept)
+        state = State.from_arrays(saved)
         if state.iteration == 0:
             return float("nan"), 0, {}
         problem, point = algorithm.problem, algorithm.point(state)
-        others = algorithm.feasible.project(state.known)
-        own = np.repeat(point, len(others), axis=0)
+        x_j = algorithm.feasible.project(state.known)
+        x_i = np.repeat(point, len(x_j), axis=0)
         metrics: Config = {
             "loss-point": float(problem.expected(point)[0]),
-            "constraint": float(algorithm.constraint.value(own, others).max()),
+            "constraint": float(algorithm.constraint.value(x_i, x_j).max()),
             "iterations": state.iteration,
         }
         self.attachments["duals"] = state.duals.astype("<f8").tobytes()
@@ -185,7 +193,7 @@ class MultiTaskClient(Client):
 def _prepared(
     setup: MultiTaskSetup, node: int, neighbours: tuple[int, ...]
 ) -> tuple[SaddlePoint, Noise]:
-    """Draw a node's costs once a process, not once a message."""
+    """Draw a node's costs once per process instead of once per message."""
     algorithm = setup.saddle_point([node], [(node, j) for j in neighbours])
     return algorithm, Noise(algorithm.problem, setup.seed)
 
@@ -197,7 +205,7 @@ def _neighbours(config: Config) -> dict[str, int]:
 
 
 def _packed(queue: list[tuple[str, bytes]]) -> npt.NDArray[np.uint8]:
-    """Return messages as one array: each with its length in four bytes before it."""
+    """Return messages as one array, each preceded by its length in four bytes."""
     framed = b"".join(len(m).to_bytes(4, "little") + m for _, m in queue)
     return np.frombuffer(framed, np.uint8)
 

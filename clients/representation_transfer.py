@@ -33,23 +33,22 @@ from flwr_frl.task.transfer import (
 
 @dataclass(frozen=True)
 class RoleSettings(Checked):
-    """Who is a source.
+    """Roles of the clients.
 
     Parameters
     ----------
     num_sources : int, default 10
-        The first so many clients are sources; a device that sets 0 for itself is a
-        target.
+        Clients below this index are sources. A device can set 0 to be a target.
     """
 
     num_sources: Annotated[int, Range("[0, inf)")] = TransferData.num_sources
 
 
 class TransferClient(Client):
-    """A source sends its representation; a target keeps a model that uses them all."""
+    """A source, which sends its representation, or a target, which uses all of them."""
 
     shared = (REPRESENTATION,)
-    # Targets get what all sources sent, stacked or as a basis.
+    # Targets receive all representations, stacked or as a basis.
     fixed_shapes = False
     node_settings = (*Client.node_settings, "num-sources")
     settings: RoleSettings
@@ -61,40 +60,40 @@ class TransferClient(Client):
 
     @property
     def sent(self) -> tuple[str, ...]:  # type: ignore[override]
-        """A source's representation; a target sends no arrays."""
+        """The representation for a source; nothing for a target."""
         return self.shared if self.is_source else ()
 
     def get_properties(self, config: Config) -> Config:
-        """Return also ``role``: ``source`` or ``target``."""
+        """Add ``role``: ``source`` or ``target``."""
         role = "source" if self.is_source else "target"
         return {**super().get_properties(config), "role": role}
 
     def fit(self, parameters: NDArrays, config: Config) -> Reply:
-        """Fit a source's model and send its representation, or a target's and keep it.
+        """Fit a source's model and send its representation, or fit a target's model.
 
-        A target gets what the sources gave; a source the initial representation.
+        A source receives the initial representation, a target the combined ones.
         """
         if self.is_source:
             return self.fit_source(parameters, config)
-        kept, loss = self.fit_target(parameters)
-        self.state.save(kept, int(config[SERVER_ROUND]))
+        model, loss = self.fit_target(parameters)
+        self.state.save(model, int(config[SERVER_ROUND]))
         return [], len(self.task.train_examples(self.index)), {"train-loss": loss}
 
     def fit_source(self, parameters: NDArrays, config: Config) -> Reply:
-        """Fit a source's model and keep its head; as `fit`."""
+        """Fit a source's model and save its head; see `fit`."""
         raise NotImplementedError
 
     def fit_target(self, parameters: NDArrays) -> tuple[Arrays, float]:
-        """Return what a target keeps, from what the sources gave, and its loss."""
+        """Fit a target's model to the sources' arrays; return it and its loss."""
         raise NotImplementedError
 
     def evaluate(self, parameters: NDArrays, config: Config) -> Evaluation:
-        """Test the own model; without one there are no examples."""
-        kept = self.state.load()
-        return (0.0, 0, {}) if kept is None else self.test_target(parameters, kept)
+        """Test this target's model; report no examples before it has one."""
+        model = self.state.load()
+        return (0.0, 0, {}) if model is None else self.test_target(parameters, model)
 
-    def test_target(self, parameters: NDArrays, kept: Arrays) -> Evaluation:
-        """Test what `fit_target` has returned; as `Client.evaluate`."""
+    def test_target(self, parameters: NDArrays, saved: Arrays) -> Evaluation:
+        """Test a model returned by `fit_target`; see `Client.evaluate`."""
         raise NotImplementedError
 
 
@@ -105,25 +104,25 @@ class RepresentationTransferSettings(RoleSettings):
     Parameters
     ----------
     descent_steps : int, default 0
-        0 solves phase 2 in closed form; otherwise gradient descent makes at most so
-        many steps.
+        Maximum number of gradient steps in phase 2; 0 uses the closed form.
     """
 
     descent_steps: Annotated[int, Range("[0, inf)")] = 0
 
 
 class RepresentationTransferClient(TransferClient):
-    """A source fits y ≈ X B w and sends B; a target learns its model in two phases.
+    """Linear regression: sources fit y ≈ X B w and send B; targets learn in two phases.
 
-    Source, equation 5.3: least squares determine only the product θ = B w, and any B
-    whose span holds θ attains the minimum. Here B is the smallest one, k = 1: the
-    direction θ / ‖θ‖; the head w = ‖θ‖ stays. With fewer samples than dimensions θ is
-    the solution of least norm.
+    Source (equation 5.3): least squares determine only the product θ = B w, and any B
+    whose span contains θ attains the minimum. We use the smallest, with k = 1: the
+    direction B = θ / ‖θ‖, while the head w = ‖θ‖ stays on the client. With fewer
+    samples than dimensions, θ is the least-norm solution.
 
-    Target, section 5.3: a head on V from the first half of the samples (phase 1), all
-    parameters from the second half (phase 2, see ``descent_steps``). The model stays.
+    Target (section 5.3): phase 1 fits a head on V to the first half of the samples, and
+    phase 2 fits all parameters to the second half (see ``descent_steps``). The model
+    stays on the client.
 
-    For any task but ``transfer`` there is the `FeatureTransferClient`.
+    Other tasks than ``transfer`` use the `FeatureTransferClient`.
     """
 
     task: TransferTask
@@ -132,25 +131,25 @@ class RepresentationTransferClient(TransferClient):
     settings: RepresentationTransferSettings
 
     def get_parameters(self, config: Config) -> NDArrays:
-        """Return zeros of the shape (1, d) of what sources send."""
+        """Return zeros in the shape (1, d) of the sources' Bᵀ."""
         return [np.zeros((1, self.task.dimension))]
 
     def fit_source(self, parameters: NDArrays, config: Config) -> Reply:
-        """Fit y ≈ X B w and keep w; send Bᵀ of shape (1, d)."""
+        """Fit y ≈ X B w, save w, and send Bᵀ of shape (1, d)."""
         x, y = self.task.draw(self.index)
         theta = phase_two(np.zeros(x.shape[1]), x, y)
         norm = float(np.linalg.norm(theta))
         head = {"head.weight": np.array([[norm]])}
         self.state.save(head, int(config[SERVER_ROUND]))
         loss = float(np.mean((y - x @ theta) ** 2))
-        # A model of zeros has no direction.
+        # θ = 0 has no direction; B is then 0, too.
         return [theta[None] / (norm or 1.0)], len(y), {"train-loss": loss}
 
     def fit_target(self, parameters: NDArrays) -> tuple[Arrays, float]:
-        """Return θ₁ and θ₂, from the first and second half of the samples.
+        """Return θ₁ as ``phase-1`` and θ₂ as ``phase-2``, given Vᵀ of shape (q, d).
 
-        They are ``phase-1`` and ``phase-2``, of shape (d,), from Vᵀ of shape (q, d).
-        The loss is the mean squared error of θ₂ on all samples.
+        Both have the shape (d,). The loss is the mean squared error of θ₂ on all
+        samples.
         """
         x, y = self.task.draw(self.index)
         x1, y1, x2, y2 = halves(x, y)
@@ -163,17 +162,17 @@ class RepresentationTransferClient(TransferClient):
         loss = float(np.mean((y - x @ second) ** 2))
         return {"phase-1": first, "phase-2": second}, loss
 
-    def test_target(self, parameters: NDArrays, kept: Arrays) -> Evaluation:
-        """Compare the own model with θ*.
+    def test_target(self, parameters: NDArrays, saved: Arrays) -> Evaluation:
+        """Compare this target's model with θ*.
 
         The loss is the mean squared error of θ₂ on the test examples. The metrics are
         errors relative to that of θ* (Table 5.1): ``error`` (phase 2),
-        ``error-phase-1``, and ``error-scratch`` of the model of least norm that fits
-        all samples without V.
+        ``error-phase-1``, and ``error-scratch`` of the least-norm model fitted to all
+        samples without V.
         """
         x, y = self.task.draw(self.index)
         scratch = phase_two(np.zeros(x.shape[1]), x, y)
-        models = cast(Matrix, kept["phase-1"]), cast(Matrix, kept["phase-2"]), scratch
+        models = cast(Matrix, saved["phase-1"]), cast(Matrix, saved["phase-2"]), scratch
         best, first, second, alone = self.task.errors(self.index, *models)
         errors: Config = {
             "error": second,
@@ -185,14 +184,15 @@ class RepresentationTransferClient(TransferClient):
 
 @dataclass(frozen=True)
 class FeatureTransferSettings(FedRepSettings, RoleSettings):
-    """Settings of representation transfer for models that are not linear.
+    """Settings of representation transfer for nonlinear models.
 
     Parameters
     ----------
     rank_tolerance : float, default 0.01
-        Where the rank of a basis ends, relative to the largest singular value.
+        Singular values below this fraction of the largest do not count towards the rank
+        of a basis.
     source_epochs : int, default 50
-        Epochs of a source's whole model.
+        Epochs in which a source trains its whole model.
     """
 
     rank_tolerance: Annotated[float, Range("(0, 1)")] = 0.01
@@ -200,14 +200,14 @@ class FeatureTransferSettings(FedRepSettings, RoleSettings):
 
 
 class FeatureTransferClient(TransferClient):
-    """The same for models that are not linear, which the theory does not cover.
+    """Representation transfer for nonlinear models, which the theory does not cover.
 
     A source trains its whole model for ``source-epochs`` and sends the representation
     φ_i. A target's features are [φ_1(x) … φ_m(x)], projected onto an orthonormal basis
-    of what they span on its own training examples (the principal directions whose
-    singular values are above ``rank-tolerance`` times the largest). It trains a linear
-    head on them for ``head-epochs`` and keeps basis and head. The representations are
-    not trained further: there is no phase 2.
+    of their span on its training examples (the principal directions whose singular
+    values are above ``rank-tolerance`` times the largest). It trains a linear head on
+    them for ``head-epochs``, and saves the basis and the head. The representations
+    themselves stay fixed: there is no phase 2.
     """
 
     personal = (HEAD,)
@@ -215,23 +215,23 @@ class FeatureTransferClient(TransferClient):
     settings: FeatureTransferSettings
 
     def fit_source(self, parameters: NDArrays, config: Config) -> Reply:
-        """Train the whole model and keep the head."""
+        """Train the whole model and save the head."""
         self.receive(parameters, config)
         loss = self.train("all", self.settings.source_epochs)
         self.save(config)
         return self.send(loss)
 
     def fit_target(self, parameters: NDArrays) -> tuple[Arrays, float]:
-        """Return a linear head on the features of all m sources, from arrays (m, …).
+        """Return a linear head on the features of all m sources, given arrays (m, …).
 
-        ``basis`` is of shape (features of all sources, q), beside ``head.weight`` and
-        ``head.bias``. The loss is the mean over the last epoch.
+        The result contains ``basis``, shape (features of all sources, q),
+        ``head.weight`` and ``head.bias``. The loss is the mean over the last epoch.
         """
         examples = self.train_examples.without_augmentation()
         features = self.features(parameters, examples)
         tolerance = self.settings.rank_tolerance
-        spanned = to_numpy(features).astype(np.float64)
-        v = torch.from_numpy(basis([spanned.T], tolerance)).float().to(self.device)
+        columns = to_numpy(features).astype(np.float64).T
+        v = torch.from_numpy(basis([columns], tolerance)).float().to(self.device)
         outputs = len(self.task.classes) or examples.targets.shape[1]
         head = nn.Linear(v.shape[1], outputs).to(self.device)
         model = SplitModel(nn.Identity(), head)
@@ -243,7 +243,7 @@ class FeatureTransferClient(TransferClient):
 
     @torch.no_grad()
     def features(self, parameters: NDArrays, examples: ExampleSet) -> Tensor:
-        """Return [φ_1(x) … φ_m(x)], of shape (n, m k), from arrays of shape (m, …)."""
+        """Return [φ_1(x) … φ_m(x)], shape (n, m k), given arrays of shape (m, …)."""
         names = self.names(self.shared)
         columns = []
         for source in zip(*parameters, strict=True):
@@ -253,16 +253,16 @@ class FeatureTransferClient(TransferClient):
             batches = examples.batches(EVALUATION_BATCH)
             rows = [self.model.representation(x).flatten(1) for x, _ in batches]
             columns.append(torch.cat(rows))
-        # NaN features of one source must not spoil the others'.
+        # NaN features of one source must not affect those of the others.
         return torch.nan_to_num(torch.cat(columns, dim=1), 0.0, 0.0, 0.0)
 
-    def test_target(self, parameters: NDArrays, kept: Arrays) -> Evaluation:
-        """Test the own head on the features of all sources."""
+    def test_target(self, parameters: NDArrays, saved: Arrays) -> Evaluation:
+        """Test this target's head on the features of all sources."""
         examples = test_examples(self.task, self.index)
         if len(examples) == 0:
             return 0.0, 0, {}
-        own = self.tensors(kept)
-        v, weight, bias = own["basis"], own["head.weight"], own["head.bias"]
+        tensors = self.tensors(saved)
+        v, weight, bias = (tensors[n] for n in ("basis", "head.weight", "head.bias"))
         head = nn.Linear(v.shape[1], len(weight)).to(self.device)
         model = SplitModel(nn.Identity(), head)
         model.head.load_state_dict({"weight": weight, "bias": bias})

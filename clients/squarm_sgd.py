@@ -1,4 +1,4 @@
-"""SQuARM-SGD (Singh, UCLA 2024, chapter 3): compressed, lazy, with momentum."""
+"""SQuARM-SGD (Singh, UCLA 2024, chapter 3): event-triggered compression, momentum."""
 
 from dataclasses import dataclass
 from typing import Annotated, Any, cast
@@ -18,16 +18,15 @@ from flwr_frl.task.settings import Free, Range
 
 @dataclass(frozen=True)
 class SQuARMSettings(CompressedGossipSettings):
-    """Settings of SQuARM-SGD's nodes.
+    """Settings of SQuARM-SGD.
 
     Parameters
     ----------
     local_steps : int, default 5
-        H, iterations between two exchanges.
+        Number of iterations H between two exchanges.
     trigger : str, default "0"
-        The threshold c_t, as ``START``, ``START:INCREMENT:EVERY`` or
-        ``START:INCREMENT:EVERY:UNTIL``. Nothing bounds it: the theory's bound holds for
-        any schedule that ends, and of the paper's own the convex one is above 1 / η_t.
+        Threshold c_t, ``START``, ``START:INCREMENT:EVERY`` or
+        ``START:INCREMENT:EVERY:UNTIL``, without an upper bound (`threshold`).
     """
 
     local_steps: Annotated[int, Range("[1, inf)")] = 5
@@ -37,10 +36,10 @@ class SQuARMSettings(CompressedGossipSettings):
 
 
 class SQuARMSGDClient(GossipClient):
-    """Algorithm 1, in the memory-efficient form.
+    """Algorithm 1, in its memory-efficient form.
 
-    Besides its model x_i a node keeps its own public estimate x̂_i and the weighted sum
-    Σ_j w_ij x̂_j of its neighbours', however many they are.
+    Besides its model x_i, a node stores its momentum v_i, its public estimate x̂_i and
+    the weighted sum Σ_j w_ij x̂_j of its neighbours' estimates.
     """
 
     vectors = ("momentum", "estimate", "neighbours")
@@ -55,7 +54,7 @@ class SQuARMSGDClient(GossipClient):
 
     @property
     def local_steps(self) -> int:
-        """Iterations between two exchanges, H."""
+        """Number of iterations H between two exchanges."""
         return cast(SQuARMSettings, self.settings).local_steps
 
     def make_threshold(self) -> Schedule:
@@ -65,7 +64,7 @@ class SQuARMSGDClient(GossipClient):
     def mix(self, round_: int, messages: list[Relayed], config: Config) -> None:
         """Line 16: x ← x + γ Σ_j w_ij (x̂_j − x̂_i), after x̂_j ← x̂_j + q_j.
 
-        A neighbour that sent no q_j keeps its estimate.
+        The estimate of a neighbour that sent no q_j is unchanged.
         """
         neighbours, estimate = self.vector("neighbours"), self.vector("estimate")
         for message in messages:
@@ -78,8 +77,8 @@ class SQuARMSGDClient(GossipClient):
     def message(self, server_round: int) -> bytes:
         """Lines 8 to 13: if ‖x − x̂‖² > c_t η_t², send q = C(x − x̂); x̂ ← x̂ + q.
 
-        The first round is no exception, as in the algorithm's box; the section's text
-        has all nodes send in it.
+        This includes the first round, as in the algorithm's listing; in the section's
+        text, all nodes send in the first round.
         """
         difference = self.x - self.vector("estimate")
         t = self.iterations(server_round)[-1]

@@ -1,4 +1,4 @@
-"""Representation transfer (Singh, UCLA 2024, ch. 5): sources teach targets."""
+"""Representation transfer (Singh, UCLA 2024, ch. 5) from sources to targets."""
 
 from collections.abc import Iterable
 from logging import WARNING
@@ -17,28 +17,28 @@ from flwr_frl.task.transfer import basis, unit_columns
 
 
 class RepresentationTransfer(BaseStrategy):
-    """Sources send their trained representations once; targets get all of them.
+    """Collect the sources' trained representations once, and send them to all targets.
 
-    The first round asks the sources, and again until one has answered. Every later
-    round sends what the sources gave to the targets that have no model yet, so a target
-    that joins later gets it in the next round, and a source that comes later is not
-    asked. Targets send nothing back but their counts and loss. Only the last round is
-    evaluated, by the targets that have a model. ``fraction-train`` does not apply:
-    everyone who is due is asked.
+    The first round trains the sources; it is repeated until one has answered. Every
+    later round sends the combined representations to the targets without a model, so a
+    target that joins late receives them in the next round. Sources that join late are
+    not trained. Targets return only their example count and loss. Targets with a model
+    are evaluated after the last round. There is no sampling: ``fraction-train`` is
+    unused.
 
-    This class serves any split model: what the targets get is the sources' state dicts,
-    each array stacked along a new first axis. The theory covers linear regression only,
-    which is `RepresentationTransferLinear`.
+    This class supports any split model: targets receive the sources' state dicts, with
+    each array stacked along a new first axis. The theory covers only linear regression
+    (`RepresentationTransferLinear`).
 
     Parameters
     ----------
     num_sources : int, default 10
-        The clients 0 to ``num_sources`` − 1 are sources; they say so themselves.
+        Clients 0 to ``num_sources`` − 1 are sources; each client reports its role.
     rank_tolerance : float, default 0.01
-        In (0, 1); where the rank of a basis ends, relative to the largest singular
-        value.
+        In (0, 1). Singular values below this fraction of the largest do not count
+        towards the rank of a basis.
     **base
-        Those of `BaseStrategy`; ``transport`` must be float32.
+        As for `BaseStrategy`; ``transport`` must be float32.
     """
 
     client = "flwr_frl.clients.representation_transfer:FeatureTransferClient"
@@ -48,9 +48,9 @@ class RepresentationTransfer(BaseStrategy):
     }
     evaluate_last_round_only = True
     averages = False
-    # The sources' arrays become one of another shape.
+    # The targets receive arrays of another shape.
     fixed_shapes = False
-    # Its targets are such clients.
+    # Targets already are newcomers.
     takes_newcomers = False
     srpfl_settings = None
 
@@ -67,14 +67,14 @@ class RepresentationTransfer(BaseStrategy):
         self.num_sources = num_sources
         self.rank_tolerance = rank_tolerance
         validate(self)
-        # Whether the shared arrays are what the sources gave.
+        # True once the shared arrays are the combined representations.
         self.built = False
         self._sent = ArrayRecord()
 
     def check_clients(self, num_clients: int) -> None:
-        """Raise `SettingsError` unless one client is a target.
+        """Raise `SettingsError` unless at least one client is a target.
 
-        Once the clients are known, they have said themselves what they are.
+        Known clients have already reported their roles.
         """
         if self.clients.known:
             return
@@ -90,7 +90,7 @@ class RepresentationTransfer(BaseStrategy):
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        """Ask the sources; once they have answered, the targets without a model."""
+        """Address the sources or, once they have answered, targets without a model."""
         nodes = self.identify(grid)
         self._sent = arrays
         if self.built:
@@ -102,25 +102,25 @@ class RepresentationTransfer(BaseStrategy):
         kind = MessageType.TRAIN
         messages = self.open_round(nodes, arrays, config, server_round, kind)
         if self.built:
-            # A target sends no arrays.
+            # Targets send no arrays.
             self.pending.expect(self.arrayrecord_key, ArrayRecord())
         return messages
 
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
-        """Return also the metric ``asked``: how many clients were."""
+        """Add ``asked``, the number of clients addressed."""
         arrays, metrics = super().aggregate_train(server_round, replies)
         if metrics is not None:
             metrics["asked"] = len(self.pending.asked)
-        # That nobody is left to be asked is no failure.
-        nobody_left = self.built and not self.pending.asked
-        return (self._sent if nobody_left else arrays), metrics
+        # A round is valid even if all targets have a model already.
+        done = self.built and not self.pending.asked
+        return (self._sent if done else arrays), metrics
 
     def aggregate(
         self, server_round: int, replies: list[Message]
     ) -> ArrayRecord | None:
-        """Return `combine` of the sources' arrays; targets' replies change nothing."""
+        """Combine the sources' arrays; replies of targets change nothing."""
         if self.built:
             return self._sent
         try:
@@ -128,50 +128,47 @@ class RepresentationTransfer(BaseStrategy):
         except SettingsError as error:
             if not (self.pending.silent or self.pending.rejections):
                 raise
-            # Those that have not answered may have more.
-            log(WARNING, "round %d: %s; they are asked again", server_round, error)
+            # Sources that have not answered yet may have valid representations.
+            log(WARNING, "round %d: %s; retrying all sources", server_round, error)
             return None
         self.built = True
         return combined
 
     def combine(self, sources: list[Arrays]) -> Arrays:
-        """Return the sources' arrays, stacked.
-
-        There are m sources, in the order of their names; the arrays are (m, …).
-        """
+        """Return the arrays of m sources, in the order of names, stacked to (m, …)."""
         log(WARNING, "the theory of representation transfer covers linear models only")
         return {name: np.stack([s[name] for s in sources]) for name in sources[0]}
 
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        """Ask the targets that have a model to test it."""
+        """Address the targets that have a model."""
         targets = self._with_role(self.identify(grid), "target")
         nodes = [n for n in targets if self.name_of(n) in self.ledger.acknowledged]
         kind = MessageType.EVALUATE
         return self.open_round(nodes, arrays, config, server_round, kind)
 
     def state_dict(self) -> tuple[Arrays, dict[str, Any]]:
-        """Return also whether the sources have answered."""
+        """Add whether the sources have answered."""
         arrays, values = super().state_dict()
         return arrays, {**values, "built": self.built}
 
     def load_state_dict(self, arrays: Arrays, values: dict[str, Any]) -> None:
-        """Go back to a saved state."""
+        """Restore a saved state."""
         super().load_state_dict(arrays, values)
         self.built = bool(values["built"])
 
 
 class RepresentationTransferLinear(RepresentationTransfer):
-    """Linear regression, section 5.3: the targets get the orthonormal basis Vᵀ."""
+    """Linear regression (section 5.3): targets receive the orthonormal basis Vᵀ."""
 
     client = "flwr_frl.clients.representation_transfer:RepresentationTransferClient"
 
     def combine(self, sources: list[Arrays]) -> Arrays:
-        """Return Vᵀ of shape (q, d), an orthonormal basis of the columns of all B_i.
+        """Return Vᵀ, shape (q, d), an orthonormal basis of the columns of all B_i.
 
-        They come as ``representation.weight``, B_iᵀ of shape (k, d). Raises
-        `SettingsError` if they span nothing.
+        Sources send ``representation.weight``, B_iᵀ of shape (k, d). Raises
+        `SettingsError` if all B_i are 0.
         """
         weights = [s[REPRESENTATION_WEIGHT].astype(np.float64) for s in sources]
         columns = [unit_columns(weight.T) for weight in weights]

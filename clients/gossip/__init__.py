@@ -1,1 +1,1 @@
-"""Nodes of a graph: what they keep and exchange."""
+"""Clients for decentralised learning: nodes of a graph and their messages."""

@@ -1,9 +1,9 @@
-"""What nodes of a graph have in common: messages to and from their neighbours.
+"""Base of gossip clients: nodes that exchange messages with their neighbours.
 
-A node keeps its whole model. The server only relays: it sends a node what its
-neighbours sent since the node's last reply that counted, and takes one message of its
-own. Rounds that a node has missed it makes up for in their order, as if it had been
-there and had neither trained nor sent anything, so the nodes' mean moves as it should.
+A node never shares its model with the server, which only relays: a node receives the
+messages that its neighbours sent since its last accepted reply, and sends one message.
+After an absence, a node replays the missed exchanges in order, as if it had taken part
+without training or sending. This preserves the mean of the nodes' models.
 """
 
 from dataclasses import dataclass
@@ -41,8 +41,8 @@ from flwr_frl.task.training import (
 )
 
 VECTORS = "gossip."
-# No training that goes well exchanges a larger number; one of 1e30 would be the end of
-# every neighbour's model.
+# Successful training exchanges no larger numbers; a single 1e30 would ruin the models
+# of all neighbours.
 LARGEST_ENTRY = 1e6
 
 
@@ -53,9 +53,9 @@ class GossipSettings(SGD):
     Parameters
     ----------
     learning_rate_schedule : str, default "constant"
-        ``constant``, ``inverse:A`` or ``steps:WARMUP:T1,T2,...:FACTOR``, in iterations:
-        base / (t + A), or a rise over WARMUP iterations and a division by FACTOR at
-        each of T1, T2, ….
+        η_t at iteration t: ``constant``; ``inverse:A`` for base / (t + A); or
+        ``steps:WARMUP:T1,T2,...:FACTOR`` for a linear warm-up over WARMUP iterations
+        and a division by FACTOR at each of the iterations T1, T2, ….
     """
 
     learning_rate_schedule: Annotated[
@@ -65,21 +65,20 @@ class GossipSettings(SGD):
 
 @dataclass(frozen=True)
 class CompressedGossipSettings(GossipSettings, CompressionSettings):
-    """Local SGD of a node, and what its messages are."""
+    """Local SGD of a node, and the compression of its messages."""
 
 
 class GossipClient(Client):
-    """A node: trains the whole model and exchanges vectors with its neighbours.
+    """A node: trains its whole model and exchanges vectors with its neighbours.
 
-    Subclasses say which vectors they keep besides the model, and write `mix` and
-    `message`.
+    Subclasses implement `mix` and `message`, and declare their ``vectors``.
     """
 
     shared = ()
     personal = (*WHOLE, VECTORS)
     settings_type: type = CompressedGossipSettings
     settings: GossipSettings
-    # Kept besides the model, each of the parameters' size; all start at 0.
+    # Personal vectors beside the model, each with d entries, initially 0.
     vectors: ClassVar[tuple[str, ...]] = ("momentum",)
 
     def __init__(
@@ -101,22 +100,22 @@ class GossipClient(Client):
 
     @property
     def local_steps(self) -> int:
-        """Iterations between two exchanges, H."""
+        """Number of iterations H between two exchanges."""
         return 1
 
     def make_compressor(self) -> Compressor:
-        """Return the operator C that the settings name."""
+        """Return the compression operator C."""
         settings = cast(CompressedGossipSettings, self.settings)
         return from_settings(settings, self.flat.sizes)
 
     def structure(self) -> list[object]:
-        """Return what must be the same for all nodes: parameters, classes and C."""
+        """Return what all nodes must have in common: parameters, classes and C."""
         named = self.model.named_parameters()
         shapes: list[object] = [(name, tuple(p.shape)) for name, p in named]
         return [*shapes, self.task.classes, repr(self.compressor)]
 
     def get_properties(self, config: Config) -> Config:
-        """Return also ``message-bytes``, a message's length, and C's omegas."""
+        """Add ``message-bytes``, the length of a message, and C's ω."""
         return {
             **super().get_properties(config),
             "message-bytes": self.compressor.num_bytes(self.dimension),
@@ -127,10 +126,10 @@ class GossipClient(Client):
     # One round.
 
     def fit(self, parameters: NDArrays, config: Config) -> Reply:
-        """Mix with what the neighbours sent, make H iterations, send one message.
+        """Mix with the neighbours, run H iterations, and send one message.
 
-        ``message`` is attached, empty where there is nothing to send; the metric
-        ``refused`` is how many of the neighbours' messages were malformed.
+        The reply has the attachment ``message``, empty if there is nothing to send, and
+        the metric ``refused``, the number of malformed messages received.
         """
         self.catch_up(parameters, config)
         server_round = int(config[SERVER_ROUND])
@@ -141,11 +140,11 @@ class GossipClient(Client):
         return arrays, n, {**metrics, "refused": self.refused}
 
     def evaluate(self, parameters: NDArrays, config: Config) -> Evaluation:
-        """Test the own model as it is after the exchange; nothing is kept.
+        """Test this node's model after the exchange; save nothing.
 
-        ``sketch`` is attached: float32 numbers from which the server estimates the
-        distance between the nodes' models. Where the data are the node's own, a model
-        that it would reveal has none.
+        The attachment ``sketch`` contains float32 numbers from which the server
+        estimates the distance between the nodes' models. A device with private data
+        omits it for small models, which it would reveal.
         """
         self.catch_up(parameters, config)
         if not self.own_data or self.dimension >= SMALLEST_SKETCHED:
@@ -153,14 +152,14 @@ class GossipClient(Client):
         return self.test(self.model)
 
     def catch_up(self, parameters: NDArrays, config: Config) -> None:
-        """Load the own state and make all exchanges since its round."""
+        """Load this node's state and replay all exchanges since its round."""
         self.receive(parameters, config)
         check_state(self.state, config)
         for round_, messages in exchanges(config, self.state.round):
             self.mix(round_, messages, config)
 
     def mix(self, round_: int, messages: list[Relayed], config: Config) -> None:
-        """Make one exchange's consensus step.
+        """Apply the consensus step of one exchange.
 
         Parameters
         ----------
@@ -169,12 +168,25 @@ class GossipClient(Client):
         messages : list of Relayed
             The neighbours' messages.
         config : dict
-            Of the server: ``consensus-step`` and ``neighbour-weight``.
+            The server's config, with ``consensus-step`` and ``neighbour-weight``.
         """
         raise NotImplementedError
 
     def message(self, server_round: int) -> bytes:
-        """Return what the neighbours get, empty for nothing.
+        """Return the message to the neighbours, empty if there is nothing to send.
+
+        Parameters
+        ----------
+        server_round : int
+            The round, from 1.
+        """
+        raise NotImplementedError
+
+    def iterate(self, server_round: int) -> float:
+        """Run H iterations of SGD with Nesterov momentum (Algorithm 1, lines 3 to 5).
+
+        v ← β v + g;  x ← x − η_t (β v + g). The batch of an iteration is drawn from all
+        of the node's examples; batches whose targets are all ignored are skipped.
 
         Parameters
         ----------
@@ -183,35 +195,17 @@ class GossipClient(Client):
 
         Returns
         -------
-        bytes
-            The message.
-        """
-        raise NotImplementedError
-
-    def iterate(self, server_round: int) -> float:
-        """Make H iterations with Nesterov's momentum (Algorithm 1, lines 3 to 5).
-
-        v ← β v + g;  x ← x − η_t (β v + g), with one batch an iteration, drawn anew
-        from all of the node's examples. Where no target of it counts there is no step.
-
-        Parameters
-        ----------
-        server_round : int
-            The round, from 1: its iterations are (round − 1) H, ..., round H − 1.
-
-        Returns
-        -------
         float
-            Mean loss over the batches; 0 without steps.
+            Mean loss over the batches, or 0 if all were skipped.
 
         Raises
         ------
         TrainingDivergedError
-            If the loss is no longer finite.
+            If the loss is not finite.
         """
         self.model.train()
         v, g, beta = self.vector("momentum"), self.flat.gradient, self.settings.momentum
-        total, made = torch.zeros((), device=self.device), 0
+        total, steps = torch.zeros((), device=self.device), 0
         examples = self.train_examples
         ignoring = has_ignored(examples)
         for t in self.iterations(server_round):
@@ -220,32 +214,20 @@ class GossipClient(Client):
                 continue
             with told_of_one_example(examples, self.settings):
                 total += self.gradient(*batch)
-            made += 1
+            steps += 1
             v.mul_(beta).add_(g)
             self.x.sub_(g.add_(v, alpha=beta), alpha=self.rate(t))
         if not torch.isfinite(total):
             raise TrainingDivergedError(
                 f"the loss is {total.item()} in round {server_round} with "
-                f"learning-rate {self.settings.learning_rate}; a smaller one may help"
+                f"learning-rate {self.settings.learning_rate}; try a smaller one"
             )
-        return total.item() / max(1, made)
+        return total.item() / max(1, steps)
 
     def iterations(self, server_round: int) -> range:
-        """Return the iterations of a round.
-
-        Parameters
-        ----------
-        server_round : int
-            The round, from 1.
-
-        Returns
-        -------
-        range
-            H of them, the first of the run being 0.
-        """
-        return range(
-            (server_round - 1) * self.local_steps, server_round * self.local_steps
-        )
+        """Return the iterations (round − 1) H, ..., round H − 1 of a round, from 1."""
+        steps = self.local_steps
+        return range((server_round - 1) * steps, server_round * steps)
 
     def gradient(self, inputs: Tensor, targets: Tensor) -> Tensor:
         """Compute the stochastic gradient g at x, with weight decay.
@@ -258,7 +240,7 @@ class GossipClient(Client):
         Returns
         -------
         Tensor
-            The batch's loss; the gradient is in ``flat.gradient``.
+            The batch's loss. The gradient is stored in ``flat.gradient``.
         """
         self.flat.gradient.zero_()
         loss = gradient(self.model, inputs, targets, self.task.loss, self.settings)
@@ -268,17 +250,18 @@ class GossipClient(Client):
         return loss
 
     def decoded(self, message: Relayed) -> Tensor | None:
-        """Return a neighbour's vector, or None for a message that is malformed.
+        """Decode a neighbour's message.
 
         Parameters
         ----------
         message : Relayed
-            What the server relays.
+            The message.
 
         Returns
         -------
         Tensor of shape (d,), or None
-            The vector, on the device; no entry is above `LARGEST_ENTRY`.
+            The vector, on the device. None for malformed messages and for vectors with
+            an entry above `LARGEST_ENTRY`; they are counted in ``refused``.
         """
         try:
             vector = self.compressor.decompress(message.data, self.dimension)
@@ -293,22 +276,22 @@ class GossipClient(Client):
             return None
         return vector.to(self.device)
 
-    # State: the model and the vectors beside it.
+    # State: the model and the vectors.
 
     def initial_group(self, slot: str) -> Tensors:
-        """Return the vectors that are kept besides the model, all 0."""
+        """Return the initial ``vectors``, all 0."""
         return dict.fromkeys(self.vectors, _zeros(self.dimension))
 
     def vector(self, name: str) -> Tensor:
-        """Return one of ``vectors``; what changes it is kept."""
+        """Return one of the ``vectors``; in-place changes are saved."""
         return self.saved[VECTORS + name]
 
     def receive(self, parameters: NDArrays, config: Config) -> None:
-        """Load the own model and vectors."""
+        """Load this node's model and vectors."""
         with torch.no_grad():
             super().receive(parameters, config)
         if self.state.round == 0:
-            # Of an earlier run only the model counts: its neighbours start anew too.
+            # Only the model is reused from an earlier run: the neighbours restart, too.
             zeros = {
                 name: value.to(self.device, copy=True)
                 for name, value in self.initial_group(VECTORS).items()
@@ -322,5 +305,5 @@ def _zeros(dimension: int) -> Tensor:
 
 
 def randomness() -> np.random.Generator:
-    """Return NumPy's generator for this message: of seed, client and round."""
+    """Return a NumPy generator that depends on the seed, the client and the round."""
     return np.random.default_rng([torch.initial_seed(), 0x60551])

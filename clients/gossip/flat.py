@@ -13,23 +13,28 @@ from flwr_frl.task.sgd import SGD
 class FlatParameters:
     """All parameters of a model as one vector, and their gradients as another.
 
-    The parameters become views of the vector: what changes one changes the other.
-    Buffers, such as the statistics of a batch norm, are no part of it.
+    The parameters become views of the vector and share its memory. Buffers, such as
+    batch-norm statistics, are not included.
 
     Parameters
     ----------
     model : nn.Module
-        Its parameters, all float32, are moved into the vector.
+        A model whose parameters are all float32.
 
     Attributes
     ----------
     vector, gradient : Tensor, shape (d,)
-        In the order of ``model.parameters()``; a parameter that is channels last in
-        memory lies so here.
+        In the order of ``model.parameters()``, each in its memory layout (channels
+        last or contiguous).
     decayed : Tensor, shape (d,)
-        1 for entries of weights, 0 for those of biases: where weight decay acts.
+        1 for weights and 0 for biases, to which weight decay does not apply.
     sizes : tuple of int
-        Entries of each parameter.
+        Number of entries of each parameter.
+
+    Raises
+    ------
+    SettingsError
+        If a parameter has another dtype.
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -38,7 +43,7 @@ class FlatParameters:
             if parameter.dtype != torch.float32:
                 kind = str(parameter.dtype).removeprefix("torch.")
                 raise SettingsError(
-                    f"the model's {name!r} is {kind}; gossip exchanges float32"
+                    f"the model's {name!r} is {kind}; gossip expects float32"
                 )
         self.sizes = tuple(p.numel() for _, p in named)
         device = named[0][1].device
@@ -48,37 +53,38 @@ class FlatParameters:
         self._gradients: list[tuple[nn.Parameter, Tensor]] = []
         start = 0
         for (name, parameter), size in zip(named, self.sizes, strict=True):
-            piece = slice(start, start + size)
-            view = _shaped(self.vector[piece], parameter)
+            entries = slice(start, start + size)
+            view = _shaped(self.vector[entries], parameter)
             view.copy_(parameter.data)
             parameter.data = view
-            self._gradients.append((parameter, _shaped(self.gradient[piece], view)))
+            self._gradients.append((parameter, _shaped(self.gradient[entries], view)))
             if SGD.is_bias(name):
-                self.decayed[piece] = 0
+                self.decayed[entries] = 0
             start += size
         self.attach()
 
     @classmethod
     def of(cls, model: nn.Module) -> Self:
-        """Return a model's, made only once; other training may have gone on since."""
-        found = _MADE.get(model)
-        if found is None:
-            found = _MADE[model] = cls(model)
-        found.attach()
-        return cast(Self, found)
+        """Return the cached vectors of a model, attached to its parameters again."""
+        flat = _CACHE.get(model)
+        if flat is None:
+            flat = _CACHE[model] = cls(model)
+        flat.attach()
+        return cast(Self, flat)
 
     def attach(self) -> None:
-        """Let the model's gradients be computed, into ``gradient``."""
+        """Make the model's gradients accumulate in ``gradient``."""
         for parameter, gradient in self._gradients:
             parameter.requires_grad_(True)
             parameter.grad = gradient
 
 
-_MADE: WeakKeyDictionary[nn.Module, FlatParameters] = WeakKeyDictionary()
+_CACHE: WeakKeyDictionary[nn.Module, FlatParameters] = WeakKeyDictionary()
 
 
-def _shaped(piece: Tensor, like: Tensor) -> Tensor:
+def _shaped(entries: Tensor, like: Tensor) -> Tensor:
+    """Return a view with the shape and the memory layout of another tensor."""
     if like.dim() == 4 and like.is_contiguous(memory_format=torch.channels_last):
         n, c, h, w = like.shape
-        return piece.view(n, h, w, c).permute(0, 3, 1, 2)
-    return piece.view(like.shape)
+        return entries.view(n, h, w, c).permute(0, 3, 1, 2)
+    return entries.view(like.shape)

@@ -1,4 +1,4 @@
-"""What the server hands on from a node's neighbours, one exchange after the other."""
+"""Messages of a node's neighbours, as relayed by the server."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -9,27 +9,27 @@ from flwr_frl.clients.device.state import PersonalState
 from flwr_frl.task.messages import ACKNOWLEDGED_ROUND, EXCHANGED_ROUND
 from flwr_frl.task.settings import SettingsError
 
-# Rounds that a node makes up for: far more than any server lets it miss.
+# Maximum number of exchanges that a node replays, far more than a server lets it miss.
 LONGEST_ABSENCE = 100_000
 
 
 class LostStateError(RuntimeError):
-    """A node's estimates are no longer those that its neighbours have of it."""
+    """A node's estimates differ from those that its neighbours have of it."""
 
 
 def check_state(state: PersonalState, config: Config) -> None:
-    """Raise `LostStateError` unless a loaded state is of the ``acknowledged-round``."""
+    """Raise `LostStateError` if a loaded state precedes the ``acknowledged-round``."""
     acknowledged = int(config.get(ACKNOWLEDGED_ROUND, 0))
     if state.round < acknowledged:
         raise LostStateError(
-            f"this node has its state of round {state.round} and not that of round "
+            f"this node has its state of round {state.round}, not that of round "
             f"{acknowledged}, on which its neighbours rely"
         )
 
 
 @dataclass(frozen=True)
 class Relayed:
-    """A neighbour's message as the server hands it on.
+    """A neighbour's message.
 
     Parameters
     ----------
@@ -38,7 +38,7 @@ class Relayed:
     weight : float
         Entry w_ij of the mixing matrix.
     data : bytes
-        What the neighbour sent.
+        The encoded message.
     """
 
     sender: str
@@ -47,10 +47,22 @@ class Relayed:
 
 
 def exchanges(config: Config, last_round: int) -> Iterator[tuple[int, list[Relayed]]]:
-    """Yield what the neighbours sent, one exchange after the other.
+    """Yield the neighbours' messages by round, in order and without gaps.
 
-    Each is a round and its messages; the first round is ``last_round``, that of this
-    node's state. `flwr_frl.strategies.gossip.base.Gossip.content` writes the config.
+    Parameters
+    ----------
+    config : dict
+        The server's config, written by
+        `flwr_frl.strategies.gossip.base.Gossip.content`.
+    last_round : int
+        The round of this node's state, which is the first one yielded.
+
+    Yields
+    ------
+    round : int
+        A round.
+    messages : list of Relayed
+        Its messages.
     """
     lists: dict[str, list[Any]] = cast(dict[str, list[Any]], config)
     by_round: dict[int, list[Relayed]] = {}
@@ -61,8 +73,8 @@ def exchanges(config: Config, last_round: int) -> Iterator[tuple[int, list[Relay
     newest = int(config[EXCHANGED_ROUND])
     if newest - last_round > LONGEST_ABSENCE:
         raise SettingsError(
-            f"the server's {EXCHANGED_ROUND} is {newest}, and this node's state is of "
-            f"round {last_round}; that must be at most {LONGEST_ABSENCE:,} rounds"
+            f"the server's {EXCHANGED_ROUND} is {newest}; expected at most "
+            f"{LONGEST_ABSENCE:,} rounds after this node's state of round {last_round}"
         )
     for round_ in range(last_round, newest + 1):
         yield round_, by_round.get(round_, [])

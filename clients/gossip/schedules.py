@@ -1,4 +1,4 @@
-"""Schedules over iterations, written as a setting: learning rates and thresholds."""
+"""Schedules over iterations: learning rates and thresholds, parsed from settings."""
 
 from collections.abc import Callable
 from functools import lru_cache
@@ -10,12 +10,21 @@ Schedule = Callable[[int], float]
 
 @lru_cache(maxsize=16)
 def learning_rate(text: str, base: float) -> Schedule:
-    """Return a learning rate as a function of the iteration, from 0.
+    """Return the learning rate η_t as a function of the iteration t, from 0.
 
-    ``text`` is ``constant``; ``inverse:A``, base / (t + A), for an A above 0; or
-    ``steps:WARMUP:T1,T2,...:FACTOR``: rises linearly over WARMUP iterations, and is
-    divided by FACTOR, at least 1, at each of the iterations T1, T2, ... ``base`` is the
-    setting ``learning-rate``. Another text is a `SettingsError`.
+    Parameters
+    ----------
+    text : str
+        ``constant``; ``inverse:A`` for base / (t + A) with A > 0; or
+        ``steps:WARMUP:T1,T2,...:FACTOR`` for a linear warm-up over WARMUP iterations
+        and a division by FACTOR ≥ 1 at each of the iterations T1, T2, ....
+    base : float
+        The setting ``learning-rate``.
+
+    Raises
+    ------
+    SettingsError
+        If the text is invalid.
     """
     kind, *rest = text.split(":")
     try:
@@ -37,22 +46,30 @@ def learning_rate(text: str, base: float) -> Schedule:
     except (ValueError, IndexError):
         pass
     raise SettingsError(
-        f"learning-rate-schedule is {text!r}; it must be constant, inverse:A or "
+        f"learning-rate-schedule is {text!r}; expected constant, inverse:A or "
         "steps:WARMUP:T1,T2,...:FACTOR"
     )
 
 
 @lru_cache(maxsize=16)
 def threshold(text: str) -> Schedule:
-    """Return the trigger's threshold c_t as a function of the iteration, from 0.
+    """Return the trigger's threshold c_t as a function of the iteration t, from 0.
 
-    ``text`` is ``START``, or ``START:INCREMENT:EVERY`` (raised every EVERY iterations),
-    or ``START:INCREMENT:EVERY:UNTIL`` (not raised any more after iteration UNTIL).
-    Another text is a `SettingsError`.
+    It has no upper bound. Theorem 2 of the dissertation requires c_t < c_0 / η^(1−ε)
+    for some c_0, which every eventually constant schedule satisfies. In the
+    dissertation's ResNet experiments c_t < 1 / η_t; its convex experiment starts with
+    c_0 = 5,000 at η_0 = 0.01, far above.
 
-    There is no bound on it. Theorem 2 of the dissertation wants c_t below c_0 / η^(1−ε)
-    for some c_0, which any schedule that ends is. Its ResNets keep c_t < 1 / η_t; its
-    convex run begins with 5,000 at η_0 = 0.01, far above.
+    Parameters
+    ----------
+    text : str
+        ``START``; ``START:INCREMENT:EVERY``, which adds INCREMENT every EVERY
+        iterations; or ``START:INCREMENT:EVERY:UNTIL``, the same until iteration UNTIL.
+
+    Raises
+    ------
+    SettingsError
+        If the text is invalid.
     """
     try:
         start, *rest = map(float, text.split(":"))
@@ -63,6 +80,6 @@ def threshold(text: str) -> Schedule:
     except ValueError:
         pass
     raise SettingsError(
-        f"trigger is {text!r}; it must be START, START:INCREMENT:EVERY or "
+        f"trigger is {text!r}; expected START, START:INCREMENT:EVERY or "
         "START:INCREMENT:EVERY:UNTIL"
     )

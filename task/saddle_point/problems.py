@@ -16,8 +16,6 @@ from typing import Protocol, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from flwr_frl.task.settings import require
-
 Float64s = NDArray[np.float64]
 
 # First words of the random seeds; they separate the random streams.

@@ -1,4 +1,4 @@
-"""Schedules by hand, those of the paper among them, and texts that are none."""
+"""Schedules by hand, including the paper's, and invalid texts."""
 
 import contextlib
 import math
@@ -44,11 +44,11 @@ def test_the_rate_of_the_deep_experiment():
 
 def test_steps_without_warm_up_in_any_order():
     rate = learning_rate("steps:0:7,3:10", 1.0)
-    found = [rate(t) for t in (0, 2, 3, 6, 7)]
-    assert found == pytest.approx([1, 1, 0.1, 0.1, 0.01])
+    rates = [rate(t) for t in (0, 2, 3, 6, 7)]
+    assert rates == pytest.approx([1, 1, 0.1, 0.1, 0.01])
     # A milestone in the middle of the warm-up.
-    found = [learning_rate("steps:4:2:2", 1.0)(t) for t in range(5)]
-    assert found == [0.25, 0.5, 0.375, 0.5, 0.5]
+    rates = [learning_rate("steps:4:2:2", 1.0)(t) for t in range(5)]
+    assert rates == [0.25, 0.5, 0.375, 0.5, 0.5]
 
 
 def test_a_constant_threshold():
@@ -64,11 +64,11 @@ def test_a_rising_threshold():
 def test_the_threshold_of_the_deep_experiment():
     # 2.5, raised by 1.5 every 20, until 350: 17 times, to 28.
     c = threshold("2.5:1.5:20:350")
-    found = [c(t) for t in (0, 19, 20, 40, 339, 340, 350, 351, 10**6)]
-    assert found == [2.5, 2.5, 4, 5.5, 26.5, 28, 28, 28, 28]
+    thresholds = [c(t) for t in (0, 19, 20, 40, 339, 340, 350, 351, 10**6)]
+    assert thresholds == [2.5, 2.5, 4, 5.5, 26.5, 28, 28, 28, 28]
 
 
-def test_a_threshold_that_silences_everybody():
+def test_infinite_threshold():
     assert threshold("inf")(0) == math.inf
 
 
@@ -133,28 +133,28 @@ TRIGGERS = [
 
 
 @pytest.mark.parametrize("text", RATES)
-def test_texts_that_are_no_learning_rate(text):
+def test_invalid_learning_rate_schedules_are_rejected(text):
     with pytest.raises(SettingsError) as caught:
         learning_rate(text, 0.1)
     message = str(caught.value)
     allowed = "constant, inverse:A or steps:WARMUP:T1,T2,...:FACTOR"
-    assert message == f"learning-rate-schedule is {text!r}; it must be {allowed}"
+    assert message == f"learning-rate-schedule is {text!r}; expected {allowed}"
     assert "\n" not in message
 
 
 @pytest.mark.parametrize("text", TRIGGERS)
-def test_texts_that_are_no_trigger(text):
+def test_invalid_triggers_are_rejected(text):
     with pytest.raises(SettingsError) as caught:
         threshold(text)
     message = str(caught.value)
     allowed = "START, START:INCREMENT:EVERY or START:INCREMENT:EVERY:UNTIL"
-    assert message == f"trigger is {text!r}; it must be {allowed}"
+    assert message == f"trigger is {text!r}; expected {allowed}"
     assert str(declared(SQuARMSettings)["trigger"].allowed) == allowed
     assert "\n" not in message
 
 
 @given(st.text(alphabet="0123456789.:-,einfastpcov ", max_size=25))
-def test_any_text_is_a_schedule_or_refused(text):
+def test_any_text_is_parsed_or_rejected(text):
     for parse in (lambda s: learning_rate(s, 0.1), threshold):
         with contextlib.suppress(SettingsError):
             schedule = parse(text)
