@@ -7,62 +7,44 @@ from contextlib import suppress
 from logging import INFO, WARNING
 from typing import Annotated, Any, ClassVar, cast
 
-import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 from flwr.common import log
 from flwr.serverapp import Grid
 
-from flwr_frl.strategies.base import BaseStrategy
 from flwr_frl.strategies.gossip.consensus import (
     ALLOWED,
     ConsensusStep,
     consensus_distance,
 )
-from flwr_frl.strategies.gossip.graphs import GRAPHS, RANDOM_GRAPHS, Graph, build_graph
+from flwr_frl.strategies.gossip.graph_strategy import GraphStrategy
+from flwr_frl.strategies.gossip.graphs import Graph
 from flwr_frl.strategies.gossip.mailboxes import Mailboxes
-from flwr_frl.strategies.gossip.mixing import metropolis_weights, uniform_weights
 from flwr_frl.strategies.gossip.replies import message_format, message_of, sketch_of
 from flwr_frl.strategies.server.checks import InvalidReplyError
 from flwr_frl.strategies.server.replies import Arrays, attached, check_metrics
 from flwr_frl.task.messages import EXCHANGED_ROUND
-from flwr_frl.task.settings import Choice, Free, Range, SettingsError, validate
+from flwr_frl.task.settings import Free, SettingsError, validate
 
-MIXING = {"metropolis": metropolis_weights, "uniform": uniform_weights}
 # Key of the graph's edges in a checkpoint; shape (edges, 2).
 EDGES = "graph-edges"
 # Error of a client whose state differs from the one its neighbours rely on.
 LOST_STATE = "LostStateError"
 
 
-class Gossip(BaseStrategy):
+class Gossip(GraphStrategy):
     """Relay each node's message to its neighbours on a graph.
 
-    All nodes take part in every round. Messages are queued until their receiver has
-    answered, so a node that was offline receives the messages it missed.
+    Messages are queued until their receiver has answered, so a node that was offline
+    receives the messages it missed.
 
     Parameters
     ----------
-    graph : str, default "ring"
-        ``ring``, ``torus``, ``complete`` or ``star``; a random graph, ``erdos-renyi``,
-        ``k-regular`` or ``small-world``; or a file with one edge (two node numbers) per
-        line. Node i is the i-th of the sorted names of the initial clients.
-    edge_probability : float, default 0.5
-        Probability of an edge of ``erdos-renyi``.
-    graph_degree : int, default 4
-        Degree of the nodes of ``k-regular``; even mean degree of ``small-world`` (Watts
-        and Strogatz 1998).
-    rewiring_probability : float, default 0.1
-        Probability that an edge of ``small-world``'s ring lattice gets a new end.
-    mixing : {"metropolis", "uniform"}, default "metropolis"
-        The weights w_ij.
     consensus_step : float or str, default "auto"
         γ, in (0, 1]. ``auto`` derives it from the fraction of a Gaussian vector that a
         message conveys; ``theory`` from the worst case, which gives a small γ. With
         RandK of 1 %, no step that was tried brings the nodes together.
-    max_missed_rounds : int, default 1000
-        A node that misses more rounds in a row is lost: it is given up for good.
     **base
-        As for `BaseStrategy`.
+        As for `GraphStrategy`.
 
     Raises
     ------
@@ -86,109 +68,21 @@ class Gossip(BaseStrategy):
     def __init__(
         self,
         *,
-        graph: Annotated[
-            str, Free(f"{', '.join([*GRAPHS, *RANDOM_GRAPHS])} or a file of edges")
-        ] = "ring",
-        edge_probability: Annotated[float, Range("(0, 1]")] = 0.5,
-        graph_degree: Annotated[int, Range("[2, inf)")] = 4,
-        rewiring_probability: Annotated[float, Range("[0, 1]")] = 0.1,
-        mixing: Annotated[str, Choice(*MIXING)] = "metropolis",
         consensus_step: Annotated[float | str, Free(ALLOWED)] = "auto",
-        max_missed_rounds: Annotated[int, Range("[1, inf)")] = 1000,
         **base: Any,
     ) -> None:
         super().__init__(**base)
-        self.graph = graph
-        self.edge_probability = edge_probability
-        self.graph_degree = graph_degree
-        self.rewiring_probability = rewiring_probability
-        self.mixing = mixing
         self.step = ConsensusStep(consensus_step)
-        self.max_missed_rounds = max_missed_rounds
         validate(self)
-        # Empty until the clients are known.
-        self.boxes = Mailboxes([], np.zeros((0, 0)), [])
-        self._edges = np.zeros((0, 2), np.int64)
-        self._latecomers: set[str] = set()
-        # Clients ahead of the server's checkpoint: since the last `identify`, and ever.
-        self._ahead: list[str] = []
-        self._ever_ahead: set[str] = set()
         self._exchanged_round = 0
         self._message_lengths: frozenset[int] = frozenset()
 
-    # The graph.
-
-    def check_clients(self, num_clients: int) -> None:
-        """Raise `SettingsError` unless the graph can have this many nodes."""
-        self.build_graph(num_clients)
-
-    def build_graph(self, n: int) -> Graph:
-        """Return the graph of n nodes."""
-        return build_graph(
-            self.graph,
-            n,
-            self.edge_probability,
-            self.seed,
-            self.graph_degree,
-            self.rewiring_probability,
-        )
-
     def identify(self, grid: Grid) -> list[int]:
-        """Return the connected nodes of the graph.
-
-        The first call builds the graph from the connected clients. Clients with other
-        names that connect later are not part of it.
-        """
+        """Return the connected nodes of the graph; learn their message format once."""
         nodes = super().identify(grid)
-        if not nodes:
-            return []
-        if not self.boxes.names:
-            names = [self.name_of(n) for n in nodes]
-            self._set_graph(names, self.build_graph(len(nodes)))
-        if not self._message_lengths:
+        if nodes and not self._message_lengths:
             self._set_message_format(nodes)
-        number = self.boxes.number
-        for name in {self.name_of(node) for node in nodes} - number.keys():
-            if name not in self._latecomers:
-                log(WARNING, "client %s came late and has no place in the graph", name)
-                self._latecomers.add(name)
-        ahead, self._ahead = self._ahead, []
-        self._lose_ahead([name for name in ahead if name in number])
-        present = number.keys() - self.boxes.lost
-        return [node for node in nodes if self.name_of(node) in present]
-
-    def expected_clients(self) -> set[str]:
-        """Exclude lost nodes."""
-        return super().expected_clients() - self.boxes.lost
-
-    def roll_back(self, name: str) -> None:
-        """Defer the decision to `identify`, which knows whether most clients agree."""
-        self._ahead.append(name)
-
-    def _lose_ahead(self, ahead: list[str]) -> None:
-        """Lose nodes that are ahead of the server; `SettingsError` if most nodes are.
-
-        A node cannot go back, as its neighbours' estimates are of its newest round. A
-        minority, however, must not be able to end the run.
-        """
-        self._ever_ahead.update(ahead)
-        majority = 2 * len(self._ever_ahead) > len(self.boxes.names)
-        for name in ahead:
-            reason = (
-                f"has seen a checkpoint of round {self.ledger.seen[name]}, later "
-                f"than this one of round {self.ledger.resumed}"
-            )
-            if majority:
-                raise SettingsError(
-                    f"resume: client {name}, like most clients, {reason}; gossip can "
-                    "only resume from its newest checkpoint"
-                )
-            if name not in self.boxes.lost:
-                self.lose(name, f"it {reason}")
-
-    def _set_graph(self, names: list[str], graph: Graph) -> None:
-        self._edges = np.array(graph.edges, np.int64)
-        self.boxes = Mailboxes(names, MIXING[self.mixing](graph), graph.neighbours)
+        return nodes
 
     def _set_message_format(self, nodes: list[int]) -> None:
         """Adopt the message lengths and ω that most clients report."""
@@ -204,10 +98,6 @@ class Gossip(BaseStrategy):
         if self.uses_consensus_step:
             self.step.derive(self.boxes.weights, omega, typical_omega)
 
-    def sample(self, server_round: int, nodes: list[int]) -> list[int]:
-        """Return all nodes."""
-        return nodes
-
     # The relay.
 
     def configure_train(
@@ -215,9 +105,9 @@ class Gossip(BaseStrategy):
     ) -> Iterable[Message]:
         """Send every node its neighbours' messages up to the previous round."""
         self._exchanged_round = server_round - 1
-        self._lose_absent(server_round)
+        self.lose_absent(server_round)
         messages = super().configure_train(server_round, arrays, config, grid)
-        self.pending.attached_bytes = max(self._message_bytes, default=0)
+        self.pending.attached_bytes = max(self._message_lengths, default=0)
         return messages
 
     def configure_evaluate(
@@ -272,16 +162,6 @@ class Gossip(BaseStrategy):
         Here it always does: differences to public estimates must all arrive.
         """
         return True
-
-    def _lose_absent(self, server_round: int) -> None:
-        for name in self.boxes.names:
-            missed = server_round - 1 - self.ledger.acknowledged.get(name, 0)
-            if name not in self.boxes.lost and missed > self.max_missed_rounds:
-                self.lose(name, f"it missed {missed} rounds")
-
-    def lose(self, name: str, reason: str) -> None:
-        """Permanently give up a node, as `Mailboxes.lose`."""
-        self.boxes.lose(name, reason)
 
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]

@@ -1,4 +1,4 @@
-"""Multi-task optimisation through messages: the numbers of all nodes as arrays."""
+"""Multi-task optimisation by messages equals the computation in arrays."""
 
 import logging
 
@@ -128,7 +128,7 @@ def network(iterations, problem="qcqp", zeta=0.0, operator=None, step=0.02):
     ],
     ids=["top-k", "identity", "bandit", "logistic"],
 )
-def test_messages_give_the_numbers_of_all_nodes_as_arrays(given, expected):
+def test_nodes_that_exchange_messages_equal_the_network_in_arrays(given, expected):
     # The first round only sends the start, so there is one iteration less.
     states, rows, _, _ = run(13, **given)
     whole = network(12, **expected).state
@@ -144,7 +144,7 @@ def test_messages_give_the_numbers_of_all_nodes_as_arrays(given, expected):
     assert np.isfinite(rows[-1]["constraint"])
 
 
-def test_a_node_that_was_away_has_held_up_the_others_and_nothing_is_lost():
+def test_neighbours_wait_for_an_absent_node():
     away = [(2, r) for r in (4, 5, 6)]
     states, rows, _, _ = run(16, away=away)
     done = [int(state["iteration"]) for state in states]
@@ -159,7 +159,7 @@ def test_a_node_that_was_away_has_held_up_the_others_and_nothing_is_lost():
     assert any(row["sent"] < NODES - 1 for row in rows[3:7])
 
 
-def test_a_reply_that_did_not_count_is_made_again():
+def test_rejected_iteration_is_repeated():
     # Its message never reached the neighbours, so the client must not go on from it.
     states, rows, _, _ = run(12, changes={(3, 5): b"of another length"})
     assert rows[4]["rejected"] == 1
@@ -171,7 +171,7 @@ def test_a_reply_that_did_not_count_is_made_again():
             np.testing.assert_allclose(state["raw"], other["raw"], atol=1e-12)
 
 
-def test_a_malformed_message_is_refused_and_the_neighbours_go_on(caplog):
+def test_malformed_message_is_refused_and_neighbours_continue(caplog):
     length = create("top-k", k=2).num_bytes(10)
     logger = logging.getLogger("flwr")
     logger.addHandler(caplog.handler)
@@ -232,7 +232,7 @@ def test_hostile_metrics_are_no_error():
     assert metrics["rejected"] == 1
 
 
-def test_a_second_run_of_an_experiment_starts_anew(tmp_path):
+def test_second_run_of_an_experiment_starts_afresh(tmp_path):
     def rows_of(run_id):
         settings = settings_of(experiment="x")
         grid = Tampering(make_app(settings), NODES)
@@ -304,7 +304,7 @@ def _empty():
         ({"bandit-radius": 30.0}, "zeta is 30.0"),
     ],
 )
-def test_bad_numbers(given, message):
+def test_bad_settings_are_rejected(given, message):
     with pytest.raises(SettingsError, match=message):
         build_task(settings_of(**given), NODES)
 
@@ -321,7 +321,7 @@ def test_bad_numbers(given, message):
         ("representation-transfer", "qcqp", "there is nothing to train on; the algo"),
     ],
 )
-def test_algorithms_and_tasks_that_do_not_go_together(algorithm, task, line):
+def test_incompatible_algorithms_and_tasks_are_rejected(algorithm, task, line):
     line = f"algorithm {algorithm!r} and task {task!r}: {line}"
     with pytest.raises(SettingsError, match=f"^{line}") as caught:
         running.check([algorithm], {"task": task}, "inline")

@@ -1,4 +1,4 @@
-"""Sources once, then targets: who is asked, what counts, and nothing but B is sent."""
+"""Representation transfer: participation, rejected replies and sent arrays."""
 
 import json
 
@@ -113,7 +113,7 @@ def failing(broken: set[int]):
 
 
 @pytest.mark.parametrize("samples", [8, 40])
-def test_the_result_is_that_of_plain_numpy(samples):
+def test_linear_transfer_equals_numpy(samples):
     strategy, grid, start = started(target_samples=samples, seed=5)
     arrays, rows = rounds(strategy, grid, start, 1, 2)
     data = TransferData(12, 2, 4, 100, samples, 20.0, seed=5)
@@ -143,7 +143,7 @@ def test_the_result_is_that_of_plain_numpy(samples):
     assert [row["clients"] for row in rows] == [4, 3]
 
 
-def test_a_source_s_head_and_data_are_in_no_message():
+def test_heads_and_data_of_sources_stay_local():
     strategy, grid, start = started(seed=2)
     rounds(strategy, grid, start, 1, 3)
     data, secrets, names = TransferData(12, 2, 4, seed=2), [], set()
@@ -177,7 +177,7 @@ def test_a_source_s_head_and_data_are_in_no_message():
 # Who is asked
 
 
-def test_who_is_asked_and_that_nobody_is_asked_twice():
+def test_every_client_is_trained_once():
     strategy, grid, start = started()
     grid.asked("")
     arrays, rows = rounds(strategy, grid, start, 1, 1)
@@ -200,7 +200,7 @@ def test_only_targets_with_a_model_are_evaluated():
     assert strategy.evaluate_last_round_only
 
 
-def test_a_target_that_joins_later_gets_the_basis_at_once():
+def test_late_target_receives_the_basis_in_the_next_round():
     strategy, grid, start = started()
     grid.absent = {6}
     arrays, _ = rounds(strategy, grid, start, 1, 3)
@@ -213,7 +213,7 @@ def test_a_target_that_joins_later_gets_the_basis_at_once():
     assert set(strategy.client_metrics) == {"000004", "000005", "000006"}
 
 
-def test_a_target_that_failed_is_asked_again():
+def test_failed_target_is_retried():
     broken = {5}
     strategy, grid, start = started(failing(broken))
     arrays, (_, row) = rounds(strategy, grid, start, 1, 2)
@@ -237,7 +237,7 @@ BAD_SOURCES = {
 
 
 @pytest.mark.parametrize("bad", [*BAD_SOURCES, "name", "head too", "error"])
-def test_a_bad_source_is_left_out(bad):
+def test_invalid_source_is_ignored(bad):
     honest = make_app(settings_of())
 
     def app(message: Message, context: Context) -> Message:
@@ -269,7 +269,7 @@ def test_a_bad_source_is_left_out(bad):
     )
 
 
-def test_a_target_that_sends_something_does_not_count():
+def test_target_that_sends_arrays_is_rejected():
     honest = make_app(settings_of())
 
     def app(message: Message, context: Context) -> Message:
@@ -304,7 +304,7 @@ def scripted(representation: np.ndarray):
     return app
 
 
-def test_sources_that_span_nothing():
+def test_zero_representations_end_the_run():
     strategy, grid, start = started(scripted(np.zeros((1, 12))))
     line = "rank of the basis is 0; it must be at least 1: all representations are 0"
     with pytest.raises(SettingsError, match=f"^{line}$"):
@@ -332,7 +332,7 @@ def test_one_source_of_zeros_while_others_are_away_ends_nothing(caplog):
     assert np.linalg.matrix_rank(arrays[WEIGHT].numpy()) >= 1
 
 
-def test_without_a_valid_source_they_are_asked_again():
+def test_sources_are_retried_until_one_is_valid():
     asleep = {1, 2, 3, 4}
     strategy, grid, start = started(failing(asleep))
     arrays, (row,) = rounds(strategy, grid, start, 1, 1)

@@ -1,4 +1,4 @@
-"""One vector of all parameters: views, order, gradients and what decays."""
+"""Parameters as one vector: views, order, gradients and weight decay."""
 
 import copy
 

@@ -1,4 +1,4 @@
-"""Gossip clients on their own: iterations, messages and what they keep."""
+"""Single gossip clients: iterations, messages and state."""
 
 import copy
 from logging import WARNING
@@ -66,7 +66,7 @@ def config_of(server_round: int, relayed=(), exchanged=None, **more):
 # What is relayed, in its order
 
 
-def test_exchanges_follow_each_other_without_a_gap():
+def test_exchanges_are_yielded_in_order_without_gaps():
     relayed = [
         (4, "b", 0.5, b"1"),
         (2, "a", 0.25, b"2"),
@@ -81,7 +81,7 @@ def test_exchanges_follow_each_other_without_a_gap():
     assert found[3] == found[6] == []
 
 
-def test_nothing_is_relayed_in_the_beginning():
+def test_first_round_relays_nothing():
     assert list(exchanges(config_of(1), 0)) == [(0, [])]
 
 
@@ -142,7 +142,7 @@ def test_iterations_equal_torch_s_nesterov(model, momentum):
             start += size
 
 
-def test_momentum_and_schedule_go_on_from_round_to_round():
+def test_momentum_and_schedule_continue_across_rounds():
     more = {
         "momentum": 0.8,
         "local_steps": 2,
@@ -170,7 +170,7 @@ def test_momentum_and_schedule_go_on_from_round_to_round():
         np.testing.assert_allclose(kept[name], value.numpy(), rtol=0, atol=2e-6)
 
 
-def test_batches_are_drawn_anew_and_follow_the_seed():
+def test_batches_depend_on_the_seed():
     models = []
     for seed in (1, 1, 2):
         client = received(local_steps=3, batch_size=5)
@@ -181,7 +181,7 @@ def test_batches_are_drawn_anew_and_follow_the_seed():
     assert not torch.equal(models[0], models[2])
 
 
-def test_a_loss_that_is_no_number_is_an_error():
+def test_nan_loss_raises_training_diverged():
     client = received(learning_rate=1e38, local_steps=5)
     with pytest.raises(
         TrainingDivergedError, match=r"in round 1 with learning-rate 1e\+38"
@@ -217,7 +217,7 @@ def test_no_local_steps(steps):
 # Messages
 
 
-def test_what_is_sent_is_what_the_estimate_gets():
+def test_estimate_is_updated_by_the_sent_message():
     client = received(compressor="sign-top-k", compressor_k=0.1)
     before = client.x.clone()
     data = client.message(1)
@@ -247,19 +247,19 @@ def test_the_trigger_compares_with_c_t_eta_t_squared(factor, sent):
         assert len(client.message(2)) > 0
 
 
-def test_no_change_is_no_message():
+def test_zero_difference_sends_nothing():
     client = received(trigger="0")
     client.x.zero_()
     assert client.message(1) == b""
 
 
-def test_dpsgd_sends_its_model_as_it_is():
+def test_dpsgd_sends_its_model_uncompressed():
     client = received("dpsgd", compressor="sign")
     assert client.message(1) == client.x.numpy().tobytes()
     assert client.compressor == Identity()
 
 
-def test_random_operators_draw_by_seed_client_and_round():
+def test_random_operators_depend_on_the_seed():
     client = received(compressor="rand-k", compressor_k=0.1)
     torch.manual_seed(5)
     first = client.compressor.compress(client.x, np.random.default_rng([5, 0x60551]))
@@ -315,7 +315,7 @@ def test_dpsgd_mixes_by_hand_and_only_what_was_sent_in_its_own_round():
         [],
     ],
 )
-def test_a_bad_message_is_counted_and_mixes_with_nothing(algorithm, values, caplog):
+def test_malformed_message_is_counted_and_ignored(algorithm, values, caplog):
     client = received(algorithm, compressor="identity")
     client.state.round = 1
     good = np.ones(650, np.float32).tobytes()
@@ -336,7 +336,7 @@ def test_a_bad_message_is_counted_and_mixes_with_nothing(algorithm, values, capl
         assert torch.equal(a, b)
 
 
-def test_refused_messages_are_told():
+def test_refused_messages_are_reported():
     client = client_of(compressor="identity")
     relayed = [(1, "a", 0.3, b"123"), (1, "b", 0.3, b""), (2, "a", 0.3, bytes(2600))]
     _, _, metrics = client.fit([], config_of(3, relayed))
@@ -347,7 +347,7 @@ def test_refused_messages_are_told():
 
 
 @by_algorithm
-def test_what_a_node_tells_of_itself(algorithm):
+def test_node_properties(algorithm):
     client = client_of(algorithm, compressor="top-k", compressor_k=0.1)
     properties = client.get_properties({})
     expected = (2600, 1.0) if algorithm == "dpsgd" else (4 * 65 + 82, 0.1)
@@ -406,7 +406,7 @@ def test_a_device_sends_no_sketch_of_a_small_model(least, monkeypatch):
 
 
 @by_algorithm
-def test_an_evaluation_keeps_nothing(algorithm):
+def test_evaluation_saves_nothing(algorithm):
     context = nowhere()
     client = client_of(algorithm, PersonalState(context), compressor="identity")
     client.fit([], config_of(1))
@@ -435,7 +435,7 @@ def test_a_state_that_neighbours_do_not_rely_on_is_an_error(algorithm):
             call([], config)
 
 
-def test_of_an_earlier_run_only_the_model_is_used(tmp_path):
+def test_only_the_model_of_an_earlier_run_is_reused(tmp_path):
     def state_of(run: str, acknowledged: int) -> PersonalState:
         return PersonalState(nowhere(), tmp_path, acknowledged, 0, run, "me")
 
@@ -452,7 +452,7 @@ def test_of_an_earlier_run_only_the_model_is_used(tmp_path):
 
 
 @by_algorithm
-def test_a_node_begins_with_the_common_model_and_zeros(algorithm):
+def test_initial_state_is_the_common_model_and_zeros(algorithm):
     client = received(algorithm)
     for name, value in client.task.initial_state.items():
         assert torch.equal(client.model.state_dict()[name], value)
@@ -467,7 +467,7 @@ def test_a_node_begins_with_the_common_model_and_zeros(algorithm):
     assert issubclass(type(client), DPSGDClient | SQuARMSGDClient)
 
 
-def test_two_nodes_in_a_process_do_not_mix_up():
+def test_two_nodes_in_one_process_are_independent():
     # They share one scratch model.
     contexts = [nowhere(), nowhere()]
     for i in (0, 1):

@@ -1,4 +1,4 @@
-"""Nodes that miss rounds, come back, get lost, come late or change their id."""
+"""Nodes that miss rounds, return, are lost, join late or change their id."""
 
 from logging import WARNING
 
@@ -16,7 +16,7 @@ def both_neighbours_of_2(*rounds: int) -> list[tuple[int, str]]:
 
 
 @pytest.mark.parametrize("how", ["down", "gone", "lost", "error"])
-def test_a_backlog_is_kept_delivered_once_and_cleared(how):
+def test_missed_messages_are_queued_delivered_once_and_cleared(how):
     """Down: no answer. Gone: not even among the nodes. Lost: the reply got lost."""
     network = Network("choco-sgd", compressor="sign", consensus_step=0.3)
     missed = (3, 4, 5)
@@ -62,7 +62,7 @@ def test_a_backlog_is_kept_delivered_once_and_cleared(how):
     assert unanswered == (expected if how in ("down", "lost") else [0] * 8)
 
 
-def test_dpsgd_keeps_no_backlog_of_rounds_that_a_node_missed():
+def test_dpsgd_queues_no_messages_of_missed_rounds():
     network = Network("dpsgd")
     network.grid.down = lambda i, r: i == 2 and r in (3, 4, 5)
     network.go(6)
@@ -76,7 +76,7 @@ def test_dpsgd_keeps_no_backlog_of_rounds_that_a_node_missed():
 
 @GOSSIP
 @pytest.mark.parametrize("how", ["lost", "too long"])
-def test_a_reply_that_does_not_count_leaves_no_trace(algorithm, how):
+def test_rejected_reply_equals_an_absence(algorithm, how):
     """The node trains, but goes back to where it was: as if it had been away."""
 
     def lost(i: int, server_round: int, reply: Message) -> Message | None:
@@ -150,7 +150,7 @@ def test_a_node_that_lost_its_state_is_an_error_and_lost(algorithm):
     assert [row["lost"] for row in network.rows] == [0] * 4 + [1] * 5
 
 
-def test_a_late_stranger_has_no_place_in_the_graph(caplog):
+def test_latecomers_are_not_part_of_the_graph(caplog):
     network = Network("choco-sgd", clients=4, consensus_step=0.5)
     assert network.strategy.boxes.names == [name_of(i) for i in range(4)]
     network.go(2)

@@ -1,4 +1,4 @@
-"""What a neighbour may send without stopping the others."""
+"""Malformed and hostile messages do not affect other nodes."""
 
 import re
 from collections.abc import Callable
@@ -83,7 +83,7 @@ def refused_metric(value: object) -> Callable:
         (refused_metric(float("inf")), "metric 'refused' is inf"),
     ],
 )
-def test_replies_that_do_not_count(change, reason):
+def test_invalid_replies_are_rejected(change, reason):
     network = Network("choco-sgd", compressor="sign", consensus_step=0.3)
     network.grid.change = change
     for server_round in range(1, 7):
@@ -106,7 +106,7 @@ def test_replies_that_do_not_count(change, reason):
         np.testing.assert_allclose(node.saved["neighbours"], known, rtol=0, atol=1e-6)
 
 
-def test_arrays_that_nobody_asked_for_do_not_count():
+def test_unexpected_arrays_are_rejected():
     def change(i: int, server_round: int, reply: Message) -> Message:
         if i == 1:
             reply.content["arrays"]["head.weight"] = Array(
@@ -214,7 +214,7 @@ def test_finite_but_huge_numbers_do_not_stop_the_neighbours(magnitude):
     "sketch",
     [b"", b"123", "text", np.full(256, np.nan, np.float32).tobytes(), bytes(8), None],
 )
-def test_a_bad_sketch_is_left_out(sketch):
+def test_invalid_sketches_are_ignored(sketch):
     class Sketchy(Lines):
         def send_and_receive(self, messages, *, timeout=None):
             replies = super().send_and_receive(messages, timeout=timeout)
@@ -237,7 +237,7 @@ def test_a_bad_sketch_is_left_out(sketch):
     assert network.rows[-1]["evaluated"] == N
 
 
-def test_clients_that_exchange_nothing_are_refused():
+def test_other_clients_are_rejected():
     settings = resolve({**FULL_BATCH, "algorithm": "fedavg"})
     with pytest.raises(SettingsError, match="no client reports message-bytes"):
         ChocoSGD().initialize(InlineGrid(make_app(settings), N))
@@ -252,7 +252,7 @@ def test_clients_that_exchange_nothing_are_refused():
         {"typical-omega": 2.0},
     ],
 )
-def test_one_lying_client_stops_nobody_else(lie, monkeypatch):
+def test_message_format_is_decided_by_majority(lie, monkeypatch):
     told = GossipClient.get_properties
 
     def lies(self, config):

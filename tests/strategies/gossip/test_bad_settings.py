@@ -1,4 +1,4 @@
-"""Bad settings of gossip: one line, and nothing is run or written."""
+"""Bad gossip settings yield a one-line error, and nothing is written."""
 
 import pytest
 

@@ -62,7 +62,7 @@ def test_dpsgd_on_the_complete_graph_is_sgd_on_the_mean_gradient():
             np.testing.assert_allclose(node.x, x, rtol=0, atol=1e-6)
 
 
-def test_squarm_equals_algorithm_1_with_everybodys_estimates():
+def test_squarm_equals_algorithm_1_with_all_estimates():
     network = Network("squarm-sgd", **SQUARM)
     plain = plain_squarm(network)
     for _ in range(14):
@@ -85,7 +85,7 @@ def test_squarm_equals_algorithm_1_with_everybodys_estimates():
 
 
 @GOSSIP
-def test_the_mean_moves_as_equation_3_9_says(algorithm):
+def test_exchanges_preserve_the_mean_as_in_equation_3_9(algorithm):
     """Exchanging leaves the mean where it is, whoever is away."""
     network = Network(algorithm, **SQUARM)
     network.grid.down = away
@@ -105,7 +105,7 @@ def test_the_mean_moves_as_equation_3_9_says(algorithm):
 
 
 @pytest.mark.parametrize("algorithm", ["choco-sgd", "squarm-sgd"])
-def test_after_it_is_back_everybody_agrees_on_the_estimates(algorithm):
+def test_estimates_agree_after_an_absence(algorithm):
     network = Network(algorithm, **SQUARM)
     network.grid.down = away
     for _ in range(10):
@@ -146,7 +146,7 @@ def test_dpsgd_with_absent_nodes_uses_an_edge_from_both_ends_or_not_at_all():
         np.testing.assert_allclose(network.go().models(), x, rtol=0, atol=1e-6)
 
 
-def test_the_consensus_step_of_the_theory():
+def test_theoretical_consensus_step():
     network = Network(
         "choco-sgd", consensus_step="theory", compressor="top-k", compressor_k=0.1
     )
@@ -193,7 +193,7 @@ def test_a_small_consensus_step_is_warned_of(given, warned, caplog):
         ({"compressor": "identity"}, 1.0),
     ],
 )
-def test_the_consensus_step_by_default(compressor, share):
+def test_automatic_consensus_step(compressor, share):
     network = Network("choco-sgd", consensus_step="auto", **compressor)
     network.go(1)
     expected = share / (2 - share)

@@ -1,4 +1,4 @@
-"""What is counted and measured: bits, losses and the consensus distance."""
+"""Metrics of gossip: bits, losses and the consensus distance."""
 
 import numpy as np
 import pytest
@@ -10,7 +10,7 @@ from flwr_frl.task.compression.per_tensor import Identity, PerTensor, create
 
 @pytest.mark.parametrize("per_tensor", [False, True])
 @pytest.mark.parametrize("compressor", [*COMPRESSORS, "qsgd"])
-def test_bits_are_those_of_the_messages(compressor, per_tensor):
+def test_bits_equal_the_messages_lengths(compressor, per_tensor):
     network = Network(
         "choco-sgd",
         compressor=compressor,
@@ -74,7 +74,7 @@ def test_a_silent_round_costs_nothing(trigger):
     np.testing.assert_allclose(network.models(), plain.x, rtol=0, atol=1e-6)
 
 
-def test_the_train_loss_is_that_of_the_batches():
+def test_train_loss_is_the_loss_of_the_batches():
     # Full batches, one step: the loss at the models before the step.
     network = Network("dpsgd")
     network.go(2)
@@ -110,7 +110,7 @@ def test_the_estimated_consensus_distance(algorithm, seed):
     assert said == (None if algorithm == "dpsgd" else 0.2)
 
 
-def test_no_distance_between_equal_models():
+def test_equal_models_have_distance_zero():
     network = Network("dpsgd", graph="complete", mixing="uniform")
     network.go(3, evaluate=True)
     # Sums in another order: rounding.

@@ -1,4 +1,4 @@
-"""What the server hands on, to whom, and what it never gets to see."""
+"""Contents and receivers of relayed messages, and privacy towards the server."""
 
 import numpy as np
 import pytest
@@ -64,7 +64,7 @@ def test_relayed_to_neighbours_only(algorithm, graph):
 
 
 @GOSSIP
-def test_nothing_but_messages_numbers_and_names_leaves_a_node(algorithm):
+def test_nodes_send_only_messages_numbers_and_names(algorithm):
     network = Network(algorithm, compressor="sign-top-k", compressor_k=0.1)
     network.go(3, evaluate=True)
     length = 4 * D if algorithm == "dpsgd" else SignTopK(0.1).num_bytes(D)
@@ -121,7 +121,7 @@ def test_the_server_never_holds_a_model(algorithm):
         assert len(network.arrays) == 0
 
 
-def test_batch_statistics_stay_local_and_are_kept():
+def test_batch_statistics_stay_local_and_are_saved():
     network = Network(
         "squarm-sgd",
         model="resnet20",
@@ -189,7 +189,7 @@ def test_mixing_weights_are_those_of_the_setting(mixing, weight, tmp_path):
     assert config["relayed-weights"] == [pytest.approx(weight)]
 
 
-def test_256_nodes():
+def test_gossip_with_256_nodes():
     for algorithm in ("dpsgd", "squarm-sgd"):
         network = Network(
             algorithm,

@@ -1,17 +1,17 @@
-"""Gossip's checkpoints: the backlog is part of them."""
+"""Gossip checkpoints include the queued messages."""
 
 import copy
 import json
 
 import numpy as np
 import pytest
+from flwr_frl.strategies.server.report import Report
 from gossip_network import GOSSIP, RING, N, Network, name_of, round_of
 
 from flwr_frl import cli, running
 from flwr_frl.strategies import build_strategy
 from flwr_frl.strategies.gossip.mailboxes import Mailboxes
 from flwr_frl.strategies.grids.simulation import InlineGrid
-from flwr_frl.strategies.report.report import Report
 
 
 class Killed(BaseException):
@@ -100,7 +100,7 @@ def assert_same_state(state, other):
         np.testing.assert_array_equal(array, expected[name])
 
 
-def test_a_snapshot_is_of_its_round():
+def test_snapshot_is_unaffected_by_later_rounds():
     network = Network(
         "choco-sgd", compressor="sign", consensus_step=0.3, max_missed_rounds=4
     )
@@ -125,7 +125,7 @@ def test_a_snapshot_is_of_its_round():
     assert strategy.snapshot()()[1]["more"] == 1
 
 
-def test_a_message_is_kept_once_for_all_that_have_not_answered_for_it():
+def test_message_to_several_neighbours_is_saved_once():
     network = Network("choco-sgd", compressor="sign", consensus_step=0.3)
     network.go(1)
     arrays, values = network.strategy.state_dict()
@@ -134,9 +134,7 @@ def test_a_message_is_kept_once_for_all_that_have_not_answered_for_it():
     assert len([name for name in arrays if name.startswith("pending-")]) == N
 
 
-def test_messages_are_listed_only_for_a_checkpoint_that_is_written(
-    tmp_path, monkeypatch
-):
+def test_messages_are_listed_only_for_written_checkpoints(tmp_path, monkeypatch):
     made, state_dict = [], Mailboxes.state_dict
 
     def counted(boxes):
@@ -149,7 +147,7 @@ def test_messages_are_listed_only_for_a_checkpoint_that_is_written(
     assert len(made) == 2
 
 
-def test_a_run_keeps_its_graph_whatever_the_file_says_by_now(tmp_path, caplog):
+def test_resumed_run_keeps_its_saved_graph(tmp_path, caplog):
     file = tmp_path / "edges.txt"
     file.write_text("0 1\n1 2\n2 3\n3 4\n4 0\n")
     network = Network("choco-sgd", graph=str(file))
