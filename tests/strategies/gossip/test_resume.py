@@ -5,7 +5,7 @@ import json
 
 import numpy as np
 import pytest
-from flwr_frl.strategies.server.report import Report
+from flwr_frl.strategies.report.report import Report
 from gossip_network import GOSSIP, RING, N, Network, name_of, round_of
 
 from flwr_frl import cli, running
