@@ -11,7 +11,7 @@ import pytest
 from benchmarks.figures import FIGURES, PAGES
 from benchmarks.held import agrees, dirty, numbers, wrong_figures
 from benchmarks.reproduce import Entry, check, duration, entries, main, seconds, show
-from flwr_frl.strategies.server.command_line import parse
+from flwr_frl.strategies.report.command_line import parse
 
 ROOT = Path(__file__).resolve().parents[1]
 TEXTS = ("README.md", "docs/privacy.md", "deploy/README.md")
