@@ -105,7 +105,7 @@ def prepare(model: str, clients: int, cohort: str) -> Callable[[], float]:
         arrays = run_rounds(strategy, grid, arrays, numbers, evaluated=lambda _: False)
         return time.process_time() - began
 
-    # Until calls are recorded.
+    # Warm up.
     for _ in range(1 if large else 9):
         once()
     return once
@@ -156,8 +156,8 @@ def main() -> None:
         "CPU "
         f"time of {arguments.rounds} rounds in turn, ms.\n\n"
         + markdown(columns, rows)
-        + "\n`auto` trains together what `flwr_frl.task.calls.fewest` says: at most "
-        "50,000 parameters, where there are convolutions inputs of at most 256 "
+        + "\n`auto` trains together what `flwr_frl.task.training.calls.fewest` says: "
+        "at most 50,000 parameters, where there are convolutions inputs of at most 256 "
         "numbers, and three clients, or six where layers are not in a row "
         "(`resnet20`).\n"
         "\n![gain](cohort.png)\n"

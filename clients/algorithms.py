@@ -11,7 +11,7 @@ from flwr_frl.strategies.algorithms import (
     short_name,
     strategy_class,
 )
-from flwr_frl.task.remembered import run_cache
+from flwr_frl.task.run_cache import run_cache
 from flwr_frl.task.settings import (
     Maker,
     Settings,

@@ -10,8 +10,8 @@ from torch import Tensor
 
 from flwr_frl.clients.base import Client, Config, Evaluation, Reply, TrainingSettings
 from flwr_frl.clients.device.parameter_groups import Tensors, under, within
+from flwr_frl.task.models import SplitModel, called_with
 from flwr_frl.task.settings import Free, Range
-from flwr_frl.task.split_model import SplitModel, called_with
 from flwr_frl.task.training import freeze, loop
 
 PERSONAL_MODEL, ALPHA = "model.", "alpha."
@@ -94,7 +94,7 @@ class APFLClient(Client):
                 alpha.grad = None
             return mixed_loss.detach()
 
-        mean = loop(step, self.train_examples, epochs, self.settings)
+        mean = loop(step, self.train_examples, epochs, self.settings, self.model)
         self.saved = within(PERSONAL_MODEL, v.state_dict())
         self.saved[ALPHA + "value"] = alpha.detach()
         return mean

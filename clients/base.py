@@ -18,8 +18,6 @@ from flwr_frl.clients.device.parameter_groups import Groups, Tensors, to_numpy
 from flwr_frl.clients.device.personalizable import Personalizable
 from flwr_frl.clients.device.state import PersonalState
 from flwr_frl.task.base import Task
-from flwr_frl.task.calls import TrainCall
-from flwr_frl.task.cohort import scratch_model
 from flwr_frl.task.devices import current
 from flwr_frl.task.examples import ExampleSet
 from flwr_frl.task.messages import (
@@ -36,7 +34,14 @@ from flwr_frl.task.models import Part, SplitModel
 from flwr_frl.task.resident import train_examples
 from flwr_frl.task.settings import Free, Range, Settings, SettingsError, made_by
 from flwr_frl.task.tasks import TASKS
-from flwr_frl.task.training import SGD, Proximal, Regularizer, train
+from flwr_frl.task.training import (
+    SGD,
+    Proximal,
+    Regularizer,
+    TrainCall,
+    scratch_model,
+    train,
+)
 
 Config = dict[str, Scalar]
 Reply = tuple[NDArrays, int, Config]
@@ -384,9 +389,9 @@ class Client(Personalizable, NumPyClient):
             Number of test examples.
         metrics : dict
             ``accuracy``, 0 to 1, where targets are classes; ``global-nc2`` and
-            ``local-nc2`` (`flwr_frl.task.neural_collapse`) where the head is linear
-            besides. With ``also_test_global`` also ``accuracy-global`` of the received
-            model, and so of the task's own metrics.
+            ``local-nc2`` (`flwr_frl.task.models.neural_collapse`) where the head is
+            linear besides. With ``also_test_global`` also ``accuracy-global`` of the
+            received model, and so of the task's own metrics.
         """
         self.receive(parameters, config)
         before = self.test(self.model)[2] if self.also_test_global else {}

@@ -32,7 +32,6 @@ from flwr_frl.clients.device.identity import (
 from flwr_frl.clients.device.received import check_config
 from flwr_frl.clients.device.records import checked, pack, pack_metrics, unpack
 from flwr_frl.clients.device.simulated import simulated_properties
-from flwr_frl.task.cohort import together
 from flwr_frl.task.devices import is_out_of_memory, out_of_memory, use
 from flwr_frl.task.messages import (
     ARRAYS,
@@ -51,10 +50,11 @@ from flwr_frl.task.messages import (
     SHARE,
     STATISTICS,
 )
-from flwr_frl.task.remembered import command, forget
+from flwr_frl.task.run_cache import begin_run, current_run
 from flwr_frl.task.settings import SettingsError
 from flwr_frl.task.tasks import reads_data_dir
 from flwr_frl.task.tasks.image import ImageTask
+from flwr_frl.task.training import together
 
 
 class App(ClientApp):
@@ -73,11 +73,11 @@ class App(ClientApp):
         self.size = cohort_size(self.cohort)
         self.device = str((run_config or {}).get("device", "auto"))
         # It comes to workers that may remember what an earlier command was about.
-        self.command = command()
+        self.command = current_run()
 
     def __call__(self, message: Message, context: Context) -> Message:
         """Answer a message; no memory left is one line."""
-        forget(self.command)
+        begin_run(self.command)
         try:
             return super().__call__(message, context)
         except RuntimeError as error:
@@ -89,7 +89,7 @@ class App(ClientApp):
             raise out_of_memory(error, advice) from None
 
     def together(self, works: Sequence[Callable[[], Message]]) -> list[Message]:
-        """Run some clients' works together; see `flwr_frl.task.cohort.together`."""
+        """Run some clients' works together; see `flwr_frl.task.training.together`."""
         if self.size <= 1:
             return [work() for work in works]
         return together(works, self.size, where_it_pays=self.cohort == "auto")

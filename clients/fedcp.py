@@ -159,7 +159,7 @@ class FedCPClient(Client):
             return loss.detach()
 
         epochs = self.settings.representation_epochs
-        loss = loop(step, examples, epochs, self.settings)
+        loss = loop(step, examples, epochs, self.settings, self.model)
         own = under("head.personal.", model.state_dict())
         self.saved = within(PERSONAL_HEAD, own)
         self.save(config)

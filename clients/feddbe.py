@@ -134,7 +134,7 @@ class FedDBEClient(Client):
             mean = mean.detach()
             return loss.detach()
 
-        loss = loop(step, examples, own.representation_epochs, own)
+        loss = loop(step, examples, own.representation_epochs, own, self.model)
         return mean.to(self.layer.weight.dtype), loss
 
     @torch.no_grad()

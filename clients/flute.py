@@ -15,7 +15,7 @@ from flwr_frl.clients.device.parameter_groups import HEAD
 from flwr_frl.clients.fedrep import FedRepLinearClient, FedRepSettings
 from flwr_frl.task.base import Matrix
 from flwr_frl.task.models import SplitModel
-from flwr_frl.task.neural_collapse import HeadRegularizer, neural_collapse
+from flwr_frl.task.models.neural_collapse import HeadRegularizer, neural_collapse
 from flwr_frl.task.settings import Checked, Choice, Range
 from flwr_frl.task.training import TrainingDivergedError
 

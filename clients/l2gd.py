@@ -1,6 +1,7 @@
 """L2GD (Hanzely & Richtárik, 2020): a mixture of a global and local models."""
 
 from dataclasses import dataclass
+from itertools import islice
 from typing import Annotated
 
 import numpy as np
@@ -10,18 +11,14 @@ from flwr.common import NDArrays
 from flwr_frl.clients.base import Config, Reply, TrainingSettings
 from flwr_frl.clients.device.parameter_groups import within
 from flwr_frl.clients.device.personal_model import PERSONAL_MODEL, AllClientsMeanClient
-from flwr_frl.task.layers import how_many_count
 from flwr_frl.task.messages import COINS
 from flwr_frl.task.settings import Range, SettingsError
 from flwr_frl.task.training import (
-    OneExampleError,
     Proximal,
     TrainingDivergedError,
-    can_be_left_out,
     freeze,
     gradient,
-    has_ignored,
-    told_of_one_example,
+    trainable_examples,
 )
 
 
@@ -107,27 +104,12 @@ class L2GDClient(AllClientsMeanClient):
         """Make so many steps, at least one; return the mean loss of their batches."""
         model, settings = self.model, self.settings
         optimizer = settings.optimizer(freeze(model, "all"))
-        examples = self.train_examples
+        examples = trainable_examples(model, self.train_examples, settings)
         total = torch.zeros((), device=self.device)
-        batches, made = examples.stream(settings.batch_size), 0
-        ignoring = has_ignored(examples)
-        if ignoring and not how_many_count(examples.targets):
-            return 0.0
-        while made < steps and (batch := next(batches, None)):
-            # As in `loop`.
-            if ignoring and not how_many_count(batch[1]):
-                continue
+        for batch in islice(examples.stream(settings.batch_size), steps):
             optimizer.zero_grad()
-            try:
-                with told_of_one_example(examples, settings):
-                    total += gradient(model, *batch, self.task.loss, settings)
-            except OneExampleError:
-                # As in `loop`: the last one of an epoch, and not each one.
-                if not can_be_left_out(examples, settings):
-                    raise
-                continue
+            total += gradient(model, *batch, self.task.loss, settings)
             optimizer.step()
-            made += 1
         if not torch.isfinite(total):
             raise TrainingDivergedError(
                 f"the loss is {total.item()} in {steps} local steps with learning-rate "

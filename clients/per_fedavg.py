@@ -10,12 +10,11 @@ from torch import Tensor, nn
 
 from flwr_frl.clients.base import Client, Config, Reply, TrainingSettings
 from flwr_frl.clients.device.parameter_groups import Tensors
-from flwr_frl.task.calls import EVALUATION_BATCH
 from flwr_frl.task.devices import random_state, set_random_state
-from flwr_frl.task.layers import how_many_count
+from flwr_frl.task.examples import EVALUATION_BATCH, count_targets
 from flwr_frl.task.models import SplitModel
 from flwr_frl.task.settings import Range, require
-from flwr_frl.task.training import freeze, gradient, loop
+from flwr_frl.task.training import freeze, gradient, loop, trainable_examples
 
 Batch = tuple[Tensor, Tensor]
 
@@ -59,18 +58,12 @@ class PerFedAvgClient(Client):
         self.receive(parameters, config)
         optimizer = self.settings.optimizer(freeze(self.model, "all"))
         named = dict(self.model.named_parameters())
-        examples = self.train_examples
+        examples = trainable_examples(self.model, self.train_examples, self.settings)
         first, third = (examples.stream(self.settings.batch_size) for _ in range(2))
 
         def step(inputs: Tensor, targets: Tensor) -> Tensor:
             w = {name: p.detach().clone() for name, p in named.items()}
-            batch = next(first)
-            try:
-                _, slope = self.gradient(w, batch)
-            except ValueError:
-                # Of an example that `loop` leaves out; all are to go on alike.
-                next(third)
-                raise
+            _, slope = self.gradient(w, next(first))
             there = moved(w, slope, -self.settings.inner_learning_rate)
             loss, slope = self.gradient(there, (inputs, targets))
             meta = self.meta_gradient(w, slope, third)
@@ -122,9 +115,9 @@ class PerFedAvgClient(Client):
         w = {name: p.detach().clone() for name, p in named.items()}
         there, alpha = w, self.settings.inner_learning_rate
         # Each batch's loss is a mean over its targets that count.
-        count = how_many_count(examples.targets)
+        count = count_targets(examples.targets)
         for batch in examples.batches(EVALUATION_BATCH):
-            if not (counted := how_many_count(batch[1])):
+            if not (counted := count_targets(batch[1])):
                 continue
             share = counted / count
             there = moved(there, self.gradient(w, batch)[1], -alpha * share)

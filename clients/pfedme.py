@@ -71,7 +71,7 @@ class PFedMeClient(PersonalModelClient):
             return torch.tensor(value)
 
         examples = self.train_examples
-        loss = loop(local_round, examples, own.representation_epochs, own)
+        loss = loop(local_round, examples, own.representation_epochs, own, self.model)
         self.keep_personal_model(config)
         beta = own.pfedme_beta
         moved = {name: start[name] + beta * (w[name] - start[name]) for name in w}

@@ -13,8 +13,7 @@ from flwr_frl.clients.device.evaluation import measure
 from flwr_frl.clients.device.parameter_groups import HEAD, REPRESENTATION, to_numpy
 from flwr_frl.clients.fedrep import FedRepSettings
 from flwr_frl.task.base import Matrix
-from flwr_frl.task.calls import EVALUATION_BATCH
-from flwr_frl.task.examples import ExampleSet
+from flwr_frl.task.examples import EVALUATION_BATCH, ExampleSet
 from flwr_frl.task.messages import SERVER_ROUND
 from flwr_frl.task.models import SplitModel
 from flwr_frl.task.resident import test_examples

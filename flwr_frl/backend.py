@@ -9,7 +9,6 @@ import torch
 
 from flwr_frl.clients.algorithms import client_class
 from flwr_frl.task.base import Task
-from flwr_frl.task.cohort import is_large
 from flwr_frl.task.settings import Settings, declared
 from flwr_frl.task.tasks import build_task
 from flwr_frl.task.training import SGD, train
@@ -77,7 +76,7 @@ def training_seconds(settings: Settings) -> float:
     # A step of the head alone has no backward pass through the representation.
     epochs += float(settings["head-epochs"]) / 3 if "head-epochs" in known else 0.0
     seconds = client_rounds(settings) * steps * epochs * step_seconds(task, settings)
-    together = settings["cohort"] == "auto" and not is_large(task.scratch_model)
+    together = settings["cohort"] == "auto" and not task.scratch_model.is_large
     return seconds / COHORT_GAIN if together else seconds
 
 

@@ -21,7 +21,7 @@ from flwr_frl.strategies.report.results import SUMMARY, is_written
 from flwr_frl.strategies.report.tables import show
 from flwr_frl.strategies.report.terminal import console, signals_as_ctrl_c
 from flwr_frl.task.checkpoint import FILE as CHECKPOINT
-from flwr_frl.task.remembered import forget
+from flwr_frl.task.run_cache import begin_run
 from flwr_frl.task.settings import (
     Setting,
     Settings,
@@ -186,7 +186,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """
     # Custom tasks and algorithms are imported from here, as with `python -m`.
     sys.path.append(os.getcwd())
-    forget()
+    begin_run()
     try:
         namespace, overrides = parse(arguments, __doc__)
         if namespace.list:

@@ -30,7 +30,7 @@ from flwr_frl.strategies.server.checkpoint import Checkpoint
 from flwr_frl.strategies.server.newcomers import check_newcomers
 from flwr_frl.strategies.server.rounds import RunSettings
 from flwr_frl.task.checkpoint import FILE as CHECKPOINT
-from flwr_frl.task.remembered import forget
+from flwr_frl.task.run_cache import begin_run
 from flwr_frl.task.settings import (
     Maker,
     Setting,
@@ -105,7 +105,7 @@ def simulate(
     >>> run = simulate("fedrep", num_clients=20, rounds=30)
     >>> run.summary["accuracy"]
     """
-    forget()
+    begin_run()
     known = isinstance(algorithm, str | type)
     require(known, "algorithm", algorithm, "a name, an import path or a strategy")
     if isinstance(algorithm, type):

@@ -23,7 +23,7 @@ from flwr_frl.task.messages import HEAD
 from flwr_frl.task.settings import Range, SettingsError, validate
 
 if TYPE_CHECKING:
-    from flwr_frl.task.neural_collapse import HeadRegularizer
+    from flwr_frl.task.models.neural_collapse import HeadRegularizer
 
 Matrix = npt.NDArray[np.float64]
 HEAD_WEIGHT = "head.weight"
@@ -90,8 +90,8 @@ class FLUTE(HeadsOnServer):
         Step size on 1/n Σ_i NC_i(H_i) over the n sampled clients (the authors' code
         divides by n and uses 0.5).
     regularizer : HeadRegularizer, optional
-        What the server lowers; `flwr_frl.task.neural_collapse.neural_collapse` by
-        default. The clients' is `FLUTEClient.regularizer`.
+        What the server lowers; `flwr_frl.task.models.neural_collapse.neural_collapse`
+        by default. The clients' is `FLUTEClient.regularizer`.
     **base
         Those of `BaseStrategy`.
     """
@@ -209,7 +209,7 @@ class FLUTE(HeadsOnServer):
         # Here alone the server computes with a model, so here alone it needs torch.
         import torch
 
-        from flwr_frl.task.neural_collapse import neural_collapse, step
+        from flwr_frl.task.models.neural_collapse import neural_collapse, step
 
         improved = step(
             torch.from_numpy(heads),

@@ -1,11 +1,11 @@
-"""What a task is, and what tasks have in common."""
+"""Base classes of tasks."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from types import MappingProxyType
-from typing import ClassVar, Protocol, cast
+from typing import ClassVar, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -16,89 +16,32 @@ from torch.nn.parameter import is_lazy
 from flwr_frl.task.checks import check_head, check_metrics, try_examples
 from flwr_frl.task.devices import seeded
 from flwr_frl.task.examples import ExampleSet
-from flwr_frl.task.models import SplitModel
+from flwr_frl.task.models.split_model import SplitModel
+from flwr_frl.task.models.weights import load_weights
 from flwr_frl.task.settings import SettingsError
-from flwr_frl.task.training import Loss
-from flwr_frl.task.weights import load_weights
+from flwr_frl.task.types import Loss, Metric, Task
+
+__all__ = ["BaseTask", "ExampleTask", "Matrix", "Metric", "RegressionTask", "Task"]
 
 Matrix = npt.NDArray[np.float64]
-# Of all outputs and targets of a client's test examples.
-Metric = Callable[[Tensor, Tensor], Tensor | float]
-
-
-class Task(Protocol):
-    """What is learned: what every client needs to know."""
-
-    @property
-    def loss(self) -> Loss:
-        """Of a batch's outputs and targets; the mean over the batch."""
-
-    @property
-    def classes(self) -> tuple[str, ...]:
-        """Names of the classes, in the order of the outputs; none for numbers."""
-
-    @property
-    def metrics(self) -> Mapping[str, Metric]:
-        """What is measured besides loss and accuracy, by name."""
-
-    @property
-    def initial_state(self) -> dict[str, Tensor]:
-        """State dict of the common initial model; not to be changed."""
-
-    @property
-    def scratch_model(self) -> SplitModel:
-        """One model for all clients of a process, whatever its content."""
-
-    @property
-    def unused_settings(self) -> Mapping[str, str]:
-        """Settings that do nothing here, by name, and why."""
-
-    def initial_model(self) -> SplitModel:
-        """Return a new model, the same for every client and every call."""
-
-    def train_examples(self, client: int) -> ExampleSet:
-        """Return a client's training examples.
-
-        Parameters
-        ----------
-        client : int
-            The client, from 0.
-
-        Returns
-        -------
-        ExampleSet
-            The examples.
-        """
-
-    def test_examples(self, client: int) -> ExampleSet:
-        """Return a client's test examples, as `train_examples`."""
-
-    def check(self, client: int) -> None:
-        """Raise `SettingsError` unless a client's examples fit model, loss and metrics.
-
-        Called once for every client, before the first round.
-        """
-
-    def read(self, line: str) -> Tensor:
-        """Return one example's inputs from a line of a file, for predictions."""
 
 
 class BaseTask(ABC):
     """A task whose clients all start from the same model."""
 
-    # Why local training has nothing to train on, where it has not.
+    # Why there is nothing for local training to train on; empty if there is.
     untrainable: ClassVar[str] = ""
-    # With how many of its successors a training example has parts in common.
+    # Number of successors with which a training example overlaps.
     overlap: int = 0
-    # Names of the clients, in their order, where the data is split over named ones.
+    # Names of the clients in order, if the data is split over named clients.
     client_names: tuple[str, ...] = ()
-    # What a user should know of how the task was set up.
+    # Remarks on how the task was set up, for the user.
     notes: tuple[str, ...] = ()
     metrics: Mapping[str, Metric] = MappingProxyType({})
 
     @property
     def unused_settings(self) -> Mapping[str, str]:
-        """Settings that do nothing here, by name, and why."""
+        """Settings without effect on this task, each with the reason."""
         return {}
 
     @abstractmethod
@@ -107,31 +50,33 @@ class BaseTask(ABC):
 
     @cached_property
     def scratch_model(self) -> SplitModel:
-        """One model for all clients of a process, whatever its content.
+        """Model that all clients of a process share; its content is arbitrary.
 
-        A `SettingsError` is raised where the initial one has parameters that are
-        frozen, as a part of a model learns as a whole, without a shape, or of 16 bits,
-        or has numbers that are not finite.
+        Raises
+        ------
+        SettingsError
+            If the initial model has frozen or uninitialised parameters, 16-bit values,
+            or values that are not finite.
         """
         model = self.initial_model()
         frozen = [n for n, p in model.named_parameters() if not p.requires_grad]
         if frozen:
             raise SettingsError(
                 f"the model's {frozen[0]!r} does not require a gradient; a part of a "
-                "model learns as a whole: what never learns must be a buffer, and with "
-                "representation-epochs=0 the representation stays"
+                "model is trained as a whole, so register constants as buffers; set "
+                "representation-epochs=0 to keep the representation"
             )
         for name, value in model.state_dict().items():
             if is_lazy(value):
                 raise SettingsError(
                     f"the model's {name!r} has no shape yet; a lazy module must be "
-                    "given its number of inputs, or be tried on an example by model()"
+                    "given its number of inputs, or be called once in model()"
                 )
             if value.dtype in (torch.float16, torch.bfloat16):
-                kind = str(value.dtype).removeprefix("torch.")
+                dtype = str(value.dtype).removeprefix("torch.")
                 raise SettingsError(
-                    f"the model's {name!r} is {kind}; it must be float32: training "
-                    "computes in 16 bits with bfloat16=true"
+                    f"the model's {name!r} is {dtype}; it must be float32 (set "
+                    "bfloat16=true to train in 16 bits)"
                 )
             if not value.isfinite().all():
                 raise SettingsError(
@@ -142,21 +87,18 @@ class BaseTask(ABC):
 
     @cached_property
     def initial_state(self) -> dict[str, Tensor]:
-        """State dict of the common initial model; not to be changed."""
+        """State dict of the common initial model. Treat it as read-only."""
         return self.initial_model().state_dict()
 
     def check(self, client: int) -> None:
-        """Try the model, the loss and the metrics on a client's first examples.
-
-        See `try_examples`.
-        """
+        """Try the model, the loss and the metrics on a client's first examples."""
         for part in ("train", "test"):
             examples = getattr(self, f"{part}_examples")(client)
             if not isinstance(examples, ExampleSet):
                 raise SettingsError(
                     f"the {part} examples are a {type(examples).__name__}; they must "
-                    "be an ExampleSet, as ExampleSet.from_dataset makes of a Dataset "
-                    "(of a DataLoader: of its dataset)"
+                    "be an ExampleSet; ExampleSet.from_dataset converts a Dataset (or "
+                    "the dataset of a DataLoader)"
                 )
             if len(examples) == 0:
                 continue
@@ -166,7 +108,7 @@ class BaseTask(ABC):
                 raise SettingsError(f"{part} examples: {error}") from error
 
     def read(self, line: str) -> Tensor:
-        """Return the numbers of a line, with commas between them, as float32."""
+        """Return the comma-separated numbers of a line, as float32."""
         try:
             return torch.tensor([float(cell) for cell in line.split(",")])
         except ValueError as error:
@@ -175,39 +117,39 @@ class BaseTask(ABC):
 
 @dataclass(frozen=True, eq=False)
 class ExampleTask(BaseTask):
-    """A task from examples that are there: a model, data and a loss of one's own.
+    """A task from a custom model, examples and a loss.
 
     Parameters
     ----------
     model : callable
-        Returns a new `SplitModel`, or any other module together with ``head``; what it
-        draws at random is fixed by the seed.
+        Returns a new `SplitModel`, or any other module together with ``head``. The seed
+        determines what it draws at random.
     train, test : sequence of ExampleSet, or mapping of str to ExampleSet
-        Examples of each client, in a mapping by the clients' names. A sequence of one's
-        own may read them when asked.
+        Examples of each client; a mapping has the clients' names as keys. A custom
+        sequence may read examples on access.
     loss : callable, default cross-entropy
-        Of a batch's outputs and targets; the mean over the batch.
+        Maps a batch's outputs and targets to the mean over the batch.
     classes : tuple of str, default ()
-        Names of the classes, in the order of the outputs; none for numbers.
+        Class names in the order of the outputs; empty if targets are numbers.
     seed : int, optional
-        Fixes the initial model; the run's seed by default, 0 without a run.
+        Seed of the initial model; the run's seed by default, 0 without a run.
     head : str, default ""
-        Dotted name of the submodule that is the head, where the model is not split.
+        Dotted name of the submodule that is the head, if the model is not split.
     weights : str, default ""
-        A ``.pth`` or ``.safetensors`` file with the arrays to begin with; the head is
-        left out where its shape differs.
+        A ``.pth`` or ``.safetensors`` file with pretrained weights; a head of another
+        shape keeps its initial values.
     metrics : mapping of str to callable, default {}
-        Each of all outputs and targets of a client's test examples; one number.
+        Each maps all outputs and targets of a client's test examples to a number.
     reader : callable, optional
-        Of a line of text; one example's inputs, for predictions. By default the line
-        has numbers with commas between them.
+        Maps a line of text to one example's inputs, for predictions. By default, a line
+        has comma-separated numbers.
 
     Raises
     ------
     SettingsError
-        If the model is a module and no function, the classes are no sequence, a
-        metric's name is taken, or one of the named clients has examples for training or
-        testing only; later, if two calls of ``model`` return the same parameters.
+        If the model is a module instead of a function, the classes are not a sequence,
+        a metric's name is reserved, or a named client has only training or only test
+        examples; later, if two calls of ``model`` return the same parameters.
     """
 
     model: Callable[[], nn.Module]
@@ -222,16 +164,17 @@ class ExampleTask(BaseTask):
     reader: Callable[[str], Tensor] | None = None
 
     def __post_init__(self) -> None:
-        """Check what the model is: without one nothing can be tried."""
+        """Check types, names and lengths."""
         if isinstance(self.model, nn.Module):
             raise SettingsError(
                 f"model is a {type(self.model).__name__}; it must be a function that "
                 "returns a new one"
             )
         if isinstance(self.train, Mapping) and isinstance(self.test, Mapping):
-            if odd := sorted(map(str, {*self.train} ^ {*self.test})):
+            if unpaired := sorted(map(str, {*self.train} ^ {*self.test})):
                 raise SettingsError(
-                    f"client {odd[0]!r} is in one of train and test; it must be in both"
+                    f"client {unpaired[0]!r} is in one of train and test; it must be "
+                    "in both"
                 )
             names = tuple(self.train)
             object.__setattr__(self, "client_names", tuple(map(str, names)))
@@ -256,7 +199,7 @@ class ExampleTask(BaseTask):
         check_metrics(self.metrics)
 
     def initial_model(self) -> SplitModel:
-        """Return a new model with the seed's initial values, or those of the file."""
+        """Return a new model, initialised from the seed or the weights' file."""
         module = self._new_module()
         name = type(module).__name__
         if not isinstance(module, SplitModel):
@@ -274,7 +217,13 @@ class ExampleTask(BaseTask):
         return self._of("test", client)
 
     def check(self, client: int) -> None:
-        """Try first, of one client, whether the head is what the model applies last."""
+        """Check, for one client, that the head is the last layer; then as `BaseTask`.
+
+        Parameters
+        ----------
+        client : int
+            Index of the client, from 0.
+        """
         examples = self.train_examples(client)
         if self.head and isinstance(examples, ExampleSet) and len(examples):
             if "head" not in self._tried:
@@ -283,33 +232,34 @@ class ExampleTask(BaseTask):
                     inputs = examples.on(torch.device("cpu")).first(2)
                     check_head(module, self.head, inputs)
             self._tried.add("head")
-        # The second model, after the scratch one: both must be new.
+        # Makes a second model after `scratch_model`; the two must not share tensors.
         super().check(client)
         self.initial_state  # noqa: B018
 
     def _new_module(self) -> nn.Module:
-        """Return what `model` makes; `SettingsError` unless it is a new module."""
+        """Call `model`, and raise `SettingsError` unless it returns a new module."""
         with seeded(self.seed or 0):
             module = self.model()
         if not isinstance(module, nn.Module):
             raise SettingsError(
                 f"model() returns a {type(module).__name__}; it must be an nn.Module"
             )
-        own = {_place(p): p.detach() for p in module.parameters() if not is_lazy(p)}
-        # Those of an empty tensor, or on no device, are at 0.
-        if self._first.keys() & own.keys() - {0}:
+        parameters = [p for p in module.parameters() if not is_lazy(p)]
+        places = {p.untyped_storage().data_ptr(): p.detach() for p in parameters}
+        # Empty tensors, and tensors without data, are at 0.
+        if self._first.keys() & places.keys() - {0}:
             raise SettingsError(
                 f"model() returns a {type(module).__name__} with parameters that it "
-                "has returned before; each call must make a new one: what is made once "
-                "outside would be trained by all clients at once"
+                "has returned before; each call must make a new one, or all clients "
+                "would train the same parameters"
             )
         if not self._first:
-            self._first.update(own)
+            self._first.update(places)
         return module
 
     @cached_property
     def _first(self) -> dict[int, Tensor]:
-        """The first model's parameters by where they are, and held there."""
+        """First model's parameters by address, kept so that no address is reused."""
         return {}
 
     @cached_property
@@ -326,20 +276,20 @@ class ExampleTask(BaseTask):
         return sets[client]
 
     def read(self, line: str) -> Tensor:
-        """Return what the own reader makes of a line."""
+        """Return the inputs that ``reader`` makes of a line."""
         return super().read(line) if self.reader is None else self.reader(line)
 
 
 class RegressionTask(BaseTask):
-    """Linear regression y ≈ wᵀ Bᵀ x on drawn examples, for training by SGD.
+    """Linear regression y ≈ wᵀ Bᵀ x on random examples, trained by SGD.
 
-    Subclasses have ``dimension``, ``rank`` and ``seed``, and write `draw`.
+    Subclasses define ``dimension``, ``rank`` and ``seed``, and implement `draw`.
     """
 
     dimension: int
     rank: int
     seed: int
-    # The draw that is the test set, and its size.
+    # Number of the draw that is the test set, and its size.
     test_draw: ClassVar[int]
     test_samples: ClassVar[int]
 
@@ -352,11 +302,12 @@ class RegressionTask(BaseTask):
         Parameters
         ----------
         client : int
-            The client, from 0.
+            Index of the client, from 0.
         draw : int, default 0
-            Which batch: the same number gives the same examples; 0 is the training set.
+            Number of the draw. The same number gives the same examples; 0 is the
+            training set.
         samples : int, optional
-            How many; as many as the client has for training by default.
+            Number of examples; that of the client's training set by default.
 
         Returns
         -------
@@ -368,10 +319,10 @@ class RegressionTask(BaseTask):
 
     @property
     def classes(self) -> tuple[str, ...]:
-        """None: the outputs are numbers."""
+        """Empty, because the outputs are numbers."""
         return ()
 
-    # Of (n, 1) outputs and targets.
+    # Outputs and targets have shape (n, 1).
     loss: Loss = staticmethod(nn.functional.mse_loss)
 
     def initial_model(self) -> SplitModel:
@@ -383,17 +334,12 @@ class RegressionTask(BaseTask):
             )
 
     def train_examples(self, client: int) -> ExampleSet:
-        """Return a client's draw 0."""
+        """Return the examples of a client's draw 0."""
         return _examples(*self.draw(client))
 
     def test_examples(self, client: int) -> ExampleSet:
         """Return ``test_samples`` examples of a client's draw ``test_draw``."""
         return _examples(*self.draw(client, self.test_draw, self.test_samples))
-
-
-def _place(tensor: Tensor) -> int:
-    """Return where a tensor's memory is, whatever part of it the tensor is."""
-    return tensor.untyped_storage().data_ptr()
 
 
 def _examples(x: Matrix, y: Matrix) -> ExampleSet:

@@ -1,28 +1,24 @@
-"""Whether a task's model, loss, metrics and examples fit each other."""
+"""Checks that a task's model, loss, metrics and examples fit each other."""
 
 import math
 import warnings
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from flwr_frl.task.calls import EVALUATION_BATCH, are_classes
-from flwr_frl.task.examples import ExampleSet
-from flwr_frl.task.layers import IGNORED
+from flwr_frl.task.examples import EVALUATION_BATCH, IGNORED, ExampleSet, are_classes
+from flwr_frl.task.models.split_model import SplitModel
 from flwr_frl.task.settings import SettingsError, reason_of
-from flwr_frl.task.split_model import SplitModel
+from flwr_frl.task.types import Task
 
-if TYPE_CHECKING:
-    from flwr_frl.task.base import Task
-
-# Of the numbers that a server takes.
+# Largest number that a server accepts.
 LARGEST = torch.finfo(torch.float32).max
 
-# What rounds, clients and results have besides metrics of a task's own.
-TAKEN = frozenset(
+# Keys of rounds, clients and results, which no metric of a task may use.
+RESERVED = frozenset(
     (
         *("accuracy", "loss", "global-nc2", "local-nc2", "train-loss", "class-counts"),
         *("num-examples", "num-test-examples", "last-round", "evaluated-in", "fitted"),
@@ -38,11 +34,17 @@ TAKEN = frozenset(
 )
 
 
-def try_examples(task: "Task", examples: ExampleSet) -> None:
-    """Raise `SettingsError` unless the task can be used with some examples.
+def try_examples(task: Task, examples: ExampleSet) -> None:
+    """Raise `SettingsError` unless the task can be used with the examples.
 
-    It is tried on the first batch, and on inputs that are not finite; all classes are
-    looked at.
+    The first batch and inputs that are not finite are tried, and all classes checked.
+
+    Parameters
+    ----------
+    task : Task
+        The task.
+    examples : ExampleSet
+        At least one.
     """
     outputs = try_batch(task, next(examples.batches(EVALUATION_BATCH)))
     inputs, targets = examples.inputs, examples.targets
@@ -50,12 +52,12 @@ def try_examples(task: "Task", examples: ExampleSet) -> None:
     if entropy and outputs.shape[1] == 1 and len(task.classes) != 1:
         raise SettingsError(
             "the loss is cross-entropy and the model has one output, for which it is "
-            "always 0; for numbers it must be another, nn.functional.mse_loss say"
+            "always 0; use another loss for numbers, such as nn.functional.mse_loss"
         )
     if task.classes and targets.is_floating_point():
-        kind = str(targets.dtype).removeprefix("torch.")
+        dtype = str(targets.dtype).removeprefix("torch.")
         raise SettingsError(
-            f"targets are {kind}; with classes they must be integers, from 0"
+            f"targets are {dtype}; with classes they must be integers, from 0"
         )
     tried = targets[: len(outputs)]
     if are_classes(tried, outputs.shape[1:2]) and (
@@ -84,12 +86,12 @@ def try_examples(task: "Task", examples: ExampleSet) -> None:
                 f"the target of row {row} is {int(flat[first])}; of {count} classes it "
                 f"must be one from 0 to {count - 1}"
             )
-    # Those that are mapped from a file are images of bytes.
+    # Memory-mapped inputs are images of bytes.
     if inputs.is_floating_point() and examples.rows is None:
         rows = inputs.reshape(len(inputs), -1)
         odd = (~rows.isfinite().all(1)).nonzero()[:EVALUATION_BATCH, 0]
         if len(odd):
-            # Beside others, as a loss may leave all of these out.
+            # Along with other rows, as the loss may ignore all of these.
             rows = torch.cat([odd, torch.arange(min(len(inputs), EVALUATION_BATCH))])
             try:
                 try_batch(task, (inputs[rows], targets[rows]))
@@ -99,22 +101,22 @@ def try_examples(task: "Task", examples: ExampleSet) -> None:
                 ) from error
 
 
-def try_batch(task: "Task", batch: tuple[Tensor, Tensor]) -> Tensor:
-    """Return the model's outputs of a batch.
+def try_batch(task: Task, batch: tuple[Tensor, Tensor]) -> Tensor:
+    """Return the model's outputs for a batch.
 
-    Raises `SettingsError` unless model, loss and metrics take it.
+    Raises `SettingsError` unless model, loss and metrics accept it.
     """
 
-    def call(who: str, function: Callable[..., Any], **given: Tensor) -> Any:
+    def call(who: str, function: Callable[..., Any], **tensors: Tensor) -> Any:
         try:
-            return function(*given.values())
-        # An outsider's model or loss can raise anything.
+            return function(*tensors.values())
+        # A user's model or loss may raise any exception.
         except Exception as error:
             reason = reason_of(error)
             forms = (
                 f"{name} of type {str(value.dtype).removeprefix('torch.')} and shape "
                 f"{tuple(value.shape)}"
-                for name, value in given.items()
+                for name, value in tensors.items()
             )
             raise SettingsError(f"{who} refuses {' and '.join(forms)}: {reason}") from (
                 error
@@ -127,7 +129,7 @@ def try_batch(task: "Task", batch: tuple[Tensor, Tensor]) -> Tensor:
             f"the model returns a {type(outputs).__name__}; it must be a tensor"
         )
     with warnings.catch_warnings():
-        # Torch broadcasts (n, 1) and (n,) to n x n, and only warns.
+        # torch broadcasts (n, 1) and (n,) to (n, n), and only warns.
         warnings.filterwarnings("error", message="Using a target size")
         value = call("the loss", task.loss, outputs=outputs, targets=targets)
     if not isinstance(value, Tensor) or value.ndim > 0:
@@ -142,18 +144,18 @@ def try_batch(task: "Task", batch: tuple[Tensor, Tensor]) -> Tensor:
         )
     if outputs.requires_grad and not value.requires_grad:
         raise SettingsError(
-            "the loss has no gradient; it must be made of the outputs by torch, and "
-            "not of a copy of them (detach, item, numpy)"
+            "the loss has no gradient; it must be computed from the outputs by "
+            "torch, and not from a copy of them (detach, item, numpy)"
         )
     outputs = outputs.detach()
     if is_sum(task.loss, outputs, targets, value.item()):
         raise SettingsError(
             "the loss of a batch and the same again is twice the loss; it must be the "
-            "mean over the batch, reduction='mean' of torch's losses, and not the sum"
+            "mean over the batch (reduction='mean' in torch's losses), not the sum"
         )
     for name, metric in task.metrics.items():
-        found = call(f"metric {name!r}", metric, outputs=outputs, targets=targets)
-        number(name, found)
+        value = call(f"metric {name!r}", metric, outputs=outputs, targets=targets)
+        number(name, value)
     return outputs
 
 
@@ -164,81 +166,102 @@ def is_sum(
     targets: Tensor,
     value: float,
 ) -> bool:
-    """Return whether a loss, which is a value, is so many times that of more examples.
+    """Return True if a loss is a sum over the examples instead of a mean.
 
-    Tried with the batch twice and three times, to one per cent each: a loss of pairs
-    may come near one of them.
+    Then it doubles and trebles with the batch, to one per cent, and is the sum over
+    both halves. A loss of pairs may fulfil one of these conditions.
+
+    Parameters
+    ----------
+    loss : callable
+        The loss.
+    outputs, targets : Tensor
+        A batch.
+    value : float
+        The loss of the batch.
     """
     half = len(outputs) // 2
     try:
-        found = [
+        multiples = [
             float(loss(torch.cat([outputs] * n), torch.cat([targets] * n)))
             for n in (2, 3)
         ]
         parts = [(outputs[:half], targets[:half]), (outputs[half:], targets[half:])]
-        whole = sum(float(loss(*part)) for part in parts) if half else value
-    # One that is written for so many examples is no sum over them.
+        halves = sum(float(loss(*part)) for part in parts) if half else value
+    # A loss for a fixed number of examples is not a sum over them.
     except Exception:
         return False
-    near = [math.isclose(f, n * value, rel_tol=0.01) for n, f in enumerate(found, 2)]
-    # Nor is one of pairs, which loses those between the halves.
-    near.append(math.isclose(whole, value, rel_tol=0.01))
+    near = [
+        math.isclose(f, n * value, rel_tol=0.01) for n, f in enumerate(multiples, 2)
+    ]
+    # Halves lack the pairs between them.
+    near.append(math.isclose(halves, value, rel_tol=0.01))
     return value != 0 and all(near)
 
 
 @torch.no_grad()
 def check_head(module: nn.Module, head: str, inputs: Tensor) -> None:
-    """Raise `SettingsError` unless the head is the last thing that a module applies.
+    """Raise `SettingsError` unless the head is the last layer that a module applies.
 
-    The module is split.
+    Parameters
+    ----------
+    module : nn.Module
+        The module, which is split in place.
+    head : str
+        Dotted name of the head.
+    inputs : Tensor
+        Inputs to try the module on.
     """
     name = type(module).__name__
     try:
-        whole = module.eval()(inputs)
-    # Of an outsider's; what it refuses `try_batch` says.
+        expected = module.eval()(inputs)
+    # `try_batch` reports what a user's module raises.
     except Exception:
         return
     model = SplitModel.wrap(module, head).eval()
     try:
         outputs = model(inputs)
-        torch.testing.assert_close(outputs, whole, rtol=1e-3, atol=1e-4, equal_nan=True)
+        torch.testing.assert_close(
+            outputs, expected, rtol=1e-3, atol=1e-4, equal_nan=True
+        )
     except Exception as error:
         raise SettingsError(
             f"head is {head!r}, which is not the last thing that {name} applies: what "
-            "follows it, a softmax, a squeeze or an object around the outputs, must be "
-            "left to the loss, or be part of a head with a name"
+            "follows it (a softmax, a squeeze, an object around the outputs) must be "
+            "left to the loss, or be part of a named head"
         ) from error
 
 
 def check_metrics(metrics: Any) -> None:
-    """Raise `SettingsError` unless these are metrics with names of their own."""
+    """Raise `SettingsError` unless metrics have names, none of them reserved."""
     if not isinstance(metrics, Mapping):
-        kind = type(metrics).__name__
-        raise SettingsError(f"metrics is a {kind}; it must be a mapping of names")
+        raise SettingsError(
+            f"metrics is a {type(metrics).__name__}; it must be a mapping of names"
+        )
     for name in metrics:
         if not isinstance(name, str) or not name:
             raise SettingsError(
                 f"a metric is called {name!r}; it must have a name, of a character or "
                 "more"
             )
-        if name in TAKEN or str(name).startswith("bytes-"):
+        if name in RESERVED or str(name).startswith("bytes-"):
             raise SettingsError(
                 f"a metric is called {name!r}, as what every run has; it must have a "
                 "name of its own"
             )
 
 
-def number(name: str, found: Any) -> float:
-    """Return a metric's value; `SettingsError` if it is no number."""
+def number(name: str, value: Any) -> float:
+    """Return a metric's value as a float; `SettingsError` if it is not a number."""
     try:
-        value = float(found)
+        result = float(value)
     except (TypeError, ValueError, RuntimeError):
-        text = " ".join(repr(found).split())[:200]
+        text = " ".join(repr(value).split())[:200]
         raise SettingsError(f"metric {name!r} is {text}; it must be one number") from (
             None
         )
-    if LARGEST < abs(value) < math.inf:
+    if LARGEST < abs(result) < math.inf:
         raise SettingsError(
-            f"metric {name!r} is {value:g}; it must be at most {LARGEST:.2g}"
+            f"metric {name!r} is {result:g}; it must be at most {LARGEST:.2g}"
         )
-    return value
+    return result

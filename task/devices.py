@@ -1,10 +1,11 @@
-"""Where this process trains: the setting ``device``."""
+"""The device of this process (setting ``device``) and its random number generators."""
 
 import os
 import random
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Self
 
 import numpy as np
 import torch
@@ -12,48 +13,53 @@ import torch
 from flwr_frl.task.settings import ResourceError, require
 
 CPU = torch.device("cpu")
-# What there is to choose from, in words.
 NAMES = "auto, cpu, cuda, cuda:N or mps"
+# Setting and device of this process; one element, so that it can be replaced.
 _used: list[tuple[str, torch.device]] = [("cpu", CPU)]
 _AMOUNT = r"[\d.]+ (?:bytes|[KMGT]i?B)"
 
 
 def current() -> torch.device:
-    """Return the device of this process: models, data and optimisers are there."""
+    """Return the device of this process, where models and optimisers live."""
     return _used[0][1]
 
 
 def use(name: str) -> None:
     """Train on a device from now on; raises as `find`.
 
-    On CUDA the same seed then gives the same numbers, as far as torch has deterministic
-    operations, and float32 is float32 and not TF32.
+    On CUDA, operations become deterministic as far as torch supports it, and float32
+    is computed as float32, not as TF32.
+
+    Parameters
+    ----------
+    name : str
+        Value of the setting ``device``.
     """
-    former, device = _used[0]
-    if name == former:
+    former_name, former = _used[0]
+    if name == former_name:
         return
-    found = find(name)
-    if found.type == "cuda":
+    device = find(name)
+    if device.type == "cuda":
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-        torch.cuda.set_device(found)
+        torch.cuda.set_device(device)
         torch.backends.cudnn.benchmark = False
         torch.backends.cudnn.allow_tf32 = False
-    if "cuda" in (found.type, device.type):
-        torch.use_deterministic_algorithms(found.type == "cuda", warn_only=True)
-        # Costs time, and nothing here reads what was never written.
+    if "cuda" in (device.type, former.type):
+        torch.use_deterministic_algorithms(device.type == "cuda", warn_only=True)
+        # Filling takes time, and nothing here reads uninitialised memory.
         torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
-    _used[0] = name, found
+    _used[0] = name, device
 
 
 def find(name: str) -> torch.device:
     """Return the device that the setting names.
 
-    ``auto`` is the first CUDA device where there is one, and the CPU elsewhere.
+    ``auto`` is the first CUDA device if there is one, and the CPU otherwise.
 
     Raises
     ------
     SettingsError
-        If there is no such name, or this machine has no such device.
+        If the name is invalid, or this machine has no such device.
     """
     match = re.fullmatch(r"auto|cpu|mps|cuda(?::(\d+))?", name)
     require(match is not None, "device", name, NAMES)
@@ -61,20 +67,21 @@ def find(name: str) -> torch.device:
     gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
     if name == "cpu" or (name == "auto" and not gpus):
         return CPU
-    here = ["cpu", *(f"cuda:{i}" for i in range(gpus))]
+    names = ["cpu", *(f"cuda:{i}" for i in range(gpus))]
     if torch.backends.mps.is_available():
-        here.append("mps")
+        names.append("mps")
     kind = "cuda" if name == "auto" else name.partition(":")[0]
     device = torch.device(kind, int(match[1] or 0))
-    known = {torch.device(there) for there in here} | {torch.device("mps", 0)}
-    found = device in known and (kind != "mps" or "mps" in here)
-    require(found, "device", name, f"auto, or what this machine has: {', '.join(here)}")
+    available = {torch.device(n) for n in names} | {torch.device("mps", 0)}
+    exists = device in available and (kind != "mps" or "mps" in names)
+    allowed = f"auto, or what this machine has: {', '.join(names)}"
+    require(exists, "device", name, allowed)
     return device
 
 
 def seed(number: int) -> None:
     """Seed the generators of the CPU and of the device."""
-    # Not torch.manual_seed: before CUDA starts, that keeps a stack trace of every call.
+    # Not torch.manual_seed: until CUDA starts, it stores a stack trace of every call.
     torch.default_generator.manual_seed(number)
     if current() != CPU:
         torch.get_device_module(current()).manual_seed(number)
@@ -82,9 +89,10 @@ def seed(number: int) -> None:
 
 @contextmanager
 def seeded(number: int) -> Iterator[None]:
-    """Draw as after this seed on the CPU, and afterwards as if nothing had been.
+    """Seed the CPU's generators within a block, and restore them afterwards.
 
-    So do NumPy's global generator and Python's, which a model of one's own may ask.
+    NumPy's global generator and Python's are included: a user's model may draw from
+    them.
     """
     states = random.getstate(), np.random.get_state()
     with torch.random.fork_rng(devices=[]):
@@ -99,36 +107,61 @@ def seeded(number: int) -> Iterator[None]:
 
 
 def random_state() -> tuple[torch.Tensor, ...]:
-    """Return where the random numbers of the CPU, and of the device, have come."""
-    own = torch.default_generator.get_state()
+    """Return the state of torch's generators of the CPU and of the device."""
+    state = torch.default_generator.get_state()
     if current() == CPU:
-        return (own,)
-    return own, torch.get_device_module(current()).get_rng_state()
+        return (state,)
+    return state, torch.get_device_module(current()).get_rng_state()
 
 
 def set_random_state(state: tuple[torch.Tensor, ...]) -> None:
-    """Go on from a `random_state`."""
+    """Restore a `random_state`."""
     torch.default_generator.set_state(state[0])
-    for own in state[1:]:
-        torch.get_device_module(current()).set_rng_state(own)
+    for device_state in state[1:]:
+        torch.get_device_module(current()).set_rng_state(device_state)
+
+
+class RngContext:
+    """One client's random numbers: torch's generators continue them in this context."""
+
+    def __init__(self) -> None:
+        self.state: tuple[torch.Tensor, ...] | None = None
+
+    def __enter__(self) -> Self:
+        """Restore the generators where this client left them."""
+        if self.state is not None:
+            set_random_state(self.state)
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        """Store the state of the generators."""
+        self.state = random_state()
 
 
 def memory() -> int:
-    """Return the bytes of the device's memory; those of the CPU are not counted."""
+    """Return the size of the device's memory in bytes; 0 for the CPU."""
     if current().type == "cuda":
         return torch.cuda.get_device_properties(current()).total_memory
     return torch.mps.recommended_max_memory() if current().type == "mps" else 0
 
 
 def is_out_of_memory(error: Exception) -> bool:
-    """Return whether an exception of torch's says that memory is used up."""
+    """Return True if torch raised an exception for lack of memory."""
     text = str(error)
-    said = "out of memory" in text or "can't allocate memory" in text
-    return isinstance(error, RuntimeError) and said
+    matches = "out of memory" in text or "can't allocate memory" in text
+    return isinstance(error, RuntimeError) and matches
 
 
 def out_of_memory(error: Exception, advice: str) -> ResourceError:
-    """Return the one line about such an exception; ``advice`` is what to lower."""
+    """Return a one-line error for such an exception.
+
+    Parameters
+    ----------
+    error : Exception
+        The exception of torch.
+    advice : str
+        What the user can do about it.
+    """
     text = " ".join(str(error).split())
     wanted = re.search(rf"ried to allocate ({_AMOUNT})", text)
     free = re.search(rf"total capacity of ({_AMOUNT}) of which ({_AMOUNT})", text)

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any, Self
 
 import numpy as np
@@ -11,12 +12,17 @@ from torch.utils.data import DataLoader
 
 from flwr_frl.task.settings import SettingsError
 
-# Examples are prepared this many at a time: large enough that the preparation is a few
-# tensor operations, small enough that a big client does not hold its data as floats.
+# Examples are prepared in chunks: large enough that a chunk takes few tensor
+# operations, small enough that a large client never holds all its data as floats.
 CHUNK = 2048
-# Of large examples fewer, so that they have not more bytes than this as floats.
+# Upper limit of a chunk's size as float32, in bytes.
 CHUNK_BYTES = 64 * 2**20
 PADDING = 4
+EVALUATION_BATCH = 50
+# The class that cross-entropy ignores by default.
+IGNORED = -100
+
+Batch = tuple[Tensor, Tensor]
 
 
 @dataclass(frozen=True)
@@ -26,31 +32,33 @@ class ExampleSet:
     Parameters
     ----------
     inputs : Tensor
-        Whatever the model takes, an example a row: float vectors (n, dimension), series
-        (n, time, channels), tokens as int64 (n, time), images (n, height, width,
-        channels), as uint8 with mean and std.
+        Model inputs, one example per row: float vectors (n, dimension), series (n,
+        time, channels), int64 tokens (n, time), or uint8 images (n, height, width,
+        channels) with mean and std.
     targets : Tensor
-        Whatever the loss takes: int64 classes of shape (n,), float values of shape
-        (n, 1), ...
+        Targets as the loss expects them: int64 classes (n,), float values (n, 1), ...
     mean, std : Tensor, optional
-        Per channel, in the images' units; images are normalised with them, and come to
-        the model as float32 of shape (batch, channels, height, width).
+        Per-channel statistics in the images' units. Images are normalised with them
+        and reach the model as float32 (batch, channels, height, width).
     augment : bool, default False
-        Whether batches for training get a random crop (zero padding of 4) and a random
-        horizontal flip, drawn for each image in each epoch.
+        Apply a random crop (zero padding of 4) and a random horizontal flip to each
+        image of a training batch, drawn anew in every epoch.
     rows : Tensor, optional
-        Which rows of the inputs are the examples, int64 of shape (n,), where they are
-        not all in order. Inputs may then be mapped from a file that is larger than the
-        memory: rows are read when their batch is made.
+        Rows of the inputs that are the examples, int64 (n,); all rows in order by
+        default. Inputs may be a memory-mapped file larger than the memory: rows are
+        read when their batch is prepared.
     device : torch.device, optional
-        Where batches are put, with mean and std there already; by default where the
+        Where batches are placed; mean and std are already there. By default, where the
         inputs are.
+    drop_single : bool, default False
+        Leave out the last batch of a training epoch if it has a single example, for
+        models whose batch norms cannot train on one.
 
     Raises
     ------
     SettingsError
-        If there are not as many inputs as targets, or what is to be augmented is no
-        images, or has its channels first.
+        If inputs and targets differ in number, or ``augment`` is set for inputs that
+        are not images with their channels last.
     """
 
     inputs: Tensor
@@ -60,6 +68,7 @@ class ExampleSet:
     augment: bool = False
     rows: Tensor | None = None
     device: torch.device | None = None
+    drop_single: bool = False
 
     def __post_init__(self) -> None:
         """Check types and lengths."""
@@ -68,26 +77,26 @@ class ExampleSet:
             if not isinstance(value, Tensor):
                 raise SettingsError(
                     f"{name} is of type {type(value).__name__}; it must be a tensor, "
-                    "torch.from_numpy of an array"
+                    "torch.from_numpy of an array for example"
                 )
-        kind = self.targets.dtype
-        if not kind.is_floating_point and kind not in (torch.int64, torch.bool):
-            # Torch's indexing takes bytes for yes and no.
+        dtype = self.targets.dtype
+        if not dtype.is_floating_point and dtype not in (torch.int64, torch.bool):
+            # torch would take uint8 targets for a mask when it indexes with them.
             object.__setattr__(self, "targets", self.targets.long())
         n = len(self.inputs if self.rows is None else self.rows)
         if n != len(self.targets):
             raise SettingsError(
                 f"there are {n} inputs and {len(self.targets)} targets; there must be "
-                "one target an input"
+                "one target per input"
             )
-        shape, usual = tuple(self.inputs.shape), (1, 3, 4)
+        shape, channels = tuple(self.inputs.shape), (1, 3, 4)
         if self.augment and (
-            len(shape) != 4 or (shape[1] in usual and shape[3] not in usual)
+            len(shape) != 4 or (shape[1] in channels and shape[3] not in channels)
         ):
             raise SettingsError(
                 f"augment is True with inputs of shape {shape}; crops and flips want "
-                "images (n, height, width, channels): inputs.permute(0, 2, 3, 1) where "
-                "channels stand first"
+                "images (n, height, width, channels), so apply inputs.permute(0, 2, 3, "
+                "1) if channels come first"
             )
 
     @classmethod
@@ -98,31 +107,30 @@ class ExampleSet:
         targets: int | str = 1,
         **more: Any,
     ) -> Self:
-        """Return the examples of a data set of torch or of Hugging Face.
+        """Return the examples of a PyTorch or Hugging Face data set.
 
         Parameters
         ----------
         dataset : iterable
-            Its examples are tuples, as torch's are, or mappings, as Hugging Face's are,
-            of arrays, numbers, lists of numbers or Pillow images.
+            Its examples are tuples (PyTorch) or mappings (Hugging Face) of arrays,
+            numbers, lists of numbers or Pillow images.
         inputs, targets : int or str, default 0 and 1
-            Where in an example they stand: a position, or the name of a column. Inputs
-            of several columns, equally long, are stacked: (n, columns, ...).
+            Position or column name of inputs and targets in an example. Several input
+            columns of equal length are stacked: (n, columns, ...).
         **more : Any
             ``mean``, ``std`` and ``augment``.
 
         Returns
         -------
         ExampleSet
-            All examples, in memory. float64 becomes float32, and integers among the
-            targets int64; targets that are single floats get the shape (n, 1), as a
-            model's outputs have.
+            All examples, in memory. float64 becomes float32 and integer targets become
+            int64; scalar float targets get the shape (n, 1) of a model's outputs.
 
         Raises
         ------
         SettingsError
-            If examples are not of equal shape, or are not numbers, or they are a
-            loader's batches.
+            If examples differ in shape or are not numeric, or ``dataset`` is a
+            DataLoader.
         """
         if isinstance(dataset, DataLoader):
             raise SettingsError(
@@ -130,10 +138,10 @@ class ExampleSet:
                 "its dataset (loader.dataset)"
             )
         columns = [inputs] if isinstance(inputs, int | str) else list(inputs)
-        drawn = [([row[c] for c in columns], row[targets]) for row in dataset]
-        alone = isinstance(inputs, int | str)
-        x = _stacked([x[0] if alone else x for x, _ in drawn], "inputs")
-        y = _stacked([y for _, y in drawn], "targets")
+        pairs = [([row[c] for c in columns], row[targets]) for row in dataset]
+        is_single = isinstance(inputs, int | str)
+        x = _stacked([x[0] if is_single else x for x, _ in pairs], "inputs")
+        y = _stacked([y for _, y in pairs], "targets")
         if not y.is_floating_point():
             y = y.long()
         elif y.ndim == 1:
@@ -149,16 +157,16 @@ class ExampleSet:
         return replace(self, augment=False)
 
     def first(self, count: int) -> Tensor:
-        """Return the inputs of the first examples, in the form of `batches`."""
+        """Return the inputs of the first examples, prepared as in `batches`."""
         return self._prepared(torch.arange(min(count, len(self))), augment=False)[0]
 
     def sample(self, share: float) -> Self:
-        """Return a share of the examples, at least one, drawn with torch's generator.
+        """Return a random share of the examples, at least one, without replacement.
 
         Parameters
         ----------
         share : float
-            Above 0, at most 1; none is drawn twice.
+            Above 0, at most 1. Drawn with torch's CPU generator.
         """
         chosen = torch.randperm(len(self))[: max(1, round(share * len(self)))]
         rows = chosen if self.rows is None else self.rows[chosen]
@@ -166,22 +174,35 @@ class ExampleSet:
 
     @property
     def is_plain(self) -> bool:
-        """Whether batches are cut from the inputs as they are, where they are."""
-        there = self.device is None and self.rows is None
-        return there and self.mean is None and not self.augment
+        """True if batches are slices of the inputs, neither moved nor transformed."""
+        in_place = self.device is None and self.rows is None
+        return in_place and self.mean is None and not self.augment
 
     @property
     def place(self) -> torch.device:
-        """Where batches are."""
+        """Device of the batches."""
         return self.inputs.device if self.device is None else self.device
 
     @property
     def num_bytes(self) -> int:
-        """Memory that all examples take."""
+        """Size of all examples in bytes."""
         return len(self) * self.inputs[:1].nbytes + self.targets.nbytes
 
+    @cached_property
+    def unlabelled(self) -> Tensor | None:
+        """Mask of the examples of which cross-entropy ignores all targets.
+
+        bool of shape (n,), on the CPU; None if there are no such examples. A loss that
+        is a mean over a batch of these alone is NaN, so training skips such batches.
+        """
+        if self.targets.is_floating_point():
+            return None
+        ignored = (self.targets == IGNORED).cpu()
+        mask = ignored.flatten(1).all(1) if ignored.ndim > 1 else ignored
+        return mask if mask.any() else None
+
     def on(self, device: torch.device) -> Self:
-        """Return the same examples, whose batches are put on a device one by one."""
+        """Return the same examples, with each batch moved to a device."""
         if device == self.place:
             return self
         mean, std = self._statistics(device)
@@ -204,97 +225,124 @@ class ExampleSet:
     def _statistics(self, device: torch.device) -> list[Tensor | None]:
         return [t if t is None else t.to(device) for t in (self.mean, self.std)]
 
-    def batches(
-        self, batch_size: int, shuffle: bool = False
-    ) -> Iterator[tuple[Tensor, Tensor]]:
+    def batches(self, batch_size: int, shuffle: bool = False) -> Iterator[Batch]:
         """Yield all examples once, in batches.
 
         Parameters
         ----------
         batch_size : int
-            Examples a batch; the last one may be smaller.
+            Examples per batch; the last batch may be smaller.
         shuffle : bool, default False
-            Whether to shuffle (and augment, where asked for), with torch's generator
-            of the CPU wherever the examples are.
+            Yield batches for training: shuffled with torch's CPU generator wherever
+            the examples are, augmented if ``augment`` is set, and without a batch
+            whose examples are all `unlabelled`.
 
         Yields
         ------
         inputs : Tensor
-            Images with mean and std are normalised, float32 of shape (batch, channels,
-            height, width), channels last in memory; the rest is as in `inputs`.
+            Images with mean and std are normalised, float32 (batch, channels, height,
+            width), channels last in memory; other inputs as in ``inputs``.
         targets : Tensor
-            As in `targets`.
+            As in ``targets``.
         """
         for inputs, targets in self.chunks(batch_size, shuffle):
             for i in range(0, len(targets), batch_size):
-                yield inputs[i : i + batch_size], targets[i : i + batch_size]
+                batch = inputs[i : i + batch_size], targets[i : i + batch_size]
+                if not (shuffle and self._is_unlabelled(batch[1])):
+                    yield batch
 
-    def stream(self, batch_size: int) -> Iterator[tuple[Tensor, Tensor]]:
-        """Yield shuffled batches as `batches`, one epoch after the other without end.
+    def stream(self, batch_size: int) -> Iterator[Batch]:
+        """Yield shuffled batches as `batches`, epoch after epoch without end.
 
-        Without examples there are none.
+        Without examples, or if all are `unlabelled`, nothing is yielded.
         """
-        while len(self):
+        while len(self) and not (self.unlabelled is not None and self.unlabelled.all()):
             yield from self.batches(batch_size, shuffle=True)
 
-    def chunks(
-        self, batch_size: int, shuffle: bool = False
-    ) -> Iterator[tuple[Tensor, Tensor]]:
-        """Yield all examples once, as `batches`, many batches at a time."""
+    def chunks(self, batch_size: int, shuffle: bool = False) -> Iterator[Batch]:
+        """Yield all examples once, as `batches` does, many batches at a time."""
         n, step = len(self), self.chunk(batch_size)
         order = torch.randperm(n) if shuffle else torch.arange(n)
         for start in range(0, n, step):
-            chosen = order[start : start + step]
-            yield self._prepared(chosen, shuffle and self.augment)
+            rows = order[start : start + step]
+            inputs, targets = self._prepared(rows, shuffle and self.augment)
+            if shuffle and self.drop_single and len(targets) % batch_size == 1:
+                # Only now: augmentation has drawn for the dropped example as well.
+                inputs, targets = inputs[:-1], targets[:-1]
+            yield inputs, targets
 
     def chunk(self, batch_size: int) -> int:
-        """Return how many examples are prepared at a time, in whole batches."""
+        """Return the number of examples prepared at a time, a multiple of a batch."""
         width = 4 * max(1, self.inputs[:1].numel())
         return max(1, min(CHUNK, CHUNK_BYTES // width) // batch_size) * batch_size
 
-    def draw(self, batch_size: int) -> tuple[Tensor, Tensor]:
-        """Draw a batch for one training step, augmented where asked for.
+    def draw(self, batch_size: int) -> Batch | None:
+        """Draw a batch for one training step, augmented if ``augment`` is set.
 
         Parameters
         ----------
         batch_size : int
-            Examples, drawn uniformly and without one twice, with torch's generator of
-            the CPU; all where there are fewer.
+            Examples, drawn uniformly without replacement with torch's CPU generator;
+            all of them if there are fewer.
 
         Returns
         -------
-        inputs, targets : Tensor
-            In the form of `batches`.
+        tuple of Tensor or None
+            Inputs and targets as in `batches`; None if all are `unlabelled`.
         """
-        chosen = torch.randperm(len(self))[:batch_size]
-        return self._prepared(chosen, self.augment)
+        rows = torch.randperm(len(self))[:batch_size]
+        batch = self._prepared(rows, self.augment)
+        return None if self._is_unlabelled(batch[1]) else batch
 
-    def chosen(self, mask: Tensor) -> tuple[Tensor, Tensor]:
-        """Return a batch of those examples where a mask, of the CPU, says so.
-
-        Augmented where asked for, in the form of `batches`.
-        """
+    def chosen(self, mask: Tensor) -> Batch:
+        """Return the examples selected by a CPU mask, augmented, as in `batches`."""
         return self._prepared(mask.nonzero().flatten(), self.augment)
 
-    def _prepared(self, chosen: Tensor, augment: bool) -> tuple[Tensor, Tensor]:
+    def _is_unlabelled(self, targets: Tensor) -> bool:
+        return self.unlabelled is not None and not count_targets(targets)
+
+    def _prepared(self, chosen: Tensor, augment: bool) -> Batch:
         rows = chosen if self.rows is None else self.rows[chosen.to(self.rows.device)]
         inputs = self.inputs[rows.to(self.inputs.device)].to(self.place)
         if augment:
             inputs = random_crop_and_flip(inputs)
         if self.mean is not None and self.std is not None:
-            # In place: new tensors would cost five times as much.
+            # In place: allocating new tensors takes five times as long.
             inputs = inputs.float().sub_(self.mean).div_(self.std)
             inputs = inputs.permute(0, 3, 1, 2)
         return inputs, self.targets[chosen.to(self.targets.device)].to(self.place)
 
 
-def random_crop_and_flip(images: Tensor, padding: int = PADDING) -> Tensor:
-    """Crop each image at a random place of its zero-padded self, and flip every second.
+def count_targets(targets: Tensor) -> int:
+    """Return the number of targets that cross-entropy does not ignore."""
+    if targets.is_floating_point():
+        return len(targets)
+    return int((targets != IGNORED).sum())
 
-    What ``RandomCrop(size, padding=4)`` and ``RandomHorizontalFlip()`` do to one image
-    (FedRep, appendix A), for a whole batch in one gather. The images have the shape
-    (n, height, width, channels); the new ones have that and the dtype, too. Drawn is
-    on the CPU: the numbers do not depend on the device.
+
+def are_classes(targets: Tensor, width: torch.Size) -> bool:
+    """Return True if targets are classes: integers, for more than one output."""
+    return not targets.is_floating_point() and width.numel() > 1
+
+
+def random_crop_and_flip(images: Tensor, padding: int = PADDING) -> Tensor:
+    """Crop each zero-padded image at a random place, and flip half of them.
+
+    Equals ``RandomCrop(size, padding=4)`` and ``RandomHorizontalFlip()`` (FedRep,
+    appendix A), for a whole batch in one gather. Random numbers are drawn on the CPU,
+    so they do not depend on the device.
+
+    Parameters
+    ----------
+    images : Tensor, shape (n, height, width, channels)
+        The images.
+    padding : int, default 4
+        Zeros on each side.
+
+    Returns
+    -------
+    Tensor
+        Of the same shape and dtype.
     """
     n, height, width, _ = images.shape
     padded = torch.nn.functional.pad(images, (0, 0, *(padding,) * 4))
@@ -304,8 +352,8 @@ def random_crop_and_flip(images: Tensor, padding: int = PADDING) -> Tensor:
     rows = top + torch.arange(height)
     across = torch.arange(width)
     columns = left + torch.where(flip, across.flip(0), across)
-    place = torch.arange(n)[:, None, None], rows[:, :, None], columns[:, None, :]
-    return padded[tuple(index.to(images.device) for index in place)]
+    index = torch.arange(n)[:, None, None], rows[:, :, None], columns[:, None, :]
+    return padded[tuple(i.to(images.device) for i in index)]
 
 
 def _stacked(values: list[Any], what: str) -> Tensor:
@@ -320,7 +368,7 @@ def _stacked(values: list[Any], what: str) -> Tensor:
                 f"example 0 {shapes[0]}; they must be equal"
             )
         stacked = torch.from_numpy(np.stack(arrays))
-    # Ragged lists, texts, other objects, and no examples at all.
+    # Ragged lists, strings, other objects, and an empty data set.
     except (TypeError, ValueError) as error:
         if isinstance(error, SettingsError):
             raise

@@ -1,4 +1,4 @@
-"""What of a client's training examples does not train: a validation set, and more."""
+"""Validation sets, and tasks with fewer training examples."""
 
 import copy
 from collections.abc import Mapping
@@ -10,38 +10,37 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from flwr_frl.task.base import Metric, Task
-from flwr_frl.task.calls import EVALUATION_BATCH
 from flwr_frl.task.checks import try_batch
-from flwr_frl.task.examples import ExampleSet
+from flwr_frl.task.examples import EVALUATION_BATCH, ExampleSet
 from flwr_frl.task.metrics import named_metrics
 from flwr_frl.task.settings import Checked, Choice, Free, Range, Seed, SettingsError
+from flwr_frl.task.types import Task
 
-# Of the clients that were here last, as a task of images remembers them.
-REMEMBERED = 32
-# Tells these draws from others of the same seed.
+# Clients whose splits are cached, the latest ones.
+CACHED_CLIENTS = 32
+# Distinguish these random draws from others with the same seed.
 VALIDATION, FEWER = 0x7A11D, 0xFE3E5
 
 
 @dataclass(frozen=True)
 class EvaluationSettings(Checked):
-    """What a client's model is tested on, and what is measured.
+    """The examples and metrics of every evaluation.
 
     Parameters
     ----------
     validation_fraction : float, default 0
-        Share of each client's training examples that it does not train on, drawn by
-        seed and client: its validation set.
+        Share of each client's training examples that forms its validation set and is
+        not trained on, drawn from seed and client.
     evaluate_on : {"test", "validation"}, default "test"
-        The examples of every evaluation: a client's test set, or with
-        ``validation-fraction`` its validation set, so that no choice sees the test set.
+        Examples of every evaluation: each client's test set, or its validation set, so
+        that no choice depends on the test set.
     metrics : str, default ""
-        What is measured besides loss and accuracy, with commas between:
-        ``balanced-accuracy`` and ``macro-f1`` (scikit-learn's) where the task names its
-        classes, and import paths ``package.module:function`` of functions of all
-        outputs and targets of a client that return a number.
+        Metrics besides loss and accuracy, separated by commas: scikit-learn's
+        ``balanced-accuracy`` and ``macro-f1`` if the task names its classes, and import
+        paths ``package.module:function`` of functions that map all outputs and targets
+        of a client to a number.
     seed : int, default 0
-        Fixes who is in the validation sets.
+        Determines the validation sets.
     """
 
     validation_fraction: Annotated[float, Range("[0, 1)")] = 0.0
@@ -59,26 +58,26 @@ class EvaluationSettings(Checked):
             )
 
 
-def examined(task: Task, settings: EvaluationSettings) -> Task:
+def with_evaluation(task: Task, settings: EvaluationSettings) -> Task:
     """Return a task with the settings' validation sets and metrics.
 
-    Without any it is the same object.
+    Without any, this is the same object.
     """
     named = named_metrics(settings.metrics, task)
     if not settings.validation_fraction and not named:
         return task
 
-    @lru_cache(maxsize=REMEMBERED)
+    @lru_cache(maxsize=CACHED_CLIENTS)
     def parts(client: int) -> tuple[ExampleSet, ExampleSet]:
         overlap = int(getattr(task, "overlap", 0))
         return split(task.train_examples(client), client, settings, overlap)
 
-    own: dict[str, Any] = {}
+    changes: dict[str, Any] = {}
     if settings.validation_fraction:
-        own = {"train_examples": lambda client: parts(client)[0], "held_out": True}
+        changes = {"train_examples": lambda i: parts(i)[0], "held_out": True}
     if settings.evaluate_on == "validation":
-        own["test_examples"] = lambda client: parts(client)[1]
-    twin = changed(task, {**own, "metrics": {**task.metrics, **named}})
+        changes["test_examples"] = lambda i: parts(i)[1]
+    twin = changed(task, {**changes, "metrics": {**task.metrics, **named}})
 
     def check(client: int) -> None:
         task.check(client)
@@ -94,30 +93,30 @@ def examined(task: Task, settings: EvaluationSettings) -> Task:
 def split(
     examples: ExampleSet, client: int, settings: EvaluationSettings, overlap: int = 0
 ) -> tuple[ExampleSet, ExampleSet]:
-    """Split training examples into those that train and those that validate.
+    """Split training examples into a training and a validation set.
 
     Parameters
     ----------
     examples : ExampleSet
         A client's training examples.
     client : int
-        The client, from 0.
+        Index of the client, from 0.
     settings : EvaluationSettings
-        The share, and the seed.
+        The validation fraction and the seed.
     overlap : int, default 0
-        How many of its successors an example has parts in common with, as windows of a
-        text have. If any, the last examples validate, and so many before them are in
-        neither set.
+        Number of successors with which an example overlaps, as windows of a text do.
+        If any, the last examples form the validation set, and as many before them are
+        in neither set.
 
     Returns
     -------
     train, validation : ExampleSet
-        In their former order.
+        In their original order.
 
     Raises
     ------
     SettingsError
-        If there is nothing to train or nothing to validate on.
+        If either set is empty.
     """
     n, fraction = len(examples), settings.validation_fraction
     count = int(n * fraction + 0.5)
@@ -141,45 +140,43 @@ def split(
 def fewer(task: Task, client: int, share: float, seed: int) -> Task:
     """Return a task in which a client has only a share of its training examples.
 
-    At least one is left. Which ones follows from seed and client; a smaller share is a
-    part of a larger one.
+    Parameters
+    ----------
+    task : Task
+        The task.
+    client : int
+        Index of the client, from 0.
+    share : float
+        Share of the examples; at least one is kept. A smaller share is a subset of a
+        larger one.
+    seed : int
+        Determines the examples, together with the client.
     """
     if share >= 1:
         return task
     examples = task.train_examples(client)
     n = len(examples)
     order = np.random.default_rng([seed, client, FEWER]).permutation(n)
-    few = chosen(examples, np.sort(order[: max(1, int(n * share + 0.5))]))
-    return changed(task, {"train_examples": lambda other: few})
+    subset = chosen(examples, np.sort(order[: max(1, int(n * share + 0.5))]))
+    return changed(task, {"train_examples": lambda other: subset})
 
 
 def chosen(examples: ExampleSet, which: npt.NDArray[np.int64]) -> ExampleSet:
-    """Return those examples whose numbers are given; no input is copied."""
-    at = torch.from_numpy(which)
-    rows = at if examples.rows is None else examples.rows[at]
-    return replace(examples, targets=examples.targets[at], rows=rows)
+    """Return the examples at some indices, without copying inputs."""
+    index = torch.from_numpy(which)
+    rows = index if examples.rows is None else examples.rows[index]
+    return replace(examples, targets=examples.targets[index], rows=rows)
 
 
 def changed(task: Task, attributes: Mapping[str, Any]) -> Task:
-    """Return a copy of a task with some attributes of its own."""
+    """Return a copy of a task with some attributes replaced."""
     twin = copy.copy(task)
     vars(twin).update(attributes)
     for name, value in attributes.items():
-        # A property of somebody's own class would go before it.
+        # A property of a user's class would take precedence.
         if getattr(twin, name) is not value:
             raise SettingsError(
                 f"{type(task).__name__}.{name} is a property; it must be a method or "
                 "an attribute where validation-fraction, metrics or new-clients is set"
             )
     return twin
-
-
-__all__ = [
-    "EvaluationSettings",
-    "Metric",
-    "changed",
-    "chosen",
-    "examined",
-    "fewer",
-    "split",
-]

@@ -1,4 +1,4 @@
-"""What is measured besides loss and accuracy, by name or import path."""
+"""Metrics besides loss and accuracy, by name or import path."""
 
 import math
 import warnings
@@ -6,9 +6,9 @@ from collections.abc import Callable, Mapping
 
 from torch import Tensor
 
-from flwr_frl.task.base import Metric, Task
 from flwr_frl.task.checks import check_metrics
 from flwr_frl.task.settings import SettingsError, is_path, load, need, unknown
+from flwr_frl.task.types import Metric, Task
 
 
 def balanced_accuracy(outputs: Tensor, targets: Tensor) -> float:
@@ -19,7 +19,7 @@ def balanced_accuracy(outputs: Tensor, targets: Tensor) -> float:
 
 
 def macro_f1(outputs: Tensor, targets: Tensor) -> float:
-    """Return scikit-learn's macro-F1 over the classes that are there or predicted."""
+    """Return scikit-learn's macro-F1 over all true and predicted classes."""
     from sklearn.metrics import f1_score
 
     def macro(true: Tensor, predicted: Tensor) -> float:
@@ -37,24 +37,34 @@ METRICS: Mapping[str, Metric] = {
 def _scored(
     score: Callable[[Tensor, Tensor], float], outputs: Tensor, targets: Tensor
 ) -> float:
-    # What cross-entropy ignores is of no class.
+    # Targets that cross-entropy ignores have no class.
     counted = targets >= 0
     if not counted.any():
         return math.nan
     with warnings.catch_warnings():
-        # That a client has one class, or a model names one that it has not, is usual.
+        # scikit-learn warns if a client has few classes, which is common here.
         warnings.simplefilter("ignore", UserWarning)
         return float(score(targets[counted], outputs.argmax(1)[counted]))
 
 
 def named_metrics(text: str, task: Task) -> dict[str, Metric]:
-    """Return what the setting ``metrics`` names, for a task.
+    """Return the metrics that the setting ``metrics`` names.
 
-    Raises `SettingsError` if there is no such metric, it needs classes and the task has
-    none, or the task or every run has another one of its name.
+    Parameters
+    ----------
+    text : str
+        Names or import paths, separated by commas.
+    task : Task
+        The task, whose metrics are not repeated.
+
+    Raises
+    ------
+    SettingsError
+        If a metric is unknown, needs classes that the task lacks, or has a name that
+        the task or every run uses.
     """
     check_metrics(task.metrics)
-    found: dict[str, Metric] = {}
+    metrics: dict[str, Metric] = {}
     for name in filter(None, (part.strip() for part in text.split(","))):
         metric = load(name, "metric") if is_path(name) else METRICS.get(name)
         if metric is None:
@@ -68,13 +78,13 @@ def named_metrics(text: str, task: Task) -> dict[str, Metric]:
         short = name.rpartition(":")[2]
         if name in METRICS and not task.classes:
             raise SettingsError(
-                f"metric {name!r} needs classes, and the task has none (an ExampleTask "
-                "has them by classes=...)"
+                f"metric {name!r} needs classes, and the task has none (set "
+                "classes=... for an ExampleTask)"
             )
-        if short in found or short in task.metrics:
+        if short in metrics or short in task.metrics:
             raise SettingsError(
-                f"two metrics are called {short!r}; each must have a name of its own"
+                f"two metrics are called {short!r}; each must have a different name"
             )
-        found[short] = metric
-    check_metrics(found)
-    return found
+        metrics[short] = metric
+    check_metrics(metrics)
+    return metrics

@@ -40,7 +40,7 @@ from flwr_frl.task.allowed import (
     require_drawable,
     unknown,
 )
-from flwr_frl.task.remembered import run_cache
+from flwr_frl.task.run_cache import run_cache
 
 T = TypeVar("T")
 log = getLogger("task")

@@ -25,7 +25,7 @@ SERVER_MAY_USE = {
 }
 SERVER_COMPUTES = {
     # FLUTE's server makes a step on the clients' heads.
-    "strategies/flute.py": {"flwr_frl.task.neural_collapse"},
+    "strategies/flute.py": {"flwr_frl.task.models.neural_collapse"},
     # NumPy only.
     "strategies/representation_transfer.py": {"flwr_frl.task.transfer"},
 }

@@ -17,8 +17,9 @@ from benchmarks.peer_apps.work import (
 )
 from flwr_frl import simulate
 from flwr_frl.strategies import FedAvg, FedRep
-from flwr_frl.task import ExampleTask, build_task, sgd
+from flwr_frl.task import ExampleTask, build_task
 from flwr_frl.task.settings import Free, resolve
+from flwr_frl.task.training import sgd
 
 SHARDS = 5
 

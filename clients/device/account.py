@@ -7,18 +7,18 @@ from typing import Any, Self, cast
 
 from flwr.app import ConfigRecord, RecordDict
 
-from flwr_frl.task.calls import TrainCall
 from flwr_frl.task.files import ACCOUNT_FILE as FILE
 from flwr_frl.task.files import PRIVATE, write_atomically
 from flwr_frl.task.models import SplitModel
-from flwr_frl.task.privacy import (
+from flwr_frl.task.settings import SettingsError
+from flwr_frl.task.training import TrainCall
+from flwr_frl.task.training.privacy import (
     ExamplePrivacy,
     check_model,
     epsilon,
     sampling,
     train_privately,
 )
-from flwr_frl.task.settings import SettingsError
 
 RECORD = "privacy"
 
@@ -57,7 +57,7 @@ class PrivateTraining:
         self._steps()
 
     def train(self, call: TrainCall) -> float:
-        """Train; as `flwr_frl.task.privacy.train_privately`."""
+        """Train; as `flwr_frl.task.training.privacy.train_privately`."""
         rate, steps = sampling(len(call.examples), call.sgd.batch_size)
         self._count((self.privacy.dp_noise, rate), call.epochs * steps)
         return train_privately(call, self.privacy)

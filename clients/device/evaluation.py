@@ -10,7 +10,7 @@ from flwr_frl.task.base import Task
 from flwr_frl.task.checks import number
 from flwr_frl.task.examples import ExampleSet
 from flwr_frl.task.models import SplitModel
-from flwr_frl.task.neural_collapse import neural_collapse
+from flwr_frl.task.models.neural_collapse import neural_collapse
 from flwr_frl.task.resident import test_examples
 from flwr_frl.task.training import evaluate
 
@@ -37,7 +37,7 @@ def evaluate_model(
         Number of test examples.
     metrics : dict
         ``accuracy``, 0 to 1, where targets are classes; ``global-nc2`` and
-        ``local-nc2`` (`flwr_frl.task.neural_collapse`) where the head is linear
+        ``local-nc2`` (`flwr_frl.task.models.neural_collapse`) where the head is linear
         besides; the task's own.
     """
     examples = test_examples(task, index)

@@ -32,8 +32,7 @@ from flwr_frl.task.messages import (
     RUN,
     SERVER_ROUND,
 )
-from flwr_frl.task.privacy import ExamplePrivacy
-from flwr_frl.task.remembered import run_cache
+from flwr_frl.task.run_cache import run_cache
 from flwr_frl.task.settings import (
     Free,
     Place,
@@ -50,6 +49,7 @@ from flwr_frl.task.settings import (
 )
 from flwr_frl.task.tasks import build_task, reads_data_dir
 from flwr_frl.task.tasks.image import ImageTask
+from flwr_frl.task.training.privacy import ExamplePrivacy
 
 # What a node config has besides an algorithm's ``node_settings``.
 OF_A_NODE = ("client-name", "state-dir", "partition-id", "num-partitions")

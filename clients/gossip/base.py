@@ -29,15 +29,13 @@ from flwr_frl.task.compression.per_tensor import (
     Compressor,
     from_settings,
 )
-from flwr_frl.task.layers import how_many_count
 from flwr_frl.task.messages import SERVER_ROUND
 from flwr_frl.task.settings import Free
 from flwr_frl.task.training import (
     SGD,
     TrainingDivergedError,
     gradient,
-    has_ignored,
-    told_of_one_example,
+    trainable_examples,
 )
 
 VECTORS = "gossip."
@@ -206,14 +204,12 @@ class GossipClient(Client):
         self.model.train()
         v, g, beta = self.vector("momentum"), self.flat.gradient, self.settings.momentum
         total, steps = torch.zeros((), device=self.device), 0
-        examples = self.train_examples
-        ignoring = has_ignored(examples)
+        examples = trainable_examples(self.model, self.train_examples, self.settings)
         for t in self.iterations(server_round):
             batch = examples.draw(self.settings.batch_size)
-            if ignoring and not how_many_count(batch[1]):
+            if batch is None:
                 continue
-            with told_of_one_example(examples, self.settings):
-                total += self.gradient(*batch)
+            total += self.gradient(*batch)
             steps += 1
             v.mul_(beta).add_(g)
             self.x.sub_(g.add_(v, alpha=beta), alpha=self.rate(t))

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from flwr_frl.task.settings import SettingsError
-from flwr_frl.task.sgd import SGD
+from flwr_frl.task.training import SGD
 
 
 class FlatParameters:

@@ -16,7 +16,7 @@ from flwr_frl.clients.personalize.fitting import Fitted, personalize
 from flwr_frl.clients.predict.options import add_options, named_in
 from flwr_frl.task.command_line import Parser
 from flwr_frl.task.settings import SettingsError
-from flwr_frl.task.sgd import TrainingDivergedError
+from flwr_frl.task.training import TrainingDivergedError
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -29,7 +29,7 @@ from flwr_frl.clients.predict.predictor import files_in, predict
 from flwr_frl.task.command_line import Parser
 from flwr_frl.task.files import write_atomically
 from flwr_frl.task.settings import SettingsError
-from flwr_frl.task.sgd import TrainingDivergedError
+from flwr_frl.task.training import TrainingDivergedError
 
 
 def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:

@@ -18,9 +18,9 @@ from flwr_frl.clients.device.identity import quoted, seed_torch, state_directory
 from flwr_frl.clients.device.parameter_groups import HEAD, Tensors
 from flwr_frl.task.checkpoint import FILE, ChecksumError, read
 from flwr_frl.task.messages import SERVER_ROUND
-from flwr_frl.task.privacy import ExamplePrivacy
 from flwr_frl.task.settings import Settings, SettingsError, build, resolve
 from flwr_frl.task.tasks.image import default_model
+from flwr_frl.task.training.privacy import ExamplePrivacy
 
 # Exceptions raised by reading a file that is not a checkpoint.
 WRONG_FORMAT = (

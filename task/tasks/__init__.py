@@ -6,10 +6,9 @@ from functools import partial
 from typing import Any
 
 from flwr_frl.task.base import ExampleTask, Task
-from flwr_frl.task.cohort import TASKS_AT_A_TIME
 from flwr_frl.task.data.datasets import SOURCES
-from flwr_frl.task.held_out import EvaluationSettings, changed, examined
-from flwr_frl.task.remembered import run_cache
+from flwr_frl.task.held_out import EvaluationSettings, changed, with_evaluation
+from flwr_frl.task.run_cache import TASKS_AT_A_TIME, run_cache
 from flwr_frl.task.settings import (
     Setting,
     Settings,
@@ -148,7 +147,7 @@ def _build(
         task = changed(task, {"seed": evaluation.seed})
         for made in ("initial_state", "scratch_model"):
             vars(task).pop(made, None)
-    return examined(task, evaluation)
+    return with_evaluation(task, evaluation)
 
 
 # What every algorithm asks a task for.

@@ -20,9 +20,9 @@ from flwr_frl.task.data.partitions import Columns, Indices, PartitionSettings, p
 from flwr_frl.task.devices import seeded
 from flwr_frl.task.examples import ExampleSet
 from flwr_frl.task.models import MODELS, SplitModel, build_model
+from flwr_frl.task.models.weights import load_weights
 from flwr_frl.task.settings import Free, Place, Range, SettingsError
 from flwr_frl.task.training import Loss
-from flwr_frl.task.weights import load_weights
 
 DEFAULT_MODELS = {
     "digits": "digits-cnn",

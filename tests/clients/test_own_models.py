@@ -15,13 +15,10 @@ from flwr_frl.clients.device.parameter_groups import HEAD, difference
 from flwr_frl.clients.device.records import checked
 from flwr_frl.clients.device.state import PersonalState
 from flwr_frl.task.base import ExampleTask
-from flwr_frl.task.calls import GradientCall, TrainCall
-from flwr_frl.task.cohort import together
 from flwr_frl.task.examples import ExampleSet
 from flwr_frl.task.models import SplitModel
 from flwr_frl.task.settings import SettingsError, build, resolve
-from flwr_frl.task.sgd import SGD, freeze
-from flwr_frl.task.training import train
+from flwr_frl.task.training import SGD, GradientCall, TrainCall, freeze, together, train
 
 
 class Tied(SplitModel):

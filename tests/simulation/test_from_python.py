@@ -20,7 +20,7 @@ from outsiders import Homeless
 from flwr_frl import running
 from flwr_frl.clients.client_app import make_app
 from flwr_frl.strategies import FedRep
-from flwr_frl.task import remembered
+from flwr_frl.task import run_cache
 from flwr_frl.task.settings import SettingsError, resolve
 from flwr_frl.task.tasks import build_task
 
@@ -284,7 +284,7 @@ def test_what_is_edited_in_a_process_counts_from_the_next_run_on(
 def test_a_worker_forgets_what_another_command_was_about(own_table, monkeypatch):
     settings = resolve({"task": f"{own_table.__name__}:table"})
     # Flower's message is of no matter: what it would be given is not one.
-    remembered.forget()
+    run_cache.begin_run()
     first, second = make_app(settings), make_app(settings)
     task = build_task(settings, 2)
     for app in (first, second):
@@ -292,10 +292,10 @@ def test_a_worker_forgets_what_another_command_was_about(own_table, monkeypatch)
             app(None, None)
     # Several algorithms of one command share it.
     assert build_task(settings, 2) is task
-    remembered.forget()
+    run_cache.begin_run()
     other = make_app(settings)
     # A worker, which has not begun the command itself.
-    monkeypatch.setattr(remembered, "_command", [first.command])
+    monkeypatch.setattr(run_cache._current, "run_id", first.command)
     task = build_task(settings, 2)
     with pytest.raises(AttributeError):
         other(None, None)

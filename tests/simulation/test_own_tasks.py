@@ -100,7 +100,7 @@ BAD = {
     "listed": "metrics is a list; it must be a mapping of names",
     "built": "model is a SplitModel; it must be a function that returns a new one",
     "arrays": "inputs is of type ndarray; it must be a tensor, torch.from_numpy of an",
-    "unequal": "there are 3 inputs and 2 targets; there must be one target an input",
+    "unequal": "there are 3 inputs and 2 targets",
     "doubles": "the model refuses inputs of type float64 and shape (3, 1): ",
     "many": "the loss of a batch is shape (8, 1); it must be a tensor of one number",
     "endless": "the loss of the first batch is ",

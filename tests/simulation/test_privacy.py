@@ -13,8 +13,8 @@ from flwr_frl.clients.algorithms import check_countable
 from flwr_frl.strategies.algorithms import build_strategy
 from flwr_frl.strategies.server.privacy import FILE, epsilon
 from flwr_frl.strategies.server.sampling import Sampler
-from flwr_frl.task.privacy import epsilon as example_epsilon
 from flwr_frl.task.settings import SettingsError, resolve
+from flwr_frl.task.training.privacy import epsilon as example_epsilon
 
 PRIVATE = {
     **STEADY,

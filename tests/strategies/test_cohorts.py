@@ -8,11 +8,20 @@ import torch
 from cohort_tasks import N, dense
 from outcomes import assert_same, outcome
 
-import flwr_frl.task.calls
-from flwr_frl.task import ExampleSet, cohort
-from flwr_frl.task.models import SplitModel
+from flwr_frl.task import ExampleSet
+from flwr_frl.task.models import SplitModel, split_model
+from flwr_frl.task.run_cache import begin_run
 from flwr_frl.task.settings import SettingsError
-from flwr_frl.task.training import SGD, Proximal, evaluate, gradient, train
+from flwr_frl.task.training import (
+    SGD,
+    Proximal,
+    calls,
+    cohort,
+    evaluate,
+    gradient,
+    scratch_model,
+    train,
+)
 
 CE = torch.nn.functional.cross_entropy
 # They make their own steps with gradients.
@@ -55,7 +64,7 @@ def made(monkeypatch):
     """How many calls of each kind were made together, one entry a time."""
     counts: dict[str, list[int]] = {}
     for name in ("TrainCall", "EvaluateCall", "GradientCall"):
-        kind = getattr(flwr_frl.task.calls, name)
+        kind = getattr(calls, name)
         original = kind.together
         sizes = counts.setdefault(name, [])
 
@@ -83,25 +92,6 @@ def test_batch_norms_keep_each_client_s_own_statistics(part, made):
     together = outcome(part, N, **own)
     assert made["EvaluateCall"]
     assert_same(together, outcome(part, "off", **own), 2e-5)
-
-
-# Features, a head's loss of its own, a regularizer, a correction; batch norms, without
-# which most are made layer by layer and never recorded.
-@pytest.mark.parametrize(
-    ("algorithm", "name"),
-    [
-        ("fedrep", "normalised"),
-        ("flute", "dense"),
-        ("fedprox", "normalised"),
-        ("scaffold", "normalised"),
-        ("fedproto", "normalised"),
-    ],
-)
-def test_recorded_calls_give_the_same_numbers(algorithm, name, monkeypatch):
-    own = {"task": f"cohort_tasks:{name}", "batch-size": 3, "head-epochs": 2}
-    expected = outcome(algorithm, "off", **own)
-    monkeypatch.setattr("flwr_frl.task.stacked.RECORD_AFTER", 0)
-    assert_same(outcome(algorithm, N, **own), expected, 3e-5)
 
 
 @dataclass(frozen=True)
@@ -145,7 +135,7 @@ def by_hand(model):
 
 
 @pytest.mark.parametrize("where", ["loss", "module", "forward"])
-def test_what_changes_in_a_user_s_code_is_never_recorded(where, monkeypatch):
+def test_a_user_s_code_runs_in_every_call(where, monkeypatch):
     # Norms are in no model that is made layer by layer.
     def work() -> float:
         torch.manual_seed(0)
@@ -157,7 +147,6 @@ def test_what_changes_in_a_user_s_code_is_never_recorded(where, monkeypatch):
         batch = torch.randn(4, 6), torch.arange(4) % 3
         return gradient(model, *batch, loss, SGD()).item()
 
-    monkeypatch.setattr("flwr_frl.task.stacked.RECORD_AFTER", 0)
     for factor in (1.0, 3.0):
         monkeypatch.setitem(FACTOR, "now", factor)
         found = cohort.together([work] * 3, 3)
@@ -273,7 +262,7 @@ def test_an_optimizer_can_use_the_gradients():
 @pytest.mark.parametrize("name", ["unusual", "dropping"])
 def test_what_cannot_be_made_together_is_made_alone(name, made, caplog):
     own = {"task": f"cohort_tasks:{name}"}
-    cohort._REFUSED.clear()
+    begin_run()
     with caplog.at_level(logging.WARNING, "task"):
         together = outcome("fedrep", N, **own)
     lines = [r.getMessage() for r in caplog.records if "one by one" in r.getMessage()]
@@ -287,8 +276,8 @@ def test_a_client_that_diverges_fails_alone(made):
     # The third client's examples are broken.
     tasks = dense()
     tasks.train[2].inputs.fill_(float("nan"))
-    calls = [
-        flwr_frl.task.calls.TrainCall(
+    made_calls = [
+        calls.TrainCall(
             tasks.initial_model(),
             "all",
             tasks.train[i],
@@ -300,7 +289,7 @@ def test_a_client_that_diverges_fails_alone(made):
         )
         for i in range(4)
     ]
-    results = cohort.together([lambda c=c: tried(c) for c in calls], 4)
+    results = cohort.together([lambda c=c: tried(c) for c in made_calls], 4)
     assert [type(r).__name__ for r in results] == [
         "float",
         "float",
@@ -332,7 +321,7 @@ def test_each_client_has_random_numbers_of_its_own():
 
 
 def test_where_it_does_not_pay_clients_train_alone(made, monkeypatch):
-    monkeypatch.setattr(cohort, "MOST_PARAMETERS", 10)
+    monkeypatch.setattr(split_model, "LARGE", 10)
     assert_same(outcome("fedrep", "auto"), outcome("fedrep", "off"), 0)
     assert not any(made.values())
 
@@ -345,16 +334,16 @@ def test_a_cohort_is_off_auto_or_a_number(size):
 
 def test_clients_of_a_large_model_share_it_and_never_take_turns(made, monkeypatch):
     tasks = dense()
-    monkeypatch.setattr(cohort, "MOST_PARAMETERS", 10)
+    monkeypatch.setattr(split_model, "LARGE", 10)
 
     def work(seed: int) -> float:
         torch.manual_seed(seed)
-        model = cohort.scratch_model(tasks)
+        model = scratch_model(tasks)
         assert model is tasks.scratch_model
         with torch.no_grad():
             model.head.bias.fill_(seed)
         # A call that would be faster together, were the model not large.
-        monkeypatch.setattr(flwr_frl.task.calls.GradientCall, "fewest", 2)
+        monkeypatch.setattr(calls.GradientCall, "fewest", 2)
         batch = torch.zeros(4, 6), torch.zeros(4, dtype=torch.int64)
         gradient(model, *batch, torch.nn.functional.cross_entropy, SGD())
         return model.head.bias[0].item()
@@ -367,11 +356,12 @@ def test_clients_of_a_large_model_share_it_and_never_take_turns(made, monkeypatc
 def test_a_large_model_stays_shared_where_a_small_one_is_asked_for_too(monkeypatch):
     large, small = dense(), dense()
     sizes = {id(large.scratch_model): True, id(small.scratch_model): False}
-    monkeypatch.setattr(cohort, "is_large", lambda model: sizes[id(model)])
+    is_large = property(lambda model: sizes.get(id(model), False))
+    monkeypatch.setattr(SplitModel, "is_large", is_large)
 
     def work(number: int) -> float:
         torch.manual_seed(number)
-        model, other = map(cohort.scratch_model, (large, small))
+        model, other = map(scratch_model, (large, small))
         with torch.no_grad():
             model.head.bias.fill_(number)
         batch = torch.zeros(4, 6), torch.zeros(4, dtype=torch.int64)

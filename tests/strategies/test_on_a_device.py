@@ -14,8 +14,9 @@ from flwr_frl.clients.device.evaluation import evaluate_model
 from flwr_frl.clients.personalize import personalize
 from flwr_frl.clients.personalize.fitting import Fitted
 from flwr_frl.task import devices, resident
-from flwr_frl.task.cohort import scratch_model
 from flwr_frl.task.examples import ExampleSet
+from flwr_frl.task.run_cache import begin_run
+from flwr_frl.task.training import scratch_model
 
 double = pytest.importorskip("double_device", exc_type=(ImportError, AttributeError))
 
@@ -115,7 +116,7 @@ def test_examples_go_to_the_device_once_and_stay_while_they_fit(monkeypatch):
     assert large.num_bytes == 13 * (6 * 4 + 8)
     assert large.inputs.device == double.GPU
     monkeypatch.setattr(resident, "memory", lambda: resident.PART * size)
-    resident._KEPT.clear()
+    begin_run()
     large = resident.train_examples(task, 3)
     assert large.inputs.device == double.CPU
     assert large.place == double.GPU

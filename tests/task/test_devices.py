@@ -1,4 +1,4 @@
-"""Where clients train: names, what is there, and a line when memory is used up."""
+"""Devices by name, seeded generators, and errors for lack of memory."""
 
 import random
 
@@ -39,7 +39,7 @@ def test_a_name_is_a_device_of_this_machine(gpus, number, name, expected):
 
 
 @pytest.mark.parametrize("number", [3, 2**40 + 3])
-def test_all_that_is_drawn_under_a_seed_follows_from_it_and_leaves_no_trace(number):
+def test_seeded_is_reproducible_and_restores_the_generators(number):
     def drawn() -> tuple[float, ...]:
         return random.random(), np.random.rand(), torch.rand(()).item()
 
@@ -82,7 +82,7 @@ def test_mps_is_taken_by_name_only(gpus, monkeypatch):
         (1, "mps", "'mps'; it must be auto, or what this machine has: cpu, cuda:0"),
     ],
 )
-def test_another_name_is_one_line(gpus, number, name, line):
+def test_an_invalid_device_is_an_error(gpus, number, name, line):
     gpus(number)
     with pytest.raises(SettingsError, match=f"^device is {line}"):
         devices.find(name)
@@ -95,7 +95,7 @@ CUDA_SAYS = (
 )
 
 
-def test_no_memory_left_is_one_line_with_how_much():
+def test_out_of_memory_reports_amounts():
     error = torch.OutOfMemoryError(CUDA_SAYS)
     assert devices.is_out_of_memory(error)
     line = str(devices.out_of_memory(error, "lower batch-size (10)"))
@@ -105,7 +105,7 @@ def test_no_memory_left_is_one_line_with_how_much():
     )
 
 
-def test_the_cpu_s_own_words_are_understood():
+def test_out_of_memory_on_the_cpu():
     with pytest.raises(RuntimeError) as caught:
         torch.empty(2**58)
     assert devices.is_out_of_memory(caught.value)

@@ -1,4 +1,4 @@
-"""Batches by hand, and random crops against every crop that there can be."""
+"""Batches by hand, and random crops against all possible crops."""
 
 import re
 
@@ -35,7 +35,7 @@ def test_batches_cover_everything_once(n, batch_size, shuffle):
 
 
 @pytest.mark.parametrize("batch_size", [1, 3, 8, 11, 100])
-def test_chunks_do_not_show(monkeypatch, batch_size):
+def test_batches_do_not_depend_on_the_chunk_size(monkeypatch, batch_size):
     # 30 examples in chunks of 8: no batch may end early at a chunk's border.
     monkeypatch.setattr(examples, "CHUNK", 8)
     sizes = [len(t) for _, t in numbered(30).batches(batch_size, shuffle=True)]
@@ -135,7 +135,7 @@ def test_augmentation_only_where_batches_are_shuffled():
 
 
 @pytest.mark.parametrize("shape", [(2, 3, 8, 8), (2, 8, 8), (2, 5)])
-def test_only_images_with_their_channels_last_are_augmented(shape):
+def test_augment_requires_images_with_channels_last(shape):
     line = f"augment is True with inputs of shape {shape}; crops and flips want images "
     with pytest.raises(SettingsError, match=f"^{re.escape(line)}"):
         ExampleSet(torch.zeros(shape), torch.zeros(2), augment=True)
@@ -181,7 +181,7 @@ def test_without_augmentation():
     assert whole.augment
 
 
-def test_a_sample_is_a_share_without_one_twice():
+def test_sample_draws_a_share_without_replacement():
     whole = numbered(20)
     for some in (whole, whole.sample(0.8), whole.sample(0.8).sample(0.5)):
         pairs = some.batches(7)
@@ -196,7 +196,7 @@ def test_a_sample_is_a_share_without_one_twice():
 
 
 @given(st.integers(1, 70), st.integers(1, 80), st.integers(0, 1000))
-def test_a_drawn_batch_has_no_example_twice(n, batch_size, seed):
+def test_draw_is_without_replacement(n, batch_size, seed):
     torch.manual_seed(seed)
     inputs, targets = numbered(n).draw(batch_size)
     assert len(targets) == len(inputs) == min(n, batch_size)
@@ -225,7 +225,7 @@ def test_draws_are_uniform_and_follow_torch():
     assert np.abs(pairs - 2000 * p).max() < 6 * (2000 * p * (1 - p)) ** 0.5
 
 
-def test_a_drawn_batch_is_prepared_as_all_others():
+def test_draw_prepares_a_batch_as_batches_does():
     images = torch.randint(0, 256, (6, 4, 5, 3), dtype=torch.uint8)
     mean, std = torch.tensor([1.0, 2.0, 3.0]), torch.tensor([4.0, 5.0, 6.0])
     whole = ExampleSet(images, torch.arange(6), mean, std)
@@ -237,7 +237,7 @@ def test_a_drawn_batch_is_prepared_as_all_others():
     assert torch.equal(inputs, all_inputs[targets])
 
 
-def test_a_drawn_batch_is_augmented_where_asked_for():
+def test_draw_augments():
     whole = augmented(40)
     plain = whole.inputs.permute(0, 3, 1, 2).float()
     inputs, targets = whole.draw(40)
@@ -258,3 +258,18 @@ def test_integer_targets_are_int64(dtype):
     examples = ExampleSet(torch.ones(3, 2), torch.tensor([0, 2, 1], dtype=dtype))
     assert examples.targets.dtype == torch.int64
     assert examples.targets.tolist() == [0, 2, 1]
+
+
+def test_training_skips_batches_of_which_all_targets_are_ignored():
+    inputs, targets = torch.arange(6.0)[:, None], torch.tensor([0, -100, 1] * 2)
+    examples = ExampleSet(inputs, targets)
+    assert examples.unlabelled.tolist() == [False, True, False] * 2
+    shuffled = [y.item() for _, y in examples.batches(1, shuffle=True)]
+    assert sorted(shuffled) == [0, 0, 1, 1]
+    assert len(list(examples.batches(1))) == 6
+    # Some targets of a sequence may be ignored.
+    partly = ExampleSet(inputs, torch.tensor([[0, -100]] * 6))
+    assert partly.unlabelled is None
+    nothing = ExampleSet(inputs, torch.full((6,), -100))
+    assert list(nothing.stream(2)) == []
+    assert nothing.draw(2) is None

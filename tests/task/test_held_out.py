@@ -1,4 +1,4 @@
-"""Validation sets: who is in them, and what is left to train on."""
+"""Validation sets, subsets of training examples, and metrics by name."""
 
 import numpy as np
 import pytest
@@ -7,7 +7,7 @@ from torch import nn
 
 from flwr_frl.task.base import ExampleTask
 from flwr_frl.task.examples import ExampleSet
-from flwr_frl.task.held_out import EvaluationSettings, examined, fewer, split
+from flwr_frl.task.held_out import EvaluationSettings, fewer, split, with_evaluation
 from flwr_frl.task.metrics import balanced_accuracy, macro_f1
 from flwr_frl.task.models import SplitModel
 from flwr_frl.task.settings import SettingsError
@@ -35,7 +35,7 @@ def task_of(*sizes: int, **more) -> ExampleTask:
     )
 
 
-def test_every_example_trains_or_validates():
+def test_split_is_a_partition():
     settings = EvaluationSettings(validation_fraction=0.3, seed=4)
     train, validation = split(examples(10), 2, settings)
     assert (len(train), len(validation)) == (7, 3)
@@ -77,8 +77,10 @@ def test_of_overlapping_examples_the_last_validate():
         (4, 0.9, "client 1's 4 training examples it leaves 0 to train on and 4 to val"),
     ],
 )
-def test_nothing_to_train_or_to_validate_on(n, fraction, line):
-    task = examined(task_of(10, n), EvaluationSettings(validation_fraction=fraction))
+def test_an_empty_part_of_a_split_is_an_error(n, fraction, line):
+    task = with_evaluation(
+        task_of(10, n), EvaluationSettings(validation_fraction=fraction)
+    )
     task.check(0)
     with pytest.raises(SettingsError, match=line):
         task.check(1)
@@ -86,12 +88,12 @@ def test_nothing_to_train_or_to_validate_on(n, fraction, line):
 
 def test_a_task_with_validation_sets():
     task = task_of(10)
-    assert examined(task, EvaluationSettings()) is task
-    on_test = examined(task, EvaluationSettings(validation_fraction=0.4))
+    assert with_evaluation(task, EvaluationSettings()) is task
+    on_test = with_evaluation(task, EvaluationSettings(validation_fraction=0.4))
     assert len(on_test.train_examples(0)) == 6
     assert numbers(on_test.test_examples(0)) == [0, 1]
     settings = EvaluationSettings(validation_fraction=0.4, evaluate_on="validation")
-    validated = examined(task, settings)
+    validated = with_evaluation(task, settings)
     assert numbers(validated.train_examples(0)) == numbers(on_test.train_examples(0))
     both = validated.train_examples(0), validated.test_examples(0)
     assert sorted(numbers(both[0]) + numbers(both[1])) == list(range(10))
@@ -101,7 +103,7 @@ def test_a_task_with_validation_sets():
         EvaluationSettings(evaluate_on="validation")
 
 
-def test_fewer_examples_are_part_of_more():
+def test_a_smaller_share_is_a_subset_of_a_larger_one():
     task = task_of(3, 10)
     some = {s: numbers(fewer(task, 1, s, 0).train_examples(1)) for s in (0.01, 0.5)}
     assert [len(own) for own in some.values()] == [1, 5]
@@ -129,7 +131,7 @@ def mean_output(outputs, targets):
 
 def test_metrics_by_name_and_by_path():
     settings = EvaluationSettings(metrics=f"macro-f1, {__name__}:mean_output")
-    task = examined(task_of(3, metrics={"own": mean_output}), settings)
+    task = with_evaluation(task_of(3, metrics={"own": mean_output}), settings)
     assert list(task.metrics) == ["own", "macro-f1", "mean_output"]
     task.check(0)
 
@@ -145,12 +147,12 @@ def test_metrics_by_name_and_by_path():
 )
 def test_bad_metrics(metrics, line):
     with pytest.raises(SettingsError, match=line):
-        examined(task_of(3), EvaluationSettings(metrics=metrics))
+        with_evaluation(task_of(3), EvaluationSettings(metrics=metrics))
 
 
-def test_a_metric_that_returns_no_number(write_module):
+def test_a_metric_that_does_not_return_a_number_is_an_error(write_module):
     module = write_module("measures", "def nothing(outputs, targets): pass\n")
-    task = examined(task_of(3), EvaluationSettings(metrics=f"{module}:nothing"))
+    task = with_evaluation(task_of(3), EvaluationSettings(metrics=f"{module}:nothing"))
     with pytest.raises(SettingsError, match="metric 'nothing' is None; it must be one"):
         task.check(0)
 
@@ -159,7 +161,7 @@ def test_metrics_of_classes_need_classes():
     numbers_only = task_of(3)
     object.__setattr__(numbers_only, "classes", ())
     with pytest.raises(SettingsError, match="'macro-f1' needs classes"):
-        examined(numbers_only, EvaluationSettings(metrics="macro-f1"))
+        with_evaluation(numbers_only, EvaluationSettings(metrics="macro-f1"))
 
 
 def test_a_property_cannot_be_replaced():
@@ -176,7 +178,7 @@ def test_a_property_cannot_be_replaced():
     own = Task.__new__(Task)
     vars(own).update(vars(plain))
     with pytest.raises(SettingsError, match=r"Task.metrics is a property; it must be"):
-        examined(own, EvaluationSettings(metrics="macro-f1"))
+        with_evaluation(own, EvaluationSettings(metrics="macro-f1"))
 
 
 def test_shares_are_rounded_to_the_nearest():

@@ -18,12 +18,11 @@ from torch import nn
 from flwr_frl.clients.client_app import make_app
 from flwr_frl.clients.device.account import FILE, PrivateTraining
 from flwr_frl.clients.device.identity import client_setup
-from flwr_frl.task.calls import TrainCall
 from flwr_frl.task.examples import ExampleSet
 from flwr_frl.task.models import SplitModel
-from flwr_frl.task.privacy import ExamplePrivacy, epsilon
 from flwr_frl.task.settings import SettingsError
-from flwr_frl.task.sgd import SGD
+from flwr_frl.task.training import SGD, TrainCall
+from flwr_frl.task.training.privacy import ExamplePrivacy, epsilon
 
 PRIVATE = ExamplePrivacy(1.0, 1.0, 1e-3)
 

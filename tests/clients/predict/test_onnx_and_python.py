@@ -13,9 +13,8 @@ from torch import nn
 from flwr_frl.clients.device.card import ImageModel, ModelCard
 from flwr_frl.clients.predict import export, load
 from flwr_frl.clients.predict.__main__ import main
-from flwr_frl.task.models import build_model
+from flwr_frl.task.models import SplitModel, build_model
 from flwr_frl.task.settings import SettingsError
-from flwr_frl.task.split_model import SplitModel
 
 CLASSES = ("ant", "bee", "cat")
 

@@ -26,7 +26,7 @@ from flwr_frl.clients.predict.predictor import files_in
 from flwr_frl.running import run
 from flwr_frl.strategies import server_app
 from flwr_frl.strategies.grids.simulation import InlineGrid
-from flwr_frl.task.remembered import forget
+from flwr_frl.task.run_cache import begin_run
 from flwr_frl.task.settings import SettingsError
 
 # The same as the model's own evaluation
@@ -305,7 +305,7 @@ def test_images_with_a_custom_model(tmp_path, folders):
     # A head is for its classes alone.
     for part in ("train", "test"):
         (folders / "anna" / part / "bee").rename(folders / "anna" / part / "cow")
-    forget()
+    begin_run()
     try:
         with pytest.raises(SettingsError, match=r"one with the classes .*bee"):
             load_run(place, "anna", data_dir=str(folders), task="flat_images:Flat")

@@ -48,7 +48,7 @@ class GuestClient(Client):
             optimizer.step()
             return loss.detach()
 
-        examples = self.train_examples
-        loss = loop(step, examples, self.settings.representation_epochs, self.settings)
+        examples, epochs = self.train_examples, self.settings.representation_epochs
+        loss = loop(step, examples, epochs, self.settings, self.model)
         self.save(config)
         return self.send(loss)

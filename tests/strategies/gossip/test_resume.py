@@ -5,13 +5,13 @@ import json
 
 import numpy as np
 import pytest
-from flwr_frl.strategies.report.report import Report
 from gossip_network import GOSSIP, RING, N, Network, name_of, round_of
 
 from flwr_frl import cli, running
 from flwr_frl.strategies import build_strategy
 from flwr_frl.strategies.gossip.mailboxes import Mailboxes
 from flwr_frl.strategies.grids.simulation import InlineGrid
+from flwr_frl.strategies.report.report import Report
 
 
 class Killed(BaseException):

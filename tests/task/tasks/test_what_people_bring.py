@@ -174,7 +174,7 @@ def test_clients_with_names(tmp_path):
 def test_loaders():
     data = TensorDataset(torch.randn(5, 4), torch.tensor([0, 1, 0, 1, 1]))
     loader = DataLoader(data, batch_size=2, shuffle=True)
-    with pytest.raises(SettingsError, match=r"a DataLoader; .*DataLoader: of its"):
+    with pytest.raises(SettingsError, match=r"a DataLoader; .*must be an ExampleSet"):
         task_of(Net, train=[loader]).check(0)
     line = (
         r"^from_dataset is given a DataLoader, .*must be its dataset \(loader.dataset"

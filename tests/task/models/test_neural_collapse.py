@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 import torch
 
-from flwr_frl.task.neural_collapse import neural_collapse, step
+from flwr_frl.task.models.neural_collapse import neural_collapse, step
 
 
 def reference(head, classes, m=None):
@@ -47,7 +47,7 @@ def test_batch_equals_one_by_one() -> None:
     np.testing.assert_allclose(neural_collapse(*args, local=True).numpy(), expected)
 
 
-def test_one_class_is_no_division_by_zero() -> None:
+def test_local_collapse_with_one_class_is_finite() -> None:
     head = torch.ones(1, 3, 2)
     value = neural_collapse(head, torch.tensor([[True, False, False]]), local=True)
     # The target is 0 and the Gram matrix has norm 1.
@@ -75,7 +75,7 @@ def test_step_follows_finite_differences() -> None:
     np.testing.assert_allclose(moved.numpy(), heads - 0.5 * gradient, atol=1e-8)
 
 
-def test_a_head_of_zeros_is_as_far_as_the_simplex_is_long() -> None:
+def test_distance_of_a_zero_head_is_the_norm_of_the_simplex() -> None:
     # The target of the first test: 1/√2 times entries 2/3, -1/3, -1/3, 2/3.
     heads, classes = torch.zeros(1, 3, 2), torch.tensor([[True, True, False]])
     expected = (10 / 9 / 2) ** 0.5
@@ -85,6 +85,6 @@ def test_a_head_of_zeros_is_as_far_as_the_simplex_is_long() -> None:
     assert torch.equal(step(heads, classes, neural_collapse, 0.5), heads)
 
 
-def test_no_class_is_no_division_by_zero() -> None:
+def test_local_collapse_without_classes_is_finite() -> None:
     none = torch.zeros(1, 3, dtype=torch.bool)
     assert neural_collapse(torch.ones(1, 3, 2), none, local=True).item() == 1

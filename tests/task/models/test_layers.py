@@ -1,13 +1,13 @@
-"""Layers and losses of several models at once are those of each model alone."""
+"""Batched layers and losses against those of each model alone."""
 
 import pytest
 import torch
 from torch import nn
 from torch.nn import functional
 
-from flwr_frl.task.layers import applied, covers, mean_losses
 from flwr_frl.task.models import MODELS, SplitModel, build_model
-from flwr_frl.task.stacked import stacked
+from flwr_frl.task.models.layers import applied, covers, mean_losses
+from flwr_frl.task.training.stacked import stacked
 
 MODULES, BATCH = 3, 4
 GENERATOR = torch.Generator().manual_seed(0)
@@ -60,7 +60,7 @@ LAYERS = {
 
 
 @pytest.mark.parametrize("name", LAYERS)
-def test_layers_are_those_of_each_model_alone(name):
+def test_layers_equal_each_model_alone(name):
     make, inputs = LAYERS[name]
     torch.manual_seed(0)
     modules = [make() for _ in range(MODULES)]
@@ -96,7 +96,7 @@ def test_other_modules_are_not_covered(module):
     assert not covers(module)
 
 
-def test_which_models_are_made_of_layers():
+def test_is_layered_of_built_in_and_custom_models():
     covered = {name: build_model(name, (3, 16, 16), 10).is_layered for name in MODELS}
     assert covered == {**dict.fromkeys(MODELS, True), "resnet20": False}
     tied = SplitModel(nn.Sequential(nn.Linear(4, 4)), nn.Linear(4, 4))
@@ -130,7 +130,7 @@ LOSSES = {
 
 
 @pytest.mark.parametrize("name", LOSSES)
-def test_losses_are_those_of_each_model_alone(name):
+def test_losses_equal_each_model_alone(name):
     loss, width, targets = LOSSES[name]
     outputs = randn(*width)
     alone = [loss(o, t) for o, t in zip(outputs, targets, strict=True)]
@@ -139,7 +139,7 @@ def test_losses_are_those_of_each_model_alone(name):
     )
 
 
-def test_losses_of_images_that_are_channels_last():
+def test_losses_of_channels_last_outputs():
     outputs, targets = randn(2, 5, 5), randn(2, 5, 5)
     last = outputs.flatten(0, 1).to(memory_format=torch.channels_last)
     found = mean_losses(functional.mse_loss, last.view(outputs.shape), targets)
@@ -147,7 +147,7 @@ def test_losses_of_images_that_are_channels_last():
 
 
 @pytest.mark.parametrize("name", sorted(LOSSES.keys() - {"ignored"}))
-def test_losses_leave_out_what_fills_a_batch_up(name):
+def test_losses_exclude_padding(name):
     loss, width, targets = LOSSES[name]
     outputs = randn(*width)
     lengths = [4, 1, 3]
@@ -166,14 +166,14 @@ def test_losses_leave_out_what_fills_a_batch_up(name):
 
 
 @pytest.mark.filterwarnings("ignore:.*target size")
-def test_numbers_whose_shapes_differ_are_as_torch_has_them():
+def test_mse_of_different_shapes_broadcasts_as_in_torch():
     loss, outputs = functional.mse_loss, randn(1)
     targets = randn()
     alone = [loss(o, t) for o, t in zip(outputs, targets, strict=True)]
     torch.testing.assert_close(mean_losses(loss, outputs, targets), torch.stack(alone))
 
 
-def test_stacked_tensors_have_the_models_names():
+def test_stacked_tensors_keep_their_names():
     models = [build_model("mlp-2", (1, 4, 4), 3) for _ in range(MODULES)]
     state = stacked([model.tensors for model in models])
     inputs = randn(1, 4, 4)

@@ -1,4 +1,4 @@
-"""Models: the papers' layers counted by hand, and wrapped models against unwrapped."""
+"""Built-in models against the papers' layers, and wrapped models against unwrapped."""
 
 import copy
 import re
@@ -65,7 +65,7 @@ def test_names_say_which_part_an_array_belongs_to(name):
 
 
 @pytest.mark.parametrize("head_layers", [0, -1, 5])
-def test_a_head_of_no_or_all_layers(head_layers):
+def test_head_layers_out_of_range(head_layers):
     line = f"head-layers is {head_layers}; it must be from 1 to 4"
     with pytest.raises(SettingsError, match=line):
         build_model("cifar10-cnn", (3, 32, 32), 10, head_layers)
@@ -348,7 +348,7 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(("name", "size", "head", "line"), REFUSED)
-def test_models_of_torchvision_that_cannot_be_used(name, size, head, line):
+def test_unusable_torchvision_models_are_an_error(name, size, head, line):
     with pytest.raises(SettingsError, match=re.escape(line)) as caught:
         build_model(name, (3, size, size), 4, head=head)
     assert "\n" not in str(caught.value)
@@ -363,7 +363,7 @@ def test_models_of_torchvision_that_cannot_be_used(name, size, head, line):
         ("resnet18", (1, 8, 8)),
     ],
 )
-def test_images_that_a_model_cannot_take(name, shape):
+def test_images_too_small_for_a_model_are_an_error(name, shape):
     with pytest.raises(SettingsError) as caught:
         build_model(name, shape, 10)
     message = str(caught.value)

@@ -1,8 +1,9 @@
-"""Local training against a NumPy loop, and what must not move."""
+"""Local training and evaluation against NumPy and steps worked by hand."""
 
 import copy
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
@@ -10,23 +11,24 @@ import pytest
 import torch
 from torch import nn
 
-from flwr_frl.task import cohort
-from flwr_frl.task.calls import TrainCall
-from flwr_frl.task.cohort import together
 from flwr_frl.task.examples import ExampleSet
 from flwr_frl.task.models import SplitModel, build_model
 from flwr_frl.task.settings import SettingsError, build
-from flwr_frl.task.sgd import warn_if_imitated
 from flwr_frl.task.training import (
     SGD,
+    OneExampleError,
     Proximal,
+    TrainCall,
     TrainingDivergedError,
+    cohort,
     evaluate,
     freeze,
     loop,
     steps_an_epoch,
+    together,
     train,
 )
+from flwr_frl.task.training.sgd import warn_if_emulated
 
 
 def linear_model(inputs: int, features: int, outputs: int, seed: int = 0) -> SplitModel:
@@ -167,7 +169,7 @@ def test_the_loss_is_the_mean_over_examples_and_not_over_batches():
         assert loss == pytest.approx(3.0)
 
 
-def test_the_regulariser_moves_the_weights_and_is_not_in_the_loss():
+def test_the_regularizer_is_trained_and_not_reported():
     # The loss is 0 (targets equal the outputs 0); the regulariser 5 h has slope 5:
     # h = 0 - 0.1 * 5 = -0.5, then -1. Its -2.5 in the last epoch is no loss.
     model = SplitModel(nn.Linear(1, 1, bias=False), nn.Linear(1, 1, bias=False))
@@ -215,7 +217,7 @@ def test_the_proximal_term_by_hand():
     assert model.head.weight.grad.item() == pytest.approx(1.0)
 
 
-def test_the_proximal_term_leaves_free_what_has_no_anchor_or_does_not_learn():
+def test_the_proximal_term_skips_parameters_without_anchor_or_gradient():
     model = scalar_model(2.0, 3.0)
     head = {"head.weight": torch.tensor([[1.0]])}
     assert Proximal(0.5, head)(*NOTHING, model).item() == pytest.approx(1.0)
@@ -307,7 +309,7 @@ def test_corrections_and_anchors_against_numpy():
 # A loop with a step of one's own
 
 
-def test_a_step_of_one_s_own_sees_every_example_once_an_epoch():
+def test_loop_passes_every_example_once_per_epoch():
     inputs = torch.arange(7.0)[:, None]
     examples = ExampleSet(inputs, -inputs)
     seen: list[list[float]] = []
@@ -330,7 +332,7 @@ def test_a_step_of_one_s_own_sees_every_example_once_an_epoch():
     assert seen == first
 
 
-def test_a_loop_returns_the_last_epoch_s_mean_over_examples():
+def test_loop_returns_the_mean_over_examples_of_the_last_epoch():
     # Batches of 2 and 1 examples; losses 1, 2 in the first epoch and 3, 4 in the
     # second: (2 · 3 + 1 · 4) / 3.
     losses = iter([1.0, 2.0, 3.0, 4.0])
@@ -341,7 +343,7 @@ def test_a_loop_returns_the_last_epoch_s_mean_over_examples():
     assert next(losses, None) is None
 
 
-def test_a_loop_without_epochs_makes_no_step():
+def test_loop_without_epochs_makes_no_step():
     def step(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         raise AssertionError
 
@@ -349,7 +351,7 @@ def test_a_loop_without_epochs_makes_no_step():
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
-def test_a_loop_ends_with_an_epoch_whose_loss_is_no_number(value):
+def test_loop_raises_after_an_epoch_with_a_loss_that_is_not_finite(value):
     losses = iter([1.0, 1.0, 1.0, value, 1.0, 1.0])
     examples = ExampleSet(torch.zeros(4, 1), torch.zeros(4, 1))
     sgd = SGD(learning_rate=0.25, batch_size=2)
@@ -361,7 +363,7 @@ def test_a_loop_ends_with_an_epoch_whose_loss_is_no_number(value):
     assert list(losses) == [1.0, 1.0]
 
 
-def test_a_step_of_one_s_own_trains_what_is_not_frozen():
+def test_a_custom_step_trains_unfrozen_parameters():
     # Sign SGD on the head: w = 3, target above every output, so + 0.1 a batch.
     model = scalar_model(1.0, 3.0)
     head = freeze(model, "head")
@@ -385,7 +387,7 @@ def test_a_step_of_one_s_own_trains_what_is_not_frozen():
 
 
 @pytest.mark.parametrize("part", ["head", "representation", "all"])
-def test_freezing_lets_a_part_learn_and_nothing_else(part):
+def test_freeze_leaves_one_part_trainable(part):
     model = with_batch_norm_and_dropout()
     freeze(model, {"head": "representation"}.get(part, "head"))
     # Whatever could learn before.
@@ -429,7 +431,7 @@ def with_batch_norm_and_dropout() -> SplitModel:
 
 @pytest.mark.parametrize("part", ["head", "representation"])
 @pytest.mark.parametrize("augment", [True, False])
-def test_a_frozen_part_keeps_every_bit(part, augment):
+def test_a_frozen_part_stays_bitwise_equal(part, augment):
     model, examples = with_batch_norm_and_dropout(), images(40, 3, augment)
     sgd = SGD(learning_rate=0.1, momentum=0.9, weight_decay=0.1, batch_size=8)
     # Both parts have been trained before, as in every round of FedRep.
@@ -454,7 +456,7 @@ def test_a_frozen_part_costs_no_gradients(part):
     )
 
 
-def test_everything_moves_when_all_is_trained():
+def test_training_all_changes_every_parameter():
     model, examples = with_batch_norm_and_dropout(), images(40, 3)
     before = state_of(model)
     train(model, "head", examples, nn.functional.cross_entropy, 1, SGD(batch_size=8))
@@ -534,7 +536,7 @@ def test_deeper_heads_train_on_the_same_features(monkeypatch, head_layers):
         )
 
 
-def test_nothing_is_computed_once_behind_dropout_or_augmentation():
+def test_features_are_recomputed_with_dropout_or_augmentation():
     sgd = SGD(batch_size=20)
     model = with_batch_norm_and_dropout()
     calls = count_calls(model.representation)
@@ -546,7 +548,7 @@ def test_nothing_is_computed_once_behind_dropout_or_augmentation():
     assert calls() == 3 * 2
 
 
-def test_nothing_is_computed_once_behind_stochastic_depth():
+def test_features_are_recomputed_with_stochastic_depth():
     from torchvision.ops import StochasticDepth
 
     torch.manual_seed(0)
@@ -568,7 +570,7 @@ class LastState(nn.Module):
 
 
 @pytest.mark.parametrize(("dropout", "times"), [(0.5, 3 * 4), (0.0, 1)])
-def test_nothing_is_computed_once_behind_an_lstm_s_own_dropout(dropout, times):
+def test_features_are_recomputed_with_the_dropout_of_an_lstm(dropout, times):
     torch.manual_seed(0)
     model = SplitModel(LastState(dropout), nn.Linear(3, 1))
     calls = count_calls(model.representation)
@@ -576,7 +578,7 @@ def test_nothing_is_computed_once_behind_an_lstm_s_own_dropout(dropout, times):
     assert calls() == times
 
 
-def test_biases_of_recurrent_layers_do_not_decay():
+def test_biases_of_recurrent_layers_have_no_weight_decay():
     model = SplitModel(nn.GRU(2, 3), nn.Linear(3, 1))
     steps = SGD(learning_rate=0.5, weight_decay=0.1).optimizer(model)
     before = {name: tensor.clone() for name, tensor in model.named_parameters()}
@@ -588,7 +590,7 @@ def test_biases_of_recurrent_layers_do_not_decay():
         torch.testing.assert_close(parameter.data, kept * before[name])
 
 
-def test_a_step_follows_a_gradient_in_another_memory_format():
+def test_optimizer_accepts_a_gradient_in_another_memory_format():
     layer = nn.Conv2d(3, 2, 2, bias=False).to(memory_format=torch.channels_last)
     nn.init.zeros_(layer.weight)
     layer.weight.grad = torch.arange(24.0).view(2, 3, 2, 2)
@@ -597,7 +599,7 @@ def test_a_step_follows_a_gradient_in_another_memory_format():
 
 
 @pytest.mark.parametrize("momentum", [0.0, 0.9])
-def test_steps_are_those_of_torch_s_own_optimizer(momentum):
+def test_optimizer_equals_torch_sgd(momentum):
     torch.manual_seed(0)
     ours, other = nn.Linear(3, 2), nn.Linear(3, 2)
     other.load_state_dict(ours.state_dict())
@@ -649,7 +651,7 @@ def without_last(examples: ExampleSet, epochs: int, seed: int) -> list[ExampleSe
     return [ExampleSet(examples.inputs[c], examples.targets[c]) for c in chosen]
 
 
-def test_a_last_example_alone_before_a_batch_norm_is_left_out():
+def test_a_last_batch_of_one_is_dropped_before_a_batch_norm():
     examples, loss = regression(11, 4, 1), nn.functional.mse_loss
     expected, batches = normed(), without_last(examples, 2, seed=3)
     sgd = SGD(0.01, 0.0, batch_size=5)
@@ -658,12 +660,44 @@ def test_a_last_example_alone_before_a_batch_norm_is_left_out():
     torch.manual_seed(3)
     found = train(model, "all", examples, loss, 2, sgd)
     assert found == pytest.approx(sum(losses[2:]) / 2)
-    # Not even the first norm has seen it.
-    assert model.representation.alone == 2
+    # Found out once, and not even the first norm has learned from it.
+    assert model.representation.alone == 1
     assert_near(model, expected)
     # All examples train where none is alone.
     train(model, "all", examples, loss, 1, SGD(0.01, batch_size=6))
     assert int(model.representation.first.num_batches_tracked) == 6
+
+
+def test_loop_without_a_model_skips_a_batch_of_one_that_raises():
+    model, sizes = normed().train(), []
+
+    def step(inputs, targets):
+        sizes.append(len(inputs))
+        return nn.functional.mse_loss(model(inputs), targets).detach()
+
+    sgd = SGD(0.01, batch_size=5)
+    loop(step, regression(11, 4, 1), 2, sgd)
+    assert sizes == [5, 5, 1] * 2
+    # With the model, no step is made, and the first norm has seen none of the rest.
+    sizes.clear()
+    loop(step, regression(11, 4, 1), 2, sgd, model)
+    assert sizes == [5, 5] * 2
+    with pytest.raises(OneExampleError, match="batch-size 5 leaves one of 1 examples"):
+        loop(step, regression(1, 4, 1), 1, sgd)
+
+
+def test_a_dropped_example_does_not_change_the_augmentation_of_others():
+    examples, batches = images(11, 3, augment=True), []
+    for drop in (False, True):
+        torch.manual_seed(0)
+        chosen = replace(examples, drop_single=drop)
+        batches.append(list(chosen.batches(5, shuffle=True)))
+    assert [len(y) for _, y in batches[1]] == [5, 5]
+    for (x, y), (x_all, y_all) in zip(batches[1], batches[0], strict=False):
+        assert torch.equal(x, x_all)
+        assert torch.equal(y, y_all)
+    # In an evaluation nothing is left out.
+    assert sum(len(y) for _, y in chosen.batches(5)) == 11
 
 
 @pytest.mark.parametrize(
@@ -677,7 +711,7 @@ def test_a_last_example_alone_before_a_batch_norm_is_left_out():
         (lambda: SplitModel(nn.Linear(4, 4), nn.Linear(4, 1)), 11, 3),
     ],
 )
-def test_steps_of_an_epoch_are_those_that_are_made(make, count, expected):
+def test_steps_an_epoch_equals_the_steps_of_loop(make, count, expected):
     model = make().eval()
     before = {name: value.clone() for name, value in model.state_dict().items()}
     state = torch.get_rng_state()
@@ -688,7 +722,7 @@ def test_steps_of_an_epoch_are_those_that_are_made(make, count, expected):
     assert not any(module.training for module in model.modules())
 
 
-def test_last_examples_are_left_out_of_clients_that_train_together(caplog):
+def test_last_batches_of_one_are_dropped_in_a_cohort(caplog):
     loss, sgd, seats = nn.functional.mse_loss, SGD(0.01, 0.0, batch_size=5), range(4)
     # The last example of two is alone, at different times.
     sets = [regression(n, 4, 1) for n in (11, 11, 6, 8)]
@@ -718,7 +752,7 @@ def assert_near(model: SplitModel, expected: SplitModel) -> None:
 
 
 @pytest.mark.parametrize(("n", "size"), [(1, 5), (11, 1)])
-def test_no_batch_of_more_than_one_example_before_a_batch_norm(n, size):
+def test_batches_of_one_only_are_an_error_before_a_batch_norm(n, size):
     args = ("all", regression(n, 4, 1), nn.functional.mse_loss, 1)
     line = f"batch-size {size} leaves one of {n} examples alone, which this model's bat"
     with pytest.raises(SettingsError, match=line):
@@ -750,13 +784,13 @@ def test_divergence_is_an_error_that_names_the_rate(part):
 
 
 @pytest.mark.parametrize(("kind", "lines"), [("AVX2", 1), ("AVX512", 0)])
-def test_a_cpu_that_imitates_bfloat16_is_told_once(kind, lines, monkeypatch, caplog):
+def test_emulated_bfloat16_is_warned_about_once(kind, lines, monkeypatch, caplog):
     monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: kind)
-    warn_if_imitated.cache_clear()
+    warn_if_emulated.cache_clear()
     for bfloat16 in (False, True, True):
         SGD(bfloat16=bfloat16).autocast()
         assert bfloat16 or not caplog.messages
-    warn_if_imitated.cache_clear()
+    warn_if_emulated.cache_clear()
     expected = (
         "bfloat16=true is far slower than float32 on this CPU, which lacks "
         "instructions for it (torch calls it AVX2)"
@@ -861,7 +895,7 @@ def test_evaluation_without_examples():
     assert math.isnan(accuracy)
 
 
-def test_integers_that_are_no_classes():
+def test_accuracy_is_nan_for_integers_with_one_output():
     # Counts, with one output: nothing is the largest.
     examples = ExampleSet(torch.ones(4, 2), torch.tensor([0, 3, 1, 2]))
     model = SplitModel(nn.Identity(), nn.Linear(2, 1))
@@ -875,7 +909,7 @@ def test_integers_that_are_no_classes():
 
 
 @pytest.mark.parametrize("together", [False, True])
-def test_targets_that_do_not_count_are_no_part_of_an_evaluation(together):
+def test_evaluation_excludes_ignored_targets(together):
     # Sequences of two places, one example a batch. The outputs are the inputs. Counted
     # are two places of the first, right and wrong, and one of the second, right; the
     # third has none. Cross-entropy of two outputs that differ by d: log(1 + e^-d).
@@ -890,7 +924,7 @@ def test_targets_that_do_not_count_are_no_part_of_an_evaluation(together):
         return evaluate(model, examples, nn.functional.cross_entropy)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("flwr_frl.task.calls.EVALUATION_BATCH", 1)
+        patch.setattr("flwr_frl.task.training.calls.EVALUATION_BATCH", 1)
         results = cohort.together([work] * 3, 3) if together else [work()]
     losses = [math.log(1 + math.exp(d)) for d in (-2, 2, -1)]
     for loss, accuracy in results:
@@ -898,7 +932,7 @@ def test_targets_that_do_not_count_are_no_part_of_an_evaluation(together):
         assert accuracy == pytest.approx(2 / 3)
 
 
-def test_nothing_that_counts_is_as_no_examples():
+def test_evaluation_of_ignored_targets_only_is_nan():
     model = SplitModel(nn.Identity(), nn.Identity())
     examples = ExampleSet(torch.ones(3, 2), torch.full((3,), -100))
     results = evaluate(model, examples, nn.functional.cross_entropy)

@@ -1,4 +1,4 @@
-"""The models that have names: built-in ones and those of torchvision."""
+"""Models by name: the built-in architectures and torchvision's."""
 
 import copy
 import math
@@ -11,20 +11,18 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from flwr_frl.task.models.split_model import SplitModel
 from flwr_frl.task.settings import SettingsError, reason_of, require, unknown
-from flwr_frl.task.split_model import Part, SplitModel
-
-__all__ = ["MODELS", "Part", "SplitModel", "build_model"]
-
 
 # Numbers of one input: an image of 4096 x 4096 pixels with colours.
 MOST_INPUTS = 3 * 4096**2
 
+# Named layers of each block; the last blocks are the head.
 Blocks = list[list[tuple[str, nn.Module]]]
 
 
 def _dense(widths: list[int]) -> Blocks:
-    """Return fully connected blocks with a ReLU behind all but the last."""
+    """Return fully connected blocks, each but the last followed by a ReLU."""
     blocks: Blocks = []
     for i, (fan_in, fan_out) in enumerate(pairwise(widths), 1):
         block: list[tuple[str, nn.Module]] = [(f"fc{i}", nn.Linear(fan_in, fan_out))]
@@ -37,8 +35,8 @@ def _dense(widths: list[int]) -> Blocks:
 def _convolution(
     number: int, channels_in: int, channels_out: int, size: int, padding: int = 0
 ) -> list[tuple[str, nn.Module]]:
-    # ReLU after the pooling equals ReLU before it (both are monotone) on a quarter of
-    # the values.
+    # ReLU after the pooling equals ReLU before it, since both are monotone, and has a
+    # quarter of the values.
     return [
         (f"conv{number}", nn.Conv2d(channels_in, channels_out, size, padding=padding)),
         (f"pool{number}", nn.MaxPool2d(2)),
@@ -83,7 +81,7 @@ def _mlp(*hidden: int) -> Callable[[tuple[int, ...], int], Blocks]:
 
 
 class _ResidualBlock(nn.Module):
-    """Two convolutions and a shortcut without parameters (He et al. 2016, option A)."""
+    """Two convolutions and a parameter-free shortcut (He et al. 2016, option A)."""
 
     def __init__(self, channels_in: int, channels_out: int) -> None:
         super().__init__()
@@ -98,9 +96,9 @@ class _ResidualBlock(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         shortcut = x
         if self.stride > 1:
-            new = self.conv2.out_channels - x.shape[1]
-            every = x[:, :, :: self.stride, :: self.stride]
-            shortcut = nn.functional.pad(every, (0, 0, 0, 0, 0, new))
+            added = self.conv2.out_channels - x.shape[1]
+            strided = x[:, :, :: self.stride, :: self.stride]
+            shortcut = nn.functional.pad(strided, (0, 0, 0, 0, 0, added))
         x = nn.functional.relu(self.bn1(self.conv1(x)), inplace=True)
         return nn.functional.relu(self.bn2(self.conv2(x)) + shortcut, inplace=True)
 
@@ -121,7 +119,7 @@ def _resnet20(shape: tuple[int, ...], num_classes: int) -> Blocks:
 def _logistic(shape: tuple[int, ...], num_classes: int) -> Blocks:
     size = int(torch.Size(shape).numel())
     linear = nn.Linear(size, num_classes)
-    # The problem is convex: there is nothing to break the symmetry of.
+    # The problem is convex, so that no symmetry has to be broken.
     nn.init.zeros_(linear.weight)
     nn.init.zeros_(linear.bias)
     return [[("flatten", nn.Flatten())], [("fc1", linear)]]
@@ -145,32 +143,33 @@ def build_model(
     head_layers: int = 1,
     head: str = "",
 ) -> SplitModel:
-    """Build a model by name, in the memory format that is fastest on a CPU.
+    """Build a model by name.
 
     Parameters
     ----------
     name : str
-        A key of ``MODELS``, or any classification model of torchvision.
+        A key of ``MODELS``, or a classification model of torchvision.
     shape : tuple of int
         Shape of one input: channels, height, width.
     num_classes : int
         Number of outputs.
     head_layers : int, default 1
-        How many of the last layers are the head. Built-in models only.
+        Number of last layers that form the head, for built-in models.
     head : str, default ""
-        Dotted name of the head of a torchvision model; "" means its last linear
-        layer.
+        Dotted name of the head of a torchvision model; its last linear layer by
+        default.
 
     Returns
     -------
     SplitModel
-        The model, with PyTorch's default initialisation and channels last.
+        The model, with PyTorch's default initialisation, in channels-last format,
+        which is the fastest on a CPU.
 
     Raises
     ------
     SettingsError
-        If the name is unknown, the inputs are too small or too large, or there is no
-        such head.
+        If the name is unknown, the inputs are too small or too large, or the head does
+        not exist.
     """
     allowed = f"of at most {MOST_INPUTS:,} numbers"
     require(math.prod(shape) <= MOST_INPUTS, "the shape of an input", shape, allowed)
@@ -194,7 +193,8 @@ def build_model(
         model = SplitModel(
             _sequential(blocks[:-head_layers]), _sequential(blocks[-head_layers:])
         )
-        _check_fit(model, name, shape)
+        with _fitting(name, shape):
+            _output(model, shape)
     else:
         require(head_layers == 1, "head-layers", head_layers, f"1 for model {name!r}")
         model = _torchvision_model(name, shape, num_classes, head)
@@ -233,7 +233,7 @@ def _torchvision_model(
         raise unknown("model", name, [*MODELS, *names], "simulation.py --list")
     options: dict[str, Any] = {"weights": None, "num_classes": num_classes}
     if name in ("googlenet", "inception_v3"):
-        # One output, not three; their own initialisation takes minutes.
+        # One output instead of three; their initialisation takes minutes.
         options |= {"aux_logits": False, "init_weights": False}
     if name.startswith("vit_"):
         options["image_size"] = shape[1]
@@ -243,7 +243,7 @@ def _torchvision_model(
     computes = name.startswith("regnet_")
     with _fitting(name, shape), torch.device("cpu") if computes else nullcontext():
         module = get_model(name, **options)
-        whole = _output(module, shape)
+        expected = _output(module, shape)
     if not head:
         linear = [n for n, m in module.named_modules() if isinstance(m, nn.Linear)]
         if not linear:
@@ -255,26 +255,21 @@ def _torchvision_model(
     model = SplitModel.wrap(module, head)
     with _fitting(name, shape), torch.device("cpu") if computes else nullcontext():
         split = _output(model, shape)
-        # Batch norms, for instance, want more than one number a channel in training.
+        # Batch norms, for example, need more than one value per channel in training.
         _output(copy.deepcopy(model), shape, training=True)
-    if not split.is_meta and not torch.equal(split, whole):
+    if not split.is_meta and not torch.equal(split, expected):
         raise SettingsError(
             f"model-head is {head!r}; it must be the last thing that {name!r} applies"
         )
     return model
 
 
-def _check_fit(model: SplitModel, name: str, shape: tuple[int, ...]) -> None:
-    with _fitting(name, shape):
-        _output(model, shape)
-
-
 @contextmanager
 def _fitting(name: str, shape: tuple[int, ...]) -> Iterator[None]:
-    """Turn whatever a model raises into one line about its inputs."""
+    """Turn an exception of a model into a `SettingsError` about its inputs."""
     try:
         yield
-    # torchvision's models raise nearly anything.
+    # torchvision's models raise exceptions of many types.
     except Exception as error:
         raise SettingsError(
             f"model {name!r} does not fit inputs of shape {shape}: {reason_of(error)}"
@@ -282,10 +277,10 @@ def _fitting(name: str, shape: tuple[int, ...]) -> Iterator[None]:
 
 
 def _output(model: nn.Module, shape: tuple[int, ...], training: bool = False) -> Tensor:
-    """Return the output for an image of zeros; the model's mode is left as it is."""
-    former = model.training
+    """Return the output for images of zeros; the model's mode is restored."""
+    mode = model.training
     with torch.no_grad(), torch.random.fork_rng(devices=[], enabled=training):
-        # In training a batch has more than one.
+        # A batch of two in training, for the sake of batch norms.
         output: Tensor = model.train(training)(torch.zeros(1 + training, *shape))
-    model.train(former)
+    model.train(mode)
     return output

@@ -1,4 +1,4 @@
-"""Private training, against plain training, NumPy and what is known of ε."""
+"""Private training against plain training, NumPy and known values of ε."""
 
 import math
 import subprocess
@@ -15,20 +15,18 @@ from torch import nn
 
 from flwr_frl.clients.fedproto import NearPrototypes
 from flwr_frl.clients.flute import Penalty
-from flwr_frl.task import privacy
-from flwr_frl.task.calls import TrainCall
 from flwr_frl.task.examples import ExampleSet
 from flwr_frl.task.models import SplitModel, build_model
-from flwr_frl.task.neural_collapse import neural_collapse
-from flwr_frl.task.privacy import (
+from flwr_frl.task.models.neural_collapse import neural_collapse
+from flwr_frl.task.settings import SettingsError
+from flwr_frl.task.training import SGD, Proximal, TrainCall, privacy
+from flwr_frl.task.training.privacy import (
     ExamplePrivacy,
     drawn,
     epsilon,
     sampling,
     train_privately,
 )
-from flwr_frl.task.settings import SettingsError
-from flwr_frl.task.sgd import SGD, Proximal
 
 LOUD = 1e9
 MSE, CE = nn.functional.mse_loss, nn.functional.cross_entropy
@@ -157,10 +155,10 @@ class Unused(nn.Linear):
         return x
 
 
-def test_what_has_no_gradients_of_single_examples_is_one_line():
+def test_a_parameter_without_per_example_gradients_is_an_error():
     layers = Unused(100, 100), nn.Linear(4, 5)
     trained = SplitModel(nn.Sequential(*layers), nn.Linear(5, 3))
-    line = "must be 0 with this model: of 'representation.0.weight' single examples"
+    line = "dp-noise is 1.5; .* gradients of 'representation.0.weight'"
     with pytest.raises(SettingsError, match=line):
         train_privately(call_of(trained), ExamplePrivacy(1.5, 2.0, 1e-5))
 
@@ -248,7 +246,7 @@ def test_opacus_leaves_no_handler_behind():
     # In a process that has not imported it.
     code = """
 import logging
-from flwr_frl.task.privacy import epsilon
+from flwr_frl.task.training.privacy import epsilon
 assert epsilon(((1.0, 0.1, 1),), 1e-3) > 0
 assert logging.root.handlers == []
 """

@@ -1,4 +1,4 @@
-"""Weights to begin with: which arrays are taken, and whose are refused."""
+"""Pretrained weights: names, shapes and errors."""
 
 import pickle
 from collections import OrderedDict
@@ -9,8 +9,8 @@ from safetensors.torch import save_file
 from torch import nn
 
 from flwr_frl.task.models import SplitModel, build_model
+from flwr_frl.task.models.weights import load_weights
 from flwr_frl.task.settings import SettingsError
-from flwr_frl.task.weights import load_weights
 
 
 def small(outputs: int = 2, width: int = 3) -> nn.Module:
@@ -28,7 +28,7 @@ def saved(tmp_path):
 
 
 @pytest.mark.parametrize("suffix", ["pth", "safetensors"])
-def test_a_module_s_arrays_find_their_part(saved, suffix):
+def test_weights_of_an_unsplit_module_are_split(saved, suffix):
     folder, state = saved
     model = SplitModel.wrap(small())
     load_weights(model, str(folder / f"small.{suffix}"), "small")
@@ -38,9 +38,7 @@ def test_a_module_s_arrays_find_their_part(saved, suffix):
 
 
 @pytest.mark.parametrize(("body", "head"), [("body", "head"), ("representation", "fc")])
-def test_a_module_s_own_parts_may_be_called_as_those_of_a_split_model(
-    tmp_path, body, head
-):
+def test_a_module_with_a_part_named_head_is_split(tmp_path, body, head):
     def module(width: int = 3) -> nn.Module:
         layers = [(body, nn.Linear(4, width)), (head, nn.Linear(width, 2))]
         return nn.Sequential(OrderedDict(layers))
@@ -58,7 +56,7 @@ def test_a_module_s_own_parts_may_be_called_as_those_of_a_split_model(
             load_weights(other, str(tmp_path / f"{name}.pth"), "own")
 
 
-def test_a_head_of_another_shape_stays_new_as_a_whole(saved):
+def test_a_head_of_another_shape_keeps_its_initial_values(saved):
     folder, state = saved
     model = SplitModel.wrap(small(outputs=5))
     before = {name: value.clone() for name, value in model.head.state_dict().items()}
@@ -68,7 +66,7 @@ def test_a_head_of_another_shape_stays_new_as_a_whole(saved):
         assert torch.equal(value, before[name])
 
 
-def test_a_split_model_s_arrays_and_a_representation_alone(tmp_path):
+def test_weights_of_a_split_model_and_of_a_representation(tmp_path):
     first = SplitModel.wrap(small())
     torch.save(first.state_dict(), tmp_path / "both.pth")
     body = first.representation.state_dict()
@@ -98,7 +96,7 @@ def changed(state, **arrays):
 WRONG = [
     (lambda s: {}, "hold a dict; they must be a state dict"),
     (lambda s: [1, 2], "hold a list; they must be a state dict"),
-    (lambda s: {"epoch": 3, **s}, "hold 'epoch', which is no tensor"),
+    (lambda s: {"epoch": 3, **s}, "hold 'epoch', which is not a tensor"),
     (
         lambda s: {n: v for n, v in s.items() if n != "body.bias"},
         "do not fit model 'small': they have no 'body.bias'",
@@ -112,9 +110,7 @@ WRONG = [
 
 
 @pytest.mark.parametrize(("change", "line"), WRONG)
-def test_weights_of_another_model_are_refused_and_nothing_is_changed(
-    saved, change, line
-):
+def test_weights_of_another_model_raise_and_change_nothing(saved, change, line):
     folder, state = saved
     torch.save(change(state), folder / "wrong.pth")
     model = SplitModel.wrap(small())
@@ -125,7 +121,7 @@ def test_weights_of_another_model_are_refused_and_nothing_is_changed(
     assert all(torch.equal(v, before[n]) for n, v in model.state_dict().items())
 
 
-def test_files_that_are_none(tmp_path):
+def test_missing_and_damaged_files_are_an_error(tmp_path):
     class Evil:
         def __reduce__(self):
             return (open, (str(tmp_path / "ran"), "w"))
@@ -177,7 +173,7 @@ def test_weights_of_torchvision_by_name(monkeypatch):
         load_weights(model, "DEFAULT", name)
 
 
-def test_a_built_in_model_has_no_weights_by_name():
+def test_named_weights_of_a_built_in_model_are_an_error():
     model = build_model("mlp", (1, 8, 8), 4)
     line = "weights is 'DEFAULT'; for model 'mlp' it must be a file that ends with .pth"
     with pytest.raises(SettingsError, match=line):

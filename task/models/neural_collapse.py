@@ -1,4 +1,4 @@
-"""The head regularizer of FLUTE: how far heads are from neural collapse."""
+"""The head regularizer of FLUTE: the distance of heads from neural collapse."""
 
 from typing import Protocol
 
@@ -7,20 +7,21 @@ from torch import Tensor
 
 
 class HeadRegularizer(Protocol):
-    """A function of heads that client and server both lower.
+    """A function of heads that client and server both minimise.
 
-    To bring another one, give FLUTE's client and strategy an object like this.
+    Pass an object with this interface to FLUTE's client and strategy to replace
+    `neural_collapse`.
     """
 
     def __call__(self, heads: Tensor, classes: Tensor) -> Tensor:
-        """Return the regularizer of each head.
+        """Return the value for each head.
 
         Parameters
         ----------
         heads : Tensor, shape (n, m, k)
             Weights of n linear heads: m classes, k features.
         classes : Tensor of bool, shape (n, m)
-            Which classes each client has.
+            Classes that each client has.
 
         Returns
         -------
@@ -30,22 +31,24 @@ class HeadRegularizer(Protocol):
 
 
 def neural_collapse(heads: Tensor, classes: Tensor, local: bool = False) -> Tensor:
-    """Return NC_i of each head: its distance from a simplex of the client's classes.
+    """Return NC_i of each head: its distance from the simplex of its classes.
 
     NC_i(H) = ‖ HᵀH / ‖HᵀH‖_F − 1/√(m−1) u_i u_iᵀ ⊙ (I_m − 1/m 11ᵀ) ‖_F, with
     H ∈ R^{k×m} the transpose of the weights and u_i the classes (FLUTE, section 7.2).
-    Its mean over the clients is the paper's Global NC2. A `HeadRegularizer`.
+    Its mean over the clients is the paper's Global NC2. This is a `HeadRegularizer`.
 
     Parameters
     ----------
+    heads, classes : Tensor
+        See `HeadRegularizer`.
     local : bool, default False
-        Whether each client's own number of classes replaces m in the simplex, which
-        gives the paper's Averaged Local NC2 (appendix C.2). The simplex of a single
-        class, or of none, is 0.
+        Replace m in the simplex by the client's number of classes. The mean is then
+        the paper's Averaged Local NC2 (appendix C.2). The simplex of one class or none
+        is 0.
     """
     m = heads.shape[-2]
     gram = heads @ heads.mT
-    # Of a head of zeros, 0; its gradient is 0 as well.
+    # A head of zeros has the normalised Gram matrix 0, with gradient 0.
     norms = torch.linalg.matrix_norm(gram).clamp(min=torch.finfo(gram.dtype).tiny)
     gram = gram / norms[:, None, None]
     u = classes.to(heads.dtype)
@@ -63,9 +66,17 @@ def step(
 ) -> Tensor:
     """Return heads after one gradient step on the mean of the regularizer.
 
-    FLUTE, algorithm 2: the server's step on R = Σ_i NC_i(H_i) over the sampled clients;
-    the authors' code divides R by their number. Their heads (n, m, k) and classes
-    (n, m) are what `HeadRegularizer` takes.
+    This is the server's step of FLUTE, algorithm 2, on R = Σ_i NC_i(H_i) over the
+    sampled clients; the authors' code divides R by their number.
+
+    Parameters
+    ----------
+    heads, classes : Tensor
+        See `HeadRegularizer`.
+    regularizer : HeadRegularizer
+        The function to minimise.
+    step_size : float
+        Learning rate of the step.
     """
     heads = heads.detach().requires_grad_(True)
     (gradient,) = torch.autograd.grad(regularizer(heads, classes).mean(), heads)

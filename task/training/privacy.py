@@ -1,8 +1,8 @@
-"""Local training with differential privacy of examples (Abadi et al., CCS 2016).
+"""Local training with example-level differential privacy (Abadi et al., CCS 2016).
 
-Opacus clips each example's gradient, adds the noise and counts what it is worth. Here
-each batch is drawn anew, every example with the same probability, as the account takes
-it. Two data sets are neighbours if one of them has an example more.
+Opacus clips each example's gradient, adds the noise and accounts for the privacy loss.
+Batches are Poisson-sampled, as the accountant assumes. Neighbouring data sets differ in
+one additional example.
 """
 
 import logging
@@ -20,10 +20,9 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
-from flwr_frl.task.calls import TrainCall, features_of
 from flwr_frl.task.devices import current, seed
 from flwr_frl.task.examples import ExampleSet
-from flwr_frl.task.models import SplitModel
+from flwr_frl.task.models.split_model import SplitModel
 from flwr_frl.task.settings import (
     Checked,
     Range,
@@ -32,24 +31,24 @@ from flwr_frl.task.settings import (
     require,
     require_all_of_noise,
 )
-from flwr_frl.task.sgd import diverged, freeze
+from flwr_frl.task.training.calls import TrainCall, features_of
+from flwr_frl.task.training.sgd import diverged, freeze
 
 
 @dataclass(frozen=True)
 class ExamplePrivacy(Checked):
-    """Differential privacy of a device's examples.
+    """Differential privacy of a client's examples.
 
     Parameters
     ----------
     dp_noise : float, default 0
-        Noise multiplier z of local training with differential privacy of examples
-        (`flwr_frl.task.privacy`): the sum of a batch's gradients gets noise with the
-        standard deviation z C; 0 (none) or at least 0.001. A device may set all three
-        for itself.
+        Noise multiplier z of local training with example-level differential privacy:
+        noise with standard deviation z C is added to the sum of a batch's gradients; 0
+        (none) or at least 0.001. A device may set all three for itself.
     dp_clip : float, default 0
-        C, the longest gradient that counts of one example.
+        C, the norm to which each example's gradient is clipped.
     dp_delta : float, default 0
-        δ for which each client's ε is counted; well below one in its number of
+        δ for which each client's ε is computed; well below one divided by its number of
         examples.
     """
 
@@ -58,7 +57,7 @@ class ExamplePrivacy(Checked):
     dp_delta: Annotated[float, Range("[0, 1)")] = 0.0
 
     def __post_init__(self) -> None:
-        """Check the values, and that Opacus is there."""
+        """Check the values, and that Opacus is installed."""
         super().__post_init__()
         require_all_of_noise("dp", self.dp_noise, self.dp_clip, self.dp_delta)
         if self.dp_noise:
@@ -66,7 +65,7 @@ class ExamplePrivacy(Checked):
 
 
 def sampling(num_examples: int, batch_size: int) -> tuple[float, int]:
-    """Return with which probability an example is in a batch, and an epoch's steps."""
+    """Return an example's sampling probability, and the steps of an epoch."""
     rate = min(1.0, batch_size / max(1, num_examples))
     return rate, math.ceil(num_examples / batch_size)
 
@@ -76,7 +75,7 @@ History = tuple[tuple[float, float, int], ...]
 
 
 def epsilon(history: History, delta: float) -> float:
-    """Return ε at δ of so many steps: that of Opacus' `RDPAccountant`."""
+    """Return ε at δ after some steps, as Opacus' `RDPAccountant` computes it."""
     if not any(steps for *_, steps in history):
         return 0.0
     spent = sum(steps * _of_one_step(noise, rate) for noise, rate, steps in history)
@@ -86,9 +85,9 @@ def epsilon(history: History, delta: float) -> float:
 
 
 def _opacus(name: str) -> Any:
-    """Import a module of Opacus, whose import gives the root logger a handler.
+    """Import a module of Opacus without the handler that it adds to the root logger.
 
-    With it, what Flower logs would be printed twice.
+    With that handler, Flower's log messages would be printed twice.
     """
     handlers = logging.root.handlers[:]
     module = import_module(f"opacus.{name}")
@@ -98,20 +97,20 @@ def _opacus(name: str) -> Any:
 
 @lru_cache(maxsize=1024)
 def _of_one_step(noise: float, rate: float) -> npt.NDArray[np.float64]:
-    """Return the Rényi divergence of a step at all orders, which takes 0.1 s."""
+    """Return the Rényi divergence of a step at all orders; takes 0.1 s."""
     orders = _opacus("accountants").RDPAccountant.DEFAULT_ALPHAS
     rdp = _opacus("accountants.analysis.rdp")
-    found = rdp.compute_rdp(q=rate, noise_multiplier=noise, steps=1, orders=orders)
-    return np.asarray(found)
+    divergence = rdp.compute_rdp(q=rate, noise_multiplier=noise, steps=1, orders=orders)
+    return np.asarray(divergence)
 
 
 def check_model(model: SplitModel, privacy: ExamplePrivacy) -> None:
-    """Raise `SettingsError` if the examples of a batch see each other in a model.
+    """Raise `SettingsError` if Opacus cannot compute per-example gradients of a model.
 
-    So they do in batch norms. What Opacus cannot take apart is refused as well. The
-    model is left as `freeze` does with all that learns.
+    It cannot if the examples of a batch affect each other, as in batch norms. Nothing
+    of the model is frozen afterwards.
     """
-    # Of a part that is frozen nothing would be said.
+    # Opacus does not check frozen parts.
     freeze(model, "all")
     errors = [
         *_opacus("validators").ModuleValidator.validate(model, strict=False),
@@ -123,32 +122,32 @@ def check_model(model: SplitModel, privacy: ExamplePrivacy) -> None:
 
 
 def train_privately(call: TrainCall, privacy: ExamplePrivacy) -> float:
-    """Train as `flwr_frl.task.training.train`, with example-level DP.
+    """Train as `local_training.train` does, with example-level differential privacy.
 
-    Sampling, augmentation and noise do not follow from the run's seed: who knows them
-    can take them off again. The regularizer's part that has to do with features must be
-    a sum over the examples; its other part is what it is of none of them, and is not
-    clipped, nor is the correction: neither tells anything of the examples.
+    Sampling, augmentation and noise do not depend on the run's seed, since anyone who
+    knows it could subtract them. The part of the regularizer that depends on features
+    must be a sum over the examples. The other part, its value for no examples, and the
+    correction are not clipped: they carry no information about the examples.
 
     Parameters
     ----------
     call : TrainCall
-        What to train; its loss is a mean over examples that all count the same.
+        The call; its loss is a mean over the examples with equal weights.
     privacy : ExamplePrivacy
-        How.
+        Noise and clipping.
 
     Returns
     -------
     float
-        Mean loss over the last epoch, as it is.
+        Mean loss over the last epoch, without noise.
 
     Raises
     ------
     TrainingDivergedError
         If the loss is no longer finite.
     SettingsError
-        If some targets do not count, or some of what learns is not in the forward pass
-        of a module, as Opacus needs it.
+        If some targets are ignored, or a trained parameter is not used in the forward
+        pass of a module that Opacus supports.
     """
     seed(secrets.randbits(63))
     model, sgd = call.model, call.sgd
@@ -163,7 +162,7 @@ def train_privately(call: TrainCall, privacy: ExamplePrivacy) -> float:
         examples = features_of(model, examples, sgd)
         forward = nn.Identity()
     expected = min(sgd.batch_size, len(examples))
-    learning = {n: p for n, p in model.named_parameters() if p.requires_grad}
+    trained = {n: p for n, p in model.named_parameters() if p.requires_grad}
     hooks = _hooks(model)
     optimizer = _opacus("optimizers").DPOptimizer(
         sgd.optimizer(module),
@@ -173,35 +172,35 @@ def train_privately(call: TrainCall, privacy: ExamplePrivacy) -> float:
     )
 
     def step(inputs: Tensor, targets: Tensor) -> Tensor:
-        """Make a step, and return the sum of the losses."""
+        """Make a step and return the sum of the losses."""
         optimizer.zero_grad(set_to_none=True)
         features, value = inputs, torch.zeros((), device=examples.place)
         if len(targets):
             with sgd.autocast():
                 features = forward(inputs)
-                # A sum: nobody's part depends on how many there are.
+                # A sum, so that an example's part does not depend on their number.
                 value = call.loss(model.head(features), targets) * len(targets)
                 objective = value
                 if call.regularizer is not None:
                     term = call.regularizer(features, targets, model)
                     objective = value + expected * term
             objective.backward()  # type: ignore[no-untyped-call]
-        none = features.detach()[:0], targets[:0]
-        beside = _beside_examples(call, *none, learning)
-        for name, parameter in learning.items():
-            found = getattr(parameter, "grad_sample", None)
-            if found is None and len(targets):
+        empty = features.detach()[:0], targets[:0]
+        unclipped = _independent_of_examples(call, *empty, trained)
+        for name, parameter in trained.items():
+            samples = getattr(parameter, "grad_sample", None)
+            if samples is None and len(targets):
                 raise SettingsError(
-                    f"dp-noise is {privacy.dp_noise}; it must be 0 with this model: of "
-                    f"{name!r} single examples have no gradient"
+                    f"dp-noise is {privacy.dp_noise}; it must be 0 with this model: "
+                    f"Opacus has no per-example gradients of {name!r}"
                 )
-            if found is None:
-                found = parameter.new_zeros(0, *parameter.shape)
-            # Opacus takes lengths as they come, in bfloat16 with errors of some 0.4 %.
-            parameter.grad_sample = found.to(parameter.dtype)  # type: ignore[attr-defined]
+            if samples is None:
+                samples = parameter.new_zeros(0, *parameter.shape)
+            # Opacus would compute norms in bfloat16, with errors of about 0.4 %.
+            parameter.grad_sample = samples.to(parameter.dtype)  # type: ignore[attr-defined]
         optimizer.pre_step()
-        for name, term in beside.items():
-            learning[name].grad = cast(Tensor, learning[name].grad) + term
+        for name, term in unclipped.items():
+            trained[name].grad = cast(Tensor, trained[name].grad) + term
         optimizer.original_optimizer.step()
         return value.detach()
 
@@ -220,58 +219,58 @@ def train_privately(call: TrainCall, privacy: ExamplePrivacy) -> float:
                     raise diverged(mean, epoch, sgd)
     finally:
         hooks.cleanup()
-        # One of them stays there.
+        # Opacus leaves this attribute behind.
         for parameter in model.parameters():
             parameter.__dict__.pop("summed_grad", None)
     return mean
 
 
 def _hooks(model: SplitModel) -> Any:
-    """Have Opacus find each example's gradients of the sum of a batch's losses."""
+    """Attach Opacus' hooks for the gradients of each example's loss in a sum."""
 
     class Hooks(_opacus("grad_sample").GradSampleHooks):  # type: ignore[misc]
         def rearrange_grad_samples(self, **more: Any) -> Any:
             activations, slopes = super().rearrange_grad_samples(**more)
-            # Of images Opacus takes neighbours in a row to be neighbours in memory,
-            # which in channels last they are not.
-            own = torch.contiguous_format
-            return [a.clone(memory_format=own) for a in activations], slopes
+            # Opacus assumes that images are contiguous, which channels-last images
+            # are not.
+            contiguous = torch.contiguous_format
+            return [a.clone(memory_format=contiguous) for a in activations], slopes
 
     return Hooks(model, loss_reduction="sum")
 
 
 def drawn(examples: ExampleSet, batch_size: int) -> Iterator[tuple[Tensor, Tensor]]:
-    """Yield an epoch of batches in which each example is with the same probability."""
+    """Yield an epoch of Poisson-sampled batches."""
     rate, steps = sampling(len(examples), batch_size)
     for _ in range(steps):
         yield examples.chosen(torch.rand(len(examples)) < rate)
 
 
 def check_targets(targets: Tensor) -> None:
-    """Raise `SettingsError` if some targets are ignored, as cross-entropy does."""
+    """Raise `SettingsError` if cross-entropy ignores some targets."""
     if not targets.is_floating_point() and targets.numel() and int(targets.min()) < 0:
         raise SettingsError(
-            "dp-noise must be 0 where some targets do not count: a loss that is a mean "
-            "of the others weighs each by how many they are"
+            "dp-noise must be 0 where some targets do not count: their number would "
+            "change the weights of all others in the mean"
         )
 
 
-def _beside_examples(
-    call: TrainCall, features: Tensor, targets: Tensor, learning: Mapping[str, Tensor]
+def _independent_of_examples(
+    call: TrainCall, features: Tensor, targets: Tensor, trained: Mapping[str, Tensor]
 ) -> dict[str, Tensor]:
-    """Return what is added to the gradients, and does not come from the examples.
+    """Return the terms of the gradients that do not depend on the examples.
 
-    Features and targets are those of none.
+    ``features`` and ``targets`` have no rows.
     """
-    found: dict[str, Tensor] = {}
+    terms: dict[str, Tensor] = {}
     if call.regularizer is not None:
         value = call.regularizer(features, targets, call.model)
         if value.requires_grad:
-            parameters = list(learning.values())
+            parameters = list(trained.values())
             slopes = torch.autograd.grad(value, parameters, allow_unused=True)
-            pairs = zip(learning, slopes, strict=True)
-            found = {name: slope for name, slope in pairs if slope is not None}
+            pairs = zip(trained, slopes, strict=True)
+            terms = {name: slope for name, slope in pairs if slope is not None}
     for name, term in (call.correction or {}).items():
-        if name in learning:
-            found[name] = found[name] + term if name in found else term
-    return found
+        if name in trained:
+            terms[name] = terms[name] + term if name in terms else term
+    return terms

@@ -1,0 +1,150 @@
+"""Layers and losses of several models of one architecture, by batched products.
+
+`torch.func.vmap` does the same for any module, at some tenths of a millisecond per
+layer; small models are faster this way.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import cast
+
+import torch
+from torch import Tensor, nn
+from torch.func import vmap
+from torch.nn import functional
+
+from flwr_frl.task.examples import IGNORED
+
+# Maps the layer, its stacked tensors by name, and inputs (models, batch, ...).
+Layer = Callable[[nn.Module, Mapping[str, Tensor], Tensor], Tensor]
+
+
+def _linear(layer: nn.Module, tensors: Mapping[str, Tensor], x: Tensor) -> Tensor:
+    rows, weight = x.flatten(1, -2), tensors["weight"].transpose(1, 2)
+    if "bias" in tensors:
+        outputs = torch.baddbmm(tensors["bias"][:, None], rows, weight)
+    else:
+        outputs = torch.bmm(rows, weight)
+    return outputs.view(*x.shape[:-1], -1)
+
+
+def _convolution(layer: nn.Module, tensors: Mapping[str, Tensor], x: Tensor) -> Tensor:
+    """Convolve the models' inputs as groups of channels of one convolution."""
+    layer = cast(nn.Conv2d, layer)
+    models = len(x)
+    convolve = {3: functional.conv1d, 4: functional.conv2d}[x.dim() - 1]
+    outputs = convolve(
+        x.transpose(0, 1).flatten(1, 2),
+        tensors["weight"].flatten(0, 1),
+        tensors["bias"].flatten() if "bias" in tensors else None,
+        layer.stride,
+        layer.padding,
+        layer.dilation,
+        models * layer.groups,
+    )
+    return torch.unflatten(outputs, 1, (models, -1)).transpose(0, 1)
+
+
+def _flatten(layer: nn.Module, tensors: Mapping[str, Tensor], x: Tensor) -> Tensor:
+    return x.flatten(2)
+
+
+def _per_example(layer: nn.Module, tensors: Mapping[str, Tensor], x: Tensor) -> Tensor:
+    outputs: Tensor = layer(x.flatten(0, 1))
+    return torch.unflatten(outputs, 0, x.shape[:2])
+
+
+LAYERS: dict[type[nn.Module], Layer] = {
+    nn.Linear: _linear,
+    nn.Conv1d: _convolution,
+    nn.Conv2d: _convolution,
+    nn.Flatten: _flatten,
+    **dict.fromkeys(
+        (
+            *(nn.Identity, nn.Dropout, nn.ReLU, nn.LeakyReLU, nn.ELU, nn.GELU),
+            *(nn.SiLU, nn.Tanh, nn.Sigmoid),
+            *(nn.MaxPool1d, nn.MaxPool2d, nn.AvgPool2d, nn.AdaptiveAvgPool2d),
+        ),
+        _per_example,
+    ),
+}
+
+
+def covers(module: nn.Module) -> bool:
+    """Return True if `applied` supports a module: a sequence of `LAYERS`."""
+    if type(module) is nn.Sequential:
+        return all(map(covers, module))
+    if isinstance(module, nn.Conv1d | nn.Conv2d) and module.padding_mode != "zeros":
+        return False
+    if isinstance(module, nn.Flatten) and (module.start_dim, module.end_dim) != (1, -1):
+        return False
+    return type(module) in LAYERS
+
+
+def applied(
+    module: nn.Module, state: Mapping[str, Tensor], prefix: str, x: Tensor
+) -> Tensor:
+    """Return the outputs of a module of several models.
+
+    Parameters
+    ----------
+    module : nn.Module
+        The module in any of the models; `covers` must be True.
+    state : mapping of str to Tensor
+        The models' tensors, stacked, by their names in a model.
+    prefix : str
+        Name of the module in the model, followed by a dot.
+    x : Tensor, shape (models, batch, ...)
+        The inputs.
+
+    Returns
+    -------
+    Tensor, shape (models, batch, ...)
+        The outputs.
+    """
+    if isinstance(module, nn.Sequential):
+        # named_children() would skip a module that occurs a second time.
+        for child, layer in zip(module._modules, module, strict=True):
+            x = applied(layer, state, f"{prefix}{child}.", x)
+        return x
+    names = ("weight", "bias")
+    tensors = {n: state[prefix + n] for n in names if prefix + n in state}
+    return LAYERS[type(module)](module, tensors, x)
+
+
+def mean_losses(
+    loss: Callable[..., Tensor],
+    outputs: Tensor,
+    targets: Tensor,
+    weights: Tensor | None = None,
+) -> Tensor:
+    """Return each model's loss, shape (models,).
+
+    Parameters
+    ----------
+    loss : callable
+        Maps one model's outputs and targets to the mean over its batch.
+    outputs, targets : Tensor, shape (models, batch, ...)
+        Of all models.
+    weights : Tensor, shape (models, batch), optional
+        1 for examples and 0 for padding. The loss must be a mean over the examples.
+    """
+    entropy = loss is functional.cross_entropy
+    if entropy:
+        flat = outputs.flatten(0, 1), targets.flatten(0, 1)
+        each = functional.cross_entropy(*flat, reduction="none")
+        each = each.reshape(*outputs.shape[:2], -1)
+    elif loss is functional.mse_loss and outputs.shape == targets.shape:
+        each = functional.mse_loss(outputs, targets, reduction="none")
+        each = each.reshape(*outputs.shape[:2], -1)
+    elif weights is None:
+        return vmap(loss)(outputs, targets)
+    else:
+        each = vmap(vmap(lambda o, t: loss(o[None], t[None])))(outputs, targets)
+        each = each[..., None]
+    if weights is not None:
+        counted = torch.where(weights > 0, each.mean(2), 0.0)
+        return counted.sum(1) / weights.sum(1).clamp(min=1)
+    if entropy and not targets.is_floating_point():
+        counts = (targets != IGNORED).flatten(1).sum(1)
+        return each.flatten(1).sum(1) / counts
+    return each.flatten(1).mean(1)

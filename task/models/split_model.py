@@ -1,0 +1,355 @@
+"""A model in two parts: a representation and a head."""
+
+from collections.abc import Callable, Hashable, Iterator, Mapping
+from contextlib import contextmanager
+from functools import cached_property
+from typing import Any, Literal, NamedTuple, Self
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+from torch.nn.modules.batchnorm import _NormBase
+from torch.overrides import TorchFunctionMode
+
+from flwr_frl.task.devices import random_state, set_random_state
+from flwr_frl.task.models.layers import covers
+from flwr_frl.task.settings import SettingsError
+
+Part = Literal["representation", "head", "all"]
+# Above this many parameters, on a CPU, a single model stays in the cache and a stack of
+# them does not (``benchmarks/cohort.py``).
+LARGE = 50_000
+# Numbers of the kinds of models. Models may outlive a run, and so do these.
+_KINDS: dict[Hashable, int] = {}
+
+
+class SplitModel(nn.Module):
+    """A model that computes ``head(representation(x))``.
+
+    Parameter names start with ``representation.`` or ``head.``.
+
+    Parameters
+    ----------
+    representation : nn.Module
+        Maps inputs to features.
+    head : nn.Module
+        Maps features to outputs.
+
+    Attributes
+    ----------
+    head_name : str
+        Name of the head in the module that was split; empty if none was.
+    """
+
+    head_name = ""
+    _observed: "Observed | None" = None
+    _refusals: dict[Hashable, bool] | None = None
+
+    def __init__(self, representation: nn.Module, head: nn.Module) -> None:
+        super().__init__()
+        self.representation = representation
+        self.head = head
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return ``head(representation(x))``."""
+        output: Tensor = self.head(self.representation(x))
+        return output
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
+        """Move or convert the tensors. Buffers are replaced, so drop `tensors`."""
+        self.__dict__.pop("tensors", None)
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        return self
+
+    @cached_property
+    def tensors(self) -> dict[str, Tensor]:
+        """Parameters and buffers, not copies, by their names in ``state_dict``."""
+        named = dict(
+            [
+                *self.named_parameters(remove_duplicate=False),
+                *self.named_buffers(remove_duplicate=False),
+            ]
+        )
+        return {name: named[name] for name in self.state_dict() if name in named}
+
+    @cached_property
+    def kind(self) -> Hashable:
+        """Equal for models that compute the same function of the same tensors.
+
+        Modules with equal texts must have equal attributes.
+        """
+        shapes = tuple((n, t.shape, t.dtype) for n, t in self.tensors.items())
+        # An integer is hashed faster than all that.
+        return _KINDS.setdefault((repr(self), shapes), len(_KINDS))
+
+    @cached_property
+    def is_tied(self) -> bool:
+        """True if representation and head share a parameter."""
+        in_head = {id(parameter) for parameter in self.head.parameters()}
+        return any(id(p) in in_head for p in self.representation.parameters())
+
+    @cached_property
+    def is_layered(self) -> bool:
+        """True if both parts are sequences of layers that `layers.applied` supports."""
+        named = self.named_parameters(remove_duplicate=False)
+        shared = sum(1 for _ in named) > sum(1 for _ in self.parameters())
+        return not shared and covers(self.representation) and covers(self.head)
+
+    @property
+    def is_large(self) -> bool:
+        """True if, on a CPU, several such models are never faster together."""
+        return sum(tensor.numel() for tensor in self.tensors.values()) > LARGE
+
+    def is_random(self, part: Part, inputs: Callable[[], Tensor]) -> bool:
+        """Return True if a part draws random numbers in training mode.
+
+        Found by one forward pass: a custom forward may draw them with any function.
+
+        Parameters
+        ----------
+        part : {"representation", "head", "all"}
+            The part.
+        inputs : callable
+            Returns inputs to try the model on.
+        """
+        random_parts = self._observe(inputs).random_parts
+        return bool(random_parts) if part == "all" else part in random_parts
+
+    def can_be_stacked(self, inputs: Callable[[], Tensor]) -> bool:
+        """Return True if several models of this kind can be computed as one.
+
+        Such models differ in their `tensors` only: they have no hooks, and no buffers
+        outside of the state dict. They have no embeddings with padding or a maximum
+        norm, since for several models torch computes a wrong gradient of the padding,
+        and shortens the rows of copies. Found by one forward pass, as in `is_random`.
+        """
+        hooked = any(m._forward_hooks or m._forward_pre_hooks for m in self.modules())
+        hidden = {name for name, _ in self.named_buffers()} - self.tensors.keys()
+        return not (hooked or hidden or self._observe(inputs).embeds)
+
+    def _observe(self, inputs: Callable[[], Tensor]) -> "Observed":
+        if self._observed is None:
+            self._observed = observe(self, inputs())
+        return self._observed
+
+    def refuses_one(self, inputs: Tensor) -> bool:
+        """Return True if batch norms cannot train on a single example.
+
+        Found by one forward pass per shape of inputs and modes of the modules.
+
+        Parameters
+        ----------
+        inputs : Tensor, shape (1, ...)
+            The inputs of one example.
+        """
+        modules = list(self.modules())
+        if not any(isinstance(m, _NormBase) and m.training for m in modules):
+            return False
+        if self._refusals is None:
+            self._refusals = {}
+        key = inputs.shape, tuple(module.training for module in modules)
+        if key not in self._refusals:
+            with on_trial(self):
+                try:
+                    self(inputs)
+                    self._refusals[key] = False
+                except ValueError as error:
+                    if not is_refusal(error):
+                        raise
+                    self._refusals[key] = True
+        return self._refusals[key]
+
+    @torch.no_grad()
+    def load(self, state: Mapping[str, Tensor]) -> None:
+        """Overwrite all parameters and buffers, as ``load_state_dict`` does.
+
+        Raises
+        ------
+        SettingsError
+            If a name is missing or a shape differs.
+        """
+        for name, tensor in self.tensors.items():
+            value = state.get(name)
+            if value is None or value.shape != tensor.shape:
+                actual = "missing" if value is None else f"of shape {list(value.shape)}"
+                raise SettingsError(
+                    f"{name!r} is {actual}; the model's is of shape "
+                    f"{list(tensor.shape)}"
+                )
+            tensor.copy_(value)
+
+    @property
+    def first_linear(self) -> nn.Linear | None:
+        """First layer of the head if it is linear, None otherwise."""
+        leaves = (m for m in self.head.modules() if not any(m.children()))
+        first = next(leaves, None)
+        return first if isinstance(first, nn.Linear) else None
+
+    def part(self, name: Part) -> nn.Module:
+        """Return a part by name; ``"all"`` is the model itself."""
+        return self if name == "all" else self.get_submodule(name)
+
+    def linear_head(self, who: str) -> nn.Linear:
+        """Return the head if it is a single linear layer.
+
+        Parameters
+        ----------
+        who : str
+            The algorithm that needs it, for the error message.
+
+        Raises
+        ------
+        SettingsError
+            If it is not.
+        """
+        if not isinstance(self.head, nn.Linear):
+            raise SettingsError(
+                f"{who} needs a head that is one linear layer; this model's is a "
+                f"{type(self.head).__name__}; head-layers=1 may give one"
+            )
+        return self.head
+
+    @classmethod
+    def wrap(cls, module: nn.Module, head: str = "fc") -> Self:
+        """Split any module at its named head.
+
+        The head must be the last layer that the module applies. It is taken out and
+        replaced by the identity.
+
+        Parameters
+        ----------
+        module : nn.Module
+            The module, which becomes the representation. Modified in place.
+        head : str, default "fc"
+            Dotted name of the submodule that is the head.
+
+        Returns
+        -------
+        SplitModel
+            The split model.
+
+        Raises
+        ------
+        SettingsError
+            If the module has no submodule of that name.
+        """
+        modules = dict(module.named_modules())
+        if not head or head not in modules:
+            linear = [n for n, m in modules.items() if isinstance(m, nn.Linear)]
+            raise SettingsError(
+                f"the model {type(module).__name__} has no head named {head!r}; "
+                f"its linear layers: {', '.join(linear) or 'none'}"
+            )
+        parent, _, name = head.rpartition(".")
+        setattr(module.get_submodule(parent), name, nn.Identity())
+        model = cls(module, modules[head])
+        model.head_name = head
+        return model
+
+
+def called_with(module: nn.Module, parameters: Mapping[str, Tensor], x: Tensor) -> Any:
+    """Return a module's output with some of its parameters replaced.
+
+    Unlike torch's ``functional_call``, this replaces a shared parameter in all of its
+    places.
+
+    Parameters
+    ----------
+    module : nn.Module
+        The module; it is not modified.
+    parameters : mapping of str to Tensor
+        Replacements by their names in ``named_parameters``.
+    x : Tensor
+        The inputs.
+    """
+    names = {id(parameter): name for name, parameter in module.named_parameters()}
+    replacements = {}
+    for prefix, owner in module.named_modules():
+        for place, parameter in owner._parameters.items():
+            if (name := names.get(id(parameter), "")) in parameters:
+                full = f"{prefix}.{place}" if prefix else place
+                replacements[full] = parameters[name]
+    return functional_call(module, replacements, (x,), tie_weights=False)
+
+
+def is_refusal(error: Exception) -> bool:
+    """Return True if torch's norms raised an error for a batch of one example."""
+    return isinstance(error, ValueError) and "more than 1 value per" in str(error)
+
+
+@contextmanager
+def on_trial(model: nn.Module) -> Iterator[None]:
+    """Restore a model's modes and buffers and torch's generators after a block.
+
+    Gradients are off within the block.
+    """
+    modes = {module: module.training for module in model.modules()}
+    buffers = [(buffer, buffer.clone()) for buffer in model.buffers()]
+    state = random_state()
+    with torch.no_grad():
+        try:
+            yield
+        finally:
+            set_random_state(state)
+            for module, training in modes.items():
+                module.training = training
+            for buffer, value in buffers:
+                buffer.copy_(value)
+
+
+class Observed(NamedTuple):
+    """Side effects of a forward pass in training mode.
+
+    Parameters
+    ----------
+    random_parts : frozenset of str
+        Parts that draw random numbers.
+    embeds : bool
+        True if an embedding has padding or a maximum norm.
+    """
+
+    random_parts: frozenset[str]
+    embeds: bool
+
+
+class _Embeddings(TorchFunctionMode):
+    """Detects embeddings with padding or a maximum norm, wherever they are called."""
+
+    detected = False
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        named = kwargs or {}
+        # Everything but inputs and weights is passed by name here.
+        if func is nn.functional.embedding and named["padding_idx"] is not None:
+            self.detected = True
+        embeds = func in (nn.functional.embedding, nn.functional.embedding_bag)
+        if embeds and named["max_norm"] is not None:
+            self.detected = True
+            # On a copy: torch shortens the rows of the weights in place.
+            args = args[0], args[1].clone(), *args[2:]
+        return func(*args, **named)
+
+
+def observe(model: SplitModel, inputs: Tensor) -> Observed:
+    """Return the side effects of a model's forward pass in training mode.
+
+    Model and generators are left as they were.
+    """
+    if len(inputs) == 1:
+        # Norms without running statistics refuse a single example.
+        inputs = torch.cat([inputs, inputs])
+    state, random_parts, embeddings = random_state(), set(), _Embeddings()
+    with on_trial(model):
+        for module in model.train().modules():
+            # In evaluation mode norms accept one example and keep their statistics.
+            if isinstance(module, _NormBase):
+                module.eval()
+        for name in ("representation", "head"):
+            with embeddings:
+                inputs = model.get_submodule(name)(inputs)
+            if not all(map(torch.equal, state, random_state())):
+                random_parts.add(name)
+                set_random_state(state)
+    return Observed(frozenset(random_parts), embeddings.detected)

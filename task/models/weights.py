@@ -1,0 +1,150 @@
+"""Pretrained weights, from a file or from torchvision."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from flwr_frl.task.models.split_model import SplitModel
+from flwr_frl.task.settings import SettingsError, reason_of, unknown
+
+SUFFIXES = (".pth", ".pt", ".safetensors")
+# Auxiliary outputs, which help to train from scratch and are left out here.
+AUXILIARY = ("aux1.", "aux2.", "AuxLogits.")
+
+
+def load_weights(model: SplitModel, weights: str, name: str) -> None:
+    """Load weights into a model; a head of another shape keeps its initial values.
+
+    The arrays may be named as in the split model or as in the module that was split.
+
+    Parameters
+    ----------
+    model : SplitModel
+        Modified in place.
+    weights : str
+        A ``.pth`` or ``.safetensors`` file with a state dict, or the name of
+        torchvision's weights for the model, such as ``"DEFAULT"``.
+    name : str
+        Name of the model.
+
+    Raises
+    ------
+    SettingsError
+        If the file is missing or damaged, or the weights do not exist or belong to
+        another model.
+    """
+    if weights.endswith(SUFFIXES):
+        arrays = _read(Path(weights).expanduser())
+    else:
+        arrays = _from_torchvision(name, weights)
+    state = model.state_dict()
+    parts = [
+        {key: value for key, value in state.items() if key.startswith(f"{part}.")}
+        for part in ("representation", "head")
+    ]
+    arrays = _named(arrays, parts[0], model.head_name)
+    _compare(parts[0], arrays, f"weights {weights!r} do not fit model {name!r}")
+    head = parts[1].items()
+    head_fits = all(k in arrays and arrays[k].shape == v.shape for k, v in head)
+    loaded = state.keys() if head_fits else parts[0].keys()
+    # Old files lack the counters of batch norms.
+    model.load_state_dict({key: arrays.get(key, state[key]) for key in loaded}, False)
+
+
+def _named(
+    arrays: dict[str, Tensor], wanted: Mapping[str, Tensor], head: str
+) -> dict[str, Tensor]:
+    """Return arrays by the split model's names.
+
+    A module may itself have a part named ``head`` or ``representation``, so the
+    reading that gives more of the wanted names is taken.
+    """
+    split = {_split_name(key, head): value for key, value in arrays.items()}
+    as_is, as_split = (len(wanted.keys() & named.keys()) for named in (arrays, split))
+    if as_is == as_split:
+        as_is += any(key.startswith(("representation.", "head.")) for key in arrays)
+    return arrays if as_is > as_split else split
+
+
+def _split_name(key: str, head: str) -> str:
+    if head and key.startswith(f"{head}."):
+        return f"head.{key.removeprefix(f'{head}.')}"
+    return f"representation.{key}"
+
+
+def _compare(
+    wanted: Mapping[str, Tensor], arrays: Mapping[str, Tensor], line: str
+) -> None:
+    """Raise `SettingsError` unless the representations have the same arrays."""
+    for key, value in wanted.items():
+        if key not in arrays:
+            if key.endswith("num_batches_tracked"):
+                continue
+            raise SettingsError(f"{line}: they have no {_plain(key)!r}")
+        if arrays[key].shape != value.shape:
+            raise SettingsError(
+                f"{line}: their {_plain(key)!r} is of shape "
+                f"{tuple(arrays[key].shape)}, the model's of {tuple(value.shape)}"
+            )
+    for key in arrays:
+        extra = key.startswith("representation.") and key not in wanted
+        if extra and not _plain(key).startswith(AUXILIARY):
+            raise SettingsError(f"{line}: it has no {_plain(key)!r}")
+
+
+def _plain(key: str) -> str:
+    return key.removeprefix("representation.")
+
+
+def _read(path: Path) -> dict[str, Tensor]:
+    if not path.is_file():
+        raise SettingsError(f"weights is {str(path)!r}; there is no such file")
+    try:
+        if path.suffix == ".safetensors":
+            from safetensors.torch import load_file
+
+            content: Any = load_file(path)
+        else:
+            # Not as a pickle, which could run arbitrary code.
+            content = torch.load(path, map_location="cpu", weights_only=True)
+    # A damaged file raises exceptions of many types.
+    except Exception as error:
+        reason = reason_of(error)
+        raise SettingsError(f"weights {str(path)!r} cannot be read: {reason}") from None
+    if not isinstance(content, Mapping) or not content:
+        raise SettingsError(
+            f"weights {str(path)!r} hold a {type(content).__name__}; they must be a "
+            "state dict"
+        )
+    odd = next((k for k, v in content.items() if not isinstance(v, Tensor)), None)
+    if odd is not None:
+        raise SettingsError(
+            f"weights {str(path)!r} hold {odd!r}, which is not a tensor; they must be "
+            "a state dict"
+        )
+    return dict(content)
+
+
+def _from_torchvision(name: str, weights: str) -> dict[str, Tensor]:
+    from torchvision.models import get_model_weights, list_models
+
+    if name not in list_models():
+        raise SettingsError(
+            f"weights is {weights!r}; for model {name!r} it must be a file that ends "
+            f"with {', '.join(SUFFIXES)}"
+        )
+    available = get_model_weights(name)
+    if weights not in available.__members__:
+        raise unknown(f"weights of {name}", weights, available.__members__)
+    try:
+        return dict(available[weights].get_state_dict(progress=False, check_hash=True))
+    # No network, a full disk or a damaged download.
+    except Exception as error:
+        reason = reason_of(error)
+        raise SettingsError(
+            f"weights {weights!r} of {name} cannot be downloaded ({reason}); download "
+            "them elsewhere and set weights to the file"
+        ) from None

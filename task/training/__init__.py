@@ -1,0 +1,41 @@
+"""Local training: the optimiser, the loop, clients trained together, privacy."""
+
+from flwr_frl.task.training.calls import GradientCall, TrainCall, features_of
+from flwr_frl.task.training.cohort import together
+from flwr_frl.task.training.local_training import evaluate, gradient, train
+from flwr_frl.task.training.model_pool import scratch_model
+from flwr_frl.task.training.sgd import (
+    SGD,
+    OneExampleError,
+    Proximal,
+    Regularizer,
+    Step,
+    TrainingDivergedError,
+    freeze,
+    loop,
+    steps_an_epoch,
+    trainable_examples,
+)
+from flwr_frl.task.types import Loss
+
+__all__ = [
+    "SGD",
+    "GradientCall",
+    "Loss",
+    "OneExampleError",
+    "Proximal",
+    "Regularizer",
+    "Step",
+    "TrainCall",
+    "TrainingDivergedError",
+    "evaluate",
+    "features_of",
+    "freeze",
+    "gradient",
+    "loop",
+    "scratch_model",
+    "steps_an_epoch",
+    "together",
+    "train",
+    "trainable_examples",
+]

@@ -1,0 +1,384 @@
+"""Training, gradients and evaluation of one client, or of several clients at once."""
+
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.conv import _ConvNd
+
+from flwr_frl.task.devices import RngContext, current
+from flwr_frl.task.examples import EVALUATION_BATCH, ExampleSet, are_classes
+from flwr_frl.task.models.layers import LAYERS
+from flwr_frl.task.models.split_model import Part, SplitModel
+from flwr_frl.task.training.sgd import (
+    SGD,
+    Proximal,
+    Regularizer,
+    TrainingDivergedError,
+    diverged,
+    freeze,
+    loop,
+    trainable_examples,
+)
+from flwr_frl.task.training.stacked import Objective, stacked, structure, tensors_of
+from flwr_frl.task.training.stacked_batches import FilledBatches, SeparateBatches
+from flwr_frl.task.training.stacked_sgd import StackedSGD
+from flwr_frl.task.types import Loss
+
+# Losses that are means over the examples.
+MEANS = (nn.functional.cross_entropy, nn.functional.mse_loss)
+# Modules that treat the examples of a batch independently and accept zeros.
+PER_EXAMPLE = {SplitModel, nn.Sequential, nn.LayerNorm, *LAYERS}
+# With larger inputs, on a CPU, convolutions are faster one by one
+# (``benchmarks/cohort.py``).
+MOST_PIXELS = 256
+# Fewest clients that are faster together, layer by layer and by vmap.
+FEWEST_IN_LAYERS, FEWEST = 3, 6
+
+
+def fewest(model: SplitModel, input_size: int) -> int | None:
+    """Return how many such models are faster together than one by one.
+
+    None if no number is. On a GPU two are: the batch of one client does not fill it. On
+    a CPU, large models never are, nor convolutions of more than `MOST_PIXELS` inputs.
+
+    Parameters
+    ----------
+    model : SplitModel
+        Any of the models.
+    input_size : int
+        Number of values of one input.
+    """
+    if current().type != "cpu":
+        return 2
+    if model.is_large:
+        return None
+    is_small = input_size <= MOST_PIXELS
+    if is_small or not any(isinstance(module, _ConvNd) for module in model.modules()):
+        return FEWEST_IN_LAYERS if model.is_layered else FEWEST
+    return None
+
+
+def _form(examples: ExampleSet) -> Hashable:
+    """Return a value that is equal for examples that fit into one tensor."""
+    x, y = examples.inputs, examples.targets
+    return x.shape[1:], x.dtype, y.shape[1:], y.dtype, examples.augment
+
+
+@dataclass(frozen=True)
+class TrainCall:
+    """A call of `local_training.train`, with its parameters."""
+
+    model: SplitModel
+    part: Part
+    examples: ExampleSet
+    loss: Loss
+    epochs: int
+    sgd: SGD
+    regularizer: Regularizer | None
+    correction: Mapping[str, Tensor] | None
+
+    @cached_property
+    def key(self) -> Hashable:
+        """Equal for calls with the same model, hyper-parameters and form of examples.
+
+        None if the call must be made alone. Raises `TypeError` for a regularizer that
+        is not a dataclass of tensors.
+        """
+        # Together, dropout would draw other numbers for a client than alone.
+        if len(self.examples) == 0 or self.model.is_random("all", self._trial_inputs):
+            return None
+        if not self.model.can_be_stacked(self._trial_inputs):
+            return None
+        # Whose batches are skipped differs between the clients.
+        if self.examples.unlabelled is not None:
+            return None
+        return (
+            type(self),
+            self.model.kind,
+            self.part,
+            self.epochs,
+            self.sgd,
+            self.loss,
+            structure(self.regularizer),
+            structure(self.correction),
+            _form(self.examples),
+        )
+
+    @property
+    def fewest(self) -> int | None:
+        """See `fewest`; features are small, whatever the inputs are."""
+        size = 0 if self.has_features else self.examples.inputs[:1].numel()
+        return fewest(self.model, size)
+
+    @property
+    def has_features(self) -> bool:
+        """True if the representation's features are computed once for all epochs."""
+        frozen = self.part == "head" and not self.examples.augment
+        # Training a shared parameter changes the features.
+        frozen = frozen and not self.model.is_tied
+        return frozen and not self.model.is_random("representation", self._trial_inputs)
+
+    def _trial_inputs(self) -> Tensor:
+        return self.examples.on(current()).first(2)
+
+    @property
+    def can_be_filled(self) -> bool:
+        """True if a batch may be filled up with examples of weight 0.
+
+        This requires that the examples of a batch do not affect each other.
+        """
+        independent = self.regularizer is None or type(self.regularizer) is Proximal
+        trained = self.model.head if self.has_features else self.model
+        modules = all(type(m) in PER_EXAMPLE for m in trained.modules())
+        # cross_entropy is not a mean over the examples if it ignores some targets.
+        targets = self.examples.targets
+        ignores = not targets.is_floating_point() and int(targets.min()) < 0
+        return independent and self.loss in MEANS and modules and not ignores
+
+    def prepared(self) -> ExampleSet:
+        """Freeze the model, and return the examples or their features to train on."""
+        freeze(self.model, self.part)
+        examples = self.examples
+        if self.epochs:
+            examples = trainable_examples(self.model, examples, self.sgd)
+        if self.has_features:
+            return features_of(self.model, examples, self.sgd)
+        return examples
+
+    def alone(self) -> float:
+        """Train one client."""
+        model, sgd = self.model, self.sgd
+        examples, module = self.prepared(), model.part(self.part)
+        forward = nn.Identity() if self.has_features else model.representation
+        optimizer = sgd.optimizer(module)
+        corrections = [
+            (parameter, self.correction[name])
+            for name, parameter in (model.named_parameters() if self.correction else ())
+            if self.correction and name in self.correction and parameter.requires_grad
+        ]
+
+        def step(inputs: Tensor, targets: Tensor) -> Tensor:
+            optimizer.zero_grad()
+            with sgd.autocast():
+                features = forward(inputs)
+                value = self.loss(model.head(features), targets)
+                objective = value
+                if self.regularizer is not None:
+                    objective = value + self.regularizer(features, targets, model)
+            if objective.requires_grad:  # A representation may have no parameters.
+                objective.backward()  # type: ignore[no-untyped-call]
+            for parameter, term in corrections:
+                if parameter.grad is not None:
+                    parameter.grad += term
+            optimizer.step()
+            return value.detach()
+
+        return loop(step, examples, self.epochs, sgd)
+
+    @staticmethod
+    def together(
+        calls: Sequence["TrainCall"], streams: Sequence[RngContext]
+    ) -> list[float | TrainingDivergedError]:
+        """Train several clients."""
+        first = calls[0]
+        examples = [call.prepared() for call in calls]
+        constants = [tensors_of(call.regularizer) for call in calls]
+        training = StackedSGD(
+            [call.model for call in calls],
+            Objective(first.model, first.loss, first.regularizer, first.has_features),
+            [torch.stack(each) for each in zip(*constants, strict=True)],
+            stacked([call.correction or {} for call in calls]),
+            first.sgd,
+        )
+        size, device = first.sgd.batch_size, examples[0].place
+        epochs: FilledBatches | SeparateBatches
+        if all(call.can_be_filled for call in calls):
+            epochs = FilledBatches(examples, size, streams)
+        else:
+            epochs = SeparateBatches(examples, size, streams)
+        means = torch.zeros(len(calls), device=device)
+        errors: dict[int, TrainingDivergedError] = {}
+        for epoch in range(first.epochs):
+            total, lengths = torch.zeros(2, len(calls), device=device)
+            for batch in epochs.epoch():
+                counts = batch.counts
+                place = slice(None) if batch.members is None else batch.members
+                total[place] += training.step(batch) * counts
+                lengths[place] += counts
+            means = total / lengths.clamp(min=1)
+            for i in (~torch.isfinite(total)).nonzero().flatten().tolist():
+                errors.setdefault(i, diverged(means[i].item(), epoch, first.sgd))
+        training.write_back()
+        return [errors.get(i, mean) for i, mean in enumerate(means.tolist())]
+
+
+@torch.no_grad()
+def features_of(model: SplitModel, examples: ExampleSet, sgd: SGD) -> ExampleSet:
+    """Return examples whose inputs are their features, in the model's current mode."""
+    features, targets = [], []
+    with sgd.autocast():
+        for inputs, target in examples.batches(EVALUATION_BATCH):
+            feature = model.representation(inputs)
+            # bfloat16 becomes float32.
+            precise = torch.promote_types(feature.dtype, torch.float32)
+            features.append(feature.to(precise))
+            targets.append(target)
+    drop = examples.drop_single
+    return ExampleSet(torch.cat(features), torch.cat(targets), drop_single=drop)
+
+
+@dataclass(frozen=True)
+class GradientCall:
+    """A call of `local_training.gradient`, with its parameters."""
+
+    model: SplitModel
+    inputs: Tensor
+    targets: Tensor
+    loss: Loss
+    sgd: SGD
+
+    @cached_property
+    def key(self) -> Hashable:
+        """Equal for calls with the same model, loss and form of a batch."""
+        if self.model.is_random("all", self._trial_inputs):
+            return None
+        if not self.model.can_be_stacked(self._trial_inputs):
+            return None
+        x, y = self.inputs, self.targets
+        form = x.shape, x.dtype, y.shape, y.dtype
+        modes = tuple(module.training for module in self.model.modules())
+        trained = tuple(p.requires_grad for p in self.model.parameters())
+        bfloat16 = self.sgd.bfloat16
+        return type(self), self.model.kind, self.loss, form, bfloat16, modes, trained
+
+    @property
+    def fewest(self) -> int | None:
+        """See `fewest`."""
+        return fewest(self.model, self.inputs[:1].numel())
+
+    def _trial_inputs(self) -> Tensor:
+        return self.inputs[:2]
+
+    def alone(self) -> Tensor:
+        """Compute one client's gradient."""
+        with self.sgd.autocast():
+            loss = self.loss(self.model(self.inputs), self.targets)
+        loss.backward()  # type: ignore[no-untyped-call]
+        return loss.detach().float()
+
+    @staticmethod
+    def together(
+        calls: Sequence["GradientCall"], streams: Sequence[RngContext]
+    ) -> list[Tensor]:
+        """Compute several clients' gradients."""
+        first = calls[0]
+        state = stacked([call.model.tensors for call in calls])
+        parameters = dict(first.model.named_parameters())
+        trained = [name for name, p in parameters.items() if p.requires_grad]
+        batch = (
+            torch.stack([call.inputs for call in calls]),
+            torch.stack([call.targets for call in calls]),
+        )
+        with first.sgd.autocast():
+            gradients, losses = Objective(first.model, first.loss).gradients(
+                state, trained, batch, []
+            )
+        for i, call in enumerate(calls):
+            for name, gradient in zip(trained, gradients, strict=True):
+                parameter = call.model.tensors[name]
+                if gradient is None:
+                    continue
+                if parameter.grad is None:
+                    # torch's fused SGD expects both to have the same memory format.
+                    parameter.grad = torch.zeros_like(parameter)
+                parameter.grad.add_(gradient[i])
+            for name in state.keys() - parameters.keys():
+                call.model.tensors[name].copy_(state[name][i])
+        return list(losses.float().unbind())
+
+
+@dataclass(frozen=True)
+class EvaluateCall:
+    """A call of `local_training.evaluate`, with its parameters."""
+
+    model: SplitModel
+    examples: ExampleSet
+    loss: Callable[[Tensor, Tensor], Tensor]
+
+    @cached_property
+    def key(self) -> Hashable:
+        """Equal for calls with the same model, loss and form of examples."""
+        if len(self.examples) == 0:
+            return None
+        if not self.model.can_be_stacked(lambda: self.examples.first(2)):
+            return None
+        return type(self), self.model.kind, self.loss, _form(self.examples)
+
+    @property
+    def fewest(self) -> int | None:
+        """See `fewest`."""
+        return fewest(self.model, self.examples.inputs[:1].numel())
+
+    @torch.no_grad()
+    def alone(self) -> tuple[float, float]:
+        """Evaluate one client's model."""
+        self.model.eval()
+        total, correct, counted, classes = 0.0, 0, 0, False
+        for inputs, targets in self.examples.batches(EVALUATION_BATCH):
+            outputs = self.model(inputs)
+            classes = are_classes(targets, outputs.shape[1:2])
+            n = int(_counted(targets[None], classes))
+            if n:
+                total += self.loss(outputs, targets).item() * n
+                counted += n
+            if classes:
+                correct += int((outputs.argmax(1) == targets).sum())
+        if counted == 0:
+            return float("nan"), float("nan")
+        return total / counted, correct / counted if classes else float("nan")
+
+    @staticmethod
+    @torch.no_grad()
+    def together(
+        calls: Sequence["EvaluateCall"], streams: Sequence[RngContext]
+    ) -> list[tuple[float, float]]:
+        """Evaluate several clients' models."""
+        first = calls[0]
+        for call in calls:
+            call.model.eval()
+        state = stacked([call.model.tensors for call in calls])
+        objective = Objective(first.model, first.loss)
+        examples = [call.examples for call in calls]
+        total, correct, counted = torch.zeros(3, len(calls), dtype=torch.float64)
+        classes = False
+        for inputs, targets, members, _ in SeparateBatches(
+            examples, EVALUATION_BATCH
+        ).epoch():
+            place = slice(None) if members is None else members
+            chosen = {name: tensor[place] for name, tensor in state.items()}
+            _, losses, outputs = objective.together(chosen, (inputs, targets), [])
+            classes = are_classes(targets, outputs.shape[2:3])
+            n = _counted(targets, classes)
+            # On the CPU: not every device has float64. A mean over nothing is NaN.
+            sums = losses.cpu().double() * n
+            total[place] += sums.where(n > 0, 0)
+            counted[place] += n
+            if classes:
+                hits = outputs.argmax(2) == targets
+                correct[place] += hits.flatten(1).sum(1).cpu()
+        shares = correct / counted if classes else torch.full_like(correct, torch.nan)
+        return list(zip((total / counted).tolist(), shares.tolist(), strict=True))
+
+
+def _counted(targets: Tensor, classes: bool) -> Tensor:
+    """Return each client's number of targets, without those that are ignored.
+
+    A sequence has a class at every position. Targets that are not classes count once
+    per example.
+    """
+    if not classes:
+        return torch.full(targets.shape[:1], targets.shape[1])
+    return (targets >= 0).flatten(1).sum(1).cpu()

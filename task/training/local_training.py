@@ -1,0 +1,127 @@
+"""Local training of a part of a split model, and its evaluation.
+
+`train` is made of `freeze`, `loop` and the hyper-parameters `SGD`, which a client with
+a custom step uses directly. Where clients train together (`cohort`), equal calls of
+`train`, `gradient` and `evaluate` are computed as one.
+"""
+
+from collections.abc import Mapping
+from typing import cast
+
+from torch import Tensor
+
+from flwr_frl.task.devices import current
+from flwr_frl.task.examples import ExampleSet
+from flwr_frl.task.models.split_model import Part, SplitModel
+from flwr_frl.task.training.calls import EvaluateCall, GradientCall, TrainCall
+from flwr_frl.task.training.cohort import make
+from flwr_frl.task.training.sgd import SGD, Regularizer
+from flwr_frl.task.types import Loss
+
+
+def train(
+    model: SplitModel,
+    part: Part,
+    examples: ExampleSet,
+    loss: Loss,
+    epochs: int,
+    sgd: SGD,
+    regularizer: Regularizer | None = None,
+    correction: Mapping[str, Tensor] | None = None,
+) -> float:
+    """Train a part of a model on a client's examples; the other part stays unchanged.
+
+    If the representation is frozen and nothing random happens before the head (no
+    augmentation, no dropout), its features are computed once for all epochs. A
+    parameter that both parts share is trained with either of them, and then features
+    are computed in each step.
+
+    Parameters
+    ----------
+    model : SplitModel
+        On the device of this process (`devices.current`). Modified in place: only the
+        parameters of the named part.
+    part : {"head", "representation", "all"}
+        The part to train.
+    examples : ExampleSet
+        The client's training examples, on any device.
+    loss : callable
+        Maps a batch's outputs and targets to the mean over the batch. `loop` lists the
+        batches that are skipped.
+    epochs : int
+        Passes over the examples; 0 does nothing.
+    sgd : SGD
+        The hyper-parameters.
+    regularizer : callable, optional
+        Maps a batch's features and targets and the model to a value added to the loss.
+        With a frozen dataclass, such as `Proximal`, clients can train together; with
+        any other callable a client trains alone.
+    correction : mapping of str to Tensor, optional
+        Added to the gradients of the parameters of these names in every step.
+
+    Returns
+    -------
+    float
+        Mean loss over the last epoch, without the regularizer; 0 without epochs.
+
+    Raises
+    ------
+    TrainingDivergedError
+        If the loss is no longer finite.
+    OneExampleError
+        If no batch has more than one example, and the model cannot train on one.
+    """
+    examples = examples.on(current())
+    call = TrainCall(model, part, examples, loss, epochs, sgd, regularizer, correction)
+    return cast(float, make(call))
+
+
+def gradient(
+    model: SplitModel, inputs: Tensor, targets: Tensor, loss: Loss, sgd: SGD
+) -> Tensor:
+    """Add the gradient of a batch's loss to the gradients of all parameters.
+
+    Parameters
+    ----------
+    model : SplitModel
+        In training mode, with parameters that require gradients.
+    inputs, targets : Tensor
+        The batch.
+    loss : callable
+        Maps a batch's outputs and targets to the mean over the batch.
+    sgd : SGD
+        Determines whether the forward pass runs in bfloat16.
+
+    Returns
+    -------
+    Tensor
+        The loss, detached.
+    """
+    inputs, targets = inputs.to(current()), targets.to(current())
+    return cast(Tensor, make(GradientCall(model, inputs, targets, loss, sgd)))
+
+
+def evaluate(
+    model: SplitModel, examples: ExampleSet, loss: Loss
+) -> tuple[float, float]:
+    """Return a model's mean loss and accuracy on a client's examples.
+
+    Parameters
+    ----------
+    model : SplitModel
+        The model; left in evaluation mode.
+    examples : ExampleSet
+        The client's test examples.
+    loss : callable
+        Maps a batch's outputs and targets to the mean over the batch.
+
+    Returns
+    -------
+    loss : float
+        Mean over the examples; NaN without examples.
+    accuracy : float
+        Share of targets with the largest output, 0 to 1; NaN if targets are not
+        integers or the model has one output, and without examples.
+    """
+    call = EvaluateCall(model, examples.on(current()), loss)
+    return cast(tuple[float, float], make(call))

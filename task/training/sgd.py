@@ -1,0 +1,328 @@
+"""Pieces of local training: hyper-parameters, optimiser, freezing, the loop."""
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from functools import cache
+from logging import getLogger
+from typing import Annotated
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _NormBase
+from torch.optim.sgd import sgd as torch_sgd
+
+from flwr_frl.task.devices import CPU, current
+from flwr_frl.task.examples import ExampleSet
+from flwr_frl.task.models.split_model import Part, SplitModel, is_refusal, on_trial
+from flwr_frl.task.settings import Checked, Free, Range, SettingsError
+
+# Maps a batch's features and targets and the model to a value added to the loss.
+Regularizer = Callable[[Tensor, Tensor, SplitModel], Tensor]
+# Trains on a batch's inputs and targets, and returns the batch's mean loss.
+Step = Callable[[Tensor, Tensor], Tensor]
+# torch's names for CPUs that emulate bfloat16, many times slower than float32.
+EMULATES_BFLOAT16 = ("NO AVX", "AVX2")
+log = getLogger("task")
+
+
+class TrainingDivergedError(ArithmeticError):
+    """The loss is NaN or infinite."""
+
+
+class OneExampleError(SettingsError):
+    """Every batch has a single example, on which batch norms cannot train."""
+
+
+@dataclass(frozen=True)
+class SGD(Checked):
+    """Hyper-parameters of stochastic gradient descent, as used by FedRep and FLUTE.
+
+    Parameters
+    ----------
+    learning_rate : float, default 0.01
+        Step size η.
+    momentum : float, default 0.5
+        Momentum β; its buffers are reset in every call of `train`.
+    weight_decay : float, default 1e-4
+        Weight decay of weights. Biases do not decay.
+    batch_size : int, default 10
+        Examples per step.
+    bfloat16 : bool, default False
+        Run the forward pass in bfloat16 under torch's autocast. Faster on a CPU with
+        AVX-512 and bfloat16, and far slower on one without.
+    """
+
+    learning_rate: Annotated[float, Range("(0, inf)")] = 0.01
+    momentum: Annotated[float, Range("[0, 1)")] = 0.5
+    weight_decay: Annotated[float, Range("[0, inf)")] = 1e-4
+    batch_size: Annotated[int, Range("[1, inf)")] = 10
+    bfloat16: Annotated[bool, Free()] = False
+
+    def autocast(self) -> torch.autocast:
+        """Return the context of a forward pass."""
+        if self.bfloat16 and current() == CPU:
+            warn_if_emulated()
+        return torch.autocast(current().type, torch.bfloat16, enabled=self.bfloat16)
+
+    @staticmethod
+    def is_bias(name: str) -> bool:
+        """Return True if a parameter of this name has no weight decay."""
+        # Biases of recurrent layers have names such as bias_ih_l0.
+        return name.rpartition(".")[2].startswith("bias")
+
+    def optimizer(self, module: nn.Module) -> "SGDOptimizer":
+        """Return an optimiser of a module's parameters, with decay of weights only."""
+        return SGDOptimizer(module, self)
+
+
+@cache
+def warn_if_emulated() -> None:
+    """Warn once per process if its CPU emulates bfloat16."""
+    kind = torch.backends.cpu.get_cpu_capability()
+    if kind in EMULATES_BFLOAT16:
+        log.warning(
+            "bfloat16=true is far slower than float32 on this CPU, which lacks "
+            "instructions for it (torch calls it %s)",
+            kind,
+        )
+
+
+class SGDOptimizer:
+    """SGD of one module's parameters, with torch's arithmetic and interface.
+
+    `torch.optim.SGD` itself would load torch's compiler in each process that handles
+    one message: 2 s, and far more on a Raspberry Pi.
+
+    Parameters
+    ----------
+    module : nn.Module
+        All of its parameters that have gradients are updated.
+    sgd : SGD
+        The hyper-parameters.
+    """
+
+    def __init__(self, module: nn.Module, sgd: SGD) -> None:
+        weights: list[Tensor] = []
+        biases: list[Tensor] = []
+        for name, parameter in module.named_parameters():
+            (biases if sgd.is_bias(name) else weights).append(parameter)
+        self.groups = ((weights, sgd.weight_decay), (biases, 0.0))
+        self.sgd = sgd
+        self.momentum: dict[Tensor, Tensor | None] = {}
+
+    @property
+    def param_groups(self) -> list[dict[str, list[Tensor]]]:
+        """Parameters, as wrappers of torch's optimisers expect them."""
+        return [{"params": parameters} for parameters, _ in self.groups]
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Remove the gradients."""
+        for parameters, _ in self.groups:
+            for parameter in parameters:
+                parameter.grad = None
+
+    @torch.no_grad()
+    def step(self) -> None:
+        """Update each parameter that has a gradient."""
+        for parameters, decay in self.groups:
+            gradients = {
+                p: _laid_out_as(p, p.grad) for p in parameters if p.grad is not None
+            }
+            updated = list(gradients)
+            momentum = [self.momentum.get(p) for p in updated if self.sgd.momentum]
+            torch_sgd(
+                updated,
+                list(gradients.values()),
+                momentum,
+                fused=True,
+                weight_decay=decay,
+                momentum=self.sgd.momentum,
+                lr=self.sgd.learning_rate,
+                dampening=0.0,
+                nesterov=False,
+                maximize=False,
+            )
+            self.momentum.update(zip(updated, momentum, strict=False))
+
+
+def _laid_out_as(parameter: Tensor, gradient: Tensor) -> Tensor:
+    """Return a gradient in its parameter's memory format, as torch's fused SGD needs.
+
+    Gradients of autograd already have it.
+    """
+    if gradient.stride() == parameter.stride():
+        return gradient
+    return torch.empty_like(parameter).copy_(gradient)
+
+
+def freeze(model: SplitModel, part: Part) -> nn.Module:
+    """Freeze a model except for one part, and return the part.
+
+    Frozen parameters require no gradients, and frozen norms keep their statistics.
+
+    Parameters
+    ----------
+    model : SplitModel
+        Put into training mode.
+    part : {"head", "representation", "all"}
+        The part to train.
+    """
+    module = model.part(part)
+    model.requires_grad_(False)
+    module.requires_grad_(True)
+    model.train()
+    for frozen in model.modules():
+        if isinstance(frozen, _NormBase) and frozen not in set(module.modules()):
+            frozen.eval()
+    return module
+
+
+def loop(
+    step: Step,
+    examples: ExampleSet,
+    epochs: int,
+    sgd: SGD,
+    model: SplitModel | None = None,
+) -> float:
+    """Call a step with every batch of every epoch.
+
+    Two kinds of batches are skipped: a batch of which cross-entropy ignores all
+    targets; and a last batch of one example, if the model's batch norms cannot train
+    on one, like torch's ``drop_last``.
+
+    Parameters
+    ----------
+    step : callable
+        Trains on a batch's inputs and targets and returns its mean loss.
+    examples : ExampleSet
+        Shuffled, and augmented if ``augment`` is set, in each epoch.
+    epochs : int
+        Passes over the examples; 0 does nothing.
+    sgd : SGD
+        Determines the batch size.
+    model : SplitModel, optional
+        The model that is trained, with its parts frozen as in the steps. Without it, a
+        batch of one example is skipped only after the step has raised torch's error,
+        by when norms before the one that raised have updated their statistics.
+
+    Returns
+    -------
+    float
+        Mean loss over the last epoch; 0 without epochs or steps.
+
+    Raises
+    ------
+    TrainingDivergedError
+        If the loss is no longer finite.
+    OneExampleError
+        If no batch has more than one example, and the model cannot train on one.
+    """
+    mean, examples = 0.0, examples.on(current())
+    if model is not None and epochs:
+        examples = trainable_examples(model, examples, sgd)
+    for epoch in range(epochs):
+        total, count = torch.zeros((), device=examples.place), 0
+        for inputs, targets in examples.batches(sgd.batch_size, shuffle=True):
+            try:
+                loss = step(inputs, targets)
+            except ValueError as error:
+                if len(targets) > 1 or not is_refusal(error):
+                    raise
+                _without_last(examples, sgd)
+                continue
+            total += loss * len(targets)
+            count += len(targets)
+        mean = total.item() / max(1, count)
+        if not torch.isfinite(total):
+            raise diverged(mean, epoch, sgd)
+    return mean
+
+
+def trainable_examples(model: SplitModel, examples: ExampleSet, sgd: SGD) -> ExampleSet:
+    """Return examples without a last batch of one that the model cannot train on.
+
+    Batch norms have no variance to divide by, and torch raises an error.
+
+    Parameters
+    ----------
+    model : SplitModel
+        The model; norms of frozen parts, in evaluation mode, accept one example.
+    examples : ExampleSet
+        On the device of the model.
+    sgd : SGD
+        Determines the batch size.
+
+    Raises
+    ------
+    OneExampleError
+        If every batch has one example, and the model cannot train on one.
+    """
+    leaves_one = sgd.batch_size == 1 or len(examples) % sgd.batch_size == 1
+    if not (len(examples) and leaves_one and model.refuses_one(examples.first(1))):
+        return examples
+    return _without_last(examples, sgd)
+
+
+def _without_last(examples: ExampleSet, sgd: SGD) -> ExampleSet:
+    if sgd.batch_size == 1 or len(examples) == 1:
+        raise OneExampleError(
+            f"batch-size {sgd.batch_size} leaves one of {len(examples)} examples "
+            "alone, which this model's batch norms cannot train on; choose another "
+            "batch-size, or larger images"
+        )
+    return replace(examples, drop_single=True)
+
+
+def steps_an_epoch(model: SplitModel, examples: ExampleSet, sgd: SGD) -> int:
+    """Return the number of steps that `loop` makes in an epoch.
+
+    A batch of which cross-entropy ignores all targets counts as a step here.
+    """
+    steps = math.ceil(len(examples) / sgd.batch_size)
+    if len(examples) == 1 or sgd.batch_size == 1:
+        return steps
+    with on_trial(model):
+        model.train()
+        examples = trainable_examples(model, examples.on(current()), sgd)
+    return steps - examples.drop_single
+
+
+def diverged(mean: float, epoch: int, sgd: SGD) -> TrainingDivergedError:
+    """Return the error for a mean loss that is not finite after an epoch, from 0."""
+    return TrainingDivergedError(
+        f"the loss is {mean} after epoch {epoch + 1} of local training with "
+        f"learning-rate {sgd.learning_rate}; a smaller one may help"
+    )
+
+
+@dataclass(frozen=True)
+class Proximal:
+    """The regularizer weight/2 ‖w − anchor‖² of a model's parameters w.
+
+    Parameters
+    ----------
+    weight : float
+        μ of FedProx, λ of Ditto.
+    anchor : mapping of str to Tensor
+        Values by parameter name. Parameters without an anchor are not regularised;
+        frozen ones add a constant.
+    """
+
+    weight: float
+    anchor: Mapping[str, Tensor]
+
+    def __call__(
+        self, features: Tensor, targets: Tensor | None, model: SplitModel
+    ) -> Tensor:
+        """Return the regularizer's value."""
+        distances = [
+            (parameter - self.anchor[name]).square().sum()
+            for name, parameter in model.named_parameters()
+            if name in self.anchor
+        ]
+        return (
+            self.weight / 2 * torch.stack(distances).sum()
+            if distances
+            else features.new_zeros(())
+        )

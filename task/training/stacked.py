@@ -1,0 +1,246 @@
+"""Several models as one: tensors with a leading dimension for the models."""
+
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from dataclasses import fields, is_dataclass, replace
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call, vmap
+
+from flwr_frl.task.models.layers import applied, mean_losses
+from flwr_frl.task.models.split_model import SplitModel
+from flwr_frl.task.training.sgd import Proximal
+
+Tensors = dict[str, Tensor]
+
+
+def structure(value: Any) -> Hashable:
+    """Return a value that is equal for objects whose tensors can be stacked.
+
+    Parameters
+    ----------
+    value : object
+        A tensor, a mapping of names to tensors, a frozen dataclass of these, or
+        anything hashable.
+
+    Raises
+    ------
+    TypeError
+        If a part of it can be neither stacked nor hashed.
+    """
+    if isinstance(value, Tensor):
+        return value.shape, value.dtype
+    if isinstance(value, Mapping):
+        return tuple((name, structure(inner)) for name, inner in value.items())
+    if is_dataclass(value):
+        inner = [structure(getattr(value, field.name)) for field in fields(value)]
+        return type(value), tuple(inner)
+    hash(value)
+    same: Hashable = value
+    return same
+
+
+def tensors_of(value: Any) -> list[Tensor]:
+    """Return the tensors in an object, in the order of `structure`."""
+    if isinstance(value, Tensor):
+        return [value]
+    if isinstance(value, Mapping):
+        return [tensor for inner in value.values() for tensor in tensors_of(inner)]
+    if is_dataclass(value):
+        parts = [getattr(value, field.name) for field in fields(value)]
+        return [tensor for inner in parts for tensor in tensors_of(inner)]
+    return []
+
+
+def with_tensors(value: Any, tensors: Iterator[Tensor]) -> Any:
+    """Return a copy of an object with its tensors replaced, in the same order."""
+    if isinstance(value, Tensor):
+        return next(tensors)
+    if isinstance(value, Mapping):
+        return {name: with_tensors(inner, tensors) for name, inner in value.items()}
+    if is_dataclass(value) and not isinstance(value, type):
+        parts = {field.name: getattr(value, field.name) for field in fields(value)}
+        return replace(value, **with_tensors(parts, tensors))
+    return value
+
+
+def stacked(each: Sequence[Mapping[str, Tensor]]) -> Tensors:
+    """Return tensors by name, with a leading dimension for the models."""
+    return {
+        name: torch.stack([tensors[name].detach() for tensors in each])
+        for name in each[0]
+    }
+
+
+class _Term(nn.Module):
+    """A regularizer of a model as a module, for `functional_call`."""
+
+    def __init__(self, model: SplitModel, regularizer: Any) -> None:
+        super().__init__()
+        self.model = model
+        self.regularizer = regularizer
+
+    def forward(
+        self, constants: list[Tensor], features: Tensor, targets: Tensor
+    ) -> Tensor:
+        """Return the value, with the regularizer's tensors replaced."""
+        regularizer = with_tensors(self.regularizer, iter(constants))
+        value: Tensor = regularizer(features, targets, self.model)
+        return value
+
+
+def _called(module: nn.Module, state: Tensors, *arguments: Any) -> Any:
+    """Return the output of a module with a ``model`` whose tensors are replaced."""
+    named = {f"model.{name}": tensor for name, tensor in state.items()}
+    return functional_call(module, named, arguments)
+
+
+class Objective(nn.Module):
+    """The training objective: a loss of the model's outputs, and a regularizer.
+
+    Parameters
+    ----------
+    model : SplitModel
+        The model.
+    loss : callable
+        Maps outputs and targets to the mean over a batch.
+    regularizer : object, optional
+        Maps features, targets and the model to a value; its tensors are passed with
+        each call.
+    features : bool, default False
+        The inputs are already the representation's features.
+    """
+
+    def __init__(
+        self,
+        model: SplitModel,
+        loss: Callable[[Tensor, Tensor], Tensor],
+        regularizer: Any = None,
+        features: bool = False,
+    ) -> None:
+        super().__init__()
+        self.model = model
+        self.loss = loss
+        self.regularizer = regularizer
+        self.features = features
+
+    def forward(
+        self,
+        constants: list[Tensor],
+        inputs: Tensor,
+        targets: Tensor,
+        weights: Tensor | None = None,
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Return the objective, the loss alone, and the outputs of one model.
+
+        Parameters
+        ----------
+        constants : list of Tensor
+            The regularizer's tensors.
+        inputs, targets : Tensor, shape (batch, ...)
+            The batch.
+        weights : Tensor, shape (batch,), optional
+            1 for examples and 0 for padding. The loss must be a mean over the examples.
+        """
+        features = inputs if self.features else self.model.representation(inputs)
+        outputs = self.model.head(features)
+        if weights is None:
+            value = self.loss(outputs, targets)
+        else:
+            each = vmap(lambda o, t: self.loss(o[None], t[None]))(outputs, targets)
+            counted = torch.where(weights > 0, each, 0.0)
+            value = counted.sum() / weights.sum().clamp(min=1)
+        if self.regularizer is None:
+            return value, value, outputs
+        regularizer = with_tensors(self.regularizer, iter(constants))
+        return value + regularizer(features, targets, self.model), value, outputs
+
+    def together(
+        self, state: Tensors, batch: Sequence[Tensor], constants: list[Tensor]
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Return the same for several models at once.
+
+        Parameters
+        ----------
+        state : dict of str to Tensor
+            The models' stacked tensors.
+        batch : sequence of Tensor, shape (models, batch, ...)
+            Inputs, targets and, optionally, weights.
+        constants : list of Tensor
+            The regularizers' stacked tensors.
+        """
+        if self.model.is_layered:
+            return self._layer_by_layer(state, constants, *batch)
+        values: tuple[Tensor, Tensor, Tensor]
+        values = vmap(partial(_called, self))(state, constants, *batch)
+        return values
+
+    def _layer_by_layer(
+        self,
+        state: Tensors,
+        constants: list[Tensor],
+        inputs: Tensor,
+        targets: Tensor,
+        weights: Tensor | None = None,
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        features, model = inputs, self.model
+        if not self.features:
+            features = applied(model.representation, state, "representation.", inputs)
+        outputs = applied(model.head, state, "head.", features)
+        value = mean_losses(self.loss, outputs, targets, weights)
+        if self.regularizer is None:
+            return value, value, outputs
+        if type(self.regularizer) is Proximal:
+            term = self._proximal(state, constants, features)
+        else:
+            module = _Term(model, self.regularizer)
+            term = vmap(partial(_called, module))(state, constants, features, targets)
+        return value + term, value, outputs
+
+    def _proximal(
+        self, state: Tensors, constants: list[Tensor], features: Tensor
+    ) -> Tensor:
+        """Return the models' `Proximal` terms, shape (models,)."""
+        near = with_tensors(self.regularizer, iter(constants))
+        total = features.new_zeros(len(features))
+        for name, _ in self.model.named_parameters():
+            if name in near.anchor:
+                distance = state[name] - near.anchor[name]
+                total = total + distance.square().flatten(1).sum(1)
+        scaled: Tensor = near.weight / 2 * total
+        return scaled
+
+    def gradients(
+        self,
+        state: Tensors,
+        names: Sequence[str],
+        batch: Sequence[Tensor],
+        constants: list[Tensor],
+    ) -> tuple[list[Tensor | None], Tensor]:
+        """Return gradients of the stacked models, and the models' losses.
+
+        Parameters
+        ----------
+        state : dict of str to Tensor
+            The models' stacked tensors; statistics of batch norms change in place.
+        names : sequence of str
+            Parameters to differentiate by.
+        batch, constants
+            See `together`.
+
+        Returns
+        -------
+        gradients : list of Tensor or None
+            None for a parameter on which the objective does not depend.
+        losses : Tensor, shape (models,)
+            Without the regularizer.
+        """
+        state = {name: tensor.detach() for name, tensor in state.items()}
+        trained = [state[name].requires_grad_() for name in names]
+        objective, losses, _ = self.together(state, batch, constants)
+        if not objective.requires_grad:  # A representation may have no parameters.
+            return [None for _ in names], losses
+        gradients = torch.autograd.grad(objective.sum(), trained, allow_unused=True)
+        return list(gradients), losses.detach()
