@@ -1,15 +1,14 @@
-"""Write the settings' lists from their declarations: ``python -m docs.settings``.
+"""Generate the lists of settings from their declarations: ``python -m docs.settings``.
 
-They are ``docs/settings.md`` and the one in ``pyproject.toml`` that Flower needs: what
-is new is added at its end, and what is gone is taken out.
+Writes ``docs/settings.md`` and ``[tool.flwr.app.config]`` of ``pyproject.toml``, both
+in the same sections.
 """
 
 import inspect
 import re
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from flwr_frl.clients.algorithms import load_client
 from flwr_frl.clients.base import TrainingSettings
@@ -22,7 +21,7 @@ from flwr_frl.strategies.srpfl import SRPFL
 from flwr_frl.task.compression.per_tensor import CompressionSettings
 from flwr_frl.task.data.datasets import DataSettings
 from flwr_frl.task.data.partitions import PartitionSettings
-from flwr_frl.task.settings import declared, defaults, load
+from flwr_frl.task.settings import Declared, declared, defaults, load
 from flwr_frl.task.tasks import TASKS
 from flwr_frl.task.tasks.image import ImageSettings
 from flwr_frl.task.training import SGD
@@ -31,136 +30,131 @@ PAGE = Path(__file__).with_suffix(".md")
 PYPROJECT = Path(__file__).parents[1] / "pyproject.toml"
 HEAD = """# Settings
 
-Every setting with its default, what is allowed, and what it means. `--run-config
-'NAME=VALUE …'`, a TOML file in its place, `flwr run . --run-config` and keyword
-arguments of `simulate` set the same ones. A setting belongs to what reads it: one that
-nothing in a run reads is named in a warning. It stands here once, under the first that
-reads it; others may read it as well, as `flute-star` does `head-epochs`.
+All settings with their defaults, allowed values and meaning. Set them with
+`--run-config 'NAME=VALUE …'`, with a TOML file in place of these pairs, with
+`flwr run . --run-config`, or with keyword arguments of `simulate`. Each setting is
+listed once, in the section of the first class that reads it; other classes may read it
+as well, as `flute-star` reads `head-epochs`. A warning names settings that are set but
+not read in a run.
 
-This page is made by `python -m docs.settings` from the declarations in the code.
+`python -m docs.settings` generates this page from the declarations in the code.
 
 """
 COMMON: list[tuple[str, Any]] = [
-    ("The run", RunSettings),
-    ("Every strategy", BaseStrategy),
+    ("Run", RunSettings),
+    ("All strategies", BaseStrategy),
     ("Simulated speeds", SpeedSettings),
-    ("Every device", DeviceSettings),
+    ("All devices", DeviceSettings),
     ("Data", DataSettings),
     ("Partition", PartitionSettings),
-    ("Images and their model", ImageSettings),
+    ("Images and models", ImageSettings),
     ("Local SGD", SGD),
-    ("Local training of a split model", TrainingSettings),
-    ("Messages to neighbours", CompressionSettings),
+    ("Local training of split models", TrainingSettings),
+    ("Messages between neighbours", CompressionSettings),
 ]
 
 
-def page() -> str:
-    """Return the whole page."""
-    seen: dict[str, str] = {}
-    sections = [section(title, maker, seen) for title, maker in COMMON]
+class Row(NamedTuple):
+    """A setting in a list: its name, its declaration and its description."""
+
+    name: str
+    setting: Declared
+    meaning: str
+
+
+def sections() -> dict[str, list[Row]]:
+    """Return all settings by the title of their section, each of them once."""
+    makers = {title: [maker] for title, maker in COMMON}
     for algorithm in ALGORITHMS:
-        names = {**defaults(), "algorithm": algorithm}
-        for maker in makers_of(names):
-            title = f"`{algorithm}`: `{maker.__name__}`"
-            sections.append(section(title, maker, seen))
-    for task, maker in TASKS.items():
-        sections.append(section(f"Task `{task}`", maker, seen))
-    return HEAD + "\n".join(text for text in sections if text)
+        settings = {**defaults(), "algorithm": algorithm}
+        makers[f"Algorithm `{algorithm}`"] = classes_of(settings)
+    makers |= {f"Task `{task}`": [maker] for task, maker in TASKS.items()}
+    listed = set[str]()
+    by_title: dict[str, list[Row]] = {}
+    for title, declaring in makers.items():
+        for maker in declaring:
+            meanings = descriptions(maker)
+            for name, setting in declared(maker).items():
+                if name not in listed:
+                    row = Row(name, setting, meanings[setting.argument])
+                    by_title.setdefault(title, []).append(row)
+                    listed.add(name)
+    return by_title
 
 
-def makers_of(settings: dict[str, Any]) -> list[Any]:
-    """Return the classes of an algorithm, those of its other cases included."""
-    found = [m for m in settings_owners(settings) if m is SRPFL or not is_srpfl(m)]
-    cases = [
-        load(path, "case")
-        for m in found
-        for path in vars(m).get("task_overrides", {}).values()
+def classes_of(settings: dict[str, Any]) -> list[Any]:
+    """Return an algorithm's strategies and clients, including those of other tasks."""
+    strategies = [m for m in settings_owners(settings) if m is SRPFL or not is_srpfl(m)]
+    strategies += [
+        load(path, "strategy")
+        for strategy in strategies
+        for path in vars(strategy).get("task_overrides", {}).values()
     ]
-    strategies = [*found, *cases]
-    clients = [load_client(m.client) for m in strategies if not is_srpfl(m)]
+    clients = [load_client(s.client) for s in strategies if not is_srpfl(s)]
     return [*strategies, *clients]
 
 
 def is_srpfl(maker: Any) -> bool:
-    """Return whether a class has its client from what it wraps."""
+    """Return whether a strategy uses the client of the strategy that it wraps."""
     return issubclass(maker, SRPFL)
 
 
-def section(title: str, maker: Callable[..., Any], seen: dict[str, str]) -> str:
-    """Return a table of the settings that no section before has, or nothing."""
-    rows = []
-    about = descriptions(maker)
-    for name, setting in declared(maker).items():
-        if name in seen:
-            continue
-        seen[name] = title
-        allowed = str(setting.allowed) or ("true or false")
-        default = spelled(setting.default)
-        cells = (f"`{name}`", f"`{default}`", allowed, about[setting.argument])
-        rows.append(
-            "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
-        )
-    if not rows:
-        return ""
+def page() -> str:
+    """Return the text of ``docs/settings.md``."""
     head = "| setting | default | allowed | meaning |\n| --- | --- | --- | --- |\n"
-    return f"## {title}\n\n{head}" + "\n".join(rows) + "\n"
+    tables = []
+    for title, rows in sections().items():
+        lines = []
+        for name, setting, meaning in rows:
+            default = spelled(setting.default)
+            allowed = str(setting.allowed) or "true or false"
+            cells = [f"`{name}`", f"`{default}`", allowed, meaning]
+            cells = [cell.replace("|", "\\|") for cell in cells]
+            lines.append(f"| {' | '.join(cells)} |")
+        tables.append(f"## {title}\n\n{head}" + "\n".join(lines) + "\n")
+    return HEAD + "\n".join(tables)
+
+
+def with_settings(pyproject: str) -> str:
+    """Return the text of ``pyproject.toml`` with the current settings."""
+    before, table, rest = pyproject.partition("[tool.flwr.app.config]\n")
+    _, end, after = rest.partition("\n[")
+    lines = []
+    for title, rows in sections().items():
+        lines.append(f"# {title.replace('`', '')}")
+        for name, setting, _ in rows:
+            value = setting.default
+            # Floats keep their point: `15` would be an integer.
+            text = repr(value) if isinstance(value, float) else spelled(value)
+            lines.append(f"{name} = {text}")
+    return before + table + "\n".join(lines) + "\n" + end + after
 
 
 def spelled(value: object) -> str:
-    """Return a value as TOML spells it."""
+    """Return a value in the syntax of TOML."""
     if isinstance(value, str):
         return f'"{value}"'
     return str(value).lower() if isinstance(value, bool) else f"{value:g}"
 
 
-def listed(text: str) -> str:
-    """Return the text of ``pyproject.toml`` with all settings and no others."""
-    before, mark, rest = text.partition("[tool.flwr.app.config]\n")
-    own, end, after = rest.partition("\n[")
-    found = all_settings()
-    lines = []
-    for line in own.splitlines():
-        name, equals, _ = line.partition(" = ")
-        if not equals or name in found:
-            lines.append(line)
-            found.pop(name, None)
-    for name, value in found.items():
-        # The type is the setting's: 15 would be an integer.
-        text = repr(value) if isinstance(value, float) else spelled(value)
-        lines.append(f"{name} = {text}")
-    return before + mark + "\n".join(lines).rstrip() + "\n" + end + after
-
-
-def all_settings() -> dict[str, object]:
-    """Return every setting's default; ``algorithm`` and ``task`` are the command's."""
-    makers = [maker for _, maker in COMMON]
-    for algorithm in ALGORITHMS:
-        makers += makers_of({**defaults(), "algorithm": algorithm})
-    makers += list(TASKS.values())
-    own = {"algorithm": defaults()["algorithm"], "task": defaults()["task"]}
-    declared_ = {n: s.default for m in makers for n, s in declared(m).items()}
-    return {**own, **declared_}
-
-
 def descriptions(maker: Any) -> dict[str, str]:
-    """Return what the docstrings say of each parameter."""
+    """Return the descriptions of a class's parameters from its docstrings."""
     function = maker.func if isinstance(maker, partial) else maker
     function = getattr(function, "settings_type", function)
-    found: dict[str, str] = {}
+    meanings: dict[str, str] = {}
     for base in reversed(getattr(function, "__mro__", [function])):
         text = inspect.cleandoc(base.__doc__ or "")
         _, _, parameters = text.partition("Parameters\n----------\n")
         parameters = re.split(r"\n\n\w+\n-+\n", parameters)[0]
         for entry in re.split(r"\n(?=\S)", parameters):
-            name, _, body = entry.partition(" : ")
+            names, _, body = entry.partition(" : ")
             _, _, meaning = body.partition("\n")
-            for single in name.split(", "):
-                found[single.strip()] = " ".join(meaning.split())
-    return found
+            for name in names.split(", "):
+                meanings[name.strip()] = " ".join(meaning.split())
+    return meanings
 
 
 if __name__ == "__main__":
-    PYPROJECT.write_text(
-        listed(PYPROJECT.read_text(encoding="utf-8")), encoding="utf-8"
-    )
+    pyproject = PYPROJECT.read_text(encoding="utf-8")
+    PYPROJECT.write_text(with_settings(pyproject), encoding="utf-8")
     PAGE.write_text(page(), encoding="utf-8")

@@ -1,6 +1,7 @@
-"""What a setting may be, and the one line that says so where it is not."""
+"""Ranges of settings, and one-line errors for values outside them."""
 
 import difflib
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -10,91 +11,99 @@ from typing import Any
 Setting = bool | int | float | str
 Settings = Mapping[str, Setting]
 
+# Longer lists of names are replaced by a reference to the documentation.
 MAX_LISTED = 60
-# Characters of a value, other than a text, that an error shows.
-LONGEST = 300
+# Characters shown of the repr of a value that is not a string.
+MAX_SHOWN = 300
+# Numbers drawn at once: 1 GiB of float64.
+MAX_DRAWN = 2**27
+# Smallest noise multiplier. Below it, ε exceeds 500,000 per step, which guarantees
+# nothing, and its computation soon overflows.
+MIN_NOISE = 0.001
 
 
 class SettingsError(ValueError):
-    """Bad input: the message is one line with the value and what is allowed."""
+    """Invalid input. The message is one line with the value and the allowed values.
+
+    Parameters
+    ----------
+    message : str
+        The line shown to the user.
+    code : str, default "settings"
+        Identifier in kebab-case that stays the same when the message is reworded:
+        the name of the invalid setting, or a short description of the error.
+    """
+
+    def __init__(self, message: str, code: str = "settings") -> None:
+        super().__init__(message)
+        self.code = code
 
 
 class ResourceError(SettingsError):
-    """The machine has not what a run needs; no other client would fare better."""
+    """A resource is missing on this machine; no client could train on it."""
 
 
-def require(condition: bool, name: str, value: object, allowed: str) -> None:
+def require(
+    condition: bool, name: str, value: object, allowed: str, code: str = ""
+) -> None:
     """Raise a one-line error about a value unless a condition holds.
 
-    ``name`` is the setting as a user spells it; ``allowed`` follows "must be".
+    Parameters
+    ----------
+    condition : bool
+        Whether the value is allowed.
+    name : str
+        What has the value: a setting as users spell it, or a short description.
+    value : object
+        The value. The message shows its repr, shortened and on one line.
+    allowed : str
+        The allowed values, in words that follow "must be".
+    code : str, optional
+        Code of the error; by default ``name`` if it has the form of a setting's name.
 
     Raises
     ------
     SettingsError
         If ``condition`` is false.
     """
-    if not condition:
-        shown = repr(value)
-        if "\n" in shown:
-            shown = " ".join(shown.split())
-        if len(shown) > LONGEST and not isinstance(value, str):
-            shown = f"a {type(value).__name__}, {shown[:LONGEST]}…"
-        raise SettingsError(f"{name} is {shown}; it must be {allowed}")
+    if condition:
+        return
+    shown = repr(value)
+    if "\n" in shown:
+        shown = " ".join(shown.split())
+    if len(shown) > MAX_SHOWN and not isinstance(value, str):
+        shown = f"a {type(value).__name__}, {shown[:MAX_SHOWN]}…"
+    is_setting = re.fullmatch("[a-z][a-z0-9-]*", name)
+    code = code or (name if is_setting else "settings")
+    raise SettingsError(f"{name} is {shown}; it must be {allowed}", code)
 
 
-# Numbers that are drawn at once, 1 GiB of them.
-MOST_DRAWN = 2**27
+def require_drawable(count: int, product: str) -> None:
+    """Raise `SettingsError` if too many random numbers would be drawn at once.
 
-
-def require_drawable(count: int, what: str) -> None:
-    """Raise `SettingsError` if so many numbers are more than are drawn at once.
-
-    ``what`` says, as a product of settings, why they are so many.
+    ``product`` names the settings whose product is ``count``.
     """
-    allowed = f"at most {MOST_DRAWN:,}, all numbers that are drawn at once"
-    require(count <= MOST_DRAWN, what, count, allowed)
-
-
-def reason_of(error: BaseException) -> str:
-    """Return the first line of what an exception says; its type where it says none."""
-    return (str(error).splitlines() or [type(error).__name__])[0]
-
-
-def need(package: str, extra: str, what: str) -> None:
-    """Raise a one-line error unless a package of one of the extras can be imported.
-
-    ``what`` needs it.
-
-    Raises
-    ------
-    SettingsError
-        If it is missing.
-    """
-    if find_spec(package) is None:
-        raise SettingsError(
-            f"{what} needs the package {package!r}, which is missing: "
-            f"pip install 'flwr-frl[{extra}]'"
-        )
-
-
-# Noise multiplier. With less ε, above 500,000 a step, says nothing, and soon cannot be
-# computed.
-LEAST_NOISE = 0.001
+    allowed = f"at most {MAX_DRAWN:,}, the most numbers that are drawn at once"
+    require(count <= MAX_DRAWN, product, count, allowed, "too-many-numbers")
 
 
 def require_all_of_noise(prefix: str, noise: float, clip: float, delta: float) -> None:
-    """Raise unless there is all of noise, clip and delta, or nothing.
+    """Raise unless noise, clip and delta are all positive or all zero.
 
-    ``prefix`` is what the names of the three settings begin with.
+    Parameters
+    ----------
+    prefix : str
+        First part of the settings' names: ``dp`` or ``server-dp``.
+    noise, clip, delta : float
+        Noise multiplier, clipping norm and δ of differential privacy.
 
     Raises
     ------
     SettingsError
-        If one of them is missing, or noise that the others need, or if there is so
-        little noise that no ε can be told.
+        If only some are positive, or if the noise is below `MIN_NOISE`.
     """
-    enough = noise == 0 or noise >= LEAST_NOISE
-    require(enough, f"{prefix}-noise", noise, f"0 or at least {LEAST_NOISE}")
+    enough = noise == 0 or noise >= MIN_NOISE
+    require(enough, f"{prefix}-noise", noise, f"0 or at least {MIN_NOISE}")
     for name, value in (("delta", delta), ("clip", clip)):
         if noise:
             allowed = f"above 0 with {prefix}-noise"
@@ -103,34 +112,74 @@ def require_all_of_noise(prefix: str, noise: float, clip: float, delta: float) -
         require((value > 0) == (noise > 0), f"{prefix}-{name}", value, allowed)
 
 
+def reason_of(error: BaseException) -> str:
+    """Return the first line of an exception's message, or its type if there is none."""
+    return (str(error).splitlines() or [type(error).__name__])[0]
+
+
+def error_line(error: BaseException) -> str:
+    """Return an exception's type and message on one line."""
+    return f"{type(error).__name__}: {' '.join(str(error).split())}"
+
+
+def need(package: str, extra: str, feature: str) -> None:
+    """Raise a one-line error unless an optional dependency is installed.
+
+    Parameters
+    ----------
+    package : str
+        Name of the package as it is imported.
+    extra : str
+        Extra of ``flwr-frl`` that installs it.
+    feature : str
+        What requires the package.
+
+    Raises
+    ------
+    SettingsError
+        If the package is missing.
+    """
+    if find_spec(package) is None:
+        raise SettingsError(
+            f"{feature} needs the package {package!r}, which is missing: "
+            f"pip install 'flwr-frl[{extra}]'",
+            "missing-package",
+        )
+
+
 def unknown(
     kind: str, name: object, known: Iterable[str], listed: str = "docs/settings.md"
 ) -> SettingsError:
-    """Return the error for a name that is not one of ``known``, with the nearest one.
+    """Return the error for an unknown name; it suggests the most similar known one.
 
-    ``kind`` is what the name was meant to be, e.g. ``"algorithm"``; ``listed`` is where
-    to look them up where they are many.
+    Parameters
+    ----------
+    kind : str
+        What the name should denote, such as ``"algorithm"``; also the error's code.
+    name : object
+        The unknown name.
+    known : iterable of str
+        The known names.
+    listed : str, default "docs/settings.md"
+        Where they are documented, for lists that are too long for a message.
     """
     names = sorted(known)
     near = difflib.get_close_matches(str(name), names, n=1)
     hint = f"did you mean {near[0]!r}? " if near else ""
-    # More than anybody would read.
-    all_ = ", ".join(names) if len(names) <= MAX_LISTED else f"see {listed}"
-    return SettingsError(f"unknown {kind} {name!r}; {hint}known: {all_}")
-
-
-# What is allowed.
+    choices = ", ".join(names) if len(names) <= MAX_LISTED else f"see {listed}"
+    message = f"unknown {kind} {name!r}; {hint}known: {choices}"
+    return SettingsError(message, kind.replace(" ", "-"))
 
 
 class Allowed:
-    """The values that a setting may have; an annotation with one declares a setting."""
+    """Base class of the annotations that declare a setting and its allowed values."""
 
     def permits(self, value: Any) -> bool:
         """Return whether a value is allowed."""
         raise NotImplementedError
 
     def __str__(self) -> str:
-        """Return the words that follow "must be"."""
+        """Return the allowed values in words that follow "must be"."""
         raise NotImplementedError
 
 
@@ -141,19 +190,19 @@ class Range(Allowed):
     Parameters
     ----------
     interval : str
-        As in mathematics: ``"(0, 1]"``, ``"[1, inf)"``.
+        In mathematical notation, such as ``"(0, 1]"`` or ``"[1, inf)"``.
     """
 
     interval: str
 
     def __post_init__(self) -> None:
-        """Refuse what is no interval."""
+        """Check the notation."""
         try:
             valid = self.interval[0] in "[(" and self.interval[-1] in ")]"
             valid = valid and self.bounds[0] <= self.bounds[1]
         except (ValueError, IndexError):
             valid = False
-        require(valid, "an interval", self.interval, "like '(0, 1]' or '[1, inf)'")
+        require(valid, "interval", self.interval, "like '(0, 1]' or '[1, inf)'")
 
     @property
     def bounds(self) -> tuple[float, float]:
@@ -162,7 +211,7 @@ class Range(Allowed):
         return float(low), float(high)
 
     def permits(self, value: Any) -> bool:
-        """Return whether a number lies in the interval; NaN and infinity never do."""
+        """Return whether a number is finite and in the interval."""
         low, high = self.bounds
         above = low < value or (low == value and self.interval[0] == "[")
         below = value < high or (value == high and self.interval[-1] == "]")
@@ -179,12 +228,12 @@ class Range(Allowed):
 
 @dataclass(frozen=True)
 class Choice(Allowed):
-    """One of some names.
+    """One of several names.
 
     Parameters
     ----------
     *names : str
-        The names.
+        The allowed values.
     """
 
     names: tuple[str, ...]
@@ -203,12 +252,12 @@ class Choice(Allowed):
 
 @dataclass(frozen=True)
 class Free(Allowed):
-    """Any value; what makes sense is checked where it is used.
+    """Any value. Code that reads the setting may restrict it further.
 
     Parameters
     ----------
     form : str, default ""
-        What is expected, for the documentation.
+        Expected form, for the documentation.
     """
 
     form: str = ""
@@ -222,10 +271,14 @@ class Free(Allowed):
 
 
 class Place(Free):
-    """A file or a folder, which need not be there."""
+    """A path of a file or a folder, which need not exist."""
 
     def permits(self, value: Any) -> bool:
-        """Return whether one can look: not too long, no unknown ~ and no zero byte."""
+        """Return whether a path is valid.
+
+        Paths that are too long, have a null byte or begin with ``~`` and an unknown
+        user are not.
+        """
         try:
             Path(value).expanduser().exists()
         except (OSError, RuntimeError):

@@ -1,13 +1,13 @@
-"""Settings: declared beside what reads them, checked in one place, one-line errors.
+"""Declaration, validation and defaults of settings.
 
-A setting is an argument or a dataclass field whose annotation says what is allowed::
+A setting is an argument or a dataclass field annotated with its allowed values::
 
     learning_rate: Annotated[float, Range("(0, inf)")] = 0.01
 
-is the setting ``learning-rate``. The flat list in ``[tool.flwr.app.config]`` of
-``pyproject.toml``, which Flower needs, is the union of what the package itself
-declares; an outsider's class brings its own. This module needs neither torch nor flwr,
-so that a server can use it.
+declares the setting ``learning-rate``. Flower needs a flat list of all settings; it is
+``[tool.flwr.app.config]`` of ``pyproject.toml`` and equals the union of the settings
+that this package declares. Third-party classes declare additional ones. This module
+imports neither torch nor flwr, because servers use it.
 """
 
 import inspect
@@ -33,6 +33,7 @@ from flwr_frl.task.allowed import (
     Setting,
     Settings,
     SettingsError,
+    error_line,
     need,
     reason_of,
     require,
@@ -44,9 +45,9 @@ from flwr_frl.task.run_cache import run_cache
 
 T = TypeVar("T")
 log = getLogger("task")
-# Names of earlier releases, which still work.
+# Former names of settings, which remain valid for a release.
 RENAMED = {"liar-share": "byzantine-fraction"}
-# Packages that earlier releases installed by these names.
+# Top-level packages of earlier releases; import paths that begin with them still work.
 FORMER_PACKAGES = ("clients", "strategies", "task")
 
 __all__ = [
@@ -66,6 +67,7 @@ __all__ = [
     "build",
     "declared",
     "defaults",
+    "error_line",
     "is_path",
     "load",
     "made_by",
@@ -81,7 +83,7 @@ __all__ = [
 ]
 
 
-# What is declared.
+Maker = Callable[..., Any]
 
 
 @dataclass(frozen=True)
@@ -91,11 +93,11 @@ class Declared:
     Parameters
     ----------
     argument : str
-        Name of the argument; the setting's has ``-`` for ``_``.
+        Name of the argument. The setting's name has ``-`` in place of ``_``.
     default : bool, int, float or str
-        Its default, which also gives its type.
+        Default, whose type is the type of the setting.
     allowed : Allowed
-        Its range.
+        Allowed values.
     """
 
     argument: str
@@ -106,12 +108,9 @@ class Declared:
         """Raise `SettingsError` unless a value is allowed."""
         allowed = str(self.allowed)
         if isinstance(value, float) and not math.isfinite(value):
-            # NaN and infinity are in no range.
+            # An interval's upper bound excludes infinity, but "above 0" does not.
             allowed = allowed if "in" in allowed else f"{allowed} and finite"
         require(self.allowed.permits(value), name, value, allowed)
-
-
-Maker = Callable[..., Any]
 
 
 def made_by(maker: Maker) -> Any:
@@ -120,35 +119,34 @@ def made_by(maker: Maker) -> Any:
 
 
 def _parameters(maker: Maker) -> dict[str, tuple[inspect.Parameter, str]]:
-    """Return a maker's parameters by name, with the modules that annotate them."""
+    """Return a maker's parameters by name, each with the module that annotates it."""
     function = made_by(maker)
-    found: dict[str, tuple[inspect.Parameter, str]] = {}
+    parameters: dict[str, tuple[inspect.Parameter, str]] = {}
     if not inspect.isclass(maker) or is_dataclass(maker):
-        # A field may be inherited from another module's dataclass.
-        homes: dict[str, str] = {}
+        # Fields may be inherited from a dataclass of another module.
+        modules: dict[str, str] = {}
         for base in reversed(getattr(function, "__mro__", ())):
-            homes |= dict.fromkeys(inspect.get_annotations(base), base.__module__)
+            modules |= dict.fromkeys(inspect.get_annotations(base), base.__module__)
         for name, parameter in inspect.signature(maker).parameters.items():
-            found[name] = parameter, homes.get(name, function.__module__)
-        return found
+            parameters[name] = parameter, modules.get(name, function.__module__)
+        return parameters
     for base in maker.__mro__[:-1]:
         if "__init__" not in base.__dict__:
             continue
-        parameters = inspect.signature(base.__dict__["__init__"]).parameters
-        own = {name: (p, base.__module__) for name, p in parameters.items()}
-        # What a class says itself counts, and it comes after what its bases say.
-        found = {**own, **found}
-        # A class that hands on **arguments has those of its bases as well.
-        if all(p.kind is not p.VAR_KEYWORD for p in parameters.values()):
+        signature = inspect.signature(base.__dict__["__init__"]).parameters
+        of_base = {name: (p, base.__module__) for name, p in signature.items()}
+        # Subclasses override their bases and are listed after them.
+        parameters = {**of_base, **parameters}
+        # Only a class that passes on **kwargs accepts the arguments of its bases.
+        if all(p.kind is not p.VAR_KEYWORD for p in signature.values()):
             break
-    return found
+    return parameters
 
 
 def _allowed(annotation: Any, module: str) -> tuple[Any, Allowed | None]:
-    """Return the type of what is annotated, and its range if it is a setting."""
+    """Return the type in an annotation, and the allowed values if it is a setting."""
     if isinstance(annotation, str):
-        # As under `from __future__ import annotations`; some names are for type
-        # checkers only.
+        # Postponed evaluation. Names imported only for type checkers are undefined.
         try:
             annotation = eval(annotation, vars(sys.modules[module]))
         except NameError as error:
@@ -166,51 +164,52 @@ def declared(maker: Maker) -> dict[str, Declared]:
     Parameters
     ----------
     maker : callable
-        A class (its bases count, too), dataclass, function or partial. With an
-        attribute ``settings_type`` it takes all of its settings as one such dataclass.
+        Class (including its bases), dataclass, function or partial. If it has an
+        attribute ``settings_type``, the fields of that dataclass are its settings.
 
     Returns
     -------
     dict of str to Declared
-        By the setting's name.
+        Declarations by the setting's name.
 
     Raises
     ------
     SettingsError
-        If a setting has no default, or one that is no setting.
+        If a setting has no default, or one of an unsupported type.
     """
     function = made_by(maker)
     if kind := getattr(function, "settings_type", None):
         return declared(kind)
-    found: dict[str, Declared] = {}
+    settings: dict[str, Declared] = {}
     for name, (parameter, module) in _parameters(maker).items():
         kind, allowed = _allowed(parameter.annotation, module)
         if allowed is None:
             continue
-        default = parameter.default
+        default, setting = parameter.default, name.replace("_", "-")
         if default is parameter.empty:
             raise SettingsError(
                 f"{function.__qualname__} declares the setting {name!r} without a "
-                "default; it must have one"
+                "default; it must have one",
+                setting,
             )
-        whose = f"the default of {name!r} in {function.__qualname__}"
+        place = f"the default of {name!r} in {function.__qualname__}"
         valid = isinstance(default, bool | int | float | str)
-        require(valid, whose, default, "a bool, an int, a float or a str")
+        require(valid, place, default, "a bool, an int, a float or a str", setting)
         if kind is float and type(default) is int:
             default = float(default)
-        found[name.replace("_", "-")] = Declared(name, default, allowed)
-    return found
+        settings[setting] = Declared(name, default, allowed)
+    return settings
 
 
 def validate(instance: object) -> None:
-    """Check the declared settings that an instance has set so far.
+    """Check an instance's attributes that are named like its declared settings.
 
-    Its attributes are named like the arguments.
+    Attributes that are not set yet are skipped.
 
     Raises
     ------
     SettingsError
-        If one is out of its range.
+        If a value is not allowed.
     """
     values, kind = vars(instance), cast(Maker, type(instance))
     for name, setting in declared(kind).items():
@@ -219,57 +218,55 @@ def validate(instance: object) -> None:
 
 
 class Checked:
-    """A dataclass of settings that checks its ranges when it is made."""
+    """Base class of dataclasses of settings that are validated on construction."""
 
     def __post_init__(self) -> None:
-        """Check the ranges."""
+        """Validate all fields."""
         validate(self)
 
 
-def build(maker: Callable[..., T], settings: Settings, **given: Any) -> T:
-    """Return what a class or function makes of its settings.
+def build(maker: Callable[..., T], settings: Settings, **others: Any) -> T:
+    """Call a class or function with the settings that it declares.
 
     Parameters
     ----------
     maker : callable
-        Whose settings are taken, as `declared` finds them.
+        Class or function to call.
     settings : mapping
-        What is set; the rest keeps its defaults.
-    **given : Any
-        Further arguments.
+        Settings by name. Missing ones keep their defaults; undeclared ones are ignored.
+    **others : Any
+        Arguments that are not settings.
 
     Raises
     ------
     SettingsError
-        If a setting is out of its range, or an argument is none that is known here.
+        If a value is not allowed, or if ``maker`` has a required argument that is
+        neither a setting nor among ``others``.
     """
     function = made_by(maker)
     if kind := getattr(function, "settings_type", None):
-        return maker(settings=build(kind, settings), **given)
+        return maker(settings=build(kind, settings), **others)
     arguments = {}
     for name, setting in declared(maker).items():
         if name in settings:
             setting.check(name, settings[name])
             arguments[setting.argument] = settings[name]
     try:
-        inspect.signature(maker).bind(**arguments, **given)
+        inspect.signature(maker).bind(**arguments, **others)
     except TypeError as error:
         raise SettingsError(
-            f"{function.__qualname__} cannot be made of its settings: {error}; what it "
-            "needs must be declared as a setting, or have a default"
+            f"{function.__qualname__} cannot be called with its settings: {error}; "
+            "every required argument must be declared as a setting",
+            "undeclared-argument",
         ) from None
-    return maker(**arguments, **given)
-
-
-# What is given.
+    return maker(**arguments, **others)
 
 
 @cache
 def defaults() -> Settings:
-    """Return every setting of this package with its default.
+    """Return the default of every setting that this package declares.
 
-    They are ``[tool.flwr.app.config]`` of the ``pyproject.toml`` beside this package;
-    a wheel has a copy of it there.
+    They are read from ``pyproject.toml``, of which a wheel contains a copy.
     """
     path = Path(__file__).resolve().parents[1] / "pyproject.toml"
     config = tomllib.loads(path.read_text(encoding="utf-8"))
@@ -278,7 +275,7 @@ def defaults() -> Settings:
 
 
 def renamed(settings: Settings) -> Settings:
-    """Return settings with the present names in place of those of earlier releases."""
+    """Return settings with former names replaced by current ones; log a warning."""
     for old in settings.keys() & RENAMED.keys():
         _warn_once(f"{old} is now called {RENAMED[old]}; the old name will be removed")
     return {RENAMED.get(name, name): value for name, value in settings.items()}
@@ -292,18 +289,18 @@ def _warn_once(text: str) -> None:
 def resolve(
     overrides: Settings, guests: Iterable[Maker] = (), strict: bool = True
 ) -> dict[str, Setting]:
-    """Merge given settings with the defaults and check names and types.
+    """Merge settings with the defaults, and check names and types.
 
     Parameters
     ----------
     overrides : mapping of str to bool, int, float or str
-        Settings in kebab-case. An int is accepted where the default is a float, and a
-        number where it is ``"auto"``.
+        Settings in kebab-case. An int is converted where the default is a float, and a
+        number where the default is ``"auto"``.
     guests : iterable of callable
-        Classes and functions from outside, which declare settings of their own.
+        Third-party classes and functions, which declare additional settings.
     strict : bool, default True
-        Whether unknown names are refused; otherwise they are passed on as they are,
-        for those to check who know them.
+        Whether unknown names raise. Otherwise they are passed through, for callers
+        that load the classes that declare them later.
 
     Returns
     -------
@@ -313,17 +310,19 @@ def resolve(
     Raises
     ------
     SettingsError
-        If a name is unknown or a value has another type than its default.
+        If a name is unknown, or a value's type differs from its default's.
     """
     settings = dict(defaults())
     for guest in guests:
         for name, setting in declared(guest).items():
-            own, known = setting.default, settings.setdefault(name, setting.default)
-            if (type(own), own) != (type(known), known):
+            default = setting.default
+            existing = settings.setdefault(name, default)
+            if (type(default), default) != (type(existing), existing):
                 raise SettingsError(
                     f"{made_by(guest).__qualname__} declares {name} with the default "
-                    f"{own!r}, but elsewhere it is {known!r}; it must have another "
-                    "name, or the same default and be set in the run config"
+                    f"{default!r}, but elsewhere it is {existing!r}; rename the "
+                    "setting, or keep the default and set it in the run config",
+                    name,
                 )
     for name, value in renamed(overrides).items():
         if name in settings:
@@ -335,7 +334,7 @@ def resolve(
             require(type(value) is kind, name, value, f"of type {kind.__name__}")
         elif strict:
             raise unknown("setting", name, settings)
-        # What Flower can send.
+        # Flower's config records hold integers of 64 bits.
         fits = not isinstance(value, int) or abs(value) < 2**63
         require(fits, name, value, "an integer of 64 bits")
         settings[name] = value
@@ -345,7 +344,7 @@ def resolve(
 def is_path(name: object) -> bool:
     """Return whether a name is an import path, ``package.module:name``.
 
-    ``hf:NAME``, a task, is none.
+    The task ``hf:NAME`` is not one.
     """
     return ":" in str(name) and not str(name).startswith("hf:")
 
@@ -360,7 +359,7 @@ def load(path: str, kind: str) -> Any:
         ``clients.fedrep:FedRepClient``, is translated unless a module of that name can
         be imported.
     kind : str
-        What the object is, for error messages.
+        What the object should be, such as ``"algorithm"``, for error messages.
 
     Raises
     ------
@@ -369,20 +368,18 @@ def load(path: str, kind: str) -> Any:
     """
     module, _, name = path.partition(":")
     try:
-        found: Any = _import(module)
-    # An outsider's module can raise anything.
+        loaded: Any = _import(module)
+    # Third-party modules may raise any exception.
     except (Exception, SystemExit) as error:
-        reason = " ".join(str(error).split())
         raise SettingsError(
-            f"{kind} {path!r} cannot be imported: {type(error).__name__}: {reason}"
+            f"{kind} {path!r} cannot be imported: {error_line(error)}", kind
         ) from error
     for part in name.split("."):
-        if not hasattr(found, part):
-            raise SettingsError(
-                f"{kind} {path!r} cannot be imported: module {module!r} has no {name!r}"
-            )
-        found = getattr(found, part)
-    return found
+        if not hasattr(loaded, part):
+            message = f"{kind} {path!r} cannot be imported: module {module!r} has no"
+            raise SettingsError(f"{message} {name!r}", kind)
+        loaded = getattr(loaded, part)
+    return loaded
 
 
 def _import(module: str) -> Any:

@@ -116,7 +116,7 @@ WRONG = {
         "its attribute 'client' must be the import path of a subclass of Client"
     ),
     "outsiders:Needy": (
-        "Needy cannot be made of its settings: missing a required argument: 'thing'; "
+        "Needy cannot be called with its settings: missing a required argument: 'thing'"
     ),
     **dict.fromkeys(
         ("outsiders:CutOff", "outsiders:BelowCutOff"),
