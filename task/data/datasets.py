@@ -1,12 +1,10 @@
-"""Labelled images as arrays: read once, decoded once, shared through a disk cache."""
+"""Labelled images and tables, read once and memory-mapped from a disk cache."""
 
 import hashlib
 import os
-import shutil
-import tempfile
 from collections.abc import Callable
-from contextlib import ExitStack, suppress
-from dataclasses import dataclass
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -14,15 +12,15 @@ import numpy as np
 import numpy.typing as npt
 
 from flwr_frl.task.data.cache import (
-    PARTIAL,
-    is_whole,
-    pixel_file,
-    remove_partial,
-    seal,
-    sync,
+    Arrays,
+    Build,
+    ensure_built,
+    open_pixels,
+    require_space,
+    save_arrays,
 )
 from flwr_frl.task.data.folders import PARTS, ImageFolder
-from flwr_frl.task.data.npz import find_arrays
+from flwr_frl.task.data.npz import read_arrays, version_of
 from flwr_frl.task.settings import (
     Checked,
     Choice,
@@ -39,13 +37,7 @@ from flwr_frl.task.settings import (
 Images = npt.NDArray[np.uint8]
 Integers = npt.NDArray[np.int64]
 
-Arrays = dict[str, npt.NDArray[Any]]
-# Writes the files of a data set into an empty directory.
-Build = Callable[[Path], None]
-
 EMNIST_SPLITS = ("balanced", "letters", "digits", "mnist", "byclass", "bymerge")
-# An unwritable cache costs decoding time, not the run; a full disk is an error.
-SPACE_MARGIN = 1.02
 
 
 @dataclass(frozen=True)
@@ -55,11 +47,11 @@ class ImageSet:
     Parameters
     ----------
     images : ndarray of uint8, shape (n, height, width, channels)
-        The images.
+        The images. For a table, its float32 inputs of shape (n, width).
     labels : ndarray of int64, shape (n,)
         Class of each image, from 0.
     owners : ndarray of int64, shape (n,)
-        Client of each image where the data is already split over clients, else -1.
+        Client of each image if the data is already split over clients, else -1.
     """
 
     images: Images
@@ -69,6 +61,10 @@ class ImageSet:
     def __len__(self) -> int:
         """Return the number of images."""
         return len(self.labels)
+
+    def __getitem__(self, rows: slice | Integers) -> "ImageSet":
+        """Return some of the images; a slice copies none of them."""
+        return ImageSet(self.images[rows], self.labels[rows], self.owners[rows])
 
 
 @dataclass(frozen=True)
@@ -81,10 +77,10 @@ class Dataset:
         The two sets.
     classes : tuple of str
         Names of the classes, by label.
-    clients : tuple of str
-        Names of the clients, where the data is already split over clients.
-    notes : tuple of str
-        What a user should know of how it was read.
+    clients : tuple of str, default ()
+        Names of the clients if the data is already split over clients.
+    notes : tuple of str, default ()
+        Notices for users, such as images converted to grey.
     """
 
     train: ImageSet
@@ -96,34 +92,34 @@ class Dataset:
 
 @dataclass(frozen=True)
 class DataSettings(Checked):
-    """Where a data set is and what of it is used.
+    """Location of a data set and selection of its classes.
 
     Parameters
     ----------
     data_dir : str, default ""
-        Where the data is: the root of torchvision's data sets (default: the cache), an
-        image folder, a folder with ``train.npz`` and ``test.npz``, or for ``hf`` the
-        folder that is read in place of the data set's name.
+        Directory of the data: the root of torchvision's data sets (by default in the
+        cache), an image folder, a folder with ``train.npz`` and ``test.npz``, or, for
+        the task ``hf``, the folder to read instead of a data set of the hub.
     cache_dir : str, default ""
-        Where decoded images are kept; ``~/.cache/flwr-frl`` by default.
+        Directory of decoded data sets; by default ``~/.cache/flwr-frl``.
     num_classes : int, default 0
-        Keep only the first so many classes; 0 keeps all.
+        Number of classes to use, the first ones; 0 uses all.
     classes : str, default ""
-        Names of an image folder's classes, with commas between, where a device may lack
-        some of them; by default those of its class folders.
+        Comma-separated names of an image folder's classes, for devices that lack some
+        of them; by default the names of the class folders.
     emnist_split : {"balanced", "letters", "digits", "mnist", "byclass", "bymerge"}
-        Which of EMNIST's data sets ``emnist`` is; by default ``balanced``, with 47
-        classes. The first ten, which SRPFL uses (appendix, "Datasets"), are the digits:
+        Split of EMNIST that the task ``emnist`` uses; by default ``balanced``, with 47
+        classes. SRPFL (appendix, "Datasets") uses its first ten classes, the digits:
         ``num-classes=10``.
     image_size : int, default 0
-        Side in pixels to which the images of a folder are brought, at most 4096; 0
-        takes that of the first image.
+        Side in pixels, at most 4096, to which an image folder's images are resized; 0
+        uses the size of the first image.
     """
 
     data_dir: Annotated[str, Place("a directory")] = ""
     cache_dir: Annotated[str, Place("a directory")] = ""
     num_classes: Annotated[int, Range("[0, inf)")] = 0
-    classes: Annotated[str, Free("names with commas between")] = ""
+    classes: Annotated[str, Free("names, separated by commas")] = ""
     emnist_split: Annotated[str, Choice(*EMNIST_SPLITS)] = "balanced"
     image_size: Annotated[int, Range("[0, 4096]")] = 0
 
@@ -136,45 +132,49 @@ def load_dataset(name: str, settings: DataSettings) -> Dataset:
     name : str
         A key of `SOURCES`.
     settings : DataSettings
-        Where it is and what of it is used.
+        Location and selection.
 
     Returns
     -------
     Dataset
-        The data set, memory-mapped from the cache: processes share one copy.
+        The data set, memory-mapped from the cache.
 
     Raises
     ------
     SettingsError
-        If the data is missing, empty or unreadable, or the cache does not fit on its
-        disk.
+        If the data is missing, empty or unreadable, or the cache cannot be written.
     """
     if name not in SOURCES:
         raise unknown("task", name, SOURCES)
-    return stored(*SOURCES[name](settings), settings)
+    return load_cached(*SOURCES[name](settings), settings)
 
 
-def stored(key: str, build: Build, settings: DataSettings) -> Dataset:
-    """Return the data set of a key from the cache, which is built where it is not.
+def load_cached(key: str, build: Build, settings: DataSettings) -> Dataset:
+    """Load a data set from the cache, after building it if necessary.
 
-    Raises `SettingsError` as `load_dataset`.
+    Parameters
+    ----------
+    key : str
+        Identifies the data set's content.
+    build : callable
+        Writes its files.
+    settings : DataSettings
+        Location and selection.
+
+    Raises
+    ------
+    SettingsError
+        If the data cannot be read or the cache cannot be written.
     """
     directory = _cache_root(settings) / hashlib.sha256(key.encode()).hexdigest()[:24]
+    ensure_built(directory, build)
     try:
-        dataset = _repaired(build, directory)
+        dataset = _open(directory)
     except FileNotFoundError:
-        # Another process had it aside, to see whether it is damaged.
-        dataset = _repaired(build, directory)
-    return _keep_classes(dataset, settings.num_classes)
-
-
-def _repaired(build: Build, directory: Path) -> Dataset:
-    if directory.exists() and not is_whole(directory):
-        # Damaged, or of a version that wrote no checksums.
-        _remove(directory)
-    if not directory.exists():
-        _store(build, directory)
-    return _open(directory)
+        # Another process had moved the folder aside to check it for damage.
+        ensure_built(directory, build)
+        dataset = _open(directory)
+    return _select_classes(dataset, settings.num_classes)
 
 
 def _cache_root(settings: DataSettings) -> Path:
@@ -184,83 +184,17 @@ def _cache_root(settings: DataSettings) -> Path:
     return Path(base) / "flwr-frl"
 
 
-def _store(build: Build, directory: Path) -> None:
-    """Have a data set written as ``.npy`` files: wholly, or nothing stays behind."""
-    partial: Path | None = None
-    cache = directory.parent
-    made = [path for path in (cache, *cache.parents) if not path.exists()]
-    try:
-        directory.parent.mkdir(parents=True, exist_ok=True)
-        remove_partial(cache)
-        partial = Path(tempfile.mkdtemp(prefix=PARTIAL, dir=cache))
-        build(partial)
-        seal(partial)
-        partial.rename(directory)
-        sync(cache)
-    except OSError as error:
-        # Another process may have stored the same data first: that is as good.
-        if not directory.exists():
-            raise SettingsError(
-                f"the data cache {str(directory.parent)!r} cannot be written "
-                f"({error}); set cache-dir to a directory with enough space"
-            ) from None
-    finally:
-        if partial is not None:
-            shutil.rmtree(partial, ignore_errors=True)
-        if not directory.exists():
-            for path in made:
-                with suppress(OSError):
-                    path.rmdir()
-
-
-def _remove(directory: Path) -> None:
-    """Remove a damaged folder of the cache at once, whoever else may be reading it."""
-    aside = Path(tempfile.mkdtemp(prefix=PARTIAL, dir=directory.parent))
-    # Another process may have removed it first, and have made it again since then.
-    with suppress(OSError):
-        moved = directory.rename(aside / directory.name)
-        if is_whole(moved):
-            moved.rename(directory)
-    shutil.rmtree(aside, ignore_errors=True)
-
-
-def need_space(directory: Path, num_bytes: int) -> None:
-    """Raise `OSError` unless so many bytes, and a margin, are free."""
-    needed, free = int(num_bytes * SPACE_MARGIN), shutil.disk_usage(directory).free
-    if free < needed:
-        raise OSError(f"{needed:,} bytes are needed, {free:,} are free")
-
-
-def save(
+def save_dataset(
     directory: Path,
     arrays: Arrays,
     classes: tuple[str, ...],
     clients: tuple[str, ...] = (),
+    notes: tuple[str, ...] = (),
 ) -> None:
-    """Write the files of a data set besides those of its images."""
-    names = {
-        "classes": np.array(classes, np.str_),
-        "clients": np.array(clients, np.str_),
-    }
-    for name, array in {**names, **arrays}.items():
-        with (directory / f"{name}.npy").open("wb") as file:
-            np.save(file, array, allow_pickle=False)
-
-
-def _in_memory(load: Callable[[], Dataset]) -> Build:
-    """Return what writes a data set that fits into memory."""
-
-    def build(directory: Path) -> None:
-        dataset = load()
-        arrays: Arrays = {}
-        for name, part in (("train", dataset.train), ("test", dataset.test)):
-            arrays[f"{name}-images"] = part.images
-            arrays[f"{name}-labels"] = part.labels
-            arrays[f"{name}-owners"] = part.owners
-        need_space(directory, sum(array.nbytes for array in arrays.values()))
-        save(directory, arrays, dataset.classes, dataset.clients)
-
-    return build
+    """Write all files of a data set except those that `open_pixels` has written."""
+    texts = {"classes": classes, "clients": clients, "notes": notes}
+    as_arrays = {name: np.array(text, np.str_) for name, text in texts.items()}
+    save_arrays(directory, {**as_arrays, **arrays})
 
 
 def _open(directory: Path) -> Dataset:
@@ -269,37 +203,53 @@ def _open(directory: Path) -> Dataset:
 
     train, test = (
         ImageSet(*(array(f"{part}-{name}") for name in ("images", "labels", "owners")))
-        for part in ("train", "test")
+        for part in PARTS
     )
-    kinds = ["classes", "clients"]
+    texts = ["classes", "clients"]
+    # Earlier releases wrote no notes for some sources.
     if (directory / "notes.npy").exists():
-        kinds.append("notes")
-    return Dataset(train, test, *(tuple(map(str, array(kind))) for kind in kinds))
+        texts.append("notes")
+    return Dataset(train, test, *(tuple(map(str, array(text))) for text in texts))
 
 
-def _keep_classes(dataset: Dataset, num_classes: int) -> Dataset:
-    if num_classes == 0 or num_classes == len(dataset.classes):
+def _select_classes(dataset: Dataset, num_classes: int) -> Dataset:
+    total = len(dataset.classes)
+    if num_classes in (0, total):
         return dataset
-    if not 2 <= num_classes <= len(dataset.classes):
-        raise SettingsError(
-            f"num-classes is {num_classes}; it must be 0 (all) or from 2 to "
-            f"{len(dataset.classes)}"
-        )
+    allowed = f"0 (all) or from 2 to {total}"
+    require(2 <= num_classes <= total, "num-classes", num_classes, allowed)
 
-    def keep(part: ImageSet) -> ImageSet:
-        chosen = part.labels < num_classes
-        # Sorted by class, the images stay where they are.
-        first = bool((np.diff(chosen.astype(np.int8)) <= 0).all())
-        kept = slice(int(chosen.sum())) if first else np.flatnonzero(chosen)
-        return ImageSet(part.images[kept], part.labels[kept], part.owners[kept])
+    def select(part: ImageSet) -> ImageSet:
+        selected = part.labels < num_classes
+        # Images sorted by class stay memory-mapped: a slice copies nothing.
+        leading = bool((np.diff(selected.astype(np.int8)) <= 0).all())
+        return part[slice(int(selected.sum())) if leading else np.flatnonzero(selected)]
 
-    return Dataset(
-        keep(dataset.train),
-        keep(dataset.test),
-        dataset.classes[:num_classes],
-        dataset.clients,
-        dataset.notes,
+    return replace(
+        dataset,
+        train=select(dataset.train),
+        test=select(dataset.test),
+        classes=dataset.classes[:num_classes],
     )
+
+
+# Sources: each returns the key of a data set, and a function that writes its files.
+
+
+def _in_memory(load: Callable[[], Dataset]) -> Build:
+    """Return a function that writes a data set that fits into memory."""
+
+    def build(directory: Path) -> None:
+        dataset = load()
+        arrays: Arrays = {}
+        for name, part in (("train", dataset.train), ("test", dataset.test)):
+            arrays[f"{name}-images"] = part.images
+            arrays[f"{name}-labels"] = part.labels
+            arrays[f"{name}-owners"] = part.owners
+        require_space(directory, sum(array.nbytes for array in arrays.values()))
+        save_dataset(directory, arrays, dataset.classes)
+
+    return build
 
 
 def _unowned(images: Images, labels: npt.NDArray[Any]) -> ImageSet:
@@ -309,14 +259,14 @@ def _unowned(images: Images, labels: npt.NDArray[Any]) -> ImageSet:
 
 
 def _digits(_: DataSettings) -> tuple[str, Build]:
-    """Return the 1,797 digits of 8 x 8 that scikit-learn brings; every fifth tests."""
+    """Return the 1,797 digits of scikit-learn (8 x 8 pixels); every fifth is a test."""
 
     def load() -> Dataset:
         need("sklearn", "simulation", "the task 'digits'")
         from sklearn.datasets import load_digits
 
         digits = load_digits()
-        # Values are 0 to 16.
+        # Values range from 0 to 16.
         images = np.minimum(digits.images * 16, 255).astype(np.uint8)[..., None]
         test = np.arange(len(images)) % 5 == 4
         return Dataset(
@@ -331,13 +281,13 @@ def _digits(_: DataSettings) -> tuple[str, Build]:
 def _torchvision(
     name: str, **options: str
 ) -> Callable[[DataSettings], tuple[str, Build]]:
+    """Return the source of a data set that torchvision downloads."""
+
     def source(settings: DataSettings) -> tuple[str, Build]:
         if settings.data_dir:
             root = Path(settings.data_dir).expanduser()
-            if not root.is_dir():
-                raise SettingsError(
-                    f"data-dir is {str(root)!r}; there is no such directory"
-                )
+            allowed = "an existing directory"
+            require(root.is_dir(), "data-dir", settings.data_dir, allowed)
         else:
             root = _cache_root(settings) / "torchvision"
 
@@ -348,26 +298,28 @@ def _torchvision(
                 raise SettingsError(
                     f"the data set {name} needs torchvision, which cannot be imported "
                     f"({error}); install torch and torchvision of the same kind of "
-                    "build"
+                    "build",
+                    "missing-package",
                 ) from None
-            source = getattr(datasets, name)
             try:
                 train, test = (
-                    source(str(root), train=train, download=True, **options)
+                    getattr(datasets, name)(
+                        str(root), train=train, download=True, **options
+                    )
                     for train in (True, False)
                 )
-            # Damaged files raise nearly anything.
+            # Damaged files raise nearly any exception.
             except Exception as error:
-                reason = reason_of(error)
                 raise SettingsError(
                     f"{name} is not in {str(root)!r} and could not be downloaded: "
-                    f"{reason}"
+                    f"{reason_of(error)}",
+                    "data-dir",
                 ) from None
-            # EMNIST's letters are numbered from 1, behind a class that does not exist.
+            # Labels of EMNIST's letters begin with 1, after an unused class.
             first = int(np.min(np.asarray(train.targets)))
             return Dataset(
-                _from_torch(train, first),
-                _from_torch(test, first),
+                _from_torchvision(train, first),
+                _from_torchvision(test, first),
                 tuple(train.classes[first:]),
             )
 
@@ -376,11 +328,7 @@ def _torchvision(
     return source
 
 
-def _emnist(settings: DataSettings) -> tuple[str, Build]:
-    return _torchvision("EMNIST", split=settings.emnist_split)(settings)
-
-
-def _from_torch(dataset: Any, first: int) -> ImageSet:
+def _from_torchvision(dataset: Any, first: int) -> ImageSet:
     images = np.asarray(dataset.data)
     labels = np.asarray(dataset.targets)
     if images.ndim == 3:
@@ -388,48 +336,45 @@ def _from_torch(dataset: Any, first: int) -> ImageSet:
     return _unowned(images, labels - first)
 
 
+def _emnist(settings: DataSettings) -> tuple[str, Build]:
+    return _torchvision("EMNIST", split=settings.emnist_split)(settings)
+
+
 def _image_folder(settings: DataSettings) -> tuple[str, Build]:
-    """Return ``train/<class>/*`` or ``<client>/train/<class>/*`` of a directory."""
+    """Return a directory's ``train/<class>/*`` or ``<client>/train/<class>/*``."""
     names = [name.strip() for name in settings.classes.split(",") if name.strip()]
     unique = len(set(names)) == len(names)
-    require(unique, "classes", settings.classes, "names of which none comes twice")
+    require(unique, "classes", settings.classes, "names without duplicates")
     folder = ImageFolder(settings.data_dir, settings.image_size, names)
 
     def build(directory: Path) -> None:
         shape = folder.shape()
-        rows = {part: len(folder.labels(part)) for part in PARTS}
-        pixels = sum(rows.values()) * int(np.prod(shape))
-        labels = {
-            f"{part}-{name}": array
-            for part in PARTS
-            for name, array in (
-                ("labels", folder.labels(part)),
-                ("owners", folder.owners(part)),
-            )
-        }
-        need_space(directory, pixels + sum(a.nbytes for a in labels.values()))
-        with ExitStack() as opened:
-            files = {}
-            for part, n in rows.items():
-                files[part] = opened.enter_context(
-                    pixel_file(directory, part, n, shape)
-                )
+        labels = {f"{part}-labels": folder.labels(part) for part in PARTS}
+        owners = {f"{part}-owners": folder.owners(part) for part in PARTS}
+        arrays: Arrays = {**labels, **owners}
+        counts = {part: len(folder.labels(part)) for part in PARTS}
+        pixels = sum(counts.values()) * int(np.prod(shape))
+        require_space(directory, pixels + sum(a.nbytes for a in arrays.values()))
+        with ExitStack() as stack:
+            files = {
+                part: stack.enter_context(open_pixels(directory, part, count, shape))
+                for part, count in counts.items()
+            }
             notes = folder.decode(shape, files)
-        arrays = {**labels, "notes": np.array(notes, np.str_)}
-        save(directory, arrays, folder.classes, folder.clients)
+        save_dataset(directory, arrays, folder.classes, folder.clients, notes)
 
     return folder.key, build
 
 
 def _arrays(settings: DataSettings) -> tuple[str, Build]:
-    """Return ``train.npz`` and ``test.npz`` of a directory."""
-    key, read = find_arrays(settings.data_dir)
+    """Return a directory's ``train.npz`` and ``test.npz``."""
+    version = version_of(settings.data_dir)
 
     def load() -> Dataset:
-        train, test, classes = read()
+        train, test, classes = read_arrays(settings.data_dir)
         return Dataset(_unowned(*train), _unowned(*test), classes)
 
-    return key, _in_memory(load)
+    return version, _in_memory(load)
 
 
 SOURCES: dict[str, Callable[[DataSettings], tuple[str, Build]]] = {

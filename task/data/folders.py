@@ -1,4 +1,4 @@
-"""Image folders: what is in them, and their decoding straight into files."""
+"""Image folders: their classes and clients, and decoding into files."""
 
 import hashlib
 import os
@@ -13,38 +13,38 @@ import numpy as np
 import numpy.typing as npt
 
 from flwr_frl.task.data.images import (
-    about_faded,
     channels_of,
+    grey_note,
     images_in,
     pixels_of,
     upright,
 )
-from flwr_frl.task.settings import SettingsError
+from flwr_frl.task.settings import SettingsError, require
 
 PARTS = ("train", "test")
 LAYOUT = "train/<class>/* and test/<class>/*, or <client>/train/<class>/*"
-# Decoded images in memory at a time, in bytes.
+# Bytes of decoded images held in memory at once.
 BLOCK = 16 * 2**20
-# Of what is decoded: another one decodes images anew that are in the cache.
+# Version of decoded images; a change invalidates those in the cache.
 FORM = "/3"
-# Images of which it is seen whether all are grey.
-SEEN = 200
+# Number of images that decide whether the data set is grey.
+INSPECTED = 200
 
 
 @dataclass(frozen=True)
 class ClassFolder:
-    """The images of one class, of one client where the data is split over clients.
+    """A folder with the images of one class (and one client, if split over clients).
 
     Parameters
     ----------
     part : {"train", "test"}
-        What they are for.
+        Part of the data set.
     owner : int
-        The client, or -1.
+        Index of the client, or -1.
     path : Path
-        The folder; its name is the class.
+        The folder, named like the class.
     count : int
-        How many images it has.
+        Number of images.
     """
 
     part: str
@@ -56,48 +56,47 @@ class ClassFolder:
 class ImageFolder:
     """``train/<class>/*`` and ``test/<class>/*``, or ``<client>/train/<class>/*``.
 
-    Only names are kept in memory, and those of one class folder at a time.
+    Memory holds the file names of one class folder at a time.
 
     Parameters
     ----------
     data_dir : str
         The directory.
     size : int
-        Side in pixels to which images are brought; 0 takes that of the first image.
+        Side in pixels to which images are resized; 0 keeps the size of the first image.
     names : sequence of str, default ()
-        All classes, some of which may have no folder here or no image in it; by default
-        those that have a folder.
+        All classes; their folders may be missing or empty. By default every class
+        folder is a class.
 
     Attributes
     ----------
     classes, clients : tuple of str
-        Their names; no clients where the data is not split over clients.
+        Their names. No clients unless the data is split over clients.
     key : str
         Changes when a file does.
 
     Raises
     ------
     SettingsError
-        If there is no such directory, a part of it is missing or empty, or a folder is
-        of no class.
+        If the directory or a part of it is missing or empty, or if a folder's name is
+        not among ``names``.
     """
 
     def __init__(self, data_dir: str, size: int, names: Sequence[str] = ()) -> None:
         root = Path(data_dir).expanduser()
-        if not data_dir or not root.is_dir():
-            raise SettingsError(
-                f"data-dir is {data_dir!r}; it must be a directory with {LAYOUT}"
-            )
-        found, self.clients = _class_folders(root)
-        # Not all that is a file's name is text.
-        about = f"{root.resolve()}/{size}/{self.clients}{FORM}{'/'.join(names)}"
-        key = hashlib.sha256(os.fsencode(about))
+        exists = bool(data_dir) and root.is_dir()
+        require(exists, "data-dir", data_dir, f"a directory with {LAYOUT}")
+        paths, self.clients = _class_folders(root)
+        # File names need not be valid Unicode.
+        version = f"{root.resolve()}/{size}/{self.clients}{FORM}{'/'.join(names)}"
+        key = hashlib.sha256(os.fsencode(version))
         folders = []
-        for part, owner, path in found:
+        for part, owner, path in paths:
             if names and path.name not in names:
                 raise SettingsError(
-                    f"class folder {str(path)!r} is of none of the classes "
-                    f"{', '.join(names)}"
+                    f"class folder {str(path)!r} is not among the classes "
+                    f"{', '.join(names)}",
+                    "classes",
                 )
             if names and not any(path.iterdir()):
                 continue
@@ -110,9 +109,10 @@ class ImageFolder:
         self.folders = tuple(folders)
         for part in PARTS:
             if not self.of(part):
-                raise SettingsError(f"data-dir {data_dir!r} has no images in {part!r}")
-        here = {folder.path.name for folder in folders}
-        self.classes = tuple(names) or tuple(sorted(here))
+                line = f"data-dir {data_dir!r} has no images in {part!r}"
+                raise SettingsError(line, "data-dir")
+        folder_names = {folder.path.name for folder in folders}
+        self.classes = tuple(names) or tuple(sorted(folder_names))
 
     def of(self, part: str) -> list[ClassFolder]:
         """Return the class folders of a part, in the order of their images."""
@@ -131,21 +131,23 @@ class ImageFolder:
         return np.repeat(owners, [folder.count for folder in folders])
 
     def paths(self, part: str) -> Iterator[Path]:
-        """Yield the images of a part, those of a class folder by name."""
+        """Yield the images of a part, sorted by name within a class folder."""
         for folder in self.of(part):
             images = images_in(folder.path, "class folder")
             if len(images) != folder.count:
                 raise SettingsError(
-                    f"{str(folder.path)!r} has {len(images)} images, and had "
-                    f"{folder.count} a moment ago; start again when nobody changes it"
+                    f"{str(folder.path)!r} changed from {folder.count} to "
+                    f"{len(images)} images while it was read; start again",
+                    "data-dir",
                 )
             yield from (Path(image.path) for image in images)
 
     def shape(self) -> tuple[int, int, int]:
         """Return height, width and channels.
 
-        The first readable image decides the size, unless it is set. A single image with
-        colours among `SEEN`, spread over the class folders, makes it 3 channels.
+        The size is the set one, or that of the first readable image. There are 3
+        channels if any of the first image and up to `INSPECTED` evenly spaced ones has
+        colours.
 
         Raises
         ------
@@ -156,7 +158,7 @@ class ImageFolder:
 
         size, channels = None, 1
         number = sum(folder.count for folder in self.folders)
-        every = -(-number // SEEN)
+        every = -(-number // INSPECTED)
         paths = (path for part in PARTS for path in self.paths(part))
         for i, path in enumerate(paths):
             if size and i % every:
@@ -166,21 +168,32 @@ class ImageFolder:
                     if size is None:
                         size = upright(image).size
                     channels = max(channels, channels_of(image))
-            # A damaged file can raise nearly anything in a decoder.
+            # Damaged files raise nearly any exception.
             except Exception:
                 continue
         if size:
             width, height = (self.size,) * 2 if self.size else size
             return height, width, channels
         first = next(self.paths("train"))
-        raise SettingsError(f"{number} images cannot be read, the first is {first}")
+        line = f"{number} images cannot be read, the first is {first}"
+        raise SettingsError(line, "data-dir")
 
     def decode(
         self, shape: tuple[int, int, int], files: Mapping[str, BinaryIO]
     ) -> tuple[str, ...]:
-        """Write the pixels of each part into its file, one image after the other.
+        """Append the pixels of each part's images to its file.
 
-        Returns what a user should know of it.
+        Parameters
+        ----------
+        shape : tuple of int
+            Height, width and channels.
+        files : mapping of str to file
+            A file for each part.
+
+        Returns
+        -------
+        tuple of str
+            Notices for users.
 
         Raises
         ------
@@ -193,13 +206,13 @@ class ImageFolder:
         height, width, channels = shape
         blank = np.zeros(shape, np.uint8)
         unreadable, first = 0, ""
-        faded: list[Path] = []
+        recoloured: list[Path] = []
 
         def read(path: Path) -> npt.NDArray[np.uint8] | str:
             try:
                 with Image.open(path) as image:
                     if channels_of(image) > channels:
-                        faded.append(path)
+                        recoloured.append(path)
                     return pixels_of(image, channels, (width, height))
             except Exception as error:
                 return f"{path} ({error})"
@@ -213,7 +226,7 @@ class ImageFolder:
             task = bar.add_task("Decoding images (once)", total=total)
             for part, file in files.items():
                 for paths in _blocks(self.paths(part), together):
-                    # A block at a time: what is decoded waits in memory.
+                    # `map` decodes ahead, so blocks bound the memory.
                     for pixels in pool.map(read, paths):
                         if isinstance(pixels, str):
                             unreadable += 1
@@ -222,18 +235,17 @@ class ImageFolder:
                         file.write(np.ascontiguousarray(pixels).data)
                     bar.advance(task, len(paths))
         if unreadable:
-            raise SettingsError(
-                f"{unreadable} images cannot be read, the first is {first}"
-            )
-        return about_faded(len(faded), total, str(min(faded, default="")))
+            line = f"{unreadable} images cannot be read, the first is {first}"
+            raise SettingsError(line, "data-dir")
+        return grey_note(len(recoloured), total, str(min(recoloured, default="")))
 
 
 def _version(image: "os.DirEntry[str]") -> str:
-    """Return what changes with an image."""
+    """Return a key that changes when an image file does."""
     try:
         stat = image.stat()
     except OSError:
-        # Of a link to nowhere; who reads it says so.
+        # A broken link, which decoding reports.
         return "unreadable"
     return f"{stat.st_size}/{stat.st_mtime_ns}"
 
@@ -246,7 +258,7 @@ def _blocks(paths: Iterator[Path], size: int) -> Iterator[list[Path]]:
 def _class_folders(
     root: Path,
 ) -> tuple[list[tuple[str, int, Path]], tuple[str, ...]]:
-    """Return (part, client, folder) of every class folder, and the clients' names."""
+    """Return (part, client, path) of all class folders, and the clients' names."""
     if (root / "train").is_dir():
         clients: tuple[str, ...] = ()
         parts = [(part, -1, root / part) for part in PARTS]
@@ -267,9 +279,10 @@ def _class_folders(
         if folder.is_dir()
     ]
     for part in PARTS:
-        if not any(found == part for found, _, _ in folders):
+        if not any(part == other for other, _, _ in folders):
             raise SettingsError(
                 f"data-dir {str(root)!r} has no class folders under {part!r}; it must "
-                f"hold {LAYOUT}"
+                f"hold {LAYOUT}",
+                "data-dir",
             )
     return folders, clients

@@ -1,4 +1,4 @@
-"""Image files: which ones there are, and what is in them."""
+"""Discovery and decoding of image files."""
 
 import os
 from contextlib import suppress
@@ -20,26 +20,31 @@ IMAGE_SUFFIXES = frozenset(
 
 
 def images_in(folder: Path, kind: str = "folder") -> list["os.DirEntry[str]"]:
-    """Return a folder's own image files, by name.
+    """Return the image files directly in a folder, sorted by name.
 
-    ``kind`` is what the error calls the folder.
+    Parameters
+    ----------
+    folder : Path
+        The folder.
+    kind : str, default "folder"
+        How error messages call the folder.
 
     Raises
     ------
     SettingsError
-        If there is none.
+        If it has none.
     """
     with os.scandir(folder) as entries:
         named = [e for e in entries if Path(e.name).suffix.lower() in IMAGE_SUFFIXES]
-    # A pipe would be waited for; links that lead nowhere are named with the damaged.
+    # Opening a pipe would block. Broken links are kept: decoding reports them.
     images = [e for e in named if e.is_symlink() or e.is_file()]
     if not images:
-        raise SettingsError(f"{kind} {str(folder)!r} has no images")
+        raise SettingsError(f"{kind} {str(folder)!r} has no images", "data-dir")
     return sorted(images, key=lambda entry: entry.name)
 
 
 def channels_of(image: "Image") -> int:
-    """Return how many channels are needed: 1 if an image is grey, 3 for colours."""
+    """Return the number of channels an image needs: 1 if it is grey, else 3."""
     grey = image.mode in ("1", "L", "LA", "La") or image.mode.startswith("I;16")
     if image.mode in ("P", "PA"):
         palette = image.getpalette("RGB") or []
@@ -48,56 +53,69 @@ def channels_of(image: "Image") -> int:
 
 
 def upright(image: "Image") -> "Image":
-    """Turn an image as its camera was held; return it, loaded."""
+    """Load an image and rotate it in place as its EXIF orientation demands."""
     from PIL import ImageOps
 
     image.load()
-    # What else is in a photograph's EXIF data may be damaged, and is not needed.
+    # Damaged EXIF data must not make an image unreadable.
     with suppress(Exception):
         ImageOps.exif_transpose(image, in_place=True)
     return image
 
 
 def pixels_of(image: "Image", channels: int, size: tuple[int, int]) -> Pixels:
-    """Return an image in 1 channel, grey, or 3, `upright` at a (width, height).
+    """Return the pixels of an image, upright, resized and converted.
 
-    The array has the shape (height, width, channels); of 16 bits the upper 8 stay.
+    Parameters
+    ----------
+    image : PIL.Image.Image
+        The image. Images of 16 bits are reduced to their upper 8.
+    channels : {1, 3}
+        Grey or RGB.
+    size : tuple of int
+        Width and height in pixels.
+
+    Returns
+    -------
+    ndarray of uint8, shape (height, width, channels)
+        The pixels.
 
     Raises
     ------
     SettingsError
-        If a pixel is a number of 32 bits, of which nobody knows what is white.
+        If pixels have 32 bits: their range is unknown.
     """
     from PIL import Image
 
     image = upright(image)
     if image.mode in ("I", "F"):
         raise SettingsError(
-            f"its pixels are numbers of 32 bits (mode {image.mode}); they must be of 8 "
-            "or 16"
+            f"pixels are numbers of 32 bits (mode {image.mode}); they must have 8 or "
+            "16 bits",
+            "data-dir",
         )
     if image.mode.startswith("I;16"):
-        # Pillow's own conversion makes all above 255 white.
+        # Pillow's conversion clips values above 255 to white.
         image = Image.fromarray((np.asarray(image) >> 8).astype(np.uint8))
-    found = image.convert("L" if channels == 1 else "RGB")
-    if found.size != size:
-        found = found.resize(size)
-    return np.array(found).reshape(size[1], size[0], channels)
+    converted = image.convert("L" if channels == 1 else "RGB")
+    if converted.size != size:
+        converted = converted.resize(size)
+    return np.array(converted).reshape(size[1], size[0], channels)
 
 
 def read_image(path: Path, channels: int, size: tuple[int, int]) -> Pixels:
-    """Return `pixels_of` a file. One that is damaged can raise nearly any exception."""
+    """Return `pixels_of` a file. Damaged files raise nearly any exception."""
     from PIL import Image
 
     with Image.open(path) as image:
         return pixels_of(image, channels, size)
 
 
-def about_faded(count: int, total: int, first: str) -> tuple[str, ...]:
-    """Return what a user should know where images with colours became grey."""
+def grey_note(count: int, total: int, first: str) -> tuple[str, ...]:
+    """Return a notice that ``count`` of ``total`` images lose their colours, if any."""
     if not count:
         return ()
     return (
-        f"{count} of {total} images have colours and become grey, as the others are; "
-        f"the first is {first}",
+        f"{count} of {total} images have colours and become grey, like the others; the "
+        f"first is {first}",
     )

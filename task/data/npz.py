@@ -1,129 +1,115 @@
-"""Images as arrays: ``train.npz`` and ``test.npz`` of a directory. No pickles."""
+"""Images as arrays in ``train.npz`` and ``test.npz``, read without pickles.
 
-from collections.abc import Callable
+Each file has ``images`` (uint8, of shape (n, height, width) or (n, height, width,
+channels)) and ``labels`` (n integers from 0). An array of strings ``classes`` in
+``train.npz`` names the classes; by default they are "0", "1", … up to the largest.
+"""
+
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from flwr_frl.task.settings import SettingsError
+from flwr_frl.task.settings import SettingsError, reason_of, require
 
 Part = tuple[npt.NDArray[np.uint8], npt.NDArray[np.int64]]
-Arrays = dict[str, npt.NDArray[Any]]
 
 PARTS = ("train", "test")
-HOLDS = (
+FORM = (
     "train.npz and test.npz, each with images (uint8, n x height x width or n x height "
     "x width x channels) and labels (integers from 0)"
 )
 
 
-def find_arrays(
-    data_dir: str,
-) -> tuple[str, Callable[[], tuple[Part, Part, tuple[str, ...]]]]:
-    """Find the arrays of a directory.
-
-    Parameters
-    ----------
-    data_dir : str
-        Holds ``train.npz`` and ``test.npz``, each with ``images`` (uint8, of shape
-        (n, height, width) or (n, height, width, channels)) and ``labels`` (integers
-        from 0). ``classes`` in ``train.npz``, an array of text, names the classes;
-        without it they are "0", "1", ... up to the largest label.
-
-    Returns
-    -------
-    key : str
-        Changes when the files do.
-    read : callable
-        Returns the training part, the test part and the names of the classes.
+def version_of(data_dir: str) -> str:
+    """Return a key that changes when the files of a directory do.
 
     Raises
     ------
     SettingsError
-        If a file is missing; ``read`` raises it if one does not hold what it must.
+        If a file is missing.
     """
-    root = Path(data_dir).expanduser()
-    paths = [root / f"{part}.npz" for part in PARTS]
-    if not data_dir or not all(path.is_file() for path in paths):
-        raise SettingsError(f"data-dir is {data_dir!r}; it must hold {HOLDS}")
+    paths = _paths(data_dir)
+    exist = bool(data_dir) and all(path.is_file() for path in paths)
+    require(exist, "data-dir", data_dir, f"a directory with {FORM}")
     stats = [path.stat() for path in paths]
     key = "/".join(f"{stat.st_size}-{stat.st_mtime_ns}" for stat in stats)
-    return f"arrays/{root.resolve()}/{key}", lambda: _read(*paths)
+    return f"arrays/{paths[0].parent.resolve()}/{key}"
 
 
-def _read(train: Path, test: Path) -> tuple[Part, Part, tuple[str, ...]]:
-    first, second = _load(train), _load(test)
-    if first["images"].shape[1:] != second["images"].shape[1:]:
-        raise SettingsError(
-            f"{str(test)!r} has images of shape {second['images'].shape[1:]}; they "
-            f"must be as in {train.name}: {first['images'].shape[1:]}"
-        )
-    names = _class_names(train, first)
+def read_arrays(data_dir: str) -> tuple[Part, Part, tuple[str, ...]]:
+    """Return the training part, the test part and the names of the classes.
+
+    Raises
+    ------
+    SettingsError
+        If a file is unreadable or an array is invalid.
+    """
+    paths = _paths(data_dir)
+    train, test = (_load(path) for path in paths)
+    shape, expected = test["images"].shape[1:], train["images"].shape[1:]
+    line = f"has images of shape {shape}; {paths[0].name} has the shape {expected}"
+    _check(shape == expected, paths[1], line)
+    names = _class_names(paths[0], train)
     parts = []
-    for path, arrays in ((train, first), (test, second)):
+    for path, arrays in zip(paths, (train, test), strict=True):
         labels = arrays["labels"].astype(np.int64)
-        if labels.min() < 0 or labels.max() >= len(names):
-            wrong = labels.min() if labels.min() < 0 else labels.max()
-            raise SettingsError(
-                f"{str(path)!r} has the label {wrong}; labels must be from 0 to "
-                f"{len(names) - 1}, for the classes of {train.name}"
-            )
+        for label in (labels.min(), labels.max()):
+            allowed = f"from 0 to {len(names) - 1}, the classes of {paths[0].name}"
+            line = f"has the label {label}; labels must be {allowed}"
+            _check(0 <= label < len(names), path, line)
         parts.append((arrays["images"], labels))
     return parts[0], parts[1], names
 
 
-def _class_names(path: Path, arrays: Arrays) -> tuple[str, ...]:
+def _paths(data_dir: str) -> list[Path]:
+    return [Path(data_dir).expanduser() / f"{part}.npz" for part in PARTS]
+
+
+def _check(valid: bool, path: Path, problem: str) -> None:
+    if not valid:
+        raise SettingsError(f"{str(path)!r} {problem}", "data-dir")
+
+
+def _class_names(path: Path, arrays: dict[str, npt.NDArray[Any]]) -> tuple[str, ...]:
     if "classes" not in arrays:
         return tuple(str(i) for i in range(int(arrays["labels"].max()) + 1))
     classes = arrays["classes"]
-    if classes.dtype.kind != "U" or classes.ndim != 1:
-        raise SettingsError(
-            f"{str(path)!r} has classes of type {classes.dtype} and shape "
-            f"{classes.shape}; they must be a list of texts"
-        )
+    line = f"has classes of type {classes.dtype} and shape {classes.shape}"
+    valid = classes.dtype.kind == "U" and classes.ndim == 1
+    _check(valid, path, f"{line}; they must be a list of strings")
     names = tuple(str(name) for name in classes)
-    if len(set(names)) != len(names):
-        raise SettingsError(f"{str(path)!r} has a class twice: {', '.join(names)}")
+    unique = len(set(names)) == len(names)
+    _check(unique, path, f"has a class twice: {', '.join(names)}")
     return names
 
 
-def _load(path: Path) -> Arrays:
-    """Return the arrays of a file, checked by themselves."""
+def _load(path: Path) -> dict[str, npt.NDArray[Any]]:
+    """Return the arrays of a file. Each is checked, apart from the range of labels."""
     try:
-        # Never a pickle: it would run whatever its writer wanted.
+        # A pickle could run any code.
         with np.load(path, allow_pickle=False) as file:
-            wanted = {"images", "labels", "classes"}.intersection(file.files)
-            arrays = {name: file[name] for name in sorted(wanted)}
-    # A damaged file can raise nearly anything in numpy and zipfile.
+            names = {"images", "labels", "classes"}.intersection(file.files)
+            arrays = {name: file[name] for name in sorted(names)}
+    # Damaged files raise nearly any exception in numpy and zipfile.
     except Exception as error:
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise SettingsError(
-            f"{str(path)!r} cannot be read: {reason}; it must be an .npz without "
-            "pickles"
-        ) from None
-    missing = [name for name in ("images", "labels") if name not in arrays]
-    if missing:
-        raise SettingsError(
-            f"{str(path)!r} has no {missing[0]!r}; it must hold {HOLDS}"
-        )
+        problem = f"cannot be read: {reason_of(error)}"
+        line = f"{str(path)!r} {problem}; it must be an .npz without pickles"
+        raise SettingsError(line, "data-dir") from None
+    for name in ("images", "labels"):
+        _check(name in arrays, path, f"has no {name!r}; data-dir must hold {FORM}")
     images, labels = arrays["images"], arrays["labels"]
-    if images.dtype != np.uint8 or images.ndim not in (3, 4) or 0 in images.shape:
-        raise SettingsError(
-            f"{str(path)!r} has images of type {images.dtype} and shape "
-            f"{images.shape}; they must be uint8, n x height x width (x channels)"
-        )
-    if labels.dtype.kind not in "iu" or labels.shape != images.shape[:1]:
-        raise SettingsError(
-            f"{str(path)!r} has labels of type {labels.dtype} and shape "
-            f"{labels.shape}; they must be {len(images)} integers, one an image"
-        )
-    if images.ndim == 4 and images.shape[1] in (1, 3) and images.shape[3] > 4:
-        raise SettingsError(
-            f"{str(path)!r} has images of shape {images.shape}, with the channels "
-            "first as it seems; they must be n x height x width x channels"
-        )
+    valid = images.dtype == np.uint8 and images.ndim in (3, 4) and 0 not in images.shape
+    line = f"has images of type {images.dtype} and shape {images.shape}"
+    form = "uint8, n x height x width (x channels)"
+    _check(valid, path, f"{line}; they must be {form}")
+    valid = labels.dtype.kind in "iu" and labels.shape == images.shape[:1]
+    line = f"has labels of type {labels.dtype} and shape {labels.shape}"
+    _check(valid, path, f"{line}; they must be {len(images)} integers, one per image")
+    first = images.ndim == 4 and images.shape[1] in (1, 3) and images.shape[3] > 4
+    line = f"has images of shape {images.shape}, apparently with channels first"
+    _check(not first, path, f"{line}; they must be n x height x width x channels")
     if images.ndim == 3:
         arrays["images"] = images[..., None]
     return arrays

@@ -1,4 +1,4 @@
-"""Partitioners of ``flwr-datasets``, and others like them, by their import paths."""
+"""Third-party partitioners, such as those of ``flwr-datasets``, by import path."""
 
 import inspect
 import json
@@ -10,97 +10,104 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from flwr_frl.task.settings import SettingsError, load, need, require
+from flwr_frl.task.settings import SettingsError, error_line, load, need, require
 
 Rows = npt.NDArray[np.int64]
 
-# The column in which a partition says which examples are its own.
+# Added column with the index of each example, which identifies it in a partition.
 ROW = "flwr-frl-row"
 
 
-def dealt(
+def partition_rows(
     path: str, arguments: str, columns: Any, num_clients: int, seed: int
 ) -> list[Rows]:
-    """Return which examples each client gets from somebody's partitioner.
+    """Return the examples that a third-party partitioner gives to each client.
 
     Parameters
     ----------
     path : str
-        The import path of a class as `flwr_datasets.partitioner.Partitioner`: it is
-        given a ``dataset`` and has ``num_partitions`` and ``load_partition(i)``.
+        Import path of a class like `flwr_datasets.partitioner.Partitioner`, with the
+        attributes ``dataset`` (set before use) and ``num_partitions`` and the method
+        ``load_partition(i)``.
     arguments : str
-        Its arguments, ``name=value ...``. It gets ``num_partitions`` and ``seed`` as
-        well, if it has such arguments and they are not among these.
+        Its arguments, ``name=value ...``. ``num_partitions`` and ``seed`` are added if
+        it has these parameters.
     columns : datasets.Dataset
-        All examples. The partitioner sees them in an order that the seed draws, as
-        training and test examples lie one behind the other.
-    num_clients, seed : int
-        How many parts there must be, and the run's seed.
+        All examples. The partitioner receives them in an order drawn by the seed,
+        because training examples come before test examples.
+    num_clients : int
+        Required number of partitions.
+    seed : int
+        Seed of the run.
 
     Returns
     -------
     list of ndarray of int
-        Rows of ``columns``, for each client in ascending order.
+        For each client, ascending rows of ``columns``.
 
     Raises
     ------
     SettingsError
-        If it cannot be had, raises something, or does not make so many parts.
+        If the partitioner cannot be imported, raises an exception, or makes another
+        number of partitions.
     """
     package = path.partition(":")[0].partition(".")[0]
     if package == "flwr_datasets":
         need(package, "hf", f"partition {path!r}")
     maker = load(path, "partition")
-    given = parsed(arguments)
+    options = parse_arguments(arguments)
     order = np.random.default_rng([seed, 0x9A28]).permutation(len(columns))
     rows = columns.add_column(ROW, np.arange(len(columns))).select(order)
     try:
-        known = inspect.signature(maker).parameters
+        accepted = inspect.signature(maker).parameters
         ours = {"num_partitions": num_clients, "seed": seed}
-        given = {n: v for n, v in ours.items() if n in known} | given
-        # Some show their progress, which nobody waits for.
+        options = {n: v for n, v in ours.items() if n in accepted} | options
+        # Some partitioners show progress bars.
         with redirect_stderr(StringIO()):
-            partitioner = maker(**given)
+            partitioner = maker(**options)
             partitioner.dataset = rows
             count = partitioner.num_partitions
             if count == num_clients:
                 return [_rows_of(partitioner.load_partition(i)) for i in range(count)]
-    # Somebody's own: it can raise anything.
+    # Third-party partitioners may raise any exception.
     except Exception as error:
         raise SettingsError(
-            f"partition {path!r} with {given} raises {type(error).__name__}: "
-            f"{' '.join(str(error).split())}"
+            f"partition {path!r} with {options} raises {error_line(error)}",
+            "partition",
         ) from error
     raise SettingsError(
-        f"num-clients is {num_clients}; it must be {count}, as many as "
-        f"partition {path!r} makes parts"
+        f"num-clients is {num_clients}; it must be {count}, the number of partitions "
+        f"that {path!r} makes",
+        "num-clients",
     )
 
 
-def parsed(arguments: str) -> dict[str, Any]:
-    """Return arguments by name; values are JSON, or else texts."""
+def parse_arguments(arguments: str) -> dict[str, Any]:
+    """Return arguments by name; values are JSON, or else strings.
+
+    Raises
+    ------
+    SettingsError
+        If the text does not have the form ``name=value ...``, or sets no seed:
+        partitions are computed in several processes, which must agree.
+    """
+    setting = "partitioner-arguments"
     allowed = "'name=value ...', with no blanks in a value"
-    found = dict[str, Any]()
+    options = dict[str, Any]()
     try:
         words = shlex.split(arguments)
     except ValueError:
         words = [""]
     for word in words:
         name, equals, text = word.partition("=")
-        valid = bool(equals) and name.isidentifier()
-        require(valid, "partitioner-arguments", arguments, allowed)
-        found[name] = _value(text)
-    # Clients are made in several processes, which must agree.
-    seeded = found.get("seed", 0) is not None
-    require(seeded, "partitioner-arguments", arguments, "with another seed than null")
-    return found
-
-
-def _value(text: str) -> Any:
-    try:
-        return json.loads(text)
-    except ValueError:
-        return text
+        require(bool(equals) and name.isidentifier(), setting, arguments, allowed)
+        try:
+            options[name] = json.loads(text)
+        except ValueError:
+            options[name] = text
+    seeded = options.get("seed", 0) is not None
+    require(seeded, setting, arguments, "arguments with another seed than null")
+    return options
 
 
 def _rows_of(part: Any) -> Rows:

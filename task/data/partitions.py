@@ -1,15 +1,15 @@
-"""Partitions: which examples of a data set belong to which client.
+"""Partitions of a data set over clients.
 
-A partition is a matrix of proportions, classes by clients: entry (c, i) is the share of
-class c's examples that client i gets, and each row sums to 1 (or to 0 for a class that
-nobody has). Training and test examples are split by the same matrix, so a client's test
-set has the mix of its training set, to whole examples. With shards it has its classes
-as well; with the others a small share may be a test example and no training example.
+A partition is a matrix of proportions, of shape (num_classes, num_clients): entry
+(c, i) is the fraction of class c's examples that client i gets. Rows sum to 1, or to 0
+for classes that no client has. Training and test examples are split by the same matrix,
+so that a client's test set has the class mix of its training set, up to rounding. With
+shards, both have the same classes; with other partitions, a small proportion may give a
+client a test example of a class but no training example.
 
-The functions of `PARTITIONS` return such a matrix, a float array of shape (num_classes,
-num_clients). They take these two numbers, then their own settings (as
-`PartitionSettings` explains them) and last, where something is drawn, a generator. They
-raise `SettingsError` where the partition is impossible.
+The functions in `PARTITIONS` return such a matrix. Their arguments are ``num_classes``,
+``num_clients``, their settings (see `PartitionSettings`) and, if they are random, a
+generator. They raise `SettingsError` if the partition is impossible.
 """
 
 from collections.abc import Callable
@@ -19,7 +19,7 @@ from typing import Annotated, Any
 import numpy as np
 import numpy.typing as npt
 
-from flwr_frl.task.data.partitioners import dealt
+from flwr_frl.task.data.partitioners import partition_rows
 from flwr_frl.task.settings import (
     Checked,
     Choice,
@@ -34,30 +34,30 @@ from flwr_frl.task.settings import (
 
 Proportions = npt.NDArray[np.float64]
 Indices = list[npt.NDArray[np.int64]]
-# Returns a `datasets.Dataset` with what is known of each example, those for training
-# first; its size is theirs together.
+# Returns a `datasets.Dataset` with the metadata of all examples: first the training
+# examples, then the test examples.
 Columns = Callable[[], Any]
 
 
 def split(
     labels: npt.NDArray[np.int64], proportions: Proportions, rng: np.random.Generator
 ) -> Indices:
-    """Deal the examples of each class out to the clients by given proportions.
+    """Distribute the examples of each class over the clients.
 
     Parameters
     ----------
     labels : ndarray of int, shape (n,)
         Class of each example.
     proportions : ndarray of float, shape (classes, clients)
-        Share of each class that each client gets.
+        Fraction of each class that each client gets.
     rng : numpy.random.Generator
-        Decides which examples of a class a client gets.
+        Shuffles the examples of each class.
 
     Returns
     -------
     list of ndarray of int
-        For each client the indices of its examples, ascending. Clients are disjoint;
-        every example of a class that somebody has belongs to one client.
+        Ascending indices of each client's examples. Clients are disjoint, and together
+        have all examples of every class with proportions above 0.
     """
     parts: list[Indices] = [[] for _ in range(proportions.shape[1])]
     order = np.argsort(labels, kind="stable")
@@ -65,10 +65,10 @@ def split(
     for c, shares in enumerate(proportions):
         examples = rng.permutation(order[bounds[c] : bounds[c + 1]])
         holders = np.flatnonzero(shares)
-        # Rounding the cumulative sum keeps equal shares within one example.
+        # Rounding cumulative sums keeps equal proportions within one example.
         exact = np.cumsum(shares[holders]) * len(examples)
         if not np.allclose(exact, np.rint(exact)):
-            # What is left over shall not go to the same clients in every class.
+            # Rounding must not favour the same clients in every class.
             holders = np.roll(holders, c)
             exact = np.cumsum(shares[holders]) * len(examples)
         cuts = np.rint(exact).astype(np.int64)
@@ -81,12 +81,12 @@ def split(
 def shards(
     num_classes: int, num_clients: int, per_client: int, rng: np.random.Generator
 ) -> Proportions:
-    """Return equal shards as the authors of FedRep and FLUTE deal them out.
+    """Return equal shards, as in the code of FedRep and FLUTE.
 
     Every class is cut into ``num_clients * S / num_classes`` shards of equal size, and
-    each client draws S of them (``per_client``). It may draw two of the same class, so
-    some have fewer classes than S. S is at most the number of classes, of which
-    ``num_clients * S`` must be a multiple.
+    each client draws S of them (``per_client``). Since it may draw several shards of a
+    class, it may have fewer than S classes. S is at most the number of classes, and
+    ``num_clients * S`` must be a multiple of it.
     """
     copies = _shards_per_class(num_classes, num_clients, per_client)
     drawn = rng.permutation(np.repeat(np.arange(num_classes), copies))
@@ -96,16 +96,16 @@ def shards(
 def distinct_shards(
     num_classes: int, num_clients: int, per_client: int, rng: np.random.Generator
 ) -> Proportions:
-    """Return equal shards with exactly S different classes per client.
+    """Return equal shards of exactly S different classes per client.
 
-    As `shards`, but each client's shards are of different classes: the clients choose
-    in turn, at random among the classes of which most shards are left.
+    Unlike with `shards`, a client's shards belong to different classes: clients choose
+    in turn the classes with the most remaining shards, and at random among equals.
     """
     copies = _shards_per_class(num_classes, num_clients, per_client)
     left = np.full(num_classes, copies)
     drawn = np.empty((num_clients, per_client), dtype=np.int64)
     for i in range(num_clients):
-        # Taking the fullest classes keeps every later choice possible.
+        # Choosing the most frequent classes keeps all later choices possible.
         fullest = np.lexsort((rng.random(num_classes), -left))[:per_client]
         left[fullest] -= 1
         drawn[i] = fullest
@@ -127,7 +127,8 @@ def _shards_per_class(num_classes: int, num_clients: int, per_client: int) -> in
         raise SettingsError(
             f"num-clients is {num_clients}: {num_clients} x {per_client} classes per "
             f"client are no multiple of {num_classes} classes, so shards cannot be "
-            f"equal; the nearest that work: {near} clients"
+            f"equal; the nearest possible values are {near}",
+            "num-clients",
         )
     return copies
 
@@ -141,9 +142,9 @@ def _count(drawn: npt.NDArray[np.int64], num_classes: int) -> Proportions:
 def dirichlet(
     num_classes: int, num_clients: int, alpha: float, rng: np.random.Generator
 ) -> Proportions:
-    """Return each class's proportions drawn from a symmetric Dirichlet distribution.
+    """Draw the proportions of each class from a symmetric Dirichlet distribution.
 
-    Its concentration alpha, above 0, is small for uneven proportions.
+    Its concentration ``alpha`` is above 0; small values give uneven proportions.
     """
     return rng.dirichlet(np.full(num_clients, alpha), num_classes)
 
@@ -155,10 +156,10 @@ def log_normal(
     sigma: float,
     rng: np.random.Generator,
 ) -> Proportions:
-    """Return S different classes per client and log-normal sizes (FedRep's FEMNIST).
+    """Return S different classes per client, and log-normal sizes (FedRep's FEMNIST).
 
-    The clients of a class share its examples in proportion to their weights; sigma is
-    the standard deviation of the logarithm of a client's weight, at least 0.
+    The clients of a class share its examples in proportion to their weights; ``sigma``,
+    at least 0, is the standard deviation of the logarithm of a weight.
     """
     held = distinct_shards(num_classes, num_clients, per_client, rng) > 0
     weights = held * rng.lognormal(0.0, sigma, num_clients)
@@ -171,10 +172,10 @@ def iid(num_classes: int, num_clients: int) -> Proportions:
 
 
 def class_groups(num_classes: int, num_clients: int) -> Proportions:
-    """Return three groups of clients, each with its own third of the classes.
+    """Return three groups of clients with a third of the classes each.
 
-    Within a group all is even (SRPFL, appendix C, "correlated heterogeneity"). There
-    must be at least 3 classes and 3 clients.
+    Proportions within a group are equal (SRPFL, appendix C, "correlated
+    heterogeneity"). At least 3 classes and 3 clients are required.
     """
     require(num_clients >= 3, "num-clients", num_clients, "at least 3")
     require(num_classes >= 3, "num-classes", num_classes, "at least 3")
@@ -184,7 +185,7 @@ def class_groups(num_classes: int, num_clients: int) -> Proportions:
     return np.asarray(together / together.sum(axis=1, keepdims=True))
 
 
-# Each with the names of the settings that it takes as arguments.
+# Each function with the names of the settings that are its arguments.
 PARTITIONS: dict[str, tuple[Callable[..., Proportions], tuple[str, ...]]] = {
     "shards": (shards, ("classes_per_client",)),
     "distinct-shards": (distinct_shards, ("classes_per_client",)),
@@ -193,15 +194,15 @@ PARTITIONS: dict[str, tuple[Callable[..., Proportions], tuple[str, ...]]] = {
     "class-groups": (class_groups, ()),
     "iid": (iid, ()),
 }
-# Those that draw nothing at random.
-FIXED = ("class-groups", "iid")
+# Partitions without randomness, which take no generator.
+DETERMINISTIC = ("class-groups", "iid")
 
 
 class NameOrPath(Choice):
-    """One of some names, or the import path of somebody's own."""
+    """One of several names, or an import path."""
 
     def permits(self, value: Any) -> bool:
-        """Return whether a value is one of them, or has the form of a path."""
+        """Return whether a value is one of the names or has the form of a path."""
         return super().permits(value) or is_path(value)
 
     def __str__(self) -> str:
@@ -210,32 +211,34 @@ class NameOrPath(Choice):
 
 @dataclass(frozen=True)
 class PartitionSettings(Checked):
-    """How a data set is split over the clients.
+    """Partition of a data set over the clients.
 
     Parameters
     ----------
     seed : int, default 0
-        Fixes the partition, the initial model and all that is drawn in training.
+        Seed of the partition, the initial model and all randomness in training.
     partition : str, default "shards"
-        ``shards``: equal shards as the authors of FedRep and FLUTE deal them out (a
-        client can draw a class twice); ``distinct-shards``: exactly so many classes;
-        ``dirichlet``; ``log-normal`` sizes (FedRep's FEMNIST); ``class-groups``: three
-        groups, each with its own classes (SRPFL, appendix C); ``iid``; or the import
-        path of a partitioner of ``flwr-datasets``
-        (``flwr_datasets.partitioner:NaturalIdPartitioner``) or of one like them.
+        ``shards``: equal shards, as in the code of FedRep and FLUTE; a client may draw
+        a class twice. ``distinct-shards``: equal shards of exactly
+        ``classes-per-client`` classes. ``dirichlet``: proportions drawn from a
+        Dirichlet distribution. ``log-normal``: sizes as in FedRep's FEMNIST.
+        ``class-groups``: three groups of clients with different classes (SRPFL,
+        appendix C). ``iid``: equal proportions. Or the import path of a partitioner
+        like those of ``flwr-datasets``, such as
+        ``flwr_datasets.partitioner:NaturalIdPartitioner``.
     partitioner_arguments : str, default ""
-        Its arguments, ``partition_by=writer_id alpha=0.3``, besides ``num_partitions``
-        and ``seed``, which are ours unless they stand here. Tasks that are no ``hf:``
-        have the one column ``label``.
+        Arguments of an imported partitioner, such as ``partition_by=writer_id
+        alpha=0.3``. By default ``num_partitions`` and ``seed`` are the run's. Tasks
+        other than ``hf:`` have the single column ``label``.
     classes_per_client : int, default 2
-        S, the shards or classes of each client.
+        Number S of shards or classes per client.
     dirichlet_alpha : float, default 0.5
-        Concentration α of ``dirichlet``: small is uneven, large is even.
+        Concentration α of ``dirichlet``; small values give uneven proportions.
     size_sigma : float, default 1
         Standard deviation of the logarithm of a client's weight in ``log-normal``.
     test_partition : {"same", "all"}, default "same"
-        ``same`` splits the test examples as the training examples; with ``all`` every
-        client tests on all of them.
+        ``same`` splits test examples like training examples; with ``all``, every client
+        is tested on all test examples.
     """
 
     seed: Annotated[int, Seed] = 0
@@ -246,14 +249,14 @@ class PartitionSettings(Checked):
     size_sigma: Annotated[float, Range("[0, inf)")] = 1.0
     test_partition: Annotated[str, Choice("same", "all")] = "same"
 
-    def idle(self) -> dict[str, str]:
-        """Return by name the settings that this partition does not use, and why."""
-        taken = {name for _, names in PARTITIONS.values() for name in names}
-        taken |= {"partitioner_arguments"}
-        path = ((), ("partitioner_arguments",))
-        taken -= set(PARTITIONS.get(self.partition, path)[1])
+    def unused(self) -> dict[str, str]:
+        """Return the settings that the partition does not use, and the reason."""
+        third_party = "partitioner_arguments"
+        unused = {name for _, names in PARTITIONS.values() for name in names}
+        unused |= {third_party}
+        unused -= set(PARTITIONS.get(self.partition, (None, (third_party,)))[1])
         reason = f"partition {self.partition!r} does not use it"
-        return {name.replace("_", "-"): reason for name in sorted(taken)}
+        return {name.replace("_", "-"): reason for name in sorted(unused)}
 
 
 def partition(
@@ -264,18 +267,19 @@ def partition(
     settings: PartitionSettings,
     columns: Columns | None = None,
 ) -> tuple[Indices, Indices]:
-    """Split training and test examples over the clients as the settings say.
+    """Split training and test examples over the clients.
 
     Parameters
     ----------
     train_labels, test_labels : ndarray of int
         Class of each example.
     num_classes, num_clients : int
-        How many there are.
+        Number of classes and of clients.
     settings : PartitionSettings
-        How.
+        The partition and its parameters.
     columns : callable, optional
-        For somebody's own partitioner; by default it sees the labels alone.
+        Returns the metadata that a third-party partitioner may use; by default only the
+        labels.
 
     Returns
     -------
@@ -285,8 +289,7 @@ def partition(
     Raises
     ------
     SettingsError
-        If the partition is impossible, or leaves a client without training
-        examples.
+        If the partition is impossible, or leaves a client without training examples.
     """
     name = settings.partition
     require(num_clients >= 1, "num-clients", num_clients, "at least 1")
@@ -295,17 +298,18 @@ def partition(
     rng = np.random.default_rng([settings.seed, 0x9A27])
     if is_path(name):
         labels = np.concatenate([train_labels, test_labels])
-        known = columns() if columns else _labels_alone(labels)
+        metadata = columns() if columns else _label_column(labels)
         arguments = settings.partitioner_arguments
-        parts = dealt(name, arguments, known, num_clients, settings.seed)
-        # A client is tested on what it would have trained on, were it not for testing.
+        parts = partition_rows(name, arguments, metadata, num_clients, settings.seed)
+        # All examples are partitioned at once, so that a client's training and test
+        # examples have the same distribution.
         n = len(train_labels)
         train = [part[part < n] for part in parts]
         test = [part[part >= n] - n for part in parts]
     else:
         function, names = PARTITIONS[name]
         values = [getattr(settings, argument) for argument in names]
-        if name not in FIXED:
+        if name not in DETERMINISTIC:
             values.append(rng)
         proportions = function(num_classes, num_clients, *values)
         train = split(train_labels, proportions, rng)
@@ -316,12 +320,13 @@ def partition(
     if empty:
         raise SettingsError(
             f"partition {name!r} leaves {len(empty)} of {num_clients} clients without "
-            f"training examples (the first: client {empty[0]}); use fewer clients"
+            f"training examples (the first: client {empty[0]}); use fewer clients",
+            "num-clients",
         )
     return train, test
 
 
-def _labels_alone(labels: npt.NDArray[np.int64]) -> Any:
+def _label_column(labels: npt.NDArray[np.int64]) -> Any:
     need("datasets", "hf", "a partitioner by its import path")
     from datasets import Dataset
 

@@ -9,7 +9,7 @@ import numpy.typing as npt
 import torch
 
 from flwr_frl.task.base import ExampleTask, Task
-from flwr_frl.task.data.datasets import Dataset, ImageSet, stored
+from flwr_frl.task.data.datasets import Dataset, ImageSet, load_cached
 from flwr_frl.task.data.hub import ColumnSettings, HubData
 from flwr_frl.task.data.partitions import Columns, partition
 from flwr_frl.task.examples import ExampleSet
@@ -71,7 +71,7 @@ class FromHub:
         allowed = "empty: the data set names its own"
         require(not settings.classes, "classes", settings.classes, allowed)
         data = HubData(self.name, settings)
-        dataset = stored(data.key, data.write, settings)
+        dataset = load_cached(data.key, data.write, settings)
         if dataset.train.images.ndim == 4:
             # Of somebody's own, as in a folder.
             name = "image-folder"
@@ -99,7 +99,7 @@ def _table(
         seed=settings.seed,
         weights=settings.weights,
         notes=dataset.notes,
-        idle=settings.idle()
+        idle=settings.unused()
         | dict.fromkeys(
             ("augment", "augment-all", "grey-to-rgb", "image-size"),
             "there are no images",

@@ -202,7 +202,7 @@ class ImageTask(BaseTask):
     @property
     def unused_settings(self) -> Mapping[str, str]:
         """What the partition, the images and a model of one's own do not use."""
-        idle = self.settings.idle()
+        idle = self.settings.unused()
         if self.dataset.clients:
             names = ["partition", "classes-per-client", "dirichlet-alpha", "size-sigma"]
             names += ["test-partition", "partitioner-arguments"]

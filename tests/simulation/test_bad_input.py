@@ -86,7 +86,7 @@ BAD = [
     ),
     (
         ("--task", "cifar10", "--data-dir", "nowhere"),
-        "data-dir is 'nowhere'; there is no",
+        "data-dir is 'nowhere'; it must be an existing",
     ),
     (config("resume='nowhere'"), "there is no checkpoint 'nowhere/fedavg/checkpoint"),
     (config("momentum=1.5"), "momentum is 1.5; it must be in [0, 1)"),

@@ -4,7 +4,6 @@ import math
 import pickle
 import re
 import tomllib
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from itertools import product
@@ -46,13 +45,6 @@ from flwr_frl.task.tasks import TASKS
 PYPROJECT = Path(__file__).parents[2] / "pyproject.toml"
 INFINITY = math.inf
 RATE, COUNT = Range("(0, 1]"), Range("[1, inf)")
-
-
-def code_of(call: Callable[[], object]) -> str:
-    with pytest.raises(SettingsError) as error:
-        call()
-    assert "\n" not in str(error.value)
-    return error.value.code
 
 
 # What is allowed
@@ -258,7 +250,7 @@ def test_what_declares_nothing():
         assert declared(maker) == {}
 
 
-def test_a_setting_without_a_default_is_an_error():
+def test_a_setting_without_a_default_is_an_error(code_of):
     def maker(rate: Annotated[float, RATE]) -> None:
         pass
 
@@ -266,7 +258,7 @@ def test_a_setting_without_a_default_is_an_error():
 
 
 @pytest.mark.parametrize("default", [None, [1]])
-def test_a_default_that_is_no_setting_is_an_error(default):
+def test_a_default_that_is_no_setting_is_an_error(code_of, default):
     def maker(rate: Annotated[Any, RATE] = default) -> None:
         pass
 
@@ -369,12 +361,12 @@ def test_build_refuses_what_is_out_of_range(maker, name, value, allowed):
     assert error.value.code == name
 
 
-def test_ranges_hold_without_build_too():
+def test_ranges_hold_without_build_too(code_of):
     assert code_of(lambda: MoreSteps(step_size=2.0)) == "step-size"
     assert code_of(lambda: Child(kind="c")) == "kind"
 
 
-def test_validate_checks_what_is_set_so_far():
+def test_validate_checks_what_is_set_so_far(code_of):
     instance = object.__new__(Child)
     validate(instance)
     instance.rate = 0.5
@@ -446,7 +438,7 @@ def test_an_int_will_do_for_a_float():
     assert type(value) is float
 
 
-def test_unknown_names_raise_with_the_most_similar_one():
+def test_unknown_names_raise_with_the_most_similar_one(code_of):
     for name, similar in (("sede", "seed"), ("batch_size", "batch-size")):
         assert code_of(lambda name=name: resolve({name: 1})) == "setting"
         with pytest.raises(SettingsError, match=f"did you mean '{similar}'"):
@@ -466,17 +458,17 @@ def test_unknown_names_raise_with_the_most_similar_one():
         ("seed", 2**63),
     ],
 )
-def test_values_of_another_type_raise(name, value, strict):
+def test_values_of_another_type_raise(code_of, name, value, strict):
     assert code_of(lambda: resolve({name: value}, strict=strict)) == name
 
 
-def test_unknown_names_pass_where_others_may_know_them():
+def test_unknown_names_pass_where_others_may_know_them(code_of):
     settings = resolve({"sede": 1, "seed": 3}, strict=False)
     assert settings == {**defaults(), "seed": 3, "sede": 1}
     assert code_of(lambda: resolve({"sede": -(2**63)}, strict=False)) == "sede"
 
 
-def test_guests_bring_settings_of_their_own():
+def test_guests_bring_settings_of_their_own(code_of):
     guests = (MoreSteps, function)
     own = {"step-size": 0.25, "num-steps": 7, "rate": 0.5, "max-size": 8}
     assert resolve({}, guests) == {**defaults(), **own}
@@ -491,7 +483,7 @@ def test_guests_bring_settings_of_their_own():
         resolve({"num-steps": 9})
 
 
-def test_a_setting_has_one_default():
+def test_a_setting_has_one_default(code_of):
     @dataclass
     class Guest:
         seed: Annotated[int, COUNT] = 77
@@ -514,7 +506,7 @@ def test_a_setting_has_one_default():
 
 
 @pytest.mark.parametrize("interval", ["", "0", "[0 1]", "(1, 0]", "[a, 1]", "[0, 1"])
-def test_what_is_no_interval(interval):
+def test_what_is_no_interval(code_of, interval):
     assert code_of(lambda: Range(interval)) == "interval"
 
 
@@ -584,7 +576,7 @@ def test_errors_keep_their_code_when_a_worker_sends_them():
 # One line
 
 
-def test_require_and_unknown():
+def test_require_and_unknown(code_of):
     require(True, "x", 1, "anything")
     with pytest.raises(SettingsError, match=r"^x is 'a'; it must be a number$") as e:
         require(False, "x", "a", "a number")

@@ -1,4 +1,4 @@
-"""A cache that was cut off, changed or half written is made again."""
+"""Truncated, changed or incomplete folders of the cache are rebuilt."""
 
 import os
 import time
@@ -14,7 +14,8 @@ from flwr_frl.task.data.cache import (
     CHECKSUMS,
     PARTIAL,
     checksum,
-    is_whole,
+    is_intact,
+    remove_damaged,
     seal,
 )
 from flwr_frl.task.data.datasets import DataSettings, load_dataset
@@ -38,36 +39,38 @@ def change(path: Path) -> None:
     "spoil", [cut, change, Path.unlink, lambda p: p.write_bytes(b"")]
 )
 @pytest.mark.parametrize("name", ["train-images.npy", "classes.npy", CHECKSUMS])
-def test_what_is_damaged_is_made_again(tmp_path, spoil, name) -> None:
+def test_a_damaged_folder_is_rebuilt(tmp_path, spoil, name) -> None:
     before = digits(tmp_path)
     images, classes = np.array(before.train.images), before.classes
     (folder,) = tmp_path.iterdir()
     del before
     spoil(folder / name)
-    assert not is_whole(folder)
+    assert not is_intact(folder)
     again = digits(tmp_path)
     assert list(tmp_path.iterdir()) == [folder]
-    assert is_whole(folder)
+    assert is_intact(folder)
     np.testing.assert_array_equal(again.train.images, images)
     assert again.classes == classes
 
 
-def test_what_was_repaired_meanwhile_is_not_removed(tmp_path) -> None:
+def test_a_folder_that_was_repaired_meanwhile_is_kept(tmp_path) -> None:
     digits(tmp_path)
     (folder,) = tmp_path.iterdir()
-    # As by a process that saw it before another one had repaired it.
-    datasets._remove(folder)
-    assert is_whole(folder)
+    # Like a process that saw the damage before another one repaired it.
+    remove_damaged(folder)
+    assert is_intact(folder)
     assert list(tmp_path.iterdir()) == [folder]
 
 
-def test_what_is_aside_for_a_moment_is_opened_then(tmp_path, monkeypatch) -> None:
+def test_a_folder_moved_aside_briefly_is_opened_afterwards(
+    tmp_path, monkeypatch
+) -> None:
     images = np.array(digits(tmp_path).train.images)
     (folder,) = tmp_path.iterdir()
     original = datasets._open
 
     def late(directory: Path):
-        # Another process takes it aside, and puts it back.
+        # Another process moves it aside, and back.
         monkeypatch.setattr(datasets, "_open", original)
         aside = directory.rename(tmp_path / "aside")
         try:
@@ -80,7 +83,7 @@ def test_what_is_aside_for_a_moment_is_opened_then(tmp_path, monkeypatch) -> Non
     assert list(tmp_path.iterdir()) == [folder]
 
 
-def test_what_is_whole_stays(tmp_path) -> None:
+def test_an_intact_folder_is_not_rebuilt(tmp_path) -> None:
     digits(tmp_path)
     (folder,) = tmp_path.iterdir()
     inode = folder.stat().st_ino
@@ -88,7 +91,7 @@ def test_what_is_whole_stays(tmp_path) -> None:
     assert folder.stat().st_ino == inode
 
 
-def test_what_killed_writers_left_goes_when_it_is_old(tmp_path) -> None:
+def test_old_partial_folders_are_removed(tmp_path) -> None:
     old, new = tmp_path / f"{PARTIAL}old", tmp_path / f"{PARTIAL}new"
     foreign = tmp_path / ".partial-download"
     for folder in (old, new, foreign):
@@ -100,9 +103,9 @@ def test_what_killed_writers_left_goes_when_it_is_old(tmp_path) -> None:
             os.utime(path, (long_ago, long_ago))
     digits(tmp_path)
     assert not old.exists()
-    # Another program may put its downloads there.
+    # It may belong to another program.
     assert foreign.exists()
-    # Somebody may still be writing it.
+    # Another process may still be writing it.
     assert new.exists()
 
 
@@ -120,4 +123,4 @@ def test_large_files_are_checked_in_blocks_and_at_their_end(tmp_path) -> None:
         file.truncate(size - 1)
     assert checksum(path)[0] == size - 1
     seal(tmp_path)
-    assert is_whole(tmp_path)
+    assert is_intact(tmp_path)

@@ -286,7 +286,7 @@ def test_a_folder_that_changes_while_it_is_decoded(folder, tmp_path, monkeypatch
         return shape(found)
 
     monkeypatch.setattr(ImageFolder, "shape", late)
-    with pytest.raises(SettingsError, match="has 3 images, and had 2 a moment ago"):
+    with pytest.raises(SettingsError, match="changed from 2 to 3 images"):
         load(folder, tmp_path)
     assert not (tmp_path / "cache").exists()
 
@@ -310,23 +310,19 @@ def test_an_interrupted_decoding_leaves_nothing(folder, tmp_path, monkeypatch):
 # What can be wrong with a folder
 
 
-def test_no_directory(tmp_path):
+def test_no_directory(code_of, tmp_path):
     for root in ("", str(tmp_path / "nowhere")):
-        with pytest.raises(SettingsError) as caught:
-            load(root, tmp_path)
-        assert str(caught.value).startswith(f"data-dir is {root!r}; it must be")
+        assert code_of(lambda root=root: load(root, tmp_path)) == "data-dir"
 
 
-def test_a_file_instead_of_a_directory(tmp_path):
+def test_a_file_instead_of_a_directory(code_of, tmp_path):
     (tmp_path / "file").write_text("")
-    with pytest.raises(SettingsError, match="it must be a directory with train"):
-        load(tmp_path / "file", tmp_path)
+    assert code_of(lambda: load(tmp_path / "file", tmp_path)) == "data-dir"
 
 
-def test_an_empty_directory(tmp_path):
+def test_an_empty_directory(code_of, tmp_path):
     (tmp_path / "images").mkdir()
-    with pytest.raises(SettingsError, match="has no class folders under 'train'"):
-        load(tmp_path / "images", tmp_path)
+    assert code_of(lambda: load(tmp_path / "images", tmp_path)) == "data-dir"
 
 
 @pytest.mark.parametrize("part", ["train", "test"])
@@ -496,17 +492,16 @@ def test_the_letters_of_emnist_have_26_classes(tmp_path):
     assert dataset.classes == tuple("abcdefghijklmnopqrstuvwxyz")
 
 
-def test_the_splits_of_emnist_are_those_of_torchvision():
+def test_the_splits_of_emnist_are_those_of_torchvision(code_of):
     from torchvision.datasets import EMNIST
 
     assert set(EMNIST_SPLITS) == set(EMNIST.splits)
-    with pytest.raises(SettingsError, match="emnist-split is 'capitals'"):
-        DataSettings(emnist_split="capitals")
+    assert code_of(lambda: DataSettings(emnist_split="capitals")) == "emnist-split"
 
 
-def test_a_missing_directory_for_torchvision(tmp_path):
-    with pytest.raises(SettingsError, match=r"data-dir is .*; there is no such"):
-        load(tmp_path / "nowhere", tmp_path, task="cifar10")
+def test_a_missing_directory_for_torchvision(code_of, tmp_path):
+    nowhere = tmp_path / "nowhere"
+    assert code_of(lambda: load(nowhere, tmp_path, task="cifar10")) == "data-dir"
 
 
 def test_no_network(tmp_path, monkeypatch):
@@ -633,15 +628,15 @@ WRONG_ARRAYS = [
     ({"images": np.zeros((6, 12), np.uint8)}, "they must be uint8, n x height x width"),
     (
         {"images": np.zeros((6, 3, 8, 8), np.uint8)},
-        "with the channels first as it seem",
+        "apparently with channels first",
     ),
     ({"images": np.zeros((0, 3, 4, 3), np.uint8)}, r"shape \(0, 3, 4, 3\)"),
-    ({"images": np.zeros((6, 3, 5, 3), np.uint8)}, r"must be as in train.npz: \(3, 5,"),
-    ({"labels": np.arange(5)}, "they must be 6 integers, one an image"),
+    ({"images": np.zeros((6, 3, 5, 3), np.uint8)}, r"train.npz has the shape \(3, 5,"),
+    ({"labels": np.arange(5)}, "they must be 6 integers, one per image"),
     ({"labels": np.zeros(6)}, "labels of type float64"),
     ({"labels": np.arange(6)}, "has the label 5; labels must be from 0 to 2"),
     ({"labels": np.array([0, 1, -1, 0, 0, 0])}, "has the label -1; labels must be"),
-    ({"classes": np.arange(3)}, "they must be a list of texts"),
+    ({"classes": np.arange(3)}, "they must be a list of strings"),
     ({"classes": np.array(["a", "b", "a"])}, "has a class twice: a, b, a"),
     ({"classes": np.array(["a", "b"])}, "labels must be from 0 to 1"),
 ]
@@ -661,7 +656,10 @@ def test_arrays_that_are_wrong(arrays, tmp_path, change, message):
 )
 def test_files_that_hold_no_arrays(arrays, tmp_path, wrong):
     path = arrays / "train.npz"
-    messages = {"no-images": "has no 'images'; it must hold", "missing": "must hold"}
+    messages = {
+        "no-images": "has no 'images'; data-dir must",
+        "missing": "train.npz and",
+    }
     if wrong == "missing":
         path.unlink()
     elif wrong == "no-images":

@@ -13,9 +13,9 @@ from flwr_frl.task.settings import SettingsError
 GREY, RED = np.full((4, 4), 90, np.uint8), np.full((4, 4, 3), (200, 0, 0), np.uint8)
 
 
-# Tag 274 is how a camera was held; with 6, what is seen is turned clockwise.
-HELD = Image.Exif()
-HELD[274] = 6
+# Tag 274 is the orientation; 6 demands a clockwise rotation.
+ROTATED = Image.Exif()
+ROTATED[274] = 6
 
 
 def load(root: Path, *train: np.ndarray, suffix: str = "png") -> Dataset:
@@ -30,7 +30,7 @@ def load(root: Path, *train: np.ndarray, suffix: str = "png") -> Dataset:
 
 
 @pytest.mark.parametrize("suffix", ["png", "tiff"])
-def test_of_16_bits_the_upper_8_stay(tmp_path, suffix):
+def test_images_of_16_bits_keep_the_upper_8(tmp_path, suffix):
     pixels = np.arange(0, 65536, 4096, dtype=np.uint16).reshape(4, 4)
     if suffix == "tiff":
         pixels = pixels.astype(">u2")
@@ -40,21 +40,23 @@ def test_of_16_bits_the_upper_8_stay(tmp_path, suffix):
 
 
 @pytest.mark.parametrize("dtype", [np.int32, np.float32])
-def test_of_32_bits_nobody_knows_what_is_white(tmp_path, dtype):
+def test_images_of_32_bits_are_refused(tmp_path, dtype):
     message = r"1 images cannot be read, .*numbers of 32 bits \(mode [IF]\); they must"
     with pytest.raises(SettingsError, match=message):
         load(tmp_path, np.ones((4, 4), dtype), suffix="tiff")
 
 
-@pytest.mark.parametrize("exif", [HELD, b"Exif\0\0damaged"], ids=["turned", "damaged"])
-def test_photographs_are_as_the_camera_was_held(tmp_path, exif):
+@pytest.mark.parametrize(
+    "exif", [ROTATED, b"Exif\0\0damaged"], ids=["turned", "damaged"]
+)
+def test_photographs_are_rotated_by_their_exif_orientation(tmp_path, exif):
     rng = np.random.default_rng(0)
     pixels = rng.integers(0, 256, (4, 6, 3), dtype=np.uint8)
     for part in ("train", "test"):
         folder = tmp_path / "images" / part / "ant"
         folder.mkdir(parents=True)
         Image.fromarray(pixels).save(folder / "0.png", exif=exif)
-    seen = np.rot90(pixels, -1) if exif is HELD else pixels
+    seen = np.rot90(pixels, -1) if exif is ROTATED else pixels
     places = {"data_dir": str(tmp_path / "images"), "cache_dir": str(tmp_path / "c")}
     images = load_dataset("image-folder", DataSettings(**places)).train.images
     np.testing.assert_array_equal(images[0], seen)
@@ -84,7 +86,7 @@ def test_greys_are_grey_with_transparency_and_in_palettes(tmp_path):
     np.testing.assert_array_equal(pixels_of(grey, 1, (4, 4))[..., 0], GREY)
 
 
-def test_colours_that_are_seen_too_late_are_counted(tmp_path):
+def test_colour_images_that_become_grey_are_counted(tmp_path):
     # Of 402 images every third is seen: the first, the fourth, ...
     dataset = load(tmp_path, *[GREY] * 400, RED)
     assert dataset.train.images.shape == (401, 4, 4, 1)

@@ -273,9 +273,7 @@ def test_columns_that_are_not_named_end_a_run_in_one_line(home, tmp_path, capfd)
     line = f"error: label-column is ''; it must be {known}\n"
     assert_refused(flags, line, tmp_path, capfd)
     flags = (*flags[:-1], f"{cache} label-column='kind'")
-    line = (
-        "error: input-columns is ''; it must be one with images or those with numbers"
-    )
+    line = "error: input-columns is ''; it must be one column of images, or columns of"
     assert_refused(flags, line, tmp_path, capfd)
 
 
@@ -307,12 +305,12 @@ BAD = [
     (
         "folder",
         {"input_columns": "*"},
-        "input-columns is '*'; it must be one with",
+        "input-columns is '*'; it must be one column",
     ),
     (
         "table",
         {**TABLE, **PLACES, "partitioner_arguments": "partition_by=place"},
-        "num-clients is 2; it must be 3, as many as partition",
+        "num-clients is 2; it must be 3, the number of part",
     ),
     (
         "table",

@@ -1,0 +1,20 @@
+"""Fixtures shared by the tests of `flwr_frl.task`."""
+
+from collections.abc import Callable
+
+import pytest
+
+from flwr_frl.task.settings import SettingsError
+
+
+@pytest.fixture
+def code_of() -> Callable[[Callable[[], object]], str]:
+    """Return a function: the code of the one-line `SettingsError` of a call."""
+
+    def code(call: Callable[[], object]) -> str:
+        with pytest.raises(SettingsError) as error:
+            call()
+        assert "\n" not in str(error.value)
+        return error.value.code
+
+    return code
