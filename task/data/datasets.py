@@ -3,7 +3,6 @@
 import hashlib
 import os
 from collections.abc import Callable
-from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -15,11 +14,11 @@ from flwr_frl.task.data.cache import (
     Arrays,
     Build,
     ensure_built,
-    open_pixels,
     require_space,
     save_arrays,
 )
 from flwr_frl.task.data.folders import PARTS, ImageFolder
+from flwr_frl.task.data.images import write_images
 from flwr_frl.task.data.npz import read_arrays, version_of
 from flwr_frl.task.settings import (
     Checked,
@@ -355,12 +354,8 @@ def _image_folder(settings: DataSettings) -> tuple[str, Build]:
         counts = {part: len(folder.labels(part)) for part in PARTS}
         pixels = sum(counts.values()) * int(np.prod(shape))
         require_space(directory, pixels + sum(a.nbytes for a in arrays.values()))
-        with ExitStack() as stack:
-            files = {
-                part: stack.enter_context(open_pixels(directory, part, count, shape))
-                for part, count in counts.items()
-            }
-            notes = folder.decode(shape, files)
+        sources = {part: folder.sources(part) for part in PARTS}
+        notes = write_images(directory, sources, counts, shape)
         save_dataset(directory, arrays, folder.classes, folder.clients, notes)
 
     return folder.key, build

@@ -1,34 +1,28 @@
-"""Image folders: their classes and clients, and decoding into files."""
+"""Image folders: their classes, clients and images."""
 
 import hashlib
 import os
-from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import islice
+from functools import partial
+from itertools import chain, islice
 from pathlib import Path
-from typing import BinaryIO
 
 import numpy as np
 import numpy.typing as npt
 
 from flwr_frl.task.data.images import (
-    channels_of,
-    grey_note,
+    FORM,
+    INSPECTED,
+    Shape,
+    Source,
+    common_shape,
     images_in,
-    pixels_of,
-    upright,
 )
 from flwr_frl.task.settings import SettingsError, require
 
 PARTS = ("train", "test")
 LAYOUT = "train/<class>/* and test/<class>/*, or <client>/train/<class>/*"
-# Bytes of decoded images held in memory at once.
-BLOCK = 16 * 2**20
-# Version of decoded images; a change invalidates those in the cache.
-FORM = "/3"
-# Number of images that decide whether the data set is grey.
-INSPECTED = 200
 
 
 @dataclass(frozen=True)
@@ -130,8 +124,10 @@ class ImageFolder:
         owners = [folder.owner for folder in folders]
         return np.repeat(owners, [folder.count for folder in folders])
 
-    def paths(self, part: str) -> Iterator[Path]:
+    def sources(self, part: str) -> Iterator[Source]:
         """Yield the images of a part, sorted by name within a class folder."""
+        from PIL import Image
+
         for folder in self.of(part):
             images = images_in(folder.path, "class folder")
             if len(images) != folder.count:
@@ -140,104 +136,14 @@ class ImageFolder:
                     f"{len(images)} images while it was read; start again",
                     "data-dir",
                 )
-            yield from (Path(image.path) for image in images)
+            for image in images:
+                yield image.path, partial(Image.open, image.path)
 
-    def shape(self) -> tuple[int, int, int]:
-        """Return height, width and channels.
-
-        The size is the set one, or that of the first readable image. There are 3
-        channels if any of the first image and up to `INSPECTED` evenly spaced ones has
-        colours.
-
-        Raises
-        ------
-        SettingsError
-            If no image can be read.
-        """
-        from PIL import Image
-
-        size, channels = None, 1
-        number = sum(folder.count for folder in self.folders)
-        every = -(-number // INSPECTED)
-        paths = (path for part in PARTS for path in self.paths(part))
-        for i, path in enumerate(paths):
-            if size and i % every:
-                continue
-            try:
-                with Image.open(path) as image:
-                    if size is None:
-                        size = upright(image).size
-                    channels = max(channels, channels_of(image))
-            # Damaged files raise nearly any exception.
-            except Exception:
-                continue
-        if size:
-            width, height = (self.size,) * 2 if self.size else size
-            return height, width, channels
-        first = next(self.paths("train"))
-        line = f"{number} images cannot be read, the first is {first}"
-        raise SettingsError(line, "data-dir")
-
-    def decode(
-        self, shape: tuple[int, int, int], files: Mapping[str, BinaryIO]
-    ) -> tuple[str, ...]:
-        """Append the pixels of each part's images to its file.
-
-        Parameters
-        ----------
-        shape : tuple of int
-            Height, width and channels.
-        files : mapping of str to file
-            A file for each part.
-
-        Returns
-        -------
-        tuple of str
-            Notices for users.
-
-        Raises
-        ------
-        SettingsError
-            If images cannot be read.
-        """
-        from PIL import Image
-        from rich.progress import Progress
-
-        height, width, channels = shape
-        blank = np.zeros(shape, np.uint8)
-        unreadable, first = 0, ""
-        recoloured: list[Path] = []
-
-        def read(path: Path) -> npt.NDArray[np.uint8] | str:
-            try:
-                with Image.open(path) as image:
-                    if channels_of(image) > channels:
-                        recoloured.append(path)
-                    return pixels_of(image, channels, (width, height))
-            except Exception as error:
-                return f"{path} ({error})"
-
-        total = sum(folder.count for folder in self.folders)
-        together = max(1, BLOCK // blank.nbytes)
-        with (
-            ThreadPoolExecutor(os.cpu_count()) as pool,
-            Progress(transient=True) as bar,
-        ):
-            task = bar.add_task("Decoding images (once)", total=total)
-            for part, file in files.items():
-                for paths in _blocks(self.paths(part), together):
-                    # `map` decodes ahead, so blocks bound the memory.
-                    for pixels in pool.map(read, paths):
-                        if isinstance(pixels, str):
-                            unreadable += 1
-                            first = min(first, pixels) if first else pixels
-                            pixels = blank
-                        file.write(np.ascontiguousarray(pixels).data)
-                    bar.advance(task, len(paths))
-        if unreadable:
-            line = f"{unreadable} images cannot be read, the first is {first}"
-            raise SettingsError(line, "data-dir")
-        return grey_note(len(recoloured), total, str(min(recoloured, default="")))
+    def shape(self) -> Shape:
+        """Return the height, width and channels of the images after decoding."""
+        step = -(-sum(folder.count for folder in self.folders) // INSPECTED)
+        sources = chain.from_iterable(map(self.sources, PARTS))
+        return common_shape(islice(sources, 0, None, step), self.size)
 
 
 def _version(image: "os.DirEntry[str]") -> str:
@@ -248,11 +154,6 @@ def _version(image: "os.DirEntry[str]") -> str:
         # A broken link, which decoding reports.
         return "unreadable"
     return f"{stat.st_size}/{stat.st_mtime_ns}"
-
-
-def _blocks(paths: Iterator[Path], size: int) -> Iterator[list[Path]]:
-    while block := list(islice(paths, size)):
-        yield block
 
 
 def _class_folders(

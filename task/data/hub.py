@@ -7,14 +7,14 @@ which takes a second.
 import hashlib
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import islice
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
 import numpy as np
 
-from flwr_frl.task.data.cache import open_pixels, require_space
+from flwr_frl.task.data.cache import require_space
 from flwr_frl.task.data.columns import (
     MAX_CLASSES,
     Values,
@@ -23,8 +23,13 @@ from flwr_frl.task.data.columns import (
     read_numbers,
 )
 from flwr_frl.task.data.datasets import DataSettings, save_dataset
-from flwr_frl.task.data.folders import FORM, INSPECTED
-from flwr_frl.task.data.images import channels_of, grey_note, pixels_of, upright
+from flwr_frl.task.data.images import (
+    FORM,
+    INSPECTED,
+    Source,
+    common_shape,
+    write_images,
+)
 from flwr_frl.task.settings import (
     Free,
     Place,
@@ -255,46 +260,21 @@ class HubData:
 
     def _write_images(self, directory: Path, column: str) -> tuple[str, ...]:
         """Write the pixels of each part to its file; return notices for users."""
-        from rich.progress import Progress
-
         parts, size = self._selection.parts, self.settings.image_size
-        inspected = islice(self._images("train", column), INSPECTED)
-        # The first image decides the size; any with colours makes it 3 channels.
-        sizes, counts = zip(*((i.size, channels_of(i)) for i in inspected), strict=True)
-        channels = max(counts)
-        width, height = (size, size) if size else sizes[0]
-        shape = (height, width, channels)
-        total = sum(map(len, parts.values()))
-        require_space(directory, total * int(np.prod(shape)))
-        recoloured: list[str] = []
-        with Progress(transient=True) as bar:
-            task = bar.add_task("Decoding images (once)", total=total)
-            for part, rows in parts.items():
-                with open_pixels(directory, part, len(rows), shape) as file:
-                    for i, image in enumerate(self._images(part, column)):
-                        place = f"image {i} of {part!r} of {self.name!r}"
-                        if channels_of(image) > channels:
-                            recoloured.append(place)
-                        try:
-                            pixels = pixels_of(image, channels, (width, height))
-                        except SettingsError as error:
-                            line = f"{place}: {error}"
-                            raise SettingsError(line, error.code) from None
-                        file.write(np.ascontiguousarray(pixels).data)
-                        bar.advance(task)
-        return grey_note(len(recoloured), total, next(iter(recoloured), ""))
+        shape = common_shape(islice(self._sources("train", column), INSPECTED), size)
+        counts = {part: len(rows) for part, rows in parts.items()}
+        require_space(directory, sum(counts.values()) * int(np.prod(shape)))
+        sources = {part: self._sources(part, column) for part in parts}
+        return write_images(directory, sources, counts, shape)
 
-    def _images(self, part: str, column: str) -> Iterator[Any]:
-        """Yield the decoded images of a part."""
-        rows = iter(self._selection.parts[part].select_columns([column]))
-        for i in range(len(self._selection.parts[part])):
-            try:
-                image = upright(next(rows)[column])
-            # Damaged files raise nearly any exception.
-            except Exception as error:
-                raise SettingsError(
-                    f"image {i} of {part!r} of {self.name!r} cannot be read: "
-                    f"{error_line(error)}",
-                    "data-dir",
-                ) from None
-            yield image
+    def _sources(self, part: str, column: str) -> Iterator[Source]:
+        """Yield the images of a part."""
+        import datasets
+
+        rows = self._selection.parts[part].select_columns([column])
+        decoder = datasets.Image(mode=rows.features[column].mode)
+        # Rows hold the encoded images, so that threads can decode them.
+        encoded = rows.cast_column(column, datasets.Image(decode=False))
+        for i, row in enumerate(encoded):
+            place = f"image {i} of {part!r} of {self.name!r}"
+            yield place, partial(decoder.decode_example, row[column])

@@ -1,19 +1,33 @@
 """Discovery and decoding of image files."""
 
 import os
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 
+from flwr_frl.task.data.cache import open_pixels
 from flwr_frl.task.settings import SettingsError
 
 if TYPE_CHECKING:
     from PIL.Image import Image
 
 Pixels = npt.NDArray[np.uint8]
+Shape = tuple[int, int, int]
+# An image that is not decoded yet: how messages call it, and a function that opens it.
+Source = tuple[str, "Callable[[], Image]"]
+
+# Version of decoded images; a change invalidates those in the cache.
+FORM = "/3"
+# Number of images that decide whether a data set is grey.
+INSPECTED = 200
+# Bytes of decoded images held in memory at once.
+BLOCK = 16 * 2**20
 IMAGE_SUFFIXES = frozenset(
     (".bmp", ".gif", ".jpeg", ".jpg", ".png", ".ppm", ".tif", ".tiff", ".webp")
 )
@@ -111,11 +125,96 @@ def read_image(path: Path, channels: int, size: tuple[int, int]) -> Pixels:
         return pixels_of(image, channels, size)
 
 
-def grey_note(count: int, total: int, first: str) -> tuple[str, ...]:
-    """Return a notice that ``count`` of ``total`` images lose their colours, if any."""
-    if not count:
+def common_shape(sources: Iterable[Source], size: int) -> Shape:
+    """Return the height, width and channels to which images are converted.
+
+    Parameters
+    ----------
+    sources : iterable of Source
+        Some of the images. There are 3 channels if any of them has colours.
+    size : int
+        Side in pixels; 0 keeps the size of the first readable image.
+    """
+    first, channels = None, 1
+    for _, load in sources:
+        # Damaged files raise nearly any exception; `write_images` reports them.
+        with suppress(Exception), load() as image:
+            first = first or upright(image).size
+            channels = max(channels, channels_of(image))
+    width, height = (size, size) if size else first or (1, 1)
+    return height, width, channels
+
+
+def write_images(
+    directory: Path,
+    parts: Mapping[str, Iterable[Source]],
+    counts: Mapping[str, int],
+    shape: Shape,
+) -> tuple[str, ...]:
+    """Decode images in threads, and write the pixels of each part to its file.
+
+    Parameters
+    ----------
+    directory : Path
+        Folder of the files.
+    parts : mapping of str to iterable of Source
+        The images of each part.
+    counts : mapping of str to int
+        The number of images of each part.
+    shape : tuple of int
+        Height, width and channels.
+
+    Returns
+    -------
+    tuple of str
+        Notices for users.
+
+    Raises
+    ------
+    SettingsError
+        If images cannot be read.
+    """
+    from rich.progress import Progress
+
+    height, width, channels = shape
+    blank = np.zeros(shape, np.uint8)
+    unreadable, recoloured = list[str](), list[str]()
+
+    def decode(source: Source) -> tuple[Pixels, str, bool]:
+        place, load = source
+        try:
+            with load() as image:
+                loses_colours = channels_of(image) > channels
+                pixels = pixels_of(image, channels, (width, height))
+            return pixels, place, loses_colours
+        except Exception as error:
+            return blank, f"{place} ({' '.join(str(error).split())})", False
+
+    total = sum(counts.values())
+    with ThreadPoolExecutor(os.cpu_count()) as pool, Progress(transient=True) as bar:
+        task = bar.add_task("Decoding images (once)", total=total)
+        for part, sources in parts.items():
+            with open_pixels(directory, part, counts[part], shape) as file:
+                # `map` decodes ahead, so blocks bound the memory.
+                for block in _blocks(iter(sources), max(1, BLOCK // blank.nbytes)):
+                    for pixels, place, loses_colours in pool.map(decode, block):
+                        file.write(np.ascontiguousarray(pixels).data)
+                        if pixels is blank:
+                            unreadable.append(place)
+                        elif loses_colours:
+                            recoloured.append(place)
+                    bar.advance(task, len(block))
+    if unreadable:
+        line = f"{len(unreadable)} images cannot be read, the first is {unreadable[0]}"
+        raise SettingsError(line, "data-dir")
+    if not recoloured:
         return ()
     return (
-        f"{count} of {total} images have colours and become grey, like the others; the "
-        f"first is {first}",
+        f"{len(recoloured)} of {total} images have colours and become grey, like the "
+        f"others; the first is {recoloured[0]}",
     )
+
+
+def _blocks(sources: Iterator[Source], size: int) -> Iterator[list[Source]]:
+    while block := list(islice(sources, size)):
+        yield block

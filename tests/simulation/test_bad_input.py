@@ -49,7 +49,7 @@ BAD = [
         ("--clients", "13"),
         "num-clients is 13: 13 x 2 classes per client are no multiple",
     ),
-    (("--clients", "13"), "the nearest that work: 10 or 15 clients"),
+    (("--clients", "13"), "values are 10 or 15"),
     (("--clients", "2000"), "num-clients is 2000; it must be at most 1,438, the num"),
     (config("torch-threads=1025"), "torch-threads is 1025; it must be in [1, 1024]"),
     (

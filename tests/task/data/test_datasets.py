@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from flwr_frl.task.data import folders
+from flwr_frl.task.data import datasets, images
 from flwr_frl.task.data.datasets import EMNIST_SPLITS, DataSettings, load_dataset
 from flwr_frl.task.data.folders import ImageFolder
 from flwr_frl.task.settings import SettingsError
@@ -172,9 +172,9 @@ def test_negative_numbers(name, allowed):
 
 def test_images_are_decoded_once(folder, tmp_path, monkeypatch):
     calls = []
-    decode = ImageFolder.decode
-    counted = lambda *a: calls.append(1) or decode(*a)  # noqa: E731
-    monkeypatch.setattr(ImageFolder, "decode", counted)
+    write = datasets.write_images
+    counted = lambda *a: calls.append(1) or write(*a)  # noqa: E731
+    monkeypatch.setattr(datasets, "write_images", counted)
     first, second = load(folder, tmp_path), load(folder, tmp_path)
     assert calls == [1]
     assert np.array_equal(first.train.images, second.train.images)
@@ -199,14 +199,14 @@ def test_the_cache_is_where_the_environment_says(folder, tmp_path, monkeypatch):
 
 
 def test_another_process_may_store_the_same_data_first(folder, tmp_path, monkeypatch):
-    decode = ImageFolder.decode
+    write = datasets.write_images
 
-    def decode_late(*arguments):
-        monkeypatch.setattr(ImageFolder, "decode", decode)
+    def write_late(*arguments):
+        monkeypatch.setattr(datasets, "write_images", write)
         load(folder, tmp_path)
-        return decode(*arguments)
+        return write(*arguments)
 
-    monkeypatch.setattr(ImageFolder, "decode", decode_late)
+    monkeypatch.setattr(datasets, "write_images", write_late)
     assert len(load(folder, tmp_path).train) == 4
     assert len(list((tmp_path / "cache").iterdir())) == 1
 
@@ -260,7 +260,7 @@ def test_a_disk_that_becomes_full_while_images_are_decoded(
 
 def test_memory_does_not_grow_with_the_folder(tmp_path, monkeypatch):
     # Two images of 128 x 128 x 3 bytes at a time, where all of them have 1.6 or 6.3 MB.
-    monkeypatch.setattr(folders, "BLOCK", 2 * 128 * 128 * 3)
+    monkeypatch.setattr(images, "BLOCK", 2 * 128 * 128 * 3)
     peaks = []
     for per_class in (8, 32):
         root = tmp_path / str(per_class)

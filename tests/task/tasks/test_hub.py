@@ -384,8 +384,7 @@ def test_a_damaged_image_is_named(tmp_path):
         path.parent.mkdir(parents=True, exist_ok=True)
         Image.fromarray(letter(0, i)).save(path)
     path.write_bytes(b"no image")
-    with pytest.raises(
-        SettingsError, match=r"^image 0 of .test. of .* cannot be read: Unid.*2\.png"
-    ):
+    line = r"^1 images cannot be read, the first is image 0 of .test. of .*2\.png"
+    with pytest.raises(SettingsError, match=line):
         task_of(tmp_path, "photos", 0, test_fraction=0.1)
     assert not list((tmp_path / "cache").glob("*/*.npy"))
