@@ -42,6 +42,7 @@ class BackdoorDigits(ImageTask):
     """The digits, with a trigger in some of them."""
 
     settings_type: ClassVar[type] = BackdoorSettings
+    ignores_model_settings: ClassVar[bool] = True
 
     def __init__(self, settings: BackdoorSettings, num_clients: int) -> None:
         super().__init__("digits", settings, num_clients)

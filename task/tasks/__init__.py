@@ -1,5 +1,6 @@
-"""Tasks by name, or by an import path."""
+"""Tasks by name or import path."""
 
+import copy
 import inspect
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -7,7 +8,7 @@ from typing import Any
 
 from flwr_frl.task.base import ExampleTask, Task
 from flwr_frl.task.data.datasets import SOURCES
-from flwr_frl.task.held_out import EvaluationSettings, changed, with_evaluation
+from flwr_frl.task.held_out import EvaluationSettings, with_evaluation
 from flwr_frl.task.run_cache import TASKS_AT_A_TIME, run_cache
 from flwr_frl.task.settings import (
     Setting,
@@ -35,23 +36,27 @@ TASKS: dict[str, Callable[..., Task]] = {
     "qcqp": partial(MultiTaskSetup, "qcqp"),
     "multi-task-logistic": partial(MultiTaskSetup, "logistic"),
 }
-# Tasks whose data are drawn, or come with a package.
+# Tasks whose data is generated or installed with a package.
 GENERATED = ("digits", "linear", "transfer", "qcqp", "multi-task-logistic")
-# Tasks whose data lie in data-dir and are never downloaded, as all others' are.
+# Tasks that read data-dir and never download; all others download their data.
 IN_FOLDERS = ("image-folder", "femnist", "arrays", "text-folder", "hf")
 
 
 def task_maker(name: str) -> Callable[..., Task]:
-    """Return what `build_task` calls to make a task.
+    """Return the function or class that makes a task.
 
     Parameters
     ----------
     name : str
-        A key of `TASKS`, ``hf:`` with the name or folder of a data set of Hugging
-        Face, or the import path of a function or class of one's own. It is
-        called with its declared settings and, where it has such an argument, with
-        ``num_clients``: how many clients share the data, 0 on a device that has its
-        own as client 0. It returns a `Task`.
+        A key of `TASKS`, ``hf:`` followed by the name or path of a Hugging Face data
+        set, or the import path of a function or class.
+
+    Returns
+    -------
+    callable
+        Returns a `Task`. Its arguments are its declared settings and, optionally,
+        ``num_clients``: the number of clients that share the data, or 0 on a device
+        that uses its own data as client 0.
 
     Raises
     ------
@@ -61,11 +66,10 @@ def task_maker(name: str) -> Callable[..., Task]:
     if is_path(name):
         maker = load(name, "task")
         if callable(maker):
-            made: Callable[..., Task] = maker
-            return made
-        raise SettingsError(
-            f"task {name!r} names {maker!r}; it must be a function that returns a task"
-        )
+            imported: Callable[..., Task] = maker
+            return imported
+        line = f"task {name!r} names {maker!r}; it must be a function that returns a"
+        raise SettingsError(f"{line} task", "task")
     if name.startswith("hf:"):
         return FromHub(name.removeprefix("hf:"))
     if name not in TASKS:
@@ -74,12 +78,13 @@ def task_maker(name: str) -> Callable[..., Task]:
 
 
 def build_task(settings: Settings, num_clients: int) -> Task:
-    """Return the task that the settings name, the same object for the same settings.
+    """Return the task for some settings; equal settings give the same object.
 
     Parameters
     ----------
     settings : mapping
         ``task``, the settings that it declares, and those of `EvaluationSettings`.
+        Others are ignored.
     num_clients : int
         Number of clients that share the data; 0 gives all of it to client 0.
 
@@ -91,17 +96,17 @@ def build_task(settings: Settings, num_clients: int) -> Task:
     Raises
     ------
     SettingsError
-        If a setting is unknown or impossible.
+        If a setting is unknown or invalid.
     """
     name = str(settings["task"])
-    given = tuple((n, settings[n]) for n in _setting_names(name) if n in settings)
-    return _build(name, given, num_clients)
+    read = tuple((n, settings[n]) for n in _setting_names(name) if n in settings)
+    return _build(name, read, num_clients)
 
 
 def reads_data_dir(task: Task, name: str) -> bool:
-    """Return whether the task of a name has its data from ``data-dir``."""
-    idle: Mapping[str, str] = getattr(task, "unused_settings", {})
-    return "data-dir" in declared(task_maker(name)) and "data-dir" not in idle
+    """Return whether a task, built by this name, reads its data from ``data-dir``."""
+    unused: Mapping[str, str] = getattr(task, "unused_settings", {})
+    return "data-dir" in declared(task_maker(name)) and "data-dir" not in unused
 
 
 @run_cache(maxsize=16)
@@ -113,23 +118,11 @@ def _setting_names(name: str) -> list[str]:
 def _build(
     name: str, settings: tuple[tuple[str, Setting], ...], num_clients: int
 ) -> Task:
-    maker, given = task_maker(name), dict[str, Any]()
+    maker, arguments = task_maker(name), dict[str, Any]()
     if "num_clients" in inspect.signature(maker).parameters:
-        given["num_clients"] = num_clients
-    taken = {setting.argument for setting in declared(maker).values()}
-    for argument in inspect.signature(maker).parameters.values():
-        known = argument.name in (*taken, *given, "settings")
-        if (
-            argument.default is argument.empty
-            and not known
-            and (argument.kind not in (argument.VAR_POSITIONAL, argument.VAR_KEYWORD))
-        ):
-            raise SettingsError(
-                f"task {name!r} needs the argument {argument.name!r}, which it does "
-                "not declare as a setting"
-            )
-    task = build(maker, dict(settings), **given)
-    # Asked of the class first: an instance would make its models for an answer.
+        arguments["num_clients"] = num_clients
+    task = build(maker, dict(settings), **arguments)
+    # Look at the class first: attributes of the instance may build a model.
     missing = [
         part
         for part in TASK_PARTS
@@ -138,19 +131,29 @@ def _build(
     if missing:
         raise SettingsError(
             f"task {name!r} made a {type(task).__name__} without {missing[0]!r}; it "
-            "must be a Task, for example an ExampleTask"
+            "must be a Task, for example an ExampleTask",
+            "task",
         )
     evaluation = build(EvaluationSettings, dict(settings))
     if isinstance(task, ExampleTask) and task.seed is None:
-        # A copy: the function may return the same task for each seed, and have made
-        # its models.
-        task = changed(task, {"seed": evaluation.seed})
-        for made in ("initial_state", "scratch_model"):
-            vars(task).pop(made, None)
+        task = _with_seed(task, evaluation.seed)
     return with_evaluation(task, evaluation)
 
 
-# What every algorithm asks a task for.
+def _with_seed(task: ExampleTask, seed: int) -> ExampleTask:
+    """Return a copy with another seed.
+
+    The user's function may return the same object for all seeds, with models of an
+    earlier seed already built.
+    """
+    twin = copy.copy(task)
+    object.__setattr__(twin, "seed", seed)
+    for model in ("initial_state", "scratch_model"):
+        vars(twin).pop(model, None)
+    return twin
+
+
+# Attributes of a task that algorithms use.
 TASK_PARTS = (
     "initial_model",
     "initial_state",

@@ -1,4 +1,4 @@
-"""Images or tables of Hugging Face's ``datasets``, split over the clients."""
+"""Classification of images or table rows from Hugging Face's ``datasets``."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -17,36 +17,36 @@ from flwr_frl.task.models import build_model
 from flwr_frl.task.settings import require
 from flwr_frl.task.tasks.image import ImageSettings, ImageTask, as_tensor
 
-# Of columns of numbers, which come to it as they are.
+# Default model for columns of numbers, which are not normalised.
 TABLE_MODEL = "mlp-2"
 
 
 @dataclass(frozen=True)
 class HubSettings(ImageSettings, ColumnSettings):
-    """Data, columns, partition, model and augmentation."""
+    """Settings of a task with a ``datasets`` data set."""
 
 
 @dataclass(frozen=True, eq=False)
 class TableTask(ExampleTask):
-    """Classes from columns of numbers."""
+    """Classification of table rows with numeric columns."""
 
     notes: tuple[str, ...] = ()
-    idle: Mapping[str, str] = field(default_factory=dict)
+    unused: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def unused_settings(self) -> Mapping[str, str]:
-        """What neither the partition nor a table uses."""
-        return self.idle
+        """Settings that neither the partition nor a table uses, with reasons."""
+        return self.unused
 
 
 @dataclass(frozen=True)
 class FromHub:
-    """Makes the task of a data set: an `ImageTask`, or of numbers a `TableTask`.
+    """Make the task of a data set: an `ImageTask`, or a `TableTask` for numbers.
 
     Parameters
     ----------
     name : str, default ""
-        Of the data set, as `HubData` has it; a ``data-dir`` takes its place.
+        Name or path of the data set (see `HubData`); ``data-dir`` overrides it.
     """
 
     name: str = ""
@@ -59,21 +59,21 @@ class FromHub:
         Parameters
         ----------
         settings : HubSettings
-            How it is used.
+            Columns, partition, model and augmentation.
         num_clients : int
             Number of clients; 0 gives client 0 the whole data set.
 
         Raises
         ------
         SettingsError
-            If the data, its columns, the partition or the model are not to be had.
+            If the data, its columns, the partition or the model is invalid.
         """
         allowed = "empty: the data set names its own"
         require(not settings.classes, "classes", settings.classes, allowed)
         data = HubData(self.name, settings)
         dataset = load_cached(data.key, data.write, settings)
         if dataset.train.images.ndim == 4:
-            # Of somebody's own, as in a folder.
+            # The defaults of image folders apply.
             name = "image-folder"
             return ImageTask(name, settings, num_clients, dataset, data.columns)
         return _table(dataset, settings, num_clients, data.columns)
@@ -86,20 +86,20 @@ def _table(
     classes, width = dataset.classes, train.images.shape[1]
     parts = [np.arange(len(train))], [np.arange(len(test))]
     if num_clients:
-        labels, numbers = (train.labels, test.labels), (len(classes), num_clients)
-        parts = partition(*labels, *numbers, settings, columns)
+        counts = len(classes), num_clients
+        parts = partition(train.labels, test.labels, *counts, settings, columns)
     model, head = settings.model or TABLE_MODEL, settings.head_layers or 1
     return TableTask(
         model=lambda: build_model(
             model, (width,), len(classes), head, settings.model_head
         ),
-        train=[_rows(train, own) for own in parts[0]],
-        test=[_rows(test, own) for own in parts[1]],
+        train=[_rows(train, rows) for rows in parts[0]],
+        test=[_rows(test, rows) for rows in parts[1]],
         classes=classes,
         seed=settings.seed,
         weights=settings.weights,
         notes=dataset.notes,
-        idle=settings.unused()
+        unused=settings.unused()
         | dict.fromkeys(
             ("augment", "augment-all", "grey-to-rgb", "image-size"),
             "there are no images",
@@ -108,7 +108,7 @@ def _table(
 
 
 def _rows(part: ImageSet, rows: npt.NDArray[np.int64]) -> ExampleSet:
-    """Return some rows of a table, which are read when they are needed."""
+    """Return some rows of a memory-mapped table; they are read when needed."""
     inputs = as_tensor(part.images)
     labels = torch.from_numpy(part.labels[rows])
     return ExampleSet(inputs, labels, rows=torch.from_numpy(rows))

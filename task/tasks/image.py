@@ -1,4 +1,4 @@
-"""Image classification."""
+"""Image classification on a data set that is split over clients."""
 
 import warnings
 from collections.abc import Mapping
@@ -21,7 +21,7 @@ from flwr_frl.task.devices import seeded
 from flwr_frl.task.examples import ExampleSet
 from flwr_frl.task.models import MODELS, SplitModel, build_model
 from flwr_frl.task.models.weights import load_weights
-from flwr_frl.task.settings import Free, Place, Range, SettingsError
+from flwr_frl.task.settings import Free, Place, Range, SettingsError, require
 from flwr_frl.task.training import Loss
 
 DEFAULT_MODELS = {
@@ -35,49 +35,59 @@ DEFAULT_MODELS = {
     "arrays": "cifar10-cnn",
 }
 
-# Means and standard deviations for values of 0 to 1; the CIFAR ones are those of the
-# authors' code.
+# Means and standard deviations of pixels in [0, 1]; those of CIFAR-100 are from the
+# code of FedRep's authors.
 RGB = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 GREY = ((0.1307,), (0.3081,))
 NORMALIZATION = {"cifar100": ((0.507, 0.487, 0.441), (0.267, 0.256, 0.276))}
 
-# Digits and letters must not be mirrored, and a crop can make another one of them.
+# Flipping or cropping a character can turn it into another one.
 HANDWRITTEN = ("digits", "mnist", "emnist", "femnist")
-# Images of which it is seen whether all are grey.
-SEEN = 64
-# The CNNs for CIFAR take no smaller images, and are slow with larger ones.
+# Number of images that decide whether a data set is grey.
+INSPECTED = 64
+# The CNNs for CIFAR need images of at least SMALL pixels, and are slow above LARGE.
 SMALL, LARGE = 16, 64
-# Bytes of a client's images that are copied into memory; more are read as they are
-# needed. What is copied is remembered of 16 clients, and of more up to so many bytes.
+# A client's images are copied into memory up to this size in bytes; larger sets are
+# read from the memory-mapped file batch by batch.
 COPIED = 8 * 2**20
-FEWEST_REMEMBERED, REMEMBERED = 16, 128 * 2**20
+# Copies are cached for at least so many clients, and up to so many bytes.
+FEWEST_CACHED, CACHED = 16, 128 * 2**20
+PARTITION_SETTINGS = (
+    "partition",
+    "classes-per-client",
+    "dirichlet-alpha",
+    "size-sigma",
+    "test-partition",
+    "partitioner-arguments",
+)
+MODEL_SETTINGS = ("model", "model-head", "head-layers", "weights")
 
 
 @dataclass(frozen=True)
 class ImageSettings(DataSettings, PartitionSettings):
-    """Data, partition, model and augmentation.
+    """Data, partition, model and augmentation of an image task.
 
     Parameters
     ----------
     model : str, default ""
-        A built-in model or any classification model of torchvision; the data set's own
-        by default.
+        A built-in model or any classification model of torchvision; by default one that
+        suits the data set.
     model_head : str, default ""
-        Dotted name of a torchvision model's head; its last linear layer by default.
+        Dotted name of a torchvision model's head; by default its last linear layer.
     head_layers : int, default 0
-        How many of a built-in model's last layers are the head; 0 leaves it to the
-        algorithm (LG-FedAvg has 2, the others 1).
+        Number of a built-in model's last layers that form the head; 0 uses the
+        algorithm's default (2 for LG-FedAvg, 1 for others).
     weights : str, default ""
-        What the model begins with: a ``.pth`` or ``.safetensors`` file, or the name of
-        torchvision's weights for it (``DEFAULT``); the head stays new where its shape
-        differs.
+        Initial weights: a ``.pth`` or ``.safetensors`` file, or the name of
+        torchvision's weights for the model, such as ``DEFAULT``. A head of another
+        shape is initialised randomly.
     grey_to_rgb : bool, default True
-        Whether grey images become RGB where the model takes nothing else, as all of
-        torchvision's.
+        Whether grey images are converted to RGB for models that require it, like those
+        of torchvision.
     augment : bool, default True
-        Whether natural colour images get a random crop and flip in training.
+        Whether natural colour images are randomly cropped and flipped in training.
     augment_all : bool, default False
-        Whether grey images and handwriting are augmented as well.
+        Whether grey and handwritten images are augmented, too.
     """
 
     model: Annotated[str, Free("a model's name")] = ""
@@ -89,39 +99,36 @@ class ImageSettings(DataSettings, PartitionSettings):
     augment_all: Annotated[bool, Free()] = False
 
 
-def _has_own_model(kind: type["ImageTask"]) -> bool:
-    """Return whether a subclass makes its model without what the settings name."""
-    make = kind.initial_model
-    # One that calls super() makes something of a built-in model.
-    code = getattr(make, "__code__", None)
-    changes = "__class__" in getattr(code, "co_freevars", ())
-    return make is not ImageTask.initial_model and not changes
-
-
 class ImageTask(BaseTask):
-    """Image classification with one data set that is split over clients.
+    """Classification of images from one data set that is split over clients.
+
+    Subclasses may override `initial_model` to change the model that the settings name.
+    If they build a model without it, they set ``ignores_model_settings``.
 
     Parameters
     ----------
     name : str
-        Of the data set.
+        Name of the data set, a key of `flwr_frl.task.data.datasets.SOURCES`.
     settings : ImageSettings
-        How it is used.
+        Data, partition, model and augmentation.
     num_clients : int
-        Number of clients; 0 gives client 0 the whole data set (a device with its own
-        folder).
+        Number of clients; 0 gives client 0 the whole data set, as on a device with a
+        data set of its own.
     dataset : Dataset, optional
-        The data set, where it is at hand.
+        The data set, if it is already loaded.
     columns : callable, optional
-        Returns what else is known of its examples, for `partition`.
+        Returns the metadata of its examples, for `partition`.
 
     Raises
     ------
     SettingsError
-        If the data, the partition or the model is not to be had.
+        If the data, the partition or the model is invalid.
     """
 
     settings_type: ClassVar[type] = ImageSettings
+    # Whether `initial_model` does not read `MODEL_SETTINGS`. Then images are not
+    # converted for a model that they name, and users are warned if they set them.
+    ignores_model_settings: ClassVar[bool] = False
 
     def __init__(
         self,
@@ -142,17 +149,19 @@ class ImageTask(BaseTask):
         self.seed = settings.seed
         self.train, self.test = self._partition(settings, num_clients)
         height, width, channels = self.dataset.train.images.shape[1:]
-        self._own_model = _has_own_model(type(self))
-        named = "" if self._own_model else settings.model
+        named = "" if self.ignores_model_settings else settings.model
         self.model_name = named or default_model(name, height, width)
         notes = list(self.dataset.notes)
-        if not (named or self._own_model) and max(height, width) > LARGE:
-            size = (
-                "image-size=32" if name == "image-folder" else "a model, resnet18 say"
+        default = not named and type(self).initial_model is ImageTask.initial_model
+        if default and max(height, width) > LARGE:
+            remedy = (
+                "image-size=32"
+                if name == "image-folder"
+                else "a model such as resnet18"
             )
             notes.append(
                 f"images of {width} x {height} are large for the default model "
-                f"{self.model_name}, and rounds take long: set {size}"
+                f"{self.model_name}, and rounds take long: set {remedy}"
             )
         if channels == 1 and settings.grey_to_rgb and self.model_name not in MODELS:
             notes.append(
@@ -163,18 +172,18 @@ class ImageTask(BaseTask):
         mean, std = NORMALIZATION.get(name, RGB if channels == 3 else GREY)
         self.mean, self.std = torch.tensor(mean) * 255, torch.tensor(std) * 255
         self.shape = (channels, height, width)
-        # 0 leaves it to the algorithm; without one, the last layer is the head.
+        # 0 means that the algorithm sets no default either.
         self.head_layers = settings.head_layers or 1
         self.model_head = settings.model_head
         self.loss: Loss = nn.functional.cross_entropy
-        # Of the clients that were here last: cutting a client's images out takes time.
-        # With test-partition "all" there is one test set for everybody.
-        own = self.test[:1] if self.test[-1] is self.test[0] else self.test
-        self._trained_on = lru_cache(self._remembered(self.train))(
-            partial(self._cut, training=True)
+        # Selecting a client's images takes time, so recent clients are cached. With
+        # test-partition "all", a single test set serves all clients.
+        tests = self.test[:1] if self.test[-1] is self.test[0] else self.test
+        self._training_set = lru_cache(self._cache_size(self.train))(
+            partial(self._examples, training=True)
         )
-        self._tested_on = lru_cache(self._remembered(own))(
-            partial(self._cut, training=False)
+        self._test_set = lru_cache(self._cache_size(tests))(
+            partial(self._examples, training=False)
         )
 
     def _partition(
@@ -183,51 +192,51 @@ class ImageTask(BaseTask):
         train, test = self.dataset.train, self.dataset.test
         if num_clients == 0:
             return [np.arange(len(train))], [np.arange(len(test))]
-        natural = self.client_names = self.dataset.clients
-        if not natural:
-            numbers = self.num_classes, num_clients
+        names = self.client_names = self.dataset.clients
+        if not names:
+            counts = self.num_classes, num_clients
             labels = train.labels, test.labels
-            return partition(*labels, *numbers, settings, self._columns)
-        if num_clients > len(natural):
-            raise SettingsError(
-                f"num-clients is {num_clients}; the data is split over {len(natural)} "
-                f"clients, {natural[0]} to {natural[-1]}"
-            )
+            return partition(*labels, *counts, settings, self._columns)
+        allowed = (
+            f"at most {len(names)}, the clients over which the data is split, "
+            f"{names[0]} to {names[-1]}"
+        )
+        require(num_clients <= len(names), "num-clients", num_clients, allowed)
         parts = [_by_owner(part.owners, num_clients) for part in (train, test)]
-        for name, own in zip(natural, parts[0], strict=False):
-            if len(own) == 0:
-                raise SettingsError(f"client {name!r} has no training images")
+        for name, rows in zip(names, parts[0], strict=False):
+            if len(rows) == 0:
+                line = f"client {name!r} has no training images"
+                raise SettingsError(line, "data-dir")
         return parts[0], parts[1]
 
     @property
     def unused_settings(self) -> Mapping[str, str]:
-        """What the partition, the images and a model of one's own do not use."""
-        idle = self.settings.unused()
+        """Settings that the data set, its partition or the model does not use."""
+        unused = self.settings.unused()
         if self.dataset.clients:
-            names = ["partition", "classes-per-client", "dirichlet-alpha", "size-sigma"]
-            names += ["test-partition", "partitioner-arguments"]
-            idle = dict.fromkeys(names, "the data is already split over its clients")
+            reason = "the data is already split over its clients"
+            unused = dict.fromkeys(PARTITION_SETTINGS, reason)
         if self.source not in ("image-folder", "femnist"):
-            idle["classes"] = "only an image folder has class folders"
+            unused["classes"] = "only an image folder has class folders"
         if self.source != "emnist":
-            idle["emnist-split"] = "only EMNIST has these splits"
+            unused["emnist-split"] = "only EMNIST has these splits"
         if self.settings.augment and not self.augment:
-            idle["augment"] = "grey images and handwriting need augment-all=true"
+            unused["augment"] = "grey images and handwriting need augment-all=true"
         if self.source == "digits":
-            idle["data-dir"] = "the digits come with scikit-learn"
-        if self._own_model:
-            names = ["model", "model-head", "head-layers", "weights"]
-            idle |= dict.fromkeys(names, "the task has a model of its own")
-        return idle
+            unused["data-dir"] = "the digits come with scikit-learn"
+        if self.ignores_model_settings:
+            reason = "the task has a model of its own"
+            unused |= dict.fromkeys(MODEL_SETTINGS, reason)
+        return unused
 
     def read(self, line: str) -> torch.Tensor:
-        """Return the image in a file, as the model gets it: a line is its path."""
+        """Return the normalised image of a file; the line is its path."""
         channels, height, width = self.shape
         pixels = torch.from_numpy(read_image(Path(line), channels, (width, height)))
         return ((pixels - self.mean) / self.std).permute(2, 0, 1)
 
     def initial_model(self) -> SplitModel:
-        """Return a new model with the seed's initial values, or those of `weights`."""
+        """Return a new model with initial values from the seed or from ``weights``."""
         with seeded(self.seed):
             model = build_model(
                 self.model_name,
@@ -241,68 +250,68 @@ class ImageTask(BaseTask):
         return model
 
     def check(self, client: int) -> None:
-        """Try what a subclass has of its own.
+        """Try the model on a client's examples, for subclasses only.
 
-        Ours are known to fit: `build_model` has tried the one shape that images have.
+        `build_model` has tried built-in models on the images' single shape.
         """
         if type(self) is not ImageTask:
             super().check(client)
 
     def train_examples(self, client: int) -> ExampleSet:
-        """Return a client's training images, read from the cache."""
-        return self._trained_on(client)
+        """Return a client's training images."""
+        return self._training_set(client)
 
     def test_examples(self, client: int) -> ExampleSet:
-        """Return a client's test images, never augmented."""
+        """Return a client's test images, which are never augmented."""
         shared = self.test[client] is self.test[0]
-        return self._tested_on(0 if shared else client)
+        return self._test_set(0 if shared else client)
 
-    def _remembered(self, part: Indices) -> int:
-        """Return of how many clients, be they the largest ones, images are kept."""
+    def _cache_size(self, part: Indices) -> int:
+        """Return the number of clients to cache, even if they are the largest ones."""
         image = self.dataset.train.images[:1].nbytes
-        sizes = sorted((len(chosen) * image for chosen in part), reverse=True)
-        kept = np.searchsorted(np.cumsum(sizes), REMEMBERED, side="right")
-        return max(FEWEST_REMEMBERED, int(kept))
+        sizes = sorted((len(rows) * image for rows in part), reverse=True)
+        clients = np.searchsorted(np.cumsum(sizes), CACHED, side="right")
+        return max(FEWEST_CACHED, int(clients))
 
-    def _cut(self, client: int, training: bool) -> ExampleSet:
+    def _examples(self, client: int, training: bool) -> ExampleSet:
         images = self.dataset.train if training else self.dataset.test
-        chosen = (self.train if training else self.test)[client]
-        few = len(chosen) * images.images[:1].nbytes <= COPIED
-        pixels = as_tensor(images.images[chosen] if few else images.images)
+        rows = (self.train if training else self.test)[client]
+        copied = len(rows) * images.images[:1].nbytes <= COPIED
+        pixels = as_tensor(images.images[rows] if copied else images.images)
         if self.shape[0] > pixels.shape[-1]:
             pixels = pixels.expand(-1, -1, -1, self.shape[0])
         return ExampleSet(
             pixels,
-            torch.from_numpy(images.labels[chosen]),
+            torch.from_numpy(images.labels[rows]),
             self.mean,
             self.std,
             self.augment and training,
-            None if few else torch.from_numpy(chosen),
+            None if copied else torch.from_numpy(rows),
         )
 
 
 def as_tensor(pixels: npt.NDArray[np.uint8]) -> torch.Tensor:
-    """Return an array as a tensor on the same memory, which nobody writes to."""
+    """Return a tensor that shares a read-only array's memory; do not write to it."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "The given NumPy array is not writable")
         return torch.from_numpy(pixels)
 
 
 def _by_owner(owners: npt.NDArray[np.int64], count: int) -> Indices:
-    """Return the indices of the first owners' images, each's ascending."""
+    """Return the ascending indices of the images of the first ``count`` owners."""
     order = np.argsort(owners, kind="stable")
     bounds = np.searchsorted(owners[order], np.arange(count + 1))
     return [order[start:end] for start, end in pairwise(bounds)]
 
 
 def _coloured(images: npt.NDArray[np.uint8]) -> bool:
-    """Return whether the first images are not all grey; as RGB they may be, too."""
-    first = images[:SEEN]
+    """Return whether some of the first images have colours; RGB images may be grey."""
+    first = images[:INSPECTED]
     return images.shape[-1] == 3 and bool((first != first[..., :1]).any())
 
 
 def default_model(name: str, height: int, width: int) -> str:
-    """Return a data set's default model, a smaller one for small images."""
+    """Return the default model of a data set; small images get a smaller one."""
     if name in ("image-folder", "arrays") and min(height, width) < SMALL:
         return "digits-cnn"
     return DEFAULT_MODELS[name]

@@ -1,4 +1,4 @@
-"""Synthetic linear tasks: each client has its own linear model φ_i = B* w*_i.
+"""Synthetic linear regression; client i has the true model φ_i = B* w*_i.
 
 FedRep, section 5.1 (``low-rank``); FLUTE, section 5 (``gaussian``, ``decaying``).
 """
@@ -23,13 +23,13 @@ SPECTRA = ("low-rank", "gaussian", "decaying")
 
 
 def orthonormal(b: Matrix) -> Matrix:
-    """Return an orthonormal basis of b's columns, the Q of its QR decomposition."""
+    """Return an orthonormal basis of the columns of b: Q of its QR decomposition."""
     q: Matrix = np.linalg.qr(b).Q
     return q
 
 
 def principal_angle_distance(b1: Matrix, b2: Matrix) -> float:
-    """Return ‖B̂₁,⊥ᵀ B̂₂‖₂, how far one column space is from another.
+    """Return ‖B̂₁,⊥ᵀ B̂₂‖₂, the distance between two column spaces.
 
     FedRep, definition 1 (equation 9).
 
@@ -41,7 +41,7 @@ def principal_angle_distance(b1: Matrix, b2: Matrix) -> float:
     Returns
     -------
     float
-        From 0 (the second space lies in the first) to 1.
+        From 0 (the first space contains the second) to 1.
     """
     q1, q2 = orthonormal(b1), orthonormal(b2)
     return float(np.linalg.norm(q2 - q1 @ (q1.T @ q2), 2))
@@ -49,18 +49,18 @@ def principal_angle_distance(b1: Matrix, b2: Matrix) -> float:
 
 @dataclass(frozen=True)
 class LinearTask(Checked, RegressionTask):
-    """Linear regression tasks whose true models share a representation, or nearly.
+    """Linear regression whose true models share a representation, at least nearly.
 
-    Inputs are x ~ N(0, I_d) and outputs y = φ_iᵀ x + N(0, noise variance).
+    Inputs are x ~ N(0, I_d), outputs y = φ_iᵀ x + N(0, noise variance).
 
     Parameters
     ----------
     dimension : int, default 10
         Input dimension d.
     rank : int, default 2
-        Width k of the learned representation, and of the true one for ``low-rank``.
+        Width k of the learned representation; of the true one, too, for ``low-rank``.
     samples : int, default 5
-        Examples of each client: m a round for FedRep, N in all for FLUTE.
+        Examples per client: m per round for FedRep, N in total for FLUTE.
     noise_variance : float, default 1e-3
         Variance of the noise on y.
     spectrum : {"low-rank", "gaussian", "decaying"}, default "low-rank"
@@ -69,14 +69,14 @@ class LinearTask(Checked, RegressionTask):
         φ_i ~ N(0, I_d) (FLUTE, figure 1). ``decaying``: Φ = U Λ Vᵀ with the i-th
         singular value 2 min(d, M) / (i + 1) (FLUTE, figure 3).
     num_clients : int, default 20
-        Number of clients M; 0, a device on its own, counts as one.
+        Number of clients M; 0, for a single device, counts as one.
     seed : int, default 0
-        Fixes Φ and every example.
+        Seed of Φ and of all examples.
 
     Raises
     ------
     SettingsError
-        If a value is out of its range.
+        If a value is out of range.
     """
 
     dimension: Annotated[int, Range("[1, inf)")] = 10
@@ -87,19 +87,19 @@ class LinearTask(Checked, RegressionTask):
     num_clients: int = 20
     seed: Annotated[int, Seed] = 0
 
-    # Rounds count from 1 and draws from 0: no training batch has this number.
+    # Training draws have the number 0 or that of a round, never this one.
     test_draw = 2**31
     test_samples = 200
 
     def __post_init__(self) -> None:
-        """Check the numbers."""
+        """Validate the settings, and limit the size of the arrays."""
         super().__post_init__()
         allowed = f"from 1 to {self.dimension}, the dimension"
         require(self.rank <= self.dimension, "rank", self.rank, allowed)
         require(self.num_clients >= 0, "num-clients", self.num_clients, "at least 0")
         longest = max(self.rank, self.samples, self.num_clients, self.test_samples)
-        what = "dimension times the largest of rank, samples and num-clients"
-        require_drawable(self.dimension * longest, what)
+        product = "dimension times the largest of rank, samples and num-clients"
+        require_drawable(self.dimension * longest, product)
 
     @cached_property
     def _truth(self) -> tuple[Matrix, Matrix]:
@@ -122,8 +122,8 @@ class LinearTask(Checked, RegressionTask):
     def representation(self) -> Matrix:
         """The true representation B*, orthonormal, shape (dimension, rank).
 
-        For spectra that are not of low rank: the best one, the leading left singular
-        vectors of Φ.
+        For spectra of full rank: the optimal one, which consists of the leading left
+        singular vectors of Φ.
         """
         return self._truth[0]
 
@@ -134,7 +134,7 @@ class LinearTask(Checked, RegressionTask):
 
     @cached_property
     def best_errors(self) -> Matrix:
-        """‖φ̂_i - φ_i‖ of each client for the best rank-k approximation Φ̂."""
+        """‖φ̂_i - φ_i‖ of each client, for the best rank-k approximation Φ̂ of Φ."""
         u = np.linalg.svd(self.models, full_matrices=False)[0][:, : self.rank]
         residual: Matrix = self.models - u @ (u.T @ self.models)
         return np.asarray(np.linalg.norm(residual, axis=0))
@@ -142,7 +142,7 @@ class LinearTask(Checked, RegressionTask):
     def draw(
         self, client: int, draw: int = 0, samples: int | None = None
     ) -> tuple[Matrix, Matrix]:
-        """Draw x ~ N(0, I_d) and y = φ_iᵀ x + noise of a client."""
+        """Draw x ~ N(0, I_d) and y = φ_iᵀ x + noise."""
         rng = np.random.default_rng([self.seed, 0xD4A3, client, draw])
         n = samples or self.samples
         x = rng.standard_normal((n, self.dimension))

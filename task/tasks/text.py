@@ -1,7 +1,7 @@
-"""Text, one file a client: the next character, or the class of a line.
+"""Next-character prediction and text classification, with one file per client.
 
-The shapes of LEAF's Shakespeare (the next of 80 characters) and Sent140 (the class of a
-tweet's words), with the papers' two-layer LSTMs.
+Shapes and models (two-layer LSTMs) are those of LEAF's Shakespeare, which predicts the
+character after 80 others, and of Sent140, which classifies tweets.
 """
 
 from dataclasses import dataclass
@@ -20,29 +20,32 @@ from flwr_frl.task.models import SplitModel
 from flwr_frl.task.settings import Checked, Place, Range, Seed, SettingsError, require
 from flwr_frl.task.training import Loss
 
-# LEAF's characters for Shakespeare; anything else is the first.
+# LEAF's characters for Shakespeare. Other characters are replaced by the first one.
 CHARACTERS = (
     "\n !\"&'(),-.0123456789:;>?ABCDEFGHIJKLMNOPQRSTUVWXYZ[]abcdefghijklmnopqrstuvwxyz}"
 )
-# Words have a number from 1 up to here by their checksum, so that devices agree without
-# a list; 0 fills short lines up. SRPFL's vocabulary has 10,000 words.
+# Size of the vocabulary (SRPFL). A word's token is a checksum from 1 to WORDS - 1, so
+# that devices need no common word list; 0 pads short lines.
 WORDS = 10_000
-# The last part of each file tests.
-TEST_SHARE = 0.2
-HOLDS = "<client>.txt, of text, or <client>.tsv, a class, a tab and a text a line"
+# Fraction of each file, at its end, that is for testing.
+TEST_FRACTION = 0.2
+FORM = "<client>.txt, of text, or <client>.tsv, a class, a tab and a text a line"
 
 
 class RecurrentText(nn.Module):
-    """An embedding and a two-layer LSTM: tokens (n, time) to features.
+    """An embedding and a two-layer LSTM.
+
+    Maps tokens of shape (n, time) to features of shape (n, width), or (n, 2 * width) if
+    bidirectional.
 
     Parameters
     ----------
     tokens, embedding, width : int
-        How many tokens there are, and the sizes of their vectors and of each layer.
+        Number of tokens, size of the embedding, and units per layer.
     dropout : float, default 0
-        Between the layers, and of the features.
-    both : bool, default False
-        Whether the text is read backwards as well; features are of twice the width.
+        Dropout between the layers and of the features.
+    bidirectional : bool, default False
+        Whether the LSTM also reads backwards.
     """
 
     def __init__(
@@ -51,17 +54,22 @@ class RecurrentText(nn.Module):
         embedding: int,
         width: int,
         dropout: float = 0.0,
-        both: bool = False,
+        bidirectional: bool = False,
     ) -> None:
         super().__init__()
         self.embedding = nn.Embedding(tokens, embedding)
         self.lstm = nn.LSTM(
-            embedding, width, 2, batch_first=True, dropout=dropout, bidirectional=both
+            embedding,
+            width,
+            num_layers=2,
+            batch_first=True,
+            dropout=dropout,
+            bidirectional=bidirectional,
         )
         self.dropout = nn.Dropout(dropout)
 
     def forward(self, tokens: Tensor) -> Tensor:
-        """Return the last layer's states when all has been read."""
+        """Return the final hidden states of the last layer."""
         _, (states, _) = self.lstm(self.embedding(tokens))
         last = states[-2:] if self.lstm.bidirectional else states[-1:]
         features: Tensor = self.dropout(last.transpose(0, 1).flatten(1))
@@ -70,20 +78,20 @@ class RecurrentText(nn.Module):
 
 @dataclass(frozen=True)
 class TextSettings(Checked):
-    """Which text, and how much of it the model sees.
+    """Text files and size of the model.
 
     Parameters
     ----------
     data_dir : str, default ""
-        A directory with ``<client>.txt``, of which the next character is learned, or
-        with ``<client>.tsv``, which has a class, a tab and a text in each line. The
-        last fifth of a file tests. A device's own has one file.
+        Directory with files ``<client>.txt`` for next-character prediction, or
+        ``<client>.tsv`` for classification, with a class, a tab and a text in each
+        line. The last fifth of a file is for testing. On a device, one file.
     seed : int, default 0
-        Fixes the initial model.
+        Seed of the initial model.
     sequence_length : int, default 0
-        Characters, or words, that the model sees; 0 are LEAF's 80 or 25.
+        Characters or words per example; 0 stands for LEAF's 80 characters or 25 words.
     lstm_width : int, default 256
-        Units of each of the two layers.
+        Units of each of the two LSTM layers.
     """
 
     data_dir: Annotated[str, Place("a directory")] = ""
@@ -93,19 +101,19 @@ class TextSettings(Checked):
 
 
 class TextTask(BaseTask):
-    """Text of one file a client.
+    """A task on text files, one per client.
 
     Parameters
     ----------
     settings : TextSettings
-        Which.
+        Text files and size of the model.
     num_clients : int
-        Number of clients; 0 gives client 0 all files (a device has one).
+        Number of clients; 0 gives client 0 all files.
 
     Raises
     ------
     SettingsError
-        If there are no such files, not as many, or a line is none.
+        If there are fewer files than clients, or a line is malformed.
     """
 
     settings_type: ClassVar[type] = TextSettings
@@ -114,14 +122,13 @@ class TextTask(BaseTask):
         self.settings = settings
         root = Path(settings.data_dir).expanduser()
         kinds = [sorted(root.glob(f"*.{suffix}")) for suffix in ("txt", "tsv")]
-        if not settings.data_dir or not root.is_dir() or not any(kinds):
-            raise SettingsError(
-                f"data-dir is {settings.data_dir!r}; it must hold {HOLDS}"
-            )
+        exist = bool(settings.data_dir) and root.is_dir() and any(kinds)
+        require(exist, "data-dir", settings.data_dir, f"a directory with {FORM}")
         if all(kinds):
             raise SettingsError(
                 f"data-dir {str(root)!r} holds {kinds[0][0].name} and "
-                f"{kinds[1][0].name}; it must hold either {HOLDS}"
+                f"{kinds[1][0].name}; it must hold either {FORM}",
+                "data-dir",
             )
         self.labelled = not kinds[0]
         files = kinds[0] or kinds[1]
@@ -131,41 +138,43 @@ class TextTask(BaseTask):
         self.files = [files] if num_clients == 0 else [[f] for f in files[:num_clients]]
         self.client_names = tuple(f.stem for f in files[:num_clients])
         self.length = settings.sequence_length or (25 if self.labelled else 80)
-        # A window of characters and the next one have all but one in common.
+        # Successive windows of characters share all but one of them.
         self.overlap = 0 if self.labelled else self.length
         self.loss: Loss = nn.functional.cross_entropy
         self.classes: tuple[str, ...] = tuple(CHARACTERS)
         if self.labelled:
-            found = {label for file in files for label, _ in _lines(file)}
-            require(len(found) > 1, "data-dir", str(root), "of more than one class")
-            self.classes = tuple(sorted(found))
+            labels = {label for file in files for label, _ in _lines(file)}
+            allowed = "a directory with texts of more than one class"
+            require(len(labels) > 1, "data-dir", str(root), allowed)
+            self.classes = tuple(sorted(labels))
         self._examples = lru_cache(maxsize=32)(self._read)
 
     def initial_model(self) -> SplitModel:
-        """Return the papers' model with the seed's initial values.
+        """Return a new model with initial values drawn by the seed.
 
-        Characters: LEAF's, with vectors of 8. Words: SRPFL's (appendix C), in both
-        directions with dropout 0.5, vectors of 100 and a layer of 5 before the head.
+        For characters it is LEAF's, with an embedding of size 8. For words it is
+        SRPFL's (appendix C): bidirectional, with dropout 0.5, an embedding of size 100
+        and a layer of 5 units before the head.
         """
         width = self.settings.lstm_width
         with seeded(self.settings.seed):
             if not self.labelled:
                 lstm = RecurrentText(len(CHARACTERS), 8, width)
                 return SplitModel(lstm, nn.Linear(width, len(CHARACTERS)))
-            lstm = RecurrentText(WORDS, 100, width, dropout=0.5, both=True)
+            lstm = RecurrentText(WORDS, 100, width, dropout=0.5, bidirectional=True)
             layers = nn.Sequential(lstm, nn.Linear(2 * width, 5), nn.ReLU())
             return SplitModel(layers, nn.Linear(5, len(self.classes)))
 
     def train_examples(self, client: int) -> ExampleSet:
-        """Return the first part of a client's text."""
+        """Return the examples from the first part of a client's text."""
         return self._examples(client)[0]
 
     def test_examples(self, client: int) -> ExampleSet:
-        """Return the last part of a client's text."""
+        """Return the examples from the last part of a client's text."""
         return self._examples(client)[1]
 
     def read(self, line: str) -> Tensor:
-        """Return the tokens of a text, whose last ones count."""
+        """Return the last ``length`` tokens of a text, padded at the beginning."""
         if self.labelled:
             return self._words(line.rpartition("\t")[2])
         if len(line) < self.length:
@@ -183,16 +192,17 @@ class TextTask(BaseTask):
         """Return a file's training and test examples."""
         if not self.labelled:
             codes = _characters(_text(path))
-            cut = len(codes) - int(len(codes) * TEST_SHARE)
-            # Of the test's own text, so that nothing is in both.
+            cut = len(codes) - int(len(codes) * TEST_FRACTION)
+            # Windows must not overlap both parts.
             parts = codes[:cut], codes[cut:]
             if len(parts[1]) <= self.length:
                 raise SettingsError(
                     f"{str(path)!r} has {len(codes)} characters; with sequence-length "
                     f"{self.length} there must be at least "
-                    f"{int((self.length + 1) / TEST_SHARE)}"
+                    f"{int((self.length + 1) / TEST_FRACTION)}",
+                    "sequence-length",
                 )
-            # Views: no character is copied.
+            # Windows are views that copy no characters.
             windows = [part.unfold(0, self.length, 1)[:-1] for part in parts]
             train, test = (
                 ExampleSet(window, part[self.length :])
@@ -202,7 +212,7 @@ class TextTask(BaseTask):
         lines = list(_lines(path))
         inputs = torch.stack([self._words(text) for _, text in lines])
         targets = torch.tensor([self.classes.index(label) for label, _ in lines])
-        cut = len(lines) - int(len(lines) * TEST_SHARE)
+        cut = len(lines) - int(len(lines) * TEST_FRACTION)
         return (
             ExampleSet(inputs[:cut], targets[:cut]),
             ExampleSet(inputs[cut:], targets[cut:]),
@@ -230,21 +240,24 @@ def _text(path: Path) -> str:
     try:
         return path.read_text(encoding="utf-8-sig")
     except (OSError, ValueError) as error:
-        raise SettingsError(f"{str(path)!r} cannot be read: {error}") from None
+        line = f"{str(path)!r} cannot be read: {error}"
+        raise SettingsError(line, "data-dir") from None
 
 
 def _lines(path: Path) -> list[tuple[str, str]]:
-    """Return the labels and texts of a file."""
-    found = []
-    if not _text(path).strip("\n"):
-        raise SettingsError(f"{str(path)!r} has no lines")
-    # Not by splitlines: a text may hold other characters that break a line.
-    for number, line in enumerate(_text(path).rstrip("\n").split("\n"), 1):
+    """Return the (label, text) pairs of a file."""
+    pairs = []
+    content = _text(path)
+    if not content.strip("\n"):
+        raise SettingsError(f"{str(path)!r} has no lines", "data-dir")
+    # `splitlines` would also split at other characters, which texts may contain.
+    for number, line in enumerate(content.rstrip("\n").split("\n"), 1):
         label, tab, text = line.partition("\t")
         if not tab or not label:
             raise SettingsError(
                 f"{str(path)!r}, line {number} is {line[:40]!r}; it must be a class, a "
-                "tab and a text"
+                "tab and a text",
+                "data-dir",
             )
-        found.append((label, text))
-    return found
+        pairs.append((label, text))
+    return pairs

@@ -218,7 +218,7 @@ def test_fine_tuning_before_use_takes_the_devices_data(root, algorithm):
     other, _ = load_run(run, "pi-9", data_dir=str(late))
     assert not torch.allclose(other(torch.zeros(1, 8, 8, 1)), outputs[:1])
     for given, line in (
-        (("pi-2",), "data-dir is ''; it must hold train.npz and test.npz"),
+        (("pi-2",), "data-dir is ''; it must be a directory with train.npz"),
         (("", "", str(data)), "client-name is ''; it must be the device's name"),
     ):
         with pytest.raises(SettingsError, match=line):

@@ -154,6 +154,8 @@ from torch import nn
 from flwr_frl.task import ImageTask, SplitModel
 
 class OnDigits(ImageTask):
+    ignores_model_settings = True
+
     def __init__(self, settings, num_clients):
         super().__init__("digits", settings, num_clients)
 
@@ -180,6 +182,6 @@ def test_a_model_that_is_made_of_a_built_in_one_has_its_settings(write_module, c
     source = ON_DIGITS.replace(
         "SplitModel(nn.Flatten(), nn.Linear(64, self.num_classes))",
         "super().initial_model()",
-    )
+    ).replace("    ignores_model_settings = True\n", "")
     task = ["--task", write_module("made_of_digits", source) + ":OnDigits"]
     assert warnings_of(["fedavg", *task, *config("model='logistic'")], caplog) == []

@@ -126,5 +126,5 @@ def test_an_outsider_s_subclass_is_not_taken_for_its_base_s_linear_case():
 
 
 def test_a_task_that_needs_what_is_no_setting_is_refused_in_a_line():
-    with pytest.raises(SettingsError, match="needs the argument 'a', which it does"):
+    with pytest.raises(SettingsError, match="missing a required argument: 'a'"):
         build_task(resolve({"task": "os.path:join"}), 3)

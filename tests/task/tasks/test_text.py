@@ -75,7 +75,7 @@ def test_the_features_are_the_last_states_of_torch_s_own_cells():
             states[i] = cell(x, states[i])
             x = states[i][0]
     torch.testing.assert_close(model(tokens), states[1][0])
-    both = RecurrentText(7, 3, 5, both=True)
+    both = RecurrentText(7, 3, 5, bidirectional=True)
     assert both(tokens).shape == (2, 10)
 
 
@@ -111,23 +111,24 @@ def test_what_a_line_predicts_from(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("files", "line"),
+    ("files", "code", "fragment"),
     [
-        ({}, "data-dir is '{root}'; it must hold <client>.txt"),
-        ({"a.txt": "abc", "b.tsv": "x\ty"}, "holds a.txt and b.tsv; it must hold"),
-        ({"a.txt": "abc" * 20}, "num-clients is 2; it must be at most 1, the number"),
-        ({"a.txt": "abcde", "b.txt": "b"}, "a.txt' has 5 characters; with sequence-l"),
-        ({"a.tsv": "x\ty\nno tab", "b.tsv": "z\ty"}, "line 2 is 'no tab'; it must be"),
-        ({"a.tsv": "x\ty", "b.tsv": "x\tz"}, "it must be of more than one class"),
-        ({"a.tsv": "", "b.tsv": "x\tz"}, "a.tsv' has no lines"),
+        ({}, "data-dir", "<client>.txt"),
+        ({"a.txt": "abc", "b.tsv": "x\ty"}, "data-dir", "holds a.txt and b.tsv"),
+        ({"a.txt": "abc" * 20}, "num-clients", "1, the number of files"),
+        ({"a.txt": "abcde", "b.txt": "b"}, "sequence-length", "has 5 characters"),
+        ({"a.tsv": "x\ty\nno tab", "b.tsv": "z\ty"}, "data-dir", "line 2 is 'no tab'"),
+        ({"a.tsv": "x\ty", "b.tsv": "x\tz"}, "data-dir", "more than one class"),
+        ({"a.tsv": "", "b.tsv": "x\tz"}, "data-dir", "has no lines"),
     ],
 )
-def test_folders_that_are_none(tmp_path, files, line):
+def test_invalid_folders(tmp_path, files, code, fragment):
     for name, text in files.items():
         (tmp_path / name).write_text(text)
-    with pytest.raises(SettingsError, match=re.escape(line.format(root=tmp_path))) as e:
+    with pytest.raises(SettingsError, match=re.escape(fragment)) as error:
         task_of(tmp_path, 2, sequence_length=3).train_examples(0)
-    assert "\n" not in str(e.value)
+    assert error.value.code == code
+    assert "\n" not in str(error.value)
 
 
 def test_bytes_that_are_no_text(tmp_path):
