@@ -1,4 +1,4 @@
-"""Command lines whose errors are one line, like all others here."""
+"""Argument parsing with one-line errors."""
 
 import argparse
 from typing import NoReturn
@@ -7,8 +7,8 @@ from flwr_frl.task.settings import SettingsError
 
 
 class Parser(argparse.ArgumentParser):
-    """An argument parser that raises a `SettingsError` where others print and exit."""
+    """An argument parser that raises `SettingsError` instead of exiting."""
 
     def error(self, message: str) -> NoReturn:
-        """Raise the error."""
-        raise SettingsError(f"{message}; --help shows what is allowed")
+        """Raise `SettingsError` with the parser's message."""
+        raise SettingsError(f"{message}; see --help", "command-line")

@@ -1,4 +1,4 @@
-"""Files that are wholly there or not at all. Needs neither torch nor flwr."""
+"""Atomic writes, and names of files. Imports neither torch nor flwr."""
 
 import contextlib
 import os
@@ -10,15 +10,15 @@ from typing import BinaryIO
 
 from flwr_frl.task.settings import SettingsError
 
-# The mode of files that nobody but their owner may read: heads, checkpoints, accounts.
+# Mode of files that only their owner may read: heads, checkpoints, privacy accounts.
 PRIVATE = 0o600
-# A client's personal state after a round: the run's name, if it has one, and the round.
+# A client's personal state after a round: an optional run name, and the round.
 STATE_FILE = re.compile(r"(?:(\w+)-)?(\d{8})\.safetensors")
-# Appended to the name of a damaged state, which is kept for a person to look at.
+# Suffix of damaged states, which are kept for inspection.
 SET_ASIDE = ".set-aside"
-# A client's account of its private training.
+# A client's privacy account.
 ACCOUNT_FILE = "privacy.json"
-# Names of files that are not finished yet; earlier releases ended them with a process.
+# Temporary files. Those of earlier releases end in a process id.
 _PARTIAL = re.compile(r"\.(.+)\.(?:[0-9a-f]{16}\.partial|\d{1,10})")
 
 
@@ -26,25 +26,26 @@ _PARTIAL = re.compile(r"\.(.+)\.(?:[0-9a-f]{16}\.partial|\d{1,10})")
 def atomic_file(
     path: Path, durable: bool = True, mode: int = 0o666
 ) -> Iterator[BinaryIO]:
-    """Write a new file that replaces ``path`` when the context is left without error.
+    """Write a temporary file that replaces ``path`` when the context exits normally.
 
-    Until then it has a random name in the same folder, so that nobody can have put a
-    link there. A link at ``path`` is replaced, and its target stays as it is.
+    The temporary file is in the same directory and has a random name, so that no link
+    can be prepared there. A link at ``path`` is replaced; its target is unchanged.
 
     Parameters
     ----------
     path : Path
-        The file. Its directory is made if needed.
+        The file. Missing parent directories are created.
     durable : bool, default True
-        Wait for the disk, so that a crash of the machine leaves the old or the new
-        content as well. Otherwise that holds for a crash of the process alone.
+        Whether to flush to disk, so that a crash of the machine leaves the old or the
+        new content. Otherwise only a crash of the process does.
     mode : int, default 0o666
-        Permissions, from which the umask is taken: `PRIVATE`, say.
+        Permissions before the umask is applied, such as `PRIVATE`.
 
     Raises
     ------
     OSError
-        If it cannot be written (a full disk, say); nothing half-written stays behind.
+        If the file cannot be written, for example because the disk is full. The
+        temporary file is removed.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(f".{path.name}.{secrets.token_hex(8)}.partial")
@@ -62,7 +63,7 @@ def atomic_file(
         raise
     if not durable:
         return
-    # The rename itself is durable only once the directory is.
+    # The rename is durable only after the directory has been flushed.
     directory = os.open(path.parent, os.O_RDONLY)
     try:
         os.fsync(directory)
@@ -73,34 +74,35 @@ def atomic_file(
 def write_atomically(
     path: Path, data: bytes, durable: bool = True, mode: int = 0o666
 ) -> None:
-    """Replace a file so that a crash leaves the old or the new content, never a part.
+    """Replace the content of a file atomically.
 
-    Parameters and errors are those of `atomic_file`.
+    See `atomic_file` for the parameters and errors.
     """
     with atomic_file(path, durable, mode) as file:
         file.write(data)
 
 
 def unfinished(name: str) -> str:
-    """Return which file a temporary file was to become; "" for any other name."""
+    """Return the final name of a temporary file, or "" for any other name."""
     match = _PARTIAL.fullmatch(name)
     return match[1] if match else ""
 
 
 def open_no_follow(path: str, flags: int) -> int:
-    """Open a file to change it in place, made if needed: the ``opener`` of `open`.
+    """Open a file without following a link; an ``opener`` for `open`.
 
-    Raises `OSError` if a link is there.
+    Missing files are created. Raises `OSError` if ``path`` is a link.
     """
     return os.open(path, flags | os.O_CREAT | os.O_NOFOLLOW, 0o666)
 
 
 def refuse_links(setting: str, *folders: Path) -> None:
-    """Raise `SettingsError` if one of our folders is a link, which leads elsewhere."""
+    """Raise `SettingsError` if a folder is a link, which may lead anywhere."""
     for folder in folders:
         if folder.is_symlink():
             raise SettingsError(
                 f"{setting}: {str(folder)!r} is a link; it must be a folder, as files "
                 f"in it are written and removed; remove the link or set another "
-                f"{setting}"
+                f"{setting}",
+                setting,
             )

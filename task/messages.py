@@ -1,6 +1,6 @@
-"""The keys under which server and clients put things into messages."""
+"""Keys of messages between server and clients."""
 
-# Records.
+# Names of records in a message.
 ARRAYS = "arrays"
 HEAD = "head"
 CONFIG = "config"
@@ -8,64 +8,68 @@ METRICS = "metrics"
 PROPERTIES = "properties"
 BYTES = "bytes"
 
-# Names of SCAFFOLD's control variate begin so.
+# Names and prefixes of arrays.
+# Prefix of SCAFFOLD's control variates.
 CONTROL = "control."
-# And that of FedDBE's consensual mean of the features.
+# Prefix of FedDBE's consensual mean features.
 CONSENSUS = "consensus."
-# FedProto's mean features of each class, and of how much they are the mean.
+# FedProto: each class's mean features, and the number of examples behind each mean.
 PROTOTYPES = "prototypes.means"
 PROTOTYPE_COUNTS = "prototypes.counts"
 
-# In the metrics of a reply whose arrays are a change of what was sent: 1.
+# Keys in the metrics of a reply.
+# 1 if the reply's arrays are the difference to the arrays that the server sent.
 IS_CHANGE = "is-change"
-# Of a client that trains privately: its ε so far.
+# ε that a client with private training has spent so far.
 EXAMPLE_EPSILON = "example-epsilon"
+NUM_EXAMPLES = "num-examples"
+NUM_TEST_EXAMPLES = "num-test-examples"
 
-# In the config of a message to a client.
+# Keys in the config of a message to a client.
 SERVER_ROUND = "server-round"
 RUN = "run"
 ACKNOWLEDGED_ROUND = "acknowledged-round"
 CHECKPOINT_ROUND = "checkpoint-round"
-# Of gossip: up to which round messages are relayed.
+# Gossip: the newest round whose messages are relayed.
 EXCHANGED_ROUND = "exchanged-round"
-# As in Flower's FedProx.
+# The key that Flower's FedProx uses.
 PROXIMAL_WEIGHT = "proximal-mu"
-# Of L2GD: a number from which all clients of a round draw the same.
+# L2GD: a seed of the coin flips that all clients of a round share.
 COINS = "coins"
-# Where what is shared is a mean of what clients keep: whether it has this client's, and
-# whether a change is that of what is shared, and not of the client's own.
+# Means of client states: whether the mean includes this client, and whether a reply's
+# change is relative to the shared arrays instead of the client's own.
 IN_MEAN = "in-mean"
 FROM_SHARED = "from-shared"
+# Newcomers: the fraction of a client's examples on which personal parameters are
+# fitted, and the number of these examples.
+SHARE = "share"
+FITTED = "fitted"
 
 # Actions of queries.
 INITIAL_ARRAYS = "arrays"
 STATISTICS = "statistics"
 
-# What a client tells of itself.
+# Keys in the properties of a client.
 CLIENT = "client"
 STRUCTURE = "structure"
-# How many classes it has, and a digest of their names.
+# Number of classes, and a digest of their names.
 NUM_CLASSES = "num-classes"
 CLASSES_DIGEST = "classes-digest"
-# How many bytes the arrays have that it shares.
+# Size in bytes of the arrays that the client shares.
 SHARED_BYTES = "shared-bytes"
-# Which rounds of a run it has kept, and the newest checkpoint it has heard of.
+# Rounds of a run whose state the client has saved, and the newest checkpoint that it
+# knows.
 KEPT_ROUNDS = "kept-rounds"
 KEPT_CHECKPOINT = "kept-checkpoint"
+# Why the client does not take part.
 REFUSAL = "refusal"
-# Why it goes on without what it had kept last.
+# Why the client does not use its latest saved state.
 UNUSED_STATE = "unused-state"
-NUM_EXAMPLES = "num-examples"
-NUM_TEST_EXAMPLES = "num-test-examples"
-# What a simulated client tells besides: what its folder is called, the classes of its
-# training examples, how many it has of each, and whether it comes after the training.
+# Simulated clients: the name of the client's folder, the classes of its training
+# examples, the number of examples per class, and whether it joins after training.
 OWN_NAME = "own-name"
 HELD_CLASSES = "held-classes"
 CLASS_COUNTS = "class-counts"
 NEWCOMER = "newcomer"
-# Of a newcomer: on which share of its examples it fits what is its own, and how many
-# these are.
-SHARE = "share"
-FITTED = "fitted"
-# Of a client with images.
+# Clients with images.
 INPUTS = ("channels", "height", "width")

@@ -1,7 +1,7 @@
-"""Arrays as the bytes of an .npy file, as ``numpy.save`` and ``load`` have them.
+"""Fast encoding and decoding of arrays in the .npy format.
 
-NumPy writes and parses the header anew for each array, which for a small one takes a
-hundred times as long as its values. Headers of the same shape and type are the same.
+NumPy formats and parses the header of every array, which takes a hundred times as long
+as copying a small array's values. Here, headers are cached by shape and dtype.
 """
 
 import io
@@ -15,12 +15,12 @@ NDArray = npt.NDArray[np.generic]
 
 @lru_cache(maxsize=1024)
 def header(shape: tuple[int, ...], dtype: np.dtype[np.generic]) -> bytes:
-    """Return all that comes before the values of an array that goes by row.
+    """Return the .npy header of a C-contiguous array.
 
-    Raises `ValueError` for objects, which would have to be pickled.
+    Raises `ValueError` for arrays of objects, which would have to be pickled.
     """
     if dtype.hasobject:
-        raise ValueError("arrays of objects are not written")
+        raise ValueError("arrays of objects are not supported")
     stream = io.BytesIO()
     like = np.lib.format.header_data_from_array_1_0(np.empty((0,), dtype))
     np.lib.format.write_array_header_1_0(stream, {**like, "shape": shape})
@@ -29,47 +29,44 @@ def header(shape: tuple[int, ...], dtype: np.dtype[np.generic]) -> bytes:
 
 @lru_cache(maxsize=64)
 def dtype_name(dtype: np.dtype[np.generic]) -> str:
-    """Return ``str(dtype)``, which takes longer than an array's values."""
+    """Return ``str(dtype)``, cached because it is slow."""
     return str(dtype)
 
 
 def encode(array: NDArray) -> bytes:
-    """Return the bytes of an array, by row however it lies in memory."""
+    """Return an array in the .npy format, in C order."""
     return header(array.shape, array.dtype) + array.tobytes()
 
 
 def decode(data: bytes) -> NDArray:
-    """Return the values of an .npy file's bytes; nothing is unpickled.
+    """Return the array in the bytes of an .npy file, without unpickling.
 
-    It is a view that cannot be written to where the header is a usual one; `ValueError`
-    and what else NumPy raises where the bytes are no .npy file, or more than one.
+    The array is a read-only view of ``data`` if `encode` could have written them.
+    Invalid bytes raise `ValueError` or another exception of NumPy.
     """
-    found = _parse(data[: _header_length(data)])
-    if found is None:
-        loaded: NDArray = np.load(io.BytesIO(data), allow_pickle=False)
-        return loaded
-    shape, dtype, start = found
+    # Version 1.0 stores the header's length in bytes 8 and 9.
+    header_length = 10 + int.from_bytes(data[8:10], "little")
+    parsed = _parse(data[:header_length])
+    if parsed is None:
+        array: NDArray = np.load(io.BytesIO(data), allow_pickle=False)
+        return array
+    shape, dtype, start = parsed
     return np.frombuffer(data, dtype, offset=start).reshape(shape)
-
-
-def _header_length(data: bytes) -> int:
-    """Return how long the header of version 1.0 says it is."""
-    return 10 + int.from_bytes(data[8:10], "little")
 
 
 @lru_cache(maxsize=1024)
 def _parse(
-    head: bytes,
+    data: bytes,
 ) -> tuple[tuple[int, ...], np.dtype[np.generic], int] | None:
-    """Return shape, dtype and length of a header; None if it is no usual one."""
-    stream = io.BytesIO(head)
+    """Return the shape, dtype and length of a header, or None if `header` differs."""
+    stream = io.BytesIO(data)
     try:
         if np.lib.format.read_magic(stream) != (1, 0):
             return None
         shape, _, dtype = np.lib.format.read_array_header_1_0(stream)
     except ValueError:
         return None
-    # True is 1 to a cache, and -1 is any length to `reshape`.
-    sizes = all(type(n) is int and n >= 0 for n in shape)
-    usual = sizes and not dtype.hasobject and header(shape, dtype) == head
-    return (shape, dtype, len(head)) if usual else None
+    # The cache would take True for 1, and `reshape` infers a length of -1.
+    valid = all(type(n) is int and n >= 0 for n in shape) and not dtype.hasobject
+    usual = valid and header(shape, dtype) == data
+    return (shape, dtype, len(data)) if usual else None

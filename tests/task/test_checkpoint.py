@@ -19,7 +19,7 @@ CONTENT = Content(
 )
 
 
-def test_what_is_read_is_what_was_written(tmp_path):
+def test_content_is_unchanged_by_writing_and_reading(tmp_path):
     path = tmp_path / FILE
     path.write_bytes(pack(CONTENT))
     found = read(path)
@@ -31,7 +31,7 @@ def test_what_is_read_is_what_was_written(tmp_path):
             assert ours[name].dtype == array.dtype
 
 
-def test_no_flipped_bit_of_content_is_read(tmp_path):
+def test_every_flipped_bit_of_the_content_is_detected(tmp_path):
     path, data = tmp_path / FILE, pack(CONTENT)
     begin = 8 + int.from_bytes(data[:8], "little")
     settings = data.index(b"acknowledged")
@@ -39,5 +39,5 @@ def test_no_flipped_bit_of_content_is_read(tmp_path):
         flipped = bytearray(data)
         flipped[place] ^= 1
         path.write_bytes(bytes(flipped))
-        with pytest.raises(ChecksumError, match="its checksum is wrong"):
+        with pytest.raises(ChecksumError):
             read(path)

@@ -1,4 +1,4 @@
-"""Files are wholly there or not at all, and links lead nowhere."""
+"""Files are written atomically, and links are never followed."""
 
 import errno
 import os
@@ -6,7 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from flwr_frl.task.files import PRIVATE, open_no_follow, unfinished, write_atomically
+from flwr_frl.task.files import (
+    PRIVATE,
+    open_no_follow,
+    refuse_links,
+    unfinished,
+    write_atomically,
+)
 
 
 def test_content_is_replaced_and_directories_are_made(tmp_path):
@@ -43,7 +49,7 @@ def test_a_link_is_replaced_and_its_target_stays(tmp_path):
     assert path.read_bytes() == b"ours"
 
 
-def test_temporary_files_are_random_exclusive_and_known_as_such(tmp_path, monkeypatch):
+def test_temporary_files_are_random_and_exclusive_and_recognised(tmp_path, monkeypatch):
     target, path = tmp_path / "target", tmp_path / "file"
     replace, names = os.replace, []
 
@@ -56,10 +62,10 @@ def test_temporary_files_are_random_exclusive_and_known_as_such(tmp_path, monkey
     write_atomically(path, b"2")
     assert len(set(names)) == 2
     assert [unfinished(name) for name in names] == ["file", "file"]
-    # As earlier releases called them; and names that are somebody else's.
+    # Names of earlier releases, and of other programs.
     assert unfinished(".00000003.safetensors.4711") == "00000003.safetensors"
     assert unfinished(".file.swp") == unfinished("file.17") == ""
-    # Even a name that somebody has guessed is not followed.
+    # A link is not followed even if its name was guessed.
     monkeypatch.setattr("secrets.token_hex", lambda _: "0" * 16)
     (tmp_path / f".file.{'0' * 16}.partial").symlink_to(target)
     with pytest.raises(FileExistsError):
@@ -79,7 +85,7 @@ def test_private_files_are_private_under_any_umask(tmp_path):
     assert modes == [0o644, 0o600]
 
 
-def test_what_is_changed_in_place_is_no_link(tmp_path):
+def test_a_link_is_not_opened(tmp_path):
     target, path = tmp_path / "target", tmp_path / "file"
     path.symlink_to(target)
     with (
@@ -88,3 +94,11 @@ def test_what_is_changed_in_place_is_no_link(tmp_path):
     ):
         pass
     assert not target.exists()
+
+
+def test_a_folder_that_is_a_link_is_refused(code_of, tmp_path):
+    (tmp_path / "link").symlink_to(tmp_path)
+    refuse_links("output", tmp_path)
+    assert code_of(lambda: refuse_links("output", tmp_path, tmp_path / "link")) == (
+        "output"
+    )

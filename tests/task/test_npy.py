@@ -1,4 +1,4 @@
-"""The same bytes as NumPy's own, and back."""
+"""Arrays in the .npy format: the bytes that NumPy writes, and decoding."""
 
 import io
 
@@ -27,24 +27,24 @@ def saved(array: np.ndarray) -> bytes:
 def test_the_bytes_are_those_of_numpy(array):
     data = encode(array)
     assert data == saved(array)
-    found = decode(data)
-    assert found.dtype == array.dtype
-    np.testing.assert_array_equal(found, array)
+    decoded = decode(data)
+    assert decoded.dtype == array.dtype
+    np.testing.assert_array_equal(decoded, array)
 
 
-def test_what_lies_by_column_is_written_by_row_and_read_either_way():
+def test_fortran_order_is_written_in_c_order_and_both_are_read():
     by_column = np.asfortranarray(np.arange(6.0).reshape(2, 3))
     assert encode(by_column) == saved(np.ascontiguousarray(by_column))
     np.testing.assert_array_equal(decode(saved(by_column)), by_column)
 
 
-def test_what_is_read_cannot_be_written_to():
-    # It may be the bytes of a state that is kept.
+def test_decoded_arrays_are_read_only():
+    # The bytes may belong to a saved state.
     with pytest.raises(ValueError, match="read-only"):
         decode(encode(np.zeros(2)))[0] = 1
 
 
-def test_nothing_is_unpickled_and_nothing_cut_off_is_read():
+def test_pickles_and_truncated_bytes_are_refused():
     stream = io.BytesIO()
     np.save(stream, np.array([{}], dtype=object), allow_pickle=True)
     whole = encode(np.arange(10))
