@@ -1,4 +1,4 @@
-"""What a device does: one file per algorithm, named like its strategy."""
+"""Clients: one file per algorithm, named like its strategy."""
 
 from typing import TYPE_CHECKING
 
@@ -54,7 +54,7 @@ else:
     __all__, __getattr__ = attach(__name__, __file__)
 
 if __name__ == "clients":
-    # A checkout's short name: the same modules, not copies of them.
+    # Imported by its short name in a checkout: alias the modules, do not copy them.
     from flwr_frl.short_names import alias
 
     alias(__name__)

@@ -1,4 +1,4 @@
-"""From an algorithm's name, or import path, to its client."""
+"""Look up the client class of an algorithm by name or import path."""
 
 from flwr_frl.clients.base import Client
 from flwr_frl.clients.device.file_settings import Followed
@@ -32,8 +32,8 @@ def load_client(path: str) -> type[Client]:
     Parameters
     ----------
     path : str
-        ``package.module:Class``, as a strategy names its client; with ``-ft`` at its
-        end, that client with `flwr_frl.clients.fine_tuning`.
+        ``package.module:Class``; the suffix ``-ft`` selects its fine-tuned variant
+        (`flwr_frl.clients.fine_tuning`).
 
     Returns
     -------
@@ -46,21 +46,21 @@ def load_client(path: str) -> type[Client]:
         If it cannot be imported, is no `Client`, or cannot be fine-tuned.
     """
     plain = path.removesuffix(FINE_TUNED)
-    found = load(plain, "client")
-    if isinstance(found, type) and issubclass(found, Client):
-        return found if plain == path else fine_tuned(found)
+    kind = load(plain, "client")
+    if isinstance(kind, type) and issubclass(kind, Client):
+        return kind if plain == path else fine_tuned(kind)
     raise SettingsError(
         f"client {path!r} is no client; it must be a subclass of Client"
     )
 
 
 def client_class(settings: Settings) -> type[Client]:
-    """Return the client that the algorithm's strategy names.
+    """Return the client class that the algorithm's strategy names.
 
     Parameters
     ----------
     settings : mapping
-        ``algorithm`` and ``task``, and for SRPFL what it wraps.
+        ``algorithm`` and ``task``; for SRPFL also its base.
 
     Returns
     -------
@@ -76,7 +76,7 @@ def client_class(settings: Settings) -> type[Client]:
 
 
 def takes_newcomers(settings: Settings) -> bool:
-    """Return whether the algorithm leaves a model for those who come after training.
+    """Return whether clients that join after training get a model.
 
     Parameters
     ----------
@@ -86,57 +86,51 @@ def takes_newcomers(settings: Settings) -> bool:
     Returns
     -------
     bool
-        As its strategy says, and one that it wraps.
+        True if the strategy, and one that it wraps, declares it.
     """
-    # Asked of the classes: a strategy allocates what its settings say. SRPFL's own
-    # answer is a property, which is true of a class.
+    # The class is asked, as an instance would allocate its state. On SRPFL's class
+    # the attribute is a property, which is truthy.
     owners = settings_owners(settings)
     return all(bool(getattr(owner, "takes_newcomers", True)) for owner in owners)
 
 
 def check_named(followed: Followed) -> None:
-    """Raise `SettingsError` unless all code that a file needs is named by the user.
+    """Raise `SettingsError` if a file needs code that the user has not named.
 
     Parameters
     ----------
     followed : Followed
-        The file's settings. The package's tasks are checked where one is used.
+        The file's settings. Built-in tasks are checked when they are built.
     """
     followed.need(["algorithm"])
     if is_path(followed.withheld.get("task", "")):
         followed.need(["task"])
     settings = resolve(followed.settings, strict=False)
-    # Others do not use what SRPFL wraps.
+    # Only SRPFL uses `srpfl-base`.
     followed.need({"srpfl-base"} & {*declared(strategy_class(settings))})
     followed.need(declared(client_class(settings)))
 
 
 def check_countable(settings: Settings) -> None:
-    """Raise `SettingsError` if private training would not count all that is learned.
+    """Raise `SettingsError` if ``dp-noise`` is set and the client does not support it.
 
-    The error names the algorithms that can be counted.
+    The error names the algorithms that do.
     """
     noise, algorithm = settings["dp-noise"], str(settings["algorithm"])
-    if noise == 0 or _is_countable(settings):
+    if noise == 0 or client_class(settings).traits.supports_example_dp:
         return
-    names = [n for n in ALGORITHMS if _is_countable({**settings, "algorithm": n})]
+    names = [
+        name
+        for name in ALGORITHMS
+        if client_class({**settings, "algorithm": name}).traits.supports_example_dp
+    ]
     allowed = f"0 with {algorithm!r} on {settings['task']!r}: not all steps of its "
     allowed += f"training can be counted, as those of {', '.join(names)} can"
     require(False, "dp-noise", noise, allowed)
 
 
-def _is_countable(settings: Settings) -> bool:
-    for base in client_class(settings).__mro__:
-        if "supports_example_dp" in vars(base):
-            return bool(vars(base)["supports_example_dp"])
-        if "fit" in vars(base):
-            # A class with a `fit` of its own has to say so again.
-            break
-    return False
-
-
 def owners(settings: Settings) -> list[Maker]:
-    """Return everything of the algorithm and the task that declares settings.
+    """Return the classes and functions that declare settings of a run.
 
     Parameters
     ----------
@@ -153,7 +147,7 @@ def owners(settings: Settings) -> list[Maker]:
 
 
 def complete(settings: Settings) -> Settings:
-    """Fill in what the algorithm decides where a setting leaves it open.
+    """Replace ``head-layers`` 0 by the default of the algorithm.
 
     Parameters
     ----------
@@ -167,7 +161,7 @@ def complete(settings: Settings) -> Settings:
     """
     if settings["head-layers"] != 0:
         return settings
-    return {**settings, "head-layers": client_class(settings).head_layers}
+    return {**settings, "head-layers": client_class(settings).traits.head_layers}
 
 
 __all__ = [

@@ -24,35 +24,33 @@ class APFLSettings(TrainingSettings):
     Parameters
     ----------
     apfl_alpha : float, default 0.5
-        α_i, the personal model's share, at the start: 0 is the global model, 1 a model
-        of one's own.
+        Initial weight α_i of the personal model: 0 is the global model, 1 the personal
+        one.
     apfl_adaptive : bool, default True
-        Whether each client moves its α_i once a round; otherwise it stays.
+        Whether each client updates its α_i once a round.
     """
 
     apfl_alpha: Annotated[float, Range("[0, 1]")] = 0.5
     apfl_adaptive: Annotated[bool, Free()] = True
 
 
-class APFLClient(Client):
-    """Algorithm 1, client side: w_i goes back to the server, v_i stays here.
+class APFLClient(Client, also_test_global=True):
+    """Algorithm 1, client side: w_i is sent, v_i is personal.
 
-    Each step has one batch for both models:
-    w ← w − η ∇f(w) and v ← v − η ∇_v f(v̄), where v̄ = α v + (1 − α) w is the model that
-    the client uses. In a round's first step α ← α − η ⟨v − w, ∇f(v̄)⟩, within [0, 1].
+    Each step uses one batch for both models: w ← w − η ∇f(w) and v ← v − η ∇_v f(v̄),
+    where v̄ = α v + (1 − α) w is the deployed model. In the first step of a round,
+    α ← α − η ⟨v − w, ∇f(v̄)⟩, clipped to [0, 1].
     """
 
-    # v̄_i, and the global model.
-    also_test_global = True
     personal = (PERSONAL_MODEL, ALPHA)
     settings_type = APFLSettings
     settings: APFLSettings
 
-    def initial_group(self, slot: str) -> Tensors:
-        """Return the initial model for v_i, and the settings' α_i."""
-        if slot == ALPHA:
+    def initial_group(self, group: str) -> Tensors:
+        """Return the initial model for v_i, and ``apfl-alpha`` for α_i."""
+        if group == ALPHA:
             return {"value": torch.tensor([self.settings.apfl_alpha])}
-        return super().initial_group(slot)
+        return super().initial_group(group)
 
     def fit(self, parameters: NDArrays, config: Config) -> Reply:
         """Train w_i and v_i for ``representation-epochs``."""
@@ -62,12 +60,12 @@ class APFLClient(Client):
         return self.send(loss)
 
     def personalize(self) -> None:
-        """Train v_i from w for ``newcomer-epochs``, and α_i; w stays."""
+        """Train v_i from w, and α_i, for ``newcomer-epochs`` with w fixed."""
         v = copy.deepcopy(self.model)
         self.mix(v, self.settings.newcomer_epochs, moves_global=False)
 
     def mix(self, v: SplitModel, epochs: int, moves_global: bool = True) -> float:
-        """Train v_i and α_i, and w_i as well unless it is to stay.
+        """Train v_i and α_i, and with ``moves_global`` also w_i.
 
         Returns the mean loss of v̄_i over the last epoch.
         """
@@ -100,12 +98,12 @@ class APFLClient(Client):
         return mean
 
     def global_loss(self, inputs: Tensor, targets: Tensor) -> Tensor:
-        """Return w's loss, with the proximal term where the server asks for it."""
+        """Return w's loss and the proximal term if the server sends μ."""
         loss = self.task.loss(self.model(inputs), targets)
         return loss + self.proximal(inputs, self.model)
 
     def personal_model(self) -> SplitModel:
-        """Return v_i as a model of its own; the initial one for a client without."""
+        """Return v_i, or its initial values, as a separate model."""
         model = copy.deepcopy(self.model)
         model.load_state_dict(under(PERSONAL_MODEL, self.saved))
         return model

@@ -1,22 +1,32 @@
-"""What all clients have in common: shared parts come and go, personal parts stay."""
+"""The base class of all clients: shared groups travel, personal groups stay."""
 
 import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any
 
-import numpy as np
-import numpy.typing as npt
-import torch
+from flwr.app import Context, RecordDict
 from flwr.client import NumPyClient
-from flwr.common import NDArrays, Scalar
+from flwr.common import NDArrays
 from torch import Tensor
 
 from flwr_frl.clients.device.account import PrivateTraining
 from flwr_frl.clients.device.evaluation import evaluate_model
-from flwr_frl.clients.device.parameter_groups import Groups, Tensors, to_numpy
-from flwr_frl.clients.device.personalizable import Personalizable
+from flwr_frl.clients.device.parameter_groups import (
+    WHOLE,
+    Arrays,
+    Config,
+    Groups,
+    ParameterGroups,
+    Reply,
+    array_names,
+    check_groups,
+    groups_to_fit,
+    initial_arrays,
+    to_numpy,
+)
 from flwr_frl.clients.device.state import PersonalState
+from flwr_frl.clients.traits import extend, missing_attribute
 from flwr_frl.task.base import Task
 from flwr_frl.task.devices import current
 from flwr_frl.task.examples import ExampleSet
@@ -25,15 +35,13 @@ from flwr_frl.task.messages import (
     NUM_CLASSES,
     NUM_EXAMPLES,
     NUM_TEST_EXAMPLES,
-    PROXIMAL_WEIGHT,
     SERVER_ROUND,
     SHARED_BYTES,
     STRUCTURE,
 )
 from flwr_frl.task.models import Part, SplitModel
 from flwr_frl.task.resident import train_examples
-from flwr_frl.task.settings import Free, Range, Settings, SettingsError, made_by
-from flwr_frl.task.tasks import TASKS
+from flwr_frl.task.settings import Free, Range, SettingsError
 from flwr_frl.task.training import (
     SGD,
     Proximal,
@@ -43,10 +51,14 @@ from flwr_frl.task.training import (
     train,
 )
 
-Config = dict[str, Scalar]
-Reply = tuple[NDArrays, int, Config]
 Evaluation = tuple[float, int, Config]
-Arrays = dict[str, npt.NDArray[np.generic]]
+
+# The parts that `Client.train` trains, by the groups that they consist of.
+PARTS: dict[Groups, Part] = {
+    WHOLE[:1]: "representation",
+    WHOLE[1:]: "head",
+    WHOLE: "all",
+}
 
 
 @dataclass(frozen=True)
@@ -56,12 +68,12 @@ class TrainingSettings(SGD):
     Parameters
     ----------
     representation_epochs : int, default 1
-        Epochs of the representation, or of both parts where they train together.
+        Epochs of the representation, or of both parts if they train together.
     newcomer_epochs : int, default 10
-        Epochs in which a client that comes after the training fits what is its own.
+        Epochs in which a client that joins after training fits its personal part.
     augment_head : bool, default True
-        Whether images are augmented while the head alone trains. Without, its features
-        are computed once, and a round with 10 head epochs takes a third of the time.
+        Whether images are augmented while only the head trains. If not, the features
+        are computed once; a round with 10 head epochs then takes a third of the time.
     """
 
     representation_epochs: Annotated[int, Range("[0, inf)")] = 1
@@ -69,134 +81,85 @@ class TrainingSettings(SGD):
     augment_head: Annotated[bool, Free()] = True
 
 
-class Client(Personalizable, NumPyClient):
-    """A device: trains the shared part on its own data and keeps its personal part.
+class Client(ParameterGroups, NumPyClient):
+    """A client: trains on its own data and keeps its personal groups.
 
-    Subclasses say which slots are shared and which are personal (`ParameterGroups`),
-    and write `fit`.
+    Subclasses declare their parameter groups (`ParameterGroups`), their traits as
+    class keywords (`flwr_frl.clients.traits.Traits`), and define `fit`. They may
+    override `initial_group`, `deployed_model`, `personalize` and `statistics`.
 
     Parameters
     ----------
     task : Task
-        The model, the data and the loss.
+        Model, data and loss.
     index : int
-        Which of the task's clients this is, from 0.
+        Index of this client in the task, from 0.
     state : PersonalState
-        Where the personal slots are kept.
+        Storage of the personal groups.
     settings : object
         A ``settings_type``.
 
     Attributes
     ----------
     device : torch.device
-        Where model, examples, ``received`` and ``kept`` are.
+        Device of the model, the examples, ``received`` and ``saved``.
+    model : SplitModel
+        The model. Clients of one process share it; `receive` overwrites all of it.
     received : dict of str to Tensor
-        What `receive` got from the server, by name.
-    kept : dict of str to Tensor
-        The personal slots: those beside the model are what `keep` keeps.
+        Arrays received from the server, by name.
+    saved : dict of str to Tensor
+        Personal arrays. `save` writes those outside the model, and the model's own
+        from ``model``.
     attachments : dict of str to bytes
-        What goes along with the reply besides arrays and numbers.
+        Additional byte payloads of the reply.
 
     Raises
     ------
     SettingsError
-        If the algorithm cannot be used with the task.
+        If the task does not meet the requirements of the algorithm.
     """
 
     settings_type: type = TrainingSettings
-    # How many of a built-in model's layers are the head, where the settings say 0.
-    head_layers: ClassVar[int] = 1
-    # Whether the shared arrays come in the shapes that they have in this model.
-    fixed_shapes: ClassVar[bool] = True
-    # What the task must be.
-    task_type: ClassVar[type] = object
-    # Whether targets must be classes.
-    needs_classes: ClassVar[bool] = False
-    # Whether all that the class's own `fit` learns from examples it learns by `train`,
-    # with regularizers that see each of them by itself: then it can be private.
-    supports_example_dp: ClassVar[bool] = False
-    # Whether what `fit` returns is a change of what was received.
-    sends_changes: ClassVar[bool] = False
-    # Whether the received model is tested beside the deployed one.
-    also_test_global: ClassVar[bool] = False
-    # Settings that a device may set for itself.
-    node_settings: ClassVar[tuple[str, ...]] = (
-        "data-dir",
-        "cache-dir",
-        "weights",
-        "count-multiple",
-        "device",
-        "dp-noise",
-        "dp-clip",
-        "dp-delta",
-    )
-    # Whether its data are its own, and no share of a data set that all have.
-    own_data = False
-    # How examples are trained on with differential privacy.
-    private: PrivateTraining | None = None
+    # Example-level privacy. The runtime sets it if the settings ask for it.
+    _private: PrivateTraining | None = None
+    # True on a device with data of its own, False for a partition of a common data set.
+    _own_data = False
+
+    def __init_subclass__(cls, **traits: Any) -> None:
+        super().__init_subclass__()
+        parent = next(base for base in cls.__bases__ if issubclass(base, Client))
+        # The capability describes one `fit`; another one might train without noise.
+        if cls.fit is not parent.fit:
+            traits = {"supports_example_dp": False, **traits}
+        cls.traits = extend(cls, cls.traits, traits)
 
     def __init__(
         self, task: Task, index: int, state: PersonalState, settings: Any
     ) -> None:
-        self.check_task(task)
+        self.traits.check(task)
         self.task = task
         self.index = index
         self.state = state
         self.settings = settings
         self.device = current()
-        # Built once a process: `receive` overwrites all of it.
         self.model = scratch_model(task)
-        self.received: Tensors = {}
-        self.saved: Tensors = {}
+        self.received = {}
+        self.saved = {}
         self.attachments: dict[str, bytes] = {}
-        self.proximal_weight = 0.0
+        self._proximal_weight = 0.0
 
-    @classmethod
-    def check_task(cls, task: Task) -> None:
-        """Raise `SettingsError` unless the algorithm can be used with a task."""
-        if not isinstance(task, cls.task_type):
-            names = [n for n, m in TASKS.items() if made_by(m) is cls.task_type]
-            example = f", as of {' or '.join(names)}" if names else ""
-            raise SettingsError(f"it needs a {cls.task_type.__name__}{example}")
-        reason = getattr(task, "untrainable", "")
-        if reason and cls.task_type is object:
-            raise SettingsError(f"there is nothing to train on; {reason}")
-        if cls.task_type is not object and getattr(task, "held_out", False):
-            raise SettingsError("validation-fraction must be 0: it draws its examples")
-        if cls.needs_classes and not task.classes:
-            raise SettingsError("it needs classes, to which its heads belong")
-
-    @classmethod
-    def own_settings(cls, settings: Settings, node: Settings) -> Settings:
-        """Return those settings that a client has for itself.
-
-        Parameters
-        ----------
-        settings : mapping
-            The run's.
-        node : mapping
-            The node config.
-        """
-        return {name: node[name] for name in cls.node_settings if name in node}
+    def __getattr__(self, name: str) -> Any:
+        raise missing_attribute(type(self), name)
 
     @property
     def train_examples(self) -> ExampleSet:
-        """Return this client's training examples, on the device.
-
-        Who learns from examples asks for them here: none is a `SettingsError`. Some
-        tasks have none for anybody.
-        """
+        """The training examples, on the device; `SettingsError` if there are none."""
         examples = train_examples(self.task, self.index)
         if len(examples) == 0:
             raise SettingsError("there are no training examples")
         return examples
 
-    @property
-    def has_train_examples(self) -> bool:
-        """Whether there is anything to learn from."""
-        return len(self.task.train_examples(self.index)) > 0
-
-    # Called by the server before the first round.
+    # Queries before the first round.
 
     def get_properties(self, config: Config) -> Config:
         """Return what the server needs to know about this client.
@@ -204,75 +167,48 @@ class Client(Personalizable, NumPyClient):
         Returns
         -------
         dict
-            ``num-examples`` (training), ``num-test-examples``, and ``structure``: a
-            digest of what must be the same for all clients. ``num-classes`` and a
-            digest of the classes' names tell whether they are why it is not.
-            ``shared-bytes`` is how large the shared arrays are.
+            ``num-examples`` (training), ``num-test-examples``, ``shared-bytes``, and
+            ``structure``, a digest of everything that all clients must have in common.
+            ``num-classes`` and ``classes-digest`` explain why structures differ.
 
         Raises
         ------
         SettingsError
-            If the client's examples do not fit the task's model and loss.
+            If the examples do not fit the task's model and loss.
         """
         self.task.check(self.index)
-        if self.private:
-            self.private.check(self.task.scratch_model)
-        self.check_tied(self.model)
-        structure = repr(self.structure()).encode()
-        shared = self.initial_arrays(self.shared)
+        if self._private:
+            self._private.check(self.task.scratch_model)
+        check_groups(self, self.model)
+        shared = initial_arrays(self, self.shared)
         return {
             NUM_CLASSES: len(self.task.classes or ()),
-            CLASSES_DIGEST: classes_digest(self.task),
+            CLASSES_DIGEST: classes_digest(tuple(map(str, self.task.classes or ()))),
             NUM_EXAMPLES: len(self.task.train_examples(self.index)),
             NUM_TEST_EXAMPLES: len(self.task.test_examples(self.index)),
-            STRUCTURE: hashlib.sha256(structure).hexdigest()[:16],
+            STRUCTURE: _digest(self._structure()),
             SHARED_BYTES: sum(a.nbytes for a in shared.values()),
         }
 
     def get_parameters(self, config: Config) -> NDArrays:
-        """Return the common initial values of ``names(shared)``, in their order."""
-        return [array.numpy() for array in self.initial_arrays(self.shared).values()]
+        """Return the common initial values of the shared arrays."""
+        return [array.numpy() for array in initial_arrays(self, self.shared).values()]
 
     def statistics(self, config: Config) -> Arrays:
-        """Return arrays that the server asks for before the first round; none here.
+        """Return arrays that the server queries before the first round; none here.
 
-        A strategy gets them by ``participants.query_arrays(grid, nodes, STATISTICS)``.
+        The server's call is ``participants.query_arrays(grid, nodes, STATISTICS)``.
         """
         return {}
 
-    # The steps of which `fit` and `evaluate` are made.
+    # The steps of `fit` and `evaluate`.
 
-    def receive(self, parameters: NDArrays, config: Config) -> None:
-        """Load what came from the server and what this client has kept.
-
-        A client that has kept nothing yet begins with the common initial values.
-
-        Parameters
-        ----------
-        parameters : list of ndarray
-            The shared arrays, in the order of ``names(shared)``.
-        config : dict
-            Of the message; ``proximal-mu`` is Flower's FedProx's μ.
-        """
-        names = self.names(self.shared)
-        received = self.tensors(dict(zip(names, parameters, strict=True)))
-        # With ``transport="float16"`` they are so on the way, and only there.
-        half = torch.float16
-        self.received = {
-            n: t.float() if t.dtype == half else t for n, t in received.items()
-        }
-        personal = self.initial_arrays(self.personal)
-        shapes = {name: tuple(array.shape) for name, array in personal.items()}
-        loaded = self.tensors(self.state.load(shapes) or {}) if personal else {}
-        # Not the initial values themselves: all clients of a process share those.
-        self.saved = {
-            name: value.to(self.device, copy=True)
-            for name, value in personal.items()
-            if name not in loaded
-        }
-        self.saved |= loaded
-        self.model.load({**self.task.initial_state, **self.saved, **self.received})
-        self.proximal_weight = float(config.get(PROXIMAL_WEIGHT, 0.0))
+    def fit(self, parameters: NDArrays, config: Config) -> Reply:
+        """Train for one round; every algorithm defines it."""
+        raise SettingsError(
+            f"{type(self).__name__} has no fit; it must define fit(self, parameters, "
+            "config), which trains for one round"
+        )
 
     def train(
         self,
@@ -287,14 +223,14 @@ class Client(Personalizable, NumPyClient):
         Parameters
         ----------
         part : {"head", "representation", "all"}
-            What is trained; the rest stays as it is to the last bit.
+            The part to train; the other one stays bitwise unchanged.
         epochs : int
             Passes over the examples.
         regularizer, correction
-            As for `flwr_frl.task.training.train`. Where a server asks for FedProx, its
-            proximal term comes on top.
-        examples
-            Others than all training examples: a batch of them, say.
+            As in `flwr_frl.task.training.train`. The proximal term of a server that
+            runs FedProx is added.
+        examples : ExampleSet, optional
+            Examples to train on, for example one batch; by default all.
 
         Returns
         -------
@@ -305,81 +241,27 @@ class Client(Personalizable, NumPyClient):
             examples = self.train_examples
         if part == "head" and not self.settings.augment_head:
             examples = examples.without_augmentation()
-        if self.proximal_weight:
-            near = Proximal(self.proximal_weight, self.received)
+        if self._proximal_weight:
+            near = Proximal(self._proximal_weight, self.received)
             regularizer = near if regularizer is None else _Sum(regularizer, near)
-        model, loss, sgd = self.model, self.task.loss, self.settings
-        what = model, part, examples, loss, epochs, sgd, regularizer, correction
-        return self.private.train(TrainCall(*what)) if self.private else train(*what)
+        loss, sgd = self.task.loss, self.settings
+        call = self.model, part, examples, loss, epochs, sgd, regularizer, correction
+        return self._private.train(TrainCall(*call)) if self._private else train(*call)
 
     def proximal(self, features: Tensor, model: SplitModel) -> Tensor | float:
-        """Return μ/2 ‖w − w_received‖², for steps of one's own; 0 unless asked for."""
-        if not self.proximal_weight:
+        """Return FedProx's μ/2 ‖w − w_received‖² for a custom step; 0 without μ."""
+        if not self._proximal_weight:
             return 0.0
-        near = Proximal(self.proximal_weight, self.received)
+        near = Proximal(self._proximal_weight, self.received)
         return near(features, None, model)
 
-    def save(self, config: Mapping[str, Scalar]) -> None:
-        """Keep the personal slots as the version of ``server-round``.
-
-        Raises `SettingsError` if something is shared and nothing was received.
-        """
-        self.check_received("keeps")
-        kept = self.personal_arrays()
-        if kept:
-            self.state.save(kept, int(config.get(SERVER_ROUND, self.state.round + 1)))
-
-    def personal_arrays(self, slots: Groups | None = None) -> Arrays:
-        """Return what `keep` keeps: personal parts of the model, and ``kept``.
-
-        A newcomer keeps its ``groups_to_fit``.
-        """
-        own = {**self.saved, **self.model.tensors}
-        names = self.names(self.personal if slots is None else slots)
-        return {n: to_numpy(own[n]) for n in names}
-
-    def tensors(self, arrays: Mapping[str, npt.NDArray[np.generic]]) -> Tensors:
-        """Return copies of arrays on the device."""
-        copies = {n: torch.from_numpy(np.array(value)) for n, value in arrays.items()}
-        return {name: tensor.to(self.device) for name, tensor in copies.items()}
-
-    def send(self, loss: float) -> Reply:
-        """Return the shared parts of the model as the reply of `fit`.
-
-        Parameters
-        ----------
-        loss : float
-            Training loss.
-
-        Returns
-        -------
-        parameters : list of ndarray
-            Copies, in the order of ``sent_names``.
-        num_examples : int
-            Number of training examples.
-        metrics : dict
-            ``train-loss``.
-        """
-        self.check_received("sends")
-        return self.send_arrays(self.model.tensors, loss)
-
-    def send_arrays(self, arrays: Mapping[str, Tensor], loss: float) -> Reply:
-        """Return those of some arrays that ``sent_names`` has, as `send`."""
-        self.check_sendable(arrays)
-        sent = (to_numpy(arrays[name]) for name in self.sent_names)
-        copies = [array.copy(order="C") for array in sent]
-        n = len(self.task.train_examples(self.index))
-        return copies, n, {"train-loss": loss}
-
     def evaluate(self, parameters: NDArrays, config: Config) -> Evaluation:
-        """Test the model that this device would use.
+        """Test the deployed model.
 
         Parameters
         ----------
-        parameters : list of ndarray
-            The shared arrays.
-        config : dict
-            As for `receive`.
+        parameters, config
+            As in `receive`.
 
         Returns
         -------
@@ -388,13 +270,11 @@ class Client(Personalizable, NumPyClient):
         num_examples : int
             Number of test examples.
         metrics : dict
-            ``accuracy``, 0 to 1, where targets are classes; ``global-nc2`` and
-            ``local-nc2`` (`flwr_frl.task.models.neural_collapse`) where the head is
-            linear besides. With ``also_test_global`` also ``accuracy-global`` of the
-            received model, and so of the task's own metrics.
+            See `evaluate_model`. With ``also_test_global``, ``accuracy-global`` and
+            the task's own metrics with that suffix are the received model's.
         """
         self.receive(parameters, config)
-        before = self.test(self.model)[2] if self.also_test_global else {}
+        before = self.test(self.model)[2] if self.traits.also_test_global else {}
         loss, num_examples, metrics = self.test(self.deployed_model())
         for name in ("accuracy", *self.task.metrics):
             if name in before:
@@ -402,27 +282,51 @@ class Client(Personalizable, NumPyClient):
         return loss, num_examples, metrics
 
     def deployed_model(self) -> SplitModel:
-        """Return the model that this device uses; it is tested.
+        """Return the model that this device uses, and that `evaluate` tests.
 
-        It is asked for once after each `receive`, and may change `model` itself, which
-        is no longer the received one then. Here it is the shared part with the own
-        personal part.
+        It is called once after each `receive` and may modify ``model``. By default it
+        is the received shared part with the saved personal part.
         """
         return self.model
 
     def test(self, model: SplitModel) -> Evaluation:
-        """Test a model on this client's test examples; as `evaluate`."""
+        """Test a model on this client's test examples; returns as `evaluate`."""
         return evaluate_model(self.task, self.index, model)
 
+    def personalize(self) -> None:
+        """Fit the personal groups of a client that joins after training.
 
-def classes_digest(task: Task) -> str:
-    """Return what tasks with the same classes, in the same order, have in common."""
-    return digest_of(tuple(map(str, task.classes or ())))
+        It is called after `receive`; the shared part stays unchanged. If the groups to
+        fit are parts of the model, they train for ``newcomer-epochs``. Otherwise `fit`
+        is called that many times with the same shared arrays, and its replies are
+        discarded.
+        """
+        groups = groups_to_fit(type(self))
+        if not groups:
+            return
+        within_model = {*self.shared, *self.personal} <= {*WHOLE}
+        declared = self.traits.newcomer_groups
+        if within_model or (declared is not None and {*declared} <= {*WHOLE}):
+            part = PARTS[tuple(group for group in WHOLE if group in groups)]
+            self.train(part, self.settings.newcomer_epochs)
+            return
+        names = array_names(self, self.shared)
+        parameters = [to_numpy(self.received[name]) for name in names]
+        context = Context(0, 0, {}, RecordDict(), {})
+        for server_round in range(1, self.settings.newcomer_epochs + 1):
+            self.state = PersonalState(context)
+            self.fit(parameters, {SERVER_ROUND: server_round})
+        self.state, self.attachments = PersonalState(context), {}
+        self.receive(parameters, {})
 
 
-def digest_of(classes: tuple[str, ...]) -> str:
-    """Return what `classes_digest` returns of a task with these classes."""
-    return hashlib.sha256(repr(classes).encode()).hexdigest()[:16]
+def classes_digest(classes: tuple[str, ...]) -> str:
+    """Return a digest that is equal for equal classes in the same order."""
+    return _digest(classes)
+
+
+def _digest(value: object) -> str:
+    return hashlib.sha256(repr(value).encode()).hexdigest()[:16]
 
 
 @dataclass(frozen=True)
@@ -433,6 +337,16 @@ class _Sum:
     second: Regularizer
 
     def __call__(self, features: Tensor, targets: Tensor, model: SplitModel) -> Tensor:
-        """Return the sum's value."""
-        what = features, targets, model
-        return self.first(*what) + self.second(*what)
+        arguments = features, targets, model
+        return self.first(*arguments) + self.second(*arguments)
+
+
+__all__ = [
+    "Arrays",
+    "Client",
+    "Config",
+    "Evaluation",
+    "Reply",
+    "TrainingSettings",
+    "classes_digest",
+]

@@ -1,4 +1,4 @@
-"""The Flower ClientApp: turns a Message into a call of a NumPyClient and back."""
+"""The Flower ClientApp: translates between messages and calls of a NumPyClient."""
 
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -21,16 +21,17 @@ from flwr.common import log
 
 from flwr_frl.clients.base import Client, Config
 from flwr_frl.clients.device.identity import (
-    build_client,
     client_name,
-    client_setup,
     cohort_size,
     rounded_count,
     seed_torch,
     unread,
 )
+from flwr_frl.clients.device.newcomers import join
+from flwr_frl.clients.device.parameter_groups import array_names
 from flwr_frl.clients.device.received import check_config
 from flwr_frl.clients.device.records import checked, pack, pack_metrics, unpack
+from flwr_frl.clients.device.setup import build_client, client_setup
 from flwr_frl.clients.device.simulated import simulated_properties
 from flwr_frl.task.devices import is_out_of_memory, out_of_memory, use
 from flwr_frl.task.messages import (
@@ -58,12 +59,12 @@ from flwr_frl.task.training import together
 
 
 class App(ClientApp):
-    """Flower's ClientApp, in which several clients of one process train together.
+    """A Flower ClientApp in which clients of one process can train together.
 
     Parameters
     ----------
     run_config : UserConfig, optional
-        Settings: ``cohort`` is how many, ``device`` where; ``auto`` without them.
+        Settings; ``cohort`` and ``device`` default to ``auto``.
     """
 
     def __init__(self, run_config: UserConfig | None) -> None:
@@ -72,24 +73,24 @@ class App(ClientApp):
         self.cohort = str((run_config or {}).get("cohort", "auto"))
         self.size = cohort_size(self.cohort)
         self.device = str((run_config or {}).get("device", "auto"))
-        # It comes to workers that may remember what an earlier command was about.
+        # Sent to workers, which may hold caches of an earlier command.
         self.command = current_run()
 
     def __call__(self, message: Message, context: Context) -> Message:
-        """Answer a message; no memory left is one line."""
+        """Answer a message; running out of memory raises a one-line error."""
         begin_run(self.command)
         try:
             return super().__call__(message, context)
         except RuntimeError as error:
             if not is_out_of_memory(error):
                 raise
-            settings = client_setup(context, self.run_config).settings
-            lower = [f"{n} ({settings[n]})" for n in ("batch-size", "cohort")]
-            advice = f"lower {' or '.join(lower)}, or train on another device"
+            setup = client_setup(context, self.run_config)
+            sizes = f"batch-size ({setup.run.batch_size}) or cohort ({self.cohort})"
+            advice = f"lower {sizes}, or train on another device"
             raise out_of_memory(error, advice) from None
 
     def together(self, works: Sequence[Callable[[], Message]]) -> list[Message]:
-        """Run some clients' works together; see `flwr_frl.task.training.together`."""
+        """Run several clients together; see `flwr_frl.task.training.together`."""
         if self.size <= 1:
             return [work() for work in works]
         return together(works, self.size, where_it_pays=self.cohort == "auto")
@@ -103,16 +104,16 @@ def make_app(
     Parameters
     ----------
     run_config : UserConfig, optional
-        Settings; by default those of the context, as ``flwr run`` gives them.
+        Settings; by default the context's, as with ``flwr run``.
     mods : sequence of Mod, optional
-        Flower's mods around training, the outermost first. They see what is sent, and
-        never what a client keeps.
+        Flower's mods around training, the outermost first. They see messages, never
+        personal state.
 
     Returns
     -------
     ClientApp
-        Answers train, evaluate and query messages; ``query.arrays`` with the initial
-        arrays and ``query.statistics`` with `Client.statistics`.
+        Answers train, evaluate and query messages. ``query.arrays`` returns the initial
+        arrays, ``query.statistics`` the result of `Client.statistics`.
     """
     app = App(run_config)
 
@@ -120,41 +121,42 @@ def make_app(
         message: Message, context: Context
     ) -> tuple[Client, Config, Callable[[int], int]]:
         setup = client_setup(context, run_config)
-        torch.set_num_threads(int(setup.settings["torch-threads"]))
-        use(str(setup.settings["device"]))
-        found = message.content.get(CONFIG)
-        record = found if isinstance(found, ConfigRecord) else ConfigRecord()
-        config = check_config(record)
-        seed_torch(context, setup.settings, config)
+        torch.set_num_threads(setup.device.torch_threads)
+        use(setup.device.device)
+        record = message.content.get(CONFIG)
+        config = check_config(
+            record if isinstance(record, ConfigRecord) else ConfigRecord()
+        )
+        seed_torch(context, setup.run.seed, config)
         client = build_client(context, setup, config)
-        multiple = int(setup.settings["count-multiple"])
+        multiple = setup.device.count_multiple
         return client, config, partial(rounded_count, multiple=multiple)
 
     @app.train(mods=list(mods))
     def train(message: Message, context: Context) -> Message:
-        client, config, told = open_message(message, context)
-        found = client.fit(unpack(message, client), config)
-        arrays, n, metrics = checked(client, found)
-        reply = arrays, told(n), metrics
+        client, config, rounded = open_message(message, context)
+        result = client.fit(unpack(message, client), config)
+        arrays, n, metrics = checked(client, result)
+        reply = arrays, rounded(n), metrics
         return Message(pack(message, client, reply, config), reply_to=message)
 
     @app.evaluate()
     def evaluate(message: Message, context: Context) -> Message:
-        client, config, told = open_message(message, context)
+        client, config, rounded = open_message(message, context)
         loss, n, metrics = client.evaluate(unpack(message, client), config)
-        said = {"loss": loss, **metrics, **_spent(client)}
-        records = pack_metrics(client, told(n), said)
+        all_metrics = {"loss": loss, **metrics, **_spent(client)}
+        records = pack_metrics(client, rounded(n), all_metrics)
         return Message(records, reply_to=message)
 
     @app.evaluate(NEWCOMER)
-    def join(message: Message, context: Context) -> Message:
-        client, config, told = open_message(message, context)
-        seed = int(client_setup(context, run_config).settings["seed"])
+    def newcomer(message: Message, context: Context) -> Message:
+        client, config, rounded = open_message(message, context)
+        seed = client_setup(context, run_config).run.seed
         share = float(config.get(SHARE, 1.0))
-        loss, n, metrics = client.join(unpack(message, client), config, share, seed)
-        metrics[FITTED] = told(int(metrics[FITTED]))
-        said = {"loss": loss, **metrics, **_spent(client)}
-        records = pack_metrics(client, told(n), said)
+        loss, n, metrics = join(client, unpack(message, client), config, share, seed)
+        metrics[FITTED] = rounded(int(metrics[FITTED]))
+        all_metrics = {"loss": loss, **metrics, **_spent(client)}
+        records = pack_metrics(client, rounded(n), all_metrics)
         return Message(records, reply_to=message)
 
     @app.query()
@@ -163,31 +165,30 @@ def make_app(
         properties: Config = {CLIENT: name}
         try:
             properties[CLIENT] = name = client_name(context)
-            client, config, told = open_message(message, context)
+            client, config, rounded = open_message(message, context)
             properties |= client.get_properties(config)
+            run = client_setup(context, run_config).run
             for count in (NUM_EXAMPLES, NUM_TEST_EXAMPLES):
                 if count in properties:
-                    properties[count] = told(cast(int, properties[count]))
+                    properties[count] = rounded(cast(int, properties[count]))
             if RUN in config and client.personal:
                 properties |= cast(Config, client.state.kept())
             refusal = config.get(REFUSAL)
             if "partition-id" in context.node_config:
-                settings = client_setup(context, run_config).settings
-                properties |= simulated_properties(client, context, settings)
+                properties |= simulated_properties(client, context, run)
             else:
                 for note in getattr(client.task, "notes", ()):
                     log(WARNING, "%s", note)
-            # Here, as a device's other messages have a process of their own each.
+            # Only here: each message of a device has its own process and its own log.
             ignored = unread(context.node_config, type(client))
-            task_name = str(client_setup(context, run_config).settings["task"])
-            if not reads_data_dir(client.task, task_name):
+            if not reads_data_dir(client.task, run.task):
                 ignored += [n for n in context.node_config if n == "data-dir"]
-            for own in ignored:
-                log(WARNING, "%s in the node config is not read", own)
+            for unknown in ignored:
+                log(WARNING, "%s in the node config is not read", unknown)
             if isinstance(client.task, ImageTask):
                 properties |= zip(INPUTS, client.task.shape, strict=True)
         except SettingsError as error:
-            # Not as an exception: Flower would bury the line in a traceback.
+            # Raised, it would be buried in a traceback of Flower's.
             refusal = properties[REFUSAL] = str(error)
         if refusal is not None:
             log(ERROR, "client %s takes no part: %s", name, refusal)
@@ -197,7 +198,7 @@ def make_app(
     @app.query(INITIAL_ARRAYS)
     def query_arrays(message: Message, context: Context) -> Message:
         client, config, _ = open_message(message, context)
-        names = client.names(client.shared)
+        names = array_names(client, client.shared)
         arrays = zip(names, client.get_parameters(config), strict=True)
         record = ArrayRecord({name: Array(array) for name, array in arrays})
         return Message(RecordDict({ARRAYS: record}), reply_to=message)
@@ -205,16 +206,16 @@ def make_app(
     @app.query(STATISTICS)
     def query_statistics(message: Message, context: Context) -> Message:
         client, config, _ = open_message(message, context)
-        found = client.statistics(config)
-        record = ArrayRecord({name: Array(array) for name, array in found.items()})
+        arrays = client.statistics(config)
+        record = ArrayRecord({name: Array(array) for name, array in arrays.items()})
         return Message(RecordDict({ARRAYS: record}), reply_to=message)
 
     return app
 
 
 def _spent(client: Client) -> Config:
-    """Return the ε of a client that trains privately."""
-    return {EXAMPLE_EPSILON: client.private.epsilon()} if client.private else {}
+    """Return the ε spent by a client that trains privately."""
+    return {EXAMPLE_EPSILON: client._private.epsilon()} if client._private else {}
 
 
 app = make_app()

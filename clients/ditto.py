@@ -1,4 +1,4 @@
-"""Ditto (Li et al., ICML 2021): a personal model held near the global one."""
+"""Ditto (Li et al., ICML 2021): a personal model regularised towards the global one."""
 
 from dataclasses import dataclass
 from typing import Annotated
@@ -14,12 +14,13 @@ from flwr_frl.task.training import Proximal
 
 @dataclass(frozen=True)
 class DittoSettings(TrainingSettings):
-    """Settings of Ditto's clients; ``representation_epochs`` are the global model's.
+    """Settings of Ditto's clients; ``representation_epochs`` concern the global model.
 
     Parameters
     ----------
     ditto_lambda : float, default 0.1
-        λ of the personal objective F_k(v) + λ/2 ‖v − w‖² (equation 2); 0 trains alone.
+        λ of the personal objective F_k(v) + λ/2 ‖v − w‖² (equation 2); 0 trains
+        v locally.
     personal_epochs : int, default 1
         Epochs of the personal model v_k.
     """
@@ -28,25 +29,24 @@ class DittoSettings(TrainingSettings):
     personal_epochs: Annotated[int, Range("[0, inf)")] = 1
 
 
-class DittoClient(PersonalModelClient):
-    """Algorithm 1, client side: w_k goes back to the server, v_k stays here."""
+class DittoClient(PersonalModelClient, supports_example_dp=True):
+    """Algorithm 1, client side: w_k is sent, v_k is personal."""
 
     settings_type = DittoSettings
     settings: DittoSettings
-    supports_example_dp = True
 
     def fit(self, parameters: NDArrays, config: Config) -> Reply:
-        """Train w_k from wᵗ, and v_k from where it was, held near wᵗ."""
+        """Train w_k from wᵗ, and v_k from its last value, regularised towards wᵗ."""
         self.receive(parameters, config)
         reply = self.send(self.train("all", self.settings.representation_epochs))
         self.load_personal_model()
         near = Proximal(self.settings.ditto_lambda, self.received)
         self.train("all", self.settings.personal_epochs, near)
-        self.keep_personal_model(config)
+        self.save_personal_model(config)
         return reply
 
     def personalize(self) -> None:
-        """Train v_k from w for ``newcomer-epochs``, held near w (equation 2)."""
+        """Train v_k from w for ``newcomer-epochs`` (equation 2)."""
         near = Proximal(self.settings.ditto_lambda, self.received)
         self.train("all", self.settings.newcomer_epochs, near)
         self.saved = within(PERSONAL_MODEL, self.model.state_dict())

@@ -18,26 +18,25 @@ class FedMTLSettings(TrainingSettings):
     Parameters
     ----------
     mtl_lambda : float, default 0.1
-        λ of λ tr(W Ω Wᵀ) = λ Σ_i ‖w_i − w̄‖²; 0 trains alone. Smith et al. choose
+        λ of λ tr(W Ω Wᵀ) = λ Σ_i ‖w_i − w̄‖²; 0 is local training. Smith et al. choose
         from 1e-5 to 10 by validation. λ₂ ‖W‖² is ``weight_decay``, which is 2 λ₂.
     """
 
     mtl_lambda: Annotated[float, Range("[0, inf)")] = 0.1
 
 
-class FedMTLClient(AllClientsMeanClient):
-    """Lowers f_i(w_i) + λ tr(W Ω Wᵀ) in w_i; the others' models stay as they are.
+class FedMTLClient(AllClientsMeanClient, supports_example_dp=True):
+    """Minimise f_i(w_i) + λ tr(W Ω Wᵀ) in w_i, with the other models fixed.
 
-    With Ω = (I − 11ᵀ/m)² the gradient of the second term is 2λ (w_i − w̄), where w̄ is
-    that of the round's beginning.
+    With Ω = (I − 11ᵀ/m)², the gradient of the second term is 2λ (w_i − w̄), with w̄ as
+    received.
     """
 
     settings_type = FedMTLSettings
     settings: FedMTLSettings
-    supports_example_dp = True
 
     def fit(self, parameters: NDArrays, config: Config) -> Reply:
-        """Train w_i from where it was, held near w̄, and send Δw_i."""
+        """Train w_i from its last value, regularised towards w̄, and send Δw_i."""
         self.receive(parameters, config)
         self.load_personal_model()
         near = Proximal(2 * self.settings.mtl_lambda, self.received)

@@ -1,4 +1,4 @@
-"""FedALA (Zhang et al., AAAI 2023): what to take over from the global model."""
+"""FedALA (Zhang et al., AAAI 2023): adaptive local aggregation of the global model."""
 
 from dataclasses import dataclass
 from typing import Annotated
@@ -23,13 +23,12 @@ class FedALASettings(TrainingSettings):
     Parameters
     ----------
     ala_learning_rate : float, default 1
-        η of the weights W (equation 5); 0 leaves them at 1, which is FedAvg.
+        Learning rate η of the weights W (equation 5); 0 keeps them at 1 (FedAvg).
     ala_share : float, default 0.8
-        s, the share of the training examples from which W learns in a round, drawn anew
-        in each.
+        Share s of the training examples that W learns from, drawn anew in each round.
     ala_start_epochs : int, default 10
-        Epochs of W when it learns for the first time, where the paper trains it until
-        it converges. Later it is one each time.
+        Epochs of W when it first learns, which the paper trains to convergence; later
+        it trains for one epoch.
     """
 
     ala_learning_rate: Annotated[float, Range("[0, inf)")] = 1.0
@@ -37,39 +36,37 @@ class FedALASettings(TrainingSettings):
     ala_start_epochs: Annotated[int, Range("[1, inf)")] = 10
 
 
-class FedALAClient(Client):
-    """Algorithm 1, client side: the old model Θ_i and the weights W_i stay here.
+class FedALAClient(Client, also_test_global=True):
+    """Algorithm 1, client side: the old model Θ_i and the weights W_i are personal.
 
-    Local training begins at Θ_i + (Θ − Θ_i) ⊙ W_i in the head, the paper's p higher
-    layers, and at the global model Θ below. Before, W_i ← clip(W_i − η ∇_W f) to [0, 1]
-    with each batch (equation 5), all else being frozen.
+    Local training starts from Θ_i + (Θ − Θ_i) ⊙ W_i in the head, the paper's p higher
+    layers, and from the global model Θ below. Before that, for each batch,
+    W_i ← clip(W_i − η ∇_W f) to [0, 1] (equation 5) with all else frozen.
 
-    The deployed model is the mixture as well, after W_i has learned for the model
-    Θ_i and the global model at hand, as in the authors' code; what a test has learned
-    is not kept. Before its first local training a client uses the global model.
+    The deployed model is the mixture, too, after W_i has learned for Θ_i and the
+    current global model, as in the authors' code; W_i learned in a test is discarded.
+    Before its first local training, a client deploys the global model.
 
-    The authors' code goes on from the mixture also where a client is not asked to
-    train; here its Θ_i stays the model that it has trained last, as in algorithm 1.
+    In the authors' code, clients that are not sampled also continue from the mixture;
+    here Θ_i is the model of the last local training, as in algorithm 1.
     """
 
-    # The mixture, and the global model.
-    also_test_global = True
     personal = (OLD_MODEL, WEIGHTS, STARTED)
     settings_type = FedALASettings
     settings: FedALASettings
 
-    def initial_group(self, slot: str) -> Tensors:
+    def initial_group(self, group: str) -> Tensors:
         """Return the initial model for Θ_i, and weights of 1."""
-        if slot == STARTED:
+        if group == STARTED:
             return {"value": torch.zeros(1)}
-        if slot == WEIGHTS:
+        if group == WEIGHTS:
             named = self.model.named_parameters()
             return {
                 name: torch.ones(p.shape, dtype=p.dtype)
                 for name, p in named
                 if name.startswith(HEAD)
             }
-        return super().initial_group(slot)
+        return super().initial_group(group)
 
     def fit(self, parameters: NDArrays, config: Config) -> Reply:
         """Learn W_i, aggregate locally, and train for ``representation-epochs``."""
@@ -82,9 +79,11 @@ class FedALAClient(Client):
         return self.send(loss)
 
     def learn_weights(self) -> None:
-        """Move W_i, if there is a trained local model and anything to learn from."""
+        """Train W_i, if there are a trained local model and examples."""
         weights, rate = under(WEIGHTS, self.saved), self.settings.ala_learning_rate
-        if rate == 0 or not self.has_trained() or not self.has_train_examples:
+        if rate == 0 or not self.has_trained():
+            return
+        if not len(self.task.train_examples(self.index)):
             return
         head = self.model.head
         some = self.train_examples.sample(self.settings.ala_share)
@@ -107,31 +106,30 @@ class FedALAClient(Client):
                     weight.sub_(weight.grad, alpha=rate).clamp_(0, 1)
             return loss.detach()
 
-        # All else is frozen.
         self.model.requires_grad_(False).eval()
         loop(step, features_of(self.model, some, self.settings), epochs, self.settings)
 
     def has_trained(self) -> bool:
-        """Return whether Θ_i has been trained: until then it is the initial model."""
+        """Return whether Θ_i differs from the initial model."""
         old, initial = under(OLD_MODEL, self.saved), self.task.initial_state
         return any(not torch.equal(old[n].cpu(), initial[n].cpu()) for n in initial)
 
     def mixture(self, weights: Tensors) -> Tensors:
-        """Return Θ_i + (Θ − Θ_i) ⊙ W_i of the head's parameters."""
+        """Return Θ_i + (Θ − Θ_i) ⊙ W_i for the parameters of the head."""
         old, new = under(OLD_MODEL, self.saved), self.received
-        # Exactly Θ where a weight is 1.
+        # `lerp` returns exactly Θ for a weight of 1.
         return {n: torch.lerp(old[n], new[n], weight) for n, weight in weights.items()}
 
     @torch.no_grad()
     def aggregate_locally(self) -> None:
-        """Put the mixture into the model."""
+        """Load the mixture into the model."""
         for name, value in self.mixture(under(WEIGHTS, self.saved)).items():
             self.model.tensors[name].copy_(value)
 
     def deployed_model(self) -> SplitModel:
-        """Return the mixture of the old and the global model, for which W_i learns.
+        """Return the mixture of old and global model with newly learned W_i.
 
-        Without training examples W_i is as it last was.
+        Without training examples, W_i is unchanged.
         """
         self.learn_weights()
         self.aggregate_locally()

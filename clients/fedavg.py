@@ -6,11 +6,10 @@ from flwr_frl.clients.base import Client, Config, Reply, TrainingSettings
 from flwr_frl.clients.fine_tuning import fine_tuned
 
 
-class FedAvgClient(Client):
-    """Train the whole shared model; nothing is personal."""
+class FedAvgClient(Client, supports_example_dp=True):
+    """Train the shared model; there is no personal part."""
 
     settings: TrainingSettings
-    supports_example_dp = True
 
     def fit(self, parameters: NDArrays, config: Config) -> Reply:
         """Train the global model for ``representation-epochs``."""

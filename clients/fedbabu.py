@@ -1,4 +1,4 @@
-"""FedBABU (Oh et al., ICLR 2022): nobody's head is trained before the end."""
+"""FedBABU (Oh et al., ICLR 2022): the head is trained only by fine-tuning."""
 
 from dataclasses import dataclass
 from typing import Annotated, cast
@@ -20,39 +20,38 @@ class FedBABUSettings(FineTuningSettings):
     Parameters
     ----------
     finetune_part : {"head", "representation", "all"}, default "head"
-        What is fine-tuned before the final test: the three that the paper compares.
+        Part that is fine-tuned before the final test; the paper compares all three.
     """
 
     finetune_part: Annotated[str, Choice("head", "representation", "all")] = "head"
 
 
-class FedBABUClient(FineTuned):
-    """Algorithm 1, client side: the head is the initial one, the same for all."""
+class FedBABUClient(FineTuned, supports_example_dp=True):
+    """Algorithm 1, client side: all clients keep the initial head."""
 
     shared = (REPRESENTATION,)
     settings_type = FedBABUSettings
     settings: FedBABUSettings
-    supports_example_dp = True
 
-    def structure(self) -> list[object]:
-        """Name the classes and the initial head, which is not sent, as well."""
+    def _structure(self) -> list[object]:
+        """Return also the classes and the initial head, which is not sent."""
         head = under(HEAD, self.task.initial_state)
-        # Sums to 3 digits, as machines may differ in the last ones of each weight.
+        # Sums with 3 digits, as the last digits of weights may differ by machine.
         sums = [f"{t.sum(dtype=torch.float64).item():.3g}" for t in head.values()]
-        return [*super().structure(), self.task.classes, sums]
+        return [*super()._structure(), self.task.classes, sums]
 
     def fit(self, parameters: NDArrays, config: Config) -> Reply:
-        """Train the representation for its epochs, under the initial head."""
+        """Train the representation under the initial head."""
         self.receive(parameters, config)
         epochs = self.settings.representation_epochs
         return self.send(self.train("representation", epochs))
 
     def deployed_model(self) -> SplitModel:
-        """Fine-tune the named part for ``finetune-epochs``, the head being new.
+        """Fine-tune ``finetune-part`` for ``finetune-epochs``.
 
-        Without training examples it is the global model.
+        Without training examples, return the global model.
         """
         part = cast(Part, self.settings.finetune_part)
-        if self.has_train_examples:
+        if len(self.task.train_examples(self.index)):
             self.train(part, self.settings.finetune_epochs)
         return self.model

@@ -1,4 +1,4 @@
-"""FedBN (Li et al., ICLR 2021): batch norms of one's own in a common model."""
+"""FedBN (Li et al., ICLR 2021): personal batch norms in a shared model."""
 
 from functools import cached_property
 
@@ -13,18 +13,22 @@ from flwr_frl.task.settings import SettingsError
 NORMS = "batch-norms."
 
 
-class FedBNClient(FedPerClient):
-    """Algorithm 1, client side: all trains, and what `stays` chooses is not shared."""
+def batch_norms(task: Task) -> None:
+    """Refuse models without batch norms."""
+    if not any(isinstance(m, _BatchNorm) for m in task.scratch_model.modules()):
+        raise SettingsError("it needs a model with batch norms, resnet20 say")
+
+
+# Batch norms have no gradients of single examples.
+class FedBNClient(FedPerClient, requires=(batch_norms,), supports_example_dp=False):
+    """Algorithm 1, client side: batch norms are personal."""
 
     shared = WHOLE
     personal = (NORMS,)
-    model_groups = (*WHOLE, NORMS)
-    # Batch norms have no gradients of single examples.
-    supports_example_dp = False
 
     @staticmethod
     def stays(name: str, module: nn.Module) -> bool:
-        """Return whether a module's arrays stay here: γ, β and statistics of norms.
+        """Return whether a module's arrays are personal; here, batch norms' arrays.
 
         Parameters
         ----------
@@ -35,19 +39,12 @@ class FedBNClient(FedPerClient):
         """
         return isinstance(module, _BatchNorm)
 
-    @classmethod
-    def check_task(cls, task: Task) -> None:
-        """Refuse models of which nothing stays."""
-        super().check_task(task)
-        if not any(cls.stays(*named) for named in task.scratch_model.named_modules()):
-            raise SettingsError("it needs a model with batch norms, resnet20 say")
-
     @cached_property
-    def own_names(self) -> set[str]:
-        """Names of the model's arrays that stay here."""
-        kept = [(n, m) for n, m in self.model.named_modules() if self.stays(n, m)]
-        return {f"{name}.{array}" for name, m in kept for array in m.state_dict()}
+    def personal_names(self) -> set[str]:
+        """Names of the model's personal arrays."""
+        chosen = [(n, m) for n, m in self.model.named_modules() if self.stays(n, m)]
+        return {f"{name}.{array}" for name, m in chosen for array in m.state_dict()}
 
-    def group_of(self, name: str) -> str:
-        """Return a slot by module, not by the part that it is in."""
-        return NORMS if name in self.own_names else super().group_of(name)
+    def _group_of(self, name: str) -> str:
+        """Return the group by module instead of by part."""
+        return NORMS if name in self.personal_names else super()._group_of(name)

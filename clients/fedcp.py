@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from flwr_frl.clients.base import Client, Config, Reply, TrainingSettings
 from flwr_frl.clients.device.parameter_groups import HEAD, WHOLE, Tensors, under, within
-from flwr_frl.task.base import Task
+from flwr_frl.clients.traits import linear_head
 from flwr_frl.task.devices import seeded
 from flwr_frl.task.models import SplitModel
 from flwr_frl.task.settings import Range
@@ -69,7 +69,7 @@ class SeparatingHead(nn.Module):
         return outputs
 
 
-class FedCPClient(Client):
+class FedCPClient(Client, requires=(linear_head("FedCP"),), also_test_global=True):
     """Algorithm 1, client side.
 
     The policy network Θ, a linear layer, a layer norm and a ReLU, says of each feature
@@ -89,22 +89,14 @@ class FedCPClient(Client):
       representation.
     """
 
-    # Both heads, and the global one alone.
-    also_test_global = True
     shared = (*WHOLE, POLICY)
     personal = (PERSONAL_HEAD,)
     settings_type = FedCPSettings
     settings: FedCPSettings
 
-    @classmethod
-    def check_task(cls, task: Task) -> None:
-        """Raise `SettingsError` also unless the head is linear."""
-        super().check_task(task)
-        task.scratch_model.linear_head("FedCP")
-
-    def initial_group(self, slot: str) -> Tensors:
+    def initial_group(self, group: str) -> Tensors:
         """Return the initial head, or a policy network of the task's seed."""
-        if slot == PERSONAL_HEAD:
+        if group == PERSONAL_HEAD:
             return under(HEAD, self.task.initial_state)
         with seeded(getattr(self.task, "seed", 0) or 0):
             return self.policy().state_dict()
@@ -166,7 +158,7 @@ class FedCPClient(Client):
         mean = {n: (t + self.received[HEAD + n]) / 2 for n, t in own.items()}
         policy = within(POLICY, under("head.policy.", model.state_dict()))
         sent = {**model.state_dict(), **within(HEAD, mean), **policy}
-        return self.send_arrays(sent, loss)
+        return self.send(loss, sent)
 
     def deployed_model(self) -> SplitModel:
         """Return the model with both heads and the policy."""

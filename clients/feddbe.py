@@ -26,12 +26,12 @@ class FedDBESettings(TrainingSettings):
     ----------
     dbe_kappa : float, default 50
         κ of the mean regularisation κ/2 mean (z̄_i − z̄)² over the features' entries
-        (the ½ is the authors' code's); 0 leaves it out.
+        (the ½ is from the authors' code); 0 omits it.
     dbe_momentum : float, default 1
         μ of z̄_i ← (1 − μ) z̄_i + μ (mean features of a batch), from 0 in each round. A
-        short batch counts by its share of examples: μ n / ``batch-size``.
+        short batch has weight μ n / ``batch-size``.
     dbe_memory : bool, default True
-        Whether a client adds a trained bias of its own, the memory, to its features.
+        Whether a client adds a trained personal bias, the memory, to its features.
     """
 
     dbe_kappa: Annotated[float, Range("[0, inf)")] = 50.0
@@ -39,30 +39,27 @@ class FedDBESettings(TrainingSettings):
     dbe_memory: Annotated[bool, Free()] = True
 
 
-class FedDBEClient(Client):
-    """Algorithm 1, client side: the whole model is shared, the memory z̄_i^p stays here.
+def biased_first_layer(task: Task) -> None:
+    """Refuse heads that do not begin with a linear layer with a bias."""
+    layer = task.scratch_model.first_linear
+    if layer is None or layer.bias is None:
+        raise SettingsError(
+            "it needs a head that begins with a linear layer with a bias"
+        )
 
-    The model is head(representation(x) + z̄_i^p), both parts and the memory being
-    trained with the same step size, while the mean features z̄_i are held near z̄.
+
+class FedDBEClient(Client, requires=(biased_first_layer,), also_test_global=True):
+    """Algorithm 1, client side: the model is shared, the memory z̄_i^p is personal.
+
+    The model is head(representation(x) + z̄_i^p). Both parts and the memory train with
+    the same step size; the mean features z̄_i are regularised towards z̄.
     """
 
-    # The model with the memory, and the one without.
-    also_test_global = True
     shared = (*WHOLE, CONSENSUS)
     sent = WHOLE
     personal = (MEMORY,)
     settings_type = FedDBESettings
     settings: FedDBESettings
-
-    @classmethod
-    def check_task(cls, task: Task) -> None:
-        """Refuse heads of which the features' width is unknown."""
-        super().check_task(task)
-        layer = task.scratch_model.first_linear
-        if layer is None or layer.bias is None:
-            raise SettingsError(
-                "it needs a head that begins with a linear layer with a bias"
-            )
 
     @property
     def layer(self) -> nn.Linear:
@@ -71,14 +68,14 @@ class FedDBEClient(Client):
         assert layer is not None
         return layer
 
-    def initial_group(self, slot: str) -> Tensors:
-        """Return zeros: for the memory, and for z̄ until there is one."""
-        name = "mean" if slot == CONSENSUS else "value"
+    def initial_group(self, group: str) -> Tensors:
+        """Return zeros for the memory and for the initial z̄."""
+        name = "mean" if group == CONSENSUS else "value"
         dtype = self.layer.weight.dtype
         return {name: torch.zeros(self.layer.in_features, dtype=dtype)}
 
     def statistics(self, config: Config) -> Arrays:
-        """Return ``mean``: z̄_i after local training from the initial model alone."""
+        """Return ``mean``: z̄_i after local training of the initial model."""
         self.model.load(self.task.initial_state)
         mean, _ = self.learn(None, None)
         return {"mean": to_numpy(mean)}
@@ -94,39 +91,39 @@ class FedDBEClient(Client):
     def learn(
         self, memory: Tensor | None, consensus: Tensor | None
     ) -> tuple[Tensor, float]:
-        """Train, with the terms that are given; return z̄_i and the loss.
+        """Train with the given terms; return z̄_i and the loss.
 
         Parameters
         ----------
         memory : Tensor, optional
-            z̄_i^p, trained in place.
+            z̄_i^p, which is trained in place.
         consensus : Tensor, optional
             z̄.
         """
-        own, model = self.settings, self.model
-        # On the same memory; a bias by its name, which has no weight decay.
+        settings, model = self.settings, self.model
+        # It shares the memory's storage. As a bias, it has no weight decay.
         bias = nn.ParameterDict({} if memory is None else {"bias": memory})
-        optimizers = [own.optimizer(part) for part in (freeze(model, "all"), bias)]
+        optimizers = [settings.optimizer(part) for part in (freeze(model, "all"), bias)]
         mean = torch.zeros_like(self.layer.weight[0]).detach()
         examples = self.train_examples
-        # A client with fewer examples has one batch, which is whole.
-        batch = min(own.batch_size, len(examples))
+        # With fewer examples, the only batch is a full one.
+        batch = min(settings.batch_size, len(examples))
 
         def step(inputs: Tensor, targets: Tensor) -> Tensor:
             nonlocal mean
             for optimizer in optimizers:
                 optimizer.zero_grad()
-            with own.autocast():
+            with settings.autocast():
                 features = model.representation(inputs)
                 moved = features if memory is None else features + bias["bias"]
                 loss = objective = self.task.loss(model.head(moved), targets)
                 now = features.flatten(0, -2).mean(0)
-                # A last batch of one example must not be the whole mean.
-                momentum = own.dbe_momentum * len(targets) / batch
+                # A last batch of one example must not replace the mean.
+                momentum = settings.dbe_momentum * len(targets) / batch
                 mean = (1 - momentum) * mean + momentum * now
-                if consensus is not None and own.dbe_kappa:
+                if consensus is not None and settings.dbe_kappa:
                     distance = (mean - consensus).square().mean()
-                    objective = objective + own.dbe_kappa / 2 * distance
+                    objective = objective + settings.dbe_kappa / 2 * distance
                 objective = objective + self.proximal(features, model)
             objective.backward()  # type: ignore[no-untyped-call]
             for optimizer in optimizers:
@@ -134,7 +131,9 @@ class FedDBEClient(Client):
             mean = mean.detach()
             return loss.detach()
 
-        loss = loop(step, examples, own.representation_epochs, own, self.model)
+        loss = loop(
+            step, examples, settings.representation_epochs, settings, self.model
+        )
         return mean.to(self.layer.weight.dtype), loss
 
     @torch.no_grad()

@@ -6,13 +6,12 @@ from flwr_frl.clients.base import Client, Config, Reply, TrainingSettings
 from flwr_frl.clients.device.parameter_groups import HEAD, REPRESENTATION, Groups
 
 
-class FedPerClient(Client):
-    """Train representation and head together; the head stays here."""
+class FedPerClient(Client, supports_example_dp=True):
+    """Train representation and head together; the head is personal."""
 
     shared: Groups = (REPRESENTATION,)
     personal: Groups = (HEAD,)
     settings: TrainingSettings
-    supports_example_dp = True
 
     def fit(self, parameters: NDArrays, config: Config) -> Reply:
         """Train both parts for ``representation-epochs``."""

@@ -10,15 +10,16 @@ from torch import Tensor, nn
 from flwr_frl.clients.base import Client, Config, Evaluation, Reply, TrainingSettings
 from flwr_frl.clients.device.evaluation import class_mask
 from flwr_frl.clients.device.parameter_groups import WHOLE, Tensors
+from flwr_frl.clients.traits import NODE_SETTINGS
 from flwr_frl.task.base import Task
 from flwr_frl.task.messages import PROTOTYPE_COUNTS, PROTOTYPES
 from flwr_frl.task.models import SplitModel
-from flwr_frl.task.settings import Choice, Free, Range, Settings, SettingsError
+from flwr_frl.task.settings import Choice, Free, Range, SettingsError
 from flwr_frl.task.training import features_of
 
 SLOT, CLASSES = "prototypes.", "classes."
 OWN_CLASSES = f"{CLASSES}own"
-# Further away than any prototype.
+# Larger than any squared distance to a prototype.
 FAR = 1e9
 
 
@@ -31,12 +32,12 @@ class FedProtoSettings(TrainingSettings):
     fedproto_lambda : float, default 1
         λ of the distance to the prototypes (equation 7); 0 is local training.
     fedproto_predicted : {"own", "all"}, default "own"
-        Which classes a client predicts: those of its training examples, as the authors'
-        code does, or all that have a prototype.
+        Classes that a client predicts: those of its training examples, as in the
+        authors' code, or all with a prototype.
     client_models : str, default ""
-        The clients' models in simulation, by client and from the first again after the
-        last: ``"mlp resnet20"`` gives every second one a ResNet. Their features must be
-        of the same width. A device has ``model`` in its node config.
+        Models of the simulated clients, assigned in turn: with ``"mlp resnet20"``,
+        every second client has a ResNet. Their features must have the same width. A
+        device sets ``model`` in its node config.
     """
 
     fedproto_lambda: Annotated[float, Range("[0, inf)")] = 1.0
@@ -48,8 +49,8 @@ class FedProtoSettings(TrainingSettings):
 class NearPrototypes:
     """λ mean ‖z − C̄_y‖² over a batch's examples and the features' entries.
 
-    The mean over entries is the authors' code's. Classes without a prototype have no
-    distance.
+    The mean over entries follows the authors' code. Classes without a prototype
+    contribute nothing.
 
     Parameters
     ----------
@@ -58,7 +59,7 @@ class NearPrototypes:
     means : Tensor, shape (classes, width)
         The prototypes C̄.
     known : Tensor of bool, shape (classes,)
-        Which classes have one.
+        Classes that have a prototype.
     """
 
     weight: float
@@ -67,54 +68,47 @@ class NearPrototypes:
 
     def __call__(self, features: Tensor, targets: Tensor, model: SplitModel) -> Tensor:
         """Return the term, a scalar."""
-        # What cross-entropy ignores is of no class.
+        # Cross-entropy ignores negative targets.
         place = targets.clamp(min=0)
         near = (self.known[place] & (targets >= 0)).unsqueeze(-1)
         distances = (features - self.means[place]).square() * near
         return self.weight * distances.mean()
 
 
-class FedProtoClient(Client):
-    """Algorithm 1, client side: the model stays here, whatever it is.
+def biased_head(task: Task) -> None:
+    """Refuse heads that are not one linear layer with a bias."""
+    if task.scratch_model.linear_head("FedProto").bias is None:
+        raise SettingsError("it needs a head with a bias; this one has none")
+
+
+class FedProtoClient(
+    Client,
+    needs_classes=True,
+    requires=(biased_head,),
+    node_settings=(*NODE_SETTINGS, "model", "model-head", "head-layers"),
+):
+    """Algorithm 1, client side: the model is personal; architectures may differ.
 
     The loss is L_S + λ mean ‖z − C̄_y‖² (equation 7). A local prototype C_j is the mean
-    feature of the examples of class j (equation 3). Predicted is the class with the
-    nearest prototype, of the client's own classes unless ``fedproto-predicted`` is
-    ``"all"``. They are kept, so that prediction needs no training examples.
+    feature of the examples of class j (equation 3). The prediction is the class with
+    the nearest prototype, among the client's classes unless ``fedproto-predicted`` is
+    ``"all"``. They are saved, so that prediction needs no training examples.
     """
 
     shared = (SLOT,)
     personal = (*WHOLE, CLASSES)
     settings_type = FedProtoSettings
     settings: FedProtoSettings
-    needs_classes = True
-    node_settings = (*Client.node_settings, "model", "model-head", "head-layers")
-
-    @classmethod
-    def own_settings(cls, settings: Settings, node: Settings) -> Settings:
-        """Add the model that ``client-models`` has for a simulated client."""
-        own = super().own_settings(settings, node)
-        models = str(settings.get("client-models", "")).split()
-        if not models or "partition-id" not in node:
-            return own
-        return {"model": models[int(node["partition-id"]) % len(models)], **own}
-
-    @classmethod
-    def check_task(cls, task: Task) -> None:
-        """Refuse heads that cannot tell the nearest prototype."""
-        super().check_task(task)
-        if task.scratch_model.linear_head("FedProto").bias is None:
-            raise SettingsError("it needs a head with a bias; this one has none")
 
     @property
     def head(self) -> nn.Linear:
         """The head."""
         return self.model.linear_head("FedProto")
 
-    def initial_group(self, slot: str) -> Tensors:
-        """Return no prototype of any class, and no own classes."""
+    def initial_group(self, group: str) -> Tensors:
+        """Return zeros: there are no prototypes and no saved classes yet."""
         classes, width = self.head.weight.shape
-        if slot == CLASSES:
+        if group == CLASSES:
             return {"own": torch.zeros(classes, dtype=torch.bool)}
         empty = {
             PROTOTYPES: torch.zeros(classes, width),
@@ -122,27 +116,27 @@ class FedProtoClient(Client):
         }
         return {name.removeprefix(SLOT): value for name, value in empty.items()}
 
-    def structure(self) -> list[object]:
-        """Name the classes as well, which are the prototypes'."""
-        return [*super().structure(), self.task.classes]
+    def _structure(self) -> list[object]:
+        """Return also the classes, which the prototypes stand for."""
+        return [*super()._structure(), self.task.classes]
 
     def fit(self, parameters: NDArrays, config: Config) -> Reply:
-        """Train near the prototypes for ``representation-epochs``; send one's own."""
+        """Train towards the prototypes C̄; send the local prototypes C_j."""
         self.receive(parameters, config)
-        own, near = self.settings, None
-        if own.fedproto_lambda:
+        settings, near = self.settings, None
+        if settings.fedproto_lambda:
             means, counts = self.received[PROTOTYPES], self.received[PROTOTYPE_COUNTS]
-            near = NearPrototypes(own.fedproto_lambda, means, counts > 0)
-        loss = self.train("all", own.representation_epochs, near)
+            near = NearPrototypes(settings.fedproto_lambda, means, counts > 0)
+        loss = self.train("all", settings.representation_epochs, near)
         self.saved[OWN_CLASSES] = class_mask(self.task, self.index, self.head)[0]
         self.save(config)
-        return self.send_arrays(self.prototypes(), loss)
+        return self.send(loss, self.prototypes())
 
     def prototypes(self) -> Tensors:
-        """Return the mean feature of each class, and how many examples it is of."""
+        """Return the mean feature and the number of examples of each class."""
         examples = self.train_examples.without_augmentation()
-        found = features_of(self.model.eval(), examples, self.settings)
-        features, targets = found.inputs.flatten(0, -2), found.targets.flatten()
+        pairs = features_of(self.model.eval(), examples, self.settings)
+        features, targets = pairs.inputs.flatten(0, -2), pairs.targets.flatten()
         features, targets = features[targets >= 0], targets[targets >= 0]
         counts = torch.bincount(targets, minlength=self.head.out_features)
         sums = torch.zeros_like(self.received[PROTOTYPES])
@@ -151,10 +145,7 @@ class FedProtoClient(Client):
         return {PROTOTYPES: means, PROTOTYPE_COUNTS: counts}
 
     def evaluate(self, parameters: NDArrays, config: Config) -> Evaluation:
-        """Test by prototypes; loss and ``accuracy-head`` are those of the own head.
-
-        So is ``-head`` of the task's own metrics.
-        """
+        """Test by prototypes; the loss and metrics with ``-head`` are the head's."""
         self.receive(parameters, config)
         loss, num_examples, metrics = self.test(self.model)
         _, _, nearest = self.test(self.deployed_model())
@@ -165,26 +156,27 @@ class FedProtoClient(Client):
 
     @torch.no_grad()
     def deployed_model(self) -> SplitModel:
-        """Return the model with a head that says which prototype is nearest.
+        """Return the model with a head that selects the nearest prototype.
 
-        −‖z − C‖² is 2 C z − ‖C‖², and what is the same for all classes. Without any
-        prototype the head is the own one.
+        −‖z − C‖² equals 2 C z − ‖C‖² up to a term that all classes share. Without any
+        prototype, the trained head remains.
         """
-        means, known = self.received[PROTOTYPES], self.received[PROTOTYPE_COUNTS] > 0
+        means, has_mean = self.received[PROTOTYPES], self.received[PROTOTYPE_COUNTS] > 0
         if self.settings.fedproto_predicted == "own":
-            known = known & self.own_classes()
-        if known.any():
+            has_mean = has_mean & self.own_classes()
+        if has_mean.any():
             self.head.weight.copy_(2 * means)
             far = means.new_full((), -FAR)
-            self.head.bias.copy_(torch.where(known, -means.square().sum(1), far))
+            self.head.bias.copy_(torch.where(has_mean, -means.square().sum(1), far))
         return self.model
 
     def own_classes(self) -> Tensor:
-        """Return which classes the client trains on; all if there are no examples.
+        """Return the mask of the classes that the client trains on.
 
-        A client that has never trained has kept none, and looks at its examples.
+        A client that has never trained reads it from its examples; without examples it
+        has all classes.
         """
-        own = self.saved[OWN_CLASSES]
-        if not own.any():
-            own = class_mask(self.task, self.index, self.head)[0]
-        return own if own.any() else torch.ones_like(own)
+        mask = self.saved[OWN_CLASSES]
+        if not mask.any():
+            mask = class_mask(self.task, self.index, self.head)[0]
+        return mask if mask.any() else torch.ones_like(mask)

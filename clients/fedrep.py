@@ -16,7 +16,8 @@ from flwr_frl.clients.base import (
 )
 from flwr_frl.clients.device.parameter_groups import HEAD, REPRESENTATION, Groups
 from flwr_frl.task.base import Matrix
-from flwr_frl.task.messages import FITTED, SERVER_ROUND
+from flwr_frl.task.messages import SERVER_ROUND
+from flwr_frl.task.models import SplitModel
 from flwr_frl.task.settings import Checked, Free, Range
 from flwr_frl.task.tasks.linear import LinearTask
 from flwr_frl.task.training import SGD
@@ -35,17 +36,16 @@ class FedRepSettings(TrainingSettings):
     head_epochs: Annotated[int, Range("[0, inf)")] = 10
 
 
-class FedRepClient(Client):
-    """Algorithm 1: many head updates, then the representation; the head stays here."""
+class FedRepClient(Client, supports_example_dp=True):
+    """Algorithm 1: many head updates, then the representation; the head is personal."""
 
     shared = (REPRESENTATION,)
     personal = (HEAD,)
     settings_type = FedRepSettings
     settings: FedRepSettings
-    supports_example_dp = True
 
     def fit(self, parameters: NDArrays, config: Config) -> Reply:
-        """Train the own head for ``head-epochs``, then φ for its own epochs."""
+        """Train the head for ``head-epochs``, then φ for ``representation-epochs``."""
         self.receive(parameters, config)
         self.train("head", self.settings.head_epochs)
         loss = self.train("representation", self.settings.representation_epochs)
@@ -55,14 +55,14 @@ class FedRepClient(Client):
 
 @dataclass(frozen=True)
 class FedRepLinearSettings(Checked):
-    """Settings of FedRep's linear case.
+    """Settings of linear FedRep.
 
     Parameters
     ----------
     learning_rate : float, default 0.01
-        Step size η of B, and of w where it makes gradient steps.
+        Step size η of B, and of w if it makes gradient steps.
     fresh_samples : bool, default True
-        Whether every round has a fresh batch of m examples.
+        Whether each round draws a fresh batch of m examples.
     head_steps : int, default 0
         Gradient steps of the head; 0 solves for it exactly, 1 and 10 are the paper's
         GD-GD and 10GD-GD (section 5.1).
@@ -73,7 +73,7 @@ class FedRepLinearSettings(Checked):
     head_steps: Annotated[int, Range("[0, inf)")] = 0
 
 
-class FedRepLinearClient(Client):
+class FedRepLinearClient(Client, task_type=LinearTask):
     """Algorithm 2: linear representation B (d × k), head w, squared loss.
 
     f_i(w, B) = 1/(2m) Σ_j (y_j − wᵀ Bᵀ x_j)².
@@ -82,7 +82,6 @@ class FedRepLinearClient(Client):
     shared: Groups = (REPRESENTATION,)
     personal: Groups = (HEAD,)
     task: LinearTask
-    task_type = LinearTask
     settings_type: type = FedRepLinearSettings
     settings: FedRepLinearSettings
 
@@ -100,7 +99,7 @@ class FedRepLinearClient(Client):
     def fit(self, parameters: NDArrays, config: Config) -> Reply:
         """Solve for the head, make one gradient step on B, and send Bᵀ, (k, d).
 
-        ``server-round`` says which fresh batch of m examples; the loss is at (w_i, B).
+        ``server-round`` selects the fresh batch of m examples. The loss is at (w_i, B).
         """
         b = parameters[0].T
         fresh = int(config[SERVER_ROUND]) if self.settings.fresh_samples else 0
@@ -116,37 +115,49 @@ class FedRepLinearClient(Client):
     def _head(self, b: Matrix, x: Matrix, y: Matrix) -> Matrix:
         if self.settings.head_steps == 0:
             return solve_head(b, x, y)
-        w, features = self._own_head(), x @ b
+        w, features = self._saved_head(), x @ b
         for _ in range(self.settings.head_steps):
             gradient = features.T @ (features @ w - y) / len(y)
             w = w - self.settings.learning_rate * gradient
         return w
 
-    def _own_head(self) -> Matrix:
-        kept = self.state.load()
-        if kept is None:
+    def _saved_head(self) -> Matrix:
+        saved = self.state.load()
+        if saved is None:
             return np.zeros(self.task.rank)
-        return cast(Matrix, kept["head.weight"][0])
+        return cast(Matrix, saved["head.weight"][0])
 
-    def join(
-        self, parameters: NDArrays, config: Config, share: float, seed: int
-    ) -> Evaluation:
-        """Solve for the head on B, with a share of the m examples."""
-        b, (x, y) = parameters[0].T, self.task.draw(self.index)
-        few = max(1, int(len(y) * share + 0.5))
-        w = solve_head(b, x[:few], y[:few])
-        loss, num_examples, metrics = self.task.compare(self.index, b, w)
-        return loss, num_examples, {**metrics, FITTED: few}
+    def receive(self, parameters: NDArrays, config: Config) -> None:
+        """Receive B, of shape (d, k), and load the saved head w, of shape (k,)."""
+        super().receive(parameters, config)
+        self.b, self.w = parameters[0].T, self._saved_head()
 
-    def evaluate(self, parameters: NDArrays, config: Config) -> Evaluation:
-        """Compare B and the own head with the truth, as `LinearTask.compare`."""
-        return self.task.compare(self.index, parameters[0].T, self._own_head())
+    def personalize(self) -> None:
+        """Solve for the head on B, with the first of the m examples."""
+        x, y = self.task.draw(self.index)
+        few = len(self.task.train_examples(self.index))
+        self.w = solve_head(self.b, x[:few], y[:few])
+
+    def test(self, model: SplitModel) -> Evaluation:
+        """Compare B w with the true model, as `LinearTask.compare`."""
+        return self.task.compare(self.index, self.b, self.w)
 
 
 def solve_head(b: Matrix, x: Matrix, y: Matrix) -> Matrix:
-    """Return argmin_w ‖y − X B w‖, what a new client fits on a learned B.
+    """Return argmin_w ‖y − X B w‖, the head of a new client on a learned B.
 
-    It is of shape (k,), and of least norm where m < k; b is of shape (d, k), x of
-    shape (m, d) and y of shape (m,).
+    Parameters
+    ----------
+    b : ndarray, shape (d, k)
+        Representation B.
+    x : ndarray, shape (m, d)
+        Inputs X.
+    y : ndarray, shape (m,)
+        Outputs.
+
+    Returns
+    -------
+    ndarray, shape (k,)
+        The head w; of least norm if m < k.
     """
     return np.asarray(np.linalg.lstsq(x @ b, y, rcond=None)[0])

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from flwr_frl.clients.base import Client, Config, Reply, TrainingSettings
 from flwr_frl.clients.device.parameter_groups import HEAD, Tensors, under, within
-from flwr_frl.task.base import Task
+from flwr_frl.clients.traits import linear_head
 from flwr_frl.task.models import SplitModel
 from flwr_frl.task.settings import SettingsError
 from flwr_frl.task.training import Loss, Proximal, train
@@ -20,15 +20,15 @@ PERSONAL_HEAD = "personal-head."
 class TwoHeads(nn.Module):
     """Both heads' outputs in training, of shape (batch, 2, classes).
 
-    Cross-entropy of the first, g(x) + log N, is the balanced softmax loss of the
-    generic head g; the second is g(x) + p(x), of which only p learns.
+    The cross-entropy of the first, g(x) + log N, is the balanced softmax loss of the
+    generic head g. The second is g(x) + p(x), with g and x detached.
 
     Parameters
     ----------
     generic, personal : nn.Linear
         The heads g and p.
     log_counts : Tensor of shape (classes,)
-        log N_c, of the client's training examples of each class c.
+        log N_c, where N_c is the number of training examples of class c.
     """
 
     log_counts: Tensor
@@ -44,13 +44,13 @@ class TwoHeads(nn.Module):
     def forward(self, features: Tensor) -> Tensor:
         """Return both outputs."""
         generic = self.generic(features)
-        own = generic.detach() + self.personal(features.detach())
-        return torch.stack([generic + self.log_counts, own], 1)
+        personal = generic.detach() + self.personal(features.detach())
+        return torch.stack([generic + self.log_counts, personal], 1)
 
 
 @dataclass(frozen=True)
 class BothLosses:
-    """The sum of a loss of each head's outputs."""
+    """The sum of the losses of both heads."""
 
     loss: Loss
 
@@ -59,29 +59,24 @@ class BothLosses:
         return self.loss(outputs[:, 0], targets) + self.loss(outputs[:, 1], targets)
 
 
-class FedRoDClient(Client):
+class FedRoDClient(
+    Client,
+    needs_classes=True,
+    requires=(linear_head("FedRoD"),),
+    also_test_global=True,
+):
     """Algorithm 1, client side, with linear personalised heads.
 
-    In each step the representation and the generic head g lower the balanced softmax
-    loss −log (N_y exp g_y / Σ_c N_c exp g_c), and the personalised head p, which stays
-    here, the loss of the sum g + p, which is the client's prediction. p begins at 0,
-    where that is the generic one.
+    In each step, the representation and the generic head g minimise the balanced
+    softmax loss −log (N_y exp g_y / Σ_c N_c exp g_c), and the personalised head p
+    minimises the loss of the client's prediction g + p. p starts at 0.
     """
 
-    # g + p, and the generic g alone.
-    also_test_global = True
     personal = (PERSONAL_HEAD,)
-    needs_classes = True
     settings: TrainingSettings
 
-    @classmethod
-    def check_task(cls, task: Task) -> None:
-        """Raise `SettingsError` also unless the head is linear."""
-        super().check_task(task)
-        task.scratch_model.linear_head("FedRoD")
-
     def get_properties(self, config: Config) -> Config:
-        """Raise `SettingsError` also if a class without examples makes the loss ∞."""
+        """Check also that the loss is finite if a class has no examples."""
         properties = super().get_properties(config)
         counts = self.log_counts(self.model.linear_head("FedRoD"))
         present = counts.isfinite().nonzero()[:1, 0]
@@ -92,7 +87,7 @@ class FedRoDClient(Client):
             )
         return properties
 
-    def initial_group(self, slot: str) -> Tensors:
+    def initial_group(self, group: str) -> Tensors:
         """Return a personalised head of 0."""
         head = under(HEAD, self.task.initial_state)
         return {name: torch.zeros_like(tensor) for name, tensor in head.items()}
@@ -106,9 +101,9 @@ class FedRoDClient(Client):
         generic = self.model.linear_head("FedRoD")
         heads = TwoHeads(generic, self.personal_head(), self.log_counts(generic))
         near = None
-        if self.proximal_weight:
+        if self._proximal_weight:
             generic_head = within(f"{HEAD}generic.", under(HEAD, self.received))
-            near = Proximal(self.proximal_weight, {**self.received, **generic_head})
+            near = Proximal(self._proximal_weight, {**self.received, **generic_head})
         loss = train(
             SplitModel(self.model.representation, heads),
             "all",
@@ -123,20 +118,20 @@ class FedRoDClient(Client):
         return self.send(loss)
 
     def log_counts(self, head: nn.Linear) -> Tensor:
-        """Return log N_c; −∞ for a class of which the client has no example."""
+        """Return log N_c; −∞ for a class without examples."""
         targets = self.task.train_examples(self.index).targets
-        # What cross-entropy ignores is of no class.
+        # Cross-entropy ignores negative targets.
         counts = torch.bincount(targets[targets >= 0], minlength=head.out_features)
         return counts.to(head.weight.dtype).log().to(head.weight.device)
 
     def personal_head(self) -> nn.Linear:
-        """Return p as a module of its own."""
+        """Return p as a separate module."""
         head = copy.deepcopy(self.model.linear_head("FedRoD"))
         head.load_state_dict(under(PERSONAL_HEAD, self.saved))
         return head
 
     def deployed_model(self) -> SplitModel:
-        """Return the model whose head is g + p, one linear layer as well."""
-        for name, own in under(PERSONAL_HEAD, self.saved).items():
-            self.model.tensors[HEAD + name].detach().add_(own)
+        """Return the model with the head g + p, which is also one linear layer."""
+        for name, p in under(PERSONAL_HEAD, self.saved).items():
+            self.model.tensors[HEAD + name].detach().add_(p)
         return self.model

@@ -1,6 +1,6 @@
-"""Fine-tuned variants of global methods (FedRep, section 5.2): ``NAME-ft``."""
+"""``NAME-ft``: fine-tuned variants of global methods (FedRep, section 5.2)."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import Annotated, TypeVar, cast
 
@@ -14,7 +14,7 @@ C = TypeVar("C", bound=Client)
 
 @dataclass(frozen=True)
 class FineTuningSettings(TrainingSettings):
-    """Settings of the fine-tuning, besides those of the method.
+    """Settings of fine-tuning, added to those of the method.
 
     Parameters
     ----------
@@ -25,64 +25,66 @@ class FineTuningSettings(TrainingSettings):
     finetune_epochs: Annotated[int, Range("[0, inf)")] = 10
 
 
-class FineTuned(Client):
-    """Use the global model with a head fine-tuned on the own data."""
+class FineTuned(Client, also_test_global=True):
+    """Deploy the global model with its head fine-tuned on the client's data."""
 
-    # The fine-tuned model, and the global one.
-    also_test_global = True
     settings: FineTuningSettings
 
     def deployed_model(self) -> SplitModel:
         """Fine-tune the head of the global model for ``finetune-epochs``.
 
-        Without training examples it is the global model.
+        Without training examples, return the global model.
         """
-        if self.has_train_examples:
+        if len(self.task.train_examples(self.index)):
             self.train("head", self.settings.finetune_epochs)
         return self.model
 
 
 @cache
 def fine_tuned(kind: type[C]) -> type[C]:
-    """Return a global method's client that trains as it does and then fine-tunes.
+    """Return the fine-tuned variant of a global method's client.
 
     Parameters
     ----------
     kind : type of Client
-        A client that uses the shared model as it is.
+        A client that deploys the shared model unchanged.
 
     Returns
     -------
     type of Client
-        A subclass of it and of `FineTuned`; always the same.
+        A subclass of `kind` and of `FineTuned`, cached.
 
     Raises
     ------
     SettingsError
         If the method is not global.
     """
-    whole = {*WHOLE} <= {*kind.shared}
-    plain = all(
+    shares_all = {*WHOLE} <= {*kind.shared}
+    plain = not kind.traits.also_test_global and all(
         getattr(kind, name) is getattr(Client, name)
-        for name in ("evaluate", "deployed_model", "also_test_global")
+        for name in ("evaluate", "deployed_model")
     )
-    if not (whole and plain):
+    if not (shares_all and plain):
         raise SettingsError(
             f"{kind.__name__} cannot be fine-tuned with '-ft'; it must use the whole "
-            "shared model as it is, as FedAvg's client does"
+            "shared model unchanged, as FedAvg's client does"
         )
-    if kind.personal and kind.predicts_with_personal:
-        slots = ", ".join(map(repr, kind.personal))
+    if kind.personal and kind.traits.predicts_with_personal:
+        groups = ", ".join(map(repr, kind.personal))
         raise SettingsError(
-            f"{kind.__name__} cannot be fine-tuned with '-ft'; its personal {slots} "
-            "may be a part of the model that it uses: predicts_with_personal = False "
-            "says that it is none"
+            f"{kind.__name__} cannot be fine-tuned with '-ft'; its personal {groups} "
+            "may be a part of the deployed model; if it is not, declare "
+            "predicts_with_personal=False"
         )
-    bases = FineTuningSettings, kind.settings_type
-    settings = type(f"{bases[1].__name__}-ft", bases, {"__module__": kind.__module__})
+    types = FineTuningSettings, kind.settings_type
+    settings = type(f"{types[1].__name__}-ft", types, {"__module__": kind.__module__})
     about: dict[str, object] = {
         "__doc__": FineTuned.__doc__,
         "__module__": kind.__module__,
         "settings_type": dataclass(frozen=True)(settings),
+        "traits": replace(kind.traits, also_test_global=True),
     }
-    return cast(type[C], type(f"{kind.__name__}-ft", (FineTuned, kind), about))
+    name, bases = f"{kind.__name__}-ft", (FineTuned, kind)
+    # It has the `fit` of `kind`, whatever the first base has.
+    private = kind.traits.supports_example_dp
+    return cast(type[C], type(name, bases, about, supports_example_dp=private))

@@ -1,4 +1,4 @@
-"""FLUTE (Liu et al., ICML 2024): the client trains, the server keeps the heads."""
+"""FLUTE (Liu et al., ICML 2024): the server stores a head for each client."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -31,7 +31,7 @@ class FLUTESettings(TrainingSettings):
     head_weight : float, default 0.0025
         λ2, of ‖H‖_F².
     feature_weight : float, default 0.0005
-        λ1, of ‖ψ(x)‖² of the whole batch, as in the authors' code.
+        λ1, of ‖ψ(x)‖² summed over a batch, as in the authors' code.
     """
 
     nc_weight: Annotated[float, Range("[0, inf)")] = 0.25
@@ -48,9 +48,9 @@ class Penalty:
     feature_weight, head_weight, nc_weight : float
         λ1, λ2 and λ3.
     classes : Tensor of bool, shape (1, m)
-        Which classes the client has.
+        Classes of the client.
     regularizer : HeadRegularizer
-        NC_i, or what takes its place.
+        NC_i, or a replacement.
     """
 
     feature_weight: float
@@ -69,32 +69,34 @@ class Penalty:
         return penalty
 
 
-class FLUTEClient(Client):
-    """Algorithm 2, client side: head and representation come from the server.
+class FLUTEClient(
+    Client,
+    needs_classes=True,
+    supports_example_dp=True,
+    # The server keeps the heads of the clients that train, and no others.
+    newcomer_groups=(HEAD,),
+):
+    """Algorithm 2, client side: the server sends representation and head.
 
     The loss is CE + λ1 ‖ψ(x)‖² + λ2 ‖H‖_F² + λ3 NC_i(H) (equation 10).
     """
 
-    needs_classes = True
     settings_type: type = FLUTESettings
     settings: FLUTESettings
-    supports_example_dp = True
     regularizer: HeadRegularizer = staticmethod(neural_collapse)
-    # The server keeps the heads of those that train, and no others.
-    newcomer_groups = (HEAD,)
 
     def personalize(self) -> None:
-        """Train a head with its regularizers for ``newcomer-epochs``."""
+        """Train a regularised head for ``newcomer-epochs``."""
         epochs, penalty = self.settings.newcomer_epochs, self.penalty(0.0)
         self._explained(lambda: self.train("head", epochs, penalty))
 
     @cached_property
     def classes(self) -> Tensor:
-        """Which classes this client has, bool of shape (1, m)."""
+        """Mask of the classes of this client, bool of shape (1, m)."""
         return class_mask(self.task, self.index, self.model.linear_head("FLUTE"))
 
     def get_properties(self, config: Config) -> Config:
-        """Return also ``classes``: for each class 1 or 0."""
+        """Return also ``classes``, a text of 0 and 1 for the m classes."""
         mask = "".join(str(int(has)) for has in self.classes[0].tolist())
         return {**super().get_properties(config), "classes": mask}
 
@@ -104,7 +106,7 @@ class FLUTEClient(Client):
         return self.send(self.train_jointly())
 
     def train_jointly(self) -> float:
-        """Train all with the regularised loss.
+        """Train head and representation with the regularised loss.
 
         Returns the mean cross-entropy over the last epoch.
         """
@@ -113,9 +115,8 @@ class FLUTEClient(Client):
         return self._explained(lambda: self.train("all", epochs, penalty))
 
     def penalty(self, feature_weight: float) -> "Penalty":
-        """Return what the settings add to the loss, with this λ1."""
-        own = self.settings
-        weights = feature_weight, own.head_weight, own.nc_weight
+        """Return the regulariser of the settings, with this λ1."""
+        weights = feature_weight, self.settings.head_weight, self.settings.nc_weight
         return Penalty(*weights, self.classes, self.regularizer)
 
     def _explained(self, training: Callable[[], float]) -> float:
@@ -136,20 +137,19 @@ class FLUTEStarSettings(FLUTESettings, FedRepSettings):
     Parameters
     ----------
     head_epochs_order : {"before", "after"}, default "before"
-        When the head trains alone: before the joint epochs, as the authors' code has
-        it and which is better (``benchmarks/papers_tables.py``), or after them, as the
-        paper has it.
+        Whether the head trains alone before the joint epochs, as in the authors' code,
+        or after them, as in the paper. The former is more accurate
+        (``benchmarks/papers_tables.py``).
     """
 
     head_epochs_order: Annotated[str, Choice("before", "after")] = "before"
 
 
-class FLUTEStarClient(FLUTEClient):
+class FLUTEStarClient(FLUTEClient, supports_example_dp=True):
     """FLUTE*: ``head-epochs`` more epochs of the head alone."""
 
     settings_type = FLUTEStarSettings
     settings: FLUTEStarSettings
-    supports_example_dp = True
 
     def fit(self, parameters: NDArrays, config: Config) -> Reply:
         """Train head and representation together, and the head alone."""
@@ -167,17 +167,16 @@ class FLUTEStarClient(FLUTEClient):
         self._explained(lambda: self.train("head", epochs, penalty))
 
 
-class FLUTELinearClient(FedRepLinearClient):
+class FLUTELinearClient(FedRepLinearClient, sends_changes=True):
     """Algorithm 1, client side: both gradients of the squared loss.
 
-    L_i = 1/(2N) Σ (xᵀ B w_i − y)², over the same N examples in every round; the ½ is
-    the convention with which γ1 = 1/4 and γ2 = 1/8 balance B and W.
+    L_i = 1/(2N) Σ (xᵀ B w_i − y)² over the same N examples in every round. With the
+    factor ½, γ1 = 1/4 and γ2 = 1/8 balance B and W.
     """
 
     shared = Client.shared
     personal = ()
     sent = ("gradient.",)
-    sends_changes = True
     settings_type = Checked
     get_parameters = Client.get_parameters
 

@@ -26,24 +26,24 @@ from flwr_frl.task.training import (
 class L2GDSettings(TrainingSettings):
     """Settings of L2GD's clients; ``learning_rate`` is η = α / (n (1 − p)).
 
-    How long a round trains follows from p; ``representation_epochs`` has no part in it.
+    p determines the length of a round; ``representation_epochs`` is not used.
 
     Parameters
     ----------
     l2gd_lambda : float, default 0.1
-        λ of the objective f_i(x_i) + λ/2 ‖x_i − x̄‖² (equation 2); 0 trains alone. At
-        most p / (η (1 − p)), with which an aggregation leaves x̄ alone.
+        λ of the objective f_i(x_i) + λ/2 ‖x_i − x̄‖² (equation 2); 0 is local training.
+        At most p / (η (1 − p)), at which an aggregation sets x_i to x̄.
     l2gd_probability : float, default 0.1
-        p, the probability of an aggregation; a round has 1/p local steps on average.
+        p, probability of an aggregation; a round has 1/p local steps on average.
     """
 
     l2gd_lambda: Annotated[float, Range("[0, inf)")] = 0.1
     l2gd_probability: Annotated[float, Range("(0, 1)")] = 0.1
 
     def __post_init__(self) -> None:
-        """Check also that an aggregation does not go beyond x̄."""
+        """Check also that an aggregation does not overshoot x̄."""
         super().__post_init__()
-        # A rounding error beyond 1 does no harm.
+        # Tolerate rounding errors.
         if self.pull > 1 + 1e-9:
             most = self.l2gd_lambda / self.pull
             raise SettingsError(
@@ -54,7 +54,7 @@ class L2GDSettings(TrainingSettings):
 
     @property
     def pull(self) -> float:
-        """The share αλ / (np) = ηλ (1 − p) / p of an aggregation."""
+        """The mixing weight αλ / (np) = ηλ (1 − p) / p of an aggregation."""
         p = self.l2gd_probability
         return self.learning_rate * self.l2gd_lambda * (1 - p) / p
 
@@ -63,19 +63,19 @@ class L2GDClient(AllClientsMeanClient):
     """Algorithm 1, client side: a coin of probability p decides on each step.
 
     An aggregation is x_i ← (1 − αλ/(np)) x_i + αλ/(np) x̄, a local step
-    x_i ← x_i − α/(n (1 − p)) ∇f_i(x_i), with a batch of the data. A round is what lies
-    between two communications: the aggregations up to the first local step, during
-    which x̄ stays what it is, and the local steps up to the next aggregation. All
-    clients of a round throw the same coins.
+    x_i ← x_i − α/(n (1 − p)) ∇f_i(x_i), on a batch. A round is the time between two
+    communications: aggregations, which do not change x̄, until the first local step,
+    then local steps until the next aggregation. All clients of a round draw the same
+    coins.
 
-    The paper has no momentum, with which local steps are longer and λ counts for less.
+    The paper has no momentum, which lengthens local steps and so weakens λ.
     """
 
     settings_type = L2GDSettings
     settings: L2GDSettings
 
     def fit(self, parameters: NDArrays, config: Config) -> Reply:
-        """Move x_i towards x̄, make the local steps, and send Δx_i."""
+        """Aggregate, make the local steps, and send Δx_i."""
         self.receive(parameters, config)
         self.load_personal_model()
         coins = np.random.default_rng(int(config[COINS]))
@@ -85,23 +85,23 @@ class L2GDClient(AllClientsMeanClient):
         return self.send_change(self.local_steps(steps), config)
 
     def personalize(self) -> None:
-        """Train x_i from x̄ on the objective (equation 2), of which x̄ stays."""
+        """Train x_i from x̄ on the objective (equation 2) with x̄ fixed."""
         near = Proximal(self.settings.l2gd_lambda, self.received)
         self.train("all", self.settings.newcomer_epochs, near)
         self.saved |= within(PERSONAL_MODEL, self.model.state_dict())
 
     @torch.no_grad()
     def aggregate(self, times: int) -> None:
-        """Make so many aggregations."""
-        # Statistics of batch norms as well; counts are none.
+        """Make several aggregations."""
+        # Batch norm statistics are aggregated, too; integer counts are not.
         share = 1 - max(0.0, 1 - self.settings.pull) ** times
-        # Each once, also where two names are of one.
+        # Once for each tensor, as tied parameters have several names.
         for name, x in {id(x): (n, x) for n, x in self.model.tensors.items()}.values():
             if x.is_floating_point():
                 x.lerp_(self.received[name], share)
 
     def local_steps(self, steps: int) -> float:
-        """Make so many steps, at least one; return the mean loss of their batches."""
+        """Make at least one step; return the mean loss over their batches."""
         model, settings = self.model, self.settings
         optimizer = settings.optimizer(freeze(model, "all"))
         examples = trainable_examples(model, self.train_examples, settings)

@@ -4,13 +4,11 @@ from flwr_frl.clients.device.parameter_groups import HEAD, REPRESENTATION
 from flwr_frl.clients.fedper import FedPerClient
 
 
-class LGFedAvgClient(FedPerClient):
-    """Train both parts together; the representation stays here.
+class LGFedAvgClient(FedPerClient, head_layers=2):
+    """Train both parts together; the representation is personal.
 
-    Of a built-in model the head is the last two layers, unless ``head-layers`` says
-    otherwise.
+    The head of a built-in model has two layers, unless ``head-layers`` is set.
     """
 
     shared = (HEAD,)
     personal = (REPRESENTATION,)
-    head_layers = 2

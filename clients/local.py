@@ -1,11 +1,11 @@
-"""Local training only: nothing is shared."""
+"""Local training without communication."""
 
 from flwr_frl.clients.device.parameter_groups import WHOLE
 from flwr_frl.clients.fedper import FedPerClient
 
 
 class LocalClient(FedPerClient):
-    """Train the whole model on this client's data alone, round after round."""
+    """Train the whole model on this client's data only."""
 
     shared = ()
     personal = WHOLE

@@ -28,7 +28,7 @@ from flwr_frl.task.tasks.multi_task import DIMENSION, MultiTaskSetup
 INBOX = "inbox."
 
 
-class MultiTaskClient(Client):
+class MultiTaskClient(Client, task_type=MultiTaskSetup):
     """Algorithms 2 and 3: a node whose model is constrained by its neighbours' models.
 
     The first message is the uncompressed starting point; each later round runs one
@@ -39,7 +39,6 @@ class MultiTaskClient(Client):
 
     shared = ()
     task: MultiTaskSetup
-    task_type = MultiTaskSetup
     settings_type = CompressionSettings
     settings: CompressionSettings
 
@@ -54,8 +53,8 @@ class MultiTaskClient(Client):
         """Return the compression operator C."""
         return from_settings(self.settings, (DIMENSION,))
 
-    def structure(self) -> list[object]:
-        """Return what all nodes must have in common: the problem and C."""
+    def _structure(self) -> list[object]:
+        """Return what must be the same for all nodes: the problem and C."""
         return [repr(self.task), repr(self.compressor)]
 
     def get_properties(self, config: Config) -> Config:

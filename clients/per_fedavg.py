@@ -21,39 +21,35 @@ Batch = tuple[Tensor, Tensor]
 
 @dataclass(frozen=True)
 class PerFedAvgSettings(TrainingSettings):
-    """Settings of Per-FedAvg's clients; ``learning_rate`` is β, of the meta-steps.
+    """Settings of Per-FedAvg's clients; ``learning_rate`` is β, the meta-step size.
 
     Parameters
     ----------
     inner_learning_rate : float, default 0.01
-        α of the step that a client makes from the meta-model (section 5 has 0.01 and
-        0.001); with 0 it makes none.
+        α, step size from the meta-model (section 5: 0.01 and 0.001); 0 makes no step.
     adaptation_epochs : int, default 0
-        0: the model that is tested is one step of the whole gradient away, as the
-        objective has it. Otherwise so many epochs of local SGD; the authors of FedRep
-        make 5 where they compare with it.
+        Epochs of local SGD before a test; FedRep's comparison uses 5. With 0, the
+        tested model is one full-gradient step away, as in the objective.
     """
 
     inner_learning_rate: Annotated[float, Range("[0, inf)")] = 0.01
     adaptation_epochs: Annotated[int, Range("[0, inf)")] = 0
 
 
-class PerFedAvgClient(Client):
+class PerFedAvgClient(Client, also_test_global=True):
     """Algorithm 1, client side, of first order (FO).
 
-    The objective is F_i(w) = f_i(w − α ∇f_i(w)). A step has batches D and D' that are
-    drawn independently: w̃ = w − α ∇f_i(w; D), and w ← w − β ∇f_i(w̃; D').
+    The objective is F_i(w) = f_i(w − α ∇f_i(w)). A step draws independent batches D and
+    D': w̃ = w − α ∇f_i(w; D), and w ← w − β ∇f_i(w̃; D').
     """
 
-    # The adapted model, and the meta-model.
-    also_test_global = True
     settings_type: type = PerFedAvgSettings
     settings: PerFedAvgSettings
 
     def fit(self, parameters: NDArrays, config: Config) -> Reply:
         """Make meta-steps for ``representation-epochs``, and send the meta-model.
 
-        The training loss is that after the step, f_i(w̃; D').
+        The training loss is f_i(w̃; D').
         """
         self.receive(parameters, config)
         optimizer = self.settings.optimizer(freeze(self.model, "all"))
@@ -67,9 +63,9 @@ class PerFedAvgClient(Client):
             there = moved(w, slope, -self.settings.inner_learning_rate)
             loss, slope = self.gradient(there, (inputs, targets))
             meta = self.meta_gradient(w, slope, third)
-            if self.proximal_weight:
+            if self._proximal_weight:
                 away = moved(w, {n: self.received[n] for n in w}, -1.0)
-                meta = moved(meta, away, self.proximal_weight)
+                meta = moved(meta, away, self._proximal_weight)
             for name, parameter in named.items():
                 parameter.data.copy_(w[name])
                 parameter.grad = meta[name]
@@ -82,11 +78,11 @@ class PerFedAvgClient(Client):
     def meta_gradient(
         self, w: Tensors, slope: Tensors, batches: Iterator[Batch]
     ) -> Tensors:
-        """Return the gradient of F_i at w from ∇f_i(w̃): the same, of first order."""
+        """Return the gradient of F_i at w from ∇f_i(w̃); equal to first order."""
         return slope
 
     def gradient(self, point: Tensors, batch: Batch) -> tuple[Tensor, Tensors]:
-        """Return the loss of a batch and its gradient, at any parameters."""
+        """Return the loss of a batch and its gradient at a point."""
         named = dict(self.model.named_parameters())
         for name, parameter in named.items():
             parameter.data.copy_(point[name])
@@ -95,26 +91,26 @@ class PerFedAvgClient(Client):
         return loss, {n: p.grad for n, p in named.items() if p.grad is not None}
 
     def deployed_model(self) -> SplitModel:
-        """Return the model w − α ∇f_i(w), or that after ``adaptation-epochs``.
+        """Return the model w − α ∇f_i(w), or w after ``adaptation-epochs``.
 
-        Without training examples it is the meta-model.
+        Without training examples, return the meta-model.
         """
-        if not self.has_train_examples:
+        if not len(self.task.train_examples(self.index)):
             return self.model
         if self.settings.adaptation_epochs:
             self.train("all", self.settings.adaptation_epochs)
             return self.model
         examples = self.train_examples
         named = dict(freeze(self.model, "all").named_parameters())
-        # Nothing random, and batch norms as they are used.
+        # Without dropout, and with the deployed batch norm statistics.
         self.model.eval()
         for module in self.model.modules():
             if isinstance(module, nn.RNNBase) and not module.dropout:
-                # cuDNN has gradients of these in training mode only.
+                # cuDNN computes their gradients in training mode only.
                 module.train()
         w = {name: p.detach().clone() for name, p in named.items()}
         there, alpha = w, self.settings.inner_learning_rate
-        # Each batch's loss is a mean over its targets that count.
+        # The loss of a batch is a mean over its targets that are not ignored.
         count = count_targets(examples.targets)
         for batch in examples.batches(EVALUATION_BATCH):
             if not (counted := count_targets(batch[1])):
@@ -132,13 +128,13 @@ class HFMAMLSettings(PerFedAvgSettings):
     Parameters
     ----------
     hessian_delta : float, default 0.001
-        δ of the difference that stands for the Hessian's product.
+        δ of the finite difference that approximates the Hessian-vector product.
     """
 
     hessian_delta: Annotated[float, Range("(0, inf)")] = 1e-3
 
     def __post_init__(self) -> None:
-        """Check the values; bfloat16's rounding is more than the difference."""
+        """Check the values; bfloat16 is too coarse for the finite difference."""
         super().__post_init__()
         require(not self.bfloat16, "bfloat16", True, "false with 'hf-maml'")
 
@@ -146,7 +142,7 @@ class HFMAMLSettings(PerFedAvgSettings):
 class HFMAMLClient(PerFedAvgClient):
     """Per-FedAvg (HF): w ← w − β (I − α ∇²f_i(w; D'')) ∇f_i(w̃; D').
 
-    The Hessian's product with v is (∇f_i(w + δv; D'') − ∇f_i(w − δv; D'')) / 2δ.
+    The Hessian-vector product is (∇f_i(w + δv; D'') − ∇f_i(w − δv; D'')) / 2δ.
     """
 
     settings_type = HFMAMLSettings
@@ -155,9 +151,9 @@ class HFMAMLClient(PerFedAvgClient):
     def meta_gradient(
         self, w: Tensors, slope: Tensors, batches: Iterator[Batch]
     ) -> Tensors:
-        """Take α times the Hessian's product with ∇f_i(w̃) from it."""
+        """Return ∇f_i(w̃) minus α times its Hessian-vector product."""
         batch, delta = next(batches), self.settings.hessian_delta
-        # Both are of one function: dropout leaves out the same.
+        # Both gradients use the same dropout mask.
         random = random_state()
         _, ahead = self.gradient(moved(w, slope, delta), batch)
         set_random_state(random)

@@ -17,17 +17,16 @@ from flwr_frl.task.training import Proximal, loop
 
 @dataclass(frozen=True)
 class PFedMeSettings(TrainingSettings):
-    """Settings of pFedMe's clients; ``learning_rate`` is that of the steps of θ.
+    """Settings of pFedMe's clients; ``learning_rate`` is the step size of θ.
 
-    A batch is one of the R local rounds, and ``representation_epochs`` says how many
-    there are.
+    Each batch is one of the R local rounds, in ``representation_epochs`` epochs.
 
     Parameters
     ----------
     pfedme_lambda : float, default 15
         λ of the objective f(θ) + λ/2 ‖θ − w‖² (equation 3; 15 in section 5.2).
     pfedme_steps : int, default 5
-        K, the steps of θ with each batch (section 5.2).
+        K, steps of θ per batch (section 5.2).
     pfedme_eta : float, default 0.05
         η of w ← w − η λ (w − θ) (algorithm 1); 0.005 in section 5.2, for 800 rounds.
     pfedme_beta : float, default 1
@@ -41,44 +40,49 @@ class PFedMeSettings(TrainingSettings):
 
 
 class PFedMeClient(PersonalModelClient):
-    """Algorithm 1, client side: w_i goes back to the server, θ_i stays here.
+    """Algorithm 1, client side: w_i is sent, θ_i is personal.
 
-    With each batch θ is moved K times towards argmin f(θ) + λ/2 ‖θ − w‖², from where
-    the last batch has left it and from the received w in the beginning; then
-    w ← w − η λ (w − θ). Statistics of batch norms are θ's: they are no parameters, and
-    have neither η nor β.
+    For each batch, θ makes K steps towards argmin f(θ) + λ/2 ‖θ − w‖², starting from
+    the received w and then from the previous batch's θ; then w ← w − η λ (w − θ).
+    Batch norm statistics are not parameters: they are those of θ, without η and β.
     """
 
     settings_type = PFedMeSettings
     settings: PFedMeSettings
 
     def fit(self, parameters: NDArrays, config: Config) -> Reply:
-        """Make a local round with each batch; send w_i + (β − 1) (w_i − w)."""
+        """Make a local round per batch; send w + β (w_i − w)."""
         self.receive(parameters, config)
-        own, model = self.settings, self.model
-        # A tied parameter by each of its names, as the arrays have it.
+        settings, model = self.settings, self.model
+        # The arrays contain a tied parameter under each of its names.
         theta = dict(model.named_parameters(remove_duplicate=False))
         start = {name: self.received[name] for name in theta}
         w = dict(start)
 
         def local_round(inputs: Tensor, targets: Tensor) -> Tensor:
             batch = ExampleSet(inputs, targets)
-            near = Proximal(own.pfedme_lambda, dict(w))
-            value = self.train("all", own.pfedme_steps, near, examples=batch)
-            step = own.pfedme_eta * own.pfedme_lambda
+            near = Proximal(settings.pfedme_lambda, dict(w))
+            value = self.train("all", settings.pfedme_steps, near, examples=batch)
+            step = settings.pfedme_eta * settings.pfedme_lambda
             for name, value_of in theta.items():
                 w[name] = w[name] + step * (value_of.detach() - w[name])
             return torch.tensor(value)
 
         examples = self.train_examples
-        loss = loop(local_round, examples, own.representation_epochs, own, self.model)
-        self.keep_personal_model(config)
-        beta = own.pfedme_beta
+        loss = loop(
+            local_round,
+            examples,
+            settings.representation_epochs,
+            settings,
+            self.model,
+        )
+        self.save_personal_model(config)
+        beta = settings.pfedme_beta
         moved = {name: start[name] + beta * (w[name] - start[name]) for name in w}
-        return self.send_arrays({**model.tensors, **moved}, loss)
+        return self.send(loss, {**model.tensors, **moved})
 
     def personalize(self) -> None:
-        """Train θ for ``newcomer-epochs``, held near w (equation 3)."""
+        """Train θ for ``newcomer-epochs`` (equation 3)."""
         near = Proximal(self.settings.pfedme_lambda, self.received)
         self.train("all", self.settings.newcomer_epochs, near)
         self.saved = within(PERSONAL_MODEL, self.model.state_dict())

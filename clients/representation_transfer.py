@@ -10,8 +10,15 @@ from torch import Tensor, nn
 
 from flwr_frl.clients.base import Arrays, Client, Config, Evaluation, Reply
 from flwr_frl.clients.device.evaluation import measure
-from flwr_frl.clients.device.parameter_groups import HEAD, REPRESENTATION, to_numpy
+from flwr_frl.clients.device.parameter_groups import (
+    HEAD,
+    REPRESENTATION,
+    array_names,
+    to_numpy,
+    to_tensors,
+)
 from flwr_frl.clients.fedrep import FedRepSettings
+from flwr_frl.clients.traits import NODE_SETTINGS
 from flwr_frl.task.base import Matrix
 from flwr_frl.task.examples import EVALUATION_BATCH, ExampleSet
 from flwr_frl.task.messages import SERVER_ROUND
@@ -43,13 +50,15 @@ class RoleSettings(Checked):
     num_sources: Annotated[int, Range("[0, inf)")] = TransferData.num_sources
 
 
-class TransferClient(Client):
+class TransferClient(
+    Client,
+    # Targets receive all representations, stacked or as a basis.
+    fixed_shapes=False,
+    node_settings=(*NODE_SETTINGS, "num-sources"),
+):
     """A source, which sends its representation, or a target, which uses all of them."""
 
     shared = (REPRESENTATION,)
-    # Targets receive all representations, stacked or as a basis.
-    fixed_shapes = False
-    node_settings = (*Client.node_settings, "num-sources")
     settings: RoleSettings
 
     @property
@@ -109,7 +118,7 @@ class RepresentationTransferSettings(RoleSettings):
     descent_steps: Annotated[int, Range("[0, inf)")] = 0
 
 
-class RepresentationTransferClient(TransferClient):
+class RepresentationTransferClient(TransferClient, task_type=TransferTask):
     """Linear regression: sources fit y ≈ X B w and send B; targets learn in two phases.
 
     Source (equation 5.3): least squares determine only the product θ = B w, and any B
@@ -125,7 +134,6 @@ class RepresentationTransferClient(TransferClient):
     """
 
     task: TransferTask
-    task_type = TransferTask
     settings_type = RepresentationTransferSettings
     settings: RepresentationTransferSettings
 
@@ -243,10 +251,10 @@ class FeatureTransferClient(TransferClient):
     @torch.no_grad()
     def features(self, parameters: NDArrays, examples: ExampleSet) -> Tensor:
         """Return [φ_1(x) … φ_m(x)], shape (n, m k), given arrays of shape (m, …)."""
-        names = self.names(self.shared)
+        names = array_names(self, self.shared)
         columns = []
         for source in zip(*parameters, strict=True):
-            state = self.tensors(dict(zip(names, source, strict=True)))
+            state = to_tensors(dict(zip(names, source, strict=True)), self.device)
             self.model.load_state_dict(state, strict=False)
             self.model.eval()
             batches = examples.batches(EVALUATION_BATCH)
@@ -260,7 +268,7 @@ class FeatureTransferClient(TransferClient):
         examples = test_examples(self.task, self.index)
         if len(examples) == 0:
             return 0.0, 0, {}
-        tensors = self.tensors(saved)
+        tensors = to_tensors(saved, self.device)
         v, weight, bias = (tensors[n] for n in ("basis", "head.weight", "head.bias"))
         head = nn.Linear(v.shape[1], len(weight)).to(self.device)
         model = SplitModel(nn.Identity(), head)

@@ -17,53 +17,55 @@ from flwr_frl.task.training import steps_an_epoch
 OWN_CONTROL = "own-control."
 
 
-class SCAFFOLDClient(Client):
-    """Algorithm 1, client side, with option II; c_i stays here.
+class SCAFFOLDClient(
+    Client,
+    supports_example_dp=True,
+    sends_changes=True,
+    predicts_with_personal=False,
+):
+    """Algorithm 1, client side, with option II; c_i is personal.
 
     y_i ← y_i − η_l (g_i(y_i) − c_i + c), K times from y_i = x; then
     c_i⁺ = c_i − c + (x − y_i) / (K η_l).
 
-    The paper has no momentum. With ``momentum`` β a gradient moves y_i more than once,
-    so K becomes the sum Σ_t (1 − βᵗ)/(1 − β) of all the gradients' weights: c_i⁺ stays
-    their mean.
+    The paper has no momentum. With ``momentum`` β, each gradient contributes to several
+    steps, so K is replaced by the gradients' total weight Σ_t (1 − βᵗ)/(1 − β), and
+    c_i⁺ remains their mean.
     """
 
     shared = (*WHOLE, CONTROL)
     personal = (OWN_CONTROL,)
-    predicts_with_personal = False
     settings: TrainingSettings
-    supports_example_dp = True
-    sends_changes = True
 
-    def initial_group(self, slot: str) -> Tensors:
-        """Return control variates of 0, one for each name of a parameter."""
+    def initial_group(self, group: str) -> Tensors:
+        """Return control variates of 0, one per parameter name."""
         named = self.model.named_parameters(remove_duplicate=False)
         return {n: torch.zeros(p.shape, dtype=p.dtype) for n, p in named}
 
     def fit(self, parameters: NDArrays, config: Config) -> Reply:
         """Make K corrected steps from x, move c_i, and send Δy_i and Δc_i."""
         self.receive(parameters, config)
-        c, own = under(CONTROL, self.received), under(OWN_CONTROL, self.saved)
+        c, c_i = under(CONTROL, self.received), under(OWN_CONTROL, self.saved)
         if not (self.state.round and config.get(IN_MEAN, True)):
-            # What an earlier run has left is no part of c, nor what was before c began.
-            own = {name: torch.zeros_like(value) for name, value in own.items()}
+            # c does not contain the c_i of an earlier run.
+            c_i = {name: torch.zeros_like(value) for name, value in c_i.items()}
         epochs = self.settings.representation_epochs
-        correction = {name: c[name] - own[name] for name in c}
+        correction = {name: c[name] - c_i[name] for name in c}
         loss = self.train("all", epochs, correction=correction)
         changes = difference(self.model.state_dict(), self.received)
-        moved = own
+        moved = c_i
         if step := self.total_step(epochs):
-            moved = {n: own[n] - c[n] - changes[n] / step for n in own}
-        before = c if config.get(FROM_SHARED) else own
-        changes |= within(CONTROL, {n: moved[n] - before[n] for n in own})
+            moved = {n: c_i[n] - c[n] - changes[n] / step for n in c_i}
+        before = c if config.get(FROM_SHARED) else c_i
+        changes |= within(CONTROL, {n: moved[n] - before[n] for n in c_i})
         self.saved = within(OWN_CONTROL, moved)
         self.save(config)
-        return self.send_arrays(changes, loss)
+        return self.send(loss, changes)
 
     def total_step(self, epochs: int) -> float:
-        """Return K η_l, the gradients' total weight in x − y_i; 0 without steps.
+        """Return K η_l, the total weight of the gradients in x − y_i; 0 without steps.
 
-        A batch whose targets cross-entropy all ignores is counted as a step.
+        Batches in which all targets are ignored count as steps.
         """
         examples, sgd = self.train_examples, self.settings
         steps = epochs * steps_an_epoch(self.model, examples, sgd)

@@ -1,4 +1,4 @@
-"""What a device has told of its examples: the steps of private training so far."""
+"""Account of example-level privacy: the steps of private training so far."""
 
 import json
 from dataclasses import dataclass
@@ -25,19 +25,19 @@ RECORD = "privacy"
 
 @dataclass(frozen=True)
 class PrivateTraining:
-    """Trains privately, and counts the steps before they are made.
+    """Train with differential privacy and account for the steps in advance.
 
-    Unlike a personal state, the count never goes back: a reply that did not count has
-    been told all the same.
+    Unlike a personal state, the account is never rolled back: a reply that did not
+    count has disclosed information all the same.
 
     Parameters
     ----------
     privacy : ExamplePrivacy
-        How.
+        Noise, clipping norm and δ.
     records : RecordDict
         The client's state in memory.
     directory : Path, optional
-        Where a copy outlives the process.
+        Directory of a copy that outlives the process.
     """
 
     privacy: ExamplePrivacy
@@ -48,16 +48,16 @@ class PrivateTraining:
     def of(
         cls, privacy: ExamplePrivacy, records: RecordDict, directory: Path | None
     ) -> Self | None:
-        """Return what the settings ask for; None without noise."""
+        """Return private training as set; None without noise."""
         return cls(privacy, records, directory) if privacy.dp_noise else None
 
     def check(self, model: SplitModel) -> None:
-        """Raise `SettingsError` if a model cannot be trained so, or nothing counted."""
+        """Raise `SettingsError` if the model or the account does not permit it."""
         check_model(model, self.privacy)
         self._steps()
 
     def train(self, call: TrainCall) -> float:
-        """Train; as `flwr_frl.task.training.privacy.train_privately`."""
+        """Train as `flwr_frl.task.training.privacy.train_privately`."""
         rate, steps = sampling(len(call.examples), call.sgd.batch_size)
         self._count((self.privacy.dp_noise, rate), call.epochs * steps)
         return train_privately(call, self.privacy)
@@ -80,7 +80,7 @@ class PrivateTraining:
         self.write()
 
     def write(self) -> None:
-        """Write what is in memory, where there is a directory for it."""
+        """Write the account to disk, if there is a directory."""
         record = self.records.get(RECORD)
         if self.directory is None or record is None:
             return
@@ -89,23 +89,23 @@ class PrivateTraining:
             write_atomically(self.directory / FILE, text.encode(), mode=PRIVATE)
         except OSError as error:
             raise SettingsError(
-                f"{self.directory / FILE} cannot be written, so nothing is trained "
-                f"that it would have to count: {error}"
+                f"{self.directory / FILE} cannot be written: {error}; private training "
+                "needs its account"
             ) from None
 
     def _steps(self) -> dict[tuple[float, float], int]:
-        """Return the steps so far, by noise and probability of an example."""
-        known: Any = self.records.get(RECORD, {})
+        """Return the steps so far by noise and sampling probability."""
+        account: Any = self.records.get(RECORD, {})
         if self.directory is not None:
             path = self.directory / FILE
             try:
-                known = json.loads(path.read_bytes())
+                account = json.loads(path.read_bytes())
             except FileNotFoundError:
                 pass
             except (ValueError, OSError) as error:
                 raise self._damaged(error) from None
         try:
-            columns = [known.get(name, []) for name in ("noise", "rate", "steps")]
+            columns = [account.get(name, []) for name in ("noise", "rate", "steps")]
             rows = zip(*columns, strict=True)
             return {(float(z), float(q)): int(n) for z, q, n in rows}
         except (ValueError, TypeError, AttributeError) as error:
@@ -113,15 +113,14 @@ class PrivateTraining:
 
     def _damaged(self, error: Exception) -> SettingsError:
         return SettingsError(
-            f"the account {FILE!r} of what was told of the examples cannot be read: "
-            f"{error}"
+            f"the account {FILE!r} of private training cannot be read: {error}"
         )
 
 
 def check_account(private: PrivateTraining | None, directory: Path | None) -> None:
-    """Raise `SettingsError` if a device that has trained privately no longer would.
+    """Raise `SettingsError` if private training would continue without noise.
 
-    Its noise may be of its node config, which what is not a SuperNode does not know.
+    The noise may be set in the node config, which only the SuperNode knows.
     """
     if private is None and directory is not None and (directory / FILE).is_file():
         raise SettingsError(

@@ -1,4 +1,4 @@
-"""Tests of a model on a client's own examples."""
+"""Tests of a model on a client's examples."""
 
 from math import isfinite
 
@@ -23,11 +23,11 @@ def evaluate_model(
     Parameters
     ----------
     task : Task
-        The task.
+        Task.
     index : int
-        The client.
+        Index of the client.
     model : SplitModel
-        The model.
+        Model to test.
 
     Returns
     -------
@@ -36,9 +36,9 @@ def evaluate_model(
     num_examples : int
         Number of test examples.
     metrics : dict
-        ``accuracy``, 0 to 1, where targets are classes; ``global-nc2`` and
-        ``local-nc2`` (`flwr_frl.task.models.neural_collapse`) where the head is linear
-        besides; the task's own.
+        ``accuracy``, 0 to 1, if targets are classes; ``global-nc2`` and ``local-nc2``
+        (`flwr_frl.task.models.neural_collapse`) if the head is also linear; the task's
+        custom metrics.
     """
     examples = test_examples(task, index)
     loss, metrics = measure(task, model, examples)
@@ -47,7 +47,7 @@ def evaluate_model(
         weight = model.head.weight.detach()[None]
         for name, local in (("global-nc2", False), ("local-nc2", True)):
             value = neural_collapse(weight, classes, local).item()
-            # Weights may be so large that it is none; the accuracy counts even so.
+            # Large weights overflow it; the accuracy is valid all the same.
             if isfinite(value):
                 metrics[name] = value
     return loss, len(examples), metrics
@@ -56,23 +56,23 @@ def evaluate_model(
 def measure(
     task: Task, model: SplitModel, examples: ExampleSet
 ) -> tuple[float, dict[str, Scalar]]:
-    """Return a model's loss, and its accuracy and the task's own metrics, if any."""
+    """Return a model's loss, and its accuracy and custom metrics, if any."""
     seen: list[tuple[Tensor, Tensor]] = []
 
     def seen_loss(outputs: Tensor, targets: Tensor) -> Tensor:
         seen.append((outputs, targets))
         return task.loss(outputs, targets)
 
-    # Tests with a loss that is the same object can be made together.
+    # Only calls with the same loss object can be batched across clients.
     loss, accuracy = evaluate(model, examples, seen_loss if task.metrics else task.loss)
     metrics: dict[str, Scalar] = {}
     if seen:
-        whole = [torch.cat(parts).cpu() for parts in zip(*seen, strict=True)]
-        own = {name: number(name, of(*whole)) for name, of in task.metrics.items()}
-        # What has no value here, R² of one example say, counts where it has one.
-        metrics |= {name: value for name, value in own.items() if isfinite(value)}
-    # Counts and yes or no are integers, too, with one output and no classes. Where
-    # there is but one class, all are of it.
+        pairs = [torch.cat(parts).cpu() for parts in zip(*seen, strict=True)]
+        values = {name: number(name, of(*pairs)) for name, of in task.metrics.items()}
+        # A metric may be undefined for one client, such as R² of one example.
+        metrics |= {name: value for name, value in values.items() if isfinite(value)}
+    # Integer targets with one output need not be classes. With one class, every
+    # prediction is correct.
     if len(examples) and len(task.classes) == 1:
         accuracy = 1.0
     if isfinite(accuracy) or (len(examples) == 0 and task.classes):
@@ -81,12 +81,12 @@ def measure(
 
 
 def class_mask(task: Task, index: int, head: nn.Linear) -> Tensor:
-    """Return which of the head's m classes a client trains on: u_i, bool (1, m).
+    """Return the mask u_i of the classes that a client trains on.
 
-    It is on the head's device.
+    It is boolean, of shape (1, m) for m classes, on the head's device.
     """
     mask = torch.zeros(1, head.out_features, dtype=torch.bool)
     targets = task.train_examples(index).targets
-    # What cross-entropy ignores is of no class.
+    # Cross-entropy ignores negative targets.
     mask[0, targets[targets >= 0]] = True
     return mask.to(head.weight.device)

@@ -55,7 +55,7 @@ FLAGS = ("task", "algorithm", "data-dir")
 
 
 class Followed(NamedTuple):
-    """The settings of a file that may be used.
+    """The usable settings of a file.
 
     Parameters
     ----------

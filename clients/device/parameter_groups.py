@@ -1,177 +1,327 @@
-"""Slots: the groups of arrays that a client receives, sends and keeps."""
+"""Parameter groups: which arrays a client receives, sends and keeps.
+
+A group is a prefix of array names that ends with a dot. ``representation.`` and
+``head.`` are parts of the model; any other prefix, for example ``control.``, names
+arrays beside the model.
+"""
 
 import difflib
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, ClassVar
 
+import numpy as np
 import numpy.typing as npt
 import torch
+from flwr.common import NDArrays, Scalar
 from torch import Tensor, nn
 
+from flwr_frl.clients.device.state import PersonalState
+from flwr_frl.clients.traits import Traits
 from flwr_frl.task.base import Task
+from flwr_frl.task.messages import PROXIMAL_WEIGHT, SERVER_ROUND
+from flwr_frl.task.models import SplitModel
 from flwr_frl.task.settings import SettingsError
 
 Tensors = dict[str, Tensor]
+Arrays = dict[str, npt.NDArray[np.generic]]
 Groups = tuple[str, ...]
+Config = dict[str, Scalar]
+Reply = tuple[NDArrays, int, Config]
 
-# The slots that are parts of the model itself.
 REPRESENTATION, HEAD = "representation.", "head."
 WHOLE = (REPRESENTATION, HEAD)
 
 
 class ParameterGroups:
-    """What has slots: groups of arrays whose names begin alike.
+    """The part of a client that receives, saves and sends parameter groups.
 
-    ``representation.`` and ``head.`` are the model's own; any other, ``control.`` say,
-    lies beside it and begins as `initial_group` says. With a `group_of` of one's own
-    the model's arrays are grouped in another way.
+    Attributes
+    ----------
+    shared : tuple of str
+        Groups received from the server.
+    sent : tuple of str, optional
+        Groups sent to the server; by default the shared ones.
+    personal : tuple of str
+        Groups that never leave the client.
     """
 
-    task: Task
-    # Slots that come from the server.
+    traits: ClassVar[Traits] = Traits()
     shared: Groups = WHOLE
-    # Slots that go to the server; None for the shared ones.
     sent: Groups | None = None
-    # Slots that never leave the client.
     personal: Groups = ()
-    # The slots of the model's own arrays.
-    model_groups: Groups = WHOLE
 
-    def group_of(self, name: str) -> str:
-        """Return which of ``model_groups`` one of the model's own arrays is in."""
-        return name.partition(".")[0] + "."
+    task: Task
+    index: int
+    state: PersonalState
+    device: torch.device
+    model: SplitModel
+    received: Tensors
+    saved: Tensors
+    _proximal_weight: float
 
-    def initial_group(self, slot: str) -> Tensors:
-        """Return what a slot beside the model begins with: the initial model.
+    def initial_group(self, group: str) -> Tensors:
+        """Return the initial arrays of a group beside the model.
 
-        The names are those within the slot.
+        Parameters
+        ----------
+        group : str
+            The group.
+
+        Returns
+        -------
+        dict of str to Tensor
+            By name within the group; by default the initial model.
         """
         return self.task.initial_state
 
-    def initial_arrays(self, slots: Groups) -> Tensors:
-        """Return the common initial values of slots, the model's own first.
+    def _group_of(self, name: str) -> str:
+        """Return the group of one of the model's arrays, by default its part.
 
-        They are not to be changed. They are on the CPU, unless an `initial_group`
-        returns what was received: that is where the client trains.
+        Override it to group the model's arrays differently.
         """
-        state = self.task.initial_state
-        arrays = {n: t for n, t in state.items() if self.group_of(n) in slots}
-        for slot in slots:
-            if slot not in self.model_groups:
-                arrays |= {slot + n: t for n, t in self.initial_group(slot).items()}
-        for name, value in arrays.items():
-            if not isinstance(value, Tensor):
-                raise SettingsError(
-                    f"{type(self).__name__}.initial_group returns a "
-                    f"{type(value).__name__} for {name!r}; it must be a tensor"
-                )
-        return arrays
+        return name.partition(".")[0] + "."
 
-    def names(self, slots: Groups) -> list[str]:
-        """Return the names of the arrays of slots, as `initial_arrays` orders them."""
-        known: dict[Groups, list[str]] = self.__dict__.setdefault("_names", {})
-        if slots not in known:
-            known[slots] = list(self.initial_arrays(slots))
-        return known[slots]
+    def _structure(self) -> list[object]:
+        """Return everything that all clients of a run must have in common.
 
-    @property
-    def sent_names(self) -> list[str]:
-        """Names of the arrays that `fit` returns, in their order."""
-        return self.names(self.shared if self.sent is None else self.sent)
-
-    def check_sendable(self, arrays: Mapping[str, Tensor]) -> None:
-        """Raise `SettingsError` if one of ``sent_names`` is missing."""
-        if missing := [name for name in self.sent_names if name not in arrays]:
-            slots = self.shared if self.sent is None else self.sent
-            raise SettingsError(
-                f"{type(self).__name__} has no array {missing[0]!r} to send; what it "
-                f"sends, {', '.join(map(repr, slots))}, must be slots of the model, "
-                f"{', '.join(map(repr, self.model_groups))}, or be given to send_arrays"
-            )
-
-    def structure(self) -> list[object]:
-        """Return what must be the same for all clients of a run.
-
-        That is the shared arrays' names, shapes and dtypes, and the classes where a
-        head is shared: its outputs must mean the same to all.
+        By default these are the names, shapes and dtypes of the shared arrays and,
+        if a head is shared, the classes, so that its outputs have one meaning.
         """
-        for slot in (*self.shared, *(self.sent or ()), *self.personal):
-            if not slot.endswith("."):
-                raise SettingsError(
-                    f"{type(self).__name__} has a slot {slot!r}; its name must end "
-                    "with a dot, as 'representation.' and 'head.' do"
-                )
-        # One that has no initial values of its own, and nearly the name of a part.
-        own = type(self).initial_group is not ParameterGroups.initial_group
-        for slot in () if own else (*self.shared, *(self.sent or ()), *self.personal):
-            near = difflib.get_close_matches(slot, self.model_groups, 1, cutoff=0.85)
-            if near and slot not in self.model_groups:
-                allowed = ", ".join(map(repr, self.model_groups))
-                raise SettingsError(
-                    f"{type(self).__name__} has a slot {slot!r}; it must be one of "
-                    f"{allowed} (did you mean {near[0]!r}?), or have another name"
-                )
-        if both := [slot for slot in self.shared if slot in self.personal]:
-            raise SettingsError(
-                f"{type(self).__name__} has {both[0]!r} in shared and in personal; a "
-                "slot must be in one of them: what is shared overwrites what is kept"
-            )
         structure: list[object] = [
             (name, tuple(array.shape), str(array.dtype))
-            for name, array in self.initial_arrays(self.shared).items()
+            for name, array in initial_arrays(self, self.shared).items()
         ]
         return [*structure, self.task.classes] if HEAD in self.shared else structure
 
-    def check_tied(self, model: nn.Module) -> None:
-        """Raise `SettingsError` if one of its parameters is both shared and not."""
-        first: dict[int, str] = {}
-        for name, parameter in model.named_parameters(remove_duplicate=False):
-            other = first.setdefault(id(parameter), name)
-            slots = self.group_of(other), self.group_of(name)
-            if len({(s in self.shared, s in self.personal) for s in slots}) > 1:
-                raise SettingsError(
-                    f"the model's {other!r} and {name!r} are one parameter; here it "
-                    f"must not be in two slots, {slots[0]!r} and {slots[1]!r}, of "
-                    "which only one is shared"
-                )
+    def receive(self, parameters: NDArrays, config: Config) -> None:
+        """Load the received and the saved arrays into the model.
 
-    def check_kept(self, model: nn.Module) -> None:
-        """Raise `SettingsError` if a parameter has been trained and nobody keeps it.
+        Personal arrays that have never been saved take their initial values.
 
-        What is in no slot begins each round with its initial values, and may be trained
-        only by what comes after `fit`, such as the fine-tuning before a test.
+        Parameters
+        ----------
+        parameters : list of ndarray
+            The shared arrays, in the order of `initial_arrays`.
+        config : dict
+            Config of the message; ``proximal-mu`` is the μ of Flower's FedProx.
         """
-        known = {*self.shared, *self.personal, *(self.sent or ())}
-        for name, value in model.named_parameters():
-            if self.group_of(name) in known:
-                continue
-            initial = self.task.initial_state[name].to(value.device)
-            if not torch.equal(value.detach(), initial):
-                raise SettingsError(
-                    f"{type(self).__name__}.fit trains {name!r}, which is in no group: "
-                    f"its group {self.group_of(name)!r} must be in shared or personal "
-                    "to be kept, or not be trained; else every round resets it"
-                )
+        names = array_names(self, self.shared)
+        arrays = dict(zip(names, parameters, strict=True))
+        # `transport="float16"` concerns the messages alone.
+        self.received = {
+            name: value.float() if value.dtype == torch.float16 else value
+            for name, value in to_tensors(arrays, self.device).items()
+        }
+        personal = initial_arrays(self, self.personal)
+        shapes = {name: tuple(array.shape) for name, array in personal.items()}
+        loaded = self.state.load(shapes) or {} if personal else {}
+        # All clients of a process share the initial values: copy them.
+        self.saved = {
+            name: value.to(self.device, copy=True)
+            for name, value in personal.items()
+            if name not in loaded
+        } | to_tensors(loaded, self.device)
+        self.model.load({**self.task.initial_state, **self.saved, **self.received})
+        self._proximal_weight = float(config.get(PROXIMAL_WEIGHT, 0.0))
+
+    def save(self, config: Mapping[str, Scalar]) -> None:
+        """Save the personal arrays as the version of ``server-round``."""
+        self._check_received("saves")
+        arrays = personal_arrays(self, self.personal)
+        if arrays:
+            self.state.save(arrays, int(config.get(SERVER_ROUND, self.state.round + 1)))
+
+    def send(self, loss: float, arrays: Mapping[str, Tensor] | None = None) -> Reply:
+        """Return the reply of `fit`.
+
+        Parameters
+        ----------
+        loss : float
+            Training loss.
+        arrays : dict of str to Tensor, optional
+            Arrays that contain those of the sent groups; by default the model's.
+
+        Returns
+        -------
+        parameters : list of ndarray
+            Copies of the arrays of the sent groups.
+        num_examples : int
+            Number of training examples.
+        metrics : dict
+            ``train-loss``.
+        """
+        if arrays is None:
+            self._check_received("sends")
+            arrays = self.model.tensors
+        names = sent_names(self)
+        if missing := [name for name in names if name not in arrays]:
+            raise SettingsError(
+                f"{type(self).__name__} has no array {missing[0]!r} to send; its sent "
+                f"groups, {', '.join(map(repr, sent_groups(self)))}, must be parts of "
+                "the model or be passed to self.send(loss, arrays)"
+            )
+        copies = [to_numpy(arrays[name]).copy(order="C") for name in names]
+        n = len(self.task.train_examples(self.index))
+        return copies, n, {"train-loss": loss}
+
+    def _check_received(self, action: str) -> None:
+        # Without `receive`, the model is another client's of this process.
+        if not self.received and array_names(self, self.shared):
+            raise SettingsError(
+                f"{type(self).__name__}.fit {action} arrays that it has not received; "
+                "it must call self.receive(parameters, config) first"
+            )
 
 
-def under(slot: str, tensors: Mapping[str, Tensor]) -> Tensors:
-    """Return the arrays of a slot by their names within it."""
-    return {n[len(slot) :]: t for n, t in tensors.items() if n.startswith(slot)}
+def model_groups(client: ParameterGroups) -> Groups:
+    """Return the groups of the model's own arrays."""
+    names = client.task.initial_state
+    return tuple(dict.fromkeys((*WHOLE, *map(client._group_of, names))))
 
 
-def within(slot: str, tensors: Mapping[str, Tensor]) -> Tensors:
-    """Return arrays by their names in a slot: what `under` undoes."""
-    return {slot + n: t for n, t in tensors.items()}
+def initial_arrays(client: ParameterGroups, groups: Groups) -> Tensors:
+    """Return the common initial values of groups, the model's own arrays first.
+
+    They must not be modified. They are on the CPU unless `initial_group` returns
+    received arrays, which are on the training device.
+    """
+    state = client.task.initial_state
+    arrays = {n: t for n, t in state.items() if client._group_of(n) in groups}
+    within_model = model_groups(client)
+    for group in groups:
+        if group not in within_model:
+            arrays |= within(group, client.initial_group(group))
+    for name, value in arrays.items():
+        if not isinstance(value, Tensor):
+            raise SettingsError(
+                f"{type(client).__name__}.initial_group returns a "
+                f"{type(value).__name__} for {name!r}; it must be a tensor"
+            )
+    return arrays
+
+
+def array_names(client: ParameterGroups, groups: Groups) -> list[str]:
+    """Return the names of the arrays of groups in the order of `initial_arrays`."""
+    cache: dict[Groups, list[str]] = client.__dict__.setdefault("_names", {})
+    if groups not in cache:
+        cache[groups] = list(initial_arrays(client, groups))
+    return cache[groups]
+
+
+def sent_names(client: ParameterGroups) -> list[str]:
+    """Return the names of the arrays that `Client.fit` returns, in order."""
+    return array_names(client, sent_groups(client))
+
+
+def sent_groups(client: ParameterGroups) -> Groups:
+    """Return the groups that are sent to the server."""
+    return client.shared if client.sent is None else client.sent
+
+
+def groups_to_fit(kind: type[ParameterGroups]) -> Groups:
+    """Return the groups that a client fits if it joins after training."""
+    if kind.traits.newcomer_groups is not None:
+        return kind.traits.newcomer_groups
+    return kind.personal if kind.traits.predicts_with_personal else ()
+
+
+def personal_arrays(client: ParameterGroups, groups: Groups) -> Arrays:
+    """Return the current arrays of personal groups."""
+    arrays = {**client.saved, **client.model.tensors}
+    return {name: to_numpy(arrays[name]) for name in array_names(client, groups)}
+
+
+def check_groups(client: ParameterGroups, model: nn.Module) -> None:
+    """Raise `SettingsError` if the groups of a class contradict each other.
+
+    Parameters
+    ----------
+    client : ParameterGroups
+        The client.
+    model : nn.Module
+        Its model.
+    """
+    name = type(client).__name__
+    groups = *client.shared, *(client.sent or ()), *client.personal
+    for group in groups:
+        if not group.endswith("."):
+            raise SettingsError(
+                f"{name} has a group {group!r}; its name must end with a dot, as "
+                "'representation.' and 'head.' do"
+            )
+    allowed = model_groups(client)
+    # A misspelled part would silently become a group beside the model.
+    default = type(client).initial_group is ParameterGroups.initial_group
+    for group in groups if default else ():
+        near = difflib.get_close_matches(group, allowed, 1, cutoff=0.85)
+        if near and group not in allowed:
+            raise SettingsError(
+                f"{name} has a group {group!r}; it must be one of "
+                f"{', '.join(map(repr, allowed))} (did you mean {near[0]!r}?), or have "
+                "another name"
+            )
+    if both := [group for group in client.shared if group in client.personal]:
+        raise SettingsError(
+            f"{name} has {both[0]!r} in shared and in personal; a group must be in one "
+            "of them: received arrays overwrite saved ones"
+        )
+    first: dict[int, str] = {}
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        other = first.setdefault(id(parameter), name)
+        pair = client._group_of(other), client._group_of(name)
+        if len({(g in client.shared, g in client.personal) for g in pair}) > 1:
+            raise SettingsError(
+                f"the model's {other!r} and {name!r} are one parameter; here it must "
+                f"not be in two groups, {pair[0]!r} and {pair[1]!r}, of which only one "
+                "is shared"
+            )
+
+
+def check_untrained(client: ParameterGroups, model: nn.Module) -> None:
+    """Raise `SettingsError` if a parameter outside all groups has been trained.
+
+    Such a parameter is reset to its initial value in every round. Only code that runs
+    after `Client.fit`, such as fine-tuning before a test, may train it.
+    """
+    groups = {*client.shared, *client.personal, *(client.sent or ())}
+    for name, value in model.named_parameters():
+        if client._group_of(name) in groups:
+            continue
+        initial = client.task.initial_state[name].to(value.device)
+        if not torch.equal(value.detach(), initial):
+            raise SettingsError(
+                f"{type(client).__name__}.fit trains {name!r}, which is in no group: "
+                f"its group {client._group_of(name)!r} must be in shared or personal "
+                "to be kept, or not be trained; else every round resets it"
+            )
+
+
+def under(group: str, tensors: Mapping[str, Tensor]) -> Tensors:
+    """Return the arrays of a group by their names within it."""
+    return {n[len(group) :]: t for n, t in tensors.items() if n.startswith(group)}
+
+
+def within(group: str, tensors: Mapping[str, Tensor]) -> Tensors:
+    """Prefix names with a group; the inverse of `under`."""
+    return {group + n: t for n, t in tensors.items()}
 
 
 def to_numpy(tensor: Tensor) -> npt.NDArray[Any]:
-    """Return a tensor as an array: on the same memory if it is on the CPU."""
+    """Return a tensor as an array, which shares its memory on the CPU."""
     array: npt.NDArray[Any] = tensor.detach().cpu().numpy()
     return array
 
 
+def to_tensors(
+    arrays: Mapping[str, npt.NDArray[np.generic]], device: torch.device
+) -> Tensors:
+    """Return copies of arrays on a device."""
+    copies = {n: torch.from_numpy(np.array(value)) for n, value in arrays.items()}
+    return {name: tensor.to(device) for name, tensor in copies.items()}
+
+
 def difference(after: Tensors, before: Mapping[str, Tensor]) -> Tensors:
-    """Return by how much arrays have changed; of yes and no, whether they have."""
+    """Return the changes of arrays; of booleans, whether they changed."""
     return {
         n: value ^ before[n] if value.dtype == torch.bool else value - before[n]
         for n, value in after.items()

@@ -1,4 +1,4 @@
-"""Clients with a model of their own beside the shared one."""
+"""Clients that keep a personal model besides the shared one."""
 
 from flwr_frl.clients.base import Client, Config, Reply
 from flwr_frl.clients.device.parameter_groups import Tensors, difference, under, within
@@ -8,50 +8,46 @@ from flwr_frl.task.models import SplitModel
 PERSONAL_MODEL = "model."
 
 
-class PersonalModelClient(Client):
-    """Keeps a model of its own, and uses that."""
+class PersonalModelClient(Client, also_test_global=True):
+    """Keep a personal model and deploy it."""
 
-    # The own model, and the shared one.
-    also_test_global = True
     personal = (PERSONAL_MODEL,)
 
     def load_personal_model(self) -> None:
-        """Put the own model into ``model``; for a client without, the initial slot."""
+        """Load the saved personal model, or its initial values, into ``model``."""
         self.model.load_state_dict(under(PERSONAL_MODEL, self.saved))
 
-    def keep_personal_model(self, config: Config) -> None:
-        """Keep ``model`` as the own model."""
+    def save_personal_model(self, config: Config) -> None:
+        """Save ``model`` as the personal model."""
         self.saved |= within(PERSONAL_MODEL, self.model.state_dict())
         self.save(config)
 
     def deployed_model(self) -> SplitModel:
-        """Return the own model."""
+        """Return the personal model."""
         self.load_personal_model()
         return self.model
 
 
-class AllClientsMeanClient(PersonalModelClient):
-    """What is shared is the mean of all own models, and each reply a change of one.
+class AllClientsMeanClient(PersonalModelClient, sends_changes=True):
+    """Share the mean of all personal models; each reply is the change of one.
 
-    A client that has none yet begins at the mean.
+    A client without a saved model starts from the mean.
     """
 
-    sends_changes = True
-
-    def initial_group(self, slot: str) -> Tensors:
-        """Return the mean that came from the server."""
-        if slot == PERSONAL_MODEL and self.received:
+    def initial_group(self, group: str) -> Tensors:
+        """Return the received mean."""
+        if group == PERSONAL_MODEL and self.received:
             return self.received
-        return super().initial_group(slot)
+        return super().initial_group(group)
 
     def send_change(self, loss: float, config: Config) -> Reply:
-        """Keep ``model`` as the own model, and send by how much that moves the mean."""
+        """Save ``model`` as the personal model and send its change."""
         before = self.received
-        # What an earlier run has left is not in this run's mean.
+        # This run's mean does not contain a model of an earlier run.
         in_mean = self.state.round and config.get(IN_MEAN, True)
         if in_mean and not config.get(FROM_SHARED):
             before = under(PERSONAL_MODEL, self.saved)
         after = self.model.state_dict()
-        reply = self.send_arrays(difference(after, before), loss)
-        self.keep_personal_model(config)
+        reply = self.send(loss, difference(after, before))
+        self.save_personal_model(config)
         return reply

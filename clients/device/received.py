@@ -1,4 +1,4 @@
-"""What the server sends, checked before a client relies on it."""
+"""Checks of everything that a server sends."""
 
 import math
 import re
@@ -24,9 +24,9 @@ from flwr_frl.task.messages import (
 )
 from flwr_frl.task.settings import SettingsError
 
-# Rounds are part of file names, with eight digits.
+# File names contain the round with eight digits.
 LAST_ROUND = 99_999_999
-# A run's name is part of a file's and a directory's name.
+# File and directory names contain the name of the run.
 TOKEN = re.compile(r"[0-9A-Za-z_]{1,64}")
 
 
@@ -59,7 +59,7 @@ ROUND: Rule = _is_round, f"an integer from 0 to {LAST_ROUND:,}"
 SHARE: Rule = _is_share, "a number in [0, 1]"
 TEXTS: Rule = _list_of(_is_text), "a list of texts"
 ROUNDS: Rule = _list_of(_is_round), "a list of integers, at least 0"
-# Of what our servers send; an outsider's server may send more.
+# Values that our servers send; other servers may send more.
 RULES: dict[str, Rule] = {
     SERVER_ROUND: ROUND,
     ACKNOWLEDGED_ROUND: ROUND,
@@ -87,7 +87,7 @@ SAME_LENGTH = (
 
 
 class ServerConfig(dict[str, Any]):
-    """A message's config, of which what is missing is one line."""
+    """A message's config; a missing key raises a one-line error."""
 
     def __missing__(self, name: str) -> Any:
         """Raise `SettingsError`."""
@@ -95,16 +95,13 @@ class ServerConfig(dict[str, Any]):
 
 
 def check_config(record: ConfigRecord) -> Config:
-    """Return a message's config.
-
-    Raises `SettingsError` if a value is not what a client can do anything with.
-    """
+    """Return a message's config; raise `SettingsError` if a value is invalid."""
     config = dict(record)
     for name, value in config.items():
         permits, allowed = RULES.get(name, ANYTHING)
         if not permits(value):
-            said = repr(value)[:100]
-            raise SettingsError(f"the server's {name} is {said}; it must be {allowed}")
+            shown = repr(value)[:100]
+            raise SettingsError(f"the server's {name} is {shown}; it must be {allowed}")
     for names in SAME_LENGTH:
         lengths = [len(cast(list[Any], config[n])) for n in names if n in config]
         if lengths and (len(set(lengths)) > 1 or len(lengths) < len(names)):
@@ -123,14 +120,14 @@ def check_config(record: ConfigRecord) -> Config:
 def read_array(
     name: str, array: Array, like: Tensor, same_shape: bool
 ) -> npt.NDArray[Any]:
-    """Return an array of the server's.
+    """Return an array of a message.
 
-    Raises `SettingsError` if it cannot be read, is not finite, or is of another kind,
-    or shape where it must be the same, than ``like``.
+    Raises `SettingsError` if it cannot be read, is not finite, or differs from ``like``
+    in its kind of dtype or, with ``same_shape``, in its shape.
     """
     try:
         values = from_array(array)
-    # Anything can be in there.
+    # The bytes are untrusted, so any exception is possible.
     except Exception as error:
         reason = " ".join(str(error).split())[:100]
         raise SettingsError(

@@ -1,4 +1,4 @@
-"""Between a message's records and a client's lists of arrays."""
+"""Conversion between a message's records and a client's lists of arrays."""
 
 from typing import cast
 
@@ -8,6 +8,11 @@ from flwr.common import NDArray, NDArrays, Scalar
 
 from flwr_frl.clients.base import Client, Config, Reply
 from flwr_frl.clients.device.arrays import to_record
+from flwr_frl.clients.device.parameter_groups import (
+    check_untrained,
+    initial_arrays,
+    sent_names,
+)
 from flwr_frl.clients.device.received import read_array
 from flwr_frl.task.messages import (
     ARRAYS,
@@ -23,11 +28,10 @@ from flwr_frl.task.settings import SettingsError
 
 
 def unpack(message: Message, client: Client) -> NDArrays:
-    """Return a message's arrays in the order of ``names(shared)``.
+    """Return a message's arrays in the order of the client's shared arrays.
 
-    What is not shared can be neither received nor asked for: `SettingsError` if the
-    names are not those of the shared slots, or an array is none that `read_array` lets
-    pass.
+    Raises `SettingsError` if the names differ from those of the shared groups, so that
+    a server can neither send nor query others, or if `read_array` rejects an array.
     """
     received = {
         name: array
@@ -35,10 +39,10 @@ def unpack(message: Message, client: Client) -> NDArrays:
         if isinstance(record, ArrayRecord)
         for name, array in record.items()
     }
-    expected = client.initial_arrays(client.shared)
+    expected = initial_arrays(client, client.shared)
     if sorted(received) != sorted(expected):
         sides = {
-            "are in no slot that it shares": received.keys() - expected.keys(),
+            "are in no group that it shares": received.keys() - expected.keys(),
             "are missing": expected.keys() - received.keys(),
         }
         wrong = [
@@ -49,24 +53,24 @@ def unpack(message: Message, client: Client) -> NDArrays:
         raise SettingsError(
             f"the message's arrays do not fit this client's model: {'; '.join(wrong)}"
         )
-    fixed = client.fixed_shapes
+    fixed = client.traits.fixed_shapes
     return [read_array(n, received[n], like, fixed) for n, like in expected.items()]
 
 
 def _quoted(name: str) -> str:
-    """Return a name as it is; escaped and cut where nobody would call anything so."""
+    """Return a name, escaped and truncated if it is long or not printable."""
     return name if name.isprintable() and len(name) < 100 else repr(name[:100])
 
 
 def pack(message: Message, client: Client, reply: Reply, config: Config) -> RecordDict:
-    """Return what `fit` returned, and the client's attachments, as records.
+    """Return the reply of `Client.fit` and the client's attachments as records.
 
-    Arrays go back in the records of the message in which they came, and as float16
-    where they came so (``transport``); others into ``arrays``. The metrics say of which
-    round the reply is.
+    Each array is in the record in which it was received, and float16 if it was received
+    as such (``transport``); other arrays are in ``arrays``. The metrics contain the
+    round.
     """
     values, num_examples, metrics = reply
-    arrays = dict(zip(client.sent_names, values, strict=True))
+    arrays = dict(zip(sent_names(client), values, strict=True))
     records = RecordDict()
     for key, record in message.content.items():
         if not isinstance(record, ArrayRecord):
@@ -82,43 +86,43 @@ def pack(message: Message, client: Client, reply: Reply, config: Config) -> Reco
         rest = records.setdefault(ARRAYS, ArrayRecord())
         cast(ArrayRecord, rest).update(to_record(arrays))
     if SERVER_ROUND in config:
-        # Content of another round must not pass for this one's.
+        # The server rejects replies to another round.
         metrics = {**metrics, SERVER_ROUND: config[SERVER_ROUND]}
-    if client.sends_changes:
+    if client.traits.sends_changes:
         metrics = {**metrics, IS_CHANGE: 1}
     return pack_metrics(client, num_examples, metrics, records)
 
 
 def checked(client: Client, reply: object) -> Reply:
-    """Return what `fit` returned, if it is a reply: some clients are somebody's own."""
+    """Check the reply of a client, which may be third-party code."""
 
-    def need(condition: bool, found: str, allowed: str) -> None:
+    def need(condition: bool, returned: str, allowed: str) -> None:
         if not condition:
             name = f"{type(client).__name__}.fit"
-            raise SettingsError(f"{name} returns {found}; it must be {allowed}")
+            raise SettingsError(f"{name} returns {returned}; it must be {allowed}")
 
     allowed = "arrays, a number of examples and a dict of metrics, as of self.send"
-    whole = isinstance(reply, tuple) and len(reply) == 3
-    need(whole, f"a {type(reply).__name__}", allowed)
+    is_reply = isinstance(reply, tuple) and len(reply) == 3
+    need(is_reply, f"a {type(reply).__name__}", allowed)
     values, num_examples, metrics = cast(Reply, reply)
-    names = client.sent_names
+    names = sent_names(client)
     text = f"{len(names)}, those of {', '.join(names)}"
     need(len(values) == len(names), f"{len(values)} arrays", text)
     for name, value in zip(names, values, strict=True):
-        found = f"a {type(value).__name__} for {name!r}"
-        need(isinstance(value, np.ndarray), found, "a NumPy array")
+        returned = f"a {type(value).__name__} for {name!r}"
+        need(isinstance(value, np.ndarray), returned, "a NumPy array")
     for name, metric in metrics.items():
         number = isinstance(metric, bool | int | float | np.number)
         need(number, f"the metric {name!r} as {metric!r}", "a number")
-    # Without a `receive` the model is what another client of this process has left.
+    # Without `receive`, the model is another client's of this process.
     if client.received or not client.shared:
-        client.check_kept(client.model)
+        check_untrained(client, client.model)
     return values, num_examples, metrics
 
 
 def _as_received(array: NDArray, dtype: str) -> NDArray:
     if dtype == "float16" and array.dtype == np.float32:
-        # What is too large becomes infinite, and the server says so.
+        # Overflow gives infinity, which the server rejects.
         with np.errstate(over="ignore"):
             return array.astype(np.float16)
     return array
@@ -130,9 +134,9 @@ def pack_metrics(
     metrics: dict[str, Scalar],
     records: RecordDict | None = None,
 ) -> RecordDict:
-    """Return records with ``metrics``, and ``bytes`` where there are attachments.
+    """Return records with ``metrics`` and, if there are attachments, ``bytes``.
 
-    A client that could not use what it had kept says why, in ``properties``.
+    ``properties`` explains why a saved state was not used.
     """
     numbers = {name: float(cast(float, value)) for name, value in metrics.items()}
     records = RecordDict() if records is None else records

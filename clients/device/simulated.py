@@ -1,7 +1,6 @@
-"""What only simulated clients do: keep states beside the checkpoint, tell more."""
+"""Functions that only simulations use: trial clients, saved states, statistics."""
 
 from collections.abc import Iterable, Mapping
-from functools import lru_cache
 from logging import ERROR
 from typing import Any
 
@@ -10,7 +9,9 @@ from flwr.app import ConfigRecord, Context, RecordDict, UserConfig
 from flwr.common import log
 
 from flwr_frl.clients.base import Client
-from flwr_frl.clients.device.identity import build_client, client_name, client_setup
+from flwr_frl.clients.device.identity import client_name
+from flwr_frl.clients.device.newcomers import newcomers
+from flwr_frl.clients.device.setup import ClientRun, build_client, client_setup
 from flwr_frl.task.messages import (
     ACKNOWLEDGED_ROUND,
     CHECKPOINT_ROUND,
@@ -24,9 +25,10 @@ from flwr_frl.task.settings import Settings, SettingsError, require
 
 
 def try_out(settings: Settings, num_clients: int) -> list[Client]:
-    """Return the first client of each of ``client-models``, after trying them.
+    """Build and check the first client of each of ``client-models``.
 
-    Raises `SettingsError` if one is impossible, or shares other arrays than the first.
+    Raises `SettingsError` if a model cannot be built, or its shared arrays differ from
+    the first one's.
     """
     models = str(settings.get("client-models", "")).split()
     clients: list[Client] = []
@@ -35,7 +37,7 @@ def try_out(settings: Settings, num_clients: int) -> list[Client]:
         context = Context(0, 0, {**node}, RecordDict(), {})
         clients.append(build_client(context, client_setup(context, {**settings}), {}))
         clients[i].get_properties({})
-        both = clients[0].structure(), clients[i].structure()
+        both = clients[0]._structure(), clients[i]._structure()
         for first, other in zip(*both, strict=True):
             allowed = f"such that all share the same, not {first} and {other}"
             require(first == other, "client-models", settings["client-models"], allowed)
@@ -48,12 +50,12 @@ def keep(
     run: str,
     acknowledged: Mapping[str, int],
 ) -> None:
-    """Write what clients have in memory only, as if it had been kept on the disk.
+    """Write the states that clients have in memory to the run's directory.
 
-    That is the version of each one's last round that counts, where it keeps any. Where
-    the disk refuses it, the log says so.
+    Each client's version of its last acknowledged round is written, if it has one.
+    Failures are logged.
     """
-    # As for a run that can be resumed.
+    # With `resume`, states have a directory.
     given = {**settings, "resume": settings["output"]}
     for context in contexts:
         name = client_name(context)
@@ -64,7 +66,7 @@ def keep(
         try:
             _keep(build_client(context, client_setup(context, given), config))
         except SettingsError as error:
-            log(ERROR, "what client %s has is in memory only: %s", name, error)
+            log(ERROR, "the state of client %s is in memory only: %s", name, error)
 
 
 def _keep(client: Client) -> None:
@@ -73,40 +75,28 @@ def _keep(client: Client) -> None:
         round_, arrays = state.round, state.load()
         if arrays is not None and state.round == round_:
             state.save(arrays, round_)
-    if client.private:
-        client.private.write()
-
-
-@lru_cache(maxsize=16)
-def newcomers(num_clients: int, count: int, seed: int) -> frozenset[int]:
-    """Return who of so many simulated clients comes after the training.
-
-    They are drawn by the seed; at least one is left to train.
-    """
-    rng = np.random.default_rng([seed, 0x2E3C0])
-    drawn = rng.permutation(num_clients)[: max(0, min(count, num_clients - 1))]
-    return frozenset(drawn.tolist())
+    if client._private:
+        client._private.write()
 
 
 def simulated_properties(
-    client: Client, context: Context, settings: Settings
+    client: Client, context: Context, run: ClientRun
 ) -> dict[str, Any]:
-    """Return what a simulated client tells, and a device would not.
+    """Return properties that a simulated client reports and a device does not.
 
-    That is its folder's name, and how many training examples it has of each class that
-    it has any of, where there are such things; and whether it is a newcomer.
+    They are its folder's name and its training examples of each class, if there are
+    folders and classes, and whether it joins after training.
     """
-    task, found = client.task, dict[str, Any]()
+    task, properties = client.task, dict[str, Any]()
     names = getattr(task, "client_names", ())
     if client.index < len(names):
-        found[OWN_NAME] = str(names[client.index])
+        properties[OWN_NAME] = str(names[client.index])
     if task.classes:
         targets = task.train_examples(client.index).targets.numpy()
         held, counts = np.unique(targets[targets >= 0], return_counts=True)
-        found[HELD_CLASSES] = [str(task.classes[c]) for c in held]
-        found[CLASS_COUNTS] = counts.tolist()
-    count = int(settings["new-clients"])
+        properties[HELD_CLASSES] = [str(task.classes[c]) for c in held]
+        properties[CLASS_COUNTS] = counts.tolist()
     num_clients = int(context.node_config.get("num-partitions", 0))
-    if client.index in newcomers(num_clients, count, int(settings["seed"])):
-        found[NEWCOMER] = True
-    return found
+    if client.index in newcomers(num_clients, run.new_clients, run.seed):
+        properties[NEWCOMER] = True
+    return properties

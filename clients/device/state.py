@@ -1,4 +1,4 @@
-"""A client's personal state: what it keeps between rounds and never sends."""
+"""A client's personal state, which persists between rounds and is never sent."""
 
 import contextlib
 import time
@@ -37,47 +37,47 @@ from flwr_frl.task.messages import KEPT_CHECKPOINT, KEPT_ROUNDS
 from flwr_frl.task.training import TrainingDivergedError
 
 PREFIX = "personal-"
-# Runs whose files a run leaves alone, in its directory or beside it: the newest.
+# Number of newest other runs whose files a run does not delete.
 KEPT_RUNS = 8
-# What the directory of a run's own is called, before the run's name.
+# Prefix of the directory of a single run.
 OF_A_RUN = "run-"
-# Seconds after which nobody is still writing a file.
+# Age in seconds after which an unfinished file is abandoned.
 CUT_OFF_AGE = 3600.0
 
 
 class PersonalState:
-    """Versions of a client's personal arrays, one a round, over Flower's client state.
+    """Versions of a client's personal arrays, one per round, in Flower's client state.
 
-    The server says which round of this client it has acknowledged. A version from a
-    later round belongs to a reply that never counted, so it is not used. Flower keeps
-    client state in memory only; a copy on disk outlives the process.
+    The server reports the last round of this client that it has acknowledged. A version
+    of a later round belongs to a reply that did not count, so it is not used. Flower
+    keeps client state in memory; copies on disk outlive the process.
 
-    What the server says decides what is used, never what is lost: versions go only
-    when a newer one has been written, and the newest stay.
+    The server decides which version is used, but cannot make a client lose data:
+    versions are deleted only after a newer one has been written, and the newest remain.
 
     Parameters
     ----------
     context : flwr.app.Context
-        The versions live in its ``state``.
+        Its ``state`` holds the versions.
     directory : Path, optional
-        Where a copy of each version is kept on disk: the two newest, that of the last
-        acknowledged round, the one before it, and the one that the server's newest
-        checkpoint would go back to.
+        Directory of the copies on disk: the two newest versions, the version of the
+        last acknowledged round, its predecessor, and the version that the server's
+        newest checkpoint needs.
     acknowledged : int, optional
         Last round in which this client's reply counted; by default the newest version.
     checkpointed : int, default 0
         Last round of the server's newest checkpoint.
     run : str, default ""
-        The run whose rounds these are. Until one of its own has counted, a run goes on
-        from the newest version that an earlier run left in the directory. It touches
-        no other run's files, but for those of runs before the eight newest; they may
-        have directories of their own, ``run-RUN/CLIENT`` beside this one. A counter in
-        each file says which is newer; clocks and times of files do not.
+        Name of the run. Until one of its own versions has been acknowledged, a run
+        starts from the newest version of earlier runs in the directory. It deletes only
+        files of runs older than the eight newest, which may be in separate directories,
+        ``run-RUN/CLIENT`` beside this one. A counter in each file orders them, since
+        clocks and file times are unreliable.
     client : str, default ""
-        Whose state it is. Files of other clients are not used.
+        Name of the client. Files of other clients are not used.
     about : mapping of str to str, optional
-        Written into each file. ``classes`` is what the outputs mean, ``algorithm`` who
-        keeps it: files in which they differ are not used.
+        Metadata of each file. Files with other ``classes`` (the meaning of the outputs)
+        or another ``algorithm`` are not used.
     """
 
     def __init__(
@@ -93,7 +93,7 @@ class PersonalState:
         self._about = dict(about or {})
         self._records = context.state
         self._directory = directory
-        # A folder's name need not be text, as what is written into a file must.
+        # Metadata must be valid text; a folder's name need not be.
         name = client.encode(errors="backslashreplace").decode()
         self._run, self._client = run, name
         self._checkpointed, self._acknowledged = checkpointed, acknowledged
@@ -102,28 +102,28 @@ class PersonalState:
             r for r in self.rounds if acknowledged is None or r <= acknowledged
         ]
         self.round = max(self._usable, default=0)
-        # Why `load` did not find what this client kept last, where there was something.
+        # Why `load` did not use the latest version; empty if it did or there is none.
         self.unused = ""
-        # A resumed run goes back to this one.
+        # A server that resumes from its checkpoint needs this version.
         self._fallback = max((r for r in self._usable if r <= checkpointed), default=0)
 
     def kept(self) -> dict[str, list[int] | int]:
-        """Return what a server that has been set back needs to know.
+        """Return properties for a server that has been rolled back.
 
-        ``kept-rounds`` are this run's versions, ``kept-checkpoint`` the newest
-        checkpoint of which a server has told.
+        ``kept-rounds`` are the rounds of this run's versions, ``kept-checkpoint`` is
+        the newest checkpoint that a server has reported.
         """
-        told = self._checkpoint_of(self.rounds[-1]) if self.rounds else 0
-        return {KEPT_ROUNDS: self.rounds, KEPT_CHECKPOINT: told}
+        newest = self._checkpoint_of(self.rounds[-1]) if self.rounds else 0
+        return {KEPT_ROUNDS: self.rounds, KEPT_CHECKPOINT: newest}
 
     def _checkpoint_of(self, round_: int) -> int:
-        """Return the server's checkpoint that was written along with a version."""
+        """Return the server's newest checkpoint when a version was written."""
         path = self.path(round_)
         return 0 if path is None else number_in(path, "checkpoint")
 
     @classmethod
     def holding(cls, arrays: Mapping[str, npt.NDArray[np.generic]]) -> Self:
-        """Return a state in memory that holds these arrays."""
+        """Return a state in memory with one version."""
         context = Context(0, 0, {}, RecordDict(), {})
         cls(context).save(arrays, 1)
         return cls(context)
@@ -131,8 +131,8 @@ class PersonalState:
     def _files(self) -> list[tuple[Path, str, int]]:
         if self._directory is None or not self._directory.is_dir():
             return []
-        found = [(p, STATE_FILE.fullmatch(p.name)) for p in self._directory.iterdir()]
-        return [(p, m[1] or "", int(m[2])) for p, m in found if m]
+        matches = [(p, STATE_FILE.fullmatch(p.name)) for p in self._directory.iterdir()]
+        return [(p, m[1] or "", int(m[2])) for p, m in matches if m]
 
     def _rounds(self) -> list[int]:
         names = [name for name in self._records if name.startswith(PREFIX)]
@@ -141,55 +141,59 @@ class PersonalState:
         return sorted(memory | disk)
 
     def _inherited(self) -> list[Path]:
-        """Return what earlier runs have left, the newest first."""
+        """Return the files of earlier runs, the newest first."""
         paths = [path for path, run, _ in self._files() if run != self._run]
         return sorted(paths, key=age_key, reverse=True)
 
     def _other_places(self) -> list[Path]:
-        """Return this client's directories of other runs, where each has its own."""
-        own = self._directory
-        if own is None or own.parent.name != OF_A_RUN + self._run:
+        """Return this client's directories of other runs, if runs have directories."""
+        here = self._directory
+        if here is None or here.parent.name != OF_A_RUN + self._run:
             return []
-        runs = [p for p in own.parent.parent.glob(f"{OF_A_RUN}*") if p != own.parent]
-        places = [run / own.name for run in runs if not run.is_symlink()]
+        runs = [p for p in here.parent.parent.glob(f"{OF_A_RUN}*") if p != here.parent]
+        places = [run / here.name for run in runs if not run.is_symlink()]
         return [p for p in places if p.is_dir() and not p.is_symlink()]
 
     def _next_counter(self) -> int:
-        """Return the counter of the version that is written next."""
+        """Return the counter of the next version."""
         paths = [path for path, _, _ in self._files()]
         for place in self._other_places():
             paths += place.glob("*.safetensors")
         return 1 + max((number_in(path, COUNTER) for path in paths), default=0)
 
     def path(self, round_: int) -> Path | None:
-        """Return where the copy of a version is, if any is kept on the disk."""
+        """Return the path of a version on disk; None without a directory."""
         if self._directory is None:
             return None
         prefix = f"{self._run}-" if self._run else ""
         return self._directory / f"{prefix}{round_:08d}.safetensors"
 
     def is_on_disk(self, round_: int) -> bool:
-        """Return whether there is a copy of a version on the disk."""
+        """Return whether a version is on disk."""
         path = self.path(round_)
         return path is not None and path.exists()
 
     def load(self, shapes: Shapes | None = None) -> Arrays | None:
-        """Return the arrays of the last acknowledged round; None if there are none yet.
+        """Return the arrays of the last acknowledged round; None if there are none.
 
-        A file that is damaged is set aside, with an error in the log, and the version
-        before it is taken; one that is foreign stays as it is. ``shapes`` is what a
-        file must hold; another model's state is foreign. Whatever is taken instead,
-        ``unused`` says why it is not what the server relies on.
+        A damaged file is set aside, an error is logged, and the previous version is
+        returned. A foreign file, for example of another model, is left in place.
+        ``unused`` then explains why the version that the server expects is not used.
+
+        Parameters
+        ----------
+        shapes : mapping of str to tuple of int, optional
+            Names and shapes that a file must have.
         """
         self.unused = ""
         arrays = self._newest(shapes)
-        known = self._acknowledged or 0
-        # Also where the damage was found before, and the file is no longer there.
-        if self.round < known and not self.unused:
-            left = f"that of round {known} is gone"
-            # As a client of somebody's own says that forgets it, too.
-            lost = "nothing of it is left: it is lost, or fit has not called self.keep"
-            self.unused = left if self.round else lost
+        expected = self._acknowledged or 0
+        # An earlier call may have set the damaged file aside.
+        if self.round < expected and not self.unused:
+            partly = f"the version of round {expected} is missing"
+            # Third-party clients that never call `save()` also end here.
+            lost = "no version is left: it is lost, or fit has not called self.save"
+            self.unused = partly if self.round else lost
         return arrays
 
     def _newest(self, shapes: Shapes | None) -> Arrays | None:
@@ -205,7 +209,7 @@ class PersonalState:
         for path in self._inherited():
             arrays = self._read(path, shapes)
             if arrays is not None:
-                # This run has not begun here: nothing of its own is lost.
+                # This run has not started here, so none of its versions is missing.
                 if not self._acknowledged:
                     self.unused = ""
                 return arrays
@@ -217,9 +221,9 @@ class PersonalState:
         try:
             return read_checked(path, self._client, shapes, self._about)[1]
         except ForeignStateError as error:
-            self.unused = self.unused or error.told
-            if (path, str(error)) not in _said:
-                _said.add((path, str(error)))
+            self.unused = self.unused or error.public
+            if (path, str(error)) not in _logged:
+                _logged.add((path, str(error)))
                 log(WARNING, "%s is not used: %s", path, error)
         except (SafetensorError, DamagedStateError, ValueError) as error:
             log(ERROR, "%s is not used and set aside: %s", path, error)
@@ -232,12 +236,23 @@ class PersonalState:
         return None
 
     def save(self, arrays: Mapping[str, npt.NDArray[np.generic]], round_: int) -> None:
-        """Keep arrays as the version of a round, from 1.
+        """Save arrays as the version of a round.
 
-        Where the disk refuses them, they are kept in memory, and the log says so. What
-        is not finite is no state: `TrainingDivergedError`.
+        If the disk cannot be written, they are in memory only, and a warning is logged.
+
+        Parameters
+        ----------
+        arrays : mapping of str to ndarray
+            The personal arrays.
+        round_ : int
+            The round, from 1.
+
+        Raises
+        ------
+        TrainingDivergedError
+            If a value is not finite.
         """
-        # safetensors takes the memory as it lies, and convolutions are channels last.
+        # safetensors copies memory as it is, and convolutions are channels-last.
         kept = {name: np.asarray(value, order="C") for name, value in arrays.items()}
         if not all(np.isfinite(value).all() for value in kept.values()):
             raise TrainingDivergedError(
@@ -264,8 +279,8 @@ class PersonalState:
                     error,
                 )
         self._records[f"{PREFIX}{round_}"] = to_record(kept)
-        # In memory the acknowledged version and the new one are enough, and the newest
-        # where it is nowhere else.
+        # Memory holds the acknowledged and the new version and, if there is no disk,
+        # the newest.
         in_memory = {self.round, round_}
         if self._directory is None:
             in_memory.add(max(self.rounds, default=0))
@@ -274,10 +289,10 @@ class PersonalState:
                 del self._records[name]
 
     def _tidy(self, round_: int) -> None:
-        """Drop what nobody can go back to, now that a new version is on the disk."""
-        known = self.round if self._acknowledged is None else self._acknowledged
-        # Those never counted, and never will, unless the server has been set back.
-        between = [r for r in self.rounds if known < r < round_]
+        """Delete files that no server can need, once a newer version is on disk."""
+        acknowledged = self.round if self._acknowledged is None else self._acknowledged
+        # Their replies never count unless the server has been rolled back.
+        between = [r for r in self.rounds if acknowledged < r < round_]
         if between and self._checkpoint_of(between[-1]) <= self._checkpointed:
             _remove(self.path(r) for r in between)
             self.rounds = [r for r in self.rounds if r not in between]
@@ -292,29 +307,28 @@ class PersonalState:
         least = _least_kept(newest.values())
         _remove(path for path, run in others if newest[run] < least)
         if not self.rounds:
-            # Once a run. What cannot be dropped now will be another time.
+            # Once per run; a failure is retried by the next run.
             with contextlib.suppress(OSError):
-                self._forget_runs()
+                self._delete_old_runs()
 
     def _remove_cut_off(self) -> None:
-        """Drop what killed writers have left."""
+        """Delete unfinished files of killed writers."""
         for path in self._directory.glob(".*") if self._directory else ():
             name = unfinished(path.name)
             match = STATE_FILE.fullmatch(name)
             if match is None and name != ACCOUNT_FILE:
                 continue
-            own = match is not None and (match[1] or "") == self._run
-            # Another process of this run may be writing a later one right now.
-            over = own and match is not None and int(match[2]) <= self.round
-            # A clock without a battery may have been ahead when it was written.
+            this_run = match is not None and (match[1] or "") == self._run
+            # Another process of this run may still be writing a later version.
+            over = this_run and match is not None and int(match[2]) <= self.round
+            # Without a battery, the clock may have been ahead at that time.
             if over or abs(time.time() - path.lstat().st_mtime) > CUT_OFF_AGE:
                 _remove([path])
 
-    def _forget_runs(self) -> None:
-        """Drop the directories of this client's runs before the newest ones.
+    def _delete_old_runs(self) -> None:
+        """Delete this client's directories of old runs.
 
-        What has anything else in it than its run's versions stays: an account of
-        private training, say.
+        A directory with other files, such as an account of private training, remains.
         """
         places = {place: list(place.iterdir()) for place in self._other_places()}
         newest = {
@@ -325,24 +339,24 @@ class PersonalState:
         for place in (place for place, counter in newest.items() if counter < least):
             run, files = place.parent.name.removeprefix(OF_A_RUN), places[place]
             names = [unfinished(path.name) or path.name for path in files]
-            found = [STATE_FILE.fullmatch(name) for name in names]
-            if all(match and match[1] == run for match in found):
+            matches = [STATE_FILE.fullmatch(name) for name in names]
+            if all(match and match[1] == run for match in matches):
                 _remove(files)
                 place.rmdir()
-                # Other clients of this machine may have theirs there.
+                # Other clients of this machine may have directories there.
                 with contextlib.suppress(OSError):
                     place.parent.rmdir()
 
 
-# Files of which the log has said why they are not used.
-_said: set[tuple[Path, str]] = set()
+# Foreign files that have been logged, and why.
+_logged: set[tuple[Path, str]] = set()
 
 
 def _least_kept(counters: Iterable[int]) -> int:
-    """Return the counter of the oldest run that stays, of each run's newest; or 0.
+    """Return the counter of the oldest run to keep, given each run's newest counter.
 
-    Files of earlier releases have no counter. As nobody can tell which is the newest,
-    they stay until there are enough runs that have one.
+    Files of earlier releases have no counter and cannot be ordered, so the result is 0,
+    which keeps them, until enough runs have one.
     """
     newest = sorted(counters, reverse=True)[:KEPT_RUNS]
     return newest[-1] if len(newest) == KEPT_RUNS else 0
@@ -351,6 +365,6 @@ def _least_kept(counters: Iterable[int]) -> int:
 def _remove(paths: Iterable[Path | None]) -> None:
     for path in paths:
         if path is not None:
-            # A disk that cannot be written: the file will be dropped another time.
+            # If the disk cannot be written, a later run deletes the file.
             with contextlib.suppress(OSError):
                 path.unlink(missing_ok=True)

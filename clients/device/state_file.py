@@ -1,4 +1,4 @@
-"""The file of one version of a client's personal state: its format and its order."""
+"""Files of a client's personal state: format and order of versions."""
 
 import contextlib
 import hashlib
@@ -14,54 +14,54 @@ from safetensors.numpy import save
 Arrays = dict[str, npt.NDArray[np.generic]]
 Shapes = Mapping[str, tuple[int, ...]]
 
-# The number of a version among all that a client has written, of all its runs.
+# Metadata key: the number of a version among all that a client has written.
 COUNTER = "counter"
 
 
 class ForeignStateError(ValueError):
-    """A file that is no state of this client; the message says why.
+    """A file is not a state of this client.
 
     Parameters
     ----------
     message : str
-        For the device's own log.
-    told : str, default ""
-        What others may know of it; by default the message.
+        Reason, for the device's log.
+    public : str, default ""
+        Reason for the server, without names of classes; by default the message.
     """
 
-    def __init__(self, message: str, told: str = "") -> None:
+    def __init__(self, message: str, public: str = "") -> None:
         super().__init__(message)
-        self.told = told or message
+        self.public = public or message
 
 
 class DamagedStateError(ValueError):
-    """A file that is no longer what was written."""
+    """A file differs from what was written."""
 
 
 def pack(
     arrays: Mapping[str, npt.NDArray[np.generic]], about: Mapping[str, str]
 ) -> bytes:
-    """Return a file of arrays, which lie in C order, as `read_checked` reads it."""
+    """Return the contents of a file; the arrays must be in C order."""
     return save(dict(arrays), metadata={**about, "sha256": _digest(arrays, about)})
 
 
 def number_in(path: Path, name: str) -> int:
-    """Return a number that was written along; 0 if there is none or no such file."""
+    """Return a number from a file's metadata; 0 if it is missing."""
     with contextlib.suppress(SafetensorError, OSError, ValueError):
         return int(_metadata(path).get(name, 0))
     return 0
 
 
 def age_key(path: Path) -> tuple[int, int, str]:
-    """Return by what versions are sorted, the oldest first: by their counter.
+    """Return a sort key that orders versions by age, the oldest first.
 
-    A device without a clock's battery gives its files any time, so times order only
-    files of earlier releases, which have no counter and come before all others.
+    The key is the counter. File times, unreliable on a device without a battery-backed
+    clock, order only files of earlier releases, which have no counter and come first.
     """
     try:
         counter = int(_metadata(path).get(COUNTER, 0))
     except (SafetensorError, OSError, ValueError):
-        # Tried first, so that somebody learns of the damage.
+        # Sorted as the newest, so that it is read and the damage is logged.
         counter = sys.maxsize
     return counter, 0 if counter else path.stat().st_mtime_ns, path.name
 
@@ -77,27 +77,30 @@ def read_checked(
     shapes: Shapes | None = None,
     about: Mapping[str, str] | None = None,
 ) -> tuple[dict[str, str], Arrays]:
-    """Return what was written along, and the arrays, of a `PersonalState`'s file.
+    """Return metadata and arrays of a file of a `PersonalState`.
 
-    Raises `ForeignStateError` if it is not of this client, these shapes, or the
-    ``classes`` and ``algorithm`` of ``about`` (where both name any);
-    `DamagedStateError`, `OSError`, `SafetensorError` or `ValueError` if it cannot be
-    read.
+    Raises
+    ------
+    ForeignStateError
+        If the file belongs to another client, its arrays have other shapes, or it has
+        other ``classes`` or another ``algorithm`` than ``about``.
+    DamagedStateError, OSError, SafetensorError, ValueError
+        If it cannot be read.
     """
     with safe_open(path, framework="np") as file:
-        found = file.metadata() or {}
+        metadata = file.metadata() or {}
         arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-    if found.pop("sha256", "") != _digest(arrays, found):
+    if metadata.pop("sha256", "") != _digest(arrays, metadata):
         raise DamagedStateError("its checksum is wrong")
-    if found.get("client", "") != client:
-        raise ForeignStateError(f"it is of client {found.get('client')!r}")
-    # Other classes are why shapes differ, so they come first.
+    if metadata.get("client", "") != client:
+        raise ForeignStateError(f"it is of client {metadata.get('client')!r}")
+    # Classes first: other classes are the usual reason for other shapes.
     for name, what in (("classes", "for the classes"), ("algorithm", "of")):
-        said = found.get(name)
-        now = (about or {}).get(name, said)
+        written = metadata.get(name)
+        now = (about or {}).get(name, written)
         # Earlier releases installed our packages without the name `flwr_frl`.
-        if said is not None and now not in (said, f"flwr_frl.{said}"):
-            message = f"it is {what} {said}, not {now}"
+        if written is not None and now not in (written, f"flwr_frl.{written}"):
+            message = f"it is {what} {written}, not {now}"
             raise ForeignStateError(message, _CLASSES if name == "classes" else "")
     for name in sorted(arrays.keys() | shapes) if shapes is not None else ():
         wanted = shapes.get(name) if shapes else None
@@ -107,10 +110,10 @@ def read_checked(
                 f"it does not fit the model: its {name!r} has the shape {shape}, not "
                 f"{wanted}"
             )
-    return found, arrays
+    return metadata, arrays
 
 
-# Their names are nobody else's business.
+# For the server, which must not learn the names of a device's classes.
 _CLASSES = "it is for other classes than the client has now"
 
 

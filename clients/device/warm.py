@@ -1,15 +1,14 @@
-"""Flower's SuperExec with torch loaded once.
+"""A Flower SuperExec that loads torch only once.
 
 Run as ``python -m flwr_frl.clients.device.warm``.
 
-A SuperNode starts a process of its own for each message, and that process spends its
-first seconds (on a Raspberry Pi a quarter of a minute) on loading torch and Flower.
-This SuperExec loads them before the first message comes, and each ClientApp is a fork
-of it. What a message costs in isolation stays: a process of its own, which loads the
-run's own code and nothing that another run has left.
+A SuperNode starts a process for each message. That process spends its first seconds (15
+on a Raspberry Pi) loading torch and Flower. This SuperExec loads them in advance and
+forks a process for each ClientApp. Messages remain isolated: each process loads the
+run's code and shares no state with other runs.
 
-It takes the arguments of ``flower-superexec``. A SuperNode finds that command by its
-name, so ``deploy/warm`` before all else in the SuperNode's ``PATH`` is all it takes.
+It accepts the arguments of ``flower-superexec``. A SuperNode looks that command up by
+name, so it suffices that ``deploy/warm`` comes first in the SuperNode's ``PATH``.
 """
 
 import argparse
@@ -31,18 +30,18 @@ from flwr.supercore.tls import validate_and_resolve_root_certificates
 from flwr.supernode.runtime.run_clientapp import run_clientapp
 
 LOADED = ("flwr.clientapp", "flwr.client", "flwr.serverapp", "safetensors", "torch")
-# A run brings its own version of these.
+# Packages that each run provides in its own version.
 APP = ("clients", "strategies", "task")
 
 
 class ForkingExecutor(SubprocessExecutor):
-    """Runs each ClientApp in a fork of this process, anything else as Flower does."""
+    """Run each ClientApp in a fork of this process, other tasks as Flower does."""
 
     def __init__(self) -> None:
         self.forks: set[int] = set()
 
     def launch(self, spec: ExecutionSpec) -> LaunchResult:
-        """Start the process that handles one message, and do not wait for it."""
+        """Start the process that handles one message without waiting for it."""
         if spec.task_type is not TaskType.CLIENT_APP:
             return super().launch(spec)
         fork = os.fork()
@@ -52,7 +51,7 @@ class ForkingExecutor(SubprocessExecutor):
         return LaunchResult.accepted()
 
     def reconcile(self) -> None:
-        """Collect those that have ended; called once a second."""
+        """Reap the forks that have ended; called once a second."""
         for fork in list(self.forks):
             if os.waitpid(fork, os.WNOHANG)[0]:
                 self.forks.remove(fork)
@@ -73,7 +72,7 @@ def run(spec: ExecutionSpec) -> None:
 
 
 def in_child(work: Callable[[], None]) -> None:
-    """Do something and end this process, which was forked, without any clean-up."""
+    """Do some work and exit this forked process without clean-up."""
     status = 1
     try:
         forget_the_parent()
@@ -88,32 +87,32 @@ def in_child(work: Callable[[], None]) -> None:
             sys.stdout.flush()
             sys.stderr.flush()
         finally:
-            # Whatever happens: this must not become a second SuperExec.
+            # In any case, so that the fork never continues as a second SuperExec.
             os._exit(status)
 
 
 def forget_the_parent() -> None:
-    """Make a fork what a new process would be."""
-    # The parent's connections are not this process's to close.
+    """Reset the inherited state of a fork to that of a new process."""
+    # The handlers would close the parent's connections.
     exit_handler.registered_exit_handlers.clear()
     signal.signal(signal.SIGINT, signal.default_int_handler)
     for number in (signal.SIGTERM, signal.SIGQUIT):
         signal.signal(number, signal.SIG_DFL)
     for name in [name for name in sys.modules if name.partition(".")[0] in APP]:
         del sys.modules[name]
-    # Or every message would draw the same noise; `random` sees to itself.
+    # Otherwise every message would draw the same noise.
     random.seed()
     import_module("numpy").random.seed()
     import_module("torch").seed()
 
 
 def main() -> None:
-    """Load what every message needs, then be Flower's SuperExec."""
+    """Load the libraries that every message needs, then run Flower's SuperExec."""
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     parser.add_argument("--parent-pid", type=int)
     supernode = parser.parse_known_args()[0].parent_pid
     for name in LOADED:
-        # One that cannot connect ends at once, and is started again and again.
+        # A SuperNode that cannot connect ends at once and is restarted repeatedly.
         if supernode not in (None, os.getppid()):
             return
         import_module(name)

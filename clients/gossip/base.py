@@ -106,8 +106,8 @@ class GossipClient(Client):
         settings = cast(CompressedGossipSettings, self.settings)
         return from_settings(settings, self.flat.sizes)
 
-    def structure(self) -> list[object]:
-        """Return what all nodes must have in common: parameters, classes and C."""
+    def _structure(self) -> list[object]:
+        """Return what must be the same for all nodes: parameters, classes and C."""
         named = self.model.named_parameters()
         shapes: list[object] = [(name, tuple(p.shape)) for name, p in named]
         return [*shapes, self.task.classes, repr(self.compressor)]
@@ -145,7 +145,7 @@ class GossipClient(Client):
         omits it for small models, which it would reveal.
         """
         self.catch_up(parameters, config)
-        if not self.own_data or self.dimension >= SMALLEST_SKETCHED:
+        if not self._own_data or self.dimension >= SMALLEST_SKETCHED:
             self.attachments["sketch"] = sketch(to_numpy(self.x)).tobytes()
         return self.test(self.model)
 
@@ -274,7 +274,7 @@ class GossipClient(Client):
 
     # State: the model and the vectors.
 
-    def initial_group(self, slot: str) -> Tensors:
+    def initial_group(self, group: str) -> Tensors:
         """Return the initial ``vectors``, all 0."""
         return dict.fromkeys(self.vectors, _zeros(self.dimension))
 

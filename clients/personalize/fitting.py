@@ -16,6 +16,11 @@ from flwr_frl.clients.device.identity import (
     check_task,
     task_of_device,
 )
+from flwr_frl.clients.device.parameter_groups import (
+    groups_to_fit,
+    initial_arrays,
+    personal_arrays,
+)
 from flwr_frl.clients.device.state import PersonalState
 from flwr_frl.clients.predict.trained import TrainedRun, read_run
 from flwr_frl.task.devices import use
@@ -113,7 +118,7 @@ def personalize(
     run.check_classes(kind, own_task.classes)
     card = ModelCard.of_device(own_task, settings)
     card.check_size(run.arrays)
-    check_task(own_task, kind, settings)
+    check_task(own_task, kind, str(settings["algorithm"]), str(settings["task"]))
     own_task.check(0)
     directory = run.directory_of(client_name, state_dir)
     if directory is not None:
@@ -121,9 +126,9 @@ def personalize(
     # The fit starts from an empty state, whatever the device has saved before.
     state = PersonalState(Context(0, 0, {}, RecordDict(), {}))
     client = kind(own_task, 0, state, build(kind.settings_type, settings))
-    groups = kind.groups_to_fit()
+    groups = groups_to_fit(kind)
     shared = dict(run.arrays)
-    initial = client.initial_arrays(client.shared)
+    initial = initial_arrays(client, client.shared)
     # A head that the server keeps for each client starts from the common initial head.
     shared |= {
         n: array
@@ -142,7 +147,7 @@ def personalize(
         client=client_name,
         about=about_state(own_task, kind),
     )
-    state.save(client.personal_arrays(groups), run.server_round)
+    state.save(personal_arrays(client, groups), run.server_round)
     path = state.path(run.server_round)
     if path is None or not path.is_file():
         raise SettingsError(f"state-dir {str(directory)!r} cannot be written")
@@ -165,7 +170,7 @@ def _newcomer_class(run: TrainedRun, client_name: str) -> type[Client]:
         raise SettingsError(
             f"{algorithm} leaves no model for devices that come after the training"
         )
-    if not kind.groups_to_fit():
+    if not groups_to_fit(kind):
         raise SettingsError(
             f"{algorithm} leaves nothing to fit to a device: use "
             "flwr_frl.clients.predict, with --data-dir if the algorithm fine-tunes the "

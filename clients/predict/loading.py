@@ -21,7 +21,12 @@ from flwr_frl.clients.device.card import (
 )
 from flwr_frl.clients.device.file_settings import named_settings
 from flwr_frl.clients.device.identity import algorithm_of, task_of_device
-from flwr_frl.clients.device.parameter_groups import Tensors, under
+from flwr_frl.clients.device.parameter_groups import (
+    Tensors,
+    array_names,
+    initial_arrays,
+    under,
+)
 from flwr_frl.clients.device.state import PersonalState
 from flwr_frl.clients.device.state_file import age_key, read_checked
 from flwr_frl.clients.predict.trained import TrainedRun, read_run, read_tensors
@@ -162,7 +167,7 @@ def _load_client(run: TrainedRun, client: str, state_dir: str, data_dir: str) ->
     of_run = of_run and _is_same_folder(data_dir, run.data_dir)
     on_device = bool(state_dir or data_dir) and not of_run
     kind = client_class(settings)
-    if not kind.fixed_shapes:
+    if not kind.traits.fixed_shapes:
         raise SettingsError(
             f"algorithm {settings['algorithm']!r} leaves no model of the task's own: "
             "its shared arrays have other shapes, and only its clients can combine them"
@@ -183,10 +188,10 @@ def _load_client(run: TrainedRun, client: str, state_dir: str, data_dir: str) ->
         state = PersonalState.holding({n: a.numpy() for n, a in personal.items()})
         card.check_size(arrays)
         new = kind(task, index, state, build(kind.settings_type, settings))
-        groups = new.personal if new.predicts_with_personal else ()
-        for name, wanted in new.initial_arrays(new.shared + groups).items():
+        groups = new.personal if new.traits.predicts_with_personal else ()
+        for name, wanted in initial_arrays(new, new.shared + groups).items():
             card.check_array(name, wanted, arrays)
-        new.receive([arrays[name].numpy() for name in new.names(new.shared)], {})
+        new.receive([arrays[name].numpy() for name in array_names(new, new.shared)], {})
         return new
 
     try:
@@ -251,7 +256,7 @@ def _personal_arrays(
     run: TrainedRun, kind: type[Client], client: str, state_dir: str
 ) -> tuple[dict[str, str], Tensors]:
     """Return metadata and arrays of a client's state file, if it should have one."""
-    has_groups = kind.predicts_with_personal and bool(kind.personal)
+    has_groups = kind.traits.predicts_with_personal and bool(kind.personal)
     heads = under("heads/", run.state)
     on_server = {name.rpartition("/")[0] for name in heads}
     names = sorted(run.acknowledged if has_groups else on_server)

@@ -10,7 +10,7 @@ from flwr.app import Context, RecordDict, UserConfig
 from safetensors import SafetensorError, safe_open
 
 from flwr_frl.clients.algorithms import check_named, complete
-from flwr_frl.clients.base import Client, digest_of
+from flwr_frl.clients.base import Client, classes_digest
 from flwr_frl.clients.device.account import PrivateTraining, check_account
 from flwr_frl.clients.device.card import ImageModel, ModelCard
 from flwr_frl.clients.device.file_settings import Followed, followed
@@ -102,7 +102,7 @@ class TrainedRun(NamedTuple):
     def check_classes(self, kind: type[Client], classes: Iterable[str]) -> None:
         """Raise `SettingsError` unless a shared head was trained for some classes."""
         names = tuple(map(str, classes))
-        if HEAD in kind.shared and self.classes not in ("", digest_of(names)):
+        if HEAD in kind.shared and self.classes not in ("", classes_digest(names)):
             raise SettingsError(
                 f"data-dir {self.settings['data-dir']!r} has the classes "
                 f"{', '.join(names)}; they must be those of the training, whose head "
@@ -118,15 +118,17 @@ class TrainedRun(NamedTuple):
             return self.path.parent / "clients" / quoted(client)
         node: UserConfig = {"client-name": client, "state-dir": state_dir}
         context = Context(0, 0, node, RecordDict(), {})
-        return state_directory(context, self.settings, self.token)
+        return state_directory(context, self.token, str(self.settings["experiment"]))
 
     def prepare(self, client: Client, name: str, directory: Path | None) -> None:
         """Set up a client's privacy and random state as in the last evaluation."""
         context = Context(0, 0, {"client-name": name}, RecordDict(), {})
         privacy = build(ExamplePrivacy, self.settings)
-        client.private = PrivateTraining.of(privacy, context.state, directory)
-        check_account(client.private, directory)
-        seed_torch(context, self.settings, {SERVER_ROUND: self.server_round})
+        client._private = PrivateTraining.of(privacy, context.state, directory)
+        check_account(client._private, directory)
+        seed_torch(
+            context, int(self.settings["seed"]), {SERVER_ROUND: self.server_round}
+        )
 
 
 def read_run(path: Path, named: Settings) -> TrainedRun:

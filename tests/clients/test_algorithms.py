@@ -18,6 +18,7 @@ from flwr_frl.clients import (
     FedRoDClient,
 )
 from flwr_frl.clients.base import Client
+from flwr_frl.clients.device.parameter_groups import array_names, sent_names
 from flwr_frl.clients.device.state import PersonalState
 from flwr_frl.clients.fedavg import FedAvgClient
 from flwr_frl.clients.fedper import FedPerClient
@@ -221,8 +222,8 @@ def test_steps_of_one_s_own_stay_near_what_a_server_sent(kind):
         )
         sent = client.get_parameters({})
         replied, *_ = client.fit(sent, {"server-round": 1, "proximal-mu": mu})
-        pairs = zip(client.sent_names, replied, strict=True)
-        received = dict(zip(client.names(client.shared), sent, strict=True))
+        pairs = zip(sent_names(client), replied, strict=True)
+        received = dict(zip(array_names(client, client.shared), sent, strict=True))
         own = {n: a - received[n] for n, a in pairs if n.startswith("repr")}
         moved[mu] = sum(np.square(change).sum() for change in own.values())
     assert 0 < moved[5.0] < 0.9 * moved[0.0]
@@ -365,8 +366,8 @@ def test_what_a_client_keeps_and_sends_is_its_own_memory():
 )
 def test_shared_and_personal(kind, shared, personal):
     client = client_of(kind, new_context())
-    assert client.names(client.shared) == shared
-    assert client.names(client.personal) == personal
+    assert array_names(client, client.shared) == shared
+    assert array_names(client, client.personal) == personal
     assert [a.shape for a in client.get_parameters({})] == [
         {"representation.weight": (2, 4), "head.weight": (1, 2)}[n] for n in shared
     ]

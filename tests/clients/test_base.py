@@ -1,6 +1,7 @@
 """What all clients have in common: slots, what is sent, what is kept, what is used."""
 
 import logging
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -19,7 +20,15 @@ from flwr_frl.clients import (
 )
 from flwr_frl.clients.algorithms import client_class
 from flwr_frl.clients.base import Client, TrainingSettings
-from flwr_frl.clients.device.parameter_groups import HEAD, REPRESENTATION, under, within
+from flwr_frl.clients.device.parameter_groups import (
+    HEAD,
+    REPRESENTATION,
+    array_names,
+    initial_arrays,
+    sent_names,
+    under,
+    within,
+)
 from flwr_frl.clients.device.state import PersonalState
 from flwr_frl.clients.fedrep import FedRepSettings
 from flwr_frl.strategies.algorithms import ALGORITHMS
@@ -71,7 +80,7 @@ class Remembering(Client):
         self.saved[MEMORY + "sum"] += 0.5
         self.save(config)
         change = {CHANGE + "weight": self.received[CONTROL + "weight"] * 2}
-        return self.send_arrays({**self.model.state_dict(), **change}, loss)
+        return self.send(loss, {**self.model.state_dict(), **change})
 
 
 def new_context() -> Context:
@@ -93,18 +102,18 @@ def rounds_of(arrays) -> float:
 
 def test_the_model_s_own_arrays_come_first_and_in_its_order():
     client = client_of(Remembering)
-    assert client.names(client.shared) == [*BODY, "control.weight"]
-    assert client.names(client.personal) == [*TOP, "memory.rounds", "memory.sum"]
-    assert client.sent_names == [*BODY, "change.weight"]
-    assert client.names((HEAD, REPRESENTATION)) == [*BODY, *TOP]
-    assert client.names((CONTROL, MEMORY))[0] == "control.weight"
-    assert client.names(()) == []
+    assert array_names(client, client.shared) == [*BODY, "control.weight"]
+    assert array_names(client, client.personal) == [*TOP, "memory.rounds", "memory.sum"]
+    assert sent_names(client) == [*BODY, "change.weight"]
+    assert array_names(client, (HEAD, REPRESENTATION)) == [*BODY, *TOP]
+    assert array_names(client, (CONTROL, MEMORY))[0] == "control.weight"
+    assert array_names(client, ()) == []
 
 
 def test_what_is_shared_is_sent_unless_a_class_says_otherwise():
-    assert client_of(FedRepClient).sent_names == BODY
-    assert client_of(FedAvgClient).sent_names == [*BODY, *TOP]
-    assert client_of(LocalClient).sent_names == []
+    assert sent_names(client_of(FedRepClient)) == BODY
+    assert sent_names(client_of(FedAvgClient)) == [*BODY, *TOP]
+    assert sent_names(client_of(LocalClient)) == []
 
 
 def test_initial_values_are_the_model_s_and_the_slots_own():
@@ -122,15 +131,15 @@ def test_a_slot_beside_the_model_begins_as_the_model():
         personal = ("model.",)
 
     client = client_of(Double)
-    assert client.names(client.personal) == [f"model.{n}" for n in [*BODY, *TOP]]
-    found = under("model.", client.initial_arrays(client.personal))
+    assert array_names(client, client.personal) == [f"model.{n}" for n in [*BODY, *TOP]]
+    found = under("model.", initial_arrays(client, client.personal))
     assert all(torch.equal(found[n], v) for n, v in client.task.initial_state.items())
 
 
 @pytest.mark.parametrize("slots", ["shared", "sent", "personal"])
 def test_a_slot_s_name_ends_with_a_dot(slots):
     client = client_of(type("Slip", (Client,), {slots: ("head",)}))
-    with pytest.raises(SettingsError, match="Slip has a slot 'head'; its name must"):
+    with pytest.raises(SettingsError, match="Slip has a group 'head'; its name must"):
         client.get_properties({})
 
 
@@ -194,7 +203,7 @@ def test_what_is_kept_comes_back_round_after_round():
         client = client_of(Remembering, context=context)
         client.fit(client.get_parameters({}), {"server-round": server_round})
         kept = PersonalState(context).load()
-        assert list(kept) == client.names(client.personal)
+        assert list(kept) == array_names(client, client.personal)
         assert rounds_of(kept) == server_round
         assert (kept["memory.sum"] == 5 + 0.5 * server_round).all()
         np.testing.assert_array_equal(
@@ -229,7 +238,7 @@ def test_no_client_changes_what_others_begin_with():
             for tensor in self.saved.values():
                 tensor += 1
             self.save(config)
-            return self.send_arrays(self.initial_arrays(self.sent), 0.0)
+            return self.send(0.0, initial_arrays(self, self.sent))
 
     task = task_of()
     before = {name: value.clone() for name, value in task.initial_state.items()}
@@ -251,7 +260,7 @@ def test_what_is_sent_is_a_copy():
     )
     assert num_examples == 10
     assert list(metrics) == ["train-loss"]
-    names = dict(zip(client.sent_names, arrays, strict=True))
+    names = dict(zip(sent_names(client), arrays, strict=True))
     assert names["change.weight"].tolist() == [14.0, 14.0]
     before = [array.copy() for array in arrays]
     # The next client trains in the same model, and this one may go on.
@@ -273,13 +282,13 @@ def test_what_was_not_received_is_not_sent():
             return self.send(self.train("all", 1))
 
     client = client_of(Deaf)
-    line = r"^Deaf\.fit sends what it has not received; it must call self\.receive"
+    line = r"^Deaf\.fit sends arrays that it has not received; it must call"
     with pytest.raises(SettingsError, match=line):
         client.fit(client.get_parameters({}), {})
 
 
 def test_what_was_not_received_is_not_kept():
-    line = r"^FedRepClient\.fit keeps what it has not received; it must call"
+    line = r"^FedRepClient\.fit saves arrays that it has not received; it must call"
     with pytest.raises(SettingsError, match=line):
         client_of(FedRepClient).save({})
 
@@ -292,7 +301,7 @@ def test_where_nothing_is_shared_nothing_need_be_received():
 def test_a_tensor_that_is_sent_as_it_is_kept_is_copied():
     client = client_of(FedAvgClient)
     tensors = {n: torch.zeros_like(t) for n, t in client.task.initial_state.items()}
-    arrays, _, _ = client.send_arrays({**tensors, "more": torch.ones(1)}, 0.0)
+    arrays, _, _ = client.send(0.0, {**tensors, "more": torch.ones(1)})
     for tensor in tensors.values():
         tensor += 1
     assert [array.shape for array in arrays] == [(4, 3), (4,), (2, 4), (2,)]
@@ -308,7 +317,7 @@ def test_images_are_sent_as_they_are_counted_and_not_as_they_lie_in_memory():
 
     client = client_of(Strided)
     tensor = torch.arange(6.0).reshape(2, 3).T
-    ((array,), _, _) = client.send_arrays({"a.x": tensor}, 0.0)
+    ((array,), _, _) = client.send(0.0, {"a.x": tensor})
     assert array.flags.c_contiguous
     np.testing.assert_array_equal(array, tensor.numpy())
 
@@ -322,8 +331,8 @@ def test_no_personal_array_is_sent_by_any_algorithm(algorithm):
     state = PersonalState(new_context())
     own = build(kind.settings_type, settings)
     client = kind(build_task(settings, 10), 0, state, own)
-    going = set(client.sent_names) | set(client.names(client.shared))
-    staying = set(client.names(client.personal))
+    going = set(sent_names(client)) | set(array_names(client, client.shared))
+    staying = set(array_names(client, client.personal))
     assert not going & staying
     # Of each array that there is, it is known where it belongs; FedBABU's head is the
     # initial one, the same for all.
@@ -379,10 +388,10 @@ def test_a_stored_slot_of_other_shapes_is_left_alone(
     # It is as it was, and the client has begun anew.
     assert stored.read_bytes() == data
     fresh = kind(task_of(features), 0, PersonalState(new_context()), client.settings)
-    assert client.names(client.personal) == fresh.names(fresh.personal)
+    assert array_names(client, client.personal) == array_names(fresh, fresh.personal)
     kept = PersonalState(new_context(), tmp_path, 1, 0, "second", "me").load()
     assert {n: a.shape for n, a in kept.items()} == {
-        n: tuple(a.shape) for n, a in fresh.initial_arrays(fresh.personal).items()
+        n: tuple(a.shape) for n, a in initial_arrays(fresh, fresh.personal).items()
     }
 
 
@@ -424,7 +433,7 @@ def test_the_deployed_model_is_the_one_that_is_tested():
     assert plain.deployed_model() is plain.model
     # Beside it, what the received model is worth.
     assert "accuracy-global" not in metrics
-    certain.also_test_global = True
+    certain.traits = replace(certain.traits, also_test_global=True)
     _, _, both = certain.evaluate(parameters, {})
     assert both["accuracy"] == 0.5
     assert both["accuracy-global"] == plain.evaluate(parameters, {})[2]["accuracy"]

@@ -6,6 +6,7 @@ import torch
 from flwr.app import Context, RecordDict
 
 from flwr_frl.clients import FLUTEClient, FLUTELinearClient, FLUTEStarClient
+from flwr_frl.clients.device.parameter_groups import array_names, sent_names
 from flwr_frl.clients.device.state import PersonalState
 from flwr_frl.task.settings import SettingsError, build, resolve
 from flwr_frl.task.tasks import build_task
@@ -51,7 +52,7 @@ def one_step(kind, part, feature_weight, **settings):
     own = client(kind, **settings)
     start = own.get_parameters({})
     found, _, _ = own.fit(start, {"server-round": 1})
-    names = own.names(own.shared)
+    names = array_names(own, own.shared)
     other = own.task.initial_model()
     (batch,) = own.task.train_examples(0).batches(1000)
     classes = torch.zeros(10)
@@ -142,7 +143,7 @@ def test_linear_gradients_are_those_of_the_stated_loss() -> None:
         assert n == 6
         assert metrics == {"train-loss": pytest.approx(loss.item())}
     names = ["gradient.representation.weight", "gradient.head.weight"]
-    assert own.sent_names == names
+    assert sent_names(own) == names
     # Nothing is kept here, and what comes begins as the task's model.
     assert own.state.load() is None
     initial = own.task.initial_state.values()

@@ -108,10 +108,9 @@ def test_a_link_in_the_state_directory_is_not_followed(tmp_path, link):
     place.symlink_to(tmp_path / "theirs")
     node = {"client-name": "kitchen", "state-dir": str(tmp_path / "state")}
     context = Context(1, 5, node, RecordDict(), {})
-    settings = resolve({"experiment": "cats"})
     line = f"^state-dir: '{place}' is a link; it must be a folder"
     with pytest.raises(SettingsError, match=line):
-        state_directory(context, settings, "1")
+        state_directory(context, "1", "cats")
 
 
 def test_consecutive_runs_of_an_experiment_share_the_head(tmp_path):
@@ -273,10 +272,9 @@ from flwr_frl.task.settings import Range
 class OwnSettings(TrainingSettings):
     shift: Annotated[float, Range("[0, inf)")] = 2.0
 
-class OwnClient(Client):
+class OwnClient(Client, head_layers=2):
     settings_type = OwnSettings
     personal = ("count.",)
-    head_layers = 2
 
     def initial_group(self, slot):
         import torch

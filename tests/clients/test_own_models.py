@@ -10,9 +10,9 @@ from torch import nn
 
 from flwr_frl import simulate
 from flwr_frl.clients import FedAvgClient, FedRepClient
-from flwr_frl.clients.device.identity import build_client, client_setup
 from flwr_frl.clients.device.parameter_groups import HEAD, difference
 from flwr_frl.clients.device.records import checked
+from flwr_frl.clients.device.setup import build_client, client_setup
 from flwr_frl.clients.device.state import PersonalState
 from flwr_frl.task.base import ExampleTask
 from flwr_frl.task.examples import ExampleSet

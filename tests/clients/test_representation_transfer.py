@@ -6,6 +6,7 @@ import torch
 from flwr.app import Context, RecordDict
 
 from flwr_frl.clients.algorithms import client_class
+from flwr_frl.clients.device.parameter_groups import array_names, sent_names
 from flwr_frl.clients.device.state import PersonalState
 from flwr_frl.clients.representation_transfer import (
     FeatureTransferClient,
@@ -89,7 +90,7 @@ def test_a_target_s_two_phases(samples):
     assert (n, metrics["train-loss"]) == (samples, pytest.approx(loss))
     # No array goes back.
     assert arrays == []
-    assert client.sent_names == []
+    assert sent_names(client) == []
     # What is told of the model: errors relative to that of the truth.
     loss, tested, errors = client_of(12, context, target_samples=samples).evaluate(
         [v.T], {}
@@ -171,13 +172,15 @@ def test_a_source_trains_its_whole_model_and_sends_the_representation():
     start = client.get_parameters({})
     torch.manual_seed(5)
     arrays, n, _ = client.fit(start, {"server-round": 1})
-    assert len(arrays) == len(start) == len(client.names(("representation.",)))
+    assert len(arrays) == len(start) == len(array_names(client, ("representation.",)))
     assert n == len(client.task.train_examples(0))
     torch.manual_seed(5)
     client.receive(start, {})
     client.train("all", 3)
     state = client.model.state_dict()
-    for name, array in zip(client.names(("representation.",)), arrays, strict=True):
+    for name, array in zip(
+        array_names(client, ("representation.",)), arrays, strict=True
+    ):
         np.testing.assert_array_equal(array, state[name].numpy())
     assert set(PersonalState(context).load()) == {"head.weight", "head.bias"}
 
@@ -200,7 +203,7 @@ def test_a_target_s_features_are_those_of_all_sources():
     expected = []
     for i in (0, 1):
         model = client.task.initial_model()
-        names = client.names(("representation.",))
+        names = array_names(client, ("representation.",))
         state = {
             n: torch.from_numpy(p[i]) for n, p in zip(names, parameters, strict=True)
         }
@@ -216,7 +219,7 @@ def test_a_target_s_head_on_the_projected_features():
     client = client_of(5, context, **IMAGES)
     arrays, _, metrics = client.fit(parameters, {"server-round": 2})
     assert arrays == []
-    assert client.sent_names == []
+    assert sent_names(client) == []
     kept = PersonalState(context).load()
     v = kept["basis"]
     np.testing.assert_allclose(v.T @ v, np.eye(v.shape[1]), atol=1e-5)

@@ -18,6 +18,7 @@ from softmax_runs import (
 
 import flwr_frl.task.examples
 from flwr_frl import cli
+from flwr_frl.clients.device.parameter_groups import array_names
 from flwr_frl.task import ExampleSet, ExampleTask
 
 TASK = {"task": "layered:layered"}
@@ -141,7 +142,9 @@ def test_without_examples_the_weights_are_as_they_last_were():
     found = run("fedala", 4, **PLAIN, **TASK)
     i = next(i for i, kept in enumerate(found.kept[-1]) if kept.get("started.value"))
     client, kept = found.client(i, 4), found.kept[-1][i]
-    client.receive([found.arrays[-1][n] for n in client.names(client.shared)], {})
+    client.receive(
+        [found.arrays[-1][n] for n in array_names(client, client.shared)], {}
+    )
     client.task = ExampleTask(model, [NONE] * N, [NONE] * N)
     head = client.deployed_model().head
     for name in ("weight", "bias"):

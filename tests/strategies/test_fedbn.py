@@ -22,6 +22,7 @@ from softmax_runs import (
 from torch import nn
 
 from flwr_frl import cli
+from flwr_frl.clients.device.parameter_groups import array_names
 from flwr_frl.clients.device.state import PersonalState
 from flwr_frl.clients.fedbn import FedBNClient
 from flwr_frl.task import ExampleSet, ExampleTask, SplitModel
@@ -128,7 +129,10 @@ def test_what_stays_is_chosen_by_type_or_by_name(kind, count):
     task = build_task(resolve({"task": "digits", "model": "resnet20"}), 20)
     settings = build(kind.settings_type, resolve({}))
     client = kind(task, 0, PersonalState(Context(1, 1, {}, RecordDict(), {})), settings)
-    kept, shared = client.names(client.personal), client.names(client.shared)
+    kept, shared = (
+        array_names(client, client.personal),
+        array_names(client, client.shared),
+    )
     assert len(kept) == 5 * count
     assert "representation.block2.bn1.running_var" in kept
     assert "representation.block2.conv1.weight" in shared
@@ -157,5 +161,5 @@ def test_a_norm_in_the_head_stays_as_well():
     client = FedBNClient(
         ExampleTask(model, sets, sets), 0, PersonalState.holding({}), settings
     )
-    kept = [name.rpartition(".")[0] for name in client.names(client.personal)]
+    kept = [name.rpartition(".")[0] for name in array_names(client, client.personal)]
     assert set(kept) == {"head.1"}

@@ -20,6 +20,7 @@ from torch import nn
 
 from flwr_frl import cli
 from flwr_frl.clients import FedCPClient
+from flwr_frl.clients.device.parameter_groups import array_names, sent_names
 from flwr_frl.clients.fedcp import BANDWIDTHS, SeparatingHead, discrepancy
 from flwr_frl.task import ExampleTask, SplitModel
 from flwr_frl.task.settings import SettingsError
@@ -134,7 +135,7 @@ def numpy_fedcp(start, trained, weight, weighting="uniform"):
 
 def initial():
     client = run("fedcp", 0, **OWN).client(0, 0)
-    names, arrays = client.names(client.shared), client.get_parameters({})
+    names, arrays = array_names(client, client.shared), client.get_parameters({})
     assert {n: a.shape for n, a in zip(names, arrays, strict=True)} == SHAPES
     return {n: a.astype(float) for n, a in zip(names, arrays, strict=True)}
 
@@ -172,7 +173,7 @@ def test_the_discrepancy_of_a_short_batch_counts_by_its_examples():
     client = run("fedcp", 0, **{**OWN, **more}).client(0, 0)
     arrays = client.get_parameters({})
     torch.manual_seed(7)
-    sent = dict(zip(client.sent_names, client.fit(arrays, {})[0], strict=True))
+    sent = dict(zip(sent_names(client), client.fit(arrays, {})[0], strict=True))
     torch.manual_seed(7)
     orders = [torch.randperm(6).numpy() for _ in range(2)]
     batches = [part for order in orders for part in (order[:4], order[4:])]
@@ -247,7 +248,7 @@ def test_bad_input_is_one_line():
         "^FedCP needs a head that is one linear layer; this model's is a Sequential; "
     )
     with pytest.raises(SettingsError, match=line):
-        FedCPClient.check_task(deep_head(2))
+        FedCPClient.traits.check(deep_head(2))
     with pytest.raises(
         SettingsError, match=r"^fedcp-lambda is -1.0; it must be at lea"
     ):

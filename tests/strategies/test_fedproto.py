@@ -28,9 +28,10 @@ from softmax_runs import (
 from torch import nn
 
 from flwr_frl import cli
+from flwr_frl.clients import FedAvgClient, FedProtoClient
 from flwr_frl.clients.algorithms import complete
 from flwr_frl.clients.client_app import make_app
-from flwr_frl.clients.device.identity import client_setup
+from flwr_frl.clients.device.setup import node_settings
 from flwr_frl.strategies import FedProto, build_strategy
 from flwr_frl.strategies.grids.simulation import InlineGrid
 from flwr_frl.strategies.server.checks import InvalidReplyError
@@ -320,14 +321,12 @@ def test_two_architectures_in_one_run(narrow):
 def test_a_device_says_which_model_it_has(narrow):
     settings = resolve({"algorithm": "fedproto", "client-models": "narrow"})
     node = {"client-name": "pi", "model": "mlp", "head-layers": 2}
-    setup = client_setup(Context(1, 1, node, RecordDict(), {}), settings)
-    assert (setup.settings["model"], setup.settings["head-layers"]) == ("mlp", 2)
+    own = {"model": "mlp", "head-layers": 2}
+    assert node_settings(FedProtoClient, settings, node) == own
     # Without, it has the run's: there is no telling which of the list is meant.
-    nobody = Context(1, 1, {"client-name": "pi"}, RecordDict(), {})
-    assert client_setup(nobody, settings).settings["model"] == ""
+    assert node_settings(FedProtoClient, settings, {"client-name": "pi"}) == {}
     # Others than FedProto's clients cannot.
-    setup = client_setup(Context(1, 1, node, RecordDict(), {}), resolve({}))
-    assert setup.settings["model"] == ""
+    assert node_settings(FedAvgClient, settings, node) == {}
 
 
 @pytest.mark.parametrize(

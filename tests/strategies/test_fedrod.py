@@ -186,7 +186,7 @@ def test_a_head_that_is_not_linear_is_refused():
         "head-layers=1 may give one$"
     )
     with pytest.raises(SettingsError, match=line):
-        FedRoDClient.check_task(deep_head(2))
+        FedRoDClient.traits.check(deep_head(2))
 
 
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])

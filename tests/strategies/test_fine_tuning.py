@@ -95,14 +95,12 @@ def test_why_what_keeps_something_beside_the_model_is_not_fine_tuned():
     class Mine(FedAvgClient):
         personal = ("memory.",)
 
-    line = (
-        r"its personal 'memory\.' may be a part .* predicts_with_personal = False says"
-    )
+    line = r"its personal 'memory\.' may be a part .* predicts_with_personal=False"
     with pytest.raises(SettingsError, match=line):
         fine_tuned(Mine)
 
-    class Beside(Mine):
-        predicts_with_personal = False
+    class Beside(Mine, predicts_with_personal=False):
+        pass
 
     assert issubclass(fine_tuned(Beside), FineTuned)
 

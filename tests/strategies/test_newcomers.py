@@ -19,8 +19,8 @@ from softmax_runs import (
 )
 
 from flwr_frl import simulate
+from flwr_frl.clients.device.newcomers import newcomers
 from flwr_frl.clients.device.parameter_groups import HEAD
-from flwr_frl.clients.device.simulated import newcomers
 from flwr_frl.clients.fedavg import FedAvgClient
 from flwr_frl.clients.fedrep import solve_head
 from flwr_frl.strategies import FedAvg
@@ -78,11 +78,10 @@ def test_a_head_of_its_own():
         assert own[-1]["loss"] == pytest.approx(loss_of(theta, i), abs=1e-5)
 
 
-class WithStatistics(FedAvgClient):
+class WithStatistics(FedAvgClient, newcomer_groups=(HEAD,)):
     """Shares numbers beside the model; a newcomer fits a head."""
 
     shared = (*FedAvgClient.shared, "statistics.")
-    newcomer_groups = (HEAD,)
 
     def initial_group(self, slot):
         return {"count": torch.zeros(3)}
@@ -90,7 +89,7 @@ class WithStatistics(FedAvgClient):
     def fit(self, parameters, config):
         self.receive(parameters, config)
         loss = self.train("all", self.settings.representation_epochs)
-        return self.send_arrays({**self.received, **self.model.tensors}, loss)
+        return self.send(loss, {**self.received, **self.model.tensors})
 
 
 class Statistics(FedAvg):

@@ -21,6 +21,7 @@ from softmax_runs import (
 from torch import nn
 
 from flwr_frl.clients import HFMAMLClient, PerFedAvgClient
+from flwr_frl.clients.device.parameter_groups import initial_arrays
 from flwr_frl.clients.device.state import PersonalState
 from flwr_frl.clients.per_fedavg import PerFedAvgSettings
 from flwr_frl.task import ExampleSet, ExampleTask, SplitModel
@@ -235,7 +236,7 @@ def test_the_step_before_the_test_is_by_all_targets_that_count():
     task = ExampleTask(model, [ExampleSet(x, y)], [ExampleSet(x, y)])
     settings = PerFedAvgSettings(inner_learning_rate=1.0)
     client = PerFedAvgClient(task, 0, PersonalState.holding({}), settings)
-    initial = client.initial_arrays(client.shared)
+    initial = initial_arrays(client, client.shared)
     client.receive([array.numpy() for array in initial.values()], {})
     found = client.deployed_model().head.weight.detach().numpy()
     # ∇ of cross-entropy with respect to W, by hand.

@@ -87,7 +87,7 @@ def test_what_cannot_be_counted_is_not_trained(tmp_path, monkeypatch):
     monkeypatch.setattr("flwr_frl.clients.device.account.write_atomically", full)
     call = call_of(8, 1)
     before = call.model.head.weight.clone()
-    with pytest.raises(SettingsError, match="so nothing is trained that it would"):
+    with pytest.raises(SettingsError, match="private training needs its account"):
         PrivateTraining(PRIVATE, RecordDict(), tmp_path).train(call)
     assert torch.equal(call.model.head.weight, before)
 

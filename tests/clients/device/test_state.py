@@ -16,7 +16,7 @@ from safetensors.numpy import load_file
 from flwr_frl.clients.device.state import PersonalState
 from flwr_frl.clients.device.state_file import pack, read_checked
 
-LOST = "nothing of it is left: it is lost, or fit has not called self.keep"
+LOST = "no version is left: it is lost, or fit has not called self.save"
 
 
 @contextlib.contextmanager
@@ -350,7 +350,7 @@ def test_damage_that_an_evaluation_found_is_told_by_the_next_training_too(tmp_pa
         state = PersonalState(new_context(), tmp_path, 3)
         assert value_of(state) == 2
         said.append(state.unused)
-    assert said == ["its file is damaged", "that of round 3 is gone"]
+    assert said == ["its file is damaged", "the version of round 3 is missing"]
     # What the training makes of it counts: nothing is missing any more.
     state.save(head(4), 4)
     state = PersonalState(new_context(), tmp_path, 4)

@@ -11,6 +11,7 @@ from torch import nn
 
 from flwr_frl.clients import DPSGDClient, SQuARMSGDClient
 from flwr_frl.clients.algorithms import client_class
+from flwr_frl.clients.device.parameter_groups import array_names, personal_arrays
 from flwr_frl.clients.device.state import PersonalState
 from flwr_frl.clients.gossip.relayed import Relayed, exchanges
 from flwr_frl.clients.gossip.sketch import SKETCH, SMALLEST_SKETCHED, sketch
@@ -353,7 +354,7 @@ def test_node_properties(algorithm):
     expected = (2600, 1.0) if algorithm == "dpsgd" else (4 * 65 + 82, 0.1)
     assert (properties["message-bytes"], properties["omega"]) == expected
     # Of the model it tells no name that could be asked for.
-    assert client.names(client.shared) == []
+    assert array_names(client, client.shared) == []
     assert client.get_parameters({}) == []
 
 
@@ -400,7 +401,7 @@ def test_a_device_sends_no_sketch_of_a_small_model(least, monkeypatch):
     assert (SKETCH / SMALLEST_SKETCHED) ** 0.5 == 0.1
     monkeypatch.setattr("flwr_frl.clients.gossip.base.SMALLEST_SKETCHED", least)
     client = client_of("choco-sgd")
-    client.own_data = True
+    client._own_data = True
     client.evaluate([], config_of(1))
     assert ("sketch" in client.attachments) is (least == 650)
 
@@ -463,7 +464,7 @@ def test_initial_state_is_the_common_model_and_zeros(algorithm):
     assert all((client.vector(name) == 0).all() for name in expected)
     # What is kept: the model, and the vectors in a slot of their own.
     kept = {f"gossip.{name}" for name in expected} | client.task.initial_state.keys()
-    assert set(client.personal_arrays()) == kept
+    assert set(personal_arrays(client, client.personal)) == kept
     assert issubclass(type(client), DPSGDClient | SQuARMSGDClient)
 
 

@@ -18,7 +18,7 @@ from torch import nn
 from flwr_frl.clients.algorithms import complete
 from flwr_frl.clients.base import Client
 from flwr_frl.clients.client_app import make_app
-from flwr_frl.clients.device.identity import build_client, client_setup
+from flwr_frl.clients.device.setup import build_client, client_setup
 from flwr_frl.strategies import build_strategy
 from flwr_frl.strategies.grids.simulated_arrivals import SimulatedArrivals
 from flwr_frl.strategies.grids.simulation import InlineGrid

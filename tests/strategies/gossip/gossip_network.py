@@ -13,7 +13,7 @@ from flwr.app import ArrayRecord, ConfigRecord, Message
 
 from flwr_frl.clients.algorithms import complete
 from flwr_frl.clients.client_app import make_app
-from flwr_frl.clients.device.identity import build_client, client_setup
+from flwr_frl.clients.device.setup import build_client, client_setup
 from flwr_frl.clients.gossip.base import GossipClient
 from flwr_frl.clients.gossip.relayed import exchanges
 from flwr_frl.strategies import Gossip, build_strategy

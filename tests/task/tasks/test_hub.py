@@ -14,7 +14,7 @@ from command_line import assert_refused, rows_of, run
 from flwr.app import Context, RecordDict
 from PIL import Image
 
-from flwr_frl.clients.device.identity import build_client, client_setup
+from flwr_frl.clients.device.setup import build_client, client_setup
 from flwr_frl.task.settings import SettingsError, resolve
 from flwr_frl.task.tasks import build_task
 from flwr_frl.task.tasks.hub import TableTask

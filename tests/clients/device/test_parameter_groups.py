@@ -1,4 +1,4 @@
-"""Slots: what is said of those that cannot be."""
+"""Parameter groups: errors for groups that contradict each other."""
 
 import pytest
 import torch
@@ -25,22 +25,24 @@ def client_with(base: type[Client] = Client, **slots: tuple[str, ...]) -> Client
     return kind(TASK, 0, state, kind.settings_type())
 
 
-def test_a_slot_is_not_both_shared_and_personal():
+def test_a_group_is_not_both_shared_and_personal():
     client = client_with(shared=(REPRESENTATION, HEAD), personal=(HEAD,))
-    line = r"^Mine has 'head\.' in shared and in personal; a slot must be in one"
+    line = r"^Mine has 'head\.' in shared and in personal; a group must be in one"
     with pytest.raises(SettingsError, match=line):
         client.get_properties({})
 
 
 @pytest.mark.parametrize("where", ["shared", "sent", "personal"])
-def test_a_slip_of_the_pen_is_no_slot_of_its_own(where):
+def test_a_misspelled_part_is_refused(where):
     slots = {where: ("represenation.",)}
-    line = r"^Mine has a slot 'represenation\.'; it must be one of 'representation\.', "
+    line = (
+        r"^Mine has a group 'represenation\.'; it must be one of 'representation\.', "
+    )
     with pytest.raises(SettingsError, match=line):
         client_with(**slots).get_properties({})
 
 
-def test_a_slot_with_initial_values_may_have_nearly_the_name_of_a_part():
+def test_a_group_with_initial_values_may_resemble_a_part():
     class Heads(Client):
         def initial_group(self, slot):
             return {"first": torch.zeros(2)}
@@ -49,10 +51,10 @@ def test_a_slot_with_initial_values_may_have_nearly_the_name_of_a_part():
     assert client.get_properties({})["num-examples"] == 2
 
 
-def test_a_slot_that_nothing_is_sent_for_is_said():
+def test_a_sent_group_without_arrays_is_refused():
     client = client_with(shared=(REPRESENTATION, "second."))
     client.receive(client.get_parameters({}), {})
-    line = r"^Mine has no array 'second\.representation\.weight' to send; what it sends"
+    line = r"^Mine has no array 'second\.representation\.weight' to send; its sent"
     with pytest.raises(SettingsError, match=line):
         client.send(0.0)
 

@@ -1,0 +1,177 @@
+"""Requirements and capabilities of a client class, declared as one object."""
+
+import difflib
+from collections.abc import Callable
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+from flwr_frl.task.base import Task
+from flwr_frl.task.settings import SettingsError, made_by
+from flwr_frl.task.tasks import TASKS
+
+# Settings that every device may override in its node config.
+NODE_SETTINGS = (
+    "data-dir",
+    "cache-dir",
+    "weights",
+    "count-multiple",
+    "device",
+    "dp-noise",
+    "dp-clip",
+    "dp-delta",
+)
+
+
+@dataclass(frozen=True)
+class Traits:
+    """Requirements and capabilities of a client class.
+
+    A class inherits the traits of its first base and changes them by class keywords:
+    ``class MyClient(Client, needs_classes=True)``.
+
+    Parameters
+    ----------
+    task_type : type, default object
+        Class that the task must be an instance of.
+    needs_classes : bool, default False
+        True if targets must be classes.
+    requires : tuple of callable, default ()
+        Further requirements. Each is called with the task and raises `SettingsError`
+        if the task cannot be used; see `linear_head`.
+    head_layers : int, default 1
+        Number of layers in the head of a built-in model if ``head-layers`` is 0.
+    node_settings : tuple of str, default NODE_SETTINGS
+        Settings that a device may override in its node config.
+    fixed_shapes : bool, default True
+        True if received arrays have the shapes of the device's own model.
+    sends_changes : bool, default False
+        True if `Client.fit` returns changes of the received arrays.
+    supports_example_dp : bool, default False
+        True if `Client.fit` learns from examples only through `Client.train`, with
+        regularizers that treat each example separately; required for ``dp-noise``. A
+        subclass that overrides `Client.fit` must declare it again.
+    also_test_global : bool, default False
+        True if `Client.evaluate` also tests the received model (``accuracy-global``).
+    predicts_with_personal : bool, default True
+        True if the deployed model contains the personal parameter groups.
+    newcomer_groups : tuple of str, optional
+        Parameter groups that a client fits if it joins after training; by default the
+        personal ones, if the deployed model contains them.
+    """
+
+    task_type: type = object
+    needs_classes: bool = False
+    requires: tuple[Callable[[Task], None], ...] = ()
+    head_layers: int = 1
+    node_settings: tuple[str, ...] = NODE_SETTINGS
+    fixed_shapes: bool = True
+    sends_changes: bool = False
+    supports_example_dp: bool = False
+    also_test_global: bool = False
+    predicts_with_personal: bool = True
+    newcomer_groups: tuple[str, ...] | None = None
+
+    def check(self, task: Task) -> None:
+        """Raise `SettingsError` if the task does not meet the requirements."""
+        if not isinstance(task, self.task_type):
+            names = [n for n, m in TASKS.items() if made_by(m) is self.task_type]
+            example = f", as of {' or '.join(names)}" if names else ""
+            raise SettingsError(f"it needs a {self.task_type.__name__}{example}")
+        generic = self.task_type is object
+        if generic and (reason := getattr(task, "untrainable", "")):
+            raise SettingsError(f"there is nothing to train on; {reason}")
+        if not generic and getattr(task, "held_out", False):
+            raise SettingsError("validation-fraction must be 0: it draws its examples")
+        if self.needs_classes and not task.classes:
+            raise SettingsError("it needs classes, to which its heads belong")
+        for check in self.requires:
+            check(task)
+
+
+def extend(kind: type[Any], traits: Traits, changes: dict[str, Any]) -> Traits:
+    """Return the traits of a subclass.
+
+    Parameters
+    ----------
+    kind : type of Client
+        The subclass.
+    traits : Traits
+        Inherited traits.
+    changes : dict
+        Class keywords of the subclass.
+
+    Raises
+    ------
+    SettingsError
+        If a keyword is unknown, or the class uses a name of an earlier release.
+    """
+    names = [field.name for field in fields(Traits)]
+    for name in names:
+        if hasattr(kind, name):
+            raise SettingsError(
+                f"{kind.__name__}.{name} must be a class keyword: "
+                f"class {kind.__name__}(..., {name}=...)"
+            )
+    for name, current in RENAMED.items():
+        if hasattr(kind, name):
+            raise SettingsError(_renamed(kind, name, current))
+    for name in changes.keys() - names:
+        near = difflib.get_close_matches(name, names, 1)
+        hint = f" (did you mean {near[0]!r}?)" if near else ""
+        raise SettingsError(
+            f"{kind.__name__} has the unknown class keyword {name!r}{hint}; expected "
+            f"one of {', '.join(names)}"
+        )
+    return replace(traits, **changes)
+
+
+# Names of earlier releases and their replacements.
+RENAMED = {
+    "learns_by_train": "the class keyword supports_example_dp",
+    "beside_global": "the class keyword also_test_global",
+    "deploys_personal": "the class keyword predicts_with_personal",
+    "fits": "the class keyword newcomer_groups",
+    "check_task": "the class keyword requires",
+    "own_settings": "the class keyword node_settings",
+    "initial_slot": "initial_group",
+    "slot_of": "_group_of",
+    "group_of": "_group_of",
+    "model_slots": "_group_of",
+    "model_groups": "_group_of",
+    "structure": "_structure",
+    "join": "personalize",
+    "kept": "saved",
+    "keep": "save",
+    "send_arrays": "send(loss, arrays)",
+    "has_train_examples": "len(self.task.train_examples(self.index))",
+}
+
+
+class RenamedError(SettingsError, AttributeError):
+    """An attribute of an earlier release is read."""
+
+
+def missing_attribute(kind: type[Any], name: str) -> AttributeError:
+    """Return the error for an attribute that a client does not have."""
+    if name in RENAMED:
+        return RenamedError(_renamed(kind, name, RENAMED[name]))
+    return AttributeError(f"{kind.__name__!r} object has no attribute {name!r}")
+
+
+def _renamed(kind: type[Any], name: str, current: str) -> str:
+    return f"{kind.__name__}.{name} is a name of an earlier release; use {current}"
+
+
+def linear_head(algorithm: str) -> Callable[[Task], None]:
+    """Return the requirement that the model's head is one linear layer.
+
+    Parameters
+    ----------
+    algorithm : str
+        Name of the algorithm, for the error message.
+    """
+
+    def check(task: Task) -> None:
+        task.scratch_model.linear_head(algorithm)
+
+    return check

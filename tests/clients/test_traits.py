@@ -1,0 +1,127 @@
+"""Traits: how they are declared, inherited and checked."""
+
+import pytest
+from flwr.client import NumPyClient
+
+from flwr_frl.clients import (
+    Client,
+    FedAvgClient,
+    FedBNClient,
+    FedRepClient,
+    FLUTEClient,
+    FLUTEStarClient,
+    LGFedAvgClient,
+    SCAFFOLDClient,
+)
+from flwr_frl.clients.algorithms import client_class
+from flwr_frl.clients.device.state import PersonalState
+from flwr_frl.strategies.algorithms import ALGORITHMS
+from flwr_frl.task.settings import SettingsError, build, resolve
+from flwr_frl.task.tasks import build_task
+
+
+def client_of(kind: type[Client]) -> Client:
+    task = build_task(resolve({"task": "digits"}), 5)
+    return kind(task, 0, PersonalState.holding({}), build(kind.settings_type, {}))
+
+
+def test_a_client_has_at_most_25_public_names():
+    names = set(dir(client_of(FedAvgClient))) - set(dir(NumPyClient))
+    public = sorted(name for name in names if not name.startswith("_"))
+    assert len(public) <= 25, public
+
+
+def test_traits_are_inherited():
+    class Own(LGFedAvgClient, needs_classes=True):
+        pass
+
+    class Below(Own, head_layers=3):
+        pass
+
+    assert Own.traits.head_layers == 2
+    assert Below.traits.needs_classes
+    assert Below.traits.head_layers == 3
+    assert not LGFedAvgClient.traits.needs_classes
+
+
+def test_a_new_fit_does_not_inherit_example_level_privacy():
+    class Same(FedRepClient):
+        pass
+
+    class Changed(FedRepClient, also_test_global=True):
+        def fit(self, parameters, config):
+            return super().fit(parameters, config)
+
+    class Mixin:
+        def fit(self, parameters, config):
+            raise NotImplementedError
+
+    class Mixed(Mixin, FedRepClient):
+        pass
+
+    class Declared(Mixin, FedRepClient, supports_example_dp=True):
+        pass
+
+    support = [k.traits.supports_example_dp for k in (Same, Changed, Mixed, Declared)]
+    assert support == [True, False, False, True]
+    assert FLUTEStarClient.traits.supports_example_dp
+    assert not FedBNClient.traits.supports_example_dp
+
+
+@pytest.mark.parametrize("name", ["fedavg-ft", "scaffold-ft", "fedprox-ft"])
+def test_a_fine_tuned_variant_has_the_traits_of_its_method(name):
+    traits = [
+        client_class(resolve({"algorithm": n})).traits
+        for n in (name, name.removesuffix("-ft"))
+    ]
+    assert [t.also_test_global for t in traits] == [True, False]
+    assert traits[0].supports_example_dp
+    assert traits[0].sends_changes == traits[1].sends_changes
+
+
+def test_algorithms_that_support_example_level_privacy():
+    names = {
+        name
+        for name in ALGORITHMS
+        if client_class(resolve({"algorithm": name})).traits.supports_example_dp
+    }
+    assert names == {
+        *("fedrep", "fedper", "lg-fedavg", "flute", "flute-star", "local", "fedbabu"),
+        *("fedavg", "fedavg-ft", "fedprox", "fedprox-ft", "scaffold", "scaffold-ft"),
+        *("ditto", "fed-mtl", "srpfl", "lg-srpfl", "srpfl-flute", "flanp", "flanp-ft"),
+    }
+
+
+@pytest.mark.parametrize(
+    ("body", "words"),
+    [
+        ({"needs_classes": True}, "Own.needs_classes must be a class keyword"),
+        ({"learns_by_train": True}, "use the class keyword supports_example_dp"),
+        ({"structure": lambda self: []}, "use _structure"),
+        ({"initial_slot": lambda self, slot: {}}, "use initial_group"),
+        ({"check_task": classmethod(lambda cls, task: None)}, "keyword requires"),
+    ],
+)
+def test_a_name_of_an_earlier_release_is_refused_in_one_line(body, words):
+    with pytest.raises(SettingsError, match=words) as error:
+        type("Own", (Client,), body)
+    assert "\n" not in str(error.value)
+
+
+def test_an_unknown_class_keyword_is_refused():
+    with pytest.raises(SettingsError, match="did you mean 'needs_classes'"):
+
+        class Own(Client, need_classes=True):
+            pass
+
+
+def test_an_attribute_of_an_earlier_release_names_the_new_one():
+    client = client_of(SCAFFOLDClient)
+    with pytest.raises(SettingsError, match=r"SCAFFOLDClient\.keep .* use save"):
+        client.keep({})
+    assert not hasattr(client, "nothing")
+
+
+def test_requirements_are_checked():
+    with pytest.raises(SettingsError, match="it needs classes"):
+        FLUTEClient.traits.check(build_task(resolve({"task": "linear"}), 3))
