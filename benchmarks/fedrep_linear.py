@@ -21,8 +21,8 @@ from rich.progress import track
 from flwr_frl.clients.client_app import make_app
 from flwr_frl.clients.fedrep import solve_head
 from flwr_frl.strategies import build_strategy
+from flwr_frl.strategies.base import BaseStrategy
 from flwr_frl.strategies.grids.simulation import InlineGrid
-from flwr_frl.strategies.hooks import RunHooks
 from flwr_frl.strategies.server.rounds import run_rounds
 from flwr_frl.task.base import Matrix
 from flwr_frl.task.settings import Setting, resolve
@@ -62,7 +62,7 @@ def train(
     start: ArrayRecord | None = None,
     trained: int | None = None,
     evaluated: Callable[[int], bool] = lambda server_round: False,
-) -> tuple[RunHooks, Matrix]:
+) -> tuple[BaseStrategy, Matrix]:
     """Run an algorithm inline on the linear task; return the strategy and the last B.
 
     ``after_round`` is called with the round (0 for the start), B (d × k) and metrics;

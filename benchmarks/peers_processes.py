@@ -15,7 +15,7 @@ from peers_commands import WORKS, Peer
 
 from benchmarks.peer_apps.ours import images
 from benchmarks.peer_apps.work import CLIENTS, FRACTION, Job
-from flwr_frl.strategies.server.sampling import Sampler
+from flwr_frl.strategies.server.participation import Participation
 
 # Linux's number of it.
 PR_SET_CHILD_SUBREAPER = 36
@@ -51,7 +51,7 @@ def write_examples(home: Path, data_dir: str) -> None:
 
 def sampled(rounds: int) -> list[list[int]]:
     """Return the clients that flwr-frl samples, from 0, for all who can be told."""
-    sampler = Sampler(FRACTION, 1, 0)
+    sampler = Participation(FRACTION, 1, 0)
     return [sampler.sample(i, list(range(CLIENTS))) for i in range(1, rounds + 1)]
 
 

@@ -112,7 +112,7 @@ def with_sources(arguments: argparse.Namespace, seed: int) -> tuple[Table, Error
     def target(**own: Setting) -> Errors:
         changed = {**settings, **{n.replace("_", "-"): v for n, v in own.items()}}
         strategy = build_strategy(changed)
-        strategy.load_state_dict(*teachers.state_dict())
+        strategy.restore(teachers.snapshot()())
         late = LastClient(make_app(changed), count + 1)
         found: dict[str, Any] = {}
         run_rounds(

@@ -58,10 +58,8 @@ class Recorder(FedRepClient):
         return self.send(0.0)
 
 
-class Recorded(FedRep):
+class Recorded(FedRep, client=f"{__name__}:Recorder"):
     """FedRep whose clients only note their minibatches."""
-
-    client = f"{__name__}:Recorder"
 
 
 def record(settings: Settings) -> list[list[tuple[int, list[Batches]]]]:

@@ -14,6 +14,7 @@ interrupted goes on from its last checkpoint.
 """
 
 import argparse
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,12 +24,12 @@ from flwr.common.config import parse_config_args
 from runs import kept
 
 from flwr_frl import simulate
-from flwr_frl.strategies.algorithms import strategy_class
+from flwr_frl.strategies.algorithms import settings_owners
 from flwr_frl.strategies.grids.speeds import SpeedModel
 from flwr_frl.strategies.report.output import archive_run
 from flwr_frl.strategies.report.results import METRICS as METRICS_FILE
 from flwr_frl.strategies.report.results import read_json, read_rows, write_json
-from flwr_frl.strategies.server.sampling import Sampler
+from flwr_frl.strategies.server.participation import Participation
 from flwr_frl.task.checkpoint import FILE as CHECKPOINT
 from flwr_frl.task.settings import Setting, Settings, resolve
 
@@ -90,7 +91,8 @@ def run(arguments: argparse.Namespace, algorithm: str, rounds: int) -> Run:
     # Here a curve is wanted, not the last round alone.
     if algorithm.endswith("-ft"):
         named = resolve({"algorithm": algorithm}, strict=False)
-        strategy_class(named).evaluate_last_round_only = False
+        kind = settings_owners(named)[-1]
+        kind.traits = replace(kind.traits, evaluate_last_round_only=False)
     indifferent = (*PLACES, *OF_SRPFL) if is_base else PLACES
     own = {name: settings[name] for name in settings if name not in indifferent}
     found = there(output / algorithm, own) or on_page(algorithm, own)
@@ -100,7 +102,9 @@ def run(arguments: argparse.Namespace, algorithm: str, rounds: int) -> Run:
         assert found is not None
     if is_base:
         speeds = SpeedModel(arguments.speed_model, CLIENTS, arguments.seed)
-        set_clock(found["rows"], speeds, Sampler(arguments.fraction, 1, arguments.seed))
+        set_clock(
+            found["rows"], speeds, Participation(arguments.fraction, 1, arguments.seed)
+        )
     return found
 
 
@@ -149,7 +153,7 @@ def globally(row: dict[str, Any]) -> dict[str, Any]:
     return row
 
 
-def set_clock(rows: Rows, speeds: SpeedModel, sampler: Sampler) -> None:
+def set_clock(rows: Rows, speeds: SpeedModel, sampler: Participation) -> None:
     """Set the simulated clock of rounds that wait for all who were asked."""
     seconds = 0.0
     for row in rows:

@@ -197,7 +197,7 @@ class Client(ParameterGroups, NumPyClient):
     def statistics(self, config: Config) -> Arrays:
         """Return arrays that the server queries before the first round; none here.
 
-        The server's call is ``participants.query_arrays(grid, nodes, STATISTICS)``.
+        A strategy gets them by ``self.clients.query_arrays(grid, nodes, STATISTICS)``.
         """
         return {}
 

@@ -14,10 +14,10 @@ from flwr_frl.clients.algorithms import load_client
 from flwr_frl.clients.base import TrainingSettings
 from flwr_frl.clients.device.identity import DeviceSettings
 from flwr_frl.strategies.algorithms import ALGORITHMS, settings_owners
-from flwr_frl.strategies.base import BaseStrategy
 from flwr_frl.strategies.grids.speeds import SpeedSettings
 from flwr_frl.strategies.server.rounds import RunSettings
 from flwr_frl.strategies.srpfl import SRPFL
+from flwr_frl.strategies.traits import StrategySettings
 from flwr_frl.task.compression.per_tensor import CompressionSettings
 from flwr_frl.task.data.datasets import DataSettings
 from flwr_frl.task.data.partitions import PartitionSettings
@@ -42,7 +42,7 @@ not read in a run.
 """
 COMMON: list[tuple[str, Any]] = [
     ("Run", RunSettings),
-    ("All strategies", BaseStrategy),
+    ("All strategies", StrategySettings),
     ("Simulated speeds", SpeedSettings),
     ("All devices", DeviceSettings),
     ("Data", DataSettings),
@@ -88,9 +88,9 @@ def classes_of(settings: dict[str, Any]) -> list[Any]:
     strategies += [
         load(path, "strategy")
         for strategy in strategies
-        for path in vars(strategy).get("task_overrides", {}).values()
+        for path in strategy.traits.task_overrides.values()
     ]
-    clients = [load_client(s.client) for s in strategies if not is_srpfl(s)]
+    clients = [load_client(s.traits.client) for s in strategies if not is_srpfl(s)]
     return [*strategies, *clients]
 
 

@@ -15,7 +15,7 @@ from flwr_frl.strategies.algorithms import (
     build_strategy,
     check_names,
     short_name,
-    strategy_class,
+    simulation_defaults,
 )
 from flwr_frl.strategies.grids.simulation import InlineGrid, RayGrid
 from flwr_frl.strategies.report.command_line import FLAGS
@@ -242,7 +242,7 @@ def check(
     named = resolve(given, strict=False)
     for algorithm in algorithms:
         choice = {**named, "algorithm": algorithm}
-        given = {**strategy_class(choice).in_simulation(choice), **given}
+        given = {**simulation_defaults(choice), **given}
     settings, used = _resolved(algorithms, given)
     _check_machine(settings, backend)
     _check_resume(algorithms, settings)

@@ -1,21 +1,29 @@
-"""From an algorithm's name, or import path, to its strategy.
+"""Find an algorithm's strategy by its name or import path.
 
-An algorithm is a strategy that names its client; a row here is all that one of ours
-needs besides its two files. Anybody else's is ``package.module:Class``. A global method
-has a fine-tuned variant, whose name or path ends with ``-ft``.
+An algorithm is a strategy that declares its client. A built-in one has a row in
+`ALGORITHMS`; any other is named by its import path, ``package.module:Class``. A global
+method has a fine-tuned variant, whose name or path ends with ``-ft``.
 """
 
 from collections.abc import Iterable
 from functools import cache
-from typing import TypeVar, cast
+from typing import Any, TypeVar, cast
 
-from flwr_frl.strategies.hooks import RunHooks
-from flwr_frl.task.settings import Settings, SettingsError, is_path, load, unknown
+from flwr_frl.strategies.base import BaseStrategy
+from flwr_frl.strategies.traits import Algorithm
+from flwr_frl.task.settings import (
+    Setting,
+    Settings,
+    SettingsError,
+    is_path,
+    load,
+    unknown,
+)
 
-S = TypeVar("S", bound=RunHooks)
+S = TypeVar("S", bound=Algorithm)
 FINE_TUNED = "-ft"
 
-# Name: import path, and one line about it.
+# Import path and a one-line description, by name.
 ALGORITHMS = {
     "fedrep": (
         "flwr_frl.strategies.fedrep:FedRep",
@@ -122,14 +130,14 @@ ALGORITHMS = {
 }
 
 
-def strategy_class(settings: Settings) -> type[RunHooks]:
+def strategy_class(settings: Settings) -> type[Algorithm]:
     """Return the strategy of the algorithm that the settings name.
 
     Parameters
     ----------
     settings : mapping
         ``algorithm``, a key of `ALGORITHMS` or an import path, and ``task``: a strategy
-        may name another one for it in ``cases``.
+        may declare another one for it (`Traits.task_overrides`).
 
     Returns
     -------
@@ -143,8 +151,7 @@ def strategy_class(settings: Settings) -> type[RunHooks]:
     """
     algorithm = str(settings["algorithm"])
     strategy = _load(_path(algorithm))
-    # A subclass is another algorithm: its bases' cases are not its own.
-    case = vars(strategy).get("task_overrides", {}).get(str(settings["task"]))
+    case = strategy.traits.task_overrides.get(str(settings["task"]))
     return strategy if case is None else _load(case)
 
 
@@ -159,10 +166,10 @@ def _path(algorithm: str) -> str:
     return ALGORITHMS[algorithm][0]
 
 
-def _load(path: str) -> type[RunHooks]:
+def _load(path: str) -> type[Algorithm]:
     plain = path.removesuffix(FINE_TUNED)
     found = load(plain, "algorithm")
-    if not (isinstance(found, type) and issubclass(found, RunHooks)):
+    if not (isinstance(found, type) and issubclass(found, Algorithm)):
         raise SettingsError(
             f"algorithm {path!r} is no strategy; it must be a subclass of BaseStrategy "
             "or SRPFL"
@@ -172,11 +179,11 @@ def _load(path: str) -> type[RunHooks]:
 
 @cache
 def fine_tuned(kind: type[S]) -> type[S]:
-    """Return a global method whose clients fine-tune the model's head in the end.
+    """Return a global method whose clients fine-tune the head before evaluation.
 
-    The server does what it did; only the last round is evaluated, as each evaluation
-    fine-tunes anew (FedRep, section 5.2). ``flwr_frl.clients.fine_tuning`` has the
-    clients.
+    The server is unchanged, except that only the last round is evaluated, as every
+    evaluation fine-tunes again (FedRep, section 5.2). The clients are those of
+    ``flwr_frl.clients.fine_tuning``.
 
     Parameters
     ----------
@@ -188,30 +195,42 @@ def fine_tuned(kind: type[S]) -> type[S]:
     type of Strategy
         A subclass of it, named like it with ``-ft``; always the same.
     """
-
-    def client_path(cls: type[RunHooks], settings: Settings) -> str:
-        path = kind.client_path(settings)
-        return path and path + FINE_TUNED
-
-    about = {
+    about: dict[str, Any] = {
         "__doc__": f"{kind.__name__}; clients test it with a fine-tuned head.",
         "__module__": kind.__module__,
         "__qualname__": kind.__qualname__ + FINE_TUNED,
-        "client": kind.client and kind.client + FINE_TUNED,
-        "client_path": classmethod(client_path),
-        "evaluate_last_round_only": True,
     }
-    return cast(type[S], type(kind.__name__ + FINE_TUNED, (kind,), about))
+    name, keywords = kind.__name__ + FINE_TUNED, dict[str, Any]()
+    if wrapped := getattr(kind, "wrapped_settings", None):
+
+        def wrapped_settings(cls: type[Algorithm], settings: Settings) -> Settings:
+            inner = wrapped(settings)
+            return {**inner, "algorithm": f"{inner['algorithm']}{FINE_TUNED}"}
+
+        about["wrapped_settings"] = classmethod(wrapped_settings)
+    else:
+        client = kind.traits.client and kind.traits.client + FINE_TUNED
+        keywords = {"client": client, "evaluate_last_round_only": True}
+    return cast(type[S], type(name, (kind,), about, **keywords))
 
 
-def build_strategy(settings: Settings) -> RunHooks:
+def _layers(settings: Settings) -> list[type[Algorithm]]:
+    """Return the strategy that the settings name, and the one that it wraps."""
+    strategy = strategy_class(settings)
+    wrapped = getattr(strategy, "wrapped_settings", None)
+    return [strategy, *(_layers(wrapped(settings)) if wrapped else [])]
+
+
+def build_strategy(settings: Settings) -> BaseStrategy:
     """Return the strategy of the algorithm that the settings name.
 
     Raises `SettingsError` as `strategy_class` and `client_path` do, or if a setting is
     out of its range.
     """
     client_path(settings)
-    return strategy_class(settings).from_settings(settings)
+    kind = cast(type[BaseStrategy], strategy_class(settings))
+    strategy: BaseStrategy = kind.from_settings(settings)
+    return strategy
 
 
 def client_path(settings: Settings) -> str:
@@ -219,29 +238,34 @@ def client_path(settings: Settings) -> str:
 
     Raises `SettingsError` if its strategy names none.
     """
-    strategy = strategy_class(settings)
-    path = strategy.client_path(settings)
+    path = _layers(settings)[-1].traits.client
     if not path or not isinstance(path, str):
         has = f"the client {path!r}" if path else "no client"
         raise SettingsError(
-            f"algorithm {settings['algorithm']!r} has {has}; its attribute 'client' "
-            "must be the import path of a subclass of Client"
+            f"algorithm {settings['algorithm']!r} has {has}; declare the import path "
+            "of a subclass of Client, as in `class Mine(BaseStrategy, client=...)`"
         )
     return path
 
 
 def settings_owners(settings: Settings) -> list[type]:
     """Return the strategies that read settings: the algorithm's, and one it wraps."""
-    return strategy_class(settings).settings_owners(settings)
+    return list(_layers(settings))
+
+
+def simulation_defaults(settings: Settings) -> dict[str, Setting]:
+    """Return the algorithm's defaults in simulation; a wrapped strategy's come last."""
+    defaults = [layer.traits.simulation_defaults for layer in _layers(settings)]
+    return {name: value for layer in defaults for name, value in layer.items()}
 
 
 def short_name(algorithm: str) -> str:
-    """Return how an algorithm is called in files and tables: a path by its class."""
+    """Return an algorithm's name in files and tables: the class of an import path."""
     return algorithm.rpartition(":")[2]
 
 
 def check_names(algorithms: Iterable[str]) -> None:
-    """Raise unless all algorithms have names of their own.
+    """Raise unless all algorithms have different names.
 
     Parameters
     ----------

@@ -3,7 +3,5 @@
 from flwr_frl.strategies.gossip.base import Gossip
 
 
-class ChocoSGD(Gossip):
-    """Relay compressed differences after each local step; see the client."""
-
-    client = "flwr_frl.clients.choco_sgd:ChocoSGDClient"
+class ChocoSGD(Gossip, client="flwr_frl.clients.choco_sgd:ChocoSGDClient"):
+    """Relay compressed differences after each step; all else is in the client."""

@@ -3,7 +3,5 @@
 from flwr_frl.strategies.base import BaseStrategy
 
 
-class Ditto(BaseStrategy):
+class Ditto(BaseStrategy, client="flwr_frl.clients.ditto:DittoClient"):
     """Algorithm 1: average the global models; personal models stay with the clients."""
-
-    client = "flwr_frl.clients.ditto:DittoClient"

@@ -3,10 +3,9 @@
 from flwr_frl.strategies.gossip.base import Gossip
 
 
-class DPSGD(Gossip):
-    """Relay models between neighbours that both took part in a round."""
+class DPSGD(Gossip, client="flwr_frl.clients.dpsgd:DPSGDClient"):
+    """Relay uncompressed models between neighbours that both took part in a round."""
 
-    client = "flwr_frl.clients.dpsgd:DPSGDClient"
     uses_consensus_step = False
 
     def relays(self, receiver_took_part: bool) -> bool:

@@ -3,7 +3,5 @@
 from flwr_frl.strategies.base import BaseStrategy
 
 
-class FedALA(BaseStrategy):
+class FedALA(BaseStrategy, client="flwr_frl.clients.fedala:FedALAClient"):
     """Algorithm 1: average the models; how to mix them locally stays with clients."""
-
-    client = "flwr_frl.clients.fedala:FedALAClient"

@@ -4,10 +4,8 @@ from flwr_frl.strategies.algorithms import fine_tuned
 from flwr_frl.strategies.base import BaseStrategy
 
 
-class FedAvg(BaseStrategy):
+class FedAvg(BaseStrategy, client="flwr_frl.clients.fedavg:FedAvgClient"):
     """Average the whole model."""
-
-    client = "flwr_frl.clients.fedavg:FedAvgClient"
 
 
 FedAvgFT = fine_tuned(FedAvg)

@@ -3,10 +3,8 @@
 from flwr_frl.strategies.base import BaseStrategy
 
 
-class FedCP(BaseStrategy):
-    """Average representations, policies, and means of own and shared heads.
+class FedCP(BaseStrategy, client="flwr_frl.clients.fedcp:FedCPClient"):
+    """Average representations, policies, and means of personal and shared heads.
 
-    From such a mean the server, who knows the shared head, gets the client's own.
+    The server knows the shared head, so it could derive a client's personal head.
     """
-
-    client = "flwr_frl.clients.fedcp:FedCPClient"

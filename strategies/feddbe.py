@@ -15,16 +15,12 @@ from flwr_frl.task.messages import CONSENSUS, NUM_EXAMPLES, STATISTICS
 MEAN = f"{CONSENSUS}mean"
 
 
-class FedDBE(BaseStrategy):
-    """Algorithm 1: average the models; the consensual mean z̄ of all features stays.
+class FedDBE(BaseStrategy, client="flwr_frl.clients.feddbe:FedDBEClient"):
+    """Algorithm 1: average the models; the consensual mean z̄ of all features is fixed.
 
-    z̄ is the mean of what the clients say before the first round, weighted as models
-    are. It travels with the model, under ``consensus.``, and does not come back.
+    z̄ is the mean of the clients' mean features before the first round, weighted like
+    models. It is sent with the model, under ``consensus.``, and is not returned.
     """
-
-    client = "flwr_frl.clients.feddbe:FedDBEClient"
-    # All get z̄ as well.
-    supports_client_dp = False
 
     def initialize(self, grid: Grid) -> ArrayRecord:
         """Return the initial model and z̄."""
@@ -32,27 +28,27 @@ class FedDBE(BaseStrategy):
         like = arrays[MEAN]
         nodes = self.identify(grid)
         answers = self.clients.query_arrays(grid, nodes, STATISTICS)
-        said = [
+        sent = [
             (name, record["mean"].numpy())
             for name, record in answers
             if "mean" in record
             and record["mean"].shape == like.shape
             and record["mean"].dtype == like.dtype
         ]
-        if not said:
+        if not sent:
             raise self.clients.nothing_sent("mean features")
-        known = {p.name: p.properties for p in self.clients.known.values()}
+        properties = {p.name: p.properties for p in self.clients.known.values()}
         votes = [
             1.0
-            if self.weighting == "uniform"
-            else float(known[name].get(NUM_EXAMPLES, 1))
-            for name, _ in said
+            if self.settings.weighting == "uniform"
+            else float(properties[name].get(NUM_EXAMPLES, 1))
+            for name, _ in sent
         ]
-        if self.weighting == "examples":
-            votes = capped(votes, self.largest_share)
-        each = [partial(dict[str, np.ndarray], {MEAN: mean}) for _, mean in said]
-        found = self.rule(votes, each, {MEAN: like.numpy()})
-        return arrays if found is None else ArrayRecord({**arrays, **to_record(found)})
+        if self.settings.weighting == "examples":
+            votes = capped(votes, self.settings.largest_share)
+        each = [partial(dict[str, np.ndarray], {MEAN: mean}) for _, mean in sent]
+        mean = self.rule(votes, each, {MEAN: like.numpy()})
+        return arrays if mean is None else ArrayRecord({**arrays, **to_record(mean)})
 
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
@@ -61,13 +57,13 @@ class FedDBE(BaseStrategy):
         messages = super().configure_train(server_round, arrays, config, grid)
         self._mean: Arrays = {MEAN: arrays[MEAN].numpy()}
         sent = self.pending.expected[self.arrayrecord_key]
-        own = ArrayRecord({name: a for name, a in sent.items() if name != MEAN})
-        self.pending.expect(self.arrayrecord_key, own)
+        model = ArrayRecord({name: a for name, a in sent.items() if name != MEAN})
+        self.pending.expect(self.arrayrecord_key, model)
         return messages
 
     def aggregate(
         self, server_round: int, replies: list[Message]
     ) -> ArrayRecord | None:
-        """Return the mean of the models, and z̄ as it was."""
+        """Return the mean of the models, and z̄ unchanged."""
         arrays = self.mean(replies)
         return None if arrays is None else to_record({**arrays, **self._mean})

@@ -3,7 +3,5 @@
 from flwr_frl.strategies.base import BaseStrategy
 
 
-class FedPer(BaseStrategy):
+class FedPer(BaseStrategy, client="flwr_frl.clients.fedper:FedPerClient"):
     """Average the representations; heads stay with the clients."""
-
-    client = "flwr_frl.clients.fedper:FedPerClient"

@@ -12,22 +12,20 @@ from flwr_frl.strategies.server.checks import InvalidReplyError
 from flwr_frl.strategies.server.replies import to_record
 from flwr_frl.task.messages import PROTOTYPE_COUNTS, PROTOTYPES
 
-# No feature of a training that goes well is larger; the square of 1e30 is infinite.
+# Upper bound of features; the square of 1e30 is infinite in float32.
 LARGEST_ENTRY = 1e6
 
 
-class FedProto(BaseStrategy):
+class FedProto(BaseStrategy, client="flwr_frl.clients.fedproto:FedProtoClient"):
     """Algorithm 1: average the prototypes of each class; models stay with the clients.
 
     C̄_j is the mean of the C_ij of the clients that have class j. With
     ``weighting="examples"`` they are weighted by |D_ij| (equation 6); the authors' code
-    weights all equally. The prototype of a class that nobody of a round has stays.
+    weights all equally. A class that no client of a round has keeps its prototype.
     """
 
-    client = "flwr_frl.clients.fedproto:FedProtoClient"
-
     def check_train_reply(self, reply: Message) -> None:
-        """Refuse numbers of examples below 0, and huge prototypes, as well."""
+        """Reject negative numbers of examples and huge prototypes as well."""
         super().check_train_reply(reply)
         if (self.counts(reply) < 0).any():
             raise InvalidReplyError(f"has {PROTOTYPE_COUNTS!r} below 0")
@@ -37,30 +35,29 @@ class FedProto(BaseStrategy):
             raise InvalidReplyError(text)
 
     def counts(self, reply: Message) -> npt.NDArray[np.float64]:
-        """Return how many examples of each class a client says that it has."""
+        """Return the number of examples of each class that a client reports."""
         return self.arrays(reply)[PROTOTYPE_COUNTS].astype(np.float64)
 
     def aggregate(self, server_round: int, replies: list[Message]) -> ArrayRecord:
-        """Return the prototypes, and of how many clients each is the mean.
+        """Return the prototypes, and the number of clients that each averages.
 
-        Another ``aggregation`` is a rule over the clients that have the class;
-        ``centered-clip`` remembers no change of prototypes, and is ``clip`` here.
+        Other rules of ``aggregation`` apply to the clients that have the class;
+        ``centered-clip`` equals ``clip`` here.
         """
-        before = self.centre()
+        before = self._centre()
         means, counts = before[PROTOTYPES].copy(), before[PROTOTYPE_COUNTS].copy()
-        own = [self.arrays(reply)[PROTOTYPES] for reply in replies]
-        said, weights = list(map(self.counts, replies)), self.weights(replies)
+        prototypes = [self.arrays(reply)[PROTOTYPES] for reply in replies]
+        reported, weights = list(map(self.counts, replies)), self.weights(replies)
         for j in range(len(means)):
-            have = [i for i in range(len(replies)) if said[i][j] > 0]
+            have = [i for i in range(len(replies)) if reported[i][j] > 0]
             shares = [weights[i] for i in have]
-            if self.weighting == "examples":
-                # Its examples are at most those that it has told of.
-                shares = [weights[i] * said[i][j] / said[i].sum() for i in have]
+            if self.settings.weighting == "examples":
+                # `weights` limits a client's examples to the declared number.
+                shares = [weights[i] * reported[i][j] / reported[i].sum() for i in have]
             of_class: list[Reply]
-            of_class = [partial(dict, {PROTOTYPES: own[i][j]}) for i in have]
-            found = (
-                self.rule(shares, of_class, {PROTOTYPES: means[j]}) if have else None
-            )
-            if found is not None:
-                means[j], counts[j] = found[PROTOTYPES], len(have)
+            of_class = [partial(dict, {PROTOTYPES: prototypes[i][j]}) for i in have]
+            centre = {PROTOTYPES: means[j]}
+            mean = self.rule(shares, of_class, centre) if have else None
+            if mean is not None:
+                means[j], counts[j] = mean[PROTOTYPES], len(have)
         return to_record({PROTOTYPES: means, PROTOTYPE_COUNTS: counts})

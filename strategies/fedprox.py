@@ -11,19 +11,17 @@ from flwr_frl.task.messages import PROXIMAL_WEIGHT
 from flwr_frl.task.settings import Range, validate
 
 
-class FedProx(BaseStrategy):
-    """Average models whose training was held near the global one.
+class FedProx(BaseStrategy, client="flwr_frl.clients.fedprox:FedProxClient"):
+    """Average models that were trained with a proximal term.
 
     Parameters
     ----------
     proximal_mu : float, default 0.01
-        μ of the proximal term μ/2 ‖w − wᵗ‖² (algorithm 2); 0 is FedAvg. The clients get
-        it with each message, under the key that Flower's FedProx uses.
+        μ of the proximal term μ/2 ‖w − wᵗ‖² (algorithm 2); 0 is FedAvg. Clients receive
+        it with each message, under the key of Flower's FedProx.
     **base
-        Those of `BaseStrategy`.
+        Arguments of `BaseStrategy`.
     """
-
-    client = "flwr_frl.clients.fedprox:FedProxClient"
 
     def __init__(
         self, *, proximal_mu: Annotated[float, Range("[0, inf)")] = 0.01, **base: Any
@@ -35,6 +33,6 @@ class FedProx(BaseStrategy):
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        """Send also μ, in the config."""
+        """Send μ in the config as well."""
         config[PROXIMAL_WEIGHT] = self.proximal_mu
         return super().configure_train(server_round, arrays, config, grid)

@@ -2,7 +2,7 @@
 
 from collections import Counter
 from functools import partial
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any
 
 import numpy as np
 from flwr.app import ArrayRecord, Message
@@ -16,14 +16,21 @@ from flwr_frl.task.settings import Choice, Free, Range, require, validate
 REPRESENTATION_WEIGHT = "representation.weight"
 
 
-class FedRep(BaseStrategy):
+class FedRep(
+    BaseStrategy,
+    client="flwr_frl.clients.fedrep:FedRepClient",
+    task_overrides={"linear": "flwr_frl.strategies.fedrep:FedRepLinear"},
+):
     """Algorithm 1: average the representations; heads stay with the clients."""
 
-    client = "flwr_frl.clients.fedrep:FedRepClient"
-    task_overrides: ClassVar = {"linear": "flwr_frl.strategies.fedrep:FedRepLinear"}
 
-
-class FedRepLinear(FedRep):
+class FedRepLinear(
+    FedRep,
+    client="flwr_frl.clients.fedrep:FedRepLinearClient",
+    supports_client_dp=True,
+    # SRPFL's own linear case always has the QR step (its algorithm 2).
+    srpfl_settings={"orthonormalize": True},
+):
     """Algorithm 2: a linear representation B, sent as Bᵀ of shape (k, d).
 
     Parameters
@@ -34,15 +41,10 @@ class FedRepLinear(FedRep):
         ``moments``: B⁰ = the k leading eigenvectors of mean_i Z_i, where every client
         sends Z_i once. ``random``: an orthonormal B⁰ from the seed.
     orthonormalize : bool, default False
-        Whether the mean is replaced by the Q of its QR decomposition (SRPFL's version).
+        Replace the mean by the Q of its QR decomposition, as in SRPFL.
     **base
-        Those of `BaseStrategy`.
+        Arguments of `BaseStrategy`.
     """
-
-    client = "flwr_frl.clients.fedrep:FedRepLinearClient"
-    supports_client_dp = True
-    # SRPFL's own linear case always has the QR step (its algorithm 2).
-    srpfl_settings: ClassVar = {"orthonormalize": True}
 
     def __init__(
         self,
@@ -69,27 +71,27 @@ class FedRepLinear(FedRep):
         answers = self.clients.query_arrays(grid, nodes, STATISTICS)
         sent = [record["moments"] for _, record in answers if "moments" in record]
         shapes = Counter(tuple(array.shape) for array in sent)
-        # What most clients sent; the others' cannot be added to it.
+        # The most common shape; arrays of others cannot be added.
         usual = max(shapes, key=lambda s: (shapes[s], s), default=None)
         moments = [array.numpy() for array in sent if tuple(array.shape) == usual]
         if not moments:
             raise self.clients.nothing_sent("moments")
-        # eigh sorts the eigenvalues upwards.
         single = [partial(dict[str, Any], moments=m) for m in moments]
         votes, centre = [1.0] * len(moments), {"moments": np.zeros_like(moments[0])}
         combined = self.rule(votes, single, centre) or centre
-        whole = combined["moments"].astype(np.float64)
-        vectors = np.linalg.eigh(whole).eigenvectors[:, ::-1]
+        moment = combined["moments"].astype(np.float64)
+        # `eigh` returns the eigenvalues in ascending order.
+        vectors = np.linalg.eigh(moment).eigenvectors[:, ::-1]
         return to_record({REPRESENTATION_WEIGHT: vectors[:, : self.rank].T})
 
     def aggregate(
         self, server_round: int, replies: list[Message]
     ) -> ArrayRecord | None:
-        """Return the mean of the B_i, orthonormalised if asked for."""
+        """Return the mean of the B_i, orthonormalised with ``orthonormalize``."""
         arrays = super().aggregate(server_round, replies)
         if arrays is None or not self.orthonormalize:
             return arrays
         q, r = np.linalg.qr(arrays[REPRESENTATION_WEIGHT].numpy().T)
-        # The Q that is near B: kept heads are for columns that point the same way.
+        # The Q nearest to B: the columns keep their signs for the clients' heads.
         q *= np.where(np.diag(r) < 0, -1, 1).astype(q.dtype)
         return to_record({REPRESENTATION_WEIGHT: q.T})

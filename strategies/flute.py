@@ -7,7 +7,7 @@ optimal; so the server improves all heads together.
 
 from collections.abc import Iterable
 from logging import WARNING
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, cast
+from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -30,17 +30,16 @@ HEAD_WEIGHT = "head.weight"
 
 
 class HeadsOnServer(BaseStrategy):
-    """Each client is sent, and returns, its own head beside the shared arrays.
+    """Send each client its head with the shared arrays, and store the returned one.
 
-    Heads belong to clients by name. Those of sampled clients travel; a client that has
-    not trained yet has the initial head, which is stored once. So memory is one head
-    for each client that has trained: 4 k m + 4 m bytes of float32 for k features and m
-    classes.
+    Heads belong to clients by name. A client that has not trained yet has the initial
+    head, which is stored once, so memory is one head for each client that has trained:
+    4 k m + 4 m bytes of float32 for k features and m classes.
     """
 
     def __init__(self, **base: Any) -> None:
         super().__init__(**base)
-        self.heads: dict[str, Arrays] = {}
+        self.heads: dict[str, Arrays] = self.state.setdefault("heads", {})
 
     def head(self, name: str) -> Arrays:
         """Return a client's current head, by parameter name."""
@@ -49,39 +48,28 @@ class HeadsOnServer(BaseStrategy):
     def content(
         self, node: int, arrays: ArrayRecord, config: ConfigRecord
     ) -> RecordDict:
-        """Return also ``head``, the client's own."""
+        """Return the client's ``head`` as well."""
         content = super().content(node, arrays, config)
         content[HEAD] = to_record(self.head(self.name_of(node)))
         self.pending.expect(HEAD, cast(ArrayRecord, content[HEAD]))
         return content
 
     def save_heads(self, names: list[str], heads: list[Arrays]) -> None:
-        """Keep these clients' new heads; where one is not finite, its old one stays."""
+        """Store the clients' new heads; a head that is not finite is dropped."""
         for name, head in zip(names, heads, strict=True):
             if is_finite(head):
                 self.heads[name] = head
             else:
                 log(WARNING, "the step on client %s's head is not finite", name)
 
-    def state_dict(self) -> tuple[Arrays, dict[str, Any]]:
-        """Return the state with all heads, as ``heads/<client>/<name>``."""
-        arrays, values = super().state_dict()
-        for client, head in self.heads.items():
-            arrays |= {f"heads/{client}/{name}": a for name, a in head.items()}
-        return arrays, values
 
-    def load_state_dict(self, arrays: Arrays, values: dict[str, Any]) -> None:
-        """Go back to a saved state."""
-        super().load_state_dict(arrays, values)
-        self.heads = {}
-        for key, array in arrays.items():
-            kind, _, rest = key.partition("/")
-            if kind == "heads":
-                client, _, name = rest.rpartition("/")
-                self.heads.setdefault(client, {})[name] = array
-
-
-class FLUTE(HeadsOnServer):
+class FLUTE(
+    HeadsOnServer,
+    client="flwr_frl.clients.flute:FLUTEClient",
+    # A head returns to its own client only.
+    supports_client_dp=True,
+    task_overrides={"linear": "flwr_frl.strategies.flute:FLUTELinear"},
+):
     """Algorithm 2: mean of the representations, one step on Σ NC_i of the heads.
 
     Parameters
@@ -90,16 +78,12 @@ class FLUTE(HeadsOnServer):
         Step size on 1/n Σ_i NC_i(H_i) over the n sampled clients (the authors' code
         divides by n and uses 0.5).
     regularizer : HeadRegularizer, optional
-        What the server lowers; `flwr_frl.task.models.neural_collapse.neural_collapse`
-        by default. The clients' is `FLUTEClient.regularizer`.
+        Regularizer that the server minimises, by default
+        `flwr_frl.task.models.neural_collapse.neural_collapse`. The clients' one is
+        `FLUTEClient.regularizer`.
     **base
-        Those of `BaseStrategy`.
+        Arguments of `BaseStrategy`.
     """
-
-    client = "flwr_frl.clients.flute:FLUTEClient"
-    # A head goes back to its own client alone.
-    supports_client_dp = True
-    task_overrides: ClassVar = {"linear": "flwr_frl.strategies.flute:FLUTELinear"}
 
     def __init__(
         self,
@@ -112,13 +96,13 @@ class FLUTE(HeadsOnServer):
         self.server_learning_rate = server_learning_rate
         validate(self)
         self.regularizer = regularizer
-        self.initial_head: Arrays = {}
-        # As they say it: a device may come back with others.
+        self.initial_head: Arrays = self.state.setdefault("initial", {})
+        # As reported: a device may come back with other classes.
         self._classes: dict[str, str] = {}
         self._refused: set[str] = set()
 
     def identify(self, grid: Grid) -> list[int]:
-        """Ask who is there; refuse clients that do not say their classes."""
+        """Return the nodes of clients that report their classes."""
         return [node for node in super().identify(grid) if self._knows_classes(node)]
 
     def _knows_classes(self, node: int) -> bool:
@@ -146,7 +130,7 @@ class FLUTE(HeadsOnServer):
     def initialize(self, grid: Grid) -> ArrayRecord:
         """Return the initial representation, and keep the initial head."""
         rest = self._split(super().initialize(grid))
-        # Asked again: of how many classes the head is was not known.
+        # Check them again: the head's number of classes was unknown.
         self._classes.clear()
         return rest
 
@@ -158,19 +142,20 @@ class FLUTE(HeadsOnServer):
         server_round: int,
         kind: str,
     ) -> list[Message]:
-        """Take the head from a whole model, with which Flower's ``start`` begins."""
+        """Split the head from a whole model, with which Flower's ``start`` begins."""
         if any(name.startswith("head.") for name in arrays):
             arrays = self._split(arrays)
         return super().open_round(nodes, arrays, config, server_round, kind)
 
     def _split(self, whole: ArrayRecord) -> ArrayRecord:
-        """Keep a model's head as the initial one, and return the rest."""
+        """Store a model's head as the initial one, and return the rest."""
         names = [name for name in whole if name.startswith("head.")]
         if HEAD_WEIGHT not in names or whole[HEAD_WEIGHT].numpy().ndim != 2:
             raise SettingsError(
                 f"FLUTE needs a head that is one linear layer; this one has {names}"
             )
-        self.initial_head = {name: whole[name].numpy() for name in names}
+        self.initial_head.clear()
+        self.initial_head.update({name: whole[name].numpy() for name in names})
         return ArrayRecord({n: a for n, a in whole.items() if n not in names})
 
     def head(self, name: str) -> Arrays:
@@ -204,9 +189,9 @@ class FLUTE(HeadsOnServer):
     ) -> npt.NDArray[Any]:
         """Return the heads, of shape (n, m, k), after one step on the regularizer.
 
-        ``classes``, bool of shape (n, m), says which classes each client has.
+        ``classes``, bool of shape (n, m), is True for the classes that a client has.
         """
-        # Here alone the server computes with a model, so here alone it needs torch.
+        # Imported here: no other server code needs torch.
         import torch
 
         from flwr_frl.task.models.neural_collapse import neural_collapse, step
@@ -219,31 +204,17 @@ class FLUTE(HeadsOnServer):
         )
         return improved.numpy()
 
-    def state_dict(self) -> tuple[Arrays, dict[str, Any]]:
-        """Return the state with the initial and all other heads."""
-        arrays, values = super().state_dict()
-        arrays |= {
-            f"initial/{name}": array for name, array in self.initial_head.items()
-        }
-        return arrays, values
 
-    def load_state_dict(self, arrays: Arrays, values: dict[str, Any]) -> None:
-        """Go back to a saved state."""
-        super().load_state_dict(arrays, values)
-        self.initial_head = {
-            key.removeprefix("initial/"): array
-            for key, array in arrays.items()
-            if key.startswith("initial/")
-        }
+class FLUTEStar(FLUTE, client="flwr_frl.clients.flute:FLUTEStarClient"):
+    """FLUTE whose clients train their heads for more epochs; has no linear case."""
 
 
-class FLUTEStar(FLUTE):
-    """FLUTE with clients that train their heads for more epochs; no linear case."""
-
-    client = "flwr_frl.clients.flute:FLUTEStarClient"
-
-
-class FLUTELinear(HeadsOnServer):
+class FLUTELinear(
+    HeadsOnServer,
+    client="flwr_frl.clients.flute:FLUTELinearClient",
+    # Replies are gradients.
+    replies_are_changes=True,
+):
     """Algorithm 1: a linear representation B and the heads W = [w_1 … w_M].
 
     B ← B − η_l Σ_i ∇_B L_i − 2 η_r B (2 γ2 BᵀB − γ1 WWᵀ),
@@ -274,12 +245,6 @@ class FLUTELinear(HeadsOnServer):
         Those of `BaseStrategy`.
     """
 
-    client = "flwr_frl.clients.flute:FLUTELinearClient"
-    # The heads move B as well.
-    supports_client_dp = False
-    # Gradients.
-    replies_are_changes = True
-
     def __init__(
         self,
         *,
@@ -303,7 +268,7 @@ class FLUTELinear(HeadsOnServer):
 
     def _random(self, shape: tuple[int, int], name: str) -> Matrix:
         key = int.from_bytes(name.encode(), "little")
-        rng = np.random.default_rng([self.seed, 0xF1, key])
+        rng = np.random.default_rng([self.settings.seed, 0xF1, key])
         return self.scale * rng.standard_normal(shape)
 
     def initialize(self, grid: Grid) -> ArrayRecord:
@@ -349,7 +314,10 @@ class FLUTELinear(HeadsOnServer):
             gradient = self.pending.arrays(reply, self.arrayrecord_key)
             grad_b += np.asarray(gradient[name_b].T, np.float64)
             grad_w[:, i] = gradient[f"gradient.{HEAD_WEIGHT}"][0]
-        if self.aggregation != "mean" and (combined := self.mean(replies)) is not None:
+        if (
+            self.settings.aggregation != "mean"
+            and (combined := self.mean(replies)) is not None
+        ):
             # The sum is n times the mean, or what is in its place.
             grad_b = len(replies) * np.asarray(combined[name_b].T, np.float64)
         bb, ww = b.T @ b, w @ w.T

@@ -3,7 +3,5 @@
 from flwr_frl.strategies.base import BaseStrategy
 
 
-class LGFedAvg(BaseStrategy):
+class LGFedAvg(BaseStrategy, client="flwr_frl.clients.lg_fedavg:LGFedAvgClient"):
     """Average the heads (last two layers); representations stay with the clients."""
-
-    client = "flwr_frl.clients.lg_fedavg:LGFedAvgClient"

@@ -5,11 +5,8 @@ from flwr.app import ArrayRecord, Message
 from flwr_frl.strategies.base import BaseStrategy
 
 
-class Local(BaseStrategy):
+class Local(BaseStrategy, client="flwr_frl.clients.local:LocalClient", averages=False):
     """Let the sampled clients train on their own; messages carry no arrays."""
-
-    client = "flwr_frl.clients.local:LocalClient"
-    averages = False
 
     def aggregate(
         self, server_round: int, replies: list[Message]

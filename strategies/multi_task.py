@@ -18,14 +18,13 @@ TOLERANCE = 1e-9
 HUGE = 1e300
 
 
-class MultiTask(Gossip):
+class MultiTask(Gossip, client="flwr_frl.clients.multi_task:MultiTaskClient"):
     """Relay compressed copies between neighbours; every node has its own model.
 
     Neighbours iterate in lockstep, so the others wait for a node that is offline. The
     values of the mixing weights are not used.
     """
 
-    client = "flwr_frl.clients.multi_task:MultiTaskClient"
     uses_consensus_step = False
     # The first exchange is not compressed.
     length_properties = ("message-bytes", "first-message-bytes")
@@ -70,9 +69,9 @@ class MultiTask(Gossip):
         differ are logged.
         """
         metrics = super().aggregate_evaluate(server_round, replies)
-        if not self.evaluated:
+        if not self.evaluation.replies:
             return metrics
-        reported = map(check_metrics, self.evaluated)
+        reported = map(check_metrics, self.evaluation.replies)
         constraints = [m["constraint"] for m in reported if "constraint" in m]
         if constraints:
             metrics["constraint"] = max(constraints)
@@ -82,7 +81,7 @@ class MultiTask(Gossip):
     def _mismatch(self) -> float:
         """Return ``dual-mismatch``, and log the edges concerned."""
         ends: dict[tuple[int, int], tuple[float, float]] = {}
-        for reply in self.evaluated:
+        for reply in self.evaluation.replies:
             i = self.boxes.number[self.name_of(reply.metadata.src_node_id)]
             iterations = check_metrics(reply).get("iterations", -1.0)
             data = attached(reply, "duals")

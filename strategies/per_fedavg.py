@@ -3,13 +3,9 @@
 from flwr_frl.strategies.base import BaseStrategy
 
 
-class PerFedAvg(BaseStrategy):
+class PerFedAvg(BaseStrategy, client="flwr_frl.clients.per_fedavg:PerFedAvgClient"):
     """Algorithm 1: average the meta-models; clients take them a step further."""
 
-    client = "flwr_frl.clients.per_fedavg:PerFedAvgClient"
 
-
-class HFMAML(BaseStrategy):
+class HFMAML(BaseStrategy, client="flwr_frl.clients.per_fedavg:HFMAMLClient"):
     """Per-FedAvg (HF): the clients' meta-gradients have the Hessian's part."""
-
-    client = "flwr_frl.clients.per_fedavg:HFMAMLClient"

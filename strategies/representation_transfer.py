@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 from logging import WARNING
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any
 
 import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord
@@ -16,7 +16,21 @@ from flwr_frl.task.settings import Range, SettingsError, require, validate
 from flwr_frl.task.transfer import basis, unit_columns
 
 
-class RepresentationTransfer(BaseStrategy):
+class RepresentationTransfer(
+    BaseStrategy,
+    client="flwr_frl.clients.representation_transfer:FeatureTransferClient",
+    task_overrides={
+        "transfer": "flwr_frl.strategies.representation_transfer:"
+        "RepresentationTransferLinear"
+    },
+    evaluate_last_round_only=True,
+    averages=False,
+    # The targets receive arrays of another shape.
+    fixed_shapes=False,
+    # Targets already are newcomers.
+    takes_newcomers=False,
+    srpfl_settings=None,
+):
     """Collect the sources' trained representations once, and send them to all targets.
 
     The first round trains the sources; it is repeated until one has answered. Every
@@ -41,19 +55,6 @@ class RepresentationTransfer(BaseStrategy):
         As for `BaseStrategy`; ``transport`` must be float32.
     """
 
-    client = "flwr_frl.clients.representation_transfer:FeatureTransferClient"
-    task_overrides: ClassVar = {
-        "transfer": "flwr_frl.strategies.representation_transfer:"
-        "RepresentationTransferLinear"
-    }
-    evaluate_last_round_only = True
-    averages = False
-    # The targets receive arrays of another shape.
-    fixed_shapes = False
-    # Targets already are newcomers.
-    takes_newcomers = False
-    srpfl_settings = None
-
     def __init__(
         self,
         *,
@@ -63,13 +64,18 @@ class RepresentationTransfer(BaseStrategy):
     ) -> None:
         super().__init__(**base)
         allowed = "float32 for representation-transfer"
-        require(self.transport == "float32", "transport", self.transport, allowed)
+        transport = self.settings.transport
+        require(transport == "float32", "transport", transport, allowed)
         self.num_sources = num_sources
         self.rank_tolerance = rank_tolerance
         validate(self)
-        # True once the shared arrays are the combined representations.
-        self.built = False
+        self.state["built"] = False
         self._sent = ArrayRecord()
+
+    @property
+    def built(self) -> bool:
+        """True once the shared arrays are the combined representations."""
+        return bool(self.state["built"])
 
     def check_clients(self, num_clients: int) -> None:
         """Raise `SettingsError` unless at least one client is a target.
@@ -131,7 +137,7 @@ class RepresentationTransfer(BaseStrategy):
             # Sources that have not answered yet may have valid representations.
             log(WARNING, "round %d: %s; retrying all sources", server_round, error)
             return None
-        self.built = True
+        self.state["built"] = True
         return combined
 
     def combine(self, sources: list[Arrays]) -> Arrays:
@@ -148,21 +154,12 @@ class RepresentationTransfer(BaseStrategy):
         kind = MessageType.EVALUATE
         return self.open_round(nodes, arrays, config, server_round, kind)
 
-    def state_dict(self) -> tuple[Arrays, dict[str, Any]]:
-        """Add whether the sources have answered."""
-        arrays, values = super().state_dict()
-        return arrays, {**values, "built": self.built}
 
-    def load_state_dict(self, arrays: Arrays, values: dict[str, Any]) -> None:
-        """Restore a saved state."""
-        super().load_state_dict(arrays, values)
-        self.built = bool(values["built"])
-
-
-class RepresentationTransferLinear(RepresentationTransfer):
+class RepresentationTransferLinear(
+    RepresentationTransfer,
+    client="flwr_frl.clients.representation_transfer:RepresentationTransferClient",
+):
     """Linear regression (section 5.3): targets receive the orthonormal basis Vᵀ."""
-
-    client = "flwr_frl.clients.representation_transfer:RepresentationTransferClient"
 
     def combine(self, sources: list[Arrays]) -> Arrays:
         """Return Vᵀ, shape (q, d), an orthonormal basis of the columns of all B_i.

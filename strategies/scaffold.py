@@ -9,34 +9,35 @@ from flwr.common import log
 from flwr.serverapp import Grid
 
 from flwr_frl.strategies.server.client_state_mean import ClientStateMean
-from flwr_frl.strategies.server.replies import Arrays, is_finite, rounded_to, to_record
+from flwr_frl.strategies.server.replies import is_finite, rounded_to, to_record
 from flwr_frl.task.messages import CONTROL, NUM_EXAMPLES
 from flwr_frl.task.settings import Range, require, validate
 
 
-class SCAFFOLD(ClientStateMean):
+class SCAFFOLD(
+    ClientStateMean,
+    client="flwr_frl.clients.scaffold:SCAFFOLDClient",
+    supports_client_dp=True,
+):
     """Algorithm 1: x ← x + η_g mean Δy_i and c ← c + |S|/N mean Δc_i.
 
     The server's control variate c travels with the model x, under ``control.``, and
-    stays the mean of the c_i of all clients that have been seen so far, N of them. With
-    weights it is the weighted mean, and |S|/N the share that S has of all weights.
-    Statistics of batch norms are averaged: they are no parameters, and have no η_g.
+    stays the mean of the c_i of all N clients that have been seen so far. With weights
+    it is the weighted mean, and |S|/N is the fraction of all weights that S has.
+    Statistics of batch norms are not parameters: they are averaged without η_g.
 
-    A client that has lost its c_i would leave the old one in c for ever. After its next
-    reply c and all c_i are 0 again, as in round 1, which the log says. So they are
-    where a restored server has a c of before. Where c forgets (`ClientStateMean`), Δc_i
-    is c_i less c, and neither is needed.
+    If a client has lost its c_i, the old one would stay in c for good. After its next
+    reply c and all c_i are reset to 0, as in round 1, with a warning. The same happens
+    if a restored server has an older c. If c is approximate (`ClientStateMean`), Δc_i
+    is c_i − c, and neither is needed.
 
     Parameters
     ----------
     global_learning_rate : float, default 1
         The server's step size η_g.
     **base
-        Those of `BaseStrategy`.
+        Arguments of `BaseStrategy`.
     """
-
-    client = "flwr_frl.clients.scaffold:SCAFFOLDClient"
-    supports_client_dp = True
 
     def __init__(
         self,
@@ -48,27 +49,28 @@ class SCAFFOLD(ClientStateMean):
         self.global_learning_rate = global_learning_rate
         validate(self)
         # A cap depends on who else is in a round, and c needs weights that stay.
-        valid = self.weighting == "uniform" or self.largest_share == 1
+        valid = self.settings.weighting == "uniform" or self.settings.largest_share == 1
         allowed = "1 with weighting='examples': c is the mean by weights that stay"
-        require(valid, "largest-share", self.largest_share, allowed)
-        # Weights of all clients that have been seen, by name, and their last sum.
-        self.client_weights: dict[str, float] = {}
-        self._total = 0.0
-        # Of whom the restored c has an older c_i.
+        require(valid, "largest-share", self.settings.largest_share, allowed)
+        # Weights of all clients seen so far, by name, and their last sum.
+        self.client_weights: dict[str, float]
+        self.client_weights = self.state.setdefault("client_weights", {})
+        self.state["total"] = 0.0
+        # A client of which the restored c contains an older c_i.
         self._older = ""
 
     def identify(self, grid: Grid) -> list[int]:
-        """Return the nodes that can take part; their clients count from now on."""
+        """Return the nodes that can take part; from now on their weights count."""
         nodes = super().identify(grid)
         for node in nodes:
             client = self.clients.known[node]
             examples = client.properties.get(NUM_EXAMPLES, 1)
-            weight = 1.0 if self.weighting == "uniform" else float(examples)
+            weight = 1.0 if self.settings.weighting == "uniform" else float(examples)
             self.client_weights.setdefault(client.name, weight)
         return nodes
 
     def begin_anew(self, name: str) -> None:
-        """Let c and all c_i be 0 after the next round."""
+        """Reset c and all c_i to 0 after the next round."""
         self._older = name
 
     def aggregate(
@@ -79,12 +81,12 @@ class SCAFFOLD(ClientStateMean):
         if changes is None:
             return None
         weights = self.weights(replies)
-        said = dict(zip(self.pending.names(replies), weights, strict=True))
-        known = self.client_weights | said
-        total = sum(known.values())
-        counted = sum(known[name] for name in self.counted(replies))
-        # c is 0 for newcomers.
-        before = total if self.is_approximate else self._total or total
+        trained = dict(zip(self.pending.names(replies), weights, strict=True))
+        every = self.client_weights | trained
+        total = sum(every.values())
+        counted = sum(every[name] for name in self.counted(replies))
+        # Clients without a c_i so far count with 0.
+        before = total if self.is_approximate else self.state["total"] or total
         gone = (
             set()
             if self.is_approximate
@@ -106,26 +108,12 @@ class SCAFFOLD(ClientStateMean):
             new[name] = rounded_to(old.dtype, moved)
         if not is_finite(new):
             return None
-        self.client_weights, self._total = known, total
-        self.in_mean |= said.keys()
+        self.client_weights.update(every)
+        self.state["total"] = total
+        self.in_mean |= trained.keys()
         if anew:
             why = "has lost its own" if lost else "has a later one than the server"
             text = "the control variates begin anew: client %s %s"
             log(WARNING, text, lost or self._older, why)
             self.in_mean, self._older = set(), ""
         return to_record(new)
-
-    def state_dict(self) -> tuple[Arrays, dict[str, Any]]:
-        """Return the state with all clients' weights."""
-        arrays, values = super().state_dict()
-        return arrays, {
-            **values,
-            "client_weights": self.client_weights,
-            "total": self._total,
-        }
-
-    def load_state_dict(self, arrays: Arrays, values: dict[str, Any]) -> None:
-        """Go back to a saved state."""
-        super().load_state_dict(arrays, values)
-        self.client_weights = {n: float(w) for n, w in values["client_weights"].items()}
-        self._total = float(values["total"])

@@ -1,4 +1,4 @@
-"""The Flower ServerApp: runs any strategy and writes what it did."""
+"""The Flower ServerApp: runs any algorithm and writes its results."""
 
 import logging
 from collections.abc import Callable
@@ -13,10 +13,9 @@ from flwr.common import log
 from flwr.serverapp import Grid, ServerApp
 
 from flwr_frl.strategies.algorithms import build_strategy, settings_owners, short_name
-from flwr_frl.strategies.grids.arrivals import with_retries
+from flwr_frl.strategies.base import BaseStrategy, reliable_grid
 from flwr_frl.strategies.grids.simulated_arrivals import SimulatedArrivals
 from flwr_frl.strategies.grids.speeds import speed_model
-from flwr_frl.strategies.hooks import RunHooks
 from flwr_frl.strategies.report.output import archive_run, locked, prepare_directory
 from flwr_frl.strategies.report.page.serving import served_for
 from flwr_frl.strategies.report.report import Report
@@ -49,8 +48,8 @@ def run(
     settings : mapping
         All settings.
     keep_clients : callable, optional
-        Writes what simulated clients have in memory only, before the last checkpoint
-        is written, which would rely on it.
+        Saves the state that simulated clients have in memory only, before the last
+        checkpoint, which relies on it, is written.
 
     Returns
     -------
@@ -69,14 +68,13 @@ def run(
     check_newcomers(strategy, own.algorithm, own.new_clients, own.num_clients)
     strategy.clients.keyed = own.names_by_key
     strategy.clients.round_timeout = own.round_timeout
-    about = strategy.name_of, own.round_timeout, strategy.largest_reply
-    grid = with_retries(grid, *about)
+    grid = reliable_grid(strategy, grid, own.round_timeout)
     output, name = Path(own.output), short_name(own.algorithm)
     log(INFO, "results are written to %s", (output / name).absolute())
     start, seconds_before = 0, 0.0
     if own.resume:
         former = Checkpoint.read(Path(own.resume) / name, settings)
-        strategy.load_state_dict(*former.state)
+        strategy.restore(former.state)
         if strategy.privacy:
             strategy.privacy.read(Path(own.resume) / name)
         arrays, start = former.arrays, former.server_round
@@ -84,7 +82,7 @@ def run(
         strategy.ledger.checkpointed = strategy.ledger.resumed = start
         log(INFO, "going on after round %d", start)
         if start >= own.num_server_rounds:
-            # What another run has left there says nothing of this one.
+            # The folder may hold the results of another run.
             same = Path(own.resume).resolve() == output.resolve()
             if same and (known := read_summary(settings, start)):
                 return known
@@ -97,7 +95,7 @@ def run(
         strategy.ledger.run_token = uuid4().hex[:12]
         arrays = strategy.initialize(grid)
         if nodes := strategy.identify(grid):
-            # Later, when some are still away, those that are there go on.
+            # Only at the start: a resumed run continues with the connected clients.
             strategy.check_clients(len(nodes))
     with locked(output / name):
         if not own.resume or Path(own.resume).resolve() != output.resolve():
@@ -119,6 +117,7 @@ def run(
             rounds = Rounds(strategy, own, report, clock, seconds_before, keep_clients)
             with rounds.watch.over(report.rows):
                 wrapped = strategy.adapt_grid(clock or grid)
+                wrapped = strategy.participation.adapt_grid(wrapped, strategy.name_of)
                 arrays = rounds.run(wrapped, arrays, after=start)
                 joined: ByExamples = {}
                 if own.new_clients:
@@ -138,7 +137,7 @@ def _clock(
     position = {node: i for i, node in enumerate(nodes)}
 
     def position_of(node: int) -> int:
-        # One that has come later is as fast as one of the first.
+        # A client that joins later is as fast as one of the first.
         return position.setdefault(node, len(position)) % len(nodes)
 
     time = float(settings["communication-time"])
@@ -146,17 +145,16 @@ def _clock(
 
 
 def _final_clients(
-    strategy: RunHooks, joined: ByExamples
+    strategy: BaseStrategy, joined: ByExamples
 ) -> tuple[dict[str, dict[str, Any]], dict[str, dict[str, Any]]]:
-    """Return each client's final metrics with its numbers of examples.
+    """Return the final metrics and numbers of examples of clients and of newcomers.
 
-    Those that have ``joined`` after the training come second. ``evaluated-in`` is the
-    round of one that was busy in the last evaluation.
+    ``evaluated-in`` is the round of a client that was busy in the last evaluation.
     """
     clients, newcomers = dict[str, dict[str, Any]](), dict[str, dict[str, Any]]()
-    newest = max(strategy.evaluated_in.values(), default=0)
+    newest = max(strategy.evaluation.rounds.values(), default=0)
     for participant in strategy.clients.known.values():
-        metrics = dict(strategy.client_metrics.get(participant.name, {}))
+        metrics = dict(strategy.evaluation.metrics.get(participant.name, {}))
         for own in ("num-examples", CLASS_COUNTS):
             metrics.pop(own, None)
         said = participant.properties
@@ -170,25 +168,25 @@ def _final_clients(
             newcomers[label] = {**known, "by-examples": joined[name]}
         elif not participant.is_newcomer:
             known["last-round"] = strategy.ledger.acknowledged.get(name, 0)
-            if strategy.evaluated_in.get(name, newest) < newest:
-                known["evaluated-in"] = strategy.evaluated_in[name]
+            if strategy.evaluation.rounds.get(name, newest) < newest:
+                known["evaluated-in"] = strategy.evaluation.rounds[name]
             clients[label] = {**metrics, **known}
     return dict(sorted(clients.items())), dict(sorted(newcomers.items()))
 
 
 def server_settings(given: Settings) -> dict[str, Setting]:
-    """Return all settings as far as a server can know them.
+    """Return all settings, with defaults, as far as the server knows them.
 
     Parameters
     ----------
     given : mapping
-        What is set.
+        The settings that are given.
 
     Returns
     -------
     dict
-        All settings. Where algorithm or task are somebody else's, names that their
-        strategy does not declare are left for the clients to check.
+        All settings. With a third-party algorithm or task, names that the strategy does
+        not declare are left for the clients to check.
 
     Raises
     ------
@@ -198,17 +196,16 @@ def server_settings(given: Settings) -> dict[str, Setting]:
     named = resolve(given, strict=False)
     owners = settings_owners(named)
     package = __name__.partition(".")[0]
-    # Also what one of ours wraps.
     strange = any(owner.__module__.partition(".")[0] != package for owner in owners)
     foreign = strange or is_path(named["task"])
     return resolve(given, owners, strict=not foreign)
 
 
 class OneLineErrors(logging.Filter):
-    """Shows bad input as its one line, where Flower would log a traceback."""
+    """Shows a `SettingsError` as one line instead of a traceback."""
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Take the traceback of a `SettingsError` out of a log record."""
+        """Remove the traceback of a `SettingsError` from a log record."""
         error = record.exc_info[1] if record.exc_info else None
         if isinstance(error, SettingsError):
             record.exc_info, record.args = None, ()

@@ -3,7 +3,5 @@
 from flwr_frl.strategies.gossip.base import Gossip
 
 
-class SQuARMSGD(Gossip):
-    """Relay compressed differences every H local steps; see the client."""
-
-    client = "flwr_frl.clients.squarm_sgd:SQuARMSGDClient"
+class SQuARMSGD(Gossip, client="flwr_frl.clients.squarm_sgd:SQuARMSGDClient"):
+    """Relay compressed differences every H steps; all else is in the client."""

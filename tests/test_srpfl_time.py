@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from flwr_frl import simulate
-from flwr_frl.strategies.algorithms import strategy_class
+from flwr_frl.strategies.algorithms import settings_owners
 from flwr_frl.strategies.grids.speeds import SpeedModel
-from flwr_frl.strategies.server.sampling import Sampler
+from flwr_frl.strategies.server.participation import Participation
 from flwr_frl.task.settings import resolve
 
 BENCHMARKS = Path(__file__).resolve().parents[1] / "benchmarks"
@@ -32,7 +32,9 @@ def test_a_base_with_other_speeds_has_another_clock_only(
     fixed, dynamic = rows_with("fixed"), rows_with("dynamic")
     measured = [row["seconds-simulated"] for row in dynamic]
     assert measured != [row["seconds-simulated"] for row in fixed]
-    srpfl_time.set_clock(fixed, SpeedModel("dynamic", 10, 3), Sampler(fraction, 1, 3))
+    srpfl_time.set_clock(
+        fixed, SpeedModel("dynamic", 10, 3), Participation(fraction, 1, 3)
+    )
     assert [row["seconds-simulated"] for row in fixed] == pytest.approx(measured)
     for row, other in zip(fixed, dynamic, strict=True):
         assert {k: v for k, v in row.items() if k not in CLOCK} == {
@@ -45,8 +47,8 @@ def test_fine_tuned_runs_have_a_curve(algorithm, monkeypatch, tmp_path):
     monkeypatch.syspath_prepend(str(BENCHMARKS))
     srpfl_time = import_module("srpfl_time")
     # What is evaluated in the last round alone elsewhere.
-    kind = strategy_class(resolve({"algorithm": algorithm}))
-    monkeypatch.setattr(kind, "evaluate_last_round_only", True)
+    kind = settings_owners(resolve({"algorithm": algorithm}))[-1]
+    monkeypatch.setattr(kind, "traits", kind.traits)
     arguments = Namespace(
         **{"speed_model": "fixed", "fraction": 0.05, "stage": 1, "initial_nodes": 2},
         **{"seed": 0, "name": "", "data_dir": "", "evaluate_every": 1},

@@ -1,6 +1,5 @@
 """Base of gossip strategies: the server relays messages and averages no models."""
 
-import json
 from collections import Counter
 from collections.abc import Callable, Iterable
 from contextlib import suppress
@@ -18,20 +17,22 @@ from flwr_frl.strategies.gossip.consensus import (
 )
 from flwr_frl.strategies.gossip.graph_strategy import GraphStrategy
 from flwr_frl.strategies.gossip.graphs import Graph
-from flwr_frl.strategies.gossip.mailboxes import Mailboxes
 from flwr_frl.strategies.gossip.replies import message_format, message_of, sketch_of
+from flwr_frl.strategies.server.checkpoint import State
 from flwr_frl.strategies.server.checks import InvalidReplyError
-from flwr_frl.strategies.server.replies import Arrays, attached, check_metrics
+from flwr_frl.strategies.server.replies import attached, check_metrics
 from flwr_frl.task.messages import EXCHANGED_ROUND
 from flwr_frl.task.settings import Free, SettingsError, validate
 
 # Key of the graph's edges in a checkpoint; shape (edges, 2).
 EDGES = "graph-edges"
+# Values of the mailboxes in a checkpoint.
+BOXES = ("names", "pending", "lost")
 # Error of a client whose state differs from the one its neighbours rely on.
 LOST_STATE = "LostStateError"
 
 
-class Gossip(GraphStrategy):
+class Gossip(GraphStrategy, averages=False, takes_newcomers=False, srpfl_settings=None):
     """Relay each node's message to its neighbours on a graph.
 
     Messages are queued until their receiver has answered, so a node that was offline
@@ -52,9 +53,6 @@ class Gossip(GraphStrategy):
         If a value is out of range.
     """
 
-    averages = False
-    takes_newcomers = False
-    srpfl_settings = None
     uses_consensus_step: ClassVar[bool] = True
     # Client properties that contain the possible lengths of a message.
     length_properties: ClassVar[tuple[str, ...]] = ("message-bytes",)
@@ -201,7 +199,7 @@ class Gossip(GraphStrategy):
         server receives no models.
         """
         metrics = super().aggregate_evaluate(server_round, replies)
-        sketches = [s for s in map(sketch_of, self.evaluated) if s is not None]
+        sketches = [s for s in map(sketch_of, self.evaluation.replies) if s is not None]
         if not sketches:
             return metrics
         distance = consensus_distance(sketches)
@@ -213,32 +211,28 @@ class Gossip(GraphStrategy):
 
     # State.
 
-    def state_dict(self) -> tuple[Arrays, dict[str, Any]]:
-        """Add the graph and the mailboxes."""
-        return self._with(self.boxes, super().state_dict())
-
-    def _with(
-        self, boxes: Mailboxes, state: tuple[Arrays, dict[str, Any]]
-    ) -> tuple[Arrays, dict[str, Any]]:
-        (arrays, values), (messages, entries) = state, boxes.state_dict()
-        return {**arrays, **messages, EDGES: self._edges}, {**values, **entries}
-
-    def snapshot(self) -> Callable[[], tuple[Arrays, dict[str, Any]]]:
+    def snapshot(self) -> Callable[[], State]:
         """List the messages on demand only: dense graphs have very many."""
-        if type(self).state_dict is not Gossip.state_dict:
-            # A subclass has additional state.
-            return super().snapshot()
-        (arrays, values), boxes = super().state_dict(), self.boxes.copy()
-        text = json.dumps(values)
-        return lambda: self._with(boxes, (arrays, json.loads(text)))
+        base, boxes, edges = super().snapshot(), self.boxes.copy(), self._edges
 
-    def load_state_dict(self, arrays: Arrays, values: dict[str, Any]) -> None:
+        def state() -> State:
+            (arrays, values), (messages, entries) = base(), boxes.state_dict()
+            return State({**arrays, **messages, EDGES: edges}, {**values, **entries})
+
+        return state
+
+    def restore(self, state: State) -> None:
         """Restore a saved state, including the graph and the mailboxes.
 
         The saved graph is used even if the setting now yields another one, because the
         nodes' estimates belong to it.
         """
-        super().load_state_dict(arrays, values)
+        arrays, values = state
+        relayed = {n for n in arrays if n == EDGES or n.startswith("pending-")}
+        others = {n: a for n, a in arrays.items() if n not in relayed}
+        super().restore(
+            State(others, {n: v for n, v in values.items() if n not in BOXES})
+        )
         names = [str(name) for name in values["names"]]
         if EDGES not in arrays:
             # Earlier versions did not save the edges.

@@ -84,7 +84,7 @@ class GraphStrategy(BaseStrategy):
             self.graph,
             n,
             self.edge_probability,
-            self.seed,
+            self.settings.seed,
             self.graph_degree,
             self.rewiring_probability,
         )
@@ -111,9 +111,9 @@ class GraphStrategy(BaseStrategy):
         present = number.keys() - self.boxes.lost
         return [node for node in nodes if self.name_of(node) in present]
 
-    def expected_clients(self) -> set[str]:
+    def _expected_clients(self) -> set[str]:
         """Exclude lost nodes."""
-        return super().expected_clients() - self.boxes.lost
+        return super()._expected_clients() - self.boxes.lost
 
     def roll_back(self, name: str) -> None:
         """Defer the decision to `identify`, which knows whether most clients agree."""

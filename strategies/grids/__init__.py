@@ -1,1 +1,1 @@
-"""Flower's Grid in simulation, and grids that close a round at the first replies."""
+"""Grids for simulation, and grids that close a round at the first replies."""

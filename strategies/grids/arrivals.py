@@ -1,7 +1,7 @@
 """Grids that close a round when the first n clients have answered.
 
-Decorators of Flower's Grid: whatever strategy sends the messages, differential-privacy
-wrappers and Flower's own FedAvg included, gets the first n replies.
+They decorate Flower's Grid, so any strategy that sends messages gets the first n
+replies, including differential-privacy wrappers and Flower's own FedAvg.
 """
 
 import math
@@ -20,13 +20,13 @@ from flwr.serverapp import Grid
 from flwr_frl.strategies.grids.patient import GridDecorator, PatientGrid
 from flwr_frl.strategies.server.checks import several
 
-# Seconds between two looks for replies: the least, the share of the time waited so far
-# by which one is seen too late, and the most. A SuperNode looks for messages every 3 s,
-# so that less than the least would gain nothing; it cost the SuperLink half its work.
+# Seconds between two pulls: the minimum, the fraction of the time waited so far, and
+# the maximum. SuperNodes pull every 3 s, so a smaller minimum would gain nothing, but
+# pulls took half of the SuperLink's time.
 PULL_INTERVAL, LATENESS, LONGEST_INTERVAL = 0.3, 0.05, 3.0
-# Of how many messages replies are looked for at a time: each is a request of its own.
+# Number of messages whose replies are pulled at a time; each is a separate request.
 LOOKED_AT = 100
-# After so many seconds the log says who is waited for, and again after twice as many.
+# Seconds after which awaited clients are logged; doubles each time.
 FIRST_WORD = 60.0
 
 
@@ -36,10 +36,10 @@ def with_retries(
     longest: float = math.inf,
     largest_reply: Callable[[str], float] = lambda kind: math.inf,
 ) -> Grid:
-    """Return a grid that nothing ends and nobody holds up; a simulation's as it is.
+    """Return a grid that survives outages and silent nodes; the same in simulation.
 
-    ``name_of`` and ``longest`` are those of `RealArrivals`, ``largest_reply`` is that
-    of `PatientGrid`.
+    ``name_of`` and ``longest`` are arguments of `RealArrivals`, ``largest_reply`` is
+    one of `PatientGrid`.
     """
     if isinstance(grid, ArrivalGrid) or getattr(grid, "in_process", False):
         return grid
@@ -47,12 +47,12 @@ def with_retries(
 
 
 class ArrivalGrid(GridDecorator):
-    """A grid that forwards everything, and can wait for n replies only.
+    """A grid decorator that can close a round at n replies.
 
     Parameters
     ----------
     grid : Grid
-        The grid that does the work.
+        The decorated grid.
     """
 
     def __init__(self, grid: Grid) -> None:
@@ -63,9 +63,9 @@ class ArrivalGrid(GridDecorator):
     def wait_for(
         self, count: int, is_valid: Callable[[Message], bool] | None = None
     ) -> None:
-        """Close the next `send_and_receive` after so many valid replies, or all.
+        """Close the next `send_and_receive` after this number of valid replies.
 
-        ``is_valid`` says whether a reply without error counts; all do by default.
+        ``is_valid`` returns whether a reply without error counts; all do by default.
         """
         self._wanted = count
         self._is_valid = is_valid or (lambda reply: True)
@@ -83,24 +83,24 @@ class ArrivalGrid(GridDecorator):
     ) -> list[Message]:
         """Return the first ``wanted`` valid replies (None: all) and the errors before.
 
-        ``timeout``, in seconds, closes the round with what has come.
+        After ``timeout`` seconds the round closes with the replies so far.
         """
 
 
 @dataclass
 class _OwedReply:
-    """A message whose reply has not come.
+    """A message that awaits a late reply.
 
     Parameters
     ----------
     node : int
-        Who owes it.
+        Node that owes the reply.
     expires : float
-        When its time to live is over, by `time.time`.
+        End of the message's time to live, by `time.time`.
     until : float
-        How long it keeps its node from being asked again, by `time.monotonic`.
+        Until when the node is not asked again, by `time.monotonic`.
     wait : float
-        Seconds for which its reply could be waited for.
+        Seconds for which the reply was awaited.
     """
 
     node: int
@@ -111,9 +111,9 @@ class _OwedReply:
 
 @dataclass
 class _Silence:
-    """How often in a row a node has not answered, since when it is left alone.
+    """Number of consecutive messages that a node has not answered, and since when.
 
-    Its pause is a multiple of the seconds for which it was waited for the last time.
+    Its pause is a multiple of the last waiting time.
     """
 
     times: int
@@ -121,29 +121,28 @@ class _Silence:
     wait: float
 
     def lasts(self, doublings: int) -> bool:
-        """Return whether less than 2^doublings − 1 times that wait has passed since."""
+        """Return whether the pause of 2^doublings − 1 waiting times is not over."""
         pause: float = (2.0**doublings - 1) * self.wait
         return time.monotonic() < self.since + pause
 
 
 class RealArrivals(ArrivalGrid):
-    """The first replies are those that arrive first; nobody holds up the others.
+    """Close rounds by the real order of arrival, and do not wait for silent nodes.
 
-    A node that was not waited for is not there (`get_node_ids`) until it has answered;
-    it is silent if it takes longer than a round may. Of a silent node nobody waits for
-    twice in a round: after the k-th time in a row it is not asked to train for another
-    2^(k−1) − 1 rounds' time, or anything else for 2^k − 1. It is back as soon as its
-    reply comes. Late replies are pulled and dropped, so that nothing piles up in the
-    SuperLink.
+    A node that still owes a reply is unavailable (`get_node_ids`) until it has
+    answered; it is silent if it takes longer than a round may. After the k-th time in a
+    row a silent node is not asked to train for 2^(k−1) − 1 rounds' time, nor to do
+    anything else for 2^k − 1. It is available again as soon as its reply arrives. Late
+    replies are pulled and dropped, so that they do not accumulate in the SuperLink.
 
     Parameters
     ----------
     grid : Grid
         Flower's grid.
     name_of : callable, default str
-        What a node is called in the log.
+        Returns a node's name for the log.
     longest : float, default inf
-        Seconds that no wait takes longer than: ``round-timeout``.
+        Longest waiting time in seconds: ``round-timeout``.
     """
 
     def __init__(
@@ -159,20 +158,20 @@ class RealArrivals(ArrivalGrid):
         self._owed: dict[str, _OwedReply] = {}
         self._silent: dict[int, _Silence] = {}
         self.dropped = 0
-        # Those of `get_node_ids` and the others that were connected then.
+        # All nodes that were connected at the last `get_node_ids`.
         self.connected: frozenset[int] = frozenset()
 
     @property
     def silent(self) -> list[str]:
-        """Names of the nodes that have not answered when they were waited for."""
+        """Names of the nodes that did not answer in time."""
         return sorted(map(self.name_of, self._silent))
 
     def get_node_ids(self) -> Iterable[int]:
-        """Return the nodes that are not left alone; all, where that is nobody."""
+        """Return the nodes that are not paused; if all are, those that owe no reply."""
         self.drain()
         nodes = list(self.grid.get_node_ids())
         self.connected = frozenset(nodes)
-        # Who has left for good, or has come back under another id, says nothing more.
+        # Forget nodes that have left or come back under another id.
         heard_of = self.connected | {debt.node for debt in self._owed.values()}
         self._silent = {n: s for n, s in self._silent.items() if n in heard_of}
         busy, train = self._busy(), MessageType.TRAIN
@@ -184,7 +183,7 @@ class RealArrivals(ArrivalGrid):
         return {debt.node for debt in self._owed.values() if debt.until > now}
 
     def _is_silent(self, node: int, kind: str) -> bool:
-        """Return whether a node is not to be asked yet, as it did not answer."""
+        """Return whether a node is paused, as it did not answer."""
         silence = self._silent.get(node)
         if silence is None:
             return False
@@ -192,18 +191,18 @@ class RealArrivals(ArrivalGrid):
         return silence.lasts(doublings)
 
     def silent_for(self, kind: str) -> frozenset[int]:
-        """Return the silent nodes to which no message of a kind is sent now."""
+        """Return the silent nodes that are sent no message of a kind now."""
         return frozenset(n for n in self._silent if self._is_silent(n, kind))
 
     def forgive(self) -> None:
-        """Ask silent nodes again; the next time they are left alone for longer."""
+        """End the pauses of silent nodes; the next ones are longer."""
         for silence in self._silent.values():
             silence.since = -math.inf
 
     def drain(self) -> None:
-        """Drop the late replies that have come, and forget what has expired.
+        """Drop late replies that have arrived, and forget expired messages.
 
-        Of very many only as long as each look finds some.
+        Of very many messages, stop when a pull returns nothing.
         """
         for _ in range(math.ceil(len(self._owed) / LOOKED_AT)):
             late = self._look(self._owed, LOOKED_AT)
@@ -215,7 +214,7 @@ class RealArrivals(ArrivalGrid):
                     continue
                 self.dropped += 1
                 log(INFO, "late reply of node %s dropped", self.name_of(debt.node))
-                # An error can be the SuperLink's word that it is gone.
+                # An error may be the SuperLink's report that the node is gone.
                 if not reply.has_error():
                     self._silent.pop(debt.node, None)
         now = time.monotonic()
@@ -227,10 +226,10 @@ class RealArrivals(ArrivalGrid):
         self._owed = {i: debt for i, debt in self._owed.items() if debt.expires > now}
 
     def _look(self, waiting: dict[str, Any], most: int) -> list[Message]:
-        """Return what has come to those messages that were looked at longest ago."""
+        """Return replies to the messages that were checked longest ago."""
         ids = list(islice(waiting, most))
         for message_id in ids:
-            # The last one now.
+            # Move it to the end.
             waiting[message_id] = waiting.pop(message_id)
         return list(self.grid.pull_messages(ids))
 
@@ -247,14 +246,14 @@ class RealArrivals(ArrivalGrid):
     def first_replies(
         self, messages: list[Message], wanted: int | None, timeout: float | None
     ) -> list[Message]:
-        """Push the messages and pull until enough valid replies are in.
+        """Push the messages and pull until there are enough valid replies.
 
-        If fewer than ``wanted`` can still come, the round closes with those, which the
-        log says.
+        If fewer than ``wanted`` can still arrive, the round closes with those and a
+        warning.
         """
         self.drain()
         messages = self._without_silent(messages)
-        # What must be in a reply to training need not be in one to anything else.
+        # `is_valid` checks replies to training only.
         everybody = wanted is None
         wanted = len(messages) if wanted is None else min(wanted, len(messages))
         wait = self.longest if timeout is None else min(timeout, self.longest)
@@ -264,16 +263,16 @@ class RealArrivals(ArrivalGrid):
         valid = 0
         patience = _Patience(wait)
         while current and valid < wanted:
-            # Where the first count, and before the round closes, all are looked at.
+            # Check all if the first replies count, and before the round closes.
             over = patience.is_over()
             most = len(current) if over or first else LOOKED_AT
-            # At one look, what was created first is taken to have arrived first.
+            # Within one pull, replies are ordered by their creation.
             arrived = sorted(
                 self._look(current, most),
                 key=lambda r: (r.metadata.created_at, r.metadata.src_node_id),
             )
             for reply in arrived:
-                # Not what answers nothing, or comes twice.
+                # Skip unexpected and repeated replies.
                 message = current.pop(reply.metadata.reply_to_message_id, None)
                 if message is None:
                     continue
@@ -287,7 +286,7 @@ class RealArrivals(ArrivalGrid):
                     self.dropped += 1
             if over:
                 break
-            # Where some have answered of very many, others have as well by now.
+            # After a partial check with replies, others have probably answered as well.
             on = arrived and len(current) > most
             if current and valid < wanted and not on:
                 self.drain()
@@ -308,7 +307,7 @@ class RealArrivals(ArrivalGrid):
         return replies
 
     def _without_silent(self, messages: list[Message]) -> list[Message]:
-        """Return the messages to the nodes that are not left alone."""
+        """Return the messages to nodes that are not paused."""
         kept: list[Message] = []
         left: list[Message] = []
         busy = self._busy()
@@ -317,7 +316,7 @@ class RealArrivals(ArrivalGrid):
             alone = node in busy or self._is_silent(node, kind)
             (left if alone else kept).append(message)
         if not kept:
-            # There is nobody else to train with.
+            # Nobody else can train.
             kept = [
                 m
                 for m in left
@@ -334,7 +333,7 @@ class RealArrivals(ArrivalGrid):
     def _push(self, messages: list[Message]) -> dict[str, Message]:
         """Return the messages that could be sent, by their ids."""
         ids = list(self.grid.push_messages(messages))
-        # Flower gives no id for a message that it could not send.
+        # Flower returns no id for a message that it could not send.
         current = {i: m for i, m in zip(ids, messages, strict=False) if i}
         if len(current) != len(messages):
             missing = len(messages) - len(current)
@@ -343,7 +342,7 @@ class RealArrivals(ArrivalGrid):
 
 
 class _Patience:
-    """How long replies are waited for, how often they are looked for, what is said."""
+    """The waiting time of a round, the pauses between pulls, and log messages."""
 
     def __init__(self, timeout: float) -> None:
         self._began = time.monotonic()
@@ -354,7 +353,7 @@ class _Patience:
         return time.monotonic() >= self._began + self._timeout
 
     def wait(self, missing: Iterable[str]) -> None:
-        """Wait until it is time to look again; say now and then who is missing."""
+        """Wait until the next pull; log now and then who is missing."""
         waited = time.monotonic() - self._began
         if waited >= self._next_word:
             self._next_word *= 2

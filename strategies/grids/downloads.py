@@ -1,4 +1,4 @@
-"""The size of a reply, checked before it is downloaded."""
+"""Check the size of a reply before it is downloaded."""
 
 import contextlib
 import math
@@ -22,23 +22,23 @@ class ReplyTooLargeError(ValueError):
 
 
 class Downloads:
-    """Pulls replies from the SuperLink, none of which may be larger than expected.
+    """Pulls replies from the SuperLink, up to a limit of their size.
 
-    Flower downloads all objects of a reply, and decodes them, in one call. No manifest
-    has their sizes, but each answer of the SuperLink has its own in its header, which
-    httpx shows to its event hooks before it reads the body.
+    Flower downloads and decodes all objects of a reply in one call. No manifest has
+    their sizes, but each response has a content length, which httpx passes to its event
+    hooks before it reads the body.
 
     Parameters
     ----------
     grid : Grid
-        Flower's grid. Replies of one that does not speak HTTP have no limit.
+        Flower's grid. Without HTTP there is no limit.
     """
 
     def __init__(self, grid: Grid) -> None:
         self._grid = grid
         self._most = math.inf
         self._reply = ""
-        # Objects of the reply that is being pulled: their sizes, as far as known.
+        # Sizes of the objects of the reply that is being pulled; 0 if unknown.
         self._sizes: dict[str, int] = {}
         self._lock = threading.Lock()
         # Flower offers no other way to its connection.
@@ -47,7 +47,7 @@ class Downloads:
             self._runtime._client.event_hooks["response"].append(self._check)
 
     def pull(self, message_id: str, most: float) -> Iterable[Message]:
-        """Return the reply to a message if it has come.
+        """Return the reply to a message if it has arrived.
 
         Raises `ReplyTooLargeError` if it has more than ``most`` bytes; the SuperLink
         then drops it.
@@ -81,7 +81,7 @@ class Downloads:
         elif path.endswith("/pull-object"):
             wanted = PullObjectRequest.FromString(response.request.content).object_id
             with self._lock:
-                # Flower's threads go on for a moment with a reply that was refused.
+                # Flower's threads continue for a moment with a refused reply.
                 if wanted not in self._sizes:
                     self._refuse()
                 self._sizes[wanted] = size
@@ -93,7 +93,7 @@ class Downloads:
         raise ReplyTooLargeError(f"it has more than {self._most:,.0f} bytes")
 
     def _drop(self) -> None:
-        """Let the SuperLink forget the reply: it keeps it until the run ends."""
+        """Let the SuperLink drop the reply, which it keeps until the run ends."""
         if self._reply:
             request = ConfirmMessageReceivedRequest(
                 node=self._grid.node,  # type: ignore[attr-defined]

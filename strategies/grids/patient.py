@@ -1,4 +1,4 @@
-"""A grid that no reply and no outage of the SuperLink brings down."""
+"""A grid that survives unreadable replies and outages of the SuperLink."""
 
 import math
 import time
@@ -16,23 +16,23 @@ from flwr.supercore.run import Run
 from flwr_frl.strategies.grids.downloads import Downloads
 from flwr_frl.task.settings import SettingsError
 
-# Seconds for which a SuperLink that cannot serve a request is asked again, and the
-# pauses between: they double from the first to the longest.
+# Seconds for which a request to an unavailable SuperLink is repeated, and the pauses in
+# between, which double from the first to the longest.
 OUTAGE_LIMIT = 600.0
 FIRST_PAUSE, LONGEST_PAUSE = 1.0, 60.0
-# Code of an error reply in the place of one that Flower cannot read.
+# Code of the error reply that replaces an unreadable one.
 UNREADABLE = 2
 
 T = TypeVar("T")
 
 
 class GridDecorator(Grid):
-    """A grid around another, to which it hands everything on.
+    """A grid that passes all calls on to another grid.
 
     Parameters
     ----------
     grid : Grid
-        The grid that does the work.
+        The decorated grid.
     """
 
     def __init__(self, grid: Grid) -> None:
@@ -40,11 +40,11 @@ class GridDecorator(Grid):
 
     @property
     def in_process(self) -> bool:
-        """Whether clients are calls in this process, of which no other can come."""
+        """True if clients run in this process, so that no others can connect."""
         return getattr(self.grid, "in_process", False)
 
     def forgive(self) -> None:
-        """Ask nodes again that have been left alone for their silence."""
+        """End the pauses of silent nodes."""
         if forgive := getattr(self.grid, "forgive", None):
             forgive()
 
@@ -71,7 +71,7 @@ class GridDecorator(Grid):
         return self.grid.get_node_ids()
 
     def get_nodes(self) -> Iterable[Any]:
-        """Return what the SuperLink knows of the nodes; nothing in simulation."""
+        """Return the SuperLink's information about the nodes; nothing in simulation."""
         known = getattr(self.grid, "get_nodes", None)
         return known() if known else []
 
@@ -88,30 +88,30 @@ class GridDecorator(Grid):
 
 
 class _Open(NamedTuple):
-    """A message without its content, and how many bytes its reply may have."""
+    """A message without its content, and the size limit of its reply in bytes."""
 
     message: Message
     most: float
 
 
 class PatientGrid(GridDecorator):
-    """Waits out a SuperLink that cannot serve, and gets every reply by itself.
+    """Waits out outages of the SuperLink, and pulls every reply separately.
 
-    Flower takes replies apart while it pulls them, without a guard: what one client
-    sends can raise anything, and the replies that came in the same pull are lost with
-    it. So replies are pulled one by one, and what cannot be read becomes an error reply
-    of that node. An answer of 500, as while its database is locked, is no end: a pull
-    stops there, and all else is asked again for `OUTAGE_LIMIT`.
-    A message that is pushed again is delivered once: its id is its content's digest,
-    and the SuperLink keeps one of each.
+    Flower decodes replies while it pulls them, without a guard: one client's reply can
+    raise anything, and all replies of the same pull are lost. So replies are pulled one
+    by one, and an unreadable one becomes an error reply of its node. If the SuperLink
+    answers with 500, as while its database is locked, a pull stops there, and other
+    requests are repeated for `OUTAGE_LIMIT`. A message that is pushed again is
+    delivered once: its id is a digest of its content, and the SuperLink keeps one of
+    each.
 
     Parameters
     ----------
     grid : Grid
         Flower's grid.
     largest_reply : callable
-        How many bytes a reply to a message of a kind may have, asked as it is pushed;
-        a larger one is not downloaded.
+        Returns the size limit in bytes of replies to a kind of message when it is
+        pushed. Larger replies are not downloaded.
     """
 
     def __init__(
@@ -120,23 +120,23 @@ class PatientGrid(GridDecorator):
         super().__init__(grid)
         self._largest_reply = largest_reply
         self._downloads = Downloads(grid)
-        # The messages whose replies have not come yet.
+        # Messages that await replies.
         self._open: dict[str, _Open] = {}
-        # Those at which pulls have stopped, and that have not been looked at since.
+        # Messages at which a pull has stopped, not checked since.
         self._stopped: set[str] = set()
 
     def get_node_ids(self) -> Iterable[int]:
-        """Return the nodes, once the SuperLink says them."""
+        """Return the nodes, once the SuperLink is available."""
         return self._insist(lambda: list(self.grid.get_node_ids()))
 
     def get_nodes(self) -> Iterable[Any]:
-        """Return what is known of the nodes, once the SuperLink says it."""
+        """Return information about the nodes, once the SuperLink is available."""
         return self._insist(lambda: list(super(PatientGrid, self).get_nodes()))
 
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
-        """Push messages, once the SuperLink takes them; no id: it refused one."""
+        """Push messages, once the SuperLink is available; an id is empty if refused."""
         messages, now = list(messages), time.time()
-        # No reply comes after a message's time.
+        # Expired messages get no reply.
         self._open = {i: o for i, o in self._open.items() if _ends(o.message) > now}
         kinds = {message.metadata.message_type for message in messages}
         most = {kind: self._largest_reply(kind) for kind in kinds}
@@ -170,15 +170,15 @@ class PatientGrid(GridDecorator):
             pause = min(2 * pause, LONGEST_PAUSE)
 
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
-        """Return the replies that have come, each message's once.
+        """Return the replies that have arrived, one a message.
 
-        In an outage that is noticed, and logged, at the first message.
+        An outage is detected and logged at the first message.
         """
         self._stopped &= self._open.keys()
         replies = []
-        # What stopped a pull comes last, so that it can stop no other reply for long.
+        # Messages that stopped a pull come last, so that they do not block others.
         for message_id in sorted(message_ids, key=self._stopped.__contains__):
-            # What is not open has been answered: nothing counts twice.
+            # Messages that are not open have been answered.
             if message_id not in self._open:
                 continue
             try:
@@ -197,7 +197,7 @@ class PatientGrid(GridDecorator):
         return replies
 
     def _pull(self, message_id: str) -> Message | None:
-        """Return the reply to a message; one that cannot be used as an error."""
+        """Return the reply to a message, or an error reply if it is unusable."""
         message, most = self._open[message_id]
         try:
             for reply in self._downloads.pull(message_id, most):
@@ -211,9 +211,9 @@ class PatientGrid(GridDecorator):
         return None
 
     def _check(self, reply: Message, message: Message) -> None:
-        """Raise unless a reply is to a message, by its node or the SuperLink's error.
+        """Raise unless a reply answers a message, from its node or the SuperLink.
 
-        Flower takes the envelope from what the client has sent.
+        The envelope is what the client has sent, so it may be forged.
         """
         about, asked = reply.metadata, message.metadata
         if about.reply_to_message_id != asked.message_id:
@@ -228,7 +228,7 @@ def _ends(message: Message) -> float:
 
 
 def _is_outage(error: httpx.HTTPError) -> bool:
-    """Return whether it is not the request that is wrong."""
+    """Return whether the server rather than the request is at fault."""
     if isinstance(error, httpx.HTTPStatusError):
         return error.response.status_code >= 500
     return isinstance(error, httpx.TransportError)

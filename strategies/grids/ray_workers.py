@@ -14,47 +14,45 @@ from flwr.common import log
 
 from flwr_frl.task.settings import SettingsError
 
-# Processes that share a GPU: more only wait for each other, and each takes memory.
+# Processes that share a GPU; more would wait for each other and take memory.
 WORKERS_A_GPU = 4
-# Seconds in which the address of a Ray cluster must answer, and in which one of its
-# workers must start.
+# Seconds within which a Ray cluster must answer, and one of its workers must start.
 ANSWERS_WITHIN, STARTS_WITHIN = 10.0, 300.0
-# After so many starts in a row that failed, a worker is given up.
+# Number of consecutive failed starts after which a worker is given up.
 MOST_STARTS = 3
-# Workers of the last run in this process, by how many they are and the share of a GPU
-# that each has.
+# Workers of the last run in this process, by their number and their share of a GPU.
 _pool: dict[tuple[int, float], list[Any]] = {}
-# When the files of the modules were written that workers may have imported.
+# Modification times of modules that workers may have imported.
 _written: dict[str, int] = {}
 
 
 class RayWorkers:
-    """Workers, of which each gets work only when it has said that it is there.
+    """Worker processes, which get work once they have started.
 
-    They are one a core of the cluster on the CPU, and `WORKERS_A_GPU` a GPU, which Ray
-    hands out; a GPU that is named by its number is shared by as many. They stay for the
-    next run in this process, unless a module has been edited since.
+    There is one worker a core of the cluster on the CPU, and `WORKERS_A_GPU` a GPU,
+    which Ray assigns; a GPU that is named by its number is shared by the same number.
+    They are reused by the next run in this process, unless a module has been edited.
 
     Parameters
     ----------
     kind : type
-        Of the workers; has a method ``ready``.
+        Class of the workers, with a method ``ready``.
     device : str
         The setting of this name.
 
     Attributes
     ----------
     idle : list
-        Those that have nothing to do.
+        Workers without work.
     starting : dict
-        Ray's handle of a worker's word that it is there to the worker.
+        Workers that are starting, by Ray's handle of their ``ready``.
     """
 
     def __init__(self, kind: type, device: str) -> None:
         import ray
 
         if not ray.is_initialized():
-            # Those of a Ray that was shut down since are none of this one's.
+            # Workers of an earlier Ray session are invalid.
             _pool.clear()
             _start_ray()
         self._ray: Any = ray
@@ -62,14 +60,13 @@ class RayWorkers:
         self.count, self._share = shares(device, ray.cluster_resources())  # type: ignore[no-untyped-call]
         key = self.count, self._share
         if _are_edited() or key not in _pool:
-            # Those that are there have imported what modules were; others would hold
-            # the cores that these wait for.
+            # Earlier workers have imported old modules, and hold the cores.
             for worker in (w for workers in _pool.values() for w in workers):
                 ray.kill(worker)
             _pool.clear()
             _pool[key] = []
         self._workers = _pool[key]
-        # Also in the place of those that the run before has given up.
+        # Also replaces workers that the last run has given up.
         while len(self._workers) < self.count:
             self._workers.append(self._new())
         self.idle: list[Any] = []
@@ -86,7 +83,7 @@ class RayWorkers:
         self.starting[worker.ready.remote()] = worker
 
     def welcome(self, handle: Any) -> None:
-        """Take a worker's word; another one starts in the place of a dead one."""
+        """Add a started worker to the idle ones, or replace it if it has died."""
         worker = self.starting.pop(handle)
         try:
             self._ray.get(handle)
@@ -99,7 +96,7 @@ class RayWorkers:
             self._since = time.monotonic()
 
     def bury(self, worker: Any) -> None:
-        """Replace a worker that has died; the idle ones may have died with it."""
+        """Replace a dead worker, and check the idle ones, which may be dead as well."""
         self._replace(worker, 0)
         for other in self.idle:
             self._await(other)
@@ -115,18 +112,18 @@ class RayWorkers:
             self._await(new)
 
     def end(self, workers: Iterable[Any]) -> None:
-        """End workers and what they are doing; the next run starts others."""
+        """Kill workers and their tasks; the next run starts others."""
         for worker in workers:
             self._ray.kill(worker)
             self._workers.remove(worker)
 
     def patience(self) -> float:
-        """Return for how many more seconds a worker may start.
+        """Return the remaining seconds for a worker to start.
 
         Raises
         ------
         SettingsError
-            If none has started in the time that it had.
+            If none has started in time.
         """
         left = self._since + STARTS_WITHIN - time.monotonic()
         if not self.starting:
@@ -137,18 +134,18 @@ class RayWorkers:
 
 
 def _are_edited() -> bool:
-    """Return whether a module of this process has another file than it had last time.
+    """Return whether a module's file has changed since the last call.
 
-    Installed packages are not looked at.
+    Installed packages are not checked.
     """
-    found: dict[str, int] = {}
+    written: dict[str, int] = {}
     for name, module in list(sys.modules.items()):
         path = str(getattr(module, "__dict__", {}).get("__file__") or "")
         if path and not path.startswith((sys.prefix, sys.base_prefix)):
             with contextlib.suppress(OSError):
-                found[name] = os.stat(path).st_mtime_ns
-    edited = any(_written.get(name, at) != at for name, at in found.items())
-    _written.update(found)
+                written[name] = os.stat(path).st_mtime_ns
+    edited = any(_written.get(name, at) != at for name, at in written.items())
+    _written.update(written)
     return edited
 
 

@@ -1,4 +1,4 @@
-"""A grid on which a speed model says whose replies come first, and what time it is."""
+"""A grid whose speed model determines the order of replies and the simulated time."""
 
 from collections.abc import Callable
 from typing import cast
@@ -16,23 +16,23 @@ def _round_of(message: Message) -> int:
 
 
 class SimulatedArrivals(ArrivalGrid):
-    """The first replies are those of the fastest clients by a speed model.
+    """Close rounds at the replies of the fastest clients by a speed model.
 
-    Clients that would not be among them are not even asked. A clock counts the rounds'
-    times: the slowest used client plus the communication.
+    Slower clients are not asked at all. A clock adds up the rounds' times: that of the
+    slowest used client plus the communication.
 
     Parameters
     ----------
     grid : Grid
         The simulation's grid.
     speeds : SpeedModel
-        Who is how fast.
+        Computation time of each client.
     communication_time : float
-        Time that a round takes besides, in the unit of the speeds.
+        Additional time of a round, in the unit of the speeds.
     position_of : callable
-        A node's position in the order of the clients' names.
+        Returns a node's position in the order of the clients' names.
     seconds : float, default 0
-        Where the clock starts.
+        Initial time of the clock.
     """
 
     def __init__(
@@ -52,10 +52,10 @@ class SimulatedArrivals(ArrivalGrid):
     def first_replies(
         self, messages: list[Message], wanted: int | None, timeout: float | None
     ) -> list[Message]:
-        """Send training messages only to the fastest clients, and move the clock.
+        """Send training messages to the fastest clients only, and advance the clock.
 
-        In the place of a reply that does not count comes the next one. Other messages
-        go to all and cost no time.
+        An invalid reply is replaced by that of the next client. Other messages are sent
+        to all clients and take no time.
         """
         if not messages or messages[0].metadata.message_type != MessageType.TRAIN:
             return list(self.grid.send_and_receive(messages, timeout=timeout))
@@ -71,7 +71,7 @@ class SimulatedArrivals(ArrivalGrid):
         while left and missing > 0:
             asked, left = left[:missing], left[missing:]
             last = arrival(asked[-1])[0]
-            # Back in the order in which the strategy sent them.
+            # Restore the strategy's order.
             chosen = {message.metadata.dst_node_id for message in asked}
             batch = [m for m in messages if m.metadata.dst_node_id in chosen]
             came = list(self.grid.send_and_receive(batch, timeout=timeout))

@@ -1,8 +1,8 @@
 """Grids for simulation: Flower's Grid in one process, or over all cores with Ray.
 
-Flower's own simulation engine (``flwr run .``) looks through all nodes for messages ten
-times a second and ships the app with each message; with 1,000 clients that is most of
-the time. These call the ClientApp directly: one message costs well under a millisecond.
+Flower's own simulation engine (``flwr run .``) polls all nodes for messages ten times a
+second and sends the app with each message, which takes most of the time with 1,000
+clients. These grids call the ClientApp directly; a message takes well under 1 ms.
 """
 
 import itertools
@@ -28,7 +28,7 @@ from flwr_frl.strategies.server.client_manager import ANSWERS_NO_QUERY
 from flwr_frl.task.settings import ResourceError, SettingsError, need
 
 CLIENT_APP_ERROR = 2
-# Chunks that each Ray worker gets of a large batch: enough to even out the load.
+# Chunks of a large batch for each Ray worker, enough to balance the load.
 CHUNKS_A_WORKER = 4
 
 
@@ -38,11 +38,11 @@ def answer(
     contexts: Sequence[Context],
     tracebacks: dict[str, str],
 ) -> list[Message]:
-    """Answer messages as a node would: an exception becomes an error reply.
+    """Answer messages like a node: an exception becomes an error reply.
 
-    ``contexts``, one for each message's node, are changed in place. ``tracebacks`` gets
-    the traceback of each exception by its reason; bad input (`SettingsError`) and an
-    app that answers no queries have none. A `ResourceError` ends the run.
+    ``contexts``, one for each message's node, are changed in place. ``tracebacks``
+    receives the traceback of each exception by its reason, except for a `SettingsError`
+    and an app without a query handler. A `ResourceError` ends the run.
     """
 
     def reply(message: Message, context: Context) -> Message:
@@ -57,13 +57,13 @@ def answer(
             return Message(Error(CLIENT_APP_ERROR, reason), reply_to=message)
 
     works = [partial(reply, *pair) for pair in zip(messages, contexts, strict=True)]
-    # Ours may let clients train together.
+    # flwr-frl's app can train clients together.
     together = getattr(app, "together", None)
     return together(works) if together else [work() for work in works]
 
 
 class InlineGrid(Grid):
-    """Flower's Grid in one process: messages are calls of the ClientApp.
+    """Flower's Grid in one process: a message is a call of the ClientApp.
 
     Parameters
     ----------
@@ -75,7 +75,7 @@ class InlineGrid(Grid):
         The clients' run config.
     """
 
-    # Nothing lies between it and the clients, so there is nothing to be patient with.
+    # No outages, and no clients that connect later.
     in_process = True
 
     def __init__(
@@ -86,7 +86,7 @@ class InlineGrid(Grid):
     ) -> None:
         self._app = client_app
         self._run = Run.create_empty(run_id=1)
-        # Flower refuses to build a Message outside of a run.
+        # Flower cannot build a Message outside of a run.
         TaskIdentity.run_id, TaskIdentity.task_id, TaskIdentity.node_id = 1, 1, 0
         self.contexts = {
             i + 1: Context(
@@ -99,11 +99,11 @@ class InlineGrid(Grid):
             for i in range(num_clients)
         }
         self._pending: dict[str, Message] = {}
-        # Reasons of exceptions whose tracebacks have been shown.
+        # Reasons of exceptions whose tracebacks have been logged.
         self._shown: set[str] = set()
 
     def _show(self, tracebacks: dict[str, str]) -> None:
-        """Log each client's exception once: there is no log of theirs to look into."""
+        """Log each exception of clients once, as they have no log of their own."""
         for reason, text in tracebacks.items():
             if reason not in self._shown:
                 self._shown.add(reason)
@@ -133,7 +133,7 @@ class InlineGrid(Grid):
         return list(self.contexts)
 
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
-        """Take messages and return their ids; pulling answers them."""
+        """Store messages and return their ids; pulling answers them."""
         ids = []
         for message in messages:
             message.metadata.__dict__["_message_id"] = str(uuid4())
@@ -157,15 +157,15 @@ class InlineGrid(Grid):
         return self.pull_messages(self.push_messages(messages))
 
     def close(self) -> None:
-        """End what is being done and nobody waits for: here nothing."""
+        """Cancel unfinished work; none in one process."""
 
 
 class RayGrid(InlineGrid):
-    """Flower's Grid over Ray workers; the numbers of `InlineGrid`, to rounding.
+    """Flower's Grid over Ray workers; same numbers as `InlineGrid`, up to rounding.
 
-    Nodes' contexts stay in this process and travel with the messages. Messages travel
-    in chunks, in which what they share is serialised once. What a worker was doing when
-    it died, or its machine did, is done once more by another one.
+    Nodes' contexts stay in this process and are sent with the messages. Messages are
+    sent in chunks, in which shared objects are serialised once. If a worker or its
+    machine dies, another worker repeats its chunk once.
     """
 
     def __init__(
@@ -184,16 +184,16 @@ class RayGrid(InlineGrid):
         self._shared_app = ray.put(client_app)
         self._together = int(getattr(client_app, "size", 1))
         self._queue: deque[list[Message]] = deque()
-        # Ray's handle of a running chunk to the worker and the chunk.
+        # Worker and messages of each running chunk, by Ray's handle.
         self._running: dict[Any, tuple[Any, list[Message]]] = {}
         self._replies: dict[str, Message] = {}
-        # Messages whose worker has died.
+        # Messages that were queued again as their worker died.
         self._retried: set[str] = set()
-        # Messages that are being answered, but nobody waits for any more.
+        # Messages in progress whose replies are no longer awaited.
         self._given_up: set[str] = set()
 
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
-        """Hand messages to the workers and return their ids."""
+        """Queue messages for the workers and return their ids."""
         ids = list(super().push_messages(messages))
         waiting = [self._pending.pop(i) for i in ids]
         self._queue.extend(split(waiting, self._workers.count, self._together))
@@ -201,7 +201,7 @@ class RayGrid(InlineGrid):
         return ids
 
     def _collect(self, timeout: float | None) -> None:
-        """Take what is finished, waiting for the first, and keep the workers busy."""
+        """Wait for the first finished chunk, and give idle workers new ones."""
         workers = self._workers
         if self._queue and not self._running and not workers.idle:
             left = workers.patience()
@@ -237,7 +237,7 @@ class RayGrid(InlineGrid):
             replies, contexts = [Message(failure, reply_to=m) for m in messages], []
         ids = {message.metadata.message_id for message in messages}
         if ids & self._given_up:
-            # A client's state of then must not take the place of a newer one.
+            # A client's old state must not replace a newer one.
             self._given_up -= ids
             return
         for context in contexts:
@@ -246,9 +246,9 @@ class RayGrid(InlineGrid):
             self._replies[reply.metadata.reply_to_message_id] = reply
 
     def _again(self, messages: list[Message]) -> bool:
-        """Queue the messages of a worker that has died, each by itself, but only once.
+        """Queue the messages of a dead worker again, separately and only once.
 
-        One of them may be what it died of; the others' clients shall not pay for it.
+        One of them may have killed it, which must not affect the other clients.
         """
         ids = {message.metadata.message_id for message in messages}
         if ids & (self._retried | self._given_up):
@@ -258,14 +258,14 @@ class RayGrid(InlineGrid):
         return True
 
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
-        """Return the replies that are there."""
+        """Return the replies that have arrived."""
         self._collect(0.0)
         return [self._replies.pop(i) for i in message_ids if i in self._replies]
 
     def send_and_receive(
         self, messages: Iterable[Message], *, timeout: float | None = None
     ) -> Iterable[Message]:
-        """Hand messages to the workers; return the replies that come in time."""
+        """Queue messages for the workers; return the replies that arrive in time."""
         deadline = None if timeout is None else time.monotonic() + timeout
         ids = list(self.push_messages(messages))
         while any(i not in self._replies for i in ids):
@@ -277,16 +277,16 @@ class RayGrid(InlineGrid):
         return self.pull_messages(ids)
 
     def close(self) -> None:
-        """End what a run that was interrupted has left.
+        """Cancel the work of an interrupted run.
 
-        The next one would wait for it, and take the states that it writes for its own.
+        The next run would otherwise wait for it and receive its states.
         """
         self._queue.clear()
         self._workers.end(worker for worker, _ in self._running.values())
         self._running.clear()
 
     def _give_up(self, ids: list[str]) -> None:
-        """Let nobody begin with messages, or wait for what is being done of them."""
+        """Remove messages from the queue, and ignore those in progress."""
         late = {i for i in ids if i not in self._replies}
         queued = [m for m in self._queue if m[0].metadata.message_id not in late]
         self._queue = deque(queued)
@@ -297,10 +297,10 @@ class RayGrid(InlineGrid):
 def split(
     messages: Sequence[Message], workers: int, together: int
 ) -> list[list[Message]]:
-    """Return messages in chunks: as many for each worker, or some wait for the others.
+    """Return messages in chunks of nearly equal size, equally many for each worker.
 
-    Clients can train together only where they are, so that a chunk is of as many as do,
-    if that leaves nobody without one.
+    Only clients of the same chunk can train together, so a chunk has ``together``
+    messages if that leaves no worker idle.
     """
     each = min(CHUNKS_A_WORKER, -(-len(messages) // (workers * together)))
     chunks = min(len(messages), workers * each)
@@ -313,7 +313,7 @@ class _Worker:
     """Answers messages in a Ray worker process."""
 
     def ready(self) -> None:
-        """Be there."""
+        """Return once the worker has started."""
 
     def answer(
         self, app: ClientApp, messages: list[Message], contexts: list[Context]
@@ -321,14 +321,14 @@ class _Worker:
         tracebacks: dict[str, str] = {}
         former = [_content(context.state) for context in contexts]
         replies = answer(app, messages, contexts, tracebacks)
-        # A test of all clients would ship all their models back as they came.
+        # Send changed states only: an evaluation changes none.
         pairs = zip(contexts, former, strict=True)
         changed = [c for c, before in pairs if _content(c.state) != before]
         return replies, changed, tracebacks
 
 
 def _content(state: RecordDict) -> dict[str, dict[str, Any]]:
-    """Return a copy of a state to compare with; arrays are replaced, never changed."""
+    """Return a copy of a state for comparison; arrays are never changed in place."""
     found = {name: dict(record) for name, record in state.items()}
     return {
         name: own if isinstance(state[name], ArrayRecord) else deepcopy(own)

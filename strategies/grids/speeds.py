@@ -1,4 +1,4 @@
-"""Speed models: how long each simulated client takes for its part of a round.
+"""Speed models: the computation time of each simulated client in a round.
 
 SRPFL, section 5 and appendix C.
 """
@@ -27,7 +27,7 @@ from flwr_frl.task.settings import (
 Times = npt.NDArray[np.float64]
 
 FAST_MEAN, STRAGGLER_MEAN = 0.1, 10.0
-# Draws from which expected arrival times are estimated.
+# Number of draws from which expected arrival times are estimated.
 DRAWS = 1000
 
 
@@ -52,7 +52,7 @@ class SpeedModel:
     straggler_fraction : float, default 0.1
         Share of stragglers, in [0, 1].
     redraw : bool, default False
-        Whether ``groups`` draws all times anew in every round.
+        True if ``groups`` draws new times in every round.
     """
 
     def __init__(
@@ -92,7 +92,7 @@ class SpeedModel:
     def expected_arrivals(self, sampled: int) -> Times:
         """Return E[T_(n)], when the n-th of N sampled clients is done, for n = 1 … N.
 
-        It is the mean over 1,000 rounds.
+        Estimated by the mean over 1,000 rounds.
         """
         rng = np.random.default_rng([self.seed, 0xA221])
         total = np.zeros(sampled)
@@ -113,7 +113,7 @@ def _dynamic(model: SpeedModel, once: Generator, each: Generator) -> Times:
     return each.exponential(1 / rates)
 
 
-# Of a model, a generator that is the same in each round, and one that is not.
+# Each takes a model, a generator that is the same in each round, and one of the round.
 MODELS: dict[str, Callable[[SpeedModel, Generator, Generator], Times]] = {
     "fixed": lambda model, once, each: once.exponential(1.0, model.num_clients),
     "dynamic": _dynamic,
@@ -133,7 +133,7 @@ def read_times(path: Path, num_clients: int) -> Times:
     try:
         lines = path.read_text(encoding="utf-8").split()
         times = np.array([float(line) for line in lines])
-    # What is no text is a ValueError as well.
+    # Undecodable bytes are a ValueError as well.
     except (OSError, ValueError) as error:
         raise SettingsError(
             f"speed-model {str(path)!r}: {error}; it must have a number a line"
@@ -160,16 +160,16 @@ class SpeedSettings(Checked):
     Parameters
     ----------
     speed_model : str, default "none"
-        ``none``: replies come when they come. ``fixed``: T_i ~ Exp(1), drawn once.
+        ``none``: no simulated speeds. ``fixed``: T_i ~ Exp(1), drawn once.
         ``dynamic``: λ_i ~ U[1/M, 1] drawn once, T_i ~ Exp(λ_i) in every round.
         ``groups``: mean 0.1, stragglers 10. ``correlated``: as ``fixed``, but sorted,
         for the partition ``class-groups``. Or a file with a time for each client.
     straggler_fraction : float, default 0.1
         Share of stragglers in ``groups``.
     redraw_speeds : bool, default False
-        Whether ``groups`` draws all times anew in every round, instead of once.
+        True if ``groups`` draws new times in every round instead of once.
     communication_time : float, default 0
-        Time that each round takes besides, in the unit of the speeds.
+        Additional time of each round, in the unit of the speeds.
     seed : int, default 0
         Fixes all times.
     """

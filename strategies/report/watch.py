@@ -12,7 +12,7 @@ from typing import Any
 
 from flwr.common import log
 
-from flwr_frl.strategies.hooks import RunHooks
+from flwr_frl.strategies.base import BaseStrategy
 from flwr_frl.strategies.report.output import log_os_errors
 from flwr_frl.strategies.report.results import STATUS, Row, quality, strict_json
 from flwr_frl.strategies.server.checks import several
@@ -29,7 +29,7 @@ class Watch:
 
     Parameters
     ----------
-    strategy : RunHooks
+    strategy : BaseStrategy
         The strategy, which manages the clients.
     directory : Path
         The folder of ``status.json``.
@@ -41,7 +41,7 @@ class Watch:
 
     def __init__(
         self,
-        strategy: RunHooks,
+        strategy: BaseStrategy,
         directory: Path,
         rounds: int,
         evaluated_on: str = "test",
@@ -74,10 +74,10 @@ class Watch:
         training = self.strategy.training
         self._add_problems(training, f"round {row['round']}")
         # The latest exchange is the evaluation if the round had one.
-        latest = getattr(self.strategy, "pending", training)
+        latest = self.strategy.pending
         if latest is not training:
             self._add_problems(latest, f"evaluation of round {row['round']}")
-        silent = training.silent if self.strategy.waits_for_all else []
+        silent = training.silent if self.strategy.participation.waits_for_all else []
         parts = [
             _describe(row, self.evaluated_on),
             joined and f"joined: {several(joined)}",
@@ -114,7 +114,7 @@ class Watch:
         return sorted(joined), left
 
     def _add_problems(self, exchange: PendingRound, when: str) -> None:
-        if self.strategy.waits_for_all or when.startswith("evaluation"):
+        if self.strategy.participation.waits_for_all or when.startswith("evaluation"):
             self._problems |= dict.fromkeys(exchange.silent, f"{when}: no reply")
         self._problems |= {n: f"{when}: {why}" for n, why in exchange.rejections}
 
@@ -138,7 +138,7 @@ class Watch:
                 "last-round": strategy.ledger.acknowledged.get(name, 0),
                 "num-examples": properties.get(name, {}).get("num-examples"),
                 "num-test-examples": properties.get(name, {}).get("num-test-examples"),
-                "quality": strategy.client_metrics.get(name, {}).get(measure),
+                "quality": strategy.evaluation.metrics.get(name, {}).get(measure),
                 "reason": refused.get(name) or self._problems.get(name, ""),
             }
             for name in sorted(names)
@@ -146,7 +146,7 @@ class Watch:
 
     def _write(self, state: str, rows: list[Row]) -> None:
         began = time.monotonic()
-        every = self.strategy.client_metrics.values()
+        every = self.strategy.evaluation.metrics.values()
         measure = quality({name for metrics in every for name in metrics})
         status = {
             "state": state,

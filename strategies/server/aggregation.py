@@ -1,9 +1,9 @@
-"""Rules by which replies become one model, whatever some of them say.
+"""Aggregation rules: the mean, and rules that are robust to Byzantine clients.
 
-All get the replies in the order of the clients' names. `mean` and `clip` hold one
-running sum, whatever the number of clients. `median`, `trimmed_mean`, `multi_krum` and
-`geometric_median` look at all clients' values of an array at once: besides the replies
-themselves, which lie in memory anyway, that takes n times the largest array in float64.
+All rules get the replies in the order of the clients' names. `weighted_mean` and `clip`
+hold one running sum, whatever the number of clients. `median`, `trimmed_mean`,
+`multi_krum` and `geometric_median` hold all clients' values of an array at once:
+besides the replies themselves, that takes n times the largest array in float64.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -16,12 +16,12 @@ import numpy.typing as npt
 from flwr_frl.strategies.server.replies import Arrays, NDArray, mean, rounded_to
 
 Floats = npt.NDArray[np.float64]
-# One client's arrays, decoded when they are asked for.
+# One client's arrays, decoded when called.
 Reply = Callable[[], Arrays]
 Sent = Mapping[str, NDArray]
 Rule = Callable[[Sequence[float], Sequence[Reply], Sent], Arrays | None]
 
-# `clip` about the point where the model would be if it moved as in the last round.
+# `clip` about the point that the model reaches if it repeats its last change.
 CENTERED_CLIP = "centered-clip"
 RULES = (
     "mean",
@@ -32,12 +32,12 @@ RULES = (
     "multi-krum",
     "geometric-median",
 )
-# Those that can weigh clients; in the others each has one vote.
+# Rules that use weights; in the others each client has one vote.
 WEIGHED = ("mean", "clip", CENTERED_CLIP, "geometric-median")
-# Those that need to know what was sent.
+# Rules that need the arrays that were sent.
 CENTRED = ("clip", CENTERED_CLIP, "multi-krum", "geometric-median")
-# The smoothed Weiszfeld algorithm's ν, as in its authors' experiments, and its
-# iterations: they make do with 3, as each is an exchange with the clients there.
+# ν of the smoothed Weiszfeld algorithm, as in its authors' experiments, and its number
+# of iterations. The authors use 3, as there each is a round with the clients.
 SMOOTHING, ITERATIONS = 1e-6, 100
 
 
@@ -49,9 +49,9 @@ def make_rule(name: str, byzantine_fraction: float, clip_norm: float) -> Rule:
     name : str
         One of `RULES`.
     byzantine_fraction : float
-        Share of the replies that may be lies, for `trimmed_mean` and `multi_krum`.
+        Fraction of Byzantine replies, for `trimmed_mean` and `multi_krum`.
     clip_norm : float
-        For `clip`, of both names.
+        Bound of ``clip`` and ``centered-clip``.
     """
     rules: dict[str, Rule] = {
         "mean": weighted_mean,
@@ -68,24 +68,24 @@ def make_rule(name: str, byzantine_fraction: float, clip_norm: float) -> Rule:
 def weighted_mean(
     weights: Sequence[float], replies: Sequence[Reply], sent: Sent
 ) -> Arrays | None:
-    """Return the mean; one liar moves it wherever it likes."""
+    """Return the mean, which a single Byzantine client can move anywhere."""
     return mean((w, reply()) for w, reply in zip(weights, replies, strict=True))
 
 
 def by_coordinate(combine: Callable[[Floats], Floats]) -> Rule:
-    """Return the rule that combines the values of each entry by themselves.
+    """Return the rule that combines the values of each entry independently.
 
-    ``combine`` takes values of shape (n, …), which it may sort, to shape (…).
+    ``combine`` maps values of shape (n, …), which it may sort in place, to shape (…).
     """
 
     def rule(weights: Sequence[float], replies: Sequence[Reply], sent: Sent) -> Arrays:
-        # The replies are views of what was received, and not copied as a whole.
+        # Decoded replies are views of the received bytes.
         decoded = [reply() for reply in replies]
-        found: Arrays = {}
+        combined: Arrays = {}
         for name, like in decoded[0].items():
             stacked = np.stack([d[name] for d in decoded]).astype(np.float64)
-            found[name] = rounded_to(like.dtype, combine(stacked))
-        return found
+            combined[name] = rounded_to(like.dtype, combine(stacked))
+        return combined
 
     return rule
 
@@ -98,7 +98,7 @@ def median(values: Floats) -> Floats:
 def trimmed_mean(values: Floats, share: float) -> Floats:
     """Return the mean without the largest and smallest values of each entry.
 
-    Of n, as many as `assumed_byzantine` says are left out at either end (Yin et al.).
+    `assumed_byzantine` of them are left out at either end (Yin et al.).
     """
     cut = assumed_byzantine(len(values), share)
     values.sort(axis=0)
@@ -111,12 +111,12 @@ def clip(
     sent: Sent,
     bound: float,
 ) -> Arrays | None:
-    """Return what was sent and the mean of the clients' changes, none of them long.
+    """Return the sent arrays plus the mean of the clients' clipped changes.
 
-    A change is scaled down to the norm ``bound``; where that is 0, to the median of
-    this round's norms, so that the more than half that are honest say how long a change
-    may be (cf. Karimireddy et al., ICML 2021). Of counters, as batch norms have them,
-    the median counts: they have no length beside weights.
+    A change is scaled down to the norm ``bound``. If that is 0, it is scaled to the
+    median of this round's norms, which an honest majority determines (cf. Karimireddy
+    et al., ICML 2021). Integer arrays, such as batch norms' counters, have no part in
+    the norm; their median is used.
     """
     centre = {name: value.astype(np.float64) for name, value in sent.items()}
 
@@ -149,9 +149,9 @@ def multi_krum(
 ) -> Arrays | None:
     """Return the mean of the n − f replies that lie closest together.
 
-    f is what `assumed_byzantine` says; closest are those with the smallest sums of
-    squared distances to their n − f − 2 nearest (Blanchard et al., NeurIPS 2017).
-    Counters, as batch norms have them, are no part of a distance.
+    f is `assumed_byzantine`. The closest replies have the smallest sums of squared
+    distances to their n − f − 2 nearest ones (Blanchard et al., NeurIPS 2017). Integer
+    arrays, such as batch norms' counters, have no part in the distance.
     """
     decoded = [reply() for reply in replies]
     n = len(decoded)
@@ -173,9 +173,9 @@ def geometric_median(
     """Return the point v with the least weighted sum of distances to the replies x_i.
 
     The smoothed Weiszfeld algorithm of RFA (Pillutla, Kakade and Harchaoui, IEEE
-    Transactions on Signal Processing 2022): v becomes the mean of the replies with the
-    weights w_i / max(ν, ‖v − x_i‖), again and again. It starts at what was sent, which
-    no reply can move. Of counters, as batch norms have them, the median counts.
+    Transactions on Signal Processing 2022): v is repeatedly replaced by the mean of the
+    replies with the weights w_i / max(ν, ‖v − x_i‖). It starts at the sent arrays,
+    which no reply can move. Of integer arrays the median is used.
     """
     decoded = [reply() for reply in replies]
     n = len(decoded)
@@ -192,20 +192,20 @@ def geometric_median(
         squares = products.diagonal() - 2 * along + c @ along
         c = votes / np.maximum(np.sqrt(np.maximum(squares, 0)), SMOOTHING)
         c /= c.sum()
-    found = cast(Arrays, mean(zip(c, decoded, strict=True)))
+    result = cast(Arrays, mean(zip(c, decoded, strict=True)))
     for name in (name for name in sent if not _is_float(sent[name])):
         values = np.stack([d[name] for d in decoded]).astype(np.float64)
-        found[name] = rounded_to(found[name].dtype, median(values))
-    return found
+        result[name] = rounded_to(result[name].dtype, median(values))
+    return result
 
 
 def bucketed(rule: Rule, size: int, rng: np.random.Generator) -> Rule:
-    """Return a rule that gets the means of buckets of replies in the replies' place.
+    """Return a rule that combines the means of buckets of replies.
 
     The replies are put into buckets of ``size`` in a random order (Karimireddy, He and
-    Jaggi, ICLR 2022). So what differs from client to client because its data do is
-    averaged out before the rule takes it for a lie. The last bucket may have fewer; a
-    bucket weighs as much as its replies together.
+    Jaggi, ICLR 2022), which averages out differences between the clients' data before
+    the rule could mistake them for attacks. The last bucket may be smaller; the weight
+    of a bucket is the sum of its replies' weights.
     """
 
     def rule_of_buckets(
@@ -218,7 +218,7 @@ def bucketed(rule: Rule, size: int, rng: np.random.Generator) -> Rule:
         def mean_of(bucket: npt.NDArray[np.int_]) -> Arrays:
             return cast(Arrays, mean((weights[i], replies[i]()) for i in bucket))
 
-        # Clients that all weigh nothing have no mean.
+        # Buckets of weight 0 have no mean.
         weighty = [i for i, total in enumerate(totals) if total]
         if not weighty:
             return None
@@ -229,10 +229,9 @@ def bucketed(rule: Rule, size: int, rng: np.random.Generator) -> Rule:
 
 
 def _changes(decoded: Sequence[Arrays], sent: Sent) -> Iterator[Floats]:
-    """Yield the clients' changes of each array that has lengths, of shape (n, size).
+    """Yield the clients' changes of each floating-point array, of shape (n, size).
 
-    Differences to what was sent, as sums of large squares say little of small
-    distances.
+    Changes rather than values, as small distances vanish in sums of large squares.
     """
     for name, value in sent.items():
         if _is_float(value):
@@ -242,7 +241,7 @@ def _changes(decoded: Sequence[Arrays], sent: Sent) -> Iterator[Floats]:
 
 
 def assumed_byzantine(n: int, share: float) -> int:
-    """Return how many of n replies may be lies: the share, rounded up, below half."""
+    """Return the assumed number of Byzantine replies: ⌈share · n⌉, below n/2."""
     return min(int(np.ceil(share * n - 1e-9)), (n - 1) // 2)
 
 
@@ -256,11 +255,11 @@ def norm(arrays: Mapping[str, NDArray]) -> float:
 
 
 def capped(weights: Sequence[float], share: float) -> list[float]:
-    """Return weights of which none is more than a share of their sum.
+    """Return weights none of which exceeds a share of their sum.
 
-    The largest are cut down to the same weight, the others stay. Where there are too
-    few for the share, all that are not 0 become equal. Of one or two nobody can say
-    who has too much: they stay.
+    The largest weights are reduced to the same value, the others are kept. If there are
+    too few weights for the share, all positive ones become equal. One or two weights
+    are kept as they are.
     """
     if len(weights) < 3:
         return list(weights)

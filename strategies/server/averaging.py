@@ -1,13 +1,12 @@
-"""From the replies that count to one model: weights, the rule, what is no model."""
+"""Average replies: the configured rule, its memory, and a check of the result."""
 
-import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import partial
 from logging import WARNING
-from typing import ClassVar
+from typing import Any
 
 import numpy as np
-from flwr.app import ArrayRecord, Message
+from flwr.app import ArrayRecord, Message, MetricRecord
 from flwr.common import log
 
 from flwr_frl.strategies.server.aggregation import (
@@ -18,224 +17,104 @@ from flwr_frl.strategies.server.aggregation import (
     bucketed,
     capped,
 )
+from flwr_frl.strategies.server.checks import InvalidReplyError
 from flwr_frl.strategies.server.client_manager import ClientManager
+from flwr_frl.strategies.server.evaluation import mean_loss
 from flwr_frl.strategies.server.pending_round import PendingRound
-from flwr_frl.strategies.server.privacy import ClientPrivacy, client_privacy
+from flwr_frl.strategies.server.privacy import ClientPrivacy
 from flwr_frl.strategies.server.replies import (
     Arrays,
+    as_float16,
     as_float32,
     check_metrics,
     is_finite,
+    single_metrics,
     to_record,
 )
-from flwr_frl.task.messages import NUM_EXAMPLES
-from flwr_frl.task.settings import SettingsError, require
+from flwr_frl.strategies.server.round_ledger import RoundLedger
+from flwr_frl.strategies.traits import Algorithm, StrategySettings
+from flwr_frl.task.messages import IS_CHANGE, NUM_EXAMPLES
+from flwr_frl.task.settings import SettingsError
 
-# Tells the draws of buckets from others of the same seed.
+# Distinguishes the draws of buckets from others of the same seed.
 BUCKETS = 0xB0C4
+# Key of the last change that `centered-clip` has made, in the strategy's state.
+LAST_CHANGE = "last-change"
 
 
-class Averaging:
-    """The part of a strategy that makes one model of many."""
+class Averaging(Algorithm, supports_client_dp=True):
+    """The part of a strategy that checks replies to training and combines them."""
 
-    # Whether anything is averaged, so that a rule for it can be chosen.
-    averages: ClassVar[bool] = True
-    # Whether all that others get to know of a client is its part of a `mean`. A class
-    # with an `aggregate` or `mean` of its own has to say so again: noise is refused for
-    # it otherwise.
-    supports_client_dp: ClassVar[bool] = True
-
-    # Whether replies are changes of what was sent, and not what has come of it.
-    replies_are_changes: ClassVar[bool] = False
-    # Whether the shared arrays keep their names, shapes and dtypes all along.
-    fixed_shapes: ClassVar[bool] = True
-
+    # Set by `BaseStrategy`, and by Flower's base class.
     arrayrecord_key: str
-    aggregation: str
-    bucket_size: int
-    seed: int
-    privacy: ClientPrivacy | None
-    server_dp_noise: float
-    server_dp_clip: float
-    server_dp_delta: float
-    pending: PendingRound
-    # What the last training began with.
-    trained_from: ArrayRecord | None = None
-    largest_share: float
+    settings: StrategySettings
+    state: dict[str, Any]
     clients: ClientManager
+    ledger: RoundLedger
+    # The last messages, and those of the last training.
+    pending: PendingRound
+    training: PendingRound
+    privacy: ClientPrivacy | None
     _rule: Rule
-    # By how much `centered-clip` has moved the model in the last round that counted.
-    _last_change: Arrays
-    # Settings that the last `aggregate` has used, and those of which it is said that it
-    # did not.
+    # Settings that the last `aggregate` has used, and those in the log's warnings.
     _used: set[str]
-    _idle: set[str]
-    transport: str
-    weighting: str
+    _warned: set[str]
 
-    def aggregate(
-        self, server_round: int, replies: list[Message]
-    ) -> ArrayRecord | None:
-        """Return the new shared arrays; the mean by default.
+    def _is_valid(self, reply: Message) -> bool:
+        try:
+            self.pending.check_content(reply)
+            self.check_train_reply(reply)
+        except InvalidReplyError:
+            return False
+        return True
 
-        Parameters
-        ----------
-        server_round : int
-            The round.
-        replies : list of Message
-            Those that count, at least one, in the order of the clients' names.
+    def check_train_reply(self, reply: Message) -> None:
+        """Raise `InvalidReplyError` unless a reply to training can count."""
+        self.pending.check(reply)
+        changes = self.traits.replies_are_changes
+        if changes and check_metrics(reply).get(IS_CHANGE) != 1:
+            raise InvalidReplyError(
+                f"does not say that it is a change, which {type(self).__name__} adds "
+                "to what it sent; a client must send the difference of its arrays from "
+                f"the received ones, and {IS_CHANGE!r}: 1 in its metrics"
+            )
+        weighted = self.settings.weighting == "examples"
+        check_metrics(reply, [NUM_EXAMPLES] if weighted else [])
+
+    def aggregate_train(
+        self, server_round: int, replies: Iterable[Message]
+    ) -> tuple[ArrayRecord | None, MetricRecord | None]:
+        """Combine the valid replies.
 
         Returns
         -------
-        ArrayRecord or None
-            The new arrays; None keeps the old ones.
+        arrays : ArrayRecord or None
+            The result of `aggregate`; None (the old arrays stay) without valid replies.
+        metrics : MetricRecord
+            `train_metrics`, ``clients``, ``rejected``, ``unanswered``, ``bytes-down``
+            and ``bytes-up``; ``epsilon`` and ``delta`` with noise.
         """
-        arrays = self.mean(replies)
-        return None if arrays is None else to_record(arrays)
-
-    def mean(self, replies: list[Message]) -> Arrays | None:
-        """Return what ``aggregation`` makes of replies; None if all weights are 0.
-
-        It is their mean, as ``weighting`` weighs it, unless another rule is chosen;
-        with ``server-dp-noise`` a private one.
-        """
-        self._used |= {"aggregation", "weighting"}
-        decoded = [partial(self.arrays, reply) for reply in replies]
+        pending = self.training = self.pending
+        valid = pending.close(replies, self.check_train_reply)
+        self.ledger.note_unused(pending.unused)
+        metrics = {"clients": len(valid), **pending.counts(), **pending.sizes()}
+        arrays = self._aggregate_checked(server_round, valid) if valid else None
+        if arrays is not None:
+            metrics |= self.train_metrics(valid)
+            self.ledger.acknowledge(pending.rounds(valid), server_round)
+            self.clients.settle()
         if self.privacy:
-            return self.privacy.mean(self.counted(replies), decoded, self.centre())
-        weights = self.weights(replies)
-        if self.aggregation == CENTERED_CLIP:
-            return self._clipped_about_last(weights, decoded)
-        centre = self.centre() if self.aggregation in CENTRED else {}
-        return self.rule(weights, decoded, centre)
+            metrics |= self.privacy.spent()
+        return arrays, single_metrics(metrics)
 
-    def _clipped_about_last(
-        self, weights: Sequence[float], decoded: Sequence[Reply]
-    ) -> Arrays | None:
-        """Return x + v, where v is the last round's and then this round's change.
+    def train_metrics(self, replies: list[Message]) -> dict[str, float]:
+        """Return metrics of at least one valid reply to training: ``train-loss``."""
+        return mean_loss(map(check_metrics, replies))
 
-        Centered clipping with one iteration a round (Karimireddy, He and Jaggi, ICML
-        2021): v ← v + mean_i (Δ_i − v) min(1, τ / ‖Δ_i − v‖), of the clients' changes
-        Δ_i of what was sent, x. That is `clip` about x + v. The server alone remembers:
-        v is 0 in the first round. In the paper workers send momentum besides; here a
-        Δ_i is what a client's local epochs add up to, and is not averaged over rounds.
-        """
-        sent = self.centre()
-        last = self._last_change
-        centre = {n: np.add(a, last[n]) if n in last else a for n, a in sent.items()}
-        moved = self.rule(weights, decoded, centre)
-        if moved is not None:
-            self._last_change = {
-                name: np.subtract(moved[name], array)
-                for name, array in sent.items()
-                if array.dtype.kind == "f"
-            }
-        return moved
-
-    @property
-    def rule(self) -> Rule:
-        """What ``aggregation`` names, over buckets where ``bucket-size`` asks for them.
-
-        Who is in which follows from the seed and the round alone.
-        """
-        self._used.add("aggregation")
-        if self.bucket_size < 2 or self.aggregation == "mean":
-            return self._rule
-        entropy = [self.seed, BUCKETS, self.pending.server_round]
-        return bucketed(self._rule, self.bucket_size, np.random.default_rng(entropy))
-
-    @rule.setter
-    def rule(self, rule: Rule) -> None:
-        self._rule = rule
-
-    def counted(self, replies: list[Message]) -> list[str]:
-        """Return the names of the clients whose mean change `mean` is.
-
-        A private mean is that of all who were asked: the others have changed nothing.
-        """
-        if self.privacy:
-            return sorted(map(self.pending.name_of, self.pending.asked))
-        return self.pending.names(replies)
-
-    def centre(self) -> Arrays:
-        """Return that from which the replies differ by the clients' changes.
-
-        It is what was sent, or zeros where replies are changes themselves.
-        """
-        sent = self.pending.expected[self.arrayrecord_key]
-        arrays = {name: array.numpy() for name, array in sent.items()}
-        if self.transport != "float32":
-            arrays = as_float32(arrays)
-        if self.replies_are_changes:
-            return {name: np.zeros_like(array) for name, array in arrays.items()}
-        return arrays
-
-    def weights(self, replies: list[Message]) -> list[float]:
-        """Return checked replies' weights: 1, or numbers of examples.
-
-        Nobody has more examples than it said in the beginning, or ``largest-share``.
-        """
-        self._used.add("weighting")
-        if self.weighting == "uniform":
-            return [1.0] * len(replies)
-        said = []
-        for reply in replies:
-            now = check_metrics(reply)[NUM_EXAMPLES]
-            said.append(min(now, self.declared(reply, NUM_EXAMPLES)))
-        return capped(said, self.largest_share)
-
-    def make_privacy(self) -> ClientPrivacy | None:
-        """Return what the settings ask for, if it can be counted for this algorithm."""
-        noise, clip = self.server_dp_noise, self.server_dp_clip
-        allowed = "0 for this algorithm: more is told of a client than a share of means"
-        valid = self.averages and self._tells_only_means()
-        require(valid or not noise, "server-dp-noise", noise, allowed)
-        for name, value, only in (
-            ("weighting", self.weighting, "uniform"),
-            ("aggregation", self.aggregation, "mean"),
-        ):
-            allowed = f"{only} with server-dp-noise"
-            require(value == only or not noise, name, value, allowed)
-        return client_privacy(noise, clip, self.server_dp_delta)
-
-    @classmethod
-    def _tells_only_means(cls) -> bool:
-        for base in cls.__mro__:
-            if "supports_client_dp" in vars(base):
-                return bool(vars(base)["supports_client_dp"])
-            if {"aggregate", "mean"} & vars(base).keys():
-                break
-        return False
-
-    def check_private(self, arrays: ArrayRecord) -> None:
-        """Raise `SettingsError` if noise would make a model of these arrays useless."""
-        if self.privacy is None:
-            return
-        for name, array in arrays.items():
-            if not array.dtype.startswith("float"):
-                raise SettingsError(
-                    f"server-dp-noise is {self.server_dp_noise}, but the shared model "
-                    f"has {name!r}, of {array.dtype}: there must be no batch norms in "
-                    "what is shared, as their statistics bear no noise"
-                )
-
-    def declared(self, reply: Message, name: str) -> float:
-        """Return a number of examples that a reply's client said in the beginning.
-
-        It is infinite for one that has said none.
-        """
-        known = self.clients.known.get(reply.metadata.src_node_id)
-        return float(known.properties.get(name, math.inf)) if known else math.inf
-
-    def arrays(self, reply: Message) -> Arrays:
-        """Return a checked reply's arrays, float16 ones of ``transport`` as float32."""
-        arrays = self.pending.arrays(reply, self.arrayrecord_key)
-        return arrays if self.transport == "float32" else as_float32(arrays)
-
-    def aggregate_checked(
+    def _aggregate_checked(
         self, server_round: int, replies: list[Message]
     ) -> ArrayRecord | None:
-        """Return what `aggregate` makes of replies, unless it is no model."""
+        """Return the result of `aggregate`; None if it is no model."""
         self._used.clear()
         try:
             with np.errstate(over="ignore", invalid="ignore"):
@@ -248,47 +127,164 @@ class Averaging:
             text = "round %d: nothing came of %d valid replies; the old arrays stay"
             log(WARNING, text, server_round, len(replies))
             return None
-        if not isinstance(arrays, ArrayRecord):
-            raise SettingsError(
-                f"{type(self).__name__}.aggregate returns a {type(arrays).__name__}; "
-                "it must be an ArrayRecord, as `to_record` makes it, or None"
-            )
-        self._check_like_sent(arrays)
+        sent = self.pending.sent if self.traits.fixed_shapes else None
+        check_like_sent(arrays, sent, f"{type(self).__name__}.aggregate")
         if not is_finite({name: array.numpy() for name, array in arrays.items()}):
             log(WARNING, "round %d is not finite; the old arrays stay", server_round)
             return None
         return arrays
 
+    def aggregate(
+        self, server_round: int, replies: list[Message]
+    ) -> ArrayRecord | None:
+        """Return the new shared arrays, by default the mean; None keeps the old ones.
+
+        Parameters
+        ----------
+        server_round : int
+            The round.
+        replies : list of Message
+            Valid replies, at least one, in the order of the clients' names.
+        """
+        arrays = self.mean(replies)
+        return None if arrays is None else to_record(arrays)
+
+    def mean(self, replies: list[Message]) -> Arrays | None:
+        """Return the aggregate of replies by ``aggregation``; None if weights are 0.
+
+        It is their mean by default, weighted by ``weighting``; a private one with
+        ``server-dp-noise``.
+        """
+        decoded = [partial(self.arrays, reply) for reply in replies]
+        if self.privacy:
+            self._used |= {"aggregation", "weighting"}
+            asked = self.pending.asked_names()
+            return self.privacy.mean(asked, decoded, self._centre())
+        weights, rule = self.weights(replies), self.rule
+        if self.settings.aggregation == CENTERED_CLIP:
+            return self._clip_about_last(rule, weights, decoded)
+        centred = self.settings.aggregation in CENTRED
+        return rule(weights, decoded, self._centre() if centred else {})
+
+    def _clip_about_last(
+        self, rule: Rule, weights: Sequence[float], replies: Sequence[Reply]
+    ) -> Arrays | None:
+        """Return x + v, where v is the change of the last and then of this round.
+
+        Centered clipping with one iteration a round (Karimireddy, He and Jaggi, ICML
+        2021): v ← v + mean_i (Δ_i − v) min(1, τ / ‖Δ_i − v‖), where Δ_i are the
+        clients' changes of x, which was sent. This equals `clip` about x + v, with
+        v = 0 in the first round. In the paper workers send momentum; here Δ_i is the
+        sum of a client's local epochs and is not averaged over rounds.
+        """
+        sent, last = self._centre(), self.state.get(LAST_CHANGE, {})
+        centre = {n: np.add(a, last[n]) if n in last else a for n, a in sent.items()}
+        moved = rule(weights, replies, centre)
+        if moved is not None:
+            self.state[LAST_CHANGE] = {
+                name: np.subtract(moved[name], array)
+                for name, array in sent.items()
+                if array.dtype.kind == "f"
+            }
+        return moved
+
+    @property
+    def rule(self) -> Rule:
+        """The rule that ``aggregation`` names, over buckets with ``bucket-size``.
+
+        The buckets follow from the seed and the round alone.
+        """
+        self._used.add("aggregation")
+        own = self.settings
+        if own.bucket_size < 2 or own.aggregation == "mean":
+            return self._rule
+        entropy = [own.seed, BUCKETS, self.pending.server_round]
+        return bucketed(self._rule, own.bucket_size, np.random.default_rng(entropy))
+
+    def weights(self, replies: list[Message]) -> list[float]:
+        """Return the weights of checked replies: 1, or numbers of examples.
+
+        A number of examples is limited to the one declared first, and by
+        ``largest-share``.
+        """
+        self._used.add("weighting")
+        if self.settings.weighting == "uniform":
+            return [1.0] * len(replies)
+        counts = [
+            min(
+                check_metrics(reply)[NUM_EXAMPLES],
+                self.clients.declared(reply, NUM_EXAMPLES),
+            )
+            for reply in replies
+        ]
+        return capped(counts, self.settings.largest_share)
+
+    def arrays(self, reply: Message) -> Arrays:
+        """Return a checked reply's arrays; float16 ones of ``transport`` as float32."""
+        return self._as_kept(self.pending.arrays(reply, self.arrayrecord_key))
+
+    def _centre(self) -> Arrays:
+        """Return the arrays from which replies differ by the clients' changes."""
+        sent = self.pending.expected[self.arrayrecord_key]
+        arrays = self._as_kept({name: array.numpy() for name, array in sent.items()})
+        if self.traits.replies_are_changes:
+            return {name: np.zeros_like(array) for name, array in arrays.items()}
+        return arrays
+
+    def _as_transported(self, arrays: ArrayRecord) -> ArrayRecord:
+        return as_float16(arrays) if self.settings.transport == "float16" else arrays
+
+    def _as_kept(self, arrays: Arrays) -> Arrays:
+        return as_float32(arrays) if self.settings.transport != "float32" else arrays
+
     def _warn_about_unused(self) -> None:
-        """Warn once of a setting that is given and that `aggregate` has not used."""
+        """Warn once of each setting that `aggregate` does not use."""
         for name, value, usual, call in (
-            ("aggregation", self.aggregation, "mean", "self.mean"),
-            ("weighting", self.weighting, "uniform", "self.mean or self.weights"),
+            ("aggregation", self.settings.aggregation, "mean", "self.mean"),
+            (
+                "weighting",
+                self.settings.weighting,
+                "uniform",
+                "self.mean or self.weights",
+            ),
         ):
-            if value != usual and name not in self._used | self._idle:
-                self._idle.add(name)
+            if value != usual and name not in self._used | self._warned:
+                self._warned.add(name)
                 text = "%s=%s does nothing: %s.aggregate does not call %s"
                 log(WARNING, text, name, value, type(self).__name__, call)
 
-    def _check_like_sent(self, arrays: ArrayRecord) -> None:
-        """Raise `SettingsError` unless clients can take arrays as they took the last.
 
-        Otherwise every later reply would be refused, as if the clients were wrong.
-        """
-        sent = self.trained_from
-        if sent is None or not self.fixed_shapes:
-            return
-        name = f"{type(self).__name__}.aggregate"
-        if arrays.keys() != sent.keys():
-            missing, extra = sorted({*sent} - {*arrays}), sorted({*arrays} - {*sent})
+def check_like_sent(arrays: object, sent: ArrayRecord | None, name: str) -> None:
+    """Raise `SettingsError` unless clients can receive the result of ``aggregate``.
+
+    Otherwise every later reply would be rejected, as if the clients were wrong.
+
+    Parameters
+    ----------
+    arrays : object
+        The result, which should be an ArrayRecord.
+    sent : ArrayRecord or None
+        Arrays that the result must resemble in names, shapes and dtypes.
+    name : str
+        Name of the method, for the error.
+    """
+    if not isinstance(arrays, ArrayRecord):
+        raise SettingsError(
+            f"{name} returns a {type(arrays).__name__}; it must be an ArrayRecord, as "
+            "`to_record` makes it, or None"
+        )
+    if sent is None:
+        return
+    if arrays.keys() != sent.keys():
+        missing, extra = sorted({*sent} - {*arrays}), sorted({*arrays} - {*sent})
+        raise SettingsError(
+            f"{name} lacks arrays {missing} and has unknown arrays {extra}; it must "
+            "return those that were sent, under their names"
+        )
+    for key, like in sent.items():
+        new = arrays[key]
+        if (new.dtype, tuple(new.shape)) != (like.dtype, tuple(like.shape)):
             raise SettingsError(
-                f"{name} lacks arrays {missing} and has unknown arrays {extra}; it "
-                "must return those that were sent, under their names"
+                f"{name} returns {key!r} as {new.dtype}{list(new.shape)}; it must be "
+                f"{like.dtype}{list(like.shape)}, as it was sent"
             )
-        for key, like in sent.items():
-            found = arrays[key]
-            if (found.dtype, tuple(found.shape)) != (like.dtype, tuple(like.shape)):
-                raise SettingsError(
-                    f"{name} returns {key!r} as {found.dtype}{list(found.shape)}; it "
-                    f"must be {like.dtype}{list(like.shape)}, as it was sent"
-                )

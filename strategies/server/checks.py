@@ -1,6 +1,5 @@
-"""What clients say of themselves and of a round, checked before it counts."""
+"""Checks of the values that clients report."""
 
-import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -14,26 +13,26 @@ from flwr_frl.task.messages import (
     STRUCTURE,
 )
 
-# Nobody counts more examples; a float holds it exactly.
+# Largest number of examples; floats represent it exactly.
 MOST_EXAMPLES = 2**53
-# Above it no number means anything, and sums of it are not finite for long. It is
-# float32's own limit, so only float64 can exceed it.
+# Largest valid number, so that sums stay finite: float32's limit, which only float64
+# can exceed.
 LARGEST = 3.4028235e38
-# How many values a client may report, and how long their names may be.
+# Number of values that a client may report, and length of their names.
 MOST_VALUES, LONGEST_NAME = 100, 100
-# Of a value; a mask of classes has a character for each.
+# Length of a value; a mask of classes has one character a class.
 LONGEST_VALUE = 100_000
-# Of what a log line says in a client's words.
+# Length of a client's text in a log line.
 LONGEST_LINE = 300
 
 
 class InvalidReplyError(ValueError):
-    """A reply that must not count; the message says why."""
+    """An invalid reply; the message gives the reason."""
 
 
 def one_line(text: object, longest: int = LONGEST_LINE) -> str:
-    """Return a client's words as one line: escaped, and cut at 300 characters."""
-    # Far more than is kept is not even looked at.
+    """Return a client's text as one line: escaped, and cut at 300 characters."""
+    # Do not process much more text than is returned.
     words = " ".join(str(text)[: 20 * longest].split())
     escaped = "".join(
         c if c.isprintable() else c.encode("unicode_escape", "replace").decode()
@@ -43,14 +42,14 @@ def one_line(text: object, longest: int = LONGEST_LINE) -> str:
 
 
 def several(names: Sequence[str], most: int = 5) -> str:
-    """Return names as part of a line, no more of them than that."""
+    """Return the first names as part of a line, and the number of the others."""
     more = len(names) - most
     listed = ", ".join(names[:most])
     return f"{listed} and {more:,} other{'s' * (more > 1)}" if more > 0 else listed
 
 
 def check_name(name: object) -> str:
-    """Return what a client is called; `InvalidReplyError` unless it can be a name."""
+    """Return a client's name; raise `InvalidReplyError` if it is not a valid one."""
     if not isinstance(name, str) or not 0 < len(name) <= LONGEST_NAME:
         raise InvalidReplyError(
             f"has the name {one_line(repr(name))}; it must have 1 to {LONGEST_NAME} "
@@ -61,9 +60,9 @@ def check_name(name: object) -> str:
     return name
 
 
-def class_counts(said: Mapping[str, object]) -> dict[str, int]:
-    """Return a client's examples by class; empty where it says none, or nonsense."""
-    names, counts = said.get(HELD_CLASSES), said.get(CLASS_COUNTS)
+def class_counts(properties: Mapping[str, object]) -> dict[str, int]:
+    """Return a client's number of examples by class; empty if absent or invalid."""
+    names, counts = properties.get(HELD_CLASSES), properties.get(CLASS_COUNTS)
     if not isinstance(names, list) or not isinstance(counts, list):
         return {}
     pairs = [(n, c) for n, c in zip(names, counts, strict=False)]
@@ -72,14 +71,14 @@ def class_counts(said: Mapping[str, object]) -> dict[str, int]:
     return {one_line(name): count for name, count in pairs}
 
 
-def check_properties(said: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what a client says of itself.
+def check_properties(properties: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a client's properties.
 
     Raises `InvalidReplyError` unless there are at most 100 values of reasonable length
-    and size, names are words, and numbers of examples are integers, at least 0.
+    and size, names are printable, and numbers of examples are integers, at least 0.
     """
-    _check_names(said)
-    for name, value in said.items():
+    _check_names(properties)
+    for name, value in properties.items():
         values = value if isinstance(value, list) else [value]
         if sum(len(v) if isinstance(v, str | bytes) else 8 for v in values) > (
             LONGEST_VALUE
@@ -89,23 +88,23 @@ def check_properties(said: Mapping[str, Any]) -> dict[str, Any]:
             if isinstance(single, float) and not abs(single) <= LARGEST:
                 raise InvalidReplyError(f"has {name!r} = {single}")
     for name in (CLIENT, STRUCTURE, REFUSAL):
-        if not isinstance(said.get(name, ""), str):
+        if not isinstance(properties.get(name, ""), str):
             raise InvalidReplyError(f"has no text as {name!r}")
     for name in (NUM_EXAMPLES, NUM_TEST_EXAMPLES):
-        _check_count(name, said.get(name, 0))
-    if CLIENT in said:
-        check_name(said[CLIENT])
-    return dict(said)
+        _check_count(name, properties.get(name, 0))
+    if CLIENT in properties:
+        check_name(properties[CLIENT])
+    return dict(properties)
 
 
-def check_values(said: Mapping[str, Any]) -> dict[str, float]:
+def check_values(values: Mapping[str, Any]) -> dict[str, float]:
     """Return the single numbers among a reply's metrics.
 
     Raises `InvalidReplyError` if there are more than 100, one is not finite or too
-    large, an accuracy is not in [0, 1], or ``num-examples`` is no number of examples.
+    large, an accuracy is not in [0, 1], or ``num-examples`` is not a valid number.
     """
-    _check_names(said)
-    metrics = {n: v for n, v in said.items() if isinstance(v, (int, float))}
+    _check_names(values)
+    metrics = {n: v for n, v in values.items() if isinstance(v, (int, float))}
     for name, value in metrics.items():
         if not abs(value) <= LARGEST:
             raise InvalidReplyError(f"metric {name!r} is {value}")
@@ -116,18 +115,18 @@ def check_values(said: Mapping[str, Any]) -> dict[str, float]:
     return metrics
 
 
-def _check_names(said: Mapping[str, Any]) -> None:
-    if len(said) > MOST_VALUES:
-        raise InvalidReplyError(f"has {len(said):,} values, more than {MOST_VALUES}")
-    for name in said:
+def _check_names(values: Mapping[str, Any]) -> None:
+    if len(values) > MOST_VALUES:
+        raise InvalidReplyError(f"has {len(values):,} values, more than {MOST_VALUES}")
+    for name in values:
         if len(name) > LONGEST_NAME or not name.isprintable():
             raise InvalidReplyError(f"has a value called {one_line(repr(name), 120)}")
 
 
 def _check_count(name: str, value: object) -> None:
-    # Flower's templates count in floats, too.
-    whole = (
-        isinstance(value, int | float) and math.isfinite(value) and value == int(value)
-    )
-    if not whole or isinstance(value, bool) or not 0 <= value <= MOST_EXAMPLES:  # type: ignore[operator]
-        raise InvalidReplyError(f"{name} is {one_line(repr(value))}")
+    # Flower's templates report floats.
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    # NaN fails the first comparison.
+    if number and 0 <= value <= MOST_EXAMPLES and value == int(value):  # type: ignore[operator,call-overload]
+        return
+    raise InvalidReplyError(f"{name} is {one_line(repr(value))}")

@@ -1,29 +1,32 @@
-"""Who takes part: clients are asked once who they are, then known by name."""
+"""Identify clients: each is asked once, then known by its name."""
 
-import contextlib
 import hashlib
-import math
 import time
 from collections import Counter
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from logging import INFO, WARNING
 from typing import Any
 
-from flwr.app import ArrayRecord, ConfigRecord, Error, Message, MessageType, RecordDict
+from flwr.app import ConfigRecord, Error, Message, MessageType, RecordDict
 from flwr.common import log
 from flwr.serverapp import Grid
 
 from flwr_frl.strategies.server.checks import (
     InvalidReplyError,
-    check_name,
     check_properties,
     one_line,
     several,
 )
-from flwr_frl.strategies.server.client_info import ClientInfo, difference, vote
-from flwr_frl.strategies.server.replies import reply_arrays
+from flwr_frl.strategies.server.client_info import (
+    POLL_INTERVAL,
+    QUERY_TIMEOUT,
+    WAITING_INTERVAL,
+    ClientInfo,
+    KnownClients,
+    difference,
+    vote,
+)
 from flwr_frl.task.messages import (
-    ARRAYS,
     CLASSES_DIGEST,
     CLIENT,
     CONFIG,
@@ -31,98 +34,72 @@ from flwr_frl.task.messages import (
     PROPERTIES,
     REFUSAL,
     RUN,
-    SHARED_BYTES,
-    STATISTICS,
     STRUCTURE,
 )
-from flwr_frl.task.settings import SettingsError
 
-QUERY_TIMEOUT = 600.0
-POLL_INTERVAL = 0.5
-# Seconds after which it is said again that nodes are waited for.
-WAITING_INTERVAL = 60.0
-# How many clients are asked for the initial model.
-ASKED = 5
-# How often at most a refused node is passed over before it is asked again.
+# Largest number of times that a refused node is skipped before it is asked again.
 LONGEST_REST = 7
-# What Flower says for an app that answers no queries, as its templates do not.
+# Flower's error for an app without a query handler, such as its templates.
 ANSWERS_NO_QUERY = "No query function registered"
 
 
-class ClientManager:
+class ClientManager(KnownClients):
     """The clients of a run by node; Flower's node ids are random.
 
     Parameters
     ----------
     min_available_nodes : int, default 1
-        Wait until so many are there before the run begins.
+        Number of nodes to wait for before the run begins.
 
     Attributes
     ----------
-    known : dict of int to Participant
-        By node.
     here : frozenset of int
-        The nodes that were there the last time.
+        Nodes that were available the last time.
     busy : frozenset of int
-        The nodes that were connected then and left alone, as an answer of theirs is
-        still to come.
+        Nodes that were connected then but still owed a reply.
     silent : frozenset of int
-        The nodes that were left alone then with anything but training, as they had not
-        answered.
+        Nodes that are sent only training messages, as they did not reply.
     refusals : dict of int to str
-        Why a node takes no part, as it was last logged.
-    labels : dict of str to str
-        What simulated clients' folders are called, by the clients' names.
+        Why a node cannot take part, as last logged.
     settled : dict of str to object
-        What the run's clients say of their model, all of which must say it alike, once
-        any has trained.
+        Description of the model that all clients must share, once any has trained.
     keyed : bool
-        Whether a name belongs to the key that first used it; False unless set.
+        True if a name belongs to the public key that first used it.
     keys : dict of str to str
-        To which key, by the name.
-    round_timeout : float
-        Seconds for what takes clients as long as training: a run's ``round-timeout``.
-    failure : str
-        Why a client could not be asked, the last time.
+        Digests of these keys, by name.
     """
 
     def __init__(self, min_available_nodes: int = 1) -> None:
+        super().__init__()
         self.min_available_nodes = min_available_nodes
-        self.known: dict[int, ClientInfo] = {}
         self.here: frozenset[int] = frozenset()
         self.busy: frozenset[int] = frozenset()
         self.silent: frozenset[int] = frozenset()
         self.refusals: dict[int, str] = {}
-        self.labels: dict[str, str] = {}
-        self._taken: set[str] = set()
-        self._names: set[str] = set()
-        # What nodes call themselves, whether they take part or not.
+        # Names of all nodes that answered, whether they can take part or not.
         self._called: dict[int, str] = {}
-        # What most clients that were there said of their model; then the run's.
+        # Description of the model by most clients; then `settled`.
         self._usual: dict[str, Any] = {}
         self.settled: dict[str, Any] = {}
-        # How often nodes were refused, and how often they are still passed over.
+        # How often nodes were refused, and how often they are still skipped.
         self._refused: Counter[int] = Counter()
         self._resting: dict[int, int] = {}
-        # Nodes with the name of another one, and which.
+        # Nodes that use the name of another one, and that node.
         self._doubles: dict[int, int] = {}
         self.keyed = False
         self.keys: dict[str, str] = {}
-        self.round_timeout = QUERY_TIMEOUT
-        self.failure = ""
 
     def identify(self, grid: Grid, run_token: str = "") -> list[int]:
-        """Ask every node that is not known yet who it is; each is asked once.
+        """Ask unknown nodes for their properties; return the nodes that can take part.
 
-        With the run's name, it also says what it has kept of the run.
-
-        A node that does not answer is asked again the next time, and one that cannot
-        take part after a while. A client whose shared arrays have another structure
-        than most clients' (or the run's, once it has begun) cannot take part. Returns
-        the nodes that can, in the order of their clients' names.
+        With the run's token, clients also report which state of the run they have. A
+        node that does not answer is asked again the next time, and a refused one after
+        a while. A client is refused if the structure of its shared arrays differs from
+        most clients' (or the run's, once it has begun). The nodes are in the order of
+        their clients' names.
         """
-        # Once the run has begun, nodes that leave for good must not hold it up.
-        nodes = self._wait(grid, 1 if self.known else self.min_available_nodes)
+        # Once the run has begun, nodes that leave must not block it.
+        nodes = self.wait_for_nodes(grid, 1 if self.known else self.min_available_nodes)
         self.here = frozenset(nodes)
         self.busy = getattr(grid, "connected", self.here) - self.here
         silent_for = getattr(grid, "silent_for", None)
@@ -135,30 +112,30 @@ class ClientManager:
             return []
         usual = self._usual = self.settled or vote(known.values())
         fits = [n for n, p in known.items() if p.structure == usual[STRUCTURE]]
-        told = []
+        refusals = []
         for node in sorted(known.keys() - fits):
             reason = difference(known[node].properties, usual)
             if self._refuse(node, known[node].name, reason):
                 content = RecordDict({CONFIG: ConfigRecord({REFUSAL: reason})})
-                told.append(Message(content, node, MessageType.QUERY))
-        if told:
-            grid.send_and_receive(told, timeout=QUERY_TIMEOUT)
+                refusals.append(Message(content, node, MessageType.QUERY))
+        if refusals:
+            grid.send_and_receive(refusals, timeout=QUERY_TIMEOUT)
         for node in fits:
             self.refusals.pop(node, None)
         return self._sorted([n for n in fits if not known[n].is_newcomer])
 
     def settle(self) -> None:
-        """Hold the run to what most clients last said of their model, once for all."""
+        """Fix the description of the model for the rest of the run."""
         self.settled = self.settled or self._usual
 
     @property
     def classes(self) -> str:
-        """The digest of the classes' names that the clients have."""
+        """Digest of the names of the clients' classes."""
         return str((self.settled or self._usual).get(CLASSES_DIGEST, ""))
 
     def _rests(self, node: int) -> bool:
-        """Return whether a refused node is passed over once more."""
-        # Its client has come back, and the node that it was has gone by now.
+        """Return whether a refused node is skipped once more."""
+        # The other node with this name, its client's former one, is gone.
         if self._doubles.get(node, node) not in self.here:
             del self._doubles[node]
             self._resting.pop(node, None)
@@ -167,49 +144,30 @@ class ClientManager:
         return left > 0
 
     def busy_clients(self) -> list[ClientInfo]:
-        """Return who takes part, but is left alone now, in the order of their names."""
+        """Return the participants that still owe a reply, ordered by name."""
         nodes = (self.busy & self.known.keys()) - self.refusals.keys()
-        found = [self.known[node] for node in nodes]
-        return sorted((p for p in found if not p.is_newcomer), key=lambda p: p.name)
+        clients = [self.known[node] for node in nodes]
+        return sorted((p for p in clients if not p.is_newcomer), key=lambda p: p.name)
 
     def answering(self, nodes: list[int]) -> list[int]:
-        """Return those of some nodes to which more than training is sent; log who not.
+        """Return the nodes that can be sent an evaluation or query; log the others.
 
-        The grid would not send it to the others, who have not been asked then.
+        The grid would not send it to the others.
         """
         if left := [node for node in nodes if node in self.silent]:
             names = several([self.name_of(node) for node in left])
             log(INFO, "not asked, as answers are still to come: %s", names)
         return [node for node in nodes if node not in self.silent]
 
-    def newcomers(self) -> list[int]:
-        """Return the nodes that come after the training, ordered by their names."""
-        return self._sorted([n for n, p in self.known.items() if p.is_newcomer])
-
-    def _sorted(self, nodes: list[int]) -> list[int]:
-        return sorted(nodes, key=lambda node: (self.known[node].name, node))
-
-    def _wait(self, grid: Grid, awaited: int) -> list[int]:
-        """Return the nodes once so many are there; the log says who is waited for."""
-        said, at = -1, 0.0
-        while len(nodes := sorted(grid.get_node_ids())) < awaited:
-            if len(nodes) != said or time.monotonic() - at >= WAITING_INTERVAL:
-                said, at = len(nodes), time.monotonic()
-                text = "waiting for clients: %d of %d nodes are here%s"
-                names = several([self.name_of(node) for node in nodes])
-                log(INFO, text, said, awaited, f": {names}" if names else "")
-            time.sleep(POLL_INTERVAL)
-        return nodes
-
     def away(self, names: Collection[str]) -> set[str]:
-        """Return those of some names by which no node that is here is called."""
+        """Return the names that no connected node has."""
         return set(names) - {self._called.get(node, "") for node in self.here}
 
     def wait_for_others(self, grid: Grid, until: float) -> None:
-        """Wait a minute for other nodes than those here, of which none takes part.
+        """Wait up to a minute for a change of the connected nodes.
 
-        ``until``, by `time.monotonic`, ends it sooner. Who was silent before is asked
-        again, as there is nobody else, and so is who was refused.
+        ``until``, by `time.monotonic`, may end it sooner. None of the connected nodes
+        can take part; silent and refused ones are asked again.
         """
         names = several([self.name_of(node) for node in sorted(self.here)])
         text = "waiting for clients: of the nodes that are here none takes part: %s"
@@ -223,9 +181,43 @@ class ClientManager:
                 break
             time.sleep(POLL_INTERVAL)
 
+    def wait_for_any(
+        self,
+        grid: Grid,
+        identify: Callable[[], list[int]],
+        expected: Callable[[], set[str]],
+    ) -> list[int]:
+        """Return the nodes that can take part; wait for one up to ``round_timeout``.
+
+        If no eligible client is connected but expected ones may return, wait.
+        In-process grids return at once.
+        """
+        until = time.monotonic() + self.round_timeout
+        while not (nodes := identify()):
+            away = self.away(expected())
+            over = time.monotonic() >= until
+            if over or not away or getattr(grid, "in_process", False):
+                break
+            self.wait_for_others(grid, until)
+        return nodes
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the values that a checkpoint keeps."""
+        return {
+            "keys": self.keys,
+            "labels": self.client_labels(),
+            "classes": self.classes,
+            "model": self.settled,
+        }
+
+    def load_state_dict(self, values: dict[str, Any]) -> None:
+        """Return to a saved state."""
+        self.keys = {name: str(key) for name, key in values.get("keys", {}).items()}
+        self.settled = dict(values.get("model", {}))
+
     def _ask(self, nodes: list[int], grid: Grid, run_token: str) -> None:
-        about = {CONFIG: ConfigRecord({RUN: run_token})} if run_token else {}
-        messages = [Message(RecordDict({**about}), n, MessageType.QUERY) for n in nodes]
+        token = {CONFIG: ConfigRecord({RUN: run_token})} if run_token else {}
+        messages = [Message(RecordDict({**token}), n, MessageType.QUERY) for n in nodes]
         taken = {p.name: node for node, p in self.known.items()}
         keys = _keys_of(grid) if self.keyed else {}
         log(INFO, "waiting for %s to say who they are", _counted(len(nodes)))
@@ -237,11 +229,11 @@ class ClientManager:
                 self.failure = f"node {node}: {reason}"
                 log(WARNING, "node %d says nothing: %s", node, reason)
                 continue
-            said: Mapping[str, Any] = {}
+            reported: Mapping[str, Any] = {}
             if reply.has_content():
-                said = reply.content.config_records.get(PROPERTIES, {})
+                reported = reply.content.config_records.get(PROPERTIES, {})
             try:
-                properties = check_properties(said)
+                properties = check_properties(reported)
             except InvalidReplyError as error:
                 self._refuse(node, str(node), f"it {error}")
                 continue
@@ -251,7 +243,7 @@ class ClientManager:
                 self._refuse(node, str(node), reason)
                 continue
             if taken.setdefault(name, node) != node:
-                # The client has come back as another node, or two share a name.
+                # The client has a new node id, or two clients share a name.
                 if taken[name] in self.here:
                     reason = f"it calls itself {name!r}, as another does"
                     self._refuse(node, str(node), reason)
@@ -267,29 +259,8 @@ class ClientManager:
             self._names.add(name)
             self._label(name, properties.get(OWN_NAME))
 
-    def _label(self, name: str, label: object) -> None:
-        """Call a client by a name in what is written, unless another is called so."""
-        with contextlib.suppress(InvalidReplyError):
-            if check_name(label) not in self._taken:
-                self.labels[name] = str(label)
-                self._taken.add(str(label))
-
-    def label(self, name: str) -> str:
-        """Return what a client is called in what is written: its name, or its folder's.
-
-        Nobody takes another's name by calling its folder so.
-        """
-        label = self.labels.get(name, name)
-        return name if label in self._names else label
-
-    def client_labels(self) -> dict[str, str]:
-        """Return the labels that are nobody else's name."""
-        return {
-            name: own for name, own in self.labels.items() if self.label(name) == own
-        }
-
     def _refuse(self, node: int, name: str, reason: str) -> bool:
-        """Log once why a client takes no part; return whether this is new."""
+        """Log once why a client cannot take part; return whether the reason is new."""
         self._refused[node] += 1
         self._resting[node] = min(2 ** self._refused[node] - 1, LONGEST_REST)
         if self.refusals.get(node) == reason:
@@ -299,106 +270,19 @@ class ClientManager:
         log(WARNING, "client %s takes no part: %s", name, reason)
         return True
 
-    def name_of(self, node: int) -> str:
-        """Return the name of a node's client; its id as text for an unknown node."""
-        known = self.known.get(node)
-        return known.name if known else str(node)
-
-    def shared_bytes(self) -> float:
-        """Return how many bytes most clients say the shared arrays have; else inf."""
-        said = [p.properties.get(SHARED_BYTES) for p in self.known.values()]
-        usual = Counter(n for n in said if isinstance(n, int)).most_common(1)
-        return usual[0][0] if usual else math.inf
-
-    def query_arrays(
-        self, grid: Grid, nodes: list[int], action: str
-    ) -> list[tuple[str, ArrayRecord]]:
-        """Ask clients for arrays; return names and answers, in the order of the names.
-
-        ``action`` of the query is ``arrays``, or ``statistics`` of `Client.statistics`,
-        for which there is as much time as for a round. The log says who does not
-        answer.
-        """
-        kind = f"{MessageType.QUERY}.{action}"
-        timeout = self.round_timeout if action == STATISTICS else QUERY_TIMEOUT
-        names = several([self.name_of(node) for node in nodes])
-        log(INFO, "waiting for %s to send their %s", names, action)
-        messages = [Message(RecordDict(), n, kind) for n in nodes]
-        answers, silent = [], set(nodes)
-        for reply in grid.send_and_receive(messages, timeout=timeout):
-            silent.discard(reply.metadata.src_node_id)
-            name = self.name_of(reply.metadata.src_node_id)
-            try:
-                if reply.has_error():
-                    raise InvalidReplyError(f"is an error: {reply.error.reason}")
-                answers.append((name, reply_arrays(reply, ARRAYS)))
-            except InvalidReplyError as error:
-                reason = one_line(error)
-                self.failure = f"client {name}: its reply {reason}"
-                log(WARNING, "client %s sent no arrays: its reply %s", name, reason)
-        if silent:
-            names = several(sorted(map(self.name_of, silent)))
-            log(WARNING, "no %s of %s", action, names)
-            self.failure = f"no answer of {names}"
-        return sorted(answers, key=lambda answer: answer[0])
-
-    def common_initial_arrays(
-        self, grid: Grid, nodes: list[int], action: str
-    ) -> ArrayRecord:
-        """Return the arrays on which most of some clients agree to the last bit.
-
-        A few are asked, from all over the list of names; where more than half of them
-        do not agree, the others as well. If nobody agrees, the first name's are taken.
-        Raises `SettingsError` if there are none.
-        """
-        few = nodes[:: max(1, len(nodes) // ASKED)][:ASKED]
-        answers = self.query_arrays(grid, few, action)
-        votes = Counter(_digest(record) for _, record in answers)
-        if not votes or 2 * max(votes.values()) <= len(answers):
-            others = [node for node in nodes if node not in few]
-            answers = sorted(
-                [*answers, *self.query_arrays(grid, others, action)], key=lambda a: a[0]
-            )
-            votes = Counter(_digest(record) for _, record in answers)
-        if not votes:
-            raise self.nothing_sent(action)
-        # The first of equals is that of the first name.
-        agreed = max(votes, key=lambda digest: votes[digest])
-        for name, record in answers:
-            if _digest(record) != agreed:
-                text = "client %s begins with other arrays than most: they are not used"
-                log(WARNING, text, name)
-        return next(record for _, record in answers if _digest(record) == agreed)
-
-    def nothing_sent(self, what: str) -> SettingsError:
-        """Return the error that no client has sent something, with the last reason."""
-        reason = self.failure or "none, as there are no clients"
-        return SettingsError(
-            f"no client has sent its {what}; the last to fail was {reason}"
-        )
-
 
 def _counted(nodes: int) -> str:
     return f"{nodes} node{'s' * (nodes != 1)}"
 
 
 def _keys_of(grid: Grid) -> dict[int, str]:
-    """Return digests of the nodes' public keys, as far as the grid knows them."""
-    known = getattr(grid, "get_nodes", None)
+    """Return digests of the public keys that the grid knows, by node."""
+    get_nodes = getattr(grid, "get_nodes", None)
     return {
         node.node_id: hashlib.sha256(node.public_key).hexdigest()
-        for node in (known() if known else [])
+        for node in (get_nodes() if get_nodes else [])
         if node.public_key
     }
-
-
-def _digest(record: ArrayRecord) -> str:
-    """Return what arrays that are equal to the last bit have in common."""
-    digest = hashlib.sha256()
-    for name, array in record.items():
-        digest.update(repr((name, array.dtype, tuple(array.shape))).encode())
-        digest.update(array.data)
-    return digest.hexdigest()
 
 
 def _answers_no_query(error: Error) -> bool:

@@ -1,61 +1,85 @@
-"""A strategy whose shared arrays are the mean of what all clients keep."""
+"""Strategies whose shared arrays are the mean of state that all clients keep."""
 
 from collections.abc import Iterable
+from logging import WARNING
 from typing import Any, cast
 
+import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict
+from flwr.common import log
 from flwr.serverapp import Grid
 
 from flwr_frl.strategies.base import BaseStrategy
-from flwr_frl.strategies.server.replies import Arrays
+from flwr_frl.strategies.server.replies import is_finite, rounded_to, to_record
 from flwr_frl.task.messages import FROM_SHARED, IN_MEAN
+from flwr_frl.task.settings import require
+
+# Key of the clients whose state is in the mean, in the strategy's state.
+MEMBERS = "in_mean"
 
 
-class ClientStateMean(BaseStrategy):
-    """Adds up clients' changes, so that the sum stays the mean of what they keep.
+class ClientStateMean(BaseStrategy, replies_are_changes=True):
+    """Add clients' changes, so that the sum stays the mean of what clients keep.
 
-    What is cut off a change on its way into the mean, or is added to it, moves no
-    client's own, and would be in the mean for good. So with ``server-dp-noise``, and
-    where ``aggregation`` is another than the mean, clients tell how far their own is
-    from what they were sent. Then the mean is one that forgets: with everybody in a
-    round, and nothing cut off and nothing added, it is the same.
+    Clipping or noise changes the mean but no client's state, so the difference would
+    stay in the mean for good. With ``server-dp-noise``, and with any ``aggregation``
+    but the mean, clients therefore send the difference of their state from the arrays
+    that they were sent, and the mean is approximate. If all clients take part in a
+    round and nothing is clipped or added, both are the same.
 
-    After the server has been restored from a backup the mean begins anew where what a
-    client keeps is later than what the mean has of it.
+    After the server was restored from a backup, the mean is reset if a client's state
+    is newer than the mean has it.
     """
-
-    replies_are_changes = True
 
     def __init__(self, **base: Any) -> None:
         super().__init__(**base)
-        # Whose own is in the mean.
-        self.in_mean: set[str] = set()
+        self.state[MEMBERS] = None
         self._sent = ArrayRecord()
 
     @property
+    def in_mean(self) -> set[str]:
+        """Names of the clients whose state is in the mean."""
+        names = self.state[MEMBERS]
+        # The first checkpoints had the acknowledged rounds only.
+        return set(self.ledger.acknowledged if names is None else names)
+
+    @in_mean.setter
+    def in_mean(self, names: set[str]) -> None:
+        self.state[MEMBERS] = sorted(names)
+
+    @property
     def is_approximate(self) -> bool:
-        """Whether the shared arrays are no exact mean, and clients' changes of them."""
-        return self.aggregation != "mean" or self.privacy is not None
+        """True if the mean is approximate and replies are differences from it."""
+        return self.settings.aggregation != "mean" or self.privacy is not None
+
+    def counted(self, replies: list[Message]) -> list[str]:
+        """Return the names of the clients over which `mean` averages.
+
+        A private mean is over all clients that were asked; clients without a reply
+        contribute a change of 0.
+        """
+        pending = self.pending
+        return pending.asked_names() if self.privacy else pending.names(replies)
 
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        """Send what is shared to the sampled clients, and remember it."""
+        """Send the shared arrays to the sampled clients, and keep them."""
         self._sent = arrays
         return super().configure_train(server_round, arrays, config, grid)
 
     def content(
         self, node: int, arrays: ArrayRecord, config: ConfigRecord
     ) -> RecordDict:
-        """Say also what the client's change is counted from."""
+        """Return also from where the client's change is to be measured."""
         content = super().content(node, arrays, config)
-        own = cast(ConfigRecord, content[self.configrecord_key])
-        own[IN_MEAN] = self.name_of(node) in self.in_mean
-        own[FROM_SHARED] = self.is_approximate
+        record = cast(ConfigRecord, content[self.configrecord_key])
+        record[IN_MEAN] = self.name_of(node) in self.in_mean
+        record[FROM_SHARED] = self.is_approximate
         return content
 
     def roll_back(self, name: str) -> None:
-        """Begin anew also, if the mean has what the client no longer goes on from."""
+        """Reset the mean as well, if it contains a state that the client has left."""
         before = self.ledger.acknowledged.get(name)
         super().roll_back(name)
         moved = self.ledger.acknowledged.get(name) != before
@@ -63,16 +87,50 @@ class ClientStateMean(BaseStrategy):
             self.begin_anew(name)
 
     def begin_anew(self, name: str) -> None:
-        """Let the mean begin anew, as this client goes on from something later."""
+        """Reset the mean, as a client continues from a newer state."""
         raise NotImplementedError
 
-    def state_dict(self) -> tuple[Arrays, dict[str, Any]]:
-        """Return the state with whose own is in the mean."""
-        arrays, values = super().state_dict()
-        return arrays, {**values, "in_mean": sorted(self.in_mean)}
 
-    def load_state_dict(self, arrays: Arrays, values: dict[str, Any]) -> None:
-        """Go back to a saved state."""
-        super().load_state_dict(arrays, values)
-        # Checkpoints of before have the acknowledged ones alone.
-        self.in_mean = set(values.get("in_mean", values["acknowledged"]))
+class AllClientsMean(ClientStateMean, supports_client_dp=True):
+    """x̄ ← x̄ + |S|/N mean Δx_i, where N clients have trained so far.
+
+    A client that trains for the first time begins at x̄, so x̄ stays the plain mean of
+    the models that the N clients keep, although the server sees their changes only. A
+    client that leaves for good is still one of the N: its last model stays in the mean.
+    A client that has lost its model begins at x̄ again, but the lost model, which nobody
+    knows, stays in the mean as well: x̄ is then off by 1/N of the distance between the
+    two. The log names the client.
+
+    If the mean is approximate, Δx_i is x_i − x̄.
+    """
+
+    def __init__(self, **base: Any) -> None:
+        super().__init__(**base)
+        allowed = "uniform, as the mean is that of all clients"
+        weighting = self.settings.weighting
+        require(weighting == "uniform", "weighting", weighting, allowed)
+
+    def begin_anew(self, name: str) -> None:
+        """Set N to 0: the next replies are whole models again, minus x̄."""
+        self.in_mean = set()
+        log(WARNING, "the mean begins anew: it had an older model of client %s", name)
+
+    def aggregate(
+        self, server_round: int, replies: list[Message]
+    ) -> ArrayRecord | None:
+        """Add the clients' share of the mean change to x̄."""
+        changes = self.mean(replies)
+        if changes is None:
+            return None
+        trained = self.in_mean | set(self.pending.names(replies))
+        counted = self.counted(replies)
+        share = len(counted) / len(trained.union(counted))
+        new = {}
+        for name, change in changes.items():
+            old = self._sent[name].numpy()
+            step = np.multiply(change, share, dtype=np.float64)
+            new[name] = rounded_to(old.dtype, old + step)
+        if not is_finite(new):
+            return None
+        self.in_mean = trained
+        return to_record(new)

@@ -12,7 +12,7 @@ from flwr.app import ArrayRecord, ConfigRecord, MessageType
 from flwr.common import log
 from flwr.serverapp import Grid
 
-from flwr_frl.strategies.hooks import RunHooks
+from flwr_frl.strategies.base import BaseStrategy
 from flwr_frl.strategies.report.output import NEWCOMERS, NEWCOMERS_PLOT
 from flwr_frl.strategies.report.plot import (
     INSIDE,
@@ -39,12 +39,12 @@ ByExamples = dict[str, list[dict[str, float]]]
 
 
 def check_newcomers(
-    strategy: RunHooks, algorithm: str, count: int, num_clients: int
+    strategy: BaseStrategy, algorithm: str, count: int, num_clients: int
 ) -> None:
     """Raise `SettingsError` unless so many clients can come after the training."""
     if not count:
         return
-    if not strategy.takes_newcomers:
+    if not strategy.traits.takes_newcomers:
         raise SettingsError(
             f"new-clients is {count}; it must be 0 with {algorithm}, which leaves no "
             "model for clients that come later"
@@ -57,7 +57,7 @@ def check_newcomers(
 
 
 def let_join(
-    strategy: RunHooks,
+    strategy: BaseStrategy,
     grid: Grid,
     arrays: ArrayRecord,
     server_round: int,
@@ -67,7 +67,7 @@ def let_join(
 
     Parameters
     ----------
-    strategy : RunHooks
+    strategy : BaseStrategy
         Has trained.
     grid : Grid
         The grid.

@@ -1,11 +1,10 @@
-"""One exchange of a round: who was asked, what is expected, and which replies count."""
+"""Messages of a round that await replies, and the checks of these replies."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from logging import INFO, WARNING
 from typing import NamedTuple
 from weakref import WeakKeyDictionary
 
-import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message
 from flwr.common import log
 
@@ -21,15 +20,13 @@ from flwr_frl.strategies.server.replies import (
 )
 from flwr_frl.task.messages import (
     BYTES,
-    EXAMPLE_EPSILON,
-    NUM_EXAMPLES,
     PROPERTIES,
     SERVER_ROUND,
 )
 
 
 class _Decoded(NamedTuple):
-    """The arrays of a record as NumPy's, and the record's own of which they are."""
+    """NumPy arrays, and the Flower arrays from which they were decoded."""
 
     held: tuple[Array, ...]
     arrays: Arrays
@@ -43,23 +40,24 @@ class PendingRound:
     server_round : int, default 0
         The round.
     name_of : callable, default str
-        A node's name.
+        Returns a node's name.
 
     Attributes
     ----------
+    sent : ArrayRecord or None
+        Shared arrays from which the messages were made.
     expected : dict of str to ArrayRecord
-        What the replies' records must be like, by key.
+        Arrays whose names, shapes and dtypes replies must have, by key of the record.
     attached_bytes : int
-        How many bytes are expected besides arrays and numbers.
+        Number of expected bytes besides arrays and numbers.
     rejections : list of (str, str)
-        Clients whose replies do not count, and why.
+        Clients whose replies were rejected, with the reason.
     silent : list of str
-        Clients that were asked and from which nothing came.
+        Clients that were asked and did not reply.
     unused : dict of str to str
-        Clients that could not use what they had kept, and why.
+        Clients that could not use their saved state, with the reason.
     bytes_down, bytes_up : int
-        Bytes of all messages to the clients, and of the replies that came before the
-        round closed.
+        Bytes of all messages to clients, and of the replies before the round closed.
     """
 
     def __init__(
@@ -68,13 +66,14 @@ class PendingRound:
         self.server_round = server_round
         self.name_of = name_of
         self.asked: set[int] = set()
+        self.sent: ArrayRecord | None = None
         self.expected: dict[str, ArrayRecord] = {}
         self.attached_bytes = 0
         self.rejections: list[tuple[str, str]] = []
         self.silent: list[str] = []
         self.unused: dict[str, str] = {}
         self.bytes_down = self.bytes_up = 0
-        # Views of what the replies themselves hold, and whose they are.
+        # Decoded arrays, which are views of the replies' bytes, by reply and key.
         self._arrays: WeakKeyDictionary[Message, dict[str, _Decoded]]
         self._arrays = WeakKeyDictionary()
 
@@ -84,26 +83,30 @@ class PendingRound:
         self._arrays.clear()
 
     def ask(self, messages: list[Message]) -> list[Message]:
-        """Note who is asked, count the bytes, and return the same messages."""
+        """Store who is asked, count the bytes, and return the same messages."""
         self.asked = {message.metadata.dst_node_id for message in messages}
         self.bytes_down = sum(count_bytes(message) for message in messages)
         return messages
 
+    def asked_names(self) -> list[str]:
+        """Return the names of the clients that were asked, in their order."""
+        return sorted(map(self.name_of, self.asked))
+
     @property
     def largest_reply(self) -> float:
-        """How many bytes a reply may have: twice what is expected, and 16 MiB."""
+        """Limit of a reply in bytes: twice the expected size, plus 16 MiB."""
         arrays = sum(map(record_bytes, self.expected.values()))
         return largest_reply(arrays + self.attached_bytes)
 
     def check_content(self, reply: Message) -> None:
-        """Raise `InvalidReplyError` if a reply has records that nobody asked for.
+        """Raise `InvalidReplyError` if a reply has unexpected records or is too large.
 
-        Or if it is too large: its numbers and attachments have no names to go by.
+        Numbers and attachments have no expected names, so only their size is limited.
         """
         for key, record in reply.content.items():
             arrays = isinstance(record, ArrayRecord) and key not in self.expected
-            own = isinstance(record, ConfigRecord) and key not in (BYTES, PROPERTIES)
-            if arrays or own:
+            config = isinstance(record, ConfigRecord) and key not in (BYTES, PROPERTIES)
+            if arrays or config:
                 raise InvalidReplyError(
                     f"has the record {one_line(repr(key), 120)}, for which nobody asked"
                 )
@@ -112,41 +115,41 @@ class PendingRound:
             raise InvalidReplyError(f"has {size:,} bytes, more than {most:,.0f}")
 
     def check(self, reply: Message) -> None:
-        """Raise `InvalidReplyError` unless a reply is of this round and as expected."""
+        """Raise `InvalidReplyError` unless a reply is as expected and of this round."""
         for key in self.expected:
             self.arrays(reply, key)
-        # A liar can say what it likes; this is for content that is sent again.
-        said = self._round_of(reply)
-        if said != self.server_round:
+        # Detects repeated content; a Byzantine client can report any round.
+        reported = self._round_of(reply)
+        if reported != self.server_round:
             raise InvalidReplyError(
-                f"is of round {said:g}, not of round {self.server_round}"
+                f"is of round {reported:g}, not of round {self.server_round}"
             )
 
     def _round_of(self, reply: Message) -> float:
-        """Return the round in which a reply was made, by its client's word."""
+        """Return the round of a reply, as its client reports it."""
         return check_metrics(reply).get(SERVER_ROUND, self.server_round)
 
     def arrays(self, reply: Message, key: str) -> Arrays:
         """Return a reply's arrays under a key, in the expected order.
 
-        They are checked once, and again where others have taken their place: wrappers
-        such as Flower's of differential privacy clip what a reply holds.
+        They are checked once, and again if they were replaced: Flower's
+        differential-privacy wrappers clip the arrays of a reply.
         """
-        known = self._arrays.setdefault(reply, {})
+        decoded = self._arrays.setdefault(reply, {})
         record = reply.content.get(key)
         held = tuple(record.values()) if isinstance(record, ArrayRecord) else ()
-        if key not in known or known[key].held != held:
+        if key not in decoded or decoded[key].held != held:
             arrays = check_arrays(reply, key, self.expected[key])
-            known[key] = _Decoded(held, arrays)
-        return dict(known[key].arrays)
+            decoded[key] = _Decoded(held, arrays)
+        return dict(decoded[key].arrays)
 
     def close(
         self, replies: Iterable[Message], check: Callable[[Message], object]
     ) -> list[Message]:
-        """Return the replies that count, at most one a client, in the order of names.
+        """Return the valid replies, at most one a client, in the order of names.
 
-        ``check`` raises `InvalidReplyError` for a reply that must not count. What fails
-        is logged with the client's name and the reason.
+        ``check`` raises `InvalidReplyError` for an invalid reply, which is logged with
+        the client's name and the reason.
         """
         replies = list(replies)
         came = {reply.metadata.src_node_id for reply in replies}
@@ -156,8 +159,7 @@ class PendingRound:
         for reply in replies:
             node = reply.metadata.src_node_id
             if reply.has_error() and node not in self.asked:
-                # The SuperLink's word, under its own id, that a node has left: that
-                # client has not answered.
+                # The SuperLink reports, under its own id, that a node has left.
                 reason = one_line(reply.error.reason)
                 log(INFO, "a client has not answered: %s", reason)
                 continue
@@ -189,12 +191,12 @@ class PendingRound:
 
     @property
     def failure(self) -> str:
-        """Why a reply does not count, of the first client; empty where all do."""
+        """Why the first client has no valid reply; empty if all have one."""
         silent = [(name, "no answer") for name in self.silent]
         return next((f"client {n}: {r}" for n, r in [*self.rejections, *silent]), "")
 
     def counts(self, prefix: str = "") -> dict[str, float]:
-        """Return ``rejected`` and ``unanswered``, with a prefix before the names."""
+        """Return ``rejected`` and ``unanswered``, their names with a prefix."""
         rejected, unanswered = len(self.rejections), len(self.silent)
         return {f"{prefix}rejected": rejected, f"{prefix}unanswered": unanswered}
 
@@ -203,14 +205,14 @@ class PendingRound:
         return {"bytes-down": self.bytes_down, "bytes-up": self.bytes_up}
 
     def names(self, replies: Iterable[Message]) -> list[str]:
-        """Return the names of the clients that have sent replies, in their order."""
+        """Return the names of the clients that sent the replies, in their order."""
         return [self.name_of(reply.metadata.src_node_id) for reply in replies]
 
     def rounds(self, replies: Iterable[Message]) -> dict[str, int]:
-        """Return the rounds in which replies were made, by their clients' names.
+        """Return the rounds of replies, by the clients' names.
 
-        A reply that a grid has held back, and that `check_train_reply` of a subclass
-        accepts, is of an earlier round than this one.
+        A reply that a grid has delayed is of an earlier round; `check_train_reply` of a
+        subclass may accept it.
         """
         return {
             self.name_of(reply.metadata.src_node_id): int(
@@ -218,69 +220,3 @@ class PendingRound:
             )
             for reply in replies
         }
-
-
-def mean_loss(metrics: Iterable[Mapping[str, float]]) -> dict[str, float]:
-    """Return ``train-loss``, the mean over examples; nothing where nobody reports one.
-
-    ``metrics`` are of one client each. A loss may be called ``train-loss``,
-    ``train_loss`` or ``loss``.
-    """
-    said = [
-        (m.get(NUM_EXAMPLES, 1.0), m[name])
-        for m in metrics
-        for name in [next((n for n in LOSSES if n in m), "")]
-        if name
-    ]
-    if not said:
-        return {}
-    weights = np.array([weight for weight, _ in said])
-    losses = np.array([loss for _, loss in said])
-    total = weights.sum()
-    return {"train-loss": float(losses @ weights / total) if total else 0.0}
-
-
-# Ours, that of Flower's templates, and the plain one.
-LOSSES = ("train-loss", "train_loss", "loss")
-
-
-def mean_metrics(metrics: Iterable[Mapping[str, float]]) -> dict[str, float]:
-    """Return the plain mean of every metric over the clients that report it.
-
-    ``num-examples`` and each one's ε are left out, and what fewer than half of them
-    report: nobody's invention gets into the rows.
-    """
-    metrics = list(metrics)
-    collected: dict[str, list[float]] = {}
-    for said in metrics:
-        for name, value in said.items():
-            collected.setdefault(name, []).append(value)
-    for own in (NUM_EXAMPLES, EXAMPLE_EPSILON):
-        collected.pop(own, None)
-    return {
-        name: float(np.mean(values))
-        for name, values in collected.items()
-        if 2 * len(values) >= len(metrics)
-    }
-
-
-def weighted_means(
-    metrics: Iterable[Mapping[str, float]], declared: Iterable[float]
-) -> dict[str, float]:
-    """Return ``accuracy-weighted`` and ``loss-weighted``: means over all examples.
-
-    They are of the clients that say them with their ``num-examples``, which count up to
-    what a client has declared in the beginning.
-    """
-    found = {}
-    pairs = list(zip(metrics, declared, strict=True))
-    for name in ("accuracy", "loss"):
-        said = [
-            (min(m[NUM_EXAMPLES], most), m[name])
-            for m, most in pairs
-            if name in m and NUM_EXAMPLES in m
-        ]
-        total = sum(weight for weight, _ in said)
-        if total:
-            found[f"{name}-weighted"] = sum(w * value for w, value in said) / total
-    return found

@@ -1,9 +1,9 @@
-"""Differential privacy of clients: short changes, noise on their mean, and an account.
+"""Client-level differential privacy: clipping, noise and accounting.
 
 The Gaussian mechanism on the sum of clipped changes (McMahan et al., ICLR 2018),
-counted by Flower's accountant. Two federations are neighbours if they differ in what
-one client contributes: all of it, in all rounds, or nothing (it is there and changes
-nothing).
+with Flower's accountant. Two federations are neighbours if they differ in the
+contributions of one client: all of them, in all rounds, or none (the client takes part
+and sends a change of 0).
 """
 
 import json
@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from flwr.app import ArrayRecord
 from flwr.common import log
 
 from flwr_frl.strategies.server.aggregation import Reply, Sent, norm
@@ -24,27 +25,27 @@ FILE = "privacy.json"
 
 
 class ClientPrivacy:
-    """Makes the means of a run private, and counts what they tell.
+    """Makes the means of a run private, and accounts for the privacy loss.
 
-    A client that is asked in K rounds is in K Gaussian mechanisms; the ε of a run is
-    that of the client that was asked most often. No amplification by sampling is
-    claimed: who is sampled follows from the seed, which is no secret.
+    A client that is asked in K rounds takes part in K Gaussian mechanisms; the ε of a
+    run is that of the client that was asked most often. No amplification by sampling
+    is claimed: the sample follows from the seed, which is not secret.
 
     Parameters
     ----------
     noise : float
         Noise multiplier z: the sum's noise has the standard deviation z C.
     clip : float
-        C, the longest change of one client, over all that it shares.
+        Clipping norm C of one client's change, over all shared arrays.
     delta : float
-        δ, for which ε is said.
+        δ at which ε is computed.
 
     Attributes
     ----------
     asked : dict of str to int
-        In how many means a client's change may have been, by name.
+        Number of means to which each client may have contributed, by name.
     directory : Path, optional
-        Where the account is kept; without, it lives in memory only.
+        Folder of the account; by default it is in memory only.
     """
 
     def __init__(self, noise: float, clip: float, delta: float) -> None:
@@ -52,30 +53,30 @@ class ClientPrivacy:
         self.noise, self.clip, self.delta = noise, clip, delta
         self.asked: dict[str, int] = {}
         self.directory: Path | None = None
-        # Not from the run's seed: who knows the noise can take it off again.
+        # Not seeded: noise that follows from the seed could be subtracted.
         self.rng = np.random.default_rng()
 
     def mean(
         self, asked: Sequence[str], replies: Sequence[Reply], sent: Sent
     ) -> Arrays | None:
-        """Return what was sent and the noisy mean of the clients' clipped changes.
+        """Return the sent arrays plus the noisy mean of the clients' clipped changes.
 
-        The sum is divided by how many were asked, whoever has answered: so one client
-        moves the mean by at most C/n, and not at all if it does not answer.
+        The sum is divided by the number of clients that were asked: one client then
+        moves the mean by at most C/n, and not at all if it does not reply.
 
         Parameters
         ----------
         asked : sequence of str
             The clients that were asked.
         replies : sequence of callable
-            Those that count, decoded when they are called.
+            Valid replies, decoded when called.
         sent : mapping of str to ndarray
-            What the changes are from.
+            Arrays from which the changes are measured.
 
         Returns
         -------
         dict of str to ndarray or None
-            The mean; None where it could not be entered in the account.
+            The mean; None if it could not be entered in the account.
         """
         self.asked |= {name: self.asked.get(name, 0) + 1 for name in asked}
         if not self._written():
@@ -104,20 +105,20 @@ class ClientPrivacy:
         most = max(self.asked.values(), default=0)
         return {"epsilon": epsilon(self.noise, most, self.delta), "delta": self.delta}
 
-    # What a run that dies must not forget.
+    # The account survives a crash of the run.
 
     def keep_in(self, directory: Path) -> None:
-        """Keep the account in a folder, with what an earlier run has left there."""
+        """Keep the account in a folder, and continue an earlier one there."""
         if not self.asked and (directory / FILE).is_file():
             self.read(directory)
         self.directory = directory
 
     def read(self, directory: Path) -> None:
-        """Go on with the account that a run has left in a folder.
+        """Continue the account that a run has left in a folder.
 
-        It has every mean that may have left the server, also of rounds after the last
-        checkpoint, which are done again with other noise. Raises `SettingsError` where
-        there is none that can be gone on with.
+        It has every mean that may have left the server, including rounds after the last
+        checkpoint, which are repeated with other noise. Raises `SettingsError` if it
+        cannot be read.
         """
         path = directory / FILE
         try:
@@ -133,7 +134,7 @@ class ClientPrivacy:
         require(noise == self.noise, "server-dp-noise", self.noise, allowed + "output")
 
     def _written(self) -> bool:
-        """Enter a mean in the account before anybody gets it."""
+        """Enter a mean in the account before it is sent."""
         if self.directory is None:
             return True
         about: dict[str, Any] = {**self.spent(), "noise": self.noise}
@@ -148,10 +149,10 @@ class ClientPrivacy:
 
 
 def epsilon(noise: float, releases: int, delta: float) -> float:
-    """Return ε at δ of so many Gaussian mechanisms, by Flower's accountant."""
+    """Return ε at δ of a number of Gaussian mechanisms, by Flower's accountant."""
     if releases == 0:
         return 0.0
-    # It loads SciPy.
+    # Imported here, as it loads SciPy.
     from flwr.serverapp import (
         GaussianPrivacyEvent,
         NeighboringRelation,
@@ -160,7 +161,7 @@ def epsilon(noise: float, releases: int, delta: float) -> float:
         SamplingMethod,
     )
 
-    # Without amplification one of many and one of one are the same.
+    # Without amplification the sampling fraction does not matter.
     relation = NeighboringRelation.ADD_OR_REMOVE_ONE
     sampling = SamplingMethod.NO_AMPLIFICATION
     accountant = RdpAccountant(PrivacyConfig(delta, 1, relation, sampling))
@@ -168,10 +169,21 @@ def epsilon(noise: float, releases: int, delta: float) -> float:
     return accountant.get_epsilon(delta)
 
 
-def client_privacy(noise: float, clip: float, delta: float) -> ClientPrivacy | None:
-    """Return what the settings ask for; None without noise.
+def check_no_counters(arrays: ArrayRecord, noise: float) -> None:
+    """Raise `SettingsError` if noise would make a model of these arrays useless."""
+    for name, array in arrays.items():
+        if not array.dtype.startswith("float"):
+            raise SettingsError(
+                f"server-dp-noise is {noise}, but the shared model has {name!r}, of "
+                f"{array.dtype}: there must be no batch norms in what is shared, as "
+                "their statistics bear no noise"
+            )
 
-    Raises `SettingsError` if one of them is missing, or noise that the others need.
+
+def client_privacy(noise: float, clip: float, delta: float) -> ClientPrivacy | None:
+    """Return the mechanism that the settings describe; None without noise.
+
+    Raises `SettingsError` if some of the settings are given and others are missing.
     """
     require_all_of_noise("server-dp", noise, clip, delta)
     return ClientPrivacy(noise, clip, delta) if noise else None

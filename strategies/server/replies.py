@@ -1,4 +1,4 @@
-"""Replies of clients: checked before they count, averaged in a fixed order."""
+"""Decode, check and average the arrays and metrics of replies."""
 
 import io
 from collections.abc import Iterable, Mapping
@@ -23,20 +23,20 @@ NDArray = npt.NDArray[np.generic]
 Arrays = dict[str, NDArray]
 RecordType = ArrayRecord | MetricRecord | ConfigRecord
 
-# How many bytes a reply may have: so many times those that are expected, and besides
-# what headers, names, metrics and attachments may need.
+# Limit of a reply's size: a multiple of the expected bytes, plus an allowance for
+# headers, names, metrics and attachments.
 REPLY_FACTOR, REPLY_ALLOWANCE = 2, 2**24
-# An .npy header is far below this.
+# Upper bound of an .npy header.
 MAX_HEADER = 4096
 
 
 def decode(array: Array, like: Array) -> NDArray:
-    """Return an array's values, a read-only view, without trusting a byte of it.
+    """Return an untrusted array's values as a read-only view.
 
-    ``like`` is what the server sent. Raises `InvalidReplyError` if kind, shape, dtype
-    or length differ, in the declared fields or in the bytes themselves, or a value is
-    not finite. Nothing is unpickled, and nothing is allocated in the size that a reply
-    claims.
+    ``like`` is the array that was sent. Raises `InvalidReplyError` if kind, shape,
+    dtype or length differ, in the declared fields or in the bytes themselves, or a
+    value is not finite. Nothing is unpickled, and no memory is allocated by a size that
+    a reply declares.
     """
     shape, dtype = tuple(like.shape), np.dtype(like.dtype)
     if array.stype != like.stype:
@@ -63,7 +63,7 @@ def decode(array: Array, like: Array) -> NDArray:
 def _read_header(
     data: bytes, shape: tuple[int, ...], dtype: np.dtype[np.generic]
 ) -> tuple[int, bool]:
-    """Return where the values of an .npy file begin and whether they go by column."""
+    """Return the offset of an .npy file's values, and True for Fortran order."""
     usual = header(shape, dtype)
     if data.startswith(usual):
         return len(usual), False
@@ -75,7 +75,7 @@ def _read_header(
             (2, 0): np.lib.format.read_array_header_2_0,
         }[version]
         held_shape, fortran, held_dtype = read(stream)
-    except Exception as error:  # TokenError, RecursionError and what else it finds
+    except Exception as error:  # TokenError, RecursionError, …
         raise InvalidReplyError(f"has no valid .npy header: {error}") from None
     if held_shape != shape or held_dtype != dtype:
         raise InvalidReplyError(f"holds {held_dtype}{list(held_shape)}")
@@ -83,7 +83,7 @@ def _read_header(
 
 
 def check_arrays(reply: Message, key: str, expected: ArrayRecord) -> Arrays:
-    """Return the arrays of a reply, in the order of ``expected``: what the server sent.
+    """Return the arrays of a reply, in the order of the expected ones.
 
     Raises `InvalidReplyError` if there is no record of this key, it has missing or
     extra names, or an array that `decode` refuses.
@@ -106,10 +106,10 @@ def check_arrays(reply: Message, key: str, expected: ArrayRecord) -> Arrays:
 
 
 def reply_arrays(reply: Message, key: str) -> ArrayRecord:
-    """Return the arrays of a reply to which nothing can be compared, as they were sent.
+    """Return the arrays of a reply without expected arrays to compare them with.
 
-    Raises `InvalidReplyError` if there is no record of this key, or an array is not
-    what its declared fields say.
+    Raises `InvalidReplyError` if there is no record of this key, or an array differs
+    from its declared fields.
     """
     record = reply.content.get(key)
     if not isinstance(record, ArrayRecord):
@@ -119,12 +119,12 @@ def reply_arrays(reply: Message, key: str) -> ArrayRecord:
             if np.dtype(array.dtype).kind not in "biuf":
                 raise InvalidReplyError(f"is of {array.dtype}, which are no numbers")
             decode(array, Array(array.dtype, array.shape, SType.NUMPY, b""))
-        except Exception as error:  # NumPy's as well, also SyntaxError
+        except Exception as error:  # Also NumPy's, and SyntaxError.
             raise InvalidReplyError(f"array {name!r} {error}") from None
     return record
 
 
-# Metrics are asked for several times a round.
+# Metrics are read several times a round.
 _CHECKED: WeakKeyDictionary[Message, dict[str, float]] = WeakKeyDictionary()
 
 
@@ -132,7 +132,7 @@ def check_metrics(reply: Message, names: Iterable[str] = ()) -> dict[str, float]
     """Return all single-valued metrics of a reply.
 
     Raises `InvalidReplyError` if there is more than one MetricRecord, one of ``names``
-    is missing, or one is none that `check_values` lets pass.
+    is missing, or `check_values` rejects one.
     """
     metrics = _CHECKED.get(reply)
     if metrics is None:
@@ -147,9 +147,9 @@ def check_metrics(reply: Message, names: Iterable[str] = ()) -> dict[str, float]
 
 
 def check_evaluation(reply: Message) -> dict[str, float]:
-    """Return an evaluation's metrics, as `check_metrics`; none of no test examples.
+    """Return an evaluation's metrics, as `check_metrics`; none without test examples.
 
-    Without them there is no loss, and NaN in its place is no lie.
+    Without examples the loss may be NaN, which is not an error.
     """
     if any(record.get("num-examples") == 0 for record in _metric_records(reply)):
         return {}
@@ -162,24 +162,24 @@ def _metric_records(reply: Message) -> list[MetricRecord]:
 
 
 def attached(reply: Message, name: str) -> object:
-    """Return what a client has attached under a name; None where there is nothing."""
+    """Return a client's attachment by name; None if there is none."""
     record = reply.content.get(BYTES)
     return record.get(name) if isinstance(record, ConfigRecord) else None
 
 
 def unused_state(reply: Message) -> str:
-    """Return why a client could not use what it had kept; empty where it could."""
+    """Return why a client could not use its saved state; empty if it could."""
     record = reply.content.get(PROPERTIES)
-    said = record.get(UNUSED_STATE, "") if isinstance(record, ConfigRecord) else ""
-    return one_line(said) if isinstance(said, str) else ""
+    reason = record.get(UNUSED_STATE, "") if isinstance(record, ConfigRecord) else ""
+    return one_line(reason) if isinstance(reason, str) else ""
 
 
 def mean(replies: Iterable[tuple[float, Mapping[str, NDArray]]]) -> Arrays | None:
     """Return the weighted mean of arrays, summed in the given order.
 
-    Pairs of weight, >= 0, and arrays are consumed one at a time, so that one running
-    sum (in float64) is all that is held. The mean has the dtypes of the first; integers
-    are rounded. None if the weights sum to 0.
+    Pairs of a weight, at least 0, and arrays are consumed one at a time, so that only a
+    running sum (in float64) is in memory. The mean has the dtypes of the first arrays;
+    integers are rounded. None if the weights sum to 0.
     """
     total = 0.0
     sums: dict[str, npt.NDArray[np.float64]] = {}
@@ -204,36 +204,36 @@ def mean(replies: Iterable[tuple[float, Mapping[str, NDArray]]]) -> Arrays | Non
 def rounded_to(
     dtype: np.dtype[Any], values: npt.NDArray[np.float64]
 ) -> npt.NDArray[Any]:
-    """Return float64 numbers in another dtype; counts are rounded."""
+    """Return float64 numbers in another dtype, rounded for integers."""
     whole = np.issubdtype(dtype, np.integer)
-    # An array of no dimensions stays one.
+    # Arrays without dimensions stay arrays.
     return np.asarray(np.rint(values) if whole else values).astype(dtype)
 
 
 def is_finite(arrays: Mapping[str, NDArray]) -> bool:
-    """Return whether all values can be a model's: finite, and none beyond float32."""
+    """Return whether all values are finite in float32."""
     return all(
-        # NaN is not below it either.
+        # NaN compares as False.
         value.size == 0 or bool(np.abs(value).max() <= LARGEST)
         for value in arrays.values()
     )
 
 
 def to_record(arrays: Mapping[str, NDArray]) -> ArrayRecord:
-    """Return arrays as an ArrayRecord, as ``Array(value)`` makes them."""
+    """Return arrays as an ArrayRecord, equal to ``Array(value)`` of each."""
     record = ArrayRecord()
-    # Given a dictionary, Flower makes each Array once more.
+    # From a dictionary Flower would make each Array twice.
     for name, v in arrays.items():
         record[name] = Array(dtype_name(v.dtype), v.shape, SType.NUMPY, encode(v))
     return record
 
 
 def as_float16(arrays: ArrayRecord) -> ArrayRecord:
-    """Return float32 arrays as float16, for the way to clients; others as they are."""
+    """Return float32 arrays as float16, for sending; others unchanged."""
     limit = np.finfo(np.float16)
     return ArrayRecord(
         {
-            # Better the largest number than infinity.
+            # The largest number rather than infinity.
             n: Array(np.asarray(np.clip(a.numpy(), limit.min, limit.max), np.float16))
             if a.dtype == "float32"
             else a
@@ -243,7 +243,7 @@ def as_float16(arrays: ArrayRecord) -> ArrayRecord:
 
 
 def as_float32(arrays: Arrays) -> Arrays:
-    """Return float16 arrays as float32: the way back from `as_float16`."""
+    """Return float16 arrays as float32, the reverse of `as_float16`."""
     return {
         n: a.astype(np.float32) if a.dtype == np.float16 else a
         for n, a in arrays.items()
@@ -253,7 +253,7 @@ def as_float32(arrays: Arrays) -> Arrays:
 def count_bytes(message: Message) -> int:
     """Return the bytes of a message's content: serialised arrays, values and names.
 
-    Without content they are 0. The few of Flower's own envelope are not counted.
+    Flower's envelope is not counted.
     """
     if not message.has_content():
         return 0
@@ -261,13 +261,13 @@ def count_bytes(message: Message) -> int:
 
 
 def largest_reply(expected: float) -> float:
-    """Return how many bytes a reply may have of which so many are expected."""
+    """Return the limit of a reply's size, given the expected bytes."""
     return REPLY_FACTOR * expected + REPLY_ALLOWANCE
 
 
 def record_bytes(record: RecordType) -> int:
     """Return the bytes of a record: serialised arrays, values and names."""
-    # Flower's own count fails on empty strings and lists, which anybody can send.
+    # Flower's own count fails on empty strings and lists.
     if isinstance(record, ArrayRecord):
         return sum(len(name) + len(array.data) for name, array in record.items())
     total = 0

@@ -1,4 +1,4 @@
-"""How far a run has come with each client."""
+"""The rounds of each client whose replies have counted."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -18,22 +18,22 @@ from flwr_frl.task.messages import (
 
 @dataclass
 class RoundLedger:
-    """Which replies have counted, so that clients keep what the run would go back to.
+    """Records whose replies have counted, so that clients keep the state to resume.
 
     Parameters
     ----------
     run_token : str, default ""
-        Names the run to the clients; kept by checkpoints.
+        Identifies the run to the clients; saved in checkpoints.
     checkpointed : int, default 0
-        Last round of a checkpoint that was really written.
+        Round of the last checkpoint that was written.
     acknowledged : dict of str to int
         Last round in which each client's reply counted, by name.
     counted : int, default 0
-        Replies that have counted so far.
+        Number of replies that have counted so far.
     resumed : int, optional
-        The round of the checkpoint from which the run goes on.
+        Round of the checkpoint from which the run was resumed.
     seen : dict of str to int
-        The round of the later checkpoint that a client has seen, by its name.
+        Round of the later checkpoint that a rolled-back client has seen, by name.
     """
 
     run_token: str = ""
@@ -42,15 +42,15 @@ class RoundLedger:
     counted: int = 0
     resumed: int | None = None
     seen: dict[str, int] = field(default_factory=dict)
-    # The rounds of which clients have kept something.
+    # Rounds of which clients have saved state.
     _kept: dict[str, list[int]] = field(default_factory=dict)
-    # Why clients could not use what they had kept, as it was last logged.
+    # Why clients could not use their saved state, as last logged.
     _unused: dict[str, str] = field(default_factory=dict)
 
     def is_rolled_back(self, name: str, properties: Mapping[str, Any]) -> bool:
         """Return whether a client, asked for the first time, is ahead of the server.
 
-        So it is after the server has been restored from a backup.
+        This happens after the server was restored from a backup.
         """
         if self.resumed is None or name in self._kept:
             return False
@@ -68,12 +68,13 @@ class RoundLedger:
         return True
 
     def continue_from(self, name: str) -> None:
-        """Go on from the newest round that a client and the server both know.
+        """Continue from the newest round that a client and the server both know.
 
-        Where the client has it no more, that is its newest: nothing learned is lost.
+        If the client no longer has that round, continue from the client's newest, so
+        that nothing learned is lost.
         """
-        known, rounds = self.acknowledged.get(name, 0), self._kept[name]
-        if known not in rounds:
+        newest, rounds = self.acknowledged.get(name, 0), self._kept[name]
+        if newest not in rounds:
             self.acknowledged[name] = max(rounds)
         log(
             WARNING,
@@ -86,27 +87,27 @@ class RoundLedger:
         )
 
     def note_unused(self, reasons: Mapping[str, str]) -> None:
-        """Log, once for each, why clients could not use what they had kept."""
+        """Log each new reason why a client could not use its saved state."""
         for name, reason in reasons.items():
             if self._unused.get(name) != reason:
                 self._unused[name] = reason
-                # It begins anew, or has an older version: of the run or of another.
+                # It starts afresh, or from an older version.
                 text = "client %s goes on without what it had kept last: %s"
                 log(WARNING, text, name, reason)
 
     def acknowledge(self, rounds: Mapping[str, int], server_round: int) -> None:
-        """Note that the replies of some clients count.
+        """Record that the replies of some clients have counted.
 
         Parameters
         ----------
         rounds : mapping of str to int
-            The round in which each client made its reply, by its name: the version that
-            it has kept, also where the reply was held back and counts later.
+            Round of each client's reply, by the client's name. A delayed reply is of an
+            earlier round, which is the version that the client has saved.
         server_round : int
             The round in which they count.
         """
         for name, made_in in rounds.items():
-            # A reply that was held back must not hide a newer one that has counted.
+            # A delayed reply must not replace a newer one that has counted.
             if made_in == server_round or made_in > self.acknowledged.get(name, 0):
                 self.acknowledged[name] = made_in
         self.counted += len(rounds)
@@ -114,10 +115,10 @@ class RoundLedger:
     def config(
         self, name: str, server_round: int, checkpoints: bool
     ) -> dict[str, int | str]:
-        """Return what a client needs to know of the run.
+        """Return the config values that tell a client about the run.
 
-        That is the run, the client's last round that counted, and the round that a
-        resume would go back to. ``checkpoints`` says whether the run writes any.
+        They are the run, the client's last round that has counted, and the round to
+        which a resume would return. ``checkpoints`` is True if the run writes any.
         """
         resumable = checkpoints or self.checkpointed > 0
         return {
@@ -127,10 +128,10 @@ class RoundLedger:
         }
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what a checkpoint keeps."""
+        """Return the values that a checkpoint saves."""
         return {"acknowledged": self.acknowledged, "run": self.run_token}
 
     def load_state_dict(self, values: dict[str, Any]) -> None:
-        """Go back to a saved state."""
+        """Return to a saved state."""
         self.acknowledged = {n: int(r) for n, r in values["acknowledged"].items()}
         self.run_token = str(values["run"])

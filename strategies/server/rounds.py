@@ -1,4 +1,4 @@
-"""A run, round by round."""
+"""Run the rounds: train, evaluate, report, write checkpoints."""
 
 import time
 from collections.abc import Callable, Mapping
@@ -11,8 +11,8 @@ from flwr.common import log
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Strategy
 
+from flwr_frl.strategies.base import BaseStrategy
 from flwr_frl.strategies.grids.simulated_arrivals import SimulatedArrivals
-from flwr_frl.strategies.hooks import RunHooks
 from flwr_frl.strategies.report.report import Report
 from flwr_frl.strategies.report.watch import Watch
 from flwr_frl.strategies.server.checkpoint import Checkpoint
@@ -20,13 +20,13 @@ from flwr_frl.strategies.server.checks import several
 from flwr_frl.task.messages import NUM_EXAMPLES
 from flwr_frl.task.settings import Checked, Free, Place, Range, SettingsError
 
-# Of the run's name and the last round that counts of each client.
+# Takes the run's token and each client's last round that has counted.
 KeepClients = Callable[[str, Mapping[str, int]], None]
 
 
 @dataclass(frozen=True)
 class RunSettings(Checked):
-    """What a run needs to know besides its algorithm and its task.
+    """Settings of a run besides those of its algorithm and its task.
 
     Parameters
     ----------
@@ -35,43 +35,42 @@ class RunSettings(Checked):
     task : str, default "digits"
         A name of ``--list``, or the import path ``package.module:function`` of a task.
     num_clients : int, default 20
-        Clients in simulation.
+        Number of clients in simulation.
     num_server_rounds : int, default 30
-        Rounds.
+        Number of rounds.
     round_timeout : float, default 3600
         Seconds to wait for the replies of a round. In ``simulation.py`` a year.
     max_empty_rounds : int, default 0
-        End a run after so many rounds in a row without a valid reply; 0 never does. In
-        ``simulation.py`` 3.
+        Number of consecutive rounds without a valid reply after which the run ends; 0
+        sets no limit. In ``simulation.py`` 3.
     evaluate_every : int, default 5
-        Which rounds are evaluated; 0 only the last ones.
+        Rounds between two evaluations; 0 evaluates the last rounds only.
     evaluate_last : int, default 10
-        How many rounds at the end are evaluated; the result is their mean. With 0 it is
-        the last that ``evaluate-every`` has evaluated.
+        Number of rounds at the end that are evaluated; the result is their mean. With 0
+        it is the last evaluation by ``evaluate-every``.
     new_clients : int, default 0
-        How many of the simulated clients, drawn by the seed, take no part in the
-        training. After the last round each fits what is its own, a head say, on its
-        data. On devices ``python -m flwr_frl.clients.personalize`` does.
+        Number of simulated clients, drawn by the seed, that take no part in the
+        training. After the last round each of them trains its personal part, a head for
+        example, on its data. On devices use ``python -m flwr_frl.clients.personalize``.
     names_by_key : bool, default False
-        Whether a client's name belongs to the key of the SuperNode that first used it
-        in a run and in those that resume it. For a SuperLink with
-        ``--enable-supernode-auth``: without, every start of a SuperNode has a new key.
+        Whether a client's name belongs to the key of the SuperNode that first used it,
+        in a run and in its continuations. Requires a SuperLink with
+        ``--enable-supernode-auth``; otherwise a SuperNode has a new key at every start.
     output : str, default "results"
-        Where the results are written.
+        Folder of the results.
     checkpoint_every : int, default 0
-        Rounds between two checkpoints; 0 writes one at the end and on Ctrl-C alone.
+        Rounds between two checkpoints; 0 writes one at the end and on Ctrl-C only.
     resume : str, default ""
-        Go on from the checkpoint in this results folder.
+        Results folder of the run to resume.
     tracker : str, default ""
-        Where the run is tracked besides: ``tensorboard``, ``mlflow``, ``wandb``, the
-        import path ``package.module:Class`` of one's own, or several of them with
-        commas between; each of the first three is an extra of the package.
+        Experiment trackers, separated by commas: ``tensorboard``, ``mlflow``,
+        ``wandb`` (each an extra of the package), or the import path
+        ``package.module:Class`` of a custom tracker.
     tracker_uri : str, default ""
         A folder for TensorBoard, a tracking URI for MLflow, a server or ``offline`` for
-        W&B; as many as there are trackers, with commas between.
+        W&B; one for each tracker, separated by commas.
     page : int, default 0
-        The port of this machine on which a page shows the results while the run goes
-        on; 0 is none.
+        Port of a local page that shows the results during the run; 0 disables it.
     """
 
     algorithm: Annotated[str, Free("a name or import path")] = "fedrep"
@@ -110,9 +109,9 @@ def run_rounds(
 ) -> ArrayRecord:
     """Run a strategy's hooks for some rounds.
 
-    As Flower's ``Strategy.start``, but it can begin after a checkpoint, evaluate only
-    some rounds, and report each one. It calls nothing but the hooks, so it runs
-    Flower's own strategies and wrappers as well.
+    Like Flower's ``Strategy.start``, but it can begin after a checkpoint, evaluate only
+    some rounds, and report each round. It calls Flower's hooks only, so it also runs
+    Flower's own strategies and wrappers.
 
     Parameters
     ----------
@@ -121,11 +120,11 @@ def run_rounds(
     grid : Grid
         The grid.
     arrays : ArrayRecord
-        What the first round sends.
+        Arrays that the first round sends.
     rounds : range
         The rounds.
     evaluated : callable
-        Whether a round is evaluated; all are by default.
+        Returns whether a round is evaluated; by default all are.
     timeout : float, default 3600
         Seconds to wait for replies.
     after_round : callable, optional
@@ -153,11 +152,11 @@ def run_rounds(
             tested: dict[str, Any] = dict(
                 strategy.aggregate_evaluate(server_round, replies) or {}
             )
-            # What evaluation costs is no part of the algorithm.
+            # The cost of the evaluation is not part of the algorithm.
             tested["bytes-evaluate"] = tested.pop("bytes-down", 0) + tested.pop(
                 "bytes-up", 0
             )
-            # What a client says in an evaluation cannot replace what is known here.
+            # Clients' metrics must not replace the server's.
             tested.pop("round", None)
             metrics = {**tested, **metrics}
         if after_round is not None:
@@ -166,25 +165,25 @@ def run_rounds(
 
 
 class Rounds:
-    """The rounds of a run: which are evaluated, what is written after each.
+    """Runs the rounds, and writes a row and checkpoints after each.
 
     Parameters
     ----------
-    strategy : RunHooks
+    strategy : BaseStrategy
         The strategy.
     settings : RunSettings
-        How long the run is, and what is evaluated.
+        Number of rounds, and which are evaluated.
     report : Report
-        Where the rows go, and the checkpoints.
+        Receives the rows; its folder gets the checkpoints.
     clock : SimulatedArrivals, optional
         The simulated time.
     seconds_before : float, default 0
-        What a run that is resumed has taken so far.
+        Time that a resumed run has taken so far.
     """
 
     def __init__(
         self,
-        strategy: RunHooks,
+        strategy: BaseStrategy,
         settings: RunSettings,
         report: Report,
         clock: SimulatedArrivals | None = None,
@@ -198,9 +197,9 @@ class Rounds:
         self.watch = Watch(strategy, report.directory, last, evaluated_on)
         self._began = time.monotonic() - seconds_before
         self._grid: Grid | None = None
-        # The checkpoint of the last round until it is written: for a run that is ended.
+        # The checkpoint of the last round until it is written, in case the run ends.
         self._unwritten: Callable[[], Checkpoint] | None = None
-        # Rounds in a row without a valid reply.
+        # Number of consecutive rounds without a valid reply.
         self._empty = 0
 
     def run(self, grid: Grid, arrays: ArrayRecord, after: int) -> ArrayRecord:
@@ -211,15 +210,15 @@ class Rounds:
         grid : Grid
             The grid.
         arrays : ArrayRecord
-            What the first of them sends.
+            Arrays that the first of them sends.
         after : int
-            The last round that is already there.
+            The last completed round.
 
         Raises
         ------
         SettingsError
-            If ``max-empty-rounds`` rounds in a row had no valid reply, or with such a
-            limit no round had.
+            If ``max-empty-rounds`` consecutive rounds had no valid reply, or no round
+            had one.
         """
         self._grid = grid
         try:
@@ -234,12 +233,12 @@ class Rounds:
                     after_round=self._after_round,
                 )
         except (Exception, KeyboardInterrupt, SystemExit):
-            # Whatever has ended it, somebody may want to go on.
+            # Whatever ended the run, it can be resumed.
             if self._unwritten is not None:
                 self._write(self._unwritten(), last=True)
             raise
         if after >= self.settings.num_server_rounds:
-            # It had ended, but for its report.
+            # The resumed run lacks its report only.
             self._evaluate_again(grid, arrays, after)
         counted = any(row.get("clients") for row in self.report.rows)
         if not counted:
@@ -250,13 +249,13 @@ class Rounds:
     def is_evaluated(self, server_round: int) -> bool:
         """Return whether a round is evaluated."""
         every, last = self.settings.evaluate_every, self.settings.evaluate_last
-        if self.strategy.evaluate_last_round_only:
+        if self.strategy.traits.evaluate_last_round_only:
             every, last = 0, 1
         due = every > 0 and server_round % every == 0
         return due or server_round > self.settings.num_server_rounds - last
 
     def _evaluate_again(self, grid: Grid, arrays: ArrayRecord, last: int) -> None:
-        """Ask the clients once more how good the last round is, each for itself."""
+        """Evaluate the last round again, for each client's metrics."""
         strategy, config = self.strategy, ConfigRecord()
         messages = strategy.configure_evaluate(last, arrays, config, grid)
         timeout = self.settings.round_timeout
@@ -274,19 +273,19 @@ class Rounds:
         exchange, label = self.strategy.training, self.strategy.clients.label
         if exchange.rejections:
             row["rejected-clients"] = [label(name) for name, _ in exchange.rejections]
-        if exchange.silent and self.strategy.waits_for_all:
+        if exchange.silent and self.strategy.participation.waits_for_all:
             log(WARNING, "no reply of clients %s", several(exchange.silent))
             row["unanswered-clients"] = [label(name) for name in exchange.silent]
         if silent := getattr(self._grid, "silent", []):
             row["silent-clients"] = [label(name) for name in silent]
         if metrics.get("evaluated"):
-            for name in self.strategy.names_of_evaluated():
-                own = dict(self.strategy.client_metrics[name])
+            for name in self.strategy.evaluation.names:
+                own = dict(self.strategy.evaluation.metrics[name])
                 own.pop(NUM_EXAMPLES, None)
                 self.report.add_client(server_round, label(name), own)
         self.report.add(row)
         self.watch.after_round(self.report.rows)
-        # A strategy that has nobody left to ask says so.
+        # The strategy reports that it has nobody left to ask.
         idle = metrics.get("asked") == 0
         self._empty = 0 if metrics.get("clients") or idle else self._empty + 1
         limit = self.settings.max_empty_rounds
@@ -302,7 +301,7 @@ class Rounds:
     ) -> None:
         interval = self.settings.checkpoint_every
         last = server_round == self.settings.num_server_rounds
-        # Made when it is written, as few are.
+        # Few snapshots are written, so the state is copied only then.
         state, settings = self.strategy.snapshot(), self.report.settings
 
         def checkpoint() -> Checkpoint:
@@ -315,13 +314,13 @@ class Rounds:
     def _write(self, checkpoint: Checkpoint, last: bool) -> None:
         server_round, (_, values) = checkpoint.server_round, checkpoint.state
         if last and self._keep_clients:
-            # First, as a kill between the two would lose what the checkpoint relies on.
+            # First, as the checkpoint relies on the clients' state.
             self._keep_clients(str(values["run"]), values["acknowledged"])
         try:
             checkpoint.write(self.report.directory)
         except OSError as error:
             log(ERROR, "checkpoint of round %d not kept: %s", server_round, error)
             return
-        # Only now: what is interrupted while it writes is written as the run ends.
+        # Only now: an interrupted write is repeated when the run ends.
         self._unwritten = None
         self.strategy.ledger.checkpointed = server_round

@@ -288,17 +288,17 @@ class OwnClient(Client, head_layers=2):
         moved = [array + self.settings.shift for array in arrays]
         return moved, n, {**metrics, "rounds": float(self.saved["count.rounds"])}
 
-class Own(BaseStrategy):
-    client = f"{__name__}:OwnClient"
+class Own(BaseStrategy, client=f"{__name__}:OwnClient"):
+    pass
 
 class Nobody(BaseStrategy):
     pass
 
-class Wrong(BaseStrategy):
-    client = f"{__name__}:Own"
+class Wrong(BaseStrategy, client=f"{__name__}:Own"):
+    pass
 
-class Lost(BaseStrategy):
-    client = f"{__name__}:Nowhere"
+class Lost(BaseStrategy, client=f"{__name__}:Nowhere"):
+    pass
 """
 
 

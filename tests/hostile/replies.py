@@ -81,7 +81,7 @@ class Target:
         messages = list(configure(1, arrays, ConfigRecord(), self.grid))
         self.replies = list(self.grid.send_and_receive(messages))
         self.asked = self.inner.pending
-        self.before = copy.deepcopy(self.inner.state_dict())
+        self.before = self.inner.snapshot()()
         liars = [i for i, r in enumerate(self.replies) if self.is_liar(r)]
         self.place = liars[0] if liars else 0
         others = [r for i, r in enumerate(self.replies) if i != self.place]
@@ -92,14 +92,14 @@ class Target:
 
     def result(self, replies: list[Message]) -> tuple[Any, Any]:
         """Aggregate replies from the state before; return arrays and metrics."""
-        self.inner.load_state_dict(*copy.deepcopy(self.before))
+        self.inner.restore(copy.deepcopy(self.before))
         exchange = PendingRound(self.asked.server_round, self.inner.name_of)
         exchange.asked = set(self.asked.asked)
         exchange.expected = dict(self.asked.expected)
         self.inner.pending = exchange
         if self.kind == "train":
             arrays, metrics = self.strategy.aggregate_train(1, replies)
-            own, _ = self.inner.state_dict()
+            own, _ = self.inner.snapshot()()
             found = {} if arrays is None else {n: a.numpy() for n, a in arrays.items()}
             return {**found, **own}, metrics
         return {}, self.strategy.aggregate_evaluate(1, replies)

@@ -242,8 +242,8 @@ class MineClient(FedAvgClient):
         self.receive(parameters, config)
         return self.send(self.train("all", 1))
 
-class Mine(FedAvg):
-    client = __name__ + ":MineClient"
+class Mine(FedAvg, client=__name__ + ":MineClient"):
+    pass
 """
 
 

@@ -11,8 +11,8 @@ from dp_accounting.rdp import RdpAccountant
 
 from flwr_frl.clients.algorithms import check_countable
 from flwr_frl.strategies.algorithms import build_strategy
+from flwr_frl.strategies.server.participation import Participation
 from flwr_frl.strategies.server.privacy import FILE, epsilon
-from flwr_frl.strategies.server.sampling import Sampler
 from flwr_frl.task.settings import SettingsError, resolve
 from flwr_frl.task.training.privacy import epsilon as example_epsilon
 
@@ -125,7 +125,7 @@ def test_each_client_has_an_epsilon_of_its_own(tmp_path):
     # The head and the representation, one epoch each, or both in one.
     for name, epochs in (("fedrep", 2), ("fedavg", 1), ("local", 1)):
         clients = json_of(tmp_path / name / "clients.json")
-        sampler = Sampler(0.4, 1, 0)
+        sampler = Participation(0.4, 1, 0)
         rounds = [c for r in (1, 2, 3) for c in sampler.sample(r, sorted(clients))]
         spent = {}
         for client, entry in clients.items():

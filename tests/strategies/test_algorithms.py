@@ -113,7 +113,7 @@ WRONG = {
     "outsiders:WithoutHooks": "algorithm 'outsiders:WithoutHooks' is no strategy; ",
     "outsiders:ClientItself": (
         "algorithm 'outsiders:ClientItself' has the client <class 'outsiders.Plain'>; "
-        "its attribute 'client' must be the import path of a subclass of Client"
+        "declare the import path of a subclass of Client"
     ),
     "outsiders:Needy": (
         "Needy cannot be called with its settings: missing a required argument: 'thing'"
@@ -125,8 +125,8 @@ WRONG = {
         "super().__init__(**base)",
     ),
     "outsiders:WithoutClient": (
-        "algorithm 'outsiders:WithoutClient' has no client; its attribute 'client' "
-        "must be the import path of a subclass of Client"
+        "algorithm 'outsiders:WithoutClient' has no client; declare the import path"
+        " of a subclass of Client"
     ),
 }
 

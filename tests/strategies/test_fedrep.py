@@ -135,4 +135,4 @@ def test_every_strategy_can_be_built_from_the_defaults():
     for algorithm in ALGORITHMS:
         for task in ("digits", "linear"):
             settings = resolve({"algorithm": algorithm, "task": task, "seed": 3})
-            assert build_strategy(settings).seed == 3
+            assert build_strategy(settings).settings.seed == 3

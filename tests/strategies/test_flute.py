@@ -281,7 +281,7 @@ def test_state_survives() -> None:
     messages = list(strategy.configure_train(1, arrays, ConfigRecord(), grid))
     strategy.aggregate_train(1, [grid.answer(m) for m in messages])
     other = FLUTE()
-    other.load_state_dict(*strategy.state_dict())
+    other.restore(strategy.snapshot()())
     assert set(other.heads) == {"c1", "c2"}
     for name in ("c1", "c2", "nobody"):
         for key in (WEIGHT, "head.bias"):

@@ -10,8 +10,8 @@ from outsiders import Hooked
 from flwr_frl import running
 from flwr_frl.clients.client_app import make_app
 from flwr_frl.strategies import FedRep, build_strategy
+from flwr_frl.strategies.base import BaseStrategy
 from flwr_frl.strategies.grids.simulation import InlineGrid
-from flwr_frl.strategies.hooks import RunHooks
 from flwr_frl.strategies.server.replies import unused_state
 from flwr_frl.strategies.server.rounds import run_rounds
 from flwr_frl.strategies.server_app import run, server_settings
@@ -169,22 +169,21 @@ def test_the_settings_of_others_are_unknown_without_it():
 @pytest.mark.parametrize("name", ["fedrep", "srpfl", "outsiders:Hooked"])
 def test_every_strategy_has_the_hooks(name):
     strategy = build_strategy(server_settings({"algorithm": name}))
-    assert isinstance(strategy, RunHooks)
+    assert isinstance(strategy, BaseStrategy)
     grid = grid_of(20)
     strategy.check_clients(20)
     assert len(strategy.identify(grid)) == 20
     assert isinstance(strategy.initialize(grid), ArrayRecord)
-    arrays, values = strategy.state_dict()
-    strategy.load_state_dict(arrays, values)
+    strategy.restore(strategy.snapshot()())
     assert set(strategy.clients.known) == set(range(1, 21))
     assert strategy.ledger.acknowledged == {}
-    assert strategy.client_metrics == {}
+    assert strategy.evaluation.metrics == {}
     assert strategy.training.failure == ""
-    assert strategy.checkpoint_every == 0
+    assert strategy.settings.checkpoint_every == 0
 
 
 def test_what_is_wrapped_says_when_it_is_evaluated():
     for name, once in (("flanp", False), ("flanp-ft", True)):
         strategy = build_strategy(server_settings({"algorithm": name}))
-        assert strategy.evaluate_last_round_only is once
-        assert not strategy.waits_for_all
+        assert strategy.traits.evaluate_last_round_only is once
+        assert not strategy.participation.waits_for_all

@@ -75,7 +75,7 @@ def test_names_belong_to_keys_after_a_resume_as_well() -> None:
     strategy = keyed(averaging())
     strategy.identify(Keyed(FIRST, NAMES))
     again = keyed(averaging())
-    again.load_state_dict(*strategy.state_dict())
+    again.restore(strategy.snapshot()())
     assert again.identify(Keyed(WITHOUT_B, THIEF)) == [1, 3]
 
 

@@ -92,8 +92,8 @@ class WithStatistics(FedAvgClient, newcomer_groups=(HEAD,)):
         return self.send(loss, {**self.received, **self.model.tensors})
 
 
-class Statistics(FedAvg):
-    client = f"{__name__}:WithStatistics"
+class Statistics(FedAvg, client=f"{__name__}:WithStatistics"):
+    pass
 
 
 def test_what_it_fits_trains_whatever_is_shared_beside_the_model():

@@ -4,10 +4,9 @@ import pytest
 from function_clients import START, grid_of
 
 from flwr_frl.clients.client_app import make_app
-from flwr_frl.strategies import SRPFL, FedAvg, build_strategy
-from flwr_frl.strategies.algorithms import strategy_class
+from flwr_frl.strategies import FedAvg, build_strategy
+from flwr_frl.strategies.algorithms import simulation_defaults, strategy_class
 from flwr_frl.strategies.grids.simulation import InlineGrid
-from flwr_frl.strategies.hooks import RunHooks
 from flwr_frl.strategies.server.replies import to_record
 from flwr_frl.strategies.server_app import run
 from flwr_frl.task.settings import SettingsError, resolve
@@ -79,40 +78,27 @@ def test_no_rounds_are_no_failure():
 # SRPFL around somebody else's
 
 
-class Rapid(FedAvg):
+class Rapid(
+    FedAvg,
+    simulation_defaults={"speed-model": "dynamic"},
+    srpfl_settings={"weighting": "examples"},
+):
     """Has its own speeds in simulation, and a setting's value under SRPFL."""
-
-    simulation_defaults = {"speed-model": "dynamic"}  # noqa: RUF012
-    srpfl_settings = {"weighting": "examples"}  # noqa: RUF012
 
 
 def test_what_a_strategy_is_in_simulation_and_under_srpfl_holds_around_it():
     path = f"{__name__}:Rapid"
     settings = resolve({"algorithm": "srpfl", "srpfl-base": path, "initial-nodes": 1})
-    found = strategy_class(settings).in_simulation(settings)
-    assert dict(found) == {"speed-model": "dynamic"}
-    assert build_strategy(settings).weighting == "examples"
+    assert simulation_defaults(settings) == {"speed-model": "dynamic"}
+    assert build_strategy(settings).settings.weighting == "examples"
     plain = {**settings, "srpfl-base": "fedavg"}
-    assert dict(strategy_class(plain).in_simulation(plain)) == {"speed-model": "fixed"}
+    assert simulation_defaults(plain) == {"speed-model": "fixed"}
 
 
-def test_srpfl_hands_on_every_hook_that_it_does_not_have():
-    # What RunHooks has, `__getattr__` never sees.
-    by_itself = {
-        "task_overrides",
-        "client",
-        # Of `evaluated`, which is the wrapped strategy's.
-        "names_of_evaluated",
-        "from_settings",
-        # Refused with SRPFL.
-        "privacy",
-        "simulation_defaults",
-        # Of `state_dict`.
-        "snapshot",
-        "srpfl_settings",
-    }
-    hooks = {n for n in vars(RunHooks) if not n.startswith("_")}
-    assert hooks - vars(SRPFL).keys() <= by_itself
+@pytest.mark.parametrize("name", ["cases", "client", "state_dict", "in_simulation"])
+def test_a_name_of_an_earlier_release_is_refused_with_its_replacement(name):
+    with pytest.raises(SettingsError, match=rf"^Mine\.{name} has no effect; use "):
+        type("Mine", (FedAvg,), {name: None})
 
 
 def test_an_outsider_s_subclass_is_not_taken_for_its_base_s_linear_case():
@@ -122,7 +108,6 @@ def test_an_outsider_s_subclass_is_not_taken_for_its_base_s_linear_case():
     # PlainLinear is a Plain, but the cases are Plain's.
     own = {"algorithm": "outsiders:PlainLinear", "task": "linear"}
     assert strategy_class(own).__name__ == "PlainLinear"
-    assert "task_overrides" not in vars(strategy_class(own))
 
 
 def test_a_task_that_needs_what_is_no_setting_is_refused_in_a_line():

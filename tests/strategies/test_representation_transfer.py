@@ -136,7 +136,7 @@ def test_linear_transfer_equals_numpy(samples):
         x, y = data.draw(i, 1, 500)
         best = np.mean((y - x @ data.model(i)) ** 2)
         errors.append(np.mean((y - x @ second) ** 2) / best)
-        own = strategy.client_metrics[f"{i:06d}"]["error"]
+        own = strategy.evaluation.metrics[f"{i:06d}"]["error"]
         assert own == pytest.approx(errors[-1], rel=1e-9)
     assert rows[1]["error"] == pytest.approx(np.mean(errors), rel=1e-9)
     assert {"error-phase-1", "error-scratch", "loss"} <= set(rows[1])
@@ -197,7 +197,7 @@ def test_only_targets_with_a_model_are_evaluated():
     grid.absent = {6}
     rounds(strategy, grid, arrays, 2, 2)
     assert grid.asked(MessageType.EVALUATE) == [5, 7]
-    assert strategy.evaluate_last_round_only
+    assert strategy.traits.evaluate_last_round_only
 
 
 def test_late_target_receives_the_basis_in_the_next_round():
@@ -210,7 +210,7 @@ def test_late_target_receives_the_basis_in_the_next_round():
     assert [m.metadata.dst_node_id for m in sent] == [6]
     found = sent[0].content["arrays"][WEIGHT].numpy()
     np.testing.assert_array_equal(found, arrays[WEIGHT].numpy())
-    assert set(strategy.client_metrics) == {"000004", "000005", "000006"}
+    assert set(strategy.evaluation.metrics) == {"000004", "000005", "000006"}
 
 
 def test_failed_target_is_retried():
@@ -284,7 +284,7 @@ def test_target_that_sends_arrays_is_rejected():
     after, (row,) = rounds(strategy, grid, arrays, 2, 2)
     assert (row["clients"], row["rejected"]) == (2, 1)
     np.testing.assert_array_equal(after[WEIGHT].numpy(), arrays[WEIGHT].numpy())
-    assert "000004" not in strategy.client_metrics
+    assert "000004" not in strategy.evaluation.metrics
 
 
 def scripted(representation: np.ndarray):

@@ -304,11 +304,11 @@ def test_client_weights_is_counted_after_a_resume_as_before():
     settings = resolve({"algorithm": "scaffold", "weighting": "examples"})
     other = build_strategy(settings)
     assert isinstance(other, SCAFFOLD)
-    other.load_state_dict(*strategy.state_dict())
-    assert other.state_dict() == strategy.state_dict()
+    other.restore(strategy.snapshot()())
+    assert other.snapshot()() == strategy.snapshot()()
     # 6 + 3 i examples each.
     assert other.client_weights == {f"{i:06d}": len(draw(i)[1]) for i in EVERYBODY}
-    assert sum(other.client_weights.values()) == other.state_dict()[1]["total"] == 81
+    assert sum(other.client_weights.values()) == other.state["total"] == 81
 
 
 def test_a_client_with_another_model_is_not_counted():

@@ -16,13 +16,13 @@ from flwr_frl.strategies.grids.simulated_arrivals import SimulatedArrivals
 from flwr_frl.strategies.grids.simulation import InlineGrid
 from flwr_frl.strategies.grids.speeds import SpeedModel
 from flwr_frl.strategies.server.rounds import run_rounds
-from flwr_frl.strategies.server.stages import theory_stages
 from flwr_frl.strategies.server_app import run
+from flwr_frl.strategies.srpfl import FirstReplies, theory_stages
 from flwr_frl.task.settings import SettingsError, resolve
 
 
-def schedule(strategy: SRPFL, sampled: int, rounds: int) -> list[int]:
-    return [strategy.nodes(r, sampled) for r in range(1, rounds + 1)]
+def schedule(strategy: SRPFL | BaseStrategy, sampled: int, rounds: int) -> list[int]:
+    return [strategy.participation.nodes(r, sampled) for r in range(1, rounds + 1)]
 
 
 def test_doubling_by_hand() -> None:
@@ -56,19 +56,22 @@ def test_automatic_stages_by_hand(sampled, rounds, expected) -> None:
 
 
 def test_a_resumed_run_with_more_rounds_begins_no_stage_again() -> None:
-    first = SRPFL(BaseStrategy(), num_rounds=10)
-    longer = SRPFL(BaseStrategy(), num_rounds=40)
-    longer.load_state_dict(*first.state_dict())
+    def of(rounds: int) -> BaseStrategy:
+        more = {"num_server_rounds": rounds, "initial_nodes": 2}
+        return build_strategy(settings_of("flanp", **more))
+
+    first, longer = of(10), of(40)
+    longer.restore(first.snapshot()())
     assert schedule(longer, 20, 12) == [2, 2, 4, 8, 16] + [20] * 7
     # And so it is when that one is resumed.
-    again = SRPFL(BaseStrategy(), num_rounds=80)
-    again.load_state_dict(*longer.state_dict())
+    again = of(80)
+    again.restore(longer.snapshot()())
     assert schedule(again, 20, 12) == schedule(longer, 20, 12)
 
 
 def test_automatic_stages_need_the_number_of_rounds() -> None:
     with pytest.raises(SettingsError, match=r"^num_rounds is None; .*'auto'$"):
-        SRPFL(BaseStrategy()).nodes(1, 3)
+        SRPFL(BaseStrategy()).participation.nodes(1, 3)
 
 
 def test_everybody_at_once() -> None:
@@ -122,8 +125,8 @@ def test_the_contraction_is_a_setting() -> None:
             for n in (5, 10)
         ]
         expected = [math.ceil(2 * math.log(r) / math.log(1 / (1 - a))) for r in ratios]
-        assert strategy.lengths == tuple(expected)
-    assert given.lengths != by_default.lengths
+        assert strategy.participation.lengths == tuple(expected)
+    assert given.participation.lengths != by_default.participation.lengths
 
 
 @pytest.mark.parametrize("wrong", [0.0, 1.0, -0.1, math.nan])
@@ -220,9 +223,9 @@ def test_the_setting_says_what_is_wrapped(base: str, tmp_path) -> None:
     }
     settings = settings_of("srpfl", srpfl_base=base, **options)
     strategy = build_strategy(settings)
-    assert isinstance(strategy, SRPFL)
+    assert isinstance(strategy.participation, FirstReplies)
     wrapped = {**settings, "algorithm": base}
-    assert type(strategy.strategy) is type(build_strategy(wrapped))
+    assert type(strategy) is type(build_strategy(wrapped))
     assert client_class(settings) is client_class(wrapped)
     # The same as under its own name.
     named = {"flute": "srpfl-flute"}.get(base, "flanp")
@@ -256,7 +259,7 @@ def test_somebody_elses_strategy_is_wrapped_like_ours(tmp_path) -> None:
 
 def test_the_setting_is_nothing_to_those_that_say_what_they_wrap() -> None:
     strategy = build_strategy(settings_of("lg-srpfl", srpfl_base="flute"))
-    assert type(strategy.strategy) is LGFedAvg
+    assert type(strategy) is LGFedAvg
 
 
 @pytest.mark.parametrize(
@@ -326,7 +329,7 @@ def test_a_grid_that_closes_no_round_early_is_named_once(caplog) -> None:
     settings = settings_of("fedavg")
     strategy = SRPFL(build_strategy(settings), initial_nodes=5, rounds_per_stage=1)
     inner, _ = simulated(settings, strategy)
-    start = strategy.initialize(inner)
+    start = strategy.strategy.initialize(inner)
     for server_round in (1, 2):
         messages = strategy.configure_train(server_round, start, ConfigRecord(), inner)
         assert len(messages) == 20

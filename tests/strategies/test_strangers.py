@@ -153,7 +153,7 @@ def test_who_answers_no_queries_is_known_by_its_node(caplog):
     }
     assert strategy.ledger.acknowledged == {str(n): 1 for n in range(1, N + 1)}
     assert strategy.clients.refusals == {}
-    assert strategy.client_metrics["4"]["num-examples"] == 4
+    assert strategy.evaluation.metrics["4"]["num-examples"] == 4
 
 
 @pytest.mark.parametrize("weighting", ["uniform", "examples"])

@@ -65,7 +65,7 @@ def main(grid, context):
     base = BaseStrategy(min_available_nodes=NODES, fraction_train=1.0)
     strategy = SRPFL(base, initial_nodes=2, rounds_per_stage=2)
     grid = RealArrivals(grid)
-    initial = strategy.initialize(grid)
+    initial = base.initialize(grid)
 
     def after_round(server_round, arrays, metrics):
         note(
@@ -76,7 +76,7 @@ def main(grid, context):
             clients=metrics["clients"],
             closed=time.time(),
             dropped=grid.dropped,
-            evaluated=sorted(strategy.client_metrics),
+            evaluated=sorted(base.evaluation.metrics),
         )
 
     run_rounds(

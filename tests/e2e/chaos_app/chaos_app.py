@@ -86,10 +86,8 @@ class WatchedClient(FedRepClient):
         return loss
 
 
-class Watched(FedRep):
+class Watched(FedRep, client="chaos_app:WatchedClient"):
     """FedRep under a name of its own, as anybody's algorithm has one."""
-
-    client = "chaos_app:WatchedClient"
 
 
 identity.PersonalState = WatchedState

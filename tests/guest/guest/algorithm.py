@@ -9,7 +9,7 @@ from flwr_frl.strategies.server.replies import to_record
 from flwr_frl.task.settings import Range, validate
 
 
-class Guest(BaseStrategy):
+class Guest(BaseStrategy, client="guest.client:GuestClient"):
     """m ← β m + (mean φ_i − φ);  φ ← φ + m.
 
     Parameters
@@ -20,13 +20,12 @@ class Guest(BaseStrategy):
         As for `BaseStrategy`.
     """
 
-    client = "guest.client:GuestClient"
-
     def __init__(self, *, roll: Annotated[float, Range("[0, 1)")] = 0.5, **base):
         super().__init__(**base)
         self.roll = roll
         validate(self)
-        self.velocity = {}
+        # Saved in checkpoints.
+        self.velocity = self.state.setdefault("velocity", {})
         self.sent = None
 
     def configure_train(self, server_round, arrays, config, grid):
@@ -42,16 +41,3 @@ class Guest(BaseStrategy):
             velocity = self.velocity.get(name, np.zeros_like(array))
             self.velocity[name] = self.roll * velocity + (array - old[name])
         return to_record({n: old[n] + self.velocity[n].astype("f4") for n in mean})
-
-    def state_dict(self):
-        """Return also the velocity."""
-        arrays, values = super().state_dict()
-        return {
-            **arrays,
-            **{f"velocity/{n}": v for n, v in self.velocity.items()},
-        }, values
-
-    def load_state_dict(self, arrays, values):
-        """Go back to a saved state."""
-        super().load_state_dict(arrays, values)
-        self.velocity = {n.removeprefix("velocity/"): v for n, v in arrays.items()}

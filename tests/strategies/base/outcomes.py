@@ -46,7 +46,7 @@ def outcome(algorithm: str, size: object, rounds: int = 2, **more: object) -> di
     for node, context in grid.contexts.items():
         for key, record in context.state.items():
             found |= {f"{node}/{key}/{n}": a.numpy() for n, a in record.items()}
-    said = strategy.client_metrics
+    said = strategy.evaluation.metrics
     found |= {f"{c}/{n}": v for c, metrics in said.items() for n, v in metrics.items()}
     assert len(said) == N
     return found

@@ -13,15 +13,16 @@ from flwr_frl.task.settings import Range, SettingsError, validate
 ASYNCHRONOUS = 3
 
 
-class Plain(BaseStrategy):
+class Plain(
+    BaseStrategy,
+    client="flwr_frl.clients.fedrep:FedRepClient",
+    task_overrides={"linear": "outsiders:PlainLinear"},
+):
     """The mean of the representations, as FedRep's."""
 
-    client = "flwr_frl.clients.fedrep:FedRepClient"
-    task_overrides: ClassVar = {"linear": "outsiders:PlainLinear"}
 
-
-class PlainLinear(Plain):
-    client = "flwr_frl.clients.fedrep:FedRepLinearClient"
+class PlainLinear(Plain, client="flwr_frl.clients.fedrep:FedRepLinearClient"):
+    pass
 
 
 class Passing(ArrivalGrid):
@@ -36,7 +37,13 @@ class Passing(ArrivalGrid):
         return list(self.grid.send_and_receive(messages, timeout=timeout))
 
 
-class Hooked(BaseStrategy):
+class Hooked(
+    BaseStrategy,
+    client="flwr_frl.clients.fedavg:FedAvgClient",
+    evaluate_last_round_only=True,
+    waits_for_all=False,
+    simulation_defaults={"evaluate-last": 4, "fewest": 3},
+):
     """Says for itself all that can be said.
 
     Parameters
@@ -45,10 +52,6 @@ class Hooked(BaseStrategy):
         How many clients there must be.
     """
 
-    client = "flwr_frl.clients.fedavg:FedAvgClient"
-    evaluate_last_round_only = True
-    waits_for_all = False
-    simulation_defaults: ClassVar = {"evaluate-last": 4, "fewest": 3}
     grids: ClassVar[list[Passing]] = []
 
     def __init__(self, *, fewest: Annotated[int, Range("[1, 99]")] = 2, **base):
@@ -66,12 +69,10 @@ class Hooked(BaseStrategy):
         return self.grids[-1]
 
 
-class Unhooked(Hooked):
+class Unhooked(
+    Hooked, evaluate_last_round_only=False, waits_for_all=True, simulation_defaults={}
+):
     """Says the opposite."""
-
-    evaluate_last_round_only = False
-    waits_for_all = True
-    simulation_defaults: ClassVar = {}
 
     def adapt_grid(self, grid):
         return grid
@@ -81,14 +82,12 @@ class WithoutClient(BaseStrategy):
     """Forgot its client."""
 
 
-class ClientItself(BaseStrategy):
-    client = Plain
+class ClientItself(BaseStrategy, client=Plain):
+    pass
 
 
-class Needy(BaseStrategy):
+class Needy(BaseStrategy, client="flwr_frl.clients.fedavg:FedAvgClient"):
     """Needs what is no setting."""
-
-    client = "flwr_frl.clients.fedavg:FedAvgClient"
 
     def __init__(self, thing, **base):
         super().__init__(**base)
@@ -109,12 +108,12 @@ class BelowCutOff(CutOff):
         super().__init__(**base)
 
 
-class LostClient(BaseStrategy):
-    client = "outsiders:NobodyIsHere"
+class LostClient(BaseStrategy, client="outsiders:NobodyIsHere"):
+    pass
 
 
-class StrangeClient(BaseStrategy):
-    client = "outsiders:Plain"
+class StrangeClient(BaseStrategy, client="outsiders:Plain"):
+    pass
 
 
 class WithoutHooks(FlowerFedAvg):

@@ -20,10 +20,10 @@ from flwr_frl.clients.base import Client
 from flwr_frl.clients.client_app import make_app
 from flwr_frl.clients.device.setup import build_client, client_setup
 from flwr_frl.strategies import build_strategy
+from flwr_frl.strategies.base import BaseStrategy
 from flwr_frl.strategies.grids.simulated_arrivals import SimulatedArrivals
 from flwr_frl.strategies.grids.simulation import InlineGrid
 from flwr_frl.strategies.grids.speeds import SpeedModel
-from flwr_frl.strategies.hooks import RunHooks
 from flwr_frl.strategies.server.rounds import run_rounds
 from flwr_frl.task import ExampleSet, ExampleTask, SplitModel
 from flwr_frl.task.settings import resolve
@@ -248,7 +248,7 @@ class Run:
     """
 
     grid: WatchedGrid
-    strategy: RunHooks
+    strategy: BaseStrategy
     settings: dict
     trained: list[list[int]] = field(default_factory=list)
     arrays: list[Arrays] = field(default_factory=list)
@@ -275,7 +275,7 @@ class Run:
         seen = () if self.grid.mortal else range(N)
         clients = [self.client(i, server_round) for i in seen]
         self.kept.append([client.state.load() or {} for client in clients])
-        known = self.strategy.client_metrics
+        known = self.strategy.evaluation.metrics
         self.metrics.append([known.get(f"{i:06d}", {}) for i in range(N)])
 
     def between(self, kind: str) -> list[tuple[Message, Message]]:

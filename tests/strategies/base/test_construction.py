@@ -40,9 +40,9 @@ def test_from_settings():
     assert type(strategy) is FedAvgFT
     assert strategy.fraction_train == 0.25
     assert strategy.min_train_nodes == 3
-    assert strategy.weighting == "examples"
-    assert strategy.seed == 9
-    assert strategy.checkpoint_every == 4
+    assert strategy.settings.weighting == "examples"
+    assert strategy.settings.seed == 9
+    assert strategy.settings.checkpoint_every == 4
     with pytest.raises(SettingsError, match="unknown algorithm 'fedavgft'; did you"):
         build_strategy(resolve({"algorithm": "fedavgft"}))
 
@@ -52,6 +52,6 @@ def test_the_state_goes_into_another_strategy():
     strategy.ledger.run_token = "this one"
     train_once(strategy, grid_of(3))
     other = FedAvg()
-    other.load_state_dict(*strategy.state_dict())
+    other.restore(strategy.snapshot()())
     assert other.ledger.acknowledged == {"000000": 1, "000001": 1, "000002": 1}
     assert other.ledger.run_token == "this one"

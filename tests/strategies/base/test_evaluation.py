@@ -19,7 +19,7 @@ def test_evaluation_is_the_plain_mean_over_all_clients():
     assert metrics["loss"] == 1.5
     assert metrics["evaluated"] == 4
     assert "num-examples" not in metrics
-    assert strategy.client_metrics["000002"] == {
+    assert strategy.evaluation.metrics["000002"] == {
         "num-examples": 3,
         "loss": 2.0,
         "accuracy": 0.2,
@@ -168,13 +168,13 @@ def test_a_busy_client_counts_as_it_was_last_evaluated_and_in_the_number_of_all(
         n for n in grid.get_node_ids() if strategy.name_of(n) in busy
     )
     # Who is busy said something else then: it counts as it was.
-    strategy.client_metrics["000005"]["accuracy"] = 0.9
+    strategy.evaluation.metrics["000005"]["accuracy"] = 0.9
     metrics = evaluate_once(strategy, grid, 2)
     # 0, 0.1, 0.2, 0.3 now; 0.4 and 0.9 of round 1.
     assert metrics["accuracy"] == pytest.approx(1.9 / 6)
     assert (metrics["evaluated"], metrics["evaluated-before"]) == (6, 2)
-    assert strategy.evaluated_in["000005"] == 1
-    assert strategy.evaluated_in["000003"] == 2
+    assert strategy.evaluation.rounds["000005"] == 1
+    assert strategy.evaluation.rounds["000003"] == 2
     # Half of six, and not of four, of the four that can be asked.
     arrays = to_record(START)
     sent = strategy.configure_train(3, arrays, ConfigRecord(), grid)

@@ -16,7 +16,7 @@ from function_clients import (
 )
 
 from flwr_frl.strategies import FedAvg
-from flwr_frl.strategies.server.pending_round import mean_metrics
+from flwr_frl.strategies.server.evaluation import mean_metrics
 from flwr_frl.strategies.server.replies import check_metrics
 
 

@@ -496,7 +496,7 @@ def test_those_that_come_later_do_not_outvote_the_run(nodes, fit, caplog):
     assert all("that the other clients have" in message for message in refused)
     # Nor do they where the run goes on.
     resumed = averaging()
-    resumed.load_state_dict(*strategy.state_dict())
+    resumed.restore(strategy.snapshot()())
     assert come_and_go(resumed, nodes) == fit
 
 

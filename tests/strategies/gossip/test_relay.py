@@ -115,7 +115,7 @@ def test_the_server_never_holds_a_model(algorithm):
         network.go(evaluate=True)
         # 1024: the sketches of the last evaluation. The graph is W and its edges.
         assert set(sizes(network.strategy)) <= {length, N * N, 2 * N, 1024}
-        arrays, _ = network.strategy.state_dict()
+        arrays, _ = network.strategy.snapshot()()
         assert arrays.pop(EDGES).shape == (N, 2)
         assert {value.size for value in arrays.values()} == {length}
         assert len(network.arrays) == 0

@@ -12,6 +12,7 @@ from flwr_frl.strategies import build_strategy
 from flwr_frl.strategies.gossip.mailboxes import Mailboxes
 from flwr_frl.strategies.grids.simulation import InlineGrid
 from flwr_frl.strategies.report.report import Report
+from flwr_frl.strategies.server.checkpoint import State
 
 
 class Killed(BaseException):
@@ -81,9 +82,9 @@ def test_the_backlog_is_part_of_the_state():
     )
     network.grid.down = lambda i, r: (i == 2 and r >= 2) or (i == 0 and r >= 5)
     network.go(7)
-    arrays, values = network.strategy.state_dict()
+    arrays, values = network.strategy.snapshot()()
     other = build_strategy(network.settings)
-    other.load_state_dict(arrays, json.loads(json.dumps(values)))
+    other.restore(State(arrays, json.loads(json.dumps(values))))
     assert other.boxes.pending == network.strategy.boxes.pending
     # Rounds 4 to 7 of two neighbours: for that of round 4 it has not answered.
     assert len(other.boxes.pending[name_of(0)]) == 8
@@ -107,28 +108,23 @@ def test_snapshot_is_unaffected_by_later_rounds():
     network.grid.down = lambda i, r: i == 2 and r >= 2
     network.go(3)
     strategy = network.strategy
-    former, then = copy.deepcopy(strategy.state_dict()), strategy.snapshot()
+    former, then = copy.deepcopy(strategy.snapshot()()), strategy.snapshot()
     # Node 2 is lost, and others' messages take the place of those.
     network.go(7)
     assert_same_state(then(), former)
     assert strategy.boxes.lost
     with pytest.raises(AssertionError):
-        assert_same_state(then(), strategy.state_dict())
+        assert_same_state(then(), strategy.snapshot()())
 
     # What a subclass adds is part of it.
-    class More(type(strategy)):
-        def state_dict(self):
-            arrays, values = super().state_dict()
-            return arrays, {**values, "more": 1}
-
-    strategy.__class__ = More
-    assert strategy.snapshot()()[1]["more"] == 1
+    strategy.state["more"] = 1
+    assert strategy.snapshot()().values["state"]["more"] == 1
 
 
 def test_message_to_several_neighbours_is_saved_once():
     network = Network("choco-sgd", compressor="sign", consensus_step=0.3)
     network.go(1)
-    arrays, values = network.strategy.state_dict()
+    arrays, values = network.strategy.snapshot()()
     # On the ring each has two neighbours.
     assert len(values["pending"]) == 2 * N
     assert len([name for name in arrays if name.startswith("pending-")]) == N
@@ -152,18 +148,18 @@ def test_resumed_run_keeps_its_saved_graph(tmp_path, caplog):
     file.write_text("0 1\n1 2\n2 3\n3 4\n4 0\n")
     network = Network("choco-sgd", graph=str(file))
     network.go(1)
-    arrays, values = network.strategy.state_dict()
+    arrays, values = network.strategy.snapshot()()
     kept = json.loads(json.dumps(values))
     same = build_strategy(network.settings)
-    same.load_state_dict(arrays, kept)
+    same.restore(State(arrays, kept))
     assert "the run keeps its saved graph" not in caplog.text
     file.write_text("0 1\n0 2\n0 3\n0 4\n")
     other = build_strategy(network.settings)
-    other.load_state_dict(arrays, kept)
+    other.restore(State(arrays, kept))
     assert "the run keeps its saved graph" in caplog.text
     file.unlink()
     without = build_strategy(network.settings)
-    without.load_state_dict(arrays, kept)
+    without.restore(State(arrays, kept))
     for strategy in (same, other, without):
         np.testing.assert_allclose(strategy.boxes.weights, RING)
         assert strategy.boxes.neighbours == network.strategy.boxes.neighbours

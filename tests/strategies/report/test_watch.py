@@ -208,7 +208,7 @@ def test_what_is_waited_for_is_said_when_it_changes(monkeypatch, caplog):
     monkeypatch.setattr(client_manager.time, "sleep", lambda seconds: None)
     grid = grid_of(3)
     monkeypatch.setattr(grid, "get_node_ids", lambda: next(here))
-    assert averaging(min_available_nodes=3).clients._wait(grid, 3) == [7, 8, 9]
+    assert averaging(min_available_nodes=3).clients.wait_for_nodes(grid, 3) == [7, 8, 9]
     assert caplog.messages == [
         "waiting for clients: 0 of 3 nodes are here",
         "waiting for clients: 1 of 3 nodes are here: 7",

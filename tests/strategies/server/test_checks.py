@@ -256,7 +256,7 @@ def test_flute_linear_and_scaffold_keep_their_state() -> None:
     assert len(list(messages)) == 2
     arrays, _ = train_once(scaffold, grid_of(2, doubles(3e38)), start)
     assert arrays is None
-    assert scaffold.state_dict()[1]["total"] == 0.0
+    assert scaffold.state["total"] == 0.0
 
 
 def test_examples_by_class():

@@ -21,6 +21,7 @@ from flwr_frl.strategies.server.aggregation import (
     make_rule,
 )
 from flwr_frl.strategies.server.averaging import BUCKETS
+from flwr_frl.strategies.server.checkpoint import State
 from flwr_frl.strategies.server.replies import to_record
 
 ZERO = {"w": np.zeros(2, np.float32)}
@@ -124,11 +125,11 @@ def test_centered_clipping_goes_on_from_its_saved_state() -> None:
     grid = changing_by(1, 2, 9)
     whole = averaging(**CENTERED)
     middle = after(whole, grid, range(1, 3))
-    arrays, values = whole.state_dict()
+    arrays, values = whole.snapshot()()
     saved = {name: array.copy() for name, array in arrays.items()}
     end = after(whole, grid, range(3, 5), middle)
     other = averaging(**CENTERED)
-    other.load_state_dict(saved, json.loads(json.dumps(values)))
+    other.restore(State(saved, json.loads(json.dumps(values))))
     again = after(other, grid, range(3, 5), middle)
     assert again["w"].numpy().tolist() == end["w"].numpy().tolist()
     forgetful = after(averaging(**CENTERED), grid, range(3, 5), middle)

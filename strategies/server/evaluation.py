@@ -1,0 +1,150 @@
+"""Evaluation of the shared arrays: each client's metrics and their means."""
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from logging import WARNING
+
+import numpy as np
+from flwr.app import Message, MetricRecord
+from flwr.common import log
+
+from flwr_frl.strategies.server.checks import several
+from flwr_frl.strategies.server.client_manager import ClientManager
+from flwr_frl.strategies.server.pending_round import PendingRound
+from flwr_frl.strategies.server.replies import check_evaluation, single_metrics
+from flwr_frl.task.messages import EXAMPLE_EPSILON, NUM_EXAMPLES, NUM_TEST_EXAMPLES
+
+# Metrics under which a client may report its training loss: flwr-frl's, that of
+# Flower's templates, and the plain name.
+LOSSES = ("train-loss", "train_loss", "loss")
+
+
+@dataclass
+class Evaluation:
+    """What is known of each client's test metrics.
+
+    Parameters
+    ----------
+    metrics : dict of str to dict
+        Each client's latest metrics, by the client's name.
+    rounds : dict of str to int
+        Round in which each client was last evaluated.
+    replies : list of Message
+        Valid replies of the last evaluation, from clients with test examples.
+    names : list of str
+        Clients that sent these replies.
+    """
+
+    metrics: dict[str, dict[str, float]] = field(default_factory=dict)
+    rounds: dict[str, int] = field(default_factory=dict)
+    replies: list[Message] = field(default_factory=list)
+    names: list[str] = field(default_factory=list)
+
+    def aggregate(
+        self,
+        server_round: int,
+        pending: PendingRound,
+        replies: Iterable[Message],
+        clients: ClientManager,
+    ) -> MetricRecord:
+        """Store the clients' metrics and return means over clients with test examples.
+
+        A client that is still busy with an earlier round counts with its latest
+        metrics.
+
+        Returns
+        -------
+        MetricRecord
+            The means, accuracy and loss also over all examples (``accuracy-weighted``
+            and ``loss-weighted``), ``evaluated`` (number of clients),
+            ``evaluated-before`` (busy clients among them), ``evaluation-rejected``,
+            ``evaluation-unanswered``, ``bytes-down`` and ``bytes-up``; no means without
+            valid replies.
+        """
+        valid = pending.close(replies, check_evaluation)
+        if pending.silent:
+            names = several(pending.silent)
+            log(WARNING, "not evaluated, no reply of clients %s", names)
+        tested = [
+            (name, reply, metrics)
+            for name, reply in zip(pending.names(valid), valid, strict=True)
+            if (metrics := check_evaluation(reply))
+        ]
+        self.names = [name for name, *_ in tested]
+        self.replies = [reply for _, reply, _ in tested]
+        self.metrics |= {name: metrics for name, _, metrics in tested}
+        self.rounds |= dict.fromkeys(self.names, server_round)
+        every = [metrics for *_, metrics in tested]
+        most = [clients.declared(reply, NUM_TEST_EXAMPLES) for reply in self.replies]
+        # Without any new metrics the earlier ones are no evaluation of this round.
+        busy = clients.busy_clients() if tested else []
+        before = [client for client in busy if client.name in self.metrics]
+        every += [self.metrics[client.name] for client in before]
+        most += [c.properties.get(NUM_TEST_EXAMPLES, math.inf) for c in before]
+        means = mean_metrics(every) | weighted_means(every, most)
+        counts = {"evaluated": len(every), **pending.counts("evaluation-")}
+        if before:
+            counts["evaluated-before"] = len(before)
+        return single_metrics({**means, **counts, **pending.sizes()})
+
+
+def mean_loss(metrics: Iterable[Mapping[str, float]]) -> dict[str, float]:
+    """Return ``train-loss``, the mean over examples; nothing if no client reports it.
+
+    ``metrics`` has one mapping a client, with the loss under a name of `LOSSES`.
+    """
+    reported = [
+        (m.get(NUM_EXAMPLES, 1.0), m[name])
+        for m in metrics
+        for name in [next((n for n in LOSSES if n in m), "")]
+        if name
+    ]
+    if not reported:
+        return {}
+    weights = np.array([weight for weight, _ in reported])
+    losses = np.array([loss for _, loss in reported])
+    total = weights.sum()
+    return {"train-loss": float(losses @ weights / total) if total else 0.0}
+
+
+def mean_metrics(metrics: Iterable[Mapping[str, float]]) -> dict[str, float]:
+    """Return the plain mean of every metric over the clients that report it.
+
+    ``num-examples`` and the clients' ε are left out, and so is a metric that fewer than
+    half of the clients report: no single client can add one.
+    """
+    metrics = list(metrics)
+    collected: dict[str, list[float]] = {}
+    for reported in metrics:
+        for name, value in reported.items():
+            collected.setdefault(name, []).append(value)
+    for name in (NUM_EXAMPLES, EXAMPLE_EPSILON):
+        collected.pop(name, None)
+    return {
+        name: float(np.mean(values))
+        for name, values in collected.items()
+        if 2 * len(values) >= len(metrics)
+    }
+
+
+def weighted_means(
+    metrics: Iterable[Mapping[str, float]], declared: Iterable[float]
+) -> dict[str, float]:
+    """Return ``accuracy-weighted`` and ``loss-weighted``: means over all examples.
+
+    Clients that report ``num-examples`` count, each up to the number of examples that
+    it declared at first.
+    """
+    means = {}
+    pairs = list(zip(metrics, declared, strict=True))
+    for name in ("accuracy", "loss"):
+        reported = [
+            (min(m[NUM_EXAMPLES], most), m[name])
+            for m, most in pairs
+            if name in m and NUM_EXAMPLES in m
+        ]
+        total = sum(weight for weight, _ in reported)
+        if total:
+            means[f"{name}-weighted"] = sum(w * value for w, value in reported) / total
+    return means

@@ -1,0 +1,90 @@
+"""Participation: who trains in a round, and how many replies close it."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+from flwr.app import Message
+from flwr.serverapp import Grid
+
+from flwr_frl.task.settings import SettingsError
+
+
+@dataclass
+class Participation:
+    """Sample clients without replacement, and wait for all of them.
+
+    The sample follows from the seed, the round and the nodes' order alone.
+
+    Parameters
+    ----------
+    fraction : float
+        Fraction of the nodes, in (0, 1]; rounded down.
+    least : int
+        Minimum number of nodes.
+    seed : int
+        Seed of the sampling.
+    waits_for_all : bool, default True
+        True if a round waits for the replies of all sampled clients.
+    """
+
+    fraction: float
+    least: int
+    seed: int
+    waits_for_all: bool = True
+
+    def check(self, num_clients: int, sample: Callable[[], list[int]]) -> None:
+        """Raise `SettingsError` if nobody is sampled.
+
+        Parameters
+        ----------
+        num_clients : int
+            Number of clients when the run begins.
+        sample : callable
+            Returns the clients that the strategy samples in the first round.
+        """
+        if self._share(num_clients) == 0 and self.least <= 1 and num_clients:
+            raise SettingsError(
+                f"fraction-train is {self.fraction}: of {num_clients} clients it "
+                f"samples nobody; it must be at least {1 / num_clients:.4g}"
+            )
+
+    def _share(self, num_clients: int) -> int:
+        return int(self.fraction * num_clients + 1e-9)
+
+    def sample(self, server_round: int, nodes: list[int], others: int = 0) -> list[int]:
+        """Return the nodes that train in a round (from 1), in their given order.
+
+        ``others`` is the number of participants that cannot be asked now; they count
+        towards the fraction.
+        """
+        share = self._share(len(nodes) + others)
+        count = min(max(share, self.least), len(nodes))
+        rng = np.random.default_rng([self.seed, 0x5A3B, server_round])
+        chosen = sorted(rng.choice(len(nodes), count, replace=False))
+        return [nodes[i] for i in chosen]
+
+    def adapt_grid(self, grid: Grid, name_of: Callable[[int], str]) -> Grid:
+        """Return a grid that can close rounds as this participation needs it."""
+        return grid
+
+    def open(
+        self,
+        server_round: int,
+        messages: list[Message],
+        grid: Grid,
+        is_valid: Callable[[Message], bool],
+    ) -> None:
+        """Prepare the grid for a round of training.
+
+        Parameters
+        ----------
+        server_round : int
+            The round, from 1.
+        messages : list of Message
+            Messages that are about to be sent.
+        grid : Grid
+            The grid that will send them.
+        is_valid : callable
+            Returns whether a reply without error can count.
+        """

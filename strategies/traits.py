@@ -1,0 +1,274 @@
+"""What a strategy declares about itself: its settings, requirements and capabilities.
+
+A subclass declares its traits in its class statement::
+
+    class Mine(BaseStrategy, client="package.module:MineClient", averages=False):
+"""
+
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Annotated, Any, ClassVar, TypeVar
+
+from flwr.serverapp.strategy import Strategy
+
+from flwr_frl.strategies.server.aggregation import CENTERED_CLIP, RULES, WEIGHED
+from flwr_frl.task.settings import (
+    Checked,
+    Choice,
+    Range,
+    Seed,
+    Setting,
+    Settings,
+    SettingsError,
+    build,
+    require,
+)
+
+F = TypeVar("F", bound=Callable[..., None])
+
+
+@dataclass(frozen=True)
+class Traits:
+    """Requirements and capabilities of an algorithm.
+
+    A subclass inherits all of them but two, which describe one implementation:
+    ``task_overrides``, and ``supports_client_dp`` where the subclass overrides
+    ``aggregate`` or ``mean``.
+
+    Parameters
+    ----------
+    client : str
+        Import path of the algorithm's client, ``package.module:Class``.
+    task_overrides : mapping of str to str
+        Import paths of the strategies that replace this one, by the task's name.
+    evaluate_last_round_only : bool, default False
+        Evaluate the last round only, whatever the settings say.
+    takes_newcomers : bool, default True
+        True if training leaves a model for clients that join afterwards.
+    waits_for_all : bool, default True
+        True if a round waits for the replies of all sampled clients.
+    simulation_defaults : mapping
+        Defaults of settings in simulation.
+    srpfl_settings : mapping or None
+        Settings that SRPFL changes when it wraps the strategy; None if the strategy
+        does not sample clients, so that SRPFL cannot wrap it.
+    averages : bool, default True
+        True if the strategy averages replies, so that ``aggregation`` applies.
+    supports_client_dp : bool, default True
+        True if clients are exposed only through averages (required for client-level
+        differential privacy).
+    replies_are_changes : bool, default False
+        True if replies are differences from the arrays that were sent. The client then
+        needs ``sends_changes``.
+    fixed_shapes : bool, default True
+        True if ``aggregate`` returns arrays with the names, shapes and dtypes of the
+        arrays that were sent.
+    """
+
+    client: str = ""
+    task_overrides: Mapping[str, str] = field(default_factory=dict)
+    evaluate_last_round_only: bool = False
+    takes_newcomers: bool = True
+    waits_for_all: bool = True
+    simulation_defaults: Mapping[str, Setting] = field(default_factory=dict)
+    srpfl_settings: Mapping[str, Setting] | None = field(default_factory=dict)
+    averages: bool = True
+    supports_client_dp: bool = True
+    replies_are_changes: bool = False
+    fixed_shapes: bool = True
+
+
+# Names of earlier releases that a subclass may still define, and their replacements.
+_TRAIT = "the class keyword {0}, as in `class Mine(BaseStrategy, {0}=...)`"
+_STATE = "the dict `self.state`, which the base class saves and restores"
+REPLACED = {
+    **{name: _TRAIT.format(name) for name in Traits.__dataclass_fields__},
+    "cases": _TRAIT.format("task_overrides"),
+    "evaluated_once": _TRAIT.format("evaluate_last_round_only"),
+    "only_means": _TRAIT.format("supports_client_dp"),
+    "make_privacy": _TRAIT.format("supports_client_dp"),
+    "in_simulation": _TRAIT.format("simulation_defaults"),
+    "client_path": _TRAIT.format("client"),
+    "settings_owners": "annotated arguments of __init__",
+    "state_dict": _STATE,
+    "load_state_dict": _STATE,
+    "wrap_grid": "adapt_grid",
+    "set_back": "roll_back",
+    "connected_nodes": "identify",
+    "aggregate_checked": "aggregate",
+}
+
+
+class Algorithm(Strategy):
+    """A strategy that declares traits in its class statement."""
+
+    traits: ClassVar[Traits] = Traits()
+
+    def __init_subclass__(cls, **traits: Any) -> None:
+        """Derive the subclass's traits from the inherited ones.
+
+        Raises
+        ------
+        SettingsError
+            If a trait is unknown, or the class defines a name of an earlier release.
+        """
+        super().__init_subclass__()
+        known = Traits.__dataclass_fields__
+        for name in traits.keys() - known.keys():
+            raise SettingsError(
+                f"{cls.__qualname__} declares {name!r}; expected {', '.join(known)}"
+            )
+        for name in REPLACED.keys() & cls.__dict__.keys():
+            raise SettingsError(
+                f"{cls.__qualname__}.{name} has no effect; use {REPLACED[name]}"
+            )
+        per_class: dict[str, Any] = {"task_overrides": {}}
+        # An overriding method may expose more than an average does.
+        if cls.__dict__.keys() & {"aggregate", "mean"}:
+            per_class["supports_client_dp"] = False
+        cls.traits = replace(cls.traits, **{**per_class, **traits})
+
+    @classmethod
+    def from_settings(cls, settings: Settings) -> Any:
+        """Return the strategy with its declared arguments taken from settings.
+
+        Raises
+        ------
+        SettingsError
+            If a setting is out of its range, or an ``__init__`` does not pass on the
+            arguments of its bases: their settings would silently keep their defaults.
+        """
+        for kind in cls.__mro__:
+            init = kind.__dict__.get("__init__")
+            # That of `BaseStrategy`.
+            if "__signature__" in getattr(init, "__dict__", {}):
+                break
+            if init and all(
+                parameter.kind is not parameter.VAR_KEYWORD
+                for parameter in inspect.signature(init).parameters.values()
+            ):
+                raise SettingsError(
+                    f"{kind.__qualname__}.__init__ takes no **base, so the settings of "
+                    "its bases, such as fraction-train and seed, have no effect; add "
+                    "**base to its arguments and call super().__init__(**base)"
+                )
+        return build(cls, settings)
+
+
+@dataclass(frozen=True)
+class StrategySettings(Checked):
+    """Settings of every strategy, which are its keyword arguments.
+
+    Parameters
+    ----------
+    fraction_train : float, default 0.5
+        Fraction of the known clients that train in a round, rounded down.
+    min_train_nodes : int, default 1
+        Minimum number of clients that train in a round.
+    min_available_nodes : int, default 1
+        Number of clients to wait for before the run begins.
+    weighting : {"uniform", "examples"}, default "uniform"
+        Weights of the mean: equal, or the number of training examples, up to the
+        number that the client declared at first.
+    largest_share : float, default 1
+        With ``weighting="examples"``, the largest fraction of a round's total weight
+        that one of three or more clients can have; 1 sets no limit.
+    aggregation : str, default "mean"
+        Aggregation rule (`flwr_frl.strategies.server.aggregation`). A single Byzantine
+        client can ruin the ``mean``. ``median``, ``trimmed-mean`` and ``multi-krum``
+        give every client one vote; they and ``geometric-median`` hold an array of all
+        clients at a time. ``centered-clip`` is ``clip`` about the last round's change.
+    bucket_size : int, default 0
+        Number of replies in a bucket. Every ``aggregation`` but the mean then combines
+        the means of buckets, which helps if clients' data differ much. One Byzantine
+        client spoils a whole bucket, so rules multiply ``byzantine-fraction`` by it. 0
+        and 1 disable buckets.
+    byzantine_fraction : float, default 0.2
+        Fraction of a round's replies that ``trimmed-mean`` (at either end of each
+        entry) and ``multi-krum`` assume to be Byzantine.
+    clip_norm : float, default 0
+        Largest norm of one client's change with ``clip``, or of its distance from the
+        last round's change with ``centered-clip``; 0 is the median norm of the round.
+    server_dp_noise : float, default 0
+        Noise multiplier z of client-level differential privacy
+        (`flwr_frl.strategies.server.privacy`): the mean of n clients' changes gets
+        noise with the standard deviation z C/n; 0 (none) or at least 0.001.
+    server_dp_clip : float, default 0
+        Clipping norm C of one client's change of the shared arrays.
+    server_dp_delta : float, default 0
+        δ at which ε is computed; well below one over the number of clients.
+    seed : int, default 0
+        Seed of the sampling, which depends on the seed, the round and the clients'
+        names only.
+    checkpoint_every : int, default 0
+        Rounds between two checkpoints, which the caller writes; 0 writes none between.
+    transport : {"float32", "float16"}, default "float32"
+        Precision in which averaged float32 arrays are sent, in both directions. The
+        server itself keeps float32.
+
+    Raises
+    ------
+    SettingsError
+        If a value is out of its range.
+    """
+
+    fraction_train: Annotated[float, Range("(0, 1]")] = 0.5
+    min_train_nodes: Annotated[int, Range("[1, inf)")] = 1
+    min_available_nodes: Annotated[int, Range("[1, inf)")] = 1
+    weighting: Annotated[str, Choice("uniform", "examples")] = "uniform"
+    largest_share: Annotated[float, Range("(0, 1]")] = 1.0
+    aggregation: Annotated[str, Choice(*RULES)] = "mean"
+    byzantine_fraction: Annotated[float, Range("[0, 0.5)")] = 0.2
+    clip_norm: Annotated[float, Range("[0, inf)")] = 0.0
+    bucket_size: Annotated[int, Range("[0, inf)")] = 0
+    server_dp_noise: Annotated[float, Range("[0, inf)")] = 0.0
+    server_dp_clip: Annotated[float, Range("[0, inf)")] = 0.0
+    server_dp_delta: Annotated[float, Range("[0, 1)")] = 0.0
+    seed: Annotated[int, Seed] = 0
+    checkpoint_every: Annotated[int, Range("[0, inf)")] = 0
+    transport: Annotated[str, Choice("float32", "float16")] = "float32"
+
+    def check(self, traits: Traits) -> None:
+        """Raise `SettingsError` unless an algorithm with these traits allows them."""
+        rule = self.aggregation
+        allowed = "mean: this algorithm averages no models"
+        require(traits.averages or rule == "mean", "aggregation", rule, allowed)
+        allowed = f"uniform with aggregation={rule!r}, which gives each one vote"
+        valid = self.weighting == "uniform" or rule in WEIGHED
+        require(valid, "weighting", self.weighting, allowed)
+        if not self.server_dp_noise:
+            return
+        allowed = "0 for this algorithm: more is told of a client than a share of means"
+        valid = traits.averages and traits.supports_client_dp
+        require(valid, "server-dp-noise", self.server_dp_noise, allowed)
+        allowed = "uniform with server-dp-noise"
+        require(self.weighting == "uniform", "weighting", self.weighting, allowed)
+        require(rule == "mean", "aggregation", rule, "mean with server-dp-noise")
+
+    @property
+    def unused(self) -> dict[str, str]:
+        """Settings without effect, by name, with the reason."""
+        rule, unused = f"aggregation {self.aggregation!r} does not use it", {}
+        if self.aggregation not in ("clip", CENTERED_CLIP):
+            unused["clip-norm"] = rule
+        if self.aggregation not in ("trimmed-mean", "multi-krum"):
+            unused["byzantine-fraction"] = rule
+        if self.aggregation == "mean":
+            unused["bucket-size"] = rule
+        if self.weighting == "uniform":
+            unused["largest-share"] = "with weighting='uniform' all have the same share"
+        return unused
+
+
+def takes(settings: type) -> Callable[[F], F]:
+    """Give an ``__init__`` the fields of a settings dataclass as keyword arguments."""
+
+    def decorate(init: F) -> F:
+        first, *_ = inspect.signature(init).parameters.values()
+        fields = inspect.signature(settings).parameters.values()
+        keywords = [p.replace(kind=p.KEYWORD_ONLY) for p in fields]
+        vars(init)["__signature__"] = inspect.Signature([first, *keywords])
+        return init
+
+    return decorate

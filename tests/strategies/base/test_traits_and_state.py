@@ -1,0 +1,108 @@
+"""What a strategy declares, its public names, and the state that the base saves."""
+
+import json
+
+import numpy as np
+import pytest
+from flwr.serverapp.strategy import FedAvg as FlowerFedAvg
+
+from flwr_frl.strategies import BaseStrategy, FedAvg, FedRep
+from flwr_frl.strategies.server.checkpoint import State
+from flwr_frl.strategies.traits import StrategySettings, Traits
+from flwr_frl.task.settings import SettingsError, declared
+
+
+def public(instance: object) -> set[str]:
+    return {name for name in dir(instance) if not name.startswith("_")}
+
+
+def test_a_subclass_author_meets_at_most_30_public_names() -> None:
+    assert len(public(BaseStrategy()) - public(FlowerFedAvg())) <= 30
+
+
+def test_traits_are_inherited_and_overridden_by_class_keywords() -> None:
+    class Mine(FedRep, client="mine:Client", takes_newcomers=False):
+        pass
+
+    class Below(Mine, waits_for_all=False):
+        pass
+
+    assert Mine.traits == Traits(client="mine:Client", takes_newcomers=False)
+    assert Below.traits.client == "mine:Client"
+    assert not Below.traits.takes_newcomers
+    assert FedRep.traits.takes_newcomers
+
+
+def test_overriding_aggregate_withdraws_the_claim_of_client_level_privacy() -> None:
+    class Mine(FedAvg):
+        def aggregate(self, server_round, replies):
+            return None
+
+    class Below(Mine):
+        pass
+
+    assert FedAvg.traits.supports_client_dp
+    assert not Mine.traits.supports_client_dp
+    assert not Below.traits.supports_client_dp
+
+
+def test_an_unknown_class_keyword_is_refused_in_one_line() -> None:
+    with pytest.raises(SettingsError, match=r"^Mine declares 'clinet'; expected .*$"):
+        type("Mine", (FedAvg,), {}, clinet="mine:Client")
+
+
+def test_the_settings_of_every_strategy_are_its_keyword_arguments() -> None:
+    assert declared(StrategySettings).items() <= declared(FedRep).items()
+    assert FedRep(fraction_train=1.0, weighting="examples").settings.fraction_train == 1
+    with pytest.raises(TypeError, match="unknown"):
+        FedRep(unknown=1)
+
+
+def saved(strategy: BaseStrategy) -> State:
+    arrays, values = strategy.snapshot()()
+    return State(arrays, json.loads(json.dumps(values)))
+
+
+def test_the_state_is_restored_as_it_was() -> None:
+    strategy, other = BaseStrategy(), BaseStrategy()
+    state = {
+        "plain": np.arange(2),
+        "heads": {"a/b": {"w": np.ones(3), "epochs": 4}, "c": {"w": np.zeros(1)}},
+        "deep": {"x": {"y": {"z": {"w": np.eye(2)}}}},
+        "names": ["a", "b"],
+        "model": {"empty": {}, "value": None},
+    }
+    strategy.state.update(state)
+    heads = other.state.setdefault("heads", {"gone": 1})
+    state_then = strategy.snapshot()
+    strategy.state["heads"]["a/b"] = {}
+    found = state_then()
+    assert "heads/a/b/w" in found.arrays
+    other.restore(State(found.arrays, json.loads(json.dumps(found.values))))
+    # In place, so that an algorithm may hold a part of it.
+    assert other.state["heads"] is heads
+    assert list(heads) == ["a/b", "c"]
+    assert heads["a/b"].pop("epochs") == 4
+    np.testing.assert_array_equal(heads["a/b"]["w"], np.ones(3))
+    np.testing.assert_array_equal(other.state["deep"]["x"]["y"]["z"]["w"], np.eye(2))
+    assert other.state["names"] == ["a", "b"]
+    assert other.state["model"] == state["model"]
+
+
+def test_a_state_of_an_earlier_version_is_read() -> None:
+    values = {"acknowledged": {"a": 1}, "run": "r", "total": 2.0, "in_mean": ["a"]}
+    arrays = {"heads/a/b/w": np.ones(1), "last-change/w": np.zeros(1)}
+    strategy = BaseStrategy()
+    strategy.restore(State(arrays, values))
+    assert strategy.ledger.acknowledged == {"a": 1}
+    assert strategy.state["heads"] == {"a/b": {"w": np.ones(1)}}
+    assert list(strategy.state["last-change"]) == ["w"]
+    assert (strategy.state["total"], strategy.state["in_mean"]) == (2.0, ["a"])
+    assert "acknowledged" not in strategy.state
+
+
+def test_a_state_that_cannot_be_saved_is_one_line() -> None:
+    strategy = BaseStrategy()
+    strategy.state["seen"] = {1, 2}
+    with pytest.raises(SettingsError, match=r"^the strategy's state cannot be saved: "):
+        strategy.snapshot()
