@@ -42,7 +42,7 @@ MAY_DIFFER = frozenset(
     )
 )
 # Defaults of an earlier version and of this one: a run that named neither goes on.
-FORMER_DEFAULTS = {"compressor-k": (0.01, 0.1)}
+FORMER_DEFAULTS = {"compressor-k": (0.01, 0.1), "fedcp-lambda": (5.0, 0.2)}
 
 
 def token_in(path: Path) -> str:

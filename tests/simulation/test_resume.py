@@ -236,7 +236,7 @@ def test_one_client_that_cannot_be_kept_costs_no_other(tmp_path, monkeypatch, ca
     kept = {p.parent.name for p in tmp_path.rglob("clients/*/*.safetensors")}
     assert len(kept) == 5
     assert len(list(tmp_path.rglob("privacy.json"))) == 4
-    assert caplog.text.count("what client 000001 has is in memory only: ") == 1
+    assert caplog.text.count("the state of client 000001 is in memory only: ") == 1
 
 
 def test_a_run_that_has_not_begun_is_not_said_to_go_on(tmp_path, monkeypatch, capsys):

@@ -17,7 +17,7 @@ from torch import nn
 
 from flwr_frl.clients.client_app import make_app
 from flwr_frl.clients.device.account import FILE, PrivateTraining
-from flwr_frl.clients.device.identity import client_setup
+from flwr_frl.clients.device.setup import client_setup
 from flwr_frl.task.examples import ExampleSet
 from flwr_frl.task.models import SplitModel
 from flwr_frl.task.settings import SettingsError
