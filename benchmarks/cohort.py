@@ -12,9 +12,9 @@ from statistics import median
 
 import numpy as np
 import torch
-from common import RESULTS, markdown, write
 from rich.progress import track
 
+from benchmarks.common import RESULTS, markdown, write
 from flwr_frl.clients.client_app import make_app
 from flwr_frl.strategies import build_strategy
 from flwr_frl.strategies.grids.simulation import InlineGrid

@@ -10,9 +10,9 @@ that without any communication, the worst of the four. γ is a multiple of what
 import argparse
 from typing import Any
 
-from common import RESULTS, markdown, write
 from rich.progress import track
 
+from benchmarks.common import RESULTS, markdown, write
 from flwr_frl import simulate
 from flwr_frl.strategies.gossip.consensus import practical_step
 from flwr_frl.task.compression.per_tensor import create

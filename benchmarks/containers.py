@@ -1,6 +1,6 @@
 """The containers of deploy/ without Docker: built, started and used as the files say.
 
-``python benchmarks/containers.py --output DIR`` needs root, and debootstrap,
+``python -m benchmarks.containers --output DIR`` needs root, and debootstrap,
 bubblewrap, iproute2 and strace of Debian. In a bare Debian with Python, in the place
 of the base image, it does what ``deploy/Dockerfile`` says, line by line. Then it does
 what the guide types: the services of ``deploy/compose.server.yml``, and of
@@ -27,8 +27,8 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from common import markdown, write
-from without_docker import (
+from benchmarks.common import markdown, write
+from benchmarks.without_docker import (
     NAME_SERVER,
     ROOT,
     Container,

@@ -14,10 +14,10 @@ from typing import Any
 
 import numpy as np
 import torch
-from common import RESULTS, markdown, write
 from flwr.app import ArrayRecord
 from rich.progress import track
 
+from benchmarks.common import RESULTS, markdown, write
 from flwr_frl.clients.client_app import make_app
 from flwr_frl.clients.fedrep import solve_head
 from flwr_frl.strategies import build_strategy

@@ -16,12 +16,12 @@ from typing import Any, Self
 
 import numpy as np
 import torch
-from common import RESULTS, markdown, write
-from fedrep_linear import WEIGHT, Own, train
 from flwr.app import ArrayRecord
 from flwr.clientapp import ClientApp
 from rich.progress import track
 
+from benchmarks.common import RESULTS, markdown, write
+from benchmarks.fedrep_linear import WEIGHT, Own, train
 from flwr_frl.strategies import FLUTELinear
 from flwr_frl.strategies.grids.simulation import InlineGrid
 from flwr_frl.task.base import Matrix

@@ -15,10 +15,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from common import provenance
 from flwr.app import ArrayRecord
 from rich.progress import track
 
+from benchmarks.common import provenance
 from flwr_frl.clients.algorithms import complete
 from flwr_frl.clients.client_app import make_app
 from flwr_frl.clients.device.state import PREFIX

@@ -5,10 +5,10 @@ from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 
-import gossip_page
 from flwr.common.config import parse_config_args
-from gossip import SENT, Bench, methods, quiet
 
+from benchmarks import gossip_page
+from benchmarks.gossip import SENT, Bench, methods, quiet
 from flwr_frl.task.settings import Setting, Settings
 
 NODES, TRAIN = 8, 50_000

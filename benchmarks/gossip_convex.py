@@ -10,12 +10,12 @@ from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 
-import gossip_page
 import numpy as np
-from gossip import SENT, Bench, methods, quiet
 from numpy.typing import NDArray
 from PIL import Image
 
+from benchmarks import gossip_page
+from benchmarks.gossip import SENT, Bench, methods, quiet
 from flwr_frl.task.settings import Setting, Settings
 
 SHARED: dict[str, Setting] = {

@@ -6,9 +6,9 @@ from statistics import fmean, stdev
 from typing import Any
 
 import numpy as np
-from common import RESULTS, markdown, write
-from gossip import SEARCHED, Bench, Method, Run, final, search, whole
 
+from benchmarks.common import RESULTS, markdown, write
+from benchmarks.gossip import SEARCHED, Bench, Method, Run, final, search, whole
 from flwr_frl.strategies.report.parallel import run_parallel
 from flwr_frl.task.settings import Settings
 

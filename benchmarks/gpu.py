@@ -17,8 +17,8 @@ from typing import Any
 
 import numpy as np
 import torch
-from common import markdown, write
 
+from benchmarks.common import markdown, write
 from flwr_frl.clients.client_app import make_app
 from flwr_frl.strategies import build_strategy
 from flwr_frl.strategies.grids.simulation import InlineGrid

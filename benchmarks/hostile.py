@@ -1,6 +1,6 @@
 """Nobody ends a run, nothing learned is lost: hostile replies, messages and kills.
 
-``python benchmarks/hostile.py --replies N --messages N --kills N --seed S`` tries so
+``python -m benchmarks.hostile --replies N --messages N --kills N --seed S`` tries so
 many of each, writes ``results/hostile`` and ends with 1 if anything fell. The harness
 is in ``tests/hostile``, of which the tests run a small part.
 """
@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from common import markdown, write
+from benchmarks.common import markdown, write
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests" / "hostile"))
 

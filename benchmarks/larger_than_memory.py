@@ -1,6 +1,6 @@
 """An image folder of 1 and of 4 times the memory that is allowed: peak memory.
 
-``python benchmarks/larger_than_memory.py`` decodes and trains on both in a control
+``python -m benchmarks.larger_than_memory`` decodes and trains on both in a control
 group of its own (version 1 or 2, as root), whose limit counts the page cache as well.
 The peaks are the kernel's own: VmHWM (resident, with pages of mapped files, which can
 be dropped at any time), the largest RssAnon (what cannot be dropped without swap), and
@@ -16,8 +16,9 @@ import time
 from pathlib import Path
 
 import numpy as np
-from common import markdown, write
 from PIL import Image
+
+from benchmarks.common import markdown, write
 
 ROOT = Path(__file__).resolve().parents[1]
 V1, V2 = Path("/sys/fs/cgroup/memory"), Path("/sys/fs/cgroup")

@@ -16,11 +16,18 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from common import RESULTS, write
-from leaderboard_cells import partition_of, subset, usable_seeds
-from leaderboard_page import body, plot
-from runs import Job, alike, carry_out_all, exit_status, finished, kept, of_page
-
+from benchmarks.common import RESULTS, write
+from benchmarks.leaderboard_cells import partition_of, subset, usable_seeds
+from benchmarks.leaderboard_page import body, plot
+from benchmarks.runs import (
+    Job,
+    alike,
+    carry_out_all,
+    exit_status,
+    finished,
+    kept,
+    of_page,
+)
 from flwr_frl.strategies.report.results import read_json, write_json
 from flwr_frl.strategies.report.tune import VALIDATION_FRACTION, points
 from flwr_frl.task.data.folders import ImageFolder

@@ -4,7 +4,8 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
-from common import RESULTS, markdown
+
+from benchmarks.common import RESULTS, markdown
 
 # By algorithm and cell, one for each seed; None is missing.
 Results = Mapping[str, Mapping[str, list[dict[str, Any] | None]]]

@@ -15,8 +15,9 @@ import time
 from pathlib import Path
 
 import numpy as np
-from common import RESULTS, markdown, write
 from PIL import Image
+
+from benchmarks.common import RESULTS, markdown, write
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "tests" / "e2e"))

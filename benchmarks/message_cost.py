@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from common import markdown, write
 from rich.progress import track
 
+from benchmarks.common import markdown, write
 from flwr_frl.clients import Client, DPSGDClient, GossipClient, SQuARMSGDClient
 from flwr_frl.clients.client_app import make_app
 from flwr_frl.strategies import build_strategy

@@ -15,10 +15,18 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-from common import write
-from multi_task_page import FEEDBACK, SCHEMES, TITLES, body, plot, slope, slopes
 from rich.progress import track
 
+from benchmarks.common import write
+from benchmarks.multi_task_page import (
+    FEEDBACK,
+    SCHEMES,
+    TITLES,
+    body,
+    plot,
+    slope,
+    slopes,
+)
 from flwr_frl.strategies.gossip.graphs import erdos_renyi
 from flwr_frl.task.saddle_point.algorithm import SaddlePoint
 from flwr_frl.task.saddle_point.constraints import (

@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-from common import RESULTS, markdown
 
+from benchmarks.common import RESULTS, markdown
 from flwr_frl.task.compression.per_tensor import (
     Compressor,
     Identity,

@@ -4,8 +4,9 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
-from common import RESULTS, markdown
-from published import CELLS, PAPERS
+
+from benchmarks.common import RESULTS, markdown
+from benchmarks.published import CELLS, PAPERS
 
 Data = Mapping[str, Any]
 GLOBAL = ("FedAvg", "FedProx", "SCAFFOLD")

@@ -14,10 +14,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from common import RESULTS, write
-from papers_page import SPREAD_CELLS, WITH_SPREAD, body, plot
-from published import CELLS, PAPERS
-from runs import (
+
+from benchmarks.common import RESULTS, write
+from benchmarks.papers_page import SPREAD_CELLS, WITH_SPREAD, body, plot
+from benchmarks.published import CELLS, PAPERS
+from benchmarks.runs import (
     Job,
     alike,
     carry_out,
@@ -27,7 +28,6 @@ from runs import (
     kept,
     of_page,
 )
-
 from flwr_frl.strategies.report.parallel import run_parallel
 from flwr_frl.strategies.report.results import read_json, read_rows
 from flwr_frl.task.data.folders import ImageFolder

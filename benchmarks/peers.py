@@ -19,12 +19,12 @@ ROOT = Path(__file__).resolve().parents[1]
 # Opacus, too, installs a package `benchmarks`.
 sys.path[:0] = [str(ROOT), str(ROOT / "tests" / "e2e")]
 
-from common import RESULTS, write  # noqa: E402
-from peers_commands import WORKS, Peer, peers, rounds_of  # noqa: E402
-from peers_found import Found, every_tenth  # noqa: E402
-from peers_names import BARE  # noqa: E402
-from peers_page import page, plot  # noqa: E402
-from peers_processes import TRAIN, adopt_orphans, run, write_examples  # noqa: E402
+from benchmarks.common import RESULTS, write  # noqa: E402
+from benchmarks.peers_commands import WORKS, Peer, peers, rounds_of  # noqa: E402
+from benchmarks.peers_found import Found, every_tenth  # noqa: E402
+from benchmarks.peers_names import BARE  # noqa: E402
+from benchmarks.peers_page import page, plot  # noqa: E402
+from benchmarks.peers_processes import TRAIN, adopt_orphans, run, write_examples  # noqa: E402
 
 
 def measure(

@@ -5,7 +5,8 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from peers_names import (
+from benchmarks.peer_apps.work import BATCH, CLIENTS, FRACTION, LEARNING_RATE
+from benchmarks.peers_names import (
     BARE,
     BLAZEFL,
     BLAZEFL_PROCESSES,
@@ -15,8 +16,6 @@ from peers_names import (
     PFLLIB,
     RAY,
 )
-
-from benchmarks.peer_apps.work import BATCH, CLIENTS, FRACTION, LEARNING_RATE
 
 DRIVERS = "benchmarks.peer_apps"
 # Head epochs and epochs of what is shared.

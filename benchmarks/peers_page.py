@@ -4,9 +4,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from statistics import median
 
-from common import markdown
-from peers_found import Found
-from peers_names import BARE
+from benchmarks.common import markdown
+from benchmarks.peers_found import Found
+from benchmarks.peers_names import BARE
 
 COLUMNS = (
     "",

@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 import torch
 from federation import ROOT, local_flower
-from peers_commands import WORKS, Peer
 
 from benchmarks.peer_apps.ours import images
 from benchmarks.peer_apps.work import CLIENTS, FRACTION, Job
+from benchmarks.peers_commands import WORKS, Peer
 from flwr_frl.strategies.server.participation import Participation
 
 # Linux's number of it.

@@ -9,9 +9,9 @@ import argparse
 
 import numpy as np
 import torch
-from common import markdown, write
 from flwr.app import ConfigRecord
 
+from benchmarks.common import markdown, write
 from flwr_frl.clients.client_app import make_app
 from flwr_frl.clients.gossip.flat import FlatParameters
 from flwr_frl.strategies import build_strategy

@@ -1,6 +1,6 @@
 """Kills of real processes: SuperLink, ServerApp, SuperNodes, and their SuperExecs.
 
-``python benchmarks/real_kills.py --kills N --seed S`` starts a SuperLink and three
+``python -m benchmarks.real_kills --kills N --seed S`` starts a SuperLink and three
 devices with keys on loopback, and runs that are killed a few times each with
 ``kill -9``, at moments and of processes that the seed chooses. What has died is started
 again as its unit or the watchdog would, and the run with ``resume``. Whoever kills a
@@ -20,8 +20,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from common import markdown, write
 from safetensors.numpy import load_file
+
+from benchmarks.common import markdown, write
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "tests" / "e2e"))

@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-from common import provenance
 from rich.console import Console
 from rich.progress import (
     BarColumn,
@@ -25,6 +24,7 @@ from rich.progress import (
     TimeElapsedColumn,
 )
 
+from benchmarks.common import provenance
 from flwr_frl import simulate
 from flwr_frl.strategies.report.results import read_json, write_json
 from flwr_frl.strategies.report.terminal import signals_as_ctrl_c

@@ -13,11 +13,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from common import RESULTS, markdown, write
 from flwr.app import Message, MessageType
 from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects
-from runs import Job, carry_out, finished
 
+from benchmarks.common import RESULTS, markdown, write
+from benchmarks.runs import Job, carry_out, finished
 from flwr_frl.clients.algorithms import complete
 from flwr_frl.clients.client_app import make_app
 from flwr_frl.strategies import ALGORITHMS, build_strategy

@@ -12,10 +12,10 @@ import time
 from typing import Any
 
 import torch
-from common import RESULTS, markdown, write
-from speed_parts import compressors, flute_server, formats, head_epochs
 from torch import Tensor
 
+from benchmarks.common import RESULTS, markdown, write
+from benchmarks.speed_parts import compressors, flute_server, formats, head_epochs
 from flwr_frl import simulate
 from flwr_frl.clients import FedRepClient
 from flwr_frl.clients.client_app import make_app

@@ -15,9 +15,9 @@ from statistics import fmean
 from typing import Any
 
 import numpy as np
-from common import RESULTS, markdown, write
 from rich.progress import track
 
+from benchmarks.common import RESULTS, markdown, write
 from flwr_frl.clients.client_app import make_app
 from flwr_frl.strategies import build_strategy
 from flwr_frl.strategies.grids.simulated_arrivals import SimulatedArrivals

@@ -19,10 +19,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from common import COMMIT, RESULTS, markdown, write
 from flwr.common.config import parse_config_args
-from runs import kept
 
+from benchmarks.common import COMMIT, RESULTS, markdown, write
+from benchmarks.runs import kept
 from flwr_frl import simulate
 from flwr_frl.strategies.algorithms import settings_owners
 from flwr_frl.strategies.grids.speeds import SpeedModel

@@ -15,7 +15,7 @@ import threading
 import time
 from pathlib import Path
 
-from common import markdown, write
+from benchmarks.common import markdown, write
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "tests" / "e2e"))

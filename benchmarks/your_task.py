@@ -13,9 +13,10 @@ import tempfile
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from common import RESULTS, markdown, write
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
+
+from benchmarks.common import RESULTS, markdown, write
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))

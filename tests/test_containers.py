@@ -1,6 +1,6 @@
 """The containers' files agree with the units, the guide, Flower and the package.
 
-That they work is seen by hand: ``python benchmarks/containers.py``.
+That they work is seen by hand: ``python -m benchmarks.containers``.
 """
 
 import re
