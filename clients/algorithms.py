@@ -88,10 +88,9 @@ def takes_newcomers(settings: Settings) -> bool:
     bool
         True if the strategy, and one that it wraps, declares it.
     """
-    # The class is asked, as an instance would allocate its state. On SRPFL's class
-    # the attribute is a property, which is truthy.
+    # The class is asked, as an instance would allocate its state.
     owners = settings_owners(settings)
-    return all(bool(getattr(owner, "takes_newcomers", True)) for owner in owners)
+    return all(owner.traits.takes_newcomers for owner in owners)
 
 
 def check_named(followed: Followed) -> None:

@@ -248,9 +248,9 @@ def client_path(settings: Settings) -> str:
     return path
 
 
-def settings_owners(settings: Settings) -> list[type]:
+def settings_owners(settings: Settings) -> list[type[Algorithm]]:
     """Return the strategies that read settings: the algorithm's, and one it wraps."""
-    return list(_layers(settings))
+    return _layers(settings)
 
 
 def simulation_defaults(settings: Settings) -> dict[str, Setting]:

@@ -101,7 +101,7 @@ def test_the_rules_are_about_something():
     # Imports of all forms are seen, also those within functions.
     assert "flwr" in {n.split(".")[0] for n in imports_of(ROOT / "clients" / "base.py")}
     assert names_in(ROOT / "clients" / "base.py", "task") >= {"flwr_frl.task.training"}
-    assert names_in(ROOT / "flwr_frl" / "running.py", "clients") == {
+    assert names_in(ROOT / "flwr_frl" / "running.py", "clients") >= {
         "flwr_frl.clients.algorithms",
         "flwr_frl.clients.client_app",
     }

@@ -335,7 +335,7 @@ def test_a_client_of_one_s_own(own, shift, expected):
         ({"shif": 1.0}, "unknown setting 'shif'; did you mean 'shift'? known: "),
         (
             {"algorithm": "{own}:Nobody"},
-            "has no client; its attribute 'client'",
+            "has no client; declare the import path",
         ),
         ({"algorithm": "{own}:Wrong"}, "'{own}:Own' is no client; it"),
         (

@@ -174,7 +174,7 @@ BAD = [
     ),
     (
         ("outsiders:WithoutClient",),
-        "algorithm 'outsiders:WithoutClient' has no client; its attribute 'client' mu",
+        "algorithm 'outsiders:WithoutClient' has no client; declare the import path",
     ),
     (
         ("outsiders:LostClient",),
