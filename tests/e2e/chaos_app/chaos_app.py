@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 
 from flwr_frl.clients import client_app
-from flwr_frl.clients.device import identity
+from flwr_frl.clients.device import setup
 from flwr_frl.clients.device.state import PersonalState
 from flwr_frl.clients.fedrep import FedRepClient
 from flwr_frl.strategies import FedRep, server_app
@@ -90,6 +90,6 @@ class Watched(FedRep, client="chaos_app:WatchedClient"):
     """FedRep under a name of its own, as anybody's algorithm has one."""
 
 
-identity.PersonalState = WatchedState
+setup.PersonalState = WatchedState
 client = client_app.app
 server = server_app.app
