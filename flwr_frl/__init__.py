@@ -5,9 +5,20 @@ algorithms, the parts of a task, and `simulate`. Names are loaded on first use, 
 a server needs no torch.
 """
 
+# ruff: noqa: E402 - other threads may import modules below this one already.
+import os
+
+_HERE = os.path.dirname(os.path.abspath(__file__))
+# A wheel holds the three packages in this folder. In a checkout and in a Flower bundle
+# they lie beside it; the links of a checkout only help editors and type checkers.
+_TASK = os.path.join(_HERE, "task")
+_IN_WHEEL = os.path.isdir(_TASK) and not os.path.islink(_TASK)
+_ROOT = _HERE if _IN_WHEEL else os.path.dirname(_HERE)
+if not _IN_WHEEL:
+    __path__.insert(0, _ROOT)
+
 import tomllib
 from importlib import import_module
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -17,13 +28,6 @@ if TYPE_CHECKING:
     from flwr_frl.strategies import *  # noqa: F403
     from flwr_frl.task import *  # noqa: F403
 
-_HERE = Path(__file__).parent
-# A wheel holds the three packages in this folder. In a checkout and in a Flower bundle
-# they lie beside it; the links of a checkout only help editors and type checkers.
-_IN_WHEEL = (_HERE / "task").is_dir() and not (_HERE / "task").is_symlink()
-if not _IN_WHEEL:
-    __path__.insert(0, str(_HERE.parent))  # noqa: F405
-
 # The last one is expensive to import.
 _MODULES = ("task", "clients", "strategies", "running")
 __version__: str
@@ -31,9 +35,8 @@ __version__: str
 
 def _load(name: str) -> Any:
     if name == "__version__":
-        pyproject = (_HERE if _IN_WHEEL else _HERE.parent) / "pyproject.toml"
-        project = tomllib.loads(pyproject.read_text(encoding="utf-8"))["project"]
-        return project["version"]
+        with open(os.path.join(_ROOT, "pyproject.toml"), "rb") as file:
+            return tomllib.load(file)["project"]["version"]
     if name in _MODULES:
         return import_module(f"{__name__}.{name}")
     # The import system asks for private names, which are never public API.

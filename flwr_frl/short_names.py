@@ -69,6 +69,9 @@ def alias(package: str) -> None:
     package : str
         ``"strategies"``, ``"clients"`` or ``"task"``.
     """
+    # Another thread may be importing it; only this statement waits for its end.
+    import flwr_frl  # noqa: F401
+
     if _FINDER not in sys.meta_path:
         sys.meta_path.insert(0, _FINDER)
     _FINDER.packages.add(package)
