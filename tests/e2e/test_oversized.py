@@ -68,4 +68,5 @@ def test_a_record_of_100_mb_is_refused_before_the_server_app_has_it(
     assert "reply of client 000001 is an error: the reply cannot be read" in log
     server = [memory[extra]["flwr-serverapp"] for extra in (0, EXTRA)]
     # Without the check it grows by more than five times the record.
-    assert server[1] < server[0] + EXTRA / 1e6, server
+    # Without the limit it grows by more than five times the record.
+    assert server[1] < server[0] + 2 * EXTRA / 1e6, server
