@@ -19,18 +19,18 @@ Floats = np.ndarray[Any, np.dtype[np.floating[Any]]]
 
 
 class Known(NamedTuple):
-    """What attackers know of an array: what was sent, trained and sent back.
+    """The values of one array that attackers know in a round.
 
     Parameters
     ----------
     sent : ndarray
-        What the clients were sent.
+        Values that the server sent.
     own : ndarray
-        What the attacker's training has made of it.
+        Values after the attacker's own training.
     honest : ndarray
-        What the honest clients send back, with an axis for them in front.
+        Replies of the honest clients, shape (clients, ...).
     attackers : int
-        How many attack.
+        Number of attackers.
     """
 
     sent: Floats

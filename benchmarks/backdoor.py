@@ -90,7 +90,7 @@ class BackdoorDigits(ImageTask):
 
 
 def triggered(examples: ExampleSet, where: torch.Tensor) -> ExampleSet:
-    """Return examples with the trigger and the target class where a mask says so.
+    """Return examples with trigger and target class where the mask is True.
 
     The images have the shape (n, height, width, channels) and values up to 255.
     """

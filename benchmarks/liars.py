@@ -1,4 +1,4 @@
-"""What Byzantine clients do to FedAvg, FedRep and FLUTE under each aggregation rule.
+"""Accuracy under Byzantine clients: FedAvg, FedRep and FLUTE with each rule.
 
 Ten clients train on the bundled digits, and the first one, two or three of them attack
 together, knowing all that the honest clients send (`benchmarks.attacks`). Tested is the

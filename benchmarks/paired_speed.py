@@ -21,8 +21,8 @@ COMMANDS = {
     ],
     "dpsgd": ["dpsgd", "--rounds", "60"],
 }
-# Of the minima: with the same code on a busy machine they differed by 0.1 %, and the
-# median of two pairs by 4 %.
+# Largest accepted ratio of the minima. With equal code on a busy machine the minima
+# differed by 0.1 %, and the medians of two pairs by 4 %.
 ALLOWED = 1.03
 
 
