@@ -35,7 +35,7 @@ def partition_of(cell: str) -> dict[str, Setting]:
         return {"partition": kind, "classes-per-client": int(number)}
     if kind == "dirichlet":
         return {"partition": kind, "dirichlet-alpha": float(number)}
-    raise SettingsError(f"cell {cell!r}; it must be shards-S or dirichlet-ALPHA")
+    raise SettingsError(f"cell {cell!r}; expected shards-S or dirichlet-ALPHA")
 
 
 def usable_seeds(folder: ImageFolder, cell: str, clients: int, count: int) -> list[int]:

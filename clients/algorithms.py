@@ -49,9 +49,7 @@ def load_client(path: str) -> type[Client]:
     kind = load(plain, "client")
     if isinstance(kind, type) and issubclass(kind, Client):
         return kind if plain == path else fine_tuned(kind)
-    raise SettingsError(
-        f"client {path!r} is no client; it must be a subclass of Client"
-    )
+    raise SettingsError(f"client {path!r} is no client; expected a subclass of Client")
 
 
 def client_class(settings: Settings) -> type[Client]:

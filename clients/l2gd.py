@@ -47,7 +47,7 @@ class L2GDSettings(TrainingSettings):
         if self.pull > 1 + 1e-9:
             most = self.l2gd_lambda / self.pull
             raise SettingsError(
-                f"l2gd-lambda is {self.l2gd_lambda}; it must be at most "
+                f"l2gd-lambda is {self.l2gd_lambda}; expected at most "
                 f"{most:g} with l2gd-probability {self.l2gd_probability} and "
                 f"learning-rate {self.learning_rate}"
             )

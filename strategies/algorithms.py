@@ -171,7 +171,7 @@ def _load(path: str) -> type[Algorithm]:
     found = load(plain, "algorithm")
     if not (isinstance(found, type) and issubclass(found, Algorithm)):
         raise SettingsError(
-            f"algorithm {path!r} is no strategy; it must be a subclass of BaseStrategy "
+            f"algorithm {path!r} is no strategy; expected a subclass of BaseStrategy "
             "or SRPFL"
         )
     return found if plain == path else fine_tuned(found)

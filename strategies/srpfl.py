@@ -206,11 +206,11 @@ class SRPFL(
         strategy = strategy_class(wrapped)
         if issubclass(strategy, SRPFL):
             raise SettingsError(
-                f"srpfl-base is {name!r}; it must be an algorithm that is not SRPFL"
+                f"srpfl-base is {name!r}; expected an algorithm that is not SRPFL"
             )
         if strategy.traits.srpfl_settings is None:
             raise SettingsError(
-                f"srpfl-base is {name!r}; it must be an algorithm that samples clients"
+                f"srpfl-base is {name!r}; expected an algorithm that samples clients"
             )
         return {**wrapped, **strategy.traits.srpfl_settings}
 
@@ -346,7 +346,7 @@ def listed_stages(lengths: int | str | Sequence[int]) -> tuple[int, ...]:
         parts = [part.strip() for part in lengths.split(",") if part.strip()]
         if not parts or not all(part.isdecimal() and int(part) >= 1 for part in parts):
             raise SettingsError(
-                f"rounds-per-stage is {lengths!r}; it must be a number of rounds, "
+                f"rounds-per-stage is {lengths!r}; expected a number of rounds, "
                 "several with commas between them, each at least 1, 'theory' or 'auto'"
             )
         return tuple(map(int, parts))

@@ -11,6 +11,8 @@ from typing import Any
 Setting = bool | int | float | str
 Settings = Mapping[str, Setting]
 
+# Beginnings of allowed values that need a noun in messages.
+INEQUALITIES = ("above ", "below ", "in [", "in (")
 # Longer lists of names are replaced by a reference to the documentation.
 MAX_LISTED = 60
 # Characters shown of the repr of a value that is not a string.
@@ -57,7 +59,8 @@ def require(
     value : object
         The value. The message shows its repr, shortened and on one line.
     allowed : str
-        The allowed values, in words that follow "must be".
+        The allowed values, in words that follow "expected". Those that begin like
+        "above 0" or "in (0, 1]" are preceded by "a number".
     code : str, optional
         Code of the error; by default ``name`` if it has the form of a setting's name.
 
@@ -75,7 +78,8 @@ def require(
         shown = f"a {type(value).__name__}, {shown[:MAX_SHOWN]}…"
     is_setting = re.fullmatch("[a-z][a-z0-9-]*", name)
     code = code or (name if is_setting else "settings")
-    raise SettingsError(f"{name} is {shown}; it must be {allowed}", code)
+    number = "a number " if allowed.startswith(INEQUALITIES) else ""
+    raise SettingsError(f"{name} is {shown}; expected {number}{allowed}", code)
 
 
 def require_drawable(count: int, product: str) -> None:
@@ -179,7 +183,7 @@ class Allowed:
         raise NotImplementedError
 
     def __str__(self) -> str:
-        """Return the allowed values in words that follow "must be"."""
+        """Return the allowed values in words that follow "expected"."""
         raise NotImplementedError
 
 

@@ -75,7 +75,7 @@ class BaseTask(ABC):
             if value.dtype in (torch.float16, torch.bfloat16):
                 dtype = str(value.dtype).removeprefix("torch.")
                 raise SettingsError(
-                    f"the model's {name!r} is {dtype}; it must be float32 (set "
+                    f"the model's {name!r} is {dtype}; expected float32 (set "
                     "bfloat16=true to train in 16 bits)"
                 )
             if not value.isfinite().all():
@@ -112,7 +112,7 @@ class BaseTask(ABC):
         try:
             return torch.tensor([float(cell) for cell in line.split(",")])
         except ValueError as error:
-            raise SettingsError(f"{error}; it must be numbers and commas") from None
+            raise SettingsError(f"{error}; expected numbers and commas") from None
 
 
 @dataclass(frozen=True, eq=False)
@@ -167,13 +167,13 @@ class ExampleTask(BaseTask):
         """Check types, names and lengths."""
         if isinstance(self.model, nn.Module):
             raise SettingsError(
-                f"model is a {type(self.model).__name__}; it must be a function that "
+                f"model is a {type(self.model).__name__}; expected a function that "
                 "returns a new one"
             )
         if isinstance(self.train, Mapping) and isinstance(self.test, Mapping):
             if unpaired := sorted(map(str, {*self.train} ^ {*self.test})):
                 raise SettingsError(
-                    f"client {unpaired[0]!r} is in one of train and test; it must be "
+                    f"client {unpaired[0]!r} is in one of train and test; expected "
                     "in both"
                 )
             names = tuple(self.train)
@@ -188,12 +188,12 @@ class ExampleTask(BaseTask):
                 )
             if not hasattr(sets, "__len__") or not hasattr(sets, "__getitem__"):
                 raise SettingsError(
-                    f"{name} is a {type(sets).__name__}; it must be a sequence of the "
+                    f"{name} is a {type(sets).__name__}; expected a sequence of the "
                     "clients' ExampleSets, such as a list"
                 )
         if not isinstance(self.classes, Sequence):
             raise SettingsError(
-                f"classes is of type {type(self.classes).__name__}; it must be a tuple "
+                f"classes is of type {type(self.classes).__name__}; expected a tuple "
                 "of the classes' names, () where targets are numbers"
             )
         check_metrics(self.metrics)
@@ -242,7 +242,7 @@ class ExampleTask(BaseTask):
             module = self.model()
         if not isinstance(module, nn.Module):
             raise SettingsError(
-                f"model() returns a {type(module).__name__}; it must be an nn.Module"
+                f"model() returns a {type(module).__name__}; expected an nn.Module"
             )
         parameters = [p for p in module.parameters() if not is_lazy(p)]
         places = {p.untyped_storage().data_ptr(): p.detach() for p in parameters}

@@ -126,7 +126,7 @@ def try_batch(task: Task, batch: tuple[Tensor, Tensor]) -> Tensor:
     outputs = call("the model", task.scratch_model.eval(), inputs=inputs)
     if not isinstance(outputs, Tensor):
         raise SettingsError(
-            f"the model returns a {type(outputs).__name__}; it must be a tensor"
+            f"the model returns a {type(outputs).__name__}; expected a tensor"
         )
     with warnings.catch_warnings():
         # torch broadcasts (n, 1) and (n,) to (n, n), and only warns.
@@ -135,22 +135,22 @@ def try_batch(task: Task, batch: tuple[Tensor, Tensor]) -> Tensor:
     if not isinstance(value, Tensor) or value.ndim > 0:
         shown = f"shape {tuple(value.shape)}" if isinstance(value, Tensor) else value
         raise SettingsError(
-            f"the loss of a batch is {shown!s}; it must be a tensor of one number, the "
+            f"the loss of a batch is {shown!s}; expected a tensor of one number, the "
             "mean over the batch"
         )
     if not value.isfinite():
         raise SettingsError(
-            f"the loss of the first batch is {value.item()}; it must be finite"
+            f"the loss of the first batch is {value.item()}; expected finite"
         )
     if outputs.requires_grad and not value.requires_grad:
         raise SettingsError(
-            "the loss has no gradient; it must be computed from the outputs by "
+            "the loss has no gradient; expected computed from the outputs by "
             "torch, and not from a copy of them (detach, item, numpy)"
         )
     outputs = outputs.detach()
     if is_sum(task.loss, outputs, targets, value.item()):
         raise SettingsError(
-            "the loss of a batch and the same again is twice the loss; it must be the "
+            "the loss of a batch and the same again is twice the loss; expected the "
             "mean over the batch (reduction='mean' in torch's losses), not the sum"
         )
     for name, metric in task.metrics.items():
@@ -236,7 +236,7 @@ def check_metrics(metrics: Any) -> None:
     """Raise `SettingsError` unless metrics have names, none of them reserved."""
     if not isinstance(metrics, Mapping):
         raise SettingsError(
-            f"metrics is a {type(metrics).__name__}; it must be a mapping of names"
+            f"metrics is a {type(metrics).__name__}; expected a mapping of names"
         )
     for name in metrics:
         if not isinstance(name, str) or not name:
@@ -257,11 +257,11 @@ def number(name: str, value: Any) -> float:
         result = float(value)
     except (TypeError, ValueError, RuntimeError):
         text = " ".join(repr(value).split())[:200]
-        raise SettingsError(f"metric {name!r} is {text}; it must be one number") from (
+        raise SettingsError(f"metric {name!r} is {text}; expected one number") from (
             None
         )
     if LARGEST < abs(result) < math.inf:
         raise SettingsError(
-            f"metric {name!r} is {result:g}; it must be at most {LARGEST:.2g}"
+            f"metric {name!r} is {result:g}; expected at most {LARGEST:.2g}"
         )
     return result

@@ -76,7 +76,7 @@ class ExampleSet:
             value = getattr(self, name)
             if not isinstance(value, Tensor):
                 raise SettingsError(
-                    f"{name} is of type {type(value).__name__}; it must be a tensor, "
+                    f"{name} is of type {type(value).__name__}; expected a tensor, "
                     "torch.from_numpy of an array for example"
                 )
         dtype = self.targets.dtype
@@ -134,7 +134,7 @@ class ExampleSet:
         """
         if isinstance(dataset, DataLoader):
             raise SettingsError(
-                "from_dataset is given a DataLoader, which yields batches; it must be "
+                "from_dataset is given a DataLoader, which yields batches; expected "
                 "its dataset (loader.dataset)"
             )
         columns = [inputs] if isinstance(inputs, int | str) else list(inputs)

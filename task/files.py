@@ -101,7 +101,7 @@ def refuse_links(setting: str, *folders: Path) -> None:
     for folder in folders:
         if folder.is_symlink():
             raise SettingsError(
-                f"{setting}: {str(folder)!r} is a link; it must be a folder, as files "
+                f"{setting}: {str(folder)!r} is a link; expected a folder, as files "
                 f"in it are written and removed; remove the link or set another "
                 f"{setting}",
                 setting,

@@ -53,7 +53,7 @@ class EvaluationSettings(Checked):
         super().__post_init__()
         if self.evaluate_on == "validation" and not self.validation_fraction:
             raise SettingsError(
-                "evaluate-on is 'validation'; it must be test unless "
+                "evaluate-on is 'validation'; expected test unless "
                 "validation-fraction is above 0"
             )
 
@@ -176,7 +176,7 @@ def changed(task: Task, attributes: Mapping[str, Any]) -> Task:
         # A property of a user's class would take precedence.
         if getattr(twin, name) is not value:
             raise SettingsError(
-                f"{type(task).__name__}.{name} is a property; it must be a method or "
+                f"{type(task).__name__}.{name} is a property; expected a method or "
                 "an attribute where validation-fraction, metrics or new-clients is set"
             )
     return twin

@@ -70,9 +70,7 @@ def named_metrics(text: str, task: Task) -> dict[str, Metric]:
         if metric is None:
             raise unknown("metric", name, METRICS)
         if not callable(metric):
-            raise SettingsError(
-                f"metric {name!r} names {metric!r}; it must be callable"
-            )
+            raise SettingsError(f"metric {name!r} names {metric!r}; expected callable")
         if name in METRICS:
             need("sklearn", "simulation", f"metric {name!r}")
         short = name.rpartition(":")[2]

@@ -154,7 +154,7 @@ def test_the_ca_s_key_can_be_kept_elsewhere(made, tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ([], "no DIR; it must be the first argument"),
+        ([], "no DIR; expected the first argument"),
         (["{dir}"], "nothing to make; give --server or --node"),
         (["{dir}", "more", "--node", "a"], "what is 'more'? one DIR is allowed"),
         (

@@ -195,7 +195,7 @@ def initial_arrays(client: ParameterGroups, groups: Groups) -> Tensors:
         if not isinstance(value, Tensor):
             raise SettingsError(
                 f"{type(client).__name__}.initial_group returns a "
-                f"{type(value).__name__} for {name!r}; it must be a tensor"
+                f"{type(value).__name__} for {name!r}; expected a tensor"
             )
     return arrays
 
@@ -256,7 +256,7 @@ def check_groups(client: ParameterGroups, model: nn.Module) -> None:
         near = difflib.get_close_matches(group, allowed, 1, cutoff=0.85)
         if near and group not in allowed:
             raise SettingsError(
-                f"{name} has a group {group!r}; it must be one of "
+                f"{name} has a group {group!r}; expected one of "
                 f"{', '.join(map(repr, allowed))} (did you mean {near[0]!r}?), or have "
                 "another name"
             )

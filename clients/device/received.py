@@ -101,7 +101,7 @@ def check_config(record: ConfigRecord) -> Config:
         permits, allowed = RULES.get(name, ANYTHING)
         if not permits(value):
             shown = repr(value)[:100]
-            raise SettingsError(f"the server's {name} is {shown}; it must be {allowed}")
+            raise SettingsError(f"the server's {name} is {shown}; expected {allowed}")
     for names in SAME_LENGTH:
         lengths = [len(cast(list[Any], config[n])) for n in names if n in config]
         if lengths and (len(set(lengths)) > 1 or len(lengths) < len(names)):
@@ -111,7 +111,7 @@ def check_config(record: ConfigRecord) -> Config:
     exchanged, now = config.get(EXCHANGED_ROUND, 0), config.get(SERVER_ROUND)
     if now is not None and cast(int, exchanged) > cast(int, now):
         raise SettingsError(
-            f"the server's {EXCHANGED_ROUND} is {exchanged!r}; it must be at most its "
+            f"the server's {EXCHANGED_ROUND} is {exchanged!r}; expected at most its "
             f"{SERVER_ROUND}, {now!r}"
         )
     return ServerConfig(config)

@@ -99,7 +99,7 @@ def checked(client: Client, reply: object) -> Reply:
     def need(condition: bool, returned: str, allowed: str) -> None:
         if not condition:
             name = f"{type(client).__name__}.fit"
-            raise SettingsError(f"{name} returns {returned}; it must be {allowed}")
+            raise SettingsError(f"{name} returns {returned}; expected {allowed}")
 
     allowed = "arrays, a number of examples and a dict of metrics, as of self.send"
     is_reply = isinstance(reply, tuple) and len(reply) == 3

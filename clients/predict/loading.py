@@ -87,7 +87,7 @@ def load_model(
     metadata, tensors = read_tensors(path, "model")
     if metadata.get("format") != FORMAT:
         raise SettingsError(
-            f"model is {str(path)!r}; it must be a file that --export has written"
+            f"model is {str(path)!r}; expected a file that --export has written"
         )
     try:
         named = named_settings(named, task=task, data_dir=data_dir)

@@ -172,7 +172,7 @@ def read_run(path: Path, named: Settings) -> TrainedRun:
         if isinstance(error, SettingsError):
             raise SettingsError(f"{str(path)!r}: {error}") from None
         raise SettingsError(
-            f"checkpoint is {str(path)!r}; it must be one that a run has written"
+            f"checkpoint is {str(path)!r}; expected one that a run has written"
         ) from None
 
 

@@ -239,7 +239,7 @@ def _check_answers(address: str) -> None:
         except grpc.FutureTimeoutError:
             raise SettingsError(
                 f"RAY_ADDRESS is {address!r}, where no Ray cluster answers within "
-                f"{ANSWERS_WITHIN:g} s; it must be HOST:PORT of one, or not be set"
+                f"{ANSWERS_WITHIN:g} s; expected HOST:PORT of one, or not be set"
             ) from None
 
 

@@ -299,7 +299,7 @@ class Trackers:
         uris = [u.strip() for u in uri.split(",")] if uri.strip() else [""] * len(names)
         if len(uris) != len(names):
             raise SettingsError(
-                f"tracker-uri is {uri!r}; it must be empty or a list of {len(names)} "
+                f"tracker-uri is {uri!r}; expected empty or a list of {len(names)} "
                 "addresses separated by commas, one for each tracker"
             )
         self._threads = [

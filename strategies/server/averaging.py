@@ -270,7 +270,7 @@ def check_like_sent(arrays: object, sent: ArrayRecord | None, name: str) -> None
     """
     if not isinstance(arrays, ArrayRecord):
         raise SettingsError(
-            f"{name} returns a {type(arrays).__name__}; it must be an ArrayRecord, as "
+            f"{name} returns a {type(arrays).__name__}; expected an ArrayRecord, as "
             "`to_record` makes it, or None"
         )
     if sent is None:
@@ -285,6 +285,6 @@ def check_like_sent(arrays: object, sent: ArrayRecord | None, name: str) -> None
         new = arrays[key]
         if (new.dtype, tuple(new.shape)) != (like.dtype, tuple(like.shape)):
             raise SettingsError(
-                f"{name} returns {key!r} as {new.dtype}{list(new.shape)}; it must be "
+                f"{name} returns {key!r} as {new.dtype}{list(new.shape)}; expected "
                 f"{like.dtype}{list(like.shape)}, as it was sent"
             )

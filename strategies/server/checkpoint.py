@@ -95,7 +95,7 @@ def snapshot_of(tree: dict[str, Any], values: dict[str, Any]) -> Callable[[], St
         text = json.dumps(saved)
     except (TypeError, ValueError) as error:
         raise SettingsError(
-            f"the strategy's state cannot be saved: {error}; it must be a tree of "
+            f"the strategy's state cannot be saved: {error}; expected a tree of "
             "dicts with arrays and JSON values"
         ) from None
     return lambda: State(arrays, json.loads(text))

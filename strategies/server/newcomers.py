@@ -46,12 +46,12 @@ def check_newcomers(
         return
     if not strategy.traits.takes_newcomers:
         raise SettingsError(
-            f"new-clients is {count}; it must be 0 with {algorithm}, which leaves no "
+            f"new-clients is {count}; expected 0 with {algorithm}, which leaves no "
             "model for clients that come later"
         )
     if count >= num_clients:
         raise SettingsError(
-            f"new-clients is {count}; it must be at most {num_clients - 1}, so that "
+            f"new-clients is {count}; expected at most {num_clients - 1}, so that "
             f"one of {num_clients} clients trains"
         )
 

@@ -46,7 +46,7 @@ class Participation:
         if self._share(num_clients) == 0 and self.least <= 1 and num_clients:
             raise SettingsError(
                 f"fraction-train is {self.fraction}: of {num_clients} clients it "
-                f"samples nobody; it must be at least {1 / num_clients:.4g}"
+                f"samples nobody; expected at least {1 / num_clients:.4g}"
             )
 
     def _share(self, num_clients: int) -> int:

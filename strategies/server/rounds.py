@@ -94,7 +94,7 @@ class RunSettings(Checked):
         """Check the values."""
         super().__post_init__()
         if not self.output:
-            raise SettingsError("output is ''; it must be a directory")
+            raise SettingsError("output is ''; expected a directory")
 
 
 def run_rounds(

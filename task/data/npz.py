@@ -95,7 +95,7 @@ def _load(path: Path) -> dict[str, npt.NDArray[Any]]:
     # Damaged files raise nearly any exception in numpy and zipfile.
     except Exception as error:
         problem = f"cannot be read: {reason_of(error)}"
-        line = f"{str(path)!r} {problem}; it must be an .npz without pickles"
+        line = f"{str(path)!r} {problem}; expected an .npz without pickles"
         raise SettingsError(line, "data-dir") from None
     for name in ("images", "labels"):
         _check(name in arrays, path, f"has no {name!r}; data-dir must hold {FORM}")

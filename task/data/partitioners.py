@@ -76,7 +76,7 @@ def partition_rows(
             "partition",
         ) from error
     raise SettingsError(
-        f"num-clients is {num_clients}; it must be {count}, the number of partitions "
+        f"num-clients is {num_clients}; expected {count}, the number of partitions "
         f"that {path!r} makes",
         "num-clients",
     )

@@ -259,7 +259,7 @@ def _torchvision_model(
         _output(copy.deepcopy(model), shape, training=True)
     if not split.is_meta and not torch.equal(split, expected):
         raise SettingsError(
-            f"model-head is {head!r}; it must be the last thing that {name!r} applies"
+            f"model-head is {head!r}; expected the last thing that {name!r} applies"
         )
     return model
 

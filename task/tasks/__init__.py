@@ -68,7 +68,7 @@ def task_maker(name: str) -> Callable[..., Task]:
         if callable(maker):
             imported: Callable[..., Task] = maker
             return imported
-        line = f"task {name!r} names {maker!r}; it must be a function that returns a"
+        line = f"task {name!r} names {maker!r}; expected a function that returns a"
         raise SettingsError(f"{line} task", "task")
     if name.startswith("hf:"):
         return FromHub(name.removeprefix("hf:"))
@@ -130,8 +130,8 @@ def _build(
     ]
     if missing:
         raise SettingsError(
-            f"task {name!r} made a {type(task).__name__} without {missing[0]!r}; it "
-            "must be a Task, for example an ExampleTask",
+            f"task {name!r} made a {type(task).__name__} without {missing[0]!r}; "
+            "expected a Task, for example an ExampleTask",
             "task",
         )
     evaluation = build(EvaluationSettings, dict(settings))

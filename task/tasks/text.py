@@ -255,7 +255,7 @@ def _lines(path: Path) -> list[tuple[str, str]]:
         label, tab, text = line.partition("\t")
         if not tab or not label:
             raise SettingsError(
-                f"{str(path)!r}, line {number} is {line[:40]!r}; it must be a class, a "
+                f"{str(path)!r}, line {number} is {line[:40]!r}; expected a class, a "
                 "tab and a text",
                 "data-dir",
             )

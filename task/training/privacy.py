@@ -191,7 +191,7 @@ def train_privately(call: TrainCall, privacy: ExamplePrivacy) -> float:
             samples = getattr(parameter, "grad_sample", None)
             if samples is None and len(targets):
                 raise SettingsError(
-                    f"dp-noise is {privacy.dp_noise}; it must be 0 with this model: "
+                    f"dp-noise is {privacy.dp_noise}; expected 0 with this model: "
                     f"Opacus has no per-example gradients of {name!r}"
                 )
             if samples is None:

@@ -405,7 +405,7 @@ def test_no_epochs_send_back_what_came():
     ],
 )
 def test_negative_epochs(kind, name):
-    with pytest.raises(SettingsError, match=f"{name} is -1; it must be at least 0"):
+    with pytest.raises(SettingsError, match=f"{name} is -1; expected at least 0"):
         build(kind.settings_type, {**SETTINGS, name: -1})
 
 

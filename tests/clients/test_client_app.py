@@ -81,19 +81,19 @@ def test_arrays_are_matched_by_name_and_not_by_position():
     [
         (
             lambda *_: None,
-            "returns a NoneType; it must be arrays, a number of examples",
+            "returns a NoneType; expected arrays, a number of examples",
         ),
         (
             lambda a, n, m: (a[:-1], n, m),
-            "returns 1 arrays; it must be 2, those of rep",
+            "returns 1 arrays; expected 2, those of rep",
         ),
         (
             lambda a, n, m: ([torch.tensor(v) for v in a], n, m),
-            "returns a Tensor for 'representation.fc1.weight'; it must be a NumPy",
+            "returns a Tensor for 'representation.fc1.weight'; expected a NumPy",
         ),
         (
             lambda a, n, m: (a, n, {**m, "who": "me"}),
-            "returns the metric 'who' as 'me'; it must be a number",
+            "returns the metric 'who' as 'me'; expected a number",
         ),
     ],
     ids=["nothing", "too few", "tensors", "text"],
@@ -112,9 +112,7 @@ def test_what_fit_returns_wrongly_is_one_line(monkeypatch, change, line):
 def test_initial_values_are_tensors(monkeypatch, value):
     monkeypatch.setattr(DittoClient, "initial_group", lambda *_: {"w": value})
     app, context = app_of(algorithm="ditto"), context_of()
-    line = (
-        f"DittoClient.initial_group returns a {type(value).__name__} for 'model.w'; it"
-    )
+    line = f"DittoClient.initial_group returns a {type(value).__name__} for 'model.w';"
     with pytest.raises(SettingsError, match=line):
         app(message_of(MessageType.TRAIN, initial_arrays(app, context)), context)
 

@@ -164,7 +164,7 @@ def test_the_random_start_is_orthonormal_and_the_same_for_all():
 
 
 def test_negative_head_steps(by_hand):
-    with pytest.raises(SettingsError, match="head-steps is -1; it must be at least 0"):
+    with pytest.raises(SettingsError, match="head-steps is -1; expected at least 0"):
         client_of(by_hand, head_steps=-1)
 
 

@@ -108,7 +108,7 @@ def test_a_link_in_the_state_directory_is_not_followed(tmp_path, link):
     place.symlink_to(tmp_path / "theirs")
     node = {"client-name": "kitchen", "state-dir": str(tmp_path / "state")}
     context = Context(1, 5, node, RecordDict(), {})
-    line = f"^state-dir: '{place}' is a link; it must be a folder"
+    line = f"^state-dir: '{place}' is a link; expected a folder"
     with pytest.raises(SettingsError, match=line):
         state_directory(context, "1", "cats")
 
@@ -213,7 +213,7 @@ def test_nothing_is_a_multiple_of_0():
     device = context_of(count_multiple=0)
     reply = app_of(algorithm="fedrep")(message_of(MessageType.QUERY), device)
     refusal = reply.content.config_records["properties"]["refusal"]
-    assert refusal == "count-multiple is 0; it must be at least 1"
+    assert refusal == "count-multiple is 0; expected at least 1"
 
 
 def test_a_node_says_nothing_else():
@@ -232,15 +232,15 @@ def test_a_node_says_nothing_else():
     app = app_of(algorithm="representation-transfer")
     reply = app(message_of(MessageType.QUERY), context_of(num_sources="none"))
     refusal = reply.content.config_records["properties"]["refusal"]
-    assert refusal == "num-sources is 'none'; it must be of type int"
+    assert refusal == "num-sources is 'none'; expected a value of type int"
 
 
 @pytest.mark.parametrize(
     ("overrides", "line"),
     [
-        ({"learning_rate": -1.0}, "learning-rate is -1.0; it must be above 0"),
-        ({"torch_threads": 0}, "torch-threads is 0; it must be in [1, 1024]"),
-        ({"classes_per_client": 0}, "classes-per-client is 0; it must be at least 1"),
+        ({"learning_rate": -1.0}, "learning-rate is -1.0; expected a number above 0"),
+        ({"torch_threads": 0}, "torch-threads is 0; expected a number in [1, 1024]"),
+        ({"classes_per_client": 0}, "classes-per-client is 0; expected at least 1"),
     ],
 )
 def test_settings_out_of_range_are_a_refusal_in_one_line(overrides, line):
@@ -330,21 +330,21 @@ def test_a_client_of_one_s_own(own, shift, expected):
 @pytest.mark.parametrize(
     ("given", "line"),
     [
-        ({"shift": -1.0}, "shift is -1.0; it must be at least 0"),
-        ({"shift": "far"}, "shift is 'far'; it must be of type float"),
+        ({"shift": -1.0}, "shift is -1.0; expected at least 0"),
+        ({"shift": "far"}, "shift is 'far'; expected a value of type float"),
         ({"shif": 1.0}, "unknown setting 'shif'; did you mean 'shift'? known: "),
         (
             {"algorithm": "{own}:Nobody"},
             "has no client; declare the import path",
         ),
-        ({"algorithm": "{own}:Wrong"}, "'{own}:Own' is no client; it"),
+        ({"algorithm": "{own}:Wrong"}, "'{own}:Own' is no client;"),
         (
             {"algorithm": "{own}:Lost"},
             "module '{own}' has no 'Nowhere'",
         ),
         (
             {"algorithm": "{own}:OwnClient"},
-            "is no strategy; it must be a subcl",
+            "is no strategy; expected a subcl",
         ),
         ({"algorithm": "no_algorithm:Own"}, "cannot be imported: ModuleNotFoundError"),
     ],
@@ -388,7 +388,7 @@ def test_a_name_that_is_nothing():
     device = Context(1, 5, {"client-name": ""}, RecordDict(), {})
     reply = app_of()(message_of(MessageType.QUERY), device)
     refusal = reply.content.config_records["properties"]["refusal"]
-    assert refusal == "client-name is ''; it must be a name, of a character or more"
+    assert refusal == "client-name is ''; expected a name, of a character or more"
 
 
 def test_what_another_app_has_in_the_node_config_is_said_once(caplog):

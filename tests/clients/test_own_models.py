@@ -242,13 +242,13 @@ def test_a_model_with_a_boolean_mask(algorithm, write_module, tmp_path):
 @pytest.mark.parametrize(
     ("node", "message"),
     [
-        ({"partition-id": "x"}, "partition-id is 'x'; it must be an integer, at least"),
-        ({"partition-id": -1}, "partition-id is -1; it must be an integer, at least 0"),
-        ({"partition-id": 1.5}, "partition-id is 1.5; it must be an integer"),
-        ({"partition-id": 5}, "partition-id is 5; it must be below num-partitions, 5"),
+        ({"partition-id": "x"}, "partition-id is 'x'; expected an integer, at least"),
+        ({"partition-id": -1}, "partition-id is -1; expected an integer, at least 0"),
+        ({"partition-id": 1.5}, "partition-id is 1.5; expected an integer"),
+        ({"partition-id": 5}, "partition-id is 5; expected a number below num-partiti"),
         (
             {"partition-id": 0, "num-partitions": 0},
-            "num-partitions is 0; it must be",
+            "num-partitions is 0; expected",
         ),
     ],
 )

@@ -218,8 +218,8 @@ def test_fine_tuning_before_use_takes_the_devices_data(root, algorithm):
     other, _ = load_run(run, "pi-9", data_dir=str(late))
     assert not torch.allclose(other(torch.zeros(1, 8, 8, 1)), outputs[:1])
     for given, line in (
-        (("pi-2",), "data-dir is ''; it must be a directory with train.npz"),
-        (("", "", str(data)), "client-name is ''; it must be the device's name"),
+        (("pi-2",), "data-dir is ''; expected a directory with train.npz"),
+        (("", "", str(data)), "client-name is ''; expected the device's name"),
     ):
         with pytest.raises(SettingsError, match=line):
             load_run(run, *given)

@@ -138,13 +138,13 @@ def test_a_target_without_a_model_does_not_count():
     ],
 )
 def test_values_out_of_range(task, name):
-    with pytest.raises(SettingsError, match=f"^{name} is -1; it must be at least 0$"):
+    with pytest.raises(SettingsError, match=f"^{name} is -1; expected at least 0$"):
         client_of(0, task=task, **{name: -1})
 
 
 @pytest.mark.parametrize("tolerance", [0.0, 1.0, -0.1])
 def test_a_rank_tolerance_out_of_range(tolerance):
-    line = rf"^rank-tolerance is {tolerance}; it must be in \(0, 1\)$"
+    line = rf"^rank-tolerance is {tolerance}; expected a number in \(0, 1\)$"
     with pytest.raises(SettingsError, match=line):
         client_of(0, task="digits", rank_tolerance=tolerance)
 

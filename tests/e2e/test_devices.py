@@ -171,7 +171,7 @@ def test_a_guest_resumes_runs_under_srpfl_and_is_refused_in_a_line(
     assert [row["clients"] for row in rows] == [3], log
 
     log = fleet.run(GUEST, "roll=1.5", 600)
-    assert "roll is 1.5; it must be in [0, 1)" in log
+    assert "roll is 1.5; expected a number in [0, 1)" in log
     assert "Traceback" not in log
 
 

@@ -395,7 +395,7 @@ def test_a_link_in_the_output_is_one_line_and_what_it_leads_to_stays(
     place.symlink_to(lead.get(link, theirs / "000001"))
     go(tmp_path / "out", "fedrep", rounds=1, code=2)
     error = capsys.readouterr().err
-    assert error.startswith(f"error: output: {str(place)!r} is a link; it must be a ")
+    assert error.startswith(f"error: output: {str(place)!r} is a link; expected a ")
     assert error.count("\n") == 1
     assert texts_in(theirs) == ["theirs"] * 4
     assert len(list(theirs.rglob("*"))) == 6

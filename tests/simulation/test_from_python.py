@@ -96,17 +96,17 @@ def nested() -> list:
         (
             "fedrep",
             nested()[0],
-            "task is 'nested.<locals>.table'; it must be a named",
+            "task is 'nested.<locals>.table'; expected a named",
         ),
         (
             "fedrep",
             nested()[2],
-            "task is 'nested.<locals>.<lambda>'; it must be a",
+            "task is 'nested.<locals>.<lambda>'; expected a",
         ),
         (
             nested()[1],
             "digits",
-            "algorithm is 'nested.<locals>.Own'; it must be a",
+            "algorithm is 'nested.<locals>.Own'; expected a",
         ),
     ],
 )
@@ -132,7 +132,7 @@ def test_settings_as_a_notebook_has_them(tmp_path):
     told = json_of(tmp_path / "out" / "summary.json")["config"]
     assert told["metrics"] == "macro-f1,balanced-accuracy"
     assert (told["batch-size"], told["learning-rate"]) == (50, 0.05)
-    with pytest.raises(SettingsError, match=r"metrics is .*; it must be of type str"):
+    with pytest.raises(SettingsError, match=r"metrics is .*; expected a value of type"):
         running.simulate("fedavg", "inline", metrics=[1], output=tmp_path / "no")
 
 
@@ -144,15 +144,15 @@ class Local(FedRep):
     ("algorithm", "settings", "line"),
     [
         ("fedrap", {}, "unknown algorithm 'fedrap'"),
-        (None, {}, "algorithm is None; it must be a name, an import path or a str"),
+        (None, {}, "algorithm is None; expected a name, an import path or a str"),
         ("fedrep", {"sede": 3}, "unknown setting 'sede'; did you mean 'seed'"),
-        ("fedrep", {"fraction": 2.0}, "fraction-train is 2.0; it must be in"),
+        ("fedrep", {"fraction": 2.0}, "fraction-train is 2.0; expected in"),
         (
             "fedrep",
             {"backend": "dask"},
-            "backend is 'dask'; it must be auto, inline or ray",
+            "backend is 'dask'; expected auto, inline or ray",
         ),
-        (Homeless, {}, "algorithm 'outsiders:Homeless' is no strategy; it must be"),
+        (Homeless, {}, "algorithm 'outsiders:Homeless' is no strategy; expected"),
         (
             type("Nowhere", (FedRep,), {"__module__": "outsiders"}),
             {},
@@ -199,9 +199,9 @@ def test_a_guest_s_algorithm_and_task_stop_and_resume(tmp_path, guest):
 @pytest.mark.parametrize(
     ("text", "line"),
     [
-        ("roll=1.0", "roll is 1.0; it must be in [0, 1)"),
-        ("warm-up=-1", "warm-up is -1; it must be at least 0"),
-        ("readings=1", "readings is 1; it must be at least 2"),
+        ("roll=1.0", "roll is 1.0; expected a number in [0, 1)"),
+        ("warm-up=-1", "warm-up is -1; expected at least 0"),
+        ("readings=1", "readings is 1; expected at least 2"),
         ("warm-upp=1", "unknown setting 'warm-upp'; did you mean 'warm-up'?"),
     ],
 )
@@ -211,9 +211,7 @@ def test_a_guest_s_settings_are_checked(surroundings, guest, capfd, text, line):
 
 def test_a_strategy_of_the_script_itself_is_for_one_process(tmp_path, monkeypatch):
     own = type("Own", (FedRep,), {"__module__": "__main__"})
-    line = (
-        "algorithm is .*__main__.Own.*; it must be of a module that workers can import"
-    )
+    line = "algorithm is .*__main__.Own.*; expected of a module that workers can import"
     with pytest.raises(SettingsError, match=line):
         running.simulate(own, "ray", rounds=1)
     monkeypatch.setattr(sys.modules["__main__"], "Own", own, raising=False)

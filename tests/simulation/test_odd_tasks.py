@@ -101,5 +101,5 @@ def test_what_cannot_be_evaluated_is_refused(algorithm, task, line, module, tmp_
 
 
 def test_the_rounding_of_bfloat16_is_no_hessian(tmp_path):
-    with pytest.raises(SettingsError, match="bfloat16 is True; it must be false with"):
+    with pytest.raises(SettingsError, match="bfloat16 is True; expected false with"):
         rows_of("hf-maml", "digits", tmp_path, num_clients=10, bfloat16=True)

@@ -91,18 +91,18 @@ def test_own_metrics_are_in_the_files_and_the_table(tmp_path, write_module, caps
 
 
 BAD = {
-    "nothing": "made a NoneType without 'initial_model'; it must be a Task",
+    "nothing": "made a NoneType without 'initial_model'; expected a Task",
     "headless": "the model Sequential has no head named 'fc'; its linear layers: 0",
     "fewer": "the task's train has examples of 2 clients; client 2, from 0, is one too",
     "taken": "a metric is called 'loss', as what every run has; it must have a name of",
     "sized": "a metric is called 'bytes', as what every run has; it must have a name",
-    "listed_elsewhere": "metrics is a list; it must be a mapping of names",
-    "listed": "metrics is a list; it must be a mapping of names",
-    "built": "model is a SplitModel; it must be a function that returns a new one",
-    "arrays": "inputs is of type ndarray; it must be a tensor, torch.from_numpy of an",
+    "listed_elsewhere": "metrics is a list; expected a mapping of names",
+    "listed": "metrics is a list; expected a mapping of names",
+    "built": "model is a SplitModel; expected a function that returns a new one",
+    "arrays": "inputs is of type ndarray; expected a tensor, torch.from_numpy of an",
     "unequal": "there are 3 inputs and 2 targets",
     "doubles": "the model refuses inputs of type float64 and shape (3, 1): ",
-    "many": "the loss of a batch is shape (8, 1); it must be a tensor of one number",
+    "many": "the loss of a batch is shape (8, 1); expected a tensor of one number",
     "endless": "the loss of the first batch is ",
     "strange": "weights is 'strange.pth'; there is no such file",
 }
@@ -128,14 +128,14 @@ def test_a_metric_of_the_settings_has_a_name_of_its_own(
     # Of a task that has none as it should.
     arguments = ("fedrep", "--task", f"{module}:listed_elsewhere", "--clients", "2")
     arguments += ("--run-config", "metrics='macro-f1'")
-    line = "metrics is a list; it must be a mapping of names"
+    line = "metrics is a list; expected a mapping of names"
     assert_refused(arguments, line, tmp_path, capfd)
 
 
 def test_a_model_and_metrics_are_checked_where_they_are_given():
     model = SplitModel(nn.Linear(1, 2), nn.Linear(2, 1))
     for given, line in (
-        ({"model": model}, "model is a SplitModel; it must be a function"),
+        ({"model": model}, "model is a SplitModel; expected a function"),
         ({"metrics": [max]}, "metrics is a list"),
         ({"metrics": {"round": max}}, "a metric is called 'round'"),
     ):

@@ -87,7 +87,7 @@ def test_resuming_without_the_account_is_one_line(tmp_path, capfd):
 def test_epsilon_without_noise_is_one_line(tmp_path, capfd):
     assert run(tmp_path / "out", "fedavg", server_dp_delta=1e-5) == 2
     assert capfd.readouterr().err == (
-        "error: server-dp-delta is 1e-05; it must be 0 without server-dp-noise: there "
+        "error: server-dp-delta is 1e-05; expected 0 without server-dp-noise: there "
         "is no ε without noise\n"
     )
     assert not (tmp_path / "out").exists()
@@ -97,7 +97,7 @@ def test_noise_that_is_next_to_none_is_one_line(tmp_path, capfd):
     noise = {**PRIVATE, "server_dp_noise": 1e-200}
     assert run(tmp_path / "out", "fedavg", **noise) == 2
     assert capfd.readouterr().err == (
-        "error: server-dp-noise is 1e-200; it must be 0 or at least 0.001\n"
+        "error: server-dp-noise is 1e-200; expected 0 or at least 0.001\n"
     )
 
 
@@ -178,7 +178,7 @@ def test_a_run_without_checkpoints_goes_on_with_its_count(tmp_path):
 def test_what_cannot_be_private_is_one_line(tmp_path, capfd, algorithm, more, line):
     assert run(tmp_path / "out", algorithm, **{**OF_EXAMPLES, **more}) == 2
     error = capfd.readouterr().err
-    assert error.startswith("error: dp-noise is 2.0; it must be 0 with ")
+    assert error.startswith("error: dp-noise is 2.0; expected 0 with ")
     assert line in error
     assert error.count("\n") == 1
     assert not (tmp_path / "out").exists()
@@ -194,7 +194,7 @@ def counted(name: str) -> str:
         try:
             check(resolve({"algorithm": name, **given}))
         except SettingsError as error:
-            if "dp-noise is 1.0; it must be 0" not in str(error):
+            if "dp-noise is 1.0; expected 0" not in str(error):
                 raise
             return False
         return True

@@ -111,8 +111,8 @@ def test_seeds_at_the_same_time_stopped_and_resumed(tmp_path):
 
 def test_bad_numbers_of_jobs(tmp_path, monkeypatch, capfd):
     monkeypatch.chdir(tmp_path)
-    assert_refused(("--jobs", "0"), "jobs is 0; it must be at least 1", tmp_path, capfd)
-    line = "jobs is 2; it must be 1 with ray, which uses all cores for each run"
+    assert_refused(("--jobs", "0"), "jobs is 0; expected at least 1", tmp_path, capfd)
+    line = "jobs is 2; expected 1 with ray, which uses all cores for each run"
     given = ("--jobs", "2", "--backend", "ray")
     assert_refused(given, line, tmp_path, capfd)
 
@@ -221,20 +221,20 @@ def test_newcomers_in_the_files(tmp_path):
 
 
 BAD = [
-    (("fedavg", "--seeds", "0"), "seeds is 0; it must be at least 1"),
-    (("fedavg", "--grid", "momentum=0"), "grid is 'momentum=0'; it must be used with"),
+    (("fedavg", "--seeds", "0"), "seeds is 0; expected at least 1"),
+    (("fedavg", "--grid", "momentum=0"), "grid is 'momentum=0'; expected used with"),
     (("tune", "fedavg"), "--grid '' cannot be read: it must be 'name=value,value"),
     (
         ("tune", "fedavg", "--grid", "momentum=0", *config("resume='nowhere'")),
-        "resume is 'nowhere'; it must be a folder of results",
+        "resume is 'nowhere'; expected a folder of results",
     ),
     (("tune", "fedavg", "--grid", "sede=1"), "unknown setting 'sede'"),
-    (("tune", "fedavg", "--grid", "momentum=0,2"), "momentum is 2.0; it must be in"),
+    (("tune", "fedavg", "--grid", "momentum=0,2"), "momentum is 2.0; expected in"),
     (
         ("tune", "fedavg", "--grid", "momentum=0", *config("evaluate-on='test'")),
         "evaluate-on is 'test'; it must not be set with tune",
     ),
-    (config("validation-fraction=1.0"), "validation-fraction is 1.0; it must be in"),
+    (config("validation-fraction=1.0"), "validation-fraction is 1.0; expected in"),
     (
         config("validation-fraction=0.001"),
         "validation-fraction is 0.001: of client 0's 71 training examples it leaves 71",
@@ -243,15 +243,15 @@ BAD = [
         config("partition='log-normal' num-clients=50 validation-fraction=0.98"),
         "of client 0's 12 training examples it leaves 0 to train on and 12",
     ),
-    (config("evaluate-on='validation'"), "evaluate-on is 'validation'; it must be tes"),
+    (config("evaluate-on='validation'"), "evaluate-on is 'validation'; expected tes"),
     (config("metrics='macro-f2'"), "unknown metric 'macro-f2'; did you mean"),
     (config("metrics='json:dumps'"), "metric 'dumps' refuses outputs of type float32"),
     (
         ("fedrep", "--task", "linear", *config("validation-fraction=0.5")),
         "validation-fraction must be 0: it draws its examples",
     ),
-    (config("new-clients=20"), "new-clients is 20; it must be at most 19, so that one"),
-    (("dpsgd", *config("new-clients=1")), "new-clients is 1; it must be 0 with dpsgd"),
+    (config("new-clients=20"), "new-clients is 20; expected at most 19, so that one"),
+    (("dpsgd", *config("new-clients=1")), "new-clients is 1; expected 0 with dpsgd"),
 ]
 
 

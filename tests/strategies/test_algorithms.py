@@ -106,7 +106,7 @@ WRONG = {
     "outsiders:": "algorithm 'outsiders:' cannot be imported: ",
     ":Plain": "algorithm ':Plain' cannot be imported: ",
     "outsiders:Homeless": (
-        "algorithm 'outsiders:Homeless' is no strategy; it must be a subclass of "
+        "algorithm 'outsiders:Homeless' is no strategy; expected a subclass of "
         "BaseStrategy"
     ),
     "outsiders:ASYNCHRONOUS": "algorithm 'outsiders:ASYNCHRONOUS' is no strategy; ",
@@ -157,7 +157,7 @@ def test_a_module_that_breaks_says_why_in_one_line(tmp_path, monkeypatch):
         ),
         (
             "outsiders:StrangeClient",
-            "client 'outsiders:Plain' is no client; it must be a subclass of Client",
+            "client 'outsiders:Plain' is no client; expected a subclass of Client",
         ),
     ],
 )

@@ -328,7 +328,7 @@ def test_where_it_does_not_pay_clients_train_alone(made, monkeypatch):
 
 @pytest.mark.parametrize("size", ["0", "-1", "many", "1.5"])
 def test_a_cohort_is_off_auto_or_a_number(size):
-    with pytest.raises(SettingsError, match=f"cohort is '{size}'; it must be off, "):
+    with pytest.raises(SettingsError, match=f"cohort is '{size}'; expected off, "):
         outcome("fedrep", size)
 
 

@@ -140,7 +140,7 @@ def test_clients_are_tested_with_their_own_model():
 
 
 def test_bad_values_are_one_line():
-    with pytest.raises(SettingsError, match=r"^mtl-lambda is -1.0; it must be at lea"):
+    with pytest.raises(SettingsError, match=r"^mtl-lambda is -1.0; expected at lea"):
         FedMTLClient.settings_type(mtl_lambda=-1.0)
-    with pytest.raises(SettingsError, match="weighting is 'examples'; it must be unif"):
+    with pytest.raises(SettingsError, match="weighting is 'examples'; expected unif"):
         FedMTL(weighting="examples")

@@ -181,5 +181,5 @@ def test_the_share_is_drawn_anew_and_is_that_large(monkeypatch):
 def test_a_bad_value_is_one_line(name, value, allowed, capsys):
     given = ["fedala", "--backend", "inline", "--run-config", f"{name}={value}"]
     assert cli.main(given) == 2
-    line = f"error: {name} is {value}; it must be {allowed}\n"
+    line = f"error: {name} is {value}; expected {allowed}\n"
     assert capsys.readouterr().err == line

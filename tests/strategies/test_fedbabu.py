@@ -86,8 +86,8 @@ def test_the_body_is_not_fedavg_s():
 @pytest.mark.parametrize(
     ("name", "value", "allowed"),
     [
-        ("finetune-part", "'body'", "'body'; it must be head, representation or all"),
-        ("finetune-epochs", "-1", "-1; it must be at least 0"),
+        ("finetune-part", "'body'", "'body'; expected head, representation or all"),
+        ("finetune-epochs", "-1", "-1; expected at least 0"),
     ],
 )
 def test_a_bad_value_is_one_line(name, value, allowed, capsys):

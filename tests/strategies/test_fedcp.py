@@ -249,9 +249,7 @@ def test_bad_input_is_one_line():
     )
     with pytest.raises(SettingsError, match=line):
         FedCPClient.traits.check(deep_head(2))
-    with pytest.raises(
-        SettingsError, match=r"^fedcp-lambda is -1.0; it must be at lea"
-    ):
+    with pytest.raises(SettingsError, match=r"^fedcp-lambda is -1.0; expected at lea"):
         FedCPClient.settings_type(fedcp_lambda=-1.0)
 
 

@@ -145,7 +145,7 @@ def learn_mean_of_last_batch(a, w, i):
 def test_a_bad_value_is_one_line(name, value, allowed, capsys):
     given = ["feddbe", "--backend", "inline", "--run-config", f"{name}={value}"]
     assert cli.main(given) == 2
-    line = f"error: {name} is {value}; it must be {allowed}\n"
+    line = f"error: {name} is {value}; expected {allowed}\n"
     assert capsys.readouterr().err == line
 
 

@@ -332,14 +332,14 @@ def test_a_device_says_which_model_it_has(narrow):
 @pytest.mark.parametrize(
     ("given", "line"),
     [
-        ("fedproto-lambda=-1.0", "fedproto-lambda is -1.0; it must be at least 0"),
-        ("client-models='mlp mlp-2'", "client-models is 'mlp mlp-2'; it must be such"),
+        ("fedproto-lambda=-1.0", "fedproto-lambda is -1.0; expected at least 0"),
+        ("client-models='mlp mlp-2'", "client-models is 'mlp mlp-2'; expected such"),
         ("client-models='mlp mlp-2'", "(10, 64), 'torch.float32') and ('prototypes"),
         ("head-layers=2", "FedProto needs a head that is one linear layer"),
         ("task='linear'", "it needs classes, to which its heads belong"),
         (
             "server-dp-noise=1.0",
-            "server-dp-noise is 1.0; it must be 0 for this algorithm",
+            "server-dp-noise is 1.0; expected 0 for this algorithm",
         ),
     ],
 )

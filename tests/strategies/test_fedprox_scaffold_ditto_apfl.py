@@ -39,7 +39,7 @@ def test_a_bad_value_is_one_line(
     file.write_text(f"{name} = {text}\nsrpfl-base = {algorithm!r}\n")
     chosen = "srpfl" if srpfl else algorithm
     assert cli.main([chosen, "--backend", "inline", "--run-config", str(file)]) == 2
-    line = f"error: {name} is {value}; it must be {allowed}\n"
+    line = f"error: {name} is {value}; expected {allowed}\n"
     assert capsys.readouterr().err == line
 
 

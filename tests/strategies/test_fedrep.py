@@ -126,7 +126,7 @@ def test_no_moments():
 
 
 def test_an_unknown_initialization():
-    line = "initialization is 'moment'; it must be moments or random"
+    line = "initialization is 'moment'; expected moments or random"
     with pytest.raises(SettingsError, match=line):
         build_strategy(settings_of(initialization="moment"))
 

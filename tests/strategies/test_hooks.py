@@ -149,8 +149,8 @@ def test_what_simulation_begins_with():
 @pytest.mark.parametrize(
     ("given", "line"),
     [
-        ({"fewest": 100}, "fewest is 100; it must be in [1, 99]"),
-        ({"fewest": 2.5}, "fewest is 2.5; it must be of type int"),
+        ({"fewest": 100}, "fewest is 100; expected a number in [1, 99]"),
+        ({"fewest": 2.5}, "fewest is 2.5; expected a value of type int"),
         ({"fewer": 3}, "unknown setting 'fewer'; did you mean 'fewest'?"),
         ({"fewest": 21}, "fewest is 21; 20 are too few"),
     ],

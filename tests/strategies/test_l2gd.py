@@ -178,12 +178,12 @@ def test_the_coins_are_the_same_for_all_and_others_in_each_round_and_run():
 @pytest.mark.parametrize(
     ("more", "line"),
     [
-        ({"l2gd_probability": 0.0}, r"l2gd-probability is 0.0; it must be in \(0, 1\)"),
-        ({"l2gd_probability": 1.0}, r"l2gd-probability is 1.0; it must be in \(0, 1\)"),
-        ({"l2gd_lambda": -0.1}, "l2gd-lambda is -0.1; it must be at least 0"),
+        ({"l2gd_probability": 0.0}, r"l2gd-probability is 0.0; expected a number in"),
+        ({"l2gd_probability": 1.0}, r"l2gd-probability is 1.0; expected a number in"),
+        ({"l2gd_lambda": -0.1}, "l2gd-lambda is -0.1; expected at least 0"),
         (
             {"l2gd_lambda": 12.0, "learning_rate": 0.01, "l2gd_probability": 0.1},
-            "l2gd-lambda is 12.0; it must be at most 11.1111 with l2gd-probability 0.1 "
+            "l2gd-lambda is 12.0; expected at most 11.1111 with l2gd-probability 0.1 "
             "and learning-rate 0.01",
         ),
     ],
@@ -194,7 +194,7 @@ def test_a_bad_value_is_one_line(more, line):
 
 
 def test_a_mean_of_all_has_no_weights():
-    with pytest.raises(SettingsError, match="weighting is 'examples'; it must be unif"):
+    with pytest.raises(SettingsError, match="weighting is 'examples'; expected unif"):
         L2GD(weighting="examples")
 
 

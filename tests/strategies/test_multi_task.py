@@ -298,9 +298,9 @@ def _empty():
     ("given", "message"),
     [
         ({"dual-regularizer": 1e7}, "delta times the squared step size is 4000"),
-        ({"radius": -1.0}, "radius is -1.0; it must be above 0"),
-        ({"saddle-step": 0.0}, "saddle-step is 0.0; it must be above 0"),
-        ({"bandit-radius": -1.0}, "bandit-radius is -1.0; it must be at least 0"),
+        ({"radius": -1.0}, "radius is -1.0; expected a number above 0"),
+        ({"saddle-step": 0.0}, "saddle-step is 0.0; expected a number above 0"),
+        ({"bandit-radius": -1.0}, "bandit-radius is -1.0; expected at least 0"),
         ({"bandit-radius": 30.0}, "zeta is 30.0"),
     ],
 )

@@ -223,9 +223,9 @@ def test_linear_heads_are_solved_for(tmp_path, algorithm):
 @pytest.mark.parametrize(
     ("algorithm", "more", "line"),
     [
-        ("fedrep", {"new_clients": 20}, "new-clients is 20; it must be at most 19"),
-        ("fedrep", {"new_clients": -1}, "new-clients is -1; it must be at least 0"),
-        ("dpsgd", {"new_clients": 1}, "new-clients is 1; it must be 0 with dpsgd, whi"),
+        ("fedrep", {"new_clients": 20}, "new-clients is 20; expected at most 19"),
+        ("fedrep", {"new_clients": -1}, "new-clients is -1; expected at least 0"),
+        ("dpsgd", {"new_clients": 1}, "new-clients is 1; expected 0 with dpsgd, whi"),
         (
             "fedavg",
             {"new_clients": 19, "fraction": 0.5},

@@ -140,5 +140,5 @@ def test_a_bad_value_is_one_line(name, value, allowed, tmp_path, capsys):
     file.write_text(f"{name} = {json.dumps(value)}\n".replace("NaN", "nan"))
     given = ["pfedme", "--backend", "inline", "--run-config", str(file)]
     assert cli.main(given) == 2
-    line = f"error: {name} is {value}; it must be {allowed}\n"
+    line = f"error: {name} is {value}; expected {allowed}\n"
     assert capsys.readouterr().err == line

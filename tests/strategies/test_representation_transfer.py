@@ -306,7 +306,7 @@ def scripted(representation: np.ndarray):
 
 def test_zero_representations_end_the_run():
     strategy, grid, start = started(scripted(np.zeros((1, 12))))
-    line = "rank of the basis is 0; it must be at least 1: all representations are 0"
+    line = "rank of the basis is 0; expected at least 1: all representations are 0"
     with pytest.raises(SettingsError, match=f"^{line}$"):
         rounds(strategy, grid, start, 1, 1)
 
@@ -349,10 +349,10 @@ def test_sources_are_retried_until_one_is_valid():
 @pytest.mark.parametrize(
     ("values", "line"),
     [
-        ({"num_sources": 7}, "num-sources is 7; it must be from 1 to 6, so that one"),
-        ({"num_sources": 0}, "num-sources is 0; it must be at least 1"),
-        ({"rank_tolerance": 0.0}, r"rank-tolerance is 0.0; it must be in \(0, 1\)"),
-        ({"rank_tolerance": 1.5}, r"rank-tolerance is 1.5; it must be in \(0, 1\)"),
+        ({"num_sources": 7}, "num-sources is 7; expected from 1 to 6, so that one"),
+        ({"num_sources": 0}, "num-sources is 0; expected at least 1"),
+        ({"rank_tolerance": 0.0}, r"rank-tolerance is 0.0; expected a number in \(0,"),
+        ({"rank_tolerance": 1.5}, r"rank-tolerance is 1.5; expected a number in \(0,"),
     ],
 )
 def test_values_out_of_range(values, line):
@@ -365,7 +365,7 @@ def test_one_client_must_be_a_target():
 
 
 def test_only_float32_transport():
-    line = "transport is 'float16'; it must be float32 for representation-transfer"
+    line = "transport is 'float16'; expected float32 for representation-transfer"
     with pytest.raises(SettingsError, match=f"^{line}$"):
         build_strategy(settings_of(transport="float16"))
 
@@ -373,9 +373,9 @@ def test_only_float32_transport():
 @pytest.mark.parametrize(
     ("config", "line"),
     [
-        ("target-samples=1", "target-samples is 1; it must be at least 2\n"),
-        ("num-sources=20", "num-sources is 20; it must be from 1 to 19"),
-        ("noise-variance=0.0", "noise-variance is 0.0; it must be above 0\n"),
+        ("target-samples=1", "target-samples is 1; expected at least 2\n"),
+        ("num-sources=20", "num-sources is 20; expected from 1 to 19"),
+        ("noise-variance=0.0", "noise-variance is 0.0; expected a number above 0\n"),
     ],
 )
 def test_the_command_line_refuses_with_one_line(config, line, capsys, tmp_path):

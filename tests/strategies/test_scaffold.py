@@ -371,6 +371,6 @@ def test_with_clients_that_forget_all_the_time_c_does_not_grow():
 
 def test_weights_that_depend_on_who_else_is_there_are_refused():
     SCAFFOLD(largest_share=0.5)
-    line = "largest-share is 0.5; it must be 1 with weighting='examples'"
+    line = "largest-share is 0.5; expected 1 with weighting='examples'"
     with pytest.raises(SettingsError, match=line):
         SCAFFOLD(largest_share=0.5, weighting="examples")

@@ -266,7 +266,7 @@ def test_the_setting_is_nothing_to_those_that_say_what_they_wrap() -> None:
     "base", ["srpfl", "flanp", "flwr_frl.strategies.srpfl:LGSRPFL"]
 )
 def test_srpfl_over_srpfl_is_refused_in_one_line(base: str) -> None:
-    line = f"^srpfl-base is {base!r}; it must be an algorithm that is not SRPFL$"
+    line = f"^srpfl-base is {base!r}; expected an algorithm that is not SRPFL$"
     settings = settings_of("srpfl", srpfl_base=base)
     for ask in (build_strategy, client_class, settings_owners):
         with pytest.raises(SettingsError, match=line):
@@ -275,7 +275,7 @@ def test_srpfl_over_srpfl_is_refused_in_one_line(base: str) -> None:
 
 @pytest.mark.parametrize("base", ["dpsgd", "representation-transfer"])
 def test_a_base_in_which_nobody_is_sampled_is_refused_in_one_line(base: str) -> None:
-    line = f"^srpfl-base is {base!r}; it must be an algorithm that samples clients$"
+    line = f"^srpfl-base is {base!r}; expected an algorithm that samples clients$"
     with pytest.raises(SettingsError, match=line):
         build_strategy(settings_of("srpfl", srpfl_base=base))
 

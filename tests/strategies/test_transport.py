@@ -130,9 +130,7 @@ def test_a_reply_in_another_type_does_not_count(monkeypatch):
 
 
 def test_an_unknown_transport():
-    with pytest.raises(
-        SettingsError, match=r"transport is 'float8'; it must be float32"
-    ):
+    with pytest.raises(SettingsError, match=r"transport is 'float8'; expected float32"):
         build_strategy(resolve({"transport": "float8"}))
 
 

@@ -74,12 +74,12 @@ def test_mps_is_taken_by_name_only(gpus, monkeypatch):
 @pytest.mark.parametrize(
     ("number", "name", "line"),
     [
-        (0, "gpu", "'gpu'; it must be auto, cpu, cuda, cuda:N or mps"),
-        (0, "cuda:", "'cuda:'; it must be auto, cpu, cuda, cuda:N or mps"),
-        (0, "cuda", "'cuda'; it must be auto, or what this machine has: cpu"),
-        (0, "mps", "'mps'; it must be auto, or what this machine has: cpu"),
-        (1, "cuda:1", "'cuda:1'; it must be auto, or what this machine has: cpu, "),
-        (1, "mps", "'mps'; it must be auto, or what this machine has: cpu, cuda:0"),
+        (0, "gpu", "'gpu'; expected auto, cpu, cuda, cuda:N or mps"),
+        (0, "cuda:", "'cuda:'; expected auto, cpu, cuda, cuda:N or mps"),
+        (0, "cuda", "'cuda'; expected auto, or what this machine has: cpu"),
+        (0, "mps", "'mps'; expected auto, or what this machine has: cpu"),
+        (1, "cuda:1", "'cuda:1'; expected auto, or what this machine has: cpu, "),
+        (1, "mps", "'mps'; expected auto, or what this machine has: cpu, cuda:0"),
     ],
 )
 def test_an_invalid_device_is_an_error(gpus, number, name, line):

@@ -99,7 +99,7 @@ def test_a_task_with_validation_sets():
     assert sorted(numbers(both[0]) + numbers(both[1])) == list(range(10))
     # The task itself is as it was.
     assert len(task.train_examples(0)) == 10
-    with pytest.raises(SettingsError, match="evaluate-on is 'validation'; it must be"):
+    with pytest.raises(SettingsError, match="evaluate-on is 'validation'; expected"):
         EvaluationSettings(evaluate_on="validation")
 
 
@@ -142,7 +142,7 @@ def test_metrics_by_name_and_by_path():
         ("macro-f2", "unknown metric 'macro-f2'; did you mean 'macro-f1'"),
         ("macro-f1,macro-f1", "two metrics are called 'macro-f1'"),
         ("nowhere:metric", "metric 'nowhere:metric' cannot be imported"),
-        ("flwr_frl.task.metrics:METRICS", "it must be callable"),
+        ("flwr_frl.task.metrics:METRICS", "expected callable"),
     ],
 )
 def test_bad_metrics(metrics, line):
@@ -153,7 +153,7 @@ def test_bad_metrics(metrics, line):
 def test_a_metric_that_does_not_return_a_number_is_an_error(write_module):
     module = write_module("measures", "def nothing(outputs, targets): pass\n")
     task = with_evaluation(task_of(3), EvaluationSettings(metrics=f"{module}:nothing"))
-    with pytest.raises(SettingsError, match="metric 'nothing' is None; it must be one"):
+    with pytest.raises(SettingsError, match="metric 'nothing' is None; expected one"):
         task.check(0)
 
 
@@ -177,7 +177,7 @@ def test_a_property_cannot_be_replaced():
     plain = task_of(3)
     own = Task.__new__(Task)
     vars(own).update(vars(plain))
-    with pytest.raises(SettingsError, match=r"Task.metrics is a property; it must be"):
+    with pytest.raises(SettingsError, match=r"Task.metrics is a property; expected"):
         with_evaluation(own, EvaluationSettings(metrics="macro-f1"))
 
 

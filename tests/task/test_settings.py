@@ -355,7 +355,7 @@ def test_build_makes_the_settings_of_a_class_that_takes_them_whole():
     ],
 )
 def test_build_refuses_what_is_out_of_range(maker, name, value, allowed):
-    line = f"{name} is {value!r}; it must be {allowed}"
+    line = f"{name} is {value!r}; expected {allowed}"
     with pytest.raises(SettingsError, match=f"^{re.escape(line)}$") as error:
         build(maker, {name: value})
     assert error.value.code == name
@@ -578,7 +578,7 @@ def test_errors_keep_their_code_when_a_worker_sends_them():
 
 def test_require_and_unknown(code_of):
     require(True, "x", 1, "anything")
-    with pytest.raises(SettingsError, match=r"^x is 'a'; it must be a number$") as e:
+    with pytest.raises(SettingsError, match=r"^x is 'a'; expected a number$") as e:
         require(False, "x", "a", "a number")
     assert (e.value.code, unknown("fruit", "x", []).code) == ("x", "fruit")
     assert code_of(lambda: require(False, "a sum of x", 3, "less")) == "settings"

@@ -44,7 +44,7 @@ class PageServer(ThreadingHTTPServer):
         self.results, self.host = Results(folder), host
         self._lock = threading.Lock()
         if not 0 <= port <= 65535:
-            raise SettingsError(f"page is {port}; it must be a port, 0 to 65535")
+            raise SettingsError(f"page is {port}; expected a port, 0 to 65535")
         try:
             super().__init__((host, port), _Handler)
         except OSError as error:

@@ -35,9 +35,7 @@ def test_a_group_is_not_both_shared_and_personal():
 @pytest.mark.parametrize("where", ["shared", "sent", "personal"])
 def test_a_misspelled_part_is_refused(where):
     slots = {where: ("represenation.",)}
-    line = (
-        r"^Mine has a group 'represenation\.'; it must be one of 'representation\.', "
-    )
+    line = r"^Mine has a group 'represenation\.'; expected one of 'representation\.', "
     with pytest.raises(SettingsError, match=line):
         client_with(**slots).get_properties({})
 

@@ -142,7 +142,7 @@ def test_a_long_name_is_still_a_directory_of_its_own(
 def test_a_home_that_is_nobodys_is_one_line() -> None:
     app = app_of()
     context = context_of(**{"state-dir": "~nobody-at-all/state"})
-    with pytest.raises(SettingsError, match="state-dir is '~nobody-at-all/state'; it"):
+    with pytest.raises(SettingsError, match="state-dir is '~nobody-at-all/state';"):
         app(message(MessageType.TRAIN, initial(app), {"server-round": 1}), context)
 
 

@@ -122,7 +122,7 @@ def test_a_custom_partition_must_be_named_by_the_user(
     # Without it the clients' examples are not what those of another partition are.
     with pytest.raises(SettingsError, match=SPLIT):
         load_run(place, "000001", task=own)[1].task.test_examples(1)
-    with pytest.raises(SettingsError, match="partition is 'os:path'; it must be that"):
+    with pytest.raises(SettingsError, match="partition is 'os:path'; expected that"):
         load_run(place, "000001", task=own, partition="os:path")
 
 

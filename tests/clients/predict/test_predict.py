@@ -195,7 +195,7 @@ def test_devices_whose_data_do_not_fit_are_refused_in_one_line(
     for name, words in (
         ("grey", "its inputs are 1 x 8 x 8"),
         ("large", "its inputs are 3 x 16 x 16"),
-        ("nobody", "it must be a directory with train/<class>/*"),
+        ("nobody", "expected a directory with train/<class>/*"),
     ):
         (line,) = said[name]
         assert words in line

@@ -67,12 +67,12 @@ BAD_INPUT = [
     ([IMAGE, "--model", "{root}/wide.safetensors"], "'head.bias' is of shape (4,);"),
     ([IMAGE, "--model", "{root}/nameless.safetensors"], "model is damaged"),
     ([IMAGE, "--checkpoint", "{root}/no"], "checkpoint '{root}/no' cannot be read"),
-    ([IMAGE, "--checkpoint", "{root}/empty"], "it must be one that a run has written"),
+    ([IMAGE, "--checkpoint", "{root}/empty"], "expected one that a run has written"),
     (
         [IMAGE, "--checkpoint", "{root}/flipped", *ANNA[2:]],
         "flipped/checkpoint.safetensors' cannot be read: its checksum is wrong",
     ),
-    ([IMAGE, *RUN], "client-name is ''; it must be one of anna, bob"),
+    ([IMAGE, *RUN], "client-name is ''; expected one of anna, bob"),
     (
         [IMAGE, *RUN, "--client-name", "ann"],
         "unknown client 'ann'; did you mean 'anna'",
@@ -107,8 +107,8 @@ def test_bad_input_is_one_line(arguments, message, broken, folders, capsys):
     [
         ({"algorithm": "fedavg", "task": "qcqp"}, "task 'qcqp' has nothing to predict"),
         ({"algorithm": "fedrap"}, "unknown algorithm 'fedrap'"),
-        ({"momentum": "x"}, "momentum is 'x'; it must be of type float"),
-        ({"algorithm": "fedavg"}, "data-dir is ''; it must be a directory"),
+        ({"momentum": "x"}, "momentum is 'x'; expected a value of type float"),
+        ({"algorithm": "fedavg"}, "data-dir is ''; expected a directory"),
     ],
 )
 def test_runs_that_leave_nothing_to_predict_with(devices, change, message, tmp_path):
@@ -126,9 +126,9 @@ def test_runs_that_leave_nothing_to_predict_with(devices, change, message, tmp_p
 
 def test_arguments_of_load_run_must_be_strings(devices):
     place = str(devices / "results" / "fedrep")
-    with pytest.raises(SettingsError, match="client is 1; it must be a string"):
+    with pytest.raises(SettingsError, match="client is 1; expected a string"):
         load_run(place, 1)
-    with pytest.raises(SettingsError, match="task is <built-in function len>; it must"):
+    with pytest.raises(SettingsError, match="task is <built-in function len>;"):
         load_run(place, task=len)
     with pytest.raises(SettingsError, match="unknown client 'nobody'"):
         load_run(place, "nobody")
@@ -146,7 +146,7 @@ def test_a_run_whose_clients_keep_no_head(folders, tmp_path):
     for name, state_dir in (("pi-3", ""), ("000000", str(tmp_path))):
         with pytest.raises(SettingsError, match=r"data-dir is .*by --data-dir"):
             load_run(place, name, state_dir)
-    with pytest.raises(SettingsError, match="it must be one of 000000 to 000001"):
+    with pytest.raises(SettingsError, match="expected one of 000000 to 000001"):
         load_run(place, "000002", **its)
 
 

@@ -10,14 +10,14 @@ from flwr_frl.task.settings import SettingsError, resolve
 @pytest.mark.parametrize(
     ("values", "line"),
     [
-        ({"fraction_train": 0.0}, r"fraction-train is 0.0; it must be in \(0, 1\]"),
+        ({"fraction_train": 0.0}, r"fraction-train is 0.0; expected a number in \(0,"),
         ({"fraction_train": 1.01}, "fraction-train is 1.01"),
         ({"fraction_train": -0.1}, "fraction-train is -0.1"),
         ({"fraction_train": float("nan")}, "fraction-train is nan"),
-        ({"min_train_nodes": 0}, "min-train-nodes is 0; it must be at least 1"),
+        ({"min_train_nodes": 0}, "min-train-nodes is 0; expected at least 1"),
         ({"min_available_nodes": 0}, "min-available-nodes is 0"),
-        ({"weighting": "even"}, "weighting is 'even'; it must be uniform or examples"),
-        ({"seed": -1}, "seed is -1; it must be at least 0"),
+        ({"weighting": "even"}, "weighting is 'even'; expected uniform or examples"),
+        ({"seed": -1}, "seed is -1; expected at least 0"),
     ],
 )
 def test_values_out_of_range(values, line):

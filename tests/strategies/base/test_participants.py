@@ -84,7 +84,7 @@ def test_how_many_are_sampled(fraction, least, nodes, expected):
 
 
 def test_a_fraction_that_samples_nobody():
-    line = "fraction-train is 0.05: of 10 clients it samples nobody; it must be at"
+    line = "fraction-train is 0.05: of 10 clients it samples nobody; expected at"
     with pytest.raises(SettingsError, match=f"{line} least 0.1"):
         FedAvg(fraction_train=0.05).check_clients(10)
 

@@ -202,7 +202,7 @@ def test_what_aggregate_returns_is_checked(returned):
             return returned
 
     kind = type(returned).__name__
-    with pytest.raises(SettingsError, match=f"Wrong.aggregate returns a {kind}; it"):
+    with pytest.raises(SettingsError, match=f"Wrong.aggregate returns a {kind};"):
         train_once(Wrong(fraction_train=1.0), grid_of(3))
 
 
@@ -210,7 +210,7 @@ def test_what_aggregate_returns_is_checked(returned):
     ("change", "said"),
     [
         (lambda a: {n: v.astype("f8") for n, v in a.items()}, "returns 'w' as float64"),
-        (lambda a: {n: v.T for n, v in a.items()}, r"it must be float32\[2, 3\]"),
+        (lambda a: {n: v.T for n, v in a.items()}, r"expected float32\[2, 3\]"),
         (lambda a: {"w": a["w"]}, r"lacks arrays \['b'\] and has unknown arrays \[\]"),
     ],
 )

@@ -37,7 +37,7 @@ def test_what_has_begun_goes_on_and_what_has_not_starts(tmp_path):
     [
         (2, 6, "has seed 5, and this run is of seeds 6 to 7"),
         (1, 5, "has seed 6, and this run is of seeds 5 to 5"),
-        (0, 5, "seeds is 0; it must be at least 1"),
+        (0, 5, "seeds is 0; expected at least 1"),
     ],
 )
 def test_other_seeds_are_not_resumed(tmp_path, count, first, line):

@@ -123,9 +123,9 @@ def test_a_hanging_tracker_does_not_delay_the_end_for_long(
         ({"tracker": "nothing:Here"}, "tracker 'nothing:Here' cannot be imported"),
         (
             {"tracker": "mlflow,wandb", "tracker-uri": "a"},
-            "tracker-uri is 'a'; it must be empty or a list of 2 addresses",
+            "tracker-uri is 'a'; expected empty or a list of 2 addresses",
         ),
-        ({"tracker-uri": "a"}, "tracker-uri is 'a'; it must be empty"),
+        ({"tracker-uri": "a"}, "tracker-uri is 'a'; expected empty"),
     ],
 )
 def test_bad_input_is_one_line_before_anything_is_written(tmp_path, given, line):

@@ -268,16 +268,16 @@ def test_changes_are_clipped_about_zero() -> None:
     [
         (
             lambda: Local(aggregation="median"),
-            "aggregation is 'median'; it must be mean",
+            "aggregation is 'median'; expected mean",
         ),
         (lambda: DPSGD(aggregation="clip"), "this algorithm averages no models"),
         (
             lambda: FedAvg(aggregation="median", weighting="examples"),
-            "weighting is 'examples'; it must be uniform with aggregation='median'",
+            "weighting is 'examples'; expected uniform with aggregation='median'",
         ),
         (
             lambda: FedAvg(aggregation="krum"),
-            "aggregation is 'krum'; it must be mean, ",
+            "aggregation is 'krum'; expected mean, ",
         ),
         (lambda: FedAvg(byzantine_fraction=0.5), r"in \[0, 0.5\)"),
         (lambda: FedAvg(largest_share=0.0), r"in \(0, 1\]"),

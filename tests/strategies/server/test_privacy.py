@@ -212,7 +212,7 @@ def test_the_account_is_there_before_the_mean(tmp_path) -> None:
     later = private(1.0, 2.0)
     later.keep_in(tmp_path)
     assert later.asked == {"a": 1, "b": 1}
-    with pytest.raises(SettingsError, match=r"server-dp-noise is 2.0; it must be 1.0"):
+    with pytest.raises(SettingsError, match=r"server-dp-noise is 2.0; expected 1.0"):
         private(2.0, 2.0).keep_in(tmp_path)
 
 
@@ -239,43 +239,43 @@ class Counting(Telling, supports_client_dp=True):
     [
         (
             lambda: FedAvg(server_dp_delta=1e-5),
-            "server-dp-delta is 1e-05; it must be 0 without server-dp-noise: there is "
+            "server-dp-delta is 1e-05; expected 0 without server-dp-noise: there is "
             "no ε without noise",
         ),
         (
             lambda: FedAvg(server_dp_clip=1.0),
-            "server-dp-clip is 1.0; it must be 0 without server-dp-noise",
+            "server-dp-clip is 1.0; expected 0 without server-dp-noise",
         ),
         (
             lambda: FedAvg(server_dp_noise=1.0, server_dp_clip=1.0),
-            "server-dp-delta is 0.0; it must be above 0 with server-dp-noise",
+            "server-dp-delta is 0.0; expected a number above 0 with server-dp-noise",
         ),
         (
             lambda: FedAvg(server_dp_noise=1.0, server_dp_delta=1e-5),
-            "server-dp-clip is 0.0; it must be above 0 with server-dp-noise",
+            "server-dp-clip is 0.0; expected a number above 0 with server-dp-noise",
         ),
         (
             lambda: FedAvg(**PRIVATE, weighting="examples"),
-            "weighting is 'examples'; it must be uniform with server-dp-noise",
+            "weighting is 'examples'; expected uniform with server-dp-noise",
         ),
         (
             lambda: FedAvg(**PRIVATE, aggregation="clip"),
-            "aggregation is 'clip'; it must be mean with server-dp-noise",
+            "aggregation is 'clip'; expected mean with server-dp-noise",
         ),
         *(
             (
                 lambda kind=kind: kind(**PRIVATE),
-                "server-dp-noise is 1.0; it must be 0 for this algorithm: more is told",
+                "server-dp-noise is 1.0; expected 0 for this algorithm: more is told",
             )
             for kind in (Local, FedProto, FedDBE, FLUTELinear, Telling)
         ),
         (
             lambda: FedRepLinear(**PRIVATE),
-            "initialization is 'moments'; it must be random with server-dp-noise",
+            "initialization is 'moments'; expected random with server-dp-noise",
         ),
         (
             lambda: SRPFL(FedRep(**PRIVATE)),
-            "server-dp-noise is 1.0; it must be 0 with SRPFL: who is among the first",
+            "server-dp-noise is 1.0; expected 0 with SRPFL: who is among the first",
         ),
     ],
 )

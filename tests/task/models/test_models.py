@@ -66,7 +66,7 @@ def test_names_say_which_part_an_array_belongs_to(name):
 
 @pytest.mark.parametrize("head_layers", [0, -1, 5])
 def test_head_layers_out_of_range(head_layers):
-    line = f"head-layers is {head_layers}; it must be from 1 to 4"
+    line = f"head-layers is {head_layers}; expected from 1 to 4"
     with pytest.raises(SettingsError, match=line):
         build_model("cifar10-cnn", (3, 32, 32), 10, head_layers)
 
@@ -222,7 +222,7 @@ def test_logistic_regression_has_7850_parameters():
 @pytest.mark.parametrize("name", ["resnet20", "logistic"])
 @pytest.mark.parametrize("head_layers", [0, 2])
 def test_models_whose_head_is_one_layer(name, head_layers):
-    line = f"head-layers is {head_layers}; it must be from 1 to 1 for model '{name}'"
+    line = f"head-layers is {head_layers}; expected from 1 to 1 for model '{name}'"
     with pytest.raises(SettingsError, match=line):
         build_model(name, (3, 32, 32), 10, head_layers)
 
@@ -343,7 +343,7 @@ REFUSED = [
         "layer4",
         "does not fit inputs of shape (3, 32, 32): addmm: mat1",
     ),
-    ("resnet18", 32, "relu", "model-head is 'relu'; it must be the last thing that"),
+    ("resnet18", 32, "relu", "model-head is 'relu'; expected the last thing that"),
 ]
 
 

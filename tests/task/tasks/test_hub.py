@@ -270,10 +270,10 @@ def test_columns_that_are_not_named_end_a_run_in_one_line(home, tmp_path, capfd)
         f"one of the columns of '{home / 'table'}': width (float64), height (float64), "
         "place (large_string), kind (large_string)"
     )
-    line = f"error: label-column is ''; it must be {known}\n"
+    line = f"error: label-column is ''; expected {known}\n"
     assert_refused(flags, line, tmp_path, capfd)
     flags = (*flags[:-1], f"{cache} label-column='kind'")
-    line = "error: input-columns is ''; it must be one column of images, or columns of"
+    line = "error: input-columns is ''; expected one column of images, or columns of"
     assert_refused(flags, line, tmp_path, capfd)
 
 
@@ -286,16 +286,16 @@ BAD = [
         {**TABLE, "input_columns": "width,depth"},
         "input-columns is 'width,de",
     ),
-    ("table", {**TABLE, "input_columns": "place"}, "input-columns is 'place'; it must"),
+    ("table", {**TABLE, "input_columns": "place"}, "input-columns is 'place';"),
     (
         "table",
         {**TABLE, "label_column": "sort"},
-        "label-column is 'sort'; it must",
+        "label-column is 'sort';",
     ),
-    ("table", {**TABLE, "label_column": "width"}, "holds float64, or lacks values; it"),
-    ("table", {**TABLE, "train_split": "trian"}, "train-split is 'trian'; it must be"),
-    ("table", {**TABLE, "test_split": "dev"}, "test-split is 'dev'; it must be one of"),
-    ("table", {**TABLE, "test_fraction": 0.999}, "test-fraction is 0.999; it must be"),
+    ("table", {**TABLE, "label_column": "width"}, "holds float64, or lacks values;"),
+    ("table", {**TABLE, "train_split": "trian"}, "train-split is 'trian'; expected"),
+    ("table", {**TABLE, "test_split": "dev"}, "test-split is 'dev'; expected one of"),
+    ("table", {**TABLE, "test_fraction": 0.999}, "test-fraction is 0.999; expected"),
     (
         "table",
         {**TABLE, "data_subset": "x"},
@@ -305,12 +305,12 @@ BAD = [
     (
         "folder",
         {"input_columns": "*"},
-        "input-columns is '*'; it must be one column",
+        "input-columns is '*'; expected one column",
     ),
     (
         "table",
         {**TABLE, **PLACES, "partitioner_arguments": "partition_by=place"},
-        "num-clients is 2; it must be 3, the number of part",
+        "num-clients is 2; expected 3, the number of part",
     ),
     (
         "table",
@@ -350,12 +350,12 @@ def test_what_cannot_be_is_said_in_one_line(home, name, own, line):
 
 @pytest.mark.parametrize("name", ["~nobody-has-it/x", "a" * 5000])
 def test_no_path_of_this_system(name):
-    with pytest.raises(SettingsError, match=f"^task is 'hf:{name}'; it must be a name"):
+    with pytest.raises(SettingsError, match=f"^task is 'hf:{name}'; expected a name"):
         build_task(resolve({"task": f"hf:{name}"}), 2)
 
 
 def test_no_name_and_no_folder():
-    with pytest.raises(SettingsError, match="task is 'hf'; it must be hf:NAME, or"):
+    with pytest.raises(SettingsError, match="task is 'hf'; expected hf:NAME, or"):
         build_task(resolve({"task": "hf"}), 2)
 
 
@@ -375,7 +375,7 @@ def test_missing_numbers_and_odd_rows_are_named(tmp_path):
     refused({"x": [[1.0]] * 4 + [None], "label": label}, "unequal length, or lacks")
     refused({"x": [1.0] * 5, "label": [[c] for c in label]}, "list of int64, or lac")
     refused({"x": [1.0] * 5, "of\nwhat": label}, "x (float64), of what (int64)")
-    refused({"x": [1.0] * 5, "label": [0, 1, 0, -1, 0]}, "is -1; it must be a class")
+    refused({"x": [1.0] * 5, "label": [0, 1, 0, -1, 0]}, "is -1; expected a class")
 
 
 def test_a_damaged_image_is_named(tmp_path):

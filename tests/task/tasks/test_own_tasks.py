@@ -228,7 +228,7 @@ def test_a_function_without_arguments_and_a_class(own):
 )
 def test_a_function_that_returns_no_task(own, name, line):
     settings = own(name)
-    message = f"task '{settings['task']}' {line}; it must be a Task, for example an "
+    message = f"task '{settings['task']}' {line}; expected a Task, for example an "
     with pytest.raises(SettingsError, match=f"^{message}ExampleTask$") as error:
         build_task(settings, 2)
     assert error.value.code == "task"
@@ -237,7 +237,7 @@ def test_a_function_that_returns_no_task(own, name, line):
 @pytest.mark.parametrize(
     ("path", "line"),
     [
-        ("{own}:number", "names 7; it must be a function that returns a task"),
+        ("{own}:number", "names 7; expected a function that returns a task"),
         ("{own}:sensor", "cannot be imported: module '{own}' has no 'sensor'"),
         ("no_tasks:f", "cannot be imported: ModuleNotFoundError: No module named 'no"),
     ],
@@ -284,7 +284,7 @@ def test_any_module_with_its_head_named():
         ExampleTask(whole, sets, sets, head="fc").initial_model()
     with pytest.raises(SettingsError, match="has no head named ''"):
         ExampleTask(whole, sets, sets).initial_model()
-    with pytest.raises(SettingsError, match=r"model\(\) returns a dict; it must be an"):
+    with pytest.raises(SettingsError, match=r"model\(\) returns a dict; expected an"):
         ExampleTask(dict, sets, sets).initial_model()
 
 
@@ -318,7 +318,7 @@ def test_a_sequence_has_a_target_at_every_place():
 def test_what_a_line_is_read_as():
     task = task_of()
     assert task.read("1, 2.5,-3").tolist() == [1.0, 2.5, -3.0]
-    with pytest.raises(SettingsError, match="'x'; it must be numbers and commas"):
+    with pytest.raises(SettingsError, match="'x'; expected numbers and commas"):
         task.read("1,x")
     lengths = task_of(reader=lambda line: torch.tensor([float(len(line))]))
     assert lengths.read("abc").tolist() == [3.0]
@@ -388,20 +388,20 @@ CHECKED = [
     (
         {"train": [ExampleSet(late(math.nan), torch.zeros(80).long())]},
         "train examples: the inputs of row 78 are not finite; the loss of the first "
-        "batch is nan; it must be finite",
+        "batch is nan; expected finite",
     ),
     (
         {"loss": lambda x, y: nn.functional.cross_entropy(x.detach(), y)},
-        "the loss has no gradient; it must be",
+        "the loss has no gradient; expected",
     ),
-    ({"metrics": {"m": lambda x, y: 1e39}}, "metric 'm' is 1e+39; it must be at most"),
+    ({"metrics": {"m": lambda x, y: 1e39}}, "metric 'm' is 1e+39; expected at most"),
     (
         {"model": lambda: model().requires_grad_(False)},
         "the model's 'representation.0.weight' does not require a gradient; a",
     ),
     (
         {"model": lambda: model().half()},
-        "the model's 'representation.0.weight' is float16; it must be float32",
+        "the model's 'representation.0.weight' is float16; expected float32",
     ),
     (
         {"model": lambda: masked(-math.inf)},
@@ -424,12 +424,12 @@ CHECKED = [
     ),
     (
         {"loss": lambda x, y: (x.sum(1) - y).square()},
-        "the loss of a batch is shape (8,); it must be a tensor of one number, the",
+        "the loss of a batch is shape (8,); expected a tensor of one number, the",
     ),
-    ({"loss": lambda x, y: 0.5}, "the loss of a batch is 0.5; it must be a tensor of"),
+    ({"loss": lambda x, y: 0.5}, "the loss of a batch is 0.5; expected a tensor of"),
     (
         {"loss": lambda x, y: (x - 9).log().mean()},
-        "the loss of the first batch is nan; it must be finite",
+        "the loss of the first batch is nan; expected finite",
     ),
     (
         {"metrics": {"f1": lambda x, y: x}},
@@ -491,15 +491,15 @@ def test_values_that_the_model_or_the_loss_can_do_with():
 @pytest.mark.parametrize(
     ("change", "line"),
     [
-        ({"train": (x for x in [])}, "train is a generator; it must be a sequence of"),
-        ({"test": None}, "test is a NoneType; it must be a sequence of the clients'"),
+        ({"train": (x for x in [])}, "train is a generator; expected a sequence of"),
+        ({"test": None}, "test is a NoneType; expected a sequence of the clients'"),
         (
             {"classes": 3},
-            "classes is of type int; it must be a tuple of the classes",
+            "classes is of type int; expected a tuple of the classes",
         ),
         (
             {"classes": None},
-            "classes is of type NoneType; it must be a tuple of the",
+            "classes is of type NoneType; expected a tuple of the",
         ),
         ({"metrics": {3: max}}, "a metric is called 3; it must have a name, of a char"),
         ({"metrics": {"": max}}, "a metric is called ''; it must have a name"),

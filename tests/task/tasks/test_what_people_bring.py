@@ -129,7 +129,7 @@ def test_cross_entropy_of_one_output_is_no_loss():
     ],
 )
 def test_a_loss_that_is_a_sum(loss):
-    line = "the loss of a batch and the same again is twice the loss; it must be the me"
+    line = "the loss of a batch and the same again is twice the loss; expected the me"
     with pytest.raises(SettingsError, match=line):
         task_of(Net, loss=loss).check(0)
 
@@ -216,7 +216,7 @@ def test_a_task_is_a_function_or_its_path(monkeypatch, tmp_path):
     assert run.summary["accuracy"] == same.summary["accuracy"]
     with pytest.raises(SettingsError, match=r"a function that returns the task$"):
         simulate("fedrep", "inline", task=task_of(Net), **more)
-    line = "task is '__main__:mine'; it must be of a module that workers can import"
+    line = "task is '__main__:mine'; expected of a module that workers can import"
     with pytest.raises(SettingsError, match=line):
         simulate("fedrep", "ray", task="__main__:mine", **more)
 
@@ -225,5 +225,5 @@ def test_a_long_value_is_still_one_line():
     with pytest.raises(SettingsError) as error:
         require(False, "task", [np.zeros(9)] * 30, "short")
     assert str(error.value).startswith("task is a list, [array([0., 0., 0.")
-    assert str(error.value).endswith("…; it must be short")
+    assert str(error.value).endswith("…; expected short")
     assert "\n" not in str(error.value)

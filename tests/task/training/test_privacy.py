@@ -276,7 +276,7 @@ def test_models_whose_examples_see_each_other_are_one_line(layer, reason):
     frozen = SplitModel(layer, nn.Linear(4, 3)).eval().requires_grad_(False)
     with pytest.raises(SettingsError) as raised:
         privacy.check_model(frozen, asked)
-    assert str(raised.value).startswith("dp-noise is 1.0; it must be 0 with this model")
+    assert str(raised.value).startswith("dp-noise is 1.0; expected 0 with this model")
     assert reason in str(raised.value)
     assert "\n" not in str(raised.value)
 
@@ -293,13 +293,13 @@ def test_targets_that_do_not_count_are_one_line():
 @pytest.mark.parametrize(
     ("given", "line"),
     [
-        ((0.0, 0.0, 1e-5), "dp-delta is 1e-05; it must be 0 without dp-noise: there"),
-        ((0.0, 1.0, 0.0), "dp-clip is 1.0; it must be 0 without dp-noise"),
-        ((1.0, 1.0, 0.0), "dp-delta is 0.0; it must be above 0 with dp-noise"),
-        ((1.0, 0.0, 1e-5), "dp-clip is 0.0; it must be above 0 with dp-noise"),
-        ((1.0, 1.0, 1.0), "dp-delta is 1.0; it must be in [0, 1)"),
-        ((-1.0, 1.0, 1e-5), "dp-noise is -1.0; it must be at least 0"),
-        ((1e-200, 1.0, 1e-5), "dp-noise is 1e-200; it must be 0 or at least 0.001"),
+        ((0.0, 0.0, 1e-5), "dp-delta is 1e-05; expected 0 without dp-noise: there"),
+        ((0.0, 1.0, 0.0), "dp-clip is 1.0; expected 0 without dp-noise"),
+        ((1.0, 1.0, 0.0), "dp-delta is 0.0; expected a number above 0 with dp-noise"),
+        ((1.0, 0.0, 1e-5), "dp-clip is 0.0; expected a number above 0 with dp-noise"),
+        ((1.0, 1.0, 1.0), "dp-delta is 1.0; expected a number in [0, 1)"),
+        ((-1.0, 1.0, 1e-5), "dp-noise is -1.0; expected at least 0"),
+        ((1e-200, 1.0, 1e-5), "dp-noise is 1e-200; expected 0 or at least 0.001"),
     ],
 )
 def test_what_is_missing_is_one_line(given, line):

@@ -828,13 +828,13 @@ def test_training_learns():
 @pytest.mark.parametrize(
     ("values", "line"),
     [
-        ({"learning_rate": 0.0}, "learning-rate is 0.0; it must be above 0"),
+        ({"learning_rate": 0.0}, "learning-rate is 0.0; expected a number above 0"),
         ({"learning_rate": math.nan}, "learning-rate is nan"),
         ({"learning_rate": math.inf}, "learning-rate is inf"),
-        ({"momentum": 1.0}, r"momentum is 1.0; it must be in \[0, 1\)"),
+        ({"momentum": 1.0}, r"momentum is 1.0; expected a number in \[0, 1\)"),
         ({"momentum": -0.1}, "momentum is -0.1"),
-        ({"weight_decay": -1e-4}, "weight-decay is -0.0001; it must be at least 0"),
-        ({"batch_size": 0}, "batch-size is 0; it must be at least 1"),
+        ({"weight_decay": -1e-4}, "weight-decay is -0.0001; expected at least 0"),
+        ({"batch_size": 0}, "batch-size is 0; expected at least 1"),
     ],
 )
 def test_hyper_parameters_out_of_range(values, line):

@@ -354,7 +354,7 @@ def test_a_port_that_is_taken(server, tmp_path, capsys):
     ("arguments", "line"),
     [
         (["nowhere"], "'nowhere' is not a folder"),
-        ([".", "--port", "70000"], "page is 70000; it must be a port, 0 to 65535"),
+        ([".", "--port", "70000"], "page is 70000; expected a port, 0 to 65535"),
         ([".", "--port", "x"], "invalid int value: 'x'"),
         ([".", "--host", "192.0.2.7"], "192.0.2.7:8765 cannot be listened on"),
         ([], "the following arguments are required: DIR"),
