@@ -40,7 +40,7 @@ for argument in "$@"; do
             ;;
     esac
 done
-[[ -n $directory ]] || fail "no DIR; it must be the first argument"
+[[ -n $directory ]] || fail "no DIR; expected the first argument"
 ((${#servers[@]} + ${#nodes[@]})) || fail "nothing to make; give --server or --node"
 for tool in openssl ssh-keygen; do
     command -v "$tool" >/dev/null || fail "$tool is not installed"

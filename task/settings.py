@@ -331,7 +331,9 @@ def resolve(
                 value = float(value)
             if settings[name] == "auto" and type(value) in (int, float):
                 value = str(value)
-            require(type(value) is kind, name, value, f"of type {kind.__name__}")
+            require(
+                type(value) is kind, name, value, f"a value of type {kind.__name__}"
+            )
         elif strict:
             raise unknown("setting", name, settings)
         # Flower's config records hold integers of 64 bits.

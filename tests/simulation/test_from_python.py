@@ -146,7 +146,7 @@ class Local(FedRep):
         ("fedrap", {}, "unknown algorithm 'fedrap'"),
         (None, {}, "algorithm is None; expected a name, an import path or a str"),
         ("fedrep", {"sede": 3}, "unknown setting 'sede'; did you mean 'seed'"),
-        ("fedrep", {"fraction": 2.0}, "fraction-train is 2.0; expected in"),
+        ("fedrep", {"fraction": 2.0}, "fraction-train is 2.0; expected a number in"),
         (
             "fedrep",
             {"backend": "dask"},

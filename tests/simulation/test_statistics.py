@@ -229,12 +229,18 @@ BAD = [
         "resume is 'nowhere'; expected a folder of results",
     ),
     (("tune", "fedavg", "--grid", "sede=1"), "unknown setting 'sede'"),
-    (("tune", "fedavg", "--grid", "momentum=0,2"), "momentum is 2.0; expected in"),
+    (
+        ("tune", "fedavg", "--grid", "momentum=0,2"),
+        "momentum is 2.0; expected a number in",
+    ),
     (
         ("tune", "fedavg", "--grid", "momentum=0", *config("evaluate-on='test'")),
         "evaluate-on is 'test'; it must not be set with tune",
     ),
-    (config("validation-fraction=1.0"), "validation-fraction is 1.0; expected in"),
+    (
+        config("validation-fraction=1.0"),
+        "validation-fraction is 1.0; expected a number in",
+    ),
     (
         config("validation-fraction=0.001"),
         "validation-fraction is 0.001: of client 0's 71 training examples it leaves 71",

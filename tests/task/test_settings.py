@@ -355,8 +355,8 @@ def test_build_makes_the_settings_of_a_class_that_takes_them_whole():
     ],
 )
 def test_build_refuses_what_is_out_of_range(maker, name, value, allowed):
-    line = f"{name} is {value!r}; expected {allowed}"
-    with pytest.raises(SettingsError, match=f"^{re.escape(line)}$") as error:
+    line = f"^{name} is {re.escape(repr(value))}; expected .*{re.escape(allowed)}$"
+    with pytest.raises(SettingsError, match=line) as error:
         build(maker, {name: value})
     assert error.value.code == name
 

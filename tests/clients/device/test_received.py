@@ -99,7 +99,7 @@ def test_lists_that_do_not_go_together(config: dict) -> None:
 
 
 def test_nobody_counts_to_the_end_of_the_world() -> None:
-    with pytest.raises(SettingsError, match="must be at most its server-round, 3"):
+    with pytest.raises(SettingsError, match="expected at most its server-round, 3"):
         check_config(ConfigRecord({"exchanged-round": 4, "server-round": 3}))
     far = {"exchanged-round": LONGEST_ABSENCE + 8}
     with pytest.raises(SettingsError, match="at most 100,000 rounds"):

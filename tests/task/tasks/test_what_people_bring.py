@@ -177,7 +177,7 @@ def test_loaders():
     with pytest.raises(SettingsError, match=r"a DataLoader; .*must be an ExampleSet"):
         task_of(Net, train=[loader]).check(0)
     line = (
-        r"^from_dataset is given a DataLoader, .*must be its dataset \(loader.dataset"
+        r"^from_dataset is given a DataLoader, .*expected its dataset \(loader.dataset"
     )
     with pytest.raises(SettingsError, match=line):
         ExampleSet.from_dataset(loader)
