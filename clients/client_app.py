@@ -20,19 +20,24 @@ from flwr.clientapp.typing import Mod
 from flwr.common import log
 
 from flwr_frl.clients.base import Client, Config
-from flwr_frl.clients.device.identity import (
+from flwr_frl.clients.device.parameter_groups import array_names
+from flwr_frl.clients.device.records import (
+    check_config,
+    checked,
+    pack,
+    pack_metrics,
+    unpack,
+)
+from flwr_frl.clients.device.setup import (
+    build_client,
     client_name,
+    client_setup,
     cohort_size,
     rounded_count,
     seed_torch,
     unread,
 )
-from flwr_frl.clients.device.newcomers import join
-from flwr_frl.clients.device.parameter_groups import array_names
-from flwr_frl.clients.device.received import check_config
-from flwr_frl.clients.device.records import checked, pack, pack_metrics, unpack
-from flwr_frl.clients.device.setup import build_client, client_setup
-from flwr_frl.clients.device.simulated import simulated_properties
+from flwr_frl.clients.device.simulated import join, simulated_properties
 from flwr_frl.task.devices import is_out_of_memory, out_of_memory, use
 from flwr_frl.task.messages import (
     ARRAYS,

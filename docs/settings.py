@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from flwr_frl.clients.algorithms import load_client
 from flwr_frl.clients.base import TrainingSettings
-from flwr_frl.clients.device.identity import DeviceSettings
+from flwr_frl.clients.device.setup import DeviceSettings
 from flwr_frl.strategies.algorithms import ALGORITHMS, settings_owners
 from flwr_frl.strategies.grids.speeds import SpeedSettings
 from flwr_frl.strategies.server.rounds import RunSettings

@@ -274,7 +274,7 @@ def _resolved(
 ) -> tuple[dict[str, Setting], set[str]]:
     """Return all settings, and the names of those that are read."""
     from flwr_frl.clients.algorithms import owners
-    from flwr_frl.clients.device.identity import DeviceSettings
+    from flwr_frl.clients.device.setup import DeviceSettings
 
     named = resolve(given, strict=False)
     makers = _of_all()
@@ -288,7 +288,7 @@ def _resolved(
 
 def _of_all() -> list[Maker]:
     """Return what declares the settings that all algorithms read."""
-    from flwr_frl.clients.device.identity import DeviceSettings
+    from flwr_frl.clients.device.setup import DeviceSettings
     from flwr_frl.strategies.grids.speeds import SpeedSettings
 
     return [RunSettings, DeviceSettings, SpeedSettings]

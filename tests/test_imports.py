@@ -331,7 +331,7 @@ def test_these_rules_are_about_something_too():
         "clients/base.py",
         "clients/client_app.py",
         "clients/algorithms.py",
-        "clients/device/identity.py",
+        "clients/device/setup.py",
         "clients/predict/loading.py",
     }
     assert not places & {"strategies/srpfl.py", "clients/fedrep.py"}

@@ -1,30 +1,163 @@
-"""Conversion between a message's records and a client's lists of arrays."""
+"""Conversion between messages and a client's lists of arrays, with all checks."""
 
-from typing import cast
+import re
+import sys
+from collections.abc import Callable
+from typing import Any, cast
 
 import numpy as np
-from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
+import numpy.typing as npt
+from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 from flwr.common import NDArray, NDArrays, Scalar
+from torch import Tensor
 
 from flwr_frl.clients.base import Client, Config, Reply
-from flwr_frl.clients.device.arrays import to_record
+from flwr_frl.clients.device.arrays import from_array, to_record
 from flwr_frl.clients.device.parameter_groups import (
     check_untrained,
     initial_arrays,
     sent_names,
 )
-from flwr_frl.clients.device.received import read_array
 from flwr_frl.task.messages import (
+    ACKNOWLEDGED_ROUND,
     ARRAYS,
     BYTES,
+    CHECKPOINT_ROUND,
+    COINS,
+    EXCHANGED_ROUND,
     IS_CHANGE,
     METRICS,
     NUM_EXAMPLES,
     PROPERTIES,
+    PROXIMAL_WEIGHT,
+    REFUSAL,
+    RUN,
     SERVER_ROUND,
     UNUSED_STATE,
 )
-from flwr_frl.task.settings import SettingsError
+from flwr_frl.task.settings import SettingsError, require
+
+# File names contain the round with eight digits.
+LAST_ROUND = 99_999_999
+# File and directory names contain the name of the run.
+TOKEN = re.compile(r"[0-9A-Za-z_]{1,64}")
+
+
+def _is_number(value: Any, largest: float) -> bool:
+    """Return whether a value is a number from 0 to the largest one, and not NaN."""
+    return type(value) in (int, float) and 0 <= value <= largest
+
+
+def _is_round(value: Any) -> bool:
+    return type(value) is int and _is_number(value, LAST_ROUND)
+
+
+def _is_share(value: Any) -> bool:
+    return _is_number(value, 1)
+
+
+def _is_a(kind: type) -> Callable[[Any], bool]:
+    return lambda value: isinstance(value, kind)
+
+
+def _list_of(is_entry: Callable[[Any], bool]) -> Callable[[Any], bool]:
+    return lambda value: isinstance(value, list) and all(map(is_entry, value))
+
+
+Rule = tuple[Callable[[Any], bool], str]
+ROUND: Rule = _is_round, f"an integer from 0 to {LAST_ROUND:,}"
+SHARE: Rule = _is_share, "a number in [0, 1]"
+TEXTS: Rule = _list_of(_is_a(str)), "a list of texts"
+ROUNDS: Rule = _list_of(_is_round), "a list of integers, at least 0"
+# Values that our servers send; other servers may send more.
+RULES: dict[str, Rule] = {
+    SERVER_ROUND: ROUND,
+    ACKNOWLEDGED_ROUND: ROUND,
+    CHECKPOINT_ROUND: ROUND,
+    RUN: (
+        lambda value: isinstance(value, str) and bool(TOKEN.fullmatch(value)),
+        "1 to 64 letters, digits and _",
+    ),
+    REFUSAL: (_is_a(str), "a text"),
+    PROXIMAL_WEIGHT: (
+        lambda value: _is_number(value, sys.float_info.max),
+        "a finite number, at least 0",
+    ),
+    EXCHANGED_ROUND: ROUND,
+    COINS: ROUND,
+    "consensus-step": SHARE,
+    "neighbour-weight": SHARE,
+    "node": ROUND,
+    "neighbours": TEXTS,
+    "neighbour-nodes": ROUNDS,
+    "relayed-rounds": ROUNDS,
+    "relayed-senders": TEXTS,
+    "relayed-weights": (_list_of(_is_share), "a list of numbers in [0, 1]"),
+    "relayed-data": (_list_of(_is_a(bytes)), "a list of bytes"),
+}
+ANYTHING: Rule = (lambda value: True), "anything"
+SAME_LENGTH = (
+    ("neighbours", "neighbour-nodes"),
+    ("relayed-rounds", "relayed-senders", "relayed-weights", "relayed-data"),
+)
+
+
+class ServerConfig(dict[str, Any]):
+    """A message's config; a missing key raises a one-line error."""
+
+    def __missing__(self, name: str) -> Any:
+        """Raise `SettingsError`."""
+        raise SettingsError(f"the server's config has no {name!r}")
+
+
+def check_config(record: ConfigRecord) -> Config:
+    """Return a message's config; raise `SettingsError` if a value is invalid."""
+    config = dict(record)
+    for name, value in config.items():
+        permits, allowed = RULES.get(name, ANYTHING)
+        require(permits(value), f"the server's {name}", value, allowed)
+    for names in SAME_LENGTH:
+        lengths = [len(cast(list[Any], config[n])) for n in names if n in config]
+        if lengths and (len(set(lengths)) > 1 or len(lengths) < len(names)):
+            raise SettingsError(
+                f"the server's {', '.join(names)} are not of the same length"
+            )
+    exchanged = cast(int, config.get(EXCHANGED_ROUND, 0))
+    now = cast(int, config.get(SERVER_ROUND, exchanged))
+    allowed = f"at most its {SERVER_ROUND}, {now}"
+    require(exchanged <= now, f"the server's {EXCHANGED_ROUND}", exchanged, allowed)
+    return ServerConfig(config)
+
+
+def read_array(
+    name: str, array: Array, like: Tensor, same_shape: bool
+) -> npt.NDArray[Any]:
+    """Return an array of a message.
+
+    Raises `SettingsError` if it cannot be read, is not finite, or differs from ``like``
+    in its kind of dtype or, with ``same_shape``, in its shape.
+    """
+    try:
+        values = from_array(array)
+    # The bytes are untrusted, so any exception is possible.
+    except Exception as error:
+        reason = " ".join(str(error).split())[:100]
+        raise SettingsError(
+            f"array {name!r} of the message cannot be read: {reason}"
+        ) from None
+    wanted = str(like.dtype).removeprefix("torch.")
+    if values.dtype.kind != np.dtype(wanted).kind or not values.dtype.isnative:
+        raise SettingsError(
+            f"array {name!r} of the message is of {values.dtype}, not {wanted}"
+        )
+    if same_shape and values.shape != tuple(like.shape):
+        raise SettingsError(
+            f"array {name!r} of the message is of shape {values.shape}; this client's "
+            f"model has {tuple(like.shape)}"
+        )
+    if not np.isfinite(values).all():
+        raise SettingsError(f"array {name!r} of the message is not finite")
+    return values
 
 
 def unpack(message: Message, client: Client) -> NDArrays:

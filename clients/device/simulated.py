@@ -1,21 +1,27 @@
-"""Functions that only simulations use: trial clients, saved states, statistics."""
+"""Functions that only simulations use: trials, saved states, newcomers, statistics."""
 
 from collections.abc import Iterable, Mapping
+from functools import lru_cache
 from logging import ERROR
 from typing import Any
 
 import numpy as np
 from flwr.app import ConfigRecord, Context, RecordDict, UserConfig
-from flwr.common import log
+from flwr.common import NDArrays, log
 
-from flwr_frl.clients.base import Client
-from flwr_frl.clients.device.identity import client_name
-from flwr_frl.clients.device.newcomers import newcomers
-from flwr_frl.clients.device.setup import ClientRun, build_client, client_setup
+from flwr_frl.clients.base import Client, Config, Evaluation
+from flwr_frl.clients.device.setup import (
+    ClientRun,
+    build_client,
+    client_name,
+    client_setup,
+)
+from flwr_frl.task.held_out import fewer
 from flwr_frl.task.messages import (
     ACKNOWLEDGED_ROUND,
     CHECKPOINT_ROUND,
     CLASS_COUNTS,
+    FITTED,
     HELD_CLASSES,
     NEWCOMER,
     OWN_NAME,
@@ -70,13 +76,52 @@ def keep(
 
 
 def _keep(client: Client) -> None:
-    state = client.state
-    if client.personal and state.round and not state.is_on_disk(state.round):
-        round_, arrays = state.round, state.load()
+    state, round_ = client.state, client.state.round
+    if client.personal and round_ and not state.path(round_).exists():
+        arrays = state.load()
         if arrays is not None and state.round == round_:
             state.save(arrays, round_)
     if client._private:
         client._private.write()
+
+
+@lru_cache(maxsize=16)
+def newcomers(num_clients: int, count: int, seed: int) -> frozenset[int]:
+    """Draw the simulated clients that join after training; at least one trains."""
+    rng = np.random.default_rng([seed, 0x2E3C0])
+    drawn = rng.permutation(num_clients)[: max(0, min(count, num_clients - 1))]
+    return frozenset(drawn.tolist())
+
+
+def join(
+    client: Client, parameters: NDArrays, config: Config, share: float, seed: int
+) -> Evaluation:
+    """Fit the personal groups on a share of the training examples, and test.
+
+    Parameters
+    ----------
+    client : Client
+        The client.
+    parameters : list of ndarray
+        The trained shared arrays.
+    config : dict
+        As in `Client.receive`.
+    share : float
+        Share of the training examples, in (0, 1].
+    seed : int
+        Seed of the examples drawn.
+
+    Returns
+    -------
+    loss, num_examples, metrics
+        As of `Client.evaluate`; ``fitted`` is the number of training examples used.
+    """
+    client.task = fewer(client.task, client.index, share, seed)
+    client.receive(parameters, config)
+    client.personalize()
+    loss, num_examples, metrics = client.test(client.deployed_model())
+    metrics[FITTED] = len(client.task.train_examples(client.index))
+    return loss, num_examples, metrics
 
 
 def simulated_properties(

@@ -1,11 +1,12 @@
 """A client's personal state, which persists between rounds and is never sent."""
 
 import contextlib
+import os
 import time
 from collections.abc import Iterable, Mapping
 from logging import ERROR, WARNING
 from pathlib import Path
-from typing import Self
+from typing import Self, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -16,14 +17,16 @@ from safetensors import SafetensorError
 from flwr_frl.clients.device.arrays import from_array, to_record
 from flwr_frl.clients.device.state_file import (
     COUNTER,
+    OF_A_RUN,
     Arrays,
     DamagedStateError,
     ForeignStateError,
     Shapes,
-    age_key,
-    number_in,
+    Version,
     pack,
     read_checked,
+    usable,
+    versions_in,
 )
 from flwr_frl.task.files import (
     ACCOUNT_FILE,
@@ -36,21 +39,23 @@ from flwr_frl.task.files import (
 from flwr_frl.task.messages import KEPT_CHECKPOINT, KEPT_ROUNDS
 from flwr_frl.task.training import TrainingDivergedError
 
+Key = TypeVar("Key")
+
 PREFIX = "personal-"
 # Number of newest other runs whose files a run does not delete.
 KEPT_RUNS = 8
-# Prefix of the directory of a single run.
-OF_A_RUN = "run-"
 # Age in seconds after which an unfinished file is abandoned.
 CUT_OFF_AGE = 3600.0
+# Directory of a state in memory only; nothing can be in it.
+NOWHERE = Path(os.devnull)
 
 
 class PersonalState:
     """Versions of a client's personal arrays, one per round, in Flower's client state.
 
-    The server reports the last round of this client that it has acknowledged. A version
-    of a later round belongs to a reply that did not count, so it is not used. Flower
-    keeps client state in memory; copies on disk outlive the process.
+    The server reports the last round of this client that it has acknowledged; `usable`
+    is the rule by which a version is chosen. Flower keeps client state in memory;
+    copies on disk outlive the process.
 
     The server decides which version is used, but cannot make a client lose data:
     versions are deleted only after a newer one has been written, and the newest remain.
@@ -92,20 +97,20 @@ class PersonalState:
     ) -> None:
         self._about = dict(about or {})
         self._records = context.state
-        self._directory = directory
+        self._directory = directory or NOWHERE
         # Metadata must be valid text; a folder's name need not be.
         name = client.encode(errors="backslashreplace").decode()
         self._run, self._client = run, name
         self._checkpointed, self._acknowledged = checkpointed, acknowledged
-        self.rounds = self._rounds()
-        self._usable = [
-            r for r in self.rounds if acknowledged is None or r <= acknowledged
-        ]
-        self.round = max(self._usable, default=0)
+        files = versions_in(directory)
+        in_memory = {int(n[len(PREFIX) :]) for n in self._records if _is_version(n)}
+        self._rounds = sorted(in_memory | {v.round for v in files if v.run == run})
+        versions = [Version(self.path(r), run, r) for r in self._rounds]
+        self._usable = list(usable(versions, run, acknowledged))
+        self._earlier = [version for version in files if version.run != run]
+        self.round = self._usable[0].round if self._usable else 0
         # Why `load` did not use the latest version; empty if it did or there is none.
         self.unused = ""
-        # A server that resumes from its checkpoint needs this version.
-        self._fallback = max((r for r in self._usable if r <= checkpointed), default=0)
 
     def kept(self) -> dict[str, list[int] | int]:
         """Return properties for a server that has been rolled back.
@@ -113,13 +118,12 @@ class PersonalState:
         ``kept-rounds`` are the rounds of this run's versions, ``kept-checkpoint`` is
         the newest checkpoint that a server has reported.
         """
-        newest = self._checkpoint_of(self.rounds[-1]) if self.rounds else 0
-        return {KEPT_ROUNDS: self.rounds, KEPT_CHECKPOINT: newest}
+        newest = self._checkpoint_of(self._rounds[-1]) if self._rounds else 0
+        return {KEPT_ROUNDS: self._rounds, KEPT_CHECKPOINT: newest}
 
     def _checkpoint_of(self, round_: int) -> int:
         """Return the server's newest checkpoint when a version was written."""
-        path = self.path(round_)
-        return 0 if path is None else number_in(path, "checkpoint")
+        return Version(self.path(round_), self._run, round_).number("checkpoint")
 
     @classmethod
     def holding(cls, arrays: Mapping[str, npt.NDArray[np.generic]]) -> Self:
@@ -128,50 +132,10 @@ class PersonalState:
         cls(context).save(arrays, 1)
         return cls(context)
 
-    def _files(self) -> list[tuple[Path, str, int]]:
-        if self._directory is None or not self._directory.is_dir():
-            return []
-        matches = [(p, STATE_FILE.fullmatch(p.name)) for p in self._directory.iterdir()]
-        return [(p, m[1] or "", int(m[2])) for p, m in matches if m]
-
-    def _rounds(self) -> list[int]:
-        names = [name for name in self._records if name.startswith(PREFIX)]
-        memory = {int(name.removeprefix(PREFIX)) for name in names}
-        disk = {r for _, run, r in self._files() if run == self._run}
-        return sorted(memory | disk)
-
-    def _inherited(self) -> list[Path]:
-        """Return the files of earlier runs, the newest first."""
-        paths = [path for path, run, _ in self._files() if run != self._run]
-        return sorted(paths, key=age_key, reverse=True)
-
-    def _other_places(self) -> list[Path]:
-        """Return this client's directories of other runs, if runs have directories."""
-        here = self._directory
-        if here is None or here.parent.name != OF_A_RUN + self._run:
-            return []
-        runs = [p for p in here.parent.parent.glob(f"{OF_A_RUN}*") if p != here.parent]
-        places = [run / here.name for run in runs if not run.is_symlink()]
-        return [p for p in places if p.is_dir() and not p.is_symlink()]
-
-    def _next_counter(self) -> int:
-        """Return the counter of the next version."""
-        paths = [path for path, _, _ in self._files()]
-        for place in self._other_places():
-            paths += place.glob("*.safetensors")
-        return 1 + max((number_in(path, COUNTER) for path in paths), default=0)
-
-    def path(self, round_: int) -> Path | None:
-        """Return the path of a version on disk; None without a directory."""
-        if self._directory is None:
-            return None
+    def path(self, round_: int) -> Path:
+        """Return the path of a version on disk."""
         prefix = f"{self._run}-" if self._run else ""
         return self._directory / f"{prefix}{round_:08d}.safetensors"
-
-    def is_on_disk(self, round_: int) -> bool:
-        """Return whether a version is on disk."""
-        path = self.path(round_)
-        return path is not None and path.exists()
 
     def load(self, shapes: Shapes | None = None) -> Arrays | None:
         """Return the arrays of the last acknowledged round; None if there are none.
@@ -185,8 +149,22 @@ class PersonalState:
         shapes : mapping of str to tuple of int, optional
             Names and shapes that a file must have.
         """
-        self.unused = ""
-        arrays = self._newest(shapes)
+        self.unused, arrays = "", None
+        for version in usable([*self._usable, *self._earlier], self._run, None):
+            own = version.run == self._run
+            self.round = version.round if own else 0
+            record = self._records.get(f"{PREFIX}{version.round}") if own else None
+            if isinstance(record, ArrayRecord):
+                arrays = {name: from_array(array) for name, array in record.items()}
+            else:
+                arrays = self._read(version.path, shapes)
+            if arrays is not None:
+                if not own and not self._acknowledged:
+                    # This run has not started here, so none of its versions is missing.
+                    self.unused = ""
+                break
+        else:
+            self.round = 0
         expected = self._acknowledged or 0
         # An earlier call may have set the damaged file aside.
         if self.round < expected and not self.unused:
@@ -196,27 +174,8 @@ class PersonalState:
             self.unused = partly if self.round else lost
         return arrays
 
-    def _newest(self, shapes: Shapes | None) -> Arrays | None:
-        for round_ in reversed(self._usable):
-            self.round = round_
-            record = self._records.get(f"{PREFIX}{round_}")
-            if isinstance(record, ArrayRecord):
-                return {name: from_array(array) for name, array in record.items()}
-            arrays = self._read(self.path(round_), shapes)
-            if arrays is not None:
-                return arrays
-        self.round = 0
-        for path in self._inherited():
-            arrays = self._read(path, shapes)
-            if arrays is not None:
-                # This run has not started here, so none of its versions is missing.
-                if not self._acknowledged:
-                    self.unused = ""
-                return arrays
-        return None
-
-    def _read(self, path: Path | None, shapes: Shapes | None) -> Arrays | None:
-        if path is None or not path.exists():
+    def _read(self, path: Path, shapes: Shapes | None) -> Arrays | None:
+        if not path.exists():
             return None
         try:
             return read_checked(path, self._client, shapes, self._about)[1]
@@ -259,17 +218,21 @@ class PersonalState:
                 f"the state of round {round_} is not finite; that of round "
                 f"{self.round} stays"
             )
-        path = self.path(round_)
-        if path is not None:
+        if self._directory != NOWHERE:
             about = {
                 **self._about,
                 "client": self._client,
                 "checkpoint": str(self._checkpointed),
             }
+            path = self.path(round_)
             try:
-                about[COUNTER] = str(self._next_counter())
+                others = {place: versions_in(place) for place in self._other_places()}
+                here = versions_in(self._directory)
+                about[COUNTER] = str(1 + max(map(_newest, (here, *others.values()))))
                 write_atomically(path, pack(kept, about), mode=PRIVATE)
-                self._tidy(round_)
+                self._delete_superseded(round_)
+                self._delete_unfinished()
+                self._delete_old_runs(here, others)
             except OSError as error:
                 log(
                     WARNING,
@@ -282,38 +245,31 @@ class PersonalState:
         # Memory holds the acknowledged and the new version and, if there is no disk,
         # the newest.
         in_memory = {self.round, round_}
-        if self._directory is None:
-            in_memory.add(max(self.rounds, default=0))
-        for name in [n for n in self._records if n.startswith(PREFIX)]:
-            if int(name.removeprefix(PREFIX)) not in in_memory:
+        if self._directory == NOWHERE:
+            in_memory.add(max(self._rounds, default=0))
+        for name in filter(_is_version, list(self._records)):
+            if int(name[len(PREFIX) :]) not in in_memory:
                 del self._records[name]
 
-    def _tidy(self, round_: int) -> None:
-        """Delete files that no server can need, once a newer version is on disk."""
+    def _delete_superseded(self, round_: int) -> None:
+        """Delete files of this run that no server can need."""
         acknowledged = self.round if self._acknowledged is None else self._acknowledged
         # Their replies never count unless the server has been rolled back.
-        between = [r for r in self.rounds if acknowledged < r < round_]
+        between = [r for r in self._rounds if acknowledged < r < round_]
         if between and self._checkpoint_of(between[-1]) <= self._checkpointed:
             _remove(self.path(r) for r in between)
-            self.rounds = [r for r in self.rounds if r not in between]
-        rounds = sorted({*self.rounds, round_})
-        needed = {round_, *rounds[-2:], *self._usable[-2:], self._fallback}
+            self._rounds = [r for r in self._rounds if r not in between]
+        rounds = sorted({*self._rounds, round_})
+        acknowledged_rounds = [version.round for version in self._usable]
+        needed = {round_, *rounds[-2:], *acknowledged_rounds[:2]}
+        # A server that resumes from its checkpoint needs this version.
+        before = (r for r in acknowledged_rounds if r <= self._checkpointed)
+        needed.add(max(before, default=0))
         _remove(self.path(r) for r in rounds if r not in needed)
-        self._remove_cut_off()
-        others = [(path, run) for path, run, _ in self._files() if run != self._run]
-        newest: dict[str, int] = {}
-        for path, run in others:
-            newest[run] = max(newest.get(run, 0), number_in(path, COUNTER))
-        least = _least_kept(newest.values())
-        _remove(path for path, run in others if newest[run] < least)
-        if not self.rounds:
-            # Once per run; a failure is retried by the next run.
-            with contextlib.suppress(OSError):
-                self._delete_old_runs()
 
-    def _remove_cut_off(self) -> None:
+    def _delete_unfinished(self) -> None:
         """Delete unfinished files of killed writers."""
-        for path in self._directory.glob(".*") if self._directory else ():
+        for path in self._directory.glob(".*"):
             name = unfinished(path.name)
             match = STATE_FILE.fullmatch(name)
             if match is None and name != ACCOUNT_FILE:
@@ -325,26 +281,39 @@ class PersonalState:
             if over or abs(time.time() - path.lstat().st_mtime) > CUT_OFF_AGE:
                 _remove([path])
 
-    def _delete_old_runs(self) -> None:
-        """Delete this client's directories of old runs.
+    def _other_places(self) -> list[Path]:
+        """Return this client's directories of other runs, if runs have directories."""
+        here = self._directory
+        if here.parent.name != OF_A_RUN + self._run:
+            return []
+        runs = [p for p in here.parent.parent.glob(f"{OF_A_RUN}*") if p != here.parent]
+        places = [run / here.name for run in runs if not run.is_symlink()]
+        return [p for p in places if p.is_dir() and not p.is_symlink()]
 
-        A directory with other files, such as an account of private training, remains.
+    def _delete_old_runs(
+        self, here: list[Version], others: Mapping[Path, list[Version]]
+    ) -> None:
+        """Delete the files of all other runs but the `KEPT_RUNS` newest.
+
+        They are in this directory, or in ``others``, this client's directories of other
+        runs. Of these, one with other files, such as an account of private training,
+        remains.
         """
-        places = {place: list(place.iterdir()) for place in self._other_places()}
-        newest = {
-            place: max((number_in(path, COUNTER) for path in files), default=0)
-            for place, files in places.items()
-        }
-        least = _least_kept(newest.values())
-        for place in (place for place, counter in newest.items() if counter < least):
-            run, files = place.parent.name.removeprefix(OF_A_RUN), places[place]
+        by_run: dict[str, list[Version]] = {}
+        for version in here:
+            if version.run != self._run:
+                by_run.setdefault(version.run, []).append(version)
+        for run in _old(by_run):
+            _remove(version.path for version in by_run[run])
+        for place in _old(others):
+            run, files = place.parent.name.removeprefix(OF_A_RUN), list(place.iterdir())
             names = [unfinished(path.name) or path.name for path in files]
             matches = [STATE_FILE.fullmatch(name) for name in names]
             if all(match and match[1] == run for match in matches):
                 _remove(files)
-                place.rmdir()
                 # Other clients of this machine may have directories there.
                 with contextlib.suppress(OSError):
+                    place.rmdir()
                     place.parent.rmdir()
 
 
@@ -352,19 +321,28 @@ class PersonalState:
 _logged: set[tuple[Path, str]] = set()
 
 
-def _least_kept(counters: Iterable[int]) -> int:
-    """Return the counter of the oldest run to keep, given each run's newest counter.
+def _is_version(record: str) -> bool:
+    return record.startswith(PREFIX)
 
-    Files of earlier releases have no counter and cannot be ordered, so the result is 0,
-    which keeps them, until enough runs have one.
+
+def _newest(versions: Iterable[Version]) -> int:
+    """Return the largest counter of some versions; 0 without any."""
+    return max((version.counter for version in versions), default=0)
+
+
+def _old(runs: Mapping[Key, list[Version]]) -> list[Key]:
+    """Return the keys of all runs but the `KEPT_RUNS` that have written last.
+
+    Files of earlier releases have no counter and cannot be ordered, so they remain
+    until enough runs have one.
     """
-    newest = sorted(counters, reverse=True)[:KEPT_RUNS]
-    return newest[-1] if len(newest) == KEPT_RUNS else 0
+    newest = {key: _newest(versions) for key, versions in runs.items()}
+    kept = sorted(newest.values(), reverse=True)[:KEPT_RUNS]
+    return [k for k, n in newest.items() if len(kept) == KEPT_RUNS and n < kept[-1]]
 
 
-def _remove(paths: Iterable[Path | None]) -> None:
+def _remove(paths: Iterable[Path]) -> None:
     for path in paths:
-        if path is not None:
-            # If the disk cannot be written, a later run deletes the file.
-            with contextlib.suppress(OSError):
-                path.unlink(missing_ok=True)
+        # If the disk cannot be written, a later run deletes the file.
+        with contextlib.suppress(OSError):
+            path.unlink(missing_ok=True)

@@ -1,21 +1,30 @@
-"""Files of a client's personal state: format and order of versions."""
+"""Files of a client's personal state: place, format and order."""
 
 import contextlib
 import hashlib
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
+from typing import NamedTuple
+from urllib.parse import quote
 
 import numpy as np
 import numpy.typing as npt
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
 
+from flwr_frl.task.files import STATE_FILE, refuse_links
+from flwr_frl.task.settings import Place, Settings, require
+
 Arrays = dict[str, npt.NDArray[np.generic]]
 Shapes = Mapping[str, tuple[int, ...]]
 
 # Metadata key: the number of a version among all that a client has written.
 COUNTER = "counter"
+# Prefix of the directory of a single run.
+OF_A_RUN = "run-"
+# Longest name of a directory of a client or an experiment.
+LONGEST_NAME = 200
 
 
 class ForeignStateError(ValueError):
@@ -45,25 +54,114 @@ def pack(
     return save(dict(arrays), metadata={**about, "sha256": _digest(arrays, about)})
 
 
-def number_in(path: Path, name: str) -> int:
-    """Return a number from a file's metadata; 0 if it is missing."""
-    with contextlib.suppress(SafetensorError, OSError, ValueError):
-        return int(_metadata(path).get(name, 0))
-    return 0
+class Version(NamedTuple):
+    """A version of a client's personal arrays: the file, the run and the round."""
+
+    path: Path
+    run: str
+    round: int
+
+    @property
+    def counter(self) -> int:
+        """The number of the version among all that the client has written."""
+        return self.number(COUNTER)
+
+    def number(self, name: str) -> int:
+        """Return a number from the file's metadata; 0 if it is missing."""
+        with contextlib.suppress(SafetensorError, OSError, ValueError):
+            return int(_metadata(self.path).get(name, 0))
+        return 0
 
 
-def age_key(path: Path) -> tuple[int, int, str]:
+def versions_in(directory: Path | None) -> list[Version]:
+    """Return the versions in a directory; none if it is missing."""
+    if directory is None or not directory.is_dir():
+        return []
+    matches = [(p, STATE_FILE.fullmatch(p.name)) for p in directory.iterdir()]
+    return [Version(p, m[1] or "", int(m[2])) for p, m in matches if m]
+
+
+def usable(
+    versions: Iterable[Version], run: str, acknowledged: int | None
+) -> Iterator[Version]:
+    """Yield the versions that a client may continue from, the preferred one first.
+
+    These are the run's own versions up to the round that the server has acknowledged
+    last, and then those of earlier runs; of each, the newest first. A version of a
+    later round belongs to a reply that did not count.
+
+    Parameters
+    ----------
+    versions : iterable of Version
+        All versions of a client.
+    run : str
+        Name of the run.
+    acknowledged : int, optional
+        The round; by default all of the run's versions may be used.
+    """
+    own, others = list[Version](), list[Version]()
+    for version in versions:
+        (own if version.run == run else others).append(version)
+    for version in sorted(own, key=lambda v: v.round, reverse=True):
+        if acknowledged is None or version.round <= acknowledged:
+            yield version
+    yield from sorted(others, key=_age_key, reverse=True)
+
+
+def _age_key(version: Version) -> tuple[int, int, str]:
     """Return a sort key that orders versions by age, the oldest first.
 
     The key is the counter. File times, unreliable on a device without a battery-backed
     clock, order only files of earlier releases, which have no counter and come first.
     """
+    path = version.path
     try:
         counter = int(_metadata(path).get(COUNTER, 0))
     except (SafetensorError, OSError, ValueError):
         # Sorted as the newest, so that it is read and the damage is logged.
         counter = sys.maxsize
     return counter, 0 if counter else path.stat().st_mtime_ns, path.name
+
+
+def state_directory(
+    node: Settings, client: str, run: str, experiment: str, states: Path | None = None
+) -> Path | None:
+    """Return the directory of a client's state; None if it is in memory only.
+
+    Parameters
+    ----------
+    node : mapping
+        The node config; a device's may have ``state-dir``.
+    client : str
+        Name of the client.
+    run : str
+        Name of the run.
+    experiment : str
+        Name of the experiment, whose runs share their states; may be empty.
+    states : Path, optional
+        Directory of the simulated clients' states.
+    """
+    name = quoted(client)
+    if "state-dir" in node:
+        state_dir = str(node["state-dir"])
+        allowed = "a folder that can be made"
+        require(Place().permits(state_dir), "state-dir", state_dir, allowed)
+        root = Path(state_dir).expanduser()
+        # A run's name comes from a message or from a file.
+        directory = root / (quoted(experiment) or OF_A_RUN + quoted(run)) / name
+        refuse_links("state-dir", directory.parent, directory)
+        return directory
+    return states / name if states and "partition-id" in node else None
+
+
+def quoted(name: str) -> str:
+    """Return a file name for any text; it contains no path separator and no dot."""
+    text = quote(name, safe="", errors="surrogatepass").replace(".", "%2E")
+    if len(text) <= LONGEST_NAME:
+        return text
+    # File systems limit names to 255 bytes.
+    digest = hashlib.sha256(name.encode(errors="surrogatepass")).hexdigest()
+    return f"{text[:LONGEST_NAME]}-{digest[:16]}"
 
 
 def _metadata(path: Path) -> dict[str, str]:

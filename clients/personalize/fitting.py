@@ -10,16 +10,16 @@ from flwr_frl.clients.algorithms import client_class, takes_newcomers
 from flwr_frl.clients.base import Client
 from flwr_frl.clients.device.card import ModelCard
 from flwr_frl.clients.device.file_settings import named_settings
-from flwr_frl.clients.device.identity import (
-    DeviceSettings,
-    about_state,
-    check_task,
-    task_of_device,
-)
 from flwr_frl.clients.device.parameter_groups import (
     groups_to_fit,
     initial_arrays,
     personal_arrays,
+)
+from flwr_frl.clients.device.setup import (
+    DeviceSettings,
+    about_state,
+    check_task,
+    task_of_device,
 )
 from flwr_frl.clients.device.state import PersonalState
 from flwr_frl.clients.predict.trained import TrainedRun, read_run
@@ -149,7 +149,7 @@ def personalize(
     )
     state.save(personal_arrays(client, groups), run.server_round)
     path = state.path(run.server_round)
-    if path is None or not path.is_file():
+    if not path.is_file():
         raise SettingsError(f"state-dir {str(directory)!r} cannot be written")
     loss, num_test_examples, metrics = client.test(client.deployed_model())
     count, has_images = len(own_task.train_examples(0)), card.images is not None

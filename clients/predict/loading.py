@@ -20,18 +20,17 @@ from flwr_frl.clients.device.card import (
     without_examples,
 )
 from flwr_frl.clients.device.file_settings import named_settings
-from flwr_frl.clients.device.identity import algorithm_of, task_of_device
 from flwr_frl.clients.device.parameter_groups import (
     Tensors,
     array_names,
     initial_arrays,
     under,
 )
+from flwr_frl.clients.device.setup import algorithm_of, task_of_device
 from flwr_frl.clients.device.state import PersonalState
-from flwr_frl.clients.device.state_file import age_key, read_checked
+from flwr_frl.clients.device.state_file import read_checked, usable, versions_in
 from flwr_frl.clients.predict.trained import TrainedRun, read_run, read_tensors
 from flwr_frl.task.base import Task
-from flwr_frl.task.files import STATE_FILE
 from flwr_frl.task.models import SplitModel
 from flwr_frl.task.settings import (
     Settings,
@@ -276,32 +275,21 @@ def _read_state(
 
     Unlike `PersonalState`, it changes no file.
     """
-    candidates = []
-    if directory is not None and directory.is_dir():
-        for path in directory.iterdir():
-            match = STATE_FILE.fullmatch(path.name)
-            if match is None:
-                continue
-            token, server_round = match[1] or "", int(match[2])
-            if token != run.token:
-                # Any state of this run takes precedence over those of earlier runs.
-                candidates.append(((0, *age_key(path)), path))
-            elif server_round <= run.acknowledged.get(client, 0):
-                candidates.append(((1, server_round, 0, ""), path))
-    if not candidates and client not in run.acknowledged:
+    acknowledged = run.acknowledged.get(client, 0)
+    version = next(usable(versions_in(directory), run.token, acknowledged), None)
+    if version is None and client not in run.acknowledged:
         labels = [run.labels.get(name, name) for name in run.acknowledged]
         error = unknown("client", client, labels)
         raise SettingsError(f"{error}; {str(directory)!r} has no state of it")
-    if not candidates:
+    if version is None:
         raise SettingsError(
             f"client {run.labels.get(client, client)!r} has nothing of this run in "
             f"{str(directory)!r}; state-dir must be that of its SuperNode"
         )
-    path = max(candidates)[1]
     try:
-        metadata, arrays = read_checked(path, client, about=algorithm_of(kind))
+        metadata, arrays = read_checked(version.path, client, None, algorithm_of(kind))
     except (SafetensorError, OSError, ValueError) as error:
-        raise SettingsError(f"{str(path)!r} cannot be used: {error}") from None
+        raise SettingsError(f"{str(version.path)!r} cannot be used: {error}") from None
     return metadata, {name: torch.from_numpy(array) for name, array in arrays.items()}
 
 

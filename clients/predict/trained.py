@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import torch
-from flwr.app import Context, RecordDict, UserConfig
+from flwr.app import Context, RecordDict
 from safetensors import SafetensorError, safe_open
 
 from flwr_frl.clients.algorithms import check_named, complete
@@ -14,8 +14,9 @@ from flwr_frl.clients.base import Client, classes_digest
 from flwr_frl.clients.device.account import PrivateTraining, check_account
 from flwr_frl.clients.device.card import ImageModel, ModelCard
 from flwr_frl.clients.device.file_settings import Followed, followed
-from flwr_frl.clients.device.identity import quoted, seed_torch, state_directory
 from flwr_frl.clients.device.parameter_groups import HEAD, Tensors
+from flwr_frl.clients.device.setup import seed_torch
+from flwr_frl.clients.device.state_file import quoted, state_directory
 from flwr_frl.task.checkpoint import FILE, ChecksumError, read
 from flwr_frl.task.messages import SERVER_ROUND
 from flwr_frl.task.settings import Settings, SettingsError, build, resolve
@@ -116,9 +117,8 @@ class TrainedRun(NamedTuple):
         """
         if not state_dir:
             return self.path.parent / "clients" / quoted(client)
-        node: UserConfig = {"client-name": client, "state-dir": state_dir}
-        context = Context(0, 0, node, RecordDict(), {})
-        return state_directory(context, self.token, str(self.settings["experiment"]))
+        node, experiment = {"state-dir": state_dir}, str(self.settings["experiment"])
+        return state_directory(node, client, self.token, experiment)
 
     def prepare(self, client: Client, name: str, directory: Path | None) -> None:
         """Set up a client's privacy and random state as in the last evaluation."""

@@ -24,7 +24,8 @@ from safetensors.numpy import load_file
 from flwr_frl.clients import Client
 from flwr_frl.clients.algorithms import client_class
 from flwr_frl.clients.client_app import make_app
-from flwr_frl.clients.device.identity import client_name, rounded_count, state_directory
+from flwr_frl.clients.device.setup import client_name, rounded_count
+from flwr_frl.clients.device.state_file import state_directory
 from flwr_frl.strategies import ALGORITHMS
 from flwr_frl.strategies.server.replies import unused_state
 from flwr_frl.task.settings import SettingsError, resolve
@@ -106,11 +107,10 @@ def test_a_link_in_the_state_directory_is_not_followed(tmp_path, link):
     place = tmp_path / "state" / link
     place.parent.mkdir(parents=True)
     place.symlink_to(tmp_path / "theirs")
-    node = {"client-name": "kitchen", "state-dir": str(tmp_path / "state")}
-    context = Context(1, 5, node, RecordDict(), {})
+    node = {"state-dir": str(tmp_path / "state")}
     line = f"^state-dir: '{place}' is a link; expected a folder"
     with pytest.raises(SettingsError, match=line):
-        state_directory(context, "1", "cats")
+        state_directory(node, "kitchen", "1", "cats")
 
 
 def test_consecutive_runs_of_an_experiment_share_the_head(tmp_path):

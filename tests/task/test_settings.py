@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from docs import settings as settings_page
 from flwr_frl.clients.algorithms import owners
-from flwr_frl.clients.device.identity import DeviceSettings
+from flwr_frl.clients.device.setup import DeviceSettings
 from flwr_frl.strategies.algorithms import ALGORITHMS
 from flwr_frl.strategies.grids.speeds import SpeedSettings
 from flwr_frl.strategies.server.rounds import RunSettings

@@ -16,7 +16,7 @@ from flwr.app import (
 )
 
 from flwr_frl.clients.client_app import make_app
-from flwr_frl.clients.device.received import LAST_ROUND, check_config
+from flwr_frl.clients.device.records import LAST_ROUND, check_config
 from flwr_frl.clients.device.state import PersonalState
 from flwr_frl.clients.gossip.relayed import LONGEST_ABSENCE, exchanges
 from flwr_frl.task.settings import SettingsError, resolve
