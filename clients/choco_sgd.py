@@ -1,7 +1,6 @@
 """CHOCO-SGD (Koloskova et al., ICML 2019): decentralised SGD with compression."""
 
 from flwr_frl.clients.gossip.base import CompressedGossipSettings
-from flwr_frl.clients.gossip.schedules import Schedule, threshold
 from flwr_frl.clients.squarm_sgd import SQuARMSGDClient
 
 
@@ -13,12 +12,3 @@ class ChocoSGDClient(SQuARMSGDClient):
     """
 
     settings_type = CompressedGossipSettings
-
-    @property
-    def local_steps(self) -> int:
-        """Number of iterations between two exchanges: 1."""
-        return 1
-
-    def make_threshold(self) -> Schedule:
-        """Return c_t = 0: every non-zero difference is sent."""
-        return threshold("0")

@@ -1,7 +1,6 @@
 """The Flower ClientApp: translates between messages and calls of a NumPyClient."""
 
 from collections.abc import Callable, Sequence
-from functools import partial
 from logging import ERROR, WARNING
 from typing import cast
 
@@ -19,7 +18,7 @@ from flwr.clientapp import ClientApp
 from flwr.clientapp.typing import Mod
 from flwr.common import log
 
-from flwr_frl.clients.base import Client, Config
+from flwr_frl.clients.base import Arrays, Client, Config, Evaluation
 from flwr_frl.clients.device.parameter_groups import array_names
 from flwr_frl.clients.device.records import (
     check_config,
@@ -29,11 +28,11 @@ from flwr_frl.clients.device.records import (
     unpack,
 )
 from flwr_frl.clients.device.setup import (
+    Setup,
     build_client,
     client_name,
     client_setup,
     cohort_size,
-    rounded_count,
     seed_torch,
     unread,
 )
@@ -53,7 +52,6 @@ from flwr_frl.task.messages import (
     PROPERTIES,
     REFUSAL,
     RUN,
-    SHARE,
     STATISTICS,
 )
 from flwr_frl.task.run_cache import begin_run, current_run
@@ -90,7 +88,7 @@ class App(ClientApp):
             if not is_out_of_memory(error):
                 raise
             setup = client_setup(context, self.run_config)
-            sizes = f"batch-size ({setup.run.batch_size}) or cohort ({self.cohort})"
+            sizes = f"batch-size ({setup.run['batch-size']}) or cohort ({self.cohort})"
             advice = f"lower {sizes}, or train on another device"
             raise out_of_memory(error, advice) from None
 
@@ -124,7 +122,7 @@ def make_app(
 
     def open_message(
         message: Message, context: Context
-    ) -> tuple[Client, Config, Callable[[int], int]]:
+    ) -> tuple[Setup, Client, Config]:
         setup = client_setup(context, run_config)
         torch.set_num_threads(setup.device.torch_threads)
         use(setup.device.device)
@@ -132,37 +130,30 @@ def make_app(
         config = check_config(
             record if isinstance(record, ConfigRecord) else ConfigRecord()
         )
-        seed_torch(context, setup.run.seed, config)
-        client = build_client(context, setup, config)
-        multiple = setup.device.count_multiple
-        return client, config, partial(rounded_count, multiple=multiple)
+        seed_torch(context, int(setup.run["seed"]), config)
+        return setup, build_client(context, setup, config), config
 
     @app.train(mods=list(mods))
     def train(message: Message, context: Context) -> Message:
-        client, config, rounded = open_message(message, context)
+        setup, client, config = open_message(message, context)
         result = client.fit(unpack(message, client), config)
         arrays, n, metrics = checked(client, result)
-        reply = arrays, rounded(n), metrics
+        reply = arrays, setup.device.rounded(n), metrics
         return Message(pack(message, client, reply, config), reply_to=message)
 
     @app.evaluate()
     def evaluate(message: Message, context: Context) -> Message:
-        client, config, rounded = open_message(message, context)
-        loss, n, metrics = client.evaluate(unpack(message, client), config)
-        all_metrics = {"loss": loss, **metrics, **_spent(client)}
-        records = pack_metrics(client, rounded(n), all_metrics)
-        return Message(records, reply_to=message)
+        setup, client, config = open_message(message, context)
+        result = client.evaluate(unpack(message, client), config)
+        return evaluation_reply(message, setup, client, result)
 
     @app.evaluate(NEWCOMER)
     def newcomer(message: Message, context: Context) -> Message:
-        client, config, rounded = open_message(message, context)
-        seed = client_setup(context, run_config).run.seed
-        share = float(config.get(SHARE, 1.0))
-        loss, n, metrics = join(client, unpack(message, client), config, share, seed)
-        metrics[FITTED] = rounded(int(metrics[FITTED]))
-        all_metrics = {"loss": loss, **metrics, **_spent(client)}
-        records = pack_metrics(client, rounded(n), all_metrics)
-        return Message(records, reply_to=message)
+        setup, client, config = open_message(message, context)
+        arrays, seed = unpack(message, client), int(setup.run["seed"])
+        loss, n, metrics = join(client, arrays, config, seed)
+        metrics[FITTED] = setup.device.rounded(int(metrics[FITTED]))
+        return evaluation_reply(message, setup, client, (loss, n, metrics))
 
     @app.query()
     def query(message: Message, context: Context) -> Message:
@@ -170,23 +161,21 @@ def make_app(
         properties: Config = {CLIENT: name}
         try:
             properties[CLIENT] = name = client_name(context)
-            client, config, rounded = open_message(message, context)
+            setup, client, config = open_message(message, context)
             properties |= client.get_properties(config)
-            run = client_setup(context, run_config).run
-            for count in (NUM_EXAMPLES, NUM_TEST_EXAMPLES):
-                if count in properties:
-                    properties[count] = rounded(cast(int, properties[count]))
+            for count in properties.keys() & {NUM_EXAMPLES, NUM_TEST_EXAMPLES}:
+                properties[count] = setup.device.rounded(cast(int, properties[count]))
             if RUN in config and client.personal:
                 properties |= cast(Config, client.state.kept())
             refusal = config.get(REFUSAL)
             if "partition-id" in context.node_config:
-                properties |= simulated_properties(client, context, run)
+                properties |= simulated_properties(client, context, setup.run)
             else:
                 for note in getattr(client.task, "notes", ()):
                     log(WARNING, "%s", note)
             # Only here: each message of a device has its own process and its own log.
             ignored = unread(context.node_config, type(client))
-            if not reads_data_dir(client.task, run.task):
+            if not reads_data_dir(client.task, str(setup.run["task"])):
                 ignored += [n for n in context.node_config if n == "data-dir"]
             for unknown in ignored:
                 log(WARNING, "%s in the node config is not read", unknown)
@@ -200,27 +189,37 @@ def make_app(
         records = RecordDict({PROPERTIES: ConfigRecord(dict(properties))})
         return Message(records, reply_to=message)
 
+    def arrays_reply(message: Message, arrays: Arrays) -> Message:
+        record = ArrayRecord({name: Array(array) for name, array in arrays.items()})
+        return Message(RecordDict({ARRAYS: record}), reply_to=message)
+
     @app.query(INITIAL_ARRAYS)
     def query_arrays(message: Message, context: Context) -> Message:
-        client, config, _ = open_message(message, context)
-        names = array_names(client, client.shared)
-        arrays = zip(names, client.get_parameters(config), strict=True)
-        record = ArrayRecord({name: Array(array) for name, array in arrays})
-        return Message(RecordDict({ARRAYS: record}), reply_to=message)
+        _, client, config = open_message(message, context)
+        names, arrays = (
+            array_names(client, client.shared),
+            client.get_parameters(config),
+        )
+        return arrays_reply(message, dict(zip(names, arrays, strict=True)))
 
     @app.query(STATISTICS)
     def query_statistics(message: Message, context: Context) -> Message:
-        client, config, _ = open_message(message, context)
-        arrays = client.statistics(config)
-        record = ArrayRecord({name: Array(array) for name, array in arrays.items()})
-        return Message(RecordDict({ARRAYS: record}), reply_to=message)
+        _, client, config = open_message(message, context)
+        return arrays_reply(message, client.statistics(config))
 
     return app
 
 
-def _spent(client: Client) -> Config:
-    """Return the ε spent by a client that trains privately."""
-    return {EXAMPLE_EPSILON: client._private.epsilon()} if client._private else {}
+def evaluation_reply(
+    message: Message, setup: Setup, client: Client, result: Evaluation
+) -> Message:
+    """Return the reply to an evaluation, with the ε that private training has spent."""
+    loss, n, metrics = result
+    spent = client._private.epsilon() if client._private else None
+    epsilon: Config = {} if spent is None else {EXAMPLE_EPSILON: spent}
+    all_metrics = {"loss": loss, **metrics, **epsilon}
+    records = pack_metrics(client, setup.device.rounded(n), all_metrics)
+    return Message(records, reply_to=message)
 
 
 app = make_app()

@@ -6,8 +6,7 @@ from typing import Annotated
 from flwr.common import NDArrays
 
 from flwr_frl.clients.base import Config, Reply, TrainingSettings
-from flwr_frl.clients.device.parameter_groups import within
-from flwr_frl.clients.device.personal_model import PERSONAL_MODEL, PersonalModelClient
+from flwr_frl.clients.device.personal_model import PersonalModelClient
 from flwr_frl.task.settings import Range
 from flwr_frl.task.training import Proximal
 
@@ -47,6 +46,4 @@ class DittoClient(PersonalModelClient, supports_example_dp=True):
 
     def personalize(self) -> None:
         """Train v_k from w for ``newcomer-epochs`` (equation 2)."""
-        near = Proximal(self.settings.ditto_lambda, self.received)
-        self.train("all", self.settings.newcomer_epochs, near)
-        self.saved = within(PERSONAL_MODEL, self.model.state_dict())
+        self.personalize_near(self.settings.ditto_lambda)

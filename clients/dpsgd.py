@@ -5,7 +5,6 @@ import numpy as np
 from flwr_frl.clients.base import Config
 from flwr_frl.clients.gossip.base import GossipClient, GossipSettings
 from flwr_frl.clients.gossip.relayed import Relayed
-from flwr_frl.task.compression.per_tensor import Compressor, Identity
 
 # The identity operator uses no randomness.
 NO_RANDOMNESS = np.random.default_rng(0)
@@ -14,14 +13,11 @@ NO_RANDOMNESS = np.random.default_rng(0)
 class DPSGDClient(GossipClient):
     """x_i ← Σ_j w_ij (x_j − η g_j): a local step, then averaging with the neighbours.
 
-    Momentum and weight decay follow the settings; the paper uses neither.
+    Models are sent uncompressed. Momentum and weight decay follow the settings; the
+    paper uses neither.
     """
 
     settings_type = GossipSettings
-
-    def make_compressor(self) -> Compressor:
-        """Return the identity: models are sent uncompressed."""
-        return Identity()
 
     def mix(self, round_: int, messages: list[Relayed], config: Config) -> None:
         """x_i ← x_i + Σ_j w_ij (x_j − x_i), over the neighbours that took part.

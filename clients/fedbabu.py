@@ -1,7 +1,7 @@
 """FedBABU (Oh et al., ICLR 2022): the head is trained only by fine-tuning."""
 
 from dataclasses import dataclass
-from typing import Annotated, cast
+from typing import Annotated
 
 import torch
 from flwr.common import NDArrays
@@ -9,7 +9,6 @@ from flwr.common import NDArrays
 from flwr_frl.clients.base import Config, Reply
 from flwr_frl.clients.device.parameter_groups import HEAD, REPRESENTATION, under
 from flwr_frl.clients.fine_tuning import FineTuned, FineTuningSettings
-from flwr_frl.task.models import Part, SplitModel
 from flwr_frl.task.settings import Choice
 
 
@@ -23,7 +22,7 @@ class FedBABUSettings(FineTuningSettings):
         Part that is fine-tuned before the final test; the paper compares all three.
     """
 
-    finetune_part: Annotated[str, Choice("head", "representation", "all")] = "head"
+    finetune_part: Annotated[str, Choice("head", "representation", "all")] = "head"  # type: ignore[misc]
 
 
 class FedBABUClient(FineTuned, supports_example_dp=True):
@@ -45,13 +44,3 @@ class FedBABUClient(FineTuned, supports_example_dp=True):
         self.receive(parameters, config)
         epochs = self.settings.representation_epochs
         return self.send(self.train("representation", epochs))
-
-    def deployed_model(self) -> SplitModel:
-        """Fine-tune ``finetune-part`` for ``finetune-epochs``.
-
-        Without training examples, return the global model.
-        """
-        part = cast(Part, self.settings.finetune_part)
-        if len(self.task.train_examples(self.index)):
-            self.train(part, self.settings.finetune_epochs)
-        return self.model

@@ -1,19 +1,10 @@
 """FedProx (Li et al., MLSys 2020)."""
 
-from flwr.common import NDArrays
-
-from flwr_frl.clients.base import Client, Config, Reply, TrainingSettings
+from flwr_frl.clients.fedavg import FedAvgClient
 
 
-class FedProxClient(Client, supports_example_dp=True):
-    """Algorithm 2: minimise F_i(w) + μ/2 ‖w − wᵗ‖², inexactly, from wᵗ."""
+class FedProxClient(FedAvgClient):
+    """Algorithm 2: minimise F_i(w) + μ/2 ‖w − wᵗ‖², inexactly, from wᵗ.
 
-    settings: TrainingSettings
-
-    def fit(self, parameters: NDArrays, config: Config) -> Reply:
-        """Train the model for ``representation-epochs``.
-
-        `Client.train` adds the proximal term if the server sends μ.
-        """
-        self.receive(parameters, config)
-        return self.send(self.train("all", self.settings.representation_epochs))
+    `Client.train` adds the proximal term if the server sends μ.
+    """

@@ -2,11 +2,11 @@
 
 from dataclasses import dataclass, replace
 from functools import cache
-from typing import Annotated, TypeVar, cast
+from typing import Annotated, ClassVar, TypeVar, cast
 
 from flwr_frl.clients.base import Client, TrainingSettings
 from flwr_frl.clients.device.parameter_groups import WHOLE
-from flwr_frl.task.models import SplitModel
+from flwr_frl.task.models import Part, SplitModel
 from flwr_frl.task.settings import Range, SettingsError
 
 C = TypeVar("C", bound=Client)
@@ -23,20 +23,23 @@ class FineTuningSettings(TrainingSettings):
     """
 
     finetune_epochs: Annotated[int, Range("[0, inf)")] = 10
+    # The part that is fine-tuned.
+    finetune_part: ClassVar[str] = "head"
 
 
 class FineTuned(Client, also_test_global=True):
-    """Deploy the global model with its head fine-tuned on the client's data."""
+    """Deploy the global model with a part fine-tuned on the client's data."""
 
     settings: FineTuningSettings
 
     def deployed_model(self) -> SplitModel:
-        """Fine-tune the head of the global model for ``finetune-epochs``.
+        """Fine-tune ``finetune_part``, by default the head, for ``finetune-epochs``.
 
         Without training examples, return the global model.
         """
+        part = cast(Part, self.settings.finetune_part)
         if len(self.task.train_examples(self.index)):
-            self.train("head", self.settings.finetune_epochs)
+            self.train(part, self.settings.finetune_epochs)
         return self.model
 
 

@@ -1,6 +1,5 @@
 """FLUTE (Liu et al., ICML 2024): the server stores a head for each client."""
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Annotated, cast
@@ -14,7 +13,7 @@ from flwr_frl.clients.device.evaluation import class_mask
 from flwr_frl.clients.device.parameter_groups import HEAD
 from flwr_frl.clients.fedrep import FedRepLinearClient, FedRepSettings
 from flwr_frl.task.base import Matrix
-from flwr_frl.task.models import SplitModel
+from flwr_frl.task.models import Part, SplitModel
 from flwr_frl.task.models.neural_collapse import HeadRegularizer, neural_collapse
 from flwr_frl.task.settings import Checked, Choice, Range
 from flwr_frl.task.training import TrainingDivergedError
@@ -87,8 +86,7 @@ class FLUTEClient(
 
     def personalize(self) -> None:
         """Train a regularised head for ``newcomer-epochs``."""
-        epochs, penalty = self.settings.newcomer_epochs, self.penalty(0.0)
-        self._explained(lambda: self.train("head", epochs, penalty))
+        self.train_regularized("head", self.settings.newcomer_epochs)
 
     @cached_property
     def classes(self) -> Tensor:
@@ -103,31 +101,25 @@ class FLUTEClient(
     def fit(self, parameters: NDArrays, config: Config) -> Reply:
         """Train head and representation together for ``representation-epochs``."""
         self.receive(parameters, config)
-        return self.send(self.train_jointly())
+        epochs = self.settings.representation_epochs
+        return self.send(self.train_regularized("all", epochs))
 
-    def train_jointly(self) -> float:
-        """Train head and representation with the regularised loss.
+    def train_regularized(self, part: Part, epochs: int) -> float:
+        """Train a part with the regularised loss, without λ1 if only the head trains.
 
         Returns the mean cross-entropy over the last epoch.
         """
-        epochs = self.settings.representation_epochs
-        penalty = self.penalty(self.settings.feature_weight)
-        return self._explained(lambda: self.train("all", epochs, penalty))
-
-    def penalty(self, feature_weight: float) -> "Penalty":
-        """Return the regulariser of the settings, with this λ1."""
-        weights = feature_weight, self.settings.head_weight, self.settings.nc_weight
-        return Penalty(*weights, self.classes, self.regularizer)
-
-    def _explained(self, training: Callable[[], float]) -> float:
+        settings = self.settings
+        feature_weight = settings.feature_weight if part == "all" else 0.0
+        weights = feature_weight, settings.head_weight, settings.nc_weight
+        penalty = Penalty(*weights, self.classes, self.regularizer)
         try:
-            return training()
+            return self.train(part, epochs, penalty)
         except TrainingDivergedError as error:
-            weights = ", ".join(
-                f"{name} {getattr(self.settings, name.replace('-', '_'))}"
-                for name in ("feature-weight", "head-weight", "nc-weight")
-            )
-            raise TrainingDivergedError(f"{error}; so may {weights}") from None
+            raise TrainingDivergedError(
+                f"{error}; so may feature-weight {settings.feature_weight}, "
+                f"head-weight {settings.head_weight}, nc-weight {settings.nc_weight}"
+            ) from None
 
 
 @dataclass(frozen=True)
@@ -154,17 +146,13 @@ class FLUTEStarClient(FLUTEClient, supports_example_dp=True):
     def fit(self, parameters: NDArrays, config: Config) -> Reply:
         """Train head and representation together, and the head alone."""
         self.receive(parameters, config)
-        if self.settings.head_epochs_order == "before":
-            self._train_head()
-        loss = self.train_jointly()
-        if self.settings.head_epochs_order == "after":
-            self._train_head()
+        settings = self.settings
+        if settings.head_epochs_order == "before":
+            self.train_regularized("head", settings.head_epochs)
+        loss = self.train_regularized("all", settings.representation_epochs)
+        if settings.head_epochs_order == "after":
+            self.train_regularized("head", settings.head_epochs)
         return self.send(loss)
-
-    def _train_head(self) -> None:
-        epochs = self.settings.head_epochs
-        penalty = self.penalty(0.0)
-        self._explained(lambda: self.train("head", epochs, penalty))
 
 
 class FLUTELinearClient(FedRepLinearClient, sends_changes=True):

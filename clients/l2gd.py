@@ -9,12 +9,10 @@ import torch
 from flwr.common import NDArrays
 
 from flwr_frl.clients.base import Config, Reply, TrainingSettings
-from flwr_frl.clients.device.parameter_groups import within
-from flwr_frl.clients.device.personal_model import PERSONAL_MODEL, AllClientsMeanClient
+from flwr_frl.clients.device.personal_model import AllClientsMeanClient
 from flwr_frl.task.messages import COINS
 from flwr_frl.task.settings import Range, SettingsError
 from flwr_frl.task.training import (
-    Proximal,
     TrainingDivergedError,
     freeze,
     gradient,
@@ -86,9 +84,7 @@ class L2GDClient(AllClientsMeanClient):
 
     def personalize(self) -> None:
         """Train x_i from x̄ on the objective (equation 2) with x̄ fixed."""
-        near = Proximal(self.settings.l2gd_lambda, self.received)
-        self.train("all", self.settings.newcomer_epochs, near)
-        self.saved |= within(PERSONAL_MODEL, self.model.state_dict())
+        self.personalize_near(self.settings.l2gd_lambda)
 
     @torch.no_grad()
     def aggregate(self, times: int) -> None:

@@ -11,11 +11,10 @@ from flwr.common import NDArrays, log
 
 from flwr_frl.clients.base import Client, Config, Evaluation, Reply
 from flwr_frl.clients.device.state import PersonalState
-from flwr_frl.clients.gossip.relayed import check_state, exchanges
+from flwr_frl.clients.gossip.relayed import check_state, exchanges, message_properties
 from flwr_frl.task.base import Task
 from flwr_frl.task.compression.per_tensor import (
     CompressionSettings,
-    Compressor,
     Identity,
     from_settings,
 )
@@ -46,12 +45,8 @@ class MultiTaskClient(Client, task_type=MultiTaskSetup):
         self, task: Task, index: int, state: PersonalState, settings: Any
     ) -> None:
         super().__init__(task, index, state, settings)
-        self.compressor = self.make_compressor()
+        self.compressor = from_settings(settings, (DIMENSION,))
         self.refused = 0
-
-    def make_compressor(self) -> Compressor:
-        """Return the compression operator C."""
-        return from_settings(self.settings, (DIMENSION,))
 
     def _structure(self) -> list[object]:
         """Return what must be the same for all nodes: the problem and C."""
@@ -61,10 +56,8 @@ class MultiTaskClient(Client, task_type=MultiTaskSetup):
         """Add ``message-bytes``, ``first-message-bytes`` and C's ω."""
         return {
             **super().get_properties(config),
-            "message-bytes": self.compressor.num_bytes(DIMENSION),
+            **message_properties(self.compressor, DIMENSION),
             "first-message-bytes": Identity().num_bytes(DIMENSION),
-            "omega": self.compressor.omega(DIMENSION),
-            "typical-omega": self.compressor.typical_omega(DIMENSION),
         }
 
     def fit(self, parameters: NDArrays, config: Config) -> Reply:

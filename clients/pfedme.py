@@ -8,8 +8,7 @@ from flwr.common import NDArrays
 from torch import Tensor
 
 from flwr_frl.clients.base import Config, Reply, TrainingSettings
-from flwr_frl.clients.device.parameter_groups import within
-from flwr_frl.clients.device.personal_model import PERSONAL_MODEL, PersonalModelClient
+from flwr_frl.clients.device.personal_model import PersonalModelClient
 from flwr_frl.task.examples import ExampleSet
 from flwr_frl.task.settings import Range
 from flwr_frl.task.training import Proximal, loop
@@ -68,14 +67,8 @@ class PFedMeClient(PersonalModelClient):
                 w[name] = w[name] + step * (value_of.detach() - w[name])
             return torch.tensor(value)
 
-        examples = self.train_examples
-        loss = loop(
-            local_round,
-            examples,
-            settings.representation_epochs,
-            settings,
-            self.model,
-        )
+        epochs = settings.representation_epochs
+        loss = loop(local_round, self.train_examples, epochs, settings, self.model)
         self.save_personal_model(config)
         beta = settings.pfedme_beta
         moved = {name: start[name] + beta * (w[name] - start[name]) for name in w}
@@ -83,6 +76,4 @@ class PFedMeClient(PersonalModelClient):
 
     def personalize(self) -> None:
         """Train θ for ``newcomer-epochs`` (equation 3)."""
-        near = Proximal(self.settings.pfedme_lambda, self.received)
-        self.train("all", self.settings.newcomer_epochs, near)
-        self.saved = within(PERSONAL_MODEL, self.model.state_dict())
+        self.personalize_near(self.settings.pfedme_lambda)

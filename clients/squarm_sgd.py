@@ -1,7 +1,7 @@
 """SQuARM-SGD (Singh, UCLA 2024, chapter 3): event-triggered compression, momentum."""
 
 from dataclasses import dataclass
-from typing import Annotated, Any, cast
+from typing import Annotated, Any
 
 from flwr_frl.clients.base import Config
 from flwr_frl.clients.device.state import PersonalState
@@ -11,7 +11,7 @@ from flwr_frl.clients.gossip.base import (
     randomness,
 )
 from flwr_frl.clients.gossip.relayed import Relayed
-from flwr_frl.clients.gossip.schedules import Schedule, threshold
+from flwr_frl.clients.gossip.schedules import threshold
 from flwr_frl.task.base import Task
 from flwr_frl.task.settings import Free, Range
 
@@ -29,8 +29,8 @@ class SQuARMSettings(CompressedGossipSettings):
         ``START:INCREMENT:EVERY:UNTIL``, without an upper bound (`threshold`).
     """
 
-    local_steps: Annotated[int, Range("[1, inf)")] = 5
-    trigger: Annotated[
+    local_steps: Annotated[int, Range("[1, inf)")] = 5  # type: ignore[misc]
+    trigger: Annotated[  # type: ignore[misc]
         str, Free("START, START:INCREMENT:EVERY or START:INCREMENT:EVERY:UNTIL")
     ] = "0"
 
@@ -50,16 +50,7 @@ class SQuARMSGDClient(GossipClient):
         self, task: Task, index: int, state: PersonalState, settings: Any
     ) -> None:
         super().__init__(task, index, state, settings)
-        self.threshold = self.make_threshold()
-
-    @property
-    def local_steps(self) -> int:
-        """Number of iterations H between two exchanges."""
-        return cast(SQuARMSettings, self.settings).local_steps
-
-    def make_threshold(self) -> Schedule:
-        """Return the trigger's threshold c_t."""
-        return threshold(cast(SQuARMSettings, self.settings).trigger)
+        self.threshold = threshold(self.settings.trigger)
 
     def mix(self, round_: int, messages: list[Relayed], config: Config) -> None:
         """Line 16: x ← x + γ Σ_j w_ij (x̂_j − x̂_i), after x̂_j ← x̂_j + q_j.

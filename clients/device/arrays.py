@@ -22,23 +22,18 @@ def from_array(array: Array) -> NDArray:
     return decode(array.data)
 
 
-def to_array(value: NDArray) -> Array:
-    """Convert as ``Array(value)``, in C order."""
-    array = Array.__new__(Array)
-    # The constructor is slow: it has three signatures to tell apart.
-    array.__dict__.update(
-        dtype=dtype_name(value.dtype),
-        shape=value.shape,
-        stype=SType.NUMPY,
-        data=encode(value),
-    )
-    return array
-
-
 def to_record(arrays: Mapping[str, NDArray]) -> ArrayRecord:
-    """Convert arrays to an ArrayRecord."""
+    """Convert arrays to an ArrayRecord, in C order, as ``Array(value)`` does."""
     record = ArrayRecord()
     # Given a dictionary, Flower would copy each Array.
     for name, value in arrays.items():
-        record[name] = to_array(value)
+        # The constructor is slow: it has three signatures to tell apart.
+        array = Array.__new__(Array)
+        array.__dict__.update(
+            dtype=dtype_name(value.dtype),
+            shape=value.shape,
+            stype=SType.NUMPY,
+            data=encode(value),
+        )
+        record[name] = array
     return record

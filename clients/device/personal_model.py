@@ -4,6 +4,7 @@ from flwr_frl.clients.base import Client, Config, Reply
 from flwr_frl.clients.device.parameter_groups import Tensors, difference, under, within
 from flwr_frl.task.messages import FROM_SHARED, IN_MEAN
 from flwr_frl.task.models import SplitModel
+from flwr_frl.task.training import Proximal
 
 PERSONAL_MODEL = "model."
 
@@ -21,6 +22,16 @@ class PersonalModelClient(Client, also_test_global=True):
         """Save ``model`` as the personal model."""
         self.saved |= within(PERSONAL_MODEL, self.model.state_dict())
         self.save(config)
+
+    def personalize_near(self, weight: float) -> None:
+        """Fit the personal model of a client that joins after training.
+
+        It trains from the shared model, to which μ/2 ‖v − w‖² with the weight μ ties
+        it, for ``newcomer-epochs``.
+        """
+        near = Proximal(weight, self.received)
+        self.train("all", self.settings.newcomer_epochs, near)
+        self.saved |= within(PERSONAL_MODEL, self.model.state_dict())
 
     def deployed_model(self) -> SplitModel:
         """Return the personal model."""

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple, Self
+from typing import Annotated, Any, NamedTuple
 
 from flwr.app import Context, UserConfig
 
@@ -87,6 +87,11 @@ class DeviceSettings(EvaluationSettings, ExamplePrivacy):
     cohort: Annotated[str, Free("off, auto or a number")] = "auto"
     device: Annotated[str, Free(devices.NAMES)] = "auto"
 
+    def rounded(self, count: int) -> int:
+        """Round a number of examples to ``count-multiple``; only 0 becomes 0."""
+        multiple = self.count_multiple
+        return max((count + multiple // 2) // multiple, min(count, 1)) * multiple
+
 
 # Largest cohort with `auto`.
 AUTO = 32
@@ -158,19 +163,15 @@ def algorithm_of(kind: type[Client]) -> dict[str, str]:
     return {"algorithm": f"{kind.__module__}:{kind.__qualname__}"}
 
 
-def check_task(task: Task, kind: type[Client], algorithm: str, name: str) -> None:
+def check_task(task: Task, kind: type[Client], settings: Settings) -> None:
     """Raise `SettingsError`, with both names, if an algorithm cannot use a task."""
     try:
         kind.traits.check(task)
     except SettingsError as error:
+        algorithm, name = settings["algorithm"], settings["task"]
         raise SettingsError(
             f"algorithm {algorithm!r} and task {name!r}: {error}"
         ) from None
-
-
-def rounded_count(count: int, multiple: int) -> int:
-    """Round a number of examples to a multiple; only 0 becomes 0."""
-    return max((count + multiple // 2) // multiple, min(count, 1)) * multiple
 
 
 def task_of_device(settings: Settings, data_dir: str) -> Task:
@@ -196,49 +197,6 @@ def seed_torch(context: Context, seed: int, config: Mapping[str, Any]) -> None:
     devices.seed(int.from_bytes(digest[:8], "little"))
 
 
-@dataclass(frozen=True)
-class ClientRun:
-    """The settings of a run that its clients read, and others declare.
-
-    Parameters
-    ----------
-    algorithm, task : str
-        Names or import paths.
-    seed : int
-        Seed of the run.
-    num_clients, new_clients : int
-        Number of simulated clients, and of those that join after training.
-    batch_size : Setting
-        Examples a batch, if the algorithm trains in batches.
-    states : Path, optional
-        Directory of the simulated clients' states, if the run can be resumed.
-    """
-
-    algorithm: str
-    task: str
-    seed: int
-    num_clients: int
-    new_clients: int
-    batch_size: Setting
-    states: Path | None
-
-    @classmethod
-    def of(cls, settings: Settings) -> Self:
-        """Return the run of resolved settings."""
-        algorithm = str(settings["algorithm"])
-        resumable = int(settings["checkpoint-every"]) > 0 or settings["resume"]
-        directory = Path(str(settings["output"])) / short_name(algorithm) / "clients"
-        return cls(
-            algorithm,
-            str(settings["task"]),
-            int(settings["seed"]),
-            int(settings["num-clients"]),
-            int(settings["new-clients"]),
-            settings["batch-size"],
-            directory if resumable else None,
-        )
-
-
 class Setup(NamedTuple):
     """The resolved settings of a client, the same for every message of a run.
 
@@ -252,18 +210,23 @@ class Setup(NamedTuple):
         Settings of every device.
     privacy : ExamplePrivacy
         Differential privacy of the client's examples.
-    run : ClientRun
-        Settings of the run.
-    build_task : callable
-        Builds the task for a number of clients; 0 is a device with data of its own.
+    run : mapping
+        All settings of the run and the node.
     """
 
     kind: type[Client]
     algorithm: Any
     device: DeviceSettings
     privacy: ExamplePrivacy
-    run: ClientRun
-    build_task: Callable[[int], Task]
+    run: Settings
+
+    @property
+    def states(self) -> Path | None:
+        """Directory of the simulated clients' states, if the run can be resumed."""
+        run = self.run
+        if not (int(run["checkpoint-every"]) or run["resume"]):
+            return None
+        return Path(str(run["output"])) / short_name(str(run["algorithm"])) / "clients"
 
 
 def client_setup(context: Context, run_config: UserConfig | None) -> Setup:
@@ -329,8 +292,7 @@ def _setup(given: Pairs, node: Pairs) -> Setup:
         build(kind.settings_type, settings),
         device,
         build(ExamplePrivacy, settings),
-        ClientRun.of(settings),
-        partial(build_task, settings),
+        settings,
     )
 
 
@@ -348,21 +310,21 @@ def build_client(context: Context, setup: Setup, config: Mapping[str, Any]) -> C
         ``checkpoint-round`` if the server tracks them.
     """
     node, kind = context.node_config, setup.kind
+    # A device's task has all of its data.
     num_clients, index = 0, 0
     if "partition-id" in node:
-        partitions = node.get("num-partitions", setup.run.num_clients)
+        partitions = node.get("num-partitions", setup.run["num-clients"])
         valid = isinstance(partitions, int) and partitions >= 1
         require(valid, "num-partitions", partitions, "an integer, at least 1")
         num_clients = int(partitions)
         index = partition_id(node)
         allowed = f"below num-partitions, {num_clients}"
         require(index < num_clients, "partition-id", index, allowed)
-    task = setup.build_task(num_clients)
+    task = build_task(setup.run, num_clients)
     acknowledged = config.get(ACKNOWLEDGED_ROUND)
     run = str(config.get(RUN, context.run_id))
-    experiment, states = setup.device.experiment, setup.run.states
-    name = client_name(context)
-    directory = state_directory(node, name, run, experiment, states)
+    name, experiment = client_name(context), setup.device.experiment
+    directory = state_directory(node, name, run, experiment, setup.states)
     state = PersonalState(
         context,
         directory,
@@ -372,7 +334,7 @@ def build_client(context: Context, setup: Setup, config: Mapping[str, Any]) -> C
         name,
         about_state(task, kind) if directory else None,
     )
-    check_task(task, kind, setup.run.algorithm, setup.run.task)
+    check_task(task, kind, setup.run)
     client = kind(task, index, state, setup.algorithm)
     client._own_data = "partition-id" not in node
     client._private = PrivateTraining.of(setup.privacy, context.state, directory)

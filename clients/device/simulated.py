@@ -11,7 +11,6 @@ from flwr.common import NDArrays, log
 
 from flwr_frl.clients.base import Client, Config, Evaluation
 from flwr_frl.clients.device.setup import (
-    ClientRun,
     build_client,
     client_name,
     client_setup,
@@ -26,6 +25,7 @@ from flwr_frl.task.messages import (
     NEWCOMER,
     OWN_NAME,
     RUN,
+    SHARE,
 )
 from flwr_frl.task.settings import Settings, SettingsError, require
 
@@ -93,10 +93,8 @@ def newcomers(num_clients: int, count: int, seed: int) -> frozenset[int]:
     return frozenset(drawn.tolist())
 
 
-def join(
-    client: Client, parameters: NDArrays, config: Config, share: float, seed: int
-) -> Evaluation:
-    """Fit the personal groups on a share of the training examples, and test.
+def join(client: Client, parameters: NDArrays, config: Config, seed: int) -> Evaluation:
+    """Fit the personal groups of a client that joins after training, and test.
 
     Parameters
     ----------
@@ -105,9 +103,7 @@ def join(
     parameters : list of ndarray
         The trained shared arrays.
     config : dict
-        As in `Client.receive`.
-    share : float
-        Share of the training examples, in (0, 1].
+        As in `Client.receive`; ``share`` of the training examples, in (0, 1], is used.
     seed : int
         Seed of the examples drawn.
 
@@ -116,6 +112,7 @@ def join(
     loss, num_examples, metrics
         As of `Client.evaluate`; ``fitted`` is the number of training examples used.
     """
+    share = float(config.get(SHARE, 1.0))
     client.task = fewer(client.task, client.index, share, seed)
     client.receive(parameters, config)
     client.personalize()
@@ -125,7 +122,7 @@ def join(
 
 
 def simulated_properties(
-    client: Client, context: Context, run: ClientRun
+    client: Client, context: Context, run: Settings
 ) -> dict[str, Any]:
     """Return properties that a simulated client reports and a device does not.
 
@@ -142,6 +139,7 @@ def simulated_properties(
         properties[HELD_CLASSES] = [str(task.classes[c]) for c in held]
         properties[CLASS_COUNTS] = counts.tolist()
     num_clients = int(context.node_config.get("num-partitions", 0))
-    if client.index in newcomers(num_clients, run.new_clients, run.seed):
+    new_clients, seed = int(run["new-clients"]), int(run["seed"])
+    if client.index in newcomers(num_clients, new_clients, seed):
         properties[NEWCOMER] = True
     return properties

@@ -9,7 +9,7 @@ without training or sending. This preserves the mean of the nodes' models.
 from dataclasses import dataclass
 from functools import lru_cache
 from logging import WARNING
-from typing import Annotated, Any, ClassVar, cast
+from typing import Annotated, Any, ClassVar
 
 import numpy as np
 import torch
@@ -20,13 +20,18 @@ from flwr_frl.clients.base import Client, Config, Evaluation, Reply
 from flwr_frl.clients.device.parameter_groups import WHOLE, Tensors, to_numpy, within
 from flwr_frl.clients.device.state import PersonalState
 from flwr_frl.clients.gossip.flat import FlatParameters
-from flwr_frl.clients.gossip.relayed import Relayed, check_state, exchanges
+from flwr_frl.clients.gossip.relayed import (
+    Relayed,
+    check_state,
+    exchanges,
+    message_properties,
+)
 from flwr_frl.clients.gossip.schedules import learning_rate
 from flwr_frl.clients.gossip.sketch import SMALLEST_SKETCHED, sketch
 from flwr_frl.task.base import Task
 from flwr_frl.task.compression.per_tensor import (
     CompressionSettings,
-    Compressor,
+    Identity,
     from_settings,
 )
 from flwr_frl.task.messages import SERVER_ROUND
@@ -59,6 +64,10 @@ class GossipSettings(SGD):
     learning_rate_schedule: Annotated[
         str, Free("constant, inverse:A or steps:WARMUP:T1,T2,...:FACTOR")
     ] = "constant"
+    # Number of iterations H between two exchanges.
+    local_steps: ClassVar[int] = 1
+    # Threshold c_t of the trigger; 0 sends every non-zero difference.
+    trigger: ClassVar[str] = "0"
 
 
 @dataclass(frozen=True)
@@ -88,23 +97,17 @@ class GossipClient(Client):
         self.rate = learning_rate(
             self.settings.learning_rate_schedule, self.settings.learning_rate
         )
-        self.compressor = self.make_compressor()
+        self.compressor = (
+            from_settings(settings, self.flat.sizes)
+            if isinstance(settings, CompressionSettings)
+            else Identity()
+        )
         self.refused = 0
 
     @property
     def dimension(self) -> int:
         """Number of parameters d."""
         return len(self.x)
-
-    @property
-    def local_steps(self) -> int:
-        """Number of iterations H between two exchanges."""
-        return 1
-
-    def make_compressor(self) -> Compressor:
-        """Return the compression operator C."""
-        settings = cast(CompressedGossipSettings, self.settings)
-        return from_settings(settings, self.flat.sizes)
 
     def _structure(self) -> list[object]:
         """Return what must be the same for all nodes: parameters, classes and C."""
@@ -116,9 +119,7 @@ class GossipClient(Client):
         """Add ``message-bytes``, the length of a message, and C's ω."""
         return {
             **super().get_properties(config),
-            "message-bytes": self.compressor.num_bytes(self.dimension),
-            "omega": self.compressor.omega(self.dimension),
-            "typical-omega": self.compressor.typical_omega(self.dimension),
+            **message_properties(self.compressor, self.dimension),
         }
 
     # One round.
@@ -222,7 +223,7 @@ class GossipClient(Client):
 
     def iterations(self, server_round: int) -> range:
         """Return the iterations (round − 1) H, ..., round H − 1 of a round, from 1."""
-        steps = self.local_steps
+        steps = self.settings.local_steps
         return range((server_round - 1) * steps, server_round * steps)
 
     def gradient(self, inputs: Tensor, targets: Tensor) -> Tensor:

@@ -6,6 +6,7 @@ from typing import Any, cast
 
 from flwr_frl.clients.base import Config
 from flwr_frl.clients.device.state import PersonalState
+from flwr_frl.task.compression.compressor import Compressor
 from flwr_frl.task.messages import ACKNOWLEDGED_ROUND, EXCHANGED_ROUND
 from flwr_frl.task.settings import SettingsError
 
@@ -25,6 +26,15 @@ def check_state(state: PersonalState, config: Config) -> None:
             f"this node has its state of round {state.round}, not that of round "
             f"{acknowledged}, on which its neighbours rely"
         )
+
+
+def message_properties(compressor: Compressor, dimension: int) -> Config:
+    """Return ``message-bytes``, the length of a message, and the compressor's ω."""
+    return {
+        "message-bytes": compressor.num_bytes(dimension),
+        "omega": compressor.omega(dimension),
+        "typical-omega": compressor.typical_omega(dimension),
+    }
 
 
 @dataclass(frozen=True)

@@ -118,7 +118,7 @@ def personalize(
     run.check_classes(kind, own_task.classes)
     card = ModelCard.of_device(own_task, settings)
     card.check_size(run.arrays)
-    check_task(own_task, kind, str(settings["algorithm"]), str(settings["task"]))
+    check_task(own_task, kind, settings)
     own_task.check(0)
     directory = run.directory_of(client_name, state_dir)
     if directory is not None:

@@ -24,7 +24,7 @@ from safetensors.numpy import load_file
 from flwr_frl.clients import Client
 from flwr_frl.clients.algorithms import client_class
 from flwr_frl.clients.client_app import make_app
-from flwr_frl.clients.device.setup import client_name, rounded_count
+from flwr_frl.clients.device.setup import DeviceSettings, client_name
 from flwr_frl.clients.device.state_file import state_directory
 from flwr_frl.strategies import ALGORITHMS
 from flwr_frl.strategies.server.replies import unused_state
@@ -189,7 +189,7 @@ def test_a_node_may_say_where_its_data_are(tmp_path):
     ],
 )
 def test_what_is_told_of_a_number_of_examples(count, multiple, expected):
-    assert rounded_count(count, multiple) == expected
+    assert DeviceSettings(count_multiple=multiple).rounded(count) == expected
 
 
 def test_a_device_may_round_its_numbers_of_examples():

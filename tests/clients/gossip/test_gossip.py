@@ -202,7 +202,7 @@ def test_one_example_alone_before_a_batch_norm_is_one_line():
 )
 def test_iterations_between_two_exchanges(algorithm, expected):
     client = client_of(algorithm, local_steps=7)
-    assert client.local_steps == expected
+    assert client.settings.local_steps == expected
     assert list(client.iterations(1)) == list(range(expected))
     assert list(client.iterations(3)) == list(range(2 * expected, 3 * expected))
 
@@ -212,7 +212,7 @@ def test_no_local_steps(steps):
     with pytest.raises(SettingsError, match=f"local-steps is {steps}"):
         client_of("squarm-sgd", local_steps=steps)
     # CHOCO-SGD does not read it.
-    assert client_of("choco-sgd", local_steps=steps).local_steps == 1
+    assert client_of("choco-sgd", local_steps=steps).settings.local_steps == 1
 
 
 # Messages
