@@ -1,4 +1,4 @@
-"""The base class of all clients: shared groups travel, personal groups stay."""
+"""Base class of all clients, which share some of their arrays and keep the others."""
 
 import hashlib
 from collections.abc import Mapping
@@ -82,7 +82,7 @@ class TrainingSettings(SGD):
 
 
 class Client(ParameterGroups, NumPyClient):
-    """A client: trains on its own data and keeps its personal groups.
+    """A client, which trains on its own data and never sends its personal groups.
 
     Subclasses declare their parameter groups (`ParameterGroups`), their traits as
     class keywords (`flwr_frl.clients.traits.Traits`), and define `fit`. They may
@@ -97,7 +97,7 @@ class Client(ParameterGroups, NumPyClient):
     state : PersonalState
         Storage of the personal groups.
     settings : object
-        A ``settings_type``.
+        An instance of ``settings_type``.
 
     Attributes
     ----------
@@ -108,8 +108,8 @@ class Client(ParameterGroups, NumPyClient):
     received : dict of str to Tensor
         Arrays received from the server, by name.
     saved : dict of str to Tensor
-        Personal arrays. `save` writes those outside the model, and the model's own
-        from ``model``.
+        Personal arrays, by name, as `receive` has loaded them. `save` stores them; for
+        those that are part of the model it stores the values in ``model``.
     attachments : dict of str to bytes
         Additional byte payloads of the reply.
 
@@ -120,7 +120,7 @@ class Client(ParameterGroups, NumPyClient):
     """
 
     settings_type: type = TrainingSettings
-    # Example-level privacy. The runtime sets it if the settings ask for it.
+    # Example-level privacy, set by the runtime if ``dp-noise`` is above 0.
     _private: PrivateTraining | None = None
     # True on a device with data of its own, False for a partition of a common data set.
     _own_data = False
@@ -128,7 +128,7 @@ class Client(ParameterGroups, NumPyClient):
     def __init_subclass__(cls, **traits: Any) -> None:
         super().__init_subclass__()
         parent = next(base for base in cls.__bases__ if issubclass(base, Client))
-        # The capability describes one `fit`; another one might train without noise.
+        # The trait describes `fit`: a class with another `fit` must declare it again.
         if cls.fit is not parent.fit:
             traits = {"supports_example_dp": False, **traits}
         cls.traits = extend(cls, cls.traits, traits)
@@ -167,9 +167,10 @@ class Client(ParameterGroups, NumPyClient):
         Returns
         -------
         dict
-            ``num-examples`` (training), ``num-test-examples``, ``shared-bytes``, and
-            ``structure``, a digest of everything that all clients must have in common.
-            ``num-classes`` and ``classes-digest`` explain why structures differ.
+            ``num-examples`` (training), ``num-test-examples``, ``shared-bytes`` (size
+            of the shared arrays), and ``structure``, a digest of everything that all
+            clients must have in common. If two structures differ, ``num-classes`` and
+            ``classes-digest`` tell whether the classes are the reason.
 
         Raises
         ------
@@ -183,10 +184,10 @@ class Client(ParameterGroups, NumPyClient):
         shared = initial_arrays(self, self.shared)
         return {
             NUM_CLASSES: len(self.task.classes or ()),
-            CLASSES_DIGEST: classes_digest(tuple(map(str, self.task.classes or ()))),
+            CLASSES_DIGEST: digest(tuple(map(str, self.task.classes or ()))),
             NUM_EXAMPLES: len(self.task.train_examples(self.index)),
             NUM_TEST_EXAMPLES: len(self.task.test_examples(self.index)),
-            STRUCTURE: _digest(self._structure()),
+            STRUCTURE: digest(self._structure()),
             SHARED_BYTES: sum(a.nbytes for a in shared.values()),
         }
 
@@ -197,7 +198,8 @@ class Client(ParameterGroups, NumPyClient):
     def statistics(self, config: Config) -> Arrays:
         """Return arrays that the server queries before the first round; none here.
 
-        A strategy gets them by ``self.clients.query_arrays(grid, nodes, STATISTICS)``.
+        A strategy queries them by
+        ``self.clients.query_arrays(grid, nodes, STATISTICS)``.
         """
         return {}
 
@@ -227,10 +229,10 @@ class Client(ParameterGroups, NumPyClient):
         epochs : int
             Passes over the examples.
         regularizer, correction
-            As in `flwr_frl.task.training.train`. The proximal term of a server that
-            runs FedProx is added.
+            As in `flwr_frl.task.training.train`. If the server runs FedProx, its
+            proximal term is added to the regularizer.
         examples : ExampleSet, optional
-            Examples to train on, for example one batch; by default all.
+            Examples to train on; by default all training examples of this client.
 
         Returns
         -------
@@ -249,7 +251,10 @@ class Client(ParameterGroups, NumPyClient):
         return self._private.train(TrainCall(*call)) if self._private else train(*call)
 
     def proximal(self, features: Tensor, model: SplitModel) -> Tensor | float:
-        """Return FedProx's μ/2 ‖w − w_received‖² for a custom step; 0 without μ."""
+        """Return FedProx's term μ/2 ‖w − w_received‖², for a custom training step.
+
+        It is 0 unless the server runs FedProx.
+        """
         if not self._proximal_weight:
             return 0.0
         near = Proximal(self._proximal_weight, self.received)
@@ -270,22 +275,23 @@ class Client(ParameterGroups, NumPyClient):
         num_examples : int
             Number of test examples.
         metrics : dict
-            See `evaluate_model`. With ``also_test_global``, ``accuracy-global`` and
-            the task's own metrics with that suffix are the received model's.
+            See `evaluate_model`. If the trait ``also_test_global`` is set, the accuracy
+            and the custom metrics of the received model are added, with the suffix
+            ``-global``.
         """
         self.receive(parameters, config)
-        before = self.test(self.model)[2] if self.traits.also_test_global else {}
+        received = self.test(self.model)[2] if self.traits.also_test_global else {}
         loss, num_examples, metrics = self.test(self.deployed_model())
         for name in ("accuracy", *self.task.metrics):
-            if name in before:
-                metrics[f"{name}-global"] = before[name]
+            if name in received:
+                metrics[f"{name}-global"] = received[name]
         return loss, num_examples, metrics
 
     def deployed_model(self) -> SplitModel:
-        """Return the model that this device uses, and that `evaluate` tests.
+        """Return the model that this client predicts with, and that `evaluate` tests.
 
-        It is called once after each `receive` and may modify ``model``. By default it
-        is the received shared part with the saved personal part.
+        The default is ``model``: the received shared part with the saved personal part.
+        An override may modify ``model``. It is called once after each `receive`.
         """
         return self.model
 
@@ -296,17 +302,17 @@ class Client(ParameterGroups, NumPyClient):
     def personalize(self) -> None:
         """Fit the personal groups of a client that joins after training.
 
-        It is called after `receive`; the shared part stays unchanged. If the groups to
-        fit are parts of the model, they train for ``newcomer-epochs``. Otherwise `fit`
-        is called that many times with the same shared arrays, and its replies are
+        It is called after `receive`, and leaves the shared arrays unchanged. Groups
+        that are parts of the model train for ``newcomer-epochs``. For other groups,
+        `fit` is called that many times with the same shared arrays, and its replies are
         discarded.
         """
         groups = groups_to_fit(type(self))
         if not groups:
             return
-        within_model = {*self.shared, *self.personal} <= {*WHOLE}
-        declared = self.traits.newcomer_groups
-        if within_model or (declared is not None and {*declared} <= {*WHOLE}):
+        # Groups that a class declares for newcomers may be trained without the others.
+        needed = self.traits.newcomer_groups or (*self.shared, *self.personal)
+        if {*needed} <= {*WHOLE}:
             part = PARTS[tuple(group for group in WHOLE if group in groups)]
             self.train(part, self.settings.newcomer_epochs)
             return
@@ -314,18 +320,15 @@ class Client(ParameterGroups, NumPyClient):
         parameters = [to_numpy(self.received[name]) for name in names]
         context = Context(0, 0, {}, RecordDict(), {})
         for server_round in range(1, self.settings.newcomer_epochs + 1):
+            # Each round continues from the version that the last one has saved.
             self.state = PersonalState(context)
             self.fit(parameters, {SERVER_ROUND: server_round})
         self.state, self.attachments = PersonalState(context), {}
         self.receive(parameters, {})
 
 
-def classes_digest(classes: tuple[str, ...]) -> str:
-    """Return a digest that is equal for equal classes in the same order."""
-    return _digest(classes)
-
-
-def _digest(value: object) -> str:
+def digest(value: object) -> str:
+    """Return a short digest of a value's repr, for example of a tuple of classes."""
     return hashlib.sha256(repr(value).encode()).hexdigest()[:16]
 
 
@@ -348,5 +351,5 @@ __all__ = [
     "Evaluation",
     "Reply",
     "TrainingSettings",
-    "classes_digest",
+    "digest",
 ]

@@ -13,6 +13,7 @@ from flwr_frl.clients.device.evaluation import measure
 from flwr_frl.clients.device.parameter_groups import (
     HEAD,
     REPRESENTATION,
+    Groups,
     array_names,
     to_numpy,
     to_tensors,
@@ -67,7 +68,7 @@ class TransferClient(
         return self.index < self.settings.num_sources
 
     @property
-    def sent(self) -> tuple[str, ...]:  # type: ignore[override]
+    def sent(self) -> Groups:
         """The representation for a source; nothing for a target."""
         return self.shared if self.is_source else ()
 

@@ -3,7 +3,7 @@
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self, cast
+from typing import Any, cast
 
 from flwr.app import ConfigRecord, RecordDict
 
@@ -43,13 +43,6 @@ class PrivateTraining:
     privacy: ExamplePrivacy
     records: RecordDict
     directory: Path | None
-
-    @classmethod
-    def of(
-        cls, privacy: ExamplePrivacy, records: RecordDict, directory: Path | None
-    ) -> Self | None:
-        """Return private training as set; None without noise."""
-        return cls(privacy, records, directory) if privacy.dp_noise else None
 
     def check(self, model: SplitModel) -> None:
         """Raise `SettingsError` if the model or the account does not permit it."""

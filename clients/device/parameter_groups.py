@@ -39,15 +39,12 @@ class ParameterGroups:
     ----------
     shared : tuple of str
         Groups received from the server.
-    sent : tuple of str, optional
-        Groups sent to the server; by default the shared ones.
     personal : tuple of str
         Groups that never leave the client.
     """
 
     traits: ClassVar[Traits] = Traits()
     shared: Groups = WHOLE
-    sent: Groups | None = None
     personal: Groups = ()
 
     task: Task
@@ -58,6 +55,11 @@ class ParameterGroups:
     received: Tensors
     saved: Tensors
     _proximal_weight: float
+
+    @property
+    def sent(self) -> Groups:
+        """Groups sent to the server; by default the shared ones."""
+        return self.shared
 
     def initial_group(self, group: str) -> Tensors:
         """Return the initial arrays of a group beside the model.
@@ -153,11 +155,11 @@ class ParameterGroups:
         if arrays is None:
             self._check_received("sends")
             arrays = self.model.tensors
-        names = sent_names(self)
+        names = array_names(self, self.sent)
         if missing := [name for name in names if name not in arrays]:
             raise SettingsError(
                 f"{type(self).__name__} has no array {missing[0]!r} to send; its sent "
-                f"groups, {', '.join(map(repr, sent_groups(self)))}, must be parts of "
+                f"groups, {', '.join(map(repr, self.sent))}, must be parts of "
                 "the model or be passed to self.send(loss, arrays)"
             )
         copies = [to_numpy(arrays[name]).copy(order="C") for name in names]
@@ -208,16 +210,6 @@ def array_names(client: ParameterGroups, groups: Groups) -> list[str]:
     return cache[groups]
 
 
-def sent_names(client: ParameterGroups) -> list[str]:
-    """Return the names of the arrays that `Client.fit` returns, in order."""
-    return array_names(client, sent_groups(client))
-
-
-def sent_groups(client: ParameterGroups) -> Groups:
-    """Return the groups that are sent to the server."""
-    return client.shared if client.sent is None else client.sent
-
-
 def groups_to_fit(kind: type[ParameterGroups]) -> Groups:
     """Return the groups that a client fits if it joins after training."""
     if kind.traits.newcomer_groups is not None:
@@ -242,7 +234,7 @@ def check_groups(client: ParameterGroups, model: nn.Module) -> None:
         Its model.
     """
     name = type(client).__name__
-    groups = *client.shared, *(client.sent or ()), *client.personal
+    groups = *client.shared, *client.sent, *client.personal
     for group in groups:
         if not group.endswith("."):
             raise SettingsError(
@@ -283,7 +275,7 @@ def check_untrained(client: ParameterGroups, model: nn.Module) -> None:
     Such a parameter is reset to its initial value in every round. Only code that runs
     after `Client.fit`, such as fine-tuning before a test, may train it.
     """
-    groups = {*client.shared, *client.personal, *(client.sent or ())}
+    groups = {*client.shared, *client.personal, *client.sent}
     for name, value in model.named_parameters():
         if client._group_of(name) in groups:
             continue

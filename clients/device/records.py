@@ -14,9 +14,9 @@ from torch import Tensor
 from flwr_frl.clients.base import Client, Config, Reply
 from flwr_frl.clients.device.arrays import from_array, to_record
 from flwr_frl.clients.device.parameter_groups import (
+    array_names,
     check_untrained,
     initial_arrays,
-    sent_names,
 )
 from flwr_frl.task.messages import (
     ACKNOWLEDGED_ROUND,
@@ -203,7 +203,7 @@ def pack(message: Message, client: Client, reply: Reply, config: Config) -> Reco
     round.
     """
     values, num_examples, metrics = reply
-    arrays = dict(zip(sent_names(client), values, strict=True))
+    arrays = dict(zip(array_names(client, client.sent), values, strict=True))
     records = RecordDict()
     for key, record in message.content.items():
         if not isinstance(record, ArrayRecord):
@@ -238,7 +238,7 @@ def checked(client: Client, reply: object) -> Reply:
     is_reply = isinstance(reply, tuple) and len(reply) == 3
     need(is_reply, f"a {type(reply).__name__}", allowed)
     values, num_examples, metrics = cast(Reply, reply)
-    names = sent_names(client)
+    names = array_names(client, client.sent)
     text = f"{len(names)}, those of {', '.join(names)}"
     need(len(values) == len(names), f"{len(values)} arrays", text)
     for name, value in zip(names, values, strict=True):

@@ -337,5 +337,6 @@ def build_client(context: Context, setup: Setup, config: Mapping[str, Any]) -> C
     check_task(task, kind, setup.run)
     client = kind(task, index, state, setup.algorithm)
     client._own_data = "partition-id" not in node
-    client._private = PrivateTraining.of(setup.privacy, context.state, directory)
+    if setup.privacy.dp_noise:
+        client._private = PrivateTraining(setup.privacy, context.state, directory)
     return client

@@ -10,7 +10,7 @@ from flwr.app import Context, RecordDict
 from safetensors import SafetensorError, safe_open
 
 from flwr_frl.clients.algorithms import check_named, complete
-from flwr_frl.clients.base import Client, classes_digest
+from flwr_frl.clients.base import Client, digest
 from flwr_frl.clients.device.account import PrivateTraining, check_account
 from flwr_frl.clients.device.card import ImageModel, ModelCard
 from flwr_frl.clients.device.file_settings import Followed, followed
@@ -103,7 +103,7 @@ class TrainedRun(NamedTuple):
     def check_classes(self, kind: type[Client], classes: Iterable[str]) -> None:
         """Raise `SettingsError` unless a shared head was trained for some classes."""
         names = tuple(map(str, classes))
-        if HEAD in kind.shared and self.classes not in ("", classes_digest(names)):
+        if HEAD in kind.shared and self.classes not in ("", digest(names)):
             raise SettingsError(
                 f"data-dir {self.settings['data-dir']!r} has the classes "
                 f"{', '.join(names)}; they must be those of the training, whose head "
@@ -124,7 +124,8 @@ class TrainedRun(NamedTuple):
         """Set up a client's privacy and random state as in the last evaluation."""
         context = Context(0, 0, {"client-name": name}, RecordDict(), {})
         privacy = build(ExamplePrivacy, self.settings)
-        client._private = PrivateTraining.of(privacy, context.state, directory)
+        if privacy.dp_noise:
+            client._private = PrivateTraining(privacy, context.state, directory)
         check_account(client._private, directory)
         seed_torch(
             context, int(self.settings["seed"]), {SERVER_ROUND: self.server_round}

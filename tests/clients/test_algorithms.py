@@ -18,7 +18,7 @@ from flwr_frl.clients import (
     FedRoDClient,
 )
 from flwr_frl.clients.base import Client
-from flwr_frl.clients.device.parameter_groups import array_names, sent_names
+from flwr_frl.clients.device.parameter_groups import array_names
 from flwr_frl.clients.device.state import PersonalState
 from flwr_frl.clients.fedavg import FedAvgClient
 from flwr_frl.clients.fedper import FedPerClient
@@ -28,7 +28,7 @@ from flwr_frl.clients.local import LocalClient
 from flwr_frl.task.base import ExampleTask
 from flwr_frl.task.examples import ExampleSet
 from flwr_frl.task.models import SplitModel
-from flwr_frl.task.settings import SettingsError, build, resolve
+from flwr_frl.task.settings import build, resolve
 from flwr_frl.task.tasks import build_task
 from flwr_frl.task.tasks.linear import LinearTask
 
@@ -124,20 +124,29 @@ def test_fedrep_trains_its_own_head_and_then_the_representation():
         sent = b + 0.1
 
 
-def test_fedper_trains_both_together_and_keeps_the_head():
+@pytest.mark.parametrize(
+    ("kind", "shared", "personal"),
+    [(FedPerClient, 1, ["head"]), (LocalClient, 0, ["representation", "head"])],
+)
+def test_fedper_and_local_train_both_parts_and_keep_the_personal(
+    kind, shared, personal
+):
     context = new_context()
     b, w = initial()
-    for server_round in (1, 2):
-        arrays, _, metrics = client_of(FedPerClient, context).fit(
-            [b.astype(np.float32)], {"server-round": server_round}
+    for server_round in (1, 2, 5):
+        arrays, num_examples, metrics = client_of(kind, context).fit(
+            [b.astype(np.float32)][:shared], {"server-round": server_round}
         )
         b, w, loss = numpy_train(b, w, 1, REPRESENTATION_EPOCHS, "bw")
-        assert len(arrays) == 1
-        assert_near(arrays[0], b)
+        assert (len(arrays), num_examples) == (shared, 9)
+        for array in arrays:
+            assert_near(array, b)
         assert metrics["train-loss"] == pytest.approx(loss, rel=1e-5)
-        kept = PersonalState(context).load()
-        assert list(kept) == ["head.weight"]
-        assert_near(kept["head.weight"], w)
+        saved = PersonalState(context).load()
+        assert list(saved) == [f"{name}.weight" for name in personal]
+        assert_near(saved["head.weight"], w)
+        if len(personal) > 1:
+            assert_near(saved["representation.weight"], b)
 
 
 def test_fedavg_trains_and_sends_everything():
@@ -222,7 +231,7 @@ def test_steps_of_one_s_own_stay_near_what_a_server_sent(kind):
         )
         sent = client.get_parameters({})
         replied, *_ = client.fit(sent, {"server-round": 1, "proximal-mu": mu})
-        pairs = zip(sent_names(client), replied, strict=True)
+        pairs = zip(array_names(client, client.sent), replied, strict=True)
         received = dict(zip(array_names(client, client.shared), sent, strict=True))
         own = {n: a - received[n] for n, a in pairs if n.startswith("repr")}
         moved[mu] = sum(np.square(change).sum() for change in own.values())
@@ -247,22 +256,6 @@ def test_a_server_s_anchor_comes_on_top_of_a_client_s_own_terms():
     assert (found.numpy() - without).mean() == pytest.approx(-0.039, rel=0.05)
 
 
-def test_local_goes_on_with_its_own_model_and_sends_nothing():
-    context = new_context()
-    b, w = initial()
-    for server_round in (1, 2, 5):
-        arrays, num_examples, metrics = client_of(LocalClient, context).fit(
-            [], {"server-round": server_round}
-        )
-        b, w, loss = numpy_train(b, w, 1, REPRESENTATION_EPOCHS, "bw")
-        assert arrays == []
-        assert num_examples == 9
-        assert metrics["train-loss"] == pytest.approx(loss, rel=1e-5)
-    kept = PersonalState(context).load()
-    assert_near(kept["representation.weight"], b)
-    assert_near(kept["head.weight"], w)
-
-
 def expected_loss(b: np.ndarray, w: np.ndarray, index: int) -> float:
     x, y = TASK.draw(index, 2**31, 200)
     return float(np.mean((x @ b.T @ w.T - y[:, None]) ** 2))
@@ -281,15 +274,12 @@ def test_evaluation_uses_the_received_representation_and_the_own_head():
     assert loss == pytest.approx(expected_loss(other, w, 1), rel=1e-4)
     # Targets are no classes.
     assert metrics == {}
-
-
-def test_a_client_that_never_trained_tests_the_initial_head():
-    b, w = initial()
-    context = new_context()
+    # A client that has never trained tests the initial head, and saves nothing.
+    context, (_, w) = new_context(), initial()
     loss, _, _ = client_of(FedRepClient, context, index=2).evaluate(
-        [b.astype(np.float32)], {"server-round": 7}
+        [other.astype(np.float32)], {"server-round": 7}
     )
-    assert loss == pytest.approx(expected_loss(b, w, 2), rel=1e-4)
+    assert loss == pytest.approx(expected_loss(other, w, 2), rel=1e-4)
     assert len(context.state) == 0
 
 
@@ -354,38 +344,6 @@ def test_what_a_client_keeps_and_sends_is_its_own_memory():
         np.testing.assert_array_equal(after[name], before[name])
 
 
-@pytest.mark.parametrize(
-    ("kind", "shared", "personal"),
-    [
-        (FedAvgClient, ["representation.weight", "head.weight"], []),
-        (FedAvgFTClient, ["representation.weight", "head.weight"], []),
-        (FedPerClient, ["representation.weight"], ["head.weight"]),
-        (FedRepClient, ["representation.weight"], ["head.weight"]),
-        (LocalClient, [], ["representation.weight", "head.weight"]),
-    ],
-)
-def test_shared_and_personal(kind, shared, personal):
-    client = client_of(kind, new_context())
-    assert array_names(client, client.shared) == shared
-    assert array_names(client, client.personal) == personal
-    assert [a.shape for a in client.get_parameters({})] == [
-        {"representation.weight": (2, 4), "head.weight": (1, 2)}[n] for n in shared
-    ]
-
-
-def test_properties():
-    client = client_of(FedRepClient, new_context())
-    properties = client.get_properties({})
-    assert properties["num-examples"] == 9
-    assert properties["num-test-examples"] == 200
-    # Other heads make no other structure of what is shared; another rank does.
-    wider = LinearTask(dimension=4, rank=3, samples=9, num_clients=3)
-    other = FedRepClient(wider, 1, PersonalState(new_context()), FedRepSettings())
-    same = client_of(FedRepClient, new_context(), index=0)
-    assert same.get_properties({})["structure"] == properties["structure"]
-    assert other.get_properties({})["structure"] != properties["structure"]
-
-
 def test_no_epochs_send_back_what_came():
     settings = FedRepSettings(head_epochs=0, representation_epochs=0)
     client = FedRepClient(TASK, 0, PersonalState(new_context()), settings)
@@ -393,20 +351,6 @@ def test_no_epochs_send_back_what_came():
     arrays, _, metrics = client.fit([sent], {"server-round": 1})
     np.testing.assert_array_equal(arrays[0], sent)
     assert metrics == {"train-loss": 0.0}
-
-
-@pytest.mark.parametrize(
-    ("kind", "name"),
-    [
-        (FedRepClient, "head-epochs"),
-        (FedRepClient, "representation-epochs"),
-        (FedAvgClient, "representation-epochs"),
-        (FedAvgFTClient, "finetune-epochs"),
-    ],
-)
-def test_negative_epochs(kind, name):
-    with pytest.raises(SettingsError, match=f"{name} is -1; expected at least 0"):
-        build(kind.settings_type, {**SETTINGS, name: -1})
 
 
 def test_head_epochs_without_augmentation(monkeypatch):

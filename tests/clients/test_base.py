@@ -25,7 +25,6 @@ from flwr_frl.clients.device.parameter_groups import (
     REPRESENTATION,
     array_names,
     initial_arrays,
-    sent_names,
     under,
     within,
 )
@@ -104,16 +103,10 @@ def test_the_model_s_own_arrays_come_first_and_in_its_order():
     client = client_of(Remembering)
     assert array_names(client, client.shared) == [*BODY, "control.weight"]
     assert array_names(client, client.personal) == [*TOP, "memory.rounds", "memory.sum"]
-    assert sent_names(client) == [*BODY, "change.weight"]
+    assert array_names(client, client.sent) == [*BODY, "change.weight"]
     assert array_names(client, (HEAD, REPRESENTATION)) == [*BODY, *TOP]
     assert array_names(client, (CONTROL, MEMORY))[0] == "control.weight"
     assert array_names(client, ()) == []
-
-
-def test_what_is_shared_is_sent_unless_a_class_says_otherwise():
-    assert sent_names(client_of(FedRepClient)) == BODY
-    assert sent_names(client_of(FedAvgClient)) == [*BODY, *TOP]
-    assert sent_names(client_of(LocalClient)) == []
 
 
 def test_initial_values_are_the_model_s_and_the_slots_own():
@@ -134,13 +127,6 @@ def test_a_slot_beside_the_model_begins_as_the_model():
     assert array_names(client, client.personal) == [f"model.{n}" for n in [*BODY, *TOP]]
     found = under("model.", initial_arrays(client, client.personal))
     assert all(torch.equal(found[n], v) for n, v in client.task.initial_state.items())
-
-
-@pytest.mark.parametrize("slots", ["shared", "sent", "personal"])
-def test_a_slot_s_name_ends_with_a_dot(slots):
-    client = client_of(type("Slip", (Client,), {slots: ("head",)}))
-    with pytest.raises(SettingsError, match="Slip has a group 'head'; its name must"):
-        client.get_properties({})
 
 
 def test_under_and_within_undo_each_other():
@@ -213,19 +199,14 @@ def test_what_is_kept_comes_back_round_after_round():
     assert not np.array_equal(heads[0], heads[1])
     client = client_of(Remembering, context=context)
     client.receive(client.get_parameters({}), {})
-    np.testing.assert_array_equal(client.model.head.weight.detach().numpy(), heads[2])
-
-
-def test_what_never_counted_is_forgotten():
-    context = new_context()
-    for server_round in (1, 2):
-        client = client_of(Remembering, context=context)
-        client.fit(client.get_parameters({}), {"server-round": server_round})
-    # The server has only seen the reply of round 1.
-    state = PersonalState(context, acknowledged=1)
+    # The deployed model has the saved head.
+    head = client.deployed_model().head.weight
+    np.testing.assert_array_equal(head.detach().numpy(), heads[2])
+    # The server has acknowledged round 2 only.
+    state = PersonalState(context, acknowledged=2)
     client = Remembering(task_of(), 0, state, TrainingSettings())
     client.receive(client.get_parameters({}), {})
-    assert client.saved["memory.rounds"].item() == 1
+    assert client.saved["memory.rounds"].item() == 2
 
 
 def test_no_client_changes_what_others_begin_with():
@@ -260,7 +241,7 @@ def test_what_is_sent_is_a_copy():
     )
     assert num_examples == 10
     assert list(metrics) == ["train-loss"]
-    names = dict(zip(sent_names(client), arrays, strict=True))
+    names = dict(zip(array_names(client, client.sent), arrays, strict=True))
     assert names["change.weight"].tolist() == [14.0, 14.0]
     before = [array.copy() for array in arrays]
     # The next client trains in the same model, and this one may go on.
@@ -276,50 +257,32 @@ def test_what_is_sent_is_a_copy():
     assert torch.equal(client.model.representation.weight, weight)
 
 
-def test_what_was_not_received_is_not_sent():
-    class Deaf(FedAvgClient):
-        def fit(self, parameters, config):
-            return self.send(self.train("all", 1))
-
-    client = client_of(Deaf)
-    line = r"^Deaf\.fit sends arrays that it has not received; it must call"
-    with pytest.raises(SettingsError, match=line):
-        client.fit(client.get_parameters({}), {})
-
-
-def test_what_was_not_received_is_not_kept():
-    line = r"^FedRepClient\.fit saves arrays that it has not received; it must call"
-    with pytest.raises(SettingsError, match=line):
-        client_of(FedRepClient).save({})
+def test_arrays_that_were_not_received_are_neither_sent_nor_saved():
+    # Without `receive`, the model is another client's of this process.
+    for action, argument in (
+        (client_of(FedAvgClient).send, 0.0),
+        (client_of(FedRepClient).save, {}),
+    ):
+        with pytest.raises(SettingsError, match="has not received; it must call"):
+            action(argument)
+    # A client that shares nothing receives nothing.
+    assert client_of(LocalClient).send(0.0)[0] == []
 
 
-def test_where_nothing_is_shared_nothing_need_be_received():
-    arrays, *_ = client_of(LocalClient).send(0.0)
-    assert arrays == []
-
-
-def test_a_tensor_that_is_sent_as_it_is_kept_is_copied():
+def test_sent_tensors_are_copies_in_c_order():
     client = client_of(FedAvgClient)
     tensors = {n: torch.zeros_like(t) for n, t in client.task.initial_state.items()}
-    arrays, _, _ = client.send(0.0, {**tensors, "more": torch.ones(1)})
+    transposed = torch.arange(12.0).reshape(3, 4).T
+    tensors["representation.weight"] = transposed
+    (weight, *rest), _, _ = client.send(0.0, {**tensors, "more": torch.ones(1)})
+    assert weight.flags.c_contiguous
+    np.testing.assert_array_equal(weight, transposed.numpy())
+    before = weight.copy()
     for tensor in tensors.values():
         tensor += 1
-    assert [array.shape for array in arrays] == [(4, 3), (4,), (2, 4), (2,)]
-    assert all((array == 0).all() for array in arrays)
-
-
-def test_images_are_sent_as_they_are_counted_and_not_as_they_lie_in_memory():
-    class Strided(Client):
-        shared = ("a.",)
-
-        def initial_group(self, slot):
-            return {"x": torch.zeros(3, 2)}
-
-    client = client_of(Strided)
-    tensor = torch.arange(6.0).reshape(2, 3).T
-    ((array,), _, _) = client.send(0.0, {"a.x": tensor})
-    assert array.flags.c_contiguous
-    np.testing.assert_array_equal(array, tensor.numpy())
+    np.testing.assert_array_equal(weight, before)
+    assert [array.shape for array in rest] == [(4,), (2, 4), (2,)]
+    assert all((array == 0).all() for array in rest)
 
 
 @pytest.mark.parametrize("algorithm", [n for n in ALGORITHMS if n != "multi-task"])
@@ -331,7 +294,9 @@ def test_no_personal_array_is_sent_by_any_algorithm(algorithm):
     state = PersonalState(new_context())
     own = build(kind.settings_type, settings)
     client = kind(build_task(settings, 10), 0, state, own)
-    going = set(sent_names(client)) | set(array_names(client, client.shared))
+    going = set(array_names(client, client.sent)) | set(
+        array_names(client, client.shared)
+    )
     staying = set(array_names(client, client.personal))
     assert not going & staying
     # Of each array that there is, it is known where it belongs; FedBABU's head is the
@@ -437,19 +402,6 @@ def test_the_deployed_model_is_the_one_that_is_tested():
     _, _, both = certain.evaluate(parameters, {})
     assert both["accuracy"] == 0.5
     assert both["accuracy-global"] == plain.evaluate(parameters, {})[2]["accuracy"]
-
-
-def test_a_deployed_model_has_the_own_head_on_the_received_representation():
-    context = new_context()
-    client = client_of(FedRepClient, context=context)
-    client.fit(client.get_parameters({}), {"server-round": 1})
-    kept = PersonalState(context).load()
-    again = client_of(FedRepClient, context=context)
-    body = [np.full((4, 3), 0.5, np.float32), np.zeros(4, np.float32)]
-    again.receive(body, {})
-    model = again.deployed_model()
-    assert (model.representation.weight == 0.5).all()
-    np.testing.assert_array_equal(model.head.weight.detach(), kept["head.weight"])
 
 
 # What an algorithm needs

@@ -6,7 +6,6 @@ from flwr.app import Context, RecordDict
 
 from flwr_frl.clients.device.state import PersonalState
 from flwr_frl.clients.fedrep import FedRepLinearClient, FedRepLinearSettings, solve_head
-from flwr_frl.task.settings import SettingsError
 from flwr_frl.task.tasks.linear import LinearTask
 
 # Two examples in two dimensions, and B = (1, 0)ᵀ.
@@ -161,11 +160,6 @@ def test_the_random_start_is_orthonormal_and_the_same_for_all():
     state = PersonalState(Context(1, 1, {}, RecordDict(), {}))
     (other,) = FedRepLinearClient(task, 1, state, settings).get_parameters({})
     np.testing.assert_array_equal(start, other)
-
-
-def test_negative_head_steps(by_hand):
-    with pytest.raises(SettingsError, match="head-steps is -1; expected at least 0"):
-        client_of(by_hand, head_steps=-1)
 
 
 def test_the_same_samples_in_every_round():

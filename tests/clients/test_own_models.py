@@ -240,20 +240,18 @@ def test_a_model_with_a_boolean_mask(algorithm, write_module, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("node", "message"),
+    ("node", "name"),
     [
-        ({"partition-id": "x"}, "partition-id is 'x'; expected an integer, at least"),
-        ({"partition-id": -1}, "partition-id is -1; expected an integer, at least 0"),
-        ({"partition-id": 1.5}, "partition-id is 1.5; expected an integer"),
-        ({"partition-id": 5}, "partition-id is 5; expected a number below num-partiti"),
-        (
-            {"partition-id": 0, "num-partitions": 0},
-            "num-partitions is 0; expected",
-        ),
+        ({"partition-id": "x"}, "partition-id"),
+        ({"partition-id": -1}, "partition-id"),
+        ({"partition-id": 1.5}, "partition-id"),
+        ({"partition-id": 5}, "partition-id"),
+        ({"partition-id": 0, "num-partitions": 0}, "num-partitions"),
     ],
 )
-def test_an_invalid_partition_id_is_refused(node, message):
+def test_an_invalid_partition_id_is_refused(node, name):
     settings = resolve({"algorithm": "fedavg", "num-clients": 5})
     context = Context(0, 0, {"num-partitions": 5, **node}, RecordDict(), {})
-    with pytest.raises(SettingsError, match=message):
+    with pytest.raises(SettingsError) as caught:
         build_client(context, client_setup(context, settings), {})
+    assert caught.value.code == name

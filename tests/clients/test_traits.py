@@ -8,7 +8,6 @@ from flwr_frl.clients import (
     FedAvgClient,
     FedBNClient,
     FedRepClient,
-    FLUTEClient,
     FLUTEStarClient,
     LGFedAvgClient,
     SCAFFOLDClient,
@@ -68,17 +67,6 @@ def test_a_new_fit_does_not_inherit_example_level_privacy():
     assert not FedBNClient.traits.supports_example_dp
 
 
-@pytest.mark.parametrize("name", ["fedavg-ft", "scaffold-ft", "fedprox-ft"])
-def test_a_fine_tuned_variant_has_the_traits_of_its_method(name):
-    traits = [
-        client_class(resolve({"algorithm": n})).traits
-        for n in (name, name.removesuffix("-ft"))
-    ]
-    assert [t.also_test_global for t in traits] == [True, False]
-    assert traits[0].supports_example_dp
-    assert traits[0].sends_changes == traits[1].sends_changes
-
-
 def test_algorithms_that_support_example_level_privacy():
     names = {
         name
@@ -93,26 +81,19 @@ def test_algorithms_that_support_example_level_privacy():
 
 
 @pytest.mark.parametrize(
-    ("body", "words"),
+    ("body", "traits", "words"),
     [
-        ({"needs_classes": True}, "Own.needs_classes must be a class keyword"),
-        ({"learns_by_train": True}, "use the class keyword supports_example_dp"),
-        ({"structure": lambda self: []}, "use _structure"),
-        ({"initial_slot": lambda self, slot: {}}, "use initial_group"),
-        ({"check_task": classmethod(lambda cls, task: None)}, "keyword requires"),
+        ({"needs_classes": True}, {}, "Own.needs_classes must be a class keyword"),
+        ({"learns_by_train": True}, {}, "use the class keyword supports_example_dp"),
+        ({"structure": lambda self: []}, {}, "use _structure"),
+        ({"initial_slot": lambda self, slot: {}}, {}, "use initial_group"),
+        ({}, {"need_classes": True}, "did you mean 'needs_classes'"),
     ],
 )
-def test_a_name_of_an_earlier_release_is_refused_in_one_line(body, words):
+def test_names_that_are_no_traits_are_refused_in_one_line(body, traits, words):
     with pytest.raises(SettingsError, match=words) as error:
-        type("Own", (Client,), body)
+        type("Own", (Client,), body, **traits)
     assert "\n" not in str(error.value)
-
-
-def test_an_unknown_class_keyword_is_refused():
-    with pytest.raises(SettingsError, match="did you mean 'needs_classes'"):
-
-        class Own(Client, need_classes=True):
-            pass
 
 
 def test_an_attribute_of_an_earlier_release_names_the_new_one():
@@ -120,8 +101,3 @@ def test_an_attribute_of_an_earlier_release_names_the_new_one():
     with pytest.raises(SettingsError, match=r"SCAFFOLDClient\.keep .* use save"):
         client.keep({})
     assert not hasattr(client, "nothing")
-
-
-def test_requirements_are_checked():
-    with pytest.raises(SettingsError, match="it needs classes"):
-        FLUTEClient.traits.check(build_task(resolve({"task": "linear"}), 3))

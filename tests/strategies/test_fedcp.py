@@ -20,7 +20,7 @@ from torch import nn
 
 from flwr_frl import cli
 from flwr_frl.clients import FedCPClient
-from flwr_frl.clients.device.parameter_groups import array_names, sent_names
+from flwr_frl.clients.device.parameter_groups import array_names
 from flwr_frl.clients.fedcp import BANDWIDTHS, SeparatingHead, discrepancy
 from flwr_frl.task import ExampleTask, SplitModel
 from flwr_frl.task.settings import SettingsError
@@ -173,7 +173,7 @@ def test_the_discrepancy_of_a_short_batch_counts_by_its_examples():
     client = run("fedcp", 0, **{**OWN, **more}).client(0, 0)
     arrays = client.get_parameters({})
     torch.manual_seed(7)
-    sent = dict(zip(sent_names(client), client.fit(arrays, {})[0], strict=True))
+    sent = dict(zip(array_names(client, client.sent), client.fit(arrays, {})[0], strict=True))
     torch.manual_seed(7)
     orders = [torch.randperm(6).numpy() for _ in range(2)]
     batches = [part for order in orders for part in (order[:4], order[4:])]

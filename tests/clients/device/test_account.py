@@ -64,6 +64,8 @@ def test_they_outlive_the_process_and_come_before_the_training(tmp_path, monkeyp
             PrivateTraining(PRIVATE, RecordDict(), tmp_path).train(call_of(8, 1))
     later = PrivateTraining(PRIVATE, RecordDict(), tmp_path)
     assert later.epsilon() == epsilon(((1.0, 0.25, 16),), 1e-3)
+    # Only its owner may read the account.
+    assert (tmp_path / FILE).stat().st_mode & 0o777 == 0o600
 
 
 def test_the_disk_knows_more_than_a_memory_that_was_set_back(tmp_path):
@@ -73,11 +75,6 @@ def test_the_disk_knows_more_than_a_memory_that_was_set_back(tmp_path):
     # As a machine that does again what another had begun.
     PrivateTraining(PRIVATE, records, tmp_path).train(call_of(8, 1))
     assert steps_in(tmp_path) == [12]
-
-
-def test_nobody_else_may_read_the_account(tmp_path):
-    PrivateTraining(PRIVATE, RecordDict(), tmp_path).train(call_of(8, 1))
-    assert (tmp_path / FILE).stat().st_mode & 0o777 == 0o600
 
 
 def test_what_cannot_be_counted_is_not_trained(tmp_path, monkeypatch):
@@ -159,15 +156,10 @@ def test_epsilon_comes_with_an_evaluation(app, tmp_path):
     app(message_of("train", arrays, **known), again)
     expected = epsilon(((2.0, 20 / n, 2 * steps),), 1e-3)
     assert told(again) == pytest.approx(expected, rel=1e-12)
-
-
-def test_a_newcomer_has_an_epsilon_as_well(app):
-    context = context_of(**{"partition-id": 0, "num-partitions": 10})
-    arrays = app(message_of("query.arrays"), context).content.array_records["arrays"]
-    config = {"server-round": 1, "share": 0.5}
-    reply = app(message_of("evaluate.newcomer", arrays, **config), context)
-    (metrics,) = reply.content.metric_records.values()
-    # Ten epochs of the head.
+    # A newcomer trains its head for ten epochs.
+    message = message_of("evaluate.newcomer", arrays, share=0.5, **{"server-round": 1})
+    newcomer = context_of(**{"partition-id": 0, "num-partitions": 10})
+    (metrics,) = app(message, newcomer).content.metric_records.values()
     rate = 20 / metrics["fitted"]
     expected = epsilon(((2.0, rate, 10 * int(np.ceil(1 / rate))),), 1e-3)
     assert metrics["example-epsilon"] == pytest.approx(expected, rel=1e-12)

@@ -25,19 +25,29 @@ def client_with(base: type[Client] = Client, **slots: tuple[str, ...]) -> Client
     return kind(TASK, 0, state, kind.settings_type())
 
 
-def test_a_group_is_not_both_shared_and_personal():
-    client = client_with(shared=(REPRESENTATION, HEAD), personal=(HEAD,))
-    line = r"^Mine has 'head\.' in shared and in personal; a group must be in one"
+@pytest.mark.parametrize(
+    ("groups", "line"),
+    [
+        (
+            {"shared": (HEAD,), "personal": (HEAD,)},
+            r"'head\.' in shared and in pers",
+        ),
+        *(
+            ({where: (group,)}, words)
+            for where in ("shared", "sent", "personal")
+            for group, words in (
+                ("head", "a group 'head'; its name must end with a dot"),
+                ("represenation.", r"'represenation\.'; expected one of 'representat"),
+            )
+        ),
+    ],
+)
+def test_contradictory_and_misspelled_groups_are_refused(groups, line):
+    client = client_with(**groups)
     with pytest.raises(SettingsError, match=line):
         client.get_properties({})
-
-
-@pytest.mark.parametrize("where", ["shared", "sent", "personal"])
-def test_a_misspelled_part_is_refused(where):
-    slots = {where: ("represenation.",)}
-    line = r"^Mine has a group 'represenation\.'; expected one of 'representation\.', "
-    with pytest.raises(SettingsError, match=line):
-        client_with(**slots).get_properties({})
+    with pytest.raises(SettingsError, match="Mine has no fit"):
+        client.fit([], {})
 
 
 def test_a_group_with_initial_values_may_resemble_a_part():
@@ -55,9 +65,3 @@ def test_a_sent_group_without_arrays_is_refused():
     line = r"^Mine has no array 'second\.representation\.weight' to send; its sent"
     with pytest.raises(SettingsError, match=line):
         client.send(0.0)
-
-
-def test_a_client_must_have_a_fit():
-    line = r"^Mine has no fit; it must define fit\(self, parameters, config\)"
-    with pytest.raises(SettingsError, match=line):
-        client_with().fit([], {})

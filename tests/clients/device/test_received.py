@@ -18,6 +18,7 @@ from flwr.app import (
 from flwr_frl.clients.client_app import make_app
 from flwr_frl.clients.device.records import LAST_ROUND, check_config
 from flwr_frl.clients.device.state import PersonalState
+from flwr_frl.clients.device.state_file import state_directory
 from flwr_frl.clients.gossip.relayed import LONGEST_ABSENCE, exchanges
 from flwr_frl.task.settings import SettingsError, resolve
 from flwr_frl.task.training import TrainingDivergedError
@@ -98,8 +99,8 @@ def test_lists_that_do_not_go_together(config: dict) -> None:
         check_config(ConfigRecord(config))
 
 
-def test_nobody_counts_to_the_end_of_the_world() -> None:
-    with pytest.raises(SettingsError, match="expected at most its server-round, 3"):
+def test_rounds_to_replay_are_bounded() -> None:
+    with pytest.raises(SettingsError, match=r"exchanged-round is 4; expected .*, 3$"):
         check_config(ConfigRecord({"exchanged-round": 4, "server-round": 3}))
     far = {"exchanged-round": LONGEST_ABSENCE + 8}
     with pytest.raises(SettingsError, match="at most 100,000 rounds"):
@@ -125,25 +126,26 @@ def test_no_run_leads_out_of_the_state_directory(
 
 
 @pytest.mark.parametrize("length", [300, 5000])
-def test_a_long_name_is_still_a_directory_of_its_own(
-    tmp_path: Path, length: int
-) -> None:
-    app = app_of()
-    arrays = initial(app)
-    for last in "ab":
-        context = context_of(
-            **{"state-dir": str(tmp_path), "client-name": "é" * length + last}
-        )
-        app(message(MessageType.TRAIN, arrays, {"server-round": 1}), context)
-    (run,) = tmp_path.iterdir()
-    assert len(list(run.iterdir())) == 2
+def test_long_names_are_separate_directories(tmp_path: Path, length: int) -> None:
+    names = ["é" * length + last for last in "ab"]
+    first, second = (
+        state_directory({"state-dir": str(tmp_path)}, name, "1", "") for name in names
+    )
+    assert first != second
+    for directory in (first, second):
+        directory.mkdir(parents=True)
+    with pytest.raises(SettingsError) as caught:
+        state_directory({"state-dir": "~nobody-at-all/state"}, "a", "1", "")
+    assert caught.value.code == "state-dir"
 
 
-def test_a_home_that_is_nobodys_is_one_line() -> None:
-    app = app_of()
-    context = context_of(**{"state-dir": "~nobody-at-all/state"})
-    with pytest.raises(SettingsError, match="state-dir is '~nobody-at-all/state';"):
-        app(message(MessageType.TRAIN, initial(app), {"server-round": 1}), context)
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+def test_a_state_that_is_not_finite_is_not_saved(tmp_path: Path, value: float) -> None:
+    context = Context(1, 1, {}, RecordDict(), {})
+    PersonalState(context, tmp_path, 0).save({"w": np.ones(2)}, 1)
+    with pytest.raises(TrainingDivergedError):
+        PersonalState(context, tmp_path, 1).save({"w": np.array([1.0, value])}, 2)
+    assert PersonalState(context, tmp_path, 1).load()["w"].tolist() == [1, 1]
 
 
 def npy_of_objects() -> Array:
@@ -182,15 +184,3 @@ def test_arrays_that_are_no_model_change_nothing(
         app(message(kind, bad, {**good, "acknowledged-round": 1}), context)
     assert "\n" not in str(caught.value)
     assert {p: p.read_bytes() for p in tmp_path.rglob("*") if p.is_file()} == before
-
-
-def test_what_is_not_finite_is_no_state(tmp_path: Path) -> None:
-    context = context_of()
-    state = PersonalState(context, tmp_path, 0, run="r")
-    state.save({"w": np.ones(2)}, 1)
-    for value in (np.nan, np.inf):
-        state = PersonalState(context, tmp_path, 1, run="r")
-        with pytest.raises(TrainingDivergedError, match="of round 1 stays"):
-            state.save({"w": np.array([1.0, value])}, 2)
-    state = PersonalState(context, tmp_path, 1, run="r")
-    assert state.load()["w"].tolist() == [1, 1]

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from flwr.app import Context, RecordDict
+from flwr.app import ConfigRecord, Context, RecordDict
 from safetensors.numpy import load_file
 
 from flwr_frl.clients.device.state import PersonalState
@@ -60,13 +60,6 @@ def run_rounds(context, rounds, directory=None, checkpointed=0):
         acknowledged = r
 
 
-def test_nothing_kept_yet(tmp_path):
-    for directory in (None, tmp_path / "none"):
-        state = PersonalState(new_context(), directory)
-        assert state.load() is None
-        assert state.round == 0
-
-
 def test_values_come_back_as_they_were(tmp_path):
     # As of a convolution with channels last: not contiguous in memory.
     strided = np.arange(24, dtype=np.float32).reshape(2, 3, 4).transpose(0, 2, 1)
@@ -113,38 +106,38 @@ def test_an_acknowledged_round_is_kept_and_an_unacknowledged_one_dropped(
         assert rounds_on(tmp_path) == [2, 7, 8]
 
 
-def test_the_first_round_was_never_acknowledged():
+@pytest.mark.parametrize("on_disk", [False, True])
+@pytest.mark.parametrize(
+    ("saved", "acknowledged", "expected"),
+    [
+        ([], None, None),
+        ([(0, 1, 1)], 0, None),
+        ([(0, 1, 1)], 1, 1),
+        # A repeated round replaces its version.
+        ([(0, 2, 2), (2, 3, 3), (2, 3, 33)], 3, 33),
+        # Without an acknowledged round, the newest version is used.
+        ([(0, 2, 2), (2, 4, 4)], None, 4),
+    ],
+)
+def test_the_newest_acknowledged_version_is_used(
+    tmp_path, on_disk, saved, acknowledged, expected
+):
+    context, run = new_context(), {"run": "r", "client": "caf\udce9"}
+    directory = tmp_path if on_disk else None
+    for before, round_, value in saved:
+        PersonalState(context, directory, before, **run).save(head(value), round_)
+    # A directory outlives the process.
+    context = new_context() if on_disk else context
+    assert value_of(PersonalState(context, directory, acknowledged, **run)) == expected
+
+
+def test_memory_holds_at_most_two_versions_and_other_records_stay():
     context = new_context()
-    PersonalState(context, acknowledged=0).save(head(1), 1)
-    assert value_of(PersonalState(context, acknowledged=0)) is None
-
-
-def test_a_round_repeated_replaces_its_version():
-    context = new_context()
-    run_rounds(context, [2])
-    PersonalState(context, acknowledged=2).save(head(3), 3)
-    state = PersonalState(context, acknowledged=2)
-    state.save(head(33), 3)
-    assert value_of(PersonalState(context, acknowledged=3)) == 33
-
-
-def test_without_a_server_s_count_the_newest_version_is_used():
-    context = new_context()
-    run_rounds(context, [2, 4])
-    assert value_of(PersonalState(context)) == 4
-
-
-def test_an_evaluation_sees_what_the_last_training_left():
-    context = new_context()
-    PersonalState(context, acknowledged=0).save(head(1), 1)
-    assert value_of(PersonalState(context, acknowledged=1)) == 1
-
-
-def test_memory_never_holds_more_than_two_versions():
-    context = new_context()
+    context.state["other"] = ConfigRecord({"x": 1})
     for r in range(1, 9):
         PersonalState(context, None, r - 1, r - 1).save(head(r), r)
-        assert len(rounds_in(context)) <= 2
+        versions = {f"personal-{n}" for n in (r - 1, r) if n}
+        assert {*context.state} == {"other", *versions}
 
 
 # Going back to a checkpoint
@@ -171,47 +164,12 @@ def test_the_version_of_the_checkpoint_stays_on_disk(tmp_path):
     assert rounds_on(tmp_path) == [3, 6, 10]
 
 
-def test_a_new_checkpoint_frees_the_old_version(tmp_path):
-    context = new_context()
-    run_rounds(context, [3, 6, 7], tmp_path, checkpointed=5)
-    PersonalState(context, tmp_path, 7, 5).save(head(11), 11)
-    assert rounds_on(tmp_path) == [3, 6, 7, 11]
-    PersonalState(context, tmp_path, 11, 11).save(head(12), 12)
-    assert rounds_on(tmp_path) == [7, 11, 12]
-
-
-def test_memory_lost_means_disk(tmp_path):
-    run_rounds(new_context(), [1, 2], tmp_path)
-    state = PersonalState(new_context(), tmp_path, 2)
-    assert value_of(state) == 2
-    state.save(head(3), 3)
-    assert value_of(PersonalState(new_context(), tmp_path, 3)) == 3
-
-
-def test_the_copy_on_disk_is_a_plain_safetensors_file(tmp_path):
+def test_a_file_is_plain_safetensors_that_only_its_owner_may_read(tmp_path):
     PersonalState(new_context(), tmp_path / "new").save(head(4), 7)
-    arrays = load_file(tmp_path / "new" / "00000007.safetensors")
-    assert arrays["head.weight"].tolist() == [[4.0] * 3] * 2
-    assert len(list((tmp_path / "new").iterdir())) == 1
-
-
-def test_other_state_of_the_node_is_left_alone():
-    from flwr.app import ConfigRecord
-
-    context = new_context()
-    context.state["other"] = ConfigRecord({"x": 1})
-    run_rounds(context, [1, 2, 3])
-    assert sorted(context.state) == ["other", "personal-2", "personal-3"]
-
-
-def test_asking_who_is_there_drops_no_version(tmp_path):
-    # After a crash the server first asks the clients who they are, without any count
-    # of rounds, and only then says that it goes back to round 3.
-    context = new_context()
-    run_rounds(context, [3], tmp_path, checkpointed=5)
-    PersonalState(context, tmp_path, 3, 5).save(head(6), 6)
-    PersonalState(new_context(), tmp_path)
-    assert value_of(PersonalState(new_context(), tmp_path, 3, 5)) == 3
+    (path,) = (tmp_path / "new").iterdir()
+    assert path.name == "00000007.safetensors"
+    assert load_file(path)["head.weight"].tolist() == [[4.0] * 3] * 2
+    assert path.stat().st_mode & 0o777 == 0o600
 
 
 # What is on a disk is not trusted
@@ -253,71 +211,46 @@ def test_a_damaged_file_is_set_aside_and_the_version_before_it_used(
     # It stays there: a person may want to look at it.
     PersonalState(new_context(), tmp_path, 3).save(head(3), 3)
     assert "00000002.safetensors.set-aside" in files_in(tmp_path)
+    # Without any other version, the client begins anew.
+    for name in ("00000001.safetensors", "00000003.safetensors"):
+        damage(tmp_path / name)
+    state = PersonalState(new_context(), tmp_path, 3)
+    assert (state.load(), state.round) == (None, 0)
 
 
-def test_all_files_damaged_means_nothing_kept_yet(tmp_path):
-    run_rounds(new_context(), [1, 2], tmp_path)
-    for path in tmp_path.iterdir():
-        damage(path)
-    state = PersonalState(new_context(), tmp_path, 2)
-    assert state.load() is None
-    assert state.round == 0
-
-
-def test_memory_is_enough_where_the_disk_is_damaged(tmp_path):
-    context = new_context()
-    run_rounds(context, [1], tmp_path)
-    damage(tmp_path / "00000001.safetensors")
-    assert value_of(PersonalState(context, tmp_path, 1)) == 1
-
-
-def test_another_client_s_file_is_foreign(tmp_path, caplog):
-    # A copied SD card, say.
-    PersonalState(new_context(), tmp_path, client="pi-1").save(head(1), 1)
-    with flower_log(caplog):
-        state = PersonalState(new_context(), tmp_path, 1, client="pi-2")
-        assert state.load() is None
-    assert "it is of client 'pi-1'" in caplog.text
-    assert files_in(tmp_path) == ["00000001.safetensors"]
-
-
-@pytest.mark.parametrize("shapes", [{}, {"head.weight": (3, 2)}, {"other": (2, 3)}])
-def test_another_model_s_file_is_foreign(tmp_path, shapes):
-    PersonalState(new_context(), tmp_path).save(head(1), 1)
-    assert PersonalState(new_context(), tmp_path).load(shapes) is None
-    # It stays as it is, for the model whose it is.
-    again = PersonalState(new_context(), tmp_path).load({"head.weight": (2, 3)})
-    assert again is not None
-
-
-def test_states_are_kept_apart_by_algorithm(tmp_path):
-    fedrep, fedper = {"algorithm": "a:FedRep"}, {"algorithm": "a:FedPer"}
-    PersonalState(new_context(), tmp_path, run="r", about=fedrep).save(head(1), 1)
-    for about, expected in ((fedper, None), (fedrep, 1)):
-        state = PersonalState(new_context(), tmp_path, run="s", about=about)
-        assert value_of(state) == expected
-
-
-def test_why_nothing_of_what_is_kept_is_used(tmp_path):
+@pytest.mark.parametrize(
+    ("now", "shape", "reason"),
+    [
+        ({}, (2, 3), ""),
+        # Other classes explain other shapes; their names stay on the device.
+        (
+            {"classes": '["cat", "dog"]'},
+            (4, 3),
+            "it is for other classes than the client has now",
+        ),
+        ({"algorithm": "a:FedPer"}, (2, 3), "it is of a:FedRep, not a:FedPer"),
+        ({}, (4, 3), "it does not fit the model"),
+        # A copied SD card, say.
+        ({"client": "pi-2"}, (2, 3), "it is of client 'pi-1'"),
+        ({"damaged": "yes"}, (2, 3), "its file is damaged"),
+    ],
+)
+def test_why_a_file_of_an_earlier_run_is_not_used(tmp_path, now, shape, reason):
     about = {"classes": '["cat"]', "algorithm": "a:FedRep"}
-    fits = {"head.weight": (2, 3)}
-
-    def reason(now, shapes=fits):
-        # Another run, which goes on from what is there.
-        state = PersonalState(new_context(), tmp_path, run="s", about={**about, **now})
-        state.load(shapes)
-        return state.unused
-
-    assert reason({}) == ""
-    PersonalState(new_context(), tmp_path, run="r", about=about).save(head(1), 1)
-    assert reason({}) == ""
-    other = "it is for other classes than the client has now"
-    # The classes are why the shapes differ; their names are nobody's business.
-    assert reason({"classes": '["cat", "dog"]'}, {"head.weight": (4, 3)}) == other
-    assert reason({"algorithm": "a:FedPer"}) == "it is of a:FedRep, not a:FedPer"
-    assert reason({}, {"head.weight": (4, 3)}).startswith("it does not fit the model")
-    damage(tmp_path / "r-00000001.safetensors")
-    assert reason({}) == "its file is damaged"
+    given = {"client": "pi-1", "about": about}
+    PersonalState(new_context(), tmp_path, run="r", **given).save(head(1), 1)
+    (path,) = tmp_path.iterdir()
+    if "damaged" in now:
+        damage(path)
+    data = path.read_bytes()
+    given["client"] = now.get("client", "pi-1")
+    given["about"] = {name: now.get(name, text) for name, text in about.items()}
+    state = PersonalState(new_context(), tmp_path, run="s", **given)
+    assert (state.load({"head.weight": shape}) is None) is bool(reason)
+    assert state.unused.startswith(reason)
+    assert bool(state.unused) is bool(reason)
+    # A foreign file stays as it is, for the client or the model whose it is.
+    assert "damaged" in now or path.read_bytes() == data
 
 
 def test_a_client_that_has_lost_its_memory_says_so():
@@ -357,12 +290,6 @@ def test_damage_that_an_evaluation_found_is_told_by_the_next_training_too(tmp_pa
     assert (value_of(state), state.unused) == (4, "")
 
 
-def test_the_right_shapes_are_not_foreign(tmp_path):
-    PersonalState(new_context(), tmp_path).save(head(1), 1)
-    loaded = PersonalState(new_context(), tmp_path).load({"head.weight": (2, 3)})
-    assert loaded is not None
-
-
 def test_what_a_killed_writer_has_left_goes_when_its_round_is_over(tmp_path):
     run_rounds(new_context(), [1, 2], tmp_path)
     of_this_run = tmp_path / f".00000003.safetensors.{'0' * 16}.partial"
@@ -384,27 +311,23 @@ def test_what_a_killed_writer_has_left_goes_when_its_round_is_over(tmp_path):
     assert len(list(tmp_path.iterdir())) == 3
 
 
-def test_a_full_disk_leaves_the_state_in_memory(tmp_path, caplog, monkeypatch):
+@pytest.mark.parametrize("fault", ["full", "no directory"])
+def test_a_state_that_cannot_be_written_stays_in_memory(
+    tmp_path, caplog, monkeypatch, fault
+):
     def full(*_, **__):
         raise OSError(errno.ENOSPC, "No space left on device")
 
     context = new_context()
-    run_rounds(context, [1], tmp_path)
-    monkeypatch.setattr("flwr_frl.clients.device.state.write_atomically", full)
+    directory = tmp_path if fault == "full" else Path("/proc/nowhere")
+    if fault == "full":
+        run_rounds(context, [1], tmp_path)
+        monkeypatch.setattr("flwr_frl.clients.device.state.write_atomically", full)
     with flower_log(caplog):
-        PersonalState(context, tmp_path, 1).save(head(2), 2)
+        PersonalState(context, directory, 1).save(head(2), 2)
     assert "state of round 2 is kept in memory only" in caplog.text
-    assert "No space left" in caplog.text
-    assert value_of(PersonalState(context, tmp_path, 2)) == 2
-    assert rounds_on(tmp_path) == [1]
-
-
-def test_a_directory_that_cannot_be_made_leaves_the_state_in_memory(caplog):
-    context, nowhere = new_context(), Path("/proc/nowhere")
-    with flower_log(caplog):
-        PersonalState(context, nowhere, 0).save(head(1), 1)
-    assert "/proc/nowhere" in caplog.text
-    assert value_of(PersonalState(context, nowhere, 1)) == 1
+    assert value_of(PersonalState(context, directory, 2)) == 2
+    assert rounds_on(tmp_path) == ([1] if fault == "full" else [])
 
 
 # Runs
@@ -584,22 +507,3 @@ def test_states_of_earlier_releases_come_before_all_others_and_stay(tmp_path):
     assert value_of(state) == 5
     state.save(head(6), 2)
     assert value_of(PersonalState(new_context(), tmp_path, 2, run="own")) == 6
-
-
-def test_nobody_else_may_read_a_head(tmp_path):
-    PersonalState(new_context(), tmp_path).save(head(1), 1)
-    assert (tmp_path / "00000001.safetensors").stat().st_mode & 0o777 == 0o600
-
-
-def test_a_resumed_run_finds_its_own_again(tmp_path):
-    run_rounds(new_context(), [1, 2], tmp_path)
-    PersonalState(new_context(), tmp_path, run="first").save(head(4), 4)
-    again = PersonalState(new_context(), tmp_path, 4, 4, run="first")
-    assert value_of(again) == 4
-
-
-def test_a_client_whose_name_is_no_text(tmp_path):
-    # A folder's name, as the system gives it.
-    name = "caf\udce9"
-    PersonalState(new_context(), tmp_path, None, client=name).save(head(1), 1)
-    assert value_of(PersonalState(new_context(), tmp_path, None, client=name)) == 1

@@ -61,8 +61,3 @@ def test_reconstruction_from_a_sketch_is_poor():
     cosine = x @ guess / np.linalg.norm(x) / np.linalg.norm(guess)
     # χ² of 256 over that of 25,600: 10 % at most.
     assert 0.07 < cosine < 0.13
-
-
-def test_sketch_of_a_vector_with_one_entry():
-    x = np.array([3.0], np.float32)
-    assert np.square(sketch(x)).sum() == 9

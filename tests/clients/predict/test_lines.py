@@ -6,10 +6,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 
 from flwr_frl import simulate
-from flwr_frl.clients.device.card import ModelCard
 from flwr_frl.clients.personalize.__main__ import main as personalize
 from flwr_frl.clients.predict import export, load_model, load_run, predict
 from flwr_frl.clients.predict.__main__ import main
@@ -165,56 +164,6 @@ def test_an_unreadable_line_is_a_one_line_error(table, own, capsys, text, line):
     error = capsys.readouterr().err
     assert line in error
     assert error.count("\n") == 1
-
-
-def test_a_damaged_description(table, own, monkeypatch):
-    model, card = load_run(table / "results" / "fedrep", "000001", task=own)
-    monkeypatch.setattr(ModelCard, "metadata", lambda card: {"task": "{"})
-    export(model, card, table / "model.safetensors")
-    with pytest.raises(SettingsError, match="the description of the model is damaged"):
-        load_model(table / "model.safetensors", own)
-
-
-def written(path: Path, kind: str, task: str, **more: str) -> list[str]:
-    """Write a file that names a task; return the option that loads it."""
-    about = {"settings": {"task": task, **more}, "clients": 5}
-    metadata = {"format": "flwr-frl model 1", "task": json.dumps(about)}
-    if kind == "checkpoint":
-        values = {"acknowledged": {"a": 1}, "run": "x"}
-        metadata = {"run": json.dumps({**about, "values": values})}
-    save_file({"x": torch.zeros(1)}, path, metadata=metadata)
-    return [f"--{kind}", str(path)]
-
-
-@pytest.mark.parametrize("kind", ["model", "checkpoint"])
-@pytest.mark.parametrize("with_it", [False, True])
-def test_a_task_that_only_a_file_names_is_not_imported(
-    tmp_path, write_module, capsys, kind, with_it
-):
-    code = f"open({str(tmp_path / 'ran')!r}, 'w')\ndef task(): raise SystemExit"
-    name = write_module("foreign", code) + ":task"
-    given = written(tmp_path / "file", kind, name)
-    given += ["--task", "mine:task"] if with_it else []
-    assert main(["--export", str(tmp_path / "out.safetensors"), *given]) == 2
-    error = capsys.readouterr().err
-    assert error.count("\n") == 1
-    assert str(tmp_path / "file") in error
-    assert repr(name) in error
-    assert ("task is 'mine:task'" if with_it else "run only where you name it") in error
-    assert not (tmp_path / "ran").exists()
-
-
-@pytest.mark.parametrize("kind", ["model", "checkpoint"])
-def test_a_partition_that_only_a_file_names_is_not_imported(
-    tmp_path, write_module, capsys, kind
-):
-    code = f"open({str(tmp_path / 'ran')!r}, 'w')\ndef own(*_, **__): raise SystemExit"
-    name = write_module("foreign", code) + ":own"
-    more = {"algorithm": "fedavg", "partition": name, "metrics": f"macro-f1,{name}"}
-    given = written(tmp_path / "file", kind, "digits", **more)
-    assert main(["--export", str(tmp_path / "out.safetensors"), *given]) == 2
-    assert "there is no array" in capsys.readouterr().err
-    assert not (tmp_path / "ran").exists()
 
 
 def test_a_late_device_s_task_is_named_as_well(table, own, tmp_path, capsys):

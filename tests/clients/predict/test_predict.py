@@ -14,12 +14,10 @@ from animals import (
     reported,
     settings_of,
 )
-from flwr.app import Context, RecordDict
 from PIL import Image
 from safetensors.numpy import load_file
 
 from flwr_frl.clients.client_app import make_app
-from flwr_frl.clients.device.state import PersonalState
 from flwr_frl.clients.predict import Predictor, export, load_model, load_run, predict
 from flwr_frl.clients.predict.__main__ import main
 from flwr_frl.clients.predict.predictor import files_in
@@ -242,21 +240,6 @@ def test_the_head_of_an_earlier_run_counts_until_there_is_a_newer_one(
     classifier, _ = of_device(root, "anna")
     expected = load_file(newest)["head.weight"]
     np.testing.assert_array_equal(classifier.model.head.weight.detach(), expected)
-
-
-def test_a_head_for_other_classes_is_not_used(tmp_path, caplog):
-    def state(classes):
-        context = Context(1, 1, {}, RecordDict(), {})
-        about = {"classes": json.dumps(classes)}
-        return PersonalState(context, tmp_path, client="a", run="r", about=about)
-
-    arrays = {"head.weight": np.ones((2, 3), np.float32)}
-    state(["ant", "bee"]).save(arrays, 1)
-    assert state(["ant", "bee"]).load() is not None
-    # As many classes, but the second output would now mean something else.
-    assert state(["ant", "cat"]).load() is None
-    assert 'it is for the classes ["ant", "bee"]' in caplog.text
-    assert [path.suffix for path in tmp_path.iterdir()] == [".safetensors"]
 
 
 def test_a_closed_pipe_ends_the_command_without_error(devices, folders, nobody_reads):

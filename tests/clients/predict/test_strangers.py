@@ -110,20 +110,37 @@ def test_code_that_a_file_names_is_not_imported(
     settings = {name: text.format(module) for name, text in names.items()}
     path = checkpoint(tmp_path / "file", settings)
     where = ["--checkpoint", path, "--client-name", "a"]
-    data = write(tmp_path / "own")
-    for main, more in (
-        (predict_main, ["--export", tmp_path / "out.safetensors"]),
-        (personalize_main, ["--data-dir", data]),
-    ):
+    data, out = write(tmp_path / "own"), ["--export", tmp_path / "out.safetensors"]
+    for main, more in ((predict_main, out), (personalize_main, ["--data-dir", data])):
         assert option in refused(capsys, main, [*where, *more])
     for function in (load_run, load):
         with pytest.raises(SettingsError, match="only where you name it"):
             function(path, "a")
-    assert not marker.exists()
     # Other code than the file's is no more run.
-    if option.startswith("--algorithm"):
+    if option == "--algorithm":
         with pytest.raises(SettingsError, match=r"algorithm is .*that of the file"):
             load_run(path, "a", algorithm="fedavg")
+    if option == "--task":
+        path = exported(tmp_path / "model", settings)
+        for own in ([], ["--task", "mine:task"]):
+            assert "task is" in refused(
+                capsys, predict_main, ["--model", path, *out, *own]
+            )
+    assert not marker.exists()
+
+
+@pytest.mark.parametrize("make", ["model", "checkpoint"])
+def test_a_partition_and_metrics_that_only_a_file_names_are_not_imported(
+    make, payload, tmp_path, capsys
+):
+    module, marker = payload
+    more = {"partition": f"{module}:own", "metrics": f"macro-f1,{module}:own"}
+    settings = {"task": "digits", "algorithm": "fedavg", **more}
+    write_file = {"model": exported, "checkpoint": checkpoint}[make]
+    path = write_file(tmp_path / "file", settings)
+    given = [f"--{make}", path, "--export", tmp_path / "out.safetensors"]
+    assert "there is no array" in refused(capsys, predict_main, given)
+    assert not marker.exists()
 
 
 def write(root: Path) -> Path:
