@@ -212,6 +212,8 @@ class Setup(NamedTuple):
         Differential privacy of the client's examples.
     run : mapping
         All settings of the run and the node.
+    states : Path, optional
+        Directory of the simulated clients' states, if the run can be resumed.
     """
 
     kind: type[Client]
@@ -219,14 +221,7 @@ class Setup(NamedTuple):
     device: DeviceSettings
     privacy: ExamplePrivacy
     run: Settings
-
-    @property
-    def states(self) -> Path | None:
-        """Directory of the simulated clients' states, if the run can be resumed."""
-        run = self.run
-        if not (int(run["checkpoint-every"]) or run["resume"]):
-            return None
-        return Path(str(run["output"])) / short_name(str(run["algorithm"])) / "clients"
+    states: Path | None
 
 
 def client_setup(context: Context, run_config: UserConfig | None) -> Setup:
@@ -286,13 +281,15 @@ def _setup(given: Pairs, node: Pairs) -> Setup:
     device = build(DeviceSettings, settings)
     cohort_size(device.cohort)
     check_countable(settings)
-    kind = client_class(settings)
+    kind, output = client_class(settings), Path(str(settings["output"]))
+    states = output / short_name(str(settings["algorithm"])) / "clients"
     return Setup(
         kind,
         build(kind.settings_type, settings),
         device,
         build(ExamplePrivacy, settings),
         settings,
+        states if int(settings["checkpoint-every"]) or settings["resume"] else None,
     )
 
 

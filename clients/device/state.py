@@ -102,8 +102,9 @@ class PersonalState:
         name = client.encode(errors="backslashreplace").decode()
         self._run, self._client = run, name
         self._checkpointed, self._acknowledged = checkpointed, acknowledged
-        files = versions_in(directory)
-        in_memory = {int(n[len(PREFIX) :]) for n in self._records if _is_version(n)}
+        files = versions_in(directory) if directory else []
+        names = [name for name in self._records if name.startswith(PREFIX)]
+        in_memory = {int(name[len(PREFIX) :]) for name in names}
         self._rounds = sorted(in_memory | {v.round for v in files if v.run == run})
         versions = [Version(self.path(r), run, r) for r in self._rounds]
         self._usable = list(usable(versions, run, acknowledged))
@@ -247,7 +248,7 @@ class PersonalState:
         in_memory = {self.round, round_}
         if self._directory == NOWHERE:
             in_memory.add(max(self._rounds, default=0))
-        for name in filter(_is_version, list(self._records)):
+        for name in [name for name in self._records if name.startswith(PREFIX)]:
             if int(name[len(PREFIX) :]) not in in_memory:
                 del self._records[name]
 
@@ -319,10 +320,6 @@ class PersonalState:
 
 # Foreign files that have been logged, and why.
 _logged: set[tuple[Path, str]] = set()
-
-
-def _is_version(record: str) -> bool:
-    return record.startswith(PREFIX)
 
 
 def _newest(versions: Iterable[Version]) -> int:

@@ -141,17 +141,17 @@ def state_directory(
     states : Path, optional
         Directory of the simulated clients' states.
     """
-    name = quoted(client)
     if "state-dir" in node:
         state_dir = str(node["state-dir"])
         allowed = "a folder that can be made"
         require(Place().permits(state_dir), "state-dir", state_dir, allowed)
         root = Path(state_dir).expanduser()
         # A run's name comes from a message or from a file.
-        directory = root / (quoted(experiment) or OF_A_RUN + quoted(run)) / name
+        directory = root / (quoted(experiment) or OF_A_RUN + quoted(run))
+        directory /= quoted(client)
         refuse_links("state-dir", directory.parent, directory)
         return directory
-    return states / name if states and "partition-id" in node else None
+    return states / quoted(client) if states and "partition-id" in node else None
 
 
 def quoted(name: str) -> str:
