@@ -53,7 +53,7 @@ from flwr_frl.task.training import (
 
 Evaluation = tuple[float, int, Config]
 
-# The parts that `Client.train` trains, by the groups that they consist of.
+# The parts that `Client.train` can train, by their parameter groups.
 PARTS: dict[Groups, Part] = {
     WHOLE[:1]: "representation",
     WHOLE[1:]: "head",
@@ -177,14 +177,15 @@ class Client(ParameterGroups, NumPyClient):
         SettingsError
             If the examples do not fit the task's model and loss.
         """
+        classes = tuple(map(str, self.task.classes or ()))
         self.task.check(self.index)
         if self._private:
             self._private.check(self.task.scratch_model)
         check_groups(self, self.model)
         shared = initial_arrays(self, self.shared)
         return {
-            NUM_CLASSES: len(self.task.classes or ()),
-            CLASSES_DIGEST: digest(tuple(map(str, self.task.classes or ()))),
+            NUM_CLASSES: len(classes),
+            CLASSES_DIGEST: digest(classes),
             NUM_EXAMPLES: len(self.task.train_examples(self.index)),
             NUM_TEST_EXAMPLES: len(self.task.test_examples(self.index)),
             STRUCTURE: digest(self._structure()),
@@ -196,7 +197,7 @@ class Client(ParameterGroups, NumPyClient):
         return [array.numpy() for array in initial_arrays(self, self.shared).values()]
 
     def statistics(self, config: Config) -> Arrays:
-        """Return arrays that the server queries before the first round; none here.
+        """Return arrays for the server before the first round; by default none.
 
         A strategy queries them by
         ``self.clients.query_arrays(grid, nodes, STATISTICS)``.
@@ -248,7 +249,9 @@ class Client(ParameterGroups, NumPyClient):
             regularizer = near if regularizer is None else _Sum(regularizer, near)
         loss, sgd = self.task.loss, self.settings
         call = self.model, part, examples, loss, epochs, sgd, regularizer, correction
-        return self._private.train(TrainCall(*call)) if self._private else train(*call)
+        if self._private:
+            return self._private.train(TrainCall(*call))
+        return train(*call)
 
     def proximal(self, features: Tensor, model: SplitModel) -> Tensor | float:
         """Return FedProx's term μ/2 ‖w − w_received‖², for a custom training step.

@@ -194,7 +194,7 @@ class ModelCard:
     def from_settings(
         cls, settings: Settings, num_clients: int, partition: str = ""
     ) -> Self:
-        """Build a task and return its card.
+        """Build a task and return its card, an `ImageModel` if that is complete.
 
         Parameters
         ----------
@@ -213,6 +213,8 @@ class ModelCard:
         chosen = {n: settings[n] for n in sorted(names & settings.keys())}
         chosen = {"task": name, **chosen}
         task = build_task(chosen, num_clients)
+        if is_built_by_name(task):
+            return cls.of(task)
         if reason := getattr(task, "untrainable", ""):
             raise SettingsError(f"task {name!r} has nothing to predict; {reason}")
         if num_clients and is_path(partition) and chosen.get("partition") != partition:

@@ -15,7 +15,6 @@ from flwr_frl.clients.device.card import (
     INITIAL_ONLY,
     Classifier,
     ModelCard,
-    is_built_by_name,
     unknown_split,
     without_examples,
 )
@@ -36,13 +35,10 @@ from flwr_frl.task.settings import (
     Settings,
     SettingsError,
     build,
-    made_by,
     require,
     unknown,
 )
-from flwr_frl.task.tasks import build_task, task_maker
-from flwr_frl.task.tasks.hub import FromHub
-from flwr_frl.task.tasks.image import ImageTask
+from flwr_frl.task.tasks import build_task
 
 FORMAT = "flwr-frl model 1"
 # Names of simulated clients; no device has one.
@@ -295,12 +291,6 @@ def _read_state(
 
 def _card_from_data(run: TrainedRun, arrays: Tensors, on_device: bool) -> ModelCard:
     """Build the run's task, which reads its data, and return its card."""
-    settings = run.settings
     run.check_data(arrays, without=INITIAL_ONLY)
-    maker = made_by(task_maker(str(settings["task"])))
-    if maker is ImageTask or isinstance(maker, FromHub):
-        task = build_task(settings, 0)
-        if is_built_by_name(task):
-            return ModelCard.of(task)
-    num_clients = 0 if on_device else int(settings["num-clients"])
-    return ModelCard.from_settings(settings, num_clients, run.withheld_partition)
+    num_clients = 0 if on_device else int(run.settings["num-clients"])
+    return ModelCard.from_settings(run.settings, num_clients, run.withheld_partition)

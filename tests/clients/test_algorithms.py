@@ -166,7 +166,7 @@ def test_fedavg_trains_and_sends_everything():
 
 
 @pytest.mark.parametrize("mu", [0.8, 0.0])
-def test_fedavg_is_fedprox_where_the_server_says_so(mu):
+def test_fedavg_clients_add_the_proximal_term_that_a_server_sends(mu):
     b, w = initial()
     b, w = b + 0.2, w - 0.1
     client = client_of(FedAvgClient, new_context())
@@ -183,7 +183,7 @@ def test_fedavg_is_fedprox_where_the_server_says_so(mu):
     assert_near(again, free_b)
 
 
-def test_what_stays_here_is_not_held_near_anything():
+def test_the_proximal_term_does_not_affect_personal_groups():
     # FedRep's head has nothing that the server has sent, its representation has.
     b, w = initial()
     context = new_context()
@@ -195,7 +195,7 @@ def test_what_stays_here_is_not_held_near_anything():
     assert_near(arrays[0], near)
 
 
-def test_the_proximal_term_is_there_for_steps_of_one_s_own():
+def test_proximal_equals_half_mu_times_the_squared_distance():
     # μ/2 ‖w − w_received‖² with all 8 + 2 numbers moved by 0.3.
     b, w = initial()
     client = client_of(FedAvgClient, new_context())
@@ -213,7 +213,7 @@ def test_the_proximal_term_is_there_for_steps_of_one_s_own():
 
 
 @pytest.mark.parametrize("kind", [APFLClient, FedCPClient, FedDBEClient, FedRoDClient])
-def test_steps_of_one_s_own_stay_near_what_a_server_sent(kind):
+def test_custom_training_steps_include_the_proximal_term(kind):
     moved = {}
     for mu in (0.0, 5.0):
         sets = [ExampleSet(torch.eye(4, 3), torch.tensor([0, 1, 1, 0]))]
@@ -238,7 +238,7 @@ def test_steps_of_one_s_own_stay_near_what_a_server_sent(kind):
     assert 0 < moved[5.0] < 0.9 * moved[0.0]
 
 
-def test_a_server_s_anchor_comes_on_top_of_a_client_s_own_terms():
+def test_the_proximal_term_adds_to_a_client_s_regularizer():
     # As FLUTE's: here 0.3 Σ b, whose slope is 0.3 everywhere.
     b, w = initial()
     client = client_of(FedAvgClient, new_context())
@@ -261,7 +261,7 @@ def expected_loss(b: np.ndarray, w: np.ndarray, index: int) -> float:
     return float(np.mean((x @ b.T @ w.T - y[:, None]) ** 2))
 
 
-def test_evaluation_uses_the_received_representation_and_the_own_head():
+def test_evaluation_uses_the_received_representation_and_the_personal_head():
     context = new_context()
     b, w = initial()
     client_of(FedRepClient, context).fit([b.astype(np.float32)], {"server-round": 1})
@@ -312,39 +312,7 @@ def test_fine_tuning_reports_the_global_model_s_accuracy_too():
     assert metrics["accuracy"] > before["accuracy"]
 
 
-def test_clients_do_not_see_each_other_s_personal_part():
-    # All clients of a process share one scratch model.
-    first, second = new_context(), new_context()
-    b, w = initial()
-    sent = [b.astype(np.float32)]
-    client_of(FedRepClient, first, index=0).fit(sent, {"server-round": 1})
-    arrays, _, _ = client_of(FedRepClient, second, index=1).fit(
-        sent, {"server-round": 1}
-    )
-    _, head, _ = numpy_train(b, w, 1, HEAD_EPOCHS, "w")
-    expected, _, _ = numpy_train(b, head, 1, REPRESENTATION_EPOCHS, "b")
-    assert_near(arrays[0], expected)
-    assert_near(PersonalState(second).load()["head.weight"], head)
-    _, other, _ = numpy_train(b, w, 0, HEAD_EPOCHS, "w")
-    assert_near(PersonalState(first).load()["head.weight"], other)
-
-
-def test_what_a_client_keeps_and_sends_is_its_own_memory():
-    # The next client trains in the same model: views of it would change.
-    b, _ = initial()
-    sent = [b.astype(np.float32)]
-    context = new_context()
-    client_of(LocalClient, context, index=0).fit([], {"server-round": 1})
-    kept = PersonalState(context).load()
-    before = {name: value.copy() for name, value in kept.items()}
-    client_of(FedRepClient, new_context(), index=1).fit(sent, {"server-round": 1})
-    after = PersonalState(context).load()
-    for name in before:
-        np.testing.assert_array_equal(kept[name], before[name])
-        np.testing.assert_array_equal(after[name], before[name])
-
-
-def test_no_epochs_send_back_what_came():
+def test_zero_epochs_return_the_received_arrays():
     settings = FedRepSettings(head_epochs=0, representation_epochs=0)
     client = FedRepClient(TASK, 0, PersonalState(new_context()), settings)
     sent = np.arange(8, dtype=np.float32).reshape(2, 4)

@@ -1,4 +1,4 @@
-"""What all clients have in common: slots, what is sent, what is kept, what is used."""
+"""Base of all clients: parameter groups, receiving, saving, sending and deploying."""
 
 import logging
 from dataclasses import replace
@@ -99,7 +99,7 @@ def rounds_of(arrays) -> float:
 # Names
 
 
-def test_the_model_s_own_arrays_come_first_and_in_its_order():
+def test_array_names_list_the_model_s_arrays_first_in_its_order():
     client = client_of(Remembering)
     assert array_names(client, client.shared) == [*BODY, "control.weight"]
     assert array_names(client, client.personal) == [*TOP, "memory.rounds", "memory.sum"]
@@ -109,7 +109,7 @@ def test_the_model_s_own_arrays_come_first_and_in_its_order():
     assert array_names(client, ()) == []
 
 
-def test_initial_values_are_the_model_s_and_the_slots_own():
+def test_initial_values_come_from_the_model_and_from_initial_group():
     client = client_of(Remembering)
     arrays = client.get_parameters({})
     state = client.task.initial_state
@@ -118,18 +118,17 @@ def test_initial_values_are_the_model_s_and_the_slots_own():
     assert len(arrays) == 3
     assert arrays[2].tolist() == [7.0, 7.0]
 
-
-def test_a_slot_beside_the_model_begins_as_the_model():
+    # A group beside the model starts as a copy of the model by default.
     class Double(Client):
         personal = ("model.",)
 
-    client = client_of(Double)
-    assert array_names(client, client.personal) == [f"model.{n}" for n in [*BODY, *TOP]]
-    found = under("model.", initial_arrays(client, client.personal))
-    assert all(torch.equal(found[n], v) for n, v in client.task.initial_state.items())
+    double = client_of(Double)
+    assert array_names(double, ("model.",)) == [f"model.{n}" for n in [*BODY, *TOP]]
+    found = under("model.", initial_arrays(double, ("model.",)))
+    assert all(torch.equal(found[name], value) for name, value in state.items())
 
 
-def test_under_and_within_undo_each_other():
+def test_under_inverts_within():
     tensors = {"a": torch.ones(1), "b.c": torch.zeros(2)}
     named = within("model.", tensors)
     assert list(named) == ["model.a", "model.b.c"]
@@ -138,7 +137,7 @@ def test_under_and_within_undo_each_other():
     )
 
 
-def test_the_structure_is_that_of_what_is_shared():
+def test_the_structure_depends_only_on_shared_arrays():
     def structure(kind, **task) -> str:
         return client_of(kind, task_of(**task)).get_properties({})["structure"]
 
@@ -161,7 +160,7 @@ def test_the_structure_is_that_of_what_is_shared():
 # Received, kept and sent
 
 
-def test_a_client_receives_its_shared_slots_and_what_it_has_kept():
+def test_receive_loads_shared_and_saved_arrays():
     context = new_context()
     client = client_of(Remembering, context=context)
     body = [np.full((4, 3), 2, np.float32), np.full(4, 3, np.float32)]
@@ -182,7 +181,7 @@ def test_a_client_receives_its_shared_slots_and_what_it_has_kept():
         client.receive(body, {})
 
 
-def test_what_is_kept_comes_back_round_after_round():
+def test_saved_arrays_are_loaded_in_the_next_round():
     context = new_context()
     heads = []
     for server_round in (1, 2, 3):
@@ -209,7 +208,7 @@ def test_what_is_kept_comes_back_round_after_round():
     assert client.saved["memory.rounds"].item() == 2
 
 
-def test_no_client_changes_what_others_begin_with():
+def test_clients_do_not_modify_the_common_initial_values():
     # `fit` above changes what it keeps in place; all share one task.
     class Collecting(Remembering):
         personal = ("model.",)
@@ -234,7 +233,7 @@ def test_no_client_changes_what_others_begin_with():
     assert all(torch.equal(task.initial_state[n], before[n]) for n in before)
 
 
-def test_what_is_sent_is_a_copy():
+def test_sent_arrays_are_copies():
     client = client_of(Remembering)
     arrays, num_examples, metrics = client.fit(
         client.get_parameters({}), {"server-round": 1}
@@ -317,50 +316,34 @@ class Kept(FedRepClient):
         return {"sum": torch.zeros(self.size)}
 
 
-class Larger(Kept):
-    size = 4
-
-
-class Fewer(Kept):
-    personal = (HEAD,)
-
-
-@pytest.mark.parametrize(
-    ("kind", "features", "line"),
-    [
-        (Larger, 4, "its 'memory.sum' has the shape (3,), not (4,)"),
-        (Fewer, 4, "its 'memory.sum' has the shape (3,), not None"),
-        (Kept, 5, "its 'head.weight' has the shape (2, 4), not (2, 5)"),
-    ],
-)
-def test_a_stored_slot_of_other_shapes_is_left_alone(
-    kind, features, line, tmp_path, caplog
-):
-    def trained(kind, features, run):
+def test_a_state_of_another_model_is_left_alone(tmp_path, caplog):
+    def trained(features, run):
         task = task_of(features)
         state = PersonalState(new_context(), tmp_path, 0, 0, run, "me")
-        client = kind(task, 0, state, FedRepSettings())
+        client = Kept(task, 0, state, FedRepSettings())
         client.fit(client.get_parameters({}), {"server-round": 1})
         return client
 
-    trained(Kept, 4, "first")
+    trained(4, "first")
     (stored,) = tmp_path.iterdir()
     data = stored.read_bytes()
     with caplog.at_level(logging.WARNING, "flwr"):
-        client = trained(kind, features, "second")
+        client = trained(5, "second")
     (message,) = [r.getMessage() for r in caplog.records if "is not used" in r.msg]
-    assert message == f"{stored} is not used: it does not fit the model: {line}"
-    # It is as it was, and the client has begun anew.
+    assert message == (
+        f"{stored} is not used: it does not fit the model: its 'head.weight' has the "
+        "shape (2, 4), not (2, 5)"
+    )
+    # The file is unchanged, and the client has started from initial values.
     assert stored.read_bytes() == data
-    fresh = kind(task_of(features), 0, PersonalState(new_context()), client.settings)
-    assert array_names(client, client.personal) == array_names(fresh, fresh.personal)
-    kept = PersonalState(new_context(), tmp_path, 1, 0, "second", "me").load()
-    assert {n: a.shape for n, a in kept.items()} == {
-        n: tuple(a.shape) for n, a in initial_arrays(fresh, fresh.personal).items()
+    saved = PersonalState(new_context(), tmp_path, 1, 0, "second", "me").load()
+    initial = initial_arrays(client, client.personal)
+    assert {n: a.shape for n, a in saved.items()} == {
+        name: tuple(array.shape) for name, array in initial.items()
     }
 
 
-def test_a_stored_slot_that_fits_is_taken_up_by_the_next_run(tmp_path, caplog):
+def test_the_next_run_continues_from_a_saved_group(tmp_path, caplog):
     sums = []
     for run in ("first", "second"):
         state = PersonalState(new_context(), tmp_path, 0, 0, run, "me")
@@ -376,7 +359,7 @@ def test_a_stored_slot_that_fits_is_taken_up_by_the_next_run(tmp_path, caplog):
 # The model in use
 
 
-def test_the_deployed_model_is_the_one_that_is_tested():
+def test_evaluate_tests_the_deployed_model():
     class Certain(FedAvgClient):
         """Its deployed model always says class 1, however the shared one is."""
 
@@ -417,7 +400,7 @@ def test_the_deployed_model_is_the_one_that_is_tested():
         (MultiTaskClient, LinearTask(), "needs a MultiTaskSetup"),
     ],
 )
-def test_a_task_that_an_algorithm_cannot_be_used_with(kind, task, words):
+def test_a_task_that_an_algorithm_cannot_use_is_refused(kind, task, words):
     with pytest.raises(SettingsError, match=words) as error:
         client_of(kind, task)
     assert "\n" not in str(error.value)

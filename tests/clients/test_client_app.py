@@ -99,7 +99,7 @@ def test_replies_depend_neither_on_the_order_of_arrays_nor_on_earlier_clients():
     ],
     ids=["nothing", "too few", "tensors", "text"],
 )
-def test_what_fit_returns_wrongly_is_one_line(monkeypatch, change, line):
+def test_an_invalid_reply_of_fit_is_one_line(monkeypatch, change, line):
     fit = FedRepClient.fit
     monkeypatch.setattr(FedRepClient, "fit", lambda *given: change(*fit(*given)))
     app, context = app_of(algorithm="fedrep"), context_of()
@@ -117,7 +117,7 @@ def test_initial_values_must_be_tensors(monkeypatch):
 
 
 @pytest.mark.parametrize("change", ["missing", "head", "unknown"])
-def test_arrays_that_do_not_fit(change):
+def test_arrays_with_other_names_are_refused(change):
     app = app_of(algorithm="fedrep")
     arrays = initial_arrays(app, context_of())
     if change == "missing":
@@ -129,7 +129,7 @@ def test_arrays_that_do_not_fit(change):
         app(message_of(MessageType.TRAIN, arrays, server_round=1), context_of())
 
 
-def test_gradients_go_back_under_names_of_their_own():
+def test_sent_groups_other_than_the_shared_have_their_own_names():
     app, context = app_of(algorithm="flute", task="linear"), context_of(2)
     arrays = initial_arrays(app, context)
     message = message_of(MessageType.TRAIN, server_round=1)
@@ -145,7 +145,7 @@ def test_gradients_go_back_under_names_of_their_own():
     }
 
 
-def test_arrays_go_back_in_the_records_and_the_precision_in_which_they_came():
+def test_replies_have_the_records_and_the_precision_of_the_message():
     app, context = app_of(algorithm="fedavg"), context_of(2)
     arrays = values_of(initial_arrays(app, context))
     message = message_of(MessageType.TRAIN, server_round=1)
@@ -164,7 +164,7 @@ def test_arrays_go_back_in_the_records_and_the_precision_in_which_they_came():
         assert {array.dtype for array in record.values()} == {kind}
 
 
-def test_bytes_go_beside_the_numbers():
+def test_attachments_are_in_a_record_of_bytes():
     app, context = app_of(algorithm="dpsgd", num_clients=20), context_of(2)
     config = {"exchanged_round": 0, "consensus_step": 0.5, "neighbour_weight": 0.5}
     message = message_of(MessageType.TRAIN, server_round=1, **config)
@@ -195,7 +195,7 @@ def statistics_of(app, context: Context) -> dict[str, np.ndarray]:
     return values_of(reply.content.array_records["arrays"])
 
 
-def test_statistics_are_asked_for_by_a_query_of_their_own():
+def test_statistics_have_their_own_query():
     assert statistics_of(app_of(algorithm="fedrep"), context_of()) == {}
     found = statistics_of(app_of(algorithm="fedrep", task="linear"), context_of(3))
     x, y = build_task(resolve({"task": "linear"}), 20).draw(3)
@@ -231,7 +231,9 @@ def test_clients_rounds_and_seeds_shuffle_differently():
 
 
 @pytest.mark.parametrize("algorithm", ["fedavg", "fedrep", "l2gd"])
-def test_a_client_without_training_examples_says_so(algorithm, write_module):
+def test_a_client_without_training_examples_is_tested_but_not_trained(
+    algorithm, write_module
+):
     text = """
 import torch
 from torch import nn

@@ -1,4 +1,4 @@
-"""Who a client is, what it may set for itself, and what is refused."""
+"""Names of clients, settings of devices, and refusals."""
 
 import shutil
 
@@ -68,7 +68,7 @@ def test_there_is_a_client_for_every_algorithm():
         ("..", ".", "%2E/%2E%2E"),
     ],
 )
-def test_an_experiment_and_a_name_are_directories_within_the_state_s(
+def test_experiment_and_client_name_are_folders_in_the_state_directory(
     tmp_path, name, experiment, place
 ):
     app = app_of(algorithm="fedrep", experiment=experiment)
@@ -117,7 +117,7 @@ def test_consecutive_runs_of_an_experiment_share_the_head(tmp_path):
     assert np.abs(after - alone).max() > 1e-3
 
 
-def test_a_class_of_one_s_own_is_why_a_head_begins_anew_and_the_server_is_told(
+def test_a_head_for_other_classes_starts_anew_and_the_server_learns_why(
     tmp_path,
 ):
     for part in ("train", "test"):
@@ -157,7 +157,7 @@ def test_counts_are_rounded_to_a_multiple_and_only_0_becomes_0():
     assert {n: rounded.rounded(n) for n in counts} == counts
 
 
-def test_a_device_may_round_its_numbers_of_examples():
+def test_a_device_can_round_its_example_counts():
     app = app_of(algorithm="fedrep")
     counts = []
     for more in ({}, {"count-multiple": 1000}):
@@ -271,7 +271,7 @@ def own(write_module):
 
 
 @pytest.mark.parametrize(("shift", "expected"), [(None, 2.0), (0.25, 0.25)])
-def test_a_client_of_one_s_own(own, shift, expected):
+def test_a_custom_algorithm_runs_with_its_settings(own, shift, expected):
     given = {} if shift is None else {"shift": shift}
     app = make_app({"algorithm": f"{own}:Own", **given})
     context = context_of(3)
@@ -311,7 +311,7 @@ def test_a_client_of_one_s_own(own, shift, expected):
         ({"algorithm": "no_algorithm:Own"}, "cannot be imported: ModuleNotFoundError"),
     ],
 )
-def test_what_is_wrong_with_an_algorithm_of_one_s_own_is_a_line(own, given, line):
+def test_errors_of_a_custom_algorithm_are_one_line(own, given, line):
     named = {"algorithm": "{own}:Own", **given}
     named["algorithm"] = named["algorithm"].format(own=own)
     reply = make_app(named)(message_of(MessageType.QUERY), context_of())
@@ -321,7 +321,7 @@ def test_what_is_wrong_with_an_algorithm_of_one_s_own_is_a_line(own, given, line
     assert "\n" not in properties["refusal"]
 
 
-def test_settings_come_from_the_run_where_none_are_given():
+def test_settings_default_to_those_of_the_run():
     context = context_of()
     context.run_config = {"algorithm": "local"}
     assert len(initial_arrays(make_app(), context)) == 0
@@ -329,7 +329,7 @@ def test_settings_come_from_the_run_where_none_are_given():
     assert len(initial_arrays(make_app(), context)) > 0
 
 
-def test_what_another_app_has_in_the_node_config_is_said_once(caplog):
+def test_unknown_node_settings_are_logged_once(caplog):
     # A setting of ours that no device has for itself is no slip of the pen.
     node = {"client-name": "kitchen", "camera": 2, "device-id": 7, "partition": "x"}
     device = Context(1, 5, node, RecordDict(), {})

@@ -1,4 +1,4 @@
-"""Models that people bring: what a part of one may be, and what it may not."""
+"""Custom models: tied weights, random layers, masks and norms."""
 
 import copy
 
@@ -165,7 +165,7 @@ def test_embeddings_with_padding_or_max_norm_are_not_stacked(words, stacked):
     assert all(torch.equal(model.state_dict()[n], v) for n, v in before.items())
 
 
-def test_one_example_is_too_few_for_a_norm_in_one_line():
+def test_a_single_example_before_a_batch_norm_is_refused():
     layers = nn.Linear(4, 4), nn.BatchNorm1d(4, track_running_stats=False)
     model = SplitModel(nn.Sequential(*layers), nn.Linear(4, 2))
     loss = nn.functional.cross_entropy
@@ -177,7 +177,7 @@ def test_one_example_is_too_few_for_a_norm_in_one_line():
         together([work], 1)
 
 
-def test_a_head_s_steps_move_features_by_weights_that_are_in_both_parts():
+def test_training_a_head_with_tied_weights_equals_torch():
     torch.manual_seed(0)
     model, sgd = Tied(), SGD(0.1, 0.0, 0.0, batch_size=2)
     expected = copy.deepcopy(model)
@@ -201,7 +201,7 @@ def test_a_frozen_norm_keeps_its_statistics():
     assert norm.running_mean.tolist() == [0, 0]
 
 
-def test_the_difference_of_boolean_arrays_is_where_they_changed():
+def test_the_difference_of_boolean_arrays_marks_changed_entries():
     before = {"mask": torch.tensor([True, False]), "w": torch.tensor([1.0, 2.0])}
     after = {"mask": torch.tensor([True, True]), "w": torch.tensor([1.5, 2.0])}
     found = difference(after, before)

@@ -1,4 +1,4 @@
-"""What must never be sent."""
+"""Personal arrays are in no message."""
 
 from collections.abc import Iterator
 

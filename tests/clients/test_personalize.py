@@ -1,4 +1,4 @@
-"""A device that arrives after the training: its head, and nothing of anybody else's."""
+"""Devices that join after the training fit their personal parameters."""
 
 import json
 from pathlib import Path
@@ -100,7 +100,7 @@ def accuracy(loaded, data: Path) -> float:
 
 
 @pytest.mark.parametrize("algorithm", ["fedrep", "flute", "ditto", "apfl", "lg-fedavg"])
-def test_predict_uses_what_was_fitted(root, tmp_path, algorithm):
+def test_predict_uses_the_fitted_parameters(root, tmp_path, algorithm):
     checkpoint = train(root, algorithm)
     before = (checkpoint / "checkpoint.safetensors").read_bytes()
     data = write(tmp_path / "late", 3, 7)
@@ -188,7 +188,7 @@ def test_a_client_name_cannot_leave_the_state_folder(fedrep, tmp_path):
 
 
 @pytest.mark.parametrize("algorithm", ["fedavg-ft", "fedbabu", "hf-maml"])
-def test_fine_tuning_before_use_takes_the_devices_data(root, algorithm):
+def test_fine_tuning_before_prediction_uses_the_device_s_data(root, algorithm):
     run = train(root, algorithm)
     late, data = write(root / f"late-{algorithm}", 3, 7), root / "pi-2"
     model, _ = load_run(run, "pi-2", data_dir=str(data))

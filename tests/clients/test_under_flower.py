@@ -1,4 +1,4 @@
-"""Our ClientApp under Flower's own strategies: it does what they ask."""
+"""Our ClientApp works with Flower's own strategies."""
 
 import numpy as np
 import pytest

@@ -173,7 +173,9 @@ def test_the_discrepancy_of_a_short_batch_counts_by_its_examples():
     client = run("fedcp", 0, **{**OWN, **more}).client(0, 0)
     arrays = client.get_parameters({})
     torch.manual_seed(7)
-    sent = dict(zip(array_names(client, client.sent), client.fit(arrays, {})[0], strict=True))
+    sent = dict(
+        zip(array_names(client, client.sent), client.fit(arrays, {})[0], strict=True)
+    )
     torch.manual_seed(7)
     orders = [torch.randperm(6).numpy() for _ in range(2)]
     batches = [part for order in orders for part in (order[:4], order[4:])]

@@ -19,8 +19,8 @@ from softmax_runs import (
 )
 
 from flwr_frl import simulate
-from flwr_frl.clients.device.simulated import newcomers
 from flwr_frl.clients.device.parameter_groups import HEAD
+from flwr_frl.clients.device.simulated import newcomers
 from flwr_frl.clients.fedavg import FedAvgClient
 from flwr_frl.clients.fedrep import solve_head
 from flwr_frl.strategies import FedAvg

@@ -1,4 +1,4 @@
-"""Training on a device that is not the CPU: all is there, and the numbers are the same.
+"""Training on a device other than the CPU gives the same numbers.
 
 There may be no GPU here: a double takes its place, which refuses what a GPU refuses.
 """
@@ -61,7 +61,7 @@ def test_numbers_are_those_of_the_cpu(algorithm, size):
     assert_same(found, outcome(algorithm, size, device="cpu", rounds=1), 0)
 
 
-def test_what_is_drawn_on_the_device_is_each_client_s_own():
+def test_random_numbers_on_the_device_differ_by_client():
     own = {"task": "cohort_tasks:dropping", "device": "gpu", "rounds": 1}
     own |= {"head-epochs": 1, "representation-epochs": 1}
     one_by_one = outcome("fedrep", "off", **own)
@@ -122,7 +122,7 @@ def test_examples_go_to_the_device_once_and_stay_while_they_fit(monkeypatch):
     assert large.place == double.GPU
 
 
-def test_the_task_s_own_model_and_what_is_checked_stay_on_the_cpu():
+def test_the_task_s_model_and_its_checks_stay_on_the_cpu():
     task = dropping()
     devices.use("gpu")
     model = scratch_model(task)
@@ -135,7 +135,7 @@ def test_the_task_s_own_model_and_what_is_checked_stay_on_the_cpu():
     assert loss > 0
 
 
-def test_who_arrives_after_the_training_is_fitted_there(tmp_path):
+def test_newcomers_are_fitted_on_the_device(tmp_path):
     rng = np.random.default_rng(0)
     for part, count in (("train", 30), ("test", 12)):
         labels = np.arange(count) % 3

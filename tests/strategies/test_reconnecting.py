@@ -1,4 +1,4 @@
-"""Runs that go on while some devices are still away, and strategies started twice."""
+"""Resumed runs with missing clients, and strategies started twice."""
 
 import pytest
 from function_clients import START, grid_of
@@ -22,7 +22,9 @@ from flwr_frl.task.tasks import build_task
         ("representation-transfer", {"num-sources": 4, "source-epochs": 1}, 4),
     ],
 )
-def test_a_resumed_run_goes_on_with_those_who_are_back(tmp_path, algorithm, own, back):
+def test_a_resumed_run_continues_with_the_connected_clients(
+    tmp_path, algorithm, own, back
+):
     given = {
         "algorithm": algorithm,
         "num-clients": 10,
@@ -42,7 +44,7 @@ def test_a_resumed_run_goes_on_with_those_who_are_back(tmp_path, algorithm, own,
     assert run(grid, again)["rounds"] == 4
 
 
-def test_devices_say_themselves_what_they_are(tmp_path):
+def test_devices_declare_their_role(tmp_path):
     # Ten sources by the server's settings, but two sources and a target are there.
     settings = resolve(
         {
@@ -70,7 +72,7 @@ def test_a_strategy_can_be_started_twice():
         assert result.arrays["b"].numpy().tolist() == [4.0] * 4
 
 
-def test_no_rounds_are_no_failure():
+def test_zero_rounds_are_valid():
     strategy = FedAvg(fraction_train=1.0)
     assert strategy.start(grid_of(3), to_record(START), num_rounds=0) is not None
 
@@ -86,7 +88,7 @@ class Rapid(
     """Has its own speeds in simulation, and a setting's value under SRPFL."""
 
 
-def test_what_a_strategy_is_in_simulation_and_under_srpfl_holds_around_it():
+def test_srpfl_uses_the_simulation_defaults_of_its_base():
     path = f"{__name__}:Rapid"
     settings = resolve({"algorithm": "srpfl", "srpfl-base": path, "initial-nodes": 1})
     assert simulation_defaults(settings) == {"speed-model": "dynamic"}
@@ -101,7 +103,7 @@ def test_a_name_of_an_earlier_release_is_refused_with_its_replacement(name):
         type("Mine", (FedAvg,), {name: None})
 
 
-def test_an_outsider_s_subclass_is_not_taken_for_its_base_s_linear_case():
+def test_a_third_party_subclass_is_not_its_base_s_linear_case():
     path = "outsiders:Plain"
     linear = {"algorithm": path, "task": "linear"}
     assert strategy_class(linear).__name__ == "PlainLinear"
@@ -110,6 +112,6 @@ def test_an_outsider_s_subclass_is_not_taken_for_its_base_s_linear_case():
     assert strategy_class(own).__name__ == "PlainLinear"
 
 
-def test_a_task_that_needs_what_is_no_setting_is_refused_in_a_line():
+def test_a_task_with_a_required_argument_that_is_no_setting_is_refused():
     with pytest.raises(SettingsError, match="missing a required argument: 'a'"):
         build_task(resolve({"task": "os.path:join"}), 3)

@@ -1,4 +1,4 @@
-"""A server that is restored from a backup costs nobody its head."""
+"""Servers restored from a backup: clients keep their newest versions."""
 
 import shutil
 from typing import cast
@@ -53,7 +53,7 @@ def heads_of(path, algorithm="fedrep"):
     return {p.relative_to(folder): p.read_bytes() for p in folder.rglob("*-*")}
 
 
-def test_restored_to_round_5_at_round_12(tmp_path, caplog) -> None:
+def test_a_server_restored_from_a_backup_costs_no_head(tmp_path, caplog) -> None:
     # Far enough that a round more or less of the representation is no matter.
     own = {"head-epochs": 5, "representation-epochs": 2, "batch-size": 20}
     own |= {"evaluate-every": 6, "evaluate-last": 1}
@@ -86,7 +86,7 @@ def test_restored_to_round_5_at_round_12(tmp_path, caplog) -> None:
         ("fed-mtl", "arrays/", "model."),
     ],
 )
-def test_a_mean_of_what_clients_keep_is_it_again_soon(
+def test_means_of_personal_arrays_are_correct_after_a_rollback(
     tmp_path, caplog, algorithm, shared, kept
 ) -> None:
     own = {"algorithm": algorithm, "model": "logistic", "momentum": 0.0}
@@ -119,7 +119,7 @@ def test_a_mean_of_what_clients_keep_is_it_again_soon(
     assert len([m for m in caplog.messages if "begin" in m and "anew" in m]) == 1
 
 
-def test_an_ordinary_resume_goes_back_exactly(tmp_path, caplog) -> None:
+def test_an_ordinary_resume_is_no_rollback(tmp_path, caplog) -> None:
     # Killed in round 8, with its checkpoint of round 6: it is no backup.
     together, apart = tmp_path / "together", tmp_path / "apart"
     go(settings_of(together, 8, **{"checkpoint-every": 3}))
@@ -139,7 +139,7 @@ def test_an_ordinary_resume_goes_back_exactly(tmp_path, caplog) -> None:
             assert again[r][name] == rows[r][name]
 
 
-def test_one_evaluation_from_nowhere_costs_nothing(tmp_path) -> None:
+def test_an_evaluation_deletes_no_version(tmp_path) -> None:
     settings = settings_of(tmp_path, 4)
     grid = go(settings)
     heads = heads_of(tmp_path)
@@ -154,7 +154,7 @@ def test_one_evaluation_from_nowhere_costs_nothing(tmp_path) -> None:
     assert heads_of(tmp_path) == heads
 
 
-def test_two_runs_of_one_experiment_go_on_side_by_side(tmp_path) -> None:
+def test_two_runs_of_an_experiment_do_not_disturb_each_other(tmp_path) -> None:
     def device_run(output, rounds, **more):
         settings = settings_of(tmp_path / output, rounds, experiment="lab", **more)
         grid = InlineGrid(make_app(settings), 5)
@@ -177,7 +177,7 @@ def test_two_runs_of_one_experiment_go_on_side_by_side(tmp_path) -> None:
     assert rows[4]["clients"] == 5
 
 
-def test_gossip_is_not_set_back(tmp_path) -> None:
+def test_gossip_refuses_a_rolled_back_server(tmp_path) -> None:
     own = {"algorithm": "dpsgd", "model": "logistic", "num-clients": 5}
     go(settings_of(tmp_path, 2, **own))
     backup = tmp_path / "backup"
@@ -191,7 +191,7 @@ def test_gossip_is_not_set_back(tmp_path) -> None:
 
 
 @pytest.mark.parametrize("late", [False, True])
-def test_one_client_s_word_ends_no_gossip(tmp_path, caplog, late) -> None:
+def test_a_single_client_s_claim_does_not_end_gossip(tmp_path, caplog, late) -> None:
     own = {"algorithm": "choco-sgd", "model": "logistic", "num-clients": 5}
     go(settings_of(tmp_path, 2, **own))
     settings = settings_of(tmp_path, 4, resume=str(tmp_path), **own)
@@ -235,11 +235,11 @@ def test_one_client_s_word_ends_no_gossip(tmp_path, caplog, late) -> None:
         {KEPT_ROUNDS: [9], KEPT_CHECKPOINT: 5},
     ],
 )
-def test_nonsense_sets_nobody_back(said: dict) -> None:
+def test_invalid_claims_of_a_client_are_no_rollback(said: dict) -> None:
     assert not RoundLedger(resumed=5).is_rolled_back("a", said)
 
 
-def test_where_both_know_a_round_it_is_that() -> None:
+def test_after_a_rollback_a_client_continues_from_a_common_round() -> None:
     standing = RoundLedger(resumed=5, acknowledged={"a": 4, "b": 4})
     for name, rounds in (("a", [4, 11]), ("b", [10, 11])):
         assert standing.is_rolled_back(name, {KEPT_ROUNDS: rounds, KEPT_CHECKPOINT: 10})

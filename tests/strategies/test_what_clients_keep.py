@@ -1,4 +1,4 @@
-"""What stays with the clients, and how it lasts."""
+"""Personal arrays stay on the clients and survive crashes."""
 
 import json
 from pathlib import Path
@@ -73,7 +73,7 @@ def bytes_of(message) -> bytes:
 
 
 @ALL
-def test_what_a_client_keeps_is_in_no_reply(algorithm):
+def test_personal_arrays_are_in_no_reply(algorithm):
     found = run(algorithm, 5, evaluate=(2, 5), **usual(algorithm))
     kinds = {m.metadata.message_type for m in found.grid.replies}
     assert {MessageType.TRAIN, MessageType.EVALUATE, MessageType.QUERY} <= kinds
@@ -105,7 +105,7 @@ def test_what_a_client_keeps_is_in_no_reply(algorithm):
 
 
 @ALL
-def test_a_client_whose_process_was_killed_goes_on(algorithm, tmp_path):
+def test_a_killed_client_continues_from_its_files(algorithm, tmp_path):
     # After each message, one whose reply did not count included.
     spoilt = {(i, 2) for i in range(N)} | {(0, 4), (5, 4)}
     more = usual(algorithm)
@@ -122,7 +122,7 @@ def test_a_client_whose_process_was_killed_goes_on(algorithm, tmp_path):
 
 
 @FEW
-def test_a_client_goes_back_to_what_counted(algorithm):
+def test_a_client_continues_from_its_last_acknowledged_version(algorithm):
     # All replies of round 2 are lost: what follows is as if nobody had trained.
     lost = run(algorithm, 2, spoilt={(i, 2) for i in range(N)}, **USUAL)
     assert [row["rejected"] for row in lost.rows] == [0, 3]
@@ -178,7 +178,7 @@ def assert_same_result(output: Path, other: Path, algorithm: str) -> None:
 
 
 @pytest.mark.parametrize("algorithm", [*ALGORITHMS, "fedproto", "feddbe"])
-def test_a_run_that_is_stopped_and_resumed(algorithm, tmp_path):
+def test_a_resumed_run_equals_an_uninterrupted_one(algorithm, tmp_path):
     more = {"checkpoint_every": 1, "evaluate_every": 2}
     assert main(tmp_path / "whole", algorithm, 4, **more) == 0
     assert main(tmp_path / "parts", algorithm, 2, **more) == 0
@@ -188,7 +188,9 @@ def test_a_run_that_is_stopped_and_resumed(algorithm, tmp_path):
 
 
 @FEW
-def test_a_server_that_dies_between_checkpoints(algorithm, tmp_path, monkeypatch):
+def test_a_run_killed_between_checkpoints_ends_as_if_it_had_not_been(
+    algorithm, tmp_path, monkeypatch
+):
     # Round 3 has counted, round 4 has been trained; all go back to round 2.
     more = {"checkpoint_every": 2, "evaluate_every": 2}
     assert main(tmp_path / "whole", algorithm, 5, **more) == 0
@@ -230,7 +232,7 @@ def test_a_run_inherits_nothing_of_one_that_was_killed(tmp_path, monkeypatch):
     assert flower(tmp_path / "killed", 3) == whole
 
 
-def test_clients_go_on_in_another_folder(tmp_path, caplog):
+def test_a_run_can_resume_in_another_folder(tmp_path, caplog):
     whole = flower(tmp_path / "whole", 4)
     flower(tmp_path / "first", 2)
     former = result(tmp_path / "first", "ditto")
@@ -241,14 +243,14 @@ def test_clients_go_on_in_another_folder(tmp_path, caplog):
     assert "cannot use what it had kept" not in caplog.text
 
 
-def test_the_same_folder_by_another_path_is_the_same(tmp_path, monkeypatch):
+def test_a_run_can_resume_by_another_path_to_its_folder(tmp_path, monkeypatch):
     whole = flower(tmp_path / "whole", 4)
     flower(tmp_path / "parts", 2)
     monkeypatch.chdir(tmp_path)
     assert flower(Path("parts"), 4, resume=str(tmp_path / "parts")) == whole
 
 
-def test_what_devices_keep_is_left_alone(tmp_path):
+def test_states_of_devices_are_not_deleted(tmp_path):
     # Even where somebody has put it beside the server's results.
     device = tmp_path / "out" / "ditto" / "clients"
     rows = flower(tmp_path / "out", 2, device, experiment="fleet")

@@ -1,4 +1,4 @@
-"""The count of private steps: kept wherever a reply went, and never set back."""
+"""The account of private training is never rolled back."""
 
 import json
 
@@ -39,7 +39,7 @@ def steps_in(directory) -> list[int]:
     return json.loads((directory / FILE).read_text())["steps"]
 
 
-def test_steps_add_up_by_their_kind():
+def test_steps_are_summed_by_noise_and_sampling_probability():
     training = PrivateTraining(PRIVATE, RecordDict(), None)
     assert training.epsilon() == 0
     training.train(call_of(8, 3))
@@ -50,7 +50,7 @@ def test_steps_add_up_by_their_kind():
     assert training.epsilon() == pytest.approx(expected, rel=1e-12)
 
 
-def test_they_outlive_the_process_and_come_before_the_training(tmp_path, monkeypatch):
+def test_steps_are_written_before_the_training(tmp_path, monkeypatch):
     first = PrivateTraining(PRIVATE, RecordDict(), tmp_path)
     first.train(call_of(8, 3))
 
@@ -68,7 +68,7 @@ def test_they_outlive_the_process_and_come_before_the_training(tmp_path, monkeyp
     assert (tmp_path / FILE).stat().st_mode & 0o777 == 0o600
 
 
-def test_the_disk_knows_more_than_a_memory_that_was_set_back(tmp_path):
+def test_the_account_on_disk_takes_precedence_over_memory(tmp_path):
     records = RecordDict()
     PrivateTraining(PRIVATE, records, tmp_path).train(call_of(8, 1))
     PrivateTraining(PRIVATE, RecordDict(), tmp_path).train(call_of(8, 1))
@@ -77,7 +77,7 @@ def test_the_disk_knows_more_than_a_memory_that_was_set_back(tmp_path):
     assert steps_in(tmp_path) == [12]
 
 
-def test_what_cannot_be_counted_is_not_trained(tmp_path, monkeypatch):
+def test_training_needs_a_writable_account(tmp_path, monkeypatch):
     def full(*_, **__):
         raise OSError("No space left on device")
 
@@ -130,7 +130,7 @@ def app():
     )
 
 
-def test_epsilon_comes_with_an_evaluation(app, tmp_path):
+def test_evaluations_report_epsilon(app, tmp_path):
     node = {"partition-id": 0, "num-partitions": 10, "state-dir": str(tmp_path)}
     context = context_of(**node)
     reply = app(message_of("query.arrays"), context)
@@ -165,7 +165,7 @@ def test_epsilon_comes_with_an_evaluation(app, tmp_path):
     assert metrics["example-epsilon"] == pytest.approx(expected, rel=1e-12)
 
 
-def test_a_device_may_ask_for_noise_of_its_own():
+def test_a_device_can_set_its_own_noise():
     own = {"dp-noise": 3.0, "dp-clip": 0.5, "dp-delta": 1e-4}
     setup = client_setup(context_of(**own), {"algorithm": "fedavg"})
     assert setup.privacy == ExamplePrivacy(3.0, 0.5, 1e-4)

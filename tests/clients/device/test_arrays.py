@@ -1,4 +1,4 @@
-"""Arrays become Flower's as Flower's own constructor makes them."""
+"""Conversion to and from Flower's arrays."""
 
 import numpy as np
 from flwr.app import Array

@@ -28,7 +28,7 @@ def drawn(num_clients):
 """
 
 
-def test_values_in_no_file_are_drawn_again_with_the_seed_of_the_run(write_module):
+def test_values_that_no_file_stores_are_drawn_with_the_seed_of_the_run(write_module):
     path = f"{importlib.import_module(write_module('drawing', MODULE)).__name__}:drawn"
     settings = resolve({"task": path, "seed": 3})
     trained = build_task(settings, 4).initial_model()

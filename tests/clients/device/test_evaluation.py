@@ -1,4 +1,4 @@
-"""Tests of a model on a client's own examples: a task's own metrics."""
+"""Metrics of a model on a client's test examples."""
 
 from math import isnan
 
@@ -11,7 +11,7 @@ from flwr_frl.task import ExampleSet, ExampleTask, SplitModel
 from flwr_frl.task.metrics import balanced_accuracy, macro_f1
 
 
-def test_own_metrics_are_of_all_test_examples_at_once():
+def test_custom_metrics_are_computed_on_all_test_examples_at_once():
     # 120 examples are three batches of evaluation. Outputs are 0, 1, ... 119 and the
     # targets 0: torch's median, the lower of the two in the middle, is 59. Over batches
     # of 50, 50 and 20 the mean would be weighted 24, 74 and 109.
@@ -68,13 +68,13 @@ def test_a_head_without_nc2_has_an_accuracy(scale):
     assert {n: v for n, v in metrics.items() if n != "accuracy"} == pytest.approx(nc2)
 
 
-def test_a_client_whose_targets_do_not_count_has_no_score():
+def test_a_client_whose_targets_are_all_ignored_has_no_score():
     targets = torch.full((4,), -100)
     assert isnan(macro_f1(torch.ones(4, 3), targets))
     assert isnan(balanced_accuracy(torch.ones(4, 3), targets))
 
 
-def test_of_a_single_class_all_are_right():
+def test_a_single_class_has_accuracy_1():
     inputs, targets = torch.randn(5, 3), torch.zeros(5, dtype=torch.long)
     one = [ExampleSet(inputs, targets)]
     task = ExampleTask(

@@ -1,4 +1,4 @@
-"""Whatever a server sends: one line, nothing outside, no state that is none."""
+"""Checks of a server's messages."""
 
 import math
 from pathlib import Path
@@ -74,7 +74,7 @@ def test_a_config_value_of_a_wrong_type_is_one_line(name: str, value) -> None:
     assert str(caught.value).isprintable()
 
 
-def test_what_our_servers_send_passes() -> None:
+def test_configs_of_our_servers_are_valid() -> None:
     relayed = {
         "relayed-rounds": [1, 2],
         "relayed-senders": ["a", "b"],
@@ -94,7 +94,7 @@ def test_what_our_servers_send_passes() -> None:
         {"neighbours": ["a"], "neighbour-nodes": [1, 2]},
     ],
 )
-def test_lists_that_do_not_go_together(config: dict) -> None:
+def test_lists_of_different_lengths_are_refused(config: dict) -> None:
     with pytest.raises(SettingsError, match="not of the same length"):
         check_config(ConfigRecord(config))
 
@@ -110,7 +110,7 @@ def test_rounds_to_replay_are_bounded() -> None:
 
 @pytest.mark.parametrize("node", [{"state-dir": "state"}, {}])
 @pytest.mark.parametrize("run", ["/abs/x", "../../x", "..", "a/../../../b"])
-def test_no_run_leads_out_of_the_state_directory(
+def test_a_run_name_cannot_leave_the_state_directory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, node: dict, run: str
 ) -> None:
     home = tmp_path / "home"
@@ -168,9 +168,7 @@ BAD_ARRAYS = {
 
 @pytest.mark.parametrize("kind", [MessageType.TRAIN, MessageType.EVALUATE])
 @pytest.mark.parametrize("name", list(BAD_ARRAYS))
-def test_arrays_that_are_no_model_change_nothing(
-    tmp_path: Path, name: str, kind: str
-) -> None:
+def test_invalid_arrays_change_no_state(tmp_path: Path, name: str, kind: str) -> None:
     app = app_of()
     context = context_of(**{"state-dir": str(tmp_path)})
     arrays = initial(app)

@@ -1,4 +1,4 @@
-"""Personal state: which versions are kept, and where."""
+"""Personal states: which versions are used, kept and deleted."""
 
 import contextlib
 import errno
@@ -16,6 +16,7 @@ from safetensors.numpy import load_file
 from flwr_frl.clients.device.state import PersonalState
 from flwr_frl.clients.device.state_file import pack, read_checked
 
+FITS = {"head.weight": (2, 3)}
 LOST = "no version is left: it is lost, or fit has not called self.save"
 
 
@@ -60,7 +61,7 @@ def run_rounds(context, rounds, directory=None, checkpointed=0):
         acknowledged = r
 
 
-def test_values_come_back_as_they_were(tmp_path):
+def test_loaded_values_equal_saved_ones(tmp_path):
     # As of a convolution with channels last: not contiguous in memory.
     strided = np.arange(24, dtype=np.float32).reshape(2, 3, 4).transpose(0, 2, 1)
     arrays = {
@@ -81,7 +82,7 @@ def test_values_come_back_as_they_were(tmp_path):
 
 
 @pytest.mark.parametrize("on_disk", [False, True])
-def test_an_acknowledged_round_is_kept_and_an_unacknowledged_one_dropped(
+def test_an_acknowledged_version_is_kept_and_an_unacknowledged_one_deleted(
     tmp_path, on_disk
 ):
     directory = tmp_path if on_disk else None
@@ -219,23 +220,25 @@ def test_a_damaged_file_is_set_aside_and_the_version_before_it_used(
 
 
 @pytest.mark.parametrize(
-    ("now", "shape", "reason"),
+    ("now", "shapes", "reason"),
     [
-        ({}, (2, 3), ""),
+        ({}, FITS, ""),
         # Other classes explain other shapes; their names stay on the device.
         (
             {"classes": '["cat", "dog"]'},
-            (4, 3),
+            {"head.weight": (4, 3)},
             "it is for other classes than the client has now",
         ),
-        ({"algorithm": "a:FedPer"}, (2, 3), "it is of a:FedRep, not a:FedPer"),
-        ({}, (4, 3), "it does not fit the model"),
+        ({"algorithm": "a:FedPer"}, FITS, "it is of a:FedRep, not a:FedPer"),
+        ({}, {"head.weight": (4, 3)}, "it does not fit the model"),
+        ({}, {}, "it does not fit the model"),
+        ({}, {"other": (2, 3)}, "it does not fit the model"),
         # A copied SD card, say.
-        ({"client": "pi-2"}, (2, 3), "it is of client 'pi-1'"),
-        ({"damaged": "yes"}, (2, 3), "its file is damaged"),
+        ({"client": "pi-2"}, FITS, "it is of client 'pi-1'"),
+        ({"damaged": "yes"}, FITS, "its file is damaged"),
     ],
 )
-def test_why_a_file_of_an_earlier_run_is_not_used(tmp_path, now, shape, reason):
+def test_why_a_file_of_an_earlier_run_is_not_used(tmp_path, now, shapes, reason):
     about = {"classes": '["cat"]', "algorithm": "a:FedRep"}
     given = {"client": "pi-1", "about": about}
     PersonalState(new_context(), tmp_path, run="r", **given).save(head(1), 1)
@@ -246,14 +249,14 @@ def test_why_a_file_of_an_earlier_run_is_not_used(tmp_path, now, shape, reason):
     given["client"] = now.get("client", "pi-1")
     given["about"] = {name: now.get(name, text) for name, text in about.items()}
     state = PersonalState(new_context(), tmp_path, run="s", **given)
-    assert (state.load({"head.weight": shape}) is None) is bool(reason)
+    assert (state.load(shapes) is None) is bool(reason)
     assert state.unused.startswith(reason)
     assert bool(state.unused) is bool(reason)
     # A foreign file stays as it is, for the client or the model whose it is.
     assert "damaged" in now or path.read_bytes() == data
 
 
-def test_a_client_that_has_lost_its_memory_says_so():
+def test_a_lost_state_is_reported():
     # The server has counted a reply of round 3; the process is a new one.
     state = PersonalState(new_context(), acknowledged=3)
     assert state.load() is None
@@ -265,7 +268,7 @@ def test_a_client_that_has_lost_its_memory_says_so():
 
 
 @pytest.mark.parametrize("lose", [damage, Path.unlink])
-def test_an_older_run_s_state_does_not_hide_that_the_own_one_is_lost(tmp_path, lose):
+def test_a_version_of_an_earlier_run_does_not_hide_a_lost_one(tmp_path, lose):
     PersonalState(new_context(), tmp_path, run="old").save(head(7), 30)
     PersonalState(new_context(), tmp_path, 0, run="new").save(head(1), 1)
     lose(tmp_path / "new-00000001.safetensors")
@@ -275,7 +278,7 @@ def test_an_older_run_s_state_does_not_hide_that_the_own_one_is_lost(tmp_path, l
         assert state.unused in ("its file is damaged", LOST)
 
 
-def test_damage_that_an_evaluation_found_is_told_by_the_next_training_too(tmp_path):
+def test_damage_found_by_an_evaluation_is_reported_by_the_next_training(tmp_path):
     run_rounds(new_context(), [1, 2, 3], tmp_path)
     damage(tmp_path / "00000003.safetensors")
     said = []
@@ -290,7 +293,7 @@ def test_damage_that_an_evaluation_found_is_told_by_the_next_training_too(tmp_pa
     assert (value_of(state), state.unused) == (4, "")
 
 
-def test_what_a_killed_writer_has_left_goes_when_its_round_is_over(tmp_path):
+def test_unfinished_files_are_deleted_after_their_round(tmp_path):
     run_rounds(new_context(), [1, 2], tmp_path)
     of_this_run = tmp_path / f".00000003.safetensors.{'0' * 16}.partial"
     of_another = tmp_path / ".abc-00000009.safetensors.4711"
@@ -333,7 +336,7 @@ def test_a_state_that_cannot_be_written_stays_in_memory(
 # Runs
 
 
-def test_a_run_goes_on_from_what_the_last_one_left_until_it_has_its_own(tmp_path):
+def test_a_run_continues_from_an_earlier_run_until_one_of_its_versions_counts(tmp_path):
     first = {"directory": tmp_path, "run": "first"}
     PersonalState(new_context(), **first).save(head(7), 30)
     second = {"directory": tmp_path, "run": "second"}
@@ -365,7 +368,7 @@ def without_counter(path: Path) -> None:
     path.write_bytes(pack(arrays, about))
 
 
-def test_of_many_earlier_runs_the_newest_eight_stay(tmp_path):
+def test_files_of_the_newest_eight_earlier_runs_are_kept(tmp_path):
     for i in range(12):
         PersonalState(new_context(), tmp_path, run=f"r{i}").save(head(i), 5)
         files = [tmp_path / f"r{j}-00000005.safetensors" for j in range(i + 1)]
@@ -375,7 +378,7 @@ def test_of_many_earlier_runs_the_newest_eight_stay(tmp_path):
     assert files_in(tmp_path) == sorted([*stay, "now-00000001.safetensors"])
 
 
-def test_of_many_runs_with_directories_of_their_own_the_newest_eight_stay(tmp_path):
+def test_directories_of_the_newest_eight_runs_are_kept(tmp_path):
     def place(run: str, client: str = "pi") -> Path:
         return tmp_path / f"run-{run}" / client
 
@@ -411,7 +414,7 @@ def test_of_many_runs_with_directories_of_their_own_the_newest_eight_stay(tmp_pa
 
 
 @pytest.mark.parametrize("link", ["run-old", "run-old/pi"])
-def test_directories_of_runs_that_are_links_are_left(tmp_path, link):
+def test_linked_directories_of_runs_are_not_deleted(tmp_path, link):
     theirs = tmp_path / "theirs" / "pi"
     PersonalState(new_context(), theirs, run="old").save(head(1), 1)
     root = tmp_path / "state"
@@ -425,7 +428,7 @@ def test_directories_of_runs_that_are_links_are_left(tmp_path, link):
     assert files_in(theirs) == ["old-00000001.safetensors"]
 
 
-def test_an_experiment_s_run_drops_nothing_beside_its_directory(tmp_path):
+def test_an_experiment_deletes_no_directory_beside_its_own(tmp_path):
     for i in range(12):
         path = tmp_path / f"run-r{i}" / "pi"
         PersonalState(new_context(), path, run="x").save(head(1), 1)
@@ -437,7 +440,9 @@ def test_an_experiment_s_run_drops_nothing_beside_its_directory(tmp_path):
 
 
 @pytest.mark.parametrize("on_disk", [False, True])
-def test_whatever_round_a_server_says_the_newest_stay(tmp_path, on_disk):
+def test_no_acknowledged_round_makes_a_client_lose_its_newest_version(
+    tmp_path, on_disk
+):
     directory = tmp_path if on_disk else None
     context = new_context()
     run_rounds(context, range(1, 13), directory, checkpointed=11)
@@ -458,7 +463,7 @@ def test_whatever_round_a_server_says_the_newest_stay(tmp_path, on_disk):
         assert newest() == 12
 
 
-def test_a_client_tells_what_it_has_kept(tmp_path):
+def test_kept_reports_rounds_and_checkpoint(tmp_path):
     nothing = {"kept-rounds": [], "kept-checkpoint": 0}
     assert PersonalState(new_context(), tmp_path, run="r").kept() == nothing
     run_rounds(new_context(), range(1, 13), tmp_path, checkpointed=11)
@@ -467,7 +472,7 @@ def test_a_client_tells_what_it_has_kept(tmp_path):
     assert PersonalState(new_context(), tmp_path, run="other").kept() == nothing
 
 
-def test_the_newest_of_several_earlier_runs_is_taken_whatever_the_clock(tmp_path):
+def test_the_newest_earlier_run_is_used_whatever_the_clock(tmp_path):
     paths = []
     for run, value in (("b", 1), ("a", 2), ("c", 3)):
         PersonalState(new_context(), tmp_path, run=run).save(head(value), 5)
@@ -480,7 +485,7 @@ def test_the_newest_of_several_earlier_runs_is_taken_whatever_the_clock(tmp_path
     assert value_of(PersonalState(new_context(), tmp_path, 0, run="d")) == 4
 
 
-def test_states_of_earlier_releases_come_before_all_others_and_stay(tmp_path):
+def test_states_of_earlier_releases_are_older_than_all_others_and_kept(tmp_path):
     old = [f"old{i}" for i in range(9)]
     for i, run in enumerate(old):
         PersonalState(new_context(), tmp_path, run=run).save(head(-i), 9)

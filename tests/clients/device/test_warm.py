@@ -1,4 +1,4 @@
-"""A fork for each message is what a new process would be."""
+"""The SuperExec that forks a process for each message."""
 
 import os
 import random
@@ -30,7 +30,7 @@ def drawn() -> list[float]:
     return [random.random(), np.random.random(), torch.rand(1).item()]
 
 
-def test_the_runs_own_code_is_loaded_anew_and_torch_is_not():
+def test_a_fork_reloads_the_run_s_code_but_not_torch():
     import_module("flwr_frl.clients.base")
     assert "flwr_frl.clients.base" in sys.modules
 
@@ -42,23 +42,23 @@ def test_the_runs_own_code_is_loaded_anew_and_torch_is_not():
     assert "flwr_frl.clients.base" in sys.modules
 
 
-def test_no_two_forks_draw_the_same_numbers():
+def test_forks_draw_different_random_numbers():
     (first, _), (second, _) = said_in_a_child(drawn), said_in_a_child(drawn)
     for one, other in zip(eval(first), eval(second), strict=True):
         assert one != other
 
 
-def test_signals_end_a_fork_as_they_end_any_process():
+def test_a_fork_has_default_signal_handlers():
     reading = said_in_a_child(lambda: signal.getsignal(signal.SIGTERM).name)
     assert reading == ("SIG_DFL", 0)
 
 
-def test_the_exit_status_is_the_works_own():
+def test_a_fork_exits_with_the_status_of_its_work():
     assert said_in_a_child(lambda: sys.exit(3)) == ("", 3)
     assert said_in_a_child(lambda: 1 / 0)[1] == 1
 
 
-def test_forks_that_have_ended_are_collected():
+def test_ended_forks_are_reaped():
     child = os.fork()
     if child == 0:
         os._exit(0)

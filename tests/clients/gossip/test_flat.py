@@ -107,7 +107,7 @@ def test_gradients_are_those_of_an_untouched_copy(name):
         assert parameter.grad.shape == parameter.shape
 
 
-def test_a_second_vector_takes_the_model_over():
+def test_a_second_vector_replaces_the_first():
     model = model_of("digits-cnn")
     first = FlatParameters(model)
     second = FlatParameters(model)

@@ -187,7 +187,7 @@ def test_nan_loss_raises_training_diverged():
         client.iterate(1)
 
 
-def test_one_example_alone_before_a_batch_norm_is_one_line():
+def test_a_batch_of_one_before_a_batch_norm_is_refused():
     node = received("dpsgd", task="softmax_runs:normed", batch_size=1, index=1)
     line = "^batch-size 1 leaves one of 9 examples alone, which this model's batch"
     with pytest.raises(SettingsError, match=line):
@@ -265,7 +265,7 @@ def test_mixing_by_hand():
     assert (client.x == 2.75).all()
 
 
-def test_dpsgd_mixes_by_hand_and_only_what_was_sent_in_its_own_round():
+def test_dpsgd_mixes_by_hand_only_messages_of_its_own_round():
     client = received("dpsgd")
     client.state.round = 4
     models = [np.full(650, value, np.float32).tobytes() for value in (3, 9)]
@@ -411,7 +411,7 @@ def test_evaluation_saves_nothing(algorithm):
 
 
 @by_algorithm
-def test_a_state_that_neighbours_do_not_rely_on_is_an_error(algorithm):
+def test_a_state_older_than_the_acknowledged_round_is_an_error(algorithm):
     client = client_of(algorithm)
     config = config_of(5, **{"acknowledged-round": 4})
     for call in (client.fit, client.evaluate):

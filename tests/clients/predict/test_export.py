@@ -1,26 +1,220 @@
-"""A model that leaves its device: the same logits, and nothing else needed."""
+"""Exported models: ONNX, torch.export, a file for `load`, and predictions as CSV."""
 
+import csv
 import json
 import os
 import shutil
 import subprocess
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 
+import animals
+import numpy as np
 import pytest
 import torch
-from animals import (
-    CLASSES,
-    of_device,
-    settings_of,
-)
+from PIL import Image
+from torch import nn
 
 from flwr_frl.clients.device.card import ImageModel, ModelCard
-from flwr_frl.clients.predict import export, load_model, load_run
+from flwr_frl.clients.predict import export, load, load_model, load_run
 from flwr_frl.clients.predict.__main__ import main
 from flwr_frl.running import run
-from flwr_frl.task.models import build_model
+from flwr_frl.task.models import SplitModel, build_model
 from flwr_frl.task.settings import SettingsError
+
+CLASSES = ("ant", "bee", "cat")
+
+
+def classifier_of(name: str, size: int, channels: int):
+    torch.manual_seed(0)
+    shape = (channels, size, size)
+    normal = (128.0,) * channels, (60.0,) * channels
+    card = ModelCard(ImageModel(name, shape, CLASSES, *normal))
+    model = build_model(name, shape, 3)
+    # As after training, statistics of batch norms included.
+    model.train()(torch.randn(4, *shape))
+    return card.load(model.state_dict()), card
+
+
+@pytest.fixture
+def model(tmp_path):
+    """A file with a model, and the model."""
+    classifier, card = classifier_of("mlp", 8, 1)
+    export(classifier, card, tmp_path / "model.safetensors")
+    return tmp_path / "model.safetensors", classifier
+
+
+@pytest.fixture
+def photos(tmp_path):
+    """Four photos, of which two have another size, and their pixels as the model's."""
+    rng = np.random.default_rng(0)
+    folder = tmp_path / "photos"
+    folder.mkdir()
+    for i in range(2):
+        pixels = rng.integers(0, 256, (8, 8), dtype=np.uint8)
+        Image.fromarray(pixels).save(folder / f"{i}.png")
+    Image.fromarray(np.full((20, 30, 3), 60, np.uint8)).save(folder / "2, large.png")
+    Image.fromarray(np.full((4, 4), 200, np.uint8)).save(folder / "3.png")
+    (folder / "notes.txt").write_text("no image")
+    return folder
+
+
+# ONNX
+
+
+@pytest.mark.parametrize(
+    ("name", "size", "channels"),
+    [("digits-cnn", 8, 3), ("cifar10-cnn", 16, 3), ("resnet20", 8, 1), ("mlp", 8, 1)],
+)
+def test_exported_models_give_the_same_logits(name, size, channels, tmp_path):
+    classifier, card = classifier_of(name, size, channels)
+    suffixes = ["pt2", "safetensors"]
+    # Convolutions and batch norms are in one of the models.
+    if name == "resnet20" and find_spec("onnxruntime"):
+        suffixes.append("onnx")
+    for suffix in suffixes:
+        export(classifier, card, tmp_path / f"model.{suffix}")
+    extra = {"card.json": ""}
+    program = torch.export.load(tmp_path / "model.pt2", extra_files=extra).module()
+    assert ModelCard.from_metadata(json.loads(extra["card.json"])) == card
+    again = load_model(tmp_path / "model.safetensors")
+    assert again[1] == card
+    for n in (1, 2, 9):
+        pixels = torch.randint(0, 256, (n, size, size, channels), dtype=torch.uint8)
+        with torch.no_grad():
+            expected = classifier(pixels)
+            assert torch.equal(again[0](pixels), expected)
+            torch.testing.assert_close(program(pixels), expected, atol=1e-6, rtol=0)
+            # By hand, as in training.
+            inputs = ((pixels.float() - 128) / 60).permute(0, 3, 1, 2)
+            by_hand = classifier.model.eval()(inputs)
+        torch.testing.assert_close(expected, by_hand, atol=1e-6, rtol=0)
+        if "onnx" in suffixes:
+            found = run_onnx(tmp_path / "model.onnx", pixels.numpy(), card)
+            np.testing.assert_allclose(found, expected.numpy(), atol=1e-4)
+
+
+def run_onnx(path, pixels, card):
+    """Return the outputs of an ONNX file, which has the card as metadata."""
+    onnxruntime = pytest.importorskip("onnxruntime")
+    session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
+    about = session.get_modelmeta().custom_metadata_map
+    assert ModelCard.from_metadata(about) == card
+    assert json.loads(about["classes"]) == list(CLASSES)
+    (outputs,) = session.run(["outputs"], {"inputs": pixels})
+    return outputs
+
+
+class Eigenvalues(nn.Module):
+    """What ONNX has no operation for."""
+
+    def forward(self, inputs):
+        return torch.linalg.eigvals(inputs[:, 0]).real
+
+
+def test_an_operator_missing_in_onnx_is_a_one_line_error(tmp_path):
+    pytest.importorskip("onnxscript")
+    classifier, card = classifier_of("mlp", 8, 1)
+    classifier.model = SplitModel(Eigenvalues(), nn.Linear(8, 3))
+    with pytest.raises(SettingsError) as raised:
+        export(classifier, card, tmp_path / "model.onnx")
+    assert "\n" not in str(raised.value)
+    assert str(raised.value).startswith("the model cannot be exported as .onnx")
+    assert "linalg_eig" in str(raised.value)
+    assert not (tmp_path / "model.onnx").exists()
+
+
+def test_a_missing_package_is_named(tmp_path, monkeypatch):
+    monkeypatch.setattr("flwr_frl.task.allowed.find_spec", lambda package: None)
+    with pytest.raises(SettingsError, match=r"pip install 'flwr-frl\[onnx\]'$"):
+        export(*classifier_of("mlp", 8, 1), tmp_path / "model.onnx")
+
+
+# In a program
+
+
+def test_a_loaded_model_classifies_files_and_pixels(model, photos):
+    path, by_hand = model
+    classifier = load(path)
+    assert classifier.classes == CLASSES
+    classes, probabilities = classifier(photos)
+    small = np.stack([np.asarray(Image.open(photos / f"{i}.png")) for i in (0, 1)])
+    with torch.no_grad():
+        expected = by_hand(torch.from_numpy(small)[..., None]).softmax(1).numpy()
+    assert probabilities.shape == (4, 3)
+    np.testing.assert_allclose(probabilities[:2], expected, atol=1e-6)
+    np.testing.assert_allclose(probabilities.sum(1), 1, atol=1e-6)
+    assert classes == [CLASSES[i] for i in probabilities.argmax(1)]
+    # A file, several, and pixels.
+    one = classifier(str(photos / "1.png"))
+    np.testing.assert_allclose(one.probabilities, expected[1:], atol=1e-6)
+    two = classifier([photos / "1.png", photos / "0.png"])
+    np.testing.assert_allclose(two.probabilities, expected[::-1], atol=1e-6)
+    pixels = classifier(small[..., None])
+    np.testing.assert_allclose(pixels.probabilities, expected, atol=1e-6)
+
+
+def test_more_images_than_one_batch_are_classified(model):
+    path, by_hand = model
+    pixels = np.random.default_rng(0).integers(0, 256, (150, 8, 8, 1), dtype=np.uint8)
+    with torch.no_grad():
+        expected = by_hand(torch.from_numpy(pixels)).softmax(1).numpy()
+    found = load(path)(pixels)
+    np.testing.assert_allclose(found.probabilities, expected, atol=1e-6)
+    assert len(found.classes) == 150
+    nothing = load(path)(pixels[:0])
+    assert (nothing.classes, nothing.probabilities.shape) == ([], (0, 3))
+
+
+@pytest.mark.parametrize(
+    ("images", "line"),
+    [
+        (np.zeros((2, 8, 8, 1)), "images are float64 of shape (2, 8, 8, 1); they must"),
+        (np.zeros((8, 8, 1), np.uint8), "they must be uint8 of shape (n, 8, 8, 1)"),
+        (np.zeros((1, 9, 8, 1), np.uint8), "images are uint8 of shape (1, 9, 8, 1)"),
+        ("nowhere.png", "there is no file or folder 'nowhere.png'"),
+    ],
+)
+def test_unsuitable_images_are_a_one_line_error(model, images, line):
+    with pytest.raises(SettingsError) as raised:
+        load(model[0])(images)
+    assert line in str(raised.value)
+    assert "\n" not in str(raised.value)
+
+
+# As a table
+
+
+def test_a_folder_of_photos_gives_a_csv(model, photos, tmp_path, capsys):
+    table = tmp_path / "out" / "classes.csv"
+    command = [str(photos), "--model", str(model[0])]
+    assert main([*command, "--csv", str(table)]) == 0
+    assert capsys.readouterr().out == ""
+    with table.open(newline="") as file:
+        head, *rows = csv.reader(file)
+    assert head == ["input", "class", "probability"]
+    names = ["0.png", "1.png", "2, large.png", "3.png"]
+    assert [row[0] for row in rows] == [str(photos / name) for name in names]
+    found = load(model[0])(photos)
+    assert [row[1] for row in rows] == found.classes
+    best = found.probabilities.max(1)
+    assert [float(row[2]) for row in rows] == pytest.approx(best, abs=5e-5)
+    # A file in place of the folder.
+    assert main([*command, "--csv", str(photos / "0.png" / "classes.csv")]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("error: csv ")
+    assert error.count("\n") == 1
+
+
+def test_the_example_in_the_deployment_guide(model, photos, monkeypatch):
+    guide = Path(__file__).parents[3] / "deploy" / "README.md"
+    lines = guide.read_text().partition("<!-- predict -->\n```python\n")[2]
+    monkeypatch.chdir(photos.parent)
+    found: dict = {}
+    exec(lines.partition("```")[0], found)
+    assert len(found["classes"]) == 4
+    assert found["probabilities"].shape == (4, 3)
 
 
 @pytest.mark.e2e
@@ -35,11 +229,11 @@ def test_an_exported_model_needs_nothing_else(devices, folders, tmp_path, capsys
     assert capsys.readouterr().out == first
     lines = [line.split("\t") for line in first.splitlines()]
     assert [line[0] for line in lines] == [f"{images}/{i}.png" for i in range(5)]
-    assert {line[1] for line in lines} <= set(CLASSES["bob"])
+    assert {line[1] for line in lines} <= set(animals.CLASSES["bob"])
     assert all(1 / 3 <= float(line[2]) <= 1 for line in lines)
     # Bit by bit, and in a process that never saw the run.
     pixels = torch.randint(0, 256, (7, 8, 8, 3), dtype=torch.uint8)
-    one, other = of_device(devices, "bob"), load_model(path)
+    one, other = animals.of_device(devices, "bob"), load_model(path)
     assert one[1] == other[1]
     assert torch.equal(one[0](pixels), other[0](pixels))
     alone = tmp_path / "alone"
@@ -58,40 +252,8 @@ def test_an_exported_model_needs_nothing_else(devices, folders, tmp_path, capsys
     assert result.stdout == first.replace(images, "cat")
 
 
-MODELS = [("digits-cnn", 8, 3), ("cifar10-cnn", 16, 3), ("resnet20", 8, 1)]
-
-
-@pytest.mark.parametrize(("name", "size", "channels"), [*MODELS, ("mlp", 8, 1)])
-def test_torch_export_gives_the_same_logits(name, size, channels, tmp_path):
-    torch.manual_seed(0)
-    shape = (channels, size, size)
-    normal = (128.0,) * channels, (60.0,) * channels
-    card = ModelCard(ImageModel(name, shape, ("a", "b", "c"), *normal))
-    model = build_model(name, shape, 3)
-    # As after training, statistics of batch norms included.
-    model.train()(torch.randn(4, *shape))
-    classifier = card.load(model.state_dict())
-    for suffix in ("pt2", "safetensors"):
-        export(classifier, card, tmp_path / f"model.{suffix}")
-    extra = {"card.json": ""}
-    program = torch.export.load(tmp_path / "model.pt2", extra_files=extra).module()
-    assert ModelCard.from_metadata(json.loads(extra["card.json"])) == card
-    again = load_model(tmp_path / "model.safetensors")
-    assert again[1] == card
-    for n in (1, 2, 9):
-        pixels = torch.randint(0, 256, (n, size, size, channels), dtype=torch.uint8)
-        with torch.no_grad():
-            expected = classifier(pixels)
-            assert torch.equal(again[0](pixels), expected)
-            torch.testing.assert_close(program(pixels), expected, atol=1e-6, rtol=0)
-            # By hand, as in training.
-            inputs = ((pixels.float() - 128) / 60).permute(0, 3, 1, 2)
-            by_hand = model.eval()(inputs)
-        torch.testing.assert_close(expected, by_hand, atol=1e-6, rtol=0)
-
-
-def test_a_model_of_more_parts_is_exported_as_a_program_alone(folders, tmp_path):
-    settings = settings_of(tmp_path, algorithm="fedcp", data_dir=str(folders))
+def test_a_model_with_additional_parts_is_exported_only_as_a_program(folders, tmp_path):
+    settings = animals.settings_of(tmp_path, algorithm="fedcp", data_dir=str(folders))
     run("fedcp", settings, "inline")
     loaded = load_run(tmp_path / "results" / "fedcp", "000000")
     with pytest.raises(SettingsError, match=r"it must end with .pt2, as this algorit"):
@@ -100,6 +262,6 @@ def test_a_model_of_more_parts_is_exported_as_a_program_alone(folders, tmp_path)
     export(*loaded, tmp_path / "model.pt2")
     program = torch.export.load(tmp_path / "model.pt2").module()
     images = loaded[1].images.read_pixels(
-        sorted((folders / sorted(CLASSES)[0]).glob("test/*/*"))
+        sorted((folders / sorted(animals.CLASSES)[0]).glob("test/*/*"))
     )
     torch.testing.assert_close(program(images), loaded[0](images))

@@ -1,4 +1,4 @@
-"""Predictions from rows of a table and lines of text, against the model by hand."""
+"""Predictions from table rows and lines of text, against the model by hand."""
 
 import json
 from pathlib import Path
@@ -58,7 +58,7 @@ def by_hand(folder: Path, client: str) -> list[float]:
     ].tolist()
 
 
-def test_a_row_of_a_table_with_each_client_s_own_head(table, own, capsys):
+def test_table_rows_are_predicted_with_each_client_s_head(table, own, capsys):
     capsys.readouterr()
     checkpoint = ["--checkpoint", str(table / "results" / "fedrep"), "--task", own]
     rows = str(table / "rows.csv")
@@ -137,7 +137,7 @@ def test_an_exported_model_predicts_the_same(table, own, capsys):
     torch.testing.assert_close(program(rows), model(rows))
 
 
-def test_a_device_is_predicted_with_its_own_data(table, own):
+def test_a_device_predicts_with_its_data_dir(table, own):
     (table / "mine").write_text("2")
     place = table / "results" / "fedrep"
     model, card = load_run(place, "000002", data_dir=str(table), task=own)
@@ -166,7 +166,7 @@ def test_an_unreadable_line_is_a_one_line_error(table, own, capsys, text, line):
     assert error.count("\n") == 1
 
 
-def test_a_late_device_s_task_is_named_as_well(table, own, tmp_path, capsys):
+def test_personalize_needs_the_name_of_a_custom_task(table, own, tmp_path, capsys):
     (tmp_path / "mine").write_text("2")
     given = ["--checkpoint", str(table / "results" / "fedrep"), "--client-name", "late"]
     given += ["--data-dir", str(tmp_path)]
@@ -177,7 +177,7 @@ def test_a_late_device_s_task_is_named_as_well(table, own, tmp_path, capsys):
 
 
 @pytest.mark.parametrize("suffix", ["txt", "tsv"])
-def test_a_line_of_text(tmp_path, capsys, suffix):
+def test_lines_of_text_are_predicted(tmp_path, capsys, suffix):
     lines = {"txt": "abcabcabcabc" * 4, "tsv": "up\tit rises\ndown\tit falls\n" * 10}
     for client in ("anna", "bob"):
         (tmp_path / f"{client}.{suffix}").write_text(lines[suffix])
@@ -205,7 +205,7 @@ def test_a_line_of_text(tmp_path, capsys, suffix):
     assert all(0.5 < float(probability) <= 1 for *_, probability in found)
 
 
-def test_other_tasks_of_the_package(tmp_path):
+def test_rows_of_the_linear_task_are_predicted(tmp_path):
     # FedRep's linear case: B and w from the files, y = wᵀ Bᵀ x.
     more = {"backend": "inline", "output": str(tmp_path)}
     simulate(

@@ -1,4 +1,4 @@
-"""The personalised model in use: from a run's files to classes of images."""
+"""Predictions for images from the files of a run."""
 
 import json
 import os
@@ -51,7 +51,7 @@ from flwr_frl.task.settings import SettingsError
         "fedcp",
     ],
 )
-def test_predictions_are_those_of_the_evaluation(algorithm, folders, tmp_path):
+def test_predictions_equal_the_last_evaluation(algorithm, folders, tmp_path):
     settings = settings_of(tmp_path, algorithm=algorithm, data_dir=str(folders))
     run(algorithm, settings, "inline")
     output = tmp_path / "results" / algorithm
@@ -66,7 +66,7 @@ def test_predictions_are_those_of_the_evaluation(algorithm, folders, tmp_path):
     assert 0.2 < np.mean(list(expected.values())) < 1
 
 
-def test_clients_go_by_their_folders_names_in_errors(folders, tmp_path):
+def test_errors_name_clients_by_their_folders(folders, tmp_path):
     settings = settings_of(tmp_path, algorithm="fedper", data_dir=str(folders))
     run("fedper", settings, "inline")
     output = tmp_path / "results" / "fedper"
@@ -78,7 +78,7 @@ def test_clients_go_by_their_folders_names_in_errors(folders, tmp_path):
 
 
 @pytest.mark.parametrize("algorithm", ["fedavg", "scaffold"])
-def test_a_global_model_asks_for_no_client(algorithm, folders, tmp_path):
+def test_a_global_model_needs_no_client_name(algorithm, folders, tmp_path):
     settings = settings_of(tmp_path, algorithm=algorithm, data_dir=str(folders))
     run(algorithm, settings, "inline")
     output = tmp_path / "results" / algorithm
@@ -107,7 +107,7 @@ def test_devices_have_their_own_classes(devices, folders):
         np.testing.assert_array_equal(value.numpy(), sent)
 
 
-def test_a_device_of_flute_knows_its_classes_from_its_data(folders, tmp_path):
+def test_a_flute_device_takes_its_classes_from_its_data(folders, tmp_path):
     settings = settings_of(tmp_path, algorithm="flute")
     grid = InlineGrid(make_app(settings), 2)
     for node, name in ((1, "x"), (2, "y")):
@@ -129,7 +129,7 @@ def test_a_device_of_flute_knows_its_classes_from_its_data(folders, tmp_path):
     assert not torch.equal(*heads)
 
 
-def test_devices_with_arrays_of_their_own(tmp_path):
+def test_devices_of_the_arrays_task_predict_as_evaluated(tmp_path):
     settings = settings_of(tmp_path, algorithm="fedrep", task="arrays")
     grid = InlineGrid(make_app(settings), 2)
     rng = np.random.default_rng(1)
@@ -207,7 +207,7 @@ def test_devices_whose_data_do_not_fit_are_refused_in_one_line(
 # Which version of the own part
 
 
-def test_a_round_that_never_counted_is_not_used_and_nothing_is_changed(
+def test_prediction_ignores_unacknowledged_versions_and_changes_no_file(
     devices, tmp_path
 ):
     shutil.copytree(devices, tmp_path / "copy")
@@ -224,9 +224,7 @@ def test_a_round_that_never_counted_is_not_used_and_nothing_is_changed(
     assert before == {p: p.read_bytes() for p in root.rglob("*") if p.is_file()}
 
 
-def test_the_head_of_an_earlier_run_counts_until_there_is_a_newer_one(
-    devices, tmp_path
-):
+def test_prediction_uses_the_newest_head_of_earlier_runs(devices, tmp_path):
     shutil.copytree(devices, tmp_path / "copy")
     root = tmp_path / "copy"
     own = root / "anna" / "animals" / "anna"
@@ -249,7 +247,7 @@ def test_a_closed_pipe_ends_the_command_without_error(devices, folders, nobody_r
         assert main([str(folders / "bob" / "test" / "cat"), *run]) == 0
 
 
-def test_a_folder_of_class_folders_has_the_images_in_these(folders):
+def test_a_folder_of_class_folders_expands_to_their_images(folders):
     root = folders / "bob" / "test"
     files = files_in([root, root / "cat"])
     assert files == sorted(root.glob("*/*.png")) + sorted((root / "cat").glob("*.png"))

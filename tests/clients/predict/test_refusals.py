@@ -1,4 +1,4 @@
-"""What cannot be predicted with is one line that says why."""
+"""Invalid input of the prediction command is a one-line error."""
 
 import json
 import os
@@ -111,7 +111,7 @@ def test_bad_input_is_one_line(arguments, message, broken, folders, capsys):
         ({"algorithm": "fedavg"}, "data-dir is ''; expected a directory"),
     ],
 )
-def test_runs_that_leave_nothing_to_predict_with(devices, change, message, tmp_path):
+def test_runs_that_cannot_predict_are_refused(devices, change, message, tmp_path):
     path = devices / "results" / "fedrep" / "checkpoint.safetensors"
     about = {
         "settings": {**settings_of(tmp_path), **change},
@@ -134,7 +134,7 @@ def test_arguments_of_load_run_must_be_strings(devices):
         load_run(place, "nobody")
 
 
-def test_a_run_whose_clients_keep_no_head(folders, tmp_path):
+def test_a_fine_tuned_model_needs_the_client_s_data(folders, tmp_path):
     settings = settings_of(tmp_path, algorithm="fedavg-ft", data_dir=str(folders))
     run("fedavg-ft", settings, "inline")
     place = tmp_path / "results" / "fedavg-ft"
@@ -150,7 +150,7 @@ def test_a_run_whose_clients_keep_no_head(folders, tmp_path):
         load_run(place, "000002", **its)
 
 
-def test_a_run_whose_clients_have_models_of_other_shapes(folders, tmp_path):
+def test_a_run_without_a_model_of_the_task_is_refused(folders, tmp_path):
     algorithm = "representation-transfer"
     own = {"algorithm": algorithm, "num-sources": 1, "source-epochs": 1}
     settings = {**settings_of(tmp_path, data_dir=str(folders)), **own}
@@ -161,7 +161,7 @@ def test_a_run_whose_clients_have_models_of_other_shapes(folders, tmp_path):
 
 
 @pytest.mark.parametrize("algorithm", ["fedavg", "fedavg-ft"])
-def test_a_shared_head_is_for_the_run_s_classes(tmp_path, algorithm):
+def test_a_shared_head_needs_the_classes_of_the_training(tmp_path, algorithm):
     ours, theirs = ("ant", "bee", "cat"), ("bee", "cat", "dog")
     write_images(tmp_path / "images" / "anna", ours, 1)
     write_images(tmp_path / "others", theirs, 2)

@@ -1,4 +1,4 @@
-"""A checkpoint from a stranger is data: it runs, reads, writes and contacts nothing."""
+"""Files from strangers run, read, write and contact nothing."""
 
 import json
 import shutil
@@ -208,7 +208,7 @@ def trained(tmp_path_factory):
     return own, {n.removeprefix("arrays/"): a for n, a in arrays.items()}
 
 
-def test_a_device_is_fitted_and_nothing_lies_where_the_file_says(
+def test_personalize_uses_no_path_that_only_the_file_names(
     trained, private, tmp_path, events
 ):
     settings, arrays = trained
@@ -228,7 +228,7 @@ def test_a_device_is_fitted_and_nothing_lies_where_the_file_says(
     assert model(torch.zeros(1, 8, 8, 3)).shape == (1, 2)
 
 
-def test_weights_are_loaded_where_the_user_names_them(trained, tmp_path):
+def test_weights_are_loaded_only_if_the_user_names_them(trained, tmp_path):
     settings, arrays = trained
     weights = str(tmp_path / "private.safetensors")
     save_file(arrays, weights)
@@ -240,7 +240,7 @@ def test_weights_are_loaded_where_the_user_names_them(trained, tmp_path):
 
 
 @pytest.mark.parametrize("size", [60000, 4000])
-def test_an_image_size_that_is_not_the_arrays_ends_at_once(
+def test_an_image_size_that_does_not_fit_the_arrays_is_refused_at_once(
     size, trained, tmp_path, capsys
 ):
     settings, arrays = trained
@@ -288,9 +288,7 @@ def test_sizes_are_bounded_before_anything_is_allocated(
         ("mlp", 4000, "there is no array 'representation.fc1.weight' for model"),
     ],
 )
-def test_a_model_s_file_is_of_the_size_of_its_arrays(
-    model, side, line, tmp_path, capsys
-):
+def test_a_model_larger_than_its_file_is_refused(model, side, line, tmp_path, capsys):
     about = {"model": model, "shape": (3, side, side), "mean": (0,) * 3}
     about |= {"std": (1,) * 3, "head_layers": 1, "model_head": ""}
     metadata = {"format": "flwr-frl model 1", "model": json.dumps(about)}
@@ -300,7 +298,7 @@ def test_a_model_s_file_is_of_the_size_of_its_arrays(
     assert line in refused(capsys, predict_main, given)
 
 
-def test_code_that_the_user_names_as_well_is_followed(payload, tmp_path):
+def test_code_that_the_user_also_names_is_used(payload, tmp_path):
     module, marker = payload
     more = {"backend": "inline", "output": str(tmp_path), "model": "logistic"}
     more |= {"clients": 5, "rounds": 1, "head_epochs": 1}
@@ -322,7 +320,7 @@ def test_code_that_the_user_names_as_well_is_followed(payload, tmp_path):
         load_run(tmp_path / "X", named={"srpfl-bass": base})
 
 
-def test_a_text_is_followed_only_if_it_is_known_to_have_no_effect():
+def test_only_harmless_strings_of_a_file_are_used():
     texts = {name for name, value in defaults().items() if isinstance(value, str)}
     assert texts > PLAIN
     written = dict.fromkeys(texts - PLAIN, "os:system")
@@ -342,7 +340,7 @@ def test_a_data_dir_in_a_file_is_only_compared(tmp_path):
             load_run(path)
 
 
-def test_a_model_s_file_of_a_folder_is_used_with_that_folder(tmp_path, private):
+def test_a_model_of_a_folder_task_needs_the_folder(tmp_path, private):
     settings = {"task": "text-folder", "data-dir": str(private), "lstm-width": 2}
     path = exported(tmp_path / "file", settings)
     with pytest.raises(SettingsError, match="there is no array"):
