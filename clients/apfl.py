@@ -86,7 +86,7 @@ class APFLClient(Client, also_test_global=True):
             for optimizer in optimizers:
                 optimizer.step()
             if alpha.grad is not None:
-                # Once a round.
+                # Only the first step of a round updates α.
                 alpha.requires_grad_(False)
                 alpha.sub_(alpha.grad, alpha=self.settings.learning_rate).clamp_(0, 1)
                 alpha.grad = None

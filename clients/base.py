@@ -122,7 +122,7 @@ class Client(ParameterGroups, NumPyClient):
     settings_type: type = TrainingSettings
     # Example-level privacy, set by the runtime if ``dp-noise`` is above 0.
     _private: PrivateTraining | None = None
-    # True on a device with data of its own, False for a partition of a common data set.
+    # True if a device loads its own data, False for a partition of a common data set.
     _own_data = False
 
     def __init_subclass__(cls, **traits: Any) -> None:

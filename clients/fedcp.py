@@ -1,4 +1,4 @@
-"""FedCP (Zhang et al., KDD 2023): each feature goes to two heads, as a policy says."""
+"""FedCP (Zhang et al., KDD 2023): a policy splits features between two heads."""
 
 import copy
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ from flwr_frl.task.settings import Range
 from flwr_frl.task.training import freeze, loop
 
 PERSONAL_HEAD, POLICY = "personal-head.", "policy."
-# Of the kernels Σ_a exp(−‖x − y‖² / 2a), as in the authors' code.
+# Widths a of the kernel Σ_a exp(−‖x − y‖² / 2a), from the authors' code.
 BANDWIDTHS = (10.0, 15.0, 20.0, 50.0)
 
 
@@ -29,16 +29,16 @@ class FedCPSettings(TrainingSettings):
     ----------
     fedcp_lambda : float, default 0.2
         λ of the maximum mean discrepancy between the features and those of the received
-        representation; 0 lets them go. The authors' code has 5, and features of 512
-        numbers; the kernels' widths do not scale with these, and the fewer features of
-        the built-in models are held too tightly by it.
+        representation; 0 omits it. The authors' code uses 5 with 512 features. The
+        kernels' widths do not depend on the number of features, and 5 is too large for
+        the fewer features of the built-in models.
     """
 
     fedcp_lambda: Annotated[float, Range("[0, inf)")] = 0.2
 
 
 class SeparatingHead(nn.Module):
-    """A personal and a global head, and the policy that gives features to both.
+    """A personal and a global head, and the policy that splits features between them.
 
     Parameters
     ----------
@@ -57,7 +57,7 @@ class SeparatingHead(nn.Module):
         self.personal = personal
         self.shared = shared.requires_grad_(False)
         self.policy = policy
-        # v / ‖v‖, of the personal head as it is in the beginning.
+        # v / ‖v‖ of the personal head before this round's training.
         context = personal.weight.detach().sum(0)
         self.register_buffer("context", nn.functional.normalize(context, dim=0))
 
@@ -72,21 +72,21 @@ class SeparatingHead(nn.Module):
 class FedCPClient(Client, requires=(linear_head("FedCP"),), also_test_global=True):
     """Algorithm 1, client side.
 
-    The policy network Θ, a linear layer, a layer norm and a ReLU, says of each feature
-    h^k which share s^k goes to the personal head W_i and which, r^k = 1 − s^k, to the
-    frozen global one, W:  it sees h ⊙ v/‖v‖, where v is the sum of W_i's rows, and a
-    softmax over two numbers for each k makes the shares. What is lowered is the loss of
-    W_i (s ⊙ h) + W (r ⊙ h), and λ MMD(h, h of the received representation).
+    The policy network Θ (a linear layer, a layer norm and a ReLU) assigns the share s^k
+    of each feature h^k to the personal head W_i, and the rest r^k = 1 − s^k to the
+    frozen global head W. Its input is h ⊙ v/‖v‖, where v is the sum of W_i's rows; its
+    output are two numbers for each k, of which a softmax gives the shares. The
+    objective is the loss of W_i (s ⊙ h) + W (r ⊙ h), plus λ times the maximum mean
+    discrepancy (MMD) between h and the features of the received representation.
 
-    As in the authors' code, (W_i + W)/2 is sent. MMD of a short batch counts by its
-    share of examples; otherwise one example would pull as strongly as a whole batch.
-    The authors' code differs from the equations, which are followed here:
+    As in the authors' code, (W_i + W)/2 is sent. The MMD of a short batch is weighted
+    by its share of examples; otherwise one example would have the effect of a whole
+    batch. This client follows the equations where the authors' code differs:
 
-    - its softmax has Gumbel noise, in tests as well;
-    - a client's v is random until it has trained once; here it is of the initial head;
-    - W and Θ come only to the clients of the round before, so that others train and
-      are tested with those that they had; here all get the current ones, as the
-      representation.
+    - its softmax has Gumbel noise, also in tests;
+    - its v is random until a client has trained once; here it is the initial head's;
+    - it sends W and Θ only to the clients of the previous round, so that others train
+      and are tested with older ones; here all clients get the current ones.
     """
 
     shared = (*WHOLE, POLICY)
@@ -121,7 +121,7 @@ class FedCPClient(Client, requires=(linear_head("FedCP"),), also_test_global=Tru
         return SplitModel(self.model.representation, head)
 
     def _blank_policy(self) -> nn.Module:
-        # What is overwritten draws none of the client's random numbers.
+        # The values are overwritten, so they must not use the client's random numbers.
         with torch.random.fork_rng(devices=[]):
             return self.policy().to(self.device)
 

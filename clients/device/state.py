@@ -102,7 +102,7 @@ class PersonalState:
         name = client.encode(errors="backslashreplace").decode()
         self._run, self._client = run, name
         self._checkpointed, self._acknowledged = checkpointed, acknowledged
-        files = versions_in(directory) if directory else []
+        files = versions_in(directory)
         names = [name for name in self._records if name.startswith(PREFIX)]
         in_memory = {int(name[len(PREFIX) :]) for name in names}
         self._rounds = sorted(in_memory | {v.round for v in files if v.run == run})

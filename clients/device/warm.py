@@ -31,7 +31,7 @@ from flwr.supernode.runtime.run_clientapp import run_clientapp
 
 LOADED = ("flwr.clientapp", "flwr.client", "flwr.serverapp", "safetensors", "torch")
 # Packages that each run provides in its own version.
-APP = ("clients", "strategies", "task")
+APP = ("flwr_frl", "clients", "strategies", "task")
 
 
 class ForkingExecutor(SubprocessExecutor):

@@ -1,4 +1,4 @@
-"""Messages to a ClientApp of simulated clients."""
+"""Messages to a ClientApp of simulated clients, and contexts."""
 
 import numpy as np
 from flwr.app import (
@@ -21,6 +21,10 @@ FAST = {
     "representation-epochs": 1,
     "learning-rate": 0.05,
 }
+
+
+def new_context() -> Context:
+    return Context(1, 1, {}, RecordDict(), {})
 
 
 def context_of(partition: int = 0, partitions: int = 20, **node) -> Context:

@@ -7,7 +7,8 @@ shuffling does not matter and an epoch is one step.
 import numpy as np
 import pytest
 import torch
-from flwr.app import Context, RecordDict
+from client_messages import new_context
+from flwr.app import Context
 from torch import nn
 
 from flwr_frl.clients import (
@@ -47,10 +48,6 @@ SETTINGS = resolve(
     }
 )
 TASK = LinearTask(dimension=4, rank=2, samples=9, num_clients=3)
-
-
-def new_context() -> Context:
-    return Context(1, 1, {}, RecordDict(), {})
 
 
 def client_of(

@@ -6,7 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from flwr.app import Context, RecordDict
+from client_messages import new_context
 from torch import nn
 
 from flwr_frl.clients import (
@@ -80,10 +80,6 @@ class Remembering(Client):
         self.save(config)
         change = {CHANGE + "weight": self.received[CONTROL + "weight"] * 2}
         return self.send(loss, {**self.model.state_dict(), **change})
-
-
-def new_context() -> Context:
-    return Context(1, 1, {}, RecordDict(), {})
 
 
 def client_of(kind, task=None, context=None, index=0, settings=None) -> Client:

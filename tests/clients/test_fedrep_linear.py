@@ -2,7 +2,8 @@
 
 import numpy as np
 import pytest
-from flwr.app import Context, RecordDict
+from client_messages import new_context
+from flwr.app import Context
 
 from flwr_frl.clients.device.state import PersonalState
 from flwr_frl.clients.fedrep import FedRepLinearClient, FedRepLinearSettings, solve_head
@@ -14,7 +15,7 @@ B = np.array([[1.0], [0.0]])
 
 
 def client_of(task: LinearTask, context: Context | None = None, **overrides):
-    context = context or Context(1, 1, {}, RecordDict(), {})
+    context = context or new_context()
     settings = FedRepLinearSettings(**{"learning_rate": 0.1, **overrides})
     return FedRepLinearClient(task, 0, PersonalState(context), settings)
 
@@ -30,7 +31,7 @@ def test_exact_head_and_one_step_by_hand(by_hand):
     # Residual XBw - y = (1.2, -0.6); loss (1.44 + 0.36) / (2*2) = 0.45.
     # Gradient Xᵀ(1.2, -0.6) w / 2 = (0, 2.4) 2.2 / 2 = (0, 2.64).
     # B - 0.1 (0, 2.64) = (1, -0.264).
-    context = Context(1, 1, {}, RecordDict(), {})
+    context = new_context()
     arrays, num_examples, metrics = client_of(by_hand, context).fit(
         [B.T], {"server-round": 1}
     )
@@ -44,7 +45,7 @@ def test_one_gradient_step_on_the_head_by_hand(by_hand):
     # From w = 0: gradient (1*(0 - 1) + 2*(0 - 5)) / 2 = -5.5, w = 0.55.
     # Residual (0.55 - 1, 1.1 - 5) = (-0.45, -3.9); Xᵀ of it (-8.25, -0.9).
     # Gradient (-8.25, -0.9) 0.55 / 2 = (-2.26875, -0.2475).
-    context = Context(1, 1, {}, RecordDict(), {})
+    context = new_context()
     client = client_of(by_hand, context, head_steps=1)
     arrays, _, _ = client.fit([B.T], {"server-round": 1})
     np.testing.assert_allclose(arrays[0], [[1.226875, 0.02475]], atol=1e-12)
@@ -67,7 +68,7 @@ def test_evaluation_by_hand(by_hand, monkeypatch):
     # The angle between (1, 0) and (3, 4) has the sine 4/5.
     truth = np.array([[0.6], [0.8]]), np.array([[3.0, 0.0], [4.0, 0.0]])
     monkeypatch.setitem(by_hand.__dict__, "_truth", truth)
-    context = Context(1, 1, {}, RecordDict(), {})
+    context = new_context()
     client_of(by_hand, context).fit([B.T], {"server-round": 1})
     loss, _, metrics = client_of(by_hand, context).evaluate([B.T], {})
     assert loss == pytest.approx(16.64 / 2)
@@ -80,7 +81,7 @@ def test_evaluation_by_hand(by_hand, monkeypatch):
 @pytest.mark.parametrize("steps", [0, 1, 10])
 def test_rounds_against_numpy(steps):
     task = LinearTask(dimension=6, rank=3, samples=8, num_clients=4, seed=3)
-    context = Context(1, 1, {}, RecordDict(), {})
+    context = new_context()
     rng = np.random.default_rng(0)
     b, w = np.linalg.qr(rng.standard_normal((6, 3))).Q, np.zeros(3)
     for server_round in (1, 2, 3):
@@ -107,7 +108,7 @@ def test_rounds_against_numpy(steps):
 def test_the_gradient_is_that_of_the_stated_loss():
     # f(B) = 1/(2m) Σ (y - wᵀBᵀx)², differentiated numerically at the kept head.
     task = LinearTask(dimension=4, rank=2, samples=6)
-    context = Context(1, 1, {}, RecordDict(), {})
+    context = new_context()
     b = np.random.default_rng(1).standard_normal((4, 2))
     arrays, _, _ = client_of(task, context, learning_rate=1.0).fit(
         [b.T], {"server-round": 5}
@@ -157,7 +158,7 @@ def test_the_random_start_is_orthonormal_and_the_same_for_all():
     (start,) = client_of(task).get_parameters({})
     np.testing.assert_allclose(start @ start.T, np.eye(2), atol=1e-12)
     settings = FedRepLinearSettings()
-    state = PersonalState(Context(1, 1, {}, RecordDict(), {}))
+    state = PersonalState(new_context())
     (other,) = FedRepLinearClient(task, 1, state, settings).get_parameters({})
     np.testing.assert_array_equal(start, other)
 

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from flwr.app import Context, RecordDict
+from client_messages import new_context
 
 from flwr_frl.clients import FLUTEClient, FLUTELinearClient, FLUTEStarClient
 from flwr_frl.clients.device.parameter_groups import array_names
@@ -24,7 +24,7 @@ def client(kind=FLUTEClient, **more):
             **{name.replace("_", "-"): value for name, value in more.items()},
         }
     )
-    state = PersonalState(Context(0, 0, {}, RecordDict(), {}))
+    state = PersonalState(new_context())
     own = build(kind.settings_type, settings)
     return kind(build_task(settings, 20), 0, state, own)
 
@@ -118,7 +118,7 @@ def test_classes_are_those_of_the_training_data() -> None:
 
 def linear_client(index: int = 1) -> FLUTELinearClient:
     task = LinearTask(dimension=4, rank=2, samples=6, num_clients=3)
-    state = PersonalState(Context(0, 0, {}, RecordDict(), {}))
+    state = PersonalState(new_context())
     return FLUTELinearClient(task, index, state, FLUTELinearClient.settings_type())
 
 

@@ -10,6 +10,7 @@ from client_messages import (
     equal,
     initial_arrays,
     message_of,
+    new_context,
     values_of,
 )
 from flwr.app import (
@@ -36,7 +37,7 @@ def test_client_names():
     names = [client_name(context_of(i)) for i in (2, 10, 100)]
     assert sorted(names) == names
     with pytest.raises(SettingsError, match="neither client-name nor partition-id"):
-        client_name(Context(1, 1, {}, RecordDict(), {}))
+        client_name(new_context())
 
 
 # Whose clients are those of another algorithm.

@@ -4,6 +4,7 @@ import copy
 
 import pytest
 import torch
+from client_messages import new_context
 from flwr.app import Context, RecordDict
 from safetensors.numpy import load_file
 from torch import nn
@@ -40,7 +41,7 @@ class Functional(nn.Module):
 
 def client_of(kind, model, examples):
     task = ExampleTask(model, [examples], [examples])
-    context = Context(0, 0, {}, RecordDict(), {})
+    context = new_context()
     return kind(task, 0, PersonalState(context), build(kind.settings_type, {}))
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from flwr.app import Context, RecordDict
+from client_messages import new_context
 from safetensors.numpy import load_file
 
 from flwr_frl import simulate
@@ -131,7 +131,7 @@ def test_the_shared_part_stays_and_the_head_is_new(fedrep, tmp_path):
     )
     # A later run continues from it.
     where = {"directory": fitted.path.parent, "client": "late"}
-    context = Context(0, 0, {}, RecordDict(), {})
+    context = new_context()
     state = PersonalState(context, acknowledged=0, run="next", **where)
     np.testing.assert_array_equal(state.load()["head.bias"], kept["head.bias"])
     # Fitted again it is the same: nothing kept has a say.

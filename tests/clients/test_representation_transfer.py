@@ -3,7 +3,8 @@
 import numpy as np
 import pytest
 import torch
-from flwr.app import Context, RecordDict
+from client_messages import new_context
+from flwr.app import Context
 
 from flwr_frl.clients.algorithms import client_class
 from flwr_frl.clients.device.parameter_groups import array_names
@@ -14,10 +15,6 @@ from flwr_frl.clients.representation_transfer import (
 )
 from flwr_frl.task.settings import SettingsError, build, resolve
 from flwr_frl.task.tasks import build_task
-
-
-def new_context() -> Context:
-    return Context(1, 1, {}, RecordDict(), {})
 
 
 def client_of(index: int, context: Context | None = None, **overrides):

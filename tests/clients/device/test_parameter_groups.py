@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from flwr.app import Context, RecordDict
+from client_messages import new_context
 from torch import nn
 
 from flwr_frl.clients.base import Client
@@ -21,7 +21,7 @@ TASK = ExampleTask(
 
 def client_with(base: type[Client] = Client, **slots: tuple[str, ...]) -> Client:
     kind = type("Mine", (base,), slots)
-    state = PersonalState(Context(1, 1, {}, RecordDict(), {}))
+    state = PersonalState(new_context())
     return kind(TASK, 0, state, kind.settings_type())
 
 

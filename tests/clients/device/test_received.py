@@ -5,6 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from client_messages import new_context
 from flwr.app import (
     Array,
     ArrayRecord,
@@ -141,7 +142,7 @@ def test_long_names_are_separate_directories(tmp_path: Path, length: int) -> Non
 
 @pytest.mark.parametrize("value", [np.nan, np.inf])
 def test_a_state_that_is_not_finite_is_not_saved(tmp_path: Path, value: float) -> None:
-    context = Context(1, 1, {}, RecordDict(), {})
+    context = new_context()
     PersonalState(context, tmp_path, 0).save({"w": np.ones(2)}, 1)
     with pytest.raises(TrainingDivergedError):
         PersonalState(context, tmp_path, 1).save({"w": np.array([1.0, value])}, 2)

@@ -10,7 +10,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from flwr.app import ConfigRecord, Context, RecordDict
+from client_messages import new_context
+from flwr.app import ConfigRecord, Context
 from safetensors.numpy import load_file
 
 from flwr_frl.clients.device.state import PersonalState
@@ -29,10 +30,6 @@ def flower_log(caplog):
         yield
     finally:
         logger.removeHandler(caplog.handler)
-
-
-def new_context() -> Context:
-    return Context(1, 1, {}, RecordDict(), {})
 
 
 def head(value: float) -> dict[str, np.ndarray]:

@@ -36,7 +36,7 @@ def test_a_fork_reloads_the_run_s_code_but_not_torch():
 
     def left() -> list[str]:
         tops = {name.partition(".")[0] for name in sys.modules}
-        return sorted(tops & {"clients", "strategies", "task", "torch"})
+        return sorted(tops & {"flwr_frl", "clients", "strategies", "task", "torch"})
 
     assert said_in_a_child(left) == ("['torch']", 0)
     assert "flwr_frl.clients.base" in sys.modules

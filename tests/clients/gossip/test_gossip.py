@@ -6,7 +6,7 @@ from logging import WARNING
 import numpy as np
 import pytest
 import torch
-from flwr.app import Context, RecordDict
+from client_messages import new_context
 from torch import nn
 
 from flwr_frl.clients.algorithms import client_class
@@ -32,13 +32,9 @@ def settings_of(algorithm: str = "squarm-sgd", **more):
     return resolve({**settings, "algorithm": algorithm, **names})
 
 
-def nowhere() -> Context:
-    return Context(0, 0, {}, RecordDict(), {})
-
-
 def client_of(algorithm: str = "squarm-sgd", state=None, index=0, **more):
     settings = settings_of(algorithm, **more)
-    state = PersonalState(nowhere()) if state is None else state
+    state = PersonalState(new_context()) if state is None else state
     kind = client_class(settings)
     own = build(kind.settings_type, settings)
     return kind(build_task(settings, 5), index, state, own)
@@ -151,7 +147,7 @@ def test_momentum_and_schedule_continue_across_rounds():
         # No message, so that nothing but the iterations moves the model.
         "trigger": "inf",
     }
-    context = nowhere()
+    context = new_context()
     for server_round in (1, 2, 3):
         client = client_of(state=PersonalState(context), **more)
         client.fit([], config_of(server_round))
@@ -391,7 +387,7 @@ def test_a_device_sends_no_sketch_of_a_small_model(least, monkeypatch):
 
 @by_algorithm
 def test_evaluation_saves_nothing(algorithm):
-    context = nowhere()
+    context = new_context()
     client = client_of(algorithm, PersonalState(context), compressor="identity")
     client.fit([], config_of(1))
     state = PersonalState(context)
@@ -421,7 +417,7 @@ def test_a_state_older_than_the_acknowledged_round_is_an_error(algorithm):
 
 def test_only_the_model_of_an_earlier_run_is_reused(tmp_path):
     def state_of(run: str, acknowledged: int) -> PersonalState:
-        return PersonalState(nowhere(), tmp_path, acknowledged, 0, run, "me")
+        return PersonalState(new_context(), tmp_path, acknowledged, 0, run, "me")
 
     first = client_of(state=state_of("a", 0), trigger="0")
     first.fit([], config_of(1))
@@ -437,7 +433,7 @@ def test_only_the_model_of_an_earlier_run_is_reused(tmp_path):
 
 def test_two_nodes_in_one_process_are_independent():
     # They share one scratch model.
-    contexts = [nowhere(), nowhere()]
+    contexts = [new_context(), new_context()]
     for i in (0, 1):
         state = PersonalState(contexts[i])
         client_of(state=state, index=i, compressor="identity").fit([], config_of(1))
