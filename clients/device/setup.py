@@ -205,7 +205,7 @@ class Setup(NamedTuple):
     kind : type of Client
         The client class.
     algorithm : object
-        Its ``settings_type``.
+        Settings of the algorithm, an instance of its ``settings_type``.
     device : DeviceSettings
         Settings of every device.
     privacy : ExamplePrivacy
@@ -239,12 +239,12 @@ def client_setup(context: Context, run_config: UserConfig | None) -> Setup:
     SettingsError
         If a name is unknown or a value is out of range.
     """
-    given = context.run_config if run_config is None else run_config
-    kind, setup = _known(tuple(given.items()))
+    run = context.run_config if run_config is None else run_config
+    kind, setup = _setup_of_run(tuple(run.items()))
     if "partition-id" in context.node_config:
         partition_id(context.node_config)
     unread(context.node_config, kind)
-    return setup(tuple(node_settings(kind, given, context.node_config).items()))
+    return setup(tuple(node_settings(kind, run, context.node_config).items()))
 
 
 def node_settings(kind: type[Client], settings: Settings, node: Settings) -> Settings:
@@ -266,18 +266,18 @@ Pairs = tuple[tuple[str, Setting], ...]
 
 
 @run_cache(maxsize=16)
-def _known(given: Pairs) -> tuple[type[Client], Callable[[Pairs], Setup]]:
+def _setup_of_run(run: Pairs) -> tuple[type[Client], Callable[[Pairs], Setup]]:
     """Return the client class, and a function from a node's settings to the setup."""
     # A cache for each run: its many pairs are hashed once a message, not twice.
-    setup = lru_cache(maxsize=16)(partial(_setup, given))
-    return client_class(resolve(dict(given), strict=False)), setup
+    setup = lru_cache(maxsize=16)(partial(_setup, run))
+    return client_class(resolve(dict(run), strict=False)), setup
 
 
-def _setup(given: Pairs, node: Pairs) -> Setup:
-    named = resolve(dict(given), strict=False)
+def _setup(run: Pairs, node: Pairs) -> Setup:
+    of_run = resolve(dict(run), strict=False)
     # An app with a custom task may list settings of its algorithms, too.
-    strict = not is_path(named["task"])
-    settings = complete(resolve({**dict(given), **dict(node)}, owners(named), strict))
+    strict = not is_path(of_run["task"])
+    settings = complete(resolve({**dict(run), **dict(node)}, owners(of_run), strict))
     device = build(DeviceSettings, settings)
     cohort_size(device.cohort)
     check_countable(settings)
