@@ -220,28 +220,7 @@ class PersonalState:
                 f"{self.round} stays"
             )
         if self._directory != NOWHERE:
-            about = {
-                **self._about,
-                "client": self._client,
-                "checkpoint": str(self._checkpointed),
-            }
-            path = self.path(round_)
-            try:
-                others = {place: versions_in(place) for place in self._other_places()}
-                here = versions_in(self._directory)
-                about[COUNTER] = str(1 + max(map(_newest, (here, *others.values()))))
-                write_atomically(path, pack(kept, about), mode=PRIVATE)
-                self._delete_superseded(round_)
-                self._delete_unfinished()
-                self._delete_old_runs(here, others)
-            except OSError as error:
-                log(
-                    WARNING,
-                    "state of round %d is kept in memory only, not in %s: %s",
-                    round_,
-                    path,
-                    error,
-                )
+            self._write(kept, round_)
         self._records[f"{PREFIX}{round_}"] = to_record(kept)
         # Memory holds the acknowledged and the new version and, if there is no disk,
         # the newest.
@@ -251,6 +230,28 @@ class PersonalState:
         for name in [name for name in self._records if name.startswith(PREFIX)]:
             if int(name[len(PREFIX) :]) not in in_memory:
                 del self._records[name]
+
+    def _write(self, arrays: Arrays, round_: int) -> None:
+        """Write a version to disk, and then delete those that no server can need."""
+        about = {
+            **self._about,
+            "client": self._client,
+            "checkpoint": str(self._checkpointed),
+        }
+        try:
+            others = {place: versions_in(place) for place in self._other_places()}
+            here = versions_in(self._directory)
+            about[COUNTER] = str(1 + max(map(_newest, (here, *others.values()))))
+            write_atomically(self.path(round_), pack(arrays, about), mode=PRIVATE)
+        except OSError as error:
+            text = "state of round %d is kept in memory only, not in %s: %s"
+            log(WARNING, text, round_, self.path(round_), error)
+            return
+        # If this fails, the next round tries again.
+        with contextlib.suppress(OSError):
+            self._delete_superseded(round_)
+            self._delete_unfinished()
+            self._delete_old_runs(here, others)
 
     def _delete_superseded(self, round_: int) -> None:
         """Delete files of this run that no server can need."""

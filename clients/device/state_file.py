@@ -75,9 +75,12 @@ class Version(NamedTuple):
 
 def versions_in(directory: Path | None) -> list[Version]:
     """Return the versions in a directory; none if it is missing."""
-    if directory is None or not directory.is_dir():
+    try:
+        paths = list(directory.iterdir()) if directory else []
+    # Another process may have deleted the directory of an old run.
+    except (FileNotFoundError, NotADirectoryError):
         return []
-    matches = [(p, STATE_FILE.fullmatch(p.name)) for p in directory.iterdir()]
+    matches = [(path, STATE_FILE.fullmatch(path.name)) for path in paths]
     return [Version(p, m[1] or "", int(m[2])) for p, m in matches if m]
 
 
