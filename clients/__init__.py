@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from flwr_frl.clients.l2gd import L2GDClient as L2GDClient
     from flwr_frl.clients.lg_fedavg import LGFedAvgClient as LGFedAvgClient
     from flwr_frl.clients.local import LocalClient as LocalClient
+    from flwr_frl.clients.moon import MOONClient as MOONClient
     from flwr_frl.clients.multi_task import MultiTaskClient as MultiTaskClient
     from flwr_frl.clients.per_fedavg import HFMAMLClient as HFMAMLClient
     from flwr_frl.clients.per_fedavg import PerFedAvgClient as PerFedAvgClient

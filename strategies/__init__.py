@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from flwr_frl.strategies.l2gd import L2GD as L2GD
     from flwr_frl.strategies.lg_fedavg import LGFedAvg as LGFedAvg
     from flwr_frl.strategies.local import Local as Local
+    from flwr_frl.strategies.moon import MOON as MOON
     from flwr_frl.strategies.multi_task import MultiTask as MultiTask
     from flwr_frl.strategies.per_fedavg import HFMAML as HFMAML
     from flwr_frl.strategies.per_fedavg import PerFedAvg as PerFedAvg

@@ -1,0 +1,133 @@
+"""MOON (Li et al., CVPR 2021): FedAvg with a model-contrastive loss."""
+
+import copy
+from dataclasses import dataclass
+from typing import Annotated
+
+import torch
+from flwr.common import NDArrays
+from torch import Tensor, nn
+from torch.nn.functional import cosine_similarity, cross_entropy
+
+from flwr_frl.clients.base import Client, Config, Reply, TrainingSettings
+from flwr_frl.clients.device.parameter_groups import (
+    REPRESENTATION,
+    Tensors,
+    under,
+    within,
+)
+from flwr_frl.task.base import Task
+from flwr_frl.task.settings import Range, SettingsError
+from flwr_frl.task.training import freeze, loop
+
+PREVIOUS = "previous."
+
+
+@dataclass(frozen=True)
+class MOONSettings(TrainingSettings):
+    """Settings of MOON's clients.
+
+    Parameters
+    ----------
+    moon_mu : float, default 1
+        Weight μ of the contrastive loss (equation 4), of 0.1, 1, 5 and 10 in the paper;
+        0 is FedAvg.
+    moon_temperature : float, default 0.5
+        Temperature τ of the contrastive loss (equation 3).
+    """
+
+    moon_mu: Annotated[float, Range("[0, inf)")] = 1.0
+    moon_temperature: Annotated[float, Range("(0, inf)")] = 0.5
+
+
+def trained_representation(task: Task) -> None:
+    """Refuse representations without parameters: there are no features to contrast."""
+    if not any(True for _ in task.scratch_model.representation.parameters()):
+        raise SettingsError(
+            "it needs a representation with parameters; this one has none, so its "
+            "features are the same in all models",
+            "no-features",
+        )
+
+
+class MOONClient(
+    Client, requires=(trained_representation,), predicts_with_personal=False
+):
+    """Algorithm 1, client side: the previous local representation is personal.
+
+    The loss is ℓ_sup + μ ℓ_con (equation 4). With the features z of the model that
+    trains, z_glob of the received model and z_prev of the client's last local model,
+    ℓ_con = −log(exp(s_glob/τ) / (exp(s_glob/τ) + exp(s_prev/τ))), where s is the cosine
+    similarity to z (equation 3). Both other models are frozen, in evaluation mode.
+
+    Before a client has trained, its last local model is the initial one, as in the
+    authors' code. In that code z is the output of an additional projection head of two
+    layers; here it is the output of the model's representation.
+    """
+
+    personal = (PREVIOUS,)
+    settings_type = MOONSettings
+    settings: MOONSettings
+
+    def initial_group(self, group: str) -> Tensors:
+        """Return the initial representation."""
+        return under(REPRESENTATION, self.task.initial_state)
+
+    def fit(self, parameters: NDArrays, config: Config) -> Reply:
+        """Train for ``representation-epochs``, and save the representation."""
+        self.receive(parameters, config)
+        epochs = self.settings.representation_epochs
+        contrasts = self.settings.moon_mu > 0
+        loss = self.contrast(epochs) if contrasts else self.train("all", epochs)
+        trained = under(REPRESENTATION, self.model.state_dict())
+        self.saved = within(PREVIOUS, trained)
+        self.save(config)
+        return self.send(loss)
+
+    def contrast(self, epochs: int) -> float:
+        """Train the model with both losses; return the mean of ℓ_sup."""
+        model, settings = self.model, self.settings
+        received = copy.deepcopy(model.representation)
+        previous = copy.deepcopy(model.representation)
+        previous.load_state_dict(under(PREVIOUS, self.saved))
+        others = [other.requires_grad_(False).eval() for other in (received, previous)]
+        optimizer = settings.optimizer(freeze(model, "all"))
+
+        def step(inputs: Tensor, targets: Tensor) -> Tensor:
+            optimizer.zero_grad()
+            with settings.autocast():
+                features = model.representation(inputs)
+                loss = self.task.loss(model.head(features), targets)
+                distance = contrastive_loss(
+                    features, inputs, others, settings.moon_temperature
+                )
+                objective = loss + settings.moon_mu * distance
+                objective = objective + self.proximal(features, model)
+            objective.backward()  # type: ignore[no-untyped-call]
+            optimizer.step()
+            return loss.detach()
+
+        return loop(step, self.train_examples, epochs, settings, model)
+
+
+def contrastive_loss(
+    features: Tensor, inputs: Tensor, others: list[nn.Module], temperature: float
+) -> Tensor:
+    """Return the mean of ℓ_con over a batch.
+
+    Parameters
+    ----------
+    features : Tensor
+        Features z of the inputs.
+    inputs : Tensor
+        The batch.
+    others : list of nn.Module
+        The received and the previous representation.
+    temperature : float
+        τ.
+    """
+    z = features.flatten(1)
+    similar = [cosine_similarity(z, other(inputs).flatten(1)) for other in others]
+    scores = torch.stack(similar, 1) / temperature
+    # Cross-entropy with the received model as the right one of two classes.
+    return cross_entropy(scores, torch.zeros_like(scores[:, 0], dtype=torch.long))

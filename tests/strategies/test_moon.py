@@ -1,0 +1,103 @@
+"""MOON against a few lines of NumPy, server and clients."""
+
+import numpy as np
+import pytest
+from layered import features, gradients, loss_of, parts, start
+from softmax_runs import (
+    RATE,
+    STEPS,
+    N,
+    assert_near,
+    assert_same,
+    draw,
+    linear,
+    mean,
+    run,
+    softmax,
+    weights,
+)
+
+from flwr_frl.clients import MOONClient
+from flwr_frl.task.settings import SettingsError
+
+TASK = {"task": "layered:layered"}
+MU, TAU = 3.0, 0.7
+TERMS = {"moon_mu": MU, "moon_temperature": TAU}
+
+
+def similarity(z, other):
+    """Cosine similarities, and their derivatives by z."""
+    lengths, others = (np.linalg.norm(m, axis=1, keepdims=True) for m in (z, other))
+    cosine = (z * other).sum(1, keepdims=True) / (lengths * others)
+    return cosine, (other / others - cosine * z / lengths) / lengths
+
+
+def trained(a, w, i, previous):
+    x, _ = draw(i)
+    z_global, z_previous = features(a, x), features(previous, x)
+
+    def contrast(z, y):
+        (to_global, by_global), (to_previous, by_previous) = (
+            similarity(z, other) for other in (z_global, z_previous)
+        )
+        wrong = 1 / (1 + np.exp((to_global - to_previous) / TAU))
+        return MU * wrong * (by_previous - by_global) / TAU / len(z)
+
+    for _ in range(STEPS):
+        of_a, of_w, _ = gradients(a, w, i, extra=contrast)
+        a, w = a - RATE * of_a, w - RATE * of_w
+    return a, w
+
+
+@pytest.mark.parametrize("weighting", ["uniform", "examples"])
+def test_every_round_is_that_of_the_paper(weighting):
+    found = run("moon", evaluate=True, weighting=weighting, **TERMS, **TASK)
+    assert [len(clients) for clients in found.trained] == [3] * 4
+    a, w = start()
+    previous = [a] * N
+    for now, clients in enumerate(found.trained):
+        results = {i: trained(a, w, i, previous[i]) for i in clients}
+        shares = weights(clients, weighting)
+        a, w = (mean([r[part] for r in results.values()], shares) for part in (0, 1))
+        for i, (own, _) in results.items():
+            previous[i] = own
+        assert_near(parts(found.arrays[now])[0], a, 2e-6)
+        assert_near(parts(found.arrays[now])[1], w, 2e-6)
+        for i in range(N):
+            loss = found.metrics[now][i]["loss"]
+            assert loss == pytest.approx(loss_of(a, w, i), abs=1e-5)
+            if kept := found.kept[now][i]:
+                weight, bias = kept["previous.0.weight"], kept["previous.0.bias"]
+                assert_near(np.column_stack([weight, bias]), previous[i], 2e-6)
+
+
+def test_with_mu_0_it_is_fedavg_to_the_last_bit():
+    usual = {"batch_size": 4, "momentum": 0.5, "weight_decay": 1e-3}
+    plain = run("fedavg", evaluate=True, **usual, **TASK)
+    found = run("moon", evaluate=True, moon_mu=0.0, **usual, **TASK)
+    for arrays, others in zip(found.arrays, plain.arrays, strict=True):
+        assert_same(arrays, others)
+    assert found.metrics == plain.metrics
+
+
+def test_a_client_s_previous_model_is_not_sent():
+    found = run("moon", 3, **TASK)
+    for _, reply in found.between("train"):
+        names = {name.partition(".")[0] for name in reply.content["arrays"]}
+        assert names == {"representation", "head"}
+
+
+def test_a_representation_without_parameters_is_refused():
+    assert not list(linear().representation.parameters())
+    with pytest.raises(SettingsError) as error:
+        MOONClient.traits.check(softmax(N))
+    assert error.value.code == "no-features"
+
+
+@pytest.mark.parametrize(
+    ("setting", "value"), [("moon_mu", -1.0), ("moon_temperature", 0.0)]
+)
+def test_a_bad_value_is_refused(setting, value):
+    with pytest.raises(SettingsError) as error:
+        MOONClient.settings_type(**{setting: value})
+    assert error.value.code == setting.replace("_", "-")
