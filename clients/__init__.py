@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from flwr_frl.clients.fedbn import FedBNClient as FedBNClient
     from flwr_frl.clients.fedcp import FedCPClient as FedCPClient
     from flwr_frl.clients.feddbe import FedDBEClient as FedDBEClient
+    from flwr_frl.clients.feddyn import FedDynClient as FedDynClient
     from flwr_frl.clients.fedper import FedPerClient as FedPerClient
     from flwr_frl.clients.fedproto import FedProtoClient as FedProtoClient
     from flwr_frl.clients.fedprox import FedProxClient as FedProxClient

@@ -102,6 +102,7 @@ ALGORITHMS = {
     "fedrod": ("flwr_frl.strategies.fedrod:FedRoD", "FedRoD (Chen & Chao, ICLR 2022)"),
     "fedcp": ("flwr_frl.strategies.fedcp:FedCP", "FedCP (Zhang et al., KDD 2023)"),
     "moon": ("flwr_frl.strategies.moon:MOON", "MOON (Li et al., CVPR 2021)"),
+    "feddyn": ("flwr_frl.strategies.feddyn:FedDyn", "FedDyn (Acar et al., ICLR 2021)"),
     "local": ("flwr_frl.strategies.local:Local", "local training only"),
     "srpfl": (
         "flwr_frl.strategies.srpfl:SRPFL",

@@ -1,0 +1,70 @@
+"""FedDyn (Acar et al., ICLR 2021): a dynamic regulariser of local training."""
+
+import torch
+from flwr.common import NDArrays
+
+from flwr_frl.clients.base import Client, Config, Reply, TrainingSettings
+from flwr_frl.clients.device.parameter_groups import (
+    Tensors,
+    difference,
+    under,
+    within,
+)
+from flwr_frl.task.base import Task
+from flwr_frl.task.messages import IN_MEAN, PROXIMAL_WEIGHT
+from flwr_frl.task.settings import SettingsError
+
+GRADIENT = "gradient."
+
+
+def only_parameters(task: Task) -> None:
+    """Refuse models with buffers: statistics have no gradient, which h averages."""
+    names = [name for name, _ in task.scratch_model.named_buffers()]
+    if names:
+        raise SettingsError(
+            f"it needs a model of parameters only; this one has the buffer "
+            f"{names[0]!r}, as batch norms have",
+            "has-buffers",
+        )
+
+
+class FedDynClient(
+    Client,
+    requires=(only_parameters,),
+    sends_changes=True,
+    predicts_with_personal=False,
+):
+    """Algorithm 1, client side; the gradient λ_k = ∇L_k(θ_k) is personal.
+
+    Local SGD from θ lowers L_k(w) − ⟨λ_k, w⟩ + α/2 ‖w − θ‖² (equation 1), inexactly.
+    At its minimum ∇L_k(θ_k) = λ_k − α (θ_k − θ) (equation 2), which becomes λ_k. A
+    client that is not sampled keeps its λ_k; a new one begins with 0.
+    """
+
+    personal = (GRADIENT,)
+    settings: TrainingSettings
+
+    def initial_group(self, group: str) -> Tensors:
+        """Return gradients of 0, one per parameter name."""
+        named = self.model.named_parameters(remove_duplicate=False)
+        return {n: torch.zeros(p.shape, dtype=p.dtype) for n, p in named}
+
+    def fit(self, parameters: NDArrays, config: Config) -> Reply:
+        """Train with the regulariser, move λ_k, and send θ_k − θ.
+
+        `Client.train` adds α/2 ‖w − θ‖².
+        """
+        self.receive(parameters, config)
+        alpha = float(config[PROXIMAL_WEIGHT])
+        own = under(GRADIENT, self.saved)
+        if not (self.state.round and config.get(IN_MEAN, True)):
+            # h does not contain the λ_k of an earlier run.
+            own = {name: torch.zeros_like(value) for name, value in own.items()}
+        correction = {name: -value for name, value in own.items()}
+        epochs = self.settings.representation_epochs
+        loss = self.train("all", epochs, correction=correction)
+        changes = difference(self.model.state_dict(), self.received)
+        moved = {name: value - alpha * changes[name] for name, value in own.items()}
+        self.saved = within(GRADIENT, moved)
+        self.save(config)
+        return self.send(loss, changes)

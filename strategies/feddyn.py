@@ -1,0 +1,111 @@
+"""FedDyn (Acar et al., ICLR 2021)."""
+
+from collections.abc import Iterable
+from logging import WARNING
+from typing import Annotated, Any
+
+import numpy as np
+from flwr.app import ArrayRecord, ConfigRecord, Message
+from flwr.common import log
+from flwr.serverapp import Grid
+
+from flwr_frl.strategies.server.client_state_mean import ClientStateMean
+from flwr_frl.strategies.server.replies import Arrays, is_finite, rounded_to, to_record
+from flwr_frl.task.messages import PROXIMAL_WEIGHT
+from flwr_frl.task.settings import Range, require, validate
+
+# Keys of the strategy's state.
+GRADIENTS, SEEN = "gradients", "seen"
+
+
+class FedDyn(ClientStateMean, client="flwr_frl.clients.feddyn:FedDynClient"):
+    """Algorithm 1: h ← h − α/m Σ_k (θ_k − θ), and θ ← mean θ_k − h/α.
+
+    The sums are over the clients of a round; m is the number of all clients that have
+    been seen so far. With λ_k ← λ_k − α (θ_k − θ), which each client keeps as its
+    gradient ∇L_k(θ_k), h is the mean of all λ_k, with 0 for clients that have not
+    trained. The state holds m h = Σ_k λ_k, which stays right when m grows.
+
+    If a client has lost its λ_k, the old one would stay in h for good. After its next
+    reply h and all λ_k are reset to 0, with a warning. The same happens if a restored
+    server has an older h. With another ``aggregation`` than the mean, h follows the
+    combined changes, and is only approximately the mean of all λ_k.
+
+    The paper has one α. The authors' code divides it by a client's share of the
+    examples; here, as in the paper, it is the same for all.
+
+    Parameters
+    ----------
+    feddyn_alpha : float, default 0.01
+        α of the dynamic regularizer (equation 1), of 0.1, 0.01 and 0.001 in the paper.
+        Clients receive it with each message, under the key of Flower's FedProx.
+    **base
+        Arguments of `BaseStrategy`.
+    """
+
+    def __init__(
+        self, *, feddyn_alpha: Annotated[float, Range("(0, inf)")] = 0.01, **base: Any
+    ) -> None:
+        super().__init__(**base)
+        self.feddyn_alpha = feddyn_alpha
+        validate(self)
+        weighting = self.settings.weighting
+        allowed = "uniform, as h is the mean over all clients"
+        require(weighting == "uniform", "weighting", weighting, allowed)
+        self.state[GRADIENTS] = {}
+        self.state[SEEN] = []
+        # A client of which the restored h contains an older λ_k.
+        self._older = ""
+
+    @property
+    def gradient(self) -> Arrays:
+        """The server's h, by parameter name; empty before the first round."""
+        m = max(1, len(self.state[SEEN]))
+        return {name: total / m for name, total in self.state[GRADIENTS].items()}
+
+    def identify(self, grid: Grid) -> list[int]:
+        """Return the nodes that can take part; from now on they are among the m."""
+        nodes = super().identify(grid)
+        names = {self.clients.known[node].name for node in nodes}
+        self.state[SEEN] = sorted(names.union(self.state[SEEN]))
+        return nodes
+
+    def begin_anew(self, name: str) -> None:
+        """Reset h and all λ_k to 0 after the next round."""
+        self._older = name
+
+    def configure_train(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
+        """Send α in the config as well."""
+        config[PROXIMAL_WEIGHT] = self.feddyn_alpha
+        return super().configure_train(server_round, arrays, config, grid)
+
+    def aggregate(
+        self, server_round: int, replies: list[Message]
+    ) -> ArrayRecord | None:
+        """Move h by the clients' changes θ_k − θ, and θ by their mean and h."""
+        changes = self.mean(replies)
+        if changes is None:
+            return None
+        names = self.pending.names(replies)
+        seen = set(self.state[SEEN]).union(names)
+        lost = self._older or min(self.in_mean & self.pending.unused.keys(), default="")
+        totals, new = {}, {}
+        for name, change in changes.items():
+            old = self._sent[name].numpy()
+            total = self.state[GRADIENTS].get(name, np.zeros(old.shape))
+            total = total - self.feddyn_alpha * len(names) * change.astype(np.float64)
+            totals[name] = np.zeros(old.shape) if lost else total
+            moved = old + change.astype(np.float64)
+            moved -= totals[name] / len(seen) / self.feddyn_alpha
+            new[name] = rounded_to(old.dtype, moved)
+        if not is_finite(new):
+            return None
+        self.state[SEEN], self.state[GRADIENTS] = sorted(seen), totals
+        self.in_mean |= set(names)
+        if lost:
+            text = "h and all gradients begin anew: client %s has another than h has"
+            log(WARNING, text, lost)
+            self.in_mean, self._older = set(), ""
+        return to_record(new)

@@ -1,0 +1,136 @@
+"""FedDyn against a few lines of NumPy, server and clients."""
+
+import numpy as np
+import pytest
+from function_clients import grid_of, honest
+from softmax_runs import (
+    RATE,
+    STEPS,
+    N,
+    assert_near,
+    gradient,
+    loss_of,
+    matrix,
+    normed,
+    run,
+    start,
+)
+
+from flwr_frl.clients import FedDynClient
+from flwr_frl.strategies import FedDyn
+from flwr_frl.task.settings import SettingsError
+
+ALPHA = 0.3
+
+
+def trained(theta, own, i):
+    w = theta
+    for _ in range(STEPS):
+        w = w - RATE * (gradient(w, i) - own + ALPHA * (w - theta))
+    return w
+
+
+def numpy_feddyn(rounds, lost=(0, 0)):
+    """Algorithm 1 over the clients that counted: θ, h and all λ_k after each round.
+
+    ``lost`` is (round, client): who has lost its λ_k; then h and all λ_k are 0.
+    """
+    theta = start()
+    h, own, found = np.zeros_like(theta), [np.zeros_like(theta)] * N, []
+    for number, clients in enumerate(rounds, 1):
+        if number == lost[0]:
+            own = [g * (i != lost[1]) for i, g in enumerate(own)]
+        models = {i: trained(theta, own[i], i) for i in clients}
+        own = [
+            own[i] - ALPHA * (models[i] - theta) if i in models else own[i]
+            for i in range(N)
+        ]
+        h = h - ALPHA / N * sum(model - theta for model in models.values())
+        if number == lost[0]:
+            h, own = np.zeros_like(h), [np.zeros_like(h)] * N
+        theta = np.mean(list(models.values()), axis=0) - h / ALPHA
+        found.append((theta, h, own))
+    return found
+
+
+def assert_all_near(found, expected):
+    for arrays, kept, (theta, _, own) in zip(
+        found.arrays, found.kept, expected, strict=True
+    ):
+        assert_near(matrix(arrays), theta, 2e-6)
+        for state, gradient_of in zip(kept, own, strict=True):
+            if state:
+                assert_near(matrix(state, "gradient."), gradient_of, 2e-6)
+            else:
+                assert not gradient_of.any()
+    assert_near(matrix(found.strategy.gradient), expected[-1][1], 2e-6)
+
+
+def test_every_round_is_that_of_the_paper():
+    found = run("feddyn", 5, evaluate=True, feddyn_alpha=ALPHA)
+    assert [len(clients) for clients in found.trained] == [3] * 5
+    expected = numpy_feddyn(found.trained)
+    assert_all_near(found, expected)
+    for i, metrics in enumerate(found.metrics[-1]):
+        loss = loss_of(expected[-1][0], i)
+        assert metrics["loss"] == pytest.approx(loss, abs=1e-5)
+
+
+def test_h_is_the_mean_of_all_clients_gradients():
+    more = {"batch_size": 4, "momentum": 0.5, "weight_decay": 1e-3}
+    found = run("feddyn", 6, feddyn_alpha=0.1, **more)
+    assert len({i for clients in found.trained for i in clients}) == N
+    own = [matrix(state, "gradient.") for state in found.kept[-1]]
+    h = matrix(found.strategy.gradient)
+    assert_near(h, np.mean(own, axis=0), 1e-6)
+    assert np.abs(h).max() > 1e-3
+
+
+def test_after_the_first_round_the_model_has_moved_by_the_mean_and_its_share():
+    # With h = 0, θ moves by the mean change and, as −h/α, by |P|/m of it again.
+    dyn = run("feddyn", 1, feddyn_alpha=ALPHA)
+    prox = run("fedprox", 1, proximal_mu=ALPHA)
+    moved, mean = (matrix(found.arrays[0]) - start() for found in (dyn, prox))
+    assert_near(moved, 1.5 * mean, 1e-6)
+
+
+def test_a_reply_that_does_not_count_moves_nothing():
+    first = run("feddyn", 5, feddyn_alpha=ALPHA)
+    i = next(i for i in first.trained[1] if i in first.trained[0])
+    found = run("feddyn", 5, feddyn_alpha=ALPHA, spoilt={(i, 2)})
+    assert i not in found.trained[1]
+    assert_all_near(found, numpy_feddyn(found.trained))
+
+
+def test_a_client_that_lost_its_gradient_begins_anew_with_all_others(caplog):
+    first = run("feddyn", 5, feddyn_alpha=ALPHA)
+    i = next(i for i in first.trained[2] if i in first.trained[0] + first.trained[1])
+    found = run("feddyn", 5, feddyn_alpha=ALPHA, lost={(i, 3)})
+    assert f"client {i:06d} has another than h has" in caplog.text
+    for now, (theta, _, _) in enumerate(numpy_feddyn(found.trained, (3, i))):
+        assert_near(matrix(found.arrays[now]), theta, 2e-6)
+
+
+def test_a_model_with_statistics_is_refused():
+    with pytest.raises(SettingsError) as error:
+        FedDynClient.traits.check(normed(N))
+    assert error.value.code == "has-buffers"
+
+
+@pytest.mark.parametrize(
+    ("setting", "value"), [("feddyn_alpha", 0.0), ("weighting", "examples")]
+)
+def test_a_bad_value_is_refused(setting, value):
+    with pytest.raises(SettingsError) as error:
+        FedDyn(**{setting: value})
+    assert error.value.code == setting.replace("_", "-")
+
+
+def test_the_state_returns_with_a_checkpoint():
+    strategy = FedDyn()
+    strategy.identify(grid_of(3, honest))
+    strategy.state["gradients"] = {"w": np.ones(2)}
+    again = FedDyn()
+    again.restore(strategy.snapshot()())
+    assert again.state["seen"] == ["000000", "000001", "000002"]
+    np.testing.assert_allclose(again.gradient["w"], [1 / 3, 1 / 3])
