@@ -103,6 +103,7 @@ ALGORITHMS = {
     "fedcp": ("flwr_frl.strategies.fedcp:FedCP", "FedCP (Zhang et al., KDD 2023)"),
     "moon": ("flwr_frl.strategies.moon:MOON", "MOON (Li et al., CVPR 2021)"),
     "feddyn": ("flwr_frl.strategies.feddyn:FedDyn", "FedDyn (Acar et al., ICLR 2021)"),
+    "fedpac": ("flwr_frl.strategies.fedpac:FedPAC", "FedPAC (Xu et al., ICLR 2023)"),
     "local": ("flwr_frl.strategies.local:Local", "local training only"),
     "srpfl": (
         "flwr_frl.strategies.srpfl:SRPFL",

@@ -1,0 +1,133 @@
+"""FedPAC (Xu et al., ICLR 2023): aligned features, and heads that are combined."""
+
+from dataclasses import dataclass
+from typing import Annotated
+
+import torch
+from flwr.common import NDArrays
+from torch import Tensor
+
+from flwr_frl.clients.base import Client, Config, Reply, TrainingSettings
+from flwr_frl.clients.device.parameter_groups import HEAD, WHOLE, Tensors
+from flwr_frl.clients.fedproto import NearPrototypes
+from flwr_frl.clients.traits import linear_head
+from flwr_frl.task.messages import PROTOTYPE_COUNTS, PROTOTYPES
+from flwr_frl.task.settings import Range
+from flwr_frl.task.training import features_of
+
+CENTROIDS, STATISTICS = "prototypes.", "statistics."
+
+
+@dataclass(frozen=True)
+class FedPACSettings(TrainingSettings):
+    """Settings of FedPAC's clients.
+
+    Parameters
+    ----------
+    fedpac_lambda : float, default 1
+        λ of the distance to the centroids (section 4.1); 0 leaves the features alone.
+    fedpac_head_epochs : int, default 1
+        Epochs of the head before those of the representation (algorithm 1).
+    """
+
+    fedpac_lambda: Annotated[float, Range("[0, inf)")] = 1.0
+    fedpac_head_epochs: Annotated[int, Range("[0, inf)")] = 1
+
+
+class FedPACClient(
+    Client,
+    needs_classes=True,
+    requires=(linear_head("FedPAC"),),
+    # The server keeps the heads of the clients that train, and no others.
+    newcomer_groups=(HEAD,),
+):
+    """Algorithm 1, client side: the server sends representation, centroids and head.
+
+    The head trains first, then the representation under the trained head, with λ times
+    the mean squared distance of a feature's entries to those of its class's centroid.
+    As in the authors' code, that is a mean over the entries. A class without a centroid
+    contributes nothing; the authors' code then uses the client's own one.
+
+    The authors' code trains the head with a learning rate of 0.1 and the representation
+    with one of 0.01; here both have ``learning-rate``.
+    """
+
+    shared = (*WHOLE, CENTROIDS)
+    sent = (*WHOLE, CENTROIDS, STATISTICS)
+    settings_type = FedPACSettings
+    settings: FedPACSettings
+
+    def initial_group(self, group: str) -> Tensors:
+        """Return zeros: there are neither centroids nor statistics yet."""
+        classes, width = self.model.linear_head("FedPAC").weight.shape
+        if group == STATISTICS:
+            return {
+                "features": torch.zeros(classes, width),
+                "variance": torch.zeros(()),
+            }
+        counts = torch.zeros(classes, dtype=torch.int64)
+        return {"means": torch.zeros(classes, width), "counts": counts}
+
+    def fit(self, parameters: NDArrays, config: Config) -> Reply:
+        """Measure the received features, and train the head, then the representation.
+
+        Representation, head, new class means and the statistics are sent.
+        """
+        self.receive(parameters, config)
+        settings, near = self.settings, None
+        statistics = self.statistics_of(*labelled_features(self))
+        if settings.fedpac_lambda:
+            means, counts = self.received[PROTOTYPES], self.received[PROTOTYPE_COUNTS]
+            near = NearPrototypes(settings.fedpac_lambda, means, counts > 0)
+        self.train("head", settings.fedpac_head_epochs)
+        loss = self.train("representation", settings.representation_epochs, near)
+        means, counts = class_means(*labelled_features(self), self.num_classes)
+        centroids = {PROTOTYPES: means, PROTOTYPE_COUNTS: counts}
+        return self.send(loss, {**self.model.state_dict(), **centroids, **statistics})
+
+    @property
+    def num_classes(self) -> int:
+        """Number of classes."""
+        return self.model.linear_head("FedPAC").out_features
+
+    def statistics_of(self, features: Tensor, targets: Tensor) -> Tensors:
+        """Return h_i and V_i of n examples.
+
+        h_i is p_k times the mean feature of each class k, which has the share p_k of
+        the examples; V_i = (mean ‖z‖² − Σ_k ‖h_ik‖²) / n.
+        """
+        n = max(1, len(targets))
+        means, counts = class_means(features, targets, self.num_classes)
+        shares = means * (counts / n).unsqueeze(1)
+        # Rounding may make the variance of equal features negative.
+        spread = features.square().sum() / n - shares.square().sum()
+        variance = spread.clamp(min=0) / n
+        return {f"{STATISTICS}features": shares, f"{STATISTICS}variance": variance}
+
+
+def labelled_features(client: Client) -> tuple[Tensor, Tensor]:
+    """Return the features and classes of a client's training examples.
+
+    They are not augmented; examples whose target cross-entropy ignores are left out.
+
+    Returns
+    -------
+    features : Tensor, shape (n, width)
+        Output of the representation in evaluation mode.
+    targets : Tensor, shape (n,)
+        Classes.
+    """
+    examples = client.train_examples.without_augmentation()
+    pairs = features_of(client.model.eval(), examples, client.settings)
+    features, targets = pairs.inputs.flatten(0, -2).float(), pairs.targets.flatten()
+    return features[targets >= 0], targets[targets >= 0]
+
+
+def class_means(
+    features: Tensor, targets: Tensor, classes: int
+) -> tuple[Tensor, Tensor]:
+    """Return the mean feature of each class, 0 without examples, and their numbers."""
+    counts = torch.bincount(targets, minlength=classes)
+    sums = features.new_zeros(classes, features.shape[1])
+    sums.index_add_(0, targets, features)
+    return sums / counts.clamp(min=1).unsqueeze(1), counts

@@ -1,0 +1,192 @@
+"""FedPAC (Xu et al., ICLR 2023): feature alignment and classifier collaboration."""
+
+from collections.abc import Iterable
+from functools import partial
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from flwr.app import ArrayRecord, ConfigRecord, Message
+from flwr.serverapp import Grid
+
+from flwr_frl.strategies.fedproto import FedProto
+from flwr_frl.strategies.flute import HeadsOnServer
+from flwr_frl.strategies.server.checks import InvalidReplyError
+from flwr_frl.strategies.server.replies import Arrays, to_record
+from flwr_frl.task.messages import HEAD, PROTOTYPES
+
+Matrix = npt.NDArray[np.float64]
+# Arrays that clients send besides the model and the prototypes.
+CLASS_FEATURES, VARIANCE = "statistics.features", "statistics.variance"
+# A combination in which nothing can be gained beyond rounding.
+TOLERANCE = 1e-12
+
+
+class FedPAC(HeadsOnServer, FedProto, client="flwr_frl.clients.fedpac:FedPACClient"):
+    """Algorithm 1: average representations and centroids, and combine the heads.
+
+    The new head of client i is Σ_j α_ij φ_j over the heads φ_j of the round's clients.
+    The weights α_i minimise the estimated test loss, Σ_j α_ij² V_j plus the squared
+    distance of Σ_j α_ij h_j from h_i, over the simplex (section 4.2). Here h_i are the
+    class means of the features, each times the class's share of the examples, and V_i
+    is the variance of their estimate; both are of the received representation.
+
+    The centroids of the classes are FedProto's: with ``weighting="examples"`` they are
+    weighted by the number of examples of the class, as in the paper. A class that no
+    client of a round has keeps its centroid.
+
+    A client that is not sampled keeps its last head; one that has not trained has the
+    initial head. The authors' code sets α below 0.001 to 0 and changes the quadratic
+    program if its matrix has an eigenvalue below 0; here it is solved as it stands.
+    """
+
+    def __init__(self, **base: Any) -> None:
+        super().__init__(**base)
+        self.initial_head: Arrays = self.state.setdefault("initial", {})
+
+    def initialize(self, grid: Grid) -> ArrayRecord:
+        """Return the initial representation and no centroids; keep the initial head."""
+        return self._without_head(super().initialize(grid))
+
+    def open_round(
+        self,
+        nodes: list[int],
+        arrays: ArrayRecord,
+        config: ConfigRecord,
+        server_round: int,
+        kind: str,
+    ) -> list[Message]:
+        """Split the head from a whole model, with which Flower's ``start`` begins."""
+        if any(name.startswith("head.") for name in arrays):
+            arrays = self._without_head(arrays)
+        return super().open_round(nodes, arrays, config, server_round, kind)
+
+    def _without_head(self, whole: ArrayRecord) -> ArrayRecord:
+        """Store a model's head as the initial one, and return the rest."""
+        names = [name for name in whole if name.startswith("head.")]
+        self.initial_head.clear()
+        self.initial_head.update({name: whole[name].numpy() for name in names})
+        return ArrayRecord({n: a for n, a in whole.items() if n not in names})
+
+    def head(self, name: str) -> Arrays:
+        """Return a client's head, the initial one if it has not trained yet."""
+        return self.heads.get(name, self.initial_head)
+
+    def configure_train(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
+        """Send representation, centroids and heads; expect statistics as well."""
+        messages = super().configure_train(server_round, arrays, config, grid)
+        sent = self.pending.expected[self.arrayrecord_key]
+        like = arrays[PROTOTYPES].numpy()
+        statistics = {CLASS_FEATURES: like, VARIANCE: np.zeros((), like.dtype)}
+        expected = ArrayRecord({**sent, **to_record(statistics)})
+        self.pending.expect(self.arrayrecord_key, expected)
+        return messages
+
+    def check_train_reply(self, reply: Message) -> None:
+        """Reject negative variances as well."""
+        super().check_train_reply(reply)
+        if self.arrays(reply)[VARIANCE] < 0:
+            raise InvalidReplyError(f"has {VARIANCE!r} below 0")
+
+    def aggregate(self, server_round: int, replies: list[Message]) -> ArrayRecord:
+        """Return the mean representation and the centroids; combine the heads."""
+        centroids = super().aggregate(server_round, replies)
+        own = [partial(self._representation, reply) for reply in replies]
+        centre = _representation_of(self._centre())
+        mean = self.rule(self.weights(replies), own, centre) or centre
+        statistics = [self.arrays(reply) for reply in replies]
+        weights = combination_weights(
+            np.stack([s[CLASS_FEATURES] for s in statistics]).astype(np.float64),
+            np.array([s[VARIANCE] for s in statistics], np.float64),
+        )
+        heads = [self.pending.arrays(reply, HEAD) for reply in replies]
+        stacked = {n: np.stack([head[n] for head in heads]) for n in heads[0]}
+        combined: list[Arrays] = [
+            {n: np.tensordot(row, a, 1).astype(a.dtype) for n, a in stacked.items()}
+            for row in weights
+        ]
+        self.save_heads(self.pending.names(replies), combined)
+        return ArrayRecord({**to_record(mean), **centroids})
+
+    def _representation(self, reply: Message) -> Arrays:
+        return _representation_of(self.arrays(reply))
+
+
+def _representation_of(arrays: Arrays) -> Arrays:
+    return {n: a for n, a in arrays.items() if n.startswith("representation.")}
+
+
+def combination_weights(features: Matrix, variances: Matrix) -> Matrix:
+    """Return the weights α of all clients' heads for each client.
+
+    Parameters
+    ----------
+    features : ndarray, shape (n, classes, width)
+        h_i of each client.
+    variances : ndarray, shape (n,)
+        V_i of each client.
+
+    Returns
+    -------
+    ndarray, shape (n, n)
+        Row i has the weights α_i.
+    """
+    flat = features.reshape(len(features), -1)
+    rows = []
+    for i, own in enumerate(flat):
+        away = own - flat
+        rows.append(simplex_minimum(np.diag(variances) + away @ away.T, i))
+    return np.stack(rows)
+
+
+def simplex_minimum(matrix: Matrix, start: int) -> Matrix:
+    """Return the minimum of αᵀ P α over α ≥ 0 with Σ α = 1.
+
+    Wolfe's active-set method (Mathematical Programming, 1976), which is exact after
+    finitely many steps: the weight that lowers the value most becomes positive; then
+    the minimum over the positive weights alone, which sum to 1, is approached until it
+    is reached or a weight is 0.
+
+    Parameters
+    ----------
+    matrix : ndarray, shape (n, n)
+        P, positive semi-definite.
+    start : int
+        Weight that is 1 at first, and stays so if no other choice is better.
+    """
+    n = len(matrix)
+    alpha = np.eye(n)[start]
+    scale = max(float(np.abs(matrix).max()), np.finfo(float).tiny)
+    for _ in range(10 * n):
+        slope = matrix @ alpha
+        best = int(slope.argmin())
+        if slope[best] >= alpha @ slope - TOLERANCE * scale:
+            break
+        active = alpha > 0
+        active[best] = True
+        while True:
+            places = np.flatnonzero(active)
+            target = np.zeros(n)
+            target[places] = affine_minimum(matrix[np.ix_(places, places)] / scale)
+            falling = active & (target <= 0)
+            if not falling.any():
+                break
+            falls = alpha[falling] - target[falling]
+            share = (alpha[falling] / np.where(falls > 0, falls, 1)).min()
+            alpha = np.maximum(alpha + share * (target - alpha), 0)
+            gone = places[alpha[places].argmin()]
+            alpha[gone], active[gone] = 0, False
+        alpha = target
+    return alpha / alpha.sum()
+
+
+def affine_minimum(matrix: Matrix) -> Matrix:
+    """Return the minimum of αᵀ P α over all α with Σ α = 1."""
+    ones = np.ones((len(matrix), 1))
+    system = np.block([[matrix, ones], [ones.T, np.zeros((1, 1))]])
+    right = np.append(np.zeros(len(matrix)), 1.0)
+    # P is singular if clients have equal features without variance.
+    solution: Matrix = np.linalg.lstsq(system, right, rcond=None)[0]
+    return solution[:-1]

@@ -1,0 +1,159 @@
+"""FedPAC against a few lines of NumPy, server and clients."""
+
+from itertools import combinations
+
+import numpy as np
+import pytest
+from layered import WIDTH, features, gradients, loss_of, parts, start
+from softmax_runs import (
+    CLASSES,
+    RATE,
+    STEPS,
+    N,
+    assert_near,
+    deep_head,
+    draw,
+    mean,
+    run,
+    weights,
+)
+
+from flwr_frl.clients import FedPACClient
+from flwr_frl.strategies.fedpac import combination_weights, simplex_minimum
+from flwr_frl.strategies.server.checks import InvalidReplyError
+from flwr_frl.task.settings import SettingsError
+
+TASK = {"task": "layered:layered", "fedpac_head_epochs": 2}
+LAMBDA = 2.0
+MEANS, COUNTS = "prototypes.means", "prototypes.counts"
+
+
+def by_class(a, i):
+    x, y = draw(i)
+    z, counts = features(a, x), np.bincount(y, minlength=CLASSES)
+    own = [z[y == c].mean(0) if counts[c] else np.zeros(WIDTH) for c in range(CLASSES)]
+    return np.array(own), counts, z
+
+
+def statistics(a, i):
+    own, counts, z = by_class(a, i)
+    h = own * counts[:, None] / len(z)
+    return h, (np.square(z).sum() / len(z) - np.square(h).sum()) / len(z)
+
+
+def trained(a, w, i, centroids, known):
+    def pull(z, y):
+        return 2 * LAMBDA * (z - centroids[y]) * known[y][:, None] / z.size
+
+    for _ in range(TASK["fedpac_head_epochs"]):
+        w = w - RATE * gradients(a, w, i)[1]
+    for _ in range(STEPS):
+        a = a - RATE * gradients(a, w, i, extra=pull)[0]
+    return a, w
+
+
+def smallest(matrix):
+    """The minimum over the simplex: the best of the affine minima of all supports."""
+    n, best = len(matrix), None
+    for size in range(1, n + 1):
+        for support in combinations(range(n), size):
+            part = matrix[np.ix_(support, support)]
+            inverse = np.linalg.pinv(part) @ np.ones(size)
+            alpha = np.zeros(n)
+            alpha[list(support)] = inverse / inverse.sum()
+            if (alpha >= -1e-12).all():
+                value = alpha @ matrix @ alpha
+                if best is None or value < best[0]:
+                    best = value, alpha
+    return best[1]
+
+
+@pytest.mark.parametrize("weighting", ["uniform", "examples"])
+def test_every_round_is_that_of_the_paper(weighting):
+    more = {"fedpac_lambda": LAMBDA, "weighting": weighting}
+    found = run("fedpac", 5, evaluate=True, **more, **TASK)
+    assert [len(clients) for clients in found.trained] == [3] * 5
+    a, w = start()
+    heads = [w] * N
+    centroids, known = np.zeros((CLASSES, WIDTH)), np.zeros(CLASSES, bool)
+    for now, clients in enumerate(found.trained):
+        told = [statistics(a, i) for i in clients]
+        results = [trained(a, heads[i], i, centroids, known) for i in clients]
+        a = mean([own for own, _ in results], weights(clients, weighting))
+        for i, (h, _) in zip(clients, told, strict=True):
+            away = np.array([(h - other).ravel() for other, _ in told])
+            alpha = smallest(np.diag([v for _, v in told]) + away @ away.T)
+            heads[i] = mean([head for _, head in results], alpha)
+        own = [by_class(r[0], i) for i, r in zip(clients, results, strict=True)]
+        for c in range(CLASSES):
+            have = [(m[c], n[c]) for m, n, _ in own if n[c]]
+            if have:
+                by = [n if weighting == "examples" else 1.0 for _, n in have]
+                centroids[c] = np.average([m for m, _ in have], axis=0, weights=by)
+                known[c] = True
+        arrays = {**found.arrays[now], **found.strategy.initial_head}
+        assert_near(parts(arrays)[0], a, 2e-6)
+        np.testing.assert_allclose(arrays[MEANS], centroids, atol=2e-6)
+        assert ((arrays[COUNTS] > 0) == known).all()
+        for i in range(N):
+            loss = found.metrics[now][i]["loss"]
+            assert loss == pytest.approx(loss_of(a, heads[i], i), abs=1e-5)
+    for i in range(N):
+        head = found.strategy.head(f"{i:06d}")
+        assert_near(parts({**arrays, **head})[1], heads[i], 2e-6)
+
+
+def test_the_active_set_method_finds_the_minimum():
+    rng = np.random.default_rng(0)
+    for n in (1, 2, 5, 8):
+        for _ in range(20):
+            away = rng.standard_normal((n, 6))
+            matrix = away @ away.T + np.diag(rng.random(n) / 10)
+            alpha = simplex_minimum(matrix, 0)
+            assert alpha.min() >= 0
+            assert alpha.sum() == pytest.approx(1)
+            np.testing.assert_allclose(alpha, smallest(matrix), atol=1e-9)
+
+
+def test_clients_with_equal_statistics_have_the_mean_of_the_heads():
+    h = np.tile(np.random.default_rng(1).standard_normal((1, 3, 2)), (4, 1, 1))
+    alpha = combination_weights(h, np.full(4, 0.2))
+    np.testing.assert_allclose(alpha, np.full((4, 4), 0.25), atol=1e-12)
+    # Heads of fewer examples, with a larger variance, count less.
+    alpha = combination_weights(h, np.array([1.0, 1.0, 2.0, 2.0]))
+    np.testing.assert_allclose(alpha, [[1 / 3, 1 / 3, 1 / 6, 1 / 6]] * 4, atol=1e-12)
+
+
+def test_a_client_alone_with_its_class_keeps_its_head():
+    # Far from each other and without variance, no other head helps.
+    h = np.zeros((3, 3, 2))
+    h[range(3), range(3)] = 1.0
+    np.testing.assert_allclose(combination_weights(h, np.zeros(3)), np.eye(3))
+    # Without anything to choose by, each keeps its own.
+    np.testing.assert_allclose(combination_weights(h * 0, np.zeros(3)), np.eye(3))
+
+
+def test_negative_variances_do_not_count():
+    found = run("fedpac", 1, **TASK)
+    _, reply = found.between("train")[0]
+    found.strategy.pending = found.strategy.training
+    found.strategy.check_train_reply(reply)
+    arrays = found.strategy.arrays(reply)
+    arrays["statistics.variance"] = np.float32(-1)
+    found.strategy.arrays = lambda reply: arrays
+    with pytest.raises(InvalidReplyError):
+        found.strategy.check_train_reply(reply)
+
+
+def test_a_head_that_is_not_linear_is_refused():
+    with pytest.raises(SettingsError):
+        FedPACClient.traits.check(deep_head(2))
+
+
+@pytest.mark.parametrize(
+    ("setting", "value"), [("fedpac_lambda", -1.0), ("fedpac_head_epochs", -1)]
+)
+def test_a_bad_value_is_refused(setting, value):
+    with pytest.raises(SettingsError) as error:
+        FedPACClient.settings_type(**{setting: value})
+    assert error.value.code == setting.replace("_", "-")
