@@ -104,6 +104,7 @@ ALGORITHMS = {
     "moon": ("flwr_frl.strategies.moon:MOON", "MOON (Li et al., CVPR 2021)"),
     "feddyn": ("flwr_frl.strategies.feddyn:FedDyn", "FedDyn (Acar et al., ICLR 2021)"),
     "fedpac": ("flwr_frl.strategies.fedpac:FedPAC", "FedPAC (Xu et al., ICLR 2023)"),
+    "fedas": ("flwr_frl.strategies.fedas:FedAS", "FedAS (Yang et al., CVPR 2024)"),
     "local": ("flwr_frl.strategies.local:Local", "local training only"),
     "srpfl": (
         "flwr_frl.strategies.srpfl:SRPFL",

@@ -27,7 +27,7 @@ class FedPAC(HeadsOnServer, FedProto, client="flwr_frl.clients.fedpac:FedPACClie
 
     The new head of client i is Σ_j α_ij φ_j over the heads φ_j of the round's clients.
     The weights α_i minimise the estimated test loss, Σ_j α_ij² V_j plus the squared
-    distance of Σ_j α_ij h_j from h_i, over the simplex (section 4.2). Here h_i are the
+    distance of Σ_j α_ij h_j from h_i, over the simplex. Here h_i are the
     class means of the features, each times the class's share of the examples, and V_i
     is the variance of their estimate; both are of the received representation.
 

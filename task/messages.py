@@ -22,6 +22,8 @@ PROTOTYPE_COUNTS = "prototypes.counts"
 IS_CHANGE = "is-change"
 # ε that a client with private training has spent so far.
 EXAMPLE_EPSILON = "example-epsilon"
+# FedAS: trace of the client's empirical Fisher information.
+FISHER_TRACE = "fisher-trace"
 NUM_EXAMPLES = "num-examples"
 NUM_TEST_EXAMPLES = "num-test-examples"
 

@@ -1,0 +1,148 @@
+"""FedAS (Yang et al., CVPR 2024): parameter alignment and client synchronisation."""
+
+from dataclasses import dataclass, replace
+from typing import Annotated
+
+import torch
+from flwr.common import NDArrays
+from torch import Tensor
+
+from flwr_frl.clients.base import Client, Config, Reply, TrainingSettings
+from flwr_frl.clients.device.parameter_groups import HEAD, REPRESENTATION, Tensors
+from flwr_frl.clients.fedpac import class_means, labelled_features
+from flwr_frl.clients.traits import linear_head
+from flwr_frl.task.messages import FISHER_TRACE
+from flwr_frl.task.models import SplitModel
+from flwr_frl.task.settings import Range
+from flwr_frl.task.training import freeze, loop
+
+PROTOTYPES = "prototypes."
+MEANS, COUNTS = f"{PROTOTYPES}means", f"{PROTOTYPES}counts"
+
+
+@dataclass(frozen=True)
+class FedASSettings(TrainingSettings):
+    """Settings of FedAS's clients, with the values of the authors' code.
+
+    Parameters
+    ----------
+    fedas_learning_rate : float, default 0.01
+        Learning rate of the parameter alignment, which has neither momentum nor weight
+        decay; 0 omits the alignment.
+    fedas_epochs : int, default 1
+        Epochs of the parameter alignment.
+    """
+
+    fedas_learning_rate: Annotated[float, Range("[0, inf)")] = 0.01
+    fedas_epochs: Annotated[int, Range("[0, inf)")] = 1
+
+
+class FedASClient(
+    Client,
+    needs_classes=True,
+    requires=(linear_head("FedAS"),),
+    newcomer_groups=(HEAD,),
+):
+    """Head and prototypes are personal, the representation is shared.
+
+    Before local training the received representation is aligned to the client: it
+    trains towards the mean features that the client's last local model has of each
+    class. Then the whole model trains for ``representation-epochs``.
+
+    The authors' code keeps the last local model and computes the class means from it in
+    the next round. Here they are computed and saved at the end of the round, which
+    gives the same numbers while the data stay the same. As in that code, the loss of a
+    batch is the sum over its classes of the mean squared difference, and the trace is
+    the sum, over batches, of the squared norm of the gradient of a batch's mean loss.
+
+    The deployed model is the received representation, aligned, with the client's head.
+    A client that is not sampled keeps head and prototypes. Before its first training it
+    deploys the received representation as it is.
+    """
+
+    shared = (REPRESENTATION,)
+    personal = (HEAD, PROTOTYPES)
+    settings_type = FedASSettings
+    settings: FedASSettings
+
+    def initial_group(self, group: str) -> Tensors:
+        """Return zeros: there are no prototypes yet."""
+        classes, width = self.model.linear_head("FedAS").weight.shape
+        counts = torch.zeros(classes, dtype=torch.int64)
+        return {"means": torch.zeros(classes, width), "counts": counts}
+
+    def fit(self, parameters: NDArrays, config: Config) -> Reply:
+        """Align the representation, train the model, and send the trace with it."""
+        self.receive(parameters, config)
+        self.align()
+        loss = self.train("all", self.settings.representation_epochs)
+        classes = self.model.linear_head("FedAS").out_features
+        means, counts = class_means(*labelled_features(self), classes)
+        self.saved |= {MEANS: means, COUNTS: counts}
+        self.save(config)
+        arrays, num_examples, metrics = self.send(loss)
+        return arrays, num_examples, {**metrics, FISHER_TRACE: self.fisher_trace()}
+
+    def align(self) -> None:
+        """Train the representation towards the prototypes, if there are any."""
+        means, known = self.saved[MEANS], self.saved[COUNTS] > 0
+        rate, model = self.settings.fedas_learning_rate, self.model
+        if not (rate and known.any() and len(self.task.train_examples(self.index))):
+            return
+        sgd = replace(self.settings, learning_rate=rate, momentum=0.0, weight_decay=0.0)
+        optimizer = sgd.optimizer(freeze(model, "representation"))
+
+        def step(inputs: Tensor, targets: Tensor) -> Tensor:
+            optimizer.zero_grad()
+            with sgd.autocast():
+                features = model.representation(inputs).flatten(0, -2)
+                loss = alignment_loss(features, targets.flatten(), means, known)
+            loss.backward()  # type: ignore[no-untyped-call]
+            optimizer.step()
+            return loss.detach()
+
+        loop(step, self.train_examples, self.settings.fedas_epochs, sgd, model)
+
+    def fisher_trace(self) -> float:
+        """Return the trace of the empirical Fisher information of the whole model."""
+        model = self.model.requires_grad_(True).eval()
+        examples = self.train_examples.without_augmentation()
+        total = 0.0
+        for inputs, targets in examples.batches(self.settings.batch_size):
+            # Cross-entropy ignores negative targets.
+            if not (targets >= 0).any():
+                continue
+            with self.settings.autocast():
+                loss = self.task.loss(model(inputs), targets)
+            parameters = list(model.parameters())
+            gradients = torch.autograd.grad(loss, parameters, allow_unused=True)
+            total += sum(float(g.square().sum()) for g in gradients if g is not None)
+        return total
+
+    def deployed_model(self) -> SplitModel:
+        """Return the received representation, aligned, with the client's head."""
+        self.align()
+        return self.model
+
+
+def alignment_loss(
+    features: Tensor, targets: Tensor, means: Tensor, known: Tensor
+) -> Tensor:
+    """Return the sum over classes of the mean squared distance to their prototype.
+
+    Parameters
+    ----------
+    features : Tensor, shape (n, width)
+        Features of a batch.
+    targets : Tensor, shape (n,)
+        Their classes; negative ones are ignored.
+    means : Tensor, shape (classes, width)
+        The prototypes.
+    known : Tensor of bool, shape (classes,)
+        Classes that have a prototype.
+    """
+    place = targets.clamp(min=0)
+    counted = (known[place] & (targets >= 0)).to(features.dtype)
+    in_class = features.new_zeros(len(means)).index_add(0, place, counted)
+    squares = (features - means[place]).square().mean(1)
+    return (counted * squares / in_class[place].clamp(min=1)).sum()

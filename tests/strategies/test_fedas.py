@@ -1,0 +1,155 @@
+"""FedAS against a few lines of NumPy, server and clients."""
+
+import numpy as np
+import pytest
+from flwr.app import Message, MessageType, MetricRecord, RecordDict
+from layered import WIDTH, features, gradients, loss_of, parts, start
+from softmax_runs import (
+    CLASSES,
+    RATE,
+    STEPS,
+    N,
+    assert_near,
+    assert_same,
+    deep_head,
+    draw,
+    mean,
+    run,
+)
+
+from flwr_frl.clients import FedASClient
+from flwr_frl.strategies import FedAS
+from flwr_frl.strategies.server.checks import InvalidReplyError
+from flwr_frl.task.settings import SettingsError
+
+ALIGNMENT = {"fedas_learning_rate": 0.7, "fedas_epochs": 2}
+TASK = {"task": "layered:layered"}
+
+
+def class_means(a, i):
+    x, y = draw(i)
+    z = features(a, x)
+    known = np.isin(np.arange(CLASSES), y)
+    return np.array(
+        [z[y == c].mean(0) if known[c] else np.zeros(WIDTH) for c in range(CLASSES)]
+    )
+
+
+def aligned(a, i, means):
+    """Of Σ_c mean over c's examples and entries of (z − C_c)², by steps from a."""
+    if means is None:
+        return a
+    x, y = draw(i)
+    counts = np.bincount(y, minlength=CLASSES)
+    with_ones = np.column_stack([x, np.ones(len(x))])
+    for _ in range(ALIGNMENT["fedas_epochs"]):
+        z = features(a, x)
+        slope = 2 * (z - means[y]) / counts[y][:, None] / WIDTH
+        a = a - ALIGNMENT["fedas_learning_rate"] * (slope * (1 - z**2)).T @ with_ones
+    return a
+
+
+def trained(a, w, i):
+    for _ in range(STEPS):
+        of_a, of_w, _ = gradients(a, w, i)
+        a, w = a - RATE * of_a, w - RATE * of_w
+    return a, w
+
+
+def trace(a, w, i):
+    """Of one batch: the squared norm of its gradient."""
+    of_a, of_w, _ = gradients(a, w, i)
+    return np.square(of_a).sum() + np.square(of_w).sum()
+
+
+def test_every_round_is_that_of_the_paper():
+    found = run("fedas", 5, evaluate=True, **ALIGNMENT, **TASK)
+    assert [len(clients) for clients in found.trained] == [3] * 5
+    a, w = start()
+    heads, prototypes = [w] * N, [None] * N
+    for now, clients in enumerate(found.trained):
+        models = []
+        for i in clients:
+            own, heads[i] = trained(aligned(a, i, prototypes[i]), heads[i], i)
+            prototypes[i] = class_means(own, i)
+            models.append((own, trace(own, heads[i], i)))
+        shares = np.array([weight for _, weight in models])
+        a = mean([own for own, _ in models], shares / shares.sum())
+        for i in range(N):
+            tested = aligned(a, i, prototypes[i])
+            loss = found.metrics[now][i]["loss"]
+            assert loss == pytest.approx(loss_of(tested, heads[i], i), abs=1e-5)
+            if kept := found.kept[now][i]:
+                both = {**kept, **found.arrays[now]}
+                assert_near(parts(both)[0], a, 2e-6)
+                assert_near(parts(both)[1], heads[i], 2e-6)
+                means = kept["prototypes.means"]
+                np.testing.assert_allclose(means, prototypes[i], atol=2e-6)
+    assert shares.max() > 1.1 * shares.min()
+
+
+def test_without_alignment_a_client_trains_as_fedper_s_do():
+    usual = {"batch_size": 4, "momentum": 0.5, "weight_decay": 1e-3, **TASK}
+    found = run("fedas", 1, fedas_learning_rate=0.0, cohort="off", **usual)
+    others = run("fedper", 1, cohort="off", **usual)
+    for (_, reply), (_, other) in zip(
+        found.between("train"), others.between("train"), strict=True
+    ):
+        arrays, expected = (
+            {n: a.numpy() for n, a in r.content["arrays"].items()}
+            for r in (reply, other)
+        )
+        assert_same(arrays, expected)
+
+
+def test_the_trace_is_over_batches_in_their_order():
+    client = run("fedas", 0, batch_size=4, **TASK).client(0, 0)
+    client.receive(client.get_parameters({}), {})
+    a, w = start()
+    x, y = draw(0)
+    expected = 0.0
+    for rows in (slice(0, 4), slice(4, 6)):
+        z, ones = features(a, x[rows]), np.ones((len(x[rows]), 1))
+        z1, x1 = np.hstack([z, ones]), np.hstack([x[rows], ones])
+        scores = np.exp(z1 @ w.T)
+        slope = scores / scores.sum(1, keepdims=True) - np.eye(CLASSES)[y[rows]]
+        slope = slope / len(z)
+        through = slope @ w[:, :-1] * (1 - z**2)
+        expected += np.square(through.T @ x1).sum() + np.square(slope.T @ z1).sum()
+    assert client.fisher_trace() == pytest.approx(expected, rel=1e-5)
+
+
+def reply_of(node: int, **metrics: float) -> Message:
+    values = {name.replace("_", "-"): value for name, value in metrics.items()}
+    content = RecordDict({"metrics": MetricRecord(values)})
+    return Message(content, reply_to=Message(RecordDict(), node, MessageType.TRAIN))
+
+
+def test_weights_are_traces_up_to_the_largest_share():
+    traces = [1.0, 2.0, 9.0]
+    replies = [reply_of(i + 1, fisher_trace=t) for i, t in enumerate(traces)]
+    assert FedAS().weights(replies) == traces
+    # 5/8 of all is at most the third's.
+    assert FedAS(largest_share=0.625).weights(replies) == [1.0, 2.0, 5.0]
+    none = [reply_of(i, fisher_trace=0.0) for i in (1, 2)]
+    assert FedAS().weights(none) == [1.0, 1.0]
+
+
+@pytest.mark.parametrize("metrics", [{}, {"fisher_trace": -1.0}])
+def test_a_reply_without_a_valid_trace_does_not_count(metrics):
+    strategy = FedAS()
+    strategy.check_train_reply(reply_of(1, fisher_trace=0.5))
+    with pytest.raises(InvalidReplyError):
+        strategy.check_train_reply(reply_of(2, **metrics))
+
+
+def test_a_head_that_is_not_linear_is_refused():
+    with pytest.raises(SettingsError):
+        FedASClient.traits.check(deep_head(2))
+
+
+@pytest.mark.parametrize("setting", ["fedas_learning_rate", "fedas_epochs"])
+def test_a_bad_value_is_refused(setting):
+    with pytest.raises(SettingsError) as error:
+        FedASClient.settings_type(**{setting: -1})
+    assert error.value.code == setting.replace("_", "-")
