@@ -25,7 +25,7 @@ class FedPACSettings(TrainingSettings):
     Parameters
     ----------
     fedpac_lambda : float, default 1
-        λ of the distance to the centroids (feature alignment); 0 leaves the features alone.
+        λ of the features' distance to the centroids (feature alignment); 0 omits it.
     fedpac_head_epochs : int, default 1
         Epochs of the head before those of the representation (algorithm 1).
     """

@@ -105,6 +105,7 @@ ALGORITHMS = {
     "feddyn": ("flwr_frl.strategies.feddyn:FedDyn", "FedDyn (Acar et al., ICLR 2021)"),
     "fedpac": ("flwr_frl.strategies.fedpac:FedPAC", "FedPAC (Xu et al., ICLR 2023)"),
     "fedas": ("flwr_frl.strategies.fedas:FedAS", "FedAS (Yang et al., CVPR 2024)"),
+    "gpfl": ("flwr_frl.strategies.gpfl:GPFL", "GPFL (Zhang et al., ICCV 2023)"),
     "local": ("flwr_frl.strategies.local:Local", "local training only"),
     "srpfl": (
         "flwr_frl.strategies.srpfl:SRPFL",

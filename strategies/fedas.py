@@ -18,9 +18,10 @@ class FedAS(
     """Average the representations, weighted by the clients' Fisher information.
 
     A client's weight is the trace of its empirical Fisher information after training
-    (client synchronisation), so that clients that have trained little count less. With ``weighting="examples"`` it is also multiplied by the number of
-    examples, which the paper does not do. No client has more than ``largest-share`` of
-    the weights. If all traces are 0, the plain weights are used.
+    (client synchronisation), so that clients that have trained little count less. With
+    ``weighting="examples"`` it is also multiplied by the number of examples, which the
+    paper does not do. No client has more than ``largest-share`` of the weights. If all
+    traces are 0, the plain weights are used.
     """
 
     @property

@@ -1,0 +1,210 @@
+"""GPFL (Zhang et al., ICCV 2023): global and personalised features side by side."""
+
+from dataclasses import dataclass, replace
+from typing import Annotated
+
+import torch
+from flwr.common import NDArrays
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy, linear, normalize, relu
+
+from flwr_frl.clients.base import Client, Config, Reply, TrainingSettings
+from flwr_frl.clients.device.parameter_groups import (
+    HEAD,
+    REPRESENTATION,
+    Tensors,
+    under,
+    within,
+)
+from flwr_frl.clients.traits import linear_head
+from flwr_frl.task.devices import seeded
+from flwr_frl.task.models import SplitModel
+from flwr_frl.task.settings import Range
+from flwr_frl.task.training import freeze, loop
+
+EMBEDDING, VALVE, SHARES = "embedding.", "valve.", "shares."
+
+
+@dataclass(frozen=True)
+class GPFLSettings(TrainingSettings):
+    """Settings of GPFL's clients, with the authors' values for their small CNN.
+
+    Parameters
+    ----------
+    gpfl_lambda : float, default 0.01
+        λ of the distance of a global feature to the embedding of its class.
+    gpfl_mu : float, default 0.1
+        μ, the weight decay of category embeddings and valve; biases do not decay.
+    """
+
+    gpfl_lambda: Annotated[float, Range("[0, inf)")] = 0.01
+    gpfl_mu: Annotated[float, Range("[0, inf)")] = 0.1
+
+
+class ConditionalValve(nn.Module):
+    """The conditional valve: ReLU((1 + γ(c)) ⊙ z + β(c)) of features z, given c.
+
+    γ and β are each a linear layer, a ReLU and a layer norm.
+
+    Parameters
+    ----------
+    width : int
+        Width of z and c.
+    dtype : torch.dtype
+        Type of the parameters.
+    """
+
+    def __init__(self, width: int, dtype: torch.dtype) -> None:
+        super().__init__()
+
+        def affine() -> nn.Sequential:
+            layer = nn.Linear(width, width, dtype=dtype)
+            return nn.Sequential(layer, nn.ReLU(), nn.LayerNorm(width, dtype=dtype))
+
+        self.gamma, self.beta = affine(), affine()
+
+    def forward(self, features: Tensor, condition: Tensor) -> Tensor:
+        """Return features of the same shape."""
+        return relu((1 + self.gamma(condition)) * features + self.beta(condition))
+
+
+class ValvedHead(nn.Module):
+    """A head behind the valve.
+
+    Parameters
+    ----------
+    valve : ConditionalValve
+        The valve.
+    condition : Tensor, shape (width,)
+        Its conditional input.
+    head : nn.Module
+        The head.
+    """
+
+    condition: Tensor
+
+    def __init__(
+        self, valve: ConditionalValve, condition: Tensor, head: nn.Module
+    ) -> None:
+        super().__init__()
+        self.valve, self.head = valve, head
+        self.register_buffer("condition", condition)
+
+    def forward(self, features: Tensor) -> Tensor:
+        """Return the outputs."""
+        outputs: Tensor = self.head(self.valve(features, self.condition))
+        return outputs
+
+
+class GPFLClient(Client, needs_classes=True, requires=(linear_head("GPFL"),)):
+    """Client side: representation, embeddings and valve are shared, the head personal.
+
+    The valve turns features z into global ones, z_G, given the mean g of the category
+    embeddings e_k, and into personalised ones, z_P, given p_i, their mean weighted by
+    the client's shares of classes. Both conditions are of the received embeddings. The
+    loss is the head's on z_P; cross-entropy of the cosine similarities of z_G with all
+    e_k; and λ mean ‖z_G − e_y‖ with the received embeddings, which are frozen there.
+    The deployed model is the head behind the valve, given p_i.
+
+    A client that is not sampled keeps its head; one that has not trained has the
+    initial head. The authors' code differs from the equations, which are followed here:
+
+    - its p_i and g are of the embeddings that the client had before it received the
+      current ones, and 0 in the first round;
+    - its distance is the norm of a whole batch's differences, not a mean of norms;
+    - its weight decay includes biases.
+    """
+
+    shared = (REPRESENTATION, EMBEDDING, VALVE)
+    personal = (HEAD, SHARES)
+    settings_type = GPFLSettings
+    settings: GPFLSettings
+
+    def initial_group(self, group: str) -> Tensors:
+        """Return embeddings from N(0, 1) and a valve of the task's seed, or zeros."""
+        weight = self.model.linear_head("GPFL").weight
+        if group == SHARES:
+            return {"value": torch.zeros(len(weight))}
+        with seeded(getattr(self.task, "seed", 0) or 0):
+            embedding = torch.randn(weight.shape, dtype=weight.dtype)
+            valve = ConditionalValve(weight.shape[1], weight.dtype)
+        return valve.state_dict() if group == VALVE else {"weight": embedding}
+
+    def _structure(self) -> list[object]:
+        """Return also the classes, which the embeddings stand for."""
+        return [*super()._structure(), self.task.classes]
+
+    def fit(self, parameters: NDArrays, config: Config) -> Reply:
+        """Train all parts for ``representation-epochs``."""
+        self.receive(parameters, config)
+        settings, model = self.settings, self.model
+        self.saved[f"{SHARES}value"] = self.class_shares()
+        frozen = self.received[f"{EMBEDDING}weight"]
+        valve, condition = self.valve(), self.condition()
+        shared = nn.ModuleDict({"valve": valve})
+        embedding = nn.Parameter(frozen.clone())
+        shared.register_parameter("embedding", embedding)
+        decayed = replace(settings, weight_decay=settings.gpfl_mu)
+        optimizers = settings.optimizer(freeze(model, "all")), decayed.optimizer(shared)
+
+        def step(inputs: Tensor, targets: Tensor) -> Tensor:
+            for optimizer in optimizers:
+                optimizer.zero_grad()
+            with settings.autocast():
+                features = model.representation(inputs)
+                outputs = model.head(valve(features, condition))
+                loss = self.task.loss(outputs, targets)
+                z = valve(features, frozen.mean(0)).flatten(0, -2)
+                y = targets.flatten()
+                cosines = linear(normalize(z), normalize(embedding))
+                objective = loss + cross_entropy(cosines, y)
+                # Cross-entropy ignores negative targets.
+                away = (z - frozen[y.clamp(min=0)])[y >= 0]
+                distance = torch.linalg.vector_norm(away, dim=1).mean()
+                objective = objective + settings.gpfl_lambda * distance
+                objective = objective + self.proximal(features, model)
+            objective.backward()  # type: ignore[no-untyped-call]
+            for optimizer in optimizers:
+                optimizer.step()
+            return loss.detach()
+
+        epochs = settings.representation_epochs
+        loss = loop(step, self.train_examples, epochs, settings, model)
+        self.save(config)
+        own = {**within(VALVE, valve.state_dict()), f"{EMBEDDING}weight": embedding}
+        return self.send(loss, {**model.state_dict(), **own})
+
+    def valve(self) -> ConditionalValve:
+        """Return the received valve."""
+        width = self.model.linear_head("GPFL").in_features
+        # What is overwritten draws none of the client's random numbers.
+        with torch.random.fork_rng(devices=[]):
+            valve = ConditionalValve(width, self.model.linear_head("GPFL").weight.dtype)
+        valve.load_state_dict(under(VALVE, self.received))
+        return valve.to(self.device)
+
+    def class_shares(self) -> Tensor:
+        """Return the share of each class in the training examples.
+
+        Without examples, they are the saved ones, or else equal.
+        """
+        classes = self.model.linear_head("GPFL").out_features
+        targets = self.task.train_examples(self.index).targets.flatten()
+        counts = torch.bincount(targets[targets >= 0], minlength=classes).float()
+        if not counts.any():
+            saved = self.saved[f"{SHARES}value"]
+            return saved if saved.any() else torch.full_like(saved, 1 / classes)
+        return (counts / counts.sum()).to(self.device)
+
+    def condition(self) -> Tensor:
+        """Return p_i, of the received embeddings and the saved shares of classes."""
+        shares = self.saved[f"{SHARES}value"]
+        # A client that has not trained yet reads them from its examples.
+        shares = shares if shares.any() else self.class_shares()
+        embedding = self.received[f"{EMBEDDING}weight"]
+        return shares.to(embedding.dtype) @ embedding
+
+    def deployed_model(self) -> SplitModel:
+        """Return the model whose head is behind the valve, given p_i."""
+        head = ValvedHead(self.valve(), self.condition(), self.model.head)
+        return SplitModel(self.model.representation, head)

@@ -1,0 +1,182 @@
+"""GPFL against its equations, written once more for torch's autograd in float64."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from softmax_runs import (
+    CLASSES,
+    DIMENSION,
+    N,
+    deep_head,
+    draw,
+    example_sets,
+    mean,
+    run,
+    weights,
+)
+from torch import nn
+
+from flwr_frl.clients import GPFLClient
+from flwr_frl.clients.device.parameter_groups import array_names
+from flwr_frl.task import ExampleSet, ExampleTask, SplitModel
+from flwr_frl.task.settings import SettingsError
+
+K, RATE, STEPS = 4, 0.3, 3
+LAMBDA, MU = 0.5, 0.05
+HEADS = ("head.weight", "head.bias")
+
+
+def narrow(num_clients):
+    """A linear representation of K features, and a linear head."""
+
+    def model():
+        return SplitModel(nn.Linear(DIMENSION, K, bias=False), nn.Linear(K, CLASSES))
+
+    sets = [example_sets(test) for test in (False, True)]
+    return ExampleTask(model, *sets, classes=("a", "b", "c"))
+
+
+OWN = {"task": f"{__name__}:narrow", "representation_epochs": STEPS}
+TERMS = {"gpfl_lambda": LAMBDA, "gpfl_mu": MU}
+
+
+def valved(state, z, condition):
+    """ReLU((1 + γ) ⊙ z + β)."""
+    both = []
+    for name in ("valve.gamma", "valve.beta"):
+        inner = condition @ state[f"{name}.0.weight"].T + state[f"{name}.0.bias"]
+        inner = inner.clamp(min=0)
+        deviation = (inner.var(unbiased=False) + 1e-5).sqrt()
+        normed = (inner - inner.mean()) / deviation
+        both.append(normed * state[f"{name}.2.weight"] + state[f"{name}.2.bias"])
+    return ((1 + both[0]) * z + both[1]).clamp(min=0)
+
+
+def outputs_of(state, x, condition):
+    z = valved(state, x @ state["representation.weight"].T, condition)
+    return z @ state["head.weight"].T + state["head.bias"]
+
+
+def cross_entropy(scores, y):
+    return (scores.exp().sum(1).log() - scores[range(len(y)), y]).mean()
+
+
+def examples(i, test=False):
+    x, y = draw(i, test)
+    return torch.tensor(x), torch.tensor(y)
+
+
+def condition_of(embedding, i):
+    _, y = examples(i)
+    return torch.stack([(y == c).double().mean() for c in range(CLASSES)]) @ embedding
+
+
+def trained(state, i):
+    x, y = examples(i)
+    frozen = state["embedding.weight"]
+    personal, common = condition_of(frozen, i), frozen.mean(0)
+    state = {name: value.clone() for name, value in state.items()}
+    for _ in range(STEPS):
+        for value in state.values():
+            value.requires_grad_(True)
+        z = valved(state, x @ state["representation.weight"].T, common)
+        lengths = z.norm(dim=1, keepdim=True).clamp(min=1e-12)
+        e = state["embedding.weight"]
+        cosines = z / lengths @ (e / e.norm(dim=1, keepdim=True)).T
+        loss = cross_entropy(outputs_of(state, x, personal), y)
+        loss = loss + cross_entropy(cosines, y)
+        loss = loss + LAMBDA * (z - frozen[y]).norm(dim=1).mean()
+        slopes = torch.autograd.grad(loss, list(state.values()))
+        state = {
+            name: (value - RATE * (slope + decay(name) * value)).detach()
+            for (name, value), slope in zip(state.items(), slopes, strict=True)
+        }
+    return state
+
+
+def decay(name):
+    decays = name.startswith(("valve.", "embedding.")) and not name.endswith("bias")
+    return MU if decays else 0.0
+
+
+def initial():
+    client = run("gpfl", 0, **OWN).client(0, 0)
+    arrays = client.get_parameters({})
+    shared = dict(zip(array_names(client, client.shared), arrays, strict=True))
+    head = {name: client.task.initial_state[name].numpy() for name in HEADS}
+    return {n: torch.tensor(a).double() for n, a in {**shared, **head}.items()}
+
+
+@pytest.mark.parametrize("weighting", ["uniform", "examples"])
+def test_every_round_is_that_of_the_equations(weighting):
+    found = run("gpfl", 3, evaluate=True, weighting=weighting, **TERMS, **OWN)
+    assert [len(clients) for clients in found.trained] == [3] * 3
+    start = initial()
+    shared = {name: value for name, value in start.items() if name not in HEADS}
+    heads = [{name: start[name] for name in HEADS}] * N
+    for now, clients in enumerate(found.trained):
+        results = {i: trained({**shared, **heads[i]}, i) for i in clients}
+        by = weights(clients, weighting)
+        for name in shared:
+            values = [r[name].numpy() for r in results.values()]
+            shared[name] = torch.tensor(mean(values, by))
+            expected = shared[name].numpy()
+            np.testing.assert_allclose(found.arrays[now][name], expected, atol=5e-6)
+        for i, result in results.items():
+            heads[i] = {name: result[name] for name in HEADS}
+        for i, head in enumerate(heads):
+            x, y = examples(i, test=True)
+            condition = condition_of(shared["embedding.weight"], i)
+            scores = outputs_of({**shared, **head}, x, condition)
+            loss = cross_entropy(scores, y).item()
+            assert found.metrics[now][i]["loss"] == pytest.approx(loss, abs=1e-5)
+            if kept := found.kept[now][i]:
+                assert set(kept) == {*HEADS, "shares.value"}
+                for name in HEADS:
+                    expected = head[name].numpy()
+                    np.testing.assert_allclose(kept[name], expected, atol=5e-6)
+    for name, value in start.items():
+        if name in shared:
+            assert (shared[name] - value).abs().max() > 1e-3
+
+
+def test_a_closed_valve_leaves_the_positive_features():
+    client = run("gpfl", 0, **OWN).client(0, 0)
+    client.receive(client.get_parameters({}), {})
+    for name, value in client.received.items():
+        if name.startswith(("valve.gamma.2", "valve.beta.2")):
+            value.zero_()
+    x = examples(0)[0].float()
+    expected = client.model.head(client.model.representation(x).clamp(min=0))
+    torch.testing.assert_close(client.deployed_model()(x), expected)
+
+
+def test_a_client_without_examples_has_the_global_condition():
+    client = run("gpfl", 0, **OWN).client(0, 0)
+    client.receive(client.get_parameters({}), {})
+    none = ExampleSet(torch.zeros(0, DIMENSION), torch.zeros(0, dtype=torch.long))
+    client.task = replace(client.task, train=[none] * N)
+    expected = client.received["embedding.weight"].mean(0)
+    torch.testing.assert_close(client.condition(), expected)
+
+
+def test_prediction_needs_no_examples_to_know_the_shares_of_classes():
+    found = run("gpfl", 2, **OWN)
+    i = found.trained[-1][0]
+    kept = found.kept[-1][i]["shares.value"]
+    y = draw(i)[1]
+    np.testing.assert_allclose(kept, np.bincount(y, minlength=CLASSES) / len(y))
+
+
+def test_a_head_that_is_not_linear_is_refused():
+    with pytest.raises(SettingsError):
+        GPFLClient.traits.check(deep_head(2))
+
+
+@pytest.mark.parametrize("setting", ["gpfl_lambda", "gpfl_mu"])
+def test_a_bad_value_is_refused(setting):
+    with pytest.raises(SettingsError) as error:
+        GPFLClient.settings_type(**{setting: -1.0})
+    assert error.value.code == setting.replace("_", "-")
