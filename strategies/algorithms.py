@@ -106,6 +106,10 @@ ALGORITHMS = {
     "fedpac": ("flwr_frl.strategies.fedpac:FedPAC", "FedPAC (Xu et al., ICLR 2023)"),
     "fedas": ("flwr_frl.strategies.fedas:FedAS", "FedAS (Yang et al., CVPR 2024)"),
     "gpfl": ("flwr_frl.strategies.gpfl:GPFL", "GPFL (Zhang et al., ICCV 2023)"),
+    "pfedfda": (
+        "flwr_frl.strategies.pfedfda:PFedFDA",
+        "pFedFDA (McLaughlin & Su, NeurIPS 2024)",
+    ),
     "local": ("flwr_frl.strategies.local:Local", "local training only"),
     "srpfl": (
         "flwr_frl.strategies.srpfl:SRPFL",

@@ -1,0 +1,261 @@
+"""pFedFDA (McLaughlin & Su, NeurIPS 2024): a generative classifier of the features."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Annotated
+
+import torch
+from flwr.common import NDArrays
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+
+from flwr_frl.clients.base import Client, Config, Reply, TrainingSettings
+from flwr_frl.clients.device.parameter_groups import HEAD, REPRESENTATION, Tensors
+from flwr_frl.clients.fedpac import class_means, labelled_features
+from flwr_frl.task.base import Task
+from flwr_frl.task.devices import seeded
+from flwr_frl.task.models import SplitModel
+from flwr_frl.task.settings import Choice, Range, SettingsError
+
+GAUSSIAN = "gaussian."
+MEANS, COVARIANCE = f"{GAUSSIAN}means", f"{GAUSSIAN}covariance"
+# Share of an isotropic covariance in the one that is inverted, and the number that is
+# added to the shares of classes, as in the authors' code.
+SHRINKAGE = 1e-4
+# The golden ratio, and halvings of the search for β by it; the last interval is 6e-6.
+RATIO, STEPS = (5**0.5 - 1) / 2, 25
+
+
+@dataclass(frozen=True)
+class PFedFDASettings(TrainingSettings):
+    """Settings of pFedFDA's clients.
+
+    Parameters
+    ----------
+    pfedfda_beta : {"auto", "local", "global"}, default "auto"
+        β, the share of the client's own means and covariance in the adapted ones: by
+        cross-validation, 1, or 0.
+    pfedfda_ridge : float, default 1
+        Multiple of the identity that is added to a client's covariance. The authors'
+        code adds the identity.
+    """
+
+    pfedfda_beta: Annotated[str, Choice("auto", "local", "global")] = "auto"
+    pfedfda_ridge: Annotated[float, Range("[0, inf)")] = 1.0
+
+
+@dataclass(frozen=True)
+class Gaussians:
+    """Gaussian distributions of the features of each class, with a common covariance.
+
+    Parameters
+    ----------
+    means : Tensor, shape (classes, width)
+        The means μ_c.
+    covariance : Tensor, shape (width, width)
+        The covariance Σ.
+    """
+
+    means: Tensor
+    covariance: Tensor
+
+    def interpolated(self, other: "Gaussians", beta: float) -> "Gaussians":
+        """Return β times these parameters plus 1 − β times the others."""
+        means = torch.lerp(other.means, self.means, beta)
+        covariance = torch.lerp(other.covariance, self.covariance, beta)
+        return Gaussians(means, covariance)
+
+    def classifier(self, priors: Tensor) -> tuple[Tensor, Tensor]:
+        """Return weights Σ⁻¹ μ_c and biases log π_c − ½ μ_cᵀ Σ⁻¹ μ_c.
+
+        With them, a linear head computes log π_c N(z; μ_c, Σ) up to a term that all
+        classes share. Before its inversion, Σ is mixed with an isotropic covariance.
+        """
+        width = len(self.covariance)
+        scale = self.covariance.trace() / width
+        identity = torch.eye(width, dtype=scale.dtype)
+        mixed = (1 - SHRINKAGE) * self.covariance + SHRINKAGE * scale * identity
+        weight = torch.linalg.solve(mixed, self.means.T).T
+        return weight, priors.log() - (self.means * weight).sum(1) / 2
+
+
+def biased_linear_head(task: Task) -> None:
+    """Refuse heads that are not one linear layer with a bias."""
+    if task.scratch_model.linear_head("pFedFDA").bias is None:
+        raise SettingsError("it needs a head with a bias; this one has none", "no-bias")
+
+
+class PFedFDAClient(
+    Client, needs_classes=True, requires=(biased_linear_head,), newcomer_groups=()
+):
+    """Algorithm 1, client side: representation and Gaussians are shared.
+
+    The representation trains under the head that follows from the received Gaussians
+    and the client's shares of classes, which is frozen. Of the features of the trained
+    representation the client estimates its own class means and covariance, and adapts
+    the received ones: β of its own and 1 − β of the received. The same β serves means
+    and covariance. It minimises the cross-entropy of two-fold cross-validation, by
+    golden-section search. A class without examples keeps the received mean.
+
+    The deployed head follows from the Gaussians that are adapted anew to the received
+    representation; it takes no training. A device without training examples uses the
+    head of its last training, or else the initial one.
+
+    The authors' code differs: it estimates from the features of all steps of local
+    training, finds a β of each for means and covariance by L-BFGS, draws the folds at
+    random, and adds 1e-4 to every entry of a covariance. Here the folds are every other
+    example of each class.
+    """
+
+    shared = (REPRESENTATION, GAUSSIAN)
+    personal = (HEAD,)
+    settings_type = PFedFDASettings
+    settings: PFedFDASettings
+
+    @property
+    def head(self) -> nn.Linear:
+        """The head."""
+        return self.model.linear_head("pFedFDA")
+
+    def initial_group(self, group: str) -> Tensors:
+        """Return means from U(0, 1) of the task's seed, and the identity."""
+        shape, dtype = self.head.weight.shape, self.head.weight.dtype
+        with seeded(getattr(self.task, "seed", 0) or 0):
+            means = torch.rand(shape, dtype=dtype)
+        return {"means": means, "covariance": torch.eye(shape[1], dtype=dtype)}
+
+    def _structure(self) -> list[object]:
+        """Return also the classes, which the means stand for."""
+        return [*super()._structure(), self.task.classes]
+
+    def fit(self, parameters: NDArrays, config: Config) -> Reply:
+        """Train the representation, and adapt the Gaussians to its features."""
+        self.receive(parameters, config)
+        targets = self.task.train_examples(self.index).targets.flatten()
+        self.set_head(self.received_gaussians(), targets[targets >= 0])
+        epochs = self.settings.representation_epochs
+        loss = self.train("representation", epochs)
+        adapted = self.adapt()
+        self.save(config)
+        dtype = self.head.weight.dtype
+        sent = {
+            MEANS: adapted.means.to(dtype),
+            COVARIANCE: adapted.covariance.to(dtype),
+        }
+        return self.send(loss, {**self.model.state_dict(), **sent})
+
+    def received_gaussians(self) -> Gaussians:
+        """Return the received Gaussians in float64, on the CPU: MPS has none.
+
+        Robust rules and noise may make a covariance indefinite; negative eigenvalues
+        then become 0.
+        """
+        covariance = self.received[COVARIANCE].cpu().double()
+        covariance = (covariance + covariance.T) / 2
+        values, vectors = torch.linalg.eigh(covariance)
+        if values[0] < 0:
+            covariance = vectors * values.clamp(min=0) @ vectors.T
+        return Gaussians(self.received[MEANS].cpu().double(), covariance)
+
+    def adapt(self) -> Gaussians:
+        """Return the Gaussians adapted to the features; the head becomes theirs."""
+        pairs = (tensor.cpu() for tensor in labelled_features(self))
+        received, (features, targets) = self.received_gaussians(), pairs
+        features = features.double()
+        local = self.estimated(features, targets, received)
+        adapted = local.interpolated(received, self.beta(features, targets, received))
+        self.set_head(adapted, targets)
+        return adapted
+
+    def estimated(
+        self, features: Tensor, targets: Tensor, received: Gaussians
+    ) -> Gaussians:
+        """Return class means and the covariance within classes, of n examples.
+
+        The covariance is Σ (z − μ_y)(z − μ_y)ᵀ / (n − 1) plus the ridge.
+        """
+        means, counts = class_means(features, targets, len(received.means))
+        means = torch.where((counts > 0).unsqueeze(1), means, received.means)
+        away = features - means[targets]
+        covariance = away.T @ away / max(1, len(targets) - 1)
+        covariance.diagonal().add_(self.settings.pfedfda_ridge)
+        return Gaussians(means, covariance)
+
+    def beta(self, features: Tensor, targets: Tensor, received: Gaussians) -> float:
+        """Return β; 0 if no class has the two examples that two folds need."""
+        if self.settings.pfedfda_beta != "auto":
+            return float(self.settings.pfedfda_beta == "local")
+        folds = stratified_halves(targets)
+        if not all(len(fold) for fold in folds):
+            return 0.0
+        priors = class_priors(targets, len(received.means))
+        pairs = []
+        for ours, others in (folds, folds[::-1]):
+            local = self.estimated(features[ours], targets[ours], received)
+            pairs.append((local, features[others], targets[others]))
+
+        def risk(beta: float) -> float:
+            """Return the sum over both folds of the mean cross-entropy."""
+            total = 0.0
+            for local, z, y in pairs:
+                mixed = local.interpolated(received, beta)
+                weight, bias = mixed.classifier(priors)
+                total += float(cross_entropy(z @ weight.T + bias, y))
+            return total
+
+        return minimum_in_unit_interval(risk)
+
+    @torch.no_grad()
+    def set_head(self, gaussians: Gaussians, targets: Tensor) -> None:
+        """Make the head that of the Gaussians and the targets' shares of classes."""
+        priors = class_priors(targets, len(gaussians.means))
+        weight, bias = gaussians.classifier(priors)
+        self.head.weight.copy_(weight)
+        self.head.bias.copy_(bias)
+
+    def deployed_model(self) -> SplitModel:
+        """Return the received representation with the head adapted to it."""
+        if len(self.task.train_examples(self.index)):
+            self.adapt()
+        return self.model
+
+
+def class_priors(targets: Tensor, classes: int) -> Tensor:
+    """Return the share of each class, all of them above 0, in float64."""
+    counts = torch.bincount(targets, minlength=classes).double()
+    shares = counts / counts.sum().clamp(min=1) + SHRINKAGE
+    return shares / shares.sum()
+
+
+def stratified_halves(targets: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the places of every other example of each class, and of the others.
+
+    Classes with one example are in neither.
+    """
+    halves: tuple[list[Tensor], list[Tensor]] = ([], [])
+    for c in targets.unique():
+        places = (targets == c).nonzero().flatten()
+        if len(places) > 1:
+            for half, part in zip(halves, (places[::2], places[1::2]), strict=True):
+                half.append(part)
+    none = targets.new_zeros(0, dtype=torch.long)
+    first, second = (torch.cat([none, *half]) for half in halves)
+    return first, second
+
+
+def minimum_in_unit_interval(function: Callable[[float], float]) -> float:
+    """Return the minimum of a unimodal function on [0, 1], by golden-section search."""
+    low, high = 0.0, 1.0
+    left, right = high - RATIO, low + RATIO
+    at_left, at_right = function(left), function(right)
+    for _ in range(STEPS):
+        if at_left <= at_right:
+            high, right, at_right = right, left, at_left
+            left = high - RATIO * (high - low)
+            at_left = function(left)
+        else:
+            low, left, at_left = left, right, at_right
+            right = low + RATIO * (high - low)
+            at_right = function(right)
+    # The ends are never tried otherwise.
+    return min((0.0, 1.0, (low + high) / 2), key=function)

@@ -1,0 +1,189 @@
+"""pFedFDA against a few lines of NumPy, server and clients."""
+
+import numpy as np
+import pytest
+import torch
+from layered import WIDTH, features, gradients, loss_of, parts, start
+from softmax_runs import (
+    CLASSES,
+    RATE,
+    STEPS,
+    N,
+    assert_near,
+    deep_head,
+    draw,
+    mean,
+    run,
+    weights,
+)
+
+from flwr_frl.clients import PFedFDAClient
+from flwr_frl.clients.pfedfda import (
+    Gaussians,
+    minimum_in_unit_interval,
+    stratified_halves,
+)
+from flwr_frl.task.settings import SettingsError
+
+TASK = {"task": "layered:layered"}
+RIDGE, EPS = 0.3, 1e-4
+MEANS, COVARIANCE = "gaussian.means", "gaussian.covariance"
+
+
+def priors_of(y):
+    shares = np.bincount(y, minlength=CLASSES) / len(y) + EPS
+    return shares / shares.sum()
+
+
+def head_of(means, covariance, y):
+    """[W | b] of linear discriminant analysis."""
+    scale = np.trace(covariance) / WIDTH
+    mixed = (1 - EPS) * covariance + EPS * scale * np.eye(WIDTH)
+    w = means @ np.linalg.inv(mixed)
+    return np.column_stack([w, np.log(priors_of(y)) - (means * w).sum(1) / 2])
+
+
+def estimated(z, y, received):
+    known = np.isin(np.arange(CLASSES), y)
+    means = np.array(
+        [z[y == c].mean(0) if known[c] else received[0][c] for c in (0, 1, 2)]
+    )
+    away = z - means[y]
+    return means, away.T @ away / (len(y) - 1) + RIDGE * np.eye(WIDTH)
+
+
+def mixed(local, received, beta):
+    pairs = zip(local, received, strict=True)
+    return [beta * own + (1 - beta) * other for own, other in pairs]
+
+
+def best_beta(z, y, received):
+    """By a fine grid, and a finer one around its best."""
+    of_classes = [np.flatnonzero(y == c) for c in range(CLASSES)]
+    pairs = [places for places in of_classes if len(places) > 1]
+    halves = [np.concatenate([places[k::2] for places in pairs]) for k in (0, 1)]
+
+    def risk(beta):
+        total = 0.0
+        for ours, others in (halves, halves[::-1]):
+            local = estimated(z[ours], y[ours], received)
+            w = head_of(*mixed(local, received, beta), y)
+            scores = np.column_stack([z[others], np.ones(len(others))]) @ w.T
+            right = scores[np.arange(len(others)), y[others]]
+            total += np.mean(np.log(np.exp(scores).sum(1)) - right)
+        return total
+
+    best, width = 0.5, 0.5
+    for _ in range(8):
+        grid = np.clip(np.linspace(best - width, best + width, 41), 0, 1)
+        best, width = min(grid, key=risk), width / 10
+    return best
+
+
+def adapted(a, i, received, how):
+    x, y = draw(i)
+    z = features(a, x)
+    beta = 1.0 if how == "local" else best_beta(z, y, received)
+    return mixed(estimated(z, y, received), received, beta)
+
+
+@pytest.mark.parametrize(
+    ("how", "weighting", "within"),
+    [
+        ("local", "uniform", 3e-6),
+        ("local", "examples", 3e-6),
+        ("auto", "uniform", 5e-5),
+    ],
+)
+def test_every_round_is_that_of_the_paper(how, weighting, within):
+    more = {"pfedfda_beta": how, "pfedfda_ridge": RIDGE, "weighting": weighting}
+    found = run("pfedfda", 4, evaluate=True, **more, **TASK)
+    assert [len(clients) for clients in found.trained] == [3] * 4
+    a, _ = start()
+    initial = run("pfedfda", 0, **TASK).client(0, 0).initial_group("gaussian.")
+    gaussians = [initial[name].double().numpy() for name in ("means", "covariance")]
+    for now, clients in enumerate(found.trained):
+        results = []
+        for i in clients:
+            own, w = a, head_of(*gaussians, draw(i)[1])
+            for _ in range(STEPS):
+                own = own - RATE * gradients(own, w, i)[0]
+            results.append([own, *adapted(own, i, gaussians, how)])
+        shares = weights(clients, weighting)
+        a, *gaussians = (mean([r[part] for r in results], shares) for part in range(3))
+        arrays = found.arrays[now]
+        np.testing.assert_allclose(arrays[MEANS], gaussians[0], atol=within)
+        np.testing.assert_allclose(arrays[COVARIANCE], gaussians[1], atol=within)
+        kept = next(state for state in found.kept[now] if state)
+        assert_near(parts({**arrays, **kept})[0], a, within)
+        for i in range(N):
+            w = head_of(*adapted(a, i, gaussians, how), draw(i)[1])
+            loss = found.metrics[now][i]["loss"]
+            assert loss == pytest.approx(loss_of(a, w, i), abs=20 * within)
+
+
+def test_the_head_has_the_posteriors_of_the_gaussians():
+    rng = np.random.default_rng(0)
+    means, root = rng.standard_normal((3, 4)), rng.standard_normal((4, 4))
+    covariance = root @ root.T + np.eye(4)
+    priors = np.array([0.5, 0.3, 0.2])
+    gaussians = Gaussians(torch.tensor(means), torch.tensor(covariance))
+    w, b = (t.numpy() for t in gaussians.classifier(torch.tensor(priors)))
+    z = rng.standard_normal((6, 4))
+    scale = np.trace(covariance) / 4
+    inverse = np.linalg.inv((1 - EPS) * covariance + EPS * scale * np.eye(4))
+    away = z[:, None] - means
+    log_density = -np.einsum("ncd,de,nce->nc", away, inverse, away) / 2
+    joint = np.exp(log_density) * priors
+    scores = np.exp(z @ w.T + b)
+    expected = joint / joint.sum(1, keepdims=True)
+    np.testing.assert_allclose(scores / scores.sum(1, keepdims=True), expected)
+
+
+def test_a_client_that_follows_the_global_gaussians_sends_them_back():
+    found = run("pfedfda", 2, pfedfda_beta="global", **TASK)
+    for message, reply in found.between("train"):
+        for name in (MEANS, COVARIANCE):
+            sent, back = (m.content["arrays"][name].numpy() for m in (message, reply))
+            np.testing.assert_allclose(back, sent, atol=1e-6)
+
+
+def test_folds_are_every_other_example_of_each_class():
+    first, second = stratified_halves(torch.tensor([2, 0, 2, 1, 0, 2]))
+    assert first.tolist() == [1, 0, 5]
+    assert second.tolist() == [4, 2]
+
+
+def test_a_client_with_one_example_of_each_class_follows_the_others():
+    client = run("pfedfda", 0, **TASK).client(0, 0)
+    client.receive(client.get_parameters({}), {})
+    z, y = torch.zeros(3, WIDTH, dtype=torch.float64), torch.arange(3)
+    assert client.beta(z, y, client.received_gaussians()) == 0
+
+
+@pytest.mark.parametrize("best", [0.0, 0.3, 1.0])
+def test_the_search_finds_the_minimum(best):
+    found = minimum_in_unit_interval(lambda beta: (beta - best) ** 2)
+    assert found == pytest.approx(best, abs=1e-5)
+
+
+def test_an_indefinite_covariance_is_replaced_by_the_nearest_valid_one():
+    client = run("pfedfda", 0, **TASK).client(0, 0)
+    client.receive(client.get_parameters({}), {})
+    client.received[COVARIANCE] = torch.diag(torch.tensor([2.0, 1.0, 1.0, 1.0, -3.0]))
+    expected = torch.diag(torch.tensor([2.0, 1.0, 1.0, 1.0, 0.0])).double()
+    torch.testing.assert_close(client.received_gaussians().covariance, expected)
+
+
+def test_a_head_that_is_not_linear_is_refused():
+    with pytest.raises(SettingsError):
+        PFedFDAClient.traits.check(deep_head(2))
+
+
+@pytest.mark.parametrize(
+    ("setting", "value"), [("pfedfda_beta", "half"), ("pfedfda_ridge", -1.0)]
+)
+def test_a_bad_value_is_refused(setting, value):
+    with pytest.raises(SettingsError) as error:
+        PFedFDAClient.settings_type(**{setting: value})
+    assert error.value.code == setting.replace("_", "-")
