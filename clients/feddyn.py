@@ -60,7 +60,9 @@ class FedDynClient(
         if not (self.state.round and config.get(IN_MEAN, True)):
             # h does not contain the λ_k of an earlier run.
             own = {name: torch.zeros_like(value) for name, value in own.items()}
-        correction = {name: -value for name, value in own.items()}
+        # In the model's order, which files do not keep: only calls whose arrays are in
+        # the same order are made together.
+        correction = {name: -own[name] for name in self.received}
         epochs = self.settings.representation_epochs
         loss = self.train("all", epochs, correction=correction)
         changes = difference(self.model.state_dict(), self.received)
