@@ -163,7 +163,7 @@ class GPFLClient(Client, needs_classes=True, requires=(linear_head("GPFL"),)):
                 distance = torch.linalg.vector_norm(away, dim=1).mean()
                 objective = objective + settings.gpfl_lambda * distance
                 objective = objective + self.proximal(features, model)
-            objective.backward()  # type: ignore[no-untyped-call]
+            objective.backward()
             for optimizer in optimizers:
                 optimizer.step()
             return loss.detach()

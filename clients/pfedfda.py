@@ -233,7 +233,7 @@ def stratified_halves(targets: Tensor) -> tuple[Tensor, Tensor]:
     Classes with one example are in neither.
     """
     halves: tuple[list[Tensor], list[Tensor]] = ([], [])
-    for c in targets.unique():
+    for c in sorted(set(targets.tolist())):
         places = (targets == c).nonzero().flatten()
         if len(places) > 1:
             for half, part in zip(halves, (places[::2], places[1::2]), strict=True):

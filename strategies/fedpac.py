@@ -87,7 +87,7 @@ class FedPAC(HeadsOnServer, FedProto, client="flwr_frl.clients.fedpac:FedPACClie
     def check_train_reply(self, reply: Message) -> None:
         """Reject negative variances as well."""
         super().check_train_reply(reply)
-        if self.arrays(reply)[VARIANCE] < 0:
+        if float(self.arrays(reply)[VARIANCE].item()) < 0:
             raise InvalidReplyError(f"has {VARIANCE!r} below 0")
 
     def aggregate(self, server_round: int, replies: list[Message]) -> ArrayRecord:
@@ -188,5 +188,5 @@ def affine_minimum(matrix: Matrix) -> Matrix:
     system = np.block([[matrix, ones], [ones.T, np.zeros((1, 1))]])
     right = np.append(np.zeros(len(matrix)), 1.0)
     # P is singular if clients have equal features without variance.
-    solution: Matrix = np.linalg.lstsq(system, right, rcond=None)[0]
-    return solution[:-1]
+    solution: Matrix = np.linalg.lstsq(system, right, rcond=None)[0][:-1]
+    return solution

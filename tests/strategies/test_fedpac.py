@@ -139,7 +139,7 @@ def test_negative_variances_do_not_count():
     found.strategy.pending = found.strategy.training
     found.strategy.check_train_reply(reply)
     arrays = found.strategy.arrays(reply)
-    arrays["statistics.variance"] = np.float32(-1)
+    arrays["statistics.variance"] = np.array(-1, np.float32)
     found.strategy.arrays = lambda reply: arrays
     with pytest.raises(InvalidReplyError):
         found.strategy.check_train_reply(reply)
