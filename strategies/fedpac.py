@@ -179,7 +179,7 @@ def simplex_minimum(matrix: Matrix, start: int) -> Matrix:
             gone = places[alpha[places].argmin()]
             alpha[gone], active[gone] = 0, False
         alpha = target
-    return alpha / alpha.sum()
+    return np.asarray(alpha / alpha.sum())
 
 
 def affine_minimum(matrix: Matrix) -> Matrix:
