@@ -60,9 +60,10 @@ class MOONClient(
     ℓ_con = −log(exp(s_glob/τ) / (exp(s_glob/τ) + exp(s_prev/τ))), where s is the cosine
     similarity to z (equation 3). Both other models are frozen, in evaluation mode.
 
-    Before a client has trained, its last local model is the initial one, as in the
-    authors' code. In that code z is the output of an additional projection head of two
-    layers; here it is the output of the model's representation.
+    A client that is not sampled keeps its last local representation, however old.
+    Before it has trained, that is the initial one, as in the authors' code. In that
+    code z is the output of an additional projection head of two layers; here it is the
+    output of the model's representation.
     """
 
     personal = (PREVIOUS,)

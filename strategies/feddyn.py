@@ -24,7 +24,8 @@ class FedDyn(ClientStateMean, client="flwr_frl.clients.feddyn:FedDynClient"):
     The sums are over the clients of a round; m is the number of all clients that have
     been seen so far. With λ_k ← λ_k − α (θ_k − θ), which each client keeps as its
     gradient ∇L_k(θ_k), h is the mean of all λ_k, with 0 for clients that have not
-    trained. The state holds m h = Σ_k λ_k, which stays right when m grows.
+    trained. The state, which a checkpoint has, holds m h = Σ_k λ_k, which stays right
+    when m grows.
 
     If a client has lost its λ_k, the old one would stay in h for good. After its next
     reply h and all λ_k are reset to 0, with a warning. The same happens if a restored

@@ -9,7 +9,7 @@ import numpy.typing as npt
 from flwr.app import ArrayRecord, ConfigRecord, Message
 from flwr.serverapp import Grid
 
-from flwr_frl.strategies.fedproto import FedProto
+from flwr_frl.strategies.fedproto import LARGEST_ENTRY, FedProto
 from flwr_frl.strategies.flute import HeadsOnServer
 from flwr_frl.strategies.server.checks import InvalidReplyError
 from flwr_frl.strategies.server.replies import Arrays, to_record
@@ -18,7 +18,7 @@ from flwr_frl.task.messages import HEAD, PROTOTYPES
 Matrix = npt.NDArray[np.float64]
 # Arrays that clients send besides the model and the prototypes.
 CLASS_FEATURES, VARIANCE = "statistics.features", "statistics.variance"
-# A combination in which nothing can be gained beyond rounding.
+# Share of a value by which another combination must be lower; less is rounding.
 TOLERANCE = 1e-12
 
 
@@ -36,8 +36,9 @@ class FedPAC(HeadsOnServer, FedProto, client="flwr_frl.clients.fedpac:FedPACClie
     client of a round has keeps its centroid.
 
     A client that is not sampled keeps its last head; one that has not trained has the
-    initial head. The authors' code sets α below 0.001 to 0 and changes the quadratic
-    program if its matrix has an eigenvalue below 0; here it is solved as it stands.
+    initial head. A checkpoint has all heads, by the clients' names. The authors' code
+    sets α below 0.001 to 0 and changes the quadratic program if its matrix has an
+    eigenvalue below 0; here it is solved as it stands.
     """
 
     def __init__(self, **base: Any) -> None:
@@ -85,8 +86,12 @@ class FedPAC(HeadsOnServer, FedProto, client="flwr_frl.clients.fedpac:FedPACClie
         return messages
 
     def check_train_reply(self, reply: Message) -> None:
-        """Reject negative variances as well."""
+        """Reject negative variances and huge features as well."""
         super().check_train_reply(reply)
+        largest = float(np.abs(self.arrays(reply)[CLASS_FEATURES]).max(initial=0.0))
+        if largest > LARGEST_ENTRY:
+            text = f"has {CLASS_FEATURES!r} of {largest:.3g}, above {LARGEST_ENTRY:g}"
+            raise InvalidReplyError(text)
         if float(self.arrays(reply)[VARIANCE].item()) < 0:
             raise InvalidReplyError(f"has {VARIANCE!r} below 0")
 
@@ -158,18 +163,17 @@ def simplex_minimum(matrix: Matrix, start: int) -> Matrix:
     """
     n = len(matrix)
     alpha = np.eye(n)[start]
-    scale = max(float(np.abs(matrix).max()), np.finfo(float).tiny)
     for _ in range(10 * n):
         slope = matrix @ alpha
         best = int(slope.argmin())
-        if slope[best] >= alpha @ slope - TOLERANCE * scale:
+        if slope[best] >= (1 - TOLERANCE) * (alpha @ slope):
             break
         active = alpha > 0
         active[best] = True
         while True:
             places = np.flatnonzero(active)
             target = np.zeros(n)
-            target[places] = affine_minimum(matrix[np.ix_(places, places)] / scale)
+            target[places] = affine_minimum(matrix[np.ix_(places, places)])
             falling = active & (target <= 0)
             if not falling.any():
                 break
@@ -184,9 +188,12 @@ def simplex_minimum(matrix: Matrix, start: int) -> Matrix:
 
 def affine_minimum(matrix: Matrix) -> Matrix:
     """Return the minimum of αᵀ P α over all α with Σ α = 1."""
-    ones = np.ones((len(matrix), 1))
-    system = np.block([[matrix, ones], [ones.T, np.zeros((1, 1))]])
+    # In units in which the diagonal is 1, however much clients differ.
+    units = 1 / np.sqrt(np.maximum(matrix.diagonal(), np.finfo(float).tiny))
+    ones = (units / units.max())[:, None]
+    scaled = units[:, None] * matrix * units
+    system = np.block([[scaled, ones], [ones.T, np.zeros((1, 1))]])
     right = np.append(np.zeros(len(matrix)), 1.0)
     # P is singular if clients have equal features without variance.
-    solution: Matrix = np.linalg.lstsq(system, right, rcond=None)[0][:-1]
-    return solution
+    solution = units * np.linalg.lstsq(system, right, rcond=None)[0][:-1]
+    return np.asarray(solution / solution.sum())

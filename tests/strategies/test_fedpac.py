@@ -4,6 +4,7 @@ from itertools import combinations
 
 import numpy as np
 import pytest
+from flwr.app import Array
 from layered import WIDTH, features, gradients, loss_of, parts, start
 from softmax_runs import (
     CLASSES,
@@ -113,6 +114,12 @@ def test_the_active_set_method_finds_the_minimum():
             assert alpha.min() >= 0
             assert alpha.sum() == pytest.approx(1)
             np.testing.assert_allclose(alpha, smallest(matrix), atol=1e-9)
+            # Whatever the clients' scales are.
+            scales = np.diag(10.0 ** rng.integers(-4, 5, n))
+            matrix = scales @ matrix @ scales
+            alpha, expected = simplex_minimum(matrix, 0), smallest(matrix)
+            value = alpha @ matrix @ alpha
+            assert value <= (1 + 1e-6) * (expected @ matrix @ expected)
 
 
 def test_clients_with_equal_statistics_have_the_mean_of_the_heads():
@@ -133,16 +140,19 @@ def test_a_client_alone_with_its_class_keeps_its_head():
     np.testing.assert_allclose(combination_weights(h * 0, np.zeros(3)), np.eye(3))
 
 
-def test_negative_variances_do_not_count():
+@pytest.mark.parametrize(
+    ("name", "value"), [("statistics.variance", -1), ("statistics.features", 2e6)]
+)
+def test_a_reply_with_impossible_statistics_does_not_count(name, value):
     found = run("fedpac", 1, **TASK)
     _, reply = found.between("train")[0]
-    found.strategy.pending = found.strategy.training
-    found.strategy.check_train_reply(reply)
-    arrays = found.strategy.arrays(reply)
-    arrays["statistics.variance"] = np.array(-1, np.float32)
-    found.strategy.arrays = lambda reply: arrays
+    strategy = found.strategy
+    strategy.pending = strategy.training
+    strategy.check_train_reply(reply)
+    like = reply.content["arrays"][name].numpy()
+    reply.content["arrays"][name] = Array(np.full_like(like, value))
     with pytest.raises(InvalidReplyError):
-        found.strategy.check_train_reply(reply)
+        strategy.check_train_reply(reply)
 
 
 def test_a_head_that_is_not_linear_is_refused():
