@@ -106,7 +106,7 @@ class FedDyn(ClientStateMean, client="flwr_frl.clients.feddyn:FedDynClient"):
         self.state[SEEN], self.state[GRADIENTS] = sorted(seen), totals
         self.in_mean |= set(names)
         if lost:
-            text = "h and all gradients begin anew: client %s has another than h has"
+            text = "h and all gradients are reset: client %s lacks the one in h"
             log(WARNING, text, lost)
             self.in_mean, self._older = set(), ""
         return to_record(new)
