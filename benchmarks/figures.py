@@ -1,4 +1,4 @@
-"""What the README and the guides say that is a page's: where, and its numbers there.
+"""What README and guides say that is a page's: where, and its numbers there.
 
 A `Figure` is a place in a text, the page behind it, and the numbers there, from the
 page's JSON. `benchmarks.held` compares them.
@@ -16,6 +16,8 @@ from benchmarks.published import PAPERS
 
 Data = dict[str, Any]
 PAGES = Path("benchmarks") / "results"
+# The text that has the tables of results.
+RESULTS_PAGE = "docs/results.md"
 
 
 class Figure(NamedTuple):
@@ -76,16 +78,16 @@ def _in_papers(
     label: str, own: Callable[[Data], list[float]], table: str, *methods: str
 ) -> Iterator[Figure]:
     """Yield the figures of a row: what it has here, and in the papers."""
-    yield Figure("README.md", cell(label), "papers_tables", own)
+    yield Figure(RESULTS_PAGE, cell(label), "papers_tables", own)
     if methods:
         there = rf"^\| {re.escape(label)}[^|\n]*\|[^|\n]*\| ([\d.,; /]*\d)"
         page = published(table, *methods)
-        yield Figure("README.md", there, "papers_tables", page)
+        yield Figure(RESULTS_PAGE, there, "papers_tables", page)
 
 
 def _seeds(label: str, row: str) -> Figure:
     pattern = rf"^\| {re.escape(label)}[^|\n]*\((\d+) seeds\)"
-    return Figure("README.md", pattern, "papers_tables", seeds_of(row))
+    return Figure(RESULTS_PAGE, pattern, "papers_tables", seeds_of(row))
 
 
 def ranks(data: Data) -> list[float]:
@@ -169,7 +171,7 @@ def _gossip(model: str, page: str) -> Iterator[Figure]:
         # Without communication there are no bits.
         for column, row in list(enumerate(GOSSIP, start=1))[not is_error :]:
             place = cell(f"[{model}: {label}", column)
-            yield Figure("README.md", place, page, _measured(row, what, is_error))
+            yield Figure(RESULTS_PAGE, place, page, _measured(row, what, is_error))
 
 
 def _measured(row: str, what: str, is_error: bool) -> Callable[[Data], list[float]]:
@@ -254,7 +256,7 @@ def message_sizes(data: Data) -> list[float]:
 
 def _srpfl(label: str, page: str, *pairs: str, column: int = 1) -> list[Figure]:
     return [
-        Figure("README.md", cell(label, i), f"srpfl_time-{page}", time_and_gap(fast))
+        Figure(RESULTS_PAGE, cell(label, i), f"srpfl_time-{page}", time_and_gap(fast))
         for i, fast in enumerate(pairs, column)
     ]
 
@@ -312,23 +314,23 @@ FIGURES = [
         for figure in _in_papers(label, of_cell(table, rows), table, *there)
     ),
     Figure(
-        "README.md",
+        RESULTS_PAGE,
         r"of (\d+) algorithms on four\n(?:.*\n)*?.*`flute-star` (\d+)st, `fedavg-ft` "
         r"(\d+)nd",
         "leaderboard-20x40",
         ranks,
     ),
     *(
-        Figure("README.md", rf"^\| \[{model}: bits to ([\d.]+) %", page, target)
+        Figure(RESULTS_PAGE, rf"^\| \[{model}: bits to ([\d.]+) %", page, target)
         for model, page in (
             ("logistic regression", "gossip_convex"),
             ("ResNet-20", "gossip_cifar"),
         )
     ),
-    Figure("README.md", r"\[(\d of these \d) cases\]", "gossip_convex", of_triggers),
-    Figure("README.md", r"holds\s+\[(\d+) % of", "gossip_convex", held_back),
+    Figure(RESULTS_PAGE, r"\[(\d of these \d) cases\]", "gossip_convex", of_triggers),
+    Figure(RESULTS_PAGE, r"holds\s+\[(\d+) % of", "gossip_convex", held_back),
     *(
-        Figure("README.md", cell(label), page, values)
+        Figure(RESULTS_PAGE, cell(label), page, values)
         for label, page, values in (
             ("`srpfl` less `fedrep`", "srpfl_time-fixed-1-plain", at_same_time),
             (
@@ -368,13 +370,13 @@ FIGURES = [
     *_srpfl(DRAWN, "dynamic-0.2-plain", "lg-srpfl", column=2),
     *_srpfl(DRAWN, "dynamic-0.2-plain-flanp", "flanp", "flanp-ft", column=3),
     Figure(
-        "README.md",
+        RESULTS_PAGE,
         r"a round with 10 head epochs is \[([\d.]+) times\]",
         "speed",
         gain_of_frozen_features,
     ),
     Figure(
-        "README.md",
+        RESULTS_PAGE,
         r"FedRep, 10 head epochs (\|(?:.*\n)*?.* the loop takes [\d.]+)",
         "peers",
         beside_peers,

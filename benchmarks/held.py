@@ -1,9 +1,9 @@
 """The README and the guides, held against the JSON of the pages that they name.
 
 A text's numbers are right if they are the page's, rounded to as many digits as the text
-has; ``never`` stands for what was not reached. In the README's tables of results every
-number beside the first column and the paper's must be somebody's, and its row must link
-the page: what stands in the first column are settings.
+has; ``never`` stands for what was not reached. In the tables of ``docs/results.md``
+every number outside of the first column, which has settings, and the paper's must be
+some page's, and its row must link that page.
 """
 
 import json
@@ -12,9 +12,12 @@ import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from benchmarks.figures import FIGURES, PAGES, Data, Figure
+from benchmarks.figures import FIGURES, PAGES, RESULTS_PAGE, Data, Figure
+from benchmarks.readme_figures import README_FIGURES
 
-# Of the README, between two headings.
+ALL_FIGURES = (*FIGURES, *README_FIGURES)
+
+# Between two headings of the results.
 RESULTS = re.compile(r"^## The papers' results\n(.*?)^## ", re.DOTALL | re.MULTILINE)
 NUMBER = re.compile(r"never|(?<!\w)[-+]?\d+(?:,\d{3})*(?:\.\d+)?")
 # As `git describe --abbrev=10` writes it, after a tag where there is one.
@@ -45,7 +48,7 @@ def read(root: Path, page: str) -> Data | None:
     return data
 
 
-def wrong_figures(root: Path, figures: Sequence[Figure] = FIGURES) -> Iterator[str]:
+def wrong_figures(root: Path, figures: Sequence[Figure] = ALL_FIGURES) -> Iterator[str]:
     """Yield a line for each figure that is not its page's, or that has no page."""
     texts = {f.file: (root / f.file).read_text(encoding="utf-8") for f in figures}
     covered: set[int] = set()
@@ -74,23 +77,23 @@ def wrong_figures(root: Path, figures: Sequence[Figure] = FIGURES) -> Iterator[s
                 f"{place}: says {', '.join(written)} and {figure.page} has "
                 f"{', '.join(f'{value:.6g}' for value in values)}"
             )
-    yield from _without_page(texts["README.md"], covered)
+    yield from _without_page(texts[RESULTS_PAGE], covered)
 
 
 def _around(text: str, match: re.Match[str], file: str) -> str:
-    """Return where the link has to be: the README's row or paragraph, else the file."""
-    if file != "README.md":
+    """Return where the link has to be: a row or paragraph of results, or the file."""
+    if file != RESULTS_PAGE:
         return text
     row = text[text.rfind("\n", 0, match.end()) + 1] == "|"
     space = "\n" if row else "\n\n"
     return text[text.rfind(space, 0, match.end()) : text.find(space, match.end())]
 
 
-def _without_page(readme: str, covered: set[int]) -> Iterator[str]:
-    """Yield a line for each cell of the README's results whose numbers are nobody's."""
-    section = RESULTS.search(readme)
+def _without_page(text: str, covered: set[int]) -> Iterator[str]:
+    """Yield a line for each cell of the results whose numbers are nobody's."""
+    section = RESULTS.search(text)
     if section is None:
-        yield "README.md: has no section of the papers' results"
+        yield f"{RESULTS_PAGE}: has no section of the papers' results"
         return
     heads: list[str] = []
     at = section.start(1)
@@ -105,8 +108,8 @@ def _without_page(readme: str, covered: set[int]) -> Iterator[str]:
             for i, part in list(enumerate(cells))[1:]:
                 alone = heads[i : i + 1] != ["paper"] and begins[i] + 1 not in covered
                 if alone and numbers(part):
-                    number = readme.count("\n", 0, at) + 1
-                    yield f"README.md:{number}: {part!r} has no page"
+                    number = text.count("\n", 0, at) + 1
+                    yield f"{RESULTS_PAGE}:{number}: {part!r} has no page"
         at += len(line)
 
 

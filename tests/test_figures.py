@@ -1,4 +1,4 @@
-"""What the README says is what its pages say, and a wrong figure is found."""
+"""The README and the guides have the numbers of their pages; wrong ones are found."""
 
 import json
 import re
@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.figures import FIGURES, PAGES
-from benchmarks.held import agrees, dirty, numbers, wrong_figures
+from benchmarks.figures import PAGES, RESULTS_PAGE
+from benchmarks.held import ALL_FIGURES, agrees, dirty, numbers, wrong_figures
 from benchmarks.reproduce import Entry, check, duration, entries, main, seconds, show
 from flwr_frl.strategies.report.command_line import parse
 
 ROOT = Path(__file__).resolve().parents[1]
-TEXTS = ("README.md", "docs/privacy.md", "deploy/README.md")
+TEXTS = ("README.md", RESULTS_PAGE, "docs/privacy.md", "deploy/README.md")
 MINUS = "\u2212"
 CONVEX = PAGES / "gossip_convex.json"
 
@@ -42,36 +42,44 @@ def test_every_figure_is_its_pages():
     assert list(wrong_figures(ROOT)) == []
 
 
-def test_the_readmes_pages_are_of_clean_commits():
-    pages = sorted({figure.page for figure in FIGURES if figure.file == "README.md"})
+def test_the_pages_of_results_are_of_clean_commits():
+    named = ("README.md", RESULTS_PAGE)
+    pages = sorted({figure.page for figure in ALL_FIGURES if figure.file in named})
     assert [line for page in pages for line in dirty(ROOT, page)] == []
 
 
 @pytest.mark.parametrize(
     ("file", "old", "new", "says"),
     [
-        ("README.md", "[72.90]", "[70.00]", "papers_tables has 7"),
-        ("README.md", "[0.61, 0.18", "[0.18", "srpfl_speedup has"),
-        ("README.md", f"0.97; {MINUS}0.62", "0.97; +0.62", "plain has 0.20"),
-        ("README.md", f"never; {MINUS}4.15", f"0.9; {MINUS}4.15", "0.2 has nan"),
+        (RESULTS_PAGE, "[72.90]", "[70.00]", "papers_tables has 7"),
+        (RESULTS_PAGE, "[0.61, 0.18", "[0.18", "srpfl_speedup has"),
+        (RESULTS_PAGE, f"0.97; {MINUS}0.62", "0.97; +0.62", "plain has 0.20"),
+        (RESULTS_PAGE, f"never; {MINUS}4.15", f"0.9; {MINUS}4.15", "0.2 has nan"),
         (
-            "README.md",
+            RESULTS_PAGE,
             "| `fedper`, b",
             "| `fedbn` | 9.9 | |\n| `fedper`, b",
             "'9.9' has",
         ),
-        ("README.md", f"{MINUS}1.68 | |", f"{MINUS}1.68 | 0.1 |", "'0.1' has no page"),
-        ("README.md", "| 0.23 | 1.04 |", "| 0.23 | 1.40 |", "peers has 0.2"),
-        ("README.md", "multi_task.md) | 7, 30", "speed.md) | 7, 30", "no link to"),
-        ("README.md", "## The papers' results", "## Results", "has no section"),
-        ("README.md", "| 73.81 (F", "| 99.81 (F", "papers_tables has 73.81"),
-        ("README.md", "53.22 / 77.09](", "53.22 / 70.00](", "papers_tables has 53"),
-        ("README.md", "76.53; 83.27 (its", "76.53; 83.72 (its", "papers_tables has 83"),
-        ("README.md", "1 head epoch (3 s", "1 head epoch (9 s", "papers_tables has 3"),
-        ("README.md", "bits to 12.6 %", "bits to 9.9 %", "gossip_convex has 12.6"),
-        ("README.md", "[5 of these 6", "[1 of these 6", "gossip_convex has 5, 6"),
-        ("README.md", "`fedavg-ft` 2nd", "`fedavg-ft` 1nd", "20x40 has 26, 1, 2"),
-        ("README.md", "| QCQP to", "| Quadratic to", "in 0 places"),
+        (RESULTS_PAGE, f"{MINUS}1.68 | |", f"{MINUS}1.68 | 0.1 |", "'0.1' has no page"),
+        (RESULTS_PAGE, "| 0.23 | 1.04 |", "| 0.23 | 1.40 |", "peers has 0.2"),
+        (RESULTS_PAGE, "multi_task.md) | 7, 30", "speed.md) | 7, 30", "no link to"),
+        (RESULTS_PAGE, "## The papers' results", "## Results", "has no section"),
+        (RESULTS_PAGE, "| 73.81 (F", "| 99.81 (F", "papers_tables has 73.81"),
+        (RESULTS_PAGE, "53.22 / 77.09](", "53.22 / 70.00](", "papers_tables has 53"),
+        (
+            RESULTS_PAGE,
+            "76.53; 83.27 (its",
+            "76.53; 83.72 (its",
+            "papers_tables has 83",
+        ),
+        (RESULTS_PAGE, "1 head epoch (3 s", "1 head epoch (9 s", "papers_tables has 3"),
+        (RESULTS_PAGE, "bits to 12.6 %", "bits to 9.9 %", "gossip_convex has 12.6"),
+        (RESULTS_PAGE, "[5 of these 6", "[1 of these 6", "gossip_convex has 5, 6"),
+        (RESULTS_PAGE, "`fedavg-ft` 2nd", "`fedavg-ft` 1nd", "20x40 has 26, 1, 2"),
+        ("README.md", "reaches 45 %", "reaches 54 %", "first_result has 45"),
+        ("README.md", "takes 0.23 of", "takes 0.32 of", "peers has 0.2"),
+        (RESULTS_PAGE, "| QCQP to", "| Quadratic to", "in 0 places"),
         ("docs/privacy.md", "| 0.906 | 0.990 |", "| 0.096 | 0.990 |", "privacy has"),
         ("deploy/README.md", "34 kB with", "43 kB with", "slow_links has"),
     ],

@@ -1,0 +1,407 @@
+"""A page for each algorithm, from its strategy, its client and their settings.
+
+A new row in ``strategies/algorithms.py`` gives a new page: docstrings say what the
+algorithm does, parameter groups what it shares and keeps, traits what it needs, and the
+declarations its settings. What other pages of the repository have about an algorithm is
+taken from there: published and measured accuracies, what the server sees
+(``privacy.md``), and the differences from other code (``differences.md``).
+"""
+
+import inspect
+import json
+import re
+import tomllib
+from statistics import fmean
+from typing import Any, NamedTuple
+
+from benchmarks.common import markdown
+from benchmarks.published import CELLS, PAPERS
+from docs.links import DOCS, RESULTS, for_site
+from docs.settings import COMMON, descriptions, spelled
+from flwr_frl.clients.algorithms import client_class, load_client
+from flwr_frl.clients.base import Client
+from flwr_frl.clients.device.parameter_groups import HEAD, REPRESENTATION
+from flwr_frl.strategies.algorithms import ALGORITHMS, FINE_TUNED, strategy_class
+from flwr_frl.strategies.base import BaseStrategy
+from flwr_frl.strategies.gossip.graph_strategy import GraphStrategy
+from flwr_frl.strategies.srpfl import SRPFL
+from flwr_frl.task.settings import SettingsError, declared, defaults, load
+from flwr_frl.task.tasks import GENERATED, build_task
+
+# Values of settings that are tried, in this order, to find a run for the example.
+EXAMPLES: list[dict[str, Any]] = [
+    {},
+    {"model": "resnet20"},
+    *({"task": task} for task in GENERATED[1:]),
+]
+GROUPS = {REPRESENTATION: "representation", HEAD: "head", "model.": "a second model"}
+
+
+class Algorithm(NamedTuple):
+    """An algorithm with its two classes."""
+
+    name: str
+    about: str
+    strategy: type[Any]
+    client: type[Client]
+
+    @property
+    def relays(self) -> bool:
+        """Whether the server only relays messages between neighbours."""
+        return issubclass(self.strategy, GraphStrategy)
+
+    @property
+    def title(self) -> str:
+        """The name that papers use: what precedes the citation, or the class."""
+        before = self.about.partition(" (")[0]
+        return self.strategy.__name__ if " " in before else before
+
+
+def algorithm_pages() -> dict[str, str]:
+    """Return the pages of all algorithms by their names, and the table of all."""
+    known = [algorithm(name) for name in ALGORITHMS]
+    pages = {f"algorithms/{each.name}": page(each) for each in known}
+    pages["algorithms/all"] = "---\norphan: true\n---\n\n" + overview(known)
+    return pages
+
+
+def algorithm(name: str) -> Algorithm:
+    """Return a built-in algorithm."""
+    settings = {**defaults(), "algorithm": name}
+    about = ALGORITHMS[name][1]
+    return Algorithm(name, about, strategy_class(settings), client_class(settings))
+
+
+FAMILIES = (
+    "A shared representation, and a head for each client",
+    "One model for all clients",
+    "A shared model, and something personal beside it",
+    "The first replies of a round (slow clients)",
+    "No model on the server: messages between neighbours",
+    "Nothing is shared: the baseline without federation",
+)
+
+
+def family(each: Algorithm) -> str:
+    """Return the family of an algorithm, which follows from what it shares."""
+    if each.relays:
+        return FAMILIES[4]
+    if issubclass(each.strategy, SRPFL):
+        return FAMILIES[3]
+    shared, personal = {*each.client.shared}, {*each.client.personal}
+    if not shared:
+        return FAMILIES[5]
+    heads_on_server = not personal and each.client.traits.needs_classes
+    if heads_on_server or not shared >= {REPRESENTATION, HEAD}:
+        return FAMILIES[0]
+    return FAMILIES[2] if personal else FAMILIES[1]
+
+
+def overview(known: list[Algorithm]) -> str:
+    """Return a table for each family of algorithms."""
+    text = "# All algorithms\n"
+    for title in FAMILIES:
+        text += (
+            f"\n## {title}\n\n| name | algorithm | travels | stays on the client |\n"
+        )
+        text += "| --- | --- | --- | --- |\n"
+        for each in known:
+            if family(each) == title:
+                name = f"[`{each.name}`](/algorithms/{each.name}.md)"
+                text += f"| {name} | {each.about} | {travels(each)} | {stays(each)} |\n"
+    return text
+
+
+def travels(each: Algorithm) -> str:
+    """Return which arrays clients and server exchange."""
+    if each.relays:
+        return "messages to neighbours"
+    received = groups(each.client.shared)
+    sent = each.client.sent
+    if sent is None or isinstance(sent, property):
+        return received
+    return f"to the client: {received}; to the server: {groups(sent)}"
+
+
+def stays(each: Algorithm) -> str:
+    """Return which arrays never leave a client."""
+    return groups(each.client.personal)
+
+
+def groups(names: tuple[str, ...]) -> str:
+    """Return parameter groups in words."""
+    if {*names} >= {REPRESENTATION, HEAD}:
+        rest = [name for name in names if name not in GROUPS]
+        return ", ".join(["the model", *(f"`{name[:-1]}`" for name in rest)])
+    words = [GROUPS.get(name, f"`{name[:-1]}`") for name in names]
+    return ", ".join(words) or "\N{EN DASH}"
+
+
+def page(each: Algorithm) -> str:
+    """Return the page of an algorithm."""
+    parts = [
+        f"# {each.title}\n\n`{each.name}`: {each.about}{paper(each.name)}\n",
+        "## What it does\n",
+        described("On the server", each.strategy, (BaseStrategy, SRPFL)),
+        described("On the client", each.client, (Client,)),
+        *(
+            described(f"On the task `{task}`: the server", load(path, "strategy"), ())
+            + "\n"
+            + described(
+                f"On the task `{task}`: the client",
+                load_client(load(path, "strategy").traits.client),
+                (Client,),
+            )
+            for task, path in each.strategy.traits.task_overrides.items()
+        ),
+        "## What is shared and what stays\n",
+        f"| travels | stays on the client |\n| --- | --- |\n"
+        f"| {travels(each)} | {stays(each)} |\n",
+        server_sees(each.name),
+        "## Needs and capabilities\n\n" + "".join(f"- {t}\n" for t in traits(each)),
+        "## Settings\n\n" + settings_table(each),
+        "## Run it\n\n" + command(each),
+        "## Results\n\n" + results(each),
+        differences(each),
+        "## Source\n\n" + source(each),
+    ]
+    return "\n".join(part for part in parts if part)
+
+
+def paper(name: str) -> str:
+    """Return a link to the paper, if ``papers.toml`` has one."""
+    links = tomllib.loads((DOCS / "papers.toml").read_text(encoding="utf-8"))
+    plain = name.removesuffix(FINE_TUNED)
+    return f" · [paper]({links[plain]})" if plain in links else ""
+
+
+def prose(docstring: str | None) -> str:
+    """Return a docstring's text above its sections, as Markdown."""
+    text = inspect.cleandoc(docstring or "")
+    text = re.split(r"\n\n[A-Z]\w+( \w+)?\n-+\n", text)[0]
+    # Literal blocks.
+    text = re.sub(
+        r"::\n\n((?:    .*\n?|\n)+)",
+        lambda m: ":\n\n```text\n" + inspect.cleandoc(m[1]) + "\n```\n\n",
+        text,
+    )
+    code = re.split(r"(`+[^`]+`+)", text)
+    code[::2] = [re.sub(r"([*<|])", r"\\\1", part) for part in code[::2]]
+    return "".join(code).strip()
+
+
+def described(title: str, kind: type, bases: tuple[type, ...]) -> str:
+    """Return what a class and its methods say about themselves.
+
+    Parameters
+    ----------
+    title : str
+        Heading.
+    kind : type
+        The strategy or the client.
+    bases : tuple of type
+        Classes whose own methods every algorithm has.
+    """
+    text = f"### {title}\n\n{prose(kind.__doc__)}\n"
+    seen = set[str]()
+    for base in kind.__mro__:
+        if base in (BaseStrategy, SRPFL, Client) or base in bases:
+            break
+        for name, method in vars(base).items():
+            public = not name.startswith("_") and inspect.isfunction(method)
+            if public and name not in seen and method.__doc__:
+                seen.add(name)
+                text += f"\n`{name}`\n: " + prose(method.__doc__).replace("\n", "\n  ")
+                text += "\n"
+    return text
+
+
+def traits(each: Algorithm) -> list[str]:
+    """Return what an algorithm needs, and what works with it, in sentences."""
+    server, client = each.strategy.traits, each.client.traits
+    wraps = issubclass(each.strategy, SRPFL)
+    found = []
+    if client.task_type is not object:
+        found.append(f"It needs a task of the type `{client.task_type.__name__}`.")
+    if client.needs_classes:
+        found.append("Targets must be classes.")
+    found += [f"Requirement of the model: {name}." for name in requirements(client)]
+    if server.evaluate_last_round_only:
+        found.append("Only the last round is evaluated.")
+    if not wraps:
+        found += _capabilities(each)
+    if client.also_test_global:
+        found.append(
+            "The received model is tested as well: `accuracy-global` in the metrics."
+        )
+    if client.supports_example_dp:
+        found.append("[Noise on the device](/privacy.md) (`dp-noise`) can be counted.")
+    return found
+
+
+def _capabilities(each: Algorithm) -> list[str]:
+    """Return what works with a strategy that nothing wraps."""
+    server = each.strategy.traits
+    found = []
+    if server.averages:
+        found.append(
+            "Replies are averaged; robust rules (`aggregation`) can replace the mean."
+        )
+    if server.averages and server.supports_client_dp:
+        found.append(
+            "[Noise on the server](/privacy.md) (`server-dp-noise`) can be counted."
+        )
+    if server.srpfl_settings is not None:
+        found.append("[SRPFL](/algorithms/srpfl.md) can wrap it (`srpfl-base`).")
+    joins = "Clients that join after training get a model (`new-clients`)."
+    refuses = "Clients that join after training get no model."
+    found.append(joins if server.takes_newcomers else refuses)
+    return found
+
+
+def requirements(client: Any) -> list[str]:
+    """Return what the further checks of a client ask of a model."""
+    names = {"linear_head": "its head is one linear layer"}
+    return [
+        names.get(name, name.replace("_", " "))
+        for name in (check.__qualname__.partition(".")[0] for check in client.requires)
+    ]
+
+
+def settings_table(each: Algorithm) -> str:
+    """Return the settings that an algorithm's own classes declare."""
+    common = {name for _, maker in COMMON for name in declared(maker)}
+    rows = []
+    for kind in (each.strategy, each.client):
+        meanings = descriptions(kind)
+        for name, setting in declared(kind).items():
+            if name not in common and all(name != row[0] for row in rows):
+                allowed = str(setting.allowed) or "true or false"
+                meaning = meanings[setting.argument]
+                rows.append((name, spelled(setting.default), allowed, meaning))
+    more = "[All settings](/settings.md) has those that every algorithm reads."
+    if not rows:
+        return f"None of its own. {more}\n"
+    text = "| setting | default | allowed | meaning |\n| --- | --- | --- | --- |\n"
+    for name, default, allowed, meaning in rows:
+        meaning = meaning.replace("|", "\\|")
+        text += f"| `{name}` | `{default}` | {allowed} | {meaning} |\n"
+    return f"{text}\n{more}\n"
+
+
+def command(each: Algorithm) -> str:
+    """Return a command that runs the algorithm, on data that needs no download."""
+    given = next((g for g in EXAMPLES if _runs(each, g)), {})
+    words = f"flwr-frl {each.name}"
+    if "task" in given:
+        words += f" --task {given['task']}"
+    if "model" in given:
+        words += f" --run-config 'model=\"{given['model']}\"'"
+    if each.relays:
+        words += " --clients 8"
+    return f"```sh\n{words}\n```\n"
+
+
+def _runs(each: Algorithm, given: dict[str, Any]) -> bool:
+    settings = {**defaults(), "algorithm": each.name, "num-clients": 5, **given}
+    try:
+        kind = client_class(settings)
+        settings["head-layers"] = kind.traits.head_layers
+        kind.traits.check(build_task(settings, 5))
+    except SettingsError:
+        return False
+    return True
+
+
+def results(each: Algorithm) -> str:
+    """Return measured accuracies beside the published ones, and further pages."""
+    text = _beside_papers(each.name) + _leaderboard(each.name)
+    pages = [
+        f"[{path.stem}](/results/{path.stem}.md)"
+        for path in sorted(RESULTS.glob("*.md"))
+        if f"`{each.name}`" in path.read_text(encoding="utf-8")
+    ]
+    if pages:
+        text += f"Pages with more about it: {', '.join(pages)}.\n"
+    return text or "No page of results is about this algorithm alone.\n"
+
+
+def _beside_papers(name: str) -> str:
+    """Return the rows of the papers' tables of CIFAR-10, in %."""
+    data = json.loads((RESULTS / "papers_tables.json").read_text(encoding="utf-8"))
+    # A global method is tested in the runs of its fine-tuned variant.
+    tuned = f"{name}{FINE_TUNED}"
+    rows = []
+    for cell in CELLS:
+        by_row = data["results"].get(cell, {})
+        row, metric = (name, "accuracy")
+        if name not in by_row and tuned in by_row:
+            row, metric = tuned, "accuracy-global"
+        there = [
+            f"{by_cell[cell]:.2f} ({paper})"
+            for paper, methods in PAPERS.items()
+            for known, by_cell in methods.values()
+            if known == name and cell in by_cell
+        ]
+        if row in by_row and there:
+            runs = [run[metric] for run in by_row[row].values()]
+            clients, shards = cell.split("x")
+            rows.append(
+                f"| {clients} clients, {shards} shards each | {100 * fmean(runs):.2f} "
+                f"| {len(runs)} | {'; '.join(there)} |\n"
+            )
+    if not rows:
+        return ""
+    return (
+        "CIFAR-10, accuracy in %, by the papers' protocol "
+        "([how](/results/papers_tables.md)):\n\n"
+        "| data | here | seeds | paper |\n| --- | --- | --- | --- |\n"
+        f"{''.join(rows)}\n"
+    )
+
+
+def _leaderboard(name: str) -> str:
+    """Return the algorithm's row in the leaderboard of few images, in %."""
+    path = RESULTS / "leaderboard-20x40.json"
+    cells = json.loads(path.read_text(encoding="utf-8"))["results"].get(name)
+    if not cells or any("accuracy" not in run for c in cells.values() for run in c):
+        return ""
+    values = [f"{100 * fmean(r['accuracy'] for r in c):.1f}" for c in cells.values()]
+    return (
+        "CIFAR-10 with few images, 20 clients, accuracy in %, mean over three seeds "
+        "([all algorithms](/results/leaderboard-20x40.md)):\n\n"
+        f"{markdown(list(cells), [values])}\n"
+    )
+
+
+def server_sees(name: str) -> str:
+    """Return the row about an algorithm of the table in ``privacy.md``."""
+    file = DOCS / "privacy.md"
+    for line in for_site(file.read_text(encoding="utf-8"), file).splitlines():
+        cells = [cell.strip() for cell in line.strip("|").split("|")]
+        if line.startswith("|") and len(cells) == 5 and f"`{name}`" in cells[0]:
+            titles = "The server sees", "The other clients get", "On the device stays"
+            lines = [f"- {t}: {c}." for t, c in zip(titles, cells[1:4], strict=True)]
+            return "\n".join(lines) + "\n\n[Who sees what](/privacy.md)\n"
+    return "[Who sees what](/privacy.md)\n"
+
+
+def differences(each: Algorithm) -> str:
+    """Return the section about an algorithm of ``differences.md``."""
+    file = DOCS / "differences.md"
+    text = for_site(file.read_text(encoding="utf-8"), file)
+    for section in text.split("\n## ")[1:]:
+        title, _, body = section.partition("\n")
+        if each.title in re.split(r", | and ", title):
+            return (
+                "## Differences from other code\n\n"
+                f"From [Differences from PFLlib](/differences.md), “{title}”:\n{body}"
+            )
+    return ""
+
+
+def source(each: Algorithm) -> str:
+    """Return links to the classes in the reference."""
+    kinds = {each.strategy, each.client}
+    names = sorted(f"{kind.__module__}.{kind.__qualname__}" for kind in kinds)
+    return "".join(f"- `{name}`\n" for name in names)

@@ -1,0 +1,87 @@
+"""The reference of everything public: one page a package, from ``__all__``."""
+
+import inspect
+import textwrap
+from importlib import import_module
+from typing import Any
+
+# By page: title, package, and further names that code outside of the package needs.
+PAGES: dict[str, tuple[str, str, tuple[str, ...]]] = {
+    "run": ("Running", "flwr_frl.running", ()),
+    "strategies": (
+        "Strategies",
+        "flwr_frl.strategies",
+        (
+            "flwr_frl.strategies.traits:Traits",
+            "flwr_frl.strategies.traits:StrategySettings",
+            "flwr_frl.strategies.server.pending_round:PendingRound",
+            "flwr_frl.strategies.server.participation:Participation",
+            "flwr_frl.strategies.server.replies:mean",
+            "flwr_frl.strategies.server.replies:to_record",
+            "flwr_frl.strategies.server.replies:check_metrics",
+            "flwr_frl.strategies.report.trackers:Tracker",
+        ),
+    ),
+    "clients": (
+        "Clients",
+        "flwr_frl.clients",
+        (
+            "flwr_frl.clients.traits:Traits",
+            "flwr_frl.clients.device.parameter_groups:ParameterGroups",
+            "flwr_frl.clients.device.state:PersonalState",
+            "flwr_frl.clients.predict:load",
+            "flwr_frl.clients.predict:load_run",
+        ),
+    ),
+    "task": (
+        "Tasks, models and local training",
+        "flwr_frl.task",
+        (
+            "flwr_frl.task.training:Proximal",
+            "flwr_frl.task.training:freeze",
+            "flwr_frl.task.training:loop",
+            "flwr_frl.task.training:features_of",
+            "flwr_frl.task.settings:validate",
+        ),
+    ),
+}
+
+
+def api_pages() -> dict[str, str]:
+    """Return the pages of the reference by their names."""
+    return {
+        f"reference/{page}": _page(title, package, more)
+        for page, (title, package, more) in PAGES.items()
+    }
+
+
+def _page(title: str, package: str, more: tuple[str, ...]) -> str:
+    module = import_module(package)
+    parts = [f"# {title}\n"]
+    if package != "flwr_frl.running":
+        parts.append(f"All of these can be imported from `{package}`.\n")
+    parts += [_entry(getattr(module, name), name) for name in sorted(module.__all__)]
+    if more:
+        parts.append("## Parts for your own code\n")
+        parts += [_named(path) for path in more]
+    return "\n".join(parts)
+
+
+def _named(path: str) -> str:
+    package, _, name = path.partition(":")
+    return _entry(getattr(import_module(package), name), name)
+
+
+def _entry(found: Any, name: str) -> str:
+    """Return what documents an object, by the module that defines it."""
+    found = inspect.unwrap(found) if callable(found) else found
+    is_class = inspect.isclass(found)
+    if not (is_class or inspect.isfunction(found)):
+        return f"`{name}`\n: The constant `{textwrap.shorten(repr(found), 70)}`.\n"
+    if "-" in found.__qualname__:
+        # A variant that is made at run time.
+        return f"`{name}`\n: {(inspect.getdoc(found) or '').splitlines()[0]}\n"
+    kind = "autoclass" if is_class else "autofunction"
+    options = "\n   :members:\n   :show-inheritance:" if is_class else ""
+    path = f"{found.__module__}.{found.__qualname__}"
+    return f"```{{eval-rst}}\n.. {kind}:: {path}{options}\n```\n"

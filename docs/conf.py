@@ -1,0 +1,81 @@
+"""Sphinx configuration of the documentation: ``sphinx-build -W -b html docs OUTPUT``.
+
+Before Sphinx reads any page, `docs.pages` writes those that are generated: algorithms,
+results, the reference, and copies of files that stand outside of ``docs``.
+"""
+
+import os
+import sys
+import warnings
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
+# Tutorials run in processes of their own.
+os.environ["PYTHONPATH"] = os.pathsep.join(
+    filter(None, [str(ROOT), os.environ.get("PYTHONPATH")])
+)
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+import flwr_frl  # noqa: E402
+from docs.links import for_site  # noqa: E402
+from docs.pages import write_pages  # noqa: E402
+
+project = "flwr-frl"
+author = "The flwr-frl contributors"
+copyright = "The flwr-frl contributors"
+release = version = flwr_frl.__version__
+
+extensions = [
+    "myst_nb",
+    "sphinx.ext.autodoc",
+    "sphinx.ext.viewcode",
+    "numpydoc",
+    "sphinx_design",
+]
+exclude_patterns = ["_build", "**/.ipynb_checkpoints"]
+templates_path: list[str] = []
+
+myst_enable_extensions = ["colon_fence", "deflist"]
+myst_heading_anchors = 4
+# A tutorial is a Markdown file with a kernel in its header; it runs at every build.
+nb_execution_mode = "force"
+nb_execution_timeout = 600
+nb_execution_raise_on_error = True
+nb_execution_in_temp = True
+nb_merge_streams = True
+
+autodoc_member_order = "bysource"
+autodoc_typehints = "none"
+numpydoc_show_class_members = False
+numpydoc_class_members_toctree = False
+# Backquotes in docstrings are names of Python objects.
+default_role = "py:obj"
+
+html_theme = "pydata_sphinx_theme"
+html_title = "flwr-frl"
+html_show_sourcelink = False
+html_static_path = ["_static"]
+html_css_files = ["site.css"]
+html_theme_options = {
+    "navigation_with_keys": False,
+    "show_toc_level": 2,
+    "navigation_depth": 2,
+    "header_links_before_dropdown": 7,
+    "footer_start": ["copyright"],
+    "footer_end": [],
+    "secondary_sidebar_items": ["page-toc"],
+}
+
+
+def _relink(app: Any, name: str, source: list[str]) -> None:
+    """Lead the links of a page of ``docs`` to pages of the site."""
+    source[0] = for_site(source[0], Path(app.env.doc2path(name)))
+
+
+def setup(app: Any) -> None:
+    """Write the generated pages, and connect the links."""
+    warnings.filterwarnings("ignore", category=DeprecationWarning)
+    app.connect("builder-inited", lambda app: write_pages(Path(app.srcdir)))
+    app.connect("source-read", _relink)

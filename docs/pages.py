@@ -1,0 +1,97 @@
+"""Write the generated pages of the site; `docs.conf` calls it before every build.
+
+Copies of files that stand outside of ``docs``, the source files that pages link, a page
+for each algorithm (`docs.algorithm_pages`), and the reference (`docs.api_pages`).
+"""
+
+import re
+import shutil
+import tomllib
+from pathlib import Path
+
+from docs.algorithm_pages import algorithm_pages
+from docs.api_pages import api_pages
+from docs.links import (
+    COPIES,
+    DOCS,
+    RESULTS,
+    ROOT,
+    for_site,
+    is_source,
+    linked_files,
+    source_page,
+)
+
+GENERATED = ("algorithms", "project", "reference", "results", "source")
+LANGUAGES = {".py": "python", ".toml": "toml", ".sh": "sh", ".yml": "yaml"}
+
+
+def write_pages(folder: Path) -> None:
+    """Write all generated pages below a folder, the site's source."""
+    pages = {**copies(), **sources(), **algorithm_pages(), **api_pages()}
+    for name in GENERATED:
+        for old in sorted((folder / name).glob("*.md")):
+            if f"{name}/{old.stem}" not in pages:
+                old.unlink()
+    for name, text in pages.items():
+        path = folder / f"{name}.md"
+        path.parent.mkdir(exist_ok=True)
+        # Sphinx reads again only what has changed.
+        if not path.is_file() or path.read_text(encoding="utf-8") != text:
+            path.write_text(text, encoding="utf-8")
+    for picture in sorted(RESULTS.glob("*.png")):
+        shutil.copyfile(picture, folder / "results" / picture.name)
+
+
+def copies() -> dict[str, str]:
+    """Return the pages whose text stands outside of ``docs``, by their names."""
+    sentences = what_results_show()
+    pages = {}
+    for path, name in COPIES.items():
+        file = ROOT / path
+        text = for_site(file.read_text(encoding="utf-8"), file)
+        if name.startswith("results/"):
+            title, _, rest = text.partition("\n")
+            text = f"{title}\n\n**{sentences[file.stem]}**\n{rest}"
+        pages[name] = text
+    return pages
+
+
+def what_results_show() -> dict[str, str]:
+    """Return a sentence for each page of results.
+
+    It is that of ``docs/results.md``, or what ``benchmarks/reproduce.toml`` says of a
+    page that is not listed there.
+    """
+    index = DOCS / "results.md"
+    text = for_site(index.read_text(encoding="utf-8"), index)
+    listed = re.findall(
+        r"^- \[[^\]]*\]\(/results/([^)]+)\.md\): (.*(?:\n  .*)*)", text, re.MULTILINE
+    )
+    sentences = {name: " ".join(words.split()) for name, words in listed}
+    table = (ROOT / "benchmarks" / "reproduce.toml").read_text(encoding="utf-8")
+    known = tomllib.loads(table)
+    for path in RESULTS.glob("*.md"):
+        shows = known.get(path.stem, {}).get("shows", "Measured numbers")
+        sentences.setdefault(path.stem, f"{shows}.")
+    return sentences
+
+
+def sources() -> dict[str, str]:
+    """Return a page for each source file that some page links."""
+    files = [ROOT / path for path in COPIES]
+    files += [*DOCS.glob("*.md"), *(DOCS / "tutorials").glob("*.md")]
+    linked = {
+        path
+        for file in files
+        for path in linked_files(file.read_text(encoding="utf-8"), file)
+        if is_source(path)
+    }
+    return {source_page(path): _listing(path) for path in sorted(linked)}
+
+
+def _listing(path: str) -> str:
+    text = (ROOT / path).read_text(encoding="utf-8")
+    language = LANGUAGES.get(Path(path).suffix, "text")
+    # More backquotes than the file itself may have in a row.
+    return f"---\norphan: true\n---\n\n# {path}\n\n`````{language}\n{text}`````\n"
