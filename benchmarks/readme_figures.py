@@ -1,4 +1,4 @@
-"""The figures of the README itself; those of its results are in `benchmarks.figures`."""
+"""Figures of the README; those of the results are in `benchmarks.figures`."""
 
 from statistics import fmean
 
