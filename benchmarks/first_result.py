@@ -1,4 +1,4 @@
-"""README's picture: twenty clients with two digits each, one model or a head for each.
+"""README's picture: twenty clients with one or two digits each.
 
 Runs the first command of the README for FedAvg and FedRep in one process, and draws
 ``docs/heads.svg`` from what each client measured.
@@ -83,8 +83,8 @@ def picture(data: dict[str, dict[str, float]], digits: dict[str, str]) -> str:
     middle = (LEFT + width) // 2
     lines += [
         f'<text class="small" x="{middle}" y="272" text-anchor="middle">'
-        "accuracy of each of 20 clients on its own test data; below, the two digits "
-        "that it has</text>",
+        "accuracy of each of 20 clients on its own test data; below, the digits that "
+        "it has</text>",
         "</svg>",
     ]
     return "\n".join(lines) + "\n"
@@ -110,15 +110,16 @@ def main() -> None:
         for algorithm, values in data.items()
     ]
     body = (
-        "The first command of the README: scikit-learn's digits in 20 clients with two "
-        "digits each, 10 clients a round, 30 rounds, seed 0: one seed. Accuracy in %, "
-        "mean over the last 10 rounds, of all clients, each with its own test data.\n\n"
+        "The first command of the README: scikit-learn's digits in 20 clients with one "
+        "or two digits each, 10 clients a round, 30 rounds, seed 0: one seed. Accuracy "
+        "in %, mean over the last 10 rounds, of all clients, each with its own test "
+        "data.\n\n"
     )
     table = markdown(["", "mean", "worst client", "best client"], rows)
     more = "\n![accuracy of each client](../../docs/heads.svg)\n"
     write(
         "first_result",
-        "Twenty clients with two digits each",
+        "Twenty clients with at most two digits each",
         body + table + more,
         {"accuracy": data},
     )

@@ -1,5 +1,9 @@
-"""Figures of the README; those of the results are in `benchmarks.figures`."""
+"""Figures of the README and of the guide to methods.
 
+Those of the results are in `benchmarks.figures`.
+"""
+
+from collections.abc import Callable
 from statistics import fmean
 
 from benchmarks.figures import Data, Figure, beside_peers
@@ -10,7 +14,25 @@ def means(data: Data) -> list[float]:
     return [100 * fmean(data["accuracy"][n].values()) for n in ("fedavg", "fedrep")]
 
 
+def of_leaderboard(algorithm: str) -> Callable[[Data], list[float]]:
+    """Return an algorithm's mean accuracy in % in each cell of the leaderboard."""
+    return lambda data: [
+        100 * fmean(run["accuracy"] for run in runs)
+        for runs in data["results"][algorithm].values()
+    ]
+
+
+COMPARED = ("flute-star", "fedavg-ft", "fedrep", "pfedme", "ditto", "local", "fedavg")
 README_FIGURES = [
+    *(
+        Figure(
+            "docs/choose.md",
+            rf"^\| `{algorithm}` \|([\d. |]+)\|$",
+            "leaderboard-20x40",
+            of_leaderboard(algorithm),
+        )
+        for algorithm in COMPARED
+    ),
     Figure(
         "README.md",
         r"global model reaches (\d+) % accuracy, personal heads\s+(\d+) %",

@@ -58,10 +58,11 @@ class Algorithm(NamedTuple):
 
 
 def algorithm_pages() -> dict[str, str]:
-    """Return the pages of all algorithms by their names, and the table of all."""
+    """Return the pages of all algorithms by their files, and the table of all."""
     known = [algorithm(name) for name in ALGORITHMS]
-    pages = {f"algorithms/{each.name}": page(each) for each in known}
-    pages["algorithms/all"] = "---\norphan: true\n---\n\n" + overview(known)
+    pages = {f"algorithms/{each.name}.md": page(each) for each in known}
+    # ``algorithms.md`` includes it.
+    pages["algorithms/all.txt"] = overview(known)
     return pages
 
 
@@ -99,7 +100,7 @@ def family(each: Algorithm) -> str:
 
 def overview(known: list[Algorithm]) -> str:
     """Return a table for each family of algorithms."""
-    text = "# All algorithms\n"
+    text = ""
     for title in FAMILIES:
         text += (
             f"\n## {title}\n\n| name | algorithm | travels | stays on the client |\n"

@@ -48,9 +48,9 @@ PAGES: dict[str, tuple[str, str, tuple[str, ...]]] = {
 
 
 def api_pages() -> dict[str, str]:
-    """Return the pages of the reference by their names."""
+    """Return the pages of the reference by their files."""
     return {
-        f"reference/{page}": _page(title, package, more)
+        f"reference/{page}.md": _page(title, package, more)
         for page, (title, package, more) in PAGES.items()
     }
 

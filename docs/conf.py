@@ -5,6 +5,7 @@ results, the reference, and copies of files that stand outside of ``docs``.
 """
 
 import os
+import re
 import sys
 import warnings
 from pathlib import Path
@@ -74,8 +75,26 @@ def _relink(app: Any, name: str, source: list[str]) -> None:
     source[0] = for_site(source[0], Path(app.env.doc2path(name)))
 
 
+def _is_foreign(app: Any, what: str, name: str, found: Any, *_: Any) -> bool | None:
+    """Skip members of classes that another package defines, such as a loss."""
+    module = getattr(found, "__module__", None) or "flwr_frl"
+    return None if module.startswith("flwr_frl") else True
+
+
+def _escape_bars(app: Any, what: str, name: str, *rest: Any) -> None:
+    """Keep bars of docstrings, as in ``|S|``, from being substitutions."""
+    lines: list[str] = rest[-1]
+    for i, line in enumerate(lines):
+        parts = re.split(r"(`+[^`]*`+)", line)
+        parts[::2] = [part.replace("|", r"\|") for part in parts[::2]]
+        lines[i] = "".join(parts)
+
+
 def setup(app: Any) -> None:
     """Write the generated pages, and connect the links."""
+    # Before numpydoc rewrites the docstring.
+    app.connect("autodoc-process-docstring", _escape_bars, priority=100)
+    app.connect("autodoc-skip-member", _is_foreign)
     warnings.filterwarnings("ignore", category=DeprecationWarning)
     app.connect("builder-inited", lambda app: write_pages(Path(app.srcdir)))
     app.connect("source-read", _relink)

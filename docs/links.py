@@ -30,7 +30,7 @@ ELSEWHERE = {
     "deploy": "project/deploy",
     "benchmarks/results": "results",
 }
-LINK = re.compile(r"\]\(([^()\s]+)\)")
+LINK = re.compile(r"\[((?:[^\[\]]|\[[^\[\]]*\])*)\]\(([^()\s]+)\)")
 FENCE = re.compile(r"(^```.*?^```$)", re.MULTILINE | re.DOTALL)
 IMAGES = (".png", ".svg")
 
@@ -52,8 +52,13 @@ def for_site(text: str, file: Path) -> str:
     """
 
     def replaced(match: re.Match[str]) -> str:
-        page = _page(match[1], file)
-        return match[0] if page is None else f"]({page})"
+        words, link = match.groups()
+        target = _target(link.partition("#")[0], file)
+        if target is None:
+            return match[0]
+        page = _page(target)
+        # Nothing on the site shows other folders of the repository.
+        return words if page is None else f"[{words}]({page}{_anchor(link)})"
 
     parts = FENCE.split(text)
     parts[::2] = [LINK.sub(replaced, part) for part in parts[::2]]
@@ -63,8 +68,8 @@ def for_site(text: str, file: Path) -> str:
 def linked_files(text: str, file: Path) -> Iterator[str]:
     """Yield the files of the repository, relative to its root, that a text links."""
     for part in FENCE.split(text)[::2]:
-        for target in LINK.findall(part):
-            found = _target(target.partition("#")[0], file)
+        for _, link in LINK.findall(part):
+            found = _target(link.partition("#")[0], file)
             if found is not None:
                 yield found
 
@@ -90,11 +95,13 @@ def _target(link: str, file: Path) -> str | None:
     return target.relative_to(ROOT).as_posix()
 
 
-def _page(link: str, file: Path) -> str | None:
-    path, mark, anchor = link.partition("#")
-    target = _target(path, file)
-    if target is None:
-        return None
+def _anchor(link: str) -> str:
+    """Return a link's part from ``#`` on."""
+    return link[len(link.partition("#")[0]) :]
+
+
+def _page(target: str) -> str | None:
+    """Return the address on the site of a file or folder of the repository."""
     if target.endswith(IMAGES):
         inside = target.startswith("docs/")
         return "/" + (target[5:] if inside else f"results/{Path(target).name}")
@@ -106,4 +113,4 @@ def _page(link: str, file: Path) -> str | None:
         name = source_page(target)
     else:
         return None
-    return f"/{name}.md{mark}{anchor}"
+    return f"/{name}.md"

@@ -31,10 +31,10 @@ def write_pages(folder: Path) -> None:
     pages = {**copies(), **sources(), **algorithm_pages(), **api_pages()}
     for name in GENERATED:
         for old in sorted((folder / name).glob("*.md")):
-            if f"{name}/{old.stem}" not in pages:
+            if f"{name}/{old.name}" not in pages:
                 old.unlink()
     for name, text in pages.items():
-        path = folder / f"{name}.md"
+        path = folder / name
         path.parent.mkdir(exist_ok=True)
         # Sphinx reads again only what has changed.
         if not path.is_file() or path.read_text(encoding="utf-8") != text:
@@ -44,7 +44,7 @@ def write_pages(folder: Path) -> None:
 
 
 def copies() -> dict[str, str]:
-    """Return the pages whose text stands outside of ``docs``, by their names."""
+    """Return the pages whose text stands outside of ``docs``, by their files."""
     sentences = what_results_show()
     pages = {}
     for path, name in COPIES.items():
@@ -53,7 +53,7 @@ def copies() -> dict[str, str]:
         if name.startswith("results/"):
             title, _, rest = text.partition("\n")
             text = f"{title}\n\n**{sentences[file.stem]}**\n{rest}"
-        pages[name] = text
+        pages[f"{name}.md"] = text
     return pages
 
 
@@ -87,7 +87,7 @@ def sources() -> dict[str, str]:
         for path in linked_files(file.read_text(encoding="utf-8"), file)
         if is_source(path)
     }
-    return {source_page(path): _listing(path) for path in sorted(linked)}
+    return {f"{source_page(path)}.md": _listing(path) for path in sorted(linked)}
 
 
 def _listing(path: str) -> str:

@@ -14,7 +14,13 @@ from benchmarks.reproduce import Entry, check, duration, entries, main, seconds,
 from flwr_frl.strategies.report.command_line import parse
 
 ROOT = Path(__file__).resolve().parents[1]
-TEXTS = ("README.md", RESULTS_PAGE, "docs/privacy.md", "deploy/README.md")
+TEXTS = (
+    "README.md",
+    RESULTS_PAGE,
+    "docs/choose.md",
+    "docs/privacy.md",
+    "deploy/README.md",
+)
 MINUS = "\u2212"
 CONVEX = PAGES / "gossip_convex.json"
 
@@ -77,6 +83,7 @@ def test_the_pages_of_results_are_of_clean_commits():
         (RESULTS_PAGE, "bits to 12.6 %", "bits to 9.9 %", "gossip_convex has 12.6"),
         (RESULTS_PAGE, "[5 of these 6", "[1 of these 6", "gossip_convex has 5, 6"),
         (RESULTS_PAGE, "`fedavg-ft` 2nd", "`fedavg-ft` 1nd", "20x40 has 26, 1, 2"),
+        ("docs/choose.md", "| 72.8 |", "| 78.2 |", "leaderboard-20x40 has 72"),
         ("README.md", "reaches 45 %", "reaches 54 %", "first_result has 45"),
         ("README.md", "takes 0.23 of", "takes 0.32 of", "peers has 0.2"),
         (RESULTS_PAGE, "| QCQP to", "| Quadratic to", "in 0 places"),
