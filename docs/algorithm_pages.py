@@ -89,7 +89,8 @@ def family(each: Algorithm) -> str:
         return FAMILIES[4]
     if issubclass(each.strategy, SRPFL):
         return FAMILIES[3]
-    shared, personal = {*each.client.shared}, {*each.client.personal}
+    declared_groups = each.client.shared, each.client.personal
+    shared, personal = ({*g} if isinstance(g, tuple) else {""} for g in declared_groups)
     if not shared:
         return FAMILIES[5]
     heads_on_server = not personal and each.client.traits.needs_classes
@@ -117,9 +118,8 @@ def travels(each: Algorithm) -> str:
     """Return which arrays clients and server exchange."""
     if each.relays:
         return "messages to neighbours"
-    received = groups(each.client.shared)
-    sent = each.client.sent
-    if sent is None or isinstance(sent, property):
+    received, sent = groups(each.client.shared), each.client.sent
+    if sent is None:
         return received
     return f"to the client: {received}; to the server: {groups(sent)}"
 
@@ -129,8 +129,10 @@ def stays(each: Algorithm) -> str:
     return groups(each.client.personal)
 
 
-def groups(names: tuple[str, ...]) -> str:
-    """Return parameter groups in words."""
+def groups(names: object) -> str:
+    """Return parameter groups in words; a property depends on the settings."""
+    if not isinstance(names, tuple):
+        return "depends on the settings"
     if {*names} >= {REPRESENTATION, HEAD}:
         rest = [name for name in names if name not in GROUPS]
         return ", ".join(["the model", *(f"`{name[:-1]}`" for name in rest)])

@@ -66,14 +66,15 @@ def what_results_show() -> dict[str, str]:
     index = DOCS / "results.md"
     text = for_site(index.read_text(encoding="utf-8"), index)
     listed = re.findall(
-        r"^- \[[^\]]*\]\(/results/([^)]+)\.md\): (.*(?:\n  .*)*)", text, re.MULTILINE
+        r"^- \[[^\]]*\]\(/results/([^)]+)\.md\):\s+(.*(?:\n  .*)*)", text, re.MULTILINE
     )
     sentences = {name: " ".join(words.split()) for name, words in listed}
     table = (ROOT / "benchmarks" / "reproduce.toml").read_text(encoding="utf-8")
     known = tomllib.loads(table)
     for path in RESULTS.glob("*.md"):
         shows = known.get(path.stem, {}).get("shows", "Measured numbers")
-        sentences.setdefault(path.stem, f"{shows}.")
+        # What follows a semicolon says where the figures are used.
+        sentences.setdefault(path.stem, f"{shows.partition(';')[0]}.")
     return sentences
 
 

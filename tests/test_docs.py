@@ -1,15 +1,24 @@
-"""What the documentation says is current; the tests of the guides follow it."""
+"""The documentation is current: generated pages, links, and code that runs."""
 
 import json
+import re
 import sys
 from collections.abc import Iterator
 
 import pytest
+from flwr.app import Context, RecordDict
 
 from docs import settings as settings_page
+from docs.algorithm_pages import algorithm, algorithm_pages, family, page, travels
+from docs.links import COPIES, DOCS, RESULTS, ROOT, for_site
+from docs.pages import copies, write_pages
 from flwr_frl import simulate
+from flwr_frl.clients import TrainingSettings
 from flwr_frl.clients.device.evaluation import evaluate_model
+from flwr_frl.clients.device.parameter_groups import array_names, sent_names
+from flwr_frl.clients.device.state import PersonalState
 from flwr_frl.clients.predict import load_run
+from flwr_frl.strategies.algorithms import ALGORITHMS
 from flwr_frl.task.settings import resolve
 from flwr_frl.task.tasks import build_task
 
@@ -19,6 +28,135 @@ def test_the_page_of_settings_is_current():
     assert written == settings_page.page(), "run `python -m docs.settings`"
 
 
+PAGES = [
+    ROOT / "README.md",
+    ROOT / "CONTRIBUTING.md",
+    ROOT / "deploy" / "README.md",
+    *sorted(DOCS.glob("*.md")),
+    *sorted((DOCS / "tutorials").glob("*.md")),
+    *sorted(RESULTS.glob("*.md")),
+]
+
+
+def prose(path) -> str:
+    """Return a page without its code."""
+    text = path.read_text(encoding="utf-8")
+    return re.sub(r"^```.*?^```$", "", text, flags=re.MULTILINE | re.DOTALL)
+
+
+def anchors(path) -> set[str]:
+    """Return the anchors of a page's headings, as GitHub and MyST make them."""
+    headings = re.findall(r"^#+ (.*)$", prose(path), re.MULTILINE)
+    kept = [re.sub(r"[^\w\- ]", "", heading.lower()) for heading in headings]
+    return {heading.strip().replace(" ", "-") for heading in kept}
+
+
+@pytest.mark.parametrize("path", PAGES, ids=lambda p: str(p.relative_to(ROOT)))
+def test_every_link_of_a_page_leads_somewhere(path):
+    for link in re.findall(r"\]\(([^()\s]+)\)", prose(path)):
+        if "://" in link or link.startswith("mailto:"):
+            continue
+        name, _, anchor = link.partition("#")
+        target = path.parent / name if name else path
+        assert target.exists(), link
+        assert not anchor or anchor in anchors(target), link
+
+
+def test_the_readme_has_at_most_900_words():
+    assert len((ROOT / "README.md").read_text(encoding="utf-8").split()) <= 900
+
+
+@pytest.mark.parametrize("name", ["README.md", "docs/compare.md", "docs/errors.md"])
+def test_the_python_blocks_of_a_page_run(name, monkeypatch, tmp_path, capsys):
+    text = (ROOT / name).read_text(encoding="utf-8")
+    blocks = re.findall(r"<!-- python -->\n```python\n(.*?)```", text, re.DOTALL)
+    monkeypatch.chdir(tmp_path)
+    names: dict[str, object] = {}
+    for block in blocks:
+        exec(block, names)
+    assert blocks
+    assert capsys.readouterr().out
+
+
+def test_every_algorithm_has_a_page_with_its_settings():
+    pages = algorithm_pages()
+    assert pages.keys() >= {f"algorithms/{name}.md" for name in ALGORITHMS}
+    assert "| `ditto-lambda` | `0.1` |" in pages["algorithms/ditto.md"]
+    table = pages["algorithms/all.txt"]
+    assert all(f"(/algorithms/{name}.md)" in table for name in ALGORITHMS)
+
+
+@pytest.mark.parametrize(
+    ("name", "shared", "title"),
+    [
+        ("fedrep", "representation", "A shared representation"),
+        ("fedprox", "the model", "One model for all"),
+        ("apfl", "the model", "A shared model, and something personal"),
+        ("lg-srpfl", "head", "The first replies"),
+        ("dpsgd", "messages to neighbours", "No model on the server"),
+        ("local", "\N{EN DASH}", "Nothing is shared"),
+    ],
+)
+def test_an_algorithms_page_says_what_is_shared(name, shared, title):
+    known = algorithm(name)
+    assert travels(known) == shared
+    assert family(known).startswith(title)
+
+
+def test_an_algorithms_page_has_the_papers_figure_beside_ours():
+    data = json.loads((RESULTS / "papers_tables.json").read_text(encoding="utf-8"))
+    runs = data["results"]["100x5"]["fedper"].values()
+    ours = 100 * sum(run["accuracy"] for run in runs) / len(runs)
+    row = f"| 100 clients, 5 shards each | {ours:.2f} | {len(runs)} | 73.84 (FedRep"
+    assert row in page(algorithm("fedper"))
+
+
+def test_every_page_of_results_begins_with_what_it_shows():
+    written = copies()
+    for path in RESULTS.glob("*.md"):
+        title, _, sentence, *_ = written[f"results/{path.stem}.md"].splitlines()
+        assert title.startswith("# ")
+        assert re.fullmatch(r"\*\*.+\.\*\*", sentence), path.name
+        assert "; docs/" not in sentence, f"{path.name} is not in docs/results.md"
+
+
+def test_links_of_a_page_lead_to_pages_of_the_site():
+    file = DOCS / "privacy.md"
+    text = "[a](../deploy/README.md#8-containers), [b](settings.md), [c](https://d.e)"
+    there = "[a](/project/deploy.md#8-containers), [b](/settings.md), [c](https://d.e)"
+    assert for_site(text, file) == there
+    # Code stays as it is, and folders without a page lose their link.
+    assert for_site("```\n[b](settings.md)\n```", file) == "```\n[b](settings.md)\n```"
+    assert for_site("[f](../tests)", file) == "f"
+    assert (
+        for_site("[f](../clients/fedrep.py)", file)
+        == "[f](/source/clients-fedrep-py.md)"
+    )
+
+
+def test_pages_of_an_earlier_build_are_removed(tmp_path):
+    (tmp_path / "algorithms").mkdir()
+    (tmp_path / "algorithms" / "former.md").touch()
+    write_pages(tmp_path)
+    assert not (tmp_path / "algorithms" / "former.md").exists()
+    assert all((tmp_path / f"{name}.md").is_file() for name in COPIES.values())
+
+
+def test_the_example_of_a_second_model_sends_no_statistics(monkeypatch, tmp_path):
+    (tmp_path / "second_example.py").write_text(code_of("second"), encoding="utf-8")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    from second_example import SecondModelClient
+
+    task = build_task(resolve({"task": "digits", "model": "resnet20", "seed": 1}), 5)
+    state = PersonalState(Context(0, 0, {}, RecordDict(), {}))
+    client = SecondModelClient(task, 0, state, TrainingSettings())
+    learned = {name for name, _ in task.initial_model().named_parameters()}
+    assert {*sent_names(client)} == learned
+    statistics = {*array_names(client, ("statistics.",))}
+    assert statistics == task.initial_state.keys() - learned
+    sys.modules.pop("second_example")
+
+
 def test_the_examples_of_a_built_in_task_are_those_of_the_run(
     monkeypatch, tmp_path, capsys
 ):
@@ -26,7 +164,7 @@ def test_the_examples_of_a_built_in_task_are_those_of_the_run(
     simulate("fedrep", **more)
     _, about = load_run(tmp_path / "results/fedrep", "000003")
     assert about.images is not None
-    text = (settings_page.PAGE.parent / "your-task.md").read_text(encoding="utf-8")
+    text = (DOCS / "your-task.md").read_text(encoding="utf-8")
     before, _, after = text.partition("task = build_task(config")
     code = before.rpartition("```python\n")[2] + "task = build_task(config" + after
     monkeypatch.chdir(tmp_path)
@@ -36,12 +174,17 @@ def test_the_examples_of_a_built_in_task_are_those_of_the_run(
     assert int(capsys.readouterr().out) == known["000003"]["num-test-examples"]
 
 
+def code_of(name: str) -> str:
+    """Return a file that the guide to algorithms has one write."""
+    text = (DOCS / "your-algorithm.md").read_text(encoding="utf-8")
+    start = f"<!-- file: cautious/{name}.py -->\n```python\n"
+    return text.partition(start)[2].partition("```\n<!-- end -->")[0]
+
+
 @pytest.fixture
 def fedamp(monkeypatch, tmp_path) -> Iterator[str]:
     """The example of what a server keeps of each client, as it stands."""
-    text = (settings_page.PAGE.parent / "your-algorithm.md").read_text(encoding="utf-8")
-    start = "<!-- file: cautious/attentive.py -->\n```python\n"
-    code = text.partition(start)[2].partition("```\n<!-- end -->")[0]
+    code = code_of("attentive")
     (tmp_path / "attentive_example.py").write_text(code, encoding="utf-8")
     monkeypatch.syspath_prepend(str(tmp_path))
     yield "attentive_example:FedAMP"

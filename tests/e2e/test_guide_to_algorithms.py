@@ -22,7 +22,7 @@ def followed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 def test_the_guide_has_blocks_of_all_kinds():
     kinds = [kind.split(":")[0] for kind, _ in blocks("your-algorithm.md")]
     assert kinds[:4] == ["file", "file", "file", "run"]
-    assert kinds[4:] == ["python", "file", "flwr", *["file", "run"] * 3]
+    assert kinds[4:] == ["python", "file", "flwr", *["file", "run"] * 4]
 
 
 @pytest.mark.e2e
