@@ -11,7 +11,7 @@ from flwr.app import Context, RecordDict
 from docs import settings as settings_page
 from docs.algorithm_pages import algorithm, algorithm_pages, family, page, travels
 from docs.links import COPIES, DOCS, RESULTS, ROOT, for_site
-from docs.pages import copies, write_pages
+from docs.pages import copies, what_results_show, write_pages
 from flwr_frl import simulate
 from flwr_frl.clients import TrainingSettings
 from flwr_frl.clients.device.evaluation import evaluate_model
@@ -117,7 +117,12 @@ def test_every_page_of_results_begins_with_what_it_shows():
         title, _, sentence, *_ = written[f"results/{path.stem}.md"].splitlines()
         assert title.startswith("# ")
         assert re.fullmatch(r"\*\*.+\.\*\*", sentence), path.name
-        assert "; docs/" not in sentence, f"{path.name} is not in docs/results.md"
+
+
+def test_the_index_of_results_says_what_a_page_shows():
+    sentences = what_results_show()
+    assert sentences["aarch64"] == "Every dependency has a wheel for 64-bit ARM."
+    assert sentences["srpfl_time-dynamic-0.2-plain"].startswith("LG-SRPFL gains")
 
 
 def test_links_of_a_page_lead_to_pages_of_the_site():
