@@ -18,6 +18,8 @@ os.environ["PYTHONPATH"] = os.pathsep.join(
     filter(None, [str(ROOT), os.environ.get("PYTHONPATH")])
 )
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+# The progress bar asks for widgets, which a static page cannot show.
+os.environ.setdefault("PYTHONWARNINGS", "ignore:install:UserWarning")
 
 import flwr_frl  # noqa: E402
 from docs.links import for_site  # noqa: E402
