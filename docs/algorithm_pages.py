@@ -370,8 +370,9 @@ def _leaderboard(name: str) -> str:
     if not cells or any("accuracy" not in run for c in cells.values() for run in c):
         return ""
     values = [f"{100 * fmean(r['accuracy'] for r in c):.1f}" for c in cells.values()]
+    seeds = max(map(len, cells.values()))
     return (
-        "CIFAR-10 with few images, 20 clients, accuracy in %, mean over three seeds "
+        f"CIFAR-10 with few images, 20 clients, accuracy in %, mean over {seeds} seeds "
         "([all algorithms](/results/leaderboard-20x40.md)):\n\n"
         f"{markdown(list(cells), [values])}\n"
     )
@@ -407,4 +408,4 @@ def source(each: Algorithm) -> str:
     """Return links to the classes in the reference."""
     kinds = {each.strategy, each.client}
     names = sorted(f"{kind.__module__}.{kind.__qualname__}" for kind in kinds)
-    return "".join(f"- `{name}`\n" for name in names)
+    return "".join(f"- {{py:obj}}`{name}`\n" for name in names)
