@@ -17,14 +17,13 @@ from typing import Any, NamedTuple
 from benchmarks.common import markdown
 from benchmarks.published import CELLS, PAPERS
 from docs.links import DOCS, RESULTS, for_site
-from docs.settings import COMMON, descriptions, spelled
+from docs.settings import COMMON, descriptions, spelled, wraps
 from flwr_frl.clients.algorithms import client_class, load_client
 from flwr_frl.clients.base import Client
 from flwr_frl.clients.device.parameter_groups import HEAD, REPRESENTATION
 from flwr_frl.strategies.algorithms import ALGORITHMS, FINE_TUNED, strategy_class
 from flwr_frl.strategies.base import BaseStrategy
 from flwr_frl.strategies.gossip.graph_strategy import GraphStrategy
-from flwr_frl.strategies.srpfl import SRPFL
 from flwr_frl.task.settings import SettingsError, declared, defaults, load
 from flwr_frl.task.tasks import GENERATED, build_task
 
@@ -77,7 +76,7 @@ FAMILIES = (
     "A shared representation, and a head for each client",
     "One model for all clients",
     "A shared model, and something personal beside it",
-    "The first replies of a round (slow clients)",
+    "Another rule for when a round ends (slow clients)",
     "No model on the server: messages between neighbours",
     "Nothing is shared: the baseline without federation",
 )
@@ -87,7 +86,7 @@ def family(each: Algorithm) -> str:
     """Return the family of an algorithm, which follows from what it shares."""
     if each.relays:
         return FAMILIES[4]
-    if issubclass(each.strategy, SRPFL):
+    if wraps(each.strategy):
         return FAMILIES[3]
     declared_groups = each.client.shared, each.client.personal
     shared, personal = ({*g} if isinstance(g, tuple) else {""} for g in declared_groups)
@@ -145,15 +144,14 @@ def page(each: Algorithm) -> str:
     parts = [
         f"# {each.title}\n\n`{each.name}`: {each.about}{paper(each.name)}\n",
         "## What it does\n",
-        described("On the server", each.strategy, (BaseStrategy, SRPFL)),
-        described("On the client", each.client, (Client,)),
+        described("On the server", each.strategy),
+        described("On the client", each.client),
         *(
-            described(f"On the task `{task}`: the server", load(path, "strategy"), ())
+            described(f"On the task `{task}`: the server", load(path, "strategy"))
             + "\n"
             + described(
                 f"On the task `{task}`: the client",
                 load_client(load(path, "strategy").traits.client),
-                (Client,),
             )
             for task, path in each.strategy.traits.task_overrides.items()
         ),
@@ -193,7 +191,7 @@ def prose(docstring: str | None) -> str:
     return "".join(code).strip()
 
 
-def described(title: str, kind: type, bases: tuple[type, ...]) -> str:
+def described(title: str, kind: type) -> str:
     """Return what a class and its methods say about themselves.
 
     Parameters
@@ -202,13 +200,12 @@ def described(title: str, kind: type, bases: tuple[type, ...]) -> str:
         Heading.
     kind : type
         The strategy or the client.
-    bases : tuple of type
-        Classes whose own methods every algorithm has.
     """
     text = f"### {title}\n\n{prose(kind.__doc__)}\n"
     seen = set[str]()
     for base in kind.__mro__:
-        if base in (BaseStrategy, SRPFL, Client) or base in bases:
+        # The methods of these classes are the same for all algorithms.
+        if base in (BaseStrategy, Client) or "wrapped_settings" in vars(base):
             break
         for name, method in vars(base).items():
             public = not name.startswith("_") and inspect.isfunction(method)
@@ -222,7 +219,6 @@ def described(title: str, kind: type, bases: tuple[type, ...]) -> str:
 def traits(each: Algorithm) -> list[str]:
     """Return what an algorithm needs, and what works with it, in sentences."""
     server, client = each.strategy.traits, each.client.traits
-    wraps = issubclass(each.strategy, SRPFL)
     found = []
     if client.task_type is not object:
         found.append(f"It needs a task of the type `{client.task_type.__name__}`.")
@@ -231,7 +227,7 @@ def traits(each: Algorithm) -> list[str]:
     found += [f"Requirement of the model: {name}." for name in requirements(client)]
     if server.evaluate_last_round_only:
         found.append("Only the last round is evaluated.")
-    if not wraps:
+    if not wraps(each.strategy):
         found += _capabilities(each)
     if client.also_test_global:
         found.append(
