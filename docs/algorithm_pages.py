@@ -14,7 +14,6 @@ import tomllib
 from statistics import fmean
 from typing import Any, NamedTuple
 
-from benchmarks.common import markdown
 from benchmarks.published import CELLS, PAPERS
 from docs.links import DOCS, RESULTS, for_site
 from docs.settings import COMMON, descriptions, spelled, wraps
@@ -370,7 +369,8 @@ def _leaderboard(name: str) -> str:
     return (
         f"CIFAR-10 with few images, 20 clients, accuracy in %, mean over {seeds} seeds "
         "([all algorithms](/results/leaderboard-20x40.md)):\n\n"
-        f"{markdown(list(cells), [values])}\n"
+        f"| {' | '.join(cells)} |\n|{' --- |' * len(cells)}\n"
+        f"| {' | '.join(values)} |\n\n"
     )
 
 
