@@ -8,14 +8,12 @@ taken from there: published and measured accuracies, what the server sees
 """
 
 import inspect
-import json
 import re
 import tomllib
-from statistics import fmean
 from typing import Any, NamedTuple
 
-from benchmarks.published import CELLS, PAPERS
-from docs.links import DOCS, RESULTS, for_site
+from docs.algorithm_results import differences, results, server_sees
+from docs.links import DOCS
 from docs.settings import COMMON, descriptions, spelled, wraps
 from flwr_frl.clients.algorithms import client_class, load_client
 from flwr_frl.clients.base import Client
@@ -161,8 +159,8 @@ def page(each: Algorithm) -> str:
         "## Needs and capabilities\n\n" + "".join(f"- {t}\n" for t in traits(each)),
         "## Settings\n\n" + settings_table(each),
         "## Run it\n\n" + command(each),
-        "## Results\n\n" + results(each),
-        differences(each),
+        "## Results\n\n" + results(each.name),
+        differences(each.title),
         "## Source\n\n" + source(each),
     ]
     return "\n".join(part for part in parts if part)
@@ -309,95 +307,6 @@ def _runs(each: Algorithm, given: dict[str, Any]) -> bool:
     except SettingsError:
         return False
     return True
-
-
-def results(each: Algorithm) -> str:
-    """Return measured accuracies beside the published ones, and further pages."""
-    text = _beside_papers(each.name) + _leaderboard(each.name)
-    pages = [
-        f"[{path.stem}](/results/{path.stem}.md)"
-        for path in sorted(RESULTS.glob("*.md"))
-        if f"`{each.name}`" in path.read_text(encoding="utf-8")
-    ]
-    if pages:
-        text += f"Pages with more about it: {', '.join(pages)}.\n"
-    return text or "No page of results is about this algorithm alone.\n"
-
-
-def _beside_papers(name: str) -> str:
-    """Return the rows of the papers' tables of CIFAR-10, in %."""
-    data = json.loads((RESULTS / "papers_tables.json").read_text(encoding="utf-8"))
-    # A global method is tested in the runs of its fine-tuned variant.
-    tuned = f"{name}{FINE_TUNED}"
-    rows = []
-    for cell in CELLS:
-        by_row = data["results"].get(cell, {})
-        row, metric = (name, "accuracy")
-        if name not in by_row and tuned in by_row:
-            row, metric = tuned, "accuracy-global"
-        there = [
-            f"{by_cell[cell]:.2f} ({paper})"
-            for paper, methods in PAPERS.items()
-            for known, by_cell in methods.values()
-            if known == name and cell in by_cell
-        ]
-        if row in by_row and there:
-            runs = [run[metric] for run in by_row[row].values()]
-            clients, shards = cell.split("x")
-            rows.append(
-                f"| {clients} clients, {shards} shards each | {100 * fmean(runs):.2f} "
-                f"| {len(runs)} | {'; '.join(there)} |\n"
-            )
-    if not rows:
-        return ""
-    return (
-        "CIFAR-10, accuracy in %, by the papers' protocol "
-        "([how](/results/papers_tables.md)):\n\n"
-        "| data | here | seeds | paper |\n| --- | --- | --- | --- |\n"
-        f"{''.join(rows)}\n"
-    )
-
-
-def _leaderboard(name: str) -> str:
-    """Return the algorithm's row in the leaderboard of few images, in %."""
-    path = RESULTS / "leaderboard-20x40.json"
-    cells = json.loads(path.read_text(encoding="utf-8"))["results"].get(name)
-    if not cells or any("accuracy" not in run for c in cells.values() for run in c):
-        return ""
-    values = [f"{100 * fmean(r['accuracy'] for r in c):.1f}" for c in cells.values()]
-    seeds = max(map(len, cells.values()))
-    return (
-        f"CIFAR-10 with few images, 20 clients, accuracy in %, mean over {seeds} seeds "
-        "([all algorithms](/results/leaderboard-20x40.md)):\n\n"
-        f"| {' | '.join(cells)} |\n|{' --- |' * len(cells)}\n"
-        f"| {' | '.join(values)} |\n\n"
-    )
-
-
-def server_sees(name: str) -> str:
-    """Return the row about an algorithm of the table in ``privacy.md``."""
-    file = DOCS / "privacy.md"
-    for line in for_site(file.read_text(encoding="utf-8"), file).splitlines():
-        cells = [cell.strip() for cell in line.strip("|").split("|")]
-        if line.startswith("|") and len(cells) == 5 and f"`{name}`" in cells[0]:
-            titles = "The server sees", "The other clients get", "On the device stays"
-            lines = [f"- {t}: {c}." for t, c in zip(titles, cells[1:4], strict=True)]
-            return "\n".join(lines) + "\n\n[Who sees what](/privacy.md)\n"
-    return "[Who sees what](/privacy.md)\n"
-
-
-def differences(each: Algorithm) -> str:
-    """Return the section about an algorithm of ``differences.md``."""
-    file = DOCS / "differences.md"
-    text = for_site(file.read_text(encoding="utf-8"), file)
-    for section in text.split("\n## ")[1:]:
-        title, _, body = section.partition("\n")
-        if each.title in re.split(r", | and ", title):
-            return (
-                "## Differences from other code\n\n"
-                f"From [Differences from PFLlib](/differences.md), “{title}”:\n{body}"
-            )
-    return ""
 
 
 def source(each: Algorithm) -> str:
