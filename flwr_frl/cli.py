@@ -10,8 +10,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from flwr_frl.listing import show_list
 from flwr_frl.running import check, read_by, run
-from flwr_frl.strategies.algorithms import ALGORITHMS, short_name
+from flwr_frl.strategies.algorithms import short_name
 from flwr_frl.strategies.report import seeds, tune
 from flwr_frl.strategies.report.command_line import parse
 from flwr_frl.strategies.report.output import archive_run, locked
@@ -35,17 +36,6 @@ DEFAULT_ALGORITHMS = ("fedavg", "fedrep", "flute")
 
 # The algorithm, the settings and the backend of a run.
 PlannedRun = tuple[str, Settings, str]
-
-
-def list_all() -> str:
-    """Return the names of all algorithms, tasks and models, one per line."""
-    from flwr_frl.task.models import MODELS
-    from flwr_frl.task.tasks import TASKS
-
-    lines = [f"algorithm  {n:<24} {about}" for n, (_, about) in ALGORITHMS.items()]
-    lines += [f"task       {name}" for name in TASKS]
-    lines += [f"model      {name:<14} {about}" for name, (_, about) in MODELS.items()]
-    return "\n".join([*lines, "model      any classification model of torchvision"])
 
 
 def prepare(
@@ -190,7 +180,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         namespace, overrides = parse(arguments, __doc__)
         if namespace.list:
-            console().out(list_all(), highlight=False)
+            show_list()
             return 0
         if not namespace.verbose:
             logging.getLogger("flwr").setLevel(logging.WARNING)

@@ -30,7 +30,7 @@ SERVER_COMPUTES = {
     "strategies/representation_transfer.py": {"flwr_frl.task.transfer"},
 }
 # A client asks its strategy's class which client belongs to it.
-FRONT = ("backend", "cli", "running")
+FRONT = ("backend", "cli", "command", "listing", "running")
 CLIENT_ASKS = {"clients/algorithms.py": {"flwr_frl.strategies.algorithms"}}
 
 
