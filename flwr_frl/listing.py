@@ -1,7 +1,7 @@
 """The list of algorithms, tasks and models, which needs neither PyTorch nor Flower."""
 
-from flwr_frl.strategies.algorithms import ALGORITHMS
 from flwr_frl.strategies.report.terminal import console
+from flwr_frl.strategies.table import ALGORITHMS
 from flwr_frl.task.names import MODELS, TASKS
 
 

@@ -5,7 +5,6 @@ from typing import TYPE_CHECKING
 from flwr_frl.lazy import attach
 
 if TYPE_CHECKING:
-    from flwr_frl.strategies.algorithms import ALGORITHMS as ALGORITHMS
     from flwr_frl.strategies.algorithms import build_strategy as build_strategy
     from flwr_frl.strategies.algorithms import fine_tuned as fine_tuned
     from flwr_frl.strategies.apfl import APFL as APFL
@@ -47,6 +46,7 @@ if TYPE_CHECKING:
     from flwr_frl.strategies.scaffold import SCAFFOLD as SCAFFOLD
     from flwr_frl.strategies.squarm_sgd import SQuARMSGD as SQuARMSGD
     from flwr_frl.strategies.srpfl import SRPFL as SRPFL
+    from flwr_frl.strategies.table import ALGORITHMS as ALGORITHMS
 else:
     __all__, __getattr__ = attach(__name__, __file__)
 

@@ -7,8 +7,11 @@ method has a fine-tuned variant, whose name or path ends with ``-ft``.
 
 from collections.abc import Iterable
 from functools import cache
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import Any, TypeVar, cast
 
+from flwr_frl.strategies.base import BaseStrategy
+from flwr_frl.strategies.table import ALGORITHMS as ALGORITHMS
+from flwr_frl.strategies.traits import Algorithm
 from flwr_frl.task.settings import (
     Setting,
     Settings,
@@ -18,84 +21,11 @@ from flwr_frl.task.settings import (
     unknown,
 )
 
-if TYPE_CHECKING:
-    # Not imported otherwise: the table is listed without Flower.
-    from flwr_frl.strategies.base import BaseStrategy
-    from flwr_frl.strategies.traits import Algorithm
-
-S = TypeVar("S", bound="Algorithm")
+S = TypeVar("S", bound=Algorithm)
 FINE_TUNED = "-ft"
 
-# Module and class in this package, and a one-line description, by name.
-_TABLE = {
-    "fedrep": ("fedrep:FedRep", "FedRep (Collins et al., ICML 2021)"),
-    "fedper": ("fedper:FedPer", "FedPer (Arivazhagan et al., 2019)"),
-    "lg-fedavg": ("lg_fedavg:LGFedAvg", "LG-FedAvg (Liang et al., 2020)"),
-    "flute": ("flute:FLUTE", "FLUTE (Liu et al., ICML 2024)"),
-    "flute-star": ("flute:FLUTEStar", "FLUTE with more head epochs"),
-    "fedavg": ("fedavg:FedAvg", "FedAvg (McMahan et al., AISTATS 2017)"),
-    "fedavg-ft": ("fedavg:FedAvg-ft", "FedAvg, with heads fine-tuned in the end"),
-    "fedprox": ("fedprox:FedProx", "FedProx (Li et al., MLSys 2020)"),
-    "fedprox-ft": ("fedprox:FedProx-ft", "FedProx, fine-tuned in the end"),
-    "scaffold": ("scaffold:SCAFFOLD", "SCAFFOLD (Karimireddy et al., ICML 2020)"),
-    "scaffold-ft": ("scaffold:SCAFFOLD-ft", "SCAFFOLD, fine-tuned in the end"),
-    "ditto": ("ditto:Ditto", "Ditto (Li et al., ICML 2021)"),
-    "apfl": ("apfl:APFL", "APFL (Deng et al., 2020)"),
-    "pfedme": ("pfedme:PFedMe", "pFedMe (T. Dinh et al., NeurIPS 2020)"),
-    "fedbabu": ("fedbabu:FedBABU", "FedBABU (Oh et al., ICLR 2022)"),
-    "fedbn": ("fedbn:FedBN", "FedBN (Li et al., ICLR 2021)"),
-    "fedproto": ("fedproto:FedProto", "FedProto (Tan et al., AAAI 2022)"),
-    "fedala": ("fedala:FedALA", "FedALA (Zhang et al., AAAI 2023)"),
-    "feddbe": ("feddbe:FedDBE", "FedDBE (Zhang et al., NeurIPS 2023)"),
-    "per-fedavg": (
-        "per_fedavg:PerFedAvg",
-        "Per-FedAvg (FO) (Fallah et al., NeurIPS 2020)",
-    ),
-    "hf-maml": (
-        "per_fedavg:HFMAML",
-        "Per-FedAvg (HF), with the Hessian part of the gradient",
-    ),
-    "l2gd": ("l2gd:L2GD", "L2GD (Hanzely & Richtárik, 2020)"),
-    "fed-mtl": (
-        "fed_mtl:FedMTL",
-        "mean-regularised multi-task learning (Smith et al., 2017)",
-    ),
-    "fedrod": ("fedrod:FedRoD", "FedRoD (Chen & Chao, ICLR 2022)"),
-    "fedcp": ("fedcp:FedCP", "FedCP (Zhang et al., KDD 2023)"),
-    "moon": ("moon:MOON", "MOON (Li et al., CVPR 2021)"),
-    "feddyn": ("feddyn:FedDyn", "FedDyn (Acar et al., ICLR 2021)"),
-    "fedpac": ("fedpac:FedPAC", "FedPAC (Xu et al., ICLR 2023)"),
-    "fedas": ("fedas:FedAS", "FedAS (Yang et al., CVPR 2024)"),
-    "gpfl": ("gpfl:GPFL", "GPFL (Zhang et al., ICCV 2023)"),
-    "pfedfda": ("pfedfda:PFedFDA", "pFedFDA (McLaughlin & Su, NeurIPS 2024)"),
-    "local": ("local:Local", "local training only"),
-    "srpfl": (
-        "srpfl:SRPFL",
-        "SRPFL (Tziotis et al., TMLR 2023) over fedrep or srpfl-base",
-    ),
-    "lg-srpfl": ("srpfl:LGSRPFL", "SRPFL over lg-fedavg"),
-    "flanp": ("srpfl:FLANP", "SRPFL over fedavg"),
-    "flanp-ft": ("srpfl:FLANP-ft", "SRPFL over fedavg-ft"),
-    "srpfl-flute": ("srpfl:SRPFLFLUTE", "SRPFL over flute"),
-    "dpsgd": ("dpsgd:DPSGD", "D-PSGD (Lian et al., NeurIPS 2017)"),
-    "choco-sgd": ("choco_sgd:ChocoSGD", "CHOCO-SGD (Koloskova et al., ICML 2019)"),
-    "squarm-sgd": ("squarm_sgd:SQuARMSGD", "SQuARM-SGD (Singh, UCLA 2024, chapter 3)"),
-    "multi-task": (
-        "multi_task:MultiTask",
-        "multi-task optimisation on a graph (Singh 2024, ch. 4)",
-    ),
-    "representation-transfer": (
-        "representation_transfer:RepresentationTransfer",
-        "representation transfer (Singh, UCLA 2024, chapter 5)",
-    ),
-}
-# Import path and description, by name.
-ALGORITHMS = {
-    n: (f"{__package__}.{path}", about) for n, (path, about) in _TABLE.items()
-}
 
-
-def strategy_class(settings: Settings) -> "type[Algorithm]":
+def strategy_class(settings: Settings) -> type[Algorithm]:
     """Return the strategy of the algorithm that the settings name.
 
     Parameters
@@ -131,9 +61,7 @@ def _path(algorithm: str) -> str:
     return ALGORITHMS[algorithm][0]
 
 
-def _load(path: str) -> "type[Algorithm]":
-    from flwr_frl.strategies.traits import Algorithm
-
+def _load(path: str) -> type[Algorithm]:
     plain = path.removesuffix(FINE_TUNED)
     found = load(plain, "algorithm")
     if not (isinstance(found, type) and issubclass(found, Algorithm)):
@@ -170,7 +98,7 @@ def fine_tuned(kind: type[S]) -> type[S]:
     name, keywords = kind.__name__ + FINE_TUNED, dict[str, Any]()
     if wrapped := getattr(kind, "wrapped_settings", None):
 
-        def wrapped_settings(cls: "type[Algorithm]", settings: Settings) -> Settings:
+        def wrapped_settings(cls: type[Algorithm], settings: Settings) -> Settings:
             inner = wrapped(settings)
             return {**inner, "algorithm": f"{inner['algorithm']}{FINE_TUNED}"}
 
@@ -181,21 +109,21 @@ def fine_tuned(kind: type[S]) -> type[S]:
     return cast(type[S], type(name, (kind,), about, **keywords))
 
 
-def _layers(settings: Settings) -> "list[type[Algorithm]]":
+def _layers(settings: Settings) -> list[type[Algorithm]]:
     """Return the strategy that the settings name, and the one that it wraps."""
     strategy = strategy_class(settings)
     wrapped = getattr(strategy, "wrapped_settings", None)
     return [strategy, *(_layers(wrapped(settings)) if wrapped else [])]
 
 
-def build_strategy(settings: Settings) -> "BaseStrategy":
+def build_strategy(settings: Settings) -> BaseStrategy:
     """Return the strategy of the algorithm that the settings name.
 
     Raises `SettingsError` as `strategy_class` and `client_path` do, or if a setting is
     out of its range.
     """
     client_path(settings)
-    return cast("BaseStrategy", strategy_class(settings).from_settings(settings))
+    return cast(BaseStrategy, strategy_class(settings).from_settings(settings))
 
 
 def client_path(settings: Settings) -> str:
@@ -213,7 +141,7 @@ def client_path(settings: Settings) -> str:
     return path
 
 
-def settings_owners(settings: Settings) -> "list[type[Algorithm]]":
+def settings_owners(settings: Settings) -> list[type[Algorithm]]:
     """Return the strategies that read settings: the algorithm's, and one it wraps."""
     return _layers(settings)
 

@@ -28,12 +28,13 @@ from flwr_frl.strategies.server.evaluation import Evaluation
 from flwr_frl.strategies.server.participation import Participation
 from flwr_frl.strategies.server.pending_round import PendingRound
 from flwr_frl.strategies.server.privacy import check_no_counters, client_privacy
+from flwr_frl.strategies.server.queries import common_initial_arrays
 from flwr_frl.strategies.server.replies import (
     largest_reply,
 )
 from flwr_frl.strategies.server.round_ledger import RoundLedger
 from flwr_frl.strategies.traits import StrategySettings, takes
-from flwr_frl.task.messages import INITIAL_ARRAYS, SERVER_ROUND
+from flwr_frl.task.messages import SERVER_ROUND
 from flwr_frl.task.settings import SettingsError
 
 
@@ -132,7 +133,7 @@ class BaseStrategy(Averaging, FlowerFedAvg):
             If no client sends any.
         """
         nodes = self.identify(grid)
-        arrays = self.clients.common_initial_arrays(grid, nodes, INITIAL_ARRAYS)
+        arrays = common_initial_arrays(self.clients, grid, nodes)
         if self.privacy:
             check_no_counters(arrays, self.settings.server_dp_noise)
         return arrays

@@ -9,6 +9,7 @@ from flwr.serverapp import Grid
 
 from flwr_frl.strategies.base import BaseStrategy
 from flwr_frl.strategies.server.aggregation import capped
+from flwr_frl.strategies.server.queries import nothing_sent, query_arrays
 from flwr_frl.strategies.server.replies import Arrays, to_record
 from flwr_frl.task.messages import CONSENSUS, NUM_EXAMPLES, STATISTICS
 
@@ -27,7 +28,7 @@ class FedDBE(BaseStrategy, client="flwr_frl.clients.feddbe:FedDBEClient"):
         arrays = super().initialize(grid)
         like = arrays[MEAN]
         nodes = self.identify(grid)
-        answers = self.clients.query_arrays(grid, nodes, STATISTICS)
+        answers = query_arrays(self.clients, grid, nodes, STATISTICS)
         sent = [
             (name, record["mean"].numpy())
             for name, record in answers
@@ -36,7 +37,7 @@ class FedDBE(BaseStrategy, client="flwr_frl.clients.feddbe:FedDBEClient"):
             and record["mean"].dtype == like.dtype
         ]
         if not sent:
-            raise self.clients.nothing_sent("mean features")
+            raise nothing_sent(self.clients, "mean features")
         properties = {p.name: p.properties for p in self.clients.known.values()}
         votes = [
             1.0

@@ -13,8 +13,8 @@ ROOT = Path(__file__).parents[1]
 
 
 def test_the_listed_names_are_those_of_the_tasks_and_models():
-    assert names.TASKS == tuple(TASKS)
-    assert names.MODELS == {name: about for name, (_, about) in MODELS.items()}
+    assert tuple(TASKS) == names.TASKS
+    assert {name: about for name, (_, about) in MODELS.items()} == names.MODELS
 
 
 def test_listing_loads_neither_torch_nor_flower():

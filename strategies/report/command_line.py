@@ -7,7 +7,7 @@ from typing import Any
 
 from flwr.common.config import parse_config_args
 
-from flwr_frl.strategies.algorithms import ALGORITHMS
+from flwr_frl.strategies.table import ALGORITHMS
 from flwr_frl.task.command_line import Parser
 from flwr_frl.task.settings import SettingsError, defaults
 

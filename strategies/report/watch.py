@@ -125,8 +125,8 @@ class Watch:
         nodes = {name: node for node, name in self._connected.items()}
         properties = {c.name: c.properties for c in manager.known.values()}
         refused = {
-            strategy.name_of(n): f"takes no part: {why}"
-            for n, why in manager.refusals.items()
+            strategy.name_of(n): f"takes no part: {refusal.reason}"
+            for n, refusal in manager.refusals.items()
         }
         names = {*nodes, *self._last_seen, *properties, *self._problems, *refused}
         return [
