@@ -18,8 +18,6 @@ from flwr_frl.task.settings import SettingsError
 WORKERS_A_GPU = 4
 # Seconds within which a Ray cluster must answer, and one of its workers must start.
 ANSWERS_WITHIN, STARTS_WITHIN = 10.0, 300.0
-# Number of consecutive failed starts after which a worker is given up.
-MOST_STARTS = 3
 # Workers of the last run in this process, by their number and their share of a GPU.
 _pool: dict[tuple[int, float], list[Any]] = {}
 # Modification times of modules that workers may have imported.
@@ -31,7 +29,8 @@ class RayWorkers:
 
     There is one worker a core of the cluster on the CPU, and `WORKERS_A_GPU` a GPU,
     which Ray assigns; a GPU that is named by its number is shared by the same number.
-    They are reused by the next run in this process, unless a module has been edited.
+    Ray restarts a worker that dies. They are reused by the next run in this process,
+    unless a module has been edited.
 
     Parameters
     ----------
@@ -56,7 +55,6 @@ class RayWorkers:
             _pool.clear()
             _start_ray()
         self._ray: Any = ray
-        self._kind = kind
         self.count, self._share = shares(device, ray.cluster_resources())  # type: ignore[no-untyped-call]
         key = self.count, self._share
         if _are_edited() or key not in _pool:
@@ -66,50 +64,38 @@ class RayWorkers:
             _pool.clear()
             _pool[key] = []
         self._workers = _pool[key]
-        # Also replaces workers that the last run has given up.
+        remote: Any = ray.remote(num_cpus=1, num_gpus=self._share, max_restarts=-1)
+        # Also replaces workers that the last run has lost.
         while len(self._workers) < self.count:
-            self._workers.append(self._new())
+            self._workers.append(remote(kind).remote())
         self.idle: list[Any] = []
         self.starting: dict[Any, Any] = {}
-        self._failed: dict[Any, int] = {}
         self._since, self._reason = time.monotonic(), "there are no cores"
-        for worker in self._workers:
-            self._await(worker)
+        self._await(self._workers)
 
-    def _new(self) -> Any:
-        return self._ray.remote(num_cpus=1, num_gpus=self._share)(self._kind).remote()
-
-    def _await(self, worker: Any) -> None:
-        self.starting[worker.ready.remote()] = worker
+    def _await(self, workers: Iterable[Any]) -> None:
+        for worker in workers:
+            # Wait while Ray restarts it.
+            ready = worker.ready.options(max_task_retries=-1)
+            self.starting[ready.remote()] = worker
 
     def welcome(self, handle: Any) -> None:
-        """Add a started worker to the idle ones, or replace it if it has died."""
+        """Add a started worker to the idle ones, or remove one that cannot start."""
         worker = self.starting.pop(handle)
         try:
             self._ray.get(handle)
         except self._ray.exceptions.RayError as error:
             self._reason = str(error).strip().splitlines()[-1]
-            self._replace(worker, self._failed.pop(worker, 0) + 1)
+            self._workers.remove(worker)
         else:
-            self._failed.pop(worker, None)
             self.idle.append(worker)
             self._since = time.monotonic()
 
-    def bury(self, worker: Any) -> None:
-        """Replace a dead worker, and check the idle ones, which may be dead as well."""
-        self._replace(worker, 0)
-        for other in self.idle:
-            self._await(other)
+    def await_restart(self, worker: Any) -> None:
+        """Wait for a dead worker, and for the idle ones, which may be dead as well."""
+        self._await([worker, *self.idle])
         self.idle.clear()
         self._since = time.monotonic()
-
-    def _replace(self, worker: Any, failed: int) -> None:
-        self._workers.remove(worker)
-        if failed < MOST_STARTS:
-            new = self._new()
-            self._workers.append(new)
-            self._failed[new] = failed
-            self._await(new)
 
     def end(self, workers: Iterable[Any]) -> None:
         """Kill workers and their tasks; the next run starts others."""

@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from flwr_frl.task import names
 from flwr_frl.task.models.split_model import SplitModel
+from flwr_frl.task.names import MODELS as DESCRIPTIONS
 from flwr_frl.task.settings import SettingsError, reason_of, require, unknown
 
 # Numbers of one input: an image of 4096 x 4096 pixels with colours.
@@ -136,7 +136,7 @@ _BLOCKS: dict[str, Callable[[tuple[int, ...], int], Blocks]] = {
     "logistic": _logistic,
 }
 # The layers' maker and a description, by name.
-MODELS = {name: (_BLOCKS[name], about) for name, about in names.MODELS.items()}
+MODELS = {name: (_BLOCKS[name], about) for name, about in DESCRIPTIONS.items()}
 
 
 def build_model(
