@@ -16,29 +16,20 @@ from flwr.app import (
 )
 from flwr.common import log
 from flwr.serverapp import Grid
-from flwr.serverapp.strategy import FedAvg as FlowerFedAvg
 from flwr.serverapp.strategy import Result
 
 from flwr_frl.strategies.grids.arrivals import with_retries
-from flwr_frl.strategies.server.aggregation import CENTERED_CLIP, make_rule
-from flwr_frl.strategies.server.averaging import LAST_CHANGE, Averaging
+from flwr_frl.strategies.server.averaging import Averaging
 from flwr_frl.strategies.server.checkpoint import State, restore_tree, snapshot_of
-from flwr_frl.strategies.server.client_manager import ClientManager
-from flwr_frl.strategies.server.evaluation import Evaluation
-from flwr_frl.strategies.server.participation import Participation
 from flwr_frl.strategies.server.pending_round import PendingRound
-from flwr_frl.strategies.server.privacy import check_no_counters, client_privacy
+from flwr_frl.strategies.server.privacy import check_no_counters
 from flwr_frl.strategies.server.queries import common_initial_arrays
-from flwr_frl.strategies.server.replies import (
-    largest_reply,
-)
-from flwr_frl.strategies.server.round_ledger import RoundLedger
-from flwr_frl.strategies.traits import StrategySettings, takes
+from flwr_frl.strategies.server.replies import largest_reply
 from flwr_frl.task.messages import SERVER_ROUND
 from flwr_frl.task.settings import SettingsError
 
 
-class BaseStrategy(Averaging, FlowerFedAvg):
+class BaseStrategy(Averaging):
     """Sample clients and average the arrays that they share.
 
     Clients are known by name rather than by node id, sampling is seeded, replies are
@@ -68,30 +59,6 @@ class BaseStrategy(Averaging, FlowerFedAvg):
     privacy : ClientPrivacy or None
         The mechanism of client-level differential privacy, with ``server-dp-noise``.
     """
-
-    @takes(StrategySettings)
-    def __init__(self, **settings: Any) -> None:
-        self.settings = own = StrategySettings(**settings)
-        super().__init__(
-            fraction_train=own.fraction_train,
-            min_train_nodes=own.min_train_nodes,
-            min_available_nodes=own.min_available_nodes,
-        )
-        own.check(self.traits)
-        # Where `centered-clip` keeps its last change.
-        clips = own.aggregation == CENTERED_CLIP
-        self.state: dict[str, Any] = {LAST_CHANGE: {}} if clips else {}
-        noise = own.server_dp_noise, own.server_dp_clip, own.server_dp_delta
-        self.privacy = client_privacy(*noise)
-        self.clients = ClientManager(own.min_available_nodes)
-        sampling = own.fraction_train, own.min_train_nodes, own.seed
-        self.participation = Participation(*sampling, self.traits.waits_for_all)
-        self.ledger = RoundLedger()
-        self.pending = self.training = PendingRound()
-        self.evaluation = Evaluation()
-        byzantine = own.byzantine_fraction * max(1, own.bucket_size)
-        self._rule = make_rule(own.aggregation, byzantine, own.clip_norm)
-        self._used, self._warned = set(), set()
 
     @property
     def unused_settings(self) -> dict[str, str]:
