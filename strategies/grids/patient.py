@@ -25,8 +25,9 @@ UNREADABLE = 2
 T = TypeVar("T")
 
 
-def _passed_on(name: str) -> Any:
-    return property(lambda decorator: getattr(decorator.grid, name))
+def delegate(attribute: str, name: str) -> Any:
+    """Return a property: the attribute ``name`` of an object's own ``attribute``."""
+    return property(lambda self: getattr(getattr(self, attribute), name))
 
 
 class GridDecorator(Grid):
@@ -44,14 +45,14 @@ class GridDecorator(Grid):
         self.grid = grid
 
     # `Grid` has these; all others, such as ``forgive``, are looked up.
-    set_run = _passed_on("set_run")
-    run = _passed_on("run")
-    create_message = _passed_on("create_message")
-    get_node_ids = _passed_on("get_node_ids")
-    get_nodes = _passed_on("get_nodes")
-    push_messages = _passed_on("push_messages")
-    pull_messages = _passed_on("pull_messages")
-    send_and_receive = _passed_on("send_and_receive")
+    set_run = delegate("grid", "set_run")
+    run = delegate("grid", "run")
+    create_message = delegate("grid", "create_message")
+    get_node_ids = delegate("grid", "get_node_ids")
+    get_nodes = delegate("grid", "get_nodes")
+    push_messages = delegate("grid", "push_messages")
+    pull_messages = delegate("grid", "pull_messages")
+    send_and_receive = delegate("grid", "send_and_receive")
 
     def __getattr__(self, name: str) -> Any:
         return getattr(vars(self)["grid"], name)
