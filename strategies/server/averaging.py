@@ -49,27 +49,31 @@ class Averaging(Algorithm, FlowerFedAvg, supports_client_dp=True):
     """The part of a strategy that checks replies to training and combines them."""
 
     @takes(StrategySettings)
-    def __init__(self, **settings: Any) -> None:
-        self.settings = own = StrategySettings(**settings)
+    def __init__(self, **arguments: Any) -> None:
+        self.settings = settings = StrategySettings(**arguments)
         super().__init__(
-            fraction_train=own.fraction_train,
-            min_train_nodes=own.min_train_nodes,
-            min_available_nodes=own.min_available_nodes,
+            fraction_train=settings.fraction_train,
+            min_train_nodes=settings.min_train_nodes,
+            min_available_nodes=settings.min_available_nodes,
         )
-        own.check(self.traits)
+        settings.check(self.traits)
         # Where `centered-clip` keeps its last change.
-        clips = own.aggregation == CENTERED_CLIP
+        clips = settings.aggregation == CENTERED_CLIP
         self.state: dict[str, Any] = {LAST_CHANGE: {}} if clips else {}
-        noise = own.server_dp_noise, own.server_dp_clip, own.server_dp_delta
+        noise = (
+            settings.server_dp_noise,
+            settings.server_dp_clip,
+            settings.server_dp_delta,
+        )
         self.privacy = client_privacy(*noise)
-        self.clients = ClientManager(own.min_available_nodes)
-        sampling = own.fraction_train, own.min_train_nodes, own.seed
+        self.clients = ClientManager(settings.min_available_nodes)
+        sampling = settings.fraction_train, settings.min_train_nodes, settings.seed
         self.participation = Participation(*sampling, self.traits.waits_for_all)
         self.ledger = RoundLedger()
         self.pending = self.training = PendingRound()
         self.evaluation = Evaluation()
-        byzantine = own.byzantine_fraction * max(1, own.bucket_size)
-        self._rule = make_rule(own.aggregation, byzantine, own.clip_norm)
+        byzantine = settings.byzantine_fraction * max(1, settings.bucket_size)
+        self._rule = make_rule(settings.aggregation, byzantine, settings.clip_norm)
         # Settings that the last `aggregate` has used, and those that were warned of.
         self._used, self._warned = set[str](), set[str]()
 
@@ -110,7 +114,7 @@ class Averaging(Algorithm, FlowerFedAvg, supports_client_dp=True):
         pending = self.training = self.pending
         valid = pending.close(replies, self.check_train_reply)
         self.ledger.note_unused(pending.unused)
-        metrics = {"clients": len(valid), **pending.counts(), **pending.sizes()}
+        metrics = {"clients": len(valid), **pending.counts()}
         arrays = self._aggregate_checked(server_round, valid) if valid else None
         if arrays is not None:
             metrics |= self.train_metrics(valid)

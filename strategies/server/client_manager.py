@@ -5,7 +5,7 @@ import hashlib
 import math
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from logging import INFO, WARNING
 from typing import Any
@@ -319,26 +319,10 @@ class ClientManager:
             log(INFO, "not asked, as answers are still to come: %s", names)
         return [node for node in nodes if node not in self.silent]
 
-    def wait_for_any(
-        self,
-        grid: Grid,
-        identify: Callable[[], list[int]],
-        expected: Callable[[], set[str]],
-    ) -> list[int]:
-        """Return the nodes that can take part; wait for one up to ``round_timeout``.
-
-        If no eligible client is connected but expected ones may return, wait.
-        In-process grids return at once.
-        """
-        until = time.monotonic() + self.round_timeout
-        while not (nodes := identify()):
-            clients = [self.known.get(n) or self.refusals.get(n) for n in self.here]
-            away = expected() - {client.name for client in clients if client}
-            over = time.monotonic() >= until
-            if over or not away or getattr(grid, "in_process", False):
-                break
-            self.wait_for_others(grid, until)
-        return nodes
+    def connected_names(self) -> set[str]:
+        """Return the names of the connected clients, refused ones included."""
+        clients = [self.known.get(n) or self.refusals.get(n) for n in self.here]
+        return {client.name for client in clients if client}
 
     def wait_for_others(self, grid: Grid, until: float) -> None:
         """Wait up to a minute for a change of the connected nodes.

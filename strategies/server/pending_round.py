@@ -18,11 +18,7 @@ from flwr_frl.strategies.server.replies import (
     record_bytes,
     unused_state,
 )
-from flwr_frl.task.messages import (
-    BYTES,
-    PROPERTIES,
-    SERVER_ROUND,
-)
+from flwr_frl.task.messages import BYTES, PROPERTIES, SERVER_ROUND
 
 
 class _Decoded(NamedTuple):
@@ -41,11 +37,11 @@ class PendingRound:
         The round.
     name_of : callable, default str
         Returns a node's name.
+    sent : ArrayRecord, optional
+        Shared arrays from which the messages were made.
 
     Attributes
     ----------
-    sent : ArrayRecord or None
-        Shared arrays from which the messages were made.
     expected : dict of str to ArrayRecord
         Arrays whose names, shapes and dtypes replies must have, by key of the record.
     attached_bytes : int
@@ -61,12 +57,13 @@ class PendingRound:
     """
 
     def __init__(
-        self, server_round: int = 0, name_of: Callable[[int], str] = str
+        self,
+        server_round: int = 0,
+        name_of: Callable[[int], str] = str,
+        sent: ArrayRecord | None = None,
     ) -> None:
-        self.server_round = server_round
-        self.name_of = name_of
+        self.server_round, self.name_of, self.sent = server_round, name_of, sent
         self.asked: set[int] = set()
-        self.sent: ArrayRecord | None = None
         self.expected: dict[str, ArrayRecord] = {}
         self.attached_bytes = 0
         self.rejections: list[tuple[str, str]] = []
@@ -176,16 +173,11 @@ class PendingRound:
                 if reason := unused_state(reply):
                     self.unused[self.name_of(node)] = reason
             except InvalidReplyError as error:
-                reason = one_line(error)
-                log(INFO, "reply of client %s %s", self.name_of(node), reason)
-                self.rejections.append((self.name_of(node), reason))
+                self.rejections.append((self.name_of(node), one_line(error)))
+                log(INFO, "reply of client %s %s", *self.rejections[-1])
         if self.rejections:
-            log(
-                WARNING,
-                "%d replies rejected; that of client %s %s",
-                len(self.rejections),
-                *self.rejections[0],
-            )
+            text = "%d replies rejected; that of client %s %s"
+            log(WARNING, text, len(self.rejections), *self.rejections[0])
         order = sorted(valid, key=lambda node: (self.name_of(node), node))
         return [valid[node] for node in order]
 
@@ -196,13 +188,13 @@ class PendingRound:
         return next((f"client {n}: {r}" for n, r in [*self.rejections, *silent]), "")
 
     def counts(self, prefix: str = "") -> dict[str, float]:
-        """Return ``rejected`` and ``unanswered``, their names with a prefix."""
-        rejected, unanswered = len(self.rejections), len(self.silent)
-        return {f"{prefix}rejected": rejected, f"{prefix}unanswered": unanswered}
+        """Return ``rejected`` and ``unanswered`` (with a prefix), and the bytes.
 
-    def sizes(self) -> dict[str, float]:
-        """Return ``bytes-down`` and ``bytes-up``."""
-        return {"bytes-down": self.bytes_down, "bytes-up": self.bytes_up}
+        The latter are ``bytes-down`` and ``bytes-up``.
+        """
+        rejected, unanswered = len(self.rejections), len(self.silent)
+        counts = {f"{prefix}rejected": rejected, f"{prefix}unanswered": unanswered}
+        return {**counts, "bytes-down": self.bytes_down, "bytes-up": self.bytes_up}
 
     def names(self, replies: Iterable[Message]) -> list[str]:
         """Return the names of the clients that sent the replies, in their order."""
