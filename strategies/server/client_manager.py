@@ -5,7 +5,7 @@ import hashlib
 import math
 import time
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from logging import INFO, WARNING
 from typing import Any
@@ -125,6 +125,8 @@ class ClientManager:
         Seconds for queries that take clients as long as training.
     failure : str
         Why the last query failed.
+    refusal_of : callable
+        Returns why a strategy cannot use a client; empty if it can.
     """
 
     def __init__(self, min_available_nodes: int = 1) -> None:
@@ -142,6 +144,7 @@ class ClientManager:
         self.keys: dict[str, str] = {}
         self.round_timeout = QUERY_TIMEOUT
         self.failure = ""
+        self.refusal_of: Callable[[ClientInfo], str] = lambda client: ""
 
     # Who takes part.
 
@@ -170,10 +173,13 @@ class ClientManager:
         refused = []
         for node, client in sorted(known.items()):
             if client.properties.get(STRUCTURE, "") == usual[STRUCTURE]:
+                reason = self.refusal_of(client)
+            else:
+                reason = difference(client.properties, usual)
+            if not reason:
                 self.refusals.pop(node, None)
                 continue
             del known[node]
-            reason = difference(client.properties, usual)
             if self._refuse(node, client.name, reason):
                 content = RecordDict({CONFIG: ConfigRecord({REFUSAL: reason})})
                 refused.append(Message(content, node, MessageType.QUERY))

@@ -145,23 +145,30 @@ def run_rounds(
         elif not metrics.get("clients"):
             log(WARNING, "round %d has no valid reply: arrays stay", server_round)
         if evaluated(server_round):
-            messages = strategy.configure_evaluate(
-                server_round, arrays, ConfigRecord(), grid
-            )
-            replies = grid.send_and_receive(messages, timeout=timeout)
-            tested: dict[str, Any] = dict(
-                strategy.aggregate_evaluate(server_round, replies) or {}
-            )
+            tested = evaluate(strategy, grid, arrays, server_round, timeout)
             # The cost of the evaluation is not part of the algorithm.
-            tested["bytes-evaluate"] = tested.pop("bytes-down", 0) + tested.pop(
-                "bytes-up", 0
-            )
+            bytes_evaluate = tested.pop("bytes-down", 0) + tested.pop("bytes-up", 0)
+            tested["bytes-evaluate"] = bytes_evaluate
             # Clients' metrics must not replace the server's.
             tested.pop("round", None)
             metrics = {**tested, **metrics}
         if after_round is not None:
             after_round(server_round, arrays, metrics)
     return arrays
+
+
+def evaluate(
+    strategy: Strategy,
+    grid: Grid,
+    arrays: ArrayRecord,
+    server_round: int,
+    timeout: float,
+) -> dict[str, Any]:
+    """Return the metrics of an evaluation by a strategy's hooks."""
+    config = ConfigRecord()
+    messages = strategy.configure_evaluate(server_round, arrays, config, grid)
+    replies = grid.send_and_receive(messages, timeout=timeout)
+    return dict(strategy.aggregate_evaluate(server_round, replies) or {})
 
 
 class Rounds:
@@ -238,8 +245,8 @@ class Rounds:
                 self._write(self._unwritten(), last=True)
             raise
         if after >= self.settings.num_server_rounds:
-            # The resumed run lacks its report only.
-            self._evaluate_again(grid, arrays, after)
+            # The resumed run lacks its report only, which needs each client's metrics.
+            evaluate(self.strategy, grid, arrays, after, self.settings.round_timeout)
         counted = any(row.get("clients") for row in self.report.rows)
         if not counted:
             why = self.strategy.training.failure or "nobody was asked"
@@ -253,14 +260,6 @@ class Rounds:
             every, last = 0, 1
         due = every > 0 and server_round % every == 0
         return due or server_round > self.settings.num_server_rounds - last
-
-    def _evaluate_again(self, grid: Grid, arrays: ArrayRecord, last: int) -> None:
-        """Evaluate the last round again, for each client's metrics."""
-        strategy, config = self.strategy, ConfigRecord()
-        messages = strategy.configure_evaluate(last, arrays, config, grid)
-        timeout = self.settings.round_timeout
-        replies = grid.send_and_receive(messages, timeout=timeout)
-        strategy.aggregate_evaluate(last, replies)
 
     def _after_round(
         self, server_round: int, arrays: ArrayRecord, metrics: dict[str, Any]
