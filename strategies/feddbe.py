@@ -10,7 +10,7 @@ from flwr.serverapp import Grid
 from flwr_frl.strategies.base import BaseStrategy
 from flwr_frl.strategies.server.aggregation import capped
 from flwr_frl.strategies.server.queries import nothing_sent, query_arrays
-from flwr_frl.strategies.server.replies import Arrays, to_record
+from flwr_frl.strategies.server.replies import to_record
 from flwr_frl.task.messages import CONSENSUS, NUM_EXAMPLES, STATISTICS
 
 MEAN = f"{CONSENSUS}mean"
@@ -56,7 +56,6 @@ class FedDBE(BaseStrategy, client="flwr_frl.clients.feddbe:FedDBEClient"):
     ) -> Iterable[Message]:
         """Send the model and z̄; expect the model alone."""
         messages = super().configure_train(server_round, arrays, config, grid)
-        self._mean: Arrays = {MEAN: arrays[MEAN].numpy()}
         sent = self.pending.expected[self.arrayrecord_key]
         model = ArrayRecord({name: a for name, a in sent.items() if name != MEAN})
         self.pending.expect(self.arrayrecord_key, model)
@@ -67,4 +66,5 @@ class FedDBE(BaseStrategy, client="flwr_frl.clients.feddbe:FedDBEClient"):
     ) -> ArrayRecord | None:
         """Return the mean of the models, and z̄ unchanged."""
         arrays = self.mean(replies)
-        return None if arrays is None else to_record({**arrays, **self._mean})
+        mean = {MEAN: self.pending.sent[MEAN].numpy()}
+        return None if arrays is None else to_record({**arrays, **mean})

@@ -279,20 +279,20 @@ class FLUTELinear(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
         """Send Bᵀ and the heads; expect both gradients, in float64."""
-        sent = super().configure_train(server_round, arrays, config, grid)
-        self._sent_representation = arrays[REPRESENTATION_WEIGHT].numpy().T
+        messages = super().configure_train(server_round, arrays, config, grid)
         head = np.zeros((1, self.rank))
-        like = {REPRESENTATION_WEIGHT: self._sent_representation.T, HEAD_WEIGHT: head}
+        representation = arrays[REPRESENTATION_WEIGHT].numpy()
+        like = {REPRESENTATION_WEIGHT: representation, HEAD_WEIGHT: head}
         expected = to_record({f"gradient.{name}": a for name, a in like.items()})
         self.pending.expected = {self.arrayrecord_key: expected}
-        return sent
+        return messages
 
     def aggregate(
         self, server_round: int, replies: list[Message]
     ) -> ArrayRecord | None:
         """Make the step of equations 5 and 6, over the clients that replied."""
         names = self.pending.names(replies)
-        b = self._sent_representation
+        b = self.pending.sent[REPRESENTATION_WEIGHT].numpy().T
         heads = [self.head(name)[HEAD_WEIGHT][0] for name in names]
         w: Matrix = np.stack(heads, axis=1)
         grad_b, grad_w = np.zeros_like(b), np.zeros_like(w)

@@ -62,7 +62,8 @@ class PendingRound:
         name_of: Callable[[int], str] = str,
         sent: ArrayRecord | None = None,
     ) -> None:
-        self.server_round, self.name_of, self.sent = server_round, name_of, sent
+        self.server_round, self.name_of = server_round, name_of
+        self.sent = ArrayRecord() if sent is None else sent
         self.asked: set[int] = set()
         self.expected: dict[str, ArrayRecord] = {}
         self.attached_bytes = 0
