@@ -155,14 +155,14 @@ def _final_clients(
     newest = max(strategy.evaluation.rounds.values(), default=0)
     for participant in strategy.clients.known.values():
         metrics = dict(strategy.evaluation.metrics.get(participant.name, {}))
-        for own in ("num-examples", CLASS_COUNTS):
-            metrics.pop(own, None)
-        said = participant.properties
+        for name in ("num-examples", CLASS_COUNTS):
+            metrics.pop(name, None)
+        properties = participant.properties
         known: dict[str, Any] = {}
-        if counts := class_counts(said):
+        if counts := class_counts(properties):
             known[CLASS_COUNTS] = counts
-        known["num-examples"] = said.get("num-examples")
-        known["num-test-examples"] = said.get("num-test-examples")
+        known["num-examples"] = properties.get("num-examples")
+        known["num-test-examples"] = properties.get("num-test-examples")
         name, label = participant.name, strategy.clients.label(participant.name)
         if name in joined:
             newcomers[label] = {**known, "by-examples": joined[name]}

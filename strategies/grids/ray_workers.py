@@ -162,14 +162,14 @@ def _start_ray() -> None:
     try:
         with _authentication(starts_ray=address in ("", "local")):
             ray.init(
-                # Without one Ray would look for a cluster that somebody has started
-                # here, or had: for one that is gone it waits for minutes.
+                # Without an address Ray looks for a cluster on this machine, and waits
+                # for minutes for one that has ended.
                 address or "local",
                 include_dashboard=False,
                 log_to_driver=False,
                 logging_level=ERROR,
             )
-    # Of a machine on which it takes too long to start, Ray has no type of its own.
+    # Ray has no exception type for a start that takes too long.
     except Exception as error:
         reason = " ".join(str(error).split())[:200]
         what = "Ray does not start, without which there is --backend inline"
@@ -216,7 +216,7 @@ def _check_answers(address: str) -> None:
     """Raise `SettingsError` unless gRPC answers; Ray itself would try for ever."""
     host_and_port = address.removeprefix("ray://")
     if ":" not in host_and_port or os.environ.get("RAY_USE_TLS") == "1":
-        return  # "auto", "local", nothing at all, a certificate: for Ray to find out.
+        return  # "auto", "local", empty, or with TLS: Ray checks these itself.
     import grpc
 
     with grpc.insecure_channel(host_and_port) as channel:
@@ -230,15 +230,15 @@ def _check_answers(address: str) -> None:
 
 
 def _orphans() -> list[int]:
-    """Return the processes of Ray's that outlived the one that had started them."""
-    found = []
+    """Return Ray's processes that outlived the process that started them."""
+    orphans = []
     for process in Path("/proc").glob("[0-9]*"):
-        # Those of others, and those that have just ended.
+        # Processes of other users, and ones that have just ended, cannot be read.
         with contextlib.suppress(OSError):
             command = (process / "cmdline").read_bytes()
-            # After the name, which may hold anything: the state, then the parent.
+            # The name, in parentheses, may contain anything; state and parent follow.
             parent = (process / "stat").read_text().rpartition(")")[2].split()[1]
             own = process.stat().st_uid == os.getuid()
             if own and command.startswith(b"ray::") and parent == "1":
-                found.append(int(process.name))
-    return sorted(found)
+                orphans.append(int(process.name))
+    return sorted(orphans)
