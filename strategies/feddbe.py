@@ -48,7 +48,7 @@ class FedDBE(BaseStrategy, client="flwr_frl.clients.feddbe:FedDBEClient"):
         if self.settings.weighting == "examples":
             votes = capped(votes, self.settings.largest_share)
         each = [partial(dict[str, np.ndarray], {MEAN: mean}) for _, mean in sent]
-        mean = self.combine(votes, each, {MEAN: like.numpy()})
+        mean = self.apply_rule(votes, each, {MEAN: like.numpy()})
         return arrays if mean is None else ArrayRecord({**arrays, **to_record(mean)})
 
     def configure_train(

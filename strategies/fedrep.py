@@ -79,7 +79,7 @@ class FedRepLinear(
             raise nothing_sent(self.clients, "moments")
         single = [partial(dict[str, Any], moments=m) for m in moments]
         votes, centre = [1.0] * len(moments), {"moments": np.zeros_like(moments[0])}
-        combined = self.combine(votes, single, centre) or centre
+        combined = self.apply_rule(votes, single, centre) or centre
         moment = combined["moments"].astype(np.float64)
         # `eigh` returns the eigenvalues in ascending order.
         vectors = np.linalg.eigh(moment).eigenvectors[:, ::-1]

@@ -60,12 +60,8 @@ class Averaging(Algorithm, FlowerFedAvg, supports_client_dp=True):
         # Where `centered-clip` keeps its last change.
         clips = settings.aggregation == CENTERED_CLIP
         self.state: dict[str, Any] = {LAST_CHANGE: {}} if clips else {}
-        noise = (
-            settings.server_dp_noise,
-            settings.server_dp_clip,
-            settings.server_dp_delta,
-        )
-        self.privacy = client_privacy(*noise)
+        noise, clip = settings.server_dp_noise, settings.server_dp_clip
+        self.privacy = client_privacy(noise, clip, settings.server_dp_delta)
         self.clients = ClientManager(settings.min_available_nodes)
         sampling = settings.fraction_train, settings.min_train_nodes, settings.seed
         self.participation = Participation(*sampling, self.traits.waits_for_all)
@@ -180,7 +176,9 @@ class Averaging(Algorithm, FlowerFedAvg, supports_client_dp=True):
         weights, rule = self.weights(replies), self.settings.aggregation
         if rule == CENTERED_CLIP:
             return self._clip_about_last(weights, decoded)
-        return self.combine(weights, decoded, self._centre() if rule in CENTRED else {})
+        return self.apply_rule(
+            weights, decoded, self._centre() if rule in CENTRED else {}
+        )
 
     def _clip_about_last(
         self, weights: Sequence[float], replies: Sequence[Reply]
@@ -195,7 +193,7 @@ class Averaging(Algorithm, FlowerFedAvg, supports_client_dp=True):
         """
         sent, last = self._centre(), self.state.get(LAST_CHANGE, {})
         centre = {n: np.add(a, last[n]) if n in last else a for n, a in sent.items()}
-        moved = self.combine(weights, replies, centre)
+        moved = self.apply_rule(weights, replies, centre)
         if moved is not None:
             self.state[LAST_CHANGE] = {
                 name: np.subtract(moved[name], array)
@@ -204,7 +202,7 @@ class Averaging(Algorithm, FlowerFedAvg, supports_client_dp=True):
             }
         return moved
 
-    def combine(
+    def apply_rule(
         self, weights: Sequence[float], replies: Sequence[Reply], centre: Sent
     ) -> Arrays | None:
         """Combine arrays by the rule of ``aggregation``, over buckets of replies.

@@ -187,5 +187,5 @@ def test_each_attacker_is_assumed_to_spoil_a_bucket(seed: int) -> None:
     strategy = averaging(
         aggregation="trimmed-mean", bucket_size=2, byzantine_fraction=0.2, seed=seed
     )
-    found = strategy.combine([1.0] * 10, replies_of(*values), ZERO)["w"]
+    found = strategy.apply_rule([1.0] * 10, replies_of(*values), ZERO)["w"]
     assert found.tolist() == [1, 1]
