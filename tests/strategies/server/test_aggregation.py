@@ -10,6 +10,7 @@ from function_clients import (
     grid_of,
     honest,
     partition_of,
+    replies_of,
     reply_with,
     train_once,
 )
@@ -31,10 +32,6 @@ from flwr_frl.strategies.server.replies import to_record
 from flwr_frl.task.settings import SettingsError
 
 ZERO = {"w": np.zeros(2, np.float32)}
-
-
-def replies_of(*values) -> list:
-    return [lambda v=v: {"w": np.array(v, np.float32)} for v in values]
 
 
 def applied(name: str, *values, share: float = 0.2, bound: float = 0.0, weights=None):

@@ -13,6 +13,7 @@ from function_clients import (
     grid_of,
     honest,
     partition_of,
+    replies_of,
     reply_with,
     train_once,
 )
@@ -72,10 +73,6 @@ def private(noise: float, clip: float, rng=None) -> ClientPrivacy:
     found = ClientPrivacy(noise, clip, 1e-5)
     found.rng = rng or np.random.default_rng(0)
     return found
-
-
-def replies_of(*values) -> list:
-    return [lambda v=v: {"w": np.array(v, np.float32)} for v in values]
 
 
 class Known:

@@ -11,6 +11,7 @@ from function_clients import (
     grid_of,
     honest,
     partition_of,
+    replies_of,
     reply_with,
 )
 
@@ -26,10 +27,6 @@ from flwr_frl.strategies.server.replies import to_record
 
 ZERO = {"w": np.zeros(2, np.float32)}
 LIMIT = np.finfo(np.float32).max
-
-
-def replies_of(*values) -> list:
-    return [lambda v=v: {"w": np.array(v, np.float32)} for v in values]
 
 
 def geometric_median_of(*values, weights=None) -> list[float]:
