@@ -115,7 +115,7 @@ def run(
             before = report.latest("seconds-simulated") or 0.0
             clock = _clock(grid, settings, nodes, before)
             rounds = Rounds(strategy, own, report, clock, seconds_before, keep_clients)
-            with rounds.watch.over(report.rows):
+            with rounds.watch.over():
                 wrapped = strategy.adapt_grid(clock or grid)
                 wrapped = strategy.participation.adapt_grid(wrapped, strategy.name_of)
                 arrays = rounds.run(wrapped, arrays, after=start)
@@ -123,7 +123,7 @@ def run(
                 if own.new_clients:
                     last, timeout = own.num_server_rounds, own.round_timeout
                     joined = let_join(strategy, grid, arrays, last, timeout)
-                ended = partial(rounds.watch.end, "finished", report.rows)
+                ended = partial(rounds.watch.end, "finished")
                 return report.finish(*_final_clients(strategy, joined), ended)
 
 

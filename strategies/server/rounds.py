@@ -199,9 +199,7 @@ class Rounds:
     ) -> None:
         self.strategy, self.settings, self.report = strategy, settings, report
         self.clock, self._keep_clients = clock, keep_clients
-        evaluated_on = str(report.settings["evaluate-on"])
-        last = settings.num_server_rounds
-        self.watch = Watch(strategy, report.directory, last, evaluated_on)
+        self.watch = Watch(strategy, report)
         self._began = time.monotonic() - seconds_before
         self._grid: Grid | None = None
         # The checkpoint of the last round until it is written, in case the run ends.
@@ -277,13 +275,13 @@ class Rounds:
             row["unanswered-clients"] = [label(name) for name in exchange.silent]
         if silent := getattr(self._grid, "silent", []):
             row["silent-clients"] = [label(name) for name in silent]
-        if metrics.get("evaluated"):
-            for name in self.strategy.evaluation.names:
-                own = dict(self.strategy.evaluation.metrics[name])
-                own.pop(NUM_EXAMPLES, None)
-                self.report.add_client(server_round, label(name), own)
-        self.report.add(row)
-        self.watch.after_round(self.report.rows)
+        tested = self.strategy.evaluation
+        names = tested.names if metrics.get("evaluated") else []
+        clients = {label(name): dict(tested.metrics[name]) for name in names}
+        for own in clients.values():
+            own.pop(NUM_EXAMPLES, None)
+        self.report.add(row, clients)
+        self.watch.after_round()
         # The strategy reports that it has nobody left to ask.
         idle = metrics.get("asked") == 0
         self._empty = 0 if metrics.get("clients") or idle else self._empty + 1

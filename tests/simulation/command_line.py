@@ -8,6 +8,7 @@ import pytest
 
 from flwr_frl import cli
 from flwr_frl.strategies.report.report import Report
+from flwr_frl.strategies.report.results import read_rows
 
 ROOT = Path(__file__).parents[2]
 # Algorithms with personal parts, and settings for quick rounds.
@@ -44,17 +45,16 @@ def die_in(
     """Have runs die in a round, before its row is written."""
     add = Report.add
 
-    def die(report: Report, row: dict) -> None:
+    def die(report: Report, row: dict, clients: dict) -> None:
         if row["round"] == server_round:
             raise death()
-        add(report, row)
+        add(report, row, clients)
 
     patched.setattr(Report, "add", die)
 
 
 def rows_of(output: Path, algorithm: str = "fedrep") -> list[dict]:
-    lines = (output / algorithm / "metrics.jsonl").read_text().splitlines()
-    return [json.loads(line) for line in lines]
+    return read_rows(output / algorithm / "metrics.jsonl")
 
 
 def json_of(path: Path) -> dict:

@@ -187,9 +187,9 @@ class Disk:
         self.now, self.full = 0, full
         add = Report.add
 
-        def noted(report: Report, row: dict) -> None:
+        def noted(report: Report, row: dict, clients: dict) -> None:
             self.now = row["round"]
-            add(report, row)
+            add(report, row, clients)
 
         def may(function):
             def write(*arguments, **options):

@@ -17,8 +17,8 @@ from flwr_frl.strategies.report.page.folder import (
     shown,
 )
 from flwr_frl.strategies.report.page.look import SCRIPT, STYLE
+from flwr_frl.strategies.report.progress import duration
 from flwr_frl.strategies.report.results import PAGE, quality
-from flwr_frl.strategies.report.watch import duration
 from flwr_frl.strategies.server.checks import one_line
 from flwr_frl.task.files import write_atomically
 

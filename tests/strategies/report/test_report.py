@@ -58,22 +58,14 @@ def test_a_continued_run_keeps_the_rows_up_to_its_checkpoint(tmp_path):
 def test_missing_rounds_are_logged_when_a_run_is_resumed(tmp_path, caplog):
     former = Report(settings_of(tmp_path))
     for number in range(1, 9):
-        former.add_client(number, "anna", {"accuracy": 0.5, "loss": 1.0})
         former.add(row(number))
     Report(settings_of(tmp_path), after=8)
     assert caplog.messages == []
-    directory = tmp_path / "out" / "fedrep"
-    whole = (directory / "metrics.jsonl").read_text()
-    (directory / "metrics.jsonl").write_text(whole[:-10])
-    lines = (directory / "metrics.csv").read_text()
-    (directory / "metrics.csv").write_text(
-        lines.replace(",2,anna,loss,1", ",2,anna,loss,n")
-    )
+    path = tmp_path / "out" / "fedrep" / "metrics.jsonl"
+    path.write_text(path.read_text().replace('"round": 2', '"round": n'))
     Report(settings_of(tmp_path), after=8)
-    assert caplog.messages == [
-        f"{directory / 'metrics.jsonl'} lacks these rounds: 8",
-        f"{directory / 'metrics.csv'} lacks these rounds: 2, 3, 4, 5, 6 and 2 others",
-    ]
+    (line,) = caplog.messages
+    assert line.endswith(" lacks these rounds: 2, 3, 4, 5, 6 and 2 others")
 
 
 @pytest.mark.parametrize("name", ["seconds", "bytes-down", "bytes-up"])
@@ -251,13 +243,13 @@ def test_the_bar_shows_the_newest_values(tmp_path):
     assert report.latest("nothing") is None
     (bar,) = report.progress.tasks
     assert bar.completed == 2
-    assert bar.fields["state"] == "train loss 0.500  accuracy 0.500"
+    assert bar.fields["state"] == "train loss 0.5, accuracy 50.00%"
 
 
 def test_the_bar_does_not_call_a_validation_loss_that_of_a_test(tmp_path):
     report = Report({**settings_of(tmp_path), "evaluate-on": "validation"})
     report.add(row(1, loss=2.0))
-    assert "validation loss 2.000" in report.progress.tasks[0].fields["state"]
+    assert "validation loss 2" in report.progress.tasks[0].fields["state"]
 
 
 def test_what_is_printed_while_the_bar_is_on_a_terminal(tmp_path, monkeypatch):

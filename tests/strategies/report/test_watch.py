@@ -8,7 +8,9 @@ from flwr.app import MessageType
 from function_clients import averaging, grid_of, honest
 
 from flwr_frl.strategies.grids.simulation import InlineGrid
-from flwr_frl.strategies.report.watch import Watch, duration, seconds_left
+from flwr_frl.strategies.report.progress import duration, seconds_left
+from flwr_frl.strategies.report.report import Report
+from flwr_frl.strategies.report.watch import Watch
 from flwr_frl.strategies.server import client_manager
 from flwr_frl.strategies.server.checks import several
 from flwr_frl.strategies.server_app import run, server_settings
@@ -109,9 +111,11 @@ def test_one_line_a_round(watched, tmp_path):
 @pytest.mark.parametrize("on", ["test", "validation"])
 def test_the_line_names_the_evaluated_examples(on, tmp_path, caplog):
     caplog.set_level(logging.INFO, "flwr")
-    watch = Watch(averaging(), tmp_path, 3, on)
+    settings = {"output": str(tmp_path), "num-server-rounds": 3, "evaluate-on": on}
+    report = Report(server_settings(settings))
     row = {"round": 1, "clients": 6, "train-loss": 0.7679, "loss": 1.108}
-    watch.after_round([row])
+    report.add(row)
+    Watch(averaging(), report).after_round()
     line = f"round 1 of 3: 6 clients, train loss 0.7679, {on} loss 1.108"
     assert line in caplog.messages
 
@@ -134,7 +138,7 @@ def test_the_status_of_each_client(watched):
 
 
 def test_an_interrupted_run_has_stopped(tmp_path, monkeypatch):
-    def stop(report, row):
+    def stop(report, row, clients):
         raise KeyboardInterrupt
 
     monkeypatch.setattr("flwr_frl.strategies.report.report.Report.add", stop)
