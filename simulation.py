@@ -2,7 +2,7 @@
 
 import sys
 
-from flwr_frl.command import main
+from flwr_frl.cli import main
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -30,7 +30,7 @@ SERVER_COMPUTES = {
     "strategies/representation_transfer.py": {"flwr_frl.task.transfer"},
 }
 # A client asks its strategy's class which client belongs to it.
-FRONT = ("backend", "cli", "command", "listing", "running")
+FRONT = ("backend", "cli", "commands", "running")
 CLIENT_ASKS = {"clients/algorithms.py": {"flwr_frl.strategies.algorithms"}}
 
 
@@ -265,7 +265,7 @@ CENTRAL = [
 ]
 # Nothing but defaults, and the commands that the help shows.
 DEFAULTS = {
-    "flwr_frl/cli.py": {"fedavg", "fedrep", "flute"},
+    "flwr_frl/commands.py": {"fedavg", "fedrep", "flute"},
     # Ray's word.
     "strategies/grids/ray_workers.py": {"local"},
     "strategies/report/command_line.py": {"fedrep", "local"},

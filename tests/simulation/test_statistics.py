@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from command_line import ROOT, assert_refused, config, json_of, rows_of, run
 
-from flwr_frl import cli, running
+from flwr_frl import commands, running
 
 QUICK = {
     "evaluate_last": 2,
@@ -65,7 +65,7 @@ def test_seeds_in_turn_and_resumed(tmp_path, monkeypatch, capsys):
         return original(algorithm, settings, backend)
 
     with monkeypatch.context() as patched:
-        patched.setattr(cli, "run", interrupted)
+        patched.setattr(commands, "run", interrupted)
         go(parts, "fedavg", "fedper", "--seeds", "2", "--seed", "3", code=130)
     assert f'resume="{parts}"' in capsys.readouterr().err
     again = ("fedavg", "fedper", "--seeds", "2", "--seed", "3")
