@@ -2,7 +2,7 @@
 
 import json
 import shlex
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import pytest
@@ -29,12 +29,14 @@ STEADY = {
 
 def run(output: Path, *arguments: str, **overrides) -> int:
     """Run the command line in this process; keyword arguments are settings."""
-    names = {name.replace("_", "-"): value for name, value in overrides.items()}
-    config = " ".join(f"{name}={json.dumps(value)}" for name, value in names.items())
-    return cli.main(
-        [*arguments, "--backend", "inline", "--output", str(output)]
-        + (["--run-config", config] if config else [])
-    )
+    words = [*arguments, "--backend", "inline", "--output", str(output)]
+    return cli.main([*words, *config_of(overrides)])
+
+
+def config_of(settings: Mapping[str, object]) -> tuple[str, ...]:
+    names = {name.replace("_", "-"): value for name, value in settings.items()}
+    text = " ".join(f"{name}={json.dumps(value)}" for name, value in names.items())
+    return config(text) if text else ()
 
 
 class Killed(BaseException):
@@ -89,7 +91,7 @@ def tree(root: Path) -> set[str]:
 def cases(table: str) -> list:
     """Return the arguments and the expected errors in the lines of a table."""
     found = []
-    for line in table.strip().splitlines():
+    for line in filter(None, table.splitlines()):
         given, expected = line.split(" => ")
         flags, settings, text = given.partition("@ ")
         arguments = [*shlex.split(flags), *(config(text) if settings else ())]
