@@ -151,7 +151,7 @@ def execute(namespace: Namespace, overrides: Settings) -> int:
             summaries = outcome
     except KeyboardInterrupt:
         hint = f"; continue with --run-config 'resume=\"{output}\"'"
-        begun = tuning or _have_begun(algorithms, output)
+        begun = tuning or seeds.have_begun(Path(output), algorithms)
         print(f"interrupted{hint if begun else ''}", file=sys.stderr)
         return 130
     show(summaries, evaluated_on)
@@ -182,10 +182,3 @@ def _tune(
         )
     tune.show_points(tuned)
     return {name: entry["test"] for name, entry in tuned.items()}
-
-
-def _have_begun(algorithms: Sequence[str], output: str) -> bool:
-    """Return True if a run of one of the algorithms has a checkpoint."""
-    names = [short_name(name) for name in algorithms]
-    folders = [f for n in names for f in (n, f"{seeds.PREFIX}*/{n}")]
-    return any(any(Path(output).glob(f"{f}/{CHECKPOINT}")) for f in folders)

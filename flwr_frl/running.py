@@ -10,6 +10,11 @@ from typing import Any, NamedTuple
 import numpy as np
 from flwr.common import log
 
+from flwr_frl.backend import choose_backend
+from flwr_frl.clients.algorithms import owners
+from flwr_frl.clients.client_app import make_app
+from flwr_frl.clients.device.setup import DeviceSettings
+from flwr_frl.clients.device.simulated import keep, try_out
 from flwr_frl.strategies import server_app
 from flwr_frl.strategies.algorithms import (
     build_strategy,
@@ -18,18 +23,16 @@ from flwr_frl.strategies.algorithms import (
     simulation_defaults,
 )
 from flwr_frl.strategies.grids.simulation import InlineGrid, RayGrid
+from flwr_frl.strategies.grids.speeds import SpeedSettings, speed_model
 from flwr_frl.strategies.report.command_line import FLAGS
 from flwr_frl.strategies.report.page.serving import served_for
-from flwr_frl.strategies.report.results import (
-    METRICS,
-    Row,
-    read_rows,
-)
+from flwr_frl.strategies.report.results import METRICS, Row, read_rows
 from flwr_frl.strategies.report.trackers import Trackers
 from flwr_frl.strategies.server.checkpoint import Checkpoint
 from flwr_frl.strategies.server.newcomers import check_newcomers
 from flwr_frl.strategies.server.rounds import RunSettings
 from flwr_frl.task.checkpoint import FILE as CHECKPOINT
+from flwr_frl.task.devices import find
 from flwr_frl.task.run_cache import begin_run
 from flwr_frl.task.settings import (
     Maker,
@@ -47,6 +50,8 @@ from flwr_frl.task.settings import (
 __all__ = ["Run", "simulate"]
 
 BACKENDS = ("auto", "inline", "ray")
+# They declare the settings that all algorithms read.
+OF_ALL: tuple[Maker, ...] = (RunSettings, DeviceSettings, SpeedSettings)
 YEAR = 365 * 86400.0
 # Settings that only a speed-model reads.
 OF_SPEEDS = ("straggler-fraction", "redraw-speeds", "communication-time")
@@ -149,10 +154,6 @@ def import_path(of: type | Callable[..., Any], setting: str) -> str:
 
 def run(algorithm: str, settings: Settings, backend: str) -> Run:
     """Run one algorithm with settings that `check` has returned."""
-    from flwr_frl.backend import choose_backend
-    from flwr_frl.clients.client_app import make_app
-    from flwr_frl.clients.device.simulated import keep
-
     # The workers run elsewhere.
     output = Path(str(settings["output"])).resolve()
     choice = {**settings, "algorithm": algorithm, "output": str(output)}
@@ -178,27 +179,29 @@ def run(algorithm: str, settings: Settings, backend: str) -> Run:
 
 
 def _without_others(settings: Settings) -> dict[str, Setting]:
-    """Leave out what only the other algorithms of the command declare."""
-    known = _declared_for(str(settings["algorithm"]), settings) | defaults().keys()
+    """Leave out settings that only other algorithms of the command declare."""
+    known = _declared_by([str(settings["algorithm"])], settings) | defaults().keys()
     return {name: value for name, value in settings.items() if name in known}
 
 
 def read_by(name: str, algorithms: Sequence[str], given: Settings) -> Settings:
-    """Leave out what only others of some algorithms declare."""
+    """Leave out settings that only others among some algorithms declare."""
     check_names(algorithms)
     named = resolve(given, strict=False)
-    each = {n: _declared_for(n, named) for n in algorithms}
-    # Also of the names that have a default in this package.
-    general = {name for maker in _of_all() for name in declared(maker)}
-    others = set().union(*each.values()) - each[name] - general
+    # Names that have a default in this package may be settings of others, too.
+    general = {setting for maker in OF_ALL for setting in declared(maker)}
+    others = _declared_by(algorithms, named) - _declared_by([name], named) - general
     return {s: value for s, value in given.items() if s not in others}
 
 
-def _declared_for(algorithm: str, settings: Settings) -> set[str]:
-    """Return the names that an algorithm and its task declare."""
-    from flwr_frl.clients.algorithms import owners
+def _makers(algorithms: Sequence[str], settings: Settings) -> list[Maker]:
+    """Return what declares the settings of algorithms and their task."""
+    each = (owners({**settings, "algorithm": algorithm}) for algorithm in algorithms)
+    return [maker for makers in each for maker in makers]
 
-    makers = owners({**settings, "algorithm": algorithm})
+
+def _declared_by(algorithms: Sequence[str], settings: Settings) -> set[str]:
+    makers = _makers(algorithms, settings)
     return {name for maker in makers for name in declared(maker)}
 
 
@@ -206,7 +209,7 @@ def check(
     algorithms: Sequence[str],
     given: Settings,
     backend: str,
-    said: set[str] | None = None,
+    logged: set[str] | None = None,
 ) -> dict[str, Setting]:
     """Check everything that can be checked before a run, and decode the data.
 
@@ -218,8 +221,8 @@ def check(
         The settings that are given.
     backend : str
         Where.
-    said : set of str, optional
-        Warnings that have been logged, and are not again.
+    logged : set of str, optional
+        Warnings that have been logged, and are not logged again.
 
     Returns
     -------
@@ -241,63 +244,34 @@ def check(
         given = {**given, "output": given["resume"]}
     named = resolve(given, strict=False)
     for algorithm in algorithms:
-        choice = {**named, "algorithm": algorithm}
-        given = {**simulation_defaults(choice), **given}
-    settings, used = _resolved(algorithms, given)
-    _check_machine(settings, backend)
-    _check_resume(algorithms, settings)
-    each = []
-    # In order, each once.
-    warnings: dict[str, None] = {}
-    for algorithm in algorithms:
-        own_idle, notes = _tried_out({**settings, "algorithm": algorithm})
-        each.append(own_idle)
-        warnings |= dict.fromkeys(notes)
-    idle = {name: why for own in each for name, why in own.items()}
-    idle = {name: why for name, why in idle.items() if all(name in own for own in each)}
-    for name in given:
-        if name not in used:
-            names = ", ".join(algorithms)
-            idle[name] = f"it is not read by {names} on {settings['task']}"
-        if name in idle:
-            warnings[f"{name}={given[name]} does nothing: {idle[name]}"] = None
-    said = set() if said is None else said
-    for warning in warnings:
-        if warning not in said:
-            said.add(warning)
-            log(WARNING, "%s", warning)
-    return settings
-
-
-def _resolved(
-    algorithms: Sequence[str], given: Settings
-) -> tuple[dict[str, Setting], set[str]]:
-    """Return all settings, and the names of those that are read."""
-    from flwr_frl.clients.algorithms import owners
-    from flwr_frl.clients.device.setup import DeviceSettings
-
-    named = resolve(given, strict=False)
-    makers = _of_all()
-    for algorithm in algorithms:
-        makers += owners({**named, "algorithm": algorithm})
+        given = {**simulation_defaults({**named, "algorithm": algorithm}), **given}
+    makers = [*OF_ALL, *_makers(algorithms, resolve(given, strict=False))]
     settings = resolve(given, makers)
     build(RunSettings, settings)
     build(DeviceSettings, settings)
-    return settings, {name for maker in makers for name in declared(maker)}
-
-
-def _of_all() -> list[Maker]:
-    """Return what declares the settings that all algorithms read."""
-    from flwr_frl.clients.device.setup import DeviceSettings
-    from flwr_frl.strategies.grids.speeds import SpeedSettings
-
-    return [RunSettings, DeviceSettings, SpeedSettings]
+    _check_machine(settings, backend)
+    _check_resume(algorithms, settings)
+    tried = [_tried_out({**settings, "algorithm": name}) for name in algorithms]
+    # In order, each once.
+    warnings = dict.fromkeys(note for _, notes in tried for note in notes)
+    # A setting does nothing if no algorithm uses it.
+    idle = tried[-1][0]
+    idle = {n: why for n, why in idle.items() if all(n in own for own, _ in tried)}
+    used = {name for maker in makers for name in declared(maker)}
+    unread = f"it is not read by {', '.join(algorithms)} on {settings['task']}"
+    for name, value in given.items():
+        if reason := idle.get(name, "") if name in used else unread:
+            warnings[f"{name}={value} does nothing: {reason}"] = None
+    logged = set() if logged is None else logged
+    for warning in warnings:
+        if warning not in logged:
+            log(WARNING, "%s", warning)
+    logged |= warnings.keys()
+    return settings
 
 
 def _check_machine(settings: Settings, backend: str) -> None:
     """Check what the machine must have: the device, and a place for results."""
-    from flwr_frl.task.devices import find
-
     # The machines of a Ray cluster may have what this one has not.
     if backend == "inline" or not os.environ.get("RAY_ADDRESS"):
         find(str(settings["device"]))
@@ -322,9 +296,6 @@ def _tried_out(settings: Settings) -> tuple[dict[str, str], list[str]]:
 
     Returns what the tasks say: which settings do nothing, and why; and notes.
     """
-    from flwr_frl.clients.device.simulated import try_out
-    from flwr_frl.strategies.grids.speeds import speed_model
-
     num_clients, newcomers = int(settings["num-clients"]), int(settings["new-clients"])
     awaited = int(settings["min-available-nodes"])
     allowed = f"at most {num_clients}, the number of clients"

@@ -2,7 +2,6 @@
 
 import logging
 from collections.abc import Callable
-from functools import partial
 from logging import INFO, WARNING
 from pathlib import Path
 from typing import Any
@@ -123,8 +122,9 @@ def run(
                 if own.new_clients:
                     last, timeout = own.num_server_rounds, own.round_timeout
                     joined = let_join(strategy, grid, arrays, last, timeout)
-                ended = partial(rounds.watch.end, "finished")
-                return report.finish(*_final_clients(strategy, joined), ended)
+                # The page, which is written last, shows it.
+                rounds.watch.end("finished")
+                return report.finish(*_final_clients(strategy, joined))
 
 
 def _clock(

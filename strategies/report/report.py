@@ -1,6 +1,6 @@
 """The report of one run: its files, its progress bar, its part in the comparison."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from logging import WARNING
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,6 @@ from flwr_frl.strategies.report.comparison import (
 )
 from flwr_frl.strategies.report.journal import Journal, client_means, write_csv
 from flwr_frl.strategies.report.output import locked, log_os_errors
-from flwr_frl.strategies.report.page.document import write_page
 from flwr_frl.strategies.report.progress import describe
 from flwr_frl.strategies.report.results import (
     CLIENTS,
@@ -123,7 +122,6 @@ class Report:
         self,
         clients: Mapping[str, Mapping[str, Any]],
         joined: Mapping[str, Mapping[str, Any]] | None = None,
-        ended: Callable[[], None] | None = None,
     ) -> dict[str, Any]:
         """Write the files of a finished run and return its summary.
 
@@ -133,9 +131,6 @@ class Report:
             The final metrics of each client, for ``clients.json``.
         joined : mapping, optional
             The entries of clients that joined after the training.
-        ended : callable, optional
-            Called when all files but the page are written. The page then shows that the
-            run has finished.
         """
         requested = str(self.settings["metrics"])
         if missing := missing_metrics(clients, requested):
@@ -155,10 +150,6 @@ class Report:
             content = read_comparable(self.output, shared_config(self.settings))
             content["algorithms"][self.algorithm] = summary
             write_comparison(self.output, content)
-        if ended:
-            ended()
-        with log_os_errors(PAGE), locked(self.output, wait=True):
-            write_page(self.output)
         if self.trackers:
             files = [self.output / name for name in (PLOT, PAGE)]
             self.trackers.end(True, summary, [p for p in files if p.is_file()])

@@ -13,11 +13,9 @@ from flwr_frl.strategies.algorithms import short_name
 from flwr_frl.strategies.report.output import log_os_errors
 from flwr_frl.strategies.report.progress import describe
 from flwr_frl.strategies.report.results import write_json
-from flwr_frl.strategies.report.seeds import PREFIX
+from flwr_frl.strategies.report.seeds import in_folder
 from flwr_frl.strategies.report.tables import write_tables
 from flwr_frl.strategies.report.terminal import console
-from flwr_frl.task.checkpoint import FILE as CHECKPOINT
-from flwr_frl.task.files import refuse_links
 from flwr_frl.task.settings import Setting, Settings, SettingsError
 
 FILE = "tune.json"
@@ -138,8 +136,9 @@ def tune(
     held_out = {"validation-fraction": fraction, "evaluate-on": "validation"}
 
     def plan(algorithm: str, settings: Settings, name: str) -> RunGroup:
-        folder = output / short_name(algorithm) / name
-        return prepare(algorithm, _in_folder(settings, folder, algorithm))
+        place = f"{short_name(algorithm)}/{name}"
+        own = in_folder(settings, str(output), place, [algorithm])
+        return prepare(algorithm, own)
 
     # Everything is checked before anything runs.
     planned: dict[str, list[tuple[Point, RunGroup]]] = {}
@@ -176,15 +175,6 @@ def tune(
         tested = {name: entry["test"] for name, entry in tuned.items()}
         write_tables(output, tested, "test")
     return tuned
-
-
-def _in_folder(settings: Settings, folder: Path, algorithm: str) -> Settings:
-    """Return settings that write to a folder and resume a run that has begun there."""
-    refuse_links("output", folder.parent, folder)
-    path = f"{short_name(algorithm)}/{CHECKPOINT}"
-    begun = [*folder.glob(path), *folder.glob(f"{PREFIX}*/{path}")]
-    resume = str(folder) if settings.get("resume") and begun else ""
-    return {**settings, "output": str(folder), "resume": resume}
 
 
 def _score(outcome: Outcome, algorithm: str) -> dict[str, Any]:

@@ -163,7 +163,7 @@ def test_a_run_is_finished_before_its_page_is_written(tmp_path, monkeypatch):
         seen.append((sorted(p.name for p in folder.glob("*.json")), state()))
 
     monkeypatch.setattr("flwr_frl.strategies.server_app.let_join", newcomers)
-    monkeypatch.setattr("flwr_frl.strategies.report.report.write_page", page)
+    monkeypatch.setattr("flwr_frl.strategies.report.comparison.write_page", page)
     settings = {"output": str(tmp_path), "algorithm": "fedavg", "new-clients": 1}
     run(grid_of(3), server_settings(settings))
     assert seen == [("newcomers", "running"), (["summary.json"], "finished")]
