@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from flwr_frl.strategies import ALGORITHMS
 from flwr_frl.task import names
 from flwr_frl.task.models import MODELS
 from flwr_frl.task.tasks import TASKS
@@ -32,5 +33,7 @@ def test_listing_loads_neither_torch_nor_flower(argument):
     done = subprocess.run(
         [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True
     )
-    assert "fedrep " in done.stdout
+    listed = {tuple(line.split()[:2]) for line in done.stdout.splitlines()}
+    for name in ALGORITHMS:
+        assert ("algorithm", name) in listed or f"  {name} " in done.stdout
     assert done.stdout.splitlines()[-1] == "[]", done.stderr

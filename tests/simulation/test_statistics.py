@@ -117,6 +117,7 @@ def test_seeds_at_the_same_time_stopped_and_resumed(tmp_path):
             assert of_beside[metric] == pytest.approx(of_turn[metric], abs=1e-12)
 
 
+@pytest.mark.e2e
 def test_points_of_a_grid_side_by_side_are_as_in_turn(tmp_path):
     turn, beside = tmp_path / "turn", tmp_path / "beside"
     words = ("tune", "fedper", "--grid", "learning-rate=1e-9,0.5,1e38")
