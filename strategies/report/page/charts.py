@@ -110,12 +110,13 @@ def chart(
         f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{escape(title)}">'
     ]
     for tick in lines:
-        y = f"{up(tick):.1f}"
-        parts.append(f'<path class="grid" d="M{LEFT} {y}H{RIGHT}"/>')
-        parts.append(f'<text x="{LEFT - 6}" y="{y}" dy=".35em">{form(tick)}</text>')
+        place = f"{up(tick):.1f}"
+        parts.append(f'<path class="grid" d="M{LEFT} {place}H{RIGHT}"/>')
+        label = f'x="{LEFT - 6}" y="{place}" dy=".35em"'
+        parts.append(f"<text {label}>{form(tick)}</text>")
     below = [(across(n), BOTTOM + 15, f"{n:g}") for n in columns if n == int(n) >= 0]
-    for x, place, text in [*below, ((LEFT + RIGHT) / 2, HEIGHT - 4, "round")]:
-        parts.append(f'<text class="below" x="{x:.1f}" y="{place}">{text}</text>')
+    for x, y, text in [*below, ((LEFT + RIGHT) / 2, HEIGHT - 4, "round")]:
+        parts.append(f'<text class="below" x="{x:.1f}" y="{y}">{text}</text>')
     parts.append(f'<path class="axis" d="M{LEFT} {TOP}V{BOTTOM}H{RIGHT}"/>')
     for curve in curves:
         # Every n-th point, counted from the last one, which is always drawn.
