@@ -53,19 +53,19 @@ BACKENDS = ("auto", "inline", "ray")
 # They declare the settings that all algorithms read.
 OF_ALL: tuple[Maker, ...] = (RunSettings, DeviceSettings, SpeedSettings)
 YEAR = 365 * 86400.0
-# Settings that only a speed-model reads.
+# Settings that only a speed model reads.
 OF_SPEEDS = ("straggler-fraction", "redraw-speeds", "communication-time")
 
 
 class Run(NamedTuple):
-    """What `simulate` returns.
+    """A finished run.
 
     Parameters
     ----------
     summary : dict
         The algorithm's part of ``summary.json``.
     rows : list of dict
-        ``metrics.jsonl``, one a round.
+        The rows of ``metrics.jsonl``, one per round, without clients' metrics.
     """
 
     summary: dict[str, Any]
@@ -82,18 +82,18 @@ def simulate(
     Parameters
     ----------
     algorithm : str or type
-        Its name, the import path of its strategy, or the strategy class. ``ray``
-        workers must be able to import it: a class of the script or notebook itself runs
-        only ``inline``.
+        The algorithm's name, the import path of its strategy, or the strategy class.
+        Workers of ``ray`` must be able to import it; a class that is defined in the
+        script or notebook itself only runs ``inline``.
     backend : {"auto", "inline", "ray"}, default "auto"
-        ``ray`` uses all cores and ``inline`` this process alone; ``auto`` takes the one
-        that is expected to end first (`flwr_frl.backend.choose_backend`). The numbers
-        are the same to rounding, and to the last bit with ``cohort="off"``.
+        ``ray`` uses all cores, ``inline`` only this process, and ``auto`` the one that
+        is expected to finish first (`flwr_frl.backend.choose_backend`). The numbers
+        agree to rounding, and to the last bit with ``cohort="off"``.
     **settings
-        What is set, with ``_`` for ``-``; ``rounds``, ``clients`` and ``fraction`` as
-        on the command line. ``task`` may be the function itself; for ``ray``, as with
-        the algorithm, not one of the script. A `Path` will do for its text, a list of
-        texts for them with commas between, and NumPy's numbers for Python's.
+        Settings, with ``_`` in place of ``-``. ``rounds``, ``clients`` and ``fraction``
+        have the names of the command line. ``task`` may be a function; the restriction
+        on the algorithm with ``ray`` holds for it as well. Values may also be a `Path`,
+        a list of strings, which are joined by commas, or numbers of NumPy.
 
     Returns
     -------
@@ -103,7 +103,7 @@ def simulate(
     Raises
     ------
     SettingsError
-        If something is unknown, missing or out of its range.
+        If a setting is unknown, missing or out of its range.
 
     Examples
     --------
@@ -132,7 +132,7 @@ def simulate(
 
 
 def _plain(value: Any) -> Any:
-    """Return a value as a setting, where it is one in a notebook's form."""
+    """Convert NumPy numbers, paths and lists of strings to values of settings."""
     if isinstance(value, np.generic):
         return value.item()
     texts = isinstance(value, list | tuple) and all(isinstance(v, str) for v in value)
@@ -142,9 +142,9 @@ def _plain(value: Any) -> Any:
 
 
 def import_path(of: type | Callable[..., Any], setting: str) -> str:
-    """Return the path by which a setting's class or function is imported.
+    """Return the import path of a class or function that is given as a setting.
 
-    Raises `SettingsError` for a lambda, and for what is made within a function.
+    Raises `SettingsError` for a lambda and for objects defined in a function.
     """
     what = "class" if isinstance(of, type) else "function"
     allowed = f"a named {what} of the module's top level"
@@ -154,7 +154,7 @@ def import_path(of: type | Callable[..., Any], setting: str) -> str:
 
 def run(algorithm: str, settings: Settings, backend: str) -> Run:
     """Run one algorithm with settings that `check` has returned."""
-    # The workers run elsewhere.
+    # Workers run in other folders.
     output = Path(str(settings["output"])).resolve()
     choice = {**settings, "algorithm": algorithm, "output": str(output)}
     for name in ("data-dir", "cache-dir"):
@@ -162,7 +162,7 @@ def run(algorithm: str, settings: Settings, backend: str) -> Run:
             choice[name] = str(Path(given).expanduser().resolve())
     directory = Path(str(settings["resume"])) / short_name(algorithm)
     if settings["resume"] and not (directory / CHECKPOINT).is_file():
-        log(WARNING, "%s had not begun: it starts now", algorithm)
+        log(WARNING, "%s has no checkpoint and starts now", algorithm)
         choice["resume"] = ""
     if backend == "auto":
         backend = choose_backend(choice)
@@ -216,11 +216,11 @@ def check(
     Parameters
     ----------
     algorithms : sequence of str
-        What will run.
+        The algorithms.
     given : mapping
-        The settings that are given.
+        The settings that are not defaults.
     backend : str
-        Where.
+        The backend.
     logged : set of str, optional
         Warnings that have been logged, and are not logged again.
 
@@ -232,13 +232,12 @@ def check(
     Raises
     ------
     SettingsError
-        If something is unknown, missing or out of its range.
+        If a setting is unknown, missing or out of its range.
     """
     require(backend in BACKENDS, "backend", backend, "auto, inline or ray")
     given = renamed(given)
     check_names(algorithms)
-    # Simulated clients do not come back: when none answers, none will. Nor is any lost
-    # that a round would wait for in vain.
+    # Simulated clients that do not answer never will, and none is ever lost.
     given = {"max-empty-rounds": 3, "round-timeout": YEAR, **given}
     if given.get("resume") and "output" not in given:
         given = {**given, "output": given["resume"]}
@@ -271,8 +270,8 @@ def check(
 
 
 def _check_machine(settings: Settings, backend: str) -> None:
-    """Check what the machine must have: the device, and a place for results."""
-    # The machines of a Ray cluster may have what this one has not.
+    """Check that the device exists and that the output folder can be written."""
+    # The machines of a Ray cluster may have other devices.
     if backend == "inline" or not os.environ.get("RAY_ADDRESS"):
         find(str(settings["device"]))
     output = Path(str(settings["output"])).absolute()
@@ -282,7 +281,7 @@ def _check_machine(settings: Settings, backend: str) -> None:
 
 
 def _check_resume(algorithms: Sequence[str], settings: Settings) -> None:
-    """Read what will be resumed: of all where none had begun, or it is a mistake."""
+    """Read the checkpoints that will be resumed, which must be one at least."""
     if not settings["resume"]:
         return
     places = {n: Path(str(settings["resume"])) / short_name(n) for n in algorithms}
@@ -292,9 +291,9 @@ def _check_resume(algorithms: Sequence[str], settings: Settings) -> None:
 
 
 def _tried_out(settings: Settings) -> tuple[dict[str, str], list[str]]:
-    """Make everything that a run of an algorithm makes, for its checks.
+    """Build everything that a run builds, for its checks.
 
-    Returns what the tasks say: which settings do nothing, and why; and notes.
+    Returns the settings that do nothing, with the reasons, and the notes of the tasks.
     """
     num_clients, newcomers = int(settings["num-clients"]), int(settings["new-clients"])
     awaited = int(settings["min-available-nodes"])
@@ -311,7 +310,7 @@ def _tried_out(settings: Settings) -> tuple[dict[str, str], list[str]]:
         for i in range(1, num_clients):
             tasks[0].check(i)
     elif is_path(settings["task"]):
-        # Somebody's task may be of fewer clients.
+        # A third-party task may have fewer clients.
         tasks[0].check(num_clients - 1)
     idle = [getattr(made, "unused_settings", {}) for made in (*tasks, strategy)]
     if settings["speed-model"] == "none":
