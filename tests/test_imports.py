@@ -252,7 +252,6 @@ PATHS = {
 }
 MODULES = {path.split(":")[0] for path in PATHS}
 CLASSES = {path.split(":")[1] for path in PATHS}
-TABLE = ("strategies/algorithms.py", "strategies/table.py")
 # Everything but the table and the algorithms' own files.
 CENTRAL = [
     *files_of("flwr_frl"),
