@@ -3,9 +3,10 @@
 import logging
 import sys
 from argparse import Namespace
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from flwr_frl.running import check, read_by, run
 from flwr_frl.strategies.algorithms import short_name
@@ -23,7 +24,8 @@ from flwr_frl.task.settings import Settings, SettingsError, defaults, require, r
 DEFAULT_ALGORITHMS = ("fedavg", "fedrep", "flute")
 
 
-class Runner(NamedTuple):
+@dataclass(frozen=True)
+class Runner:
     """How the runs of a command are made.
 
     Parameters
@@ -138,6 +140,7 @@ def execute(namespace: Namespace, overrides: Settings) -> int:
     tuning = names[:1] == ["tune"]
     require(tuning or not grid, "grid", grid, "used with tune")
     algorithms = names[tuning:] or list(DEFAULT_ALGORITHMS)
+    summaries: Mapping[str, Any]
     try:
         if tuning:
             file, evaluated_on = tune.FILE, "test"

@@ -115,8 +115,8 @@ def chart(
         label = f'x="{LEFT - 6}" y="{place}" dy=".35em"'
         parts.append(f"<text {label}>{form(tick)}</text>")
     below = [(across(n), BOTTOM + 15, f"{n:g}") for n in columns if n == int(n) >= 0]
-    for x, y, text in [*below, ((LEFT + RIGHT) / 2, HEIGHT - 4, "round")]:
-        parts.append(f'<text class="below" x="{x:.1f}" y="{y}">{text}</text>')
+    for left, top, text in [*below, ((LEFT + RIGHT) / 2, HEIGHT - 4, "round")]:
+        parts.append(f'<text class="below" x="{left:.1f}" y="{top}">{text}</text>')
     parts.append(f'<path class="axis" d="M{LEFT} {TOP}V{BOTTOM}H{RIGHT}"/>')
     for curve in curves:
         # Every n-th point, counted from the last one, which is always drawn.
@@ -127,10 +127,10 @@ def chart(
             path = "M" + "L".join(map(" ".join, places))
             parts.append(line(path, curve.colour, curve.dash, curve.name))
         dots = zip(drawn, places, strict=True) if len(drawn) <= MOST_DOTS else ()
-        for (x, y), (left, top) in dots:
+        for (x, y), (cx, cy) in dots:
             parts.append(
-                f'<circle class="dot c{curve.colour % COLOURS}" r="2.5" cx="{left}" '
-                f'cy="{top}"><title>{escape(curve.name)}, round {x:g}: {form(y)}'
+                f'<circle class="dot c{curve.colour % COLOURS}" r="2.5" cx="{cx}" '
+                f'cy="{cy}"><title>{escape(curve.name)}, round {x:g}: {form(y)}'
                 "</title></circle>"
             )
     return "".join([*parts, "</svg>"])
