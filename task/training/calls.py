@@ -1,6 +1,6 @@
-"""Training, gradients and evaluation of one client, or of several clients at once."""
+"""Training and gradients of one client, or of several clients at once."""
 
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd
 
 from flwr_frl.task.devices import RngContext, current
-from flwr_frl.task.examples import EVALUATION_BATCH, ExampleSet, are_classes
+from flwr_frl.task.examples import EVALUATION_BATCH, ExampleSet
 from flwr_frl.task.models.layers import LAYERS
 from flwr_frl.task.models.split_model import Part, SplitModel
 from flwr_frl.task.training.sgd import (
@@ -61,12 +61,6 @@ def fewest(model: SplitModel, input_size: int) -> int | None:
     return None
 
 
-def _form(examples: ExampleSet) -> Hashable:
-    """Return a value that is equal for examples that fit into one tensor."""
-    x, y = examples.inputs, examples.targets
-    return x.shape[1:], x.dtype, y.shape[1:], y.dtype, examples.augment
-
-
 @dataclass(frozen=True)
 class TrainCall:
     """A call of `local_training.train`, with its parameters."""
@@ -87,14 +81,13 @@ class TrainCall:
         None if the call must be made alone. Raises `TypeError` for a regularizer that
         is not a dataclass of tensors.
         """
-        # Together, dropout would draw other numbers for a client than alone.
-        if len(self.examples) == 0 or self.model.is_random("all", self._trial_inputs):
+        examples = self.examples
+        # Clients would skip different batches if cross-entropy ignored all targets.
+        if len(examples) == 0 or examples.unlabelled is not None:
             return None
         if not self.model.can_be_stacked(self._trial_inputs):
             return None
-        # Whose batches are skipped differs between the clients.
-        if self.examples.unlabelled is not None:
-            return None
+        x, y = examples.inputs, examples.targets
         return (
             type(self),
             self.model.kind,
@@ -104,7 +97,7 @@ class TrainCall:
             self.loss,
             structure(self.regularizer),
             structure(self.correction),
-            _form(self.examples),
+            (x.shape[1:], x.dtype, y.shape[1:], y.dtype, examples.augment),
         )
 
     @property
@@ -116,10 +109,13 @@ class TrainCall:
     @property
     def has_features(self) -> bool:
         """True if the representation's features are computed once for all epochs."""
-        frozen = self.part == "head" and not self.examples.augment
+        if self.part != "head" or self.examples.augment:
+            return False
         # Training a shared parameter changes the features.
-        frozen = frozen and not self.model.is_tied
-        return frozen and not self.model.is_random("representation", self._trial_inputs)
+        if self.model.is_tied:
+            return False
+        random_parts = self.model.observed(self._trial_inputs).random_parts
+        return "representation" not in random_parts
 
     def _trial_inputs(self) -> Tensor:
         return self.examples.on(current()).first(2)
@@ -243,9 +239,7 @@ class GradientCall:
     @cached_property
     def key(self) -> Hashable:
         """Equal for calls with the same model, loss and form of a batch."""
-        if self.model.is_random("all", self._trial_inputs):
-            return None
-        if not self.model.can_be_stacked(self._trial_inputs):
+        if not self.model.can_be_stacked(lambda: self.inputs[:2]):
             return None
         x, y = self.inputs, self.targets
         form = x.shape, x.dtype, y.shape, y.dtype
@@ -258,9 +252,6 @@ class GradientCall:
     def fewest(self) -> int | None:
         """See `fewest`."""
         return fewest(self.model, self.inputs[:1].numel())
-
-    def _trial_inputs(self) -> Tensor:
-        return self.inputs[:2]
 
     def alone(self) -> Tensor:
         """Compute one client's gradient."""
@@ -298,87 +289,3 @@ class GradientCall:
             for name in state.keys() - parameters.keys():
                 call.model.tensors[name].copy_(state[name][i])
         return list(losses.float().unbind())
-
-
-@dataclass(frozen=True)
-class EvaluateCall:
-    """A call of `local_training.evaluate`, with its parameters."""
-
-    model: SplitModel
-    examples: ExampleSet
-    loss: Callable[[Tensor, Tensor], Tensor]
-
-    @cached_property
-    def key(self) -> Hashable:
-        """Equal for calls with the same model, loss and form of examples."""
-        if len(self.examples) == 0:
-            return None
-        if not self.model.can_be_stacked(lambda: self.examples.first(2)):
-            return None
-        return type(self), self.model.kind, self.loss, _form(self.examples)
-
-    @property
-    def fewest(self) -> int | None:
-        """See `fewest`."""
-        return fewest(self.model, self.examples.inputs[:1].numel())
-
-    @torch.no_grad()
-    def alone(self) -> tuple[float, float]:
-        """Evaluate one client's model."""
-        self.model.eval()
-        total, correct, counted, classes = 0.0, 0, 0, False
-        for inputs, targets in self.examples.batches(EVALUATION_BATCH):
-            outputs = self.model(inputs)
-            classes = are_classes(targets, outputs.shape[1:2])
-            n = int(_counted(targets[None], classes))
-            if n:
-                total += self.loss(outputs, targets).item() * n
-                counted += n
-            if classes:
-                correct += int((outputs.argmax(1) == targets).sum())
-        if counted == 0:
-            return float("nan"), float("nan")
-        return total / counted, correct / counted if classes else float("nan")
-
-    @staticmethod
-    @torch.no_grad()
-    def together(
-        calls: Sequence["EvaluateCall"], streams: Sequence[RngContext]
-    ) -> list[tuple[float, float]]:
-        """Evaluate several clients' models."""
-        first = calls[0]
-        for call in calls:
-            call.model.eval()
-        state = stacked([call.model.tensors for call in calls])
-        objective = Objective(first.model, first.loss)
-        examples = [call.examples for call in calls]
-        total, correct, counted = torch.zeros(3, len(calls), dtype=torch.float64)
-        classes = False
-        for inputs, targets, members, _ in SeparateBatches(
-            examples, EVALUATION_BATCH
-        ).epoch():
-            place = slice(None) if members is None else members
-            chosen = {name: tensor[place] for name, tensor in state.items()}
-            _, losses, outputs = objective.together(chosen, (inputs, targets), [])
-            classes = are_classes(targets, outputs.shape[2:3])
-            n = _counted(targets, classes)
-            # On the CPU: not every device has float64. A mean over nothing is NaN.
-            sums = losses.cpu().double() * n
-            total[place] += sums.where(n > 0, 0)
-            counted[place] += n
-            if classes:
-                hits = outputs.argmax(2) == targets
-                correct[place] += hits.flatten(1).sum(1).cpu()
-        shares = correct / counted if classes else torch.full_like(correct, torch.nan)
-        return list(zip((total / counted).tolist(), shares.tolist(), strict=True))
-
-
-def _counted(targets: Tensor, classes: bool) -> Tensor:
-    """Return each client's number of targets, without those that are ignored.
-
-    A sequence has a class at every position. Targets that are not classes count once
-    per example.
-    """
-    if not classes:
-        return torch.full(targets.shape[:1], targets.shape[1])
-    return (targets >= 0).flatten(1).sum(1).cpu()

@@ -1,11 +1,11 @@
 """Clients of one process that train together: their equal calls are computed as one.
 
 Each client's work runs unchanged in its own greenlet, up to its next call of
-`local_training.train`, `gradient` or `evaluate`. When all have arrived at one, calls of
-the same shape are computed together on stacked models, and each client continues with
-its result. Other calls are made alone. One client runs at a time, with its own state of
+`local_training.train` or `gradient`. When all have arrived at one, calls of the same
+shape are computed together on stacked models, and each client continues with its
+result. Other calls are made alone. One client runs at a time, with its own state of
 torch's generators, so the numbers equal those of one client after another, up to
-rounding.
+rounding. Evaluation is not batched: together it takes 0.8 to 1.9 times as long.
 """
 
 from collections.abc import Callable, Hashable, Sequence

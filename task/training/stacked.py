@@ -132,8 +132,8 @@ class Objective(nn.Module):
         inputs: Tensor,
         targets: Tensor,
         weights: Tensor | None = None,
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """Return the objective, the loss alone, and the outputs of one model.
+    ) -> tuple[Tensor, Tensor]:
+        """Return the objective and the loss alone, of one model.
 
         Parameters
         ----------
@@ -153,13 +153,13 @@ class Objective(nn.Module):
             counted = torch.where(weights > 0, each, 0.0)
             value = counted.sum() / weights.sum().clamp(min=1)
         if self.regularizer is None:
-            return value, value, outputs
+            return value, value
         regularizer = with_tensors(self.regularizer, iter(constants))
-        return value + regularizer(features, targets, self.model), value, outputs
+        return value + regularizer(features, targets, self.model), value
 
     def together(
         self, state: Tensors, batch: Sequence[Tensor], constants: list[Tensor]
-    ) -> tuple[Tensor, Tensor, Tensor]:
+    ) -> tuple[Tensor, Tensor]:
         """Return the same for several models at once.
 
         Parameters
@@ -173,8 +173,7 @@ class Objective(nn.Module):
         """
         if self.model.is_layered:
             return self._layer_by_layer(state, constants, *batch)
-        values: tuple[Tensor, Tensor, Tensor]
-        values = vmap(partial(_called, self))(state, constants, *batch)
+        values: tuple[Tensor, Tensor] = vmap(partial(_called, self))(state, constants, *batch)
         return values
 
     def _layer_by_layer(
@@ -184,20 +183,20 @@ class Objective(nn.Module):
         inputs: Tensor,
         targets: Tensor,
         weights: Tensor | None = None,
-    ) -> tuple[Tensor, Tensor, Tensor]:
+    ) -> tuple[Tensor, Tensor]:
         features, model = inputs, self.model
         if not self.features:
             features = applied(model.representation, state, "representation.", inputs)
         outputs = applied(model.head, state, "head.", features)
         value = mean_losses(self.loss, outputs, targets, weights)
         if self.regularizer is None:
-            return value, value, outputs
+            return value, value
         if type(self.regularizer) is Proximal:
             term = self._proximal(state, constants, features)
         else:
             module = _Term(model, self.regularizer)
             term = vmap(partial(_called, module))(state, constants, features, targets)
-        return value + term, value, outputs
+        return value + term, value
 
     def _proximal(
         self, state: Tensors, constants: list[Tensor], features: Tensor
@@ -239,7 +238,7 @@ class Objective(nn.Module):
         """
         state = {name: tensor.detach() for name, tensor in state.items()}
         trained = [state[name].requires_grad_() for name in names]
-        objective, losses, _ = self.together(state, batch, constants)
+        objective, losses = self.together(state, batch, constants)
         if not objective.requires_grad:  # A representation may have no parameters.
             return [None for _ in names], losses
         gradients = torch.autograd.grad(objective.sum(), trained, allow_unused=True)

@@ -1,12 +1,12 @@
 """Batches of several clients side by side."""
 
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from flwr_frl.task.devices import RngContext
 from flwr_frl.task.examples import Batch, ExampleSet
 
 
@@ -44,20 +44,19 @@ class SeparateBatches:
         Of each client.
     batch_size : int
         Examples per batch.
-    streams : sequence of context managers, optional
-        The clients' contexts for random numbers; without them nothing is shuffled.
+    streams : sequence of RngContext
+        The clients' random numbers.
     """
 
     def __init__(
         self,
         examples: Sequence[ExampleSet],
         batch_size: int,
-        streams: Sequence[Any] = (),
+        streams: Sequence[RngContext],
     ) -> None:
         self.examples = examples
         self.batch_size = batch_size
-        self.is_shuffled = bool(streams)
-        self.streams = streams or [ExitStack() for _ in examples]
+        self.streams = streams
 
     def epoch(self) -> Iterator[StackedBatch]:
         """Yield all examples once, each client's in its own order."""
@@ -66,7 +65,7 @@ class SeparateBatches:
 
     def _chunks(self) -> Iterator[dict[int, Batch]]:
         """Yield the next chunk of each client that has one left, by its index."""
-        parts = [e.chunks(self.batch_size, self.is_shuffled) for e in self.examples]
+        parts = [e.chunks(self.batch_size, shuffle=True) for e in self.examples]
         while True:
             chunks: dict[int, Batch] = {}
             for i, (part, stream) in enumerate(zip(parts, self.streams, strict=True)):
@@ -110,7 +109,10 @@ class FilledBatches(SeparateBatches):
     """
 
     def __init__(
-        self, examples: Sequence[ExampleSet], batch_size: int, streams: Sequence[Any]
+        self,
+        examples: Sequence[ExampleSet],
+        batch_size: int,
+        streams: Sequence[RngContext],
     ) -> None:
         super().__init__(examples, batch_size, streams)
         # If nothing is transformed, all examples are stacked once and only their order

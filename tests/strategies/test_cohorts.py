@@ -63,7 +63,7 @@ ALONE = ("apfl", "fedcp", "feddbe")
 def made(monkeypatch):
     """How many calls of each kind were made together, one entry a time."""
     counts: dict[str, list[int]] = {}
-    for name in ("TrainCall", "EvaluateCall", "GradientCall"):
+    for name in ("TrainCall", "GradientCall"):
         kind = getattr(calls, name)
         original = kind.together
         sizes = counts.setdefault(name, [])
@@ -79,7 +79,6 @@ def made(monkeypatch):
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 def test_together_is_one_by_one(algorithm, made):
     together = outcome(algorithm, 3)
-    assert max(made["EvaluateCall"], default=0) == 3
     steps = "sgd" in algorithm or algorithm in STEPS
     sizes = made["GradientCall" if steps else "TrainCall"]
     assert max(sizes, default=0) == (0 if algorithm in ALONE else 3)
@@ -90,7 +89,7 @@ def test_together_is_one_by_one(algorithm, made):
 def test_batch_norms_keep_each_client_s_own_statistics(part, made):
     own = {"task": "cohort_tasks:normalised", "batch-size": 3}
     together = outcome(part, N, **own)
-    assert made["EvaluateCall"]
+    assert any(made.values())
     assert_same(together, outcome(part, "off", **own), 2e-5)
 
 
@@ -266,9 +265,9 @@ def test_what_cannot_be_made_together_is_made_alone(name, made, caplog):
     with caplog.at_level(logging.WARNING, "task"):
         together = outcome("fedrep", N, **own)
     lines = [r.getMessage() for r in caplog.records if "one by one" in r.getMessage()]
-    # Dropout is known beforehand; the rest is found out, and said once a kind of call:
-    # training the representation and testing. Heads train on features.
-    assert len(lines) == (2 if name == "unusual" else 0)
+    # Dropout is known beforehand; other failures are logged once per kind of call, here
+    # training the representation. Heads train on features.
+    assert len(lines) == (name == "unusual")
     assert_same(together, outcome("fedrep", "off", **own))
 
 
