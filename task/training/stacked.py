@@ -173,7 +173,9 @@ class Objective(nn.Module):
         """
         if self.model.is_layered:
             return self._layer_by_layer(state, constants, *batch)
-        values: tuple[Tensor, Tensor] = vmap(partial(_called, self))(state, constants, *batch)
+        values: tuple[Tensor, Tensor] = vmap(partial(_called, self))(
+            state, constants, *batch
+        )
         return values
 
     def _layer_by_layer(
