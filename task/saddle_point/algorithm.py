@@ -11,9 +11,8 @@ point      x_i, the copy projected onto X; gradients are evaluated at it
 =========  =========================================================================
 
 An iteration of a node consists of ``send``, ``receive`` and ``iterate``, which work on
-a group of nodes, stored as rows of arrays. A device has a group of one;
-`flwr_frl.task.saddle_point.network` holds all nodes of a run in one process, with
-identical results. Computation is in float64. Most messages are float32; as each is a
+a group of nodes, stored as rows of arrays; a device has a group of one. Computation is
+in float64. Most messages are float32; as each is a
 difference to the copy, which sender and receivers update by the decoded message, its
 rounding error does not accumulate.
 """
@@ -24,7 +23,7 @@ from functools import cached_property
 
 import numpy as np
 import torch
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import NDArray
 
 from flwr_frl.task.compression.per_tensor import Compressor, Identity
 from flwr_frl.task.saddle_point.constraints import (
@@ -40,10 +39,6 @@ from flwr_frl.task.settings import require
 # First word of the seeds of the starting points; see
 # `flwr_frl.task.saddle_point.problems`.
 _START = 0x4D545
-
-
-class DualMismatchError(ValueError):
-    """The two ends of an edge have different dual variables."""
 
 
 def two_point_gradient(
@@ -260,36 +255,6 @@ class SaddlePoint:
         if not self.zeta:
             return self.problem.gradient(x, samples)
         return two_point_gradient(self.problem, x, samples, directions, self.zeta)
-
-
-def check_duals(pairs: Pairs, duals: ArrayLike, reverse: ArrayLike) -> None:
-    """Check that the dual variables of both ends of some edges are equal.
-
-    The algorithms use λ_ij for λ_ji (section 4.3.1, "Symmetry of dual updates"), which
-    requires a symmetric g and the same copies at both ends.
-
-    Parameters
-    ----------
-    pairs : ndarray of int, shape (E, 2)
-        The edges (i, j).
-    duals, reverse : array_like, shape (E,)
-        λ_ij at node i, and λ_ji at node j.
-
-    Raises
-    ------
-    DualMismatchError
-        If two of them differ by more than the rounding of different machines.
-    """
-    a, b = np.asarray(duals), np.asarray(reverse)
-    # The negated comparison also catches NaN.
-    equal = np.abs(a - b) <= 1e-12 + 1e-9 * np.abs(a)
-    if not equal.all():
-        edge = int(np.argmin(equal))
-        i, j = pairs[edge].tolist()
-        raise DualMismatchError(
-            f"the dual variable of edge {(i, j)} is {float(a[edge])!r} at node {i} and "
-            f"{float(b[edge])!r} at node {j}; they must be equal: is g symmetric?"
-        )
 
 
 def decode(compressor: Compressor | None, message: bytes, dimension: int) -> Float64s:

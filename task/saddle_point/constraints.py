@@ -5,7 +5,7 @@ UCLA 2024, chapter 4, equation 4.1). All functions work on rows, one per edge or
 Random values of an edge depend on the seed and the edge's two ends only.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol, Self
 
@@ -41,14 +41,6 @@ class PairConstraint(Protocol):
 
     def gradient(self, x_i: Float64s, x_j: Float64s) -> Float64s:
         """Return the gradient of g_ij with respect to x_i, shape (E, d)."""
-
-
-@dataclass(frozen=True)
-class PairFunction:
-    """A custom `PairConstraint`, given by its two functions."""
-
-    value: Callable[[Float64s, Float64s], Float64s]
-    gradient: Callable[[Float64s, Float64s], Float64s]
 
 
 @dataclass(frozen=True)
@@ -134,37 +126,9 @@ class Ball:
 
     def shrunk(self, zeta: float) -> "Ball":
         """Return the ball with radius reduced by ζ."""
-        _check_zeta(zeta, self.radius)
+        allowed = f"above 0 and below {self.radius}"
+        require(0 < zeta < self.radius, "zeta", zeta, allowed)
         return Ball(self.radius - zeta)
-
-
-@dataclass(frozen=True)
-class Projection:
-    """A custom X, given by its projection.
-
-    Parameters
-    ----------
-    project : callable
-        Maps rows of shape (n, d) to the nearest points of X.
-    centre : ndarray, shape (d,), default 0
-        Centre y0 of a ball inside X.
-    radius : float, default 1
-        Radius r > 0 of that ball; used by bandit feedback only.
-    """
-
-    project: Callable[[Float64s], Float64s]
-    centre: Float64s | float = 0.0
-    radius: float = 1.0
-
-    def shrunk(self, zeta: float) -> "Projection":
-        """Return a scaled and translated copy of X."""
-        _check_zeta(zeta, self.radius)
-        shift, scale = zeta / self.radius * self.centre, 1 - zeta / self.radius
-
-        def project(x: Float64s) -> Float64s:
-            return scale * self.project((x - shift) / scale) + shift
-
-        return Projection(project, self.centre, self.radius - zeta)
 
 
 def directed(edges: Sequence[tuple[int, int]]) -> Pairs:
@@ -198,7 +162,3 @@ def build_problem(
     kind, low, high = PROBLEMS[name]
     problem = kind.create(nodes, seed)
     return problem, Proximity.create(pairs, seed, low, high)
-
-
-def _check_zeta(zeta: float, radius: float) -> None:
-    require(0 < zeta < radius, "zeta", zeta, f"above 0 and below {radius}")

@@ -65,12 +65,7 @@ class Problem(Protocol):
     def gradient(self, x: Float64s, samples: Float64s) -> Float64s:
         """Return ∇f_i(x_i, ξ_i) of every row, shape (n, d): sample feedback.
 
-        Parameters
-        ----------
-        x : ndarray, shape (n, d)
-            Parameters.
-        samples : ndarray, shape (n, s)
-            One sample per node.
+        See `value` for the parameters.
         """
 
     def expected(self, x: Float64s) -> Float64s:

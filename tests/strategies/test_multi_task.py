@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from flwr.app import ConfigRecord, Message, MessageType
 
+from benchmarks.multi_task_network import Network
 from flwr_frl import running
 from flwr_frl.clients.algorithms import complete
 from flwr_frl.clients.client_app import make_app
@@ -16,7 +17,6 @@ from flwr_frl.strategies.grids.simulation import InlineGrid
 from flwr_frl.strategies.server.rounds import run_rounds
 from flwr_frl.task.compression.per_tensor import create
 from flwr_frl.task.saddle_point.constraints import directed
-from flwr_frl.task.saddle_point.network import Network
 from flwr_frl.task.settings import SettingsError, resolve
 from flwr_frl.task.tasks import build_task
 from flwr_frl.task.tasks.multi_task import MultiTaskSetup

@@ -2,11 +2,18 @@
 
 import math
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from numpy.testing import assert_allclose, assert_array_equal
 
+from benchmarks.multi_task_network import (
+    DualMismatchError,
+    Network,
+    check_duals,
+    compress_rows,
+)
 from flwr_frl.task.compression.per_tensor import (
     QSGD,
     Identity,
@@ -17,22 +24,17 @@ from flwr_frl.task.compression.per_tensor import (
     TopK,
 )
 from flwr_frl.task.saddle_point.algorithm import (
-    DualMismatchError,
     SaddlePoint,
-    check_duals,
     decode,
     two_point_gradient,
 )
 from flwr_frl.task.saddle_point.constraints import (
     PROBLEMS,
     Ball,
-    PairFunction,
-    Projection,
     Proximity,
     build_problem,
     directed,
 )
-from flwr_frl.task.saddle_point.network import Network, compress_rows
 from flwr_frl.task.saddle_point.problems import QCQP, LogisticRegression
 from flwr_frl.task.saddle_point.state import Noise, State, exchange_stream
 from flwr_frl.task.settings import SettingsError
@@ -343,8 +345,11 @@ def test_custom_set_and_pair_function():
     def gradient(x_i, x_j):
         return 2 * (x_i + x_j - 1)
 
-    pair = PairFunction(value, gradient)
-    box = Projection(lambda x: np.clip(x, 0, 2), np.ones(10))
+    pair = SimpleNamespace(value=value, gradient=gradient)
+    box = SimpleNamespace(project=lambda x: np.clip(x, 0, 2))
+    # Shrunk around 1, the centre of a ball of radius 1.
+    smaller = SimpleNamespace(project=lambda x: np.clip(x, 1e-3, 2 - 1e-3))
+    box.shrunk = lambda zeta: smaller
     problem = QCQP.create(range(5), 0)
     problem = replace(problem, a=problem.a / 100)
     # A path: x_i + x_j = 1 is feasible. By 10 * 1e-2 lambda the constraints may fail.
@@ -393,7 +398,7 @@ def test_asymmetric_constraint_is_detected():
     def value(x_i, x_j):
         return (x_i**2 - x_j).sum(axis=1)
 
-    pair = PairFunction(value, lambda x_i, x_j: 2 * x_i)
+    pair = SimpleNamespace(value=value, gradient=lambda x_i, x_j: 2 * x_i)
     network = Network(SaddlePoint(QCQP.create(range(5), 0), pair, PAIRS), Sign())
     with pytest.raises(DualMismatchError, match="is g symmetric"):
         network.iterate()
