@@ -273,7 +273,7 @@ def test_deterministic_operators_contract(x, k):
     square = np.square(x.astype(np.float64)).sum()
     for operator in (Identity(), TopK(k), Sign(), SignTopK(k), SignTopK(0.1)):
         error = np.square(apply(operator, x).astype(np.float64) - x).sum()
-        at = operator.omega_at(torch.from_numpy(x))
+        at = operator.omega_at(x) if x.any() else operator.omega(len(x))
         assert 0 < operator.omega(len(x)) <= at * (1 + 1e-9) <= 1 + 1e-6
         assert error <= (1 - at) * square + 1e-6 * square
         # For these four omega(x) is not only a bound.
@@ -305,7 +305,7 @@ def test_random_operators_contract(operator):
     quantiser = operator if isinstance(operator, QSGD | QSGDTopK) else None
     width = 1 + (d / quantiser.levels**2 if quantiser else 0)
     mean = np.mean(errors) / square
-    for omega in (operator.omega(d), operator.omega_at(tensor)):
+    for omega in (operator.omega(d), operator.omega_at(x)):
         assert mean <= 1 - omega + hoeffding(width, draws)
 
 
@@ -328,14 +328,14 @@ def test_omega_worked_by_hand():
     assert SignTopK(10).omega(7850) == 10 / 7850
     assert SignTopK(5).omega(10) == 0.2
     # x = (3, -4, 0, 0): Sign 7^2 / (4 * 25), Top_1 16 / 25, SignTop_2 7^2 / (2 * 25).
-    x = torch.tensor([3.0, -4.0, 0.0, 0.0])
+    x = np.array([3, -4, 0, 0], np.float32)
     assert Sign().omega_at(x) == 0.49
     assert TopK(1).omega_at(x) == 0.64
     assert SignTopK(2).omega_at(x) == pytest.approx(0.98)
     # s = 2, beta = min(2/4, 1.4/2): (3, 4) / 5 has the levels 1.2 and 1.6, and of its
     # square (0.2 * 0.8 + 0.6 * 0.4) / 4 = 0.1 is lost.
-    assert QSGD(2).omega_at(torch.tensor([3.0, -4.0])) == pytest.approx(0.9)
-    assert QSGD(2, scaled=True).omega_at(torch.tensor([3.0, -4.0])) == 1 / 1.5
+    assert QSGD(2).omega_at(x[:2]) == pytest.approx(0.9)
+    assert QSGD(2, scaled=True).omega_at(x[:2]) == 1 / 1.5
     # A Gaussian vector of 15² - 1: in the worst case 1/225 would be left of it, but no
     # rounding loses more than 224 quarters of a level's square.
     assert QSGD(15).typical_omega(224) >= 1 - 224 / 4 / 15**2
@@ -346,8 +346,8 @@ def test_omega_worked_by_hand():
 
 def test_omega_of_sign_top_k_is_attained():
     # Equal entries give k / d, a single one 1 / k.
-    assert SignTopK(2).omega_at(torch.ones(10)) == SignTopK(2).omega(10) == 0.2
-    single = torch.tensor([0.0, 0.0, 5.0, 0.0])
+    assert SignTopK(2).omega_at(np.ones(10, np.float32)) == SignTopK(2).omega(10) == 0.2
+    single = np.array([0, 0, 5, 0], np.float32)
     assert SignTopK(3).omega_at(single) == SignTopK(3).omega(4) == 1 / 3
 
 
