@@ -1,4 +1,7 @@
-"""Training and gradients of one client, or of several clients at once."""
+"""Training and gradients as calls, made for one client or for several at once.
+
+`flwr_frl.task.training.cohort` decides which calls are made together.
+"""
 
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
@@ -22,27 +25,34 @@ from flwr_frl.task.training.sgd import (
     loop,
     trainable_examples,
 )
-from flwr_frl.task.training.stacked import Objective, stacked, structure, tensors_of
-from flwr_frl.task.training.stacked_batches import FilledBatches, SeparateBatches
-from flwr_frl.task.training.stacked_sgd import StackedSGD
+from flwr_frl.task.training.stacked import (
+    Objective,
+    StackedSGD,
+    stacked,
+    structure,
+    tensors_of,
+)
+from flwr_frl.task.training.stacked_batches import PaddedBatches, SeparateBatches
 from flwr_frl.task.types import Loss
 
 # Losses that are means over the examples.
 MEANS = (nn.functional.cross_entropy, nn.functional.mse_loss)
-# Modules that treat the examples of a batch independently and accept zeros.
+# Modules that treat the examples of a batch independently, so that zeros can be added.
 PER_EXAMPLE = {SplitModel, nn.Sequential, nn.LayerNorm, *LAYERS}
-# With larger inputs, on a CPU, convolutions are faster one by one
+# Largest inputs whose convolutions are faster together on a CPU
 # (``benchmarks/cohort.py``).
 MOST_PIXELS = 256
-# Fewest clients that are faster together, layer by layer and by vmap.
+# Fewest clients that are faster together: for models that are stacked layer by layer,
+# and for others, which `torch.func.vmap` maps.
 FEWEST_IN_LAYERS, FEWEST = 3, 6
 
 
 def fewest(model: SplitModel, input_size: int) -> int | None:
-    """Return how many such models are faster together than one by one.
+    """Return the least number of models that are faster together than one by one.
 
-    None if no number is. On a GPU two are: the batch of one client does not fill it. On
-    a CPU, large models never are, nor convolutions of more than `MOST_PIXELS` inputs.
+    None if no number is. On a GPU it is two, because the batch of one client does not
+    use all of it. On a CPU, large models are never faster together, and neither are
+    convolutions of more than `MOST_PIXELS` inputs.
 
     Parameters
     ----------
@@ -63,7 +73,7 @@ def fewest(model: SplitModel, input_size: int) -> int | None:
 
 @dataclass(frozen=True)
 class TrainCall:
-    """A call of `local_training.train`, with its parameters."""
+    """The arguments of `local_training.train`."""
 
     model: SplitModel
     part: Part
@@ -76,7 +86,7 @@ class TrainCall:
 
     @cached_property
     def key(self) -> Hashable:
-        """Equal for calls with the same model, hyper-parameters and form of examples.
+        """Equal for calls with equal models, hyper-parameters and shapes of examples.
 
         None if the call must be made alone. Raises `TypeError` for a regularizer that
         is not a dataclass of tensors.
@@ -102,7 +112,7 @@ class TrainCall:
 
     @property
     def fewest(self) -> int | None:
-        """See `fewest`; features are small, whatever the inputs are."""
+        """See the function `fewest`. Features are small, however large the inputs."""
         size = 0 if self.has_features else self.examples.inputs[:1].numel()
         return fewest(self.model, size)
 
@@ -121,8 +131,8 @@ class TrainCall:
         return self.examples.on(current()).first(2)
 
     @property
-    def can_be_filled(self) -> bool:
-        """True if a batch may be filled up with examples of weight 0.
+    def can_be_padded(self) -> bool:
+        """True if batches may be padded with examples of weight 0.
 
         This requires that the examples of a batch do not affect each other.
         """
@@ -131,8 +141,8 @@ class TrainCall:
         modules = all(type(m) in PER_EXAMPLE for m in trained.modules())
         # cross_entropy is not a mean over the examples if it ignores some targets.
         targets = self.examples.targets
-        ignores = not targets.is_floating_point() and int(targets.min()) < 0
-        return independent and self.loss in MEANS and modules and not ignores
+        ignores_some = not targets.is_floating_point() and int(targets.min()) < 0
+        return independent and self.loss in MEANS and modules and not ignores_some
 
     def prepared(self) -> ExampleSet:
         """Freeze the model, and return the examples or their features to train on."""
@@ -190,9 +200,9 @@ class TrainCall:
             first.sgd,
         )
         size, device = first.sgd.batch_size, examples[0].place
-        epochs: FilledBatches | SeparateBatches
-        if all(call.can_be_filled for call in calls):
-            epochs = FilledBatches(examples, size, streams)
+        epochs: PaddedBatches | SeparateBatches
+        if all(call.can_be_padded for call in calls):
+            epochs = PaddedBatches(examples, size, streams)
         else:
             epochs = SeparateBatches(examples, size, streams)
         means = torch.zeros(len(calls), device=device)
@@ -228,7 +238,7 @@ def features_of(model: SplitModel, examples: ExampleSet, sgd: SGD) -> ExampleSet
 
 @dataclass(frozen=True)
 class GradientCall:
-    """A call of `local_training.gradient`, with its parameters."""
+    """The arguments of `local_training.gradient`."""
 
     model: SplitModel
     inputs: Tensor
@@ -238,7 +248,7 @@ class GradientCall:
 
     @cached_property
     def key(self) -> Hashable:
-        """Equal for calls with the same model, loss and form of a batch."""
+        """Equal for calls with equal models, losses and shapes of batches."""
         if not self.model.can_be_stacked(lambda: self.inputs[:2]):
             return None
         x, y = self.inputs, self.targets
@@ -250,7 +260,7 @@ class GradientCall:
 
     @property
     def fewest(self) -> int | None:
-        """See `fewest`."""
+        """See the function `fewest`."""
         return fewest(self.model, self.inputs[:1].numel())
 
     def alone(self) -> Tensor:

@@ -1,4 +1,4 @@
-"""Pieces of local training: hyper-parameters, optimiser, freezing, the loop."""
+"""Building blocks of local training: hyper-parameters, optimiser, freezing, loop."""
 
 import math
 from collections.abc import Callable, Mapping
@@ -187,9 +187,9 @@ def loop(
 ) -> float:
     """Call a step with every batch of every epoch.
 
-    Two kinds of batches are skipped: a batch of which cross-entropy ignores all
-    targets; and a last batch of one example, if the model's batch norms cannot train
-    on one, like torch's ``drop_last``.
+    Two kinds of batches are skipped: batches whose targets cross-entropy ignores, all
+    of them; and a last batch of one example, if the model's batch norms cannot train on
+    one example, as with torch's ``drop_last``.
 
     Parameters
     ----------
@@ -202,9 +202,9 @@ def loop(
     sgd : SGD
         Determines the batch size.
     model : SplitModel, optional
-        The model that is trained, with its parts frozen as in the steps. Without it, a
-        batch of one example is skipped only after the step has raised torch's error,
-        by when norms before the one that raised have updated their statistics.
+        The model that is trained, frozen as in the steps. If it is not given, a batch
+        of one example is skipped when the step raises torch's error. By then, batch
+        norms in front of the one that raised have updated their statistics.
 
     Returns
     -------
@@ -240,14 +240,15 @@ def loop(
 
 
 def trainable_examples(model: SplitModel, examples: ExampleSet, sgd: SGD) -> ExampleSet:
-    """Return examples without a last batch of one that the model cannot train on.
+    """Return the examples, without a last batch of one if the model cannot train on it.
 
-    Batch norms have no variance to divide by, and torch raises an error.
+    The variance of a batch norm's inputs is not defined for one example, and torch
+    raises an error.
 
     Parameters
     ----------
     model : SplitModel
-        The model; norms of frozen parts, in evaluation mode, accept one example.
+        The model. Norms of frozen parts are in evaluation mode, and accept one example.
     examples : ExampleSet
         On the device of the model.
     sgd : SGD

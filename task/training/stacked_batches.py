@@ -101,7 +101,7 @@ class SeparateBatches:
                 )
 
 
-class FilledBatches(SeparateBatches):
+class PaddedBatches(SeparateBatches):
     """Batches side by side, where a smaller last batch is padded with zeros.
 
     Where clients differ in size, training is up to 2.9 times as fast as with
@@ -120,7 +120,7 @@ class FilledBatches(SeparateBatches):
         self._stacked: Batch | None = None
         if all(e.is_plain and len(e) <= e.chunk(batch_size) for e in examples):
             sets = {i: (e.inputs, e.targets) for i, e in enumerate(examples)}
-            self._stacked = self._filled(sets)
+            self._stacked = self._padded(sets)
 
     def epoch(self) -> Iterator[StackedBatch]:
         """Yield all examples once, each client's in its own order."""
@@ -129,7 +129,7 @@ class FilledBatches(SeparateBatches):
                 counts = [0] * len(self.examples)
                 for i, (_, targets) in chunks.items():
                     counts[i] = len(targets)
-                yield from self._cut(*self._filled(chunks), counts)
+                yield from self._cut(*self._padded(chunks), counts)
             return
         counts = [len(examples) for examples in self.examples]
         order = torch.zeros(self._stacked[1].shape[:2], dtype=torch.int64)
@@ -141,7 +141,7 @@ class FilledBatches(SeparateBatches):
         inputs, targets = (tensor[clients, order] for tensor in self._stacked)
         yield from self._cut(inputs, targets, counts)
 
-    def _filled(self, chunks: dict[int, Batch]) -> Batch:
+    def _padded(self, chunks: dict[int, Batch]) -> Batch:
         """Return all clients' inputs and targets, padded to the same length."""
         x, y = next(iter(chunks.values()))
         longest = max(len(targets) for _, targets in chunks.values())

@@ -348,7 +348,7 @@ def test_clients_of_a_large_model_share_it_and_never_take_turns(made, monkeypatc
         return model.head.bias[0].item()
 
     works = [lambda seed=seed: work(seed) for seed in range(8)]
-    assert cohort.together(works, 8, where_it_pays=True) == list(range(8))
+    assert cohort.together(works, 8, only_if_faster=True) == list(range(8))
     assert not any(made.values())
 
 
@@ -368,4 +368,4 @@ def test_a_large_model_stays_shared_where_a_small_one_is_asked_for_too(monkeypat
         return model.head.bias[0].item()
 
     works = [lambda n=n: work(n) for n in range(8)]
-    assert cohort.together(works, 8, where_it_pays=True) == list(range(8))
+    assert cohort.together(works, 8, only_if_faster=True) == list(range(8))
