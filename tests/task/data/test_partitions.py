@@ -14,7 +14,6 @@ from flwr_frl.task.data.partitions import (
     PartitionSettings,
     dirichlet,
     distinct_shards,
-    iid,
     log_normal,
     partition,
     shards,
@@ -63,18 +62,6 @@ def test_split_leaves_out_only_a_class_that_nobody_has():
     assert [part.tolist() for part in parts] == [[0, 1], [4, 5]]
 
 
-def test_split_gives_a_client_without_shares_an_empty_part():
-    parts = split(np.zeros(4, int), np.array([[1.0, 0.0]]), np.random.default_rng(0))
-    assert [len(part) for part in parts] == [4, 0]
-    assert parts[1].dtype == np.int64
-
-
-def test_equal_shares_differ_by_one_example_at_most():
-    # 100 examples over 7 clients: 14 each and two over.
-    parts = split(np.zeros(100, int), iid(1, 7), np.random.default_rng(0))
-    assert {len(part) for part in parts} == {14, 15}
-
-
 @given(
     st.integers(1, 6),
     st.integers(1, 8),
@@ -99,20 +86,6 @@ def test_split_is_disjoint_complete_and_near_the_shares(
 
 
 # Equal shards
-
-
-def test_two_classes_each_of_ten_clients_and_ten_classes():
-    # 10 classes of 100, 10 clients, S = 2: 20 shards of 50, so 100 examples a client.
-    train, test = labels_of(10, 100), labels_of(10, 20)
-    parts, tests = split_of(
-        train, test, 10, partition="distinct-shards", classes_per_client=2
-    )
-    for part, held_out in zip(parts, tests, strict=True):
-        assert np.bincount(train[part])[np.unique(train[part])].tolist() == [50, 50]
-        assert len(held_out) == 20
-        assert set(test[held_out]) == set(train[part])
-    assert_disjoint_and_complete(parts, 1000)
-    assert_disjoint_and_complete(tests, 200)
 
 
 def test_the_authors_shards_have_equal_sizes_and_may_repeat_a_class():
@@ -149,14 +122,6 @@ def test_shards_are_dealt_out_completely(data, num_classes, seed):
             assert counts.max() <= 1 + 1e-9
 
 
-@pytest.mark.parametrize("deal", [shards, distinct_shards])
-def test_as_many_classes_per_client_as_there_are(deal):
-    proportions = deal(5, 3, 5, np.random.default_rng(0))
-    if deal is distinct_shards:
-        assert np.allclose(proportions, 1 / 3)
-    assert np.allclose(proportions.sum(axis=1), 1)
-
-
 @pytest.mark.parametrize("name", ["shards", "distinct-shards"])
 def test_a_thousand_clients(name):
     # As CIFAR-10: 50,000 training and 10,000 test images, 1,000 clients, S = 2: 200
@@ -179,27 +144,6 @@ def test_a_thousand_clients(name):
 def test_more_classes_per_client_than_classes(code_of, deal, per_client):
     rng = np.random.default_rng(0)
     assert code_of(lambda: deal(10, 20, per_client, rng)) == "classes-per-client"
-
-
-@pytest.mark.parametrize(
-    ("num_classes", "num_clients", "per_client", "nearest"),
-    [
-        # 13 x 2 = 26 is no multiple of 10, 10 x 2 and 15 x 2 are.
-        (10, 13, 2, "10 or 15"),
-        # Fewer shards than classes: 3 x 2 = 6 < 10, 5 x 2 = 10.
-        (10, 3, 2, "5"),
-        # 7 and 10 have no common divisor.
-        (10, 99, 7, "90 or 100"),
-        (62, 150, 10, "124 or 155"),
-    ],
-)
-def test_unequal_shards_name_the_nearest_counts(
-    num_classes, num_clients, per_client, nearest
-):
-    with pytest.raises(SettingsError) as caught:
-        shards(num_classes, num_clients, per_client, np.random.default_rng(0))
-    assert caught.value.code == "num-clients"
-    assert str(caught.value).endswith(f"values are {nearest}")
 
 
 @given(st.data(), st.integers(2, 30), st.integers(1, 60))
@@ -236,19 +180,6 @@ def test_dirichlet_is_even_for_a_large_and_uneven_for_a_small_concentration():
         assert np.isclose(drawn.var(), variance, rtol=0.2)
 
 
-def test_dirichlet_splits_train_and_test_alike():
-    train, test = labels_of(5, 400), labels_of(5, 400)
-    parts, tests = split_of(train, test, 4, partition="dirichlet", dirichlet_alpha=0.3)
-    assert_disjoint_and_complete(parts, 2000)
-    assert_disjoint_and_complete(tests, 2000)
-    for part, held_out in zip(parts, tests, strict=True):
-        # As many examples of each class in both halves, so the counts must agree.
-        assert np.array_equal(
-            np.bincount(train[part], minlength=5),
-            np.bincount(test[held_out], minlength=5),
-        )
-
-
 def test_log_normal_sizes():
     # One class, so that a client's share is its weight over the sum of weights.
     sigma, n = 1.5, 4000
@@ -274,15 +205,6 @@ def test_log_normal_has_exactly_s_classes_and_without_spread_equal_shards():
         assert set(test[held_out]) <= set(train[part])
     even = log_normal(10, 20, 3, 0.0, np.random.default_rng(0))
     assert set(np.unique(even.round(9))) == {0.0, round(1 / 6, 9)}
-
-
-def test_iid_gives_everyone_the_same_mix():
-    train, test = labels_of(10, 60), labels_of(10, 12)
-    parts, tests = split_of(train, test, 6, partition="iid")
-    for part, held_out in zip(parts, tests, strict=True):
-        assert np.bincount(train[part]).tolist() == [10] * 10
-        assert np.bincount(test[held_out]).tolist() == [2] * 10
-    assert_disjoint_and_complete(parts, 600)
 
 
 def test_iid_sizes_are_even_over_all_classes():

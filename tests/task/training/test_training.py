@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
+from torchvision.ops import StochasticDepth
 
 from flwr_frl.task.examples import ExampleSet
 from flwr_frl.task.models import SplitModel, build_model
@@ -20,7 +21,6 @@ from flwr_frl.task.training import (
     Proximal,
     TrainCall,
     TrainingDivergedError,
-    cohort,
     evaluate,
     freeze,
     loop,
@@ -80,22 +80,6 @@ def test_two_steps_by_hand():
     assert model.representation.weight.item() == 1.0
     # The loss of the last epoch is measured before its step: (9.14 - 10)².
     assert loss == pytest.approx(0.86**2, abs=1e-5)
-
-
-def test_weights_decay_and_biases_do_not():
-    # x = 0 and y = bias: no gradient at all, so only the decay moves anything.
-    # Weights: 2 - 0.1 * 0.5 * 2 = 1.9.
-    model = SplitModel(nn.Linear(1, 1), nn.Linear(1, 1))
-    with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            parameter.fill_(0.0 if name == "representation.bias" else 2.0)
-    example = ExampleSet(torch.tensor([[0.0]]), torch.tensor([[2.0]]))
-    sgd = SGD(learning_rate=0.1, momentum=0.0, weight_decay=0.5)
-    train(model, "all", example, nn.functional.mse_loss, 1, sgd)
-    assert model.representation.weight.item() == pytest.approx(1.9)
-    assert model.head.weight.item() == pytest.approx(1.9)
-    assert model.representation.bias.item() == 0.0
-    assert model.head.bias.item() == 2.0
 
 
 def numpy_training(
@@ -231,31 +215,10 @@ def test_the_proximal_term_skips_parameters_without_anchor_or_gradient():
     assert model.head.weight.grad is None
 
 
-def test_the_proximal_norm_is_squared():
-    # Over all entries of all tensors: 2/2 (4 · 3² + 2 · 3²) = 54.
-    model = SplitModel(nn.Linear(2, 2, bias=False), nn.Linear(2, 1, bias=False))
-    anchor = {n: p.detach() - 3 for n, p in model.named_parameters()}
-    assert Proximal(2.0, anchor)(*NOTHING, model).item() == pytest.approx(54, rel=1e-5)
-
-
-def test_training_near_an_anchor_by_hand():
-    # x = 2, y = 10, b = 1 is frozen: loss (2 w - 10)², slope 4 (2 w - 10).
-    # From w = 3 with μ = 5 around 4, rate 0.01:
-    # slope -16 + 5 (3 - 4) = -21, w = 3.21;
-    # slope 4 (6.42 - 10) = -14.32, and 5 (3.21 - 4) = -3.95: w = 3.21 + 0.1827.
-    model = scalar_model(1.0, 3.0)
-    example = ExampleSet(torch.tensor([[2.0]]), torch.tensor([[10.0]]))
-    sgd = SGD(learning_rate=0.01, momentum=0.0, weight_decay=0.0)
-    near = Proximal(5.0, {"head.weight": torch.tensor([[4.0]])})
-    loss = train(model, "head", example, nn.functional.mse_loss, 2, sgd, near)
-    assert model.head.weight.item() == pytest.approx(3.3927, abs=1e-6)
-    # Without the term: (6.42 - 10)².
-    assert loss == pytest.approx(3.58**2, rel=1e-5)
-
-
 def test_a_correction_is_added_to_the_gradient_in_every_step():
-    # The same without the anchor, and -3 and 7 added: slopes -16 - 3 and then, at
-    # w = 3.19, 4 (6.38 - 10) - 3 = -17.48: w = 3.3648. The frozen b stays.
+    # x = 2, y = 10, b = 1 is frozen: loss (2 w - 10)², slope 4 (2 w - 10). With -3
+    # added, from w = 3 at rate 0.01: slopes -16 - 3 and then, at w = 3.19,
+    # 4 (6.38 - 10) - 3 = -17.48: w = 3.3648.
     model = scalar_model(1.0, 3.0)
     example = ExampleSet(torch.tensor([[2.0]]), torch.tensor([[10.0]]))
     sgd = SGD(learning_rate=0.01, momentum=0.0, weight_decay=0.0)
@@ -263,18 +226,11 @@ def test_a_correction_is_added_to_the_gradient_in_every_step():
     correction |= {"representation.weight": torch.tensor([[7.0]])}
     correction |= {"other": torch.tensor(1.0)}
     before = {name: value.clone() for name, value in correction.items()}
-    loss = train(
-        model,
-        "head",
-        example,
-        nn.functional.mse_loss,
-        2,
-        sgd,
-        correction=correction,
-    )
+    loss = nn.functional.mse_loss
+    value = train(model, "head", example, loss, 2, sgd, correction=correction)
     assert model.head.weight.item() == pytest.approx(3.3648, abs=1e-6)
     assert model.representation.weight.item() == 1.0
-    assert loss == pytest.approx(3.62**2, rel=1e-5)
+    assert value == pytest.approx(3.62**2, rel=1e-5)
     assert same_bits(correction, before)
 
 
@@ -341,13 +297,6 @@ def test_loop_returns_the_mean_over_examples_of_the_last_epoch():
     mean = loop(lambda x, y: torch.tensor(next(losses)), examples, 2, sgd)
     assert mean == pytest.approx(10 / 3)
     assert next(losses, None) is None
-
-
-def test_loop_without_epochs_makes_no_step():
-    def step(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-        raise AssertionError
-
-    assert loop(step, regression(5, 2, 1), 0, SGD()) == 0.0
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
@@ -437,31 +386,14 @@ def test_a_frozen_part_stays_bitwise_equal(part, augment):
     # Both parts have been trained before, as in every round of FedRep.
     train(model, "all", examples, nn.functional.cross_entropy, 1, sgd)
     other = {"head": "representation", "representation": "head"}[part]
+    model.zero_grad()
     frozen, trained = state_of(model.part(other)), state_of(model.part(part))
     train(model, part, examples, nn.functional.cross_entropy, 2, sgd)
     assert same_bits(state_of(model.part(other)), frozen)
+    assert all(parameter.grad is None for parameter in model.part(other).parameters())
     moved = state_of(model.part(part))
     # Everything else has moved, running statistics included.
     assert not any(torch.equal(moved[name], trained[name]) for name in trained)
-
-
-@pytest.mark.parametrize("part", ["head", "representation"])
-def test_a_frozen_part_costs_no_gradients(part):
-    model, other = with_batch_norm_and_dropout(), {"head": "representation"}
-    train(model, part, images(20, 3, True), nn.functional.cross_entropy, 1, SGD())
-    frozen = model.part(other.get(part, "head"))
-    assert all(parameter.grad is None for parameter in frozen.parameters())
-    assert all(
-        parameter.grad is not None for parameter in model.part(part).parameters()
-    )
-
-
-def test_training_all_changes_every_parameter():
-    model, examples = with_batch_norm_and_dropout(), images(40, 3)
-    before = state_of(model)
-    train(model, "head", examples, nn.functional.cross_entropy, 1, SGD(batch_size=8))
-    train(model, "all", examples, nn.functional.cross_entropy, 1, SGD(batch_size=8))
-    assert not any(torch.equal(v, before[n]) for n, v in state_of(model).items())
 
 
 @pytest.mark.parametrize("part", ["head", "representation", "all"])
@@ -483,79 +415,50 @@ def count_calls(module: nn.Module) -> Callable[[], int]:
     return lambda: sum(count > 2 for count in calls)
 
 
-@pytest.mark.parametrize("regularized", [False, True])
-def test_features_computed_once_train_the_same_head(monkeypatch, regularized):
+@pytest.mark.parametrize(
+    # With three layers in the head the features are images themselves.
+    ("head_layers", "regularized"),
+    [(1, False), (1, True), (2, False), (3, False)],
+)
+def test_features_computed_once_train_the_same_head(
+    monkeypatch, head_layers, regularized
+):
     regularizer = (lambda f, _, __: f.square().mean()) if regularized else None
     sgd = SGD(learning_rate=0.1, momentum=0.5, weight_decay=0.01, batch_size=7)
-    examples = images(60, 10)
-    trained, calls = [], []
+    loss, trained, calls = nn.functional.cross_entropy, [], []
     for cached in (True, False):
         torch.manual_seed(0)
-        model = build_model("digits-cnn", (1, 8, 8), 10)
+        model = build_model("digits-cnn", (1, 8, 8), 10, head_layers)
         calls.append(count_calls(model.representation))
         if not cached:
             monkeypatch.setattr(TrainCall, "has_features", False)
         torch.manual_seed(1)
-        loss = train(
-            model, "head", examples, nn.functional.cross_entropy, 4, sgd, regularizer
-        )
-        trained.append((loss, state_of(model)))
-    (loss, cached_state), (other_loss, other_state) = trained
-    assert loss == pytest.approx(other_loss, rel=1e-5)
-    for name in cached_state:
-        torch.testing.assert_close(
-            cached_state[name], other_state[name], rtol=1e-4, atol=1e-6
-        )
+        value = train(model, "head", images(60, 10), loss, 4, sgd, regularizer)
+        trained.append({**state_of(model), "loss": torch.tensor(value)})
+    for name, value in trained[0].items():
+        torch.testing.assert_close(value, trained[1][name], rtol=1e-4, atol=1e-6)
     # 60 examples: 2 batches of at most 50 against 4 epochs of 9 batches.
     assert [call() for call in calls] == [2, 36]
 
 
 @pytest.mark.parametrize(
-    "head_layers",
+    ("representation", "augment", "is_random"),
     [
-        2,
-        pytest.param(
-            3,
-        ),
+        (lambda: with_batch_norm_and_dropout().representation, False, True),
+        (lambda: nn.Flatten(), True, True),
+        (lambda: nn.Sequential(StochasticDepth(0.5, "row"), nn.Flatten()), False, True),
+        (lambda: LastState(0.5), False, True),
+        (lambda: LastState(0.0), False, False),
     ],
+    ids=["dropout", "augmentation", "stochastic depth", "LSTM with dropout", "LSTM"],
 )
-def test_deeper_heads_train_on_the_same_features(monkeypatch, head_layers):
-    # With three layers in the head the features are images themselves.
-    trained = []
-    for cached in (True, False):
-        torch.manual_seed(0)
-        model = build_model("digits-cnn", (1, 8, 8), 10, head_layers)
-        if not cached:
-            monkeypatch.setattr(TrainCall, "has_features", False)
-        torch.manual_seed(1)
-        train(model, "head", images(30, 10), nn.functional.cross_entropy, 2, SGD())
-        trained.append(state_of(model))
-    for name in trained[0]:
-        torch.testing.assert_close(
-            trained[0][name], trained[1][name], rtol=1e-4, atol=1e-6
-        )
-
-
-def test_features_are_recomputed_with_dropout_or_augmentation():
-    sgd = SGD(batch_size=20)
-    model = with_batch_norm_and_dropout()
+def test_features_are_recomputed_if_they_are_random(representation, augment, is_random):
+    model = SplitModel(representation(), nn.LazyLinear(3))
+    examples, loss = images(40, 3, augment), nn.functional.cross_entropy
+    model(examples.first(2))
     calls = count_calls(model.representation)
-    train(model, "head", images(40, 3), nn.functional.cross_entropy, 3, sgd)
-    assert calls() == 3 * 2
-    model = build_model("digits-cnn", (1, 8, 8), 10)
-    calls = count_calls(model.representation)
-    train(model, "head", images(40, 3, True), nn.functional.cross_entropy, 3, sgd)
-    assert calls() == 3 * 2
-
-
-def test_features_are_recomputed_with_stochastic_depth():
-    from torchvision.ops import StochasticDepth
-
-    torch.manual_seed(0)
-    model = SplitModel(StochasticDepth(0.5, "row"), nn.Linear(4, 1))
-    calls = count_calls(model.representation)
-    train(model, "head", regression(40, 4, 1), nn.functional.mse_loss, 3, SGD(0.01))
-    assert calls() == 3 * 4
+    train(model, "head", examples, loss, 3, SGD(batch_size=20))
+    assert calls() == (3 * 2 if is_random else 1)
 
 
 class LastState(nn.Module):
@@ -563,19 +466,10 @@ class LastState(nn.Module):
 
     def __init__(self, dropout: float) -> None:
         super().__init__()
-        self.lstm = nn.LSTM(4, 3, 2, batch_first=True, dropout=dropout)
+        self.lstm = nn.LSTM(8, 3, 2, batch_first=True, dropout=dropout)
 
     def forward(self, x):
-        return self.lstm(x[:, None])[1][0][-1]
-
-
-@pytest.mark.parametrize(("dropout", "times"), [(0.5, 3 * 4), (0.0, 1)])
-def test_features_are_recomputed_with_the_dropout_of_an_lstm(dropout, times):
-    torch.manual_seed(0)
-    model = SplitModel(LastState(dropout), nn.Linear(3, 1))
-    calls = count_calls(model.representation)
-    train(model, "head", regression(40, 4, 1), nn.functional.mse_loss, 3, SGD(0.01))
-    assert calls() == times
+        return self.lstm(x[:, 0])[1][0][-1]
 
 
 def test_biases_of_recurrent_layers_have_no_weight_decay():
@@ -791,11 +685,7 @@ def test_emulated_bfloat16_is_warned_about_once(kind, lines, monkeypatch, caplog
         SGD(bfloat16=bfloat16).autocast()
         assert bfloat16 or not caplog.messages
     warn_if_emulated.cache_clear()
-    expected = (
-        "bfloat16=true is far slower than float32 on this CPU, which lacks "
-        "instructions for it (torch calls it AVX2)"
-    )
-    assert caplog.messages == [expected] * lines
+    assert len(caplog.messages) == lines
 
 
 def test_bfloat16_is_near_float32():
@@ -816,30 +706,19 @@ def test_bfloat16_is_near_float32():
         torch.testing.assert_close(value, states[0][name], rtol=0.1, atol=0.02)
 
 
-def test_training_learns():
-    torch.manual_seed(0)
-    model, examples = build_model("digits-cnn", (1, 8, 8), 10), images(30, 10)
-    sgd = SGD(learning_rate=0.1)
-    first = train(model, "all", examples, nn.functional.cross_entropy, 1, sgd)
-    last = train(model, "all", examples, nn.functional.cross_entropy, 60, sgd)
-    assert last < 0.1 < first
-
-
 @pytest.mark.parametrize(
-    ("values", "line"),
+    ("name", "values"),
     [
-        ({"learning_rate": 0.0}, "learning-rate is 0.0; expected a number above 0"),
-        ({"learning_rate": math.nan}, "learning-rate is nan"),
-        ({"learning_rate": math.inf}, "learning-rate is inf"),
-        ({"momentum": 1.0}, r"momentum is 1.0; expected a number in \[0, 1\)"),
-        ({"momentum": -0.1}, "momentum is -0.1"),
-        ({"weight_decay": -1e-4}, "weight-decay is -0.0001; expected at least 0"),
-        ({"batch_size": 0}, "batch-size is 0; expected at least 1"),
+        ("learning_rate", (0.0, math.nan, math.inf)),
+        ("momentum", (1.0, -0.1)),
+        ("weight_decay", (-1e-4,)),
+        ("batch_size", (0,)),
     ],
 )
-def test_hyper_parameters_out_of_range(values, line):
-    with pytest.raises(SettingsError, match=line):
-        SGD(**values)
+def test_hyper_parameters_out_of_range(code_of, name, values):
+    for value in values:
+        code = code_of(lambda value=value: SGD(**{name: value}))
+        assert code == name.replace("_", "-")
 
 
 def test_hyper_parameters_from_settings():
@@ -887,12 +766,12 @@ def test_evaluation_changes_nothing_and_uses_no_randomness():
     assert results.pop()[1] == pytest.approx(right.item())
 
 
-def test_evaluation_without_examples():
+@pytest.mark.parametrize("targets", [torch.zeros(0).long(), torch.full((3,), -100)])
+def test_evaluation_without_counted_targets_is_nan(targets):
     model = SplitModel(nn.Identity(), nn.Identity())
-    examples = ExampleSet(torch.zeros(0, 2), torch.zeros(0, dtype=torch.int64))
-    loss, accuracy = evaluate(model, examples, nn.functional.cross_entropy)
-    assert math.isnan(loss)
-    assert math.isnan(accuracy)
+    examples = ExampleSet(torch.ones(len(targets), 2), targets)
+    results = evaluate(model, examples, nn.functional.cross_entropy)
+    assert all(map(math.isnan, results))
 
 
 def test_accuracy_is_nan_for_integers_with_one_output():
@@ -908,32 +787,17 @@ def test_accuracy_is_nan_for_integers_with_one_output():
     assert math.isnan(accuracy)
 
 
-@pytest.mark.parametrize("together", [False, True])
-def test_evaluation_excludes_ignored_targets(together):
+def test_evaluation_excludes_ignored_targets(monkeypatch):
     # Sequences of two places, one example a batch. The outputs are the inputs. Counted
     # are two places of the first, right and wrong, and one of the second, right; the
     # third has none. Cross-entropy of two outputs that differ by d: log(1 + e^-d).
     inputs = torch.tensor(
         [[[2.0, 2.0], [0.0, 0.0]], [[0.0, 9.0], [1.0, 0.0]], [[5.0, 0.0], [0.0, 5.0]]]
     )
-    targets = torch.tensor([[0, 1], [1, -100], [-100, -100]])
-
-    def work() -> tuple[float, float]:
-        model = SplitModel(nn.Identity(), nn.Identity())
-        examples = ExampleSet(inputs, targets)
-        return evaluate(model, examples, nn.functional.cross_entropy)
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("flwr_frl.task.training.calls.EVALUATION_BATCH", 1)
-        results = cohort.together([work] * 3, 3) if together else [work()]
-    losses = [math.log(1 + math.exp(d)) for d in (-2, 2, -1)]
-    for loss, accuracy in results:
-        assert loss == pytest.approx(sum(losses) / 3)
-        assert accuracy == pytest.approx(2 / 3)
-
-
-def test_evaluation_of_ignored_targets_only_is_nan():
+    examples = ExampleSet(inputs, torch.tensor([[0, 1], [1, -100], [-100, -100]]))
+    monkeypatch.setattr("flwr_frl.task.training.local_training.EVALUATION_BATCH", 1)
     model = SplitModel(nn.Identity(), nn.Identity())
-    examples = ExampleSet(torch.ones(3, 2), torch.full((3,), -100))
-    results = evaluate(model, examples, nn.functional.cross_entropy)
-    assert all(map(math.isnan, results))
+    loss, accuracy = evaluate(model, examples, nn.functional.cross_entropy)
+    losses = [math.log(1 + math.exp(d)) for d in (-2, 2, -1)]
+    assert loss == pytest.approx(sum(losses) / 3)
+    assert accuracy == pytest.approx(2 / 3)
