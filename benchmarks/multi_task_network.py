@@ -17,10 +17,13 @@ from flwr_frl.task.compression.per_tensor import (
     SignTopK,
     TopK,
 )
-from flwr_frl.task.saddle_point.algorithm import SaddlePoint, decode
-from flwr_frl.task.saddle_point.constraints import Pairs
-from flwr_frl.task.saddle_point.problems import Float64s
-from flwr_frl.task.saddle_point.state import Noise, exchange_stream
+from flwr_frl.task.saddle_point.algorithm import (
+    Noise,
+    SaddlePoint,
+    decode,
+    exchange_stream,
+)
+from flwr_frl.task.saddle_point.problems import Float64s, Pairs
 
 
 class DualMismatchError(ValueError):

@@ -14,7 +14,7 @@ from torch.optim.sgd import sgd as torch_sgd
 
 from flwr_frl.task.devices import CPU, current
 from flwr_frl.task.examples import ExampleSet
-from flwr_frl.task.models.split_model import Part, SplitModel, is_refusal, on_trial
+from flwr_frl.task.models.split_model import Part, SplitModel, on_trial
 from flwr_frl.task.settings import Checked, Free, Range, SettingsError
 
 # Maps a batch's features and targets and the model to a value added to the loss.
@@ -202,9 +202,8 @@ def loop(
     sgd : SGD
         Determines the batch size.
     model : SplitModel, optional
-        The model that is trained, frozen as in the steps. If it is not given, a batch
-        of one example is skipped when the step raises torch's error. By then, batch
-        norms in front of the one that raised have updated their statistics.
+        The model that is trained, frozen as in the steps. If it is not given, no batch
+        of one example is skipped; see `trainable_examples`.
 
     Returns
     -------
@@ -224,14 +223,7 @@ def loop(
     for epoch in range(epochs):
         total, count = torch.zeros((), device=examples.place), 0
         for inputs, targets in examples.batches(sgd.batch_size, shuffle=True):
-            try:
-                loss = step(inputs, targets)
-            except ValueError as error:
-                if len(targets) > 1 or not is_refusal(error):
-                    raise
-                _without_last(examples, sgd)
-                continue
-            total += loss * len(targets)
+            total += step(inputs, targets) * len(targets)
             count += len(targets)
         mean = total.item() / max(1, count)
         if not torch.isfinite(total):
@@ -262,10 +254,6 @@ def trainable_examples(model: SplitModel, examples: ExampleSet, sgd: SGD) -> Exa
     leaves_one = sgd.batch_size == 1 or len(examples) % sgd.batch_size == 1
     if not (len(examples) and leaves_one and model.refuses_one(examples.first(1))):
         return examples
-    return _without_last(examples, sgd)
-
-
-def _without_last(examples: ExampleSet, sgd: SGD) -> ExampleSet:
     if sgd.batch_size == 1 or len(examples) == 1:
         raise OneExampleError(
             f"batch-size {sgd.batch_size} leaves one of {len(examples)} examples "

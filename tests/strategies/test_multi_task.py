@@ -16,7 +16,7 @@ from flwr_frl.strategies.gossip.graphs import build_graph
 from flwr_frl.strategies.grids.simulation import InlineGrid
 from flwr_frl.strategies.server.rounds import run_rounds
 from flwr_frl.task.compression.per_tensor import create
-from flwr_frl.task.saddle_point.constraints import directed
+from flwr_frl.task.saddle_point.problems import directed
 from flwr_frl.task.settings import SettingsError, resolve
 from flwr_frl.task.tasks import build_task
 from flwr_frl.task.tasks.multi_task import MultiTaskSetup

@@ -24,19 +24,22 @@ from flwr_frl.task.compression.per_tensor import (
     TopK,
 )
 from flwr_frl.task.saddle_point.algorithm import (
+    Noise,
     SaddlePoint,
+    State,
     decode,
+    exchange_stream,
     two_point_gradient,
 )
-from flwr_frl.task.saddle_point.constraints import (
+from flwr_frl.task.saddle_point.problems import (
     PROBLEMS,
+    QCQP,
     Ball,
+    LogisticRegression,
     Proximity,
     build_problem,
     directed,
 )
-from flwr_frl.task.saddle_point.problems import QCQP, LogisticRegression
-from flwr_frl.task.saddle_point.state import Noise, State, exchange_stream
 
 FALSE_ALARM = 1e-9
 EDGES = ((0, 1), (0, 3), (1, 2), (1, 3), (1, 4), (3, 4))
