@@ -113,16 +113,8 @@ IGNORING = torch.tensor([[0, -100, 2, 1], [-100, 1, 1, 0], [2, 2, 2, -100]])
 LOSSES = {
     "classes": (functional.cross_entropy, (3,), drawn()),
     "ignored": (functional.cross_entropy, (3,), IGNORING),
-    "sequences": (
-        functional.cross_entropy,
-        (3, 5),
-        drawn(5),
-    ),
-    "probabilities": (
-        functional.cross_entropy,
-        (3,),
-        randn(3).softmax(2),
-    ),
+    "sequences": (functional.cross_entropy, (3, 5), drawn(5)),
+    "probabilities": (functional.cross_entropy, (3,), randn(3).softmax(2)),
     "numbers": (functional.mse_loss, (2,), randn(2)),
     # torch broadcasts targets of another shape.
     "broadcast": (functional.mse_loss, (1,), randn()),

@@ -30,6 +30,8 @@ from flwr_frl.task.training import (
 )
 from flwr_frl.task.training.sgd import warn_if_emulated
 
+CE, MSE = nn.functional.cross_entropy, nn.functional.mse_loss
+
 
 def linear_model(inputs: int, features: int, outputs: int, seed: int = 0) -> SplitModel:
     torch.manual_seed(seed)
@@ -75,7 +77,7 @@ def test_two_steps_by_hand():
         model.head.weight.fill_(3.0)
     example = ExampleSet(torch.tensor([[2.0]]), torch.tensor([[10.0]]))
     sgd = SGD(learning_rate=0.1, momentum=0.5, weight_decay=0.1)
-    loss = train(model, "head", example, nn.functional.mse_loss, 2, sgd)
+    loss = train(model, "head", example, MSE, 2, sgd)
     assert model.head.weight.item() == pytest.approx(5.6533, abs=1e-5)
     assert model.representation.weight.item() == 1.0
     # The loss of the last epoch is measured before its step: (9.14 - 10)².
@@ -89,13 +91,12 @@ def numpy_training(
     y: np.ndarray,
     epochs: int,
     sgd: SGD,
-    terms: dict | None = None,
+    terms: dict,
 ) -> dict[str, np.ndarray]:
     """Full-batch SGD on the mean squared error of a two-layer linear model.
 
     ``terms``: ``extra`` of the gradients, and an ``anchor`` with its ``weight``.
     """
-    terms = terms or {"extra": {}, "anchor": {}, "weight": 0.0}
     v = {name: np.zeros_like(value) for name, value in state.items()}
     for _ in range(epochs):
         z = x @ state["representation.weight"].T + state["representation.bias"]
@@ -119,38 +120,28 @@ def numpy_training(
     return state
 
 
-@pytest.mark.parametrize(
-    ("part", "trained"),
-    [
-        ("head", ("head.",)),
-        ("representation", ("representation.",)),
-        ("all", ("representation.", "head.")),
-    ],
-)
-def test_training_against_numpy(part, trained):
+@pytest.mark.parametrize("part", ["head", "representation", "all"])
+@pytest.mark.parametrize("weight", [0.0, 0.3])
+def test_training_against_numpy(part, weight):
+    # Corrections and the anchor are part of the gradient: momentum and decay come on
+    # top. A parameter may have neither.
     model, examples = linear_model(4, 3, 2), regression(12, 4, 2)
     sgd = SGD(learning_rate=0.05, momentum=0.7, weight_decay=0.02, batch_size=12)
     start = {n: v.double().numpy() for n, v in state_of(model).items()}
+    rng = np.random.default_rng(3)
+    extra = {n: weight * rng.standard_normal(v.shape) for n, v in start.items()}
+    anchor = {n: rng.standard_normal(v.shape) for n, v in start.items()}
+    del extra["head.bias"], anchor["representation.bias"]
+    terms = {"extra": extra, "anchor": anchor, "weight": weight}
     x, y = examples.inputs.double().numpy(), examples.targets.double().numpy()
-    expected = numpy_training(start, trained, x, y, 6, sgd)
-    train(model, part, examples, nn.functional.mse_loss, 6, sgd)
+    trained = ("",) if part == "all" else (f"{part}.",)
+    expected = numpy_training(start, trained, x, y, 6, sgd, terms)
+    proximal = Proximal(weight, {n: torch.from_numpy(a) for n, a in anchor.items()})
+    correction = {n: torch.from_numpy(a).float() for n, a in extra.items()}
+    more = (proximal, correction) if weight else ()
+    train(model, part, examples, MSE, 6, sgd, *more)
     for name, value in model.state_dict().items():
         np.testing.assert_allclose(value.numpy(), expected[name], rtol=1e-4, atol=1e-5)
-
-
-def test_the_loss_is_the_mean_over_examples_and_not_over_batches():
-    # Nothing moves at a rate of 1e-30. Losses of 3 examples: 0, 0 and 9 (targets 0, 0
-    # and 3, output 0), in batches of 2 and 1: the mean over examples is 3.
-    model = linear_model(1, 1, 1)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.zero_()
-    targets = torch.tensor([[0.0], [0.0], [3.0]])
-    examples = ExampleSet(torch.zeros(3, 1), targets)
-    sgd = SGD(learning_rate=1e-30, batch_size=2)
-    for part in ("head", "representation", "all"):
-        loss = train(model, part, examples, nn.functional.mse_loss, 1, sgd)
-        assert loss == pytest.approx(3.0)
 
 
 def test_the_regularizer_is_trained_and_not_reported():
@@ -168,7 +159,7 @@ def test_the_regularizer_is_trained_and_not_reported():
 
     example = ExampleSet(torch.tensor([[2.0]]), torch.tensor([[0.0]]))
     sgd = SGD(learning_rate=0.1, momentum=0.0, weight_decay=0.0)
-    loss = train(model, "head", example, nn.functional.mse_loss, 2, sgd, regularizer)
+    loss = train(model, "head", example, MSE, 2, sgd, regularizer)
     assert model.head.weight.item() == pytest.approx(-1.0)
     assert loss == 0.0
     assert seen == [([[0.0]], [[0.0]])] * 2
@@ -199,20 +190,12 @@ def test_the_proximal_term_by_hand():
     value.backward()
     assert model.representation.weight.grad.item() == pytest.approx(-1.5)
     assert model.head.weight.grad.item() == pytest.approx(1.0)
-
-
-def test_the_proximal_term_skips_parameters_without_anchor_or_gradient():
-    model = scalar_model(2.0, 3.0)
-    head = {"head.weight": torch.tensor([[1.0]])}
-    assert Proximal(0.5, head)(*NOTHING, model).item() == pytest.approx(1.0)
+    # Parameters without an anchor add nothing, and frozen ones have no gradient.
+    del anchor["representation.weight"]
     freeze(model, "representation")
-    both = head | {"representation.weight": torch.tensor([[5.0]])}
-    # 0.5/2 ((3 - 1)² + (2 - 5)²), and the slope 0.5 (2 - 5) of what learns.
-    value = Proximal(0.5, both)(*NOTHING, model)
-    assert value.item() == pytest.approx(3.25)
-    value.backward()
-    assert model.representation.weight.grad.item() == pytest.approx(-1.5)
-    assert model.head.weight.grad is None
+    value = Proximal(0.5, anchor)(*NOTHING, model)
+    assert value.item() == pytest.approx(1.0)
+    assert not value.requires_grad
 
 
 def test_a_correction_is_added_to_the_gradient_in_every_step():
@@ -226,40 +209,12 @@ def test_a_correction_is_added_to_the_gradient_in_every_step():
     correction |= {"representation.weight": torch.tensor([[7.0]])}
     correction |= {"other": torch.tensor(1.0)}
     before = {name: value.clone() for name, value in correction.items()}
-    loss = nn.functional.mse_loss
+    loss = MSE
     value = train(model, "head", example, loss, 2, sgd, correction=correction)
     assert model.head.weight.item() == pytest.approx(3.3648, abs=1e-6)
     assert model.representation.weight.item() == 1.0
     assert value == pytest.approx(3.62**2, rel=1e-5)
     assert same_bits(correction, before)
-
-
-def test_corrections_and_anchors_against_numpy():
-    # Both are part of the gradient: momentum and decay come on top.
-    model, examples = linear_model(4, 3, 2), regression(12, 4, 2)
-    sgd = SGD(learning_rate=0.05, momentum=0.7, weight_decay=0.02, batch_size=12)
-    start = {n: v.double().numpy() for n, v in state_of(model).items()}
-    rng = np.random.default_rng(3)
-    extra = {n: rng.standard_normal(v.shape) / 5 for n, v in start.items()}
-    del extra["head.bias"]
-    anchor = {n: rng.standard_normal(v.shape) for n, v in start.items()}
-    del anchor["representation.bias"]
-    x, y = examples.inputs.double().numpy(), examples.targets.double().numpy()
-    expected = numpy_training(
-        start, ("",), x, y, 6, sgd, {"extra": extra, "anchor": anchor, "weight": 0.3}
-    )
-    train(
-        model,
-        "all",
-        examples,
-        nn.functional.mse_loss,
-        6,
-        sgd,
-        Proximal(0.3, {n: torch.from_numpy(a) for n, a in anchor.items()}),
-        {n: torch.from_numpy(a).float() for n, a in extra.items()},
-    )
-    for name, value in model.state_dict().items():
-        np.testing.assert_allclose(value.numpy(), expected[name], rtol=1e-4, atol=1e-5)
 
 
 # A loop with a step of one's own
@@ -318,7 +273,7 @@ def test_a_custom_step_trains_unfrozen_parameters():
     head = freeze(model, "head")
 
     def step(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-        loss = nn.functional.mse_loss(model(x), y)
+        loss = MSE(model(x), y)
         model.zero_grad()
         loss.backward()
         with torch.no_grad():
@@ -370,10 +325,7 @@ def with_batch_norm_and_dropout() -> SplitModel:
         nn.BatchNorm1d(8),
     )
     head = nn.Sequential(
-        nn.Dropout(0.3),
-        nn.Linear(8, 6, bias=False),
-        nn.BatchNorm1d(6),
-        nn.Linear(6, 3),
+        nn.Dropout(0.3), nn.Linear(8, 6, bias=False), nn.BatchNorm1d(6), nn.Linear(6, 3)
     )
     return SplitModel(representation, head)
 
@@ -384,11 +336,11 @@ def test_a_frozen_part_stays_bitwise_equal(part, augment):
     model, examples = with_batch_norm_and_dropout(), images(40, 3, augment)
     sgd = SGD(learning_rate=0.1, momentum=0.9, weight_decay=0.1, batch_size=8)
     # Both parts have been trained before, as in every round of FedRep.
-    train(model, "all", examples, nn.functional.cross_entropy, 1, sgd)
+    train(model, "all", examples, CE, 1, sgd)
     other = {"head": "representation", "representation": "head"}[part]
     model.zero_grad()
     frozen, trained = state_of(model.part(other)), state_of(model.part(part))
-    train(model, part, examples, nn.functional.cross_entropy, 2, sgd)
+    train(model, part, examples, CE, 2, sgd)
     assert same_bits(state_of(model.part(other)), frozen)
     assert all(parameter.grad is None for parameter in model.part(other).parameters())
     moved = state_of(model.part(part))
@@ -400,7 +352,7 @@ def test_a_frozen_part_stays_bitwise_equal(part, augment):
 def test_no_epochs_change_nothing(part):
     model = with_batch_norm_and_dropout()
     before = state_of(model)
-    loss = train(model, part, images(9, 3), nn.functional.cross_entropy, 0, SGD())
+    loss = train(model, part, images(9, 3), CE, 0, SGD())
     assert loss == 0.0
     assert same_bits(state_of(model), before)
 
@@ -425,7 +377,7 @@ def test_features_computed_once_train_the_same_head(
 ):
     regularizer = (lambda f, _, __: f.square().mean()) if regularized else None
     sgd = SGD(learning_rate=0.1, momentum=0.5, weight_decay=0.01, batch_size=7)
-    loss, trained, calls = nn.functional.cross_entropy, [], []
+    loss, trained, calls = CE, [], []
     for cached in (True, False):
         torch.manual_seed(0)
         model = build_model("digits-cnn", (1, 8, 8), 10, head_layers)
@@ -454,7 +406,7 @@ def test_features_computed_once_train_the_same_head(
 )
 def test_features_are_recomputed_if_they_are_random(representation, augment, is_random):
     model = SplitModel(representation(), nn.LazyLinear(3))
-    examples, loss = images(40, 3, augment), nn.functional.cross_entropy
+    examples, loss = images(40, 3, augment), CE
     model(examples.first(2))
     calls = count_calls(model.representation)
     train(model, "head", examples, loss, 3, SGD(batch_size=20))
@@ -546,7 +498,7 @@ def without_last(examples: ExampleSet, epochs: int, seed: int) -> list[ExampleSe
 
 
 def test_a_last_batch_of_one_is_dropped_before_a_batch_norm():
-    examples, loss = regression(11, 4, 1), nn.functional.mse_loss
+    examples, loss = regression(11, 4, 1), MSE
     expected, batches = normed(), without_last(examples, 2, seed=3)
     sgd = SGD(0.01, 0.0, batch_size=5)
     losses = [train(expected, "all", batch, loss, 1, sgd) for batch in batches]
@@ -567,7 +519,7 @@ def test_loop_skips_a_last_batch_of_one_if_the_model_refuses_it():
 
     def step(inputs, targets):
         sizes.append(len(inputs))
-        return nn.functional.mse_loss(model(inputs), targets).detach()
+        return MSE(model(inputs), targets).detach()
 
     loop(step, regression(11, 4, 1), 2, SGD(0.01, batch_size=5), model)
     assert sizes == [5, 5] * 2
@@ -610,7 +562,7 @@ def test_steps_an_epoch_equals_the_steps_of_loop(make, count, expected):
 
 
 def test_last_batches_of_one_are_dropped_in_a_cohort(caplog):
-    loss, sgd, seats = nn.functional.mse_loss, SGD(0.01, 0.0, batch_size=5), range(4)
+    loss, sgd, seats = MSE, SGD(0.01, 0.0, batch_size=5), range(4)
     # The last example of two is alone, at different times.
     sets = [regression(n, 4, 1) for n in (11, 11, 6, 8)]
 
@@ -640,7 +592,7 @@ def assert_near(model: SplitModel, expected: SplitModel) -> None:
 
 @pytest.mark.parametrize(("n", "size"), [(1, 5), (11, 1)])
 def test_batches_of_one_only_are_an_error_before_a_batch_norm(n, size):
-    args = ("all", regression(n, 4, 1), nn.functional.mse_loss, 1)
+    args = ("all", regression(n, 4, 1), MSE, 1)
     line = f"batch-size {size} leaves one of {n} examples alone, which this model's bat"
     with pytest.raises(OneExampleError, match=line):
         train(normed(), *args, SGD(0.01, batch_size=size))
@@ -655,7 +607,7 @@ def test_dropout_is_active_before_a_trained_head():
         lambda module, inputs, output: zeros.append((inputs[0] == 0).float().mean())
     )
     examples = ExampleSet(torch.ones(200, 50), torch.zeros(200, 1))
-    train(model, "head", examples, nn.functional.mse_loss, 1, SGD(batch_size=200))
+    train(model, "head", examples, MSE, 1, SGD(batch_size=200))
     assert 0.45 < float(zeros[0]) < 0.55
 
 
@@ -667,7 +619,7 @@ def test_divergence_is_an_error_that_names_the_rate(part):
     model, examples = linear_model(4, 3, 2), regression(20, 4, 2)
     sgd = SGD(learning_rate=1e20, batch_size=5)
     with pytest.raises(TrainingDivergedError, match=r"learning-rate 1e\+20"):
-        train(model, part, examples, nn.functional.mse_loss, 30, sgd)
+        train(model, part, examples, MSE, 30, sgd)
 
 
 @pytest.mark.parametrize(("kind", "lines"), [("AVX2", 1), ("AVX512", 0)])
@@ -689,8 +641,8 @@ def test_bfloat16_is_near_float32():
         sgd = SGD(learning_rate=0.05, bfloat16=bfloat16)
         torch.manual_seed(1)
         data = images(60, 10)
-        train(model, "head", data, nn.functional.cross_entropy, 1, sgd)
-        losses.append(train(model, "all", data, nn.functional.cross_entropy, 2, sgd))
+        train(model, "head", data, CE, 1, sgd)
+        losses.append(train(model, "all", data, CE, 2, sgd))
         states.append(state_of(model))
     assert losses[0] == pytest.approx(losses[1], rel=0.02)
     assert losses[0] != losses[1]
@@ -728,7 +680,7 @@ def test_evaluation_by_hand():
     model = SplitModel(nn.Identity(), nn.Identity())
     inputs = torch.tensor([[2.0, 0.0], [2.0, 0.0], [0.0, 1.0], [0.0, 3.0]])
     examples = ExampleSet(inputs, torch.tensor([0, 1, 1, 0]))
-    loss, accuracy = evaluate(model, examples, nn.functional.cross_entropy)
+    loss, accuracy = evaluate(model, examples, CE)
     losses = [math.log(1 + math.exp(d)) for d in (-2, 2, -1, 3)]
     assert loss == pytest.approx(sum(losses) / 4)
     assert accuracy == 0.5
@@ -740,7 +692,7 @@ def test_evaluation_over_several_batches_is_a_mean_over_examples():
     targets = torch.zeros(120, 1)
     targets[100:] = 3
     examples = ExampleSet(torch.zeros(120, 1), targets)
-    loss, accuracy = evaluate(model, examples, nn.functional.mse_loss)
+    loss, accuracy = evaluate(model, examples, MSE)
     assert loss == pytest.approx(9 * 20 / 120)
     assert math.isnan(accuracy)
 
@@ -749,7 +701,7 @@ def test_evaluation_changes_nothing_and_uses_no_randomness():
     model = with_batch_norm_and_dropout()
     before = state_of(model)
     examples = images(70, 3, augment=True)
-    results = {evaluate(model, examples, nn.functional.cross_entropy) for _ in range(3)}
+    results = {evaluate(model, examples, CE) for _ in range(3)}
     assert len(results) == 1
     assert same_bits(state_of(model), before)
     whole = copy.deepcopy(model).eval()
@@ -763,7 +715,7 @@ def test_evaluation_changes_nothing_and_uses_no_randomness():
 def test_evaluation_without_counted_targets_is_nan(targets):
     model = SplitModel(nn.Identity(), nn.Identity())
     examples = ExampleSet(torch.ones(len(targets), 2), targets)
-    results = evaluate(model, examples, nn.functional.cross_entropy)
+    results = evaluate(model, examples, CE)
     assert all(map(math.isnan, results))
 
 
@@ -790,7 +742,7 @@ def test_evaluation_excludes_ignored_targets(monkeypatch):
     examples = ExampleSet(inputs, torch.tensor([[0, 1], [1, -100], [-100, -100]]))
     monkeypatch.setattr("flwr_frl.task.training.local_training.EVALUATION_BATCH", 1)
     model = SplitModel(nn.Identity(), nn.Identity())
-    loss, accuracy = evaluate(model, examples, nn.functional.cross_entropy)
+    loss, accuracy = evaluate(model, examples, CE)
     losses = [math.log(1 + math.exp(d)) for d in (-2, 2, -1)]
     assert loss == pytest.approx(sum(losses) / 3)
     assert accuracy == pytest.approx(2 / 3)
