@@ -11,7 +11,7 @@ import secrets
 import warnings
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from importlib import import_module
 from typing import Annotated, Any, cast
 
@@ -32,7 +32,7 @@ from flwr_frl.task.settings import (
     require_all_of_noise,
 )
 from flwr_frl.task.training.calls import TrainCall, features_of
-from flwr_frl.task.training.sgd import diverged, freeze
+from flwr_frl.task.training.sgd import freeze, run_epochs
 
 
 @dataclass(frozen=True)
@@ -172,18 +172,18 @@ def train_privately(call: TrainCall, privacy: ExamplePrivacy) -> float:
     )
 
     def step(inputs: Tensor, targets: Tensor) -> Tensor:
-        """Make a step and return the sum of the losses."""
+        """Make a step and return the mean loss."""
         optimizer.zero_grad(set_to_none=True)
         features, value = inputs, torch.zeros((), device=examples.place)
         if len(targets):
             with sgd.autocast():
                 features = forward(inputs)
+                value = call.loss(model.head(features), targets)
                 # A sum, so that an example's part does not depend on their number.
-                value = call.loss(model.head(features), targets) * len(targets)
-                objective = value
+                objective = value * len(targets)
                 if call.regularizer is not None:
                     term = call.regularizer(features, targets, model)
-                    objective = value + expected * term
+                    objective = objective + expected * term
             objective.backward()  # type: ignore[no-untyped-call]
         empty = features.detach()[:0], targets[:0]
         unclipped = _independent_of_examples(call, *empty, trained)
@@ -204,25 +204,17 @@ def train_privately(call: TrainCall, privacy: ExamplePrivacy) -> float:
         optimizer.original_optimizer.step()
         return value.detach()
 
-    mean = 0.0
+    batches = partial(drawn, examples, sgd.batch_size)
     try:
         with warnings.catch_warnings():
             # The first layer's inputs have no gradients.
             warnings.filterwarnings("ignore", "Full backward hook is firing")
-            for epoch in range(call.epochs):
-                total, count = torch.zeros((), device=examples.place), 0
-                for inputs, targets in drawn(examples, sgd.batch_size):
-                    total += step(inputs, targets)
-                    count += len(targets)
-                mean = total.item() / max(1, count)
-                if not math.isfinite(mean):
-                    raise diverged(mean, epoch, sgd)
+            return run_epochs(step, batches, call.epochs, sgd)
     finally:
         hooks.cleanup()
         # Opacus leaves this attribute behind.
         for parameter in model.parameters():
             parameter.__dict__.pop("summed_grad", None)
-    return mean
 
 
 def _hooks(model: SplitModel) -> Any:

@@ -1,9 +1,9 @@
 """Building blocks of local training: hyper-parameters, optimiser, freezing, loop."""
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, partial
 from logging import getLogger
 from typing import Annotated
 
@@ -13,7 +13,7 @@ from torch.nn.modules.batchnorm import _NormBase
 from torch.optim.sgd import sgd as torch_sgd
 
 from flwr_frl.task.devices import CPU, current
-from flwr_frl.task.examples import ExampleSet
+from flwr_frl.task.examples import Batch, ExampleSet
 from flwr_frl.task.models.split_model import Part, SplitModel, on_trial
 from flwr_frl.task.settings import Checked, Free, Range, SettingsError
 
@@ -217,16 +217,28 @@ def loop(
     OneExampleError
         If no batch has more than one example, and the model cannot train on one.
     """
-    mean, examples = 0.0, examples.on(current())
+    examples = examples.on(current())
     if model is not None and epochs:
         examples = trainable_examples(model, examples, sgd)
+    batches = partial(examples.batches, sgd.batch_size, shuffle=True)
+    return run_epochs(step, batches, epochs, sgd)
+
+
+def run_epochs(
+    step: Step, batches: Callable[[], Iterable[Batch]], epochs: int, sgd: SGD
+) -> float:
+    """Call a step with every batch that ``batches`` returns for each epoch.
+
+    See `loop` for the other parameters, the returned mean and the error.
+    """
+    mean = 0.0
     for epoch in range(epochs):
-        total, count = torch.zeros((), device=examples.place), 0
-        for inputs, targets in examples.batches(sgd.batch_size, shuffle=True):
+        total, count = torch.zeros((), device=current()), 0
+        for inputs, targets in batches():
             total += step(inputs, targets) * len(targets)
             count += len(targets)
         mean = total.item() / max(1, count)
-        if not torch.isfinite(total):
+        if not math.isfinite(mean):
             raise diverged(mean, epoch, sgd)
     return mean
 
