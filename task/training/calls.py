@@ -155,7 +155,7 @@ class TrainCall:
         return examples
 
     def alone(self) -> float:
-        """Train one client."""
+        """Train one client's model, and return its mean loss over the last epoch."""
         model, sgd = self.model, self.sgd
         examples, module = self.prepared(), model.part(self.part)
         forward = nn.Identity() if self.has_features else model.representation
@@ -188,7 +188,7 @@ class TrainCall:
     def together(
         calls: Sequence["TrainCall"], streams: Sequence[RngContext]
     ) -> list[float | TrainingDivergedError]:
-        """Train several clients."""
+        """Train several clients' models at once; see `cohort.Call.together`."""
         first = calls[0]
         examples = [call.prepared() for call in calls]
         constants = [tensors_of(call.regularizer) for call in calls]
@@ -223,7 +223,7 @@ class TrainCall:
 
 @torch.no_grad()
 def features_of(model: SplitModel, examples: ExampleSet, sgd: SGD) -> ExampleSet:
-    """Return examples whose inputs are their features, in the model's current mode."""
+    """Return the examples with their features, in the model's mode, as inputs."""
     features, targets = [], []
     with sgd.autocast():
         for inputs, target in examples.batches(EVALUATION_BATCH):
@@ -264,7 +264,7 @@ class GradientCall:
         return fewest(self.model, self.inputs[:1].numel())
 
     def alone(self) -> Tensor:
-        """Compute one client's gradient."""
+        """Compute one client's gradient, and return the loss."""
         with self.sgd.autocast():
             loss = self.loss(self.model(self.inputs), self.targets)
         loss.backward()  # type: ignore[no-untyped-call]
@@ -274,7 +274,7 @@ class GradientCall:
     def together(
         calls: Sequence["GradientCall"], streams: Sequence[RngContext]
     ) -> list[Tensor]:
-        """Compute several clients' gradients."""
+        """Compute several clients' gradients at once; see `cohort.Call.together`."""
         first = calls[0]
         state = stacked([call.model.tensors for call in calls])
         parameters = dict(first.model.named_parameters())

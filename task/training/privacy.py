@@ -70,15 +70,18 @@ def sampling(num_examples: int, batch_size: int) -> tuple[float, int]:
     return rate, math.ceil(num_examples / batch_size)
 
 
-# Noise multiplier, probability of an example in a batch, and steps.
+# For each kind of step so far: the noise multiplier, an example's probability of being
+# in a batch, and the number of steps.
 History = tuple[tuple[float, float, int], ...]
 
 
 def epsilon(history: History, delta: float) -> float:
-    """Return ε at δ after some steps, as Opacus' `RDPAccountant` computes it."""
+    """Return ε for δ after some steps, as Opacus' `RDPAccountant` computes it."""
     if not any(steps for *_, steps in history):
         return 0.0
-    spent = sum(steps * _of_one_step(noise, rate) for noise, rate, steps in history)
+    spent = sum(
+        steps * _divergence_of_step(noise, rate) for noise, rate, steps in history
+    )
     orders = _opacus("accountants").RDPAccountant.DEFAULT_ALPHAS
     rdp = _opacus("accountants.analysis.rdp")
     return float(rdp.get_privacy_spent(orders=orders, rdp=spent, delta=delta)[0])
@@ -96,7 +99,7 @@ def _opacus(name: str) -> Any:
 
 
 @lru_cache(maxsize=1024)
-def _of_one_step(noise: float, rate: float) -> npt.NDArray[np.float64]:
+def _divergence_of_step(noise: float, rate: float) -> npt.NDArray[np.float64]:
     """Return the Rényi divergence of a step at all orders; takes 0.1 s."""
     orders = _opacus("accountants").RDPAccountant.DEFAULT_ALPHAS
     rdp = _opacus("accountants.analysis.rdp")
@@ -124,10 +127,11 @@ def check_model(model: SplitModel, privacy: ExamplePrivacy) -> None:
 def train_privately(call: TrainCall, privacy: ExamplePrivacy) -> float:
     """Train as `local_training.train` does, with example-level differential privacy.
 
-    Sampling, augmentation and noise do not depend on the run's seed, since anyone who
-    knows it could subtract them. The part of the regularizer that depends on features
-    must be a sum over the examples. The other part, its value for no examples, and the
-    correction are not clipped: they carry no information about the examples.
+    Sampling, augmentation and noise do not depend on the run's seed: anyone who knows
+    the seed could subtract the noise. A regularizer may have two parts. The part that
+    depends on features must be a sum over the examples, and is clipped with their
+    losses. The other part, which is the regularizer's value for an empty batch, and the
+    correction contain no information about the examples, so they are not clipped.
 
     Parameters
     ----------
@@ -204,7 +208,7 @@ def train_privately(call: TrainCall, privacy: ExamplePrivacy) -> float:
         optimizer.original_optimizer.step()
         return value.detach()
 
-    batches = partial(drawn, examples, sgd.batch_size)
+    batches = partial(sampled_batches, examples, sgd.batch_size)
     try:
         with warnings.catch_warnings():
             # The first layer's inputs have no gradients.
@@ -231,7 +235,9 @@ def _hooks(model: SplitModel) -> Any:
     return Hooks(model, loss_reduction="sum")
 
 
-def drawn(examples: ExampleSet, batch_size: int) -> Iterator[tuple[Tensor, Tensor]]:
+def sampled_batches(
+    examples: ExampleSet, batch_size: int
+) -> Iterator[tuple[Tensor, Tensor]]:
     """Yield an epoch of Poisson-sampled batches."""
     rate, steps = sampling(len(examples), batch_size)
     for _ in range(steps):

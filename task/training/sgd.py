@@ -72,7 +72,7 @@ class SGD(Checked):
         return name.rpartition(".")[2].startswith("bias")
 
     def optimizer(self, module: nn.Module) -> "SGDOptimizer":
-        """Return an optimiser of a module's parameters, with decay of weights only."""
+        """Return an optimiser for a module's parameters; only weights decay."""
         return SGDOptimizer(module, self)
 
 
@@ -91,13 +91,13 @@ def warn_if_emulated() -> None:
 class SGDOptimizer:
     """SGD of one module's parameters, with torch's arithmetic and interface.
 
-    `torch.optim.SGD` itself would load torch's compiler in each process that handles
-    one message: 2 s, and far more on a Raspberry Pi.
+    Importing `torch.optim` loads torch's compiler, which takes 2 s and far longer on a
+    Raspberry Pi, and a device starts a new process for every message.
 
     Parameters
     ----------
     module : nn.Module
-        All of its parameters that have gradients are updated.
+        A step updates those of its parameters that have a gradient.
     sgd : SGD
         The hyper-parameters.
     """
@@ -127,7 +127,7 @@ class SGDOptimizer:
         """Update each parameter that has a gradient."""
         for parameters, decay in self.groups:
             gradients = {
-                p: _laid_out_as(p, p.grad) for p in parameters if p.grad is not None
+                p: _in_format_of(p, p.grad) for p in parameters if p.grad is not None
             }
             updated = list(gradients)
             momentum = [self.momentum.get(p) for p in updated if self.sgd.momentum]
@@ -146,7 +146,7 @@ class SGDOptimizer:
             self.momentum.update(zip(updated, momentum, strict=False))
 
 
-def _laid_out_as(parameter: Tensor, gradient: Tensor) -> Tensor:
+def _in_format_of(parameter: Tensor, gradient: Tensor) -> Tensor:
     """Return a gradient in its parameter's memory format, as torch's fused SGD needs.
 
     Gradients of autograd already have it.

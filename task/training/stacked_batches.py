@@ -1,4 +1,4 @@
-"""Batches of several clients side by side."""
+"""Batches of several clients, stacked for one step of all their models."""
 
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
@@ -36,7 +36,9 @@ class StackedBatch(NamedTuple):
 
 
 class SeparateBatches:
-    """Batches side by side, where a smaller last batch is a batch of its own.
+    """Stacked batches without padding, for models whose examples affect each other.
+
+    Clients whose last batches differ in size make that step apart from each other.
 
     Parameters
     ----------
@@ -102,10 +104,10 @@ class SeparateBatches:
 
 
 class PaddedBatches(SeparateBatches):
-    """Batches side by side, where a smaller last batch is padded with zeros.
+    """Stacked batches in which a smaller last batch is padded with zeros.
 
     Where clients differ in size, training is up to 2.9 times as fast as with
-    `SeparateBatches`, which have a step for each size of a last batch.
+    `SeparateBatches`, which yield a batch for each size of a last batch.
     """
 
     def __init__(

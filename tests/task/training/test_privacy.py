@@ -21,8 +21,8 @@ from flwr_frl.task.settings import SettingsError
 from flwr_frl.task.training import SGD, Proximal, TrainCall, privacy
 from flwr_frl.task.training.privacy import (
     ExamplePrivacy,
-    drawn,
     epsilon,
+    sampled_batches,
     sampling,
     train_privately,
 )
@@ -201,7 +201,7 @@ def test_each_example_is_in_a_batch_with_the_same_probability():
     examples = ExampleSet(torch.arange(n)[:, None].float(), torch.zeros(n))
     torch.manual_seed(0)
     for _ in range(500):
-        batches = list(drawn(examples, 3))
+        batches = list(sampled_batches(examples, 3))
         assert len(batches) == 7
         for inputs, targets in batches:
             assert len(inputs) == len(targets)
