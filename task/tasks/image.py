@@ -21,7 +21,14 @@ from flwr_frl.task.devices import seeded
 from flwr_frl.task.examples import ExampleSet
 from flwr_frl.task.models import MODELS, SplitModel, build_model
 from flwr_frl.task.models.weights import load_weights
-from flwr_frl.task.settings import Free, Place, Range, SettingsError, require
+from flwr_frl.task.settings import (
+    Free,
+    Place,
+    Range,
+    SettingsError,
+    declared,
+    require,
+)
 from flwr_frl.task.training import Loss
 
 DEFAULT_MODELS = {
@@ -52,14 +59,6 @@ SMALL, LARGE = 16, 64
 COPIED = 8 * 2**20
 # Copies are cached for at least so many clients, and up to so many bytes.
 FEWEST_CACHED, CACHED = 16, 128 * 2**20
-PARTITION_SETTINGS = (
-    "partition",
-    "classes-per-client",
-    "dirichlet-alpha",
-    "size-sigma",
-    "test-partition",
-    "partitioner-arguments",
-)
 MODEL_SETTINGS = ("model", "model-head", "head-layers", "weights")
 
 
@@ -215,7 +214,10 @@ class ImageTask(BaseTask):
         unused = self.settings.unused()
         if self.dataset.clients:
             reason = "the data is already split over its clients"
-            unused = dict.fromkeys(PARTITION_SETTINGS, reason)
+            # The seed also determines the initial model.
+            unused = dict.fromkeys(
+                declared(PartitionSettings).keys() - {"seed"}, reason
+            )
         if self.source not in ("image-folder", "femnist"):
             unused["classes"] = "only an image folder has class folders"
         if self.source != "emnist":
