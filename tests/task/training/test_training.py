@@ -217,7 +217,7 @@ def test_a_correction_is_added_to_the_gradient_in_every_step():
     assert same_bits(correction, before)
 
 
-# A loop with a step of one's own
+# Custom steps
 
 
 def test_loop_passes_every_example_once_per_epoch():
@@ -504,8 +504,8 @@ def test_a_last_batch_of_one_is_dropped_before_a_batch_norm():
     losses = [train(expected, "all", batch, loss, 1, sgd) for batch in batches]
     model = normed()
     torch.manual_seed(3)
-    found = train(model, "all", examples, loss, 2, sgd)
-    assert found == pytest.approx(sum(losses[2:]) / 2)
+    result = train(model, "all", examples, loss, 2, sgd)
+    assert result == pytest.approx(sum(losses[2:]) / 2)
     # Found out once, and not even the first norm has learned from it.
     assert model.representation.alone == 1
     assert_near(model, expected)
@@ -572,8 +572,8 @@ def test_last_batches_of_one_are_dropped_in_a_cohort(caplog):
 
     alone, models = [normed() for _ in seats], [normed() for _ in seats]
     losses = [work(i, alone[i]) for i in seats]
-    found = together([partial(work, i, models[i]) for i in seats], 4)
-    assert found == pytest.approx(losses, rel=1e-5)
+    result = together([partial(work, i, models[i]) for i in seats], 4)
+    assert result == pytest.approx(losses, rel=1e-5)
     for own, expected in zip(models, alone, strict=True):
         assert_near(own, expected)
     # All at the same time.
