@@ -7,7 +7,6 @@ import pytest
 from flwr.app import ConfigRecord, Message, MessageType
 
 from benchmarks.multi_task_network import Network
-from flwr_frl import running
 from flwr_frl.clients.algorithms import complete
 from flwr_frl.clients.client_app import make_app
 from flwr_frl.clients.device.state import PREFIX
@@ -307,22 +306,3 @@ def _empty():
 def test_bad_settings_are_rejected(given, message):
     with pytest.raises(SettingsError, match=message):
         build_task(settings_of(**given), NODES)
-
-
-@pytest.mark.parametrize(
-    ("algorithm", "task", "line"),
-    [
-        ("multi-task", "digits", "it needs a MultiTaskSetup, as of qcqp or multi-tas"),
-        ("multi-task", "linear", "it needs a MultiTaskSetup, as of qcqp or multi-tas"),
-        ("fedrep", "qcqp", "there is nothing to train on; the algorithm for it is mu"),
-        ("dpsgd", "multi-task-logistic", "there is nothing to train on; the algorit"),
-        ("flute", "transfer", "it needs classes, to which its heads belong"),
-        ("flute-star", "linear", "it needs classes, to which its heads belong"),
-        ("representation-transfer", "qcqp", "there is nothing to train on; the algo"),
-    ],
-)
-def test_incompatible_algorithms_and_tasks_are_rejected(algorithm, task, line):
-    line = f"algorithm {algorithm!r} and task {task!r}: {line}"
-    with pytest.raises(SettingsError, match=f"^{line}") as caught:
-        running.check([algorithm], {"task": task}, "inline")
-    assert "\n" not in str(caught.value)

@@ -9,8 +9,10 @@ from collections.abc import Collection
 from copy import copy
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import pytest
 import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MessageType, RecordDict
 from torch import nn
@@ -42,6 +44,16 @@ FULL_BATCH = {
     "initial-nodes": 1,
     "rounds-per-stage": "2",
 }
+# Settings with which the rounds of an algorithm are compared with NumPy.
+VARIANTS: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "momentum": {"momentum": 0.6, "weight_decay": 0.05},
+    "examples": {"weighting": "examples"},
+    "srpfl": {"srpfl": True},
+}
+EACH_VARIANT = pytest.mark.parametrize("more", VARIANTS.values(), ids=list(VARIANTS))
+# Small batches in random order, momentum and decay.
+SMALL_BATCHES = {"batch_size": 4, "momentum": 0.5, "weight_decay": 1e-3}
 Matrix = np.ndarray
 Arrays = dict[str, np.ndarray]
 
@@ -278,6 +290,23 @@ class Run:
         known = self.strategy.evaluation.metrics
         self.metrics.append([known.get(f"{i:06d}", {}) for i in range(N)])
 
+    def __getitem__(self, setting: str) -> Any:
+        """The value of a setting; ``_`` stands for ``-``."""
+        return self.settings[setting.replace("_", "-")]
+
+    def mean(self, matrices: list[Matrix], clients: list[int]) -> Matrix:
+        """The mean that a round of these clients has."""
+        return mean(matrices, weights(clients, self["weighting"]))
+
+    def descend(self, theta: Matrix, i: int, steps: int = STEPS, pull=0.0, anchor=0.0):
+        """θ after steps of client i on f_i(θ) + pull/2 ‖θ − anchor‖²."""
+        velocity = 0.0
+        for _ in range(steps):
+            slope = gradient(theta, i, self["weight_decay"]) + pull * (theta - anchor)
+            velocity = self["momentum"] * velocity + slope
+            theta = theta - RATE * velocity
+        return theta
+
     def between(self, kind: str) -> list[tuple[Message, Message]]:
         """Messages of a kind with their replies."""
         pairs = zip(self.grid.sent, self.grid.replies, strict=True)
@@ -294,11 +323,13 @@ def run(
     lost: Collection[tuple[int, int]] = (),
     evaluate: bool | Collection[int] = False,
     srpfl: bool = False,
+    watched: bool = True,
     **more,
 ) -> Run:
     """Run the real strategy with the real ClientApp; ``more`` are settings.
 
-    ``evaluate`` names the rounds that are evaluated, or says whether all are.
+    ``evaluate`` names the rounds that are evaluated, or says whether all are. Unless
+    ``watched``, only the last round is noted.
     """
     named = {name.replace("_", "-"): value for name, value in more.items()}
     own = {"algorithm": "srpfl" if srpfl else algorithm, "srpfl-base": algorithm}
@@ -314,13 +345,54 @@ def run(
         strategy.initialize(grid),
         range(1, rounds + 1),
         evaluated=lambda r: evaluate if isinstance(evaluate, bool) else r in evaluate,
-        after_round=found.add,
+        after_round=lambda r, *made: (
+            found.add(r, *made) if watched or r == rounds else 0
+        ),
     )
+    return found
+
+
+def run_variant(algorithm: str, rounds: int = 4, **more) -> Run:
+    """Run a variant, in which the clients of each round are as many as expected."""
+    found = run(algorithm, rounds, **more)
+    counts = [1, 1, 2, 2, 3][:rounds] if more.get("srpfl") else [3] * rounds
+    assert [len(clients) for clients in found.trained] == counts
     return found
 
 
 def assert_near(found: Matrix, expected: Matrix, within: float = 1e-5) -> None:
     np.testing.assert_allclose(found, expected, rtol=0, atol=within)
+
+
+def assert_rounds(
+    found: Run, expected: list[tuple[Matrix, list]], prefix: str = "model."
+) -> None:
+    """Compare what is shared and what each client keeps with NumPy, in each round.
+
+    A client that has not trained keeps nothing; nothing is expected of it then but
+    None or the initial model.
+    """
+    for arrays, kept, (w, personal) in zip(
+        found.arrays, found.kept, expected, strict=True
+    ):
+        assert_near(matrix(arrays), w)
+        for state, v in zip(kept, personal, strict=True):
+            if state:
+                assert_near(matrix(state, prefix), v)
+            elif v is not None:
+                assert_near(start(), v)
+
+
+def assert_losses(found: Run, models: list[Matrix], now: int = -1) -> None:
+    """Each client was tested with its model."""
+    for i, (metrics, theta) in enumerate(zip(found.metrics[now], models, strict=True)):
+        assert metrics["loss"] == pytest.approx(loss_of(theta, i), abs=1e-5)
+
+
+def assert_same_arrays(found: Run, other: Run) -> None:
+    """Two runs share the same in each round, to the last bit."""
+    for arrays, others in zip(found.arrays, other.arrays, strict=True):
+        assert_same(arrays, others)
 
 
 def assert_same(found: Arrays, expected: Arrays) -> None:
