@@ -9,7 +9,17 @@ from flwr_frl.strategies.algorithms import settings_owners
 from flwr_frl.task.settings import SettingsError, resolve
 
 # Values out of range, by algorithm and setting.
-OUT_OF_RANGE = {
+OUT_OF_RANGE: dict[str, dict[str, tuple]] = {
+    # Of every run.
+    "fedavg": {
+        "num-server-rounds": (0,),
+        "evaluate-every": (-1,),
+        "evaluate-last": (-1,),
+        "checkpoint-every": (-1,),
+        "max-empty-rounds": (-1,),
+        "torch-threads": (0,),
+        "round-timeout": (0.0, math.nan),
+    },
     "fedprox": {"proximal-mu": (-1.0, math.inf)},
     "scaffold": {"global-learning-rate": (0.0, -0.5)},
     "ditto": {"ditto-lambda": (-1.0,), "personal-epochs": (-1,)},
@@ -129,6 +139,7 @@ def test_a_task_that_does_not_suit_is_refused(algorithm, given, words):
             {"new-clients": 19, "fraction-train": 0.5},
             "fraction-train is 0.5: of 1 clients it samples nobody",
         ),
+        ("fedavg", {"output": ""}, "output is ''; expected a directory"),
         ("fedavg", {"fewest": 3}, "unknown setting 'fewest'"),
         ("outsiders:Hooked", {"fewer": 3}, "unknown setting 'fewer'; did you mean"),
         ("outsiders:Hooked", {"fewest": 21}, "fewest is 21; 20 are too few"),

@@ -146,26 +146,6 @@ def test_what_simulation_begins_with():
     assert server_settings({"algorithm": outsider})["fewest"] == 2
 
 
-@pytest.mark.parametrize(
-    ("given", "line"),
-    [
-        ({"fewest": 100}, "fewest is 100; expected a number in [1, 99]"),
-        ({"fewest": 2.5}, "fewest is 2.5; expected a value of type int"),
-        ({"fewer": 3}, "unknown setting 'fewer'; did you mean 'fewest'?"),
-        ({"fewest": 21}, "fewest is 21; 20 are too few"),
-    ],
-)
-def test_an_outsiders_settings_are_checked_like_ours(given, line):
-    with pytest.raises(SettingsError) as caught:
-        running.check(["outsiders:Hooked"], given, "inline")
-    assert str(caught.value).startswith(line)
-
-
-def test_the_settings_of_others_are_unknown_without_it():
-    with pytest.raises(SettingsError, match=r"^unknown setting 'fewest'"):
-        running.check(["fedavg"], {"fewest": 3}, "inline")
-
-
 @pytest.mark.parametrize("name", ["fedrep", "srpfl", "outsiders:Hooked"])
 def test_every_strategy_has_the_hooks(name):
     strategy = build_strategy(server_settings({"algorithm": name}))

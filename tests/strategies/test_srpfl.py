@@ -239,24 +239,6 @@ def test_the_setting_says_what_is_wrapped(base: str, tmp_path) -> None:
     assert [row["clients"] for row in rows[0]] == [5, 5, 10]
 
 
-def test_somebody_elses_strategy_is_wrapped_like_ours(tmp_path) -> None:
-    options = {
-        "output": str(tmp_path),
-        "num_server_rounds": 3,
-        "rounds_per_stage": "2",
-    }
-    settings = settings_of("srpfl", srpfl_base="outsiders:Plain", **options)
-    chosen = {**settings, "srpfl-base": "fedrep"}
-    rows = []
-    for each in (settings, chosen):
-        run(InlineGrid(make_app(each), 20), each)
-        lines = (tmp_path / "srpfl" / "metrics.jsonl").read_text().splitlines()
-        rows.append([{**json.loads(line), "seconds": 0} for line in lines])
-    # It is FedRep under another name.
-    assert rows[0] == rows[1]
-    assert rows[0][-1]["clients"] == 10
-
-
 def test_the_setting_is_nothing_to_those_that_say_what_they_wrap() -> None:
     strategy = build_strategy(settings_of("lg-srpfl", srpfl_base="flute"))
     assert type(strategy) is LGFedAvg
