@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from federation import free_port, kill_9, processes_with, wait_until
-from test_ray import ROOT, assert_same, numbers_of
+from test_ray import ROOT, assert_same_rows, numbers_of
 
 START = (
     *(Path(sys.executable).with_name("ray"), "start", "--num-cpus", "1"),
@@ -125,7 +125,7 @@ def test_a_node_that_dies_in_a_round_costs_a_retry_and_not_the_run(tmp_path, nod
     inline = simulate(tmp_path / "inline", "inline", rounds)
     said_by(inline, 400)
     found = numbers_of(tmp_path / "cluster" / "results", "fedrep")
-    assert_same(found, numbers_of(tmp_path / "inline" / "results", "fedrep"))
+    assert_same_rows(found, numbers_of(tmp_path / "inline" / "results", "fedrep"))
     assert all(row["rejected"] == 0 for row in found)
 
 
