@@ -2,21 +2,23 @@
 
 import numpy as np
 import pytest
-from softmax_runs import (
-    RATE,
+from paper_rounds import (
     SMALL_BATCHES,
-    STEPS,
     VARIANTS,
-    N,
     assert_losses,
-    assert_near,
     assert_rounds,
     assert_same_arrays,
+    run_variant,
+)
+from softmax_runs import (
+    RATE,
+    STEPS,
+    N,
+    assert_near,
     gradient,
     loss_of,
     matrix,
     run,
-    run_variant,
     start,
 )
 

@@ -1,21 +1,23 @@
 """Ditto against a few lines of NumPy, server and clients."""
 
 import numpy as np
-from softmax_runs import (
+from paper_rounds import (
     EACH_VARIANT,
-    RATE,
     SMALL_BATCHES,
-    STEPS,
-    N,
     assert_losses,
-    assert_near,
     assert_rounds,
     assert_same_arrays,
+    run_variant,
+)
+from softmax_runs import (
+    RATE,
+    STEPS,
+    N,
+    assert_near,
     gradient,
     loss_of,
     matrix,
     run,
-    run_variant,
     start,
 )
 

@@ -2,17 +2,19 @@
 
 import numpy as np
 import pytest
+from paper_rounds import (
+    VARIANTS,
+    assert_losses,
+    assert_rounds,
+    run_variant,
+)
 from softmax_runs import (
     RATE,
-    VARIANTS,
     N,
-    assert_losses,
     assert_near,
-    assert_rounds,
     gradient,
     matrix,
     run,
-    run_variant,
     start,
 )
 

@@ -4,15 +4,17 @@ import numpy as np
 import pytest
 import torch
 from layered import gradients, loss_of, model, parts, start
+from paper_rounds import (
+    SMALL_BATCHES,
+    assert_same_arrays,
+)
 from softmax_runs import (
     DIMENSION,
     RATE,
-    SMALL_BATCHES,
     STEPS,
     N,
     assert_near,
     assert_same,
-    assert_same_arrays,
     mean,
     run,
     weights,

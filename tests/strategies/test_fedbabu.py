@@ -5,7 +5,16 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 from layered import gradients, loss_of, parts, start
-from softmax_runs import RATE, STEPS, N, assert_near, run, run_variant
+from paper_rounds import (
+    run_variant,
+)
+from softmax_runs import (
+    RATE,
+    STEPS,
+    N,
+    assert_near,
+    run,
+)
 
 TASK = {"task": "layered:layered"}
 

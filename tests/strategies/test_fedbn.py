@@ -6,6 +6,9 @@ import numpy as np
 import pytest
 import torch
 from flwr.app import Context, RecordDict
+from paper_rounds import (
+    run_variant,
+)
 from softmax_runs import (
     CLASSES,
     DIMENSION,
@@ -16,7 +19,6 @@ from softmax_runs import (
     draw,
     matrix,
     run,
-    run_variant,
 )
 from torch import nn
 

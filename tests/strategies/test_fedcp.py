@@ -3,15 +3,17 @@
 import numpy as np
 import pytest
 import torch
+from paper_rounds import (
+    run_variant,
+)
 from softmax_runs import (
     CLASSES,
     DIMENSION,
     N,
     deep_head,
     draw,
-    example_sets,
     run,
-    run_variant,
+    task_of,
 )
 from torch import nn
 
@@ -19,7 +21,7 @@ from flwr_frl import simulate
 from flwr_frl.clients import FedCPClient
 from flwr_frl.clients.device.parameter_groups import array_names
 from flwr_frl.clients.fedcp import BANDWIDTHS, SeparatingHead, discrepancy
-from flwr_frl.task import ExampleTask, SplitModel
+from flwr_frl.task import SplitModel
 from flwr_frl.task.settings import SettingsError
 
 K, RATE, STEPS = 3, 0.3, 3
@@ -40,8 +42,7 @@ def narrow(num_clients):
     def model():
         return SplitModel(nn.Linear(DIMENSION, K, bias=False), nn.Linear(K, CLASSES))
 
-    sets = [example_sets(test) for test in (False, True)]
-    return ExampleTask(model, *sets, classes=("a", "b", "c"))
+    return task_of(model, classes=("a", "b", "c"))
 
 
 OWN = {"task": f"{__name__}:narrow", "representation_epochs": STEPS}

@@ -4,16 +4,18 @@ import numpy as np
 import pytest
 import torch
 from layered import WIDTH, features, gradients, loss_of, parts, start
+from paper_rounds import (
+    SMALL_BATCHES,
+    run_variant,
+)
 from softmax_runs import (
     RATE,
-    SMALL_BATCHES,
     STEPS,
     N,
     assert_near,
     assert_same,
     draw,
     run,
-    run_variant,
 )
 
 TASK = {"task": "layered:layered"}

@@ -15,17 +15,19 @@ from flwr.app import (
     RecordDict,
 )
 from layered import WIDTH, features, gradients, layered, loss_of, parts, start
+from paper_rounds import (
+    SMALL_BATCHES,
+    run_variant,
+)
 from softmax_runs import (
     CLASSES,
     RATE,
-    SMALL_BATCHES,
     STEPS,
     N,
     assert_near,
     assert_same,
     draw,
     run,
-    run_variant,
 )
 from torch import nn
 

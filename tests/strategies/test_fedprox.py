@@ -1,16 +1,18 @@
 """FedProx against a few lines of NumPy, server and clients."""
 
 import numpy as np
-from softmax_runs import (
+from paper_rounds import (
     EACH_VARIANT,
-    RATE,
     SMALL_BATCHES,
-    assert_near,
     assert_same_arrays,
+    run_variant,
+)
+from softmax_runs import (
+    RATE,
+    assert_near,
     gradient,
     matrix,
     run,
-    run_variant,
     start,
 )
 

@@ -6,21 +6,23 @@ import numpy as np
 import pytest
 import torch
 from flwr.app import Context, RecordDict
+from paper_rounds import (
+    VARIANTS,
+    assert_losses,
+    run_variant,
+)
 from softmax_runs import (
     CLASSES,
     DIMENSION,
     RATE,
     STEPS,
-    VARIANTS,
     N,
-    assert_losses,
     assert_near,
     deep_head,
     draw,
     linear,
     matrix,
     run,
-    run_variant,
     start,
 )
 from torch import nn

@@ -7,17 +7,19 @@ import pytest
 import torch
 from flwr.app import ArrayRecord, ConfigRecord
 from function_clients import grid_of
+from paper_rounds import (
+    VARIANTS,
+    assert_losses,
+    assert_rounds,
+    run_variant,
+)
 from softmax_runs import (
     RATE,
-    VARIANTS,
     N,
-    assert_losses,
     assert_near,
-    assert_rounds,
     gradient,
     matrix,
     run,
-    run_variant,
     start,
 )
 

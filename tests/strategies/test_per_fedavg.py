@@ -5,19 +5,21 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from paper_rounds import (
+    VARIANTS,
+    assert_losses,
+    run_variant,
+)
 from softmax_runs import (
     RATE,
     STEPS,
-    VARIANTS,
     N,
-    assert_losses,
     assert_near,
     draw,
     gradient,
     loss_of,
     matrix,
     run,
-    run_variant,
     start,
 )
 from torch import nn

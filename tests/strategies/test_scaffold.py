@@ -4,10 +4,13 @@ import numpy as np
 import pytest
 import torch
 from function_clients import grid_of, honest
+from paper_rounds import (
+    VARIANTS,
+    run_variant,
+)
 from softmax_runs import (
     RATE,
     STEPS,
-    VARIANTS,
     N,
     assert_near,
     draw,
@@ -17,7 +20,6 @@ from softmax_runs import (
     mean,
     normed,
     run,
-    run_variant,
     start,
     weights,
 )

@@ -1,11 +1,12 @@
 """A model that has a tensor under two names learns like one that uses it twice."""
 
 import pytest
+import softmax_runs
 import torch
-from softmax_runs import CLASSES, DIMENSION, assert_near, example_sets, run
+from softmax_runs import CLASSES, DIMENSION, assert_near, run
 from torch import nn
 
-from flwr_frl.task import ExampleTask, SplitModel
+from flwr_frl.task import SplitModel
 
 
 class Once(nn.Module):
@@ -50,8 +51,7 @@ def task_of(kind, in_head):
             return SplitModel(nn.Identity(), nn.Sequential(kind(), last))
         return SplitModel(kind(), nn.Linear(DIMENSION, CLASSES))
 
-    sets = [example_sets(test) for test in (False, True)]
-    return ExampleTask(split, *sets, classes=("a", "b", "c"))
+    return softmax_runs.task_of(split, classes=("a", "b", "c"))
 
 
 def once(num_clients):

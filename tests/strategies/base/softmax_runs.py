@@ -7,12 +7,11 @@ examples and in what they have learned from nature.
 
 from collections.abc import Collection
 from copy import copy
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pytest
 import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MessageType, RecordDict
 from torch import nn
@@ -44,16 +43,6 @@ FULL_BATCH = {
     "initial-nodes": 1,
     "rounds-per-stage": "2",
 }
-# Settings with which the rounds of an algorithm are compared with NumPy.
-VARIANTS: dict[str, dict[str, Any]] = {
-    "plain": {},
-    "momentum": {"momentum": 0.6, "weight_decay": 0.05},
-    "examples": {"weighting": "examples"},
-    "srpfl": {"srpfl": True},
-}
-EACH_VARIANT = pytest.mark.parametrize("more", VARIANTS.values(), ids=list(VARIANTS))
-# Small batches in random order, momentum and decay.
-SMALL_BATCHES = {"batch_size": 4, "momentum": 0.5, "weight_decay": 1e-3}
 Matrix = np.ndarray
 Arrays = dict[str, np.ndarray]
 
@@ -83,21 +72,24 @@ def normed_layers() -> SplitModel:
     return SplitModel(layers, nn.Linear(5, CLASSES))
 
 
+def task_of(model, owner=lambda i: i, **more) -> ExampleTask:
+    sets = [example_sets(test, owner) for test in (False, True)]
+    return ExampleTask(model, *sets, **more)
+
+
 def softmax(num_clients: int) -> ExampleTask:
     """The task of which `gradient` knows the gradients."""
-    sets = [example_sets(test) for test in (False, True)]
-    return ExampleTask(linear, *sets, classes=("a", "b", "c"))
+    return task_of(linear, classes=("a", "b", "c"))
 
 
 def twins(num_clients: int) -> ExampleTask:
     """The same, but all clients have the data of client 2."""
-    sets = [example_sets(test, lambda i: 2) for test in (False, True)]
-    return ExampleTask(linear, *sets)
+    return task_of(linear, lambda i: 2)
 
 
 def normed(num_clients: int) -> ExampleTask:
     """A model with a batch norm."""
-    return ExampleTask(normed_layers, example_sets(False), example_sets(True))
+    return task_of(normed_layers)
 
 
 def scaled_linear() -> SplitModel:
@@ -106,12 +98,12 @@ def scaled_linear() -> SplitModel:
 
 def scaled(num_clients: int) -> ExampleTask:
     """Softmax regression behind a batch norm."""
-    return ExampleTask(scaled_linear, example_sets(False), example_sets(True))
+    return task_of(scaled_linear)
 
 
 def scaled_twins(num_clients: int) -> ExampleTask:
     """The same, but all clients have the data of client 2."""
-    return replace(twins(num_clients), model=scaled_linear)
+    return task_of(scaled_linear, lambda i: 2)
 
 
 def deep_head(num_clients):
@@ -352,47 +344,8 @@ def run(
     return found
 
 
-def run_variant(algorithm: str, rounds: int = 4, **more) -> Run:
-    """Run a variant, in which the clients of each round are as many as expected."""
-    found = run(algorithm, rounds, **more)
-    counts = [1, 1, 2, 2, 3][:rounds] if more.get("srpfl") else [3] * rounds
-    assert [len(clients) for clients in found.trained] == counts
-    return found
-
-
 def assert_near(found: Matrix, expected: Matrix, within: float = 1e-5) -> None:
     np.testing.assert_allclose(found, expected, rtol=0, atol=within)
-
-
-def assert_rounds(
-    found: Run, expected: list[tuple[Matrix, list]], prefix: str = "model."
-) -> None:
-    """Compare what is shared and what each client keeps with NumPy, in each round.
-
-    A client that has not trained keeps nothing; nothing is expected of it then but
-    None or the initial model.
-    """
-    for arrays, kept, (w, personal) in zip(
-        found.arrays, found.kept, expected, strict=True
-    ):
-        assert_near(matrix(arrays), w)
-        for state, v in zip(kept, personal, strict=True):
-            if state:
-                assert_near(matrix(state, prefix), v)
-            elif v is not None:
-                assert_near(start(), v)
-
-
-def assert_losses(found: Run, models: list[Matrix], now: int = -1) -> None:
-    """Each client was tested with its model."""
-    for i, (metrics, theta) in enumerate(zip(found.metrics[now], models, strict=True)):
-        assert metrics["loss"] == pytest.approx(loss_of(theta, i), abs=1e-5)
-
-
-def assert_same_arrays(found: Run, other: Run) -> None:
-    """Two runs share the same in each round, to the last bit."""
-    for arrays, others in zip(found.arrays, other.arrays, strict=True):
-        assert_same(arrays, others)
 
 
 def assert_same(found: Arrays, expected: Arrays) -> None:
