@@ -41,7 +41,7 @@ def arrays_after(rounds, **settings):
     return {n: a.numpy() for n, a in arrays.items()}, rows, grid
 
 
-@pytest.mark.parametrize("algorithm", ["fedrep", "flute"])
+@pytest.mark.parametrize("algorithm", ["fedrep", "flute", "scaffold", "apfl"])
 def test_half_the_bytes_and_nearly_the_same_arrays(algorithm):
     full, wide, _ = arrays_after(1, algorithm=algorithm)
     short, narrow, grid = arrays_after(1, algorithm=algorithm, transport="float16")

@@ -51,6 +51,8 @@ TINY = {
 # Algorithms that need another task, or whose defaults are of no use in so few steps.
 UNUSUAL: dict[str, dict[str, Any]] = {
     "multi-task": {"task": "qcqp"},
+    # For models without buffers.
+    "feddyn": {"task": "cohort_tasks:dense"},
     "guest.algorithm:Guest": {"task": "guest.task:sensors"},
     "choco-sgd": {"compressor": "top-k"},
     "squarm-sgd": {"local-steps": 3, "momentum": 0.9},
