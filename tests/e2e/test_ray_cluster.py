@@ -146,9 +146,9 @@ def test_an_address_that_does_not_answer_is_one_line(tmp_path):
         process = simulate(tmp_path / "out", "ray", 1, RAY_ADDRESS=address)
         said = said_by(process, 200)
     assert process.returncode == 2
-    line = f"RAY_ADDRESS is {address!r}, where no Ray cluster answers within 10 s; it "
+    line = f"RAY_ADDRESS is {address!r}, where no Ray cluster answers within 10 s; "
     # Before it there may be a word about what another test's Ray has left.
     errors = [text for text in said.splitlines() if text.startswith("error: ")]
-    assert errors == [f"error: {line}must be HOST:PORT of one, or not be set"]
+    assert errors == [f"error: {line}expected HOST:PORT of one, or not be set"]
     assert "Traceback" not in said
     assert not (tmp_path / "out" / "results").exists()

@@ -128,7 +128,7 @@ def with_another_shape(reply: Message) -> None:
     reply.content["arrays"] = arrays
 
 
-def test_invalid_replies_are_counted_and_are_like_lost_ones(
+def test_who_sends_an_invalid_reply_might_as_well_not_have_trained(
     algorithm: str, undisturbed: Outcome
 ) -> None:
     # Two clients of round 2, of which a third one, or the first, is away in round 3.

@@ -99,7 +99,8 @@ class DisturbedGrid(InlineGrid):
     away : collection of (int, int)
         Clients, from 0, and rounds in which they are not connected.
     changes : mapping of (int, int) to callable or None
-        What changes a client's reply to the training of a round; None loses the reply.
+        What changes a client's reply to the training of a round. With None the message
+        itself is lost, so that the client does not train.
     killed_in : int, default 0
         Round in which the process is killed, once the clients have answered.
     copy : Path, optional
@@ -128,12 +129,12 @@ class DisturbedGrid(InlineGrid):
         return [n for n in self.contexts if (n - 1, self.round + 1) not in self.away]
 
     def pull_messages(self, message_ids):
-        ids = list(message_ids)
-        sent = [self._pending[i] for i in ids if i in self._pending]
-        replies = list(super().pull_messages(ids))
+        sent = [self._pending[i] for i in message_ids if i in self._pending]
         if not sent or sent[0].metadata.message_type != MessageType.TRAIN:
-            return replies
+            return super().pull_messages([m.metadata.message_id for m in sent])
         self.round = int(sent[0].metadata.group_id)
+        sent = [m for m in sent if self._change_of(m) is not None]
+        replies = list(super().pull_messages([m.metadata.message_id for m in sent]))
         self.exchanged += zip(sent, replies, strict=True)
         clients = [m.metadata.dst_node_id - 1 for m in sent]
         self.trained.setdefault(self.round, []).extend(clients)
@@ -142,15 +143,14 @@ class DisturbedGrid(InlineGrid):
             assert self.copy is not None
             shutil.copytree(self.folder, self.copy)
             raise KilledError
-        return [r for r in replies if self._passes(r)]
+        for message, reply in zip(sent, replies, strict=True):
+            if change := self._change_of(message):
+                change(reply)
+        return replies
 
-    def _passes(self, reply: Message) -> bool:
-        place = reply.metadata.src_node_id - 1, self.round
-        change = self.changes.get(place, lambda reply: None)
-        if change is None:
-            return False
-        change(reply)
-        return True
+    def _change_of(self, message: Message) -> Change | None:
+        client = message.metadata.dst_node_id - 1
+        return self.changes.get((client, self.round), lambda reply: None)
 
 
 def newest(state: RecordDict) -> Arrays:
@@ -171,7 +171,8 @@ class Outcome:
     rows : list of dict
         The rounds' metrics, without times.
     arrays : dict of str to ndarray
-        All arrays in the checkpoint and in the clients' newest files.
+        All arrays in the checkpoint, and those that each client goes on from: its file
+        of the last round in which its reply counted.
     values : dict
         Everything else in the checkpoint, and each client's metrics.
     """
@@ -201,12 +202,11 @@ def read_outcome(folder: Path, grid: Any) -> Outcome:
     """Return the outcome that lies in the folder of a run."""
     found = Outcome(grid, rows_of(folder))
     found.arrays = {f"server/{n}": a for n, a in load_file(folder / FILE).items()}
-    for client in sorted((folder / "clients").glob("*")):
-        versions = client.glob("*.safetensors")
-        path = max(versions, key=lambda p: p.stem.rpartition("-")[2])
-        found.arrays |= {f"{client.name}/{n}": a for n, a in load_file(path).items()}
     values = read_about(folder / FILE)["values"]
     found.values = {name: value for name, value in values.items() if name != "run"}
+    for client, counted in values["acknowledged"].items():
+        for path in (folder / "clients" / client).glob(f"*-{counted:08d}.safetensors"):
+            found.arrays |= {f"{client}/{n}": a for n, a in load_file(path).items()}
     found.values["clients"] = json.loads((folder / "clients.json").read_text())
     return found
 
