@@ -128,10 +128,11 @@ def with_another_shape(reply: Message) -> None:
     reply.content["arrays"] = arrays
 
 
-def test_who_sends_an_invalid_reply_might_as_well_not_have_trained(
+def test_an_invalid_reply_counts_as_no_training(
     algorithm: str, undisturbed: Outcome
 ) -> None:
-    # Two clients of round 2, of which a third one, or the first, is away in round 3.
+    # Two clients of round 2 reply with nonsense; the other run's messages never reach
+    # them. In round 3 another client is away, or the first if there is no other.
     first, second, *others = undisturbed.grid.trained[2]
     invalid = {(first, 2): with_nan, (second, 2): with_another_shape}
     absent = [*others, first][0]

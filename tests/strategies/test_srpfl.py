@@ -139,10 +139,8 @@ def test_a_wrong_contraction_is_refused_in_one_line(wrong: float) -> None:
 
 
 def settings_of(algorithm: str, **more):
-    # What is learned is of no account; LG-FedAvg shares two layers.
-    model = "digits-cnn" if algorithm == "lg-srpfl" else "mlp-2"
     small = {"num_clients": 20, "fraction_train": 1.0, "num_server_rounds": 4}
-    small |= {"speed_model": "fixed", "initial_nodes": 5, "model": model}
+    small |= {"speed_model": "fixed", "initial_nodes": 5, "model": "mlp-2"}
     small |= {"batch_size": 50, "evaluate_last": 1, "evaluate_every": 0}
     return algorithm_runs.settings_of(algorithm, **{**small, **more})
 
@@ -153,7 +151,7 @@ def simulated(settings, strategy, clients: int = 20):
     return inner, grid
 
 
-@pytest.mark.parametrize("algorithm", ["srpfl", "lg-srpfl", "flanp", "srpfl-flute"])
+@pytest.mark.parametrize("algorithm", ["srpfl", "srpfl-flute"])
 def test_only_the_fastest_train(algorithm: str, tmp_path) -> None:
     settings = settings_of(algorithm, output=str(tmp_path), rounds_per_stage="2")
     inner = InlineGrid(make_app(settings), 20)
