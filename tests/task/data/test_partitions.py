@@ -5,6 +5,7 @@ from math import gcd
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
@@ -20,6 +21,7 @@ from flwr_frl.task.data.partitions import (
     split,
 )
 from flwr_frl.task.settings import SettingsError
+from flwr_frl.task.tasks.image import ImageSettings, ImageTask
 
 
 def labels_of(num_classes: int, per_class: int) -> np.ndarray:
@@ -274,13 +276,24 @@ def test_settings_that_a_partition_calls_unused_change_nothing(name):
         "classes-per-client": {"classes_per_client": 3},
         "dirichlet-alpha": {"dirichlet_alpha": 50.0},
         "size-sigma": {"size_sigma": 0.1},
+        "label-groups": {"label_groups": 2},
         "partitioner-arguments": {"partitioner_arguments": "alpha=1"},
     }
-    first, _ = split_of(train, test, 12, **usual)
+
+    def seen(**settings):
+        own, (parts, _) = (
+            PartitionSettings(**settings),
+            split_of(train, test, 12, **settings),
+        )
+        return [(p, own.labels(train[p], i, 6, 12)) for i, p in enumerate(parts)]
+
+    first = seen(**usual)
     unused = PartitionSettings(**usual).unused()
     for setting, change in others.items():
-        parts, _ = split_of(train, test, 12, **{**usual, **change})
-        same = all(np.array_equal(a, b) for a, b in zip(first, parts, strict=True))
+        pairs = zip(first, seen(**{**usual, **change}), strict=True)
+        same = all(
+            np.array_equal(a, b) for pair in pairs for a, b in zip(*pair, strict=True)
+        )
         assert same == (setting in unused), setting
     assert unused.keys() <= others.keys()
     assert set(unused.values()) <= {f"partition {name!r} does not use it"}
@@ -303,3 +316,42 @@ def test_all_clients_test_on_everything():
     assert_disjoint_and_complete(usual_tests, 70)
     for a, b in zip(usual_tests, default_tests, strict=True):
         assert np.array_equal(a, b)
+
+
+# Groups of clients with permuted labels
+
+
+def test_clustered_deals_all_classes_out_equally_and_shifts_the_labels_of_groups():
+    own = PartitionSettings(partition="clustered", label_groups=3)
+    labels = np.repeat(np.arange(4), 6)
+    parts, _ = partition(labels, labels, 4, 6, own)
+    assert_disjoint_and_complete(parts, 24)
+    for client, part in enumerate(parts):
+        assert np.bincount(labels[part]).tolist() == [1, 1, 1, 1]
+        seen = own.labels(labels[part], client, 4, 6)
+        assert seen.tolist() == [(y + client // 2) % 4 for y in labels[part].tolist()]
+    other = PartitionSettings(partition="iid", label_groups=3)
+    assert other.labels(labels, 5, 4, 6) is labels
+
+
+def test_training_and_test_digits_of_a_group_are_permuted_alike():
+    settings = {"partition": "clustered", "label_groups": 2, "test_partition": "all"}
+    task = ImageTask("digits", ImageSettings(**settings), 4)
+    plain = ImageTask("digits", ImageSettings(partition="iid"), 4)
+    for part in ("train_examples", "test_examples"):
+        first, last = getattr(task, part)(0), getattr(task, part)(3)
+        assert set(first.targets.tolist()) == set(range(10))
+        if part == "test_examples":
+            assert torch.equal(last.targets, (first.targets + 1) % 10)
+        else:
+            shifted = (plain.train_examples(3).targets + 1) % 10
+            assert torch.equal(last.targets, shifted)
+
+
+@pytest.mark.parametrize(("classes", "clients"), [(3, 9), (9, 3)])
+def test_more_groups_than_classes_or_clients_are_refused(code_of, classes, clients):
+    labels = labels_of(classes, 5)
+    groups = {"partition": "clustered", "label_groups": 4}
+    assert (
+        code_of(lambda: split_of(labels, labels, clients, **groups)) == "label-groups"
+    )
