@@ -5,13 +5,14 @@ shuffling does not matter and an epoch is one step. Clients differ in their numb
 examples and in what they have learned from nature.
 """
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from copy import copy
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MessageType, RecordDict
 from torch import nn
@@ -27,7 +28,7 @@ from flwr_frl.strategies.grids.simulation import InlineGrid
 from flwr_frl.strategies.grids.speeds import SpeedModel
 from flwr_frl.strategies.server.rounds import run_rounds
 from flwr_frl.task import ExampleSet, ExampleTask, SplitModel
-from flwr_frl.task.settings import resolve
+from flwr_frl.task.settings import SettingsError, resolve
 
 N, DIMENSION, CLASSES = 6, 4, 3
 RATE, STEPS = 0.3, 3
@@ -354,3 +355,10 @@ def assert_same(found: Arrays, expected: Arrays) -> None:
     for name, value in found.items():
         assert value.dtype == expected[name].dtype
         assert value.tobytes() == expected[name].tobytes(), name
+
+
+def code_of(call: Callable[[], object]) -> str:
+    """The code of the error that a call raises."""
+    with pytest.raises(SettingsError) as error:
+        call()
+    return error.value.code
