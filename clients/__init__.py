@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from flwr_frl.clients.fed_mtl import FedMTLClient as FedMTLClient
     from flwr_frl.clients.fedala import FedALAClient as FedALAClient
     from flwr_frl.clients.fedas import FedASClient as FedASClient
+    from flwr_frl.clients.fedamp import FedAMPClient as FedAMPClient
     from flwr_frl.clients.fedavg import FedAvgClient as FedAvgClient
     from flwr_frl.clients.fedavg import FedAvgFTClient as FedAvgFTClient
     from flwr_frl.clients.fedbabu import FedBABUClient as FedBABUClient

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from flwr_frl.strategies.fed_mtl import FedMTL as FedMTL
     from flwr_frl.strategies.fedala import FedALA as FedALA
     from flwr_frl.strategies.fedas import FedAS as FedAS
+    from flwr_frl.strategies.fedamp import FedAMP as FedAMP
     from flwr_frl.strategies.fedavg import FedAvg as FedAvg
     from flwr_frl.strategies.fedavg import FedAvgFT as FedAvgFT
     from flwr_frl.strategies.fedbabu import FedBABU as FedBABU
