@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from flwr_frl.clients.gossip.base import GossipClient as GossipClient
     from flwr_frl.clients.gpfl import GPFLClient as GPFLClient
     from flwr_frl.clients.ifca import IFCAClient as IFCAClient
+    from flwr_frl.clients.knn_per import KNNPerClient as KNNPerClient
     from flwr_frl.clients.l2gd import L2GDClient as L2GDClient
     from flwr_frl.clients.lg_fedavg import LGFedAvgClient as LGFedAvgClient
     from flwr_frl.clients.local import LocalClient as LocalClient

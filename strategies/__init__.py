@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from flwr_frl.strategies.gossip.base import Gossip as Gossip
     from flwr_frl.strategies.gpfl import GPFL as GPFL
     from flwr_frl.strategies.ifca import IFCA as IFCA
+    from flwr_frl.strategies.knn_per import KNNPer as KNNPer
     from flwr_frl.strategies.l2gd import L2GD as L2GD
     from flwr_frl.strategies.lg_fedavg import LGFedAvg as LGFedAvg
     from flwr_frl.strategies.local import Local as Local
