@@ -102,8 +102,8 @@ class KNNPerClient(
     The datastore holds the features of all training examples under the received
     representation and is made anew whenever a model is deployed, so that a client,
     sampled or not, keeps no state. A client that joins after training stores the
-    examples that it has and trains nothing. A client without labelled training
-    examples deploys the model alone.
+    examples that it has and trains nothing. A client without training examples
+    deploys the model alone.
 
     With ``dp-noise`` the training is private; the datastore and the deployed model,
     which never leave the device, are not.
@@ -121,8 +121,6 @@ class KNNPerClient(
         features, targets = stored.inputs.flatten(0, -2), stored.targets.flatten()
         # Cross-entropy ignores negative targets.
         labelled = targets >= 0
-        if not labelled.any():
-            return self.model
         datastore = features[labelled], targets[labelled]
         head = MixedHead(self.model.head, *datastore, self.settings)
         return SplitModel(self.model.representation, head)
