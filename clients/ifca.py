@@ -51,6 +51,10 @@ class IFCAClient(Client):
         """Return the initial models of all clusters, stacked."""
         return initial_models(self.task, self.settings.num_clusters)
 
+    def _structure(self) -> list[object]:
+        """Return also the classes, to which the heads of all models belong."""
+        return [*super()._structure(), self.task.classes]
+
     def fit(self, parameters: NDArrays, config: Config) -> Reply:
         """Choose a cluster, and train its model for ``representation-epochs``."""
         self.receive(parameters, config)

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from flwr_frl.strategies.feddbe import FedDBE as FedDBE
     from flwr_frl.strategies.feddyn import FedDyn as FedDyn
     from flwr_frl.strategies.fedpac import FedPAC as FedPAC
+    from flwr_frl.strategies.fedfomo import FedFomo as FedFomo
     from flwr_frl.strategies.fedper import FedPer as FedPer
     from flwr_frl.strategies.fedproto import FedProto as FedProto
     from flwr_frl.strategies.fedprox import FedProx as FedProx

@@ -16,6 +16,10 @@ CONSENSUS = "consensus."
 # FedProto: each class's mean features, and the number of examples behind each mean.
 PROTOTYPES = "prototypes.means"
 PROTOTYPE_COUNTS = "prototypes.counts"
+# FedFomo: prefix of the stacked models that a client receives, and a client's weights
+# of these.
+CANDIDATES = "candidates."
+FOMO_WEIGHTS = "weights.values"
 # Prefix of IFCA's models of all clusters, stacked.
 CLUSTERS = "clusters."
 
