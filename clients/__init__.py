@@ -51,6 +51,7 @@ if TYPE_CHECKING:
     from flwr_frl.clients.per_fedavg import HFMAMLClient as HFMAMLClient
     from flwr_frl.clients.per_fedavg import PerFedAvgClient as PerFedAvgClient
     from flwr_frl.clients.pfedfda import PFedFDAClient as PFedFDAClient
+    from flwr_frl.clients.pfedhn import PFedHNClient as PFedHNClient
     from flwr_frl.clients.pfedme import PFedMeClient as PFedMeClient
     from flwr_frl.clients.representation_transfer import (
         FeatureTransferClient as FeatureTransferClient,

@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     from flwr_frl.strategies.per_fedavg import HFMAML as HFMAML
     from flwr_frl.strategies.per_fedavg import PerFedAvg as PerFedAvg
     from flwr_frl.strategies.pfedfda import PFedFDA as PFedFDA
+    from flwr_frl.strategies.pfedhn import PFedHN as PFedHN
     from flwr_frl.strategies.pfedme import PFedMe as PFedMe
     from flwr_frl.strategies.scaffold import SCAFFOLD as SCAFFOLD
     from flwr_frl.strategies.squarm_sgd import SQuARMSGD as SQuARMSGD
