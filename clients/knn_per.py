@@ -77,7 +77,7 @@ class MixedHead(nn.Module):
         model = self.head(z).softmax(1)
         # A sequence has features, and a prediction, at every position.
         nearest = self.nearest(z.flatten(0, -2), model.shape[1])
-        nearest = nearest.unflatten(0, z.shape[:-1]).movedim(-1, 1)
+        nearest = nearest.reshape(*z.shape[:-1], -1).movedim(-1, 1)
         return torch.lerp(model, nearest, self.weight).clamp(min=1e-30).log()
 
     def nearest(self, z: Tensor, num_classes: int) -> Tensor:

@@ -134,6 +134,7 @@ class FedAMP(BaseStrategy, client="flwr_frl.clients.fedamp:FedAMPClient"):
         """
         squares = products.diagonal()
         others = np.arange(len(products)) != i
+        weights: Matrix
         if self.fedamp_attention == "cosine":
             lengths = np.sqrt(np.maximum(squares[i] * squares, np.finfo(float).tiny))
             scores = np.exp(self.fedamp_scale * (products[i] / lengths - 1)) * others

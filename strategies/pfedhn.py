@@ -132,7 +132,7 @@ class PFedHN(
         """Return a client's v_i and its momentum; a random v_i before it trains."""
         if client in self.embeddings:
             return self.embeddings[client]
-        width = self.network["values"]["0.weight"].shape[1]
+        width = int(self.network["values"]["0.weight"].shape[1])
         key = int.from_bytes(client.encode(), "little")
         rng = np.random.default_rng([self.settings.seed, START, key])
         values = rng.standard_normal(width).astype(np.float32)
