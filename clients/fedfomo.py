@@ -37,8 +37,8 @@ class FedFomoSettings(TrainingSettings):
         Number M of models, as for the strategy.
     fomo_validation : float, default 0.2
         Share of the training examples on which models are weighed, and which a client
-        does not train on (section 4.1); with 0, models are weighed on all training
-        examples. The authors use the model that a client has for the same purpose.
+        does not train on (0.2 in the authors' commands and in PFLlib); with 0, models
+        are weighed on all training examples.
     """
 
     fomo_models: Annotated[int, Range("[0, inf)")] = 5
@@ -60,6 +60,9 @@ class FedFomoClient(PersonalModelClient, also_test_global=False, fixed_shapes=Fa
     receive as it is. A client that joins later starts from the initial model as its
     own and as the baseline, weighs the received models, and trains for
     ``newcomer-epochs``.
+
+    Messages hold different numbers of models, so `flwr_frl.clients.predict` refuses a
+    run of FedFomo, although clients deploy their personal model alone.
     """
 
     shared = (CANDIDATES,)
