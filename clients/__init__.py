@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from flwr_frl.clients.dpsgd import DPSGDClient as DPSGDClient
     from flwr_frl.clients.fed_mtl import FedMTLClient as FedMTLClient
     from flwr_frl.clients.fedala import FedALAClient as FedALAClient
-    from flwr_frl.clients.fedas import FedASClient as FedASClient
     from flwr_frl.clients.fedamp import FedAMPClient as FedAMPClient
+    from flwr_frl.clients.fedas import FedASClient as FedASClient
     from flwr_frl.clients.fedavg import FedAvgClient as FedAvgClient
     from flwr_frl.clients.fedavg import FedAvgFTClient as FedAvgFTClient
     from flwr_frl.clients.fedbabu import FedBABUClient as FedBABUClient
@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     from flwr_frl.clients.fedcp import FedCPClient as FedCPClient
     from flwr_frl.clients.feddbe import FedDBEClient as FedDBEClient
     from flwr_frl.clients.feddyn import FedDynClient as FedDynClient
-    from flwr_frl.clients.fedpac import FedPACClient as FedPACClient
     from flwr_frl.clients.fedfomo import FedFomoClient as FedFomoClient
+    from flwr_frl.clients.fedpac import FedPACClient as FedPACClient
     from flwr_frl.clients.fedper import FedPerClient as FedPerClient
     from flwr_frl.clients.fedproto import FedProtoClient as FedProtoClient
     from flwr_frl.clients.fedprox import FedProxClient as FedProxClient

@@ -14,8 +14,8 @@ if TYPE_CHECKING:
     from flwr_frl.strategies.dpsgd import DPSGD as DPSGD
     from flwr_frl.strategies.fed_mtl import FedMTL as FedMTL
     from flwr_frl.strategies.fedala import FedALA as FedALA
-    from flwr_frl.strategies.fedas import FedAS as FedAS
     from flwr_frl.strategies.fedamp import FedAMP as FedAMP
+    from flwr_frl.strategies.fedas import FedAS as FedAS
     from flwr_frl.strategies.fedavg import FedAvg as FedAvg
     from flwr_frl.strategies.fedavg import FedAvgFT as FedAvgFT
     from flwr_frl.strategies.fedbabu import FedBABU as FedBABU
@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from flwr_frl.strategies.fedcp import FedCP as FedCP
     from flwr_frl.strategies.feddbe import FedDBE as FedDBE
     from flwr_frl.strategies.feddyn import FedDyn as FedDyn
-    from flwr_frl.strategies.fedpac import FedPAC as FedPAC
     from flwr_frl.strategies.fedfomo import FedFomo as FedFomo
+    from flwr_frl.strategies.fedpac import FedPAC as FedPAC
     from flwr_frl.strategies.fedper import FedPer as FedPer
     from flwr_frl.strategies.fedproto import FedProto as FedProto
     from flwr_frl.strategies.fedprox import FedProx as FedProx

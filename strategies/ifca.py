@@ -95,7 +95,9 @@ class IFCA(BaseStrategy, client="flwr_frl.clients.ifca:IFCAClient"):
                 decoded: list[Reply] = [
                     partial(self.arrays, reply) for reply in members
                 ]
-                models[j] = self.rule(self.weights(members), decoded, before) or before
+                models[j] = (
+                    self.apply_rule(self.weights(members), decoded, before) or before
+                )
         return to_record(
             {CLUSTERS + name: np.stack([m[name] for m in models]) for name in models[0]}
         )

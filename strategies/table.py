@@ -42,6 +42,11 @@ _TABLE = {
     "fedas": ("fedas:FedAS", "FedAS (Yang et al., CVPR 2024)"),
     "gpfl": ("gpfl:GPFL", "GPFL (Zhang et al., ICCV 2023)"),
     "pfedfda": ("pfedfda:PFedFDA", "pFedFDA (McLaughlin & Su, NeurIPS 2024)"),
+    "fedamp": ("fedamp:FedAMP", "FedAMP (Huang et al., AAAI 2021)"),
+    "fedfomo": ("fedfomo:FedFomo", "FedFomo (Zhang et al., ICLR 2021)"),
+    "ifca": ("ifca:IFCA", "IFCA (Ghosh et al., NeurIPS 2020)"),
+    "pfedhn": ("pfedhn:PFedHN", "pFedHN (Shamsian et al., ICML 2021)"),
+    "knn-per": ("knn_per:KNNPer", "kNN-Per (Marfoq et al., ICML 2022)"),
     "local": ("local:Local", "local training only"),
     "srpfl": (
         "srpfl:SRPFL",

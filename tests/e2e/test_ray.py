@@ -36,28 +36,6 @@ def one_ray_for_all_runs() -> Iterator[None]:
         ray_workers._pool.clear()
 
 
-<<<<<<< HEAD
-def run(output: Path, backend: str, *arguments: str) -> None:
-    given = [*arguments, "--backend", backend, "--output", str(output)]
-    assert cli.main(given) == 0
-
-
-def numbers_of(output: Path, algorithm: str) -> list[dict]:
-    lines = (output / algorithm / "metrics.jsonl").read_text().splitlines()
-    rows = [json.loads(line) for line in lines]
-    return [
-        {n: row[n] for n in row.keys() - {"seconds", "client-metrics"}} for row in rows
-    ]
-
-
-def assert_same_rows(found: list[dict], expected: list[dict]) -> None:
-    assert len(found) == len(expected) > 0
-    for row, other in zip(found, expected, strict=True):
-        assert row == pytest.approx(other, rel=1e-6, abs=1e-6)
-
-
-=======
->>>>>>> a726396 (Disturb two clients and miss a third in one run of the contract)
 def ray_grid(settings: dict) -> RayGrid:
     return RayGrid(make_app(settings), int(settings["num-clients"]))
 
