@@ -16,7 +16,6 @@ from flwr_frl.clients.device.identity import DeviceSettings
 from flwr_frl.strategies.algorithms import ALGORITHMS, settings_owners
 from flwr_frl.strategies.grids.speeds import SpeedSettings
 from flwr_frl.strategies.server.rounds import RunSettings
-from flwr_frl.strategies.srpfl import SRPFL
 from flwr_frl.strategies.traits import StrategySettings
 from flwr_frl.task.compression.per_tensor import CompressionSettings
 from flwr_frl.task.data.datasets import DataSettings
@@ -84,19 +83,19 @@ def sections() -> dict[str, list[Row]]:
 
 def classes_of(settings: dict[str, Any]) -> list[Any]:
     """Return an algorithm's strategies and clients, including those of other tasks."""
-    strategies = [m for m in settings_owners(settings) if m is SRPFL or not is_srpfl(m)]
+    strategies = [m for m in settings_owners(settings) if takes_own(m)]
     strategies += [
         load(path, "strategy")
         for strategy in strategies
         for path in strategy.traits.task_overrides.values()
     ]
-    clients = [load_client(s.traits.client) for s in strategies if not is_srpfl(s)]
+    clients = [load_client(s.traits.client) for s in strategies if s.traits.client]
     return [*strategies, *clients]
 
 
-def is_srpfl(maker: Any) -> bool:
-    """Return whether a strategy uses the client of the strategy that it wraps."""
-    return issubclass(maker, SRPFL)
+def takes_own(strategy: Any) -> bool:
+    """Return whether a strategy has settings beside those of the one that it wraps."""
+    return bool(strategy.traits.client) or "__init__" in vars(strategy)
 
 
 def page() -> str:

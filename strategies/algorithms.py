@@ -110,6 +110,14 @@ ALGORITHMS = {
     "flanp": ("flwr_frl.strategies.srpfl:FLANP", "SRPFL over fedavg"),
     "flanp-ft": ("flwr_frl.strategies.srpfl:FLANP-ft", "SRPFL over fedavg-ft"),
     "srpfl-flute": ("flwr_frl.strategies.srpfl:SRPFLFLUTE", "SRPFL over flute"),
+    "fedbuff": (
+        "flwr_frl.strategies.fedbuff:FedBuff",
+        "FedBuff (Nguyen et al., AISTATS 2022) over fedavg, or what async-base names",
+    ),
+    "fedasync": (
+        "flwr_frl.strategies.fedasync:FedAsync",
+        "FedAsync (Xie et al., 2019) over fedavg, or what async-base names",
+    ),
     "dpsgd": ("flwr_frl.strategies.dpsgd:DPSGD", "D-PSGD (Lian et al., NeurIPS 2017)"),
     "choco-sgd": (
         "flwr_frl.strategies.choco_sgd:ChocoSGD",

@@ -165,6 +165,7 @@ class SRPFL(
 
     # Name of the wrapped algorithm; the setting srpfl-base if empty.
     base: ClassVar[str] = ""
+    base_setting: ClassVar[str] = "srpfl-base"
 
     def __init__(
         self,

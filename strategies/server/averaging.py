@@ -20,6 +20,7 @@ from flwr_frl.strategies.server.aggregation import (
 from flwr_frl.strategies.server.checks import InvalidReplyError
 from flwr_frl.strategies.server.client_manager import ClientManager
 from flwr_frl.strategies.server.evaluation import mean_loss
+from flwr_frl.strategies.server.participation import Participation
 from flwr_frl.strategies.server.pending_round import PendingRound
 from flwr_frl.strategies.server.privacy import ClientPrivacy
 from flwr_frl.strategies.server.replies import (
@@ -42,7 +43,7 @@ BUCKETS = 0xB0C4
 LAST_CHANGE = "last-change"
 
 
-class Averaging(Algorithm, supports_client_dp=True):
+class Averaging(Algorithm, supports_client_dp=True, asynchronous=True):
     """The part of a strategy that checks replies to training and combines them."""
 
     # Set by `BaseStrategy`, and by Flower's base class.
@@ -54,6 +55,7 @@ class Averaging(Algorithm, supports_client_dp=True):
     # The last messages, and those of the last training.
     pending: PendingRound
     training: PendingRound
+    participation: Participation
     privacy: ClientPrivacy | None
     _rule: Rule
     # Settings that the last `aggregate` has used, and those in the log's warnings.
@@ -103,6 +105,7 @@ class Averaging(Algorithm, supports_client_dp=True):
             metrics |= self.train_metrics(valid)
             self.ledger.acknowledge(pending.rounds(valid), server_round)
             self.clients.settle()
+        metrics |= self.participation.close()
         if self.privacy:
             metrics |= self.privacy.spent()
         return arrays, single_metrics(metrics)
@@ -220,8 +223,12 @@ class Averaging(Algorithm, supports_client_dp=True):
         return capped(counts, self.settings.largest_share)
 
     def arrays(self, reply: Message) -> Arrays:
-        """Return a checked reply's arrays; float16 ones of ``transport`` as float32."""
-        return self._as_kept(self.pending.arrays(reply, self.arrayrecord_key))
+        """Return a checked reply's arrays; float16 ones of ``transport`` as float32.
+
+        With asynchronous rounds they are moved to the current version.
+        """
+        arrays = self._as_kept(self.pending.arrays(reply, self.arrayrecord_key))
+        return self.participation.rebased(reply.metadata.src_node_id, arrays)
 
     def _centre(self) -> Arrays:
         """Return the arrays from which replies differ by the clients' changes."""
