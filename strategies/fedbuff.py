@@ -201,6 +201,10 @@ class Asynchronous(Participation):
             self._staleness[node] = staleness
         return recent
 
+    def give_up(self, node: int) -> None:
+        """Record that nobody waits for a node any longer."""
+        self._state["work"].pop(self.strategy.name_of(node))
+
     def drop(self, reply: Message) -> None:
         """Count a change that is too old; its client's personal part still counts."""
         self._dropped += 1

@@ -39,6 +39,9 @@ class Work(Protocol):
     def end(self, node: int) -> bool:
         """Record that a node is done; return whether its change is recent enough."""
 
+    def give_up(self, node: int) -> None:
+        """Record that nobody waits for a node any longer."""
+
     def drop(self, reply: Message) -> None:
         """Count a reply whose change is too old."""
 
@@ -195,7 +198,7 @@ class RealWork(RealArrivals):
         late = {i: m for i, (m, sent) in self._sent.items() if now - sent > wait}
         for i, message in late.items():
             del self._sent[i]
-            self.work.end(message.metadata.dst_node_id)
+            self.work.give_up(message.metadata.dst_node_id)
         self._owe(late, 0.0, wait)
         self._note_silence([m.metadata.dst_node_id for m in late.values()], wait)
 
