@@ -16,10 +16,12 @@ if TYPE_CHECKING:
     from flwr_frl.strategies.fedala import FedALA as FedALA
     from flwr_frl.strategies.fedamp import FedAMP as FedAMP
     from flwr_frl.strategies.fedas import FedAS as FedAS
+    from flwr_frl.strategies.fedasync import FedAsync as FedAsync
     from flwr_frl.strategies.fedavg import FedAvg as FedAvg
     from flwr_frl.strategies.fedavg import FedAvgFT as FedAvgFT
     from flwr_frl.strategies.fedbabu import FedBABU as FedBABU
     from flwr_frl.strategies.fedbn import FedBN as FedBN
+    from flwr_frl.strategies.fedbuff import FedBuff as FedBuff
     from flwr_frl.strategies.fedcp import FedCP as FedCP
     from flwr_frl.strategies.feddbe import FedDBE as FedDBE
     from flwr_frl.strategies.feddyn import FedDyn as FedDyn

@@ -196,19 +196,23 @@ class BaseStrategy(Averaging):
             nodes = self.clients.answering(nodes)
         sent = self._as_transported(arrays)
         self.pending = PendingRound(server_round, self.name_of, arrays)
+        self.pending.config = config
         self.pending.expect(self.arrayrecord_key, sent)
-        group, messages = str(server_round), []
-        for node in nodes:
-            content = self.content(node, sent, config)
-            # A subclass may send each client arrays of its own.
-            record = content.get(self.arrayrecord_key)
-            if isinstance(record, ArrayRecord):
-                content[self.arrayrecord_key] = self._as_transported(record)
-            messages.append(Message(content, node, kind, group_id=group))
+        messages = [self._message(node, sent, config, kind) for node in nodes]
         if not trains:
             # Replies to an evaluation hold metrics only.
             self.pending.expected = {}
         return self.pending.ask(messages)
+
+    def _message(
+        self, node: int, sent: ArrayRecord, config: ConfigRecord, kind: str
+    ) -> Message:
+        content = self.content(node, sent, config)
+        # A subclass may send each client arrays of its own.
+        record = content.get(self.arrayrecord_key)
+        if isinstance(record, ArrayRecord):
+            content[self.arrayrecord_key] = self._as_transported(record)
+        return Message(content, node, kind, group_id=str(config[SERVER_ROUND]))
 
     # Training.
 

@@ -29,6 +29,7 @@ class FedRepLinear(
     FedRep,
     client="flwr_frl.clients.fedrep:FedRepLinearClient",
     supports_client_dp=True,
+    asynchronous=True,
     # SRPFL's own linear case always has the QR step (its algorithm 2).
     srpfl_settings={"orthonormalize": True},
 ):

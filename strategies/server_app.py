@@ -78,7 +78,8 @@ def run(
             strategy.privacy.read(Path(own.resume) / name)
         arrays, start = former.arrays, former.server_round
         seconds_before = former.seconds
-        strategy.ledger.checkpointed = strategy.ledger.resumed = start
+        strategy.ledger.resumed = start
+        strategy.ledger.note_checkpoint(start)
         log(INFO, "going on after round %d", start)
         if start >= own.num_server_rounds:
             # The folder may hold the results of another run.
@@ -168,6 +169,8 @@ def _final_clients(
             newcomers[label] = {**known, "by-examples": joined[name]}
         elif not participant.is_newcomer:
             known["last-round"] = strategy.ledger.acknowledged.get(name, 0)
+            if (updates := strategy.participation.updates) is not None:
+                known["updates"] = updates.get(name, 0)
             if strategy.evaluation.rounds.get(name, newest) < newest:
                 known["evaluated-in"] = strategy.evaluation.rounds[name]
             clients[label] = {**metrics, **known}

@@ -8,7 +8,7 @@ Flower's differential-privacy strategies do.
 import math
 from collections.abc import Callable, Iterable, Sequence
 from logging import INFO, WARNING
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any
 
 from flwr.app import ArrayRecord, ConfigRecord, Message
 from flwr.common import log
@@ -18,15 +18,14 @@ from flwr.serverapp.strategy import Result, Strategy
 from flwr_frl.strategies.algorithms import build_strategy, strategy_class
 from flwr_frl.strategies.base import BaseStrategy
 from flwr_frl.strategies.grids.arrivals import ArrivalGrid, RealArrivals, with_retries
-from flwr_frl.strategies.grids.patient import delegate
 from flwr_frl.strategies.grids.speeds import Times, speed_model
 from flwr_frl.strategies.server.participation import Participation
 from flwr_frl.strategies.traits import Algorithm
+from flwr_frl.strategies.wrapping import Wrapping
 from flwr_frl.task.settings import (
     Free,
     Range,
     Settings,
-    SettingsError,
     require,
     validate,
 )
@@ -137,7 +136,7 @@ class FirstReplies(Participation):
 
 
 class SRPFL(
-    Algorithm,
+    Wrapping,
     # In simulation a speed model decides whose replies come first.
     simulation_defaults={"speed-model": "fixed"},
 ):
@@ -166,8 +165,8 @@ class SRPFL(
         Number of rounds, for ``auto``; settings and ``start`` set it as well.
     """
 
-    # Name of the wrapped algorithm; if empty, the setting srpfl-base names it.
-    base: ClassVar[str] = ""
+    base_setting = "srpfl-base"
+    participation: FirstReplies
 
     def __init__(
         self,
@@ -204,18 +203,14 @@ class SRPFL(
     @classmethod
     def wrapped_settings(cls, settings: Settings) -> Settings:
         """Return the settings of the strategy that is wrapped."""
-        name = cls.base or str(settings["srpfl-base"])
-        wrapped = {**settings, "algorithm": name}
-        strategy = strategy_class(wrapped)
-        if issubclass(strategy, SRPFL):
-            raise SettingsError(
-                f"srpfl-base is {name!r}; expected an algorithm that is not SRPFL"
-            )
-        if strategy.traits.srpfl_settings is None:
-            raise SettingsError(
-                f"srpfl-base is {name!r}; expected an algorithm that samples clients"
-            )
-        return {**wrapped, **strategy.traits.srpfl_settings}
+        wrapped = super().wrapped_settings(settings)
+        return {**wrapped, **(strategy_class(wrapped).traits.srpfl_settings or {})}
+
+    @classmethod
+    def allowed_base(cls, strategy: type[Algorithm]) -> str:
+        """Return "" if a strategy samples clients."""
+        samples = strategy.traits.srpfl_settings is not None
+        return "" if samples else "an algorithm that samples clients"
 
     @classmethod
     def from_settings(cls, settings: Settings) -> BaseStrategy:
@@ -231,12 +226,8 @@ class SRPFL(
             contraction = float(settings["contraction"])
             stages = theory_stages(initial_nodes, arrivals, contraction)
         rounds = int(settings["num-server-rounds"])
-        return cls(wrapped, initial_nodes, stages, num_rounds=rounds).install(wrapped)
-
-    def install(self, strategy: BaseStrategy) -> BaseStrategy:
-        """Give a strategy SRPFL's participation, and return it."""
-        strategy.participation = self.participation
-        return strategy
+        cls(wrapped, initial_nodes, stages, num_rounds=rounds).install()
+        return wrapped
 
     def start(
         self,
@@ -249,8 +240,9 @@ class SRPFL(
         """Run as Flower's ``Strategy.start``, with rounds of n replies on any grid."""
         self.participation.set_rounds(num_rounds)
         if isinstance(self.strategy, BaseStrategy):
-            ours = self.install(self.strategy)
-            return ours.start(grid, initial_arrays, num_rounds, *args, **kwargs)
+            self.install()
+            arguments = grid, initial_arrays, num_rounds, *args
+            return self.strategy.start(*arguments, **kwargs)
         longest = float(kwargs.get("timeout", math.inf))
         grid = self.participation.adapt_grid(with_retries(grid, str, longest), str)
         return super().start(grid, initial_arrays, num_rounds, *args, **kwargs)
@@ -264,11 +256,6 @@ class SRPFL(
         is_valid = getattr(wrapped, "_is_valid", lambda reply: True)
         self.participation.open(server_round, messages, grid, is_valid)
         return messages
-
-    # Flower requires these methods; they are the wrapped strategy's.
-    aggregate_train = delegate("strategy", "aggregate_train")
-    configure_evaluate = delegate("strategy", "configure_evaluate")
-    aggregate_evaluate = delegate("strategy", "aggregate_evaluate")
 
     def summary(self) -> None:
         """Log the configuration."""

@@ -56,6 +56,14 @@ _TABLE = {
     "flanp": ("srpfl:FLANP", "SRPFL over fedavg"),
     "flanp-ft": ("srpfl:FLANP-ft", "SRPFL over fedavg-ft"),
     "srpfl-flute": ("srpfl:SRPFLFLUTE", "SRPFL over flute"),
+    "fedbuff": (
+        "fedbuff:FedBuff",
+        "FedBuff (Nguyen et al., AISTATS 2022) over fedavg or async-base",
+    ),
+    "fedasync": (
+        "fedasync:FedAsync",
+        "FedAsync (Xie et al., 2019) over fedavg or async-base",
+    ),
     "dpsgd": ("dpsgd:DPSGD", "D-PSGD (Lian et al., NeurIPS 2017)"),
     "choco-sgd": ("choco_sgd:ChocoSGD", "CHOCO-SGD (Koloskova et al., ICML 2019)"),
     "squarm-sgd": ("squarm_sgd:SQuARMSGD", "SQuARM-SGD (Singh, UCLA 2024, chapter 3)"),

@@ -45,7 +45,7 @@ BUCKETS = 0xB0C4
 LAST_CHANGE = "last-change"
 
 
-class Averaging(Algorithm, FlowerFedAvg, supports_client_dp=True):
+class Averaging(Algorithm, FlowerFedAvg, supports_client_dp=True, asynchronous=True):
     """The part of a strategy that checks replies to training and combines them."""
 
     @takes(StrategySettings)
@@ -116,6 +116,7 @@ class Averaging(Algorithm, FlowerFedAvg, supports_client_dp=True):
             metrics |= self.train_metrics(valid)
             self.ledger.acknowledge(pending.rounds(valid), server_round)
             self.clients.settle()
+        metrics |= self.participation.close()
         if self.privacy:
             metrics |= self.privacy.spent()
         return arrays, single_metrics(metrics)
@@ -231,8 +232,12 @@ class Averaging(Algorithm, FlowerFedAvg, supports_client_dp=True):
         return capped(counts, self.settings.largest_share)
 
     def arrays(self, reply: Message) -> Arrays:
-        """Return a checked reply's arrays; float16 ones of ``transport`` as float32."""
-        return self._as_kept(self.pending.arrays(reply, self.arrayrecord_key))
+        """Return a checked reply's arrays; float16 ones of ``transport`` as float32.
+
+        With asynchronous rounds they are moved to the current version.
+        """
+        arrays = self._as_kept(self.pending.arrays(reply, self.arrayrecord_key))
+        return self.participation.rebased(reply.metadata.src_node_id, arrays)
 
     def _centre(self) -> Arrays:
         """Return the arrays from which replies differ by the clients' changes."""

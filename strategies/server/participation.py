@@ -7,6 +7,7 @@ import numpy as np
 from flwr.app import Message
 from flwr.serverapp import Grid
 
+from flwr_frl.strategies.server.replies import Arrays
 from flwr_frl.task.settings import SettingsError
 
 
@@ -86,3 +87,16 @@ class Participation:
         is_valid : callable
             Returns whether a reply without error can count.
         """
+
+    @property
+    def updates(self) -> dict[str, int] | None:
+        """Number of each client's replies that counted, by name, if it is recorded."""
+        return None
+
+    def rebased(self, node: int, arrays: Arrays) -> Arrays:
+        """Return a reply's shared arrays relative to the current version."""
+        return arrays
+
+    def close(self) -> dict[str, float]:
+        """Close a round after its replies were combined, and return its metrics."""
+        return {}

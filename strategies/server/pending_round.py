@@ -42,6 +42,10 @@ class PendingRound:
 
     Attributes
     ----------
+    config : ConfigRecord
+        Config of the messages, without what each client's own adds.
+    asked_in : dict of int to int
+        Rounds of the messages that nodes answer, if they are of an earlier round.
     expected : dict of str to ArrayRecord
         Arrays whose names, shapes and dtypes replies must have, by key of the record.
     attached_bytes : int
@@ -65,6 +69,8 @@ class PendingRound:
         self.server_round, self.name_of = server_round, name_of
         self.sent = ArrayRecord() if sent is None else sent
         self.asked: set[int] = set()
+        self.asked_in: dict[int, int] = {}
+        self.config = ConfigRecord()
         self.expected: dict[str, ArrayRecord] = {}
         self.attached_bytes = 0
         self.rejections: list[tuple[str, str]] = []
@@ -82,8 +88,8 @@ class PendingRound:
 
     def ask(self, messages: list[Message]) -> list[Message]:
         """Store who is asked, count the bytes, and return the same messages."""
-        self.asked = {message.metadata.dst_node_id for message in messages}
-        self.bytes_down = sum(count_bytes(message) for message in messages)
+        self.asked |= {message.metadata.dst_node_id for message in messages}
+        self.bytes_down += sum(count_bytes(message) for message in messages)
         return messages
 
     def asked_names(self) -> list[str]:
@@ -117,15 +123,19 @@ class PendingRound:
         for key in self.expected:
             self.arrays(reply, key)
         # Detects repeated content; a Byzantine client can report any round.
-        reported = self._round_of(reply)
-        if reported != self.server_round:
+        reported, expected = self._round_of(reply), self._asked_in(reply)
+        if reported != expected:
             raise InvalidReplyError(
-                f"is of round {reported:g}, not of round {self.server_round}"
+                f"is of round {reported:g}, not of round {expected}"
             )
 
     def _round_of(self, reply: Message) -> float:
-        """Return the round of a reply, as its client reports it."""
-        return check_metrics(reply).get(SERVER_ROUND, self.server_round)
+        """Return the round of a reply, as its client reports it if it does."""
+        return check_metrics(reply).get(SERVER_ROUND, self._asked_in(reply))
+
+    def _asked_in(self, reply: Message) -> int:
+        """Return the round of the message that a reply answers."""
+        return self.asked_in.get(reply.metadata.src_node_id, self.server_round)
 
     def arrays(self, reply: Message, key: str) -> Arrays:
         """Return a reply's arrays under a key, in the expected order.
@@ -152,7 +162,7 @@ class PendingRound:
         replies = list(replies)
         came = {reply.metadata.src_node_id for reply in replies}
         self.silent = sorted(map(self.name_of, self.asked - came))
-        self.bytes_up = sum(count_bytes(reply) for reply in replies)
+        self.bytes_up += sum(count_bytes(reply) for reply in replies)
         valid: dict[int, Message] = {}
         for reply in replies:
             node = reply.metadata.src_node_id

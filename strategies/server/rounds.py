@@ -320,4 +320,4 @@ class Rounds:
             return
         # Only now: an interrupted write is repeated when the run ends.
         self._unwritten = None
-        self.strategy.ledger.checkpointed = server_round
+        self.strategy.ledger.note_checkpoint(server_round)

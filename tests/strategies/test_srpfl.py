@@ -237,7 +237,7 @@ def test_the_setting_is_nothing_to_those_that_say_what_they_wrap() -> None:
     "base", ["srpfl", "flanp", "flwr_frl.strategies.srpfl:LGSRPFL"]
 )
 def test_srpfl_over_srpfl_is_refused_in_one_line(base: str) -> None:
-    line = f"^srpfl-base is {base!r}; expected an algorithm that is not SRPFL$"
+    line = f"^srpfl-base is {base!r}; expected an algorithm that wraps no other one$"
     settings = {**settings_of("srpfl"), "srpfl-base": base}
     for ask in (build_strategy, client_class, settings_owners):
         with pytest.raises(SettingsError, match=line):
