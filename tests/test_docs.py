@@ -15,7 +15,7 @@ from docs.pages import copies, what_results_show, write_pages
 from flwr_frl import simulate
 from flwr_frl.clients import TrainingSettings
 from flwr_frl.clients.device.evaluation import evaluate_model
-from flwr_frl.clients.device.parameter_groups import array_names, sent_names
+from flwr_frl.clients.device.parameter_groups import array_names
 from flwr_frl.clients.device.state import PersonalState
 from flwr_frl.clients.predict import load_run
 from flwr_frl.strategies.algorithms import ALGORITHMS
@@ -158,7 +158,7 @@ def test_the_example_of_a_second_model_sends_no_statistics(monkeypatch, tmp_path
     state = PersonalState(Context(0, 0, {}, RecordDict(), {}))
     client = SecondModelClient(task, 0, state, TrainingSettings())
     learned = {name for name, _ in task.initial_model().named_parameters()}
-    assert {*sent_names(client)} == learned
+    assert {*array_names(client, client.sent)} == learned
     statistics = {*array_names(client, ("statistics.",))}
     assert statistics == task.initial_state.keys() - learned
     sys.modules.pop("second_example")

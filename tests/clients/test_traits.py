@@ -77,7 +77,17 @@ def test_algorithms_that_support_example_level_privacy():
         *("fedrep", "fedper", "lg-fedavg", "flute", "flute-star", "local", "fedbabu"),
         *("fedavg", "fedavg-ft", "fedprox", "fedprox-ft", "scaffold", "scaffold-ft"),
         *("fedamp", "knn-per", "pfedhn"),
-        *("ditto", "fed-mtl", "srpfl", "lg-srpfl", "srpfl-flute", "flanp", "flanp-ft"),
+        *(
+            "ditto",
+            "fed-mtl",
+            "fedbuff",
+            "fedasync",
+            "srpfl",
+            "lg-srpfl",
+            "srpfl-flute",
+            "flanp",
+            "flanp-ft",
+        ),
     }
 
 

@@ -144,6 +144,21 @@ def test_fedasync_equals_an_event_simulation():
         assert metrics["staleness-max"] == ages[0]
 
 
+def test_a_version_has_as_many_changes_if_a_reply_is_invalid(monkeypatch):
+    # Client 3 sends NaN in every version.
+    monkeypatch.setitem(
+        globals(),
+        "TARGETS",
+        np.where(np.arange(CLIENTS)[:, None] == 3, np.nan, TARGETS),
+    )
+    wrapper = FedBuff(FedAvg(), concurrency=6, buffer_size=3)
+    rows = versions_of(wrapper, SpeedModel("dynamic", CLIENTS, seed=5), 20, 0.0)
+    assert all(metrics["clients"] == 3 for _, metrics in rows)
+    assert sum(metrics["rejected"] for _, metrics in rows) > 0
+    assert "000003" not in wrapper.participation.updates
+    assert np.isfinite(rows[-1][0]).all()
+
+
 def test_at_most_the_versions_at_work_are_held():
     speeds = SpeedModel("dynamic", CLIENTS, seed=5)
     wrapper = FedBuff(FedAvg(), concurrency=6, buffer_size=2)

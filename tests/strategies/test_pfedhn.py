@@ -191,7 +191,7 @@ def test_bad_input_has_the_setting_s_code(given, code):
     [
         ("model='resnet18'", "number of parameters is 11"),
         ("model='resnet20'", "has the buffer"),
-        ("new-clients=1", "leaves no model for clients that come later"),
+        ("new-clients=1", "leaves no model for clients that join later"),
     ],
 )
 def test_bad_input_ends_with_one_line(given, line, tmp_path, capsys):

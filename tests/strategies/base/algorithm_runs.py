@@ -54,6 +54,10 @@ UNUSUAL: dict[str, dict[str, Any]] = {
     "multi-task": {"task": "qcqp"},
     # For models without buffers.
     "feddyn": {"task": "cohort_tasks:dense"},
+    "pfedhn": {"task": "cohort_tasks:dense"},
+    # Three of five clients are at work.
+    "fedbuff": {"concurrency": 3, "buffer-size": 2},
+    "fedasync": {"concurrency": 3},
     "guest.algorithm:Guest": {"task": "guest.task:sensors"},
     "choco-sgd": {"compressor": "top-k"},
     "squarm-sgd": {"local-steps": 3, "momentum": 0.9},
