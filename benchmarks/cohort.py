@@ -149,7 +149,14 @@ def main() -> None:
         )
         for (model, clients), ms in found.items()
     ]
-    columns = ("model", "clients", "one by one", "together", "speed-up", "speed-up of `auto`")
+    columns = (
+        "model",
+        "clients",
+        "one by one",
+        "together",
+        "speed-up",
+        "speed-up of `auto`",
+    )
     body = (
         "One round of FedRep for clients with 50 examples each: ten head epochs (one "
         "for the two models for CIFAR-10) and one representation epoch. Median CPU "

@@ -232,8 +232,8 @@ def main() -> None:
         "difference for 9,900 more clients is the data that server and simulation "
         "keep about each client. FedRep also stores the head of each client. "
         f"{SAMPLED} clients train in each of 3 rounds (`mlp-2`, 100,000 digits of 8 "
-        "x 8). The run on Ray has ten clients, with the images and the model of the "
-        "SuperNode above.\n\n"
+        "x 8). The run on Ray has ten clients, with the 500 images and the model of "
+        "the SuperNode above.\n\n"
         + markdown(("process", "MB"), [(n, f"{mb:.0f}") for n, mb in shared.items()])
         + "\nImport time in a new process, median of 3:\n\n"
         + markdown(

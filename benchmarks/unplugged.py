@@ -151,7 +151,12 @@ def main() -> int:
             for row in rows
         ],
     )
-    write("unplugged", "A device that is disconnected from the network", body, {"rows": rows})
+    write(
+        "unplugged",
+        "A device that is disconnected from the network",
+        body,
+        {"rows": rows},
+    )
     return 0 if good else 1
 
 
