@@ -317,7 +317,8 @@ def main() -> None:
         (f"`{line[:70]}`", round(size), round(s)) for line, size, s in image.layers
     ]
     body = (
-        "The commands of the deployment guide, run in containers that were created with bubblewrap:\n\n"
+        "The commands of the deployment guide, run in containers that were created "
+        "with bubblewrap:\n\n"
         + markdown(
             ("check", "result"),
             [(k, "yes" if v else "**no**") for k, v in checks.items()],
