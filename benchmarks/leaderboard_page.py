@@ -164,8 +164,8 @@ def places(results: Results) -> str:
             and np.mean(values) <= np.mean(base)
         ]
         text += (
-            "With two shards a client, every personalised method that was run is better "
-            "than `fedavg`.\n"
+            "With two shards a client, every personalised method that was run is "
+            "better than `fedavg`.\n"
             if not worse
             else f"With two shards a client {', '.join(worse)} are no better than "
             "`fedavg`.\n"

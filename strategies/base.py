@@ -59,11 +59,11 @@ class BaseStrategy(Averaging, FlowerFedAvg):
     ledger : RoundLedger
         The last round of each client whose reply has counted.
     pending, training : PendingRound
-        The messages that were sent last, and those of the last training.
+        The last messages that were sent, and the last ones for training.
     evaluation : Evaluation
         Each client's test metrics.
     participation : Participation
-        Who is sampled, and how many replies close a round.
+        Rule that samples clients and decides how many replies close a round.
     privacy : ClientPrivacy or None
         The mechanism of client-level differential privacy, with ``server-dp-noise``.
     """

@@ -41,16 +41,16 @@ class FirstReplies(Participation):
     Parameters
     ----------
     sampling : Participation
-        Who is sampled.
+        Rule that samples the clients.
     initial_nodes : int
-        n in the first stage.
+        Number n of replies in the first stage.
     lengths : sequence of int, optional
         Rounds of each stage; by default they follow from the number of rounds.
     num_rounds : int, optional
         Number of rounds of the run.
     state : dict, optional
-        State of the strategy, in which the number of rounds is kept: a resumed run with
-        more rounds begins no stage again.
+        State of the strategy. It stores the number of rounds, so that a resumed run
+        with more rounds repeats no stage.
     """
 
     def __init__(
@@ -141,24 +141,24 @@ class SRPFL(
 ):
     """Use the first n replies of each round, whatever the wrapped strategy does.
 
-    A value out of its range is a `SettingsError`.
+    Values out of their range raise `SettingsError`.
 
     Parameters
     ----------
     strategy : Strategy
-        The strategy that aggregates the replies: any one, Flower's own included.
+        Any strategy, including Flower's own; it aggregates the replies.
     initial_nodes : int, default 2
-        n in the first stage.
+        Number n of replies in the first stage.
     rounds_per_stage : int, sequence of int or str, default "auto"
-        Rounds of each stage; several give the stages their own lengths, and the last
-        one holds for all later stages. A setting is a list with commas between, or
-        ``theory`` (see `theory_stages`), or ``auto``: stages of equal lengths in the
-        first half of the rounds, all sampled clients in the second.
+        Rounds of each stage. A sequence sets the length of each stage, and its last
+        entry applies to all later stages. As a setting, a comma-separated list,
+        ``theory`` (see `theory_stages`) or ``auto``: stages of equal lengths in the
+        first half of the rounds, and all sampled clients in the second half.
     srpfl_base : str, default "fedrep"
-        Name or import path of the wrapped strategy, where settings choose it.
+        Name or import path of the wrapped strategy, if settings choose it.
     contraction : float, default 0.1
-        a in (0, 1), the contraction of linear FedRep in a round, for ``theory`` in
-        settings; smaller values give longer stages.
+        Contraction a of linear FedRep in a round, in (0, 1), for ``theory``; smaller
+        values give longer stages.
     num_rounds : int, optional
         Number of rounds, for ``auto``; settings and ``start`` set it as well.
     """
