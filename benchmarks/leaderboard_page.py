@@ -219,8 +219,8 @@ def body(name: str, data: Mapping[str, Any]) -> str:
         )
         + "± is the sample standard deviation over seeds. The worst decile is the "
         "mean over the tenth of the clients with the lowest accuracy. `mean` is the "
-        "mean over the partitions, and determines the order; differences in rank "
-        "that are smaller than ± are not significant. Seeds: "
+        "mean over the partitions, and determines the order; rank differences are "
+        "not significant if the means differ by less than ±. Seeds: "
         + "; ".join(
             f"{cell}: {', '.join(map(str, own))}" for cell, own in data["seeds"].items()
         )

@@ -229,8 +229,9 @@ def guidance(results: dict[Cell, Outcome]) -> str:
         f"has {least('centered-clip')} %, with `geometric-median` "
         f"{least('geometric-median')} % and with `clip` {least('clip')} %. None of "
         "the three stops a backdoor.",
-        "`multi-krum` stops backdoors where clients have similar data: "
-        f"with {MOST} attackers FedAvg's success rate is {fooled('multi-krum', MOST)} "
+        "`multi-krum` stops backdoors if clients have similar data: "
+        f"with {MOST} attackers on FedAvg, the success rate is "
+        f"{fooled('multi-krum', MOST)} "
         f"% with it, {fooled('median', MOST)} % with the `median` and "
         f"{fooled('centered-clip', MOST)} % with `centered-clip`. With {FEW_CLASSES} "
         f"classes a client its accuracy is {right('multi-krum', *few)} %, as it leaves "
@@ -247,8 +248,8 @@ def guidance(results: dict[Cell, Outcome]) -> str:
         f"bucket: {MOST} of {CLIENTS} corrupt the majority of five buckets, and no "
         "rule helps.",
         "FedRep's personal heads resist a backdoor in the shared representation, and "
-        "FLUTE's resist it less. With the "
-        f"`mean` and 1 / 2 / 3 attackers its success rate is {fooled('mean')} % for "
+        "FLUTE's resist it less. With the `mean` and 1 / 2 / 3 attackers, the success "
+        f"rate of the backdoor is {fooled('mean')} % for "
         f"FedAvg, {fooled('mean', algorithm='fedrep')} % for FedRep and "
         f"{fooled('mean', algorithm='flute')} % for FLUTE.",
     ]

@@ -18,7 +18,7 @@ REASONS: dict[tuple[str, str], str] = {
     "epochs in all",
     ("FedRep, Table 1", "Per-FedAvg"): "its authors adapt for five epochs before the "
     "test instead of one step: on every fifth client of 100x2 the last model has 77.2 "
-    "after the step and 84.1 after five epochs (measured once, on no page)",
+    "after the step and 84.1 after five epochs (measured once, without a page)",
     ("FLUTE, Table 1", "FedAvg-FT"): "unknown; the training agrees (`fedavg`), and the "
     "paper does not describe the fine-tuning",
 }
@@ -232,7 +232,7 @@ def body(data: Data) -> str:
         "tenth of a class changes the accuracy by about half a point. A plain loop "
         "of `flute-star` outside of this package ended at 76.76 on the partition and "
         "the initial model of seed 0 of 100x5, and another one, on a different "
-        "partition, at 78.33 (each measured once, on no page). Here it has "
+        "partition, at 78.33 (each measured once, without a page). Here it has "
         f"{spread(accuracies(data, '100x5', 'flute-star'))}. The variation over "
         "seeds, and hence partitions, is far smaller than the distance to the "
         "paper's 78.26, which is unexplained.\n"
