@@ -76,7 +76,7 @@ def main() -> int:
         "or a metric that is not finite, was not logged in one line, or was rejected "
         "but changed the result of the honest clients. A message failed if it raised "
         "anything but a one-line error, took more than 20 s, lost or damaged a head, "
-        "or wrote a file outside of the state directory. A kill failed if the "
+        "or wrote a file outside of the allowed folders. A kill failed if the "
         "numbers differ from those of an undisturbed run.\n\n"
     ) + markdown(["", "tried", "rejected", "failed", "CPU s"], rows)
     write("hostile", "Hostile replies, messages and kills", body, data)
