@@ -149,16 +149,23 @@ def main() -> None:
         )
         for (model, clients), ms in found.items()
     ]
-    columns = ("model", "clients", "one by one", "together", "gain", "gain of `auto`")
+    columns = (
+        "model",
+        "clients",
+        "one by one",
+        "together",
+        "speed-up",
+        "speed-up of `auto`",
+    )
     body = (
-        "A round of FedRep, all clients with 50 examples each, ten head epochs (one "
-        "for the two models of CIFAR-10's size) and one of the representation; median "
-        "CPU "
-        f"time of {arguments.rounds} rounds in turn, ms.\n\n"
+        "One round of FedRep for clients with 50 examples each: ten head epochs (one "
+        "for the two models for CIFAR-10) and one representation epoch. Median CPU "
+        f"time in ms over {arguments.rounds} alternating rounds.\n\n"
         + markdown(columns, rows)
-        + "\n`auto` trains together what `flwr_frl.task.training.calls.fewest` says: "
-        "at most 50,000 parameters, where there are convolutions inputs of at most 256 "
-        "numbers, and three clients, or six where layers are not in a row "
+        + "\n`auto` combines clients according to "
+        "`flwr_frl.task.training.calls.fewest`: models with at most 50,000 "
+        "parameters and, for convolutional models, inputs of at most 256 numbers; at "
+        "least three clients, or six for models whose layers are not sequential "
         "(`resnet20`).\n"
         "\n![gain](cohort.png)\n"
     )

@@ -90,9 +90,10 @@ def main() -> None:
     columns = ["compressor", *(f"{factor:g} x" for factor in FACTORS)]
     body = (
         f"{NODES} nodes, {arguments.rounds} rounds of five local steps, seed "
-        f"{arguments.seed}: one seed. Consensus distance as a multiple of that without "
-        "communication, the worst of two graphs and two models; in brackets the step "
-        f"for `{MODELS[0]}`. **Bold** is the default. {driven_apart(entries)}\n\n"
+        f"{arguments.seed} (a single seed). Entries are the consensus distance "
+        "relative to that without communication, for the worst of two graphs and two "
+        f"models; the step for `{MODELS[0]}` is in parentheses. **Bold** is the "
+        f"default. {driven_apart(entries)}\n\n"
         + markdown(columns, rows)
         + "\n![consensus distance](consensus_step.png)\n"
     )
@@ -108,8 +109,8 @@ def driven_apart(entries: list[dict[str, Any]]) -> str:
         if entry["factor"] == 1 and max(entry["ratios"]) > 1
     ]
     if not names:
-        return "With all of them messages are better than none."
-    return f"With {', '.join(names)} messages are worse than none (above 1)."
+        return "With all compressors, messages reduce the distance."
+    return f"With {', '.join(names)} messages increase the distance (above 1)."
 
 
 def label(name: str, own: dict[str, float]) -> str:

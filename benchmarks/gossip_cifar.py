@@ -78,17 +78,17 @@ def main() -> None:
 
     def about(picked: Mapping[str, Settings]) -> str:
         return (
-            f"CIFAR-10{f' at {size} x {size}' if size else ''}, spread evenly over 8 "
-            "nodes on a ring, of whose examples a tenth validates; ResNet-20 (269,722 "
-            f"parameters), {arguments.epochs:g} epochs of batch "
-            f"{arguments.batch_size}, i.e. {iterations} iterations; the paper's "
-            "schedules (400 epochs) are scaled to that, with a warm-up of "
-            f"{arguments.warm_up:.3g} of it. Momentum 0.9, {arguments.keep:.0%} of "
-            f"each tensor, H = 5{more}. "
-            "With a trigger SQuARM has the learning rate and the consensus step that "
-            "were picked without one, and a node sends where its squared distance from "
-            "what its neighbours know exceeds c times the squared step; c is START, or "
-            "START:INCREMENT:EVERY:UNTIL in iterations: all of them o(t)."
+            f"CIFAR-10{f' at {size} x {size}' if size else ''}, divided evenly over "
+            "8 nodes on a ring; a tenth of each node's examples is used for "
+            f"validation. ResNet-20 (269,722 parameters), {arguments.epochs:g} "
+            f"epochs with batch size {arguments.batch_size}, i.e. {iterations} "
+            "iterations. The paper's schedules (400 epochs) are scaled to this "
+            f"length, with a warm-up of {arguments.warm_up:.3g} of it. Momentum 0.9, "
+            f"{arguments.keep:.0%} of each tensor, H = 5{more}. With a trigger, "
+            "SQuARM uses the learning rate and the consensus step that were chosen "
+            "without one. With a trigger, a node sends if its squared distance from "
+            "its neighbours' copy exceeds c times the squared step size. c is START, "
+            "or START:INCREMENT:EVERY:UNTIL in iterations; all of these are o(t)."
         )
 
     searching = round(arguments.search_epochs * epoch)

@@ -111,15 +111,16 @@ def main() -> None:
     def about(picked: Mapping[str, Settings]) -> str:
         own = picked[SENT]
         return (
-            f"MNIST: {train:,} digits for training, of which each node's eighth "
-            f"validates, {test:,} for the test; 60 nodes on a ring, classes by "
-            f"Dirichlet({arguments.alpha:g}); 7,850 parameters, batch 5, step a / "
-            f"(t + 100). TopK and SignTopK keep {arguments.keep:g} entries; SQuARM has "
-            "H = 5, and with a trigger the a and the consensus step that were picked "
-            f"without one (a = {own['learning-rate']:g}). With a trigger a node sends "
-            "where its squared distance from what its neighbours know exceeds c times "
-            "the squared step; c is START, or START:INCREMENT:EVERY:UNTIL in "
-            "iterations: all of them o(t)."
+            f"MNIST: {train:,} training digits, of which an eighth of each node's is "
+            f"used for validation, and {test:,} test digits. 60 nodes on a ring, "
+            f"classes by Dirichlet({arguments.alpha:g}); 7,850 parameters, batch "
+            "size 5, step size a / (t + 100). TopK and SignTopK keep "
+            f"{arguments.keep:g} entries; SQuARM has H = 5. With a trigger, SQuARM "
+            "uses the a and the consensus step that were chosen without one (a = "
+            f"{own['learning-rate']:g}). With a trigger, a node sends if its squared "
+            "distance from its neighbours' copy exceeds c times the squared step "
+            "size. c is START, or START:INCREMENT:EVERY:UNTIL in iterations; all of "
+            "these are o(t)."
         )
 
     gossip_page.make(

@@ -19,10 +19,10 @@ HEADER = (
     "final test error, mean model",
     "nodes' own models",
     "iterations to target",
-    "bits a node to target",
-    "seconds on 100 kbit/s",
+    "bits per node to target",
+    "seconds at 100 kbit/s",
     "bits / {base}'s",
-    "if only messages' sizes counted",
+    "bits ratio by message size alone",
     "compute seconds",
 )
 
@@ -92,23 +92,25 @@ def make(
     }
     body = (
         f"{about(picked)} Seed{'s' * (seeds > 1)} "
-        f"{', '.join(map(str, range(seeds)))}; a ± is the standard "
-        "deviation over them. Errors are those of the mean of the nodes' models, which "
-        "no node has, and in the second column the mean of those of the nodes' own, "
-        "in the last look; the others' final ones are means of the last "
-        f"five looks. The target, {target:.1%}, is the lowest error of the mean model "
-        "that every method reaches in every seed (those with a trigger and the one "
-        "without communication aside). If only messages' sizes counted, that is with "
-        f"as many iterations as {base} and every message sent, the factors would be "
-        f"those of the column beside them. Runs of {', '.join(sorted(commits))}.\n\n"
+        f"{', '.join(map(str, range(seeds)))}. The values after ± are standard "
+        "deviations over seeds. The first error is that of the mean of the nodes' "
+        "models, which no node holds. The second column is the mean of the errors of "
+        "the nodes' own models, at the last evaluation; the other final errors are "
+        f"means over the last five evaluations. The target, {target:.1%}, is the "
+        "lowest error of the mean model that every method reaches in every seed "
+        "(methods with a trigger and the one without communication are excluded). "
+        "The column of ratios by message size alone assumes as many iterations as "
+        f"{base} and that every message is sent. Runs are from commit "
+        f"{', '.join(sorted(commits))}.\n\n"
         + markdown([h.format(base=base) for h in HEADER], table(results))
         + "\n## How learning rate and consensus step were chosen\n\n"
-        "For each method by the same rule: the learning rate with the consensus step "
-        "that `auto` gives, then the consensus step with that rate, each time what has "
-        "the smallest error of the mean model on the validation set (a share of "
-        f"{validation:g} of each node's examples, on which it "
-        f"does not train) at the end of a run of {bench.search_iterations} iterations "
-        "with seed 0. Validation errors, what was picked in bold:\n\n"
+        "The same rule was used for each method. First, the learning rate was chosen "
+        "with the consensus step of `auto`; then the consensus step was chosen with "
+        "that rate. Each time the value with the smallest validation error of the "
+        f"mean model was chosen. The validation set is a share of {validation:g} of "
+        "each node's examples, which are not used for training. The error is "
+        f"measured at the end of a run of {bench.search_iterations} iterations with "
+        "seed 0. The table has validation errors; the chosen values are in bold:\n\n"
         + markdown(SEARCH_HEADER, search_table(looked, picked))
         + at_an_end(searched)
         + f"\n![test error]({name}.png)\n"
@@ -267,7 +269,8 @@ def at_an_end(searched: Mapping[str, Sequence[Mapping[str, float]]]) -> str:
     if not said:
         return ""
     return (
-        "\nPicked at an end of what was tried, so that what lies beyond may be better: "
+        "\nChosen at an end of the search range, so that values outside of it may be "
+        "better: "
         f"{'; '.join(said)}.\n"
     )
 

@@ -68,16 +68,17 @@ def main() -> int:
             }
             fell += len(outcome.fell)
     body = (
-        "Replies are one client's of five to each strategy, in training, evaluation "
-        "and to the question who is there; messages are to each algorithm's client, "
-        "which has kept its state of two rounds; kills are `kill -9` of a "
-        "simulation, which is then resumed to its end. A reply fell that raised, "
-        "ended the run, made a state or a metric that is not finite, was not one "
-        "line in the log, or changed what the honest ones make although it was "
-        "refused; a message that raised anything but one line, took more than 20 s, "
-        "cost or spoiled a head, or wrote a file outside; a killed run whose "
-        "numbers are not the undisturbed run's.\n\n"
-    ) + markdown(["", "tried", "refused", "fell", "CPU s"], rows)
+        "*Replies* are sent by one of five clients to each strategy, in training, in "
+        "evaluation and in answer to the initial query. *Messages* are sent to each "
+        "algorithm's client, which has saved the state of two rounds. *Kills* are "
+        "`kill -9` of a simulation, which is then resumed until its end. A reply "
+        "*failed* the test if it raised an exception, ended the run, caused a state "
+        "or a metric that is not finite, was not logged in one line, or was rejected "
+        "but changed the result of the honest clients. A message failed if it raised "
+        "anything but a one-line error, took more than 20 s, lost or damaged a head, "
+        "or wrote a file outside of the allowed folders. A kill failed if the "
+        "numbers differ from those of an undisturbed run.\n\n"
+    ) + markdown(["", "tried", "rejected", "failed", "CPU s"], rows)
     write("hostile", "Hostile replies, messages and kills", body, data)
     return 1 if fell else 0
 

@@ -128,11 +128,11 @@ def main() -> None:
         numbers = [peaks["RssAnon"], peaks["VmHWM"], peaks["group"], peaks["seconds"]]
         rows.append((f"{times} x", total, *(f"{n:,.0f}" for n in [decoded, *numbers])))
     body = (
-        f"FedAvg with logistic regression on {SIDE} x {SIDE} photos, one round of five "
-        f"clients and a test of all, in one process that may use {options.limit} MB, "
-        "page cache included. Pages of mapped files are resident (VmHWM) until the "
-        "kernel needs them, and those of the libraries, some 400 MB, are not charged "
-        "to the group.\n\n"
+        f"FedAvg with logistic regression on {SIDE} x {SIDE} photos: one round of "
+        "five clients and an evaluation of all, in one process that may use "
+        f"{options.limit} MB including the page cache. Pages of memory-mapped files "
+        "count as resident (VmHWM) until the kernel reclaims them. Pages of the "
+        "libraries, about 400 MB, are not charged to the control group.\n\n"
         + markdown(
             [
                 "folder",
@@ -140,7 +140,7 @@ def main() -> None:
                 "decoded (MB)",
                 "peak RssAnon (MB)",
                 "peak VmHWM (MB)",
-                "peak of the group (MB)",
+                "peak of the control group (MB)",
                 "seconds",
             ],
             rows,

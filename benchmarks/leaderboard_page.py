@@ -98,7 +98,7 @@ def cost_table(results: Results) -> str:
             rows.append((f"`{name}`", f"{means[0] / 1e6:.1f}", *map(_round, means[1:])))
         else:
             rows.append((f"`{name}`", "missing", "missing", "missing"))
-    heads = ("algorithm", "MB sent", "seconds of one core", "seconds that passed")
+    heads = ("algorithm", "MB sent", "seconds of one core", "wall-clock seconds")
     return markdown(heads, rows)
 
 
@@ -140,8 +140,8 @@ def missing(results: Results, seeds: Mapping[str, list[int]]) -> str:
                 parts.append(f"{cell} with seed {seed}: {listed}")
                 count += len(names)
     if not parts:
-        return "No cell is missing.\n"
-    return f"Missing are {count} runs. {'; '.join(parts)}.\n"
+        return "No runs are missing.\n"
+    return f"{count} runs are missing. {'; '.join(parts)}.\n"
 
 
 def places(results: Results) -> str:
@@ -152,8 +152,8 @@ def places(results: Results) -> str:
         whole = [name for name in order if len(by_seed(results[name], "accuracy"))]
         own = [f"{_place(results, cell)} on {cell}" for cell in results["fedavg-ft"]]
         text += (
-            f"`fedavg-ft` is number {whole.index('fedavg-ft') + 1} of {len(whole)}; "
-            f"{', '.join(own)}. "
+            f"`fedavg-ft` has rank {whole.index('fedavg-ft') + 1} of {len(whole)}; "
+            f"its ranks are {', '.join(own)}. "
         )
     if "fedavg" in results and len(base := accuracies(results["fedavg"]["shards-2"])):
         worse = [
@@ -164,7 +164,7 @@ def places(results: Results) -> str:
             and np.mean(values) <= np.mean(base)
         ]
         text += (
-            "With two shards a client every personalised method that has been run is "
+            "With two shards a client, every personalised method that was run is "
             "better than `fedavg`.\n"
             if not worse
             else f"With two shards a client {', '.join(worse)} are no better than "
@@ -173,9 +173,9 @@ def places(results: Results) -> str:
     heads = by_seed(results.get("fedproto", {}), "accuracy-head")
     if len(heads):
         text = (
-            f"{text.rstrip()} `fedproto` predicts by the nearest prototype of a "
-            "client's own classes, as its authors' code does; by its clients' heads "
-            f"it would have {spread(heads)}.\n"
+            f"{text.rstrip()} `fedproto` predicts by the nearest prototype among the "
+            "classes of a client, as in its authors' code; with the clients' heads "
+            f"its accuracy would be {spread(heads)}.\n"
         )
     return text
 
@@ -201,37 +201,37 @@ def body(name: str, data: Mapping[str, Any]) -> str:
     )
     share = int(common["fraction-train"] * clients + 1e-9)
     protocol = (
-        f"{clients} clients, {common['num-server-rounds']} rounds, {share} clients a "
-        f"round, {of_images}. For all: `cifar10-cnn`, the papers' model; batch 10, SGD "
-        "0.01 with momentum 0.5 and weight decay 1e-4, random crop and flip, 1 local "
-        "epoch; where there are head epochs 10 of them, whose features are computed "
-        "once, without augmentation"
+        f"{clients} clients, {common['num-server-rounds']} rounds, {share} clients "
+        f"per round, {of_images}. All algorithms use `cifar10-cnn`, the papers' "
+        "model, with batch size 10, SGD with learning rate 0.01, momentum 0.5 and "
+        "weight decay 1e-4, random crop and flip, and 1 local epoch. Algorithms with "
+        "head epochs have 10 of them, without augmentation and with features that "
+        "are computed once"
         + ("; forward passes in bfloat16" if common["bfloat16"] else "")
-        + ". Accuracy in %: the mean over all clients, sampled or not, each with its "
-        f"own test images, and over the last {common['evaluate-last']} rounds (the "
-        "last round alone with `-ft` and `fedbabu`, which fine-tune for it, and where "
-        "`per-fedavg` was tuned). "
+        + ". Accuracy is in %: the mean over all clients, sampled or not, each with "
+        f"its own test images, and over the last {common['evaluate-last']} rounds. "
+        "It is that of the last round alone for `-ft` and `fedbabu`, which fine-tune "
+        "for it, and where `per-fedavg` was tuned. "
         + "".join(
-            f"`{name}` has {_text(own)}. "
+            f"`{name}` uses {_text(own)}. "
             for name, own in data["own"].items()
             if own.items() - common.items()
         )
-        + "± is the "
-        "standard deviation over seeds, of a sample. The worst decile is the mean of "
-        "the worst tenth of the clients. `mean` is over the cells, and what is "
-        "sorted by; ranks closer than ± say little. Seeds: "
+        + "± is the sample standard deviation over seeds. The worst decile is the "
+        "mean over the tenth of the clients with the lowest accuracy. `mean` is the "
+        "mean over the partitions, and determines the order; rank differences are "
+        "not significant if the means differ by less than ±. Seeds: "
         + "; ".join(
             f"{cell}: {', '.join(map(str, own))}" for cell, own in data["seeds"].items()
         )
-        + ". They are the first that leave each client at least 10 training images "
-        "and a test image.\n\n"
-        f"{_unlike_papers(images, common)} The local epochs and the learning rate are "
-        "the same for all and were tuned for none; a client takes part in few rounds "
-        f"({common['num-server-rounds'] * share / clients:g} on average), so that what "
-        "learns from its own data alone has made few steps. `fedbn` is missing: the "
-        "papers' model has no batch norm, without which it is `fedavg`. `srpfl` has "
-        "`fedrep` below it and no slow clients: it "
-        "can only save time.\n\n"
+        + ". They are the first seeds for which each client has at least 10 training "
+        f"images and a test image.\n\n{_unlike_papers(images, common)} The local "
+        "epochs and the learning rate are the same for all algorithms and were not "
+        "tuned. A client takes part in few rounds "
+        f"({common['num-server-rounds'] * share / clients:g} on average), so methods "
+        "that train only on its own data take few steps. `fedbn` is excluded because "
+        "the papers' model has no batch norm; without it, `fedbn` equals `fedavg`. "
+        "`srpfl` wraps `fedrep`, and without slow clients it can only save time.\n\n"
     )
     commits = {
         run["commit"]
@@ -241,40 +241,43 @@ def body(name: str, data: Mapping[str, Any]) -> str:
         if run
     }
     return (
-        protocol + "Runs, by this command without `--page` or, where all settings are "
-        "the same, by that of [the papers' tables](papers_tables.md), at commit "
+        protocol + "Runs are by this command without `--page`, or, if all settings "
+        "are the same, by that of [the papers' tables](papers_tables.md), at commit "
         f"{', '.join(sorted(commits)) or 'none'}.\n\n## Accuracy\n\n"
         + accuracy_table(results)
         + f"\n{places(results)}\n{missing(results, data['seeds'])}\n"
         + f"![accuracy]({name}.png)\n\n"
-        + "## Bytes and seconds\n\nOf one run, both ways, with tests; the machine did "
-        "other things at the same time, so that only seconds of a core compare, and "
-        "only of runs of one commit and machine.\n\n"
+        + "## Bytes and seconds\n\nPer run, in both directions, including "
+        "evaluation. Other processes ran on the machine at the same time, so only "
+        "the seconds of one core can be compared, and only between runs of the same "
+        "commit and machine.\n\n"
         + cost_table(results)
-        + "\n## What was tuned\n\nOn shards-5 alone with its first seed, by the "
-        "accuracy on a fifth of each client's training images, which is not trained "
-        "on there; the others have nothing of their own to tune, or what the papers "
-        "have. What is picked at an end of its grid may not be the best there is.\n\n"
-        + tuned_table(data["tuned"])
+        + "\n## What was tuned\n\nHyper-parameters were tuned on shards-5 only, with "
+        "its first seed, by the accuracy on a fifth of each client's training "
+        "images, which was held out from training. The other algorithms have no "
+        "specific hyper-parameters, or use those of their papers. A value at an end "
+        "of its grid may not be optimal.\n\n" + tuned_table(data["tuned"])
     )
 
 
 def _unlike_papers(images: int, common: Mapping[str, Any]) -> str:
     """Return in what the runs differ from the papers', and where those are."""
     numbers = ("num-clients", "num-server-rounds", "fraction-train", "evaluate-last")
-    own_page = "what has been measured for their tables has [a page of its own]"
+    own_page = "the results for their tables are on [a separate page]"
     if [common[n] for n in numbers] == [100, 100, 0.1, 10] and not images:
         return (
-            "This is the papers' protocol, but that they have augmentation in the head "
-            "epochs too, in FedRep's table 5 epochs of the representation with 5 "
-            f"shards, and settings of their own; {own_page}(papers_tables.md)."
+            "This is the papers' protocol, with the following exceptions: the papers "
+            "also augment images in the head epochs, use 5 epochs of the "
+            "representation in FedRep's table with 5 shards, and use individual "
+            f"settings; {own_page}(papers_tables.md)."
         )
     return (
-        "This is not the papers' protocol: they have 100 clients with 500 images each, "
-        "10 % of them in each of 100 rounds, the last 10 rounds' mean, float32, "
-        "augmentation in the head epochs too, and in FedRep's table 5 epochs of the "
-        "representation with 5 shards. So figures compare with each other, and not "
-        f"with a paper's; {own_page}(papers_tables.md)."
+        "This is not the papers' protocol. They use 100 clients with 500 images "
+        "each, 10 % of them in each of 100 rounds, the mean of the last 10 rounds, "
+        "float32, augmentation in the head epochs too, and in FedRep's table 5 "
+        "epochs of the representation with 5 shards. The figures can therefore be "
+        "compared with each other, but not with those of a paper; "
+        f"{own_page}(papers_tables.md)."
     )
 
 

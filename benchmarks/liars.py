@@ -173,7 +173,7 @@ def table(results: dict[Cell, Outcome], algorithm: str) -> str:
             ]
         )
     few = f"none, {FEW_CLASSES} classes"
-    head = ["rule", "none", few, *ATTACKS, "backdoor's success"]
+    head = ["rule", "none", few, *ATTACKS, "backdoor success rate"]
     return f"## `{algorithm}`\n\n{markdown(head, rows)}\n"
 
 
@@ -229,30 +229,31 @@ def guidance(results: dict[Cell, Outcome]) -> str:
         f"has {least('centered-clip')} %, with `geometric-median` "
         f"{least('geometric-median')} % and with `clip` {least('clip')} %. None of "
         "the three stops a backdoor.",
-        "`multi-krum` stops backdoors where clients have similar data: "
-        f"with {MOST} attackers FedAvg's success rate is {fooled('multi-krum', MOST)} "
+        "`multi-krum` stops backdoors if clients have similar data: "
+        f"with {MOST} attackers on FedAvg, the success rate is "
+        f"{fooled('multi-krum', MOST)} "
         f"% with it, {fooled('median', MOST)} % with the `median` and "
         f"{fooled('centered-clip', MOST)} % with `centered-clip`. With {FEW_CLASSES} "
         f"classes a client its accuracy is {right('multi-krum', *few)} %, as it leaves "
         "out honest clients.",
-        "`median` and `trimmed-mean` hold against values that are far off, and not "
-        "against small lies on one side: under IPM 0.5 of "
-        f"{MOST} of {CLIENTS} FedAvg has {right('median', *middle)} and "
-        f"{right('trimmed-mean', *middle)} % with them, and "
-        f"{right('multi-krum', *middle)} % with `multi-krum`: less than the "
+        "`median` and `trimmed-mean` resist outliers, but not small biased updates: "
+        f"under IPM 0.5 by {MOST} of {CLIENTS} FedAvg has {right('median', *middle)} "
+        f"and {right('trimmed-mean', *middle)} % with them, and "
+        f"{right('multi-krum', *middle)} % with `multi-krum`. This is less than the "
         f"{right('mean', *middle)} % of the `mean`.",
-        "`bucket-size=2` helps such a rule where clients have different data and fewer "
+        "`bucket-size=2` helps such a rule if clients have different data and fewer "
         f"than a quarter of them attack. With {FEW_CLASSES} classes a client the "
         f"`median` has {right('median', *few)} % without it and "
-        f"{right('median', *few, size=2)} % with it. Each attacker can spoil a bucket: "
-        f"{MOST} of {CLIENTS} are the majority of five buckets, and no rule holds.",
+        f"{right('median', *few, size=2)} % with it. Each attacker can corrupt one "
+        f"bucket: {MOST} of {CLIENTS} corrupt the majority of five buckets, and no "
+        "rule helps.",
         "FedRep's personal heads resist a backdoor in the shared representation, and "
-        "FLUTE's resist it less. With the "
-        f"`mean` and 1 / 2 / 3 attackers its success rate is {fooled('mean')} % for "
+        "FLUTE's resist it less. With the `mean` and 1 / 2 / 3 attackers, the success "
+        f"rate of the backdoor is {fooled('mean')} % for "
         f"FedAvg, {fooled('mean', algorithm='fedrep')} % for FedRep and "
         f"{fooled('mean', algorithm='flute')} % for FLUTE.",
     ]
-    return "Which rule to take:\n\n" + "".join(f"- {point}\n" for point in points)
+    return "Choice of a rule:\n\n" + "".join(f"- {point}\n" for point in points)
 
 
 def page(arguments: argparse.Namespace, results: dict[Cell, Outcome]) -> str:
@@ -263,31 +264,31 @@ def page(arguments: argparse.Namespace, results: dict[Cell, Outcome]) -> str:
         [
             guidance(results) if len(algorithms) == len(ALGORITHMS) else "",
             "## The worst attack\n",
-            f"Lowest accuracy in % under any of the attacks of {COUNTS[0]} / "
-            f"{COUNTS[1]} / {COUNTS[2]} of {CLIENTS} clients.\n",
+            f"Lowest accuracy in % over all attacks, by {COUNTS[0]} / {COUNTS[1]} / "
+            f"{COUNTS[2]} of {CLIENTS} clients.\n",
             worst(results),
             "## All attacks\n",
             f"Accuracy in % over {arguments.rounds} rounds, mean of the last "
-            f"{arguments.last}, of the models that the honest clients would use, each "
-            f"on its own test digits; seed {arguments.seed}. {CLIENTS} clients have "
-            "all ten classes each, but for the column with "
-            f"{FEW_CLASSES} classes. Cells are for 1 / 2 / 3 attackers. "
-            "`byzantine-fraction` "
-            f"is {MOST / CLIENTS:g}, other settings of rules are the defaults. The "
-            "model is a perceptron with one hidden layer.\n",
-            "Attackers know what all honest clients send:\n",
+            f"{arguments.last}, for the models of the honest clients, each on its "
+            f"own test digits; seed {arguments.seed}. There are {CLIENTS} clients "
+            f"with all ten classes each, except in the column with {FEW_CLASSES} "
+            "classes. Each cell has values for 1 / 2 / 3 attackers. "
+            f"`byzantine-fraction` is {MOST / CLIENTS:g}; the other settings of the "
+            "rules have their defaults. The model is a perceptron with one hidden "
+            "layer.\n",
+            "Attackers know the updates of all honest clients. The attacks are:\n",
             "- `1e30`: every value is 1e30.\n"
             "- `sign flip`: the trained model with all signs flipped.\n"
-            "- `ALIE`, a little is enough (Baruch et al., 2019): the honest mean less "
-            f"z standard deviations of each entry. Their formula gives z = {z} for 1, "
-            "2 and 3 of 10 clients; the other column has z = 1.5.\n"
-            "- `IPM`, inner product manipulation (Xie et al., 2020): what was sent "
-            "less 0.5 or 3 times the mean honest change.\n"
-            "- `backdoor`, model replacement (Bagdasaryan et al., 2020): attackers "
-            "train on digits of which every second one has a white patch of 2 x 2 "
-            "pixels in its corner and the label 0, and send 10/f times their change "
-            "where f attack. Its success is the share of other classes' test digits "
-            "with the patch that are taken for a 0.\n",
+            "- `ALIE`, a little is enough (Baruch et al., 2019): the mean of the "
+            "honest clients minus z standard deviations of each entry. Their formula "
+            f"gives z = {z} for 1, 2 and 3 of 10 clients; the other column uses z = "
+            "1.5.\n- `IPM`, inner product manipulation (Xie et al., 2020): the "
+            "global model minus 0.5 or 3 times the mean honest update.\n- "
+            "`backdoor`, model replacement (Bagdasaryan et al., 2020): attackers add "
+            "a white patch of 2 x 2 pixels in the corner to every second training "
+            "digit and label it 0. With f attackers, each sends 10/f times its "
+            "update. The success rate is the share of test digits of other classes "
+            "that are classified as 0 with the patch.\n",
             *(table(results, algorithm) for algorithm in algorithms),
         ]
     )

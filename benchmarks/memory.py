@@ -224,17 +224,18 @@ def main() -> None:
     times = {module: import_seconds(module) for module in IMPORTS}
     body = (
         "One SuperNode with 500 images of 32 x 32, FedRep with the CIFAR-10 CNN, two "
-        "rounds, insecure, on loopback. Peak resident memory (VmHWM):\n\n"
+        "rounds, without TLS, on loopback. Peak resident memory (VmHWM):\n\n"
         + markdown(
             ("process", "MB"), [(n, f"{peaks[n]:.0f}") for n in PROCESSES if n in peaks]
         )
-        + "\nOf a simulation: FedAvg keeps nothing of a client, so that what 9,900 "
-        "more add is what server and simulation know of each; FedRep keeps each "
-        f"client's head besides. {SAMPLED} of them train in each of 3 rounds (`mlp-2`, "
-        "100,000 digits of 8 x 8). On Ray ten clients with the SuperNode's 500 images "
-        "and model.\n\n"
+        + "\nMemory of a simulation. FedAvg stores no client state, so the "
+        "difference for 9,900 more clients is the data that server and simulation "
+        "keep about each client. FedRep also stores the head of each client. "
+        f"{SAMPLED} clients train in each of 3 rounds (`mlp-2`, 100,000 digits of 8 "
+        "x 8). The run on Ray has ten clients, with the 500 images and the model of "
+        "the SuperNode above.\n\n"
         + markdown(("process", "MB"), [(n, f"{mb:.0f}") for n, mb in shared.items()])
-        + "\nTime of an import in a new process, median of 3:\n\n"
+        + "\nImport time in a new process, median of 3:\n\n"
         + markdown(
             ("module", "seconds", "loads torchvision"),
             [(m, f"{s:.2f}", "yes" if v else "no") for m, (s, v) in times.items()],

@@ -172,17 +172,19 @@ def main() -> None:
             )
         )
     body = (
-        f"{arguments.clients} clients, the cheapest of {BLOCKS} blocks of "
-        f"{arguments.rounds} rounds; CPU time, ms a message (request and reply).\n\n"
-        + markdown(("", "beside its arithmetic, before", "now", "its arithmetic"), rows)
+        f"{arguments.clients} clients, minimum over {BLOCKS} blocks of "
+        f"{arguments.rounds} rounds. CPU time in ms per message (request and reply), "
+        "split into the training itself (*arithmetic*) and all other work "
+        "(*overhead*).\n\n"
+        + markdown(("", "overhead, before", "overhead, now", "arithmetic"), rows)
     )
     for name in ALGORITHMS:
-        columns = ("function", "calls a message", "of the profile's own time")
+        columns = ("function", "calls per message", "share of the self time")
         if before:
             body += f"\nProfile of `{name}` before ({before['about']['commit']}):\n\n"
             body += markdown(columns, before["profiles"][name])
         body += f"\nProfile of `{name}` now:\n\n" + markdown(columns, profiles[name])
-    write("message_cost", "What a message costs", body, data)
+    write("message_cost", "Cost of a message", body, data)
 
 
 if __name__ == "__main__":

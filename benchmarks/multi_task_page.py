@@ -232,7 +232,11 @@ def statements(results: Results) -> str:
         lines.append(
             f"- {which} feedback: largest constraint value of the final time average, "
             f"over all schemes, seeds and edges: {largest:.2g}, "
-            + ("so met" if largest <= 0 else "so not met")
+            + (
+                "so the constraints are met"
+                if largest <= 0
+                else "so the constraints are not met"
+            )
         )
     bandit = ends("vanilla (bandit)", "gap-average") / ends("vanilla", "gap-average")
     lines.append(
@@ -245,29 +249,30 @@ def statements(results: Results) -> str:
 def body(data: dict[str, Any], seeds: Sequence[int]) -> str:
     """Return the page that explains and shows the numbers."""
     text = rf"""30 nodes, d = 10, the ball of radius 20, η = 0.001, δ = 100, ζ = 0.0001
-for bandit feedback, TopK with k = 1, SignTopK with k = 2 (with k = 1 it would be TopK
-in a longer message). Seeds {list(seeds)}: each has its own graph, costs, constraints,
-start and samples, and numbers are means over them. All schemes of a seed see the same
-samples. x is the point of the last iteration, the time average is the algorithms'
-output. Gaps are signed: an x that violates its constraints may be below F\*.
+for bandit feedback, TopK with k = 1, SignTopK with k = 2 (with k = 1 it would equal
+TopK with a longer message). Seeds {list(seeds)}: each has its own graph, costs,
+constraints, initial point and samples, and numbers are means over seeds. All schemes of
+a seed see the same samples. x is the point of the last iteration; the time average is
+the output of the algorithms. Gaps are signed: an x that violates its constraints may be
+below F\*.
 
-What the chapter leaves open, and what is done here: raw parameters start at N(0, I);
-A_i is drawn once for each node, as are mean and variance of b, of which each iteration
-draws its own; the true models of the logistic regression are a common direction of
-length 1 plus 0.5 times one of their own, so that no constraint binds at the optimum.
+The chapter leaves some choices open. Here, raw parameters start at N(0, I). A_i is
+drawn once for each node, as are mean and variance of b, and each iteration draws a new
+b. The true models of the logistic regression are a common direction of length 1 plus
+0.5 times an individual one, so that no constraint is active at the optimum.
 
 ## Bits of a message
 
 {message_table()}
-Bits are those of the real messages, whole bytes with the magnitude of Sign and SignTopK
-in 32 bits, counted once a sender however many neighbours it has; the first exchange is
-not compressed. The chapter's factors of 7 and 30 for TopK and Sign are near the last
-column, which counts indices, signs and TopK's entry, but neither magnitudes nor the
-padding to whole bytes; 50 for SignTopK is beyond it, and only k = 1 (5 bits, 64x) would
-reach it. Magnitudes have to be sent, though, and with d = 10 they are most of a
-message: Sign saves a factor of 4 d / (4 + d / 8), which passes 30 only from d = 480 on.
-As all schemes need nearly the same number of iterations, the factors to a gap are those
-of the messages.
+Bits are those of the actual messages: whole bytes, with the magnitude of Sign and
+SignTopK in 32 bits, counted once per sender regardless of its number of neighbours. The
+first exchange is not compressed. The chapter's factors of 7 and 30 for TopK and Sign
+are near the last column, which counts indices, signs and TopK's entry, but neither
+magnitudes nor the padding to whole bytes. Its factor of 50 for SignTopK is larger, and
+only k = 1 (5 bits, 64x) would reach it. However, magnitudes must be sent, and with d =
+10 they are most of a message: Sign saves a factor of 4 d / (4 + d / 8), which exceeds
+30 only from d = 480. All schemes need nearly the same number of iterations, so the
+factors to a gap are close to those of the messages.
 """
     for name, part in data["problems"].items():
         text += f"""
@@ -275,10 +280,10 @@ of the messages.
 
 Edge probability {part["edge-probability"]}, {part["iterations"]} iterations.
 
-First iteration at which the relative cost gap of x is at most so much (looked for in
-every tenth), bits sent by all nodes until then, and how many times fewer than vanilla's
-with the same feedback (mean, and range over seeds; a number of seeds if the others do
-not reach it):
+First iteration at which the relative cost gap of x is at most the given value (checked
+at every tenth), the bits that all nodes have sent by then, and the reduction of bits
+relative to vanilla with the same feedback (mean and range over seeds, with the number
+of seeds if not all reach the gap):
 
 {target_table(part["targets"], part["results"])}
 At the end:
@@ -286,13 +291,14 @@ At the end:
 {end_table(part["results"])}
 {statements(part["results"])}
 
-Slopes of logarithms, one for each seed. In one run, at constant η: the gap of the time
-average over the last decade of iterations, and its largest constraint value from
-iteration 10 for as long as it is above 0. By horizon: the gap of the time average after
-T = {", ".join(map(str, part["lengths"]))} iterations with η = a/√T (a = 0.224, the
-chapter's η at 50,000), as in Theorem 3, fitted without the shortest, whose long steps
-may not suit delayed entries: the theorem is for a large T. The theory promises -1/2 for
-the gap and -1/4 for the violation, which is 0 from some iteration on.
+The table has slopes on a log-log scale, one for each seed. *In one run*, at constant η,
+they are those of the gap of the time average over the last decade of iterations, and of
+its largest constraint value from iteration 10 until it is no longer above 0. *By
+horizon* is that of the gap of the time average after T =
+{", ".join(map(str, part["lengths"]))} iterations with η = a/√T (a = 0.224, the
+chapter's η at 50,000), as in Theorem 3. The shortest is excluded from the fit, because
+its long steps may not suit delayed entries and the theorem is for a large T. The theory
+predicts -1/2 for the gap and -1/4 for the violation, which is 0 from some iteration on.
 
 {slope_table(part["results"], part["horizons"])}
 ![{TITLES[name]}](multi_task-{name}.png)
@@ -300,8 +306,8 @@ the gap and -1/4 for the violation, which is 0 from some iteration on.
     return (
         text
         + f"""
-The curves are seed {seeds[0]}'s: sample feedback solid, bandit feedback dotted. Seconds
-are those of one run's iterations on one core, measuring not included; all of this
-took {data["seconds"]} s.
+The curves are those of seed {seeds[0]}, with solid lines for sample feedback and dotted
+lines for bandit feedback. Seconds are for the iterations of one run on one core,
+without measurements; all runs together took {data["seconds"]} s.
 """
     )

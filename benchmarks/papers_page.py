@@ -10,17 +10,17 @@ from benchmarks.published import CELLS, PAPERS
 
 Data = Mapping[str, Any]
 GLOBAL = ("FedAvg", "FedProx", "SCAFFOLD")
-SWINGS = "with so few classes a client a global model swings from round to round"
+SWINGS = "with so few classes a client the accuracy of a global model fluctuates"
 # Why ours is more than 2 points away, where anything is known.
 REASONS: dict[tuple[str, str], str] = {
     ("FedRep, Table 1", "Local only"): "its code trains each client alone for as many "
     "epochs as there are rounds; here a client trains when it is sampled, about ten "
     "epochs in all",
     ("FedRep, Table 1", "Per-FedAvg"): "its authors adapt for five epochs before the "
-    "test, here it is one step: on every fifth client of 100x2 the last model has 77.2 "
-    "after the step and 84.1 after five epochs (measured once, on no page)",
-    ("FLUTE, Table 1", "FedAvg-FT"): "unknown; the training agrees (`fedavg`), and of "
-    "the fine-tuning the paper says nothing",
+    "test instead of one step: on every fifth client of 100x2 the last model has 77.2 "
+    "after the step and 84.1 after five epochs (measured once, without a page)",
+    ("FLUTE, Table 1", "FedAvg-FT"): "unknown; the training agrees (`fedavg`), and the "
+    "paper does not describe the fine-tuning",
 }
 # Where FedRep's code has five local epochs.
 FIVE_EPOCHS = ("100x5", "1000x2")
@@ -78,7 +78,7 @@ def papers_table(data: Data, paper: str) -> str:
                 far.append(cell)
         rows.append((method, f"`{row}`", *line, _why(data, paper, method, far)))
     heads = ("method", "row here", *(f"{cell}: here / paper" for cell in cells))
-    return markdown((*heads, "why, if more than 2 points apart"), rows)
+    return markdown((*heads, "reason, if more than 2 points apart"), rows)
 
 
 def _why(data: Data, paper: str, method: str, far: list[str]) -> str:
@@ -100,8 +100,8 @@ def _reason(data: Data, paper: str, method: str, cell: str) -> str:
         return _five_epochs(accuracies(data, cell, "fedrep-5"), method)
     if cell in FIFTY:
         return (
-            "with 50 clients its figures are about those with 100, as if each had 500 "
-            "images; here each has 1,000"
+            "its figures with 50 clients are close to those with 100, as if each had "
+            "500 images; here each has 1,000"
         )
     return "unknown"
 
@@ -109,11 +109,14 @@ def _reason(data: Data, paper: str, method: str, cell: str) -> str:
 def _five_epochs(found: Mapping[str, float], method: str) -> str:
     """Return what five local epochs do; ``found`` is what FedRep has with them here."""
     if not found:
-        return "perhaps its five local epochs, here one"
+        return "possibly its five local epochs instead of one"
     mean = float(np.mean(list(found.values())))
     if method == "FedRep":
-        return f"its code's five local epochs, here one: with them {mean:.2f}"
-    return f"perhaps its five local epochs, here one; `fedrep` with them has {mean:.2f}"
+        return f"its code has five local epochs instead of one; with five: {mean:.2f}"
+    return (
+        "possibly its five local epochs instead of one; with five, `fedrep` has "
+        f"{mean:.2f}"
+    )
 
 
 def _far(values: list[float], published: float) -> bool:
@@ -147,7 +150,7 @@ def whole_table(data: Data, cell: str) -> str:
             *_means(runs, name in made),
         )
         rows.append((-ahead(values, base), cells))
-    heads = ("row", "accuracy", f"less `{BASE}`'s", "worst decile")
+    heads = ("row", "accuracy", f"difference from `{BASE}`", "worst decile")
     heads += ("Global NC2", "Local NC2", "seconds of one core", "commit")
     return markdown(heads, [cells for _, cells in sorted(rows)])
 
@@ -193,7 +196,7 @@ def settings_table(data: Data) -> str:
         own = [text for text in own if not text.startswith("evaluate-every")]
         if own:
             rows.append((f"`{row}`", f"`{' '.join(own)}`"))
-    return markdown(("row", "its own settings"), rows)
+    return markdown(("row", "specific settings"), rows)
 
 
 def body(data: Data) -> str:
@@ -203,46 +206,47 @@ def body(data: Data) -> str:
         for cell, own in data["classes"].items()
     )
     text = (
-        "Clients x shards of a client; the papers' protocol: CIFAR-10 (as JPEG), "
-        f"`cifar10-cnn`, 10 % of the clients in each of {data['rounds']} rounds, batch "
-        "10, SGD 0.01 with momentum 0.5 and weight decay 1e-4, random crop and flip, "
-        "float32. Accuracy in %: the mean over all clients, sampled or not, each with "
-        "its own test images, and over the last 10 rounds (`-ft`: the last round, "
-        "after 10 epochs of the head; where a global method has no run of its own, "
-        "and hence no commit below, it is that one before them). ± is the standard "
-        "deviation over seeds, of a sample; a figure without it is of one seed. Seeds "
-        "are 0 and up; each has a partition, a model and an order of clients of its "
-        "own, the same for all rows.\n\n"
-        "Otherwise than in the papers: one local epoch of the representation in every "
-        "cell (FedRep's code has 5 with 5 shards and with 1,000 clients; so has "
-        "`fedrep-5`, a row of 1000x2), and ten "
-        "head epochs on the images as they are, without crop and flip, so that "
-        "features are computed once. `fedrep` has 10 head epochs, `fedrep-1` one, "
-        "with crop and flip; `flute-star` has them before the joint epoch, as its "
-        "authors' code, and `flute-star-after` after it, as its paper says. What "
-        "`fedrep`, `flute` and `flute-star` have of their own is what their authors "
-        "have; for the others nothing was tuned here but what "
-        "[the small leaderboard](leaderboard-20x40.md) tuned by validation on other "
-        "partitions.\n\n"
-        "A client holds so many classes, on average, by seed, as two of its shards "
-        f"may be of the same class: {classes}. A tenth of a class is about half a "
-        "point. With `flute-star` a bare loop outside of this package, on the "
-        "partition and the initial model of seed 0 of 100x5, ended at 76.76, and "
-        "another one on a partition of its own at 78.33 (each measured once, on no "
-        f"page). Here it has {spread(accuracies(data, '100x5', 'flute-star'))}: "
-        "seeds, and with them partitions, differ by far less than the distance to the "
-        "paper's 78.26, for which there is no explanation.\n"
+        "The tables are named by clients x shards per client. The protocol is that "
+        "of the papers: CIFAR-10 (as JPEG), `cifar10-cnn`, 10 % of the clients in "
+        f"each of {data['rounds']} rounds, batch size 10, SGD with learning rate "
+        "0.01, momentum 0.5 and weight decay 1e-4, random crop and flip, float32. "
+        "Accuracy is in %: the mean over all clients, sampled or not, each with its "
+        "own test images, and over the last 10 rounds. For `-ft` it is that of the "
+        "last round, after 10 epochs of the head. A global method without a separate "
+        "run, and hence without a commit below, is the global model of its `-ft` "
+        "variant before these epochs. ± is the sample standard deviation over seeds; "
+        "figures without it are single-seed runs. Seeds start at 0. Each seed has "
+        "its own partition, initial model and order of clients, the same for all "
+        "rows.\n\nThere are two differences from the papers. First, there is one "
+        "local epoch of the representation in every table; FedRep's code has 5 with "
+        "5 shards and with 1,000 clients, as does `fedrep-5`, a row of 1000x2. "
+        "Second, the ten head epochs use the images without crop and flip, so that "
+        "features are computed once. `fedrep` has 10 head epochs, and `fedrep-1` "
+        "one, with crop and flip. `flute-star` has the head epochs before the joint "
+        "epoch, as in its authors' code; `flute-star-after` has them after it, as in "
+        "its paper. The specific hyper-parameters of `fedrep`, `flute` and "
+        "`flute-star` are those of their authors. For the other methods, only those "
+        "that [the small leaderboard](leaderboard-20x40.md) tuned by validation on "
+        "other partitions were tuned.\n\nTwo shards of a client may have the same "
+        f"class. The average number of classes per client, by seed, is: {classes}. A "
+        "tenth of a class changes the accuracy by about half a point. A plain loop "
+        "of `flute-star` outside of this package ended at 76.76 on the partition and "
+        "the initial model of seed 0 of 100x5, and another one, on a different "
+        "partition, at 78.33 (each measured once, without a page). Here it has "
+        f"{spread(accuracies(data, '100x5', 'flute-star'))}. The variation over "
+        "seeds, and hence partitions, is far smaller than the distance to the "
+        "paper's 78.26, which is unexplained.\n"
     )
     for paper in PAPERS:
         text += f"\n## {paper}\n\n{papers_table(data, paper)}"
     for cell in CELLS:
         if cell in data["results"]:
             text += (
-                f"\n## {cell}, sorted\n\nThe difference is that of the same seeds, "
-                "hence on the same partitions, with its own standard deviation; by it "
-                "the rows are sorted, as one seed alone may be an easy one. "
-                "Seconds are those of the machines on which the runs were made, which "
-                "are not equally fast.\n\n"
+                f"\n## {cell}, sorted\n\nThe difference is computed over the same "
+                "seeds, and hence on the same partitions, and has its own standard "
+                "deviation. Rows are sorted by this difference, because a single "
+                "seed may be an easy one. Seconds were measured on the machines of "
+                "the runs, which differ in speed.\n\n"
                 f"{missing(data, cell)}{whole_table(data, cell)}"
                 f"\n![accuracy](papers_tables-{cell}.png)\n"
             )

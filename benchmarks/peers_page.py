@@ -21,57 +21,60 @@ COLUMNS = (
     "loss",
 )
 ABOUT = """\
-CIFAR-10 in 100 clients of 500 images (5 shards), 10 clients a round, batches of 10, \
-plain SGD of 0.01, PFLlib's CNN (two convolutions, 512 hidden units; the last layer is \
-the head), no augmentation, one thread, nothing tested while the clock runs. {passes} \
-passes, in each of which everybody runs in turn. A round is a median over the passes, \
-of all rounds but each run's first. The machine does other things besides, so CPU \
-time, that of all processes of a library together, says more than seconds where one \
-process works; but it, too, grows where both cores are busy, as with two processes.
+CIFAR-10 in 100 clients of 500 images (5 shards), 10 clients per round, batches of 10, \
+plain SGD with learning rate 0.01, PFLlib's CNN (two convolutions, 512 hidden units; \
+the last layer is the head), no augmentation, one thread, no evaluation during the \
+measurement. There are {passes} passes, in each of which all libraries run one after \
+the other. The time of a round is the median over the passes and over all rounds \
+except the first of each run. Other processes run on the machine at the same time. CPU \
+time, summed over all processes of a library, is therefore more reliable than seconds \
+if a single process works. CPU time also increases when both cores are busy, as with \
+two processes.
 
 """
 CHECKS = """
-That it is the same work: the steps are counted. All begin with the same weights and, \
-but for Flower, whose nodes have random numbers for names, with the same clients in \
-the same rounds; who draws which minibatch differs. `moved` is the distance from the \
-initial shared model to the final one, `cosine` that of this way and the bare loop's \
-of the same pass, `loss` the final model's on a tenth of all training images.
+To verify that the work is the same, the steps are counted. All libraries begin with \
+the same weights and sample the same clients in the same rounds, except Flower, whose \
+node ids are random. The minibatches differ. `moved` is the distance between the \
+initial and the final shared model, `cosine` is the cosine similarity of this change \
+with that of the bare loop in the same pass, and `loss` is the loss of the final \
+model on a tenth of all training images.
 
-What differs:
+Differences:
 
-- The bare loop has the examples of all its clients in memory as floats before its \
-clock starts, and knows no messages. The one with channels last has them in the order \
-in which torch's convolutions are fast on a CPU. flwr-frl hands images over so, which \
-is why it can be faster than the first one; what it costs itself is the distance to \
-the second.
+- The bare loop has the examples of all its clients in memory as floats before the \
+measurement starts, and exchanges no messages. The variant with channels last stores \
+them in the memory layout for which torch's convolutions are fast on a CPU. flwr-frl \
+uses this layout too, so it can be faster than the first variant. Its own overhead is \
+the difference from the second.
 - flwr-frl computes the features of a frozen representation once for all head epochs, \
-and not in batches of 10. With augmented images and `augment-head=true`, the default, \
-or with dropout below the head, it cannot, and has as much to compute as the others. \
-With 1 + 1 epochs it computes them as often as the others, in larger batches. Its \
-images are bytes that are normalised in every epoch; the others get normalised floats. \
-A round includes what a run writes. On Ray its steps are not counted; its model is the \
-one of inline.
+and not in batches of 10. This is not possible with augmented images and \
+`augment-head=true`, the default, or with dropout below the head; the work is then the \
+same as for the others. With 1 + 1 epochs it computes the features as often as the \
+others, in larger batches. Its images are bytes that are normalised in every epoch; \
+the others receive normalised floats. A round includes writing the results. On Ray its \
+steps are not counted; its model equals that of inline.
 - PFLlib copies the global model to all 100 clients in each round, not to 10, and \
-reads a client's file again before it trains.
-- BlazeFL reads a client's file before it trains. Its pool starts its processes anew \
-in each round: with `fork` here; with `spawn`, which its examples take for the sake of \
-GPUs, each would import torch again. Its pool of threads wants a Python without the \
-GIL and is not run.
-- Flower: a minimal app of its own kind, [`peer_apps/flower`](../peer_apps/flower), \
-which reads a client's file for each message. Messages go from process to process.
+reads a client's file again before training.
+- BlazeFL reads a client's file before training. Its pool starts new processes in each \
+round, here with `fork`. With `spawn`, which its examples use because of GPUs, each \
+process would import torch again. Its thread pool requires a Python without the GIL \
+and was not run.
+- Flower: a minimal Flower app, [`peer_apps/flower`](../peer_apps/flower), which reads \
+a client's file for each message. Messages are sent between processes.
 
-What had to be mended:
+Changes to the libraries:
 
-- PFLlib: nothing in its code for these versions of torch and NumPy. It wants h5py, \
-calmsize and cvxpy, and its data in files that `peers.py` writes beside a copy of it. \
-[`with_pfllib.py`](../peer_apps/with_pfllib.py) runs its `main.py`, replaces the \
-choice of clients, notes the end of each round, and leaves out the test on all \
-examples that it makes before the first round whatever it is told.
+- PFLlib: its code needs no change for these versions of torch and NumPy. It requires \
+h5py, calmsize and cvxpy, and its data in files that `peers.py` writes next to a copy \
+of PFLlib. [`with_pfllib.py`](../peer_apps/with_pfllib.py) runs its `main.py`, \
+replaces the selection of clients, records the end of each round, and skips the \
+evaluation on all examples before the first round, which no option disables.
 - BlazeFL: [`with_blazefl.py`](../peer_apps/with_blazefl.py) is a loop over rounds as \
-its examples have it, without the test behind each round. It makes one optimizer \
-before the pool starts: with the first one torch loads its compiler, and each process \
-of each round would do so, for more than a second of CPU time.
-- Flower: nothing.
+in its examples, without the evaluation after each round. It creates one optimizer \
+before the pool starts. The first optimizer makes torch load its compiler; otherwise \
+each process of each round would do this, at a cost of more than a second of CPU time.
+- Flower: no change.
 
 """
 

@@ -95,9 +95,10 @@ def main() -> None:
             row = [f"`{algorithm}`", f"`{model}`", f"{min(found):.4f}"]
             rows.append([*row, f"{np.mean(found):.4f}"])
     body = (
-        f"Cosine, after {arguments.rounds} rounds, between a node's model and what the "
-        "server can add up from the node's messages; eight nodes on a ring, digits, "
-        "1 % of the entries and their signs in a message of the compressed ones.\n\n"
+        f"Cosine similarity, after {arguments.rounds} rounds, between a node's model "
+        "and the sum of its messages, which the server can compute. Eight nodes on a "
+        "ring, digits; the compressed algorithms send the signs of 1 % of the "
+        "entries.\n\n"
     ) + markdown(["algorithm", "model", "worst node", "mean"], rows)
     write("privacy", "What can be learned from relaying", body, {"cosines": data})
 

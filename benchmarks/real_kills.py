@@ -267,19 +267,20 @@ def report(trials: Trials) -> None:
     fallen = {line.partition(":")[0] for line in trials.fell}
     body = (
         f"{len(trials.kills)} times `kill -9` in {trials.starts} runs of "
-        f"{', '.join(ALGORITHMS)} over {ROUNDS} rounds, on a SuperLink with TLS and a "
-        f"database and {len(DEVICES)} SuperNodes with keys, whose SuperExec forks. "
-        "After each the run was ended, what had died was started again, and the run "
-        "was resumed (or started, where it had no checkpoint). A SuperLink dies with "
-        "its ServerApp and its SuperExec, a SuperNode with its SuperExec and "
-        "ClientApp; a SuperExec with its ClientApp alone, and its SuperNode is then "
-        "restarted as the watchdog does. SuperNodes that had lost the SuperLink for "
-        f"good: {trials.watched}.\n\n"
-        "Runs that did not end, or not with the rows, the model and the devices' "
-        f"states of an undisturbed simulation to the last bit: {len(fallen)}. "
-        f"It took {minutes:.0f} minutes, most of them waiting: a killed device's key "
-        "is refused until the SuperLink has missed its heartbeats. The columns say "
-        "how many rounds had been reported.\n\n"
+        f"{', '.join(ALGORITHMS)} over {ROUNDS} rounds. The federation has a "
+        f"SuperLink with TLS and a database, and {len(DEVICES)} SuperNodes with "
+        "keys, whose SuperExec forks. After each kill the run was ended, the killed "
+        "processes were restarted, and the run was resumed (or started, if it had no "
+        "checkpoint). A SuperLink is killed with its ServerApp and its SuperExec; a "
+        "SuperNode with its SuperExec and ClientApp. A SuperExec is killed with its "
+        "ClientApp only, and its SuperNode is then restarted, as the watchdog would "
+        "do. SuperNodes that had lost the SuperLink permanently: "
+        f"{trials.watched}.\n\nRuns that did not end, or that are not bit-identical "
+        "to an undisturbed simulation in rows, model and states of the devices: "
+        f"{len(fallen)}. This took {minutes:.0f} minutes, mostly spent waiting, "
+        "because the key of a killed device is refused until the SuperLink has "
+        "missed its heartbeats. The columns classify kills by the number of rounds "
+        "that had been reported.\n\n"
     ) + markdown(["killed", "kills", *when, "after the last round"], rows)
     data = {"kills": trials.kills, "fell": trials.fell, "watched": trials.watched}
     write("real_kills", "Real processes that are killed", body, data)

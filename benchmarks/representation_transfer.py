@@ -253,43 +253,44 @@ def body(arguments: argparse.Namespace, data: dict[str, Any]) -> str:
     ranks = ", ".join(f"{about['rank']:g}" for about in learned["about"])
     distances = ", ".join(f"{about['distance']:.2g}" for about in learned["about"])
     return f"""d = {D}, q = {Q}, τ = 1, eigenvalues exp(-j/τ) + 1e-4, noise variance
-{arguments.noise_variance:g}, {arguments.runs} runs (seeds 0 to {arguments.runs - 1}):
-mean squared error on 500 test samples divided by that of θ\\*, mean ± standard
-deviation over the runs, and the median where the deviation exceeds the mean. "Phase 2"
-is the closed form θ1 + X2⁺(y2 - X2 θ1), "descent" at most {arguments.steps:,} steps of
-gradient descent from θ1. V is a basis of the true V\\*, as in the dissertation.
+{arguments.noise_variance:g}, {arguments.runs} runs (seeds 0 to {arguments.runs - 1}).
+Entries are the mean squared error on 500 test samples divided by that of θ\\*: mean ±
+standard deviation over the runs, and the median if the deviation exceeds the mean.
+"Phase 2" is the closed form θ1 + X2⁺(y2 - X2 θ1); "descent" is at most
+{arguments.steps:,} steps of gradient descent from θ1. V is a basis of the true V\\*, as
+in the dissertation.
 
 {table_of(data["true"])}
 ![Table 5.1](representation_transfer.png)
 
-Lines are means, bands reach from the least to the greatest run.
+Lines are means; bands are the range over runs.
 
-The dissertation gives neither the noise variance nor the scale of u, on which every
-number above depends; here u = V\\* w with w ~ N(0, I/q), so that its entries have
-variance 1, and the ratio in dB is one of powers. v is Gaussian in all directions.
+The dissertation gives neither the noise variance nor the scale of u, on which all
+numbers above depend. Here u = V\\* w with w ~ N(0, I/q), so that its entries have
+variance 1. The ratio in dB is a ratio of powers, and v is Gaussian in all directions.
 
 ## Statements
 
-"Far below" is at most {FAR:.2g} of the error from scratch (means). {held} of
-{len(data["claims"])} hold.
+"Far below" means at most {FAR:.2g} of the error from scratch (means). {held} of
+{len(data["claims"])} statements hold.
 
 {claims}
-With 1000 + 1000 samples the second half has as many samples as there are dimensions:
-X2 is square, and the interpolator, to which gradient descent converges in the end,
-takes up the noise through X2's smallest singular values; its error has no finite mean.
-So there the statement can only be one about gradient descent that stops before. After
-{arguments.steps:,} steps it has learned the directions that matter and not yet the
-noise of the others. The dissertation does not say how long it descends. Training from
-scratch fits all 2000 samples at once, more than there are dimensions, and does well, as
-it says.
+With 1000 + 1000 samples the second half has as many samples as dimensions, so X2 is
+square. Gradient descent converges to the interpolating solution, which amplifies the
+noise through the smallest singular values of X2; its error has no finite mean. The
+statement can therefore only hold for gradient descent that stops early. After
+{arguments.steps:,} steps it has learned the relevant directions, but not yet the noise
+in the others. The dissertation does not state its number of steps. Training from
+scratch fits all 2000 samples at once, more than there are dimensions, and performs
+well, as the dissertation states.
 
 ## With a learned basis, through strategy and clients
 
-{arguments.sources} sources with {arguments.source_samples} samples each (inputs
-N(0, I)) send the direction of their least-squares model. The server's basis has the
-rank {ranks} (tolerance {resolve({})["rank-tolerance"]:g}; seeds 0 to
-{arguments.learned_runs - 1}) and the principal angle distance {distances} to V\\*. Then
-a target that joins later, for each row.
+{arguments.sources} source clients with {arguments.source_samples} samples each (inputs
+N(0, I)) send the direction of their least-squares model. The server's basis has rank
+{ranks} (tolerance {resolve({})["rank-tolerance"]:g}; seeds 0 to
+{arguments.learned_runs - 1}) and principal angle distance {distances} to V\\*. Each row
+is for a target client that joins later.
 
 {table_of(learned["table"])}
 All took {data["seconds"]} s.

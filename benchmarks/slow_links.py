@@ -304,26 +304,25 @@ def main() -> None:
     logging.getLogger("flwr").setLevel(logging.ERROR)
     data: dict[str, Any] = {"bytes": measure_all()}
     body = (
-        f"Bytes that one client receives and sends when it trains in a round (round "
+        "Bytes that one client receives and sends when it trains in a round (round "
         f"{SETTLED} of {NODES} clients, all sampled). `receives` and `sends` are the "
-        "values of the arrays; the overhead is all else of the message as Flower "
-        "serialises it, such as names, array headers and settings. HTTP and TLS come "
-        "on top. An evaluation receives the same once more and sends back a few "
-        "numbers.\n\n"
-        "Where nothing else is said the model is FedRep's CNN for CIFAR-10 (307,842 "
-        "parameters). Gossip is on a ring, so a node receives two neighbours' "
-        "vectors; TopK takes 1 %. `representation-transfer` happens once, not in "
-        f"every round; there are {NODES // 2} sources. The lines in brackets are the "
-        "algorithms on their own tasks, at the default dimensions. "
-        "float16 is for arrays in float32 that are averaged: where it changes "
-        "nothing there is a `=`, and where it is refused a `no`.\n\n"
+        "values of the arrays. The overhead is the rest of the message as Flower "
+        "serialises it, such as names, array headers and settings. HTTP and TLS add "
+        "to this. In an evaluation the client receives the same amount again and "
+        "sends back a few numbers.\n\nUnless stated otherwise, the model is FedRep's "
+        "CNN for CIFAR-10 (307,842 parameters). Gossip uses a ring, so a node "
+        "receives the vectors of two neighbours; TopK keeps 1 %. "
+        "`representation-transfer` communicates once, not in every round; there are "
+        f"{NODES // 2} sources. The names in parentheses are tasks other than the "
+        "default, with their default dimensions. float16 applies to float32 arrays "
+        "that are averaged: `=` means no effect, and `no` that it is refused.\n\n"
         + bytes_table(data["bytes"])
         + "\n![bytes in a round](slow_links.png)\n"
     )
     if arguments.data_dir:
         table, data["accuracy"] = accuracies(arguments)
         body += (
-            '\nWhat `transport="float16"` costs on CIFAR-10: '
+            '\nAccuracy with `transport="float16"` on CIFAR-10: '
             f"{arguments.clients} clients, {arguments.classes_per_client} shards each, "
             f"10 % a round, {arguments.rounds} rounds, bfloat16 training, seed "
             f"{arguments.seed}; accuracy in %, mean over clients and the last 5 "

@@ -164,18 +164,18 @@ def main() -> None:
     steps = 10 * 2 * 50 * arguments.rounds
     base = median["bare"]
     rows = [
-        ("bare PyTorch loop, 1 thread", f"{base:.2f}", "1.00", ""),
+        ("plain PyTorch loop, 1 thread", f"{base:.2f}", "1.00", ""),
         (
             "inline",
             f"{median['inline']:.2f}",
             f"{median['inline'] / base:.2f}",
-            f"largest difference to the bare loop after a round {difference:.1e}",
+            f"largest difference from the plain loop after a round {difference:.1e}",
         ),
         (
             "Ray, 2 actors",
             f"{ray_seconds:.2f}",
             f"{ray_seconds / base:.2f}",
-            f"start and end {ray_start:.1f} s more",
+            f"start and end {ray_start:.1f} s in addition",
         ),
     ]
     head = head_epochs(settings, 10)
@@ -185,10 +185,10 @@ def main() -> None:
     body = (
         f"FedRep on CIFAR-10, 100 clients, 10 a round, {arguments.rounds} rounds, one "
         f"head and one representation epoch: {steps} steps of 10 images. Median of 3 "
-        "runs in turn (Ray: one run).\n\n"
+        "alternating runs (Ray: one run).\n\n"
         + markdown(("", "seconds", "ratio", ""), rows)
-        + "\nTen head epochs of one client (500 images), and one representation epoch "
-        "beside them:\n\n"
+        + "\nTen head epochs of one client (500 images), and a round that also has one "
+        "representation epoch:\n\n"
         + markdown(
             ("", "head epochs (s)", "round (s)"),
             [
@@ -260,7 +260,7 @@ def _plot(times: dict[str, float], step: dict[str, float]) -> None:
     ratios = [t / times["bare"] for t in times.values()]
     left.barh(list(times), ratios, color="tab:blue")
     left.axvline(1, color="black", lw=0.8)
-    left.set_xlabel("time / bare PyTorch loop")
+    left.set_xlabel("time / plain PyTorch loop")
     right.barh(list(step), list(step.values()), color="tab:orange")
     right.set_xlabel("ms a training step of 10 images")
     for axes in (left, right):

@@ -113,15 +113,16 @@ def main() -> None:
             },
         }
     body = (
-        "d = 20, k = 3, 10 fresh samples a round, noise variance "
-        f"{arguments.noise_variance}, step {arguments.step}, QR, random start, n0 = "
-        f"{arguments.initial_nodes}, {arguments.seeds} seeds (± is the standard "
-        "deviation over them). Simulated time until the distance is at most "
-        f"{arguments.slack} times its mean over the last quarter of FedRep's "
-        f"{arguments.rounds} rounds; SRPFL has at most twice as many rounds. Stages: "
-        "rounds of each but the last, where all N are waited for; `theory` are those "
-        f"of the paper's section 4 with a contraction of {arguments.contraction}. A "
-        "ratio is that of the mean times, of the seeds that reach the target.\n\n"
+        "d = 20, k = 3, 10 fresh samples per round, noise variance "
+        f"{arguments.noise_variance}, step size {arguments.step}, QR, random "
+        f"initialisation, n0 = {arguments.initial_nodes}, {arguments.seeds} seeds (± "
+        "is the standard deviation over seeds). T is the simulated time until the "
+        f"distance is at most {arguments.slack} times its mean over the last quarter "
+        f"of FedRep's {arguments.rounds} rounds; SRPFL has at most twice as many "
+        "rounds. *Stages* are the numbers of rounds of all stages but the last, "
+        "which waits for all N clients; `theory` uses the stages of section 4 of the "
+        f"paper with a contraction of {arguments.contraction}. A ratio is that of "
+        "the mean times, over the seeds that reach the target.\n\n"
         + table(arguments.stages, data)
         + "\n"
         + "".join(fitted(stages, data) for stages in arguments.stages)

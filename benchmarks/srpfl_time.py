@@ -265,21 +265,23 @@ def main() -> None:
     name += f"-{arguments.name}" if arguments.name else ""
     further = f"{arguments.run_config}, " if arguments.run_config else ""
     body = (
-        f"CIFAR-10, 100 clients, 5 shards each, {arguments.fraction:.0%} a round, "
-        f"{arguments.rounds} rounds, one head and one representation epoch, speeds "
-        f"`{arguments.speed_model}`, {further}n0 = {arguments.initial_nodes}, doubled "
-        f"every {arguments.stage} rounds, seed {arguments.seed}. Times are simulated, "
-        "in mean client times. `fedavg` and `flanp` are the runs of their -ft, tested "
-        "before the fine-tuning; a base waits for all that it asked, and one run of it "
-        "does for all speed models, which change its clock alone.\n\n"
+        f"CIFAR-10, 100 clients, 5 shards each, {arguments.fraction:.0%} per round, "
+        f"{arguments.rounds} rounds, one head epoch and one representation epoch, "
+        f"speeds `{arguments.speed_model}`, {further}n0 = {arguments.initial_nodes}, "
+        f"doubled every {arguments.stage} rounds, seed {arguments.seed}. Times are "
+        "simulated; the unit is the mean time of a client. `fedavg` and `flanp` are "
+        "the runs of their `-ft` variants, tested before fine-tuning. A base "
+        "algorithm waits for all sampled clients, so one run serves all speed "
+        "models, which change only its clock.\n\n"
         + markdown(
             ("run", "final accuracy (%)", "time, C.T. = 0", "real seconds", "commit"),
             overview,
         )
-        + "\nTime to 95 % of the base algorithm's final accuracy (interpolated between "
-        f"the tests, every {arguments.evaluate_every} rounds), and the difference of "
-        "the accuracies in points: after the same number of rounds, and (a longer run "
-        "of the same schedule) when the base's simulated time is over:\n\n"
+        + "\nTime to 95 % of the base algorithm's final accuracy (interpolated "
+        f"between the evaluations, every {arguments.evaluate_every} rounds), and the "
+        "difference in final accuracy in points: after the same number of rounds, "
+        "and, from a longer run of the same schedule, at the base's final simulated "
+        "time:\n\n"
         + markdown(
             (
                 "",

@@ -131,14 +131,15 @@ def main() -> int:
     back = len(rows) == ROUNDS and rows[-1]["clients"] == len(DEVICES)
     good = back and longest <= timeout + usual
     body = (
-        f"FedRep on a SuperLink and {len(DEVICES)} SuperNodes; after round {OUT} one "
-        f"of them is pulled off the network, its connections hang, and after round "
-        f"{IN} it is back. `round-timeout` is {timeout:.0f} s, every round is "
-        f"evaluated. Before, a round took up to {usual:.1f} s; the longest "
-        f"of all took {longest:.1f} s. In the end the device "
-        f"{'trained' if back else 'did not train'} with the others.\n\n"
+        f"FedRep on a SuperLink and {len(DEVICES)} SuperNodes. After round {OUT} one "
+        "of them is disconnected from the network, so that its connections hang, and "
+        f"after round {IN} it is reconnected. `round-timeout` is {timeout:.0f} s, "
+        "and every round includes an evaluation. Before the disconnection, a round "
+        f"took up to {usual:.1f} s; the longest round took {longest:.1f} s. In the "
+        f"last round the device {'trained' if back else 'did not train'} with the "
+        "others.\n\n"
     ) + markdown(
-        ["round", "seconds", "trained", "evaluated", "no answer in training of"],
+        ["round", "seconds", "trained", "evaluated", "no training reply from"],
         [
             [
                 row["round"],
@@ -150,7 +151,12 @@ def main() -> int:
             for row in rows
         ],
     )
-    write("unplugged", "A device that is pulled off the network", body, {"rows": rows})
+    write(
+        "unplugged",
+        "A device that is disconnected from the network",
+        body,
+        {"rows": rows},
+    )
     return 0 if good else 1
 
 

@@ -61,7 +61,7 @@ EXAMPLES = {
         "learning-rate=0.05 representation-epochs=5 rows=32",
     ),
     "texts": Example(
-        "next letter, a GRU of one's own",
+        "next letter, a custom GRU",
         "accuracy",
         "--task mine.texts:dialects --clients 8 --rounds 15",
         f"{LETTERS} representation-epochs=2",
@@ -158,12 +158,12 @@ def main() -> None:
         for name, curves in runs.items()
     ]
     body = (
-        "After the last round, in %, mean over clients; every client has its own test "
-        "data.\n\n"
+        "In % after the last round, mean over clients; each client is tested on its "
+        "own data.\n\n"
         + markdown(["", *ALGORITHMS], rows)
         + f"\n![personal against global]({NAME}.png)\n"
     )
-    write(NAME, "Tasks of one's own: personal against global", body, {"runs": runs})
+    write(NAME, "Custom tasks: personal and global models", body, {"runs": runs})
     panels(runs)
 
 

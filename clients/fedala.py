@@ -25,10 +25,11 @@ class FedALASettings(TrainingSettings):
     ala_learning_rate : float, default 1
         Learning rate η of the weights W (equation 5); 0 keeps them at 1 (FedAvg).
     ala_share : float, default 0.8
-        Share s of the training examples that W learns from, drawn anew in each round.
+        Fraction s of the training examples on which W is trained, drawn again in each
+        round.
     ala_start_epochs : int, default 10
-        Epochs of W when it first learns, which the paper trains to convergence; later
-        it trains for one epoch.
+        Epochs of the first training of W, which the paper continues until convergence.
+        Later trainings take one epoch.
     """
 
     ala_learning_rate: Annotated[float, Range("[0, inf)")] = 1.0
@@ -43,9 +44,9 @@ class FedALAClient(Client, also_test_global=True):
     layers, and from the global model Θ below. Before that, for each batch,
     W_i ← clip(W_i − η ∇_W f) to [0, 1] (equation 5) with all else frozen.
 
-    The deployed model is the mixture, too, after W_i has learned for Θ_i and the
-    current global model, as in the authors' code; W_i learned in a test is discarded.
-    Before its first local training, a client deploys the global model.
+    The deployed model is the same mixture, with W_i trained for Θ_i and the current
+    global model, as in the authors' code. W_i trained for a test is discarded. Before
+    its first local training, a client deploys the global model.
 
     In the authors' code, clients that are not sampled also continue from the mixture;
     here Θ_i is the model of the last local training, as in algorithm 1.

@@ -84,7 +84,8 @@ class FedCPClient(Client, requires=(linear_head("FedCP"),), also_test_global=Tru
     batch. This client follows the equations where the authors' code differs:
 
     - its softmax has Gumbel noise, also in tests;
-    - its v is random until a client has trained once; here it is the initial head's;
+    - its v is random until a client has trained once; here it is computed from the
+      initial head;
     - it sends W and Θ only to the clients of the previous round, so that others train
       and are tested with older ones; here all clients get the current ones.
     """

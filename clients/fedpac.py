@@ -46,7 +46,7 @@ class FedPACClient(
     The head trains first, then the representation under the trained head, with λ times
     the mean squared distance of a feature's entries to those of its class's centroid.
     As in the authors' code, that is a mean over the entries. A class without a centroid
-    contributes nothing; the authors' code then uses the client's own one.
+    contributes nothing; the authors' code then uses the client's own centroid.
 
     The authors' code trains the head with a learning rate of 0.1 and the representation
     with one of 0.01; here both have ``learning-rate``.

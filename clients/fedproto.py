@@ -33,7 +33,7 @@ class FedProtoSettings(TrainingSettings):
         λ of the distance to the prototypes (equation 7); 0 is local training.
     fedproto_predicted : {"own", "all"}, default "own"
         Classes that a client predicts: those of its training examples, as in the
-        authors' code, or all with a prototype.
+        authors' code, or all classes with a prototype.
     client_models : str, default ""
         Models of the simulated clients, assigned in turn: with ``"mlp resnet20"``,
         every second client has a ResNet. Their features must have the same width. A
@@ -92,7 +92,8 @@ class FedProtoClient(
     The loss is L_S + λ mean ‖z − C̄_y‖² (equation 7). A local prototype C_j is the mean
     feature of the examples of class j (equation 3). The prediction is the class with
     the nearest prototype, among the client's classes unless ``fedproto-predicted`` is
-    ``"all"``. They are saved, so that prediction needs no training examples.
+    ``"all"``. The client's classes are saved, so that prediction needs no training
+    examples.
     """
 
     shared = (SLOT,)

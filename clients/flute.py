@@ -26,11 +26,11 @@ class FLUTESettings(TrainingSettings):
     Parameters
     ----------
     nc_weight : float, default 0.25
-        λ3, of NC_i(H).
+        Weight λ3 of NC_i(H).
     head_weight : float, default 0.0025
-        λ2, of ‖H‖_F².
+        Weight λ2 of ‖H‖_F².
     feature_weight : float, default 0.0005
-        λ1, of ‖ψ(x)‖² summed over a batch, as in the authors' code.
+        Weight λ1 of ‖ψ(x)‖² summed over a batch, as in the authors' code.
     """
 
     nc_weight: Annotated[float, Range("[0, inf)")] = 0.25
@@ -138,7 +138,7 @@ class FLUTEStarSettings(FLUTESettings, FedRepSettings):
 
 
 class FLUTEStarClient(FLUTEClient, supports_example_dp=True):
-    """FLUTE*: ``head-epochs`` more epochs of the head alone."""
+    """FLUTE*: train the head alone for ``head-epochs`` additional epochs."""
 
     settings_type = FLUTEStarSettings
     settings: FLUTEStarSettings

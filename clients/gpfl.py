@@ -101,16 +101,16 @@ class GPFLClient(Client, needs_classes=True, requires=(linear_head("GPFL"),)):
 
     The valve turns features z into global ones, z_G, given the mean g of the category
     embeddings e_k, and into personalised ones, z_P, given p_i, their mean weighted by
-    the client's shares of classes. Both conditions are of the received embeddings. The
-    loss is the head's on z_P; cross-entropy of the cosine similarities of z_G with all
-    e_k; and λ mean ‖z_G − e_y‖ with the received embeddings, which are frozen there.
-    The deployed model is the head behind the valve, given p_i.
+    the client's class proportions. Both conditions are computed from the received
+    embeddings. The loss is the sum of the head's loss on z_P, the cross-entropy of the
+    cosine similarities of z_G with all e_k, and λ mean ‖z_G − e_y‖ with frozen received
+    embeddings. The deployed model is the head behind the valve, given p_i.
 
     A client that is not sampled keeps its head; one that has not trained has the
     initial head. The authors' code differs from the equations, which are followed here:
 
-    - its p_i and g are of the embeddings that the client had before it received the
-      current ones, and 0 in the first round;
+    - its p_i and g are computed from the embeddings that the client had before it
+      received the current ones, and are 0 in the first round;
     - its distance is the norm of a whole batch's differences, not a mean of norms;
     - its weight decay includes biases.
     """

@@ -66,7 +66,7 @@ class L2GDClient(AllClientsMeanClient):
     then local steps until the next aggregation. All clients of a round draw the same
     coins.
 
-    The paper has no momentum, which lengthens local steps and so weakens λ.
+    The paper has no momentum. Momentum lengthens local steps and so weakens λ.
     """
 
     settings_type = L2GDSettings

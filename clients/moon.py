@@ -30,7 +30,7 @@ class MOONSettings(TrainingSettings):
     Parameters
     ----------
     moon_mu : float, default 1
-        Weight μ of the contrastive loss (equation 4), of 0.1, 1, 5 and 10 in the paper;
+        Weight μ of the contrastive loss (equation 4). The paper tries 0.1, 1, 5 and 10;
         0 is FedAvg.
     moon_temperature : float, default 0.5
         Temperature τ of the contrastive loss (equation 3).
@@ -61,9 +61,9 @@ class MOONClient(
     similarity to z (equation 3). Both other models are frozen, in evaluation mode.
 
     A client that is not sampled keeps its last local representation, however old.
-    Before it has trained, that is the initial one, as in the authors' code. In that
-    code z is the output of an additional projection head of two layers; here it is the
-    output of the model's representation.
+    Before its first training it uses the initial representation, as in the authors'
+    code. In that code z is the output of an additional projection head of two layers;
+    here it is the output of the model's representation.
     """
 
     personal = (PREVIOUS,)

@@ -26,10 +26,11 @@ class PerFedAvgSettings(TrainingSettings):
     Parameters
     ----------
     inner_learning_rate : float, default 0.01
-        α, step size from the meta-model (section 5: 0.01 and 0.001); 0 makes no step.
+        α, step size from the meta-model (section 5: 0.01 and 0.001); 0 disables the
+        step.
     adaptation_epochs : int, default 0
-        Epochs of local SGD before a test; FedRep's comparison uses 5. With 0, the
-        tested model is one full-gradient step away, as in the objective.
+        Epochs of local SGD before a test; FedRep's comparison uses 5. With 0, the model
+        is tested after one full-gradient step, as in the objective.
     """
 
     inner_learning_rate: Annotated[float, Range("[0, inf)")] = 0.01
@@ -37,7 +38,7 @@ class PerFedAvgSettings(TrainingSettings):
 
 
 class PerFedAvgClient(Client, also_test_global=True):
-    """Algorithm 1, client side, of first order (FO).
+    """Algorithm 1, client side, first-order variant (FO).
 
     The objective is F_i(w) = f_i(w − α ∇f_i(w)). A step draws independent batches D and
     D': w̃ = w − α ∇f_i(w; D), and w ← w − β ∇f_i(w̃; D').

@@ -33,8 +33,8 @@ class PFedFDASettings(TrainingSettings):
     Parameters
     ----------
     pfedfda_beta : {"auto", "local", "global"}, default "auto"
-        β, the share of the client's own means and covariance in the adapted ones: by
-        cross-validation, 1, or 0.
+        Weight β of the client's own means and covariance in the adapted ones: by
+        cross-validation (``auto``), 1 (``local``) or 0 (``global``).
     pfedfda_ridge : float, default 1
         Multiple of the identity that is added to a client's covariance. The authors'
         code adds the identity.
@@ -90,19 +90,20 @@ class PFedFDAClient(
 ):
     """Algorithm 1, client side: representation and Gaussians are shared.
 
-    The representation trains under the head that follows from the received Gaussians
-    and the client's shares of classes, which is frozen. Of the features of the trained
-    representation the client estimates its own class means and covariance, and adapts
-    the received ones: β of its own and 1 − β of the received. The same β serves means
-    and covariance. It minimises the cross-entropy of two-fold cross-validation, by
-    golden-section search. A class without examples keeps the received mean.
+    The representation is trained with a frozen head, which is computed from the
+    received Gaussians and the client's class proportions. From the features of the
+    trained representation, the client estimates its own class means and covariance. The
+    adapted ones are β times its own plus 1 − β times the received ones, with the same β
+    for means and covariance. β minimises the cross-entropy of two-fold
+    cross-validation, by golden-section search. A class without examples keeps the
+    received mean.
 
-    The deployed head follows from the Gaussians that are adapted anew to the received
-    representation; it takes no training. A device without training examples uses the
-    head of its last training, or else the initial one.
+    For deployment, the Gaussians are adapted again to the received representation, and
+    the head is computed from them without training. A device without training examples
+    uses the head of its last training, or else the initial one.
 
     The authors' code differs: it estimates from the features of all steps of local
-    training, finds a β of each for means and covariance by L-BFGS, draws the folds at
+    training, finds separate β for means and covariance by L-BFGS, draws the folds at
     random, and adds 1e-4 to every entry of a covariance. Here the folds are every other
     example of each class.
     """

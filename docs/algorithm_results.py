@@ -81,7 +81,11 @@ def server_sees(name: str) -> str:
     for line in for_site(file.read_text(encoding="utf-8"), file).splitlines():
         cells = [cell.strip() for cell in line.strip("|").split("|")]
         if line.startswith("|") and len(cells) == 5 and f"`{name}`" in cells[0]:
-            titles = "The server sees", "The other clients get", "On the device stays"
+            titles = (
+                "The server receives",
+                "Other clients receive",
+                "Stays on the device",
+            )
             lines = [f"- {t}: {c}." for t, c in zip(titles, cells[1:4], strict=True)]
             return "\n".join(lines) + "\n\n[Who sees what](/privacy.md)\n"
     return "[Who sees what](/privacy.md)\n"

@@ -4,4 +4,4 @@ from flwr_frl.strategies.gossip.base import Gossip
 
 
 class ChocoSGD(Gossip, client="flwr_frl.clients.choco_sgd:ChocoSGDClient"):
-    """Relay compressed differences after each step; all else is in the client."""
+    """Relay compressed differences after each step; the client does the rest."""

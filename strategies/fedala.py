@@ -4,4 +4,4 @@ from flwr_frl.strategies.base import BaseStrategy
 
 
 class FedALA(BaseStrategy, client="flwr_frl.clients.fedala:FedALAClient"):
-    """Algorithm 1: average the models; how to mix them locally stays with clients."""
+    """Algorithm 1: average the models; the mixing weights stay with the clients."""

@@ -24,13 +24,12 @@ class FedDyn(ClientStateMean, client="flwr_frl.clients.feddyn:FedDynClient"):
     The sums are over the clients of a round; m is the number of all clients that have
     been seen so far. With λ_k ← λ_k − α (θ_k − θ), which each client keeps as its
     gradient ∇L_k(θ_k), h is the mean of all λ_k, with 0 for clients that have not
-    trained. The state, which a checkpoint has, holds m h = Σ_k λ_k, which stays right
-    when m grows.
+    trained. Checkpoints contain m h = Σ_k λ_k, which remains correct when m grows.
 
-    If a client has lost its λ_k, the old one would stay in h for good. After its next
-    reply h and all λ_k are reset to 0, with a warning. The same happens if a restored
-    server has an older h. With another ``aggregation`` than the mean, h follows the
-    combined changes, and is only approximately the mean of all λ_k.
+    If a client has lost its λ_k, the old one would remain in h permanently. After its
+    next reply, h and all λ_k are reset to 0, with a warning. The same happens if a
+    restored server has an older h. With another ``aggregation`` than the mean, h
+    follows the combined changes, and is only approximately the mean of all λ_k.
 
     The paper has one α. The authors' code divides it by a client's share of the
     examples; here, as in the paper, it is the same for all.
@@ -38,7 +37,7 @@ class FedDyn(ClientStateMean, client="flwr_frl.clients.feddyn:FedDynClient"):
     Parameters
     ----------
     feddyn_alpha : float, default 0.01
-        α of the dynamic regularizer (equation 1), of 0.1, 0.01 and 0.001 in the paper.
+        α of the dynamic regularizer (equation 1). The paper tries 0.1, 0.01 and 0.001.
         Clients receive it with each message, under the key of Flower's FedProx.
     **base
         Arguments of `BaseStrategy`.

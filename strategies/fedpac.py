@@ -38,7 +38,7 @@ class FedPAC(HeadsOnServer, FedProto, client="flwr_frl.clients.fedpac:FedPACClie
     A client that is not sampled keeps its last head; one that has not trained has the
     initial head. A checkpoint has all heads, by the clients' names. The authors' code
     sets α below 0.001 to 0 and changes the quadratic program if its matrix has an
-    eigenvalue below 0; here it is solved as it stands.
+    eigenvalue below 0; here it is solved unchanged.
     """
 
     def __init__(self, **base: Any) -> None:

@@ -81,7 +81,7 @@ class FLUTE(
         divides by n and uses 0.5).
     regularizer : HeadRegularizer, optional
         Regularizer that the server minimises, by default
-        `flwr_frl.task.models.neural_collapse.neural_collapse`. The clients' one is
+        `flwr_frl.task.models.neural_collapse.neural_collapse`. Clients use
         `FLUTEClient.regularizer`.
     **base
         Arguments of `BaseStrategy`.
@@ -228,9 +228,9 @@ class FLUTELinear(
         Weight γ2 of ‖BᵀB‖_F² + ‖WWᵀ‖_F².
     initial_scale : float, default 0
         Standard deviation α of all entries of B⁰ and W⁰; 0 means 1/(10 d), the largest
-        of theorem 5.1.
+        value in theorem 5.1.
     **base
-        Those of `BaseStrategy`.
+        Arguments of `BaseStrategy`.
     """
 
     def __init__(

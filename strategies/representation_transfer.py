@@ -33,12 +33,12 @@ class RepresentationTransfer(
 ):
     """Collect the sources' trained representations once, and send them to all targets.
 
-    The first round trains the sources; it is repeated until one has answered. Every
-    later round sends the combined representations to the targets without a model, so a
-    target that joins late receives them in the next round. Sources that join late are
-    not trained. Targets return only their example count and loss. Targets with a model
-    are evaluated after the last round. There is no sampling: ``fraction-train`` is
-    unused.
+    The first round trains the sources; it is repeated until at least one source has
+    answered. Every later round sends the combined representations to the targets
+    without a model, so a target that joins late receives them in the next round.
+    Sources that join late are not trained. Targets return only their example count and
+    loss. Targets with a model are evaluated after the last round. There is no sampling:
+    ``fraction-train`` is unused.
 
     This class supports any split model: targets receive the sources' state dicts, with
     each array stacked along a new first axis. The theory covers only linear regression

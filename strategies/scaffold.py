@@ -26,10 +26,10 @@ class SCAFFOLD(
     it is the weighted mean, and |S|/N is the fraction of all weights that S has.
     Statistics of batch norms are not parameters: they are averaged without η_g.
 
-    If a client has lost its c_i, the old one would stay in c for good. After its next
-    reply c and all c_i are reset to 0, as in round 1, with a warning. The same happens
-    if a restored server has an older c. If c is approximate (`ClientStateMean`), Δc_i
-    is c_i − c, and neither is needed.
+    If a client has lost its c_i, the old one would remain in c permanently. After its
+    next reply, c and all c_i are reset to 0, as in round 1, with a warning. The same
+    happens if a restored server has an older c. If c is approximate
+    (`ClientStateMean`), Δc_i is c_i − c, and no reset is needed.
 
     Parameters
     ----------

@@ -4,4 +4,4 @@ from flwr_frl.strategies.gossip.base import Gossip
 
 
 class SQuARMSGD(Gossip, client="flwr_frl.clients.squarm_sgd:SQuARMSGDClient"):
-    """Relay compressed differences every H steps; all else is in the client."""
+    """Relay compressed differences every H steps; the client does the rest."""

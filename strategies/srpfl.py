@@ -142,7 +142,7 @@ class SRPFL(
 ):
     """Use the first n replies of each round in any strategy.
 
-    A value out of its range is a `SettingsError`.
+    Values out of their range raise `SettingsError`.
 
     Parameters
     ----------
@@ -157,7 +157,7 @@ class SRPFL(
         ``theory`` (only as a setting): lengths by `theory_stages`. As a setting, a list
         has commas between the numbers.
     srpfl_base : str, default "fedrep"
-        Name or import path of the wrapped strategy, where settings choose it.
+        Name or import path of the wrapped strategy, if settings choose it.
     contraction : float, default 0.1
         a in (0, 1), the contraction of linear FedRep in one round, for ``theory``;
         smaller values give longer stages.

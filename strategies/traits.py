@@ -43,7 +43,7 @@ class Traits:
     task_overrides : mapping of str to str
         Import paths of the strategies that replace this one, by the task's name.
     evaluate_last_round_only : bool, default False
-        Evaluate the last round only, whatever the settings say.
+        Evaluate the last round only, regardless of the settings.
     takes_newcomers : bool, default True
         True if training leaves a model for clients that join afterwards.
     waits_for_all : bool, default True
@@ -173,21 +173,22 @@ class StrategySettings(Checked):
     min_available_nodes : int, default 1
         Number of clients to wait for before the run begins.
     weighting : {"uniform", "examples"}, default "uniform"
-        Weights of the mean: equal, or the number of training examples, up to the
-        number that the client declared at first.
+        Weights of the mean: equal, or the number of training examples, limited to the
+        number that the client reported at first.
     largest_share : float, default 1
         With ``weighting="examples"``, the largest fraction of a round's total weight
         that one of three or more clients can have; 1 sets no limit.
     aggregation : str, default "mean"
         Aggregation rule (`flwr_frl.strategies.server.aggregation`). A single Byzantine
         client can ruin the ``mean``. ``median``, ``trimmed-mean`` and ``multi-krum``
-        give every client one vote; they and ``geometric-median`` hold an array of all
-        clients at a time. ``centered-clip`` is ``clip`` about the last round's change.
+        give every client the same influence; they and ``geometric-median`` hold one
+        array of all clients in memory at a time. ``centered-clip`` clips the
+        differences from the last round's change.
     bucket_size : int, default 0
         Number of replies in a bucket. Every ``aggregation`` but the mean then combines
         the means of buckets, which helps if clients' data differ much. One Byzantine
-        client spoils a whole bucket, so rules multiply ``byzantine-fraction`` by it. 0
-        and 1 disable buckets.
+        client corrupts a whole bucket, so rules multiply ``byzantine-fraction`` by the
+        bucket size. 0 and 1 disable buckets.
     byzantine_fraction : float, default 0.2
         Fraction of a round's replies that ``trimmed-mean`` (at either end of each
         entry) and ``multi-krum`` assume to be Byzantine.
@@ -206,7 +207,8 @@ class StrategySettings(Checked):
         Seed of the sampling, which depends on the seed, the round and the clients'
         names only.
     checkpoint_every : int, default 0
-        Rounds between two checkpoints, which the caller writes; 0 writes none between.
+        Rounds between two checkpoints, which the caller writes; 0 writes no
+        intermediate checkpoints.
     transport : {"float32", "float16"}, default "float32"
         Precision in which averaged float32 arrays are sent, in both directions. The
         server itself keeps float32.

@@ -35,7 +35,8 @@ class GraphStrategy(BaseStrategy):
     mixing : {"metropolis", "uniform"}, default "metropolis"
         The weights w_ij.
     max_missed_rounds : int, default 1000
-        A node that misses more rounds in a row is lost: it is given up for good.
+        Number of consecutive rounds that a node may miss; after more, it is excluded
+        permanently.
     **base
         As for `BaseStrategy`.
 

@@ -39,10 +39,11 @@ class RunSettings(Checked):
     num_server_rounds : int, default 30
         Number of rounds.
     round_timeout : float, default 3600
-        Seconds to wait for the replies of a round. In ``simulation.py`` a year.
+        Seconds to wait for the replies of a round. The default in ``simulation.py`` is
+        one year.
     max_empty_rounds : int, default 0
         Number of consecutive rounds without a valid reply after which the run ends; 0
-        sets no limit. In ``simulation.py`` 3.
+        sets no limit. The default in ``simulation.py`` is 3.
     evaluate_every : int, default 5
         Rounds between two evaluations; 0 evaluates the last rounds only.
     evaluate_last : int, default 10
@@ -54,7 +55,7 @@ class RunSettings(Checked):
         example, on its data. On devices use ``python -m flwr_frl.clients.personalize``.
     names_by_key : bool, default False
         Whether a client's name belongs to the key of the SuperNode that first used it,
-        in a run and in its continuations. Requires a SuperLink with
+        in a run and in runs that resume it. Requires a SuperLink with
         ``--enable-supernode-auth``; otherwise a SuperNode has a new key at every start.
     output : str, default "results"
         Folder of the results.

@@ -103,7 +103,7 @@ class DataSettings(Checked):
     cache_dir : str, default ""
         Directory of decoded data sets; by default ``~/.cache/flwr-frl``.
     num_classes : int, default 0
-        Number of classes to use, the first ones; 0 uses all.
+        Number of classes to use, starting from the first; 0 uses all.
     classes : str, default ""
         Comma-separated names of an image folder's classes, for devices that lack some
         of them; by default the names of the class folders.

@@ -44,7 +44,7 @@ class ExamplePrivacy(Checked):
     dp_noise : float, default 0
         Noise multiplier z of local training with example-level differential privacy:
         noise with standard deviation z C is added to the sum of a batch's gradients; 0
-        (none) or at least 0.001. A device may set all three for itself.
+        (none) or at least 0.001. A device may set all three in its node config.
     dp_clip : float, default 0
         C, the norm to which each example's gradient is clipped.
     dp_delta : float, default 0

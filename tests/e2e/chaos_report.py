@@ -71,34 +71,36 @@ def body(chaos: Chaos, outcome: Outcome, noise: float) -> str:
     shares = ", ".join(f"{victims[client]}" for client in CLIENTS)
     trained = sum(int(str(row["clients"])) for row in outcome.rounds)
     return (
-        f"One SuperLink with TLS, {len(CLIENTS)} SuperNodes with keys, images and "
-        f"state directories of their own, FedRep, {chaos.num_rounds} rounds, "
-        f"checkpoint-every 1, round-timeout {ROUND_TIMEOUT:.0f} s. "
-        f"{len(outcome.kills)} times `kill -9` of a SuperNode with its ClientApp "
-        f"({shares} per device; in waves of up to {len(CLIENTS) - 1}), and once of the "
-        "SuperLink with its ServerApp in the middle of a round, "
-        'followed by `flwr run` with `resume="…"`. A device is started again after '
-        f"{RESTART:.0f} s, until it is let in.\n\n"
-        "Recovery: seconds from the kill to the end of the round in which a reply of "
-        "the device counted again. Its key is refused until the SuperLink has missed "
-        "the old session's heartbeats, 30 to 60 s; then the round in progress has to "
-        "end, for which it may take round-timeout, and the next one, its own. Rounds "
-        f"in which nobody was missing took {quiet(outcome):.0f} s (median).\n\n"
+        f"One SuperLink with TLS and {len(CLIENTS)} SuperNodes with keys, each with "
+        f"its own images and state directory. FedRep, {chaos.num_rounds} rounds, "
+        f"checkpoint-every 1, round-timeout {ROUND_TIMEOUT:.0f} s. A SuperNode and "
+        f"its ClientApp were killed with `kill -9` {len(outcome.kills)} times "
+        f"({shares} per device, in waves of up to {len(CLIENTS) - 1}). The SuperLink "
+        "and its ServerApp were killed once, in the middle of a round, and `flwr "
+        'run` was repeated with `resume="…"`. A killed device is restarted after '
+        f"{RESTART:.0f} s, and retries until it is accepted.\n\nThe table has "
+        "recovery times: seconds from the kill to the end of the first round in "
+        "which a reply of the device counted again. The device's key is refused "
+        "until the SuperLink has missed the heartbeats of the old session, which "
+        "takes 30 to 60 s. Then the current round must end, which may take "
+        "round-timeout, and so must the next one, in which the device takes part. "
+        f"Rounds in which no device was missing took {quiet(outcome):.0f} s "
+        "(median).\n\n"
         + markdown(
-            ("killed", "kills", "never back", "shortest", "median", "longest"), rows
+            ("killed", "kills", "not recovered", "shortest", "median", "longest"), rows
         )
-        + f"\nThe SuperLink, killed in round {outcome.server.server_round + 1}: "
-        f"{outcome.server.recovery:.0f} s until the resumed run had closed it.\n\n"
-        f"Heads lost: {len(outcome.losses)}. Checked were {outcome.states_checked} "
-        "states: each time that a device went on from a head, and at the end the file "
-        "in its state directory, it was bit by bit the head that it had kept in its "
-        "last acknowledged round.\n\n"
-        f"All {len(outcome.rounds)} rounds are in `metrics.jsonl`; {trained} of "
-        f"{len(CLIENTS) * chaos.num_rounds} replies counted. Final accuracy "
+        + f"\nThe SuperLink was killed in round {outcome.server.server_round + 1}. "
+        f"The resumed run completed this round after {outcome.server.recovery:.0f} "
+        f"s.\n\nHeads lost: {len(outcome.losses)}. {outcome.states_checked} states "
+        "were checked: each head with which a device continued, and the file in its "
+        "state directory at the end. They must be bit-identical to the head that the "
+        f"device saved in its last acknowledged round.\n\nAll {len(outcome.rounds)} "
+        f"rounds are in `metrics.jsonl`; {trained} of "
+        f"{len(CLIENTS) * chaos.num_rounds} replies counted. The final accuracy is "
         f"{100 * outcome.accuracy:.1f} %, and {100 * outcome.undisturbed:.1f} % "
-        f"without disturbance; {100 * noise:.0f} points are two standard errors of the "
-        "difference, on 500 test images. Every device calls the digits by other names, "
-        "so anybody else's head would be wrong nearly always.\n\n"
+        f"without kills. Two standard errors of the difference are {100 * noise:.0f} "
+        "points, on 500 test images. The classes are permuted differently on every "
+        "device, so the head of another device would nearly always be wrong.\n\n"
         "![kills and recoveries](chaos.png)\n"
     )
 
