@@ -42,7 +42,7 @@ README_FIGURES = [
     Figure(
         "README.md",
         r"FedRep round takes ([\d.]+) of the time of a plain PyTorch loop, and "
-        r"PFLlib's\s+([\d.]+) ",
+        r"PFLlib's\s+takes\s+([\d.]+) ",
         "peers",
         lambda data: beside_peers(data)[:2],
     ),
