@@ -35,7 +35,7 @@ README_FIGURES = [
     ),
     Figure(
         "README.md",
-        r"global model reaches (\d+) % accuracy, personal heads\s+(\d+) %",
+        r"global model reaches (\d+) % accuracy,\s+personal\s+heads\s+(\d+) %",
         "first_result",
         means,
     ),

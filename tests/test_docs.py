@@ -15,7 +15,7 @@ from docs.pages import copies, what_results_show, write_pages
 from flwr_frl import simulate
 from flwr_frl.clients import TrainingSettings
 from flwr_frl.clients.device.evaluation import evaluate_model
-from flwr_frl.clients.device.parameter_groups import array_names, sent_names
+from flwr_frl.clients.device.parameter_groups import array_names
 from flwr_frl.clients.device.state import PersonalState
 from flwr_frl.clients.predict import load_run
 from flwr_frl.strategies.algorithms import ALGORITHMS
@@ -92,11 +92,12 @@ def test_every_algorithm_has_a_page_with_its_settings():
     ("name", "shared", "title"),
     [
         ("fedrep", "representation", "A shared representation"),
-        ("fedprox", "the model", "One model for all"),
-        ("apfl", "the model", "A shared model, and something personal"),
-        ("lg-srpfl", "head", "Another rule for when"),
-        ("dpsgd", "messages to neighbours", "No model on the server"),
-        ("local", "\N{EN DASH}", "Nothing is shared"),
+        ("fedprox", "the model", "One global model"),
+        ("moon", "the model", "One global model"),
+        ("apfl", "the model", "A shared model with another personal part"),
+        ("lg-srpfl", "head", "Slow clients"),
+        ("dpsgd", "messages to neighbours", "No central model"),
+        ("local", "\N{EN DASH}", "No communication"),
     ],
 )
 def test_an_algorithms_page_says_what_is_shared(name, shared, title):
@@ -158,7 +159,7 @@ def test_the_example_of_a_second_model_sends_no_statistics(monkeypatch, tmp_path
     state = PersonalState(Context(0, 0, {}, RecordDict(), {}))
     client = SecondModelClient(task, 0, state, TrainingSettings())
     learned = {name for name, _ in task.initial_model().named_parameters()}
-    assert {*sent_names(client)} == learned
+    assert {*array_names(client, client.sent)} == learned
     statistics = {*array_names(client, ("statistics.",))}
     assert statistics == task.initial_state.keys() - learned
     sys.modules.pop("second_example")
