@@ -3,7 +3,7 @@
 Relative cost gap, distance to the optimum and constraint values by iteration and by
 bits, on the QCQP and on logistic regression, without compression and with TopK, Sign
 and SignTopK, for sample and for bandit feedback. Nodes run batched in one process
-(``flwr_frl.task.saddle_point.network``), with the numbers of nodes that exchange bytes
+(``benchmarks.multi_task_network``), with the numbers of nodes that exchange bytes
 one by one.
 """
 
@@ -18,6 +18,7 @@ import numpy as np
 from rich.progress import track
 
 from benchmarks.common import write
+from benchmarks.multi_task_network import Network
 from benchmarks.multi_task_page import (
     FEEDBACK,
     SCHEMES,
@@ -29,14 +30,15 @@ from benchmarks.multi_task_page import (
 )
 from flwr_frl.strategies.gossip.graphs import erdos_renyi
 from flwr_frl.task.saddle_point.algorithm import SaddlePoint
-from flwr_frl.task.saddle_point.constraints import (
+from flwr_frl.task.saddle_point.problems import (
+    QCQP,
     Ball,
+    Float64s,
+    LogisticRegression,
     Proximity,
     build_problem,
     directed,
 )
-from flwr_frl.task.saddle_point.network import Network
-from flwr_frl.task.saddle_point.problems import QCQP, Float64s, LogisticRegression
 
 NODES, STEP, DELTA = 30, 1e-3, 100.0
 EDGE_PROBABILITY = {"qcqp": 0.15, "logistic": 0.3}

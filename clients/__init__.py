@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from flwr_frl.clients.dpsgd import DPSGDClient as DPSGDClient
     from flwr_frl.clients.fed_mtl import FedMTLClient as FedMTLClient
     from flwr_frl.clients.fedala import FedALAClient as FedALAClient
+    from flwr_frl.clients.fedamp import FedAMPClient as FedAMPClient
     from flwr_frl.clients.fedas import FedASClient as FedASClient
     from flwr_frl.clients.fedavg import FedAvgClient as FedAvgClient
     from flwr_frl.clients.fedavg import FedAvgFTClient as FedAvgFTClient
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from flwr_frl.clients.fedcp import FedCPClient as FedCPClient
     from flwr_frl.clients.feddbe import FedDBEClient as FedDBEClient
     from flwr_frl.clients.feddyn import FedDynClient as FedDynClient
+    from flwr_frl.clients.fedfomo import FedFomoClient as FedFomoClient
     from flwr_frl.clients.fedpac import FedPACClient as FedPACClient
     from flwr_frl.clients.fedper import FedPerClient as FedPerClient
     from flwr_frl.clients.fedproto import FedProtoClient as FedProtoClient
@@ -39,6 +41,8 @@ if TYPE_CHECKING:
     from flwr_frl.clients.flute import FLUTEStarClient as FLUTEStarClient
     from flwr_frl.clients.gossip.base import GossipClient as GossipClient
     from flwr_frl.clients.gpfl import GPFLClient as GPFLClient
+    from flwr_frl.clients.ifca import IFCAClient as IFCAClient
+    from flwr_frl.clients.knn_per import KNNPerClient as KNNPerClient
     from flwr_frl.clients.l2gd import L2GDClient as L2GDClient
     from flwr_frl.clients.lg_fedavg import LGFedAvgClient as LGFedAvgClient
     from flwr_frl.clients.local import LocalClient as LocalClient
@@ -47,6 +51,7 @@ if TYPE_CHECKING:
     from flwr_frl.clients.per_fedavg import HFMAMLClient as HFMAMLClient
     from flwr_frl.clients.per_fedavg import PerFedAvgClient as PerFedAvgClient
     from flwr_frl.clients.pfedfda import PFedFDAClient as PFedFDAClient
+    from flwr_frl.clients.pfedhn import PFedHNClient as PFedHNClient
     from flwr_frl.clients.pfedme import PFedMeClient as PFedMeClient
     from flwr_frl.clients.representation_transfer import (
         FeatureTransferClient as FeatureTransferClient,

@@ -103,8 +103,9 @@ def check_named(followed: Followed) -> None:
     if is_path(followed.withheld.get("task", "")):
         followed.need(["task"])
     settings = resolve(followed.settings, strict=False)
-    # Only SRPFL uses `srpfl-base`.
-    followed.need({"srpfl-base"} & {*declared(strategy_class(settings))})
+    # A strategy that wraps another one names it.
+    strategy = strategy_class(settings)
+    followed.need({getattr(strategy, "base_setting", "")} & {*declared(strategy)})
     followed.need(declared(client_class(settings)))
 
 

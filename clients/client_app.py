@@ -96,7 +96,7 @@ class App(ClientApp):
         """Run several clients together; see `flwr_frl.task.training.together`."""
         if self.size <= 1:
             return [work() for work in works]
-        return together(works, self.size, where_it_pays=self.cohort == "auto")
+        return together(works, self.size, only_if_faster=self.cohort == "auto")
 
 
 def make_app(

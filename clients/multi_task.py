@@ -20,8 +20,13 @@ from flwr_frl.task.compression.per_tensor import (
 )
 from flwr_frl.task.messages import SERVER_ROUND
 from flwr_frl.task.run_cache import run_cache
-from flwr_frl.task.saddle_point.algorithm import SaddlePoint, decode
-from flwr_frl.task.saddle_point.state import Noise, State, exchange_stream
+from flwr_frl.task.saddle_point.algorithm import (
+    Noise,
+    SaddlePoint,
+    State,
+    decode,
+    exchange_stream,
+)
 from flwr_frl.task.tasks.multi_task import DIMENSION, MultiTaskSetup
 
 INBOX = "inbox."

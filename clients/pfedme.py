@@ -11,7 +11,7 @@ from flwr_frl.clients.base import Config, Reply, TrainingSettings
 from flwr_frl.clients.device.personal_model import PersonalModelClient
 from flwr_frl.task.examples import ExampleSet
 from flwr_frl.task.settings import Range
-from flwr_frl.task.training import Proximal, loop
+from flwr_frl.task.training import Proximal, freeze, loop
 
 
 @dataclass(frozen=True)
@@ -67,8 +67,10 @@ class PFedMeClient(PersonalModelClient):
                 w[name] = w[name] + step * (value_of.detach() - w[name])
             return torch.tensor(value)
 
-        epochs = settings.representation_epochs
-        loss = loop(local_round, self.train_examples, epochs, settings, self.model)
+        # In training mode, in which norms refuse a last batch of one example.
+        freeze(model, "all")
+        examples, epochs = self.train_examples, settings.representation_epochs
+        loss = loop(local_round, examples, epochs, settings, model)
         self.save_personal_model(config)
         beta = settings.pfedme_beta
         moved = {name: start[name] + beta * (w[name] - start[name]) for name in w}

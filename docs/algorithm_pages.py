@@ -17,7 +17,11 @@ from docs.links import DOCS
 from docs.settings import COMMON, descriptions, spelled, wraps
 from flwr_frl.clients.algorithms import client_class, load_client
 from flwr_frl.clients.base import Client
-from flwr_frl.clients.device.parameter_groups import HEAD, REPRESENTATION
+from flwr_frl.clients.device.parameter_groups import (
+    HEAD,
+    REPRESENTATION,
+    ParameterGroups,
+)
 from flwr_frl.strategies.algorithms import ALGORITHMS, FINE_TUNED, strategy_class
 from flwr_frl.strategies.base import BaseStrategy
 from flwr_frl.strategies.gossip.graph_strategy import GraphStrategy
@@ -128,7 +132,7 @@ def travels(each: Algorithm) -> str:
     if each.relays:
         return "messages to neighbours"
     received, sent = groups(each.client.shared), each.client.sent
-    if sent is Client.sent:  # the property: what is received
+    if sent is ParameterGroups.sent:
         return received
     return f"to the client: {received}; to the server: {groups(sent)}"
 

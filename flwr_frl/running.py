@@ -10,6 +10,11 @@ from typing import Any, NamedTuple
 import numpy as np
 from flwr.common import log
 
+from flwr_frl.backend import choose_backend
+from flwr_frl.clients.algorithms import owners
+from flwr_frl.clients.client_app import make_app
+from flwr_frl.clients.device.setup import DeviceSettings
+from flwr_frl.clients.device.simulated import keep, try_out
 from flwr_frl.strategies import server_app
 from flwr_frl.strategies.algorithms import (
     build_strategy,
@@ -18,18 +23,16 @@ from flwr_frl.strategies.algorithms import (
     simulation_defaults,
 )
 from flwr_frl.strategies.grids.simulation import InlineGrid, RayGrid
+from flwr_frl.strategies.grids.speeds import SpeedSettings, speed_model
 from flwr_frl.strategies.report.command_line import FLAGS
 from flwr_frl.strategies.report.page.serving import served_for
-from flwr_frl.strategies.report.results import (
-    METRICS,
-    Row,
-    read_rows,
-)
+from flwr_frl.strategies.report.results import METRICS, Row, read_rows
 from flwr_frl.strategies.report.trackers import Trackers
 from flwr_frl.strategies.server.checkpoint import Checkpoint
 from flwr_frl.strategies.server.newcomers import check_newcomers
 from flwr_frl.strategies.server.rounds import RunSettings
 from flwr_frl.task.checkpoint import FILE as CHECKPOINT
+from flwr_frl.task.devices import find
 from flwr_frl.task.run_cache import begin_run
 from flwr_frl.task.settings import (
     Maker,
@@ -47,20 +50,22 @@ from flwr_frl.task.settings import (
 __all__ = ["Run", "simulate"]
 
 BACKENDS = ("auto", "inline", "ray")
+# They declare the settings that all algorithms read.
+OF_ALL: tuple[Maker, ...] = (RunSettings, DeviceSettings, SpeedSettings)
 YEAR = 365 * 86400.0
-# Settings that only a speed-model reads.
+# Settings that only a speed model reads.
 OF_SPEEDS = ("straggler-fraction", "redraw-speeds", "communication-time")
 
 
 class Run(NamedTuple):
-    """What `simulate` returns.
+    """A finished run.
 
     Parameters
     ----------
     summary : dict
         The algorithm's part of ``summary.json``.
     rows : list of dict
-        ``metrics.jsonl``, one a round.
+        The rows of ``metrics.jsonl``, one per round, without clients' metrics.
     """
 
     summary: dict[str, Any]
@@ -77,18 +82,18 @@ def simulate(
     Parameters
     ----------
     algorithm : str or type
-        Its name, the import path of its strategy, or the strategy class. ``ray``
-        workers must be able to import it: a class of the script or notebook itself runs
-        only ``inline``.
+        The algorithm's name, the import path of its strategy, or the strategy class.
+        Workers of ``ray`` must be able to import it; a class that is defined in the
+        script or notebook itself only runs ``inline``.
     backend : {"auto", "inline", "ray"}, default "auto"
-        ``ray`` uses all cores and ``inline`` this process alone; ``auto`` takes the one
-        that is expected to end first (`flwr_frl.backend.choose_backend`). The numbers
-        are the same to rounding, and to the last bit with ``cohort="off"``.
+        ``ray`` uses all cores, ``inline`` only this process, and ``auto`` the one that
+        is expected to finish first (`flwr_frl.backend.choose_backend`). The numbers
+        agree to rounding, and to the last bit with ``cohort="off"``.
     **settings
-        What is set, with ``_`` for ``-``; ``rounds``, ``clients`` and ``fraction`` as
-        on the command line. ``task`` may be the function itself; for ``ray``, as with
-        the algorithm, not one of the script. A `Path` will do for its text, a list of
-        texts for them with commas between, and NumPy's numbers for Python's.
+        Settings, with ``_`` in place of ``-``. ``rounds``, ``clients`` and ``fraction``
+        have the names of the command line. ``task`` may be a function; the restriction
+        on the algorithm with ``ray`` holds for it as well. Values may also be a `Path`,
+        a list of strings, which are joined by commas, or numbers of NumPy.
 
     Returns
     -------
@@ -98,7 +103,7 @@ def simulate(
     Raises
     ------
     SettingsError
-        If something is unknown, missing or out of its range.
+        If a setting is unknown, missing or out of its range.
 
     Examples
     --------
@@ -127,7 +132,7 @@ def simulate(
 
 
 def _plain(value: Any) -> Any:
-    """Return a value as a setting, where it is one in a notebook's form."""
+    """Convert NumPy numbers, paths and lists of strings to values of settings."""
     if isinstance(value, np.generic):
         return value.item()
     texts = isinstance(value, list | tuple) and all(isinstance(v, str) for v in value)
@@ -137,9 +142,9 @@ def _plain(value: Any) -> Any:
 
 
 def import_path(of: type | Callable[..., Any], setting: str) -> str:
-    """Return the path by which a setting's class or function is imported.
+    """Return the import path of a class or function that is given as a setting.
 
-    Raises `SettingsError` for a lambda, and for what is made within a function.
+    Raises `SettingsError` for a lambda and for objects defined in a function.
     """
     what = "class" if isinstance(of, type) else "function"
     allowed = f"a named {what} of the module's top level"
@@ -149,11 +154,7 @@ def import_path(of: type | Callable[..., Any], setting: str) -> str:
 
 def run(algorithm: str, settings: Settings, backend: str) -> Run:
     """Run one algorithm with settings that `check` has returned."""
-    from flwr_frl.backend import choose_backend
-    from flwr_frl.clients.client_app import make_app
-    from flwr_frl.clients.device.simulated import keep
-
-    # The workers run elsewhere.
+    # Workers run in other folders.
     output = Path(str(settings["output"])).resolve()
     choice = {**settings, "algorithm": algorithm, "output": str(output)}
     for name in ("data-dir", "cache-dir"):
@@ -161,7 +162,7 @@ def run(algorithm: str, settings: Settings, backend: str) -> Run:
             choice[name] = str(Path(given).expanduser().resolve())
     directory = Path(str(settings["resume"])) / short_name(algorithm)
     if settings["resume"] and not (directory / CHECKPOINT).is_file():
-        log(WARNING, "%s had not begun: it starts now", algorithm)
+        log(WARNING, "%s has no checkpoint and starts now", algorithm)
         choice["resume"] = ""
     if backend == "auto":
         backend = choose_backend(choice)
@@ -178,27 +179,29 @@ def run(algorithm: str, settings: Settings, backend: str) -> Run:
 
 
 def _without_others(settings: Settings) -> dict[str, Setting]:
-    """Leave out what only the other algorithms of the command declare."""
-    known = _declared_for(str(settings["algorithm"]), settings) | defaults().keys()
+    """Leave out settings that only other algorithms of the command declare."""
+    known = _declared_by([str(settings["algorithm"])], settings) | defaults().keys()
     return {name: value for name, value in settings.items() if name in known}
 
 
 def read_by(name: str, algorithms: Sequence[str], given: Settings) -> Settings:
-    """Leave out what only others of some algorithms declare."""
+    """Leave out settings that only others among some algorithms declare."""
     check_names(algorithms)
     named = resolve(given, strict=False)
-    each = {n: _declared_for(n, named) for n in algorithms}
-    # Also of the names that have a default in this package.
-    general = {name for maker in _of_all() for name in declared(maker)}
-    others = set().union(*each.values()) - each[name] - general
+    # Names that have a default in this package may be settings of others, too.
+    general = {setting for maker in OF_ALL for setting in declared(maker)}
+    others = _declared_by(algorithms, named) - _declared_by([name], named) - general
     return {s: value for s, value in given.items() if s not in others}
 
 
-def _declared_for(algorithm: str, settings: Settings) -> set[str]:
-    """Return the names that an algorithm and its task declare."""
-    from flwr_frl.clients.algorithms import owners
+def _makers(algorithms: Sequence[str], settings: Settings) -> list[Maker]:
+    """Return what declares the settings of algorithms and their task."""
+    each = (owners({**settings, "algorithm": algorithm}) for algorithm in algorithms)
+    return [maker for makers in each for maker in makers]
 
-    makers = owners({**settings, "algorithm": algorithm})
+
+def _declared_by(algorithms: Sequence[str], settings: Settings) -> set[str]:
+    makers = _makers(algorithms, settings)
     return {name for maker in makers for name in declared(maker)}
 
 
@@ -206,20 +209,20 @@ def check(
     algorithms: Sequence[str],
     given: Settings,
     backend: str,
-    said: set[str] | None = None,
+    logged: set[str] | None = None,
 ) -> dict[str, Setting]:
     """Check everything that can be checked before a run, and decode the data.
 
     Parameters
     ----------
     algorithms : sequence of str
-        What will run.
+        The algorithms.
     given : mapping
-        The settings that are given.
+        The settings that are not defaults.
     backend : str
-        Where.
-    said : set of str, optional
-        Warnings that have been logged, and are not again.
+        The backend.
+    logged : set of str, optional
+        Warnings that have been logged, and are not logged again.
 
     Returns
     -------
@@ -229,76 +232,46 @@ def check(
     Raises
     ------
     SettingsError
-        If something is unknown, missing or out of its range.
+        If a setting is unknown, missing or out of its range.
     """
     require(backend in BACKENDS, "backend", backend, "auto, inline or ray")
     given = renamed(given)
     check_names(algorithms)
-    # Simulated clients do not come back: when none answers, none will. Nor is any lost
-    # that a round would wait for in vain.
+    # Simulated clients that do not answer never will, and none is ever lost.
     given = {"max-empty-rounds": 3, "round-timeout": YEAR, **given}
     if given.get("resume") and "output" not in given:
         given = {**given, "output": given["resume"]}
     named = resolve(given, strict=False)
     for algorithm in algorithms:
-        choice = {**named, "algorithm": algorithm}
-        given = {**simulation_defaults(choice), **given}
-    settings, used = _resolved(algorithms, given)
-    _check_machine(settings, backend)
-    _check_resume(algorithms, settings)
-    each = []
-    # In order, each once.
-    warnings: dict[str, None] = {}
-    for algorithm in algorithms:
-        own_idle, notes = _tried_out({**settings, "algorithm": algorithm})
-        each.append(own_idle)
-        warnings |= dict.fromkeys(notes)
-    idle = {name: why for own in each for name, why in own.items()}
-    idle = {name: why for name, why in idle.items() if all(name in own for own in each)}
-    for name in given:
-        if name not in used:
-            names = ", ".join(algorithms)
-            idle[name] = f"it is not read by {names} on {settings['task']}"
-        if name in idle:
-            warnings[f"{name}={given[name]} does nothing: {idle[name]}"] = None
-    said = set() if said is None else said
-    for warning in warnings:
-        if warning not in said:
-            said.add(warning)
-            log(WARNING, "%s", warning)
-    return settings
-
-
-def _resolved(
-    algorithms: Sequence[str], given: Settings
-) -> tuple[dict[str, Setting], set[str]]:
-    """Return all settings, and the names of those that are read."""
-    from flwr_frl.clients.algorithms import owners
-    from flwr_frl.clients.device.setup import DeviceSettings
-
-    named = resolve(given, strict=False)
-    makers = _of_all()
-    for algorithm in algorithms:
-        makers += owners({**named, "algorithm": algorithm})
+        given = {**simulation_defaults({**named, "algorithm": algorithm}), **given}
+    makers = [*OF_ALL, *_makers(algorithms, resolve(given, strict=False))]
     settings = resolve(given, makers)
     build(RunSettings, settings)
     build(DeviceSettings, settings)
-    return settings, {name for maker in makers for name in declared(maker)}
-
-
-def _of_all() -> list[Maker]:
-    """Return what declares the settings that all algorithms read."""
-    from flwr_frl.clients.device.setup import DeviceSettings
-    from flwr_frl.strategies.grids.speeds import SpeedSettings
-
-    return [RunSettings, DeviceSettings, SpeedSettings]
+    _check_machine(settings, backend)
+    _check_resume(algorithms, settings)
+    tried = [_tried_out({**settings, "algorithm": name}) for name in algorithms]
+    # In order, each once.
+    warnings = dict.fromkeys(note for _, notes in tried for note in notes)
+    # A setting does nothing if no algorithm uses it.
+    idle = tried[-1][0]
+    idle = {n: why for n, why in idle.items() if all(n in own for own, _ in tried)}
+    used = {name for maker in makers for name in declared(maker)}
+    unread = f"it is not read by {', '.join(algorithms)} on {settings['task']}"
+    for name, value in given.items():
+        if reason := idle.get(name, "") if name in used else unread:
+            warnings[f"{name}={value} does nothing: {reason}"] = None
+    logged = set() if logged is None else logged
+    for warning in warnings:
+        if warning not in logged:
+            log(WARNING, "%s", warning)
+    logged |= warnings.keys()
+    return settings
 
 
 def _check_machine(settings: Settings, backend: str) -> None:
-    """Check what the machine must have: the device, and a place for results."""
-    from flwr_frl.task.devices import find
-
-    # The machines of a Ray cluster may have what this one has not.
+    """Check that the device exists and that the output folder can be written."""
+    # The machines of a Ray cluster may have other devices.
     if backend == "inline" or not os.environ.get("RAY_ADDRESS"):
         find(str(settings["device"]))
     output = Path(str(settings["output"])).absolute()
@@ -308,7 +281,7 @@ def _check_machine(settings: Settings, backend: str) -> None:
 
 
 def _check_resume(algorithms: Sequence[str], settings: Settings) -> None:
-    """Read what will be resumed: of all where none had begun, or it is a mistake."""
+    """Read the checkpoints that will be resumed, which must be one at least."""
     if not settings["resume"]:
         return
     places = {n: Path(str(settings["resume"])) / short_name(n) for n in algorithms}
@@ -318,13 +291,10 @@ def _check_resume(algorithms: Sequence[str], settings: Settings) -> None:
 
 
 def _tried_out(settings: Settings) -> tuple[dict[str, str], list[str]]:
-    """Make everything that a run of an algorithm makes, for its checks.
+    """Build everything that a run builds, for its checks.
 
-    Returns what the tasks say: which settings do nothing, and why; and notes.
+    Returns the settings that do nothing, with the reasons, and the notes of the tasks.
     """
-    from flwr_frl.clients.device.simulated import try_out
-    from flwr_frl.strategies.grids.speeds import speed_model
-
     num_clients, newcomers = int(settings["num-clients"]), int(settings["new-clients"])
     awaited = int(settings["min-available-nodes"])
     allowed = f"at most {num_clients}, the number of clients"
@@ -340,7 +310,7 @@ def _tried_out(settings: Settings) -> tuple[dict[str, str], list[str]]:
         for i in range(1, num_clients):
             tasks[0].check(i)
     elif is_path(settings["task"]):
-        # Somebody's task may be of fewer clients.
+        # A third-party task may have fewer clients.
         tasks[0].check(num_clients - 1)
     idle = [getattr(made, "unused_settings", {}) for made in (*tasks, strategy)]
     if settings["speed-model"] == "none":

@@ -5,7 +5,6 @@ from typing import TYPE_CHECKING
 from flwr_frl.lazy import attach
 
 if TYPE_CHECKING:
-    from flwr_frl.strategies.algorithms import ALGORITHMS as ALGORITHMS
     from flwr_frl.strategies.algorithms import build_strategy as build_strategy
     from flwr_frl.strategies.algorithms import fine_tuned as fine_tuned
     from flwr_frl.strategies.apfl import APFL as APFL
@@ -15,14 +14,18 @@ if TYPE_CHECKING:
     from flwr_frl.strategies.dpsgd import DPSGD as DPSGD
     from flwr_frl.strategies.fed_mtl import FedMTL as FedMTL
     from flwr_frl.strategies.fedala import FedALA as FedALA
+    from flwr_frl.strategies.fedamp import FedAMP as FedAMP
     from flwr_frl.strategies.fedas import FedAS as FedAS
+    from flwr_frl.strategies.fedasync import FedAsync as FedAsync
     from flwr_frl.strategies.fedavg import FedAvg as FedAvg
     from flwr_frl.strategies.fedavg import FedAvgFT as FedAvgFT
     from flwr_frl.strategies.fedbabu import FedBABU as FedBABU
     from flwr_frl.strategies.fedbn import FedBN as FedBN
+    from flwr_frl.strategies.fedbuff import FedBuff as FedBuff
     from flwr_frl.strategies.fedcp import FedCP as FedCP
     from flwr_frl.strategies.feddbe import FedDBE as FedDBE
     from flwr_frl.strategies.feddyn import FedDyn as FedDyn
+    from flwr_frl.strategies.fedfomo import FedFomo as FedFomo
     from flwr_frl.strategies.fedpac import FedPAC as FedPAC
     from flwr_frl.strategies.fedper import FedPer as FedPer
     from flwr_frl.strategies.fedproto import FedProto as FedProto
@@ -35,6 +38,8 @@ if TYPE_CHECKING:
     from flwr_frl.strategies.flute import FLUTEStar as FLUTEStar
     from flwr_frl.strategies.gossip.base import Gossip as Gossip
     from flwr_frl.strategies.gpfl import GPFL as GPFL
+    from flwr_frl.strategies.ifca import IFCA as IFCA
+    from flwr_frl.strategies.knn_per import KNNPer as KNNPer
     from flwr_frl.strategies.l2gd import L2GD as L2GD
     from flwr_frl.strategies.lg_fedavg import LGFedAvg as LGFedAvg
     from flwr_frl.strategies.local import Local as Local
@@ -43,10 +48,12 @@ if TYPE_CHECKING:
     from flwr_frl.strategies.per_fedavg import HFMAML as HFMAML
     from flwr_frl.strategies.per_fedavg import PerFedAvg as PerFedAvg
     from flwr_frl.strategies.pfedfda import PFedFDA as PFedFDA
+    from flwr_frl.strategies.pfedhn import PFedHN as PFedHN
     from flwr_frl.strategies.pfedme import PFedMe as PFedMe
     from flwr_frl.strategies.scaffold import SCAFFOLD as SCAFFOLD
     from flwr_frl.strategies.squarm_sgd import SQuARMSGD as SQuARMSGD
     from flwr_frl.strategies.srpfl import SRPFL as SRPFL
+    from flwr_frl.strategies.table import ALGORITHMS as ALGORITHMS
 else:
     __all__, __getattr__ = attach(__name__, __file__)
 

@@ -10,6 +10,7 @@ from functools import cache
 from typing import Any, TypeVar, cast
 
 from flwr_frl.strategies.base import BaseStrategy
+from flwr_frl.strategies.table import ALGORITHMS as ALGORITHMS
 from flwr_frl.strategies.traits import Algorithm
 from flwr_frl.task.settings import (
     Setting,
@@ -22,121 +23,6 @@ from flwr_frl.task.settings import (
 
 S = TypeVar("S", bound=Algorithm)
 FINE_TUNED = "-ft"
-
-# Import path and a one-line description, by name.
-ALGORITHMS = {
-    "fedrep": (
-        "flwr_frl.strategies.fedrep:FedRep",
-        "FedRep (Collins et al., ICML 2021)",
-    ),
-    "fedper": (
-        "flwr_frl.strategies.fedper:FedPer",
-        "FedPer (Arivazhagan et al., 2019)",
-    ),
-    "lg-fedavg": (
-        "flwr_frl.strategies.lg_fedavg:LGFedAvg",
-        "LG-FedAvg (Liang et al., 2020)",
-    ),
-    "flute": ("flwr_frl.strategies.flute:FLUTE", "FLUTE (Liu et al., ICML 2024)"),
-    "flute-star": (
-        "flwr_frl.strategies.flute:FLUTEStar",
-        "FLUTE with more head epochs",
-    ),
-    "fedavg": (
-        "flwr_frl.strategies.fedavg:FedAvg",
-        "FedAvg (McMahan et al., AISTATS 2017)",
-    ),
-    "fedavg-ft": (
-        "flwr_frl.strategies.fedavg:FedAvg-ft",
-        "FedAvg whose head every client fine-tunes in the end",
-    ),
-    "fedprox": (
-        "flwr_frl.strategies.fedprox:FedProx",
-        "FedProx (Li et al., MLSys 2020)",
-    ),
-    "fedprox-ft": (
-        "flwr_frl.strategies.fedprox:FedProx-ft",
-        "FedProx, fine-tuned in the end",
-    ),
-    "scaffold": (
-        "flwr_frl.strategies.scaffold:SCAFFOLD",
-        "SCAFFOLD (Karimireddy et al., ICML 2020)",
-    ),
-    "scaffold-ft": (
-        "flwr_frl.strategies.scaffold:SCAFFOLD-ft",
-        "SCAFFOLD, fine-tuned in the end",
-    ),
-    "ditto": ("flwr_frl.strategies.ditto:Ditto", "Ditto (Li et al., ICML 2021)"),
-    "apfl": ("flwr_frl.strategies.apfl:APFL", "APFL (Deng et al., 2020)"),
-    "pfedme": (
-        "flwr_frl.strategies.pfedme:PFedMe",
-        "pFedMe (T. Dinh et al., NeurIPS 2020)",
-    ),
-    "fedbabu": (
-        "flwr_frl.strategies.fedbabu:FedBABU",
-        "FedBABU (Oh et al., ICLR 2022)",
-    ),
-    "fedbn": ("flwr_frl.strategies.fedbn:FedBN", "FedBN (Li et al., ICLR 2021)"),
-    "fedproto": (
-        "flwr_frl.strategies.fedproto:FedProto",
-        "FedProto (Tan et al., AAAI 2022)",
-    ),
-    "fedala": ("flwr_frl.strategies.fedala:FedALA", "FedALA (Zhang et al., AAAI 2023)"),
-    "feddbe": (
-        "flwr_frl.strategies.feddbe:FedDBE",
-        "FedDBE (Zhang et al., NeurIPS 2023)",
-    ),
-    "per-fedavg": (
-        "flwr_frl.strategies.per_fedavg:PerFedAvg",
-        "Per-FedAvg (FO) (Fallah et al., NeurIPS 2020)",
-    ),
-    "hf-maml": (
-        "flwr_frl.strategies.per_fedavg:HFMAML",
-        "Per-FedAvg (HF): with the Hessian's part of the meta-gradient",
-    ),
-    "l2gd": ("flwr_frl.strategies.l2gd:L2GD", "L2GD (Hanzely & Richtárik, 2020)"),
-    "fed-mtl": (
-        "flwr_frl.strategies.fed_mtl:FedMTL",
-        "mean-regularised multi-task learning (Smith et al., NeurIPS 2017)",
-    ),
-    "fedrod": ("flwr_frl.strategies.fedrod:FedRoD", "FedRoD (Chen & Chao, ICLR 2022)"),
-    "fedcp": ("flwr_frl.strategies.fedcp:FedCP", "FedCP (Zhang et al., KDD 2023)"),
-    "moon": ("flwr_frl.strategies.moon:MOON", "MOON (Li et al., CVPR 2021)"),
-    "feddyn": ("flwr_frl.strategies.feddyn:FedDyn", "FedDyn (Acar et al., ICLR 2021)"),
-    "fedpac": ("flwr_frl.strategies.fedpac:FedPAC", "FedPAC (Xu et al., ICLR 2023)"),
-    "fedas": ("flwr_frl.strategies.fedas:FedAS", "FedAS (Yang et al., CVPR 2024)"),
-    "gpfl": ("flwr_frl.strategies.gpfl:GPFL", "GPFL (Zhang et al., ICCV 2023)"),
-    "pfedfda": (
-        "flwr_frl.strategies.pfedfda:PFedFDA",
-        "pFedFDA (McLaughlin & Su, NeurIPS 2024)",
-    ),
-    "local": ("flwr_frl.strategies.local:Local", "local training only"),
-    "srpfl": (
-        "flwr_frl.strategies.srpfl:SRPFL",
-        "SRPFL (Tziotis et al., TMLR 2023) over fedrep, or what srpfl-base names",
-    ),
-    "lg-srpfl": ("flwr_frl.strategies.srpfl:LGSRPFL", "SRPFL over lg-fedavg"),
-    "flanp": ("flwr_frl.strategies.srpfl:FLANP", "SRPFL over fedavg"),
-    "flanp-ft": ("flwr_frl.strategies.srpfl:FLANP-ft", "SRPFL over fedavg-ft"),
-    "srpfl-flute": ("flwr_frl.strategies.srpfl:SRPFLFLUTE", "SRPFL over flute"),
-    "dpsgd": ("flwr_frl.strategies.dpsgd:DPSGD", "D-PSGD (Lian et al., NeurIPS 2017)"),
-    "choco-sgd": (
-        "flwr_frl.strategies.choco_sgd:ChocoSGD",
-        "CHOCO-SGD (Koloskova et al., ICML 2019)",
-    ),
-    "squarm-sgd": (
-        "flwr_frl.strategies.squarm_sgd:SQuARMSGD",
-        "SQuARM-SGD (Singh, UCLA 2024, chapter 3)",
-    ),
-    "multi-task": (
-        "flwr_frl.strategies.multi_task:MultiTask",
-        "decentralised multi-task optimisation (Singh, UCLA 2024, chapter 4)",
-    ),
-    "representation-transfer": (
-        "flwr_frl.strategies.representation_transfer:RepresentationTransfer",
-        "representation transfer (Singh, UCLA 2024, chapter 5)",
-    ),
-}
 
 
 def strategy_class(settings: Settings) -> type[Algorithm]:
@@ -237,9 +123,7 @@ def build_strategy(settings: Settings) -> BaseStrategy:
     out of its range.
     """
     client_path(settings)
-    kind = cast(type[BaseStrategy], strategy_class(settings))
-    strategy: BaseStrategy = kind.from_settings(settings)
-    return strategy
+    return cast(BaseStrategy, strategy_class(settings).from_settings(settings))
 
 
 def client_path(settings: Settings) -> str:

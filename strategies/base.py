@@ -1,6 +1,7 @@
 """The base of all strategies: what every algorithm's server has in common."""
 
 import math
+import time
 from collections.abc import Callable, Iterable
 from functools import partial
 from logging import INFO
@@ -16,28 +17,20 @@ from flwr.app import (
 )
 from flwr.common import log
 from flwr.serverapp import Grid
-from flwr.serverapp.strategy import FedAvg as FlowerFedAvg
 from flwr.serverapp.strategy import Result
 
 from flwr_frl.strategies.grids.arrivals import with_retries
-from flwr_frl.strategies.server.aggregation import CENTERED_CLIP, make_rule
-from flwr_frl.strategies.server.averaging import LAST_CHANGE, Averaging
+from flwr_frl.strategies.server.averaging import Averaging
 from flwr_frl.strategies.server.checkpoint import State, restore_tree, snapshot_of
-from flwr_frl.strategies.server.client_manager import ClientManager
-from flwr_frl.strategies.server.evaluation import Evaluation
-from flwr_frl.strategies.server.participation import Participation
 from flwr_frl.strategies.server.pending_round import PendingRound
-from flwr_frl.strategies.server.privacy import check_no_counters, client_privacy
-from flwr_frl.strategies.server.replies import (
-    largest_reply,
-)
-from flwr_frl.strategies.server.round_ledger import RoundLedger
-from flwr_frl.strategies.traits import StrategySettings, takes
-from flwr_frl.task.messages import INITIAL_ARRAYS, SERVER_ROUND
+from flwr_frl.strategies.server.privacy import check_no_counters
+from flwr_frl.strategies.server.queries import common_initial_arrays
+from flwr_frl.strategies.server.replies import largest_reply
+from flwr_frl.task.messages import SERVER_ROUND
 from flwr_frl.task.settings import SettingsError
 
 
-class BaseStrategy(Averaging, FlowerFedAvg):
+class BaseStrategy(Averaging):
     """Sample clients and average the arrays that they share.
 
     Clients are known by name rather than by node id, sampling is seeded, replies are
@@ -57,40 +50,16 @@ class BaseStrategy(Averaging, FlowerFedAvg):
     clients : ClientManager
         The clients of the run, by node.
     ledger : RoundLedger
-        The last round of each client whose reply has counted.
+        The last round in which each client's reply counted.
     pending, training : PendingRound
-        The messages that were sent last, and those of the last training.
+        The last messages of any kind, and the last ones to train, with their replies.
     evaluation : Evaluation
         Each client's test metrics.
     participation : Participation
-        Who is sampled, and how many replies close a round.
+        Samples clients, and decides how many replies close a round.
     privacy : ClientPrivacy or None
         The mechanism of client-level differential privacy, with ``server-dp-noise``.
     """
-
-    @takes(StrategySettings)
-    def __init__(self, **settings: Any) -> None:
-        self.settings = own = StrategySettings(**settings)
-        super().__init__(
-            fraction_train=own.fraction_train,
-            min_train_nodes=own.min_train_nodes,
-            min_available_nodes=own.min_available_nodes,
-        )
-        own.check(self.traits)
-        # Where `centered-clip` keeps its last change.
-        clips = own.aggregation == CENTERED_CLIP
-        self.state: dict[str, Any] = {LAST_CHANGE: {}} if clips else {}
-        noise = own.server_dp_noise, own.server_dp_clip, own.server_dp_delta
-        self.privacy = client_privacy(*noise)
-        self.clients = ClientManager(own.min_available_nodes)
-        sampling = own.fraction_train, own.min_train_nodes, own.seed
-        self.participation = Participation(*sampling, self.traits.waits_for_all)
-        self.ledger = RoundLedger()
-        self.pending = self.training = PendingRound()
-        self.evaluation = Evaluation()
-        byzantine = own.byzantine_fraction * max(1, own.bucket_size)
-        self._rule = make_rule(own.aggregation, byzantine, own.clip_norm)
-        self._used, self._warned = set(), set()
 
     @property
     def unused_settings(self) -> dict[str, str]:
@@ -100,7 +69,13 @@ class BaseStrategy(Averaging, FlowerFedAvg):
     # Start of a run.
 
     def start(self, grid: Grid, *args: Any, **kwargs: Any) -> Result:
-        """Run as Flower's ``Strategy.start``; raise if no reply has ever counted."""
+        """Run as Flower's ``Strategy.start``.
+
+        Raises
+        ------
+        SettingsError
+            If no client's reply counted in any round.
+        """
         longest = float(kwargs.get("timeout", math.inf))
         grid = self.adapt_grid(reliable_grid(self, grid, longest))
         grid = self.participation.adapt_grid(grid, self.name_of)
@@ -112,9 +87,9 @@ class BaseStrategy(Averaging, FlowerFedAvg):
         return result
 
     def adapt_grid(self, grid: Grid) -> Grid:
-        """Return the grid that the strategy uses; a decorated one, for example.
+        """Return the grid for the run; a subclass may return a decorated one.
 
-        An `ArrivalGrid` must stay one.
+        If the given grid is an `ArrivalGrid`, the returned one must be one as well.
         """
         return grid
 
@@ -132,7 +107,7 @@ class BaseStrategy(Averaging, FlowerFedAvg):
             If no client sends any.
         """
         nodes = self.identify(grid)
-        arrays = self.clients.common_initial_arrays(grid, nodes, INITIAL_ARRAYS)
+        arrays = common_initial_arrays(self.clients, grid, nodes)
         if self.privacy:
             check_no_counters(arrays, self.settings.server_dp_noise)
         return arrays
@@ -149,21 +124,27 @@ class BaseStrategy(Averaging, FlowerFedAvg):
         return nodes
 
     def roll_back(self, name: str) -> None:
-        """Continue with a client that has seen a later checkpoint than the server has.
+        """Let a client continue that has seen a later checkpoint than the server has.
 
-        By default it continues from the newest round that both know, or else from the
-        client's newest.
+        The server was restored from a backup. By default the client continues from the
+        newest round that both know, or else from its own newest round.
         """
         self.ledger.continue_from(name)
 
     def _connected_nodes(self, grid: Grid) -> list[int]:
-        """Return the nodes that can take part; wait for one up to ``round_timeout``.
+        """Return the nodes that can take part; wait for one up to ``round-timeout``.
 
         If no eligible client is connected but earlier participants may return, wait.
         In-process grids return at once.
         """
-        identify = partial(self.identify, grid)
-        return self.clients.wait_for_any(grid, identify, self._expected_clients)
+        until = time.monotonic() + self.clients.round_timeout
+        while not (nodes := self.identify(grid)):
+            away = self._expected_clients() - self.clients.connected_names()
+            over = time.monotonic() >= until
+            if over or not away or getattr(grid, "in_process", False):
+                break
+            self.clients.wait_for_others(grid, until)
+        return nodes
 
     def _expected_clients(self) -> set[str]:
         """Return the names of earlier participants that may return."""
@@ -174,7 +155,7 @@ class BaseStrategy(Averaging, FlowerFedAvg):
         return self.clients.name_of(node)
 
     def sample(self, server_round: int, nodes: list[int]) -> list[int]:
-        """Return the nodes that train in a round, in their given order."""
+        """Return those of the nodes that train in a round, in the same order."""
         others = len(self.clients.busy_clients())
         return self.participation.sample(server_round, nodes, others)
 
@@ -196,8 +177,8 @@ class BaseStrategy(Averaging, FlowerFedAvg):
         """
         server_round = int(cast(int, config[SERVER_ROUND]))
         saves = self.settings.checkpoint_every > 0
-        about = self.ledger.config(self.name_of(node), server_round, saves)
-        record = ConfigRecord({**about, **config})
+        run = self.ledger.config(self.name_of(node), server_round, saves)
+        record = ConfigRecord({**run, **config})
         return RecordDict({self.arrayrecord_key: arrays, self.configrecord_key: record})
 
     def open_round(
@@ -208,27 +189,30 @@ class BaseStrategy(Averaging, FlowerFedAvg):
         server_round: int,
         kind: str,
     ) -> list[Message]:
-        """Return a message of some kind for each node, and expect their replies."""
+        """Return a message of this kind for each node, and expect replies to them."""
         config[SERVER_ROUND] = server_round
         trains = kind == MessageType.TRAIN
         if not trains:
             nodes = self.clients.answering(nodes)
         sent = self._as_transported(arrays)
-        self.pending = PendingRound(server_round, self.name_of)
-        self.pending.sent = arrays
+        self.pending = PendingRound(server_round, self.name_of, arrays)
+        self.pending.config = config
         self.pending.expect(self.arrayrecord_key, sent)
-        group, messages = str(server_round), []
-        for node in nodes:
-            content = self.content(node, sent, config)
-            # A subclass may send each client arrays of its own.
-            record = content.get(self.arrayrecord_key)
-            if isinstance(record, ArrayRecord):
-                content[self.arrayrecord_key] = self._as_transported(record)
-            messages.append(Message(content, node, kind, group_id=group))
+        messages = [self._message(node, sent, config, kind) for node in nodes]
         if not trains:
             # Replies to an evaluation hold metrics only.
             self.pending.expected = {}
         return self.pending.ask(messages)
+
+    def _message(
+        self, node: int, sent: ArrayRecord, config: ConfigRecord, kind: str
+    ) -> Message:
+        content = self.content(node, sent, config)
+        # A subclass may send each client arrays of its own.
+        record = content.get(self.arrayrecord_key)
+        if isinstance(record, ArrayRecord):
+            content[self.arrayrecord_key] = self._as_transported(record)
+        return Message(content, node, kind, group_id=str(config[SERVER_ROUND]))
 
     # Training.
 
@@ -277,24 +261,25 @@ class BaseStrategy(Averaging, FlowerFedAvg):
 
     def summary(self) -> None:
         """Log the configuration."""
-        own = self.settings
-        sampled = own.fraction_train, own.min_train_nodes, own.seed
+        settings = self.settings
+        sampled = settings.fraction_train, settings.min_train_nodes, settings.seed
         log(INFO, "\t├──> %s", type(self).__name__)
         log(INFO, "\t├──> Sampling: %.3g, at least %d nodes, seed %d", *sampled)
-        log(INFO, "\t└──> Mean: %s", own.weighting)
+        log(INFO, "\t└──> Mean: %s", settings.weighting)
 
 
 def reliable_grid(strategy: BaseStrategy, grid: Grid, longest: float) -> Grid:
-    """Return a grid that survives outages and limits replies to their expected size.
+    """Return a grid that survives outages and limits the size of replies.
 
-    No wait takes longer than ``longest`` seconds. A reply to a query may have the bytes
-    of most clients' shared arrays, or of none where the query asks for no arrays.
+    No wait takes longer than ``longest`` seconds. The limit follows from the arrays
+    that a reply should have: those of the pending round, those that most clients share
+    if a query asks for arrays, and none for other queries.
     """
 
-    def most(kind: str) -> float:
+    def largest(kind: str) -> float:
         category, _, action = kind.partition(".")
         if category != MessageType.QUERY:
             return strategy.pending.largest_reply
         return largest_reply(strategy.clients.shared_bytes() if action else 0)
 
-    return with_retries(grid, strategy.name_of, longest, most)
+    return with_retries(grid, strategy.name_of, longest, largest)

@@ -9,7 +9,8 @@ from flwr.serverapp import Grid
 
 from flwr_frl.strategies.base import BaseStrategy
 from flwr_frl.strategies.server.aggregation import capped
-from flwr_frl.strategies.server.replies import Arrays, to_record
+from flwr_frl.strategies.server.queries import nothing_sent, query_arrays
+from flwr_frl.strategies.server.replies import to_record
 from flwr_frl.task.messages import CONSENSUS, NUM_EXAMPLES, STATISTICS
 
 MEAN = f"{CONSENSUS}mean"
@@ -27,7 +28,7 @@ class FedDBE(BaseStrategy, client="flwr_frl.clients.feddbe:FedDBEClient"):
         arrays = super().initialize(grid)
         like = arrays[MEAN]
         nodes = self.identify(grid)
-        answers = self.clients.query_arrays(grid, nodes, STATISTICS)
+        answers = query_arrays(self.clients, grid, nodes, STATISTICS)
         sent = [
             (name, record["mean"].numpy())
             for name, record in answers
@@ -36,7 +37,7 @@ class FedDBE(BaseStrategy, client="flwr_frl.clients.feddbe:FedDBEClient"):
             and record["mean"].dtype == like.dtype
         ]
         if not sent:
-            raise self.clients.nothing_sent("mean features")
+            raise nothing_sent(self.clients, "mean features")
         properties = {p.name: p.properties for p in self.clients.known.values()}
         votes = [
             1.0
@@ -47,7 +48,7 @@ class FedDBE(BaseStrategy, client="flwr_frl.clients.feddbe:FedDBEClient"):
         if self.settings.weighting == "examples":
             votes = capped(votes, self.settings.largest_share)
         each = [partial(dict[str, np.ndarray], {MEAN: mean}) for _, mean in sent]
-        mean = self.rule(votes, each, {MEAN: like.numpy()})
+        mean = self.apply_rule(votes, each, {MEAN: like.numpy()})
         return arrays if mean is None else ArrayRecord({**arrays, **to_record(mean)})
 
     def configure_train(
@@ -55,7 +56,6 @@ class FedDBE(BaseStrategy, client="flwr_frl.clients.feddbe:FedDBEClient"):
     ) -> Iterable[Message]:
         """Send the model and z̄; expect the model alone."""
         messages = super().configure_train(server_round, arrays, config, grid)
-        self._mean: Arrays = {MEAN: arrays[MEAN].numpy()}
         sent = self.pending.expected[self.arrayrecord_key]
         model = ArrayRecord({name: a for name, a in sent.items() if name != MEAN})
         self.pending.expect(self.arrayrecord_key, model)
@@ -66,4 +66,5 @@ class FedDBE(BaseStrategy, client="flwr_frl.clients.feddbe:FedDBEClient"):
     ) -> ArrayRecord | None:
         """Return the mean of the models, and z̄ unchanged."""
         arrays = self.mean(replies)
-        return None if arrays is None else to_record({**arrays, **self._mean})
+        mean = {MEAN: self.pending.sent[MEAN].numpy()}
+        return None if arrays is None else to_record({**arrays, **mean})

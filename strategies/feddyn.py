@@ -94,7 +94,7 @@ class FedDyn(ClientStateMean, client="flwr_frl.clients.feddyn:FedDynClient"):
         lost = self._older or min(self.in_mean & self.pending.unused.keys(), default="")
         totals, new = {}, {}
         for name, change in changes.items():
-            old = self._sent[name].numpy()
+            old = self.pending.sent[name].numpy()
             total = self.state[GRADIENTS].get(name, np.zeros(old.shape))
             total = total - self.feddyn_alpha * len(names) * change.astype(np.float64)
             totals[name] = np.zeros(old.shape) if lost else total

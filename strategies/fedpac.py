@@ -100,7 +100,7 @@ class FedPAC(HeadsOnServer, FedProto, client="flwr_frl.clients.fedpac:FedPACClie
         centroids = super().aggregate(server_round, replies)
         own = [partial(self._representation, reply) for reply in replies]
         centre = _representation_of(self._centre())
-        mean = self.rule(self.weights(replies), own, centre) or centre
+        mean = self.apply_rule(self.weights(replies), own, centre) or centre
         statistics = [self.arrays(reply) for reply in replies]
         weights = combination_weights(
             np.stack([s[CLASS_FEATURES] for s in statistics]).astype(np.float64),

@@ -57,7 +57,7 @@ class FedProto(BaseStrategy, client="flwr_frl.clients.fedproto:FedProtoClient"):
             of_class: list[Reply]
             of_class = [partial(dict, {PROTOTYPES: prototypes[i][j]}) for i in have]
             centre = {PROTOTYPES: means[j]}
-            mean = self.rule(shares, of_class, centre) if have else None
+            mean = self.apply_rule(shares, of_class, centre) if have else None
             if mean is not None:
                 means[j], counts[j] = mean[PROTOTYPES], len(have)
         return to_record({PROTOTYPES: means, PROTOTYPE_COUNTS: counts})

@@ -9,6 +9,7 @@ from flwr.app import ArrayRecord, Message
 from flwr.serverapp import Grid
 
 from flwr_frl.strategies.base import BaseStrategy
+from flwr_frl.strategies.server.queries import nothing_sent, query_arrays
 from flwr_frl.strategies.server.replies import to_record
 from flwr_frl.task.messages import STATISTICS
 from flwr_frl.task.settings import Choice, Free, Range, require, validate
@@ -28,6 +29,7 @@ class FedRepLinear(
     FedRep,
     client="flwr_frl.clients.fedrep:FedRepLinearClient",
     supports_client_dp=True,
+    asynchronous=True,
     # SRPFL's own linear case always has the QR step (its algorithm 2).
     srpfl_settings={"orthonormalize": True},
 ):
@@ -68,17 +70,17 @@ class FedRepLinear(
         if self.initialization == "random":
             return super().initialize(grid)
         nodes = self.identify(grid)
-        answers = self.clients.query_arrays(grid, nodes, STATISTICS)
+        answers = query_arrays(self.clients, grid, nodes, STATISTICS)
         sent = [record["moments"] for _, record in answers if "moments" in record]
         shapes = Counter(tuple(array.shape) for array in sent)
         # The most common shape; arrays of others cannot be added.
         usual = max(shapes, key=lambda s: (shapes[s], s), default=None)
         moments = [array.numpy() for array in sent if tuple(array.shape) == usual]
         if not moments:
-            raise self.clients.nothing_sent("moments")
+            raise nothing_sent(self.clients, "moments")
         single = [partial(dict[str, Any], moments=m) for m in moments]
         votes, centre = [1.0] * len(moments), {"moments": np.zeros_like(moments[0])}
-        combined = self.rule(votes, single, centre) or centre
+        combined = self.apply_rule(votes, single, centre) or centre
         moment = combined["moments"].astype(np.float64)
         # `eigh` returns the eigenvalues in ascending order.
         vectors = np.linalg.eigh(moment).eigenvectors[:, ::-1]

@@ -18,6 +18,7 @@ from flwr.serverapp import Grid
 from flwr_frl.strategies.base import BaseStrategy
 from flwr_frl.strategies.fedrep import REPRESENTATION_WEIGHT
 from flwr_frl.strategies.server.checks import one_line
+from flwr_frl.strategies.server.client_manager import ClientInfo
 from flwr_frl.strategies.server.replies import Arrays, is_finite, to_record
 from flwr_frl.task.messages import HEAD
 from flwr_frl.task.settings import Range, SettingsError, validate
@@ -68,6 +69,7 @@ class FLUTE(
     client="flwr_frl.clients.flute:FLUTEClient",
     # A head returns to its own client only.
     supports_client_dp=True,
+    asynchronous=True,
     task_overrides={"linear": "flwr_frl.strategies.flute:FLUTELinear"},
 ):
     """Algorithm 2: mean of the representations, one step on Σ NC_i of the heads.
@@ -97,42 +99,28 @@ class FLUTE(
         validate(self)
         self.regularizer = regularizer
         self.initial_head: Arrays = self.state.setdefault("initial", {})
-        # As reported: a device may come back with other classes.
+        # Masks of the clients' classes, as last reported, by name.
         self._classes: dict[str, str] = {}
-        self._refused: set[str] = set()
+        self.clients.refusal_of = self._refusal_of
 
-    def identify(self, grid: Grid) -> list[int]:
-        """Return the nodes of clients that report their classes."""
-        return [node for node in super().identify(grid) if self._knows_classes(node)]
-
-    def _knows_classes(self, node: int) -> bool:
-        name = self.name_of(node)
-        said = self.clients.known[node].properties.get("classes", "")
-        mask = str(said)
-        if self._classes.get(name) == mask:
-            return True
+    def _refusal_of(self, client: ClientInfo) -> str:
+        """Return why a client cannot take part: it does not report its classes."""
+        reported = client.properties.get("classes", "")
+        mask = str(reported)
         right_length = len(mask) == len(self.initial_head.get(HEAD_WEIGHT, mask))
-        if mask and set(mask) <= {"0", "1"} and "1" in mask and right_length:
-            self._classes[name] = mask
-            return True
-        if name not in self._refused:
-            self._refused.add(name)
-            reason = (
-                f"its classes are {one_line(repr(said))}; they must be a 0 or 1 for "
-                "each class of the head, with a 1. A ClientApp answers @app.query() "
-                "with them as 'classes' in the ConfigRecord 'properties', and a "
-                "message to train with its head as the ArrayRecord 'head'"
-            )
-            self.clients.failure = f"client {name}: {reason}"
-            log(WARNING, "client %s takes no part: %s", name, reason)
-        return False
+        if set(mask) <= {"0", "1"} and "1" in mask and right_length:
+            self._classes[client.name] = mask
+            return ""
+        return (
+            f"its classes are {one_line(repr(reported))}; they must be a 0 or 1 for "
+            "each class of the head, with a 1. A ClientApp answers @app.query() with "
+            "them as 'classes' in the ConfigRecord 'properties', and a message to "
+            "train with its head as the ArrayRecord 'head'"
+        )
 
     def initialize(self, grid: Grid) -> ArrayRecord:
         """Return the initial representation, and keep the initial head."""
-        rest = self._split(super().initialize(grid))
-        # Check them again: the head's number of classes was unknown.
-        self._classes.clear()
-        return rest
+        return self._split(super().initialize(grid))
 
     def open_round(
         self,
@@ -292,20 +280,20 @@ class FLUTELinear(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
         """Send Bᵀ and the heads; expect both gradients, in float64."""
-        sent = super().configure_train(server_round, arrays, config, grid)
-        self._sent_representation = arrays[REPRESENTATION_WEIGHT].numpy().T
+        messages = super().configure_train(server_round, arrays, config, grid)
         head = np.zeros((1, self.rank))
-        like = {REPRESENTATION_WEIGHT: self._sent_representation.T, HEAD_WEIGHT: head}
+        representation = arrays[REPRESENTATION_WEIGHT].numpy()
+        like = {REPRESENTATION_WEIGHT: representation, HEAD_WEIGHT: head}
         expected = to_record({f"gradient.{name}": a for name, a in like.items()})
         self.pending.expected = {self.arrayrecord_key: expected}
-        return sent
+        return messages
 
     def aggregate(
         self, server_round: int, replies: list[Message]
     ) -> ArrayRecord | None:
         """Make the step of equations 5 and 6, over the clients that replied."""
         names = self.pending.names(replies)
-        b = self._sent_representation
+        b = self.pending.sent[REPRESENTATION_WEIGHT].numpy().T
         heads = [self.head(name)[HEAD_WEIGHT][0] for name in names]
         w: Matrix = np.stack(heads, axis=1)
         grad_b, grad_w = np.zeros_like(b), np.zeros_like(w)

@@ -70,7 +70,6 @@ class RepresentationTransfer(
         self.rank_tolerance = rank_tolerance
         validate(self)
         self.state["built"] = False
-        self._sent = ArrayRecord()
 
     @property
     def built(self) -> bool:
@@ -98,7 +97,6 @@ class RepresentationTransfer(
     ) -> Iterable[Message]:
         """Address the sources or, once they have answered, targets without a model."""
         nodes = self.identify(grid)
-        self._sent = arrays
         if self.built:
             targets = self._with_role(nodes, "target")
             acknowledged = self.ledger.acknowledged
@@ -121,14 +119,14 @@ class RepresentationTransfer(
             metrics["asked"] = len(self.pending.asked)
         # A round is valid even if all targets have a model already.
         done = self.built and not self.pending.asked
-        return (self._sent if done else arrays), metrics
+        return (self.pending.sent if done else arrays), metrics
 
     def aggregate(
         self, server_round: int, replies: list[Message]
     ) -> ArrayRecord | None:
         """Combine the sources' arrays; replies of targets change nothing."""
         if self.built:
-            return self._sent
+            return self.pending.sent
         try:
             combined = to_record(self.combine([self.arrays(r) for r in replies]))
         except SettingsError as error:

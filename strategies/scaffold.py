@@ -96,7 +96,7 @@ class SCAFFOLD(
         anew = bool(lost or self._older)
         new = {}
         for name, change in changes.items():
-            old, kept, step = self._sent[name].numpy(), 1.0, 1.0
+            old, kept, step = self.pending.sent[name].numpy(), 1.0, 1.0
             if name.startswith(CONTROL):
                 kept, step = before / total, counted / total
                 if anew:

@@ -2,7 +2,6 @@
 
 import logging
 from collections.abc import Callable
-from functools import partial
 from logging import INFO, WARNING
 from pathlib import Path
 from typing import Any
@@ -79,7 +78,8 @@ def run(
             strategy.privacy.read(Path(own.resume) / name)
         arrays, start = former.arrays, former.server_round
         seconds_before = former.seconds
-        strategy.ledger.checkpointed = strategy.ledger.resumed = start
+        strategy.ledger.resumed = start
+        strategy.ledger.note_checkpoint(start)
         log(INFO, "going on after round %d", start)
         if start >= own.num_server_rounds:
             # The folder may hold the results of another run.
@@ -115,7 +115,7 @@ def run(
             before = report.latest("seconds-simulated") or 0.0
             clock = _clock(grid, settings, nodes, before)
             rounds = Rounds(strategy, own, report, clock, seconds_before, keep_clients)
-            with rounds.watch.over(report.rows):
+            with rounds.watch.over():
                 wrapped = strategy.adapt_grid(clock or grid)
                 wrapped = strategy.participation.adapt_grid(wrapped, strategy.name_of)
                 arrays = rounds.run(wrapped, arrays, after=start)
@@ -123,8 +123,9 @@ def run(
                 if own.new_clients:
                     last, timeout = own.num_server_rounds, own.round_timeout
                     joined = let_join(strategy, grid, arrays, last, timeout)
-                ended = partial(rounds.watch.end, "finished", report.rows)
-                return report.finish(*_final_clients(strategy, joined), ended)
+                # The page, which is written last, shows it.
+                rounds.watch.end("finished")
+                return report.finish(*_final_clients(strategy, joined))
 
 
 def _clock(
@@ -155,19 +156,21 @@ def _final_clients(
     newest = max(strategy.evaluation.rounds.values(), default=0)
     for participant in strategy.clients.known.values():
         metrics = dict(strategy.evaluation.metrics.get(participant.name, {}))
-        for own in ("num-examples", CLASS_COUNTS):
-            metrics.pop(own, None)
-        said = participant.properties
+        for name in ("num-examples", CLASS_COUNTS):
+            metrics.pop(name, None)
+        properties = participant.properties
         known: dict[str, Any] = {}
-        if counts := class_counts(said):
+        if counts := class_counts(properties):
             known[CLASS_COUNTS] = counts
-        known["num-examples"] = said.get("num-examples")
-        known["num-test-examples"] = said.get("num-test-examples")
+        known["num-examples"] = properties.get("num-examples")
+        known["num-test-examples"] = properties.get("num-test-examples")
         name, label = participant.name, strategy.clients.label(participant.name)
         if name in joined:
             newcomers[label] = {**known, "by-examples": joined[name]}
         elif not participant.is_newcomer:
             known["last-round"] = strategy.ledger.acknowledged.get(name, 0)
+            if (updates := strategy.participation.updates) is not None:
+                known["updates"] = updates.get(name, 0)
             if strategy.evaluation.rounds.get(name, newest) < newest:
                 known["evaluated-in"] = strategy.evaluation.rounds[name]
             clients[label] = {**metrics, **known}

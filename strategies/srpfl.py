@@ -1,16 +1,16 @@
-"""SRPFL (Tziotis et al., TMLR 2023): begin with the fastest clients, then double.
+"""SRPFL (Tziotis et al., TMLR 2023): start with the fastest clients, then double.
 
-Each round uses the first n replies only, and n doubles from stage to stage. Clients
-outside the n keep their personal parts. SRPFL wraps any strategy, as Flower's
-differential-privacy strategies do.
+Each round ends with the first n replies, and n doubles from stage to stage. A client
+whose reply comes later keeps its personal part as it was. SRPFL wraps any strategy, as
+Flower's differential-privacy strategies do.
 """
 
 import math
 from collections.abc import Callable, Iterable, Sequence
 from logging import INFO, WARNING
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any
 
-from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
+from flwr.app import ArrayRecord, ConfigRecord, Message
 from flwr.common import log
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
@@ -21,17 +21,17 @@ from flwr_frl.strategies.grids.arrivals import ArrivalGrid, RealArrivals, with_r
 from flwr_frl.strategies.grids.speeds import Times, speed_model
 from flwr_frl.strategies.server.participation import Participation
 from flwr_frl.strategies.traits import Algorithm
+from flwr_frl.strategies.wrapping import Wrapping
 from flwr_frl.task.settings import (
     Free,
     Range,
     Settings,
-    SettingsError,
     require,
     validate,
 )
 
-# Key of the number of rounds from which the stages of ``auto`` follow, in the state of
-# the wrapped strategy.
+# Key, in the wrapped strategy's state, of the number of rounds that ``auto`` divides
+# into stages.
 STAGED = "staged-rounds"
 
 
@@ -41,16 +41,17 @@ class FirstReplies(Participation):
     Parameters
     ----------
     sampling : Participation
-        Who is sampled.
+        How clients are sampled, which SRPFL does not change.
     initial_nodes : int
-        n in the first stage.
+        The number of replies n in the first stage.
     lengths : sequence of int, optional
-        Rounds of each stage; by default they follow from the number of rounds.
+        Length of each stage in rounds; the last one also holds for all later stages.
+        By default `automatic_stages`.
     num_rounds : int, optional
         Number of rounds of the run.
     state : dict, optional
-        State of the strategy, in which the number of rounds is kept: a resumed run with
-        more rounds begins no stage again.
+        The strategy's state. It saves the number of rounds, so that a run that is
+        resumed with more rounds keeps its stages.
     """
 
     def __init__(
@@ -70,13 +71,13 @@ class FirstReplies(Participation):
             self.set_rounds(num_rounds)
 
     def set_rounds(self, num_rounds: int) -> None:
-        """Set the number of rounds, from which stages of ``auto`` follow."""
+        """Set the number of rounds that ``auto`` divides into stages."""
         self.num_rounds = num_rounds
         if self.lengths is None:
             self._state[STAGED] = num_rounds
 
     def check(self, num_clients: int, sample: Callable[[], list[int]]) -> None:
-        """Raise `SettingsError` unless these clients suffice for the first stage."""
+        """Raise `SettingsError` unless there are enough clients for the first stage."""
         super().check(num_clients, sample)
         sampled = len(sample())
         allowed = f"at most {sampled}, the number of sampled clients"
@@ -84,23 +85,28 @@ class FirstReplies(Participation):
         require(valid, "initial-nodes", self.initial_nodes, allowed)
 
     def adapt_grid(self, grid: Grid, name_of: Callable[[int], str]) -> Grid:
-        """Return a grid that closes rounds by the real order of arrival."""
+        """Return a grid that can close a round at the first replies."""
         return grid if isinstance(grid, ArrivalGrid) else RealArrivals(grid, name_of)
 
     def nodes(self, server_round: int, sampled: int) -> int:
-        """Return n, the number of replies that close a round (from 1).
+        """Return the number of replies that close a round: min(N, 2^r n0).
 
-        It is min(N, 2^r n0) in stage r, with N sampled clients.
+        The round is counted from 1 and belongs to stage r, counted from 0; N clients
+        are sampled.
         """
-        if sampled <= self.initial_nodes:
-            return sampled
         lengths = self.lengths
-        if lengths is None:
+        if lengths is None and sampled > self.initial_nodes:
             rounds = self._state.get(STAGED) or self.num_rounds or 0
             allowed = "given for rounds-per-stage='auto'"
             require(rounds > 0, "num_rounds", self.num_rounds, allowed)
             lengths = automatic_stages(self.initial_nodes, sampled, rounds)
-        return nodes_of(server_round, sampled, self.initial_nodes, lengths)
+        count, end, stage = self.initial_nodes, 0, 0
+        while lengths and count < sampled:
+            end += lengths[min(stage, len(lengths) - 1)]
+            if server_round <= end:
+                return count
+            count, stage = 2 * count, stage + 1
+        return sampled
 
     def open(
         self,
@@ -109,7 +115,7 @@ class FirstReplies(Participation):
         grid: Grid,
         is_valid: Callable[[Message], bool],
     ) -> None:
-        """Let an `ArrivalGrid` wait for n replies only."""
+        """Have the grid close the round at n replies, if it is an `ArrivalGrid`."""
         if isinstance(grid, ArrivalGrid):
             self._check_end(len(messages))
             grid.wait_for(self.nodes(server_round, len(messages)), is_valid)
@@ -118,53 +124,49 @@ class FirstReplies(Participation):
             log(WARNING, "SRPFL waits for all clients: this grid closes no round early")
 
     def _check_end(self, sampled: int) -> None:
-        """Warn once, at the beginning, if the last stage will not be reached."""
+        """Warn in the first round if the run will not reach the last stage."""
         if self._end_checked or self.num_rounds is None:
             return
         self._end_checked = True
         count = self.nodes(self.num_rounds, sampled)
         if count < sampled:
-            log(
-                WARNING,
-                "SRPFL ends before its last stage: round %d, the last one, waits for "
-                "%d of %d sampled clients; rounds-per-stage='auto' comes to all",
-                self.num_rounds,
-                count,
-                sampled,
-            )
+            text = "SRPFL ends before its last stage: round %d, the last one, waits "
+            text += "for %d of %d sampled clients; rounds-per-stage='auto' comes to all"
+            log(WARNING, text, self.num_rounds, count, sampled)
 
 
 class SRPFL(
-    Algorithm,
-    # Simulated clients have no speed of their own, and all are compared by one clock.
+    Wrapping,
+    # In simulation a speed model decides whose replies come first.
     simulation_defaults={"speed-model": "fixed"},
 ):
-    """Use the first n replies of each round, whatever the wrapped strategy does.
+    """Use the first n replies of each round in any strategy.
 
     A value out of its range is a `SettingsError`.
 
     Parameters
     ----------
     strategy : Strategy
-        The strategy that aggregates the replies: any one, Flower's own included.
+        The strategy that aggregates the replies: one of ours, or Flower's.
     initial_nodes : int, default 2
-        n in the first stage.
+        The number of replies n in the first stage; it doubles with each stage.
     rounds_per_stage : int, sequence of int or str, default "auto"
-        Rounds of each stage; several give the stages their own lengths, and the last
-        one holds for all later stages. A setting is a list with commas between, or
-        ``theory`` (see `theory_stages`), or ``auto``: stages of equal lengths in the
-        first half of the rounds, all sampled clients in the second.
+        Length of the stages in rounds: one number for all, or a list of numbers, of
+        which the last also holds for all later stages. ``auto``: stages of equal
+        lengths in the first half of the rounds, and all sampled clients in the second.
+        ``theory`` (only as a setting): lengths by `theory_stages`. As a setting, a list
+        has commas between the numbers.
     srpfl_base : str, default "fedrep"
         Name or import path of the wrapped strategy, where settings choose it.
     contraction : float, default 0.1
-        a in (0, 1), the contraction of linear FedRep in a round, for ``theory`` in
-        settings; smaller values give longer stages.
+        a in (0, 1), the contraction of linear FedRep in one round, for ``theory``;
+        smaller values give longer stages.
     num_rounds : int, optional
         Number of rounds, for ``auto``; settings and ``start`` set it as well.
     """
 
-    # Name of the wrapped algorithm; the setting srpfl-base if empty.
-    base: ClassVar[str] = ""
+    base_setting = "srpfl-base"
+    participation: FirstReplies
 
     def __init__(
         self,
@@ -201,22 +203,18 @@ class SRPFL(
     @classmethod
     def wrapped_settings(cls, settings: Settings) -> Settings:
         """Return the settings of the strategy that is wrapped."""
-        name = cls.base or str(settings["srpfl-base"])
-        wrapped = {**settings, "algorithm": name}
-        strategy = strategy_class(wrapped)
-        if issubclass(strategy, SRPFL):
-            raise SettingsError(
-                f"srpfl-base is {name!r}; expected an algorithm that is not SRPFL"
-            )
-        if strategy.traits.srpfl_settings is None:
-            raise SettingsError(
-                f"srpfl-base is {name!r}; expected an algorithm that samples clients"
-            )
-        return {**wrapped, **strategy.traits.srpfl_settings}
+        wrapped = super().wrapped_settings(settings)
+        return {**wrapped, **(strategy_class(wrapped).traits.srpfl_settings or {})}
+
+    @classmethod
+    def allowed_base(cls, strategy: type[Algorithm]) -> str:
+        """Return "" if a strategy samples clients."""
+        samples = strategy.traits.srpfl_settings is not None
+        return "" if samples else "an algorithm that samples clients"
 
     @classmethod
     def from_settings(cls, settings: Settings) -> BaseStrategy:
-        """Return the strategy that the settings name, with SRPFL's participation."""
+        """Return the wrapped strategy of the settings, with SRPFL's participation."""
         wrapped = build_strategy(cls.wrapped_settings(settings))
         initial_nodes = int(settings["initial-nodes"])
         stages: str | Sequence[int] = str(settings["rounds-per-stage"])
@@ -228,12 +226,8 @@ class SRPFL(
             contraction = float(settings["contraction"])
             stages = theory_stages(initial_nodes, arrivals, contraction)
         rounds = int(settings["num-server-rounds"])
-        return cls(wrapped, initial_nodes, stages, num_rounds=rounds).install(wrapped)
-
-    def install(self, strategy: BaseStrategy) -> BaseStrategy:
-        """Give a strategy SRPFL's participation, and return it."""
-        strategy.participation = self.participation
-        return strategy
+        cls(wrapped, initial_nodes, stages, num_rounds=rounds).install()
+        return wrapped
 
     def start(
         self,
@@ -243,11 +237,12 @@ class SRPFL(
         *args: Any,
         **kwargs: Any,
     ) -> Result:
-        """Run as Flower's ``Strategy.start``, by real order of arrival on any grid."""
+        """Run as Flower's ``Strategy.start``, with rounds of n replies on any grid."""
         self.participation.set_rounds(num_rounds)
         if isinstance(self.strategy, BaseStrategy):
-            ours = self.install(self.strategy)
-            return ours.start(grid, initial_arrays, num_rounds, *args, **kwargs)
+            self.install()
+            arguments = grid, initial_arrays, num_rounds, *args
+            return self.strategy.start(*arguments, **kwargs)
         longest = float(kwargs.get("timeout", math.inf))
         grid = self.participation.adapt_grid(with_retries(grid, str, longest), str)
         return super().start(grid, initial_arrays, num_rounds, *args, **kwargs)
@@ -255,29 +250,12 @@ class SRPFL(
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        """Let the strategy sample; an `ArrivalGrid` then waits for n replies only."""
+        """Return the wrapped strategy's messages; the round closes at n replies."""
         wrapped = self.strategy
         messages = list(wrapped.configure_train(server_round, arrays, config, grid))
         is_valid = getattr(wrapped, "_is_valid", lambda reply: True)
         self.participation.open(server_round, messages, grid, is_valid)
         return messages
-
-    # The other hooks are those of the wrapped strategy; Flower requires methods.
-
-    def aggregate_train(  # noqa: D102
-        self, server_round: int, replies: Iterable[Message]
-    ) -> tuple[ArrayRecord | None, MetricRecord | None]:
-        return self.strategy.aggregate_train(server_round, replies)
-
-    def configure_evaluate(  # noqa: D102
-        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
-    ) -> Iterable[Message]:
-        return self.strategy.configure_evaluate(server_round, arrays, config, grid)
-
-    def aggregate_evaluate(  # noqa: D102
-        self, server_round: int, replies: Iterable[Message]
-    ) -> MetricRecord | None:
-        return self.strategy.aggregate_evaluate(server_round, replies)
 
     def summary(self) -> None:
         """Log the configuration."""
@@ -304,31 +282,15 @@ class SRPFLFLUTE(SRPFL):
     base = "flute"
 
 
-# Stages (Tziotis et al., section 4).
-
-
-def nodes_of(
-    server_round: int, sampled: int, initial_nodes: int, lengths: Sequence[int]
-) -> int:
-    """Return min(N, 2^r n0), how many replies a round (from 1) waits for.
-
-    N clients are sampled, and r is the round's stage: the stages have these lengths,
-    and those that follow have the last one's.
-    """
-    count, begins, stage = initial_nodes, 1, 0
-    while count < sampled:
-        begins += lengths[min(stage, len(lengths) - 1)]
-        if server_round < begins:
-            return count
-        count, stage = 2 * count, stage + 1
-    return sampled
+# The lengths of stages.
 
 
 def automatic_stages(initial_nodes: int, sampled: int, rounds: int) -> list[int]:
-    """Return the lengths of all stages but the last, with all N sampled clients.
+    """Return the lengths of all stages but the last, which has all N sampled clients.
 
-    They share the first half of the rounds, rounded down; what is left over goes to
-    the first ones. With fewer rounds than stages there the later ones are left out.
+    These stages divide the first half of the rounds, rounded down, equally; a remainder
+    makes the first ones one round longer. If they are more than the rounds of that
+    half, the later ones have no rounds.
     """
     stages = 0
     while initial_nodes * 2**stages < sampled:
@@ -338,33 +300,33 @@ def automatic_stages(initial_nodes: int, sampled: int, rounds: int) -> list[int]
 
 
 def listed_stages(lengths: int | str | Sequence[int]) -> tuple[int, ...]:
-    """Return the stages' lengths: a number, several, or a text of them with commas.
+    """Return the lengths of stages from a number, a list, or text with commas.
 
-    Raises `SettingsError` for none, and for one that is no number of at least 1.
+    Raises `SettingsError` if there is none, or one is not a number of at least 1.
     """
     if isinstance(lengths, str):
         parts = [part.strip() for part in lengths.split(",") if part.strip()]
-        if not parts or not all(part.isdecimal() and int(part) >= 1 for part in parts):
-            raise SettingsError(
-                f"rounds-per-stage is {lengths!r}; expected a number of rounds, "
-                "several with commas between them, each at least 1, 'theory' or 'auto'"
-            )
+        valid = bool(parts) and all(part.isdecimal() and int(part) for part in parts)
+        allowed = "a number of rounds, several with commas between them, each at least "
+        allowed += "1, 'theory' or 'auto'"
+        require(valid, "rounds-per-stage", lengths, allowed)
         return tuple(map(int, parts))
-    found = (lengths,) if isinstance(lengths, int) else tuple(lengths)
-    valid = bool(found) and min(found) >= 1
+    listed = (lengths,) if isinstance(lengths, int) else tuple(lengths)
+    valid = bool(listed) and min(listed) >= 1
     allowed = "a list of at least one number, each at least 1"
     require(valid, "rounds-per-stage", lengths, allowed)
-    return found
+    return listed
 
 
 def theory_stages(
     initial_nodes: int, expected_arrivals: Times, contraction: float
 ) -> list[int]:
-    """Return the lengths of all stages but the last by the theory.
+    """Return the lengths of all stages but the last by the theory (section 4).
 
-    τ_r is 2 log(2 (E[T_(2n)] − E[T_(n)]) / (E[T_(n)] − E[T_(n/2)])) / log(1/(1 − a)),
-    rounded up and at least 1 (SRPFL, section 4), for n = 2^r n0 and the contraction a.
-    ``expected_arrivals`` are E[T_(n)] for n = 1 … N.
+    Stage r, with n = 2^r n0 replies, has
+    2 log(2 (E[T_(2n)] − E[T_(n)]) / (E[T_(n)] − E[T_(n/2)])) / log(1/(1 − a)) rounds,
+    rounded up and at least 1, where a is the contraction. ``expected_arrivals`` are
+    E[T_(n)], the expected time of the n-th reply, for n = 1 … N.
     """
     total = len(expected_arrivals)
 

@@ -32,9 +32,9 @@ F = TypeVar("F", bound=Callable[..., None])
 class Traits:
     """Requirements and capabilities of an algorithm.
 
-    A subclass inherits all of them but two, which describe one implementation:
-    ``task_overrides``, and ``supports_client_dp`` where the subclass overrides
-    ``aggregate`` or ``mean``.
+    A subclass inherits all of them but three, which describe one implementation:
+    ``task_overrides``, and ``supports_client_dp`` and ``asynchronous`` where the
+    subclass overrides ``aggregate`` or ``mean``.
 
     Parameters
     ----------
@@ -61,6 +61,9 @@ class Traits:
     replies_are_changes : bool, default False
         True if replies are differences from the arrays that were sent. The client then
         needs ``sends_changes``.
+    asynchronous : bool, default True
+        True if replies that were made from earlier versions can be averaged with others
+        (`flwr_frl.strategies.fedbuff`).
     fixed_shapes : bool, default True
         True if ``aggregate`` returns arrays with the names, shapes and dtypes of the
         arrays that were sent.
@@ -76,6 +79,7 @@ class Traits:
     averages: bool = True
     supports_client_dp: bool = True
     replies_are_changes: bool = False
+    asynchronous: bool = True
     fixed_shapes: bool = True
 
 
@@ -126,7 +130,7 @@ class Algorithm(Strategy):
         per_class: dict[str, Any] = {"task_overrides": {}}
         # An overriding method may expose more than an average does.
         if cls.__dict__.keys() & {"aggregate", "mean"}:
-            per_class["supports_client_dp"] = False
+            per_class |= {"supports_client_dp": False, "asynchronous": False}
         cls.traits = replace(cls.traits, **{**per_class, **traits})
 
     @classmethod

@@ -168,9 +168,14 @@ class ExampleSet:
         share : float
             Above 0, at most 1. Drawn with torch's CPU generator.
         """
-        chosen = torch.randperm(len(self))[: max(1, round(share * len(self)))]
-        rows = chosen if self.rows is None else self.rows[chosen]
-        return replace(self, targets=self.targets[chosen], rows=rows)
+        return self.subset(
+            torch.randperm(len(self))[: max(1, round(share * len(self)))]
+        )
+
+    def subset(self, index: Tensor) -> Self:
+        """Return the examples at some indices (int64), without copying inputs."""
+        rows = index if self.rows is None else self.rows[index]
+        return replace(self, targets=self.targets[index], rows=rows)
 
     @property
     def is_plain(self) -> bool:

@@ -64,11 +64,16 @@ def atomic_file(
     if not durable:
         return
     # The rename is durable only after the directory has been flushed.
-    directory = os.open(path.parent, os.O_RDONLY)
+    sync(path.parent)
+
+
+def sync(path: Path) -> None:
+    """Flush a file or a directory to disk."""
+    opened = os.open(path, os.O_RDONLY)
     try:
-        os.fsync(directory)
+        os.fsync(opened)
     finally:
-        os.close(directory)
+        os.close(opened)
 
 
 def write_atomically(

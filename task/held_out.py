@@ -2,12 +2,11 @@
 
 import copy
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Annotated, Any
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
 from flwr_frl.task.checks import try_batch
@@ -133,8 +132,11 @@ def split(
         order = np.random.default_rng([settings.seed, client, VALIDATION]).permutation(
             n
         )
-    train, validation = np.sort(order[:kept]), np.sort(order[n - count :])
-    return chosen(examples, train), chosen(examples, validation).without_augmentation()
+    train, validation = (
+        examples.subset(torch.from_numpy(np.sort(index)))
+        for index in (order[:kept], order[n - count :])
+    )
+    return train, validation.without_augmentation()
 
 
 def fewer(task: Task, client: int, share: float, seed: int) -> Task:
@@ -157,15 +159,9 @@ def fewer(task: Task, client: int, share: float, seed: int) -> Task:
     examples = task.train_examples(client)
     n = len(examples)
     order = np.random.default_rng([seed, client, FEWER]).permutation(n)
-    subset = chosen(examples, np.sort(order[: max(1, int(n * share + 0.5))]))
+    index = np.sort(order[: max(1, int(n * share + 0.5))])
+    subset = examples.subset(torch.from_numpy(index))
     return changed(task, {"train_examples": lambda other: subset})
-
-
-def chosen(examples: ExampleSet, which: npt.NDArray[np.int64]) -> ExampleSet:
-    """Return the examples at some indices, without copying inputs."""
-    index = torch.from_numpy(which)
-    rows = index if examples.rows is None else examples.rows[index]
-    return replace(examples, targets=examples.targets[index], rows=rows)
 
 
 def changed(task: Task, attributes: Mapping[str, Any]) -> Task:

@@ -16,8 +16,16 @@ CONSENSUS = "consensus."
 # FedProto: each class's mean features, and the number of examples behind each mean.
 PROTOTYPES = "prototypes.means"
 PROTOTYPE_COUNTS = "prototypes.counts"
+# FedFomo: prefix of the stacked models that a client receives, and a client's weights
+# of these.
+CANDIDATES = "candidates."
+FOMO_WEIGHTS = "weights.values"
+# Prefix of IFCA's models of all clusters, stacked.
+CLUSTERS = "clusters."
 
 # Keys in the metrics of a reply.
+# IFCA: the cluster that a client has chosen, from 0.
+CLUSTER = "cluster"
 # 1 if the reply's arrays are the difference to the arrays that the server sent.
 IS_CHANGE = "is-change"
 # ε that a client with private training has spent so far.

@@ -22,25 +22,23 @@ from logging import getLogger
 from pathlib import Path
 from typing import Any, TypeVar, cast, get_args
 
-from flwr_frl.task.allowed import (
-    Allowed,
-    Choice,
-    Free,
-    Place,
-    Range,
-    ResourceError,
-    Seed,
-    Setting,
-    Settings,
-    SettingsError,
-    error_line,
-    need,
-    reason_of,
-    require,
-    require_all_of_noise,
-    require_drawable,
-    unknown,
-)
+from flwr_frl.task.allowed import Allowed as Allowed
+from flwr_frl.task.allowed import Choice as Choice
+from flwr_frl.task.allowed import Free as Free
+from flwr_frl.task.allowed import Place as Place
+from flwr_frl.task.allowed import Range as Range
+from flwr_frl.task.allowed import ResourceError as ResourceError
+from flwr_frl.task.allowed import Seed as Seed
+from flwr_frl.task.allowed import Setting as Setting
+from flwr_frl.task.allowed import Settings as Settings
+from flwr_frl.task.allowed import SettingsError as SettingsError
+from flwr_frl.task.allowed import error_line as error_line
+from flwr_frl.task.allowed import need as need
+from flwr_frl.task.allowed import reason_of as reason_of
+from flwr_frl.task.allowed import require as require
+from flwr_frl.task.allowed import require_all_of_noise as require_all_of_noise
+from flwr_frl.task.allowed import require_drawable as require_drawable
+from flwr_frl.task.allowed import unknown as unknown
 from flwr_frl.task.run_cache import run_cache
 
 T = TypeVar("T")
@@ -49,39 +47,6 @@ log = getLogger("task")
 RENAMED = {"liar-share": "byzantine-fraction"}
 # Top-level packages of earlier releases; import paths that begin with them still work.
 FORMER_PACKAGES = ("clients", "strategies", "task")
-
-__all__ = [
-    "Allowed",
-    "Checked",
-    "Choice",
-    "Declared",
-    "Free",
-    "Maker",
-    "Place",
-    "Range",
-    "ResourceError",
-    "Seed",
-    "Setting",
-    "Settings",
-    "SettingsError",
-    "build",
-    "declared",
-    "defaults",
-    "error_line",
-    "is_path",
-    "load",
-    "made_by",
-    "need",
-    "reason_of",
-    "renamed",
-    "require",
-    "require_all_of_noise",
-    "require_drawable",
-    "resolve",
-    "unknown",
-    "validate",
-]
-
 
 Maker = Callable[..., Any]
 

@@ -1,9 +1,6 @@
 """Attacks of Byzantine clients, against numbers worked by hand."""
 
-import subprocess
-import sys
 from argparse import Namespace
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -14,7 +11,6 @@ from benchmarks.backdoor import triggered
 from benchmarks.liars import Cell, outcome
 from flwr_frl.task.examples import ExampleSet
 
-ROOT = Path(__file__).resolve().parents[1]
 # Two honest clients have moved from (10, 10) by (1, 0) and (3, 4).
 HONEST = np.array([[11.0, 10.0], [13.0, 14.0]])
 KNOWN = Known(np.array([10.0, 10.0]), np.array([12.0, 9.0]), HONEST, 2)
@@ -67,9 +63,3 @@ def test_a_backdoor_gets_into_the_mean_and_not_into_the_median() -> None:
     honest = outcome(arguments, Cell("fedavg", "mean", 0))
     assert honest.success < 0.1
     assert min(resisting.accuracy, honest.accuracy) > 0.5
-
-
-def test_the_page_is_made_by_a_module() -> None:
-    command = [sys.executable, "-m", "benchmarks.liars", "--help"]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
-    assert "--quick" in done.stdout

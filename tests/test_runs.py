@@ -74,6 +74,7 @@ def test_a_benchmarks_own_pages_are_none_of_its_code(tmp_path, changed, dirty):
     assert found == (clean.replace("\n", "-dirty\n") if dirty else clean)
 
 
+@pytest.mark.e2e
 def test_a_page_has_the_command_that_made_it(tmp_path):
     (tmp_path / "benchmarks").mkdir()
     (tmp_path / "benchmarks" / "__init__.py").touch()

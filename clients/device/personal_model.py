@@ -1,7 +1,13 @@
 """Clients that keep a personal model besides the shared one."""
 
 from flwr_frl.clients.base import Client, Config, Reply
-from flwr_frl.clients.device.parameter_groups import Tensors, difference, under, within
+from flwr_frl.clients.device.parameter_groups import (
+    Groups,
+    Tensors,
+    difference,
+    under,
+    within,
+)
 from flwr_frl.task.messages import FROM_SHARED, IN_MEAN
 from flwr_frl.task.models import SplitModel
 from flwr_frl.task.training import Proximal
@@ -12,7 +18,7 @@ PERSONAL_MODEL = "model."
 class PersonalModelClient(Client, also_test_global=True):
     """Keep a personal model and deploy it."""
 
-    personal = (PERSONAL_MODEL,)
+    personal: Groups = (PERSONAL_MODEL,)
 
     def load_personal_model(self) -> None:
         """Load the saved personal model, or its initial values, into ``model``."""

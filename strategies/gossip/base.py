@@ -1,23 +1,24 @@
 """Base of gossip strategies: the server relays messages and averages no models."""
 
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from logging import INFO, WARNING
 from typing import Annotated, Any, ClassVar, cast
 
+import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 from flwr.common import log
 from flwr.serverapp import Grid
+from numpy.typing import NDArray
 
-from flwr_frl.strategies.gossip.consensus import (
+from flwr_frl.strategies.gossip.graph_strategy import GraphStrategy
+from flwr_frl.strategies.gossip.graphs import Graph
+from flwr_frl.strategies.gossip.mixing import (
     ALLOWED,
     ConsensusStep,
     consensus_distance,
 )
-from flwr_frl.strategies.gossip.graph_strategy import GraphStrategy
-from flwr_frl.strategies.gossip.graphs import Graph
-from flwr_frl.strategies.gossip.replies import message_format, message_of, sketch_of
 from flwr_frl.strategies.server.checkpoint import State
 from flwr_frl.strategies.server.checks import InvalidReplyError
 from flwr_frl.strategies.server.replies import attached, check_metrics
@@ -30,6 +31,8 @@ EDGES = "graph-edges"
 BOXES = ("names", "pending", "lost")
 # Error of a client whose state differs from the one its neighbours rely on.
 LOST_STATE = "LostStateError"
+# Sketches of models have no larger entries.
+LARGEST_SKETCHED = 1e9
 
 
 class Gossip(GraphStrategy, averages=False, takes_newcomers=False, srpfl_settings=None):
@@ -252,3 +255,37 @@ class Gossip(GraphStrategy, averages=False, takes_newcomers=False, srpfl_setting
         """Log what will run."""
         super().summary()
         log(INFO, "\t└──> Graph: %s, %s weights", self.graph, self.mixing)
+
+
+def message_format(
+    properties: Mapping[str, Any], length_properties: tuple[str, ...]
+) -> tuple[frozenset[int], float, float] | None:
+    """Return the message lengths, ω and typical ω that a client reports.
+
+    Returns None if one of them is missing or out of range.
+    """
+    lengths = [properties.get(name) for name in length_properties]
+    if not all(isinstance(n, int) and n >= 1 for n in lengths):
+        return None
+    omegas = [properties.get(name) for name in ("omega", "typical-omega")]
+    if not all(isinstance(omega, float) and 0 < omega <= 1 for omega in omegas):
+        return None
+    omega, typical_omega = cast(list[float], omegas)
+    return frozenset(cast(list[int], lengths)), omega, typical_omega
+
+
+def message_of(reply: Message) -> bytes:
+    """Return the message to the neighbours in a valid training reply."""
+    data = attached(reply, "message")
+    assert isinstance(data, bytes)
+    return data
+
+
+def sketch_of(reply: Message) -> NDArray[np.float32] | None:
+    """Return the sketch in an evaluation reply, or None if there is no valid one."""
+    data = attached(reply, "sketch")
+    if not isinstance(data, bytes) or len(data) % 4 or not data:
+        return None
+    values = np.frombuffer(data, "<f4")
+    # The comparison is False for NaN.
+    return values if np.abs(values).max() <= LARGEST_SKETCHED else None

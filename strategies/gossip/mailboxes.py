@@ -1,9 +1,8 @@
 """Messages to the nodes of a graph, queued until the receiver has answered."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from logging import WARNING
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from flwr.common import log
@@ -12,19 +11,8 @@ from flwr_frl.strategies.gossip.mixing import Weights
 from flwr_frl.strategies.server.replies import Arrays
 
 
-@dataclass(frozen=True)
-class Pending:
-    """A queued message.
-
-    Parameters
-    ----------
-    round : int
-        The round in which it was sent.
-    sender : str
-        Name of the neighbour that sent it.
-    data : bytes
-        The message.
-    """
+class Pending(NamedTuple):
+    """A queued message: its round, the neighbour that sent it, and its bytes."""
 
     round: int
     sender: str

@@ -261,7 +261,7 @@ class RealArrivals(ArrivalGrid):
         first, wanted = wanted < len(current), min(wanted, len(current))
         replies: list[Message] = []
         valid = 0
-        patience = _Patience(wait)
+        patience = Patience(wait)
         while current and valid < wanted:
             # Check all if the first replies count, and before the round closes.
             over = patience.is_over()
@@ -299,12 +299,16 @@ class RealArrivals(ArrivalGrid):
             missing = [m.metadata.dst_node_id for m in current.values()]
             self._note_silence(missing, wait)
         busy_until = 0.0 if waited_for else time.monotonic() + wait
-        for message_id, message in current.items():
+        self._owe(current, busy_until, wait)
+        return replies
+
+    def _owe(self, messages: dict[str, Message], until: float, wait: float) -> None:
+        """Record that replies to these messages, by their ids, are late."""
+        for message_id, message in messages.items():
             about = message.metadata
             expires = about.created_at + about.ttl
-            debt = _OwedReply(about.dst_node_id, expires, busy_until, wait)
+            debt = _OwedReply(about.dst_node_id, expires, until, wait)
             self._owed[message_id] = debt
-        return replies
 
     def _without_silent(self, messages: list[Message]) -> list[Message]:
         """Return the messages to nodes that are not paused."""
@@ -341,7 +345,7 @@ class RealArrivals(ArrivalGrid):
         return current
 
 
-class _Patience:
+class Patience:
     """The waiting time of a round, the pauses between pulls, and log messages."""
 
     def __init__(self, timeout: float) -> None:
@@ -350,6 +354,7 @@ class _Patience:
         self._next_word = FIRST_WORD
 
     def is_over(self) -> bool:
+        """Return whether the waiting time is over."""
         return time.monotonic() >= self._began + self._timeout
 
     def wait(self, missing: Iterable[str]) -> None:

@@ -11,7 +11,6 @@ from flwr.app import Error, Message, RecordDict
 from flwr.common import log
 from flwr.common.constant import SUPERLINK_NODE_ID
 from flwr.serverapp import Grid
-from flwr.supercore.run import Run
 
 from flwr_frl.strategies.grids.downloads import Downloads
 from flwr_frl.task.settings import SettingsError
@@ -26,8 +25,13 @@ UNREADABLE = 2
 T = TypeVar("T")
 
 
+def delegate(attribute: str, name: str) -> Any:
+    """Return a property: the attribute ``name`` of an object's own ``attribute``."""
+    return property(lambda self: getattr(getattr(self, attribute), name))
+
+
 class GridDecorator(Grid):
-    """A grid that passes all calls on to another grid.
+    """A grid that passes all calls on to another grid, unless a subclass handles them.
 
     Parameters
     ----------
@@ -35,56 +39,23 @@ class GridDecorator(Grid):
         The decorated grid.
     """
 
+    grid: Grid
+
     def __init__(self, grid: Grid) -> None:
         self.grid = grid
 
-    @property
-    def in_process(self) -> bool:
-        """True if clients run in this process, so that no others can connect."""
-        return getattr(self.grid, "in_process", False)
+    # `Grid` has these; all others, such as ``forgive``, are looked up.
+    set_run = delegate("grid", "set_run")
+    run = delegate("grid", "run")
+    create_message = delegate("grid", "create_message")
+    get_node_ids = delegate("grid", "get_node_ids")
+    get_nodes = delegate("grid", "get_nodes")
+    push_messages = delegate("grid", "push_messages")
+    pull_messages = delegate("grid", "pull_messages")
+    send_and_receive = delegate("grid", "send_and_receive")
 
-    def forgive(self) -> None:
-        """End the pauses of silent nodes."""
-        if forgive := getattr(self.grid, "forgive", None):
-            forgive()
-
-    def set_run(self, run: Run) -> None:  # noqa: D102
-        self.grid.set_run(run)
-
-    @property
-    def run(self) -> Run:  # noqa: D102
-        return self.grid.run
-
-    def create_message(  # noqa: D102
-        self,
-        content: RecordDict,
-        message_type: str,
-        dst_node_id: int,
-        group_id: str,
-        ttl: float | None = None,
-    ) -> Message:
-        return self.grid.create_message(
-            content, message_type, dst_node_id, group_id, ttl
-        )
-
-    def get_node_ids(self) -> Iterable[int]:  # noqa: D102
-        return self.grid.get_node_ids()
-
-    def get_nodes(self) -> Iterable[Any]:
-        """Return the SuperLink's information about the nodes; nothing in simulation."""
-        known = getattr(self.grid, "get_nodes", None)
-        return known() if known else []
-
-    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:  # noqa: D102
-        return self.grid.push_messages(messages)
-
-    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:  # noqa: D102
-        return self.grid.pull_messages(message_ids)
-
-    def send_and_receive(  # noqa: D102
-        self, messages: Iterable[Message], *, timeout: float | None = None
-    ) -> Iterable[Message]:
-        return self.grid.send_and_receive(messages, timeout=timeout)
+    def __getattr__(self, name: str) -> Any:
+        return getattr(vars(self)["grid"], name)
 
 
 class _Open(NamedTuple):
@@ -131,7 +102,8 @@ class PatientGrid(GridDecorator):
 
     def get_nodes(self) -> Iterable[Any]:
         """Return information about the nodes, once the SuperLink is available."""
-        return self._insist(lambda: list(super(PatientGrid, self).get_nodes()))
+        nodes: Callable[[], Iterable[Any]] = getattr(self.grid, "get_nodes", list)
+        return self._insist(lambda: list(nodes()))
 
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
         """Push messages, once the SuperLink is available; an id is empty if refused."""

@@ -18,8 +18,6 @@ from flwr_frl.task.settings import SettingsError
 WORKERS_A_GPU = 4
 # Seconds within which a Ray cluster must answer, and one of its workers must start.
 ANSWERS_WITHIN, STARTS_WITHIN = 10.0, 300.0
-# Number of consecutive failed starts after which a worker is given up.
-MOST_STARTS = 3
 # Workers of the last run in this process, by their number and their share of a GPU.
 _pool: dict[tuple[int, float], list[Any]] = {}
 # Modification times of modules that workers may have imported.
@@ -31,7 +29,8 @@ class RayWorkers:
 
     There is one worker a core of the cluster on the CPU, and `WORKERS_A_GPU` a GPU,
     which Ray assigns; a GPU that is named by its number is shared by the same number.
-    They are reused by the next run in this process, unless a module has been edited.
+    Ray restarts a worker that dies. They are reused by the next run in this process,
+    unless a module has been edited.
 
     Parameters
     ----------
@@ -56,7 +55,6 @@ class RayWorkers:
             _pool.clear()
             _start_ray()
         self._ray: Any = ray
-        self._kind = kind
         self.count, self._share = shares(device, ray.cluster_resources())  # type: ignore[no-untyped-call]
         key = self.count, self._share
         if _are_edited() or key not in _pool:
@@ -66,50 +64,38 @@ class RayWorkers:
             _pool.clear()
             _pool[key] = []
         self._workers = _pool[key]
-        # Also replaces workers that the last run has given up.
+        remote: Any = ray.remote(num_cpus=1, num_gpus=self._share, max_restarts=-1)
+        # Also replaces workers that the last run has lost.
         while len(self._workers) < self.count:
-            self._workers.append(self._new())
+            self._workers.append(remote(kind).remote())
         self.idle: list[Any] = []
         self.starting: dict[Any, Any] = {}
-        self._failed: dict[Any, int] = {}
         self._since, self._reason = time.monotonic(), "there are no cores"
-        for worker in self._workers:
-            self._await(worker)
+        self._await(self._workers)
 
-    def _new(self) -> Any:
-        return self._ray.remote(num_cpus=1, num_gpus=self._share)(self._kind).remote()
-
-    def _await(self, worker: Any) -> None:
-        self.starting[worker.ready.remote()] = worker
+    def _await(self, workers: Iterable[Any]) -> None:
+        for worker in workers:
+            # Wait while Ray restarts it.
+            ready = worker.ready.options(max_task_retries=-1)
+            self.starting[ready.remote()] = worker
 
     def welcome(self, handle: Any) -> None:
-        """Add a started worker to the idle ones, or replace it if it has died."""
+        """Add a started worker to the idle ones, or remove one that cannot start."""
         worker = self.starting.pop(handle)
         try:
             self._ray.get(handle)
         except self._ray.exceptions.RayError as error:
             self._reason = str(error).strip().splitlines()[-1]
-            self._replace(worker, self._failed.pop(worker, 0) + 1)
+            self._workers.remove(worker)
         else:
-            self._failed.pop(worker, None)
             self.idle.append(worker)
             self._since = time.monotonic()
 
-    def bury(self, worker: Any) -> None:
-        """Replace a dead worker, and check the idle ones, which may be dead as well."""
-        self._replace(worker, 0)
-        for other in self.idle:
-            self._await(other)
+    def await_restart(self, worker: Any) -> None:
+        """Wait for a dead worker, and for the idle ones, which may be dead as well."""
+        self._await([worker, *self.idle])
         self.idle.clear()
         self._since = time.monotonic()
-
-    def _replace(self, worker: Any, failed: int) -> None:
-        self._workers.remove(worker)
-        if failed < MOST_STARTS:
-            new = self._new()
-            self._workers.append(new)
-            self._failed[new] = failed
-            self._await(new)
 
     def end(self, workers: Iterable[Any]) -> None:
         """Kill workers and their tasks; the next run starts others."""
@@ -176,14 +162,14 @@ def _start_ray() -> None:
     try:
         with _authentication(starts_ray=address in ("", "local")):
             ray.init(
-                # Without one Ray would look for a cluster that somebody has started
-                # here, or had: for one that is gone it waits for minutes.
+                # Without an address Ray looks for a cluster on this machine, and waits
+                # for minutes for one that has ended.
                 address or "local",
                 include_dashboard=False,
                 log_to_driver=False,
                 logging_level=ERROR,
             )
-    # Of a machine on which it takes too long to start, Ray has no type of its own.
+    # Ray has no exception type for a start that takes too long.
     except Exception as error:
         reason = " ".join(str(error).split())[:200]
         what = "Ray does not start, without which there is --backend inline"
@@ -230,7 +216,7 @@ def _check_answers(address: str) -> None:
     """Raise `SettingsError` unless gRPC answers; Ray itself would try for ever."""
     host_and_port = address.removeprefix("ray://")
     if ":" not in host_and_port or os.environ.get("RAY_USE_TLS") == "1":
-        return  # "auto", "local", nothing at all, a certificate: for Ray to find out.
+        return  # "auto", "local", empty, or with TLS: Ray checks these itself.
     import grpc
 
     with grpc.insecure_channel(host_and_port) as channel:
@@ -244,15 +230,15 @@ def _check_answers(address: str) -> None:
 
 
 def _orphans() -> list[int]:
-    """Return the processes of Ray's that outlived the one that had started them."""
-    found = []
+    """Return Ray's processes that outlived the process that started them."""
+    orphans = []
     for process in Path("/proc").glob("[0-9]*"):
-        # Those of others, and those that have just ended.
+        # Processes of other users, and ones that have just ended, cannot be read.
         with contextlib.suppress(OSError):
             command = (process / "cmdline").read_bytes()
-            # After the name, which may hold anything: the state, then the parent.
+            # The name, in parentheses, may contain anything; state and parent follow.
             parent = (process / "stat").read_text().rpartition(")")[2].split()[1]
             own = process.stat().st_uid == os.getuid()
             if own and command.startswith(b"ray::") and parent == "1":
-                found.append(int(process.name))
-    return sorted(found)
+                orphans.append(int(process.name))
+    return sorted(orphans)

@@ -77,6 +77,7 @@ class InlineGrid(Grid):
 
     # No outages, and no clients that connect later.
     in_process = True
+    run = Run.create_empty(run_id=1)
 
     def __init__(
         self,
@@ -85,7 +86,6 @@ class InlineGrid(Grid):
         run_config: UserConfig | None = None,
     ) -> None:
         self._app = client_app
-        self._run = Run.create_empty(run_id=1)
         # Flower cannot build a Message outside of a run.
         TaskIdentity.run_id, TaskIdentity.task_id, TaskIdentity.node_id = 1, 1, 0
         self.contexts = {
@@ -111,12 +111,7 @@ class InlineGrid(Grid):
 
     def set_run(self, run: Run) -> None:
         """Set the run."""
-        self._run = run
-
-    @property
-    def run(self) -> Run:
-        """The run."""
-        return self._run
+        self.run = run
 
     def create_message(  # noqa: D102
         self,
@@ -230,7 +225,7 @@ class RayGrid(InlineGrid):
                 raise cause from None
             reason = f"Ray worker failed: {str(error).splitlines()[0]}"
             log(WARNING, reason)
-            self._workers.bury(worker)
+            self._workers.await_restart(worker)
             if self._again(messages):
                 return
             failure = Error(CLIENT_APP_ERROR, reason)

@@ -39,20 +39,11 @@ class SpeedModel:
     Parameters
     ----------
     name : str
-        ``fixed``: T_i ~ Exp(1), drawn once. ``dynamic``: λ_i ~ U[1/M, 1] drawn once,
-        T_i ~ Exp(λ_i) in every round. ``groups``: T_i ~ Exp with mean 0.1, or mean 10
-        for the last ``straggler_fraction`` of the clients, drawn once.
-        ``correlated``: as ``fixed``, but sorted, so that with the partition
-        ``class-groups`` speed and labels go together. Anything else is the path of a
-        file with a time for each client, one a line.
+        As `SpeedSettings.speed_model`.
     num_clients : int
         Number of clients M.
-    seed : int, default 0
-        Fixes all times.
-    straggler_fraction : float, default 0.1
-        Share of stragglers, in [0, 1].
-    redraw : bool, default False
-        True if ``groups`` draws new times in every round.
+    seed, straggler_fraction, redraw
+        As in `SpeedSettings`.
     """
 
     def __init__(
@@ -63,12 +54,8 @@ class SpeedModel:
         straggler_fraction: float = 0.1,
         redraw: bool = False,
     ) -> None:
-        require(
-            0 <= straggler_fraction <= 1,
-            "straggler-fraction",
-            straggler_fraction,
-            "in [0, 1]",
-        )
+        valid = 0 <= straggler_fraction <= 1
+        require(valid, "straggler-fraction", straggler_fraction, "in [0, 1]")
         self.num_clients = num_clients
         self.seed = seed
         self.redraw = redraw
@@ -113,14 +100,16 @@ def _dynamic(model: SpeedModel, once: Generator, each: Generator) -> Times:
     return each.exponential(1 / rates)
 
 
+def _fixed(model: SpeedModel, once: Generator, each: Generator) -> Times:
+    return once.exponential(1.0, model.num_clients)
+
+
 # Each takes a model, a generator that is the same in each round, and one of the round.
 MODELS: dict[str, Callable[[SpeedModel, Generator, Generator], Times]] = {
-    "fixed": lambda model, once, each: once.exponential(1.0, model.num_clients),
+    "fixed": _fixed,
     "dynamic": _dynamic,
     "groups": _groups,
-    "correlated": lambda model, once, each: np.sort(
-        once.exponential(1.0, model.num_clients)
-    ),
+    "correlated": lambda *arguments: np.sort(_fixed(*arguments)),
 }
 
 
@@ -138,12 +127,9 @@ def read_times(path: Path, num_clients: int) -> Times:
         raise SettingsError(
             f"speed-model {str(path)!r}: {error}; it must have a number a line"
         ) from None
-    require(
-        len(times) >= num_clients,
-        f"the number of lines of speed-model {str(path)!r}",
-        len(times),
-        f"at least {num_clients}, the number of clients",
-    )
+    lines_of = f"the number of lines of speed-model {str(path)!r}"
+    allowed = f"at least {num_clients}, the number of clients"
+    require(len(times) >= num_clients, lines_of, len(times), allowed)
     wrong = times[~(np.isfinite(times) & (times >= 0))]
     if wrong.size:
         raise SettingsError(
@@ -162,8 +148,10 @@ class SpeedSettings(Checked):
     speed_model : str, default "none"
         ``none``: no simulated speeds. ``fixed``: T_i ~ Exp(1), drawn once.
         ``dynamic``: λ_i ~ U[1/M, 1] drawn once, T_i ~ Exp(λ_i) in every round.
-        ``groups``: mean 0.1, stragglers 10. ``correlated``: as ``fixed``, but sorted,
-        for the partition ``class-groups``. Or a file with a time for each client.
+        ``groups``: T_i ~ Exp with mean 0.1, or mean 10 for the stragglers, who are the
+        last clients, drawn once. ``correlated``: as ``fixed``, but sorted, so that with
+        the partition ``class-groups`` speed and labels go together. Or the path of a
+        file with a time for each client, one a line.
     straggler_fraction : float, default 0.1
         Share of stragglers in ``groups``.
     redraw_speeds : bool, default False
@@ -185,13 +173,8 @@ class SpeedSettings(Checked):
 
 def speed_model(settings: Settings, num_clients: int) -> SpeedModel | None:
     """Return the speed model of the settings (`SpeedSettings`); None for ``none``."""
-    speeds = build(SpeedSettings, settings)
-    if speeds.speed_model == "none":
+    own = build(SpeedSettings, settings)
+    if own.speed_model == "none":
         return None
-    return SpeedModel(
-        speeds.speed_model,
-        num_clients,
-        speeds.seed,
-        speeds.straggler_fraction,
-        speeds.redraw_speeds,
-    )
+    details = own.seed, own.straggler_fraction, own.redraw_speeds
+    return SpeedModel(own.speed_model, num_clients, *details)

@@ -5,9 +5,7 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-from flwr.common.config import parse_config_args
-
-from flwr_frl.strategies.algorithms import ALGORITHMS
+from flwr_frl.strategies.table import ALGORITHMS
 from flwr_frl.task.command_line import Parser
 from flwr_frl.task.settings import SettingsError, defaults
 
@@ -92,19 +90,27 @@ def parse(
         for flag, name in FLAGS.items()
         if (value := getattr(namespace, flag.replace("-", "_"))) is not None
     }
+    return namespace, {**_run_config(namespace.run_config), **by_flag}
+
+
+def _run_config(texts: list[str]) -> dict[str, Any]:
+    if not texts:
+        return {}
+    # Takes long to import, and is not needed for `--help`.
+    from flwr.common.config import parse_config_args
+
+    # Flower ignores text that is not a pair.
+    lines = [line for line in texts if not line.endswith(".toml")]
     try:
-        config = parse_config_args(namespace.run_config)
-        # Flower ignores text that is not a pair.
-        lines = [line for line in namespace.run_config if not line.endswith(".toml")]
-        rest = " ".join(PAIR.sub("", line) for line in lines).strip()
-        if rest:
+        if rest := " ".join(PAIR.sub("", line) for line in lines).strip():
             raise ValueError(f"{rest!r} is not a pair")
+        return parse_config_args(texts)
     except Exception as error:
         raise SettingsError(
-            f"--run-config {' '.join(namespace.run_config)!r} cannot be read: it must "
-            f"be 'name=value …' or a TOML file ({error})"
+            f"--run-config {' '.join(texts)!r} cannot be read: it must be 'name=value "
+            f"…' or a TOML file ({error})",
+            "run-config",
         ) from None
-    return namespace, {**config, **by_flag}
 
 
 def _epilog() -> str:

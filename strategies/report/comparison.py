@@ -6,10 +6,12 @@ from typing import Any
 
 from flwr_frl.strategies.report.journal import join_csv
 from flwr_frl.strategies.report.output import log_os_errors
+from flwr_frl.strategies.report.page.document import write_page
 from flwr_frl.strategies.report.plot import plot
 from flwr_frl.strategies.report.results import (
     MALFORMED,
     METRICS_CSV,
+    PAGE,
     PLOT,
     SUMMARY,
     read_json,
@@ -60,7 +62,7 @@ def _comparable(config: Settings) -> dict[str, Any]:
 def write_comparison(
     output: Path, summary: Mapping[str, Any], folders: Sequence[Path] = ()
 ) -> None:
-    """Write the summary, ``metrics.csv``, tables and plots of an output folder.
+    """Write the summary, ``metrics.csv``, tables, plots and page of an output folder.
 
     A file that cannot be written is logged, and the others are written nevertheless.
 
@@ -86,3 +88,5 @@ def write_comparison(
         plot(output, names, folders, evaluated_on)
     with log_os_errors(newcomers.PLOT):
         newcomers.plot(output, names, folders)
+    with log_os_errors(PAGE):
+        write_page(output)

@@ -1,44 +1,52 @@
-"""Append-only text files: ``metrics.jsonl`` and ``metrics.csv``.
+"""The journal of a run, ``metrics.jsonl``, and ``metrics.csv``, which follows from it.
 
-``metrics.jsonl`` has one row per round. ``metrics.csv`` has one line per round, client
-and metric, in long ("tidy") format; the per-client values of earlier rounds are stored
-nowhere else.
+``metrics.jsonl`` has one row per round. In the row of an evaluation, ``client-metrics``
+has the metrics of each client; they are stored nowhere else. ``metrics.csv`` has one
+line per round, client and metric, in long ("tidy") format. It is written when a run
+ends.
 """
 
-import contextlib
 import csv
 import io
 import os
 import shutil
-import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from itertools import islice
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import takewhile
 from logging import WARNING
 from pathlib import Path
 from typing import Any
 
 from flwr.common import log
 
-from flwr_frl.strategies.report.results import is_complete, parse_row
+from flwr_frl.strategies.report.results import (
+    CLIENT_METRICS,
+    CLIENTS,
+    METRICS,
+    METRICS_CSV,
+    Row,
+    client_data,
+    is_complete,
+    objects_in,
+    read_journal,
+    read_object,
+    strict_json,
+    without_clients,
+)
 from flwr_frl.task.files import atomic_file, open_no_follow
 
 COLUMNS = (
     *("algorithm", "seed", "evaluated-on"),
     *("round", "client", "metric", "value"),
 )
-HEADER = ",".join(COLUMNS) + "\n"
 # The round of lines about a client's data, which belong to no round.
 NO_ROUND = 0
 
-# The round of a line, and whether it is the round's last line; None if damaged.
-Entry = tuple[int, bool] | None
-
 
 class Journal:
-    """An append-only file of lines that belong to rounds.
+    """The rows of a run, and the file to which they are appended.
 
-    Lines stay in memory until `flush` has written them, so that a full disk only delays
-    them. A crash damages at most the last lines, which are dropped when the run is
+    Rows stay in memory until `flush` has written them, so that a full disk only delays
+    them. A crash damages at most the last line, which is dropped when the run is
     resumed. If another program cuts or removes the file, writing goes on after the
     lines that are left.
 
@@ -46,155 +54,110 @@ class Journal:
     ----------
     path : Path
         The file. `flush` creates it.
-    parse : callable
-        Returns the `Entry` of a line, given as bytes.
-    after, former : int, Path
-        The file begins with the lines of rounds 1 to ``after`` of the file ``former``,
+    former, after : Path, int
+        The file begins with the rows of rounds 1 to ``after`` of the file ``former``,
         up to its first damaged line; ``former`` may be ``path``.
-    header : str, default ""
-        The first line.
-    durable : bool, default False
-        Whether `flush` waits until the data is on the disk.
 
     Attributes
     ----------
-    rounds : set of int
-        The complete rounds that were taken from ``former``.
+    rows : list of dict
+        All rows, without clients' metrics.
     """
 
-    def __init__(
-        self,
-        path: Path,
-        parse: Callable[[bytes], Entry],
-        after: int,
-        former: Path,
-        header: str = "",
-        durable: bool = False,
-    ) -> None:
-        self.path, self.rounds = path, set[int]()
-        self._parse, self._header, self._durable = parse, header, durable
+    def __init__(self, path: Path, former: Path, after: int) -> None:
+        self.path = path
+        self.rows = [without_clients(row) for _, row in _complete(former, after)]
         # Where the file's beginning is to be copied from; None once it has been.
-        self._source: tuple[Path, int] | None = (former, after)
-        self._pending: list[str] = []
+        self._source: tuple[Path, float] | None = (former, after)
+        self._pending: list[bytes] = []
         # The size of the file up to the last complete line.
         self._end = 0
 
-    def append(self, text: str) -> None:
-        """Append complete lines; `flush` writes them."""
-        self._pending.append(text)
+    def add(self, row: Row, clients: Mapping[str, Mapping[str, Any]]) -> None:
+        """Add the row of a round and its clients' metrics; `flush` writes them."""
+        self.rows.append(row)
+        whole = {**row, CLIENT_METRICS: clients} if clients else row
+        self._pending.append(f"{strict_json(whole)}\n".encode())
 
     def flush(self) -> None:
-        """Write pending lines. After an `OSError` the next call tries again."""
+        """Write pending rows to the disk. After an `OSError` the next call retries."""
         if self._source is None and self._is_cut():
             log(WARNING, "%s was cut or removed; continuing after its rest", self.path)
-            self._source = (self.path, sys.maxsize)
+            self._source = (self.path, float("inf"))
         if self._source is not None:
-            self._copy(*self._source)
+            lines = [line for line, _ in _complete(*self._source)]
+            with atomic_file(self.path) as copy:
+                copy.writelines(line.rstrip(b"\r\n") + b"\n" for line in lines)
+                self._end = copy.tell()
             self._source = None
-        data = "".join(self._pending).encode()
         with open(self.path, "r+b", opener=open_no_follow) as file:
             file.seek(self._end)
             # An earlier call may have written a part of its lines.
             file.truncate()
-            file.write(data)
+            file.writelines(self._pending)
             file.flush()
-            if self._durable:
-                os.fsync(file.fileno())
-        self._end, self._pending = self._end + len(data), []
-
-    def _copy(self, source: Path, after: int) -> None:
-        with atomic_file(self.path, durable=self._durable) as file:
-            file.write(self._header.encode())
-            for line in islice(_lines(source), 1 if self._header else 0, None):
-                entry = self._parse(line)
-                if entry is None:
-                    break
-                if NO_ROUND < entry[0] <= after:
-                    file.write(line.rstrip(b"\r\n") + b"\n")
-                    if entry[1]:
-                        self.rounds.add(entry[0])
-            self._end = file.tell()
+            os.fsync(file.fileno())
+            self._end, self._pending = file.tell(), []
 
     def _is_cut(self) -> bool:
         """Return True if the file is shorter than what was written, or a link."""
-        if self.path.is_symlink():
+        if self.path.is_symlink() or not self.path.exists():
             return True
-        return self._end > (self.path.stat().st_size if self.path.exists() else 0)
+        return self._end > self.path.stat().st_size
 
 
-def _lines(path: Path) -> Iterator[bytes]:
-    if path.is_file():
-        with path.open("rb") as file:
-            yield from file
+def _complete(path: Path, after: float) -> list[tuple[bytes, Row]]:
+    """Return the undamaged lines of a journal up to a round, each with its row."""
+    undamaged = takewhile(lambda entry: is_complete(entry[1]), read_journal(path))
+    return [(line, row) for line, row in undamaged if 0 < row["round"] <= after]
 
 
-def parse_jsonl(line: bytes) -> Entry:
-    """Return the round of a line of ``metrics.jsonl``; None if it is incomplete."""
-    row = parse_row(line)
-    return (row["round"], True) if row and is_complete(row) else None
-
-
-def parse_csv(line: bytes) -> Entry:
-    """Return the round of a line of ``metrics.csv``; None if it is damaged."""
-    cells = _cells(line)
-    # Lines of the run follow those of its clients.
-    return (int(cells[3]), not cells[4]) if cells else None
-
-
-def _cells(line: bytes) -> list[str]:
-    """Split a line of ``metrics.csv``; return an empty list if it is damaged."""
-    if not line.endswith(b"\n"):
-        return []
-    with contextlib.suppress(ValueError, csv.Error):
-        cells = next(csv.reader([line.decode(errors="replace")]), [])
-        if len(cells) == len(COLUMNS) and cells[3].isdecimal():
-            float(cells[-1])
-            return cells
-    return []
-
-
-def csv_lines(
-    about: Sequence[Any], server_round: int, client: str, metrics: Mapping[str, Any]
-) -> str:
-    """Return lines of ``metrics.csv`` for the numbers among some metrics.
+def write_csv(directory: Path, about: Sequence[Any]) -> None:
+    """Write ``metrics.csv`` of a run from its ``metrics.jsonl`` and ``clients.json``.
 
     Parameters
     ----------
+    directory : Path
+        The folder of the run.
     about : sequence
         Algorithm, seed and ``evaluate-on``.
-    server_round : int
-        The round.
-    client : str
-        The client; empty for metrics of the run.
-    metrics : mapping
-        Metrics by name.
     """
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    for name, value in metrics.items():
-        if isinstance(value, int | float) and name != "round":
-            writer.writerow([*about, server_round, client, name, value])
-    return text.getvalue()
+    with atomic_file(directory / METRICS_CSV, durable=False) as file:
+        text = io.TextIOWrapper(file, encoding="utf-8", newline="")
+        writer = csv.writer(text, lineterminator="\n")
+        writer.writerow(COLUMNS)
+
+        def write(server_round: int, client: str, metrics: Mapping[str, Any]) -> None:
+            for name, value in metrics.items():
+                if isinstance(value, int | float) and name != "round":
+                    writer.writerow([*about, server_round, client, name, value])
+
+        for _, row in read_journal(directory / METRICS):
+            for client, metrics in objects_in(row.get(CLIENT_METRICS)).items():
+                write(row["round"], client, metrics)
+            # Lines of the run follow those of its clients.
+            write(row["round"], "", row)
+        clients = read_object(directory / CLIENTS)
+        for client, entry in objects_in(clients).items():
+            write(NO_ROUND, client, client_data(entry))
+        text.detach()
 
 
 def client_means(path: Path, metric: str, after: int) -> dict[str, float]:
-    """Return each client's mean of a metric in ``metrics.csv`` over later rounds."""
-    sums: dict[str, float] = {}
-    counts: dict[str, int] = {}
-    for cells in map(_cells, islice(_lines(path), 1, None)):
-        if not cells:
-            break
-        server_round, client, name, value = cells[3:]
-        if client and name == metric and int(server_round) > after:
-            sums[client] = sums.get(client, 0.0) + float(value)
-            counts[client] = counts.get(client, 0) + 1
-    return {client: total / counts[client] for client, total in sums.items()}
+    """Return each client's mean of a metric in ``metrics.jsonl`` over later rounds."""
+    values: dict[str, list[float]] = {}
+    for _, row in read_journal(path):
+        if row["round"] > after:
+            for client, metrics in objects_in(row.get(CLIENT_METRICS)).items():
+                if isinstance(metrics.get(metric), int | float):
+                    values.setdefault(client, []).append(metrics[metric])
+    return {client: sum(found) / len(found) for client, found in values.items()}
 
 
 def join_csv(path: Path, parts: Iterable[Path]) -> None:
     """Concatenate several files of the format of ``metrics.csv``."""
     with atomic_file(path, durable=False) as joined:
-        joined.write(HEADER.encode())
+        joined.write(f"{','.join(COLUMNS)}\n".encode())
         for part in filter(Path.is_file, parts):
             with part.open("rb") as file:
                 file.readline()

@@ -65,7 +65,8 @@ def _os_errors_as_settings(what: str) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise SettingsError(f"output: {what}: {error.strerror}") from None
+        line = f"output: {what}: {error.strerror}"
+        raise SettingsError(line, "output") from None
 
 
 @contextlib.contextmanager
@@ -89,7 +90,8 @@ def locked(directory: Path, wait: bool = False) -> Iterator[None]:
         except BlockingIOError:
             raise SettingsError(
                 f"output is {str(directory.parent)!r}, but another run is writing to "
-                f"{str(directory)!r}; wait until it ends or set another output"
+                f"{str(directory)!r}; wait until it ends or set another output",
+                "output",
             ) from None
         except OSError as error:
             # Some network file systems do not support locks.

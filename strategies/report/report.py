@@ -1,7 +1,6 @@
 """The report of one run: its files, its progress bar, its part in the comparison."""
 
-from collections.abc import Callable, Mapping
-from itertools import takewhile
+from collections.abc import Mapping
 from logging import WARNING
 from pathlib import Path
 from typing import Any
@@ -21,17 +20,9 @@ from flwr_frl.strategies.report.comparison import (
     shared_config,
     write_comparison,
 )
-from flwr_frl.strategies.report.journal import (
-    HEADER,
-    NO_ROUND,
-    Journal,
-    client_means,
-    csv_lines,
-    parse_csv,
-    parse_jsonl,
-)
+from flwr_frl.strategies.report.journal import Journal, client_means, write_csv
 from flwr_frl.strategies.report.output import locked, log_os_errors
-from flwr_frl.strategies.report.page.document import write_page
+from flwr_frl.strategies.report.progress import describe
 from flwr_frl.strategies.report.results import (
     CLIENTS,
     METRICS,
@@ -39,12 +30,7 @@ from flwr_frl.strategies.report.results import (
     PAGE,
     PLOT,
     Row,
-    client_data,
-    is_complete,
     missing_metrics,
-    quality,
-    read_rows,
-    strict_json,
     summarize,
     write_json,
 )
@@ -78,19 +64,15 @@ class Report:
         self.directory = self.output / self.algorithm
         self.directory.mkdir(parents=True, exist_ok=True)
         self._about = (self.algorithm, settings["seed"], settings["evaluate-on"])
-        former = Path(str(settings["resume"] or self.output)) / self.algorithm
-        rows = takewhile(is_complete, read_rows(former / METRICS))
-        self.rows = [row for row in rows if row["round"] <= after]
-        self._latest: Row = {}
+        former = Path(str(settings["resume"] or self.output)) / self.algorithm / METRICS
+        self._journal = Journal(self.directory / METRICS, former, after)
+        self.rows, self._latest = self._journal.rows, Row()
         for row in self.rows:
             self._latest |= row
-        path, source = self.directory / METRICS, former / METRICS
-        self._rows = Journal(path, parse_jsonl, after, source, durable=True)
-        path, source = self.directory / METRICS_CSV, former / METRICS_CSV
-        self._csv = Journal(path, parse_csv, after, source, HEADER)
         self._flush("metrics of earlier rounds")
-        _warn_missing(former / METRICS, {row["round"] for row in self.rows}, after)
-        _warn_missing(former / METRICS_CSV, self._csv.rounds, after)
+        known = {row["round"] for row in self.rows}
+        if lost := [str(n) for n in range(1, after + 1) if n not in known]:
+            log(WARNING, "%s lacks these rounds: %s", former, several(lost))
         self.progress = Progress(
             TextColumn("{task.description}"),
             BarColumn(),
@@ -107,34 +89,29 @@ class Report:
         )
 
     def _flush(self, what: str) -> None:
-        for journal in (self._rows, self._csv):
-            with log_os_errors(f"{what} in {journal.path.name}"):
-                journal.flush()
+        with log_os_errors(f"{what} in {METRICS}"):
+            self._journal.flush()
 
-    def add_client(
-        self, server_round: int, client: str, metrics: Mapping[str, Any]
+    def add(
+        self, row: Row, clients: Mapping[str, Mapping[str, Any]] | None = None
     ) -> None:
-        """Record a client's metrics. They are written with the row of the round."""
-        self._csv.append(csv_lines(self._about, server_round, client, metrics))
-
-    def add(self, row: Row) -> None:
         """Record the metrics of a round, durably, and advance the progress bar.
 
         If the disk is full, the metrics are written along with those of a later round.
+
+        Parameters
+        ----------
+        row : dict
+            The metrics of the round.
+        clients : mapping, optional
+            The metrics of each client that was evaluated in the round.
         """
-        self.rows.append(row)
         self._latest |= row
-        self._rows.append(strict_json(row) + "\n")
-        self._csv.append(csv_lines(self._about, row["round"], "", row))
+        self._journal.add(row, clients or {})
         if self.trackers:
             self.trackers.add(row)
         self._flush(f"metrics of round {row['round']}")
-        state = f"train loss {row['train-loss']:.3f}" if "train-loss" in row else ""
-        shown = quality(self._latest)
-        if (value := self.latest(shown)) is not None:
-            # Distinguishes the loss of an evaluation from the training loss.
-            label = f"{self._about[2]} loss" if shown == "loss" else shown
-            state += f"  {label} {value:.3f}"
+        state = describe(self._latest, str(self.settings["evaluate-on"]))
         self.progress.update(self._bar, completed=row["round"], state=state)
 
     def latest(self, name: str) -> float | None:
@@ -145,7 +122,6 @@ class Report:
         self,
         clients: Mapping[str, Mapping[str, Any]],
         joined: Mapping[str, Mapping[str, Any]] | None = None,
-        ended: Callable[[], None] | None = None,
     ) -> dict[str, Any]:
         """Write the files of a finished run and return its summary.
 
@@ -155,9 +131,6 @@ class Report:
             The final metrics of each client, for ``clients.json``.
         joined : mapping, optional
             The entries of clients that joined after the training.
-        ended : callable, optional
-            Called when all files but the page are written. The page then shows that the
-            run has finished.
         """
         requested = str(self.settings["metrics"])
         if missing := missing_metrics(clients, requested):
@@ -165,12 +138,11 @@ class Report:
             log(WARNING, text, several(missing))
         with log_os_errors(CLIENTS):
             write_json(self.directory / CLIENTS, clients)
-        for name, metrics in clients.items():
-            self.add_client(NO_ROUND, name, client_data(metrics))
         self._flush("metrics")
+        self.write_csv()
         last = self._summarized_rounds()
         since = self.rows[-1]["round"] - last if self.rows else 0
-        means = client_means(self.directory / METRICS_CSV, "accuracy", since)
+        means = client_means(self.directory / METRICS, "accuracy", since)
         summary = summarize(self.rows, clients, last, means)
         if joined:
             summary |= self._write_newcomers(joined)
@@ -178,14 +150,15 @@ class Report:
             content = read_comparable(self.output, shared_config(self.settings))
             content["algorithms"][self.algorithm] = summary
             write_comparison(self.output, content)
-        if ended:
-            ended()
-        with log_os_errors(PAGE), locked(self.output, wait=True):
-            write_page(self.output)
         if self.trackers:
             files = [self.output / name for name in (PLOT, PAGE)]
             self.trackers.end(True, summary, [p for p in files if p.is_file()])
         return summary
+
+    def write_csv(self) -> None:
+        """Write ``metrics.csv``, which has every number of the run."""
+        with log_os_errors(METRICS_CSV):
+            write_csv(self.directory, self._about)
 
     def _summarized_rounds(self) -> int:
         """Return how many of the last rounds to average, at least one evaluated one."""
@@ -202,8 +175,3 @@ class Report:
             path = self.directory / newcomers.TIDY
             newcomers.write_tidy(path, self._about[:2], by_examples)
         return newcomers.summarize(by_examples)
-
-
-def _warn_missing(path: Path, rounds: set[int], after: int) -> None:
-    if lost := [str(n) for n in range(1, after + 1) if n not in rounds]:
-        log(WARNING, "%s lacks these rounds: %s", path, several(lost))

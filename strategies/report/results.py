@@ -3,7 +3,7 @@
 import json
 import math
 from collections import Counter
-from collections.abc import Container, Mapping
+from collections.abc import Container, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +25,8 @@ METRICS, METRICS_CSV, CLIENTS, SUMMARY, PLOT, STATUS, PAGE = (
     "status.json",
     "report.html",
 )
+# The entry of a row with the metrics of each client that was evaluated.
+CLIENT_METRICS = "client-metrics"
 # Metrics by which runs are compared, the preferred one first.
 QUALITY = ("accuracy", "distance", "error", "loss-point", "loss")
 # Metrics that a summary averages over the last rounds.
@@ -61,29 +63,31 @@ def quality(names: Container[str]) -> str:
     return next((name for name in QUALITY if name in names), "accuracy")
 
 
-def parse_row(line: str | bytes) -> Row | None:
-    """Parse a line of ``metrics.jsonl``; return None if it is damaged."""
-    try:
-        row = parse_json(line)
-    except ValueError:
-        return None
-    is_row = isinstance(row, dict) and isinstance(row.get("round"), int)
-    return row if is_row else None
-
-
-def read_rows(path: Path) -> list[Row]:
-    """Read a ``metrics.jsonl`` up to its first damaged line.
+def read_journal(path: Path) -> Iterator[tuple[bytes, Row]]:
+    """Yield the lines of a ``metrics.jsonl`` and their rows, up to a damaged line.
 
     A crash may have cut off the last line. A missing file has no rows.
     """
-    rows: list[Row] = []
     if path.is_file():
-        for line in path.read_bytes().splitlines():
-            row = parse_row(line)
-            if row is None:
-                break
-            rows.append(row)
-    return rows
+        with path.open("rb") as file:
+            for line in file:
+                try:
+                    row = parse_json(line)
+                except ValueError:
+                    return
+                if not (isinstance(row, dict) and isinstance(row.get("round"), int)):
+                    return
+                yield line, row
+
+
+def read_rows(path: Path) -> list[Row]:
+    """Return the rows of a ``metrics.jsonl`` without clients' metrics."""
+    return [without_clients(row) for _, row in read_journal(path)]
+
+
+def without_clients(row: Row) -> Row:
+    """Return a row without the metrics of each client, which may be many."""
+    return {name: value for name, value in row.items() if name != CLIENT_METRICS}
 
 
 def is_complete(row: Row) -> bool:
@@ -230,6 +234,21 @@ def parse_json(text: str | bytes) -> Any:
         return json.loads(text)
     except RecursionError as error:
         raise ValueError("JSON is nested too deeply") from error
+
+
+def read_object(path: Path) -> dict[str, Any]:
+    """Read a JSON object; it is empty if the file is missing or damaged."""
+    try:
+        value = read_json(path)
+    except (OSError, ValueError):
+        return {}
+    return value if isinstance(value, dict) else {}
+
+
+def objects_in(value: object) -> dict[str, dict[str, Any]]:
+    """Return the objects among the entries of a JSON object."""
+    entries = value.items() if isinstance(value, dict) else ()
+    return {name: entry for name, entry in entries if isinstance(entry, dict)}
 
 
 def write_json(path: Path, value: object) -> None:

@@ -8,9 +8,7 @@ import numpy as np
 
 from flwr_frl.strategies.algorithms import short_name
 from flwr_frl.strategies.report.comparison import shared_config, write_comparison
-from flwr_frl.strategies.report.output import log_os_errors
-from flwr_frl.strategies.report.page.document import write_page
-from flwr_frl.strategies.report.results import LATEST, PAGE
+from flwr_frl.strategies.report.results import LATEST
 from flwr_frl.strategies.report.tables import OVER_SEEDS
 from flwr_frl.task.checkpoint import FILE as CHECKPOINT
 from flwr_frl.task.files import refuse_links
@@ -61,15 +59,32 @@ def plan(
     resume = str(overrides.get("resume", ""))
     if resume:
         _check_resumed(Path(resume), seeds)
-    names = [short_name(name) for name in algorithms]
-    planned = []
-    for seed in seeds:
-        folder, former = (Path(p, f"{PREFIX}{seed}") for p in (output, resume))
-        refuse_links("output", folder)
-        begun = resume and any((former / n / CHECKPOINT).is_file() for n in names)
-        run: dict[str, Setting] = {"seed": seed, "output": str(folder)}
-        planned.append({**overrides, **run, "resume": str(former) if begun else ""})
-    return planned
+    return [
+        {**in_folder(overrides, output, f"{PREFIX}{seed}", algorithms), "seed": seed}
+        for seed in seeds
+    ]
+
+
+def in_folder(
+    settings: Settings, output: str, name: str, algorithms: Iterable[str]
+) -> dict[str, Setting]:
+    """Return the settings of runs in the folder ``name`` of ``output``.
+
+    Runs that have begun in the folder of the same name in ``resume`` continue.
+    """
+    folder, resume = Path(output, name), str(settings.get("resume", ""))
+    below = [Path(output, parent) for parent in Path(name).parents if parent.name]
+    refuse_links("output", *below, folder)
+    begun = resume and have_begun(Path(resume, name), algorithms)
+    former = str(Path(resume, name)) if begun else ""
+    return {**settings, "output": str(folder), "resume": former}
+
+
+def have_begun(folder: Path, algorithms: Iterable[str]) -> bool:
+    """Return True if a run of one of the algorithms, of any seed, has a checkpoint."""
+    runs = (f"{short_name(name)}/{CHECKPOINT}" for name in algorithms)
+    places = (place for run in runs for place in (run, f"{PREFIX}*/{run}"))
+    return any(any(folder.glob(place)) for place in places)
 
 
 def _check_resumed(resume: Path, seeds: range) -> None:
@@ -116,8 +131,6 @@ def combine(
         "seeds": [run["seed"] for run in runs],
     }
     write_comparison(output, content, [Path(str(run["output"])) for run in runs])
-    with log_os_errors(PAGE):
-        write_page(output)
     return summaries
 
 

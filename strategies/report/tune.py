@@ -11,12 +11,11 @@ from rich.table import Table
 
 from flwr_frl.strategies.algorithms import short_name
 from flwr_frl.strategies.report.output import log_os_errors
+from flwr_frl.strategies.report.progress import describe
 from flwr_frl.strategies.report.results import write_json
-from flwr_frl.strategies.report.seeds import PREFIX
+from flwr_frl.strategies.report.seeds import in_folder
 from flwr_frl.strategies.report.tables import write_tables
 from flwr_frl.strategies.report.terminal import console
-from flwr_frl.task.checkpoint import FILE as CHECKPOINT
-from flwr_frl.task.files import refuse_links
 from flwr_frl.task.settings import Setting, Settings, SettingsError
 
 FILE = "tune.json"
@@ -27,24 +26,24 @@ FIXED = ("algorithm", "evaluate-on", "output", "resume", "seed", "validation-fra
 
 # Settings of a point of the grid.
 Point = dict[str, Setting]
-# The summary of a point's runs, or why there is none.
+# The summaries of a group of runs by algorithm, or why there are none.
 Outcome = Mapping[str, Any] | SettingsError
 
 
-class PointRuns(NamedTuple):
-    """The runs of a point of the grid.
+class RunGroup(NamedTuple):
+    """Runs of some algorithms with the same settings and different seeds.
 
     Parameters
     ----------
-    algorithm : str
-        The algorithm.
+    algorithms : sequence of str
+        The algorithms.
     settings : sequence of mapping
         The checked settings of each seed.
     folder : Path
-        The output folder of the point.
+        The output folder of all seeds.
     """
 
-    algorithm: str
+    algorithms: Sequence[str]
     settings: Sequence[Settings]
     folder: Path
 
@@ -78,7 +77,8 @@ def _parse_value(text: str) -> Setting:
 
 def _bad_grid(text: str, why: str) -> SettingsError:
     return SettingsError(
-        f"--grid {text!r} cannot be read: it must be 'name=value,value …' ({why})"
+        f"--grid {text!r} cannot be read: it must be 'name=value,value …' ({why})",
+        "grid",
     )
 
 
@@ -87,8 +87,8 @@ def tune(
     grid: Sequence[Point],
     overrides: Settings,
     output: Path,
-    prepare: Callable[[str, Settings], Sequence[Settings]],
-    carry_out: Callable[[Sequence[PointRuns]], Sequence[Outcome]],
+    prepare: Callable[[str, Settings], RunGroup],
+    carry_out: Callable[[Sequence[RunGroup], bool], Sequence[Outcome]],
 ) -> dict[str, dict[str, Any]]:
     """Run all points of a grid, then run and test the best point of each algorithm.
 
@@ -109,9 +109,10 @@ def tune(
         The output folder, for ``<algorithm>/point-<i>``, ``<algorithm>/test``,
         ``tune.json`` and the tables.
     prepare : callable
-        Checks an algorithm's settings; returns those of each seed.
+        Checks an algorithm's settings; returns its runs.
     carry_out : callable
-        Runs points; returns the outcome of each.
+        Makes runs; returns the outcome of each group. With True, a failed run is an
+        outcome instead of an exception.
 
     Returns
     -------
@@ -128,22 +129,23 @@ def tune(
     if "evaluate-on" in overrides:
         raise SettingsError(
             f"evaluate-on is {overrides['evaluate-on']!r}; it must not be set with "
-            "tune, which evaluates on validation data and finally on test data"
+            "tune, which evaluates on validation data and finally on test data",
+            "evaluate-on",
         )
     fraction = overrides.get("validation-fraction") or VALIDATION_FRACTION
     held_out = {"validation-fraction": fraction, "evaluate-on": "validation"}
 
-    def plan(algorithm: str, settings: Settings, folder: Path) -> PointRuns:
-        settings = _in_folder(settings, folder, algorithm)
-        return PointRuns(algorithm, prepare(algorithm, settings), folder)
+    def plan(algorithm: str, settings: Settings, name: str) -> RunGroup:
+        place = f"{short_name(algorithm)}/{name}"
+        own = in_folder(settings, str(output), place, [algorithm])
+        return prepare(algorithm, own)
 
     # Everything is checked before anything runs.
-    planned: dict[str, list[tuple[Point, PointRuns]]] = {}
+    planned: dict[str, list[tuple[Point, RunGroup]]] = {}
     for name in algorithms:
         planned[name], distinct = [], []
         for i, point in enumerate(grid):
-            folder = output / short_name(name) / f"point-{i}"
-            runs = plan(name, {**overrides, **point, **held_out}, folder)
+            runs = plan(name, {**overrides, **point, **held_out}, f"point-{i}")
             # Points that differ only in settings of other algorithms are the same run.
             values = [{**run, "output": "", "resume": ""} for run in runs.settings]
             if values not in distinct:
@@ -151,22 +153,21 @@ def tune(
                 planned[name].append((point, runs))
     tuned: dict[str, dict[str, Any]] = {}
     for name, named_points in planned.items():
-        outcomes = carry_out([runs for _, runs in named_points])
+        short = short_name(name)
+        outcomes = carry_out([runs for _, runs in named_points], True)
         tried = [
-            {"settings": point} | _score(outcome)
+            {"settings": point} | _score(outcome, short)
             for (point, _), outcome in zip(named_points, outcomes, strict=True)
         ]
         best = _best(name, tried)
         final = {**overrides, **best, "validation-fraction": 0.0, "evaluate-on": "test"}
-        runs = plan(name, final, output / short_name(name) / "test")
-        (test,) = carry_out([runs])
-        if isinstance(test, SettingsError):
-            raise test
-        tuned[short_name(name)] = {
+        (test,) = carry_out([plan(name, final, "test")], False)
+        assert not isinstance(test, SettingsError)
+        tuned[short] = {
             "validation-fraction": fraction,
             "points": tried,
             "picked": best,
-            "test": test,
+            "test": test[short],
         }
         with log_os_errors(output / FILE):
             write_json(output / FILE, tuned)
@@ -176,21 +177,13 @@ def tune(
     return tuned
 
 
-def _in_folder(settings: Settings, folder: Path, algorithm: str) -> Settings:
-    """Return settings that write to a folder and resume a run that has begun there."""
-    refuse_links("output", folder.parent, folder)
-    path = f"{short_name(algorithm)}/{CHECKPOINT}"
-    begun = [*folder.glob(path), *folder.glob(f"{PREFIX}*/{path}")]
-    resume = str(folder) if settings.get("resume") and begun else ""
-    return {**settings, "output": str(folder), "resume": resume}
-
-
-def _score(outcome: Outcome) -> dict[str, Any]:
+def _score(outcome: Outcome, algorithm: str) -> dict[str, Any]:
     # A learning rate that diverges must not end the search.
     if isinstance(outcome, SettingsError):
         return {"failed": str(outcome)}
-    name = "accuracy" if "accuracy" in outcome else "loss"
-    return {name: outcome[name]} if name in outcome else {"failed": "no evaluation"}
+    summary = outcome[algorithm]
+    name = "accuracy" if "accuracy" in summary else "loss"
+    return {name: summary[name]} if name in summary else {"failed": "no evaluation"}
 
 
 def _best(algorithm: str, tried: Sequence[Mapping[str, Any]]) -> Point:
@@ -198,13 +191,12 @@ def _best(algorithm: str, tried: Sequence[Mapping[str, Any]]) -> Point:
     if not scored:
         raise SettingsError(
             f"all points of the grid failed with {algorithm}, the first with: "
-            f"{tried[0]['failed']}"
+            f"{tried[0]['failed']}",
+            "grid",
         )
-
-    def score(point: Mapping[str, Any]) -> float:
-        return float(point["accuracy"] if "accuracy" in point else -point["loss"])
-
-    best: Point = max(scored, key=score)["settings"]
+    best: Point = max(scored, key=lambda p: p.get("accuracy", -p.get("loss", 0.0)))[
+        "settings"
+    ]
     return best
 
 
@@ -214,11 +206,7 @@ def show_points(tuned: Mapping[str, Mapping[str, Any]]) -> None:
     for name, entry in tuned.items():
         for point in entry["points"]:
             text = " ".join(f"{n}={v}" for n, v in point["settings"].items())
-            score = point.get("failed", "")
-            if "accuracy" in point:
-                score = f"{point['accuracy']:.2%}"
-            elif "loss" in point:
-                score = f"loss {point['loss']:.4g}"
+            score = point.get("failed") or describe(point, "validation")
             picked = "yes" if point["settings"] == entry["picked"] else ""
             table.add_row(name, escape(text), escape(score), picked)
     console().print(table)

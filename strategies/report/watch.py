@@ -4,17 +4,17 @@ import contextlib
 import os
 import platform
 import time
-from collections.abc import Iterator, Sequence
-from itertools import islice
+from collections.abc import Iterator
 from logging import INFO
-from pathlib import Path
 from typing import Any
 
 from flwr.common import log
 
 from flwr_frl.strategies.base import BaseStrategy
 from flwr_frl.strategies.report.output import log_os_errors
-from flwr_frl.strategies.report.results import STATUS, Row, quality, strict_json
+from flwr_frl.strategies.report.progress import describe, duration, seconds_left
+from flwr_frl.strategies.report.report import Report
+from flwr_frl.strategies.report.results import STATUS, quality, strict_json
 from flwr_frl.strategies.server.checks import several
 from flwr_frl.strategies.server.pending_round import PendingRound
 from flwr_frl.task.files import write_atomically
@@ -31,23 +31,13 @@ class Watch:
     ----------
     strategy : BaseStrategy
         The strategy, which manages the clients.
-    directory : Path
-        The folder of ``status.json``.
-    rounds : int
-        The number of rounds of the run.
-    evaluated_on : {"test", "validation"}, default "test"
-        The examples on which losses are measured.
+    report : Report
+        The report of the run; ``status.json`` is written to its folder.
     """
 
-    def __init__(
-        self,
-        strategy: BaseStrategy,
-        directory: Path,
-        rounds: int,
-        evaluated_on: str = "test",
-    ) -> None:
-        self.strategy, self.directory, self.rounds = strategy, directory, rounds
-        self.evaluated_on = evaluated_on
+    def __init__(self, strategy: BaseStrategy, report: Report) -> None:
+        self.strategy, self.report = strategy, report
+        self.rounds = int(report.settings["num-server-rounds"])
         # Names of the connected clients by node, and how many have ever been known.
         self._connected: dict[int, str] = {}
         self._num_known = 0
@@ -57,46 +47,49 @@ class Watch:
         self._written = self._write_seconds = 0.0
 
     @contextlib.contextmanager
-    def over(self, rows: list[Row]) -> Iterator[None]:
+    def over(self) -> Iterator[None]:
         """Watch a run. An exception in the context marks the run as stopped."""
         joined, _ = self._update_connected()
         log(INFO, "connected clients: %s", several(joined) or "none yet")
-        self._write("running", rows)
+        self._write("running")
         try:
             yield
         except BaseException:
-            self.end("stopped", rows)
+            self.end("stopped")
+            self.report.write_csv()
             raise
 
-    def after_round(self, rows: list[Row]) -> None:
+    def after_round(self) -> None:
         """Log the round of the last row, and write the status if it is due."""
-        row, (joined, left) = rows[-1], self._update_connected()
-        training = self.strategy.training
+        row, (joined, left) = self.report.rows[-1], self._update_connected()
+        training, latest = self.strategy.training, self.strategy.pending
         self._add_problems(training, f"round {row['round']}")
         # The latest exchange is the evaluation if the round had one.
-        latest = self.strategy.pending
         if latest is not training:
             self._add_problems(latest, f"evaluation of round {row['round']}")
         silent = training.silent if self.strategy.participation.waits_for_all else []
+        seconds = seconds_left(self.report.rows, self.rounds)
+        clients = int(row.get("clients", 0))
+        count = f"{clients} client{'s' * (clients != 1)}"
+        described = describe(row, str(self.report.settings["evaluate-on"]))
         parts = [
-            _describe(row, self.evaluated_on),
+            ", ".join(filter(None, [count, described])),
             joined and f"joined: {several(joined)}",
             left and f"left: {several(left)}",
             silent and f"no reply from {several(silent)}",
             row.get("rejected") and f"{row['rejected']:g} rejected",
+            seconds is not None and f"{duration(seconds)} left",
         ]
-        if (seconds := seconds_left(rows, self.rounds)) is not None:
-            parts.append(f"{duration(seconds)} left")
         text = "; ".join(part for part in parts if part)
         log(INFO, "round %d of %d: %s", row["round"], self.rounds, text)
         interval = max(INTERVAL, WRITE_MULTIPLE * self._write_seconds)
         if time.monotonic() - self._written >= interval:
-            self._write("running", rows)
+            self._write("running")
 
-    def end(self, state: str, rows: list[Row]) -> None:
+    def end(self, state: str) -> None:
         """Write the final state of the run: ``finished`` or ``stopped``."""
         self._update_connected()
-        self._write(state, rows)
+        self._write(state)
 
     def _update_connected(self) -> tuple[list[str], list[str]]:
         """Return the clients that have joined and left since the last call."""
@@ -125,8 +118,8 @@ class Watch:
         nodes = {name: node for node, name in self._connected.items()}
         properties = {c.name: c.properties for c in manager.known.values()}
         refused = {
-            strategy.name_of(n): f"takes no part: {why}"
-            for n, why in manager.refusals.items()
+            strategy.name_of(n): f"takes no part: {refusal.reason}"
+            for n, refusal in manager.refusals.items()
         }
         names = {*nodes, *self._last_seen, *properties, *self._problems, *refused}
         return [
@@ -144,8 +137,8 @@ class Watch:
             for name in sorted(names)
         ]
 
-    def _write(self, state: str, rows: list[Row]) -> None:
-        began = time.monotonic()
+    def _write(self, state: str) -> None:
+        began, left = time.monotonic(), seconds_left(self.report.rows, self.rounds)
         every = self.strategy.evaluation.metrics.values()
         measure = quality({name for metrics in every for name in metrics})
         status = {
@@ -155,53 +148,12 @@ class Watch:
             "process": os.getpid(),
             "rounds": self.rounds,
             "written": time.time(),
-            "left": seconds_left(rows, self.rounds) if state == "running" else None,
+            "left": left if state == "running" else None,
             "measure": measure,
             "clients": self._clients(measure),
         }
         with log_os_errors(STATUS):
             data = strict_json(status).encode()
-            write_atomically(self.directory / STATUS, data, durable=False)
+            write_atomically(self.report.directory / STATUS, data, durable=False)
         self._written = time.monotonic()
         self._write_seconds = self._written - began
-
-
-def _describe(row: Row, evaluated_on: str) -> str:
-    """Return the number of clients, the training loss and the quality of a round."""
-    clients = int(row.get("clients", 0))
-    parts = [f"{clients} client{'s' * (clients != 1)}"]
-    if row.get("train-loss") is not None:
-        parts.append(f"train loss {row['train-loss']:.4g}")
-    name = quality(row)
-    if row.get(name) is not None:
-        form = "{:.2%}" if name == "accuracy" else "{:.4g}"
-        label = f"{evaluated_on} loss" if name == "loss" else name
-        parts.append(f"{label} {form.format(row[name])}")
-    return ", ".join(parts)
-
-
-def seconds_left(rows: Sequence[Row], rounds: int) -> float | None:
-    """Estimate the remaining time of a run from its last ten rounds, in seconds.
-
-    Returns None before the second round and after the last one.
-    """
-    timed = (row for row in reversed(rows) if row.get("seconds") is not None)
-    recent = list(islice(timed, 11))[::-1]
-    if len(recent) < 2 or (left := rounds - recent[-1]["round"]) <= 0:
-        return None
-    done = recent[-1]["round"] - recent[0]["round"]
-    seconds: float = (recent[-1]["seconds"] - recent[0]["seconds"]) * left / done
-    return max(0.0, seconds)
-
-
-def duration(seconds: float) -> str:
-    """Format a time in its two largest units: ``3 h 20 min``."""
-    rest, parts = round(seconds), []
-    for unit, size in (("d", 86400), ("h", 3600), ("min", 60), ("s", 1)):
-        count, rest = divmod(rest, size)
-        # After the first unit only the next smaller one is shown.
-        if count:
-            parts.append(f"{count} {unit}")
-        if parts and (len(parts) == 2 or not count):
-            break
-    return " ".join(parts) or "0 s"

@@ -8,20 +8,23 @@ from typing import Any
 import numpy as np
 from flwr.app import ArrayRecord, Message, MetricRecord
 from flwr.common import log
+from flwr.serverapp.strategy import FedAvg as FlowerFedAvg
 
 from flwr_frl.strategies.server.aggregation import (
     CENTERED_CLIP,
     CENTRED,
     Reply,
-    Rule,
+    Sent,
     bucketed,
     capped,
+    make_rule,
 )
 from flwr_frl.strategies.server.checks import InvalidReplyError
 from flwr_frl.strategies.server.client_manager import ClientManager
-from flwr_frl.strategies.server.evaluation import mean_loss
+from flwr_frl.strategies.server.evaluation import Evaluation, mean_loss
+from flwr_frl.strategies.server.participation import Participation
 from flwr_frl.strategies.server.pending_round import PendingRound
-from flwr_frl.strategies.server.privacy import ClientPrivacy
+from flwr_frl.strategies.server.privacy import client_privacy
 from flwr_frl.strategies.server.replies import (
     Arrays,
     as_float16,
@@ -32,7 +35,7 @@ from flwr_frl.strategies.server.replies import (
     to_record,
 )
 from flwr_frl.strategies.server.round_ledger import RoundLedger
-from flwr_frl.strategies.traits import Algorithm, StrategySettings
+from flwr_frl.strategies.traits import Algorithm, StrategySettings, takes
 from flwr_frl.task.messages import IS_CHANGE, NUM_EXAMPLES
 from flwr_frl.task.settings import SettingsError
 
@@ -42,23 +45,33 @@ BUCKETS = 0xB0C4
 LAST_CHANGE = "last-change"
 
 
-class Averaging(Algorithm, supports_client_dp=True):
+class Averaging(Algorithm, FlowerFedAvg, supports_client_dp=True, asynchronous=True):
     """The part of a strategy that checks replies to training and combines them."""
 
-    # Set by `BaseStrategy`, and by Flower's base class.
-    arrayrecord_key: str
-    settings: StrategySettings
-    state: dict[str, Any]
-    clients: ClientManager
-    ledger: RoundLedger
-    # The last messages, and those of the last training.
-    pending: PendingRound
-    training: PendingRound
-    privacy: ClientPrivacy | None
-    _rule: Rule
-    # Settings that the last `aggregate` has used, and those in the log's warnings.
-    _used: set[str]
-    _warned: set[str]
+    @takes(StrategySettings)
+    def __init__(self, **arguments: Any) -> None:
+        self.settings = settings = StrategySettings(**arguments)
+        super().__init__(
+            fraction_train=settings.fraction_train,
+            min_train_nodes=settings.min_train_nodes,
+            min_available_nodes=settings.min_available_nodes,
+        )
+        settings.check(self.traits)
+        # Where `centered-clip` keeps its last change.
+        clips = settings.aggregation == CENTERED_CLIP
+        self.state: dict[str, Any] = {LAST_CHANGE: {}} if clips else {}
+        noise, clip = settings.server_dp_noise, settings.server_dp_clip
+        self.privacy = client_privacy(noise, clip, settings.server_dp_delta)
+        self.clients = ClientManager(settings.min_available_nodes)
+        sampling = settings.fraction_train, settings.min_train_nodes, settings.seed
+        self.participation = Participation(*sampling, self.traits.waits_for_all)
+        self.ledger = RoundLedger()
+        self.pending = self.training = PendingRound()
+        self.evaluation = Evaluation()
+        byzantine = settings.byzantine_fraction * max(1, settings.bucket_size)
+        self._rule = make_rule(settings.aggregation, byzantine, settings.clip_norm)
+        # Settings that the last `aggregate` has used, and those that were warned of.
+        self._used, self._warned = set[str](), set[str]()
 
     def _is_valid(self, reply: Message) -> bool:
         try:
@@ -97,12 +110,13 @@ class Averaging(Algorithm, supports_client_dp=True):
         pending = self.training = self.pending
         valid = pending.close(replies, self.check_train_reply)
         self.ledger.note_unused(pending.unused)
-        metrics = {"clients": len(valid), **pending.counts(), **pending.sizes()}
+        metrics = {"clients": len(valid), **pending.counts()}
         arrays = self._aggregate_checked(server_round, valid) if valid else None
         if arrays is not None:
             metrics |= self.train_metrics(valid)
             self.ledger.acknowledge(pending.rounds(valid), server_round)
             self.clients.settle()
+        metrics |= self.participation.close()
         if self.privacy:
             metrics |= self.privacy.spent()
         return arrays, single_metrics(metrics)
@@ -160,14 +174,15 @@ class Averaging(Algorithm, supports_client_dp=True):
             self._used |= {"aggregation", "weighting"}
             asked = self.pending.asked_names()
             return self.privacy.mean(asked, decoded, self._centre())
-        weights, rule = self.weights(replies), self.rule
-        if self.settings.aggregation == CENTERED_CLIP:
-            return self._clip_about_last(rule, weights, decoded)
-        centred = self.settings.aggregation in CENTRED
-        return rule(weights, decoded, self._centre() if centred else {})
+        weights, rule = self.weights(replies), self.settings.aggregation
+        if rule == CENTERED_CLIP:
+            return self._clip_about_last(weights, decoded)
+        return self.apply_rule(
+            weights, decoded, self._centre() if rule in CENTRED else {}
+        )
 
     def _clip_about_last(
-        self, rule: Rule, weights: Sequence[float], replies: Sequence[Reply]
+        self, weights: Sequence[float], replies: Sequence[Reply]
     ) -> Arrays | None:
         """Return x + v, where v is the change of the last and then of this round.
 
@@ -179,7 +194,7 @@ class Averaging(Algorithm, supports_client_dp=True):
         """
         sent, last = self._centre(), self.state.get(LAST_CHANGE, {})
         centre = {n: np.add(a, last[n]) if n in last else a for n, a in sent.items()}
-        moved = rule(weights, replies, centre)
+        moved = self.apply_rule(weights, replies, centre)
         if moved is not None:
             self.state[LAST_CHANGE] = {
                 name: np.subtract(moved[name], array)
@@ -188,18 +203,19 @@ class Averaging(Algorithm, supports_client_dp=True):
             }
         return moved
 
-    @property
-    def rule(self) -> Rule:
-        """The rule that ``aggregation`` names, over buckets with ``bucket-size``.
+    def apply_rule(
+        self, weights: Sequence[float], replies: Sequence[Reply], centre: Sent
+    ) -> Arrays | None:
+        """Combine arrays by the rule of ``aggregation``, over buckets of replies.
 
         The buckets follow from the seed and the round alone.
         """
         self._used.add("aggregation")
-        own = self.settings
-        if own.bucket_size < 2 or own.aggregation == "mean":
-            return self._rule
-        entropy = [own.seed, BUCKETS, self.pending.server_round]
-        return bucketed(self._rule, own.bucket_size, np.random.default_rng(entropy))
+        own, rule = self.settings, self._rule
+        if own.bucket_size > 1 and own.aggregation != "mean":
+            entropy = [own.seed, BUCKETS, self.pending.server_round]
+            rule = bucketed(rule, own.bucket_size, np.random.default_rng(entropy))
+        return rule(weights, replies, centre)
 
     def weights(self, replies: list[Message]) -> list[float]:
         """Return the weights of checked replies: 1, or numbers of examples.
@@ -210,18 +226,18 @@ class Averaging(Algorithm, supports_client_dp=True):
         self._used.add("weighting")
         if self.settings.weighting == "uniform":
             return [1.0] * len(replies)
-        counts = [
-            min(
-                check_metrics(reply)[NUM_EXAMPLES],
-                self.clients.declared(reply, NUM_EXAMPLES),
-            )
-            for reply in replies
-        ]
+        reported = [check_metrics(reply)[NUM_EXAMPLES] for reply in replies]
+        declared = [self.clients.declared(reply, NUM_EXAMPLES) for reply in replies]
+        counts = list(map(min, reported, declared))
         return capped(counts, self.settings.largest_share)
 
     def arrays(self, reply: Message) -> Arrays:
-        """Return a checked reply's arrays; float16 ones of ``transport`` as float32."""
-        return self._as_kept(self.pending.arrays(reply, self.arrayrecord_key))
+        """Return a checked reply's arrays; float16 ones of ``transport`` as float32.
+
+        With asynchronous rounds they are moved to the current version.
+        """
+        arrays = self._as_kept(self.pending.arrays(reply, self.arrayrecord_key))
+        return self.participation.rebased(reply.metadata.src_node_id, arrays)
 
     def _centre(self) -> Arrays:
         """Return the arrays from which replies differ by the clients' changes."""
@@ -239,19 +255,15 @@ class Averaging(Algorithm, supports_client_dp=True):
 
     def _warn_about_unused(self) -> None:
         """Warn once of each setting that `aggregate` does not use."""
-        for name, value, usual, call in (
-            ("aggregation", self.settings.aggregation, "mean", "self.mean"),
-            (
-                "weighting",
-                self.settings.weighting,
-                "uniform",
-                "self.mean or self.weights",
-            ),
+        for name, usual, calls in (
+            ("aggregation", "mean", "self.mean"),
+            ("weighting", "uniform", "self.mean or self.weights"),
         ):
+            value = getattr(self.settings, name)
             if value != usual and name not in self._used | self._warned:
                 self._warned.add(name)
                 text = "%s=%s does nothing: %s.aggregate does not call %s"
-                log(WARNING, text, name, value, type(self).__name__, call)
+                log(WARNING, text, name, value, type(self).__name__, calls)
 
 
 def check_like_sent(arrays: object, sent: ArrayRecord | None, name: str) -> None:

@@ -1,7 +1,7 @@
 """Checkpoints: everything that the server needs to continue a run after a round."""
 
 import json
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from logging import WARNING
 from pathlib import Path
@@ -80,7 +80,8 @@ def snapshot_of(tree: dict[str, Any], values: dict[str, Any]) -> Callable[[], St
     """
     arrays: Arrays = {}
     paths: dict[str, list[str]] = {}
-    for path, array in _arrays_of(tree, []):
+    listed, rest = _split(tree, [])
+    for path, array in listed:
         name = "/".join(path)
         if name in arrays:
             raise SettingsError(
@@ -89,7 +90,7 @@ def snapshot_of(tree: dict[str, Any], values: dict[str, Any]) -> Callable[[], St
         arrays[name] = array
         if _path_of(name) != path:
             paths[name] = path
-    saved = {**values, "state": _without_arrays(tree), "paths": paths}
+    saved = {**values, "state": rest, "paths": paths}
     try:
         # A copy that is faster than Python's.
         text = json.dumps(saved)
@@ -123,26 +124,24 @@ def restore_tree(tree: dict[str, Any], state: State, others: Collection[str]) ->
             tree[key] = value
 
 
-def _arrays_of(
+def _split(
     tree: dict[str, Any], path: list[str]
-) -> Iterator[tuple[list[str], np.ndarray]]:
+) -> tuple[list[tuple[list[str], np.ndarray]], dict[str, Any]]:
+    """Return the arrays of a tree with their paths, and the tree without them."""
+    arrays: list[tuple[list[str], np.ndarray]] = []
+    rest: dict[str, Any] = {}
     for key, value in tree.items():
-        if isinstance(value, dict):
-            yield from _arrays_of(value, [*path, str(key)])
-        elif isinstance(value, np.ndarray):
-            yield [*path, str(key)], value
-
-
-def _without_arrays(tree: dict[str, Any]) -> dict[str, Any]:
-    rest = {}
-    for key, value in tree.items():
-        if isinstance(value, dict):
-            values = _without_arrays(value)
+        place = [*path, str(key)]
+        if isinstance(value, np.ndarray):
+            arrays.append((place, value))
+        elif isinstance(value, dict):
+            inner, values = _split(value, place)
+            arrays += inner
             if values or not value:
                 rest[key] = values
-        elif not isinstance(value, np.ndarray):
+        else:
             rest[key] = value
-    return rest
+    return arrays, rest
 
 
 def _path_of(name: str) -> list[str]:
@@ -222,7 +221,7 @@ class Checkpoint:
             about, shared, own = read(path)
             former = dict(about["settings"])
             arrays = {name: shared[name] for name in about["names"]}
-            # Those of older versions do not say it.
+            # Checkpoints of older versions do not have this list.
             own = {name: own[name] for name in about.get("state-names", own)}
             server_round, seconds = int(about["round"]), float(about["seconds"])
             values = dict(about["values"])

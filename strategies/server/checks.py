@@ -1,12 +1,16 @@
 """Checks of the values that clients report."""
 
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from flwr_frl.task.messages import (
     CLASS_COUNTS,
+    CLASSES_DIGEST,
     CLIENT,
     HELD_CLASSES,
+    INPUTS,
+    NUM_CLASSES,
     NUM_EXAMPLES,
     NUM_TEST_EXAMPLES,
     REFUSAL,
@@ -24,6 +28,8 @@ MOST_VALUES, LONGEST_NAME = 100, 100
 LONGEST_VALUE = 100_000
 # Length of a client's text in a log line.
 LONGEST_LINE = 300
+# Properties that describe the model; only the digest is compared.
+COMPARED = (*INPUTS, CLASSES_DIGEST, NUM_CLASSES, STRUCTURE)
 
 
 class InvalidReplyError(ValueError):
@@ -130,3 +136,37 @@ def _check_count(name: str, value: object) -> None:
     if number and 0 <= value <= MOST_EXAMPLES and value == int(value):  # type: ignore[operator,call-overload]
         return
     raise InvalidReplyError(f"{name} is {one_line(repr(value))}")
+
+
+def vote(reported: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return the description of the model by most clients, from their properties."""
+    structures = [(p.get(STRUCTURE, ""), p) for p in reported]
+    votes = Counter(structure for structure, _ in structures)
+    # Ties go to the smaller digest, so that a restart decides the same.
+    usual = min(votes, key=lambda structure: (-votes[structure], structure))
+    properties = dict(structures)[usual]
+    described = {name: properties[name] for name in COMPARED if name in properties}
+    return {**described, STRUCTURE: usual}
+
+
+def difference(its: Mapping[str, Any], usual: Mapping[str, Any]) -> str:
+    """Return why a client with another structure than most cannot take part."""
+    size, usual_size = (
+        " x ".join(str(properties.get(name, "?")) for name in INPUTS)
+        for properties in (its, usual)
+    )
+    if size != usual_size:
+        return (
+            f"its inputs are {size} and those of the other clients are {usual_size} "
+            f"({', '.join(INPUTS)})"
+        )
+    if its.get(CLASSES_DIGEST) != usual.get(CLASSES_DIGEST):
+        return (
+            f"its {its.get(NUM_CLASSES, '?')} classes are not those of the other "
+            f"clients, who have {usual.get(NUM_CLASSES, '?')}: names and their order "
+            "must be the same"
+        )
+    return (
+        "its shared arrays are not of the names and shapes that the other clients "
+        "have, or the model that it begins with is another one"
+    )

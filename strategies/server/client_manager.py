@@ -1,49 +1,99 @@
-"""Identify clients: each is asked once, then known by its name."""
+"""The clients of a run: each node is asked once, then known by its client's name."""
 
+import contextlib
 import hashlib
+import math
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from logging import INFO, WARNING
 from typing import Any
 
-from flwr.app import ConfigRecord, Error, Message, MessageType, RecordDict
+from flwr.app import ConfigRecord, Message, MessageType, RecordDict
 from flwr.common import log
 from flwr.serverapp import Grid
 
 from flwr_frl.strategies.server.checks import (
     InvalidReplyError,
+    check_name,
     check_properties,
+    difference,
     one_line,
     several,
-)
-from flwr_frl.strategies.server.client_info import (
-    POLL_INTERVAL,
-    QUERY_TIMEOUT,
-    WAITING_INTERVAL,
-    ClientInfo,
-    KnownClients,
-    difference,
     vote,
 )
 from flwr_frl.task.messages import (
     CLASSES_DIGEST,
     CLIENT,
     CONFIG,
+    NEWCOMER,
     OWN_NAME,
     PROPERTIES,
     REFUSAL,
     RUN,
+    SHARED_BYTES,
     STRUCTURE,
 )
 
+# Seconds to wait for the answer to a query.
+QUERY_TIMEOUT = 600.0
+POLL_INTERVAL = 0.5
+# Seconds between two log lines about clients that are awaited.
+WAITING_INTERVAL = 60.0
 # Largest number of times that a refused node is skipped before it is asked again.
 LONGEST_REST = 7
 # Flower's error for an app without a query handler, such as its templates.
 ANSWERS_NO_QUERY = "No query function registered"
 
 
-class ClientManager(KnownClients):
+@dataclass(frozen=True)
+class ClientInfo:
+    """A client that has identified itself.
+
+    Parameters
+    ----------
+    name : str
+        The same in every run; the node id for a client that answers no queries.
+    properties : mapping
+        All properties that it reported.
+    """
+
+    name: str
+    properties: Mapping[str, Any]
+
+    @property
+    def is_newcomer(self) -> bool:
+        """True if the client joins after the training."""
+        return self.properties.get(NEWCOMER) is True
+
+
+@dataclass
+class Refusal:
+    """Why a node cannot take part, and when it is asked again.
+
+    Parameters
+    ----------
+    name : str
+        Name of its client; the node id unless the client is known.
+    reason : str, default ""
+        The reason, as last logged.
+    times : int, default 0
+        How often the node was refused.
+    rests : int, default 0
+        How often it is still skipped before it is asked again.
+    twin : int, optional
+        The node that has the same name. Once it is gone, this one is asked at once.
+    """
+
+    name: str
+    reason: str = ""
+    times: int = 0
+    rests: int = 0
+    twin: int | None = None
+
+
+class ClientManager:
     """The clients of a run by node; Flower's node ids are random.
 
     Parameters
@@ -53,41 +103,50 @@ class ClientManager(KnownClients):
 
     Attributes
     ----------
+    known : dict of int to ClientInfo
+        Clients that have identified themselves, by node.
+    refusals : dict of int to Refusal
+        Nodes that cannot take part.
     here : frozenset of int
         Nodes that were available the last time.
     busy : frozenset of int
         Nodes that were connected then but still owed a reply.
     silent : frozenset of int
         Nodes that are sent only training messages, as they did not reply.
-    refusals : dict of int to str
-        Why a node cannot take part, as last logged.
+    labels : dict of str to str
+        Folder names of simulated clients, by the clients' names.
     settled : dict of str to object
         Description of the model that all clients must share, once any has trained.
     keyed : bool
         True if a name belongs to the public key that first used it.
     keys : dict of str to str
         Digests of these keys, by name.
+    round_timeout : float
+        Seconds for queries that take clients as long as training.
+    failure : str
+        Why the last query failed.
+    refusal_of : callable
+        Returns why a strategy cannot use a client; empty if it can.
     """
 
     def __init__(self, min_available_nodes: int = 1) -> None:
-        super().__init__()
         self.min_available_nodes = min_available_nodes
-        self.here: frozenset[int] = frozenset()
-        self.busy: frozenset[int] = frozenset()
-        self.silent: frozenset[int] = frozenset()
-        self.refusals: dict[int, str] = {}
-        # Names of all nodes that answered, whether they can take part or not.
-        self._called: dict[int, str] = {}
+        self.known: dict[int, ClientInfo] = {}
+        self.refusals: dict[int, Refusal] = {}
+        self.here = self.busy = self.silent = frozenset[int]()
+        self.labels: dict[str, str] = {}
+        # The client that each name or label in files and logs stands for.
+        self._owners: dict[str, str] = {}
         # Description of the model by most clients; then `settled`.
         self._usual: dict[str, Any] = {}
         self.settled: dict[str, Any] = {}
-        # How often nodes were refused, and how often they are still skipped.
-        self._refused: Counter[int] = Counter()
-        self._resting: dict[int, int] = {}
-        # Nodes that use the name of another one, and that node.
-        self._doubles: dict[int, int] = {}
         self.keyed = False
         self.keys: dict[str, str] = {}
+        self.round_timeout = QUERY_TIMEOUT
+        self.failure = ""
+        self.refusal_of: Callable[[ClientInfo], str] = lambda client: ""
+
+    # Who takes part.
 
     def identify(self, grid: Grid, run_token: str = "") -> list[int]:
         """Ask unknown nodes for their properties; return the nodes that can take part.
@@ -110,44 +169,151 @@ class ClientManager(KnownClients):
         known = {n: self.known[n] for n in nodes if n in self.known}
         if not known:
             return []
-        usual = self._usual = self.settled or vote(known.values())
-        fits = [n for n, p in known.items() if p.structure == usual[STRUCTURE]]
-        refusals = []
-        for node in sorted(known.keys() - fits):
-            reason = difference(known[node].properties, usual)
-            if self._refuse(node, known[node].name, reason):
+        usual = self._usual = self.settled or vote(c.properties for c in known.values())
+        refused = []
+        for node, client in sorted(known.items()):
+            if client.properties.get(STRUCTURE, "") == usual[STRUCTURE]:
+                reason = self.refusal_of(client)
+            else:
+                reason = difference(client.properties, usual)
+            if not reason:
+                self.refusals.pop(node, None)
+                continue
+            del known[node]
+            if self._refuse(node, client.name, reason):
                 content = RecordDict({CONFIG: ConfigRecord({REFUSAL: reason})})
-                refusals.append(Message(content, node, MessageType.QUERY))
-        if refusals:
-            grid.send_and_receive(refusals, timeout=QUERY_TIMEOUT)
-        for node in fits:
-            self.refusals.pop(node, None)
-        return self._sorted([n for n in fits if not known[n].is_newcomer])
+                refused.append(Message(content, node, MessageType.QUERY))
+        if refused:
+            grid.send_and_receive(refused, timeout=QUERY_TIMEOUT)
+        return _by_name({n: c for n, c in known.items() if not c.is_newcomer})
+
+    def wait_for_nodes(self, grid: Grid, awaited: int) -> list[int]:
+        """Return the connected nodes once their number is as awaited."""
+        logged, at = -1, 0.0
+        while len(nodes := sorted(grid.get_node_ids())) < awaited:
+            if len(nodes) != logged or time.monotonic() - at >= WAITING_INTERVAL:
+                logged, at = len(nodes), time.monotonic()
+                text = "waiting for clients: %d of %d nodes are here%s"
+                names = several([self.name_of(node) for node in nodes])
+                log(INFO, text, logged, awaited, f": {names}" if names else "")
+            time.sleep(POLL_INTERVAL)
+        return nodes
+
+    def _rests(self, node: int) -> bool:
+        """Return whether a refused node is skipped once more."""
+        refusal = self.refusals.get(node)
+        if refusal is None:
+            return False
+        if refusal.twin is not None and refusal.twin not in self.here:
+            # It is the former node of the same client.
+            refusal.twin, refusal.rests = None, 0
+        refusal.rests -= 1
+        return refusal.rests >= 0
+
+    def _ask(self, nodes: list[int], grid: Grid, run_token: str) -> None:
+        """Ask nodes for their properties, and store or refuse their clients."""
+        token = {CONFIG: ConfigRecord({RUN: run_token})} if run_token else {}
+        messages = [Message(RecordDict({**token}), n, MessageType.QUERY) for n in nodes]
+        taken = {client.name: node for node, client in self.known.items()}
+        keys = _keys_of(grid) if self.keyed else {}
+        text = "waiting for %d node%s to say who they are"
+        log(INFO, text, len(nodes), "s" * (len(nodes) != 1))
+        replies = grid.send_and_receive(messages, timeout=QUERY_TIMEOUT)
+        for reply in sorted(replies, key=lambda r: r.metadata.src_node_id):
+            node = reply.metadata.src_node_id
+            reported: Mapping[str, Any] = {}
+            if reply.has_error() and ANSWERS_NO_QUERY not in str(reply.error.reason):
+                reason = one_line(reply.error.reason)
+                self.failure = f"node {node}: {reason}"
+                log(WARNING, "node %d says nothing: %s", node, reason)
+                continue
+            if reply.has_content():
+                reported = reply.content.config_records.get(PROPERTIES, {})
+            try:
+                self._add(node, check_properties(reported), taken, keys.get(node, ""))
+            except InvalidReplyError as error:
+                self._refuse(node, str(node), f"it {error}")
+
+    def _add(
+        self, node: int, properties: dict[str, Any], taken: dict[str, int], key: str
+    ) -> None:
+        """Store or refuse a node's client; ``taken`` has the nodes of all names."""
+        name = properties.get(CLIENT, str(node))
+        if key and self.keys.setdefault(name, key) != key:
+            text = f"calls itself {name!r}, which is the name of another key"
+            raise InvalidReplyError(text)
+        if (twin := taken.setdefault(name, node)) != node:
+            # The client has a new node id, or two clients share a name.
+            if twin in self.here:
+                reason = f"it calls itself {name!r}, as another does"
+                self._refuse(node, str(node), reason, twin)
+                return
+            self.known.pop(twin, None)
+            taken[name] = node
+        if REFUSAL in properties:
+            self._refuse(node, name, one_line(properties[REFUSAL], 1000))
+            return
+        self.known[node] = ClientInfo(name, properties)
+        # A label is not used if it is the label of another client, or its name.
+        self._owners[name] = name
+        with contextlib.suppress(InvalidReplyError):
+            label = check_name(properties.get(OWN_NAME))
+            if self._owners.setdefault(label, name) == name:
+                self.labels[name] = label
+
+    def _refuse(
+        self, node: int, name: str, reason: str, twin: int | None = None
+    ) -> bool:
+        """Log once why a client cannot take part; return whether the reason is new."""
+        refusal = self.refusals.setdefault(node, Refusal(name))
+        refusal.times += 1
+        refusal.rests = min(2**refusal.times - 1, LONGEST_REST)
+        refusal.name, refusal.twin = name, twin
+        if refusal.reason == reason:
+            return False
+        refusal.reason = reason
+        self.failure = f"client {name}: {reason}"
+        log(WARNING, "client %s takes no part: %s", name, reason)
+        return True
 
     def settle(self) -> None:
         """Fix the description of the model for the rest of the run."""
         self.settled = self.settled or self._usual
 
-    @property
-    def classes(self) -> str:
-        """Digest of the names of the clients' classes."""
-        return str((self.settled or self._usual).get(CLASSES_DIGEST, ""))
+    # Names.
 
-    def _rests(self, node: int) -> bool:
-        """Return whether a refused node is skipped once more."""
-        # The other node with this name, its client's former one, is gone.
-        if self._doubles.get(node, node) not in self.here:
-            del self._doubles[node]
-            self._resting.pop(node, None)
-        left = self._resting.get(node, 0)
-        self._resting[node] = max(0, left - 1)
-        return left > 0
+    def name_of(self, node: int) -> str:
+        """Return the name of a node's client; its id as text for an unknown node."""
+        known = self.known.get(node)
+        return known.name if known else str(node)
+
+    def label(self, name: str) -> str:
+        """Return a client's name in files and logs: its folder's, or its own."""
+        label = self.labels.get(name, name)
+        return label if self._owners.get(label) == name else name
+
+    def newcomers(self) -> list[int]:
+        """Return the nodes that join after the training, ordered by their names."""
+        return _by_name({n: c for n, c in self.known.items() if c.is_newcomer})
 
     def busy_clients(self) -> list[ClientInfo]:
         """Return the participants that still owe a reply, ordered by name."""
         nodes = (self.busy & self.known.keys()) - self.refusals.keys()
         clients = [self.known[node] for node in nodes]
-        return sorted((p for p in clients if not p.is_newcomer), key=lambda p: p.name)
+        return sorted((c for c in clients if not c.is_newcomer), key=lambda c: c.name)
+
+    def declared(self, reply: Message, name: str) -> float:
+        """Return a number that a reply's client declared at first; inf for none."""
+        known = self.known.get(reply.metadata.src_node_id)
+        return float(known.properties.get(name, math.inf)) if known else math.inf
+
+    def shared_bytes(self) -> float:
+        """Return the size of the shared arrays that most clients report; else inf."""
+        sizes = [c.properties.get(SHARED_BYTES) for c in self.known.values()]
+        usual = Counter(n for n in sizes if isinstance(n, int)).most_common(1)
+        return usual[0][0] if usual else math.inf
+
+    # Waiting.
 
     def answering(self, nodes: list[int]) -> list[int]:
         """Return the nodes that can be sent an evaluation or query; log the others.
@@ -159,9 +325,10 @@ class ClientManager(KnownClients):
             log(INFO, "not asked, as answers are still to come: %s", names)
         return [node for node in nodes if node not in self.silent]
 
-    def away(self, names: Collection[str]) -> set[str]:
-        """Return the names that no connected node has."""
-        return set(names) - {self._called.get(node, "") for node in self.here}
+    def connected_names(self) -> set[str]:
+        """Return the names of the connected clients, refused ones included."""
+        clients = [self.known.get(n) or self.refusals.get(n) for n in self.here]
+        return {client.name for client in clients if client}
 
     def wait_for_others(self, grid: Grid, until: float) -> None:
         """Wait up to a minute for a change of the connected nodes.
@@ -174,105 +341,34 @@ class ClientManager(KnownClients):
         log(INFO, text, names)
         if forgive := getattr(grid, "forgive", None):
             forgive()
-        self._resting.clear()
+        for refusal in self.refusals.values():
+            refusal.rests = 0
         until = min(until, time.monotonic() + WAITING_INTERVAL)
         while self.here == frozenset(grid.get_node_ids()):
             if time.monotonic() >= until:
                 break
             time.sleep(POLL_INTERVAL)
 
-    def wait_for_any(
-        self,
-        grid: Grid,
-        identify: Callable[[], list[int]],
-        expected: Callable[[], set[str]],
-    ) -> list[int]:
-        """Return the nodes that can take part; wait for one up to ``round_timeout``.
-
-        If no eligible client is connected but expected ones may return, wait.
-        In-process grids return at once.
-        """
-        until = time.monotonic() + self.round_timeout
-        while not (nodes := identify()):
-            away = self.away(expected())
-            over = time.monotonic() >= until
-            if over or not away or getattr(grid, "in_process", False):
-                break
-            self.wait_for_others(grid, until)
-        return nodes
+    # State.
 
     def state_dict(self) -> dict[str, Any]:
         """Return the values that a checkpoint keeps."""
-        return {
-            "keys": self.keys,
-            "labels": self.client_labels(),
-            "classes": self.classes,
-            "model": self.settled,
+        labels = {
+            n: label for n, label in self.labels.items() if self.label(n) == label
         }
+        classes = str((self.settled or self._usual).get(CLASSES_DIGEST, ""))
+        values = {"keys": self.keys, "labels": labels}
+        return {**values, "classes": classes, "model": self.settled}
 
     def load_state_dict(self, values: dict[str, Any]) -> None:
         """Return to a saved state."""
         self.keys = {name: str(key) for name, key in values.get("keys", {}).items()}
         self.settled = dict(values.get("model", {}))
 
-    def _ask(self, nodes: list[int], grid: Grid, run_token: str) -> None:
-        token = {CONFIG: ConfigRecord({RUN: run_token})} if run_token else {}
-        messages = [Message(RecordDict({**token}), n, MessageType.QUERY) for n in nodes]
-        taken = {p.name: node for node, p in self.known.items()}
-        keys = _keys_of(grid) if self.keyed else {}
-        log(INFO, "waiting for %s to say who they are", _counted(len(nodes)))
-        replies = grid.send_and_receive(messages, timeout=QUERY_TIMEOUT)
-        for reply in sorted(replies, key=lambda r: r.metadata.src_node_id):
-            node = reply.metadata.src_node_id
-            if reply.has_error() and not _answers_no_query(reply.error):
-                reason = one_line(reply.error.reason)
-                self.failure = f"node {node}: {reason}"
-                log(WARNING, "node %d says nothing: %s", node, reason)
-                continue
-            reported: Mapping[str, Any] = {}
-            if reply.has_content():
-                reported = reply.content.config_records.get(PROPERTIES, {})
-            try:
-                properties = check_properties(reported)
-            except InvalidReplyError as error:
-                self._refuse(node, str(node), f"it {error}")
-                continue
-            name = self._called[node] = properties.get(CLIENT, str(node))
-            if node in keys and self.keys.setdefault(name, keys[node]) != keys[node]:
-                reason = f"it calls itself {name!r}, which is the name of another key"
-                self._refuse(node, str(node), reason)
-                continue
-            if taken.setdefault(name, node) != node:
-                # The client has a new node id, or two clients share a name.
-                if taken[name] in self.here:
-                    reason = f"it calls itself {name!r}, as another does"
-                    self._refuse(node, str(node), reason)
-                    self._doubles[node] = taken[name]
-                    continue
-                self.known.pop(taken[name], None)
-                taken[name] = node
-            if REFUSAL in properties:
-                self._refuse(node, name, one_line(properties[REFUSAL], 1000))
-                continue
-            structure = properties.get(STRUCTURE, "")
-            self.known[node] = ClientInfo(name, structure, properties)
-            self._names.add(name)
-            self._label(name, properties.get(OWN_NAME))
 
-    def _refuse(self, node: int, name: str, reason: str) -> bool:
-        """Log once why a client cannot take part; return whether the reason is new."""
-        self._refused[node] += 1
-        self._resting[node] = min(2 ** self._refused[node] - 1, LONGEST_REST)
-        if self.refusals.get(node) == reason:
-            return False
-        self.refusals[node] = reason
-        self.failure = f"client {name}: {reason}"
-        log(WARNING, "client %s takes no part: %s", name, reason)
-        return True
-
-
-def _counted(nodes: int) -> str:
-    return f"{nodes} node{'s' * (nodes != 1)}"
+def _by_name(clients: Mapping[int, ClientInfo]) -> list[int]:
+    """Return nodes in the order of their clients' names."""
+    return sorted(clients, key=lambda node: (clients[node].name, node))
 
 
 def _keys_of(grid: Grid) -> dict[int, str]:
@@ -283,7 +379,3 @@ def _keys_of(grid: Grid) -> dict[int, str]:
         for node in (get_nodes() if get_nodes else [])
         if node.public_key
     }
-
-
-def _answers_no_query(error: Error) -> bool:
-    return ANSWERS_NO_QUERY in str(error.reason)

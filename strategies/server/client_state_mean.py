@@ -1,13 +1,11 @@
 """Strategies whose shared arrays are the mean of state that all clients keep."""
 
-from collections.abc import Iterable
 from logging import WARNING
 from typing import Any, cast
 
 import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict
 from flwr.common import log
-from flwr.serverapp import Grid
 
 from flwr_frl.strategies.base import BaseStrategy
 from flwr_frl.strategies.server.replies import is_finite, rounded_to, to_record
@@ -34,7 +32,6 @@ class ClientStateMean(BaseStrategy, replies_are_changes=True):
     def __init__(self, **base: Any) -> None:
         super().__init__(**base)
         self.state[MEMBERS] = None
-        self._sent = ArrayRecord()
 
     @property
     def in_mean(self) -> set[str]:
@@ -60,13 +57,6 @@ class ClientStateMean(BaseStrategy, replies_are_changes=True):
         """
         pending = self.pending
         return pending.asked_names() if self.privacy else pending.names(replies)
-
-    def configure_train(
-        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
-    ) -> Iterable[Message]:
-        """Send the shared arrays to the sampled clients, and keep them."""
-        self._sent = arrays
-        return super().configure_train(server_round, arrays, config, grid)
 
     def content(
         self, node: int, arrays: ArrayRecord, config: ConfigRecord
@@ -127,7 +117,7 @@ class AllClientsMean(ClientStateMean, supports_client_dp=True):
         share = len(counted) / len(trained.union(counted))
         new = {}
         for name, change in changes.items():
-            old = self._sent[name].numpy()
+            old = self.pending.sent[name].numpy()
             step = np.multiply(change, share, dtype=np.float64)
             new[name] = rounded_to(old.dtype, old + step)
         if not is_finite(new):

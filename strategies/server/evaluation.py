@@ -86,7 +86,7 @@ class Evaluation:
         counts = {"evaluated": len(every), **pending.counts("evaluation-")}
         if before:
             counts["evaluated-before"] = len(before)
-        return single_metrics({**means, **counts, **pending.sizes()})
+        return single_metrics({**means, **counts})
 
 
 def mean_loss(metrics: Iterable[Mapping[str, float]]) -> dict[str, float]:

@@ -1,4 +1,4 @@
-"""Clients that come after the training: how good the model is for them."""
+"""Clients that join after the training: how well the trained model serves them."""
 
 import csv
 import io
@@ -28,26 +28,26 @@ from flwr_frl.task.messages import FITTED, NEWCOMER, NUM_EXAMPLES, SHARE
 from flwr_frl.task.settings import SettingsError
 
 (FILE, TIDY), PLOT = NEWCOMERS, NEWCOMERS_PLOT
-# Of a newcomer's examples: it fits what is its own on each of these shares.
+# Fractions of a newcomer's examples on which it trains its personal part.
 SHARES = (1 / 8, 1 / 4, 1 / 2, 1.0)
 COLUMNS = ("algorithm", "seed", "client", "num-examples", "metric", "value")
-# What is best shown of a task, in this order.
+# Metrics that show a model's quality, the preferred one first.
 QUALITY = ("accuracy", "error", "loss")
 
-# Each newcomer's metrics, by how many examples it had, the fewest first.
+# By a newcomer's name: its metrics for each number of examples, in increasing order.
 ByExamples = dict[str, list[dict[str, float]]]
 
 
 def check_newcomers(
     strategy: BaseStrategy, algorithm: str, count: int, num_clients: int
 ) -> None:
-    """Raise `SettingsError` unless so many clients can come after the training."""
+    """Raise `SettingsError` unless this many clients can join after the training."""
     if not count:
         return
     if not strategy.traits.takes_newcomers:
         raise SettingsError(
             f"new-clients is {count}; expected 0 with {algorithm}, which leaves no "
-            "model for clients that come later"
+            "model for clients that join later"
         )
     if count >= num_clients:
         raise SettingsError(
@@ -63,12 +63,12 @@ def let_join(
     server_round: int,
     timeout: float,
 ) -> ByExamples:
-    """Let every newcomer fit what is its own on shares of its examples, and test it.
+    """Let every newcomer train its personal part on few and more examples, and test it.
 
     Parameters
     ----------
     strategy : BaseStrategy
-        Has trained.
+        The strategy, after its training.
     grid : Grid
         The grid.
     arrays : ArrayRecord
@@ -76,16 +76,16 @@ def let_join(
     server_round : int
         The last round.
     timeout : float
-        Seconds to wait for the replies of one share.
+        Seconds to wait for the replies for one fraction of the examples.
 
     Returns
     -------
     dict
-        Metrics, with ``num-examples`` that were fitted, by the names of the newcomers
-        that answered for all their examples.
+        Metrics by newcomer and number of examples (``num-examples``). Newcomers that
+        did not answer for all their examples are left out.
     """
     nodes = strategy.clients.newcomers()
-    found: ByExamples = {}
+    metrics_of: ByExamples = {}
     answered: set[str] = set()
     if not nodes:
         log(WARNING, "no client says that it is new; only simulated ones do")
@@ -99,27 +99,29 @@ def let_join(
             metrics = dict(check_evaluation(reply))
             if FITTED not in metrics:
                 continue
-            # Those that it was tested on are known.
-            metrics[NUM_EXAMPLES] = int(metrics.pop(FITTED))
-            own = found.setdefault(name, [])
-            # Of few examples two shares may be the same.
-            count = metrics[NUM_EXAMPLES]
-            own[:] = [*(m for m in own if m[NUM_EXAMPLES] != count), metrics]
+            # The number of examples for training in place of those for the test.
+            count = metrics[NUM_EXAMPLES] = int(metrics.pop(FITTED))
+            entries = metrics_of.setdefault(name, [])
+            # Two fractions of few examples may be the same number.
+            entries[:] = [*(m for m in entries if m[NUM_EXAMPLES] != count), metrics]
         answered = set(strategy.pending.names(valid))
-    # Who did not answer for all its examples has no value to be compared with others'.
-    for name in found.keys() - answered:
+    # Without all its examples a newcomer's value cannot be compared with the others'.
+    for name in metrics_of.keys() - answered:
         log(WARNING, "new client %s fell silent, and is left out", name)
-        del found[name]
-    return found
+        del metrics_of[name]
+    return metrics_of
 
 
-def summarize(found: Mapping[str, Sequence[Mapping[str, float]]]) -> dict[str, float]:
-    """Return ``accuracy-newcomers``: the mean with all examples that each one has.
+def summarize(
+    metrics_of: Mapping[str, Sequence[Mapping[str, float]]],
+) -> dict[str, float]:
+    """Return ``accuracy-newcomers``: the mean after training on all examples.
 
     Without accuracies it is ``error-newcomers`` or ``loss-newcomers``.
     """
     for name in QUALITY:
-        values = [own[-1][name] for own in found.values() if name in own[-1]]
+        last = [entries[-1] for entries in metrics_of.values()]
+        values = [metrics[name] for metrics in last if name in metrics]
         if values:
             return {f"{name}-newcomers": float(np.mean(values))}
     return {}
@@ -128,17 +130,17 @@ def summarize(found: Mapping[str, Sequence[Mapping[str, float]]]) -> dict[str, f
 def write_tidy(
     path: Path,
     about: Sequence[Any],
-    found: Mapping[str, Sequence[Mapping[str, float]]],
+    metrics_of: Mapping[str, Sequence[Mapping[str, float]]],
 ) -> None:
-    """Write one line a newcomer, number of examples and metric.
+    """Write one line for each newcomer, number of examples and metric.
 
     ``about`` are the algorithm and the seed.
     """
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(COLUMNS)
-    for client, of_client in found.items():
-        for metrics in of_client:
+    for client, entries in metrics_of.items():
+        for metrics in entries:
             count = metrics[NUM_EXAMPLES]
             for name, value in metrics.items():
                 if name != NUM_EXAMPLES:
@@ -147,27 +149,27 @@ def write_tidy(
 
 
 def plot(output: Path, algorithms: Sequence[str], folders: Sequence[Path] = ()) -> None:
-    """Draw ``newcomers.png``, if there are any: quality by the number of examples.
+    """Draw ``newcomers.png``, if there are newcomers: quality by number of examples.
 
-    A point is the mean over the newcomers (of all seeds, whose ``folders`` are given)
-    with one share of their examples.
+    A point is the mean over the newcomers for one fraction of their examples. With
+    ``folders``, one for each seed, it is the mean over all seeds.
     """
     files = {
         name: [place / name / FILE for place in folders or (output,)]
         for name in algorithms
     }
     runs = {
-        name: [own for path in paths if path.is_file() for own in _entries(path)]
+        name: [each for path in paths if path.is_file() for each in _entries(path)]
         for name, paths in files.items()
     }
-    drawn = {name: own for name, own in runs.items() if own}
+    drawn = {name: entries for name, entries in runs.items() if entries}
     if not drawn or not drawable():
         return
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
     def has(quality: str) -> bool:
-        return all(quality in m for own in drawn.values() for of in own for m in of)
+        return all(quality in m for run in drawn.values() for own in run for m in own)
 
     quality = next((name for name in QUALITY if has(name)), None)
     if quality is None:
@@ -195,7 +197,7 @@ def plot(output: Path, algorithms: Sequence[str], folders: Sequence[Path] = ()) 
 
 
 def _entries(path: Path) -> list[list[dict[str, float]]]:
-    """Return what newcomers have come to; nothing if the file is damaged."""
+    """Return the newcomers' metrics in a file; none if it is damaged."""
     try:
         entries = [entry["by-examples"] for entry in read_json(path).values()]
         if entries:
@@ -209,10 +211,10 @@ def _entries(path: Path) -> list[list[dict[str, float]]]:
 def curve(
     entries: Sequence[Sequence[Mapping[str, float]]], quality: str
 ) -> tuple[list[float], list[float]]:
-    """Return mean numbers of examples and mean qualities, the fewest first.
+    """Return mean numbers of examples and mean qualities, the fewest examples first.
 
-    Newcomers with fewer numbers of examples, as they have too few to divide, count
-    with their least where others have less still.
+    A newcomer with so few examples that some fractions are the same number counts with
+    its smallest number in place of the missing ones.
     """
     longest = max(map(len, entries))
     padded = [[own[0]] * (longest - len(own)) + list(own) for own in entries]

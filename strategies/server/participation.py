@@ -7,6 +7,7 @@ import numpy as np
 from flwr.app import Message
 from flwr.serverapp import Grid
 
+from flwr_frl.strategies.server.replies import Arrays
 from flwr_frl.task.settings import SettingsError
 
 
@@ -43,14 +44,12 @@ class Participation:
         sample : callable
             Returns the clients that the strategy samples in the first round.
         """
-        if self._share(num_clients) == 0 and self.least <= 1 and num_clients:
+        nobody = int(self.fraction * num_clients + 1e-9) == 0
+        if nobody and self.least <= 1 and num_clients:
             raise SettingsError(
                 f"fraction-train is {self.fraction}: of {num_clients} clients it "
                 f"samples nobody; expected at least {1 / num_clients:.4g}"
             )
-
-    def _share(self, num_clients: int) -> int:
-        return int(self.fraction * num_clients + 1e-9)
 
     def sample(self, server_round: int, nodes: list[int], others: int = 0) -> list[int]:
         """Return the nodes that train in a round (from 1), in their given order.
@@ -58,7 +57,7 @@ class Participation:
         ``others`` is the number of participants that cannot be asked now; they count
         towards the fraction.
         """
-        share = self._share(len(nodes) + others)
+        share = int(self.fraction * (len(nodes) + others) + 1e-9)
         count = min(max(share, self.least), len(nodes))
         rng = np.random.default_rng([self.seed, 0x5A3B, server_round])
         chosen = sorted(rng.choice(len(nodes), count, replace=False))
@@ -88,3 +87,16 @@ class Participation:
         is_valid : callable
             Returns whether a reply without error can count.
         """
+
+    @property
+    def updates(self) -> dict[str, int] | None:
+        """Number of each client's replies that counted, by name, if it is recorded."""
+        return None
+
+    def rebased(self, node: int, arrays: Arrays) -> Arrays:
+        """Return a reply's shared arrays relative to the current version."""
+        return arrays
+
+    def close(self) -> dict[str, float]:
+        """Close a round after its replies were combined, and return its metrics."""
+        return {}

@@ -18,11 +18,7 @@ from flwr_frl.strategies.server.replies import (
     record_bytes,
     unused_state,
 )
-from flwr_frl.task.messages import (
-    BYTES,
-    PROPERTIES,
-    SERVER_ROUND,
-)
+from flwr_frl.task.messages import BYTES, PROPERTIES, SERVER_ROUND
 
 
 class _Decoded(NamedTuple):
@@ -41,11 +37,15 @@ class PendingRound:
         The round.
     name_of : callable, default str
         Returns a node's name.
+    sent : ArrayRecord, optional
+        Shared arrays from which the messages were made.
 
     Attributes
     ----------
-    sent : ArrayRecord or None
-        Shared arrays from which the messages were made.
+    config : ConfigRecord
+        Config of the messages, without what each client's own adds.
+    asked_in : dict of int to int
+        Rounds of the messages that nodes answer, if they are of an earlier round.
     expected : dict of str to ArrayRecord
         Arrays whose names, shapes and dtypes replies must have, by key of the record.
     attached_bytes : int
@@ -61,12 +61,16 @@ class PendingRound:
     """
 
     def __init__(
-        self, server_round: int = 0, name_of: Callable[[int], str] = str
+        self,
+        server_round: int = 0,
+        name_of: Callable[[int], str] = str,
+        sent: ArrayRecord | None = None,
     ) -> None:
-        self.server_round = server_round
-        self.name_of = name_of
+        self.server_round, self.name_of = server_round, name_of
+        self.sent = ArrayRecord() if sent is None else sent
         self.asked: set[int] = set()
-        self.sent: ArrayRecord | None = None
+        self.asked_in: dict[int, int] = {}
+        self.config = ConfigRecord()
         self.expected: dict[str, ArrayRecord] = {}
         self.attached_bytes = 0
         self.rejections: list[tuple[str, str]] = []
@@ -84,8 +88,8 @@ class PendingRound:
 
     def ask(self, messages: list[Message]) -> list[Message]:
         """Store who is asked, count the bytes, and return the same messages."""
-        self.asked = {message.metadata.dst_node_id for message in messages}
-        self.bytes_down = sum(count_bytes(message) for message in messages)
+        self.asked |= {message.metadata.dst_node_id for message in messages}
+        self.bytes_down += sum(count_bytes(message) for message in messages)
         return messages
 
     def asked_names(self) -> list[str]:
@@ -119,15 +123,19 @@ class PendingRound:
         for key in self.expected:
             self.arrays(reply, key)
         # Detects repeated content; a Byzantine client can report any round.
-        reported = self._round_of(reply)
-        if reported != self.server_round:
+        reported, expected = self._round_of(reply), self._asked_in(reply)
+        if reported != expected:
             raise InvalidReplyError(
-                f"is of round {reported:g}, not of round {self.server_round}"
+                f"is of round {reported:g}, not of round {expected}"
             )
 
     def _round_of(self, reply: Message) -> float:
-        """Return the round of a reply, as its client reports it."""
-        return check_metrics(reply).get(SERVER_ROUND, self.server_round)
+        """Return the round of a reply, as its client reports it if it does."""
+        return check_metrics(reply).get(SERVER_ROUND, self._asked_in(reply))
+
+    def _asked_in(self, reply: Message) -> int:
+        """Return the round of the message that a reply answers."""
+        return self.asked_in.get(reply.metadata.src_node_id, self.server_round)
 
     def arrays(self, reply: Message, key: str) -> Arrays:
         """Return a reply's arrays under a key, in the expected order.
@@ -154,7 +162,7 @@ class PendingRound:
         replies = list(replies)
         came = {reply.metadata.src_node_id for reply in replies}
         self.silent = sorted(map(self.name_of, self.asked - came))
-        self.bytes_up = sum(count_bytes(reply) for reply in replies)
+        self.bytes_up += sum(count_bytes(reply) for reply in replies)
         valid: dict[int, Message] = {}
         for reply in replies:
             node = reply.metadata.src_node_id
@@ -176,16 +184,11 @@ class PendingRound:
                 if reason := unused_state(reply):
                     self.unused[self.name_of(node)] = reason
             except InvalidReplyError as error:
-                reason = one_line(error)
-                log(INFO, "reply of client %s %s", self.name_of(node), reason)
-                self.rejections.append((self.name_of(node), reason))
+                self.rejections.append((self.name_of(node), one_line(error)))
+                log(INFO, "reply of client %s %s", *self.rejections[-1])
         if self.rejections:
-            log(
-                WARNING,
-                "%d replies rejected; that of client %s %s",
-                len(self.rejections),
-                *self.rejections[0],
-            )
+            text = "%d replies rejected; that of client %s %s"
+            log(WARNING, text, len(self.rejections), *self.rejections[0])
         order = sorted(valid, key=lambda node: (self.name_of(node), node))
         return [valid[node] for node in order]
 
@@ -196,13 +199,13 @@ class PendingRound:
         return next((f"client {n}: {r}" for n, r in [*self.rejections, *silent]), "")
 
     def counts(self, prefix: str = "") -> dict[str, float]:
-        """Return ``rejected`` and ``unanswered``, their names with a prefix."""
-        rejected, unanswered = len(self.rejections), len(self.silent)
-        return {f"{prefix}rejected": rejected, f"{prefix}unanswered": unanswered}
+        """Return ``rejected`` and ``unanswered`` (with a prefix), and the bytes.
 
-    def sizes(self) -> dict[str, float]:
-        """Return ``bytes-down`` and ``bytes-up``."""
-        return {"bytes-down": self.bytes_down, "bytes-up": self.bytes_up}
+        The latter are ``bytes-down`` and ``bytes-up``.
+        """
+        rejected, unanswered = len(self.rejections), len(self.silent)
+        counts = {f"{prefix}rejected": rejected, f"{prefix}unanswered": unanswered}
+        return {**counts, "bytes-down": self.bytes_down, "bytes-up": self.bytes_up}
 
     def names(self, replies: Iterable[Message]) -> list[str]:
         """Return the names of the clients that sent the replies, in their order."""

@@ -44,6 +44,8 @@ class RoundLedger:
     seen: dict[str, int] = field(default_factory=dict)
     # Rounds of which clients have saved state.
     _kept: dict[str, list[int]] = field(default_factory=dict)
+    # `acknowledged` in the last checkpoint.
+    _saved: dict[str, int] = field(default_factory=dict)
     # Why clients could not use their saved state, as last logged.
     _unused: dict[str, str] = field(default_factory=dict)
 
@@ -95,6 +97,11 @@ class RoundLedger:
                 text = "client %s goes on without what it had kept last: %s"
                 log(WARNING, text, name, reason)
 
+    def note_checkpoint(self, server_round: int) -> None:
+        """Record that the checkpoint of a round has been written or restored."""
+        self.checkpointed = server_round
+        self._saved = dict(self.acknowledged)
+
     def acknowledge(self, rounds: Mapping[str, int], server_round: int) -> None:
         """Record that the replies of some clients have counted.
 
@@ -120,10 +127,16 @@ class RoundLedger:
         They are the run, the client's last round that has counted, and the round to
         which a resume would return. ``checkpoints`` is True if the run writes any.
         """
-        resumable = checkpoints or self.checkpointed > 0
+        acknowledged, checkpointed = self.acknowledged.get(name, 0), self.checkpointed
+        resumable = checkpoints or checkpointed > 0
+        # A delayed reply has counted after the checkpoint of a later round was written,
+        # which therefore needs an earlier version of this client.
+        saved = self._saved.get(name, 0)
+        if saved < acknowledged <= checkpointed:
+            checkpointed = saved
         return {
-            ACKNOWLEDGED_ROUND: self.acknowledged.get(name, 0),
-            CHECKPOINT_ROUND: self.checkpointed if resumable else server_round - 1,
+            ACKNOWLEDGED_ROUND: acknowledged,
+            CHECKPOINT_ROUND: checkpointed if resumable else server_round - 1,
             **({RUN: self.run_token} if self.run_token else {}),
         }
 

@@ -145,23 +145,30 @@ def run_rounds(
         elif not metrics.get("clients"):
             log(WARNING, "round %d has no valid reply: arrays stay", server_round)
         if evaluated(server_round):
-            messages = strategy.configure_evaluate(
-                server_round, arrays, ConfigRecord(), grid
-            )
-            replies = grid.send_and_receive(messages, timeout=timeout)
-            tested: dict[str, Any] = dict(
-                strategy.aggregate_evaluate(server_round, replies) or {}
-            )
+            tested = evaluate(strategy, grid, arrays, server_round, timeout)
             # The cost of the evaluation is not part of the algorithm.
-            tested["bytes-evaluate"] = tested.pop("bytes-down", 0) + tested.pop(
-                "bytes-up", 0
-            )
+            bytes_evaluate = tested.pop("bytes-down", 0) + tested.pop("bytes-up", 0)
+            tested["bytes-evaluate"] = bytes_evaluate
             # Clients' metrics must not replace the server's.
             tested.pop("round", None)
             metrics = {**tested, **metrics}
         if after_round is not None:
             after_round(server_round, arrays, metrics)
     return arrays
+
+
+def evaluate(
+    strategy: Strategy,
+    grid: Grid,
+    arrays: ArrayRecord,
+    server_round: int,
+    timeout: float,
+) -> dict[str, Any]:
+    """Return the metrics of an evaluation by a strategy's hooks."""
+    config = ConfigRecord()
+    messages = strategy.configure_evaluate(server_round, arrays, config, grid)
+    replies = grid.send_and_receive(messages, timeout=timeout)
+    return dict(strategy.aggregate_evaluate(server_round, replies) or {})
 
 
 class Rounds:
@@ -192,9 +199,7 @@ class Rounds:
     ) -> None:
         self.strategy, self.settings, self.report = strategy, settings, report
         self.clock, self._keep_clients = clock, keep_clients
-        evaluated_on = str(report.settings["evaluate-on"])
-        last = settings.num_server_rounds
-        self.watch = Watch(strategy, report.directory, last, evaluated_on)
+        self.watch = Watch(strategy, report)
         self._began = time.monotonic() - seconds_before
         self._grid: Grid | None = None
         # The checkpoint of the last round until it is written, in case the run ends.
@@ -238,8 +243,8 @@ class Rounds:
                 self._write(self._unwritten(), last=True)
             raise
         if after >= self.settings.num_server_rounds:
-            # The resumed run lacks its report only.
-            self._evaluate_again(grid, arrays, after)
+            # The resumed run lacks its report only, which needs each client's metrics.
+            evaluate(self.strategy, grid, arrays, after, self.settings.round_timeout)
         counted = any(row.get("clients") for row in self.report.rows)
         if not counted:
             why = self.strategy.training.failure or "nobody was asked"
@@ -253,14 +258,6 @@ class Rounds:
             every, last = 0, 1
         due = every > 0 and server_round % every == 0
         return due or server_round > self.settings.num_server_rounds - last
-
-    def _evaluate_again(self, grid: Grid, arrays: ArrayRecord, last: int) -> None:
-        """Evaluate the last round again, for each client's metrics."""
-        strategy, config = self.strategy, ConfigRecord()
-        messages = strategy.configure_evaluate(last, arrays, config, grid)
-        timeout = self.settings.round_timeout
-        replies = grid.send_and_receive(messages, timeout=timeout)
-        strategy.aggregate_evaluate(last, replies)
 
     def _after_round(
         self, server_round: int, arrays: ArrayRecord, metrics: dict[str, Any]
@@ -278,13 +275,13 @@ class Rounds:
             row["unanswered-clients"] = [label(name) for name in exchange.silent]
         if silent := getattr(self._grid, "silent", []):
             row["silent-clients"] = [label(name) for name in silent]
-        if metrics.get("evaluated"):
-            for name in self.strategy.evaluation.names:
-                own = dict(self.strategy.evaluation.metrics[name])
-                own.pop(NUM_EXAMPLES, None)
-                self.report.add_client(server_round, label(name), own)
-        self.report.add(row)
-        self.watch.after_round(self.report.rows)
+        tested = self.strategy.evaluation
+        names = tested.names if metrics.get("evaluated") else []
+        clients = {label(name): dict(tested.metrics[name]) for name in names}
+        for own in clients.values():
+            own.pop(NUM_EXAMPLES, None)
+        self.report.add(row, clients)
+        self.watch.after_round()
         # The strategy reports that it has nobody left to ask.
         idle = metrics.get("asked") == 0
         self._empty = 0 if metrics.get("clients") or idle else self._empty + 1
@@ -323,4 +320,4 @@ class Rounds:
             return
         # Only now: an interrupted write is repeated when the run ends.
         self._unwritten = None
-        self.strategy.ledger.checkpointed = server_round
+        self.strategy.ledger.note_checkpoint(server_round)

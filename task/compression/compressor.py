@@ -28,13 +28,20 @@ NumPy computes the sums that enter a message, in float64. Sums in torch or BLAS 
 on the number of threads, and so would the messages.
 """
 
+import math
+import struct
 from abc import ABC, abstractmethod
 from functools import lru_cache
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
-from flwr_frl.task.compression.packing import Float32s
+Float32s = NDArray[np.float32]
+
+FLOAT = struct.Struct("<f")
+SEED = struct.Struct("<Q")
+LARGEST_FLOAT32 = float(np.finfo(np.float32).max)
 
 
 class Compressor(ABC):
@@ -64,29 +71,18 @@ class Compressor(ABC):
             Number of entries d of the vector.
         """
 
-    def omega_at(self, x: torch.Tensor) -> float:
-        """Return the ω(x) that holds at one vector.
+    def omega_at(self, x: Float32s) -> float:
+        """Return ω(x) in (0, 1], with E ‖C(x) − x‖² ≤ (1 − ω(x)) ‖x‖² at one vector.
 
         It is at least ``omega(d)``, and larger if the operator's error depends on the
         vector (``Sign``, ``QSGD`` and all operators that keep the largest entries).
 
         Parameters
         ----------
-        x : torch.Tensor
-            As for ``compress``. At x = 0 the result is ``omega(d)``.
-
-        Returns
-        -------
-        float
-            ω(x) with E ‖C(x) − x‖² ≤ (1 − ω(x)) ‖x‖².
-
-        Raises
-        ------
-        ValueError
-            If `x` has another dtype or shape, or an entry that is not finite.
+        x : ndarray of float32, shape (d,)
+            A vector of finite entries that are not all 0.
         """
-        array = _checked(x)
-        return self._omega_at(array) if array.any() else self.omega(len(array))
+        return self.omega(len(x))
 
     def typical_omega(self, dimension: int) -> float:
         """Return ω(x) in (0, 1] at a fixed vector x of independent Gaussian entries.
@@ -152,9 +148,6 @@ class Compressor(ABC):
             )
         return torch.from_numpy(self._decode(memoryview(data), dimension))
 
-    def _omega_at(self, x: Float32s) -> float:
-        return self.omega(len(x))
-
     @abstractmethod
     def _encode(self, x: Float32s, generator: np.random.Generator) -> bytes: ...
 
@@ -167,7 +160,7 @@ def _typical_omega(compressor: Compressor, dimension: int) -> float:
     generator = np.random.default_rng(0)
     vector = generator.standard_normal(dimension, np.float32)
     # Rounding can lift the ratio slightly above 1.
-    return min(1.0, float(compressor._omega_at(vector)))
+    return min(1.0, float(compressor.omega_at(vector)))
 
 
 def _checked(x: torch.Tensor) -> Float32s:
@@ -181,3 +174,53 @@ def _checked(x: torch.Tensor) -> Float32s:
     if not np.isfinite(array).all():
         raise ValueError("the vector has an entry that is not finite")
     return array
+
+
+def l1(x: Float32s) -> float:
+    """Return ‖x‖₁, summed in float64."""
+    return float(np.abs(x).sum(dtype=np.float64))
+
+
+def squared_l2(x: Float32s) -> float:
+    """Return ‖x‖₂², summed in float64."""
+    return float(np.square(x, dtype=np.float64).sum())
+
+
+def read_norm(data: memoryview) -> np.float32:
+    """Read a finite, non-negative float32; raise ValueError for other values."""
+    norm = FLOAT.unpack_from(data)[0]
+    if not 0 <= norm < math.inf:
+        raise ValueError(f"the norm is {norm}; expected a finite number >= 0")
+    return np.float32(norm)
+
+
+def index_bits(dimension: int) -> int:
+    """Return ⌈log2 d⌉, the bits of an index below d."""
+    return (dimension - 1).bit_length()
+
+
+def packed_bytes(count: int, bits: int) -> int:
+    """Return the number of bytes of ``count`` values of ``bits`` bits each."""
+    return (count * bits + 7) // 8
+
+
+def pack(values: NDArray[np.integer] | NDArray[np.bool_], bits: int) -> bytes:
+    """Write every value in ``bits`` bits, the most significant first."""
+    columns = np.empty((len(values), bits), np.uint8)
+    for column in range(bits):
+        columns[:, column] = (values >> (bits - 1 - column)) & 1
+    return np.packbits(columns).tobytes()
+
+
+def unpack(data: memoryview, count: int, bits: int) -> NDArray[np.unsignedinteger]:
+    """Read the values written by ``pack``, in the smallest unsigned dtype."""
+    raw = np.frombuffer(data, np.uint8)
+    padding = 8 * len(raw) - count * bits
+    if padding and raw[-1] & ((1 << padding) - 1):
+        raise ValueError("the padding bits of the last byte are not all zero")
+    columns = np.unpackbits(raw, count=count * bits).reshape(count, bits)
+    values = np.zeros(count, np.min_scalar_type((1 << bits) - 1))
+    for column in range(bits):
+        values <<= 1
+        values |= columns[:, column]
+    return values

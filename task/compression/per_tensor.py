@@ -6,10 +6,15 @@ from typing import Annotated
 
 import numpy as np
 
-from flwr_frl.task.compression.compressor import Compressor
-from flwr_frl.task.compression.packing import Float32s, squared_l2
-from flwr_frl.task.compression.quantizers import QSGD, Identity, Sign
-from flwr_frl.task.compression.sparsifiers import QSGDTopK, RandK, SignTopK, TopK
+from flwr_frl.task.compression.compressor import Compressor as Compressor
+from flwr_frl.task.compression.compressor import Float32s, squared_l2
+from flwr_frl.task.compression.operators import QSGD as QSGD
+from flwr_frl.task.compression.operators import Identity as Identity
+from flwr_frl.task.compression.operators import QSGDTopK as QSGDTopK
+from flwr_frl.task.compression.operators import RandK as RandK
+from flwr_frl.task.compression.operators import Sign as Sign
+from flwr_frl.task.compression.operators import SignTopK as SignTopK
+from flwr_frl.task.compression.operators import TopK as TopK
 from flwr_frl.task.settings import Checked, Choice, Free, Range, require, unknown
 
 
@@ -58,9 +63,10 @@ class PerTensor(Compressor):
         self._check_dimension(len(x))
         return np.split(x, np.cumsum(self.sizes)[:-1])
 
-    def _omega_at(self, x: Float32s) -> float:
+    def omega_at(self, x: Float32s) -> float:
+        """Return the mean of the tensors' ω(x), weighted by their squared norms."""
         kept = sum(
-            squared_l2(tensor) * self.compressor._omega_at(tensor)
+            squared_l2(tensor) * self.compressor.omega_at(tensor)
             for tensor in self._split(x)
             if tensor.any()
         )
@@ -154,20 +160,3 @@ def from_settings(settings: CompressionSettings, sizes: tuple[int, ...]) -> Comp
     accepted = {field.name for field in fields(kind)}  # type: ignore[arg-type]
     compressor = kind(**{n: v for n, v in parameters.items() if n in accepted})
     return PerTensor(compressor, sizes) if settings.per_tensor else compressor
-
-
-__all__ = [
-    "COMPRESSORS",
-    "QSGD",
-    "CompressionSettings",
-    "Compressor",
-    "Identity",
-    "PerTensor",
-    "QSGDTopK",
-    "RandK",
-    "Sign",
-    "SignTopK",
-    "TopK",
-    "create",
-    "from_settings",
-]

@@ -5,7 +5,6 @@ machine share one copy. Incomplete and damaged folders are never used.
 """
 
 import json
-import os
 import shutil
 import tempfile
 import time
@@ -18,6 +17,7 @@ from typing import Any, BinaryIO
 import numpy as np
 import numpy.typing as npt
 
+from flwr_frl.task.files import sync
 from flwr_frl.task.settings import SettingsError
 
 Arrays = dict[str, npt.NDArray[Any]]
@@ -137,15 +137,6 @@ def checksum(path: Path) -> list[int]:
         file.seek(max(0, size - BLOCK))
         crc = zlib.crc32(file.read(BLOCK), crc)
     return [size, crc]
-
-
-def sync(path: Path) -> None:
-    """Flush a file or a directory to disk."""
-    opened = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(opened)
-    finally:
-        os.close(opened)
 
 
 def require_space(directory: Path, num_bytes: int) -> None:

@@ -1,8 +1,9 @@
 """Labelled images and tables, read once and memory-mapped from a disk cache."""
 
 import hashlib
+import math
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -18,8 +19,8 @@ from flwr_frl.task.data.cache import (
     save_arrays,
 )
 from flwr_frl.task.data.folders import PARTS, ImageFolder
-from flwr_frl.task.data.images import write_images
-from flwr_frl.task.data.npz import read_arrays, version_of
+from flwr_frl.task.data.images import Source, write_images
+from flwr_frl.task.data.npz import Part, read_arrays, version_of
 from flwr_frl.task.settings import (
     Checked,
     Choice,
@@ -189,8 +190,37 @@ def save_dataset(
     classes: tuple[str, ...],
     clients: tuple[str, ...] = (),
     notes: tuple[str, ...] = (),
+    sources: Mapping[str, Iterable[Source]] | None = None,
+    shape: tuple[int, ...] = (),
 ) -> None:
-    """Write all files of a data set except those that `open_pixels` has written."""
+    """Write all files of a data set.
+
+    Parameters
+    ----------
+    directory : Path
+        An empty folder.
+    arrays : dict of str to ndarray
+        For each of `PARTS`: ``PART-labels``, ``PART-images`` unless there are sources,
+        and ``PART-owners`` if the data is split over clients.
+    classes, clients, notes : tuple of str
+        As in `Dataset`.
+    sources : mapping of str to iterable of Source, optional
+        Images of each part, which are decoded.
+    shape : tuple of int, optional
+        Height, width and channels of decoded images.
+
+    Raises
+    ------
+    OSError
+        If the disk has too little space.
+    """
+    counts = {part: len(arrays[f"{part}-labels"]) for part in PARTS}
+    unowned = {f"{part}-owners": np.full(n, -1) for part, n in counts.items()}
+    arrays = {**unowned, **arrays}
+    pixels = sum(counts.values()) * math.prod(shape) if sources else 0
+    require_space(directory, pixels + sum(a.nbytes for a in arrays.values()))
+    if sources:
+        notes += write_images(directory, sources, counts, shape)
     texts = {"classes": classes, "clients": clients, "notes": notes}
     as_arrays = {name: np.array(text, np.str_) for name, text in texts.items()}
     save_arrays(directory, {**as_arrays, **arrays})
@@ -235,32 +265,27 @@ def _select_classes(dataset: Dataset, num_classes: int) -> Dataset:
 # Sources: each returns the key of a data set, and a function that writes its files.
 
 
-def _in_memory(load: Callable[[], Dataset]) -> Build:
-    """Return a function that writes a data set that fits into memory."""
+def _in_memory(load: Callable[[], tuple[Part, Part, tuple[str, ...]]]) -> Build:
+    """Return a function that writes a data set that fits into memory.
+
+    ``load`` returns the images and labels of both parts, and the classes.
+    """
 
     def build(directory: Path) -> None:
-        dataset = load()
+        *parts, classes = load()
         arrays: Arrays = {}
-        for name, part in (("train", dataset.train), ("test", dataset.test)):
-            arrays[f"{name}-images"] = part.images
-            arrays[f"{name}-labels"] = part.labels
-            arrays[f"{name}-owners"] = part.owners
-        require_space(directory, sum(array.nbytes for array in arrays.values()))
-        save_dataset(directory, arrays, dataset.classes)
+        for name, (images, labels) in zip(PARTS, parts, strict=True):
+            arrays[f"{name}-images"] = np.ascontiguousarray(images)
+            arrays[f"{name}-labels"] = labels.astype(np.int64)
+        save_dataset(directory, arrays, classes)
 
     return build
-
-
-def _unowned(images: Images, labels: npt.NDArray[Any]) -> ImageSet:
-    return ImageSet(
-        np.ascontiguousarray(images), labels.astype(np.int64), np.full(len(labels), -1)
-    )
 
 
 def _digits(_: DataSettings) -> tuple[str, Build]:
     """Return the 1,797 digits of scikit-learn (8 x 8 pixels); every fifth is a test."""
 
-    def load() -> Dataset:
+    def load() -> tuple[Part, Part, tuple[str, ...]]:
         need("sklearn", "simulation", "the task 'digits'")
         from sklearn.datasets import load_digits
 
@@ -268,11 +293,10 @@ def _digits(_: DataSettings) -> tuple[str, Build]:
         # Values range from 0 to 16.
         images = np.minimum(digits.images * 16, 255).astype(np.uint8)[..., None]
         test = np.arange(len(images)) % 5 == 4
-        return Dataset(
-            _unowned(images[~test], digits.target[~test]),
-            _unowned(images[test], digits.target[test]),
-            tuple(str(digit) for digit in range(10)),
+        train_part, test_part = (
+            (images[at], digits.target[at]) for at in (~test, test)
         )
+        return train_part, test_part, tuple("0123456789")
 
     return "digits/1", _in_memory(load)
 
@@ -290,7 +314,7 @@ def _torchvision(
         else:
             root = _cache_root(settings) / "torchvision"
 
-        def load() -> Dataset:
+        def load() -> tuple[Part, Part, tuple[str, ...]]:
             try:
                 from torchvision import datasets
             except (ImportError, RuntimeError) as error:
@@ -316,23 +340,20 @@ def _torchvision(
                 ) from None
             # Labels of EMNIST's letters begin with 1, after an unused class.
             first = int(np.min(np.asarray(train.targets)))
-            return Dataset(
-                _from_torchvision(train, first),
-                _from_torchvision(test, first),
-                tuple(train.classes[first:]),
-            )
+            train_part = _from_torchvision(train, first)
+            test_part = _from_torchvision(test, first)
+            return train_part, test_part, tuple(train.classes[first:])
 
         return f"{name}/{options}/{root.resolve()}", _in_memory(load)
 
     return source
 
 
-def _from_torchvision(dataset: Any, first: int) -> ImageSet:
+def _from_torchvision(dataset: Any, first: int) -> Part:
     images = np.asarray(dataset.data)
-    labels = np.asarray(dataset.targets)
     if images.ndim == 3:
         images = images[..., None]
-    return _unowned(images, labels - first)
+    return images, np.asarray(dataset.targets) - first
 
 
 def _emnist(settings: DataSettings) -> tuple[str, Build]:
@@ -347,29 +368,19 @@ def _image_folder(settings: DataSettings) -> tuple[str, Build]:
     folder = ImageFolder(settings.data_dir, settings.image_size, names)
 
     def build(directory: Path) -> None:
-        shape = folder.shape()
-        labels = {f"{part}-labels": folder.labels(part) for part in PARTS}
-        owners = {f"{part}-owners": folder.owners(part) for part in PARTS}
-        arrays: Arrays = {**labels, **owners}
-        counts = {part: len(folder.labels(part)) for part in PARTS}
-        pixels = sum(counts.values()) * int(np.prod(shape))
-        require_space(directory, pixels + sum(a.nbytes for a in arrays.values()))
+        arrays = {f"{part}-labels": folder.labels(part) for part in PARTS}
+        arrays |= {f"{part}-owners": folder.owners(part) for part in PARTS}
         sources = {part: folder.sources(part) for part in PARTS}
-        notes = write_images(directory, sources, counts, shape)
-        save_dataset(directory, arrays, folder.classes, folder.clients, notes)
+        names, shape = (folder.classes, folder.clients), folder.shape()
+        save_dataset(directory, arrays, *names, sources=sources, shape=shape)
 
     return folder.key, build
 
 
 def _arrays(settings: DataSettings) -> tuple[str, Build]:
     """Return a directory's ``train.npz`` and ``test.npz``."""
-    version = version_of(settings.data_dir)
-
-    def load() -> Dataset:
-        train, test, classes = read_arrays(settings.data_dir)
-        return Dataset(_unowned(*train), _unowned(*test), classes)
-
-    return version, _in_memory(load)
+    data_dir = settings.data_dir
+    return version_of(data_dir), _in_memory(lambda: read_arrays(data_dir))
 
 
 SOURCES: dict[str, Callable[[DataSettings], tuple[str, Build]]] = {

@@ -14,7 +14,6 @@ from typing import Annotated, Any, NamedTuple
 
 import numpy as np
 
-from flwr_frl.task.data.cache import require_space
 from flwr_frl.task.data.columns import (
     MAX_CLASSES,
     Values,
@@ -28,7 +27,6 @@ from flwr_frl.task.data.images import (
     INSPECTED,
     Source,
     common_shape,
-    write_images,
 )
 from flwr_frl.task.settings import (
     Free,
@@ -158,14 +156,18 @@ class HubData:
         arrays: dict[str, Values] = {}
         for part, codes in labels.items():
             arrays[f"{part}-labels"] = codes
-            arrays[f"{part}-owners"] = np.full_like(codes, -1)
             if not images:
                 columns = [read_numbers(parts[part], c, self.name) for c in inputs]
                 arrays[f"{part}-images"] = np.concatenate(columns, axis=1)
-        require_space(directory, sum(array.nbytes for array in arrays.values()))
-        if images:
-            notes += self._write_images(directory, inputs[0])
-        save_dataset(directory, arrays, classes, notes=notes)
+        if not images:
+            save_dataset(directory, arrays, classes, notes=notes)
+            return
+        inspected = islice(self._sources("train", inputs[0]), INSPECTED)
+        shape = common_shape(inspected, self.settings.image_size)
+        sources = {part: self._sources(part, inputs[0]) for part in parts}
+        save_dataset(
+            directory, arrays, classes, notes=notes, sources=sources, shape=shape
+        )
 
     def columns(self) -> Any:
         """Return all columns except the inputs, for training examples, then test ones.
@@ -257,15 +259,6 @@ class HubData:
             f"{s.train_split!r} are held out for testing"
         )
         return {part: train.select(np.sort(at)) for part, at in parts.items()}, (note,)
-
-    def _write_images(self, directory: Path, column: str) -> tuple[str, ...]:
-        """Write the pixels of each part to its file; return notices for users."""
-        parts, size = self._selection.parts, self.settings.image_size
-        shape = common_shape(islice(self._sources("train", column), INSPECTED), size)
-        counts = {part: len(rows) for part, rows in parts.items()}
-        require_space(directory, sum(counts.values()) * int(np.prod(shape)))
-        sources = {part: self._sources(part, column) for part in parts}
-        return write_images(directory, sources, counts, shape)
 
     def _sources(self, part: str, column: str) -> Iterator[Source]:
         """Yield the images of a part."""

@@ -149,7 +149,7 @@ def write_images(
     directory: Path,
     parts: Mapping[str, Iterable[Source]],
     counts: Mapping[str, int],
-    shape: Shape,
+    shape: tuple[int, ...],
 ) -> tuple[str, ...]:
     """Decode images in threads, and write the pixels of each part to its file.
 

@@ -15,7 +15,6 @@ from flwr_frl.task.settings import SettingsError, reason_of, require
 
 Part = tuple[npt.NDArray[np.uint8], npt.NDArray[np.int64]]
 
-PARTS = ("train", "test")
 FORM = (
     "train.npz and test.npz, each with images (uint8, n x height x width or n x height "
     "x width x channels) and labels (integers from 0)"
@@ -64,7 +63,7 @@ def read_arrays(data_dir: str) -> tuple[Part, Part, tuple[str, ...]]:
 
 
 def _paths(data_dir: str) -> list[Path]:
-    return [Path(data_dir).expanduser() / f"{part}.npz" for part in PARTS]
+    return [Path(data_dir).expanduser() / f"{part}.npz" for part in ("train", "test")]
 
 
 def _check(valid: bool, path: Path, problem: str) -> None:

@@ -34,6 +34,8 @@ from flwr_frl.task.settings import (
 
 Proportions = npt.NDArray[np.float64]
 Indices = list[npt.NDArray[np.int64]]
+# The partition whose groups of clients have permuted labels.
+CLUSTERED = "clustered"
 # Returns a `datasets.Dataset` with the metadata of all examples: first the training
 # examples, then the test examples.
 Columns = Callable[[], Any]
@@ -185,6 +187,37 @@ def class_groups(num_classes: int, num_clients: int) -> Proportions:
     return np.asarray(together / together.sum(axis=1, keepdims=True))
 
 
+def clustered(num_classes: int, num_clients: int, groups: int) -> Proportions:
+    """Return equal proportions of every class, for clients in ``label_groups`` groups.
+
+    The groups differ in the meaning of the labels (`group_labels`), not in the mix of
+    classes. There must be at most as many groups as classes and as clients.
+    """
+    allowed = f"at most {num_classes}, the number of classes"
+    require(groups <= num_classes, "label-groups", groups, allowed)
+    allowed = f"at most {num_clients}, the number of clients"
+    require(groups <= num_clients, "label-groups", groups, allowed)
+    return iid(num_classes, num_clients)
+
+
+def group_of(client: int, num_clients: int, groups: int) -> int:
+    """Return the group of a client, from 0; groups are contiguous and nearly equal."""
+    return client * groups // num_clients
+
+
+def group_labels(
+    labels: npt.NDArray[np.int64], group: int, num_classes: int
+) -> npt.NDArray[np.int64]:
+    """Return the labels of a group of the partition ``clustered``: y + g mod C.
+
+    Group 0 has the original labels. No two groups agree on the label of any example, so
+    a single model cannot fit two groups. Clients with conflicting labels are the case
+    for which IFCA (Ghosh et al., NeurIPS 2020) and FedAMP (Huang et al., AAAI 2021) are
+    made; IFCA's own experiments rotate the images instead.
+    """
+    return (labels + group) % num_classes
+
+
 # Each function with the names of the settings that are its arguments.
 PARTITIONS: dict[str, tuple[Callable[..., Proportions], tuple[str, ...]]] = {
     "shards": (shards, ("classes_per_client",)),
@@ -193,9 +226,10 @@ PARTITIONS: dict[str, tuple[Callable[..., Proportions], tuple[str, ...]]] = {
     "log-normal": (log_normal, ("classes_per_client", "size_sigma")),
     "class-groups": (class_groups, ()),
     "iid": (iid, ()),
+    CLUSTERED: (clustered, ("label_groups",)),
 }
 # Partitions without randomness, which take no generator.
-DETERMINISTIC = ("class-groups", "iid")
+DETERMINISTIC = ("class-groups", "iid", CLUSTERED)
 
 
 class NameOrPath(Choice):
@@ -223,8 +257,9 @@ class PartitionSettings(Checked):
         ``classes-per-client`` classes. ``dirichlet``: proportions drawn from a
         Dirichlet distribution. ``log-normal``: sizes as in FedRep's FEMNIST.
         ``class-groups``: three groups of clients with different classes (SRPFL,
-        appendix C). ``iid``: equal proportions. Or the import path of a partitioner
-        like those of ``flwr-datasets``, such as
+        appendix C). ``iid``: equal proportions. ``clustered``: as ``iid``, but in
+        ``label-groups`` groups of clients, each of which has permuted labels. Or the
+        import path of a partitioner like those of ``flwr-datasets``, such as
         ``flwr_datasets.partitioner:NaturalIdPartitioner``.
     partitioner_arguments : str, default ""
         Arguments of an imported partitioner, such as ``partition_by=writer_id
@@ -236,6 +271,9 @@ class PartitionSettings(Checked):
         Concentration α of ``dirichlet``; small values give uneven proportions.
     size_sigma : float, default 1
         Standard deviation of the logarithm of a client's weight in ``log-normal``.
+    label_groups : int, default 4
+        Number of groups of clients in ``clustered``, at most the numbers of classes and
+        of clients.
     test_partition : {"same", "all"}, default "same"
         ``same`` splits test examples like training examples; with ``all``, every client
         is tested on all test examples.
@@ -247,7 +285,24 @@ class PartitionSettings(Checked):
     classes_per_client: Annotated[int, Range("[1, inf)")] = 2
     dirichlet_alpha: Annotated[float, Range("(0, inf)")] = 0.5
     size_sigma: Annotated[float, Range("[0, inf)")] = 1.0
+    label_groups: Annotated[int, Range("[1, inf)")] = 4
     test_partition: Annotated[str, Choice("same", "all")] = "same"
+
+    def labels(
+        self,
+        labels: npt.NDArray[np.int64],
+        client: int,
+        num_classes: int,
+        num_clients: int,
+    ) -> npt.NDArray[np.int64]:
+        """Return the labels of a client's examples as the client sees them.
+
+        Only ``clustered`` changes them, of training and test examples alike.
+        """
+        if self.partition != CLUSTERED:
+            return labels
+        group = group_of(client, num_clients, self.label_groups)
+        return group_labels(labels, group, num_classes)
 
     def unused(self) -> dict[str, str]:
         """Return the settings that the partition does not use, and the reason."""

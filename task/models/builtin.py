@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from flwr_frl.task.models.split_model import SplitModel
+from flwr_frl.task.names import MODELS as DESCRIPTIONS
 from flwr_frl.task.settings import SettingsError, reason_of, require, unknown
 
 # Numbers of one input: an image of 4096 x 4096 pixels with colours.
@@ -125,15 +126,17 @@ def _logistic(shape: tuple[int, ...], num_classes: int) -> Blocks:
     return [[("flatten", nn.Flatten())], [("fc1", linear)]]
 
 
-MODELS: dict[str, tuple[Callable[[tuple[int, ...], int], Blocks], str]] = {
-    "cifar10-cnn": (_cifar10_cnn, "FedRep's and FLUTE's CNN for CIFAR-10"),
-    "cifar100-cnn": (_cifar100_cnn, "FedRep's and FLUTE's CNN for CIFAR-100"),
-    "digits-cnn": (_digits_cnn, "a small CNN for 8 x 8 to 28 x 28 images"),
-    "mlp": (_mlp(512, 256, 64), "SRPFL's MLP for EMNIST and FEMNIST"),
-    "mlp-2": (_mlp(256), "FedRep's two-layer MLP for FEMNIST (width 256)"),
-    "resnet20": (_resnet20, "ResNet-20 for CIFAR-10 (He et al. 2016)"),
-    "logistic": (_logistic, "multinomial logistic regression, from 0"),
+_BLOCKS: dict[str, Callable[[tuple[int, ...], int], Blocks]] = {
+    "cifar10-cnn": _cifar10_cnn,
+    "cifar100-cnn": _cifar100_cnn,
+    "digits-cnn": _digits_cnn,
+    "mlp": _mlp(512, 256, 64),
+    "mlp-2": _mlp(256),
+    "resnet20": _resnet20,
+    "logistic": _logistic,
 }
+# The layers' maker and a description, by name.
+MODELS = {name: (_BLOCKS[name], about) for name, about in DESCRIPTIONS.items()}
 
 
 def build_model(

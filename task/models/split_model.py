@@ -100,37 +100,33 @@ class SplitModel(nn.Module):
         """True if, on a CPU, several such models are never faster together."""
         return sum(tensor.numel() for tensor in self.tensors.values()) > LARGE
 
-    def is_random(self, part: Part, inputs: Callable[[], Tensor]) -> bool:
-        """Return True if a part draws random numbers in training mode.
+    def observed(self, inputs: Callable[[], Tensor]) -> "Observed":
+        """Return the side effects of a forward pass in training mode, made once.
 
-        Found by one forward pass: a custom forward may draw them with any function.
+        A custom forward may draw random numbers and embed with any function.
 
         Parameters
         ----------
-        part : {"representation", "head", "all"}
-            The part.
         inputs : callable
             Returns inputs to try the model on.
         """
-        random_parts = self._observe(inputs).random_parts
-        return bool(random_parts) if part == "all" else part in random_parts
-
-    def can_be_stacked(self, inputs: Callable[[], Tensor]) -> bool:
-        """Return True if several models of this kind can be computed as one.
-
-        Such models differ in their `tensors` only: they have no hooks, and no buffers
-        outside of the state dict. They have no embeddings with padding or a maximum
-        norm, since for several models torch computes a wrong gradient of the padding,
-        and shortens the rows of copies. Found by one forward pass, as in `is_random`.
-        """
-        hooked = any(m._forward_hooks or m._forward_pre_hooks for m in self.modules())
-        hidden = {name for name, _ in self.named_buffers()} - self.tensors.keys()
-        return not (hooked or hidden or self._observe(inputs).embeds)
-
-    def _observe(self, inputs: Callable[[], Tensor]) -> "Observed":
         if self._observed is None:
             self._observed = observe(self, inputs())
         return self._observed
+
+    def can_be_stacked(self, inputs: Callable[[], Tensor]) -> bool:
+        """Return True if several models of this kind can be trained as one.
+
+        Such models differ in their `tensors` only: they have no hooks, and no buffers
+        outside of the state dict. They draw no random numbers, which would be other
+        numbers than alone. They have no embeddings with padding or a maximum norm,
+        since for several models torch computes a wrong gradient of the padding, and
+        shortens the rows of copies.
+        """
+        hooked = any(m._forward_hooks or m._forward_pre_hooks for m in self.modules())
+        hidden = {name for name, _ in self.named_buffers()} - self.tensors.keys()
+        observed = self.observed(inputs)
+        return not (hooked or hidden or observed.random_parts or observed.embeds)
 
     def refuses_one(self, inputs: Tensor) -> bool:
         """Return True if batch norms cannot train on a single example.
@@ -149,12 +145,12 @@ class SplitModel(nn.Module):
             self._refusals = {}
         key = inputs.shape, tuple(module.training for module in modules)
         if key not in self._refusals:
+            self._refusals[key] = False
             with on_trial(self):
                 try:
                     self(inputs)
-                    self._refusals[key] = False
                 except ValueError as error:
-                    if not is_refusal(error):
+                    if "more than 1 value per" not in str(error):
                         raise
                     self._refusals[key] = True
         return self._refusals[key]
@@ -270,11 +266,6 @@ def called_with(module: nn.Module, parameters: Mapping[str, Tensor], x: Tensor) 
                 full = f"{prefix}.{place}" if prefix else place
                 replacements[full] = parameters[name]
     return functional_call(module, replacements, (x,), tie_weights=False)
-
-
-def is_refusal(error: Exception) -> bool:
-    """Return True if torch's norms raised an error for a batch of one example."""
-    return isinstance(error, ValueError) and "more than 1 value per" in str(error)
 
 
 @contextmanager

@@ -11,39 +11,128 @@ point      x_i, the copy projected onto X; gradients are evaluated at it
 =========  =========================================================================
 
 An iteration of a node consists of ``send``, ``receive`` and ``iterate``, which work on
-a group of nodes, stored as rows of arrays. A device has a group of one;
-`flwr_frl.task.saddle_point.network` holds all nodes of a run in one process, with
-identical results. Computation is in float64. Most messages are float32; as each is a
+a group of nodes, stored as rows of arrays; a device has a group of one. Computation is
+in float64. Most messages are float32; as each is a
 difference to the copy, which sender and receivers update by the decoded message, its
 rounding error does not accumulate.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields
 from functools import cached_property
+from typing import Any, Self
 
 import numpy as np
 import torch
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import NDArray
 
 from flwr_frl.task.compression.per_tensor import Compressor, Identity
-from flwr_frl.task.saddle_point.constraints import (
+from flwr_frl.task.saddle_point.problems import (
     Ball,
     ConvexSet,
+    Float64s,
     PairConstraint,
     Pairs,
+    Problem,
 )
-from flwr_frl.task.saddle_point.problems import Float64s, Problem
-from flwr_frl.task.saddle_point.state import State
 from flwr_frl.task.settings import require
 
-# First word of the seeds of the starting points; see
-# `flwr_frl.task.saddle_point.problems`.
-_START = 0x4D545
+# First words of the random seeds, after those of the problems.
+_START, _NOISE, _EXCHANGE = range(0x4D545, 0x4D548)
+# Iterations per block of noise.
+_BLOCK = 64
 
 
-class DualMismatchError(ValueError):
-    """The two ends of an edge have different dual variables."""
+@dataclass
+class State:
+    """State of a group of n nodes with E directed edges.
+
+    The names of the fields are also the keys of a client's saved state.
+
+    Parameters
+    ----------
+    raw : ndarray, shape (n, d)
+        Raw parameters x̃_i.
+    copy : ndarray, shape (n, d)
+        The nodes' own public copies x̂_i.
+    known : ndarray, shape (E, d)
+        For each edge (i, j), node i's version of its neighbour's copy x̂_j.
+    duals : ndarray, shape (E,)
+        Dual variables λ_ij.
+    average : ndarray, shape (n, d)
+        Mean of the points of all iterations so far: the algorithms' output.
+    iteration : int
+        Number of completed iterations.
+    """
+
+    raw: Float64s
+    copy: Float64s
+    known: Float64s
+    duals: Float64s
+    average: Float64s
+    iteration: int = 0
+
+    def arrays(self) -> dict[str, NDArray[Any]]:
+        """Return all fields as arrays, by name."""
+        return {f.name: np.asarray(getattr(self, f.name)) for f in fields(self)}
+
+    @classmethod
+    def from_arrays(cls, arrays: Mapping[str, NDArray[Any]]) -> Self:
+        """Return the state with copies of the given `arrays`."""
+        names = [f.name for f in fields(cls) if f.name != "iteration"]
+        values = {name: np.array(arrays[name], np.float64) for name in names}
+        return cls(**values, iteration=int(arrays["iteration"]))
+
+
+class Noise:
+    """Random samples and directions of each iteration.
+
+    Each node draws them in blocks of 64 iterations, with one random stream per block. A
+    device that keeps nothing between messages redraws a block to use one row, which is
+    cheap; a long run draws every block once.
+
+    Parameters
+    ----------
+    problem : Problem
+        The costs.
+    seed : int
+        At least 0.
+    """
+
+    def __init__(self, problem: Problem, seed: int) -> None:
+        self.problem, self.seed = problem, seed
+        self._drawn: tuple[int, Float64s, Float64s] | None = None
+
+    def at(self, iteration: int) -> tuple[Float64s, Float64s]:
+        """Return the samples and directions of an iteration, counted from 1.
+
+        Returns
+        -------
+        samples : ndarray, shape (n, s)
+            One sample per node (line 9).
+        directions : ndarray, shape (n, d)
+            u_i, uniform on the unit sphere (Algorithm 3, line 9). They do not affect
+            the samples.
+        """
+        block, row = divmod(iteration - 1, _BLOCK)
+        if self._drawn is None or self._drawn[0] != block:
+            self._drawn = (block, *self._draw(block))
+        _, samples, directions = self._drawn
+        return samples[:, row], directions[:, row]
+
+    def _draw(self, block: int) -> tuple[Float64s, Float64s]:
+        samples, directions = [], []
+        for row, node in enumerate(self.problem.nodes):
+            stream = np.random.default_rng([_NOISE, self.seed, node, block])
+            samples.append(self.problem.draw(row, stream, _BLOCK))
+            normal = stream.standard_normal((_BLOCK, self.problem.dimension))
+            directions.append(normal / np.linalg.norm(normal, axis=1, keepdims=True))
+        return np.array(samples), np.array(directions)
+
+
+def exchange_stream(seed: int, node: int, iteration: int) -> np.random.Generator:
+    """Return the generator for a node's message in an iteration, counted from 1."""
+    return np.random.default_rng([_EXCHANGE, seed, node, iteration])
 
 
 def two_point_gradient(
@@ -260,36 +349,6 @@ class SaddlePoint:
         if not self.zeta:
             return self.problem.gradient(x, samples)
         return two_point_gradient(self.problem, x, samples, directions, self.zeta)
-
-
-def check_duals(pairs: Pairs, duals: ArrayLike, reverse: ArrayLike) -> None:
-    """Check that the dual variables of both ends of some edges are equal.
-
-    The algorithms use λ_ij for λ_ji (section 4.3.1, "Symmetry of dual updates"), which
-    requires a symmetric g and the same copies at both ends.
-
-    Parameters
-    ----------
-    pairs : ndarray of int, shape (E, 2)
-        The edges (i, j).
-    duals, reverse : array_like, shape (E,)
-        λ_ij at node i, and λ_ji at node j.
-
-    Raises
-    ------
-    DualMismatchError
-        If two of them differ by more than the rounding of different machines.
-    """
-    a, b = np.asarray(duals), np.asarray(reverse)
-    # The negated comparison also catches NaN.
-    equal = np.abs(a - b) <= 1e-12 + 1e-9 * np.abs(a)
-    if not equal.all():
-        edge = int(np.argmin(equal))
-        i, j = pairs[edge].tolist()
-        raise DualMismatchError(
-            f"the dual variable of edge {(i, j)} is {float(a[edge])!r} at node {i} and "
-            f"{float(b[edge])!r} at node {j}; they must be equal: is g symmetric?"
-        )
 
 
 def decode(compressor: Compressor | None, message: bytes, dimension: int) -> Float64s:

@@ -1,6 +1,5 @@
 """Tasks by name or import path."""
 
-import copy
 import inspect
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -8,7 +7,7 @@ from typing import Any
 
 from flwr_frl.task.base import ExampleTask, Task
 from flwr_frl.task.data.datasets import SOURCES
-from flwr_frl.task.held_out import EvaluationSettings, with_evaluation
+from flwr_frl.task.held_out import EvaluationSettings, changed, with_evaluation
 from flwr_frl.task.run_cache import TASKS_AT_A_TIME, run_cache
 from flwr_frl.task.settings import (
     Setting,
@@ -136,21 +135,12 @@ def _build(
         )
     evaluation = build(EvaluationSettings, dict(settings))
     if isinstance(task, ExampleTask) and task.seed is None:
-        task = _with_seed(task, evaluation.seed)
+        # A copy: the user's function may return the same object for all seeds, with
+        # models of an earlier seed already built.
+        task = changed(task, {"seed": evaluation.seed})
+        for model in ("initial_state", "scratch_model"):
+            vars(task).pop(model, None)
     return with_evaluation(task, evaluation)
-
-
-def _with_seed(task: ExampleTask, seed: int) -> ExampleTask:
-    """Return a copy with another seed.
-
-    The user's function may return the same object for all seeds, with models of an
-    earlier seed already built.
-    """
-    twin = copy.copy(task)
-    object.__setattr__(twin, "seed", seed)
-    for model in ("initial_state", "scratch_model"):
-        vars(twin).pop(model, None)
-    return twin
 
 
 # Attributes of a task that algorithms use.

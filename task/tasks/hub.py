@@ -5,13 +5,17 @@ from dataclasses import dataclass, field
 from typing import ClassVar
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
 from flwr_frl.task.base import ExampleTask, Task
 from flwr_frl.task.data.datasets import Dataset, ImageSet, load_cached
 from flwr_frl.task.data.hub import ColumnSettings, HubData
-from flwr_frl.task.data.partitions import Columns, partition
+from flwr_frl.task.data.partitions import (
+    Columns,
+    Indices,
+    PartitionSettings,
+    partition,
+)
 from flwr_frl.task.examples import ExampleSet
 from flwr_frl.task.models import build_model
 from flwr_frl.task.settings import require
@@ -93,8 +97,8 @@ def _table(
         model=lambda: build_model(
             model, (width,), len(classes), head, settings.model_head
         ),
-        train=[_rows(train, rows) for rows in parts[0]],
-        test=[_rows(test, rows) for rows in parts[1]],
+        train=_sets(train, parts[0], len(classes), settings),
+        test=_sets(test, parts[1], len(classes), settings),
         classes=classes,
         seed=settings.seed,
         weights=settings.weights,
@@ -107,8 +111,16 @@ def _table(
     )
 
 
-def _rows(part: ImageSet, rows: npt.NDArray[np.int64]) -> ExampleSet:
-    """Return some rows of a memory-mapped table; they are read when needed."""
-    inputs = as_tensor(part.images)
-    labels = torch.from_numpy(part.labels[rows])
-    return ExampleSet(inputs, labels, rows=torch.from_numpy(rows))
+def _sets(
+    part: ImageSet, of_clients: Indices, num_classes: int, settings: PartitionSettings
+) -> list[ExampleSet]:
+    """Return each client's rows of a memory-mapped table; they are read when needed."""
+    inputs, counts = as_tensor(part.images), (num_classes, len(of_clients))
+    return [
+        ExampleSet(
+            inputs,
+            torch.from_numpy(settings.labels(part.labels[rows], client, *counts)),
+            rows=torch.from_numpy(rows),
+        )
+        for client, rows in enumerate(of_clients)
+    ]

@@ -16,12 +16,25 @@ from torch import nn
 from flwr_frl.task.base import BaseTask
 from flwr_frl.task.data.datasets import Dataset, DataSettings, load_dataset
 from flwr_frl.task.data.images import read_image
-from flwr_frl.task.data.partitions import Columns, Indices, PartitionSettings, partition
+from flwr_frl.task.data.partitions import (
+    CLUSTERED,
+    Columns,
+    Indices,
+    PartitionSettings,
+    partition,
+)
 from flwr_frl.task.devices import seeded
 from flwr_frl.task.examples import ExampleSet
 from flwr_frl.task.models import MODELS, SplitModel, build_model
 from flwr_frl.task.models.weights import load_weights
-from flwr_frl.task.settings import Free, Place, Range, SettingsError, require
+from flwr_frl.task.settings import (
+    Free,
+    Place,
+    Range,
+    SettingsError,
+    declared,
+    require,
+)
 from flwr_frl.task.training import Loss
 
 DEFAULT_MODELS = {
@@ -52,14 +65,6 @@ SMALL, LARGE = 16, 64
 COPIED = 8 * 2**20
 # Copies are cached for at least so many clients, and up to so many bytes.
 FEWEST_CACHED, CACHED = 16, 128 * 2**20
-PARTITION_SETTINGS = (
-    "partition",
-    "classes-per-client",
-    "dirichlet-alpha",
-    "size-sigma",
-    "test-partition",
-    "partitioner-arguments",
-)
 MODEL_SETTINGS = ("model", "model-head", "head-layers", "weights")
 
 
@@ -178,7 +183,7 @@ class ImageTask(BaseTask):
         self.loss: Loss = nn.functional.cross_entropy
         # Selecting a client's images takes time, so recent clients are cached. With
         # test-partition "all", a single test set serves all clients.
-        tests = self.test[:1] if self.test[-1] is self.test[0] else self.test
+        tests = self.test[:1] if self._has_shared_test_set(-1) else self.test
         self._training_set = lru_cache(self._cache_size(self.train))(
             partial(self._examples, training=True)
         )
@@ -215,7 +220,10 @@ class ImageTask(BaseTask):
         unused = self.settings.unused()
         if self.dataset.clients:
             reason = "the data is already split over its clients"
-            unused = dict.fromkeys(PARTITION_SETTINGS, reason)
+            # The seed also determines the initial model.
+            unused = dict.fromkeys(
+                declared(PartitionSettings).keys() - {"seed"}, reason
+            )
         if self.source not in ("image-folder", "femnist"):
             unused["classes"] = "only an image folder has class folders"
         if self.source != "emnist":
@@ -263,8 +271,21 @@ class ImageTask(BaseTask):
 
     def test_examples(self, client: int) -> ExampleSet:
         """Return a client's test images, which are never augmented."""
-        shared = self.test[client] is self.test[0]
-        return self._test_set(0 if shared else client)
+        return self._test_set(0 if self._has_shared_test_set(client) else client)
+
+    def _has_shared_test_set(self, client: int) -> bool:
+        """Return whether a client's test examples are those of client 0."""
+        permuted = self.settings.partition == CLUSTERED
+        return self.test[client] is self.test[0] and not permuted
+
+    def _labels(
+        self, labels: npt.NDArray[np.int64], client: int
+    ) -> npt.NDArray[np.int64]:
+        # A data set that comes split over clients is not partitioned.
+        if self.dataset.clients:
+            return labels
+        counts = self.num_classes, len(self.train)
+        return self.settings.labels(labels, client, *counts)
 
     def _cache_size(self, part: Indices) -> int:
         """Return the number of clients to cache, even if they are the largest ones."""
@@ -282,7 +303,7 @@ class ImageTask(BaseTask):
             pixels = pixels.expand(-1, -1, -1, self.shape[0])
         return ExampleSet(
             pixels,
-            torch.from_numpy(images.labels[rows]),
+            torch.from_numpy(self._labels(images.labels[rows], client)),
             self.mean,
             self.std,
             self.augment and training,

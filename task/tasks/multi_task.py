@@ -12,7 +12,7 @@ from flwr_frl.task.base import BaseTask
 from flwr_frl.task.examples import ExampleSet
 from flwr_frl.task.models import SplitModel
 from flwr_frl.task.saddle_point.algorithm import SaddlePoint
-from flwr_frl.task.saddle_point.constraints import Ball, Pairs, build_problem
+from flwr_frl.task.saddle_point.problems import Ball, Pairs, build_problem
 from flwr_frl.task.settings import Checked, Range, Seed
 from flwr_frl.task.training import Loss
 

@@ -1,9 +1,8 @@
 """Local training: the optimiser, the loop, clients trained together, privacy."""
 
 from flwr_frl.task.training.calls import GradientCall, TrainCall, features_of
-from flwr_frl.task.training.cohort import together
+from flwr_frl.task.training.cohort import scratch_model, together
 from flwr_frl.task.training.local_training import evaluate, gradient, train
-from flwr_frl.task.training.model_pool import scratch_model
 from flwr_frl.task.training.sgd import (
     SGD,
     OneExampleError,

@@ -1,6 +1,9 @@
-"""Training, gradients and evaluation of one client, or of several clients at once."""
+"""Training and gradients as calls, made for one client or for several at once.
 
-from collections.abc import Callable, Hashable, Mapping, Sequence
+`flwr_frl.task.training.cohort` decides which calls are made together.
+"""
+
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -9,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd
 
 from flwr_frl.task.devices import RngContext, current
-from flwr_frl.task.examples import EVALUATION_BATCH, ExampleSet, are_classes
+from flwr_frl.task.examples import EVALUATION_BATCH, ExampleSet
 from flwr_frl.task.models.layers import LAYERS
 from flwr_frl.task.models.split_model import Part, SplitModel
 from flwr_frl.task.training.sgd import (
@@ -22,27 +25,34 @@ from flwr_frl.task.training.sgd import (
     loop,
     trainable_examples,
 )
-from flwr_frl.task.training.stacked import Objective, stacked, structure, tensors_of
-from flwr_frl.task.training.stacked_batches import FilledBatches, SeparateBatches
-from flwr_frl.task.training.stacked_sgd import StackedSGD
+from flwr_frl.task.training.stacked import (
+    Objective,
+    StackedSGD,
+    stacked,
+    structure,
+    tensors_of,
+)
+from flwr_frl.task.training.stacked_batches import PaddedBatches, SeparateBatches
 from flwr_frl.task.types import Loss
 
 # Losses that are means over the examples.
 MEANS = (nn.functional.cross_entropy, nn.functional.mse_loss)
-# Modules that treat the examples of a batch independently and accept zeros.
+# Modules that treat the examples of a batch independently, so that zeros can be added.
 PER_EXAMPLE = {SplitModel, nn.Sequential, nn.LayerNorm, *LAYERS}
-# With larger inputs, on a CPU, convolutions are faster one by one
+# Largest inputs whose convolutions are faster together on a CPU
 # (``benchmarks/cohort.py``).
 MOST_PIXELS = 256
-# Fewest clients that are faster together, layer by layer and by vmap.
+# Fewest clients that are faster together: for models that are stacked layer by layer,
+# and for others, which `torch.func.vmap` maps.
 FEWEST_IN_LAYERS, FEWEST = 3, 6
 
 
 def fewest(model: SplitModel, input_size: int) -> int | None:
-    """Return how many such models are faster together than one by one.
+    """Return the least number of models that are faster together than one by one.
 
-    None if no number is. On a GPU two are: the batch of one client does not fill it. On
-    a CPU, large models never are, nor convolutions of more than `MOST_PIXELS` inputs.
+    None if no number is. On a GPU it is two, because the batch of one client does not
+    use all of it. On a CPU, large models are never faster together, and neither are
+    convolutions of more than `MOST_PIXELS` inputs.
 
     Parameters
     ----------
@@ -61,15 +71,9 @@ def fewest(model: SplitModel, input_size: int) -> int | None:
     return None
 
 
-def _form(examples: ExampleSet) -> Hashable:
-    """Return a value that is equal for examples that fit into one tensor."""
-    x, y = examples.inputs, examples.targets
-    return x.shape[1:], x.dtype, y.shape[1:], y.dtype, examples.augment
-
-
 @dataclass(frozen=True)
 class TrainCall:
-    """A call of `local_training.train`, with its parameters."""
+    """The arguments of `local_training.train`."""
 
     model: SplitModel
     part: Part
@@ -82,19 +86,18 @@ class TrainCall:
 
     @cached_property
     def key(self) -> Hashable:
-        """Equal for calls with the same model, hyper-parameters and form of examples.
+        """Equal for calls with equal models, hyper-parameters and shapes of examples.
 
         None if the call must be made alone. Raises `TypeError` for a regularizer that
         is not a dataclass of tensors.
         """
-        # Together, dropout would draw other numbers for a client than alone.
-        if len(self.examples) == 0 or self.model.is_random("all", self._trial_inputs):
+        examples = self.examples
+        # Clients would skip different batches if cross-entropy ignored all targets.
+        if len(examples) == 0 or examples.unlabelled is not None:
             return None
         if not self.model.can_be_stacked(self._trial_inputs):
             return None
-        # Whose batches are skipped differs between the clients.
-        if self.examples.unlabelled is not None:
-            return None
+        x, y = examples.inputs, examples.targets
         return (
             type(self),
             self.model.kind,
@@ -104,29 +107,32 @@ class TrainCall:
             self.loss,
             structure(self.regularizer),
             structure(self.correction),
-            _form(self.examples),
+            (x.shape[1:], x.dtype, y.shape[1:], y.dtype, examples.augment),
         )
 
     @property
     def fewest(self) -> int | None:
-        """See `fewest`; features are small, whatever the inputs are."""
+        """See the function `fewest`. Features are small, however large the inputs."""
         size = 0 if self.has_features else self.examples.inputs[:1].numel()
         return fewest(self.model, size)
 
     @property
     def has_features(self) -> bool:
         """True if the representation's features are computed once for all epochs."""
-        frozen = self.part == "head" and not self.examples.augment
+        if self.part != "head" or self.examples.augment:
+            return False
         # Training a shared parameter changes the features.
-        frozen = frozen and not self.model.is_tied
-        return frozen and not self.model.is_random("representation", self._trial_inputs)
+        if self.model.is_tied:
+            return False
+        random_parts = self.model.observed(self._trial_inputs).random_parts
+        return "representation" not in random_parts
 
     def _trial_inputs(self) -> Tensor:
         return self.examples.on(current()).first(2)
 
     @property
-    def can_be_filled(self) -> bool:
-        """True if a batch may be filled up with examples of weight 0.
+    def can_be_padded(self) -> bool:
+        """True if batches may be padded with examples of weight 0.
 
         This requires that the examples of a batch do not affect each other.
         """
@@ -135,8 +141,8 @@ class TrainCall:
         modules = all(type(m) in PER_EXAMPLE for m in trained.modules())
         # cross_entropy is not a mean over the examples if it ignores some targets.
         targets = self.examples.targets
-        ignores = not targets.is_floating_point() and int(targets.min()) < 0
-        return independent and self.loss in MEANS and modules and not ignores
+        ignores_some = not targets.is_floating_point() and int(targets.min()) < 0
+        return independent and self.loss in MEANS and modules and not ignores_some
 
     def prepared(self) -> ExampleSet:
         """Freeze the model, and return the examples or their features to train on."""
@@ -149,7 +155,7 @@ class TrainCall:
         return examples
 
     def alone(self) -> float:
-        """Train one client."""
+        """Train one client's model, and return its mean loss over the last epoch."""
         model, sgd = self.model, self.sgd
         examples, module = self.prepared(), model.part(self.part)
         forward = nn.Identity() if self.has_features else model.representation
@@ -182,7 +188,7 @@ class TrainCall:
     def together(
         calls: Sequence["TrainCall"], streams: Sequence[RngContext]
     ) -> list[float | TrainingDivergedError]:
-        """Train several clients."""
+        """Train several clients' models at once; see `cohort.Call.together`."""
         first = calls[0]
         examples = [call.prepared() for call in calls]
         constants = [tensors_of(call.regularizer) for call in calls]
@@ -194,9 +200,9 @@ class TrainCall:
             first.sgd,
         )
         size, device = first.sgd.batch_size, examples[0].place
-        epochs: FilledBatches | SeparateBatches
-        if all(call.can_be_filled for call in calls):
-            epochs = FilledBatches(examples, size, streams)
+        epochs: PaddedBatches | SeparateBatches
+        if all(call.can_be_padded for call in calls):
+            epochs = PaddedBatches(examples, size, streams)
         else:
             epochs = SeparateBatches(examples, size, streams)
         means = torch.zeros(len(calls), device=device)
@@ -217,7 +223,7 @@ class TrainCall:
 
 @torch.no_grad()
 def features_of(model: SplitModel, examples: ExampleSet, sgd: SGD) -> ExampleSet:
-    """Return examples whose inputs are their features, in the model's current mode."""
+    """Return the examples with their features, in the model's mode, as inputs."""
     features, targets = [], []
     with sgd.autocast():
         for inputs, target in examples.batches(EVALUATION_BATCH):
@@ -232,7 +238,7 @@ def features_of(model: SplitModel, examples: ExampleSet, sgd: SGD) -> ExampleSet
 
 @dataclass(frozen=True)
 class GradientCall:
-    """A call of `local_training.gradient`, with its parameters."""
+    """The arguments of `local_training.gradient`."""
 
     model: SplitModel
     inputs: Tensor
@@ -242,10 +248,8 @@ class GradientCall:
 
     @cached_property
     def key(self) -> Hashable:
-        """Equal for calls with the same model, loss and form of a batch."""
-        if self.model.is_random("all", self._trial_inputs):
-            return None
-        if not self.model.can_be_stacked(self._trial_inputs):
+        """Equal for calls with equal models, losses and shapes of batches."""
+        if not self.model.can_be_stacked(lambda: self.inputs[:2]):
             return None
         x, y = self.inputs, self.targets
         form = x.shape, x.dtype, y.shape, y.dtype
@@ -256,14 +260,11 @@ class GradientCall:
 
     @property
     def fewest(self) -> int | None:
-        """See `fewest`."""
+        """See the function `fewest`."""
         return fewest(self.model, self.inputs[:1].numel())
 
-    def _trial_inputs(self) -> Tensor:
-        return self.inputs[:2]
-
     def alone(self) -> Tensor:
-        """Compute one client's gradient."""
+        """Compute one client's gradient, and return the loss."""
         with self.sgd.autocast():
             loss = self.loss(self.model(self.inputs), self.targets)
         loss.backward()  # type: ignore[no-untyped-call]
@@ -273,7 +274,7 @@ class GradientCall:
     def together(
         calls: Sequence["GradientCall"], streams: Sequence[RngContext]
     ) -> list[Tensor]:
-        """Compute several clients' gradients."""
+        """Compute several clients' gradients at once; see `cohort.Call.together`."""
         first = calls[0]
         state = stacked([call.model.tensors for call in calls])
         parameters = dict(first.model.named_parameters())
@@ -298,87 +299,3 @@ class GradientCall:
             for name in state.keys() - parameters.keys():
                 call.model.tensors[name].copy_(state[name][i])
         return list(losses.float().unbind())
-
-
-@dataclass(frozen=True)
-class EvaluateCall:
-    """A call of `local_training.evaluate`, with its parameters."""
-
-    model: SplitModel
-    examples: ExampleSet
-    loss: Callable[[Tensor, Tensor], Tensor]
-
-    @cached_property
-    def key(self) -> Hashable:
-        """Equal for calls with the same model, loss and form of examples."""
-        if len(self.examples) == 0:
-            return None
-        if not self.model.can_be_stacked(lambda: self.examples.first(2)):
-            return None
-        return type(self), self.model.kind, self.loss, _form(self.examples)
-
-    @property
-    def fewest(self) -> int | None:
-        """See `fewest`."""
-        return fewest(self.model, self.examples.inputs[:1].numel())
-
-    @torch.no_grad()
-    def alone(self) -> tuple[float, float]:
-        """Evaluate one client's model."""
-        self.model.eval()
-        total, correct, counted, classes = 0.0, 0, 0, False
-        for inputs, targets in self.examples.batches(EVALUATION_BATCH):
-            outputs = self.model(inputs)
-            classes = are_classes(targets, outputs.shape[1:2])
-            n = int(_counted(targets[None], classes))
-            if n:
-                total += self.loss(outputs, targets).item() * n
-                counted += n
-            if classes:
-                correct += int((outputs.argmax(1) == targets).sum())
-        if counted == 0:
-            return float("nan"), float("nan")
-        return total / counted, correct / counted if classes else float("nan")
-
-    @staticmethod
-    @torch.no_grad()
-    def together(
-        calls: Sequence["EvaluateCall"], streams: Sequence[RngContext]
-    ) -> list[tuple[float, float]]:
-        """Evaluate several clients' models."""
-        first = calls[0]
-        for call in calls:
-            call.model.eval()
-        state = stacked([call.model.tensors for call in calls])
-        objective = Objective(first.model, first.loss)
-        examples = [call.examples for call in calls]
-        total, correct, counted = torch.zeros(3, len(calls), dtype=torch.float64)
-        classes = False
-        for inputs, targets, members, _ in SeparateBatches(
-            examples, EVALUATION_BATCH
-        ).epoch():
-            place = slice(None) if members is None else members
-            chosen = {name: tensor[place] for name, tensor in state.items()}
-            _, losses, outputs = objective.together(chosen, (inputs, targets), [])
-            classes = are_classes(targets, outputs.shape[2:3])
-            n = _counted(targets, classes)
-            # On the CPU: not every device has float64. A mean over nothing is NaN.
-            sums = losses.cpu().double() * n
-            total[place] += sums.where(n > 0, 0)
-            counted[place] += n
-            if classes:
-                hits = outputs.argmax(2) == targets
-                correct[place] += hits.flatten(1).sum(1).cpu()
-        shares = correct / counted if classes else torch.full_like(correct, torch.nan)
-        return list(zip((total / counted).tolist(), shares.tolist(), strict=True))
-
-
-def _counted(targets: Tensor, classes: bool) -> Tensor:
-    """Return each client's number of targets, without those that are ignored.
-
-    A sequence has a class at every position. Targets that are not classes count once
-    per example.
-    """
-    if not classes:
-        return torch.full(targets.shape[:1], targets.shape[1])
-    return (targets >= 0).flatten(1).sum(1).cpu()

@@ -2,18 +2,19 @@
 
 `train` is made of `freeze`, `loop` and the hyper-parameters `SGD`, which a client with
 a custom step uses directly. Where clients train together (`cohort`), equal calls of
-`train`, `gradient` and `evaluate` are computed as one.
+`train` and `gradient` are computed as one.
 """
 
 from collections.abc import Mapping
 from typing import cast
 
+import torch
 from torch import Tensor
 
 from flwr_frl.task.devices import current
-from flwr_frl.task.examples import ExampleSet
+from flwr_frl.task.examples import EVALUATION_BATCH, ExampleSet, are_classes
 from flwr_frl.task.models.split_model import Part, SplitModel
-from flwr_frl.task.training.calls import EvaluateCall, GradientCall, TrainCall
+from flwr_frl.task.training.calls import GradientCall, TrainCall
 from flwr_frl.task.training.cohort import make
 from flwr_frl.task.training.sgd import SGD, Regularizer
 from flwr_frl.task.types import Loss
@@ -101,6 +102,7 @@ def gradient(
     return cast(Tensor, make(GradientCall(model, inputs, targets, loss, sgd)))
 
 
+@torch.no_grad()
 def evaluate(
     model: SplitModel, examples: ExampleSet, loss: Loss
 ) -> tuple[float, float]:
@@ -123,5 +125,18 @@ def evaluate(
         Share of targets with the largest output, 0 to 1; NaN if targets are not
         integers or the model has one output, and without examples.
     """
-    call = EvaluateCall(model, examples.on(current()), loss)
-    return cast(tuple[float, float], make(call))
+    model.eval()
+    total, correct, counted, classes = 0.0, 0, 0, False
+    for inputs, targets in examples.on(current()).batches(EVALUATION_BATCH):
+        outputs = model(inputs)
+        classes = are_classes(targets, outputs.shape[1:2])
+        # A sequence has a class at every position; ignored ones are negative.
+        n = int((targets >= 0).sum()) if classes else len(targets)
+        if n:
+            total += loss(outputs, targets).item() * n
+            counted += n
+        if classes:
+            correct += int((outputs.argmax(1) == targets).sum())
+    if counted == 0:
+        return float("nan"), float("nan")
+    return total / counted, correct / counted if classes else float("nan")

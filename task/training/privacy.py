@@ -11,7 +11,7 @@ import secrets
 import warnings
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from importlib import import_module
 from typing import Annotated, Any, cast
 
@@ -32,7 +32,7 @@ from flwr_frl.task.settings import (
     require_all_of_noise,
 )
 from flwr_frl.task.training.calls import TrainCall, features_of
-from flwr_frl.task.training.sgd import diverged, freeze
+from flwr_frl.task.training.sgd import freeze, run_epochs
 
 
 @dataclass(frozen=True)
@@ -70,15 +70,18 @@ def sampling(num_examples: int, batch_size: int) -> tuple[float, int]:
     return rate, math.ceil(num_examples / batch_size)
 
 
-# Noise multiplier, probability of an example in a batch, and steps.
+# For each kind of step so far: the noise multiplier, an example's probability of being
+# in a batch, and the number of steps.
 History = tuple[tuple[float, float, int], ...]
 
 
 def epsilon(history: History, delta: float) -> float:
-    """Return ε at δ after some steps, as Opacus' `RDPAccountant` computes it."""
+    """Return ε for δ after some steps, as Opacus' `RDPAccountant` computes it."""
     if not any(steps for *_, steps in history):
         return 0.0
-    spent = sum(steps * _of_one_step(noise, rate) for noise, rate, steps in history)
+    spent = sum(
+        steps * _divergence_of_step(noise, rate) for noise, rate, steps in history
+    )
     orders = _opacus("accountants").RDPAccountant.DEFAULT_ALPHAS
     rdp = _opacus("accountants.analysis.rdp")
     return float(rdp.get_privacy_spent(orders=orders, rdp=spent, delta=delta)[0])
@@ -96,7 +99,7 @@ def _opacus(name: str) -> Any:
 
 
 @lru_cache(maxsize=1024)
-def _of_one_step(noise: float, rate: float) -> npt.NDArray[np.float64]:
+def _divergence_of_step(noise: float, rate: float) -> npt.NDArray[np.float64]:
     """Return the Rényi divergence of a step at all orders; takes 0.1 s."""
     orders = _opacus("accountants").RDPAccountant.DEFAULT_ALPHAS
     rdp = _opacus("accountants.analysis.rdp")
@@ -124,10 +127,11 @@ def check_model(model: SplitModel, privacy: ExamplePrivacy) -> None:
 def train_privately(call: TrainCall, privacy: ExamplePrivacy) -> float:
     """Train as `local_training.train` does, with example-level differential privacy.
 
-    Sampling, augmentation and noise do not depend on the run's seed, since anyone who
-    knows it could subtract them. The part of the regularizer that depends on features
-    must be a sum over the examples. The other part, its value for no examples, and the
-    correction are not clipped: they carry no information about the examples.
+    Sampling, augmentation and noise do not depend on the run's seed: anyone who knows
+    the seed could subtract the noise. A regularizer may have two parts. The part that
+    depends on features must be a sum over the examples, and is clipped with their
+    losses. The other part, which is the regularizer's value for an empty batch, and the
+    correction contain no information about the examples, so they are not clipped.
 
     Parameters
     ----------
@@ -172,18 +176,18 @@ def train_privately(call: TrainCall, privacy: ExamplePrivacy) -> float:
     )
 
     def step(inputs: Tensor, targets: Tensor) -> Tensor:
-        """Make a step and return the sum of the losses."""
+        """Make a step and return the mean loss."""
         optimizer.zero_grad(set_to_none=True)
         features, value = inputs, torch.zeros((), device=examples.place)
         if len(targets):
             with sgd.autocast():
                 features = forward(inputs)
+                value = call.loss(model.head(features), targets)
                 # A sum, so that an example's part does not depend on their number.
-                value = call.loss(model.head(features), targets) * len(targets)
-                objective = value
+                objective = value * len(targets)
                 if call.regularizer is not None:
                     term = call.regularizer(features, targets, model)
-                    objective = value + expected * term
+                    objective = objective + expected * term
             objective.backward()  # type: ignore[no-untyped-call]
         empty = features.detach()[:0], targets[:0]
         unclipped = _independent_of_examples(call, *empty, trained)
@@ -204,25 +208,17 @@ def train_privately(call: TrainCall, privacy: ExamplePrivacy) -> float:
         optimizer.original_optimizer.step()
         return value.detach()
 
-    mean = 0.0
+    batches = partial(sampled_batches, examples, sgd.batch_size)
     try:
         with warnings.catch_warnings():
             # The first layer's inputs have no gradients.
             warnings.filterwarnings("ignore", "Full backward hook is firing")
-            for epoch in range(call.epochs):
-                total, count = torch.zeros((), device=examples.place), 0
-                for inputs, targets in drawn(examples, sgd.batch_size):
-                    total += step(inputs, targets)
-                    count += len(targets)
-                mean = total.item() / max(1, count)
-                if not math.isfinite(mean):
-                    raise diverged(mean, epoch, sgd)
+            return run_epochs(step, batches, call.epochs, sgd)
     finally:
         hooks.cleanup()
         # Opacus leaves this attribute behind.
         for parameter in model.parameters():
             parameter.__dict__.pop("summed_grad", None)
-    return mean
 
 
 def _hooks(model: SplitModel) -> Any:
@@ -239,7 +235,9 @@ def _hooks(model: SplitModel) -> Any:
     return Hooks(model, loss_reduction="sum")
 
 
-def drawn(examples: ExampleSet, batch_size: int) -> Iterator[tuple[Tensor, Tensor]]:
+def sampled_batches(
+    examples: ExampleSet, batch_size: int
+) -> Iterator[tuple[Tensor, Tensor]]:
     """Yield an epoch of Poisson-sampled batches."""
     rate, steps = sampling(len(examples), batch_size)
     for _ in range(steps):

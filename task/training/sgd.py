@@ -1,9 +1,9 @@
-"""Pieces of local training: hyper-parameters, optimiser, freezing, the loop."""
+"""Building blocks of local training: hyper-parameters, optimiser, freezing, loop."""
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, partial
 from logging import getLogger
 from typing import Annotated
 
@@ -13,8 +13,8 @@ from torch.nn.modules.batchnorm import _NormBase
 from torch.optim.sgd import sgd as torch_sgd
 
 from flwr_frl.task.devices import CPU, current
-from flwr_frl.task.examples import ExampleSet
-from flwr_frl.task.models.split_model import Part, SplitModel, is_refusal, on_trial
+from flwr_frl.task.examples import Batch, ExampleSet
+from flwr_frl.task.models.split_model import Part, SplitModel, on_trial
 from flwr_frl.task.settings import Checked, Free, Range, SettingsError
 
 # Maps a batch's features and targets and the model to a value added to the loss.
@@ -72,7 +72,7 @@ class SGD(Checked):
         return name.rpartition(".")[2].startswith("bias")
 
     def optimizer(self, module: nn.Module) -> "SGDOptimizer":
-        """Return an optimiser of a module's parameters, with decay of weights only."""
+        """Return an optimiser for a module's parameters; only weights decay."""
         return SGDOptimizer(module, self)
 
 
@@ -91,13 +91,13 @@ def warn_if_emulated() -> None:
 class SGDOptimizer:
     """SGD of one module's parameters, with torch's arithmetic and interface.
 
-    `torch.optim.SGD` itself would load torch's compiler in each process that handles
-    one message: 2 s, and far more on a Raspberry Pi.
+    Importing `torch.optim` loads torch's compiler, which takes 2 s and far longer on a
+    Raspberry Pi, and a device starts a new process for every message.
 
     Parameters
     ----------
     module : nn.Module
-        All of its parameters that have gradients are updated.
+        A step updates those of its parameters that have a gradient.
     sgd : SGD
         The hyper-parameters.
     """
@@ -127,7 +127,7 @@ class SGDOptimizer:
         """Update each parameter that has a gradient."""
         for parameters, decay in self.groups:
             gradients = {
-                p: _laid_out_as(p, p.grad) for p in parameters if p.grad is not None
+                p: _in_format_of(p, p.grad) for p in parameters if p.grad is not None
             }
             updated = list(gradients)
             momentum = [self.momentum.get(p) for p in updated if self.sgd.momentum]
@@ -146,7 +146,7 @@ class SGDOptimizer:
             self.momentum.update(zip(updated, momentum, strict=False))
 
 
-def _laid_out_as(parameter: Tensor, gradient: Tensor) -> Tensor:
+def _in_format_of(parameter: Tensor, gradient: Tensor) -> Tensor:
     """Return a gradient in its parameter's memory format, as torch's fused SGD needs.
 
     Gradients of autograd already have it.
@@ -187,9 +187,9 @@ def loop(
 ) -> float:
     """Call a step with every batch of every epoch.
 
-    Two kinds of batches are skipped: a batch of which cross-entropy ignores all
-    targets; and a last batch of one example, if the model's batch norms cannot train
-    on one, like torch's ``drop_last``.
+    Two kinds of batches are skipped: batches whose targets cross-entropy ignores, all
+    of them; and a last batch of one example, if the model's batch norms cannot train on
+    one example, as with torch's ``drop_last``.
 
     Parameters
     ----------
@@ -202,9 +202,8 @@ def loop(
     sgd : SGD
         Determines the batch size.
     model : SplitModel, optional
-        The model that is trained, with its parts frozen as in the steps. Without it, a
-        batch of one example is skipped only after the step has raised torch's error,
-        by when norms before the one that raised have updated their statistics.
+        The model that is trained, frozen as in the steps. If it is not given, no batch
+        of one example is skipped; see `trainable_examples`.
 
     Returns
     -------
@@ -218,36 +217,42 @@ def loop(
     OneExampleError
         If no batch has more than one example, and the model cannot train on one.
     """
-    mean, examples = 0.0, examples.on(current())
+    examples = examples.on(current())
     if model is not None and epochs:
         examples = trainable_examples(model, examples, sgd)
+    batches = partial(examples.batches, sgd.batch_size, shuffle=True)
+    return run_epochs(step, batches, epochs, sgd)
+
+
+def run_epochs(
+    step: Step, batches: Callable[[], Iterable[Batch]], epochs: int, sgd: SGD
+) -> float:
+    """Call a step with every batch that ``batches`` returns for each epoch.
+
+    See `loop` for the other parameters, the returned mean and the error.
+    """
+    mean = 0.0
     for epoch in range(epochs):
-        total, count = torch.zeros((), device=examples.place), 0
-        for inputs, targets in examples.batches(sgd.batch_size, shuffle=True):
-            try:
-                loss = step(inputs, targets)
-            except ValueError as error:
-                if len(targets) > 1 or not is_refusal(error):
-                    raise
-                _without_last(examples, sgd)
-                continue
-            total += loss * len(targets)
+        total, count = torch.zeros((), device=current()), 0
+        for inputs, targets in batches():
+            total += step(inputs, targets) * len(targets)
             count += len(targets)
         mean = total.item() / max(1, count)
-        if not torch.isfinite(total):
+        if not math.isfinite(mean):
             raise diverged(mean, epoch, sgd)
     return mean
 
 
 def trainable_examples(model: SplitModel, examples: ExampleSet, sgd: SGD) -> ExampleSet:
-    """Return examples without a last batch of one that the model cannot train on.
+    """Return the examples, without a last batch of one if the model cannot train on it.
 
-    Batch norms have no variance to divide by, and torch raises an error.
+    The variance of a batch norm's inputs is not defined for one example, and torch
+    raises an error.
 
     Parameters
     ----------
     model : SplitModel
-        The model; norms of frozen parts, in evaluation mode, accept one example.
+        The model. Norms of frozen parts are in evaluation mode, and accept one example.
     examples : ExampleSet
         On the device of the model.
     sgd : SGD
@@ -261,10 +266,6 @@ def trainable_examples(model: SplitModel, examples: ExampleSet, sgd: SGD) -> Exa
     leaves_one = sgd.batch_size == 1 or len(examples) % sgd.batch_size == 1
     if not (len(examples) and leaves_one and model.refuses_one(examples.first(1))):
         return examples
-    return _without_last(examples, sgd)
-
-
-def _without_last(examples: ExampleSet, sgd: SGD) -> ExampleSet:
     if sgd.batch_size == 1 or len(examples) == 1:
         raise OneExampleError(
             f"batch-size {sgd.batch_size} leaves one of {len(examples)} examples "

@@ -1,4 +1,8 @@
-"""Several models as one: tensors with a leading dimension for the models."""
+"""Several models as one: tensors with a leading dimension for the models.
+
+`Objective` computes losses and gradients of stacked models, and `StackedSGD` trains
+them with the arithmetic of torch's optimiser.
+"""
 
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import fields, is_dataclass, replace
@@ -11,7 +15,8 @@ from torch.func import functional_call, vmap
 
 from flwr_frl.task.models.layers import applied, mean_losses
 from flwr_frl.task.models.split_model import SplitModel
-from flwr_frl.task.training.sgd import Proximal
+from flwr_frl.task.training.sgd import SGD, Proximal
+from flwr_frl.task.training.stacked_batches import StackedBatch
 
 Tensors = dict[str, Tensor]
 
@@ -74,7 +79,7 @@ def stacked(each: Sequence[Mapping[str, Tensor]]) -> Tensors:
     }
 
 
-class _Term(nn.Module):
+class _RegularizerModule(nn.Module):
     """A regularizer of a model as a module, for `functional_call`."""
 
     def __init__(self, model: SplitModel, regularizer: Any) -> None:
@@ -132,8 +137,8 @@ class Objective(nn.Module):
         inputs: Tensor,
         targets: Tensor,
         weights: Tensor | None = None,
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """Return the objective, the loss alone, and the outputs of one model.
+    ) -> tuple[Tensor, Tensor]:
+        """Return the objective and the loss alone, of one model.
 
         Parameters
         ----------
@@ -153,13 +158,13 @@ class Objective(nn.Module):
             counted = torch.where(weights > 0, each, 0.0)
             value = counted.sum() / weights.sum().clamp(min=1)
         if self.regularizer is None:
-            return value, value, outputs
+            return value, value
         regularizer = with_tensors(self.regularizer, iter(constants))
-        return value + regularizer(features, targets, self.model), value, outputs
+        return value + regularizer(features, targets, self.model), value
 
     def together(
         self, state: Tensors, batch: Sequence[Tensor], constants: list[Tensor]
-    ) -> tuple[Tensor, Tensor, Tensor]:
+    ) -> tuple[Tensor, Tensor]:
         """Return the same for several models at once.
 
         Parameters
@@ -173,8 +178,9 @@ class Objective(nn.Module):
         """
         if self.model.is_layered:
             return self._layer_by_layer(state, constants, *batch)
-        values: tuple[Tensor, Tensor, Tensor]
-        values = vmap(partial(_called, self))(state, constants, *batch)
+        values: tuple[Tensor, Tensor] = vmap(partial(_called, self))(
+            state, constants, *batch
+        )
         return values
 
     def _layer_by_layer(
@@ -184,32 +190,32 @@ class Objective(nn.Module):
         inputs: Tensor,
         targets: Tensor,
         weights: Tensor | None = None,
-    ) -> tuple[Tensor, Tensor, Tensor]:
+    ) -> tuple[Tensor, Tensor]:
         features, model = inputs, self.model
         if not self.features:
             features = applied(model.representation, state, "representation.", inputs)
         outputs = applied(model.head, state, "head.", features)
         value = mean_losses(self.loss, outputs, targets, weights)
         if self.regularizer is None:
-            return value, value, outputs
+            return value, value
         if type(self.regularizer) is Proximal:
             term = self._proximal(state, constants, features)
         else:
-            module = _Term(model, self.regularizer)
+            module = _RegularizerModule(model, self.regularizer)
             term = vmap(partial(_called, module))(state, constants, features, targets)
-        return value + term, value, outputs
+        return value + term, value
 
     def _proximal(
         self, state: Tensors, constants: list[Tensor], features: Tensor
     ) -> Tensor:
         """Return the models' `Proximal` terms, shape (models,)."""
-        near = with_tensors(self.regularizer, iter(constants))
+        proximal = with_tensors(self.regularizer, iter(constants))
         total = features.new_zeros(len(features))
         for name, _ in self.model.named_parameters():
-            if name in near.anchor:
-                distance = state[name] - near.anchor[name]
+            if name in proximal.anchor:
+                distance = state[name] - proximal.anchor[name]
                 total = total + distance.square().flatten(1).sum(1)
-        scaled: Tensor = near.weight / 2 * total
+        scaled: Tensor = proximal.weight / 2 * total
         return scaled
 
     def gradients(
@@ -239,8 +245,109 @@ class Objective(nn.Module):
         """
         state = {name: tensor.detach() for name, tensor in state.items()}
         trained = [state[name].requires_grad_() for name in names]
-        objective, losses, _ = self.together(state, batch, constants)
+        objective, losses = self.together(state, batch, constants)
         if not objective.requires_grad:  # A representation may have no parameters.
             return [None for _ in names], losses
         gradients = torch.autograd.grad(objective.sum(), trained, allow_unused=True)
         return list(gradients), losses.detach()
+
+
+class StackedSGD:
+    """SGD steps of several models at once.
+
+    Parameters
+    ----------
+    models : sequence of SplitModel
+        Frozen alike; parameters that require gradients are trained.
+    objective : Objective
+        Of the first model.
+    constants : list of Tensor
+        The regularizers' stacked tensors.
+    correction : dict of str to Tensor
+        Stacked terms that are added to gradients.
+    sgd : SGD
+        The hyper-parameters.
+    """
+
+    def __init__(
+        self,
+        models: Sequence[SplitModel],
+        objective: Objective,
+        constants: list[Tensor],
+        correction: Tensors,
+        sgd: SGD,
+    ) -> None:
+        self.models = models
+        self.objective = objective
+        self.constants = constants
+        self.correction = correction
+        self.sgd = sgd
+        self.state = stacked([model.tensors for model in models])
+        self.trained = {
+            name: self.state[name]
+            for name, parameter in models[0].named_parameters()
+            if parameter.requires_grad
+        }
+        self.momentum = {n: torch.zeros_like(t) for n, t in self.trained.items()}
+
+    def step(self, batch: StackedBatch) -> Tensor:
+        """Make a step of the models that have a batch.
+
+        Returns
+        -------
+        Tensor, shape (members,)
+            Mean losses of the batches.
+        """
+        members = batch.members
+        if members is not None:
+            members = members.to(batch.inputs.device)
+        tensors = batch.inputs, batch.targets, batch.weights
+
+        def chosen(tensor: Tensor) -> Tensor:
+            return tensor if members is None else tensor[members]
+
+        state = {name: chosen(tensor) for name, tensor in self.state.items()}
+        with self.sgd.autocast():
+            gradients, losses = self.objective.gradients(
+                state,
+                list(self.trained),
+                [tensor for tensor in tensors if tensor is not None],
+                [chosen(constant) for constant in self.constants],
+            )
+        for name, gradient in zip(self.trained, gradients, strict=True):
+            if gradient is not None:
+                if name in self.correction:
+                    gradient = gradient + chosen(self.correction[name])
+                self._update(name, state[name], gradient, members)
+        if members is not None:
+            # Statistics of batch norms.
+            for name in self.state.keys() - self.trained.keys():
+                self.state[name][members] = state[name]
+        return losses
+
+    def _update(
+        self, name: str, value: Tensor, gradient: Tensor, members: Tensor | None
+    ) -> None:
+        sgd = self.sgd
+        if sgd.weight_decay and not sgd.is_bias(name):
+            gradient = gradient.add(value, alpha=sgd.weight_decay)
+        if sgd.momentum:
+            old = self.momentum[name]
+            decayed = (old if members is None else old[members]).mul(sgd.momentum)
+            gradient = decayed.add_(gradient)
+            if members is None:
+                self.momentum[name] = gradient
+            else:
+                old[members] = gradient
+        if members is None:
+            self.trained[name].sub_(gradient, alpha=sgd.learning_rate)
+        else:
+            new = value.sub(gradient, alpha=sgd.learning_rate)
+            self.trained[name][members] = new
+
+    @torch.no_grad()
+    def write_back(self) -> None:
+        """Copy the trained state into the models."""
+        for i, model in enumerate(self.models):
+            for name, tensor in model.tensors.items():
+                tensor.copy_(self.state[name][i])

@@ -76,7 +76,18 @@ def test_algorithms_that_support_example_level_privacy():
     assert names == {
         *("fedrep", "fedper", "lg-fedavg", "flute", "flute-star", "local", "fedbabu"),
         *("fedavg", "fedavg-ft", "fedprox", "fedprox-ft", "scaffold", "scaffold-ft"),
-        *("ditto", "fed-mtl", "srpfl", "lg-srpfl", "srpfl-flute", "flanp", "flanp-ft"),
+        *("fedamp", "knn-per", "pfedhn"),
+        *(
+            "ditto",
+            "fed-mtl",
+            "fedbuff",
+            "fedasync",
+            "srpfl",
+            "lg-srpfl",
+            "srpfl-flute",
+            "flanp",
+            "flanp-ft",
+        ),
     }
 
 

@@ -281,4 +281,6 @@ def local_flower(home: Path) -> Iterator[dict[str, str]]:
 def read_lines(path: Path) -> list[dict[str, object]]:
     if not path.is_file():
         return []
-    return [json.loads(line) for line in path.read_text().splitlines()]
+    rows = [json.loads(line) for line in path.read_text().splitlines()]
+    # Devices may have other names than simulated clients.
+    return [{n: v for n, v in row.items() if n != "client-metrics"} for row in rows]

@@ -4,8 +4,11 @@ The devices are started once, as people have them: each with its images, its tab
 its disk. What a run needs beyond that is the run's own.
 """
 
+import contextlib
 import json
+import re
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,16 +16,17 @@ import numpy as np
 import pytest
 from command_line import rows_of, run
 from devices import write_folders
-from federation import ROOT, Federation, read_lines, wait_until
+from federation import ROOT, Federation, processes_with, read_lines, wait_until
 from safetensors.numpy import load_file
 
 from flwr_frl.clients.predict import load_run, predict
 
 GUEST = ROOT / "tests" / "guest"
 HOSTILE = Path(__file__).parent / "hostile_app"
+OVERSIZED = Path(__file__).parent / "oversized_app"
 NAMES = ("000000", "000001", "000002")
-# The app of the hostile replies runs on two of them; elsewhere nobody reads these.
-OWN = {"000000": ("ids",), "000002": ("ids", "planted")}
+# Only the apps of hostile and of oversized replies read these.
+OWN = {"000000": ("ids",), "000002": ("ids", "planted", "extra")}
 TIMES = ("seconds", "seconds-simulated")
 
 
@@ -131,12 +135,9 @@ GUEST_OWN = "roll=0.3 warm-up=3 gradient-bound=2.0 learning-rate=0.05"
 
 
 @pytest.mark.e2e
-def test_a_guest_resumes_runs_under_srpfl_and_is_refused_in_a_line(
-    fleet: Federation, tmp_path: Path
-):
+def test_a_guest_resumes_and_is_refused_in_a_line(fleet: Federation, tmp_path: Path):
     output = tmp_path / "deployed"
-    all_of_them = "min-available-nodes=3 initial-nodes=3"
-    saved = f'{all_of_them} output="{output}" checkpoint-every=1'
+    saved = f'min-available-nodes=3 output="{output}" checkpoint-every=1'
     log = fleet.run(GUEST, f"{saved} num-server-rounds=1", 1200)
     assert len(read_lines(output / "Guest" / "metrics.jsonl")) == 1, log
     log = fleet.run(GUEST, f'{saved} num-server-rounds=2 resume="{output}"', 1200)
@@ -164,11 +165,6 @@ def test_a_guest_resumes_runs_under_srpfl_and_is_refused_in_a_line(
         said = [float(value) for _, value in predict(model, card, [tested])]
         squares = np.square(said - table[:, -1]).mean()
         assert squares == pytest.approx(clients[name]["loss"], rel=1e-4)
-
-    one = f'{all_of_them} output="{output}" num-server-rounds=1'
-    log = fleet.run(GUEST, f'{one} algorithm="srpfl"', 1200)
-    rows = read_lines(output / "srpfl" / "metrics.jsonl")
-    assert [row["clients"] for row in rows] == [3], log
 
     log = fleet.run(GUEST, "roll=1.5", 600)
     assert "roll is 1.5; expected a number in [0, 1)" in log
@@ -214,3 +210,55 @@ def test_hostile_replies_change_nothing(fleet: Federation, tmp_path: Path) -> No
     assert found.keys() == expected.keys()
     for name, value in expected.items():
         np.testing.assert_allclose(found[name], value, atol=1e-6, err_msg=name)
+
+
+# A reply that is too large
+
+EXTRA = 100_000_000
+
+
+@contextlib.contextmanager
+def peak_of_server_app(home: Path) -> Iterator[list[int]]:
+    """Yield a list with the largest memory (MB) of the federation's ServerApp."""
+    found = [0]
+    over = threading.Event()
+
+    def watch() -> None:
+        while not over.wait(0.1):
+            for pid in processes_with(f"FLWR_HOME={home / 'flwr'}", "flwr-serverapp"):
+                with contextlib.suppress(OSError):
+                    status = Path(f"/proc/{pid}/status").read_text()
+                    if said := re.search(r"VmHWM:\s*(\d+)", status):
+                        found[0] = max(found[0], int(said[1]) // 1024)
+
+    thread = threading.Thread(target=watch)
+    thread.start()
+    try:
+        yield found
+    finally:
+        over.set()
+        thread.join()
+
+
+@pytest.mark.e2e
+def test_a_record_of_100_mb_is_refused_before_the_server_app_has_it(
+    fleet: Federation, tmp_path: Path
+) -> None:
+    counted, memory = [], []
+    try:
+        for extra in (0, EXTRA):
+            output = tmp_path / f"with-{extra}"
+            with peak_of_server_app(fleet.home) as peak:
+                if extra:
+                    (fleet.home / "extra").write_text(str(extra))
+                log = fleet.run(OVERSIZED, f'output="{output}"', 600)
+            rows = read_lines(output / "fedrep" / "metrics.jsonl")
+            assert len(rows) == 1, log
+            counted.append(rows[0]["clients"])
+            memory += peak
+    finally:
+        (fleet.home / "extra").unlink(missing_ok=True)
+    assert counted == [3, 2]
+    assert "reply of client 000002 is an error: the reply cannot be read" in log
+    # Without the limit it grows by more than five times the record.
+    assert memory[1] < memory[0] + 2 * EXTRA / 1e6, memory

@@ -1,6 +1,5 @@
 """The same command on Ray and inline; workers that die, and Ray left behind."""
 
-import json
 import os
 import socket
 import subprocess
@@ -9,9 +8,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from algorithm_runs import assert_same, run_tiny
 from federation import ROOT, kill_9, processes_with, wait_until
 
-from flwr_frl import cli
+from flwr_frl.clients.client_app import make_app
+from flwr_frl.strategies.algorithms import ALGORITHMS
 from flwr_frl.strategies.grids import ray_workers
 from flwr_frl.strategies.grids.simulation import RayGrid
 
@@ -35,44 +36,25 @@ def one_ray_for_all_runs() -> Iterator[None]:
         ray_workers._pool.clear()
 
 
-def run(output: Path, backend: str, *arguments: str) -> None:
-    given = [*arguments, "--backend", backend, "--output", str(output)]
-    assert cli.main(given) == 0
-
-
-def numbers_of(output: Path, algorithm: str) -> list[dict]:
-    lines = (output / algorithm / "metrics.jsonl").read_text().splitlines()
-    rows = [json.loads(line) for line in lines]
-    return [{name: row[name] for name in row.keys() - {"seconds"}} for row in rows]
-
-
-def assert_same(found: list[dict], expected: list[dict]) -> None:
-    assert len(found) == len(expected) > 0
-    for row, other in zip(found, expected, strict=True):
-        assert row == pytest.approx(other, rel=1e-6, abs=1e-6)
+def ray_grid(settings: dict) -> RayGrid:
+    return RayGrid(make_app(settings), int(settings["num-clients"]))
 
 
 @pytest.mark.e2e
-def test_ray_and_inline_give_the_same_numbers(tmp_path):
-    algorithms = ("fedavg", "fedrep", "fedper", "local", "fedavg-ft", "flute", "srpfl")
-    arguments = ("--rounds", "4", "--seed", "3", "--run-config", "evaluate-every=2")
-    for backend in ("ray", "inline"):
-        run(tmp_path / backend, backend, *algorithms, *arguments)
-    for algorithm in algorithms:
-        found = numbers_of(tmp_path / "ray", algorithm)
-        assert [row["round"] for row in found] == [1, 2, 3, 4]
-        expected = [2, 4, 10, 10] if algorithm == "srpfl" else [10] * 4
-        assert [row["clients"] for row in found] == expected
-        assert_same(found, numbers_of(tmp_path / "inline", algorithm))
-    first, second = (
-        json.loads((tmp_path / backend / "fedrep" / "clients.json").read_text())
-        for backend in ("ray", "inline")
-    )
-    assert first.keys() == second.keys()
-    for name, client in first.items():
-        other = second[name]
-        assert client.pop("class-counts") == other.pop("class-counts")
-        assert client == pytest.approx(other, rel=1e-6, abs=1e-6)
+@pytest.mark.parametrize(
+    ("algorithm", "more"),
+    [
+        *((name, {}) for name in (*ALGORITHMS, "guest.algorithm:Guest")),
+        ("fedrep", {"task": "linear"}),
+        # Random messages, of which some are not sent.
+        ("squarm-sgd", {"compressor": "rand-k", "trigger": "0.5"}),
+    ],
+)
+def test_ray_and_inline_give_the_same_numbers(algorithm, more):
+    found = run_tiny(algorithm, grid=ray_grid, **more)
+    expected = run_tiny(algorithm, **more)
+    assert found.rows == expected.rows
+    assert_same(found, expected)
 
 
 INTRUDER = """
@@ -128,61 +110,13 @@ def test_ray_listens_on_loopback_alone():
 
 
 @pytest.mark.e2e
-def test_linear_fedrep_on_ray(tmp_path):
-    arguments = ("fedrep", "--task", "linear", "--rounds", "4", "--clients", "30")
-    for backend in ("ray", "inline"):
-        run(tmp_path / backend, backend, *arguments)
-    assert_same(
-        numbers_of(tmp_path / "ray", "fedrep"),
-        numbers_of(tmp_path / "inline", "fedrep"),
-    )
-
-
-@pytest.mark.e2e
 def test_a_run_on_ray_is_resumed_inline(tmp_path):
-    common = ("fedrep", "--seed", "1", "--run-config")
-    config = "checkpoint-every=2 evaluate-every=1"
-    run(tmp_path / "whole", "inline", *common, config, "--rounds", "4")
-    run(tmp_path / "parts", "ray", *common, config, "--rounds", "2")
-    config += f" resume='{tmp_path / 'parts'}'"
-    run(tmp_path / "parts", "inline", *common, config, "--rounds", "4")
-    assert_same(
-        numbers_of(tmp_path / "parts", "fedrep"),
-        numbers_of(tmp_path / "whole", "fedrep"),
-    )
-
-
-@pytest.mark.e2e
-def test_a_guest_on_ray(tmp_path):
-    # To the last bit, so one by one.
-    config = "roll=0.3 warm-up=3 gradient-bound=2.0 evaluate-every=1 cohort='off'"
-    arguments = ("guest.algorithm:Guest", "--task", "guest.task:sensors")
-    arguments += ("--clients", "2", "--fraction", "1", "--rounds", "3")
-    for backend in ("ray", "inline"):
-        run(tmp_path / backend, backend, *arguments, "--run-config", config)
-    found = numbers_of(tmp_path / "ray", "Guest")
-    assert len(found) == 3
-    assert all("r2" in row for row in found)
-    assert found == numbers_of(tmp_path / "inline", "Guest")
-
-
-@pytest.mark.e2e
-def test_squarm_on_ray(tmp_path):
-    # Messages are random (rand-k), some are not sent, and some nodes mix more.
-    config = (
-        "model='logistic' compressor='rand-k' compressor-k=0.2 consensus-step=0.2 "
-        "local-steps=3 momentum=0.9 trigger='1500:2500:6' batch-size=8 "
-        "learning-rate-schedule='inverse:30' learning-rate=1.0 graph='erdos-renyi' "
-        "evaluate-every=1"
-    )
-    arguments = ("squarm-sgd", "--clients", "10", "--rounds", "6", "--seed", "2")
-    for backend in ("ray", "inline"):
-        run(tmp_path / backend, backend, *arguments, "--run-config", config)
-    found = numbers_of(tmp_path / "ray", "squarm-sgd")
-    assert_same(found, numbers_of(tmp_path / "inline", "squarm-sgd"))
-    assert all(row["clients"] == 10 for row in found)
-    assert 0 < sum(row["sent"] for row in found) < 60
-    assert all(row["consensus-distance"] > 0 for row in found)
+    more = {"evaluate_every": 1}
+    run_tiny("fedrep", tmp_path, ray_grid, num_server_rounds=2, **more)
+    resumed = run_tiny("fedrep", tmp_path, resume=str(tmp_path), **more)
+    expected = run_tiny("fedrep", **more)
+    assert resumed.rows == expected.rows
+    assert_same(resumed, expected)
 
 
 DYING = """

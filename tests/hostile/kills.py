@@ -16,14 +16,24 @@ from flwr_frl.task.checkpoint import FILE
 
 ROUNDS = 6
 # What changes nothing on the server, or much; what clients keep, or do not.
-ALGORITHMS = ("fedrep", "flute", "scaffold", "apfl", "local", "dpsgd", "srpfl")
+ALGORITHMS = (
+    "fedrep",
+    "flute",
+    "scaffold",
+    "apfl",
+    "local",
+    "dpsgd",
+    "srpfl",
+    "fedbuff",
+)
 LIMIT = 120.0
 
 
 def arguments_of(algorithm: str, output: Path, every: int) -> list[str]:
     config = (
         f"checkpoint-every={every} evaluate-every=2 evaluate-last=1 head-epochs=1 "
-        "batch-size=50 model='mlp' compressor-k=0.2 initial-nodes=2"
+        "batch-size=50 model='mlp' compressor-k=0.2 initial-nodes=2 "
+        "async-base='flute' concurrency=3 buffer-size=2"
     )
     if (output / algorithm / FILE).exists():
         config += f" resume='{output}'"

@@ -93,9 +93,10 @@ class Target:
     def result(self, replies: list[Message]) -> tuple[Any, Any]:
         """Aggregate replies from the state before; return arrays and metrics."""
         self.inner.restore(copy.deepcopy(self.before))
-        exchange = PendingRound(self.asked.server_round, self.inner.name_of)
-        exchange.asked = set(self.asked.asked)
-        exchange.expected = dict(self.asked.expected)
+        asked = self.asked
+        exchange = PendingRound(asked.server_round, self.inner.name_of, asked.sent)
+        exchange.asked = set(asked.asked)
+        exchange.expected = dict(asked.expected)
         self.inner.pending = exchange
         if self.kind == "train":
             arrays, metrics = self.strategy.aggregate_train(1, replies)

@@ -1,13 +1,18 @@
 """The command line in this process, and what it must and must not write."""
 
 import json
-from collections.abc import Callable
+import shlex
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import pytest
 
 from flwr_frl import cli
+from flwr_frl.commands import execute
+from flwr_frl.strategies.report.command_line import parse
 from flwr_frl.strategies.report.report import Report
+from flwr_frl.strategies.report.results import read_rows
+from flwr_frl.task.settings import SettingsError
 
 ROOT = Path(__file__).parents[2]
 # Algorithms with personal parts, and settings for quick rounds.
@@ -24,12 +29,14 @@ STEADY = {
 
 def run(output: Path, *arguments: str, **overrides) -> int:
     """Run the command line in this process; keyword arguments are settings."""
-    names = {name.replace("_", "-"): value for name, value in overrides.items()}
-    config = " ".join(f"{name}={json.dumps(value)}" for name, value in names.items())
-    return cli.main(
-        [*arguments, "--backend", "inline", "--output", str(output)]
-        + (["--run-config", config] if config else [])
-    )
+    words = [*arguments, "--backend", "inline", "--output", str(output)]
+    return cli.main([*words, *config_of(overrides)])
+
+
+def config_of(settings: Mapping[str, object]) -> tuple[str, ...]:
+    names = {name.replace("_", "-"): value for name, value in settings.items()}
+    text = " ".join(f"{name}={json.dumps(value)}" for name, value in names.items())
+    return config(text) if text else ()
 
 
 class Killed(BaseException):
@@ -44,17 +51,16 @@ def die_in(
     """Have runs die in a round, before its row is written."""
     add = Report.add
 
-    def die(report: Report, row: dict) -> None:
+    def die(report: Report, row: dict, clients: dict) -> None:
         if row["round"] == server_round:
             raise death()
-        add(report, row)
+        add(report, row, clients)
 
     patched.setattr(Report, "add", die)
 
 
 def rows_of(output: Path, algorithm: str = "fedrep") -> list[dict]:
-    lines = (output / algorithm / "metrics.jsonl").read_text().splitlines()
-    return [json.loads(line) for line in lines]
+    return read_rows(output / algorithm / "metrics.jsonl")
 
 
 def json_of(path: Path) -> dict:
@@ -82,23 +88,33 @@ def tree(root: Path) -> set[str]:
     }
 
 
-def assert_refused(arguments: tuple[str, ...], line: str, root: Path, capfd) -> None:
-    before = tree(root)
-    given = list(arguments)
-    if "--output" not in given:
-        given += ["--output", "out"]
-    if "--backend" not in given:
-        given += ["--backend", "inline"]
-    if "--rounds" not in given:
-        given += ["--rounds", "1"]
-    capfd.readouterr()
-    assert cli.main(given) == 2
-    out, err = capfd.readouterr()
-    # A progress bar may have left an empty line.
-    assert out.strip() == ""
-    assert err.startswith("error: ")
-    assert err.count("\n") == 1
-    assert err.endswith("\n")
-    assert line in err
-    # Nothing is written, not even a directory.
+def cases(table: str) -> list:
+    """Return the arguments and the expected errors in the lines of a table."""
+    found = []
+    for line in filter(None, table.splitlines()):
+        given, expected = line.split(" => ")
+        flags, settings, text = given.partition("@ ")
+        arguments = [*shlex.split(flags), *(config(text) if settings else ())]
+        found.append(pytest.param(arguments, expected, id=given))
+    return found
+
+
+def assert_refused(arguments: Sequence[str], expected: str, root: Path) -> None:
+    """Check that a command raises an error of one line and writes nothing.
+
+    ``expected`` is the code of the error, or a part of its message behind ``~``.
+    """
+    before, given = tree(root), list(arguments)
+    defaults = {"--output": "out", "--backend": "inline", "--rounds": "1"}
+    for flag, value in defaults.items():
+        given += [] if flag in given else [flag, value]
+    with pytest.raises(SettingsError) as raised:
+        execute(*parse(given))
+    message, code = str(raised.value), raised.value.code
+    assert "\n" not in message
+    if expected.startswith("~"):
+        assert expected[1:] in message
+    else:
+        assert code == expected, message
+    # Not even a directory.
     assert tree(root) == before

@@ -5,10 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from command_line import (
-    config,
-    run,
-)
+from command_line import cases, config, run
 from PIL import Image
 
 from flwr_frl import running
@@ -34,86 +31,42 @@ def warnings_of(arguments: list[str], caplog) -> list[str]:
     return [r.getMessage() for r in caplog.records if r.levelno >= logging.WARNING]
 
 
-@pytest.mark.parametrize(
-    ("arguments", "lines"),
-    [
-        (
-            ["fedrep", "--classes-per-client", "3", *config("partition='dirichlet'")],
-            [
-                "classes-per-client=3 does nothing: partition 'dirichlet' does not "
-                "use it"
-            ],
-        ),
-        (
-            ["fedrep", *config("dirichlet-alpha=0.5 size-sigma=2")],
-            [
-                "dirichlet-alpha=0.5 does nothing: partition 'shards' does not use it",
-                "size-sigma=2 does nothing: partition 'shards' does not use it",
-            ],
-        ),
-        (
-            [
-                "fedavg",
-                *config(
-                    "bucket-size=2 clip-norm=1.0 largest-share=0.3 "
-                    "byzantine-fraction=0.1"
-                ),
-            ],
-            [
-                "bucket-size=2 does nothing: aggregation 'mean' does not use it",
-                "clip-norm=1.0 does nothing: aggregation 'mean' does not use it",
-                "largest-share=0.3 does nothing: with weighting='uniform' all have the "
-                "same share",
-                "byzantine-fraction=0.1 does nothing: aggregation 'mean' does not use "
-                "it",
-            ],
-        ),
-        (
-            ["fedavg", *config("aggregation='multi-krum' byzantine-fraction=0.1")],
-            [],
-        ),
-        (
-            ["dpsgd", "--fraction", "0.5", *config("communication-time=3.0")],
-            [
-                "communication-time=3.0 does nothing: there is no speed-model",
-                "fraction-train=0.5 does nothing: all nodes take part",
-            ],
-        ),
-        (
-            ["fedavg", *config("emnist-split='letters'")],
-            ["emnist-split=letters does nothing: only EMNIST has these splits"],
-        ),
-        # One of them reads it.
-        (["dpsgd", "fedavg", "--fraction", "0.5"], []),
-        (["srpfl", *config("communication-time=3.0")], []),
-        (
-            ["fedavg", *config("nc-weight=0.5")],
-            ["nc-weight=0.5 does nothing: it is not read by fedavg on digits"],
-        ),
-        (
-            ["fedavg", "fedrep", *config("nc-weight=0.5 head-epochs=3")],
-            ["nc-weight=0.5 does nothing: it is not read by fedavg, fedrep on digits"],
-        ),
-        (
-            ["fedrep", "--task", "linear", *config("partition='iid' batch-size=5")],
-            [
-                "partition=iid does nothing: it is not read by fedrep on linear",
-                "batch-size=5 does nothing: it is not read by fedrep on linear",
-            ],
-        ),
-        # All that is read.
-        (["fedavg", "flute", *config("nc-weight=0.5 seed=3 resume=''")], []),
-        (["fedrep", "--classes-per-client", "4", "--clients", "10"], []),
-        (["fedrep", *config("partition='dirichlet' dirichlet-alpha=5")], []),
-        (["srpfl", *config("srpfl-base='flute' nc-weight=0.5 initial-nodes=3")], []),
-        (["outsiders:Hooked", *config("fewest=3 round-timeout=60")], []),
-        (["fedrep", *config("torch-threads=2 round-timeout=0.5")], []),
-        # What is not given is not warned of.
-        (["fedavg"], []),
-    ],
-)
-def test_settings_that_do_nothing_are_warned_of(arguments, lines, caplog):
-    assert warnings_of(arguments, caplog) == lines
+# Arguments, with settings behind @, and the settings that do nothing.
+IDLE = """
+fedrep --classes-per-client 3 @ partition='dirichlet' => classes-per-client
+fedrep @ dirichlet-alpha=0.5 size-sigma=2 => dirichlet-alpha size-sigma
+fedavg @ bucket-size=2 clip-norm=1.0 => bucket-size clip-norm
+fedavg @ largest-share=0.3 byzantine-fraction=0.1 => largest-share byzantine-fraction
+dpsgd --fraction 0.5 @ communication-time=3.0 => communication-time fraction-train
+fedavg @ emnist-split='letters' => emnist-split
+fedavg fedrep @ nc-weight=0.5 head-epochs=3 => nc-weight
+fedrep --task linear @ partition='iid' batch-size=5 => partition batch-size
+"""
+# All of these are read, by one of the algorithms at least.
+USED = """
+fedavg @ aggregation='multi-krum' byzantine-fraction=0.1 => -
+dpsgd fedavg --fraction 0.5 => -
+srpfl @ communication-time=3.0 => -
+fedavg flute @ nc-weight=0.5 seed=3 resume='' => -
+fedrep --classes-per-client 4 --clients 10 => -
+fedrep @ partition='dirichlet' dirichlet-alpha=5 => -
+srpfl @ srpfl-base='flute' nc-weight=0.5 initial-nodes=3 => -
+outsiders:Hooked @ fewest=3 round-timeout=60 => -
+fedrep @ torch-threads=2 round-timeout=0.5 => -
+"""
+
+
+@pytest.mark.parametrize(("arguments", "idle"), cases(IDLE + USED))
+def test_settings_that_do_nothing_are_warned_of(arguments, idle, caplog):
+    found = [line.partition("=")[0] for line in warnings_of(arguments, caplog)]
+    assert found == ([] if idle == "-" else idle.split())
+
+
+def test_a_warning_has_the_value_and_the_reason(caplog):
+    arguments = ["fedavg", "fedrep", *config("nc-weight=0.5 seed=3")]
+    assert warnings_of(arguments, caplog) == [
+        "nc-weight=0.5 does nothing: it is not read by fedavg, fedrep on digits"
+    ]
 
 
 def test_clients_with_folders_of_their_own_are_not_partitioned(tmp_path, caplog):
@@ -132,21 +85,13 @@ def test_clients_with_folders_of_their_own_are_not_partitioned(tmp_path, caplog)
     ]
 
 
-def test_more_training_nodes_than_clients_are_warned_of(tmp_path, caplog):
-    short = ("fedavg", "--rounds", "1")
-    assert run(tmp_path / "a", *short, min_train_nodes=30) == 0
+def test_a_command_warns_once_of_its_settings(tmp_path, caplog):
+    given = {"nc_weight": 0.5, "min_train_nodes": 30}
+    assert run(tmp_path, "fedavg", "fedper", "--rounds", "1", **given) == 0
     warned = [r.getMessage() for r in caplog.records if r.levelno == logging.WARNING]
-    assert warned == ["min-train-nodes is 30, but there are only 20 clients: all train"]
-    caplog.clear()
-    assert run(tmp_path / "b", *short, min_train_nodes=20) == 0
-    assert not [r for r in caplog.records if r.levelno == logging.WARNING]
-
-
-def test_a_run_warns_once(tmp_path, caplog):
-    assert run(tmp_path, "fedavg", "fedper", "--rounds", "1", nc_weight=0.5) == 0
-    line = "nc-weight=0.5 does nothing: it is not read by fedavg, fedper on digits"
-    warned = [r.getMessage() for r in caplog.records if r.levelno == logging.WARNING]
-    assert warned == [line]
+    # The latter is of each run.
+    few = "min-train-nodes is 30, but there are only 20 clients: all train"
+    assert [line.partition("=")[0] for line in warned] == ["nc-weight", few, few]
 
 
 ON_DIGITS = """

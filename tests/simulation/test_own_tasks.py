@@ -1,11 +1,7 @@
 """A task of one's own on the command line: its metrics, and what is wrong with it."""
 
 import pytest
-from command_line import ROOT, assert_refused, json_of, rows_of, run
-from torch import nn
-
-from flwr_frl.task import ExampleTask, SplitModel
-from flwr_frl.task.settings import SettingsError
+from command_line import ROOT, assert_refused, cases, json_of, rows_of, run
 
 TASK = """
 import torch
@@ -90,57 +86,35 @@ def test_own_metrics_are_in_the_files_and_the_table(tmp_path, write_module, caps
     assert "test loss" in table
 
 
-BAD = {
-    "nothing": "made a NoneType without 'initial_model'; expected a Task",
-    "headless": "the model Sequential has no head named 'fc'; its linear layers: 0",
-    "fewer": "the task's train has examples of 2 clients; client 2, from 0, is one too",
-    "taken": "a metric is called 'loss', as what every run has; it must have a name of",
-    "sized": "a metric is called 'bytes', as what every run has; it must have a name",
-    "listed_elsewhere": "metrics is a list; expected a mapping of names",
-    "listed": "metrics is a list; expected a mapping of names",
-    "built": "model is a SplitModel; expected a function that returns a new one",
-    "arrays": "inputs is of type ndarray; expected a tensor, torch.from_numpy of an",
-    "unequal": "there are 3 inputs and 2 targets",
-    "doubles": "the model refuses inputs of type float64 and shape (3, 1): ",
-    "many": "the loss of a batch is shape (8, 1); expected a tensor of one number",
-    "endless": "the loss of the first batch is ",
-    "strange": "weights is 'strange.pth'; there is no such file",
-}
+BAD = """
+nothing => ~made a NoneType without 'initial_model'
+headless => ~the model Sequential has no head named 'fc'; its linear layers: 0
+fewer => ~the task's train has examples of 2 clients
+taken => ~a metric is called 'loss', as what every run has
+sized => ~a metric is called 'bytes', as what every run has
+listed_elsewhere => ~metrics is a list
+listed => ~metrics is a list
+built => ~model is a SplitModel; expected a function
+arrays => ~inputs is of type ndarray
+unequal => ~there are 3 inputs and 2 targets
+doubles => ~the model refuses inputs of type float64 and shape (3, 1)
+many => ~the loss of a batch is shape (8, 1)
+endless => ~the loss of the first batch is
+strange => ~weights is 'strange.pth'; there is no such file
+table @ metrics='MODULE:loss' => ~a metric is called 'loss'
+listed_elsewhere @ metrics='macro-f1' => ~metrics is a list
+"""
 
 
-@pytest.mark.parametrize("name", BAD)
-def test_own_tasks_that_are_refused(name, write_module, tmp_path, monkeypatch, capfd):
-    monkeypatch.chdir(tmp_path)
-    path = f"{write_module('tables', TASK)}:{name}"
-    arguments = ("fedrep", "--task", path, "--clients", "3")
-    assert_refused(arguments, BAD[name], tmp_path, capfd)
-
-
-def test_a_metric_of_the_settings_has_a_name_of_its_own(
-    write_module, tmp_path, monkeypatch, capfd
+@pytest.mark.parametrize(("arguments", "expected"), cases(BAD))
+def test_own_tasks_that_are_refused(
+    arguments, expected, write_module, tmp_path, monkeypatch
 ):
     monkeypatch.chdir(tmp_path)
-    module = write_module("tables", TASK)
-    arguments = ("fedrep", "--task", f"{module}:table", "--clients", "2")
-    arguments += ("--run-config", f"metrics='{module}:loss'")
-    line = "a metric is called 'loss', as what every run has; it must have a name of"
-    assert_refused(arguments, line, tmp_path, capfd)
-    # Of a task that has none as it should.
-    arguments = ("fedrep", "--task", f"{module}:listed_elsewhere", "--clients", "2")
-    arguments += ("--run-config", "metrics='macro-f1'")
-    line = "metrics is a list; expected a mapping of names"
-    assert_refused(arguments, line, tmp_path, capfd)
-
-
-def test_a_model_and_metrics_are_checked_where_they_are_given():
-    model = SplitModel(nn.Linear(1, 2), nn.Linear(2, 1))
-    for given, line in (
-        ({"model": model}, "model is a SplitModel; expected a function"),
-        ({"metrics": [max]}, "metrics is a list"),
-        ({"metrics": {"round": max}}, "a metric is called 'round'"),
-    ):
-        with pytest.raises(SettingsError, match=line):
-            ExampleTask(**{"model": lambda: model, "train": [], "test": [], **given})
+    module, (name, *settings) = write_module("tables", TASK), arguments
+    more = [text.replace("MODULE", module) for text in settings]
+    command = ["fedrep", "--task", f"{module}:{name}", "--clients", "3", *more]
+    assert_refused(command, expected, tmp_path)
 
 
 def test_the_guest_s_sensors_with_our_algorithm(tmp_path, monkeypatch):

@@ -14,11 +14,14 @@ from command_line import (
     run,
 )
 
-from flwr_frl import cli
+from flwr_frl import cli, simulate
 from flwr_frl.clients.device import account, state
 from flwr_frl.strategies.report.report import Report
 from flwr_frl.strategies.server.checkpoint import Checkpoint
 from flwr_frl.task.checkpoint import FILE
+
+# Settings of runs with a checkpoint on the way.
+SAVED = {"checkpoint_every": 5}
 
 
 def finished_at(rounds: int, output: Path, algorithm: str, **overrides) -> list[dict]:
@@ -30,6 +33,17 @@ def finished_at(rounds: int, output: Path, algorithm: str, **overrides) -> list[
     return rows_of(output, algorithm)
 
 
+def resumed(output: Path, algorithm: str, **overrides) -> list[dict]:
+    return finished_at(9, output, algorithm, resume=str(output), **overrides)
+
+
+def killed_in(server_round: int, output: Path, algorithm: str, **overrides) -> None:
+    with pytest.MonkeyPatch.context() as patched:
+        die_in(patched, server_round)
+        with pytest.raises(Killed):
+            finished_at(9, output, algorithm, **overrides)
+
+
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory):
     """Rows of runs over 9 rounds, without any checkpoint."""
@@ -38,25 +52,36 @@ def undisturbed(tmp_path_factory):
 
 
 @pytest.mark.parametrize("algorithm", PERSONAL)
-def test_checkpoints_do_not_change_the_numbers(tmp_path, undisturbed, algorithm):
-    rows = finished_at(9, tmp_path, algorithm, checkpoint_every=5)
-    assert_same_rows(rows, undisturbed[algorithm], 0)
-    assert (tmp_path / algorithm / FILE).is_file()
-
-
-@pytest.mark.parametrize("algorithm", PERSONAL)
 def test_stop_at_round_5_and_resume(tmp_path, undisturbed, algorithm):
-    finished_at(5, tmp_path, algorithm, checkpoint_every=5)
-    rows = finished_at(9, tmp_path, algorithm, checkpoint_every=5, resume=str(tmp_path))
+    finished_at(5, tmp_path, algorithm, **SAVED)
+    rows = resumed(tmp_path, algorithm, **SAVED)
     assert_same_rows(rows, undisturbed[algorithm], 1e-12)
     seconds = [row["seconds"] for row in rows]
     assert seconds == sorted(seconds)
 
 
+@pytest.mark.parametrize("algorithm", PERSONAL)
+def test_a_crash_between_checkpoints(tmp_path, undisturbed, algorithm):
+    # Rounds 6 to 8 are trained, and their replies have counted; the server goes back to
+    # round 5, and the clients with it.
+    killed_in(8, tmp_path, algorithm, **SAVED)
+    rows = resumed(tmp_path, algorithm, **SAVED)
+    assert_same_rows(rows, undisturbed[algorithm], 1e-12)
+
+
+def test_checkpoints_do_not_change_the_numbers(tmp_path, undisturbed):
+    rows = finished_at(9, tmp_path, "fedrep", **SAVED)
+    assert_same_rows(rows, undisturbed["fedrep"], 0)
+    # A run that is over is only reported again, and a new one does not take its heads.
+    again = resumed(tmp_path, "fedrep", **SAVED)
+    assert_same_rows(again, rows, 0)
+    assert_same_rows(finished_at(9, tmp_path, "fedrep", **SAVED), rows, 0)
+
+
 def test_a_run_goes_on_in_another_folder(tmp_path, undisturbed):
     first, second = tmp_path / "first", tmp_path / "second"
-    finished_at(5, first, "fedrep", checkpoint_every=5)
-    rows = finished_at(9, second, "fedrep", checkpoint_every=5, resume=str(first))
+    finished_at(5, first, "fedrep", **SAVED)
+    rows = finished_at(9, second, "fedrep", **SAVED, resume=str(first))
     assert_same_rows(rows, undisturbed["fedrep"], 1e-12)
     summary = json_of(second / "summary.json")["algorithms"]["fedrep"]
     assert summary["bytes"] == sum(r["bytes-down"] + r["bytes-up"] for r in rows)
@@ -65,27 +90,11 @@ def test_a_run_goes_on_in_another_folder(tmp_path, undisturbed):
     assert len(rows_of(first, "fedrep")) == 5
 
 
-@pytest.mark.parametrize("algorithm", PERSONAL)
-def test_a_crash_between_checkpoints(tmp_path, monkeypatch, undisturbed, algorithm):
-    # Rounds 6 to 8 are trained, and their replies have counted; the server goes back to
-    # round 5, and the clients with it.
-    with monkeypatch.context() as patched:
-        die_in(patched, 8)
-        with pytest.raises(Killed):
-            finished_at(9, tmp_path, algorithm, checkpoint_every=5)
-    rows = finished_at(9, tmp_path, algorithm, checkpoint_every=5, resume=str(tmp_path))
-    assert_same_rows(rows, undisturbed[algorithm], 1e-12)
-
-
-def test_a_crash_after_an_end_between_checkpoints(tmp_path, monkeypatch, undisturbed):
+def test_a_crash_after_an_end_between_checkpoints(tmp_path, undisturbed):
     # The last round, 6, has a checkpoint as well, though it is no multiple of 5.
-    finished_at(6, tmp_path, "fedper", checkpoint_every=5)
-    resume = {"checkpoint_every": 5, "resume": str(tmp_path)}
-    with monkeypatch.context() as patched:
-        die_in(patched, 8)
-        with pytest.raises(Killed):
-            finished_at(9, tmp_path, "fedper", **resume)
-    rows = finished_at(9, tmp_path, "fedper", **resume)
+    finished_at(6, tmp_path, "fedper", **SAVED)
+    killed_in(8, tmp_path, "fedper", **SAVED, resume=str(tmp_path))
+    rows = resumed(tmp_path, "fedper", **SAVED)
     assert_same_rows(rows, undisturbed["fedper"], 1e-12)
 
 
@@ -100,67 +109,60 @@ def test_a_crash_after_a_checkpoint_that_failed(tmp_path, monkeypatch, undisturb
     # There is one of round 3 and none of round 6.
     with monkeypatch.context() as patched:
         patched.setattr(Checkpoint, "write", fail_later)
-        die_in(patched, 8)
-        with pytest.raises(Killed):
-            finished_at(9, tmp_path, "fedper", checkpoint_every=3)
-    rows = finished_at(9, tmp_path, "fedper", checkpoint_every=3, resume=str(tmp_path))
+        killed_in(8, tmp_path, "fedper", checkpoint_every=3)
+    rows = resumed(tmp_path, "fedper", checkpoint_every=3)
     assert_same_rows(rows, undisturbed["fedper"], 1e-12)
 
 
-def test_resume_without_further_checkpoints(tmp_path, undisturbed):
-    finished_at(5, tmp_path, "fedrep", checkpoint_every=5)
-    rows = finished_at(9, tmp_path, "fedrep", resume=str(tmp_path))
-    assert_same_rows(rows, undisturbed["fedrep"], 1e-12)
-
-
-def test_resume_into_another_directory(tmp_path, undisturbed):
-    finished_at(5, tmp_path / "a", "fedrep", checkpoint_every=5)
-    rows = finished_at(
-        9, tmp_path / "b", "fedrep", checkpoint_every=5, resume=str(tmp_path / "a")
-    )
-    assert_same_rows(rows[-4:], undisturbed["fedrep"][5:], 1e-12)
-
-
-def test_resume_where_the_run_was_is_the_default(tmp_path, undisturbed, monkeypatch):
+def test_a_run_goes_on_where_it_was_and_without_checkpoints(
+    tmp_path, undisturbed, monkeypatch
+):
     monkeypatch.chdir(tmp_path)
-    finished_at(5, tmp_path / "there", "fedper", checkpoint_every=5)
-    options = {**STEADY, "checkpoint_every": 5}
-    text = " ".join(f"{n.replace('_', '-')}={v!r}" for n, v in options.items())
+    finished_at(5, tmp_path / "there", "fedper", **SAVED)
+    text = " ".join(f"{n.replace('_', '-')}={v!r}" for n, v in STEADY.items())
     text += f" resume='{tmp_path / 'there'}'"
     arguments = ["fedper", "--backend", "inline", "--rounds", "9"]
-    code = cli.main([*arguments, "--run-config", text])
-    assert code == 0
+    assert cli.main([*arguments, "--run-config", text]) == 0
     rows = rows_of(tmp_path / "there", "fedper")
     assert_same_rows(rows, undisturbed["fedper"], 1e-12)
     assert [path.name for path in tmp_path.iterdir()] == ["there"]
 
 
-def test_resume_a_run_that_is_over(tmp_path, undisturbed):
-    rows = finished_at(5, tmp_path, "fedper", checkpoint_every=5)
-    again = finished_at(5, tmp_path, "fedper", checkpoint_every=5, resume=str(tmp_path))
-    assert_same_rows(again, rows, 0)
-
-
-def test_linear_fedrep_resumes(tmp_path):
-    linear = {"task": "linear", "samples": 10, "head_steps": 10}
-    whole = finished_at(9, tmp_path / "a", "fedrep", **linear)
-    finished_at(5, tmp_path / "b", "fedrep", checkpoint_every=5, **linear)
-    rows = finished_at(
-        9,
-        tmp_path / "b",
-        "fedrep",
-        checkpoint_every=5,
-        resume=str(tmp_path / "b"),
-        **linear,
-    )
+@pytest.mark.parametrize(
+    ("algorithm", "more"),
+    [
+        ("fedrep", {"task": "linear", "samples": 10, "head_steps": 10}),
+        # A rule with a memory, and buckets that are drawn.
+        ("fedavg", {"aggregation": "centered-clip", "bucket_size": 2}),
+    ],
+)
+def test_other_tasks_and_rules_resume(tmp_path, algorithm, more):
+    whole = finished_at(9, tmp_path / "a", algorithm, **SAVED, **more)
+    finished_at(5, tmp_path / "b", algorithm, **SAVED, **more)
+    rows = resumed(tmp_path / "b", algorithm, **SAVED, **more)
     assert_same_rows(rows, whole, 1e-12)
 
 
-def test_a_new_run_does_not_take_an_old_run_s_heads(tmp_path):
-    first, second = (
-        finished_at(3, tmp_path, "fedrep", checkpoint_every=2) for _ in range(2)
-    )
-    assert_same_rows(first, second, 0)
+def test_a_setting_that_is_new_blocks_no_resume(tmp_path, monkeypatch):
+    write = Checkpoint.write
+
+    def older(checkpoint: Checkpoint, directory: Path) -> None:
+        del checkpoint.settings["aggregation"]
+        write(checkpoint, directory)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Checkpoint, "write", older)
+        finished_at(1, tmp_path, "fedavg")
+    assert len(resumed(tmp_path, "fedavg", aggregation="median")) == 9
+
+
+def test_resuming_several_starts_those_that_had_not_begun(tmp_path):
+    finished_at(2, tmp_path, "fedavg")
+    words, resume = ("fedavg", "fedper", "--rounds", "3"), {"resume": str(tmp_path)}
+    assert run(tmp_path, *words, **STEADY, **resume) == 0
+    assert [len(rows_of(tmp_path, name)) for name in ("fedavg", "fedper")] == [3, 3]
+    # Where none had begun there is nothing to resume.
+    assert run(tmp_path, "fedrep", **STEADY, **resume) == 2
 
 
 def test_a_full_disk_costs_a_checkpoint_and_not_the_run(tmp_path, monkeypatch):
@@ -168,8 +170,7 @@ def test_a_full_disk_costs_a_checkpoint_and_not_the_run(tmp_path, monkeypatch):
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr("flwr_frl.strategies.server.checkpoint.write_atomically", full)
-    assert run(tmp_path, "fedavg", "--rounds", "2", checkpoint_every=1) == 0
-    assert len(rows_of(tmp_path, "fedavg")) == 2
+    assert len(finished_at(2, tmp_path, "fedavg", checkpoint_every=1)) == 2
 
 
 @pytest.mark.parametrize("algorithm", ["fedrep", "apfl"])
@@ -177,7 +178,7 @@ def test_a_kill_after_the_last_checkpoint_loses_nothing(
     tmp_path, monkeypatch, algorithm
 ):
     # Without checkpoints on the way clients keep their states in memory.
-    expected = finished_at(7, tmp_path / "whole", algorithm)
+    expected = finished_at(9, tmp_path / "whole", algorithm)
 
     def die(*_: object) -> None:
         raise Killed
@@ -187,8 +188,7 @@ def test_a_kill_after_the_last_checkpoint_loses_nothing(
         patched.setattr(Report, "finish", die)
         with pytest.raises(Killed):
             finished_at(5, output, algorithm)
-    rows = finished_at(7, output, algorithm, resume=str(output))
-    assert_same_rows(rows, expected, 1e-12)
+    assert_same_rows(resumed(output, algorithm), expected, 1e-12)
 
 
 def test_no_checkpoint_is_written_before_what_it_relies_on(tmp_path, monkeypatch):
@@ -203,8 +203,9 @@ def test_no_checkpoint_is_written_before_what_it_relies_on(tmp_path, monkeypatch
     assert found == [5]
 
 
-def test_a_disk_that_was_full_for_a_while_loses_nothing(tmp_path, monkeypatch):
-    expected = finished_at(7, tmp_path / "whole", "fedrep", checkpoint_every=1)
+def test_a_disk_that_was_full_for_a_while_loses_nothing(
+    tmp_path, monkeypatch, undisturbed
+):
     write, refused = state.write_atomically, []
 
     def refuse(path: Path, data: bytes, **options: int) -> None:
@@ -213,13 +214,12 @@ def test_a_disk_that_was_full_for_a_while_loses_nothing(tmp_path, monkeypatch):
             raise OSError(28, "No space left on device")
         write(path, data, **options)
 
-    output = tmp_path / "full"
     with monkeypatch.context() as patched:
         patched.setattr(state, "write_atomically", refuse)
-        finished_at(4, output, "fedrep", checkpoint_every=1)
+        finished_at(4, tmp_path, "fedrep", checkpoint_every=1)
     assert refused
-    rows = finished_at(7, output, "fedrep", checkpoint_every=1, resume=str(output))
-    assert_same_rows(rows, expected, 1e-12)
+    rows = resumed(tmp_path, "fedrep", checkpoint_every=1)
+    assert_same_rows(rows, undisturbed["fedrep"], 1e-12)
 
 
 def test_one_client_that_cannot_be_kept_costs_no_other(tmp_path, monkeypatch, caplog):
@@ -239,13 +239,21 @@ def test_one_client_that_cannot_be_kept_costs_no_other(tmp_path, monkeypatch, ca
     assert caplog.text.count("the state of client 000001 is in memory only: ") == 1
 
 
-def test_a_run_that_has_not_begun_is_not_said_to_go_on(tmp_path, monkeypatch, capsys):
-    die_in(monkeypatch, 1, KeyboardInterrupt)
+@pytest.mark.parametrize(("server_round", "begun"), [(1, False), (2, True)])
+def test_the_hint_is_shown_only_for_a_run_that_has_begun(
+    tmp_path, monkeypatch, capsys, server_round, begun
+):
+    die_in(monkeypatch, server_round, KeyboardInterrupt)
     assert run(tmp_path, "fedrep", "--rounds", "2", **STEADY) == 130
-    assert capsys.readouterr().err.endswith("interrupted\n")
-    monkeypatch.undo()
+    assert (tmp_path / "fedrep" / FILE).is_file() is begun
+    hint = f"; continue with --run-config 'resume=\"{tmp_path}\"'" if begun else ""
+    assert capsys.readouterr().err.endswith(f"interrupted{hint}\n")
+
+
+def test_a_simulation_from_python_leaves_a_checkpoint_when_interrupted(
+    tmp_path, monkeypatch
+):
     die_in(monkeypatch, 2, KeyboardInterrupt)
-    assert run(tmp_path, "fedrep", "--rounds", "2", **STEADY) == 130
-    assert (
-        f"continue with --run-config 'resume=\"{tmp_path}\"'" in capsys.readouterr().err
-    )
+    with pytest.raises(KeyboardInterrupt):
+        simulate("fedavg", "inline", rounds=3, clients=5, output=tmp_path)
+    assert (tmp_path / "fedavg" / FILE).is_file()

@@ -89,82 +89,47 @@ def test_who_reads_settings():
     assert path_of(owners[1]) == "flwr_frl.strategies.fedavg:FedAvg"
 
 
+CUT_OFF = "CutOff.__init__ takes no **base, so the settings of its bases, such as frac"
 WRONG = {
     "fedrap": "unknown algorithm 'fedrap'; did you mean 'fedrep'? known: apfl, ",
-    "nowhere.at_all:Strategy": (
-        "algorithm 'nowhere.at_all:Strategy' cannot be imported: "
-        "ModuleNotFoundError: No module named 'nowhere'"
-    ),
-    "outsiders:Nobody": (
-        "algorithm 'outsiders:Nobody' cannot be imported: module 'outsiders' has no "
-        "'Nobody'"
-    ),
-    "outsiders:Plain.more": (
-        "algorithm 'outsiders:Plain.more' cannot be imported: module 'outsiders' has "
-        "no 'Plain.more'"
-    ),
+    "nowhere.at_all:Strategy": "cannot be imported: ModuleNotFoundError: No module",
+    "breaks_at_once:Any": "cannot be imported: OSError: no battery",
+    "outsiders:Nobody": "cannot be imported: module 'outsiders' has no 'Nobody'",
+    "outsiders:Plain.more": "module 'outsiders' has no 'Plain.more'",
     "outsiders:": "algorithm 'outsiders:' cannot be imported: ",
     ":Plain": "algorithm ':Plain' cannot be imported: ",
-    "outsiders:Homeless": (
-        "algorithm 'outsiders:Homeless' is no strategy; expected a subclass of "
-        "BaseStrategy"
-    ),
+    "outsiders:Homeless": "is no strategy; expected a subclass of BaseStrategy",
     "outsiders:ASYNCHRONOUS": "algorithm 'outsiders:ASYNCHRONOUS' is no strategy; ",
     "outsiders:WithoutHooks": "algorithm 'outsiders:WithoutHooks' is no strategy; ",
-    "outsiders:ClientItself": (
-        "algorithm 'outsiders:ClientItself' has the client <class 'outsiders.Plain'>; "
-        "declare the import path of a subclass of Client"
-    ),
-    "outsiders:Needy": (
-        "Needy cannot be called with its settings: missing a required argument: 'thing'"
-    ),
-    **dict.fromkeys(
-        ("outsiders:CutOff", "outsiders:BelowCutOff"),
-        "CutOff.__init__ takes no **base, so the settings of its bases, such as "
-        "fraction-train and seed, have no effect; add **base to its arguments and call "
-        "super().__init__(**base)",
-    ),
-    "outsiders:WithoutClient": (
-        "algorithm 'outsiders:WithoutClient' has no client; declare the import path"
-        " of a subclass of Client"
-    ),
+    "outsiders:ClientItself": "has the client <class 'outsiders.Plain'>; declare the ",
+    "outsiders:WithoutClient": "has no client; declare the import path of a subclass",
+    "outsiders:Needy": "missing a required argument: 'thing'",
+    "outsiders:CutOff": CUT_OFF,
+    "outsiders:BelowCutOff": CUT_OFF,
 }
 
 
 @pytest.mark.parametrize("algorithm", WRONG)
-def test_what_is_no_algorithm_is_refused_in_one_line(algorithm):
-    with pytest.raises(SettingsError) as caught:
-        build_strategy(settings_of(algorithm))
-    assert str(caught.value).startswith(WRONG[algorithm])
-    assert "\n" not in str(caught.value)
-
-
-def test_a_module_that_breaks_says_why_in_one_line(tmp_path, monkeypatch):
+def test_what_is_no_algorithm_is_refused_in_one_line(algorithm, tmp_path, monkeypatch):
     (tmp_path / "breaks_at_once.py").write_text("raise OSError('no\\nbattery')")
     monkeypatch.syspath_prepend(tmp_path)
-    line = "^algorithm 'breaks_at_once:Any' cannot be imported: OSError: no battery$"
-    with pytest.raises(SettingsError, match=line):
-        strategy_class(settings_of("breaks_at_once:Any"))
+    with pytest.raises(SettingsError) as caught:
+        build_strategy(settings_of(algorithm))
+    assert WRONG[algorithm] in str(caught.value)
+    assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize(
     ("algorithm", "line"),
     [
-        (
-            "outsiders:LostClient",
-            "client 'outsiders:NobodyIsHere' cannot be imported: module 'outsiders' "
-            "has no 'NobodyIsHere'",
-        ),
-        (
-            "outsiders:StrangeClient",
-            "client 'outsiders:Plain' is no client; expected a subclass of Client",
-        ),
+        ("outsiders:LostClient", "module 'outsiders' has no 'NobodyIsHere'"),
+        ("outsiders:StrangeClient", "is no client; expected a subclass of Client"),
     ],
 )
 def test_what_is_no_client_is_refused_where_it_is_loaded(algorithm, line):
     # A server does not load it.
     path = client_path(settings_of(algorithm))
-    with pytest.raises(SettingsError, match=f"^{line}$"):
+    with pytest.raises(SettingsError, match=line):
         load_client(path)
 
 
@@ -191,24 +156,12 @@ def test_all_names_differ(algorithms):
 @pytest.mark.parametrize(
     ("algorithms", "line"),
     [
-        (
-            ["fedavg", "here:Plain", "there:Plain"],
-            "two algorithms are called 'Plain': 'here:Plain' and 'there:Plain'; each "
-            "must have a name of its own",
-        ),
-        (
-            ["outsiders:fedrep", "fedrep"],
-            "two algorithms are called 'fedrep': 'fedrep' and 'outsiders:fedrep'; each "
-            "must have a name of its own",
-        ),
+        (["fedavg", "here:Plain", "there:Plain"], "'Plain': 'here:Plain' and 'there:P"),
+        (["outsiders:fedrep", "fedrep"], "'fedrep': 'fedrep' and 'outsiders:fedrep'; "),
         # Its results would pass for the built-in's.
-        (
-            ["outsiders:fedrep"],
-            "two algorithms are called 'fedrep': 'fedrep' and 'outsiders:fedrep'; each "
-            "must have a name of its own",
-        ),
+        (["outsiders:fedrep"], "'fedrep': 'fedrep' and 'outsiders:fedrep'; each must"),
     ],
 )
 def test_two_of_one_name_would_write_to_one_place(algorithms, line):
-    with pytest.raises(SettingsError, match=f"^{line}$"):
+    with pytest.raises(SettingsError, match=f"two algorithms are called {line}"):
         check_names(algorithms)

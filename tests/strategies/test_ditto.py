@@ -1,102 +1,68 @@
 """Ditto against a few lines of NumPy, server and clients."""
 
 import numpy as np
-import pytest
+from paper_rounds import (
+    EACH_VARIANT,
+    SMALL_BATCHES,
+    assert_losses,
+    assert_rounds,
+    assert_same_arrays,
+    run_variant,
+)
 from softmax_runs import (
     RATE,
     STEPS,
     N,
     assert_near,
-    assert_same,
     gradient,
     loss_of,
     matrix,
-    mean,
     run,
     start,
-    weights,
 )
 
-PERSONAL_STEPS = 2
+OWN = {"ditto_lambda": 0.7, "personal_epochs": 2}
 
 
-def descend(theta, i, steps, momentum, decay, pull=0.0, anchor=0.0):
-    velocity = 0.0
-    for _ in range(steps):
-        slope = gradient(theta, i, decay) + pull * (theta - anchor)
-        velocity = momentum * velocity + slope
-        theta = theta - RATE * velocity
-    return theta
+def numpy_ditto(found, pull=0.7):
+    """Algorithm 1 over the clients that counted; (w, all v_k) of each round."""
+    w, rounds, personal = start(), [], [start()] * N
+    for clients in found.trained:
+        models = [found.descend(w, i) for i in clients]
+        personal = [
+            found.descend(v, i, found["personal_epochs"], pull, w)
+            if i in clients
+            else v
+            for i, v in enumerate(personal)
+        ]
+        w = found.mean(models, clients)
+        rounds.append((w, personal))
+    return rounds
 
 
-def numpy_ditto(trained, pull, momentum=0.0, decay=0.0, weighting="uniform"):
-    """Algorithm 1 over the clients that counted; w and all v_k after each round."""
-    w, found = start(), []
-    personal = [w] * N
-    for clients in trained:
-        models = [descend(w, i, STEPS, momentum, decay) for i in clients]
-        for i in clients:
-            steps = PERSONAL_STEPS, momentum, decay
-            v = descend(personal[i], i, *steps, pull, w)
-            personal = [v if j == i else personal[j] for j in range(N)]
-        w = mean(models, weights(clients, weighting))
-        found.append((w, personal))
-    return found
-
-
-def assert_all_near(found, expected):
-    rounds = zip(found.arrays, found.kept, expected, strict=True)
-    for arrays, kept, (w, personal) in rounds:
-        assert_near(matrix(arrays), w)
-        for state, v in zip(kept, personal, strict=True):
-            assert_near(matrix(state, "model.") if state else start(), v)
-
-
-@pytest.mark.parametrize(
-    "more",
-    [
-        {"ditto_lambda": 0.7},
-        {"ditto_lambda": 1.2, "momentum": 0.6, "weight_decay": 0.05},
-        {"ditto_lambda": 0.7, "weighting": "examples"},
-    ],
-    ids=["plain", "momentum", "examples"],
-)
-@pytest.mark.parametrize("srpfl", [False, True])
-def test_every_round_is_that_of_the_paper(more, srpfl):
-    found = run("ditto", srpfl=srpfl, personal_epochs=PERSONAL_STEPS, **more)
-    assert [len(c) for c in found.trained] == ([1, 1, 2, 2] if srpfl else [3] * 4)
-    expected = numpy_ditto(
-        found.trained,
-        more["ditto_lambda"],
-        more.get("momentum", 0.0),
-        more.get("weight_decay", 0.0),
-        more.get("weighting", "uniform"),
-    )
-    assert_all_near(found, expected)
+@EACH_VARIANT
+def test_every_round_is_that_of_the_paper(more):
+    found = run_variant("ditto", evaluate={4}, **OWN, **more)
+    expected = numpy_ditto(found)
+    assert_rounds(found, expected)
+    # A client that never trained is tested with the initial model.
+    w, personal = expected[-1]
+    assert_losses(found, personal)
+    assert max(abs(loss_of(v, i) - loss_of(w, i)) for i, v in enumerate(personal)) > 0.1
     # The pull to w is felt.
     i = found.trained[-1][0]
-    alone = numpy_ditto(found.trained, 0.0)[-1][1][i]
-    assert np.abs(matrix(found.kept[-1][i], "model.") - alone).max() > 1e-2
-
-
-def test_a_reply_that_does_not_count_moves_neither_w_nor_v():
-    # A client of round 2 that trains in round 3 as well.
-    first = run("ditto", 3)
-    lost = next(i for i in first.trained[1] if i in first.trained[2])
-    more = {"ditto_lambda": 0.7, "personal_epochs": PERSONAL_STEPS}
-    found = run("ditto", 5, spoilt={(lost, 2)}, **more)
-    assert lost not in found.trained[1]
-    assert_all_near(found, numpy_ditto(found.trained, 0.7))
+    assert np.abs(personal[i] - numpy_ditto(found, 0.0)[-1][1][i]).max() > 1e-2
 
 
 def test_the_global_model_is_fedavg_s_to_the_last_bit():
-    # Small batches in random order, momentum and decay; λ does not matter.
-    usual = {"batch_size": 4, "momentum": 0.5, "weight_decay": 1e-3}
-    plain = run("fedavg", **usual)
+    plain = run("fedavg", 3, evaluate=True, **SMALL_BATCHES)
     for pull in (0.0, 2.0):
-        found = run("ditto", ditto_lambda=pull, **usual)
-        for arrays, others in zip(found.arrays, plain.arrays, strict=True):
-            assert_same(arrays, others)
+        found = run("ditto", 3, evaluate=True, ditto_lambda=pull, **SMALL_BATCHES)
+        assert_same_arrays(found, plain)
+        for metrics, others in zip(found.metrics, plain.metrics, strict=True):
+            told = [m["accuracy-global"] for m in metrics]
+            assert told == [m["accuracy"] for m in others]
+            assert told != [m["accuracy"] for m in metrics]
 
 
 def test_lambda_0_is_local_training():
@@ -120,19 +86,12 @@ def test_a_step_with_rate_times_lambda_1_by_hand():
 
 
 def test_a_larger_lambda_keeps_nearer_to_w():
-    distances = []
-    for pull in (0.0, 0.5, 3.0):
+    def distance(pull):
         found = run("ditto", ditto_lambda=pull, personal_epochs=20)
-        distances.append(
-            np.mean(
-                [
-                    np.abs(
-                        matrix(found.kept[-1][i], "model.") - matrix(found.arrays[2])
-                    )
-                    for i in found.trained[-1]
-                ]
-            )
-        )
+        own = [matrix(found.kept[-1][i], "model.") for i in found.trained[-1]]
+        return np.mean(np.abs(np.array(own) - matrix(found.arrays[2])))
+
+    distances = [distance(pull) for pull in (0.0, 0.5, 3.0)]
     assert distances[1] < distances[0] / 1.5
     assert distances[2] < distances[1] / 1.5
 
@@ -141,28 +100,3 @@ def test_no_personal_epochs_keep_the_initial_model():
     found = run("ditto", 2, personal_epochs=0)
     for i in found.trained[-1]:
         assert_near(matrix(found.kept[-1][i], "model."), start(), 1e-7)
-
-
-def test_clients_are_tested_with_v_beside_w():
-    found = run("ditto", 3, evaluate=True, ditto_lambda=0.7, personal_epochs=2)
-    w, personal = numpy_ditto(found.trained, 0.7)[-1]
-    for i, metrics in enumerate(found.metrics[-1]):
-        # A client that never trained has the initial model.
-        assert metrics["loss"] == pytest.approx(loss_of(personal[i], i), abs=1e-5)
-        assert metrics["loss"] != pytest.approx(loss_of(w, i), abs=1e-3)
-
-
-def test_the_accuracy_of_w_is_fedavg_s():
-    found, plain = run("ditto", evaluate=True), run("fedavg", evaluate=True)
-    for metrics, others in zip(found.metrics, plain.metrics, strict=True):
-        told = [m["accuracy-global"] for m in metrics]
-        assert told == [m["accuracy"] for m in others]
-        assert told != [m["accuracy"] for m in metrics]
-
-
-def test_v_does_not_leave():
-    found = run("ditto", 3)
-    for message, reply in found.between("train"):
-        assert list(message.content["arrays"]) == ["head.weight", "head.bias"]
-        assert list(reply.content["arrays"]) == ["head.weight", "head.bias"]
-        assert set(reply.content) == {"arrays", "metrics"}

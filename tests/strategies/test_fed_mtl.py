@@ -2,64 +2,54 @@
 
 import numpy as np
 import pytest
+from paper_rounds import (
+    VARIANTS,
+    assert_losses,
+    assert_rounds,
+    run_variant,
+)
 from softmax_runs import (
     RATE,
-    STEPS,
     N,
     assert_near,
     gradient,
-    loss_of,
     matrix,
     run,
     start,
 )
 
-from flwr_frl.clients import FedMTLClient
-from flwr_frl.strategies import FedMTL
-from flwr_frl.task.settings import SettingsError
 
-
-def numpy_fed_mtl(trained, pull, momentum=0.0, decay=0.0):
-    """W by columns, None for those that have not trained, after each round.
+def numpy_fed_mtl(found, pull):
+    """(w̄, columns of W) of each round; None for a client that has not trained.
 
     The gradient of λ tr(W Ω Wᵀ) is 2λ W Ω, where Ω = (I − 11ᵀ/m)² and W is that of the
     round's beginning but for the column that moves.
     """
-    own, found = {}, []
-    for clients in trained:
-        columns, new = list(own.values()), dict(own)
-        mean = np.mean(columns, axis=0) if columns else start()
-        for i in clients:
-            w, velocity = own.get(i, mean), 0.0
-            for _ in range(STEPS):
-                # A column moves against the mean of the beginning.
-                slope = gradient(w, i, decay) + 2 * pull * (w - mean)
-                velocity = momentum * velocity + slope
-                w = w - RATE * velocity
-            new[i] = w
-        own = new
-        found.append(dict(own))
-    return found
+    mean, columns, rounds = start(), [None] * N, []
+    for clients in found.trained:
+        columns = [
+            found.descend(mean if w is None else w, i, pull=2 * pull, anchor=mean)
+            if i in clients
+            else w
+            for i, w in enumerate(columns)
+        ]
+        mean = np.mean([w for w in columns if w is not None], axis=0)
+        rounds.append((mean, columns))
+    return rounds
 
 
-@pytest.mark.parametrize(
-    "more", [{}, {"momentum": 0.6, "weight_decay": 0.05}], ids=["plain", "momentum"]
-)
-@pytest.mark.parametrize("srpfl", [False, True])
-def test_every_round_is_that_of_the_paper(more, srpfl):
-    found = run("fed-mtl", 5, srpfl=srpfl, mtl_lambda=0.4, **more)
-    assert [len(c) for c in found.trained] == ([1, 1, 2, 2, 3] if srpfl else [3] * 5)
-    usual = more.get("momentum", 0.0), more.get("weight_decay", 0.0)
-    expected = numpy_fed_mtl(found.trained, 0.4, *usual)
-    rounds = zip(found.arrays, found.kept, expected, strict=True)
-    for arrays, kept, own in rounds:
-        assert_near(matrix(arrays), np.mean(list(own.values()), axis=0))
-        assert [bool(state) for state in kept] == [i in own for i in range(N)]
-        for i, w in own.items():
-            assert_near(matrix(kept[i], "model."), w)
+@pytest.mark.parametrize("variant", ["plain", "momentum", "srpfl"])
+def test_every_round_is_that_of_the_paper(variant):
+    more = VARIANTS[variant]
+    found = run_variant("fed-mtl", 5, mtl_lambda=0.4, evaluate={5}, **more)
+    expected = numpy_fed_mtl(found, 0.4)
+    assert_rounds(found, expected)
+    mean, columns = expected[-1]
+    assert_losses(found, [mean if w is None else w for w in columns])
     # The pull to w̄ is felt.
-    alone = numpy_fed_mtl(found.trained, 0.0, *usual)[-1]
-    assert max(np.abs(alone[i] - expected[-1][i]).max() for i in alone) > 1e-2
+    alone = numpy_fed_mtl(found, 0.0)[-1][1]
+    pairs = [(w, v) for w, v in zip(columns, alone, strict=True) if w is not None]
+    assert max(np.abs(w - v).max() for w, v in pairs) > 1e-2
 
 
 def test_with_noise_the_mean_goes_towards_the_models_of_those_that_answer():
@@ -88,7 +78,7 @@ def test_noise_does_not_add_up_in_the_mean(algorithm, monkeypatch):
     noise = {"server_dp_noise": 0.3, "server_dp_clip": 1.0, "server_dp_delta": 1e-5}
     own = {"fed-mtl": {"mtl_lambda": 0.5}, "l2gd": {"l2gd_lambda": 0.5}}[algorithm]
     usual = {"fraction_train": 1.0, "learning_rate": 0.1, "weight_decay": 0.05}
-    found = run(algorithm, 60, **usual, **own, **noise)
+    found = run(algorithm, 40, watched=False, **usual, **own, **noise)
     models = [matrix(state, "model.") for state in found.kept[-1]]
     gap = matrix(found.arrays[-1]) - np.mean(models, axis=0)
     assert np.linalg.norm(gap) < 0.6
@@ -129,18 +119,3 @@ def test_rate_times_lambda_a_half_begins_each_step_at_the_mean():
         w = matrix(before, "model.") if before else mean
         expected = mean - RATE * gradient(w, i)
         assert_near(matrix(found.kept[2][i], "model."), expected)
-
-
-def test_clients_are_tested_with_their_own_model():
-    found = run("fed-mtl", 3, evaluate=True, mtl_lambda=0.4)
-    own = numpy_fed_mtl(found.trained, 0.4)[-1]
-    mean = np.mean(list(own.values()), axis=0)
-    for i, metrics in enumerate(found.metrics[-1]):
-        assert metrics["loss"] == pytest.approx(loss_of(own.get(i, mean), i), abs=1e-5)
-
-
-def test_bad_values_are_one_line():
-    with pytest.raises(SettingsError, match=r"^mtl-lambda is -1.0; expected at lea"):
-        FedMTLClient.settings_type(mtl_lambda=-1.0)
-    with pytest.raises(SettingsError, match="weighting is 'examples'; expected unif"):
-        FedMTL(weighting="examples")

@@ -6,6 +6,9 @@ import numpy as np
 import pytest
 import torch
 from flwr.app import Context, RecordDict
+from paper_rounds import (
+    run_variant,
+)
 from softmax_runs import (
     CLASSES,
     DIMENSION,
@@ -15,13 +18,10 @@ from softmax_runs import (
     assert_near,
     draw,
     matrix,
-    mean,
     run,
-    weights,
 )
 from torch import nn
 
-from flwr_frl import cli
 from flwr_frl.clients.device.parameter_groups import array_names
 from flwr_frl.clients.device.state import PersonalState
 from flwr_frl.clients.fedbn import FedBNClient
@@ -78,15 +78,14 @@ def loss_of(theta: np.ndarray, norm: Norm, i: int) -> float:
 
 @pytest.mark.parametrize("weighting", ["uniform", "examples"])
 def test_every_round_is_that_of_the_paper(weighting):
-    found = run("fedbn", evaluate=True, weighting=weighting, **TASK)
-    assert [len(clients) for clients in found.trained] == [3] * 4
+    found = run_variant("fedbn", 3, evaluate=True, weighting=weighting, **TASK)
     initial = found.client(0, 0).task.initial_state
     theta = matrix({name: t.numpy() for name, t in initial.items()})
     ones, zeros = np.ones(DIMENSION), np.zeros(DIMENSION)
     norms = [Norm(ones, zeros, zeros, ones) for _ in range(N)]
     for now, clients in enumerate(found.trained):
         results = {i: trained(theta, norms[i], i) for i in clients}
-        theta = mean([m for m, _ in results.values()], weights(clients, weighting))
+        theta = found.mean([m for m, _ in results.values()], clients)
         norms = [results[i][1] if i in results else norms[i] for i in range(N)]
         # Nothing of a norm is shared.
         assert list(found.arrays[now]) == ["head.weight", "head.bias"]
@@ -138,17 +137,6 @@ def test_what_stays_is_chosen_by_type_or_by_name(kind, count):
     assert "representation.block2.conv1.weight" in shared
     assert {*kept, *shared} == set(task.initial_state)
     assert not {*kept} & {*shared}
-
-
-@pytest.mark.parametrize("algorithm", ["fedbn", "srpfl"])
-def test_a_model_without_a_batch_norm_is_refused(algorithm, tmp_path, capsys):
-    output = tmp_path / "results"
-    given = [algorithm, "--backend", "inline", "--output", str(output)]
-    given += ["--run-config", "srpfl-base='fedbn'"]
-    assert cli.main(given) == 2
-    line = f"algorithm '{algorithm}' and task 'digits': it needs a model with batch"
-    assert f"{line} norms, resnet20 say\n" in capsys.readouterr().err
-    assert not output.exists()
 
 
 def test_a_norm_in_the_head_stays_as_well():

@@ -1,32 +1,30 @@
 """FedCP against its equations in NumPy, with gradients by differences."""
 
-import json
-
 import numpy as np
 import pytest
 import torch
+from paper_rounds import (
+    run_variant,
+)
 from softmax_runs import (
     CLASSES,
     DIMENSION,
     N,
     deep_head,
     draw,
-    example_sets,
-    mean,
     run,
-    weights,
+    task_of,
 )
 from torch import nn
 
-from flwr_frl import cli
+from flwr_frl import simulate
 from flwr_frl.clients import FedCPClient
 from flwr_frl.clients.device.parameter_groups import array_names
 from flwr_frl.clients.fedcp import BANDWIDTHS, SeparatingHead, discrepancy
-from flwr_frl.task import ExampleTask, SplitModel
+from flwr_frl.task import SplitModel
 from flwr_frl.task.settings import SettingsError
 
 K, RATE, STEPS = 3, 0.3, 3
-LAMBDA = FedCPClient.settings_type().fedcp_lambda
 SHAPES = {
     "representation.weight": (K, DIMENSION),
     "head.weight": (CLASSES, K),
@@ -44,8 +42,7 @@ def narrow(num_clients):
     def model():
         return SplitModel(nn.Linear(DIMENSION, K, bias=False), nn.Linear(K, CLASSES))
 
-    sets = [example_sets(test) for test in (False, True)]
-    return ExampleTask(model, *sets, classes=("a", "b", "c"))
+    return task_of(model, classes=("a", "b", "c"))
 
 
 OWN = {"task": f"{__name__}:narrow", "representation_epochs": STEPS}
@@ -116,21 +113,20 @@ def head_of(state):
     return {name: state[name] for name in ("head.weight", "head.bias")}
 
 
-def numpy_fedcp(start, trained, weight, weighting="uniform"):
+def numpy_fedcp(found):
     """What is shared, and all personal heads, after each round."""
-    shared, found = start, []
-    heads = [head_of(start)] * N
-    for clients in trained:
-        sent, new = [], list(heads)
+    shared, rounds = initial(), []
+    heads = [head_of(shared)] * N
+    for clients in found.trained:
+        sent, heads = [], list(heads)
         for i in clients:
-            own = trained_by(i, shared, heads[i], weight)
-            new[i] = head_of(own)
+            own = trained_by(i, shared, heads[i], found["fedcp_lambda"])
+            heads[i] = head_of(own)
             half = {n: (own[n] + shared[n]) / 2 for n in head_of(own)}
             sent.append(flat({**own, **half}))
-        heads = new
-        shared = shaped(mean(sent, weights(clients, weighting)))
-        found.append((shared, heads))
-    return found
+        shared = shaped(found.mean(sent, clients))
+        rounds.append((shared, heads))
+    return rounds
 
 
 def initial():
@@ -140,28 +136,22 @@ def initial():
     return {n: a.astype(float) for n, a in zip(names, arrays, strict=True)}
 
 
-def assert_all_near(found, expected):
-    rounds = zip(found.arrays, found.kept, expected, strict=True)
-    for arrays, kept, (shared, heads) in rounds:
-        for name, value in shared.items():
-            np.testing.assert_allclose(arrays[name], value, rtol=0, atol=1e-5)
-        for state, head in zip(kept, heads, strict=True):
-            for name in head if state else ():
-                own = state[f"personal-{name}"]
-                np.testing.assert_allclose(own, head[name], rtol=0, atol=1e-5)
-
-
 @pytest.mark.parametrize(
     "more",
     [{"fedcp_lambda": 0.0}, {"fedcp_lambda": 3.0, "weighting": "examples"}],
     ids=["without MMD", "examples"],
 )
 def test_every_round_is_that_of_the_paper(more):
-    found = run("fedcp", 3, **OWN, **more)
-    assert [len(c) for c in found.trained] == [3] * 3
-    weight, weighting = more["fedcp_lambda"], more.get("weighting", "uniform")
-    expected = numpy_fedcp(initial(), found.trained, weight, weighting)
-    assert_all_near(found, expected)
+    found = run_variant("fedcp", 2, **OWN, **more)
+    for arrays, kept, (shared, heads) in zip(
+        found.arrays, found.kept, numpy_fedcp(found), strict=True
+    ):
+        for name, value in shared.items():
+            np.testing.assert_allclose(arrays[name], value, rtol=0, atol=1e-5)
+        for state, head in zip(kept, heads, strict=True):
+            for name in head if state else ():
+                own = state[f"personal-{name}"]
+                np.testing.assert_allclose(own, head[name], rtol=0, atol=1e-5)
     # Every part has moved, by far more than the tolerance.
     for name, value in initial().items():
         assert np.abs(found.arrays[-1][name] - value).max() > 1e-4, name
@@ -185,14 +175,6 @@ def test_the_discrepancy_of_a_short_batch_counts_by_its_examples():
         np.testing.assert_allclose(sent[name], expected[name], rtol=0, atol=1e-5)
 
 
-def test_a_reply_that_does_not_count_moves_nothing():
-    first = run("fedcp", 3, **OWN)
-    lost = next(i for i in first.trained[1] if i in first.trained[2])
-    found = run("fedcp", 3, spoilt={(lost, 2)}, **OWN)
-    assert lost not in found.trained[1]
-    assert_all_near(found, numpy_fedcp(initial(), found.trained, LAMBDA))
-
-
 def test_lambda_holds_the_representation():
     moved = []
     for weight in (0.0, 5.0, 200.0):
@@ -203,10 +185,13 @@ def test_lambda_holds_the_representation():
 
 
 def test_the_default_lambda_does_not_lose_to_fedper_on_the_bundled_digits(tmp_path):
-    given = ["fedper", "fedcp", "--backend", "inline", "--output", str(tmp_path)]
-    assert cli.main(given) == 0
-    found = json.loads((tmp_path / "summary.json").read_text())["algorithms"]
-    assert found["fedcp"]["accuracy"] >= found["fedper"]["accuracy"]
+    more = {"clients": 10, "rounds": 8, "evaluate_every": 0, "evaluate_last": 2}
+    # λ = 5 has 0.57, the default 0.71, and FedPer 0.67.
+    accuracy = {
+        name: simulate(name, "inline", output=tmp_path, **more).summary["accuracy"]
+        for name in ("fedper", "fedcp")
+    }
+    assert accuracy["fedcp"] >= accuracy["fedper"]
 
 
 def test_clients_are_tested_with_both_heads():
@@ -245,14 +230,9 @@ def test_with_equal_heads_the_policy_is_no_matter():
     torch.testing.assert_close(model(x), expected)
 
 
-def test_bad_input_is_one_line():
-    line = (
-        "^FedCP needs a head that is one linear layer; this model's is a Sequential; "
-    )
-    with pytest.raises(SettingsError, match=line):
+def test_a_head_that_is_not_linear_is_refused():
+    with pytest.raises(SettingsError, match="FedCP needs a head that is one linear"):
         FedCPClient.traits.check(deep_head(2))
-    with pytest.raises(SettingsError, match=r"^fedcp-lambda is -1.0; expected at lea"):
-        FedCPClient.settings_type(fedcp_lambda=-1.0)
 
 
 def test_features_of_several_places_are_shared_out_place_by_place():

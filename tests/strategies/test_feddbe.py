@@ -4,6 +4,10 @@ import numpy as np
 import pytest
 import torch
 from layered import WIDTH, features, gradients, loss_of, parts, start
+from paper_rounds import (
+    SMALL_BATCHES,
+    run_variant,
+)
 from softmax_runs import (
     RATE,
     STEPS,
@@ -11,12 +15,8 @@ from softmax_runs import (
     assert_near,
     assert_same,
     draw,
-    mean,
     run,
-    weights,
 )
-
-from flwr_frl import cli
 
 TASK = {"task": "layered:layered"}
 KAPPA, MU = 3.0, 0.7
@@ -44,17 +44,18 @@ def learn(a, w, i, memory=0.0, consensus=None, kappa=KAPPA):
 
 @pytest.mark.parametrize("weighting", ["uniform", "examples"])
 def test_every_round_is_that_of_the_paper(weighting):
-    found = run("feddbe", evaluate=True, weighting=weighting, **PLAIN, **TASK)
-    assert [len(clients) for clients in found.trained] == [3] * 4
+    more = {"evaluate": True, "weighting": weighting}
+    found = run_variant("feddbe", 3, **more, **PLAIN, **TASK)
     a, w = start()
     everybody = list(range(N))
     means = [learn(a, w, i)[3] for i in everybody]
-    consensus = mean(means, weights(everybody, weighting))
+    consensus = found.mean(means, everybody)
     memories = np.zeros((N, WIDTH))
     for now, clients in enumerate(found.trained):
         results = {i: learn(a, w, i, memories[i], consensus) for i in clients}
-        shares = weights(clients, weighting)
-        a, w = (mean([r[part] for r in results.values()], shares) for part in (0, 1))
+        a, w = (
+            found.mean([r[part] for r in results.values()], clients) for part in (0, 1)
+        )
         for i, (_, _, memory, _) in results.items():
             memories[i] = memory
         arrays = found.arrays[now]
@@ -84,10 +85,9 @@ def test_a_short_batch_counts_by_its_examples(momentum):
 
 
 def test_without_its_terms_it_is_fedavg_to_the_last_bit():
-    usual = {"batch_size": 4, "momentum": 0.5, "weight_decay": 1e-3, "cohort": "off"}
-    plain = run("fedavg", evaluate=True, **usual, **TASK)
-    none = {"dbe_kappa": 0.0, "dbe_memory": False}
-    found = run("feddbe", evaluate=True, **none, **usual, **TASK)
+    usual = {"evaluate": True, "cohort": "off", **SMALL_BATCHES, **TASK}
+    plain = run("fedavg", 3, **usual)
+    found = run("feddbe", 3, dbe_kappa=0.0, dbe_memory=False, **usual)
     for arrays, others in zip(found.arrays, plain.arrays, strict=True):
         arrays.pop("consensus.mean")
         assert_same(arrays, others)
@@ -103,15 +103,6 @@ def test_a_larger_kappa_keeps_the_mean_features_nearer_to_the_consensus():
         own = [features(a, draw(i)[0]).mean(0) - consensus for i in range(N)]
         distances.append(np.abs(own).mean())
     assert distances[1] < distances[0] / 1.2
-
-
-def test_neither_the_memory_nor_the_consensus_comes_back():
-    found = run("feddbe", 3, **TASK)
-    for message, reply in found.between("train"):
-        model = [n for n in message.content["arrays"] if n != "consensus.mean"]
-        assert len(model) == 4
-        assert list(reply.content["arrays"]) == model
-    assert {name for kept in found.kept[-1] for name in kept} == {"memory.value"}
 
 
 @pytest.mark.parametrize("rule", ["median", "clip"])
@@ -131,31 +122,6 @@ def learn_mean_of_last_batch(a, w, i):
         of_a, of_w, _ = gradients(a, w, i)
         a, w = a - RATE * of_a, w - RATE * of_w
     return last
-
-
-@pytest.mark.parametrize(
-    ("name", "value", "allowed"),
-    [
-        ("dbe-kappa", -1.0, "at least 0"),
-        ("dbe-momentum", 0.0, "in (0, 1]"),
-        ("dbe-momentum", 1.5, "in (0, 1]"),
-        ("dbe-memory", 1, "of type bool"),
-    ],
-)
-def test_a_bad_value_is_one_line(name, value, allowed, capsys):
-    given = ["feddbe", "--backend", "inline", "--run-config", f"{name}={value}"]
-    assert cli.main(given) == 2
-    line = f"error: {name} is {value}; expected {allowed}\n"
-    assert capsys.readouterr().err == line
-
-
-def test_a_head_without_a_bias_is_refused(tmp_path, capsys):
-    given = ["feddbe", "--backend", "inline", "--task", "linear"]
-    assert cli.main([*given, "--output", str(tmp_path / "results")]) == 2
-    line = "it needs a head that begins with a linear layer with a bias\n"
-    whole = f"algorithm 'feddbe' and task 'linear': {line}"
-    assert capsys.readouterr().err.endswith(whole)
-    assert not (tmp_path / "results").exists()
 
 
 def test_nobody_has_more_than_the_largest_share_of_the_consensus():

@@ -15,6 +15,10 @@ from flwr.app import (
     RecordDict,
 )
 from layered import WIDTH, features, gradients, layered, loss_of, parts, start
+from paper_rounds import (
+    SMALL_BATCHES,
+    run_variant,
+)
 from softmax_runs import (
     CLASSES,
     RATE,
@@ -27,7 +31,6 @@ from softmax_runs import (
 )
 from torch import nn
 
-from flwr_frl import cli
 from flwr_frl.clients import FedAvgClient, FedProtoClient
 from flwr_frl.clients.algorithms import complete
 from flwr_frl.clients.client_app import make_app
@@ -76,8 +79,7 @@ def nearest(a, i, means, known):
 def test_every_round_is_that_of_the_paper(weighting):
     more = {"fedproto_lambda": PULL, "weighting": weighting}
     more["fedproto_predicted"] = "all"
-    found = run("fedproto", 5, evaluate=True, **more, **TASK)
-    assert [len(clients) for clients in found.trained] == [3] * 5
+    found = run_variant("fedproto", evaluate=True, **more, **TASK)
     models = [start()] * N
     means, known = np.zeros((CLASSES, WIDTH)), np.zeros(CLASSES, bool)
     for now, clients in enumerate(found.trained):
@@ -156,22 +158,14 @@ def test_prediction_needs_no_examples_to_know_the_own_classes():
 
 
 def test_lambda_0_is_local_training():
-    usual = {"momentum": 0.5, "weight_decay": 1e-3, "batch_size": 4, "cohort": "off"}
-    found = run("fedproto", evaluate=True, fedproto_lambda=0.0, **usual, **TASK)
-    alone = run("local", evaluate=True, **usual, **TASK)
+    usual = {"evaluate": True, "cohort": "off", **SMALL_BATCHES, **TASK}
+    found = run("fedproto", 3, fedproto_lambda=0.0, **usual)
+    alone = run("local", 3, **usual)
     for kept, others in zip(found.kept[-1], alone.kept[-1], strict=True):
         assert_same({n: a for n, a in kept.items() if n != "classes.own"}, others)
     for metrics, others in zip(found.metrics, alone.metrics, strict=True):
         own = [m.get("accuracy-head", m["accuracy"]) for m in metrics]
         assert own == [m["accuracy"] for m in others]
-
-
-def test_what_is_sent_are_prototypes_alone():
-    found = run("fedproto", 3, evaluate=True, **TASK)
-    for kind in ("train", "evaluate"):
-        for message, reply in found.between(kind):
-            assert list(message.content["arrays"]) == [MEANS, COUNTS]
-            assert list(reply.content.get("arrays", [MEANS, COUNTS])) == [MEANS, COUNTS]
 
 
 # What the server makes of replies, by hand
@@ -327,27 +321,3 @@ def test_a_device_says_which_model_it_has(narrow):
     assert node_settings(FedProtoClient, settings, {"client-name": "pi"}) == {}
     # Others than FedProto's clients cannot.
     assert node_settings(FedAvgClient, settings, node) == {}
-
-
-@pytest.mark.parametrize(
-    ("given", "line"),
-    [
-        ("fedproto-lambda=-1.0", "fedproto-lambda is -1.0; expected at least 0"),
-        ("client-models='mlp mlp-2'", "client-models is 'mlp mlp-2'; expected such"),
-        ("client-models='mlp mlp-2'", "(10, 64), 'torch.float32') and ('prototypes"),
-        ("head-layers=2", "FedProto needs a head that is one linear layer"),
-        ("task='linear'", "it needs classes, to which its heads belong"),
-        (
-            "server-dp-noise=1.0",
-            "server-dp-noise is 1.0; expected 0 for this algorithm",
-        ),
-    ],
-)
-def test_bad_input_is_one_line(given, line, tmp_path, capsys):
-    output = tmp_path / "results"
-    options = ["--backend", "inline", "--output", str(output), "--run-config", given]
-    assert cli.main(["fedproto", *options]) == 2
-    error = capsys.readouterr().err
-    assert line in error
-    assert error.count("\n") == 1
-    assert not output.exists()

@@ -1,81 +1,46 @@
 """FedProx against a few lines of NumPy, server and clients."""
 
 import numpy as np
-import pytest
+from paper_rounds import (
+    EACH_VARIANT,
+    SMALL_BATCHES,
+    assert_same_arrays,
+    run_variant,
+)
 from softmax_runs import (
     RATE,
-    STEPS,
     assert_near,
-    assert_same,
     gradient,
     matrix,
-    mean,
     run,
     start,
-    weights,
 )
 
 
-def numpy_fedprox(trained, mu, momentum=0.0, decay=0.0, weighting="uniform"):
-    """Algorithm 2 over the clients that counted in each round; w after each round."""
-    w, found = start(), []
-    for clients in trained:
-        models = []
-        for i in clients:
-            own, velocity = w, 0.0
-            for _ in range(STEPS):
-                step = gradient(own, i, decay) + mu * (own - w)
-                velocity = momentum * velocity + step
-                own = own - RATE * velocity
-            models.append(own)
-        w = mean(models, weights(clients, weighting))
-        found.append(w)
-    return found
+def numpy_fedprox(found, mu):
+    """Algorithm 2 over the clients that counted; w after each round."""
+    w, rounds = start(), []
+    for clients in found.trained:
+        models = [found.descend(w, i, pull=mu, anchor=w) for i in clients]
+        w = found.mean(models, clients)
+        rounds.append(w)
+    return rounds
 
 
-@pytest.mark.parametrize(
-    "more",
-    [
-        {"proximal_mu": 1.5},
-        {"proximal_mu": 0.8, "momentum": 0.6, "weight_decay": 0.05},
-        {"proximal_mu": 1.5, "weighting": "examples"},
-    ],
-    ids=["plain", "momentum", "examples"],
-)
-@pytest.mark.parametrize("srpfl", [False, True])
-def test_every_round_is_that_of_the_paper(more, srpfl):
-    found = run("fedprox", srpfl=srpfl, **more)
-    assert [len(c) for c in found.trained] == ([1, 1, 2, 2] if srpfl else [3] * 4)
-    expected = numpy_fedprox(
-        found.trained,
-        more["proximal_mu"],
-        more.get("momentum", 0.0),
-        more.get("weight_decay", 0.0),
-        more.get("weighting", "uniform"),
-    )
+@EACH_VARIANT
+def test_every_round_is_that_of_the_paper(more):
+    found = run_variant("fedprox", proximal_mu=1.5, **more)
+    expected = numpy_fedprox(found, 1.5)
     for arrays, w in zip(found.arrays, expected, strict=True):
         assert_near(matrix(arrays), w)
     # The term is felt: without it the models are others.
-    other = numpy_fedprox(found.trained, 0.0)[-1]
-    assert np.abs(matrix(found.arrays[-1]) - other).max() > 1e-2
-
-
-def test_a_reply_that_does_not_count_is_left_out():
-    # Round 2 samples these three.
-    clients = run("fedprox", 2).trained[1]
-    found = run("fedprox", spoilt={(clients[0], 2)}, proximal_mu=1.0)
-    assert found.trained[1] == clients[1:]
-    for arrays, w in zip(found.arrays, numpy_fedprox(found.trained, 1.0), strict=True):
-        assert_near(matrix(arrays), w)
+    assert np.abs(expected[-1] - numpy_fedprox(found, 0.0)[-1]).max() > 1e-2
 
 
 def test_mu_0_is_fedavg_to_the_last_bit():
-    # Small batches in random order, momentum and decay.
-    usual = {"batch_size": 4, "momentum": 0.5, "weight_decay": 1e-3}
-    prox = run("fedprox", proximal_mu=0.0, **usual)
-    plain = run("fedavg", **usual)
-    for arrays, others in zip(prox.arrays, plain.arrays, strict=True):
-        assert_same(arrays, others)
+    prox = run("fedprox", proximal_mu=0.0, **SMALL_BATCHES)
+    plain = run("fedavg", **SMALL_BATCHES)
+    assert_same_arrays(prox, plain)
     losses = [[row["train-loss"] for row in r.rows] for r in (prox, plain)]
     assert losses[0] == losses[1]
 

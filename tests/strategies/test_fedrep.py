@@ -1,11 +1,14 @@
 """Linear FedRep's server: the start from moments and the optional QR step."""
 
+from functools import partial
+
+import algorithm_runs
 import numpy as np
 import pytest
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, RecordDict
 
 from flwr_frl.clients.client_app import make_app
-from flwr_frl.strategies import ALGORITHMS, FedRep, FedRepLinear, build_strategy
+from flwr_frl.strategies import FedRep, FedRepLinear, build_strategy
 from flwr_frl.strategies.grids.simulation import InlineGrid
 from flwr_frl.strategies.server.replies import to_record
 from flwr_frl.task.settings import SettingsError, build, resolve
@@ -14,9 +17,7 @@ from flwr_frl.task.tasks.linear import LinearTask, principal_angle_distance
 WEIGHT = "representation.weight"
 
 
-def settings_of(**overrides):
-    names = {name.replace("_", "-"): value for name, value in overrides.items()}
-    return resolve({"task": "linear", "algorithm": "fedrep", **names})
+settings_of = partial(algorithm_runs.settings_of, "fedrep", task="linear")
 
 
 def test_the_task_decides_which_fedrep():
@@ -123,16 +124,3 @@ def test_no_moments():
     )
     with pytest.raises(SettingsError, match=line):
         FedRepLinear().initialize(InlineGrid(broken, 3))
-
-
-def test_an_unknown_initialization():
-    line = "initialization is 'moment'; expected moments or random"
-    with pytest.raises(SettingsError, match=line):
-        build_strategy(settings_of(initialization="moment"))
-
-
-def test_every_strategy_can_be_built_from_the_defaults():
-    for algorithm in ALGORITHMS:
-        for task in ("digits", "linear"):
-            settings = resolve({"algorithm": algorithm, "task": task, "seed": 3})
-            assert build_strategy(settings).settings.seed == 3

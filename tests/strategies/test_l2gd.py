@@ -7,12 +7,17 @@ import pytest
 import torch
 from flwr.app import ArrayRecord, ConfigRecord
 from function_clients import grid_of
+from paper_rounds import (
+    VARIANTS,
+    assert_losses,
+    assert_rounds,
+    run_variant,
+)
 from softmax_runs import (
     RATE,
     N,
     assert_near,
     gradient,
-    loss_of,
     matrix,
     run,
     start,
@@ -37,47 +42,31 @@ def throws(found, p=P):
     return [(int(r.geometric(1 - p)), int(r.geometric(p))) for r in rngs]
 
 
-def numpy_l2gd(trained, coins, pull, momentum=0.0, decay=0.0):
-    """Algorithm 1 step by step; x̄ and all x_i after each round, None without one."""
-    mean, own, found = start(), [None] * N, []
-    for clients, (aggregations, steps) in zip(trained, coins, strict=True):
-        new = list(own)
+def numpy_l2gd(found):
+    """Algorithm 1 step by step; (x̄, all x_i) of each round, None without one."""
+    mean, own, rounds, pull = start(), [None] * N, [], 0.45 * LAMBDA
+    for clients, (aggregations, steps) in zip(
+        found.trained, throws(found), strict=True
+    ):
+        own = list(own)
         for i in clients:
-            x, velocity = mean if own[i] is None else own[i], 0.0
+            x = mean if own[i] is None else own[i]
             for _ in range(aggregations):
                 x = (1 - pull) * x + pull * mean
-            for _ in range(steps):
-                velocity = momentum * velocity + gradient(x, i, decay)
-                x = x - RATE * velocity
-            new[i] = x
-        own = new
+            own[i] = found.descend(x, i, steps)
         mean = np.mean([x for x in own if x is not None], axis=0)
-        found.append((mean, own))
-    return found
+        rounds.append((mean, own))
+    return rounds
 
 
-def assert_all_near(found, expected):
-    rounds = zip(found.arrays, found.kept, expected, strict=True)
-    for arrays, kept, (mean, own) in rounds:
-        assert_near(matrix(arrays), mean)
-        for state, x in zip(kept, own, strict=True):
-            assert bool(state) == (x is not None)
-            if state:
-                assert_near(matrix(state, "model."), x)
-
-
-@pytest.mark.parametrize(
-    "more", [{}, {"momentum": 0.6, "weight_decay": 0.05}], ids=["plain", "momentum"]
-)
-@pytest.mark.parametrize("srpfl", [False, True])
-def test_every_round_is_that_of_the_paper(more, srpfl):
-    found = run("l2gd", 5, srpfl=srpfl, **OWN, **more)
-    assert [len(c) for c in found.trained] == ([1, 1, 2, 2, 3] if srpfl else [3] * 5)
-    pull = 0.45 * LAMBDA
-    usual = more.get("momentum", 0.0), more.get("weight_decay", 0.0)
-    coins = throws(found)
-    assert len(set(coins)) > 2
-    assert_all_near(found, numpy_l2gd(found.trained, coins, pull, *usual))
+@pytest.mark.parametrize("variant", ["plain", "momentum", "srpfl"])
+def test_every_round_is_that_of_the_paper(variant):
+    found = run_variant("l2gd", 5, evaluate={5}, **OWN, **VARIANTS[variant])
+    assert len(set(throws(found))) > 2
+    expected = numpy_l2gd(found)
+    assert_rounds(found, expected)
+    mean, own = expected[-1]
+    assert_losses(found, [mean if x is None else x for x in own])
 
 
 def test_it_is_the_paper_s_algorithm_coin_by_coin():
@@ -96,16 +85,6 @@ def test_it_is_the_paper_s_algorithm_coin_by_coin():
         assert_near(matrix(found.arrays[server_round]), np.mean(x, axis=0))
         for state, own in zip(found.kept[server_round], x, strict=True):
             assert_near(matrix(state, "model."), own)
-
-
-def test_a_reply_that_does_not_count_moves_neither_the_mean_nor_x():
-    # A client of round 2 that trains in round 3 as well.
-    first = run("l2gd", 3, **OWN)
-    lost = next(i for i in first.trained[1] if i in first.trained[2])
-    found = run("l2gd", 5, spoilt={(lost, 2)}, **OWN)
-    assert lost not in found.trained[1]
-    expected = numpy_l2gd(found.trained, throws(found), 0.45 * LAMBDA)
-    assert_all_near(found, expected)
 
 
 def test_the_mean_is_that_of_all_models_latecomers_included():
@@ -146,15 +125,6 @@ def test_the_largest_lambda_is_fedavg():
         assert_near(matrix(arrays), matrix(others))
 
 
-def test_clients_are_tested_with_their_own_model_or_the_mean():
-    found = run("l2gd", 2, evaluate=True, **OWN)
-    mean, own = numpy_l2gd(found.trained, throws(found), 0.45 * LAMBDA)[-1]
-    assert any(x is None for x in own)
-    for i, (metrics, x) in enumerate(zip(found.metrics[-1], own, strict=True)):
-        loss = loss_of(mean if x is None else x, i)
-        assert metrics["loss"] == pytest.approx(loss, abs=1e-5)
-
-
 def test_the_coins_are_the_same_for_all_and_others_in_each_round_and_run():
     def told(seed):
         strategy, grid = L2GD(seed=seed, fraction_train=1.0), grid_of(3)
@@ -173,29 +143,6 @@ def test_the_coins_are_the_same_for_all_and_others_in_each_round_and_run():
     steps = [np.random.default_rng(seed).geometric(1 - P) for seed in first]
     # Mean 1/0.6; its standard error is 0.053.
     assert np.mean(steps) == pytest.approx(1 / 0.6, abs=0.2)
-
-
-@pytest.mark.parametrize(
-    ("more", "line"),
-    [
-        ({"l2gd_probability": 0.0}, r"l2gd-probability is 0.0; expected a number in"),
-        ({"l2gd_probability": 1.0}, r"l2gd-probability is 1.0; expected a number in"),
-        ({"l2gd_lambda": -0.1}, "l2gd-lambda is -0.1; expected at least 0"),
-        (
-            {"l2gd_lambda": 12.0, "learning_rate": 0.01, "l2gd_probability": 0.1},
-            "l2gd-lambda is 12.0; expected at most 11.1111 with l2gd-probability 0.1 "
-            "and learning-rate 0.01",
-        ),
-    ],
-)
-def test_a_bad_value_is_one_line(more, line):
-    with pytest.raises(SettingsError, match=f"^{line}$"):
-        L2GDClient.settings_type(**more)
-
-
-def test_a_mean_of_all_has_no_weights():
-    with pytest.raises(SettingsError, match="weighting is 'examples'; expected unif"):
-        L2GD(weighting="examples")
 
 
 def test_one_example_alone_before_a_batch_norm_is_left_out():

@@ -1,13 +1,14 @@
 """Multi-task optimisation by messages equals the computation in arrays."""
 
 import logging
+from functools import partial
 
+import algorithm_runs
 import numpy as np
 import pytest
-from flwr.app import ConfigRecord, Message, MessageType
+from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType
 
-from flwr_frl import running
-from flwr_frl.clients.algorithms import complete
+from benchmarks.multi_task_network import Network
 from flwr_frl.clients.client_app import make_app
 from flwr_frl.clients.device.state import PREFIX
 from flwr_frl.strategies import build_strategy
@@ -15,9 +16,8 @@ from flwr_frl.strategies.gossip.graphs import build_graph
 from flwr_frl.strategies.grids.simulation import InlineGrid
 from flwr_frl.strategies.server.rounds import run_rounds
 from flwr_frl.task.compression.per_tensor import create
-from flwr_frl.task.saddle_point.constraints import directed
-from flwr_frl.task.saddle_point.network import Network
-from flwr_frl.task.settings import SettingsError, resolve
+from flwr_frl.task.saddle_point.problems import directed
+from flwr_frl.task.settings import SettingsError
 from flwr_frl.task.tasks import build_task
 from flwr_frl.task.tasks.multi_task import MultiTaskSetup
 
@@ -54,22 +54,19 @@ class Tampering(InlineGrid):
         return kept
 
 
-def settings_of(**given):
-    base = {
-        "algorithm": "multi-task",
+settings_of = partial(
+    algorithm_runs.settings_of,
+    "multi-task",
+    **{
         "task": "qcqp",
-        "num-clients": NODES,
-        "graph": "erdos-renyi",
-        "edge-probability": 0.5,
-        "seed": 3,
+        "num_clients": NODES,
         "compressor": "top-k",
-        "compressor-k": 2.0,
-        # So large that constraints bind within a few iterations.
-        "saddle-step": 0.02,
-    }
-    return complete(
-        resolve({**base, **{n.replace("_", "-"): v for n, v in given.items()}})
-    )
+        "compressor_k": 2.0,
+    },
+    **{"graph": "erdos-renyi", "edge_probability": 0.5, "seed": 3},
+    # So large that constraints bind within a few iterations.
+    saddle_step=0.02,
+)
 
 
 def run(rounds, *, away=(), changes=None, **given):
@@ -214,7 +211,7 @@ def test_a_node_that_is_away_for_too_long_ends_the_run():
 
 def test_hostile_metrics_are_no_error():
     _, _, grid, strategy = run(5)
-    messages = list(strategy.configure_evaluate(5, _empty(), ConfigRecord(), grid))
+    messages = list(strategy.configure_evaluate(5, ArrayRecord(), ConfigRecord(), grid))
     replies = list(grid.send_and_receive(messages))
     del replies[0].content.metric_records["metrics"]["constraint"]
     replies[1].content.metric_records["metrics"]["num-examples"] = 0
@@ -225,7 +222,7 @@ def test_hostile_metrics_are_no_error():
     assert metrics["dual-mismatch"] == 1e300
     assert np.isfinite(metrics["constraint"])
     # And in training.
-    messages = list(strategy.configure_train(6, _empty(), ConfigRecord(), grid))
+    messages = list(strategy.configure_train(6, ArrayRecord(), ConfigRecord(), grid))
     replies = list(grid.send_and_receive(messages))
     del replies[3].content.metric_records["metrics"]["iterations"]
     _, metrics = strategy.aggregate_train(6, replies)
@@ -280,18 +277,12 @@ def test_bits_are_those_of_the_messages():
 
 def test_duals_of_a_wrong_length_are_no_error():
     _, _, grid, strategy = run(3)
-    messages = list(strategy.configure_evaluate(3, _empty(), ConfigRecord(), grid))
+    messages = list(strategy.configure_evaluate(3, ArrayRecord(), ConfigRecord(), grid))
     replies = list(grid.send_and_receive(messages))
     replies[0].content.config_records["bytes"]["duals"] = b"123"
     del replies[1].content.config_records["bytes"]
     metrics = strategy.aggregate_evaluate(3, replies)
     assert metrics["dual-mismatch"] == 0
-
-
-def _empty():
-    from flwr.app import ArrayRecord
-
-    return ArrayRecord()
 
 
 @pytest.mark.parametrize(
@@ -307,22 +298,3 @@ def _empty():
 def test_bad_settings_are_rejected(given, message):
     with pytest.raises(SettingsError, match=message):
         build_task(settings_of(**given), NODES)
-
-
-@pytest.mark.parametrize(
-    ("algorithm", "task", "line"),
-    [
-        ("multi-task", "digits", "it needs a MultiTaskSetup, as of qcqp or multi-tas"),
-        ("multi-task", "linear", "it needs a MultiTaskSetup, as of qcqp or multi-tas"),
-        ("fedrep", "qcqp", "there is nothing to train on; the algorithm for it is mu"),
-        ("dpsgd", "multi-task-logistic", "there is nothing to train on; the algorit"),
-        ("flute", "transfer", "it needs classes, to which its heads belong"),
-        ("flute-star", "linear", "it needs classes, to which its heads belong"),
-        ("representation-transfer", "qcqp", "there is nothing to train on; the algo"),
-    ],
-)
-def test_incompatible_algorithms_and_tasks_are_rejected(algorithm, task, line):
-    line = f"algorithm {algorithm!r} and task {task!r}: {line}"
-    with pytest.raises(SettingsError, match=f"^{line}") as caught:
-        running.check([algorithm], {"task": task}, "inline")
-    assert "\n" not in str(caught.value)

@@ -1,82 +1,60 @@
 """pFedMe against a few lines of NumPy, server and clients."""
 
-import json
-
 import numpy as np
 import pytest
+from paper_rounds import (
+    VARIANTS,
+    assert_losses,
+    assert_rounds,
+    run_variant,
+)
 from softmax_runs import (
-    RATE,
     STEPS,
     N,
     assert_near,
     gradient,
-    loss_of,
     matrix,
-    mean,
     run,
     start,
-    weights,
 )
-
-from flwr_frl import cli
 
 K = 4
 PLAIN = {"pfedme_lambda": 2.0, "pfedme_eta": 0.1, "pfedme_steps": K}
 
 
-def numpy_pfedme(
-    trained,
-    pull=2.0,
-    eta=0.1,
-    steps=K,
-    beta=1.0,
-    momentum=0.0,
-    decay=0.0,
-    weighting="uniform",
-):
-    """Algorithm 1 over the clients that counted; w and all θ_i after each round."""
-    w, found = start(), []
-    personal = [w] * N
-    for clients in trained:
-        models = []
+def numpy_pfedme(found):
+    """Algorithm 1 over the clients that counted; (w, all θ_i) of each round."""
+    w, rounds, personal = start(), [], [start()] * N
+    pull, eta, beta = (found[f"pfedme_{name}"] for name in ("lambda", "eta", "beta"))
+    for clients in found.trained:
+        models, personal = [], list(personal)
         for i in clients:
             own = theta = w
             for _ in range(STEPS):
-                velocity = 0.0
-                for _ in range(steps):
-                    slope = gradient(theta, i, decay) + pull * (theta - own)
-                    velocity = momentum * velocity + slope
-                    theta = theta - RATE * velocity
+                theta = found.descend(theta, i, K, pull, own)
                 own = own - eta * pull * (own - theta)
             models.append(own)
-            personal = [theta if j == i else personal[j] for j in range(N)]
-        w = (1 - beta) * w + beta * mean(models, weights(clients, weighting))
-        found.append((w, personal))
-    return found
+            personal[i] = theta
+        w = (1 - beta) * w + beta * found.mean(models, clients)
+        rounds.append((w, personal))
+    return rounds
 
 
 @pytest.mark.parametrize(
     "more",
     [
         {},
-        {"momentum": 0.6, "decay": 0.05},
-        {"beta": 1.7, "weighting": "examples"},
+        VARIANTS["momentum"],
+        {"pfedme_beta": 1.7, **VARIANTS["examples"]},
+        VARIANTS["srpfl"],
     ],
-    ids=["plain", "momentum", "beta"],
+    ids=["plain", "momentum", "beta", "srpfl"],
 )
-@pytest.mark.parametrize("srpfl", [False, True])
-def test_every_round_is_that_of_the_paper(more, srpfl):
-    names = {"beta": "pfedme_beta", "decay": "weight_decay"}
-    given = {names.get(name, name): value for name, value in more.items()}
-    found = run("pfedme", evaluate=True, srpfl=srpfl, **PLAIN, **given)
-    assert [len(c) for c in found.trained] == ([1, 1, 2, 2] if srpfl else [3] * 4)
-    expected = numpy_pfedme(found.trained, **more)
-    for now, (w, personal) in enumerate(expected):
-        assert_near(matrix(found.arrays[now]), w)
-        for i, theta in enumerate(personal):
-            kept, metrics = found.kept[now][i], found.metrics[now][i]
-            assert_near(matrix(kept, "model.") if kept else start(), theta)
-            assert metrics["loss"] == pytest.approx(loss_of(theta, i), abs=1e-5)
+def test_every_round_is_that_of_the_paper(more):
+    found = run_variant("pfedme", evaluate={4}, **PLAIN, **more)
+    expected = numpy_pfedme(found)
+    assert_rounds(found, expected)
+    assert_losses(found, expected[-1][1])
 
 
 def test_one_step_with_eta_lambda_1_is_fedavg():
@@ -122,23 +100,3 @@ def test_statistics_of_a_batch_norm_are_averaged_whatever_beta_is():
         np.testing.assert_allclose(found.arrays[0][name], np.mean(own, 0), atol=1e-6)
         np.testing.assert_allclose(found.arrays[0][name], plain.arrays[0][name])
     assert found.arrays[0]["representation.num_batches_tracked"] == STEPS * K
-
-
-@pytest.mark.parametrize(
-    ("name", "value", "allowed"),
-    [
-        ("pfedme-lambda", 0.0, "above 0"),
-        ("pfedme-lambda", -1.0, "above 0"),
-        ("pfedme-eta", 0.0, "above 0"),
-        ("pfedme-beta", -1.0, "above 0"),
-        ("pfedme-beta", float("nan"), "above 0 and finite"),
-        ("pfedme-steps", 0, "at least 1"),
-    ],
-)
-def test_a_bad_value_is_one_line(name, value, allowed, tmp_path, capsys):
-    file = tmp_path / "settings.toml"
-    file.write_text(f"{name} = {json.dumps(value)}\n".replace("NaN", "nan"))
-    given = ["pfedme", "--backend", "inline", "--run-config", str(file)]
-    assert cli.main(given) == 2
-    line = f"error: {name} is {value}; expected {allowed}\n"
-    assert capsys.readouterr().err == line

@@ -1,7 +1,8 @@
 """Representation transfer: participation, rejected replies and sent arrays."""
 
-import json
+from functools import partial
 
+import algorithm_runs
 import numpy as np
 import pytest
 from flwr.app import (
@@ -15,7 +16,6 @@ from flwr.app import (
     RecordDict,
 )
 
-from flwr_frl import cli
 from flwr_frl.clients.client_app import make_app
 from flwr_frl.clients.device.state import PersonalState
 from flwr_frl.strategies import build_strategy
@@ -25,8 +25,7 @@ from flwr_frl.strategies.representation_transfer import (
     RepresentationTransferLinear,
 )
 from flwr_frl.strategies.server.rounds import run_rounds
-from flwr_frl.strategies.server_app import run
-from flwr_frl.task.settings import SettingsError, resolve
+from flwr_frl.task.settings import SettingsError
 from flwr_frl.task.transfer import TransferData
 
 WEIGHT = "representation.weight"
@@ -58,11 +57,9 @@ class RecordingGrid(InlineGrid):
         return [m.dst_node_id for m in found]
 
 
-def settings_of(**overrides):
-    names = {n.replace("_", "-"): v for n, v in {**SMALL, **overrides}.items()}
-    return resolve(
-        {"task": "transfer", "algorithm": "representation-transfer", **names}
-    )
+settings_of = partial(
+    algorithm_runs.settings_of, "representation-transfer", task="transfer", **SMALL
+)
 
 
 def started(app=None, **overrides):
@@ -346,69 +343,13 @@ def test_sources_are_retried_until_one_is_valid():
 # Settings, resuming, other models
 
 
-@pytest.mark.parametrize(
-    ("values", "line"),
-    [
-        ({"num_sources": 7}, "num-sources is 7; expected from 1 to 6, so that one"),
-        ({"num_sources": 0}, "num-sources is 0; expected at least 1"),
-        ({"rank_tolerance": 0.0}, r"rank-tolerance is 0.0; expected a number in \(0,"),
-        ({"rank_tolerance": 1.5}, r"rank-tolerance is 1.5; expected a number in \(0,"),
-    ],
-)
-def test_values_out_of_range(values, line):
-    with pytest.raises(SettingsError, match=line):
-        build_strategy(settings_of(**values)).check_clients(7)
-
-
 def test_one_client_must_be_a_target():
     build_strategy(settings_of(num_sources=6)).check_clients(7)
-
-
-def test_only_float32_transport():
-    line = "transport is 'float16'; expected float32 for representation-transfer"
-    with pytest.raises(SettingsError, match=f"^{line}$"):
-        build_strategy(settings_of(transport="float16"))
-
-
-@pytest.mark.parametrize(
-    ("config", "line"),
-    [
-        ("target-samples=1", "target-samples is 1; expected at least 2\n"),
-        ("num-sources=20", "num-sources is 20; expected from 1 to 19"),
-        ("noise-variance=0.0", "noise-variance is 0.0; expected a number above 0\n"),
-    ],
-)
-def test_the_command_line_refuses_with_one_line(config, line, capsys, tmp_path):
-    out = tmp_path / "out"
-    arguments = ["representation-transfer", "--task", "transfer", "--output", str(out)]
-    assert cli.main([*arguments, "--run-config", config]) == 2
-    error = capsys.readouterr().err
-    assert error.startswith(f"error: {line}")
-    assert error.count("\n") == 1
-    assert not out.exists()
 
 
 def test_the_task_decides_which_strategy():
     assert type(build_strategy(settings_of())) is RepresentationTransferLinear
     assert type(build_strategy(settings_of(task="digits"))) is RepresentationTransfer
-
-
-def run_in(directory, **overrides):
-    settings = settings_of(output=str(directory), checkpoint_every=1, **overrides)
-    grid = RecordingGrid(make_app(settings), 7)
-    summary = run(grid, settings)
-    lines = (directory / "representation-transfer" / "metrics.jsonl").read_text()
-    return summary, [json.loads(line) for line in lines.splitlines()]
-
-
-def test_a_run_resumes_between_sources_and_targets(tmp_path):
-    whole, _ = run_in(tmp_path / "a", num_server_rounds=2)
-    run_in(tmp_path / "b", num_server_rounds=1)
-    resumed, rows = run_in(
-        tmp_path / "b", num_server_rounds=2, resume=str(tmp_path / "b")
-    )
-    assert resumed["error"] == whole["error"]
-    assert [row["clients"] for row in rows] == [4, 3]
 
 
 def test_image_models_are_stacked_and_their_targets_learn():

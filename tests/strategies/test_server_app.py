@@ -19,7 +19,6 @@ from flwr.common import log
 from flwr.serverapp.strategy import DifferentialPrivacyServerSideFixedClipping
 from flwr.serverapp.strategy import FedAvg as FlowerFedAvg
 
-from flwr_frl import running
 from flwr_frl.strategies import FedAvg
 from flwr_frl.strategies.grids.simulation import InlineGrid
 from flwr_frl.strategies.server.replies import to_record
@@ -258,25 +257,6 @@ def test_who_fails_is_named(tmp_path, caplog):
     assert "no reply of clients 000002" in caplog.text
 
 
-@pytest.mark.parametrize(
-    ("name", "value"),
-    [
-        ("num-server-rounds", 0),
-        ("evaluate-every", -1),
-        ("evaluate-last", -1),
-        ("checkpoint-every", -1),
-        ("max-empty-rounds", -1),
-        ("torch-threads", 0),
-        ("round-timeout", 0.0),
-        ("round-timeout", float("nan")),
-        ("output", ""),
-    ],
-)
-def test_settings_of_the_run_itself(name, value):
-    with pytest.raises(SettingsError, match=f"^{name} is {value!r}; expected "):
-        running.check(["fedavg"], {name: value}, "inline")
-
-
 # What a server makes of its settings
 
 
@@ -286,7 +266,7 @@ def test_a_server_knows_all_settings_of_ours():
     assert server_settings(given) == {**defaults(), **given, "momentum": 0.0}
     for wrong, line in (
         ({"sede": 3}, "unknown setting 'sede'; did you mean 'seed'"),
-        ({"seed": "3"}, "seed is '3'; expected a value of type int"),
+        ({"seed": "3"}, "seed is '3'; expected "),
         ({"fewest": 3}, "unknown setting 'fewest'"),
         ({"algorithm": "fedrap"}, "unknown algorithm 'fedrap'"),
         ({"algorithm": "srpfl", "srpfl-base": "flanp"}, "srpfl-base is 'flanp';"),
@@ -305,8 +285,9 @@ def test_a_server_knows_all_settings_of_ours():
 def test_a_server_knows_the_settings_of_somebody_elses_strategy(named):
     assert server_settings(named) == {**defaults(), **named, "fewest": 2}
     assert server_settings({**named, "fewest": 4})["fewest"] == 4
-    with pytest.raises(SettingsError, match=r"^fewest is 4.5; expected a value of typ"):
+    with pytest.raises(SettingsError) as caught:
         server_settings({**named, "fewest": 4.5})
+    assert caught.value.code == "fewest"
 
 
 @pytest.mark.parametrize(
@@ -322,8 +303,9 @@ def test_what_only_clients_can_know_is_left_to_them(named):
     settings = server_settings({**named, "warm-up": 3, "hearing": "good"})
     assert (settings["warm-up"], settings["hearing"]) == (3, "good")
     # What it does know is checked.
-    with pytest.raises(SettingsError, match=r"^seed is 0.5; expected a value of type"):
+    with pytest.raises(SettingsError) as caught:
         server_settings({**named, "seed": 0.5})
+    assert caught.value.code == "seed"
 
 
 # Errors in the log of a ServerApp

@@ -1,6 +1,9 @@
+"""SRPFL: stages of more and more clients, around any strategy that samples."""
+
 import json
 import math
 
+import algorithm_runs
 import numpy as np
 import pytest
 from flwr.app import ConfigRecord, RecordDict
@@ -18,7 +21,7 @@ from flwr_frl.strategies.grids.speeds import SpeedModel
 from flwr_frl.strategies.server.rounds import run_rounds
 from flwr_frl.strategies.server_app import run
 from flwr_frl.strategies.srpfl import FirstReplies, theory_stages
-from flwr_frl.task.settings import SettingsError, resolve
+from flwr_frl.task.settings import SettingsError
 
 
 def schedule(strategy: SRPFL | BaseStrategy, sampled: int, rounds: int) -> list[int]:
@@ -136,24 +139,10 @@ def test_a_wrong_contraction_is_refused_in_one_line(wrong: float) -> None:
 
 
 def settings_of(algorithm: str, **more):
-    return resolve(
-        {
-            "algorithm": algorithm,
-            "num-clients": 20,
-            "fraction-train": 1.0,
-            "num-server-rounds": 4,
-            "speed-model": "fixed",
-            "initial-nodes": 5,
-            # What is learned, and how well, is of no account; LG-FedAvg shares two
-            # layers.
-            "model": "digits-cnn" if algorithm == "lg-srpfl" else "mlp-2",
-            "batch-size": 50,
-            "head-epochs": 1,
-            "evaluate-last": 1,
-            "evaluate-every": 0,
-            **{name.replace("_", "-"): value for name, value in more.items()},
-        }
-    )
+    small = {"num_clients": 20, "fraction_train": 1.0, "num_server_rounds": 4}
+    small |= {"speed_model": "fixed", "initial_nodes": 5, "model": "mlp-2"}
+    small |= {"batch_size": 50, "evaluate_last": 1, "evaluate_every": 0}
+    return algorithm_runs.settings_of(algorithm, **{**small, **more})
 
 
 def simulated(settings, strategy, clients: int = 20):
@@ -162,7 +151,7 @@ def simulated(settings, strategy, clients: int = 20):
     return inner, grid
 
 
-@pytest.mark.parametrize("algorithm", ["srpfl", "lg-srpfl", "flanp", "srpfl-flute"])
+@pytest.mark.parametrize("algorithm", ["srpfl", "srpfl-flute"])
 def test_only_the_fastest_train(algorithm: str, tmp_path) -> None:
     settings = settings_of(algorithm, output=str(tmp_path), rounds_per_stage="2")
     inner = InlineGrid(make_app(settings), 20)
@@ -239,24 +228,6 @@ def test_the_setting_says_what_is_wrapped(base: str, tmp_path) -> None:
     assert [row["clients"] for row in rows[0]] == [5, 5, 10]
 
 
-def test_somebody_elses_strategy_is_wrapped_like_ours(tmp_path) -> None:
-    options = {
-        "output": str(tmp_path),
-        "num_server_rounds": 3,
-        "rounds_per_stage": "2",
-    }
-    settings = settings_of("srpfl", srpfl_base="outsiders:Plain", **options)
-    chosen = {**settings, "srpfl-base": "fedrep"}
-    rows = []
-    for each in (settings, chosen):
-        run(InlineGrid(make_app(each), 20), each)
-        lines = (tmp_path / "srpfl" / "metrics.jsonl").read_text().splitlines()
-        rows.append([{**json.loads(line), "seconds": 0} for line in lines])
-    # It is FedRep under another name.
-    assert rows[0] == rows[1]
-    assert rows[0][-1]["clients"] == 10
-
-
 def test_the_setting_is_nothing_to_those_that_say_what_they_wrap() -> None:
     strategy = build_strategy(settings_of("lg-srpfl", srpfl_base="flute"))
     assert type(strategy) is LGFedAvg
@@ -266,8 +237,8 @@ def test_the_setting_is_nothing_to_those_that_say_what_they_wrap() -> None:
     "base", ["srpfl", "flanp", "flwr_frl.strategies.srpfl:LGSRPFL"]
 )
 def test_srpfl_over_srpfl_is_refused_in_one_line(base: str) -> None:
-    line = f"^srpfl-base is {base!r}; expected an algorithm that is not SRPFL$"
-    settings = settings_of("srpfl", srpfl_base=base)
+    line = f"^srpfl-base is {base!r}; expected an algorithm that wraps no other one$"
+    settings = {**settings_of("srpfl"), "srpfl-base": base}
     for ask in (build_strategy, client_class, settings_owners):
         with pytest.raises(SettingsError, match=line):
             ask(settings)

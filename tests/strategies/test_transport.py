@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-import softmax_runs
+from algorithm_runs import settings_of
 from flwr.app import Array, ArrayRecord
 
 from flwr_frl.clients.client_app import make_app
@@ -24,10 +24,9 @@ class Recorder(InlineGrid):
 
 
 def arrays_after(rounds, **settings):
-    given = {"num-clients": 5, "head-epochs": 1, "batch-size": 50, **settings}
-    # LG-FedAvg shares two layers.
-    given["model"] = "digits-cnn" if given["algorithm"] == "lg-fedavg" else "mlp-2"
-    resolved = resolve({n.replace("_", "-"): v for n, v in given.items()})
+    given = {"num_clients": 5, "head_epochs": 1, "batch_size": 50, "model": "mlp-2"}
+    given |= settings
+    resolved = settings_of(**given)
     grid = Recorder(make_app(resolved), 5)
     strategy = build_strategy(resolved)
     rows = []
@@ -42,7 +41,7 @@ def arrays_after(rounds, **settings):
     return {n: a.numpy() for n, a in arrays.items()}, rows, grid
 
 
-@pytest.mark.parametrize("algorithm", ["fedavg", "fedrep", "flute", "lg-fedavg"])
+@pytest.mark.parametrize("algorithm", ["fedrep", "flute", "scaffold", "apfl"])
 def test_half_the_bytes_and_nearly_the_same_arrays(algorithm):
     full, wide, _ = arrays_after(1, algorithm=algorithm)
     short, narrow, grid = arrays_after(1, algorithm=algorithm, transport="float16")
@@ -130,26 +129,6 @@ def test_a_reply_in_another_type_does_not_count(monkeypatch):
 
 
 def test_an_unknown_transport():
-    with pytest.raises(SettingsError, match=r"transport is 'float8'; expected float32"):
+    with pytest.raises(SettingsError) as caught:
         build_strategy(resolve({"transport": "float8"}))
-
-
-@pytest.mark.parametrize(
-    "algorithm", ["pfedme", "fedbabu", "fedbn", "fedproto", "fedala", "feddbe"]
-)
-def test_float16_on_the_way_changes_little(algorithm):
-    task = "softmax_runs:scaled" if algorithm == "fedbn" else "layered:layered"
-    gentle = {"dbe_kappa": 1.0, "pfedme_lambda": 2.0}
-    wide, narrow = (
-        softmax_runs.run(algorithm, 3, transport=t, task=task, **gentle)
-        for t in ("float32", "float16")
-    )
-    assert [row["rejected"] for row in narrow.rows] == [0] * 3
-    for found, expected in zip(narrow.arrays, wide.arrays, strict=True):
-        for name, value in found.items():
-            assert value.dtype == expected[name].dtype
-            np.testing.assert_allclose(value, expected[name], atol=5e-3)
-    for found, expected in zip(narrow.kept[-1], wide.kept[-1], strict=True):
-        for name, value in found.items():
-            assert value.dtype == expected[name].dtype
-            np.testing.assert_allclose(value, expected[name], atol=5e-3)
+    assert caught.value.code == "transport"

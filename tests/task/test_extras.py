@@ -21,35 +21,23 @@ def lean(monkeypatch):
     monkeypatch.setattr("flwr_frl.strategies.report.plot.find_spec", lacking)
 
 
-def test_what_is_there_is_not_asked_for():
-    need("json", "anything", "this")
-
-
-def test_ray_is_asked_for(lean):
+@pytest.mark.parametrize(
+    ("call", "package", "extra"),
+    [
+        (lambda: RayGrid(lambda message, context: message, 2), "ray", "simulation"),
+        (lambda: build_task(resolve({}), 5), "sklearn", "simulation"),
+        (lambda: build_task(resolve({"task": "hf:some/set"}), 5), "datasets", "hf"),
+    ],
+)
+def test_a_missing_package_is_named_with_its_extra(
+    lean, tmp_path, monkeypatch, call, package, extra
+):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    need("json", "anything", "what is installed")
     with pytest.raises(SettingsError) as raised:
-        RayGrid(lambda message, context: message, 2)
-    assert str(raised.value) == (
-        "backend 'ray' (not 'inline') needs the package 'ray', which is missing: "
-        "pip install 'flwr-frl[simulation]'"
-    )
-
-
-def test_the_digits_are_asked_for(lean, tmp_path):
-    with pytest.raises(SettingsError) as raised:
-        build_task(resolve({"cache-dir": str(tmp_path)}), 5)
-    assert str(raised.value) == (
-        "the task 'digits' needs the package 'sklearn', which is missing: "
-        "pip install 'flwr-frl[simulation]'"
-    )
-
-
-def test_data_sets_of_hugging_face_are_asked_for(lean, tmp_path):
-    with pytest.raises(SettingsError) as raised:
-        build_task(resolve({"task": "hf:some/set", "cache-dir": str(tmp_path)}), 5)
-    assert str(raised.value) == (
-        "the data set 'some/set' needs the package 'datasets', which is missing: "
-        "pip install 'flwr-frl[hf]'"
-    )
+        call()
+    line = f"needs the package {package!r}, which is missing: "
+    assert str(raised.value).endswith(f"{line}pip install 'flwr-frl[{extra}]'")
 
 
 def test_a_run_without_them_lacks_the_plot_alone(lean, tmp_path, caplog, figures):

@@ -11,8 +11,6 @@ from pathlib import Path
 from typing import Annotated, Any, ClassVar
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from docs import settings as settings_page
 from flwr_frl.clients.algorithms import owners
@@ -74,45 +72,22 @@ def test_a_range_is_an_interval_of_finite_numbers(interval, allowed, refused):
     assert [x for x in [*refused, *no_number] if within.permits(x)] == []
 
 
-@given(st.floats(), st.floats(-10, 10), st.floats(0, 10), st.booleans(), st.booleans())
-def test_a_range_against_comparisons(value, low, width, low_open, high_open):
-    high = low + width
-    interval = f"{'(' if low_open else '['}{low!r}, {high!r}{')' if high_open else ']'}"
-    inside = low <= value <= high
-    inside &= not (low_open and value == low) and not (high_open and value == high)
-    assert Range(interval).permits(value) == inside
-
-
 @pytest.mark.parametrize(
     ("allowed", "words"),
     [
         (Range("(0, 1]"), "in (0, 1]"),
-        (Range("[0, 1)"), "in [0, 1)"),
-        (Range("[1, inf)"), "at least 1"),
-        (Range("(0, inf)"), "above 0"),
         (Range("[0.5, inf)"), "at least 0.5"),
+        (Range("(0, inf)"), "above 0"),
         (Range("(-inf, 0)"), "in (-inf, 0)"),
         (Range("(-inf, inf)"), "finite"),
         (Choice("a"), "a"),
-        (Choice("a", "b"), "a or b"),
         (Choice("a", "b", "c"), "a, b or c"),
         (Choice("", "b"), "empty or b"),
         (Free("a directory"), "a directory"),
-        (Free(), ""),
     ],
 )
-def test_what_is_allowed_in_words(allowed, words):
+def test_allowed_values_in_words(allowed, words):
     assert str(allowed) == words
-
-
-def test_a_choice_is_one_of_its_names():
-    choice = Choice("uniform", "examples", "")
-    assert all(choice.permits(name) for name in ("uniform", "examples", ""))
-    assert not any(choice.permits(x) for x in ("Uniform", "uniform ", "u", 0, None))
-
-
-def test_anything_is_free():
-    assert all(Free("a name").permits(value) for value in ("", 0, math.nan, None))
 
 
 def test_a_place_need_not_be_there_but_can_be_looked_for(tmp_path):
@@ -343,27 +318,22 @@ def test_build_makes_the_settings_of_a_class_that_takes_them_whole():
 
 
 @pytest.mark.parametrize(
-    ("maker", "name", "value", "allowed"),
+    ("maker", "name", "value"),
     [
-        (SGDOptimizer, "step-size", 0.0, "in (0, 1]"),
-        (SGDOptimizer, "step-size", math.nan, "in (0, 1]"),
-        (MoreSteps, "num-steps", 0, "at least 1"),
-        (Child, "rate", 1.5, "in (0, 1]"),
-        (Child, "kind", "c", "a or b"),
-        (partial(function, 1), "max-size", 0, "at least 1"),
-        (partial(Whole, "me"), "step-size", -1.0, "in (0, 1]"),
+        (SGDOptimizer, "step-size", 0.0),
+        (SGDOptimizer, "step-size", math.nan),
+        (MoreSteps, "num-steps", 0),
+        (Child, "rate", 1.5),
+        (Child, "kind", "c"),
+        (partial(function, 1), "max-size", 0),
+        (partial(Whole, "me"), "step-size", -1.0),
     ],
 )
-def test_build_refuses_what_is_out_of_range(maker, name, value, allowed):
-    line = f"^{name} is {re.escape(repr(value))}; expected .*{re.escape(allowed)}$"
-    with pytest.raises(SettingsError, match=line) as error:
-        build(maker, {name: value})
-    assert error.value.code == name
-
-
-def test_ranges_hold_without_build_too(code_of):
-    assert code_of(lambda: MoreSteps(step_size=2.0)) == "step-size"
-    assert code_of(lambda: Child(kind="c")) == "kind"
+def test_build_refuses_what_is_out_of_range(code_of, maker, name, value):
+    assert code_of(lambda: build(maker, {name: value})) == name
+    if maker in (SGDOptimizer, MoreSteps, Child):
+        argument = name.replace("-", "_")
+        assert code_of(lambda: maker(**{argument: value})) == name
 
 
 def test_validate_checks_what_is_set_so_far(code_of):
@@ -513,12 +483,9 @@ def test_what_is_no_interval(code_of, interval):
 # Import paths
 
 
-def test_what_an_import_path_is():
+def test_an_import_path_is_loaded():
     assert is_path("package.module:name")
     assert not is_path("fedrep")
-
-
-def test_an_import_path_is_loaded():
     assert load("flwr_frl.task.settings:Range", "task") is Range
     assert load("flwr_frl.task.settings:Range.permits", "task") is Range.permits
 
@@ -526,24 +493,18 @@ def test_an_import_path_is_loaded():
 @pytest.mark.parametrize(
     ("path", "reason"),
     [
-        ("no_such_module:f", "ModuleNotFoundError: No module named 'no_such_module'"),
-        ("task.no_such:f", "ModuleNotFoundError: No module named 'task.no_such'"),
-        (
-            "flwr_frl.task.settings:Rang",
-            "module 'flwr_frl.task.settings' has no 'Rang'",
-        ),
-        (
-            "flwr_frl.task.settings:Range.x",
-            "module 'flwr_frl.task.settings' has no 'Range.x'",
-        ),
-        ("flwr_frl.task.settings:", "module 'flwr_frl.task.settings' has no ''"),
-        (":f", "ValueError: Empty module name"),
+        ("no_such_module:f", "No module named 'no_such_module'"),
+        ("task.no_such:f", "No module named 'task.no_such'"),
+        ("flwr_frl.task.settings:Rang", "has no 'Rang'"),
+        ("flwr_frl.task.settings:Range.x", "has no 'Range.x'"),
+        ("flwr_frl.task.settings:", "has no ''"),
+        (":f", "Empty module name"),
     ],
 )
 def test_a_path_that_cannot_be_imported(path, reason):
-    line = f"task {path!r} cannot be imported: {reason}"
-    with pytest.raises(SettingsError, match=f"^{re.escape(line)}$"):
+    with pytest.raises(SettingsError, match=f"{reason}$") as error:
         load(path, "task")
+    assert error.value.code == "task"
 
 
 @pytest.mark.parametrize(
@@ -565,12 +526,9 @@ def test_a_module_s_own_error_is_told_in_one_line(write_module, text, reason):
 
 
 def test_errors_keep_their_code_when_a_worker_sends_them():
-    copied = pickle.loads(pickle.dumps(ResourceError("no GPU", "device")))
-    assert (type(copied), str(copied), copied.code) == (
-        ResourceError,
-        "no GPU",
-        "device",
-    )
+    error = pickle.loads(pickle.dumps(ResourceError("no GPU", "device")))
+    assert isinstance(error, ResourceError)
+    assert (str(error), error.code) == ("no GPU", "device")
 
 
 # One line
@@ -592,9 +550,7 @@ def test_require_and_unknown(code_of):
 
 def test_a_long_list_is_on_a_page():
     names = [f"name-{i}" for i in range(61)]
-    assert str(unknown("setting", "zzz", names)).endswith(
-        "; known: see docs/settings.md"
-    )
+    assert "name-9" not in str(unknown("setting", "zzz", names))
     assert str(unknown("setting", "zzz", names[1:])).endswith(", name-9")
     assert (PYPROJECT.parent / "docs" / "settings.md").is_file()
 
@@ -602,6 +558,4 @@ def test_a_long_list_is_on_a_page():
 def test_a_setting_s_former_name_works_with_one_warning(caplog):
     for _ in range(2):
         assert resolve({"liar-share": 0.1})["byzantine-fraction"] == 0.1
-    assert [m for m in caplog.messages if "liar-share" in m] == [
-        "liar-share is now called byzantine-fraction; the old name will be removed"
-    ]
+    assert len([m for m in caplog.messages if "liar-share" in m]) == 1

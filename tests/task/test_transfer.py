@@ -2,11 +2,10 @@
 
 import numpy as np
 import pytest
-import torch
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from flwr_frl.task.settings import SettingsError, resolve
+from flwr_frl.task.settings import resolve
 from flwr_frl.task.tasks import build_task
 from flwr_frl.task.tasks.transfer import TransferTask
 from flwr_frl.task.transfer import (
@@ -50,25 +49,14 @@ def test_the_basis_is_orthonormal_and_spans_the_columns(seed, widths, extra):
     np.testing.assert_allclose(v @ (v.T @ stacked), stacked, atol=1e-9)
 
 
-@given(SEEDS, st.integers(1, 3), st.integers(2, 5))
-def test_basis_contains_common_directions_once(seed, q, sources):
-    rng = np.random.default_rng(seed)
-    shared = np.linalg.qr(rng.standard_normal((8, q))).Q
-    mixed = [shared @ (rng.standard_normal((q, q)) + 4 * np.eye(q))] * sources
-    v = basis(mixed, 1e-8)
-    assert v.shape == (8, q)
-    np.testing.assert_allclose(v @ v.T, shared @ shared.T, atol=1e-7)
-
-
 def test_the_tolerance_is_relative_to_the_largest_singular_value():
     columns = np.diag([100.0, 2.0, 0.5])
     assert [basis([columns], t).shape[1] for t in (0.001, 0.01, 0.1)] == [3, 2, 1]
 
 
 @pytest.mark.parametrize("columns", [0, 2])
-def test_zero_representations_have_no_basis(columns):
-    with pytest.raises(SettingsError, match="rank of the basis is 0"):
-        basis([np.zeros((3, columns))])
+def test_zero_representations_have_no_basis(code_of, columns):
+    assert code_of(lambda: basis([np.zeros((3, columns))])) == "settings"
 
 
 # The phases
@@ -87,16 +75,6 @@ def test_the_phases_by_hand():
     # One row: the gradient's step 1/σ² = 1/25 is exact at once.
     one_step = phase_two_descent(first, x, y, max_steps=1)
     np.testing.assert_allclose(one_step, [3.4, 1.6])
-
-
-def test_two_steps_of_descent_against_numpy():
-    x, y, theta = gaussian(0, 3, 5), gaussian(1, 3), gaussian(2, 5)
-    expected = theta
-    for _ in range(2):
-        gradient = x.T @ (x @ expected - y)
-        expected = expected - gradient / np.linalg.svd(x)[1][0] ** 2
-    result = phase_two_descent(theta, x, y, max_steps=2)
-    np.testing.assert_allclose(result, expected, atol=1e-12)
 
 
 @given(SEEDS, st.integers(1, 6), st.integers(1, 9), st.integers(1, 4))
@@ -142,15 +120,6 @@ def test_descent_stops_at_a_zero_gradient():
     np.testing.assert_array_equal(phase_two_descent(theta, x, x @ theta), theta)
     zeros = np.zeros((2, 4))
     np.testing.assert_array_equal(phase_two_descent(theta, zeros, np.ones(2)), theta)
-
-
-@pytest.mark.parametrize(("n", "first"), [(2, 1), (5, 2), (6, 3)])
-def test_halves(n, first):
-    x, y = gaussian(0, n, 3), gaussian(1, n)
-    x1, y1, x2, y2 = halves(x, y)
-    assert (len(x1), len(y1)) == (first, first)
-    np.testing.assert_array_equal(np.concatenate([x1, x2]), x)
-    np.testing.assert_array_equal(np.concatenate([y1, y2]), y)
 
 
 # The data
@@ -229,22 +198,21 @@ def test_errors_are_relative_to_the_true_model():
 
 
 @pytest.mark.parametrize(
-    ("values", "line"),
+    ("name", "value"),
     [
-        ({"dimension": 0}, "dimension is 0"),
-        ({"rank": 11}, "rank is 11"),
-        ({"num_sources": -1}, "num-sources is -1"),
-        ({"source_samples": 0}, "source-samples is 0"),
-        ({"target_samples": 1}, "target-samples is 1"),
-        ({"ratio_db": float("inf")}, "ratio-db is inf"),
-        ({"tau": 0.0}, "tau is 0.0"),
-        ({"noise_variance": 0.0}, "noise-variance is 0.0"),
-        ({"seed": -1}, "seed is -1"),
+        ("dimension", 0),
+        ("rank", 11),
+        ("num_sources", -1),
+        ("source_samples", 0),
+        ("target_samples", 1),
+        ("ratio_db", float("inf")),
+        ("tau", 0.0),
+        ("noise_variance", 0.0),
+        ("seed", -1),
     ],
 )
-def test_values_out_of_range(values, line):
-    with pytest.raises(SettingsError, match=line):
-        TransferData(**values)
+def test_values_out_of_range(code_of, name, value):
+    assert code_of(lambda: TransferData(**{name: value})) == name.replace("_", "-")
 
 
 # Table 5.1, small
@@ -278,27 +246,17 @@ def test_the_task_from_settings():
     assert task.classes == ()
 
 
-def test_the_task_s_model_and_examples():
+def test_the_task_s_examples():
     task = TransferTask(dimension=5, rank=2, num_sources=1)
-    model = task.initial_model()
-    assert {n: tuple(p.shape) for n, p in model.state_dict().items()} == {
-        "representation.weight": (2, 5),
-        "head.weight": (1, 2),
-    }
-    assert torch.equal(model.head.weight, task.initial_state["head.weight"])
     assert task.scratch_model is task.scratch_model
     assert [len(task.train_examples(c)) for c in (0, 1)] == [100, 8]
-    examples = task.train_examples(1)
-    x, y = task.draw(1)
+    examples, (x, y) = task.train_examples(1), task.draw(1)
     np.testing.assert_allclose(examples.inputs.numpy(), x, rtol=1e-6)
     np.testing.assert_allclose(examples.targets.numpy(), y[:, None], rtol=1e-6)
     held_out = task.test_examples(1)
     assert len(held_out) == 500
     seen = {tuple(row) for row in examples.inputs.tolist()}
     assert not seen & {tuple(row) for row in held_out.inputs.tolist()}
-    # Errors 1 and -3: (1 + 9)/2 = 5.
-    outputs, targets = torch.tensor([[1.0], [2.0]]), torch.tensor([[0.0], [5.0]])
-    assert task.loss(outputs, targets).item() == 5.0
 
 
 def test_unit_columns_ignore_the_scale_of_a_source():

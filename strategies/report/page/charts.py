@@ -2,21 +2,22 @@
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from html import escape
+from typing import NamedTuple
 
 # The size of a chart and its margins, in units of the drawing.
 WIDTH, HEIGHT = 560, 300
-LEFT, RIGHT, TOP, BOTTOM = 58, 20, 12, 34
+LEFT, RIGHT, TOP, BOTTOM = 58, 540, 12, 266
 # The most points of a curve, and the most for which each point has a dot.
 MOST_POINTS, MOST_DOTS = 400, 60
 COLOURS, DASHES = 8, ("", "6 3", "2 3", "9 3 2 3", "1 5")
 
 Point = tuple[float, float]
+# Formats a number.
+Format = Callable[[float], str]
 
 
-@dataclass(frozen=True)
-class Curve:
+class Curve(NamedTuple):
     """A named curve.
 
     Parameters
@@ -35,8 +36,18 @@ class Curve:
     points: Sequence[Point]
 
 
-class Scale:
-    """Map values to positions on an axis.
+def line(path: str, colour: int, dash: int, name: str = "") -> str:
+    """Return a path with the look of a curve, and a name that is shown on demand."""
+    pattern = DASHES[dash % len(DASHES)]
+    dashed = f' stroke-dasharray="{pattern}"' if pattern else ""
+    about = f'class="curve c{colour % COLOURS}" d="{path}"{dashed}'
+    return f"<path {about}><title>{escape(name)}</title></path>"
+
+
+def axis(
+    values: Sequence[float], start: float, end: float, logarithmic: bool = False
+) -> tuple[Callable[[float], float], list[float]]:
+    """Return an axis: the position of a value, and about five round values.
 
     Parameters
     ----------
@@ -47,38 +58,21 @@ class Scale:
     logarithmic : bool, default False
         Whether the axis is logarithmic; all values must then be positive.
     """
+    warp = math.log10 if logarithmic else float
+    low, high = warp(min(values)), warp(max(values))
+    if high - low < 1e-9 * max(1.0, abs(high)):
+        margin = abs(high) * 0.1 or 0.1
+        low, high = low - margin, high + margin
 
-    def __init__(
-        self,
-        values: Sequence[float],
-        start: float,
-        end: float,
-        logarithmic: bool = False,
-    ) -> None:
-        self.logarithmic, self.start, self.end = logarithmic, start, end
-        low, high = self._warp(min(values)), self._warp(max(values))
-        if high - low < 1e-9 * max(1.0, abs(high)):
-            margin = abs(high) * 0.1 or 0.1
-            low, high = low - margin, high + margin
-        self.low, self.high = low, high
+    def position(value: float) -> float:
+        return start + (warp(value) - low) / (high - low) * (end - start)
 
-    def _warp(self, value: float) -> float:
-        return math.log10(value) if self.logarithmic else value
-
-    def __call__(self, value: float) -> float:
-        """Return the position of a value."""
-        share = (self._warp(value) - self.low) / (self.high - self.low)
-        return self.start + share * (self.end - self.start)
-
-    @property
-    def ticks(self) -> list[float]:
-        """About five round values within the axis."""
-        if not self.logarithmic:
-            return ticks(self.low, self.high)
-        first, last = math.ceil(self.low), math.floor(self.high)
-        step = max(1, (last - first) // 5)
-        powers = [10.0**i for i in range(first, last + 1, step)]
-        return powers if len(powers) > 1 else ticks(10.0**self.low, 10.0**self.high)
+    if not logarithmic:
+        return position, ticks(low, high)
+    powers = range(math.ceil(low), math.floor(high) + 1)
+    if len(powers) < 2:
+        return position, ticks(10.0**low, 10.0**high)
+    return position, [10.0**i for i in powers[:: max(1, (len(powers) - 1) // 5)]]
 
 
 def ticks(low: float, high: float) -> list[float]:
@@ -91,10 +85,7 @@ def ticks(low: float, high: float) -> list[float]:
 
 
 def chart(
-    title: str,
-    curves: Sequence[Curve],
-    form: Callable[[float], str],
-    logarithmic: bool = False,
+    title: str, curves: Sequence[Curve], form: Format, logarithmic: bool = False
 ) -> str:
     """Return a chart of curves by round.
 
@@ -109,56 +100,37 @@ def chart(
     logarithmic : bool, default False
         Whether the vertical axis is logarithmic, if all values are positive.
     """
-    curves = [curve for curve in curves if curve.points]
-    if not curves:
+    points = [point for curve in curves for point in curve.points]
+    if not points:
         return f'<p class="nothing">{escape(title)}: nothing yet</p>'
-    rounds = [x for curve in curves for x, _ in curve.points]
-    values = [y for curve in curves for _, y in curve.points]
-    across = Scale(rounds, LEFT, WIDTH - RIGHT)
-    up = Scale(values, HEIGHT - BOTTOM, TOP, logarithmic and min(values) > 0)
-    label = f'role="img" aria-label="{escape(title)}"'
-    return "".join(
-        [
-            f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" {label}>',
-            *_axes(across, up, form),
-            *(_draw(curve, across, up, form) for curve in curves),
-            "</svg>",
-        ]
-    )
-
-
-def _draw(curve: Curve, across: Scale, up: Scale, form: Callable[[float], str]) -> str:
-    # Every n-th point, counted from the last one, which is always drawn.
-    step = math.ceil(len(curve.points) / MOST_POINTS)
-    points = curve.points[::-1][::step][::-1]
-    places = [(f"{across(x):.1f}", f"{up(y):.1f}") for x, y in points]
-    colour, name = f"c{curve.colour % COLOURS}", escape(curve.name)
-    dash = DASHES[curve.dash % len(DASHES)]
-    dashed = f' stroke-dasharray="{dash}"' if dash else ""
-    path = "M" + "L".join(f"{x} {y}" for x, y in places)
+    rounds, values = zip(*points, strict=True)
+    across, columns = axis(rounds, LEFT, RIGHT)
+    up, lines = axis(values, BOTTOM, TOP, logarithmic and min(values) > 0)
     parts = [
-        f'<path class="curve {colour}" d="{path}"{dashed}><title>{name}</title></path>'
+        f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{escape(title)}">'
     ]
-    if len(points) <= MOST_DOTS:
-        parts += [
-            f'<circle class="dot {colour}" r="2.5" cx="{left}" cy="{top}">'
-            f"<title>{name}, round {x:g}: {form(y)}</title></circle>"
-            for (x, y), (left, top) in zip(points, places, strict=True)
-        ]
-    return "".join(parts)
-
-
-def _axes(across: Scale, up: Scale, form: Callable[[float], str]) -> list[str]:
-    bottom, right, parts = HEIGHT - BOTTOM, WIDTH - RIGHT, []
-    for tick in up.ticks:
-        y = f"{up(tick):.1f}"
-        parts.append(f'<path class="grid" d="M{LEFT} {y}H{right}"/>')
-        parts.append(f'<text x="{LEFT - 6}" y="{y}" dy=".35em">{form(tick)}</text>')
-    for tick in across.ticks:
-        if tick == int(tick) and tick >= 0:
-            x = f'x="{across(tick):.1f}" y="{bottom + 15}"'
-            parts.append(f'<text class="below" {x}>{tick:g}</text>')
-    middle = f'x="{(LEFT + right) / 2:.0f}" y="{HEIGHT - 4}"'
-    parts.append(f'<text class="below" {middle}>round</text>')
-    parts.append(f'<path class="axis" d="M{LEFT} {TOP}V{bottom}H{right}"/>')
-    return parts
+    for tick in lines:
+        place = f"{up(tick):.1f}"
+        parts.append(f'<path class="grid" d="M{LEFT} {place}H{RIGHT}"/>')
+        label = f'x="{LEFT - 6}" y="{place}" dy=".35em"'
+        parts.append(f"<text {label}>{form(tick)}</text>")
+    below = [(across(n), BOTTOM + 15, f"{n:g}") for n in columns if n == int(n) >= 0]
+    for left, top, text in [*below, ((LEFT + RIGHT) / 2, HEIGHT - 4, "round")]:
+        parts.append(f'<text class="below" x="{left:.1f}" y="{top}">{text}</text>')
+    parts.append(f'<path class="axis" d="M{LEFT} {TOP}V{BOTTOM}H{RIGHT}"/>')
+    for curve in curves:
+        # Every n-th point, counted from the last one, which is always drawn.
+        step = math.ceil(len(curve.points) / MOST_POINTS) or 1
+        drawn = curve.points[::-1][::step][::-1]
+        places = [(f"{across(x):.1f}", f"{up(y):.1f}") for x, y in drawn]
+        if places:
+            path = "M" + "L".join(map(" ".join, places))
+            parts.append(line(path, curve.colour, curve.dash, curve.name))
+        dots = zip(drawn, places, strict=True) if len(drawn) <= MOST_DOTS else ()
+        for (x, y), (cx, cy) in dots:
+            parts.append(
+                f'<circle class="dot c{curve.colour % COLOURS}" r="2.5" cx="{cx}" '
+                f'cy="{cy}"><title>{escape(curve.name)}, round {x:g}: {form(y)}'
+                "</title></circle>"
+            )
+    return "".join([*parts, "</svg>"])

@@ -2,13 +2,13 @@
 
 import base64
 import hashlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from html import escape
 from pathlib import Path
 from typing import Any
 
-from flwr_frl.strategies.report.page.charts import COLOURS, DASHES, Curve, chart
+from flwr_frl.strategies.report.page.charts import COLOURS, Curve, Format, chart, line
 from flwr_frl.strategies.report.page.folder import (
     TRAFFIC,
     Results,
@@ -17,8 +17,8 @@ from flwr_frl.strategies.report.page.folder import (
     shown,
 )
 from flwr_frl.strategies.report.page.look import SCRIPT, STYLE
+from flwr_frl.strategies.report.progress import duration
 from flwr_frl.strategies.report.results import PAGE, quality
-from flwr_frl.strategies.report.watch import duration
 from flwr_frl.strategies.server.checks import one_line
 from flwr_frl.task.files import write_atomically
 
@@ -28,9 +28,20 @@ SHOWN_ELSEWHERE = (
     *("round", "seconds", "train-loss", "bytes-down", "bytes-up"),
     TRAFFIC,
 )
+# The columns of the table of clients, the fourth without its name: classes by heading.
+CLIENT_COLUMNS = {
+    "client": "name",
+    "last seen": "",
+    "last round": "",
+    "quality": "",
+    "examples": "",
+    "test examples": "wide",
+    "rejected": "",
+    "unanswered": "",
+    "node": "wide",
+    "last problem": "why",
+}
 
-# Formats a number.
-Format = Callable[[float], str]
 # The colour and the dash of each run's curves.
 Looks = Mapping[str, tuple[int, int]]
 
@@ -111,46 +122,60 @@ def _looks(runs: Sequence[RunView]) -> Looks:
     return looks
 
 
-def _runs(runs: Sequence[RunView], looks: Looks) -> str:
-    rows = []
-    for run in runs:
-        colour, dash = looks[run.name]
-        key = (
-            f'<svg class="key c{colour % COLOURS}" viewBox="0 0 36 10"><path '
-            f'class="curve" d="M0 5H36" '
-            f'stroke-dasharray="{DASHES[dash % len(DASHES)]}"/></svg>'
-        )
-        measure = quality(run.series)
-        cells = [
-            _latest(run, measure, _form(measure)),
-            _progress(run),
-            _latest(run, "train-loss", _plain),
-            _megabytes(run, "bytes-down"),
-            _megabytes(run, "bytes-up"),
-            _latest(run, "seconds", duration),
-            _time(run.written),
-        ]
-        data = "".join(f"<td>{cell}</td>" for cell in cells)
-        rows.append(f'<tr><td class="name">{key}{escape(run.name)}</td>{data}</tr>')
-    measures = ", ".join(sorted({quality(run.series) for run in runs}))
-    headings = [f"latest {escape(measures)}", "round", "training loss", "MB down"]
-    headings += ["MB up", "time", "written"]
-    head = "".join(f"<th>{heading}</th>" for heading in headings)
+def _table(
+    about: str, columns: Mapping[str, str], rows: Iterable[Sequence[str]], body: str
+) -> str:
+    """Return a table in a box that scrolls; columns are classes by heading."""
+    heads = (
+        f'<th class="{kind}">{escape(head)}</th>' for head, kind in columns.items()
+    )
+    lines = "".join(f"<tr>{''.join(row)}</tr>" for row in rows)
     return (
-        '<div class="box" id="all-runs" data-part><table id="runs"><thead><tr>'
-        '<th class="name">run</th>'
-        f"{head}</tr></thead><tbody>{''.join(rows)}</tbody></table></div>"
+        f'<div class="box"><table {about}><thead><tr>{"".join(heads)}</tr></thead>'
+        f'<tbody id="{body}" data-part>{lines}</tbody></table></div>'
     )
 
 
-def _latest(run: RunView, name: str, form: Format) -> str:
-    points = run.series.get(name)
-    return escape(form(points[-1][1])) if points else NOTHING
+def _cell(html: str, kind: str = "", value: float | None = None) -> str:
+    """Return a cell; it is sorted by its value, or else by its text."""
+    data = "" if value is None else f' data-v="{value!r}"'
+    return f'<td class="{kind}"{data}>{html}</td>'
 
 
-def _megabytes(run: RunView, name: str) -> str:
-    points = run.series.get(name)
-    return f"{sum(value for _, value in points) / 1e6:,.1f}" if points else NOTHING
+def _number(value: object, form: Format, kind: str = "") -> str:
+    finite = number(value)
+    if finite is None:
+        # Cells without a number are sorted to the end.
+        return _cell(NOTHING, kind, float("nan"))
+    return _cell(escape(form(finite)), kind, finite)
+
+
+def _runs(runs: Sequence[RunView], looks: Looks) -> str:
+    def cells(run: RunView) -> list[str]:
+        curves = {name: [y for _, y in points] for name, points in run.series.items()}
+        latest = {name: values[-1] for name, values in curves.items() if values}
+        sums = {name: sum(values) / 1e6 for name, values in curves.items() if values}
+        measure, megabytes = quality(run.series), "{:,.1f}".format
+        key = (
+            f'<svg class="key" viewBox="0 0 36 10">{line("M0 5H36", *looks[run.name])}'
+        )
+        return [
+            _cell(f"{key}</svg>{escape(run.name)}", "name"),
+            _number(latest.get(measure), _form(measure)),
+            _cell(_progress(run)),
+            _number(latest.get("train-loss"), _plain),
+            _number(sums.get("bytes-down"), megabytes),
+            _number(sums.get("bytes-up"), megabytes),
+            _number(latest.get("seconds"), duration),
+            _cell(_time(run.written)),
+        ]
+
+    measures = ", ".join(sorted({quality(run.series) for run in runs}))
+    heads = [f"latest {measures}", "round", "training loss", "MB down", "MB up"]
+    columns = {"run": "name", **dict.fromkeys([*heads, "time", "written"], "")}
+    # A page with other parts than before is replaced as a whole.
+    body = f"latest-{escape(measures)}"
+    return _table('id="runs"', columns, map(cells, runs), body)
 
 
 def _progress(run: RunView) -> str:
@@ -187,94 +212,62 @@ def _charts(runs: Sequence[RunView], looks: Looks) -> str:
         svg = chart(shown(name), curves, _form(name, ".4g"), logarithmic)
         return f"<figure><figcaption>{escape(shown(title))}</figcaption>{svg}</figure>"
 
-    names = {name for run in runs for name in run.series}
-    measure = quality(names)
+    values: dict[str, set[float]] = {}
+    for name, points in (entry for run in runs for entry in run.series.items()):
+        values.setdefault(name, set()).update(y for _, y in points)
+    measure = quality(values)
     is_error = measure not in ("accuracy", "loss-point")
     main = [
         draw(measure, f"{measure}, mean over clients", is_error),
         draw("train-loss", "training loss"),
         draw(TRAFFIC, "traffic so far, down and up, in MB"),
     ]
-    varying = [
-        name
-        for name in sorted(names.difference(SHOWN_ELSEWHERE, (measure,)))
-        if len({y for run in runs for _, y in run.series.get(name, [])}) > 1
-    ]
-    more = "".join(draw(name, name) for name in varying)
+    more = sorted(values.keys() - {measure, *SHOWN_ELSEWHERE})
+    others = "".join(draw(name, name) for name in more if len(values[name]) > 1)
     text = f'<div class="charts" id="charts" data-part>{"".join(main)}</div>'
-    if more:
+    if others:
         text += (
             "<details><summary>More metrics</summary>"
-            f'<div class="charts" id="more" data-part>{more}</div></details>'
+            f'<div class="charts" id="more" data-part>{others}</div></details>'
         )
     return f"<h2>By round</h2>{text}"
 
 
 def _clients(run: RunView, is_open: bool) -> str:
-    columns = {
-        "client": "name",
-        "last seen": "",
-        "last round": "",
-        run.measure: "",
-        "examples": "",
-        "test examples": "wide",
-        "rejected": "",
-        "unanswered": "",
-        "node": "wide",
-        "last problem": "why",
+    counts = {
+        "connected": sum(bool(c.get("node")) for c in run.clients),
+        "never counted": sum(c.get("last-round") == 0 for c in run.clients),
+        "with rejected replies": sum(c["rejected"] > 0 for c in run.clients),
+        "with missing replies": sum(c["unanswered"] > 0 for c in run.clients),
     }
-    head = "".join(
-        f'<th class="{c}">{escape(name)}</th>' for name, c in columns.items()
-    )
-    form = _form(run.measure)
-    rows = "".join(_client(client, form) for client in run.clients)
-    name = escape(run.name)
+    total = f"{len(run.clients):,} client{'s' * (len(run.clients) != 1)}"
+    parts = [total, *(f"{n:,} {what}" for what, n in counts.items() if n)]
+    columns = {
+        run.measure if n == "quality" else n: k for n, k in CLIENT_COLUMNS.items()
+    }
+    form, name = _form(run.measure), escape(run.name)
+    rows = (_client(client, form) for client in run.clients)
+    about = f'class="sorts" id="clients-{name}"'
     return (
         f'<details{" open" if is_open else ""}><summary id="about-{name}" data-part>'
-        f"{name}: {_count_clients(run.clients)}</summary>"
-        f'<div class="box"><table class="sorts" id="clients-{name}"><thead><tr>{head}'
-        f'</tr></thead><tbody id="rows-{name}" data-part>{rows}</tbody></table></div>'
-        "</details>"
+        f"{name}: {', '.join(parts)}</summary>"
+        f"{_table(about, columns, rows, f'rows-{name}')}</details>"
     )
 
 
-def _count_clients(clients: Sequence[Mapping[str, Any]]) -> str:
-    counts = {
-        "connected": sum(bool(c.get("node")) for c in clients),
-        "never counted": sum(c.get("last-round") == 0 for c in clients),
-        "with rejected replies": sum(c["rejected"] > 0 for c in clients),
-        "with missing replies": sum(c["unanswered"] > 0 for c in clients),
-    }
-    parts = [f"{count:,} {name}" for name, count in counts.items() if count]
-    plural = "s" * (len(clients) != 1)
-    return ", ".join([f"{len(clients):,} client{plural}", *parts])
-
-
-def _client(client: Mapping[str, Any], form: Format) -> str:
+def _client(client: Mapping[str, Any], form: Format) -> list[str]:
     last_seen, node = number(client.get("last-seen")), client.get("node")
     kind, seen = ("here", "connected") if node else ("", _time(last_seen))
-    counts = [
-        _cell(client[name], "{:,}".format, "bad" if client[name] else "")
-        for name in ("rejected", "unanswered")
+    whole = "{:,.0f}".format
+    counts = (client["rejected"], client["unanswered"])
+    return [
+        _cell(escape(shown(client.get("client", "?"))), "name"),
+        _cell(seen, kind, last_seen or 0.0),
+        _number(client.get("last-round"), whole),
+        _number(client.get("quality"), form),
+        _number(client.get("num-examples"), whole),
+        _number(client.get("num-test-examples"), whole, "wide"),
+        *(_number(count, whole, "bad" if count else "") for count in counts),
+        _cell(escape(shown(node or "")), "wide"),
+        _cell(escape(one_line(client.get("reason") or "")), "why"),
     ]
-    return "".join(
-        [
-            f'<tr><td class="name">{escape(shown(client.get("client", "?")))}</td>',
-            f'<td class="{kind}" data-v="{last_seen or 0}">{seen}</td>',
-            _cell(client.get("last-round"), "{:,.0f}".format),
-            _cell(client.get("quality"), form),
-            _cell(client.get("num-examples"), "{:,.0f}".format),
-            _cell(client.get("num-test-examples"), "{:,.0f}".format, "wide"),
-            *counts,
-            f'<td class="wide">{escape(shown(node or ""))}</td>',
-            f'<td class="why">{escape(one_line(client.get("reason") or ""))}</td></tr>',
-        ]
-    )
-
-
-def _cell(value: object, form: Format, kind: str = "") -> str:
-    finite = number(value)
-    text = NOTHING if finite is None else escape(form(finite))
-    # Cells without a number are sorted to the end.
-    data = "NaN" if finite is None else repr(finite)
-    return f'<td class="{kind}" data-v="{data}">{text}</td>'

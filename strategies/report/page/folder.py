@@ -19,8 +19,9 @@ from flwr_frl.strategies.report.results import (
     METRICS,
     STATUS,
     Row,
+    objects_in,
     quality,
-    read_json,
+    read_object,
     read_rows,
 )
 from flwr_frl.strategies.server.checks import one_line
@@ -135,14 +136,6 @@ def _stamp(path: Path) -> tuple[int, int] | None:
     return about.st_mtime_ns, about.st_size
 
 
-def _read_object(path: Path) -> dict[str, Any]:
-    try:
-        value = read_json(path)
-    except (OSError, ValueError):
-        return {}
-    return value if isinstance(value, dict) else {}
-
-
 def _view(directory: Path, folder: Path) -> RunView:
     try:
         rows = read_rows(directory / METRICS)
@@ -150,23 +143,24 @@ def _view(directory: Path, folder: Path) -> RunView:
         rows = []
     # An integer may be too large for the axis.
     rows = [row for row in rows if number(row["round"]) is not None]
-    status, series = _read_object(directory / STATUS), _series(rows)
+    status, series = read_object(directory / STATUS), _series(rows)
     measure, listed = quality(series), status.get("clients")
     if isinstance(listed, list):
         clients = [client for client in listed if isinstance(client, dict)]
         measure = str(status.get("measure", measure))
     else:
         # Earlier releases wrote no status.
-        final = _read_object(directory / CLIENTS).items()
+        final = objects_in(read_object(directory / CLIENTS))
         clients = [
             {"client": name, **entry, "quality": entry.get(measure)}
-            for name, entry in final
-            if isinstance(entry, dict)
+            for name, entry in final.items()
         ]
-    rejected = _count_names(rows, "rejected-clients")
-    unanswered = _count_names(rows, "unanswered-clients")
-    names = [str(client.get("client")) for client in clients]
-    counts = [{"rejected": rejected[n], "unanswered": unanswered[n]} for n in names]
+    for kind in ("rejected", "unanswered"):
+        lists = [row.get(f"{kind}-clients") for row in rows]
+        counts = Counter(
+            str(n) for names in lists if isinstance(names, list) for n in names
+        )
+        clients = [{**c, kind: counts[str(c.get("client"))]} for c in clients]
     state, left = status.get("state"), number(status.get("left"))
     if state == "running" and _was_killed(status):
         state, left = "stopped", None
@@ -181,7 +175,7 @@ def _view(directory: Path, folder: Path) -> RunView:
         left=left,
         written=max(stamp[0] / 1e9 if stamp else 0.0 for stamp in stamps),
         measure=shown(measure),
-        clients=[{**c, **count} for c, count in zip(clients, counts, strict=True)],
+        clients=clients,
     )
 
 
@@ -207,13 +201,6 @@ def _was_killed(status: dict[str, Any]) -> bool:
         and (processes / "self").exists()
         and not (processes / str(process)).exists()
     )
-
-
-def _count_names(rows: list[Row], key: str) -> Counter[str]:
-    """Count in how many rounds each client is in the list ``key``."""
-    lists = (row.get(key) for row in rows)
-    names = (name for names in lists if isinstance(names, list) for name in names)
-    return Counter(name for name in names if isinstance(name, str))
 
 
 def shown(name: object) -> str:

@@ -128,3 +128,13 @@ def hooked(num_clients: int = N) -> ExampleTask:
         return split
 
     return task_of(model, (6,))
+
+
+def normed(num_clients: int = N) -> ExampleTask:
+    """A dense layer with a batch norm."""
+
+    def model() -> SplitModel:
+        layers = nn.Linear(6, 5), nn.BatchNorm1d(5), nn.Tanh()
+        return SplitModel(nn.Sequential(*layers), nn.Linear(5, 3))
+
+    return task_of(model, (6,))

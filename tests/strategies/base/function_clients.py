@@ -83,3 +83,8 @@ def evaluate_once(
     arrays, config = to_record(START), ConfigRecord()
     messages = strategy.configure_evaluate(server_round, arrays, config, grid)
     return strategy.aggregate_evaluate(server_round, grid.send_and_receive(messages))
+
+
+def replies_of(*values) -> list[Callable[[], dict[str, np.ndarray]]]:
+    """Return replies with one array each, as aggregation rules take them."""
+    return [lambda v=v: {"w": np.array(v, np.float32)} for v in values]

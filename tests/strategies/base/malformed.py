@@ -1,7 +1,6 @@
 """Clients whose replies must not count, and how the server says so."""
 
 import io
-import pickle
 from collections.abc import Callable
 from pathlib import Path
 
@@ -79,8 +78,8 @@ def replaced(array: Callable[[], Array]) -> Client:
     return changed(change)
 
 
-def claimed(data: bytes, shape=(2, 3), dtype="float32") -> Array:
-    return Array(dtype=dtype, shape=shape, stype="numpy.ndarray", data=data)
+def claimed(data: bytes) -> Array:
+    return Array(dtype="float32", shape=(2, 3), stype="numpy.ndarray", data=data)
 
 
 def error_reply(message: Message, _: Context) -> Message:
@@ -99,6 +98,7 @@ def as_single(change: Callable[[dict], dict]) -> Callable[[dict], dict]:
     return lambda arrays: {n: v.astype(np.float32) for n, v in change(arrays).items()}
 
 
+# Other bytes that are no arrays: `BAD_ARRAYS` in ``server/test_replies.py``.
 MALFORMED: dict[str, tuple[Client, str]] = {
     "missing name": (changed(lambda a: {"w": a["w"]}), "lacks arrays ['b']"),
     "extra name": (changed(lambda a: a | {"c": a["b"]}), "unknown arrays ['c']"),
@@ -113,8 +113,6 @@ MALFORMED: dict[str, tuple[Client, str]] = {
         "is float64[2, 3]",
     ),
     "nan": (changed(as_single(set_entry(np.nan))), "not finite"),
-    "infinity": (changed(as_single(set_entry(np.inf))), "not finite"),
-    "minus infinity": (changed(as_single(set_entry(-np.inf))), "not finite"),
     "empty record": (changed(lambda a: {}), "lacks arrays ['b', 'w']"),
     "no record": (with_records(lambda c: c.pop("arrays")), "has no arrays"),
     "empty content": (with_records(lambda c: c.clear()), "has no arrays"),
@@ -134,38 +132,18 @@ MALFORMED: dict[str, tuple[Client, str]] = {
         with_records(lambda c: c.update({"bytes": ConfigRecord({"x": bytes(2**25)})})),
         "bytes, more than 16,777,",
     ),
-    "no bytes": (replaced(lambda: claimed(b"")), "no valid .npy header"),
     "huge": (
         replaced(lambda: claimed(npy(START["w"]) + bytes(10_000_000))),
         "has 10,000,152 bytes, not about 24",
     ),
-    "claims to be huge": (
-        replaced(lambda: claimed(npy(START["w"]), shape=(10**6, 10**6))),
-        "is float32[1000000, 1000000], not float32[2, 3]",
-    ),
-    "header of another shape": (
-        replaced(lambda: claimed(npy(START["w"].reshape(6)))),
-        "holds float32[6]",
-    ),
-    "header of another dtype": (
-        replaced(lambda: claimed(npy(START["w"].astype(np.int32)))),
-        "holds int32[2, 3]",
-    ),
     "unreadable header": (
         replaced(lambda: claimed(b"\x93NUMPY\x01\x00\x0b\x00{'descr': (" + bytes(24))),
-        "no valid .npy header",
-    ),
-    "header without end": (
-        replaced(
-            lambda: claimed(b"\x93NUMPY\x01\x00\xb8\x0b" + b"-" * 3000 + bytes(24))
-        ),
         "no valid .npy header",
     ),
     "pickled objects": (
         replaced(lambda: claimed(npy(np.array([[Trap()] * 3] * 2, dtype=object)))),
         "holds object[2, 3]",
     ),
-    "pickle": (replaced(lambda: claimed(pickle.dumps(Trap()))), "no valid .npy header"),
     "two metrics": (
         with_records(lambda c: c.update({"more": MetricRecord({"x": 1})})),
         "has 2 metric records",
@@ -173,10 +151,6 @@ MALFORMED: dict[str, tuple[Client, str]] = {
     "nan loss": (
         with_metrics(num_examples=1, train_loss=float("nan")),
         "metric 'train-loss' is nan",
-    ),
-    "infinite loss": (
-        with_metrics(num_examples=1, train_loss=float("inf")),
-        "metric 'train-loss' is inf",
     ),
     "nan examples": (
         with_metrics(num_examples=float("nan"), train_loss=1.0),

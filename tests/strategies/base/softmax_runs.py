@@ -5,12 +5,14 @@ shuffling does not matter and an epoch is one step. Clients differ in their numb
 examples and in what they have learned from nature.
 """
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from copy import copy
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import pytest
 import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MessageType, RecordDict
 from torch import nn
@@ -26,7 +28,7 @@ from flwr_frl.strategies.grids.simulation import InlineGrid
 from flwr_frl.strategies.grids.speeds import SpeedModel
 from flwr_frl.strategies.server.rounds import run_rounds
 from flwr_frl.task import ExampleSet, ExampleTask, SplitModel
-from flwr_frl.task.settings import resolve
+from flwr_frl.task.settings import SettingsError, resolve
 
 N, DIMENSION, CLASSES = 6, 4, 3
 RATE, STEPS = 0.3, 3
@@ -71,21 +73,24 @@ def normed_layers() -> SplitModel:
     return SplitModel(layers, nn.Linear(5, CLASSES))
 
 
+def task_of(model, owner=lambda i: i, **more) -> ExampleTask:
+    sets = [example_sets(test, owner) for test in (False, True)]
+    return ExampleTask(model, *sets, **more)
+
+
 def softmax(num_clients: int) -> ExampleTask:
     """The task of which `gradient` knows the gradients."""
-    sets = [example_sets(test) for test in (False, True)]
-    return ExampleTask(linear, *sets, classes=("a", "b", "c"))
+    return task_of(linear, classes=("a", "b", "c"))
 
 
 def twins(num_clients: int) -> ExampleTask:
     """The same, but all clients have the data of client 2."""
-    sets = [example_sets(test, lambda i: 2) for test in (False, True)]
-    return ExampleTask(linear, *sets)
+    return task_of(linear, lambda i: 2)
 
 
 def normed(num_clients: int) -> ExampleTask:
     """A model with a batch norm."""
-    return ExampleTask(normed_layers, example_sets(False), example_sets(True))
+    return task_of(normed_layers)
 
 
 def scaled_linear() -> SplitModel:
@@ -94,12 +99,12 @@ def scaled_linear() -> SplitModel:
 
 def scaled(num_clients: int) -> ExampleTask:
     """Softmax regression behind a batch norm."""
-    return ExampleTask(scaled_linear, example_sets(False), example_sets(True))
+    return task_of(scaled_linear)
 
 
 def scaled_twins(num_clients: int) -> ExampleTask:
     """The same, but all clients have the data of client 2."""
-    return replace(twins(num_clients), model=scaled_linear)
+    return task_of(scaled_linear, lambda i: 2)
 
 
 def deep_head(num_clients):
@@ -278,6 +283,23 @@ class Run:
         known = self.strategy.evaluation.metrics
         self.metrics.append([known.get(f"{i:06d}", {}) for i in range(N)])
 
+    def __getitem__(self, setting: str) -> Any:
+        """The value of a setting; ``_`` stands for ``-``."""
+        return self.settings[setting.replace("_", "-")]
+
+    def mean(self, matrices: list[Matrix], clients: list[int]) -> Matrix:
+        """The mean that a round of these clients has."""
+        return mean(matrices, weights(clients, self["weighting"]))
+
+    def descend(self, theta: Matrix, i: int, steps: int = STEPS, pull=0.0, anchor=0.0):
+        """θ after steps of client i on f_i(θ) + pull/2 ‖θ − anchor‖²."""
+        velocity = 0.0
+        for _ in range(steps):
+            slope = gradient(theta, i, self["weight_decay"]) + pull * (theta - anchor)
+            velocity = self["momentum"] * velocity + slope
+            theta = theta - RATE * velocity
+        return theta
+
     def between(self, kind: str) -> list[tuple[Message, Message]]:
         """Messages of a kind with their replies."""
         pairs = zip(self.grid.sent, self.grid.replies, strict=True)
@@ -294,11 +316,13 @@ def run(
     lost: Collection[tuple[int, int]] = (),
     evaluate: bool | Collection[int] = False,
     srpfl: bool = False,
+    watched: bool = True,
     **more,
 ) -> Run:
     """Run the real strategy with the real ClientApp; ``more`` are settings.
 
-    ``evaluate`` names the rounds that are evaluated, or says whether all are.
+    ``evaluate`` names the rounds that are evaluated, or says whether all are. Unless
+    ``watched``, only the last round is noted.
     """
     named = {name.replace("_", "-"): value for name, value in more.items()}
     own = {"algorithm": "srpfl" if srpfl else algorithm, "srpfl-base": algorithm}
@@ -314,7 +338,9 @@ def run(
         strategy.initialize(grid),
         range(1, rounds + 1),
         evaluated=lambda r: evaluate if isinstance(evaluate, bool) else r in evaluate,
-        after_round=found.add,
+        after_round=lambda r, *made: (
+            found.add(r, *made) if watched or r == rounds else 0
+        ),
     )
     return found
 
@@ -329,3 +355,10 @@ def assert_same(found: Arrays, expected: Arrays) -> None:
     for name, value in found.items():
         assert value.dtype == expected[name].dtype
         assert value.tobytes() == expected[name].tobytes(), name
+
+
+def code_of(call: Callable[[], object]) -> str:
+    """The code of the error that a call raises."""
+    with pytest.raises(SettingsError) as error:
+        call()
+    return error.value.code

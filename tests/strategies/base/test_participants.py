@@ -18,6 +18,7 @@ from flwr_frl.strategies import FedAvg
 from flwr_frl.strategies.base import BaseStrategy
 from flwr_frl.strategies.grids.simulation import InlineGrid
 from flwr_frl.strategies.server import client_manager
+from flwr_frl.strategies.server.queries import query_arrays
 from flwr_frl.strategies.server.replies import to_record
 from flwr_frl.strategies.server.rounds import run_rounds
 from flwr_frl.strategies.server_app import run
@@ -462,7 +463,7 @@ def test_statistics_have_as_much_time_as_a_round_and_the_silent_are_named(caplog
     strategy.clients.round_timeout = 7200.0
     silent = Patient(honest, 3)
     for action in ("statistics", "arrays"):
-        answers = strategy.clients.query_arrays(silent, nodes, action)
+        answers = query_arrays(strategy.clients, silent, nodes, action)
         assert [name for name, _ in answers] == ["000000", "000002"]
         assert f"no {action} of 000001" in caplog.text
     assert times == [7200.0, 600.0]

@@ -12,6 +12,7 @@ from flwr_frl.strategies import build_strategy
 from flwr_frl.strategies.gossip.mailboxes import Mailboxes
 from flwr_frl.strategies.grids.simulation import InlineGrid
 from flwr_frl.strategies.report.report import Report
+from flwr_frl.strategies.report.results import read_rows
 from flwr_frl.strategies.server.checkpoint import State
 
 
@@ -42,8 +43,7 @@ def rows_after(output, algorithm: str, rounds: int, resume: bool = False) -> lis
     arguments = [algorithm, "--backend", "inline", "--clients", str(N)]
     arguments += ["--rounds", str(rounds), "--output", str(output)]
     assert cli.main([*arguments, "--run-config", config]) == 0
-    lines = (output / algorithm / "metrics.jsonl").read_text().splitlines()
-    return [json.loads(line) for line in lines]
+    return read_rows(output / algorithm / "metrics.jsonl")
 
 
 @GOSSIP
@@ -56,10 +56,10 @@ def test_stop_with_a_backlog_and_resume(algorithm, tmp_path, monkeypatch):
     # Rounds 6 to 8 are trained a second time, after a crash.
     add = Report.add
 
-    def crash(report: Report, row: dict) -> None:
+    def crash(report: Report, row: dict, clients: dict) -> None:
         if row["round"] == 8:
             raise Killed
-        add(report, row)
+        add(report, row, clients)
 
     with monkeypatch.context() as patched:
         patched.setattr(Report, "add", crash)

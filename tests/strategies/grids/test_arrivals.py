@@ -93,33 +93,24 @@ def test_what_counts_in_training_counts_there_alone(caplog) -> None:
     assert caplog.messages == []
 
 
-def test_without_a_number_everyone_is_waited_for() -> None:
-    script = Script({1: 9, 2: 1, 3: 5})
-    assert sorted(send(RealArrivals(script), None)) == [1, 2, 3]
-
-
-def test_errors_do_not_count() -> None:
-    script = Script({1: 1, 2: 2, 3: 3}, errors=frozenset([1]))
-    # The error comes along for the strategy to log.
-    assert send(RealArrivals(script), 2) == [1, 2, 3]
-
-
-def test_invalid_replies_do_not_count() -> None:
-    script = Script({1: 1, 2: 2, 3: 3})
-    found = send(
-        RealArrivals(script), 1, is_valid=lambda r: r.metadata.src_node_id != 1
-    )
-    assert found == [1, 2]
-
-
-def test_fewer_than_wanted_can_answer() -> None:
-    script = Script({1: 1, 2: 2, 3: 3}, errors=frozenset([1, 3]))
-    assert sorted(send(RealArrivals(script), 3)) == [1, 2, 3]
-
-
-def test_deadline_closes_the_round() -> None:
-    script = Script({1: 1, 2: float("inf")})
-    assert send(RealArrivals(script), 2, timeout=0.05) == [1]
+@pytest.mark.parametrize(
+    ("delays", "errors", "wanted", "options", "expected"),
+    [
+        # Without a number everyone is waited for.
+        ({1: 9, 2: 1, 3: 5}, [], None, {}, [2, 3, 1]),
+        # Errors do not count; they come along for the strategy to log.
+        ({1: 1, 2: 2, 3: 3}, [1], 2, {}, [1, 2, 3]),
+        # Fewer than wanted can answer.
+        ({1: 1, 2: 2, 3: 3}, [1, 3], 3, {}, [1, 2, 3]),
+        # A deadline closes the round.
+        ({1: 1, 2: float("inf")}, [], 2, {"timeout": 0.05}, [1]),
+    ],
+)
+def test_a_round_closes_at_valid_replies_or_its_deadline(
+    delays, errors, wanted, options, expected
+) -> None:
+    script = Script(delays, errors=frozenset(errors))
+    assert send(RealArrivals(script), wanted, **options) == expected
 
 
 def test_an_expired_debt_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -201,21 +192,14 @@ def test_expected_arrivals_of_exponential_times() -> None:
         ("1\nfast\n3\n", "fast"),
     ],
 )
-def test_wrong_files_are_refused_in_one_line(tmp_path, lines: str, words: str) -> None:
+def test_times_from_a_file(tmp_path, lines: str, words: str) -> None:
     path = tmp_path / "times"
+    path.write_text("3\n1\n2\n9\n")
+    np.testing.assert_array_equal(SpeedModel(str(path), 3).times(7), [3, 1, 2])
     path.write_text(lines)
     with pytest.raises(SettingsError, match=words) as caught:
         SpeedModel(str(path), 3)
     assert "\n" not in str(caught.value)
-
-
-def test_times_from_a_file(tmp_path) -> None:
-    path = tmp_path / "times"
-    path.write_text("3\n1\n2\n9\n")
-    np.testing.assert_array_equal(SpeedModel(str(path), 3).times(7), [3, 1, 2])
-
-
-def test_unknown_model_is_refused() -> None:
     with pytest.raises(SettingsError, match="did you mean 'fixed'"):
         SpeedModel("fixd", 3)
 
@@ -259,15 +243,21 @@ def test_in_the_place_of_what_does_not_count_comes_the_next(
     assert grid.seconds == seconds
 
 
-def test_a_pause_is_a_multiple_of_the_wait_that_was_in_vain(monkeypatch) -> None:
-    script, now = Script({1: 1, 2: float("inf")}), [0.0]
-    grid = RealArrivals(script)
-    assert send(grid, None, timeout=0.05) == [1]
-    assert send(grid, None, timeout=0.05) == [1]
+def silent_twice(monkeypatch, now: list[float]) -> RealArrivals:
+    """Return a grid whose node 2 has not answered twice, at the time ``now`` of 0."""
+    grid = RealArrivals(Script({1: 1, 2: float("inf")}))
+    for _ in range(2):
+        assert send(grid, None, timeout=0.05) == [1]
     since = time.monotonic()
     monkeypatch.setattr(arrivals.time, "monotonic", lambda: since + now[0])
     for silence in grid._silent.values():
         silence.since = since
+    return grid
+
+
+def test_a_pause_is_a_multiple_of_the_wait_that_was_in_vain(monkeypatch) -> None:
+    now = [0.0]
+    grid = silent_twice(monkeypatch, now)
     # Twice in a row: for another wait of 0.05 s it is not asked to train.
     assert list(grid.get_node_ids()) == [1]
     # A longer wait for others makes its pause no longer.
@@ -277,13 +267,7 @@ def test_a_pause_is_a_multiple_of_the_wait_that_was_in_vain(monkeypatch) -> None
 
 
 def test_who_was_silent_is_forgiven(monkeypatch) -> None:
-    grid = RealArrivals(Script({1: 1, 2: float("inf")}))
-    for _ in range(2):
-        assert send(grid, None, timeout=0.05) == [1]
-    since = time.monotonic()
-    monkeypatch.setattr(arrivals.time, "monotonic", lambda: since)
-    for silence in grid._silent.values():
-        silence.since = since
+    grid = silent_twice(monkeypatch, [0.0])
     assert list(grid.get_node_ids()) == [1]
     grid.forgive()
     assert list(grid.get_node_ids()) == [1, 2]

@@ -9,7 +9,7 @@ from types import ModuleType, SimpleNamespace
 import pytest
 
 from flwr_frl.strategies.grids import ray_workers
-from flwr_frl.strategies.grids.ray_workers import MOST_STARTS, RayWorkers, shares
+from flwr_frl.strategies.grids.ray_workers import RayWorkers, shares
 from flwr_frl.task.settings import SettingsError
 
 
@@ -40,7 +40,8 @@ class Worker:
 
     def __init__(self) -> None:
         self.name = next(Worker.names)
-        self.ready = SimpleNamespace(remote=lambda: ("ready", self))
+        ready = SimpleNamespace(remote=lambda: ("ready", self))
+        self.ready = SimpleNamespace(options=lambda max_task_retries: ready)
 
 
 @pytest.fixture
@@ -103,46 +104,31 @@ def test_where_a_module_has_been_edited_others_take_their_places(
     assert not new & ray.dead
 
 
-def test_where_one_dies_the_idle_ones_are_asked_and_the_dead_replaced(ray):
+def test_ray_restarts_a_dead_worker_and_the_idle_ones_are_asked(ray):
     workers = RayWorkers(object, "cpu")
     hear(workers)
     first, second = workers.idle
     workers.idle.remove(first)
-    # The machine of both has died.
-    ray.dead |= {first, second}
-    workers.bury(first)
+    workers.await_restart(first)
     assert workers.idle == []
     hear(workers)
+    assert set(workers.idle) == {first, second}
+
+
+def test_workers_that_cannot_start_end_the_run_and_the_next_one_starts_others(ray):
+    ray.broken = True
+    workers = RayWorkers(object, "cpu")
+    assert workers.patience() > 0
     hear(workers)
-    assert len(workers.idle) == 2
-    assert not {first, second} & set(workers.idle)
-
-
-def test_workers_that_never_start_are_given_up_and_the_reason_is_said(ray):
-    ray.broken = True
-    workers = RayWorkers(object, "cpu")
-    for _ in range(MOST_STARTS):
-        assert workers.patience() > 0
-        hear(workers)
     with pytest.raises(SettingsError, match="no Ray worker starts: of a missing"):
-        workers.patience()
-
-
-def test_in_the_place_of_those_given_up_the_next_run_starts_others(ray):
-    ray.broken = True
-    workers = RayWorkers(object, "cpu")
-    for _ in range(MOST_STARTS):
-        hear(workers)
-    with pytest.raises(SettingsError, match="no Ray worker starts"):
         workers.patience()
     ray.broken = False
     again = RayWorkers(object, "cpu")
-    assert again.patience() > 0
     hear(again)
     assert len(again.idle) == again.count == 2
     # Where one of two is left, it stays.
-    left, _ = again.idle
-    ray_workers._pool[2, 0.0].remove(again.idle[1])
+    left, lost = again.idle
+    ray_workers._pool[2, 0.0].remove(lost)
     last = RayWorkers(object, "cpu")
     hear(last)
     assert left in last.idle

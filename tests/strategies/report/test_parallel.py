@@ -104,6 +104,7 @@ def command(tmp_path):
         each.first.wait()
 
 
+@pytest.mark.e2e
 def test_nothing_stays_of_a_command_that_was_killed(command):
     killed = command(100, 100, 100)
     assert killed.begun(0, 1)
@@ -112,6 +113,7 @@ def test_nothing_stays_of_a_command_that_was_killed(command):
     assert not killed.said(2)
 
 
+@pytest.mark.e2e
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_command_that_is_ended_begins_nothing_new(command, number):
     ended = command(100, 100, 100, 100, 100)
@@ -123,6 +125,7 @@ def test_a_command_that_is_ended_begins_nothing_new(command, number):
     assert ended.gone()
 
 
+@pytest.mark.e2e
 def test_a_process_without_work_takes_no_other_ones_checkpoint(command):
     ended = command(0, 100, 0)
     assert ended.begun(1)
@@ -134,6 +137,7 @@ def test_a_process_without_work_takes_no_other_ones_checkpoint(command):
     assert ended.gone()
 
 
+@pytest.mark.e2e
 def test_what_tells_all_processes_to_end_breaks_no_checkpoint_off(command):
     ended = command(100, 100)
     assert ended.begun(0, 1)
@@ -146,6 +150,7 @@ def test_what_tells_all_processes_to_end_breaks_no_checkpoint_off(command):
     assert ended.gone()
 
 
+@pytest.mark.e2e
 def test_results_have_the_order_of_the_items():
     assert run_parallel(divmod, [(7, 2), (9, 5), (3, 4)], 2) == [(3, 1), (1, 4), (0, 3)]
 

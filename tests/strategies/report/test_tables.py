@@ -2,6 +2,7 @@
 
 from io import StringIO
 
+import pytest
 from rich.console import Console
 
 from flwr_frl.strategies.report.tables import cells, latex, markdown, show, write_tables
@@ -20,14 +21,7 @@ ROWS = [
 def test_rows():
     assert cells(SUMMARIES) == ROWS
     assert cells(SUMMARIES, "validation")[0][1] == "validation accuracy"
-    without = {"fedrep": {"loss": 0.125, "loss-weighted": 2.0}}
-    assert cells(without) == [
-        ["algorithm", "test loss", "by examples"],
-        ["fedrep", "0.125", "2"],
-    ]
-
-
-def test_losses_and_metrics_of_several_seeds_have_their_deviation():
+    # Losses are shown without accuracies only; they and metrics have deviations, too.
     spread = {"loss-std-seeds": 0.5, "r2": 0.25, "r2-std-seeds": 0.125, "seeds": 2}
     assert cells({"fedrep": {"loss": 2.0, **spread}}, "validation") == [
         ["algorithm", "validation loss", "r2"],
@@ -35,54 +29,41 @@ def test_losses_and_metrics_of_several_seeds_have_their_deviation():
     ]
 
 
-def test_the_legend_says_which_examples(tmp_path):
-    write_tables(tmp_path, SUMMARIES, "validation")
-    for name in ("table.md", "table.tex"):
-        text = (tmp_path / name).read_text()
-        assert "by examples: mean over all validation examples;" in text
-        assert "test" not in text
-
-
-def test_markdown():
+def test_files_in_markdown_and_latex(tmp_path):
     assert markdown(ROWS) == (
         "| algorithm | accuracy | by examples | MB | r\\|2 |\n"
         "| --- | ---: | ---: | ---: | ---: |\n"
         "| fedavg | 50.00% | 25.00% | 1.5 |  |\n"
         "| own_50% | 75.00% ± 1.25% |  |  | 1.5 |\n"
     )
-
-
-def test_latex():
     lines = latex(ROWS).splitlines()
     assert lines[1] == r"\begin{tabular}{lrrrr}"
     assert lines[-3] == r"own\_50\% & 75.00\% $\pm$ 1.25\% &  &  & 1.5 \\"
     assert lines[-1] == r"\end{tabular}"
-
-
-def test_files(tmp_path):
-    write_tables(tmp_path, SUMMARIES, "test")
+    write_tables(tmp_path, SUMMARIES, "validation")
+    rows = cells(SUMMARIES, "validation")
     text = (tmp_path / "table.md").read_text()
-    assert text.startswith(markdown(ROWS))
-    assert "accuracy: mean over clients" in text
-    assert (tmp_path / "table.tex").read_text().endswith(latex(ROWS))
+    assert text.startswith(markdown(rows))
+    # The legend names the examples.
+    assert "all validation examples;" in text
+    assert (tmp_path / "table.tex").read_text().endswith(latex(rows))
 
 
-def test_no_word_is_cut_on_a_narrow_terminal(monkeypatch):
+MANY = {f"metric-{i}": 0.1234 + i for i in range(12)}
+
+
+@pytest.mark.parametrize(
+    ("summaries", "words"),
+    [
+        (SUMMARIES, ["algorithm", "accuracy", "own_50%", "75.00%", "1.25%"]),
+        ({"fedrep": MANY}, [*MANY, *(f"{value:.4g}" for value in MANY.values())]),
+    ],
+)
+def test_no_word_and_no_column_is_lost_on_a_narrow_terminal(
+    monkeypatch, summaries, words
+):
     text = StringIO()
-    narrow = Console(file=text, width=60)
+    narrow = Console(file=text, width=50)
     monkeypatch.setattr("flwr_frl.strategies.report.tables.console", lambda: narrow)
-    show(SUMMARIES, "test")
-    shown = text.getvalue()
-    for word in ("algorithm", "accuracy", "examples", "own_50%", "75.00%", "1.25%"):
-        assert word in shown
-
-
-def test_no_column_is_lost_where_they_are_many(monkeypatch):
-    text = StringIO()
-    narrow = Console(file=text, width=40)
-    monkeypatch.setattr("flwr_frl.strategies.report.tables.console", lambda: narrow)
-    many = {f"metric-{i}": 0.1234 + i for i in range(12)}
-    show({"fedrep": {"accuracy": 0.5, **many}}, "test")
-    for name, value in many.items():
-        assert name in text.getvalue()
-        assert f"{value:.4g}" in text.getvalue()
+    show(summaries, "test")
+    assert [word for word in words if word not in text.getvalue()] == []

@@ -57,7 +57,7 @@ def test_a_resumed_run_has_the_same_name(tmp_path):
 
 
 def test_a_stopped_run_is_ended_as_unfinished(tmp_path, monkeypatch):
-    def stop(watch, rows):
+    def stop(watch):
         raise KeyboardInterrupt
 
     monkeypatch.setattr("flwr_frl.strategies.report.watch.Watch.after_round", stop)

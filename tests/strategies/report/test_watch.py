@@ -8,7 +8,9 @@ from flwr.app import MessageType
 from function_clients import averaging, grid_of, honest
 
 from flwr_frl.strategies.grids.simulation import InlineGrid
-from flwr_frl.strategies.report.watch import Watch, duration, seconds_left
+from flwr_frl.strategies.report.progress import duration, seconds_left
+from flwr_frl.strategies.report.report import Report
+from flwr_frl.strategies.report.watch import Watch
 from flwr_frl.strategies.server import client_manager
 from flwr_frl.strategies.server.checks import several
 from flwr_frl.strategies.server_app import run, server_settings
@@ -48,6 +50,10 @@ def test_names_in_a_line():
     assert several([str(i) for i in range(1005)]) == "0, 1, 2, 3, 4 and 1,000 others"
 
 
+def status_in(output) -> dict:
+    return json.loads((output / "fedavg" / "status.json").read_text())
+
+
 class Coming(InlineGrid):
     """Node 4 comes in round 2, node 2 leaves in round 3; node 3 is silent then."""
 
@@ -81,8 +87,7 @@ def watched(tmp_path, caplog):
     grid = Coming(honest, 4)
     grid.now = 1
     run(grid, server_settings(settings))
-    status = json.loads((tmp_path / "fedavg" / "status.json").read_text())
-    return caplog.messages, status
+    return caplog.messages, status_in(tmp_path)
 
 
 def test_one_line_a_round(watched, tmp_path):
@@ -109,9 +114,11 @@ def test_one_line_a_round(watched, tmp_path):
 @pytest.mark.parametrize("on", ["test", "validation"])
 def test_the_line_names_the_evaluated_examples(on, tmp_path, caplog):
     caplog.set_level(logging.INFO, "flwr")
-    watch = Watch(averaging(), tmp_path, 3, on)
+    settings = {"output": str(tmp_path), "num-server-rounds": 3, "evaluate-on": on}
+    report = Report(server_settings(settings))
     row = {"round": 1, "clients": 6, "train-loss": 0.7679, "loss": 1.108}
-    watch.after_round([row])
+    report.add(row)
+    Watch(averaging(), report).after_round()
     line = f"round 1 of 3: 6 clients, train loss 0.7679, {on} loss 1.108"
     assert line in caplog.messages
 
@@ -133,48 +140,43 @@ def test_the_status_of_each_client(watched):
     assert by_name["000001"]["last-seen"] < by_name["000000"]["last-seen"]
 
 
-def test_an_interrupted_run_has_stopped(tmp_path, monkeypatch):
-    def stop(report, row):
+@pytest.mark.parametrize(
+    "place",
+    [
+        "flwr_frl.strategies.report.report.Report.add",
+        "flwr_frl.strategies.server_app.let_join",
+    ],
+)
+def test_an_interrupted_run_has_stopped(tmp_path, monkeypatch, place):
+    def stop(*given):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("flwr_frl.strategies.report.report.Report.add", stop)
-    settings = {"output": str(tmp_path), "algorithm": "fedavg"}
+    monkeypatch.setattr(place, stop)
+    settings = {"output": str(tmp_path), "algorithm": "fedavg", "new-clients": 1}
     with pytest.raises(KeyboardInterrupt):
-        run(grid_of(3), server_settings(settings))
-    status = json.loads((tmp_path / "fedavg" / "status.json").read_text())
-    assert status["state"] == "stopped"
+        run(grid_of(3), server_settings({**settings, "num-server-rounds": 2}))
+    assert status_in(tmp_path)["state"] == "stopped"
+    # The metrics of the rounds until then are there.
+    lines = (tmp_path / "fedavg" / "metrics.csv").read_text().splitlines()
+    assert (len(lines) > 1) is ("let_join" in place)
 
 
 def test_a_run_is_finished_before_its_page_is_written(tmp_path, monkeypatch):
     seen = []
 
-    def state():
-        return json.loads((tmp_path / "fedavg" / "status.json").read_text())["state"]
-
     def newcomers(*given):
-        seen.append(("newcomers", state()))
+        seen.append(("newcomers", status_in(tmp_path)["state"]))
         return {}
 
     def page(folder):
-        seen.append((sorted(p.name for p in folder.glob("*.json")), state()))
+        names = sorted(p.name for p in folder.glob("*.json"))
+        seen.append((names, status_in(tmp_path)["state"]))
 
     monkeypatch.setattr("flwr_frl.strategies.server_app.let_join", newcomers)
-    monkeypatch.setattr("flwr_frl.strategies.report.report.write_page", page)
+    monkeypatch.setattr("flwr_frl.strategies.report.comparison.write_page", page)
     settings = {"output": str(tmp_path), "algorithm": "fedavg", "new-clients": 1}
-    run(grid_of(3), server_settings(settings))
+    run(grid_of(3), server_settings({**settings, "num-server-rounds": 2}))
     assert seen == [("newcomers", "running"), (["summary.json"], "finished")]
-
-
-def test_a_run_interrupted_after_its_rounds_has_stopped(tmp_path, monkeypatch):
-    def stop(*given):
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr("flwr_frl.strategies.server_app.let_join", stop)
-    settings = {"output": str(tmp_path), "algorithm": "fedavg", "new-clients": 1}
-    with pytest.raises(KeyboardInterrupt):
-        run(grid_of(3), server_settings(settings))
-    status = json.loads((tmp_path / "fedavg" / "status.json").read_text())
-    assert status["state"] == "stopped"
 
 
 def test_a_refused_client_is_in_the_status(tmp_path):
@@ -186,7 +188,7 @@ def test_a_refused_client_is_in_the_status(tmp_path):
 
     settings = {"output": str(tmp_path), "algorithm": "fedavg", "fraction-train": 1.0}
     run(grid_of(3, app), server_settings({**settings, "num-server-rounds": 1}))
-    status = json.loads((tmp_path / "fedavg" / "status.json").read_text())
+    status = status_in(tmp_path)
     (refused,) = [client for client in status["clients"] if client["node"] == "2"]
     assert refused["reason"] == "takes no part: no folder <b>"
     assert refused["last-round"] == 0

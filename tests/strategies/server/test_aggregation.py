@@ -10,6 +10,7 @@ from function_clients import (
     grid_of,
     honest,
     partition_of,
+    replies_of,
     reply_with,
     train_once,
 )
@@ -31,10 +32,6 @@ from flwr_frl.strategies.server.replies import to_record
 from flwr_frl.task.settings import SettingsError
 
 ZERO = {"w": np.zeros(2, np.float32)}
-
-
-def replies_of(*values) -> list:
-    return [lambda v=v: {"w": np.array(v, np.float32)} for v in values]
 
 
 def applied(name: str, *values, share: float = 0.2, bound: float = 0.0, weights=None):
@@ -264,29 +261,24 @@ def test_changes_are_clipped_about_zero() -> None:
 
 
 @pytest.mark.parametrize(
-    ("make", "line"),
+    ("kind", "given", "line"),
     [
+        (Local, {"aggregation": "median"}, "aggregation is 'median'; expected mean"),
+        (DPSGD, {"aggregation": "clip"}, "this algorithm averages no models"),
         (
-            lambda: Local(aggregation="median"),
-            "aggregation is 'median'; expected mean",
-        ),
-        (lambda: DPSGD(aggregation="clip"), "this algorithm averages no models"),
-        (
-            lambda: FedAvg(aggregation="median", weighting="examples"),
+            FedAvg,
+            {"aggregation": "median", "weighting": "examples"},
             "weighting is 'examples'; expected uniform with aggregation='median'",
         ),
-        (
-            lambda: FedAvg(aggregation="krum"),
-            "aggregation is 'krum'; expected mean, ",
-        ),
-        (lambda: FedAvg(byzantine_fraction=0.5), r"in \[0, 0.5\)"),
-        (lambda: FedAvg(largest_share=0.0), r"in \(0, 1\]"),
-        (lambda: FedAvg(clip_norm=-1.0), "at least 0"),
+        (FedAvg, {"aggregation": "krum"}, "aggregation is 'krum'; expected mean, "),
+        (FedAvg, {"byzantine_fraction": 0.5}, r"in \[0, 0.5\)"),
+        (FedAvg, {"largest_share": 0.0}, r"in \(0, 1\]"),
+        (FedAvg, {"clip_norm": -1.0}, "at least 0"),
     ],
 )
-def test_what_does_not_go_together_is_one_line(make, line: str) -> None:
+def test_what_does_not_go_together_is_one_line(kind, given, line: str) -> None:
     with pytest.raises(SettingsError, match=line) as caught:
-        make()
+        kind(**given)
     assert "\n" not in str(caught.value)
 
 

@@ -13,6 +13,7 @@ from function_clients import (
     grid_of,
     honest,
     partition_of,
+    replies_of,
     reply_with,
     train_once,
 )
@@ -72,10 +73,6 @@ def private(noise: float, clip: float, rng=None) -> ClientPrivacy:
     found = ClientPrivacy(noise, clip, 1e-5)
     found.rng = rng or np.random.default_rng(0)
     return found
-
-
-def replies_of(*values) -> list:
-    return [lambda v=v: {"w": np.array(v, np.float32)} for v in values]
 
 
 class Known:
@@ -234,54 +231,50 @@ class Counting(Telling, supports_client_dp=True):
     pass
 
 
+NO_NOISE = "expected 0 without server-dp-noise"
+SOME = "expected a number above 0 with server-dp-noise"
+
+
 @pytest.mark.parametrize(
-    ("make", "line"),
+    ("kind", "given", "line"),
     [
         (
-            lambda: FedAvg(server_dp_delta=1e-5),
-            "server-dp-delta is 1e-05; expected 0 without server-dp-noise: there is "
-            "no ε without noise",
+            FedAvg,
+            {"server_dp_delta": 1e-5},
+            f"server-dp-delta is 1e-05; {NO_NOISE}: there is no ε without noise",
         ),
+        (FedAvg, {"server_dp_clip": 1.0}, f"server-dp-clip is 1.0; {NO_NOISE}"),
+        (FedAvg, PRIVATE | {"server_dp_delta": 0.0}, f"server-dp-delta is 0.0; {SOME}"),
+        (FedAvg, PRIVATE | {"server_dp_clip": 0.0}, f"server-dp-clip is 0.0; {SOME}"),
         (
-            lambda: FedAvg(server_dp_clip=1.0),
-            "server-dp-clip is 1.0; expected 0 without server-dp-noise",
-        ),
-        (
-            lambda: FedAvg(server_dp_noise=1.0, server_dp_clip=1.0),
-            "server-dp-delta is 0.0; expected a number above 0 with server-dp-noise",
-        ),
-        (
-            lambda: FedAvg(server_dp_noise=1.0, server_dp_delta=1e-5),
-            "server-dp-clip is 0.0; expected a number above 0 with server-dp-noise",
-        ),
-        (
-            lambda: FedAvg(**PRIVATE, weighting="examples"),
+            FedAvg,
+            PRIVATE | {"weighting": "examples"},
             "weighting is 'examples'; expected uniform with server-dp-noise",
         ),
         (
-            lambda: FedAvg(**PRIVATE, aggregation="clip"),
+            FedAvg,
+            PRIVATE | {"aggregation": "clip"},
             "aggregation is 'clip'; expected mean with server-dp-noise",
         ),
         *(
-            (
-                lambda kind=kind: kind(**PRIVATE),
-                "server-dp-noise is 1.0; expected 0 for this algorithm: more is told",
-            )
+            (kind, PRIVATE, "server-dp-noise is 1.0; expected 0 for this algorithm")
             for kind in (Local, FedProto, FedDBE, FLUTELinear, Telling)
         ),
         (
-            lambda: FedRepLinear(**PRIVATE),
+            FedRepLinear,
+            PRIVATE,
             "initialization is 'moments'; expected random with server-dp-noise",
         ),
         (
-            lambda: SRPFL(FedRep(**PRIVATE)),
+            lambda **given: SRPFL(FedRep(**given)),
+            PRIVATE,
             "server-dp-noise is 1.0; expected 0 with SRPFL: who is among the first",
         ),
     ],
 )
-def test_what_cannot_be_counted_is_one_line(make, line) -> None:
+def test_what_cannot_be_counted_is_one_line(kind, given, line) -> None:
     with pytest.raises(SettingsError) as raised:
-        make()
+        kind(**given)
     assert line in str(raised.value)
 
 

@@ -11,6 +11,7 @@ from function_clients import (
     grid_of,
     honest,
     partition_of,
+    replies_of,
     reply_with,
 )
 
@@ -26,10 +27,6 @@ from flwr_frl.strategies.server.replies import to_record
 
 ZERO = {"w": np.zeros(2, np.float32)}
 LIMIT = np.finfo(np.float32).max
-
-
-def replies_of(*values) -> list:
-    return [lambda v=v: {"w": np.array(v, np.float32)} for v in values]
 
 
 def geometric_median_of(*values, weights=None) -> list[float]:
@@ -187,5 +184,5 @@ def test_each_attacker_is_assumed_to_spoil_a_bucket(seed: int) -> None:
     strategy = averaging(
         aggregation="trimmed-mean", bucket_size=2, byzantine_fraction=0.2, seed=seed
     )
-    found = strategy.rule([1.0] * 10, replies_of(*values), ZERO)["w"]
+    found = strategy.apply_rule([1.0] * 10, replies_of(*values), ZERO)["w"]
     assert found.tolist() == [1, 1]

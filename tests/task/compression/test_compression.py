@@ -30,7 +30,7 @@ from flwr_frl.task.compression.per_tensor import (
     create,
     from_settings,
 )
-from flwr_frl.task.settings import SettingsError, build, resolve
+from flwr_frl.task.settings import build, resolve
 
 FALSE_ALARM = 1e-9
 
@@ -150,15 +150,6 @@ def test_deterministic_operators_equal_plain_numpy(x, k):
     assert np.array_equal(apply(SignTopK(k), x), sign_top)
 
 
-@short
-@given(vectors, st.integers(1, 70), st.integers(0, 2**32))
-def test_rand_k_keeps_k_entries_as_they_are(x, k, seed):
-    x = np.where(x == 0, np.float32(1), x)
-    result = apply(RandK(k), x, seed)
-    assert np.count_nonzero(result) == min(k, len(x))
-    assert np.array_equal(result[result != 0], x[result != 0])
-
-
 def test_rand_k_draws_every_entry_equally_often():
     d, k, draws = 10, 3, 3000
     x, shared = torch.ones(d), generator()
@@ -236,24 +227,14 @@ def expected_bytes(operator, d):
     return indices + 4 * k
 
 
-def check_sizes(d, seed):
+@settings(max_examples=60, deadline=None)
+@given(st.integers(1, 10**4) | st.integers(10**5, 3 * 10**5), st.integers(0, 2**32))
+def test_num_bytes_equals_message_length(d, seed):
     x = torch.from_numpy(normal(d, seed))
     sizes = (d // 3, d - d // 3) if d >= 3 else (d,)
     for operator in (*OPERATORS, PerTensor(SignTopK(0.01), sizes)):
         length = len(operator.compress(x, generator(seed)))
         assert length == operator.num_bytes(d) == expected_bytes(operator, d)
-
-
-@short
-@given(st.integers(1, 10**4), st.integers(0, 2**32))
-def test_num_bytes_equals_message_length(d, seed):
-    check_sizes(d, seed)
-
-
-@settings(max_examples=12, deadline=None)
-@given(st.integers(10**5, 10**6), st.integers(0, 2**32))
-def test_num_bytes_equals_message_length_for_large_vectors(d, seed):
-    check_sizes(d, seed)
 
 
 @pytest.mark.parametrize("d", [2**16 - 1, 2**16, 2**16 + 1, 10**6])
@@ -273,7 +254,7 @@ def test_deterministic_operators_contract(x, k):
     square = np.square(x.astype(np.float64)).sum()
     for operator in (Identity(), TopK(k), Sign(), SignTopK(k), SignTopK(0.1)):
         error = np.square(apply(operator, x).astype(np.float64) - x).sum()
-        at = operator.omega_at(torch.from_numpy(x))
+        at = operator.omega_at(x) if x.any() else operator.omega(len(x))
         assert 0 < operator.omega(len(x)) <= at * (1 + 1e-9) <= 1 + 1e-6
         assert error <= (1 - at) * square + 1e-6 * square
         # For these four omega(x) is not only a bound.
@@ -305,7 +286,7 @@ def test_random_operators_contract(operator):
     quantiser = operator if isinstance(operator, QSGD | QSGDTopK) else None
     width = 1 + (d / quantiser.levels**2 if quantiser else 0)
     mean = np.mean(errors) / square
-    for omega in (operator.omega(d), operator.omega_at(tensor)):
+    for omega in (operator.omega(d), operator.omega_at(x)):
         assert mean <= 1 - omega + hoeffding(width, draws)
 
 
@@ -324,31 +305,28 @@ def test_omega_worked_by_hand():
     assert QSGD(8, scaled=True).omega(16) == 0.8
     # k = 4, s = 4: beta = min(4/16, 2/4) = 1/4, omega = 4/16 / (5/4).
     assert QSGDTopK(4, levels=4).omega(16) == pytest.approx(0.2)
-    # min(1/k, k/d): the dissertation's k = 10 of 7,850, and k large.
+    # min(1/k, k/d): the dissertation's k = 10 of 7,850, and k large. Equal entries
+    # attain k/d, and a single one attains 1/k.
     assert SignTopK(10).omega(7850) == 10 / 7850
     assert SignTopK(5).omega(10) == 0.2
+    assert SignTopK(2).omega_at(np.ones(10, np.float32)) == SignTopK(2).omega(10)
+    single = np.array([0, 0, 5, 0], np.float32)
+    assert SignTopK(3).omega_at(single) == SignTopK(3).omega(4) == 1 / 3
     # x = (3, -4, 0, 0): Sign 7^2 / (4 * 25), Top_1 16 / 25, SignTop_2 7^2 / (2 * 25).
-    x = torch.tensor([3.0, -4.0, 0.0, 0.0])
+    x = np.array([3, -4, 0, 0], np.float32)
     assert Sign().omega_at(x) == 0.49
     assert TopK(1).omega_at(x) == 0.64
     assert SignTopK(2).omega_at(x) == pytest.approx(0.98)
     # s = 2, beta = min(2/4, 1.4/2): (3, 4) / 5 has the levels 1.2 and 1.6, and of its
     # square (0.2 * 0.8 + 0.6 * 0.4) / 4 = 0.1 is lost.
-    assert QSGD(2).omega_at(torch.tensor([3.0, -4.0])) == pytest.approx(0.9)
-    assert QSGD(2, scaled=True).omega_at(torch.tensor([3.0, -4.0])) == 1 / 1.5
+    assert QSGD(2).omega_at(x[:2]) == pytest.approx(0.9)
+    assert QSGD(2, scaled=True).omega_at(x[:2]) == 1 / 1.5
     # A Gaussian vector of 15² - 1: in the worst case 1/225 would be left of it, but no
     # rounding loses more than 224 quarters of a level's square.
     assert QSGD(15).typical_omega(224) >= 1 - 224 / 4 / 15**2
     # Two tensors (3, -4) and (0, 0): 49/50 of everything.
     assert PerTensor(Sign(), (2, 2)).omega_at(x) == pytest.approx(0.98)
     assert PerTensor(TopK(1), (2, 5)).omega(7) == 0.2
-
-
-def test_omega_of_sign_top_k_is_attained():
-    # Equal entries give k / d, a single one 1 / k.
-    assert SignTopK(2).omega_at(torch.ones(10)) == SignTopK(2).omega(10) == 0.2
-    single = torch.tensor([0.0, 0.0, 5.0, 0.0])
-    assert SignTopK(3).omega_at(single) == SignTopK(3).omega(4) == 1 / 3
 
 
 # Edges.
@@ -387,20 +365,19 @@ def test_fractional_k_is_rounded_to_at_least_one_entry():
 
 
 @by_operator
-@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
-def test_non_finite_vectors_are_rejected(operator, bad):
-    with pytest.raises(ValueError, match="not finite"):
-        operator.compress(torch.tensor([1.0, bad, 2.0]), generator())
-
-
-@by_operator
 @pytest.mark.parametrize(
-    "x",
-    [torch.zeros(2, 2), torch.zeros(2).double(), torch.zeros(0), torch.tensor(1.0)],
-    ids=["matrix", "double", "empty", "scalar"],
+    ("x", "reason"),
+    [
+        *(
+            (torch.tensor([1.0, bad, 2.0]), "not finite")
+            for bad in (math.nan, math.inf)
+        ),
+        *((torch.zeros(shape), "expected float32") for shape in ((2, 2), (0,), ())),
+        (torch.zeros(2).double(), "expected float32"),
+    ],
 )
-def test_only_float32_vectors_are_accepted(operator, x):
-    with pytest.raises(ValueError, match="expected float32"):
+def test_only_finite_float32_vectors_are_accepted(operator, x, reason):
+    with pytest.raises(ValueError, match=reason):
         operator.compress(x, generator())
 
 
@@ -413,13 +390,6 @@ def test_extreme_float32_values():
         QSGD().compress(torch.from_numpy(x), generator())
     for operator in (QSGD(), Sign(), TopK(1), SignTopK(1)):
         assert apply(operator, np.array([tiny, 0], np.float32))[0] >= 0
-
-
-def test_tensors_that_require_gradients_are_accepted_unchanged():
-    x = torch.tensor([3.0, -4.0, 0.0, 1.0], requires_grad=True)
-    for operator in OPERATORS:
-        operator.compress(x, generator())
-    assert x.tolist() == [3, -4, 0, 1]
 
 
 # Malformed messages.
@@ -520,14 +490,6 @@ def test_per_tensor_applies_the_operator_to_each_tensor(operator):
     assert torch.equal(split.decompress(data, 351), torch.cat(expected))
 
 
-def test_per_tensor_keeps_a_fraction_of_each_tensor():
-    x = torch.tensor([9.0, 8.0, 7.0, 6.0, 1.0, 2.0])
-    data = PerTensor(TopK(0.5), (4, 2)).compress(x, generator())
-    result = PerTensor(TopK(0.5), (4, 2)).decompress(data, 6)
-    assert result.tolist() == [9, 8, 0, 0, 0, 2]
-    assert apply(TopK(0.5), x.numpy()).tolist() == [9, 8, 7, 0, 0, 0]
-
-
 def test_per_tensor_rejects_another_dimension():
     operator = PerTensor(Sign(), (4, 2))
     for call in (
@@ -552,23 +514,16 @@ def test_create_by_name():
 
 
 @pytest.mark.parametrize(
-    ("call", "message"),
+    ("name", "parameters", "code"),
     [
-        (lambda: create("topk"), "unknown compressor 'topk'.*top-k"),
-        (lambda: create("top-k", k=0), "k is 0"),
-        (lambda: create("top-k", k=1.5), "k is 1.5"),
-        (lambda: create("rand-k", k=math.nan), "k is nan"),
-        (lambda: create("sign-top-k", k=-3), "k is -3"),
-        (lambda: create("sign-top-k", k="3"), "k is '3'"),
-        (lambda: create("qsgd", levels=0), "levels is 0"),
-        (lambda: create("qsgd-top-k", levels=2**15), "levels is 32768"),
-        (lambda: create("qsgd-top-k", levels=2.0), "levels is 2.0"),
+        ("topk", {}, "compressor"),
+        *(("top-k", {"k": k}, "k") for k in (0, 1.5, -3, "3", math.nan)),
+        *(("qsgd", {"levels": n}, "levels") for n in (0, 2**15, 2.0)),
+        ("qsgd-top-k", {"levels": 2**15}, "levels"),
     ],
 )
-def test_bad_parameters_are_named_in_one_line(call, message):
-    with pytest.raises(SettingsError, match=message) as refusal:
-        call()
-    assert "\n" not in str(refusal.value)
+def test_bad_parameters(code_of, name, parameters, code):
+    assert code_of(lambda: create(name, **parameters)) == code
 
 
 # Construction from settings
@@ -607,45 +562,19 @@ def test_from_settings(given_settings, expected):
     assert type(getattr(operator, "k", 1)) is type(getattr(expected, "k", 1))
 
 
-def test_compressor_k_accepts_an_int_count():
-    assert from_settings(CompressionSettings("top-k", 10), (650,)) == TopK(10)
-
-
-def test_every_operator_can_be_built_from_settings():
-    for name, kind in COMPRESSORS.items():
-        operator = from_names(compressor=name)
-        assert isinstance(operator, kind)
-        # Both on the whole vector and per tensor.
-        x = normal(650)
-        for each in (operator, PerTensor(operator, (640, 10))):
-            data = each.compress(torch.from_numpy(x), generator())
-            assert len(data) == each.num_bytes(650)
-            assert 0 < each.omega(650) <= 1
-
-
-@pytest.mark.parametrize("k", [0.0, -0.5, -3.0, 1.5, math.inf, -math.inf, math.nan])
-@pytest.mark.parametrize("compressor", ["top-k", "sign"])
-def test_bad_compressor_k_is_rejected(compressor, k):
-    with pytest.raises(SettingsError, match=f"^compressor-k is {k}"):
-        from_names(compressor=compressor, compressor_k=k)
-
-
 @pytest.mark.parametrize(
-    ("given_settings", "line"),
+    ("values", "code"),
     [
-        (
-            {"compressor": "topk"},
-            "compressor is 'topk'.* sign-top-k",
-        ),
-        ({"compressor": ""}, "compressor is ''"),
-        ({"compressor": "qsgd", "compressor_levels": 0}, "levels is 0"),
-        (
-            {"compressor": "qsgd-top-k", "compressor_levels": 32768},
-            "levels is 32768",
+        ({"compressor": "topk"}, "compressor"),
+        ({"compressor": ""}, "compressor"),
+        ({"compressor": "qsgd", "compressor_levels": 0}, "compressor-levels"),
+        ({"compressor": "qsgd-top-k", "compressor_levels": 32768}, "levels"),
+        *(
+            ({"compressor": name, "compressor_k": k}, "compressor-k")
+            for name in ("top-k", "sign")
+            for k in (0.0, -0.5, -3.0, 1.5, math.inf, -math.inf, math.nan)
         ),
     ],
 )
-def test_bad_compressor_settings_are_rejected(given_settings, line):
-    with pytest.raises(SettingsError, match=line) as refusal:
-        from_names(**given_settings)
-    assert "\n" not in str(refusal.value)
+def test_bad_compressor_settings(code_of, values, code):
+    assert code_of(lambda: from_names(**values)) == code

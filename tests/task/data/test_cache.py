@@ -83,14 +83,6 @@ def test_a_folder_moved_aside_briefly_is_opened_afterwards(
     assert list(tmp_path.iterdir()) == [folder]
 
 
-def test_an_intact_folder_is_not_rebuilt(tmp_path) -> None:
-    digits(tmp_path)
-    (folder,) = tmp_path.iterdir()
-    inode = folder.stat().st_ino
-    digits(tmp_path)
-    assert folder.stat().st_ino == inode
-
-
 def test_old_partial_folders_are_removed(tmp_path) -> None:
     old, new = tmp_path / f"{PARTIAL}old", tmp_path / f"{PARTIAL}new"
     foreign = tmp_path / ".partial-download"

@@ -4,7 +4,6 @@ import errno
 import io
 import os
 import pickle
-import re
 import shutil
 import struct
 import tracemalloc
@@ -83,6 +82,8 @@ def test_digits(tmp_path):
 
 
 def test_an_image_folder(folder, tmp_path):
+    (folder / "train" / "ant" / "notes.txt").write_text("no image")
+    (folder / "README").write_text("no image")
     dataset = load(folder, tmp_path)
     assert dataset.classes == ("ant", "bee")
     assert dataset.clients == ()
@@ -94,6 +95,7 @@ def test_an_image_folder(folder, tmp_path):
     assert dataset.train.images.shape == (4, 3, 4, 3)
     pixels = (np.arange(36).reshape(3, 4, 3) + 11).astype(np.uint8)
     assert np.array_equal(dataset.train.images[3], pixels)
+    assert load(folder, tmp_path, image_size=6).train.images.shape == (4, 6, 6, 3)
 
 
 def test_a_folder_that_is_split_over_clients(tmp_path):
@@ -116,34 +118,14 @@ def test_a_folder_that_is_split_over_clients(tmp_path):
     assert dataset.test.owners.tolist() == [0, 1]
 
 
-def test_grey_images_have_one_channel(tmp_path):
-    root = tmp_path / "images"
-    for part in ("train", "test"):
-        write_image(root / part / "a" / "0.png", 7, mode="L")
-    dataset = load(root, tmp_path)
-    assert dataset.train.images.shape == (1, 3, 4, 1)
-    assert dataset.train.images.flatten().tolist() == list(range(7, 19))
-
-
 def test_the_first_image_decides_the_size(folder, tmp_path):
     write_image(folder / "train" / "bee" / "z.png", 9, size=(8, 6))
     write_image(folder / "test" / "bee" / "z.png", 9, mode="L")
     dataset = load(folder, tmp_path)
     assert dataset.train.images.shape == (5, 3, 4, 3)
     assert dataset.test.images.shape == (5, 3, 4, 3)
-    # Grey as colour: three equal channels.
+    # A grey image becomes one of three equal channels.
     assert len(np.unique(dataset.test.images[4, 1, 2])) == 1
-
-
-def test_image_size(folder, tmp_path):
-    assert load(folder, tmp_path, image_size=6).train.images.shape == (4, 6, 6, 3)
-    assert load(folder, tmp_path).train.images.shape == (4, 3, 4, 3)
-
-
-def test_other_files_are_no_images(folder, tmp_path):
-    (folder / "train" / "ant" / "notes.txt").write_text("hello")
-    (folder / "README").write_text("hello")
-    assert len(load(folder, tmp_path).train) == 4
 
 
 def test_only_the_first_classes(tmp_path):
@@ -158,13 +140,10 @@ def test_only_the_first_classes(tmp_path):
             load(root, tmp_path, num_classes=wrong)
 
 
-@pytest.mark.parametrize(
-    ("name", "allowed"), [("num_classes", "at least 0"), ("image_size", "in [0, 4096]")]
-)
-def test_negative_numbers(name, allowed):
-    line = f"^{name.replace('_', '-')} is -1; expected .*{re.escape(allowed)}$"
-    with pytest.raises(SettingsError, match=line):
-        DataSettings(**{name: -1})
+@pytest.mark.parametrize("name", ["num_classes", "image_size"])
+def test_negative_numbers(code_of, name):
+    code = code_of(lambda: DataSettings(**{name: -1}))
+    assert code == name.replace("_", "-")
 
 
 # The cache
@@ -211,36 +190,37 @@ def test_another_process_may_store_the_same_data_first(folder, tmp_path, monkeyp
     assert len(list((tmp_path / "cache").iterdir())) == 1
 
 
-def test_too_little_space(folder, tmp_path, monkeypatch):
+def test_too_little_space(code_of, folder, tmp_path, monkeypatch):
     monkeypatch.setattr(shutil, "disk_usage", lambda path: DiskUsage(1000, 990, 10))
-    with pytest.raises(SettingsError, match=r"cannot be written \(.* 10 are free\)"):
-        load(folder, tmp_path)
+    assert code_of(lambda: load(folder, tmp_path)) == "cache-dir"
     assert list((tmp_path / "cache").glob("*")) == []
-    monkeypatch.undo()
-    assert len(load(folder, tmp_path).train) == 4
 
 
 @pytest.mark.parametrize("written", [0, 1, 5])
-def test_a_disk_that_becomes_full(folder, tmp_path, monkeypatch, written):
+@pytest.mark.parametrize("error", [OSError(errno.ENOSPC, "full"), KeyboardInterrupt()])
+def test_a_full_disk_and_an_interrupt_leave_nothing(
+    folder, tmp_path, monkeypatch, written, error
+):
     save, calls = np.save, []
 
-    def full(file, array, **options):
+    def fail(file, array, **options):
         calls.append(1)
         if len(calls) > written:
             file.write(b"half")
-            raise OSError(errno.ENOSPC, "No space left on device")
+            raise error
         save(file, array, **options)
 
-    monkeypatch.setattr(np, "save", full)
-    with pytest.raises(SettingsError, match=r"No space left on device.*set cache-dir"):
+    monkeypatch.setattr(np, "save", fail)
+    with pytest.raises((SettingsError, KeyboardInterrupt)) as caught:
         load(folder, tmp_path)
+    assert getattr(caught.value, "code", "cache-dir") == "cache-dir"
     assert list((tmp_path / "cache").glob("*")) == []
     monkeypatch.undo()
     assert len(load(folder, tmp_path).train) == 4
 
 
 def test_a_disk_that_becomes_full_while_images_are_decoded(
-    folder, tmp_path, monkeypatch
+    code_of, folder, tmp_path, monkeypatch
 ):
     class Full(io.BytesIO):
         def write(self, data):
@@ -251,11 +231,8 @@ def test_a_disk_that_becomes_full_while_images_are_decoded(
     usual = Path.open
     full = lambda p, m="r", **o: Full() if m == "wb" else usual(p, m, **o)  # noqa: E731
     monkeypatch.setattr(Path, "open", full)
-    with pytest.raises(SettingsError, match=r"No space left on device.*set cache-dir"):
-        load(folder, tmp_path)
+    assert code_of(lambda: load(folder, tmp_path)) == "cache-dir"
     assert not (tmp_path / "cache").exists()
-    monkeypatch.undo()
-    assert len(load(folder, tmp_path).train) == 4
 
 
 def test_memory_does_not_grow_with_the_folder(tmp_path, monkeypatch):
@@ -291,56 +268,34 @@ def test_a_folder_that_changes_while_it_is_decoded(folder, tmp_path, monkeypatch
     assert not (tmp_path / "cache").exists()
 
 
-def test_a_cache_that_cannot_be_made(folder, tmp_path):
+def test_a_cache_that_cannot_be_made(code_of, folder, tmp_path):
     (tmp_path / "cache").write_text("a file, not a directory")
-    with pytest.raises(SettingsError, match="cannot be written"):
-        load(folder, tmp_path)
-
-
-def test_an_interrupted_decoding_leaves_nothing(folder, tmp_path, monkeypatch):
-    def interrupted(*_, **__):
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(np, "save", interrupted)
-    with pytest.raises(KeyboardInterrupt):
-        load(folder, tmp_path)
-    assert list((tmp_path / "cache").glob("*")) == []
+    assert code_of(lambda: load(folder, tmp_path)) == "cache-dir"
 
 
 # What can be wrong with a folder
 
 
-def test_no_directory(code_of, tmp_path):
-    for root in ("", str(tmp_path / "nowhere")):
-        assert code_of(lambda root=root: load(root, tmp_path)) == "data-dir"
-
-
-def test_a_file_instead_of_a_directory(code_of, tmp_path):
+@pytest.mark.parametrize("place", ["", "nowhere", "file", "empty"])
+@pytest.mark.parametrize("task", ["image-folder", "arrays"])
+def test_a_missing_or_empty_directory(code_of, tmp_path, place, task):
     (tmp_path / "file").write_text("")
-    assert code_of(lambda: load(tmp_path / "file", tmp_path)) == "data-dir"
-
-
-def test_an_empty_directory(code_of, tmp_path):
-    (tmp_path / "images").mkdir()
-    assert code_of(lambda: load(tmp_path / "images", tmp_path)) == "data-dir"
+    (tmp_path / "empty").mkdir()
+    root = tmp_path / place if place else ""
+    assert code_of(lambda: load(root, tmp_path, task=task)) == "data-dir"
 
 
 @pytest.mark.parametrize("part", ["train", "test"])
-def test_a_missing_half(folder, tmp_path, part):
+def test_a_missing_half(code_of, folder, tmp_path, part):
     shutil.rmtree(folder / part)
-    with pytest.raises(SettingsError, match="has no class folders under") as caught:
-        load(folder, tmp_path)
-    # Without train/ it might be a folder of clients, who have no train/ either.
-    assert "'train'" in str(caught.value) or part == "test"
+    assert code_of(lambda: load(folder, tmp_path)) == "data-dir"
 
 
 @pytest.mark.parametrize("part", ["train", "test"])
-def test_a_class_without_images(folder, tmp_path, part):
+def test_a_class_without_images(code_of, folder, tmp_path, part):
     (folder / part / "cat").mkdir()
     (folder / part / "cat" / "notes.txt").write_text("no image")
-    name = re.escape(repr(str(folder / part / "cat")))
-    with pytest.raises(SettingsError, match=f"class folder {name} has no images"):
-        load(folder, tmp_path)
+    assert code_of(lambda: load(folder, tmp_path)) == "data-dir"
 
 
 def broken_png() -> bytes:
@@ -397,15 +352,6 @@ def test_unreadable_images_are_counted_and_named(folder, tmp_path, data, first):
     assert not (tmp_path / "cache").exists()
 
 
-def test_an_image_that_is_a_link_to_itself(folder, tmp_path):
-    link = folder / "train" / "ant" / "x.png"
-    link.symlink_to(link.name)
-    with pytest.raises(SettingsError) as caught:
-        load(folder, tmp_path)
-    line = f"1 images cannot be read, the first is {link} ("
-    assert str(caught.value).startswith(line)
-
-
 def test_a_pipe_is_no_image(folder, tmp_path):
     whole = load(folder, tmp_path)
     os.mkfifo(folder / "train" / "ant" / "9.png")
@@ -423,15 +369,6 @@ def test_names_that_are_no_text(folder, tmp_path):
         dataset = load(folder, tmp_path)
         assert dataset.classes == ("ant", "\udcff\udcfe")
         assert numbers(dataset.train.images) == [0, 1, 10, 11]
-
-
-def test_only_unreadable_images(tmp_path):
-    root = tmp_path / "images"
-    for part in ("train", "test"):
-        (root / part / "a").mkdir(parents=True)
-        (root / part / "a" / "x.png").write_bytes(b"no")
-    with pytest.raises(SettingsError, match="2 images cannot be read, the first is"):
-        load(root, tmp_path)
 
 
 # Data sets of torchvision, from files as they publish them
@@ -474,22 +411,20 @@ def write_emnist(root: Path, split: str, labels: np.ndarray) -> None:
         write_idx(Path(f"{prefix}-labels-idx1-ubyte"), labels)
 
 
-def test_the_first_ten_classes_of_emnist_are_the_digits(tmp_path):
-    write_emnist(tmp_path / "data", "balanced", np.arange(47))
-    whole = load(tmp_path / "data", tmp_path, task="emnist")
+def test_classes_of_emnist(tmp_path):
+    root = tmp_path / "data"
+    write_emnist(root, "balanced", np.arange(47))
+    # Labels of this split begin with 1.
+    write_emnist(root, "letters", np.arange(1, 27))
+    whole = load(root, tmp_path, task="emnist")
     assert whole.train.labels.tolist() == list(range(47))
     assert whole.classes[:12] == tuple("0123456789AB")
-    ten = load(tmp_path / "data", tmp_path, task="emnist", num_classes=10)
+    ten = load(root, tmp_path, task="emnist", num_classes=10)
     assert ten.test.labels.tolist() == list(range(10))
     assert ten.classes == tuple("0123456789")
-
-
-def test_the_letters_of_emnist_have_26_classes(tmp_path):
-    write_emnist(tmp_path / "data", "letters", np.arange(1, 27))
-    split = {"task": "emnist", "emnist_split": "letters"}
-    dataset = load(tmp_path / "data", tmp_path, **split)
-    assert dataset.train.labels.tolist() == list(range(26))
-    assert dataset.classes == tuple("abcdefghijklmnopqrstuvwxyz")
+    letters = load(root, tmp_path, task="emnist", emnist_split="letters")
+    assert letters.train.labels.tolist() == list(range(26))
+    assert letters.classes == tuple("abcdefghijklmnopqrstuvwxyz")
 
 
 def test_the_splits_of_emnist_are_those_of_torchvision(code_of):
@@ -499,12 +434,7 @@ def test_the_splits_of_emnist_are_those_of_torchvision(code_of):
     assert code_of(lambda: DataSettings(emnist_split="capitals")) == "emnist-split"
 
 
-def test_a_missing_directory_for_torchvision(code_of, tmp_path):
-    nowhere = tmp_path / "nowhere"
-    assert code_of(lambda: load(nowhere, tmp_path, task="cifar10")) == "data-dir"
-
-
-def test_no_network(tmp_path, monkeypatch):
+def test_no_network(code_of, tmp_path, monkeypatch):
     from torchvision.datasets import MNIST
 
     def refuse(self):
@@ -512,29 +442,21 @@ def test_no_network(tmp_path, monkeypatch):
 
     monkeypatch.setattr(MNIST, "download", refuse)
     (tmp_path / "data").mkdir()
-    with pytest.raises(SettingsError) as caught:
-        load(tmp_path / "data", tmp_path, task="mnist")
-    assert str(caught.value) == (
-        f"MNIST is not in {str(tmp_path / 'data')!r} and could not be downloaded: "
-        "Error downloading train-images"
-    )
+    root = tmp_path / "data"
+    assert code_of(lambda: load(root, tmp_path, task="mnist")) == "data-dir"
 
 
-@pytest.mark.parametrize(
-    "kept",
-    [0, 2, 17, 1000],
-)
-def test_a_truncated_file_of_torchvision(tmp_path, kept):
-    write_mnist(tmp_path / "data")
-    path = tmp_path / "data" / "MNIST" / "raw" / "t10k-images-idx3-ubyte"
+@pytest.mark.parametrize("kept", [0, 2, 17, 1000])
+def test_a_truncated_file_of_torchvision(code_of, tmp_path, kept):
+    root = tmp_path / "data"
+    write_mnist(root)
+    path = root / "MNIST" / "raw" / "t10k-images-idx3-ubyte"
     path.write_bytes(path.read_bytes()[:kept])
-    with pytest.raises(SettingsError, match=f"^MNIST .*{re.escape(str(tmp_path))}"):
-        load(tmp_path / "data", tmp_path, task="mnist")
+    assert code_of(lambda: load(root, tmp_path, task="mnist")) == "data-dir"
 
 
-def test_an_unknown_task(tmp_path):
-    with pytest.raises(SettingsError, match="unknown task 'minst'; did you mean"):
-        load("", tmp_path, task="minst")
+def test_an_unknown_task(code_of, tmp_path):
+    assert code_of(lambda: load("", tmp_path, task="minst")) == "task"
 
 
 # Arrays
@@ -600,45 +522,35 @@ class Harmful:
         return Path.touch, (self.path,)
 
 
-@pytest.mark.parametrize("name", ["images", "labels", "classes"])
-def test_a_pickle_is_never_loaded(arrays, tmp_path, name):
-    trap = tmp_path / "harm"
-    contents = dict(np.load(arrays / "train.npz"))
-    contents[name] = np.array([Harmful(trap)] * 6, dtype=object)
-    save_arrays(arrays, "train", **contents)
-    # The trap works.
-    np.load(arrays / "train.npz", allow_pickle=True)[name]
-    assert trap.exists()
-    trap.unlink()
-    with pytest.raises(SettingsError, match=r"cannot be read: Object arrays"):
-        load(arrays, tmp_path, task="arrays")
-    assert not trap.exists()
-
-
-def test_a_file_that_is_a_pickle_as_a_whole(arrays, tmp_path):
-    trap = tmp_path / "harm"
-    (arrays / "train.npz").write_bytes(pickle.dumps(Harmful(trap)))
-    with pytest.raises(SettingsError, match=r"train.npz' cannot be read: .*pickle"):
-        load(arrays, tmp_path, task="arrays")
+@pytest.mark.parametrize("name", ["images", "labels", "classes", ""])
+def test_a_pickle_is_never_loaded(code_of, arrays, tmp_path, name):
+    trap, path = tmp_path / "harm", arrays / "train.npz"
+    if name:
+        contents = dict(np.load(path))
+        contents[name] = np.array([Harmful(trap)] * 6, dtype=object)
+        save_arrays(arrays, "train", **contents)
+        # The trap works.
+        np.load(path, allow_pickle=True)[name]
+        trap.unlink()
+    else:
+        path.write_bytes(pickle.dumps(Harmful(trap)))
+    assert code_of(lambda: load(arrays, tmp_path, task="arrays")) == "data-dir"
     assert not trap.exists()
 
 
 WRONG_ARRAYS = [
-    ({"images": np.zeros((6, 3, 4, 3))}, "images of type float64 and shape"),
-    ({"images": np.zeros((6, 12), np.uint8)}, "they must be uint8, n x height x width"),
-    (
-        {"images": np.zeros((6, 3, 8, 8), np.uint8)},
-        "apparently with channels first",
-    ),
+    ({"images": np.zeros((6, 3, 4, 3))}, "type float64"),
+    ({"images": np.zeros((6, 12), np.uint8)}, "must be uint8, n x height"),
+    ({"images": np.zeros((6, 3, 8, 8), np.uint8)}, "channels first"),
     ({"images": np.zeros((0, 3, 4, 3), np.uint8)}, r"shape \(0, 3, 4, 3\)"),
-    ({"images": np.zeros((6, 3, 5, 3), np.uint8)}, r"train.npz has the shape \(3, 5,"),
-    ({"labels": np.arange(5)}, "they must be 6 integers, one per image"),
-    ({"labels": np.zeros(6)}, "labels of type float64"),
-    ({"labels": np.arange(6)}, "has the label 5; labels must be from 0 to 2"),
-    ({"labels": np.array([0, 1, -1, 0, 0, 0])}, "has the label -1; labels must be"),
-    ({"classes": np.arange(3)}, "they must be a list of strings"),
-    ({"classes": np.array(["a", "b", "a"])}, "has a class twice: a, b, a"),
-    ({"classes": np.array(["a", "b"])}, "labels must be from 0 to 1"),
+    ({"images": np.zeros((6, 3, 5, 3), np.uint8)}, r"has the shape \(3, 5,"),
+    ({"labels": np.arange(5)}, "must be 6 integers"),
+    ({"labels": np.zeros(6)}, "type float64"),
+    ({"labels": np.arange(6)}, "has the label 5"),
+    ({"labels": np.array([0, 1, -1, 0, 0, 0])}, "has the label -1"),
+    ({"classes": np.arange(3)}, "must be a list of strings"),
+    ({"classes": np.array(["a", "b", "a"])}, "has a class twice"),
+    ({"classes": np.array(["a", "b"])}, "must be from 0 to 1"),
 ]
 
 
@@ -652,26 +564,18 @@ def test_arrays_that_are_wrong(arrays, tmp_path, change, message):
 
 
 @pytest.mark.parametrize(
-    "wrong", ["missing", "no-images", "text", "array", "cut", "nothing"]
+    "content", [None, {"labels": np.arange(3)}, b"no archive", np.arange(3), 300, 0]
 )
-def test_files_that_hold_no_arrays(arrays, tmp_path, wrong):
+def test_files_that_hold_no_arrays(code_of, arrays, tmp_path, content):
     path = arrays / "train.npz"
-    messages = {
-        "no-images": "has no 'images'; data-dir must",
-        "missing": "train.npz and",
-    }
-    if wrong == "missing":
-        path.unlink()
-    elif wrong == "no-images":
-        np.savez(path, labels=np.arange(3))
-    elif wrong == "text":
-        path.write_text("no archive")
-    elif wrong in ("cut", "nothing"):
-        path.write_bytes(path.read_bytes()[: 300 if wrong == "cut" else 0])
-    else:
+    if isinstance(content, int):
+        content = path.read_bytes()[:content]
+    path.unlink()
+    if isinstance(content, dict):
+        np.savez(path, **content)
+    elif isinstance(content, bytes):
+        path.write_bytes(content)
+    elif content is not None:
         with path.open("wb") as file:
-            np.save(file, np.arange(3))
-    message = messages.get(wrong, "cannot be read")
-    with pytest.raises(SettingsError, match=message) as error:
-        load(arrays, tmp_path, task="arrays")
-    assert "\n" not in str(error.value)
+            np.save(file, content)
+    assert code_of(lambda: load(arrays, tmp_path, task="arrays")) == "data-dir"

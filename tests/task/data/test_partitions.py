@@ -5,6 +5,7 @@ from math import gcd
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
@@ -14,13 +15,13 @@ from flwr_frl.task.data.partitions import (
     PartitionSettings,
     dirichlet,
     distinct_shards,
-    iid,
     log_normal,
     partition,
     shards,
     split,
 )
 from flwr_frl.task.settings import SettingsError
+from flwr_frl.task.tasks.image import ImageSettings, ImageTask
 
 
 def labels_of(num_classes: int, per_class: int) -> np.ndarray:
@@ -63,18 +64,6 @@ def test_split_leaves_out_only_a_class_that_nobody_has():
     assert [part.tolist() for part in parts] == [[0, 1], [4, 5]]
 
 
-def test_split_gives_a_client_without_shares_an_empty_part():
-    parts = split(np.zeros(4, int), np.array([[1.0, 0.0]]), np.random.default_rng(0))
-    assert [len(part) for part in parts] == [4, 0]
-    assert parts[1].dtype == np.int64
-
-
-def test_equal_shares_differ_by_one_example_at_most():
-    # 100 examples over 7 clients: 14 each and two over.
-    parts = split(np.zeros(100, int), iid(1, 7), np.random.default_rng(0))
-    assert {len(part) for part in parts} == {14, 15}
-
-
 @given(
     st.integers(1, 6),
     st.integers(1, 8),
@@ -99,20 +88,6 @@ def test_split_is_disjoint_complete_and_near_the_shares(
 
 
 # Equal shards
-
-
-def test_two_classes_each_of_ten_clients_and_ten_classes():
-    # 10 classes of 100, 10 clients, S = 2: 20 shards of 50, so 100 examples a client.
-    train, test = labels_of(10, 100), labels_of(10, 20)
-    parts, tests = split_of(
-        train, test, 10, partition="distinct-shards", classes_per_client=2
-    )
-    for part, held_out in zip(parts, tests, strict=True):
-        assert np.bincount(train[part])[np.unique(train[part])].tolist() == [50, 50]
-        assert len(held_out) == 20
-        assert set(test[held_out]) == set(train[part])
-    assert_disjoint_and_complete(parts, 1000)
-    assert_disjoint_and_complete(tests, 200)
 
 
 def test_the_authors_shards_have_equal_sizes_and_may_repeat_a_class():
@@ -149,14 +124,6 @@ def test_shards_are_dealt_out_completely(data, num_classes, seed):
             assert counts.max() <= 1 + 1e-9
 
 
-@pytest.mark.parametrize("deal", [shards, distinct_shards])
-def test_as_many_classes_per_client_as_there_are(deal):
-    proportions = deal(5, 3, 5, np.random.default_rng(0))
-    if deal is distinct_shards:
-        assert np.allclose(proportions, 1 / 3)
-    assert np.allclose(proportions.sum(axis=1), 1)
-
-
 @pytest.mark.parametrize("name", ["shards", "distinct-shards"])
 def test_a_thousand_clients(name):
     # As CIFAR-10: 50,000 training and 10,000 test images, 1,000 clients, S = 2: 200
@@ -179,27 +146,6 @@ def test_a_thousand_clients(name):
 def test_more_classes_per_client_than_classes(code_of, deal, per_client):
     rng = np.random.default_rng(0)
     assert code_of(lambda: deal(10, 20, per_client, rng)) == "classes-per-client"
-
-
-@pytest.mark.parametrize(
-    ("num_classes", "num_clients", "per_client", "nearest"),
-    [
-        # 13 x 2 = 26 is no multiple of 10, 10 x 2 and 15 x 2 are.
-        (10, 13, 2, "10 or 15"),
-        # Fewer shards than classes: 3 x 2 = 6 < 10, 5 x 2 = 10.
-        (10, 3, 2, "5"),
-        # 7 and 10 have no common divisor.
-        (10, 99, 7, "90 or 100"),
-        (62, 150, 10, "124 or 155"),
-    ],
-)
-def test_unequal_shards_name_the_nearest_counts(
-    num_classes, num_clients, per_client, nearest
-):
-    with pytest.raises(SettingsError) as caught:
-        shards(num_classes, num_clients, per_client, np.random.default_rng(0))
-    assert caught.value.code == "num-clients"
-    assert str(caught.value).endswith(f"values are {nearest}")
 
 
 @given(st.data(), st.integers(2, 30), st.integers(1, 60))
@@ -236,19 +182,6 @@ def test_dirichlet_is_even_for_a_large_and_uneven_for_a_small_concentration():
         assert np.isclose(drawn.var(), variance, rtol=0.2)
 
 
-def test_dirichlet_splits_train_and_test_alike():
-    train, test = labels_of(5, 400), labels_of(5, 400)
-    parts, tests = split_of(train, test, 4, partition="dirichlet", dirichlet_alpha=0.3)
-    assert_disjoint_and_complete(parts, 2000)
-    assert_disjoint_and_complete(tests, 2000)
-    for part, held_out in zip(parts, tests, strict=True):
-        # As many examples of each class in both halves, so the counts must agree.
-        assert np.array_equal(
-            np.bincount(train[part], minlength=5),
-            np.bincount(test[held_out], minlength=5),
-        )
-
-
 def test_log_normal_sizes():
     # One class, so that a client's share is its weight over the sum of weights.
     sigma, n = 1.5, 4000
@@ -274,15 +207,6 @@ def test_log_normal_has_exactly_s_classes_and_without_spread_equal_shards():
         assert set(test[held_out]) <= set(train[part])
     even = log_normal(10, 20, 3, 0.0, np.random.default_rng(0))
     assert set(np.unique(even.round(9))) == {0.0, round(1 / 6, 9)}
-
-
-def test_iid_gives_everyone_the_same_mix():
-    train, test = labels_of(10, 60), labels_of(10, 12)
-    parts, tests = split_of(train, test, 6, partition="iid")
-    for part, held_out in zip(parts, tests, strict=True):
-        assert np.bincount(train[part]).tolist() == [10] * 10
-        assert np.bincount(test[held_out]).tolist() == [2] * 10
-    assert_disjoint_and_complete(parts, 600)
 
 
 def test_iid_sizes_are_even_over_all_classes():
@@ -352,13 +276,24 @@ def test_settings_that_a_partition_calls_unused_change_nothing(name):
         "classes-per-client": {"classes_per_client": 3},
         "dirichlet-alpha": {"dirichlet_alpha": 50.0},
         "size-sigma": {"size_sigma": 0.1},
+        "label-groups": {"label_groups": 2},
         "partitioner-arguments": {"partitioner_arguments": "alpha=1"},
     }
-    first, _ = split_of(train, test, 12, **usual)
+
+    def seen(**settings):
+        own, (parts, _) = (
+            PartitionSettings(**settings),
+            split_of(train, test, 12, **settings),
+        )
+        return [(p, own.labels(train[p], i, 6, 12)) for i, p in enumerate(parts)]
+
+    first = seen(**usual)
     unused = PartitionSettings(**usual).unused()
     for setting, change in others.items():
-        parts, _ = split_of(train, test, 12, **{**usual, **change})
-        same = all(np.array_equal(a, b) for a, b in zip(first, parts, strict=True))
+        pairs = zip(first, seen(**{**usual, **change}), strict=True)
+        same = all(
+            np.array_equal(a, b) for pair in pairs for a, b in zip(*pair, strict=True)
+        )
         assert same == (setting in unused), setting
     assert unused.keys() <= others.keys()
     assert set(unused.values()) <= {f"partition {name!r} does not use it"}
@@ -381,3 +316,42 @@ def test_all_clients_test_on_everything():
     assert_disjoint_and_complete(usual_tests, 70)
     for a, b in zip(usual_tests, default_tests, strict=True):
         assert np.array_equal(a, b)
+
+
+# Groups of clients with permuted labels
+
+
+def test_clustered_deals_all_classes_out_equally_and_shifts_the_labels_of_groups():
+    own = PartitionSettings(partition="clustered", label_groups=3)
+    labels = np.repeat(np.arange(4), 6)
+    parts, _ = partition(labels, labels, 4, 6, own)
+    assert_disjoint_and_complete(parts, 24)
+    for client, part in enumerate(parts):
+        assert np.bincount(labels[part]).tolist() == [1, 1, 1, 1]
+        seen = own.labels(labels[part], client, 4, 6)
+        assert seen.tolist() == [(y + client // 2) % 4 for y in labels[part].tolist()]
+    other = PartitionSettings(partition="iid", label_groups=3)
+    assert other.labels(labels, 5, 4, 6) is labels
+
+
+def test_training_and_test_digits_of_a_group_are_permuted_alike():
+    settings = {"partition": "clustered", "label_groups": 2, "test_partition": "all"}
+    task = ImageTask("digits", ImageSettings(**settings), 4)
+    plain = ImageTask("digits", ImageSettings(partition="iid"), 4)
+    for part in ("train_examples", "test_examples"):
+        first, last = getattr(task, part)(0), getattr(task, part)(3)
+        assert set(first.targets.tolist()) == set(range(10))
+        if part == "test_examples":
+            assert torch.equal(last.targets, (first.targets + 1) % 10)
+        else:
+            shifted = (plain.train_examples(3).targets + 1) % 10
+            assert torch.equal(last.targets, shifted)
+
+
+@pytest.mark.parametrize(("classes", "clients"), [(3, 9), (9, 3)])
+def test_more_groups_than_classes_or_clients_are_refused(code_of, classes, clients):
+    labels = labels_of(classes, 5)
+    groups = {"partition": "clustered", "label_groups": 4}
+    assert (
+        code_of(lambda: split_of(labels, labels, clients, **groups)) == "label-groups"
+    )

@@ -3,6 +3,7 @@
 import copy
 import re
 from collections import OrderedDict
+from itertools import product
 
 import pytest
 import torch
@@ -25,11 +26,7 @@ LAYERS = {
         100,
         [(64, 3, 5, 5), (128, 64, 5, 5), (256, 3200), (128, 256), (100, 128)],
     ),
-    "digits-cnn": (
-        (1, 8, 8),
-        10,
-        [(16, 1, 3, 3), (32, 16, 3, 3), (32, 128), (10, 32)],
-    ),
+    "digits-cnn": ((1, 8, 8), 10, [(16, 1, 3, 3), (32, 16, 3, 3), (32, 128), (10, 32)]),
     "mlp": ((1, 28, 28), 26, [(512, 784), (256, 512), (64, 256), (26, 64)]),
     "mlp-2": ((1, 28, 28), 62, [(256, 784), (62, 256)]),
     "logistic": ((1, 28, 28), 10, [(10, 784)]),
@@ -64,11 +61,16 @@ def test_names_say_which_part_an_array_belongs_to(name):
         assert model(torch.zeros(2, *shape)).shape == (2, num_classes)
 
 
-@pytest.mark.parametrize("head_layers", [0, -1, 5])
-def test_head_layers_out_of_range(head_layers):
-    line = f"head-layers is {head_layers}; expected from 1 to 4"
-    with pytest.raises(SettingsError, match=line):
-        build_model("cifar10-cnn", (3, 32, 32), 10, head_layers)
+@pytest.mark.parametrize(
+    ("name", "head_layers"),
+    [
+        *product(["cifar10-cnn"], [0, -1, 5]),
+        *product(["resnet20", "logistic", "resnet18"], [0, 2]),
+    ],
+)
+def test_head_layers_out_of_range(code_of, name, head_layers):
+    shape = (3, 32, 32)
+    assert code_of(lambda: build_model(name, shape, 10, head_layers)) == "head-layers"
 
 
 def slow_cifar_cnn(channels: tuple[int, int], widths: tuple[int, int], classes: int):
@@ -127,22 +129,6 @@ def count_of(model: nn.Module) -> int:
     return sum(parameter.numel() for parameter in model.parameters())
 
 
-def test_parameters_of_resnet20_counted_by_hand():
-    # A convolution of 3 to 16 channels; 3 blocks of 16 channels, of 32 and of 64, each
-    # of two convolutions, the first block of the last two from half the channels; 19
-    # norms with two numbers a channel; a linear layer. He et al.: 0.27 million.
-    convolutions = 9 * (3 * 16 + 6 * 16 * 16)
-    convolutions += 9 * (16 * 32 + 5 * 32 * 32) + 9 * (32 * 64 + 5 * 64 * 64)
-    norms = 2 * (16 + 6 * 16 + 6 * 32 + 6 * 64)
-    model = build_model("resnet20", (3, 32, 32), 10)
-    assert count_of(model) == convolutions + norms + 650 == 269_722
-    kinds = [type(module) for module in model.modules()]
-    assert kinds.count(nn.Conv2d) == kinds.count(nn.BatchNorm2d) == 19
-    assert kinds.count(nn.Linear) == 1
-    assert all(m.bias is None for m in model.modules() if isinstance(m, nn.Conv2d))
-    assert count_of(model.head) == 650
-
-
 def resnet20_by_hand(state: dict, x: torch.Tensor, training: bool) -> torch.Tensor:
     """He et al. 2016, section 4.2, with shortcuts A: from tensors and nothing else."""
     arrays = iter([v for n, v in state.items() if "num_batches" not in n])
@@ -173,6 +159,9 @@ def resnet20_by_hand(state: dict, x: torch.Tensor, training: bool) -> torch.Tens
 def test_resnet20_computes_what_the_paper_says(shape, training):
     torch.manual_seed(0)
     model = build_model("resnet20", shape, 10).train(training)
+    # He et al.: 0.27 million parameters, of which 9 x 16 for each grey channel less.
+    assert count_of(model) == 269_722 - 9 * 16 * (3 - shape[0])
+    assert count_of(model.head) == 650
     with torch.no_grad():
         for name, value in model.state_dict().items():
             if "bn" in name and "num_batches" not in name:
@@ -182,19 +171,6 @@ def test_resnet20_computes_what_the_paper_says(shape, training):
     with torch.no_grad():
         expected = resnet20_by_hand(state, x, training)
         torch.testing.assert_close(model(x), expected, rtol=1e-3, atol=1e-3)
-
-
-def test_feature_maps_of_resnet20():
-    model = build_model("resnet20", (3, 32, 32), 10)
-    shapes = []
-    for name, module in model.representation.named_children():
-        if name.startswith("block"):
-            module.register_forward_hook(
-                lambda *a: shapes.append(tuple(a[2].shape[1:]))
-            )
-    model(torch.ones(2, 3, 32, 32))
-    expected = [(16, 32, 32)] * 3 + [(32, 16, 16)] * 3 + [(64, 8, 8)] * 3
-    assert shapes == expected
 
 
 def test_logistic_regression_has_7850_parameters():
@@ -217,14 +193,6 @@ def test_logistic_regression_has_7850_parameters():
     weight = two.state_dict()["head.weight"].normal_()
     expected = last.reshape(3, -1) @ weight.T + two.state_dict()["head.bias"]
     torch.testing.assert_close(two(last), expected)
-
-
-@pytest.mark.parametrize("name", ["resnet20", "logistic"])
-@pytest.mark.parametrize("head_layers", [0, 2])
-def test_models_whose_head_is_one_layer(name, head_layers):
-    line = f"head-layers is {head_layers}; expected from 1 to 1 for model '{name}'"
-    with pytest.raises(SettingsError, match=line):
-        build_model(name, (3, 32, 32), 10, head_layers)
 
 
 def test_convolutions_are_channels_last():
@@ -303,14 +271,8 @@ def test_a_model_without_the_named_head(head):
         SplitModel.wrap(module, head)
 
 
-def test_a_torchvision_model_without_the_named_head():
-    with pytest.raises(SettingsError, match=r"no head named 'classifier'.*layers: fc"):
-        build_model("resnet18", (3, 32, 32), 7, head="classifier")
-
-
-def test_an_unknown_model():
-    with pytest.raises(SettingsError, match="unknown model 'resnet81'; did you mean"):
-        build_model("resnet81", (3, 32, 32), 7)
+def test_an_unknown_model(code_of):
+    assert code_of(lambda: build_model("resnet81", (3, 32, 32), 7)) == "model"
 
 
 def test_a_vision_transformer_gets_the_images_size(monkeypatch):
@@ -333,17 +295,13 @@ def test_googlenet_has_one_output_in_training_as_well():
 
 
 REFUSED = [
-    ("squeezenet1_1", 32, "", "does not end with a linear layer and cannot be split"),
-    ("vit_b_32", 33, "", "does not fit inputs of shape (3, 33, 33): Input shape indiv"),
-    ("maxvit_t", 32, "", "does not fit inputs of shape (3, 32, 32): Input size (8, 8)"),
+    ("squeezenet1_1", 32, "", "does not end with a linear layer"),
+    ("vit_b_32", 33, "", "does not fit inputs of shape (3, 33, 33)"),
+    ("maxvit_t", 32, "", "does not fit inputs of shape (3, 32, 32)"),
     # In evaluation it would do: a batch norm has one number a channel of each image.
-    (
-        "resnet18",
-        32,
-        "layer4",
-        "does not fit inputs of shape (3, 32, 32): addmm: mat1",
-    ),
-    ("resnet18", 32, "relu", "model-head is 'relu'; expected the last thing that"),
+    ("resnet18", 32, "layer4", "does not fit inputs of shape (3, 32, 32)"),
+    ("resnet18", 32, "relu", "expected the last thing that"),
+    ("resnet18", 32, "classifier", "no head named 'classifier'"),
 ]
 
 

@@ -89,23 +89,13 @@ def test_counters_of_batch_norms_may_be_missing(saved):
     assert torch.equal(model.representation.norm.weight, state["norm.weight"])
 
 
-def changed(state, **arrays):
-    return {**state, **{name.replace("__", "."): v for name, v in arrays.items()}}
-
-
 WRONG = [
-    (lambda s: {}, "hold a dict; they must be a state dict"),
-    (lambda s: [1, 2], "hold a list; they must be a state dict"),
-    (lambda s: {"epoch": 3, **s}, "hold 'epoch', which is not a tensor"),
-    (
-        lambda s: {n: v for n, v in s.items() if n != "body.bias"},
-        "do not fit model 'small': they have no 'body.bias'",
-    ),
-    (
-        lambda s: changed(s, body__weight=torch.zeros(7, 4)),
-        r"their 'body.weight' is of shape \(7, 4\), the model's of \(3, 4\)",
-    ),
-    (lambda s: changed(s, more__weight=torch.ones(1)), "it has no 'more.weight'"),
+    (lambda s: {}, "hold a dict"),
+    (lambda s: [1, 2], "hold a list"),
+    (lambda s: {"epoch": 3, **s}, "hold 'epoch'"),
+    (lambda s: {n: v for n, v in s.items() if n != "body.bias"}, "no 'body.bias'"),
+    (lambda s: {**s, "body.weight": torch.zeros(7, 4)}, r"shape \(7, 4\), the model's"),
+    (lambda s: {**s, "more.weight": torch.ones(1)}, "it has no 'more.weight'"),
 ]
 
 
@@ -141,7 +131,7 @@ def test_missing_and_damaged_files_are_an_error(tmp_path):
 
 
 def test_weights_of_torchvision_by_name(monkeypatch):
-    from torchvision.models import get_model, shufflenet_v2_x0_5
+    from torchvision.models import shufflenet_v2_x0_5
 
     state = shufflenet_v2_x0_5(weights=None).state_dict()
     downloads = []
@@ -157,12 +147,8 @@ def test_weights_of_torchvision_by_name(monkeypatch):
     load_weights(model, "DEFAULT", name)
     (url,) = downloads
     assert "shufflenetv2_x0.5" in url
-    first = get_model(name, num_classes=4).conv1[0].weight.shape
-    assert model.representation.conv1[0].weight.shape == first
     assert torch.equal(model.representation.conv1[0].weight, state["conv1.0.weight"])
-
-    line = "unknown weights of shufflenet_v2_x0_5 'DEFAULTS'; did you mean 'DEFAULT'"
-    with pytest.raises(SettingsError, match=line):
+    with pytest.raises(SettingsError, match="did you mean 'DEFAULT'"):
         load_weights(model, "DEFAULTS", name)
 
     def offline(url, **options):
@@ -171,10 +157,5 @@ def test_weights_of_torchvision_by_name(monkeypatch):
     monkeypatch.setattr("torchvision.models._api.load_state_dict_from_url", offline)
     with pytest.raises(SettingsError, match=r"cannot be downloaded \(no network\);"):
         load_weights(model, "DEFAULT", name)
-
-
-def test_named_weights_of_a_built_in_model_are_an_error():
-    model = build_model("mlp", (1, 8, 8), 4)
-    line = "weights is 'DEFAULT'; for model 'mlp' it must be a file that ends with .pth"
-    with pytest.raises(SettingsError, match=line):
-        load_weights(model, "DEFAULT", "mlp")
+    with pytest.raises(SettingsError, match="must be a file"):
+        load_weights(build_model("mlp", (1, 8, 8), 4), "DEFAULT", "mlp")

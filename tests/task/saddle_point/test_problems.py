@@ -6,15 +6,14 @@ import numpy as np
 import pytest
 from numpy.testing import assert_allclose, assert_array_equal
 
-from flwr_frl.task.saddle_point.constraints import (
+from flwr_frl.task.saddle_point.problems import (
+    QCQP,
     Ball,
-    Projection,
+    LogisticRegression,
     Proximity,
     build_problem,
     directed,
 )
-from flwr_frl.task.saddle_point.problems import QCQP, LogisticRegression
-from flwr_frl.task.settings import SettingsError
 
 EDGES = ((0, 1), (0, 3), (1, 2), (1, 3), (1, 4), (3, 4))
 PAIRS = directed(EDGES)
@@ -100,18 +99,6 @@ def test_ball():
     assert ball.shrunk(0.5) == Ball(1.5)
 
 
-def test_shrunk_sets():
-    x = np.random.default_rng(0).standard_normal((50, 3)) * 3
-    # A ball given by its projection is shrunk like the built-in one.
-    custom = Projection(Ball(2).project, radius=2).shrunk(0.3)
-    assert_allclose(custom.project(x), Ball(1.7).project(x), atol=1e-12)
-    # A box [0, 2]^3 with the ball of radius 1 around its centre becomes [z, 2 - z]^3.
-    box = Projection(lambda x: np.clip(x, 0, 2), np.ones(3)).shrunk(0.25)
-    assert_allclose(box.project(x), np.clip(x, 0.25, 1.75), atol=1e-12)
-    # A shrunk set can be shrunk again.
-    assert_allclose(box.shrunk(0.25).project(x), np.clip(x, 0.5, 1.5), atol=1e-12)
-
-
 def test_proximity_by_hand():
     constraint = Proximity(np.array([[0, 1], [0, 2]]), np.array([-1.0, -30.0]))
     x_i, x_j = np.array([[1.0, 2], [1, 2]]), np.array([[4.0, -2], [4, -2]])
@@ -130,14 +117,12 @@ def test_offsets_are_the_same_at_both_ends():
 
 
 @pytest.mark.parametrize(
-    ("build", "message"),
+    ("build", "code"),
     [
-        (lambda: Ball(0), "radius is 0"),
-        (lambda: Ball(math.nan), "radius is nan"),
-        (lambda: build_problem("qcqq", [0], PAIRS, 0), "did you mean 'qcqp'"),
+        (lambda: Ball(0), "settings"),
+        (lambda: Ball(math.nan), "settings"),
+        (lambda: build_problem("qcqq", [0], PAIRS, 0), "problem"),
     ],
 )
-def test_bad_arguments_are_rejected_in_one_line(build, message):
-    with pytest.raises(SettingsError, match=message) as error:
-        build()
-    assert "\n" not in str(error.value)
+def test_bad_arguments_are_rejected_in_one_line(build, code, code_of):
+    assert code_of(build) == code

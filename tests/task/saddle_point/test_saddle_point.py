@@ -2,11 +2,18 @@
 
 import math
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from numpy.testing import assert_allclose, assert_array_equal
 
+from benchmarks.multi_task_network import (
+    DualMismatchError,
+    Network,
+    check_duals,
+    compress_rows,
+)
 from flwr_frl.task.compression.per_tensor import (
     QSGD,
     Identity,
@@ -17,25 +24,22 @@ from flwr_frl.task.compression.per_tensor import (
     TopK,
 )
 from flwr_frl.task.saddle_point.algorithm import (
-    DualMismatchError,
+    Noise,
     SaddlePoint,
-    check_duals,
+    State,
     decode,
+    exchange_stream,
     two_point_gradient,
 )
-from flwr_frl.task.saddle_point.constraints import (
+from flwr_frl.task.saddle_point.problems import (
     PROBLEMS,
+    QCQP,
     Ball,
-    PairFunction,
-    Projection,
+    LogisticRegression,
     Proximity,
     build_problem,
     directed,
 )
-from flwr_frl.task.saddle_point.network import Network, compress_rows
-from flwr_frl.task.saddle_point.problems import QCQP, LogisticRegression
-from flwr_frl.task.saddle_point.state import Noise, State, exchange_stream
-from flwr_frl.task.settings import SettingsError
 
 FALSE_ALARM = 1e-9
 EDGES = ((0, 1), (0, 3), (1, 2), (1, 3), (1, 4), (3, 4))
@@ -168,17 +172,6 @@ def test_algorithm_2_without_compression_equals_numpy(operator):
     assert np.abs(raw - start).max() > 0.5
 
 
-def test_float32_rounding_does_not_accumulate():
-    networks = [Network(algorithm(), operator, 1) for operator in (Identity(), None)]
-    for network in networks:
-        for _ in range(200):
-            network.iterate()
-    rounded, exact = (network.state for network in networks)
-    assert_allclose(rounded.raw, exact.raw, rtol=0, atol=1e-7)
-    # Only the rounding of the last difference remains.
-    assert 0 < np.abs(rounded.copy - exact.copy).max() < 1e-7
-
-
 # Nodes one by one
 
 
@@ -276,25 +269,6 @@ def test_malformed_messages_leave_the_state_unchanged(operator):
     assert_array_equal(state.known, 0)
 
 
-# Same seed, same numbers
-
-
-def test_same_seed_gives_same_numbers():
-    def end(seed):
-        network = Network(algorithm(seed=seed), Sign(), seed)
-        for _ in range(5):
-            network.iterate()
-        return network.state
-
-    assert_array_equal(end(1).raw, end(1).raw)
-    assert np.abs(end(1).raw - end(2).raw).min() > 0
-    # Both feedbacks see the same samples.
-    assert_array_equal(
-        Noise(algorithm().problem, 0).at(65)[0],
-        Noise(algorithm(zeta=0.1).problem, 0).at(65)[0],
-    )
-
-
 # Feedback
 
 
@@ -343,8 +317,11 @@ def test_custom_set_and_pair_function():
     def gradient(x_i, x_j):
         return 2 * (x_i + x_j - 1)
 
-    pair = PairFunction(value, gradient)
-    box = Projection(lambda x: np.clip(x, 0, 2), np.ones(10))
+    pair = SimpleNamespace(value=value, gradient=gradient)
+    box = SimpleNamespace(project=lambda x: np.clip(x, 0, 2))
+    # Shrunk around 1, the centre of a ball of radius 1.
+    smaller = SimpleNamespace(project=lambda x: np.clip(x, 1e-3, 2 - 1e-3))
+    box.shrunk = lambda zeta: smaller
     problem = QCQP.create(range(5), 0)
     problem = replace(problem, a=problem.a / 100)
     # A path: x_i + x_j = 1 is feasible. By 10 * 1e-2 lambda the constraints may fail.
@@ -370,7 +347,7 @@ def test_constraints_are_met_and_costs_decrease(operator):
     x, problem, i, j = network.state.raw, saddle.problem, *PAIRS.T
     assert saddle.constraint.value(x[i], x[j]).max() > 5
     before = problem.expected(x).sum()
-    for _ in range(4000):
+    for _ in range(2000):
         network.iterate()
     x = network.state.average
     assert saddle.constraint.value(x[i], x[j]).max() < 0.01
@@ -393,7 +370,7 @@ def test_asymmetric_constraint_is_detected():
     def value(x_i, x_j):
         return (x_i**2 - x_j).sum(axis=1)
 
-    pair = PairFunction(value, lambda x_i, x_j: 2 * x_i)
+    pair = SimpleNamespace(value=value, gradient=lambda x_i, x_j: 2 * x_i)
     network = Network(SaddlePoint(QCQP.create(range(5), 0), pair, PAIRS), Sign())
     with pytest.raises(DualMismatchError, match="is g symmetric"):
         network.iterate()
@@ -411,28 +388,27 @@ def test_lost_message_is_detected():
 
 
 @pytest.mark.parametrize(
-    ("build", "message"),
+    ("change", "code"),
     [
-        (lambda: algorithm(step=0.11), "squared step size is 1.21.*at most 1"),
-        (lambda: algorithm(step=0.0), "step size is 0.0"),
-        (lambda: algorithm(step=math.inf), "step size is inf"),
-        (lambda: algorithm(regularizer=0), "delta is 0"),
-        (lambda: algorithm(zeta=20.0), "zeta is 20.0.*below 20.0"),
-        (lambda: algorithm(zeta=-1e-4), "zeta is -0.0001"),
-        (lambda: algorithm(nodes=[0, 5]), "nodes is"),
-        (lambda: algorithm(nodes=[1, 0]), "nodes is"),
+        # The step's square times delta is above 1.
+        ({"step": 0.11}, "settings"),
+        ({"step": 0.0}, "settings"),
+        ({"step": math.inf}, "settings"),
+        ({"regularizer": 0}, "delta"),
+        # Not smaller than the ball's radius.
+        ({"zeta": 20.0}, "zeta"),
+        ({"zeta": -1e-4}, "zeta"),
+        ({"nodes": [0, 5]}, "nodes"),
+        ({"nodes": [1, 0]}, "nodes"),
     ],
 )
-def test_bad_arguments_are_rejected_in_one_line(build, message):
-    with pytest.raises(SettingsError, match=message) as error:
-        build()
-    assert "\n" not in str(error.value)
+def test_bad_arguments_are_rejected(code_of, change, code):
+    assert code_of(lambda: algorithm(**change)) == code
 
 
-def test_edges_out_of_order_are_rejected():
+def test_edges_out_of_order_are_rejected(code_of):
     problem, constraint = build_problem("qcqp", range(5), PAIRS, 0)
-    for wrong in (PAIRS[::-1], np.concatenate([PAIRS[:1], PAIRS])):
-        with pytest.raises(SettingsError, match="pairs is"):
-            SaddlePoint(problem, constraint, wrong)
-    with pytest.raises(SettingsError, match="pairs is"):
-        SaddlePoint(problem, constraint, np.array([[0, 0], *PAIRS.tolist()]))
+    repeated = np.concatenate([PAIRS[:1], PAIRS])
+    for wrong in (PAIRS[::-1], repeated, np.array([[0, 0], *PAIRS.tolist()])):
+        call = lambda wrong=wrong: SaddlePoint(problem, constraint, wrong)  # noqa: E731
+        assert code_of(call) == "pairs"

@@ -277,55 +277,39 @@ def test_columns_that_are_not_named_end_a_run_in_one_line(home, tmp_path, capfd)
     assert_refused(flags, line, tmp_path, capfd)
 
 
-TABLE = {"input_columns": "*", "label_column": "kind"}
-PLACES = {"partition": f"{FLOWER}NaturalIdPartitioner"}
+BY_KIND = {"input_columns": "*", "label_column": "kind"}
+NATURAL = {**BY_KIND, "partition": f"{FLOWER}NaturalIdPartitioner"}
 BAD = [
-    ("nowhere", {}, "nowhere' is no data set: there is no such path"),
+    ("nowhere", {}, "there is no such path"),
     (
         "table",
-        {**TABLE, "input_columns": "width,depth"},
+        {**BY_KIND, "input_columns": "width,depth"},
         "input-columns is 'width,de",
     ),
-    ("table", {**TABLE, "input_columns": "place"}, "input-columns is 'place';"),
+    ("table", {**BY_KIND, "input_columns": "place"}, "input-columns is 'place';"),
+    ("table", {**BY_KIND, "label_column": "sort"}, "label-column is 'sort';"),
+    ("table", {**BY_KIND, "label_column": "width"}, "holds float64, or lacks values;"),
+    ("table", {**BY_KIND, "train_split": "trian"}, "train-split is 'trian'; expected"),
+    ("table", {**BY_KIND, "test_split": "dev"}, "test-split is 'dev'; expected one of"),
+    ("table", {**BY_KIND, "test_fraction": 0.999}, "test-fraction is 0.999; expected"),
+    ("table", {**BY_KIND, "data_subset": "x"}, "cannot be loaded: ValueError"),
+    ("table", {**BY_KIND, "model": "cifar10-cnn"}, "not fit inputs of shape (2,)"),
+    ("folder", {"input_columns": "*"}, "input-columns is '*'; expected one column"),
+    ("table", NATURAL, "raises TypeError"),
     (
         "table",
-        {**TABLE, "label_column": "sort"},
-        "label-column is 'sort';",
-    ),
-    ("table", {**TABLE, "label_column": "width"}, "holds float64, or lacks values;"),
-    ("table", {**TABLE, "train_split": "trian"}, "train-split is 'trian'; expected"),
-    ("table", {**TABLE, "test_split": "dev"}, "test-split is 'dev'; expected one of"),
-    ("table", {**TABLE, "test_fraction": 0.999}, "test-fraction is 0.999; expected"),
-    (
-        "table",
-        {**TABLE, "data_subset": "x"},
-        "cannot be loaded: ValueError: Build",
-    ),
-    ("table", {**TABLE, "model": "cifar10-cnn"}, "does not fit inputs of shape (2,)"),
-    (
-        "folder",
-        {"input_columns": "*"},
-        "input-columns is '*'; expected one column",
+        {**NATURAL, "partitioner_arguments": "partition_by=place"},
+        "expected 3,",
     ),
     (
         "table",
-        {**TABLE, **PLACES, "partitioner_arguments": "partition_by=place"},
-        "num-clients is 2; expected 3, the number of part",
+        {**NATURAL, "partitioner_arguments": "partition_by=town"},
+        "(town) not in",
     ),
+    ("table", {**BY_KIND, "partition": f"{FLOWER}Nothing"}, "has no 'Nothing'"),
     (
         "table",
-        {**TABLE, **PLACES, "partitioner_arguments": "partition_by=town"},
-        "raises ValueError: Column (town) not in table columns",
-    ),
-    ("table", {**TABLE, **PLACES}, "raises TypeError: NaturalIdPartitioner.__init__()"),
-    (
-        "table",
-        {**TABLE, "partition": f"{FLOWER}NaturallyPartitioner"},
-        "has no 'NaturallyPartitioner'",
-    ),
-    (
-        "table",
-        {**TABLE, "partition": f"{FLOWER}VerticalEvenPartitioner"},
+        {**BY_KIND, "partition": f"{FLOWER}VerticalEvenPartitioner"},
         "raises ValueError: Column name ['flwr-frl-row'] not in the dataset",
     ),
     (
@@ -340,23 +324,19 @@ BAD = [
 ]
 
 
-@pytest.mark.parametrize(("name", "own", "line"), BAD)
-def test_what_cannot_be_is_said_in_one_line(home, name, own, line):
+@pytest.mark.parametrize(("name", "settings", "line"), BAD)
+def test_invalid_settings_are_one_line(home, name, settings, line):
     clients = 20 if name == "saved" else 2
     with pytest.raises(SettingsError, match=re.escape(line)) as raised:
-        _ = task_of(home, name, clients, **own).initial_state
+        _ = task_of(home, name, clients, **settings).initial_state
     assert "\n" not in str(raised.value)
 
 
-@pytest.mark.parametrize("name", ["~nobody-has-it/x", "a" * 5000])
-def test_no_path_of_this_system(name):
-    with pytest.raises(SettingsError, match=f"^task is 'hf:{name}'; expected a name"):
-        build_task(resolve({"task": f"hf:{name}"}), 2)
-
-
-def test_no_name_and_no_folder():
-    with pytest.raises(SettingsError, match="task is 'hf'; expected hf:NAME, or"):
-        build_task(resolve({"task": "hf"}), 2)
+@pytest.mark.parametrize("name", ["hf", "hf:~nobody-has-it/x", f"hf:{'a' * 5000}"])
+def test_names_that_cannot_be_a_data_set(name):
+    with pytest.raises(SettingsError, match=f"^task is '{name}'; expected") as error:
+        build_task(resolve({"task": name}), 2)
+    assert error.value.code == "task"
 
 
 def test_missing_numbers_and_odd_rows_are_named(tmp_path):

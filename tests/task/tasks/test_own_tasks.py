@@ -217,46 +217,15 @@ def test_a_function_without_arguments_and_a_class(own):
     assert task.initial_state["head.weight"].shape == (2, 6)
 
 
-@pytest.mark.parametrize(
-    ("name", "line"),
-    [
-        ("nothing", "made a NoneType without 'initial_model'"),
-        ("words", "made a dict without 'initial_model'"),
-        # What clients need besides, and a BaseTask has.
-        ("Halfway", "made a Halfway without 'initial_state'"),
-    ],
-)
-def test_a_function_that_returns_no_task(own, name, line):
-    settings = own(name)
-    message = f"task '{settings['task']}' {line}; expected a Task, for example an "
-    with pytest.raises(SettingsError, match=f"^{message}ExampleTask$") as error:
-        build_task(settings, 2)
-    assert error.value.code == "task"
+@pytest.mark.parametrize("name", ["nothing", "words", "Halfway"])
+def test_a_function_that_returns_no_task(code_of, own, name):
+    assert code_of(lambda: build_task(own(name), 2)) == "task"
 
 
-@pytest.mark.parametrize(
-    ("path", "line"),
-    [
-        ("{own}:number", "names 7; expected a function that returns a task"),
-        ("{own}:sensor", "cannot be imported: module '{own}' has no 'sensor'"),
-        ("no_tasks:f", "cannot be imported: ModuleNotFoundError: No module named 'no"),
-    ],
-)
-def test_a_path_that_names_no_task(write_module, path, line):
-    own = write_module("own_tasks", MODULE)
-    path, line = path.format(own=own), line.format(own=own)
-    with pytest.raises(
-        SettingsError, match=re.escape(f"task {path!r} {line}")
-    ) as error:
-        build_task(resolve({"task": path}), 2)
-    assert "\n" not in str(error.value)
-
-
-def test_a_module_that_breaks_when_it_is_imported(write_module):
-    name = write_module("broken_tasks", "raise RuntimeError('no sensor\\nhere')")
-    line = f"task '{name}:f' cannot be imported: RuntimeError: no sensor here"
-    with pytest.raises(SettingsError, match=f"^{line}$"):
-        build_task(resolve({"task": f"{name}:f"}), 2)
+@pytest.mark.parametrize("path", ["{own}:number", "{own}:sensor", "no_tasks:f"])
+def test_a_path_that_names_no_task(code_of, write_module, path):
+    path = path.format(own=write_module("own_tasks", MODULE))
+    assert code_of(lambda: build_task(resolve({"task": path}), 2)) == "task"
 
 
 def test_settings_of_a_custom_task_are_validated(code_of, own):
@@ -341,125 +310,73 @@ def masked(value: float) -> SplitModel:
     return made
 
 
-def regression() -> ExampleSet:
-    """Numbers as targets, not in the form (n, 1) of a model's outputs."""
-    return ExampleSet(torch.ones(4, 3), torch.arange(4.0))
+def one(inputs: torch.Tensor, targets: torch.Tensor) -> list[ExampleSet]:
+    """Return the examples of a single client."""
+    return [ExampleSet(inputs, targets)]
 
 
+# Targets that do not have the shape (n, 1) of a model's outputs.
+NUMBERS = one(torch.ones(4, 3), torch.arange(4.0))
+
+
+CLASSES, ROWS = torch.tensor([0, 1]), torch.ones(80, 3)
 CHECKED = [
+    # Examples that the model or the loss refuses.
     (
-        {"train": [ExampleSet(torch.ones(2, 3).double(), torch.tensor([0, 1]))]},
-        "the model refuses inputs of type float64 and shape (2, 3): ",
+        {"train": one(torch.ones(2, 3).double(), CLASSES)},
+        "refuses inputs of type float64",
     ),
+    ({"train": one(torch.ones(2, 5), CLASSES)}, "the model refuses .* shape (2, 5)"),
+    ({"train": one(ROWS[:2], torch.tensor([0, 7]))}, "the loss refuses .* Target 7 is"),
+    ({"test": one(ROWS[:2], torch.tensor([0, 7]))}, "test examples: the loss refuses"),
     (
-        {"train": [ExampleSet(torch.ones(2, 5), torch.tensor([0, 1]))]},
-        "the model refuses inputs of type float32 and shape (2, 5): ",
+        {"train": one(ROWS, torch.tensor([1] * 77 + [7, 0, 9]))},
+        "the target of row 77 is 7",
     ),
+    ({"test": one(ROWS, torch.tensor([0, -100] * 39 + [0, -1]))}, "of row 79 is -1"),
+    ({"train": one(late(math.nan), torch.zeros(80).long())}, "row 78 are not finite"),
+    ({"train": [[1, 2]]}, "the train examples are a list; they must be an ExampleSet"),
+    ({"train": []}, "the task's train has examples of 0 clients"),
+    ({"test": []}, "the task's test has examples of 0 clients"),
+    # Classes.
+    ({"classes": ("a", "b", "c")}, "the model has 2 outputs; of 3 classes"),
+    ({"classes": ("one",), "loss": lambda x, y: x.mean()}, "of row 1 is 1; of 1 class"),
+    # Models.
+    ({"model": lambda: model().requires_grad_(False)}, "does not require a gradient"),
+    ({"model": lambda: model().half()}, "is float16; expected float32"),
+    ({"model": lambda: masked(-math.inf)}, "the model's 'mask' is not finite"),
+    ({"model": lambda: SplitModel(nn.Identity(), nn.LSTM(3, 2))}, "returns a tuple"),
     (
-        {"train": [ExampleSet(torch.ones(2, 3), torch.tensor([0, 7]))]},
-        "the loss refuses outputs of type float32 and shape (2, 2) and targets of type "
-        "int64 and shape (2,): Target 7 is out of bounds.",
+        {"model": lambda: SplitModel(nn.LazyLinear(4), nn.Linear(4, 2))},
+        "the model's 'representation.weight' has no shape yet",
     ),
+    # Losses.
+    ({"train": NUMBERS, "loss": nn.functional.mse_loss}, "Using a target size"),
     (
-        {"test": [ExampleSet(torch.ones(2, 3), torch.tensor([0, 7]))]},
-        "test examples: the loss refuses outputs",
-    ),
-    (
-        {"train": [ExampleSet(torch.ones(80, 3), torch.tensor([1] * 77 + [7, 0, 9]))]},
-        "train examples: the target of row 77 is 7; of 2 classes it must be one from 0 "
-        "to 1",
-    ),
-    (
-        {
-            "test": [
-                ExampleSet(torch.ones(80, 3), torch.tensor([0, -100] * 39 + [0, -1]))
-            ]
-        },
-        "test examples: the target of row 79 is -1; of 2 classes it must be one from",
-    ),
-    (
-        {"classes": ("a", "b", "c")},
-        "train examples: the model has 2 outputs; of 3 classes it must have one each",
-    ),
-    (
-        {"classes": ("one",), "loss": lambda x, y: x.mean()},
-        "the target of row 1 is 1; of 1 classes it must be one from 0 to 0",
-    ),
-    (
-        {"train": [ExampleSet(late(math.nan), torch.zeros(80).long())]},
-        "train examples: the inputs of row 78 are not finite; the loss of the first "
-        "batch is nan; expected finite",
+        {"train": NUMBERS, "loss": lambda x, y: nn.L1Loss()(x[:, :1], y)},
+        "the loss refuses outputs of type float32 and shape (4, 2) and targets of type",
     ),
     (
         {"loss": lambda x, y: nn.functional.cross_entropy(x.detach(), y)},
-        "the loss has no gradient; expected",
+        "the loss has no gradient",
     ),
-    ({"metrics": {"m": lambda x, y: 1e39}}, "metric 'm' is 1e+39; expected at most"),
-    (
-        {"model": lambda: model().requires_grad_(False)},
-        "the model's 'representation.0.weight' does not require a gradient; a",
-    ),
-    (
-        {"model": lambda: model().half()},
-        "the model's 'representation.0.weight' is float16; expected float32",
-    ),
-    (
-        {"model": lambda: masked(-math.inf)},
-        "the model's 'mask' is not finite; what never changes, a mask of -inf say",
-    ),
-    (
-        {"train": [regression()], "loss": nn.functional.mse_loss},
-        "the loss refuses outputs of type float32 and shape (4, 2) and targets of type "
-        "float32 and shape (4,): Using a target size",
-    ),
-    (
-        {"train": [regression()], "loss": lambda x, y: nn.L1Loss()(x[:, :1], y)},
-        "the loss refuses outputs of type float32 and shape (4, 2) and targets of type",
-    ),
-    ({"train": [[1, 2]]}, "the train examples are a list; they must be an ExampleSet"),
-    ({"train": []}, "the task's train has examples of 0 clients; client 0, from 0, is"),
-    (
-        {"test": []},
-        "the task's test has examples of 0 clients; client 0, from 0, is o",
-    ),
-    (
-        {"loss": lambda x, y: (x.sum(1) - y).square()},
-        "the loss of a batch is shape (8,); expected a tensor of one number, the",
-    ),
+    ({"loss": lambda x, y: (x.sum(1) - y).square()}, "of a batch is shape (8,)"),
     ({"loss": lambda x, y: 0.5}, "the loss of a batch is 0.5; expected a tensor of"),
-    (
-        {"loss": lambda x, y: (x - 9).log().mean()},
-        "the loss of the first batch is nan; expected finite",
-    ),
-    (
-        {"metrics": {"f1": lambda x, y: x}},
-        "metric 'f1' is tensor(",
-    ),
-    (
-        {"metrics": {"f1": lambda x, y: x.foo}},
-        "metric 'f1' refuses outputs of type float32 and shape (8, 2) and targets",
-    ),
-    ({"model": lambda: SplitModel(nn.Identity(), nn.LSTM(3, 2))}, "returns a tuple; "),
+    ({"loss": lambda x, y: (x - 9).log().mean()}, "the first batch is nan"),
+    # Metrics.
+    ({"metrics": {"m": lambda x, y: 1e39}}, "metric 'm' is 1e+39; expected at most"),
+    ({"metrics": {"f1": lambda x, y: x}}, "metric 'f1' is tensor("),
+    ({"metrics": {"f1": lambda x, y: x.foo}}, "metric 'f1' refuses outputs"),
 ]
 
 
 @pytest.mark.parametrize(("change", "line"), CHECKED)
-def test_what_does_not_fit_together(change, line):
+def test_parts_that_do_not_fit_together(change, line):
     given = {"model": model, "train": [examples(8, 0)], "test": [examples(4, 2)]}
-    task = ExampleTask(**{**given, **change})
-    with pytest.raises(SettingsError, match=re.escape(line)) as caught:
-        task.check(0)
+    pattern = re.escape(line).replace(r"\.\*", ".*")
+    with pytest.raises(SettingsError, match=pattern) as caught:
+        ExampleTask(**{**given, **change}).check(0)
     assert "\n" not in str(caught.value).replace("\n ", "")
-
-
-def test_a_lazy_module_is_one_line():
-    def lazy():
-        return SplitModel(nn.LazyLinear(4), nn.Linear(4, 2))
-
-    line = "the model's 'representation.weight' has no shape yet; a lazy module must be"
-    with pytest.raises(SettingsError, match=line) as caught:
-        ExampleTask(lazy, [examples(8, 0)], [examples(4, 2)]).check(0)
-    assert "\n" not in str(caught.value)
 
 
 def test_what_fits_is_left_as_it_is():
@@ -491,21 +408,15 @@ def test_values_that_the_model_or_the_loss_can_do_with():
 @pytest.mark.parametrize(
     ("change", "line"),
     [
-        ({"train": (x for x in [])}, "train is a generator; expected a sequence of"),
-        ({"test": None}, "test is a NoneType; expected a sequence of the clients'"),
-        (
-            {"classes": 3},
-            "classes is of type int; expected a tuple of the classes",
-        ),
-        (
-            {"classes": None},
-            "classes is of type NoneType; expected a tuple of the",
-        ),
-        ({"metrics": {3: max}}, "a metric is called 3; it must have a name, of a char"),
+        ({"train": (x for x in [])}, "train is a generator; expected a sequence"),
+        ({"test": None}, "test is a NoneType; expected a sequence"),
+        ({"classes": 3}, "classes is of type int; expected a tuple"),
+        ({"classes": None}, "classes is of type NoneType; expected a tuple"),
+        ({"metrics": {3: max}}, "a metric is called 3; it must have a name"),
         ({"metrics": {"": max}}, "a metric is called ''; it must have a name"),
     ],
 )
-def test_what_a_task_is_made_of(change, line):
+def test_arguments_of_a_task_of_another_type(change, line):
     given = {"model": model, "train": [examples(8, 0)], "test": [examples(4, 2)]}
     with pytest.raises(SettingsError, match=re.escape(line)):
         ExampleTask(**{**given, **change})
@@ -550,17 +461,11 @@ def test_a_data_set_of_hugging_face():
 @pytest.mark.parametrize(
     ("rows", "line"),
     [
-        ([([1, 2], 0), ([1], 1)], "inputs of example 1 have the shape (1,), those of"),
-        (
-            [([1], [0]), ([1], [1, 1])],
-            "targets of example 1 have the shape (2,), those",
-        ),
-        (
-            [("a text", 0)],
-            "inputs cannot be put into a tensor: can't convert np.ndarray",
-        ),
-        ([([[1], [1, 2]], 0)], "inputs cannot be put into a tensor: "),
-        ([], "inputs cannot be put into a tensor: need at least one array"),
+        ([([1, 2], 0), ([1], 1)], "inputs of example 1 have the shape (1,)"),
+        ([([1], [0]), ([1], [1, 1])], "targets of example 1 have the shape (2,)"),
+        ([("a text", 0)], "inputs cannot be put into a tensor"),
+        ([([[1], [1, 2]], 0)], "inputs cannot be put into a tensor"),
+        ([], "inputs cannot be put into a tensor"),
     ],
 )
 def test_data_sets_that_are_no_tensors(rows, line):

@@ -13,7 +13,6 @@ from flwr_frl.task.settings import SettingsError, build, resolve
 from flwr_frl.task.tasks import TASKS, build_task
 from flwr_frl.task.tasks import image as tasks
 from flwr_frl.task.tasks.image import DEFAULT_MODELS, ImageTask
-from flwr_frl.task.tasks.linear import LinearTask
 
 
 def digits(num_clients: int = 20, **overrides) -> ImageTask:
@@ -71,30 +70,6 @@ def test_the_seed_fixes_the_initial_model():
     assert not any(torch.equal(state[name], other[name]) for name in state)
 
 
-def test_building_a_model_leaves_torch_s_generator_alone():
-    task = digits(seed=9)
-    torch.manual_seed(0)
-    expected = torch.rand(3)
-    torch.manual_seed(0)
-    task.initial_model()
-    assert torch.equal(torch.rand(3), expected)
-
-
-def test_training_the_scratch_model_changes_no_initial_state():
-    task = digits(seed=5)
-    before = {name: value.clone() for name, value in task.initial_state.items()}
-    with torch.no_grad():
-        for parameter in task.scratch_model.parameters():
-            parameter.add_(1)
-        for parameter in task.initial_model().parameters():
-            parameter.add_(1)
-    assert all(torch.equal(task.initial_state[n], before[n]) for n in before)
-
-
-def test_digits_are_never_mirrored():
-    assert not digits(augment=True).train_examples(0).augment
-
-
 def write_images(root: Path, client: str = "", classes: str = "ab") -> None:
     rng = np.random.default_rng(0)
     for part in ("train", "test"):
@@ -130,12 +105,11 @@ def test_clients_of_a_split_folder_keep_their_own_images(code_of, tmp_path):
     assert code_of(lambda: build_task(resolve(names), 4)) == "num-clients"
 
 
-def test_a_client_of_a_split_folder_without_training_images(tmp_path):
+def test_a_client_of_a_split_folder_without_training_images(code_of, tmp_path):
     write_images(tmp_path, "x")
     (tmp_path / "y" / "train").mkdir(parents=True)
     names = {"task": "image-folder", "data-dir": str(tmp_path), "model": "mlp"}
-    with pytest.raises(SettingsError, match="'y'"):
-        build_task(resolve(names), 2)
+    assert code_of(lambda: build_task(resolve(names), 2)) == "data-dir"
 
 
 def test_the_same_settings_give_the_same_object():
@@ -145,13 +119,6 @@ def test_the_same_settings_give_the_same_object():
     # Settings that the task does not declare make no other task.
     assert build_task({**settings, "momentum": 0.9}, 10) is build_task(settings, 10)
     assert build_task({**settings, "seed": 12}, 10) is not build_task(settings, 10)
-
-
-def test_linear():
-    task = build_task(resolve({"task": "linear", "dimension": 7}), 4)
-    assert isinstance(task, LinearTask)
-    assert task.num_clients == 4
-    assert task.dimension == 7
 
 
 @pytest.mark.parametrize(
@@ -166,12 +133,6 @@ def test_linear():
 )
 def test_invalid_settings(code_of, overrides, code):
     assert code_of(lambda: digits(**overrides).initial_model()) == code
-
-
-def test_normalisation_has_as_many_channels_as_the_images():
-    for mean, std in (tasks.RGB, *tasks.NORMALIZATION.values()):
-        assert len(mean) == len(std) == 3
-    assert len(tasks.GREY[0]) == 1
 
 
 # Images and the model that they meet

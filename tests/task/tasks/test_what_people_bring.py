@@ -1,7 +1,5 @@
 """Nets, loaders and tables as people have them, and what is said of those unfit."""
 
-import re
-
 import numpy as np
 import pytest
 import torch
@@ -50,9 +48,8 @@ def task_of(model, head: str = "fc3", **more) -> ExampleTask:
         (Net, "fc1"),
     ],
 )
-def test_a_head_behind_which_something_follows(model, head):
-    line = f"head is {head!r}, which is not the last thing that Net applies: what follo"
-    with pytest.raises(SettingsError, match=re.escape(line)):
+def test_a_head_that_is_not_the_last_layer(model, head):
+    with pytest.raises(SettingsError, match=f"head is {head!r}, which is not the last"):
         task_of(model, head).check(0)
 
 
@@ -73,32 +70,33 @@ def test_a_head_that_is_the_last_thing_is_tried_once():
 LAYER = nn.Linear(4, 8)
 
 
-@pytest.mark.parametrize("head", ["fc3", ""])
-def test_a_model_that_is_made_once_is_no_new_one(head):
-    net = Net() if head else SplitModel(nn.Linear(4, 8), nn.Linear(8, 2))
-    line = f"model.. returns a {type(net).__name__} with parameters that it has returne"
-    with pytest.raises(SettingsError, match=line):
-        task_of(lambda: net, head).check(0)
-    # Whoever asks first.
-    task = task_of(lambda: net, head)
-    assert task.initial_state
-    with pytest.raises(SettingsError, match=line):
-        task.scratch_model  # noqa: B018
+def view_of(layer: nn.Linear) -> nn.Linear:
+    view = nn.Linear(4, 8)
+    view.weight = nn.Parameter(layer.weight.detach())
+    return view
+
+
+NET, SPLIT = Net(), SplitModel(nn.Linear(4, 8), nn.Linear(8, 2))
 
 
 @pytest.mark.parametrize(
-    "part", [lambda: LAYER, lambda: view_of(LAYER)], ids=["a layer", "its memory"]
+    ("model", "head"),
+    [
+        (lambda: NET, "fc3"),
+        (lambda: SPLIT, ""),
+        (lambda: SplitModel(LAYER, nn.Linear(8, 2)), ""),
+        (lambda: SplitModel(view_of(LAYER), nn.Linear(8, 2)), ""),
+    ],
+    ids=["net", "split model", "a layer", "its memory"],
 )
-def test_parts_of_a_model_that_are_made_once(part):
-    task = task_of(lambda: SplitModel(part(), nn.Linear(8, 2)), "")
-    with pytest.raises(SettingsError, match="a SplitModel with parameters that it has"):
-        task.check(0)
-
-
-def view_of(layer: nn.Linear) -> nn.Linear:
-    made = nn.Linear(4, 8)
-    made.weight = nn.Parameter(layer.weight.detach())
-    return made
+def test_parameters_that_are_returned_twice(model, head):
+    line = "with parameters that it has returned before"
+    with pytest.raises(SettingsError, match=line):
+        task_of(model, head).check(0)
+    task = task_of(model, head)
+    assert task.initial_state
+    with pytest.raises(SettingsError, match=line):
+        task.scratch_model  # noqa: B018
 
 
 def test_what_never_learns_may_be_common_to_all_models():
@@ -176,14 +174,11 @@ def test_loaders():
     loader = DataLoader(data, batch_size=2, shuffle=True)
     with pytest.raises(SettingsError, match=r"a DataLoader; .*must be an ExampleSet"):
         task_of(Net, train=[loader]).check(0)
-    line = (
-        r"^from_dataset is given a DataLoader, .*expected its dataset \(loader.dataset"
-    )
-    with pytest.raises(SettingsError, match=line):
+    with pytest.raises(SettingsError, match=r"expected its dataset \(loader.dataset"):
         ExampleSet.from_dataset(loader)
-    found = ExampleSet.from_dataset(loader.dataset)
-    assert torch.equal(found.inputs, data.tensors[0])
-    assert found.targets.tolist() == [0, 1, 0, 1, 1]
+    converted = ExampleSet.from_dataset(loader.dataset)
+    assert torch.equal(converted.inputs, data.tensors[0])
+    assert converted.targets.tolist() == [0, 1, 0, 1, 1]
 
 
 def test_inputs_of_several_columns():
@@ -225,5 +220,5 @@ def test_a_long_value_is_still_one_line():
     with pytest.raises(SettingsError) as error:
         require(False, "task", [np.zeros(9)] * 30, "short")
     assert str(error.value).startswith("task is a list, [array([0., 0., 0.")
-    assert str(error.value).endswith("…; expected short")
     assert "\n" not in str(error.value)
+    assert len(str(error.value)) < 400

@@ -10,17 +10,17 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
+from torchvision.ops import StochasticDepth
 
 from flwr_frl.task.examples import ExampleSet
 from flwr_frl.task.models import SplitModel, build_model
-from flwr_frl.task.settings import SettingsError, build
+from flwr_frl.task.settings import build
 from flwr_frl.task.training import (
     SGD,
     OneExampleError,
     Proximal,
     TrainCall,
     TrainingDivergedError,
-    cohort,
     evaluate,
     freeze,
     loop,
@@ -29,6 +29,8 @@ from flwr_frl.task.training import (
     train,
 )
 from flwr_frl.task.training.sgd import warn_if_emulated
+
+CE, MSE = nn.functional.cross_entropy, nn.functional.mse_loss
 
 
 def linear_model(inputs: int, features: int, outputs: int, seed: int = 0) -> SplitModel:
@@ -75,27 +77,11 @@ def test_two_steps_by_hand():
         model.head.weight.fill_(3.0)
     example = ExampleSet(torch.tensor([[2.0]]), torch.tensor([[10.0]]))
     sgd = SGD(learning_rate=0.1, momentum=0.5, weight_decay=0.1)
-    loss = train(model, "head", example, nn.functional.mse_loss, 2, sgd)
+    loss = train(model, "head", example, MSE, 2, sgd)
     assert model.head.weight.item() == pytest.approx(5.6533, abs=1e-5)
     assert model.representation.weight.item() == 1.0
     # The loss of the last epoch is measured before its step: (9.14 - 10)².
     assert loss == pytest.approx(0.86**2, abs=1e-5)
-
-
-def test_weights_decay_and_biases_do_not():
-    # x = 0 and y = bias: no gradient at all, so only the decay moves anything.
-    # Weights: 2 - 0.1 * 0.5 * 2 = 1.9.
-    model = SplitModel(nn.Linear(1, 1), nn.Linear(1, 1))
-    with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            parameter.fill_(0.0 if name == "representation.bias" else 2.0)
-    example = ExampleSet(torch.tensor([[0.0]]), torch.tensor([[2.0]]))
-    sgd = SGD(learning_rate=0.1, momentum=0.0, weight_decay=0.5)
-    train(model, "all", example, nn.functional.mse_loss, 1, sgd)
-    assert model.representation.weight.item() == pytest.approx(1.9)
-    assert model.head.weight.item() == pytest.approx(1.9)
-    assert model.representation.bias.item() == 0.0
-    assert model.head.bias.item() == 2.0
 
 
 def numpy_training(
@@ -105,13 +91,12 @@ def numpy_training(
     y: np.ndarray,
     epochs: int,
     sgd: SGD,
-    terms: dict | None = None,
+    terms: dict,
 ) -> dict[str, np.ndarray]:
     """Full-batch SGD on the mean squared error of a two-layer linear model.
 
     ``terms``: ``extra`` of the gradients, and an ``anchor`` with its ``weight``.
     """
-    terms = terms or {"extra": {}, "anchor": {}, "weight": 0.0}
     v = {name: np.zeros_like(value) for name, value in state.items()}
     for _ in range(epochs):
         z = x @ state["representation.weight"].T + state["representation.bias"]
@@ -135,38 +120,28 @@ def numpy_training(
     return state
 
 
-@pytest.mark.parametrize(
-    ("part", "trained"),
-    [
-        ("head", ("head.",)),
-        ("representation", ("representation.",)),
-        ("all", ("representation.", "head.")),
-    ],
-)
-def test_training_against_numpy(part, trained):
+@pytest.mark.parametrize("part", ["head", "representation", "all"])
+@pytest.mark.parametrize("weight", [0.0, 0.3])
+def test_training_against_numpy(part, weight):
+    # Corrections and the anchor are part of the gradient: momentum and decay come on
+    # top. A parameter may have neither.
     model, examples = linear_model(4, 3, 2), regression(12, 4, 2)
     sgd = SGD(learning_rate=0.05, momentum=0.7, weight_decay=0.02, batch_size=12)
     start = {n: v.double().numpy() for n, v in state_of(model).items()}
+    rng = np.random.default_rng(3)
+    extra = {n: weight * rng.standard_normal(v.shape) for n, v in start.items()}
+    anchor = {n: rng.standard_normal(v.shape) for n, v in start.items()}
+    del extra["head.bias"], anchor["representation.bias"]
+    terms = {"extra": extra, "anchor": anchor, "weight": weight}
     x, y = examples.inputs.double().numpy(), examples.targets.double().numpy()
-    expected = numpy_training(start, trained, x, y, 6, sgd)
-    train(model, part, examples, nn.functional.mse_loss, 6, sgd)
+    trained = ("",) if part == "all" else (f"{part}.",)
+    expected = numpy_training(start, trained, x, y, 6, sgd, terms)
+    proximal = Proximal(weight, {n: torch.from_numpy(a) for n, a in anchor.items()})
+    correction = {n: torch.from_numpy(a).float() for n, a in extra.items()}
+    more = (proximal, correction) if weight else ()
+    train(model, part, examples, MSE, 6, sgd, *more)
     for name, value in model.state_dict().items():
         np.testing.assert_allclose(value.numpy(), expected[name], rtol=1e-4, atol=1e-5)
-
-
-def test_the_loss_is_the_mean_over_examples_and_not_over_batches():
-    # Nothing moves at a rate of 1e-30. Losses of 3 examples: 0, 0 and 9 (targets 0, 0
-    # and 3, output 0), in batches of 2 and 1: the mean over examples is 3.
-    model = linear_model(1, 1, 1)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.zero_()
-    targets = torch.tensor([[0.0], [0.0], [3.0]])
-    examples = ExampleSet(torch.zeros(3, 1), targets)
-    sgd = SGD(learning_rate=1e-30, batch_size=2)
-    for part in ("head", "representation", "all"):
-        loss = train(model, part, examples, nn.functional.mse_loss, 1, sgd)
-        assert loss == pytest.approx(3.0)
 
 
 def test_the_regularizer_is_trained_and_not_reported():
@@ -184,7 +159,7 @@ def test_the_regularizer_is_trained_and_not_reported():
 
     example = ExampleSet(torch.tensor([[2.0]]), torch.tensor([[0.0]]))
     sgd = SGD(learning_rate=0.1, momentum=0.0, weight_decay=0.0)
-    loss = train(model, "head", example, nn.functional.mse_loss, 2, sgd, regularizer)
+    loss = train(model, "head", example, MSE, 2, sgd, regularizer)
     assert model.head.weight.item() == pytest.approx(-1.0)
     assert loss == 0.0
     assert seen == [([[0.0]], [[0.0]])] * 2
@@ -215,47 +190,18 @@ def test_the_proximal_term_by_hand():
     value.backward()
     assert model.representation.weight.grad.item() == pytest.approx(-1.5)
     assert model.head.weight.grad.item() == pytest.approx(1.0)
-
-
-def test_the_proximal_term_skips_parameters_without_anchor_or_gradient():
-    model = scalar_model(2.0, 3.0)
-    head = {"head.weight": torch.tensor([[1.0]])}
-    assert Proximal(0.5, head)(*NOTHING, model).item() == pytest.approx(1.0)
+    # Parameters without an anchor add nothing, and frozen ones have no gradient.
+    del anchor["representation.weight"]
     freeze(model, "representation")
-    both = head | {"representation.weight": torch.tensor([[5.0]])}
-    # 0.5/2 ((3 - 1)² + (2 - 5)²), and the slope 0.5 (2 - 5) of what learns.
-    value = Proximal(0.5, both)(*NOTHING, model)
-    assert value.item() == pytest.approx(3.25)
-    value.backward()
-    assert model.representation.weight.grad.item() == pytest.approx(-1.5)
-    assert model.head.weight.grad is None
-
-
-def test_the_proximal_norm_is_squared():
-    # Over all entries of all tensors: 2/2 (4 · 3² + 2 · 3²) = 54.
-    model = SplitModel(nn.Linear(2, 2, bias=False), nn.Linear(2, 1, bias=False))
-    anchor = {n: p.detach() - 3 for n, p in model.named_parameters()}
-    assert Proximal(2.0, anchor)(*NOTHING, model).item() == pytest.approx(54, rel=1e-5)
-
-
-def test_training_near_an_anchor_by_hand():
-    # x = 2, y = 10, b = 1 is frozen: loss (2 w - 10)², slope 4 (2 w - 10).
-    # From w = 3 with μ = 5 around 4, rate 0.01:
-    # slope -16 + 5 (3 - 4) = -21, w = 3.21;
-    # slope 4 (6.42 - 10) = -14.32, and 5 (3.21 - 4) = -3.95: w = 3.21 + 0.1827.
-    model = scalar_model(1.0, 3.0)
-    example = ExampleSet(torch.tensor([[2.0]]), torch.tensor([[10.0]]))
-    sgd = SGD(learning_rate=0.01, momentum=0.0, weight_decay=0.0)
-    near = Proximal(5.0, {"head.weight": torch.tensor([[4.0]])})
-    loss = train(model, "head", example, nn.functional.mse_loss, 2, sgd, near)
-    assert model.head.weight.item() == pytest.approx(3.3927, abs=1e-6)
-    # Without the term: (6.42 - 10)².
-    assert loss == pytest.approx(3.58**2, rel=1e-5)
+    value = Proximal(0.5, anchor)(*NOTHING, model)
+    assert value.item() == pytest.approx(1.0)
+    assert not value.requires_grad
 
 
 def test_a_correction_is_added_to_the_gradient_in_every_step():
-    # The same without the anchor, and -3 and 7 added: slopes -16 - 3 and then, at
-    # w = 3.19, 4 (6.38 - 10) - 3 = -17.48: w = 3.3648. The frozen b stays.
+    # x = 2, y = 10, b = 1 is frozen: loss (2 w - 10)², slope 4 (2 w - 10). With -3
+    # added, from w = 3 at rate 0.01: slopes -16 - 3 and then, at w = 3.19,
+    # 4 (6.38 - 10) - 3 = -17.48: w = 3.3648.
     model = scalar_model(1.0, 3.0)
     example = ExampleSet(torch.tensor([[2.0]]), torch.tensor([[10.0]]))
     sgd = SGD(learning_rate=0.01, momentum=0.0, weight_decay=0.0)
@@ -263,50 +209,15 @@ def test_a_correction_is_added_to_the_gradient_in_every_step():
     correction |= {"representation.weight": torch.tensor([[7.0]])}
     correction |= {"other": torch.tensor(1.0)}
     before = {name: value.clone() for name, value in correction.items()}
-    loss = train(
-        model,
-        "head",
-        example,
-        nn.functional.mse_loss,
-        2,
-        sgd,
-        correction=correction,
-    )
+    loss = MSE
+    value = train(model, "head", example, loss, 2, sgd, correction=correction)
     assert model.head.weight.item() == pytest.approx(3.3648, abs=1e-6)
     assert model.representation.weight.item() == 1.0
-    assert loss == pytest.approx(3.62**2, rel=1e-5)
+    assert value == pytest.approx(3.62**2, rel=1e-5)
     assert same_bits(correction, before)
 
 
-def test_corrections_and_anchors_against_numpy():
-    # Both are part of the gradient: momentum and decay come on top.
-    model, examples = linear_model(4, 3, 2), regression(12, 4, 2)
-    sgd = SGD(learning_rate=0.05, momentum=0.7, weight_decay=0.02, batch_size=12)
-    start = {n: v.double().numpy() for n, v in state_of(model).items()}
-    rng = np.random.default_rng(3)
-    extra = {n: rng.standard_normal(v.shape) / 5 for n, v in start.items()}
-    del extra["head.bias"]
-    anchor = {n: rng.standard_normal(v.shape) for n, v in start.items()}
-    del anchor["representation.bias"]
-    x, y = examples.inputs.double().numpy(), examples.targets.double().numpy()
-    expected = numpy_training(
-        start, ("",), x, y, 6, sgd, {"extra": extra, "anchor": anchor, "weight": 0.3}
-    )
-    train(
-        model,
-        "all",
-        examples,
-        nn.functional.mse_loss,
-        6,
-        sgd,
-        Proximal(0.3, {n: torch.from_numpy(a) for n, a in anchor.items()}),
-        {n: torch.from_numpy(a).float() for n, a in extra.items()},
-    )
-    for name, value in model.state_dict().items():
-        np.testing.assert_allclose(value.numpy(), expected[name], rtol=1e-4, atol=1e-5)
-
-
-# A loop with a step of one's own
+# Custom steps
 
 
 def test_loop_passes_every_example_once_per_epoch():
@@ -343,13 +254,6 @@ def test_loop_returns_the_mean_over_examples_of_the_last_epoch():
     assert next(losses, None) is None
 
 
-def test_loop_without_epochs_makes_no_step():
-    def step(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-        raise AssertionError
-
-    assert loop(step, regression(5, 2, 1), 0, SGD()) == 0.0
-
-
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
 def test_loop_raises_after_an_epoch_with_a_loss_that_is_not_finite(value):
     losses = iter([1.0, 1.0, 1.0, value, 1.0, 1.0])
@@ -369,7 +273,7 @@ def test_a_custom_step_trains_unfrozen_parameters():
     head = freeze(model, "head")
 
     def step(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-        loss = nn.functional.mse_loss(model(x), y)
+        loss = MSE(model(x), y)
         model.zero_grad()
         loss.backward()
         with torch.no_grad():
@@ -421,10 +325,7 @@ def with_batch_norm_and_dropout() -> SplitModel:
         nn.BatchNorm1d(8),
     )
     head = nn.Sequential(
-        nn.Dropout(0.3),
-        nn.Linear(8, 6, bias=False),
-        nn.BatchNorm1d(6),
-        nn.Linear(6, 3),
+        nn.Dropout(0.3), nn.Linear(8, 6, bias=False), nn.BatchNorm1d(6), nn.Linear(6, 3)
     )
     return SplitModel(representation, head)
 
@@ -435,40 +336,23 @@ def test_a_frozen_part_stays_bitwise_equal(part, augment):
     model, examples = with_batch_norm_and_dropout(), images(40, 3, augment)
     sgd = SGD(learning_rate=0.1, momentum=0.9, weight_decay=0.1, batch_size=8)
     # Both parts have been trained before, as in every round of FedRep.
-    train(model, "all", examples, nn.functional.cross_entropy, 1, sgd)
+    train(model, "all", examples, CE, 1, sgd)
     other = {"head": "representation", "representation": "head"}[part]
+    model.zero_grad()
     frozen, trained = state_of(model.part(other)), state_of(model.part(part))
-    train(model, part, examples, nn.functional.cross_entropy, 2, sgd)
+    train(model, part, examples, CE, 2, sgd)
     assert same_bits(state_of(model.part(other)), frozen)
+    assert all(parameter.grad is None for parameter in model.part(other).parameters())
     moved = state_of(model.part(part))
     # Everything else has moved, running statistics included.
     assert not any(torch.equal(moved[name], trained[name]) for name in trained)
-
-
-@pytest.mark.parametrize("part", ["head", "representation"])
-def test_a_frozen_part_costs_no_gradients(part):
-    model, other = with_batch_norm_and_dropout(), {"head": "representation"}
-    train(model, part, images(20, 3, True), nn.functional.cross_entropy, 1, SGD())
-    frozen = model.part(other.get(part, "head"))
-    assert all(parameter.grad is None for parameter in frozen.parameters())
-    assert all(
-        parameter.grad is not None for parameter in model.part(part).parameters()
-    )
-
-
-def test_training_all_changes_every_parameter():
-    model, examples = with_batch_norm_and_dropout(), images(40, 3)
-    before = state_of(model)
-    train(model, "head", examples, nn.functional.cross_entropy, 1, SGD(batch_size=8))
-    train(model, "all", examples, nn.functional.cross_entropy, 1, SGD(batch_size=8))
-    assert not any(torch.equal(v, before[n]) for n, v in state_of(model).items())
 
 
 @pytest.mark.parametrize("part", ["head", "representation", "all"])
 def test_no_epochs_change_nothing(part):
     model = with_batch_norm_and_dropout()
     before = state_of(model)
-    loss = train(model, part, images(9, 3), nn.functional.cross_entropy, 0, SGD())
+    loss = train(model, part, images(9, 3), CE, 0, SGD())
     assert loss == 0.0
     assert same_bits(state_of(model), before)
 
@@ -483,79 +367,50 @@ def count_calls(module: nn.Module) -> Callable[[], int]:
     return lambda: sum(count > 2 for count in calls)
 
 
-@pytest.mark.parametrize("regularized", [False, True])
-def test_features_computed_once_train_the_same_head(monkeypatch, regularized):
+@pytest.mark.parametrize(
+    # With three layers in the head the features are images themselves.
+    ("head_layers", "regularized"),
+    [(1, False), (1, True), (2, False), (3, False)],
+)
+def test_features_computed_once_train_the_same_head(
+    monkeypatch, head_layers, regularized
+):
     regularizer = (lambda f, _, __: f.square().mean()) if regularized else None
     sgd = SGD(learning_rate=0.1, momentum=0.5, weight_decay=0.01, batch_size=7)
-    examples = images(60, 10)
-    trained, calls = [], []
+    loss, trained, calls = CE, [], []
     for cached in (True, False):
         torch.manual_seed(0)
-        model = build_model("digits-cnn", (1, 8, 8), 10)
+        model = build_model("digits-cnn", (1, 8, 8), 10, head_layers)
         calls.append(count_calls(model.representation))
         if not cached:
             monkeypatch.setattr(TrainCall, "has_features", False)
         torch.manual_seed(1)
-        loss = train(
-            model, "head", examples, nn.functional.cross_entropy, 4, sgd, regularizer
-        )
-        trained.append((loss, state_of(model)))
-    (loss, cached_state), (other_loss, other_state) = trained
-    assert loss == pytest.approx(other_loss, rel=1e-5)
-    for name in cached_state:
-        torch.testing.assert_close(
-            cached_state[name], other_state[name], rtol=1e-4, atol=1e-6
-        )
+        value = train(model, "head", images(60, 10), loss, 4, sgd, regularizer)
+        trained.append({**state_of(model), "loss": torch.tensor(value)})
+    for name, value in trained[0].items():
+        torch.testing.assert_close(value, trained[1][name], rtol=1e-4, atol=1e-6)
     # 60 examples: 2 batches of at most 50 against 4 epochs of 9 batches.
     assert [call() for call in calls] == [2, 36]
 
 
 @pytest.mark.parametrize(
-    "head_layers",
+    ("representation", "augment", "is_random"),
     [
-        2,
-        pytest.param(
-            3,
-        ),
+        (lambda: with_batch_norm_and_dropout().representation, False, True),
+        (lambda: nn.Flatten(), True, True),
+        (lambda: nn.Sequential(StochasticDepth(0.5, "row"), nn.Flatten()), False, True),
+        (lambda: LastState(0.5), False, True),
+        (lambda: LastState(0.0), False, False),
     ],
+    ids=["dropout", "augmentation", "stochastic depth", "LSTM with dropout", "LSTM"],
 )
-def test_deeper_heads_train_on_the_same_features(monkeypatch, head_layers):
-    # With three layers in the head the features are images themselves.
-    trained = []
-    for cached in (True, False):
-        torch.manual_seed(0)
-        model = build_model("digits-cnn", (1, 8, 8), 10, head_layers)
-        if not cached:
-            monkeypatch.setattr(TrainCall, "has_features", False)
-        torch.manual_seed(1)
-        train(model, "head", images(30, 10), nn.functional.cross_entropy, 2, SGD())
-        trained.append(state_of(model))
-    for name in trained[0]:
-        torch.testing.assert_close(
-            trained[0][name], trained[1][name], rtol=1e-4, atol=1e-6
-        )
-
-
-def test_features_are_recomputed_with_dropout_or_augmentation():
-    sgd = SGD(batch_size=20)
-    model = with_batch_norm_and_dropout()
+def test_features_are_recomputed_if_they_are_random(representation, augment, is_random):
+    model = SplitModel(representation(), nn.LazyLinear(3))
+    examples, loss = images(40, 3, augment), CE
+    model(examples.first(2))
     calls = count_calls(model.representation)
-    train(model, "head", images(40, 3), nn.functional.cross_entropy, 3, sgd)
-    assert calls() == 3 * 2
-    model = build_model("digits-cnn", (1, 8, 8), 10)
-    calls = count_calls(model.representation)
-    train(model, "head", images(40, 3, True), nn.functional.cross_entropy, 3, sgd)
-    assert calls() == 3 * 2
-
-
-def test_features_are_recomputed_with_stochastic_depth():
-    from torchvision.ops import StochasticDepth
-
-    torch.manual_seed(0)
-    model = SplitModel(StochasticDepth(0.5, "row"), nn.Linear(4, 1))
-    calls = count_calls(model.representation)
-    train(model, "head", regression(40, 4, 1), nn.functional.mse_loss, 3, SGD(0.01))
-    assert calls() == 3 * 4
+    train(model, "head", examples, loss, 3, SGD(batch_size=20))
+    assert calls() == (3 * 2 if is_random else 1)
 
 
 class LastState(nn.Module):
@@ -563,19 +418,10 @@ class LastState(nn.Module):
 
     def __init__(self, dropout: float) -> None:
         super().__init__()
-        self.lstm = nn.LSTM(4, 3, 2, batch_first=True, dropout=dropout)
+        self.lstm = nn.LSTM(8, 3, 2, batch_first=True, dropout=dropout)
 
     def forward(self, x):
-        return self.lstm(x[:, None])[1][0][-1]
-
-
-@pytest.mark.parametrize(("dropout", "times"), [(0.5, 3 * 4), (0.0, 1)])
-def test_features_are_recomputed_with_the_dropout_of_an_lstm(dropout, times):
-    torch.manual_seed(0)
-    model = SplitModel(LastState(dropout), nn.Linear(3, 1))
-    calls = count_calls(model.representation)
-    train(model, "head", regression(40, 4, 1), nn.functional.mse_loss, 3, SGD(0.01))
-    assert calls() == times
+        return self.lstm(x[:, 0])[1][0][-1]
 
 
 def test_biases_of_recurrent_layers_have_no_weight_decay():
@@ -652,14 +498,14 @@ def without_last(examples: ExampleSet, epochs: int, seed: int) -> list[ExampleSe
 
 
 def test_a_last_batch_of_one_is_dropped_before_a_batch_norm():
-    examples, loss = regression(11, 4, 1), nn.functional.mse_loss
+    examples, loss = regression(11, 4, 1), MSE
     expected, batches = normed(), without_last(examples, 2, seed=3)
     sgd = SGD(0.01, 0.0, batch_size=5)
     losses = [train(expected, "all", batch, loss, 1, sgd) for batch in batches]
     model = normed()
     torch.manual_seed(3)
-    found = train(model, "all", examples, loss, 2, sgd)
-    assert found == pytest.approx(sum(losses[2:]) / 2)
+    result = train(model, "all", examples, loss, 2, sgd)
+    assert result == pytest.approx(sum(losses[2:]) / 2)
     # Found out once, and not even the first norm has learned from it.
     assert model.representation.alone == 1
     assert_near(model, expected)
@@ -668,22 +514,15 @@ def test_a_last_batch_of_one_is_dropped_before_a_batch_norm():
     assert int(model.representation.first.num_batches_tracked) == 6
 
 
-def test_loop_without_a_model_skips_a_batch_of_one_that_raises():
+def test_loop_skips_a_last_batch_of_one_if_the_model_refuses_it():
     model, sizes = normed().train(), []
 
     def step(inputs, targets):
         sizes.append(len(inputs))
-        return nn.functional.mse_loss(model(inputs), targets).detach()
+        return MSE(model(inputs), targets).detach()
 
-    sgd = SGD(0.01, batch_size=5)
-    loop(step, regression(11, 4, 1), 2, sgd)
-    assert sizes == [5, 5, 1] * 2
-    # With the model, no step is made, and the first norm has seen none of the rest.
-    sizes.clear()
-    loop(step, regression(11, 4, 1), 2, sgd, model)
+    loop(step, regression(11, 4, 1), 2, SGD(0.01, batch_size=5), model)
     assert sizes == [5, 5] * 2
-    with pytest.raises(OneExampleError, match="batch-size 5 leaves one of 1 examples"):
-        loop(step, regression(1, 4, 1), 1, sgd)
 
 
 def test_a_dropped_example_does_not_change_the_augmentation_of_others():
@@ -723,7 +562,7 @@ def test_steps_an_epoch_equals_the_steps_of_loop(make, count, expected):
 
 
 def test_last_batches_of_one_are_dropped_in_a_cohort(caplog):
-    loss, sgd, seats = nn.functional.mse_loss, SGD(0.01, 0.0, batch_size=5), range(4)
+    loss, sgd, seats = MSE, SGD(0.01, 0.0, batch_size=5), range(4)
     # The last example of two is alone, at different times.
     sets = [regression(n, 4, 1) for n in (11, 11, 6, 8)]
 
@@ -733,8 +572,8 @@ def test_last_batches_of_one_are_dropped_in_a_cohort(caplog):
 
     alone, models = [normed() for _ in seats], [normed() for _ in seats]
     losses = [work(i, alone[i]) for i in seats]
-    found = together([partial(work, i, models[i]) for i in seats], 4)
-    assert found == pytest.approx(losses, rel=1e-5)
+    result = together([partial(work, i, models[i]) for i in seats], 4)
+    assert result == pytest.approx(losses, rel=1e-5)
     for own, expected in zip(models, alone, strict=True):
         assert_near(own, expected)
     # All at the same time.
@@ -753,9 +592,9 @@ def assert_near(model: SplitModel, expected: SplitModel) -> None:
 
 @pytest.mark.parametrize(("n", "size"), [(1, 5), (11, 1)])
 def test_batches_of_one_only_are_an_error_before_a_batch_norm(n, size):
-    args = ("all", regression(n, 4, 1), nn.functional.mse_loss, 1)
+    args = ("all", regression(n, 4, 1), MSE, 1)
     line = f"batch-size {size} leaves one of {n} examples alone, which this model's bat"
-    with pytest.raises(SettingsError, match=line):
+    with pytest.raises(OneExampleError, match=line):
         train(normed(), *args, SGD(0.01, batch_size=size))
 
 
@@ -768,7 +607,7 @@ def test_dropout_is_active_before_a_trained_head():
         lambda module, inputs, output: zeros.append((inputs[0] == 0).float().mean())
     )
     examples = ExampleSet(torch.ones(200, 50), torch.zeros(200, 1))
-    train(model, "head", examples, nn.functional.mse_loss, 1, SGD(batch_size=200))
+    train(model, "head", examples, MSE, 1, SGD(batch_size=200))
     assert 0.45 < float(zeros[0]) < 0.55
 
 
@@ -780,7 +619,7 @@ def test_divergence_is_an_error_that_names_the_rate(part):
     model, examples = linear_model(4, 3, 2), regression(20, 4, 2)
     sgd = SGD(learning_rate=1e20, batch_size=5)
     with pytest.raises(TrainingDivergedError, match=r"learning-rate 1e\+20"):
-        train(model, part, examples, nn.functional.mse_loss, 30, sgd)
+        train(model, part, examples, MSE, 30, sgd)
 
 
 @pytest.mark.parametrize(("kind", "lines"), [("AVX2", 1), ("AVX512", 0)])
@@ -791,11 +630,7 @@ def test_emulated_bfloat16_is_warned_about_once(kind, lines, monkeypatch, caplog
         SGD(bfloat16=bfloat16).autocast()
         assert bfloat16 or not caplog.messages
     warn_if_emulated.cache_clear()
-    expected = (
-        "bfloat16=true is far slower than float32 on this CPU, which lacks "
-        "instructions for it (torch calls it AVX2)"
-    )
-    assert caplog.messages == [expected] * lines
+    assert len(caplog.messages) == lines
 
 
 def test_bfloat16_is_near_float32():
@@ -806,8 +641,8 @@ def test_bfloat16_is_near_float32():
         sgd = SGD(learning_rate=0.05, bfloat16=bfloat16)
         torch.manual_seed(1)
         data = images(60, 10)
-        train(model, "head", data, nn.functional.cross_entropy, 1, sgd)
-        losses.append(train(model, "all", data, nn.functional.cross_entropy, 2, sgd))
+        train(model, "head", data, CE, 1, sgd)
+        losses.append(train(model, "all", data, CE, 2, sgd))
         states.append(state_of(model))
     assert losses[0] == pytest.approx(losses[1], rel=0.02)
     assert losses[0] != losses[1]
@@ -816,30 +651,19 @@ def test_bfloat16_is_near_float32():
         torch.testing.assert_close(value, states[0][name], rtol=0.1, atol=0.02)
 
 
-def test_training_learns():
-    torch.manual_seed(0)
-    model, examples = build_model("digits-cnn", (1, 8, 8), 10), images(30, 10)
-    sgd = SGD(learning_rate=0.1)
-    first = train(model, "all", examples, nn.functional.cross_entropy, 1, sgd)
-    last = train(model, "all", examples, nn.functional.cross_entropy, 60, sgd)
-    assert last < 0.1 < first
-
-
 @pytest.mark.parametrize(
-    ("values", "line"),
+    ("name", "values"),
     [
-        ({"learning_rate": 0.0}, "learning-rate is 0.0; expected a number above 0"),
-        ({"learning_rate": math.nan}, "learning-rate is nan"),
-        ({"learning_rate": math.inf}, "learning-rate is inf"),
-        ({"momentum": 1.0}, r"momentum is 1.0; expected a number in \[0, 1\)"),
-        ({"momentum": -0.1}, "momentum is -0.1"),
-        ({"weight_decay": -1e-4}, "weight-decay is -0.0001; expected at least 0"),
-        ({"batch_size": 0}, "batch-size is 0; expected at least 1"),
+        ("learning_rate", (0.0, math.nan, math.inf)),
+        ("momentum", (1.0, -0.1)),
+        ("weight_decay", (-1e-4,)),
+        ("batch_size", (0,)),
     ],
 )
-def test_hyper_parameters_out_of_range(values, line):
-    with pytest.raises(SettingsError, match=line):
-        SGD(**values)
+def test_hyper_parameters_out_of_range(code_of, name, values):
+    for value in values:
+        code = code_of(lambda value=value: SGD(**{name: value}))
+        assert code == name.replace("_", "-")
 
 
 def test_hyper_parameters_from_settings():
@@ -856,7 +680,7 @@ def test_evaluation_by_hand():
     model = SplitModel(nn.Identity(), nn.Identity())
     inputs = torch.tensor([[2.0, 0.0], [2.0, 0.0], [0.0, 1.0], [0.0, 3.0]])
     examples = ExampleSet(inputs, torch.tensor([0, 1, 1, 0]))
-    loss, accuracy = evaluate(model, examples, nn.functional.cross_entropy)
+    loss, accuracy = evaluate(model, examples, CE)
     losses = [math.log(1 + math.exp(d)) for d in (-2, 2, -1, 3)]
     assert loss == pytest.approx(sum(losses) / 4)
     assert accuracy == 0.5
@@ -868,7 +692,7 @@ def test_evaluation_over_several_batches_is_a_mean_over_examples():
     targets = torch.zeros(120, 1)
     targets[100:] = 3
     examples = ExampleSet(torch.zeros(120, 1), targets)
-    loss, accuracy = evaluate(model, examples, nn.functional.mse_loss)
+    loss, accuracy = evaluate(model, examples, MSE)
     assert loss == pytest.approx(9 * 20 / 120)
     assert math.isnan(accuracy)
 
@@ -877,7 +701,7 @@ def test_evaluation_changes_nothing_and_uses_no_randomness():
     model = with_batch_norm_and_dropout()
     before = state_of(model)
     examples = images(70, 3, augment=True)
-    results = {evaluate(model, examples, nn.functional.cross_entropy) for _ in range(3)}
+    results = {evaluate(model, examples, CE) for _ in range(3)}
     assert len(results) == 1
     assert same_bits(state_of(model), before)
     whole = copy.deepcopy(model).eval()
@@ -887,12 +711,12 @@ def test_evaluation_changes_nothing_and_uses_no_randomness():
     assert results.pop()[1] == pytest.approx(right.item())
 
 
-def test_evaluation_without_examples():
+@pytest.mark.parametrize("targets", [torch.zeros(0).long(), torch.full((3,), -100)])
+def test_evaluation_without_counted_targets_is_nan(targets):
     model = SplitModel(nn.Identity(), nn.Identity())
-    examples = ExampleSet(torch.zeros(0, 2), torch.zeros(0, dtype=torch.int64))
-    loss, accuracy = evaluate(model, examples, nn.functional.cross_entropy)
-    assert math.isnan(loss)
-    assert math.isnan(accuracy)
+    examples = ExampleSet(torch.ones(len(targets), 2), targets)
+    results = evaluate(model, examples, CE)
+    assert all(map(math.isnan, results))
 
 
 def test_accuracy_is_nan_for_integers_with_one_output():
@@ -908,32 +732,17 @@ def test_accuracy_is_nan_for_integers_with_one_output():
     assert math.isnan(accuracy)
 
 
-@pytest.mark.parametrize("together", [False, True])
-def test_evaluation_excludes_ignored_targets(together):
+def test_evaluation_excludes_ignored_targets(monkeypatch):
     # Sequences of two places, one example a batch. The outputs are the inputs. Counted
     # are two places of the first, right and wrong, and one of the second, right; the
     # third has none. Cross-entropy of two outputs that differ by d: log(1 + e^-d).
     inputs = torch.tensor(
         [[[2.0, 2.0], [0.0, 0.0]], [[0.0, 9.0], [1.0, 0.0]], [[5.0, 0.0], [0.0, 5.0]]]
     )
-    targets = torch.tensor([[0, 1], [1, -100], [-100, -100]])
-
-    def work() -> tuple[float, float]:
-        model = SplitModel(nn.Identity(), nn.Identity())
-        examples = ExampleSet(inputs, targets)
-        return evaluate(model, examples, nn.functional.cross_entropy)
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("flwr_frl.task.training.calls.EVALUATION_BATCH", 1)
-        results = cohort.together([work] * 3, 3) if together else [work()]
-    losses = [math.log(1 + math.exp(d)) for d in (-2, 2, -1)]
-    for loss, accuracy in results:
-        assert loss == pytest.approx(sum(losses) / 3)
-        assert accuracy == pytest.approx(2 / 3)
-
-
-def test_evaluation_of_ignored_targets_only_is_nan():
+    examples = ExampleSet(inputs, torch.tensor([[0, 1], [1, -100], [-100, -100]]))
+    monkeypatch.setattr("flwr_frl.task.training.local_training.EVALUATION_BATCH", 1)
     model = SplitModel(nn.Identity(), nn.Identity())
-    examples = ExampleSet(torch.ones(3, 2), torch.full((3,), -100))
-    results = evaluate(model, examples, nn.functional.cross_entropy)
-    assert all(map(math.isnan, results))
+    loss, accuracy = evaluate(model, examples, CE)
+    losses = [math.log(1 + math.exp(d)) for d in (-2, 2, -1)]
+    assert loss == pytest.approx(sum(losses) / 3)
+    assert accuracy == pytest.approx(2 / 3)

@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from flwr_frl.task.compression.per_tensor import (
     Compressor,
@@ -17,9 +17,17 @@ from flwr_frl.task.compression.per_tensor import (
     SignTopK,
     TopK,
 )
-from flwr_frl.task.saddle_point.algorithm import SaddlePoint, check_duals, decode
-from flwr_frl.task.saddle_point.problems import Float64s
-from flwr_frl.task.saddle_point.state import Noise, exchange_stream
+from flwr_frl.task.saddle_point.algorithm import (
+    Noise,
+    SaddlePoint,
+    decode,
+    exchange_stream,
+)
+from flwr_frl.task.saddle_point.problems import Float64s, Pairs
+
+
+class DualMismatchError(ValueError):
+    """The two ends of an edge have different dual variables."""
 
 
 class Network:
@@ -81,6 +89,36 @@ class Network:
         state.known = state.known + decoded[self._sender]
         self.algorithm.iterate(state, *self.noise.at(t))
         check_duals(self.algorithm.pairs, state.duals, state.duals[self._reverse])
+
+
+def check_duals(pairs: Pairs, duals: ArrayLike, reverse: ArrayLike) -> None:
+    """Check that the dual variables of both ends of some edges are equal.
+
+    The algorithms use λ_ij for λ_ji (section 4.3.1, "Symmetry of dual updates"), which
+    requires a symmetric g and the same copies at both ends.
+
+    Parameters
+    ----------
+    pairs : ndarray of int, shape (E, 2)
+        The edges (i, j).
+    duals, reverse : array_like, shape (E,)
+        λ_ij at node i, and λ_ji at node j.
+
+    Raises
+    ------
+    DualMismatchError
+        If two of them differ by more than the rounding of different machines.
+    """
+    a, b = np.asarray(duals), np.asarray(reverse)
+    # The negated comparison also catches NaN.
+    equal = np.abs(a - b) <= 1e-12 + 1e-9 * np.abs(a)
+    if not equal.all():
+        edge = int(np.argmin(equal))
+        i, j = pairs[edge].tolist()
+        raise DualMismatchError(
+            f"the dual variable of edge {(i, j)} is {float(a[edge])!r} at node {i} and "
+            f"{float(b[edge])!r} at node {j}; they must be equal: is g symmetric?"
+        )
 
 
 def compress_rows(

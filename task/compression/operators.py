@@ -1,22 +1,185 @@
-"""Sparse compression operators, which keep the k largest or k random entries."""
+"""Compression operators: identity, sign, QSGD, k largest or k random entries."""
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from flwr_frl.task.compression.compressor import Compressor
-from flwr_frl.task.compression.packing import (
+from flwr_frl.task.compression.compressor import (
+    FLOAT,
+    LARGEST_FLOAT32,
     SEED,
+    Compressor,
     Float32s,
     index_bits,
+    l1,
     pack,
     packed_bytes,
+    read_norm,
     squared_l2,
     unpack,
 )
-from flwr_frl.task.compression.quantizers import QSGD, Identity, Sign, check_levels
 from flwr_frl.task.settings import require
+
+
+@dataclass(frozen=True)
+class Identity(Compressor):
+    """No compression: the entries as floats. ω = 1; 4 d bytes."""
+
+    def num_bytes(self, dimension: int) -> int:
+        """Return 4 d."""
+        return 4 * dimension
+
+    def omega(self, dimension: int) -> float:
+        """Return 1."""
+        return 1.0
+
+    def _encode(self, x: Float32s, generator: np.random.Generator) -> bytes:
+        return x.astype("<f4", copy=False).tobytes()
+
+    def _decode(self, data: memoryview, dimension: int) -> Float32s:
+        entries = np.frombuffer(data, "<f4")
+        if not np.isfinite(entries).all():
+            raise ValueError("a compressed entry is not finite")
+        return entries.astype(np.float32)
+
+
+@dataclass(frozen=True)
+class Sign(Compressor):
+    """Mean magnitude times sign: (‖x‖₁ / d) sign(x).
+
+    ω(x) = ‖x‖₁² / (d ‖x‖₂²) (Singh 2024, section 2.4), with equality in equation 2.5.
+    It is at least 1 / d, its value at a vector with a single non-zero entry. The choice
+    sign(0) = +1 does not change it: with m = ‖x‖₁ / d the error is
+    d m² − 2 m ⟨sign(x), x⟩ + ‖x‖², and zero entries add nothing to the inner product.
+
+    4 + ⌈d / 8⌉ bytes: the mean magnitude as a float, then the signs.
+    """
+
+    def num_bytes(self, dimension: int) -> int:
+        """Return 4 + ⌈d / 8⌉."""
+        return FLOAT.size + packed_bytes(dimension, 1)
+
+    def omega(self, dimension: int) -> float:
+        """Return 1 / d, the smallest ω(x)."""
+        return 1 / dimension
+
+    def omega_at(self, x: Float32s) -> float:
+        """Return ‖x‖₁² / (d ‖x‖₂²)."""
+        return l1(x) ** 2 / (len(x) * squared_l2(x))
+
+    def _encode(self, x: Float32s, generator: np.random.Generator) -> bytes:
+        return FLOAT.pack(l1(x) / len(x)) + pack(x >= 0, 1)
+
+    def _decode(self, data: memoryview, dimension: int) -> Float32s:
+        mean = read_norm(data)
+        positive = unpack(data[FLOAT.size :], dimension, 1).view(np.bool_)
+        return np.where(positive, mean, -mean)
+
+
+@dataclass(frozen=True)
+class QSGD(Compressor):
+    """Stochastic quantiser Q_s to s levels of |x_i| / ‖x‖₂.
+
+    Q_s(x)_i = ‖x‖₂ sgn(x_i) l_i / s, where l_i is s |x_i| / ‖x‖₂, rounded up or down at
+    random such that E Q_s(x) = x. Its variance is at most β ‖x‖² with
+    β_{d,s} = min(d / s², √d / s) (Singh 2024, section 2.4, footnote 2).
+    Q_s satisfies equation 2.5, with ω = 1 − β, only if β < 1. Q_s / (1 + β) satisfies
+    it for every s, with ω = 1 / (1 + β), and replaces Q_s if β ≥ 1 (with 15 levels,
+    from 225 entries on). The message is the same.
+
+    The norm is sent as a float. Levels are relative to the rounded norm, so rounding
+    does not bias Q_s. Nor can a level exceed s: no entry, itself a float, is larger
+    than the exact norm, hence none is larger than the nearest float to it.
+
+    4 + ⌈d (⌈log2(s + 1)⌉ + 1) / 8⌉ bytes: the norm, then the levels.
+
+    Parameters
+    ----------
+    levels : int, default 15
+        s, from 1 to 32,767. The default is the largest s of 4 bits (5 with the sign).
+    scaled : bool, default False
+        If True, also divide by 1 + β if β < 1; the result is then biased.
+
+    Raises
+    ------
+    SettingsError
+        If `levels` is out of range.
+    """
+
+    levels: int = 15
+    scaled: bool = False
+
+    def __post_init__(self) -> None:
+        """Check the number of levels."""
+        check_levels(self.levels)
+
+    def beta(self, dimension: int) -> float:
+        """Return β_{d,s} = min(d / s², √d / s)."""
+        ratio = math.sqrt(dimension) / self.levels
+        return min(ratio**2, ratio)
+
+    def num_bytes(self, dimension: int) -> int:
+        """Return 4 + ⌈d (⌈log2(s + 1)⌉ + 1) / 8⌉."""
+        return FLOAT.size + packed_bytes(dimension, self._bits)
+
+    def omega(self, dimension: int) -> float:
+        """Return 1 − β, or 1 / (1 + β) if Q_s is divided by 1 + β."""
+        beta = self.beta(dimension)
+        return 1 / (1 + beta) if self._divides(beta) else 1 - beta
+
+    def omega_at(self, x: Float32s) -> float:
+        """Return the ω(x) of the exact variance, at least 1 − β."""
+        beta = self.beta(len(x))
+        if self._divides(beta):
+            return 1 / (1 + beta)
+        # As β nears 1, the bound nears 0 although the error does not. Rounding a level
+        # has variance p (1 − p), where p is its fractional part.
+        level = np.abs(x.astype(np.float64)) / math.sqrt(squared_l2(x)) * self.levels
+        p = level - np.floor(level)
+        return max(1 - beta, 1 - float((p * (1 - p)).sum()) / self.levels**2)
+
+    def _divides(self, beta: float) -> bool:
+        return self.scaled or beta >= 1
+
+    @property
+    def _bits(self) -> int:
+        return self.levels.bit_length() + 1
+
+    def _encode(self, x: Float32s, generator: np.random.Generator) -> bytes:
+        exact = math.sqrt(squared_l2(x))
+        if exact > LARGEST_FLOAT32:
+            raise ValueError(f"the norm {exact:.3g} exceeds the range of float32")
+        norm = np.float32(exact)
+        # Dividing first keeps the quotient at most 1, and so the level at most s.
+        level = np.abs(x) / (norm or np.float32(1)) * np.float32(self.levels)
+        low = np.floor(level)
+        up = generator.random(len(x), dtype=np.float32) < level - low
+        code = (low.astype(np.uint16) + up) << 1
+        # A level of zero has no sign, so every vector has exactly one encoding.
+        code |= (x < 0) & (code > 0)
+        return FLOAT.pack(norm) + pack(code, self._bits)
+
+    def _decode(self, data: memoryview, dimension: int) -> Float32s:
+        norm = read_norm(data)
+        code = unpack(data[FLOAT.size :], dimension, self._bits)
+        level = code >> 1
+        if level.max() > self.levels:
+            raise ValueError(f"a level is {level.max()}, above {self.levels}")
+        entries = level.astype(np.float32) / np.float32(self.levels) * norm
+        np.negative(entries, out=entries, where=(code & 1).astype(np.bool_))
+        beta = self.beta(dimension)
+        if self._divides(beta):
+            entries /= np.float32(1 + beta)
+        return entries
+
+
+def check_levels(levels: int) -> None:
+    """Raise `SettingsError` unless QSGD supports this number of levels."""
+    # 16 bits hold a level and its sign; more would hardly be shorter than float32.
+    valid = isinstance(levels, int) and 1 <= levels < 2**15
+    require(valid, "levels", levels, "an int from 1 to 32767")
 
 
 @dataclass(frozen=True)
@@ -76,12 +239,13 @@ class TopK(_KeepsK):
         """The operator applied to the kept entries, a vector of R^k."""
         return Identity()
 
-    def _omega_at(self, x: Float32s) -> float:
+    def omega_at(self, x: Float32s) -> float:
+        """Return the fraction of ‖x‖² that is kept, times the ω of its encoding."""
         # ‖x − C(x)‖² = ‖x − Top_k(x)‖² + ‖Top_k(x) − C(x)‖², as the supports are
         # disjoint; the second term is (1 − ω(Top_k(x))) ‖Top_k(x)‖².
         kept = x[_largest(x, self.count(len(x)))]
         share = squared_l2(kept) / squared_l2(x)
-        return share * self._entries._omega_at(kept)
+        return share * self._entries.omega_at(kept)
 
     def _encode(self, x: Float32s, generator: np.random.Generator) -> bytes:
         indices = _largest(x, self.count(len(x)))

@@ -1,0 +1,45 @@
+"""FedAMP (Huang et al., AAAI 2021): train near the mean of similar models."""
+
+from dataclasses import dataclass
+from typing import Annotated
+
+from flwr.common import NDArrays
+
+from flwr_frl.clients.base import Client, Config, Reply, TrainingSettings
+from flwr_frl.task.settings import Range
+from flwr_frl.task.training import Proximal
+
+
+@dataclass(frozen=True)
+class FedAMPSettings(TrainingSettings):
+    """Settings of FedAMP's clients.
+
+    Parameters
+    ----------
+    fedamp_lambda : float, default 1
+        λ of the proximal term λ/(2 α_k) ‖w − u_i‖² (equation 6).
+    fedamp_alpha : float, default 10000
+        α_k, as for the strategy.
+    """
+
+    fedamp_lambda: Annotated[float, Range("[0, inf)")] = 1.0
+    fedamp_alpha: Annotated[float, Range("(0, inf)")] = 1e4
+
+
+class FedAMPClient(Client, supports_example_dp=True):
+    """Algorithm 1, client side: w_i ← argmin_w F_i(w) + λ/(2 α_k) ‖w − u_i‖².
+
+    The minimum is approximated by local epochs from u_i, so that a client keeps no
+    state; the paper leaves the start open. PFLlib starts from the last w_i, and its
+    proximal term is a norm that is not squared.
+    """
+
+    settings_type = FedAMPSettings
+    settings: FedAMPSettings
+
+    def fit(self, parameters: NDArrays, config: Config) -> Reply:
+        """Train near the received u_i for ``representation-epochs``."""
+        self.receive(parameters, config)
+        weight = self.settings.fedamp_lambda / self.settings.fedamp_alpha
+        near = Proximal(weight, self.received)
+        return self.send(self.train("all", self.settings.representation_epochs, near))

@@ -1,0 +1,169 @@
+"""FedFomo (Zhang et al., ICLR 2021): each client weighs the models that it receives."""
+
+from dataclasses import dataclass
+from math import isfinite
+from typing import Annotated
+
+import torch
+from flwr.common import NDArrays
+
+from flwr_frl.clients.base import Config, Reply, TrainingSettings
+from flwr_frl.clients.device.parameter_groups import (
+    WHOLE,
+    Tensors,
+    under,
+    within,
+)
+from flwr_frl.clients.device.personal_model import PERSONAL_MODEL, PersonalModelClient
+from flwr_frl.task.examples import ExampleSet
+from flwr_frl.task.held_out import EvaluationSettings, split
+from flwr_frl.task.messages import CANDIDATES, FOMO_WEIGHTS
+from flwr_frl.task.settings import Range
+from flwr_frl.task.training import evaluate
+
+BEFORE = "before."
+WEIGHTS = FOMO_WEIGHTS.partition(".")[0] + "."
+# Avoids a division by 0 for equal models.
+SMALLEST_DISTANCE = 1e-5
+
+
+@dataclass(frozen=True)
+class FedFomoSettings(TrainingSettings):
+    """Settings of FedFomo's clients.
+
+    Parameters
+    ----------
+    fomo_models : int, default 5
+        Number M of models, as for the strategy.
+    fomo_validation : float, default 0.2
+        Share of the training examples on which models are weighed, and which a client
+        does not train on (0.2 in the authors' commands and in PFLlib); with 0, models
+        are weighed on all training examples.
+    """
+
+    fomo_models: Annotated[int, Range("[0, inf)")] = 5
+    fomo_validation: Annotated[float, Range("[0, 1)")] = 0.2
+
+
+class FedFomoClient(PersonalModelClient, also_test_global=False, fixed_shapes=False):
+    """Algorithm 1, client side: θ_i ← θ_i + Σ_n w_n (θ_n − θ_i), then local training.
+
+    The baseline θ_i^{t−1} is the model with which the last local training began. The
+    candidates θ_n are the M received models and the client's own trained one. The
+    weights are w_n = (L_i(θ_i^{t−1}) − L_i(θ_n)) / ‖θ_n − θ_i^{t−1}‖ (equation 5),
+    where L_i is the loss on the validation examples; negative weights become 0, and
+    then all are divided by their sum (equation 4). If none is positive, the client
+    continues from its own trained model, as in PFLlib, rather than from the baseline.
+    With no other model, this is local training.
+
+    The trained model and the baseline are personal; the model that is sent, others
+    receive as it is. A client that joins later starts from the initial model as its
+    own and as the baseline, weighs the received models, and trains for
+    ``newcomer-epochs``.
+
+    Messages hold different numbers of models, so `flwr_frl.clients.predict` refuses a
+    run of FedFomo, although clients deploy their personal model alone.
+    """
+
+    shared = (CANDIDATES,)
+    sent = (*WHOLE, WEIGHTS)
+    personal = (PERSONAL_MODEL, BEFORE)
+    settings_type = FedFomoSettings
+    settings: FedFomoSettings
+
+    def initial_group(self, group: str) -> Tensors:
+        """Return no candidates, weights of 0, and initial personal models."""
+        if group == CANDIDATES:
+            initial = self.task.initial_state
+            return {n: v.new_zeros((0, *v.shape)) for n, v in initial.items()}
+        if group == WEIGHTS:
+            return {"values": torch.zeros(self.settings.fomo_models)}
+        return super().initial_group(group)
+
+    def _structure(self) -> list[object]:
+        """Return also the classes, to which the heads of all models belong."""
+        return [*super()._structure(), self.task.classes]
+
+    def fit(self, parameters: NDArrays, config: Config) -> Reply:
+        """Combine the candidates, train, and send the model and the weights."""
+        self.receive(parameters, config)
+        weights = self.combine()
+        self.saved |= within(BEFORE, _copies(self.model.state_dict()))
+        train, _ = self.split()
+        epochs = self.settings.representation_epochs
+        loss = self.train("all", epochs, examples=train)
+        padded = torch.zeros(self.settings.fomo_models)
+        padded[: len(weights)] = torch.tensor(weights)
+        reply = self.send(loss, {**self.model.tensors, FOMO_WEIGHTS: padded})
+        self.save_personal_model(config)
+        return reply
+
+    def combine(self) -> list[float]:
+        """Load the weighted mean of the candidates; return the others' weights.
+
+        The returned weights are those of equation 5, which may be negative.
+        """
+        own, before = under(PERSONAL_MODEL, self.saved), under(BEFORE, self.saved)
+        received = under(CANDIDATES, self.received)
+        count = len(next(iter(received.values())))
+        others = [{n: v[i] for n, v in received.items()} for i in range(count)]
+        weights = self._weights([*others, own], before) if others else [1.0]
+        positive = [max(w, 0.0) for w in weights]
+        total = sum(positive)
+        if total == 0:
+            self.model.load(own)
+        else:
+            models = [*others, own]
+            self.model.load(_mean(models, [w / total for w in positive]))
+        return weights[:-1]
+
+    def _weights(self, models: list[Tensors], before: Tensors) -> list[float]:
+        names = [name for name, _ in self.model.named_parameters()]
+        baseline, weights = self._loss_of(before), []
+        for model in models:
+            gain = baseline - self._loss_of(model)
+            squares = [(model[n] - before[n]).square().sum() for n in names]
+            distance = float(torch.stack(squares).sum().sqrt())
+            weight = gain / (distance + SMALLEST_DISTANCE)
+            weights.append(weight if isfinite(weight) else 0.0)
+        return weights
+
+    def _loss_of(self, model: Tensors) -> float:
+        self.model.load(model)
+        _, validation = self.split()
+        loss, _ = evaluate(self.model, validation, self.task.loss)
+        return loss
+
+    def split(self) -> tuple[ExampleSet, ExampleSet]:
+        """Return the training examples and the validation examples.
+
+        The split is the same in every round. With too few examples for one of each,
+        all are in both.
+        """
+        examples, share = self.train_examples, self.settings.fomo_validation
+        overlap = int(getattr(self.task, "overlap", 0))
+        count = int(len(examples) * share + 0.5)
+        if count < 1 or len(examples) - count - overlap < 1:
+            return examples, examples.without_augmentation()
+        settings = EvaluationSettings(validation_fraction=share)
+        return split(examples, self.index, settings, overlap)
+
+    def personalize(self) -> None:
+        """Weigh the received models, and train for ``newcomer-epochs``."""
+        self.combine()
+        self.train("all", self.settings.newcomer_epochs)
+        self.saved |= within(PERSONAL_MODEL, self.model.state_dict())
+
+
+def _copies(tensors: Tensors) -> Tensors:
+    return {name: value.clone() for name, value in tensors.items()}
+
+
+def _mean(models: list[Tensors], weights: list[float]) -> Tensors:
+    """Return Σ_n w_n θ_n; integers, such as counters, are the last model's."""
+    combined = dict(models[-1])
+    for name, like in models[-1].items():
+        if like.is_floating_point():
+            pairs = zip(models, weights, strict=True)
+            combined[name] = torch.stack([w * m[name] for m, w in pairs if w]).sum(0)
+    return combined

@@ -1,0 +1,118 @@
+"""IFCA (Ghosh et al., NeurIPS 2020): each client trains the model that fits it best."""
+
+from dataclasses import dataclass
+from math import inf, isnan
+from typing import Annotated
+
+import torch
+from flwr.common import NDArrays
+
+from flwr_frl.clients.base import Client, Config, Reply, TrainingSettings
+from flwr_frl.clients.device.parameter_groups import WHOLE, Tensors, under
+from flwr_frl.task.base import Task
+from flwr_frl.task.devices import seeded
+from flwr_frl.task.messages import CLUSTER, CLUSTERS
+from flwr_frl.task.models import SplitModel
+from flwr_frl.task.run_cache import run_cache
+from flwr_frl.task.settings import Range, SettingsError
+from flwr_frl.task.training import evaluate
+
+# Distinguishes the seeds of the clusters' initial models from others.
+STARTS = 0x1FCA
+
+
+@dataclass(frozen=True)
+class IFCASettings(TrainingSettings):
+    """Settings of IFCA's clients.
+
+    Parameters
+    ----------
+    num_clusters : int, default 4
+        Number k of clusters, as for the strategy.
+    """
+
+    num_clusters: Annotated[int, Range("[1, inf)")] = 4
+
+
+class IFCAClient(Client):
+    """Algorithm 1, client side: choose ĵ = argmin_j F_i(θ_j), and train θ_ĵ.
+
+    F_i is the mean loss over all training examples, without augmentation. The deployed
+    model is chosen in the same way, with the current models; a client without training
+    examples deploys the first one. Among equal losses the first cluster is chosen.
+    """
+
+    shared = (CLUSTERS,)
+    sent = WHOLE
+    settings_type = IFCASettings
+    settings: IFCASettings
+
+    def initial_group(self, group: str) -> Tensors:
+        """Return the initial models of all clusters, stacked."""
+        return initial_models(self.task, self.settings.num_clusters)
+
+    def _structure(self) -> list[object]:
+        """Return also the classes, to which the heads of all models belong."""
+        return [*super()._structure(), self.task.classes]
+
+    def fit(self, parameters: NDArrays, config: Config) -> Reply:
+        """Choose a cluster, and train its model for ``representation-epochs``."""
+        self.receive(parameters, config)
+        chosen = self.choose()
+        loss = self.train("all", self.settings.representation_epochs)
+        arrays, num_examples, metrics = self.send(loss)
+        return arrays, num_examples, {**metrics, CLUSTER: chosen}
+
+    def choose(self) -> int:
+        """Load the model with the least loss, and return its cluster."""
+        clusters, losses = self.settings.num_clusters, [0.0]
+        if clusters > 1 and len(self.task.train_examples(self.index)):
+            losses = [self._loss_of(cluster) for cluster in range(clusters)]
+        chosen = losses.index(min(losses))
+        self._load(chosen)
+        return chosen
+
+    def _loss_of(self, cluster: int) -> float:
+        self._load(cluster)
+        examples = self.train_examples.without_augmentation()
+        loss, _ = evaluate(self.model, examples, self.task.loss)
+        return inf if isnan(loss) else loss
+
+    def _load(self, cluster: int) -> None:
+        models = under(CLUSTERS, self.received)
+        self.model.load({name: values[cluster] for name, values in models.items()})
+
+    def deployed_model(self) -> SplitModel:
+        """Return the model with the least loss on the training examples."""
+        self.choose()
+        return self.model
+
+
+@run_cache(maxsize=4)
+def initial_models(task: Task, count: int) -> Tensors:
+    """Return the initial models of ``count`` clusters, stacked along the first axis.
+
+    The first is the task's. In the others all layers are drawn anew, also where the
+    first has pretrained weights.
+
+    Raises
+    ------
+    SettingsError
+        If the model has no layer that can be drawn anew: equal models stay equal.
+    """
+    states = [task.initial_state]
+    for number in range(1, count):
+        model = task.initial_model()
+        with seeded((STARTS + 7919 * (getattr(task, "seed", 0) or 0)) * number):
+            for module in model.modules():
+                if callable(reset := getattr(module, "reset_parameters", None)):
+                    reset()
+        state = model.state_dict()
+        if all(torch.equal(state[name], states[0][name]) for name in state):
+            raise SettingsError(
+                f"num-clusters is {count}; expected 1 for a model in which no layer "
+                "has reset_parameters, so that its clusters would all start equal",
+                "num-clusters",
+            )
+        states.append(state)
+    return {name: torch.stack([s[name] for s in states]) for name in states[0]}

@@ -1,0 +1,126 @@
+"""kNN-Per (Marfoq et al., ICML 2022): nearest neighbours among the local features."""
+
+from dataclasses import dataclass
+from typing import Annotated
+
+import torch
+from torch import Tensor, nn
+
+from flwr_frl.clients.base import TrainingSettings
+from flwr_frl.clients.fedavg import FedAvgClient
+from flwr_frl.task.models import SplitModel
+from flwr_frl.task.settings import Range
+from flwr_frl.task.training import features_of
+
+
+@dataclass(frozen=True)
+class KNNPerSettings(TrainingSettings):
+    """Settings of kNN-Per's clients.
+
+    Parameters
+    ----------
+    knn_neighbours : int, default 10
+        Number k of neighbours (section 4); at most all training examples are used.
+    knn_lambda : float, default 0.5
+        Weight λ of the neighbours' prediction (section 3); 0 is the model alone. The
+        authors choose λ for each client on validation data, in steps of 0.1; here it
+        is one value for all.
+    knn_scale : float, default 1
+        Length scale σ of the kernel exp(−‖z − z'‖²/(σ d)) for d features, as in the
+        authors' code; the paper has exp(−‖z − z'‖) (section 3).
+    """
+
+    knn_neighbours: Annotated[int, Range("[1, inf)")] = 10
+    knn_lambda: Annotated[float, Range("[0, 1]")] = 0.5
+    knn_scale: Annotated[float, Range("(0, inf)")] = 1.0
+
+
+class MixedHead(nn.Module):
+    """The head h of λ p_knn + (1 − λ) softmax(h), as logarithms.
+
+    p_knn(y) is the share of class y among the k stored features nearest to the input's
+    features z, each weighted by the kernel exp(−‖z − z'‖²/(σ d)) (section 3). Ties
+    of distances are in the order of the examples.
+
+    Parameters
+    ----------
+    head : nn.Module
+        The model's head.
+    features : Tensor, shape (n, d)
+        Features of the training examples, the datastore.
+    targets : Tensor of int64, shape (n,)
+        Their classes.
+    settings : KNNPerSettings
+        k, λ and σ.
+    """
+
+    features: Tensor
+    targets: Tensor
+
+    def __init__(
+        self,
+        head: nn.Module,
+        features: Tensor,
+        targets: Tensor,
+        settings: KNNPerSettings,
+    ) -> None:
+        super().__init__()
+        self.head = head
+        # Not in the state dict, so that clients with other examples are not stacked.
+        self.register_buffer("features", features, persistent=False)
+        self.register_buffer("targets", targets, persistent=False)
+        self.neighbours = min(settings.knn_neighbours, len(targets))
+        self.weight, self.scale = settings.knn_lambda, settings.knn_scale
+
+    def forward(self, z: Tensor) -> Tensor:
+        """Return the logarithms of the mixed probabilities, at least 1e-30."""
+        model = self.head(z).softmax(1)
+        # A sequence has features, and a prediction, at every position.
+        nearest = self.nearest(z.flatten(0, -2), model.shape[1])
+        nearest = nearest.reshape(*z.shape[:-1], -1).movedim(-1, 1)
+        return torch.lerp(model, nearest, self.weight).clamp(min=1e-30).log()
+
+    def nearest(self, z: Tensor, num_classes: int) -> Tensor:
+        """Return p_knn, of shape (n, classes), of n features."""
+        # Not by inner products, which are inexact where distances are small.
+        exact = "donot_use_mm_for_euclid_dist"
+        distances = torch.cdist(z, self.features, compute_mode=exact).square()
+        ordered, places = distances.sort(dim=1, stable=True)
+        scores = -ordered[:, : self.neighbours] / (self.scale * z.shape[1])
+        # Normalised by the softmax, so that far neighbours do not underflow.
+        shares = scores.softmax(1)
+        classes = self.targets[places[:, : self.neighbours]]
+        found = shares.new_zeros(len(z), num_classes)
+        return found.scatter_add_(1, classes, shares)
+
+
+class KNNPerClient(
+    FedAvgClient, needs_classes=True, supports_example_dp=True, also_test_global=True
+):
+    """FedAvg's client; the deployed model is mixed with nearest neighbours.
+
+    The datastore holds the features of all training examples under the received
+    representation and is made anew whenever a model is deployed, so that a client,
+    sampled or not, keeps no state. A client that joins after training stores the
+    examples that it has and trains nothing. A client without training examples
+    deploys the model alone.
+
+    With ``dp-noise`` the training is private; the datastore and the deployed model,
+    which never leave the device, are not.
+    """
+
+    settings_type = KNNPerSettings
+    settings: KNNPerSettings
+
+    def deployed_model(self) -> SplitModel:
+        """Return the model with a `MixedHead`."""
+        if self.settings.knn_lambda == 0 or not self.task.train_examples(self.index):
+            return self.model
+        examples = self.train_examples.without_augmentation()
+        stored = features_of(self.model.eval(), examples, self.settings)
+        features, targets = stored.inputs.flatten(0, -2), stored.targets.flatten()
+        # Cross-entropy ignores negative targets.
+        labelled = targets >= 0
+        datastore = features[labelled], targets[labelled]
+        head = MixedHead(self.model.head, *datastore, self.settings)
+        return SplitModel(self.model.representation, head)

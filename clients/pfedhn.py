@@ -1,0 +1,43 @@
+"""pFedHN (Shamsian et al., ICML 2021): train a model that the server generates."""
+
+from flwr.common import NDArrays
+
+from flwr_frl.clients.base import Client, Config, Reply, TrainingSettings
+from flwr_frl.clients.device.parameter_groups import difference
+from flwr_frl.task.base import Task
+from flwr_frl.task.settings import SettingsError, require
+
+# The hypernetwork has 100 numbers for each of them, and as many momenta: 800 MB.
+MOST_PARAMETERS = 1_000_000
+
+
+def generated(task: Task) -> None:
+    """Refuse models that are too large for a hypernetwork, or that have buffers."""
+    model = task.scratch_model
+    count = sum(parameter.numel() for parameter in model.parameters())
+    allowed = f"at most {MOST_PARAMETERS:,}, for a hypernetwork of moderate size"
+    require(count <= MOST_PARAMETERS, "number of parameters", count, allowed, "model")
+    if buffers := model.state_dict().keys() - dict(model.named_parameters()).keys():
+        raise SettingsError(
+            f"the model has the buffer {min(buffers)!r}; expected parameters alone, "
+            "without batch norms: a hypernetwork generates no statistics",
+            "model",
+        )
+
+
+class PFedHNClient(
+    Client, supports_example_dp=True, sends_changes=True, requires=(generated,)
+):
+    """Algorithm 1, lines 4 to 7: train θ_i, and send its change; a client has no state.
+
+    The authors train for 50 steps with batches of 64, step size 0.005 and momentum 0.9;
+    here ``representation-epochs`` and the other settings of local training apply.
+    """
+
+    settings: TrainingSettings
+
+    def fit(self, parameters: NDArrays, config: Config) -> Reply:
+        """Train the received model for ``representation-epochs``."""
+        self.receive(parameters, config)
+        loss = self.train("all", self.settings.representation_epochs)
+        return self.send(loss, difference(self.model.state_dict(), self.received))

@@ -1,0 +1,171 @@
+"""FedAMP (Huang et al., AAAI 2021): federated attentive message passing."""
+
+from collections.abc import Mapping
+from typing import Annotated, Any
+
+import numpy as np
+import numpy.typing as npt
+from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, RecordDict
+
+from flwr_frl.strategies.base import BaseStrategy
+from flwr_frl.strategies.server.replies import Arrays, NDArray, mean, to_record
+from flwr_frl.task.settings import Choice, Range, validate
+
+Matrix = npt.NDArray[np.float64]
+
+
+class FedAMP(BaseStrategy, client="flwr_frl.clients.fedamp:FedAMPClient"):
+    """Algorithm 1: client i trains near u_i, a mean of the models most similar to w_i.
+
+    The server keeps the last model w_i of every client that has trained. It sends
+    client i the mean u_i = Σ_j ξ_ij w_j (equation 5), and the client returns a new w_i
+    (equation 6). With the attention
+
+    - ``exponential``, FedAMP: ξ_ij = α A'(‖w_i − w_j‖²) for j ≠ i with
+      A(x) = 1 − exp(−x/σ), that is ξ_ij = (α/σ) exp(−‖w_i − w_j‖²/σ), and
+      ξ_ii = 1 − Σ_{j≠i} ξ_ij;
+    - ``cosine``, HeurFedAMP (section "Heuristic Improvement of FedAMP on Deep Neural
+      Networks"): ξ_ij = (1 − ξ_ii) softmax_{j≠i}(σ cos(w_i, w_j)), with ξ_ii a setting.
+
+    Differences from the paper. α is constant. If Σ_{j≠i} ξ_ij exceeds 1, these weights
+    are scaled to the sum 1 and ξ_ii is 0; otherwise u_i would be no convex combination
+    (PFLlib allows a negative ξ_ii). The cosine is that of the changes w_i − w⁰ since
+    the common initial model w⁰: the models themselves start equal here, so their
+    cosines stay near 1 and all weights near 1/m. In the paper all clients take part in
+    every round; here a client that is not sampled keeps its last model, which the
+    others continue to attend to. PFLlib's server attends to the last round's models
+    only. The defaults of α, λ and ``fedamp-scale`` are those of FLGo.
+
+    A client that has not trained yet, also one that joins later, receives the mean of
+    the last round's models. Other clients are tested with their w_i, which the server
+    sends them; a checkpoint holds all models, so memory is one model for each client
+    that has trained.
+
+    Parameters
+    ----------
+    fedamp_attention : {"cosine", "exponential"}, default "cosine"
+        The weights ξ_ij; ``cosine`` is the paper's choice for deep networks.
+    fedamp_alpha : float, default 10000
+        Step size α_k (equation 3); the clients' proximal weight is λ/α_k.
+    fedamp_sigma : float, default 1
+        σ of A, in squared distances of models (``exponential``); the weights of the
+        others are at most α/σ each.
+    fedamp_scale : float, default 25
+        σ of ``cosine``: larger values concentrate the weights on the nearest models.
+    fedamp_self_weight : float, default 0.1
+        ξ_ii of ``cosine``.
+    **base
+        Arguments of `BaseStrategy`. ``aggregation`` applies only to the mean for
+        clients that have not trained yet.
+    """
+
+    def __init__(
+        self,
+        *,
+        fedamp_attention: Annotated[str, Choice("cosine", "exponential")] = "cosine",
+        fedamp_alpha: Annotated[float, Range("(0, inf)")] = 1e4,
+        fedamp_sigma: Annotated[float, Range("(0, inf)")] = 1.0,
+        fedamp_scale: Annotated[float, Range("[0, inf)")] = 25.0,
+        fedamp_self_weight: Annotated[float, Range("[0, 1]")] = 0.1,
+        **base: Any,
+    ) -> None:
+        super().__init__(**base)
+        self.fedamp_attention = fedamp_attention
+        self.fedamp_alpha = fedamp_alpha
+        self.fedamp_sigma = fedamp_sigma
+        self.fedamp_scale = fedamp_scale
+        self.fedamp_self_weight = fedamp_self_weight
+        validate(self)
+        # Under this key `flwr_frl.clients.predict` finds each client's model.
+        self.models: dict[str, Arrays] = self.state.setdefault("heads", {})
+        # w⁰.
+        self.start_model: Arrays = self.state.setdefault("start", {})
+        # What the clients of the current messages are sent, by name.
+        self._sent: Mapping[str, Arrays] = {}
+
+    def open_round(
+        self,
+        nodes: list[int],
+        arrays: ArrayRecord,
+        config: ConfigRecord,
+        server_round: int,
+        kind: str,
+    ) -> list[Message]:
+        """Send u_i for training, and w_i otherwise."""
+        if not self.start_model:
+            self.start_model.update({n: a.numpy() for n, a in arrays.items()})
+        self._sent = self.models
+        if kind == MessageType.TRAIN and self.models:
+            self._sent = self.messages_for(list(map(self.name_of, nodes)))
+        return super().open_round(nodes, arrays, config, server_round, kind)
+
+    def content(
+        self, node: int, arrays: ArrayRecord, config: ConfigRecord
+    ) -> RecordDict:
+        """Return the client's own arrays if it has trained."""
+        own = self._sent.get(self.name_of(node))
+        arrays = arrays if own is None else to_record(own)
+        return super().content(node, arrays, config)
+
+    def messages_for(self, clients: list[str]) -> dict[str, Arrays]:
+        """Return u_i of each of these clients that has trained, by name."""
+        names = sorted(self.models)
+        models = [self.models[name] for name in names]
+        changes = np.stack([flat(m, self.start_model) for m in models])
+        # All distances and cosines follow from the inner products.
+        products = changes @ changes.T
+        sent = {}
+        for client in self.models.keys() & clients:
+            weights = self.attention(products, names.index(client))
+            combined = mean(zip(weights.tolist(), models, strict=True))
+            assert combined is not None
+            sent[client] = combined
+        return sent
+
+    def attention(self, products: Matrix, i: int) -> Matrix:
+        """Return ξ_i1 … ξ_im, which sum to 1.
+
+        Parameters
+        ----------
+        products : ndarray, shape (m, m)
+            Inner products of the changes w_i − w⁰.
+        i : int
+            The client whose weights are returned.
+        """
+        squares = products.diagonal()
+        others = np.arange(len(products)) != i
+        weights: Matrix
+        if self.fedamp_attention == "cosine":
+            lengths = np.sqrt(np.maximum(squares[i] * squares, np.finfo(float).tiny))
+            scores = np.exp(self.fedamp_scale * (products[i] / lengths - 1)) * others
+            total = scores.sum()
+            weights = scores * (1 - self.fedamp_self_weight) / (total or 1.0)
+        else:
+            distances = np.maximum(squares[i] + squares - 2 * products[i], 0)
+            sigma = self.fedamp_sigma
+            weights = self.fedamp_alpha / sigma * np.exp(-distances / sigma) * others
+            weights /= max(1.0, weights.sum())
+        weights[i] = max(0.0, 1 - weights.sum())
+        return weights
+
+    def aggregate(
+        self, server_round: int, replies: list[Message]
+    ) -> ArrayRecord | None:
+        """Keep the clients' models, and return their mean."""
+        combined = self.mean(replies)
+        if combined is None:
+            return None
+        for name, reply in zip(self.pending.names(replies), replies, strict=True):
+            # Copies: the received arrays are views of whole messages.
+            self.models[name] = {n: a.copy() for n, a in self.arrays(reply).items()}
+        return to_record(combined)
+
+
+def flat(model: Mapping[str, NDArray], start: Mapping[str, NDArray]) -> Matrix:
+    """Return all floating-point changes since the initial model as one vector."""
+    changes = [
+        np.subtract(value, start[name], dtype=np.float64).ravel()
+        for name, value in model.items()
+        if value.dtype.kind == "f"
+    ]
+    return np.concatenate(changes)

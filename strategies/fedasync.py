@@ -1,0 +1,61 @@
+"""FedAsync (Xie, Koyejo and Gupta, 2019): a new version with every reply."""
+
+from typing import Annotated
+
+from flwr_frl.strategies.base import BaseStrategy
+from flwr_frl.strategies.fedbuff import Asynchronous, FedBuff
+from flwr_frl.task.settings import Free, Range, validate
+
+
+class FedAsync(FedBuff):
+    """Algorithm 1: x ← (1 − α s(τ)) x + α s(τ) y_i with every model y_i that arrives.
+
+    s(τ) = (1 + τ)^−a is the polynomial function of section 5.2. The clients of the
+    paper train with a proximal term: that is ``async-base="fedprox"``. In the paper
+    clients ask for work whenever they like; here C are at work at any time.
+
+    Parameters
+    ----------
+    strategy : BaseStrategy
+        The base; an algorithm that averages, with `Traits.asynchronous`.
+    async_base : str, default "fedavg"
+        Name or import path of the base, where settings choose it.
+    concurrency : int, default 10
+        Number of clients C at work at any time.
+    staleness_exponent : float, default 0.5
+        a in s(τ), the authors' value.
+    max_staleness : int, default -1
+        Largest τ of a model that counts; older ones are dropped. −1 sets no limit.
+    fedasync_alpha : float, default 0.6
+        The mixing weight α, one of the authors' two values (0.9 is the other).
+    """
+
+    def __init__(
+        self,
+        strategy: BaseStrategy,
+        async_base: Annotated[str, Free("an algorithm")] = "fedavg",
+        concurrency: Annotated[int, Range("[1, inf)")] = 10,
+        staleness_exponent: Annotated[float, Range("[0, inf)")] = 0.5,
+        max_staleness: Annotated[int, Range("[-1, inf)")] = -1,
+        fedasync_alpha: Annotated[float, Range("(0, 1]")] = 0.6,
+    ) -> None:
+        self.fedasync_alpha = fedasync_alpha
+        validate(self)
+        super().__init__(
+            strategy,
+            concurrency=concurrency,
+            buffer_size=1,
+            staleness_exponent=staleness_exponent,
+            max_staleness=max_staleness,
+        )
+
+    def _participation(self) -> Asynchronous:
+        return Asynchronous(
+            self.strategy,
+            self.concurrency,
+            self.buffer_size,
+            self.staleness_exponent,
+            self.max_staleness,
+            self.fedasync_alpha,
+            from_sent=False,
+        )

@@ -1,0 +1,143 @@
+"""FedFomo (Zhang et al., ICLR 2021): clients weigh the models of others."""
+
+from collections.abc import Iterable
+from typing import Annotated, Any
+
+import numpy as np
+from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, RecordDict
+from flwr.serverapp import Grid
+
+from flwr_frl.strategies.base import BaseStrategy
+from flwr_frl.strategies.server.replies import Arrays, to_record
+from flwr_frl.task.messages import CANDIDATES, FOMO_WEIGHTS
+from flwr_frl.task.settings import Range, validate
+
+# Distinguishes the draws of candidates from others of the same seed.
+CHOICE = 0xF030
+
+
+class FedFomo(
+    BaseStrategy, client="flwr_frl.clients.fedfomo:FedFomoClient", averages=False
+):
+    """Algorithm 1: send each client the models that have helped it most so far.
+
+    The server keeps the last model of every client that has trained, and an affinity
+    p_ij of client i for the model of client j, which starts at 0. Client i receives M
+    models of other clients and returns its new model with the weight w_j that it gave
+    to each, before negative ones are cut off; p_ij grows by w_j. The models are those
+    with the largest p_ij, ties in random order; each of the M is drawn at random
+    instead with the probability ε (section 3, "Sampling"). All draws follow from the
+    seed, the round and the client's name. PFLlib has no random choice.
+
+    A client that is not sampled keeps its model, which others may receive. Evaluations
+    send no models: clients deploy the model that they keep. A client that joins later
+    receives M random models. A checkpoint holds all models and affinities, so a
+    resumed run sends the same ones. Nothing is averaged on the server.
+
+    Parameters
+    ----------
+    fomo_models : int, default 5
+        Number M of models that a client receives (section 4; PFLlib's default).
+    fomo_epsilon : float, default 0.3
+        Probability ε of a random model in the first round.
+    fomo_epsilon_decay : float, default 0.05
+        Decrease of ε from round to round, down to 0 (the authors' commands).
+    **base
+        Arguments of `BaseStrategy`.
+    """
+
+    def __init__(
+        self,
+        *,
+        fomo_models: Annotated[int, Range("[0, inf)")] = 5,
+        fomo_epsilon: Annotated[float, Range("[0, 1]")] = 0.3,
+        fomo_epsilon_decay: Annotated[float, Range("[0, 1]")] = 0.05,
+        **base: Any,
+    ) -> None:
+        super().__init__(**base)
+        self.fomo_models = fomo_models
+        self.fomo_epsilon = fomo_epsilon
+        self.fomo_epsilon_decay = fomo_epsilon_decay
+        validate(self)
+        self.models: dict[str, Arrays] = self.state.setdefault("models", {})
+        self.affinity: dict[str, dict[str, float]]
+        self.affinity = self.state.setdefault("affinity", {})
+        # Clients whose models the current messages hold, in order, by recipient.
+        self._candidates: dict[str, list[str]] = {}
+        self._kind = ""
+
+    def open_round(
+        self,
+        nodes: list[int],
+        arrays: ArrayRecord,
+        config: ConfigRecord,
+        server_round: int,
+        kind: str,
+    ) -> list[Message]:
+        """Choose models for clients that train or join."""
+        self._kind, self._candidates = kind, {}
+        return super().open_round(nodes, arrays, config, server_round, kind)
+
+    def content(
+        self, node: int, arrays: ArrayRecord, config: ConfigRecord
+    ) -> RecordDict:
+        """Return the models for a client, stacked; none for an evaluation."""
+        name = self.name_of(node)
+        if self._kind != MessageType.EVALUATE:
+            chosen = self.choose(name, self.pending.server_round)
+            self._candidates[name] = chosen
+            if chosen:
+                models = [self.models[other] for other in chosen]
+                arrays = to_record(
+                    {
+                        CANDIDATES + n: np.stack([m[n] for m in models])
+                        for n in models[0]
+                    }
+                )
+        return super().content(node, arrays, config)
+
+    def choose(self, client: str, server_round: int) -> list[str]:
+        """Return the names of the clients whose models a client receives."""
+        key = int.from_bytes(client.encode(), "little")
+        rng = np.random.default_rng([self.settings.seed, CHOICE, server_round, key])
+        others = sorted(self.models.keys() - {client})
+        # A random order before the stable sort, for ties.
+        others = [others[i] for i in rng.permutation(len(others))]
+        known = self.affinity.get(client, {})
+        others.sort(key=lambda other: -known.get(other, 0.0))
+        decayed = self.fomo_epsilon - self.fomo_epsilon_decay * (server_round - 1)
+        chosen = []
+        for _ in range(min(self.fomo_models, len(others))):
+            explores = rng.random() < decayed
+            chosen.append(others.pop(rng.integers(len(others)) if explores else 0))
+        return chosen
+
+    def configure_train(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
+        """Send the models; expect one, and the weights."""
+        messages = super().configure_train(server_round, arrays, config, grid)
+        model = {
+            name.removeprefix(CANDIDATES): np.zeros(array.shape[1:], array.dtype)
+            for name, array in arrays.items()
+        }
+        model[FOMO_WEIGHTS] = np.zeros(self.fomo_models, np.float32)
+        self.pending.expect(self.arrayrecord_key, to_record(model))
+        return messages
+
+    def aggregate(
+        self, server_round: int, replies: list[Message]
+    ) -> ArrayRecord | None:
+        """Keep the models, and add the weights to the affinities."""
+        for name, reply in zip(self.pending.names(replies), replies, strict=True):
+            # Copies: the received arrays are views of whole messages.
+            model = {n: a.copy() for n, a in self.arrays(reply).items()}
+            weights = model.pop(FOMO_WEIGHTS).tolist()
+            self.models[name] = model
+            own = dict(self.affinity.get(name, {}))
+            for other, weight in zip(
+                self._candidates.get(name, []), weights, strict=False
+            ):
+                own[other] = own.get(other, 0.0) + weight
+            self.affinity[name] = own
+        return self.pending.sent

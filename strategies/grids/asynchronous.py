@@ -1,0 +1,210 @@
+"""Grids for asynchronous rounds: clients stay at work while the server goes on.
+
+A call of `send_and_receive` with training messages closes a version: it returns as soon
+as enough changes have arrived, of whatever version they are. The other clients' replies
+belong to later calls.
+"""
+
+import heapq
+import time
+from collections.abc import Callable, Iterable
+from itertools import islice
+from logging import WARNING
+from typing import Protocol
+
+from flwr.app import Message
+from flwr.common import log
+from flwr.serverapp import Grid
+
+from flwr_frl.strategies.grids.arrivals import (
+    LOOKED_AT,
+    ArrivalGrid,
+    Patience,
+    RealArrivals,
+)
+from flwr_frl.strategies.grids.simulated_arrivals import SimulatedArrivals
+
+
+class Work(Protocol):
+    """Which clients are at work, as a grid needs to know it."""
+
+    version: int
+
+    def due(self) -> dict[int, float]:
+        """Return the nodes at work, and when their replies are due."""
+
+    def begin(self, messages: Iterable[Message], due: Callable[[int], float]) -> None:
+        """Record that the nodes of these messages begin to work."""
+
+    def end(self, node: int) -> bool:
+        """Record that a node is done; return whether its change is recent enough."""
+
+    def give_up(self, node: int) -> None:
+        """Record that nobody waits for a node any longer."""
+
+    def drop(self, reply: Message) -> None:
+        """Count a reply whose change is too old."""
+
+    def refill(self) -> list[Message]:
+        """Return training messages of the current version for idle clients."""
+
+    def message(self, node: int) -> Message:
+        """Return the message that a node at work has received."""
+
+
+class SimulatedWork(ArrivalGrid):
+    """Deliver replies in the order of a speed model's times.
+
+    A client that receives a message at time t delivers its reply at t plus its
+    computation and the communication time, and another client begins at once. Clients
+    train when their reply is delivered, on the version that they were sent, so the
+    replies of a version are computed together, and a checkpoint holds no reply. Clients
+    whose replies are due at the same time are served in the order of their names.
+
+    Parameters
+    ----------
+    clock : SimulatedArrivals
+        The simulation's grid, with the speed model and the time.
+    work : Work
+        Which clients are at work.
+    """
+
+    def __init__(self, clock: SimulatedArrivals, work: Work) -> None:
+        super().__init__(clock)
+        self.clock, self.work = clock, work
+
+    def first_replies(
+        self, messages: list[Message], wanted: int | None, timeout: float | None
+    ) -> list[Message]:
+        """Advance the clock until the wanted number of replies has been delivered."""
+        clock, work = self.clock, self.work
+        if wanted is None:
+            return list(clock.grid.send_and_receive(messages, timeout=timeout))
+        times = clock.speeds.times(work.version)
+
+        def due(node: int) -> float:
+            computing = float(times[clock.position_of(node)])
+            return clock.seconds + computing + clock.communication_time
+
+        work.begin(messages, due)
+        queue = [(at, clock.position_of(n), n) for n, at in work.due().items()]
+        heapq.heapify(queue)
+        replies: list[Message] = []
+        missing = wanted
+        while missing > 0 and queue:
+            # By node, whether its change is recent enough.
+            delivered: dict[int, bool] = {}
+            while sum(delivered.values()) < missing and queue:
+                at, _, node = heapq.heappop(queue)
+                clock.seconds = max(clock.seconds, at)
+                delivered[node] = work.end(node)
+                if (queue and queue[0][0] == at) or sum(delivered.values()) == missing:
+                    continue
+                more = work.refill()
+                work.begin(more, due)
+                for message in more:
+                    node = message.metadata.dst_node_id
+                    heapq.heappush(queue, (due(node), clock.position_of(node), node))
+            batch = [work.message(node) for node in sorted(delivered)]
+            for reply in clock.grid.send_and_receive(batch, timeout=timeout):
+                if not delivered[reply.metadata.src_node_id]:
+                    work.drop(reply)
+                    continue
+                replies.append(reply)
+                missing -= not reply.has_error() and self._is_valid(reply)
+        return replies
+
+
+class RealWork(RealArrivals):
+    """Push messages and pull replies as they arrive, over real nodes.
+
+    A node that does not answer within ``longest`` seconds counts as silent, as in
+    `RealArrivals`, and another client is asked. Nodes at work are not sent evaluations.
+
+    Parameters
+    ----------
+    grid : RealArrivals
+        The grid whose nodes and pauses are used.
+    work : Work
+        Which clients are at work.
+    """
+
+    def __init__(self, grid: RealArrivals, work: Work) -> None:
+        super().__init__(grid.grid, grid.name_of, grid.longest)
+        self.work = work
+        self._owed, self._silent = grid._owed, grid._silent
+        # Messages at work and when they were sent, by message id.
+        self._sent: dict[str, tuple[Message, float]] = {}
+
+    def silent_for(self, kind: str) -> frozenset[int]:
+        """Return the nodes that are sent no message of a kind now."""
+        nodes = {message.metadata.dst_node_id for message, _ in self._sent.values()}
+        return super().silent_for(kind) | nodes
+
+    def first_replies(
+        self, messages: list[Message], wanted: int | None, timeout: float | None
+    ) -> list[Message]:
+        """Pull until the wanted number of valid and recent replies has arrived."""
+        if wanted is None:
+            return super().first_replies(messages, wanted, timeout)
+        self._send(messages)
+        replies: list[Message] = []
+        taken = 0
+        wait = self.longest if timeout is None else min(timeout, self.longest)
+        patience = Patience(wait)
+        while self._sent and taken < wanted:
+            arrived = self._arrived()
+            for reply, node in arrived:
+                if not self.work.end(node):
+                    self.work.drop(reply)
+                    continue
+                replies.append(reply)
+                taken += not reply.has_error() and self._is_valid(reply)
+            self._give_up_silent(wait)
+            if taken < wanted:
+                self._send(self.work.refill())
+                if not arrived:
+                    self.drain()
+                    patience.wait(map(self.name_of, self.work.due()))
+        if taken < wanted:
+            log(WARNING, "the version closes with %d of %d changes", taken, wanted)
+        return replies
+
+    def _send(self, messages: list[Message]) -> None:
+        if not messages:
+            return
+        sent = self._push(messages)
+        self.work.begin(sent.values(), lambda node: 0.0)
+        now = time.monotonic()
+        self._sent |= {i: (message, now) for i, message in sent.items()}
+
+    def _arrived(self) -> list[tuple[Message, int]]:
+        """Return replies to the messages checked longest ago, and the nodes asked."""
+        ids = list(islice(self._sent, LOOKED_AT))
+        for i in ids:
+            self._sent[i] = self._sent.pop(i)
+        arrived = []
+        for reply in self.grid.pull_messages(ids):
+            # Skip repeated replies.
+            if found := self._sent.pop(reply.metadata.reply_to_message_id, None):
+                node = found[0].metadata.dst_node_id
+                self._silent.pop(node, None)
+                arrived.append((reply, node))
+        return sorted(arrived, key=lambda pair: (pair[0].metadata.created_at, pair[1]))
+
+    def _give_up_silent(self, wait: float) -> None:
+        """Treat clients that have not answered in time as silent."""
+        now = time.monotonic()
+        late = {i: m for i, (m, sent) in self._sent.items() if now - sent > wait}
+        for i, message in late.items():
+            del self._sent[i]
+            self.work.give_up(message.metadata.dst_node_id)
+        self._owe(late, 0.0, wait)
+        self._note_silence([m.metadata.dst_node_id for m in late.values()], wait)
+
+
+def asynchronous_grid(grid: Grid, work: Work) -> ArrivalGrid | None:
+    """Return a grid for asynchronous rounds; None in one process without speeds."""
+    if isinstance(grid, SimulatedArrivals):
+        return SimulatedWork(grid, work)
+    return RealWork(grid, work) if isinstance(grid, RealArrivals) else None

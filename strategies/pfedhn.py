@@ -1,0 +1,246 @@
+"""pFedHN (Shamsian et al., ICML 2021): a hypernetwork generates all models."""
+
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+from logging import WARNING
+from typing import Annotated, Any
+
+import numpy as np
+import numpy.typing as npt
+from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict
+from flwr.common import log
+
+from flwr_frl.strategies.base import BaseStrategy
+from flwr_frl.strategies.server.replies import Arrays, is_finite, to_record
+from flwr_frl.task.settings import Range, validate
+
+Floats = npt.NDArray[np.floating[Any]]
+Network = dict[str, Floats]
+# Distinguishes the draws of initial values from others of the same seed.
+START = 0x44E7
+# Largest norm of a gradient of φ and v_i together, as in the authors' code.
+LARGEST_NORM = 50.0
+EMBEDDING = "embedding"
+
+
+class PFedHN(
+    BaseStrategy,
+    client="flwr_frl.clients.pfedhn:PFedHNClient",
+    averages=False,
+    replies_are_changes=True,
+    takes_newcomers=False,
+):
+    """Algorithm 1: θ_i = h(v_i; φ) with a hypernetwork h and an embedding v_i a client.
+
+    The server sends client i its θ_i, and the client returns the change
+    Δθ_i = θ̃_i − θ_i of its local training. The server then makes a step of SGD with
+    momentum on φ and v_i along (∂θ_i/∂(φ, v_i))ᵀ Δθ_i (equation 3, and lines 8 and 9),
+    a vector-Jacobian product. The paper samples one client a round. Here φ makes one
+    step a round along the mean over the round's clients, and each v_i its own; with one
+    client a round this is the paper's algorithm. A step for one client after the other,
+    which would make as many steps as the paper, diverged on the digits: Δθ_i belongs to
+    the φ that was sent.
+
+    h is a multilayer perceptron with ReLU and, for each parameter of the model, a
+    linear output, with PyTorch's initial distributions. Each client's gradient is
+    clipped to a norm of 50, as in the authors' code. There weight decay and momentum
+    also move the v_i of clients that are not sampled; here these stay. All arithmetic
+    is in NumPy, so a server needs no torch.
+
+    A client that is not sampled still gets a new model, since φ has changed; one that
+    has never trained gets that of its random v_i. A client that joins later would need
+    rounds in which only its v_i trains (section 3.4), so newcomers are not supported. A
+    checkpoint holds φ, all v_i, both momenta, and the models of clients that have
+    trained.
+
+    Parameters
+    ----------
+    hypernetwork_width : int, default 100
+        Width of h's hidden layers (the authors' code).
+    hypernetwork_layers : int, default 3
+        Number of h's hidden layers after the first one (the authors' code).
+    embedding_width : int, default 0
+        Width of v_i; 0 means ⌊1 + n/4⌋ for n clients (the authors' code).
+    hypernetwork_learning_rate : float, default 0.01
+        Step size of φ and v_i (the authors' code).
+    hypernetwork_momentum : float, default 0.9
+        Their momentum (the authors' code).
+    hypernetwork_weight_decay : float, default 0.001
+        Their weight decay (the authors' code).
+    **base
+        Arguments of `BaseStrategy`.
+    """
+
+    def __init__(
+        self,
+        *,
+        hypernetwork_width: Annotated[int, Range("[1, inf)")] = 100,
+        hypernetwork_layers: Annotated[int, Range("[0, inf)")] = 3,
+        embedding_width: Annotated[int, Range("[0, inf)")] = 0,
+        hypernetwork_learning_rate: Annotated[float, Range("(0, inf)")] = 0.01,
+        hypernetwork_momentum: Annotated[float, Range("[0, 1)")] = 0.9,
+        hypernetwork_weight_decay: Annotated[float, Range("[0, inf)")] = 0.001,
+        **base: Any,
+    ) -> None:
+        super().__init__(**base)
+        self.hypernetwork_width = hypernetwork_width
+        self.hypernetwork_layers = hypernetwork_layers
+        self.embedding_width = embedding_width
+        self.hypernetwork_learning_rate = hypernetwork_learning_rate
+        self.hypernetwork_momentum = hypernetwork_momentum
+        self.hypernetwork_weight_decay = hypernetwork_weight_decay
+        validate(self)
+        # φ with its momentum, and v_i with its momentum by client.
+        self.network: dict[str, Network] = self.state.setdefault("network", {})
+        self.embeddings: dict[str, Network] = self.state.setdefault("embeddings", {})
+        # Under this key `flwr_frl.clients.predict` finds each client's model.
+        self.models: dict[str, Arrays] = self.state.setdefault("heads", {})
+        self._like: Arrays = {}
+
+    def open_round(
+        self,
+        nodes: list[int],
+        arrays: ArrayRecord,
+        config: ConfigRecord,
+        server_round: int,
+        kind: str,
+    ) -> list[Message]:
+        """Make h before the first round."""
+        self._like = {name: array.numpy() for name, array in arrays.items()}
+        if not self.network:
+            width = self.embedding_width or 1 + len(self.clients.known) // 4
+            widths = [
+                width,
+                *[self.hypernetwork_width] * (self.hypernetwork_layers + 1),
+            ]
+            size = sum(array.size for array in self._like.values())
+            rng = np.random.default_rng([self.settings.seed, START])
+            values = initial_network([*widths, size], rng)
+            self.network["values"] = values
+            self.network["momentum"] = {n: np.zeros_like(v) for n, v in values.items()}
+        return super().open_round(nodes, arrays, config, server_round, kind)
+
+    def content(
+        self, node: int, arrays: ArrayRecord, config: ConfigRecord
+    ) -> RecordDict:
+        """Return the client's θ_i."""
+        name = self.name_of(node)
+        model = self.models.get(name) or self._model(self._embedding(name)["values"])
+        return super().content(node, to_record(model), config)
+
+    def _embedding(self, client: str) -> Network:
+        """Return a client's v_i and its momentum; a random v_i before it trains."""
+        if client in self.embeddings:
+            return self.embeddings[client]
+        width = int(self.network["values"]["0.weight"].shape[1])
+        key = int.from_bytes(client.encode(), "little")
+        rng = np.random.default_rng([self.settings.seed, START, key])
+        values = rng.standard_normal(width).astype(np.float32)
+        return {"values": values, "momentum": np.zeros_like(values)}
+
+    def _model(self, embedding: Floats) -> Arrays:
+        """Return h(v; φ) as the arrays of a model."""
+        flat = outputs(self.network["values"], embedding)[-1]
+        ends = np.cumsum([like.size for like in self._like.values()])
+        parts = np.split(flat, ends[:-1])
+        return {
+            name: part.reshape(like.shape).astype(like.dtype)
+            for (name, like), part in zip(self._like.items(), parts, strict=True)
+        }
+
+    def aggregate(
+        self, server_round: int, replies: list[Message]
+    ) -> ArrayRecord | None:
+        """Make a step for φ and the v_i, and return the shared arrays unchanged."""
+        values = self.network["values"]
+        total = {name: np.zeros_like(value) for name, value in values.items()}
+        embeddings: dict[str, Network] = {}
+        for name, reply in zip(self.pending.names(replies), replies, strict=True):
+            own = _copies(self._embedding(name))
+            flat = [change.ravel() for change in self.arrays(reply).values()]
+            direction = np.concatenate(flat).astype(np.float32)
+            gradients = clipped(pulled_back(values, own["values"], -direction))
+            self._step(own["values"], own["momentum"], gradients.pop(EMBEDDING))
+            embeddings[name] = own
+            for layer, gradient in gradients.items():
+                total[layer] += gradient / np.float32(len(replies))
+        network = {kind: _copies(arrays) for kind, arrays in self.network.items()}
+        for layer, gradient in total.items():
+            self._step(network["values"][layer], network["momentum"][layer], gradient)
+        if not all(map(is_finite, (*network.values(), *embeddings.values()))):
+            text = "round %d: the hypernetwork is not finite; the former one stays"
+            log(WARNING, text, server_round)
+            return None
+        self.network.update(network)
+        self.embeddings.update(embeddings)
+        for name, own in self.embeddings.items():
+            self.models[name] = self._model(own["values"])
+        return self.pending.sent
+
+    def _step(self, value: Floats, momentum: Floats, gradient: Floats) -> None:
+        """Change a value and its momentum in place, as torch's SGD does."""
+        momentum *= np.float32(self.hypernetwork_momentum)
+        momentum += gradient + np.float32(self.hypernetwork_weight_decay) * value
+        value -= np.float32(self.hypernetwork_learning_rate) * momentum
+
+
+def initial_network(widths: Sequence[int], rng: np.random.Generator) -> Network:
+    """Return the layers of h, with entries uniform in ±1/√(inputs of the layer).
+
+    Parameters
+    ----------
+    widths : sequence of int
+        Widths of v, of the hidden layers, and of θ.
+    rng : numpy.random.Generator
+        Draws the entries.
+
+    Returns
+    -------
+    dict of str to ndarray
+        ``0.weight``, of shape (outputs, inputs), ``0.bias``, and so on; float32.
+    """
+    network = {}
+    for i, (inputs, width) in enumerate(pairwise(widths)):
+        bound = 1 / np.sqrt(inputs)
+        for name, shape in (("weight", (width, inputs)), ("bias", (width,))):
+            drawn = rng.uniform(-bound, bound, shape)
+            network[f"{i}.{name}"] = drawn.astype(np.float32)
+    return network
+
+
+def outputs(network: Mapping[str, Floats], embedding: Floats) -> list[Floats]:
+    """Return v and the output of each layer, the last of which is θ = h(v; φ).
+
+    All layers but the last two are followed by ReLU.
+    """
+    values, depth = [embedding], len(network) // 2
+    for i in range(depth):
+        value = network[f"{i}.weight"] @ values[-1] + network[f"{i}.bias"]
+        values.append(np.maximum(value, 0) if i < depth - 2 else value)
+    return values
+
+
+def pulled_back(
+    network: Mapping[str, Floats], embedding: Floats, direction: Floats
+) -> Network:
+    """Return (∂θ/∂φ)ᵀ d by layer, and (∂θ/∂v)ᵀ d as ``embedding``."""
+    values, depth = outputs(network, embedding), len(network) // 2
+    gradients = {}
+    for i in reversed(range(depth)):
+        if i < depth - 2:
+            direction = direction * (values[i + 1] > 0)
+        gradients[f"{i}.weight"] = np.outer(direction, values[i])
+        gradients[f"{i}.bias"] = direction
+        direction = network[f"{i}.weight"].T @ direction
+    return {**gradients, EMBEDDING: direction}
+
+
+def clipped(gradients: Network) -> Network:
+    """Return gradients scaled to a joint norm of at most `LARGEST_NORM`."""
+    squares = [np.square(g, dtype=np.float64).sum() for g in gradients.values()]
+    factor = min(1.0, LARGEST_NORM / (float(np.sqrt(sum(squares))) + 1e-6))
+    return {name: g * g.dtype.type(factor) for name, g in gradients.items()}
+
+
+def _copies(arrays: Mapping[str, Floats]) -> Network:
+    return {name: value.copy() for name, value in arrays.items()}

@@ -1,0 +1,94 @@
+"""Ask the clients of a run for arrays: their initial ones, or their statistics."""
+
+import hashlib
+from collections import Counter
+from logging import INFO, WARNING
+
+from flwr.app import ArrayRecord, Message, MessageType, RecordDict
+from flwr.common import log
+from flwr.serverapp import Grid
+
+from flwr_frl.strategies.server.checks import InvalidReplyError, one_line, several
+from flwr_frl.strategies.server.client_manager import QUERY_TIMEOUT, ClientManager
+from flwr_frl.strategies.server.replies import reply_arrays
+from flwr_frl.task.messages import ARRAYS, INITIAL_ARRAYS, STATISTICS
+from flwr_frl.task.settings import SettingsError
+
+# Number of clients that are asked for the initial model at first.
+ASKED = 5
+
+
+def query_arrays(
+    clients: ClientManager, grid: Grid, nodes: list[int], action: str
+) -> list[tuple[str, ArrayRecord]]:
+    """Ask clients for arrays; return names and arrays, in the order of the names.
+
+    The query's ``action`` is ``arrays``, or ``statistics`` (`Client.statistics`) with
+    the time limit of a round. Clients that do not answer are logged.
+    """
+    kind = f"{MessageType.QUERY}.{action}"
+    timeout = clients.round_timeout if action == STATISTICS else QUERY_TIMEOUT
+    names = several([clients.name_of(node) for node in nodes])
+    log(INFO, "waiting for %s to send their %s", names, action)
+    messages = [Message(RecordDict(), node, kind) for node in nodes]
+    answers, silent = [], set(nodes)
+    for reply in grid.send_and_receive(messages, timeout=timeout):
+        silent.discard(reply.metadata.src_node_id)
+        name = clients.name_of(reply.metadata.src_node_id)
+        try:
+            if reply.has_error():
+                raise InvalidReplyError(f"is an error: {reply.error.reason}")
+            answers.append((name, reply_arrays(reply, ARRAYS)))
+        except InvalidReplyError as error:
+            reason = one_line(error)
+            clients.failure = f"client {name}: its reply {reason}"
+            log(WARNING, "client %s sent no arrays: its reply %s", name, reason)
+    if silent:
+        names = several(sorted(map(clients.name_of, silent)))
+        log(WARNING, "no %s of %s", action, names)
+        clients.failure = f"no answer of {names}"
+    return sorted(answers, key=lambda answer: answer[0])
+
+
+def common_initial_arrays(
+    clients: ClientManager, grid: Grid, nodes: list[int]
+) -> ArrayRecord:
+    """Return the initial arrays on which most clients agree, bit for bit.
+
+    A few clients are asked; if no more than half of them agree, the others are asked as
+    well. Ties go to the first name. Raises `SettingsError` without any arrays.
+    """
+    few = nodes[:: max(1, len(nodes) // ASKED)][:ASKED]
+    answers, votes = [], Counter[str]()
+    for asked in few, [node for node in nodes if node not in few]:
+        answers += query_arrays(clients, grid, asked, INITIAL_ARRAYS)
+        answers.sort(key=lambda answer: answer[0])
+        votes = Counter(_digest(record) for _, record in answers)
+        if votes and 2 * max(votes.values()) > len(answers):
+            break
+    if not votes:
+        raise nothing_sent(clients, INITIAL_ARRAYS)
+    # `max` returns the first of equals, that of the first name.
+    agreed = max(votes, key=lambda digest: votes[digest])
+    for name, record in answers:
+        if _digest(record) != agreed:
+            text = "client %s begins with other arrays than most: they are not used"
+            log(WARNING, text, name)
+    return next(record for _, record in answers if _digest(record) == agreed)
+
+
+def nothing_sent(clients: ClientManager, what: str) -> SettingsError:
+    """Return the error that no client has sent its arrays, with the last reason."""
+    reason = clients.failure or "none, as there are no clients"
+    return SettingsError(
+        f"no client has sent its {what}; the last to fail was {reason}"
+    )
+
+
+def _digest(record: ArrayRecord) -> str:
+    """Return a digest of the arrays' names, dtypes, shapes and bytes."""
+    digest = hashlib.sha256()
+    for name, array in record.items():
+        digest.update(repr((name, array.dtype, tuple(array.shape))).encode())
+        digest.update(array.data)
+    return digest.hexdigest()

@@ -1,0 +1,63 @@
+"""The base of strategies that change who takes part in another strategy's rounds."""
+
+from typing import ClassVar
+
+from flwr.serverapp.strategy import Strategy
+
+from flwr_frl.strategies.algorithms import strategy_class
+from flwr_frl.strategies.base import BaseStrategy
+from flwr_frl.strategies.grids.patient import delegate
+from flwr_frl.strategies.server.participation import Participation
+from flwr_frl.strategies.traits import Algorithm
+from flwr_frl.task.settings import Settings, require
+
+
+class Wrapping(Algorithm):
+    """Run another strategy with a different participation.
+
+    Attributes
+    ----------
+    strategy : Strategy
+        The wrapped strategy.
+    participation : Participation
+        Its new participation.
+    """
+
+    # Name of the wrapped algorithm; if empty, the setting `base_setting` names it.
+    base: ClassVar[str] = ""
+    base_setting: ClassVar[str]
+
+    strategy: Strategy
+    participation: Participation
+
+    @classmethod
+    def wrapped_settings(cls, settings: Settings) -> Settings:
+        """Return the settings of the strategy that is wrapped.
+
+        Raises `SettingsError` if that strategy cannot be wrapped.
+        """
+        name = cls.base or str(settings[cls.base_setting])
+        wrapped = {**settings, "algorithm": name}
+        strategy = strategy_class(wrapped)
+        allowed = "an algorithm that wraps no other one"
+        require(issubclass(strategy, BaseStrategy), cls.base_setting, name, allowed)
+        allowed = cls.allowed_base(strategy)
+        require(not allowed, cls.base_setting, name, allowed)
+        return wrapped
+
+    @classmethod
+    def allowed_base(cls, strategy: type[Algorithm]) -> str:
+        """Return "" if a strategy can be wrapped, or else a description of those."""
+        raise NotImplementedError
+
+    def install(self) -> None:
+        """Give the wrapped strategy its new participation, if it is one of ours."""
+        if isinstance(self.strategy, BaseStrategy):
+            self.strategy.participation = self.participation
+
+    # Flower requires these methods; they are the wrapped strategy's.
+    configure_train = delegate("strategy", "configure_train")
+    aggregate_train = delegate("strategy", "aggregate_train")
+    configure_evaluate = delegate("strategy", "configure_evaluate")
+    aggregate_evaluate = delegate("strategy", "aggregate_evaluate")
+    summary = delegate("strategy", "summary")

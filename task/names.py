@@ -1,0 +1,30 @@
+"""Names of the built-in tasks, and names and descriptions of the built-in models.
+
+They are listed without PyTorch.
+"""
+
+TASKS = (
+    "digits",
+    "mnist",
+    "emnist",
+    "femnist",
+    "cifar10",
+    "cifar100",
+    "image-folder",
+    "arrays",
+    "hf",
+    "text-folder",
+    "linear",
+    "transfer",
+    "qcqp",
+    "multi-task-logistic",
+)
+MODELS = {
+    "cifar10-cnn": "FedRep's and FLUTE's CNN for CIFAR-10",
+    "cifar100-cnn": "FedRep's and FLUTE's CNN for CIFAR-100",
+    "digits-cnn": "a small CNN for 8 x 8 to 28 x 28 images",
+    "mlp": "SRPFL's MLP for EMNIST and FEMNIST",
+    "mlp-2": "FedRep's two-layer MLP for FEMNIST (width 256)",
+    "resnet20": "ResNet-20 for CIFAR-10 (He et al. 2016)",
+    "logistic": "multinomial logistic regression, from 0",
+}

@@ -1,0 +1,242 @@
+"""Small runs of any algorithm, with absent clients, invalid replies and kills.
+
+The ServerApp's `run` makes each of them in this process. An outcome holds all numbers
+that the server and the clients are left with, so that two runs can be compared.
+"""
+
+import json
+import shutil
+import tempfile
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from flwr.app import Message, MessageType, RecordDict
+from safetensors.numpy import load_file
+
+from flwr_frl.clients.algorithms import complete, owners
+from flwr_frl.clients.client_app import make_app
+from flwr_frl.clients.device.state import PREFIX
+from flwr_frl.strategies.algorithms import short_name, simulation_defaults
+from flwr_frl.strategies.grids.simulation import InlineGrid
+from flwr_frl.strategies.server_app import run
+from flwr_frl.task.checkpoint import FILE, read_about
+from flwr_frl.task.settings import declared, defaults, resolve
+
+N, ROUNDS = 5, 3
+# Three of five clients train in a round. Of their 9, 9, 4, 13 and 9 examples the last
+# batch has fewer, or one alone, which a batch norm refuses.
+TINY = {
+    "task": "cohort_tasks:normed",
+    "num-clients": N,
+    "num-server-rounds": ROUNDS,
+    "fraction-train": 0.6,
+    "batch-size": 8,
+    "learning-rate": 0.05,
+    "representation-epochs": 1,
+    "head-epochs": 1,
+    "finetune-epochs": 1,
+    "evaluate-every": 0,
+    "evaluate-last": 1,
+    "checkpoint-every": 1,
+    "cohort": "off",
+    "initial-nodes": 2,
+    "rounds-per-stage": "1",
+    "num-sources": 3,
+    "source-epochs": 1,
+    "consensus-step": 0.2,
+    "compressor-k": 3.0,
+}
+# Algorithms that need another task, or whose defaults are of no use in so few steps.
+UNUSUAL: dict[str, dict[str, Any]] = {
+    "multi-task": {"task": "qcqp"},
+    # For models without buffers.
+    "feddyn": {"task": "cohort_tasks:dense"},
+    "pfedhn": {"task": "cohort_tasks:dense"},
+    # Three of five clients are at work.
+    "fedbuff": {"concurrency": 3, "buffer-size": 2},
+    "fedasync": {"concurrency": 3},
+    "guest.algorithm:Guest": {"task": "guest.task:sensors"},
+    "choco-sgd": {"compressor": "top-k"},
+    "squarm-sgd": {"local-steps": 3, "momentum": 0.9},
+    # Its steps are stable below a rate of 2/λ.
+    "pfedme": {"pfedme-lambda": 2.0},
+}
+# Differ between equal runs.
+TIMES = ("seconds", "seconds-simulated")
+Arrays = dict[str, np.ndarray]
+Change = Callable[[Message], None]
+
+
+def settings_of(algorithm: str, **more: Any) -> dict[str, Any]:
+    """Return all settings of a simulated run; ``_`` in a name stands for ``-``."""
+    given = {"algorithm": algorithm}
+    given |= {name.replace("_", "-"): value for name, value in more.items()}
+    named = resolve(given, strict=False)
+    given = {**simulation_defaults(named), **given}
+    return dict(complete(resolve(given, owners(named))))
+
+
+def tiny_settings(algorithm: str, **more: Any) -> dict[str, Any]:
+    """Return the settings of an algorithm's smallest run."""
+    base = str(more.get("srpfl_base", algorithm))
+    own = {**TINY, **UNUSUAL.get(base.removesuffix("-ft"), {})}
+    own |= {name.replace("_", "-"): value for name, value in more.items()}
+    named = resolve({"algorithm": algorithm, **own}, strict=False)
+    known = {n for maker in owners(named) for n in declared(maker)} | {*defaults()}
+    return settings_of(algorithm, **{n: v for n, v in own.items() if n in known})
+
+
+class KilledError(BaseException):
+    """Ends a run as a signal ends a process: nothing is written afterwards."""
+
+
+class DisturbedGrid(InlineGrid):
+    """A grid that notes what passes, and on which something happens.
+
+    Parameters
+    ----------
+    settings : dict
+        Settings of the run.
+    away : collection of (int, int)
+        Clients, from 0, and rounds in which they are not connected.
+    changes : mapping of (int, int) to callable or None
+        What changes a client's reply to the training of a round. With None the message
+        itself is lost, so that the client does not train.
+    killed_in : int, default 0
+        Round in which the process is killed, once the clients have answered.
+    copy : Path, optional
+        Where what is on disk then is copied to.
+    """
+
+    def __init__(
+        self,
+        settings: dict[str, Any],
+        away: Collection[tuple[int, int]] = (),
+        changes: Mapping[tuple[int, int], Change | None] | None = None,
+        killed_in: int = 0,
+        copy: Path | None = None,
+    ) -> None:
+        super().__init__(make_app(settings), int(settings["num-clients"]))
+        self.folder = Path(settings["output"])
+        self.away, self.changes = away, changes or {}
+        self.killed_in, self.copy = killed_in, copy
+        self.round = 0
+        self.trained: dict[int, list[int]] = {}
+        self.exchanged: list[tuple[Message, Message]] = []
+        # By round and client; what each client has kept in memory.
+        self.kept: dict[int, list[Arrays]] = {0: [{} for _ in self.contexts]}
+
+    def get_node_ids(self) -> list[int]:
+        return [n for n in self.contexts if (n - 1, self.round + 1) not in self.away]
+
+    def pull_messages(self, message_ids):
+        sent = [self._pending[i] for i in message_ids if i in self._pending]
+        if not sent or sent[0].metadata.message_type != MessageType.TRAIN:
+            return super().pull_messages([m.metadata.message_id for m in sent])
+        self.round = int(sent[0].metadata.group_id)
+        sent = [m for m in sent if self._change_of(m) is not None]
+        replies = list(super().pull_messages([m.metadata.message_id for m in sent]))
+        self.exchanged += zip(sent, replies, strict=True)
+        clients = [m.metadata.dst_node_id - 1 for m in sent]
+        self.trained.setdefault(self.round, []).extend(clients)
+        self.kept[self.round] = [newest(c.state) for c in self.contexts.values()]
+        if self.round == self.killed_in:
+            assert self.copy is not None
+            shutil.copytree(self.folder, self.copy)
+            raise KilledError
+        for message, reply in zip(sent, replies, strict=True):
+            if change := self._change_of(message):
+                change(reply)
+        return replies
+
+    def _change_of(self, message: Message) -> Change | None:
+        client = message.metadata.dst_node_id - 1
+        return self.changes.get((client, self.round), lambda reply: None)
+
+
+def newest(state: RecordDict) -> Arrays:
+    """Return the last version that a client has kept in memory."""
+    rounds = [int(n.removeprefix(PREFIX)) for n in state if n.startswith(PREFIX)]
+    if not rounds:
+        return {}
+    record = state[f"{PREFIX}{max(rounds)}"]
+    return {name: array.numpy() for name, array in record.items()}
+
+
+@dataclass
+class Outcome:
+    """What a run has done.
+
+    Parameters
+    ----------
+    rows : list of dict
+        The rounds' metrics, without times.
+    arrays : dict of str to ndarray
+        All arrays in the checkpoint, and those that each client goes on from: its file
+        of the last round in which its reply counted.
+    values : dict
+        Everything else in the checkpoint, and each client's metrics.
+    """
+
+    grid: Any
+    rows: list[dict[str, Any]]
+    arrays: Arrays = field(default_factory=dict)
+    values: dict[str, Any] = field(default_factory=dict)
+
+
+def run_tiny(
+    algorithm: str,
+    folder: Path | None = None,
+    grid: Callable[[dict[str, Any]], Any] = DisturbedGrid,
+    **more: Any,
+) -> Outcome:
+    """Run an algorithm with its smallest settings, changed by ``more``."""
+    with tempfile.TemporaryDirectory() as temporary:
+        output = folder or Path(temporary)
+        settings = tiny_settings(algorithm, output=str(output), **more)
+        used = grid(settings)
+        run(used, settings)
+        return read_outcome(output / short_name(algorithm), used)
+
+
+def read_outcome(folder: Path, grid: Any) -> Outcome:
+    """Return the outcome that lies in the folder of a run."""
+    found = Outcome(grid, rows_of(folder))
+    found.arrays = {f"server/{n}": a for n, a in load_file(folder / FILE).items()}
+    values = read_about(folder / FILE)["values"]
+    found.values = {name: value for name, value in values.items() if name != "run"}
+    for client, counted in values["acknowledged"].items():
+        for path in (folder / "clients" / client).glob(f"*-{counted:08d}.safetensors"):
+            found.arrays |= {f"{client}/{n}": a for n, a in load_file(path).items()}
+    found.values["clients"] = json.loads((folder / "clients.json").read_text())
+    return found
+
+
+def rows_of(folder: Path) -> list[dict[str, Any]]:
+    """Return the metrics of a run's rounds without times."""
+    lines = (folder / "metrics.jsonl").read_text().splitlines()
+    rows = [json.loads(line) for line in lines]
+    return [{n: v for n, v in row.items() if n not in TIMES} for row in rows]
+
+
+def assert_same(found: Outcome, expected: Outcome) -> None:
+    """Assert that two runs ended alike, to the last bit."""
+    assert_near(found, expected, 0)
+    assert found.values == expected.values
+
+
+def assert_near(found: Outcome, expected: Outcome, tolerance: float) -> None:
+    """Assert that the arrays of two runs differ by at most a tolerance.
+
+    Unless it is 0, the bytes of compressed messages may differ.
+    """
+    assert found.arrays.keys() == expected.arrays.keys()
+    for name, value in expected.arrays.items():
+        own = found.arrays[name]
+        assert (own.dtype, own.shape) == (value.dtype, value.shape), name
+        if tolerance and value.dtype == np.uint8:
+            continue
+        np.testing.assert_allclose(own, value, tolerance, tolerance, err_msg=name)

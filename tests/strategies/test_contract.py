@@ -1,0 +1,196 @@
+"""What holds for every algorithm of the registry, and for an outsider's.
+
+An algorithm that is added to `ALGORITHMS` is tested here without any change; one that
+needs an unusual task has a row in `algorithm_runs.UNUSUAL`.
+"""
+
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import pytest
+from algorithm_runs import (
+    ROUNDS,
+    DisturbedGrid,
+    KilledError,
+    N,
+    Outcome,
+    assert_near,
+    assert_same,
+    run_tiny,
+    settings_of,
+    tiny_settings,
+)
+from flwr.app import Array, ArrayRecord, ConfigRecord, Message
+
+from flwr_frl.clients.device.parameter_groups import array_names
+from flwr_frl.clients.device.setup import build_client, client_setup
+from flwr_frl.strategies.algorithms import ALGORITHMS, settings_owners
+from flwr_frl.strategies.fedbuff import FedBuff
+from flwr_frl.strategies.wrapping import Wrapping
+from flwr_frl.task.settings import SettingsError
+
+GUEST = "guest.algorithm:Guest"
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _guest() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(Path(__file__).parents[1] / "guest")
+        yield
+
+
+@pytest.fixture(scope="module", params=[*ALGORITHMS, GUEST])
+def algorithm(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture(scope="module")
+def undisturbed(algorithm: str) -> Outcome:
+    return run_tiny(algorithm)
+
+
+@pytest.fixture
+def in_rounds(algorithm: str) -> None:
+    """Leave out versions that overlap, which `test_fedbuff.py` tests."""
+    if issubclass(settings_owners(settings_of(algorithm))[0], FedBuff):
+        pytest.skip("the clients of a version begin in different ones")
+
+
+# Equal runs
+
+
+def test_a_killed_run_ends_as_an_undisturbed_one(
+    algorithm: str, undisturbed: Outcome, tmp_path: Path
+) -> None:
+    # The disk as a process leaves it that is killed in round 2: the clients have saved
+    # their state of this round, the server has not. The second process begins with it.
+    left = tmp_path / "left"
+    killed = partial(DisturbedGrid, killed_in=2, copy=left)
+    with pytest.raises(KilledError):
+        run_tiny(algorithm, tmp_path / "killed", killed)
+    resumed = run_tiny(algorithm, left, resume=str(left))
+    if algorithm != "fedasync":
+        # Whose second version is of changes of the first.
+        assert 1 not in resumed.grid.trained
+    # The first row is that of the killed process: the same settings, the same numbers.
+    assert resumed.rows == undisturbed.rows
+    assert_same(resumed, undisturbed)
+
+
+def test_clients_that_train_together_end_where_they_do_alone(
+    algorithm: str, undisturbed: Outcome
+) -> None:
+    together = run_tiny(algorithm, cohort=str(N))
+    assert together.grid.trained == undisturbed.grid.trained
+    assert_near(together, undisturbed, 1e-4)
+
+
+# Partial participation
+
+
+@pytest.mark.usefixtures("in_rounds")
+def test_who_does_not_train_keeps_its_state(undisturbed: Outcome) -> None:
+    kept, rows = undisturbed.grid.kept, undisturbed.rows
+    for now in range(1, ROUNDS + 1):
+        asked = undisturbed.grid.trained.get(now, [])
+        assert rows[now - 1]["clients"] == len(asked)
+        for i in range(N):
+            if i not in asked and now in kept:
+                before, after = kept[now - 1][i], kept[now][i]
+                assert before.keys() == after.keys()
+                assert all((before[n] == after[n]).all() for n in before)
+
+
+def test_personal_arrays_do_not_travel(algorithm: str, undisturbed: Outcome) -> None:
+    settings = tiny_settings(algorithm)
+    context = undisturbed.grid.contexts[1]
+    client = build_client(context, client_setup(context, settings), ConfigRecord())
+    personal = {*array_names(client, client.personal)} - {
+        *array_names(client, client.sent)
+    }
+    for message, reply in undisturbed.grid.exchanged:
+        for content in (message.content, reply.content):
+            assert not personal & {*content.array_records.get("arrays", {})}
+
+
+# Invalid replies and absent clients
+
+
+def with_nan(reply: Message) -> None:
+    """Replace numbers by NaN: those of an array, of a message, or of the metrics."""
+    for record in reply.content.array_records.values():
+        for name, array in record.items():
+            record[name] = Array(np.full_like(array.numpy(), np.nan, np.float32))
+            return
+    reply.content.metric_records["metrics"]["train-loss"] = float("nan")
+
+
+def with_another_shape(reply: Message) -> None:
+    """Add a row to an array and a byte to a message, or an array that is unknown."""
+    for record in reply.content.array_records.values():
+        for name, array in record.items():
+            record[name] = Array(np.concatenate([np.atleast_1d(array.numpy())] * 2))
+            return
+    for record in reply.content.config_records.values():
+        if "message" in record:
+            record["message"] += b"\0"
+            return
+    arrays = ArrayRecord({"unknown": Array(np.zeros(3))})
+    reply.content["arrays"] = arrays
+
+
+@pytest.mark.usefixtures("in_rounds")
+def test_an_invalid_reply_counts_as_no_training(
+    algorithm: str, undisturbed: Outcome
+) -> None:
+    # Two clients of round 2 reply with nonsense; the other run's messages never reach
+    # them. In round 3 another client is away, or the first if there is no other.
+    first, second, *others = undisturbed.grid.trained[2]
+    invalid = {(first, 2): with_nan, (second, 2): with_another_shape}
+    absent = [*others, first][0]
+    found, expected = (
+        run_tiny(
+            algorithm,
+            grid=partial(DisturbedGrid, changes=changes, away=[(absent, 3)]),
+        )
+        for changes in (invalid, dict.fromkeys(invalid))
+    )
+    names = sorted(f"{client:06d}" for client in (first, second))
+    assert sorted(found.rows[1]["rejected-clients"]) == names
+    assert [row["rejected"] for row in found.rows] == [0, 2, 0]
+    assert [row["rejected"] for row in expected.rows] == [0, 0, 0]
+    assert absent not in found.grid.trained.get(3, [])
+    clients = [[row["clients"] for row in made.rows] for made in (found, expected)]
+    assert clients[0] == clients[1]
+    assert clients[0][-1] > 0
+    assert_same(found, expected)
+    assert all(np.isfinite(value).all() for value in found.arrays.values())
+
+
+# Options
+
+
+def test_srpfl_wraps_every_algorithm_that_samples(algorithm: str) -> None:
+    kind = settings_owners(settings_of(algorithm))[0]
+    more = {"srpfl_base": algorithm, "initial_nodes": 1, "fraction_train": 1.0}
+    if issubclass(kind, Wrapping) or kind.traits.srpfl_settings is None:
+        with pytest.raises(SettingsError):
+            run_tiny("srpfl", **more)
+        return
+    found = run_tiny("srpfl", **more)
+    assert [row["clients"] for row in found.rows] == [1, 2, 4]
+    assert [row["rejected"] for row in found.rows] == [0] * ROUNDS
+
+
+def test_half_precision_in_messages_changes_little(
+    algorithm: str, undisturbed: Outcome
+) -> None:
+    kind = settings_owners(settings_of(algorithm))[0]
+    if issubclass(kind, Wrapping) or not kind.traits.averages:
+        # Another algorithm's messages, or messages that are no averages.
+        return
+    found = run_tiny(algorithm, transport="float16")
+    assert [row["rejected"] for row in found.rows] == [0] * ROUNDS
+    assert_near(found, undisturbed, 1e-2)

@@ -1,0 +1,149 @@
+"""FedAMP against a few lines of NumPy, server and clients."""
+
+import numpy as np
+import pytest
+from softmax_runs import (
+    RATE,
+    STEPS,
+    N,
+    assert_near,
+    assert_same,
+    code_of,
+    gradient,
+    loss_of,
+    matrix,
+    run,
+    start,
+)
+
+from flwr_frl import cli
+from flwr_frl.strategies import FedAMP
+
+NAMES = [f"{i:06d}" for i in range(N)]
+ALPHA, LAMBDA = 2.0, 0.6
+COSINE = {"fedamp_scale": 3.0, "fedamp_self_weight": 0.3}
+EXPONENTIAL = {"fedamp_attention": "exponential", "fedamp_sigma": 4.0}
+# α/σ of 10: the weights of the others would sum to more than 1.
+LARGE = {"fedamp_attention": "exponential", "fedamp_sigma": 0.2}
+
+
+def attention(models, i, attention="cosine", sigma=1.0, scale=0.0, self_weight=0.0):
+    """ξ_ij of the clients that have trained, by client."""
+    others = [j for j in models if j != i]
+    if attention == "exponential":
+        squares = {j: np.square(models[i] - models[j]).sum() for j in others}
+        xi = {j: ALPHA / sigma * np.exp(-squares[j] / sigma) for j in others}
+        if (total := sum(xi.values())) > 1:
+            xi = {j: value / total for j, value in xi.items()}
+    else:
+        change = {j: (models[j] - start()).ravel() for j in models}
+        lengths = {j: np.linalg.norm(c) for j, c in change.items()}
+        xi = {
+            j: np.exp(scale * change[i] @ change[j] / (lengths[i] * lengths[j]))
+            for j in others
+        }
+        total = sum(xi.values())
+        xi = {j: (1 - self_weight) * value / total for j, value in xi.items()}
+    return {**xi, i: 1 - sum(xi.values())}
+
+
+def trained(u, i):
+    """w_i after steps on F_i and λ/(2 α) ‖w − u‖², from u."""
+    own = u
+    for _ in range(STEPS):
+        own = own - RATE * (gradient(own, i) + LAMBDA / ALPHA * (own - u))
+    return own
+
+
+@pytest.mark.parametrize(
+    "more", [COSINE, EXPONENTIAL, LARGE], ids=["cos", "exp", "cap"]
+)
+def test_every_round_is_that_of_the_paper(more):
+    constants = {"fedamp_alpha": ALPHA, "fedamp_lambda": LAMBDA}
+    found = run("fedamp", 5, evaluate=True, **more, **constants)
+    assert [len(clients) for clients in found.trained] == [3] * 5
+    own = {name.removeprefix("fedamp_"): value for name, value in more.items()}
+    models, shared = {}, start()
+    for now, clients in enumerate(found.trained):
+        sent = {}
+        for i in clients:
+            if i in models:
+                xi = attention(models, i, **own)
+                assert sum(xi.values()) == pytest.approx(1)
+                assert min(xi.values()) > -1e-12
+                sent[i] = sum(xi[j] * models[j] for j in models)
+            else:
+                sent[i] = shared
+        models |= {i: trained(u, i) for i, u in sent.items()}
+        shared = np.mean([models[i] for i in clients], axis=0)
+        assert_near(matrix(found.arrays[now]), shared, 1e-6)
+        for i in range(N):
+            # A client that has not trained yet is tested with the mean.
+            tested = loss_of(models.get(i, shared), i)
+            assert found.metrics[now][i]["loss"] == pytest.approx(tested, abs=1e-6)
+    for i, theta in models.items():
+        assert_near(matrix(found.strategy.models[NAMES[i]]), theta, 1e-6)
+    if more is LARGE:
+        i = found.trained[-1][0]
+        assert attention(models, i, **own)[i] == pytest.approx(0)
+
+
+@pytest.mark.parametrize("kind", ["cosine", "exponential"])
+@pytest.mark.parametrize("moved", [0.0, 0.3])
+def test_equal_models_have_equal_weights_and_stay(kind, moved):
+    strategy = FedAMP(
+        fedamp_attention=kind,
+        fedamp_alpha=1.0,
+        fedamp_sigma=4.0,
+        fedamp_self_weight=0.25,
+    )
+    rng = np.random.default_rng(1)
+    model = {"w": rng.standard_normal((3, 4)).astype(np.float32), "n": np.array(7)}
+    strategy.start_model.update({**model, "w": model["w"] - np.float32(moved)})
+    strategy.models.update({name: dict(model) for name in NAMES[:4]})
+    for sent in strategy.messages_for(NAMES[:4]).values():
+        assert_same(sent, model)
+    weights = strategy.attention(np.full((4, 4), 12 * moved**2), 1)
+    np.testing.assert_allclose(weights, [0.25] * 4, rtol=1e-12)
+
+
+def test_lambda_0_and_no_attention_to_others_is_local_training():
+    usual = {"momentum": 0.5, "weight_decay": 1e-3, "cohort": "off"}
+    alone = {"fedamp_self_weight": 1.0, "fedamp_lambda": 0.0, "fraction_train": 1.0}
+    found = run("fedamp", evaluate=True, **alone, **usual)
+    local = run("local", evaluate=True, fraction_train=1.0, **usual)
+    for i, kept in enumerate(local.kept[-1]):
+        assert_same(found.strategy.models[NAMES[i]], kept)
+    assert found.metrics == local.metrics
+
+
+def test_each_client_trains_on_its_own_mean_and_is_tested_with_its_own_model():
+    found = run("fedamp", 3, evaluate=True, fraction_train=1.0)
+    for kind, distinct in (("train", N), ("evaluate", N)):
+        sent = [m.content["arrays"]["head.weight"].data for m, _ in found.between(kind)]
+        assert len(set(sent[-N:])) == distinct
+    assert len(set(sent[:N])) == N
+    first = [m.content["arrays"]["head.weight"].data for m, _ in found.between("train")]
+    assert len(set(first[:N])) == 1
+
+
+@pytest.mark.parametrize(
+    ("given", "code"),
+    [
+        ({"fedamp_attention": "dot"}, "fedamp-attention"),
+        ({"fedamp_alpha": 0.0}, "fedamp-alpha"),
+        ({"fedamp_sigma": -1.0}, "fedamp-sigma"),
+        ({"fedamp_self_weight": 1.5}, "fedamp-self-weight"),
+        ({"server_dp_noise": 1.0, "server_dp_clip": 1.0}, "server-dp-noise"),
+    ],
+)
+def test_bad_input_has_the_setting_s_code(given, code):
+    assert code_of(lambda: FedAMP(**given)) == code
+
+
+def test_a_negative_lambda_is_refused(tmp_path, capsys):
+    output = tmp_path / "results"
+    options = ["--backend", "inline", "--output", str(output)]
+    assert cli.main(["fedamp", *options, "--run-config", "fedamp-lambda=-1.0"]) == 2
+    assert "fedamp-lambda is -1.0" in capsys.readouterr().err
+    assert not output.exists()

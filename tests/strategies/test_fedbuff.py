@@ -1,0 +1,371 @@
+"""FedBuff and FedAsync, against an event simulation of a few lines of NumPy."""
+
+import json
+import math
+
+import numpy as np
+import pytest
+from flwr.app import Message, MessageType
+
+from flwr_frl.strategies import FedAsync, FedAvg, FedBuff, build_strategy
+from flwr_frl.strategies.grids import arrivals
+from flwr_frl.strategies.grids.arrivals import with_retries
+from flwr_frl.strategies.grids.simulated_arrivals import SimulatedArrivals
+from flwr_frl.strategies.grids.simulation import InlineGrid
+from flwr_frl.strategies.grids.speeds import SpeedModel
+from flwr_frl.strategies.server.replies import to_record
+from flwr_frl.strategies.server.rounds import run_rounds
+from flwr_frl.strategies.server_app import run
+from flwr_frl.task.settings import SettingsError, resolve
+from tests.strategies.base.function_clients import honest, partition_of, reply_with
+
+CLIENTS = 9
+TARGETS = np.random.default_rng(3).normal(size=(CLIENTS, 4))
+
+
+def step(x: np.ndarray, client: int) -> np.ndarray:
+    """Local training: a step of size 0.3 towards the client's target."""
+    return x + 0.3 * (TARGETS[client] - x)
+
+
+def quadratic(message: Message, context) -> Message:
+    if message.metadata.message_type != MessageType.TRAIN:
+        return honest(message, context)
+    x = message.content.array_records["arrays"]["w"].numpy()
+    arrays = {"w": step(x, partition_of(context))}
+    return reply_with(message, arrays, num_examples=1, train_loss=0.0)
+
+
+def versions_of(wrapper, speeds: SpeedModel, count: int, communication: float):
+    """Return the shared array and the metrics after each version."""
+    strategy, seen = wrapper.strategy, []
+    grid = InlineGrid(quadratic, CLIENTS)
+    clock = SimulatedArrivals(grid, speeds, communication, lambda node: node - 1)
+    adapted = strategy.participation.adapt_grid(clock, strategy.name_of)
+
+    def after(version, arrays, metrics):
+        seen.append((arrays["w"].numpy(), {**metrics, "seconds": clock.seconds}))
+
+    start = to_record({"w": np.zeros(4)})
+    run_rounds(
+        strategy,
+        adapted,
+        start,
+        range(1, count + 1),
+        evaluated=lambda version: False,
+        after_round=after,
+    )
+    return seen
+
+
+def simulate(speeds, count, communication, *, C, B, mix, limit=-1, seed=0):  # noqa: N803
+    """Event simulation: return (x, seconds, staleness, dropped) after each version.
+
+    ``mix(x, sent, y, τ)`` is what a client's model y contributes to the mean.
+    """
+    x, now, work, rows = np.zeros(4), 0.0, {}, []
+    for version in range(1, count + 1):
+        buffer, dropped, arrived, draw = [], 0, set(), 0
+        while True:
+            idle = [c for c in range(CLIENTS) if c not in work and c not in arrived]
+            entropy = [seed, 0x5A3B, version] + ([draw] if draw else [])
+            chosen = np.random.default_rng(entropy).choice(
+                len(idle), min(C - len(work), len(idle)), replace=False
+            )
+            draw += 1
+            for c in (idle[i] for i in chosen):
+                due = now + speeds.times(version)[c] + communication
+                work[c] = (due, c, version, x)
+            now = min(work.values())[0]
+            for due, c, since, sent in sorted(work.values(), key=lambda w: w[:2]):
+                if due != now or len(buffer) == B:
+                    break
+                del work[c]
+                arrived.add(c)
+                if 0 <= limit < version - since:
+                    dropped += 1
+                else:
+                    y, age = step(sent, c), version - since
+                    buffer.append((c, mix(x, sent, y, age), age))
+            if len(buffer) == B:
+                break
+        x = np.mean([point for _, point, _ in sorted(buffer)], axis=0)
+        rows.append((x, now, [age for *_, age in buffer], dropped))
+    return rows
+
+
+@pytest.mark.parametrize("limit", [-1, 3])
+@pytest.mark.parametrize("rate", [1.0, 0.5])
+def test_fedbuff_equals_an_event_simulation(rate, limit):
+    speeds = SpeedModel("dynamic", CLIENTS, seed=5)
+    wrapper = FedBuff(
+        FedAvg(),
+        concurrency=6,
+        buffer_size=3,
+        max_staleness=limit,
+        global_learning_rate=rate,
+    )
+    found = versions_of(wrapper, speeds, 220, 0.25)
+    expected = simulate(
+        speeds,
+        220,
+        0.25,
+        C=6,
+        B=3,
+        limit=limit,
+        mix=lambda x, sent, y, age: x + rate * (1 + age) ** -0.5 * (y - sent),
+    )
+    for (x, metrics), (y, seconds, ages, dropped) in zip(found, expected, strict=True):
+        assert np.allclose(x, y, rtol=1e-12, atol=1e-13)
+        assert metrics["seconds"] == pytest.approx(seconds, rel=1e-12)
+        assert metrics["staleness-mean"] == pytest.approx(np.mean(ages))
+        assert metrics["staleness-max"] == max(ages)
+        assert metrics["dropped"] == dropped
+    ages = [age for *_, ages, _ in expected for age in ages]
+    assert max(ages) > 3 if limit < 0 else max(ages) == 3
+    histogram = wrapper.participation.staleness
+    assert histogram == {age: ages.count(age) for age in set(ages)}
+    assert sum(wrapper.participation.updates.values()) == len(ages)
+
+
+def test_fedasync_equals_an_event_simulation():
+    speeds = SpeedModel("fixed", CLIENTS, seed=1)
+    wrapper = FedAsync(FedAvg(), concurrency=CLIENTS, staleness_exponent=1.0)
+    found = versions_of(wrapper, speeds, 200, 0.0)
+
+    def mix(x, sent, y, age):
+        alpha = 0.6 / (1 + age)
+        return (1 - alpha) * x + alpha * y
+
+    expected = simulate(speeds, 200, 0.0, C=CLIENTS, B=1, mix=mix)
+    for (x, metrics), (y, seconds, ages, _) in zip(found, expected, strict=True):
+        assert np.allclose(x, y, rtol=1e-12, atol=1e-13)
+        assert metrics["seconds"] == pytest.approx(seconds, rel=1e-12)
+        assert metrics["staleness-max"] == ages[0]
+
+
+def test_a_version_has_as_many_changes_if_a_reply_is_invalid(monkeypatch):
+    # Client 3 sends NaN in every version.
+    monkeypatch.setitem(
+        globals(),
+        "TARGETS",
+        np.where(np.arange(CLIENTS)[:, None] == 3, np.nan, TARGETS),
+    )
+    wrapper = FedBuff(FedAvg(), concurrency=6, buffer_size=3)
+    rows = versions_of(wrapper, SpeedModel("dynamic", CLIENTS, seed=5), 20, 0.0)
+    assert all(metrics["clients"] == 3 for _, metrics in rows)
+    assert sum(metrics["rejected"] for _, metrics in rows) > 0
+    assert "000003" not in wrapper.participation.updates
+    assert np.isfinite(rows[-1][0]).all()
+
+
+def test_at_most_the_versions_at_work_are_held():
+    speeds = SpeedModel("dynamic", CLIENTS, seed=5)
+    wrapper = FedBuff(FedAvg(), concurrency=6, buffer_size=2)
+    versions_of(wrapper, speeds, 30, 0.0)
+    state = wrapper.strategy.state["asynchronous"]
+    out = {str(work["version"]) for work in state["work"].values()}
+    assert state["versions"].keys() == out
+    # The client whose change closed the version has not been replaced yet.
+    assert len(state["work"]) == 6 - 1
+
+
+# Whole runs
+
+
+def settings_of(tmp_path, algorithm: str, **more):
+    speeds = tmp_path / "speeds"
+    speeds.write_text("1\n" * 10)
+    return resolve(
+        {
+            "algorithm": algorithm,
+            "num-clients": 10,
+            "fraction-train": 0.5,
+            "num-server-rounds": 4,
+            "evaluate-every": 1,
+            "image-size": 8,
+            "cohort": "off",
+            "speed-model": str(speeds),
+            "communication-time": 0.5,
+            "output": str(tmp_path / algorithm),
+            **{name.replace("_", "-"): value for name, value in more.items()},
+        }
+    )
+
+
+def rows_of(settings) -> list[dict]:
+    from flwr_frl.clients.client_app import make_app
+
+    name = settings["algorithm"]
+    run(InlineGrid(make_app(settings), settings["num-clients"]), settings)
+    path = f"{settings['output']}/{name}/metrics.jsonl"
+    with open(path) as file:
+        return [json.loads(line) for line in file]
+
+
+SAME = ("accuracy", "loss", "train-loss", "seconds-simulated", "bytes-up", "bytes-down")
+
+
+@pytest.mark.parametrize("base", ["fedavg", "fedrep", "fedper", "lg-fedavg", "flute"])
+def test_a_buffer_of_all_clients_at_work_is_the_synchronous_base(tmp_path, base):
+    synchronous = rows_of(settings_of(tmp_path, base))
+    asynchronous = rows_of(
+        settings_of(
+            tmp_path,
+            "fedbuff",
+            async_base=base,
+            concurrency=5,
+            buffer_size=5,
+            staleness_exponent=0.0,
+        )
+    )
+    for row, other in zip(synchronous, asynchronous, strict=True):
+        assert {n: row[n] for n in SAME} == {n: other[n] for n in SAME}
+        assert other["staleness-max"] == other["dropped"] == 0
+
+
+@pytest.mark.parametrize(
+    ("base", "more"),
+    [("fedrep", {}), ("flute", {"aggregation": "median"}), ("ditto", {})],
+)
+def test_a_resumed_run_continues_with_the_clients_at_work(tmp_path, base, more):
+    given = {
+        "async_base": base,
+        "concurrency": 5,
+        "buffer_size": 2,
+        "speed_model": "dynamic",
+        "checkpoint_every": 1,
+        **more,
+    }
+    undisturbed = rows_of(
+        settings_of(tmp_path, "fedbuff", num_server_rounds=9, **given)
+    )
+    stopped = {"output": str(tmp_path / "stopped"), **given}
+    rows_of(settings_of(tmp_path, "fedbuff", num_server_rounds=4, **stopped))
+    resumed = rows_of(
+        settings_of(
+            tmp_path,
+            "fedbuff",
+            num_server_rounds=9,
+            resume=stopped["output"],
+            **stopped,
+        )
+    )
+    assert any(row["staleness-max"] > 0 for row in resumed[4:])
+    names = (*SAME[:4], "staleness-mean", "dropped")
+    for row, other in zip(undisturbed, resumed, strict=True):
+        assert {n: row.get(n) for n in names} == {n: other.get(n) for n in names}
+
+
+PRIVATE = {"server-dp-noise": 1.0, "server-dp-clip": 1.0, "server-dp-delta": 1e-5}
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "more", "code"),
+    [
+        ("fedbuff", {"buffer-size": 11}, "buffer-size"),
+        ("fedbuff", {"max-staleness": 0}, "max-staleness"),
+        ("fedbuff", PRIVATE, "server-dp-noise"),
+        *(
+            ("fedbuff", {"async-base": base}, "async-base")
+            for base in ("scaffold", "feddbe", "choco-sgd", "fedproto", "srpfl", "l2gd")
+        ),
+        ("fedasync", {"async-base": "fedbuff"}, "async-base"),
+        ("srpfl", {"srpfl-base": "fedbuff"}, "srpfl-base"),
+    ],
+)
+def test_refused(algorithm, more, code):
+    with pytest.raises(SettingsError) as error:
+        build_strategy(resolve({"algorithm": algorithm, **more}))
+    assert error.value.code == code
+
+
+def test_refused_without_speeds_or_with_too_few_clients(tmp_path):
+    with pytest.raises(SettingsError) as error:
+        rows_of(settings_of(tmp_path, "fedbuff", speed_model="none", concurrency=5))
+    assert error.value.code == "speed-model"
+    with pytest.raises(SettingsError) as error:
+        rows_of(settings_of(tmp_path, "fedbuff", concurrency=11))
+    assert error.value.code == "concurrency"
+
+
+# Real nodes
+
+
+class Late(InlineGrid):
+    """Nodes whose replies arrive after a number of pulls; others never answer."""
+
+    in_process = False
+
+    def __init__(self, delays: dict[int, float], failing: tuple[int, ...] = ()) -> None:
+        def app(message: Message, context) -> Message:
+            trains = message.metadata.message_type == MessageType.TRAIN
+            if trains and context.node_id in failing:
+                raise SettingsError("the node fails")
+            return quadratic(message, context)
+
+        super().__init__(app, len(delays))
+        self.delays, self.now = delays, 0
+        self.arrives: dict[str, float] = {}
+        self.log: list[int] = []
+
+    def push_messages(self, messages):
+        messages = list(messages)
+        ids = list(super().push_messages(messages))
+        for i, message in zip(ids, messages, strict=True):
+            node, kind = message.metadata.dst_node_id, message.metadata.message_type
+            trains = kind == MessageType.TRAIN
+            self.arrives[i] = self.now + (self.delays[node] if trains else 0)
+            self.log += [node] * trains
+        return ids
+
+    def pull_messages(self, message_ids):
+        self.now += 1
+        ready = [i for i in message_ids if self.arrives[i] < self.now]
+        replies = []
+        for reply in super().pull_messages(ready):
+            # Every reply comes twice.
+            replies += [reply, reply]
+        return replies
+
+
+@pytest.fixture
+def no_pauses(monkeypatch) -> None:
+    monkeypatch.setattr(arrivals, "PULL_INTERVAL", 0.0)
+
+
+def run_on(grid: Late, wrapper: FedBuff, versions: int, timeout: float = 60.0):
+    strategy, rows = wrapper.strategy, []
+    real = with_retries(grid, strategy.name_of, timeout)
+    adapted = strategy.participation.adapt_grid(real, strategy.name_of)
+    run_rounds(
+        strategy,
+        adapted,
+        to_record({"w": np.zeros(4)}),
+        range(1, versions + 1),
+        evaluated=lambda version: version == versions,
+        after_round=lambda version, arrays, metrics: rows.append(metrics),
+    )
+    return rows
+
+
+def test_real_nodes_are_not_waited_for(no_pauses):
+    # Node 3 answers after 40 pulls, the others after 2.
+    grid = Late({1: 1, 2: 1, 3: 40})
+    wrapper = FedBuff(FedAvg(), concurrency=3, buffer_size=2)
+    rows = run_on(grid, wrapper, 12)
+    assert all(row["clients"] == 2 and row["rejected"] == 0 for row in rows)
+    assert grid.now < 80
+    assert grid.log.count(3) <= 2
+    assert grid.log.count(1) >= 11
+    # Node 3 is at work during the evaluation and is not asked.
+    assert rows[-1]["evaluated"] < 3 or grid.log.count(3) == 2
+
+
+def test_a_node_that_fails_or_never_answers_is_replaced(no_pauses):
+    grid = Late({1: 1, 2: 1, 3: 1, 4: math.inf}, failing=(3,))
+    wrapper = FedBuff(FedAvg(), concurrency=4, buffer_size=2)
+    rows = run_on(grid, wrapper, 10, timeout=0.05)
+    assert all(row["clients"] == 2 for row in rows)
+    assert sum(row["rejected"] for row in rows) > 0
+    assert wrapper.participation.updates.keys() == {"000000", "000001"}

@@ -1,0 +1,181 @@
+"""FedFomo against a few lines of NumPy, server and clients."""
+
+import numpy as np
+import pytest
+from softmax_runs import (
+    RATE,
+    STEPS,
+    N,
+    assert_near,
+    assert_same,
+    code_of,
+    draw,
+    gradient,
+    loss_of,
+    matrix,
+    run,
+    start,
+)
+
+from flwr_frl import cli
+from flwr_frl.clients.fedfomo import FedFomoSettings
+from flwr_frl.strategies import FedFomo
+
+NAMES = [f"{i:06d}" for i in range(N)]
+WHOLE = {"fomo_validation": 0.0}
+
+
+def train_loss(theta, i):
+    x, y = draw(i)
+    scores = np.column_stack([x, np.ones(len(x))]) @ theta.T
+    return float(np.mean(np.log(np.exp(scores).sum(1)) - scores[np.arange(len(y)), y]))
+
+
+def weigh(candidates, before, i):
+    """(L(θ_before) − L(θ_n)) / ‖θ_n − θ_before‖ of each candidate."""
+    gains = [train_loss(before, i) - train_loss(theta, i) for theta in candidates]
+    distances = [np.linalg.norm(theta - before) for theta in candidates]
+    return [g / (d + 1e-5) for g, d in zip(gains, distances, strict=True)]
+
+
+def candidates_of(message):
+    arrays = {n: a.numpy() for n, a in message.content["arrays"].items()}
+    weight, bias = (arrays[f"candidates.head.{name}"] for name in ("weight", "bias"))
+    return [
+        np.column_stack(pair).astype(float) for pair in zip(weight, bias, strict=True)
+    ]
+
+
+def test_every_round_is_that_of_the_paper():
+    more = {"fomo_models": 2, "fomo_epsilon": 0.0, **WHOLE}
+    found = run("fedfomo", 6, evaluate=True, **more)
+    assert [len(clients) for clients in found.trained] == [3] * 6
+    own, before, kept = [start()] * N, [start()] * N, {}
+    affinity = np.zeros((N, N))
+    sent = {}
+    for message, _ in found.between("train"):
+        place = int(message.content["config"]["server-round"]), message.metadata
+        sent[place[0], message.metadata.dst_node_id - 1] = candidates_of(message)
+    mixed = 0
+    for now, clients in enumerate(found.trained):
+        replied, grown = {}, affinity.copy()
+        for i in clients:
+            received = sent[now + 1, i]
+            others = [j for j in kept if j != i]
+            assert len(received) == min(2, len(others))
+            # The best p_ij; ties are in any order.
+            chosen = []
+            for theta in received:
+                near = min(others, key=lambda j: np.abs(kept[j] - theta).max())
+                assert_near(theta, kept[near], 1e-6)
+                chosen.append(near)
+            if chosen:
+                rest = [affinity[i, j] for j in others if j not in chosen]
+                assert min(affinity[i, chosen]) >= max(rest, default=-np.inf) - 1e-6
+                candidates = [*(kept[j] for j in chosen), own[i]]
+                weights = weigh(candidates, before[i], i)
+                grown[i, chosen] += weights[:-1]
+                positive = np.maximum(weights, 0)
+                if positive.sum() > 0:
+                    shares = positive / positive.sum()
+                    own[i] = np.tensordot(shares, np.array(candidates), axes=1)
+                    mixed += shares[-1] < 1
+            before[i] = own[i]
+            for _ in range(STEPS):
+                own[i] = own[i] - RATE * gradient(own[i], i)
+            replied[i] = own[i]
+        kept |= replied
+        affinity = grown
+        for i in range(N):
+            if state := found.kept[now][i]:
+                assert_near(matrix(state, "model."), own[i], 1e-5)
+                assert_near(matrix(state, "before."), before[i], 1e-5)
+            tested = loss_of(own[i], i)
+            assert found.metrics[now][i]["loss"] == pytest.approx(tested, abs=1e-5)
+    # Others' models have been used.
+    assert mixed > 5
+    for i, row in enumerate(affinity):
+        known = found.strategy.affinity.get(NAMES[i], {})
+        for j, value in enumerate(row):
+            assert known.get(NAMES[j], 0.0) == pytest.approx(value, abs=1e-4)
+
+
+@pytest.mark.parametrize("more", [{"fomo_models": 0}, {"fraction_train": 0.2}])
+def test_with_itself_alone_a_client_trains_locally(more):
+    # Of 6 clients, a fraction of 0.2 is one; only the first round has no candidates.
+    usual = {"momentum": 0.5, "weight_decay": 1e-3, "batch_size": 4, "cohort": "off"}
+    rounds = 4 if "fomo_models" in more else 1
+    found = run("fedfomo", rounds, evaluate=True, **more, **usual, **WHOLE)
+    shared = {name: v for name, v in more.items() if name == "fraction_train"}
+    local = run("local", rounds, evaluate=True, **shared, **usual)
+    for kept, others in zip(found.kept[-1], local.kept[-1], strict=True):
+        own = {n[len("model.") :]: v for n, v in kept.items() if n.startswith("model.")}
+        assert_same(own, others)
+    assert found.metrics == local.metrics
+
+
+def test_validation_examples_are_not_trained_on():
+    found = run("fedfomo", 1, fomo_validation=0.5)
+    client = found.client(3, 1)
+    train, validation = client.split()
+    again, _ = client.split()
+    assert (len(train), len(validation)) == (7, 8)
+    rows = [set(part.rows.tolist()) for part in (train, validation)]
+    assert rows[0] | rows[1] == set(range(15))
+    assert not rows[0] & rows[1]
+    assert set(again.rows.tolist()) == rows[0]
+    for part in (train, validation):
+        assert part.targets.tolist() == draw(3)[1][part.rows].tolist()
+
+
+def test_the_models_with_the_largest_affinity_are_chosen_unless_it_explores():
+    strategy = FedFomo(fomo_models=3, fomo_epsilon=0.0)
+    strategy.models.update({name: {} for name in "abcdef"})
+    strategy.affinity["a"] = {"b": -1.0, "c": 2.0, "d": 3.0, "e": -0.5}
+    for server_round in range(1, 5):
+        assert strategy.choose("a", server_round) == ["d", "c", "f"]
+    explorer = FedFomo(fomo_models=3, fomo_epsilon=1.0, fomo_epsilon_decay=0.5)
+    explorer.models.update(strategy.models)
+    explorer.affinity.update(strategy.affinity)
+    always = FedFomo(fomo_models=3, fomo_epsilon=1.0, fomo_epsilon_decay=0.0)
+    always.models.update(strategy.models)
+    always.affinity.update(strategy.affinity)
+    assert len({tuple(always.choose("a", r)) for r in range(1, 9)}) > 1
+    assert always.choose("a", 1) == explorer.choose("a", 1)
+    assert explorer.choose("a", 3) == ["d", "c", "f"]
+    # An unknown client gets any, in another order from round to round.
+    orders = {tuple(strategy.choose("z", r)) for r in range(1, 9)}
+    assert len(orders) > 1
+    assert all(len(set(order)) == 3 for order in orders)
+
+
+def test_an_evaluation_sends_no_model_and_a_newcomer_gets_some():
+    found = run("fedfomo", 3, evaluate=True, fomo_models=2)
+    for message, _ in found.between("evaluate"):
+        assert candidates_of(message) == []
+    strategy, arrays = found.strategy, found.between("evaluate")[0][0].content["arrays"]
+    config = found.between("evaluate")[0][0].content["config"]
+    (message,) = strategy.open_round([1], arrays, config, 3, "evaluate.newcomer")
+    assert len(candidates_of(message)) == 2
+
+
+@pytest.mark.parametrize(
+    ("make", "given", "code"),
+    [
+        (FedFomo, {"fomo_models": -1}, "fomo-models"),
+        (FedFomo, {"fomo_epsilon": 1.5}, "fomo-epsilon"),
+        (FedFomo, {"aggregation": "median"}, "aggregation"),
+        (FedFomoSettings, {"fomo_validation": 1.0}, "fomo-validation"),
+    ],
+)
+def test_bad_input_has_the_setting_s_code(make, given, code):
+    assert code_of(lambda: make(**given)) == code
+
+
+def test_bad_input_ends_with_one_line(tmp_path, capsys):
+    output = tmp_path / "results"
+    options = ["--backend", "inline", "--output", str(output)]
+    given = ["--run-config", "fomo-epsilon-decay=-1.0"]
+    assert cli.main(["fedfomo", *options, *given]) == 2
+    assert "fomo-epsilon-decay is -1.0" in capsys.readouterr().err
+    assert not output.exists()

@@ -1,0 +1,174 @@
+"""IFCA against a few lines of NumPy, server and clients."""
+
+import numpy as np
+import pytest
+import torch
+from function_clients import reply_with
+from softmax_runs import (
+    DIMENSION,
+    RATE,
+    STEPS,
+    N,
+    assert_near,
+    assert_same,
+    code_of,
+    draw,
+    gradient,
+    loss_of,
+    mean,
+    run,
+    start,
+    weights,
+)
+from torch import nn
+
+from flwr_frl import cli
+from flwr_frl.clients.ifca import initial_models
+from flwr_frl.strategies import IFCA
+from flwr_frl.strategies.server.checks import InvalidReplyError
+from flwr_frl.task import ExampleSet, ExampleTask, SplitModel
+
+CLUSTERS = 3
+
+
+def matrices(arrays) -> list[np.ndarray]:
+    """θ = [W | b] of each cluster."""
+    weight, bias = (arrays[f"clusters.head.{name}"] for name in ("weight", "bias"))
+    return [
+        np.column_stack(pair).astype(float) for pair in zip(weight, bias, strict=True)
+    ]
+
+
+def train_loss(theta: np.ndarray, i: int) -> float:
+    x, y = draw(i)
+    scores = np.column_stack([x, np.ones(len(x))]) @ theta.T
+    return float(np.mean(np.log(np.exp(scores).sum(1)) - scores[np.arange(len(y)), y]))
+
+
+def chosen_by(models, i: int) -> int:
+    return int(np.argmin([train_loss(theta, i) for theta in models]))
+
+
+def numpy_ifca(models, trained, weighting):
+    """All models after each round, and who chose which."""
+    for clients in trained:
+        chosen = {i: chosen_by(models, i) for i in clients}
+        after = []
+        for j, theta in enumerate(models):
+            members = [i for i in clients if chosen[i] == j]
+            moved = []
+            for i in members:
+                own = theta
+                for _ in range(STEPS):
+                    own = own - RATE * gradient(own, i)
+                moved.append(own)
+            after.append(mean(moved, weights(members, weighting)) if members else theta)
+        models = after
+        yield models, chosen
+
+
+@pytest.mark.parametrize("weighting", ["uniform", "examples"])
+def test_every_round_is_that_of_the_paper(weighting):
+    more = {"num_clusters": CLUSTERS, "weighting": weighting}
+    found = run("ifca", 5, evaluate=True, **more)
+    assert [len(clients) for clients in found.trained] == [3] * 5
+    first, _ = found.between("train")[0]
+    models = matrices({n: a.numpy() for n, a in first.content["arrays"].items()})
+    expected = numpy_ifca(models, found.trained, weighting)
+    everywhere = set()
+    for now, (models, chosen) in enumerate(expected):
+        for theta, other in zip(matrices(found.arrays[now]), models, strict=True):
+            assert_near(theta, other, 1e-6)
+        assert found.rows[now]["clusters"] == len(set(chosen.values()))
+        everywhere |= set(chosen.values())
+        for i in range(N):
+            # Also those that were not sampled.
+            tested = loss_of(models[chosen_by(models, i)], i)
+            assert found.metrics[now][i]["loss"] == pytest.approx(tested, abs=1e-6)
+    assert len(everywhere) > 1
+
+
+def test_one_cluster_equals_fedavg():
+    usual = {"momentum": 0.5, "weight_decay": 1e-3, "batch_size": 4}
+    found = run("ifca", evaluate=True, num_clusters=1, **usual)
+    other = run("fedavg", evaluate=True, **usual)
+    for arrays, others in zip(found.arrays, other.arrays, strict=True):
+        own = {n.removeprefix("clusters."): value[0] for n, value in arrays.items()}
+        assert_same(own, others)
+    assert found.metrics == other.metrics
+
+
+def test_the_first_model_is_the_task_s_and_the_others_are_drawn_anew():
+    found = run("ifca", 1, num_clusters=CLUSTERS)
+    stacked = initial_models(found.client(0, 1).task, CLUSTERS)
+    models = matrices({f"clusters.{n}": t.numpy() for n, t in stacked.items()})
+    assert_near(models[0], start(), 0)
+    bound = 1 / np.sqrt(DIMENSION)
+    for theta, other in zip(models, [*models[1:], models[0]], strict=True):
+        assert np.abs(theta - other).max() > 0.1
+        assert np.abs(theta).max() <= bound
+
+
+def test_a_cluster_that_nobody_chooses_keeps_its_model():
+    found = run("ifca", 3, num_clusters=N)
+    first, _ = found.between("train")[0]
+    before = matrices({n: a.numpy() for n, a in first.content["arrays"].items()})
+    chosen = {chosen_by(before, i) for i in found.trained[0]}
+    for j, theta in enumerate(matrices(found.arrays[0])):
+        assert np.array_equal(theta, before[j]) == (j not in chosen)
+
+
+def test_clients_return_one_model_and_the_number_of_its_cluster():
+    found = run("ifca", 1, num_clusters=CLUSTERS)
+    for message, reply in found.between("train"):
+        assert {n.partition(".")[0] for n in message.content["arrays"]} == {"clusters"}
+        assert list(reply.content["arrays"]) == ["head.weight", "head.bias"]
+        assert reply.content["metrics"]["cluster"] in range(CLUSTERS)
+
+
+@pytest.mark.parametrize("cluster", [-1, 0.5, 2, None])
+def test_a_reply_for_no_cluster_is_rejected(cluster):
+    strategy = IFCA(num_clusters=2)
+    found = run("ifca", 1, num_clusters=2)
+    message, reply = found.between("train")[0]
+    strategy.pending.expect("arrays", reply.content["arrays"])
+    metrics = {"num_examples": 6, "train_loss": 1.0}
+    named = {} if cluster is None else {"cluster": cluster}
+    arrays = reply.content["arrays"]
+    strategy.check_train_reply(reply_with(message, arrays, **metrics, cluster=1))
+    with pytest.raises(InvalidReplyError):
+        strategy.check_train_reply(reply_with(message, arrays, **metrics, **named))
+
+
+def fixed(num_clients):
+    """A model without a layer that can be drawn anew."""
+
+    class Scale(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.weight = nn.Parameter(torch.ones(3))
+
+        def forward(self, x):
+            return x * self.weight
+
+    sets = [ExampleSet(torch.ones(2, 3), torch.arange(2))] * num_clients
+    return ExampleTask(lambda: SplitModel(nn.Identity(), Scale()), sets, sets)
+
+
+def test_a_model_that_cannot_be_drawn_anew_is_refused():
+    task = fixed(1)
+    assert code_of(lambda: initial_models(task, 2)) == "num-clusters"
+    assert initial_models(task, 1)["head.weight"].shape == (1, 3)
+
+
+def test_more_clusters_than_clients_are_refused(tmp_path, capsys):
+    strategy = IFCA(num_clusters=5)
+    strategy.check_clients(5)
+    assert code_of(lambda: strategy.check_clients(4)) == "num-clusters"
+    assert code_of(lambda: IFCA(num_clusters=0)) == "num-clusters"
+    output = tmp_path / "results"
+    options = ["--backend", "inline", "--output", str(output), "--clients", "5"]
+    config = ["--run-config", "num-clusters=6"]
+    assert cli.main(["ifca", *options, *config]) == 2
+    assert "num-clusters is 6" in capsys.readouterr().err
+    assert not output.exists()

@@ -1,0 +1,111 @@
+"""kNN-Per against a few lines of NumPy, and against FedAvg."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from layered import features, layered, parts, with_ones
+from softmax_runs import CLASSES, N, assert_same, code_of, draw, run
+
+from flwr_frl import cli
+from flwr_frl.clients.knn_per import KNNPerSettings, MixedHead
+from flwr_frl.task import ExampleSet
+
+TASK = {"task": "layered:layered"}
+K, WEIGHT, SCALE = 4, 0.7, 0.3
+
+
+def mixture(arrays, i):
+    """Probabilities of client i's test examples, and their targets."""
+    a, w = parts(arrays)
+    (x, y), (tested, targets) = draw(i), draw(i, test=True)
+    stored, z = features(a, x), features(a, tested)
+    distances = np.square(z[:, None] - stored).sum(2)
+    nearest = np.argsort(distances, axis=1, kind="stable")[:, :K]
+    kernel = np.exp(-np.take_along_axis(distances, nearest, 1) / (SCALE * z.shape[1]))
+    shares = kernel / kernel.sum(1, keepdims=True)
+    knn = (shares[:, :, None] * np.eye(CLASSES)[y[nearest]]).sum(1)
+    scores = np.exp(with_ones(z) @ w.T)
+    model = scores / scores.sum(1, keepdims=True)
+    return WEIGHT * knn + (1 - WEIGHT) * model, targets
+
+
+def test_every_client_mixes_its_neighbours_with_the_global_model():
+    own = {"knn_neighbours": K, "knn_lambda": WEIGHT, "knn_scale": SCALE}
+    found = run("knn-per", 4, evaluate=True, **own, **TASK)
+    plain = run("fedavg", 4, evaluate=True, **TASK)
+    assert [len(clients) for clients in found.trained] == [3] * 4
+    for arrays, others in zip(found.arrays, plain.arrays, strict=True):
+        assert_same(arrays, others)
+    for now, arrays in enumerate(found.arrays):
+        for i in range(N):
+            # Also those that were not sampled.
+            p, targets = mixture(arrays, i)
+            chosen = p[np.arange(len(p)), targets]
+            metrics = found.metrics[now][i]
+            expected = -np.log(chosen).mean()
+            assert metrics["loss"] == pytest.approx(expected, abs=1e-5)
+            assert metrics["accuracy"] == pytest.approx((p.argmax(1) == targets).mean())
+            other = plain.metrics[now][i]["accuracy"]
+            assert metrics["accuracy-global"] == pytest.approx(other)
+    assert any(m["accuracy"] != m["accuracy-global"] for m in found.metrics[-1])
+
+
+def test_lambda_0_is_fedavg():
+    usual = {"momentum": 0.5, "weight_decay": 1e-3, "batch_size": 4, **TASK}
+    found = run("knn-per", evaluate=True, knn_lambda=0.0, **usual)
+    plain = run("fedavg", evaluate=True, **usual)
+    for arrays, others in zip(found.arrays, plain.arrays, strict=True):
+        assert_same(arrays, others)
+    for metrics, others in zip(found.metrics, plain.metrics, strict=True):
+        own = [{n: v for n, v in m.items() if n != "accuracy-global"} for m in metrics]
+        assert own == others
+
+
+def test_the_prediction_of_a_stored_example_alone_is_its_class():
+    head = torch.nn.Linear(2, 3)
+    settings = KNNPerSettings(knn_neighbours=1, knn_lambda=1.0)
+    stored = torch.tensor([[0.0, 0.0], [0.0, 2.0], [4.0, 0.0]])
+    mixed = MixedHead(head, stored, torch.tensor([2, 0, 1]), settings)
+    # Far from all of them, the kernel itself is 0 in float32.
+    z = torch.tensor([[0.1, 0.4], [0.0, 300.0], [5.0, 1.0]])
+    predicted = mixed(z).exp().detach()
+    np.testing.assert_allclose(predicted, np.eye(3)[[2, 0, 1]], atol=1e-20)
+    assert mixed.nearest(z, 3).shape == (3, 3)
+
+
+def unlabelled(num_clients):
+    """The layered task, in which client 0 has one labelled example."""
+    task = layered(num_clients)
+    targets = torch.full_like(task.train[0].targets, -100)
+    targets[0] = 1
+    few = ExampleSet(task.train[0].inputs, targets)
+    return replace(task, train=[few, *task.train[1:]])
+
+
+def test_only_labelled_examples_are_neighbours():
+    settings = {"task": f"{__name__}:unlabelled", "knn_lambda": 1.0}
+    found = run("knn-per", 1, evaluate=True, fraction_train=1.0, **settings)
+    _, targets = draw(0, test=True)
+    assert found.metrics[0][0]["accuracy"] == pytest.approx((targets == 1).mean())
+
+
+@pytest.mark.parametrize(
+    ("given", "code"),
+    [
+        ({"knn_lambda": 1.1}, "knn-lambda"),
+        ({"knn_neighbours": 0}, "knn-neighbours"),
+        ({"knn_scale": 0.0}, "knn-scale"),
+    ],
+)
+def test_bad_input_has_the_setting_s_code(given, code):
+    assert code_of(lambda: KNNPerSettings(**given)) == code
+
+
+def test_a_task_without_classes_is_refused(tmp_path, capsys):
+    output = tmp_path / "results"
+    options = ["--backend", "inline", "--output", str(output), "--task", "linear"]
+    assert cli.main(["knn-per", *options]) == 2
+    assert "it needs classes" in capsys.readouterr().err
+    assert not output.exists()

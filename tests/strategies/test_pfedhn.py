@@ -1,0 +1,202 @@
+"""pFedHN against finite differences and against torch, server and clients."""
+
+import numpy as np
+import pytest
+import torch
+from softmax_runs import (
+    CLASSES,
+    DIMENSION,
+    RATE,
+    STEPS,
+    N,
+    assert_near,
+    code_of,
+    gradient,
+    loss_of,
+    matrix,
+    run,
+)
+from torch import nn
+
+from flwr_frl import cli
+from flwr_frl.clients.pfedhn import MOST_PARAMETERS, generated
+from flwr_frl.strategies import PFedHN
+from flwr_frl.strategies.pfedhn import clipped, initial_network, outputs, pulled_back
+from flwr_frl.task import ExampleSet, ExampleTask, SplitModel
+
+NAMES = [f"{i:06d}" for i in range(N)]
+SMALL = {"hypernetwork_width": 7, "hypernetwork_layers": 2}
+FAST = {
+    "hypernetwork_learning_rate": 0.05,
+    "hypernetwork_momentum": 0.8,
+    "hypernetwork_weight_decay": 0.02,
+}
+
+
+def test_the_gradient_equals_finite_differences():
+    rng = np.random.default_rng(3)
+    network = initial_network([4, 6, 6, 6, 9], rng)
+    network = {name: value.astype(float) for name, value in network.items()}
+    v, direction = rng.standard_normal(4), rng.standard_normal(9)
+    found = pulled_back(network, v, direction)
+    everything = {**network, "embedding": v}
+    assert found.keys() == everything.keys()
+    for name, values in everything.items():
+        expected = np.zeros_like(values)
+        for place in np.ndindex(values.shape):
+            ends = []
+            for step in (1e-6, -1e-6):
+                moved = values.copy()
+                moved[place] += step
+                changed = {**everything, name: moved}
+                theta = outputs(changed_network(changed), changed["embedding"])[-1]
+                ends.append(direction @ theta)
+            expected[place] = (ends[0] - ends[1]) / 2e-6
+        np.testing.assert_allclose(found[name], expected, atol=1e-7)
+
+
+def changed_network(everything):
+    return {name: value for name, value in everything.items() if name != "embedding"}
+
+
+def hypernetwork(values):
+    """The same h as a torch module."""
+    layers: list[nn.Module] = []
+    depth = len(values) // 2
+    for i in range(depth):
+        weight, bias = (torch.tensor(values[f"{i}.{n}"]) for n in ("weight", "bias"))
+        layer = nn.Linear(weight.shape[1], weight.shape[0])
+        layer.weight.data, layer.bias.data = weight, bias
+        layers += [layer, nn.ReLU()] if i < depth - 2 else [layer]
+    return nn.Sequential(*layers)
+
+
+def theta_of(flat):
+    """θ = [W | b] of the model's parameters in a row."""
+    weight, bias = np.split(np.asarray(flat, float), [CLASSES * DIMENSION])
+    return np.column_stack([weight.reshape(CLASSES, DIMENSION), bias])
+
+
+def flat_of(theta):
+    return np.concatenate([theta[:, :-1].ravel(), theta[:, -1]])
+
+
+def test_every_round_is_that_of_the_paper():
+    found = run("pfedhn", 5, evaluate=True, **SMALL, **FAST)
+    assert [len(clients) for clients in found.trained] == [3] * 5
+    # The initial values are those of a strategy that has not trained.
+    first = PFedHN(**SMALL)
+    first.clients.known = dict.fromkeys(range(1, N + 1))
+    first.open_round([], found.grid.replies[6].content["arrays"], {}, 1, "query")
+    h = hypernetwork(first.network["values"])
+    v = {
+        i: nn.Parameter(torch.tensor(first._embedding(NAMES[i])["values"]))
+        for i in range(N)
+    }
+    assert v[0].shape == (1 + N // 4,)
+    options = {"lr": 0.05, "momentum": 0.8, "weight_decay": 0.02}
+    common = torch.optim.SGD(h.parameters(), **options)
+    own = {i: torch.optim.SGD([v[i]], **options) for i in range(N)}
+    for now, clients in enumerate(found.trained):
+        changes = {}
+        for i in clients:
+            theta = before = theta_of(h(v[i]).detach())
+            for _ in range(STEPS):
+                theta = theta - RATE * gradient(theta, i)
+            changes[i] = torch.tensor(flat_of(theta - before)).float()
+        # The mean over the clients for φ; for v_i the client's own.
+        mean = [torch.zeros_like(p) for p in h.parameters()]
+        for i in clients:
+            both = [*h.parameters(), v[i]]
+            gradients = torch.autograd.grad(h(v[i]), both, -changes[i])
+            for total, gradient_of_one in zip(mean, gradients, strict=False):
+                total += gradient_of_one / len(clients)
+            v[i].grad = gradients[-1]
+        for i in clients:
+            own[i].step()
+        for parameter, gradient_of_all in zip(h.parameters(), mean, strict=True):
+            parameter.grad = gradient_of_all
+        common.step()
+        for i in range(N):
+            # All clients have new models, also those that have never trained.
+            theta = theta_of(h(v[i]).detach())
+            loss = loss_of(theta, i)
+            assert found.metrics[now][i]["loss"] == pytest.approx(loss, abs=1e-6)
+    for i, name in enumerate(NAMES):
+        if name in found.strategy.models:
+            theta = theta_of(h(v[i]).detach())
+            assert_near(matrix(found.strategy.models[name]), theta, 1e-6)
+    state = found.strategy.network["values"]
+    for name, parameter in zip(state, h.parameters(), strict=True):
+        np.testing.assert_allclose(state[name], parameter.detach(), atol=1e-6)
+
+
+def test_a_long_gradient_is_clipped():
+    # Of length 100, so it is halved; a short one is not changed.
+    found = clipped({"a": np.array([60.0, 0.0]), "b": np.array([80.0])})
+    np.testing.assert_allclose(found["a"], [30, 0], rtol=1e-6)
+    np.testing.assert_allclose(found["b"], [40], rtol=1e-6)
+    assert clipped({"a": np.array([3.0, 4.0])})["a"].tolist() == [3, 4]
+
+
+def test_clients_send_changes_of_models_of_their_own():
+    found = run("pfedhn", 2, fraction_train=1.0, **SMALL)
+    pairs = found.between("train")[-N:]
+    sent = [
+        matrix({n: a.numpy() for n, a in m.content["arrays"].items()}) for m, _ in pairs
+    ]
+    replied = [
+        matrix({n: a.numpy() for n, a in r.content["arrays"].items()}) for _, r in pairs
+    ]
+    for i, (theta, change) in enumerate(zip(sent, replied, strict=True)):
+        trained = theta
+        for _ in range(STEPS):
+            trained = trained - RATE * gradient(trained, i)
+        assert_near(change, trained - theta, 1e-6)
+        assert all(np.abs(theta - other).max() > 1e-3 for other in sent[:i])
+
+
+def task_of(*layers, width=3):
+    sets = [ExampleSet(torch.zeros(2, width), torch.arange(2))]
+    return ExampleTask(
+        lambda: SplitModel(nn.Sequential(*layers), nn.Linear(width, 2)), sets, sets
+    )
+
+
+def test_large_models_and_batch_norms_are_refused():
+    generated(task_of(nn.Identity()))
+    assert code_of(lambda: generated(task_of(nn.BatchNorm1d(3)))) == "model"
+    wide = task_of(nn.Linear(3, MOST_PARAMETERS), nn.Linear(MOST_PARAMETERS, 3))
+    assert code_of(lambda: generated(wide)) == "model"
+
+
+@pytest.mark.parametrize(
+    ("given", "code"),
+    [
+        ({"hypernetwork_width": 0}, "hypernetwork-width"),
+        ({"hypernetwork_layers": -1}, "hypernetwork-layers"),
+        ({"embedding_width": -1}, "embedding-width"),
+        ({"hypernetwork_learning_rate": 0.0}, "hypernetwork-learning-rate"),
+        ({"hypernetwork_momentum": 1.0}, "hypernetwork-momentum"),
+        ({"hypernetwork_weight_decay": -1.0}, "hypernetwork-weight-decay"),
+        ({"aggregation": "median"}, "aggregation"),
+    ],
+)
+def test_bad_input_has_the_setting_s_code(given, code):
+    assert code_of(lambda: PFedHN(**given)) == code
+
+
+@pytest.mark.parametrize(
+    ("given", "line"),
+    [
+        ("model='resnet18'", "number of parameters is 11"),
+        ("model='resnet20'", "has the buffer"),
+        ("new-clients=1", "leaves no model for clients that join later"),
+    ],
+)
+def test_bad_input_ends_with_one_line(given, line, tmp_path, capsys):
+    output = tmp_path / "results"
+    options = ["--backend", "inline", "--output", str(output), "--run-config", given]
+    assert cli.main(["pfedhn", *options]) == 2
+    assert line in capsys.readouterr().err
+    assert not output.exists()

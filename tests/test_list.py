@@ -1,0 +1,39 @@
+"""``--list`` and ``--help``: complete, and printed without PyTorch and Flower."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from flwr_frl.strategies import ALGORITHMS
+from flwr_frl.task import names
+from flwr_frl.task.models import MODELS
+from flwr_frl.task.tasks import TASKS
+
+ROOT = Path(__file__).parents[1]
+
+
+def test_the_listed_names_are_those_of_the_tasks_and_models():
+    assert tuple(TASKS) == names.TASKS
+    assert {name: about for name, (_, about) in MODELS.items()} == names.MODELS
+
+
+@pytest.mark.parametrize("argument", ["--list", "--help"])
+def test_listing_loads_neither_torch_nor_flower(argument):
+    code = f"""if True:
+        import sys
+        from flwr_frl.cli import main
+        try:
+            main(["{argument}"])
+        except SystemExit:
+            pass
+        print(sorted({{"flwr", "torch", "grpc"}} & set(sys.modules)))
+    """
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True
+    )
+    listed = {tuple(line.split()[:2]) for line in done.stdout.splitlines()}
+    for name in ALGORITHMS:
+        assert ("algorithm", name) in listed or f"  {name} " in done.stdout
+    assert done.stdout.splitlines()[-1] == "[]", done.stderr
