@@ -16,7 +16,7 @@ from flwr_frl import simulate
 PICTURE = RESULTS.parents[1] / "docs" / "heads.svg"
 ALGORITHMS = {
     "fedavg": "one global model (FedAvg)",
-    "fedrep": "a head for each client (FedRep)",
+    "fedrep": "personal heads (FedRep)",
 }
 LAST = 10
 STYLE = """
@@ -47,7 +47,8 @@ def picture(data: dict[str, dict[str, float]], digits: dict[str, str]) -> str:
     lines = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} 300" '
         'font-family="system-ui, sans-serif" font-size="13" role="img" '
-        'aria-label="Accuracy of twenty clients: one global model, personal heads">',
+        'aria-label="Accuracy of twenty clients with one global model and with '
+        'personal heads">',
         f"<style>{STYLE}</style>",
         f'<rect class="ground" width="{width}" height="300" rx="8"/>',
     ]
@@ -83,8 +84,8 @@ def picture(data: dict[str, dict[str, float]], digits: dict[str, str]) -> str:
     middle = (LEFT + width) // 2
     lines += [
         f'<text class="small" x="{middle}" y="272" text-anchor="middle">'
-        "accuracy of each of 20 clients on its own test data; below, the digits that "
-        "it has</text>",
+        "Accuracy of each client on its own test data. The labels are the digits that "
+        "the client has.</text>",
         "</svg>",
     ]
     return "\n".join(lines) + "\n"

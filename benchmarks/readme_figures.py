@@ -35,14 +35,14 @@ README_FIGURES = [
     ),
     Figure(
         "README.md",
-        r"global model reaches (\d+) % accuracy, personal heads\s+(\d+) %",
+        r"global model reaches (\d+) % accuracy,\s+personal\s+heads\s+(\d+) %",
         "first_result",
         means,
     ),
     Figure(
         "README.md",
         r"FedRep round takes ([\d.]+) of the time of a plain PyTorch loop, and "
-        r"PFLlib's\s+([\d.]+) ",
+        r"PFLlib's\s+takes\s+([\d.]+) ",
         "peers",
         lambda data: beside_peers(data)[:2],
     ),

@@ -73,30 +73,43 @@ def algorithm(name: str) -> Algorithm:
     return Algorithm(name, about, strategy_class(settings), client_class(settings))
 
 
+# The families are those of the README.
 FAMILIES = (
-    "A shared representation, and a head for each client",
-    "One model for all clients",
-    "A shared model, and something personal beside it",
-    "Another rule for when a round ends (slow clients)",
-    "No model on the server: messages between neighbours",
-    "Nothing is shared: the baseline without federation",
+    HEADS := "A shared representation with personal heads, or the reverse",
+    PERSONAL := "A shared model with another personal part",
+    PER_CLIENT := "A model for each client or group of clients",
+    GLOBAL := "One global model",
+    SLOW := "Slow clients: rounds that end early, or asynchronous training",
+    NO_CENTRAL := "No central model: messages between neighbours",
+    ALONE := "No communication: the baseline without federation",
 )
+# Families that do not follow from the parameter groups: the server computes models for
+# clients, or the personal part is made from the training examples.
+ASSIGNED = {
+    **dict.fromkeys(("fedamp", "fedfomo", "ifca", "pfedhn"), PER_CLIENT),
+    "knn-per": PERSONAL,
+}
 
 
 def family(each: Algorithm) -> str:
-    """Return the family of an algorithm, which follows from what it shares."""
+    """Return the family of an algorithm, which mostly follows from what it shares."""
+    if each.name in ASSIGNED:
+        return ASSIGNED[each.name]
     if each.relays:
-        return FAMILIES[4]
+        return NO_CENTRAL
     if wraps(each.strategy):
-        return FAMILIES[3]
+        return SLOW
     declared_groups = each.client.shared, each.client.personal
     shared, personal = ({*g} if isinstance(g, tuple) else {""} for g in declared_groups)
     if not shared:
-        return FAMILIES[5]
+        return ALONE
     heads_on_server = not personal and each.client.traits.needs_classes
     if heads_on_server or not shared >= {REPRESENTATION, HEAD}:
-        return FAMILIES[0]
-    return FAMILIES[2] if personal else FAMILIES[1]
+        return HEADS
+    # Control variates and the like serve training alone.
+    return (
+        PERSONAL if personal and each.client.traits.predicts_with_personal else GLOBAL
+    )
 
 
 def overview(known: list[Algorithm]) -> str:

@@ -92,11 +92,12 @@ def test_every_algorithm_has_a_page_with_its_settings():
     ("name", "shared", "title"),
     [
         ("fedrep", "representation", "A shared representation"),
-        ("fedprox", "the model", "One model for all"),
-        ("apfl", "the model", "A shared model, and something personal"),
-        ("lg-srpfl", "head", "Another rule for when"),
-        ("dpsgd", "messages to neighbours", "No model on the server"),
-        ("local", "\N{EN DASH}", "Nothing is shared"),
+        ("fedprox", "the model", "One global model"),
+        ("moon", "the model", "One global model"),
+        ("apfl", "the model", "A shared model with another personal part"),
+        ("lg-srpfl", "head", "Slow clients"),
+        ("dpsgd", "messages to neighbours", "No central model"),
+        ("local", "\N{EN DASH}", "No communication"),
     ],
 )
 def test_an_algorithms_page_says_what_is_shared(name, shared, title):
