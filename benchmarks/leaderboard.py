@@ -66,6 +66,17 @@ GRIDS = {
     "hf-maml": "per-fedavg",
     "pfedme": "pfedme-eta=0.005,0.02,0.05",
     "srpfl": "",
+    "moon": "moon-mu=0.1,1.0,5.0",
+    "feddyn": "feddyn-alpha=0.01,0.1,1.0",
+    "fedpac": "fedpac-head-epochs=1,5",
+    "fedas": "fedas-learning-rate=0.001,0.01",
+    "gpfl": "gpfl-lambda=0.001,0.01,0.1",
+    "pfedfda": "",
+    "fedamp": "fedamp-self-weight=0.1,0.5",
+    "fedfomo": "fomo-models=2,5",
+    "ifca": "num-clusters=2,4",
+    "pfedhn": "hypernetwork-learning-rate=0.01,0.05",
+    "knn-per": "knn-lambda=0.25,0.5,0.75",
 }
 # What an algorithm needs otherwise than the others have it.
 OWN: dict[str, dict[str, Setting]] = {
