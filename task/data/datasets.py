@@ -21,6 +21,7 @@ from flwr_frl.task.data.cache import (
 from flwr_frl.task.data.folders import PARTS, ImageFolder
 from flwr_frl.task.data.images import Source, write_images
 from flwr_frl.task.data.npz import Part, read_arrays, version_of
+from flwr_frl.task.data.pfllib import PFLlibFolder
 from flwr_frl.task.settings import (
     Checked,
     Choice,
@@ -383,6 +384,16 @@ def _arrays(settings: DataSettings) -> tuple[str, Build]:
     return version_of(data_dir), _in_memory(lambda: read_arrays(data_dir))
 
 
+def _pfllib(settings: DataSettings) -> tuple[str, Build]:
+    """Return PFLlib's folders, ``{train,test}/<client>.npz``."""
+    folder = PFLlibFolder(settings.data_dir)
+
+    def build(directory: Path) -> None:
+        save_dataset(directory, *folder.read(), folder.clients)
+
+    return folder.key, build
+
+
 SOURCES: dict[str, Callable[[DataSettings], tuple[str, Build]]] = {
     "digits": _digits,
     "mnist": _torchvision("MNIST"),
@@ -392,4 +403,5 @@ SOURCES: dict[str, Callable[[DataSettings], tuple[str, Build]]] = {
     "cifar100": _torchvision("CIFAR100"),
     "image-folder": _image_folder,
     "arrays": _arrays,
+    "pfllib": _pfllib,
 }
