@@ -263,9 +263,6 @@ def _select_classes(dataset: Dataset, num_classes: int) -> Dataset:
     )
 
 
-# Sources: each returns the key of a data set, and a function that writes its files.
-
-
 def _in_memory(load: Callable[[], tuple[Part, Part, tuple[str, ...]]]) -> Build:
     """Return a function that writes a data set that fits into memory.
 
@@ -310,8 +307,7 @@ def _torchvision(
     def source(settings: DataSettings) -> tuple[str, Build]:
         if settings.data_dir:
             root = Path(settings.data_dir).expanduser()
-            allowed = "an existing directory"
-            require(root.is_dir(), "data-dir", settings.data_dir, allowed)
+            require(root.is_dir(), "data-dir", settings.data_dir, "an existing folder")
         else:
             root = _cache_root(settings) / "torchvision"
 
@@ -387,13 +383,10 @@ def _arrays(settings: DataSettings) -> tuple[str, Build]:
 def _pfllib(settings: DataSettings) -> tuple[str, Build]:
     """Return PFLlib's folders, ``{train,test}/<client>.npz``."""
     folder = PFLlibFolder(settings.data_dir)
-
-    def build(directory: Path) -> None:
-        save_dataset(directory, *folder.read(), folder.clients)
-
-    return folder.key, build
+    return folder.key, lambda to: save_dataset(to, *folder.read(), folder.clients)
 
 
+# Each returns the key of a data set, and a function that writes its files.
 SOURCES: dict[str, Callable[[DataSettings], tuple[str, Build]]] = {
     "digits": _digits,
     "mnist": _torchvision("MNIST"),
