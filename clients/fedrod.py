@@ -45,7 +45,9 @@ class TwoHeads(nn.Module):
         """Return both outputs."""
         generic = self.generic(features)
         personal = generic.detach() + self.personal(features.detach())
-        return torch.stack([generic + self.log_counts, personal], 1)
+        # The outputs of a sequence have shape (n, classes, time).
+        counts = self.log_counts.reshape(-1, *[1] * (generic.ndim - 2))
+        return torch.stack([generic + counts, personal], 1)
 
 
 @dataclass(frozen=True)

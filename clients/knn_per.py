@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from flwr_frl.clients.base import TrainingSettings
 from flwr_frl.clients.fedavg import FedAvgClient
+from flwr_frl.task.examples import EVALUATION_BATCH
 from flwr_frl.task.models import SplitModel
 from flwr_frl.task.settings import Range
 from flwr_frl.task.training import features_of
@@ -76,7 +77,8 @@ class MixedHead(nn.Module):
         """Return the logarithms of the mixed probabilities, at least 1e-30."""
         model = self.head(z).softmax(1)
         # A sequence has features, and a prediction, at every position.
-        nearest = self.nearest(z.flatten(0, -2), model.shape[1])
+        rows = torch.split(z.flatten(0, -2), EVALUATION_BATCH)
+        nearest = torch.cat([self.nearest(part, model.shape[1]) for part in rows])
         nearest = nearest.reshape(*z.shape[:-1], -1).movedim(-1, 1)
         return torch.lerp(model, nearest, self.weight).clamp(min=1e-30).log()
 

@@ -244,22 +244,28 @@ class FeatureTransferClient(TransferClient):
         head = nn.Linear(v.shape[1], outputs).to(self.device)
         model = SplitModel(nn.Identity(), head)
         epochs = self.settings.head_epochs
-        projected = ExampleSet(features @ v, examples.targets)
+        projected = ExampleSet(features @ v, _one_per_row(examples.targets))
         loss = train(model, "head", projected, self.task.loss, epochs, self.settings)
         learned = {name: to_numpy(value) for name, value in model.tensors.items()}
         return {"basis": to_numpy(v), **learned}, loss
 
     @torch.no_grad()
     def features(self, parameters: NDArrays, examples: ExampleSet) -> Tensor:
-        """Return [φ_1(x) … φ_m(x)], shape (n, m k), given arrays of shape (m, …)."""
+        """Return [φ_1(x) … φ_m(x)], shape (n, m k), given arrays of shape (m, …).
+
+        If the examples are sequences with a class at every position, so are the rows.
+        """
         names = array_names(self, self.shared)
-        columns = []
+        columns, at_positions = [], _has_positions(examples.targets)
         for source in zip(*parameters, strict=True):
             state = to_tensors(dict(zip(names, source, strict=True)), self.device)
             self.model.load_state_dict(state, strict=False)
             self.model.eval()
             batches = examples.batches(EVALUATION_BATCH)
-            rows = [self.model.representation(x).flatten(1) for x, _ in batches]
+            features = (self.model.representation(x) for x, _ in batches)
+            rows = [
+                z.flatten(0, -2) if at_positions else z.flatten(1) for z in features
+            ]
             columns.append(torch.cat(rows))
         # NaN features of one source must not affect those of the others.
         return torch.nan_to_num(torch.cat(columns, dim=1), 0.0, 0.0, 0.0)
@@ -275,7 +281,17 @@ class FeatureTransferClient(TransferClient):
         model = SplitModel(nn.Identity(), head)
         model.head.load_state_dict({"weight": weight, "bias": bias})
         projected = ExampleSet(
-            self.features(parameters, examples) @ v, examples.targets
+            self.features(parameters, examples) @ v, _one_per_row(examples.targets)
         )
         loss, metrics = measure(self.task, model, projected)
         return loss, len(examples), metrics
+
+
+def _has_positions(targets: Tensor) -> bool:
+    """Return True if each target is a sequence of classes."""
+    return targets.ndim > 1 and not targets.is_floating_point()
+
+
+def _one_per_row(targets: Tensor) -> Tensor:
+    """Return the targets of the rows of `RepresentationTransferClient.features`."""
+    return targets.flatten() if _has_positions(targets) else targets

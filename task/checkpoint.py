@@ -19,6 +19,8 @@ Arrays = dict[str, npt.NDArray[np.generic]]
 FILE = "checkpoint.safetensors"
 # Prefixes of array names in the file: shared arrays, and the strategy's state.
 SHARED, STATE = "arrays/", "state/"
+# Values, by task, of settings that earlier versions lacked, as those versions behaved.
+EARLIER: dict[str, dict[str, Any]] = {"text-folder": {"text-windows": "sliding"}}
 
 
 class ChecksumError(ValueError):
@@ -86,6 +88,11 @@ def read_about(path: Path) -> dict[str, Any]:
     with safe_open(path, framework="np") as file:
         about: dict[str, Any] = json.loads((file.metadata() or {})["run"])
     return about
+
+
+def with_earlier_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings of a file with those that the version writing it lacked."""
+    return {**EARLIER.get(settings.get("task", ""), {}), **settings}
 
 
 def _under(prefix: str, tensors: Mapping[str, npt.NDArray[np.generic]]) -> Arrays:

@@ -12,6 +12,7 @@ TASKS = (
     "cifar100",
     "image-folder",
     "arrays",
+    "pfllib",
     "hf",
     "text-folder",
     "linear",

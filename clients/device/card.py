@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from flwr_frl.clients.device.file_settings import LARGEST, followed
 from flwr_frl.task.base import BaseTask, Task
+from flwr_frl.task.checkpoint import with_earlier_settings
 from flwr_frl.task.data.images import read_image
 from flwr_frl.task.examples import ExampleSet
 from flwr_frl.task.held_out import changed
@@ -253,7 +254,8 @@ class ModelCard:
                 )
                 return cls(image_model)
             content = json.loads(metadata["task"])
-            settings, num_clients = dict(content["settings"]), int(content["clients"])
+            settings = with_earlier_settings(content["settings"])
+            num_clients = int(content["clients"])
             settings["task"] = str(settings["task"])
         except (LookupError, TypeError, ValueError) as error:
             raise SettingsError(

@@ -17,7 +17,12 @@ from flwr_frl.clients.device.file_settings import Followed, followed
 from flwr_frl.clients.device.parameter_groups import HEAD, Tensors
 from flwr_frl.clients.device.setup import seed_torch
 from flwr_frl.clients.device.state_file import quoted, state_directory
-from flwr_frl.task.checkpoint import FILE, ChecksumError, read
+from flwr_frl.task.checkpoint import (
+    FILE,
+    ChecksumError,
+    read,
+    with_earlier_settings,
+)
 from flwr_frl.task.messages import SERVER_ROUND
 from flwr_frl.task.settings import Settings, SettingsError, build, resolve
 from flwr_frl.task.tasks.image import default_model
@@ -151,7 +156,7 @@ def read_run(path: Path, named: Settings) -> TrainedRun:
     path = path / FILE if os.path.isdir(path) else path
     try:
         about, arrays, state = read(path)
-        values, written = about["values"], dict(about["settings"])
+        values, written = about["values"], with_earlier_settings(about["settings"])
         usable = followed(written, named)
         check_named(usable)
         return TrainedRun(

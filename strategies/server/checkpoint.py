@@ -13,7 +13,14 @@ from flwr.common import log
 from safetensors import SafetensorError
 
 from flwr_frl.strategies.server.replies import Arrays, to_record
-from flwr_frl.task.checkpoint import FILE, Content, pack, read, read_about
+from flwr_frl.task.checkpoint import (
+    FILE,
+    Content,
+    pack,
+    read,
+    read_about,
+    with_earlier_settings,
+)
 from flwr_frl.task.files import PRIVATE, write_atomically
 from flwr_frl.task.settings import Settings, SettingsError
 
@@ -42,7 +49,11 @@ MAY_DIFFER = frozenset(
     )
 )
 # Defaults of an earlier version and of this one: a run that named neither goes on.
-FORMER_DEFAULTS = {"compressor-k": (0.01, 0.1), "fedcp-lambda": (5.0, 0.2)}
+FORMER_DEFAULTS = {
+    "compressor-k": (0.01, 0.1),
+    "fedcp-lambda": (5.0, 0.2),
+    "text-windows": ("sliding", "disjoint"),
+}
 
 
 def token_in(path: Path) -> str:
@@ -219,7 +230,7 @@ class Checkpoint:
             )
         try:
             about, shared, own = read(path)
-            former = dict(about["settings"])
+            former = with_earlier_settings(about["settings"])
             arrays = {name: shared[name] for name in about["names"]}
             # Checkpoints of older versions do not have this list.
             own = {name: own[name] for name in about.get("state-names", own)}

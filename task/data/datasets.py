@@ -21,6 +21,7 @@ from flwr_frl.task.data.cache import (
 from flwr_frl.task.data.folders import PARTS, ImageFolder
 from flwr_frl.task.data.images import Source, write_images
 from flwr_frl.task.data.npz import Part, read_arrays, version_of
+from flwr_frl.task.data.pfllib import PFLlibFolder
 from flwr_frl.task.settings import (
     Checked,
     Choice,
@@ -262,9 +263,6 @@ def _select_classes(dataset: Dataset, num_classes: int) -> Dataset:
     )
 
 
-# Sources: each returns the key of a data set, and a function that writes its files.
-
-
 def _in_memory(load: Callable[[], tuple[Part, Part, tuple[str, ...]]]) -> Build:
     """Return a function that writes a data set that fits into memory.
 
@@ -309,8 +307,7 @@ def _torchvision(
     def source(settings: DataSettings) -> tuple[str, Build]:
         if settings.data_dir:
             root = Path(settings.data_dir).expanduser()
-            allowed = "an existing directory"
-            require(root.is_dir(), "data-dir", settings.data_dir, allowed)
+            require(root.is_dir(), "data-dir", settings.data_dir, "an existing folder")
         else:
             root = _cache_root(settings) / "torchvision"
 
@@ -383,6 +380,13 @@ def _arrays(settings: DataSettings) -> tuple[str, Build]:
     return version_of(data_dir), _in_memory(lambda: read_arrays(data_dir))
 
 
+def _pfllib(settings: DataSettings) -> tuple[str, Build]:
+    """Return PFLlib's folders, ``{train,test}/<client>.npz``."""
+    folder = PFLlibFolder(settings.data_dir)
+    return folder.key, lambda to: save_dataset(to, *folder.read(), folder.clients)
+
+
+# Each returns the key of a data set, and a function that writes its files.
 SOURCES: dict[str, Callable[[DataSettings], tuple[str, Build]]] = {
     "digits": _digits,
     "mnist": _torchvision("MNIST"),
@@ -392,4 +396,5 @@ SOURCES: dict[str, Callable[[DataSettings], tuple[str, Build]]] = {
     "cifar100": _torchvision("CIFAR100"),
     "image-folder": _image_folder,
     "arrays": _arrays,
+    "pfllib": _pfllib,
 }

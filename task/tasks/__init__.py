@@ -38,7 +38,7 @@ TASKS: dict[str, Callable[..., Task]] = {
 # Tasks whose data is generated or installed with a package.
 GENERATED = ("digits", "linear", "transfer", "qcqp", "multi-task-logistic")
 # Tasks that read data-dir and never download; all others download their data.
-IN_FOLDERS = ("image-folder", "femnist", "arrays", "text-folder", "hf")
+IN_FOLDERS = ("image-folder", "femnist", "arrays", "pfllib", "text-folder", "hf")
 
 
 def task_maker(name: str) -> Callable[..., Task]:

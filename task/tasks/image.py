@@ -46,13 +46,18 @@ DEFAULT_MODELS = {
     "cifar100": "cifar100-cnn",
     "image-folder": "cifar10-cnn",
     "arrays": "cifar10-cnn",
+    "pfllib": "cifar10-cnn",
 }
 
 # Means and standard deviations of pixels in [0, 1]; those of CIFAR-100 are from the
 # code of FedRep's authors.
 RGB = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 GREY = ((0.1307,), (0.3081,))
-NORMALIZATION = {"cifar100": ((0.507, 0.487, 0.441), (0.267, 0.256, 0.276))}
+# PFLlib's are 0.5 for each channel.
+NORMALIZATION: dict[str, tuple[tuple[float, ...], tuple[float, ...]]] = {
+    "cifar100": ((0.507, 0.487, 0.441), (0.267, 0.256, 0.276)),
+    "pfllib": ((0.5,), (0.5,)),
+}
 
 # Flipping or cropping a character can turn it into another one.
 HANDWRITTEN = ("digits", "mnist", "emnist", "femnist")
@@ -175,7 +180,9 @@ class ImageTask(BaseTask):
             channels = 3
         self.notes = tuple(notes)
         mean, std = NORMALIZATION.get(name, RGB if channels == 3 else GREY)
-        self.mean, self.std = torch.tensor(mean) * 255, torch.tensor(std) * 255
+        self.mean, self.std = (
+            torch.tensor(values).expand(channels) * 255 for values in (mean, std)
+        )
         self.shape = (channels, height, width)
         # 0 means that the algorithm sets no default either.
         self.head_layers = settings.head_layers or 1
@@ -333,6 +340,6 @@ def _coloured(images: npt.NDArray[np.uint8]) -> bool:
 
 def default_model(name: str, height: int, width: int) -> str:
     """Return the default model of a data set; small images get a smaller one."""
-    if name in ("image-folder", "arrays") and min(height, width) < SMALL:
+    if name in ("image-folder", "arrays", "pfllib") and min(height, width) < SMALL:
         return "digits-cnn"
     return DEFAULT_MODELS[name]

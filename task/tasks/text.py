@@ -1,9 +1,10 @@
 """Next-character prediction and text classification, with one file per client.
 
 Shapes and models (two-layer LSTMs) are those of LEAF's Shakespeare, which predicts the
-character after 80 others, and of Sent140, which classifies tweets.
+next of 80 characters, and of Sent140, which classifies tweets.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -17,7 +18,15 @@ from flwr_frl.task.base import BaseTask
 from flwr_frl.task.devices import seeded
 from flwr_frl.task.examples import ExampleSet
 from flwr_frl.task.models import SplitModel
-from flwr_frl.task.settings import Checked, Place, Range, Seed, SettingsError, require
+from flwr_frl.task.settings import (
+    Checked,
+    Choice,
+    Place,
+    Range,
+    Seed,
+    SettingsError,
+    require,
+)
 from flwr_frl.task.training import Loss
 
 # LEAF's characters for Shakespeare. Other characters are replaced by the first one.
@@ -35,8 +44,8 @@ FORM = "<client>.txt, of text, or <client>.tsv, a class, a tab and a text a line
 class RecurrentText(nn.Module):
     """An embedding and a two-layer LSTM.
 
-    Maps tokens of shape (n, time) to features of shape (n, width), or (n, 2 * width) if
-    bidirectional.
+    Maps tokens of shape (n, time) to features of shape (n, width), (n, 2 * width) if
+    bidirectional, or (n, time, width) with features at every position.
 
     Parameters
     ----------
@@ -46,6 +55,8 @@ class RecurrentText(nn.Module):
         Dropout between the layers and of the features.
     bidirectional : bool, default False
         Whether the LSTM also reads backwards.
+    every_position : bool, default False
+        Return the features at every position instead of those at the end.
     """
 
     def __init__(
@@ -55,6 +66,7 @@ class RecurrentText(nn.Module):
         width: int,
         dropout: float = 0.0,
         bidirectional: bool = False,
+        every_position: bool = False,
     ) -> None:
         super().__init__()
         self.embedding = nn.Embedding(tokens, embedding)
@@ -67,13 +79,32 @@ class RecurrentText(nn.Module):
             bidirectional=bidirectional,
         )
         self.dropout = nn.Dropout(dropout)
+        self.every_position = every_position
 
     def forward(self, tokens: Tensor) -> Tensor:
-        """Return the final hidden states of the last layer."""
-        _, (states, _) = self.lstm(self.embedding(tokens))
-        last = states[-2:] if self.lstm.bidirectional else states[-1:]
-        features: Tensor = self.dropout(last.transpose(0, 1).flatten(1))
+        """Return the hidden states of the last layer, final or at every position."""
+        outputs, (states, _) = self.lstm(self.embedding(tokens))
+        if not self.every_position:
+            last = states[-2:] if self.lstm.bidirectional else states[-1:]
+            outputs = last.transpose(0, 1).flatten(1)
+        features: Tensor = self.dropout(outputs)
         return features
+
+    def extra_repr(self) -> str:
+        """Return the attribute that tells models with equal layers apart."""
+        return "every_position" if self.every_position else ""
+
+
+class PositionwiseLinear(nn.Linear):
+    """A linear layer applied at every position of a sequence.
+
+    Maps features (n, time, width) to outputs (n, classes, time), which is the order
+    that cross-entropy expects.
+    """
+
+    def forward(self, features: Tensor) -> Tensor:
+        """Return the outputs."""
+        return super().forward(features).transpose(1, 2)
 
 
 @dataclass(frozen=True)
@@ -90,6 +121,12 @@ class TextSettings(Checked):
         Seed of the initial model.
     sequence_length : int, default 0
         Characters or words per example; 0 stands for LEAF's 80 characters or 25 words.
+    text_windows : {"disjoint", "sliding"}, default "disjoint"
+        How a text is cut into examples of ``sequence-length`` characters. Disjoint
+        windows are consecutive, and the next character is predicted at every position.
+        Sliding windows, as in LEAF, start at every character, and only the character
+        after a window is predicted; an epoch takes about ``sequence-length`` times as
+        long.
     lstm_width : int, default 256
         Units of each of the two LSTM layers.
     """
@@ -97,6 +134,7 @@ class TextSettings(Checked):
     data_dir: Annotated[str, Place("a directory")] = ""
     seed: Annotated[int, Seed] = 0
     sequence_length: Annotated[int, Range("[0, 100000]")] = 0
+    text_windows: Annotated[str, Choice("disjoint", "sliding")] = "disjoint"
     lstm_width: Annotated[int, Range("[1, inf)")] = 256
 
 
@@ -138,8 +176,10 @@ class TextTask(BaseTask):
         self.files = [files] if num_clients == 0 else [[f] for f in files[:num_clients]]
         self.client_names = tuple(f.stem for f in files[:num_clients])
         self.length = settings.sequence_length or (25 if self.labelled else 80)
-        # Successive windows of characters share all but one of them.
-        self.overlap = 0 if self.labelled else self.length
+        self.every_position = not self.labelled and settings.text_windows == "disjoint"
+        # Successive sliding windows share all but one character.
+        is_sliding = not self.labelled and settings.text_windows == "sliding"
+        self.overlap = self.length if is_sliding else 0
         self.loss: Loss = nn.functional.cross_entropy
         self.classes: tuple[str, ...] = tuple(CHARACTERS)
         if self.labelled:
@@ -148,6 +188,13 @@ class TextTask(BaseTask):
             require(len(labels) > 1, "data-dir", str(root), allowed)
             self.classes = tuple(sorted(labels))
         self._examples = lru_cache(maxsize=32)(self._read)
+
+    @property
+    def unused_settings(self) -> Mapping[str, str]:
+        """Settings without effect on labelled lines."""
+        return (
+            {"text-windows": "the files hold labelled lines"} if self.labelled else {}
+        )
 
     def initial_model(self) -> SplitModel:
         """Return a new model with initial values drawn by the seed.
@@ -159,8 +206,10 @@ class TextTask(BaseTask):
         width = self.settings.lstm_width
         with seeded(self.settings.seed):
             if not self.labelled:
-                lstm = RecurrentText(len(CHARACTERS), 8, width)
-                return SplitModel(lstm, nn.Linear(width, len(CHARACTERS)))
+                every = self.every_position
+                lstm = RecurrentText(len(CHARACTERS), 8, width, every_position=every)
+                linear = PositionwiseLinear if every else nn.Linear
+                return SplitModel(lstm, linear(width, len(CHARACTERS)))
             lstm = RecurrentText(WORDS, 100, width, dropout=0.5, bidirectional=True)
             layers = nn.Sequential(lstm, nn.Linear(2 * width, 5), nn.ReLU())
             return SplitModel(layers, nn.Linear(5, len(self.classes)))
@@ -174,10 +223,14 @@ class TextTask(BaseTask):
         return self._examples(client)[1]
 
     def read(self, line: str) -> Tensor:
-        """Return the last ``length`` tokens of a text, padded at the beginning."""
+        """Return the last ``length`` tokens of a text.
+
+        Shorter ones are padded at the beginning, unless the model was trained to
+        predict at every position.
+        """
         if self.labelled:
             return self._words(line.rpartition("\t")[2])
-        if len(line) < self.length:
+        if len(line) < self.length and not self.every_position:
             line = line.rjust(self.length)
         return _characters(line[-self.length :])
 
@@ -202,12 +255,7 @@ class TextTask(BaseTask):
                     f"{int((self.length + 1) / TEST_FRACTION)}",
                     "sequence-length",
                 )
-            # Windows are views that copy no characters.
-            windows = [part.unfold(0, self.length, 1)[:-1] for part in parts]
-            train, test = (
-                ExampleSet(window, part[self.length :])
-                for window, part in zip(windows, parts, strict=True)
-            )
+            train, test = map(self._windows, parts)
             return train, test
         lines = list(_lines(path))
         inputs = torch.stack([self._words(text) for _, text in lines])
@@ -217,6 +265,17 @@ class TextTask(BaseTask):
             ExampleSet(inputs[:cut], targets[:cut]),
             ExampleSet(inputs[cut:], targets[cut:]),
         )
+
+    def _windows(self, codes: Tensor) -> ExampleSet:
+        """Return the examples of a part of a text; they are views that copy nothing."""
+        if self.every_position:
+            # The rest, of fewer characters than a window, is left out.
+            stop = (len(codes) - 1) // self.length * self.length
+            inputs, targets = codes[:stop], codes[1 : stop + 1]
+            shape = -1, self.length
+            return ExampleSet(inputs.view(shape), targets.view(shape))
+        windows = codes.unfold(0, self.length, 1)[:-1]
+        return ExampleSet(windows, codes[self.length :])
 
     def _words(self, text: str) -> Tensor:
         words = text.lower().split()[-self.length :]

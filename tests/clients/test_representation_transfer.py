@@ -6,6 +6,7 @@ import torch
 from client_messages import new_context
 from flwr.app import Context
 
+from flwr_frl import simulate
 from flwr_frl.clients.algorithms import client_class
 from flwr_frl.clients.device.parameter_groups import array_names
 from flwr_frl.clients.device.state import PersonalState
@@ -217,3 +218,16 @@ def test_a_target_s_head_on_the_projected_features():
     assert loss == pytest.approx(entropy.item(), rel=1e-4)
     assert np.isfinite(metrics["train-loss"])
     assert right.mean() > 0.5
+
+
+def test_a_target_with_a_class_at_every_position(tmp_path):
+    for name in ("a", "b", "c"):
+        (tmp_path / f"{name}.txt").write_text("abcd" * 20)
+    task = {"task": "text-folder", "data_dir": str(tmp_path), "lstm_width": 4}
+    more = {"sequence_length": 4, "num_sources": 2, "clients": 3, "rounds": 2}
+    found = simulate(
+        *("representation-transfer", "inline"),
+        **{**task, **more, "output": str(tmp_path / "out")},
+    )
+    assert found.rows[-1]["rejected"] == 0
+    assert 0 <= found.rows[-1]["accuracy"] <= 1

@@ -32,6 +32,7 @@ from flwr_frl.clients.device.state import PersonalState
 from flwr_frl.clients.fedrod import BothLosses, TwoHeads
 from flwr_frl.task import ExampleSet, ExampleTask, SplitModel
 from flwr_frl.task.settings import SettingsError
+from flwr_frl.task.tasks.text import PositionwiseLinear
 
 
 def slope_of(scores, i):
@@ -168,3 +169,18 @@ def test_label_smoothing_is_refused_where_a_class_has_no_examples(smoothing, hel
             client.get_properties({})
     else:
         assert client.get_properties({})["num-examples"] == 6
+
+
+def test_the_counts_belong_to_the_classes_of_a_sequence():
+    # As many positions as classes, so that a sum over the wrong axis would fit, too.
+    heads = TwoHeads(
+        PositionwiseLinear(4, 3),
+        PositionwiseLinear(4, 3),
+        torch.tensor([0.0, 1.0, 2.0]),
+    )
+    features = torch.randn(2, 3, 4)
+    balanced, personal = heads(features).unbind(1)
+    generic = heads.generic(features)
+    for label in range(3):
+        torch.testing.assert_close(balanced[:, label], generic[:, label] + label)
+    torch.testing.assert_close(personal, generic + heads.personal(features))

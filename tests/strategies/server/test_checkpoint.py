@@ -80,6 +80,21 @@ def test_a_default_that_has_changed_since_ends_no_run(tmp_path, caplog):
         Checkpoint.read(tmp_path, {**SETTINGS, "compressor-k": 0.2})
 
 
+@pytest.mark.parametrize(
+    ("windows", "warned"), [("disjoint", True), ("sliding", False)]
+)
+def test_a_text_run_without_the_setting_had_sliding_windows(
+    tmp_path, caplog, windows, warned
+):
+    made = checkpoint_of(task="text-folder")
+    del made.settings["text-windows"]
+    made.write(tmp_path)
+    settings = {"task": "text-folder", "text-windows": windows}
+    found = Checkpoint.read(tmp_path, settings)
+    assert found.settings["text-windows"] == "sliding"
+    assert ("text-windows was 'sliding' by default" in caplog.text) == warned
+
+
 @pytest.mark.parametrize("where", ["arrays", "state"])
 def test_the_order_in_memory_does_not_matter(tmp_path, where):
     values = np.asfortranarray(np.arange(6.0).reshape(2, 3))

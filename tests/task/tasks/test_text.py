@@ -1,5 +1,6 @@
 """Text, one file a client: windows of characters, and lines with a class."""
 
+import math
 import re
 from zlib import crc32
 
@@ -10,6 +11,7 @@ from torch import nn
 from flwr_frl.task.settings import SettingsError, resolve
 from flwr_frl.task.tasks import build_task
 from flwr_frl.task.tasks.text import CHARACTERS, RecurrentText
+from flwr_frl.task.training import evaluate
 
 
 def task_of(root, clients: int, **more):
@@ -22,10 +24,61 @@ def spelled(codes) -> str:
     return "".join(CHARACTERS[int(code)] for code in codes)
 
 
-def test_windows_and_their_next_characters(tmp_path):
+def test_disjoint_windows_predict_at_every_position(tmp_path):
+    (tmp_path / "anna.txt").write_text("abcdefghijklmnopqrst")
+    task = task_of(tmp_path, 1, sequence_length=3)
+    # Of the first 16 characters, 15 are predicted from the one before.
+    train, test = task.train_examples(0), task.test_examples(0)
+    assert [spelled(w) for w in train.inputs] == ["abc", "def", "ghi", "jkl", "mno"]
+    assert [spelled(w) for w in train.targets] == ["bcd", "efg", "hij", "klm", "nop"]
+    # The last 4 test: nothing of them is in training, nor the other way round.
+    assert [spelled(w) for w in test.inputs] == ["qrs"]
+    assert [spelled(w) for w in test.targets] == ["rst"]
+    task.check(0)
+    # Windows that share no prediction can be drawn at random for validation.
+    assert task.overlap == 0
+    # For predictions, the last characters count. Short texts are not padded, since
+    # windows begin without context.
+    assert spelled(task.read("xyzab")) == "zab"
+    assert spelled(task.read("b")) == "b"
+
+
+def test_each_position_is_predicted_as_by_the_window_that_ends_there(tmp_path):
+    (tmp_path / "a.txt").write_text("to be or not to be, " * 20)
+    at_all, at_end = (
+        task_of(tmp_path, 1, sequence_length=6, text_windows=windows).initial_model()
+        for windows in ("disjoint", "sliding")
+    )
+    # The models have the same arrays, so that either can go on from the other's.
+    at_end.load_state_dict(at_all.state_dict())
+    assert at_all.kind != at_end.kind
+    tokens = torch.tensor([[5, 31, 7, 60, 2, 9], [1, 1, 20, 44, 3, 70]])
+    outputs = at_all(tokens)
+    assert outputs.shape == (2, 80, 6)
+    for end in range(6):
+        torch.testing.assert_close(outputs[:, :, end], at_end(tokens[:, : end + 1]))
+
+
+def test_accuracy_is_measured_over_all_positions(tmp_path):
+    # The head always predicts "a".
+    (tmp_path / "a.txt").write_text("x" * 32 + "aabaaaba")
+    task = task_of(tmp_path, 1, sequence_length=3)
+    test = task.test_examples(0)
+    assert [spelled(w) for w in test.targets] == ["aba", "aab"]
+    model = task.initial_model()
+    nn.init.zeros_(model.head.weight)
+    nn.init.zeros_(model.head.bias).data[CHARACTERS.index("a")] = 1.0
+    loss, accuracy = evaluate(model, test, task.loss)
+    assert accuracy == pytest.approx(4 / 6)
+    # -log softmax of 1 among 79 zeros, and of a 0.
+    total = math.log(math.e + 79)
+    assert loss == pytest.approx((4 * (total - 1) + 2 * total) / 6)
+
+
+def test_sliding_windows_and_their_next_characters(tmp_path):
     (tmp_path / "anna.txt").write_text("abcdefghijklmnopqrst")
     (tmp_path / "bob.txt").write_text("ABCDEFGHIJKLMNOPQRST" * 2)
-    task = task_of(tmp_path, 2, sequence_length=3)
+    task = task_of(tmp_path, 2, sequence_length=3, text_windows="sliding")
     # 20 characters: the first 16 train, in windows of 3 and the one that follows.
     anna = task.train_examples(0)
     assert [spelled(window) for window in anna.inputs[:2]] == ["abc", "bcd"]
@@ -40,7 +93,9 @@ def test_windows_and_their_next_characters(tmp_path):
     assert spelled(task.read("xyzab")) == "zab"
     assert spelled(task.read("b")) == "  b"
     # A device's own folder is all its own.
-    assert len(task_of(tmp_path, 0, sequence_length=3).train_examples(0)) == 13 + 29
+    device = task_of(tmp_path, 0, sequence_length=3, text_windows="sliding")
+    assert len(device.train_examples(0)) == 13 + 29
+    assert device.overlap == 3
 
 
 def test_the_model_of_leaf_reads_characters(tmp_path):
@@ -55,7 +110,7 @@ def test_the_model_of_leaf_reads_characters(tmp_path):
     assert shapes["head.weight"] == (80, 256)
     inputs, _ = next(task.train_examples(0).batches(5))
     assert inputs.shape == (5, 80)
-    assert task.initial_model()(inputs).shape == (5, 80)
+    assert task.initial_model()(inputs).shape == (5, 80, 80)
     task.check(0)
 
 
@@ -84,6 +139,7 @@ def test_lines_with_a_class(tmp_path):
     (tmp_path / "b.tsv").write_text(bad * 5)
     task = task_of(tmp_path, 2, sequence_length=4)
     assert task.classes == ("Good", "bad")
+    assert task.unused_settings.keys() == {"text-windows"}
     train, test = task.train_examples(0), task.test_examples(0)
     assert (len(train), len(test)) == (8, 2)
     assert train.targets.tolist() == [0, 1] * 4

@@ -1,0 +1,133 @@
+"""PFLlib's folders: partition, pixels, and files that are refused."""
+
+import os
+from zipfile import ZipFile
+
+import numpy as np
+import pytest
+
+from flwr_frl.task.settings import SettingsError, resolve
+from flwr_frl.task.tasks import build_task
+
+
+class Runs:
+    """A pickle of this object makes a folder when it is loaded."""
+
+    def __init__(self, folder):
+        self.folder = str(folder)
+
+    def __reduce__(self):
+        return os.mkdir, (self.folder,)
+
+
+def write(path, content):
+    path.parent.mkdir(exist_ok=True)
+    # As PFLlib does, which makes an array of one object of the dictionary.
+    np.savez_compressed(path, data=content)
+
+
+def scaled(pixels):
+    """Images in [-1, 1] with channels first, as ToTensor and Normalize(0.5) do it."""
+    return ((pixels / 255 - 0.5) / 0.5).astype(np.float32).transpose(0, 3, 1, 2)
+
+
+def clients(root, channels=1, sizes=((3, 2), (4, 0), (5, 1))):
+    """Write the clients 0, 2 and 10, and return their pixels and labels by part."""
+    rng, written = np.random.default_rng(0), {"train": [], "test": []}
+    for name, counts in zip(("0", "2", "10"), sizes, strict=True):
+        for part, n in zip(("train", "test"), counts, strict=True):
+            pixels = rng.integers(0, 256, (n, 8, 8, channels))
+            labels = rng.integers(0, 4, n)
+            labels[:1] = 3
+            write(root / part / f"{name}.npz", {"x": scaled(pixels), "y": labels})
+            written[part].append((pixels, labels))
+    return written
+
+
+def task_of(root, num_clients=3, **more):
+    names = {name.replace("_", "-"): value for name, value in more.items()}
+    given = {"task": "pfllib", "data-dir": str(root), "cache-dir": str(root / "cache")}
+    return build_task(resolve({**given, **names}), num_clients)
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+def test_each_client_has_the_images_of_its_files(tmp_path, channels):
+    written = clients(tmp_path, channels)
+    task = task_of(tmp_path, augment=False)
+    assert task.client_names == ("0", "2", "10")
+    assert task.classes == ("0", "1", "2", "3")
+    for part, of in (("train", task.train_examples), ("test", task.test_examples)):
+        for client, (pixels, labels) in enumerate(written[part]):
+            examples = of(client)
+            assert examples.targets.tolist() == labels.tolist()
+            # Pixels are stored as bytes, and reach the model as in the file.
+            assert examples.inputs.numpy().tolist() == pixels.tolist()
+            inputs = examples.first(len(labels)).numpy()
+            np.testing.assert_allclose(inputs, scaled(pixels), atol=1e-6)
+    assert task.initial_model()(task.train_examples(0).first(2)).shape == (2, 4)
+    assert "partition" in task.unused_settings
+
+
+def test_a_hostile_file_runs_nothing(tmp_path):
+    clients(tmp_path)
+    write(tmp_path / "train" / "2.npz", {"x": Runs(tmp_path / "made"), "y": 1})
+    with pytest.raises(SettingsError, match=r"2\.npz' cannot be read: it names") as e:
+        task_of(tmp_path)
+    assert e.value.code == "data-dir"
+    assert "\n" not in str(e.value)
+    assert not (tmp_path / "made").exists()
+
+
+def test_bytes_are_not_taken_for_objects(tmp_path):
+    # A dtype's own state could make numpy take the bytes of a file for addresses.
+    clients(tmp_path)
+    path = tmp_path / "train" / "0.npz"
+    y = np.zeros(3, np.int64)
+    write(path, {"x": scaled(np.zeros((3, 8, 8, 1))), "y": y})
+    data = ZipFile(path).read("data.npy")
+    assert data.count(b"i8") == 1
+    with ZipFile(path, "w") as archive:
+        archive.writestr("data.npy", data.replace(b"i8", b"O8"))
+    with pytest.raises(SettingsError, match="values of type 'O8'"):
+        task_of(tmp_path)
+
+
+IMAGES, LABELS = scaled(np.zeros((3, 8, 8, 1))), np.arange(3)
+
+
+@pytest.mark.parametrize(
+    ("content", "fragment"),
+    [
+        ({"x": IMAGES}, "cannot be read"),
+        ([1, 2], "its data is of type int64"),
+        ({"x": [1, 2, 3], "y": LABELS}, "cannot be read"),
+        ({"x": IMAGES, "y": LABELS[:2]}, "has 3 inputs and a y"),
+        ({"x": IMAGES, "y": LABELS - 1}, "has 3 inputs and a y"),
+        ({"x": IMAGES, "y": LABELS.astype(float)}, "has 3 inputs and a y"),
+        ({"x": IMAGES[:, 0], "y": LABELS}, "expected 8-bit images"),
+        ({"x": IMAGES * 2, "y": LABELS}, "expected 8-bit images"),
+        ({"x": IMAGES * 0.999, "y": LABELS}, "expected 8-bit images"),
+        ({"x": IMAGES * np.nan, "y": LABELS}, "expected 8-bit images"),
+        ({"x": IMAGES[:, :, 1:], "y": LABELS}, "has images of shapes"),
+    ],
+)
+def test_invalid_files(tmp_path, content, fragment):
+    clients(tmp_path)
+    write(tmp_path / "train" / "10.npz", content)
+    with pytest.raises(SettingsError, match=fragment) as error:
+        task_of(tmp_path)
+    assert error.value.code == "data-dir"
+    assert "\n" not in str(error.value)
+
+
+def test_invalid_folders(tmp_path):
+    with pytest.raises(SettingsError, match=r"<client>\.npz"):
+        task_of(tmp_path)
+    clients(tmp_path)
+    (tmp_path / "test" / "2.npz").unlink()
+    with pytest.raises(SettingsError, match=r"2\.npz in one of train and test"):
+        task_of(tmp_path)
+    (tmp_path / "train" / "2.npz").write_text("no archive")
+    (tmp_path / "test" / "2.npz").write_text("no archive")
+    with pytest.raises(SettingsError, match="cannot be read"):
+        task_of(tmp_path)
