@@ -82,7 +82,8 @@ def _bounds(examples: ExampleSet) -> Bounds:
         if values.dtype in (torch.uint8, torch.bool) or values.numel() == 0:
             return 0, 0
         if values.is_floating_point() or values.is_complex():
-            return 0, 0 if values.isfinite().all() else math.nan
+            # Their sum, which may overflow: then they are tried.
+            return 0, 0 if math.isfinite(abs(values.sum().item())) else math.nan
         low, high = values.aminmax()
         return int(low), int(high)
 
