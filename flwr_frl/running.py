@@ -172,7 +172,7 @@ def run(algorithm: str, settings: Settings, backend: str) -> Run:
     with contextlib.closing(kind(app, num_clients)) as grid:
 
         def keep_clients(run_token: str, acknowledged: Mapping[str, int]) -> None:
-            keep(grid.contexts.values(), own, run_token, acknowledged)
+            keep(grid.contexts_with_state(), own, run_token, acknowledged)
 
         summary = server_app.run(grid, choice, keep_clients)
     return Run(summary, read_rows(output / short_name(algorithm) / METRICS))

@@ -117,7 +117,8 @@ class BaseStrategy(Averaging):
     def identify(self, grid: Grid) -> list[int]:
         """Return the nodes that can take part, in the order of their clients' names."""
         nodes = self.clients.identify(grid, self.ledger.run_token)
-        for node in nodes:
+        # Only a resumed server can be behind its clients.
+        for node in nodes if self.ledger.resumed is not None else ():
             client = self.clients.known[node]
             if self.ledger.is_rolled_back(client.name, client.properties):
                 self.roll_back(client.name)

@@ -13,7 +13,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-from flwr_frl.task.checks import check_head, check_metrics, try_examples
+from flwr_frl.task.checks import (
+    TriedExamples,
+    check_head,
+    check_metrics,
+    try_examples,
+)
 from flwr_frl.task.devices import seeded
 from flwr_frl.task.examples import ExampleSet
 from flwr_frl.task.models.split_model import SplitModel
@@ -91,7 +96,11 @@ class BaseTask(ABC):
         return self.initial_model().state_dict()
 
     def check(self, client: int) -> None:
-        """Try the model, the loss and the metrics on a client's first examples."""
+        """Try the model, the loss and the metrics on a client's first examples.
+
+        Examples like those of a client that has been tried are not tried again, as one
+        process may have 100,000 clients.
+        """
         for part in ("train", "test"):
             examples = getattr(self, f"{part}_examples")(client)
             if not isinstance(examples, ExampleSet):
@@ -100,12 +109,17 @@ class BaseTask(ABC):
                     "be an ExampleSet; ExampleSet.from_dataset converts a Dataset (or "
                     "the dataset of a DataLoader)"
                 )
-            if len(examples) == 0:
+            if len(examples) == 0 or self._tried_examples.covers(part, examples):
                 continue
             try:
                 try_examples(cast(Task, self), examples)
             except SettingsError as error:
                 raise SettingsError(f"{part} examples: {error}") from error
+            self._tried_examples.add(part, examples)
+
+    @cached_property
+    def _tried_examples(self) -> TriedExamples:
+        return TriedExamples()
 
     def read(self, line: str) -> Tensor:
         """Return the comma-separated numbers of a line, as float32."""

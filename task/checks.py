@@ -17,6 +17,9 @@ from flwr_frl.task.types import Task
 # Largest number that a server accepts.
 LARGEST = torch.finfo(torch.float32).max
 
+# Bounds of inputs and of targets.
+Bounds = tuple[tuple[float, float], ...]
+
 # Keys of rounds, clients and results, which no metric of a task may use.
 RESERVED = frozenset(
     (
@@ -32,6 +35,60 @@ RESERVED = frozenset(
         *("epsilon", "delta", "example-epsilon"),
     )
 )
+
+
+class TriedExamples:
+    """The forms of examples that a task has accepted, so that few clients are tried.
+
+    A form is everything but the values: shapes, dtypes, and the number of examples in
+    the first batch. Values are like tried ones if they are finite and, for integers,
+    within the bounds of tried ones.
+    """
+
+    def __init__(self) -> None:
+        # Smallest and largest integers of inputs and targets, by form.
+        self._bounds: dict[tuple[Any, ...], Bounds] = {}
+
+    def covers(self, part: str, examples: ExampleSet) -> bool:
+        """Return whether examples are like some that have been accepted."""
+        known = self._bounds.get(_form(part, examples))
+        if known is None:
+            return False
+        pairs = zip(known, _bounds(examples), strict=True)
+        # False for NaN.
+        return all(low <= a and b <= high for (low, high), (a, b) in pairs)
+
+    def add(self, part: str, examples: ExampleSet) -> None:
+        """Record that examples have been accepted."""
+        form, new = _form(part, examples), _bounds(examples)
+        first, second = self._bounds.get(form, new), new
+        self._bounds[form] = tuple(
+            (min(a, c), max(b, d)) for (a, b), (c, d) in zip(first, second, strict=True)
+        )
+
+
+def _form(part: str, examples: ExampleSet) -> tuple[Any, ...]:
+    inputs, targets = examples.inputs, examples.targets
+    tensors = ((tuple(value.shape[1:]), value.dtype) for value in (inputs, targets))
+    first = min(len(examples), EVALUATION_BATCH)
+    return part, first, examples.rows is None, examples.mean is None, *tensors
+
+
+def _bounds(examples: ExampleSet) -> Bounds:
+    """Return the bounds of integers; (0, 0) for finite numbers, (0, NaN) for others."""
+
+    def bounds(values: Tensor) -> tuple[float, float]:
+        # Pixels are bytes, and may be mapped from a file.
+        if values.dtype in (torch.uint8, torch.bool) or values.numel() == 0:
+            return 0, 0
+        if values.is_floating_point() or values.is_complex():
+            # Their sum, which may overflow: then they are tried.
+            return 0, 0 if math.isfinite(abs(values.sum().item())) else math.nan
+        low, high = values.aminmax()
+        return int(low), int(high)
+
+    read = examples.inputs if examples.rows is None else examples.inputs[:0]
+    return bounds(read), bounds(examples.targets)
 
 
 def try_examples(task: Task, examples: ExampleSet) -> None:

@@ -245,8 +245,9 @@ def check_groups(client: ParameterGroups, model: nn.Module) -> None:
     # A misspelled part would silently become a group beside the model.
     default = type(client).initial_group is ParameterGroups.initial_group
     for group in groups if default else ():
-        near = difflib.get_close_matches(group, allowed, 1, cutoff=0.85)
-        if near and group not in allowed:
+        if group in allowed:
+            continue
+        if near := difflib.get_close_matches(group, allowed, 1, cutoff=0.85):
             raise SettingsError(
                 f"{name} has a group {group!r}; expected one of "
                 f"{', '.join(map(repr, allowed))} (did you mean {near[0]!r}?), or have "

@@ -9,7 +9,7 @@ import itertools
 import time
 import traceback
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, MutableMapping, Sequence
 from copy import deepcopy
 from functools import partial
 from logging import ERROR, WARNING
@@ -62,6 +62,57 @@ def answer(
     return together(works) if together else [work() for work in works]
 
 
+class Contexts(MutableMapping[int, Context]):
+    """The contexts of virtual nodes, each made when it is needed.
+
+    Parameters
+    ----------
+    num_clients : int
+        Number of nodes; node i + 1 has the partition id i.
+    run_config : UserConfig
+        The clients' run config.
+    """
+
+    def __init__(self, num_clients: int, run_config: UserConfig) -> None:
+        self._num_clients, self._run_config = num_clients, run_config
+        # None until a context has a state, or somebody has asked for it.
+        self._held: dict[int, Context | None]
+        self._held = dict.fromkeys(range(1, num_clients + 1))
+
+    def __getitem__(self, node: int) -> Context:
+        context = self._held[node] = self.look_up(node)
+        return context
+
+    def __setitem__(self, node: int, context: Context) -> None:
+        self._held[node] = context
+
+    def __delitem__(self, node: int) -> None:
+        del self._held[node]
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self._held)
+
+    def __len__(self) -> int:
+        return len(self._held)
+
+    def look_up(self, node: int) -> Context:
+        """Return a node's context, which is not held if it is a new one."""
+        return self._held[node] or Context(
+            run_id=1,
+            node_id=node,
+            node_config={
+                "partition-id": node - 1,
+                "num-partitions": self._num_clients,
+            },
+            state=RecordDict(),
+            run_config=self._run_config,
+        )
+
+    def held(self) -> list[Context]:
+        """Return the contexts that have been made and held."""
+        return [context for context in self._held.values() if context]
+
+
 class InlineGrid(Grid):
     """Flower's Grid in one process: a message is a call of the ClientApp.
 
@@ -88,16 +139,8 @@ class InlineGrid(Grid):
         self._app = client_app
         # Flower cannot build a Message outside of a run.
         TaskIdentity.run_id, TaskIdentity.task_id, TaskIdentity.node_id = 1, 1, 0
-        self.contexts = {
-            i + 1: Context(
-                run_id=1,
-                node_id=i + 1,
-                node_config={"partition-id": i, "num-partitions": num_clients},
-                state=RecordDict(),
-                run_config=run_config or {},
-            )
-            for i in range(num_clients)
-        }
+        self.contexts: MutableMapping[int, Context]
+        self.contexts = Contexts(num_clients, run_config or {})
         self._pending: dict[str, Message] = {}
         # Reasons of exceptions whose tracebacks have been logged.
         self._shown: set[str] = set()
@@ -139,11 +182,35 @@ class InlineGrid(Grid):
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
         """Answer messages, one after the other."""
         taken = [self._pending.pop(i) for i in message_ids if i in self._pending]
-        contexts = [self.contexts[m.metadata.dst_node_id] for m in taken]
+        contexts = self._contexts_of(taken)
         tracebacks: dict[str, str] = {}
         replies = answer(self._app, taken, contexts, tracebacks)
+        self._hold(contexts, taken)
         self._show(tracebacks)
         return replies
+
+    def contexts_with_state(self) -> list[Context]:
+        """Return the contexts whose state is not empty, in the order of the nodes."""
+        contexts = self.contexts
+        held = contexts.held() if isinstance(contexts, Contexts) else contexts.values()
+        return [context for context in held if context.state]
+
+    def _contexts_of(self, messages: Iterable[Message]) -> list[Context]:
+        """Return the contexts of the nodes that the messages are for."""
+        contexts = self.contexts
+        look_up = contexts.__getitem__
+        if isinstance(contexts, Contexts):
+            look_up = contexts.look_up
+        nodes = [message.metadata.dst_node_id for message in messages]
+        # Messages to one node share its context.
+        found = {node: look_up(node) for node in dict.fromkeys(nodes)}
+        return [found[node] for node in nodes]
+
+    def _hold(self, contexts: list[Context], messages: list[Message]) -> None:
+        """Hold the contexts of nodes that have a state now."""
+        for context, message in zip(contexts, messages, strict=True):
+            if context.state:
+                self.contexts[message.metadata.dst_node_id] = context
 
     def send_and_receive(
         self, messages: Iterable[Message], *, timeout: float | None = None
@@ -210,7 +277,7 @@ class RayGrid(InlineGrid):
                     self._take(handle, *self._running.pop(handle))
         while self._queue and workers.idle:
             messages, worker = self._queue.popleft(), workers.idle.pop()
-            contexts = [self.contexts[m.metadata.dst_node_id] for m in messages]
+            contexts = self._contexts_of(messages)
             call = worker.answer
             handle = call.remote(self._shared_app, messages, contexts)
             self._running[handle] = worker, messages

@@ -38,8 +38,10 @@ class Watch:
     def __init__(self, strategy: BaseStrategy, report: Report) -> None:
         self.strategy, self.report = strategy, report
         self.rounds = int(report.settings["num-server-rounds"])
-        # Names of the connected clients by node, and how many have ever been known.
+        # Names of the connected clients by node, the nodes themselves, and how many
+        # clients have ever been known.
         self._connected: dict[int, str] = {}
+        self._here = frozenset[int]()
         self._num_known = 0
         # When the others were last seen, and the last problem with a client, by name.
         self._last_seen: dict[str, float] = {}
@@ -95,7 +97,9 @@ class Watch:
         """Return the clients that have joined and left since the last call."""
         clients = self.strategy.clients
         nodes, num_known = clients.here, len(clients.known)
-        if nodes == self._connected.keys() and num_known == self._num_known:
+        # The same object, as a rule: to compare 100,000 nodes takes 5 ms.
+        same = nodes is self._here or nodes == self._here
+        if same and num_known == self._num_known:
             return [], []
         names = {node: self.strategy.name_of(node) for node in sorted(nodes)}
         joined = [f"{names[n]} (node {n})" for n in nodes - self._connected.keys()]
@@ -103,7 +107,7 @@ class Watch:
         # A client may have reconnected as another node, or may have been named since.
         left = sorted(gone.difference(names.values()))
         self._last_seen |= dict.fromkeys(left, time.time())
-        self._connected, self._num_known = names, num_known
+        self._connected, self._here, self._num_known = names, nodes, num_known
         return sorted(joined), left
 
     def _add_problems(self, exchange: PendingRound, when: str) -> None:

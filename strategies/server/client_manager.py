@@ -126,7 +126,8 @@ class ClientManager:
     failure : str
         Why the last query failed.
     refusal_of : callable
-        Returns why a strategy cannot use a client; empty if it can.
+        Returns why a strategy cannot use a client; empty if it can. Once the model is
+        settled, it is called only after a change of the connected nodes.
     """
 
     def __init__(self, min_available_nodes: int = 1) -> None:
@@ -137,6 +138,11 @@ class ClientManager:
         self.labels: dict[str, str] = {}
         # The client that each name or label in files and logs stands for.
         self._owners: dict[str, str] = {}
+        # `labels` that are in use, until a client is added.
+        self._used_labels: dict[str, str] | None = None
+        # Nodes of the last `identify` with a settled model: all, unknown, taking part.
+        self._nodes: list[int] | None = None
+        self._unknown, self._taking_part = list[int](), list[int]()
         # Description of the model by most clients; then `settled`.
         self._usual: dict[str, Any] = {}
         self.settled: dict[str, Any] = {}
@@ -159,13 +165,17 @@ class ClientManager:
         """
         # Once the run has begun, nodes that leave must not block it.
         nodes = self.wait_for_nodes(grid, 1 if self.known else self.min_available_nodes)
-        self.here = frozenset(nodes)
-        self.busy = getattr(grid, "connected", self.here) - self.here
+        unchanged = nodes == self._nodes
+        if not unchanged:
+            self._nodes, self.here = None, frozenset(nodes)
+            self._unknown = [node for node in nodes if node not in self.known]
+        self.busy = getattr(grid, "connected", frozenset[int]()) - self.here
         silent_for = getattr(grid, "silent_for", None)
         self.silent = silent_for(MessageType.EVALUATE) if silent_for else frozenset()
-        unknown = [n for n in nodes if n not in self.known and not self._rests(n)]
-        if unknown:
-            self._ask(unknown, grid, run_token)
+        if asked := [node for node in self._unknown if not self._rests(node)]:
+            self._ask(asked, grid, run_token)
+        elif unchanged:
+            return list(self._taking_part)
         known = {n: self.known[n] for n in nodes if n in self.known}
         if not known:
             return []
@@ -185,7 +195,12 @@ class ClientManager:
                 refused.append(Message(content, node, MessageType.QUERY))
         if refused:
             grid.send_and_receive(refused, timeout=QUERY_TIMEOUT)
-        return _by_name({n: c for n, c in known.items() if not c.is_newcomer})
+        trained = {n: c for n, c in known.items() if not c.is_newcomer}
+        self._taking_part = _by_name(trained)
+        # Until then votes and a strategy's `refusal_of` may change.
+        self._nodes = nodes if self.settled else None
+        self._unknown = [node for node in nodes if node not in self.known]
+        return list(self._taking_part)
 
     def wait_for_nodes(self, grid: Grid, awaited: int) -> list[int]:
         """Return the connected nodes once their number is as awaited."""
@@ -254,6 +269,7 @@ class ClientManager:
             self._refuse(node, name, one_line(properties[REFUSAL], 1000))
             return
         self.known[node] = ClientInfo(name, properties)
+        self._used_labels = None
         # A label is not used if it is the label of another client, or its name.
         self._owners[name] = name
         with contextlib.suppress(InvalidReplyError):
@@ -298,6 +314,8 @@ class ClientManager:
 
     def busy_clients(self) -> list[ClientInfo]:
         """Return the participants that still owe a reply, ordered by name."""
+        if not self.busy:
+            return []
         nodes = (self.busy & self.known.keys()) - self.refusals.keys()
         clients = [self.known[node] for node in nodes]
         return sorted((c for c in clients if not c.is_newcomer), key=lambda c: c.name)
@@ -352,13 +370,13 @@ class ClientManager:
     # State.
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the values that a checkpoint keeps."""
-        labels = {
-            n: label for n, label in self.labels.items() if self.label(n) == label
-        }
+        """Return the values that a checkpoint keeps; they must not be changed."""
+        if self._used_labels is None:
+            named = self.labels.items()
+            self._used_labels = {n: text for n, text in named if self.label(n) == text}
         classes = str((self.settled or self._usual).get(CLASSES_DIGEST, ""))
-        values = {"keys": self.keys, "labels": labels}
-        return {**values, "classes": classes, "model": self.settled}
+        names = {"keys": self.keys, "labels": self._used_labels}
+        return {**names, "classes": classes, "model": self.settled}
 
     def load_state_dict(self, values: dict[str, Any]) -> None:
         """Return to a saved state."""

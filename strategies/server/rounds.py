@@ -299,7 +299,7 @@ class Rounds:
     ) -> None:
         interval = self.settings.checkpoint_every
         last = server_round == self.settings.num_server_rounds
-        # Few snapshots are written, so the state is copied only then.
+        # Few snapshots are written, and only those are encoded.
         state, settings = self.strategy.snapshot(), self.report.settings
 
         def checkpoint() -> Checkpoint:

@@ -533,3 +533,65 @@ def test_refused_nodes_are_told_together():
     app = properties_of(structure={1: "another", 2: "a third"})
     assert averaging().identify(Counting(app, 6)) == [1, 4, 5, 6]
     assert sizes == [6, 2]
+
+
+def settled(client: Client, num_clients: int) -> tuple[BaseStrategy, InlineGrid]:
+    """Return a strategy that has trained once, and its grid."""
+    strategy, grid = averaging(), grid_of(num_clients, client)
+    strategy.initialize(grid)
+    train_once(strategy, grid)
+    assert strategy.clients.settled
+    return strategy, grid
+
+
+def test_an_unchanged_population_is_not_examined_again() -> None:
+    strategy, grid = settled(honest, 3)
+    examined: list[str] = []
+
+    def refusal_of(client: client_manager.ClientInfo) -> str:
+        examined.append(client.name)
+        return "it is the third" if client.name == "000002" else ""
+
+    strategy.clients.refusal_of = refusal_of
+    late = grid.contexts.pop(2)
+    # A caller may change the list.
+    strategy.identify(grid).clear()
+    for _ in range(3):
+        assert strategy.identify(grid) == [1]
+    assert examined == ["000000", "000002"]
+    grid.contexts[2] = late
+    assert strategy.identify(grid) == [1, 2]
+    assert strategy.identify(grid) == [1, 2]
+    assert examined[2:] == ["000000", "000001", "000002"]
+
+
+def test_refused_and_silent_nodes_of_an_unchanged_population_are_asked_again() -> None:
+    asked: list[int] = []
+    failing = {1: "refuses", 2: "fails"}
+
+    def client(message: Message, context: Context) -> Message:
+        if message.metadata.message_type != MessageType.QUERY:
+            return honest(message, context)
+        partition = partition_of(context)
+        asked.append(partition)
+        if failing.get(partition) == "fails":
+            raise RuntimeError("not ready")
+        if failing.get(partition) == "refuses":
+            record = ConfigRecord({"client": "000001", "refusal": "no data"})
+            return Message(RecordDict({"properties": record}), reply_to=message)
+        return honest(message, context)
+
+    strategy, grid = settled(client, 4)
+    asked.clear()
+    for _ in range(10):
+        assert strategy.identify(grid) == [1, 4]
+    # A refused one rests 3 or 7 times, and one that only fails never does.
+    assert asked.count(2) == 10
+    assert 1 <= asked.count(1) <= 3
+    failing.clear()
+    for _ in range(8):
+        nodes = strategy.identify(grid)
+    assert nodes == [1, 2, 3, 4]
+    asked.clear()
+    assert strategy.identify(grid) == [1, 2, 3, 4]
+    assert asked == []

@@ -106,3 +106,34 @@ def test_a_state_that_cannot_be_saved_is_one_line() -> None:
     strategy.state["seen"] = {1, 2}
     with pytest.raises(SettingsError, match=r"^the strategy's state cannot be saved: "):
         strategy.snapshot()
+
+
+def test_a_snapshot_is_encoded_only_if_it_is_used(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    strategy = BaseStrategy()
+    strategy.ledger.acknowledged = {"a": 1}
+    strategy.state["nested"] = {"list": [1, [2, {"x": 3}]], "pair": (4, None)}
+    encoded, dumps = [], json.dumps
+    monkeypatch.setattr(json, "dumps", lambda v: encoded.append(v) or dumps(v))
+    state_then = strategy.snapshot()
+    assert encoded == []
+    strategy.ledger.acknowledge({"a": 2, "b": 2}, 2)
+    strategy.state["nested"]["list"][1][1]["x"] = 9
+    strategy.state["nested"]["list"].append(5)
+    strategy.clients.keys["c"] = "key"
+    values = state_then().values
+    assert values["acknowledged"] == {"a": 1}
+    assert values["keys"] == {}
+    nested = values["state"]["nested"]
+    assert nested == {"list": [1, [2, {"x": 3}]], "pair": [4, None]}
+
+
+@pytest.mark.parametrize(
+    "value", [{1, 2}, [1, {2}], {"deep": [b"x"]}, np.float32(1), [np.ones(1)]]
+)
+def test_a_value_that_cannot_be_saved_fails_at_once(value: object) -> None:
+    strategy = BaseStrategy()
+    strategy.state["values"] = {"inner": value}
+    with pytest.raises(SettingsError, match=r"^the strategy's state cannot be saved: "):
+        strategy.snapshot()

@@ -1,0 +1,89 @@
+"""A task is tried on examples of each form, and not on those of each client."""
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from flwr_frl.task.base import ExampleTask
+from flwr_frl.task.examples import ExampleSet
+from flwr_frl.task.models import SplitModel
+from flwr_frl.task.settings import SettingsError
+
+
+class Counting(nn.Module):
+    """An embedding of ten tokens, or two numbers, that records its batches."""
+
+    def __init__(self, calls: list[Tensor], tokens: bool) -> None:
+        super().__init__()
+        self.calls = calls
+        self.embed = nn.Embedding(10, 4) if tokens else nn.Linear(2, 4)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        self.calls.append(inputs)
+        embedded: Tensor = self.embed(inputs)
+        return embedded.mean(1) if embedded.ndim > 2 else embedded
+
+
+def task_of(
+    inputs: list[Tensor], targets: list[Tensor] | None = None
+) -> tuple[ExampleTask, list[Tensor]]:
+    """Return a task whose clients have these inputs, and the batches it is tried on."""
+    calls: list[Tensor] = []
+    tokens = not inputs[0].is_floating_point()
+    labels = targets or [torch.arange(len(each)) % 2 for each in inputs]
+    sets = [ExampleSet(*pair) for pair in zip(inputs, labels, strict=True)]
+
+    def model() -> SplitModel:
+        return SplitModel(Counting(calls, tokens), nn.Linear(4, 2))
+
+    return ExampleTask(model, sets, sets), calls
+
+
+def tried(inputs: list[Tensor], targets: list[Tensor] | None = None) -> list[int]:
+    """Return how often the model is called for each client."""
+    task, calls = task_of(inputs, targets)
+    counts = []
+    for client in range(len(inputs)):
+        calls.clear()
+        task.check(client)
+        counts.append(len(calls))
+    return counts
+
+
+def test_only_the_first_of_clients_alike_is_tried() -> None:
+    # Once on its training and once on its test examples.
+    assert tried([torch.randn(6, 2) for _ in range(50)]) == [2] + [0] * 49
+
+
+def test_another_number_of_examples_is_tried_unless_the_first_batch_is_full() -> None:
+    inputs = [torch.zeros(n, 2) for n in (3, 4, 3, 60, 70)]
+    assert tried(inputs) == [2, 2, 0, 2, 0]
+
+
+def test_tokens_are_tried_if_they_are_not_between_tried_ones() -> None:
+    inputs = [torch.full((4, 3), token) for token in (2, 5, 3, 4, 1)]
+    assert tried(inputs) == [2, 2, 0, 0, 2]
+
+
+@pytest.mark.parametrize(
+    ("inputs", "targets"),
+    [
+        (torch.full((4, 2), torch.nan), torch.arange(4) % 2),
+        (torch.zeros(4, 2), torch.tensor([0, 1, 0, 2])),
+        (torch.zeros(4, 2), torch.tensor([0, 1, 0, -1])),
+        (torch.zeros(4, 3), torch.arange(4) % 2),
+        (torch.zeros(4, 2, dtype=torch.float64), torch.arange(4) % 2),
+        (torch.zeros(4, 2), torch.zeros(4, 1)),
+    ],
+)
+def test_a_client_unlike_tried_ones_is_refused(inputs: Tensor, targets: Tensor) -> None:
+    good = torch.ones(4, 2)
+    classes = torch.arange(4) % 2
+    task, _ = task_of([good, good, inputs], [classes, classes, targets])
+    task.check(0)
+    task.check(1)
+    for _ in range(2):
+        # One that has failed is not among the accepted ones.
+        with pytest.raises(SettingsError, match=r"^train examples: "):
+            task.check(2)
+    task.check(1)
