@@ -2,10 +2,11 @@
 
 import contextlib
 import hashlib
+import logging
 import math
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from logging import INFO, WARNING
 from typing import Any
@@ -127,6 +128,11 @@ class ClientManager:
         Why the last query failed.
     refusal_of : callable
         Returns why a strategy cannot use a client; empty if it can.
+    foreign_app : bool
+        True if the ClientApp may be another project's, without a query handler. One
+        node is then asked before the others.
+    answers_no_query : bool
+        True if the ClientApp of ``foreign_app`` has no query handler.
     """
 
     def __init__(self, min_available_nodes: int = 1) -> None:
@@ -145,6 +151,7 @@ class ClientManager:
         self.round_timeout = QUERY_TIMEOUT
         self.failure = ""
         self.refusal_of: Callable[[ClientInfo], str] = lambda client: ""
+        self.foreign_app = self.answers_no_query = False
 
     # Who takes part.
 
@@ -212,27 +219,48 @@ class ClientManager:
 
     def _ask(self, nodes: list[int], grid: Grid, run_token: str) -> None:
         """Ask nodes for their properties, and store or refuse their clients."""
-        token = {CONFIG: ConfigRecord({RUN: run_token})} if run_token else {}
-        messages = [Message(RecordDict({**token}), n, MessageType.QUERY) for n in nodes]
         taken = {client.name: node for node, client in self.known.items()}
         keys = _keys_of(grid) if self.keyed else {}
         text = "waiting for %d node%s to say who they are"
         log(INFO, text, len(nodes), "s" * (len(nodes) != 1))
-        replies = grid.send_and_receive(messages, timeout=QUERY_TIMEOUT)
+        reported: dict[int, Mapping[str, Any]] = {}
+        # Each node without a query handler would log a traceback.
+        first = 1 if self.foreign_app else len(nodes)
+        for asked in nodes[:first], nodes[first:]:
+            if self.answers_no_query:
+                reported |= {node: {} for node in asked}
+            elif asked:
+                reported |= self._reported_by(asked, grid, run_token)
+        for node, properties in sorted(reported.items()):
+            try:
+                self._add(node, check_properties(properties), taken, keys.get(node, ""))
+            except InvalidReplyError as error:
+                self._refuse(node, str(node), f"it {error}")
+
+    def _reported_by(
+        self, nodes: list[int], grid: Grid, run_token: str
+    ) -> dict[int, Mapping[str, Any]]:
+        """Return the properties that nodes report; none without a query handler."""
+        token = {CONFIG: ConfigRecord({RUN: run_token})} if run_token else {}
+        messages = [Message(RecordDict({**token}), n, MessageType.QUERY) for n in nodes]
+        reported: dict[int, Mapping[str, Any]] = {}
+        with _without_query_errors():
+            replies = list(grid.send_and_receive(messages, timeout=QUERY_TIMEOUT))
         for reply in sorted(replies, key=lambda r: r.metadata.src_node_id):
             node = reply.metadata.src_node_id
-            reported: Mapping[str, Any] = {}
-            if reply.has_error() and ANSWERS_NO_QUERY not in str(reply.error.reason):
+            if reply.has_content():
+                reported[node] = reply.content.config_records.get(PROPERTIES, {})
+            elif ANSWERS_NO_QUERY in str(reply.error.reason):
+                reported[node] = {}
+                if self.foreign_app and not self.answers_no_query:
+                    self.answers_no_query = True
+                    text = "the ClientApp has no query handler: clients are known by "
+                    log(INFO, "%stheir node ids", text)
+            else:
                 reason = one_line(reply.error.reason)
                 self.failure = f"node {node}: {reason}"
                 log(WARNING, "node %d says nothing: %s", node, reason)
-                continue
-            if reply.has_content():
-                reported = reply.content.config_records.get(PROPERTIES, {})
-            try:
-                self._add(node, check_properties(reported), taken, keys.get(node, ""))
-            except InvalidReplyError as error:
-                self._refuse(node, str(node), f"it {error}")
+        return reported
 
     def _add(
         self, node: int, properties: dict[str, Any], taken: dict[str, int], key: str
@@ -364,6 +392,24 @@ class ClientManager:
         """Return to a saved state."""
         self.keys = {name: str(key) for name, key in values.get("keys", {}).items()}
         self.settled = dict(values.get("model", {}))
+
+
+@contextlib.contextmanager
+def _without_query_errors() -> Iterator[None]:
+    """Hide the tracebacks of missing query handlers.
+
+    Flower's simulation logs them in the server's process.
+    """
+
+    def is_shown(record: logging.LogRecord) -> bool:
+        return ANSWERS_NO_QUERY not in record.getMessage()
+
+    logger = logging.getLogger("flwr")
+    logger.addFilter(is_shown)
+    try:
+        yield
+    finally:
+        logger.removeFilter(is_shown)
 
 
 def _by_name(clients: Mapping[int, ClientInfo]) -> list[int]:
