@@ -26,7 +26,7 @@ from flwr_frl.strategies.server.pending_round import PendingRound
 from flwr_frl.strategies.server.privacy import check_no_counters
 from flwr_frl.strategies.server.queries import common_initial_arrays
 from flwr_frl.strategies.server.replies import largest_reply
-from flwr_frl.task.messages import SERVER_ROUND
+from flwr_frl.task.messages import SERVER_ROUND, SHARED_BYTES
 from flwr_frl.task.settings import SettingsError
 
 
@@ -285,6 +285,7 @@ def reliable_grid(strategy: BaseStrategy, grid: Grid, longest: float) -> Grid:
         category, _, action = kind.partition(".")
         if category != MessageType.QUERY:
             return strategy.pending.largest_reply
-        return largest_reply(strategy.clients.shared_bytes() if action else 0)
+        most = strategy.clients.usual_bytes(SHARED_BYTES, math.inf) if action else 0
+        return largest_reply(most)
 
     return with_retries(grid, strategy.name_of, longest, largest)

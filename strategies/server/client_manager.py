@@ -1,12 +1,10 @@
 """The clients of a run: each node is asked once, then known by its client's name."""
 
 import contextlib
-import hashlib
-import logging
 import math
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from logging import INFO, WARNING
 from typing import Any
@@ -15,6 +13,11 @@ from flwr.app import ConfigRecord, Message, MessageType, RecordDict
 from flwr.common import log
 from flwr.serverapp import Grid
 
+from flwr_frl.strategies.grids.nodes import (
+    ANSWERS_NO_QUERY,
+    keys_of,
+    without_query_errors,
+)
 from flwr_frl.strategies.server.checks import (
     InvalidReplyError,
     check_name,
@@ -33,7 +36,6 @@ from flwr_frl.task.messages import (
     PROPERTIES,
     REFUSAL,
     RUN,
-    SHARED_BYTES,
     STRUCTURE,
 )
 
@@ -44,8 +46,6 @@ POLL_INTERVAL = 0.5
 WAITING_INTERVAL = 60.0
 # Largest number of times that a refused node is skipped before it is asked again.
 LONGEST_REST = 7
-# Flower's error for an app without a query handler, such as its templates.
-ANSWERS_NO_QUERY = "No query function registered"
 
 
 @dataclass(frozen=True)
@@ -220,7 +220,7 @@ class ClientManager:
     def _ask(self, nodes: list[int], grid: Grid, run_token: str) -> None:
         """Ask nodes for their properties, and store or refuse their clients."""
         taken = {client.name: node for node, client in self.known.items()}
-        keys = _keys_of(grid) if self.keyed else {}
+        keys = keys_of(grid) if self.keyed else {}
         text = "waiting for %d node%s to say who they are"
         log(INFO, text, len(nodes), "s" * (len(nodes) != 1))
         reported: dict[int, Mapping[str, Any]] = {}
@@ -244,7 +244,7 @@ class ClientManager:
         token = {CONFIG: ConfigRecord({RUN: run_token})} if run_token else {}
         messages = [Message(RecordDict({**token}), n, MessageType.QUERY) for n in nodes]
         reported: dict[int, Mapping[str, Any]] = {}
-        with _without_query_errors():
+        with without_query_errors():
             replies = list(grid.send_and_receive(messages, timeout=QUERY_TIMEOUT))
         for reply in sorted(replies, key=lambda r: r.metadata.src_node_id):
             node = reply.metadata.src_node_id
@@ -335,11 +335,11 @@ class ClientManager:
         known = self.known.get(reply.metadata.src_node_id)
         return float(known.properties.get(name, math.inf)) if known else math.inf
 
-    def shared_bytes(self) -> float:
-        """Return the size of the shared arrays that most clients report; else inf."""
-        sizes = [c.properties.get(SHARED_BYTES) for c in self.known.values()]
+    def usual_bytes(self, name: str, default: float = 0.0) -> float:
+        """Return the number of bytes that most clients report under a name."""
+        sizes = [c.properties.get(name) for c in self.known.values()]
         usual = Counter(n for n in sizes if isinstance(n, int)).most_common(1)
-        return usual[0][0] if usual else math.inf
+        return usual[0][0] if usual else default
 
     # Waiting.
 
@@ -394,34 +394,6 @@ class ClientManager:
         self.settled = dict(values.get("model", {}))
 
 
-@contextlib.contextmanager
-def _without_query_errors() -> Iterator[None]:
-    """Hide the tracebacks of missing query handlers.
-
-    Flower's simulation logs them in the server's process.
-    """
-
-    def is_shown(record: logging.LogRecord) -> bool:
-        return ANSWERS_NO_QUERY not in record.getMessage()
-
-    logger = logging.getLogger("flwr")
-    logger.addFilter(is_shown)
-    try:
-        yield
-    finally:
-        logger.removeFilter(is_shown)
-
-
 def _by_name(clients: Mapping[int, ClientInfo]) -> list[int]:
     """Return nodes in the order of their clients' names."""
     return sorted(clients, key=lambda node: (clients[node].name, node))
-
-
-def _keys_of(grid: Grid) -> dict[int, str]:
-    """Return digests of the public keys that the grid knows, by node."""
-    get_nodes = getattr(grid, "get_nodes", None)
-    return {
-        node.node_id: hashlib.sha256(node.public_key).hexdigest()
-        for node in (get_nodes() if get_nodes else [])
-        if node.public_key
-    }
