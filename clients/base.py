@@ -32,6 +32,8 @@ from flwr_frl.task.devices import current
 from flwr_frl.task.examples import ExampleSet
 from flwr_frl.task.messages import (
     CLASSES_DIGEST,
+    FROZEN_BYTES,
+    FROZEN_DIGEST,
     NUM_CLASSES,
     NUM_EXAMPLES,
     NUM_TEST_EXAMPLES,
@@ -40,6 +42,7 @@ from flwr_frl.task.messages import (
     STRUCTURE,
 )
 from flwr_frl.task.models import Part, SplitModel
+from flwr_frl.task.models.frozen import frozen_digest, frozen_tensors
 from flwr_frl.task.resident import train_examples
 from flwr_frl.task.settings import Free, Range, SettingsError
 from flwr_frl.task.training import (
@@ -169,8 +172,10 @@ class Client(ParameterGroups, NumPyClient):
         dict
             ``num-examples`` (training), ``num-test-examples``, ``shared-bytes`` (size
             of the shared arrays), and ``structure``, a digest of everything that all
-            clients must have in common. If two structures differ, ``num-classes`` and
-            ``classes-digest`` tell whether the classes are the reason.
+            clients must have in common. If two structures differ, ``num-classes``,
+            ``classes-digest`` and ``frozen-digest`` tell whether the classes or the
+            frozen parts of shared groups are the reason. ``frozen-bytes`` is the size
+            of all frozen parts.
 
         Raises
         ------
@@ -178,18 +183,34 @@ class Client(ParameterGroups, NumPyClient):
             If the examples do not fit the task's model and loss.
         """
         classes = tuple(map(str, self.task.classes or ()))
+        about_frozen = self._about_frozen()
         self.task.check(self.index)
         if self._private:
             self._private.check(self.task.scratch_model)
         check_groups(self, self.model)
         shared = initial_arrays(self, self.shared)
+        structure = self._structure()
+        if about_frozen:
+            structure = [*structure, about_frozen[FROZEN_DIGEST]]
         return {
             NUM_CLASSES: len(classes),
             CLASSES_DIGEST: digest(classes),
             NUM_EXAMPLES: len(self.task.train_examples(self.index)),
             NUM_TEST_EXAMPLES: len(self.task.test_examples(self.index)),
-            STRUCTURE: digest(self._structure()),
+            STRUCTURE: digest(structure),
+            **about_frozen,
             SHARED_BYTES: sum(a.nbytes for a in shared.values()),
+        }
+
+    def _about_frozen(self) -> Config:
+        """Return properties of the model's frozen part; none if it has none."""
+        model = self.task.scratch_model
+        if not (frozen := frozen_tensors(model)):
+            return {}
+        common = tuple(n for n in frozen if self._group_of(n) in self.shared)
+        return {
+            FROZEN_DIGEST: frozen_digest(model, common),
+            FROZEN_BYTES: sum(tensor.nbytes for tensor in frozen.values()),
         }
 
     def get_parameters(self, config: Config) -> NDArrays:

@@ -87,7 +87,7 @@ class App(ClientApp):
         except RuntimeError as error:
             if not is_out_of_memory(error):
                 raise
-            setup = client_setup(context, self.run_config)
+            setup = client_setup(context, self.run_config, strict=False)
             sizes = f"batch-size ({setup.run['batch-size']}) or cohort ({self.cohort})"
             advice = f"lower {sizes}, or train on another device"
             raise out_of_memory(error, advice) from None
@@ -123,13 +123,13 @@ def make_app(
     def open_message(
         message: Message, context: Context
     ) -> tuple[Setup, Client, Config]:
-        setup = client_setup(context, run_config)
+        record = message.content.get(CONFIG)
+        record = record if isinstance(record, ConfigRecord) else ConfigRecord()
+        # Only flwr-frl's ServerApp names the run.
+        setup = client_setup(context, run_config, strict=RUN in record)
         torch.set_num_threads(setup.device.torch_threads)
         use(setup.device.device)
-        record = message.content.get(CONFIG)
-        config = check_config(
-            record if isinstance(record, ConfigRecord) else ConfigRecord()
-        )
+        config = check_config(record)
         seed_torch(context, int(setup.run["seed"]), config)
         return setup, build_client(context, setup, config), config
 

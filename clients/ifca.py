@@ -13,6 +13,7 @@ from flwr_frl.task.base import Task
 from flwr_frl.task.devices import seeded
 from flwr_frl.task.messages import CLUSTER, CLUSTERS
 from flwr_frl.task.models import SplitModel
+from flwr_frl.task.models.frozen import new_model
 from flwr_frl.task.run_cache import run_cache
 from flwr_frl.task.settings import Range, SettingsError
 from flwr_frl.task.training import evaluate
@@ -102,7 +103,7 @@ def initial_models(task: Task, count: int) -> Tensors:
     """
     states = [task.initial_state]
     for number in range(1, count):
-        model = task.initial_model()
+        model = new_model(task)
         with seeded((STARTS + 7919 * (getattr(task, "seed", 0) or 0)) * number):
             for module in model.modules():
                 if callable(reset := getattr(module, "reset_parameters", None)):

@@ -26,7 +26,7 @@ from flwr_frl.strategies.server.pending_round import PendingRound
 from flwr_frl.strategies.server.privacy import check_no_counters
 from flwr_frl.strategies.server.queries import common_initial_arrays
 from flwr_frl.strategies.server.replies import largest_reply
-from flwr_frl.task.messages import SERVER_ROUND
+from flwr_frl.task.messages import SERVER_ROUND, SHARED_BYTES
 from flwr_frl.task.settings import SettingsError
 
 
@@ -77,6 +77,7 @@ class BaseStrategy(Averaging):
             If no client's reply counted in any round.
         """
         longest = float(kwargs.get("timeout", math.inf))
+        self.clients.foreign_app = True
         grid = self.adapt_grid(reliable_grid(self, grid, longest))
         grid = self.participation.adapt_grid(grid, self.name_of)
         before = self.ledger.counted
@@ -232,18 +233,22 @@ class BaseStrategy(Averaging):
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        """Send the shared arrays to all clients, sampled or not."""
-        nodes = self._connected_nodes(grid)
+        """Send the shared arrays to all clients, or ``fraction-evaluate`` of them."""
+        nodes = self.evaluation.sample(server_round, self._connected_nodes(grid))
         kind = MessageType.EVALUATE
         return self.open_round(nodes, arrays, config, server_round, kind)
 
     def aggregate_evaluate(
         self, server_round: int, replies: Iterable[Message]
     ) -> MetricRecord:
-        """Return the mean of every metric, as `Evaluation.aggregate`."""
+        """Return the mean of every metric, as `Evaluation.aggregate`.
+
+        The metrics of ``evaluate_metrics_aggr_fn`` are added.
+        """
         pending, clients = self.pending, self.clients
         metrics = self.evaluation.aggregate(server_round, pending, replies, clients)
         self.ledger.note_unused(pending.unused)
+        metrics.update(self._evaluate_metrics(self.evaluation.replies))
         return metrics
 
     # State.
@@ -281,6 +286,7 @@ def reliable_grid(strategy: BaseStrategy, grid: Grid, longest: float) -> Grid:
         category, _, action = kind.partition(".")
         if category != MessageType.QUERY:
             return strategy.pending.largest_reply
-        return largest_reply(strategy.clients.shared_bytes() if action else 0)
+        most = strategy.clients.usual_bytes(SHARED_BYTES, math.inf) if action else 0
+        return largest_reply(most)
 
     return with_retries(grid, strategy.name_of, longest, largest)

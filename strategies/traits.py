@@ -168,6 +168,10 @@ class StrategySettings(Checked):
     ----------
     fraction_train : float, default 0.5
         Fraction of the known clients that train in a round, rounded down.
+    fraction_evaluate : float, default 1
+        Fraction of the known clients in an evaluation, rounded down but at least one
+        client; 0 evaluates none. The results of a client are those of its last
+        evaluation.
     min_train_nodes : int, default 1
         Minimum number of clients that train in a round.
     min_available_nodes : int, default 1
@@ -220,6 +224,7 @@ class StrategySettings(Checked):
     """
 
     fraction_train: Annotated[float, Range("(0, 1]")] = 0.5
+    fraction_evaluate: Annotated[float, Range("[0, 1]")] = 1.0
     min_train_nodes: Annotated[int, Range("[1, inf)")] = 1
     min_available_nodes: Annotated[int, Range("[1, inf)")] = 1
     weighting: Annotated[str, Choice("uniform", "examples")] = "uniform"
@@ -268,13 +273,13 @@ class StrategySettings(Checked):
 
 
 def takes(settings: type) -> Callable[[F], F]:
-    """Give an ``__init__`` the fields of a settings dataclass as keyword arguments."""
+    """Replace ``**arguments`` of an ``__init__`` by the fields of a settings class."""
 
     def decorate(init: F) -> F:
-        first, *_ = inspect.signature(init).parameters.values()
+        *named, _ = inspect.signature(init).parameters.values()
         fields = inspect.signature(settings).parameters.values()
         keywords = [p.replace(kind=p.KEYWORD_ONLY) for p in fields]
-        vars(init)["__signature__"] = inspect.Signature([first, *keywords])
+        vars(init)["__signature__"] = inspect.Signature([*named, *keywords])
         return init
 
     return decorate

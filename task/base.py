@@ -21,6 +21,7 @@ from flwr_frl.task.checks import (
 )
 from flwr_frl.task.devices import seeded
 from flwr_frl.task.examples import ExampleSet
+from flwr_frl.task.models.frozen import frozen_tensors, new_model
 from flwr_frl.task.models.split_model import SplitModel
 from flwr_frl.task.models.weights import load_weights
 from flwr_frl.task.settings import SettingsError
@@ -60,16 +61,16 @@ class BaseTask(ABC):
         Raises
         ------
         SettingsError
-            If the initial model has frozen or uninitialised parameters, 16-bit values,
-            or values that are not finite.
+            If the initial model has uninitialised parameters, 16-bit values that are
+            trained, values that are not finite, or frozen parameters only.
         """
-        model = self.initial_model()
-        frozen = [n for n, p in model.named_parameters() if not p.requires_grad]
-        if frozen:
+        model = new_model(self)
+        if (frozen := frozen_tensors(model)) and not any(
+            True for _ in model.parameters()
+        ):
             raise SettingsError(
-                f"the model's {frozen[0]!r} does not require a gradient; a part of a "
-                "model is trained as a whole, so register constants as buffers; set "
-                "representation-epochs=0 to keep the representation"
+                f"the model's {min(frozen)!r} does not require a gradient, and neither "
+                "does any other parameter; at least one must, to be trained"
             )
         for name, value in model.state_dict().items():
             if is_lazy(value):
@@ -93,7 +94,7 @@ class BaseTask(ABC):
     @cached_property
     def initial_state(self) -> dict[str, Tensor]:
         """State dict of the common initial model. Treat it as read-only."""
-        return self.initial_model().state_dict()
+        return new_model(self).state_dict()
 
     def check(self, client: int) -> None:
         """Try the model, the loss and the metrics on a client's first examples.

@@ -67,6 +67,8 @@ NUM_CLASSES = "num-classes"
 CLASSES_DIGEST = "classes-digest"
 # Size in bytes of the arrays that the client shares.
 SHARED_BYTES = "shared-bytes"
+FROZEN_DIGEST = "frozen-digest"
+FROZEN_BYTES = "frozen-bytes"
 # Rounds of a run whose state the client has saved, and the newest checkpoint that it
 # knows.
 KEPT_ROUNDS = "kept-rounds"

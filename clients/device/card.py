@@ -22,6 +22,7 @@ from flwr_frl.task.data.images import read_image
 from flwr_frl.task.examples import ExampleSet
 from flwr_frl.task.held_out import changed
 from flwr_frl.task.models import SplitModel, build_model, without_memory
+from flwr_frl.task.models.frozen import frozen_tensors, new_model
 from flwr_frl.task.settings import (
     Settings,
     SettingsError,
@@ -312,8 +313,12 @@ class ModelCard:
         """
         for name, wanted in self.skeleton().items():
             self.check_array(name, wanted, arrays)
-        model = self.task.initial_model()
+        model = new_model(self.task)
         model.load_state_dict({name: arrays[name] for name in model.state_dict()})
+        for name, frozen in frozen_tensors(model).items():
+            if name in arrays:
+                self.check_array(name, frozen, arrays)
+                frozen.copy_(arrays[name])
         return self.wrap(model)
 
     def skeleton(self) -> dict[str, Tensor]:
@@ -323,7 +328,7 @@ class ModelCard:
         """
         is_custom = is_path(self.settings.get("task", ""))
         with nullcontext() if is_custom else without_memory():
-            return self.task.initial_model().state_dict()
+            return new_model(self.task).state_dict()
 
     def check_size(self, arrays: Mapping[str, Tensor]) -> None:
         """Raise `SettingsError` unless the model is as large as a file's arrays.

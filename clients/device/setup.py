@@ -5,10 +5,12 @@ import hashlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache, partial
+from logging import WARNING
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
 from flwr.app import Context, UserConfig
+from flwr.common import log
 
 from flwr_frl.clients.algorithms import (
     check_countable,
@@ -33,6 +35,7 @@ from flwr_frl.task.messages import (
 )
 from flwr_frl.task.run_cache import run_cache
 from flwr_frl.task.settings import (
+    RENAMED,
     Free,
     Range,
     Setting,
@@ -224,7 +227,9 @@ class Setup(NamedTuple):
     states: Path | None
 
 
-def client_setup(context: Context, run_config: UserConfig | None) -> Setup:
+def client_setup(
+    context: Context, run_config: UserConfig | None, strict: bool = True
+) -> Setup:
     """Return the resolved settings of this client.
 
     Parameters
@@ -233,6 +238,9 @@ def client_setup(context: Context, run_config: UserConfig | None) -> Setup:
         Its node config overrides the settings of ``Traits.node_settings``.
     run_config : UserConfig, optional
         Settings of the run; by default the context's.
+    strict : bool, default True
+        False under another project's ServerApp: unknown names are then its own, and
+        ignored.
 
     Raises
     ------
@@ -240,7 +248,7 @@ def client_setup(context: Context, run_config: UserConfig | None) -> Setup:
         If a name is unknown or a value is out of range.
     """
     run = context.run_config if run_config is None else run_config
-    kind, setup = _setup_of_run(tuple(run.items()))
+    kind, setup = _setup_of_run(tuple(run.items()), strict)
     if "partition-id" in context.node_config:
         partition_id(context.node_config)
     unread(context.node_config, kind)
@@ -266,11 +274,25 @@ Pairs = tuple[tuple[str, Setting], ...]
 
 
 @run_cache(maxsize=16)
-def _setup_of_run(run: Pairs) -> tuple[type[Client], Callable[[Pairs], Setup]]:
+def _setup_of_run(
+    run: Pairs, strict: bool
+) -> tuple[type[Client], Callable[[Pairs], Setup]]:
     """Return the client class, and a function from a node's settings to the setup."""
+    if not strict:
+        run = _known(run)
     # A cache for each run: its many pairs are hashed once a message, not twice.
     setup = lru_cache(maxsize=16)(partial(_setup, run))
     return client_class(resolve(dict(run), strict=False)), setup
+
+
+def _known(run: Pairs) -> Pairs:
+    """Return the settings that are ours; log the others, once for a process."""
+    guests = owners(resolve(dict(run), strict=False))
+    names = {*defaults(), *RENAMED, *(n for guest in guests for n in declared(guest))}
+    if ignored := sorted(name for name, _ in run if name not in names):
+        text = "the run config has keys that flwr-frl does not know and ignores: %s"
+        log(WARNING, text, ", ".join(ignored))
+    return tuple(pair for pair in run if pair[0] in names)
 
 
 def _setup(run: Pairs, node: Pairs) -> Setup:

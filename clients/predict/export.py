@@ -13,6 +13,7 @@ from torch.export import Dim
 from flwr_frl.clients.device.card import Classifier, ModelCard
 from flwr_frl.clients.predict.loading import FORMAT, Model
 from flwr_frl.task.files import write_atomically
+from flwr_frl.task.models.frozen import frozen_tensors
 from flwr_frl.task.settings import SettingsError, need, reason_of, require
 
 
@@ -47,7 +48,9 @@ def export(model: Model, card: ModelCard, path: Path) -> None:
                 f"export is {str(path)!r}; it must end with .pt2, as this algorithm's "
                 "model has more parts than the task's"
             )
-        data = save(tensors, metadata=about)
+        # Files of clients and checkpoints lack the frozen part; a model needs it.
+        frozen = {n: t.clone() for n, t in frozen_tensors(split_model).items()}
+        data = save({**tensors, **frozen}, metadata=about)
     elif path.suffix in (".pt2", ".onnx"):
         data = _traced(model, card, about, path.suffix)
     else:

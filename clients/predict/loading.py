@@ -183,6 +183,7 @@ def _load_client(run: TrainedRun, client: str, state_dir: str, data_dir: str) ->
         state = PersonalState.holding({n: a.numpy() for n, a in personal.items()})
         card.check_size(arrays)
         new = kind(task, index, state, build(kind.settings_type, settings))
+        run.check_frozen(new)
         groups = new.personal if new.traits.predicts_with_personal else ()
         for name, wanted in initial_arrays(new, new.shared + groups).items():
             card.check_array(name, wanted, arrays)

@@ -23,7 +23,7 @@ from flwr_frl.task.checkpoint import (
     read,
     with_earlier_settings,
 )
-from flwr_frl.task.messages import SERVER_ROUND
+from flwr_frl.task.messages import FROZEN_DIGEST, SERVER_ROUND
 from flwr_frl.task.settings import Settings, SettingsError, build, resolve
 from flwr_frl.task.tasks.image import default_model
 from flwr_frl.task.training.privacy import ExamplePrivacy
@@ -58,6 +58,8 @@ class TrainedRun(NamedTuple):
         Last round.
     classes : str
         Digest of the class names; empty if unknown.
+    frozen : str
+        Digest of the frozen part of the model's shared groups; empty for none.
     arrays : dict of str to Tensor
         Shared arrays.
     state : dict of str to Tensor
@@ -73,6 +75,7 @@ class TrainedRun(NamedTuple):
     labels: dict[str, str]
     server_round: int
     classes: str
+    frozen: str
     arrays: Tensors
     state: Tensors
 
@@ -113,6 +116,19 @@ class TrainedRun(NamedTuple):
                 f"data-dir {self.settings['data-dir']!r} has the classes "
                 f"{', '.join(names)}; they must be those of the training, whose head "
                 "is shared"
+            )
+
+    def check_frozen(self, client: Client) -> None:
+        """Raise `SettingsError` unless a client's frozen part is that of the training.
+
+        The checkpoint does not contain it; one of version 0.1 has no digest either.
+        """
+        frozen = client._about_frozen().get(FROZEN_DIGEST, "")
+        if self.frozen and frozen != self.frozen:
+            raise SettingsError(
+                f"the model of task {self.settings['task']!r} has another frozen part "
+                "than in the training; name the settings that it was built with, such "
+                "as weights"
             )
 
     def directory_of(self, client: str, state_dir: str) -> Path | None:
@@ -169,6 +185,7 @@ def read_run(path: Path, named: Settings) -> TrainedRun:
             {str(name): str(n) for name, n in values.get("labels", {}).items()},
             int(about.get("round", 1)),
             str(values.get("classes", "")),
+            str(values.get("model", {}).get(FROZEN_DIGEST, "")),
             {name: torch.from_numpy(array) for name, array in arrays.items()},
             {name: torch.from_numpy(array) for name, array in state.items()},
         )

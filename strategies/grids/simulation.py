@@ -23,8 +23,8 @@ from flwr.serverapp import Grid
 from flwr.supercore.run import Run
 from flwr.supercore.task_identity import TaskIdentity
 
+from flwr_frl.strategies.grids.nodes import ANSWERS_NO_QUERY
 from flwr_frl.strategies.grids.ray_workers import RayWorkers
-from flwr_frl.strategies.server.client_manager import ANSWERS_NO_QUERY
 from flwr_frl.task.settings import ResourceError, SettingsError, need
 
 CLIENT_APP_ERROR = 2

@@ -1,12 +1,12 @@
 """Average replies: the configured rule, its memory, and a check of the result."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from logging import WARNING
 from typing import Any
 
 import numpy as np
-from flwr.app import ArrayRecord, Message, MetricRecord
+from flwr.app import ArrayRecord, Message, MetricRecord, RecordDict
 from flwr.common import log
 from flwr.serverapp.strategy import FedAvg as FlowerFedAvg
 
@@ -30,15 +30,18 @@ from flwr_frl.strategies.server.replies import (
     as_float16,
     as_float32,
     check_metrics,
+    check_weight,
     is_finite,
     single_metrics,
     to_record,
 )
 from flwr_frl.strategies.server.round_ledger import RoundLedger
 from flwr_frl.strategies.traits import Algorithm, StrategySettings, takes
-from flwr_frl.task.messages import IS_CHANGE, NUM_EXAMPLES
+from flwr_frl.task.messages import ARRAYS, CONFIG, IS_CHANGE, NUM_EXAMPLES
 from flwr_frl.task.settings import SettingsError
 
+# Flower's functions that combine the metrics of replies, with the key of the weights.
+MetricsFunction = Callable[[list[RecordDict], str], MetricRecord]
 # Distinguishes the draws of buckets from others of the same seed.
 BUCKETS = 0xB0C4
 # Key of the last change that `centered-clip` has made, in the strategy's state.
@@ -46,16 +49,53 @@ LAST_CHANGE = "last-change"
 
 
 class Averaging(Algorithm, FlowerFedAvg, supports_client_dp=True, asynchronous=True):
-    """The part of a strategy that checks replies to training and combines them."""
+    """The part of a strategy that checks replies to training and combines them.
+
+    Parameters
+    ----------
+    min_evaluate_nodes : int, default 1
+        Minimum number of clients in an evaluation.
+    weighted_by_key : str, default ""
+        Metric that weights the mean of the arrays (unless ``weighting`` is given) and
+        of the evaluation's metrics. Empty: ``num-examples`` where ``weighting`` asks
+        for it, and plain means of the metrics.
+    arrayrecord_key, configrecord_key : str
+        Keys of the arrays and of the config in a message.
+    train_metrics_aggr_fn, evaluate_metrics_aggr_fn : callable, optional
+        Return further metrics of the replies' contents and the weights' key, as in
+        Flower's FedAvg.
+    **arguments
+        The fields of `StrategySettings`.
+    """
 
     @takes(StrategySettings)
-    def __init__(self, **arguments: Any) -> None:
+    def __init__(
+        self,
+        *,
+        min_evaluate_nodes: int = 1,
+        weighted_by_key: str = "",
+        arrayrecord_key: str = ARRAYS,
+        configrecord_key: str = CONFIG,
+        train_metrics_aggr_fn: MetricsFunction | None = None,
+        evaluate_metrics_aggr_fn: MetricsFunction | None = None,
+        **arguments: Any,
+    ) -> None:
+        if weighted_by_key:
+            arguments.setdefault("weighting", "examples")
         self.settings = settings = StrategySettings(**arguments)
         super().__init__(
             fraction_train=settings.fraction_train,
+            fraction_evaluate=settings.fraction_evaluate,
             min_train_nodes=settings.min_train_nodes,
+            min_evaluate_nodes=min_evaluate_nodes,
             min_available_nodes=settings.min_available_nodes,
+            weighted_by_key=weighted_by_key or NUM_EXAMPLES,
+            arrayrecord_key=arrayrecord_key,
+            configrecord_key=configrecord_key,
         )
+        key = self.weighted_by_key
+        self._train_metrics = _metrics_by(train_metrics_aggr_fn, key)
+        self._evaluate_metrics = _metrics_by(evaluate_metrics_aggr_fn, key)
         settings.check(self.traits)
         # Where `centered-clip` keeps its last change.
         clips = settings.aggregation == CENTERED_CLIP
@@ -67,7 +107,8 @@ class Averaging(Algorithm, FlowerFedAvg, supports_client_dp=True, asynchronous=T
         self.participation = Participation(*sampling, self.traits.waits_for_all)
         self.ledger = RoundLedger()
         self.pending = self.training = PendingRound()
-        self.evaluation = Evaluation()
+        evaluated = settings.fraction_evaluate, min_evaluate_nodes, settings.seed
+        self.evaluation = Evaluation(*evaluated, weighted_by_key)
         byzantine = settings.byzantine_fraction * max(1, settings.bucket_size)
         self._rule = make_rule(settings.aggregation, byzantine, settings.clip_norm)
         # Settings that the last `aggregate` has used, and those that were warned of.
@@ -91,8 +132,10 @@ class Averaging(Algorithm, FlowerFedAvg, supports_client_dp=True, asynchronous=T
                 "to what it sent; a client must send the difference of its arrays from "
                 f"the received ones, and {IS_CHANGE!r}: 1 in its metrics"
             )
-        weighted = self.settings.weighting == "examples"
-        check_metrics(reply, [NUM_EXAMPLES] if weighted else [])
+        if self.settings.weighting == "examples":
+            check_weight(reply, self.weighted_by_key)
+        else:
+            check_metrics(reply)
 
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
@@ -114,6 +157,7 @@ class Averaging(Algorithm, FlowerFedAvg, supports_client_dp=True, asynchronous=T
         arrays = self._aggregate_checked(server_round, valid) if valid else None
         if arrays is not None:
             metrics |= self.train_metrics(valid)
+            metrics |= self._train_metrics(valid)
             self.ledger.acknowledge(pending.rounds(valid), server_round)
             self.clients.settle()
         metrics |= self.participation.close()
@@ -123,7 +167,7 @@ class Averaging(Algorithm, FlowerFedAvg, supports_client_dp=True, asynchronous=T
 
     def train_metrics(self, replies: list[Message]) -> dict[str, float]:
         """Return metrics of at least one valid reply to training: ``train-loss``."""
-        return mean_loss(map(check_metrics, replies))
+        return mean_loss(map(check_metrics, replies), self.weighted_by_key)
 
     def _aggregate_checked(
         self, server_round: int, replies: list[Message]
@@ -221,15 +265,17 @@ class Averaging(Algorithm, FlowerFedAvg, supports_client_dp=True, asynchronous=T
         """Return the weights of checked replies: 1, or numbers of examples.
 
         A number of examples is limited to the one declared first, and by
-        ``largest-share``.
+        ``largest-share``. With ``weighted_by_key``, the weights are that metric.
         """
         self._used.add("weighting")
         if self.settings.weighting == "uniform":
             return [1.0] * len(replies)
-        reported = [check_metrics(reply)[NUM_EXAMPLES] for reply in replies]
-        declared = [self.clients.declared(reply, NUM_EXAMPLES) for reply in replies]
-        counts = list(map(min, reported, declared))
-        return capped(counts, self.settings.largest_share)
+        key = self.weighted_by_key
+        weights = [check_metrics(reply)[key] for reply in replies]
+        if key == NUM_EXAMPLES:
+            declared = [self.clients.declared(reply, key) for reply in replies]
+            weights = list(map(min, weights, declared))
+        return capped(weights, self.settings.largest_share)
 
     def arrays(self, reply: Message) -> Arrays:
         """Return a checked reply's arrays; float16 ones of ``transport`` as float32.
@@ -264,6 +310,19 @@ class Averaging(Algorithm, FlowerFedAvg, supports_client_dp=True, asynchronous=T
                 self._warned.add(name)
                 text = "%s=%s does nothing: %s.aggregate does not call %s"
                 log(WARNING, text, name, value, type(self).__name__, calls)
+
+
+def _metrics_by(
+    function: MetricsFunction | None, key: str
+) -> Callable[[list[Message]], dict[str, Any]]:
+    """Return a function that applies Flower's kind of aggregation to replies."""
+
+    def aggregate(replies: list[Message]) -> dict[str, Any]:
+        if function is None or not replies:
+            return {}
+        return dict(function([reply.content for reply in replies], key))
+
+    return aggregate
 
 
 def check_like_sent(arrays: object, sent: ArrayRecord | None, name: str) -> None:

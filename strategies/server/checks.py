@@ -8,6 +8,7 @@ from flwr_frl.task.messages import (
     CLASS_COUNTS,
     CLASSES_DIGEST,
     CLIENT,
+    FROZEN_DIGEST,
     HELD_CLASSES,
     INPUTS,
     NUM_CLASSES,
@@ -29,7 +30,7 @@ LONGEST_VALUE = 100_000
 # Length of a client's text in a log line.
 LONGEST_LINE = 300
 # Properties that describe the model; only the digest is compared.
-COMPARED = (*INPUTS, CLASSES_DIGEST, NUM_CLASSES, STRUCTURE)
+COMPARED = (*INPUTS, CLASSES_DIGEST, NUM_CLASSES, FROZEN_DIGEST, STRUCTURE)
 
 
 class InvalidReplyError(ValueError):
@@ -165,6 +166,12 @@ def difference(its: Mapping[str, Any], usual: Mapping[str, Any]) -> str:
             f"its {its.get(NUM_CLASSES, '?')} classes are not those of the other "
             f"clients, who have {usual.get(NUM_CLASSES, '?')}: names and their order "
             "must be the same"
+        )
+    if its.get(FROZEN_DIGEST) != usual.get(FROZEN_DIGEST):
+        return (
+            "the frozen part of its model (parameters that require no gradient, and "
+            "buffers with persistent=False) is not that of the other clients, which "
+            "begin with the same model and weights"
         )
     return (
         "its shared arrays are not of the names and shapes that the other clients "

@@ -1,7 +1,6 @@
 """The clients of a run: each node is asked once, then known by its client's name."""
 
 import contextlib
-import hashlib
 import math
 import time
 from collections import Counter
@@ -14,6 +13,11 @@ from flwr.app import ConfigRecord, Message, MessageType, RecordDict
 from flwr.common import log
 from flwr.serverapp import Grid
 
+from flwr_frl.strategies.grids.nodes import (
+    ANSWERS_NO_QUERY,
+    keys_of,
+    without_query_errors,
+)
 from flwr_frl.strategies.server.checks import (
     InvalidReplyError,
     check_name,
@@ -32,7 +36,6 @@ from flwr_frl.task.messages import (
     PROPERTIES,
     REFUSAL,
     RUN,
-    SHARED_BYTES,
     STRUCTURE,
 )
 
@@ -43,8 +46,6 @@ POLL_INTERVAL = 0.5
 WAITING_INTERVAL = 60.0
 # Largest number of times that a refused node is skipped before it is asked again.
 LONGEST_REST = 7
-# Flower's error for an app without a query handler, such as its templates.
-ANSWERS_NO_QUERY = "No query function registered"
 
 
 @dataclass(frozen=True)
@@ -128,6 +129,11 @@ class ClientManager:
     refusal_of : callable
         Returns why a strategy cannot use a client; empty if it can. Once the model is
         settled, it is called only after a change of the connected nodes.
+    foreign_app : bool
+        True if the ClientApp may be another project's, without a query handler. One
+        node is then asked before the others.
+    answers_no_query : bool
+        True if the ClientApp of ``foreign_app`` has no query handler.
     """
 
     def __init__(self, min_available_nodes: int = 1) -> None:
@@ -151,6 +157,7 @@ class ClientManager:
         self.round_timeout = QUERY_TIMEOUT
         self.failure = ""
         self.refusal_of: Callable[[ClientInfo], str] = lambda client: ""
+        self.foreign_app = self.answers_no_query = False
 
     # Who takes part.
 
@@ -227,27 +234,48 @@ class ClientManager:
 
     def _ask(self, nodes: list[int], grid: Grid, run_token: str) -> None:
         """Ask nodes for their properties, and store or refuse their clients."""
-        token = {CONFIG: ConfigRecord({RUN: run_token})} if run_token else {}
-        messages = [Message(RecordDict({**token}), n, MessageType.QUERY) for n in nodes]
         taken = {client.name: node for node, client in self.known.items()}
-        keys = _keys_of(grid) if self.keyed else {}
+        keys = keys_of(grid) if self.keyed else {}
         text = "waiting for %d node%s to say who they are"
         log(INFO, text, len(nodes), "s" * (len(nodes) != 1))
-        replies = grid.send_and_receive(messages, timeout=QUERY_TIMEOUT)
+        reported: dict[int, Mapping[str, Any]] = {}
+        # Each node without a query handler would log a traceback.
+        first = 1 if self.foreign_app else len(nodes)
+        for asked in nodes[:first], nodes[first:]:
+            if self.answers_no_query:
+                reported |= {node: {} for node in asked}
+            elif asked:
+                reported |= self._reported_by(asked, grid, run_token)
+        for node, properties in sorted(reported.items()):
+            try:
+                self._add(node, check_properties(properties), taken, keys.get(node, ""))
+            except InvalidReplyError as error:
+                self._refuse(node, str(node), f"it {error}")
+
+    def _reported_by(
+        self, nodes: list[int], grid: Grid, run_token: str
+    ) -> dict[int, Mapping[str, Any]]:
+        """Return the properties that nodes report; none without a query handler."""
+        token = {CONFIG: ConfigRecord({RUN: run_token})} if run_token else {}
+        messages = [Message(RecordDict({**token}), n, MessageType.QUERY) for n in nodes]
+        reported: dict[int, Mapping[str, Any]] = {}
+        with without_query_errors():
+            replies = list(grid.send_and_receive(messages, timeout=QUERY_TIMEOUT))
         for reply in sorted(replies, key=lambda r: r.metadata.src_node_id):
             node = reply.metadata.src_node_id
-            reported: Mapping[str, Any] = {}
-            if reply.has_error() and ANSWERS_NO_QUERY not in str(reply.error.reason):
+            if reply.has_content():
+                reported[node] = reply.content.config_records.get(PROPERTIES, {})
+            elif ANSWERS_NO_QUERY in str(reply.error.reason):
+                reported[node] = {}
+                if self.foreign_app and not self.answers_no_query:
+                    self.answers_no_query = True
+                    text = "the ClientApp has no query handler: clients are known by "
+                    log(INFO, "%stheir node ids", text)
+            else:
                 reason = one_line(reply.error.reason)
                 self.failure = f"node {node}: {reason}"
                 log(WARNING, "node %d says nothing: %s", node, reason)
-                continue
-            if reply.has_content():
-                reported = reply.content.config_records.get(PROPERTIES, {})
-            try:
-                self._add(node, check_properties(reported), taken, keys.get(node, ""))
-            except InvalidReplyError as error:
-                self._refuse(node, str(node), f"it {error}")
+        return reported
 
     def _add(
         self, node: int, properties: dict[str, Any], taken: dict[str, int], key: str
@@ -325,11 +353,11 @@ class ClientManager:
         known = self.known.get(reply.metadata.src_node_id)
         return float(known.properties.get(name, math.inf)) if known else math.inf
 
-    def shared_bytes(self) -> float:
-        """Return the size of the shared arrays that most clients report; else inf."""
-        sizes = [c.properties.get(SHARED_BYTES) for c in self.known.values()]
+    def usual_bytes(self, name: str, default: float = 0.0) -> float:
+        """Return the number of bytes that most clients report under a name."""
+        sizes = [c.properties.get(name) for c in self.known.values()]
         usual = Counter(n for n in sizes if isinstance(n, int)).most_common(1)
-        return usual[0][0] if usual else math.inf
+        return usual[0][0] if usual else default
 
     # Waiting.
 
@@ -387,13 +415,3 @@ class ClientManager:
 def _by_name(clients: Mapping[int, ClientInfo]) -> list[int]:
     """Return nodes in the order of their clients' names."""
     return sorted(clients, key=lambda node: (clients[node].name, node))
-
-
-def _keys_of(grid: Grid) -> dict[int, str]:
-    """Return digests of the public keys that the grid knows, by node."""
-    get_nodes = getattr(grid, "get_nodes", None)
-    return {
-        node.node_id: hashlib.sha256(node.public_key).hexdigest()
-        for node in (get_nodes() if get_nodes else [])
-        if node.public_key
-    }

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from logging import WARNING
 
 import numpy as np
@@ -15,6 +16,8 @@ from flwr_frl.strategies.server.pending_round import PendingRound
 from flwr_frl.strategies.server.replies import check_evaluation, single_metrics
 from flwr_frl.task.messages import EXAMPLE_EPSILON, NUM_EXAMPLES, NUM_TEST_EXAMPLES
 
+# Distinguishes the draws of evaluated clients from others of the same seed.
+EVALUATED = 0xE7A1
 # Metrics under which a client may report its training loss: flwr-frl's, that of
 # Flower's templates, and the plain name.
 LOSSES = ("train-loss", "train_loss", "loss")
@@ -22,10 +25,18 @@ LOSSES = ("train-loss", "train_loss", "loss")
 
 @dataclass
 class Evaluation:
-    """What is known of each client's test metrics.
+    """Who is evaluated, and each client's test metrics.
 
     Parameters
     ----------
+    fraction : float, default 1
+        Fraction of the clients in an evaluation, rounded down; 0 evaluates none.
+    least : int, default 1
+        Minimum number of clients in an evaluation.
+    seed : int, default 0
+        Seed of the sampling.
+    weighted_by : str, default ""
+        Metric that weights the means; empty for plain means.
     metrics : dict of str to dict
         Each client's latest metrics, by the client's name.
     rounds : dict of str to int
@@ -36,10 +47,23 @@ class Evaluation:
         Clients that sent these replies.
     """
 
+    fraction: float = 1.0
+    least: int = 1
+    seed: int = 0
+    weighted_by: str = ""
     metrics: dict[str, dict[str, float]] = field(default_factory=dict)
     rounds: dict[str, int] = field(default_factory=dict)
     replies: list[Message] = field(default_factory=list)
     names: list[str] = field(default_factory=list)
+
+    def sample(self, server_round: int, nodes: list[int]) -> list[int]:
+        """Return the nodes to evaluate in a round, in the same order."""
+        if self.fraction in (0, 1):
+            return nodes if self.fraction else []
+        count = max(int(self.fraction * len(nodes) + 1e-9), self.least)
+        rng = np.random.default_rng([self.seed, EVALUATED, server_round])
+        chosen = rng.choice(len(nodes), min(count, len(nodes)), replace=False)
+        return [nodes[i] for i in sorted(chosen)]
 
     def aggregate(
         self,
@@ -62,7 +86,8 @@ class Evaluation:
             ``evaluation-unanswered``, ``bytes-down`` and ``bytes-up``; no means without
             valid replies.
         """
-        valid = pending.close(replies, check_evaluation)
+        check = partial(check_evaluation, weight=self.weighted_by)
+        valid = pending.close(replies, check)
         if pending.silent:
             names = several(pending.silent)
             log(WARNING, "not evaluated, no reply of clients %s", names)
@@ -82,20 +107,23 @@ class Evaluation:
         before = [client for client in busy if client.name in self.metrics]
         every += [self.metrics[client.name] for client in before]
         most += [c.properties.get(NUM_TEST_EXAMPLES, math.inf) for c in before]
-        means = mean_metrics(every) | weighted_means(every, most)
+        means = mean_metrics(every, self.weighted_by) | weighted_means(every, most)
         counts = {"evaluated": len(every), **pending.counts("evaluation-")}
         if before:
             counts["evaluated-before"] = len(before)
         return single_metrics({**means, **counts})
 
 
-def mean_loss(metrics: Iterable[Mapping[str, float]]) -> dict[str, float]:
+def mean_loss(
+    metrics: Iterable[Mapping[str, float]], weighted_by: str = NUM_EXAMPLES
+) -> dict[str, float]:
     """Return ``train-loss``, the mean over examples; nothing if no client reports it.
 
-    ``metrics`` has one mapping a client, with the loss under a name of `LOSSES`.
+    ``metrics`` has one mapping a client, with the loss under a name of `LOSSES`, and
+    the weight under ``weighted_by``.
     """
     reported = [
-        (m.get(NUM_EXAMPLES, 1.0), m[name])
+        (m.get(weighted_by, 1.0), m[name])
         for m in metrics
         for name in [next((n for n in LOSSES if n in m), "")]
         if name
@@ -108,23 +136,28 @@ def mean_loss(metrics: Iterable[Mapping[str, float]]) -> dict[str, float]:
     return {"train-loss": float(losses @ weights / total) if total else 0.0}
 
 
-def mean_metrics(metrics: Iterable[Mapping[str, float]]) -> dict[str, float]:
-    """Return the plain mean of every metric over the clients that report it.
+def mean_metrics(
+    metrics: Iterable[Mapping[str, float]], weighted_by: str = ""
+) -> dict[str, float]:
+    """Return the mean of every metric over the clients that report it.
 
     ``num-examples`` and the clients' ε are left out, and so is a metric that fewer than
-    half of the clients report: no single client can add one.
+    half of the clients report: no single client can add one. ``weighted_by`` is the
+    metric of the weights; empty for plain means.
     """
     metrics = list(metrics)
     collected: dict[str, list[float]] = {}
+    weights: dict[str, list[float]] = {}
     for reported in metrics:
         for name, value in reported.items():
             collected.setdefault(name, []).append(value)
-    for name in (NUM_EXAMPLES, EXAMPLE_EPSILON):
+            weights.setdefault(name, []).append(reported.get(weighted_by, 1.0))
+    for name in (NUM_EXAMPLES, EXAMPLE_EPSILON, weighted_by):
         collected.pop(name, None)
     return {
-        name: float(np.mean(values))
+        name: float(np.average(values, weights=weights[name] if weighted_by else None))
         for name, values in collected.items()
-        if 2 * len(values) >= len(metrics)
+        if 2 * len(values) >= len(metrics) and sum(weights[name]) > 0
     }
 
 

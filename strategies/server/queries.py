@@ -11,7 +11,13 @@ from flwr.serverapp import Grid
 from flwr_frl.strategies.server.checks import InvalidReplyError, one_line, several
 from flwr_frl.strategies.server.client_manager import QUERY_TIMEOUT, ClientManager
 from flwr_frl.strategies.server.replies import reply_arrays
-from flwr_frl.task.messages import ARRAYS, INITIAL_ARRAYS, STATISTICS
+from flwr_frl.task.messages import (
+    ARRAYS,
+    FROZEN_BYTES,
+    INITIAL_ARRAYS,
+    SHARED_BYTES,
+    STATISTICS,
+)
 from flwr_frl.task.settings import SettingsError
 
 # Number of clients that are asked for the initial model at first.
@@ -70,6 +76,10 @@ def common_initial_arrays(
         raise nothing_sent(clients, INITIAL_ARRAYS)
     # `max` returns the first of equals, that of the first name.
     agreed = max(votes, key=lambda digest: votes[digest])
+    if frozen := clients.usual_bytes(FROZEN_BYTES):
+        sent = clients.usual_bytes(SHARED_BYTES)
+        text = "%.3g of %.3g MB are sent; the frozen part stays on the clients"
+        log(INFO, text, sent / 1e6, (sent + frozen) / 1e6)
     for name, record in answers:
         if _digest(record) != agreed:
             text = "client %s begins with other arrays than most: they are not used"

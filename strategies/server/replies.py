@@ -146,13 +146,23 @@ def check_metrics(reply: Message, names: Iterable[str] = ()) -> dict[str, float]
     return metrics
 
 
-def check_evaluation(reply: Message) -> dict[str, float]:
+def check_weight(reply: Message, name: str) -> None:
+    """Raise `InvalidReplyError` unless a reply has a metric that can be a weight."""
+    weight = check_metrics(reply, [name])[name]
+    if weight < 0:
+        raise InvalidReplyError(f"metric {name!r} is {weight}, a weight below 0")
+
+
+def check_evaluation(reply: Message, weight: str = "") -> dict[str, float]:
     """Return an evaluation's metrics, as `check_metrics`; none without test examples.
 
-    Without examples the loss may be NaN, which is not an error.
+    Without examples the loss may be NaN, which is not an error. ``weight`` is a metric
+    that must be there, as a weight.
     """
     if any(record.get("num-examples") == 0 for record in _metric_records(reply)):
         return {}
+    if weight:
+        check_weight(reply, weight)
     return check_metrics(reply)
 
 
@@ -280,8 +290,8 @@ def record_bytes(record: RecordType) -> int:
     return total
 
 
-def single_metrics(metrics: Mapping[str, float]) -> MetricRecord:
-    """Return metrics as a MetricRecord of plain ints and floats."""
+def single_metrics(metrics: Mapping[str, Any]) -> MetricRecord:
+    """Return metrics as a MetricRecord of plain ints and floats, or lists of them."""
     return MetricRecord(
-        {n: v if isinstance(v, int) else float(v) for n, v in metrics.items()}
+        {n: v if isinstance(v, int | list) else float(v) for n, v in metrics.items()}
     )

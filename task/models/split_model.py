@@ -98,7 +98,9 @@ class SplitModel(nn.Module):
     @property
     def is_large(self) -> bool:
         """True if, on a CPU, several such models are never faster together."""
-        return sum(tensor.numel() for tensor in self.tensors.values()) > LARGE
+        hidden = [b for n, b in self.named_buffers() if n not in self.tensors]
+        tensors = [*self.tensors.values(), *hidden]
+        return sum(tensor.numel() for tensor in tensors) > LARGE
 
     def observed(self, inputs: Callable[[], Tensor]) -> "Observed":
         """Return the side effects of a forward pass in training mode, made once.

@@ -16,6 +16,7 @@ import torch
 from greenlet import getcurrent, greenlet
 
 from flwr_frl.task.devices import CPU, RngContext, current
+from flwr_frl.task.models.frozen import new_model
 from flwr_frl.task.models.split_model import SplitModel
 from flwr_frl.task.run_cache import TASKS_AT_A_TIME, run_object
 from flwr_frl.task.types import Task
@@ -226,7 +227,7 @@ class ModelPool:
             models = {}
             self.entries = [*entries[1 - TASKS_AT_A_TIME :], (task, device, models)]
         if number not in models:
-            models[number] = task.initial_model().to(device)
+            models[number] = new_model(task).to(device)
         return models[number]
 
 

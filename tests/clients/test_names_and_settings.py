@@ -315,7 +315,7 @@ def test_a_custom_algorithm_runs_with_its_settings(own, shift, expected):
 def test_errors_of_a_custom_algorithm_are_one_line(own, given, line):
     named = {"algorithm": "{own}:Own", **given}
     named["algorithm"] = named["algorithm"].format(own=own)
-    reply = make_app(named)(message_of(MessageType.QUERY), context_of())
+    reply = make_app(named)(message_of(MessageType.QUERY, run="r1"), context_of())
     properties = reply.content.config_records["properties"]
     assert set(properties) == {"client", "refusal"}
     assert line.format(own=own) in properties["refusal"]

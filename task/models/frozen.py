@@ -1,0 +1,67 @@
+"""The frozen part of a model: what does not learn, which every device builds itself.
+
+It consists of the parameters that require no gradient in the initial model, and of the
+buffers outside of the state dict (``persistent=False``).
+"""
+
+import hashlib
+from typing import Protocol
+
+import torch
+from torch import Tensor, nn
+
+from flwr_frl.task.models.split_model import SplitModel
+
+
+class Builder(Protocol):
+    """A task, as far as it builds models."""
+
+    def initial_model(self) -> SplitModel:
+        """Return a new model, the same for every client and every call."""
+
+
+def new_model(task: Builder) -> SplitModel:
+    """Return a task's initial model, with its frozen part outside of the state dict."""
+    model = task.initial_model()
+    set_apart(model)
+    return model
+
+
+def set_apart(model: nn.Module) -> None:
+    """Turn parameters that require no gradient into buffers outside of the state dict.
+
+    They are then neither trained nor sent nor reset, and move between devices with the
+    model.
+    """
+    for module in model.modules():
+        for name, parameter in list(module._parameters.items()):
+            if parameter is not None and not parameter.requires_grad:
+                del module._parameters[name]
+                # A shared parameter stays shared: `data` has the same memory.
+                module.register_buffer(name, parameter.data, persistent=False)
+
+
+def frozen_tensors(model: nn.Module) -> dict[str, Tensor]:
+    """Return the frozen part of a model of `new_model`, by name; not copies."""
+    persistent = model.state_dict().keys()
+    named = dict(model.named_buffers(remove_duplicate=False))
+    return {name: value for name, value in named.items() if name not in persistent}
+
+
+def frozen_digest(model: nn.Module, names: tuple[str, ...]) -> str:
+    """Return a short digest of some frozen tensors; empty for none.
+
+    It covers names, dtypes, shapes and values, and is computed once for a model: a
+    buffer may hold a cache that grows.
+    """
+    if not names:
+        return ""
+    digests: dict[tuple[str, ...], str] = model.__dict__.setdefault("_digests", {})
+    if names not in digests:
+        digest, tensors = hashlib.sha256(), frozen_tensors(model)
+        for name in names:
+            tensor = tensors[name].detach().cpu().contiguous()
+            digest.update(repr((name, tensor.dtype, tuple(tensor.shape))).encode())
+            digest.update(tensor.flatten().view(torch.uint8).numpy().tobytes())
+        digests[names] = digest.hexdigest()[:16]
+    return digests[names]

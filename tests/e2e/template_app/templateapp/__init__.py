@@ -1,0 +1,1 @@
+"""An app with the parts and keys of Flower's PyTorch template."""

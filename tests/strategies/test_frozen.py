@@ -1,0 +1,190 @@
+"""Frozen parts: never sent, never trained, the same on all devices."""
+
+import copy
+import json
+import logging
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from flwr.app import Context, Message
+from frozen_tasks import FROZEN_BYTES, buffered, frozen
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
+from torch import nn
+
+from flwr_frl.clients.base import Client
+from flwr_frl.clients.client_app import make_app
+from flwr_frl.clients.predict import export, load_model, load_run
+from flwr_frl.strategies.grids.simulation import InlineGrid
+from flwr_frl.strategies.server_app import run
+from flwr_frl.task.messages import FROZEN_DIGEST
+from flwr_frl.task.models import SplitModel
+from flwr_frl.task.models.frozen import frozen_tensors, set_apart
+from flwr_frl.task.settings import SettingsError, resolve
+
+N = 5
+
+
+def settings_of(task: str, folder: Path, **more: Any) -> dict[str, Any]:
+    return resolve(
+        {
+            "algorithm": "fedavg",
+            "task": f"frozen_tasks:{task}",
+            "output": str(folder),
+            "num-clients": N,
+            "num-server-rounds": 2,
+            "fraction-train": 1.0,
+            "evaluate-every": 1,
+            "batch-size": 4,
+            "cohort": "off",
+            "weight-decay": 0.1,
+            **{name.replace("_", "-"): value for name, value in more.items()},
+        }
+    )
+
+
+def rows_of(task: str, folder: Path, **more: Any) -> list[dict[str, Any]]:
+    settings = settings_of(task, folder, **more)
+    run(InlineGrid(make_app(settings), N), settings)
+    lines = (folder / str(settings["algorithm"]) / "metrics.jsonl").read_text()
+    return [json.loads(line) for line in lines.splitlines()]
+
+
+@pytest.mark.parametrize("algorithm", ["fedavg", "fedrep", "fedprox", "scaffold"])
+def test_losses_are_those_of_a_run_that_sends_the_frozen_part(
+    algorithm: str, tmp_path: Path
+) -> None:
+    kept = rows_of("frozen", tmp_path / "kept", algorithm=algorithm)
+    sent = rows_of("buffered", tmp_path / "sent", algorithm=algorithm)
+    for mine, theirs in zip(kept, sent, strict=True):
+        for name in ("train-loss", "loss", "accuracy"):
+            assert mine[name] == pytest.approx(theirs[name], rel=1e-6)
+        # Both arrays of the layer, with names and .npy headers.
+        names = len("representation.0.weight") + len("representation.0.bias")
+        each = FROZEN_BYTES + 2 * 128 + names
+        assert theirs["bytes-up"] - mine["bytes-up"] == N * each
+        assert theirs["bytes-down"] - mine["bytes-down"] == N * each
+
+
+def test_clients_that_train_together_share_the_frozen_part(tmp_path: Path) -> None:
+    alone = rows_of("frozen", tmp_path / "alone")
+    together = rows_of("frozen", tmp_path / "together", cohort="5")
+    for one, other in zip(alone, together, strict=True):
+        assert one["loss"] == pytest.approx(other["loss"], rel=1e-5)
+        assert one["bytes-up"] == other["bytes-up"]
+
+
+def test_the_log_says_once_what_is_sent(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.INFO, "flwr"):
+        rows_of("frozen", tmp_path)
+    lines = [line for line in caplog.messages if "MB are sent" in line]
+    # 4 bytes of 5 * 4 + 4 + 4 * 3 + 3 values, and 140 of the frozen layer.
+    sent = "0.000156 of 0.000296 MB are sent; the frozen part stays on the clients"
+    assert lines == [sent]
+    caplog.clear()
+    with caplog.at_level(logging.INFO, "flwr"):
+        rows_of("buffered", tmp_path / "buffered")
+    assert not [line for line in caplog.messages if "MB are sent" in line]
+
+
+def test_a_client_with_another_frozen_part_is_refused(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    settings = settings_of("frozen", tmp_path)
+    usual = make_app(settings)
+    other = make_app(settings_of("differently_frozen", tmp_path))
+
+    def answer(message: Message, context: Context) -> Message:
+        app = other if context.node_config["partition-id"] == 3 else usual
+        return app(message, context)
+
+    run(InlineGrid(answer, N), settings)  # type: ignore[arg-type]
+    refusals = {m for m in caplog.messages if "takes no part" in m}
+    assert refusals == {
+        "client 000003 takes no part: the frozen part of its model (parameters that "
+        "require no gradient, and buffers with persistent=False) is not that of the "
+        "other clients, which begin with the same model and weights"
+    }
+    lines = (tmp_path / "fedavg" / "metrics.jsonl").read_text().splitlines()
+    assert [json.loads(line)["clients"] for line in lines] == [N - 1] * 2
+
+
+def test_loaded_and_exported_models_have_the_frozen_part(tmp_path: Path) -> None:
+    rows_of("frozen", tmp_path, algorithm="fedrep", checkpoint_every=1)
+    model, card = load_run(tmp_path / "fedrep", "000001", task="frozen_tasks:frozen")
+    assert isinstance(model, SplitModel)
+    layer = frozen().initial_model().representation[0]
+    torch.testing.assert_close(model.representation[0].weight, layer.weight.data)
+    examples = card.task.test_examples(1)
+    with torch.no_grad():
+        outputs = model(examples.inputs)
+    known = json.loads((tmp_path / "fedrep" / "clients.json").read_text())["000001"]
+    accuracy = (outputs.argmax(1) == examples.targets).double().mean().item()
+    assert accuracy == pytest.approx(known["accuracy"])
+    export(model, card, tmp_path / "model.safetensors")
+    names = {"representation.0.weight", "representation.0.bias"}
+    assert names <= load_file(tmp_path / "model.safetensors").keys()
+    again, _ = load_model(tmp_path / "model.safetensors", task="frozen_tasks:frozen")
+    with torch.no_grad():
+        torch.testing.assert_close(again(examples.inputs), outputs)
+    # The file's arrays are used, whatever the task would build.
+    with safe_open(tmp_path / "model.safetensors", "pt") as file:
+        about = file.metadata()
+    arrays = load_file(tmp_path / "model.safetensors")
+    arrays["representation.0.weight"] += 1
+    save_file(arrays, tmp_path / "changed.safetensors", about)
+    changed, _ = load_model(
+        tmp_path / "changed.safetensors", task="frozen_tasks:frozen"
+    )
+    assert isinstance(changed, SplitModel)
+    weight = changed.representation[0].weight
+    torch.testing.assert_close(weight, layer.weight.data + 1)
+    export(model, card, tmp_path / "model.pt2")
+    program = torch.export.load(tmp_path / "model.pt2").module()
+    with torch.no_grad():
+        torch.testing.assert_close(program(examples.inputs), outputs)
+
+
+def test_a_run_is_not_loaded_with_another_frozen_part(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows_of("frozen", tmp_path)
+    other = {FROZEN_DIGEST: "0123456789abcdef"}
+    monkeypatch.setattr(Client, "_about_frozen", lambda self: other)
+    with pytest.raises(SettingsError, match="another frozen part than in") as caught:
+        load_run(tmp_path / "fedavg", task="frozen_tasks:frozen")
+    assert "\n" not in str(caught.value)
+
+
+# The model itself
+
+
+def test_a_frozen_parameter_becomes_a_buffer_outside_of_the_state_dict() -> None:
+    layer = nn.Linear(2, 2)
+    layer.weight.requires_grad_(False)
+    model = SplitModel(nn.Sequential(layer, nn.BatchNorm1d(2)), nn.Linear(2, 1))
+    inputs = torch.ones(3, 2)
+    before = copy.deepcopy(model).eval()(inputs)
+    set_apart(model)
+    assert frozen_tensors(model).keys() == {"representation.0.weight"}
+    assert "representation.0.weight" not in model.state_dict()
+    assert "representation.0.bias" in dict(model.named_parameters())
+    torch.testing.assert_close(model.eval()(inputs), before)
+
+
+def test_a_frozen_parameter_in_two_places_stays_one() -> None:
+    first, second = nn.Linear(2, 2, bias=False), nn.Linear(2, 2, bias=False)
+    second.weight = first.weight.requires_grad_(False)
+    model = SplitModel(first, second)
+    set_apart(model)
+    first.weight.fill_(3.0)
+    np.testing.assert_array_equal(second.weight.numpy(), 3.0)
+
+
+def test_a_model_without_a_frozen_part_reports_none() -> None:
+    assert frozen_tensors(buffered().scratch_model) == {}
