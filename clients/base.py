@@ -43,10 +43,10 @@ from flwr_frl.task.models import Part, SplitModel
 from flwr_frl.task.resident import train_examples
 from flwr_frl.task.settings import Free, Range, SettingsError
 from flwr_frl.task.training import (
-    SGD,
     Proximal,
     Regularizer,
     TrainCall,
+    TrainerSettings,
     scratch_model,
     train,
 )
@@ -62,8 +62,8 @@ PARTS: dict[Groups, Part] = {
 
 
 @dataclass(frozen=True)
-class TrainingSettings(SGD):
-    """Local SGD of a split model.
+class TrainingSettings(TrainerSettings):
+    """Local training of a split model.
 
     Parameters
     ----------

@@ -36,7 +36,7 @@ class PerFedAvgSettings(TrainingSettings):
     adaptation_epochs: Annotated[int, Range("[0, inf)")] = 0
 
 
-class PerFedAvgClient(Client, also_test_global=True):
+class PerFedAvgClient(Client, assumes_sgd=True, also_test_global=True):
     """Algorithm 1, client side, of first order (FO).
 
     The objective is F_i(w) = f_i(w − α ∇f_i(w)). A step draws independent batches D and

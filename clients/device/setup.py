@@ -12,6 +12,7 @@ from flwr.app import Context, UserConfig
 
 from flwr_frl.clients.algorithms import (
     check_countable,
+    check_optimizer,
     client_class,
     complete,
     owners,
@@ -281,6 +282,7 @@ def _setup(run: Pairs, node: Pairs) -> Setup:
     device = build(DeviceSettings, settings)
     cohort_size(device.cohort)
     check_countable(settings)
+    check_optimizer(settings)
     kind, output = client_class(settings), Path(str(settings["output"]))
     states = output / short_name(str(settings["algorithm"])) / "clients"
     return Setup(

@@ -15,6 +15,7 @@ from flwr_frl.task.devices import RngContext, current
 from flwr_frl.task.examples import EVALUATION_BATCH, ExampleSet
 from flwr_frl.task.models.layers import LAYERS
 from flwr_frl.task.models.split_model import Part, SplitModel
+from flwr_frl.task.settings import is_path
 from flwr_frl.task.training.sgd import (
     SGD,
     Proximal,
@@ -92,6 +93,8 @@ class TrainCall:
         is not a dataclass of tensors.
         """
         examples = self.examples
+        if is_path(self.sgd.optimizer_):
+            return None
         # Clients would skip different batches if cross-entropy ignored all targets.
         if len(examples) == 0 or examples.unlabelled is not None:
             return None

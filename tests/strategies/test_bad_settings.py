@@ -60,6 +60,10 @@ CASES = [
     for name, values in settings.items()
     for value in values
 ] + [
+    ("fedavg", {"optimizer": "adamm"}, "optimizer"),
+    ("scaffold", {"optimizer": "adamw"}, "optimizer"),
+    ("hf-maml", {"optimizer": "adam"}, "optimizer"),
+    ("feddyn", {"max-gradient-norm": 1.0}, "max-gradient-norm"),
     ("fedproto", {"client-models": "mlp mlp-2"}, "client-models"),
     (
         "fedproto",
