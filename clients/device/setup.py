@@ -49,6 +49,7 @@ from flwr_frl.task.settings import (
 )
 from flwr_frl.task.tasks import build_task, reads_data_dir
 from flwr_frl.task.tasks.image import ImageTask
+from flwr_frl.task.training import TrainerSettings
 from flwr_frl.task.training.privacy import ExamplePrivacy
 
 # Keys of a node config besides the algorithm's ``node_settings``.
@@ -224,6 +225,13 @@ class Setup(NamedTuple):
     run: Settings
     states: Path | None
 
+    def in_round(self, settings: Any, config: Mapping[str, Any]) -> Any:
+        """Return a client's settings with the learning rate of a message's round."""
+        if SERVER_ROUND not in config or not isinstance(settings, TrainerSettings):
+            return settings
+        rounds = int(self.run["num-server-rounds"])
+        return settings.in_round(int(config[SERVER_ROUND]), rounds)
+
 
 def client_setup(context: Context, run_config: UserConfig | None) -> Setup:
     """Return the resolved settings of this client.
@@ -284,10 +292,13 @@ def _setup(run: Pairs, node: Pairs) -> Setup:
     check_countable(settings)
     check_optimizer(settings)
     kind, output = client_class(settings), Path(str(settings["output"]))
+    algorithm = build(kind.settings_type, settings)
+    if isinstance(algorithm, TrainerSettings):
+        algorithm.check_rounds(int(settings["num-server-rounds"]))
     states = output / short_name(str(settings["algorithm"])) / "clients"
     return Setup(
         kind,
-        build(kind.settings_type, settings),
+        algorithm,
         device,
         build(ExamplePrivacy, settings),
         settings,

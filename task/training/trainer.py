@@ -1,10 +1,10 @@
-"""Settings of local training: the optimiser, and clipping of gradients."""
+"""Settings of local training: optimiser, clipping, learning rate over the rounds."""
 
 import inspect
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
-from typing import Annotated, Any, cast
+from typing import Annotated, Any, Self, cast
 
 import torch
 from torch import Tensor, nn
@@ -16,8 +16,10 @@ from flwr_frl.task.settings import (
     error_line,
     is_path,
     load,
+    require,
     unknown,
 )
+from flwr_frl.task.training.schedule import FORMS, decay, rate_factor
 from flwr_frl.task.training.sgd import SGD, Optimizer, parameter_groups
 
 # Names of optimisers; each is a class of torch, except for `SGDOptimizer`.
@@ -32,7 +34,7 @@ SMALLEST_NORM = 1e-6
 
 @dataclass(frozen=True)
 class TrainerSettings(SGD):
-    """Optimiser of local training.
+    """Optimiser of local training, and its learning rate over the rounds.
 
     Parameters
     ----------
@@ -45,10 +47,29 @@ class TrainerSettings(SGD):
     max_gradient_norm : float, default 0
         Norm to which the gradient of all parameters that train together is clipped in
         each step; 0 does not clip. With ``dp-noise`` it clips the noisy gradient.
+    learning_rate_schedule : str, default "constant"
+        Factor of ``learning-rate`` in each round: ``constant``; ``step`` for a tenth
+        after one half and a hundredth after three quarters of the rounds;
+        ``step:EVERY:FACTOR`` for a multiplication by FACTOR after every EVERY rounds;
+        or ``cosine`` for (1 + cos(π k / n)) / 2 in the k-th of n rounds, from 0.
+        Rounds are counted after the warm-up. Models that are fitted for a test, as
+        with ``fedavg-ft``, and newcomers train with ``learning-rate`` itself.
+        ``dpsgd``, ``choco-sgd`` and ``squarm-sgd`` have a schedule over iterations t:
+        ``constant``; ``inverse:A`` for ``learning-rate`` / (t + A); or
+        ``steps:WARMUP:T1,T2,...:FACTOR`` for a linear warm-up over WARMUP iterations
+        and a division by FACTOR at each of the iterations T1, T2, ….
+    warmup_rounds : int, default 0
+        Number W of first rounds with a learning rate that rises linearly, to
+        ``learning-rate`` t / (W + 1) in round t.
     """
 
     optimizer_: Annotated[str, Free("sgd, adam, adamw or an import path")] = "sgd"
     max_gradient_norm: Annotated[float, Range("[0, inf)")] = 0.0
+    learning_rate_schedule: Annotated[
+        str,
+        Free(f"{FORMS}; inverse:A or steps:WARMUP:T1,T2,...:FACTOR over iterations"),
+    ] = "constant"
+    warmup_rounds: Annotated[int, Range("[0, inf)")] = 0
 
     def __post_init__(self) -> None:
         """Check the values, and that the optimiser can be used."""
@@ -57,6 +78,21 @@ class TrainerSettings(SGD):
             if not is_path(self.optimizer_):
                 raise unknown("optimizer", self.optimizer_, OPTIMIZERS)
             check_optimizer(self.optimizer_)
+        decay(self.learning_rate_schedule)
+
+    def check_rounds(self, rounds: int) -> None:
+        """Raise `SettingsError` if the warm-up does not end within the run."""
+        allowed = f"below num-server-rounds, {rounds}"
+        valid = self.warmup_rounds < rounds or not self.warmup_rounds
+        require(valid, "warmup-rounds", self.warmup_rounds, allowed)
+
+    def in_round(self, server_round: int, rounds: int) -> Self:
+        """Return the settings with the learning rate of one of the rounds, from 1."""
+        text, warmup = self.learning_rate_schedule, self.warmup_rounds
+        factor = rate_factor(text, warmup, server_round, rounds)
+        if factor == 1:
+            return self
+        return replace(self, learning_rate=self.learning_rate * factor)
 
     def optimizer(self, module: nn.Module) -> Optimizer:
         """Return the optimiser of a module's parameters; only weights decay."""

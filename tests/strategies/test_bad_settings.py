@@ -61,6 +61,8 @@ CASES = [
     for value in values
 ] + [
     ("fedavg", {"optimizer": "adamm"}, "optimizer"),
+    ("fedavg", {"learning-rate-schedule": "cosin"}, "learning-rate-schedule"),
+    ("fedavg", {"num-server-rounds": 4, "warmup-rounds": 4}, "warmup-rounds"),
     ("scaffold", {"optimizer": "adamw"}, "optimizer"),
     ("hf-maml", {"optimizer": "adam"}, "optimizer"),
     ("feddyn", {"max-gradient-norm": 1.0}, "max-gradient-norm"),
