@@ -3,6 +3,7 @@
 import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Annotated, Any
 
 from flwr.app import Context, RecordDict
@@ -43,6 +44,7 @@ from flwr_frl.task.models import Part, SplitModel
 from flwr_frl.task.resident import train_examples
 from flwr_frl.task.settings import Free, Range, SettingsError
 from flwr_frl.task.training import (
+    Loss,
     Proximal,
     Regularizer,
     TrainCall,
@@ -50,6 +52,7 @@ from flwr_frl.task.training import (
     scratch_model,
     train,
 )
+from flwr_frl.task.training.class_weights import weighted
 
 Evaluation = tuple[float, int, Config]
 
@@ -159,6 +162,17 @@ class Client(ParameterGroups, NumPyClient):
             raise SettingsError("there are no training examples")
         return examples
 
+    @cached_property
+    def training_loss(self) -> Loss:
+        """The training loss: the task's, with ``class-weights`` if they are set.
+
+        A custom training step uses it instead of ``task.loss``.
+        """
+        text = getattr(self.settings, "class_weights", "none")
+        if text == "none":
+            return self.task.loss
+        return weighted(text, self.task, train_examples(self.task, self.index))
+
     # Queries before the first round.
 
     def get_properties(self, config: Config) -> Config:
@@ -179,6 +193,8 @@ class Client(ParameterGroups, NumPyClient):
         """
         classes = tuple(map(str, self.task.classes or ()))
         self.task.check(self.index)
+        # Check the class weights.
+        _ = self.training_loss
         if self._private:
             self._private.check(self.task.scratch_model)
         check_groups(self, self.model)
@@ -247,7 +263,7 @@ class Client(ParameterGroups, NumPyClient):
         if self._proximal_weight:
             near = Proximal(self._proximal_weight, self.received)
             regularizer = near if regularizer is None else _Sum(regularizer, near)
-        loss, sgd = self.task.loss, self.settings
+        loss, sgd = self.training_loss, self.settings
         call = self.model, part, examples, loss, epochs, sgd, regularizer, correction
         if self._private:
             return self._private.train(TrainCall(*call))

@@ -104,7 +104,7 @@ class L2GDClient(AllClientsMeanClient, assumes_sgd=True):
         total = torch.zeros((), device=self.device)
         for batch in islice(examples.stream(settings.batch_size), steps):
             optimizer.zero_grad()
-            total += gradient(model, *batch, self.task.loss, settings)
+            total += gradient(model, *batch, self.training_loss, settings)
             optimizer.step()
         if not torch.isfinite(total):
             raise TrainingDivergedError(

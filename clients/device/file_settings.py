@@ -32,6 +32,7 @@ PLAIN = frozenset(
         "rounds-per-stage",
         *("head-epochs-order", "learning-rate-schedule", "finetune-part", "mixing"),
         *("consensus-step", "compressor", "trigger", "spectrum", "initialization"),
+        "class-weights",
     )
 )
 # Strings that are a built-in name or an import path.

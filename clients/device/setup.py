@@ -295,6 +295,10 @@ def _setup(run: Pairs, node: Pairs) -> Setup:
     algorithm = build(kind.settings_type, settings)
     if isinstance(algorithm, TrainerSettings):
         algorithm.check_rounds(int(settings["num-server-rounds"]))
+        weights = algorithm.class_weights
+        allowed = "none or numbers with dp-noise: the counts are private"
+        valid = weights != "balanced" or not device.dp_noise
+        require(valid, "class-weights", weights, allowed)
     states = output / short_name(str(settings["algorithm"])) / "clients"
     return Setup(
         kind,

@@ -19,6 +19,8 @@ from flwr_frl.task.settings import (
     require,
     unknown,
 )
+from flwr_frl.task.training.class_weights import FORMS as WEIGHTS
+from flwr_frl.task.training.class_weights import parse
 from flwr_frl.task.training.schedule import FORMS, decay, rate_factor
 from flwr_frl.task.training.sgd import SGD, Optimizer, parameter_groups
 
@@ -61,15 +63,25 @@ class TrainerSettings(SGD):
     warmup_rounds : int, default 0
         Number W of first rounds with a learning rate that rises linearly, to
         ``learning-rate`` t / (W + 1) in round t.
+    class_weights : str, default "none"
+        Weights of the classes in the training loss, by which each example's
+        cross-entropy is multiplied: ``none``; ``balanced`` for weights in inverse
+        proportion to the client's own counts of the classes, with mean 1; or a weight
+        of each class, separated by commas.
     """
 
-    optimizer_: Annotated[str, Free("sgd, adam, adamw or an import path")] = "sgd"
-    max_gradient_norm: Annotated[float, Range("[0, inf)")] = 0.0
+    optimizer_: Annotated[  # type: ignore[misc]
+        str, Free("sgd, adam, adamw or an import path")
+    ] = "sgd"
+    max_gradient_norm: Annotated[  # type: ignore[misc]
+        float, Range("[0, inf)")
+    ] = 0.0
     learning_rate_schedule: Annotated[
         str,
         Free(f"{FORMS}; inverse:A or steps:WARMUP:T1,T2,...:FACTOR over iterations"),
     ] = "constant"
     warmup_rounds: Annotated[int, Range("[0, inf)")] = 0
+    class_weights: Annotated[str, Free(WEIGHTS)] = "none"
 
     def __post_init__(self) -> None:
         """Check the values, and that the optimiser can be used."""
@@ -79,6 +91,7 @@ class TrainerSettings(SGD):
                 raise unknown("optimizer", self.optimizer_, OPTIMIZERS)
             check_optimizer(self.optimizer_)
         decay(self.learning_rate_schedule)
+        parse(self.class_weights)
 
     def check_rounds(self, rounds: int) -> None:
         """Raise `SettingsError` if the warm-up does not end within the run."""
@@ -126,7 +139,7 @@ def check_optimizer(path: str) -> None:
         {"params": [bias], "weight_decay": 0.0},
     ]
     try:
-        kind(groups, lr=0.1).step()
+        cast(Any, kind)(groups, lr=0.1).step()
     # Third-party classes may raise any exception.
     except Exception as error:
         raise SettingsError(
@@ -185,6 +198,6 @@ def clip_stacked(gradients: dict[str, Tensor], max_norm: float) -> dict[str, Ten
     norms = torch.stack([*squares]).sum(0).sqrt()
     factors = (max_norm / (norms + SMALLEST_NORM)).clamp(max=1.0)
     return {
-        name: gradient * cast(Tensor, factors).view(-1, *[1] * (gradient.ndim - 1))
+        name: gradient * factors.view(-1, *[1] * (gradient.ndim - 1))
         for name, gradient in gradients.items()
     }

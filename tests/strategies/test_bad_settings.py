@@ -63,6 +63,8 @@ CASES = [
     ("fedavg", {"optimizer": "adamm"}, "optimizer"),
     ("fedavg", {"learning-rate-schedule": "cosin"}, "learning-rate-schedule"),
     ("fedavg", {"num-server-rounds": 4, "warmup-rounds": 4}, "warmup-rounds"),
+    ("fedavg", {"class-weights": "balance"}, "class-weights"),
+    ("fedavg", {"class-weights": "1,2"}, "class-weights"),
     ("scaffold", {"optimizer": "adamw"}, "optimizer"),
     ("hf-maml", {"optimizer": "adam"}, "optimizer"),
     ("feddyn", {"max-gradient-norm": 1.0}, "max-gradient-norm"),
