@@ -164,10 +164,7 @@ class Client(ParameterGroups, NumPyClient):
 
     @cached_property
     def training_loss(self) -> Loss:
-        """The training loss: the task's, with ``class-weights`` if they are set.
-
-        A custom training step uses it instead of ``task.loss``.
-        """
+        """The task's loss with ``class-weights``; custom training steps use it, too."""
         text = getattr(self.settings, "class_weights", "none")
         if text == "none":
             return self.task.loss
@@ -193,8 +190,7 @@ class Client(ParameterGroups, NumPyClient):
         """
         classes = tuple(map(str, self.task.classes or ()))
         self.task.check(self.index)
-        # Check the class weights.
-        _ = self.training_loss
+        _ = self.training_loss  # Checks the class weights.
         if self._private:
             self._private.check(self.task.scratch_model)
         check_groups(self, self.model)
@@ -335,15 +331,20 @@ class Client(ParameterGroups, NumPyClient):
             part = PARTS[tuple(group for group in WHOLE if group in groups)]
             self.train(part, self.settings.newcomer_epochs)
             return
-        names = array_names(self, self.shared)
-        parameters = [to_numpy(self.received[name]) for name in names]
-        context = Context(0, 0, {}, RecordDict(), {})
-        for server_round in range(1, self.settings.newcomer_epochs + 1):
-            # Each round continues from the version that the last one has saved.
-            self.state = PersonalState(context)
-            self.fit(parameters, {SERVER_ROUND: server_round})
-        self.state, self.attachments = PersonalState(context), {}
-        self.receive(parameters, {})
+        fit_rounds(self, self.settings.newcomer_epochs)
+
+
+def fit_rounds(client: Client, rounds: int) -> None:
+    """Fit a client for some rounds with the same shared arrays, without its replies."""
+    names = array_names(client, client.shared)
+    parameters = [to_numpy(client.received[name]) for name in names]
+    context = Context(0, 0, {}, RecordDict(), {})
+    for server_round in range(1, rounds + 1):
+        # Each round continues from the version that the last one has saved.
+        client.state = PersonalState(context)
+        client.fit(parameters, {SERVER_ROUND: server_round})
+    client.state, client.attachments = PersonalState(context), {}
+    client.receive(parameters, {})
 
 
 def digest(value: object) -> str:
