@@ -17,6 +17,7 @@ from flwr_frl.task.settings import (
     Settings,
     SettingsError,
     declared,
+    defaults,
     is_path,
     load,
     require,
@@ -127,6 +128,17 @@ def check_countable(settings: Settings) -> None:
     require(False, "dp-noise", noise, allowed)
 
 
+def check_optimizer(settings: Settings) -> None:
+    """Raise `SettingsError` if the client requires the steps of plain SGD."""
+    if not client_class(settings).traits.assumes_sgd:
+        return
+    algorithm = str(settings["algorithm"])
+    for name in ("optimizer", "max-gradient-norm"):
+        default, value = defaults()[name], settings.get(name, defaults()[name])
+        allowed = f"{default} with {algorithm!r}, whose equations assume steps of SGD"
+        require(value == default, name, value, allowed)
+
+
 def owners(settings: Settings) -> list[Maker]:
     """Return the classes and functions that declare settings of a run.
 
@@ -165,6 +177,7 @@ def complete(settings: Settings) -> Settings:
 __all__ = [
     "check_countable",
     "check_named",
+    "check_optimizer",
     "client_class",
     "complete",
     "load_client",

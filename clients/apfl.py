@@ -81,7 +81,7 @@ class APFLClient(Client, also_test_global=True):
             with self.settings.autocast():
                 loss = self.global_loss(inputs, targets) if moves_global else 0.0
                 outputs = called_with(v, mixture(alpha, v, w), inputs)
-                mixed_loss = self.task.loss(outputs, targets)
+                mixed_loss = self.training_loss(outputs, targets)
             (loss + mixed_loss).backward()  # type: ignore[no-untyped-call]
             for optimizer in optimizers:
                 optimizer.step()
@@ -99,7 +99,7 @@ class APFLClient(Client, also_test_global=True):
 
     def global_loss(self, inputs: Tensor, targets: Tensor) -> Tensor:
         """Return w's loss and the proximal term if the server sends μ."""
-        loss = self.task.loss(self.model(inputs), targets)
+        loss = self.training_loss(self.model(inputs), targets)
         return loss + self.proximal(inputs, self.model)
 
     def personal_model(self) -> SplitModel:

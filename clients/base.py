@@ -3,6 +3,7 @@
 import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Annotated, Any
 
 from flwr.app import Context, RecordDict
@@ -46,13 +47,15 @@ from flwr_frl.task.models.frozen import frozen_digest, frozen_tensors
 from flwr_frl.task.resident import train_examples
 from flwr_frl.task.settings import Free, Range, SettingsError
 from flwr_frl.task.training import (
-    SGD,
+    Loss,
     Proximal,
     Regularizer,
     TrainCall,
+    TrainerSettings,
     scratch_model,
     train,
 )
+from flwr_frl.task.training.class_weights import weighted
 
 Evaluation = tuple[float, int, Config]
 
@@ -65,8 +68,8 @@ PARTS: dict[Groups, Part] = {
 
 
 @dataclass(frozen=True)
-class TrainingSettings(SGD):
-    """Local SGD of a split model.
+class TrainingSettings(TrainerSettings):
+    """Local training of a split model.
 
     Parameters
     ----------
@@ -162,6 +165,14 @@ class Client(ParameterGroups, NumPyClient):
             raise SettingsError("there are no training examples")
         return examples
 
+    @cached_property
+    def training_loss(self) -> Loss:
+        """The task's loss with ``class-weights``; custom training steps use it, too."""
+        text = getattr(self.settings, "class_weights", "none")
+        if text == "none":
+            return self.task.loss
+        return weighted(text, self.task, train_examples(self.task, self.index))
+
     # Queries before the first round.
 
     def get_properties(self, config: Config) -> Config:
@@ -185,6 +196,7 @@ class Client(ParameterGroups, NumPyClient):
         classes = tuple(map(str, self.task.classes or ()))
         about_frozen = self._about_frozen()
         self.task.check(self.index)
+        _ = self.training_loss  # Checks the class weights.
         if self._private:
             self._private.check(self.task.scratch_model)
         check_groups(self, self.model)
@@ -268,7 +280,7 @@ class Client(ParameterGroups, NumPyClient):
         if self._proximal_weight:
             near = Proximal(self._proximal_weight, self.received)
             regularizer = near if regularizer is None else _Sum(regularizer, near)
-        loss, sgd = self.task.loss, self.settings
+        loss, sgd = self.training_loss, self.settings
         call = self.model, part, examples, loss, epochs, sgd, regularizer, correction
         if self._private:
             return self._private.train(TrainCall(*call))
@@ -340,15 +352,20 @@ class Client(ParameterGroups, NumPyClient):
             part = PARTS[tuple(group for group in WHOLE if group in groups)]
             self.train(part, self.settings.newcomer_epochs)
             return
-        names = array_names(self, self.shared)
-        parameters = [to_numpy(self.received[name]) for name in names]
-        context = Context(0, 0, {}, RecordDict(), {})
-        for server_round in range(1, self.settings.newcomer_epochs + 1):
-            # Each round continues from the version that the last one has saved.
-            self.state = PersonalState(context)
-            self.fit(parameters, {SERVER_ROUND: server_round})
-        self.state, self.attachments = PersonalState(context), {}
-        self.receive(parameters, {})
+        fit_rounds(self, self.settings.newcomer_epochs)
+
+
+def fit_rounds(client: Client, rounds: int) -> None:
+    """Fit a client for some rounds with the same shared arrays, without its replies."""
+    names = array_names(client, client.shared)
+    parameters = [to_numpy(client.received[name]) for name in names]
+    context = Context(0, 0, {}, RecordDict(), {})
+    for server_round in range(1, rounds + 1):
+        # Each round continues from the version that the last one has saved.
+        client.state = PersonalState(context)
+        client.fit(parameters, {SERVER_ROUND: server_round})
+    client.state, client.attachments = PersonalState(context), {}
+    client.receive(parameters, {})
 
 
 def digest(value: object) -> str:

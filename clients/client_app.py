@@ -136,6 +136,7 @@ def make_app(
     @app.train(mods=list(mods))
     def train(message: Message, context: Context) -> Message:
         setup, client, config = open_message(message, context)
+        client.settings = setup.in_round(client.settings, config)
         result = client.fit(unpack(message, client), config)
         arrays, n, metrics = checked(client, result)
         reply = arrays, setup.device.rounded(n), metrics

@@ -99,7 +99,7 @@ class FedALAClient(Client, also_test_global=True):
             with self.settings.autocast():
                 mixed = under(HEAD, self.mixture(weights))
                 outputs = called_with(head, mixed, features)
-                loss = self.task.loss(outputs, targets)
+                loss = self.training_loss(outputs, targets)
             loss.backward()  # type: ignore[no-untyped-call]
             for weight in weights.values():
                 weight.requires_grad_(False)

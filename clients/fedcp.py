@@ -140,7 +140,7 @@ class FedCPClient(Client, requires=(linear_head("FedCP"),), also_test_global=Tru
             optimizer.zero_grad()
             with self.settings.autocast():
                 features = model.representation(inputs)
-                loss = self.task.loss(model.head(features), targets)
+                loss = self.training_loss(model.head(features), targets)
                 objective = loss
                 if weight:
                     share = weight * len(targets) / batch

@@ -116,7 +116,7 @@ class FedDBEClient(Client, requires=(biased_first_layer,), also_test_global=True
             with settings.autocast():
                 features = model.representation(inputs)
                 moved = features if memory is None else features + bias["bias"]
-                loss = objective = self.task.loss(model.head(moved), targets)
+                loss = objective = self.training_loss(model.head(moved), targets)
                 now = features.flatten(0, -2).mean(0)
                 # A last batch of one example must not replace the mean.
                 momentum = settings.dbe_momentum * len(targets) / batch

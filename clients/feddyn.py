@@ -32,6 +32,7 @@ class FedDynClient(
     Client,
     requires=(only_parameters,),
     sends_changes=True,
+    assumes_sgd=True,
     predicts_with_personal=False,
 ):
     """Algorithm 1, client side; the gradient λ_k = ∇L_k(θ_k) is personal.

@@ -110,7 +110,7 @@ class FedRoDClient(
             SplitModel(self.model.representation, heads),
             "all",
             self.train_examples,
-            BothLosses(self.task.loss),
+            BothLosses(self.training_loss),
             self.settings.representation_epochs,
             self.settings,
             near,

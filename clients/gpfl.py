@@ -153,7 +153,7 @@ class GPFLClient(Client, needs_classes=True, requires=(linear_head("GPFL"),)):
             with settings.autocast():
                 features = model.representation(inputs)
                 outputs = model.head(valve(features, condition))
-                loss = self.task.loss(outputs, targets)
+                loss = self.training_loss(outputs, targets)
                 z = valve(features, frozen.mean(0)).flatten(0, -2)
                 y = targets.flatten()
                 cosines = linear(normalize(z), normalize(embedding))

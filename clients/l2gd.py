@@ -57,7 +57,7 @@ class L2GDSettings(TrainingSettings):
         return self.learning_rate * self.l2gd_lambda * (1 - p) / p
 
 
-class L2GDClient(AllClientsMeanClient):
+class L2GDClient(AllClientsMeanClient, assumes_sgd=True):
     """Algorithm 1, client side: a coin of probability p decides on each step.
 
     An aggregation is x_i ← (1 − αλ/(np)) x_i + αλ/(np) x̄, a local step
@@ -104,7 +104,7 @@ class L2GDClient(AllClientsMeanClient):
         total = torch.zeros((), device=self.device)
         for batch in islice(examples.stream(settings.batch_size), steps):
             optimizer.zero_grad()
-            total += gradient(model, *batch, self.task.loss, settings)
+            total += gradient(model, *batch, self.training_loss, settings)
             optimizer.step()
         if not torch.isfinite(total):
             raise TrainingDivergedError(

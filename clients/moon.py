@@ -98,7 +98,7 @@ class MOONClient(
             optimizer.zero_grad()
             with settings.autocast():
                 features = model.representation(inputs)
-                loss = self.task.loss(model.head(features), targets)
+                loss = self.training_loss(model.head(features), targets)
                 distance = contrastive_loss(
                     features, inputs, others, settings.moon_temperature
                 )

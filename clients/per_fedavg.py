@@ -37,7 +37,7 @@ class PerFedAvgSettings(TrainingSettings):
     adaptation_epochs: Annotated[int, Range("[0, inf)")] = 0
 
 
-class PerFedAvgClient(Client, also_test_global=True):
+class PerFedAvgClient(Client, assumes_sgd=True, also_test_global=True):
     """Algorithm 1, client side, first-order variant (FO).
 
     The objective is F_i(w) = f_i(w − α ∇f_i(w)). A step draws independent batches D and
@@ -88,7 +88,7 @@ class PerFedAvgClient(Client, also_test_global=True):
         for name, parameter in named.items():
             parameter.data.copy_(point[name])
             parameter.grad = torch.zeros_like(parameter)
-        loss = gradient(self.model, *batch, self.task.loss, self.settings)
+        loss = gradient(self.model, *batch, self.training_loss, self.settings)
         return loss, {n: p.grad for n, p in named.items() if p.grad is not None}
 
     def deployed_model(self) -> SplitModel:

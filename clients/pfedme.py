@@ -38,7 +38,7 @@ class PFedMeSettings(TrainingSettings):
     pfedme_beta: Annotated[float, Range("(0, inf)")] = 1.0
 
 
-class PFedMeClient(PersonalModelClient):
+class PFedMeClient(PersonalModelClient, assumes_sgd=True):
     """Algorithm 1, client side: w_i is sent, θ_i is personal.
 
     For each batch, θ makes K steps towards argmin f(θ) + λ/2 ‖θ − w‖², starting from

@@ -245,7 +245,9 @@ class FeatureTransferClient(TransferClient):
         model = SplitModel(nn.Identity(), head)
         epochs = self.settings.head_epochs
         projected = ExampleSet(features @ v, _one_per_row(examples.targets))
-        loss = train(model, "head", projected, self.task.loss, epochs, self.settings)
+        loss = train(
+            model, "head", projected, self.training_loss, epochs, self.settings
+        )
         learned = {name: to_numpy(value) for name, value in model.tensors.items()}
         return {"basis": to_numpy(v), **learned}, loss
 

@@ -20,6 +20,7 @@ OWN_CONTROL = "own-control."
 class SCAFFOLDClient(
     Client,
     supports_example_dp=True,
+    assumes_sgd=True,
     sends_changes=True,
     predicts_with_personal=False,
 ):

@@ -50,6 +50,9 @@ class Traits:
         True if `Client.fit` learns from examples only through `Client.train`, with
         regularizers that treat each example separately; required for ``dp-noise``. A
         subclass that overrides `Client.fit` must declare it again.
+    assumes_sgd : bool, default False
+        True if the algorithm's equations hold for steps of plain SGD only, so that
+        ``optimizer`` and ``max-gradient-norm`` must keep their defaults.
     also_test_global : bool, default False
         True if `Client.evaluate` also tests the received model (``accuracy-global``).
     predicts_with_personal : bool, default True
@@ -67,6 +70,7 @@ class Traits:
     fixed_shapes: bool = True
     sends_changes: bool = False
     supports_example_dp: bool = False
+    assumes_sgd: bool = False
     also_test_global: bool = False
     predicts_with_personal: bool = True
     newcomer_groups: tuple[str, ...] | None = None

@@ -23,7 +23,7 @@ from flwr_frl.task.data.partitions import PartitionSettings
 from flwr_frl.task.settings import Declared, declared, defaults, load
 from flwr_frl.task.tasks import TASKS
 from flwr_frl.task.tasks.image import ImageSettings
-from flwr_frl.task.training import SGD
+from flwr_frl.task.training import SGD, TrainerSettings
 
 PAGE = Path(__file__).with_suffix(".md")
 PYPROJECT = Path(__file__).parents[1] / "pyproject.toml"
@@ -48,6 +48,7 @@ COMMON: list[tuple[str, Any]] = [
     ("Partition", PartitionSettings),
     ("Images and models", ImageSettings),
     ("Local SGD", SGD),
+    ("Optimiser of local training", TrainerSettings),
     ("Local training of split models", TrainingSettings),
     ("Messages between neighbours", CompressionSettings),
 ]

@@ -246,7 +246,7 @@ def check(
         given = {**simulation_defaults({**named, "algorithm": algorithm}), **given}
     makers = [*OF_ALL, *_makers(algorithms, resolve(given, strict=False))]
     settings = resolve(given, makers)
-    build(RunSettings, settings)
+    build(RunSettings, settings).check_validation(settings)
     build(DeviceSettings, settings)
     _check_machine(settings, backend)
     _check_resume(algorithms, settings)

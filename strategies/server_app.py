@@ -62,6 +62,7 @@ def run(
         ``max-empty-rounds`` rounds in a row had no valid reply.
     """
     own = build(RunSettings, settings)
+    own.check_validation(settings)
     trackers = Trackers(settings)
     strategy = build_strategy(settings)
     check_newcomers(strategy, own.algorithm, own.new_clients, own.num_clients)

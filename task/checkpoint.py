@@ -17,6 +17,8 @@ from safetensors.numpy import save
 Arrays = dict[str, npt.NDArray[np.generic]]
 
 FILE = "checkpoint.safetensors"
+# The round with the best mean on the validation sets.
+BEST_FILE = "checkpoint-best-validation.safetensors"
 # Prefixes of array names in the file: shared arrays, and the strategy's state.
 SHARED, STATE = "arrays/", "state/"
 # Values, by task, of settings that earlier versions lacked, as those versions behaved.

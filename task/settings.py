@@ -58,7 +58,8 @@ class Declared:
     Parameters
     ----------
     argument : str
-        Name of the argument. The setting's name has ``-`` in place of ``_``.
+        Name of the argument. The setting's name has ``-`` in place of ``_``, and no
+        ``_`` at the end.
     default : bool, int, float or str
         Default, whose type is the type of the setting.
     allowed : Allowed
@@ -150,7 +151,8 @@ def declared(maker: Maker) -> dict[str, Declared]:
         kind, allowed = _allowed(parameter.annotation, module)
         if allowed is None:
             continue
-        default, setting = parameter.default, name.replace("_", "-")
+        # A trailing underscore distinguishes a field from a method of the same name.
+        default, setting = parameter.default, name.rstrip("_").replace("_", "-")
         if default is parameter.empty:
             raise SettingsError(
                 f"{function.__qualname__} declares the setting {name!r} without a "

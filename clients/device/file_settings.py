@@ -33,10 +33,13 @@ PLAIN = frozenset(
         *("head-epochs-order", "learning-rate-schedule", "finetune-part", "mixing"),
         *("consensus-step", "compressor", "trigger", "spectrum", "initialization"),
         "text-windows",
+        "class-weights",
     )
 )
 # Strings that are a built-in name or an import path.
-MAY_BE_CODE = frozenset(("algorithm", "srpfl-base", "partition", "metrics"))
+MAY_BE_CODE = frozenset(
+    ("algorithm", "srpfl-base", "partition", "metrics", "optimizer")
+)
 # A string setting of a custom class that names no path, address or code.
 WORDS = re.compile(r"[\w\s,;=+-]*")
 # Largest integer that is used, except for the seed.

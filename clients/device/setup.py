@@ -14,6 +14,7 @@ from flwr.common import log
 
 from flwr_frl.clients.algorithms import (
     check_countable,
+    check_optimizer,
     client_class,
     complete,
     owners,
@@ -51,6 +52,7 @@ from flwr_frl.task.settings import (
 )
 from flwr_frl.task.tasks import build_task, reads_data_dir
 from flwr_frl.task.tasks.image import ImageTask
+from flwr_frl.task.training import TrainerSettings
 from flwr_frl.task.training.privacy import ExamplePrivacy
 
 # Keys of a node config besides the algorithm's ``node_settings``.
@@ -226,6 +228,13 @@ class Setup(NamedTuple):
     run: Settings
     states: Path | None
 
+    def in_round(self, settings: Any, config: Mapping[str, Any]) -> Any:
+        """Return a client's settings with the learning rate of a message's round."""
+        if SERVER_ROUND not in config or not isinstance(settings, TrainerSettings):
+            return settings
+        rounds = int(self.run["num-server-rounds"])
+        return settings.in_round(int(config[SERVER_ROUND]), rounds)
+
 
 def client_setup(
     context: Context, run_config: UserConfig | None, strict: bool = True
@@ -303,11 +312,19 @@ def _setup(run: Pairs, node: Pairs) -> Setup:
     device = build(DeviceSettings, settings)
     cohort_size(device.cohort)
     check_countable(settings)
+    check_optimizer(settings)
     kind, output = client_class(settings), Path(str(settings["output"]))
+    algorithm = build(kind.settings_type, settings)
+    if isinstance(algorithm, TrainerSettings):
+        algorithm.check_rounds(int(settings["num-server-rounds"]))
+        weights = algorithm.class_weights
+        allowed = "none or numbers with dp-noise: the counts are private"
+        valid = weights != "balanced" or not device.dp_noise
+        require(valid, "class-weights", weights, allowed)
     states = output / short_name(str(settings["algorithm"])) / "clients"
     return Setup(
         kind,
-        build(kind.settings_type, settings),
+        algorithm,
         device,
         build(ExamplePrivacy, settings),
         settings,

@@ -24,6 +24,7 @@ from flwr_frl.strategies.report.results import (
 from flwr_frl.strategies.report.tables import LATEX, MARKDOWN
 from flwr_frl.strategies.server.checkpoint import token_in
 from flwr_frl.strategies.server.privacy import FILE as PRIVACY
+from flwr_frl.task.checkpoint import BEST_FILE
 from flwr_frl.task.checkpoint import FILE as CHECKPOINT
 from flwr_frl.task.files import (
     ACCOUNT_FILE,
@@ -44,7 +45,7 @@ STATES = "clients"
 # Everything that a run writes to its folder.
 RUN_FILES = (
     *(METRICS, METRICS_CSV, CLIENTS, STATUS),
-    *(*NEWCOMERS, PRIVACY, CHECKPOINT, STATES),
+    *(*NEWCOMERS, PRIVACY, BEST_FILE, CHECKPOINT, STATES),
 )
 # Files that the runs of an output folder share.
 SHARED_FILES = (SUMMARY, METRICS_CSV, PLOT, NEWCOMERS_PLOT, PAGE, MARKDOWN, LATEX)

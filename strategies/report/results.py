@@ -3,7 +3,7 @@
 import json
 import math
 from collections import Counter
-from collections.abc import Container, Iterator, Mapping
+from collections.abc import Container, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -267,3 +267,27 @@ def _finite(value: Any) -> Any:
     if isinstance(value, Mapping):
         return {name: _finite(entry) for name, entry in value.items()}
     return [_finite(v) for v in value] if isinstance(value, list | tuple) else value
+
+
+def best_round(rows: Iterable[Mapping[str, Any]]) -> tuple[int, int]:
+    """Return the best evaluated round, and the number of evaluations after it.
+
+    The best one is the first with the highest mean accuracy, or the lowest mean loss
+    where there is no accuracy. It is 0 without a mean.
+
+    Parameters
+    ----------
+    rows : iterable of mapping
+        The metrics of the rounds, in order.
+    """
+    best, found, since = -math.inf, 0, 0
+    for row in rows:
+        if not row.get("evaluated"):
+            continue
+        since += 1
+        value, loss = row.get("accuracy"), row.get("loss")
+        if (value is None or math.isnan(value)) and loss is not None:
+            value = -loss
+        if value is not None and value > best:
+            best, found, since = value, row["round"], 0
+    return found, since

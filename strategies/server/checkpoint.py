@@ -35,6 +35,7 @@ MAY_DIFFER = frozenset(
         "device",
         "evaluate-every",
         "evaluate-last",
+        "keep-best",
         "max-empty-rounds",
         "metrics",
         "min-available-nodes",
@@ -42,6 +43,7 @@ MAY_DIFFER = frozenset(
         "num-server-rounds",
         "output",
         "page",
+        "patience",
         "resume",
         "round-timeout",
         "torch-threads",
@@ -220,8 +222,8 @@ class Checkpoint:
     seconds: float
     settings: Settings
 
-    def write(self, directory: Path) -> None:
-        """Replace the checkpoint in a run's output directory, atomically.
+    def write(self, directory: Path, name: str = FILE) -> None:
+        """Replace the checkpoint of a name in a run's output directory, atomically.
 
         After an `OSError` the former checkpoint is still there.
         """
@@ -237,7 +239,7 @@ class Checkpoint:
         }
         shared = {name: array.numpy() for name, array in self.arrays.items()}
         data = pack(Content(about, shared, own))
-        write_atomically(directory / FILE, data, mode=PRIVATE)
+        write_atomically(directory / name, data, mode=PRIVATE)
 
     @classmethod
     def read(cls, directory: Path, settings: Settings) -> "Checkpoint":

@@ -3,7 +3,7 @@
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from logging import ERROR, WARNING
+from logging import ERROR, INFO, WARNING
 from typing import Annotated, Any
 
 from flwr.app import ArrayRecord, ConfigRecord
@@ -14,11 +14,21 @@ from flwr.serverapp.strategy import Strategy
 from flwr_frl.strategies.base import BaseStrategy
 from flwr_frl.strategies.grids.simulated_arrivals import SimulatedArrivals
 from flwr_frl.strategies.report.report import Report
+from flwr_frl.strategies.report.results import best_round
 from flwr_frl.strategies.report.watch import Watch
 from flwr_frl.strategies.server.checkpoint import Checkpoint
 from flwr_frl.strategies.server.checks import several
+from flwr_frl.task.checkpoint import BEST_FILE
 from flwr_frl.task.messages import NUM_EXAMPLES
-from flwr_frl.task.settings import Checked, Free, Place, Range, SettingsError
+from flwr_frl.task.settings import (
+    Checked,
+    Free,
+    Place,
+    Range,
+    Settings,
+    SettingsError,
+    require,
+)
 
 # Takes the run's token and each client's last round that has counted.
 KeepClients = Callable[[str, Mapping[str, int]], None]
@@ -61,6 +71,16 @@ class RunSettings(Checked):
         Folder of the results.
     checkpoint_every : int, default 0
         Rounds between two checkpoints; 0 writes one at the end and on Ctrl-C only.
+    patience : int, default 0
+        Number of evaluations in a row without a better mean than the best so far after
+        which the run ends early; 0 never ends it. The mean is the clients' validation
+        accuracy, or their loss where there is none, so ``evaluate-on`` must be
+        ``validation``.
+    keep_best : bool, default False
+        Whether the checkpoint of the round with the best validation mean is kept, too,
+        as ``checkpoint-best-validation.safetensors`` beside the last one. It has the
+        server's part; clients save their personal parts for the last one only.
+        Requires ``evaluate-on`` to be ``validation``.
     resume : str, default ""
         Results folder of the run to resume.
     tracker : str, default ""
@@ -86,6 +106,8 @@ class RunSettings(Checked):
     names_by_key: Annotated[bool, Free()] = False
     output: Annotated[str, Place("a directory")] = "results"
     checkpoint_every: Annotated[int, Range("[0, inf)")] = 0
+    patience: Annotated[int, Range("[0, inf)")] = 0
+    keep_best: Annotated[bool, Free()] = False
     resume: Annotated[str, Place("a directory")] = ""
     tracker: Annotated[str, Free("names or import paths")] = ""
     tracker_uri: Annotated[str, Free("an address for each tracker")] = ""
@@ -97,6 +119,23 @@ class RunSettings(Checked):
         if not self.output:
             raise SettingsError("output is ''; expected a directory")
 
+    def check_validation(self, settings: Settings) -> None:
+        """Raise `SettingsError` if a round would be chosen by the test sets."""
+        validates = settings["evaluate-on"] == "validation"
+        allowed = "{} unless evaluate-on is validation: no round is chosen by test sets"
+        require(
+            validates or not self.patience,
+            "patience",
+            self.patience,
+            allowed.format(0),
+        )
+        require(
+            validates or not self.keep_best,
+            "keep-best",
+            self.keep_best,
+            allowed.format(False),
+        )
+
 
 def run_rounds(
     strategy: Strategy,
@@ -106,7 +145,7 @@ def run_rounds(
     *,
     evaluated: Callable[[int], bool] = lambda server_round: True,
     timeout: float = 3600.0,
-    after_round: Callable[[int, ArrayRecord, dict[str, Any]], None] | None = None,
+    after_round: Callable[[int, ArrayRecord, dict[str, Any]], object] | None = None,
 ) -> ArrayRecord:
     """Run a strategy's hooks for some rounds.
 
@@ -129,7 +168,8 @@ def run_rounds(
     timeout : float, default 3600
         Seconds to wait for replies.
     after_round : callable, optional
-        Called with the round, the shared arrays and the round's metrics.
+        Called with the round, the shared arrays and the round's metrics. If it returns
+        True, this round is the last one.
 
     Returns
     -------
@@ -153,8 +193,8 @@ def run_rounds(
             # Clients' metrics must not replace the server's.
             tested.pop("round", None)
             metrics = {**tested, **metrics}
-        if after_round is not None:
-            after_round(server_round, arrays, metrics)
+        if after_round is not None and after_round(server_round, arrays, metrics):
+            break
     return arrays
 
 
@@ -262,7 +302,8 @@ class Rounds:
 
     def _after_round(
         self, server_round: int, arrays: ArrayRecord, metrics: dict[str, Any]
-    ) -> None:
+    ) -> bool:
+        """Report a round and write its checkpoints; return True if the run ends."""
         seconds = time.monotonic() - self._began
         about = {"round": server_round, "seconds": round(seconds, 3)}
         row = {**about, **metrics, **about}
@@ -292,19 +333,37 @@ class Rounds:
             raise SettingsError(
                 f"no valid reply in {self._empty} rounds in a row; {why}"
             )
-        self._write_checkpoint(server_round, arrays, seconds)
+        best, since = best_round(self.report.rows)
+        patience = self.settings.patience
+        ends = bool(patience and metrics.get("evaluated") and since >= patience)
+        if ends:
+            text = "the run ends: no better validation in %d evaluations since round %d"
+            log(INFO, text, since, best)
+        is_last = ends or server_round == self.settings.num_server_rounds
+        is_best = self.settings.keep_best and best == server_round
+        self._write_checkpoint(server_round, arrays, seconds, is_last, is_best)
+        return ends
 
     def _write_checkpoint(
-        self, server_round: int, arrays: ArrayRecord, seconds: float
+        self,
+        server_round: int,
+        arrays: ArrayRecord,
+        seconds: float,
+        last: bool,
+        best: bool,
     ) -> None:
         interval = self.settings.checkpoint_every
-        last = server_round == self.settings.num_server_rounds
         # Few snapshots are written, and only those are encoded.
         state, settings = self.strategy.snapshot(), self.report.settings
 
         def checkpoint() -> Checkpoint:
             return Checkpoint(server_round, arrays, state(), seconds, settings)
 
+        if best:
+            try:
+                checkpoint().write(self.report.directory, BEST_FILE)
+            except OSError as error:
+                log(ERROR, "best round %d not kept: %s", server_round, error)
         self._unwritten = checkpoint
         if last or (interval and server_round % interval == 0):
             self._write(checkpoint(), last)

@@ -15,6 +15,7 @@ from flwr_frl.task.training.sgd import (
     steps_an_epoch,
     trainable_examples,
 )
+from flwr_frl.task.training.trainer import TrainerSettings
 from flwr_frl.task.types import Loss
 
 __all__ = [
@@ -26,6 +27,7 @@ __all__ = [
     "Regularizer",
     "Step",
     "TrainCall",
+    "TrainerSettings",
     "TrainingDivergedError",
     "evaluate",
     "features_of",

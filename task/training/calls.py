@@ -15,6 +15,8 @@ from flwr_frl.task.devices import RngContext, current
 from flwr_frl.task.examples import EVALUATION_BATCH, ExampleSet
 from flwr_frl.task.models.layers import LAYERS
 from flwr_frl.task.models.split_model import Part, SplitModel
+from flwr_frl.task.settings import is_path
+from flwr_frl.task.training.class_weights import WeightedCrossEntropy
 from flwr_frl.task.training.sgd import (
     SGD,
     Proximal,
@@ -92,6 +94,8 @@ class TrainCall:
         is not a dataclass of tensors.
         """
         examples = self.examples
+        if is_path(self.sgd.optimizer_):
+            return None
         # Clients would skip different batches if cross-entropy ignored all targets.
         if len(examples) == 0 or examples.unlabelled is not None:
             return None
@@ -142,7 +146,8 @@ class TrainCall:
         # cross_entropy is not a mean over the examples if it ignores some targets.
         targets = self.examples.targets
         ignores_some = not targets.is_floating_point() and int(targets.min()) < 0
-        return independent and self.loss in MEANS and modules and not ignores_some
+        mean = self.loss in MEANS or type(self.loss) is WeightedCrossEntropy
+        return independent and mean and modules and not ignores_some
 
     def prepared(self) -> ExampleSet:
         """Freeze the model, and return the examples or their features to train on."""

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import cache, partial
 from logging import getLogger
-from typing import Annotated
+from typing import Annotated, Any, ClassVar, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -58,6 +58,9 @@ class SGD(Checked):
     weight_decay: Annotated[float, Range("[0, inf)")] = 1e-4
     batch_size: Annotated[int, Range("[1, inf)")] = 10
     bfloat16: Annotated[bool, Free()] = False
+    # Settings of `flwr_frl.task.training.trainer.TrainerSettings`.
+    optimizer_: ClassVar[str] = "sgd"
+    max_gradient_norm: ClassVar[float] = 0.0
 
     def autocast(self) -> torch.autocast:
         """Return the context of a forward pass."""
@@ -71,9 +74,34 @@ class SGD(Checked):
         # Biases of recurrent layers have names such as bias_ih_l0.
         return name.rpartition(".")[2].startswith("bias")
 
-    def optimizer(self, module: nn.Module) -> "SGDOptimizer":
+    def optimizer(self, module: nn.Module) -> "Optimizer":
         """Return an optimiser for a module's parameters; only weights decay."""
         return SGDOptimizer(module, self)
+
+
+class Optimizer(Protocol):
+    """The part of the interface of torch's optimisers that local training uses."""
+
+    @property
+    def param_groups(self) -> list[dict[str, Any]]:
+        """Parameters, and settings of each group of them."""
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Remove the gradients."""
+
+    def step(self) -> None:
+        """Update each parameter that has a gradient."""
+
+
+def parameter_groups(
+    module: nn.Module, sgd: SGD
+) -> tuple[tuple[list[Tensor], float], tuple[list[Tensor], float]]:
+    """Return a module's weights and its biases, each with their weight decay."""
+    weights: list[Tensor] = []
+    biases: list[Tensor] = []
+    for name, parameter in module.named_parameters():
+        (biases if sgd.is_bias(name) else weights).append(parameter)
+    return (weights, sgd.weight_decay), (biases, 0.0)
 
 
 @cache
@@ -103,16 +131,12 @@ class SGDOptimizer:
     """
 
     def __init__(self, module: nn.Module, sgd: SGD) -> None:
-        weights: list[Tensor] = []
-        biases: list[Tensor] = []
-        for name, parameter in module.named_parameters():
-            (biases if sgd.is_bias(name) else weights).append(parameter)
-        self.groups = ((weights, sgd.weight_decay), (biases, 0.0))
+        self.groups = parameter_groups(module, sgd)
         self.sgd = sgd
         self.momentum: dict[Tensor, Tensor | None] = {}
 
     @property
-    def param_groups(self) -> list[dict[str, list[Tensor]]]:
+    def param_groups(self) -> list[dict[str, Any]]:
         """Parameters, as wrappers of torch's optimisers expect them."""
         return [{"params": parameters} for parameters, _ in self.groups]
 

@@ -1,7 +1,7 @@
 """Several models as one: tensors with a leading dimension for the models.
 
 `Objective` computes losses and gradients of stacked models, and `StackedSGD` trains
-them with the arithmetic of torch's optimiser.
+them with the arithmetic of torch's optimisers.
 """
 
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
@@ -16,7 +16,9 @@ from torch.func import functional_call, vmap
 from flwr_frl.task.models.layers import applied, mean_losses
 from flwr_frl.task.models.split_model import SplitModel
 from flwr_frl.task.training.sgd import SGD, Proximal
+from flwr_frl.task.training.stacked_adam import StackedAdam
 from flwr_frl.task.training.stacked_batches import StackedBatch
+from flwr_frl.task.training.trainer import clip_stacked
 
 Tensors = dict[str, Tensor]
 
@@ -253,7 +255,7 @@ class Objective(nn.Module):
 
 
 class StackedSGD:
-    """SGD steps of several models at once.
+    """Steps of several models at once, of SGD or of `StackedAdam`.
 
     Parameters
     ----------
@@ -288,7 +290,10 @@ class StackedSGD:
             for name, parameter in models[0].named_parameters()
             if parameter.requires_grad
         }
-        self.momentum = {n: torch.zeros_like(t) for n, t in self.trained.items()}
+        self.adam, momentum = None, self.trained
+        if sgd.optimizer_ != "sgd":
+            self.adam, momentum = StackedAdam(self.trained, sgd), {}
+        self.momentum = {n: torch.zeros_like(t) for n, t in momentum.items()}
 
     def step(self, batch: StackedBatch) -> Tensor:
         """Make a step of the models that have a batch.
@@ -314,11 +319,16 @@ class StackedSGD:
                 [tensor for tensor in tensors if tensor is not None],
                 [chosen(constant) for constant in self.constants],
             )
+        present: Tensors = {}
         for name, gradient in zip(self.trained, gradients, strict=True):
             if gradient is not None:
                 if name in self.correction:
                     gradient = gradient + chosen(self.correction[name])
-                self._update(name, state[name], gradient, members)
+                present[name] = gradient
+        if self.sgd.max_gradient_norm:
+            present = clip_stacked(present, self.sgd.max_gradient_norm)
+        for name, gradient in present.items():
+            self._update(name, state[name], gradient, members)
         if members is not None:
             # Statistics of batch norms.
             for name in self.state.keys() - self.trained.keys():
@@ -329,6 +339,11 @@ class StackedSGD:
         self, name: str, value: Tensor, gradient: Tensor, members: Tensor | None
     ) -> None:
         sgd = self.sgd
+        if self.adam is not None:
+            place = slice(None) if members is None else members
+            new = self.adam.updated(name, value.detach(), gradient, members)
+            self.trained[name][place] = new
+            return
         if sgd.weight_decay and not sgd.is_bias(name):
             gradient = gradient.add(value, alpha=sgd.weight_decay)
         if sgd.momentum:

@@ -60,6 +60,16 @@ CASES = [
     for name, values in settings.items()
     for value in values
 ] + [
+    ("fedavg", {"optimizer": "adamm"}, "optimizer"),
+    ("fedavg", {"learning-rate-schedule": "cosin"}, "learning-rate-schedule"),
+    ("fedavg", {"num-server-rounds": 4, "warmup-rounds": 4}, "warmup-rounds"),
+    ("fedavg", {"class-weights": "balance"}, "class-weights"),
+    ("fedavg", {"class-weights": "1,2"}, "class-weights"),
+    ("fedavg", {"patience": 3}, "patience"),
+    ("fedavg", {"keep-best": True}, "keep-best"),
+    ("scaffold", {"optimizer": "adamw"}, "optimizer"),
+    ("hf-maml", {"optimizer": "adam"}, "optimizer"),
+    ("feddyn", {"max-gradient-norm": 1.0}, "max-gradient-norm"),
     ("fedproto", {"client-models": "mlp mlp-2"}, "client-models"),
     (
         "fedproto",

@@ -1,0 +1,203 @@
+"""Settings of local training: optimiser, clipping, learning rate over the rounds."""
+
+import inspect
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from functools import cache
+from typing import Annotated, Any, Self, cast
+
+import torch
+from torch import Tensor, nn
+
+from flwr_frl.task.settings import (
+    Free,
+    Range,
+    SettingsError,
+    error_line,
+    is_path,
+    load,
+    require,
+    unknown,
+)
+from flwr_frl.task.training.class_weights import FORMS as WEIGHTS
+from flwr_frl.task.training.class_weights import parse
+from flwr_frl.task.training.schedule import FORMS, decay, rate_factor
+from flwr_frl.task.training.sgd import SGD, Optimizer, parameter_groups
+
+# Names of optimisers; each is a class of torch, except for `SGDOptimizer`.
+OPTIMIZERS = {
+    "sgd": "",
+    "adam": "torch.optim:Adam",
+    "adamw": "torch.optim:AdamW",
+}
+# Added to a norm by which gradients are divided, as in torch.
+SMALLEST_NORM = 1e-6
+
+
+@dataclass(frozen=True)
+class TrainerSettings(SGD):
+    """Optimiser of local training, and its learning rate over the rounds.
+
+    Parameters
+    ----------
+    optimizer_ : str, default "sgd"
+        Optimiser of local training: ``sgd``, ``adam``, ``adamw``, or the import path
+        ``package.module:Class`` of a subclass of ``torch.optim.Optimizer``, which is
+        called with the parameter groups, their ``weight_decay`` and ``lr``. Only
+        ``sgd`` has ``momentum``. An optimiser's state lasts for one phase of local
+        training and is never sent.
+    max_gradient_norm : float, default 0
+        Norm to which the gradient of all parameters that train together is clipped in
+        each step; 0 does not clip. With ``dp-noise`` it clips the noisy gradient.
+    learning_rate_schedule : str, default "constant"
+        Factor of ``learning-rate`` in each round: ``constant``; ``step`` for a tenth
+        after one half and a hundredth after three quarters of the rounds;
+        ``step:EVERY:FACTOR`` for a multiplication by FACTOR after every EVERY rounds;
+        or ``cosine`` for (1 + cos(π k / n)) / 2 in the k-th of n rounds, from 0.
+        Rounds are counted after the warm-up. Models that are fitted for a test, as
+        with ``fedavg-ft``, and newcomers train with ``learning-rate`` itself.
+        ``dpsgd``, ``choco-sgd`` and ``squarm-sgd`` have a schedule over iterations t:
+        ``constant``; ``inverse:A`` for ``learning-rate`` / (t + A); or
+        ``steps:WARMUP:T1,T2,...:FACTOR`` for a linear warm-up over WARMUP iterations
+        and a division by FACTOR at each of the iterations T1, T2, ….
+    warmup_rounds : int, default 0
+        Number W of first rounds with a learning rate that rises linearly, to
+        ``learning-rate`` t / (W + 1) in round t.
+    class_weights : str, default "none"
+        Weights of the classes in the training loss, by which each example's
+        cross-entropy is multiplied: ``none``; ``balanced`` for weights in inverse
+        proportion to the client's own counts of the classes, with mean 1; or a weight
+        of each class, separated by commas.
+    """
+
+    optimizer_: Annotated[  # type: ignore[misc]
+        str, Free("sgd, adam, adamw or an import path")
+    ] = "sgd"
+    max_gradient_norm: Annotated[  # type: ignore[misc]
+        float, Range("[0, inf)")
+    ] = 0.0
+    learning_rate_schedule: Annotated[
+        str,
+        Free(f"{FORMS}; inverse:A or steps:WARMUP:T1,T2,...:FACTOR over iterations"),
+    ] = "constant"
+    warmup_rounds: Annotated[int, Range("[0, inf)")] = 0
+    class_weights: Annotated[str, Free(WEIGHTS)] = "none"
+
+    def __post_init__(self) -> None:
+        """Check the values, and that the optimiser can be used."""
+        super().__post_init__()
+        if self.optimizer_ not in OPTIMIZERS:
+            if not is_path(self.optimizer_):
+                raise unknown("optimizer", self.optimizer_, OPTIMIZERS)
+            check_optimizer(self.optimizer_)
+        decay(self.learning_rate_schedule)
+        parse(self.class_weights)
+
+    def check_rounds(self, rounds: int) -> None:
+        """Raise `SettingsError` if the warm-up does not end within the run."""
+        allowed = f"below num-server-rounds, {rounds}"
+        valid = self.warmup_rounds < rounds or not self.warmup_rounds
+        require(valid, "warmup-rounds", self.warmup_rounds, allowed)
+
+    def in_round(self, server_round: int, rounds: int) -> Self:
+        """Return the settings with the learning rate of one of the rounds, from 1."""
+        text, warmup = self.learning_rate_schedule, self.warmup_rounds
+        factor = rate_factor(text, warmup, server_round, rounds)
+        if factor == 1:
+            return self
+        return replace(self, learning_rate=self.learning_rate * factor)
+
+    def optimizer(self, module: nn.Module) -> Optimizer:
+        """Return the optimiser of a module's parameters; only weights decay."""
+        optimizer: Optimizer
+        if self.optimizer_ == "sgd":
+            optimizer = super().optimizer(module)
+        else:
+            path = OPTIMIZERS.get(self.optimizer_, self.optimizer_)
+            groups = [
+                {"params": parameters, "weight_decay": decay}
+                for parameters, decay in parameter_groups(module, self)
+            ]
+            optimizer = load(path, "optimizer")(groups, lr=self.learning_rate)
+        if self.max_gradient_norm:
+            return ClippedOptimizer(optimizer, self.max_gradient_norm)
+        return optimizer
+
+
+@cache
+def check_optimizer(path: str) -> None:
+    """Raise `SettingsError` unless a path names an optimiser that can be used."""
+    kind = load(path, "optimizer")
+    if not (inspect.isclass(kind) and issubclass(kind, torch.optim.Optimizer)):
+        raise SettingsError(
+            f"optimizer {path!r} is no subclass of torch.optim.Optimizer", "optimizer"
+        )
+    weight, bias = nn.Parameter(torch.zeros(1)), nn.Parameter(torch.zeros(1))
+    weight.grad = torch.zeros(1)
+    groups = [
+        {"params": [weight], "weight_decay": 0.0},
+        {"params": [bias], "weight_decay": 0.0},
+    ]
+    try:
+        cast(Any, kind)(groups, lr=0.1).step()
+    # Third-party classes may raise any exception.
+    except Exception as error:
+        raise SettingsError(
+            f"optimizer {path!r} cannot be used: {error_line(error)}; it must accept "
+            "parameter groups and lr, and step without a closure",
+            "optimizer",
+        ) from None
+
+
+class ClippedOptimizer:
+    """An optimiser that clips the gradient before each step.
+
+    Parameters
+    ----------
+    optimizer : Optimizer
+        Makes the steps.
+    max_norm : float
+        Largest norm of the gradient of all of its parameters.
+    """
+
+    def __init__(self, optimizer: Optimizer, max_norm: float) -> None:
+        self.inner = optimizer
+        self.max_norm = max_norm
+
+    @property
+    def param_groups(self) -> list[dict[str, Any]]:
+        """Parameter groups of the optimiser."""
+        return self.inner.param_groups
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Remove the gradients."""
+        self.inner.zero_grad(set_to_none)
+
+    def step(self) -> None:
+        """Clip the gradient and make a step."""
+        parameters = [p for group in self.param_groups for p in group["params"]]
+        nn.utils.clip_grad_norm_(parameters, self.max_norm)
+        self.inner.step()
+
+
+def clip_stacked(gradients: dict[str, Tensor], max_norm: float) -> dict[str, Tensor]:
+    """Return the gradients of several models, each model's clipped to a norm.
+
+    Parameters
+    ----------
+    gradients : dict of str to Tensor, shape (models, ...)
+        Gradients by the parameter's name.
+    max_norm : float
+        Largest norm of a model's gradient.
+    """
+    if not gradients:
+        return gradients
+    squares: Iterable[Tensor] = (
+        g.flatten(1).square().sum(1) for g in gradients.values()
+    )
+    norms = torch.stack([*squares]).sum(0).sqrt()
+    factors = (max_norm / (norms + SMALLEST_NORM)).clamp(max=1.0)
+    return {
+        name: gradient * factors.view(-1, *[1] * (gradient.ndim - 1))
+        for name, gradient in gradients.items()
+    }

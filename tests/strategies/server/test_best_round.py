@@ -1,0 +1,99 @@
+"""Runs that end early, and the checkpoint of the best round, by validation."""
+
+import math
+from pathlib import Path
+
+import pytest
+from flwr.app import Context, Message, MessageType, MetricRecord, RecordDict
+from function_clients import grid_of, honest
+
+from flwr_frl.strategies.report.output import RUN_FILES
+from flwr_frl.strategies.report.results import best_round, read_rows
+from flwr_frl.strategies.server_app import run
+from flwr_frl.task.checkpoint import BEST_FILE, FILE, read
+from flwr_frl.task.settings import SettingsError, resolve
+
+# Of rounds 1 to 8.
+ACCURACIES = [0.2, 0.4, 0.6, 0.5, 0.6, 0.3, 0.7, 0.8]
+VALIDATION = {"validation-fraction": 0.1, "evaluate-on": "validation"}
+
+
+def scripted(message: Message, context: Context) -> Message:
+    """Answer evaluations with the round's accuracy."""
+    if message.metadata.message_type != MessageType.EVALUATE:
+        return honest(message, context)
+    server_round = int(message.content.config_records["config"]["server-round"])
+    accuracy = ACCURACIES[server_round - 1]
+    metrics = {"num-examples": 1, "loss": 1.0, "accuracy": accuracy}
+    records = {"metrics": MetricRecord(metrics)}
+    return Message(RecordDict(records), reply_to=message)
+
+
+def go(output: Path, **settings) -> list[int]:
+    """Return the rounds of a run."""
+    names = {name.replace("_", "-"): value for name, value in settings.items()}
+    usual = {"algorithm": "fedavg", "fraction-train": 1.0, "evaluate-every": 1}
+    usual |= {"num-server-rounds": 8, "output": str(output), **VALIDATION}
+    run(grid_of(2, scripted), resolve({**usual, **names}))
+    return [row["round"] for row in read_rows(output / "fedavg" / "metrics.jsonl")]
+
+
+def round_of(path: Path) -> int:
+    return read(path).about["round"]
+
+
+def test_a_run_ends_after_patience_evaluations_without_a_better_mean(tmp_path):
+    # Round 3 is better than rounds 4, 5 and 6.
+    assert go(tmp_path, patience=3) == [1, 2, 3, 4, 5, 6]
+    assert round_of(tmp_path / "fedavg" / FILE) == 6
+    assert not (tmp_path / "fedavg" / BEST_FILE).exists()
+
+
+def test_a_run_with_enough_patience_makes_all_rounds(tmp_path):
+    assert go(tmp_path, patience=4) == [*range(1, 9)]
+
+
+def test_patience_counts_evaluations(tmp_path):
+    # Rounds 2, 4, 6 and 8 are evaluated.
+    more = {"evaluate_every": 2, "evaluate_last": 1}
+    assert go(tmp_path, patience=2, **more) == [*range(1, 9)]
+
+
+def test_the_checkpoint_of_the_best_round_is_kept_beside_the_last(tmp_path):
+    go(tmp_path, patience=3, keep_best=True)
+    best, last = (read(tmp_path / "fedavg" / name) for name in (BEST_FILE, FILE))
+    assert (best.about["round"], last.about["round"]) == (3, 6)
+    # Each round adds 1.5, or 5/3 where clients count by their examples.
+    assert best.arrays["b"][0] * 2 == pytest.approx(last.arrays["b"][0])
+
+
+def test_a_resumed_run_remembers_its_best_round(tmp_path):
+    assert go(tmp_path, num_server_rounds=5) == [1, 2, 3, 4, 5]
+    again = {"resume": str(tmp_path), "patience": 3, "keep_best": True}
+    assert go(tmp_path, **again) == [1, 2, 3, 4, 5, 6]
+    # No later round was better than round 3, whose checkpoint was not kept.
+    assert not (tmp_path / "fedavg" / BEST_FILE).exists()
+
+
+def test_both_files_belong_to_a_run():
+    assert {BEST_FILE, FILE} <= {*RUN_FILES}
+
+
+@pytest.mark.parametrize("setting", [{"patience": 2}, {"keep_best": True}])
+def test_no_round_is_chosen_by_test_sets(setting, tmp_path):
+    with pytest.raises(SettingsError) as caught:
+        go(tmp_path, **setting, evaluate_on="test")
+    assert caught.value.code == next(iter(setting)).replace("_", "-")
+    assert not [*tmp_path.iterdir()]
+
+
+def test_without_an_accuracy_the_lowest_loss_is_best():
+    nan = math.nan
+    pairs = [(3.0, nan), (1.0, nan), (2.0, None), (None, None)]
+    rows = [
+        {"round": i, "evaluated": 2, "loss": loss, "accuracy": accuracy}
+        for i, (loss, accuracy) in enumerate(pairs, 1)
+    ]
+    assert best_round(rows) == (2, 2)
+    assert best_round([*rows, {"round": 5, "loss": 0.0}]) == (2, 2)
+    assert best_round([]) == (0, 0)

@@ -1,0 +1,115 @@
+"""Weights of classes in the training loss, against cross-entropy worked by hand."""
+
+import math
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch import nn
+from torch.func import vmap
+
+from flwr_frl.clients.base import TrainingSettings
+from flwr_frl.task.examples import ExampleSet
+from flwr_frl.task.models import SplitModel
+from flwr_frl.task.settings import SettingsError, build
+from flwr_frl.task.training import TrainCall, TrainerSettings, together, train
+from flwr_frl.task.training.class_weights import WeightedCrossEntropy, weighted
+
+CE = nn.functional.cross_entropy
+
+
+def task_of(count: int, loss=CE) -> SimpleNamespace:
+    return SimpleNamespace(classes=[str(i) for i in range(count)], loss=loss)
+
+
+def examples_of(targets: list) -> ExampleSet:
+    return ExampleSet(torch.zeros(len(targets), 2), torch.tensor(targets))
+
+
+def test_an_example_counts_as_often_as_its_class_s_weight():
+    # Of two equal outputs, each class has the probability 1/2.
+    outputs = torch.tensor([[0.0, 0.0], [0.0, 0.0], [math.log(3), 0.0]])
+    targets = torch.tensor([0, 1, 1])
+    expected = (3 * math.log(2) + 0.5 * math.log(2) + 0.5 * math.log(4)) / 3
+    value = WeightedCrossEntropy((3.0, 0.5))(outputs, targets)
+    assert value.item() == pytest.approx(expected)
+
+
+def test_it_is_torch_s_sum_divided_by_the_targets_that_count():
+    torch.manual_seed(0)
+    outputs, targets = torch.randn(4, 3, 5), torch.randint(0, 3, (4, 5))
+    targets[0, :2] = -100
+    weights = torch.tensor([0.5, 2.0, 1.0])
+    expected = CE(outputs, targets, weight=weights, reduction="sum") / 18
+    loss = WeightedCrossEntropy((0.5, 2.0, 1.0))
+    torch.testing.assert_close(loss(outputs, targets), expected)
+    each = vmap(loss)(outputs[None], targets[None])
+    torch.testing.assert_close(each[0], expected)
+
+
+def test_balanced_weights_are_in_inverse_proportion_to_the_counts():
+    # Of 8 examples in 2 classes, those of class 2 count 8 / (2 · 2).
+    loss = weighted("balanced", task_of(3), examples_of([0] * 6 + [2] * 2))
+    assert loss.weights == pytest.approx((8 / 12, 1.0, 2.0))
+
+
+@pytest.mark.parametrize("text", ["1,2", "1,2,3,4"])
+def test_there_is_a_weight_for_each_class(text):
+    with pytest.raises(SettingsError) as caught:
+        weighted(text, task_of(3), examples_of([0, 1]))
+    assert caught.value.code == "class-weights"
+
+
+@pytest.mark.parametrize(
+    ("task", "targets"),
+    [
+        (task_of(2, nn.functional.mse_loss), [0, 1]),
+        (task_of(2), [0.0, 1.0]),
+        (task_of(0), [0, 1]),
+    ],
+)
+def test_the_loss_must_be_the_cross_entropy_of_classes(task, targets):
+    with pytest.raises(SettingsError) as caught:
+        weighted("balanced", task, examples_of(targets))
+    assert caught.value.code == "class-weights"
+
+
+@pytest.mark.parametrize("text", ["", "balance", "1,-1", "1,x", "0,0", "1,inf"])
+def test_invalid_weights_are_refused(text):
+    with pytest.raises(SettingsError) as caught:
+        build(TrainingSettings, {"class-weights": text})
+    assert caught.value.code == "class-weights"
+
+
+@pytest.mark.parametrize("has_norm", [False, True])
+def test_clients_with_equal_weights_train_together(has_norm, monkeypatch):
+    sizes, original = [], TrainCall.together
+
+    def counted(calls, streams):
+        sizes.append(len(calls))
+        return original(calls, streams)
+
+    monkeypatch.setattr(TrainCall, "together", staticmethod(counted))
+    sgd, loss = TrainerSettings(batch_size=5), WeightedCrossEntropy((0.5, 2.0, 1.0))
+
+    def model(seed: int) -> SplitModel:
+        torch.manual_seed(seed)
+        # Examples of a batch that affect each other are not padded.
+        norm = nn.BatchNorm1d(5) if has_norm else nn.Tanh()
+        return SplitModel(nn.Sequential(nn.Linear(4, 5), norm), nn.Linear(5, 3))
+
+    def work(i: int, of: SplitModel) -> float:
+        torch.manual_seed(i)
+        n = (12, 9)[i]
+        examples = ExampleSet(torch.randn(n, 4), torch.randint(0, 3, (n,)))
+        return train(of, "all", examples, loss, 2, sgd)
+
+    alone, cohort = [model(0), model(1)], [model(0), model(1)]
+    losses = [work(i, alone[i]) for i in range(2)]
+    results = together([lambda i=i: work(i, cohort[i]) for i in range(2)], 2)
+    assert sizes == [2]
+    assert results == pytest.approx(losses, rel=1e-5)
+    for one, other in zip(alone, cohort, strict=True):
+        torch.testing.assert_close(
+            one.state_dict(), other.state_dict(), rtol=1e-4, atol=1e-6
+        )

@@ -1,0 +1,68 @@
+"""Learning rates over the rounds, against numbers worked by hand and torch."""
+
+import pytest
+import torch
+
+from flwr_frl.clients.base import TrainingSettings
+from flwr_frl.task.settings import SettingsError, build
+
+# Of `learning-rate` 1 in each round.
+BY_HAND = [
+    ("constant", 0, [1, 1, 1]),
+    ("constant", 3, [0.25, 0.5, 0.75, 1, 1]),
+    ("cosine", 0, [1, 0.75, 0.25]),
+    ("cosine", 1, [0.5, 1, 0.75, 0.25]),
+    ("step", 0, [1, 1, 0.1, 0.01]),
+    ("step", 2, [1 / 3, 2 / 3, 1, 1, 1, 1, 0.1, 0.1, 0.01, 0.01]),
+    ("step:2:0.5", 0, [1, 1, 0.5, 0.5, 0.25]),
+    ("step:1:0.5", 1, [0.5, 1, 0.5, 0.25]),
+]
+
+
+def rates(text: str, warmup: int, rounds: int) -> list[float]:
+    settings = TrainingSettings(1.0, learning_rate_schedule=text, warmup_rounds=warmup)
+    return [settings.in_round(t + 1, rounds).learning_rate for t in range(rounds)]
+
+
+@pytest.mark.parametrize(("text", "warmup", "expected"), BY_HAND)
+def test_learning_rates_equal_those_worked_by_hand(text, warmup, expected):
+    assert rates(text, warmup, len(expected)) == pytest.approx(expected)
+
+
+@pytest.mark.parametrize(
+    ("text", "made"),
+    [
+        ("cosine", lambda o: torch.optim.lr_scheduler.CosineAnnealingLR(o, 9)),
+        ("step:2:0.3", lambda o: torch.optim.lr_scheduler.StepLR(o, 2, 0.3)),
+    ],
+)
+def test_schedules_equal_those_of_torch(text, made):
+    optimizer = torch.optim.SGD([torch.zeros(1)], lr=1.0)
+    scheduler, expected = made(optimizer), []
+    for _ in range(9):
+        expected.append(optimizer.param_groups[0]["lr"])
+        optimizer.step()
+        scheduler.step()
+    assert rates(text, 0, 9) == pytest.approx(expected)
+
+
+def test_a_constant_rate_leaves_the_settings_as_they_are():
+    settings = TrainingSettings(0.3)
+    assert settings.in_round(2, 5) is settings
+
+
+@pytest.mark.parametrize(
+    "text", ["cosin", "step:0:0.5", "step:2", "step:2:1.5", "step:2:0", "inverse:10"]
+)
+def test_invalid_schedules_are_refused(text):
+    with pytest.raises(SettingsError) as caught:
+        build(TrainingSettings, {"learning-rate-schedule": text})
+    assert caught.value.code == "learning-rate-schedule"
+
+
+def test_a_warm_up_must_end_within_the_run():
+    settings = TrainingSettings(warmup_rounds=5)
+    settings.check_rounds(6)
+    with pytest.raises(SettingsError) as caught:
+        settings.check_rounds(5)
+    assert caught.value.code == "warmup-rounds"

@@ -1,0 +1,179 @@
+"""Optimisers of local training and clipping, against torch used directly."""
+
+from copy import deepcopy
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import nn
+
+from flwr_frl.clients.base import TrainingSettings
+from flwr_frl.task.examples import ExampleSet
+from flwr_frl.task.models import SplitModel
+from flwr_frl.task.settings import SettingsError, build
+from flwr_frl.task.training import TrainCall, TrainerSettings, together, train
+from flwr_frl.task.training.privacy import ExamplePrivacy, train_privately
+
+CE = nn.functional.cross_entropy
+TORCH = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW}
+
+
+def classes(n: int = 12, seed: int = 3) -> ExampleSet:
+    generator = torch.Generator().manual_seed(seed)
+    x = torch.randn(n, 4, generator=generator)
+    return ExampleSet(x, torch.randint(0, 3, (n,), generator=generator))
+
+
+def model(seed: int = 0) -> SplitModel:
+    torch.manual_seed(seed)
+    return SplitModel(nn.Sequential(nn.Linear(4, 5), nn.Tanh()), nn.Linear(5, 3))
+
+
+def settings(name: str = "sgd", **more) -> TrainerSettings:
+    usual = {"learning_rate": 0.05, "weight_decay": 0.1, "batch_size": 12}
+    return TrainerSettings(optimizer_=name, **{**usual, **more})
+
+
+def torch_groups(of: SplitModel) -> list[dict]:
+    named = dict(of.named_parameters())
+    weights = [p for n, p in named.items() if n.endswith("weight")]
+    biases = [p for n, p in named.items() if n.endswith("bias")]
+    return [
+        {"params": weights, "weight_decay": 0.1},
+        {"params": biases, "weight_decay": 0.0},
+    ]
+
+
+def assert_close(ours: SplitModel, other: SplitModel, **tolerance) -> None:
+    torch.testing.assert_close(ours.state_dict(), other.state_dict(), **tolerance)
+
+
+@pytest.mark.parametrize("clip", [0.0, 0.3])
+@pytest.mark.parametrize("name", TORCH)
+def test_training_equals_a_loop_with_torch_s_optimizer(name, clip):
+    ours, other, examples = model(), model(), classes()
+    # A batch has all examples, so their order does not matter.
+    train(ours, "all", examples, CE, 4, settings(name, max_gradient_norm=clip))
+    optimizer = TORCH[name](torch_groups(other), lr=0.05)
+    for _ in range(4):
+        optimizer.zero_grad()
+        CE(other(examples.inputs), examples.targets).backward()
+        if clip:
+            nn.utils.clip_grad_norm_(other.parameters(), clip)
+        optimizer.step()
+    assert_close(ours, other)
+
+
+def test_a_frozen_part_does_not_decay():
+    ours = model()
+    before = deepcopy(ours.state_dict())
+    train(ours, "head", classes(), CE, 3, settings("adamw"))
+    for name, tensor in ours.state_dict().items():
+        unchanged = torch.equal(tensor, before[name])
+        assert unchanged == name.startswith("representation")
+
+
+def test_a_gradient_of_norm_5_is_clipped_to_norm_2():
+    layer = nn.Linear(1, 1)
+    nn.init.zeros_(layer.weight)
+    nn.init.zeros_(layer.bias)
+    optimizer = settings(
+        max_gradient_norm=2.0, learning_rate=1.0, momentum=0.0, weight_decay=0.0
+    ).optimizer(layer)
+    layer.weight.grad = torch.full((1, 1), 3.0)
+    layer.bias.grad = torch.full((1,), 4.0)
+    optimizer.step()
+    # The step is −2/5 of (3, 4).
+    assert layer.weight.item() == pytest.approx(-1.2, rel=1e-5)
+    assert layer.bias.item() == pytest.approx(-1.6, rel=1e-5)
+    layer.weight.grad, layer.bias.grad = torch.full((1, 1), 0.3), torch.zeros(1)
+    optimizer.step()
+    assert layer.weight.item() == pytest.approx(-1.5, rel=1e-5)
+
+
+@pytest.mark.parametrize("clip", [0.0, 0.3])
+@pytest.mark.parametrize("name", ["sgd", *TORCH])
+@pytest.mark.parametrize("part", ["all", "head"])
+def test_clients_together_end_where_they_end_one_by_one(name, clip, part, monkeypatch):
+    sizes = []
+    original = TrainCall.together
+
+    def counted(calls, streams):
+        sizes.append(len(calls))
+        return original(calls, streams)
+
+    monkeypatch.setattr(TrainCall, "together", staticmethod(counted))
+    sgd = settings(name, max_gradient_norm=clip, batch_size=5)
+    # The clients make 3, 2 and 1 steps in an epoch.
+    counts, alone, cohort = (12, 9, 4), [], [model(i) for i in range(3)]
+
+    def work(i: int, of: SplitModel) -> float:
+        torch.manual_seed(i)
+        return train(of, part, classes(counts[i], i), CE, 3, sgd)
+
+    losses = []
+    for i in range(3):
+        alone.append(model(i))
+        losses.append(work(i, alone[i]))
+    assert not sizes
+    pairs = [(i, cohort[i]) for i in range(3)]
+    results = together([lambda pair=pair: work(*pair) for pair in pairs], 3)
+    assert sizes == [3]
+    assert results == pytest.approx(losses, rel=1e-5)
+    for one, other in zip(alone, cohort, strict=True):
+        assert_close(one, other, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", ["sgd", *TORCH])
+def test_private_training_gives_the_clipped_gradient_to_the_optimizer(name):
+    ours, other, examples = model(), model(), classes()
+    privacy = ExamplePrivacy(1.0, 1e9, 1e-5)
+    object.__setattr__(privacy, "dp_noise", 0.0)
+    sgd = settings(name, max_gradient_norm=0.3)
+    call = TrainCall(ours, "all", examples, CE, 4, sgd, None, None)
+    train_privately(call, privacy)
+    train(other, "all", examples, CE, 4, sgd)
+    assert_close(ours, other, rtol=1e-4, atol=1e-5)
+
+
+def test_an_imported_class_of_torch_is_used():
+    ours, other, examples = model(), model(), classes()
+    train(ours, "all", examples, CE, 2, settings("torch.optim:NAdam"))
+    optimizer = torch.optim.NAdam(torch_groups(other), lr=0.05)
+    for _ in range(2):
+        optimizer.zero_grad()
+        CE(other(examples.inputs), examples.targets).backward()
+        optimizer.step()
+    assert_close(ours, other)
+
+
+def test_the_names_of_settings_have_no_underscore():
+    given = {"optimizer": "adamw", "max-gradient-norm": 1.0}
+    built = build(TrainingSettings, given)
+    assert built == replace(
+        TrainingSettings(), optimizer_="adamw", max_gradient_norm=1.0
+    )
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "adamm",
+        "torch.optim:Adamm",
+        "torch.nn:Linear",
+        # It steps with a closure only.
+        "torch.optim:LBFGS",
+    ],
+)
+def test_an_unusable_optimizer_is_refused(name):
+    with pytest.raises(SettingsError) as caught:
+        build(TrainingSettings, {"optimizer": name})
+    assert caught.value.code == "optimizer"
+    assert "\n" not in str(caught.value)
+    assert name != "adamm" or "did you mean 'adam'" in str(caught.value)
+
+
+def test_a_negative_norm_is_refused():
+    with pytest.raises(SettingsError) as caught:
+        build(TrainingSettings, {"max-gradient-norm": -1.0})
+    assert caught.value.code == "max-gradient-norm"
