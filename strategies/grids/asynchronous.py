@@ -7,6 +7,7 @@ belong to later calls.
 
 import heapq
 import time
+from collections import deque
 from collections.abc import Callable, Iterable
 from itertools import islice
 from logging import WARNING
@@ -135,6 +136,9 @@ class RealWork(RealArrivals):
         self._owed, self._silent = grid._owed, grid._silent
         # Messages at work and when they were sent, by message id.
         self._sent: dict[str, tuple[Message, float]] = {}
+        # Replies that have arrived, and the nodes that were asked; what a version does
+        # not need belongs to the next one.
+        self._ready: deque[tuple[Message, int]] = deque()
 
     def silent_for(self, kind: str) -> frozenset[int]:
         """Return the nodes that are sent no message of a kind now."""
@@ -152,20 +156,22 @@ class RealWork(RealArrivals):
         taken = 0
         wait = self.longest if timeout is None else min(timeout, self.longest)
         patience = Patience(wait)
-        while self._sent and taken < wanted:
-            arrived = self._arrived()
-            for reply, node in arrived:
+        while taken < wanted and (self._ready or self._sent):
+            if not self._ready:
+                self._ready.extend(self._arrived())
+                self._give_up_silent(wait)
+            if not self._ready:
+                self.drain()
+                patience.wait(map(self.name_of, self.work.due()))
+            while self._ready and taken < wanted:
+                reply, node = self._ready.popleft()
                 if not self.work.end(node):
                     self.work.drop(reply)
                     continue
                 replies.append(reply)
                 taken += not reply.has_error() and self._is_valid(reply)
-            self._give_up_silent(wait)
             if taken < wanted:
                 self._send(self.work.refill())
-                if not arrived:
-                    self.drain()
-                    patience.wait(map(self.name_of, self.work.due()))
         if taken < wanted:
             log(WARNING, "the version closes with %d of %d changes", taken, wanted)
         return replies

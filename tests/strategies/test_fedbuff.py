@@ -362,6 +362,14 @@ def test_real_nodes_are_not_waited_for(no_pauses):
     assert rows[-1]["evaluated"] < 3 or grid.log.count(3) == 2
 
 
+def test_replies_that_arrive_together_belong_to_versions_of_their_own(no_pauses):
+    grid = Late({1: 1, 2: 1, 3: 1})
+    wrapper = FedBuff(FedAvg(), concurrency=3, buffer_size=1)
+    rows = run_on(grid, wrapper, 9)
+    assert [row["clients"] for row in rows] == [1] * 9
+    assert {row["staleness-max"] for row in rows} >= {0, 1, 2}
+
+
 def test_a_node_that_fails_or_never_answers_is_replaced(no_pauses):
     grid = Late({1: 1, 2: 1, 3: 1, 4: math.inf}, failing=(3,))
     wrapper = FedBuff(FedAvg(), concurrency=4, buffer_size=2)

@@ -88,6 +88,8 @@ def test_work_is_for_workers_that_have_said_that_they_are_there(ray):
 def test_where_a_module_has_been_edited_others_take_their_places(
     ray, monkeypatch, tmp_path
 ):
+    # Other tests may have had modules of the same name.
+    monkeypatch.setattr(ray_workers, "_written", {})
     module, path = ModuleType("of_mine"), tmp_path / "of_mine.py"
     module.__file__ = str(path)
     path.write_text("x = 1")

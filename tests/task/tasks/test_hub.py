@@ -263,18 +263,17 @@ def test_a_partitioner_of_one_s_own(write_module):
         build_task(resolve({"partition": f"{module}:Nobody"}), 2)
 
 
-def test_columns_that_are_not_named_end_a_run_in_one_line(home, tmp_path, capfd):
+def test_columns_that_are_not_named_end_a_run_in_one_line(home, tmp_path):
     cache = f"cache-dir='{home / 'cache'}'"
     flags = ("--task", f"hf:{home / 'table'}", "--run-config", cache)
     known = (
         f"one of the columns of '{home / 'table'}': width (float64), height (float64), "
         "place (large_string), kind (large_string)"
     )
-    line = f"error: label-column is ''; expected {known}\n"
-    assert_refused(flags, line, tmp_path, capfd)
+    assert_refused(flags, f"~label-column is ''; expected {known}", tmp_path)
     flags = (*flags[:-1], f"{cache} label-column='kind'")
-    line = "error: input-columns is ''; expected one column of images, or columns of"
-    assert_refused(flags, line, tmp_path, capfd)
+    line = "~input-columns is ''; expected one column of images, or columns of"
+    assert_refused(flags, line, tmp_path)
 
 
 BY_KIND = {"input_columns": "*", "label_column": "kind"}
