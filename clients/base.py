@@ -229,14 +229,6 @@ class Client(ParameterGroups, NumPyClient):
         """Return the common initial values of the shared arrays."""
         return [array.numpy() for array in initial_arrays(self, self.shared).values()]
 
-    def statistics(self, config: Config) -> Arrays:
-        """Return arrays for the server before the first round; by default none.
-
-        A strategy queries them by
-        ``self.clients.query_arrays(grid, nodes, STATISTICS)``.
-        """
-        return {}
-
     # The steps of `fit` and `evaluate`.
 
     def fit(self, parameters: NDArrays, config: Config) -> Reply:

@@ -61,6 +61,8 @@ html_title = "flwr-frl"
 html_show_sourcelink = False
 html_static_path = ["_static"]
 html_css_files = ["site.css"]
+# Pages of the top level have no section to navigate.
+html_sidebars = {"*": []}
 html_theme_options = {
     "navigation_with_keys": False,
     "show_toc_level": 2,

@@ -3,12 +3,42 @@
 import contextlib
 import hashlib
 import logging
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
+from logging import INFO
 
+from flwr.common import log
 from flwr.serverapp import Grid
+
+from flwr_frl.strategies.server.checks import several
 
 # Flower's error for an app without a query handler, such as its templates.
 ANSWERS_NO_QUERY = "No query function registered"
+
+# Seconds between two looks at the connected nodes, and between two log messages.
+POLL_INTERVAL, WAITING_INTERVAL = 0.5, 60.0
+
+
+def connected_nodes(
+    grid: Grid, awaited: int, name_of: Callable[[int], str]
+) -> list[int]:
+    """Return the connected nodes once their number is as awaited."""
+    logged, at = -1, 0.0
+    while len(nodes := sorted(grid.get_node_ids())) < awaited:
+        if len(nodes) != logged or time.monotonic() - at >= WAITING_INTERVAL:
+            logged, at = len(nodes), time.monotonic()
+            text = "waiting for clients: %d of %d nodes are here%s"
+            names = several([name_of(node) for node in nodes])
+            log(INFO, text, logged, awaited, f": {names}" if names else "")
+        time.sleep(POLL_INTERVAL)
+    return nodes
+
+
+def wait_for_change(grid: Grid, here: frozenset[int], until: float) -> None:
+    """Wait up to a minute, and until a time, for other nodes than these."""
+    until = min(until, time.monotonic() + WAITING_INTERVAL)
+    while here == frozenset(grid.get_node_ids()) and time.monotonic() < until:
+        time.sleep(POLL_INTERVAL)
 
 
 @contextlib.contextmanager

@@ -2,7 +2,6 @@
 
 import contextlib
 import math
-import time
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -15,7 +14,9 @@ from flwr.serverapp import Grid
 
 from flwr_frl.strategies.grids.nodes import (
     ANSWERS_NO_QUERY,
+    connected_nodes,
     keys_of,
+    wait_for_change,
     without_query_errors,
 )
 from flwr_frl.strategies.server.checks import (
@@ -41,9 +42,6 @@ from flwr_frl.task.messages import (
 
 # Seconds to wait for the answer to a query.
 QUERY_TIMEOUT = 600.0
-POLL_INTERVAL = 0.5
-# Seconds between two log lines about clients that are awaited.
-WAITING_INTERVAL = 60.0
 # Largest number of times that a refused node is skipped before it is asked again.
 LONGEST_REST = 7
 
@@ -171,7 +169,8 @@ class ClientManager:
         their clients' names.
         """
         # Once the run has begun, nodes that leave must not block it.
-        nodes = self.wait_for_nodes(grid, 1 if self.known else self.min_available_nodes)
+        awaited = 1 if self.known else self.min_available_nodes
+        nodes = connected_nodes(grid, awaited, self.name_of)
         unchanged = nodes == self._nodes
         if not unchanged:
             self._nodes, self.here = None, frozenset(nodes)
@@ -208,18 +207,6 @@ class ClientManager:
         self._nodes = nodes if self.settled else None
         self._unknown = [node for node in nodes if node not in self.known]
         return list(self._taking_part)
-
-    def wait_for_nodes(self, grid: Grid, awaited: int) -> list[int]:
-        """Return the connected nodes once their number is as awaited."""
-        logged, at = -1, 0.0
-        while len(nodes := sorted(grid.get_node_ids())) < awaited:
-            if len(nodes) != logged or time.monotonic() - at >= WAITING_INTERVAL:
-                logged, at = len(nodes), time.monotonic()
-                text = "waiting for clients: %d of %d nodes are here%s"
-                names = several([self.name_of(node) for node in nodes])
-                log(INFO, text, logged, awaited, f": {names}" if names else "")
-            time.sleep(POLL_INTERVAL)
-        return nodes
 
     def _rests(self, node: int) -> bool:
         """Return whether a refused node is skipped once more."""
@@ -389,11 +376,7 @@ class ClientManager:
             forgive()
         for refusal in self.refusals.values():
             refusal.rests = 0
-        until = min(until, time.monotonic() + WAITING_INTERVAL)
-        while self.here == frozenset(grid.get_node_ids()):
-            if time.monotonic() >= until:
-                break
-            time.sleep(POLL_INTERVAL)
+        wait_for_change(grid, self.here, until)
 
     # State.
 

@@ -16,6 +16,7 @@ from malformed import crash
 
 from flwr_frl.strategies import FedAvg
 from flwr_frl.strategies.base import BaseStrategy
+from flwr_frl.strategies.grids import nodes as grid_nodes
 from flwr_frl.strategies.grids.simulation import InlineGrid
 from flwr_frl.strategies.server import client_manager
 from flwr_frl.strategies.server.queries import query_arrays
@@ -167,8 +168,8 @@ def refusing(message: Message, context: Context) -> Message:
 
 
 def test_those_who_take_no_part_use_up_no_rounds(monkeypatch, caplog):
-    monkeypatch.setattr(client_manager, "POLL_INTERVAL", 0.0)
-    monkeypatch.setattr(client_manager, "WAITING_INTERVAL", 0.0)
+    monkeypatch.setattr(grid_nodes, "POLL_INTERVAL", 0.0)
+    monkeypatch.setattr(grid_nodes, "WAITING_INTERVAL", 0.0)
     here, refused_alone = {1, 2, 3}, [{3}] * 9
     grid = Coming(refusing, [here, here, here, *refused_alone, {2, 3}])
     strategy, rows = averaging(), []
@@ -200,7 +201,7 @@ def test_nobody_is_waited_for_who_is_here_already(monkeypatch):
 
 
 def test_a_round_waits_no_longer_than_a_round_may(monkeypatch):
-    monkeypatch.setattr(client_manager, "POLL_INTERVAL", 0.0)
+    monkeypatch.setattr(grid_nodes, "POLL_INTERVAL", 0.0)
     grid, strategy = Coming(refusing, [{3}]), averaging()
     strategy.ledger.acknowledged = {"000000": 4, "c": 4}
     strategy.clients.round_timeout = 0.5
@@ -320,7 +321,7 @@ def test_enough_nodes_are_waited_for(monkeypatch):
         waited.append(seconds)
         grid.contexts[3] = late
 
-    monkeypatch.setattr("flwr_frl.strategies.server.client_manager.time.sleep", arrive)
+    monkeypatch.setattr("flwr_frl.strategies.grids.nodes.time.sleep", arrive)
     assert FedAvg(min_available_nodes=3).identify(grid) == [1, 2, 3]
     assert len(waited) == 1
 

@@ -7,11 +7,11 @@ import pytest
 from flwr.app import MessageType
 from function_clients import averaging, grid_of, honest
 
+from flwr_frl.strategies.grids import nodes
 from flwr_frl.strategies.grids.simulation import InlineGrid
 from flwr_frl.strategies.report.progress import duration, seconds_left
 from flwr_frl.strategies.report.report import Report
 from flwr_frl.strategies.report.watch import Watch
-from flwr_frl.strategies.server import client_manager
 from flwr_frl.strategies.server.checks import several
 from flwr_frl.strategies.server_app import run, server_settings
 
@@ -207,10 +207,11 @@ def test_a_full_disk_does_not_end_a_run(tmp_path, monkeypatch, caplog):
 def test_what_is_waited_for_is_said_when_it_changes(monkeypatch, caplog):
     caplog.set_level(logging.INFO, "flwr")
     here = iter([[], [], [7], [7], [7, 9], [7, 9, 8]])
-    monkeypatch.setattr(client_manager.time, "sleep", lambda seconds: None)
+    monkeypatch.setattr(nodes.time, "sleep", lambda seconds: None)
     grid = grid_of(3)
     monkeypatch.setattr(grid, "get_node_ids", lambda: next(here))
-    assert averaging(min_available_nodes=3).clients.wait_for_nodes(grid, 3) == [7, 8, 9]
+    name_of = averaging().name_of
+    assert nodes.connected_nodes(grid, 3, name_of) == [7, 8, 9]
     assert caplog.messages == [
         "waiting for clients: 0 of 3 nodes are here",
         "waiting for clients: 1 of 3 nodes are here: 7",
