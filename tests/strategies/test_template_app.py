@@ -119,7 +119,11 @@ def test_the_unchanged_client_app_trains(imported: str, strategy: str) -> None:
     rounds = CONFIG["num-server-rounds"]
     for server_round in range(1, rounds + 1):
         assert result.train_metrics_clientapp[server_round]["rejected"] == 0
-        assert result.evaluate_metrics_clientapp[server_round]["evaluated"] == N
+        # Clients of FedBuff that are at work are not tested.
+        least = 2 if "FedBuff" in imported else N
+        assert (
+            N >= result.evaluate_metrics_clientapp[server_round]["evaluated"] >= least
+        )
     losses = [result.evaluate_metrics_serverapp[r]["loss"] for r in (0, rounds)]
     assert losses[1] < 0.9 * losses[0]
 
