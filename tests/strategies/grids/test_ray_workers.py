@@ -88,14 +88,18 @@ def test_work_is_for_workers_that_have_said_that_they_are_there(ray):
 def test_where_a_module_has_been_edited_others_take_their_places(
     ray, monkeypatch, tmp_path
 ):
-    # Other tests may have had modules of the same name.
+    # Modules of other tests, whose files may come and go, are left out.
+    modules: dict[str, ModuleType] = {}
+    places = {"prefix": sys.prefix, "base_prefix": sys.base_prefix}
+    known = SimpleNamespace(modules=modules, **places)
+    monkeypatch.setattr(ray_workers, "sys", known)
     monkeypatch.setattr(ray_workers, "_written", {})
     module, path = ModuleType("of_mine"), tmp_path / "of_mine.py"
     module.__file__ = str(path)
     path.write_text("x = 1")
     first = RayWorkers(object, "cpu")
     # It comes after the workers have started, and they import it.
-    monkeypatch.setitem(sys.modules, "of_mine", module)
+    modules["of_mine"] = module
     same = RayWorkers(object, "cpu")
     assert set(same.starting.values()) == set(first.starting.values())
     path.write_text("x = 2")
