@@ -1,0 +1,310 @@
+"""Clients that really differ: people, hospitals, schools, fields.
+
+``python -m benchmarks.natural --data-dir DIR`` runs every algorithm on the tasks of
+`benchmarks.natural_tasks`. One rule chooses each algorithm's learning rate on each
+task: the best of three on validation sets, a quarter of the clients' training examples,
+with a seed of its own. Finished runs in ``--output`` are not made again.
+"""
+
+import argparse
+from collections.abc import Iterator
+from math import comb
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from benchmarks.common import RESULTS, markdown, write
+from benchmarks.runs import Job, carry_out_all, exit_status, finished
+from flwr_frl.strategies.report.results import read_json
+from flwr_frl.task.settings import Setting
+
+
+class NaturalTask(NamedTuple):
+    """A task: number of clients, fraction sampled, rounds, measure, and its name."""
+
+    clients: int
+    fraction: float
+    rounds: int
+    measure: str
+    title: str
+
+
+TASKS = {
+    "heart": NaturalTask(4, 1.0, 30, "auroc", "heart disease, 4 hospitals"),
+    "landmine": NaturalTask(29, 0.5, 40, "auroc", "landmines, 29 fields"),
+    "school": NaturalTask(139, 0.2, 40, "rmse", "exam scores, 139 schools"),
+    "parkinson": NaturalTask(42, 0.5, 40, "rmse", "Parkinson, 42 patients"),
+    "wisdm": NaturalTask(36, 0.5, 40, "accuracy", "activities, 36 people"),
+    "speech": NaturalTask(6, 1.0, 15, "accuracy", "spoken digits, 6 speakers"),
+}
+# Lower values are better.
+ERRORS = ("rmse",)
+ALGORITHMS = (
+    "fedavg",
+    "fedavg-ft",
+    "fedprox",
+    "local",
+    "fedrep",
+    "fedper",
+    "lg-fedavg",
+    "ditto",
+    "apfl",
+    "pfedme",
+    "per-fedavg",
+    "fedbabu",
+    "fedala",
+    "fed-mtl",
+    "flute",
+)
+# Algorithms that need classes.
+CLASSES = ("flute", "fedproto", "fedrod", "fedpac", "pfedfda", "gpfl")
+RATES = (0.01, 0.05, 0.2)
+# Seed of the runs that choose a learning rate.
+TUNING_SEED = 1000
+COMMON: dict[str, Setting] = {
+    "batch-size": 16,
+    "representation-epochs": 2,
+    "head-epochs": 2,
+    "evaluate-every": 0,
+    "evaluate-last": 5,
+    "finetune-epochs": 10,
+}
+
+
+def job_of(
+    output: Path, data_dir: str, task: str, algorithm: str, rate: float, seed: int
+) -> Job:
+    """Return a run; those with the tuning seed are evaluated on validation sets."""
+    about = TASKS[task]
+    settings: dict[str, Setting] = {
+        **COMMON,
+        "task": f"benchmarks.natural_tasks:{task}",
+        "data-dir": data_dir,
+        "num-clients": about.clients,
+        "fraction-train": about.fraction,
+        "num-server-rounds": about.rounds,
+        "learning-rate": rate,
+        "seed": seed,
+    }
+    if seed == TUNING_SEED:
+        settings |= {"validation-fraction": 0.25, "evaluate-on": "validation"}
+    return Job(output / task / algorithm / f"{rate}-{seed}", algorithm, settings)
+
+
+def value_of(job: Job, task: str) -> float:
+    """Return a finished run's measure; NaN if it failed."""
+    found = finished(job) or {}
+    return float(found.get(TASKS[task].measure, np.nan))
+
+
+def chosen_rate(output: Path, data_dir: str, task: str, algorithm: str) -> float:
+    """Return the learning rate that is best on the validation sets."""
+    jobs = [job_of(output, data_dir, task, algorithm, r, TUNING_SEED) for r in RATES]
+    values = [value_of(job, task) for job in jobs]
+    sign = -1 if TASKS[task].measure in ERRORS else 1
+    return RATES[int(np.nanargmax([sign * v for v in values]))]
+
+
+def pairs_of(tasks: list[str], algorithms: list[str]) -> Iterator[tuple[str, str]]:
+    """Return all algorithms that a task allows."""
+    for task in tasks:
+        for algorithm in algorithms:
+            if TASKS[task].measure == "accuracy" or algorithm not in CLASSES:
+                yield task, algorithm
+
+
+def clients_of(job: Job, measure: str) -> dict[str, float]:
+    """Return each client's final measure; clients without one are left out."""
+    clients = read_json(job.place / job.algorithm / "clients.json")
+    return {n: c[measure] for n, c in clients.items() if c.get(measure) is not None}
+
+
+def sign_test(better: int, worse: int) -> float:
+    """Return the two-sided p of a sign test."""
+    n, k = better + worse, min(better, worse)
+    tail: int = sum(comb(n, i) for i in range(k + 1))
+    return float(min(1.0, 2 * tail / 2**n))
+
+
+def compare(
+    clients: list[dict[str, float]], others: list[dict[str, float]], sign: int
+) -> tuple[int, int]:
+    """Return how many clients are better and worse, by their mean over the seeds."""
+    names = set.intersection(*map(set, [*clients, *others]))
+    differences = [
+        sign
+        * np.mean(
+            [one[n] - other[n] for one, other in zip(clients, others, strict=True)]
+        )
+        for n in sorted(names)
+    ]
+    return sum(bool(d > 0) for d in differences), sum(bool(d < 0) for d in differences)
+
+
+def worst_decile(clients: dict[str, float], sign: int) -> float:
+    """Return the mean of the worst tenth of the clients, at least one."""
+    values = sorted(clients.values(), key=lambda value: sign * value)
+    return float(np.mean(values[: max(1, len(values) // 10)]))
+
+
+def table(
+    output: Path, data_dir: str, task: str, algorithms: list[str], seeds: int
+) -> tuple[str, dict[str, Any]]:
+    """Return a task's table, the best first, and its numbers."""
+    about = TASKS[task]
+    sign = -1 if about.measure in ERRORS else 1
+    scale, digits = (1, 3) if about.measure in ERRORS else (100, 1)
+    data: dict[str, Any] = {}
+    finals: dict[str, list[dict[str, float]]] = {}
+    for algorithm in algorithms:
+        rate = chosen_rate(output, data_dir, task, algorithm)
+        jobs = [
+            job_of(output, data_dir, task, algorithm, rate, seed)
+            for seed in range(seeds)
+        ]
+        jobs = [job for job in jobs if finished(job) is not None]
+        values = [value_of(job, task) for job in jobs]
+        if not jobs or np.isnan(values).any():
+            continue
+        finals[algorithm] = [clients_of(job, about.measure) for job in jobs]
+        sizes = [(finished(job) or {})["bytes"] / 1e6 for job in jobs]
+        data[algorithm] = {
+            "rate": rate,
+            "values": values,
+            "worst": float(np.mean([worst_decile(c, sign) for c in finals[algorithm]])),
+            "megabytes": float(np.mean(sizes)),
+        }
+    lines = []
+    order = sorted(data, key=lambda name: -sign * float(np.mean(data[name]["values"])))
+    for name in order:
+        own = data[name]
+        against = []
+        for other in ("fedavg", "local"):
+            if name == other or other not in finals:
+                against.append("")
+                continue
+            better, worse = compare(finals[name], finals[other], sign)
+            own[f"against-{other}"] = better, worse
+            p = sign_test(better, worse)
+            against.append(f"{better} : {worse} (p = {p:.2g})")
+        scores = scale * np.array(own["values"])
+        lines.append(
+            [
+                f"`{name}`",
+                f"{scores.mean():.{digits}f} ± {scores.std(ddof=1):.{digits}f}",
+                f"{scale * own['worst']:.{digits}f}",
+                *against,
+                f"{own['rate']}",
+                f"{own['megabytes']:.1f}",
+            ]
+        )
+    unit = "" if about.measure in ERRORS else " (%)"
+    heads = [
+        "algorithm",
+        f"{about.measure}{unit}",
+        "worst tenth",
+        "clients better : worse than `fedavg`",
+        "than `local`",
+        "learning rate",
+        "MB",
+    ]
+    return markdown(heads, lines), data
+
+
+def plot(data: dict[str, dict[str, Any]], path: Path) -> None:
+    """Draw each algorithm's gain over local training, by task."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(12, 7), layout="constrained")
+    panels = figure.subplots(2, 3).ravel()
+    for axes, (task, numbers) in zip(panels, data.items(), strict=False):
+        measure = TASKS[task].measure
+        scale = 1 if measure in ERRORS else 100
+        names = list(numbers)[::-1]
+        means = [scale * float(np.mean(numbers[n]["values"])) for n in names]
+        spread = [scale * float(np.std(numbers[n]["values"], ddof=1)) for n in names]
+        colours = {"fedavg": "C7", "local": "C3"}
+        axes.barh(
+            range(len(names)),
+            means,
+            xerr=spread,
+            color=[colours.get(n, "C0") for n in names],
+        )
+        axes.set_yticks(range(len(names)), names, fontsize=8)
+        low, high = min(means), max(means)
+        margin = 0.15 * (high - low) + max(spread)
+        axes.set_xlim(low - margin, high + margin)
+        unit = "lower is better" if measure in ERRORS else "%"
+        axes.set(title=TASKS[task].title, xlabel=f"{measure} ({unit})")
+        axes.grid(alpha=0.3, axis="x")
+    for axes in panels[len(data) :]:
+        axes.remove()
+    figure.savefig(path, dpi=120)
+
+
+BODY = """Where do personal heads help clients that really differ? {clients} and {seeds}
+seeds; all algorithms have the same model, rounds, local epochs (2) and batches (16).
+The learning rate of each is the best of {rates} on validation sets. The worst tenth is
+the mean over the worst tenth of the clients, averaged over the seeds. Clients are
+compared pair by pair, by their mean over the seeds, with a two-sided sign test.
+
+![Each algorithm on each task, the standard deviation over the seeds as a line]({image})
+
+{tables}
+"""
+
+
+def main() -> int:
+    """Make the runs that are missing, and write the page."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("algorithms", nargs="*", default=list(ALGORITHMS))
+    parser.add_argument("--data-dir", required=True, help="the published files")
+    parser.add_argument("--tasks", nargs="*", default=list(TASKS), choices=TASKS)
+    parser.add_argument("--seeds", type=int, default=5)
+    parser.add_argument("--output", default="results/natural")
+    arguments = parser.parse_args()
+    output, data_dir = Path(arguments.output), arguments.data_dir
+    pairs = list(pairs_of(arguments.tasks, arguments.algorithms))
+
+    def tuning() -> list[Job]:
+        jobs = [
+            job_of(output, data_dir, task, algorithm, rate, TUNING_SEED)
+            for task, algorithm in pairs
+            for rate in RATES
+        ]
+        return [job for job in jobs if finished(job) is None]
+
+    def waiting() -> list[Job]:
+        jobs = [
+            job_of(output, data_dir, *pair, chosen_rate(output, data_dir, *pair), seed)
+            for seed in range(arguments.seeds)
+            for pair in pairs
+        ]
+        return [job for job in jobs if finished(job) is None]
+
+    def make() -> None:
+        carry_out_all("learning rates", tuning(), tuning)
+        carry_out_all("natural", waiting(), waiting)
+        tables, data = [], {}
+        for task in arguments.tasks:
+            names = [algorithm for t, algorithm in pairs if t == task]
+            text, numbers = table(output, data_dir, task, names, arguments.seeds)
+            title = TASKS[task].title
+            tables.append(f"## {title[0].upper()}{title[1:]}\n\n{text}")
+            data[task] = numbers
+        plot(data, RESULTS / "natural.png")
+        body = BODY.format(
+            clients=f"{len(arguments.tasks)} tasks",
+            seeds=arguments.seeds,
+            rates=", ".join(map(str, RATES)),
+            image="natural.png",
+            tables="\n".join(tables),
+        )
+        write("natural", "Clients that really differ", body, data)
+
+    return exit_status(make)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,241 @@
+"""Tasks whose clients are people, hospitals, schools and fields, for `natural`.
+
+Each is a function of a user's own kind: it reads a public data set as it is published
+and returns an `ExampleTask`. A quarter of each client's examples is its test set, drawn
+by the seed. Features are standardised with the training examples of all clients.
+"""
+
+import csv
+from pathlib import Path
+from typing import Annotated
+
+import numpy as np
+import torch
+from torch import nn
+
+from flwr_frl.task import ExampleSet, ExampleTask, Range, SplitModel
+from flwr_frl.task.settings import Free
+
+Seed = Annotated[int, Range("[0, inf)")]
+Folder = Annotated[str, Free("a directory with the published files")]
+Table = tuple[np.ndarray, np.ndarray]
+# Clients with fewer examples are left out.
+LEAST = 8
+
+
+def auroc(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    """Return the area under the ROC curve of two classes; NaN for a single class.
+
+    It is the share of pairs of a positive and a negative example that are in order,
+    with ties counted as one half.
+    """
+    score = outputs[:, 1] - outputs[:, 0]
+    positive, negative = score[targets == 1], score[targets == 0]
+    if len(positive) == 0 or len(negative) == 0:
+        return torch.tensor(torch.nan)
+    difference = positive[:, None] - negative[None, :]
+    return ((difference > 0).float() + 0.5 * (difference == 0).float()).mean()
+
+
+def rmse(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    """Return the root of the mean squared error."""
+    return (outputs - targets).square().mean().sqrt()
+
+
+def task_of(
+    tables: dict[str, Table],
+    seed: int,
+    hidden: int = 32,
+    classes: int = 0,
+    score: str = "",
+) -> ExampleTask:
+    """Return a task over tables, one a client; 0 classes are a regression."""
+    tables = {name: table for name, table in tables.items() if len(table[0]) >= LEAST}
+    tests = {}
+    for i, name in enumerate(sorted(tables)):
+        count = len(tables[name][0])
+        order = np.random.default_rng([seed, i]).permutation(count)
+        tests[name] = np.isin(np.arange(count), order[: count // 4])
+    seen = np.concatenate([x[~tests[n]] for n, (x, _) in tables.items()])
+    mean = np.nanmean(seen, axis=0)
+    deviation = np.nanstd(seen, axis=0)
+    deviation[deviation == 0] = 1.0
+    train, test = {}, {}
+    for name, (x, y) in tables.items():
+        # A missing value becomes the mean of all clients.
+        inputs = np.nan_to_num((x - mean) / deviation)
+        held = tests[name]
+        train[name], test[name] = (
+            ExampleSet(
+                torch.from_numpy(inputs[rows].astype("f4")),
+                torch.from_numpy(y[rows] if classes else y[rows, None].astype("f4")),
+            )
+            for rows in (~held, held)
+        )
+    width = len(mean)
+
+    def model() -> SplitModel:
+        representation = nn.Sequential(
+            nn.Linear(width, hidden), nn.ReLU(), nn.Linear(hidden, hidden), nn.ReLU()
+        )
+        return SplitModel(representation, nn.Linear(hidden, classes or 1))
+
+    metrics = {"auroc": auroc} if score == "auroc" else {"rmse": rmse}
+    if classes:
+        return ExampleTask(
+            model=model,
+            train=train,
+            test=test,
+            classes=tuple(map(str, range(classes))),
+            metrics=metrics if score else {},
+            seed=seed,
+        )
+    return ExampleTask(
+        model=model,
+        train=train,
+        test=test,
+        loss=nn.functional.mse_loss,
+        metrics=metrics,
+        seed=seed,
+    )
+
+
+def by_person(rows: list[tuple[str, list[float], float]]) -> dict[str, Table]:
+    """Return each person's features and targets."""
+    people = sorted({person for person, _, _ in rows})
+    return {
+        person: (
+            np.array([x for p, x, _ in rows if p == person]),
+            np.array([y for p, _, y in rows if p == person]),
+        )
+        for person in people
+    }
+
+
+def number(text: str) -> float:
+    """Return a number; NaN for a missing one."""
+    return np.nan if text.strip() in ("", "?", "-9") else float(text)
+
+
+def wisdm(num_clients: int, *, data_dir: Folder = "", seed: Seed = 0) -> ExampleTask:
+    """Return activity recognition: 36 people, 43 features, 6 activities."""
+    with (Path(data_dir) / "wisdm.csv").open() as file:
+        lines = list(csv.DictReader(file))
+    features = [name for name in lines[0] if name not in ("UNIQUE_ID", "user", "class")]
+    names = sorted({line["class"] for line in lines})
+    rows = [
+        (
+            line["user"].zfill(2),
+            [number(line[name]) for name in features],
+            names.index(line["class"]),
+        )
+        for line in lines
+    ]
+    return task_of(by_person(rows), seed, hidden=64, classes=len(names))
+
+
+def heart(num_clients: int, *, data_dir: Folder = "", seed: Seed = 0) -> ExampleTask:
+    """Return heart disease in four hospitals: 13 features, healthy or ill, AUROC.
+
+    Missing values become the mean, and another 13 features say which are missing.
+    """
+    tables = {}
+    for path in sorted((Path(data_dir) / "heart").glob("processed.*.data")):
+        with path.open() as file:
+            lines = list(csv.reader(file))[1:]
+        x = np.array([[number(cell) for cell in line[:13]] for line in lines])
+        y = np.array([int(float(line[13]) > 0) for line in lines])
+        tables[path.suffixes[0][1:]] = np.column_stack([x, np.isnan(x)]), y
+    return task_of(tables, seed, hidden=16, classes=2, score="auroc")
+
+
+def school(num_clients: int, *, data_dir: Folder = "", seed: Seed = 0) -> ExampleTask:
+    """Return exam scores: 139 schools, 28 features, one score, regression.
+
+    The score is in units of 10 points.
+    """
+    from scipy.io import loadmat
+
+    data = loadmat(Path(data_dir) / "school.mat")
+    pairs = zip(data["X"][0], data["Y"][0], strict=True)
+    tables = {
+        f"{i:03d}": (x.astype("f8"), y[:, 0] / 10) for i, (x, y) in enumerate(pairs)
+    }
+    return task_of(tables, seed, hidden=16)
+
+
+def landmine(num_clients: int, *, data_dir: Folder = "", seed: Seed = 0) -> ExampleTask:
+    """Return landmine detection: 29 fields, 9 features, mine or not, AUROC."""
+    from scipy.io import loadmat
+
+    data = loadmat(Path(data_dir) / "LandmineData.mat")
+    pairs = zip(data["feature"][0], data["label"][0], strict=True)
+    tables = {
+        f"{i:02d}": (x.astype("f8"), y[:, 0].astype("i8"))
+        for i, (x, y) in enumerate(pairs)
+    }
+    return task_of(tables, seed, hidden=16, classes=2, score="auroc")
+
+
+def parkinson(
+    num_clients: int, *, data_dir: Folder = "", seed: Seed = 0
+) -> ExampleTask:
+    """Return Parkinson telemonitoring: 42 patients, 16 voice measures, motor UPDRS.
+
+    The score is in units of 10 points. Age, sex and time of the test are left out: they
+    tell patients apart.
+    """
+    with (Path(data_dir) / "parkinsons_updrs.data").open() as file:
+        lines = list(csv.DictReader(file))
+    left_out = ("subject#", "age", "sex", "test_time", "motor_UPDRS", "total_UPDRS")
+    features = [name for name in lines[0] if name not in left_out]
+    rows = [
+        (
+            line["subject#"].zfill(2),
+            [float(line[name]) for name in features],
+            float(line["motor_UPDRS"]) / 10,
+        )
+        for line in lines
+    ]
+    return task_of(by_person(rows), seed, hidden=32)
+
+
+def speech(num_clients: int, *, data_dir: Folder = "", seed: Seed = 0) -> ExampleTask:
+    """Return spoken digits: 6 speakers, 3,000 log-mel images, a small CNN.
+
+    The first 20 of 50 repetitions train and the last 10 test, as examples of a phrase
+    are many.
+    """
+    data = np.load(Path(data_dir) / "spoken-digits.npz")
+    images = torch.from_numpy(data["features"]).float().div(255).sub(0.5)[:, None]
+    digits = torch.from_numpy(data["digit"])
+    rng = np.random.default_rng(seed)
+    order = rng.permutation(50)
+    train, test = {}, {}
+    for i, name in enumerate(data["speakers"]):
+        mine = data["speaker"] == i
+        repetition = data["index"]
+        for sets, chosen in ((train, order[:20]), (test, order[40:])):
+            rows = torch.from_numpy(mine & np.isin(repetition, chosen))
+            sets[str(name)] = ExampleSet(images[rows], digits[rows])
+
+    def model() -> SplitModel:
+        representation = nn.Sequential(
+            nn.Conv2d(1, 8, 5, stride=2),
+            nn.ReLU(),
+            nn.Conv2d(8, 16, 5, stride=2),
+            nn.ReLU(),
+            nn.Flatten(),
+            nn.LazyLinear(64),
+            nn.ReLU(),
+        )
+        representation(torch.zeros(1, 1, 40, 48))
+        return SplitModel(representation, nn.Linear(64, 10))
+
+    return ExampleTask(
+        model=model,
+        train=train,
+        test=test,
+        classes=tuple("0123456789"),
+        seed=seed,
+    )
