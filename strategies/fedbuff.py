@@ -94,10 +94,14 @@ class Asynchronous(Participation):
             "staleness": {},
         }
         self._state: dict[str, Any] = strategy.state.setdefault(ASYNCHRONOUS, empty)
-        # Of the current version: connected nodes, draws, shared arrays, nodes whose
+        # Connected nodes, by the names of their clients.
+        self._nodes: dict[str, int] = {}
+        # Of the current version: its random numbers, nodes that can be asked (in the
+        # order of their names, or of the draws to come), shared arrays, nodes whose
         # replies have arrived, staleness of the changes that count, dropped changes.
-        self._nodes: list[int] = []
-        self._draws = 0
+        self._rng = np.random.default_rng()
+        self._idle: list[int] = []
+        self._in_order_of_draws = False
         self._current: Arrays = {}
         self._arrived: set[int] = set()
         self._staleness: dict[int, int] = {}
@@ -139,23 +143,40 @@ class Asynchronous(Participation):
     def sample(self, server_round: int, nodes: list[int], others: int = 0) -> list[int]:
         """Return clients for a new version, so that C clients are at work."""
         if server_round != self.version:
-            self.version, self._draws = server_round, 0
+            self.version = server_round
             self._arrived, self._staleness, self._dropped = set(), {}, 0
-        self._nodes = nodes
-        return self._drawn()
+        if nodes != list(self._nodes.values()):
+            self._nodes = {self.strategy.name_of(node): node for node in nodes}
+        self._rng = np.random.default_rng([self.seed, 0x5A3B, server_round])
+        self._note_idle()
+        count = min(self._missing, len(self._idle))
+        chosen = sorted(self._rng.choice(len(self._idle), count, replace=False))
+        drawn = [self._idle[i] for i in chosen]
+        for i in reversed(chosen):
+            del self._idle[i]
+        return drawn
 
-    def _drawn(self) -> list[int]:
-        working = self._state["work"]
-        name_of, arrived = self.strategy.name_of, self._arrived
-        # A version has at most one change of each client.
-        idle = [
-            n for n in self._nodes if n not in arrived and name_of(n) not in working
-        ]
-        count = min(self.concurrency - len(working), len(idle))
-        entropy = [self.seed, 0x5A3B, self.version, *[self._draws] * (self._draws > 0)]
-        self._draws += 1
-        chosen = np.random.default_rng(entropy).choice(len(idle), count, replace=False)
-        return [idle[i] for i in sorted(chosen)]
+    @property
+    def _missing(self) -> int:
+        return self.concurrency - len(self._state["work"])
+
+    def _note_idle(self) -> None:
+        """Find the nodes that can be asked: a version has one change of each client."""
+        working, arrived = self._state["work"], self._arrived
+        named = self._nodes.items()
+        self._idle = [n for m, n in named if m not in working and n not in arrived]
+        self._in_order_of_draws = False
+
+    def _replacements(self) -> list[int]:
+        """Return nodes for clients that have ended within the version.
+
+        The remaining nodes are permuted once, so that a draw takes constant time.
+        """
+        if not self._in_order_of_draws:
+            self._idle = [self._idle[i] for i in self._rng.permutation(len(self._idle))]
+            self._in_order_of_draws = True
+        count = min(self._missing, len(self._idle))
+        return [self._idle.pop() for _ in range(count)]
 
     def open(
         self,
@@ -170,7 +191,7 @@ class Asynchronous(Participation):
 
     def refill(self) -> list[Message]:
         """Return training messages of the current version for idle clients."""
-        pending, nodes = self.strategy.pending, self._drawn()
+        pending, nodes = self.strategy.pending, self._replacements()
         sent = pending.expected[self.strategy.arrayrecord_key]
         return pending.ask([self._message(n, sent, self.version) for n in nodes])
 
@@ -182,9 +203,8 @@ class Asynchronous(Participation):
 
     def due(self) -> dict[int, float]:
         """Return the nodes at work, and when their replies are due."""
-        working, name_of = self._state["work"], self.strategy.name_of
-        named = [(node, name_of(node)) for node in self._nodes]
-        return {node: working[n]["due"] for node, n in named if n in working}
+        work = self._state["work"].items()
+        return {self._nodes[n]: w["due"] for n, w in work if n in self._nodes}
 
     def begin(self, messages: Iterable[Message], due: Callable[[int], float]) -> None:
         """Record that the nodes of these messages begin to work."""
@@ -209,6 +229,7 @@ class Asynchronous(Participation):
     def give_up(self, node: int) -> None:
         """Record that nobody waits for a node any longer."""
         self._state["work"].pop(self.strategy.name_of(node))
+        self._note_idle()
 
     def drop(self, reply: Message) -> None:
         """Count a change that is too old; its client's personal part still counts."""
@@ -249,7 +270,8 @@ class Asynchronous(Participation):
             step = weight if averaged else weight * self.step_size
             change = np.subtract(array, origin, dtype=np.float64)
             change *= step
-            moved[name] = rounded_to(array.dtype, change + self._current[name])
+            change += self._current[name]
+            moved[name] = rounded_to(array.dtype, change)
         return moved
 
     def close(self) -> dict[str, float]:

@@ -50,7 +50,7 @@ class Work(Protocol):
         """Return training messages of the current version for idle clients."""
 
     def message(self, node: int) -> Message:
-        """Return the message that a node at work has received."""
+        """Return the message that a node has received, made again."""
 
 
 class SimulatedWork(ArrivalGrid):
@@ -73,6 +73,9 @@ class SimulatedWork(ArrivalGrid):
     def __init__(self, clock: SimulatedArrivals, work: Work) -> None:
         super().__init__(clock)
         self.clock, self.work = clock, work
+        # Messages of clients at work, by node; after a resumed run's start some are
+        # missing.
+        self._sent: dict[int, Message] = {}
 
     def first_replies(
         self, messages: list[Message], wanted: int | None, timeout: float | None
@@ -87,7 +90,7 @@ class SimulatedWork(ArrivalGrid):
             computing = float(times[clock.position_of(node)])
             return clock.seconds + computing + clock.communication_time
 
-        work.begin(messages, due)
+        self._begin(messages, due)
         queue = [(at, clock.position_of(n), n) for n, at in work.due().items()]
         heapq.heapify(queue)
         replies: list[Message] = []
@@ -102,11 +105,11 @@ class SimulatedWork(ArrivalGrid):
                 if (queue and queue[0][0] == at) or sum(delivered.values()) == missing:
                     continue
                 more = work.refill()
-                work.begin(more, due)
+                self._begin(more, due)
                 for message in more:
                     node = message.metadata.dst_node_id
                     heapq.heappush(queue, (due(node), clock.position_of(node), node))
-            batch = [work.message(node) for node in sorted(delivered)]
+            batch = [self._message(node) for node in sorted(delivered)]
             for reply in clock.grid.send_and_receive(batch, timeout=timeout):
                 if not delivered[reply.metadata.src_node_id]:
                     work.drop(reply)
@@ -114,6 +117,19 @@ class SimulatedWork(ArrivalGrid):
                 replies.append(reply)
                 missing -= not reply.has_error() and self._is_valid(reply)
         return replies
+
+    def _begin(self, messages: list[Message], due: Callable[[int], float]) -> None:
+        self.work.begin(messages, due)
+        self._sent |= {m.metadata.dst_node_id: m for m in messages}
+
+    def _message(self, node: int) -> Message:
+        """Return a client's message, made again if its time to live is nearly over."""
+        sent = self._sent.pop(node, None)
+        if sent is not None:
+            about = sent.metadata
+            if time.time() - about.created_at < about.ttl / 2:
+                return sent
+        return self.work.message(node)
 
 
 class RealWork(RealArrivals):

@@ -65,15 +65,18 @@ def simulate(speeds, count, communication, *, C, B, mix, limit=-1, seed=0):  # n
     """
     x, now, work, rows = np.zeros(4), 0.0, {}, []
     for version in range(1, count + 1):
-        buffer, dropped, arrived, draw = [], 0, set(), 0
+        buffer, dropped, arrived, order = [], 0, set(), None
+        rng = np.random.default_rng([seed, 0x5A3B, version])
         while True:
             idle = [c for c in range(CLIENTS) if c not in work and c not in arrived]
-            entropy = [seed, 0x5A3B, version] + ([draw] if draw else [])
-            chosen = np.random.default_rng(entropy).choice(
-                len(idle), min(C - len(work), len(idle)), replace=False
-            )
-            draw += 1
-            for c in (idle[i] for i in chosen):
+            count = min(C - len(work), len(idle))
+            if not arrived:
+                chosen = [idle[i] for i in rng.choice(len(idle), count, replace=False)]
+            else:
+                if order is None:
+                    order = [idle[i] for i in rng.permutation(len(idle))]
+                chosen = [order.pop() for _ in range(count)]
+            for c in chosen:
                 due = now + speeds.times(version)[c] + communication
                 work[c] = (due, c, version, x)
             now = min(work.values())[0]
