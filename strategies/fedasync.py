@@ -2,8 +2,9 @@
 
 from typing import Annotated
 
+from flwr_frl.strategies.asynchronous import Asynchronous
 from flwr_frl.strategies.base import BaseStrategy
-from flwr_frl.strategies.fedbuff import Asynchronous, FedBuff
+from flwr_frl.strategies.fedbuff import FedBuff
 from flwr_frl.task.settings import Free, Range, validate
 
 

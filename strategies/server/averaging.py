@@ -31,6 +31,7 @@ from flwr_frl.strategies.server.replies import (
     as_float32,
     check_metrics,
     check_weight,
+    decode,
     is_finite,
     single_metrics,
     to_record,
@@ -288,7 +289,10 @@ class Averaging(Algorithm, FlowerFedAvg, supports_client_dp=True, asynchronous=T
     def _centre(self) -> Arrays:
         """Return the arrays from which replies differ by the clients' changes."""
         sent = self.pending.expected[self.arrayrecord_key]
-        arrays = self._as_kept({name: array.numpy() for name, array in sent.items()})
+        # Views, not copies: asynchronous rounds keep them until the last reply to them.
+        arrays = self._as_kept(
+            {name: decode(array, array) for name, array in sent.items()}
+        )
         if self.traits.replies_are_changes:
             return {name: np.zeros_like(array) for name, array in arrays.items()}
         return arrays

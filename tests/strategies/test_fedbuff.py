@@ -167,10 +167,10 @@ def test_at_most_the_versions_at_work_are_held():
     wrapper = FedBuff(FedAvg(), concurrency=6, buffer_size=2)
     versions_of(wrapper, speeds, 30, 0.0)
     state = wrapper.strategy.state["asynchronous"]
-    out = {str(work["version"]) for work in state["work"].values()}
+    out = set(map(str, state["since"].values()))
     assert state["versions"].keys() == out
     # The client whose change closed the version has not been replaced yet.
-    assert len(state["work"]) == 6 - 1
+    assert len(state["since"]) == len(state["due"]) == 6 - 1
 
 
 # Whole runs

@@ -1,0 +1,306 @@
+"""Asynchronous participation: who is at work, and what a change counts.
+
+Used by FedBuff and FedAsync; `flwr_frl.strategies.grids.asynchronous` delivers the
+replies.
+"""
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import numpy as np
+from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType
+from flwr.serverapp import Grid
+
+from flwr_frl.strategies.base import BaseStrategy
+from flwr_frl.strategies.grids.asynchronous import RealWork, asynchronous_grid
+from flwr_frl.strategies.server.participation import Participation
+from flwr_frl.strategies.server.replies import (
+    Arrays,
+    count_bytes,
+    rounded_to,
+    to_record,
+)
+from flwr_frl.task.messages import SERVER_ROUND
+from flwr_frl.task.settings import SettingsError, require
+
+# Key of the clients at work in the state of the wrapped strategy.
+ASYNCHRONOUS = "asynchronous"
+# Ends of the names of batch-norm statistics, which must stay averages.
+STATISTICS = ("running_mean", "running_var")
+
+
+class IdleNodes:
+    """Nodes that can be asked in a version, and the random draws among them.
+
+    Parameters
+    ----------
+    nodes : list of int
+        The nodes, in the order of their clients' names.
+    seed, version : int
+        They fix all draws of the version.
+    """
+
+    def __init__(self, nodes: list[int], seed: int, version: int) -> None:
+        self._rng = np.random.default_rng([seed, 0x5A3B, version])
+        self.replace(nodes)
+
+    def replace(self, nodes: list[int]) -> None:
+        """Draw among other nodes from now on."""
+        self._nodes, self._permuted = nodes, False
+
+    def sample(self, count: int) -> list[int]:
+        """Remove and return at most this number of nodes, as `Participation.sample`."""
+        nodes, count = self._nodes, min(count, len(self._nodes))
+        chosen = sorted(self._rng.choice(len(nodes), count, replace=False))
+        drawn = [nodes[i] for i in chosen]
+        for i in reversed(chosen):
+            del nodes[i]
+        return drawn
+
+    def draw(self, count: int) -> list[int]:
+        """Remove and return at most this number of nodes, each in constant time.
+
+        The first draw permutes all nodes.
+        """
+        if not self._permuted:
+            order = self._rng.permutation(len(self._nodes))
+            self._nodes, self._permuted = [self._nodes[i] for i in order], True
+        return [self._nodes.pop() for _ in range(min(count, len(self._nodes)))]
+
+
+class Asynchronous(Participation):
+    """Keep C clients at work, and make a version of every B changes.
+
+    Its state, in the wrapped strategy's, has the clients at work (``since`` which
+    version, and ``due`` when), the arrays of these versions (each once), and how many
+    changes counted, by client and by staleness.
+
+    Parameters
+    ----------
+    strategy : BaseStrategy
+        The wrapped strategy.
+    concurrency : int
+        Number of clients C at work at any time.
+    buffer_size : int
+        Number of changes B that make a version.
+    staleness_exponent : float
+        a in the weight s(τ) = (1 + τ)^−a of a change that is τ versions old.
+    max_staleness : int
+        Largest τ of a change that counts; −1 sets no limit.
+    step_size : float
+        Factor of all weights: η_g, or α of FedAsync.
+    from_sent : bool
+        True if a change is the difference from the version that its client was sent;
+        False if it is the difference from the current one.
+    """
+
+    def __init__(
+        self,
+        strategy: BaseStrategy,
+        concurrency: int,
+        buffer_size: int,
+        staleness_exponent: float,
+        max_staleness: int,
+        step_size: float,
+        from_sent: bool,
+    ) -> None:
+        base = strategy.participation
+        super().__init__(base.fraction, base.least, base.seed, False)
+        self.strategy = strategy
+        self.concurrency, self.buffer_size = concurrency, buffer_size
+        self.staleness_exponent, self.max_staleness = staleness_exponent, max_staleness
+        self.step_size, self.from_sent = step_size, from_sent
+        self.version = 0
+        parts = ("since", "due", "versions", "updates", "staleness")
+        empty: dict[str, Any] = {part: {} for part in parts}
+        self._state: dict[str, Any] = strategy.state.setdefault(ASYNCHRONOUS, empty)
+        # Connected nodes, by the names of their clients.
+        self._nodes: dict[str, int] = {}
+        # Of the current version: idle nodes, shared arrays, nodes whose replies have
+        # arrived, staleness of the changes that count, dropped changes.
+        self._idle = IdleNodes([], self.seed, 0)
+        self._current: Arrays = {}
+        self._arrived: set[int] = set()
+        self._staleness: dict[int, int] = {}
+        self._dropped = 0
+
+    @property
+    def updates(self) -> dict[str, int]:
+        """Number of changes that counted, by the client's name."""
+        updates: dict[str, int] = self._state["updates"]
+        return updates
+
+    @property
+    def staleness(self) -> dict[int, int]:
+        """Number of changes that counted, by their staleness."""
+        return {int(age): count for age, count in self._state["staleness"].items()}
+
+    def check(self, num_clients: int, sample: Callable[[], list[int]]) -> None:
+        """Raise `SettingsError` unless there are as many clients as work at a time."""
+        allowed = f"at most {num_clients}, the number of clients"
+        valid = self.concurrency <= num_clients
+        require(valid, "concurrency", self.concurrency, allowed)
+
+    def adapt_grid(self, grid: Grid, name_of: Callable[[int], str]) -> Grid:
+        """Return a grid that returns replies as they arrive."""
+        adapted = asynchronous_grid(grid, self)
+        if adapted is None:
+            raise SettingsError(
+                "speed-model is 'none'; expected fixed, dynamic, groups, correlated or "
+                "a file: in simulation it determines which reply arrives first",
+                "speed-model",
+            )
+        if isinstance(adapted, RealWork):
+            # Clients of an earlier process cannot answer this one.
+            self._state |= {"since": {}, "due": {}, "versions": {}}
+        return adapted
+
+    # Who is asked.
+
+    def sample(self, server_round: int, nodes: list[int], others: int = 0) -> list[int]:
+        """Return clients for a new version, so that C clients are at work."""
+        if server_round != self.version:
+            self.version = server_round
+            self._arrived, self._staleness, self._dropped = set(), {}, 0
+        if nodes != list(self._nodes.values()):
+            self._nodes = {self.strategy.name_of(node): node for node in nodes}
+        self._idle = IdleNodes(self._idle_nodes(), self.seed, server_round)
+        return self._idle.sample(self._missing)
+
+    @property
+    def _missing(self) -> int:
+        return self.concurrency - len(self._state["since"])
+
+    def _idle_nodes(self) -> list[int]:
+        """Return the nodes to ask: a version has at most one change of each client."""
+        work, arrived = self._state["since"], self._arrived
+        named = self._nodes.items()
+        return [n for name, n in named if name not in work and n not in arrived]
+
+    def open(
+        self,
+        server_round: int,
+        messages: list[Message],
+        grid: Grid,
+        is_valid: Callable[[Message], bool],
+    ) -> None:
+        """Let the grid return after B valid replies."""
+        self._current = self.strategy._centre()
+        grid.wait_for(self.buffer_size, is_valid)  # type: ignore[attr-defined]
+
+    def refill(self) -> list[Message]:
+        """Return training messages of the current version for idle clients."""
+        pending, nodes = self.strategy.pending, self._idle.draw(self._missing)
+        sent = pending.expected[self.strategy.arrayrecord_key]
+        return pending.ask([self._message(n, sent, self.version) for n in nodes])
+
+    def _message(self, node: int, sent: ArrayRecord, version: int) -> Message:
+        config = ConfigRecord({**self.strategy.pending.config, SERVER_ROUND: version})
+        return self.strategy._message(node, sent, config, MessageType.TRAIN)
+
+    # Who is at work (`Work`).
+
+    def due(self) -> dict[int, float]:
+        """Return the nodes at work, and when their replies are due."""
+        due, nodes = self._state["due"].items(), self._nodes
+        return {nodes[name]: at for name, at in due if name in nodes}
+
+    def begin(self, messages: Iterable[Message], due: Callable[[int], float]) -> None:
+        """Record that the nodes of these messages begin to work."""
+        for message in messages:
+            node = message.metadata.dst_node_id
+            name = self.strategy.name_of(node)
+            self._state["since"][name] = self.version
+            self._state["due"][name] = due(node)
+            self._state["versions"][str(self.version)] = self._current
+
+    def end(self, node: int) -> bool:
+        """Record that a node is done; return whether its change is recent enough."""
+        version = self._stop(node)
+        pending, staleness = self.strategy.pending, self.version - version
+        pending.asked.add(node)
+        pending.asked_in[node] = version
+        self._arrived.add(node)
+        recent = self.max_staleness < 0 or staleness <= self.max_staleness
+        if recent:
+            self._staleness[node] = staleness
+        return recent
+
+    def give_up(self, node: int) -> None:
+        """Record that nobody waits for a node any longer."""
+        self._stop(node)
+        self._idle.replace(self._idle_nodes())
+
+    def _stop(self, node: int) -> int:
+        """Record that a node no longer works; return the version that it was sent."""
+        name = self.strategy.name_of(node)
+        del self._state["due"][name]
+        version: int = self._state["since"].pop(name)
+        return version
+
+    def drop(self, reply: Message) -> None:
+        """Count a change that is too old; its client's personal part still counts."""
+        self._dropped += 1
+        pending = self.strategy.pending
+        pending.bytes_up += count_bytes(reply)
+        if not reply.has_error() and self.strategy._is_valid(reply):
+            self.strategy.ledger.acknowledge(pending.rounds([reply]), self.version)
+
+    def message(self, node: int) -> Message:
+        """Return the message that a node has received, made again from its version."""
+        version = self.strategy.pending.asked_in[node]
+        sent = to_record(self._state["versions"][str(version)])
+        return self._message(node, self.strategy._as_transported(sent), version)
+
+    # Changes.
+
+    def rebased(self, node: int, arrays: Arrays) -> Arrays:
+        """Return x + η s(τ) Δ, in which x is the current version and Δ the change.
+
+        The mean of the results is the current version plus the mean weighted change.
+        Batch-norm statistics become (1 − s(τ)) x + s(τ) y, so that variances stay
+        positive. A change of the current version with weight 1 stays as it is.
+        """
+        staleness = self._staleness[node]
+        weight = (1.0 + staleness) ** -self.staleness_exponent
+        if staleness == 0 and self.step_size == 1:
+            return arrays
+        version = str(self.strategy.pending.asked_in[node])
+        sent = self._state["versions"][version] if self.from_sent else self._current
+        moved = {}
+        for name, array in arrays.items():
+            if array.dtype.kind != "f":
+                moved[name] = array
+                continue
+            averaged = name.endswith(STATISTICS)
+            origin = self._current[name] if averaged else sent[name]
+            step = weight if averaged else weight * self.step_size
+            change = np.subtract(array, origin, dtype=np.float64)
+            change *= step
+            change += self._current[name]
+            moved[name] = rounded_to(array.dtype, change)
+        return moved
+
+    def close(self) -> dict[str, float]:
+        """Forget versions of which nobody is at work; return ``staleness-mean`` etc."""
+        pending, state = self.strategy.pending, self._state
+        rejected = {name for name, _ in pending.rejections}
+        counted = {
+            name: staleness
+            for node, staleness in self._staleness.items()
+            if (name := self.strategy.name_of(node)) not in rejected
+        }
+        for name, staleness in counted.items():
+            self.updates[name] = self.updates.get(name, 0) + 1
+            histogram = state["staleness"]
+            histogram[str(staleness)] = histogram.get(str(staleness), 0) + 1
+        out = set(map(str, state["since"].values()))
+        for version in state["versions"].keys() - out:
+            del state["versions"][version]
+        values = list(counted.values()) or [0]
+        return {
+            "version": self.version,
+            "staleness-mean": sum(values) / len(values),
+            "staleness-max": max(values),
+            "dropped": self._dropped,
+        }
