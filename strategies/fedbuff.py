@@ -15,9 +15,16 @@ from flwr.serverapp.strategy import Result
 from flwr_frl.strategies.algorithms import build_strategy
 from flwr_frl.strategies.asynchronous import Asynchronous
 from flwr_frl.strategies.base import BaseStrategy
+from flwr_frl.strategies.server.aggregation import CENTERED_CLIP
 from flwr_frl.strategies.traits import Algorithm
 from flwr_frl.strategies.wrapping import Wrapping
 from flwr_frl.task.settings import Free, Range, Settings, build, require, validate
+
+NEEDED = "averages and does not need all replies of a round"
+# Rules that bound each change alone, and the fewest changes of which a rule that
+# compares them can outvote one.
+WITH_FEW = ("mean", "clip", CENTERED_CLIP)
+OUTVOTED = 3
 
 
 class FedBuff(
@@ -64,6 +71,11 @@ class FedBuff(
         max_staleness: Annotated[int, Range("[-1, inf)")] = -1,
         global_learning_rate: Annotated[float, Range("(0, inf)")] = 1.0,
     ) -> None:
+        allowed = "one of this package's that " + NEEDED
+        ours = isinstance(strategy, BaseStrategy) and not self.allowed_base(
+            type(strategy)
+        )
+        require(ours, "strategy", type(strategy).__name__, allowed)
         self.strategy = strategy
         self.concurrency, self.buffer_size = concurrency, buffer_size
         self.staleness_exponent, self.max_staleness = staleness_exponent, max_staleness
@@ -78,6 +90,11 @@ class FedBuff(
         noise = strategy.settings.server_dp_noise
         allowed = "0 with asynchronous rounds: the privacy account assumes rounds"
         require(noise == 0, "server-dp-noise", noise, allowed)
+        rule = strategy.settings.aggregation
+        allowed = f"one of {', '.join(WITH_FEW)} with buffer-size={buffer_size}: other "
+        allowed += f"rules compare changes, and need a buffer of at least {OUTVOTED}"
+        enough = buffer_size >= OUTVOTED or rule in WITH_FEW
+        require(enough, "aggregation", rule, allowed)
         self.participation = self._participation()
         self.install()
 
@@ -95,8 +112,7 @@ class FedBuff(
     @classmethod
     def allowed_base(cls, strategy: type[Algorithm]) -> str:
         """Return "" if a strategy can average changes of different versions."""
-        allowed = "an algorithm that averages and does not need all replies of a round"
-        return "" if strategy.traits.asynchronous else allowed
+        return "" if strategy.traits.asynchronous else f"an algorithm that {NEEDED}"
 
     @classmethod
     def from_settings(cls, settings: Settings) -> BaseStrategy:

@@ -6,8 +6,9 @@ import math
 import numpy as np
 import pytest
 from flwr.app import Message, MessageType
+from flwr.serverapp.strategy import FedAvg as FlowerFedAvg
 
-from flwr_frl.strategies import FedAsync, FedAvg, FedBuff, build_strategy
+from flwr_frl.strategies import SCAFFOLD, FedAsync, FedAvg, FedBuff, build_strategy
 from flwr_frl.strategies.grids import arrivals
 from flwr_frl.strategies.grids.arrivals import with_retries
 from flwr_frl.strategies.grids.simulated_arrivals import SimulatedArrivals
@@ -58,15 +59,16 @@ def versions_of(wrapper, speeds: SpeedModel, count: int, communication: float):
     return seen
 
 
-def simulate(speeds, count, communication, *, C, B, mix, limit=-1, seed=0):  # noqa: N803
+def simulate(speeds, count, communication, *, C, B, mix, limit=-1, combine=None):  # noqa: N803
     """Event simulation: return (x, seconds, staleness, dropped) after each version.
 
-    ``mix(x, sent, y, τ)`` is what a client's model y contributes to the mean.
+    ``mix(x, sent, y, τ)`` is what a client's model y contributes to the mean, or to
+    what ``combine`` returns.
     """
     x, now, work, rows = np.zeros(4), 0.0, {}, []
     for version in range(1, count + 1):
         buffer, dropped, arrived, order = [], 0, set(), None
-        rng = np.random.default_rng([seed, 0x5A3B, version])
+        rng = np.random.default_rng([0, 0x5A3B, version])
         while True:
             idle = [c for c in range(CLIENTS) if c not in work and c not in arrived]
             count = min(C - len(work), len(idle))
@@ -92,7 +94,8 @@ def simulate(speeds, count, communication, *, C, B, mix, limit=-1, seed=0):  # n
                     buffer.append((c, mix(x, sent, y, age), age))
             if len(buffer) == B:
                 break
-        x = np.mean([point for _, point, _ in sorted(buffer)], axis=0)
+        points = [point for _, point, _ in sorted(buffer, key=lambda change: change[0])]
+        x = combine(points) if combine else np.mean(points, axis=0)
         rows.append((x, now, [age for *_, age in buffer], dropped))
     return rows
 
@@ -229,7 +232,11 @@ def test_a_buffer_of_all_clients_at_work_is_the_synchronous_base(tmp_path, base)
 
 @pytest.mark.parametrize(
     ("base", "more"),
-    [("fedrep", {}), ("flute", {"aggregation": "median"}), ("ditto", {})],
+    [
+        ("fedrep", {}),
+        ("flute", {"aggregation": "median", "buffer_size": 3}),
+        ("ditto", {}),
+    ],
 )
 def test_a_resumed_run_continues_with_the_clients_at_work(tmp_path, base, more):
     given = {
@@ -260,6 +267,55 @@ def test_a_resumed_run_continues_with_the_clients_at_work(tmp_path, base, more):
         assert {n: row.get(n) for n in names} == {n: other.get(n) for n in names}
 
 
+@pytest.mark.parametrize(
+    ("rule", "more"), [("median", {}), ("clip", {"clip_norm": 0.2})]
+)
+def test_a_rule_combines_the_weighted_changes_of_a_buffer(rule, more):
+    speeds = SpeedModel("dynamic", CLIENTS, seed=5)
+    wrapper = FedBuff(
+        FedAvg(aggregation=rule, **more), concurrency=6, buffer_size=3, max_staleness=9
+    )
+    found = versions_of(wrapper, speeds, 30, 0.0)
+
+    def clipped(change: np.ndarray) -> np.ndarray:
+        return change * min(1, 0.2 / np.linalg.norm(change))
+
+    def mix(x, sent, y, age):
+        return x, (1 + age) ** -0.5 * (y - sent)
+
+    def combine(pairs):
+        x, changes = pairs[0][0], [change for _, change in pairs]
+        if rule == "median":
+            return x + np.median(changes, axis=0)
+        return x + np.mean([clipped(change) for change in changes], axis=0)
+
+    expected = simulate(speeds, 30, 0.0, C=6, B=3, limit=9, mix=mix, combine=combine)
+    for (x, _), (y, *_) in zip(found, expected, strict=True):
+        assert np.allclose(x, y, rtol=1e-12, atol=1e-13)
+
+
+def test_a_dropped_change_counts_in_its_clients_privacy_account(tmp_path):
+    settings = settings_of(
+        tmp_path,
+        "fedbuff",
+        async_base="fedrep",
+        concurrency=5,
+        buffer_size=1,
+        max_staleness=1,
+        num_server_rounds=6,
+        speed_model="fixed",
+        dp_noise=1.0,
+        dp_clip=1.0,
+        dp_delta=1e-5,
+    )
+    assert sum(row["dropped"] for row in rows_of(settings)) > 0
+    with open(f"{settings['output']}/fedbuff/clients.json") as file:
+        clients = json.load(file).values()
+    spent = [c for c in clients if c.get("example-epsilon", 0) > 0]
+    assert all(c in spent for c in clients if c["updates"])
+    assert any(c["updates"] == 0 for c in spent)
+
+
 PRIVATE = {"server-dp-noise": 1.0, "server-dp-clip": 1.0, "server-dp-delta": 1e-5}
 
 
@@ -268,7 +324,14 @@ PRIVATE = {"server-dp-noise": 1.0, "server-dp-clip": 1.0, "server-dp-delta": 1e-
     [
         ("fedbuff", {"buffer-size": 11}, "buffer-size"),
         ("fedbuff", {"max-staleness": 0}, "max-staleness"),
+        ("fedasync", {"max-staleness": 0}, "max-staleness"),
+        ("fedbuff", {"concurrency": 0}, "concurrency"),
+        ("fedbuff", {"staleness-exponent": -1.0}, "staleness-exponent"),
+        ("fedbuff", {"global-learning-rate": 0.0}, "global-learning-rate"),
+        ("fedasync", {"fedasync-alpha": 1.5}, "fedasync-alpha"),
         ("fedbuff", PRIVATE, "server-dp-noise"),
+        ("fedasync", {"aggregation": "median"}, "aggregation"),
+        ("fedbuff", {"buffer-size": 2, "aggregation": "multi-krum"}, "aggregation"),
         *(
             ("fedbuff", {"async-base": base}, "async-base")
             for base in ("scaffold", "feddbe", "choco-sgd", "fedproto", "srpfl", "l2gd")
@@ -281,6 +344,13 @@ def test_refused(algorithm, more, code):
     with pytest.raises(SettingsError) as error:
         build_strategy(resolve({"algorithm": algorithm, **more}))
     assert error.value.code == code
+
+
+@pytest.mark.parametrize("strategy", [FlowerFedAvg(), SCAFFOLD()])
+def test_refused_to_wrap(strategy):
+    with pytest.raises(SettingsError) as error:
+        FedBuff(strategy)
+    assert error.value.code == "strategy"
 
 
 def test_refused_without_speeds_or_with_too_few_clients(tmp_path):
