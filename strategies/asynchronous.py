@@ -281,8 +281,8 @@ class Asynchronous(Participation):
             moved[name] = rounded_to(array.dtype, change)
         return moved
 
-    def close(self) -> dict[str, float]:
-        """Forget versions of which nobody is at work; return ``staleness-mean`` etc."""
+    def close(self) -> dict[str, float | list[int]]:
+        """Forget versions of which nobody is at work; return ``staleness`` etc."""
         pending, state = self.strategy.pending, self._state
         rejected = {name for name, _ in pending.rejections}
         counted = {
@@ -297,9 +297,11 @@ class Asynchronous(Participation):
         out = set(map(str, state["since"].values()))
         for version in state["versions"].keys() - out:
             del state["versions"][version]
-        values = list(counted.values()) or [0]
+        ages = list(counted.values())
+        values = ages or [0]
         return {
             "version": self.version,
+            "staleness": ages,
             "staleness-mean": sum(values) / len(values),
             "staleness-max": max(values),
             "dropped": self._dropped,

@@ -20,6 +20,8 @@ from flwr_frl.strategies.report.results import (
 )
 from flwr_frl.task.files import write_atomically
 
+# The simulated time of a run so far.
+CLOCK = "seconds-simulated"
 # Shown on a logarithmic axis.
 ERRORS = ("distance", "error", "loss")
 # The opacity of a standard deviation.
@@ -43,7 +45,8 @@ def plot(
 ) -> None:
     """Plot accuracy (or error) and training loss by round in ``accuracy.png``.
 
-    Without matplotlib, nothing is plotted.
+    Runs with a simulated time are plotted by it as well. Without matplotlib, nothing is
+    plotted.
 
     Parameters
     ----------
@@ -72,14 +75,21 @@ def plot(
     measure = quality(
         {name for seeds in runs.values() for rows in seeds for r in rows for name in r}
     )
-    figure = Figure(figsize=(9, 3.6), layout="constrained")
+    timed = any(CLOCK in r for seeds in runs.values() for rows in seeds for r in rows)
+    figure = Figure(figsize=(13 if timed else 9, 3.6), layout="constrained")
     FigureCanvasAgg(figure)
-    left, right = figure.subplots(1, 2)
+    left, right, *later = figure.subplots(1, 3 if timed else 2)
     for axes, metric in ((left, measure), (right, "train-loss")):
         for i, (name, seeds) in enumerate(runs.items()):
             _draw(axes, name, seeds, metric, line_style(i))
         axes.set_xlabel("round")
         axes.xaxis.get_major_locator().set_params(integer=True)
+        axes.grid(alpha=0.3)
+    for axes in later:
+        for i, (name, seeds) in enumerate(runs.items()):
+            _draw(axes, name, seeds, measure, line_style(i), by_clock=True)
+        axes.set(xlabel="simulated time", xscale="log", ylabel=measure)
+        axes.sharey(left)
         axes.grid(alpha=0.3)
     left.set_ylabel(measure)
     right.set_ylabel("training loss")
@@ -126,10 +136,23 @@ def legend_below(figure: Any, handles: Sequence[Any], labels: Sequence[str]) -> 
 
 
 def _draw(
-    axes: Any, name: str, runs: list[list[Row]], metric: str, style: dict[str, Any]
+    axes: Any,
+    name: str,
+    runs: list[list[Row]],
+    metric: str,
+    style: dict[str, Any],
+    by_clock: bool = False,
 ) -> None:
-    """Plot the mean over some runs by round, with a band of one standard deviation."""
+    """Plot the mean over some runs, with a band of one standard deviation.
+
+    It is plotted by round, or by the mean simulated time of each round.
+    """
     rounds, means, deviations = curve(runs, metric)
+    if by_clock:
+        times = dict(zip(*curve(runs, CLOCK)[:2], strict=True))
+        if not rounds or not times.keys() >= set(rounds):
+            return
+        rounds = [times[n] for n in rounds]
     if not rounds:
         return
     (line,) = axes.plot(rounds, means, label=name, marker=".", ms=3, **style)

@@ -125,6 +125,8 @@ class Watch:
             strategy.name_of(n): f"takes no part: {refusal.reason}"
             for n, refusal in manager.refusals.items()
         }
+        updates = strategy.participation.updates or {}
+        counts = strategy.participation.updates is not None
         names = {*nodes, *self._last_seen, *properties, *self._problems, *refused}
         return [
             {
@@ -135,6 +137,7 @@ class Watch:
                 "last-round": strategy.ledger.acknowledged.get(name, 0),
                 "num-examples": properties.get(name, {}).get("num-examples"),
                 "num-test-examples": properties.get(name, {}).get("num-test-examples"),
+                **({"updates": updates.get(name, 0)} if counts else {}),
                 "quality": strategy.evaluation.metrics.get(name, {}).get(measure),
                 "reason": refused.get(name) or self._problems.get(name, ""),
             }

@@ -97,6 +97,6 @@ class Participation:
         """Return a reply's shared arrays relative to the current version."""
         return arrays
 
-    def close(self) -> dict[str, float]:
+    def close(self) -> dict[str, float | list[int]]:
         """Close a round after its replies were combined, and return its metrics."""
         return {}

@@ -124,6 +124,7 @@ def test_fedbuff_equals_an_event_simulation(rate, limit):
     for (x, metrics), (y, seconds, ages, dropped) in zip(found, expected, strict=True):
         assert np.allclose(x, y, rtol=1e-12, atol=1e-13)
         assert metrics["seconds"] == pytest.approx(seconds, rel=1e-12)
+        assert sorted(metrics["staleness"]) == sorted(ages)
         assert metrics["staleness-mean"] == pytest.approx(np.mean(ages))
         assert metrics["staleness-max"] == max(ages)
         assert metrics["dropped"] == dropped

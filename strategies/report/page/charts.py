@@ -27,7 +27,7 @@ class Curve(NamedTuple):
     colour, dash : int
         Indices of its look; dash 0 is a solid line.
     points : sequence of (float, float)
-        Rounds and values, by round.
+        Positions across (rounds, for example) and values, by position.
     """
 
     name: str
@@ -85,9 +85,13 @@ def ticks(low: float, high: float) -> list[float]:
 
 
 def chart(
-    title: str, curves: Sequence[Curve], form: Format, logarithmic: bool = False
+    title: str,
+    curves: Sequence[Curve],
+    form: Format,
+    logarithmic: bool = False,
+    across: str = "round",
 ) -> str:
-    """Return a chart of curves by round.
+    """Return a chart of curves, by round if nothing else is named.
 
     Parameters
     ----------
@@ -99,12 +103,14 @@ def chart(
         Formats a value.
     logarithmic : bool, default False
         Whether the vertical axis is logarithmic, if all values are positive.
+    across : str, default "round"
+        Label of the horizontal axis.
     """
     points = [point for curve in curves for point in curve.points]
     if not points:
         return f'<p class="nothing">{escape(title)}: nothing yet</p>'
-    rounds, values = zip(*points, strict=True)
-    across, columns = axis(rounds, LEFT, RIGHT)
+    positions, values = zip(*points, strict=True)
+    right, columns = axis(positions, LEFT, RIGHT)
     up, lines = axis(values, BOTTOM, TOP, logarithmic and min(values) > 0)
     parts = [
         f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{escape(title)}">'
@@ -114,23 +120,63 @@ def chart(
         parts.append(f'<path class="grid" d="M{LEFT} {place}H{RIGHT}"/>')
         label = f'x="{LEFT - 6}" y="{place}" dy=".35em"'
         parts.append(f"<text {label}>{form(tick)}</text>")
-    below = [(across(n), BOTTOM + 15, f"{n:g}") for n in columns if n == int(n) >= 0]
-    for left, top, text in [*below, ((LEFT + RIGHT) / 2, HEIGHT - 4, "round")]:
+    if across == "round":
+        columns = [n for n in columns if n == int(n) >= 0]
+    below = [(right(n), BOTTOM + 15, f"{n:g}") for n in columns]
+    for left, top, text in [*below, ((LEFT + RIGHT) / 2, HEIGHT - 4, escape(across))]:
         parts.append(f'<text class="below" x="{left:.1f}" y="{top}">{text}</text>')
     parts.append(f'<path class="axis" d="M{LEFT} {TOP}V{BOTTOM}H{RIGHT}"/>')
     for curve in curves:
         # Every n-th point, counted from the last one, which is always drawn.
         step = math.ceil(len(curve.points) / MOST_POINTS) or 1
         drawn = curve.points[::-1][::step][::-1]
-        places = [(f"{across(x):.1f}", f"{up(y):.1f}") for x, y in drawn]
+        places = [(f"{right(x):.1f}", f"{up(y):.1f}") for x, y in drawn]
         if places:
             path = "M" + "L".join(map(" ".join, places))
             parts.append(line(path, curve.colour, curve.dash, curve.name))
         dots = zip(drawn, places, strict=True) if len(drawn) <= MOST_DOTS else ()
         for (x, y), (cx, cy) in dots:
+            where = f"{escape(across)} {x:g}: {form(y)}"
             parts.append(
                 f'<circle class="dot c{curve.colour % COLOURS}" r="2.5" cx="{cx}" '
-                f'cy="{cy}"><title>{escape(curve.name)}, round {x:g}: {form(y)}'
-                "</title></circle>"
+                f'cy="{cy}"><title>{escape(curve.name)}, {where}</title></circle>'
             )
     return "".join([*parts, "</svg>"])
+
+
+def bars(title: str, values: Sequence[float], form: Format, across: str) -> str:
+    """Return a chart of bars at 0, 1, 2, … from the left.
+
+    Parameters
+    ----------
+    title : str
+        The title, for screen readers.
+    values : sequence of float
+        Heights of the bars, at least one, not negative.
+    form : callable
+        Formats a height.
+    across : str
+        Label of the horizontal axis.
+    """
+    width = (RIGHT - LEFT) / len(values)
+    up, lines = axis([0, max(values)], BOTTOM, TOP)
+    head = f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img"'
+    parts = [f'{head} aria-label="{escape(title)}">']
+    for tick in lines:
+        place = f"{up(tick):.1f}"
+        parts.append(f'<path class="grid" d="M{LEFT} {place}H{RIGHT}"/>')
+        parts.append(f'<text x="{LEFT - 6}" y="{place}" dy=".35em">{form(tick)}</text>')
+    step = math.ceil(len(values) / 12)
+    for i, value in enumerate(values):
+        left, top = LEFT + i * width, up(value)
+        size = f'width="{0.8 * width:.1f}" height="{BOTTOM - top:.1f}"'
+        about = f"{escape(across)} {i}: {form(value)}"
+        place = f'class="bar c0" x="{left + 0.1 * width:.1f}" y="{top:.1f}"'
+        parts.append(f"<rect {place} {size}><title>{about}</title></rect>")
+        if i % step == 0:
+            where = f'x="{left + width / 2:.1f}" y="{BOTTOM + 15}"'
+            parts.append(f'<text class="below" {where}>{i}</text>')
+    middle = f'x="{(LEFT + RIGHT) / 2:.1f}" y="{HEIGHT - 4}"'
+    parts.append(f'<text class="below" {middle}>{escape(across)}</text>')
+    parts.append(f'<path class="axis" d="M{LEFT} {TOP}V{BOTTOM}H{RIGHT}"/></svg>')
+    return "".join(parts)

@@ -8,9 +8,17 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
-from flwr_frl.strategies.report.page.charts import COLOURS, Curve, Format, chart, line
+from flwr_frl.strategies.report.page.charts import (
+    COLOURS,
+    Curve,
+    Format,
+    bars,
+    chart,
+    line,
+)
 from flwr_frl.strategies.report.page.folder import (
     TRAFFIC,
+    UPDATES,
     Results,
     RunView,
     number,
@@ -26,8 +34,14 @@ NOTHING = "-"
 # Metrics that the table of runs or a chart of its own shows.
 SHOWN_ELSEWHERE = (
     *("round", "seconds", "train-loss", "bytes-down", "bytes-up"),
-    TRAFFIC,
+    *(TRAFFIC, UPDATES),
 )
+# What accuracy has cost, with the label of an axis.
+COSTS = {
+    "seconds-simulated": "simulated time",
+    UPDATES: "client updates",
+    TRAFFIC: "MB, down and up",
+}
 # The columns of the table of clients, the fourth without its name: classes by heading.
 CLIENT_COLUMNS = {
     "client": "name",
@@ -230,7 +244,43 @@ def _charts(runs: Sequence[RunView], looks: Looks) -> str:
             "<details><summary>More metrics</summary>"
             f'<div class="charts" id="more" data-part>{others}</div></details>'
         )
-    return f"<h2>By round</h2>{text}"
+    return f"<h2>By round</h2>{text}{_costs(runs, looks, measure)}"
+
+
+def _costs(runs: Sequence[RunView], looks: Looks, measure: str) -> str:
+    """Return charts of a metric by its cost, and of staleness, of simulated runs."""
+    if not any("seconds-simulated" in run.series for run in runs):
+        return ""
+    is_error = measure not in ("accuracy", "loss-point")
+    figures = []
+    for cost, label in COSTS.items():
+        curves = []
+        for run in runs:
+            across = dict(run.series.get(cost, []))
+            points = [
+                (across[n], value)
+                for n, value in run.series.get(measure, [])
+                if n in across
+            ]
+            curves.append(Curve(run.name, *looks[run.name], points))
+        form = _form(measure, ".4g")
+        svg = chart(f"{shown(measure)} by {label}", curves, form, is_error, label)
+        caption = f"{shown(measure)}, mean over clients, by {label}"
+        figures.append(f"<figure><figcaption>{escape(caption)}</figcaption>{svg}")
+    for run in runs:
+        counts = sorted(number(c.get("updates")) or 0.0 for c in run.clients)
+        for values, kind, label in (
+            (run.staleness, "staleness", "staleness"),
+            (counts, "client", "clients, from the fewest updates to the most"),
+        ):
+            total = sum(values) if run.staleness else 0.0
+            if total > 0:
+                title = f"{run.name}: share of the updates by {kind}"
+                shares = [value / total for value in values]
+                svg = bars(title, shares, "{:.1%}".format, label)
+                figures.append(f"<figure><figcaption>{escape(title)}</figcaption>{svg}")
+    drawn = "".join(f"{figure}</figure>" for figure in figures)
+    return f'<h2>By cost</h2><div class="charts" id="costs" data-part>{drawn}</div>'
 
 
 def _clients(run: RunView, is_open: bool) -> str:

@@ -29,9 +29,13 @@ from flwr_frl.strategies.server.checks import one_line
 # How deep runs are nested: they may be of a seed, of a point and of an earlier command.
 DEPTH = 4
 MAX_NAME = 120
+# Larger values of staleness are not shown.
+MAX_STALENESS = 10_000
 STATES = ("running", "finished", "stopped")
 # The series of the bytes sent and received so far, in MB.
 TRAFFIC = "traffic"
+# The series of the client updates so far, dropped ones included.
+UPDATES = "updates"
 
 
 @dataclass(frozen=True)
@@ -43,7 +47,8 @@ class RunView:
     name : str
         The run's folder, relative to the results folder.
     series : dict
-        The points of each numeric metric in ``metrics.jsonl``, and of `TRAFFIC`.
+        The points of each numeric metric in ``metrics.jsonl``, of `TRAFFIC` and of
+        `UPDATES`.
     last_round : int
         The last round; 0 before the first.
     state : str
@@ -59,6 +64,8 @@ class RunView:
     clients : list of dict
         Entries of ``status.json``, unchecked, with ``rejected`` and ``unanswered``: in
         how many rounds the client's reply was rejected or missing.
+    staleness : tuple of int
+        Number of changes by their staleness, from 0; empty for synchronous rounds.
     """
 
     name: str
@@ -70,6 +77,7 @@ class RunView:
     written: float
     measure: str
     clients: list[dict[str, Any]]
+    staleness: tuple[int, ...]
 
     @property
     def algorithm(self) -> str:
@@ -176,12 +184,25 @@ def _view(directory: Path, folder: Path) -> RunView:
         written=max(stamp[0] / 1e9 if stamp else 0.0 for stamp in stamps),
         measure=shown(measure),
         clients=clients,
+        staleness=_histogram(rows),
     )
+
+
+def _histogram(rows: list[Row]) -> tuple[int, ...]:
+    lists = (row.get("staleness") for row in rows)
+    ages = Counter(
+        age
+        for values in lists
+        if isinstance(values, list)
+        for age in values
+        if isinstance(age, int) and 0 <= age < MAX_STALENESS
+    )
+    return tuple(ages[age] for age in range(max(ages, default=-1) + 1))
 
 
 def _series(rows: list[Row]) -> dict[str, list[Point]]:
     series: dict[str, list[Point]] = {}
-    traffic = 0.0
+    traffic = updates = 0.0
     for row in rows:
         for name, value in row.items():
             points = series.setdefault(name, [])
@@ -189,6 +210,8 @@ def _series(rows: list[Row]) -> dict[str, list[Point]]:
                 points.append((row["round"], finite))
         traffic += sum(number(row.get(n)) or 0.0 for n in ("bytes-down", "bytes-up"))
         series.setdefault(TRAFFIC, []).append((row["round"], traffic / 1e6))
+        updates += sum(number(row.get(n)) or 0.0 for n in ("clients", "dropped"))
+        series.setdefault(UPDATES, []).append((row["round"], updates))
     return series
 
 

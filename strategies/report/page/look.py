@@ -27,7 +27,7 @@ svg text { font: 12px system-ui, sans-serif; fill: var(--faint); text-anchor: en
 svg .below { text-anchor: middle }
 .grid { stroke: var(--line); fill: none } .axis { stroke: var(--faint); fill: none }
 .curve { stroke: currentColor; stroke-width: 2; fill: none; stroke-linejoin: round }
-.dot { fill: currentColor }
+.dot, .bar { fill: currentColor }
 .c0 { color: var(--c0) } .c1 { color: var(--c1) } .c2 { color: var(--c2) }
 .c3 { color: var(--c3) } .c4 { color: var(--c4) } .c5 { color: var(--c5) }
 .c6 { color: var(--c6) } .c7 { color: var(--c7) }

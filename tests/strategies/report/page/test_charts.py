@@ -12,6 +12,7 @@ from flwr_frl.strategies.report.page.charts import (
     TOP,
     Curve,
     axis,
+    bars,
     chart,
 )
 
@@ -88,3 +89,20 @@ def test_a_name_is_text():
 
     Tags().feed(svg)
     assert seen == {"svg", "path", "text", "title", "circle"}
+
+
+def test_bars_by_hand():
+    svg = bars("shares", [0.0, 0.25, 0.5], "{:g}".format, "staleness")
+    heights = re.findall(r'class="bar.*? height="([\d.]+)"><title>(.*?)<', svg)
+    middle, whole = (BOTTOM - TOP) / 2, BOTTOM - TOP
+    assert [(float(height), title) for height, title in heights] == [
+        (0.0, "staleness 0: 0"),
+        (middle, "staleness 1: 0.25"),
+        (whole, "staleness 2: 0.5"),
+    ]
+
+
+def test_an_axis_that_is_no_round_has_fractions():
+    curves = [Curve("a", 0, 0, [(0.0, 1.0), (1.0, 2.0)])]
+    assert ">0.2<" in chart("loss", curves, "{:g}".format, across="time")
+    assert ">0.2<" not in chart("loss", curves, "{:.0f}".format)

@@ -144,6 +144,39 @@ def test_curves_of_all_runs_in_the_folder(tmp_path):
     assert looks == [("c0", False), ("c1", False), ("c0", True)]
 
 
+def test_accuracy_by_cost_and_who_contributes(tmp_path):
+    write(tmp_path)
+    assert "By cost" not in page(Results(tmp_path))
+    costs = [
+        {"seconds-simulated": 0.5, "dropped": 0, "staleness": [0, 0]},
+        {"seconds-simulated": 2.5, "dropped": 2, "staleness": [2]},
+    ]
+    rows = [row | cost for row, cost in zip(ROWS, costs, strict=True)]
+    clients = [c | {"updates": n} for c, n in zip(CLIENTS, (3, 0), strict=True)]
+    write(tmp_path, "fedbuff", rows=rows, clients=clients)
+    text = page(Results(tmp_path))
+    for dot in (
+        "fedbuff, simulated time 2.5: 75 %",
+        "fedbuff, client updates 5: 75 %",
+        "fedbuff, MB, down and up 7.5: 75 %",
+        "fedrep, MB, down and up 7.5: 75 %",
+        "staleness 0: 66.7%",
+        "staleness 1: 0.0%",
+        "staleness 2: 33.3%",
+        "clients, from the fewest updates to the most 1: 100.0%",
+    ):
+        assert f"<title>{dot}</title>" in text, dot
+
+
+@pytest.mark.parametrize("staleness", [HOSTILE, [HOSTILE], [-1, 1e9], [10**30], None])
+def test_damaged_staleness_is_left_out(tmp_path, staleness):
+    rows = [row | {"seconds-simulated": 1.0, "staleness": staleness} for row in ROWS]
+    write(tmp_path, "fedbuff", rows=rows)
+    text = page(Results(tmp_path))
+    assert "By cost" in text
+    assert "by staleness" not in text
+
+
 def test_an_older_version_s_run_is_shown(tmp_path):
     write(tmp_path)
     (tmp_path / "fedrep" / "status.json").unlink()
