@@ -109,7 +109,7 @@ DATA = {
     ),
     "images": Data(
         "asynchronous-images",
-        "CIFAR-10, 100 clients with 5 classes and 100 images of 16 x 16 pixels each",
+        "CIFAR-10, 100 clients with 5 classes and 50 training images of 16 x 16 pixels each",
         {
             "task": "image-folder",
             "classes-per-client": 5,
@@ -121,12 +121,12 @@ DATA = {
         clients=100,
         sampled=10,
         buffer=5,
-        rounds=100,
-        every=5,
+        rounds=60,
+        every=3,
         seeds=1,
         speeds=tuple(SPEEDS),
-        communicating=("groups-10", "correlated"),
-        images=100,
+        communicating=("groups-10",),
+        images=50,
     ),
     "people": Data(
         "asynchronous-people",
