@@ -51,7 +51,7 @@ COMMUNICATION = (0, 10, 100)
 CLASSES = 10
 # Limits of ``max-staleness`` whose effect on slow clients is measured.
 LIMITS = (10, 2)
-LIMITED = ("fixed", "groups-10", "groups-30")
+LIMITED = ("groups-10", "groups-30", "fixed")
 
 
 class Data(NamedTuple):
@@ -109,7 +109,7 @@ DATA = {
     ),
     "images": Data(
         "asynchronous-images",
-        "CIFAR-10, 100 clients with 5 classes and 50 training images of 16 x 16 pixels each",
+        "CIFAR-10 (16 x 16 pixels), 100 clients with 5 classes and 50 images each",
         {
             "task": "image-folder",
             "classes-per-client": 5,
@@ -124,7 +124,7 @@ DATA = {
         rounds=60,
         every=3,
         seeds=1,
-        speeds=tuple(SPEEDS),
+        speeds=("groups-10", "fixed", "correlated"),
         communicating=("groups-10",),
         images=50,
     ),
@@ -204,6 +204,11 @@ def times_of(data: Data, speeds: str) -> tuple[int, ...]:
     return COMMUNICATION if speeds in data.communicating else COMMUNICATION[:1]
 
 
+def limited_speeds(data: Data) -> list[str]:
+    """Return the speed models with which limits of the staleness are measured."""
+    return [speeds for speeds in LIMITED if speeds in data.speeds]
+
+
 def runs_of(setup: Setup) -> Iterator[Run]:
     """Return all runs; several may be one job."""
     data = setup.data
@@ -214,7 +219,7 @@ def runs_of(setup: Setup) -> Iterator[Run]:
                     for name in METHODS:
                         yield Run(name, speeds, communication, seed)
     for seed in range(setup.seeds):
-        for speeds in LIMITED:
+        for speeds in limited_speeds(data):
             for limit in LIMITS:
                 yield Run("fedbuff", speeds, 0, seed, limit)
 

@@ -6,13 +6,13 @@ from typing import Any
 import numpy as np
 
 from benchmarks.asynchronous import (
-    LIMITED,
     LIMITS,
     METHODS,
     SPEEDS,
     Run,
     Setup,
     job_of,
+    limited_speeds,
     times_of,
 )
 from benchmarks.common import RESULTS, markdown
@@ -155,7 +155,7 @@ def shares(setup: Setup) -> tuple[str, dict[str, Any]]:
     """Return the table of staleness and of slow clients' share, and its numbers."""
     lines, data = [], {}
     limited = [("fedbuff", limit) for limit in LIMITS]
-    for speeds in LIMITED:
+    for speeds in limited_speeds(setup.data):
         for name, limit in [*((name, -1) for name in SHOWN), *limited]:
             found = [
                 sharing(setup, Run(name, speeds, 0, seed, limit))
