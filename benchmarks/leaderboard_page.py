@@ -10,7 +10,7 @@ from benchmarks.common import RESULTS, markdown
 # By algorithm and cell, one for each seed; None is missing.
 Results = Mapping[str, Mapping[str, list[dict[str, Any] | None]]]
 
-GLOBAL = ("fedavg", "fedprox", "scaffold")
+GLOBAL = ("fedavg", "fedprox", "scaffold", "moon", "feddyn")
 
 
 def accuracies(runs: Iterable[dict[str, Any] | None], key: str = "accuracy") -> Any:
@@ -141,7 +141,7 @@ def missing(results: Results, seeds: Mapping[str, list[int]]) -> str:
                 count += len(names)
     if not parts:
         return "No runs are missing.\n"
-    return f"{count} runs are missing. {'; '.join(parts)}.\n"
+    return f"Missing runs: {count}. {'; '.join(parts)}.\n"
 
 
 def places(results: Results) -> str:
@@ -167,8 +167,8 @@ def places(results: Results) -> str:
             "With two shards a client, every personalised method that was run is "
             "better than `fedavg`.\n"
             if not worse
-            else f"With two shards a client {', '.join(worse)} are no better than "
-            "`fedavg`.\n"
+            else "With two shards a client, these are no better than `fedavg`: "
+            f"{', '.join(worse)}.\n"
         )
     heads = by_seed(results.get("fedproto", {}), "accuracy-head")
     if len(heads):
