@@ -2,7 +2,6 @@
 
 import copy
 import json
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -13,7 +12,10 @@ from mutations import WORDS, Rng, content_of, pick, scalar
 
 from flwr_frl.clients.client_app import make_app
 from flwr_frl.strategies import ALGORITHMS, build_strategy
+from flwr_frl.strategies.asynchronous import Asynchronous
+from flwr_frl.strategies.grids.simulated_arrivals import SimulatedArrivals
 from flwr_frl.strategies.grids.simulation import InlineGrid
+from flwr_frl.strategies.grids.speeds import SpeedModel
 from flwr_frl.strategies.report.results import strict_json
 from flwr_frl.strategies.server.pending_round import PendingRound
 from flwr_frl.strategies.server.replies import is_finite
@@ -69,6 +71,12 @@ class Target:
         self.inner = getattr(self.strategy, "strategy", self.strategy)
         self.kind = kind
         arrays = self.strategy.initialize(self.grid)
+        if isinstance(self.inner.participation, Asynchronous):
+            speeds = SpeedModel("fixed", CLIENTS, seed=0)
+            clock = SimulatedArrivals(
+                self.grid, speeds, 0.0, lambda node: node % CLIENTS
+            )
+            self.grid = self.inner.participation.adapt_grid(clock, self.inner.name_of)
         configure = getattr(self.strategy, f"configure_{kind}")
         if kind == "evaluate":
             # Some have nothing to evaluate before a round.
@@ -146,7 +154,7 @@ class Target:
         if not is_finite(arrays):
             outcome.fell.append(f"{what} made a state that is not finite")
         rows = dict(metrics or {})
-        if len(rows) > 60 or not all(map(math.isfinite, rows.values())):
+        if len(rows) > 60 or not all(np.isfinite(v).all() for v in rows.values()):
             outcome.fell.append(f"{what} put nonsense into the metrics")
         json.loads(strict_json(rows), parse_constant=refuse)
         exchange = self.inner.pending
