@@ -270,7 +270,9 @@ def page_of(setup: Setup) -> tuple[str, str, dict[str, Any]]:
         tables.append(f"## Speeds `{speeds}`\n\n{text}")
     share_table, numbers["shares"] = shares(setup)
     histogram(setup, RESULTS / f"{data.page}-staleness.png")
+    left_out = ", ".join(f"`{name}`" for name in SPEEDS if name not in data.speeds)
     body = BODY.format(
+        left_out=f"; not run with the speeds {left_out}" if left_out else "",
         title=data.title,
         seeds=f"{setup.seeds} seeds" if setup.seeds > 1 else "one seed",
         image=plot(setup, "groups-10"),
@@ -284,14 +286,13 @@ def page_of(setup: Setup) -> tuple[str, str, dict[str, Any]]:
     return "Asynchronous rounds and SRPFL", body, numbers
 
 
-BODY = """Take asynchronous rounds if waiting costs more than anything else and slow
-clients need not count: FedBuff reaches the level of synchronous rounds in the least
-time if messages are cheap, but its slowest clients hardly contribute, and with very
-slow ones it ends below. Take SRPFL if every client must count in the end, and
-synchronous rounds if communication takes most of the time.
+BODY = """Take FedBuff over a method with personal heads unless a group of clients is far
+slower than the rest; if there is one, and it must end as well as the others, take SRPFL
+while messages are cheap and synchronous rounds if they are not; and for a single global
+model take FedBuff only if time counts more than the last points of accuracy.
 
-{title}, {sampled} at work at a time, {rounds} synchronous rounds or as many client
-updates, {seeds}. FedBuff makes a version of {buffer} changes. Each cell has the
+{title}. Of them {sampled} are at work at a time, in {rounds} synchronous rounds or for
+as many client updates; {seeds}{left_out}. FedBuff makes a version of {buffer} changes. Each cell has the
 simulated time (in mean client times), the client updates and the megabytes until the
 accuracy first reaches 95 % of the final one of the synchronous method (`fedavg`,
 `fedrep` or `flute`); C.T. is the communication time of each message exchange. The final
