@@ -275,6 +275,9 @@ def page_of(setup: Setup) -> tuple[str, str, dict[str, Any]]:
         left_out=f"; not run with the speeds {left_out}" if left_out else "",
         title=data.title,
         seeds=f"{setup.seeds} seeds" if setup.seeds > 1 else "one seed",
+        spread="mean ± standard deviation over the seeds"
+        if setup.seeds > 1
+        else "in %",
         image=plot(setup, "groups-10"),
         tables="\n".join(tables),
         shares=share_table,
@@ -286,18 +289,18 @@ def page_of(setup: Setup) -> tuple[str, str, dict[str, Any]]:
     return "Asynchronous rounds and SRPFL", body, numbers
 
 
-BODY = """Take FedBuff over a method with personal heads unless a group of clients is far
-slower than the rest; if there is one, and it must end as well as the others, take SRPFL
-while messages are cheap and synchronous rounds if they are not; and for a single global
-model take FedBuff only if time counts more than the last points of accuracy.
+BODY = """Take FedBuff over a method with personal heads unless a group of clients is
+far slower than the rest; if there is one, and it must end as well as the others, take
+SRPFL while messages are cheap and synchronous rounds if they are not; and for a single
+global model take FedBuff only if time counts more than the last points of accuracy.
 
 {title}. Of them {sampled} are at work at a time, in {rounds} synchronous rounds or for
-as many client updates; {seeds}{left_out}. FedBuff makes a version of {buffer} changes. Each cell has the
-simulated time (in mean client times), the client updates and the megabytes until the
-accuracy first reaches 95 % of the final one of the synchronous method (`fedavg`,
-`fedrep` or `flute`); C.T. is the communication time of each message exchange. The final
-accuracy (mean ± standard deviation over the seeds) is that of the last tenth of the
-tests; it, the worst tenth of the clients and the time at the end are for C.T. = 0.
+as many client updates; {seeds}{left_out}. FedBuff makes a version of {buffer} changes.
+Each cell has the simulated time (in mean client times), the client updates and the
+megabytes until the accuracy first reaches 95 % of the final one of the synchronous
+method (`fedavg`, `fedrep` or `flute`); C.T. is the communication time of each message
+exchange. The final accuracy ({spread}) is that of the last tenth of the tests; it, the
+worst tenth of the clients and the time at the end are for C.T. = 0.
 
 ![Accuracy against simulated time, updates and bytes, speeds groups-10, seed 0]({image})
 
