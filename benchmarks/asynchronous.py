@@ -124,7 +124,7 @@ DATA = {
         rounds=60,
         every=3,
         seeds=1,
-        speeds=("groups-10", "fixed"),
+        speeds=("groups-10",),
         communicating=(),
         images=50,
     ),

@@ -150,9 +150,10 @@ def histogram(setup: Setup, path: Path) -> None:
     """Draw the shares of the changes by their staleness, for each speed model."""
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(12, 3.2), layout="constrained")
     speeds = limited_speeds(setup.data)
-    for axes, name in zip(figure.subplots(1, len(speeds)), speeds, strict=True):
+    figure = Figure(figsize=(4 * len(speeds), 3.2), layout="constrained")
+    panels = figure.subplots(1, len(speeds), squeeze=False)[0]
+    for axes, name in zip(panels, speeds, strict=True):
         ages: Counter[int] = Counter()
         for seed in range(setup.seeds):
             ages.update(staleness_of(setup, Run("fedbuff", name, 0, seed)))
@@ -294,7 +295,8 @@ far slower than the rest; if there is one, and it must end as well as the others
 SRPFL while messages are cheap and synchronous rounds if they are not; and for a single
 global model take FedBuff only if time counts more than the last points of accuracy.
 
-{title}. Of them {sampled} are at work at a time, in {rounds} synchronous rounds or for
+{title};
+{sampled} clients are at work at a time, in {rounds} synchronous rounds or for
 as many client updates; {seeds}{left_out}. FedBuff makes a version of {buffer} changes.
 Each cell has the simulated time (in mean client times), the client updates and the
 megabytes until the accuracy first reaches 95 % of the final one of the synchronous
