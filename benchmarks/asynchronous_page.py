@@ -273,7 +273,7 @@ def page_of(setup: Setup) -> tuple[str, str, dict[str, Any]]:
     histogram(setup, RESULTS / f"{data.page}-staleness.png")
     left_out = ", ".join(f"`{name}`" for name in SPEEDS if name not in data.speeds)
     body = BODY.format(
-        left_out=f"; not run with the speeds {left_out}" if left_out else "",
+        left_out=f" Speeds that were not run: {left_out}." if left_out else "",
         title=data.title,
         seeds=f"{setup.seeds} seeds" if setup.seeds > 1 else "one seed",
         spread="mean ± standard deviation over the seeds"
@@ -292,12 +292,12 @@ def page_of(setup: Setup) -> tuple[str, str, dict[str, Any]]:
 
 BODY = """Take FedBuff over a method with personal heads unless a group of clients is
 far slower than the rest; if there is one, and it must end as well as the others, take
-SRPFL while messages are cheap and synchronous rounds if they are not; and for a single
-global model take FedBuff only if time counts more than the last points of accuracy.
+SRPFL while messages are cheap and synchronous rounds if they are not; for a single
+global model FedBuff saves as much time and may end some points above or below.
 
-{title};
-{sampled} clients are at work at a time, in {rounds} synchronous rounds or for
-as many client updates; {seeds}{left_out}. FedBuff makes a version of {buffer} changes.
+{title}; {seeds}.
+{sampled} clients are at work at a time, in {rounds} synchronous rounds or for as many
+client updates. FedBuff makes a version of {buffer} changes.{left_out}
 Each cell has the simulated time (in mean client times), the client updates and the
 megabytes until the accuracy first reaches 95 % of the final one of the synchronous
 method (`fedavg`, `fedrep` or `flute`); C.T. is the communication time of each message
