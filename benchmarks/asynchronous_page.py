@@ -1,6 +1,8 @@
 """Tables and plots of ``benchmarks/asynchronous.py``."""
 
+from collections import Counter
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,14 +18,18 @@ from benchmarks.asynchronous import (
     times_of,
 )
 from benchmarks.common import RESULTS, markdown
+from flwr_frl.strategies.asynchronous import ASYNCHRONOUS
 from flwr_frl.strategies.grids.speeds import SpeedModel
 from flwr_frl.strategies.report.results import METRICS, read_json, read_rows
 from flwr_frl.strategies.server.participation import Participation
+from flwr_frl.task.checkpoint import FILE, read_about
 
 # Line styles; synchronous methods have solid lines.
 STYLES = {"flanp": "--", "srpfl": "--", "fedbuff": ":", "fedasync": "-."}
 # Methods whose staleness and shares are shown.
 SHOWN = ("fedbuff", "fedasync", "fedbuff/fedrep")
+# The last bar of a histogram of staleness has all larger values.
+LARGEST = 20
 Rows = list[dict[str, Any]]
 
 
@@ -133,6 +139,38 @@ def table(setup: Setup, speeds: str) -> tuple[str, dict[str, Any]]:
     return markdown(heads, lines), data
 
 
+def staleness_of(setup: Setup, run: Run) -> dict[int, int]:
+    """Return how many changes of a run counted, by their staleness."""
+    place = job_of(setup, run).place / METHODS[run.name].algorithm / FILE
+    histogram = read_about(place)["values"]["state"][ASYNCHRONOUS]["staleness"]
+    return {int(age): count for age, count in histogram.items()}
+
+
+def histogram(setup: Setup, path: Path) -> None:
+    """Draw the shares of the changes by their staleness, for each speed model."""
+    from matplotlib.figure import Figure
+
+    speeds = limited_speeds(setup.data)
+    figure = Figure(figsize=(4 * len(speeds), 3.2), layout="constrained")
+    panels = figure.subplots(1, len(speeds), squeeze=False)[0]
+    for axes, name in zip(panels, speeds, strict=True):
+        ages: Counter[int] = Counter()
+        for seed in range(setup.seeds):
+            ages.update(staleness_of(setup, Run("fedbuff", name, 0, seed)))
+        shown = range(min(max(ages), LARGEST) + 1)
+        heights = np.array([ages[age] for age in shown], dtype=float)
+        heights[-1] += sum(count for age, count in ages.items() if age > LARGEST)
+        axes.bar(shown, heights / sum(ages.values()))
+        axes.set(
+            title=f"fedbuff, {name}", xlabel=f"staleness (last bar: ≥ {shown[-1]})"
+        )
+        # Few changes are very old.
+        axes.set_yscale("log")
+        axes.yaxis.set_major_formatter("{x:.2%}")
+        axes.grid(alpha=0.3)
+    figure.savefig(path, dpi=120)
+
+
 def sharing(setup: Setup, run: Run) -> dict[str, float]:
     """Return the staleness of a run's changes and the share of slow clients in them."""
     rows = rows_of(setup, run)
@@ -232,12 +270,19 @@ def page_of(setup: Setup) -> tuple[str, str, dict[str, Any]]:
         text, numbers[speeds] = table(setup, speeds)
         tables.append(f"## Speeds `{speeds}`\n\n{text}")
     share_table, numbers["shares"] = shares(setup)
+    histogram(setup, RESULTS / f"{data.page}-staleness.png")
+    left_out = ", ".join(f"`{name}`" for name in SPEEDS if name not in data.speeds)
     body = BODY.format(
+        left_out=f" Speeds that were not run: {left_out}." if left_out else "",
         title=data.title,
         seeds=f"{setup.seeds} seeds" if setup.seeds > 1 else "one seed",
+        spread="mean ± standard deviation over the seeds"
+        if setup.seeds > 1
+        else "in %",
         image=plot(setup, "groups-10"),
         tables="\n".join(tables),
         shares=share_table,
+        page=data.page,
         sampled=data.sampled,
         buffer=data.buffer,
         rounds=data.rounds,
@@ -245,19 +290,19 @@ def page_of(setup: Setup) -> tuple[str, str, dict[str, Any]]:
     return "Asynchronous rounds and SRPFL", body, numbers
 
 
-BODY = """Take asynchronous rounds if waiting costs more than anything else and slow
-clients need not count: FedBuff reaches the level of synchronous rounds in the least
-time if messages are cheap, but its slowest clients hardly contribute, and with very
-slow ones it ends below. Take SRPFL if every client must count in the end, and
-synchronous rounds if communication takes most of the time.
+BODY = """Take FedBuff over a method with personal heads unless a group of clients is
+far slower than the rest; if there is one, and it must end as well as the others, take
+SRPFL while messages are cheap and synchronous rounds if they are not; for a single
+global model FedBuff saves as much time and may end some points above or below.
 
-{title}, {sampled} at work at a time, {rounds} synchronous rounds or as many client
-updates, {seeds}. FedBuff makes a version of {buffer} changes. Each cell has the
-simulated time (in mean client times), the client updates and the megabytes until the
-accuracy first reaches 95 % of the final one of the synchronous method (`fedavg`,
-`fedrep` or `flute`); C.T. is the communication time of each message exchange. The final
-accuracy (mean ± standard deviation over the seeds) is that of the last tenth of the
-tests; it, the worst tenth of the clients and the time at the end are for C.T. = 0.
+{title}; {seeds}.
+{sampled} clients are at work at a time, in {rounds} synchronous rounds or for as many
+client updates. FedBuff makes a version of {buffer} changes.{left_out}
+Each cell has the simulated time (in mean client times), the client updates and the
+megabytes until the accuracy first reaches 95 % of the final one of the synchronous
+method (`fedavg`, `fedrep` or `flute`); C.T. is the communication time of each message
+exchange. The final accuracy ({spread}) is that of the last tenth of the tests; it, the
+worst tenth of the clients and the time at the end are for C.T. = 0.
 
 ![Accuracy against simulated time, updates and bytes, speeds groups-10, seed 0]({image})
 
@@ -265,5 +310,11 @@ tests; it, the worst tenth of the clients and the time at the end are for C.T. =
 
 ## Staleness, and who contributes
 
+The slowest tenth of the clients would have a tenth of the updates if all were equally
+fast. `max-staleness` drops older changes, and so takes from the slow clients what they
+have.
+
 {shares}
+
+![Shares of the changes by staleness, all seeds]({page}-staleness.png)
 """

@@ -33,4 +33,5 @@ def test_versions_are_made_while_a_slow_client_trains(
     assert versions[-1]["updates"].get("slow", 0) <= 2
     fast = [line for line in versions if line["seconds"] < DELAYS["slow"]]
     assert len(fast) >= 3
-    print(f"{per_round:.0f} s a round, {versions[-1]['seconds'] / 8:.0f} s a version")
+    per_version = versions[-1]["seconds"] / len(versions)
+    print(f"{60 / per_round:.1f} rounds and {60 / per_version:.1f} versions a minute")

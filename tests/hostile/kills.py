@@ -5,6 +5,7 @@ import multiprocessing
 import os
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -62,14 +63,16 @@ def numbers(output: Path, algorithm: str) -> list[dict[str, Any]]:
     return [{n: v for n, v in row.items() if n != "seconds"} for row in rows]
 
 
-def run(kills: int, seed: int, root: Path) -> Outcome:
+def run(
+    kills: int, seed: int, root: Path, algorithms: Sequence[str] = ALGORITHMS
+) -> Outcome:
     """Kill so many times, each run a few times, and compare what comes out."""
     outcome, rng = Outcome(), np.random.default_rng([seed, 3])
     undisturbed: dict[str, tuple[list[dict[str, Any]], float]] = {}
     while outcome.tried < kills:
-        algorithm = ALGORITHMS[len(undisturbed) % len(ALGORITHMS)]
-        if len(undisturbed) == len(ALGORITHMS):
-            algorithm = str(rng.choice(ALGORITHMS))
+        algorithm = algorithms[len(undisturbed) % len(algorithms)]
+        if len(undisturbed) == len(algorithms):
+            algorithm = str(rng.choice(algorithms))
         else:
             began = time.monotonic()
             alone = root / "alone"

@@ -6,6 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import kills
 import messages
 import pytest
 import replies
@@ -53,24 +54,29 @@ import sys
 from pathlib import Path
 import kills
 
-outcome = kills.run(8, 0, Path(sys.argv[1]))
+outcome = kills.run(int(sys.argv[2]), 0, Path(sys.argv[1]), sys.argv[3:])
 print(outcome.tried, outcome.fell)
 """
 
 
 @pytest.mark.e2e
-def test_kills(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("count", "algorithms"), [(8, kills.ALGORITHMS), (20, ("fedbuff",))]
+)
+def test_kills(tmp_path: Path, count: int, algorithms: tuple[str, ...]) -> None:
     # It forks, which a process cannot in which torch has had another device.
     paths = (Path(__file__).parent, ROOT)
     result = subprocess.run(
-        [sys.executable, "-c", KILLS, str(tmp_path)],
+        [sys.executable, "-c", KILLS, str(tmp_path), str(count), *algorithms],
         env={**os.environ, "PYTHONPATH": os.pathsep.join(map(str, paths))},
         capture_output=True,
         text=True,
         timeout=600,
         check=False,
     )
-    assert result.stdout.splitlines()[-1:] == ["8 []"], result.stdout + result.stderr
+    assert result.stdout.splitlines()[-1:] == [f"{count} []"], (
+        result.stdout + result.stderr
+    )
 
 
 def test_it_sees_what_falls(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -1,0 +1,87 @@
+"""CPU time of a message in asynchronous and in synchronous rounds, in one process.
+
+Clients only add 1 to an array, so what is measured is the message: making, sending,
+checking and combining it. Both kinds of rounds close after the same number of replies.
+Prints the ratio, of the least times of ``--repeats`` measurements.
+"""
+
+import argparse
+import logging
+import time
+
+import numpy as np
+from flwr.app import ConfigRecord, Message, MessageType, MetricRecord, RecordDict
+
+from flwr_frl.strategies import BaseStrategy, FedAvg, FedBuff
+from flwr_frl.strategies.grids.simulated_arrivals import SimulatedArrivals
+from flwr_frl.strategies.grids.simulation import InlineGrid
+from flwr_frl.strategies.grids.speeds import SpeedModel
+from flwr_frl.strategies.server.replies import to_record
+from flwr_frl.strategies.server.rounds import run_rounds
+
+CLIENTS, AT_WORK = 100, 20
+
+
+def client(message: Message, context: object) -> Message:
+    """Answer a query about the client, or add 1 to the array."""
+    if message.metadata.message_type != MessageType.TRAIN:
+        node = message.metadata.dst_node_id
+        about = {"client": f"{node:06}", "structure": "", "num-examples": 1}
+        record = ConfigRecord({**about, "num-test-examples": 1})
+        return Message(RecordDict({"properties": record}), reply_to=message)
+    x = message.content.array_records["arrays"]["x"].numpy()
+    arrays = to_record({"x": x + np.float32(1)})
+    metrics = MetricRecord({"num-examples": 1, "train-loss": 0.0})
+    return Message(RecordDict({"arrays": arrays, "m": metrics}), reply_to=message)
+
+
+def seconds(strategy: BaseStrategy, replies: int, size: int, messages: int) -> float:
+    """Return the CPU seconds of a message, if so many replies close a round."""
+    speeds = SpeedModel("dynamic", CLIENTS, seed=0)
+    clock = SimulatedArrivals(InlineGrid(client, CLIENTS), speeds, 0.0, lambda n: n - 1)
+    grid = strategy.participation.adapt_grid(clock, strategy.name_of)
+    arrays = to_record({"x": np.zeros(size, np.float32)})
+    count = messages // replies
+
+    def run(rounds: range) -> None:
+        run_rounds(
+            strategy,
+            grid,
+            arrays,
+            rounds,
+            evaluated=lambda server_round: False,
+            after_round=lambda *_: strategy.snapshot() is None,
+        )
+
+    run(range(1, 4))
+    began = time.process_time()
+    run(range(4, 4 + count))
+    return (time.process_time() - began) / (count * replies)
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--size", type=int, default=1000, help="entries of the array")
+    parser.add_argument("--messages", type=int, default=2000)
+    parser.add_argument("--repeats", type=int, default=7)
+    arguments = parser.parse_args()
+    logging.getLogger("flwr").setLevel(logging.ERROR)
+    for replies in (20, 5, 1):
+        times: dict[str, list[float]] = {"synchronous": [], "asynchronous": []}
+        for _ in range(arguments.repeats):
+            wrapper = FedBuff(FedAvg(), concurrency=AT_WORK, buffer_size=replies)
+            for kind, strategy in {
+                "synchronous": FedAvg(fraction_train=replies / CLIENTS),
+                "asynchronous": wrapper.strategy,
+            }.items():
+                about = strategy, replies, arguments.size, arguments.messages
+                times[kind].append(seconds(*about))
+        least = {kind: min(found) for kind, found in times.items()}
+        each = ", ".join(f"{1e6 * s:.0f} µs {kind}" for kind, s in least.items())
+        ratio = least["asynchronous"] / least["synchronous"]
+        print(f"{replies} replies a round: {each}, ratio {ratio:.2f}")
+
+
+if __name__ == "__main__":
+    main()
