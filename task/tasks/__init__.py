@@ -8,6 +8,7 @@ from typing import Any
 from flwr_frl.task.base import ExampleTask, Task
 from flwr_frl.task.data.datasets import SOURCES
 from flwr_frl.task.held_out import EvaluationSettings, changed, with_evaluation
+from flwr_frl.task.models.adapters import AdapterSettings, with_adapters
 from flwr_frl.task.run_cache import TASKS_AT_A_TIME, run_cache
 from flwr_frl.task.settings import (
     Setting,
@@ -82,8 +83,8 @@ def build_task(settings: Settings, num_clients: int) -> Task:
     Parameters
     ----------
     settings : mapping
-        ``task``, the settings that it declares, and those of `EvaluationSettings`.
-        Others are ignored.
+        ``task``, the settings that it declares, and those of `AdapterSettings` and
+        `EvaluationSettings`. Others are ignored.
     num_clients : int
         Number of clients that share the data; 0 gives all of it to client 0.
 
@@ -98,7 +99,8 @@ def build_task(settings: Settings, num_clients: int) -> Task:
         If a setting is unknown or invalid.
     """
     name = str(settings["task"])
-    read = tuple((n, settings[n]) for n in _setting_names(name) if n in settings)
+    names = sorted({*model_settings(name), *declared(EvaluationSettings)})
+    read = tuple((n, settings[n]) for n in names if n in settings)
     return _build(name, read, num_clients)
 
 
@@ -109,8 +111,9 @@ def reads_data_dir(task: Task, name: str) -> bool:
 
 
 @run_cache(maxsize=16)
-def _setting_names(name: str) -> list[str]:
-    return sorted({*declared(task_maker(name)), *declared(EvaluationSettings)})
+def model_settings(name: str) -> frozenset[str]:
+    """Return the names of the settings of a task and of its model's adapters."""
+    return frozenset({*declared(task_maker(name)), *declared(AdapterSettings)})
 
 
 @run_cache(maxsize=TASKS_AT_A_TIME)
@@ -140,6 +143,7 @@ def _build(
         task = changed(task, {"seed": evaluation.seed})
         for model in ("initial_state", "scratch_model"):
             vars(task).pop(model, None)
+    task = with_adapters(task, build(AdapterSettings, dict(settings)))
     return with_evaluation(task, evaluation)
 
 
