@@ -155,8 +155,10 @@ def _reaches_out(name: str, value: Any, named: Settings) -> bool:
         # A folder that the user names replaces the download.
         if value.startswith("hf:"):
             return not named.get("data-dir")
-        return is_path(value) or (
-            value in TASKS and value not in (*GENERATED, *IN_FOLDERS)
+        return (
+            is_path(value)
+            or value.startswith("hf-text:")
+            or (value in TASKS and value not in (*GENERATED, *IN_FOLDERS))
         )
     if name in MAY_BE_CODE:
         return is_path(value)

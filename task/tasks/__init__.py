@@ -26,11 +26,13 @@ from flwr_frl.task.tasks.linear import LinearTask
 from flwr_frl.task.tasks.multi_task import MultiTaskSetup
 from flwr_frl.task.tasks.text import TextTask
 from flwr_frl.task.tasks.transfer import TransferTask
+from flwr_frl.task.tasks.transformer_text import FromTransformer
 
 TASKS: dict[str, Callable[..., Task]] = {
     **{name: partial(ImageTask, name) for name in SOURCES},
     "hf": FromHub(),
     "text-folder": TextTask,
+    "hf-text": FromTransformer(),
     "linear": LinearTask,
     "transfer": TransferTask,
     "qcqp": partial(MultiTaskSetup, "qcqp"),
@@ -39,7 +41,9 @@ TASKS: dict[str, Callable[..., Task]] = {
 # Tasks whose data is generated or installed with a package.
 GENERATED = ("digits", "linear", "transfer", "qcqp", "multi-task-logistic")
 # Tasks that read data-dir and never download; all others download their data.
-IN_FOLDERS = ("image-folder", "femnist", "arrays", "pfllib", "text-folder", "hf")
+IN_FOLDERS = (
+    *("image-folder", "femnist", "arrays", "pfllib", "text-folder", "hf", "hf-text"),
+)
 
 
 def task_maker(name: str) -> Callable[..., Task]:
@@ -49,7 +53,8 @@ def task_maker(name: str) -> Callable[..., Task]:
     ----------
     name : str
         A key of `TASKS`, ``hf:`` followed by the name or path of a Hugging Face data
-        set, or the import path of a function or class.
+        set, ``hf-text:`` followed by that of a transformer, or the import path of a
+        function or class.
 
     Returns
     -------
@@ -72,6 +77,8 @@ def task_maker(name: str) -> Callable[..., Task]:
         raise SettingsError(f"{line} task", "task")
     if name.startswith("hf:"):
         return FromHub(name.removeprefix("hf:"))
+    if name.startswith("hf-text:"):
+        return FromTransformer(name.removeprefix("hf-text:"))
     if name not in TASKS:
         raise unknown("task", name, TASKS)
     return TASKS[name]
