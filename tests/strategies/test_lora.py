@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import torch
+from algorithm_runs import run_tiny
 from lora_tasks import ADAPTERS, HEAD, SCALE, A, B, Reference, average
 from paper_rounds import run_variant
 from softmax_runs import STEPS, N, code_of, run, weights
@@ -131,6 +132,29 @@ def test_only_adapters_and_heads_travel(algorithm):
     names = {n for m, r in found.between("train") for n in r.content["arrays"]}
     assert names <= {*ALL}
     assert {A, B} <= names
+
+
+@pytest.mark.parametrize(
+    "algorithm",
+    [
+        *("fedavg-ft", "scaffold", "pfedme", "fedala", "feddyn", "fedrod", "moon"),
+        *("fedpac", "ifca", "pfedhn", "srpfl", "fedbuff", "dpsgd", "choco-sgd"),
+    ],
+)
+def test_other_algorithms_train_adapters(algorithm):
+    found = run_tiny(algorithm, adapters="lora", task="cohort_tasks:dense")
+    assert [row["rejected"] for row in found.rows] == [0] * len(found.rows)
+    assert not [name for name in found.arrays if "base_layer" in name]
+
+
+@pytest.mark.parametrize("noise", ["dp", "server_dp"])
+@pytest.mark.parametrize("algorithm", ["fedsa-lora", "ffa-lora", "feddpa"])
+def test_noise_is_counted(algorithm, noise):
+    more = {f"{noise}_noise": 1.0, f"{noise}_clip": 1.0, f"{noise}_delta": 1e-3}
+    found = run_tiny(algorithm, adapters="lora", task="cohort_tasks:dense", **more)
+    assert [row["rejected"] for row in found.rows] == [0] * len(found.rows)
+    text = str(found.rows[-1]) + str(found.values["clients"])
+    assert "epsilon" in text
 
 
 def test_a_frozen_weight_is_that_of_the_model_without_adapters():

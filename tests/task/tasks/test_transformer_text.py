@@ -253,3 +253,23 @@ def test_a_run_is_loaded_and_exported(folder, data, tmp_path):
     # A file alone does not choose a transformer.
     with pytest.raises(SettingsError, match="task"):
         load_model(tmp_path / "model.safetensors", data_dir=str(data))
+
+
+def test_the_task_of_the_guide_trains_with_its_adapters(folder, tmp_path, monkeypatch):
+    guide = (Path(__file__).parents[3] / "docs" / "transformers.md").read_text()
+    _, _, code = guide.partition("```python\n")
+    code = code.partition("```")[0].replace("models/minilm", str(folder))
+    (tmp_path / "guide_reviews.py").write_text(code.replace("r=4", "r=2"))
+    monkeypatch.syspath_prepend(str(tmp_path))
+    run = simulate(
+        "fedsa-lora",
+        "inline",
+        task="guide_reviews:task",
+        clients=2,
+        rounds=2,
+        fraction=1.0,
+        output=str(tmp_path / "out"),
+    )
+    # 3 layers, query and value, and matrices A of shape (2, 8) in 4 bytes.
+    sent = run.rows[-1]["bytes-up"] / 2
+    assert 6 * 2 * 8 * 4 < sent < 6 * (2 * 8 * 4 + 250)
