@@ -1,6 +1,8 @@
 """Transformers of Hugging Face as representations of texts."""
 
 import json
+import os
+from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -61,8 +63,9 @@ def locate(name: str) -> str:
     SettingsError
         If there is none of this name.
     """
-    folder = Path(name).expanduser()
-    roots = [folder] if name and folder.is_dir() else _package_folders(name)
+    # os.path, unlike Path, also accepts names that are too long or have a null byte.
+    folder = os.path.expanduser(name)
+    roots = [Path(folder)] if os.path.isdir(folder) else _package_folders(name)
     for root in roots:
         if found := [f for f in (root, *sorted(root.glob("*/"))) if _is_model(f)]:
             return str(found[0].resolve())
@@ -87,7 +90,7 @@ def load_transformer(place: str, frozen_layers: int) -> nn.Module:
     SettingsError
         If it cannot be loaded, or has fewer layers.
     """
-    transformers, local = _library(), Path(place).is_dir()
+    transformers, local = _library(), os.path.isdir(place)
     try:
         if torch.get_default_device().type == "meta":
             config = transformers.AutoConfig.from_pretrained(
@@ -125,8 +128,7 @@ def load_tokenizer(place: str) -> Any:
 
 def _library() -> Any:
     need("transformers", "transformers", "task 'hf-text'")
-    import transformers
-
+    transformers: Any = import_module("transformers")
     # Progress bars of each client's model would fill the terminal.
     transformers.utils.logging.disable_progress_bar()
     return transformers

@@ -10,6 +10,7 @@ import torch
 from peft_tasks import N, bert_model, examples, words_model
 from safetensors.torch import load_file
 
+from flwr_frl import simulate
 from flwr_frl.clients.client_app import make_app
 from flwr_frl.clients.predict import export, load_model, load_run
 from flwr_frl.strategies.grids.simulation import InlineGrid
@@ -105,3 +106,15 @@ def test_a_client_s_model_is_exported_and_loaded(algorithm, tmp_path):
     again, _ = load_model(tmp_path / "model.safetensors", task=task)
     with torch.no_grad():
         np.testing.assert_allclose(again(tests.inputs), outputs, atol=1e-6)
+
+
+def test_an_adapted_image_model_is_exported_and_loaded(tmp_path):
+    settings = {"backend": "inline", "clients": 5, "rounds": 1, "fraction": 1.0}
+    output = str(tmp_path / "out")
+    simulate("fedsa-lora", output=output, checkpoint_every=1, **settings)
+    model, card = load_run(tmp_path / "out" / "fedsa-lora", "000002")
+    export(model, card, tmp_path / "model.safetensors")
+    again, _ = load_model(tmp_path / "model.safetensors", task="digits")
+    inputs = next(card.task.test_examples(2).batches(9))[0]
+    with torch.no_grad():
+        torch.testing.assert_close(again(inputs), model(inputs))

@@ -161,7 +161,17 @@ def test_a_package_that_contains_a_transformer_is_found(folder, data, monkeypatc
 
 
 @pytest.mark.parametrize(
-    "name", ["", "json", "no_such_package", "./no/folder", "a/b/c"]
+    "name",
+    [
+        "",
+        "json",
+        "no_such_package",
+        "./no/folder",
+        "a/b/c",
+        "~nobody/x/y",
+        "a\0b",
+        "n" * 999,
+    ],
 )
 def test_the_network_is_not_asked_for_a_name_that_is_not_on_the_hub(name, data):
     assert code_of(name, data) == "task"
