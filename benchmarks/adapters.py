@@ -147,6 +147,9 @@ class Table:
     def write(self) -> None:
         """Write the page."""
         rows, results = [], {}
+        seeds = "of a single seed"
+        if self.arguments.seeds > 1:
+            seeds = "mean ± standard deviation over the seeds from 0"
         for method in METHODS:
             jobs = [self.job(method, seed) for seed in range(self.arguments.seeds)]
             runs = [finished(job) for job in jobs]
@@ -163,9 +166,8 @@ class Table:
             f"{self.arguments.rounds} rounds of one epoch, with a learning rate of "
             f"{RATE}, the better of 0.03 and 0.1 on validation sets for the first two "
             "rows. *Up* is what one client sends in a round. *Accuracy* is the mean "
-            "over the clients' test sets in % after the last round, mean ± standard "
-            "deviation over the seeds from 0; *CPU* is the mean CPU time of a run, "
-            "with its evaluation.\n\n"
+            f"over the clients' test sets in % after the last round, {seeds}; *CPU* "
+            "is the mean CPU time of a run, with its evaluation.\n\n"
         )
         columns = ["", "up (kB)", "accuracy", "CPU (s)"]
         title = "Adapters: bytes, accuracy and CPU time on texts of different clients"
@@ -174,11 +176,12 @@ class Table:
     def _cells(self, jobs: list[Job], runs: list[Any]) -> list[str]:
         """Return the bytes, the accuracy and the time of a row."""
         accuracies = [100 * run["accuracy"] for run in runs]
-        spread = statistics.stdev(accuracies) if len(runs) > 1 else 0.0
+        accuracy = f"{statistics.mean(accuracies):.1f}"
+        if len(runs) > 1:
+            accuracy += f" ± {statistics.stdev(accuracies):.1f}"
         up = self._bytes_up(jobs[0]) / self.clients / self.arguments.rounds
         seconds = statistics.mean(run["cpu-seconds"] for run in runs)
-        mean = statistics.mean(accuracies)
-        return [f"{up / 1e3:,.1f}", f"{mean:.1f} ± {spread:.1f}", f"{seconds:.0f}"]
+        return [f"{up / 1e3:,.1f}", accuracy, f"{seconds:.0f}"]
 
     def _bytes_up(self, job: Job) -> float:
         from flwr_frl.strategies.report.results import METRICS, read_rows

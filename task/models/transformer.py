@@ -70,7 +70,8 @@ def locate(name: str) -> str:
         if found := [f for f in (root, *sorted(root.glob("*/"))) if _is_model(f)]:
             return str(found[0].resolve())
     owner, _, rest = name.partition("/")
-    on_hub = not roots and owner.strip(".~") and rest and "/" not in rest
+    is_owner = owner and owner[0] not in ".~"
+    on_hub = not roots and is_owner and rest and "/" not in rest
     require(bool(on_hub), "task", f"hf-text:{name}", ALLOWED)
     return name
 

@@ -168,7 +168,7 @@ def test_a_package_that_contains_a_transformer_is_found(folder, data, monkeypatc
         "no_such_package",
         "./no/folder",
         "a/b/c",
-        "~nobody/x/y",
+        "~nobody/x",
         "a\0b",
         "n" * 999,
     ],
