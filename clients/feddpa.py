@@ -43,7 +43,8 @@ class FedDPAClient(
     received values, and sent. Each adapter has a head of its own.
 
     The weight α is constant. The paper also proposes one that depends on an example's
-    similarity to training examples (section 4.3).
+    similarity to training examples (instance-wise dynamic weighting). The authors' code
+    begins to train the personal adapters in the second round, here in the first.
     """
 
     settings_type = FedDPASettings

@@ -10,7 +10,10 @@ LORA_B = "lora-b."
 class FedSALoRAClient(
     FedPerClient, requires=(needs_trained_a,), supports_example_dp=True
 ):
-    """Train A, B and the head together (section 4.2); only A is shared."""
+    """Train A and B of h = W x + (α/r) B A x and the head; only A is shared.
+
+    The server averages the A_i, and each client keeps its B_i.
+    """
 
     shared = (REPRESENTATION,)
     personal = (LORA_B, HEAD)

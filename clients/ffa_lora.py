@@ -10,7 +10,7 @@ class FFALoRAClient(
     task_settings={"lora-share": "b"},
     supports_example_dp=True,
 ):
-    """Train B and the head (section 4); the mean of B A is then exact.
+    """Train B of h = W x + (α/r) B A x and the head; A keeps its initial values.
 
-    With the same A on all clients, mean(B_i) A = mean(B_i A).
+    With the same A on all clients, mean(B_i) A = mean(B_i A): averages are exact.
     """
