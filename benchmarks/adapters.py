@@ -146,7 +146,8 @@ class Table:
 
     def write(self) -> None:
         """Write the page."""
-        rows, results = [], {}
+        rows: list[list[str]] = []
+        results: dict[str, list[Any]] = {}
         seeds = "of a single seed"
         if self.arguments.seeds > 1:
             seeds = "mean ± standard deviation over the seeds from 0"
@@ -159,10 +160,11 @@ class Table:
             rows.append([method, *self._cells(jobs, runs)])
         body = (
             f"{self.clients} clients, the products of two collections of customer "
-            f"reviews, with {ROWS} sentences each, {TEST_FRACTION:.0%} of them for "
+            f"reviews, with {ROWS} sentences each, {TEST_FRACTION * 100:g} % of them for "
             f"testing; three classes. The model is the first {LAYERS} layers of a "
-            f"MiniLM and a linear head; the embeddings and the first {FROZEN} of its "
-            f"layers are frozen in all rows. All clients train in each of "
+            "MiniLM and a linear head. The embeddings and all but the last "
+            f"{LAYERS - FROZEN} of the layers are frozen in all rows, and all layers "
+            "for a head only. All clients train in each of "
             f"{self.arguments.rounds} rounds of one epoch, with a learning rate of "
             f"{RATE}, the better of 0.03 and 0.1 on validation sets for the first two "
             "rows. *Up* is what one client sends in a round. *Accuracy* is the mean "
@@ -171,7 +173,9 @@ class Table:
         )
         columns = ["", "up (kB)", "accuracy", "CPU (s)"]
         title = "Adapters: bytes, accuracy and CPU time on texts of different clients"
-        write(NAME, title, body + markdown(columns, rows), {"methods": results})
+        seconds = sum(run["seconds"] for runs in results.values() for run in runs)
+        data = {"methods": results, "seconds": seconds}
+        write(NAME, title, body + markdown(columns, rows), data)
 
     def _cells(self, jobs: list[Job], runs: list[Any]) -> list[str]:
         """Return the bytes, the accuracy and the time of a row."""
