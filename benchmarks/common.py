@@ -54,7 +54,13 @@ def provenance() -> dict[str, Any]:
     arguments = [*name.split(), *sys.argv[1:]]
     # Where the data lies on this machine is nobody's business.
     for i, argument in enumerate(arguments[:-1]):
-        if argument in ("--data-dir", "--output", "--before", "--torch-index"):
+        if argument in (
+            "--data-dir",
+            "--output",
+            "--before",
+            "--torch-index",
+            "--model",
+        ):
             arguments[i + 1] = argument.removeprefix("--").partition("-")[0].upper()
     return {
         "command": shlex.join(["python", *arguments]),

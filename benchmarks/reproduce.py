@@ -138,7 +138,12 @@ def run(name: str, command: str, given: dict[str, str | None]) -> int:
     return subprocess.run(words, cwd=ROOT, env=environment, check=False).returncode
 
 
-FOLDERS = {"DATA": "data-dir", "OUTPUT": "output", "BEFORE": "before"}
+FOLDERS = {
+    "DATA": "data-dir",
+    "OUTPUT": "output",
+    "BEFORE": "before",
+    "MODEL": "model",
+}
 
 
 def main() -> int:
@@ -150,6 +155,7 @@ def main() -> int:
     parser.add_argument("--data-dir", type=Path, help="what DATA stands for")
     parser.add_argument("--output", type=Path, help="OUTPUT; results/NAME by default")
     parser.add_argument("--before", type=Path, help="what BEFORE stands for")
+    parser.add_argument("--model", type=Path, help="what MODEL stands for")
     arguments = parser.parse_args()
     known = entries()
     name = arguments.name
@@ -172,7 +178,12 @@ def main() -> int:
         print(f"{name} has no command: {known[name].why}", file=sys.stderr)
         return 2
     output = arguments.output or Path("results") / name
-    folders = {"DATA": arguments.data_dir, "OUTPUT": output, "BEFORE": arguments.before}
+    folders = {
+        "DATA": arguments.data_dir,
+        "OUTPUT": output,
+        "BEFORE": arguments.before,
+        "MODEL": arguments.model,
+    }
     # The command runs in the repository's root.
     given = {k: str(v.resolve()) if v else None for k, v in folders.items()}
     return run(name, command, given)

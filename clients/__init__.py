@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from flwr_frl.clients.fedbn import FedBNClient as FedBNClient
     from flwr_frl.clients.fedcp import FedCPClient as FedCPClient
     from flwr_frl.clients.feddbe import FedDBEClient as FedDBEClient
+    from flwr_frl.clients.feddpa import FedDPAClient as FedDPAClient
     from flwr_frl.clients.feddyn import FedDynClient as FedDynClient
     from flwr_frl.clients.fedfomo import FedFomoClient as FedFomoClient
     from flwr_frl.clients.fedpac import FedPACClient as FedPACClient
@@ -35,6 +36,8 @@ if TYPE_CHECKING:
     from flwr_frl.clients.fedrep import FedRepClient as FedRepClient
     from flwr_frl.clients.fedrep import FedRepLinearClient as FedRepLinearClient
     from flwr_frl.clients.fedrod import FedRoDClient as FedRoDClient
+    from flwr_frl.clients.fedsa_lora import FedSALoRAClient as FedSALoRAClient
+    from flwr_frl.clients.ffa_lora import FFALoRAClient as FFALoRAClient
     from flwr_frl.clients.fine_tuning import fine_tuned as fine_tuned
     from flwr_frl.clients.flute import FLUTEClient as FLUTEClient
     from flwr_frl.clients.flute import FLUTELinearClient as FLUTELinearClient

@@ -157,7 +157,7 @@ def owners(settings: Settings) -> list[Maker]:
 
 
 def complete(settings: Settings) -> Settings:
-    """Replace ``head-layers`` 0 by the default of the algorithm.
+    """Replace settings of the task by those that the algorithm requires.
 
     Parameters
     ----------
@@ -167,11 +167,12 @@ def complete(settings: Settings) -> Settings:
     Returns
     -------
     mapping
-        The same with ``head-layers`` above 0.
+        The same with the client's ``task_settings``, and with its ``head_layers`` in
+        place of ``head-layers`` 0.
     """
-    if settings["head-layers"] != 0:
-        return settings
-    return {**settings, "head-layers": client_class(settings).traits.head_layers}
+    traits = client_class(settings).traits
+    head_layers = settings["head-layers"] or traits.head_layers
+    return {**settings, **traits.task_settings, "head-layers": head_layers}
 
 
 __all__ = [

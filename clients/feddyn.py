@@ -19,7 +19,10 @@ GRADIENT = "gradient."
 
 def only_parameters(task: Task) -> None:
     """Refuse models with buffers: statistics have no gradient, which h averages."""
-    names = [name for name, _ in task.scratch_model.named_buffers()]
+    model = task.scratch_model
+    parameters = dict(model.named_parameters(remove_duplicate=False))
+    # Buffers outside of the state dict are frozen.
+    names = [name for name in model.tensors if name not in parameters]
     if names:
         raise SettingsError(
             f"it needs a model of parameters only; this one has the buffer "

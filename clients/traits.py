@@ -1,12 +1,12 @@
 """Requirements and capabilities of a client class, declared as one object."""
 
 import difflib
-from collections.abc import Callable
-from dataclasses import dataclass, fields, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 from flwr_frl.task.base import Task
-from flwr_frl.task.settings import SettingsError, made_by
+from flwr_frl.task.settings import Setting, SettingsError, made_by
 from flwr_frl.task.tasks import TASKS
 
 # Settings that every device may override in its node config.
@@ -40,6 +40,8 @@ class Traits:
         if the task cannot be used; see `linear_head`.
     head_layers : int, default 1
         Number of layers in the head of a built-in model if ``head-layers`` is 0.
+    task_settings : mapping, default {}
+        Settings of the task that the algorithm requires; they replace the run's.
     node_settings : tuple of str, default NODE_SETTINGS
         Settings that a device may override in its node config.
     fixed_shapes : bool, default True
@@ -66,6 +68,7 @@ class Traits:
     needs_classes: bool = False
     requires: tuple[Callable[[Task], None], ...] = ()
     head_layers: int = 1
+    task_settings: Mapping[str, Setting] = field(default_factory=dict)
     node_settings: tuple[str, ...] = NODE_SETTINGS
     fixed_shapes: bool = True
     sends_changes: bool = False
@@ -109,7 +112,7 @@ def extend(kind: type[Any], traits: Traits, changes: dict[str, Any]) -> Traits:
     SettingsError
         If a keyword is unknown, or the class uses a name of an earlier release.
     """
-    names = [field.name for field in fields(Traits)]
+    names = [each.name for each in fields(Traits)]
     for name in names:
         if hasattr(kind, name):
             raise SettingsError(

@@ -20,6 +20,7 @@ from flwr_frl.strategies.traits import StrategySettings
 from flwr_frl.task.compression.per_tensor import CompressionSettings
 from flwr_frl.task.data.datasets import DataSettings
 from flwr_frl.task.data.partitions import PartitionSettings
+from flwr_frl.task.models.adapters import AdapterSettings
 from flwr_frl.task.settings import Declared, declared, defaults, load
 from flwr_frl.task.tasks import TASKS
 from flwr_frl.task.tasks.image import ImageSettings
@@ -47,6 +48,7 @@ COMMON: list[tuple[str, Any]] = [
     ("Data", DataSettings),
     ("Partition", PartitionSettings),
     ("Images and models", ImageSettings),
+    ("Adapters", AdapterSettings),
     ("Local SGD", SGD),
     ("Optimiser of local training", TrainerSettings),
     ("Local training of split models", TrainingSettings),

@@ -33,6 +33,7 @@ from flwr_frl.strategies.server.newcomers import check_newcomers
 from flwr_frl.strategies.server.rounds import RunSettings
 from flwr_frl.task.checkpoint import FILE as CHECKPOINT
 from flwr_frl.task.devices import find
+from flwr_frl.task.models.adapters import AdapterSettings
 from flwr_frl.task.run_cache import begin_run
 from flwr_frl.task.settings import (
     Maker,
@@ -51,10 +52,17 @@ __all__ = ["Run", "simulate"]
 
 BACKENDS = ("auto", "inline", "ray")
 # They declare the settings that all algorithms read.
-OF_ALL: tuple[Maker, ...] = (RunSettings, DeviceSettings, SpeedSettings)
+OF_ALL: tuple[Maker, ...] = (
+    RunSettings,
+    DeviceSettings,
+    SpeedSettings,
+    AdapterSettings,
+)
 YEAR = 365 * 86400.0
 # Settings that only a speed model reads.
 OF_SPEEDS = ("straggler-fraction", "redraw-speeds", "communication-time")
+# Settings of adapters that are added, but not of those that a model has.
+OF_ADAPTERS = ("lora-rank", "lora-alpha", "lora-targets")
 
 
 class Run(NamedTuple):
@@ -315,5 +323,7 @@ def _tried_out(settings: Settings) -> tuple[dict[str, str], list[str]]:
     idle = [getattr(made, "unused_settings", {}) for made in (*tasks, strategy)]
     if settings["speed-model"] == "none":
         idle.append(dict.fromkeys(OF_SPEEDS, "there is no speed-model"))
+    if settings["adapters"] == "none":
+        idle.append(dict.fromkeys(OF_ADAPTERS, "adapters is 'none'"))
     notes = [note for task in tasks for note in getattr(task, "notes", ())]
     return {name: why for own in idle for name, why in own.items()}, notes

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from flwr_frl.strategies.fedbuff import FedBuff as FedBuff
     from flwr_frl.strategies.fedcp import FedCP as FedCP
     from flwr_frl.strategies.feddbe import FedDBE as FedDBE
+    from flwr_frl.strategies.feddpa import FedDPA as FedDPA
     from flwr_frl.strategies.feddyn import FedDyn as FedDyn
     from flwr_frl.strategies.fedfomo import FedFomo as FedFomo
     from flwr_frl.strategies.fedpac import FedPAC as FedPAC
@@ -33,6 +34,8 @@ if TYPE_CHECKING:
     from flwr_frl.strategies.fedrep import FedRep as FedRep
     from flwr_frl.strategies.fedrep import FedRepLinear as FedRepLinear
     from flwr_frl.strategies.fedrod import FedRoD as FedRoD
+    from flwr_frl.strategies.fedsa_lora import FedSALoRA as FedSALoRA
+    from flwr_frl.strategies.ffa_lora import FFALoRA as FFALoRA
     from flwr_frl.strategies.flute import FLUTE as FLUTE
     from flwr_frl.strategies.flute import FLUTELinear as FLUTELinear
     from flwr_frl.strategies.flute import FLUTEStar as FLUTEStar

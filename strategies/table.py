@@ -47,6 +47,9 @@ _TABLE = {
     "ifca": ("ifca:IFCA", "IFCA (Ghosh et al., NeurIPS 2020)"),
     "pfedhn": ("pfedhn:PFedHN", "pFedHN (Shamsian et al., ICML 2021)"),
     "knn-per": ("knn_per:KNNPer", "kNN-Per (Marfoq et al., ICML 2022)"),
+    "fedsa-lora": ("fedsa_lora:FedSALoRA", "FedSA-LoRA (Guo et al., ICLR 2025)"),
+    "ffa-lora": ("ffa_lora:FFALoRA", "FFA-LoRA (Sun et al., ICLR 2024)"),
+    "feddpa": ("feddpa:FedDPA", "FedDPA (Yang et al., NeurIPS 2024)"),
     "local": ("local:Local", "local training only"),
     "srpfl": (
         "srpfl:SRPFL",

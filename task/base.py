@@ -149,7 +149,8 @@ class ExampleTask(BaseTask):
     seed : int, optional
         Seed of the initial model; the run's seed by default, 0 without a run.
     head : str, default ""
-        Dotted name of the submodule that is the head, if the model is not split.
+        Dotted name of the submodule that is the head, if the model is not split; by
+        default the last of the ``modules_to_save`` of a ``peft`` model.
     weights : str, default ""
         A ``.pth`` or ``.safetensors`` file with pretrained weights; a head of another
         shape keeps its initial values.
@@ -240,12 +241,13 @@ class ExampleTask(BaseTask):
             Index of the client, from 0.
         """
         examples = self.train_examples(client)
-        if self.head and isinstance(examples, ExampleSet) and len(examples):
+        head = self.head or self.scratch_model.head_name
+        if head and isinstance(examples, ExampleSet) and len(examples):
             if "head" not in self._tried:
                 module = self._new_module()
                 if not isinstance(module, SplitModel):
                     inputs = examples.on(torch.device("cpu")).first(2)
-                    check_head(module, self.head, inputs)
+                    check_head(module, head, inputs)
             self._tried.add("head")
         # Makes a second model after `scratch_model`; the two must not share tensors.
         super().check(client)

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from flwr_frl.task.examples import EVALUATION_BATCH, IGNORED, ExampleSet, are_classes
+from flwr_frl.task.models.pretrained import logits_of
 from flwr_frl.task.models.split_model import SplitModel
 from flwr_frl.task.settings import SettingsError, reason_of
 from flwr_frl.task.types import Task
@@ -271,7 +272,7 @@ def check_head(module: nn.Module, head: str, inputs: Tensor) -> None:
     """
     name = type(module).__name__
     try:
-        expected = module.eval()(inputs)
+        expected = logits_of(module.eval()(inputs))
     # `try_batch` reports what a user's module raises.
     except Exception:
         return

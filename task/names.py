@@ -15,6 +15,7 @@ TASKS = (
     "pfllib",
     "hf",
     "text-folder",
+    "hf-text",
     "linear",
     "transfer",
     "qcqp",

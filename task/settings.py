@@ -313,9 +313,9 @@ def resolve(
 def is_path(name: object) -> bool:
     """Return whether a name is an import path, ``package.module:name``.
 
-    The task ``hf:NAME`` is not one.
+    The tasks ``hf:NAME`` and ``hf-text:NAME`` are none.
     """
-    return ":" in str(name) and not str(name).startswith("hf:")
+    return ":" in str(name) and not str(name).startswith(("hf:", "hf-text:"))
 
 
 def load(path: str, kind: str) -> Any:

@@ -26,13 +26,12 @@ from flwr_frl.task.models.frozen import frozen_tensors, new_model
 from flwr_frl.task.settings import (
     Settings,
     SettingsError,
-    declared,
     is_path,
     reason_of,
     require,
     resolve,
 )
-from flwr_frl.task.tasks import build_task, task_maker
+from flwr_frl.task.tasks import build_task, model_settings
 from flwr_frl.task.tasks.image import ImageTask
 from flwr_frl.task.training import Loss
 
@@ -75,10 +74,12 @@ class Classifier(nn.Module):
 def is_built_by_name(task: object) -> TypeGuard[ImageTask]:
     """Return whether `ImageModel` describes a task's model completely.
 
-    It does not if a subclass of `ImageTask` overrides `initial_model`.
+    It does not if a subclass of `ImageTask` overrides `initial_model`, or if the model
+    has adapters.
     """
-    builder = getattr(type(task), "initial_model", None)
-    return isinstance(task, ImageTask) and builder is ImageTask.initial_model
+    if not isinstance(task, ImageTask):
+        return False
+    return getattr(task.initial_model, "__func__", None) is ImageTask.initial_model
 
 
 @dataclass(frozen=True)
@@ -211,7 +212,7 @@ class ModelCard:
         """
         name = str(settings["task"])
         # No file stores values drawn at random, so the seed must draw them again.
-        names = {*declared(task_maker(name)), "seed"} - {*INITIAL_ONLY}
+        names = {*model_settings(name), "seed"} - {*INITIAL_ONLY}
         chosen = {n: settings[n] for n in sorted(names & settings.keys())}
         chosen = {"task": name, **chosen}
         task = build_task(chosen, num_clients)

@@ -14,13 +14,12 @@ from flwr_frl.task.settings import (
     Setting,
     Settings,
     SettingsError,
-    declared,
     defaults,
     is_path,
     require,
     unknown,
 )
-from flwr_frl.task.tasks import GENERATED, IN_FOLDERS, TASKS, task_maker
+from flwr_frl.task.tasks import GENERATED, IN_FOLDERS, TASKS, model_settings
 
 # Strings that choose among built-in options or name nothing outside the process.
 PLAIN = frozenset(
@@ -33,7 +32,7 @@ PLAIN = frozenset(
         *("head-epochs-order", "learning-rate-schedule", "finetune-part", "mixing"),
         *("consensus-step", "compressor", "trigger", "spectrum", "initialization"),
         "text-windows",
-        "class-weights",
+        *("class-weights", "adapters", "lora-targets", "lora-share"),
     )
 )
 # Strings that are a built-in name or an import path.
@@ -95,7 +94,7 @@ class Followed(NamedTuple):
         task = str(self.settings["task"])
         # Generated data sets declare data-dir but do not read it.
         unread = {"data-dir"} if task in GENERATED else set[str]()
-        required = {*declared(task_maker(task)), "num-clients"}
+        required = {*model_settings(task), "num-clients"}
         self.need(required - unread - {*without})
 
 
@@ -156,8 +155,10 @@ def _reaches_out(name: str, value: Any, named: Settings) -> bool:
         # A folder that the user names replaces the download.
         if value.startswith("hf:"):
             return not named.get("data-dir")
-        return is_path(value) or (
-            value in TASKS and value not in (*GENERATED, *IN_FOLDERS)
+        return (
+            is_path(value)
+            or value.startswith("hf-text:")
+            or (value in TASKS and value not in (*GENERATED, *IN_FOLDERS))
         )
     if name in MAY_BE_CODE:
         return is_path(value)

@@ -49,7 +49,11 @@ def export(model: Model, card: ModelCard, path: Path) -> None:
                 "model has more parts than the task's"
             )
         # Files of clients and checkpoints lack the frozen part; a model needs it.
-        frozen = {n: t.clone() for n, t in frozen_tensors(split_model).items()}
+        frozen = {
+            # A copy: frozen tensors may share memory.
+            name: tensor.clone(memory_format=torch.contiguous_format)
+            for name, tensor in frozen_tensors(split_model).items()
+        }
         data = save({**tensors, **frozen}, metadata=about)
     elif path.suffix in (".pt2", ".onnx"):
         data = _traced(model, card, about, path.suffix)

@@ -13,6 +13,11 @@ from torch.overrides import TorchFunctionMode
 
 from flwr_frl.task.devices import random_state, set_random_state
 from flwr_frl.task.models.layers import covers
+from flwr_frl.task.models.pretrained import (
+    return_logits,
+    saved_head,
+    without_copy,
+)
 from flwr_frl.task.settings import SettingsError
 
 Part = Literal["representation", "head", "all"]
@@ -217,9 +222,11 @@ class SplitModel(nn.Module):
         Parameters
         ----------
         module : nn.Module
-            The module, which becomes the representation. Modified in place.
+            The module, which becomes the representation. Modified in place. It may be
+            a model of ``transformers``, whose logits are its output, or of ``peft``.
         head : str, default "fc"
-            Dotted name of the submodule that is the head.
+            Dotted name of the submodule that is the head; if empty, it is the last of
+            the ``modules_to_save`` of ``peft``.
 
         Returns
         -------
@@ -231,7 +238,7 @@ class SplitModel(nn.Module):
         SettingsError
             If the module has no submodule of that name.
         """
-        modules = dict(module.named_modules())
+        modules, head = dict(module.named_modules()), head or saved_head(module)
         if not head or head not in modules:
             linear = [n for n, m in modules.items() if isinstance(m, nn.Linear)]
             raise SettingsError(
@@ -240,7 +247,8 @@ class SplitModel(nn.Module):
             )
         parent, _, name = head.rpartition(".")
         setattr(module.get_submodule(parent), name, nn.Identity())
-        model = cls(module, modules[head])
+        return_logits(module)
+        model = cls(module, without_copy(modules[head]))
         model.head_name = head
         return model
 

@@ -8,6 +8,7 @@ from typing import Any
 from flwr_frl.task.base import ExampleTask, Task
 from flwr_frl.task.data.datasets import SOURCES
 from flwr_frl.task.held_out import EvaluationSettings, changed, with_evaluation
+from flwr_frl.task.models.adapters import AdapterSettings, with_adapters
 from flwr_frl.task.run_cache import TASKS_AT_A_TIME, run_cache
 from flwr_frl.task.settings import (
     Setting,
@@ -25,11 +26,13 @@ from flwr_frl.task.tasks.linear import LinearTask
 from flwr_frl.task.tasks.multi_task import MultiTaskSetup
 from flwr_frl.task.tasks.text import TextTask
 from flwr_frl.task.tasks.transfer import TransferTask
+from flwr_frl.task.tasks.transformer_text import FromTransformer
 
 TASKS: dict[str, Callable[..., Task]] = {
     **{name: partial(ImageTask, name) for name in SOURCES},
     "hf": FromHub(),
     "text-folder": TextTask,
+    "hf-text": FromTransformer(),
     "linear": LinearTask,
     "transfer": TransferTask,
     "qcqp": partial(MultiTaskSetup, "qcqp"),
@@ -38,7 +41,9 @@ TASKS: dict[str, Callable[..., Task]] = {
 # Tasks whose data is generated or installed with a package.
 GENERATED = ("digits", "linear", "transfer", "qcqp", "multi-task-logistic")
 # Tasks that read data-dir and never download; all others download their data.
-IN_FOLDERS = ("image-folder", "femnist", "arrays", "pfllib", "text-folder", "hf")
+IN_FOLDERS = (
+    *("image-folder", "femnist", "arrays", "pfllib", "text-folder", "hf", "hf-text"),
+)
 
 
 def task_maker(name: str) -> Callable[..., Task]:
@@ -48,7 +53,8 @@ def task_maker(name: str) -> Callable[..., Task]:
     ----------
     name : str
         A key of `TASKS`, ``hf:`` followed by the name or path of a Hugging Face data
-        set, or the import path of a function or class.
+        set, ``hf-text:`` followed by that of a transformer, or the import path of a
+        function or class.
 
     Returns
     -------
@@ -71,6 +77,8 @@ def task_maker(name: str) -> Callable[..., Task]:
         raise SettingsError(f"{line} task", "task")
     if name.startswith("hf:"):
         return FromHub(name.removeprefix("hf:"))
+    if name.startswith("hf-text:"):
+        return FromTransformer(name.removeprefix("hf-text:"))
     if name not in TASKS:
         raise unknown("task", name, TASKS)
     return TASKS[name]
@@ -82,8 +90,8 @@ def build_task(settings: Settings, num_clients: int) -> Task:
     Parameters
     ----------
     settings : mapping
-        ``task``, the settings that it declares, and those of `EvaluationSettings`.
-        Others are ignored.
+        ``task``, the settings that it declares, and those of `AdapterSettings` and
+        `EvaluationSettings`. Others are ignored.
     num_clients : int
         Number of clients that share the data; 0 gives all of it to client 0.
 
@@ -98,7 +106,8 @@ def build_task(settings: Settings, num_clients: int) -> Task:
         If a setting is unknown or invalid.
     """
     name = str(settings["task"])
-    read = tuple((n, settings[n]) for n in _setting_names(name) if n in settings)
+    names = sorted({*model_settings(name), *declared(EvaluationSettings)})
+    read = tuple((n, settings[n]) for n in names if n in settings)
     return _build(name, read, num_clients)
 
 
@@ -109,8 +118,9 @@ def reads_data_dir(task: Task, name: str) -> bool:
 
 
 @run_cache(maxsize=16)
-def _setting_names(name: str) -> list[str]:
-    return sorted({*declared(task_maker(name)), *declared(EvaluationSettings)})
+def model_settings(name: str) -> frozenset[str]:
+    """Return the names of the settings of a task and of its model's adapters."""
+    return frozenset({*declared(task_maker(name)), *declared(AdapterSettings)})
 
 
 @run_cache(maxsize=TASKS_AT_A_TIME)
@@ -140,6 +150,7 @@ def _build(
         task = changed(task, {"seed": evaluation.seed})
         for model in ("initial_state", "scratch_model"):
             vars(task).pop(model, None)
+    task = with_adapters(task, build(AdapterSettings, dict(settings)))
     return with_evaluation(task, evaluation)
 
 

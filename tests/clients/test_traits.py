@@ -76,7 +76,7 @@ def test_algorithms_that_support_example_level_privacy():
     assert names == {
         *("fedrep", "fedper", "lg-fedavg", "flute", "flute-star", "local", "fedbabu"),
         *("fedavg", "fedavg-ft", "fedprox", "fedprox-ft", "scaffold", "scaffold-ft"),
-        *("fedamp", "knn-per", "pfedhn"),
+        *("fedamp", "knn-per", "pfedhn", "fedsa-lora", "ffa-lora", "feddpa"),
         *(
             "ditto",
             "fed-mtl",

@@ -18,6 +18,7 @@ from flwr_frl.clients.device.setup import DeviceSettings
 from flwr_frl.strategies.algorithms import ALGORITHMS
 from flwr_frl.strategies.grids.speeds import SpeedSettings
 from flwr_frl.strategies.server.rounds import RunSettings
+from flwr_frl.task.models.adapters import AdapterSettings
 from flwr_frl.task.settings import (
     Checked,
     Choice,
@@ -359,7 +360,7 @@ def test_defaults_are_those_of_pyproject():
 
 def everything_declared() -> list[tuple[Any, str, Declared]]:
     makers: dict[Any, None] = dict.fromkeys(
-        (RunSettings, DeviceSettings, SpeedSettings)
+        (RunSettings, DeviceSettings, SpeedSettings, AdapterSettings)
     )
     makers |= dict.fromkeys(TASKS.values())
     tasks = ("digits", "linear", "transfer", "qcqp")

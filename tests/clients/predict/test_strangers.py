@@ -179,7 +179,9 @@ def test_folders_that_a_file_names_are_neither_read_nor_written(
     assert not planted.exists()
 
 
-@pytest.mark.parametrize("name", ["hf:owner/name", "cifar10", "mnist"])
+@pytest.mark.parametrize(
+    "name", ["hf:owner/name", "hf-text:owner/name", "cifar10", "mnist"]
+)
 @pytest.mark.parametrize("kind", ["model", "checkpoint"])
 def test_no_host_is_contacted(name, kind, tmp_path, capsys, events):
     settings = {"algorithm": "fedavg", "task": name}

@@ -48,6 +48,7 @@ TINY = {
     "source-epochs": 1,
     "consensus-step": 0.2,
     "compressor-k": 3.0,
+    "lora-rank": 2,
 }
 # Algorithms that need another task, or whose defaults are of no use in so few steps.
 UNUSUAL: dict[str, dict[str, Any]] = {

@@ -21,7 +21,15 @@ def digits(num_clients: int = 20, **overrides) -> ImageTask:
 
 
 def test_every_image_task_has_a_model():
-    others = {"hf", "text-folder", "linear", "transfer", "qcqp", "multi-task-logistic"}
+    others = {
+        "hf",
+        "hf-text",
+        "text-folder",
+        "linear",
+        "transfer",
+        "qcqp",
+        "multi-task-logistic",
+    }
     assert set(DEFAULT_MODELS) == set(SOURCES) == set(TASKS) - others
 
 

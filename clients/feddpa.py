@@ -1,0 +1,99 @@
+"""FedDPA (Yang et al., NeurIPS 2024): a global and a personal adapter."""
+
+import copy
+from dataclasses import dataclass
+from typing import Annotated
+
+import torch
+from flwr.common import NDArrays
+
+from flwr_frl.clients.base import Config, Reply, TrainingSettings
+from flwr_frl.clients.device.parameter_groups import under, within
+from flwr_frl.clients.device.personal_model import PERSONAL_MODEL, PersonalModelClient
+from flwr_frl.task.models import SplitModel
+from flwr_frl.task.models.adapters import is_lora, lora_layers, needs_lora
+from flwr_frl.task.models.frozen import frozen_tensors
+from flwr_frl.task.settings import Range
+
+
+@dataclass(frozen=True)
+class FedDPASettings(TrainingSettings):
+    """Settings of FedDPA's clients; ``representation_epochs`` are the global adapter's.
+
+    Parameters
+    ----------
+    feddpa_alpha : float, default 0.5
+        Weight α of the personal adapter; 1 − α is that of the global one.
+    personal_epochs : int, default 1
+        Epochs of the personal adapter.
+    """
+
+    feddpa_alpha: Annotated[float, Range("[0, 1]")] = 0.5
+    personal_epochs: Annotated[int, Range("[0, inf)")] = 1
+
+
+class FedDPAClient(
+    PersonalModelClient, requires=(needs_lora,), supports_example_dp=True
+):
+    """FedDPA-T, which trains both adapters in every round.
+
+    The deployed model computes h = W x + (1 − α) ΔW_g x + α ΔW_p x, where ΔW = B A
+    times LoRA's factor. The global adapter ΔW_g is received; in this formula it is
+    constant while the personal adapter ΔW_p trains. It is then trained alone, from the
+    received values, and sent. Each adapter has a head of its own.
+
+    The weight α is constant. The paper also proposes one that depends on an example's
+    similarity to training examples (instance-wise dynamic weighting). The authors' code
+    begins to train the personal adapters in the second round, here in the first.
+    """
+
+    settings_type = FedDPASettings
+    settings: FedDPASettings
+
+    def fit(self, parameters: NDArrays, config: Config) -> Reply:
+        """Train the personal adapter, and then the global one."""
+        self.receive(parameters, config)
+        self.train_personal(self.settings.personal_epochs)
+        self.save(config)
+        return self.send(self.train("all", self.settings.representation_epochs))
+
+    def personalize(self) -> None:
+        """Train the personal adapter for ``newcomer-epochs``."""
+        self.train_personal(self.settings.newcomer_epochs)
+
+    def train_personal(self, epochs: int) -> None:
+        """Train the personal adapter and its head beside the global adapter."""
+        shared, self.model = self.model, self.personal_model()
+        for layer in lora_layers(self.model):
+            for adapter in layer.scaling:
+                layer.scaling[adapter] *= self.settings.feddpa_alpha
+        try:
+            self.train("all", epochs)
+            self.saved |= within(PERSONAL_MODEL, self.model.state_dict())
+        finally:
+            self.model = shared
+
+    def deployed_model(self) -> SplitModel:
+        """Return the model with both adapters."""
+        model = self.personal_model()
+        for name, parameter in model.named_parameters():
+            if is_lora(name, "B"):
+                parameter.data.mul_(self.settings.feddpa_alpha)
+        return model
+
+    @torch.no_grad()
+    def personal_model(self) -> SplitModel:
+        """Return a model with the personal adapter and W + (1 − α) ΔW_g in place of W.
+
+        The adapter's factor is LoRA's, without α.
+        """
+        constant = {
+            id(tensor): tensor for tensor in frozen_tensors(self.model).values()
+        }
+        model = copy.deepcopy(self.model, constant)
+        for layer in lora_layers(model):
+            base, alpha = layer.get_base_layer(), self.settings.feddpa_alpha
+            deltas = map(layer.get_delta_weight, layer.active_adapters)
+            base.weight = base.weight + (1 - alpha) * sum(deltas)
+        model.load_state_dict(under(PERSONAL_MODEL, self.saved))
+        return model

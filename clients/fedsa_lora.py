@@ -1,0 +1,23 @@
+"""FedSA-LoRA (Guo et al., ICLR 2025): selective aggregation of LoRA matrices."""
+
+from flwr_frl.clients.device.parameter_groups import HEAD, REPRESENTATION
+from flwr_frl.clients.fedper import FedPerClient
+from flwr_frl.task.models.adapters import is_lora, needs_trained_a
+
+LORA_B = "lora-b."
+
+
+class FedSALoRAClient(
+    FedPerClient, requires=(needs_trained_a,), supports_example_dp=True
+):
+    """Train A and B of h = W x + (α/r) B A x and the head; only A is shared.
+
+    The server averages the A_i, and each client keeps its B_i.
+    """
+
+    shared = (REPRESENTATION,)
+    personal = (LORA_B, HEAD)
+
+    def _group_of(self, name: str) -> str:
+        """Return the group by matrix instead of by part."""
+        return LORA_B if is_lora(name, "B") else super()._group_of(name)

@@ -1,0 +1,206 @@
+"""LoRA adapters (Hu et al., ICLR 2022) around a frozen model, by ``peft``.
+
+An adapter adds a product B A of two small matrices to a weight W, which stays frozen:
+h = W x + (α/r) B A x, with A of shape (r, inputs) and B of shape (outputs, r).
+"""
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+import torch
+from torch import nn
+
+from flwr_frl.task.base import BaseTask, RegressionTask
+from flwr_frl.task.devices import seeded
+from flwr_frl.task.held_out import changed
+from flwr_frl.task.models.split_model import SplitModel
+from flwr_frl.task.settings import (
+    Checked,
+    Choice,
+    Free,
+    Range,
+    Seed,
+    need,
+    require,
+    unknown,
+)
+from flwr_frl.task.types import Task
+
+# Layers that ``peft`` can adapt. Exact types: subclasses may read their weight without
+# a call, as that of `nn.MultiheadAttention` does, and an adapter would have no effect.
+LAYERS = (nn.Linear, nn.Embedding, nn.Conv1d, nn.Conv2d, nn.Conv3d)
+# Names that ``peft`` gives to the matrices of linear layers and of embeddings.
+NAMES = {"A": ("lora_A", "lora_embedding_A"), "B": ("lora_B", "lora_embedding_B")}
+
+
+@dataclass(frozen=True)
+class AdapterSettings(Checked):
+    """Adapters of a task's model.
+
+    Parameters
+    ----------
+    adapters : {"none", "lora"}, default "none"
+        ``lora`` freezes the representation and adds LoRA adapters to it; the head
+        trains as before. A model that already has adapters stays as it is.
+    lora_rank : int, default 8
+        Rank r of an adapter.
+    lora_alpha : float, default 16
+        α of the factor α/r by which an adapter's output is multiplied.
+    lora_targets : str, default ""
+        Names of the layers with adapters, separated by spaces: the full name in the
+        model or its end, such as ``query value``. By default, all linear layers of the
+        representation.
+    lora_share : {"both", "b"}, default "both"
+        Matrices of an adapter that are trained and shared. With ``b``, A keeps its
+        random initial values and is not sent. The algorithm ``fedsa-lora`` shares A
+        only.
+    seed : int, default 0
+        Determines the initial values of A; B begins with zeros.
+    """
+
+    adapters: Annotated[str, Choice("none", "lora")] = "none"
+    lora_rank: Annotated[int, Range("[1, inf)")] = 8
+    lora_alpha: Annotated[float, Range("(0, inf)")] = 16.0
+    lora_targets: Annotated[str, Free("names of layers")] = ""
+    lora_share: Annotated[str, Choice("both", "b")] = "both"
+    seed: Annotated[int, Seed] = 0
+
+
+def is_lora(name: str, matrix: str) -> bool:
+    """Return whether an array of a model is a LoRA matrix.
+
+    Parameters
+    ----------
+    name : str
+        Name of the array.
+    matrix : {"A", "B"}
+        The matrix.
+    """
+    return any(part in NAMES[matrix] for part in name.split("."))
+
+
+def lora_layers(model: nn.Module) -> Iterator[Any]:
+    """Yield the layers of a model that have LoRA adapters."""
+    for module in model.modules():
+        if hasattr(module, "base_layer") and hasattr(module, "get_delta_weight"):
+            yield module
+
+
+def needs_lora(task: Task) -> None:
+    """Refuse models without LoRA adapters."""
+    if next(lora_layers(task.scratch_model), None) is None:
+        allowed = "lora, or a task whose model has LoRA adapters of peft"
+        require(False, "adapters", "none", allowed)
+
+
+def needs_trained_a(task: Task) -> None:
+    """Refuse models without LoRA adapters, and those whose matrices A are frozen."""
+    needs_lora(task)
+    if not any(is_lora(name, "A") for name in task.initial_state):
+        require(False, "lora-share", "b", "both: the matrices A must be trained")
+
+
+def with_adapters(task: Task, settings: AdapterSettings) -> Task:
+    """Return a task whose model has the adapters of the settings.
+
+    Without any, this is the same object.
+
+    Raises
+    ------
+    SettingsError
+        If ``peft`` is missing, or the task cannot have adapters; later, when the model
+        is built, if it has no layer for them or a layer is narrower than the rank.
+    """
+    if settings.adapters == "none" and settings.lora_share == "both":
+        return task
+    if settings.adapters == "lora":
+        need("peft", "transformers", "adapters='lora'")
+    has_model = isinstance(task, BaseTask) and not task.untrainable
+    valid = has_model and not isinstance(task, RegressionTask)
+    allowed = f"none for a {type(task).__name__}, which is no BaseTask with layers"
+    require(valid, "adapters", settings.adapters, allowed)
+    twin = changed(task, {"initial_model": AdaptedModel(task, settings)})
+    # These are of the model without adapters.
+    for name in ("initial_state", "scratch_model", "_tried_examples"):
+        vars(twin).pop(name, None)
+    return twin
+
+
+@dataclass(frozen=True)
+class AdaptedModel:
+    """A function that returns a task's initial model with adapters."""
+
+    task: Task
+    settings: AdapterSettings
+
+    def __call__(self) -> SplitModel:
+        """Return a new model, the same for every client and every call."""
+        model, settings = self.task.initial_model(), self.settings
+        if next(lora_layers(model), None) is None:
+            allowed = "both: the model has no adapters"
+            valid = settings.adapters == "lora"
+            require(valid, "lora-share", settings.lora_share, allowed)
+            add_lora(model, settings)
+        if settings.lora_share == "b":
+            for name, parameter in model.named_parameters():
+                if is_lora(name, "A"):
+                    parameter.requires_grad_(False)
+        return model
+
+
+def add_lora(model: SplitModel, settings: AdapterSettings) -> None:
+    """Freeze a model's representation and add LoRA adapters to it, in place."""
+    from peft import LoraConfig, inject_adapter_in_model
+
+    targets = _targets(model, settings.lora_targets)
+    for name, layer in targets.items():
+        width = min(layer.get_parameter("weight").shape[:2])
+        allowed = f"at most {width}, the width of the layer {name!r}"
+        require(settings.lora_rank <= width, "lora-rank", settings.lora_rank, allowed)
+    config = LoraConfig(
+        r=settings.lora_rank,
+        lora_alpha=settings.lora_alpha,  # type: ignore[arg-type]
+        # A list would also match names that end like one of these.
+        target_modules="|".join(
+            re.escape(f"representation.{name}".rstrip(".")) for name in targets
+        ),
+    )
+    trained = [p for p in model.head.parameters() if p.requires_grad]
+    with seeded(settings.seed):
+        inject_adapter_in_model(config, model)
+    # `peft` freezes all parameters but those of the adapters.
+    for parameter in trained:
+        parameter.requires_grad_(True)
+    if any(isinstance(m, nn.TransformerEncoderLayer) for m in model.modules()):
+        # In evaluation torch's fast path reads the weights of the layers without a
+        # call, and would leave out their adapters.
+        torch.backends.mha.set_fastpath_enabled(False)
+
+
+def _targets(model: SplitModel, text: str) -> dict[str, nn.Module]:
+    """Return the layers of the representation that get adapters, by their names."""
+    layers = {
+        name: module
+        for name, module in model.representation.named_modules()
+        if type(module) in LAYERS or type(module).__name__ == "Conv1D"
+    }
+    linear = {
+        name: module
+        for name, module in layers.items()
+        if type(module) is nn.Linear or type(module).__name__ == "Conv1D"
+    }
+    if not text.split():
+        allowed = "none, or lora-targets: the representation has no linear layers"
+        require(bool(linear), "adapters", "lora", allowed)
+        return linear
+    targets = dict[str, nn.Module]()
+    for word in text.split():
+        plain = word.removeprefix("representation.")
+        found = {n: m for n, m in layers.items() if f".{n}".endswith(f".{plain}")}
+        if not found:
+            names = {*layers, *(name.rpartition(".")[2] for name in layers)} - {""}
+            raise unknown("lora-targets", word, names, "the names in the model")
+        targets |= found
+    return targets

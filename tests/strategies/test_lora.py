@@ -1,0 +1,179 @@
+"""FedSA-LoRA, FFA-LoRA, FedDPA and LoRA under other algorithms, against PyTorch."""
+
+import numpy as np
+import pytest
+import torch
+from algorithm_runs import run_tiny
+from lora_tasks import ADAPTERS, HEAD, SCALE, A, B, Reference, average
+from paper_rounds import run_variant
+from softmax_runs import STEPS, N, code_of, run, weights
+
+from flwr_frl.clients.feddpa import FedDPAClient
+from flwr_frl.clients.fedsa_lora import FedSALoRAClient
+from flwr_frl.clients.ffa_lora import FFALoRAClient
+from flwr_frl.task.settings import resolve
+from flwr_frl.task.tasks import build_task
+
+WEIGHTINGS = pytest.mark.parametrize("weighting", ["uniform", "examples"])
+ALL = (A, B, *HEAD)
+
+
+def assert_arrays(found, expected, names):
+    """The arrays of these names, and no others, are near the expected ones."""
+    assert sorted(found) == sorted(names)
+    for name in names:
+        np.testing.assert_allclose(found[name], expected[name], rtol=0, atol=1e-5)
+
+
+def assert_losses(found, now, losses):
+    for metrics, loss in zip(found.metrics[now], losses, strict=True):
+        assert metrics["loss"] == pytest.approx(loss.item(), abs=1e-5)
+
+
+@WEIGHTINGS
+@pytest.mark.parametrize(
+    ("algorithm", "shared", "trained"),
+    [
+        ("fedsa-lora", (A,), ALL),
+        ("ffa-lora", (B, *HEAD), (B, *HEAD)),
+        ("fedavg", ALL, ALL),
+        ("fedper", (A, B), ALL),
+        ("lg-fedavg", HEAD, ALL),
+        ("local", (), ALL),
+    ],
+)
+def test_every_round_is_that_of_a_few_lines(algorithm, shared, trained, weighting):
+    task = {**ADAPTERS, "weighting": weighting}
+    found = run_variant(algorithm, 4, evaluate=True, head_layers=1, **task)
+    reference = Reference(found)
+    w, own = dict(reference.initial), [dict(reference.initial)] * N
+    kept = [name for name in trained if name not in shared]
+    for now, clients in enumerate(found.trained):
+        models = {
+            i: reference.descend(
+                {**own[i], **{n: w[n] for n in shared}}, i, STEPS, trained
+            )
+            for i in clients
+        }
+        own = [models.get(i, own[i]) for i in range(N)]
+        shares = weights(clients, weighting)
+        w |= average(list(models.values()), shared, shares)
+        assert_arrays(found.arrays[now], w, shared)
+        for i in range(N):
+            if state := found.kept[now][i]:
+                assert_arrays(state, own[i], kept)
+        deployed = [{**own[i], **{n: w[n] for n in shared}} for i in range(N)]
+        losses = [reference.loss(deployed[i], i, test=True) for i in range(N)]
+        assert_losses(found, now, losses)
+
+
+@WEIGHTINGS
+def test_feddpa_trains_a_personal_adapter_beside_the_global_one(weighting):
+    alpha, epochs = 0.3, 2
+    own = {"feddpa_alpha": alpha, "personal_epochs": epochs, "weighting": weighting}
+    found = run_variant("feddpa", 4, evaluate=True, **ADAPTERS, **own)
+    reference = Reference(found)
+    w, personal = dict(reference.initial), [dict(reference.initial)] * N
+
+    def loss_beside(g, test=False):
+        def loss(state, i):
+            # h = W x + (1 - alpha) s B_g A_g x + alpha s B_p A_p x
+            delta = (1 - alpha) * SCALE * g[B] @ g[A]
+            return reference.loss({**state, B: alpha * state[B]}, i, delta, test)
+
+        return loss
+
+    for now, clients in enumerate(found.trained):
+        for i in clients:
+            beside = loss_beside(w)
+            v = reference.descend(personal[i], i, epochs, ALL, beside)
+            personal = [*personal[:i], v, *personal[i + 1 :]]
+        models = [reference.descend(w, i, STEPS, ALL) for i in clients]
+        w = average(models, ALL, weights(clients, weighting))
+        assert_arrays(found.arrays[now], w, ALL)
+        for i in range(N):
+            if state := found.kept[now][i]:
+                named = {n.removeprefix("model."): v for n, v in state.items()}
+                assert_arrays(named, personal[i], ALL)
+        losses = [loss_beside(w, test=True)(personal[i], i) for i in range(N)]
+        assert_losses(found, now, losses)
+
+
+def test_feddpa_s_global_adapter_is_that_of_fedavg():
+    found, plain = run("feddpa", 3, **ADAPTERS), run("fedavg", 3, **ADAPTERS)
+    for arrays, others in zip(found.arrays, plain.arrays, strict=True):
+        assert_arrays(arrays, others, ALL)
+
+
+def test_feddpa_with_alpha_1_is_local_training():
+    found = run("feddpa", 3, feddpa_alpha=1.0, personal_epochs=STEPS, **ADAPTERS)
+    alone = run("local", 3, **ADAPTERS)
+    for i in found.trained[-1]:
+        kept = {n.removeprefix("model."): v for n, v in found.kept[-1][i].items()}
+        assert_arrays(kept, alone.kept[-1][i], ALL)
+
+
+def test_ffa_lora_averages_products_exactly():
+    found = run("ffa-lora", 2, fraction_train=1.0, weight_decay=0.1, **ADAPTERS)
+    model = found.client(0, 2).model
+    matrix = model.representation[0].lora_A.default.weight
+    assert not isinstance(matrix, torch.nn.Parameter)
+    replies = [r for m, r in found.between("train")][-N:]
+    products = [
+        torch.from_numpy(r.content["arrays"][B].numpy()) @ matrix for r in replies
+    ]
+    mean = torch.from_numpy(found.arrays[-1][B]) @ matrix
+    torch.testing.assert_close(mean, torch.stack(products).mean(0))
+
+
+@pytest.mark.parametrize("algorithm", ["fedrep", "ditto", "flute", "fedbabu", "apfl"])
+def test_only_adapters_and_heads_travel(algorithm):
+    found = run(algorithm, 2, **ADAPTERS)
+    names = {n for m, r in found.between("train") for n in r.content["arrays"]}
+    assert names <= {*ALL}
+    assert {A, B} <= names
+
+
+@pytest.mark.parametrize(
+    "algorithm",
+    [
+        *("fedavg-ft", "scaffold", "pfedme", "fedala", "feddyn", "fedrod", "moon"),
+        *("fedpac", "ifca", "pfedhn", "srpfl", "fedbuff", "dpsgd", "choco-sgd"),
+    ],
+)
+def test_other_algorithms_train_adapters(algorithm):
+    found = run_tiny(algorithm, adapters="lora", task="cohort_tasks:dense")
+    assert [row["rejected"] for row in found.rows] == [0] * len(found.rows)
+    assert not [name for name in found.arrays if "base_layer" in name]
+
+
+@pytest.mark.parametrize("noise", ["dp", "server_dp"])
+@pytest.mark.parametrize("algorithm", ["fedsa-lora", "ffa-lora", "feddpa"])
+def test_noise_is_counted(algorithm, noise):
+    more = {f"{noise}_noise": 1.0, f"{noise}_clip": 1.0, f"{noise}_delta": 1e-3}
+    found = run_tiny(algorithm, adapters="lora", task="cohort_tasks:dense", **more)
+    assert [row["rejected"] for row in found.rows] == [0] * len(found.rows)
+    text = str(found.rows[-1]) + str(found.values["clients"])
+    assert "epsilon" in text
+
+
+def test_a_frozen_weight_is_that_of_the_model_without_adapters():
+    found = run("fedrep", 2, weight_decay=0.5, **ADAPTERS)
+    client = found.client(found.trained[-1][0], 2)
+    client.receive(list(found.arrays[-1].values()), {})
+    base = client.model.representation[0].base_layer.weight
+    expected = run("fedrep", 1, task="lora_tasks:plain").client(0, 1).task
+    weight = expected.initial_state["representation.0.weight"]
+    torch.testing.assert_close(base, weight, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("kind", [FedSALoRAClient, FFALoRAClient, FedDPAClient])
+def test_they_need_adapters(kind):
+    task = build_task(resolve({"task": "lora_tasks:plain"}), N)
+    assert code_of(lambda: kind.traits.check(task)) == "adapters"
+
+
+def test_fedsa_lora_needs_matrices_to_share():
+    named = {name.replace("_", "-"): value for name, value in ADAPTERS.items()}
+    task = build_task(resolve({**named, "lora-share": "b"}), N)
+    assert code_of(lambda: FedSALoRAClient.traits.check(task)) == "lora-share"

@@ -1,0 +1,120 @@
+"""Models that have adapters of ``peft`` already, and models of ``transformers``."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from peft_tasks import N, bert_model, examples, words_model
+from safetensors.torch import load_file
+
+from flwr_frl import simulate
+from flwr_frl.clients.client_app import make_app
+from flwr_frl.clients.predict import export, load_model, load_run
+from flwr_frl.strategies.grids.simulation import InlineGrid
+from flwr_frl.strategies.server_app import run
+from flwr_frl.task.checkpoint import FILE
+from flwr_frl.task.devices import seeded
+from flwr_frl.task.models.frozen import frozen_tensors
+from flwr_frl.task.settings import resolve
+from flwr_frl.task.tasks import build_task
+
+PREFIX = "representation.base_model.model."
+
+
+def run_in(
+    folder: Path, algorithm: str, task: str, **more: Any
+) -> list[dict[str, Any]]:
+    given = {
+        "algorithm": algorithm,
+        "task": f"peft_tasks:{task}",
+        "output": str(folder),
+        "num-clients": N,
+        "num-server-rounds": 2,
+        "fraction-train": 1.0,
+        "checkpoint-every": 1,
+        "cohort": "off",
+        **{name.replace("_", "-"): value for name, value in more.items()},
+    }
+    settings = resolve(given)
+    run(InlineGrid(make_app(settings), N), settings)
+    lines = (folder / algorithm / "metrics.jsonl").read_text().splitlines()
+    return [json.loads(line) for line in lines]
+
+
+def test_adapters_have_the_names_of_peft_and_the_saved_module_is_the_head():
+    task = build_task(resolve({"task": "peft_tasks:words"}), N)
+    assert sorted(task.initial_state) == [
+        "head.bias",
+        "head.weight",
+        f"{PREFIX}first.lora_A.default.weight",
+        f"{PREFIX}first.lora_B.default.weight",
+    ]
+    assert f"{PREFIX}first.base_layer.weight" in frozen_tensors(task.scratch_model)
+
+
+@pytest.mark.parametrize(
+    ("task", "model"), [("words", words_model), ("sequence", bert_model)]
+)
+def test_the_split_model_computes_what_the_user_s_does(task, model):
+    tokens = examples(0, True).inputs
+    built = build_task(resolve({"task": f"peft_tasks:{task}"}), N).initial_model()
+    with torch.no_grad(), seeded(0):
+        expected = model().eval()(tokens)
+    expected = getattr(expected, "logits", expected)
+    torch.testing.assert_close(built.eval()(tokens), expected)
+
+
+@pytest.mark.parametrize("task", ["words", "sequence", "plain"])
+@pytest.mark.parametrize("algorithm", ["fedsa-lora", "ffa-lora", "feddpa", "flute"])
+def test_a_run_trains_and_sends_adapters_only(task, algorithm, tmp_path):
+    more = {"adapters": "lora", "lora-rank": 2} if task == "plain" else {}
+    rows = run_in(tmp_path, algorithm, task, learning_rate=0.1, **more)
+    assert [row["rejected"] for row in rows] == [0, 0]
+    sent = {
+        n.partition("/")[2]: v
+        for n, v in load_file(tmp_path / algorithm / FILE).items()
+    }
+    names = [n for n in sent if n.startswith(("representation.", "head."))]
+    assert names
+    assert all("lora_" in n or n.startswith("head.") for n in names)
+    initial = build_task(resolve({**more, "task": f"peft_tasks:{task}"}), N)
+    for name in names:
+        assert not torch.equal(sent[name], initial.initial_state[name])
+
+
+def test_a_model_with_adapters_keeps_them():
+    given = {"task": "peft_tasks:words", "adapters": "lora", "lora-rank": 4}
+    state = build_task(resolve(given), N).initial_state
+    assert state[f"{PREFIX}first.lora_A.default.weight"].shape == (2, 8)
+
+
+@pytest.mark.parametrize("algorithm", ["fedsa-lora", "feddpa"])
+def test_a_client_s_model_is_exported_and_loaded(algorithm, tmp_path):
+    task = "peft_tasks:words"
+    run_in(tmp_path, algorithm, "words", learning_rate=0.5)
+    model, card = load_run(tmp_path / algorithm, "000001", task=task)
+    tests = card.task.test_examples(1)
+    known = json.loads((tmp_path / algorithm / "clients.json").read_text())["000001"]
+    with torch.no_grad():
+        outputs = model(tests.inputs)
+    accuracy = (outputs.argmax(1) == tests.targets).double().mean().item()
+    assert accuracy == pytest.approx(known["accuracy"])
+    export(model, card, tmp_path / "model.safetensors")
+    again, _ = load_model(tmp_path / "model.safetensors", task=task)
+    with torch.no_grad():
+        np.testing.assert_allclose(again(tests.inputs), outputs, atol=1e-6)
+
+
+def test_an_adapted_image_model_is_exported_and_loaded(tmp_path):
+    settings = {"backend": "inline", "clients": 5, "rounds": 1, "fraction": 1.0}
+    output = str(tmp_path / "out")
+    simulate("fedsa-lora", output=output, checkpoint_every=1, **settings)
+    model, card = load_run(tmp_path / "out" / "fedsa-lora", "000002")
+    export(model, card, tmp_path / "model.safetensors")
+    again, _ = load_model(tmp_path / "model.safetensors", task="digits")
+    inputs = next(card.task.test_examples(2).batches(9))[0]
+    with torch.no_grad():
+        torch.testing.assert_close(again(inputs), model(inputs))

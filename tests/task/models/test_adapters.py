@@ -1,0 +1,177 @@
+"""LoRA adapters of any task's model, and settings that do not fit it."""
+
+import copy
+from importlib.util import find_spec
+
+import pytest
+import torch
+from torch import nn
+
+from flwr_frl.task import ExampleSet, ExampleTask, SplitModel
+from flwr_frl.task.models.adapters import AdapterSettings, with_adapters
+from flwr_frl.task.models.frozen import frozen_tensors
+from flwr_frl.task.settings import SettingsError, resolve
+from flwr_frl.task.tasks import build_task
+
+WIDTH = 6
+
+
+class Block(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.query = nn.Linear(WIDTH, WIDTH)
+        self.value = nn.Linear(WIDTH, 4)
+        self.mix = nn.Conv1d(4, 5, 1)
+
+    def forward(self, x):
+        return self.mix(self.value(torch.relu(self.query(x))).unsqueeze(-1)).squeeze(-1)
+
+
+def task_of(layers, head_inputs: int) -> ExampleTask:
+    sets = [ExampleSet(torch.ones(4, WIDTH), torch.arange(4) % 2)]
+    return ExampleTask(
+        lambda: SplitModel(layers(), nn.Linear(head_inputs, 2)), sets, sets, seed=3
+    )
+
+
+def blocks() -> ExampleTask:
+    return task_of(lambda: nn.Sequential(Block(), nn.BatchNorm1d(5)), 5)
+
+
+def adapted(task: ExampleTask, **settings):
+    return with_adapters(task, AdapterSettings("lora", **settings))
+
+
+def names_of(task) -> set[str]:
+    """Names of the layers with adapters."""
+    names = (n for n in task.initial_state if ".lora_A." in n)
+    return {n.partition(".lora_A.")[0].removeprefix("representation.") for n in names}
+
+
+def code_of(task, **settings) -> str:
+    with pytest.raises(SettingsError) as caught:
+        _ = adapted(task, **settings).scratch_model
+    assert "\n" not in str(caught.value)
+    return caught.value.code
+
+
+def test_all_linear_layers_of_the_representation_are_adapted_by_default():
+    task = adapted(blocks(), lora_rank=2)
+    assert names_of(task) == {"0.query", "0.value"}
+    frozen = frozen_tensors(task.scratch_model)
+    assert "representation.0.query.base_layer.weight" in frozen
+    assert "representation.1.weight" in frozen
+    assert {"head.weight", "head.bias"} <= {*task.initial_state}
+    # Statistics of batch norms are shared as without adapters.
+    assert "representation.1.running_mean" in task.initial_state
+
+
+@pytest.mark.parametrize(
+    ("targets", "names"),
+    [
+        ("query", {"0.query"}),
+        ("0.value", {"0.value"}),
+        ("representation.0.value", {"0.value"}),
+        ("query mix", {"0.query", "0.mix"}),
+    ],
+)
+def test_targets_are_full_names_or_their_ends(targets, names):
+    assert names_of(adapted(blocks(), lora_rank=2, lora_targets=targets)) == names
+
+
+def test_a_representation_that_is_one_layer_is_adapted():
+    task = adapted(task_of(lambda: nn.Linear(WIDTH, 5), 5), lora_rank=2)
+    assert "representation.lora_A.default.weight" in task.initial_state
+
+
+def test_an_adapter_begins_without_effect_and_adds_a_product():
+    task, x = blocks(), torch.randn(3, WIDTH)
+    plain = task.initial_model().eval()
+    model = adapted(
+        task, lora_rank=2, lora_alpha=3.0, lora_targets="query"
+    ).initial_model()
+    torch.testing.assert_close(model.eval()(x), plain(x))
+    query = model.representation[0].query
+    nn.init.ones_(query.lora_B.default.weight)
+    product = query.lora_B.default.weight @ query.lora_A.default.weight
+    expected = copy.deepcopy(plain)
+    expected.representation[0].query.weight.data += 3.0 / 2 * product
+    torch.testing.assert_close(model(x), expected(x))
+
+
+def test_the_seed_determines_the_adapters():
+    states = [adapted(blocks(), lora_rank=2, seed=s).initial_state for s in (0, 0, 1)]
+    name = "representation.0.query.lora_A.default.weight"
+    assert torch.equal(states[0][name], states[1][name])
+    assert not torch.equal(states[0][name], states[2][name])
+
+
+def test_with_share_b_the_matrices_a_are_frozen():
+    task = adapted(blocks(), lora_rank=2, lora_share="b")
+    assert not [n for n in task.initial_state if "lora_A" in n]
+    assert [n for n in frozen_tensors(task.scratch_model) if "lora_A" in n]
+
+
+def test_evaluation_of_a_torch_encoder_includes_its_adapters():
+    layer = lambda: nn.TransformerEncoderLayer(WIDTH, 2, 8, batch_first=True)  # noqa: E731
+    model = adapted(task_of(layer, WIDTH), lora_rank=2).initial_model()
+    # The layer in the attention reads its weight without a call.
+    assert not hasattr(model.representation.self_attn.out_proj, "base_layer")
+    x = torch.randn(2, 3, WIDTH)
+    with torch.no_grad():
+        before = model.eval()(x)
+        nn.init.ones_(model.representation.linear1.lora_B.default.weight)
+        assert not torch.allclose(model(x), before)
+
+
+def test_without_adapters_the_task_is_unchanged():
+    task = blocks()
+    assert with_adapters(task, AdapterSettings()) is task
+
+
+@pytest.mark.parametrize(
+    ("settings", "code"),
+    [
+        ({"lora_targets": "qeury"}, "lora-targets"),
+        ({"lora_targets": "head"}, "lora-targets"),
+        ({"lora_rank": 5}, "lora-rank"),
+        ({"lora_rank": 0}, "lora-rank"),
+        ({"lora_alpha": 0.0}, "lora-alpha"),
+        ({"lora_share": "a"}, "lora-share"),
+    ],
+)
+def test_a_setting_that_does_not_fit_the_model_is_named(settings, code):
+    with pytest.raises(SettingsError) as caught:
+        _ = adapted(blocks(), **settings).scratch_model
+    assert caught.value.code == code
+    assert "\n" not in str(caught.value)
+
+
+def test_the_nearest_name_of_a_layer_is_suggested():
+    with pytest.raises(SettingsError, match="did you mean 'query'"):
+        _ = adapted(blocks(), lora_targets="qeury").scratch_model
+
+
+def test_a_model_without_linear_layers_is_refused():
+    assert code_of(task_of(nn.Identity, WIDTH)) == "adapters"
+
+
+def test_a_task_without_a_model_of_layers_is_refused():
+    with pytest.raises(SettingsError) as caught:
+        build_task(resolve({"task": "linear", "adapters": "lora"}), 5)
+    assert caught.value.code == "adapters"
+
+
+def test_share_b_needs_adapters():
+    task = with_adapters(blocks(), AdapterSettings("none", lora_share="b"))
+    with pytest.raises(SettingsError) as caught:
+        _ = task.scratch_model
+    assert caught.value.code == "lora-share"
+
+
+def test_missing_peft_is_named_with_its_extra(monkeypatch):
+    lacking = lambda name: None if name == "peft" else find_spec(name)  # noqa: E731
+    monkeypatch.setattr("flwr_frl.task.allowed.find_spec", lacking)
+    with pytest.raises(SettingsError, match=r"flwr-frl\[transformers\]") as caught:
+        adapted(blocks())
+    assert caught.value.code == "missing-package"

@@ -1,0 +1,285 @@
+"""Texts classified by a transformer from a folder or a package."""
+
+import csv
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from tokenizers.pre_tokenizers import Whitespace
+from tokenizers.processors import TemplateProcessing
+from transformers import BertConfig, BertModel, PreTrainedTokenizerFast
+
+from flwr_frl import simulate
+from flwr_frl.clients.predict import export, load_model, load_run
+from flwr_frl.task.models.frozen import frozen_tensors
+from flwr_frl.task.settings import SettingsError, resolve
+from flwr_frl.task.tasks import build_task
+
+SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]"]
+LABELS = {"good": "up", "bad": "down", "fine": "up", "poor": "down"}
+VOCABULARY = [*SPECIAL, *LABELS, "film", "phone", "the", "is"]
+ROWS = [
+    (f"the {noun} is {word}", label)
+    for noun in ("film", "phone")
+    for word, label in LABELS.items()
+]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory) -> Path:
+    """A tiny transformer with random weights and its tokenizer."""
+    root = tmp_path_factory.mktemp("models") / "tiny"
+    tokens = {word: i for i, word in enumerate(VOCABULARY)}
+    tokenizer = Tokenizer(WordLevel(tokens, unk_token="[UNK]"))
+    tokenizer.pre_tokenizer = Whitespace()
+    ends = [("[CLS]", 2), ("[SEP]", 3)]
+    tokenizer.post_processor = TemplateProcessing("[CLS] $A [SEP]", None, ends)
+    PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, pad_token="[PAD]", unk_token="[UNK]"
+    ).save_pretrained(root)
+    torch.manual_seed(1)
+    sizes = {"hidden_size": 8, "num_hidden_layers": 3, "num_attention_heads": 2}
+    config = BertConfig(
+        vocab_size=len(VOCABULARY), intermediate_size=16, hidden_dropout_prob=0, **sizes
+    )
+    BertModel(config).save_pretrained(root)
+    return root
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> Path:
+    """Three clients, one of them with tabs and without one of the classes."""
+    root = tmp_path / "texts"
+    root.mkdir()
+    for name in ("ann", "bob"):
+        write(root / f"{name}.csv", [("text", "label"), *ROWS, *ROWS])
+    rows = [(label, text) for text, label in ROWS if label == "up"]
+    write(root / "cat.tsv", [("label", "text"), *rows], "\t")
+    return root
+
+
+def write(path: Path, rows, delimiter: str = ",") -> None:
+    with path.open("w", newline="") as file:
+        csv.writer(file, delimiter=delimiter).writerows(rows)
+
+
+def task_of(name, data, clients: int = 3, **more: Any):
+    given = {"task": f"hf-text:{name}", "data-dir": str(data)}
+    named = {key.replace("_", "-"): value for key, value in more.items()}
+    return build_task(resolve({**given, **named}), clients)
+
+
+def code_of(*arguments, **more: Any) -> str:
+    with pytest.raises(SettingsError) as caught:
+        _ = task_of(*arguments, **more).scratch_model
+    assert "\n" not in str(caught.value)
+    return caught.value.code
+
+
+# Examples and models
+
+
+def test_each_file_is_a_client(folder, data):
+    task = task_of(folder, data, test_fraction=0.25)
+    assert task.client_names == ("ann", "bob", "cat")
+    assert task.classes == ("down", "up")
+    sizes = [
+        (len(task.train_examples(i)), len(task.test_examples(i))) for i in range(3)
+    ]
+    assert sizes == [(12, 4), (12, 4), (3, 1)]
+    assert set(task.train_examples(2).targets.tolist()) == {1}
+
+
+def test_training_and_test_rows_are_all_rows(folder, data):
+    task = task_of(folder, data)
+    parts = task.train_examples(2), task.test_examples(2)
+    rows = torch.cat([next(part.batches(9))[0] for part in parts])
+    expected = torch.stack([task.read(text) for text, label in ROWS if label == "up"])
+    assert sorted(rows.tolist()) == sorted(expected.tolist())
+
+
+def test_features_are_means_over_the_tokens_of_a_text(folder, data):
+    task = task_of(folder, data)
+    model = task.initial_model().eval()
+    tokens = torch.stack([task.read("good film"), task.read("the phone is bad")])
+    transformer = BertModel.from_pretrained(folder).eval()
+    with torch.no_grad():
+        features = model.representation(tokens)
+        for row, count in zip(features, (4, 6), strict=True):
+            alone = tokens[0 if count == 4 else 1][:count]
+            states = transformer(alone[None]).last_hidden_state
+            torch.testing.assert_close(row, states[0].mean(0))
+
+
+def test_a_device_has_all_files_and_may_name_the_classes(folder, data):
+    task = task_of(folder, data, 0, classes="down, up, none")
+    assert len(task.train_examples(0)) + len(task.test_examples(0)) == 36
+    assert task.classes == ("down", "up", "none")
+    assert code_of(folder, data, classes="up,none") == "class"
+
+
+@pytest.mark.parametrize(
+    ("layers", "trained"), [(0, {0, 1, 2}), (1, {1, 2}), (3, set()), (-1, set())]
+)
+def test_first_layers_are_frozen(folder, data, layers, trained):
+    task = task_of(folder, data, frozen_layers=layers)
+    names = [n for n in task.initial_state if "encoder.layer." in n]
+    assert {int(n.partition("layer.")[2][0]) for n in names} == trained
+    embeddings = [n for n in task.initial_state if "embeddings" in n]
+    assert bool(embeddings) == (layers == 0)
+    assert not [n for n in task.initial_state if "pooler" in n]
+
+
+def test_adapters_freeze_the_transformer(folder, data):
+    more = {"adapters": "lora", "lora_rank": 2, "lora_targets": "query value"}
+    task = task_of(folder, data, **more)
+    assert len([n for n in task.initial_state if "lora_A" in n]) == 6
+    assert all("lora_" in n or n.startswith("head.") for n in task.initial_state)
+    assert frozen_tensors(task.scratch_model)
+
+
+def test_more_layers_than_there_are_cannot_be_frozen(folder, data):
+    assert code_of(folder, data, frozen_layers=4) == "frozen-layers"
+
+
+# Where the transformer comes from
+
+
+def test_a_package_that_contains_a_transformer_is_found(folder, data, monkeypatch):
+    package = folder.parent / "tiny_package"
+    package.mkdir(exist_ok=True)
+    (package / "__init__.py").write_text("raise RuntimeError('imported')")
+    if not (package / "model").exists():
+        (package / "model").symlink_to(folder)
+    monkeypatch.setattr(sys, "path", [str(folder.parent), *sys.path])
+    for name in ("tiny_package", "tiny-package"):
+        assert task_of(name, data).place == str(folder.resolve())
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "",
+        "json",
+        "no_such_package",
+        "./no/folder",
+        "a/b/c",
+        "~nobody/x",
+        "a\0b",
+        "n" * 999,
+    ],
+)
+def test_the_network_is_not_asked_for_a_name_that_is_not_on_the_hub(name, data):
+    assert code_of(name, data) == "task"
+
+
+def test_a_name_on_the_hub_is_announced(data, monkeypatch):
+    asked = []
+
+    class Library:
+        class AutoTokenizer:
+            @staticmethod
+            def from_pretrained(place, local_files_only, **more):
+                asked.append((place, local_files_only))
+                raise OSError("no network")
+
+    monkeypatch.setattr("flwr_frl.task.models.transformer._library", lambda: Library)
+    task = task_of("owner/name", data)
+    assert "hub" in task.notes[0]
+    with pytest.raises(SettingsError, match="no network"):
+        task.train_examples(0)
+    assert asked == [("owner/name", False)]
+
+
+def test_a_damaged_folder_is_one_line(folder, data, tmp_path):
+    broken = tmp_path / "broken"
+    broken.mkdir()
+    (broken / "config.json").write_text('{"model_type": "bert"}')
+    assert code_of(broken, data) == "task"
+
+
+# Malformed tables
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "text,class\na,b\n",
+        "text,label\n",
+        "text,label\nonly text\n",
+        "text,label\na,\n",
+        "",
+        'text,label\n"a,b\n',
+    ],
+)
+def test_a_malformed_table_is_named(folder, data, text):
+    (data / "ann.csv").write_text(text)
+    assert code_of(folder, data) == "data-dir"
+
+
+def test_tables_must_be_there(folder, data, tmp_path):
+    assert code_of(folder, "") == "data-dir"
+    assert code_of(folder, tmp_path) == "data-dir"
+    assert code_of(folder, data, 4) == "num-clients"
+    for file in data.glob("*.csv"):
+        file.unlink()
+    assert code_of(folder, data, 1) == "data-dir"
+
+
+# A run
+
+
+def test_a_run_is_loaded_and_exported(folder, data, tmp_path):
+    task = f"hf-text:{folder}"
+    common = {"backend": "inline", "task": task, "data_dir": str(data), "clients": 3}
+    run = simulate(
+        "fedsa-lora",
+        rounds=2,
+        fraction=1.0,
+        lora_rank=2,
+        sequence_length=8,
+        checkpoint_every=1,
+        output=str(tmp_path / "out"),
+        **common,
+    )
+    assert run.rows[-1]["rejected"] == 0
+    named = {"task": task, "data_dir": str(data)}
+    model, card = load_run(tmp_path / "out" / "fedsa-lora", "bob", **named)
+    tokens = card.task.read("the film is good")[None]
+    with torch.no_grad():
+        outputs = model(tokens)
+    export(model, card, tmp_path / "model.safetensors")
+    again, _ = load_model(tmp_path / "model.safetensors", **named)
+    with torch.no_grad():
+        torch.testing.assert_close(again(tokens), outputs)
+    export(model, card, tmp_path / "model.pt2")
+    program = torch.export.load(tmp_path / "model.pt2").module()
+    with torch.no_grad():
+        torch.testing.assert_close(program(tokens), outputs, rtol=1e-4, atol=1e-5)
+    # A file alone does not choose a transformer.
+    with pytest.raises(SettingsError, match="task"):
+        load_model(tmp_path / "model.safetensors", data_dir=str(data))
+
+
+def test_the_task_of_the_guide_trains_with_its_adapters(folder, tmp_path, monkeypatch):
+    guide = (Path(__file__).parents[3] / "docs" / "transformers.md").read_text()
+    _, _, code = guide.partition("```python\n")
+    code = code.partition("```")[0].replace("models/minilm", str(folder))
+    (tmp_path / "guide_reviews.py").write_text(code.replace("r=4", "r=2"))
+    monkeypatch.syspath_prepend(str(tmp_path))
+    run = simulate(
+        "fedsa-lora",
+        "inline",
+        task="guide_reviews:task",
+        clients=2,
+        rounds=2,
+        fraction=1.0,
+        output=str(tmp_path / "out"),
+    )
+    # 3 layers, query and value, and matrices A of shape (2, 8) in 4 bytes.
+    sent = run.rows[-1]["bytes-up"] / 2
+    assert 6 * 2 * 8 * 4 < sent < 6 * (2 * 8 * 4 + 250)
