@@ -4,6 +4,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, cast
 
+from torch import Tensor
+
 from flwr_frl.clients.base import Config
 from flwr_frl.clients.device.state import PersonalState
 from flwr_frl.task.compression.compressor import Compressor
@@ -54,6 +56,28 @@ class Relayed:
     sender: str
     weight: float
     data: bytes
+
+
+@dataclass(frozen=True)
+class Exchange:
+    """The valid messages of one round at a node, or at several nodes, a row for each.
+
+    Parameters
+    ----------
+    weighted_sum : Tensor, shape (d,) or (nodes, d)
+        Σ_j w_ij q_j over the senders of valid messages q_j.
+    weight : float or Tensor of shape (nodes, 1)
+        Σ_j w_ij over the same senders.
+    neighbour_weight : float or Tensor of shape (nodes, 1)
+        Σ_j w_ij over all neighbours.
+    consensus_step : float
+        γ.
+    """
+
+    weighted_sum: Tensor
+    weight: float | Tensor
+    neighbour_weight: float | Tensor
+    consensus_step: float
 
 
 def exchanges(config: Config, last_round: int) -> Iterator[tuple[int, list[Relayed]]]:
