@@ -9,7 +9,7 @@ import logging
 import sys
 import time
 import zlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -21,7 +21,7 @@ from rich.progress import track
 from benchmarks.common import provenance
 from flwr_frl.clients.algorithms import complete
 from flwr_frl.clients.client_app import make_app
-from flwr_frl.clients.device.state import PREFIX
+from flwr_frl.clients.device.state import PersonalState
 from flwr_frl.strategies import build_strategy
 from flwr_frl.strategies.grids.simulation import InlineGrid
 from flwr_frl.strategies.server.rounds import run_rounds
@@ -232,15 +232,11 @@ def node_states(grid: InlineGrid) -> list[State]:
     """
     states = []
     for context in grid.contexts.values():
-        newest = max(
-            (n for n in context.state if n.startswith(PREFIX)),
-            key=lambda n: int(n.removeprefix(PREFIX)),
-        )
-        record: Mapping[str, Any] = context.state[newest]
+        arrays = PersonalState(context).load() or {}
         states.append(
             {
-                name: torch.from_numpy(array.numpy())
-                for name, array in record.items()
+                name: torch.from_numpy(array)
+                for name, array in arrays.items()
                 if not name.startswith("gossip.")
             }
         )

@@ -14,6 +14,7 @@ from typing import Annotated, Any, ClassVar
 
 import numpy as np
 import torch
+from flwr.app import Message
 from flwr.common import NDArrays, log
 from torch import Tensor
 
@@ -22,6 +23,7 @@ from flwr_frl.clients.device.parameter_groups import WHOLE, Tensors, to_numpy, w
 from flwr_frl.clients.device.state import PersonalState
 from flwr_frl.clients.gossip.flat import FlatParameters
 from flwr_frl.clients.gossip.relayed import (
+    LARGEST_ENTRY,
     Exchange,
     Relayed,
     check_state,
@@ -46,11 +48,10 @@ from flwr_frl.task.training import (
 )
 
 VECTORS = "gossip."
-# Successful training exchanges no larger numbers; a single 1e30 would ruin the models
-# of all neighbours.
-LARGEST_ENTRY = 1e6
 # Threshold of a vector that is sent whatever its norm.
 ALWAYS = -1.0
+# For compressors that draw no random numbers.
+NO_RANDOMNESS = np.random.default_rng(0)
 
 
 @dataclass(frozen=True)
@@ -135,6 +136,13 @@ class GossipClient(Client):
             **message_properties(self.compressor, self.dimension),
         }
 
+    @staticmethod
+    def fit_nodes(*arguments: Any) -> dict[int, Message]:
+        """Answer training messages of several nodes; see `nodes.fit_nodes`."""
+        from flwr_frl.clients.gossip.nodes import fit_nodes
+
+        return fit_nodes(*arguments)
+
     # One round.
 
     def fit(self, parameters: NDArrays, config: Config) -> Reply:
@@ -216,10 +224,12 @@ class GossipClient(Client):
 
     def message(self, server_round: int) -> bytes:
         """Return the message to the neighbours, empty if there is nothing to send."""
-        (data,) = self.messages(server_round, [torch.initial_seed()])
+        (data,), _ = self.messages(server_round, [torch.initial_seed()])
         return data
 
-    def messages(self, server_round: int, seeds: Sequence[int]) -> list[bytes]:
+    def messages(
+        self, server_round: int, seeds: Sequence[int]
+    ) -> tuple[list[bytes], Tensor | None]:
         """Return each node's message to its neighbours.
 
         Parameters
@@ -227,26 +237,34 @@ class GossipClient(Client):
         server_round : int
             The round, from 1.
         seeds : sequence of int
-            Seeds of the nodes' random operators.
+            A seed for each node, of compressors that draw random numbers.
 
         Returns
         -------
-        list of bytes
-            Empty if there is nothing to send.
+        messages : list of bytes
+            Empty if a node has nothing to send.
+        decoded : Tensor of shape (nodes, d), optional
+            The decoded messages, 0 if not sent; None if `apply_sent` needs none.
         """
         vectors, threshold = self.outgoing(server_round)
-        norms = vectors.square().sum(-1, keepdim=True).flatten().tolist()
-        q = torch.zeros_like(vectors).view(-1, self.dimension)
-        encoded: list[bytes] = []
-        for i, row in enumerate(vectors.view(-1, self.dimension)):
-            # `not <=` sends NaN to the compressor, which refuses it.
-            sends = not norms[i] <= threshold
-            data = self.compressor.compress(row, randomness(seeds[i])) if sends else b""
-            encoded.append(data)
-            if sends and type(self).apply_sent is not GossipClient.apply_sent:
-                q[i] = self.compressor.decompress(data, self.dimension)
-        self.apply_sent(q.view(vectors.shape))
-        return encoded
+        rows = vectors.view(-1, self.dimension)
+        squares = rows.square().sum(1).tolist()
+        needed = type(self).apply_sent is not GossipClient.apply_sent
+        decoded = torch.zeros_like(rows) if needed else None
+        messages: list[bytes] = []
+        for i, square in enumerate(squares):
+            messages.append(b"")
+            # NaN is not sent: saving the state reports it.
+            if square > threshold:
+                random = self.compressor.is_random
+                generator = randomness(seeds[i]) if random else NO_RANDOMNESS
+                messages[i] = self.compressor.compress(rows[i], generator)
+                if decoded is not None:
+                    sent = self.compressor.decompress(messages[i], self.dimension)
+                    decoded[i] = sent
+        if decoded is not None:
+            self.apply_sent(decoded.view(vectors.shape))
+        return messages, decoded
 
     def iterate(self, server_round: int) -> float:
         """Run H iterations of SGD with Nesterov momentum (Algorithm 1, lines 3 to 5).

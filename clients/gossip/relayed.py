@@ -14,6 +14,9 @@ from flwr_frl.task.settings import SettingsError
 
 # Maximum number of exchanges that a node replays, far more than a server lets it miss.
 LONGEST_ABSENCE = 100_000
+# Successful training exchanges no larger numbers; a single 1e30 would ruin the models
+# of all neighbours.
+LARGEST_ENTRY = 1e6
 
 
 class LostStateError(RuntimeError):

@@ -51,6 +51,11 @@ class Compressor(ABC):
     last two receive only arguments that passed the checks of this class.
     """
 
+    @property
+    def is_random(self) -> bool:
+        """True if ``compress`` draws random numbers."""
+        return False
+
     @abstractmethod
     def num_bytes(self, dimension: int) -> int:
         """Return the length in bytes of ``compress(x)`` for every x in R^d.
