@@ -133,7 +133,9 @@ class Bench(NamedTuple):
         return watch(given, self.output, self.looks, tested)
 
 
-def watch(given: Settings, output: Path, looks: int, own: int) -> Run:
+def watch(
+    given: Settings, output: Path, looks: int, own: int, target: float = 0.0
+) -> Run:
     """Run one algorithm inline and watch the mean of the nodes' models.
 
     Parameters
@@ -144,6 +146,8 @@ def watch(given: Settings, output: Path, looks: int, own: int) -> Run:
         Where runs are kept.
     looks, own : int
         As of `Bench`.
+    target : float, default 0
+        Test error of the mean model at which a run ends.
 
     Returns
     -------
@@ -193,6 +197,8 @@ def watch(given: Settings, output: Path, looks: int, own: int) -> Run:
         if own and look and (look % own == 0 or look == looks):
             row["own"] = float(np.mean([error(task, s, [0]) for s in states]))
         rows.append(row)
+        if row.get("error", 1.0) <= target:
+            break
     about = {"settings": given, "commit": provenance()["commit"]}
     run = {**about, "gamma": strategy.step.value, "rows": rows}
     output.mkdir(parents=True, exist_ok=True)
