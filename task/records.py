@@ -14,3 +14,9 @@ def fill(record: Record, entries: Mapping[str, Any]) -> Record:
     """
     record.__dict__["_data"].update(entries)
     return record
+
+
+def entries_of(record: Any) -> dict[str, Any]:
+    """Return the dictionary within one of Flower's records; it must not be changed."""
+    entries: dict[str, Any] = record.__dict__["_data"]
+    return entries

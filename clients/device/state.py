@@ -37,6 +37,7 @@ from flwr_frl.task.files import (
     write_atomically,
 )
 from flwr_frl.task.messages import KEPT_CHECKPOINT, KEPT_ROUNDS
+from flwr_frl.task.records import fill
 from flwr_frl.task.training import TrainingDivergedError
 
 Key = TypeVar("Key")
@@ -62,7 +63,7 @@ def replace_versions(
     records: RecordDict, round_: int, record: ArrayRecord, kept: Container[int]
 ) -> None:
     """Store the version of a round, and delete those of rounds that are not kept."""
-    records[f"{PREFIX}{round_}"] = record
+    fill(records, {f"{PREFIX}{round_}": record})
     for name in [name for name in records if name.startswith(PREFIX)]:
         if int(name[len(PREFIX) :]) not in kept:
             del records[name]

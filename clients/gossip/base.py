@@ -229,7 +229,7 @@ class GossipClient(Client):
 
     def messages(
         self, server_round: int, seeds: Sequence[int]
-    ) -> tuple[list[bytes], Tensor | None]:
+    ) -> tuple[list[bytes], dict[int, Tensor]]:
         """Return each node's message to its neighbours.
 
         Parameters
@@ -243,27 +243,27 @@ class GossipClient(Client):
         -------
         messages : list of bytes
             Empty if a node has nothing to send.
-        decoded : Tensor of shape (nodes, d), optional
-            The decoded messages, 0 if not sent; None if `apply_sent` needs none.
+        decoded : dict of int to Tensor
+            The decoded messages, by node; empty if `apply_sent` needs none.
         """
         vectors, threshold = self.outgoing(server_round)
         rows = vectors.view(-1, self.dimension)
         squares = rows.square().sum(1).tolist()
-        needed = type(self).apply_sent is not GossipClient.apply_sent
-        decoded = torch.zeros_like(rows) if needed else None
-        messages: list[bytes] = []
-        for i, square in enumerate(squares):
-            messages.append(b"")
+        messages = [b""] * len(squares)
+        decoded: dict[int, Tensor] = {}
+        for i, (row, square) in enumerate(zip(rows.unbind(), squares, strict=True)):
             # NaN is not sent: saving the state reports it.
             if square > threshold:
                 random = self.compressor.is_random
                 generator = randomness(seeds[i]) if random else NO_RANDOMNESS
-                messages[i] = self.compressor.compress(rows[i], generator)
-                if decoded is not None:
+                messages[i] = self.compressor.compress(row, generator)
+                if type(self).apply_sent is not GossipClient.apply_sent:
                     sent = self.compressor.decompress(messages[i], self.dimension)
                     decoded[i] = sent
-        if decoded is not None:
-            self.apply_sent(decoded.view(vectors.shape))
+        if decoded:
+            q = torch.zeros_like(rows)
+            q[list(decoded)] = torch.stack(list(decoded.values())).to(q.device)
+            self.apply_sent(q.view(vectors.shape))
         return messages, decoded
 
     def iterate(self, server_round: int) -> float:

@@ -1,6 +1,6 @@
 """States of nodes whose models and vectors are rows of shared matrices."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -39,13 +39,17 @@ class NodeMatrices:
     vectors: Tensors
     sent: dict[bytes, Tensor] = field(default_factory=dict)
 
-    def remember(self, messages: Sequence[bytes], decoded: Tensor | None) -> None:
+    def remember(
+        self, messages: Sequence[bytes], decoded: Mapping[int, Tensor]
+    ) -> None:
         """Replace ``sent``; messages that receivers refuse are left out."""
         self.sent.clear()
-        if decoded is not None:
-            valid = (decoded.abs().amax(1) <= LARGEST_ENTRY).tolist()
-            rows = zip(messages, decoded, valid, strict=True)
-            self.sent.update((m, row) for m, row, is_valid in rows if m and is_valid)
+        if decoded:
+            q = torch.stack(list(decoded.values()))
+            largest = q.abs().amax(1).tolist()
+            for i, row, entry in zip(decoded, q.unbind(), largest, strict=True):
+                if entry <= LARGEST_ENTRY:
+                    self.sent[messages[i]] = row.to(self.x.device)
 
     def arrays(self, row: int) -> Arrays:
         """Return the arrays of a node's state."""

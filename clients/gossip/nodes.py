@@ -41,7 +41,7 @@ from flwr_frl.task.messages import (
     SERVER_ROUND,
 )
 from flwr_frl.task.models.frozen import frozen_tensors
-from flwr_frl.task.records import fill
+from flwr_frl.task.records import entries_of, fill
 from flwr_frl.task.resident import train_examples
 from flwr_frl.task.run_cache import run_object
 from flwr_frl.task.training.calls import fewest
@@ -51,6 +51,7 @@ from flwr_frl.task.training.stacked_batches import stacked_batches
 
 # Settings of simulated nodes; with any other a node may have another task.
 SIMULATED = {"partition-id", "num-partitions"}
+NO_ARRAYS = ArrayRecord()
 
 
 def fit_nodes(
@@ -107,9 +108,10 @@ def fit_nodes(
 
 def _key(message: Message, context: Context) -> Hashable:
     """Return what nodes must have in common; None for a node that runs alone."""
-    config = message.content.get(CONFIG)
-    if not isinstance(config, ConfigRecord) or context.node_config.keys() != SIMULATED:
+    record = message.content.get(CONFIG)
+    if not isinstance(record, ConfigRecord) or context.node_config.keys() != SIMULATED:
         return None
+    config = entries_of(record)
     acknowledged = config.get(ACKNOWLEDGED_ROUND)
     if acknowledged and f"{PREFIX}{acknowledged!r}" not in context.state:
         return None
@@ -138,7 +140,7 @@ class Nodes:
     ) -> None:
         self.setup, self.messages, self.contexts = setup, messages, contexts
         self.configs: list[dict[str, Any]] = [
-            message.content[CONFIG].__dict__["_data"] for message in messages
+            entries_of(message.content[CONFIG]) for message in messages
         ]
         self.round = int(self.configs[0][SERVER_ROUND])
         client = build_client(contexts[0], setup, cast(Config, self.configs[0]))
@@ -147,6 +149,7 @@ class Nodes:
         self.examples: list[ExampleSet] = [
             train_examples(client.task, i).on(client.device) for i in indices
         ]
+        self.sizes = [len(each) for each in self.examples]
         self.names = tuple(name for name, _ in client.model.named_parameters())
 
     def can_run(self, only_if_faster: bool) -> bool:
@@ -156,7 +159,7 @@ class Nodes:
             return False
         # Batch statistics would need matrices of their own.
         buffers = self.client.task.initial_state.keys() - set(self.names)
-        if buffers or frozen_tensors(model) or min(map(len, examples)) == 0:
+        if buffers or frozen_tensors(model) or min(self.sizes) == 0:
             return False
         if any(e.augment or e.unlabelled is not None for e in examples):
             return False
@@ -197,13 +200,13 @@ class Nodes:
     def reply(self, i: int, message: bytes, loss: float, refused: int) -> Message:
         """Return a node's reply, as `GossipClient.fit` and `pack` make it."""
         metrics = {
-            NUM_EXAMPLES: self.setup.device.rounded(len(self.examples[i])),
+            NUM_EXAMPLES: self.setup.device.rounded(self.sizes[i]),
             "train-loss": loss,
             "refused": float(refused),
             SERVER_ROUND: float(self.round),
         }
         records = {
-            ARRAYS: ArrayRecord(),
+            ARRAYS: NO_ARRAYS,
             METRICS: fill(MetricRecord(), metrics),
             BYTES: fill(ConfigRecord(), {"message": message}),
         }
@@ -264,12 +267,11 @@ class Nodes:
         client, size = self.client, self.client.settings.batch_size
         iterations, run = client.iterations(self.round), int(self.setup.run["seed"])
         seeds, drawn = list[int](), list[list[Tensor]]()
-        for context, examples in zip(self.contexts, self.examples, strict=True):
+        for context, count in zip(self.contexts, self.sizes, strict=True):
             number = torch_seed(context, run, self.round)
             seed(number)
             seeds.append(number)
-            draw = len(examples)
-            drawn.append([torch.randperm(draw)[:size] for _ in iterations])
+            drawn.append([torch.randperm(count)[:size] for _ in iterations])
         cohort = self.setup.device.cohort
         most = len(drawn) if cohort == "auto" else cohort_size(cohort)
         # Nodes with few examples have smaller batches.
