@@ -9,7 +9,7 @@ import logging
 import sys
 import time
 import zlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -21,7 +21,7 @@ from rich.progress import track
 from benchmarks.common import provenance
 from flwr_frl.clients.algorithms import complete
 from flwr_frl.clients.client_app import make_app
-from flwr_frl.clients.device.state import PREFIX
+from flwr_frl.clients.device.state import PersonalState
 from flwr_frl.strategies import build_strategy
 from flwr_frl.strategies.grids.simulation import InlineGrid
 from flwr_frl.strategies.server.rounds import run_rounds
@@ -133,7 +133,9 @@ class Bench(NamedTuple):
         return watch(given, self.output, self.looks, tested)
 
 
-def watch(given: Settings, output: Path, looks: int, own: int) -> Run:
+def watch(
+    given: Settings, output: Path, looks: int, own: int, target: float = 0.0
+) -> Run:
     """Run one algorithm inline and watch the mean of the nodes' models.
 
     Parameters
@@ -144,6 +146,8 @@ def watch(given: Settings, output: Path, looks: int, own: int) -> Run:
         Where runs are kept.
     looks, own : int
         As of `Bench`.
+    target : float, default 0
+        Test error of the mean model at which a run ends.
 
     Returns
     -------
@@ -193,6 +197,8 @@ def watch(given: Settings, output: Path, looks: int, own: int) -> Run:
         if own and look and (look % own == 0 or look == looks):
             row["own"] = float(np.mean([error(task, s, [0]) for s in states]))
         rows.append(row)
+        if row.get("error", 1.0) <= target:
+            break
     about = {"settings": given, "commit": provenance()["commit"]}
     run = {**about, "gamma": strategy.step.value, "rows": rows}
     output.mkdir(parents=True, exist_ok=True)
@@ -232,15 +238,11 @@ def node_states(grid: InlineGrid) -> list[State]:
     """
     states = []
     for context in grid.contexts.values():
-        newest = max(
-            (n for n in context.state if n.startswith(PREFIX)),
-            key=lambda n: int(n.removeprefix(PREFIX)),
-        )
-        record: Mapping[str, Any] = context.state[newest]
+        arrays = PersonalState(context).load() or {}
         states.append(
             {
-                name: torch.from_numpy(array.numpy())
-                for name, array in record.items()
+                name: torch.from_numpy(array)
+                for name, array in arrays.items()
                 if not name.startswith("gossip.")
             }
         )

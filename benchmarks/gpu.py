@@ -11,6 +11,7 @@ which prints all and writes nothing: ``--device cpu --clients 10 --examples 20 -
 import argparse
 import platform
 import time
+from copy import deepcopy
 from functools import lru_cache, partial
 from statistics import median
 from typing import Any
@@ -105,7 +106,7 @@ class Run:
         """Return all that the server and the clients have."""
         found = {f"server/{name}": a.numpy() for name, a in self.arrays.items()}
         for node, context in self.grid.contexts.items():
-            for key, record in context.state.items():
+            for key, record in deepcopy(context.state).items():
                 found |= {f"{node}/{key}/{n}": a.numpy() for n, a in record.items()}
         return found
 

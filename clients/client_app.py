@@ -11,6 +11,7 @@ from flwr.app import (
     ConfigRecord,
     Context,
     Message,
+    MessageType,
     RecordDict,
     UserConfig,
 )
@@ -70,8 +71,9 @@ class App(ClientApp):
         Settings; ``cohort`` and ``device`` default to ``auto``.
     """
 
-    def __init__(self, run_config: UserConfig | None) -> None:
+    def __init__(self, run_config: UserConfig | None, mods: Sequence[Mod]) -> None:
         super().__init__()
+        self.mods = mods
         self.run_config = run_config
         self.cohort = str((run_config or {}).get("cohort", "auto"))
         self.size = cohort_size(self.cohort)
@@ -92,11 +94,58 @@ class App(ClientApp):
             advice = f"lower {sizes}, or train on another device"
             raise out_of_memory(error, advice) from None
 
-    def together(self, works: Sequence[Callable[[], Message]]) -> list[Message]:
-        """Run several clients together; see `flwr_frl.task.training.together`."""
+    def together(
+        self,
+        works: Sequence[Callable[[], Message]],
+        messages: Sequence[Message],
+        contexts: Sequence[Context],
+    ) -> list[Message]:
+        """Answer messages of several clients together.
+
+        Nodes of a graph exchange and train as rows of matrices, if they can; other
+        clients as in `flwr_frl.task.training.together`.
+
+        Parameters
+        ----------
+        works : sequence of callable
+            Answer one message each, one by one.
+        messages, contexts : sequence
+            The messages, and the contexts of their nodes.
+        """
         if self.size <= 1:
             return [work() for work in works]
-        return together(works, self.size, only_if_faster=self.cohort == "auto")
+        only_if_faster = self.cohort == "auto"
+        replies = self._fit_nodes(messages, contexts, only_if_faster)
+        others = [i for i in range(len(works)) if i not in replies]
+        rest = together([works[i] for i in others], self.size, only_if_faster)
+        replies |= zip(others, rest, strict=True)
+        return [replies[i] for i in range(len(works))]
+
+    def _fit_nodes(
+        self,
+        messages: Sequence[Message],
+        contexts: Sequence[Context],
+        only_if_faster: bool,
+    ) -> dict[int, Message]:
+        """Answer the training messages that nodes of a graph can answer together."""
+        types = {message.metadata.message_type for message in messages}
+        # Mods must see every message.
+        if self.mods or len(messages) < 2 or types != {MessageType.TRAIN}:
+            return {}
+        begin_run(self.command)
+        try:
+            setup = client_setup(contexts[0], self.run_config, strict=False)
+        except SettingsError:
+            return {}
+        fit_nodes: Any = getattr(setup.kind, "fit_nodes", None)
+        if fit_nodes is None:
+            return {}
+        torch.set_num_threads(setup.device.torch_threads)
+        use(setup.device.device)
+        answers: dict[int, Message] = fit_nodes(
+            setup, messages, contexts, only_if_faster
+        )
+        return answers
 
 
 def make_app(
@@ -118,7 +167,7 @@ def make_app(
         Answers train, evaluate and query messages. ``query.arrays`` returns the initial
         arrays, ``query.statistics`` the result of `Client.statistics`.
     """
-    app = App(run_config)
+    app = App(run_config, mods)
 
     def open_message(
         message: Message, context: Context

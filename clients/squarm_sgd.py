@@ -3,14 +3,11 @@
 from dataclasses import dataclass
 from typing import Annotated, Any
 
-from flwr_frl.clients.base import Config
+from torch import Tensor
+
 from flwr_frl.clients.device.state import PersonalState
-from flwr_frl.clients.gossip.base import (
-    CompressedGossipSettings,
-    GossipClient,
-    randomness,
-)
-from flwr_frl.clients.gossip.relayed import Relayed
+from flwr_frl.clients.gossip.base import CompressedGossipSettings, GossipClient
+from flwr_frl.clients.gossip.relayed import Exchange
 from flwr_frl.clients.gossip.schedules import threshold
 from flwr_frl.task.base import Task
 from flwr_frl.task.settings import Free, Range
@@ -52,30 +49,26 @@ class SQuARMSGDClient(GossipClient):
         super().__init__(task, index, state, settings)
         self.threshold = threshold(self.settings.trigger)
 
-    def mix(self, round_: int, messages: list[Relayed], config: Config) -> None:
+    def mix(self, exchange: Exchange) -> None:
         """Line 16: x ← x + γ Σ_j w_ij (x̂_j − x̂_i), after x̂_j ← x̂_j + q_j.
 
         The estimate of a neighbour that sent no q_j is unchanged.
         """
         neighbours, estimate = self.vector("neighbours"), self.vector("estimate")
-        for message in messages:
-            q = self.decoded(message)
-            if q is not None:
-                neighbours.add_(q, alpha=message.weight)
-        difference = neighbours.sub(estimate, alpha=float(config["neighbour-weight"]))
-        self.x.add_(difference, alpha=float(config["consensus-step"]))
+        neighbours.add_(exchange.weighted_sum)
+        difference = neighbours - exchange.neighbour_weight * estimate
+        self.x.add_(difference, alpha=exchange.consensus_step)
 
-    def message(self, server_round: int) -> bytes:
+    def outgoing(self, server_round: int) -> tuple[Tensor, float]:
         """Lines 8 to 13: if ‖x − x̂‖² > c_t η_t², send q = C(x − x̂); x̂ ← x̂ + q.
 
         This includes the first round, as in the algorithm's listing; in the section's
         text, all nodes send in the first round.
         """
-        difference = self.x - self.vector("estimate")
         t = self.iterations(server_round)[-1]
-        if difference.square().sum().item() <= self.threshold(t) * self.rate(t) ** 2:
-            return b""
-        data = self.compressor.compress(difference, randomness())
-        sent = self.compressor.decompress(data, self.dimension)
-        self.vector("estimate").add_(sent.to(self.device))
-        return data
+        difference = self.x - self.vector("estimate")
+        return difference, self.threshold(t) * self.rate(t) ** 2
+
+    def apply_sent(self, q: Tensor) -> None:
+        """x̂ ← x̂ + q."""
+        self.vector("estimate").add_(q)

@@ -27,6 +27,7 @@ from flwr_frl.strategies.server.privacy import check_no_counters
 from flwr_frl.strategies.server.queries import common_initial_arrays
 from flwr_frl.strategies.server.replies import largest_reply
 from flwr_frl.task.messages import SERVER_ROUND, SHARED_BYTES
+from flwr_frl.task.records import fill
 from flwr_frl.task.settings import SettingsError
 
 
@@ -180,7 +181,7 @@ class BaseStrategy(Averaging):
         server_round = int(cast(int, config[SERVER_ROUND]))
         saves = self.settings.checkpoint_every > 0
         run = self.ledger.config(self.name_of(node), server_round, saves)
-        record = ConfigRecord({**run, **config})
+        record = fill(ConfigRecord(), {**run, **config})
         return RecordDict({self.arrayrecord_key: arrays, self.configrecord_key: record})
 
     def open_round(

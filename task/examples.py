@@ -311,11 +311,16 @@ class ExampleSet:
         inputs = self.inputs[rows.to(self.inputs.device)].to(self.place)
         if augment:
             inputs = random_crop_and_flip(inputs)
+        targets = self.targets[chosen.to(self.targets.device)].to(self.place)
+        return self.normalised(inputs), targets
+
+    def normalised(self, inputs: Tensor) -> Tensor:
+        """Return chosen rows of ``inputs`` as they reach the model; may change them."""
         if self.mean is not None and self.std is not None:
             # In place: allocating new tensors takes five times as long.
             inputs = inputs.float().sub_(self.mean).div_(self.std)
             inputs = inputs.permute(0, 3, 1, 2)
-        return inputs, self.targets[chosen.to(self.targets.device)].to(self.place)
+        return inputs
 
 
 def count_targets(targets: Tensor) -> int:

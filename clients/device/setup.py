@@ -195,11 +195,15 @@ def task_of_device(settings: Settings, data_dir: str) -> Task:
 
 
 def seed_torch(context: Context, seed: int, config: Mapping[str, Any]) -> None:
-    """Seed torch by seed, client and round, independently of the worker process."""
-    server_round = config.get(SERVER_ROUND, 0)
+    """Seed torch by `torch_seed`."""
+    devices.seed(torch_seed(context, seed, config.get(SERVER_ROUND, 0)))
+
+
+def torch_seed(context: Context, seed: int, server_round: object) -> int:
+    """Return torch's seed by seed, client and round, the same in every process."""
     text = f"{seed}/{client_name(context)}/{server_round!r}"
     digest = hashlib.sha256(text.encode(errors="surrogatepass")).digest()
-    devices.seed(int.from_bytes(digest[:8], "little"))
+    return int.from_bytes(digest[:8], "little")
 
 
 class Setup(NamedTuple):

@@ -3,7 +3,7 @@
 import contextlib
 import os
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping
 from logging import ERROR, WARNING
 from pathlib import Path
 from typing import Self, TypeVar
@@ -37,6 +37,7 @@ from flwr_frl.task.files import (
     write_atomically,
 )
 from flwr_frl.task.messages import KEPT_CHECKPOINT, KEPT_ROUNDS
+from flwr_frl.task.records import fill
 from flwr_frl.task.training import TrainingDivergedError
 
 Key = TypeVar("Key")
@@ -48,6 +49,24 @@ KEPT_RUNS = 8
 CUT_OFF_AGE = 3600.0
 # Directory of a state in memory only; nothing can be in it.
 NOWHERE = Path(os.devnull)
+
+
+class StoredArrays(ArrayRecord):
+    """A version of a client's state whose arrays are elsewhere in this process."""
+
+    def arrays(self) -> Arrays:
+        """Return the arrays."""
+        raise NotImplementedError
+
+
+def replace_versions(
+    records: RecordDict, round_: int, record: ArrayRecord, kept: Container[int]
+) -> None:
+    """Store the version of a round, and delete those of rounds that are not kept."""
+    fill(records, {f"{PREFIX}{round_}": record})
+    for name in [name for name in records if name.startswith(PREFIX)]:
+        if int(name[len(PREFIX) :]) not in kept:
+            del records[name]
 
 
 class PersonalState:
@@ -155,7 +174,9 @@ class PersonalState:
             own = version.run == self._run
             self.round = version.round if own else 0
             record = self._records.get(f"{PREFIX}{version.round}") if own else None
-            if isinstance(record, ArrayRecord):
+            if isinstance(record, StoredArrays):
+                arrays = record.arrays()
+            elif isinstance(record, ArrayRecord):
                 arrays = {name: from_array(array) for name, array in record.items()}
             else:
                 arrays = self._read(version.path, shapes)
@@ -221,15 +242,12 @@ class PersonalState:
             )
         if self._directory != NOWHERE:
             self._write(kept, round_)
-        self._records[f"{PREFIX}{round_}"] = to_record(kept)
         # Memory holds the acknowledged and the new version and, if there is no disk,
         # the newest.
         in_memory = {self.round, round_}
         if self._directory == NOWHERE:
             in_memory.add(max(self._rounds, default=0))
-        for name in [name for name in self._records if name.startswith(PREFIX)]:
-            if int(name[len(PREFIX) :]) not in in_memory:
-                del self._records[name]
+        replace_versions(self._records, round_, to_record(kept), in_memory)
 
     def _write(self, arrays: Arrays, round_: int) -> None:
         """Write a version to disk, and then delete those that no server can need."""

@@ -6,6 +6,7 @@ After an absence, a node replays the missed exchanges in order, as if it had tak
 without training or sending. This preserves the mean of the nodes' models.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from logging import WARNING
@@ -13,6 +14,7 @@ from typing import Annotated, Any, ClassVar
 
 import numpy as np
 import torch
+from flwr.app import Message
 from flwr.common import NDArrays, log
 from torch import Tensor
 
@@ -21,6 +23,8 @@ from flwr_frl.clients.device.parameter_groups import WHOLE, Tensors, to_numpy, w
 from flwr_frl.clients.device.state import PersonalState
 from flwr_frl.clients.gossip.flat import FlatParameters
 from flwr_frl.clients.gossip.relayed import (
+    LARGEST_ENTRY,
+    Exchange,
     Relayed,
     check_state,
     exchanges,
@@ -44,9 +48,10 @@ from flwr_frl.task.training import (
 )
 
 VECTORS = "gossip."
-# Successful training exchanges no larger numbers; a single 1e30 would ruin the models
-# of all neighbours.
-LARGEST_ENTRY = 1e6
+# Threshold of a vector that is sent whatever its norm.
+ALWAYS = -1.0
+# For compressors that draw no random numbers.
+NO_RANDOMNESS = np.random.default_rng(0)
 
 
 @dataclass(frozen=True)
@@ -78,7 +83,14 @@ class CompressedGossipSettings(GossipSettings, CompressionSettings):
 class GossipClient(Client):
     """A node: trains its whole model and exchanges vectors with its neighbours.
 
-    Subclasses implement `mix` and `message`, and declare their ``vectors``.
+    Subclasses implement `mix` and `outgoing`, may override `apply_sent`, and declare
+    their ``vectors``. The equations hold for one node and for several nodes of one
+    process, whose models and vectors are then matrices with a row for each node.
+
+    Attributes
+    ----------
+    x : Tensor, shape (d,) or (nodes, d)
+        The parameters of the model, or of several nodes' models.
     """
 
     shared = ()
@@ -87,6 +99,8 @@ class GossipClient(Client):
     settings: GossipSettings
     # Personal vectors beside the model, each with d entries, initially 0.
     vectors: ClassVar[tuple[str, ...]] = ("momentum",)
+    # Whether the messages of rounds that a node missed are mixed when it is back.
+    replays_missed_rounds: ClassVar[bool] = True
 
     def __init__(
         self, task: Task, index: int, state: PersonalState, settings: Any
@@ -107,7 +121,7 @@ class GossipClient(Client):
     @property
     def dimension(self) -> int:
         """Number of parameters d."""
-        return len(self.x)
+        return self.x.shape[-1]
 
     def _structure(self) -> list[object]:
         """Return what must be the same for all nodes: parameters, classes and C."""
@@ -121,6 +135,13 @@ class GossipClient(Client):
             **super().get_properties(config),
             **message_properties(self.compressor, self.dimension),
         }
+
+    @staticmethod
+    def fit_nodes(*arguments: Any) -> dict[int, Message]:
+        """Answer training messages of several nodes; see `nodes.fit_nodes`."""
+        from flwr_frl.clients.gossip.nodes import fit_nodes
+
+        return fit_nodes(*arguments)
 
     # One round.
 
@@ -155,31 +176,95 @@ class GossipClient(Client):
         self.receive(parameters, config)
         check_state(self.state, config)
         for round_, messages in exchanges(config, self.state.round):
-            self.mix(round_, messages, config)
+            if round_ == self.state.round or self.replays_missed_rounds:
+                self.mix(self.exchange(messages, config))
 
-    def mix(self, round_: int, messages: list[Relayed], config: Config) -> None:
-        """Apply the consensus step of one exchange.
+    def exchange(self, messages: list[Relayed], config: Config) -> Exchange:
+        """Decode and sum the messages of one round.
 
         Parameters
         ----------
-        round_ : int
-            The round in which the messages were sent.
         messages : list of Relayed
             The neighbours' messages.
         config : dict
             The server's config, with ``consensus-step`` and ``neighbour-weight``.
         """
+        weighted_sum, weight = torch.zeros(self.dimension, device=self.device), 0.0
+        for message in messages:
+            vector = self.decoded(message)
+            if vector is not None:
+                weighted_sum.add_(vector, alpha=message.weight)
+                weight += message.weight
+        step, neighbour_weight = config["consensus-step"], config["neighbour-weight"]
+        return Exchange(weighted_sum, weight, float(neighbour_weight), float(step))
+
+    def mix(self, exchange: Exchange) -> None:
+        """Apply the consensus step of one exchange to ``x`` and the ``vectors``."""
         raise NotImplementedError
 
-    def message(self, server_round: int) -> bytes:
-        """Return the message to the neighbours, empty if there is nothing to send.
+    def outgoing(self, server_round: int) -> tuple[Tensor, float]:
+        """Return what a node sends to its neighbours, before compression.
 
         Parameters
         ----------
         server_round : int
             The round, from 1.
+
+        Returns
+        -------
+        vector : Tensor
+            The vector, of the shape of ``x``.
+        threshold : float
+            It is sent if its squared norm is above this.
         """
         raise NotImplementedError
+
+    def apply_sent(self, q: Tensor) -> None:
+        """Use what the neighbours will decode, of the shape of ``x``; 0 if not sent."""
+
+    def message(self, server_round: int) -> bytes:
+        """Return the message to the neighbours, empty if there is nothing to send."""
+        (data,), _ = self.messages(server_round, [torch.initial_seed()])
+        return data
+
+    def messages(
+        self, server_round: int, seeds: Sequence[int]
+    ) -> tuple[list[bytes], dict[int, Tensor]]:
+        """Return each node's message to its neighbours.
+
+        Parameters
+        ----------
+        server_round : int
+            The round, from 1.
+        seeds : sequence of int
+            A seed for each node, of compressors that draw random numbers.
+
+        Returns
+        -------
+        messages : list of bytes
+            Empty if a node has nothing to send.
+        decoded : dict of int to Tensor
+            The decoded messages, by node; empty if `apply_sent` needs none.
+        """
+        vectors, threshold = self.outgoing(server_round)
+        rows = vectors.view(-1, self.dimension)
+        squares = rows.square().sum(1).tolist()
+        messages = [b""] * len(squares)
+        decoded: dict[int, Tensor] = {}
+        for i, (row, square) in enumerate(zip(rows.unbind(), squares, strict=True)):
+            # NaN is not sent: saving the state reports it.
+            if square > threshold:
+                random = self.compressor.is_random
+                generator = randomness(seeds[i]) if random else NO_RANDOMNESS
+                messages[i] = self.compressor.compress(row, generator)
+                if type(self).apply_sent is not GossipClient.apply_sent:
+                    sent = self.compressor.decompress(messages[i], self.dimension)
+                    decoded[i] = sent
+        if decoded:
+            q = torch.zeros_like(rows)
+            q[list(decoded)] = torch.stack(list(decoded.values())).to(q.device)
+            self.apply_sent(q.view(vectors.shape))
+        return messages, decoded
 
     def iterate(self, server_round: int) -> float:
         """Run H iterations of SGD with Nesterov momentum (Algorithm 1, lines 3 to 5).
@@ -203,7 +288,6 @@ class GossipClient(Client):
             If the loss is not finite.
         """
         self.model.train()
-        v, g, beta = self.vector("momentum"), self.flat.gradient, self.settings.momentum
         total, steps = torch.zeros((), device=self.device), 0
         examples = trainable_examples(self.model, self.train_examples, self.settings)
         for t in self.iterations(server_round):
@@ -212,8 +296,7 @@ class GossipClient(Client):
                 continue
             total += self.gradient(*batch)
             steps += 1
-            v.mul_(beta).add_(g)
-            self.x.sub_(g.add_(v, alpha=beta), alpha=self.rate(t))
+            self.step(t, self.flat.gradient)
         if not torch.isfinite(total):
             raise TrainingDivergedError(
                 f"the loss is {total.item()} in round {server_round} with "
@@ -226,8 +309,19 @@ class GossipClient(Client):
         steps = self.settings.local_steps
         return range((server_round - 1) * steps, server_round * steps)
 
+    def step(self, t: int, g: Tensor) -> None:
+        """Apply iteration t with the gradient g, of the shape of ``x``; g changes.
+
+        Weight decay is part of g.
+        """
+        beta, decay = self.settings.momentum, self.settings.weight_decay
+        if decay:
+            g.addcmul_(self.x, self.flat.decayed, value=decay)
+        v = self.vector("momentum").mul_(beta).add_(g)
+        self.x.sub_(g.add_(v, alpha=beta), alpha=self.rate(t))
+
     def gradient(self, inputs: Tensor, targets: Tensor) -> Tensor:
-        """Compute the stochastic gradient g at x, with weight decay.
+        """Compute the stochastic gradient at x, without weight decay.
 
         Parameters
         ----------
@@ -240,11 +334,7 @@ class GossipClient(Client):
             The batch's loss. The gradient is stored in ``flat.gradient``.
         """
         self.flat.gradient.zero_()
-        loss = gradient(self.model, inputs, targets, self.task.loss, self.settings)
-        if self.settings.weight_decay:
-            decay = self.settings.weight_decay
-            self.flat.gradient.addcmul_(self.x, self.flat.decayed, value=decay)
-        return loss
+        return gradient(self.model, inputs, targets, self.task.loss, self.settings)
 
     def decoded(self, message: Relayed) -> Tensor | None:
         """Decode a neighbour's message.
@@ -261,16 +351,20 @@ class GossipClient(Client):
             an entry above `LARGEST_ENTRY`; they are counted in ``refused``.
         """
         try:
-            vector = self.compressor.decompress(message.data, self.dimension)
-            largest = vector.abs().max().item()
-            if not largest <= LARGEST_ENTRY:
-                raise ValueError(
-                    f"it has an entry of {largest:.3g}, above {LARGEST_ENTRY:g}"
-                )
+            return self.decode(message.data)
         except ValueError as error:
             log(WARNING, "message of neighbour %s refused: %s", message.sender, error)
             self.refused += 1
             return None
+
+    def decode(self, data: bytes) -> Tensor:
+        """Return a message's vector, on the device; `ValueError` for invalid ones."""
+        vector = self.compressor.decompress(data, self.dimension)
+        largest = vector.abs().max().item()
+        if not largest <= LARGEST_ENTRY:
+            raise ValueError(
+                f"it has an entry of {largest:.3g}, above {LARGEST_ENTRY:g}"
+            )
         return vector.to(self.device)
 
     # State: the model and the vectors.
@@ -301,6 +395,6 @@ def _zeros(dimension: int) -> Tensor:
     return torch.zeros(dimension)
 
 
-def randomness() -> np.random.Generator:
-    """Return a NumPy generator that depends on the seed, the client and the round."""
-    return np.random.default_rng([torch.initial_seed(), 0x60551])
+def randomness(seed: int) -> np.random.Generator:
+    """Return a NumPy generator for a seed that depends on run, client and round."""
+    return np.random.default_rng([seed, 0x60551])

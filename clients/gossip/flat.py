@@ -72,6 +72,11 @@ class FlatParameters:
         flat.attach()
         return cast(Self, flat)
 
+    def views(self, matrix: Tensor) -> list[Tensor]:
+        """Return views of a vector or matrix, shape (..., d), as the parameters."""
+        pairs = zip(torch.split(matrix, self.sizes, -1), self._gradients, strict=True)
+        return [_shaped(entries, parameter) for entries, (parameter, _) in pairs]
+
     def attach(self) -> None:
         """Make the model's gradients accumulate in ``gradient``."""
         for parameter, gradient in self._gradients:
@@ -83,8 +88,9 @@ _CACHE: WeakKeyDictionary[nn.Module, FlatParameters] = WeakKeyDictionary()
 
 
 def _shaped(entries: Tensor, like: Tensor) -> Tensor:
-    """Return a view with the shape and the memory layout of another tensor."""
+    """Return a view of (..., size) with the shape and memory layout of a tensor."""
+    leading = entries.shape[:-1]
     if like.dim() == 4 and like.is_contiguous(memory_format=torch.channels_last):
         n, c, h, w = like.shape
-        return entries.view(n, h, w, c).permute(0, 3, 1, 2)
-    return entries.view(like.shape)
+        return entries.view((*leading, n, h, w, c)).movedim(-1, -3)
+    return entries.view((*leading, *like.shape))

@@ -4,6 +4,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, cast
 
+from torch import Tensor
+
 from flwr_frl.clients.base import Config
 from flwr_frl.clients.device.state import PersonalState
 from flwr_frl.task.compression.compressor import Compressor
@@ -12,6 +14,9 @@ from flwr_frl.task.settings import SettingsError
 
 # Maximum number of exchanges that a node replays, far more than a server lets it miss.
 LONGEST_ABSENCE = 100_000
+# Successful training exchanges no larger numbers; a single 1e30 would ruin the models
+# of all neighbours.
+LARGEST_ENTRY = 1e6
 
 
 class LostStateError(RuntimeError):
@@ -54,6 +59,28 @@ class Relayed:
     sender: str
     weight: float
     data: bytes
+
+
+@dataclass(frozen=True)
+class Exchange:
+    """The valid messages of one round at a node, or at several nodes, a row for each.
+
+    Parameters
+    ----------
+    weighted_sum : Tensor, shape (d,) or (nodes, d)
+        Σ_j w_ij q_j over the senders of valid messages q_j.
+    weight : float or Tensor of shape (nodes, 1)
+        Σ_j w_ij over the same senders.
+    neighbour_weight : float or Tensor of shape (nodes, 1)
+        Σ_j w_ij over all neighbours.
+    consensus_step : float
+        γ.
+    """
+
+    weighted_sum: Tensor
+    weight: float | Tensor
+    neighbour_weight: float | Tensor
+    consensus_step: float
 
 
 def exchanges(config: Config, last_round: int) -> Iterator[tuple[int, list[Relayed]]]:

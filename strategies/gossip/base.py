@@ -23,6 +23,7 @@ from flwr_frl.strategies.server.checkpoint import State
 from flwr_frl.strategies.server.checks import InvalidReplyError
 from flwr_frl.strategies.server.replies import attached, check_metrics
 from flwr_frl.task.messages import EXCHANGED_ROUND
+from flwr_frl.task.records import fill
 from flwr_frl.task.settings import Free, SettingsError, validate
 
 # Key of the graph's edges in a checkpoint; shape (edges, 2).
@@ -131,10 +132,12 @@ class Gossip(GraphStrategy, averages=False, takes_newcomers=False, srpfl_setting
         entries = cast(ConfigRecord, content[self.configrecord_key])
         name = self.name_of(node)
         i = self.boxes.number[name]
-        entries[EXCHANGED_ROUND] = self._exchanged_round
-        entries["consensus-step"] = self.step.value
-        entries["neighbour-weight"] = float(1 - self.boxes.weights[i, i])
-        entries.update(self.boxes.lists_for(name))
+        own: dict[str, Any] = {
+            EXCHANGED_ROUND: self._exchanged_round,
+            "consensus-step": self.step.value,
+            "neighbour-weight": float(1 - self.boxes.weights[i, i]),
+        }
+        fill(entries, own | self.boxes.lists_for(name))
         return content
 
     def check_train_reply(self, reply: Message) -> None:

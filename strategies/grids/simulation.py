@@ -59,7 +59,9 @@ def answer(
     works = [partial(reply, *pair) for pair in zip(messages, contexts, strict=True)]
     # flwr-frl's app can train clients together.
     together = getattr(app, "together", None)
-    return together(works) if together else [work() for work in works]
+    if together:
+        return together(works, messages, contexts)
+    return [work() for work in works]
 
 
 class Contexts(MutableMapping[int, Context]):

@@ -282,11 +282,17 @@ def record_bytes(record: RecordType) -> int:
         return sum(len(name) + len(array.data) for name, array in record.items())
     total = 0
     for name, value in record.items():
-        values = value if isinstance(value, list) else [value]
-        total += len(name) + sum(
-            len(v) if isinstance(v, str | bytes) else 1 if isinstance(v, bool) else 8
-            for v in values
-        )
+        total += len(name)
+        if isinstance(value, list):
+            # All entries of a list have the same type.
+            is_long = bool(value) and isinstance(value[0], str | bytes)
+            is_flag = bool(value) and isinstance(value[0], bool)
+            size = 1 if is_flag else 8
+            total += sum(map(len, value)) if is_long else size * len(value)
+        elif isinstance(value, str | bytes):
+            total += len(value)
+        else:
+            total += 1 if isinstance(value, bool) else 8
     return total
 
 

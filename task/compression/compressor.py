@@ -51,6 +51,11 @@ class Compressor(ABC):
     last two receive only arguments that passed the checks of this class.
     """
 
+    @property
+    def is_random(self) -> bool:
+        """True if ``compress`` draws random numbers."""
+        return False
+
     @abstractmethod
     def num_bytes(self, dimension: int) -> int:
         """Return the length in bytes of ``compress(x)`` for every x in R^d.
@@ -206,9 +211,11 @@ def packed_bytes(count: int, bits: int) -> int:
 
 def pack(values: NDArray[np.integer] | NDArray[np.bool_], bits: int) -> bytes:
     """Write every value in ``bits`` bits, the most significant first."""
-    columns = np.empty((len(values), bits), np.uint8)
-    for column in range(bits):
-        columns[:, column] = (values >> (bits - 1 - column)) & 1
+    if bits == 1:
+        return np.packbits(values.astype(np.bool_)).tobytes()
+    wide = values.astype(_integer(bits).newbyteorder(">")).view(np.uint8)
+    columns = np.unpackbits(wide.reshape(len(values), -1), axis=1)
+    columns = columns[:, columns.shape[1] - bits :]
     return np.packbits(columns).tobytes()
 
 
@@ -218,9 +225,16 @@ def unpack(data: memoryview, count: int, bits: int) -> NDArray[np.unsignedintege
     padding = 8 * len(raw) - count * bits
     if padding and raw[-1] & ((1 << padding) - 1):
         raise ValueError("the padding bits of the last byte are not all zero")
-    columns = np.unpackbits(raw, count=count * bits).reshape(count, bits)
-    values = np.zeros(count, np.min_scalar_type((1 << bits) - 1))
-    for column in range(bits):
-        values <<= 1
-        values |= columns[:, column]
-    return values
+    columns = np.unpackbits(raw, count=count * bits)
+    if bits == 1:
+        return columns
+    kind = _integer(bits)
+    wide = np.zeros((count, 8 * kind.itemsize), np.uint8)
+    wide[:, wide.shape[1] - bits :] = columns.reshape(count, bits)
+    values = np.packbits(wide, axis=1).view(kind.newbyteorder(">"))
+    return values.reshape(count).astype(kind)
+
+
+def _integer(bits: int) -> np.dtype[np.unsignedinteger]:
+    """Return the smallest unsigned dtype of this many bits."""
+    return np.dtype(np.min_scalar_type((1 << bits) - 1))

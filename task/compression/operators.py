@@ -115,6 +115,8 @@ class QSGD(Compressor):
         """Check the number of levels."""
         check_levels(self.levels)
 
+    is_random = True
+
     def beta(self, dimension: int) -> float:
         """Return β_{d,s} = min(d / s², √d / s)."""
         ratio = math.sqrt(dimension) / self.levels
@@ -311,6 +313,8 @@ class QSGDTopK(TopK):
         super().__post_init__()
         check_levels(self.levels)
 
+    is_random = True
+
     @property
     def _entries(self) -> Compressor:
         return QSGD(self.levels, scaled=True)
@@ -326,6 +330,8 @@ class RandK(_KeepsK):
     8 + 4 k bytes: the seed as a little-endian integer, then the entries in the order
     of their indices. Parameters: see ``TopK``.
     """
+
+    is_random = True
 
     def num_bytes(self, dimension: int) -> int:
         """Return 8 + 4 k."""

@@ -42,6 +42,11 @@ class PerTensor(Compressor):
     compressor: Compressor
     sizes: tuple[int, ...]
 
+    @property
+    def is_random(self) -> bool:
+        """True if the operator draws random numbers."""
+        return self.compressor.is_random
+
     def num_bytes(self, dimension: int) -> int:
         """Return the sum over the tensors."""
         self._check_dimension(dimension)

@@ -171,3 +171,25 @@ class PaddedBatches(SeparateBatches):
             there = members.to(inputs.device)
             x, y, w = (tensor[there] for tensor in tensors)
             yield StackedBatch(x, y, members, w)
+
+
+def stacked_batches(
+    sets: Sequence[ExampleSet], rows: Sequence[Sequence[Tensor]]
+) -> list[Batch]:
+    """Return batches of several clients, each stacked: (clients, batch, ...).
+
+    Parameters
+    ----------
+    sets : sequence of ExampleSet
+        The clients' examples, of one shape and normalised alike, without augmentation.
+    rows : sequence of sequence of Tensor
+        For each client, the examples of each of its batches, int64 (batch,).
+    """
+    first, chosen = sets[0], [torch.cat(list(batches)) for batches in rows]
+    pairs = list(zip(sets, chosen, strict=True))
+    inputs = [s.inputs[r if s.rows is None else s.rows[r]] for s, r in pairs]
+    x = first.normalised(torch.cat(inputs).to(first.place))
+    y = torch.cat([s.targets[r] for s, r in pairs]).to(first.place)
+    shape = len(sets), len(rows[0]), len(rows[0][0])
+    stacks = [torch.unflatten(t, 0, shape).unbind(1) for t in (x, y)]
+    return list(zip(*stacks, strict=True))

@@ -50,7 +50,6 @@ def made(monkeypatch):
         ("scaffold", "TrainCall", 3),
         ("per-fedavg", "GradientCall", 3),
         ("l2gd", "GradientCall", 3),
-        ("dpsgd", "GradientCall", 3),
         # Their steps are their own, so their clients train alone.
         ("apfl", "TrainCall", 0),
         ("fedcp", "TrainCall", 0),

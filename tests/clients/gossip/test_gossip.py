@@ -251,19 +251,19 @@ def test_mixing_by_hand():
     client.vector("neighbours").fill_(0.5)
     q = [np.full(650, value, np.float32).tobytes() for value in (4, 8)]
     config = {"consensus-step": 0.5, "neighbour-weight": 3 / 8}
-    client.mix(1, [Relayed("a", 1 / 4, q[0]), Relayed("b", 1 / 8, q[1])], config)
+    messages = [Relayed("a", 1 / 4, q[0]), Relayed("b", 1 / 8, q[1])]
+    client.mix(client.exchange(messages, config))
     # Sum 0.5 + 4/4 + 8/8 = 2.5; x = 1 + (2.5 - 3/8 * 2) / 2 = 1.875.
     assert (client.vector("neighbours") == 2.5).all()
     assert (client.vector("estimate") == 2).all()
     assert (client.x == 1.875).all()
     # And once more without a message: x = 1.875 + (2.5 - 0.75) / 2.
-    client.mix(2, [], config)
+    client.mix(client.exchange([], config))
     assert (client.x == 2.75).all()
 
 
-def test_dpsgd_mixes_by_hand_only_messages_of_its_own_round():
+def test_dpsgd_mixes_by_hand():
     client = received("dpsgd")
-    client.state.round = 4
     models = [np.full(650, value, np.float32).tobytes() for value in (3, 9)]
     messages = [
         Relayed("a", 1 / 4, models[0]),
@@ -271,9 +271,8 @@ def test_dpsgd_mixes_by_hand_only_messages_of_its_own_round():
     ]
     with torch.no_grad():
         client.x.fill_(1.0)
-    client.mix(5, messages, {})
-    assert (client.x == 1).all()
-    client.mix(4, messages, {})
+    config = {"consensus-step": 0.5, "neighbour-weight": 3 / 4}
+    client.mix(client.exchange(messages, config))
     # 1/4 * 3 + 1/2 * 9 + 1/4 * 1.
     assert (client.x == 5.5).all()
 
@@ -302,9 +301,9 @@ def test_malformed_message_is_counted_and_ignored(algorithm, values, caplog):
         (one, [Relayed("good", 0.25, good)]),
     ):
         client = received(algorithm, compressor="identity")
-        client.state.round = 1
+        config = {"consensus-step": 0.5, "neighbour-weight": 0.5}
         with caplog.at_level(WARNING, "flwr"):
-            client.mix(1, messages, {"consensus-step": 0.5, "neighbour-weight": 0.5})
+            client.mix(client.exchange(messages, config))
         found += [client.x.clone(), *map(torch.clone, client.saved.values())]
         assert client.refused == len(messages) - 1
     assert "message of neighbour bad refused" in caplog.text

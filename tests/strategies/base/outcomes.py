@@ -1,5 +1,7 @@
 """All that a few rounds leave behind, to compare two ways to run them."""
 
+from copy import deepcopy
+
 import numpy as np
 from cohort_tasks import N
 
@@ -44,7 +46,7 @@ def outcome(algorithm: str, size: object, rounds: int = 2, **more: object) -> di
     )
     found = {f"server/{name}": array.numpy() for name, array in arrays.items()}
     for node, context in grid.contexts.items():
-        for key, record in context.state.items():
+        for key, record in deepcopy(context.state).items():
             found |= {f"{node}/{key}/{n}": a.numpy() for n, a in record.items()}
     said = strategy.evaluation.metrics
     found |= {f"{c}/{n}": v for c, metrics in said.items() for n, v in metrics.items()}

@@ -169,7 +169,8 @@ class Network:
         client.receive([], {})
         half = client.x.numpy().copy()
         for server_round, messages in exchanges(dict(config), client.state.round):
-            client.mix(server_round, messages, dict(config))
+            if server_round == client.state.round or client.replays_missed_rounds:
+                client.mix(client.exchange(messages, dict(config)))
         kept = {n: client.vector(n).numpy().copy() for n in client.vectors}
         return Node(client.x.numpy().copy(), half, kept)
 

@@ -1,0 +1,141 @@
+"""States of nodes whose models and vectors are rows of shared matrices."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from flwr.app import RecordDict
+from torch import Tensor
+
+from flwr_frl.clients.device.arrays import from_array, to_record
+from flwr_frl.clients.device.parameter_groups import Arrays, Tensors, to_numpy
+from flwr_frl.clients.device.state import PREFIX, StoredArrays
+from flwr_frl.clients.gossip.flat import FlatParameters
+from flwr_frl.clients.gossip.relayed import LARGEST_ENTRY
+
+
+@dataclass(frozen=True)
+class NodeMatrices:
+    """Models and vectors of several nodes after a round; must not be changed.
+
+    Parameters
+    ----------
+    flat : FlatParameters
+        Describes the parameters in a row.
+    names : tuple of str
+        Names of the parameters.
+    x : Tensor, shape (nodes, d)
+        The models.
+    vectors : dict of str to Tensor, shape (nodes, d)
+        The vectors, by their names in a client's state.
+    sent : dict of bytes to Tensor
+        Valid messages of the round, and their decoded vectors.
+    """
+
+    flat: FlatParameters
+    names: tuple[str, ...]
+    x: Tensor
+    vectors: Tensors
+    sent: dict[bytes, Tensor] = field(default_factory=dict)
+
+    def remember(
+        self, messages: Sequence[bytes], decoded: Mapping[int, Tensor]
+    ) -> None:
+        """Replace ``sent``; messages that receivers refuse are left out."""
+        self.sent.clear()
+        if decoded:
+            q = torch.stack(list(decoded.values()))
+            largest = q.abs().amax(1).tolist()
+            for i, row, entry in zip(decoded, q.unbind(), largest, strict=True):
+                if entry <= LARGEST_ENTRY:
+                    self.sent[messages[i]] = row.to(self.x.device)
+
+    def arrays(self, row: int) -> Arrays:
+        """Return the arrays of a node's state."""
+        parameters = zip(self.names, self.flat.views(self.x[row]), strict=True)
+        tensors = {**dict(parameters), **{n: v[row] for n, v in self.vectors.items()}}
+        return {name: to_numpy(tensor).copy() for name, tensor in tensors.items()}
+
+
+class NodeRecord(StoredArrays):
+    """A version of a node's state, which is a row of `NodeMatrices`.
+
+    Its arrays are copied when they are read. A copy of the record for another process
+    is a plain ArrayRecord.
+    """
+
+    def __init__(self, matrices: NodeMatrices, row: int) -> None:
+        super().__init__()
+        self.__dict__.update(matrices=matrices, row=row)
+
+    def arrays(self) -> Arrays:
+        """Return the arrays."""
+        matrices: NodeMatrices = self.__dict__["matrices"]
+        return matrices.arrays(self.__dict__["row"])
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Serialise as a plain record."""
+        return to_record, (self.arrays(),)
+
+
+def gather(
+    flat: FlatParameters,
+    names: tuple[str, ...],
+    initial: Tensors,
+    vectors: Sequence[str],
+    states: Sequence[RecordDict],
+    round_: int,
+) -> NodeMatrices:
+    """Return new matrices with the nodes' states of a round.
+
+    Parameters
+    ----------
+    flat : FlatParameters
+        Describes the parameters in a row.
+    names : tuple of str
+        Names of the parameters.
+    initial : dict of str to Tensor
+        The initial model.
+    vectors : sequence of str
+        Names of the vectors in a state; 0 at the beginning.
+    states : sequence of RecordDict
+        The nodes' states in memory.
+    round_ : int
+        The round; 0 for the initial model.
+    """
+    x = flat.vector.new_empty(len(states), len(flat.vector))
+    matrices = NodeMatrices(
+        flat, names, x, {name: torch.zeros_like(x) for name in vectors}
+    )
+    if round_ == 0:
+        _put(matrices, slice(None), initial)
+        return matrices
+    records: list[Any] = [state[f"{PREFIX}{round_}"] for state in states]
+    rows: dict[int, list[int]] = {}
+    for i, record in enumerate(records):
+        if isinstance(record, NodeRecord):
+            rows.setdefault(id(record.__dict__["matrices"]), []).append(i)
+        else:
+            arrays = {name: from_array(array) for name, array in record.items()}
+            _put(
+                matrices, i, {n: torch.from_numpy(a.copy()) for n, a in arrays.items()}
+            )
+    for members in rows.values():
+        former: NodeMatrices = records[members[0]].__dict__["matrices"]
+        chosen = [records[i].__dict__["row"] for i in members]
+        matrices.sent.update(former.sent)
+        x[members] = former.x[chosen]
+        for name in vectors:
+            matrices.vectors[name][members] = former.vectors[name][chosen]
+    return matrices
+
+
+def _put(matrices: NodeMatrices, rows: int | slice, state: Tensors) -> None:
+    """Write one node's state into some rows."""
+    views = matrices.flat.views(matrices.x[rows])
+    for name, view in zip(matrices.names, views, strict=True):
+        view.copy_(state[name])
+    for name, vector in matrices.vectors.items():
+        if name in state:
+            vector[rows] = state[name].to(vector.device)

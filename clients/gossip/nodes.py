@@ -1,0 +1,310 @@
+"""Nodes of one process train and exchange messages together, as rows of matrices.
+
+The equations are those of the client classes, on matrices instead of vectors: a round's
+mixing is a product with the sparse matrix of weights, and each message is decoded once.
+Nodes that differ from the others, in the round of their state for example, are left to
+their own clients.
+"""
+
+from collections.abc import Hashable, Mapping, Sequence
+from logging import WARNING, getLogger
+from typing import Any, cast
+
+import torch
+from flwr.app import (
+    ArrayRecord,
+    ConfigRecord,
+    Context,
+    Message,
+    MetricRecord,
+    RecordDict,
+)
+from flwr.common import log
+from torch import Tensor
+
+from flwr_frl.clients.base import Config
+from flwr_frl.clients.device.setup import Setup, build_client, cohort_size, torch_seed
+from flwr_frl.clients.device.state import PREFIX, replace_versions
+from flwr_frl.clients.gossip.base import VECTORS, GossipClient
+from flwr_frl.clients.gossip.node_state import NodeRecord, gather
+from flwr_frl.clients.gossip.relayed import Exchange
+from flwr_frl.task.devices import seed
+from flwr_frl.task.examples import ExampleSet
+from flwr_frl.task.messages import (
+    ACKNOWLEDGED_ROUND,
+    ARRAYS,
+    BYTES,
+    CONFIG,
+    EXCHANGED_ROUND,
+    METRICS,
+    NUM_EXAMPLES,
+    SERVER_ROUND,
+)
+from flwr_frl.task.models.frozen import frozen_tensors
+from flwr_frl.task.records import entries_of, fill
+from flwr_frl.task.resident import train_examples
+from flwr_frl.task.run_cache import run_object
+from flwr_frl.task.training.calls import fewest
+from flwr_frl.task.training.cohort import RefusedKeys
+from flwr_frl.task.training.stacked import Objective
+from flwr_frl.task.training.stacked_batches import stacked_batches
+
+# Settings of simulated nodes; with any other a node may have another task.
+SIMULATED = {"partition-id", "num-partitions"}
+NO_ARRAYS = ArrayRecord()
+
+
+def fit_nodes(
+    setup: Setup,
+    messages: Sequence[Message],
+    contexts: Sequence[Context],
+    only_if_faster: bool,
+) -> dict[int, Message]:
+    """Answer training messages of nodes, as far as they can run as rows of matrices.
+
+    Parameters
+    ----------
+    setup : Setup
+        The settings, the same for all nodes.
+    messages : sequence of Message
+        Training messages.
+    contexts : sequence of Context
+        The contexts of their nodes.
+    only_if_faster : bool
+        Whether models that are not faster together are left to their own clients.
+
+    Returns
+    -------
+    dict of int to Message
+        Replies, by the place of the message. Messages without a reply must be answered
+        one by one; their nodes' states are unchanged.
+    """
+    if setup.states is not None or setup.privacy.dp_noise:
+        return {}
+    groups: dict[Hashable, list[int]] = {}
+    for i, pair in enumerate(zip(messages, contexts, strict=True)):
+        if (key := _key(*pair)) is not None:
+            groups.setdefault(key, []).append(i)
+    replies: dict[int, Message] = {}
+    for members in groups.values():
+        nodes = Nodes(
+            setup, [messages[i] for i in members], [contexts[i] for i in members]
+        )
+        if not nodes.can_run(only_if_faster):
+            continue
+        kind = nodes.client.model.kind
+        try:
+            answers = nodes.fit()
+        # torch raises exceptions of many types for what it cannot batch.
+        except Exception as error:
+            reason = " ".join(str(error).split())[:200] or type(error).__name__
+            run_object(RefusedKeys).add((Nodes, kind))
+            getLogger("task").warning("nodes are trained one by one: %s", reason)
+            continue
+        found = zip(members, answers, strict=True)
+        replies |= {i: answer for i, answer in found if answer is not None}
+    return replies
+
+
+def _key(message: Message, context: Context) -> Hashable:
+    """Return what nodes must have in common; None for a node that runs alone."""
+    record = message.content.get(CONFIG)
+    if not isinstance(record, ConfigRecord) or context.node_config.keys() != SIMULATED:
+        return None
+    config = entries_of(record)
+    acknowledged = config.get(ACKNOWLEDGED_ROUND)
+    if acknowledged and f"{PREFIX}{acknowledged!r}" not in context.state:
+        return None
+    names = SERVER_ROUND, EXCHANGED_ROUND, "consensus-step", "neighbour-weight"
+    if acknowledged is None or any(name not in config for name in names):
+        return None
+    # A node that is back after an absence replays the rounds that it missed.
+    is_back = acknowledged != config[EXCHANGED_ROUND]
+    common = [cast(Hashable, config[name]) for name in names[:-1]]
+    return None if is_back else tuple(common)
+
+
+class Nodes:
+    """Nodes with states of the same round, as one client whose ``x`` is a matrix.
+
+    Parameters
+    ----------
+    setup : Setup
+        Their settings.
+    messages, contexts : sequence
+        Training messages, and the contexts of their nodes.
+    """
+
+    def __init__(
+        self, setup: Setup, messages: Sequence[Message], contexts: Sequence[Context]
+    ) -> None:
+        self.setup, self.messages, self.contexts = setup, messages, contexts
+        self.configs: list[dict[str, Any]] = [
+            entries_of(message.content[CONFIG]) for message in messages
+        ]
+        self.round = int(self.configs[0][SERVER_ROUND])
+        client = build_client(contexts[0], setup, cast(Config, self.configs[0]))
+        self.client = cast(GossipClient, client)
+        indices = [int(cast(int, c.node_config["partition-id"])) for c in contexts]
+        self.examples: list[ExampleSet] = [
+            train_examples(client.task, i).on(client.device) for i in indices
+        ]
+        self.sizes = [len(each) for each in self.examples]
+        self.names = tuple(name for name, _ in client.model.named_parameters())
+
+    def can_run(self, only_if_faster: bool) -> bool:
+        """Return whether these nodes can train together and, if asked, are faster."""
+        model, examples = self.client.model, self.examples
+        if (Nodes, model.kind) in run_object(RefusedKeys):
+            return False
+        # Batch statistics would need matrices of their own.
+        buffers = self.client.task.initial_state.keys() - set(self.names)
+        if buffers or frozen_tensors(model) or min(self.sizes) == 0:
+            return False
+        if any(e.augment or e.unlabelled is not None for e in examples):
+            return False
+        least = fewest(model, examples[0].inputs[:1].numel()) if only_if_faster else 2
+        if least is None or len(examples) < least:
+            return False
+        return model.can_be_stacked(lambda: examples[0].first(2))
+
+    def fit(self) -> list[Message | None]:
+        """Run one round as `GossipClient.fit`; no reply if a node's numbers fail."""
+        client, last = self.client, int(self.configs[0][ACKNOWLEDGED_ROUND])
+        vectors = [VECTORS + name for name in client.vectors]
+        states = [context.state for context in self.contexts]
+        initial = client.task.initial_state
+        matrices = gather(client.flat, self.names, initial, vectors, states, last)
+        client.x, client.saved = matrices.x, dict(matrices.vectors)
+        refused = self.exchange(last, matrices.sent)
+        seeds, losses = self.iterate()
+        finite = losses.isfinite()
+        for matrix in (client.x, *client.saved.values()):
+            finite &= matrix.isfinite().all(1)
+        # Their own clients repeat the round, and report what failed.
+        for matrix in (client.x, *client.saved.values()):
+            matrix[~finite] = 0
+        messages, decoded = client.messages(self.round, seeds)
+        matrices.remember(messages, decoded)
+        ok, means = finite.tolist(), losses.tolist()
+        replies: list[Message | None] = []
+        for i, message in enumerate(messages):
+            if not ok[i]:
+                replies.append(None)
+                continue
+            record = NodeRecord(matrices, i)
+            replace_versions(states[i], self.round, record, {last, self.round})
+            replies.append(self.reply(i, message, means[i], refused[i]))
+        return replies
+
+    def reply(self, i: int, message: bytes, loss: float, refused: int) -> Message:
+        """Return a node's reply, as `GossipClient.fit` and `pack` make it."""
+        metrics = {
+            NUM_EXAMPLES: self.setup.device.rounded(self.sizes[i]),
+            "train-loss": loss,
+            "refused": float(refused),
+            SERVER_ROUND: float(self.round),
+        }
+        records = {
+            ARRAYS: NO_ARRAYS,
+            METRICS: fill(MetricRecord(), metrics),
+            BYTES: fill(ConfigRecord(), {"message": message}),
+        }
+        return Message(fill(RecordDict(), records), reply_to=self.messages[i])
+
+    def exchange(self, round_: int, known: Mapping[bytes, Tensor]) -> list[int]:
+        """Mix the messages of a round; return how many each node has refused.
+
+        ``known`` contains vectors of messages that are decoded already.
+        """
+        client = self.client
+        columns: dict[bytes, int] = {}
+        decoded: list[Tensor] = []
+        malformed: dict[bytes, ValueError] = {}
+        receivers, senders, weights = list[int](), list[int](), list[float]()
+        refused = [0] * len(self.configs)
+        for i, config in enumerate(self.configs):
+            rounds = config.get("relayed-rounds", ())
+            for j, data in enumerate(config.get("relayed-data", ())):
+                if rounds[j] != round_:
+                    continue
+                if data not in columns and data not in malformed:
+                    try:
+                        vector = known.get(data)
+                        decoded.append(
+                            client.decode(data) if vector is None else vector
+                        )
+                        columns[data] = len(decoded) - 1
+                    except ValueError as error:
+                        malformed[data] = error
+                if data in malformed:
+                    text = "message of neighbour %s refused: %s"
+                    log(WARNING, text, config["relayed-senders"][j], malformed[data])
+                    refused[i] += 1
+                    continue
+                receivers.append(i)
+                senders.append(columns[data])
+                weights.append(config["relayed-weights"][j])
+        n, x = len(self.configs), client.x
+        weighted_sum, weight = torch.zeros_like(x), x.new_zeros(n, 1)
+        if decoded:
+            size = n, len(decoded)
+            w = torch.sparse_coo_tensor(
+                torch.tensor([receivers, senders]),
+                torch.tensor(weights),
+                size,
+                check_invariants=False,
+            ).to(x.device)
+            weighted_sum = w @ torch.stack(decoded)
+            weight = w @ x.new_ones(len(decoded), 1)
+        neighbour = [[config["neighbour-weight"]] for config in self.configs]
+        step = float(self.configs[0]["consensus-step"])
+        client.mix(Exchange(weighted_sum, weight, x.new_tensor(neighbour), step))
+        return refused
+
+    def iterate(self) -> tuple[list[int], Tensor]:
+        """Run H iterations of all nodes; return their seeds and mean losses."""
+        client, size = self.client, self.client.settings.batch_size
+        iterations, run = client.iterations(self.round), int(self.setup.run["seed"])
+        seeds, drawn = list[int](), list[list[Tensor]]()
+        for context, count in zip(self.contexts, self.sizes, strict=True):
+            number = torch_seed(context, run, self.round)
+            seed(number)
+            seeds.append(number)
+            drawn.append([torch.randperm(count)[:size] for _ in iterations])
+        cohort = self.setup.device.cohort
+        most = len(drawn) if cohort == "auto" else cohort_size(cohort)
+        # Nodes with few examples have smaller batches.
+        by_size: dict[tuple[int, int], list[int]] = {}
+        for i, rows in enumerate(drawn):
+            by_size.setdefault((len(rows[0]), i // most), []).append(i)
+        batches = [
+            stacked_batches([self.examples[i] for i in m], [drawn[i] for i in m])
+            for m in by_size.values()
+        ]
+        places: list[Any] = list(map(torch.tensor, by_size.values()))
+        if len(places) == 1:
+            places = [slice(None)]
+        client.model.train()
+        g, total = torch.zeros_like(client.x), client.x.new_zeros(len(drawn))
+        for k, t in enumerate(iterations):
+            for place, each in zip(places, batches, strict=True):
+                g[place], losses = self.gradients(client.x[place], each[k])
+                total[place] += losses
+            client.step(t, g)
+        return seeds, total / len(iterations)
+
+    def gradients(
+        self, x: Tensor, batch: tuple[Tensor, Tensor]
+    ) -> tuple[Tensor, Tensor]:
+        """Return the gradients at the models x, shape (nodes, d), and their losses."""
+        client = self.client
+        state = dict(zip(self.names, client.flat.views(x), strict=True))
+        objective = Objective(client.model, client.task.loss)
+        with client.settings.autocast():
+            gradients, losses = objective.gradients(state, self.names, batch, [])
+        g = torch.zeros_like(x)
+        for view, gradient in zip(client.flat.views(g), gradients, strict=True):
+            if gradient is not None:
+                view.copy_(gradient)
+        return g, losses.float()

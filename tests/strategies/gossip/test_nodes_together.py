@@ -1,0 +1,190 @@
+"""Nodes of one process as rows of matrices, compared with nodes one by one."""
+
+import copy
+
+import numpy as np
+import pytest
+from flwr.app import ArrayRecord
+from gossip_network import GOSSIP, RING, Network, away
+from gossip_numpy import PlainSQuARM, data_of
+
+from flwr_frl.clients.device.state import PREFIX, PersonalState
+from flwr_frl.clients.gossip import nodes
+from flwr_frl.clients.gossip.node_state import NodeRecord
+from flwr_frl.task.compression.operators import SignTopK
+
+SMALL = {
+    "batch_size": 8,
+    "momentum": 0.9,
+    "weight_decay": 0.01,
+    "local_steps": 3,
+    "compressor": "sign-top-k",
+    "compressor_k": 0.2,
+    "consensus_step": 0.3,
+    "learning_rate": 0.05,
+}
+COUNTED = ("sent", "bits", "refused", "clients", "bytes-down", "bytes-up", "lost")
+
+
+def records(network: Network) -> list[ArrayRecord]:
+    """Return the newest version of each node's state."""
+    states = [context.state for context in network.grid.contexts.values()]
+    newest = [max(int(name.removeprefix(PREFIX)) for name in state) for state in states]
+    return [
+        state[f"{PREFIX}{server_round}"]
+        for state, server_round in zip(states, newest, strict=True)
+    ]
+
+
+def assert_equal(one: Network, other: Network, rtol: float) -> None:
+    """Compare all that the nodes hold, and what was counted in each round."""
+    for a, b in zip(one.nodes(), other.nodes(), strict=True):
+        scale = np.abs(b.x).max()
+        np.testing.assert_allclose(a.x, b.x, rtol=0, atol=rtol * scale)
+        for name, vector in b.saved.items():
+            scale = np.abs(vector).max()
+            np.testing.assert_allclose(a.saved[name], vector, rtol=0, atol=rtol * scale)
+    for row, expected in zip(one.rows, other.rows, strict=True):
+        assert {n: row[n] for n in COUNTED} == {n: expected[n] for n in COUNTED}
+        assert row["train-loss"] == pytest.approx(expected["train-loss"], rel=1e-5)
+
+
+def both(algorithm: str, **more) -> tuple[Network, Network]:
+    together = Network(algorithm, **{**SMALL, "cohort": "auto", **more})
+    return together, Network(algorithm, **{**SMALL, "cohort": "off", **more})
+
+
+@GOSSIP
+@pytest.mark.parametrize("compressor", ["sign-top-k", "qsgd"])
+def test_nodes_together_equal_nodes_one_by_one(algorithm, compressor):
+    together, alone = both(algorithm, compressor=compressor)
+    together.go(8)
+    alone.go(8)
+    assert all(isinstance(record, NodeRecord) for record in records(together))
+    assert not any(isinstance(record, NodeRecord) for record in records(alone))
+    assert_equal(together, alone, 1e-5)
+
+
+def relative(found: np.ndarray, expected: np.ndarray) -> float:
+    """Return the relative difference, by the norms of all models together."""
+    return float(np.linalg.norm(found - expected) / np.linalg.norm(expected))
+
+
+@pytest.mark.parametrize(("algorithm", "rounds"), [("dpsgd", 200), ("squarm-sgd", 67)])
+def test_after_200_iterations_models_differ_by_less_than_1e_6(algorithm, rounds):
+    # In a compressed message, rounding may decide which of two entries is kept.
+    together, alone = both(algorithm, compressor="identity")
+    together.go(rounds)
+    alone.go(rounds)
+    assert relative(together.models(), alone.models()) < 1e-6
+
+
+def test_after_200_iterations_choco_is_as_close_to_float64_as_one_by_one():
+    # Sums of 200 differences in float32: either way is 2e-6 away from float64, so they
+    # cannot be closer than that to each other.
+    more = {"compressor": "identity", "batch_size": 10_000}
+    together, alone = both("choco-sgd", **more)
+    exact = PlainSQuARM(
+        data_of(together),
+        together.initial(),
+        RING,
+        rate=lambda t: 0.05,
+        step=0.3,
+        compress=lambda x: x,
+        beta=0.9,
+        decay=0.01,
+    )
+    for _ in range(200):
+        exact.round()
+    together.go(200)
+    alone.go(200)
+    assert relative(together.models(), exact.x) < 1.5 * relative(
+        alone.models(), exact.x
+    )
+    assert relative(together.models(), alone.models()) < 4e-6
+
+
+@GOSSIP
+def test_nodes_that_miss_rounds_replay_them_alone_and_join_again(algorithm):
+    together, alone = both(algorithm)
+    for network in (together, alone):
+        network.grid.down = away
+        network.go(10)
+    assert_equal(together, alone, 1e-5)
+    assert all(isinstance(record, NodeRecord) for record in records(together))
+
+
+@GOSSIP
+def test_reply_that_was_lost_leaves_the_state_of_the_round_before(algorithm):
+    together, alone = both(algorithm)
+    for network in (together, alone):
+        network.grid.change = lambda node, server_round, reply: (
+            None if (node, server_round) in {(1, 3), (3, 5)} else reply
+        )
+        network.go(7)
+    assert_equal(together, alone, 1e-5)
+
+
+@GOSSIP
+def test_nodes_with_fewer_examples_than_a_batch_train_together(algorithm):
+    more = {"partition": "dirichlet", "dirichlet_alpha": 0.2, "batch_size": 300}
+    together, alone = both(algorithm, **more)
+    sizes = [len(together.task.train_examples(i)) for i in range(together.n)]
+    assert min(sizes) < 300 < max(sizes)
+    together.go(4)
+    alone.go(4)
+    assert_equal(together, alone, 1e-5)
+
+
+def test_each_message_is_decoded_once_by_its_sender(monkeypatch):
+    decoded = []
+    decode = SignTopK.decompress
+
+    def counted(self, data, dimension):
+        decoded.append(data)
+        return decode(self, data, dimension)
+
+    monkeypatch.setattr(SignTopK, "decompress", counted)
+    network = Network("choco-sgd", **SMALL, graph="complete")
+    network.go(3)
+    assert len(decoded) == 3 * network.n == len(set(decoded))
+
+
+def test_diverged_node_keeps_its_state_and_the_others_continue(monkeypatch):
+    gradients = nodes.Nodes.gradients
+
+    def spoilt(self, x, batch):
+        g, losses = gradients(self, x, batch)
+        if self.round == 2:
+            g[1] = float("nan")
+        return g, losses
+
+    monkeypatch.setattr(nodes.Nodes, "gradients", spoilt)
+    together, alone = both("choco-sgd")
+    together.go(4)
+    alone.go(4)
+    # The node has repeated the round alone, without the spoilt gradient.
+    assert_equal(together, alone, 1e-5)
+
+
+def test_nodes_are_run_alone_if_they_cannot_be_run_together(monkeypatch, caplog):
+    def failing(self, x, batch):
+        raise RuntimeError("cannot batch this")
+
+    monkeypatch.setattr(nodes.Nodes, "gradients", failing)
+    together, alone = both("dpsgd")
+    together.go(2)
+    alone.go(2)
+    assert_equal(together, alone, 1e-5)
+    assert caplog.text.count("cannot batch this") <= 1
+
+
+def test_copy_of_a_state_for_another_process_is_a_plain_record():
+    network = Network("choco-sgd", **SMALL).go(2)
+    context = network.grid.contexts[1]
+    copied = copy.deepcopy(context.state)
+    assert {type(record) for record in copied.values()} == {ArrayRecord}
+    expected = PersonalState(context).load()
+    assert set(expected) >= {"head.weight", "gossip.momentum", "gossip.estimate"}
+    for name, array in expected.items():
+        np.testing.assert_array_equal(copied[f"{PREFIX}2"][name].numpy(), array)
