@@ -4,10 +4,9 @@ from collections.abc import Callable, Sequence
 from logging import ERROR, WARNING
 from typing import Any, cast
 
+import numpy as np
 import torch
 from flwr.app import (
-    Array,
-    ArrayRecord,
     ConfigRecord,
     Context,
     Message,
@@ -37,6 +36,7 @@ from flwr_frl.clients.device.setup import (
     unread,
 )
 from flwr_frl.clients.device.simulated import join, simulated_properties
+from flwr_frl.memory_array import memory_record
 from flwr_frl.task.devices import is_out_of_memory, out_of_memory, use
 from flwr_frl.task.messages import (
     ARRAYS,
@@ -191,8 +191,7 @@ def make_app(
         return Message(records, reply_to=message)
 
     def arrays_reply(message: Message, arrays: Arrays) -> Message:
-        record = ArrayRecord({name: Array(array) for name, array in arrays.items()})
-        return Message(RecordDict({ARRAYS: record}), reply_to=message)
+        return Message(RecordDict({ARRAYS: memory_record(arrays)}), reply_to=message)
 
     @app.query(INITIAL_ARRAYS)
     def query_arrays(message: Message, context: Context) -> Message:
@@ -208,7 +207,9 @@ def make_app(
         _, client, config = open_message(message, context)
         # A hook of the clients whose strategies query statistics.
         statistics: Any = getattr(client, "statistics", None)
-        return arrays_reply(message, statistics(config) if statistics else {})
+        arrays = statistics(config) if statistics else {}
+        copies = {name: np.array(value, order="C") for name, value in arrays.items()}
+        return arrays_reply(message, copies)
 
     return app
 

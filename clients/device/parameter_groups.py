@@ -6,6 +6,7 @@ arrays beside the model.
 """
 
 import difflib
+import warnings
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
@@ -18,6 +19,7 @@ from torch import Tensor, nn
 from flwr_frl.clients.device.state import PersonalState
 from flwr_frl.clients.traits import Traits
 from flwr_frl.task.base import Task
+from flwr_frl.task.devices import CPU
 from flwr_frl.task.messages import PROXIMAL_WEIGHT, SERVER_ROUND
 from flwr_frl.task.models import SplitModel
 from flwr_frl.task.settings import SettingsError
@@ -30,6 +32,8 @@ Reply = tuple[NDArrays, int, Config]
 
 REPRESENTATION, HEAD = "representation.", "head."
 WHOLE = (REPRESENTATION, HEAD)
+# Size in bytes from which received arrays are not copied.
+LARGE = 2**20
 
 
 class ParameterGroups:
@@ -41,11 +45,14 @@ class ParameterGroups:
         Groups received from the server.
     personal : tuple of str
         Groups that never leave the client.
+    copied : tuple of ndarray
+        Arrays that `send` has returned, which nothing else refers to.
     """
 
     traits: ClassVar[Traits] = Traits()
     shared: Groups = WHOLE
     personal: Groups = ()
+    copied: tuple[npt.NDArray[Any], ...] = ()
 
     task: Task
     index: int
@@ -112,7 +119,7 @@ class ParameterGroups:
         # `transport="float16"` concerns the messages alone.
         self.received = {
             name: value.float() if value.dtype == torch.float16 else value
-            for name, value in to_tensors(arrays, self.device).items()
+            for name, value in received_tensors(arrays, self.device).items()
         }
         personal = initial_arrays(self, self.personal)
         shapes = {name: tuple(array.shape) for name, array in personal.items()}
@@ -163,6 +170,7 @@ class ParameterGroups:
                 "the model or be passed to self.send(loss, arrays)"
             )
         copies = [to_numpy(arrays[name]).copy(order="C") for name in names]
+        self.copied = tuple(copies)
         n = len(self.task.train_examples(self.index))
         return copies, n, {"train-loss": loss}
 
@@ -311,6 +319,37 @@ def to_tensors(
     """Return copies of arrays on a device."""
     copies = {n: torch.from_numpy(np.array(value)) for n, value in arrays.items()}
     return {name: tensor.to(device) for name, tensor in copies.items()}
+
+
+def received_tensors(
+    arrays: Mapping[str, npt.NDArray[np.generic]], device: torch.device
+) -> Tensors:
+    """Return arrays on a device; large read-only ones on the CPU are not copied.
+
+    All clients of a process then receive the same memory (`check_received`).
+    """
+    large = {
+        name: value
+        for name, value in arrays.items()
+        if device == CPU and value.nbytes >= LARGE and not value.flags.writeable
+    }
+    tensors = to_tensors({n: v for n, v in arrays.items() if n not in large}, device)
+    if large:
+        with warnings.catch_warnings():
+            # torch cannot mark a tensor as read-only, and warns.
+            warnings.simplefilter("ignore", UserWarning)
+            tensors |= {name: torch.from_numpy(value) for name, value in large.items()}
+    return {name: tensors[name] for name in arrays}
+
+
+def check_received(client: ParameterGroups) -> None:
+    """Raise `SettingsError` if a client has changed a large received array in place."""
+    for name, tensor in client.received.items():
+        if tensor._version and tensor.device == CPU and tensor.nbytes >= LARGE:
+            raise SettingsError(
+                f"{type(client).__name__} changes self.received[{name!r}] in place, "
+                "which all clients of a process share; it must clone it first"
+            )
 
 
 def difference(after: Tensors, before: Mapping[str, Tensor]) -> Tensors:

@@ -12,12 +12,13 @@ from flwr.common import NDArray, NDArrays, Scalar
 from torch import Tensor
 
 from flwr_frl.clients.base import Client, Config, Reply
-from flwr_frl.clients.device.arrays import from_array, to_record
 from flwr_frl.clients.device.parameter_groups import (
     array_names,
+    check_received,
     check_untrained,
     initial_arrays,
 )
+from flwr_frl.memory_array import MemoryArray, memory_record, values_of
 from flwr_frl.task.messages import (
     ACKNOWLEDGED_ROUND,
     ARRAYS,
@@ -35,6 +36,7 @@ from flwr_frl.task.messages import (
     SERVER_ROUND,
     UNUSED_STATE,
 )
+from flwr_frl.task.npy import is_finite
 from flwr_frl.task.settings import SettingsError, require
 
 # File names contain the round with eight digits.
@@ -138,7 +140,7 @@ def read_array(
     in its kind of dtype or, with ``same_shape``, in its shape.
     """
     try:
-        values = from_array(array)
+        values = values_of(array)
     # The bytes are untrusted, so any exception is possible.
     except Exception as error:
         reason = " ".join(str(error).split())[:100]
@@ -155,7 +157,9 @@ def read_array(
             f"array {name!r} of the message is of shape {values.shape}; this client's "
             f"model has {tuple(like.shape)}"
         )
-    if not np.isfinite(values).all():
+    # Of one process, all clients receive the same object, which is checked once.
+    finite = isinstance(array, MemoryArray) and array.all_finite
+    if not finite and not is_finite(values):
         raise SettingsError(f"array {name!r} of the message is not finite")
     return values
 
@@ -203,7 +207,10 @@ def pack(message: Message, client: Client, reply: Reply, config: Config) -> Reco
     round.
     """
     values, num_examples, metrics = reply
-    arrays = dict(zip(array_names(client, client.sent), values, strict=True))
+    copied = {id(value) for value in client.copied}
+    # Other arrays of third-party code may be parts of the model, which changes.
+    owned = [v if id(v) in copied else np.array(v, order="C") for v in values]
+    arrays = dict(zip(array_names(client, client.sent), owned, strict=True))
     records = RecordDict()
     for key, record in message.content.items():
         if not isinstance(record, ArrayRecord):
@@ -214,10 +221,10 @@ def pack(message: Message, client: Client, reply: Reply, config: Config) -> Reco
             if n in arrays
         }
         if packed or not record or key == ARRAYS:
-            records[key] = to_record(packed)
+            records[key] = memory_record(packed)
     if arrays:
         rest = records.setdefault(ARRAYS, ArrayRecord())
-        cast(ArrayRecord, rest).update(to_record(arrays))
+        cast(ArrayRecord, rest).update(memory_record(arrays))
     if SERVER_ROUND in config:
         # The server rejects replies to another round.
         metrics = {**metrics, SERVER_ROUND: config[SERVER_ROUND]}
@@ -247,6 +254,7 @@ def checked(client: Client, reply: object) -> Reply:
     for name, metric in metrics.items():
         number = isinstance(metric, bool | int | float | np.number)
         need(number, f"the metric {name!r} as {metric!r}", "a number")
+    check_received(client)
     # Without `receive`, the model is another client's of this process.
     if client.received or not client.shared:
         check_untrained(client, client.model)

@@ -14,7 +14,6 @@ from flwr.app import ArrayRecord, Context, RecordDict
 from flwr.common import log
 from safetensors import SafetensorError
 
-from flwr_frl.clients.device.arrays import from_array, to_record
 from flwr_frl.clients.device.state_file import (
     COUNTER,
     OF_A_RUN,
@@ -28,6 +27,7 @@ from flwr_frl.clients.device.state_file import (
     usable,
     versions_in,
 )
+from flwr_frl.memory_array import memory_record, values_of
 from flwr_frl.task.files import (
     ACCOUNT_FILE,
     PRIVATE,
@@ -37,6 +37,7 @@ from flwr_frl.task.files import (
     write_atomically,
 )
 from flwr_frl.task.messages import KEPT_CHECKPOINT, KEPT_ROUNDS
+from flwr_frl.task.npy import is_finite
 from flwr_frl.task.training import TrainingDivergedError
 
 Key = TypeVar("Key")
@@ -156,7 +157,7 @@ class PersonalState:
             self.round = version.round if own else 0
             record = self._records.get(f"{PREFIX}{version.round}") if own else None
             if isinstance(record, ArrayRecord):
-                arrays = {name: from_array(array) for name, array in record.items()}
+                arrays = {name: values_of(array) for name, array in record.items()}
             else:
                 arrays = self._read(version.path, shapes)
             if arrays is not None:
@@ -213,15 +214,16 @@ class PersonalState:
             If a value is not finite.
         """
         # safetensors copies memory as it is, and convolutions are channels-last.
-        kept = {name: np.asarray(value, order="C") for name, value in arrays.items()}
-        if not all(np.isfinite(value).all() for value in kept.values()):
+        # It also changes the arrays in place, which the state must not follow.
+        kept = {name: np.array(value, order="C") for name, value in arrays.items()}
+        if not all(map(is_finite, kept.values())):
             raise TrainingDivergedError(
                 f"the state of round {round_} is not finite; that of round "
                 f"{self.round} stays"
             )
         if self._directory != NOWHERE:
             self._write(kept, round_)
-        self._records[f"{PREFIX}{round_}"] = to_record(kept)
+        self._records[f"{PREFIX}{round_}"] = memory_record(kept)
         # Memory holds the acknowledged and the new version and, if there is no disk,
         # the newest.
         in_memory = {self.round, round_}

@@ -10,6 +10,7 @@ from flwr.app import ArrayRecord, Message, MetricRecord, RecordDict
 from flwr.common import log
 from flwr.serverapp.strategy import FedAvg as FlowerFedAvg
 
+from flwr_frl.memory_array import memory_record, values_of
 from flwr_frl.strategies.server.aggregation import (
     CENTERED_CLIP,
     CENTRED,
@@ -33,7 +34,6 @@ from flwr_frl.strategies.server.replies import (
     check_weight,
     is_finite,
     single_metrics,
-    to_record,
 )
 from flwr_frl.strategies.server.round_ledger import RoundLedger
 from flwr_frl.strategies.traits import Algorithm, StrategySettings, takes
@@ -187,7 +187,7 @@ class Averaging(Algorithm, FlowerFedAvg, supports_client_dp=True, asynchronous=T
             return None
         sent = self.pending.sent if self.traits.fixed_shapes else None
         check_like_sent(arrays, sent, f"{type(self).__name__}.aggregate")
-        if not is_finite({name: array.numpy() for name, array in arrays.items()}):
+        if not is_finite({name: values_of(array) for name, array in arrays.items()}):
             log(WARNING, "round %d is not finite; the old arrays stay", server_round)
             return None
         return arrays
@@ -205,7 +205,7 @@ class Averaging(Algorithm, FlowerFedAvg, supports_client_dp=True, asynchronous=T
             Valid replies, at least one, in the order of the clients' names.
         """
         arrays = self.mean(replies)
-        return None if arrays is None else to_record(arrays)
+        return None if arrays is None else memory_record(arrays)
 
     def mean(self, replies: list[Message]) -> Arrays | None:
         """Return the aggregate of replies by ``aggregation``; None if weights are 0.
@@ -288,7 +288,7 @@ class Averaging(Algorithm, FlowerFedAvg, supports_client_dp=True, asynchronous=T
     def _centre(self) -> Arrays:
         """Return the arrays from which replies differ by the clients' changes."""
         sent = self.pending.expected[self.arrayrecord_key]
-        arrays = self._as_kept({name: array.numpy() for name, array in sent.items()})
+        arrays = self._as_kept({name: values_of(array) for name, array in sent.items()})
         if self.traits.replies_are_changes:
             return {name: np.zeros_like(array) for name, array in arrays.items()}
         return arrays
