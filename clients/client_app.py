@@ -1,6 +1,6 @@
 """The Flower ClientApp: translates between messages and calls of a NumPyClient."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from logging import ERROR, WARNING
 from typing import Any, cast
 
@@ -58,7 +58,7 @@ from flwr_frl.task.run_cache import begin_run, current_run
 from flwr_frl.task.settings import SettingsError
 from flwr_frl.task.tasks import reads_data_dir
 from flwr_frl.task.tasks.image import ImageTask
-from flwr_frl.task.training import together
+from flwr_frl.task.training import each_together
 
 
 class App(ClientApp):
@@ -92,11 +92,11 @@ class App(ClientApp):
             advice = f"lower {sizes}, or train on another device"
             raise out_of_memory(error, advice) from None
 
-    def together(self, works: Sequence[Callable[[], Message]]) -> list[Message]:
-        """Run several clients together; see `flwr_frl.task.training.together`."""
+    def together(self, works: Sequence[Callable[[], Message]]) -> Iterator[Message]:
+        """Run several clients together; see `flwr_frl.task.training.each_together`."""
         if self.size <= 1:
-            return [work() for work in works]
-        return together(works, self.size, only_if_faster=self.cohort == "auto")
+            return (work() for work in works)
+        return each_together(works, self.size, only_if_faster=self.cohort == "auto")
 
 
 def make_app(

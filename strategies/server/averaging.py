@@ -9,12 +9,14 @@ import numpy as np
 from flwr.app import ArrayRecord, Message, MetricRecord, RecordDict
 from flwr.common import log
 from flwr.serverapp.strategy import FedAvg as FlowerFedAvg
+from flwr.serverapp.strategy import Strategy
 
 from flwr_frl.memory_array import memory_record, values_of
 from flwr_frl.strategies.server.aggregation import (
     CENTERED_CLIP,
     CENTRED,
     Reply,
+    RunningMean,
     Sent,
     bucketed,
     capped,
@@ -48,7 +50,13 @@ BUCKETS = 0xB0C4
 LAST_CHANGE = "last-change"
 
 
-class Averaging(Algorithm, FlowerFedAvg, supports_client_dp=True, asynchronous=True):
+class Averaging(
+    Algorithm,
+    FlowerFedAvg,
+    supports_client_dp=True,
+    asynchronous=True,
+    needs_only_mean=True,
+):
     """The part of a strategy that checks replies to training and combines them.
 
     Parameters
@@ -111,6 +119,9 @@ class Averaging(Algorithm, FlowerFedAvg, supports_client_dp=True, asynchronous=T
         self.evaluation = Evaluation(*evaluated, weighted_by_key)
         byzantine = settings.byzantine_fraction * max(1, settings.bucket_size)
         self._rule = make_rule(settings.aggregation, byzantine, settings.clip_norm)
+        # The mean of the replies so far, if they are averaged as they arrive.
+        self._running: RunningMean | None = None
+        self._custom_metrics = train_metrics_aggr_fn is not None
         # Settings that the last `aggregate` has used, and those that were warned of.
         self._used, self._warned = set[str](), set[str]()
 
@@ -151,10 +162,15 @@ class Averaging(Algorithm, FlowerFedAvg, supports_client_dp=True, asynchronous=T
             and ``bytes-up``; ``epsilon`` and ``delta`` with noise.
         """
         pending = self.training = self.pending
-        valid = pending.close(replies, self.check_train_reply)
+        use = None
+        # Of a list, all replies are in memory anyway.
+        if not isinstance(replies, Sequence) and averages_on_arrival(self):
+            self._running, use = RunningMean(), self._average
+        valid = pending.close(replies, self.check_train_reply, use)
         self.ledger.note_unused(pending.unused)
         metrics = {"clients": len(valid), **pending.counts()}
         arrays = self._aggregate_checked(server_round, valid) if valid else None
+        self._running = None
         if arrays is not None:
             metrics |= self.train_metrics(valid)
             metrics |= self._train_metrics(valid)
@@ -164,6 +180,13 @@ class Averaging(Algorithm, FlowerFedAvg, supports_client_dp=True, asynchronous=T
         if self.privacy:
             metrics |= self.privacy.spent()
         return arrays, single_metrics(metrics)
+
+    def _average(self, reply: Message) -> None:
+        """Add a valid reply to the running mean, and free its arrays."""
+        if self._running is not None:
+            with np.errstate(over="ignore", invalid="ignore"):
+                self._running.add(*self.weights([reply]), self.arrays(reply))
+        self.pending.forget_arrays(reply, self.arrayrecord_key)
 
     def train_metrics(self, replies: list[Message]) -> dict[str, float]:
         """Return metrics of at least one valid reply to training: ``train-loss``."""
@@ -213,6 +236,9 @@ class Averaging(Algorithm, FlowerFedAvg, supports_client_dp=True, asynchronous=T
         It is their mean by default, weighted by ``weighting``; a private one with
         ``server-dp-noise``.
         """
+        if self._running is not None:
+            self._used |= {"aggregation", "weighting"}
+            return self._running.result()
         decoded = [partial(self.arrays, reply) for reply in replies]
         if self.privacy:
             self._used |= {"aggregation", "weighting"}
@@ -310,6 +336,19 @@ class Averaging(Algorithm, FlowerFedAvg, supports_client_dp=True, asynchronous=T
                 self._warned.add(name)
                 text = "%s=%s does nothing: %s.aggregate does not call %s"
                 log(WARNING, text, name, value, type(self).__name__, calls)
+
+
+def averages_on_arrival(strategy: Strategy) -> bool:
+    """Return whether a strategy needs the arrays of a reply for a mean only."""
+    return (
+        isinstance(strategy, Averaging)
+        and strategy.traits.needs_only_mean
+        and (own := strategy.settings).aggregation == "mean"
+        and (own.weighting == "uniform" or own.largest_share == 1)
+        and not (strategy.privacy or strategy._custom_metrics)
+        # Others may combine replies of several rounds.
+        and type(strategy.participation) is Participation
+    )
 
 
 def _metrics_by(

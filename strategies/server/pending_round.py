@@ -1,5 +1,6 @@
 """Messages of a round that await replies, and the checks of these replies."""
 
+from collections import deque
 from collections.abc import Callable, Iterable
 from logging import INFO, WARNING
 from typing import NamedTuple
@@ -151,46 +152,85 @@ class PendingRound:
             decoded[key] = _Decoded(held, arrays)
         return dict(decoded[key].arrays)
 
+    def forget_arrays(self, reply: Message, key: str) -> None:
+        """Remove the arrays under a key from a reply, to free their memory."""
+        del reply.content[key]
+        self._arrays.pop(reply, None)
+
     def close(
-        self, replies: Iterable[Message], check: Callable[[Message], object]
+        self,
+        replies: Iterable[Message],
+        check: Callable[[Message], object],
+        use: Callable[[Message], object] | None = None,
     ) -> list[Message]:
         """Return the valid replies, at most one a client, in the order of names.
 
-        ``check`` raises `InvalidReplyError` for an invalid reply, which is logged with
-        the client's name and the reason.
+        Parameters
+        ----------
+        replies : iterable of Message
+            Replies in any order; each is looked at as it arrives.
+        check : callable
+            Raises `InvalidReplyError` for an invalid reply, which is logged with the
+            client's name and the reason.
+        use : callable, optional
+            Called with each valid reply in the order of names, as soon as the replies
+            of all clients before it have arrived.
         """
-        replies = list(replies)
-        came = {reply.metadata.src_node_id for reply in replies}
-        self.silent = sorted(map(self.name_of, self.asked - came))
-        self.bytes_up += sum(count_bytes(reply) for reply in replies)
         valid: dict[int, Message] = {}
+        came, used = set[int](), set[int]()
+
+        def in_order(node: int) -> tuple[str, int]:
+            return self.name_of(node), node
+
+        def use_next(node: int) -> None:
+            if use and node in valid and node not in used:
+                used.add(node)
+                use(valid[node])
+
+        awaited = deque(sorted(self.asked, key=in_order) if use else ())
         for reply in replies:
-            node = reply.metadata.src_node_id
-            if reply.has_error() and node not in self.asked:
-                # The SuperLink reports, under its own id, that a node has left.
-                reason = one_line(reply.error.reason)
-                log(INFO, "a client has not answered: %s", reason)
-                continue
-            try:
-                if node not in self.asked:
-                    raise InvalidReplyError("comes from a node that was not asked")
-                if node in valid:
-                    raise InvalidReplyError("comes twice")
-                if reply.has_error():
-                    raise InvalidReplyError(f"is an error: {reply.error.reason}")
-                self.check_content(reply)
-                check(reply)
-                valid[node] = reply
-                if reason := unused_state(reply):
-                    self.unused[self.name_of(node)] = reason
-            except InvalidReplyError as error:
-                self.rejections.append((self.name_of(node), one_line(error)))
-                log(INFO, "reply of client %s %s", *self.rejections[-1])
+            came.add(reply.metadata.src_node_id)
+            self.bytes_up += count_bytes(reply)
+            self._take(reply, valid, check)
+            while awaited and awaited[0] in came:
+                use_next(awaited.popleft())
+        self.silent = sorted(map(self.name_of, self.asked - came))
         if self.rejections:
             text = "%d replies rejected; that of client %s %s"
             log(WARNING, text, len(self.rejections), *self.rejections[0])
-        order = sorted(valid, key=lambda node: (self.name_of(node), node))
+        order = sorted(valid, key=in_order)
+        for node in order:
+            use_next(node)
         return [valid[node] for node in order]
+
+    def _take(
+        self,
+        reply: Message,
+        valid: dict[int, Message],
+        check: Callable[[Message], object],
+    ) -> None:
+        """Add a reply to the valid ones by node, or log why it is not valid."""
+        node = reply.metadata.src_node_id
+        if reply.has_error() and node not in self.asked:
+            # The SuperLink reports, under its own id, that a node has left.
+            reason = one_line(reply.error.reason)
+            log(INFO, "a client has not answered: %s", reason)
+            return
+        try:
+            if node not in self.asked:
+                raise InvalidReplyError("comes from a node that was not asked")
+            if node in valid:
+                raise InvalidReplyError("comes twice")
+            if reply.has_error():
+                raise InvalidReplyError(f"is an error: {reply.error.reason}")
+            self.check_content(reply)
+            check(reply)
+            valid[node] = reply
+            if reason := unused_state(reply):
+                self.unused[self.name_of(node)] = reason
+        except InvalidReplyError as error:
+            self.rejections.append((self.name_of(node), one_line(error)))
+            log(INFO, "reply of client %s %s", *self.rejections[-1])
 
     @property
     def failure(self) -> str:

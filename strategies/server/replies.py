@@ -199,42 +199,6 @@ def unused_state(reply: Message) -> str:
     return one_line(reason) if isinstance(reason, str) else ""
 
 
-def mean(replies: Iterable[tuple[float, Mapping[str, NDArray]]]) -> Arrays | None:
-    """Return the weighted mean of arrays, summed in the given order.
-
-    Pairs of a weight, at least 0, and arrays are consumed one at a time, so that only a
-    running sum (in float64) is in memory. The mean has the dtypes of the first arrays;
-    integers are rounded. None if the weights sum to 0.
-    """
-    total = 0.0
-    sums: dict[str, npt.NDArray[np.float64]] = {}
-    dtypes: dict[str, np.dtype[np.generic]] = {}
-    for weight, arrays in replies:
-        total += weight
-        for name, value in arrays.items():
-            scaled = np.multiply(value, weight, dtype=np.float64)
-            if name in sums:
-                sums[name] += scaled
-            else:
-                sums[name], dtypes[name] = scaled, value.dtype
-    if total == 0:
-        return None
-    means: Arrays = {}
-    for name, value in sums.items():
-        value /= total
-        means[name] = rounded_to(dtypes[name], value)
-    return means
-
-
-def rounded_to(
-    dtype: np.dtype[Any], values: npt.NDArray[np.float64]
-) -> npt.NDArray[Any]:
-    """Return float64 numbers in another dtype, rounded for integers."""
-    whole = np.issubdtype(dtype, np.integer)
-    # Arrays without dimensions stay arrays.
-    return np.asarray(np.rint(values) if whole else values).astype(dtype)
-
-
 def is_finite(arrays: Mapping[str, NDArray]) -> bool:
     """Return whether all values are finite in float32."""
     return all(map(_is_finite_in_float32, arrays.values()))

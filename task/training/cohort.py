@@ -8,7 +8,7 @@ torch's generators, so the numbers equal those of one client after another, up t
 rounding. Evaluation is not batched: together it takes 0.8 to 1.9 times as long.
 """
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from logging import getLogger
 from typing import Any, Protocol, TypeVar
 
@@ -145,21 +145,32 @@ def together(
     list
         The results, in the order of ``works``.
     """
-    results: list[Result] = []
+    return list(each_together(works, size, only_if_faster))
+
+
+def each_together(
+    works: Sequence[Callable[[], Result]], size: int, only_if_faster: bool = False
+) -> Iterator[Result]:
+    """Yield the results of `together`, each as soon as it and those before are there.
+
+    Clients whose calls are made alone run one after the other, and none of their
+    results is held.
+    """
     for start in range(0, len(works), size):
-        results += _cohort(works[start : start + size], only_if_faster)
-    return results
+        yield from _cohort(works[start : start + size], only_if_faster)
 
 
-def _cohort(works: Sequence[Callable[[], Any]], only_if_faster: bool) -> list[Any]:
-    clients = [
-        ClientCoroutine(work, number, only_if_faster)
-        for number, work in enumerate(works)
-    ]
+def _cohort(works: Sequence[Callable[[], Any]], only_if_faster: bool) -> Iterator[Any]:
+    clients: list[ClientCoroutine] = []
     results: dict[ClientCoroutine, Any] = {}
-    pending: dict[ClientCoroutine, Any] = {
-        client: client.resume() for client in clients
-    }
+    pending: dict[ClientCoroutine, Any] = {}
+    for number, work in enumerate(works):
+        client = ClientCoroutine(work, number, only_if_faster)
+        pending[client] = client.resume()
+        if client.dead and len(pending) == 1:
+            yield pending.pop(client)
+        else:
+            clients.append(client)
     while pending:
         for client in [client for client in pending if client.dead]:
             results[client] = pending.pop(client)
@@ -173,7 +184,7 @@ def _cohort(works: Sequence[Callable[[], Any]], only_if_faster: bool) -> list[An
             fewest = calls[0].fewest or 2 if only_if_faster else 2
             answers |= zip(members, _answers(calls, members, fewest), strict=True)
         pending = {client: client.resume((a,)) for client, a in answers.items()}
-    return [results[client] for client in clients]
+    yield from (results[client] for client in clients)
 
 
 def _answers(
