@@ -6,16 +6,17 @@ would write and parse them for each client although nobody else reads them.
 
 from collections.abc import Mapping
 from functools import cached_property
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
-from flwr.app import Array, ArrayRecord
+from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 from flwr.common.constant import SType
 
 from flwr_frl.task.npy import decode, dtype_name, encode, header, is_finite
 
 NDArray = npt.NDArray[Any]
+Record = TypeVar("Record", ArrayRecord, ConfigRecord, MetricRecord, RecordDict)
 
 
 class MemoryArray(Array):
@@ -112,13 +113,18 @@ def num_bytes(array: Array) -> int:
     return array.size if isinstance(array, MemoryArray) else len(array.data)
 
 
+def filled(record: Record, values: Mapping[str, Any]) -> Record:
+    """Add values that have valid types to a record of Flower's, and return it.
+
+    Setting an item checks its type, which takes longer than small clients train.
+    """
+    record.__dict__["_data"].update(values)
+    return record
+
+
 def memory_record(arrays: Mapping[str, NDArray]) -> ArrayRecord:
     """Return an ArrayRecord of `MemoryArray`.
 
     Arrays in C order are not copied, so they must not be changed afterwards.
     """
-    record = ArrayRecord()
-    # Given a dictionary, Flower would copy each Array.
-    for name, values in arrays.items():
-        record[name] = MemoryArray(values)
-    return record
+    return filled(ArrayRecord(), {n: MemoryArray(v) for n, v in arrays.items()})

@@ -19,6 +19,7 @@ from flwr.common import log
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result
 
+from flwr_frl.memory_array import filled
 from flwr_frl.strategies.grids.arrivals import with_retries
 from flwr_frl.strategies.server.averaging import Averaging
 from flwr_frl.strategies.server.checkpoint import State, restore_tree, snapshot_of
@@ -180,8 +181,9 @@ class BaseStrategy(Averaging):
         server_round = int(cast(int, config[SERVER_ROUND]))
         saves = self.settings.checkpoint_every > 0
         run = self.ledger.config(self.name_of(node), server_round, saves)
-        record = ConfigRecord({**run, **config})
-        return RecordDict({self.arrayrecord_key: arrays, self.configrecord_key: record})
+        record = filled(ConfigRecord(), {**run, **config})
+        records = {self.arrayrecord_key: arrays, self.configrecord_key: record}
+        return filled(RecordDict(), records)
 
     def open_round(
         self,
@@ -212,7 +214,7 @@ class BaseStrategy(Averaging):
         content = self.content(node, sent, config)
         # A subclass may send each client arrays of its own.
         record = content.get(self.arrayrecord_key)
-        if isinstance(record, ArrayRecord):
+        if record is not sent and isinstance(record, ArrayRecord):
             content[self.arrayrecord_key] = self._as_transported(record)
         return Message(content, node, kind, group_id=str(config[SERVER_ROUND]))
 

@@ -22,6 +22,7 @@ from flwr_frl.task.base import Task
 from flwr_frl.task.devices import CPU
 from flwr_frl.task.messages import PROXIMAL_WEIGHT, SERVER_ROUND
 from flwr_frl.task.models import SplitModel
+from flwr_frl.task.run_cache import run_object
 from flwr_frl.task.settings import SettingsError
 
 Tensors = dict[str, Tensor]
@@ -195,6 +196,8 @@ def initial_arrays(client: ParameterGroups, groups: Groups) -> Tensors:
     They must not be modified. They are on the CPU unless `initial_group` returns
     received arrays, which are on the training device.
     """
+    if type(client)._group_of is ParameterGroups._group_of and {*groups} <= {*WHOLE}:
+        return dict(run_object(_PartArrays).of(client.task, groups))
     state = client.task.initial_state
     arrays = {n: t for n, t in state.items() if client._group_of(n) in groups}
     within_model = model_groups(client)
@@ -208,6 +211,28 @@ def initial_arrays(client: ParameterGroups, groups: Groups) -> Tensors:
                 f"{type(value).__name__} for {name!r}; expected a tensor"
             )
     return arrays
+
+
+class _PartArrays:
+    """Initial arrays of the parts of models, which all clients of a task share."""
+
+    # Newcomers have tasks of their own.
+    most = 64
+
+    def __init__(self) -> None:
+        self._of: dict[tuple[int, Groups], tuple[Task, Tensors]] = {}
+
+    def of(self, task: Task, groups: Groups) -> Tensors:
+        """Return the arrays of some parts."""
+        key = id(task), groups
+        if key not in self._of:
+            if len(self._of) >= self.most:
+                self._of.clear()
+            state = task.initial_state.items()
+            arrays = {n: t for n, t in state if n.partition(".")[0] + "." in groups}
+            # The task is kept, so that its id stays its own.
+            self._of[key] = task, arrays
+        return self._of[key][1]
 
 
 def array_names(client: ParameterGroups, groups: Groups) -> list[str]:
@@ -278,14 +303,14 @@ def check_groups(client: ParameterGroups, model: nn.Module) -> None:
             )
 
 
-def check_untrained(client: ParameterGroups, model: nn.Module) -> None:
+def check_untrained(client: ParameterGroups, model: SplitModel) -> None:
     """Raise `SettingsError` if a parameter outside all groups has been trained.
 
     Such a parameter is reset to its initial value in every round. Only code that runs
     after `Client.fit`, such as fine-tuning before a test, may train it.
     """
     groups = {*client.shared, *client.personal, *client.sent}
-    for name, value in model.named_parameters():
+    for name, value in model.structure.parameters.items():
         if client._group_of(name) in groups:
             continue
         initial = client.task.initial_state[name].to(value.device)

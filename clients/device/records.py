@@ -18,7 +18,7 @@ from flwr_frl.clients.device.parameter_groups import (
     check_untrained,
     initial_arrays,
 )
-from flwr_frl.memory_array import MemoryArray, memory_record, values_of
+from flwr_frl.memory_array import MemoryArray, filled, memory_record, values_of
 from flwr_frl.task.messages import (
     ACKNOWLEDGED_ROUND,
     ARRAYS,
@@ -177,7 +177,7 @@ def unpack(message: Message, client: Client) -> NDArrays:
         for name, array in record.items()
     }
     expected = initial_arrays(client, client.shared)
-    if sorted(received) != sorted(expected):
+    if received.keys() != expected.keys():
         sides = {
             "are in no group that it shares": received.keys() - expected.keys(),
             "are missing": expected.keys() - received.keys(),
@@ -281,7 +281,12 @@ def pack_metrics(
     """
     numbers = {name: float(cast(float, value)) for name, value in metrics.items()}
     records = RecordDict() if records is None else records
-    records[METRICS] = MetricRecord({NUM_EXAMPLES: num_examples, **numbers})
+    numbers = {NUM_EXAMPLES: num_examples, **numbers}
+    # Those of third-party code may be of other types, which Flower refuses.
+    usual = type(num_examples) is int and all(type(name) is str for name in numbers)
+    records[METRICS] = (
+        filled(MetricRecord(), numbers) if usual else MetricRecord(numbers)
+    )
     if client.attachments:
         records[BYTES] = ConfigRecord(dict(client.attachments))
     if client.state.unused:

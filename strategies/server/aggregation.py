@@ -309,9 +309,7 @@ class RunningMean:
             return None
         means: Arrays = {}
         for name in list(self._sums):
-            value = self._sums.pop(name)
-            value /= self._total
-            means[name] = rounded_to(self._dtypes[name], value)
+            means[name] = divided(self._sums.pop(name), self._total, self._dtypes[name])
         return means
 
 
@@ -341,6 +339,19 @@ def mean(replies: Iterable[tuple[float, Mapping[str, NDArray]]]) -> Arrays | Non
     for weight, arrays in replies:
         running.add(weight, arrays)
     return running.result()
+
+
+def divided(
+    total: npt.NDArray[np.float64], number: float, dtype: np.dtype[Any]
+) -> NDArray:
+    """Return the quotient in another dtype, rounded for integers."""
+    if np.issubdtype(dtype, np.floating):
+        # The quotient is float64 as well, but no array holds all of it.
+        quotient = np.empty(total.shape, dtype)
+        return np.divide(
+            total, number, out=quotient, dtype=np.float64, casting="same_kind"
+        )
+    return rounded_to(dtype, total / number)
 
 
 def rounded_to(

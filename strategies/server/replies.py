@@ -237,14 +237,21 @@ def as_float32(arrays: Arrays) -> Arrays:
     }
 
 
-def count_bytes(message: Message) -> int:
+def count_bytes(message: Message, known: dict[int, int] | None = None) -> int:
     """Return the bytes of a message's content: serialised arrays, values and names.
 
-    Flower's envelope is not counted.
+    Flower's envelope is not counted. ``known`` has the bytes of records by their id,
+    for several messages that share records; it is extended.
     """
     if not message.has_content():
         return 0
-    return sum(len(key) + record_bytes(r) for key, r in message.content.items())
+    total, known = 0, {} if known is None else known
+    for key, record in message.content.items():
+        size = known.get(id(record))
+        if size is None:
+            size = known[id(record)] = record_bytes(record)
+        total += len(key) + size
+    return total
 
 
 def largest_reply(expected: float) -> float:

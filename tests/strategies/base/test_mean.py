@@ -16,6 +16,7 @@ from function_clients import (
 )
 
 from flwr_frl.strategies import FedAvg
+from flwr_frl.strategies.server import pending_round
 from flwr_frl.strategies.server.averaging import averages_on_arrival
 from flwr_frl.strategies.server.evaluation import mean_metrics
 from flwr_frl.strategies.server.replies import check_metrics, to_record
@@ -95,7 +96,9 @@ def as_they_arrive(replies: list) -> Iterator:
 
 
 @pytest.mark.parametrize("weighting", ["uniform", "examples"])
-def test_a_mean_of_replies_as_they_arrive_equals_that_of_a_list(weighting):
+def test_a_mean_of_replies_as_they_arrive_equals_that_of_a_list(weighting, monkeypatch):
+    monkeypatch.setattr(pending_round, "CHUNK_BYTES", 0)
+
     def noisy(message: Message, context: Context) -> Message:
         if message.metadata.message_type != MessageType.TRAIN:
             return honest(message, context)
