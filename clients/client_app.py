@@ -27,6 +27,8 @@ from flwr_frl.clients.device.records import (
     unpack,
 )
 from flwr_frl.clients.device.setup import (
+    AUTO_ON_CPU,
+    FrozenConfig,
     Setup,
     build_client,
     client_name,
@@ -37,7 +39,7 @@ from flwr_frl.clients.device.setup import (
 )
 from flwr_frl.clients.device.simulated import join, simulated_properties
 from flwr_frl.memory_array import memory_record
-from flwr_frl.task.devices import is_out_of_memory, out_of_memory, use
+from flwr_frl.task.devices import CPU, current, is_out_of_memory, out_of_memory, use
 from flwr_frl.task.messages import (
     ARRAYS,
     CLIENT,
@@ -96,7 +98,9 @@ class App(ClientApp):
         """Run several clients together; see `flwr_frl.task.training.each_together`."""
         if self.size <= 1:
             return (work() for work in works)
-        return each_together(works, self.size, only_if_faster=self.cohort == "auto")
+        auto = self.cohort == "auto"
+        size = AUTO_ON_CPU if auto and current() == CPU else self.size
+        return each_together(works, size, only_if_faster=auto)
 
 
 def make_app(
@@ -118,6 +122,7 @@ def make_app(
         Answers train, evaluate and query messages. ``query.arrays`` returns the initial
         arrays, ``query.statistics`` the result of `Client.statistics`.
     """
+    run_config = None if run_config is None else FrozenConfig(run_config)
     app = App(run_config)
 
     def open_message(

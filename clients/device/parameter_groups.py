@@ -358,12 +358,13 @@ def received_tensors(
         for name, value in arrays.items()
         if device == CPU and value.nbytes >= LARGE and not value.flags.writeable
     }
+    if not large:
+        return to_tensors(arrays, device)
     tensors = to_tensors({n: v for n, v in arrays.items() if n not in large}, device)
-    if large:
-        with warnings.catch_warnings():
-            # torch cannot mark a tensor as read-only, and warns.
-            warnings.simplefilter("ignore", UserWarning)
-            tensors |= {name: torch.from_numpy(value) for name, value in large.items()}
+    with warnings.catch_warnings():
+        # torch cannot mark a tensor as read-only, and warns.
+        warnings.simplefilter("ignore", UserWarning)
+        tensors |= {name: torch.from_numpy(value) for name, value in large.items()}
     return {name: tensors[name] for name in arrays}
 
 

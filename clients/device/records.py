@@ -117,8 +117,11 @@ def check_config(record: ConfigRecord) -> Config:
     config = dict(record)
     for name, value in config.items():
         permits, allowed = RULES.get(name, ANYTHING)
-        require(permits(value), f"the server's {name}", value, allowed)
+        if not permits(value):
+            require(False, f"the server's {name}", value, allowed)
     for names in SAME_LENGTH:
+        if config.keys().isdisjoint(names):
+            continue
         lengths = [len(cast(list[Any], config[n])) for n in names if n in config]
         if lengths and (len(set(lengths)) > 1 or len(lengths) < len(names)):
             raise SettingsError(
@@ -126,8 +129,9 @@ def check_config(record: ConfigRecord) -> Config:
             )
     exchanged = cast(int, config.get(EXCHANGED_ROUND, 0))
     now = cast(int, config.get(SERVER_ROUND, exchanged))
-    allowed = f"at most its {SERVER_ROUND}, {now}"
-    require(exchanged <= now, f"the server's {EXCHANGED_ROUND}", exchanged, allowed)
+    if exchanged > now:
+        allowed = f"at most its {SERVER_ROUND}, {now}"
+        require(False, f"the server's {EXCHANGED_ROUND}", exchanged, allowed)
     return ServerConfig(config)
 
 
@@ -148,7 +152,9 @@ def read_array(
             f"array {name!r} of the message cannot be read: {reason}"
         ) from None
     wanted = str(like.dtype).removeprefix("torch.")
-    if values.dtype.kind != np.dtype(wanted).kind or not values.dtype.isnative:
+    if values.dtype.name == wanted and values.dtype.isnative:
+        pass
+    elif values.dtype.kind != np.dtype(wanted).kind or not values.dtype.isnative:
         raise SettingsError(
             f"array {name!r} of the message is of {values.dtype}, not {wanted}"
         )
@@ -246,14 +252,15 @@ def checked(client: Client, reply: object) -> Reply:
     need(is_reply, f"a {type(reply).__name__}", allowed)
     values, num_examples, metrics = cast(Reply, reply)
     names = array_names(client, client.sent)
-    text = f"{len(names)}, those of {', '.join(names)}"
-    need(len(values) == len(names), f"{len(values)} arrays", text)
+    if len(values) != len(names):
+        text = f"{len(names)}, those of {', '.join(names)}"
+        need(False, f"{len(values)} arrays", text)
     for name, value in zip(names, values, strict=True):
-        returned = f"a {type(value).__name__} for {name!r}"
-        need(isinstance(value, np.ndarray), returned, "a NumPy array")
+        if not isinstance(value, np.ndarray):
+            need(False, f"a {type(value).__name__} for {name!r}", "a NumPy array")
     for name, metric in metrics.items():
-        number = isinstance(metric, bool | int | float | np.number)
-        need(number, f"the metric {name!r} as {metric!r}", "a number")
+        if not isinstance(metric, bool | int | float | np.number):
+            need(False, f"the metric {name!r} as {metric!r}", "a number")
     check_received(client)
     # Without `receive`, the model is another client's of this process.
     if client.received or not client.shared:
