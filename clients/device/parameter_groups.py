@@ -213,11 +213,15 @@ def initial_arrays(client: ParameterGroups, groups: Groups) -> Tensors:
     return arrays
 
 
+class _CheckedGroups:
+    """Classes and groups that `check_groups` has accepted, for the latest model."""
+
+    model: nn.Module | None = None
+    groups: frozenset[tuple[type, Groups, Groups, Groups]] = frozenset()
+
+
 class _PartArrays:
     """Initial arrays of the parts of models, which all clients of a task share."""
-
-    # Newcomers have tasks of their own.
-    most = 64
 
     def __init__(self) -> None:
         self._of: dict[tuple[int, Groups], tuple[Task, Tensors]] = {}
@@ -226,12 +230,15 @@ class _PartArrays:
         """Return the arrays of some parts."""
         key = id(task), groups
         if key not in self._of:
-            if len(self._of) >= self.most:
+            # Newcomers have tasks of their own.
+            if len(self._of) >= 64:
                 self._of.clear()
-            state = task.initial_state.items()
-            arrays = {n: t for n, t in state if n.partition(".")[0] + "." in groups}
+            named = task.initial_state.items()
             # The task is kept, so that its id stays its own.
-            self._of[key] = task, arrays
+            self._of[key] = (
+                task,
+                {n: t for n, t in named if n.split(".")[0] + "." in groups},
+            )
         return self._of[key][1]
 
 
@@ -266,6 +273,16 @@ def check_groups(client: ParameterGroups, model: nn.Module) -> None:
     model : nn.Module
         Its model.
     """
+    checked = run_object(_CheckedGroups)
+    if checked.model is not model:
+        checked.model, checked.groups = model, frozenset()
+    key = type(client), client.shared, client.sent, client.personal
+    if key not in checked.groups:
+        _check_groups(client, model)
+        checked.groups |= {key}
+
+
+def _check_groups(client: ParameterGroups, model: nn.Module) -> None:
     name = type(client).__name__
     groups = *client.shared, *client.sent, *client.personal
     for group in groups:
