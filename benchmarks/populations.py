@@ -14,7 +14,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +28,7 @@ from flwr_frl.task.models import SplitModel
 
 ROOT = Path(__file__).resolve().parents[1]
 ALGORITHMS = ("fedavg", "fedrep")
-POPULATIONS = (100, 1_000, 10_000, 100_000)
+POPULATIONS = (100, 1_000, 10_000, 100_000, 1_000_000)
 SAMPLED, ROUNDS = 100, 5
 FEATURES, EXAMPLES, CLASSES = 8, 10, 2
 
@@ -89,7 +89,16 @@ def measure(algorithm: str, num_clients: int) -> dict[str, float]:
             began = time.process_time()
             replies = send(*arguments, **options)
             clients_seconds[0] += time.process_time() - began
-            return replies
+            return replies if isinstance(replies, list) else timed_iterator(replies)
+
+        def timed_iterator(replies: Iterator[Any]) -> Iterator[Any]:
+            while True:
+                began = time.process_time()
+                reply = next(replies, None)
+                clients_seconds[0] += time.process_time() - began
+                if reply is None:
+                    return
+                yield reply
 
         def then(*arguments: Any) -> None:
             after_round(*arguments)

@@ -199,7 +199,8 @@ class Client(ParameterGroups, NumPyClient):
         _ = self.training_loss  # Checks the class weights.
         if self._private:
             self._private.check(self.task.scratch_model)
-        check_groups(self, self.model)
+        # All models of a task are alike.
+        check_groups(self, self.task.scratch_model)
         shared = initial_arrays(self, self.shared)
         structure = self._structure()
         if about_frozen:
@@ -217,8 +218,9 @@ class Client(ParameterGroups, NumPyClient):
     def _about_frozen(self) -> Config:
         """Return properties of the model's frozen part; none if it has none."""
         model = self.task.scratch_model
-        if not (frozen := frozen_tensors(model)):
+        if not model.structure.hidden_buffers:
             return {}
+        frozen = frozen_tensors(model)
         common = tuple(n for n in frozen if self._group_of(n) in self.shared)
         return {
             FROZEN_DIGEST: frozen_digest(model, common),

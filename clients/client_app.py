@@ -1,13 +1,12 @@
 """The Flower ClientApp: translates between messages and calls of a NumPyClient."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from logging import ERROR, WARNING
 from typing import Any, cast
 
+import numpy as np
 import torch
 from flwr.app import (
-    Array,
-    ArrayRecord,
     ConfigRecord,
     Context,
     Message,
@@ -29,6 +28,8 @@ from flwr_frl.clients.device.records import (
     unpack,
 )
 from flwr_frl.clients.device.setup import (
+    AUTO_ON_CPU,
+    FrozenConfig,
     Setup,
     build_client,
     client_name,
@@ -38,7 +39,8 @@ from flwr_frl.clients.device.setup import (
     unread,
 )
 from flwr_frl.clients.device.simulated import join, simulated_properties
-from flwr_frl.task.devices import is_out_of_memory, out_of_memory, use
+from flwr_frl.memory_array import memory_record
+from flwr_frl.task.devices import CPU, current, is_out_of_memory, out_of_memory, use
 from flwr_frl.task.messages import (
     ARRAYS,
     CLIENT,
@@ -59,7 +61,7 @@ from flwr_frl.task.run_cache import begin_run, current_run
 from flwr_frl.task.settings import SettingsError
 from flwr_frl.task.tasks import reads_data_dir
 from flwr_frl.task.tasks.image import ImageTask
-from flwr_frl.task.training import together
+from flwr_frl.task.training import each_together
 
 
 class App(ClientApp):
@@ -99,11 +101,12 @@ class App(ClientApp):
         works: Sequence[Callable[[], Message]],
         messages: Sequence[Message],
         contexts: Sequence[Context],
-    ) -> list[Message]:
+    ) -> Iterator[Message]:
         """Answer messages of several clients together.
 
         Nodes of a graph exchange and train as rows of matrices, if they can; other
-        clients as in `flwr_frl.task.training.together`.
+        clients as in
+        `flwr_frl.task.training.each_together`.
 
         Parameters
         ----------
@@ -113,13 +116,13 @@ class App(ClientApp):
             The messages, and the contexts of their nodes.
         """
         if self.size <= 1:
-            return [work() for work in works]
-        only_if_faster = self.cohort == "auto"
-        replies = self._fit_nodes(messages, contexts, only_if_faster)
-        others = [i for i in range(len(works)) if i not in replies]
-        rest = together([works[i] for i in others], self.size, only_if_faster)
-        replies |= zip(others, rest, strict=True)
-        return [replies[i] for i in range(len(works))]
+            return (work() for work in works)
+        auto = self.cohort == "auto"
+        fitted = self._fit_nodes(messages, contexts, only_if_faster=auto)
+        others = [work for i, work in enumerate(works) if i not in fitted]
+        size = AUTO_ON_CPU if auto and current() == CPU else self.size
+        rest = each_together(others, size, only_if_faster=auto)
+        return (fitted[i] if i in fitted else next(rest) for i in range(len(works)))
 
     def _fit_nodes(
         self,
@@ -167,6 +170,7 @@ def make_app(
         Answers train, evaluate and query messages. ``query.arrays`` returns the initial
         arrays, ``query.statistics`` the result of `Client.statistics`.
     """
+    run_config = None if run_config is None else FrozenConfig(run_config)
     app = App(run_config, mods)
 
     def open_message(
@@ -240,8 +244,7 @@ def make_app(
         return Message(records, reply_to=message)
 
     def arrays_reply(message: Message, arrays: Arrays) -> Message:
-        record = ArrayRecord({name: Array(array) for name, array in arrays.items()})
-        return Message(RecordDict({ARRAYS: record}), reply_to=message)
+        return Message(RecordDict({ARRAYS: memory_record(arrays)}), reply_to=message)
 
     @app.query(INITIAL_ARRAYS)
     def query_arrays(message: Message, context: Context) -> Message:
@@ -257,7 +260,9 @@ def make_app(
         _, client, config = open_message(message, context)
         # A hook of the clients whose strategies query statistics.
         statistics: Any = getattr(client, "statistics", None)
-        return arrays_reply(message, statistics(config) if statistics else {})
+        arrays = statistics(config) if statistics else {}
+        copies = {name: np.array(value, order="C") for name, value in arrays.items()}
+        return arrays_reply(message, copies)
 
     return app
 

@@ -11,15 +11,12 @@ import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType
 from flwr.serverapp import Grid
 
+from flwr_frl.memory_array import memory_record
 from flwr_frl.strategies.base import BaseStrategy
 from flwr_frl.strategies.grids.asynchronous import RealWork, asynchronous_grid
+from flwr_frl.strategies.server.aggregation import rounded_to
 from flwr_frl.strategies.server.participation import Participation
-from flwr_frl.strategies.server.replies import (
-    Arrays,
-    count_bytes,
-    rounded_to,
-    to_record,
-)
+from flwr_frl.strategies.server.replies import Arrays, count_bytes
 from flwr_frl.task.messages import SERVER_ROUND
 from flwr_frl.task.settings import SettingsError, require
 
@@ -249,7 +246,7 @@ class Asynchronous(Participation):
     def message(self, node: int) -> Message:
         """Return the message that a node has received, made again from its version."""
         version = self.strategy.pending.asked_in[node]
-        sent = to_record(self._state["versions"][str(version)])
+        sent = memory_record(self._state["versions"][str(version)])
         return self._message(node, self.strategy._as_transported(sent), version)
 
     # Changes.

@@ -182,7 +182,8 @@ class BaseStrategy(Averaging):
         saves = self.settings.checkpoint_every > 0
         run = self.ledger.config(self.name_of(node), server_round, saves)
         record = fill(ConfigRecord(), {**run, **config})
-        return RecordDict({self.arrayrecord_key: arrays, self.configrecord_key: record})
+        records = {self.arrayrecord_key: arrays, self.configrecord_key: record}
+        return fill(RecordDict(), records)
 
     def open_round(
         self,
@@ -213,7 +214,7 @@ class BaseStrategy(Averaging):
         content = self.content(node, sent, config)
         # A subclass may send each client arrays of its own.
         record = content.get(self.arrayrecord_key)
-        if isinstance(record, ArrayRecord):
+        if record is not sent and isinstance(record, ArrayRecord):
             content[self.arrayrecord_key] = self._as_transported(record)
         return Message(content, node, kind, group_id=str(config[SERVER_ROUND]))
 

@@ -9,8 +9,9 @@ from flwr.app import ArrayRecord, ConfigRecord, Message
 from flwr.common import log
 from flwr.serverapp import Grid
 
+from flwr_frl.strategies.server.aggregation import rounded_to
 from flwr_frl.strategies.server.client_state_mean import ClientStateMean
-from flwr_frl.strategies.server.replies import Arrays, is_finite, rounded_to, to_record
+from flwr_frl.strategies.server.replies import Arrays, is_finite, to_record
 from flwr_frl.task.messages import PROXIMAL_WEIGHT
 from flwr_frl.task.settings import Range, require, validate
 
@@ -18,7 +19,11 @@ from flwr_frl.task.settings import Range, require, validate
 GRADIENTS, SEEN = "gradients", "seen"
 
 
-class FedDyn(ClientStateMean, client="flwr_frl.clients.feddyn:FedDynClient"):
+class FedDyn(
+    ClientStateMean,
+    client="flwr_frl.clients.feddyn:FedDynClient",
+    needs_only_mean=True,
+):
     """Algorithm 1: h ← h − α/m Σ_k (θ_k − θ), and θ ← mean θ_k − h/α.
 
     The sums are over the clients of a round; m is the number of all clients that have

@@ -28,13 +28,24 @@ from flwr_frl.task.settings import (
 F = TypeVar("F", bound=Callable[..., None])
 
 
+# Methods that get the replies to training after they were checked.
+USES_REPLIES = {
+    "aggregate",
+    "aggregate_train",
+    "mean",
+    "train_metrics",
+    "weights",
+}
+
+
 @dataclass(frozen=True)
 class Traits:
     """Requirements and capabilities of an algorithm.
 
-    A subclass inherits all of them but three, which describe one implementation:
-    ``task_overrides``, and ``supports_client_dp`` and ``asynchronous`` where the
-    subclass overrides ``aggregate`` or ``mean``.
+    A subclass inherits all of them but four, which describe one implementation:
+    ``task_overrides``; ``supports_client_dp`` and ``asynchronous`` where the subclass
+    overrides ``aggregate`` or ``mean``; and ``needs_only_mean`` where it overrides one
+    of `USES_REPLIES`.
 
     Parameters
     ----------
@@ -64,6 +75,10 @@ class Traits:
     asynchronous : bool, default True
         True if replies that were made from earlier versions can be averaged with others
         (`flwr_frl.strategies.fedbuff`).
+    needs_only_mean : bool, default True
+        True if `mean` is all that the strategy needs of the arrays in replies to
+        training. A simulation in one process then averages each reply as it arrives,
+        and its memory does not grow with the number of clients.
     fixed_shapes : bool, default True
         True if ``aggregate`` returns arrays with the names, shapes and dtypes of the
         arrays that were sent.
@@ -80,6 +95,7 @@ class Traits:
     supports_client_dp: bool = True
     replies_are_changes: bool = False
     asynchronous: bool = True
+    needs_only_mean: bool = True
     fixed_shapes: bool = True
 
 
@@ -131,6 +147,8 @@ class Algorithm(Strategy):
         # An overriding method may expose more than an average does.
         if cls.__dict__.keys() & {"aggregate", "mean"}:
             per_class |= {"supports_client_dp": False, "asynchronous": False}
+        if cls.__dict__.keys() & USES_REPLIES:
+            per_class["needs_only_mean"] = False
         cls.traits = replace(cls.traits, **{**per_class, **traits})
 
     @classmethod

@@ -22,6 +22,10 @@ from flwr_frl.task.checks import (
 from flwr_frl.task.devices import seeded
 from flwr_frl.task.examples import ExampleSet
 from flwr_frl.task.models.frozen import frozen_tensors, new_model
+from flwr_frl.task.models.memory_format import (
+    computes_the_same_channels_last,
+    has_dense_convolutions,
+)
 from flwr_frl.task.models.split_model import SplitModel
 from flwr_frl.task.models.weights import load_weights
 from flwr_frl.task.settings import SettingsError
@@ -215,7 +219,33 @@ class ExampleTask(BaseTask):
         check_metrics(self.metrics)
 
     def initial_model(self) -> SplitModel:
-        """Return a new model, initialised from the seed or the weights' file."""
+        """Return a new model, initialised from the seed or the weights' file.
+
+        It is in channels-last format where that is faster.
+        """
+        model = self._initial_model()
+        if "channels-last" not in self._decided:
+            self._decided["channels-last"] = self._is_faster_channels_last(model)
+        elif self._decided["channels-last"]:
+            model = model.to(memory_format=torch.channels_last)
+        return model
+
+    @cached_property
+    def _decided(self) -> dict[str, bool]:
+        return {}
+
+    def _is_faster_channels_last(self, model: SplitModel) -> bool:
+        """Decide by the first client, so that all processes decide alike."""
+        if not has_dense_convolutions(model):
+            return False
+        try:
+            inputs = self.train_examples(0).on(torch.device("cpu")).first(2)
+        # `check` reports what is wrong with the examples.
+        except Exception:
+            return False
+        return len(inputs) > 0 and computes_the_same_channels_last(model, inputs)
+
+    def _initial_model(self) -> SplitModel:
         module = self._new_module()
         name = type(module).__name__
         if not isinstance(module, SplitModel):

@@ -150,7 +150,9 @@ class ExampleSet:
 
     def __len__(self) -> int:
         """Return the number of examples."""
-        return len(self.targets)
+        # `len` of a tensor goes through torch's dispatcher.
+        number: int = self.targets.shape[0]
+        return number
 
     def without_augmentation(self) -> Self:
         """Return the same examples, never augmented."""

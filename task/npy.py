@@ -35,7 +35,25 @@ def dtype_name(dtype: np.dtype[np.generic]) -> str:
 
 def encode(array: NDArray) -> bytes:
     """Return an array in the .npy format, in C order."""
-    return header(array.shape, array.dtype) + array.tobytes()
+    start = header(array.shape, array.dtype)
+    return b"".join((start, raw(array)))
+
+
+def raw(array: NDArray) -> memoryview:
+    """Return the bytes of an array's values in C order; not copied if they are."""
+    return np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
+
+
+def is_finite(array: NDArray) -> bool:
+    """Return True if no value of an array of numbers is NaN or infinite."""
+    if array.dtype in (np.float32, np.float64) and array.flags.c_contiguous:
+        # One pass without a temporary array. If the sum of squares overflows, the
+        # values are looked at.
+        flat = array.reshape(-1)
+        with np.errstate(over="ignore", invalid="ignore"):
+            if np.isfinite(np.dot(flat, flat)):
+                return True
+    return bool(np.isfinite(array).all())
 
 
 def decode(data: bytes) -> NDArray:

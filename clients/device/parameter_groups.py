@@ -6,6 +6,7 @@ arrays beside the model.
 """
 
 import difflib
+import warnings
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
@@ -18,8 +19,10 @@ from torch import Tensor, nn
 from flwr_frl.clients.device.state import PersonalState
 from flwr_frl.clients.traits import Traits
 from flwr_frl.task.base import Task
+from flwr_frl.task.devices import CPU
 from flwr_frl.task.messages import PROXIMAL_WEIGHT, SERVER_ROUND
 from flwr_frl.task.models import SplitModel
+from flwr_frl.task.run_cache import run_object
 from flwr_frl.task.settings import SettingsError
 
 Tensors = dict[str, Tensor]
@@ -30,6 +33,8 @@ Reply = tuple[NDArrays, int, Config]
 
 REPRESENTATION, HEAD = "representation.", "head."
 WHOLE = (REPRESENTATION, HEAD)
+# Size in bytes from which received arrays are not copied.
+LARGE = 2**20
 
 
 class ParameterGroups:
@@ -41,11 +46,14 @@ class ParameterGroups:
         Groups received from the server.
     personal : tuple of str
         Groups that never leave the client.
+    copied : tuple of ndarray
+        Arrays that `send` has returned, which nothing else refers to.
     """
 
     traits: ClassVar[Traits] = Traits()
     shared: Groups = WHOLE
     personal: Groups = ()
+    copied: tuple[npt.NDArray[Any], ...] = ()
 
     task: Task
     index: int
@@ -112,7 +120,7 @@ class ParameterGroups:
         # `transport="float16"` concerns the messages alone.
         self.received = {
             name: value.float() if value.dtype == torch.float16 else value
-            for name, value in to_tensors(arrays, self.device).items()
+            for name, value in received_tensors(arrays, self.device).items()
         }
         personal = initial_arrays(self, self.personal)
         shapes = {name: tuple(array.shape) for name, array in personal.items()}
@@ -163,6 +171,7 @@ class ParameterGroups:
                 "the model or be passed to self.send(loss, arrays)"
             )
         copies = [to_numpy(arrays[name]).copy(order="C") for name in names]
+        self.copied = tuple(copies)
         n = len(self.task.train_examples(self.index))
         return copies, n, {"train-loss": loss}
 
@@ -187,6 +196,8 @@ def initial_arrays(client: ParameterGroups, groups: Groups) -> Tensors:
     They must not be modified. They are on the CPU unless `initial_group` returns
     received arrays, which are on the training device.
     """
+    if type(client)._group_of is ParameterGroups._group_of and {*groups} <= {*WHOLE}:
+        return dict(run_object(_PartArrays).of(client.task, groups))
     state = client.task.initial_state
     arrays = {n: t for n, t in state.items() if client._group_of(n) in groups}
     within_model = model_groups(client)
@@ -200,6 +211,35 @@ def initial_arrays(client: ParameterGroups, groups: Groups) -> Tensors:
                 f"{type(value).__name__} for {name!r}; expected a tensor"
             )
     return arrays
+
+
+class _CheckedGroups:
+    """Classes and groups that `check_groups` has accepted, for the latest model."""
+
+    model: nn.Module | None = None
+    groups: frozenset[tuple[type, Groups, Groups, Groups]] = frozenset()
+
+
+class _PartArrays:
+    """Initial arrays of the parts of models, which all clients of a task share."""
+
+    def __init__(self) -> None:
+        self._of: dict[tuple[int, Groups], tuple[Task, Tensors]] = {}
+
+    def of(self, task: Task, groups: Groups) -> Tensors:
+        """Return the arrays of some parts."""
+        key = id(task), groups
+        if key not in self._of:
+            # Newcomers have tasks of their own.
+            if len(self._of) >= 64:
+                self._of.clear()
+            named = task.initial_state.items()
+            # The task is kept, so that its id stays its own.
+            self._of[key] = (
+                task,
+                {n: t for n, t in named if n.split(".")[0] + "." in groups},
+            )
+        return self._of[key][1]
 
 
 def array_names(client: ParameterGroups, groups: Groups) -> list[str]:
@@ -233,6 +273,16 @@ def check_groups(client: ParameterGroups, model: nn.Module) -> None:
     model : nn.Module
         Its model.
     """
+    checked = run_object(_CheckedGroups)
+    if checked.model is not model:
+        checked.model, checked.groups = model, frozenset()
+    key = type(client), client.shared, client.sent, client.personal
+    if key not in checked.groups:
+        _check_groups(client, model)
+        checked.groups |= {key}
+
+
+def _check_groups(client: ParameterGroups, model: nn.Module) -> None:
     name = type(client).__name__
     groups = *client.shared, *client.sent, *client.personal
     for group in groups:
@@ -270,14 +320,14 @@ def check_groups(client: ParameterGroups, model: nn.Module) -> None:
             )
 
 
-def check_untrained(client: ParameterGroups, model: nn.Module) -> None:
+def check_untrained(client: ParameterGroups, model: SplitModel) -> None:
     """Raise `SettingsError` if a parameter outside all groups has been trained.
 
     Such a parameter is reset to its initial value in every round. Only code that runs
     after `Client.fit`, such as fine-tuning before a test, may train it.
     """
     groups = {*client.shared, *client.personal, *client.sent}
-    for name, value in model.named_parameters():
+    for name, value in model.structure.parameters.items():
         if client._group_of(name) in groups:
             continue
         initial = client.task.initial_state[name].to(value.device)
@@ -311,6 +361,38 @@ def to_tensors(
     """Return copies of arrays on a device."""
     copies = {n: torch.from_numpy(np.array(value)) for n, value in arrays.items()}
     return {name: tensor.to(device) for name, tensor in copies.items()}
+
+
+def received_tensors(
+    arrays: Mapping[str, npt.NDArray[np.generic]], device: torch.device
+) -> Tensors:
+    """Return arrays on a device; large read-only ones on the CPU are not copied.
+
+    All clients of a process then receive the same memory (`check_received`).
+    """
+    large = {
+        name: value
+        for name, value in arrays.items()
+        if device == CPU and value.nbytes >= LARGE and not value.flags.writeable
+    }
+    if not large:
+        return to_tensors(arrays, device)
+    tensors = to_tensors({n: v for n, v in arrays.items() if n not in large}, device)
+    with warnings.catch_warnings():
+        # torch cannot mark a tensor as read-only, and warns.
+        warnings.simplefilter("ignore", UserWarning)
+        tensors |= {name: torch.from_numpy(value) for name, value in large.items()}
+    return {name: tensors[name] for name in arrays}
+
+
+def check_received(client: ParameterGroups) -> None:
+    """Raise `SettingsError` if a client has changed a large received array in place."""
+    for name, tensor in client.received.items():
+        if tensor._version and tensor.device == CPU and tensor.nbytes >= LARGE:
+            raise SettingsError(
+                f"{type(client).__name__} changes self.received[{name!r}] in place, "
+                "which all clients of a process share; it must clone it first"
+            )
 
 
 def difference(after: Tensors, before: Mapping[str, Tensor]) -> Tensors:

@@ -12,12 +12,13 @@ from flwr.common import NDArray, NDArrays, Scalar
 from torch import Tensor
 
 from flwr_frl.clients.base import Client, Config, Reply
-from flwr_frl.clients.device.arrays import from_array, to_record
 from flwr_frl.clients.device.parameter_groups import (
     array_names,
+    check_received,
     check_untrained,
     initial_arrays,
 )
+from flwr_frl.memory_array import MemoryArray, memory_record, values_of
 from flwr_frl.task.messages import (
     ACKNOWLEDGED_ROUND,
     ARRAYS,
@@ -35,6 +36,8 @@ from flwr_frl.task.messages import (
     SERVER_ROUND,
     UNUSED_STATE,
 )
+from flwr_frl.task.npy import is_finite
+from flwr_frl.task.records import fill
 from flwr_frl.task.settings import SettingsError, require
 
 # File names contain the round with eight digits.
@@ -115,8 +118,11 @@ def check_config(record: ConfigRecord) -> Config:
     config = dict(record)
     for name, value in config.items():
         permits, allowed = RULES.get(name, ANYTHING)
-        require(permits(value), f"the server's {name}", value, allowed)
+        if not permits(value):
+            require(False, f"the server's {name}", value, allowed)
     for names in SAME_LENGTH:
+        if config.keys().isdisjoint(names):
+            continue
         lengths = [len(cast(list[Any], config[n])) for n in names if n in config]
         if lengths and (len(set(lengths)) > 1 or len(lengths) < len(names)):
             raise SettingsError(
@@ -124,8 +130,9 @@ def check_config(record: ConfigRecord) -> Config:
             )
     exchanged = cast(int, config.get(EXCHANGED_ROUND, 0))
     now = cast(int, config.get(SERVER_ROUND, exchanged))
-    allowed = f"at most its {SERVER_ROUND}, {now}"
-    require(exchanged <= now, f"the server's {EXCHANGED_ROUND}", exchanged, allowed)
+    if exchanged > now:
+        allowed = f"at most its {SERVER_ROUND}, {now}"
+        require(False, f"the server's {EXCHANGED_ROUND}", exchanged, allowed)
     return ServerConfig(config)
 
 
@@ -138,7 +145,7 @@ def read_array(
     in its kind of dtype or, with ``same_shape``, in its shape.
     """
     try:
-        values = from_array(array)
+        values = values_of(array)
     # The bytes are untrusted, so any exception is possible.
     except Exception as error:
         reason = " ".join(str(error).split())[:100]
@@ -146,7 +153,9 @@ def read_array(
             f"array {name!r} of the message cannot be read: {reason}"
         ) from None
     wanted = str(like.dtype).removeprefix("torch.")
-    if values.dtype.kind != np.dtype(wanted).kind or not values.dtype.isnative:
+    if values.dtype.name == wanted and values.dtype.isnative:
+        pass
+    elif values.dtype.kind != np.dtype(wanted).kind or not values.dtype.isnative:
         raise SettingsError(
             f"array {name!r} of the message is of {values.dtype}, not {wanted}"
         )
@@ -155,7 +164,9 @@ def read_array(
             f"array {name!r} of the message is of shape {values.shape}; this client's "
             f"model has {tuple(like.shape)}"
         )
-    if not np.isfinite(values).all():
+    # Of one process, all clients receive the same object, which is checked once.
+    finite = isinstance(array, MemoryArray) and array.all_finite
+    if not finite and not is_finite(values):
         raise SettingsError(f"array {name!r} of the message is not finite")
     return values
 
@@ -173,7 +184,7 @@ def unpack(message: Message, client: Client) -> NDArrays:
         for name, array in record.items()
     }
     expected = initial_arrays(client, client.shared)
-    if sorted(received) != sorted(expected):
+    if received.keys() != expected.keys():
         sides = {
             "are in no group that it shares": received.keys() - expected.keys(),
             "are missing": expected.keys() - received.keys(),
@@ -203,7 +214,10 @@ def pack(message: Message, client: Client, reply: Reply, config: Config) -> Reco
     round.
     """
     values, num_examples, metrics = reply
-    arrays = dict(zip(array_names(client, client.sent), values, strict=True))
+    copied = {id(value) for value in client.copied}
+    # Other arrays of third-party code may be parts of the model, which changes.
+    owned = [v if id(v) in copied else np.array(v, order="C") for v in values]
+    arrays = dict(zip(array_names(client, client.sent), owned, strict=True))
     records = RecordDict()
     for key, record in message.content.items():
         if not isinstance(record, ArrayRecord):
@@ -214,10 +228,10 @@ def pack(message: Message, client: Client, reply: Reply, config: Config) -> Reco
             if n in arrays
         }
         if packed or not record or key == ARRAYS:
-            records[key] = to_record(packed)
+            records[key] = memory_record(packed)
     if arrays:
         rest = records.setdefault(ARRAYS, ArrayRecord())
-        cast(ArrayRecord, rest).update(to_record(arrays))
+        cast(ArrayRecord, rest).update(memory_record(arrays))
     if SERVER_ROUND in config:
         # The server rejects replies to another round.
         metrics = {**metrics, SERVER_ROUND: config[SERVER_ROUND]}
@@ -239,14 +253,16 @@ def checked(client: Client, reply: object) -> Reply:
     need(is_reply, f"a {type(reply).__name__}", allowed)
     values, num_examples, metrics = cast(Reply, reply)
     names = array_names(client, client.sent)
-    text = f"{len(names)}, those of {', '.join(names)}"
-    need(len(values) == len(names), f"{len(values)} arrays", text)
+    if len(values) != len(names):
+        text = f"{len(names)}, those of {', '.join(names)}"
+        need(False, f"{len(values)} arrays", text)
     for name, value in zip(names, values, strict=True):
-        returned = f"a {type(value).__name__} for {name!r}"
-        need(isinstance(value, np.ndarray), returned, "a NumPy array")
+        if not isinstance(value, np.ndarray):
+            need(False, f"a {type(value).__name__} for {name!r}", "a NumPy array")
     for name, metric in metrics.items():
-        number = isinstance(metric, bool | int | float | np.number)
-        need(number, f"the metric {name!r} as {metric!r}", "a number")
+        if not isinstance(metric, bool | int | float | np.number):
+            need(False, f"the metric {name!r} as {metric!r}", "a number")
+    check_received(client)
     # Without `receive`, the model is another client's of this process.
     if client.received or not client.shared:
         check_untrained(client, client.model)
@@ -273,7 +289,10 @@ def pack_metrics(
     """
     numbers = {name: float(cast(float, value)) for name, value in metrics.items()}
     records = RecordDict() if records is None else records
-    records[METRICS] = MetricRecord({NUM_EXAMPLES: num_examples, **numbers})
+    numbers = {NUM_EXAMPLES: num_examples, **numbers}
+    # Those of third-party code may be of other types, which Flower refuses.
+    usual = type(num_examples) is int and all(type(name) is str for name in numbers)
+    records[METRICS] = fill(MetricRecord(), numbers) if usual else MetricRecord(numbers)
     if client.attachments:
         records[BYTES] = ConfigRecord(dict(client.attachments))
     if client.state.unused:

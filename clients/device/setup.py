@@ -78,8 +78,8 @@ class DeviceSettings(EvaluationSettings, ExamplePrivacy):
         CPU threads of one client.
     cohort : str, default "auto"
         Number of clients of one process that train together, with stacked models;
-        ``auto`` is up to 32 if that is faster. ``off`` trains them one by one, with
-        bitwise equal results on every backend.
+        ``auto`` is up to 128 on a CPU and up to 32 elsewhere, where that is faster.
+        ``off`` trains them one by one, with bitwise equal results on every backend.
     device : str, default "auto"
         Device to train on: ``cpu``, ``cuda`` (the first GPU), ``cuda:1``, ``mps``.
         ``auto`` is the first CUDA GPU if there is one, else the CPU. A device may
@@ -98,8 +98,9 @@ class DeviceSettings(EvaluationSettings, ExamplePrivacy):
         return max((count + multiple // 2) // multiple, min(count, 1)) * multiple
 
 
-# Largest cohort with `auto`.
-AUTO = 32
+# Largest cohort with `auto`, in general and where the clients' models are in the memory
+# of a CPU.
+AUTO, AUTO_ON_CPU = 32, 128
 
 
 def cohort_size(text: str) -> int:
@@ -240,6 +241,25 @@ class Setup(NamedTuple):
         return settings.in_round(int(config[SERVER_ROUND]), rounds)
 
 
+class _Pairs(tuple[tuple[str, Setting], ...]):
+    """Pairs whose hash is computed once."""
+
+    _hash: int | None = None
+
+    def __hash__(self) -> int:
+        if self._hash is None:
+            self._hash = super().__hash__()
+        return self._hash
+
+
+class FrozenConfig(dict[str, Any]):
+    """A run config that does not change, whose many pairs are hashed once."""
+
+    def __init__(self, config: UserConfig) -> None:
+        super().__init__(config)
+        self.pairs = _Pairs(config.items())
+
+
 def client_setup(
     context: Context, run_config: UserConfig | None, strict: bool = True
 ) -> Setup:
@@ -261,7 +281,8 @@ def client_setup(
         If a name is unknown or a value is out of range.
     """
     run = context.run_config if run_config is None else run_config
-    kind, setup = _setup_of_run(tuple(run.items()), strict)
+    pairs = run.pairs if isinstance(run, FrozenConfig) else tuple(run.items())
+    kind, setup = _setup_of_run(pairs, strict)
     if "partition-id" in context.node_config:
         partition_id(context.node_config)
     unread(context.node_config, kind)

@@ -14,7 +14,6 @@ from flwr.app import ArrayRecord, Context, RecordDict
 from flwr.common import log
 from safetensors import SafetensorError
 
-from flwr_frl.clients.device.arrays import from_array, to_record
 from flwr_frl.clients.device.state_file import (
     COUNTER,
     OF_A_RUN,
@@ -28,6 +27,7 @@ from flwr_frl.clients.device.state_file import (
     usable,
     versions_in,
 )
+from flwr_frl.memory_array import memory_record, values_of
 from flwr_frl.task.files import (
     ACCOUNT_FILE,
     PRIVATE,
@@ -37,6 +37,7 @@ from flwr_frl.task.files import (
     write_atomically,
 )
 from flwr_frl.task.messages import KEPT_CHECKPOINT, KEPT_ROUNDS
+from flwr_frl.task.npy import is_finite
 from flwr_frl.task.records import fill
 from flwr_frl.task.training import TrainingDivergedError
 
@@ -177,7 +178,7 @@ class PersonalState:
             if isinstance(record, StoredArrays):
                 arrays = record.arrays()
             elif isinstance(record, ArrayRecord):
-                arrays = {name: from_array(array) for name, array in record.items()}
+                arrays = {name: values_of(array) for name, array in record.items()}
             else:
                 arrays = self._read(version.path, shapes)
             if arrays is not None:
@@ -234,8 +235,9 @@ class PersonalState:
             If a value is not finite.
         """
         # safetensors copies memory as it is, and convolutions are channels-last.
-        kept = {name: np.asarray(value, order="C") for name, value in arrays.items()}
-        if not all(np.isfinite(value).all() for value in kept.values()):
+        # It also changes the arrays in place, which the state must not follow.
+        kept = {name: np.array(value, order="C") for name, value in arrays.items()}
+        if not all(map(is_finite, kept.values())):
             raise TrainingDivergedError(
                 f"the state of round {round_} is not finite; that of round "
                 f"{self.round} stays"
@@ -247,7 +249,7 @@ class PersonalState:
         in_memory = {self.round, round_}
         if self._directory == NOWHERE:
             in_memory.add(max(self._rounds, default=0))
-        replace_versions(self._records, round_, to_record(kept), in_memory)
+        replace_versions(self._records, round_, memory_record(kept), in_memory)
 
     def _write(self, arrays: Arrays, round_: int) -> None:
         """Write a version to disk, and then delete those that no server can need."""

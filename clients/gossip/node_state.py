@@ -8,11 +8,11 @@ import torch
 from flwr.app import RecordDict
 from torch import Tensor
 
-from flwr_frl.clients.device.arrays import from_array, to_record
 from flwr_frl.clients.device.parameter_groups import Arrays, Tensors, to_numpy
 from flwr_frl.clients.device.state import PREFIX, StoredArrays
 from flwr_frl.clients.gossip.flat import FlatParameters
 from flwr_frl.clients.gossip.relayed import LARGEST_ENTRY
+from flwr_frl.memory_array import memory_record, values_of
 
 
 @dataclass(frozen=True)
@@ -76,7 +76,7 @@ class NodeRecord(StoredArrays):
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Serialise as a plain record."""
-        return to_record, (self.arrays(),)
+        return memory_record, (self.arrays(),)
 
 
 def gather(
@@ -117,7 +117,7 @@ def gather(
         if isinstance(record, NodeRecord):
             rows.setdefault(id(record.__dict__["matrices"]), []).append(i)
         else:
-            arrays = {name: from_array(array) for name, array in record.items()}
+            arrays = {name: values_of(array) for name, array in record.items()}
             _put(
                 matrices, i, {n: torch.from_numpy(a.copy()) for n, a in arrays.items()}
             )

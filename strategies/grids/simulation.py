@@ -37,8 +37,8 @@ def answer(
     messages: Sequence[Message],
     contexts: Sequence[Context],
     tracebacks: dict[str, str],
-) -> list[Message]:
-    """Answer messages like a node: an exception becomes an error reply.
+) -> Iterator[Message]:
+    """Yield the replies to messages, as nodes do: an exception becomes an error reply.
 
     ``contexts``, one for each message's node, are changed in place. ``tracebacks``
     receives the traceback of each exception by its reason, except for a `SettingsError`
@@ -60,8 +60,8 @@ def answer(
     # flwr-frl's app can train clients together.
     together = getattr(app, "together", None)
     if together:
-        return together(works, messages, contexts)
-    return [work() for work in works]
+        return iter(together(works, messages, contexts))
+    return (work() for work in works)
 
 
 class Contexts(MutableMapping[int, Context]):
@@ -126,10 +126,12 @@ class InlineGrid(Grid):
         Number of virtual nodes; node i + 1 has the partition id i.
     run_config : UserConfig, optional
         The clients' run config.
+
     """
 
-    # No outages, and no clients that connect later.
-    in_process = True
+    # on_demand: clients train while their replies are iterated over. in_process: no
+    # outages, and no clients that connect later.
+    on_demand, in_process = False, True
     run = Run.create_empty(run_id=1)
 
     def __init__(
@@ -184,12 +186,18 @@ class InlineGrid(Grid):
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
         """Answer messages, one after the other."""
         taken = [self._pending.pop(i) for i in message_ids if i in self._pending]
-        contexts = self._contexts_of(taken)
+        return self._answers(taken) if self.on_demand else list(self._answers(taken))
+
+    def _answers(self, messages: list[Message]) -> Iterator[Message]:
+        contexts = self._contexts_of(messages)
         tracebacks: dict[str, str] = {}
-        replies = answer(self._app, taken, contexts, tracebacks)
-        self._hold(contexts, taken)
-        self._show(tracebacks)
-        return replies
+        replies = answer(self._app, messages, contexts, tracebacks)
+        for message, context in zip(messages, contexts, strict=True):
+            reply = next(replies)
+            if context.state:
+                self.contexts[message.metadata.dst_node_id] = context
+            self._show(tracebacks)
+            yield reply
 
     def contexts_with_state(self) -> list[Context]:
         """Return the contexts whose state is not empty, in the order of the nodes."""
@@ -207,12 +215,6 @@ class InlineGrid(Grid):
         # Messages to one node share its context.
         found = {node: look_up(node) for node in dict.fromkeys(nodes)}
         return [found[node] for node in nodes]
-
-    def _hold(self, contexts: list[Context], messages: list[Message]) -> None:
-        """Hold the contexts of nodes that have a state now."""
-        for context, message in zip(contexts, messages, strict=True):
-            if context.state:
-                self.contexts[message.metadata.dst_node_id] = context
 
     def send_and_receive(
         self, messages: Iterable[Message], *, timeout: float | None = None
@@ -384,7 +386,7 @@ class _Worker:
     ) -> tuple[list[Message], list[Context], dict[str, str]]:
         tracebacks: dict[str, str] = {}
         former = [_content(context.state) for context in contexts]
-        replies = answer(app, messages, contexts, tracebacks)
+        replies = list(answer(app, messages, contexts, tracebacks))
         # Send changed states only: an evaluation changes none.
         pairs = zip(contexts, former, strict=True)
         changed = [c for c, before in pairs if _content(c.state) != before]

@@ -9,11 +9,14 @@ import numpy as np
 from flwr.app import ArrayRecord, Message, MetricRecord, RecordDict
 from flwr.common import log
 from flwr.serverapp.strategy import FedAvg as FlowerFedAvg
+from flwr.serverapp.strategy import Strategy
 
+from flwr_frl.memory_array import memory_record, values_of
 from flwr_frl.strategies.server.aggregation import (
     CENTERED_CLIP,
     CENTRED,
     Reply,
+    RunningMean,
     Sent,
     bucketed,
     capped,
@@ -31,10 +34,8 @@ from flwr_frl.strategies.server.replies import (
     as_float32,
     check_metrics,
     check_weight,
-    decode,
     is_finite,
     single_metrics,
-    to_record,
 )
 from flwr_frl.strategies.server.round_ledger import RoundLedger
 from flwr_frl.strategies.traits import Algorithm, StrategySettings, takes
@@ -49,7 +50,13 @@ BUCKETS = 0xB0C4
 LAST_CHANGE = "last-change"
 
 
-class Averaging(Algorithm, FlowerFedAvg, supports_client_dp=True, asynchronous=True):
+class Averaging(
+    Algorithm,
+    FlowerFedAvg,
+    supports_client_dp=True,
+    asynchronous=True,
+    needs_only_mean=True,
+):
     """The part of a strategy that checks replies to training and combines them.
 
     Parameters
@@ -112,6 +119,9 @@ class Averaging(Algorithm, FlowerFedAvg, supports_client_dp=True, asynchronous=T
         self.evaluation = Evaluation(*evaluated, weighted_by_key)
         byzantine = settings.byzantine_fraction * max(1, settings.bucket_size)
         self._rule = make_rule(settings.aggregation, byzantine, settings.clip_norm)
+        # The mean of the replies so far, if they are averaged as they arrive.
+        self._running: RunningMean | None = None
+        self._custom_metrics = train_metrics_aggr_fn is not None
         # Settings that the last `aggregate` has used, and those that were warned of.
         self._used, self._warned = set[str](), set[str]()
 
@@ -152,10 +162,15 @@ class Averaging(Algorithm, FlowerFedAvg, supports_client_dp=True, asynchronous=T
             and ``bytes-up``; ``epsilon`` and ``delta`` with noise.
         """
         pending = self.training = self.pending
-        valid = pending.close(replies, self.check_train_reply)
+        use = None
+        # Of a list, all replies are in memory anyway.
+        if not isinstance(replies, Sequence) and averages_on_arrival(self):
+            self._running, use = RunningMean(), self._average
+        valid = pending.close(replies, self.check_train_reply, use)
         self.ledger.note_unused(pending.unused)
         metrics = {"clients": len(valid), **pending.counts()}
         arrays = self._aggregate_checked(server_round, valid) if valid else None
+        self._running = None
         if arrays is not None:
             metrics |= self.train_metrics(valid)
             metrics |= self._train_metrics(valid)
@@ -165,6 +180,13 @@ class Averaging(Algorithm, FlowerFedAvg, supports_client_dp=True, asynchronous=T
         if self.privacy:
             metrics |= self.privacy.spent()
         return arrays, single_metrics(metrics)
+
+    def _average(self, reply: Message) -> None:
+        """Add a valid reply to the running mean, and free its arrays."""
+        if self._running is not None:
+            with np.errstate(over="ignore", invalid="ignore"):
+                self._running.add(*self.weights([reply]), self.arrays(reply))
+        self.pending.forget_arrays(reply, self.arrayrecord_key)
 
     def train_metrics(self, replies: list[Message]) -> dict[str, float]:
         """Return metrics of at least one valid reply to training: ``train-loss``."""
@@ -188,7 +210,7 @@ class Averaging(Algorithm, FlowerFedAvg, supports_client_dp=True, asynchronous=T
             return None
         sent = self.pending.sent if self.traits.fixed_shapes else None
         check_like_sent(arrays, sent, f"{type(self).__name__}.aggregate")
-        if not is_finite({name: array.numpy() for name, array in arrays.items()}):
+        if not is_finite({name: values_of(array) for name, array in arrays.items()}):
             log(WARNING, "round %d is not finite; the old arrays stay", server_round)
             return None
         return arrays
@@ -206,7 +228,7 @@ class Averaging(Algorithm, FlowerFedAvg, supports_client_dp=True, asynchronous=T
             Valid replies, at least one, in the order of the clients' names.
         """
         arrays = self.mean(replies)
-        return None if arrays is None else to_record(arrays)
+        return None if arrays is None else memory_record(arrays)
 
     def mean(self, replies: list[Message]) -> Arrays | None:
         """Return the aggregate of replies by ``aggregation``; None if weights are 0.
@@ -214,6 +236,9 @@ class Averaging(Algorithm, FlowerFedAvg, supports_client_dp=True, asynchronous=T
         It is their mean by default, weighted by ``weighting``; a private one with
         ``server-dp-noise``.
         """
+        if self._running is not None:
+            self._used |= {"aggregation", "weighting"}
+            return self._running.result()
         decoded = [partial(self.arrays, reply) for reply in replies]
         if self.privacy:
             self._used |= {"aggregation", "weighting"}
@@ -289,10 +314,7 @@ class Averaging(Algorithm, FlowerFedAvg, supports_client_dp=True, asynchronous=T
     def _centre(self) -> Arrays:
         """Return the arrays from which replies differ by the clients' changes."""
         sent = self.pending.expected[self.arrayrecord_key]
-        # Views, not copies: asynchronous rounds keep them until the last reply to them.
-        arrays = self._as_kept(
-            {name: decode(array, array) for name, array in sent.items()}
-        )
+        arrays = self._as_kept({name: values_of(array) for name, array in sent.items()})
         if self.traits.replies_are_changes:
             return {name: np.zeros_like(array) for name, array in arrays.items()}
         return arrays
@@ -314,6 +336,19 @@ class Averaging(Algorithm, FlowerFedAvg, supports_client_dp=True, asynchronous=T
                 self._warned.add(name)
                 text = "%s=%s does nothing: %s.aggregate does not call %s"
                 log(WARNING, text, name, value, type(self).__name__, calls)
+
+
+def averages_on_arrival(strategy: Strategy) -> bool:
+    """Return whether a strategy needs the arrays of a reply for a mean only."""
+    return (
+        isinstance(strategy, Averaging)
+        and strategy.traits.needs_only_mean
+        and (own := strategy.settings).aggregation == "mean"
+        and (own.weighting == "uniform" or own.largest_share == 1)
+        and not (strategy.privacy or strategy._custom_metrics)
+        # Others may combine replies of several rounds.
+        and type(strategy.participation) is Participation
+    )
 
 
 def _metrics_by(

@@ -12,6 +12,7 @@ from flwr.app import ArrayRecord
 from flwr.common import log
 from safetensors import SafetensorError
 
+from flwr_frl.memory_array import values_of
 from flwr_frl.strategies.server.checks import one_line
 from flwr_frl.strategies.server.replies import Arrays, to_record
 from flwr_frl.task.checkpoint import (
@@ -237,7 +238,7 @@ class Checkpoint:
             "names": list(self.arrays),
             "state-names": list(own),
         }
-        shared = {name: array.numpy() for name, array in self.arrays.items()}
+        shared = {name: values_of(array) for name, array in self.arrays.items()}
         data = pack(Content(about, shared, own))
         write_atomically(directory / name, data, mode=PRIVATE)
 

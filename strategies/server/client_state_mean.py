@@ -8,7 +8,8 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict
 from flwr.common import log
 
 from flwr_frl.strategies.base import BaseStrategy
-from flwr_frl.strategies.server.replies import is_finite, rounded_to, to_record
+from flwr_frl.strategies.server.aggregation import rounded_to
+from flwr_frl.strategies.server.replies import is_finite, to_record
 from flwr_frl.task.messages import FROM_SHARED, IN_MEAN
 from flwr_frl.task.settings import require
 
@@ -81,7 +82,7 @@ class ClientStateMean(BaseStrategy, replies_are_changes=True):
         raise NotImplementedError
 
 
-class AllClientsMean(ClientStateMean, supports_client_dp=True):
+class AllClientsMean(ClientStateMean, supports_client_dp=True, needs_only_mean=True):
     """x̄ ← x̄ + |S|/N mean Δx_i, where N clients have trained so far.
 
     A client that trains for the first time begins at x̄, so x̄ stays the plain mean of

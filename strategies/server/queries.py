@@ -8,6 +8,7 @@ from flwr.app import ArrayRecord, Message, MessageType, RecordDict
 from flwr.common import log
 from flwr.serverapp import Grid
 
+from flwr_frl.memory_array import MemoryArray
 from flwr_frl.strategies.server.checks import InvalidReplyError, one_line, several
 from flwr_frl.strategies.server.client_manager import QUERY_TIMEOUT, ClientManager
 from flwr_frl.strategies.server.replies import reply_arrays
@@ -18,6 +19,7 @@ from flwr_frl.task.messages import (
     SHARED_BYTES,
     STATISTICS,
 )
+from flwr_frl.task.npy import header, raw
 from flwr_frl.task.settings import SettingsError
 
 # Number of clients that are asked for the initial model at first.
@@ -100,5 +102,11 @@ def _digest(record: ArrayRecord) -> str:
     digest = hashlib.sha256()
     for name, array in record.items():
         digest.update(repr((name, array.dtype, tuple(array.shape))).encode())
-        digest.update(array.data)
+        if isinstance(array, MemoryArray):
+            # The same bytes, which are not written for it.
+            values = array.values
+            digest.update(header(values.shape, values.dtype))
+            digest.update(raw(values))
+        else:
+            digest.update(array.data)
     return digest.hexdigest()

@@ -10,6 +10,7 @@ import numpy.typing as npt
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.common.constant import SType
 
+from flwr_frl.memory_array import MemoryArray, memory_record, num_bytes, values_of
 from flwr_frl.strategies.server.checks import (
     LARGEST,
     InvalidReplyError,
@@ -17,7 +18,8 @@ from flwr_frl.strategies.server.checks import (
     one_line,
 )
 from flwr_frl.task.messages import BYTES, PROPERTIES, UNUSED_STATE
-from flwr_frl.task.npy import dtype_name, encode, header
+from flwr_frl.task.npy import header
+from flwr_frl.task.npy import is_finite as all_finite
 
 NDArray = npt.NDArray[np.generic]
 Arrays = dict[str, NDArray]
@@ -45,6 +47,24 @@ def decode(array: Array, like: Array) -> NDArray:
         raise InvalidReplyError(
             f"is {array.dtype}{list(array.shape)}, not {like.dtype}{list(shape)}"
         )
+    if isinstance(array, MemoryArray):
+        values, finite = array.values, array.all_finite
+        if values.shape != shape or values.dtype != dtype:
+            raise InvalidReplyError(f"holds {values.dtype}{list(values.shape)}")
+    else:
+        values = _parsed(array, shape, dtype)
+        finite = all_finite(values)
+    if not finite:
+        raise InvalidReplyError("has values that are not finite")
+    if dtype == np.float64 and values.size and np.abs(values).max() > LARGEST:
+        raise InvalidReplyError(f"has values above {LARGEST:.2g}")
+    return values
+
+
+def _parsed(
+    array: Array, shape: tuple[int, ...], dtype: np.dtype[np.generic]
+) -> NDArray:
+    """Return the values in the bytes of an untrusted array."""
     size = int(np.prod(shape)) * dtype.itemsize
     if len(array.data) > size + MAX_HEADER:
         raise InvalidReplyError(f"has {len(array.data):,} bytes, not about {size:,}")
@@ -52,12 +72,7 @@ def decode(array: Array, like: Array) -> NDArray:
     if len(array.data) - start != size:
         raise InvalidReplyError(f"has {len(array.data) - start} bytes of data")
     values = np.frombuffer(array.data, dtype, offset=start)
-    values = values.reshape(shape, order="F" if fortran else "C")
-    if not np.isfinite(values).all():
-        raise InvalidReplyError("has values that are not finite")
-    if dtype == np.float64 and values.size and np.abs(values).max() > LARGEST:
-        raise InvalidReplyError(f"has values above {LARGEST:.2g}")
-    return values
+    return values.reshape(shape, order="F" if fortran else "C")
 
 
 def _read_header(
@@ -184,72 +199,34 @@ def unused_state(reply: Message) -> str:
     return one_line(reason) if isinstance(reason, str) else ""
 
 
-def mean(replies: Iterable[tuple[float, Mapping[str, NDArray]]]) -> Arrays | None:
-    """Return the weighted mean of arrays, summed in the given order.
-
-    Pairs of a weight, at least 0, and arrays are consumed one at a time, so that only a
-    running sum (in float64) is in memory. The mean has the dtypes of the first arrays;
-    integers are rounded. None if the weights sum to 0.
-    """
-    total = 0.0
-    sums: dict[str, npt.NDArray[np.float64]] = {}
-    dtypes: dict[str, np.dtype[np.generic]] = {}
-    for weight, arrays in replies:
-        total += weight
-        for name, value in arrays.items():
-            scaled = np.multiply(value, weight, dtype=np.float64)
-            if name in sums:
-                sums[name] += scaled
-            else:
-                sums[name], dtypes[name] = scaled, value.dtype
-    if total == 0:
-        return None
-    means: Arrays = {}
-    for name, value in sums.items():
-        value /= total
-        means[name] = rounded_to(dtypes[name], value)
-    return means
-
-
-def rounded_to(
-    dtype: np.dtype[Any], values: npt.NDArray[np.float64]
-) -> npt.NDArray[Any]:
-    """Return float64 numbers in another dtype, rounded for integers."""
-    whole = np.issubdtype(dtype, np.integer)
-    # Arrays without dimensions stay arrays.
-    return np.asarray(np.rint(values) if whole else values).astype(dtype)
-
-
 def is_finite(arrays: Mapping[str, NDArray]) -> bool:
     """Return whether all values are finite in float32."""
-    return all(
-        # NaN compares as False.
-        value.size == 0 or bool(np.abs(value).max() <= LARGEST)
-        for value in arrays.values()
-    )
+    return all(map(_is_finite_in_float32, arrays.values()))
+
+
+def _is_finite_in_float32(values: NDArray) -> bool:
+    if values.dtype == np.float32:
+        return all_finite(values)
+    # NaN compares as False.
+    return values.size == 0 or bool(np.abs(values).max() <= LARGEST)
 
 
 def to_record(arrays: Mapping[str, NDArray]) -> ArrayRecord:
-    """Return arrays as an ArrayRecord, equal to ``Array(value)`` of each."""
-    record = ArrayRecord()
-    # From a dictionary Flower would make each Array twice.
-    for name, v in arrays.items():
-        record[name] = Array(dtype_name(v.dtype), v.shape, SType.NUMPY, encode(v))
-    return record
+    """Return copies of arrays as an ArrayRecord, equal to ``Array(value)`` of each."""
+    return memory_record({n: np.array(v, order="C") for n, v in arrays.items()})
 
 
 def as_float16(arrays: ArrayRecord) -> ArrayRecord:
     """Return float32 arrays as float16, for sending; others unchanged."""
     limit = np.finfo(np.float16)
-    return ArrayRecord(
-        {
+    record = ArrayRecord()
+    for name, array in arrays.items():
+        if array.dtype == "float32":
             # The largest number rather than infinity.
-            n: Array(np.asarray(np.clip(a.numpy(), limit.min, limit.max), np.float16))
-            if a.dtype == "float32"
-            else a
-            for n, a in arrays.items()
-        }
-    )
+            values = np.clip(values_of(array), limit.min, limit.max)
+            array = MemoryArray(np.asarray(values, np.float16))
+        record[name] = array
+    return record
 
 
 def as_float32(arrays: Arrays) -> Arrays:
@@ -260,14 +237,21 @@ def as_float32(arrays: Arrays) -> Arrays:
     }
 
 
-def count_bytes(message: Message) -> int:
+def count_bytes(message: Message, known: dict[int, int] | None = None) -> int:
     """Return the bytes of a message's content: serialised arrays, values and names.
 
-    Flower's envelope is not counted.
+    Flower's envelope is not counted. ``known`` has the bytes of records by their id,
+    for several messages that share records; it is extended.
     """
     if not message.has_content():
         return 0
-    return sum(len(key) + record_bytes(r) for key, r in message.content.items())
+    total, known = 0, {} if known is None else known
+    for key, record in message.content.items():
+        size = known.get(id(record))
+        if size is None:
+            size = known[id(record)] = record_bytes(record)
+        total += len(key) + size
+    return total
 
 
 def largest_reply(expected: float) -> float:
@@ -279,7 +263,7 @@ def record_bytes(record: RecordType) -> int:
     """Return the bytes of a record: serialised arrays, values and names."""
     # Flower's own count fails on empty strings and lists.
     if isinstance(record, ArrayRecord):
-        return sum(len(name) + len(array.data) for name, array in record.items())
+        return sum(len(name) + num_bytes(array) for name, array in record.items())
     total = 0
     for name, value in record.items():
         total += len(name)

@@ -1,12 +1,12 @@
 """Run the rounds: train, evaluate, report, write checkpoints."""
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from logging import ERROR, INFO, WARNING
 from typing import Annotated, Any
 
-from flwr.app import ArrayRecord, ConfigRecord
+from flwr.app import ArrayRecord, ConfigRecord, Message
 from flwr.common import log
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Strategy
@@ -16,6 +16,7 @@ from flwr_frl.strategies.grids.simulated_arrivals import SimulatedArrivals
 from flwr_frl.strategies.report.report import Report
 from flwr_frl.strategies.report.results import best_round
 from flwr_frl.strategies.report.watch import Watch
+from flwr_frl.strategies.server.averaging import averages_on_arrival
 from flwr_frl.strategies.server.checkpoint import Checkpoint
 from flwr_frl.strategies.server.checks import several
 from flwr_frl.task.checkpoint import BEST_FILE
@@ -178,7 +179,7 @@ def run_rounds(
     """
     for server_round in rounds:
         messages = strategy.configure_train(server_round, arrays, ConfigRecord(), grid)
-        replies = grid.send_and_receive(messages, timeout=timeout)
+        replies = _on_demand(strategy, grid, messages, timeout)
         aggregated, trained = strategy.aggregate_train(server_round, replies)
         metrics: dict[str, Any] = dict(trained or {})
         if aggregated is not None:
@@ -196,6 +197,19 @@ def run_rounds(
         if after_round is not None and after_round(server_round, arrays, metrics):
             break
     return arrays
+
+
+def _on_demand(
+    strategy: Strategy, grid: Grid, messages: Iterable[Message], timeout: float
+) -> Iterable[Message]:
+    """Return the replies; in one process, clients train while these are averaged."""
+    if not hasattr(grid, "on_demand"):
+        return grid.send_and_receive(messages, timeout=timeout)
+    grid.on_demand = averages_on_arrival(strategy)
+    try:
+        return grid.send_and_receive(messages, timeout=timeout)
+    finally:
+        grid.on_demand = False
 
 
 def evaluate(

@@ -62,7 +62,8 @@ class SplitModel(nn.Module):
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
         """Move or convert the tensors. Buffers are replaced, so drop `tensors`."""
-        self.__dict__.pop("tensors", None)
+        for cached in ("tensors", "structure"):
+            self.__dict__.pop(cached, None)
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
         return self
 
@@ -76,6 +77,28 @@ class SplitModel(nn.Module):
             ]
         )
         return {name: named[name] for name in self.state_dict() if name in named}
+
+    @cached_property
+    def structure(self) -> "Structure":
+        """Modules, parameters and buffers, which torch would look for in every call."""
+        buffers = dict(self.named_buffers())
+        hidden = {n: b for n, b in buffers.items() if n not in self.tensors}
+        modules = list(self.modules())
+        return Structure(
+            modules,
+            dict(self.named_parameters()),
+            frozenset(hidden),
+            sum(t.numel() for t in (*self.tensors.values(), *hidden.values())),
+            any(type(m).train is not nn.Module.train for m in modules),
+            {
+                part: frozenset(map(id, (*module.modules(), *module.parameters())))
+                for part, module in (
+                    ("representation", self.representation),
+                    ("head", self.head),
+                    ("all", self),
+                )
+            },
+        )
 
     @cached_property
     def kind(self) -> Hashable:
@@ -103,9 +126,7 @@ class SplitModel(nn.Module):
     @property
     def is_large(self) -> bool:
         """True if, on a CPU, several such models are never faster together."""
-        hidden = [b for n, b in self.named_buffers() if n not in self.tensors]
-        tensors = [*self.tensors.values(), *hidden]
-        return sum(tensor.numel() for tensor in tensors) > LARGE
+        return self.structure.num_values > LARGE
 
     def observed(self, inputs: Callable[[], Tensor]) -> "Observed":
         """Return the side effects of a forward pass in training mode, made once.
@@ -130,8 +151,8 @@ class SplitModel(nn.Module):
         since for several models torch computes a wrong gradient of the padding, and
         shortens the rows of copies.
         """
-        hooked = any(m._forward_hooks or m._forward_pre_hooks for m in self.modules())
-        hidden = {name for name, _ in self.named_buffers()} - self.tensors.keys()
+        modules, hidden = self.structure.modules, self.structure.hidden_buffers
+        hooked = any(m._forward_hooks or m._forward_pre_hooks for m in modules)
         observed = self.observed(inputs)
         return not (hooked or hidden or observed.random_parts or observed.embeds)
 
@@ -296,6 +317,33 @@ def on_trial(model: nn.Module) -> Iterator[None]:
                 module.training = training
             for buffer, value in buffers:
                 buffer.copy_(value)
+
+
+class Structure(NamedTuple):
+    """What a model consists of.
+
+    Parameters
+    ----------
+    modules : list of nn.Module
+        All modules.
+    parameters : dict of str to nn.Parameter
+        All parameters by name; a shared one has its first name only.
+    hidden_buffers : frozenset of str
+        Buffers outside of the state dict.
+    num_values : int
+        Number of values of all tensors.
+    has_own_train : bool
+        True if a module overrides ``train``.
+    members : dict of str to frozenset of int
+        Ids of the modules and parameters of each part.
+    """
+
+    modules: list[nn.Module]
+    parameters: dict[str, nn.Parameter]
+    hidden_buffers: frozenset[str]
+    num_values: int
+    has_own_train: bool
+    members: dict[str, frozenset[int]]
 
 
 class Observed(NamedTuple):

@@ -1,7 +1,7 @@
 """Local training: the optimiser, the loop, clients trained together, privacy."""
 
 from flwr_frl.task.training.calls import GradientCall, TrainCall, features_of
-from flwr_frl.task.training.cohort import scratch_model, together
+from flwr_frl.task.training.cohort import each_together, scratch_model, together
 from flwr_frl.task.training.local_training import evaluate, gradient, train
 from flwr_frl.task.training.sgd import (
     SGD,
@@ -29,6 +29,7 @@ __all__ = [
     "TrainCall",
     "TrainerSettings",
     "TrainingDivergedError",
+    "each_together",
     "evaluate",
     "features_of",
     "freeze",

@@ -192,14 +192,18 @@ def freeze(model: SplitModel, part: Part) -> nn.Module:
     part : {"head", "representation", "all"}
         The part to train.
     """
-    module = model.part(part)
-    model.requires_grad_(False)
-    module.requires_grad_(True)
-    model.train()
-    for frozen in model.modules():
-        if isinstance(frozen, _NormBase) and frozen not in set(module.modules()):
-            frozen.eval()
-    return module
+    structure = model.structure
+    members = structure.members[part]
+    for parameter in structure.parameters.values():
+        parameter.requires_grad_(id(parameter) in members)
+    if structure.has_own_train:
+        model.train()
+    for module in structure.modules:
+        if isinstance(module, _NormBase) and id(module) not in members:
+            module.eval()
+        elif not (module.training or structure.has_own_train):
+            module.training = True
+    return model.part(part)
 
 
 def loop(

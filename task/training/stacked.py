@@ -287,7 +287,7 @@ class StackedSGD:
         self.state = stacked([model.tensors for model in models])
         self.trained = {
             name: self.state[name]
-            for name, parameter in models[0].named_parameters()
+            for name, parameter in models[0].structure.parameters.items()
             if parameter.requires_grad
         }
         self.adam, momentum = None, self.trained

@@ -1,10 +1,10 @@
 """What is averaged: by hand, and the same to the last bit in any order."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import numpy as np
 import pytest
-from flwr.app import Context, Message, MessageType
+from flwr.app import ConfigRecord, Context, Message, MessageType
 from function_clients import (
     START,
     averaging,
@@ -16,8 +16,10 @@ from function_clients import (
 )
 
 from flwr_frl.strategies import FedAvg
+from flwr_frl.strategies.server import pending_round
+from flwr_frl.strategies.server.averaging import averages_on_arrival
 from flwr_frl.strategies.server.evaluation import mean_metrics
-from flwr_frl.strategies.server.replies import check_metrics
+from flwr_frl.strategies.server.replies import check_metrics, to_record
 
 
 def test_uniform_mean_by_hand():
@@ -82,6 +84,80 @@ def test_the_order_of_arrival_does_not_change_a_bit(weighting):
     sums = [arrays["x"].data for arrays, _ in results]
     assert sums[0] == sums[1] == sums[2]
     assert len({metrics["train-loss"] for _, metrics in results}) == 1
+
+
+def as_they_arrive(replies: list) -> Iterator:
+    """Yield replies; the arrays of all but the invalid one must be gone by the next."""
+    former: list[Message] = []
+    for reply in replies:
+        assert sum("arrays" in message.content for message in former) <= 1
+        former.append(reply)
+        yield reply
+
+
+@pytest.mark.parametrize("weighting", ["uniform", "examples"])
+def test_a_mean_of_replies_as_they_arrive_equals_that_of_a_list(weighting, monkeypatch):
+    monkeypatch.setattr(pending_round, "CHUNK_BYTES", 0)
+
+    def noisy(message: Message, context: Context) -> Message:
+        if message.metadata.message_type != MessageType.TRAIN:
+            return honest(message, context)
+        i = partition_of(context)
+        values = np.random.default_rng(i).standard_normal((300, 300))
+        if i == 2:
+            values[0, 0] = np.nan
+        arrays = {"x": values.astype(np.float32), "n": np.array(i)}
+        return reply_with(message, arrays, num_examples=i + 3, train_loss=1 / 3)
+
+    start = {"x": np.zeros((300, 300), np.float32), "n": np.array(0)}
+    (listed, about), (arrived, same) = [
+        train_once(averaging(weighting=weighting), grid_of(7, noisy), start, order)
+        for order in (list, as_they_arrive)
+    ]
+    assert about == same
+    assert about["rejected"] == 1
+    assert {n: a.data for n, a in listed.items()} == {
+        n: a.data for n, a in arrived.items()
+    }
+    # In another order the first replies wait for those before them.
+    late, _ = train_once(
+        averaging(weighting=weighting),
+        grid_of(7, noisy),
+        start,
+        lambda replies: iter(shuffled(3)(replies)),
+    )
+    assert late == listed
+
+
+def test_a_strategy_that_uses_replies_keeps_their_arrays():
+    class Largest(FedAvg):
+        def aggregate(self, server_round, replies):
+            arrays = [self.arrays(reply) for reply in replies]
+            return to_record({n: np.max([a[n] for a in arrays], 0) for n in arrays[0]})
+
+    assert averages_on_arrival(FedAvg())
+    assert not averages_on_arrival(Largest())
+    assert not averages_on_arrival(FedAvg(aggregation="median"))
+    assert not averages_on_arrival(FedAvg(weighting="examples", largest_share=0.5))
+    arrays, _ = train_once(Largest(fraction_train=1.0), grid_of(3), order=iter)
+    assert arrays is not None
+
+
+def test_clients_train_when_their_replies_are_asked_for():
+    trained = []
+
+    def counting(message: Message, context: Context) -> Message:
+        if message.metadata.message_type == MessageType.TRAIN:
+            trained.append(partition_of(context))
+        return honest(message, context)
+
+    grid, strategy = grid_of(3, counting), averaging()
+    messages = strategy.configure_train(1, to_record(START), ConfigRecord(), grid)
+    grid.on_demand = True
+    replies = iter(grid.send_and_receive(messages))
+    assert trained == []
+    next(replies)
+    assert trained == [0]
 
 
 def test_node_ids_do_not_change_a_bit():

@@ -1,0 +1,75 @@
+"""Users' models with convolutions in channels-last format."""
+
+import pytest
+import torch
+from torch import nn
+
+from flwr_frl.task import ExampleSet, ExampleTask, SplitModel, train
+from flwr_frl.task.models.memory_format import has_dense_convolutions
+from flwr_frl.task.training import SGD
+
+
+class Viewing(nn.Module):
+    """Flattens with ``view``, which needs contiguous features."""
+
+    def forward(self, x):
+        return x.view(len(x), -1)
+
+
+def convolutional(flatten: nn.Module, groups: int = 1) -> SplitModel:
+    layers = nn.Conv2d(2, 4, 3), nn.ReLU(), nn.Conv2d(4, 4, 3, groups=groups), flatten
+    return SplitModel(nn.Sequential(*layers), nn.Linear(4 * 4 * 4, 3))
+
+
+def task_of(model, *shape: int) -> ExampleTask:
+    inputs = torch.randn(6, *shape, generator=torch.Generator().manual_seed(0))
+    sets = [ExampleSet(inputs, torch.tensor([0, 1, 2, 0, 1, 2]))]
+    return ExampleTask(model, sets, sets, classes=("a", "b", "c"), seed=1)
+
+
+def is_channels_last(model: SplitModel) -> bool:
+    weights = [m.weight for m in model.modules() if isinstance(m, nn.Conv2d)]
+    return all(w.is_contiguous(memory_format=torch.channels_last) for w in weights)
+
+
+def test_dense_convolutions_become_channels_last_with_the_same_values():
+    model = task_of(lambda: convolutional(nn.Flatten()), 2, 8, 8).initial_model()
+    assert is_channels_last(model)
+    with torch.random.fork_rng():
+        torch.manual_seed(1)
+        expected = convolutional(nn.Flatten()).state_dict()
+    for name, value in model.state_dict().items():
+        assert torch.equal(value, expected[name])
+
+
+@pytest.mark.parametrize(
+    "make",
+    [lambda: convolutional(Viewing()), lambda: convolutional(nn.Flatten(), groups=2)],
+    ids=["that needs contiguous features", "with groups"],
+)
+def test_a_model_stays_as_it_is(make):
+    task = task_of(make, 2, 8, 8)
+    assert not is_channels_last(task.initial_model())
+    task.check(0)
+
+
+def test_models_without_convolutions_stay_as_they_are():
+    def model():
+        return SplitModel(nn.Sequential(nn.Flatten(), nn.Linear(128, 4)), nn.ReLU())
+
+    task = task_of(model, 2, 8, 8)
+    assert not has_dense_convolutions(task.initial_model())
+    assert task._decided == {"channels-last": False}
+
+
+def test_training_ends_where_the_contiguous_model_ends():
+    task = task_of(lambda: convolutional(nn.Flatten()), 2, 8, 8)
+    examples = task.train_examples(0)
+    ends = []
+    for model in (task.initial_model(), task._initial_model()):
+        torch.manual_seed(5)
+        loss = nn.functional.cross_entropy
+        train(model, "all", examples, loss, 3, SGD(learning_rate=0.1, batch_size=2))
+        ends.append(model.state_dict())
+    for name, value in ends[0].items():
+        torch.testing.assert_close(value, ends[1][name], rtol=1e-4, atol=1e-6)
