@@ -160,8 +160,8 @@ class Table:
             rows.append([method, *self._cells(jobs, runs)])
         body = (
             f"{self.clients} clients, the products of two collections of customer "
-            f"reviews, with {ROWS} sentences each, {TEST_FRACTION * 100:g} % of them for "
-            f"testing; three classes. The model is the first {LAYERS} layers of a "
+            f"reviews, with {ROWS} sentences each, {TEST_FRACTION * 100:g} % of them "
+            f"for testing; three classes. The model is the first {LAYERS} layers of a "
             "MiniLM and a linear head. The embeddings and all but the last "
             f"{LAYERS - FROZEN} of the layers are frozen in all rows, and all layers "
             "for a head only. All clients train in each of "
