@@ -74,7 +74,9 @@ class FlatParameters:
 
     def views(self, matrix: Tensor) -> list[Tensor]:
         """Return views of a vector or matrix, shape (..., d), as the parameters."""
-        pairs = zip(torch.split(matrix, self.sizes, -1), self._gradients, strict=True)
+        pairs = zip(
+            torch.split(matrix, list(self.sizes), -1), self._gradients, strict=True
+        )
         return [_shaped(entries, parameter) for entries, (parameter, _) in pairs]
 
     def attach(self) -> None:

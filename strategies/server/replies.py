@@ -2,7 +2,7 @@
 
 import io
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, cast
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -269,10 +269,11 @@ def record_bytes(record: RecordType) -> int:
         total += len(name)
         if isinstance(value, list):
             # All entries of a list have the same type.
-            is_long = bool(value) and isinstance(value[0], str | bytes)
-            is_flag = bool(value) and isinstance(value[0], bool)
-            size = 1 if is_flag else 8
-            total += sum(map(len, value)) if is_long else size * len(value)
+            if value and isinstance(value[0], str | bytes):
+                total += sum(map(len, cast(list[str], value)))
+            else:
+                is_flag = bool(value) and isinstance(value[0], bool)
+                total += len(value) if is_flag else 8 * len(value)
         elif isinstance(value, str | bytes):
             total += len(value)
         else:
