@@ -18,11 +18,11 @@ from flwr.serverapp.strategy import Result
 from flwr_frl.strategies.algorithms import build_strategy
 from flwr_frl.strategies.base import BaseStrategy
 from flwr_frl.strategies.grids.asynchronous import RealWork, asynchronous_grid
-from flwr_frl.strategies.server.aggregation import rounded_to
 from flwr_frl.strategies.server.participation import Participation
 from flwr_frl.strategies.server.replies import (
     Arrays,
     count_bytes,
+    rounded_to,
     to_record,
 )
 from flwr_frl.strategies.traits import Algorithm
