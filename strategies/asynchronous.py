@@ -14,9 +14,8 @@ from flwr.serverapp import Grid
 from flwr_frl.memory_array import memory_record
 from flwr_frl.strategies.base import BaseStrategy
 from flwr_frl.strategies.grids.asynchronous import RealWork, asynchronous_grid
-from flwr_frl.strategies.server.aggregation import rounded_to
 from flwr_frl.strategies.server.participation import Participation
-from flwr_frl.strategies.server.replies import Arrays, count_bytes
+from flwr_frl.strategies.server.replies import Arrays, count_bytes, rounded_to
 from flwr_frl.task.messages import SERVER_ROUND
 from flwr_frl.task.settings import SettingsError, require
 

@@ -8,8 +8,7 @@ import numpy.typing as npt
 from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, RecordDict
 
 from flwr_frl.strategies.base import BaseStrategy
-from flwr_frl.strategies.server.aggregation import mean
-from flwr_frl.strategies.server.replies import Arrays, NDArray, to_record
+from flwr_frl.strategies.server.replies import Arrays, NDArray, mean, to_record
 from flwr_frl.task.settings import Choice, Range, validate
 
 Matrix = npt.NDArray[np.float64]

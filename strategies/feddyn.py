@@ -9,9 +9,8 @@ from flwr.app import ArrayRecord, ConfigRecord, Message
 from flwr.common import log
 from flwr.serverapp import Grid
 
-from flwr_frl.strategies.server.aggregation import rounded_to
 from flwr_frl.strategies.server.client_state_mean import ClientStateMean
-from flwr_frl.strategies.server.replies import Arrays, is_finite, to_record
+from flwr_frl.strategies.server.replies import Arrays, is_finite, rounded_to, to_record
 from flwr_frl.task.messages import PROXIMAL_WEIGHT
 from flwr_frl.task.settings import Range, require, validate
 

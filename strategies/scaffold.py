@@ -8,9 +8,8 @@ from flwr.app import ArrayRecord, Message
 from flwr.common import log
 from flwr.serverapp import Grid
 
-from flwr_frl.strategies.server.aggregation import rounded_to
 from flwr_frl.strategies.server.client_state_mean import ClientStateMean
-from flwr_frl.strategies.server.replies import is_finite, to_record
+from flwr_frl.strategies.server.replies import is_finite, rounded_to, to_record
 from flwr_frl.task.messages import CONTROL, NUM_EXAMPLES
 from flwr_frl.task.settings import Range, require, validate
 

@@ -220,26 +220,21 @@ class _CheckedGroups:
     groups: frozenset[tuple[type, Groups, Groups, Groups]] = frozenset()
 
 
-class _PartArrays:
+class _PartArrays(dict[tuple[int, Groups], tuple[Task, Tensors]]):
     """Initial arrays of the parts of models, which all clients of a task share."""
-
-    def __init__(self) -> None:
-        self._of: dict[tuple[int, Groups], tuple[Task, Tensors]] = {}
 
     def of(self, task: Task, groups: Groups) -> Tensors:
         """Return the arrays of some parts."""
-        key = id(task), groups
-        if key not in self._of:
-            # Newcomers have tasks of their own.
-            if len(self._of) >= 64:
-                self._of.clear()
+        if (key := (id(task), groups)) not in self:
+            if len(self) >= 64:  # Newcomers have tasks of their own.
+                self.clear()
             named = task.initial_state.items()
             # The task is kept, so that its id stays its own.
-            self._of[key] = (
+            self[key] = (
                 task,
                 {n: t for n, t in named if n.split(".")[0] + "." in groups},
             )
-        return self._of[key][1]
+        return self[key][1]
 
 
 def array_names(client: ParameterGroups, groups: Groups) -> list[str]:

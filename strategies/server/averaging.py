@@ -16,7 +16,6 @@ from flwr_frl.strategies.server.aggregation import (
     CENTERED_CLIP,
     CENTRED,
     Reply,
-    RunningMean,
     Sent,
     bucketed,
     capped,
@@ -30,6 +29,7 @@ from flwr_frl.strategies.server.pending_round import PendingRound
 from flwr_frl.strategies.server.privacy import client_privacy
 from flwr_frl.strategies.server.replies import (
     Arrays,
+    RunningMean,
     as_float16,
     as_float32,
     check_metrics,

@@ -8,8 +8,7 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict
 from flwr.common import log
 
 from flwr_frl.strategies.base import BaseStrategy
-from flwr_frl.strategies.server.aggregation import rounded_to
-from flwr_frl.strategies.server.replies import is_finite, to_record
+from flwr_frl.strategies.server.replies import is_finite, rounded_to, to_record
 from flwr_frl.task.messages import FROM_SHARED, IN_MEAN
 from flwr_frl.task.settings import require
 

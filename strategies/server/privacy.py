@@ -16,8 +16,8 @@ import numpy as np
 from flwr.app import ArrayRecord
 from flwr.common import log
 
-from flwr_frl.strategies.server.aggregation import Reply, Sent, norm, rounded_to
-from flwr_frl.strategies.server.replies import Arrays
+from flwr_frl.strategies.server.aggregation import Reply, Sent, norm
+from flwr_frl.strategies.server.replies import Arrays, rounded_to
 from flwr_frl.task.files import PRIVATE, write_atomically
 from flwr_frl.task.settings import SettingsError, need, require, require_all_of_noise
 

@@ -28,6 +28,8 @@ RecordType = ArrayRecord | MetricRecord | ConfigRecord
 # Limit of a reply's size: a multiple of the expected bytes, plus an allowance for
 # headers, names, metrics and attachments.
 REPLY_FACTOR, REPLY_ALLOWANCE = 2, 2**24
+# Numbers of an array that are scaled at a time: they stay in the cache.
+CHUNK = 2**16
 # Upper bound of an .npy header.
 MAX_HEADER = 4096
 
@@ -197,6 +199,93 @@ def unused_state(reply: Message) -> str:
     record = reply.content.get(PROPERTIES)
     reason = record.get(UNUSED_STATE, "") if isinstance(record, ConfigRecord) else ""
     return one_line(reason) if isinstance(reason, str) else ""
+
+
+class RunningMean:
+    """The weighted mean of arrays that are added one after the other.
+
+    Only the sums are in memory, in float64.
+    """
+
+    def __init__(self) -> None:
+        self._total = 0.0
+        self._sums: dict[str, npt.NDArray[np.float64]] = {}
+        self._dtypes: dict[str, np.dtype[np.generic]] = {}
+
+    def add(self, weight: float, arrays: Mapping[str, NDArray]) -> None:
+        """Add arrays with a weight, at least 0."""
+        self._total += weight
+        for name, value in arrays.items():
+            if name not in self._sums:
+                # Arrays without dimensions stay arrays.
+                scaled = np.asarray(np.multiply(value, weight, dtype=np.float64))
+                self._sums[name], self._dtypes[name] = scaled, value.dtype
+            elif weight == 1:
+                self._sums[name] += value
+            else:
+                add_scaled(self._sums[name], value, weight)
+
+    def result(self) -> Arrays | None:
+        """Return the mean, once; None if the weights sum to 0.
+
+        It has the dtypes of the first arrays; integers are rounded.
+        """
+        if self._total == 0:
+            return None
+        means: Arrays = {}
+        for name in list(self._sums):
+            means[name] = divided(self._sums.pop(name), self._total, self._dtypes[name])
+        return means
+
+
+def add_scaled(total: npt.NDArray[np.float64], value: NDArray, weight: float) -> None:
+    """Add a multiple of an array to a float64 array in place, without a large copy."""
+    if value.size <= CHUNK or not (
+        total.flags.c_contiguous and value.flags.c_contiguous
+    ):
+        total += np.multiply(value, weight, dtype=np.float64)
+        return
+    sums, values, scaled = total.reshape(-1), value.reshape(-1), np.empty(CHUNK)
+    for start in range(0, len(sums), CHUNK):
+        part = values[start : start + CHUNK]
+        out = scaled[: len(part)]
+        np.multiply(part, weight, out=out, dtype=np.float64)
+        sums[start : start + CHUNK] += out
+
+
+def mean(replies: Iterable[tuple[float, Mapping[str, NDArray]]]) -> Arrays | None:
+    """Return the weighted mean of arrays, summed in the given order.
+
+    Pairs of a weight, at least 0, and arrays are consumed one at a time, so that only a
+    running sum (in float64) is in memory. The mean has the dtypes of the first arrays;
+    integers are rounded. None if the weights sum to 0.
+    """
+    running = RunningMean()
+    for weight, arrays in replies:
+        running.add(weight, arrays)
+    return running.result()
+
+
+def divided(
+    total: npt.NDArray[np.float64], number: float, dtype: np.dtype[Any]
+) -> NDArray:
+    """Return the quotient in another dtype, rounded for integers."""
+    if np.issubdtype(dtype, np.floating):
+        # The quotient is float64 as well, but no array holds all of it.
+        quotient = np.empty(total.shape, dtype)
+        return np.divide(
+            total, number, out=quotient, dtype=np.float64, casting="same_kind"
+        )
+    return rounded_to(dtype, total / number)
+
+
+def rounded_to(
+    dtype: np.dtype[Any], values: npt.NDArray[np.float64]
+) -> npt.NDArray[Any]:
+    """Return float64 numbers in another dtype, rounded for integers."""
+    whole = np.issubdtype(dtype, np.integer)
+    # Arrays without dimensions stay arrays.
+    return np.asarray(np.rint(values) if whole else values).astype(dtype)
 
 
 def is_finite(arrays: Mapping[str, NDArray]) -> bool:

@@ -91,7 +91,7 @@ class SplitModel(nn.Module):
             sum(t.numel() for t in (*self.tensors.values(), *hidden.values())),
             any(type(m).train is not nn.Module.train for m in modules),
             {
-                part: frozenset(map(id, (*module.modules(), *module.parameters())))
+                part: frozenset([*module.modules(), *module.parameters()])
                 for part, module in (
                     ("representation", self.representation),
                     ("head", self.head),
@@ -334,8 +334,8 @@ class Structure(NamedTuple):
         Number of values of all tensors.
     has_own_train : bool
         True if a module overrides ``train``.
-    members : dict of str to frozenset of int
-        Ids of the modules and parameters of each part.
+    members : dict of str to frozenset
+        Modules and parameters of each part. A copy of the model has those of the copy.
     """
 
     modules: list[nn.Module]
@@ -343,7 +343,7 @@ class Structure(NamedTuple):
     hidden_buffers: frozenset[str]
     num_values: int
     has_own_train: bool
-    members: dict[str, frozenset[int]]
+    members: dict[str, frozenset[nn.Module | nn.Parameter]]
 
 
 class Observed(NamedTuple):

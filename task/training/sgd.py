@@ -195,11 +195,11 @@ def freeze(model: SplitModel, part: Part) -> nn.Module:
     structure = model.structure
     members = structure.members[part]
     for parameter in structure.parameters.values():
-        parameter.requires_grad_(id(parameter) in members)
+        parameter.requires_grad_(parameter in members)
     if structure.has_own_train:
         model.train()
     for module in structure.modules:
-        if isinstance(module, _NormBase) and id(module) not in members:
+        if isinstance(module, _NormBase) and module not in members:
             module.eval()
         elif not (module.training or structure.has_own_train):
             module.training = True

@@ -14,13 +14,13 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from flwr_frl.strategies.server.aggregation import mean
 from flwr_frl.strategies.server.checks import InvalidReplyError
 from flwr_frl.strategies.server.replies import (
     check_arrays,
     check_metrics,
     count_bytes,
     decode,
+    mean,
     reply_arrays,
     single_metrics,
     to_record,

@@ -64,6 +64,20 @@ def same_bits(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> bool:
 # Steps worked by hand
 
 
+def test_a_copy_of_a_frozen_model_is_frozen_alike():
+    normed = nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3))
+    model = SplitModel(normed, nn.Linear(3, 2))
+    freeze(model, "head")
+    other = copy.deepcopy(model)
+    freeze(other, "representation")
+    trained = {name for name, p in other.named_parameters() if p.requires_grad}
+    assert trained == {n for n in trained if n.startswith("representation.")}
+    assert len(trained) == 4
+    assert other.representation[1].training
+    freeze(other, "head")
+    assert not other.representation[1].training
+
+
 def test_two_steps_by_hand():
     # f(x) = w (b x), one example x = 2, y = 10, b = 1, w = 3; loss (w b x - y)².
     # Only w trains, with rate 0.1, momentum 0.5, weight decay 0.1.
