@@ -154,7 +154,7 @@ class Averaging(Algorithm, FlowerFedAvg, supports_client_dp=True, asynchronous=T
         pending = self.training = self.pending
         valid = pending.close(replies, self.check_train_reply)
         self.ledger.note_unused(pending.unused)
-        metrics = {"clients": len(valid), **pending.counts()}
+        metrics: dict[str, Any] = {"clients": len(valid), **pending.counts()}
         arrays = self._aggregate_checked(server_round, valid) if valid else None
         if arrays is not None:
             metrics |= self.train_metrics(valid)
