@@ -148,17 +148,16 @@ def _draw(
     It is plotted by round, or by the mean simulated time of each round.
     """
     rounds, means, deviations = curve(runs, metric)
+    across: list[float] = [*rounds]
     if by_clock:
         times = dict(zip(*curve(runs, CLOCK)[:2], strict=True))
-        if not rounds or not times.keys() >= set(rounds):
-            return
-        rounds = [times[n] for n in rounds]
-    if not rounds:
+        across = [times[n] for n in rounds if n in times]
+    if not rounds or len(across) < len(rounds):
         return
-    (line,) = axes.plot(rounds, means, label=name, marker=".", ms=3, **style)
+    (line,) = axes.plot(across, means, label=name, marker=".", ms=3, **style)
     if len(runs) > 1:
         low, high = np.subtract(means, deviations), np.add(means, deviations)
-        axes.fill_between(rounds, low, high, color=line.get_color(), alpha=SHADE, lw=0)
+        axes.fill_between(across, low, high, color=line.get_color(), alpha=SHADE, lw=0)
 
 
 def curve(

@@ -168,7 +168,7 @@ class Averaging(
             self._running, use = RunningMean(), self._average
         valid = pending.close(replies, self.check_train_reply, use)
         self.ledger.note_unused(pending.unused)
-        metrics = {"clients": len(valid), **pending.counts()}
+        metrics: dict[str, Any] = {"clients": len(valid), **pending.counts()}
         arrays = self._aggregate_checked(server_round, valid) if valid else None
         self._running = None
         if arrays is not None:
