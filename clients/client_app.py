@@ -19,6 +19,7 @@ from flwr.clientapp.typing import Mod
 from flwr.common import log
 
 from flwr_frl.clients.base import Arrays, Client, Config, Evaluation
+from flwr_frl.clients.device.optimizers import OptimizerStates, keeps_optimizers
 from flwr_frl.clients.device.parameter_groups import array_names
 from flwr_frl.clients.device.records import (
     check_config,
@@ -137,7 +138,10 @@ def make_app(
     def train(message: Message, context: Context) -> Message:
         setup, client, config = open_message(message, context)
         client.settings = setup.in_round(client.settings, config)
+        if keeps_optimizers(client.settings):
+            client._optimizers = OptimizerStates(client.settings.optimizer_)
         result = client.fit(unpack(message, client), config)
+        client.save_optimizers(config)
         arrays, n, metrics = checked(client, result)
         reply = arrays, setup.device.rounded(n), metrics
         return Message(pack(message, client, reply, config), reply_to=message)
@@ -166,7 +170,8 @@ def make_app(
             properties |= client.get_properties(config)
             for count in properties.keys() & {NUM_EXAMPLES, NUM_TEST_EXAMPLES}:
                 properties[count] = setup.device.rounded(cast(int, properties[count]))
-            if RUN in config and client.personal:
+            keeps = bool(client.personal) or keeps_optimizers(client.settings)
+            if RUN in config and keeps:
                 properties |= cast(Config, client.state.kept())
             refusal = config.get(REFUSAL)
             if "partition-id" in context.node_config:
