@@ -67,6 +67,8 @@ class Traits:
     fixed_shapes : bool, default True
         True if ``aggregate`` returns arrays with the names, shapes and dtypes of the
         arrays that were sent.
+    needs_arrays : tuple of str, default ()
+        Names of arrays beside the model that the initial arrays must contain.
     """
 
     client: str = ""
@@ -81,6 +83,7 @@ class Traits:
     replies_are_changes: bool = False
     asynchronous: bool = True
     fixed_shapes: bool = True
+    needs_arrays: tuple[str, ...] = ()
 
 
 # Names of earlier releases that a subclass may still define, and their replacements.
