@@ -52,6 +52,7 @@ from flwr_frl.task.messages import (
     NUM_TEST_EXAMPLES,
     PROPERTIES,
     REFUSAL,
+    REGISTERED_NAME,
     RUN,
     STATISTICS,
 )
@@ -83,6 +84,7 @@ class App(ClientApp):
     def __call__(self, message: Message, context: Context) -> Message:
         """Answer a message; running out of memory raises a one-line error."""
         begin_run(self.command)
+        context = named(context, message)
         try:
             return super().__call__(message, context)
         except RuntimeError as error:
@@ -98,6 +100,21 @@ class App(ClientApp):
         if self.size <= 1:
             return [work() for work in works]
         return together(works, self.size, only_if_faster=self.cohort == "auto")
+
+
+def named(context: Context, message: Message) -> Context:
+    """Return the context, with the registered name of a node that has no other name."""
+    node, record = context.node_config, message.content.get(CONFIG)
+    if "client-name" in node or "partition-id" in node or record is None:
+        return context
+    config = check_config(cast(ConfigRecord, record))
+    if REGISTERED_NAME not in config:
+        return context
+    node = {**node, "client-name": cast(str, config[REGISTERED_NAME])}
+    # The state is the same object, which Flower keeps.
+    return Context(
+        context.run_id, context.node_id, node, context.state, context.run_config
+    )
 
 
 def make_app(

@@ -191,7 +191,7 @@ class BaseStrategy(Averaging):
         server_round = int(cast(int, config[SERVER_ROUND]))
         saves = self.settings.checkpoint_every > 0
         run = self.ledger.config(self.name_of(node), server_round, saves)
-        record = ConfigRecord({**run, **config})
+        record = ConfigRecord({**self.clients.registered.config(node), **run, **config})
         return RecordDict({self.arrayrecord_key: arrays, self.configrecord_key: record})
 
     def open_round(
