@@ -24,6 +24,7 @@ from flwr_frl.task.settings import (
     resolve,
 )
 from flwr_frl.task.tasks import task_maker
+from flwr_frl.task.training.trainer import RENEWED
 
 
 @run_cache(maxsize=None)
@@ -129,10 +130,14 @@ def check_countable(settings: Settings) -> None:
 
 
 def check_optimizer(settings: Settings) -> None:
-    """Raise `SettingsError` if the client requires the steps of plain SGD."""
-    if not client_class(settings).traits.assumes_sgd:
+    """Raise `SettingsError` if the client cannot use the settings of the optimiser."""
+    traits, algorithm = client_class(settings).traits, str(settings["algorithm"])
+    state = settings.get("optimizer-state", RENEWED)
+    by_train = traits.supports_example_dp and not traits.assumes_sgd
+    allowed = f"{RENEWED} with {algorithm!r}, which makes training steps of its own"
+    require(by_train or state == RENEWED, "optimizer-state", state, allowed)
+    if not traits.assumes_sgd:
         return
-    algorithm = str(settings["algorithm"])
     for name in ("optimizer", "max-gradient-norm"):
         default, value = defaults()[name], settings.get(name, defaults()[name])
         allowed = f"{default} with {algorithm!r}, whose equations assume steps of SGD"

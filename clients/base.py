@@ -275,7 +275,9 @@ class Client(ParameterGroups, NumPyClient):
             near = Proximal(self._proximal_weight, self.received)
             regularizer = near if regularizer is None else _Sum(regularizer, near)
         loss, sgd = self.training_loss, self.settings
-        call = self.model, part, examples, loss, epochs, sgd, regularizer, correction
+        state = self._optimizers.of_next_call() if self._optimizers else None
+        terms = regularizer, correction, state
+        call = self.model, part, examples, loss, epochs, sgd, *terms
         if self._private:
             return self._private.train(TrainCall(*call))
         return train(*call)

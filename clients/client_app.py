@@ -19,6 +19,7 @@ from flwr.clientapp.typing import Mod
 from flwr.common import log
 
 from flwr_frl.clients.base import Arrays, Client, Config, Evaluation
+from flwr_frl.clients.device.optimizers import OptimizerStates, keeps_optimizers
 from flwr_frl.clients.device.parameter_groups import array_names
 from flwr_frl.clients.device.records import (
     check_config,
@@ -54,6 +55,7 @@ from flwr_frl.task.messages import (
     NUM_TEST_EXAMPLES,
     PROPERTIES,
     REFUSAL,
+    REGISTERED_NAME,
     RUN,
     STATISTICS,
 )
@@ -86,6 +88,7 @@ class App(ClientApp):
     def __call__(self, message: Message, context: Context) -> Message:
         """Answer a message; running out of memory raises a one-line error."""
         begin_run(self.command)
+        context = named(context, message)
         try:
             return super().__call__(message, context)
         except RuntimeError as error:
@@ -151,6 +154,21 @@ class App(ClientApp):
         return answers
 
 
+def named(context: Context, message: Message) -> Context:
+    """Return the context, with the registered name of a node that has no other name."""
+    node, record = context.node_config, message.content.get(CONFIG)
+    if "client-name" in node or "partition-id" in node or record is None:
+        return context
+    config = check_config(cast(ConfigRecord, record))
+    if REGISTERED_NAME not in config:
+        return context
+    node = {**node, "client-name": cast(str, config[REGISTERED_NAME])}
+    # The state is the same object, which Flower keeps.
+    return Context(
+        context.run_id, context.node_id, node, context.state, context.run_config
+    )
+
+
 def make_app(
     run_config: UserConfig | None = None, mods: Sequence[Mod] = ()
 ) -> ClientApp:
@@ -190,7 +208,10 @@ def make_app(
     def train(message: Message, context: Context) -> Message:
         setup, client, config = open_message(message, context)
         client.settings = setup.in_round(client.settings, config)
+        if keeps_optimizers(client.settings):
+            client._optimizers = OptimizerStates(client.settings.optimizer_)
         result = client.fit(unpack(message, client), config)
+        client.save_optimizers(config)
         arrays, n, metrics = checked(client, result)
         reply = arrays, setup.device.rounded(n), metrics
         return Message(pack(message, client, reply, config), reply_to=message)
@@ -219,7 +240,8 @@ def make_app(
             properties |= client.get_properties(config)
             for count in properties.keys() & {NUM_EXAMPLES, NUM_TEST_EXAMPLES}:
                 properties[count] = setup.device.rounded(cast(int, properties[count]))
-            if RUN in config and client.personal:
+            keeps = bool(client.personal) or keeps_optimizers(client.settings)
+            if RUN in config and keeps:
                 properties |= cast(Config, client.state.kept())
             refusal = config.get(REFUSAL)
             if "partition-id" in context.node_config:

@@ -2,7 +2,7 @@
 
 import math
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from logging import INFO
 from typing import Any, cast
@@ -75,8 +75,10 @@ class BaseStrategy(Averaging):
         Raises
         ------
         SettingsError
-            If no client's reply counted in any round.
+            If no client's reply counted in any round, or the initial arrays lack one
+            that the algorithm needs.
         """
+        self._check_initial(kwargs.get("initial_arrays", args[0] if args else {}))
         longest = float(kwargs.get("timeout", math.inf))
         self.clients.foreign_app = True
         grid = self.adapt_grid(reliable_grid(self, grid, longest))
@@ -87,6 +89,15 @@ class BaseStrategy(Averaging):
             why = self.training.failure or self.clients.failure or "there are none"
             raise SettingsError(f"in no round did a client's reply count: {why}")
         return result
+
+    def _check_initial(self, arrays: Mapping[str, object]) -> None:
+        if missing := [n for n in self.traits.needs_arrays if n not in arrays]:
+            raise SettingsError(
+                f"initial_arrays lacks {', '.join(map(repr, missing))}, which "
+                f"{type(self).__name__} sends beside the model; pass the arrays that "
+                "initialize(grid) returns, with flwr_frl.clients.client_app:app",
+                "initial-arrays",
+            )
 
     def adapt_grid(self, grid: Grid) -> Grid:
         """Return the grid for the run; a subclass may return a decorated one.
@@ -181,7 +192,8 @@ class BaseStrategy(Averaging):
         server_round = int(cast(int, config[SERVER_ROUND]))
         saves = self.settings.checkpoint_every > 0
         run = self.ledger.config(self.name_of(node), server_round, saves)
-        record = fill(ConfigRecord(), {**run, **config})
+        own = self.clients.registered.config(node)
+        record = fill(ConfigRecord(), {**own, **run, **config})
         records = {self.arrayrecord_key: arrays, self.configrecord_key: record}
         return fill(RecordDict(), records)
 

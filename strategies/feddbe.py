@@ -16,7 +16,9 @@ from flwr_frl.task.messages import CONSENSUS, NUM_EXAMPLES, STATISTICS
 MEAN = f"{CONSENSUS}mean"
 
 
-class FedDBE(BaseStrategy, client="flwr_frl.clients.feddbe:FedDBEClient"):
+class FedDBE(
+    BaseStrategy, client="flwr_frl.clients.feddbe:FedDBEClient", needs_arrays=(MEAN,)
+):
     """Algorithm 1: average the models; the consensual mean z̄ of all features is fixed.
 
     z̄ is the mean of the clients' mean features before the first round, weighted like

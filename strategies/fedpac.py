@@ -13,7 +13,7 @@ from flwr_frl.strategies.fedproto import LARGEST_ENTRY, FedProto
 from flwr_frl.strategies.flute import HeadsOnServer
 from flwr_frl.strategies.server.checks import InvalidReplyError
 from flwr_frl.strategies.server.replies import Arrays, to_record
-from flwr_frl.task.messages import HEAD, PROTOTYPES
+from flwr_frl.task.messages import HEAD, PROTOTYPE_COUNTS, PROTOTYPES
 
 Matrix = npt.NDArray[np.float64]
 # Arrays that clients send besides the model and the prototypes.
@@ -22,7 +22,12 @@ CLASS_FEATURES, VARIANCE = "statistics.features", "statistics.variance"
 TOLERANCE = 1e-12
 
 
-class FedPAC(HeadsOnServer, FedProto, client="flwr_frl.clients.fedpac:FedPACClient"):
+class FedPAC(
+    HeadsOnServer,
+    FedProto,
+    client="flwr_frl.clients.fedpac:FedPACClient",
+    needs_arrays=(PROTOTYPES, PROTOTYPE_COUNTS),
+):
     """Algorithm 1: average representations and centroids, and combine the heads.
 
     The new head of client i is Σ_j α_ij φ_j over the heads φ_j of the round's clients.

@@ -16,7 +16,11 @@ from flwr_frl.task.messages import PROTOTYPE_COUNTS, PROTOTYPES
 LARGEST_ENTRY = 1e6
 
 
-class FedProto(BaseStrategy, client="flwr_frl.clients.fedproto:FedProtoClient"):
+class FedProto(
+    BaseStrategy,
+    client="flwr_frl.clients.fedproto:FedProtoClient",
+    needs_arrays=(PROTOTYPES, PROTOTYPE_COUNTS),
+):
     """Algorithm 1: average the prototypes of each class; models stay with the clients.
 
     C̄_j is the mean of the C_ij of the clients that have class j. With

@@ -82,6 +82,8 @@ class Traits:
     fixed_shapes : bool, default True
         True if ``aggregate`` returns arrays with the names, shapes and dtypes of the
         arrays that were sent.
+    needs_arrays : tuple of str, default ()
+        Names of arrays beside the model that the initial arrays must contain.
     """
 
     client: str = ""
@@ -97,6 +99,7 @@ class Traits:
     asynchronous: bool = True
     needs_only_mean: bool = True
     fixed_shapes: bool = True
+    needs_arrays: tuple[str, ...] = ()
 
 
 # Names of earlier releases that a subclass may still define, and their replacements.

@@ -80,6 +80,7 @@ UNUSED_STATE = "unused-state"
 # Simulated clients: the name of the client's folder, the classes of its training
 # examples, the number of examples per class, and whether it joins after training.
 OWN_NAME = "own-name"
+REGISTERED_NAME = "registered-name"
 HELD_CLASSES = "held-classes"
 CLASS_COUNTS = "class-counts"
 NEWCOMER = "newcomer"

@@ -16,6 +16,7 @@ import torch
 from flwr.common import NDArrays, Scalar
 from torch import Tensor, nn
 
+from flwr_frl.clients.device.optimizers import OptimizerStates
 from flwr_frl.clients.device.state import PersonalState
 from flwr_frl.clients.traits import Traits
 from flwr_frl.task.base import Task
@@ -63,6 +64,8 @@ class ParameterGroups:
     received: Tensors
     saved: Tensors
     _proximal_weight: float
+    # Set while `fit` runs if ``optimizer-state`` is kept.
+    _optimizers: OptimizerStates | None = None
 
     @property
     def sent(self) -> Groups:
@@ -124,7 +127,11 @@ class ParameterGroups:
         }
         personal = initial_arrays(self, self.personal)
         shapes = {name: tuple(array.shape) for name, array in personal.items()}
-        loaded = self.state.load(shapes) or {} if personal else {}
+        kept = self._optimizers
+        loaded = self.state.load(shapes) or {} if personal or kept else {}
+        if kept:
+            kept.load(to_tensors(loaded, CPU))
+        loaded = {name: a for name, a in loaded.items() if name in personal}
         # All clients of a process share the initial values: copy them.
         self.saved = {
             name: value.to(self.device, copy=True)
@@ -139,7 +146,21 @@ class ParameterGroups:
         self._check_received("saves")
         arrays = personal_arrays(self, self.personal)
         if arrays:
-            self.state.save(arrays, int(config.get(SERVER_ROUND, self.state.round + 1)))
+            self._save(arrays, config)
+
+    def save_optimizers(self, config: Mapping[str, Scalar]) -> None:
+        """Save the states of optimisers that `fit` has not saved with its version."""
+        kept = self._optimizers
+        if kept and (arrays := kept.unsaved()):
+            self.state.save(arrays, self._version(config))
+
+    def _save(self, arrays: Arrays, config: Mapping[str, Scalar]) -> None:
+        if self._optimizers:
+            arrays = self._optimizers.saved_with(arrays)
+        self.state.save(arrays, self._version(config))
+
+    def _version(self, config: Mapping[str, Scalar]) -> int:
+        return int(config.get(SERVER_ROUND, self.state.round + 1))
 
     def send(self, loss: float, arrays: Mapping[str, Tensor] | None = None) -> Reply:
         """Return the reply of `fit`.

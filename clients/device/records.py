@@ -32,6 +32,7 @@ from flwr_frl.task.messages import (
     PROPERTIES,
     PROXIMAL_WEIGHT,
     REFUSAL,
+    REGISTERED_NAME,
     RUN,
     SERVER_ROUND,
     UNUSED_STATE,
@@ -49,6 +50,10 @@ TOKEN = re.compile(r"[0-9A-Za-z_]{1,64}")
 def _is_number(value: Any, largest: float) -> bool:
     """Return whether a value is a number from 0 to the largest one, and not NaN."""
     return type(value) in (int, float) and 0 <= value <= largest
+
+
+def _is_name(value: Any) -> bool:
+    return isinstance(value, str) and value.isprintable() and 0 < len(value) <= 200
 
 
 def _is_round(value: Any) -> bool:
@@ -77,6 +82,7 @@ RULES: dict[str, Rule] = {
     SERVER_ROUND: ROUND,
     ACKNOWLEDGED_ROUND: ROUND,
     CHECKPOINT_ROUND: ROUND,
+    REGISTERED_NAME: (_is_name, "1 to 200 printable characters"),
     RUN: (
         lambda value: isinstance(value, str) and bool(TOKEN.fullmatch(value)),
         "1 to 64 letters, digits and _",

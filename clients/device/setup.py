@@ -125,8 +125,9 @@ def client_name(context: Context) -> str:
     if "partition-id" in config:
         return f"{partition_id(config):06d}"
     raise SettingsError(
-        "the node config has neither client-name nor partition-id; start the SuperNode "
-        "with --node-config 'client-name=\"NAME\"'"
+        "the node config has neither client-name nor partition-id, and the SuperNode "
+        "was not registered with a --name; start it with --node-config "
+        "'client-name=\"NAME\"'"
     )
 
 

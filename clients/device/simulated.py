@@ -10,6 +10,7 @@ from flwr.app import ConfigRecord, Context, RecordDict, UserConfig
 from flwr.common import NDArrays, log
 
 from flwr_frl.clients.base import Client, Config, Evaluation
+from flwr_frl.clients.device.optimizers import keeps_optimizers
 from flwr_frl.clients.device.setup import (
     build_client,
     client_name,
@@ -77,7 +78,8 @@ def keep(
 
 def _keep(client: Client) -> None:
     state, round_ = client.state, client.state.round
-    if client.personal and round_ and not state.path(round_).exists():
+    keeps = bool(client.personal) or keeps_optimizers(client.settings)
+    if keeps and round_ and not state.path(round_).exists():
         arrays = state.load()
         if arrays is not None and state.round == round_:
             state.save(arrays, round_)

@@ -17,6 +17,8 @@ from flwr_frl.task.files import STATE_FILE, refuse_links
 from flwr_frl.task.settings import Place, Settings, require
 
 Arrays = dict[str, npt.NDArray[np.generic]]
+# Prefix of the states of optimisers among the arrays.
+OPTIMIZER = "optimizer."
 Shapes = Mapping[str, tuple[int, ...]]
 
 # Metadata key: the number of a version among all that a client has written.
@@ -203,7 +205,9 @@ def read_checked(
         if written is not None and now not in (written, f"flwr_frl.{written}"):
             message = f"it is {what} {written}, not {now}"
             raise ForeignStateError(message, _CLASSES if name == "classes" else "")
-    for name in sorted(arrays.keys() | shapes) if shapes is not None else ():
+    # States of optimisers fit the parameters that they belong to, or are not used.
+    names = {name for name in arrays if not name.startswith(OPTIMIZER)}
+    for name in sorted(names | shapes.keys()) if shapes is not None else ():
         wanted = shapes.get(name) if shapes else None
         shape = arrays[name].shape if name in arrays else None
         if shape != wanted:

@@ -4,13 +4,16 @@ import contextlib
 import hashlib
 import logging
 import time
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from logging import INFO
 
+from flwr.app import ConfigRecord, Message, MessageType, RecordDict
 from flwr.common import log
 from flwr.serverapp import Grid
 
 from flwr_frl.strategies.server.checks import several
+from flwr_frl.task.messages import CONFIG, REGISTERED_NAME
 
 # Flower's error for an app without a query handler, such as its templates.
 ANSWERS_NO_QUERY = "No query function registered"
@@ -57,6 +60,41 @@ def without_query_errors() -> Iterator[None]:
         yield
     finally:
         logger.removeFilter(is_shown)
+
+
+class RegisteredNames:
+    """Names with which SuperNodes were registered (``flwr supernode register --name``).
+
+    A client without a name of its own takes the registered one from each message.
+    """
+
+    def __init__(self) -> None:
+        self._names: dict[int, str] = {}
+
+    def queries(
+        self, grid: Grid, nodes: Iterable[int], config: Mapping[str, str]
+    ) -> list[Message]:
+        """Read the names anew, and return a query to each node.
+
+        A name that several connected nodes have is not used.
+        """
+        get_nodes = getattr(grid, "get_nodes", None)
+        named = [node for node in (get_nodes() if get_nodes else []) if node.name]
+        count = Counter(node.name for node in named)
+        self._names = {n.node_id: n.name for n in named if count[n.name] == 1}
+        return [self.query(node, config) for node in nodes]
+
+    def config(self, node: int) -> dict[str, str]:
+        """Return the registered name for a message's config; nothing without one."""
+        return {REGISTERED_NAME: self._names[node]} if node in self._names else {}
+
+    def query(
+        self, node: int, config: Mapping[str, str], kind: str = MessageType.QUERY
+    ) -> Message:
+        """Return a query to a node; empty values of the config are left out."""
+        given = {name: value for name, value in config.items() if value}
+        about = ConfigRecord({**given, **self.config(node)})
+        return Message(RecordDict({CONFIG: about} if about else {}), node, kind)
 
 
 def keys_of(grid: Grid) -> dict[int, str]:

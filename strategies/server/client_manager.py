@@ -8,12 +8,13 @@ from dataclasses import dataclass
 from logging import INFO, WARNING
 from typing import Any
 
-from flwr.app import ConfigRecord, Message, MessageType, RecordDict
+from flwr.app import Message, MessageType
 from flwr.common import log
 from flwr.serverapp import Grid
 
 from flwr_frl.strategies.grids.nodes import (
     ANSWERS_NO_QUERY,
+    RegisteredNames,
     connected_nodes,
     keys_of,
     wait_for_change,
@@ -31,7 +32,6 @@ from flwr_frl.strategies.server.checks import (
 from flwr_frl.task.messages import (
     CLASSES_DIGEST,
     CLIENT,
-    CONFIG,
     NEWCOMER,
     OWN_NAME,
     PROPERTIES,
@@ -120,6 +120,8 @@ class ClientManager:
         True if a name belongs to the public key that first used it.
     keys : dict of str to str
         Digests of these keys, by name.
+    registered : RegisteredNames
+        Names for clients that have none of their own.
     round_timeout : float
         Seconds for queries that take clients as long as training.
     failure : str
@@ -153,7 +155,7 @@ class ClientManager:
         self.keyed = False
         self.keys: dict[str, str] = {}
         self.round_timeout = QUERY_TIMEOUT
-        self.failure = ""
+        self.failure, self.registered = "", RegisteredNames()
         self.refusal_of: Callable[[ClientInfo], str] = lambda client: ""
         self.foreign_app = self.answers_no_query = False
 
@@ -197,8 +199,7 @@ class ClientManager:
                 continue
             del known[node]
             if self._refuse(node, client.name, reason):
-                content = RecordDict({CONFIG: ConfigRecord({REFUSAL: reason})})
-                refused.append(Message(content, node, MessageType.QUERY))
+                refused.append(self.registered.query(node, {REFUSAL: reason}))
         if refused:
             grid.send_and_receive(refused, timeout=QUERY_TIMEOUT)
         trained = {n: c for n, c in known.items() if not c.is_newcomer}
@@ -243,8 +244,7 @@ class ClientManager:
         self, nodes: list[int], grid: Grid, run_token: str
     ) -> dict[int, Mapping[str, Any]]:
         """Return the properties that nodes report; none without a query handler."""
-        token = {CONFIG: ConfigRecord({RUN: run_token})} if run_token else {}
-        messages = [Message(RecordDict({**token}), n, MessageType.QUERY) for n in nodes]
+        messages = self.registered.queries(grid, nodes, {RUN: run_token})
         reported: dict[int, Mapping[str, Any]] = {}
         with without_query_errors():
             replies = list(grid.send_and_receive(messages, timeout=QUERY_TIMEOUT))

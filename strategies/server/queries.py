@@ -4,7 +4,7 @@ import hashlib
 from collections import Counter
 from logging import INFO, WARNING
 
-from flwr.app import ArrayRecord, Message, MessageType, RecordDict
+from flwr.app import ArrayRecord, MessageType
 from flwr.common import log
 from flwr.serverapp import Grid
 
@@ -38,7 +38,7 @@ def query_arrays(
     timeout = clients.round_timeout if action == STATISTICS else QUERY_TIMEOUT
     names = several([clients.name_of(node) for node in nodes])
     log(INFO, "waiting for %s to send their %s", names, action)
-    messages = [Message(RecordDict(), node, kind) for node in nodes]
+    messages = [clients.registered.query(node, {}, kind) for node in nodes]
     answers, silent = [], set(nodes)
     for reply in grid.send_and_receive(messages, timeout=timeout):
         silent.discard(reply.metadata.src_node_id)

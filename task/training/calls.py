@@ -6,6 +6,7 @@
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import cast
 
 import torch
 from torch import Tensor, nn
@@ -17,6 +18,7 @@ from flwr_frl.task.models.layers import LAYERS
 from flwr_frl.task.models.split_model import Part, SplitModel
 from flwr_frl.task.settings import is_path
 from flwr_frl.task.training.class_weights import WeightedCrossEntropy
+from flwr_frl.task.training.optimizer_state import State, read_state, set_state
 from flwr_frl.task.training.sgd import (
     SGD,
     Proximal,
@@ -85,6 +87,7 @@ class TrainCall:
     sgd: SGD
     regularizer: Regularizer | None
     correction: Mapping[str, Tensor] | None
+    state: State | None = None
 
     @cached_property
     def key(self) -> Hashable:
@@ -109,6 +112,7 @@ class TrainCall:
             self.epochs,
             self.sgd,
             self.loss,
+            self.state is None,
             structure(self.regularizer),
             structure(self.correction),
             (x.shape[1:], x.dtype, y.shape[1:], y.dtype, examples.augment),
@@ -165,6 +169,8 @@ class TrainCall:
         examples, module = self.prepared(), model.part(self.part)
         forward = nn.Identity() if self.has_features else model.representation
         optimizer = sgd.optimizer(module)
+        if self.state is not None:
+            set_state(optimizer, model, self.state)
         corrections = [
             (parameter, self.correction[name])
             for name, parameter in (model.named_parameters() if self.correction else ())
@@ -187,7 +193,10 @@ class TrainCall:
             optimizer.step()
             return value.detach()
 
-        return loop(step, examples, self.epochs, sgd)
+        mean = loop(step, examples, self.epochs, sgd)
+        if self.state is not None:
+            self.state.update(read_state(optimizer, model))
+        return mean
 
     @staticmethod
     def together(
@@ -203,6 +212,7 @@ class TrainCall:
             [torch.stack(each) for each in zip(*constants, strict=True)],
             stacked([call.correction or {} for call in calls]),
             first.sgd,
+            [call.state or {} for call in calls],
         )
         size, device = first.sgd.batch_size, examples[0].place
         epochs: PaddedBatches | SeparateBatches
@@ -223,6 +233,9 @@ class TrainCall:
             for i in (~torch.isfinite(total)).nonzero().flatten().tolist():
                 errors.setdefault(i, diverged(means[i].item(), epoch, first.sgd))
         training.write_back()
+        if first.state is not None:
+            for call, state in zip(calls, training.states(), strict=True):
+                cast(State, call.state).update(state)
         return [errors.get(i, mean) for i, mean in enumerate(means.tolist())]
 
 

@@ -16,6 +16,7 @@ from flwr_frl.task.examples import EVALUATION_BATCH, ExampleSet, are_classes
 from flwr_frl.task.models.split_model import Part, SplitModel
 from flwr_frl.task.training.calls import GradientCall, TrainCall
 from flwr_frl.task.training.cohort import make
+from flwr_frl.task.training.optimizer_state import State
 from flwr_frl.task.training.sgd import SGD, Regularizer
 from flwr_frl.task.types import Loss
 
@@ -29,6 +30,7 @@ def train(
     sgd: SGD,
     regularizer: Regularizer | None = None,
     correction: Mapping[str, Tensor] | None = None,
+    state: State | None = None,
 ) -> float:
     """Train a part of a model on a client's examples; the other part stays unchanged.
 
@@ -59,6 +61,10 @@ def train(
         any other callable a client trains alone.
     correction : mapping of str to Tensor, optional
         Added to the gradients of the parameters of these names in every step.
+    state : dict of str to Tensor, optional
+        State of the optimiser, as of `optimizer_state.read_state`, with which it
+        continues; replaced by the state after the training. By default the optimiser
+        begins anew.
 
     Returns
     -------
@@ -73,7 +79,8 @@ def train(
         If no batch has more than one example, and the model cannot train on one.
     """
     examples = examples.on(current())
-    call = TrainCall(model, part, examples, loss, epochs, sgd, regularizer, correction)
+    terms = regularizer, correction
+    call = TrainCall(model, part, examples, loss, epochs, sgd, *terms, state)
     return cast(float, make(call))
 
 

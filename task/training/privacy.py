@@ -32,6 +32,7 @@ from flwr_frl.task.settings import (
     require_all_of_noise,
 )
 from flwr_frl.task.training.calls import TrainCall, features_of
+from flwr_frl.task.training.optimizer_state import read_state, set_state
 from flwr_frl.task.training.sgd import freeze, run_epochs
 
 
@@ -168,8 +169,11 @@ def train_privately(call: TrainCall, privacy: ExamplePrivacy) -> float:
     expected = min(sgd.batch_size, len(examples))
     trained = {n: p for n, p in model.named_parameters() if p.requires_grad}
     hooks = _hooks(model)
+    plain = sgd.optimizer(module)
+    if call.state is not None:
+        set_state(plain, model, call.state)
     optimizer = _opacus("optimizers").DPOptimizer(
-        sgd.optimizer(module),
+        plain,
         noise_multiplier=privacy.dp_noise,
         max_grad_norm=privacy.dp_clip,
         expected_batch_size=expected,
@@ -213,7 +217,11 @@ def train_privately(call: TrainCall, privacy: ExamplePrivacy) -> float:
         with warnings.catch_warnings():
             # The first layer's inputs have no gradients.
             warnings.filterwarnings("ignore", "Full backward hook is firing")
-            return run_epochs(step, batches, call.epochs, sgd)
+            mean = run_epochs(step, batches, call.epochs, sgd)
+        if call.state is not None:
+            # It depends on the examples through noisy gradients only.
+            call.state.update(read_state(plain, model))
+        return mean
     finally:
         hooks.cleanup()
         # Opacus leaves this attribute behind.

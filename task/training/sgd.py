@@ -1,7 +1,7 @@
 """Building blocks of local training: hyper-parameters, optimiser, freezing, loop."""
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, MutableMapping
 from dataclasses import dataclass, replace
 from functools import cache, partial
 from logging import getLogger
@@ -21,6 +21,8 @@ from flwr_frl.task.settings import Checked, Free, Range, SettingsError
 Regularizer = Callable[[Tensor, Tensor, SplitModel], Tensor]
 # Trains on a batch's inputs and targets, and returns the batch's mean loss.
 Step = Callable[[Tensor, Tensor], Tensor]
+# torch's name of the momentum in an optimiser's state.
+MOMENTUM = "momentum_buffer"
 # torch's names for CPUs that emulate bfloat16, many times slower than float32.
 EMULATES_BFLOAT16 = ("NO AVX", "AVX2")
 log = getLogger("task")
@@ -43,7 +45,8 @@ class SGD(Checked):
     learning_rate : float, default 0.01
         Step size η.
     momentum : float, default 0.5
-        Momentum β; its buffers are reset in every call of `train`.
+        Momentum β; its buffers last for one call of `train`, unless ``optimizer-state``
+        keeps them.
     weight_decay : float, default 1e-4
         Weight decay of weights. Biases do not decay.
     batch_size : int, default 10
@@ -85,6 +88,10 @@ class Optimizer(Protocol):
     @property
     def param_groups(self) -> list[dict[str, Any]]:
         """Parameters, and settings of each group of them."""
+
+    @property
+    def state(self) -> MutableMapping[Tensor, dict[str, Any]]:
+        """State of each parameter by torch's names, such as ``momentum_buffer``."""
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Remove the gradients."""
@@ -133,7 +140,7 @@ class SGDOptimizer:
     def __init__(self, module: nn.Module, sgd: SGD) -> None:
         self.groups = parameter_groups(module, sgd)
         self.sgd = sgd
-        self.momentum: dict[Tensor, Tensor | None] = {}
+        self.state: dict[Tensor, dict[str, Any]] = {}
 
     @property
     def param_groups(self) -> list[dict[str, Any]]:
@@ -154,7 +161,8 @@ class SGDOptimizer:
                 p: _in_format_of(p, p.grad) for p in parameters if p.grad is not None
             }
             updated = list(gradients)
-            momentum = [self.momentum.get(p) for p in updated if self.sgd.momentum]
+            saved = [self.state.get(p, {}) for p in updated if self.sgd.momentum]
+            momentum = [entries.get(MOMENTUM) for entries in saved]
             torch_sgd(
                 updated,
                 list(gradients.values()),
@@ -167,7 +175,9 @@ class SGDOptimizer:
                 nesterov=False,
                 maximize=False,
             )
-            self.momentum.update(zip(updated, momentum, strict=False))
+            # Without momentum there is no state.
+            for parameter, buffer in zip(updated, momentum, strict=False):
+                self.state[parameter] = {MOMENTUM: buffer}
 
 
 def _in_format_of(parameter: Tensor, gradient: Tensor) -> Tensor:

@@ -15,7 +15,7 @@ from torch.func import functional_call, vmap
 
 from flwr_frl.task.models.layers import applied, mean_losses
 from flwr_frl.task.models.split_model import SplitModel
-from flwr_frl.task.training.sgd import SGD, Proximal
+from flwr_frl.task.training.sgd import MOMENTUM, SGD, Proximal
 from flwr_frl.task.training.stacked_adam import StackedAdam
 from flwr_frl.task.training.stacked_batches import StackedBatch
 from flwr_frl.task.training.trainer import clip_stacked
@@ -269,6 +269,8 @@ class StackedSGD:
         Stacked terms that are added to gradients.
     sgd : SGD
         The hyper-parameters.
+    states : sequence of dict of str to Tensor, optional
+        The models' states of `optimizer_state`, with which they continue.
     """
 
     def __init__(
@@ -278,6 +280,7 @@ class StackedSGD:
         constants: list[Tensor],
         correction: Tensors,
         sgd: SGD,
+        states: Sequence[Mapping[str, Tensor]] = (),
     ) -> None:
         self.models = models
         self.objective = objective
@@ -294,6 +297,26 @@ class StackedSGD:
         if sgd.optimizer_ != "sgd":
             self.adam, momentum = StackedAdam(self.trained, sgd), {}
         self.momentum = {n: torch.zeros_like(t) for n, t in momentum.items()}
+        for i, saved in enumerate(states):
+            for entry, name, tensor in self._entries():
+                value = saved.get(f"{entry}.{name}")
+                if value is not None and value.shape == tensor.shape[1:]:
+                    tensor[i] = value
+
+    def _entries(self) -> Iterator[tuple[str, str, Tensor]]:
+        """Yield each entry of the state, its parameter's name, and its tensor."""
+        plain = {MOMENTUM: self.momentum if self.sgd.momentum else {}}
+        for entry, tensors in (self.adam.state if self.adam else plain).items():
+            for name, tensor in tensors.items():
+                yield entry, name, tensor
+
+    def states(self) -> list[Tensors]:
+        """Return each model's state, as of `optimizer_state.read_state`."""
+        entries = list(self._entries())
+        return [
+            {f"{entry}.{name}": tensor[i].clone() for entry, name, tensor in entries}
+            for i in range(len(self.models))
+        ]
 
     def step(self, batch: StackedBatch) -> Tensor:
         """Make a step of the models that have a batch.

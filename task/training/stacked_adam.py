@@ -27,6 +27,11 @@ class StackedAdam:
         # A model without a batch makes no step, so each counts its own.
         self.steps = {n: t.new_zeros(len(t)) for n, t in trained.items()}
 
+    @property
+    def state(self) -> dict[str, dict[str, Tensor]]:
+        """The stacked state by torch's names and by the names of parameters."""
+        return {"exp_avg": self.mean, "exp_avg_sq": self.square, "step": self.steps}
+
     def updated(
         self, name: str, value: Tensor, gradient: Tensor, members: Tensor | None
     ) -> Tensor:

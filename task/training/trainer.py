@@ -1,7 +1,7 @@
 """Settings of local training: optimiser, clipping, learning rate over the rounds."""
 
 import inspect
-from collections.abc import Iterable
+from collections.abc import Iterable, MutableMapping
 from dataclasses import dataclass, replace
 from functools import cache
 from typing import Annotated, Any, Self, cast
@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from flwr_frl.task.settings import (
+    Choice,
     Free,
     Range,
     SettingsError,
@@ -30,6 +31,8 @@ OPTIMIZERS = {
     "adam": "torch.optim:Adam",
     "adamw": "torch.optim:AdamW",
 }
+# Values of `optimizer-state`.
+RENEWED, KEPT = "renewed", "kept"
 # Added to a norm by which gradients are divided, as in torch.
 SMALLEST_NORM = 1e-6
 
@@ -44,8 +47,14 @@ class TrainerSettings(SGD):
         Optimiser of local training: ``sgd``, ``adam``, ``adamw``, or the import path
         ``package.module:Class`` of a subclass of ``torch.optim.Optimizer``, which is
         called with the parameter groups, their ``weight_decay`` and ``lr``. Only
-        ``sgd`` has ``momentum``. An optimiser's state lasts for one phase of local
-        training and is never sent.
+        ``sgd`` has ``momentum``. An optimiser's state is never sent.
+    optimizer_state : str, default "renewed"
+        ``renewed`` for an optimiser that begins anew in each phase of local training,
+        or ``kept`` for one that continues, phase by phase, from the client's last
+        round, with its momentum or moments. The state is personal: it is saved with
+        the client's personal part, and models that are fitted for a test or by
+        newcomers begin anew. ``kept`` requires an algorithm that trains by the common
+        function only.
     max_gradient_norm : float, default 0
         Norm to which the gradient of all parameters that train together is clipped in
         each step; 0 does not clip. With ``dp-noise`` it clips the noisy gradient.
@@ -73,6 +82,7 @@ class TrainerSettings(SGD):
     optimizer_: Annotated[  # type: ignore[misc]
         str, Free("sgd, adam, adamw or an import path")
     ] = "sgd"
+    optimizer_state: Annotated[str, Choice(RENEWED, KEPT)] = RENEWED
     max_gradient_norm: Annotated[  # type: ignore[misc]
         float, Range("[0, inf)")
     ] = 0.0
@@ -168,6 +178,11 @@ class ClippedOptimizer:
     def param_groups(self) -> list[dict[str, Any]]:
         """Parameter groups of the optimiser."""
         return self.inner.param_groups
+
+    @property
+    def state(self) -> MutableMapping[Tensor, dict[str, Any]]:
+        """State of the optimiser."""
+        return self.inner.state
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Remove the gradients."""

@@ -4,20 +4,33 @@ from dataclasses import dataclass
 
 import numpy as np
 import pytest
-from flwr.app import ArrayRecord, Context, Message, MessageType
+from flwr.app import (
+    ArrayRecord,
+    ConfigRecord,
+    Context,
+    Message,
+    MessageType,
+    RecordDict,
+)
 from function_clients import averaging, grid_of, honest
 
+from flwr_frl.clients.client_app import named
+from flwr_frl.clients.device.records import check_config
+from flwr_frl.clients.device.setup import client_name
 from flwr_frl.strategies import DPSGD, FLUTE, FedAvg
 from flwr_frl.strategies.base import BaseStrategy
 from flwr_frl.strategies.grids.arrivals import RealArrivals
+from flwr_frl.strategies.grids.nodes import RegisteredNames
 from flwr_frl.strategies.grids.patient import PatientGrid
 from flwr_frl.strategies.grids.simulation import InlineGrid
+from flwr_frl.task.settings import SettingsError
 
 
 @dataclass
 class Info:
     node_id: int
     public_key: bytes
+    name: str = ""
 
 
 class Keyed(InlineGrid):
@@ -111,3 +124,59 @@ def test_without_keys_names_are_anybody_s() -> None:
     plain = keyed(FedAvg())
     assert plain.identify(grid_of(2)) == [1, 2]
     assert plain.clients.keys == {}
+
+
+# Names with which SuperNodes were registered.
+
+
+class Named(Keyed):
+    """Nodes with registered names."""
+
+    def __init__(
+        self, keys: dict[int, bytes], names: dict[int, str], registered: dict[int, str]
+    ) -> None:
+        super().__init__(keys, names)
+        self.registered = registered
+
+    def get_nodes(self):
+        return [
+            Info(n, key, self.registered.get(n, "")) for n, key in self.keys.items()
+        ]
+
+
+def test_registered_names_name_clients_without_a_name() -> None:
+    grid = Named(FIRST, NAMES, {1: "pi-1", 2: "pi-2", 3: "pi-3"})
+    configs = {2: {"client-name": "other"}, 3: {"partition-id": 4}}
+    names = []
+    for message in RegisteredNames().queries(grid, [1, 2, 3], {}):
+        node = message.metadata.dst_node_id
+        context = Context(0, node, configs.get(node, {}), RecordDict(), {})
+        assert named(context, message).state is context.state
+        names.append(client_name(named(context, message)))
+    assert names == ["pi-1", "other", "000004"]
+
+
+def test_a_name_of_two_nodes_and_no_name_are_not_sent() -> None:
+    names = RegisteredNames()
+    keys = dict.fromkeys(range(1, 5), b"")
+    grid = Named(keys, dict.fromkeys(keys, ""), {1: "pi", 2: "pi", 4: "a"})
+    queries = names.queries(grid, [1, 2, 3, 4], {"run": ""})
+    assert [bool(query.content) for query in queries] == [False, False, False, True]
+    assert names.config(4) == {"registered-name": "a"}
+    assert names.config(1) == {}
+
+
+def test_each_message_carries_the_registered_name() -> None:
+    strategy = averaging()
+    grid = Named(FIRST, NAMES, {1: "pi-1", 3: "pi-3"})
+    arrays = strategy.initialize(grid)
+    messages = strategy.configure_evaluate(1, arrays, ConfigRecord(), grid)
+    names = [m.content["config"].get("registered-name") for m in messages]
+    assert names == ["pi-1", None, "pi-3"]
+
+
+@pytest.mark.parametrize("name", ["", "a\nb", "x" * 201, 7])
+def test_an_invalid_registered_name_is_refused(name) -> None:
+    with pytest.raises(SettingsError) as caught:
+        check_config(ConfigRecord({"registered-name": name}))
+    assert caught.value.code == "settings"

@@ -1,6 +1,7 @@
 """An app of Flower's PyTorch template, in which two lines of server_app.py change."""
 
 import logging
+import re
 import sys
 import tomllib
 from collections.abc import Iterator
@@ -30,6 +31,10 @@ IMPORT = "from flwr.serverapp.strategy import FedAvg"
 STRATEGY = "FedAvg(fraction_evaluate=fraction_evaluate)"
 OURS = "from flwr_frl.strategies import {}"
 N = 4
+GUIDE = (Path(__file__).parents[2] / "docs" / "flower-app.md").read_text()
+SENTENCE = GUIDE.split("with an unchanged ClientApp: ")[1].split(",\nand ")[0]
+# Strategies that work with any ClientApp, as the guide lists them.
+LISTED = re.findall(r"`(\w+)`", SENTENCE)
 
 
 @pytest.fixture(autouse=True)
@@ -101,11 +106,13 @@ def test_fedavg_equals_flowers(arguments: str) -> None:
 @pytest.mark.parametrize(
     ("imported", "strategy"),
     [
-        ("FedRep", "FedRep(fraction_evaluate=fraction_evaluate)"),
-        ("FedProx", "FedProx(fraction_evaluate=fraction_evaluate)"),
         (
             "SRPFL, FedAvg",
             "SRPFL(FedAvg(fraction_train=1.0, fraction_evaluate=fraction_evaluate))",
+        ),
+        (
+            "SRPFL, FedRep",
+            "SRPFL(FedRep(fraction_train=1.0, fraction_evaluate=fraction_evaluate))",
         ),
         (
             "FedBuff, FedAvg",
@@ -126,6 +133,25 @@ def test_the_unchanged_client_app_trains(imported: str, strategy: str) -> None:
         )
     losses = [result.evaluate_metrics_serverapp[r]["loss"] for r in (0, rounds)]
     assert losses[1] < 0.9 * losses[0]
+
+
+@pytest.mark.parametrize("name", LISTED)
+def test_a_listed_strategy_averages_whole_models_as_fedavg(name: str) -> None:
+    arguments = "fraction_train=1.0, fraction_evaluate=fraction_evaluate"
+    ours = run(OURS.format(name), f"{name}({arguments})")
+    theirs = run(OURS.format("FedAvg"), f"FedAvg({arguments})")
+    for array, expected in zip(
+        weights(ours).values(), weights(theirs).values(), strict=True
+    ):
+        np.testing.assert_allclose(array, expected, rtol=1e-5, atol=1e-6)
+    assert ours.train_metrics_clientapp[1]["rejected"] == 0
+
+
+@pytest.mark.parametrize("name", ["FedProto", "FedDBE", "FedPAC"])
+def test_missing_arrays_beside_the_model_are_named(name: str) -> None:
+    with pytest.raises(SettingsError) as caught:
+        run(OURS.format(name), f"{name}()")
+    assert caught.value.code == "initial-arrays"
 
 
 @pytest.mark.parametrize(

@@ -100,6 +100,9 @@ def test_one_that_leaves_before_round_1_does_not_end_the_run(tmp_path):
             # Two are for the initial arrays and for who is there.
             return list(range(1, 21 if self.looks <= 2 else 20))
 
+        def get_nodes(self):
+            return []
+
     given = {"algorithm": "fedavg", "output": str(tmp_path), "num-server-rounds": 1}
     # Of 20 clients one trains; of 19 it is none.
     settings = resolve({**given, "fraction-train": 0.05})
@@ -155,6 +158,10 @@ class Coming(InlineGrid):
 
     def get_node_ids(self) -> list[int]:
         return sorted(self.looks.pop(0) if len(self.looks) > 1 else self.looks[0])
+
+    def get_nodes(self) -> list[object]:
+        # Not a look; none has a registered name.
+        return []
 
     def forgive(self) -> None:
         self.forgiven += 1

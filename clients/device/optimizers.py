@@ -1,0 +1,70 @@
+"""Keep the states of a client's optimisers between rounds (`optimizer-state`)."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from torch import Tensor
+
+from flwr_frl.clients.device.state_file import OPTIMIZER, Arrays
+from flwr_frl.task.training.optimizer_state import State
+from flwr_frl.task.training.trainer import KEPT
+
+
+def keeps_optimizers(settings: Any) -> bool:
+    """Return whether a client of these settings keeps the states of its optimisers."""
+    return getattr(settings, "optimizer_state", "") == KEPT
+
+
+class OptimizerStates:
+    """The states of the optimisers in one `Client.fit`.
+
+    They are numbered by the calls of `Client.train`, since a call may train another
+    part or another model than the one before.
+
+    Parameters
+    ----------
+    optimizer : str
+        The setting ``optimizer``. States of another one are not used.
+    """
+
+    def __init__(self, optimizer: str) -> None:
+        self.optimizer = optimizer
+        self._loaded: State = {}
+        self._states: list[State] = []
+        # What `fit` has saved last besides states, and the number of states then.
+        self._saved: Arrays = {}
+        self._saved_states = 0
+
+    def _prefix(self, number: int) -> str:
+        return f"{OPTIMIZER}{number}.{self.optimizer}."
+
+    def load(self, arrays: Mapping[str, Tensor]) -> None:
+        """Take the states of the last round from a client's saved arrays."""
+        self._loaded = {n: a for n, a in arrays.items() if n.startswith(OPTIMIZER)}
+
+    def of_next_call(self) -> State:
+        """Return the state for the next call of `Client.train`, which replaces it."""
+        prefix = self._prefix(len(self._states))
+        state = {
+            name.removeprefix(prefix): tensor
+            for name, tensor in self._loaded.items()
+            if name.startswith(prefix)
+        }
+        self._states.append(state)
+        return state
+
+    def saved_with(self, arrays: Arrays) -> Arrays:
+        """Return the arrays of a client's new version, with the states so far."""
+        self._saved, self._saved_states = dict(arrays), len(self._states)
+        states = {
+            self._prefix(number) + name: tensor.detach().cpu().numpy()
+            for number, state in enumerate(self._states)
+            for name, tensor in state.items()
+        }
+        return {**arrays, **states}
+
+    def unsaved(self) -> Arrays | None:
+        """Return the last version with all states; None if `fit` has saved it."""
+        if self._saved_states == len(self._states):
+            return None
+        return self.saved_with(self._saved)

@@ -1,0 +1,147 @@
+"""With ``optimizer-state="kept"`` the optimiser continues from round to round."""
+
+import pytest
+import torch
+from client_messages import FAST, app_of, context_of, initial_arrays, message_of
+from flwr.app import ArrayRecord, Context
+from torch import nn
+
+from flwr_frl.clients.base import Client
+from flwr_frl.clients.client_app import make_app
+from flwr_frl.clients.device.optimizers import OptimizerStates
+from flwr_frl.clients.device.setup import build_client, client_setup
+from flwr_frl.task.models.frozen import new_model
+from flwr_frl.task.settings import SettingsError, resolve
+from flwr_frl.task.tasks import build_task
+
+# All examples are one batch, so their order does not matter.
+SETTINGS = {"batch_size": 10_000, "weight_decay": 0.0, "learning_rate": 0.01}
+ROUNDS = 4
+
+
+def rounds(
+    optimizer: str, directory: str, attempts: int = 1, **more
+) -> dict[str, torch.Tensor]:
+    """Train for some rounds; each has a new process, of which the disk remains."""
+    app = app_of(algorithm="fedavg", optimizer=optimizer, **SETTINGS, **more)
+    context = context_of(state_dir=directory)
+    arrays = initial_arrays(app, context)
+    for server_round in range(1, ROUNDS + 1):
+        for _ in range(attempts):
+            # The server has not counted the earlier attempts.
+            config = {"server_round": server_round, "run": "r"}
+            config["acknowledged_round"] = server_round - 1
+            restarted = context_of(state_dir=directory)
+            reply = app(message_of("train", arrays, **config), restarted)
+        arrays = reply.content.array_records["arrays"]
+    return {name: torch.from_numpy(a.numpy()) for name, a in arrays.items()}
+
+
+def uninterrupted(kind: type[torch.optim.Optimizer], **arguments):
+    """Return the model after as many epochs of one torch optimiser."""
+    task = build_task(resolve({**FAST, "algorithm": "fedavg"}), 20)
+    model, examples = new_model(task), task.train_examples(0)
+    [(inputs, targets)] = examples.batches(len(examples))
+    model.load_state_dict(task.initial_state)
+    optimizer = kind(model.parameters(), lr=0.01, **arguments)
+    for _ in range(ROUNDS):
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(model(inputs), targets).backward()
+        optimizer.step()
+    return model.state_dict()
+
+
+@pytest.mark.parametrize("attempts", [1, 2])
+@pytest.mark.parametrize(
+    ("name", "kind", "arguments"),
+    [
+        ("sgd", torch.optim.SGD, {"momentum": 0.5}),
+        ("adamw", torch.optim.AdamW, {"weight_decay": 0.0}),
+    ],
+)
+def test_rounds_equal_an_uninterrupted_torch_optimizer_across_restarts(
+    name, kind, arguments, attempts, tmp_path
+):
+    kept = rounds(name, str(tmp_path), attempts, optimizer_state="kept")
+    torch.testing.assert_close(kept, dict(uninterrupted(kind, **arguments)))
+
+
+def test_a_renewed_optimizer_differs(tmp_path):
+    renewed = rounds("adamw", str(tmp_path))
+    expected = dict(uninterrupted(torch.optim.AdamW, weight_decay=0.0))
+    with pytest.raises(AssertionError):
+        torch.testing.assert_close(renewed, expected)
+    assert not list(tmp_path.rglob("*.safetensors"))
+
+
+def saved(context: Context) -> dict[str, tuple[int, ...]]:
+    [record] = [r for r in context.state.values() if isinstance(r, ArrayRecord)]
+    return {name: tuple(array.shape) for name, array in record.items()}
+
+
+def one_round(algorithm: str, **more) -> tuple[Context, ArrayRecord]:
+    app = app_of(algorithm=algorithm, optimizer_state="kept", **more)
+    context = context_of()
+    message = message_of("train", initial_arrays(app, context), server_round=1)
+    reply = app(message, context)
+    return context, reply.content.array_records["arrays"]
+
+
+def test_the_state_is_saved_with_the_head_and_never_sent():
+    context, sent = one_round("fedrep", momentum=0.5)
+    names = saved(context).keys()
+    states = {name for name in names if name.startswith("optimizer.")}
+    assert {name for name in names - states if not name.startswith("head.")} == set()
+    # The head trains first, then the representation.
+    assert {name.split(".")[1] for name in states} == {"0", "1"}
+    assert all(".head." in name for name in states if ".0.sgd." in name)
+    assert all(".representation." in name for name in states if ".1.sgd." in name)
+    assert all(name.startswith("representation.") for name in sent)
+
+
+def test_a_test_and_the_next_run_ignore_the_state(tmp_path):
+    app = app_of(algorithm="fedrep", optimizer_state="kept")
+    renewed = app_of(algorithm="fedrep")
+    context = context_of(state_dir=str(tmp_path))
+    arrays = initial_arrays(app, context)
+    config = {"server_round": 1, "run": "r", "acknowledged_round": 0}
+    app(message_of("train", arrays, **config), context)
+    losses = []
+    for tester in app, renewed:
+        fresh = context_of(state_dir=str(tmp_path))
+        config = {"server_round": 1, "run": "r", "acknowledged_round": 1}
+        reply = tester(message_of("evaluate", arrays, **config), fresh)
+        losses.append(reply.content.metric_records["metrics"]["loss"])
+    assert losses[0] == losses[1]
+
+
+@pytest.mark.parametrize("algorithm", ["moon", "scaffold", "apfl", "fedproto"])
+def test_algorithms_with_steps_of_their_own_refuse_a_kept_state(algorithm):
+    app = make_app(resolve({**FAST, "algorithm": algorithm, "optimizer-state": "kept"}))
+    with pytest.raises(SettingsError) as caught:
+        initial_arrays(app, context_of())
+    assert caught.value.code == "optimizer-state"
+
+
+def test_states_of_calls_after_the_last_save_are_saved():
+    class SavesFirst(Client, supports_example_dp=True):
+        personal = ("head.",)
+        shared = ("representation.",)
+
+        def fit(self, parameters, config):
+            self.receive(parameters, config)
+            self.save(config)
+            return self.send(self.train("representation", 1))
+
+    run = resolve({**FAST, "algorithm": "fedper", "optimizer-state": "kept"})
+    context = context_of()
+    setup = client_setup(context, run)._replace(kind=SavesFirst)
+    client = build_client(context, setup, {})
+    client._optimizers = OptimizerStates("sgd")
+    parameters = client.get_parameters({})
+    client.fit(parameters, {"server-round": 1})
+    assert not any(name.startswith("optimizer.") for name in saved(context))
+    client.save_optimizers({"server-round": 1})
+    names = saved(context).keys()
+    assert any(name.startswith("optimizer.0.sgd.momentum_buffer.") for name in names)
+    assert any(name.startswith("head.") for name in names)

@@ -1,0 +1,185 @@
+"""An optimiser that continues from a saved state equals one that never stopped."""
+
+from copy import deepcopy
+
+import pytest
+import torch
+from torch import nn
+
+from flwr_frl.clients.base import TrainingSettings
+from flwr_frl.task.examples import ExampleSet
+from flwr_frl.task.models.split_model import SplitModel
+from flwr_frl.task.settings import SettingsError, build
+from flwr_frl.task.training import together, train
+from flwr_frl.task.training.calls import TrainCall
+from flwr_frl.task.training.privacy import ExamplePrivacy, train_privately
+from flwr_frl.task.training.trainer import TrainerSettings
+
+CE = nn.functional.cross_entropy
+TORCH = {
+    "sgd": lambda groups: torch.optim.SGD(groups, lr=0.05, momentum=0.5),
+    "adam": lambda groups: torch.optim.Adam(groups, lr=0.05),
+    "adamw": lambda groups: torch.optim.AdamW(groups, lr=0.05),
+    "torch.optim:RMSprop": lambda groups: torch.optim.RMSprop(groups, lr=0.05),
+}
+
+
+class CountingOptimizer(torch.optim.SGD):
+    """Keeps a count that is no tensor."""
+
+    def step(self, closure=None):
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                self.state[parameter]["count"] = 1
+
+
+def classes(seed: int = 3) -> ExampleSet:
+    generator = torch.Generator().manual_seed(seed)
+    x = torch.randn(12, 4, generator=generator)
+    return ExampleSet(x, torch.randint(0, 3, (12,), generator=generator))
+
+
+def model(seed: int = 0) -> SplitModel:
+    torch.manual_seed(seed)
+    return SplitModel(nn.Sequential(nn.Linear(4, 5), nn.Tanh()), nn.Linear(5, 3))
+
+
+def settings(name: str, **more) -> TrainerSettings:
+    usual = {"learning_rate": 0.05, "weight_decay": 0.1, "batch_size": 12}
+    return TrainerSettings(optimizer_=name, **usual, **more)
+
+
+def uninterrupted(name: str, of: SplitModel, examples: ExampleSet, steps: int) -> None:
+    named = dict(of.named_parameters())
+    optimizer = TORCH[name](
+        [
+            {
+                "params": [p for n, p in named.items() if n.endswith("weight")],
+                "weight_decay": 0.1,
+            },
+            {
+                "params": [p for n, p in named.items() if n.endswith("bias")],
+                "weight_decay": 0.0,
+            },
+        ]
+    )
+    for _ in range(steps):
+        optimizer.zero_grad()
+        CE(of(examples.inputs), examples.targets).backward()
+        optimizer.step()
+
+
+def assert_same(one: SplitModel, other: SplitModel, **tolerance) -> None:
+    torch.testing.assert_close(one.state_dict(), other.state_dict(), **tolerance)
+
+
+@pytest.mark.parametrize("name", TORCH)
+def test_three_trainings_equal_one_uninterrupted_torch_optimizer(name):
+    ours, other, examples = model(), model(), classes()
+    state: dict[str, torch.Tensor] = {}
+    for epochs in (1, 2, 1):
+        train(ours, "all", examples, CE, epochs, settings(name), state=state)
+        # As after a restart, nothing but the tensors is left.
+        state = deepcopy(state)
+    uninterrupted(name, other, examples, 4)
+    assert_same(ours, other)
+
+
+def test_without_a_state_each_training_begins_anew():
+    ours, other, examples = model(), model(), classes()
+    for _ in range(2):
+        train(ours, "all", examples, CE, 1, settings("adamw"))
+    uninterrupted("adamw", other, examples, 2)
+    with pytest.raises(AssertionError):
+        assert_same(ours, other)
+
+
+@pytest.mark.parametrize("name", ["sgd", "adam", "adamw"])
+def test_clients_that_train_together_continue_from_their_own_states(name, monkeypatch):
+    sizes = []
+    stacked = TrainCall.together
+
+    def counted(calls, streams):
+        sizes.append(len(calls))
+        return stacked(calls, streams)
+
+    monkeypatch.setattr(TrainCall, "together", staticmethod(counted))
+    ours, other = [[model(seed) for seed in range(3)] for _ in range(2)]
+    # The second client has no state yet.
+    states: list[dict[str, torch.Tensor]] = [{}, {}, {}]
+    for i in (0, 2):
+        train(ours[i], "all", classes(i), CE, 2, settings(name), state=states[i])
+
+    def work(i: int) -> float:
+        return train(ours[i], "all", classes(i), CE, 2, settings(name), state=states[i])
+
+    together([lambda i=i: work(i) for i in range(3)], 3)
+    assert sizes == [3]
+    for i in range(3):
+        # Alone again, with the state of the cohort.
+        train(ours[i], "all", classes(i), CE, 1, settings(name), state=states[i])
+        uninterrupted(name, other[i], classes(i), 3 if i == 1 else 5)
+        assert_same(ours[i], other[i], rtol=1e-4, atol=1e-6)
+
+
+def test_private_training_continues_from_the_state():
+    ours, other, examples = model(), model(), classes()
+    privacy = ExamplePrivacy(1.0, 1e9, 1e-5)
+    object.__setattr__(privacy, "dp_noise", 0.0)
+    state: dict[str, torch.Tensor] = {}
+    for _ in range(2):
+        sgd = settings("adamw")
+        call = TrainCall(ours, "all", examples, CE, 2, sgd, None, None, state)
+        train_privately(call, privacy)
+    uninterrupted("adamw", other, examples, 4)
+    assert_same(ours, other, rtol=1e-4, atol=1e-5)
+
+
+def test_parts_that_train_in_turn_keep_their_own_momentum():
+    ours, other, examples = model(), model(), classes()
+    states: dict[str, dict[str, torch.Tensor]] = {"head": {}, "representation": {}}
+    for _ in range(3):
+        for part, state in states.items():
+            train(ours, part, examples, CE, 1, settings("sgd"), state=state)
+    optimizers = {}
+    for part in states:
+        named = dict(other.named_parameters(prefix=""))
+        named = {n: p for n, p in named.items() if n.startswith(part)}
+        weights = [p for n, p in named.items() if n.endswith("weight")]
+        biases = [p for n, p in named.items() if n.endswith("bias")]
+        groups = [
+            {"params": weights, "weight_decay": 0.1},
+            {"params": biases, "weight_decay": 0.0},
+        ]
+        optimizers[part] = torch.optim.SGD(groups, lr=0.05, momentum=0.5)
+    for _ in range(3):
+        for optimizer in optimizers.values():
+            other.zero_grad()
+            CE(other(examples.inputs), examples.targets).backward()
+            optimizer.step()
+    assert_same(ours, other)
+    assert all(name.endswith(("weight", "bias")) for name in states["head"])
+    assert all(".head." in name for name in states["head"])
+
+
+def test_a_state_of_another_shape_is_not_used():
+    ours, other, examples = model(), model(), classes()
+    state = {
+        f"momentum_buffer.{name}": torch.ones(7) for name, _ in ours.named_parameters()
+    }
+    train(ours, "all", examples, CE, 2, settings("sgd"), state=state)
+    uninterrupted("sgd", other, examples, 2)
+    assert_same(ours, other)
+
+
+def test_a_state_that_is_no_tensor_is_refused():
+    path = f"{__name__}:CountingOptimizer"
+    with pytest.raises(SettingsError) as caught:
+        train(model(), "all", classes(), CE, 1, settings(path), state={})
+    assert caught.value.code == "optimizer-state"
+
+
+def test_an_unknown_value_is_refused():
+    with pytest.raises(SettingsError) as caught:
+        build(TrainingSettings, {"optimizer-state": "keep"})
+    assert caught.value.code == "optimizer-state"
