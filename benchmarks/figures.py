@@ -211,7 +211,7 @@ def gain_of_frozen_features(data: Data) -> list[float]:
 
 def beside_peers(data: Data) -> list[float]:
     """Return rounds of flwr-frl and of other libraries in those of the bare loop."""
-    long, short, fedavg = (
+    long, short, fedavg, *_ = (
         {
             name: median(s for seconds in each["seconds"] for s in seconds)
             for name, each in by_name.items()
