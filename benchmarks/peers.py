@@ -9,6 +9,7 @@ is not run.
 """
 
 import argparse
+import re
 import shutil
 import subprocess
 import sys
@@ -31,6 +32,7 @@ from benchmarks.peers_processes import (  # noqa: E402
     run,
     train_folder,
     write_examples,
+    write_vectors,
 )
 
 
@@ -38,8 +40,8 @@ def measure(
     given: argparse.Namespace, home: Path, ran: list[Peer]
 ) -> dict[str, dict[str, Found]]:
     """Return what each peer has taken for each work, in passes one after the other."""
-    some = {work: every_tenth(train_folder(home, work)) for work in WORKS}
     found: dict[str, dict[str, Found]] = {peer.work: {} for peer in ran}
+    some = {work: every_tenth(train_folder(home, work)) for work in found}
     for number in range(1, given.passes + 1):
         bare: dict[str, list[torch.Tensor]] = {}
         for peer in ran:
@@ -130,7 +132,9 @@ def main() -> None:
         ran = [p for p in ran if p.name in names and p.work in works]
     with tempfile.TemporaryDirectory() as folder:
         home = Path(folder)
-        write_examples(home, given.data_dir)
+        write_vectors(home)
+        if any(WORKS[peer.work].model == "cnn" for peer in ran):
+            write_examples(home, given.data_dir)
         shutil.copytree(Path(__file__).parent / "peer_apps" / "flower", home / "app")
         if given.pfllib:
             shutil.copytree(Path(given.pfllib) / "system", home / "system")
@@ -138,7 +142,8 @@ def main() -> None:
         found = measure(given, home, ran)
     if given.only:
         return
-    page_name = "-".join(filter(None, ("peers", given.works.lower())))
+    words = re.findall(r"[a-z0-9]+", given.works.lower())
+    page_name = "-".join(("peers", *words))
     write(
         page_name,
         "Other libraries on the same work",

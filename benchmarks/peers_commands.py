@@ -130,14 +130,14 @@ def pfllib(work: str, python: str, rounds: int) -> Peer:
     )
 
 
-def flower(work: str) -> Peer:
+def flower() -> Peer:
     """Return Flower's own strategy in an app, in its simulation."""
     settings = f"num-supernodes={CLIENTS} client-resources-num-cpus=1"
     words = ("run", "app", "local", "--stream", "--federation-config", settings)
     shown = " ".join((*words[:-1], f"'{settings}'"))
     program = str(Path(sys.executable).parent / "flwr")
     return Peer(
-        work=work, name=FLOWER, command=(program, *words), shown=f"flwr {shown}"
+        work=FEDAVG, name=FLOWER, command=(program, *words), shown=f"flwr {shown}"
     )
 
 
@@ -163,8 +163,7 @@ def peers(given: argparse.Namespace) -> tuple[list[Peer], list[tuple[str, str]]]
         BLAZEFL: (given.blazefl_python, "with_blazefl", "one"),
     }
     processes = (given.blazefl_python, "with_blazefl", "processes")
-    # In processes of their own, messages are most of the time of a small model: Flower
-    # shows how much.
+    # With a small model, libraries with more processes do little but send messages.
     for work, more in ((FEDAVG, {BLAZEFL_PROCESSES: processes}), (SOFTMAX, {})):
         for name, (python, *words) in {**drivers, **more}.items():
             if python:
@@ -172,6 +171,5 @@ def peers(given: argparse.Namespace) -> tuple[list[Peer], list[tuple[str, str]]]
             else:
                 left.append((work, name))
         if more:
-            ran.append(driven(here, work, RAY, "ours", "ray"))
-        ran.append(flower(work))
+            ran += [driven(here, work, RAY, "ours", "ray"), flower()]
     return ran, left

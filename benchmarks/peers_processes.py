@@ -39,13 +39,17 @@ def adopt_orphans() -> None:
 
 
 def write_examples(home: Path, data_dir: str) -> None:
-    """Write each client's normalised images and vectors as PFLlib reads them."""
+    """Write each client's normalised images as PFLlib reads them."""
     data = images(data_dir)
     for part, of in (("train", data.train_examples), ("test", data.test_examples)):
         for client in range(CLIENTS):
             examples = of(client)
             (x, y), *_ = examples.batches(len(examples))
             write_client(train_folder(home, FEDAVG).with_name(part), client, x, y)
+
+
+def write_vectors(home: Path) -> None:
+    """Write each client's examples of the softmax regression as PFLlib reads them."""
     draw = torch.Generator().manual_seed(0)
     teacher = torch.randn(WIDTH, 10, generator=draw)
     for client in range(CLIENTS):
