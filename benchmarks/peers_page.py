@@ -30,7 +30,7 @@ classes, and each of 100 clients has 50 random examples, labelled by a random li
 model; all clients train in every round. Libraries that need a message between \
 processes for each client are compared with the CNN only.
 
-There are {passes} passes, in each of which all libraries run one after the other. The \
+Number of passes: {passes}. In each, all libraries run one after the other. The \
 time of a round is the median over the passes and over all rounds except the first of \
 each run (softmax: the first {every}, and each value is the mean of {every} rounds). \
 CPU time is summed over all processes of a library. Other processes run on the machine \
@@ -60,7 +60,7 @@ same as for the others. With 1 + 1 epochs it computes the features as often as t
 others, in larger batches. Its images are bytes that are normalised in every epoch; \
 the others receive normalised floats. A round includes writing the results. On Ray its \
 steps are not counted; its model equals that of inline. Clients of the softmax \
-regression train together by default, so one counted step is a step of up to 50 \
+regression train together by default, so one counted step is a step of several \
 clients; `one by one` is the same run with `cohort="off"`.
 - PFLlib copies the global model to all 100 clients in each round, not to 10, and \
 reads a client's file again before training.
@@ -188,7 +188,10 @@ def plot(found: Works, path: Path) -> None:
 
     sizes = [len(by_name) for by_name in found.values()]
     figure = Figure(figsize=(8, 1.2 + 0.42 * sum(sizes)), layout="constrained")
-    panels = figure.subplots(len(sizes), 1, height_ratios=sizes, sharex=True)
+    grid = figure.subplots(
+        len(sizes), 1, height_ratios=sizes, sharex=True, squeeze=False
+    )
+    panels = grid[:, 0]
     for axes, (work, by_name) in zip(panels, found.items(), strict=True):
         base = by_name[BARE]
         names = [name.replace("`", "") for name in by_name]
