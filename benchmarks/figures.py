@@ -211,7 +211,7 @@ def gain_of_frozen_features(data: Data) -> list[float]:
 
 def beside_peers(data: Data) -> list[float]:
     """Return rounds of flwr-frl and of other libraries in those of the bare loop."""
-    long, short, fedavg = (
+    long, short, fedavg, *_ = (
         {
             name: median(s for seconds in each["seconds"] for s in seconds)
             for name, each in by_name.items()
@@ -225,6 +225,25 @@ def beside_peers(data: Data) -> list[float]:
     return [work[name] / work[peer.BARE] for work, name in pairs]
 
 
+def softmax_beside_peers(data: Data) -> list[float]:
+    """Return the CPU time of a round of softmax regression in the bare loop's."""
+    (by_name,) = data["works"].values()
+    cpu = {
+        name: median(s for seconds in each["cpu"] for s in seconds)
+        for name, each in by_name.items()
+    }
+    return [cpu[name] / cpu[peer.BARE] for name in SMALL_PEERS]
+
+
+SMALL_PEERS = (
+    peer.INLINE,
+    peer.ONE_BY_ONE,
+    peer.FEDJAX,
+    peer.BLAZEFL,
+    peer.PFL,
+    peer.FLUKE,
+    peer.PFLLIB,
+)
 PEERS = (
     peer.INLINE,
     peer.PFLLIB,
@@ -380,6 +399,12 @@ FIGURES = [
         r"FedRep, 10 head epochs (\|(?:.*\n)*?.* the loop takes [\d.]+)",
         "peers",
         beside_peers,
+    ),
+    Figure(
+        RESULTS_PAGE,
+        r"^(\| .*)\]\(\.\./benchmarks/results/peers-softmax\.md\) \|$",
+        "peers-softmax",
+        softmax_beside_peers,
     ),
     *(
         Figure(

@@ -2,11 +2,14 @@
 
 CIFAR-10 as an image folder in 100 clients of 5 shards, 10 of them a round, batches of
 10, plain SGD of 0.01, PFLlib's CNN, no augmentation, one thread, nothing evaluated
-while it is timed. Each library runs in processes of its own (``peer_apps``) and notes
-the end of each round. Nothing is fetched: what is not given is not run.
+while it is timed. A second work is softmax regression of 64 inputs, with 100 clients of
+50 examples that all train in every round. Each library runs in processes of its own
+(``peer_apps``) and notes the end of each round. Nothing is fetched: what is not given
+is not run.
 """
 
 import argparse
+import re
 import shutil
 import subprocess
 import sys
@@ -22,35 +25,42 @@ sys.path[:0] = [str(ROOT), str(ROOT / "tests" / "e2e")]
 from benchmarks.common import RESULTS, write  # noqa: E402
 from benchmarks.peers_commands import WORKS, Peer, peers, rounds_of  # noqa: E402
 from benchmarks.peers_found import Found, every_tenth  # noqa: E402
-from benchmarks.peers_names import BARE  # noqa: E402
+from benchmarks.peers_names import BARE, FEDJAX, FLUKE, PFL  # noqa: E402
 from benchmarks.peers_page import page, plot  # noqa: E402
-from benchmarks.peers_processes import TRAIN, adopt_orphans, run, write_examples  # noqa: E402
+from benchmarks.peers_processes import (  # noqa: E402
+    adopt_orphans,
+    run,
+    train_folder,
+    write_examples,
+    write_vectors,
+)
 
 
 def measure(
     given: argparse.Namespace, home: Path, ran: list[Peer]
 ) -> dict[str, dict[str, Found]]:
     """Return what each peer has taken for each work, in passes one after the other."""
-    some = every_tenth(home / TRAIN)
-    found: dict[str, dict[str, Found]] = {work: {} for work in WORKS}
+    found: dict[str, dict[str, Found]] = {peer.work: {} for peer in ran}
+    some = {work: every_tenth(train_folder(home, work)) for work in found}
     for number in range(1, given.passes + 1):
         bare: dict[str, list[torch.Tensor]] = {}
         for peer in ran:
             rounds = rounds_of(peer.work, given.rounds)
             notes, model = run(peer, home, given.data_dir, rounds)
             bare.setdefault(peer.work, model)
-            own_one = found[peer.work].setdefault(peer.name, Found())
-            own_one.add(notes, model, bare[peer.work], some)
+            own_one = found[peer.work].setdefault(peer.name, Found(peer.work))
+            own_one.add(notes, model, bare[peer.work], some[peer.work])
             print(f"pass {number}, {peer.work}, {peer.name}: {own_one}", flush=True)
     return found
 
 
-def version(python: str, package: str) -> str:
-    """Return the version of a package, and of Python and torch beside it."""
+def version(python: str, package: str, *others: str) -> str:
+    """Return the version of a package, and of Python and others beside it."""
+    beside = [f"', {name} ' + version({name!r})" for name in others or ("torch",)]
     code = (
-        "import platform, torch; from importlib.metadata import version; "
+        "import platform; from importlib.metadata import version; "
         f"print({f'version({package!r})' if package else repr('')}, "
-        "'(Python ' + platform.python_version() + ', torch ' + torch.__version__ + ')')"
+        f"'(Python ' + platform.python_version() + {' + '.join(beside)} + ')')"
     )
     ran = subprocess.run(
         [python, "-c", code], capture_output=True, text=True, check=True
@@ -64,8 +74,14 @@ def versions(given: argparse.Namespace) -> dict[str, str]:
     if given.pfllib and given.pfllib_python:
         about = version(given.pfllib_python, "")
         found["PFLlib"] = f"commit {given.pfllib_commit or 'unknown'} {about}"
-    if given.blazefl_python:
-        found["BlazeFL"] = version(given.blazefl_python, "blazefl")
+    for name, python, *packages in (
+        ("BlazeFL", given.blazefl_python, "blazefl"),
+        (PFL, given.pfl_python, "pfl"),
+        (FLUKE, given.fluke_python, "fluke-fl"),
+        (FEDJAX, given.fedjax_python, "fedjax", "jax", "dm-haiku"),
+    ):
+        if python:
+            found[name] = version(python, *packages)
     return found
 
 
@@ -77,12 +93,23 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--pfllib-python", help="Python with what PFLlib needs")
     parser.add_argument("--pfllib-commit", default="", help="named on the page")
     parser.add_argument("--blazefl-python", help="Python with BlazeFL")
+    parser.add_argument("--pfl-python", help="Python with pfl-research and torch")
+    parser.add_argument("--fluke-python", help="Python with fluke")
+    parser.add_argument("--fedjax-python", help="Python with fedjax, jax, Haiku, torch")
     parser.add_argument("--rounds", type=int, default=4, help="the first warms up")
     parser.add_argument("--passes", type=int, default=2)
+    parser.add_argument("--works", default="", help="part of works' names; own page")
     parser.add_argument("--only", default="", help="part of names; no page")
     given = parser.parse_args()
     given.data_dir = str(Path(given.data_dir).resolve())
-    for name in ("pfllib", "pfllib_python", "blazefl_python"):
+    for name in (
+        "pfllib",
+        "pfllib_python",
+        "blazefl_python",
+        "pfl_python",
+        "fluke_python",
+        "fedjax_python",
+    ):
         if place := getattr(given, name):
             if not Path(place).exists():
                 parser.error(f"{place} does not exist")
@@ -97,11 +124,17 @@ def main() -> None:
     adopt_orphans()
     torch.set_num_threads(1)
     ran, left = peers(given)
+    ran = [peer for peer in ran if given.works in peer.work]
+    left = [(work, name) for work, name in left if given.works in work]
     if given.only:
-        ran = [p for p in ran if given.only in p.name or p.name == BARE]
+        works = {p.work for p in ran if given.only in p.name}
+        names = {p.name for p in ran if given.only in p.name} | {BARE}
+        ran = [p for p in ran if p.name in names and p.work in works]
     with tempfile.TemporaryDirectory() as folder:
         home = Path(folder)
-        write_examples(home, given.data_dir)
+        write_vectors(home)
+        if any(WORKS[peer.work].model == "cnn" for peer in ran):
+            write_examples(home, given.data_dir)
         shutil.copytree(Path(__file__).parent / "peer_apps" / "flower", home / "app")
         if given.pfllib:
             shutil.copytree(Path(given.pfllib) / "system", home / "system")
@@ -109,8 +142,10 @@ def main() -> None:
         found = measure(given, home, ran)
     if given.only:
         return
+    words = re.findall(r"[a-z0-9]+", given.works.lower())
+    page_name = "-".join(("peers", *words))
     write(
-        "peers",
+        page_name,
         "Other libraries on the same work",
         page(
             found,
@@ -118,6 +153,7 @@ def main() -> None:
             versions(given),
             list(dict.fromkeys((peer.name, peer.shown) for peer in ran)),
             given.passes,
+            f"{page_name}.png",
         ),
         {
             "versions": versions(given),
@@ -128,7 +164,7 @@ def main() -> None:
             "not run": left,
         },
     )
-    plot(found, RESULTS / "peers.png")
+    plot(found, RESULTS / f"{page_name}.png")
 
 
 if __name__ == "__main__":

@@ -5,26 +5,60 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks.peer_apps.work import BATCH, CLIENTS, FRACTION, LEARNING_RATE
+from benchmarks.peer_apps.work import BATCH, CLIENTS, LEARNING_RATE
 from benchmarks.peers_names import (
     BARE,
     BLAZEFL,
     BLAZEFL_PROCESSES,
     CHANNELS_LAST,
+    FEDJAX,
     FLOWER,
+    FLUKE,
     INLINE,
+    ONE_BY_ONE,
+    PFL,
     PFLLIB,
     RAY,
 )
 
 DRIVERS = "benchmarks.peer_apps"
-# Head epochs and epochs of what is shared.
+
+
+@dataclass(frozen=True, kw_only=True)
+class Work:
+    """What all libraries do.
+
+    Parameters
+    ----------
+    head_epochs, epochs : int
+        Epochs of the head, and of what is shared.
+    model : str, default "cnn"
+        A key of ``MODELS``.
+    data : str, default "Cifar10"
+        Folder with the clients' examples.
+    fraction : float, default 0.1
+        Share of the clients that is sampled in a round.
+    every : int, default 1
+        Number of rounds that are timed together.
+    """
+
+    head_epochs: int
+    epochs: int
+    model: str = "cnn"
+    data: str = "Cifar10"
+    fraction: float = 0.1
+    every: int = 1
+
+
 WORKS = {
-    "FedRep, 10 + 1 epochs": (10, 1),
-    "FedRep, 1 + 1 epochs": (1, 1),
-    "FedAvg, 1 epoch": (0, 1),
+    "FedRep, CNN, 10 + 1 epochs": Work(head_epochs=10, epochs=1),
+    "FedRep, CNN, 1 + 1 epochs": Work(head_epochs=1, epochs=1),
+    "FedAvg, CNN, 1 epoch": Work(head_epochs=0, epochs=1),
+    "FedAvg, softmax, 1 epoch": Work(
+        head_epochs=0, epochs=1, model="softmax", data="Vectors", fraction=1.0, every=3
+    ),
 }
-FEDAVG = list(WORKS)[-1]
+FEDAVG, SOFTMAX = list(WORKS)[-2:]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,8 +88,9 @@ class Peer:
 
 def rounds_of(work: str, rounds: int) -> int:
     """Return how many rounds a work has: half as many where each is long."""
-    head_epochs, epochs = WORKS[work]
-    return rounds if head_epochs + epochs < 10 else max(2, rounds // 2)
+    own = WORKS[work]
+    many = own.head_epochs + own.epochs < 10
+    return own.every * (rounds if many else max(2, rounds // 2))
 
 
 def driver(name: str, *arguments: str) -> tuple[str, ...]:
@@ -76,12 +111,14 @@ def driven(python: str, work: str, name: str, *arguments: str) -> Peer:
 
 def pfllib(work: str, python: str, rounds: int) -> Peer:
     """Return PFLlib with its arguments for a work."""
-    head, epochs = WORKS[work]
+    own = WORKS[work]
+    head = own.head_epochs
     algorithm = f"-algo FedRep -pls {head}" if head else "-algo FedAvg"
+    model = "CNN" if own.model == "cnn" else "MLR"
     arguments = (
-        f"{algorithm} -ls {epochs} -data Cifar10 -m CNN -ncl 10 -nc {CLIENTS} "
-        f"-jr {FRACTION} -lbs {BATCH} -lr {LEARNING_RATE} -gr {rounds - 1} "
-        f"-eg {rounds} -dev cpu"
+        f"{algorithm} -ls {own.epochs} -data {own.data} -m {model} -ncl 10 "
+        f"-nc {CLIENTS} -jr {own.fraction} -lbs {BATCH} -lr {LEARNING_RATE} "
+        f"-gr {rounds - 1} -eg {rounds} -dev cpu"
     )
     words = driver("with_pfllib", *arguments.split())
     return Peer(
@@ -118,9 +155,21 @@ def peers(given: argparse.Namespace) -> tuple[list[Peer], list[tuple[str, str]]]
             ran.append(pfllib(work, given.pfllib_python, rounds))
         else:
             left.append((work, PFLLIB))
-    for name, how in {BLAZEFL: "one", BLAZEFL_PROCESSES: "processes"}.items():
-        if python := given.blazefl_python:
-            ran.append(driven(python, FEDAVG, name, "with_blazefl", how))
-        else:
-            left.append((FEDAVG, name))
-    return [*ran, driven(here, FEDAVG, RAY, "ours", "ray"), flower()], left
+    ran.append(driven(here, SOFTMAX, ONE_BY_ONE, "ours", "inline", "off"))
+    drivers = {
+        PFL: (given.pfl_python, "with_pfl"),
+        FLUKE: (given.fluke_python, "with_fluke"),
+        FEDJAX: (given.fedjax_python, "with_fedjax"),
+        BLAZEFL: (given.blazefl_python, "with_blazefl", "one"),
+    }
+    processes = (given.blazefl_python, "with_blazefl", "processes")
+    # With a small model, libraries with more processes do little but send messages.
+    for work, more in ((FEDAVG, {BLAZEFL_PROCESSES: processes}), (SOFTMAX, {})):
+        for name, (python, *words) in {**drivers, **more}.items():
+            if python:
+                ran.append(driven(python, work, name, *words))
+            else:
+                left.append((work, name))
+        if more:
+            ran += [driven(here, work, RAY, "ours", "ray"), flower()]
+    return ran, left

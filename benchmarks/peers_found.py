@@ -8,6 +8,7 @@ from statistics import median
 import torch
 
 from benchmarks.peer_apps.work import CLIENTS, initial_model, read_client
+from benchmarks.peers_commands import WORKS
 
 Examples = tuple[torch.Tensor, torch.Tensor]
 
@@ -18,8 +19,11 @@ class Found:
 
     Parameters
     ----------
+    work : str
+        A key of ``WORKS``.
     seconds, cpu : list of list of float
-        Of each round behind the first, by pass.
+        Of each round behind the first, by pass; or the mean of a few rounds, where so
+        many are timed together.
     steps : list of float
         A round.
     moved : list of float
@@ -30,6 +34,7 @@ class Found:
         Of the final model on a tenth of all training examples; FedAvg only.
     """
 
+    work: str
     seconds: list[list[float]] = field(default_factory=list)
     cpu: list[list[float]] = field(default_factory=list)
     steps: list[float] = field(default_factory=list)
@@ -55,38 +60,40 @@ class Found:
         some: Examples,
     ) -> None:
         """Add what one pass has shown."""
-        pairs = list(pairwise(notes))
-        self.seconds.append([b["time"] - a["time"] for a, b in pairs])
-        self.cpu.append([b["cpu"] - a["cpu"] for a, b in pairs])
-        self.steps.append(notes[-1]["steps"] / len(notes))
-        way, other = displacement(model), displacement(bare)
+        pairs, work = list(pairwise(notes)), WORKS[self.work]
+        self.seconds.append([(b["time"] - a["time"]) / work.every for a, b in pairs])
+        self.cpu.append([(b["cpu"] - a["cpu"]) / work.every for a, b in pairs])
+        self.steps.append(notes[-1]["steps"] / len(notes) / work.every)
+        initial = list(initial_model(work.model).parameters())
+        way, other = displacement(model, initial), displacement(bare, initial)
         self.moved.append(way.norm().item())
         self.agrees.append(torch.cosine_similarity(way, other, dim=0).item())
-        if len(model) == len(list(initial_model().parameters())):
-            self.loss.append(loss(model, some))
+        if len(model) == len(initial):
+            self.loss.append(loss(initial_model(work.model), model, some))
 
     def __str__(self) -> str:
         """Say what the last pass has shown."""
         return (
-            f"{median(self.seconds[-1]):.2f} s a round, CPU "
-            f"{median(self.cpu[-1]):.2f} s, {self.steps[-1]:.0f} steps, "
+            f"{median(self.seconds[-1]):.3g} s a round, CPU "
+            f"{median(self.cpu[-1]):.3g} s, {self.steps[-1]:.0f} steps, "
             f"moved {self.moved[-1]:.4f}, cosine {self.agrees[-1]:.3f}, "
             f"loss {self.loss[-1:]}"
         )
 
 
-def displacement(model: list[torch.Tensor]) -> torch.Tensor:
+def displacement(
+    model: list[torch.Tensor], initial: list[torch.nn.Parameter]
+) -> torch.Tensor:
     """Return how far the parameters are from the initial ones, as one vector."""
-    pairs = zip(model, initial_model().parameters(), strict=False)
+    pairs = zip(model, initial, strict=False)
     return torch.cat([(new - old.detach()).flatten() for new, old in pairs])
 
 
 @torch.no_grad()
-def loss(model: list[torch.Tensor], some: Examples) -> float:
-    """Return a model's mean loss on some examples."""
-    whole = initial_model()
-    for own_one, value in zip(whole.parameters(), model, strict=True):
-        own_one.copy_(value)
+def loss(whole: torch.nn.Module, model: list[torch.Tensor], some: Examples) -> float:
+    """Return the mean loss of a model with these parameters on some examples."""
+    for parameter, value in zip(whole.parameters(), model, strict=True):
+        parameter.copy_(value)
     return torch.nn.functional.cross_entropy(whole(some[0]), some[1]).item()
 
 

@@ -5,15 +5,16 @@ from pathlib import Path
 from statistics import median
 
 from benchmarks.common import markdown
+from benchmarks.peers_commands import SOFTMAX, WORKS
 from benchmarks.peers_found import Found
 from benchmarks.peers_names import BARE
 
 COLUMNS = (
     "",
-    "seconds a round",
+    "CPU s a round",
     "/ bare loop",
     "each pass",
-    "CPU s a round",
+    "seconds a round",
     "/ bare loop",
     "steps a round",
     "moved",
@@ -24,12 +25,17 @@ ABOUT = """\
 CIFAR-10 in 100 clients of 500 images (5 shards), 10 clients per round, batches of 10, \
 plain SGD with learning rate 0.01, PFLlib's CNN (two convolutions, 512 hidden units; \
 the last layer is the head), no augmentation, one thread, no evaluation during the \
-measurement. There are {passes} passes, in each of which all libraries run one after \
-the other. The time of a round is the median over the passes and over all rounds \
-except the first of each run. Other processes run on the machine at the same time. CPU \
-time, summed over all processes of a library, is therefore more reliable than seconds \
-if a single process works. CPU time also increases when both cores are busy, as with \
-two processes.
+measurement. For softmax, the model is softmax regression from 64 inputs to 10 \
+classes, and each of 100 clients has 50 random examples, labelled by a random linear \
+model; all clients train in every round. Libraries that need a message between \
+processes for each client are compared with the CNN only.
+
+Number of passes: {passes}. In each, all libraries run one after the other. The \
+time of a round is the median over the passes and over all rounds except the first of \
+each run (softmax: the first {every}, and each value is the mean of {every} rounds). \
+CPU time is summed over all processes of a library. Other processes run on the machine \
+at the same time, so CPU time is more reliable than seconds. It also increases when \
+both cores are busy, as with two processes.
 
 """
 CHECKS = """
@@ -38,7 +44,7 @@ the same weights and sample the same clients in the same rounds, except Flower, 
 node ids are random. The minibatches differ. `moved` is the distance between the \
 initial and the final shared model, `cosine` is the cosine similarity of this change \
 with that of the bare loop in the same pass, and `loss` is the loss of the final \
-model on a tenth of all training images.
+model on a tenth of all training examples.
 
 Differences:
 
@@ -53,9 +59,16 @@ and not in batches of 10. This is not possible with augmented images and \
 same as for the others. With 1 + 1 epochs it computes the features as often as the \
 others, in larger batches. Its images are bytes that are normalised in every epoch; \
 the others receive normalised floats. A round includes writing the results. On Ray its \
-steps are not counted; its model equals that of inline.
+steps are not counted; its model equals that of inline. Clients of the softmax \
+regression train together by default, so one counted step is a step of several \
+clients; `one by one` is the same run with `cohort="off"`.
 - PFLlib copies the global model to all 100 clients in each round, not to 10, and \
 reads a client's file again before training.
+- pfl-research and fluke keep the clients' examples in memory. pfl-research does not \
+shuffle them: it divides a client's examples into batches once. fluke keeps a model \
+and an optimizer for every client that has trained.
+- fedjax compiles the local training of one client with XLA, in the first round, which \
+is not timed, and trains one client after the other. XLA's convolutions run on the CPU.
 - BlazeFL reads a client's file before training. Its pool starts new processes in each \
 round, here with `fork`. With `spawn`, which its examples use because of GPUs, each \
 process would import torch again. Its thread pool requires a Python without the GIL \
@@ -69,16 +82,27 @@ Changes to the libraries:
 h5py, calmsize and cvxpy, and its data in files that `peers.py` writes next to a copy \
 of PFLlib. [`with_pfllib.py`](../peer_apps/with_pfllib.py) runs its `main.py`, \
 replaces the selection of clients, records the end of each round, and skips the \
-evaluation on all examples before the first round, which no option disables.
+evaluation on all examples before the first round, which no option disables. PFLlib's \
+logistic regression has 60 inputs for an unknown data set; it is replaced by the one \
+with 64.
 - BlazeFL: [`with_blazefl.py`](../peer_apps/with_blazefl.py) is a loop over rounds as \
 in its examples, without the evaluation after each round. It creates one optimizer \
 before the pool starts. The first optimizer makes torch load its compiler; otherwise \
 each process of each round would do this, at a cost of more than a second of CPU time.
+- pfl-research: [`with_pfl.py`](../peer_apps/with_pfl.py) is its `FederatedAveraging` \
+in its `SimulatedBackend`, and samples the clients. It evaluates the clients in the \
+first round, which no option disables; that round is not timed.
+- fluke: [`with_fluke.py`](../peer_apps/with_fluke.py) is its `CentralizedFL` without \
+evaluation. The server's choice of clients is replaced.
+- fedjax: [`with_fedjax.py`](../peer_apps/with_fedjax.py) is its `federated_averaging` \
+with the same models in Haiku. It waits for JAX at the end of each round.
 - Flower: no change.
 
 """
 
 
+# Longer bars of the plot are cut off.
+LONGEST_BAR = 3.0
 Works = Mapping[str, Mapping[str, Found]]
 Left = list[tuple[str, str]]
 
@@ -90,11 +114,11 @@ def rows_of(work: str, found: Mapping[str, Found], left: Left) -> Iterator[list[
         steps = median(each.steps)
         yield [
             name,
-            f"{each.round:.2f}",
-            f"{each.round / base.round:.2f}",
-            " / ".join(f"{median(seconds):.2f}" for seconds in each.seconds),
-            f"{each.cpu_round:.2f}",
+            f"{each.cpu_round:#.3g}",
             f"{each.cpu_round / base.cpu_round:.2f}",
+            " / ".join(f"{median(cpu):#.3g}" for cpu in each.cpu),
+            f"{each.round:#.3g}",
+            f"{each.round / base.round:.2f}",
             f"{steps:.0f}" if steps else "",
             f"{median(each.moved):.3f}",
             f"{median(each.agrees):.3f}",
@@ -110,7 +134,7 @@ def tables(found: Works, left: Left) -> str:
     parts = []
     for work, by_name in found.items():
         rows = list(rows_of(work, by_name, left))
-        timed = sum(map(len, by_name[BARE].seconds))
+        timed = sum(map(len, by_name[BARE].seconds)) * WORKS[work].every
         parts.append(f"{work}, {timed} rounds:\n\n{markdown(COLUMNS, rows)}")
     return "\n".join(parts)
 
@@ -121,6 +145,7 @@ def page(
     versions: Mapping[str, str],
     commands: Sequence[tuple[str, str]],
     passes: int,
+    picture: str,
 ) -> str:
     """Return the page's text.
 
@@ -136,6 +161,8 @@ def page(
         Name and command.
     passes : int
         How often all have run.
+    picture : str
+        File name of the plot.
 
     Returns
     -------
@@ -145,9 +172,9 @@ def page(
     lines = [f"- {name} {version}" for name, version in versions.items()]
     lines += [f"- {name}: `{command}`" for name, command in commands]
     return (
-        ABOUT.format(passes=passes)
+        ABOUT.format(passes=passes, every=WORKS[SOFTMAX].every)
         + tables(found, left)
-        + "\n![time of a round in the bare loop's](peers.png)\n"
+        + f"\n![CPU time of a round, relative to the bare loop]({picture})\n"
         + CHECKS
         + "Versions and commands:\n\n"
         + "\n".join(lines)
@@ -156,26 +183,27 @@ def page(
 
 
 def plot(found: Works, path: Path) -> None:
-    """Draw each library's time in the bare loop's."""
+    """Draw each library's CPU time in the bare loop's."""
     from matplotlib.figure import Figure
 
     sizes = [len(by_name) for by_name in found.values()]
     figure = Figure(figsize=(8, 1.2 + 0.42 * sum(sizes)), layout="constrained")
-    panels = figure.subplots(len(sizes), 1, height_ratios=sizes, sharex=True)
+    grid = figure.subplots(
+        len(sizes), 1, height_ratios=sizes, sharex=True, squeeze=False
+    )
+    panels = grid[:, 0]
     for axes, (work, by_name) in zip(panels, found.items(), strict=True):
         base = by_name[BARE]
         names = [name.replace("`", "") for name in by_name]
-        ratios = [each.round / base.round for each in by_name.values()]
-        cpu = [each.cpu_round / base.cpu_round for each in by_name.values()]
+        ratios = [each.cpu_round / base.cpu_round for each in by_name.values()]
         ours = [name.startswith("flwr-frl") for name in names]
         colours = ["tab:blue" if own else "grey" for own in ours]
-        axes.barh(names, ratios, color=colours)
+        axes.barh(names, [min(ratio, LONGEST_BAR) for ratio in ratios], color=colours)
         for row, ratio in enumerate(ratios):
             axes.text(0.02, row, f"{ratio:.2f}", va="center", color="white")
-        axes.plot(cpu, names, "k|", markersize=12, markeredgewidth=2, label="CPU time")
         axes.axvline(1, color="black", lw=0.8, ls=":")
         axes.set_title(work, fontsize=10, loc="left")
         axes.invert_yaxis()
-    panels[0].legend(frameon=False, loc="lower right")
-    panels[-1].set_xlabel("time of a round / that of the bare PyTorch loop")
+    panels[-1].set_xlim(0, LONGEST_BAR)
+    panels[-1].set_xlabel("CPU time of a round / that of the bare PyTorch loop")
     figure.savefig(path, dpi=150)

@@ -13,15 +13,20 @@ import torch
 from federation import ROOT, local_flower
 
 from benchmarks.peer_apps.ours import images
-from benchmarks.peer_apps.work import CLIENTS, FRACTION, Job
-from benchmarks.peers_commands import WORKS, Peer
+from benchmarks.peer_apps.work import CLIENTS, WIDTH, Job
+from benchmarks.peers_commands import FEDAVG, SOFTMAX, WORKS, Peer
 from flwr_frl.strategies.server.participation import Participation
 
 # Linux's number of it.
 PR_SET_CHILD_SUBREAPER = 36
 LONGEST = 900
-# Clients' training examples, in the folder of all.
-TRAIN = Path("dataset") / "Cifar10" / "train"
+# Training examples of a client of the softmax regression.
+VECTORS = 50
+
+
+def train_folder(home: Path, work: str) -> Path:
+    """Return the folder of the clients' training examples."""
+    return home / "dataset" / WORKS[work].data / "train"
 
 
 def adopt_orphans() -> None:
@@ -36,22 +41,34 @@ def adopt_orphans() -> None:
 def write_examples(home: Path, data_dir: str) -> None:
     """Write each client's normalised images as PFLlib reads them."""
     data = images(data_dir)
-    train = home / TRAIN
-    for folder, of in (
-        (train, data.train_examples),
-        (train.with_name("test"), data.test_examples),
-    ):
-        folder.mkdir(parents=True)
+    for part, of in (("train", data.train_examples), ("test", data.test_examples)):
         for client in range(CLIENTS):
             examples = of(client)
             (x, y), *_ = examples.batches(len(examples))
-            arrays = {"x": np.ascontiguousarray(x.numpy()), "y": y.numpy()}
-            np.savez(folder / f"{client}.npz", data=np.array(arrays, dtype=object))
+            write_client(train_folder(home, FEDAVG).with_name(part), client, x, y)
 
 
-def sampled(rounds: int) -> list[list[int]]:
+def write_vectors(home: Path) -> None:
+    """Write each client's examples of the softmax regression as PFLlib reads them."""
+    draw = torch.Generator().manual_seed(0)
+    teacher = torch.randn(WIDTH, 10, generator=draw)
+    for client in range(CLIENTS):
+        x = torch.randn(VECTORS, WIDTH, generator=draw)
+        y = (x @ teacher).argmax(1)
+        for part in ("train", "test"):
+            write_client(train_folder(home, SOFTMAX).with_name(part), client, x, y)
+
+
+def write_client(folder: Path, client: int, x: torch.Tensor, y: torch.Tensor) -> None:
+    """Write a client's examples as PFLlib reads them."""
+    folder.mkdir(parents=True, exist_ok=True)
+    arrays = {"x": np.ascontiguousarray(x.numpy()), "y": y.numpy()}
+    np.savez(folder / f"{client}.npz", data=np.array(arrays, dtype=object))
+
+
+def sampled(rounds: int, fraction: float) -> list[list[int]]:
     """Return the clients that flwr-frl samples, from 0, for all who can be told."""
-    sampler = Participation(FRACTION, 1, 0)
+    sampler = Participation(fraction, 1, 0)
     return [sampler.sample(i, list(range(CLIENTS))) for i in range(1, rounds + 1)]
 
 
@@ -72,16 +89,18 @@ def run(peer: Peer, home: Path, data_dir: str, rounds: int) -> tuple[Any, Any]:
     places = {name: home / name for name in ("notes", "model", "job", "log")}
     for path in places.values():
         path.unlink(missing_ok=True)
-    head_epochs, epochs = WORKS[peer.work]
+    work = WORKS[peer.work]
     Job(
-        folder=str(home / TRAIN),
+        folder=str(train_folder(home, peer.work)),
         data_dir=data_dir,
         notes=str(places["notes"]),
         model=str(places["model"]),
         root=os.getpid(),
-        head_epochs=head_epochs,
-        epochs=epochs,
-        sampled=sampled(rounds),
+        head_epochs=work.head_epochs,
+        epochs=work.epochs,
+        sampled=sampled(rounds, work.fraction),
+        model_name=work.model,
+        every=work.every,
     ).write(places["job"])
     try:
         # Flower needs it; and of any peer it ends what has been left behind.
@@ -99,7 +118,8 @@ def run(peer: Peer, home: Path, data_dir: str, rounds: int) -> tuple[Any, Any]:
                 check=True,
             )
         notes = [loads(line) for line in places["notes"].read_text().splitlines()]
-        assert len(notes) == rounds, f"{len(notes)} of {rounds} rounds"
+        expected = rounds // work.every
+        assert len(notes) == expected, f"{len(notes)} of {expected} notes"
         return notes, torch.load(places["model"])
     except (subprocess.SubprocessError, OSError, AssertionError):
         print(places["log"].read_text(errors="replace")[-3000:], flush=True)

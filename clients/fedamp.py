@@ -31,7 +31,7 @@ class FedAMPClient(Client, supports_example_dp=True):
 
     The minimum is approximated by local epochs from u_i, so that a client keeps no
     state; the paper leaves the start open. PFLlib starts from the last w_i, and its
-    proximal term is a norm that is not squared.
+    proximal term has no gradient, so that its clients train alone.
     """
 
     settings_type = FedAMPSettings

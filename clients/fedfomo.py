@@ -50,11 +50,11 @@ class FedFomoClient(PersonalModelClient, also_test_global=False, fixed_shapes=Fa
 
     The baseline θ_i^{t−1} is the model with which the last local training began. The
     candidates θ_n are the M received models and the client's own trained one. The
-    weights are w_n = (L_i(θ_i^{t−1}) − L_i(θ_n)) / ‖θ_n − θ_i^{t−1}‖ (equation 5),
-    where L_i is the loss on the validation examples; negative weights become 0, and
-    then all are divided by their sum (equation 4). If none is positive, the client
-    continues from its own trained model, as in PFLlib, rather than from the baseline.
-    With no other model, this is local training.
+    weights are w_n = (L_i(θ_i^{t−1}) − L_i(θ_n)) / ‖θ_n − θ_i^{t−1}‖, the paper's
+    first-order approximation, where L_i is the loss on the validation examples;
+    negative weights become 0, and then all are divided by their sum. If none is
+    positive, the client continues from its own trained model, as in PFLlib, rather than
+    from the baseline. With no other model, this is local training.
 
     The trained model and the baseline are personal; the model that is sent, others
     receive as it is. A client that joins later starts from the initial model as its
@@ -101,7 +101,7 @@ class FedFomoClient(PersonalModelClient, also_test_global=False, fixed_shapes=Fa
     def combine(self) -> list[float]:
         """Load the weighted mean of the candidates; return the others' weights.
 
-        The returned weights are those of equation 5, which may be negative.
+        The returned weights are those before normalisation, which may be negative.
         """
         own, before = under(PERSONAL_MODEL, self.saved), under(BEFORE, self.saved)
         received = under(CANDIDATES, self.received)

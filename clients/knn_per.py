@@ -21,14 +21,14 @@ class KNNPerSettings(TrainingSettings):
     Parameters
     ----------
     knn_neighbours : int, default 10
-        Number k of neighbours (section 4); at most all training examples are used.
+        Number k of neighbours; at most all training examples are used.
     knn_lambda : float, default 0.5
-        Weight λ of the neighbours' prediction (section 3); 0 is the model alone. The
+        Weight λ of the neighbours' prediction; 0 is the model alone. The
         authors choose λ for each client on validation data, in steps of 0.1; here it
         is one value for all.
     knn_scale : float, default 1
         Length scale σ of the kernel exp(−‖z − z'‖²/(σ d)) for d features, as in the
-        authors' code; the paper has exp(−‖z − z'‖) (section 3).
+        authors' code; the paper has exp(−‖z − z'‖).
     """
 
     knn_neighbours: Annotated[int, Range("[1, inf)")] = 10
@@ -40,7 +40,7 @@ class MixedHead(nn.Module):
     """The head h of λ p_knn + (1 − λ) softmax(h), as logarithms.
 
     p_knn(y) is the share of class y among the k stored features nearest to the input's
-    features z, each weighted by the kernel exp(−‖z − z'‖²/(σ d)) (section 3). Ties
+    features z, each weighted by the kernel exp(−‖z − z'‖²/(σ d)). Ties
     of distances are in the order of the examples.
 
     Parameters

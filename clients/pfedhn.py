@@ -28,7 +28,7 @@ def generated(task: Task) -> None:
 class PFedHNClient(
     Client, supports_example_dp=True, sends_changes=True, requires=(generated,)
 ):
-    """Algorithm 1, lines 4 to 7: train θ_i, and send its change; a client has no state.
+    """Algorithm 1, client side: train θ_i, and send its change; a client has no state.
 
     The authors train for 50 steps with batches of 64, step size 0.005 and momentum 0.9;
     here ``representation-epochs`` and the other settings of local training apply.

@@ -90,7 +90,9 @@ class Traits:
         if not generic and getattr(task, "held_out", False):
             raise SettingsError("validation-fraction must be 0: it draws its examples")
         if self.needs_classes and not task.classes:
-            raise SettingsError("it needs classes, to which its heads belong")
+            raise SettingsError(
+                "it needs classes, to which its heads belong", "no-classes"
+            )
         for check in self.requires:
             check(task)
 

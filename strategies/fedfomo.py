@@ -26,8 +26,8 @@ class FedFomo(
     models of other clients and returns its new model with the weight w_j that it gave
     to each, before negative ones are cut off; p_ij grows by w_j. The models are those
     with the largest p_ij, ties in random order; each of the M is drawn at random
-    instead with the probability ε (section 3, "Sampling"). All draws follow from the
-    seed, the round and the client's name. PFLlib has no random choice.
+    instead with the probability ε (the paper's sampling scheme). All draws follow from
+    the seed, the round and the client's name. PFLlib has no random choice.
 
     A client that is not sampled keeps its model, which others may receive. Evaluations
     send no models: clients deploy the model that they keep. A client that joins later
@@ -37,7 +37,7 @@ class FedFomo(
     Parameters
     ----------
     fomo_models : int, default 5
-        Number M of models that a client receives (section 4; PFLlib's default).
+        Number M of models that a client receives (PFLlib's default).
     fomo_epsilon : float, default 0.3
         Probability ε of a random model in the first round.
     fomo_epsilon_decay : float, default 0.05

@@ -20,13 +20,14 @@ class IFCA(BaseStrategy, client="flwr_frl.clients.ifca:IFCAClient"):
     """Algorithm 1, option II: average the models of the clients that chose a cluster.
 
     The server sends all k models. Client i chooses ĵ = argmin_j F_i(θ_j), trains θ_ĵ
-    and returns it with ĵ (lines 6 to 10); then θ_j is the mean of the models of the
-    clients with ĵ = j (line 14). A cluster that nobody has chosen keeps its model.
+    and returns it with ĵ; then θ_j is the mean of the models of the clients with
+    ĵ = j (option II is this averaging of models). A cluster that nobody has chosen
+    keeps its model.
 
     The models start from different random values, as in the authors' experiments; the
     first one is the task's initial model, so one cluster is FedAvg. Starts determine
     which clusters form: if two groups choose the same model in the first rounds, they
-    may share it for the whole run (the paper restarts from several seeds, section 6).
+    may share it for the whole run (the paper restarts from several random starts).
     Restarts are not built in; run with ``--seeds``. Sharing the first layers between
     clusters, as for the paper's FEMNIST, is not implemented.
 
@@ -37,8 +38,8 @@ class IFCA(BaseStrategy, client="flwr_frl.clients.ifca:IFCAClient"):
     Parameters
     ----------
     num_clusters : int, default 4
-        Number k of clusters, at most the number of clients. In the paper from 2 to 4
-        (section 6).
+        Number k of clusters, at most the number of clients. In the paper's experiments
+        from 2 to 4.
     **base
         Arguments of `BaseStrategy`. ``aggregation`` and ``weighting`` apply within
         each cluster.

@@ -34,8 +34,8 @@ class PFedHN(
 
     The server sends client i its θ_i, and the client returns the change
     Δθ_i = θ̃_i − θ_i of its local training. The server then makes a step of SGD with
-    momentum on φ and v_i along (∂θ_i/∂(φ, v_i))ᵀ Δθ_i (equation 3, and lines 8 and 9),
-    a vector-Jacobian product. The paper samples one client a round. Here φ makes one
+    momentum on φ and v_i along (∂θ_i/∂(φ, v_i))ᵀ Δθ_i, a vector-Jacobian
+    product by the chain rule. The paper samples one client a round. Here φ makes one
     step a round along the mean over the round's clients, and each v_i its own; with one
     client a round this is the paper's algorithm. A step for one client after the other,
     which would make as many steps as the paper, diverged on the digits: Δθ_i belongs to
@@ -49,7 +49,7 @@ class PFedHN(
 
     A client that is not sampled still gets a new model, since φ has changed; one that
     has never trained gets that of its random v_i. A client that joins later would need
-    rounds in which only its v_i trains (section 3.4), so newcomers are not supported. A
+    rounds in which only its v_i trains, so newcomers are not supported. A
     checkpoint holds φ, all v_i, both momenta, and the models of clients that have
     trained.
 

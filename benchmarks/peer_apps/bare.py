@@ -11,7 +11,7 @@ from benchmarks.peer_apps.work import (
     LEARNING_RATE,
     Counter,
     Job,
-    initial_model,
+    Softmax,
     read_client,
 )
 
@@ -19,7 +19,7 @@ Examples = tuple[Tensor, Tensor]
 
 
 def train(
-    model: CNN, learns: list[nn.Parameter], examples: Examples, epochs: int
+    model: CNN | Softmax, learns: list[nn.Parameter], examples: Examples, epochs: int
 ) -> None:
     """Make SGD's steps with some of the parameters; the others are frozen."""
     model.requires_grad_(False)
@@ -42,7 +42,9 @@ def load(parameters: list[nn.Parameter], values: list[Tensor]) -> None:
         parameter.copy_(value)
 
 
-def fit(job: Job, model: CNN, examples: Examples, head: list[nn.Parameter]) -> None:
+def fit(
+    job: Job, model: CNN | Softmax, examples: Examples, head: list[nn.Parameter]
+) -> None:
     """Train one client's model, as FedRep or as FedAvg does."""
     base = [p for p in model.parameters() if all(p is not h for h in head)]
     if head:
@@ -65,7 +67,7 @@ def main(channels_last: bool) -> None:
     job, counter = Job.read(), Counter().watch()
     data = read_all(job, channels_last)
     torch.manual_seed(0)
-    model = initial_model()
+    model = job.initial_model()
     head = list(model.fc.parameters()) if job.head_epochs else []
     shared = list(model.parameters())[: -len(head) or None]
     state = [p.detach().clone() for p in shared]

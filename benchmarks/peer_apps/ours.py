@@ -10,14 +10,15 @@ from benchmarks.peer_apps.work import (
     BATCH,
     CLIENTS,
     CNN,
-    FRACTION,
     LEARNING_RATE,
     Counter,
     Job,
+    Softmax,
+    read_client,
 )
 from flwr_frl import simulate
 from flwr_frl.strategies import FedAvg, FedRep
-from flwr_frl.task import ExampleTask, build_task
+from flwr_frl.task import ExampleSet, ExampleTask, build_task
 from flwr_frl.task.settings import Free, resolve
 from flwr_frl.task.training import sgd
 
@@ -47,6 +48,16 @@ def folder(
         train=[data.train_examples(i) for i in range(num_clients)],
         test=[data.test_examples(i) for i in range(num_clients)],
         classes=data.classes,
+    )
+
+
+def vectors(num_clients: int) -> ExampleTask:
+    """Return the task of softmax regression, whose examples are in memory."""
+    job = Job.read()
+    train = [ExampleSet(*read_client(job.folder, i)) for i in range(num_clients)]
+    classes = tuple(map(str, range(10)))
+    return ExampleTask(
+        model=Softmax, head="fc", train=train, test=train, classes=classes
     )
 
 
@@ -89,16 +100,18 @@ def count_steps() -> None:
     sgd.SGDOptimizer.step = counted  # type: ignore[method-assign]
 
 
-def main(backend: str) -> None:
-    """Do the job, inline or on Ray."""
+def main(backend: str, cohort: str = "auto") -> None:
+    """Do the job, inline or on Ray; with the cohort ``off``, one client at a time."""
     job = Job.read()
+    cnn = job.model_name == "cnn"
     simulate(
         NotedFedRep if job.head_epochs else NotedFedAvg,
         backend,
-        task=f"{__name__}:folder",
-        data_dir=job.data_dir,
+        task=f"{__name__}:{'folder' if cnn else 'vectors'}",
+        **({"data_dir": job.data_dir} if cnn else {}),
         clients=CLIENTS,
-        fraction=FRACTION,
+        fraction=len(job.sampled[0]) / CLIENTS,
+        cohort=cohort,
         rounds=len(job.sampled),
         head_epochs=job.head_epochs,
         representation_epochs=job.epochs,
@@ -116,4 +129,4 @@ if __name__ == "__main__":
     from benchmarks.peer_apps import ours
 
     ours.count_steps()
-    ours.main(sys.argv[1])
+    ours.main(*sys.argv[1:])

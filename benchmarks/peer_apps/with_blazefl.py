@@ -21,7 +21,7 @@ from benchmarks.peer_apps.work import (
     CNN,
     LEARNING_RATE,
     Job,
-    initial_model,
+    Softmax,
     read_client,
 )
 
@@ -35,9 +35,12 @@ class Name(StrEnum):
 class Models:
     """Gives the one model."""
 
-    def select_model(self, model_name: str) -> CNN:
+    def __init__(self, job: Job) -> None:
+        self.job = job
+
+    def select_model(self, model_name: str) -> CNN | Softmax:
         """Return the initial model."""
-        return initial_model()
+        return self.job.initial_model()
 
 
 class Clients:
@@ -75,7 +78,8 @@ def trainer(how: str, common: dict[str, Any], epochs: int, home: Path) -> Any:
         return FedAvgBaseClientTrainer(**own)
     # The first optimizer of a process loads torch's compiler, for more than a second.
     # With this one the processes that are forked in each round have it already.
-    torch.optim.SGD(initial_model().parameters(), lr=LEARNING_RATE)
+    model = common["model_selector"].select_model("")
+    torch.optim.SGD(model.parameters(), lr=LEARNING_RATE)
     return FedAvgProcessPoolClientTrainer(
         **own,
         num_parallels=2,
@@ -88,7 +92,7 @@ def trainer(how: str, common: dict[str, Any], epochs: int, home: Path) -> Any:
 def run(job: Job, how: str, home: Path) -> None:
     """Do the job."""
     common = {
-        "model_selector": Models(),
+        "model_selector": Models(job),
         "model_name": Name.CNN,
         "dataset": Clients(job.folder),
         "device": "cpu",

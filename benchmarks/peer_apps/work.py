@@ -16,9 +16,11 @@ import torch
 from torch import Tensor, nn
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
-CLIENTS, FRACTION = 100, 0.1
+CLIENTS = 100
 LEARNING_RATE = 0.01
 BATCH = 10
+# Inputs of the softmax regression.
+WIDTH = 64
 TICKS = os.sysconf("SC_CLK_TCK")
 
 
@@ -39,11 +41,27 @@ class CNN(nn.Module):
         return self.fc(nn.functional.relu(self.fc1(x.flatten(1))))
 
 
-def initial_model() -> CNN:
-    """Return the model with which everybody begins, as PFLlib's seed draws it."""
+class Softmax(nn.Module):
+    """Softmax regression: one linear layer, the head fc."""
+
+    def __init__(self, classes: int = 10) -> None:
+        super().__init__()
+        self.fc = nn.Linear(WIDTH, classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the outputs of a batch of shape (n, 64)."""
+        outputs: Tensor = self.fc(x)
+        return outputs
+
+
+MODELS = {"cnn": CNN, "softmax": Softmax}
+
+
+def initial_model(name: str) -> CNN | Softmax:
+    """Return the initial model of all libraries, as PFLlib's seed draws it."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        return CNN()
+        return MODELS[name]()
 
 
 def read_client(folder: str | Path, client: int) -> tuple[Tensor, Tensor]:
@@ -53,7 +71,7 @@ def read_client(folder: str | Path, client: int) -> tuple[Tensor, Tensor]:
     return torch.from_numpy(data["x"]), torch.from_numpy(data["y"])
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(kw_only=True)
 class Job:
     """What a driver is to do.
 
@@ -71,6 +89,12 @@ class Job:
         Of a client in a round; without head epochs it is FedAvg.
     sampled : list of list of int
         The clients of each round, for those that can be told.
+    model_name : str, default "cnn"
+        A key of ``MODELS``.
+    every : int, default 1
+        Number of rounds per note.
+    rounds : int, default 0
+        Rounds that are over.
     """
 
     folder: str
@@ -81,6 +105,9 @@ class Job:
     head_epochs: int
     epochs: int
     sampled: list[list[int]]
+    model_name: str = "cnn"
+    every: int = 1
+    rounds: int = 0
 
     @classmethod
     def read(cls) -> Self:
@@ -92,8 +119,15 @@ class Job:
         """Write what `read` reads."""
         path.write_text(json.dumps(asdict(self)))
 
+    def initial_model(self) -> CNN | Softmax:
+        """Return the initial model."""
+        return initial_model(self.model_name)
+
     def note(self, steps: int) -> None:
         """Note that a round is over, with all steps up to now."""
+        self.rounds += 1
+        if self.rounds % self.every:
+            return
         line = {
             "time": time.monotonic(),
             "cpu": cpu_seconds(self.root),
@@ -108,14 +142,19 @@ class Job:
 
 
 def cpu_seconds(root: int) -> float:
-    """Return the CPU time of all that a process has started, without its own."""
+    """Return the CPU time of all that a process has started, without its own.
+
+    Linux counts that of other processes in hundredths of a second; that of the calling
+    process is exact.
+    """
     every = dict(_processes())
+    own = os.times()
     total = sum(every[root][3:]) if root in every else 0
     new = [root]
     while new:
         new = [pid for pid, (parent, *_) in every.items() if parent in new]
         total += sum(sum(every[pid][1:]) for pid in new)
-    return total / TICKS
+    return total / TICKS - own.user - own.system + time.process_time()
 
 
 def _processes() -> Iterator[tuple[int, tuple[int, ...]]]:

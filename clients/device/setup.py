@@ -177,7 +177,7 @@ def check_task(task: Task, kind: type[Client], settings: Settings) -> None:
     except SettingsError as error:
         algorithm, name = settings["algorithm"], settings["task"]
         raise SettingsError(
-            f"algorithm {algorithm!r} and task {name!r}: {error}"
+            f"algorithm {algorithm!r} and task {name!r}: {error}", error.code
         ) from None
 
 

@@ -229,7 +229,8 @@ class SplitModel(nn.Module):
         if not isinstance(self.head, nn.Linear):
             raise SettingsError(
                 f"{who} needs a head that is one linear layer; this model's is a "
-                f"{type(self.head).__name__}; head-layers=1 may give one"
+                f"{type(self.head).__name__}; head-layers=1 may give one",
+                "head-not-linear",
             )
         return self.head
 

@@ -138,6 +138,27 @@ def test_a_task_that_does_not_suit_is_refused(algorithm, given, words):
 
 
 @pytest.mark.parametrize(
+    ("algorithm", "given", "code"),
+    [
+        ("ifca", {"num-clusters": 21}, "num-clusters"),
+        ("pfedhn", {"model": "resnet18"}, "model"),
+        ("fedpac", {"head-layers": 2}, "head-not-linear"),
+        ("fedas", {"head-layers": 2}, "head-not-linear"),
+        ("gpfl", {"head-layers": 2}, "head-not-linear"),
+        ("pfedfda", {"head-layers": 2}, "head-not-linear"),
+        ("knn-per", {"task": "linear"}, "no-classes"),
+        ("moon", {"model": "logistic"}, "no-features"),
+        ("feddyn", {"model": "resnet18"}, "has-buffers"),
+    ],
+)
+def test_a_model_or_task_that_does_not_suit_has_a_code(algorithm, given, code):
+    with pytest.raises(SettingsError) as caught:
+        running.check([algorithm], given, "inline")
+    assert caught.value.code == code
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
     ("algorithm", "given", "line"),
     [
         ("fedrep", {"new-clients": 20}, "new-clients is 20; expected at most 19"),

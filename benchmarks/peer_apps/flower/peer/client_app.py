@@ -5,12 +5,17 @@ from flwr.app import ArrayRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 from torch.utils.data import DataLoader, TensorDataset
 
-from benchmarks.peer_apps.work import BATCH, CNN, LEARNING_RATE, Job, read_client
+from benchmarks.peer_apps.work import (
+    BATCH,
+    LEARNING_RATE,
+    Job,
+    read_client,
+)
 
 app = ClientApp()
 
 
-def fit(model: CNN, batches: DataLoader, epochs: int) -> int:
+def fit(model: torch.nn.Module, batches: DataLoader, epochs: int) -> int:
     """Train a model; return the number of steps."""
     sgd = torch.optim.SGD(model.parameters(), lr=LEARNING_RATE)
     model.train()
@@ -26,7 +31,7 @@ def fit(model: CNN, batches: DataLoader, epochs: int) -> int:
 def train(message: Message, context: Context) -> Message:
     """Answer with the trained model."""
     job = Job.read()
-    model = CNN()
+    model = job.initial_model()
     model.load_state_dict(message.content["arrays"].to_torch_state_dict())
     client = int(context.node_config["partition-id"])
     examples = TensorDataset(*read_client(job.folder, client))

@@ -4,7 +4,7 @@ from flwr.app import ArrayRecord, Context, MetricRecord
 from flwr.serverapp import Grid, ServerApp
 from flwr.serverapp.strategy import FedAvg
 
-from benchmarks.peer_apps.work import Job, initial_model
+from benchmarks.peer_apps.work import Job
 
 app = ServerApp()
 
@@ -35,14 +35,14 @@ def main(grid: Grid, context: Context) -> None:
             job.keep(arrays.to_torch_state_dict().values())
 
     strategy = FedAvg(
-        fraction_train=float(context.run_config["fraction-train"]),
+        fraction_train=len(job.sampled[0]) / clients,
         fraction_evaluate=0.0,
         min_available_nodes=clients,
         train_metrics_aggr_fn=steps,
     )
     strategy.start(
         grid=grid,
-        initial_arrays=ArrayRecord(initial_model().state_dict()),
+        initial_arrays=ArrayRecord(job.initial_model().state_dict()),
         num_rounds=len(job.sampled),
         evaluate_fn=evaluate,
     )
