@@ -11,11 +11,24 @@ from typing import Annotated
 import numpy as np
 import numpy.typing as npt
 
-from flwr_frl.task.settings import Checked, Range, Seed, require, require_drawable
+from flwr_frl.task.settings import (
+    Checked,
+    Choice,
+    Range,
+    Seed,
+    require,
+    require_drawable,
+)
 
 Matrix = npt.NDArray[np.float64]
 
 TEST_EXAMPLES = 500
+ROLES = ("auto", "source", "target")
+
+
+def is_source(role: str, client: int, num_sources: int) -> bool:
+    """Return whether a client is a source: by its role, or by its index for ``auto``."""
+    return client < num_sources if role == "auto" else role == "source"
 
 
 def basis(representations: Sequence[Matrix], tolerance: float = 0.01) -> Matrix:
@@ -182,6 +195,8 @@ class TransferData(Checked):
         σ² > 0, since errors are relative to the error of θ*.
     seed : int, default 0
         Seed of all random values.
+    role : {"auto", "source", "target"}, default "auto"
+        Role of every client, for a device's own data; ``auto`` decides by the index.
 
     Raises
     ------
@@ -199,6 +214,7 @@ class TransferData(Checked):
     tau: Annotated[float, Range("(0, inf)")] = 1.0
     noise_variance: Annotated[float, Range("(0, inf)")] = 1e-3
     seed: Annotated[int, Seed] = 0
+    role: Annotated[str, Choice(*ROLES)] = "auto"
 
     def __post_init__(self) -> None:
         """Check the ranges."""
@@ -224,7 +240,7 @@ class TransferData(Checked):
 
     def is_source(self, client: int) -> bool:
         """Return whether a client is a source."""
-        return client < self.num_sources
+        return is_source(self.role, client, self.num_sources)
 
     def model(self, client: int) -> Matrix:
         """Return a client's true model θ*, shape (dimension,)."""
