@@ -27,7 +27,7 @@ ROLES = ("auto", "source", "target")
 
 
 def is_source(role: str, client: int, num_sources: int) -> bool:
-    """Return whether a client is a source: by its role, or by its index for ``auto``."""
+    """Return whether a client is a source; ``auto`` decides by its index."""
     return client < num_sources if role == "auto" else role == "source"
 
 

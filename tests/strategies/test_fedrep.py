@@ -124,3 +124,15 @@ def test_no_moments():
     )
     with pytest.raises(SettingsError, match=line):
         FedRepLinear().initialize(InlineGrid(broken, 3))
+
+
+def test_the_gaussian_start_is_that_of_flute():
+    settings = settings_of(initialization="gaussian", dimension=7, rank=3, seed=5)
+    grid = InlineGrid(make_app(settings), 4)
+    start = build_strategy(settings).initialize(grid)[WEIGHT].numpy()
+    other = algorithm_runs.settings_of("flute", task="linear", dimension=7, rank=3)
+    flute = build_strategy({**other, "seed": 5})
+    np.testing.assert_array_equal(start, flute.initialize(grid)[WEIGHT].numpy())
+    assert start.shape == (3, 7)
+    # 21 entries with the standard deviation 1/70.
+    assert 0.5 < start.std() * 70 < 1.5
