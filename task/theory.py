@@ -94,8 +94,8 @@ class FedRepTheory:
     def samples(self, dimension: int, constant: float = 1.0) -> float:
         """Return m of theorem 1: c (κ⁴ k³ log(rn) / E_0² + κ⁴ k² d / (E_0² rn)).
 
-        κ = σ̄_max,* / σ̄_min,*; the paper divides σ̄_max,* by itself, a misprint. The result
-        is infinite if σ̄_min,* is 0.
+        κ = σ̄_max,* / σ̄_min,*; the paper divides σ̄_max,* by itself, a misprint. The
+        result is infinite if σ̄_min,* is 0.
         """
         smallest, largest = self.sigmas
         if smallest == 0:

@@ -263,7 +263,8 @@ SOME = "expected a number above 0 with server-dp-noise"
         (
             FedRepLinear,
             PRIVATE,
-            "initialization is 'moments'; expected random or gaussian with server-dp-noise",
+            "initialization is 'moments'; expected random or gaussian with "
+            "server-dp-noise",
         ),
         (
             lambda **given: SRPFL(FedRep(**given)),
