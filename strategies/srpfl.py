@@ -63,6 +63,10 @@ class FirstReplies(Participation):
         resumed with more rounds keeps its stages.
     sample_for : {"round", "stage"}, default "round"
         How long a sample of clients is kept.
+    examples_of : callable, optional
+        Returns a node's number of training examples. A round then closes when the
+        examples of the replies reach the share n / N of those of all sampled clients,
+        so that they double from stage to stage (appendix C).
     """
 
     def __init__(
@@ -73,11 +77,13 @@ class FirstReplies(Participation):
         num_rounds: int | None = None,
         state: dict[str, Any] | None = None,
         sample_for: str = "round",
+        examples_of: Callable[[int], int] | None = None,
     ) -> None:
         super().__init__(sampling.fraction, sampling.least, sampling.seed, False)
         self.initial_nodes, self.lengths = initial_nodes, lengths
         self.num_rounds = num_rounds
         self.sample_for = sample_for
+        self.examples_of = examples_of
         self._state: dict[str, Any] = {} if state is None else state
         self._end_checked = self._warned = False
         if num_rounds:
@@ -146,7 +152,14 @@ class FirstReplies(Participation):
         """Have the grid close the round at n replies, if it is an `ArrivalGrid`."""
         if isinstance(grid, ArrivalGrid):
             self._check_end(len(messages))
-            grid.wait_for(self.nodes(server_round, len(messages)), is_valid)
+            sampled = len(messages)
+            count, weight_of = self.nodes(server_round, sampled), self.examples_of
+            if weight_of is not None and count < sampled:
+                nodes = [message.metadata.dst_node_id for message in messages]
+                count = max(1, count * sum(map(weight_of, nodes)) // sampled)
+                grid.wait_for(count, is_valid, weight_of)
+            else:
+                grid.wait_for(count, is_valid)
         elif not self._warned:
             self._warned = True
             log(WARNING, "SRPFL waits for all clients: this grid closes no round early")
@@ -192,6 +205,9 @@ class SRPFL(
         ``theory-exact``; smaller values give longer stages.
     sample_for : {"round", "stage"}, default "round"
         Sample the N clients in every round, or once for a stage (remark 3.2).
+    doubles : {"clients", "examples"}, default "clients"
+        What doubles from stage to stage: the number of replies n, or the training
+        examples of the replies, beginning with the share n0 / N (appendix C).
     num_rounds : int, optional
         Number of rounds, for ``auto``; settings and ``start`` set it as well.
     """
@@ -210,12 +226,14 @@ class SRPFL(
         srpfl_base: Annotated[str, Free("an algorithm")] = "fedrep",
         contraction: Annotated[float, Range("(0, 1)")] = 0.1,
         sample_for: Annotated[str, Choice("round", "stage")] = "round",
+        doubles: Annotated[str, Choice("clients", "examples")] = "clients",
         num_rounds: int | None = None,
     ) -> None:
         self.strategy = strategy
         self.initial_nodes = initial_nodes
         self.contraction = contraction
         self.sample_for = sample_for
+        self.doubles = doubles
         validate(self)
         ours = strategy if isinstance(strategy, BaseStrategy) else None
         noise = ours.settings.server_dp_noise if ours else 0.0
@@ -232,6 +250,7 @@ class SRPFL(
             num_rounds,
             ours.state if ours else None,
             sample_for,
+            examples_in(ours) if ours and doubles == "examples" else None,
         )
 
     @classmethod
@@ -272,6 +291,7 @@ class SRPFL(
             initial_nodes,
             stages,
             sample_for=str(settings["sample-for"]),
+            doubles=str(settings["doubles"]),
             num_rounds=int(settings["num-server-rounds"]),
         ).install()
         return wrapped
@@ -309,6 +329,20 @@ class SRPFL(
         text = "\t├──> SRPFL: the first %d clients, doubled after %s rounds"
         log(INFO, text, self.initial_nodes, self.participation.lengths or "auto")
         self.strategy.summary()
+
+
+def examples_in(strategy: BaseStrategy) -> Callable[[int], int]:
+    """Return a function that returns a node's declared number of training examples.
+
+    It is at least 1, so that every reply counts.
+    """
+
+    def examples_of(node: int) -> int:
+        client = strategy.clients.known.get(node)
+        declared = client.properties.get("num-examples", 1) if client else 1
+        return max(1, declared) if isinstance(declared, int) else 1
+
+    return examples_of
 
 
 class LGSRPFL(SRPFL):

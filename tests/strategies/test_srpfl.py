@@ -174,6 +174,40 @@ def test_a_sample_can_stay_for_a_stage() -> None:
             assert samples[::3] == samples[1::3] == samples[2::3]
 
 
+def test_examples_can_double_from_stage_to_stage() -> None:
+    settings = settings_of(
+        "srpfl",
+        num_clients=8,
+        fraction_train=1.0,
+        num_server_rounds=3,
+        initial_nodes=1,
+        rounds_per_stage="1",
+        doubles="examples",
+        partition="dirichlet",
+        speed_model="fixed",
+    )
+    strategy, speeds = build_strategy(settings), SpeedModel("fixed", 8)
+    grid, clock = simulated(settings, strategy, 8)
+    start = strategy.initialize(grid)
+    sizes = np.array(
+        [
+            int(strategy.clients.known[node].properties["num-examples"])
+            for node in strategy.identify(grid)
+        ]
+    )
+    assert len(set(sizes)) > 2
+    for server_round, n in ((1, 1), (2, 2), (3, 4)):
+        config = ConfigRecord()
+        messages = strategy.configure_train(server_round, start, config, clock)
+        used = list(clock.send_and_receive(messages))
+        # The fastest clients until they have the share n / 8 of all examples.
+        order = np.argsort(speeds.times(server_round))
+        cumulative = np.cumsum(sizes[order])
+        expected = int((cumulative < sizes.sum() * n // 8).sum()) + 1
+        assert len(used) == expected
+        strategy.aggregate_train(server_round, used)
+
+
 def test_the_contraction_is_a_setting() -> None:
     theory = {"rounds_per_stage": "theory", "speed_model": "fixed"}
     by_default = build_strategy(settings_of("srpfl", **theory))
