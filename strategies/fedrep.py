@@ -13,7 +13,7 @@ from flwr_frl.strategies.base import BaseStrategy
 from flwr_frl.strategies.server.queries import nothing_sent, query_arrays
 from flwr_frl.strategies.server.replies import to_record
 from flwr_frl.task.messages import STATISTICS
-from flwr_frl.task.settings import Choice, Free, Range, require, validate
+from flwr_frl.task.settings import Choice, Free, Range, validate
 
 REPRESENTATION_WEIGHT = "representation.weight"
 
@@ -55,7 +55,9 @@ class FedRepLinear(
         Width k of the representation.
     initialization : {"moments", "random", "gaussian"}, default "moments"
         ``moments``: B⁰ = the k leading eigenvectors of mean_i Z_i, where every client
-        sends Z_i once. ``random``: an orthonormal B⁰ from the seed. ``gaussian``: the
+        sends Z_i once; with ``server-dp-noise``, of their noisy mean (SRPFL, remark
+        4.11), one more release, for which Z_i is clipped to ``server-dp-clip``.
+        ``random``: an orthonormal B⁰ from the seed. ``gaussian``: the
         start of FLUTE with the same seed, with entries from N(0, 1/(10 d)²): FedRep(RI)
         in FLUTE's figures.
     orthonormalize : bool, default False
@@ -79,9 +81,6 @@ class FedRepLinear(
         self.initialization = initialization
         self.orthonormalize = orthonormalize
         validate(self)
-        allowed = "random or gaussian with server-dp-noise: moments are sent exactly"
-        valid = initialization != "moments" or not self.privacy
-        require(valid, "initialization", initialization, allowed)
 
     def initialize(self, grid: Grid) -> ArrayRecord:
         """Return B⁰ᵀ of shape (k, d)."""
@@ -104,8 +103,14 @@ class FedRepLinear(
             raise nothing_sent(self.clients, "moments")
         single = [partial(dict[str, Any], moments=m) for m in moments]
         votes, centre = [1.0] * len(moments), {"moments": np.zeros_like(moments[0])}
-        combined = self.apply_rule(votes, single, centre) or centre
+        if self.privacy:
+            names = [self.name_of(node) for node in nodes]
+            combined = self.privacy.mean(names, single, centre) or centre
+        else:
+            combined = self.apply_rule(votes, single, centre) or centre
         moment = combined["moments"].astype(np.float64)
+        # Noise is not symmetric, and `eigh` reads one triangle only.
+        moment = (moment + moment.T) / 2 if self.privacy else moment
         # `eigh` returns the eigenvalues in ascending order.
         vectors = np.linalg.eigh(moment).eigenvectors[:, ::-1]
         return to_record({REPRESENTATION_WEIGHT: vectors[:, : self.rank].T})

@@ -136,3 +136,22 @@ def test_the_gaussian_start_is_that_of_flute():
     assert start.shape == (3, 7)
     # 21 entries with the standard deviation 1/70.
     assert 0.5 < start.std() * 70 < 1.5
+
+
+def test_private_moments_are_clipped_noisy_and_counted():
+    privacy = {"server_dp_noise": 0.5, "server_dp_clip": 3.0, "server_dp_delta": 1e-3}
+    settings = settings_of(dimension=4, rank=2, samples=30, seed=2, **privacy)
+    grid, strategy = InlineGrid(make_app(settings), 5), build_strategy(settings)
+    strategy.privacy.rng = np.random.default_rng(8)
+    start = strategy.initialize(grid)[WEIGHT].numpy()
+    task, total = build(LinearTask, settings, num_clients=5), np.zeros((4, 4))
+    for i in range(5):
+        x, y = task.draw(i)
+        z = (x * y[:, None] ** 2).T @ x / 30
+        total += z * min(1, 3.0 / np.linalg.norm(z))
+    noisy = (total + np.random.default_rng(8).normal(0, 1.5, (4, 4))) / 5
+    u = np.linalg.eigh((noisy + noisy.T) / 2).eigenvectors[:, 2:]
+    np.testing.assert_allclose(start.T @ start, u @ u.T, atol=1e-6)
+    # One release by each of the five clients.
+    assert set(strategy.privacy.asked.values()) == {1}
+    assert len(strategy.privacy.asked) == 5
