@@ -18,11 +18,11 @@ from flwr_frl.task.compression.per_tensor import (
     TopK,
 )
 from flwr_frl.task.saddle_point.algorithm import (
-    Noise,
     SaddlePoint,
     decode,
     exchange_stream,
 )
+from flwr_frl.task.saddle_point.noise import Noise
 from flwr_frl.task.saddle_point.problems import Float64s, Pairs
 
 

@@ -21,12 +21,12 @@ from flwr_frl.task.compression.per_tensor import (
 from flwr_frl.task.messages import SERVER_ROUND
 from flwr_frl.task.run_cache import run_cache
 from flwr_frl.task.saddle_point.algorithm import (
-    Noise,
     SaddlePoint,
     State,
     decode,
     exchange_stream,
 )
+from flwr_frl.task.saddle_point.noise import Noise
 from flwr_frl.task.tasks.multi_task import DIMENSION, MultiTaskSetup
 
 INBOX = "inbox."
@@ -192,7 +192,7 @@ def _prepared(
 ) -> tuple[SaddlePoint, Noise]:
     """Draw a node's costs once per process instead of once per message."""
     algorithm = setup.saddle_point([node], [(node, j) for j in neighbours])
-    return algorithm, Noise(algorithm.problem, setup.seed)
+    return algorithm, Noise(algorithm.problem, setup.seed, setup.bandit_direction)
 
 
 def _neighbours(config: Config) -> dict[str, int]:

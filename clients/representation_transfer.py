@@ -25,13 +25,15 @@ from flwr_frl.task.examples import EVALUATION_BATCH, ExampleSet
 from flwr_frl.task.messages import SERVER_ROUND
 from flwr_frl.task.models import SplitModel
 from flwr_frl.task.resident import test_examples
-from flwr_frl.task.settings import Checked, Range
+from flwr_frl.task.settings import Checked, Choice, Range
 from flwr_frl.task.tasks.transfer import TransferTask
 from flwr_frl.task.training import train
 from flwr_frl.task.transfer import (
+    ROLES,
     TransferData,
     basis,
     halves,
+    is_source,
     phase_one,
     phase_two,
     phase_two_descent,
@@ -45,17 +47,21 @@ class RoleSettings(Checked):
     Parameters
     ----------
     num_sources : int, default 10
-        Clients below this index are sources. A device can set 0 to be a target.
+        Clients below this index are sources.
+    role : {"auto", "source", "target"}, default "auto"
+        Role of a device, set in its node config. ``auto`` decides by the client's
+        index, which is 0 on every device without a ``partition-id``.
     """
 
     num_sources: Annotated[int, Range("[0, inf)")] = TransferData.num_sources
+    role: Annotated[str, Choice(*ROLES)] = TransferData.role
 
 
 class TransferClient(
     Client,
     # Targets receive all representations, stacked or as a basis.
     fixed_shapes=False,
-    node_settings=(*NODE_SETTINGS, "num-sources"),
+    node_settings=(*NODE_SETTINGS, "role", "num-sources"),
 ):
     """A source, which sends its representation, or a target, which uses all of them."""
 
@@ -65,7 +71,8 @@ class TransferClient(
     @property
     def is_source(self) -> bool:
         """Whether this client is a source."""
-        return self.index < self.settings.num_sources
+        role, sources = self.settings.role, self.settings.num_sources
+        return is_source(role, self.index, sources)
 
     @property
     def sent(self) -> Groups:

@@ -5,6 +5,7 @@ from functools import partial
 from typing import Annotated, Any
 
 import numpy as np
+import numpy.typing as npt
 from flwr.app import ArrayRecord, Message
 from flwr.serverapp import Grid
 
@@ -12,9 +13,22 @@ from flwr_frl.strategies.base import BaseStrategy
 from flwr_frl.strategies.server.queries import nothing_sent, query_arrays
 from flwr_frl.strategies.server.replies import to_record
 from flwr_frl.task.messages import STATISTICS
-from flwr_frl.task.settings import Choice, Free, Range, require, validate
+from flwr_frl.task.settings import Choice, Free, Range, validate
 
 REPRESENTATION_WEIGHT = "representation.weight"
+
+
+def gaussian_start(
+    seed: int, name: str, shape: tuple[int, int], scale: float
+) -> npt.NDArray[np.float64]:
+    """Return a matrix with entries from N(0, scale²), fixed by a seed and a name.
+
+    FLUTE's start (algorithm 1, line 2): the same seed gives FLUTE and FedRep the same
+    B⁰, as in FedRep(RI) of its figures 1 and 3.
+    """
+    key = int.from_bytes(name.encode(), "little")
+    rng = np.random.default_rng([seed, 0xF1, key])
+    return scale * rng.standard_normal(shape)
 
 
 class FedRep(
@@ -39,9 +53,13 @@ class FedRepLinear(
     ----------
     rank : int, default 2
         Width k of the representation.
-    initialization : {"moments", "random"}, default "moments"
+    initialization : {"moments", "random", "gaussian"}, default "moments"
         ``moments``: B⁰ = the k leading eigenvectors of mean_i Z_i, where every client
-        sends Z_i once. ``random``: an orthonormal B⁰ from the seed.
+        sends Z_i once; with ``server-dp-noise``, of their noisy mean (SRPFL, remark
+        4.11), one more release, for which Z_i is clipped to ``server-dp-clip``.
+        ``random``: an orthonormal B⁰ from the seed. ``gaussian``: the
+        start of FLUTE with the same seed, with entries from N(0, 1/(10 d)²): FedRep(RI)
+        in FLUTE's figures.
     orthonormalize : bool, default False
         Replace the mean by the Q of its QR decomposition, as in SRPFL.
     **base
@@ -52,7 +70,9 @@ class FedRepLinear(
         self,
         *,
         rank: Annotated[int, Range("[1, inf)")] = 2,
-        initialization: Annotated[str, Choice("moments", "random")] = "moments",
+        initialization: Annotated[str, Choice("moments", "random", "gaussian")] = (
+            "moments"
+        ),
         orthonormalize: Annotated[bool, Free()] = False,
         **base: Any,
     ) -> None:
@@ -61,14 +81,17 @@ class FedRepLinear(
         self.initialization = initialization
         self.orthonormalize = orthonormalize
         validate(self)
-        allowed = "random with server-dp-noise: the moments are told as they are"
-        valid = initialization == "random" or not self.privacy
-        require(valid, "initialization", initialization, allowed)
 
     def initialize(self, grid: Grid) -> ArrayRecord:
         """Return B⁰ᵀ of shape (k, d)."""
-        if self.initialization == "random":
-            return super().initialize(grid)
+        if self.initialization != "moments":
+            start = super().initialize(grid)
+            if self.initialization == "random":
+                return start
+            k, d = start[REPRESENTATION_WEIGHT].numpy().shape
+            seed, scale = self.settings.seed, 1 / (10 * d)
+            b = gaussian_start(seed, "representation", (k, d), scale)
+            return to_record({REPRESENTATION_WEIGHT: b})
         nodes = self.identify(grid)
         answers = query_arrays(self.clients, grid, nodes, STATISTICS)
         sent = [record["moments"] for _, record in answers if "moments" in record]
@@ -80,8 +103,14 @@ class FedRepLinear(
             raise nothing_sent(self.clients, "moments")
         single = [partial(dict[str, Any], moments=m) for m in moments]
         votes, centre = [1.0] * len(moments), {"moments": np.zeros_like(moments[0])}
-        combined = self.apply_rule(votes, single, centre) or centre
+        if self.privacy:
+            names = [self.name_of(node) for node in nodes]
+            combined = self.privacy.mean(names, single, centre) or centre
+        else:
+            combined = self.apply_rule(votes, single, centre) or centre
         moment = combined["moments"].astype(np.float64)
+        # Noise is not symmetric, and `eigh` reads one triangle only.
+        moment = (moment + moment.T) / 2 if self.privacy else moment
         # `eigh` returns the eigenvalues in ascending order.
         vectors = np.linalg.eigh(moment).eigenvectors[:, ::-1]
         return to_record({REPRESENTATION_WEIGHT: vectors[:, : self.rank].T})

@@ -16,7 +16,7 @@ from flwr.common import log
 from flwr.serverapp import Grid
 
 from flwr_frl.strategies.base import BaseStrategy
-from flwr_frl.strategies.fedrep import REPRESENTATION_WEIGHT
+from flwr_frl.strategies.fedrep import REPRESENTATION_WEIGHT, gaussian_start
 from flwr_frl.strategies.server.checks import one_line
 from flwr_frl.strategies.server.client_manager import ClientInfo
 from flwr_frl.strategies.server.replies import Arrays, is_finite, to_record
@@ -255,9 +255,7 @@ class FLUTELinear(
         self.scale = initial_scale or 1 / (10 * dimension)
 
     def _random(self, shape: tuple[int, int], name: str) -> Matrix:
-        key = int.from_bytes(name.encode(), "little")
-        rng = np.random.default_rng([self.settings.seed, 0xF1, key])
-        return self.scale * rng.standard_normal(shape)
+        return gaussian_start(self.settings.seed, name, shape, self.scale)
 
     def initialize(self, grid: Grid) -> ArrayRecord:
         """Return B⁰ᵀ of shape (k, d) with entries from N(0, α²)."""

@@ -47,7 +47,8 @@ class RepresentationTransfer(
     Parameters
     ----------
     num_sources : int, default 10
-        Clients 0 to ``num_sources`` − 1 are sources; each client reports its role.
+        Clients 0 to ``num_sources`` − 1 are sources, unless their node config sets
+        ``role``; each client reports its role.
     rank_tolerance : float, default 0.01
         In (0, 1). Singular values below this fraction of the largest do not count
         towards the rank of a basis.
@@ -77,11 +78,17 @@ class RepresentationTransfer(
         return bool(self.state["built"])
 
     def check_clients(self, num_clients: int) -> None:
-        """Raise `SettingsError` unless at least one client is a target.
+        """Raise `SettingsError` unless there are both sources and targets.
 
-        Known clients have already reported their roles.
+        Known clients have reported their roles, which then count instead of
+        ``num_sources``.
         """
         if self.clients.known:
+            nodes = list(self.clients.known)
+            for role, other in (("source", "target"), ("target", "source")):
+                allowed = f"{role!r} in the node config of at least one client"
+                valid = len(self._with_role(nodes, role)) > 0
+                require(valid, "role", other, f"{allowed} of the {num_clients} here")
             return
         allowed = f"from 1 to {num_clients - 1}, so that one of {num_clients} clients "
         allowed += "is a target"

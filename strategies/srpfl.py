@@ -18,11 +18,18 @@ from flwr.serverapp.strategy import Result, Strategy
 from flwr_frl.strategies.algorithms import build_strategy, strategy_class
 from flwr_frl.strategies.base import BaseStrategy
 from flwr_frl.strategies.grids.arrivals import ArrivalGrid, RealArrivals, with_retries
-from flwr_frl.strategies.grids.speeds import Times, speed_model
+from flwr_frl.strategies.grids.speeds import speed_model
+from flwr_frl.strategies.grids.stages import (
+    automatic_stages,
+    exact_stages,
+    listed_stages,
+    theory_stages,
+)
 from flwr_frl.strategies.server.participation import Participation
 from flwr_frl.strategies.traits import Algorithm
 from flwr_frl.strategies.wrapping import Wrapping
 from flwr_frl.task.settings import (
+    Choice,
     Free,
     Range,
     Settings,
@@ -33,6 +40,8 @@ from flwr_frl.task.settings import (
 # Key, in the wrapped strategy's state, of the number of rounds that ``auto`` divides
 # into stages.
 STAGED = "staged-rounds"
+# Values of ``rounds-per-stage`` that follow from the speeds.
+THEORIES = ("theory", "theory-exact")
 
 
 class FirstReplies(Participation):
@@ -52,6 +61,12 @@ class FirstReplies(Participation):
     state : dict, optional
         The strategy's state. It saves the number of rounds, so that a run that is
         resumed with more rounds keeps its stages.
+    sample_for : {"round", "stage"}, default "round"
+        How long a sample of clients is kept.
+    examples_of : callable, optional
+        Returns a node's number of training examples. A round then closes when the
+        examples of the replies reach the share n / N of those of all sampled clients,
+        so that they double from stage to stage (appendix C).
     """
 
     def __init__(
@@ -61,10 +76,14 @@ class FirstReplies(Participation):
         lengths: Sequence[int] | None = None,
         num_rounds: int | None = None,
         state: dict[str, Any] | None = None,
+        sample_for: str = "round",
+        examples_of: Callable[[int], int] | None = None,
     ) -> None:
         super().__init__(sampling.fraction, sampling.least, sampling.seed, False)
         self.initial_nodes, self.lengths = initial_nodes, lengths
         self.num_rounds = num_rounds
+        self.sample_for = sample_for
+        self.examples_of = examples_of
         self._state: dict[str, Any] = {} if state is None else state
         self._end_checked = self._warned = False
         if num_rounds:
@@ -94,6 +113,21 @@ class FirstReplies(Participation):
         The round is counted from 1 and belongs to stage r, counted from 0; N clients
         are sampled.
         """
+        return self._stage(server_round, sampled)[0]
+
+    def sample(self, server_round: int, nodes: list[int], others: int = 0) -> list[int]:
+        """Return the nodes that train in a round; for ``stage``, of its stage's first.
+
+        The sample of a stage stays the same while the same nodes are connected.
+        """
+        chosen = super().sample(server_round, nodes, others)
+        if self.sample_for == "round":
+            return chosen
+        first = self._stage(server_round, len(chosen))[1]
+        return super().sample(first, nodes, others)
+
+    def _stage(self, server_round: int, sampled: int) -> tuple[int, int]:
+        """Return a round's number of replies and the first round of its stage."""
         lengths = self.lengths
         if lengths is None and sampled > self.initial_nodes:
             rounds = self._state.get(STAGED) or self.num_rounds or 0
@@ -102,11 +136,11 @@ class FirstReplies(Participation):
             lengths = automatic_stages(self.initial_nodes, sampled, rounds)
         count, end, stage = self.initial_nodes, 0, 0
         while lengths and count < sampled:
-            end += lengths[min(stage, len(lengths) - 1)]
+            start, end = end, end + lengths[min(stage, len(lengths) - 1)]
             if server_round <= end:
-                return count
+                return count, start + 1
             count, stage = 2 * count, stage + 1
-        return sampled
+        return sampled, end + 1
 
     def open(
         self,
@@ -118,7 +152,14 @@ class FirstReplies(Participation):
         """Have the grid close the round at n replies, if it is an `ArrivalGrid`."""
         if isinstance(grid, ArrivalGrid):
             self._check_end(len(messages))
-            grid.wait_for(self.nodes(server_round, len(messages)), is_valid)
+            sampled = len(messages)
+            count, weight_of = self.nodes(server_round, sampled), self.examples_of
+            if weight_of is not None and count < sampled:
+                nodes = [message.metadata.dst_node_id for message in messages]
+                count = max(1, count * sum(map(weight_of, nodes)) // sampled)
+                grid.wait_for(count, is_valid, weight_of)
+            else:
+                grid.wait_for(count, is_valid)
         elif not self._warned:
             self._warned = True
             log(WARNING, "SRPFL waits for all clients: this grid closes no round early")
@@ -154,13 +195,19 @@ class SRPFL(
         Length of the stages in rounds: one number for all, or a list of numbers, of
         which the last also holds for all later stages. ``auto``: stages of equal
         lengths in the first half of the rounds, and all sampled clients in the second.
-        ``theory`` (only as a setting): lengths by `theory_stages`. As a setting, a list
-        has commas between the numbers.
+        ``theory`` (only as a setting): lengths by `theory_stages`; ``theory-exact``: by
+        `exact_stages`, without the first stages that have no round. As a setting, a
+        list has commas between the numbers.
     srpfl_base : str, default "fedrep"
         Name or import path of the wrapped strategy, if settings choose it.
     contraction : float, default 0.1
-        a in (0, 1), the contraction of linear FedRep in one round, for ``theory``;
-        smaller values give longer stages.
+        a in (0, 1), the contraction of linear FedRep in one round, for ``theory`` and
+        ``theory-exact``; smaller values give longer stages.
+    sample_for : {"round", "stage"}, default "round"
+        Sample the N clients in every round, or once for a stage (remark 3.2).
+    doubles : {"clients", "examples"}, default "clients"
+        What doubles from stage to stage: the number of replies n, or the training
+        examples of the replies, beginning with the share n0 / N (appendix C).
     num_rounds : int, optional
         Number of rounds, for ``auto``; settings and ``start`` set it as well.
     """
@@ -174,22 +221,26 @@ class SRPFL(
         initial_nodes: Annotated[int, Range("[1, inf)")] = 2,
         rounds_per_stage: Annotated[
             int | str | Sequence[int],
-            Free("numbers with commas between, theory or auto"),
+            Free("numbers with commas between, theory, theory-exact or auto"),
         ] = "auto",
         srpfl_base: Annotated[str, Free("an algorithm")] = "fedrep",
         contraction: Annotated[float, Range("(0, 1)")] = 0.1,
+        sample_for: Annotated[str, Choice("round", "stage")] = "round",
+        doubles: Annotated[str, Choice("clients", "examples")] = "clients",
         num_rounds: int | None = None,
     ) -> None:
         self.strategy = strategy
         self.initial_nodes = initial_nodes
         self.contraction = contraction
+        self.sample_for = sample_for
+        self.doubles = doubles
         validate(self)
         ours = strategy if isinstance(strategy, BaseStrategy) else None
         noise = ours.settings.server_dp_noise if ours else 0.0
         allowed = "0 with SRPFL: who is among the first depends on the data"
         require(noise == 0, "server-dp-noise", noise, allowed)
         allowed = "used with a speed-model other than 'none'"
-        theory = rounds_per_stage == "theory"
+        theory = rounds_per_stage in THEORIES
         require(not theory, "rounds-per-stage", rounds_per_stage, allowed)
         automatic = rounds_per_stage == "auto"
         self.participation = FirstReplies(
@@ -198,6 +249,8 @@ class SRPFL(
             None if automatic else listed_stages(rounds_per_stage),
             num_rounds,
             ours.state if ours else None,
+            sample_for,
+            examples_in(ours) if ours and doubles == "examples" else None,
         )
 
     @classmethod
@@ -220,13 +273,27 @@ class SRPFL(
         stages: str | Sequence[int] = str(settings["rounds-per-stage"])
         trained = int(settings["num-clients"]) - int(settings["new-clients"])
         speeds = speed_model(settings, trained)
-        if stages == "theory" and speeds is not None:
+        contraction = float(settings["contraction"])
+        if stages in THEORIES and speeds is not None:
             sampled = len(wrapped.sample(1, list(range(speeds.num_clients))))
             arrivals = speeds.expected_arrivals(sampled)
-            contraction = float(settings["contraction"])
-            stages = theory_stages(initial_nodes, arrivals, contraction)
-        rounds = int(settings["num-server-rounds"])
-        cls(wrapped, initial_nodes, stages, num_rounds=rounds).install()
+            if stages == "theory":
+                stages = theory_stages(initial_nodes, arrivals, contraction)
+            else:
+                added = float(settings["communication-time"])
+                lengths = exact_stages(initial_nodes, arrivals, contraction, added)
+                while len(lengths) > 1 and lengths[0] == 0:
+                    lengths = lengths[1:]
+                    initial_nodes *= 2
+                stages = [max(1, length) for length in lengths]
+        cls(
+            wrapped,
+            initial_nodes,
+            stages,
+            sample_for=str(settings["sample-for"]),
+            doubles=str(settings["doubles"]),
+            num_rounds=int(settings["num-server-rounds"]),
+        ).install()
         return wrapped
 
     def start(
@@ -264,6 +331,20 @@ class SRPFL(
         self.strategy.summary()
 
 
+def examples_in(strategy: BaseStrategy) -> Callable[[int], int]:
+    """Return a function that returns a node's declared number of training examples.
+
+    It is at least 1, so that every reply counts.
+    """
+
+    def examples_of(node: int) -> int:
+        client = strategy.clients.known.get(node)
+        declared = client.properties.get("num-examples", 1) if client else 1
+        return max(1, declared) if isinstance(declared, int) else 1
+
+    return examples_of
+
+
 class LGSRPFL(SRPFL):
     """SRPFL over LG-FedAvg."""
 
@@ -280,64 +361,3 @@ class SRPFLFLUTE(SRPFL):
     """SRPFL over FLUTE."""
 
     base = "flute"
-
-
-# The lengths of stages.
-
-
-def automatic_stages(initial_nodes: int, sampled: int, rounds: int) -> list[int]:
-    """Return the lengths of all stages but the last, which has all N sampled clients.
-
-    These stages divide the first half of the rounds, rounded down, equally; a remainder
-    makes the first ones one round longer. If they are more than the rounds of that
-    half, the later ones have no rounds.
-    """
-    stages = 0
-    while initial_nodes * 2**stages < sampled:
-        stages += 1
-    each, left = divmod(rounds // 2, stages) if stages else (0, 0)
-    return [each + (stage < left) for stage in range(stages)]
-
-
-def listed_stages(lengths: int | str | Sequence[int]) -> tuple[int, ...]:
-    """Return the lengths of stages from a number, a list, or text with commas.
-
-    Raises `SettingsError` if there is none, or one is not a number of at least 1.
-    """
-    if isinstance(lengths, str):
-        parts = [part.strip() for part in lengths.split(",") if part.strip()]
-        valid = bool(parts) and all(part.isdecimal() and int(part) for part in parts)
-        allowed = "a number of rounds, several with commas between them, each at least "
-        allowed += "1, 'theory' or 'auto'"
-        require(valid, "rounds-per-stage", lengths, allowed)
-        return tuple(map(int, parts))
-    listed = (lengths,) if isinstance(lengths, int) else tuple(lengths)
-    valid = bool(listed) and min(listed) >= 1
-    allowed = "a list of at least one number, each at least 1"
-    require(valid, "rounds-per-stage", lengths, allowed)
-    return listed
-
-
-def theory_stages(
-    initial_nodes: int, expected_arrivals: Times, contraction: float
-) -> list[int]:
-    """Return the lengths of all stages but the last by the theory (section 4).
-
-    Stage r, with n = 2^r n0 replies, has
-    2 log(2 (E[T_(2n)] − E[T_(n)]) / (E[T_(n)] − E[T_(n/2)])) / log(1/(1 − a)) rounds,
-    rounded up and at least 1, where a is the contraction. ``expected_arrivals`` are
-    E[T_(n)], the expected time of the n-th reply, for n = 1 … N.
-    """
-    total = len(expected_arrivals)
-
-    def arrival(n: int) -> float:
-        return float(expected_arrivals[min(n, total) - 1]) if n else 0.0
-
-    lengths, n = [], initial_nodes
-    while n < total:
-        later, earlier = arrival(2 * n) - arrival(n), arrival(n) - arrival(n // 2)
-        ratio = 2 * later / earlier if earlier > 0 else 1.0
-        rounds = 2 * math.log(max(ratio, 1.0)) / -math.log(1 - contraction)
-        lengths.append(max(1, math.ceil(rounds)))
-        n *= 2
-    return lengths or [1]

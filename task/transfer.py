@@ -11,11 +11,24 @@ from typing import Annotated
 import numpy as np
 import numpy.typing as npt
 
-from flwr_frl.task.settings import Checked, Range, Seed, require, require_drawable
+from flwr_frl.task.settings import (
+    Checked,
+    Choice,
+    Range,
+    Seed,
+    require,
+    require_drawable,
+)
 
 Matrix = npt.NDArray[np.float64]
 
 TEST_EXAMPLES = 500
+ROLES = ("auto", "source", "target")
+
+
+def is_source(role: str, client: int, num_sources: int) -> bool:
+    """Return whether a client is a source; ``auto`` decides by its index."""
+    return client < num_sources if role == "auto" else role == "source"
 
 
 def basis(representations: Sequence[Matrix], tolerance: float = 0.01) -> Matrix:
@@ -140,6 +153,28 @@ def phase_two_descent(
     return theta + x.T @ a
 
 
+def effective_ranks(eigenvalues: Matrix, k: int) -> tuple[float, float]:
+    """Return r_k(Σ) and R_k(Σ) of a covariance matrix (theorem 6).
+
+    r_k = Σ_{i>k} λ_i / λ_{k+1} and R_k = (Σ_{i>k} λ_i)² / Σ_{i>k} λ_i², with the
+    eigenvalues λ_1 ≥ … ≥ λ_d and 0 ≤ k < d.
+    """
+    tail = np.sort(eigenvalues)[::-1][k:]
+    total = float(tail.sum())
+    return total / float(tail[0]), total**2 / float(tail @ tail)
+
+
+def benign_index(eigenvalues: Matrix, samples: int, b: float = 1.0) -> int | None:
+    """Return k* = min {k ≥ 0: r_k(Σ) ≥ b n} (theorem 6); None if there is no such k.
+
+    ``samples`` is the n of phase 2; b > 1 is a constant that the theorem leaves open.
+    """
+    for k in range(len(eigenvalues)):
+        if effective_ranks(eigenvalues, k)[0] >= b * samples:
+            return k
+    return None
+
+
 @dataclass(frozen=True)
 class TransferData(Checked):
     """Source and target tasks with a nearly common representation (section 5.5.1).
@@ -182,6 +217,8 @@ class TransferData(Checked):
         σ² > 0, since errors are relative to the error of θ*.
     seed : int, default 0
         Seed of all random values.
+    role : {"auto", "source", "target"}, default "auto"
+        Role of every client, for a device's own data; ``auto`` decides by the index.
 
     Raises
     ------
@@ -199,6 +236,7 @@ class TransferData(Checked):
     tau: Annotated[float, Range("(0, inf)")] = 1.0
     noise_variance: Annotated[float, Range("(0, inf)")] = 1e-3
     seed: Annotated[int, Seed] = 0
+    role: Annotated[str, Choice(*ROLES)] = "auto"
 
     def __post_init__(self) -> None:
         """Check the ranges."""
@@ -224,7 +262,7 @@ class TransferData(Checked):
 
     def is_source(self, client: int) -> bool:
         """Return whether a client is a source."""
-        return client < self.num_sources
+        return is_source(self.role, client, self.num_sources)
 
     def model(self, client: int) -> Matrix:
         """Return a client's true model θ*, shape (dimension,)."""
@@ -246,6 +284,16 @@ class TransferData(Checked):
             x *= np.sqrt(self.eigenvalues)
         noise = rng.standard_normal(n) * np.sqrt(self.noise_variance)
         return x, x @ self.model(client) + noise
+
+    def excess_risk(self, client: int, model: Matrix) -> float:
+        """Return EER(θ, θ*) = R(θ) − R(θ*), with R(θ) = E (y − xᵀ θ)² (equation 5.2).
+
+        It is (θ − θ*)ᵀ Σ (θ − θ*), as the noise is independent of x.
+        """
+        difference = model - self.model(client)
+        source = self.is_source(client)
+        variances = np.ones(self.dimension) if source else self.eigenvalues
+        return float(difference**2 @ variances)
 
     def errors(self, client: int, *models: Matrix) -> list[float]:
         """Return the test errors of models relative to that of θ* (Table 5.1).

@@ -59,16 +59,28 @@ class ArrivalGrid(GridDecorator):
         super().__init__(grid)
         self._wanted: int | None = None
         self._is_valid: Callable[[Message], bool] = lambda reply: True
+        self._weight_of: Callable[[int], int] = lambda node: 1
 
     def wait_for(
-        self, count: int, is_valid: Callable[[Message], bool] | None = None
+        self,
+        count: int,
+        is_valid: Callable[[Message], bool] | None = None,
+        weight_of: Callable[[int], int] | None = None,
     ) -> None:
         """Close the next `send_and_receive` after this number of valid replies.
 
         ``is_valid`` returns whether a reply without error counts; all do by default.
+        ``weight_of`` returns for how many replies that of a node counts, by default
+        one.
         """
         self._wanted = count
         self._is_valid = is_valid or (lambda reply: True)
+        self._weight_of = weight_of or (lambda node: 1)
+
+    def weight(self, messages: Iterable[Message], everybody: bool) -> int:
+        """Return for how many replies those to some messages count."""
+        nodes = [message.metadata.dst_node_id for message in messages]
+        return len(nodes) if everybody else sum(map(self._weight_of, nodes))
 
     def send_and_receive(
         self, messages: Iterable[Message], *, timeout: float | None = None
@@ -255,10 +267,12 @@ class RealArrivals(ArrivalGrid):
         messages = self._without_silent(messages)
         # `is_valid` checks replies to training only.
         everybody = wanted is None
-        wanted = len(messages) if wanted is None else min(wanted, len(messages))
+        total = self.weight(messages, everybody)
+        wanted = total if wanted is None else min(wanted, total)
         wait = self.longest if timeout is None else min(timeout, self.longest)
         current = self._push(messages) if messages else {}
-        first, wanted = wanted < len(current), min(wanted, len(current))
+        total = self.weight(current.values(), everybody)
+        first, wanted = wanted < total, min(wanted, total)
         replies: list[Message] = []
         valid = 0
         patience = Patience(wait)
@@ -281,7 +295,7 @@ class RealArrivals(ArrivalGrid):
                 counts = everybody or fine
                 if valid < wanted or not counts:
                     replies.append(reply)
-                    valid += counts
+                    valid += self.weight([message], everybody) if counts else 0
                 else:
                     self.dropped += 1
             if over:

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from typing import cast
 
+import numpy as np
 from flwr.app import Message, MessageType
 from flwr.serverapp import Grid
 
@@ -66,16 +67,27 @@ class SimulatedArrivals(ArrivalGrid):
             return float(times[position]), position
 
         left, last = sorted(messages, key=arrival), 0.0
+        everybody = wanted is None
         missing = len(left) if wanted is None else wanted
         replies: list[Message] = []
         while left and missing > 0:
-            asked, left = left[:missing], left[missing:]
+            weights = [self.weight([message], everybody) for message in left]
+            reached = np.flatnonzero(np.cumsum(weights) >= missing)
+            count = int(reached[0]) + 1 if len(reached) else len(left)
+            asked, left = left[:count], left[count:]
             last = arrival(asked[-1])[0]
             # Restore the strategy's order.
             chosen = {message.metadata.dst_node_id for message in asked}
             batch = [m for m in messages if m.metadata.dst_node_id in chosen]
             came = list(self.grid.send_and_receive(batch, timeout=timeout))
             replies += came
-            missing -= sum(not r.has_error() and self._is_valid(r) for r in came)
+            fine = {
+                r.metadata.src_node_id
+                for r in came
+                if not r.has_error() and self._is_valid(r)
+            }
+            missing -= self.weight(
+                (m for m in batch if m.metadata.dst_node_id in fine), everybody
+            )
         self.seconds += last + self.communication_time
         return replies

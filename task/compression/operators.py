@@ -1,4 +1,4 @@
-"""Compression operators: identity, sign, QSGD, k largest or k random entries."""
+"""Compression operators: identity, sign, QSGD and k largest entries."""
 
 import math
 from dataclasses import dataclass
@@ -9,7 +9,6 @@ from numpy.typing import NDArray
 from flwr_frl.task.compression.compressor import (
     FLOAT,
     LARGEST_FLOAT32,
-    SEED,
     Compressor,
     Float32s,
     index_bits,
@@ -185,7 +184,7 @@ def check_levels(levels: int) -> None:
 
 
 @dataclass(frozen=True)
-class _KeepsK(Compressor):
+class KeepsK(Compressor):
     """Base of the operators that keep k of d entries."""
 
     k: int | float = 0.01
@@ -204,7 +203,7 @@ class _KeepsK(Compressor):
 
 
 @dataclass(frozen=True)
-class TopK(_KeepsK):
+class TopK(KeepsK):
     """Keep the k entries of largest magnitude and set the others to zero.
 
     ω = k / d (Singh 2024, section 2.4); ω(x) is the fraction of ‖x‖² that is kept. Ties
@@ -320,41 +319,6 @@ class QSGDTopK(TopK):
         return QSGD(self.levels, scaled=True)
 
 
-@dataclass(frozen=True)
-class RandK(_KeepsK):
-    """Keep k entries, drawn uniformly without replacement; set the others to zero.
-
-    ω = k / d (Singh 2024, section 2.4): entries are not scaled by d / k. The message
-    contains the seed of the draw instead of the indices.
-
-    8 + 4 k bytes: the seed as a little-endian integer, then the entries in the order
-    of their indices. Parameters: see ``TopK``.
-    """
-
-    is_random = True
-
-    def num_bytes(self, dimension: int) -> int:
-        """Return 8 + 4 k."""
-        return SEED.size + 4 * self.count(dimension)
-
-    def omega(self, dimension: int) -> float:
-        """Return k / d."""
-        return self.count(dimension) / dimension
-
-    def _encode(self, x: Float32s, generator: np.random.Generator) -> bytes:
-        seed = int(generator.integers(2**64, dtype=np.uint64))
-        kept = x[_drawn(seed, self.count(len(x)), len(x))]
-        return SEED.pack(seed) + Identity()._encode(kept, generator)
-
-    def _decode(self, data: memoryview, dimension: int) -> Float32s:
-        k = self.count(dimension)
-        (seed,) = SEED.unpack_from(data)
-        entries = Identity()._decode(data[SEED.size :], k)
-        x = np.zeros(dimension, np.float32)
-        x[_drawn(seed, k, dimension)] = entries
-        return x
-
-
 def _largest(x: Float32s, k: int) -> NDArray[np.int64]:
     """Return the increasing indices of the k largest magnitudes, lower index on ties.
 
@@ -368,17 +332,3 @@ def _largest(x: Float32s, k: int) -> NDArray[np.int64]:
     equal = np.flatnonzero(magnitude == bound)[: k - len(above)]
     # Both parts are sorted, which makes a stable sort fast.
     return np.sort(np.concatenate([above, equal]), kind="stable")
-
-
-def _drawn(seed: int, k: int, dimension: int) -> NDArray[np.uint64]:
-    """Return the increasing indices of k out of d entries, drawn uniformly.
-
-    They are the indices of the k smallest of d random keys. NumPy guarantees the raw
-    words of a bit generator across versions, but not `Generator.choice`, and the two
-    ends of a connection may run different versions. The lower bits of a key hold its
-    index, which makes keys distinct and the k smallest unique.
-    """
-    mask = np.uint64((1 << index_bits(dimension)) - 1)
-    keys = np.random.Philox(key=seed).random_raw(dimension) & ~mask
-    keys |= np.arange(dimension, dtype=np.uint64)
-    return np.sort(np.partition(keys, k - 1)[:k] & mask)

@@ -11,10 +11,12 @@ from flwr_frl.task.compression.compressor import Float32s, squared_l2
 from flwr_frl.task.compression.operators import QSGD as QSGD
 from flwr_frl.task.compression.operators import Identity as Identity
 from flwr_frl.task.compression.operators import QSGDTopK as QSGDTopK
-from flwr_frl.task.compression.operators import RandK as RandK
 from flwr_frl.task.compression.operators import Sign as Sign
 from flwr_frl.task.compression.operators import SignTopK as SignTopK
 from flwr_frl.task.compression.operators import TopK as TopK
+from flwr_frl.task.compression.random_k import QSGDRandK as QSGDRandK
+from flwr_frl.task.compression.random_k import RandK as RandK
+from flwr_frl.task.compression.random_k import SignRandK as SignRandK
 from flwr_frl.task.settings import Checked, Choice, Free, Range, require, unknown
 
 
@@ -98,6 +100,8 @@ COMPRESSORS: dict[str, type[Compressor]] = {
     "sign": Sign,
     "sign-top-k": SignTopK,
     "qsgd-top-k": QSGDTopK,
+    "sign-rand-k": SignRandK,
+    "qsgd-rand-k": QSGDRandK,
 }
 
 
@@ -123,7 +127,7 @@ class CompressionSettings(Checked):
     compressor : str, default "sign-top-k"
         The operator C.
     compressor_k : float, default 0.1
-        k of the TopK operators and RandK: below 1 a fraction of the entries, from 1 on
+        k of the TopK and RandK operators: below 1 a fraction of the entries, from 1 on
         a count.
     compressor_levels : int, default 15
         Levels s of the QSGD operators, at most 32,767. With the sign, 15 levels take

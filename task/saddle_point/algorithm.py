@@ -38,9 +38,7 @@ from flwr_frl.task.saddle_point.problems import (
 from flwr_frl.task.settings import require
 
 # First words of the random seeds, after those of the problems.
-_START, _NOISE, _EXCHANGE = range(0x4D545, 0x4D548)
-# Iterations per block of noise.
-_BLOCK = 64
+_START, _EXCHANGE = 0x4D545, 0x4D547
 
 
 @dataclass
@@ -84,52 +82,6 @@ class State:
         return cls(**values, iteration=int(arrays["iteration"]))
 
 
-class Noise:
-    """Random samples and directions of each iteration.
-
-    Each node draws them in blocks of 64 iterations, with one random stream per block. A
-    device that keeps nothing between messages redraws a block to use one row, which is
-    cheap; a long run draws every block once.
-
-    Parameters
-    ----------
-    problem : Problem
-        The costs.
-    seed : int
-        At least 0.
-    """
-
-    def __init__(self, problem: Problem, seed: int) -> None:
-        self.problem, self.seed = problem, seed
-        self._drawn: tuple[int, Float64s, Float64s] | None = None
-
-    def at(self, iteration: int) -> tuple[Float64s, Float64s]:
-        """Return the samples and directions of an iteration, counted from 1.
-
-        Returns
-        -------
-        samples : ndarray, shape (n, s)
-            One sample per node (line 9).
-        directions : ndarray, shape (n, d)
-            u_i, uniform on the unit sphere (Algorithm 3, line 9). They do not affect
-            the samples.
-        """
-        block, row = divmod(iteration - 1, _BLOCK)
-        if self._drawn is None or self._drawn[0] != block:
-            self._drawn = (block, *self._draw(block))
-        _, samples, directions = self._drawn
-        return samples[:, row], directions[:, row]
-
-    def _draw(self, block: int) -> tuple[Float64s, Float64s]:
-        samples, directions = [], []
-        for row, node in enumerate(self.problem.nodes):
-            stream = np.random.default_rng([_NOISE, self.seed, node, block])
-            samples.append(self.problem.draw(row, stream, _BLOCK))
-            normal = stream.standard_normal((_BLOCK, self.problem.dimension))
-            directions.append(normal / np.linalg.norm(normal, axis=1, keepdims=True))
-        return np.array(samples), np.array(directions)
-
-
 def exchange_stream(seed: int, node: int, iteration: int) -> np.random.Generator:
     """Return the generator for a node's message in an iteration, counted from 1."""
     return np.random.default_rng([_EXCHANGE, seed, node, iteration])
@@ -140,9 +92,10 @@ def two_point_gradient(
 ) -> Float64s:
     """Estimate gradients from two function values (Algorithm 3, lines 10 and 11).
 
-    (d / 2ζ) [f(x + ζ u) − f(x − ζ u)] u is an unbiased estimate of the gradient of
-    E f(x + ζ v), v uniform on the unit ball (section 4.4, Fact 1). For a quadratic f it
-    is an unbiased estimate of the gradient of f.
+    For u on the sphere, (d / 2ζ) [f(x + ζ u) − f(x − ζ u)] u is an unbiased estimate of
+    the gradient of E f(x + ζ v), v uniform on the unit ball (section 4.4, Fact 1). For
+    a quadratic f, and any u with E u uᵀ = I / d, it is an unbiased estimate of the
+    gradient of f.
 
     Parameters
     ----------
@@ -153,7 +106,7 @@ def two_point_gradient(
     samples : ndarray, shape (n, s)
         One sample per node, used for both values.
     directions : ndarray, shape (n, d)
-        u, of length 1.
+        u, from `flwr_frl.task.saddle_point.noise.Noise`.
     zeta : float
         ζ > 0.
 

@@ -12,8 +12,9 @@ from flwr_frl.task.base import BaseTask
 from flwr_frl.task.examples import ExampleSet
 from flwr_frl.task.models import SplitModel
 from flwr_frl.task.saddle_point.algorithm import SaddlePoint
+from flwr_frl.task.saddle_point.noise import DIRECTIONS
 from flwr_frl.task.saddle_point.problems import Ball, Pairs, build_problem
-from flwr_frl.task.settings import Checked, Range, Seed
+from flwr_frl.task.settings import Checked, Choice, Range, Seed
 from flwr_frl.task.training import Loss
 
 DIMENSION = 10
@@ -37,6 +38,8 @@ class MultiTaskSetup(Checked, BaseTask):
         δ, with δ η² ≤ 1 (appendix B).
     bandit_radius : float, default 0
         ζ of bandit feedback (Algorithm 3); 0 means sample feedback (Algorithm 2).
+    bandit_direction : {"sphere", "bernoulli", "gaussian"}, default "sphere"
+        Distribution of the perturbations of bandit feedback (section 4.4.1).
     """
 
     problem: str
@@ -45,6 +48,7 @@ class MultiTaskSetup(Checked, BaseTask):
     saddle_step: Annotated[float, Range("(0, inf)")] = 1e-3
     dual_regularizer: Annotated[float, Range("(0, inf)")] = 100.0
     bandit_radius: Annotated[float, Range("[0, inf)")] = 0.0
+    bandit_direction: Annotated[str, Choice(*DIRECTIONS)] = DIRECTIONS[0]
 
     classes: ClassVar[tuple[str, ...]] = ()
     untrainable: ClassVar[str] = "the algorithm for it is multi-task"

@@ -44,6 +44,10 @@ def test_roles_and_classes():
         assert properties["role"] == role
         assert properties["num-examples"] == (100 if role == "source" else 8)
     assert client_of(0, num_sources=0).get_properties({})["role"] == "target"
+    for index, role, examples in ((0, "target", 8), (11, "source", 100)):
+        properties = client_of(index, role=role).get_properties({})
+        assert properties["role"] == role
+        assert properties["num-examples"] == examples
     assert type(client_of(0)) is RepresentationTransferClient
     assert type(client_of(0, **IMAGES)) is FeatureTransferClient
     for name, value in (("num-sources", -1), ("rank-tolerance", 1.0)):

@@ -124,3 +124,34 @@ def test_no_moments():
     )
     with pytest.raises(SettingsError, match=line):
         FedRepLinear().initialize(InlineGrid(broken, 3))
+
+
+def test_the_gaussian_start_is_that_of_flute():
+    settings = settings_of(initialization="gaussian", dimension=7, rank=3, seed=5)
+    grid = InlineGrid(make_app(settings), 4)
+    start = build_strategy(settings).initialize(grid)[WEIGHT].numpy()
+    other = algorithm_runs.settings_of("flute", task="linear", dimension=7, rank=3)
+    flute = build_strategy({**other, "seed": 5})
+    np.testing.assert_array_equal(start, flute.initialize(grid)[WEIGHT].numpy())
+    assert start.shape == (3, 7)
+    # 21 entries with the standard deviation 1/70.
+    assert 0.5 < start.std() * 70 < 1.5
+
+
+def test_private_moments_are_clipped_noisy_and_counted():
+    privacy = {"server_dp_noise": 0.5, "server_dp_clip": 3.0, "server_dp_delta": 1e-3}
+    settings = settings_of(dimension=4, rank=2, samples=30, seed=2, **privacy)
+    grid, strategy = InlineGrid(make_app(settings), 5), build_strategy(settings)
+    strategy.privacy.rng = np.random.default_rng(8)
+    start = strategy.initialize(grid)[WEIGHT].numpy()
+    task, total = build(LinearTask, settings, num_clients=5), np.zeros((4, 4))
+    for i in range(5):
+        x, y = task.draw(i)
+        z = (x * y[:, None] ** 2).T @ x / 30
+        total += z * min(1, 3.0 / np.linalg.norm(z))
+    noisy = (total + np.random.default_rng(8).normal(0, 1.5, (4, 4))) / 5
+    u = np.linalg.eigh((noisy + noisy.T) / 2).eigenvectors[:, 2:]
+    np.testing.assert_allclose(start.T @ start, u @ u.T, atol=1e-6)
+    # One release by each of the five clients.
+    assert set(strategy.privacy.asked.values()) == {1}
+    assert len(strategy.privacy.asked) == 5

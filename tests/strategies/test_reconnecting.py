@@ -44,8 +44,8 @@ def test_a_resumed_run_continues_with_the_connected_clients(
     assert run(grid, again)["rounds"] == 4
 
 
-def test_devices_declare_their_role(tmp_path):
-    # Ten sources by the server's settings, but two sources and a target are there.
+def run_with_roles(tmp_path, roles):
+    # Ten sources by the server's settings; the devices' roles count.
     settings = resolve(
         {
             "algorithm": "representation-transfer",
@@ -57,12 +57,25 @@ def test_devices_declare_their_role(tmp_path):
         }
     )
     grid = InlineGrid(make_app(settings), 3)
-    for name, context in zip(("a", "b", "c"), grid.contexts.values(), strict=True):
-        target = {"num-sources": 0} if name == "c" else {}
-        context.node_config = {"client-name": name, **target}
-    summary = run(grid, settings)
+    for i, (role, context) in enumerate(
+        zip(roles, grid.contexts.values(), strict=True)
+    ):
+        context.node_config = {"client-name": "abc"[i], **role}
+    return run(grid, settings)
+
+
+def test_devices_declare_their_role(tmp_path):
+    summary = run_with_roles(tmp_path, [{}, {"role": "source"}, {"role": "target"}])
     assert summary["rounds"] == 2
     assert 0 <= summary["accuracy"] <= 1
+
+
+@pytest.mark.parametrize("role", ["auto", "source", "target"])
+def test_a_run_of_devices_needs_both_roles(tmp_path, role):
+    with pytest.raises(SettingsError) as caught:
+        run_with_roles(tmp_path, [{"role": role}] * 3)
+    assert caught.value.code == "role"
+    assert "\n" not in str(caught.value)
 
 
 def test_a_strategy_can_be_started_twice():

@@ -18,9 +18,10 @@ from flwr_frl.strategies.grids.arrivals import RealArrivals
 from flwr_frl.strategies.grids.simulated_arrivals import SimulatedArrivals
 from flwr_frl.strategies.grids.simulation import InlineGrid
 from flwr_frl.strategies.grids.speeds import SpeedModel
+from flwr_frl.strategies.grids.stages import exact_stages, theory_stages
 from flwr_frl.strategies.server.rounds import run_rounds
 from flwr_frl.strategies.server_app import run
-from flwr_frl.strategies.srpfl import FirstReplies, theory_stages
+from flwr_frl.strategies.srpfl import FirstReplies
 from flwr_frl.task.settings import SettingsError
 
 
@@ -114,6 +115,97 @@ def test_stages_of_the_theory_by_hand() -> None:
     assert theory_stages(4, arrivals, 0.76) == [2] * 2
     with pytest.raises(SettingsError, match="speed-model"):
         SRPFL(BaseStrategy(), rounds_per_stage="theory")
+
+
+@pytest.mark.parametrize("added", [0.0, 2.0])
+@pytest.mark.parametrize("a", [0.1, 0.4])
+def test_exact_stages_count_the_rounds_between_the_best_doubling_points(a, added):
+    # E[T_(n)] of 256 exponential times: sums of 1/256, 1/255, …, 1.
+    arrivals = np.cumsum(1 / np.arange(256, 0, -1))
+
+    def after(x: float, n: int) -> float:
+        return x * math.sqrt(1 - a) + a / math.sqrt(n / 8 * (1 - a))
+
+    def speed(x: float, n: int) -> float:
+        return (x - after(x, n)) / (arrivals[n - 1] + added)
+
+    distance, expected = 1.0, []
+    for n in (8, 16, 32, 64, 128):
+        # Above this distance n clients reduce it faster than 2 n (200, 201).
+        low, high = 0.0, 1e3
+        while high - low > 1e-10:
+            middle = (low + high) / 2
+            faster = speed(middle, n) > speed(middle, 2 * n)
+            low, high = (low, middle) if faster else (middle, high)
+        rounds = 0
+        while distance > high + 1e-8:
+            distance, rounds = after(distance, n), rounds + 1
+        expected.append(rounds)
+        distance = high
+    assert exact_stages(8, arrivals, a, added) == expected
+    if (a, added) == (0.1, 0.0):
+        assert expected == [0, 21, 22, 25, 56]
+    bound = theory_stages(8, arrivals, a)
+    assert all(exact <= most for exact, most in zip(expected, bound, strict=True))
+
+
+def test_stages_without_rounds_are_left_out() -> None:
+    settings = {"rounds_per_stage": "theory-exact", "speed_model": "fixed"}
+    strategy = build_strategy(settings_of("srpfl", initial_nodes=1, **settings))
+    times = SpeedModel("fixed", 20).expected_arrivals(20)
+    lengths = exact_stages(1, times, 0.1)
+    assert lengths[0] == 0
+    left = [length for length in lengths if length > 0]
+    assert strategy.participation.lengths == tuple(left)
+    assert strategy.participation.nodes(1, 20) == 2 ** (len(lengths) - len(left))
+
+
+def test_a_sample_can_stay_for_a_stage() -> None:
+    nodes = list(range(100))
+    for sample_for in ("round", "stage"):
+        strategy = BaseStrategy(fraction_train=0.2)
+        srpfl = SRPFL(strategy, 5, 3, sample_for=sample_for)
+        samples = [srpfl.participation.sample(r, nodes) for r in range(1, 10)]
+        distinct = {tuple(sample) for sample in samples}
+        assert all(len(sample) == 20 for sample in samples)
+        # Stages of 5, 10 and 20: rounds 1 to 3, 4 to 6, and 7 on.
+        assert len(distinct) == (9 if sample_for == "round" else 3)
+        if sample_for == "stage":
+            assert samples[::3] == samples[1::3] == samples[2::3]
+
+
+def test_examples_can_double_from_stage_to_stage() -> None:
+    settings = settings_of(
+        "srpfl",
+        num_clients=8,
+        fraction_train=1.0,
+        num_server_rounds=3,
+        initial_nodes=1,
+        rounds_per_stage="1",
+        doubles="examples",
+        partition="dirichlet",
+        speed_model="fixed",
+    )
+    strategy, speeds = build_strategy(settings), SpeedModel("fixed", 8)
+    grid, clock = simulated(settings, strategy, 8)
+    start = strategy.initialize(grid)
+    sizes = np.array(
+        [
+            int(strategy.clients.known[node].properties["num-examples"])
+            for node in strategy.identify(grid)
+        ]
+    )
+    assert len(set(sizes)) > 2
+    for server_round, n in ((1, 1), (2, 2), (3, 4)):
+        config = ConfigRecord()
+        messages = strategy.configure_train(server_round, start, config, clock)
+        used = list(clock.send_and_receive(messages))
+        # The fastest clients until they have the share n / 8 of all examples.
+        order = np.argsort(speeds.times(server_round))
+        cumulative = np.cumsum(sizes[order])
+        expected = int((cumulative < sizes.sum() * n // 8).sum()) + 1
+        assert len(used) == expected
+        strategy.aggregate_train(server_round, used)
 
 
 def test_the_contraction_is_a_setting() -> None:

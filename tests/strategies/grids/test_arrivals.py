@@ -10,6 +10,9 @@ from flwr_frl.strategies.grids.simulated_arrivals import SimulatedArrivals
 from flwr_frl.strategies.grids.speeds import SpeedModel, speed_model
 from flwr_frl.task.settings import SettingsError, resolve
 
+# For how many replies that of a node counts.
+WEIGHTS = {1: 1, 2: 3, 3: 1, 4: 2, 5: 4}
+
 
 class Script:
     """A grid whose nodes answer at scripted times of a clock that only pulls move."""
@@ -55,7 +58,7 @@ def send(grid: RealArrivals, wanted: int | None, **options) -> list[int]:
         for node in grid.get_node_ids()
     ]
     if wanted is not None:
-        grid.wait_for(wanted, options.get("is_valid"))
+        grid.wait_for(wanted, options.get("is_valid"), options.get("weight_of"))
     replies = grid.send_and_receive(messages, timeout=options.get("timeout"))
     return [r.metadata.src_node_id for r in replies]
 
@@ -102,6 +105,10 @@ def test_what_counts_in_training_counts_there_alone(caplog) -> None:
         ({1: 1, 2: 2, 3: 3}, [1], 2, {}, [1, 2, 3]),
         # Fewer than wanted can answer.
         ({1: 1, 2: 2, 3: 3}, [1, 3], 3, {}, [1, 2, 3]),
+        # By arrival 2, 4, 5: the replies of 2 and 4 count for five.
+        ({1: 9, 2: 1, 4: 2, 5: 3}, [], 5, {"weight_of": WEIGHTS.get}, [2, 4]),
+        ({1: 9, 2: 1, 4: 2, 5: 3}, [4], 5, {"weight_of": WEIGHTS.get}, [2, 4, 5]),
+        ({1: 1, 2: 2}, [], 100, {"weight_of": WEIGHTS.get}, [1, 2]),
         # A deadline closes the round.
         ({1: 1, 2: float("inf")}, [], 2, {"timeout": 0.05}, [1]),
     ],
@@ -205,19 +212,24 @@ def test_times_from_a_file(tmp_path, lines: str, words: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("spoilt", "wanted", "asked", "seconds"),
+    ("spoilt", "wanted", "weights", "asked", "seconds"),
     [
         # Times 5, 1, 4, 2, 3 of nodes 1 to 5, and 10 for the communication; those that
         # are asked together are asked in the given order.
-        ({}, 2, [2, 4], 12),
-        ({2}, 2, [2, 4, 5], 13),
-        ({2, 5}, 2, [2, 4, 5, 3], 14),
-        ({1, 2, 3, 4, 5}, 2, [2, 4, 3, 5, 1], 15),
-        ({2}, None, [1, 2, 3, 4, 5], 15),
+        ({}, 2, None, [2, 4], 12),
+        ({2}, 2, None, [2, 4, 5], 13),
+        ({2, 5}, 2, None, [2, 4, 5, 3], 14),
+        ({1, 2, 3, 4, 5}, 2, None, [2, 4, 3, 5, 1], 15),
+        ({2}, None, None, [1, 2, 3, 4, 5], 15),
+        # 3 and 2 are at least 4; 3, 2 and 4 are at least 6, and 3, 2 and 1 are as well.
+        ({}, 4, WEIGHTS, [2, 4], 12),
+        ({}, 6, WEIGHTS, [2, 4, 5], 13),
+        ({5}, 6, WEIGHTS, [2, 4, 5, 3], 14),
+        ({}, 100, WEIGHTS, [1, 2, 3, 4, 5], 15),
     ],
 )
 def test_in_the_place_of_what_does_not_count_comes_the_next(
-    spoilt, wanted, asked, seconds
+    spoilt, wanted, weights, asked, seconds
 ) -> None:
     times, sent = [5.0, 1.0, 4.0, 2.0, 3.0], []
 
@@ -232,7 +244,11 @@ def test_in_the_place_of_what_does_not_count_comes_the_next(
 
     grid = SimulatedArrivals(Inner(), Speeds(), 10.0, lambda node: node - 1)
     if wanted is not None:
-        grid.wait_for(wanted, lambda reply: reply.metadata.src_node_id not in spoilt)
+        grid.wait_for(
+            wanted,
+            lambda reply: reply.metadata.src_node_id not in spoilt,
+            weights and weights.get,
+        )
     config = {"config": ConfigRecord({"server-round": 1})}
     messages = [Message(RecordDict(config), node, "train") for node in range(1, 6)]
     for i, message in enumerate(messages):

@@ -261,11 +261,6 @@ SOME = "expected a number above 0 with server-dp-noise"
             for kind in (Local, FedProto, FedDBE, FLUTELinear, Telling)
         ),
         (
-            FedRepLinear,
-            PRIVATE,
-            "initialization is 'moments'; expected random with server-dp-noise",
-        ),
-        (
             lambda **given: SRPFL(FedRep(**given)),
             PRIVATE,
             "server-dp-noise is 1.0; expected 0 with SRPFL: who is among the first",
@@ -281,7 +276,8 @@ def test_what_cannot_be_counted_is_one_line(kind, given, line) -> None:
 def test_what_can_be_counted() -> None:
     kinds = FLUTE, FLUTEStar, SCAFFOLD, L2GD, FedMTL, Counting
     assert all(kind(**PRIVATE).privacy for kind in kinds)
-    assert FedRepLinear(**PRIVATE, initialization="random").privacy
+    for start in ("moments", "random", "gaussian"):
+        assert FedRepLinear(**PRIVATE, initialization=start).privacy
     assert not FedAvg().privacy
 
 

@@ -4,6 +4,7 @@ Where an expectation is estimated, the tolerance comes from Hoeffding's inequali
 that a correct operator fails with probability at most FALSE_ALARM over the seed.
 """
 
+import itertools
 import math
 import struct
 import tracemalloc
@@ -22,9 +23,11 @@ from flwr_frl.task.compression.per_tensor import (
     Compressor,
     Identity,
     PerTensor,
+    QSGDRandK,
     QSGDTopK,
     RandK,
     Sign,
+    SignRandK,
     SignTopK,
     TopK,
     create,
@@ -46,6 +49,8 @@ OPERATORS: list[Compressor] = [
     SignTopK(0.01),
     SignTopK(3),
     QSGDTopK(0.1, levels=4),
+    SignRandK(0.05),
+    QSGDRandK(0.1, levels=4),
 ]
 by_operator = pytest.mark.parametrize("operator", OPERATORS, ids=repr)
 short = settings(max_examples=200, deadline=None)
@@ -218,6 +223,10 @@ def expected_bytes(operator, d):
     k = min(k, d)
     indices = math.ceil(k * math.ceil(math.log2(d)) / 8)
     match operator:
+        case SignRandK():
+            return 8 + expected_bytes(Sign(), k)
+        case QSGDRandK():
+            return 8 + expected_bytes(QSGD(operator.levels), k)
         case RandK():
             return 8 + 4 * k
         case SignTopK():
@@ -269,6 +278,8 @@ def test_deterministic_operators_contract(x, k):
         QSGD(4),
         QSGD(30, scaled=True),
         QSGDTopK(0.2, levels=2),
+        SignRandK(0.2),
+        QSGDRandK(0.2, levels=2),
         PerTensor(RandK(0.1), (30, 70)),
     ],
     ids=repr,
@@ -283,11 +294,39 @@ def test_random_operators_contract(operator):
     square = np.square(x.astype(np.float64)).sum()
     # An entry strays by ||x|| / s at most, or is dropped: errors are within
     # [0, (1 + d / s^2) ||x||^2].
-    quantiser = operator if isinstance(operator, QSGD | QSGDTopK) else None
+    quantiser = operator if isinstance(operator, QSGD | QSGDTopK | QSGDRandK) else None
     width = 1 + (d / quantiser.levels**2 if quantiser else 0)
     mean = np.mean(errors) / square
     for omega in (operator.omega(d), operator.omega_at(x)):
         assert mean <= 1 - omega + hoeffding(width, draws)
+
+
+@pytest.mark.parametrize("k", [1, 2, 3])
+def test_the_error_of_sign_rand_k_is_its_mean_over_all_draws(k):
+    # All subsets of k of 3 entries, each as likely: E ||x - C(x)||² by enumeration.
+    x, errors = np.array([3.0, -1.0, 2.0], np.float32), []
+    for kept in itertools.combinations(range(3), k):
+        result = np.zeros(3)
+        result[list(kept)] = np.abs(x[list(kept)]).mean() * np.sign(x[list(kept)])
+        errors.append(np.square(x - result).sum() / 14)
+    assert SignRandK(k).omega_at(x) == pytest.approx(1 - np.mean(errors))
+    assert SignRandK(k).omega(3) == pytest.approx(1 / 3)
+
+
+@pytest.mark.parametrize(
+    ("composed", "inner"), [(SignRandK(4), Sign()), (QSGDRandK(4), None)]
+)
+def test_compositions_apply_their_operator_to_the_entries_of_rand_k(composed, inner):
+    x = torch.from_numpy(normal(40, 5))
+    kept = RandK(4).decompress(RandK(4).compress(x, generator(6)), 40)
+    inner = inner or QSGD(15, scaled=True)
+    draws = generator(6)
+    draws.integers(2**64, dtype=np.uint64)
+    places = kept.nonzero().flatten()
+    entries = inner.decompress(inner.compress(x[places], draws), 4)
+    result = composed.decompress(composed.compress(x, generator(6)), 40)
+    assert torch.equal(result[places], entries)
+    assert torch.count_nonzero(result) == torch.count_nonzero(entries)
 
 
 def test_omega_worked_by_hand():
@@ -345,7 +384,8 @@ def test_zero_stays_zero(operator, d):
 def test_vector_with_one_entry(operator):
     # beta_{1,s} = 1 / s^2 is what is left of a scaled quantiser's error.
     result = apply(operator, np.array([-2.5], np.float32))[0]
-    scaled = {QSGD(1): 1, QSGD(300, scaled=True): 300, QSGDTopK(0.1, levels=4): 4}
+    scaled = {QSGD(1): 1, QSGD(300, scaled=True): 300}
+    scaled |= {QSGDTopK(0.1, levels=4): 4, QSGDRandK(0.1, levels=4): 4}
     s = scaled.get(operator, math.inf)
     assert result == pytest.approx(-2.5 / (1 + 1 / s**2), rel=1e-6)
 

@@ -24,13 +24,13 @@ from flwr_frl.task.compression.per_tensor import (
     TopK,
 )
 from flwr_frl.task.saddle_point.algorithm import (
-    Noise,
     SaddlePoint,
     State,
     decode,
     exchange_stream,
     two_point_gradient,
 )
+from flwr_frl.task.saddle_point.noise import Noise
 from flwr_frl.task.saddle_point.problems import (
     PROBLEMS,
     QCQP,
@@ -412,3 +412,20 @@ def test_edges_out_of_order_are_rejected(code_of):
     for wrong in (PAIRS[::-1], repeated, np.array([[0, 0], *PAIRS.tolist()])):
         call = lambda wrong=wrong: SaddlePoint(problem, constraint, wrong)  # noqa: E731
         assert code_of(call) == "pairs"
+
+
+@pytest.mark.parametrize("direction", ["sphere", "bernoulli", "gaussian"])
+def test_perturbations_have_the_covariance_of_an_unbiased_gradient(direction):
+    problem, _ = build_problem("qcqp", [0, 1], np.zeros((0, 2), np.int64), 3)
+    noise = Noise(problem, 3, direction)
+    u = np.concatenate([noise.at(i)[1] for i in range(1, 8001)])
+    n, d = u.shape
+    lengths = np.linalg.norm(u, axis=1)
+    if direction == "gaussian":
+        assert 0.1 < lengths.std() < 0.4
+    else:
+        np.testing.assert_allclose(lengths, 1)
+    # An entry of u uᵀ - I / d strays by less than 2 / d.
+    np.testing.assert_allclose(u.T @ u / n, np.eye(d) / d, atol=5 * 2 / d / np.sqrt(n))
+    if direction == "bernoulli":
+        np.testing.assert_allclose(np.abs(u), 1 / np.sqrt(d))

@@ -1,0 +1,73 @@
+"""Random samples and perturbations of the saddle-point method (Singh 2024, ch. 4)."""
+
+import numpy as np
+
+from flwr_frl.task.saddle_point.problems import Float64s, Problem
+
+# First word of the random seeds, after those of the problems.
+_NOISE = 0x4D546
+# Iterations per block of noise.
+_BLOCK = 64
+# Distributions of the perturbations of bandit feedback.
+DIRECTIONS = ("sphere", "bernoulli", "gaussian")
+
+
+class Noise:
+    """Random samples and directions of each iteration.
+
+    Each node draws them in blocks of 64 iterations, with one random stream per block. A
+    device that keeps nothing between messages redraws a block to use one row, which is
+    cheap; a long run draws every block once.
+
+    Parameters
+    ----------
+    problem : Problem
+        The costs.
+    seed : int
+        At least 0.
+    direction : {"sphere", "bernoulli", "gaussian"}, default "sphere"
+        Distribution of u_i, with E u uᵀ = I / d for each: uniform on the unit sphere;
+        ±1 / √d with equal probability (symmetric Bernoulli); N(0, I / d) (section
+        4.4.1). The length is 1 except for ``gaussian``, whose x ± ζ u can lie outside
+        of X, where the costs must then be defined.
+    """
+
+    def __init__(
+        self, problem: Problem, seed: int, direction: str = DIRECTIONS[0]
+    ) -> None:
+        self.problem, self.seed, self.direction = problem, seed, direction
+        self._drawn: tuple[int, Float64s, Float64s] | None = None
+
+    def at(self, iteration: int) -> tuple[Float64s, Float64s]:
+        """Return the samples and directions of an iteration, counted from 1.
+
+        Returns
+        -------
+        samples : ndarray, shape (n, s)
+            One sample per node (line 9).
+        directions : ndarray, shape (n, d)
+            u_i, by default uniform on the unit sphere (Algorithm 3, line 9). They do
+            not affect the samples.
+        """
+        block, row = divmod(iteration - 1, _BLOCK)
+        if self._drawn is None or self._drawn[0] != block:
+            self._drawn = (block, *self._draw(block))
+        _, samples, directions = self._drawn
+        return samples[:, row], directions[:, row]
+
+    def _draw(self, block: int) -> tuple[Float64s, Float64s]:
+        samples, directions = [], []
+        for row, node in enumerate(self.problem.nodes):
+            stream = np.random.default_rng([_NOISE, self.seed, node, block])
+            samples.append(self.problem.draw(row, stream, _BLOCK))
+            normal = stream.standard_normal((_BLOCK, self.problem.dimension))
+            directions.append(self._scaled(normal))
+        return np.array(samples), np.array(directions)
+
+    def _scaled(self, normal: Float64s) -> Float64s:
+        """Return directions from standard normal entries, one in each row."""
+        if self.direction == "sphere":
+            sphere: Float64s = normal / np.linalg.norm(normal, axis=1, keepdims=True)
+            return sphere
+        entries = np.sign(normal) if self.direction == "bernoulli" else normal
+        return entries / np.sqrt(self.problem.dimension)

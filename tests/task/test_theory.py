@@ -1,0 +1,129 @@
+"""The theorems' quantities against numbers worked by hand and a few lines of NumPy."""
+
+import math
+
+import numpy as np
+import pytest
+
+from flwr_frl.task.theory import (
+    FedRepTheory,
+    FLUTETheory,
+    srpfl_target_error,
+    subset_singular_values,
+)
+
+# Rows of norm √2. Each pair of rows of W_I / √2 is orthogonal or parallel.
+HEADS = math.sqrt(2) * np.array([[1.0, 0.0], [0.0, 1.0], [1.0, 0.0]])
+
+
+def test_extreme_singular_values_over_all_pairs():
+    # Two parallel rows: σ are √2 and 0; two orthogonal rows: both are 1.
+    smallest, largest = subset_singular_values(HEADS, 2)
+    assert (smallest, largest) == pytest.approx((0.0, math.sqrt(2)), abs=1e-7)
+    # All three: W ᵀW / 3 is diag(4, 2) / 3.
+    smallest, largest = subset_singular_values(HEADS, 3)
+    assert (smallest**2, largest**2) == pytest.approx((2 / 3, 4 / 3))
+    # One row has rank 1 and cannot span two dimensions.
+    assert subset_singular_values(HEADS, 1)[0] == 0
+
+
+def test_extreme_singular_values_equal_the_svd_of_each_subset():
+    heads = np.random.default_rng(3).standard_normal((6, 2))
+    found = []
+    for mask in range(2**6):
+        rows = heads[[i for i in range(6) if mask >> i & 1]]
+        if len(rows) == 4:
+            found.append(np.linalg.svd(rows / 2, compute_uv=False))
+    expected = min(s[-1] for s in found), max(s[0] for s in found)
+    assert subset_singular_values(heads, 4) == pytest.approx(expected)
+
+
+def test_many_subsets_are_sampled():
+    heads = np.random.default_rng(4).standard_normal((40, 2))
+    smallest, largest = subset_singular_values(heads, 20)
+    whole = np.linalg.svd(heads / math.sqrt(40), compute_uv=False)
+    assert smallest < whole[-1] < whole[0] < largest
+
+
+def test_fedrep_theorem_1_by_hand():
+    # σ̄² are 2/3 and 4/3, E_0 = 1 - 0.36.
+    theory = FedRepTheory(HEADS, 3, 0.6)
+    assert theory.e0 == pytest.approx(0.64)
+    assert theory.step_size == pytest.approx(3 / 16)
+    assert theory.srpfl_step_size == pytest.approx(3 / 32)
+    # κ⁴ = 4, k = 2, d = 30: 2 · 4 · (8 log 3 + 4 · 30 / 3) / 0.64².
+    expected = 2 * 4 * (8 * math.log(3) + 40) / 0.64**2
+    assert theory.samples(30, constant=2.0) == pytest.approx(expected)
+    # 1 - 3/16 · 0.64 · (2/3) / 2 = 0.96; four rounds are its square.
+    assert theory.distance(4) == pytest.approx(0.96**2 * 0.6)
+    assert theory.distance(2, step_size=0.0) == pytest.approx(0.6)
+    # η = 3/32 gives a = η E_0 · (2/3) / 2.
+    assert theory.contraction() == pytest.approx(0.02)
+    # 3 · 1.5 · 8 · 4 / 0.64² · max(log 3, 30 / 3).
+    expected = 3 * 1.5 * 8 * 4 / 0.64**2 * 10
+    assert theory.srpfl_samples(30, 0.5, 3.0) == pytest.approx(expected)
+
+
+def test_heads_that_do_not_span_need_infinitely_many_samples():
+    theory = FedRepTheory(HEADS, 1, 0.6)
+    assert theory.samples(30) == theory.srpfl_samples(30) == math.inf
+
+
+def test_the_target_error_is_a_multiple_of_the_limit_of_the_last_stage():
+    # Iterate contraction (11) of the last stage, with N / n0 = 16, until it stands.
+    a, distance = 0.19, 1.0
+    for _ in range(500):
+        distance = distance * math.sqrt(1 - a) + a / math.sqrt(16 * (1 - a))
+    assert srpfl_target_error(64, 4, a, 1.5) == pytest.approx(1.5 * distance)
+
+
+MODELS = np.array([[4.0, 0.0, 0.0], [0.0, 2.0, 0.0], [0.0, 0.0, 1.0]])
+
+
+def test_flute_theorems_by_hand():
+    theory = FLUTETheory(MODELS, 2)
+    # Δ = 2 (2 - 1); η = 4 / (228 · 64); α = 1 / 30.
+    assert theory.gap == pytest.approx(2.0)
+    assert theory.step_size == pytest.approx(4 / (228 * 64))
+    assert theory.initial_scale == pytest.approx(1 / 30)
+    # 16 √2 / (√3 · 0.1 · 4) · (1 - 0.2 / 16)^10.
+    expected = 16 * math.sqrt(2) / (math.sqrt(3) * 0.4) * 0.9875**10
+    assert theory.error(10, 0.1) == pytest.approx(expected)
+    assert theory.error(10, 0.1, constant=3.0) == pytest.approx(3 * expected)
+    # The first number of rounds with an error of at most ε.
+    rounds = theory.rounds(0.01, 0.1)
+    assert theory.error(rounds, 0.1) <= 0.01 < theory.error(rounds - 1, 0.1)
+    assert theory.rounds(1e9) == 0
+    # The rank of Φ as k: λ_4 counts as 0.
+    assert FLUTETheory(MODELS, 3).gap == pytest.approx(2.0)
+
+
+def test_flute_first_rounds_by_hand():
+    # U and V are identities up to signs, so Θ_k is the upper block of (B + Wᵀ) / √2:
+    # 0.02 / √2 times the identity, σ² = 2e-4.
+    b = np.array([[0.01, 0.0], [0.0, 0.01], [5.0, 5.0]])
+    theory = FLUTETheory(MODELS, 2)
+    # log(2 / 8e-4) / (2 log(1 + 0.05 (4 - 1))) = 27.99.
+    expected = math.ceil(math.log(2 / 8e-4) / (2 * math.log(1.15)))
+    assert expected == 28
+    assert theory.first_rounds(b, b.T, 0.1) == expected
+
+
+def test_the_first_rounds_are_those_of_gradient_descent_on_exact_models():
+    # With infinitely many samples: B' = B - η (BW - Φ) Wᵀ - η/2 B (BᵀB - WWᵀ) and its
+    # counterpart (appendix A.1). After T_R rounds, σ_k²(Θ_k) is at least Δ / 4.
+    rng = np.random.default_rng(7)
+    u, v = (np.linalg.qr(rng.standard_normal((5, 5))).Q for _ in range(2))
+    models = u @ np.diag([3.0, 2.0, 1.0, 0.5, 0.2]) @ v.T
+    theory = FLUTETheory(models, 2)
+    b, w = rng.standard_normal((5, 2)) / 50, rng.standard_normal((2, 5)) / 50
+    eta, sizes = 0.02, []
+    last = theory.first_rounds(b, w, eta)
+    for _ in range(last + 1):
+        theta = (u[:, :2].T @ b + (w @ v[:, :2]).T) / math.sqrt(2)
+        sizes.append(np.linalg.svd(theta, compute_uv=False)[-1] ** 2)
+        difference = b.T @ b - w @ w.T
+        step_b = (b @ w - models) @ w.T + b @ difference / 2
+        step_w = b.T @ (b @ w - models) - difference @ w / 2
+        b, w = b - eta * step_b, w - eta * step_w
+    assert sizes[0] < theory.gap / 4 <= sizes[last]
