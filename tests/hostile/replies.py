@@ -25,7 +25,7 @@ CLIENTS = 5
 LIAR = 2
 MODEL = "mlp"
 OWN: dict[str, dict[str, Any]] = {
-    **dict.fromkeys(("fedsa-lora", "ffa-lora", "feddpa"), {"adapters": "lora"}),
+    **{name: {"adapters": "lora"} for name in ("fedsa-lora", "ffa-lora", "feddpa")},
     "fedbn": {"model": "resnet20"},
     "multi-task": {"task": "qcqp", "model": ""},
     "representation-transfer": {"num-sources": 3, "source-epochs": 1},
