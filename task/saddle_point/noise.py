@@ -67,7 +67,9 @@ class Noise:
     def _scaled(self, normal: Float64s) -> Float64s:
         """Return directions from standard normal entries, one in each row."""
         if self.direction == "sphere":
-            sphere: Float64s = normal / np.linalg.norm(normal, axis=1, keepdims=True)
-            return sphere
+            lengths = np.linalg.norm(normal, axis=1, keepdims=True)
+        else:
+            lengths = np.sqrt(self.problem.dimension)
         entries = np.sign(normal) if self.direction == "bernoulli" else normal
-        return entries / np.sqrt(self.problem.dimension)
+        directions: Float64s = entries / lengths
+        return directions

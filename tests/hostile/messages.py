@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from flwr.app import ConfigRecord, Context, Message, RecordDict
 from mutations import Rng, content_of
-from replies import CLIENTS, Outcome, settings_of
+from replies import CLIENTS, Outcome, adapted, settings_of
 from safetensors.numpy import load_file
 
 from flwr_frl.clients.client_app import make_app
@@ -42,19 +42,20 @@ class Target:
         inner = getattr(strategy, "strategy", strategy)
         inner.ledger.run_token, inner.checkpoint_every = "abc", 1
         arrays = strategy.initialize(grid)
+        rounds = adapted(inner, grid)
         for server_round in (1, 2):
             inner.ledger.checkpointed = server_round - 1
             messages = list(
-                strategy.configure_train(server_round, arrays, ConfigRecord(), grid)
+                strategy.configure_train(server_round, arrays, ConfigRecord(), rounds)
             )
-            replies = grid.send_and_receive(messages)
+            replies = rounds.send_and_receive(messages)
             found, _ = strategy.aggregate_train(server_round, replies)
             arrays = arrays if found is None else found
         self.contents = {
             kind: [
                 message.content
                 for message in getattr(strategy, f"configure_{kind}")(
-                    3, arrays, ConfigRecord(), grid
+                    3, arrays, ConfigRecord(), rounds
                 )
                 if message.metadata.dst_node_id == NODE
             ]

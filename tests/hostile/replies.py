@@ -8,11 +8,13 @@ from typing import Any
 
 import numpy as np
 from flwr.app import ConfigRecord, Error, Message, RecordDict
+from flwr.serverapp import Grid
 from mutations import WORDS, Rng, content_of, pick, scalar
 
 from flwr_frl.clients.client_app import make_app
 from flwr_frl.strategies import ALGORITHMS, build_strategy
 from flwr_frl.strategies.asynchronous import Asynchronous
+from flwr_frl.strategies.base import BaseStrategy
 from flwr_frl.strategies.grids.simulated_arrivals import SimulatedArrivals
 from flwr_frl.strategies.grids.simulation import InlineGrid
 from flwr_frl.strategies.grids.speeds import SpeedModel
@@ -50,6 +52,15 @@ def settings_of(algorithm: str, **more: Any) -> Settings:
     return resolve(given)
 
 
+def adapted(strategy: BaseStrategy, grid: Grid) -> Grid:
+    """Return the grid of a run; asynchronous rounds need one of their own."""
+    if not isinstance(strategy.participation, Asynchronous):
+        return grid
+    speeds = SpeedModel("fixed", CLIENTS, seed=0)
+    clock = SimulatedArrivals(grid, speeds, 0.0, lambda node: node % CLIENTS)
+    return strategy.participation.adapt_grid(clock, strategy.name_of)
+
+
 @dataclass
 class Outcome:
     """What came of hostile replies.
@@ -67,17 +78,12 @@ class Target:
 
     def __init__(self, algorithm: str, kind: str) -> None:
         settings = settings_of(algorithm)
-        self.grid = InlineGrid(make_app(settings), CLIENTS)
+        self.grid: Grid = InlineGrid(make_app(settings), CLIENTS)
         self.strategy = build_strategy(settings)
         self.inner = getattr(self.strategy, "strategy", self.strategy)
         self.kind = kind
         arrays = self.strategy.initialize(self.grid)
-        if isinstance(self.inner.participation, Asynchronous):
-            speeds = SpeedModel("fixed", CLIENTS, seed=0)
-            clock = SimulatedArrivals(
-                self.grid, speeds, 0.0, lambda node: node % CLIENTS
-            )
-            self.grid = self.inner.participation.adapt_grid(clock, self.inner.name_of)
+        self.grid = adapted(self.inner, self.grid)
         configure = getattr(self.strategy, f"configure_{kind}")
         if kind == "evaluate":
             # Some have nothing to evaluate before a round.
