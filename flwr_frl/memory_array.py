@@ -31,6 +31,8 @@ class MemoryArray(Array):
         are in C order.
     """
 
+    values: NDArray
+
     def __init__(self, values: NDArray) -> None:
         shape = values.shape
         values = np.asarray(values, order="C").view()
@@ -44,7 +46,7 @@ class MemoryArray(Array):
 
     # Flower declares a field of this name.
     @property
-    def data(self) -> bytes:  # type: ignore[override]
+    def data(self) -> bytes:
         """The bytes of an .npy file, written when they are first read.
 
         From then on the values are a view of the bytes.

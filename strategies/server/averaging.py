@@ -185,7 +185,7 @@ class Averaging(
         """Add a valid reply to the running mean, and free its arrays."""
         if self._running is not None:
             with np.errstate(over="ignore", invalid="ignore"):
-                self._running.add(*self.weights([reply]), self.arrays(reply))
+                self._running.add(self.weights([reply])[0], self.arrays(reply))
         self.pending.forget_arrays(reply, self.arrayrecord_key)
 
     def train_metrics(self, replies: list[Message]) -> dict[str, float]:

@@ -221,7 +221,7 @@ class RunningMean:
                 scaled = np.asarray(np.multiply(value, weight, dtype=np.float64))
                 self._sums[name], self._dtypes[name] = scaled, value.dtype
             elif weight == 1:
-                self._sums[name] += value
+                self._sums[name] += value  # type: ignore[arg-type]
             else:
                 add_scaled(self._sums[name], value, weight)
 

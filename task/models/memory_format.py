@@ -2,7 +2,7 @@
 
 import torch
 from torch import Tensor, nn
-from torch.nn.parameter import UninitializedTensorMixin
+from torch.nn.parameter import is_lazy
 
 from flwr_frl.task.models.split_model import SplitModel, on_trial
 
@@ -18,7 +18,7 @@ def has_dense_convolutions(model: SplitModel) -> bool:
     """
     layers = [m for m in model.modules() if isinstance(m, nn.Conv2d)]
     # A forward pass would give lazy parameters their shapes.
-    lazy = any(isinstance(p, UninitializedTensorMixin) for p in model.parameters())
+    lazy = any(map(is_lazy, model.parameters()))
     return bool(layers) and not lazy and all(layer.groups == 1 for layer in layers)
 
 
