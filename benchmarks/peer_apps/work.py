@@ -38,7 +38,8 @@ class CNN(nn.Module):
         """Return the outputs of a batch of shape (n, 3, 32, 32)."""
         for convolution in (self.conv1, self.conv2):
             x = nn.functional.max_pool2d(nn.functional.relu(convolution(x)), 2)
-        return self.fc(nn.functional.relu(self.fc1(x.flatten(1))))
+        outputs: Tensor = self.fc(nn.functional.relu(self.fc1(x.flatten(1))))
+        return outputs
 
 
 class Softmax(nn.Module):
@@ -54,7 +55,7 @@ class Softmax(nn.Module):
         return outputs
 
 
-MODELS = {"cnn": CNN, "softmax": Softmax}
+MODELS: dict[str, type[CNN | Softmax]] = {"cnn": CNN, "softmax": Softmax}
 
 
 def initial_model(name: str) -> CNN | Softmax:
