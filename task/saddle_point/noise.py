@@ -70,4 +70,5 @@ class Noise:
             sphere: Float64s = normal / np.linalg.norm(normal, axis=1, keepdims=True)
             return sphere
         entries = np.sign(normal) if self.direction == "bernoulli" else normal
-        return entries / np.sqrt(self.problem.dimension)
+        scaled: Float64s = entries / np.sqrt(self.problem.dimension)
+        return scaled
