@@ -24,6 +24,7 @@ TASKS = (
 MODELS = {
     "cifar10-cnn": "FedRep's and FLUTE's CNN for CIFAR-10",
     "cifar100-cnn": "FedRep's and FLUTE's CNN for CIFAR-100",
+    "cifar100-cnn-srpfl": "SRPFL's CNN for CIFAR-100, with dropout after dense layers",
     "digits-cnn": "a small CNN for 8 x 8 to 28 x 28 images",
     "mlp": "SRPFL's MLP for EMNIST and FEMNIST",
     "mlp-2": "FedRep's two-layer MLP for FEMNIST (width 256)",

@@ -100,7 +100,8 @@ class FedRepTheory:
         smallest, largest = self.sigmas
         if smallest == 0:
             return math.inf
-        kappa4, k, n = (largest / smallest) ** 4, self.heads.shape[1], self.size
+        kappa4: float = (largest / smallest) ** 4
+        k, n = int(self.heads.shape[1]), self.size
         terms = k**3 * math.log(n) + k**2 * dimension / n
         return float(constant * kappa4 * terms / self.e0**2)
 
@@ -114,9 +115,10 @@ class FedRepTheory:
         smallest, largest = self.sigmas
         if smallest == 0:
             return math.inf
-        clients, k = self.heads.shape
-        factor = (1 + noise_variance) * k**3 * (largest / smallest) ** 4 / self.e0**2
-        return float(constant * factor * max(math.log(clients), dimension / self.size))
+        clients, k = map(int, self.heads.shape)
+        kappa4: float = (largest / smallest) ** 4
+        factor = (1 + noise_variance) * k**3 * kappa4 / self.e0**2
+        return float(constant * factor) * max(math.log(clients), dimension / self.size)
 
     def distance(self, rounds: int, step_size: float | None = None) -> float:
         """Return the bound (10) on dist(B^T, B*) after T rounds.

@@ -63,6 +63,18 @@ def _cifar100_cnn(shape: tuple[int, ...], num_classes: int) -> Blocks:
     ]
 
 
+def _cifar100_cnn_srpfl(shape: tuple[int, ...], num_classes: int) -> Blocks:
+    side = ((shape[1] - 4) // 2 - 4) // 2
+    first, second, last = _dense([128 * side * side, 256, 128, num_classes])
+    return [
+        _convolution(1, shape[0], 64, 5),
+        [*_convolution(2, 64, 128, 5), ("flatten", nn.Flatten())],
+        [*first, ("dropout1", nn.Dropout(0.6))],
+        [*second, ("dropout2", nn.Dropout(0.6))],
+        last,
+    ]
+
+
 def _digits_cnn(shape: tuple[int, ...], num_classes: int) -> Blocks:
     side = shape[1] // 2 // 2
     return [
@@ -129,6 +141,7 @@ def _logistic(shape: tuple[int, ...], num_classes: int) -> Blocks:
 _BLOCKS: dict[str, Callable[[tuple[int, ...], int], Blocks]] = {
     "cifar10-cnn": _cifar10_cnn,
     "cifar100-cnn": _cifar100_cnn,
+    "cifar100-cnn-srpfl": _cifar100_cnn_srpfl,
     "digits-cnn": _digits_cnn,
     "mlp": _mlp(512, 256, 64),
     "mlp-2": _mlp(256),

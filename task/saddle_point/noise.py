@@ -67,9 +67,8 @@ class Noise:
     def _scaled(self, normal: Float64s) -> Float64s:
         """Return directions from standard normal entries, one in each row."""
         if self.direction == "sphere":
-            lengths = np.linalg.norm(normal, axis=1, keepdims=True)
-        else:
-            lengths = np.sqrt(self.problem.dimension)
+            sphere: Float64s = normal / np.linalg.norm(normal, axis=1, keepdims=True)
+            return sphere
         entries = np.sign(normal) if self.direction == "bernoulli" else normal
-        directions: Float64s = entries / lengths
-        return directions
+        scaled: Float64s = entries / np.sqrt(self.problem.dimension)
+        return scaled

@@ -26,6 +26,11 @@ LAYERS = {
         100,
         [(64, 3, 5, 5), (128, 64, 5, 5), (256, 3200), (128, 256), (100, 128)],
     ),
+    "cifar100-cnn-srpfl": (
+        (3, 32, 32),
+        100,
+        [(64, 3, 5, 5), (128, 64, 5, 5), (256, 3200), (128, 256), (100, 128)],
+    ),
     "digits-cnn": ((1, 8, 8), 10, [(16, 1, 3, 3), (32, 16, 3, 3), (32, 128), (10, 32)]),
     "mlp": ((1, 28, 28), 26, [(512, 784), (256, 512), (64, 256), (26, 64)]),
     "mlp-2": ((1, 28, 28), 62, [(256, 784), (62, 256)]),
@@ -120,6 +125,13 @@ def test_dropout_of_the_cifar100_model():
     dropouts = [m for m in model.modules() if isinstance(m, nn.Dropout)]
     assert [m.p for m in dropouts] == [0.6]
     assert not any(isinstance(m, nn.Dropout) for m in model.head.modules())
+    # SRPFL, appendix C: after the first two fully connected layers.
+    model = build_model("cifar100-cnn-srpfl", (3, 32, 32), 100)
+    kept = (nn.Linear, nn.ReLU, nn.Dropout)
+    order = [type(m).__name__ for m in model.modules() if isinstance(m, kept)]
+    assert order[2:] == ["Linear", "ReLU", "Dropout"] * 2 + ["Linear"]
+    dropouts = [m.p for m in model.modules() if isinstance(m, nn.Dropout)]
+    assert dropouts == [0.6, 0.6]
 
 
 # ResNet-20 and logistic regression
