@@ -293,7 +293,7 @@ def pack_metrics(
 
     ``properties`` explains why a saved state was not used.
     """
-    numbers = {name: float(cast(float, value)) for name, value in metrics.items()}
+    numbers: dict[str, Any] = {n: float(cast(float, v)) for n, v in metrics.items()}
     records = RecordDict() if records is None else records
     numbers = {NUM_EXAMPLES: num_examples, **numbers}
     # Those of third-party code may be of other types, which Flower refuses.
