@@ -98,7 +98,7 @@ def ranks(data: Data) -> list[float]:
         if all("accuracy" in run for runs in cells.values() for run in runs)
     }
     order = sorted(means, key=lambda name: -means[name])
-    places = [order.index(name) + 1 for name in ("flute-star", "fedavg-ft")]
+    places = [order.index(name) + 1 for name in ("pfedfda", "flute-star")]
     return [len(data["results"]), *places]
 
 
@@ -334,7 +334,7 @@ FIGURES = [
     ),
     Figure(
         RESULTS_PAGE,
-        r"of (\d+) algorithms on four\n(?:.*\n)*?.*`flute-star` (\d+)st, `fedavg-ft` "
+        r"of (\d+) algorithms on four\n(?:.*\n)*?.*`pfedfda` (\d+)st, `flute-star` "
         r"(\d+)nd",
         "leaderboard-20x40",
         ranks,

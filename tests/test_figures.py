@@ -82,7 +82,7 @@ def test_the_pages_of_results_are_of_clean_commits():
         (RESULTS_PAGE, "1 head epoch (3 s", "1 head epoch (9 s", "papers_tables has 3"),
         (RESULTS_PAGE, "bits to 12.6 %", "bits to 9.9 %", "gossip_convex has 12.6"),
         (RESULTS_PAGE, "[5 of these 6", "[1 of these 6", "gossip_convex has 5, 6"),
-        (RESULTS_PAGE, "`fedavg-ft` 2nd", "`fedavg-ft` 1nd", "20x40 has 26, 1, 2"),
+        (RESULTS_PAGE, "`flute-star` 2nd", "`flute-star` 1nd", "20x40 has 37, 1, 2"),
         ("docs/choose.md", "| 72.8 |", "| 78.2 |", "leaderboard-20x40 has 72"),
         ("README.md", "reaches 45 %", "reaches 54 %", "first_result has 45"),
         ("README.md", "takes 0.23 of", "takes 0.32 of", "peers has 0.2"),
