@@ -51,7 +51,6 @@ from flwr_frl.task.training.stacked_batches import stacked_batches
 
 # Settings of simulated nodes; with any other a node may have another task.
 SIMULATED = {"partition-id", "num-partitions"}
-NO_ARRAYS = ArrayRecord()
 
 
 def fit_nodes(
@@ -206,7 +205,7 @@ class Nodes:
             SERVER_ROUND: float(self.round),
         }
         records = {
-            ARRAYS: NO_ARRAYS,
+            ARRAYS: ArrayRecord(),
             METRICS: fill(MetricRecord(), metrics),
             BYTES: fill(ConfigRecord(), {"message": message}),
         }
