@@ -211,7 +211,7 @@ def make_app(
         if keeps_optimizers(client.settings):
             client._optimizers = OptimizerStates(client.settings.optimizer_)
         result = client.fit(unpack(message, client), config)
-        client.save_optimizers(config)
+        client._save_optimizers(config)
         arrays, n, metrics = checked(client, result)
         reply = arrays, setup.device.rounded(n), metrics
         return Message(pack(message, client, reply, config), reply_to=message)

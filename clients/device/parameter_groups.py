@@ -47,14 +47,14 @@ class ParameterGroups:
         Groups received from the server.
     personal : tuple of str
         Groups that never leave the client.
-    copied : tuple of ndarray
+    _copied : tuple of ndarray
         Arrays that `send` has returned, which nothing else refers to.
     """
 
     traits: ClassVar[Traits] = Traits()
     shared: Groups = WHOLE
     personal: Groups = ()
-    copied: tuple[npt.NDArray[Any], ...] = ()
+    _copied: tuple[npt.NDArray[Any], ...] = ()
 
     task: Task
     index: int
@@ -148,7 +148,7 @@ class ParameterGroups:
         if arrays:
             self._save(arrays, config)
 
-    def save_optimizers(self, config: Mapping[str, Scalar]) -> None:
+    def _save_optimizers(self, config: Mapping[str, Scalar]) -> None:
         """Save the states of optimisers that `fit` has not saved with its version."""
         kept = self._optimizers
         if kept and (arrays := kept.unsaved()):
@@ -192,7 +192,7 @@ class ParameterGroups:
                 "the model or be passed to self.send(loss, arrays)"
             )
         copies = [to_numpy(arrays[name]).copy(order="C") for name in names]
-        self.copied = tuple(copies)
+        self._copied = tuple(copies)
         n = len(self.task.train_examples(self.index))
         return copies, n, {"train-loss": loss}
 

@@ -220,7 +220,7 @@ def pack(message: Message, client: Client, reply: Reply, config: Config) -> Reco
     round.
     """
     values, num_examples, metrics = reply
-    copied = {id(value) for value in client.copied}
+    copied = {id(value) for value in client._copied}
     # Other arrays of third-party code may be parts of the model, which changes.
     owned = [v if id(v) in copied else np.array(v, order="C") for v in values]
     arrays = dict(zip(array_names(client, client.sent), owned, strict=True))

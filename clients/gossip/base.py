@@ -262,7 +262,8 @@ class GossipClient(Client):
                     decoded[i] = sent
         if decoded:
             q = torch.zeros_like(rows)
-            q[list(decoded)] = torch.stack(list(decoded.values())).to(q.device)
+            for i, sent in decoded.items():
+                q[i].copy_(sent)
             self.apply_sent(q.view(vectors.shape))
         return messages, decoded
 

@@ -283,8 +283,9 @@ def test_sent_tensors_are_copies_in_c_order():
 @pytest.mark.parametrize("algorithm", [n for n in ALGORITHMS if n != "multi-task"])
 def test_no_personal_array_is_sent_by_any_algorithm(algorithm):
     model = "resnet20" if algorithm == "fedbn" else "digits-cnn"
+    adapters = "lora" if algorithm in ("fedsa-lora", "ffa-lora", "feddpa") else "none"
     own = {"algorithm": algorithm, "model": model, "head-layers": 1}
-    settings = resolve({"num-clients": 10, **own})
+    settings = resolve({"num-clients": 10, "adapters": adapters, **own})
     kind = client_class(settings)
     state = PersonalState(new_context())
     own = build(kind.settings_type, settings)

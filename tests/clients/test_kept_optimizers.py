@@ -141,7 +141,7 @@ def test_states_of_calls_after_the_last_save_are_saved():
     parameters = client.get_parameters({})
     client.fit(parameters, {"server-round": 1})
     assert not any(name.startswith("optimizer.") for name in saved(context))
-    client.save_optimizers({"server-round": 1})
+    client._save_optimizers({"server-round": 1})
     names = saved(context).keys()
     assert any(name.startswith("optimizer.0.sgd.momentum_buffer.") for name in names)
     assert any(name.startswith("head.") for name in names)

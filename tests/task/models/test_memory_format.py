@@ -35,7 +35,7 @@ def is_channels_last(model: SplitModel) -> bool:
 def test_dense_convolutions_become_channels_last_with_the_same_values():
     model = task_of(lambda: convolutional(nn.Flatten()), 2, 8, 8).initial_model()
     assert is_channels_last(model)
-    with torch.random.fork_rng():
+    with torch.random.fork_rng(devices=[]):
         torch.manual_seed(1)
         expected = convolutional(nn.Flatten()).state_dict()
     for name, value in model.state_dict().items():
