@@ -124,8 +124,8 @@ DATA = {
         rounds=60,
         every=3,
         seeds=1,
-        speeds=tuple(SPEEDS),
-        communicating=("groups-10",),
+        speeds=("groups-10",),
+        communicating=(),
         images=50,
     ),
     "people": Data(
