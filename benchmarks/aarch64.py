@@ -15,11 +15,12 @@ running anything in it::
         --platform manylinux2014_aarch64 --platform manylinux_2_28_aarch64
         --platform manylinux_2_27_aarch64 --platform manylinux_2_26_aarch64
         --platform manylinux_2_24_aarch64"
-    pip install $arm flwr greenlet networkx numpy pillow rich safetensors \
+    pip install $arm "flwr<1.44" greenlet networkx numpy pillow rich safetensors \
         scikit-learn filelock fsspec jinja2 setuptools sympy
-    pip install $arm --no-deps --upgrade torch==2.7.1 torchvision==0.22.1
+    pip install $arm --no-deps torch==2.7.1 torchvision==0.22.1
 
-torch 2.7.1 is the version that was tried; its ARM wheel needs no CUDA libraries.
+The last command warns that ``bin`` exists, and leaves it as it is. torch 2.7.1 is the
+version that was tried; its ARM wheel needs no CUDA libraries.
 """
 
 import argparse
