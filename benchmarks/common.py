@@ -60,6 +60,8 @@ def provenance() -> dict[str, Any]:
             "--before",
             "--torch-index",
             "--model",
+            "--qemu",
+            "--root",
         ):
             arguments[i + 1] = argument.removeprefix("--").partition("-")[0].upper()
     return {

@@ -143,6 +143,8 @@ FOLDERS = {
     "OUTPUT": "output",
     "BEFORE": "before",
     "MODEL": "model",
+    "QEMU": "qemu",
+    "ROOT": "root",
 }
 
 
@@ -156,6 +158,8 @@ def main() -> int:
     parser.add_argument("--output", type=Path, help="OUTPUT; results/NAME by default")
     parser.add_argument("--before", type=Path, help="what BEFORE stands for")
     parser.add_argument("--model", type=Path, help="what MODEL stands for")
+    parser.add_argument("--qemu", type=Path, help="what QEMU stands for")
+    parser.add_argument("--root", type=Path, help="what ROOT stands for")
     arguments = parser.parse_args()
     known = entries()
     name = arguments.name
@@ -183,6 +187,8 @@ def main() -> int:
         "OUTPUT": output,
         "BEFORE": arguments.before,
         "MODEL": arguments.model,
+        "QEMU": arguments.qemu,
+        "ROOT": arguments.root,
     }
     # The command runs in the repository's root.
     given = {k: str(v.resolve()) if v else None for k, v in folders.items()}
