@@ -273,11 +273,19 @@ def _read_state(
     Unlike `PersonalState`, it changes no file.
     """
     acknowledged = run.acknowledged.get(client, 0)
-    version = next(usable(versions_in(directory), run.token, acknowledged), None)
+    versions = versions_in(directory)
+    version = next(usable(versions, run.token, acknowledged), None)
     if version is None and client not in run.acknowledged:
         labels = [run.labels.get(name, name) for name in run.acknowledged]
         error = unknown("client", client, labels)
         raise SettingsError(f"{error}; {str(directory)!r} has no state of it")
+    later = [v.round for v in versions if v.run == run.token]
+    if version is None and later:
+        raise SettingsError(
+            f"client {run.labels.get(client, client)!r} has only states of round "
+            f"{min(later)} and later; copy the server's newest checkpoint, as this one "
+            f"acknowledges round {acknowledged}"
+        )
     if version is None:
         raise SettingsError(
             f"client {run.labels.get(client, client)!r} has nothing of this run in "

@@ -72,6 +72,10 @@ def test_errors_name_clients_by_their_folders(folders, tmp_path):
     output = tmp_path / "results" / "fedper"
     with pytest.raises(SettingsError, match="unknown client 'zoe'; known: anna, bob"):
         load_run(output, "zoe")
+    for path in (output / "clients").rglob("*-*.safetensors"):
+        path.rename(path.with_stem(path.stem.rpartition("-")[0] + "-00000099"))
+    with pytest.raises(SettingsError, match="'anna' has only states of round 99 and"):
+        load_run(output, "anna")
     shutil.rmtree(output / "clients")
     with pytest.raises(SettingsError, match="client 'anna' has nothing of this run"):
         load_run(output, "anna")
