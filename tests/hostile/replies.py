@@ -2,6 +2,7 @@
 
 import copy
 import json
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -161,7 +162,7 @@ class Target:
         if not is_finite(arrays):
             outcome.fell.append(f"{what} made a state that is not finite")
         rows = dict(metrics or {})
-        if len(rows) > 60 or not all(np.isfinite(v).all() for v in rows.values()):
+        if len(rows) > 60 or not all(map(is_finite_metric, rows.values())):
             outcome.fell.append(f"{what} put nonsense into the metrics")
         json.loads(strict_json(rows), parse_constant=refuse)
         exchange = self.inner.pending
@@ -177,6 +178,11 @@ class Target:
                 )
                 if not same:
                     outcome.fell.append(f"{what} changed an honest aggregate")
+
+
+def is_finite_metric(value: float | list[float]) -> bool:
+    """Return whether a metric, a number or several, is finite."""
+    return all(map(math.isfinite, value if isinstance(value, list) else [value]))
 
 
 def to(reply: Message) -> Message:
