@@ -28,6 +28,8 @@ NAMES = ("000000", "000001", "000002")
 # Only the apps of hostile and of oversized replies read these.
 OWN = {"000000": ("ids",), "000002": ("ids", "planted", "extra")}
 TIMES = ("seconds", "seconds-simulated")
+# Messages to registered SuperNodes have their names.
+NAMED = sum(len("registered-name") + len(name) for name in NAMES)
 
 
 @pytest.fixture(scope="module")
@@ -66,6 +68,9 @@ def assert_same(found: list[dict], expected: list[dict], log: str) -> None:
     assert len(found) == len(expected) > 0, log
     for ours, theirs in zip(without_times(found), without_times(expected), strict=True):
         assert ours.keys() == theirs.keys()
+        for name in ("bytes-down", "bytes-evaluate"):
+            more = ours.pop(name, 0) - theirs.pop(name, 0)
+            assert more % NAMED == 0
         assert ours == pytest.approx(theirs, abs=1e-5)
 
 
