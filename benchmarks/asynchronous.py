@@ -74,7 +74,7 @@ class Data(NamedTuple):
     speeds : tuple of str
         The speed models.
     communicating : tuple of str
-        Those with all communication times; the others have 0 only.
+        Speed models that are run with every communication time; others with 0.
     images : int, default 0
         Training images of each client, which has half as many for tests; 0 takes all.
     """

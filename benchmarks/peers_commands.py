@@ -26,7 +26,7 @@ DRIVERS = "benchmarks.peer_apps"
 
 @dataclass(frozen=True, kw_only=True)
 class Work:
-    """What all libraries do.
+    """The training that every library carries out.
 
     Parameters
     ----------

@@ -112,7 +112,7 @@ class Asynchronous(Participation):
         self._state: dict[str, Any] = strategy.state.setdefault(ASYNCHRONOUS, empty)
         # Connected nodes, by the names of their clients.
         self._nodes: dict[str, int] = {}
-        # Of the current version: idle nodes, shared arrays, nodes whose replies have
+        # About the current version: idle nodes, shared arrays, nodes whose replies have
         # arrived, staleness of the changes that count, dropped changes.
         self._idle = IdleNodes([], self.seed, 0)
         self._current: Arrays = {}

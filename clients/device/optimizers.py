@@ -31,7 +31,7 @@ class OptimizerStates:
         self.optimizer = optimizer
         self._loaded: State = {}
         self._states: list[State] = []
-        # What `fit` has saved last besides states, and the number of states then.
+        # Arrays that `fit` last saved beside the states, and the number of states.
         self._saved: Arrays = {}
         self._saved_states = 0
 

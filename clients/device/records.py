@@ -170,7 +170,7 @@ def read_array(
             f"array {name!r} of the message is of shape {values.shape}; this client's "
             f"model has {tuple(like.shape)}"
         )
-    # Of one process, all clients receive the same object, which is checked once.
+    # All clients of one process receive the same object, which is checked once.
     finite = isinstance(array, MemoryArray) and array.all_finite
     if not finite and not is_finite(values):
         raise SettingsError(f"array {name!r} of the message is not finite")
@@ -296,7 +296,7 @@ def pack_metrics(
     numbers: dict[str, Any] = {n: float(cast(float, v)) for n, v in metrics.items()}
     records = RecordDict() if records is None else records
     numbers = {NUM_EXAMPLES: num_examples, **numbers}
-    # Those of third-party code may be of other types, which Flower refuses.
+    # Third-party code may return other types, which Flower refuses.
     usual = type(num_examples) is int and all(type(name) is str for name in numbers)
     records[METRICS] = fill(MetricRecord(), numbers) if usual else MetricRecord(numbers)
     if client.attachments:

@@ -163,7 +163,7 @@ class Averaging(
         """
         pending = self.training = self.pending
         use = None
-        # Of a list, all replies are in memory anyway.
+        # A list already holds all replies in memory.
         if not isinstance(replies, Sequence) and averages_on_arrival(self):
             self._running, use = RunningMean(), self._average
         valid = pending.close(replies, self.check_train_reply, use)

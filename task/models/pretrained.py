@@ -1,4 +1,4 @@
-"""What differs for modules of ``transformers`` and ``peft`` when they are split.
+"""Rules for splitting modules of ``transformers`` and ``peft`` into parts.
 
 Neither package is imported here: a task that uses them has done so.
 """

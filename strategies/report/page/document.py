@@ -36,7 +36,7 @@ SHOWN_ELSEWHERE = (
     *("round", "seconds", "train-loss", "bytes-down", "bytes-up"),
     *(TRAFFIC, UPDATES),
 )
-# What accuracy has cost, with the label of an axis.
+# Columns that accuracy is drawn against, with the label of the axis.
 COSTS = {
     "seconds-simulated": "simulated time",
     UPDATES: "client updates",
