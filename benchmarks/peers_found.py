@@ -22,10 +22,10 @@ class Found:
     work : str
         A key of ``WORKS``.
     seconds, cpu : list of list of float
-        Of each round behind the first, by pass; or the mean of a few rounds, where so
-        many are timed together.
+        Time of each round after the first, by pass; the mean of a few rounds where
+        they are timed together.
     steps : list of float
-        A round.
+        Number of steps in each round.
     moved : list of float
         Distance from the initial shared model to the final one.
     agrees : list of float

@@ -87,7 +87,7 @@ def exact_stages(
     Parameters
     ----------
     initial_nodes, expected_arrivals, contraction
-        As for `theory_stages`.
+        See `theory_stages`.
     communication_time : float, default 0
         C, in the unit of the arrivals.
     """
