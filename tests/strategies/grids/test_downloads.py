@@ -1,6 +1,7 @@
 """A reply that is too large is refused by its size, before it is downloaded."""
 
 import math
+import socket
 import threading
 from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -44,6 +45,12 @@ class SuperLink(BaseHTTPRequestHandler):
     objects: ClassVar[dict[str, bytes]] = {}
     sent: ClassVar[list[int]] = []
     confirmed: ClassVar[list[str]] = []
+
+    def setup(self) -> None:
+        # Without a limit the kernel takes all of a large answer before the client
+        # can refuse it, and the answer would count as sent.
+        self.request.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 2**16)
+        super().setup()
 
     def log_message(self, *arguments: object) -> None:
         pass
